@@ -28,7 +28,7 @@ class MalformedAnswer(ValueError):
 
 @dataclass(frozen=True)
 class Served:
-    """One hit of an answer."""
+    """A hit of an answer."""
 
     id: str
     contents: str
@@ -63,7 +63,7 @@ def parse_served(body: object, k: int, rows: int) -> list[Served]:
 
 
 def exact_answers(index, vectors_N_D: np.ndarray, k: int) -> list[dict[str, Served]]:
-    """Per query the k best documents by id, plus every document that ties with the k-th.
+    """Returns per query the k best documents by id, plus every document that ties with the k-th.
 
     `index` is a SearchIndex with the exact backend. The depth doubles until the last score no longer ties with the
     k-th.
@@ -122,8 +122,8 @@ def _just_below(score: float) -> float:
 
 
 def has_exact_scores(manifest: dict) -> bool:
-    """Whether every score is the inner product with the stored vector: not for sq8, nor for ivf in float16, which
-    rounds a vector's residual to its list."""
+    """Returns whether every score is the inner product with the stored vector. It is not for sq8, nor for ivf in float16,
+    which rounds a vector's residual to its list."""
     kind = manifest["kind"]
     return kind != "sq8" and (kind != "ivf" or manifest["dtype"] == "float32")
 

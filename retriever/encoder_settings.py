@@ -53,23 +53,23 @@ def read_settings(path: Path) -> EncoderSettings:
 
 def _modules(file: Path) -> dict[str, str]:
     """Folder by kind of module."""
-    found = {}
+    modules = {}
     for entry in _read(file, list):
         kind = str(entry.get("type")).rsplit(".", 1)[-1] if isinstance(entry, dict) else repr(entry)
-        if kind not in ("Transformer", "Pooling", "Normalize") or kind in found:
+        if kind not in ("Transformer", "Pooling", "Normalize") or kind in modules:
             raise ValueError(
                 f"{file}: module {kind!r}; only Transformer, Pooling and Normalize, once each, are understood"
             )
-        found[kind] = str(entry.get("path") or "")
-    if list(found)[:2] != ["Transformer", "Pooling"]:
+        modules[kind] = str(entry.get("path") or "")
+    if list(modules)[:2] != ["Transformer", "Pooling"]:
         raise ValueError(
-            f"{file}: modules {', '.join(found)}; expected Transformer, Pooling and maybe Normalize"
+            f"{file}: modules {', '.join(modules)}; expected Transformer, Pooling and maybe Normalize"
         )
-    if found["Transformer"]:
+    if modules["Transformer"]:
         raise ValueError(
-            f"{file}: Transformer is in {found['Transformer']!r}; expected it beside {file.name}"
+            f"{file}: Transformer is in {modules['Transformer']!r}; expected it beside {file.name}"
         )
-    return found
+    return modules
 
 
 def _pooling(file: Path) -> str:
@@ -102,9 +102,9 @@ def _notes(path: Path, listed: dict):
 
 def _read(file: Path, kind: type):
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        parsed = json.loads(file.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{file} is not JSON ({error})") from None
-    if not isinstance(found, kind):
-        raise ValueError(f"{file}: {str(found)[:80]!r}; expected a JSON {kind.__name__}")
-    return found
+    if not isinstance(parsed, kind):
+        raise ValueError(f"{file}: {str(parsed)[:80]!r}; expected a JSON {kind.__name__}")
+    return parsed

@@ -18,7 +18,7 @@ class ServerHandle:
         self._process, self.url, self.pid, self.log_path = process, url, process.pid, log_path
 
     def alive(self) -> bool:
-        """Whether the process still runs."""
+        """Returns whether the process still runs."""
         return self._process.poll() is None
 
     def stop(self, timeout: float = 35.0) -> int:

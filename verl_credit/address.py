@@ -35,7 +35,7 @@ def without_password(url: str) -> tuple[httpx.URL, httpx.BasicAuth | None]:
 
 
 def loopback(url: str) -> bool:
-    """Whether every machine resolves the address to itself: localhost, 127.0.0.0/8, ::1 and the "any" addresses."""
+    """Returns whether every machine resolves the address to itself: localhost, 127.0.0.0/8, ::1, the "any" addresses."""
     host = httpx.URL(url).host.rstrip(".").lower()
     if host == "localhost" or host.endswith(".localhost"):
         return True

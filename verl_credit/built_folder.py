@@ -92,13 +92,13 @@ def why_invalid(folder: Path, settings: Mapping[str, object], name: str) -> str 
     for key, value in settings.items():
         if manifest.get(key) != value:
             return f"{key} is {manifest.get(key)!r}, wanted {value!r}"
-    found = hashes(folder)
-    for file in sorted(manifest["files"].keys() | found.keys()):
-        if file not in found:
+    digests = hashes(folder)
+    for file in sorted(manifest["files"].keys() | digests.keys()):
+        if file not in digests:
             return f"{file} is missing"
         if file not in manifest["files"]:
             return f"{file} does not belong there"
-        if found[file] != manifest["files"][file]:
+        if digests[file] != manifest["files"][file]:
             return f"{file} has changed since it was built"
     return None
 

@@ -3,19 +3,19 @@
 import re
 
 TURN_IDS = "turn_ids"
-"""Per response token: the index of its turn, -1 for a token that the policy did not write."""
+"""The index of each response token's turn, -1 for a token that the policy did not write."""
 
 TURN_REWARDS = "turn_rewards"
 """Key in verl's per-row ``extra_fields``: what the calls of each turn earned; None: no reward is known."""
 
 CLIP_SCALE = "clip_scale"
-"""Per response token: factor on the clip range of the token's turn."""
+"""The factor on the clip range of each response token's turn."""
 
 BRANCHES = "credit_branches"
-"""Per row: the answers that are appended to it in the old_log_probs forward (`turns/branches.py`)."""
+"""The answers that are appended to each row in the old_log_probs forward (`turns/branches.py`)."""
 
 BRANCH_LOG_PROBS = "credit_branch_log_probs"
-"""Per row: the log-probs of those answers' tokens in that forward."""
+"""The log-probs of these answers' tokens in that forward."""
 
 SCORE_BRANCHES = "credit_score_branches"
 """Flag on a batch: use its branches."""
@@ -41,10 +41,10 @@ TRAINER_MODES = (*TRAINING_MODES, MEASURE_MODE)
 ROLLOUT_NAME = "hf"
 
 PROBE_SCORE, PROBE_PATH = "entropy_probe_score", "entropy_probe_path"
-"""Per response token: weights of the entropy probe on its log-prob and on its entropy."""
+"""The weights of the entropy probe on each response token's log-prob and entropy."""
 
 PROBE_GROUP = "entropy_probe_group"
-"""Per row: its group of prompts in the entropy probe's standard error."""
+"""The group of prompts of each row in the entropy probe's standard error."""
 
 MOVED = {
     "verl_credit.attention": "verl_credit.policy.attention",

@@ -236,7 +236,7 @@ class Batcher:
         self._pace.answered(len(batch), began=began, now=time.perf_counter())
 
     async def _try(self, items: list[Item], call: Coroutine):
-        """What `call` returns, or None when it raised: then a single request fails, and several run again one by one."""
+        """Returns the result of `call`, or None when it raised: a single request fails then, several run again singly."""
         try:
             return await call
         except Exception as error:

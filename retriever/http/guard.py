@@ -16,7 +16,7 @@ ROUTES = ("/retrieve", "/v1/search", "/livez", "/readyz", "/metrics", "/info", "
 BODY_SECONDS = 30.0
 """A body that has not arrived by then is given up."""
 BODIES_AT_A_TIME = 8
-"""Bodies of the largest size that may be arriving at the same time, as bytes in all."""
+"""The number of bodies of the largest size that may be arriving at the same time; the limit is their bytes in all."""
 
 
 class Guard:

@@ -47,7 +47,7 @@ class Limits:
             )
 
     def refusal(self, queries: list[str], k: int | None, k_name: str) -> str | None:
-        """Which limit a request exceeds, as "field: value; what is accepted"; None when it exceeds none."""
+        """Returns the limit that a request exceeds, as "field: value; what is accepted", or None."""
         if k is not None and k > self.max_topk:
             return f"{k_name}: {k}; at most {self.max_topk}"
         if len(queries) > self.max_request_queries:

@@ -40,7 +40,7 @@ class ScoredDocument(BaseModel):
 
 
 class RetrieveAnswer(BaseModel):
-    """One list per query, best first."""
+    """The hits of each query, best first."""
 
     result: list[list[ScoredDocument]] | list[list[Document]]
 
@@ -66,7 +66,7 @@ class SearchAnswer(BaseModel):
     fingerprint: str
     """The index that answered. The same text, k and fingerprint give the same answer."""
     results: list[list[Hit]]
-    """One list per query, best first."""
+    """The hits of each query, best first."""
 
 
 class Problem(BaseModel):

@@ -49,7 +49,7 @@ SEARCH_ANSWERS = {
 
 
 def _digits(text: str) -> str:
-    """Python's int() would also read 1_000, +5000 and blanks."""
+    """Accepts digits only: Python's int() would also read 1_000, +5000 and blanks."""
     if not (text.isascii() and text.isdigit()):
         raise ValueError(f"{text[:40]!r}; expected digits alone")
     return text
@@ -82,8 +82,8 @@ def create_app(
     the index in X-Index-Fingerprint.
 
     422: malformed body, or one over `limits`; 413: too many bytes; 429: too many queries wait; 504: X-Deadline-Ms
-    passed; 500: encoding or searching failed; 503: `app.state.draining` is set. 429 and 503 carry Retry-After; all
-    carry {"error"}. GET /livez, /readyz (runs a real query, else 503), /metrics, /info. With `token` every route
+    passed; 500: encoding or searching failed; 503: `app.state.draining` is set. 429 and 503 have Retry-After; all
+    have {"error"}. GET /livez, /readyz (runs a real query, else 503), /metrics, /info. With `token` every route
     except /livez requires it (401). `hosts` are the names that a Host header may have (421); None: any.
     Errors: IndexMismatch when `encoder` did not build `index`.
     """
@@ -237,7 +237,7 @@ def _add_error_answers(app: FastAPI) -> None:
 
 
 async def _while_connected(request: Request, work: Coroutine):
-    """What `work` returns; it is cancelled when the client disconnects. Errors: HTTPException 499 then."""
+    """Returns the result of `work` and cancels it when the client disconnects. Errors: HTTPException 499 then."""
 
     async def wait_for_disconnect() -> None:
         while (await request.receive())["type"] != "http.disconnect":
@@ -255,5 +255,5 @@ async def _while_connected(request: Request, work: Coroutine):
 
 
 def probe(index, encoder) -> None:
-    """One query, encoded and searched in the calling thread. Errors: what encoder and index raise."""
+    """Encodes and searches one query in the calling thread. Errors: what encoder and index raise."""
     index.search(encoder.encode_queries([CANARY]), 1)

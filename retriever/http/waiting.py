@@ -41,7 +41,7 @@ class Request:
 
 @dataclass(eq=False)
 class Item:
-    """One query of a request."""
+    """A query of a request."""
 
     request: Request
     row: int

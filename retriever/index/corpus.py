@@ -21,7 +21,7 @@ class CorpusError(ValueError):
 
 
 def parse_line(line: bytes, where: str) -> dict:
-    """One corpus line as {"id", "contents"}; other fields are dropped. Errors: CorpusError with `where`."""
+    """Returns a corpus line as {"id", "contents"} without its other fields. Errors: CorpusError with `where`."""
     try:
         row = json.loads(line.decode("utf-8"))
     except UnicodeDecodeError as error:

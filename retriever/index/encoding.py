@@ -36,7 +36,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class Job:
-    """What a process needs to encode shards; `encoder` holds the arguments of `SentenceEncoder.for_index`."""
+    """A process encodes shards with these settings; `encoder` holds the arguments of `SentenceEncoder.for_index`."""
 
     shards: Shards
     chunk_rows: int

@@ -112,9 +112,9 @@ def _end_of_faiss_file(path: Path, manifest: dict) -> np.ndarray:
             (elements,) = struct.unpack("<Q", file.read(8))
     except (OSError, struct.error) as error:
         raise IndexMismatch(f"{path}: {error}; rebuild the index") from None
-    found = {"dim": (found_dim, dim), "rows": (found_rows, rows), "code": (found_code, code)}
-    found["elements"] = (elements * unit, size)
-    for what, (value, right) in found.items():
+    compared = {"dim": (found_dim, dim), "rows": (found_rows, rows), "code": (found_code, code)}
+    compared["elements"] = (elements * unit, size)
+    for what, (value, right) in compared.items():
         if value != right:
             raise IndexMismatch(f"{path}: {what}={value!r}; expected {right!r}; rebuild the index")
     return np.memmap(path, dtype=dtype, mode="r", offset=start, shape=(rows, dim))

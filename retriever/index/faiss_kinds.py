@@ -85,7 +85,7 @@ def read(path: Path, manifest: dict, *, mmap: bool = False):
     except (RuntimeError, MemoryError) as error:
         first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise IndexMismatch(f"{path}: FAISS cannot read it ({first_line}); rebuild the index") from None
-    found = _describe(index)
+    properties = _describe(index)
     right = {
         "rows": manifest["rows"],
         "dim": manifest["dim"],
@@ -97,7 +97,7 @@ def read(path: Path, manifest: dict, *, mmap: bool = False):
     }
     # These keep bytes, whatever the dtype of vectors.npy.
     right["dtype"] = None if manifest["kind"] in ("sq8", "ivfpq") else manifest["dtype"]
-    for what, value in found.items():
+    for what, value in properties.items():
         if value != right[what]:
             raise IndexMismatch(f"{path}: {what}={value!r}; expected {right[what]!r}; rebuild the index")
     return index
@@ -220,24 +220,29 @@ def _extremes(blocks: Iterable[np.ndarray], dim: int) -> np.ndarray:
 
 def _describe(index) -> dict:
     """An index's own properties under the manifest's names."""
-    found = {"rows": index.ntotal, "dim": index.d, "metric": index.metric_type, "dtype": "float32"}
+    properties = {"rows": index.ntotal, "dim": index.d, "metric": index.metric_type, "dtype": "float32"}
     name = type(index).__name__
     if isinstance(index, faiss.IndexIVFPQ):
-        found |= {"kind": "ivfpq", "nlist": index.nlist, "pq_bytes": index.pq.M, "dtype": None}
+        properties |= {"kind": "ivfpq", "nlist": index.nlist, "pq_bytes": index.pq.M, "dtype": None}
     elif isinstance(index, faiss.IndexIVF):
-        found |= {"kind": "ivf", "nlist": index.nlist}
+        properties |= {"kind": "ivf", "nlist": index.nlist}
     elif isinstance(index, faiss.IndexHNSW):
-        found |= {"kind": "hnsw", "m": index.hnsw.nb_neighbors(1)}
+        properties |= {"kind": "hnsw", "m": index.hnsw.nb_neighbors(1)}
     else:
-        found |= {"kind": "flat" if isinstance(index, faiss.IndexFlat | faiss.IndexScalarQuantizer) else name}
-    storage = faiss.downcast_index(index.storage) if found["kind"] == "hnsw" else index
+        properties |= {
+            "kind": "flat" if isinstance(index, faiss.IndexFlat | faiss.IndexScalarQuantizer) else name
+        }
+    storage = faiss.downcast_index(index.storage) if properties["kind"] == "hnsw" else index
     quantizer = getattr(storage, "sq", None)
     if quantizer is not None:
         if quantizer.qtype == faiss.ScalarQuantizer.QT_8bit:
-            found |= {"kind": "sq8" if found["kind"] == "flat" else found["kind"], "dtype": None}
+            properties |= {
+                "kind": "sq8" if properties["kind"] == "flat" else properties["kind"],
+                "dtype": None,
+            }
         else:
-            found["dtype"] = "float16" if quantizer.qtype == faiss.ScalarQuantizer.QT_fp16 else "unknown"
-    return found
+            properties["dtype"] = "float16" if quantizer.qtype == faiss.ScalarQuantizer.QT_fp16 else "unknown"
+    return properties
 
 
 def fill(index, blocks: Callable[[], Iterable[np.ndarray]], rows: int) -> None:

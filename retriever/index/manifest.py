@@ -102,9 +102,9 @@ def read_manifest(folder: Path) -> dict:
             "%s (format %s) has no %s: a changed prefix, pooling or length would go unnoticed; rebuild to get one",
             *(path, manifest["format"], OWN_HASH),
         )
-    elif manifest.get(OWN_HASH) != (found := own_hash(manifest)):
+    elif manifest.get(OWN_HASH) != (digest := own_hash(manifest)):
         raise IndexMismatch(
-            f"{path}: {OWN_HASH}={manifest.get(OWN_HASH)!r}, but its values have {found!r}: one was changed; "
+            f"{path}: {OWN_HASH}={manifest.get(OWN_HASH)!r}, but its values have {digest!r}: one was changed; "
             "restore the file or rebuild the index"
         )
     if manifest["format"] == 1:
@@ -130,7 +130,7 @@ def _require_one_of(path: Path, manifest: dict, key: str, accepted: Iterable) ->
 
 
 def backup_of(folder: Path) -> Path:
-    """Where `index --overwrite` keeps the old index while it moves the new one into place."""
+    """`index --overwrite` keeps the old index here while it moves the new one into place."""
     return folder.with_name(f".{folder.name}.old")
 
 
@@ -159,9 +159,9 @@ def check_files(folder: Path, manifest: dict, hash_of: Callable[[Path], str] | N
             raise IndexMismatch(
                 f"{path}: {size} bytes; the manifest says {expected['bytes']}; rebuild the index"
             )
-        if (found := (hash_of or sha256)(path)) != expected["sha256"]:
+        if (digest := (hash_of or sha256)(path)) != expected["sha256"]:
             raise IndexMismatch(
-                f"{path}: sha256={found}; the manifest says {expected['sha256']}; rebuild the index"
+                f"{path}: sha256={digest}; the manifest says {expected['sha256']}; rebuild the index"
             )
     if manifest["corpus_sha256"] != manifest["files"]["corpus.jsonl"]["sha256"]:
         raise IndexMismatch(
@@ -178,9 +178,9 @@ def check_encoder(manifest: dict, encoder: dict) -> None:
     unknown = {"normalize": True, "config_sha256": encoder.get("config_sha256")}
     built_with = (unknown if manifest["format"] == 1 else {}) | manifest["encoder"]
     for key in [*built_with, *sorted(encoder.keys() - built_with.keys())]:
-        found, expected = encoder.get(key), built_with.get(key)
-        if key != "name" and (found != expected or key not in built_with):
-            raise IndexMismatch(f"encoder {key}={found!r}; the index was built with {expected!r}")
+        own, expected = encoder.get(key), built_with.get(key)
+        if key != "name" and (own != expected or key not in built_with):
+            raise IndexMismatch(f"encoder {key}={own!r}; the index was built with {expected!r}")
 
 
 def fingerprint(manifest: dict, **more) -> str:
@@ -200,18 +200,18 @@ def _json_sha256(value: dict) -> str:
 
 
 def _versions() -> dict:
-    found = {"python": platform.python_version()}
+    versions = {"python": platform.python_version()}
     for name in ("faiss-cpu", "faiss-gpu-cu12", "torch", "transformers", "numpy"):
         try:
-            found[name] = version(name)
+            versions[name] = version(name)
         except PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """The block writes `path`. Errors: an OSError of a full disk names `path` as well."""
+    """Adds `path` to the OSError of a full disk that the block raises."""
     try:
         yield
     except OSError as error:
@@ -251,10 +251,12 @@ def known_sha256(path: Path) -> str:
     known, key = _read_hashes(store), _key(path)
     if key in known:
         return known[key]
-    found = sha256(path)
+    digest = sha256(path)
     if _key(path) == key:  # it did not change meanwhile
-        _write_hashes(store, {name: value for name, value in known.items() if _is_there(name)} | {key: found})
-    return found
+        _write_hashes(
+            store, {name: value for name, value in known.items() if _is_there(name)} | {key: digest}
+        )
+    return digest
 
 
 def _cache_folder() -> Path:
@@ -281,11 +283,11 @@ def _read_hashes(store: Path) -> dict[str, str]:
         status = store.stat()
         if status.st_uid != os.getuid() or status.st_mode & 0o022:
             return {}
-        found = json.loads(store.read_text(encoding="utf-8"))
+        hashes = json.loads(store.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return {}
-    good = isinstance(found, dict) and all(isinstance(value, str) for value in found.values())
-    return found if good else {}
+    good = isinstance(hashes, dict) and all(isinstance(value, str) for value in hashes.values())
+    return hashes if good else {}
 
 
 def _write_hashes(store: Path, known: dict[str, str]) -> None:

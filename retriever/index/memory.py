@@ -41,7 +41,7 @@ class MemoryPlan:
         return sum(self.resident.values())
 
     def text(self) -> str:
-        """One line for people: the parts in GB (10⁹ bytes)."""
+        """Returns one line for people, with the parts in GB (10⁹ bytes)."""
         parts = ", ".join(f"{name} {gigabytes(size)}" for name, size in self.resident.items())
         mapped = ", ".join(f"{name} {gigabytes(size)}" for name, size in self.mapped.items())
         return f"{self.what}: {gigabytes(self.total)} of memory ({parts}); mapped from disk: {mapped or 'nothing'}"
@@ -130,7 +130,7 @@ def require_recorded(folder: Path, manifest: dict, **how) -> tuple[dict, MemoryP
 
 
 def plan_gpus(spec: dict, free: Sequence[int] | None, gpus: int) -> MemoryPlan:
-    """What each of the `gpus` takes, over which FAISS divides the rows; `free` is what each has, None: not known.
+    """Plans the memory of each of the `gpus`, over which FAISS divides the rows; `free` is what each has, None: not known.
 
     flat and ivf as in `plan_memory`, b·D rounded up to whole rows per GPU; every GPU has all centres of ivf's lists.
     Errors: MemoryRefused when one has too little, with the plan and what would fit.

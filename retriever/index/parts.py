@@ -100,7 +100,7 @@ def _check_answer(part: Part, answer: Found, queries: int, k: int) -> None:
 
 
 class Shard:
-    """One replica of one shard: holds `part` of the index in `folder`. Several threads may search at once.
+    """A replica of a shard holds `part` of the index in `folder`. Several threads may search at once.
 
     Errors: IndexMismatch when the folder is damaged or has another fingerprint; MemoryRefused.
     """

@@ -24,13 +24,13 @@ def check_out(out: Path, overwrite: bool) -> None:
 
 
 def import_stage(out: Path) -> Path:
-    """Where `import_index` puts the index together."""
+    """`import_index` puts the index together here."""
     return out.with_name(f".{out.name}.importing")
 
 
 @contextmanager
 def lock(out: Path, share: tuple[int, int] | None = None) -> Iterator[None]:
-    """One build of `out` at a time, or all shares (i, n) of one n. The lock ends with the process, whatever ends it."""
+    """Allows one build of `out` at a time, or all shares (i, n) of one n. The lock ends with the process in any case."""
     whole = out.with_name(f".{out.name}.lock")
     own = whole if share is None else out.with_name(f".{out.name}.share-{share[0]}-of-{share[1]}.lock")
     with _held(own, out):

@@ -19,7 +19,7 @@ class BuildRefused(ValueError):
 
 
 def can_resume(work: Path, settings: dict, *, overwrite: bool | None) -> bool:
-    """Whether `work` holds an interrupted build with these settings. Changes nothing.
+    """Returns whether `work` holds an interrupted build with these settings. Changes nothing.
 
     The bits of the vectors depend on `settings`. Shards without the folder's settings were copied from other machines:
     they have their own, which `find_done` compares. Errors: BuildRefused names the settings that differ, unless

@@ -1,4 +1,4 @@
-"""One server: bind, load, announce the port, serve until a signal or the parent's end."""
+"""A server binds, loads, announces its port, and serves until a signal or the parent's end."""
 
 from __future__ import annotations
 
@@ -242,7 +242,7 @@ def bind(host: str, port: int, *, shared: bool = False) -> socket.socket:
 
 
 def own_shared(port: int) -> socket.socket:
-    """While it is open, no other server of several workers may have `port`. Errors: OSError when one has.
+    """Returns a socket: while it is open, no other server of several workers may have `port`. Errors: OSError when one has.
 
     Shared sockets do not listen until a worker is ready, so until then `bind` refuses no other server. The lock is a name
     that ends with its process and belongs to the network namespace, as the port does.

@@ -25,7 +25,7 @@ class ServeSettings:
     backend: Annotated[Literal["faiss", "exact"], Option()] = "faiss"
     mmap: Annotated[bool, Option("--mmap", help="leave vectors in the file; implied by --workers")] = False
     verify: str = "known"
-    """Which files are hashed: all, known (the files that changed since this user last hashed them), none."""
+    """The files that are hashed: all, known (the files that changed since this user last hashed them), none."""
     gpu: Annotated[bool, Option("--gpu", help="search with faiss-gpu-cu12 on all visible GPUs")] = False
     nprobe: Annotated[int | None, number("lists that are searched (ivf, ivfpq); default: the index's")] = None
     refine: Annotated[int | None, number("candidates per document (ivfpq); default: the index's")] = None

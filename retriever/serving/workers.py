@@ -36,7 +36,7 @@ COMMAND = (sys.executable, "-m", f"{__package__}.workers")
 
 
 class _Worker:
-    """One worker process and its replacements."""
+    """A worker process and its replacements."""
 
     def __init__(self, command: list[str], settings: ServeSettings, listener: socket.socket, metrics: str):
         self._command, self._settings = command, settings
@@ -69,7 +69,7 @@ class _Worker:
             os.close(writer)
         os.set_blocking(reader, False)
         self._reader, self.ready = reader, False
-        with suppress(BrokenPipeError):  # it has ended already, which the next poll notices
+        with suppress(BrokenPipeError):  # a worker that has ended breaks the pipe; `poll` replaces it
             self.process.stdin.write(self._settings.to_json().encode())
             self.process.stdin.close()
 
@@ -87,7 +87,7 @@ class _Worker:
         elif time.monotonic() >= self._start_at:
             try:
                 self.start()
-            except OSError as error:  # such as no memory for a process; the other workers go on
+            except OSError as error:  # without memory for a process, for example, the other workers go on
                 self._start_later(f"no worker can be started ({error})")
 
     def _retire(self) -> None:
@@ -178,11 +178,11 @@ def run_workers(
 
 
 def _metrics_folder() -> str:
-    """A new folder of this process. Those that killed processes have left are removed."""
+    """Creates a folder for this process and removes the folders of processes that were killed."""
     for path in Path(tempfile.gettempdir()).glob(f"{METRICS}-*-*"):
         pid = path.name.split("-")[2]
         if pid.isdigit() and not alive(int(pid)):
-            shutil.rmtree(path, ignore_errors=True)  # not another user's
+            shutil.rmtree(path, ignore_errors=True)  # another user's folder cannot be removed
     return tempfile.mkdtemp(prefix=f"{METRICS}-{os.getpid()}-")
 
 
@@ -205,7 +205,7 @@ def _drain(workers: list[_Worker], listener: socket.socket, seconds: float) -> i
 
 
 def main() -> int:
-    """One worker: serve on an inherited socket. The exit codes are the server's."""
+    """Serves as one worker on an inherited socket. The exit codes are the server's."""
     listener_fd, ready_fd = map(int, sys.argv[1:])
     settings = ServeSettings.from_json(sys.stdin.read())
     try:

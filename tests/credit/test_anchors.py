@@ -76,11 +76,11 @@ def test_what_both_refuse(build, arguments, message):
 
 
 def test_a_state_that_cannot_be_hashed_is_refused_by_row_and_turn():
-    with pytest.raises(TypeError, match="states row 1, turn 2 holds a set, which cannot be hashed"):
+    with pytest.raises(TypeError, match="states row 1, turn 2 holds a set, .*hashed"):
         exact_anchors([["a"], ["a", "b", [{1, 2}]]], [0, 0])
-    with pytest.raises(ValueError, match="states row 0, turn 1 holds NaN, which equals nothing"):
+    with pytest.raises(ValueError, match="states row 0, turn 1 holds NaN"):
         exact_anchors([["a", numpy.array([1.0, float("nan")])]], [0])
-    with pytest.raises(TypeError, match="states row 1, turn 0 holds a int; similarity needs texts"):
+    with pytest.raises(TypeError, match="states row 1, turn 0 holds a int; .*texts"):
         similar_anchors([["a"], [3]], [0, 0])
 
 

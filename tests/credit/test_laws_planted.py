@@ -342,7 +342,7 @@ def test_an_operator_that_does_not_pickle_cannot_travel():
     def mine(rewards):
         return centred(rewards)
 
-    with pytest.raises(Broken, match="does not pickle, so cannot travel to a worker"):
+    with pytest.raises(Broken, match="does not pickle"):
         travels(own_subject(mine, "mine"), make_world(0))
     travels(own_subject(centred, "centred"), make_world(0))
 

@@ -74,7 +74,7 @@ WORKED = [  # rewards, centred, MaxRL
 def test_worked_rewards(rewards, centred, by_mean):
     assert of_one_prompt(grpo, rewards, norm_by_std=False) == pytest.approx(centred, abs=1e-6)
     if isinstance(by_mean, str):
-        with pytest.raises(ValueError, match=f"outcome_B {by_mean}; maxrl divides by the mean outcome"):
+        with pytest.raises(ValueError, match=f"outcome_B {by_mean}; .*mean outcome"):
             of_one_prompt(maxrl, rewards)
         return
     assert of_one_prompt(maxrl, rewards) == pytest.approx(by_mean, abs=1e-6)
@@ -265,7 +265,7 @@ def test_what_turn_credit_refuses():
     for mode in ("joint", "turn-group"):
         with pytest.raises(
             ValueError,
-            match=f"outcome_operator='maxrl' with info_gain_norm_mode={mode!r}: that mode does not",
+            match=f"outcome_operator='maxrl' with info_gain_norm_mode={mode!r}",
         ):
             credit(mode, outcome_operator="maxrl")
     with pytest.raises(ValueError, match="outcome_operator='maxlr' is not known .did you mean 'maxrl'"):

@@ -289,9 +289,7 @@ def test_curriculum_weights_act_after_normalisation(mode):
 
 
 def test_turn_group_has_no_curriculum():
-    with pytest.raises(
-        ValueError, match="gain_scale=0.5 with info_gain_norm_mode='turn-group': that mode does not read it"
-    ):
+    with pytest.raises(ValueError, match="gain_scale=0.5 with info_gain_norm_mode='turn-group'"):
         turn_credit(*batch(3), info_gain_norm_mode="turn-group", gain_scale=0.5)
 
 
@@ -331,10 +329,10 @@ def test_what_a_mode_of_ones_own_reads_is_0_in_rows_that_do_not_count():
 
 def test_the_old_name_of_turn_rewards_is_understood_and_told():
     outcome, gain, mask, group = batch()
-    with pytest.warns(DeprecationWarning, match="info_gain_B_K is the old name of turn_reward_B_K"):
+    with pytest.warns(DeprecationWarning, match="info_gain_B_K .*turn_reward_B_K"):
         credit = turn_credit(outcome, turn_mask_B_K=mask, group_B=group, info_gain_B_K=gain)
     assert_same(credit, turn_credit(outcome, gain, mask, group))
-    with pytest.raises(TypeError, match="turn_reward_B_K and its old name info_gain_B_K are both given"):
+    with pytest.raises(TypeError, match="turn_reward_B_K .*info_gain_B_K are both given"):
         turn_credit(outcome, gain, mask, group, info_gain_B_K=gain)
     with pytest.raises(TypeError, match="turn_credit needs outcome_B"):
         turn_credit(outcome, turn_mask_B_K=mask, group_B=group)

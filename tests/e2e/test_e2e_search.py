@@ -108,7 +108,7 @@ def test_report_and_banner(straight):
 def test_a_lost_retriever_stops_the_run(straight):
     run, _ = straight
     assert run.wait() == 5, run.output
-    assert f"lost to faults of the search server at {run.url}" in run.output
+    assert f"masked out after faults of the search server at {run.url}" in run.output
 
 
 FAILING = 3

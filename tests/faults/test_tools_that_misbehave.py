@@ -132,7 +132,7 @@ def test_a_server_with_every_fault_loses_those_rows_and_no_other(server):
     assert metrics["credit/tool/retries"] == sum(name in BUSY for name in drawn)
     check_tool_faults(lost, 40, 0.25, server.url)
     with pytest.raises(
-        IntegrityError, match=f"{lost.total()} of 40 rows were lost to faults of the search server"
+        IntegrityError, match=f"{lost.total()} of 40 rows were masked out after faults of the search server"
     ):
         check_tool_faults(lost, 40, 0.1, server.url)
 

@@ -10,7 +10,7 @@ import torch
 from kit.tiny_engine import build_engine, single_rank
 from kit.tiny_models import VOCABULARY, tiny_config, tiny_model
 from verl_credit.host.engine.attention_proof import BRANCH_SHAPES, PACK_TOKENS, ROWS, prove
-from verl_credit.policy.attention import kernels, pack_rows
+from verl_credit.policy.attention import chosen, kernels, pack_rows
 from verl_credit.policy.attention.implementation import sliding_layers
 
 RIGHT = kernels.KERNELS["sdpa"]
@@ -93,22 +93,36 @@ WINDOWS = {
 
 
 @pytest.fixture(scope="module")
-def said(tmp_path_factory):
-    """Of a case and a kernel: what the proof says."""
+def proved(tmp_path_factory):
+    """Returns the message of the proof of a case with a kernel."""
     folder = tmp_path_factory.mktemp("models")
 
+    def proof_of(engine) -> str:
+        try:
+            return prove(engine, VOCABULARY)
+        except (RuntimeError, NotImplementedError) as error:
+            return f"{type(error).__name__}: {error}"
+
     @cache
-    def engine_of(case):
+    def right(case):
+        """Returns the engine, and its proof with the right kernel.
+
+        A process tries a kernel once per kind of tensors and remembers the result. All trials have to be of the right
+        kernel: a trial refuses a wrong one, and then the proof would never run with it.
+        """
         precision, family, changes = CASES[case] if case in CASES else ("fp32", *WINDOWS[case])
         tiny_model(family, attention="sdpa", **changes).save_pretrained(folder / case)
-        return build_engine(f"{folder}/{case}", precision=precision)
+        engine = build_engine(f"{folder}/{case}", precision=precision)
+        message = proof_of(engine)
+        chosen(engine.module_attention)  # a refused window ends the proof before the trial with gradients
+        return engine, message
 
     def of(case, kernel=RIGHT) -> str:
+        engine, message = right(case)
+        if kernel is RIGHT:
+            return message
         with mock.patch.dict(kernels.KERNELS, sdpa=kernel):
-            try:
-                return prove(engine_of(case), VOCABULARY)
-            except (RuntimeError, NotImplementedError) as error:
-                return f"{type(error).__name__}: {error}"
+            return proof_of(engine)
 
     with single_rank():
         yield of
@@ -124,8 +138,8 @@ def each(pairs):
 
 
 @pytest.mark.parametrize("case", each((case,) for case in CASES))
-def test_a_right_model_passes(case, said):
-    line = said(case)
+def test_a_right_model_passes(case, proved):
+    line = proved(case)
     assert line.startswith("attention: sdpa (within")
     assert "alone as with eager attention within" in line
 
@@ -133,9 +147,9 @@ def test_a_right_model_passes(case, said):
 @pytest.mark.parametrize(
     ("case", "wrong"), each((case, wrong) for case in CASES for wrong in wrongs(case)), ids=name_of
 )
-def test_a_wrong_mask_does_not(case, wrong, said):
+def test_a_wrong_mask_does_not(case, wrong, proved):
     largest, row, branch, every, dtype = LIMITS[CASES[case][0]]
-    line = said(case, wrong)
+    line = proved(case, wrong)
     assert line.startswith("RuntimeError: attention: sdpa (within")
     assert line.endswith(
         f"in torch.{dtype} at most {largest} is accepted, in the mean of a row {row}, of a branch {branch}, of all "
@@ -143,8 +157,8 @@ def test_a_wrong_mask_does_not(case, wrong, said):
     )
 
 
-def test_a_base_off_by_one_at_the_border_of_a_block_does_not_in_float32(said):
-    assert said("fp32", misplaced).startswith("RuntimeError: attention: sdpa (within")
+def test_a_base_off_by_one_at_the_border_of_a_block_does_not_in_float32(proved):
+    assert proved("fp32", misplaced).startswith("RuntimeError: attention: sdpa (within")
 
 
 @pytest.mark.slow
@@ -157,8 +171,8 @@ def test_a_base_off_by_one_at_the_border_of_a_block_does_not_in_float32(said):
     ],
     ids=name_of,
 )
-def test_bases_off_by_one_do_not_in_half_precision(case, wrong, said):
-    assert said(case, wrong).startswith("RuntimeError: attention: sdpa (within")
+def test_bases_off_by_one_do_not_in_half_precision(case, wrong, proved):
+    assert proved(case, wrong).startswith("RuntimeError: attention: sdpa (within")
 
 
 def test_the_pack_has_several_blocks_and_bases_on_both_sides_of_their_borders():
@@ -198,11 +212,11 @@ def test_how_many_layers_slide(family, changes, count, key):
         ("phimoe", "sliding_window of .* gives 2 layers a sliding window of 20, but only 0 .* sliding_window=null"),
     ],
 )  # fmt: skip
-def test_a_window_that_no_layer_asks_for_is_refused(case, text, said):
+def test_a_window_that_no_layer_asks_for_is_refused(case, text, proved):
     """Rows shorter than the window, as the proof's are beside a real model's, read the same without it."""
-    line = said(case)
+    line = proved(case)
     assert line.startswith("NotImplementedError: ") and re.search(text, line)
 
 
-def test_such_a_model_passes_without_its_window(said):
-    assert said("qwen2_moe, no window").startswith("attention: sdpa (within")
+def test_such_a_model_passes_without_its_window(proved):
+    assert proved("qwen2_moe, no window").startswith("attention: sdpa (within")

@@ -270,7 +270,7 @@ def test_branches_travel_as_numbers():
 def test_missing_log_probs_are_noticed():
     turns = Trajectories([(4, 6)])
     plan = plan_branches([Request(0, 0, 0, 4, ANSWERS[0])], turns)
-    with pytest.raises(RuntimeError, match="3 log-probs came back for 4 branch tokens"):
+    with pytest.raises(RuntimeError, match="3 log-probs .* 4 branch tokens"):
         plan.scores([torch.zeros(3)])
 
 

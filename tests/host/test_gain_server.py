@@ -128,9 +128,7 @@ def test_a_server_that_is_not_believed_twice_gives_no_score(server, said):
 def test_a_request_that_the_engine_cannot_hold_is_not_sent():
     """Four tokens of context, three of answer and the drawn one."""
     server = Server()
-    with pytest.raises(
-        ValueError, match="max_model_len=7 cannot hold a context of 4 tokens, an answer of 3 .*: 8"
-    ):
+    with pytest.raises(ValueError, match="max_model_len=7 .* 4 tokens, .* 3 .*: 8"):
         score(server, 7)
     assert server.asked == []
     assert score(server, 8) == RIGHT

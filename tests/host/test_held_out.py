@@ -46,9 +46,7 @@ def trainer(tmp_path, monkeypatch):
 
 def test_a_longer_evaluation_ends_before_its_next_batch(trainer):
     trainer.config.evaluation.max_hours = 1.5
-    with pytest.raises(
-        EvaluationOverrun, match=r"evaluation.max_hours=1.5: the evaluation after step 5 takes longer"
-    ):
+    with pytest.raises(EvaluationOverrun, match=r"evaluation.max_hours=1.5: .* step 5"):
         trainer._validate()
     assert trainer.batches == {"greedy": 2, "sampled": 1} and trainer.val_dataloader is ROWS
     (note,) = read_json_lines(trainer.run_dir / EVENTS)

@@ -116,7 +116,7 @@ def test_the_sender_raises_on_a_difference():
     from verl_credit.host.hf_rollout.sync import compare
 
     compare(sent="a", loaded="a")
-    with pytest.raises(WeightError, match="sent checksum a, the rollout server holds b"):
+    with pytest.raises(WeightError, match="checksum a, .* b"):
         compare(sent="a", loaded="b")
 
 
@@ -167,7 +167,7 @@ def test_the_engine_has_all_positions_of_the_model_unless_fewer_are_asked_for():
     config = tiny_config("qwen3")
     positions = config.max_position_embeddings
     assert max_model_len(config, None) == positions and max_model_len(config, positions - 1) == positions - 1
-    with pytest.raises(ValueError, match=f"max_model_len={positions + 1}: the model has only {positions}"):
+    with pytest.raises(ValueError, match=f"max_model_len={positions + 1}: .* {positions}"):
         max_model_len(config, positions + 1)
 
 
@@ -179,9 +179,7 @@ def test_a_prompt_without_room_is_refused():
 def test_engine_options():
     assert EngineOptions.read({}) == EngineOptions()
     assert EngineOptions.read({"hf": {"num_threads": 2, "quiet_ms": None}}) == EngineOptions(num_threads=2)
-    with pytest.raises(
-        ValueError, match="engine_kwargs.hf.threads is not known: accepted are num_threads, quiet_ms"
-    ):
+    with pytest.raises(ValueError, match="engine_kwargs.hf.threads .*: accepted are num_threads, quiet_ms"):
         EngineOptions.read({"hf": {"threads": 2}})
     with pytest.raises(ValueError, match="engine_kwargs.hf.num_threads=0"):
         EngineOptions.read({"hf": {"num_threads": 0}})

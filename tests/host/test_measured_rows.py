@@ -209,7 +209,5 @@ def test_an_agent_loop_that_returns_several_rows_is_not_measured(monkeypatch):
     made = Generator(SimpleNamespace(config=SMALL), [])
     (found,) = made._rows(SimpleNamespace(keys=["uid_of_it_3_0"]))["uid_of_it"].items()
     assert found[0] == 3 and found[1]["turn_ids"] == [0] and found[1]["outcome"] == 1.0
-    with pytest.raises(
-        IntegrityError, match="rollout uid_of_it_3_1: an agent loop that returns several rows"
-    ):
+    with pytest.raises(IntegrityError, match="rollout uid_of_it_3_1: .*several rows"):
         made._rows(SimpleNamespace(keys=["uid_of_it_3_1"]))

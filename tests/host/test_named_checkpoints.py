@@ -102,19 +102,23 @@ def test_how_many_stay_when_the_number_of_steps_is_not_known():
 
 
 def test_an_engine_whose_checkpoints_cannot_be_kept_says_so():
-    with pytest.raises(RuntimeError, match="keep_checkpoints: SimpleNamespace has no checkpoint manager"):
+    with pytest.raises(RuntimeError, match="keep_checkpoints: SimpleNamespace"):
         keep_checkpoint(SimpleNamespace(), 3)
 
 
-@pytest.mark.parametrize("value", ["[0]", "[1.5]", "3", "[-1]", "all"])
+@pytest.mark.parametrize("value", [[0], [1.5], 3, [-1], "all"])
 def test_what_is_no_list_of_steps_is_refused(value):
-    with pytest.raises(ConfigError, match="keep_checkpoints.*a list of steps of at least 1"):
+    with pytest.raises(ConfigError) as error:
         check(f"keep_checkpoints={value}")
+    assert (error.value.key, error.value.value) == ("keep_checkpoints", value)
+    assert "a list of steps of at least 1" in error.value.accepted
 
 
 def test_a_resume_may_not_delete_one():
-    with pytest.raises(ConfigError, match=r"del_local_ckpt_after_load=true with keep_checkpoints=\[3\]"):
+    with pytest.raises(ConfigError, match=r"with keep_checkpoints=\[3\]") as error:
         check("keep_checkpoints=[3]", "trainer.del_local_ckpt_after_load=true")
+    assert (error.value.key, error.value.value) == ("trainer.del_local_ckpt_after_load", True)
+    assert "set it to false" in error.value.accepted
 
 
 def test_steps_beyond_the_end_are_said():

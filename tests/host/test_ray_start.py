@@ -110,9 +110,7 @@ def test_a_verl_that_starts_half_way_is_told_in_one_line(monkeypatch):
     monkeypatch.setitem(sys.modules, "verl_credit.host.process.launch", Refusing("launch"))
     monkeypatch.setenv("VERL_USE_MODELSCOPE", "true")
     monkeypatch.setenv("VERL_CREDIT_RETRIEVER_TOKEN", "a-secret")
-    with pytest.raises(
-        PreflightError, match="verl does not start here: ValueError: Unknown platform 'nonsense'. Reg"
-    ) as caught:
+    with pytest.raises(PreflightError, match="ValueError: Unknown platform 'nonsense'") as caught:
         check_with_verl("verl", None)
     assert "VERL_USE_MODELSCOPE=true" in str(caught.value) and "a-secret" not in str(caught.value)
 
@@ -173,9 +171,7 @@ def test_rays_head_remembers_few_tasks_unless_the_environment_says_otherwise(end
     ],
 )
 def test_what_ray_init_raises_is_one_line(ending, error):
-    with pytest.raises(
-        PreflightError, match=r"Ray does not start: .*ray_kwargs.ray_init.num_cpus=16"
-    ) as caught:
+    with pytest.raises(PreflightError, match=r"ray_kwargs.ray_init.num_cpus=16") as caught:
         ending(error)
     assert "\n" not in str(caught.value)
 
@@ -193,7 +189,7 @@ def test_a_ray_that_is_slow_to_start_is_started_once_more(ending, capsys):
     ending(None, run_ppo=run_ppo)
     assert len(tried) == 2 and "started once more" in capsys.readouterr().out
     tried, fails = [], (1, 2)
-    with pytest.raises(PreflightError, match="Ray does not start: Exception: The current node timed out"):
+    with pytest.raises(PreflightError, match="Exception: The current node timed out"):
         ending(None, run_ppo=run_ppo)
     assert len(tried) == 2
 
@@ -217,7 +213,7 @@ def test_what_the_running_job_raises_is_not_blamed_on_the_start(ending):
 
 def test_ray_gives_up_a_cluster_that_is_gone(ending):
     address = refused_port()
-    with pytest.raises(PreflightError, match=f"nobody answers at {address}"):
+    with pytest.raises(PreflightError, match=f"no Ray answers at {address}"):
         ending(SystemExit(15), f"+{ADDRESS}='{address}'")
 
 
@@ -247,5 +243,5 @@ def test_sigterm_is_an_interruption_while_ray_starts_and_after(ending):
 
 
 def test_ray_off_loopback_is_refused_before_it_starts(ending):
-    with pytest.raises(PreflightError, match="Ray would listen on 192.0.2.7 and not on loopback"):
+    with pytest.raises(PreflightError, match="192.0.2.7.* loopback"):
         ending(ValueError("started"), node="192.0.2.7")

@@ -59,7 +59,7 @@ def test_registering_after_a_first_import_of_ours_completes_it():
 
 
 def test_a_process_without_the_plugin_is_named():
-    with pytest.raises(RuntimeError, match=r"not registered in worker 3: missing \['loss turn_ppo'\]"):
+    with pytest.raises(RuntimeError, match=r"worker 3: .*\['loss turn_ppo'\]"):
         trainers = dict.fromkeys(TRAINERS.values(), True)
         require_registered("worker 3", {LOSS: False, **trainers, AGENT_LOOP: False}, LOSS, *trainers)
 
@@ -85,5 +85,5 @@ def test_worker_loss_names_the_fields_that_did_not_arrive():
     from verl_credit.host.actor.loss import credit_ppo_loss
 
     data = TensorDict({"turn_ids": torch.zeros(1, 2)}, batch_size=1)
-    with pytest.raises(RuntimeError, match=r"\['clip_scale'\], which are not in the training batch"):
+    with pytest.raises(RuntimeError, match=r"\['clip_scale'\]"):
         credit_ppo_loss(None, {}, data)

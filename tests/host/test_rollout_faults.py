@@ -25,9 +25,7 @@ def test_too_many_tool_faults_stop_the_run():
     check_tool_faults(lost, 4, 0.25, "http://x")
     with pytest.raises(IntegrityError, match=r"1 of 4 rows .*http://\*\*\*@x.*1 connect"):
         check_tool_faults(lost, 4, 0.2, "http://me:secret@x")
-    with pytest.raises(
-        IntegrityError, match=r"1 of 4 rows were lost to faults of tools: 1 connect; a share.*\)\.$"
-    ):
+    with pytest.raises(IntegrityError, match=r"1 of 4 rows .* tools: 1 connect; .*\)\.$"):
         check_tool_faults(lost, 4, 0.2, None)
 
 

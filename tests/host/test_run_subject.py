@@ -126,16 +126,14 @@ def test_other_answers_of_the_tool_are_counted(made):
 def test_an_agent_loop_that_knows_nothing_of_turns_that_stand_is_named(made, says):
     subject, rollouts = made()
     rollouts.replayed = says
-    with pytest.raises(IntegrityError, match="an agent loop \\(mine, or a row's agent_name\\) did not begin"):
+    with pytest.raises(IntegrityError, match="agent loop \\(mine, "):
         subject.roll(starts(subject))
 
 
 def test_one_prompt_with_two_answers_is_refused(made):
     subject, rollouts = made()
     rollouts.prompt = lambda question: [1, 0]
-    with pytest.raises(
-        IntegrityError, match="questions 0 and 1 of the data have one prompt and not one answer"
-    ):
+    with pytest.raises(IntegrityError, match="questions 0 and 1 of the data"):
         subject.roll(starts(subject))
 
 

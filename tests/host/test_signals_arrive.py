@@ -29,7 +29,7 @@ def first_step(tool_rewards, names, gains=GAINS, **changes):
 
 def test_one_of_several_that_never_arrives_is_named():
     first_step((0.5, None), BOTH, turn_signals=BOTH)
-    said = "'tool_reward' gave no reward in the first step that measures it.* from info_gain alone"
+    said = "'tool_reward' .*first step.* info_gain alone"
     with pytest.raises(IntegrityError, match=said):
         first_step((None, None), BOTH, turn_signals=BOTH)
 
@@ -40,11 +40,9 @@ def test_a_signal_is_asked_after_once():
 
 def test_none_at_all_and_a_clip_that_cannot_act():
     nothing = [[None, None], [None], [None], [None, None]]
-    with pytest.raises(
-        IntegrityError, match="none of the 4 trajectories .* a reward .info_gain.: the policy"
-    ):
+    with pytest.raises(IntegrityError, match="none of the 4 trajectories .*info_gain"):
         first_step((), {"info_gain"}, gains=nothing)
-    with pytest.raises(IntegrityError, match="every clip scale of the step is exactly 1"):
+    with pytest.raises(IntegrityError, match="clip scale .* exactly 1"):
         first_step((), {"info_gain"}, gains=[[0.5, 0.5], [0.5], [0.5], [0.5, 0.5]])
     first_step((), {"info_gain"})
 

@@ -71,11 +71,11 @@ def test_a_signal_that_gives_nothing_any_more_is_said_and_then_stops_the_run(ste
     tolerated = ["algorithm.turn_signal=tool_reward", "faults.max_unrewarded_steps=1"]
     notes, _ = steps("turn-group", KNOWN, KNOWN, signal="tool_reward", overrides=tolerated)
     assert "in step 2 turn signal 'tool_reward' gave none of the 6" in notes["no_rewards"]
-    with pytest.raises(IntegrityError, match="'tool_reward' gave no turn a reward in 2 steps in a row"):
+    with pytest.raises(IntegrityError, match="'tool_reward' .* 2 steps in a row"):
         steps("turn-group", KNOWN, KNOWN, KNOWN, signal="tool_reward", overrides=tolerated)
 
 
 def test_a_run_whose_first_step_has_no_planning_token_is_stopped(steps):
-    with pytest.raises(IntegrityError, match="needs planning tokens, but .* found none in the first step"):
+    with pytest.raises(IntegrityError, match="planning.detector=.* none in the first step"):
         steps("turn-group", KNOWN, planning=[0.0])
     steps("turn-group", KNOWN, KNOWN, planning=[0.1, 0.0])  # later the policy may write none

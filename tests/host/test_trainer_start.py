@@ -32,9 +32,9 @@ def test_workers_that_train_with_another_loss_are_named(trainer, monkeypatch):
     made.config = load_config("lab")
     loss = "credit_ppo_loss"
     made._setup()
-    assert made._said == {"attention": "a", "log_probs": "l"}
+    assert made._worker_notes == {"attention": "a", "log_probs": "l"}
     loss = "ppo_loss"
-    with pytest.raises(RuntimeError, match="actor worker 0 trains with ppo_loss, not credit_ppo_loss"):
+    with pytest.raises(RuntimeError, match="worker 0 .* ppo_loss, not credit_ppo_loss"):
         made._setup()
 
 

@@ -125,9 +125,7 @@ def test_calls_that_fail_or_are_refused_have_no_reward(tokenizer):
 
 @pytest.mark.parametrize("reward", [float("nan"), float("inf"), "0.5", [1.0], {}])
 def test_a_reward_that_is_no_number_stops_the_rollout(tokenizer, reward):
-    with pytest.raises(
-        ValueError, match=r"turn 1: the reward that tool 'judge' returned is .*finite number, or None"
-    ):
+    with pytest.raises(ValueError, match=r"turn 1: .*'judge'.*finite number, or None"):
         play(tokenizer, [turn("fine"), turn("odd")], tools=[Tool(fine=True, odd=reward)])
 
 
@@ -210,7 +208,7 @@ def test_a_judge_is_asked_in_training_and_not_in_an_evaluation(tokenizer):
 
 def test_a_functions_reward_that_is_no_number_stops_the_rollout_too(tokenizer):
     tools = [function("judge", ("seen", "high"))]
-    with pytest.raises(ValueError, match="turn 0: the reward that tool 'judge' returned is 'high'"):
+    with pytest.raises(ValueError, match="turn 0: .*'judge'.* 'high'"):
         play(tokenizer, [turn("x"), answer_turn("c")], tools=tools)
 
 

@@ -73,7 +73,7 @@ def test_a_shard_missing_at_the_merge_is_named_and_the_others_stay(corpus, encod
     bad.unlink() if how == "missing" else bad.write_bytes(bad.read_bytes()[:-1] + b"\7")
     before = {path.name for path in work.glob("shard-*.json")}
     for overwrite in (False, True):
-        with pytest.raises(BuildRefused, match="1 of 7 shards are missing or damaged: shard-000004; encode"):
+        with pytest.raises(BuildRefused, match="1 of 7 shards .*: shard-000004"):
             build_index(corpus, encoder, out, merge=True, overwrite=overwrite, **SMALL)
     assert {path.name for path in work.glob("shard-*.json")} == before and not out.exists()
     build_index(corpus, encoder, out, **SMALL)  # without merge it is encoded here
@@ -129,7 +129,7 @@ def test_a_shard_without_settings_is_refused_where_the_folder_has_none(corpus, e
     settings = (work / "settings.json").read_text()
     (work / "settings.json").unlink()
     other = TableEncoder(clustered(ROWS, 8, seed=2), name="other")
-    with pytest.raises(BuildRefused, match="shard-000000.json records no settings; take it away"):
+    with pytest.raises(BuildRefused, match="shard-000000.json .*no settings"):
         if how == "share":  # it would record its own settings as those of the folder, also for shard 0
             encode_share(corpus, other, out, (2, 2), **SMALL)
         else:
@@ -240,7 +240,7 @@ def test_an_old_gpu_is_told_that_it_has_no_bf16(monkeypatch):
     )
     assert device_for("cuda:0", "bf16") == torch.device("cuda:0")
     assert device_for("cuda:1", "fp16") == torch.device("cuda:1")
-    with pytest.raises(ValueError, match="device='cuda:1': its compute capability is 7.5, bf16 needs 8.0"):
+    with pytest.raises(ValueError, match="device='cuda:1': .* 7.5, bf16 needs 8.0"):
         device_for("cuda:1", "bf16")
 
 
@@ -270,7 +270,7 @@ def test_two_devices_write_the_bytes_of_one_and_a_killed_process_loses_its_shard
         for child in encoding.multiprocessing.active_children() if progress.done > 8 else ():
             child.kill()
 
-    with pytest.raises(ChildProcessError, match="was killed .*goes on at the missing shards"):
+    with pytest.raises(ChildProcessError, match="was killed .*missing shards"):
         build_index(
             folders / "corpus.jsonl", loaded, out, devices=["cpu", "cpu"], on_progress=kill, **options
         )

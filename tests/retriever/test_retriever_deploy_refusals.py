@@ -86,7 +86,7 @@ class TestOnACluster:
     def test_only_machines_that_can_hold_a_process_count(self, cluster):
         """With a head node without CPUs among them, too few replicas were allowed on each, and some never started."""
         assert [cluster._machines(threads) for threads in (1, 2, 3, 4)] == [2, 2, 1, 1]
-        with pytest.raises(ValueError, match="--threads=5; no machine of the cluster has more than 4 CPUs"):
+        with pytest.raises(ValueError, match="--threads=5; .* 4 CPUs"):
             cluster._machines(5)
 
     @pytest.mark.parametrize("queue", [16, 8192])

@@ -140,7 +140,7 @@ def test_the_pooling_that_the_folder_says_is_taken_and_another_refused(world, tm
     expected_N_D = SentenceEncoder(root / "encoder", pooling="cls").encode_queries(TEXTS)
     np.testing.assert_array_equal(found.encode_queries(TEXTS), expected_N_D)
     assert np.abs(expected_N_D - encoder.encode_queries(TEXTS)).max() > 1e-3
-    with pytest.raises(ValueError, match="pooling='mean'; the encoder in .*bge was trained with 'cls'"):
+    with pytest.raises(ValueError, match="pooling='mean'; .*bge .*'cls'"):
         SentenceEncoder(folder, pooling="mean")
 
 

@@ -100,7 +100,7 @@ def test_a_changed_value_in_the_manifest_is_refused_though_the_encoder_would_fol
     file = tmp_path / "index" / "manifest.json"
     manifest = json.loads(file.read_text())
     file.write_text(json.dumps({**manifest, "encoder": manifest["encoder"] | change}))
-    with pytest.raises(IndexMismatch, match="manifest.json: manifest_sha256=.* one was changed; restore"):
+    with pytest.raises(IndexMismatch, match="manifest.json: manifest_sha256='.*changed"):
         SearchIndex.load(tmp_path / "index", verify="none")
     del manifest["manifest_sha256"]
     file.write_text(json.dumps(manifest))
@@ -188,7 +188,7 @@ def test_a_manifest_that_does_not_say_by_which_encoder_is_refused(world, tmp_pat
     for key in ("weights_sha256", "tokenizer_sha256", "passage_prefix", "max_length", "pooling"):
         described = {name: value for name, value in encoder.fingerprint().items() if name != key}
         _edit_manifest(tmp_path / "index", format=version, encoder=described)
-        with pytest.raises(IndexMismatch, match=f"encoder {key}=.*; the index was built with None"):
+        with pytest.raises(IndexMismatch, match=f"encoder {key}=.*; .* None"):
             SearchIndex.load(tmp_path / "index").check_encoder(encoder)
 
 

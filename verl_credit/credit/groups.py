@@ -17,7 +17,7 @@ EPS = 1e-6  # released A2TGPO and verl: divide by (std + 1e-6)
 
 @dataclass(frozen=True)
 class GroupStats:
-    """Per element, in float64: the statistics of its group.
+    """The statistics of each element's group, in float64.
 
     Elements that are not members have deviation 0, and the mean, std and count of their group's members.
     """

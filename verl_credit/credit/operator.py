@@ -1,4 +1,4 @@
-"""What an operator declares: what it reads, its equation, bias and source, its exemptions from laws, its options' ranges."""
+"""An operator declares what it reads, its equation, bias and source, its exemptions from laws, its options' ranges."""
 
 import inspect
 import math
@@ -22,7 +22,7 @@ def equation_of(function: Callable) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Operator:
-    """What an operator declares in its own file. The registry, the laws, `explain` and docs/modes.md read it."""
+    """An operator's declaration, in its own file. The registry, the laws, `explain` and docs/modes.md read it."""
 
     name: str
     level: str
@@ -31,15 +31,15 @@ class Operator:
     """Inputs by name: rewards, groups, gains (turn rewards), uncertainty, planning mask, sepa lambda, entropy, and a turn
     mode's optional tables (`turn.mode.OPTIONAL_TABLES`)."""
     equation: str = ""
-    """If it is not given, it is read from the function's docstring (`equation_of`)."""
+    """The default is read from the function's docstring (`equation_of`)."""
     reduces_to: str
     bias: str
     departures: str = "none"
     source: str
     objective: str = ""
-    """What its expected gradient increases where outcomes are 0 or 1 (`fidelity.exact`), p the chance of a 1; or ""."""
+    """Its expected gradient increases this where outcomes are 0 or 1 (`fidelity.exact`); p is the chance of a 1."""
     scope: str = "group"
-    """Which other rows can matter: row (none), group (those of one prompt) or batch."""
+    """The rows that can matter beside the own: row (none), group (the rows of the prompt) or batch."""
     properties: frozenset[str] = frozenset()
     """Names of `laws.properties`: centred, normalised, weighs, conserves. A property that is not named does not hold."""
     exempt: Mapping[str, str] = field(default_factory=dict)
@@ -62,7 +62,7 @@ def leave_one_out_factor(n: int) -> float:
 
 @dataclass(frozen=True)
 class WithoutGains:
-    """What a turn mode is when no turn has a gain: `none`, with or without std, times a factor of the group's size."""
+    """A turn mode is `none`, with or without std, times a factor of the group's size when no turn has a gain."""
 
     factor: Callable[[int], float] = over_population_std
     norm_by_std: bool = True

@@ -1,4 +1,4 @@
-"""What verl imports in every process of a run (entry point ``verl.plugins``): the CPU platform, and nothing else.
+"""verl imports this module in every process of a run (entry point ``verl.plugins``). It registers the CPU platform only.
 
 verl loads its plugins in the middle of its own import, and then reads the platform. Everything else of ours takes seconds
 to import, and most of a run's processes (load balancer, rewards, queues) use none of it. The processes that use more

@@ -1,4 +1,4 @@
-"""What this process has in verl's registries, and what a worker of ours registers there itself."""
+"""Lists our names in verl's registries of this process, and registers the names that a worker needs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ ALL = (ESTIMATOR, LOSS, *TRAINERS.values(), AGENT_LOOP, TURN_LOOP)
 
 
 def registered_names() -> dict[str, bool]:
-    """Whether verl's registry in this process has a name, for every name of ours."""
+    """Returns, for each of our names, whether verl's registry in this process has it."""
     from verl.experimental.agent_loop.agent_loop import _agent_loop_registry
     from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGISTRY
     from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY

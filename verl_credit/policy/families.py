@@ -1,7 +1,7 @@
 """Neighbouring rows that begin alike, such as the rollouts of a prompt, as one packed row with their common tokens once.
 
-One of the rows is the trunk, the others are branches after the tokens that they share with it. A token attends to the
-same tokens as in a row of its own, so its hidden state and its gradient are the same, up to rounding.
+One of the rows is the prefix of the packed row. The others are branches after the tokens that they share with it. A token
+attends to the same tokens as in a row of its own, so its hidden state and its gradient are the same, up to rounding.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Shape = list[tuple[int, int]]
 
 @dataclass(frozen=True)
 class Family:
-    """``stream`` holds the trunk's tokens, then those of the branches in ``shape``."""
+    """``stream`` holds the prefix's tokens, then the tokens of the branches in ``shape``."""
 
     rows: range
     stream: torch.Tensor
@@ -28,7 +28,7 @@ class Family:
 
     @property
     def trunk(self) -> int:
-        """The number of the trunk's tokens."""
+        """The number of the prefix's tokens."""
         return len(self.stream) - sum(tokens for _, tokens in self.shape)
 
 
@@ -48,7 +48,7 @@ class Reads:
     """P different (place, token) pairs of a packed stream, for N read tokens: rows that share both share the logits."""
 
     place_P: torch.Tensor
-    """The places of the logits: those of the token before."""
+    """The places of the logits, which are at the token before."""
     label_P: torch.Tensor
     pair_N: torch.Tensor
     """The pair of each read token, row by row."""
@@ -75,7 +75,7 @@ def reads(
 
 
 def _family(rows: range, streams: list[torch.Tensor]) -> Family:
-    """The trunk is the row with which the branches have the fewest tokens of their own."""
+    """Takes as prefix the row with which the branches have the fewest tokens of their own."""
     distinct = list({tuple(stream.tolist()): stream for stream in streams}.values())
     bases = [[_shared(trunk, stream) for stream in distinct] for trunk in distinct]
     tokens = [len(trunk) - sum(base) for trunk, base in zip(distinct, bases, strict=True)]

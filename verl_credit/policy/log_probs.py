@@ -38,7 +38,7 @@ def log_prob_path(*, flash: bool, fused: bool = False, distills: bool = False) -
 
 
 def describe(path: str, vocabulary: int, device_type: str, no_flash: str) -> str:
-    """One line about the path. ``no_flash``: why flash-attn's loss does not run."""
+    """Describes the path in one line. ``no_flash``: why flash-attn's loss does not run."""
     if path == FUSED:
         return "log-probs: verl's fused head (actor_rollout_ref.model.use_fused_kernels=true)"
     if path == FLASH:

@@ -17,7 +17,7 @@ BY_TOKEN = ("turn_ids_B_T", "mask_B_T", "log_prob_B_T", "entropy_B_T", "planning
 
 @dataclass(frozen=True)
 class Run:
-    """One call of the operator; ``given``: the turns' advantages, where the law brought its own."""
+    """Describes one call of the operator; ``given`` holds the turns' advantages when the law brought its own."""
 
     world: World
     given: torch.Tensor | None

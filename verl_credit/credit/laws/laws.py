@@ -183,7 +183,7 @@ def plain() -> World:
 
 @on(lambda seed: [plain()])
 def runs(subject: Subject, world: World) -> None:
-    """It takes two rows of one prompt, one of them solved."""
+    """The operator accepts two rows of one prompt, one of them solved."""
     subject.run(world)
 
 
@@ -219,7 +219,7 @@ def _unchanged(subject: Subject, world: World, first: Outputs | str) -> None:
 
 
 def _outputs(subject: Subject, world: World) -> Outputs | str:
-    """What it raises always is for the other laws to tell."""
+    """Returns the outputs, or the name of the error: other laws report an operator that always raises."""
     try:
         return run(subject, world)
     except Exception as error:

@@ -12,7 +12,7 @@ from verl_credit.credit.laws.world import World, make_world
 from verl_credit.credit.turn.modes import MODES
 
 INEXACT = 0.35  # a mean of such outcomes is rounded, that of 0 or 1 is exact
-RESIDUE = 1e-7  # the rounding of a mean (1e-16) over the epsilon of a denominator (1e-8), with room
+RESIDUE = 1e-7  # the rounding of a mean (1e-16) over the epsilon of a denominator (1e-8), ten times wider
 ROWS = 4
 TOOL_TURNS = "better_tools"  # an exemption from `better` for tool turns: the answer stays bound
 
@@ -28,7 +28,7 @@ def ties(subject: Subject, world: World) -> None:
             largest, limit = advantage_B_T.abs().max(), CLOSE[advantage_B_T.dtype]
             limit = scale * max(limit, RESIDUE if value == INEXACT else 0.0)
             if subject.operator is not None:
-                limit = 0.0  # ours: exactly 0
+                limit = 0.0  # a registered operator gives exactly 0
             if not largest <= limit:
                 raise Broken(f"all outcomes {value} in {dtype}: advantages up to {largest:.3g}")
 
@@ -45,7 +45,7 @@ def better(subject: Subject, world: World) -> None:
         before_2, after_2 = before_B_2[row], _tools_and_answer(subject, world.but(outcome_B=raised_B))[row]
         fell_2 = after_2 < before_2 - CLOSE[before_2.dtype] * scale
         if (fell_2 & bound_2).any():
-            run(subject, world)  # for the record
+            run(subject, world)  # the report shows the last run
             part = int((fell_2 & bound_2).nonzero()[-1])
             raise Broken(
                 f"row {row}, outcome {float(raised_B[row]):g} in place of {float(world.outcome_B[row]):g}: the mean "
@@ -75,14 +75,14 @@ def _signed(seed: int) -> Iterable[World]:
 
 @on(_signed)
 def signed(subject: Subject, world: World) -> None:
-    """With rewards below 0 all is finite, and a better one never lowers its row's advantage."""
+    """All outputs are finite when rewards are below 0, and a better reward never lowers its row's advantage."""
     finite(run(subject, world), what="rewards below 0 went in, and")
     if "better" not in subject.exempt:
         better(subject, world)
 
 
 def no_gains(subject: Subject, world: World) -> None:
-    """Without gains a turn mode is `none` times its stated factor of the group's size, and clips as `none`."""
+    """A turn mode without gains is `none` times its stated factor of the group's size, and clips as `none`."""
     if subject.level != "turn" or subject.operator is None:
         return
     world = world.without_gains()
@@ -95,7 +95,7 @@ def no_gains(subject: Subject, world: World) -> None:
 
 
 def reads(subject: Subject, world: World) -> None:
-    """An operator depends on nothing that its level does not read; one of outcomes is given nothing else."""
+    """An operator depends on nothing that its level does not read; an outcome operator gets outcomes only."""
     flipped = world.but(planning_B_T=~world.planning_B_T)
     halved = flipped.but(log_prob_B_T=world.log_prob_B_T * 0.5, entropy_B_T=world.entropy_B_T * 0.5)
     if subject.level == "turn":

@@ -51,7 +51,7 @@ class Subject:
     reads_turns: bool = False
     """Token level: it can stand beside a turn mode."""
     reads: frozenset[str] = frozenset()
-    """What it reads of the inputs that may be absent: "planning mask", "entropy", "gains"."""
+    """The inputs that it reads among those that may be absent: "planning mask", "entropy", "gains"."""
     uncertainty: Callable[[World], torch.Tensor] | None = None
     call: Callable[[], Callable[[], Any]] | None = None
     """Makes the bare function, ready to be called on a small input, many times."""
@@ -108,7 +108,7 @@ def run_turn_mode(world: World, *, mode: TurnMode, **options) -> Result:
 
 
 def tables_given(mode: TurnMode, parity: str | None = None) -> tuple[str, ...]:
-    """The optional tables that it reads: mt_grpo reads ``result_turn_B`` with parity="released" alone, as it says itself."""
+    """The optional tables that it reads: mt_grpo reads ``result_turn_B`` only with parity="released"."""
     return tuple(name for name in mode.tables if name != "result_turn_B" or parity == "released")
 
 

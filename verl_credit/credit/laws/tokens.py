@@ -35,7 +35,7 @@ def turns(subject: Subject, world: World) -> None:
             own_sum += moves.pop(turn)
             other_sum += max(map(abs, moves))
         if own_sum < TWICE * other_sum and max(abs(own_sum), other_sum) > nothing:
-            subject.apply(world, given_B_T)  # for the record
+            subject.apply(world, given_B_T)  # the report shows the last run
             raise Broken(
                 f"row {row}: a turn's advantage raised by 0.5 raises its own tokens by {own_sum:.3g} and another "
                 f"turn's by up to {other_sum:.3g} (summed over the turns)",
@@ -100,7 +100,7 @@ def weighs_by(subject: Subject, world: World) -> None:
 
 
 def absent(subject: Subject, world: World) -> None:
-    """What it does not declare (needs_planning, reads = ("entropy", "planning mask")) may be absent, and changes nothing."""
+    """The absence of an undeclared input (needs_planning, reads = ("entropy", "planning mask")) changes nothing."""
     if subject.level not in ("token", "whole"):
         return
     for name, field in (("planning mask", "planning_B_T"), ("entropy", "entropy_B_T")):

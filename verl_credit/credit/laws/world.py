@@ -41,7 +41,7 @@ class World:
 
     @property
     def n_tool_turns_B(self) -> torch.Tensor:
-        """A row's turns but its answer; its own ids tell, not its rewards."""
+        """The number of each row's tool turns, counted from its turn ids, not from its rewards."""
         if not self.mask_B_T.numel():
             return torch.zeros_like(self.group_B)
         return torch.where(self.mask_B_T, self.turn_ids_B_T, 0).amax(dim=1)

@@ -12,7 +12,7 @@ WEIGHT = 0.5
 def half_negative(
     outcome_B: torch.Tensor, group_B: torch.Tensor, *, row_valid_B: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Failures say less than successes: they differ more from each other.
+    """Halves the weight of failures, because they differ more from each other than successes do.
 
         z_i = (r_i - mean(r)) / (std(r) + 1e-6)
         A_i = z_i if z_i > 0, else z_i / 2

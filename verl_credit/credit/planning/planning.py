@@ -74,7 +74,7 @@ def gram_name(gram: str) -> str:
 
 @lru_cache(maxsize=16)
 def compiled(grams: tuple[str, ...]) -> tuple[re.Pattern, dict[str, list[tuple[int, re.Pattern]]]]:
-    """For folded text: an expression that matches before each gram, and all grams by their first character."""
+    """Returns an expression that matches before each gram in folded text, and all grams by their first character."""
     patterns = [_pattern(gram.strip()) for gram in grams]
     by_letter: dict[str, list[tuple[int, re.Pattern]]] = {}
     for n, pattern in enumerate(patterns):

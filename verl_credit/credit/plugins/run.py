@@ -159,7 +159,7 @@ def _by_parts(
 
 @dataclass(frozen=True)
 class TurnInputs:
-    """What an algorithm may know of turns. Ids are -1 on tokens that the policy did not write."""
+    """The turns that an algorithm may read. Ids are -1 on tokens that the policy did not write."""
 
     turn_ids_B_T: torch.Tensor
     turn_reward_B_K: torch.Tensor

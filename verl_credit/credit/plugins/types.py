@@ -22,7 +22,7 @@ class TransformContext:
     """Input of a token transform."""
 
     episode_advantages: list[float]
-    """One outcome advantage per completion."""
+    """The outcome advantage of each completion."""
     logprobs_G: Lists
     planning_masks_G: list[list[int]]
     """Empty lists unless the transform sets ``needs_planning``."""
@@ -37,7 +37,7 @@ class TransformContext:
     """Each token's uncertainty, as ``uncertainty_kind`` defines it."""
     uncertainty_kind: str = "surprisal"
     turn_advantages_G: Lists = field(default_factory=list)
-    """Per token, the advantage of its turn; equal to ``episode_advantages`` without a turn mode."""
+    """The advantage of each token's turn; equal to ``episode_advantages`` without a turn mode."""
 
     def gtpo(self, advantage: float, uncertainties: list[float], beta: float | None = None) -> list[float]:
         """The advantage times the `gtpo_weights` of one completion's tokens. beta: by default ``gtpo_beta``."""
@@ -86,7 +86,7 @@ class TransformSpec:
     post_process: Callable[[Lists, Lists, dict], tuple[Lists, dict]] | None = None
     compute_context: Callable[[TransformContext], Any] | None = None
     uses_turn_advantages: bool = False
-    """Whether a context transform reads ``turn_advantages_G``; others are refused together with a turn mode."""
+    """True for a context transform that reads ``turn_advantages_G``; others are refused together with a turn mode."""
 
 
 @dataclass(frozen=True)
@@ -104,19 +104,19 @@ class AlgorithmContext:
     token_distributions_G: Any = None
     precomputed_entropies_G: Lists | None = None
     turn_ids_G: list[list[int]] = field(default_factory=list)
-    """Per own token, its turn: 0, 1, ..., the answer turn last. Empty where the caller brings no turns."""
+    """The turn of each token of the policy: 0, 1, ..., the answer turn last. Empty when the caller brings no turns."""
     turn_rewards_G: list[list[float | None]] = field(default_factory=list)
-    """Per tool turn, what it earned; None where no reward is known. Empty where the caller brings no turns."""
+    """The reward of each tool turn; None when it is not known. Empty when the caller brings no turns."""
     anchors_G: list[list[int | None]] = field(default_factory=list)
-    """Per turn, the number of the state before it (`algorithm.turn_anchor`): equal numbers of a prompt are one state, None
+    """The number of the state before each turn (`algorithm.turn_anchor`): equal numbers of a prompt are one state, None
     is no state. Empty where the caller brings none."""
     observations_G: list[list[str]] = field(default_factory=list)
-    """Per tool turn, what the tool returned. Empty where the caller brings no texts."""
+    """The text that the tool returned in each tool turn. Empty when the caller brings no texts."""
 
 
 @dataclass(frozen=True)
 class AlgorithmOutput:
-    """One list of token advantages per completion."""
+    """An algorithm returns one list of token advantages per completion."""
 
     token_advs: Lists
     has_stats: bool = False

@@ -102,7 +102,7 @@ def _standardised(
 
 @dataclass(frozen=True)
 class Polarity:
-    """Checked inputs, float64. Not in use: rows that do not count or have no token, groups of one polarity."""
+    """Checked inputs, float64. Not in use: rows that are not valid or have no token, groups of one polarity."""
 
     entropy_B_T: torch.Tensor
     mask_B_T: torch.Tensor
@@ -112,7 +112,7 @@ class Polarity:
 
     @property
     def side_B(self) -> torch.Tensor:
-        """One number per prompt and polarity."""
+        """Numbers the pairs of prompt and polarity."""
         return self.group_B * 2 + self.rewarded_B.long()
 
 

@@ -185,7 +185,7 @@ def first_auto_step(sepa: dict) -> float:
 
 
 def auto_can_lead(sepa: dict, steps: int) -> bool:
-    """Whether auto can exceed the linear ramp in one of steps 1..`steps`; if not, it changes no step.
+    """Returns whether auto can exceed the linear ramp in one of steps 1..`steps`; if not, it changes no step.
 
     The published ramp runs from the start; one that runs from the gate is assumed to begin late enough.
     """

@@ -44,7 +44,7 @@ def token_credit(
     planning tokens before and after pooling (exec_entropy_mean, ..., post_exec_entropy_mean, ...), when there are
     uncertainties; without a planning mask every token counts as execution.
 
-    Shapes: B rows, T response tokens. The mask is False for observations and for rows that do not count.
+    Shapes: B rows, T response tokens. The mask is False for observations and for rows that are not valid.
     Returns the widest dtype of advantages and uncertainties, at least float32.
     Raises ValueError for an unknown mode, for an input that the mode needs and did not get, and for advantages or
     uncertainties that are not finite on a policy token.

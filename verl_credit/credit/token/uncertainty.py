@@ -34,7 +34,7 @@ def uncertainty(
     *,
     entropy_B_T: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """One number per policy token, 0 elsewhere.
+    """Returns one number per policy token, 0 elsewhere.
 
         surprisal            h = min(-log p, 50)      in nats, of the token that was sampled
         predictive_variance  h = p (1 - p)

@@ -62,7 +62,7 @@ def _resolution(*tensors: torch.Tensor) -> float:
 
 
 def _n_tool_turns(n_tool_turns_B, has_reward_B_K: torch.Tensor, valid_B: torch.Tensor) -> torch.Tensor:
-    """The tool turns of each row: as given, or up to the last one with a reward. 0 for rows that do not count."""
+    """The tool turns of each row: as given, or up to the last one with a reward. 0 for rows that are not valid."""
     turns = has_reward_B_K.shape[1]
     number_K = torch.arange(1, turns + 1, device=has_reward_B_K.device)
     last_B = (number_K * has_reward_B_K).amax(dim=1) if turns else torch.zeros_like(valid_B, dtype=torch.long)
@@ -81,7 +81,7 @@ def _n_tool_turns(n_tool_turns_B, has_reward_B_K: torch.Tensor, valid_B: torch.T
 
 
 def _refuse_ambiguous(given: dict, has_reward_B_K: torch.Tensor, valid_B: torch.Tensor) -> None:
-    """Raise ValueError for a table with answer turns, if rows may have more tool turns than their rewards tell."""
+    """Raise ValueError for a table with answer turns, if rows may have more tool turns than rewards."""
     wide = [name for name in given if name.endswith("_K1")]
     # Without columns no row has tool turns, and `all` is True.
     open_B = valid_B & ~has_reward_B_K[:, -1:].all(dim=1)

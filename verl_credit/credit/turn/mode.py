@@ -75,7 +75,7 @@ class TurnMode(Operator):
     needs: tuple[str, ...] = ()
     """Optional tables without which it cannot run (`OPTIONAL_TABLES`)."""
     default_signal: str = "info_gain"
-    """What `algorithm.turn_signal=auto` stands for; "none" for a mode that works without turn rewards."""
+    """The signal that `algorithm.turn_signal=auto` selects; "none" for a mode that works without turn rewards."""
     per_turn: bool = False
     """It compares a turn with the same turn of the prompt's other trajectories, those that came so far."""
     whole_returns: bool = False
@@ -116,7 +116,7 @@ class TurnMode(Operator):
 
     @property
     def is_shipped(self) -> bool:
-        """Its function is one of `modes/`; what another function's options may be is not ours to say."""
+        """Its function is one of `modes/`; the options of other functions are not checked."""
         return getattr(self.function, "__module__", "").startswith(f"{__package__}.modes.")
 
     @property
@@ -136,7 +136,7 @@ class TurnMode(Operator):
 
     @property
     def unbiased(self) -> bool:
-        """It says that it has no bias, so that nothing may be made up for it."""
+        """True when it declares no bias."""
         return self.bias.startswith("none")
 
     @property
@@ -223,7 +223,7 @@ class TurnMode(Operator):
             check_name("outcome_operator", operator, OUTCOME_OPERATORS)
 
     def _checked(self, outputs: Any, tables: Tables) -> list[torch.Tensor]:
-        """What the function returned, float64, or ValueError that names what is wrong with it.
+        """Returns the function's outputs in float64. Errors: ValueError names what is wrong with them.
 
         Columns past a row's tool turns, where it may return anything, read the outcome's advantage and 1.
         """

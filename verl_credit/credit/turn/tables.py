@@ -1,4 +1,4 @@
-"""What every turn mode reads: checked float64 tables, and the moves that modes share."""
+"""Every turn mode reads these checked float64 tables and shares the operations here."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ class Tables:
 
     outcome_B: torch.Tensor
     reward_B_K: torch.Tensor
-    """What a tool turn earned (information gain, a tool's reward, ...); 0 where it has none."""
+    """The reward of each tool turn (information gain, a tool's reward, ...); 0 where it has none."""
     has_reward_B_K: torch.Tensor
     lost_reward_B_K: torch.Tensor
     """The turn has a reward, and its value is not known (a failed score). ``has_reward_B_K`` is False there."""
@@ -46,7 +46,7 @@ class Tables:
 
     @property
     def known_B(self) -> torch.Tensor:
-        """False for a row with a lost or a missing turn reward: what it earned in all is not known."""
+        """False for a row with a lost or a missing turn reward, because the row's sum is not known."""
         return self.valid_B & ~(self.lost_reward_B_K | self.missing_reward_B_K).any(dim=1)
 
     @property
@@ -99,7 +99,7 @@ class Tables:
         return torch.where(self.turn_B_K1[:, 1:], value_B_K1[:, :-1], answer_B[:, None]), answer_B
 
     def outcome_advantage(self, operator: str | Callable[..., torch.Tensor], **norm) -> torch.Tensor:
-        """The outcome operator's advantage, 0 for rows that do not count. ``norm``: options of `grpo`."""
+        """The outcome operator's advantage, 0 for rows that are not valid. ``norm``: options of `grpo`."""
         named = OUTCOME_OPERATORS[operator].function if isinstance(operator, str) else operator
         options = norm if operator == "grpo" else {}
         advantage_B = named(self.outcome_B, self.group_B, row_valid_B=self.valid_B, **options)
@@ -114,7 +114,7 @@ class Tables:
         return z_N.view_as(self.reward_B_K)
 
     def z_score_per_turn(self, values_B_K: torch.Tensor, **norm) -> torch.Tensor:
-        """Compared with the same tool turn of the same prompt's other trajectories."""
+        """Turn rewards compared with those of the same tool turn in the prompt's other trajectories."""
         return z_score_per_turn(values_B_K, self.has_reward_B_K, self.group_B, **norm)
 
     def backward(
@@ -132,7 +132,7 @@ class Tables:
 
 
 def _checked(advantage_B: torch.Tensor, valid_B: torch.Tensor) -> torch.Tensor:
-    """What an outcome operator returned, float64, 0 for rows that do not count."""
+    """Returns an outcome operator's result in float64, 0 for rows that are not valid."""
     if not isinstance(advantage_B, torch.Tensor) or advantage_B.shape != valid_B.shape:
         is_tensor = isinstance(advantage_B, torch.Tensor)
         got = tuple(advantage_B.shape) if is_tensor else type(advantage_B).__name__

@@ -1,6 +1,6 @@
 """Turns: from per-token turn ids to per-turn tables and back.
 
-A row's policy tokens carry the ids 0, 1, ..., n in order: n tool turns and then the answer turn, whose id is
+A row's policy tokens have the ids 0, 1, ..., n in order: n tool turns and then the answer turn, whose id is
 the number of tool turns. Ids are read where the response mask is 1 and nowhere else.
 """
 
@@ -14,7 +14,7 @@ from verl_credit.credit.groups import row_chunks
 
 @dataclass(frozen=True)
 class TurnTable:
-    """What the turn ids of a batch say, per row and per turn (column K is the widest row's answer turn)."""
+    """The turns of a batch, counted from their ids per row and per turn (column K is the widest row's answer turn)."""
 
     n_turns_B: torch.Tensor  # answer turn included; 0 for a row without policy tokens
     n_tokens_B_K1: torch.Tensor  # policy tokens of each turn; K1 = the largest n_turns (at least 1)

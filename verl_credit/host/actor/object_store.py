@@ -27,7 +27,7 @@ register_parts()
 
 @CheckpointEngineRegistry.register(NAME)
 class ObjectStoreEngine(CheckpointEngine):
-    """One per training rank, and one per worker beside a rollout server."""
+    """Every training rank has such an engine, and so has every worker beside a rollout server."""
 
     def __init__(self, bucket_size: int, is_master: bool = False):
         self._bucket_size, self._is_master = bucket_size, is_master
@@ -68,7 +68,7 @@ class ObjectStoreEngine(CheckpointEngine):
         await asyncio.gather(*calls)
 
     def accept(self, bucket: bytes | None) -> None:
-        """One document; None: that was all."""
+        """Receives one bucket; None ends the update."""
         self._arrived.put_nowait(bucket)
 
     async def receive_weights(

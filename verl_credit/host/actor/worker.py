@@ -31,7 +31,7 @@ from verl_credit.names import LOSS_MODE
 
 
 class CreditWorker(ActorRolloutRefWorker):
-    """The stock worker; after ``init_model`` the actor's loss is ``credit_ppo_loss``."""
+    """verl's worker; after ``init_model`` the actor's loss is ``credit_ppo_loss``."""
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def init_model(self):
@@ -88,7 +88,7 @@ class CreditWorker(ActorRolloutRefWorker):
 
 
 def managers_of(engine) -> list[BaseCheckpointManager]:
-    """The engine's checkpoint managers. Raises RuntimeError without one, because then it is not known what is deleted."""
+    """The engine's checkpoint managers. Raises RuntimeError without one, because then verl's deletions are unknown."""
     managers = [value for value in vars(engine).values() if isinstance(value, BaseCheckpointManager)]
     if not managers:
         raise RuntimeError(

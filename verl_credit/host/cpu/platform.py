@@ -42,7 +42,7 @@ class PlatformCPU(PlatformBase):
         return True
 
     def is_platform_available(self, use_smi_check: bool = False) -> bool:
-        """False, so that automatic detection never chooses the CPU, even on a head node without a GPU."""
+        """Returns False, so that automatic detection never chooses the CPU, even on a head node without a GPU."""
         return False
 
     def current_device(self) -> torch.device:

@@ -14,7 +14,7 @@ SWITCH = "_supports_onednn"
 
 
 def keep_plain_weights(custom_ops: ModuleType) -> None:
-    """Tell vLLM, before it loads a model, that this machine has no oneDNN matrix product.
+    """Switches off vLLM's oneDNN matrix product before a model is loaded.
 
     oneDNN packs a layer's weight into its own form and empties `layer.weight`. The next weights from verl then cannot be
     copied, and both sides wait for ever. Raises RuntimeError when vLLM lacks the switch.

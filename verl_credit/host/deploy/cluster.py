@@ -23,7 +23,7 @@ from verl_credit_retriever.serving.settings import ServeSettings
 CONNECT_SECONDS = 10.0
 POLL_SECONDS = 0.25
 PACKAGE = re.compile(r"^[\w.]+\.(?=\w+: )")
-"""Of the class of an error."""
+"""Matches the module before the class of an error."""
 HEALTH_SECONDS = 2.0
 
 
@@ -110,7 +110,7 @@ def _require_cpus(needed: int) -> None:
 
 
 def _machines(threads: int) -> int:
-    """Those that can hold a process; often the head node cannot. Errors: ValueError when none can."""
+    """The number of machines that can hold a process; often the head node cannot. Errors: ValueError when none can."""
     cpus = [node["Resources"].get("CPU", 0) for node in ray.nodes() if node["Alive"]]
     if threads > max(cpus, default=0):
         raise ValueError(
@@ -159,26 +159,26 @@ def _application(settings: ServeSettings, parts: Sequence[Part], backend: str, o
 
 def _await_replicas(deadline: float) -> None:
     while True:
-        found = serve.status().applications[APP]
-        if found.status == "RUNNING":
+        app = serve.status().applications[APP]
+        if app.status == "RUNNING":
             return
-        if found.status in ("DEPLOY_FAILED", "UNHEALTHY"):
-            raise ValueError(_reason(found))
+        if app.status in ("DEPLOY_FAILED", "UNHEALTHY"):
+            raise ValueError(_reason(app))
         if time.monotonic() > deadline:
-            waiting = {name: dict(each.replica_states) for name, each in found.deployments.items()}
+            waiting = {name: dict(each.replica_states) for name, each in app.deployments.items()}
             raise TimeoutError(f"not all replicas run: {waiting}; are there enough free CPUs and memory?")
         time.sleep(POLL_SECONDS)
 
 
-def _reason(found) -> str:
-    """Of each deployment that failed the last line of its replica's traceback, which is the error's own."""
+def _reason(app) -> str:
+    """Returns the error of each deployment that failed, which is the last line of its replica's traceback."""
     failed = {
-        name: each.message.strip() for name, each in found.deployments.items() if each.status != "HEALTHY"
+        name: each.message.strip() for name, each in app.deployments.items() if each.status != "HEALTHY"
     }
     lines = [
         f"{name}: {PACKAGE.sub('', message.splitlines()[-1])}" for name, message in failed.items() if message
     ]
-    return "; ".join(lines) or found.message
+    return "; ".join(lines) or app.message
 
 
 def _await_answer(url: str, token: str | None, deadline: float) -> None:
@@ -201,7 +201,7 @@ def _say(parts: Sequence[Part], manifest: dict, backend: str) -> None:
     deployments = _get_global_client().get_serve_details()["applications"][APP]["deployments"]
 
     def places(name: str) -> str:
-        replicas = deployments[name]["replicas"]  # one that has just been lost has no place yet
+        replicas = deployments[name]["replicas"]  # a replica that Ray is replacing has no place yet
         return ", ".join(f"{each.get('node_ip')} (pid {each.get('pid')})" for each in replicas)
 
     for part in parts:

@@ -1,4 +1,4 @@
-"""One replica of the front: the app of `serve` over an index that asks every shard; the shards need no torch."""
+"""The front's replicas run the app of `serve` over an index that sends each search to every shard. Shards need no torch."""
 
 import os
 import time
@@ -15,19 +15,19 @@ from verl_credit_retriever.serving.settings import ServeSettings
 APP = "verl-credit-retriever"
 FRONT = "front"
 LOOK_SECONDS = 1.0
-"""After so long without an answer, and then as often, the shard's living replicas are counted."""
+"""The living replicas of a shard are counted whenever this time passes without an answer."""
 ANSWER_SECONDS = 60.0
-"""Longer than Ray needs to notice that a machine has lost its power."""
+"""The limit of a search. It is longer than Ray needs to notice that a machine has no power."""
 AGAIN_SECONDS = 0.1
 RETRY_AFTER_S = 5
 
 
 class Asking:
-    """Sends a search to one replica of every shard and waits for all. For one thread at a time.
+    """Sends a search to one replica of every shard and waits for all. Only one thread at a time may use it.
 
     `handles` are Serve's, one per part. `living(part)` counts a shard's running replicas; its RayError means unknown.
-    A replica that is lost while it searches loses nothing: another one is asked. Errors: HTTPException 503 names the
-    shard that has no living replica, or that has not answered within ANSWER_SECONDS; the shard's own error.
+    When a replica ends while it searches, the search goes to another replica. Errors: HTTPException 503 names the shard
+    that has no living replica, or that has not answered within ANSWER_SECONDS; the shard's own error.
     """
 
     def __init__(self, parts: Sequence[Part], handles: Sequence, living: Callable[[Part], int]):
@@ -35,33 +35,33 @@ class Asking:
         self._absent: Part | None = None
 
     def __call__(self, vectors_N_D: np.ndarray, k: int) -> list[Found]:
-        if self._absent is not None:  # known without waiting for it again
+        if self._absent is not None:  # without this every search would wait for it again
             self._refuse_absent(self._absent)
         deadline = time.monotonic() + ANSWER_SECONDS
         numbers = range(len(self._parts))
-        asked = [self._send(number, vectors_N_D, k) for number in numbers]
+        replies = [self._send(number, vectors_N_D, k) for number in numbers]
         try:
-            return [self._receive(number, asked, vectors_N_D, k, deadline) for number in numbers]
+            return [self._receive(number, replies, vectors_N_D, k, deadline) for number in numbers]
         except BaseException:
-            for response in asked:
-                response.cancel()
+            for reply in replies:
+                reply.cancel()
             raise
 
     def _send(self, number: int, vectors_N_D: np.ndarray, k: int):
         return self._handles[number].search.remote(self._parts[number], vectors_N_D, k)
 
-    def _receive(self, number: int, asked: list, vectors_N_D: np.ndarray, k: int, deadline: float) -> Found:
+    def _receive(self, number: int, replies: list, vectors_N_D: np.ndarray, k: int, deadline: float) -> Found:
         part = self._parts[number]
         while time.monotonic() < deadline:
             try:
-                return asked[number].result(timeout_s=LOOK_SECONDS)
+                return replies[number].result(timeout_s=LOOK_SECONDS)
             except RayTaskError as error:
                 raise error.cause from None
             except TimeoutError:
                 self._refuse_absent(part)
-            except RayError:  # the replica, or its answer, is lost
+            except RayError:  # the replica has ended, or its answer did not arrive
                 time.sleep(AGAIN_SECONDS)
-                asked[number] = self._send(number, vectors_N_D, k)
+                replies[number] = self._send(number, vectors_N_D, k)
         raise _unavailable(f"{part} has not answered within {ANSWER_SECONDS:g} s")
 
     def _refuse_absent(self, part: Part) -> None:

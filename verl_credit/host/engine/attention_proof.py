@@ -1,4 +1,4 @@
-"""At start-up: compares a packed forward of the real model, with branches, with forwards of the single rows.
+"""The proof at start-up compares a packed forward of the real model, with branches, with forwards of the single rows.
 
 It also compares the single rows with transformers' own `eager` attention, which shares no code with our kernels, and checks
 that every layer with a sliding window passes it to our kernels. The pack has several blocks of 128 tokens, because kernels

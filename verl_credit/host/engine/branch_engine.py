@@ -126,7 +126,7 @@ def _with_branches(data, decoded):
 
 
 def _check_budget(data) -> None:
-    """verl only asserts that every row fits, without naming the key; therefore it is refused here."""
+    """Refuses a row that exceeds the budget, with its key. verl's own assertion does not name the key."""
     if not option(data, "use_dynamic_bsz", True):
         return
     longest = int(data["input_ids"].offsets().diff().max())

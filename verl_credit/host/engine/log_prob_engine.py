@@ -30,7 +30,7 @@ SWITCH = "VERL_DISABLE_FLASH_ATTN_CE"
 
 
 def option(batch, key: str, default=False):
-    """What verl's trainer has set for a batch."""
+    """Returns the value that verl's trainer has set for a batch."""
     return tu.get_non_tensor_data(data=batch, key=key, default=default)
 
 
@@ -44,7 +44,7 @@ def no_flash_loss() -> str:
 
 
 class LogProbEngine:
-    """A mixin before `FSDPEngineWithLMHead`, for every forward of the actor and of the reference."""
+    """This mixin stands before `FSDPEngineWithLMHead`, for every forward of the actor and of the reference."""
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
@@ -53,7 +53,7 @@ class LogProbEngine:
             self.compute_entropy_from_logits = entropy_from_logits
 
     def describe_log_probs(self, *, distills: bool = False) -> str:
-        """One line that names the code that computes the log-probs in this process, the reason, and its memory."""
+        """Returns one line: which code computes the log-probs in this process, why, and its memory."""
         path = self.usual_path(distills=distills)
         vocabulary = self.model_config.hf_config.get_text_config().vocab_size
         line = describe(path, vocabulary, get_device_name(), no_flash_loss())

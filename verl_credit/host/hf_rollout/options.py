@@ -1,4 +1,4 @@
-"""What the rollout server reads of verl: its model and its lengths, its own options, and the parameters of a request."""
+"""The rollout server reads its model, its lengths, its own options and the parameters of a request from verl."""
 
 import copy
 from collections.abc import Mapping
@@ -120,8 +120,8 @@ def max_model_len(hf_config: Any, configured: int | None) -> int:
 def eos_token_ids(model_config: HFModelConfig) -> tuple[int, ...]:
     """The ids of generation config and tokenizer that end a request; raises ValueError without any."""
     of_model = getattr(model_config.generation_config, "eos_token_id", None)
-    found = [*(of_model if isinstance(of_model, list) else [of_model]), model_config.tokenizer.eos_token_id]
-    flat = [token for token in found if token is not None]
+    ids = [*(of_model if isinstance(of_model, list) else [of_model]), model_config.tokenizer.eos_token_id]
+    flat = [token for token in ids if token is not None]
     if not flat:
         raise ValueError(
             f"model.path={model_config.path}: neither its generation config nor tokenizer has an eos"

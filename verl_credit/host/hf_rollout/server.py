@@ -67,7 +67,7 @@ class HFServer:
         video_data: list[Any] | None = None,
         **unused: Any,
     ) -> TokenOutput:
-        """One request, token ids in and out, as verl's servers define it.
+        """Answers one request, token ids in and out, as verl's servers define it.
 
         `log_probs` are those of the temperature-scaled distribution before top-k and top-p. Raises ValueError for a bad
         sampling parameter or prompt, and the engine's exceptions.
@@ -176,7 +176,7 @@ def _node_id(worker: object) -> str:
 
 
 class HFReplica(RolloutReplica):
-    """One server for `tensor_model_parallel_size` training ranks (the model itself is not split)."""
+    """Starts one server for `tensor_model_parallel_size` training ranks. The model itself is not split."""
 
     async def launch_servers(self) -> None:
         if len(self.workers) != self.world_size:

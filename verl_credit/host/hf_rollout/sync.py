@@ -75,9 +75,9 @@ class WeightSource:
 
 
 class WeightSink:
-    """One update of a model's parameters and persistent buffers, in place.
+    """Updates a model's parameters and persistent buffers once, in place.
 
-    Strict: an unknown name, a wrong shape or dtype, and (at the end) a missing name are errors. Names that
+    It is strict: an unknown name, a wrong shape or dtype, and (at the end) a missing name are errors. Names that
     share a tensor, such as a tied `lm_head.weight` and the embedding, count as one: any of them suffices.
     """
 

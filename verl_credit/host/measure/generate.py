@@ -87,10 +87,10 @@ class Generator:
         pieces = [piece for one in wanted for piece in pieces_of(one, most)]
         groups = (group for part in parts_of(pieces, most) for group in self._without_faults(part))
         for one in wanted:
-            made: list[Row] = []
-            while len(made) < one.count:
-                made += next(groups)
-            yield made
+            rows: list[Row] = []
+            while len(rows) < one.count:
+                rows += next(groups)
+            yield rows
 
     def _without_faults(self, wanted: Sequence[Wanted]) -> list[list[Row]]:
         groups = self._made(wanted)
@@ -122,12 +122,12 @@ class Generator:
         store.clear(batch)
         groups = []
         for one, uid in zip(wanted, uids, strict=True):
-            found = rows.get(uid, {})
-            if len(found) != one.count:
+            arrived = rows.get(uid, {})
+            if len(arrived) != one.count:
                 raise IntegrityError(
-                    f"{len(found)} rollouts of {one.count} arrived for question {one.question}"
+                    f"{len(arrived)} rollouts of {one.count} arrived for question {one.question}"
                 )
-            groups.append([Row(question=one.question, **found[number]) for number in sorted(found)])
+            groups.append([Row(question=one.question, **arrived[number]) for number in sorted(arrived)])
         return groups
 
     def _batch(self, wanted: Sequence[Wanted], uids: Sequence[str]):
@@ -147,7 +147,7 @@ class Generator:
         """The fields of rows by prompt and number."""
         turns = store.fetch_turn_batch(batch)
         rewards = store.read(batch, "rm_scores")["rm_scores"].unbind()
-        found: dict[str, dict[int, dict]] = {}
+        by_uid: dict[str, dict[int, dict]] = {}
         for place, key in enumerate(batch.keys):
             uid, number, part = key.rsplit("_", 2)
             if part != "0":
@@ -155,7 +155,7 @@ class Generator:
                     f"rollout {key}: an agent loop that returns several rows is not measured"
                 )
             response = turns.response_ids[place]
-            found.setdefault(uid, {})[int(number)] = {
+            by_uid.setdefault(uid, {})[int(number)] = {
                 "prompt_ids": turns.prompt_ids[place],
                 "response_ids": response,
                 "turn_ids": turns.turn_ids_B_T[place, : len(response)].tolist(),
@@ -164,7 +164,7 @@ class Generator:
                 "turn_rewards": turns.turn_rewards[place],
                 "outcome": outcome_of(turns.scores[place], float(rewards[place].double().sum())),
             }
-        return found
+        return by_uid
 
 
 def pieces_of(one: Wanted, most: int) -> list[Wanted]:
@@ -222,16 +222,16 @@ def trajectory_of(row: Row, *, otherwise: bool = False) -> RanTrajectory:
 
 def _searched(row: Row) -> dict[int, tuple[tuple[Call, ...], tuple[tuple[str, ...], ...]]]:
     """The searches of each turn that searched, and the ids of the pages that they returned."""
-    found: dict[int, tuple] = {}
+    by_turn: dict[int, tuple] = {}
     for search in row.record["searches"]:
-        calls, pages = found.get(search["turn"], ((), ()))
+        calls, pages = by_turn.get(search["turn"], ((), ()))
         call = Call(SEARCH, "", search["query"], None)
-        found[search["turn"]] = (*calls, call), (*pages, tuple(map(str, search["pages"])))
-    return found
+        by_turn[search["turn"]] = (*calls, call), (*pages, tuple(map(str, search["pages"])))
+    return by_turn
 
 
 def replayed(row: Row, turns: Sequence[Ids]) -> bool:
-    """Whether the agent loop began with ``turns``. A row that was full before their end has as many of them as fit."""
+    """Returns whether the agent loop began with ``turns``. A row that was full before their end has only those that fit."""
     texts, turns = row.texts, list(turns)
     if row.record["replayed"] != len(turns):
         return False
@@ -242,5 +242,5 @@ def replayed(row: Row, turns: Sequence[Ids]) -> bool:
 
 
 def reaches(row: Row, state: State) -> bool:
-    """Whether the row passes through ``state``. It does not where a tool gave another answer than before."""
+    """Returns whether the row passes through ``state``. It does not where a tool gave another answer than before."""
     return (*row.prompt_ids, *row.response_ids)[: len(state.ids)] == state.ids

@@ -133,8 +133,8 @@ class RunSubject:
             for line in read_json_lines(self._path)
         }
         new = [s for s in starts if len(kept.get((s.name, s.state.question), ())) != s.count]
-        made = self._generate([_wanted(start, ()) for start in new])
-        for done, (start, rows) in enumerate(zip(new, made, strict=True), start=1):
+        groups = self._generate([_wanted(start, ()) for start in new])
+        for done, (start, rows) in enumerate(zip(new, groups, strict=True), start=1):
             self._check_replayed(rows, ())
             question = start.state.question
             append_json(
@@ -146,12 +146,12 @@ class RunSubject:
 
     def _go_on(self, starts: Sequence[Start]) -> list[list[Trajectory]]:
         turns = [self._turns[start.state.ids] for start in starts]
-        made = list(self._generate([_wanted(*one) for one in zip(starts, turns, strict=True)]))
-        for rows, before in zip(made, turns, strict=True):
+        groups = list(self._generate([_wanted(*one) for one in zip(starts, turns, strict=True)]))
+        for rows, before in zip(groups, turns, strict=True):
             self._check_replayed(rows, before)
         return [
             [trajectory_of(row, otherwise=not reaches(row, start.state)) for row in rows]
-            for start, rows in zip(starts, made, strict=True)
+            for start, rows in zip(starts, groups, strict=True)
         ]
 
     def _check_replayed(self, rows: Sequence[Row], turns: Sequence[Ids]) -> None:

@@ -80,20 +80,20 @@ def _report(ray, node: dict, key: str, reference, timeout_s: float) -> dict:
 
 def main(arguments: list[str]) -> int:
     if arguments == ["plugin"]:
-        found: dict = registered()
+        result: dict = registered()
     elif arguments[:1] == ["cluster"] and len(arguments) == 2:
         import ray
 
-        found = cluster(ray, arguments[1])
+        result = cluster(ray, arguments[1])
     elif arguments[:1] == ["files"] and len(arguments) == 3:
         import ray
 
-        found = ask_nodes(ray, arguments[1], "found", read_files, json.loads(arguments[2]))
+        result = ask_nodes(ray, arguments[1], "found", read_files, json.loads(arguments[2]))
     else:
         questions = "plugin | cluster ADDRESS | files ADDRESS PATHS"
         print(f"usage: python -m verl_credit.host.process.doctor_probes {questions}", file=sys.stderr)
         return 2
-    print(json.dumps(found))
+    print(json.dumps(result))
     return 0
 
 

@@ -131,15 +131,15 @@ class _Runner:
     run would not be recorded.
     """
 
-    def __init__(self, made, handler):
-        self._made, self._handler = made, handler
+    def __init__(self, runner, handler):
+        self._runner, self._handler = runner, handler
 
     def options(self, **given):
-        return _Runner(self._made.options(**given), self._handler)
+        return _Runner(self._runner.options(**given), self._handler)
 
     def remote(self):
         signal.signal(signal.SIGTERM, self._handler)
-        return self._made.remote()
+        return self._runner.remote()
 
 
 def _ended(error: SystemExit, config: DictConfig) -> BaseException:
@@ -156,7 +156,7 @@ def _ended(error: SystemExit, config: DictConfig) -> BaseException:
 def _nobody_there(config: DictConfig) -> str:
     address = run_address(os.environ, config)
     why = unreachable(address) if address else ""
-    return why and f"nobody answers at {address} ({why})"
+    return why and f"no Ray answers at {address} ({why})"
 
 
 def _asked(config: DictConfig) -> str:
@@ -167,4 +167,4 @@ def _asked(config: DictConfig) -> str:
         if key != "runtime_env" and init[key] is not None
     ]
     settings += [f"RAY_ADDRESS={os.environ['RAY_ADDRESS']}"] if os.environ.get("RAY_ADDRESS") else []
-    return f"asked for with {', '.join(settings) or 'its defaults'}; `verl-credit doctor` looks closer"
+    return f"started with {', '.join(settings) or 'its defaults'}; `verl-credit doctor` checks further"

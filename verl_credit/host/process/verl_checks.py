@@ -1,6 +1,6 @@
-"""What is tried with verl before Ray starts: names, rollout correction, the run's tools, and the chat template.
+"""Checks that need verl, before Ray starts: names, rollout correction, the run's tools, the chat template.
 
-Without these checks verl would refuse the same in a worker, or at its first step.
+verl itself would refuse the same later, in a worker or at its first step.
 """
 
 from __future__ import annotations
@@ -55,7 +55,9 @@ def check_names(config: DictConfig) -> None:
         "actor_rollout_ref.rollout.multi_turn.format", rollout.multi_turn.format, set(ToolParser._registry)
     )
     # verl's own loops write no turn ids
-    loops = {name for name, made in _agent_loop_registry.items() if not made["_target_"].startswith("verl.")}
+    loops = {
+        name for name, entry in _agent_loop_registry.items() if not entry["_target_"].startswith("verl.")
+    }
     _known(DEFAULT, rollout.agent.default_agent_loop, loops | {*own_loops(config)})
 
 
@@ -64,7 +66,7 @@ def _import_modules(named: str | Iterable[str] | None) -> None:
     for module in [named] if isinstance(named, str) else named or []:
         try:
             import_module(module)
-        except Exception as error:  # a user's module raises what it likes
+        except Exception as error:  # a user's module may raise any exception
             refusal = f"it cannot be imported: {line_of(error)}"
             raise ConfigError(key=MODULES, value=module, accepted=refusal) from error
 
@@ -141,7 +143,7 @@ def check_other_tools(config: DictConfig) -> list[str]:
     key, turns = turns_at_most(config)
     most = f"at most {key}={turns}" if turns else "as many as fit the row"
     return [
-        f"{what}: {', '.join(names)}; their calls are turns ({most}), what they raise is shown to the policy "
+        f"{what}: {', '.join(names)}; their calls are turns ({most}), the policy reads their errors "
         "(credit/tool/other_errors)"
     ]
 
@@ -165,7 +167,7 @@ def _loaded(config: DictConfig, settings: str) -> list:
     try:
         paths = {key: multi_turn.get(key) and resolve_config_path(multi_turn[key]) for key in TOOL_KEYS}
         return load_all_tools(**paths)
-    except Exception as error:  # a user's module raises what it likes
+    except Exception as error:  # a user's module may raise any exception
         mcp = "; verl 0.9.1 has no MCP tools: type: native" if "ToolType" in str(error) else ""
         raise PreflightError(f"{settings}: verl cannot load it ({line_of(error)[:300]}){mcp}") from error
 
@@ -189,7 +191,7 @@ def check_template(config: DictConfig, meter) -> str:
     named = f"actor_rollout_ref.model.path={model.path}: the chat template ({given})"
     try:
         writes_tools = meter.text(QUESTION) != meter.text(QUESTION, with_tools=False)
-    except Exception as error:  # templates raise what they like
+    except Exception as error:  # a template may raise any exception
         raise PreflightError(f"{named} cannot write a question: {line_of(error)[:300]}") from error
     if config.search.require_schema and not writes_tools:
         raise PreflightError(

@@ -225,19 +225,19 @@ class TurnAgentLoop(ToolAgentLoop):
         return await self._execute(call, tool_call, tools_kwargs, agent_data)
 
     async def _execute(self, call: dict, tool_call, tools_kwargs, agent_data):
-        """verl makes an observation of what a tool raises, and this counts it."""
+        """Counts the errors of tools, which verl turns into observations."""
         response, reward, metrics = await super()._call_tool(tool_call, tools_kwargs, agent_data)
         text = response.text or ""
         self.record.n_other_calls += 1
         self.record.other_errors += text.startswith(FAILED)
         call["reward"] = reward_of(call, text, reward, metrics)
-        shown = response.model_copy(update={"text": without_markup(text, self.control_tokens)})
-        return shown, call["reward"], metrics
+        observation = response.model_copy(update={"text": without_markup(text, self.control_tokens)})
+        return observation, call["reward"], metrics
 
     def _unknown_tool(self, name: str, offered) -> str:
         """The name is the policy's text: it may hold control tokens or no valid Unicode."""
-        shown = without_markup(valid_text(name), self.control_tokens)
-        return f"Error: there is no tool {shown!r}; available: {', '.join(offered)}."
+        printed = without_markup(valid_text(name), self.control_tokens)
+        return f"Error: there is no tool {printed!r}; available: {', '.join(offered)}."
 
     def _finish(self, output: AgentLoopOutput) -> TurnAgentLoopOutput:
         turn_ids = self.book.close(len(output.response_ids))

@@ -22,11 +22,11 @@ from verl_credit.names import ROW_RECORD, TURN_REWARDS
 
 
 def mask_lost_row(output: AgentLoopOutput) -> None:
-    """As our own loops do: no token of a row with a tool fault is trained on, by KL and entropy terms neither."""
+    """Masks every token of a row with a tool fault, as our own loops do, so that KL and entropy terms skip them too."""
     record = output.extra_fields.get(ROW_RECORD)
     if isinstance(record, Mapping) and record.get("tool_fault"):
         output.response_mask = [0] * len(output.response_mask)
-        output.extra_fields[TURN_REWARDS] = []  # turns without a token are none
+        output.extra_fields[TURN_REWARDS] = []  # a reward of a turn without tokens is refused
 
 
 @ray.remote
@@ -52,7 +52,7 @@ class CreditAgentLoopWorker(AgentLoopWorkerTQ.__ray_actor_class__):
         return await super()._agent_loop_postprocess(output, validate, **kwargs)
 
     def drain_errors(self) -> list[str]:
-        """Errors since the last call."""
+        """Returns the errors since the last call."""
         errors, self._errors = self._errors, []
         return errors
 
@@ -61,7 +61,7 @@ class CreditAgentLoopWorker(AgentLoopWorkerTQ.__ray_actor_class__):
 
 
 class CreditAgentLoopManager(AgentLoopManagerTQ):
-    """Configured as ``actor_rollout_ref.rollout.agent.agent_loop_manager_class``."""
+    """Collects the errors of rollouts. The key ``actor_rollout_ref.rollout.agent.agent_loop_manager_class`` selects it."""
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
@@ -86,18 +86,18 @@ class RolloutWatch:
         self._last = float("-inf")
 
     def begin(self, expected: int) -> None:
-        """A new phase of ``expected`` rollouts."""
+        """Begins a new phase of ``expected`` rollouts."""
         self.errors, self.expected = [], expected
 
     def look(self) -> None:
-        """Called while waiting; asks the workers every ``every_s`` seconds."""
+        """Collects the workers' errors at most every ``every_s`` seconds; called while the trainer waits."""
         now = time.monotonic()
         if self.drain is not None and now - self._last >= self.every_s:
             self._last = now
             self._collect()
 
     def settle(self, arrived: int) -> int:
-        """All rollouts have ended: number of those that failed. Raises IntegrityError above the tolerated share."""
+        """Ends the phase and returns the number of failed rollouts. Raises IntegrityError above the tolerated share."""
         self._collect()
         return check_rollouts(self.expected, arrived, self.errors, self.tolerated_share)
 
@@ -120,13 +120,13 @@ class RolloutWatch:
         def watched_sample(*args, **kwargs):
             # Where too few rollouts or none are left, verl raises or goes on with an empty batch.
             try:
-                found = sample(*args, **kwargs)
+                batch = sample(*args, **kwargs)
             except (RuntimeError, ValueError):
                 self._collect()  # the cause, if it was an error of a rollout
                 raise
-            if not found[0].keys:
+            if not batch[0].keys:
                 self._collect()
-            return found
+            return batch
 
         buffer._wait_for_next_poll, buffer.sample = watched_wait, watched_sample
 

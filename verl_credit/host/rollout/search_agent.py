@@ -14,7 +14,7 @@ from verl_credit.turns.search.protocol import SCHEMA, bad_query_reason, without_
 
 
 class SearchTool(BaseTool):
-    """Shared by all trajectories of a worker process, so that connections are reused."""
+    """All trajectories of a worker process share the tool, so that connections are reused."""
 
     _shared: dict[str, SearchTool] = {}
 

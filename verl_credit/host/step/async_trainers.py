@@ -23,11 +23,11 @@ from verl_credit.turns.staleness import staleness_metrics
 class AsyncSteps(CreditSteps):
     """Credit is assigned as in every step, by the weights of the step; the loss compares with those that wrote a token.
 
-    Departure from verl: its ratio is to the weights before the update, whoever wrote the token, if nothing is corrected.
+    Departure from verl: without a correction its ratio is to the weights before the update, whichever wrote the token.
     """
 
     def _build_replay_buffer(self):
-        """Of finished prompts of the same step verl takes the first of a set, whose order is another in every process."""
+        """Sorts the finished prompts: verl takes the first of a set, whose order differs from process to process."""
         buffer = super()._build_replay_buffer()
         select = buffer._select_prompt_uids
         buffer._select_prompt_uids = lambda partition, uids, size: select(partition, sorted(uids), size)
@@ -82,7 +82,7 @@ class CreditColocateAsync(AsyncSteps, PPOTrainerColocateAsync):
 
 
 class DetachedCreditWorker(CreditWorker, DetachActorWorker):
-    """With verl's copies of the weights: all updates between two syncs have log-probs and gains of the last sync."""
+    """Uses verl's copies of the weights: all updates between two syncs have log-probs and gains of the last sync."""
 
     @property
     def copy_handler(self):

@@ -79,7 +79,7 @@ class Sample:
 
 
 class ProbingTrainer(PPOTrainer):
-    """Expects ``run_dir``, and ``_turns`` of the step, of the class that it is part of."""
+    """The class that inherits from it must have ``run_dir``, and ``_turns`` of the step."""
 
     _kept_step: int | None = None
     """The update before which the actors have kept their parameters."""

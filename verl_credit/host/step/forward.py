@@ -1,5 +1,5 @@
-"""What the trainer offers to the scorers (`turns.scorers.Forward`): branches in its ``old_log_probs`` forward, or rows of
-their own through verl's ``compute_log_prob``."""
+"""The trainer scores for `turns.scorers.Forward`: branches in its ``old_log_probs`` forward, or separate rows through verl's
+``compute_log_prob``."""
 
 from __future__ import annotations
 

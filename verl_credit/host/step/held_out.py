@@ -16,7 +16,7 @@ from verl_credit.records.run.files import VALIDATION, append_json, read_json_lin
 
 
 class EvaluatingTrainer(PPOTrainer):
-    """Expects ``run_dir`` and ``watch`` of the class that it is part of."""
+    """The class that inherits from it must have ``run_dir`` and ``watch``."""
 
     _evaluation_mode: str | None = None
 

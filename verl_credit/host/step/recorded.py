@@ -1,4 +1,4 @@
-"""What a run writes down: metrics and rollouts of a step, checkpoints with our state, and the last step of ``max_hours``."""
+"""Records a run: metrics and rollouts of a step, checkpoints with our state, and the last step of ``max_hours``."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class RecordedTrainer(PPOTrainer):
 
     @property
     def planned_steps(self) -> int:
-        """Of the whole run; verl's number is smaller once max_hours has made a step the last."""
+        """The number of steps of the whole run; verl's number is smaller once max_hours has made a step the last."""
         return self._shortened_from or self.total_training_steps
 
     def _update_actor(self, batch, metrics):
@@ -56,7 +56,7 @@ class RecordedTrainer(PPOTrainer):
         self._keep_time(timing_raw)
 
     def _keep_time(self, timing_raw: dict[str, float]) -> None:
-        """Where ``max_hours`` leaves time for one more step, that step becomes the last: it is saved and evaluated."""
+        """Makes the next step the last when ``max_hours`` leaves time for one more only: it is then saved and evaluated."""
         done = self.global_steps >= self.total_training_steps
         timing_s = {
             name: timing_raw[name] for name in ("step", "save_checkpoint", "testing") if name in timing_raw
@@ -81,7 +81,7 @@ class RecordedTrainer(PPOTrainer):
             self.actor_rollout_wg.keep_checkpoint(self.global_steps)
 
     def _metrics_but_times(self) -> dict[str, float]:
-        """Of the step that is being saved. verl computes most of them later: a run that ends in between would lose them."""
+        """The metrics of the step that is being saved. verl computes most of them later, and the run could end before."""
         metrics, counted = dict(self._metrics_so_far), self._rollout_moe_lb_metrics_accumulator
         self._rollout_moe_lb_metrics_accumulator = copy.deepcopy(counted)  # verl counts the step later
         try:
@@ -106,7 +106,7 @@ class RecordedTrainer(PPOTrainer):
             self._restored = saved
 
     def on_train_begin(self):
-        """After the first evaluation: where a run ended between saving a step and recording it, the step is recorded now."""
+        """Records, after the first evaluation, a step that an earlier run saved but did not record."""
         super().on_train_begin()
         step = self.global_steps - 1
         if self._restored and step not in {row["step"] for row in read_json_lines(self.run_dir / METRICS)}:

@@ -158,7 +158,7 @@ def text_columns(turns: TurnBatch, rows: list[int], tokenizer) -> dict[str, list
 
 
 def credit_columns(step: StepCredit, rows: list[int], inputs: TokenInputs) -> dict[str, list | None]:
-    """What the token level read and made, a line per row; ``inputs`` has the rows ``rows`` alone."""
+    """Returns inputs and results of the token level, a line per row; ``inputs`` has the rows ``rows`` alone."""
     turns = step.inputs.turns
     width = inputs.log_prob_B_T.shape[1]
     turn_ids_b_T = turns.turn_ids_B_T[rows, :width]
@@ -190,7 +190,7 @@ def token_texts(ids: list[int], tokenizer) -> list[str]:
 
 
 def _planning(step: StepCredit, ids_b_T, written_b_T) -> torch.Tensor | None:
-    """By the run's own detector; where no transform asks for one, by the phrases that cost nothing."""
+    """Detects planning with the run's own detector; without a transform that reads it, with the phrases, which are cheap."""
     run = step.inputs.run
     detect = None if run.stage is None else run.stage.detect
     if detect is None and step.settings.algorithm.planning.detector == "grams":
@@ -222,10 +222,10 @@ def _weights(step: StepCredit, rows: list[int], inputs: TokenInputs, planning_b_
 
 
 def update(config: DictConfig, turns: TurnBatch, step: int) -> dict:
-    """What a reader needs, beside the rows, to sample as the policy did and to take the gradient of the update.
+    """Returns what a reader needs, beside the rows, to sample as the policy did and to take the gradient of the update.
 
     ``policy_step``: the rollouts were written by the parameters after this step, those of checkpoint ``global_step_N``.
-    ``rows`` and ``loss_tokens`` count the whole batch, padding and lost rows included: verl divides by them. Tokens that
+    ``rows`` and ``loss_tokens`` count the whole batch with padding and masked rows: verl divides by them. Tokens that
     rollout correction rejected are among ``loss_tokens``, too.
     """
     actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout

@@ -1,4 +1,4 @@
-"""What stops a run, because the steps after it would look like any other. Each message says what happened and what to do."""
+"""Stops a run whose further steps would be wrong and look normal. Each message says what happened and what to do."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from verl_credit.turns.signals import turns_with, turns_without
 UNREWARDED = "faults.max_unrewarded_steps"
 
 
-def check_tool_faults(lost: Counter, rows: int, tolerated_share: float, url) -> None:
-    """Stop where tool faults masked out more than ``tolerated_share`` of the rows. ``lost``: masked rows by fault code."""
-    if lost.total() > tolerated_share * rows:
-        kinds = ", ".join(f"{count} {code}" for code, count in lost.most_common())
+def check_tool_faults(faults: Counter, rows: int, tolerated_share: float, url) -> None:
+    """Stop where tool faults masked out more than ``tolerated_share`` of the rows. ``faults``: masked rows by code."""
+    if faults.total() > tolerated_share * rows:
+        kinds = ", ".join(f"{count} {code}" for code, count in faults.most_common())
         up = " Is the server up? (GET URL/readyz)" if url else ""
         raise IntegrityError(
-            f"{lost.total()} of {rows} rows were lost to faults of {_server(url)}: {kinds}; "
+            f"{faults.total()} of {rows} rows were masked out after faults of {_server(url)}: {kinds}; "
             f"a share of {tolerated_share:g} is tolerated (faults.max_tool_faults).{up}"
         )
 
@@ -30,13 +30,13 @@ def check_evaluation_faults(metrics: dict, tolerated_share: float, url) -> None:
     for name, share in metrics.items():
         if name.endswith("/tool_fault/mean@1") and share > tolerated_share:
             raise IntegrityError(
-                f"held-out evaluation: {name} = {share:.3f} of the rows were lost to faults of {_server(url)}; "
+                f"held-out evaluation: {name} = {share:.3f} of the rows were masked out after faults of {_server(url)}; "
                 f"a share of {tolerated_share:g} is tolerated (faults.max_tool_faults)"
             )
 
 
 def _server(url: str | None) -> str:
-    """The tools that failed. Without a search server a fault is one of a tool in the user's own agent loop."""
+    """Names the tools that failed. Without a search server these are tools in the user's own agent loop."""
     return f"the search server at {redact(url)}" if url else "tools"
 
 

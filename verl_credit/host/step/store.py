@@ -20,7 +20,7 @@ from verl_credit.turns.token_stage import TokenInputs
 
 
 def read(batch, *names: str, rows: list[int] | None = None) -> TensorDict:
-    """These fields of all rows, or of some."""
+    """Returns these fields of all rows, or of ``rows``."""
     keys = batch.keys if rows is None else [batch.keys[row] for row in rows]
     return tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=list(names))
 
@@ -49,7 +49,7 @@ def token_inputs(batch, step: int, row_valid_B: torch.Tensor, *, entropy: bool) 
 
 
 def write(batch, fields: dict[str, torch.Tensor]):
-    """Put fields (nested, a row each) beside the others; the handle that knows them."""
+    """Adds fields (nested, a row each) to the batch, and returns the handle that includes them."""
     written = tq.kv_batch_put(
         keys=batch.keys, partition_id=batch.partition_id, fields=TensorDict(fields, batch_size=len(batch))
     )
@@ -58,7 +58,7 @@ def write(batch, fields: dict[str, torch.Tensor]):
 
 
 def announce_prompts(uids: list[str], partition: str, step: int) -> None:
-    """As verl's trainer does before it hands prompts to the agent loops: its replay buffer waits for these."""
+    """Tags the prompts as verl's trainer does before it sends them to the agent loops: its replay buffer waits for them."""
     tag = {"is_prompt": True, "status": "pending", "global_steps": step}
     tq.kv_batch_put(keys=uids, partition_id=partition, tags=[tag] * len(uids))
 
@@ -75,7 +75,7 @@ def write_tokens(batch, padded_B_T: dict[str, torch.Tensor]):
 
 
 def fetch_turn_batch(batch, columns: Iterable[str] = ()) -> TurnBatch:
-    """Turn ids, what the agent loops reported, and which rows count. ``columns``: of the data file, which verl writes beside
+    """Turn ids, the agent loops' records, and which rows are valid. ``columns``: of the data file, which verl writes beside
     the trajectory; a tensor of that name is a field of verl's, and no column.
 
     Turn ids are a field of the row (our agent loops) or among its ``extra_fields`` (others). Raises RuntimeError where there
@@ -83,13 +83,13 @@ def fetch_turn_batch(batch, columns: Iterable[str] = ()) -> TurnBatch:
     """
     names = ("extra_fields", "reward_model", "extra_info", *columns)
     data = read(batch, "prompts", "responses", "response_mask", TURN_IDS, *names)
-    found = {name: data[name] for name in columns if name in data}
-    found = {name: _objects(of) for name, of in found.items() if not isinstance(of, torch.Tensor)}
+    fetched = {name: data[name] for name in columns if name in data}
+    values = {name: _objects(of) for name, of in fetched.items() if not isinstance(of, torch.Tensor)}
     is_padding = [bool(tag.get("is_padding", False)) for tag in batch.tags]
     mask_B_T = data["response_mask"].to_padded_tensor(padding=0)
     extra_fields = [fields if isinstance(fields, dict) else {} for fields in _objects(data["extra_fields"])]
     response_ids = [ids.tolist() for ids in data["responses"].unbind()]
-    # A padding row carries the turns of the row it was copied from.
+    # A padding row has the turns of the row that it was copied from.
     rows = [row for row, padded in enumerate(is_padding) if not padded]
     turn_ids_B_T = torch.full(mask_B_T.shape, -1, dtype=torch.int64)
     for row, ids in _turn_ids(batch, data, extra_fields, response_ids, rows):
@@ -109,7 +109,7 @@ def fetch_turn_batch(batch, columns: Iterable[str] = ()) -> TurnBatch:
         scores=[fields.get("reward_extra_info") or {} for fields in extra_fields],
         ground_truths=[item["ground_truth"] for item in _objects(data["reward_model"])],
         extra_infos=_objects(data["extra_info"]),
-        columns=[{name: of[row] for name, of in found.items()} for row in range(len(is_padding))],
+        columns=[{name: of[row] for name, of in values.items()} for row in range(len(is_padding))],
         is_padding=is_padding,
         row_valid_B=~(padding | faulty),
         n_turns_B=n_turns_B,
@@ -118,7 +118,7 @@ def fetch_turn_batch(batch, columns: Iterable[str] = ()) -> TurnBatch:
 
 
 def _turn_ids(batch, data, extra_fields, response_ids, rows: list[int]) -> Iterator[tuple[int, torch.Tensor]]:
-    """Of each of the rows. A field comes back only where every row that is asked for has it."""
+    """Yields each row's turn ids. verl's store returns a field only when every requested row has it."""
     given = [row for row in rows if TURN_IDS in extra_fields[row]]
     for row in given:
         yield row, torch.tensor(turn_ids_of(extra_fields[row], row, len(response_ids[row])))

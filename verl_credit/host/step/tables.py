@@ -1,4 +1,4 @@
-"""The credit of a step, turn by turn: the turn table of all rows, and which groups a reader should see."""
+"""The credit of a step, turn by turn: the turn table of all rows, and the choice of groups for a reader."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def keep_turns(run_dir: Path, batch, step: StepCredit, number: int) -> None:
 
 
 def pipeline(step: StepCredit) -> dict:
-    """What a report must know to make the same credit again."""
+    """Returns the settings with which a report computes the same credit again."""
     settings, algorithm = step.settings, step.settings.algorithm
     return {
         "mode": algorithm.info_gain_norm_mode,

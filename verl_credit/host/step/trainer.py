@@ -52,10 +52,10 @@ from verl_credit.turns.gains import plan_gains
 
 
 class CreditSteps(EvaluatingTrainer, ProbingTrainer, RecordedTrainer):
-    """A mixin before one of verl's trainers. One instance in the task runner process; workers are Ray actors."""
+    """This mixin stands before one of verl's trainers. The task runner process has one instance; workers are Ray actors."""
 
     VERL_MODE: str
-    """verl's name of the trainer behind it."""
+    """verl's name of the trainer that it extends."""
     WORKER: type = CreditWorker
 
     def __init__(self, config):
@@ -67,7 +67,7 @@ class CreditSteps(EvaluatingTrainer, ProbingTrainer, RecordedTrainer):
         self._unrewarded = UnrewardedSteps(config.faults.max_unrewarded_steps, note)
         self._issued = (-1, 0)  # (step, prompts handed out in it)
         self.watch = RolloutWatch(config.faults.max_failed_rollouts)
-        self._said: dict[str, str | None] = {}  # by the actor workers, of what they run
+        self._worker_notes: dict[str, str | None] = {}  # what the actor workers run
         super().__init__(config)
 
     @property
@@ -77,7 +77,7 @@ class CreditSteps(EvaluatingTrainer, ProbingTrainer, RecordedTrainer):
 
     @trainer_mode.setter
     def trainer_mode(self, value: str) -> None:
-        """verl sets what the configuration says, whose values are checked before."""
+        """Ignores verl's assignment: the mode's value is checked before."""
 
     # --- start -----------------------------------------------------------------------------------
 
@@ -102,7 +102,7 @@ class CreditSteps(EvaluatingTrainer, ProbingTrainer, RecordedTrainer):
     def _setup(self):
         super()._setup()
         for rank, names in enumerate(self.actor_rollout_wg.credit_probe()):
-            self._said = {kind: names[kind] for kind in ("attention", "log_probs")}
+            self._worker_notes = {kind: names[kind] for kind in ("attention", "log_probs")}
             require_registered(f"actor worker {rank}", names, LOSS)
             if self._loss_is_ours and names["actor_loss"] != "credit_ppo_loss":
                 raise RuntimeError(
@@ -127,19 +127,19 @@ class CreditSteps(EvaluatingTrainer, ProbingTrainer, RecordedTrainer):
         search = self.config.search
         index = (search.index_fingerprint or "not named by its server") if search.max_searches else "none"
         events.note(self.run_dir, "banner", f"{self.settings.banner()} | index={index}")
-        for kind, text in self._said.items():
+        for kind, text in self._worker_notes.items():
             if text:
                 events.note(self.run_dir, kind, text)
 
     def _note_idle(self) -> None:
-        """Where the length of the run follows from its data, it is known only here."""
+        """Notes settings without effect when the run's length follows from its data, because it is known only here."""
         if self.config.trainer.total_training_steps is not None:
-            return  # said before the start
+            return  # `train` has noted it before the start
         steps = self.total_training_steps
-        said = f"{steps} steps (trainer.total_epochs={self.config.trainer.total_epochs})"
-        idle = probe_without_effect(self.config.probe.every, steps, said)
-        idle += keep_without_effect(self.config.keep_checkpoints, steps, said)
-        for line in [*without_effect_in(self.settings, steps, said), *idle]:
+        length = f"{steps} steps (trainer.total_epochs={self.config.trainer.total_epochs})"
+        idle = probe_without_effect(self.config.probe.every, steps, length)
+        idle += keep_without_effect(self.config.keep_checkpoints, steps, length)
+        for line in [*without_effect_in(self.settings, steps, length), *idle]:
             events.note(self.run_dir, "idle", f"without effect: {line}")
 
     @property
@@ -164,7 +164,7 @@ class CreditSteps(EvaluatingTrainer, ProbingTrainer, RecordedTrainer):
         self.watch.begin(prompts * self.config.actor_rollout_ref.rollout.n)
 
     def _balance_batch(self, batch, metrics, *args, **kwargs):
-        """First place that sees the sampled rows: order them, and stop on failed rollouts."""
+        """Orders the sampled rows and stops on failed rollouts, because no earlier hook sees these rows."""
         metrics["credit/rollouts_failed"] = self.watch.settle(len(batch.keys))
         batch.reorder(sorted(range(len(batch.keys)), key=lambda row: batch.keys[row]))
         return super()._balance_batch(batch, metrics, *args, **kwargs)
@@ -199,19 +199,19 @@ class CreditSteps(EvaluatingTrainer, ProbingTrainer, RecordedTrainer):
             metrics.update(plan.scorer.cost(plan, self.timing_raw["info_gain"], forward_s))
         return forward.batch
 
-    def _note_once(self, kind: str, said: str | None) -> None:
-        """Once a run: the metrics have the rest."""
-        if said and kind not in self._noted:
-            events.note(self.run_dir, kind, said)
+    def _note_once(self, kind: str, text: str | None) -> None:
+        """Notes a kind of event once in a run; the metrics have every step's numbers."""
+        if text and kind not in self._noted:
+            events.note(self.run_dir, kind, text)
             self._noted.add(kind)
 
     def _check_faults(self, turns: TurnBatch, metrics) -> None:
         metrics.update(row_metrics(turns))
         records = [record for record, pad in zip(turns.records, turns.is_padding, strict=True) if not pad]
-        # verl's own estimators know no rows that must not count, so with them no fault is tolerated.
+        # verl's own estimators cannot leave out a row, so with them no fault is tolerated.
         tolerated = self.config.faults.max_tool_faults if self.settings.turn_estimator else 0.0
-        lost = Counter(record["tool_fault"] for record in records if record["tool_fault"])
-        check_tool_faults(lost, len(records), tolerated, self.config.search.url)
+        faults = Counter(record["tool_fault"] for record in records if record["tool_fault"])
+        check_tool_faults(faults, len(records), tolerated, self.config.search.url)
 
     def _compute_advantage(self, batch, metrics):
         inputs, stage = self._inputs, self.credit.stage
@@ -219,9 +219,9 @@ class CreditSteps(EvaluatingTrainer, ProbingTrainer, RecordedTrainer):
             valid_B = self._turns.row_valid_B
             tokens = store.token_inputs(batch, self.global_steps, valid_B, entropy=not self._bypass)
             inputs = replace(inputs, tokens=tokens)
-        with bring_turns(inputs) as found:
+        with bring_turns(inputs) as brought:
             batch = super()._compute_advantage(batch, metrics)
-        step, self._credited = found.credit, None
+        step, self._credited = brought.credit, None
         if step is None:  # another estimator with our loss: no gain, no adaptive clip
             return store.write_tokens(batch, {CLIP_SCALE: torch.ones(self._turns.turn_ids_B_T.shape)})
         batch = store.write_tokens(batch, {CLIP_SCALE: step.clip_scale_B_T.float()})
@@ -246,7 +246,7 @@ class CreditSteps(EvaluatingTrainer, ProbingTrainer, RecordedTrainer):
 
     @property
     def _bypass(self) -> bool:
-        """verl makes no forward for old_log_probs, and takes the rollout engine's."""
+        """True when verl makes no forward for old_log_probs and takes the rollout engine's."""
         return bool((self.config.algorithm.get("rollout_correction") or {}).get("bypass_mode", False))
 
     @property

@@ -137,6 +137,7 @@ def _seen(reach, first: int, length: int) -> torch.Tensor:
 
 
 def _ordered(blocks_BB: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Per block of queries: the number of blocks of keys, and all blocks with these first. int32 [1, 1, B], [1, 1, B, B]."""
+    """Returns, per block of queries, the number of blocks of keys and all blocks with these first: int32 [1, 1, B] and
+    [1, 1, B, B]."""
     order = blocks_BB.int().argsort(dim=-1, descending=True, stable=True)
     return blocks_BB.sum(dim=-1).int()[None, None], order.int()[None, None]

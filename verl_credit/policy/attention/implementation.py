@@ -43,7 +43,7 @@ class Choice:
 
 
 def install() -> None:
-    """Register the names in transformers; a second call changes nothing.
+    """Registers the names in transformers; a second call changes nothing.
 
     The names have no mask function, so transformers builds no mask: only the pack decides which tokens a token sees.
     """

@@ -18,14 +18,14 @@ from verl_credit.policy.attention.pack import Pack, PackedRow, pack_rows
 from verl_credit.policy.attention.sdpa import sdpa
 from verl_credit.policy.attention.varlen import varlen
 
-# None is called "flash": transformers takes a name with that word for one of its own packages.
+# No name contains "flash": transformers takes such a name for a package of its own.
 KERNELS = {"varlen": varlen, "sdpa": sdpa, "flex": flex}
 
 
 def row_by_row(
     query, key, value, rows: tuple[PackedRow, ...], *, scaling, window=None, softcap=None
 ) -> torch.Tensor:
-    """The definition: every trunk and branch with its own keys and explicit scores. For proofs and tests."""
+    """The definition, for proofs and tests: every prefix and branch has its own keys and explicit scores."""
     groups = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
     parts = []
@@ -50,7 +50,7 @@ TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.float16: 2e-2, tor
 2.8e-5 (float32), 0.009 and 0.079; a branch that sees one token too many 0.39, one too few 0.99, a window off by one 1.2."""
 
 # 782 tokens, seven blocks of 128. Bases after, on and before the borders at 128, 256 and (row 2 begins at 475) 512 of
-# the stream; the whole trunk and its first token; a branch longer than a block.
+# the stream; the whole prefix and its first token; a branch longer than a block.
 TRUNKS = (301, 140, 170)
 BRANCHES = (
     ((301, 3), (257, 5), (256, 4), (255, 2), (129, 7), (128, 6), (127, 3), (1, 4)),
@@ -113,7 +113,7 @@ def draw(pack: Pack, heads: Heads, device, dtype) -> tuple[list[torch.Tensor], t
 
 
 def _borders(pack: Pack) -> list[int]:
-    """The places before and after each end of a trunk, a base and a branch."""
+    """The places before and after each end of a prefix, a base and a branch."""
     ends = []
     for row in pack.rows:
         at = row.start + row.trunk

@@ -16,12 +16,12 @@ MASK_NUMBERS = 2**24
 """SDPA: numbers in a mask, queries x keys; with a softcap, in the scores of all heads."""
 
 Branch = tuple[int, int]
-"""(base, tokens): the branch sees the first ``base`` tokens of its row's trunk, and itself."""
+"""(base, tokens): the branch sees the first ``base`` tokens of its row's prefix, and itself."""
 
 
 @dataclass(frozen=True)
 class PackedRow:
-    """A trunk at [start, start + trunk), followed by its branches."""
+    """A prefix of ``trunk`` tokens from ``start`` on, followed by its branches."""
 
     start: int
     trunk: int
@@ -40,7 +40,7 @@ class PackedRow:
 class Reach:
     """The places of the stream that every token sees: from ``own_N`` to itself, and from ``trunk_N`` to before ``end_N``.
 
-    int32 [N]. The first range is in the token's own trunk or branch; the second is in a branch token's trunk, and empty
+    int32 [N]. The first range is in the token's own prefix or branch; the second is in a branch token's prefix, and empty
     for other tokens. Both starts already respect a sliding window.
     """
 
@@ -49,13 +49,13 @@ class Reach:
     end_N: torch.Tensor
 
     def sees(self, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-        """Whether the token at place ``query`` sees the one at ``key``; both broadcast."""
+        """Returns whether the token at place ``query`` sees the token at ``key``; both broadcast."""
         own = (self.own_N[query] <= key) & (key <= query)
         return own | ((self.trunk_N[query] <= key) & (key < self.end_N[query]))
 
 
 class Pack:
-    """One micro-batch. All layers share its tables.
+    """A pack is one micro-batch. All layers share its tables.
 
     This is no dataclass, tuple or dict, because FSDP copies those at every layer to cast their tensors, and a copy
     would lack the tables that are made later.
@@ -73,7 +73,7 @@ class Pack:
         return self.rows[-1].start + self.rows[-1].length if self.rows else 0
 
     def position_ids(self) -> torch.Tensor:
-        """0, 1, ... along a trunk; a branch continues from its base."""
+        """The positions are 0, 1, ... along a prefix; a branch continues from its base."""
         parts = []
         for row in self.rows:
             parts.append(torch.arange(row.trunk))
@@ -94,7 +94,7 @@ class Pack:
 def pack_rows(trunks: Sequence[int], branches: Sequence[Sequence[Branch]] | None = None) -> Pack:
     """Put rows one after the other. Bases may come in any order.
 
-    Raises ValueError for a base outside the trunk and for an empty branch.
+    Raises ValueError for a base outside the prefix and for an empty branch.
     """
     branches = [()] * len(trunks) if branches is None else branches
     rows, start = [], 0
@@ -124,6 +124,6 @@ def _reach(rows: Sequence[PackedRow], window: int | None, device) -> Reach:
     if window is not None:
         place_N = torch.arange(len(own_N), dtype=torch.int32)
         own_N = torch.maximum(own_N, place_N - window + 1)
-        # base + (place - first) is its position; a trunk's token at place k has position k - row.
+        # base + (place - first) is its position; a prefix's token at place k has position k - row.
         trunk_N = torch.maximum(trunk_N, row_N + base_N + place_N - first_N - window + 1)
     return Reach(own_N.contiguous().to(device), trunk_N.contiguous().to(device), end_N.to(device))

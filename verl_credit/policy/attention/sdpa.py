@@ -38,7 +38,7 @@ class Piece:
 
 
 def sdpa(query, key, value, pack: Pack, *, scaling, window=None, softcap=None, dropout=0.0) -> torch.Tensor:
-    """One causal call per trunk; then its branches, some at a time, over the trunk and themselves with a mask."""
+    """Attends causally in each prefix, then with a mask from its branches, some at a time, to the prefix and themselves."""
     key_of_table = ("pieces", window, MASK_NUMBERS, query.device)
     pieces = pack.once(key_of_table, lambda: list(_pieces(pack, window, query.device)))
     heads, groups = key.shape[1], query.shape[1] // key.shape[1]

@@ -34,7 +34,7 @@ class Branches:
 def varlen(
     query, key, value, pack: Pack, *, scaling, window=None, softcap=None, dropout=0.0, call=None
 ) -> torch.Tensor:
-    """Every row as one causal sequence, which is correct for trunks; then the branches, some at a time, over gathered
+    """Every row as one causal sequence, which is correct for prefixes; then the branches, some at a time, over gathered
     keys, to replace their outputs."""
     call = call or flash_varlen()
     device = query.device

@@ -53,7 +53,7 @@ _SPARE_TOKENS = 64
 
 
 class _GrowingLayer(DynamicLayer):
-    """One layer's keys and values [B, heads, length, head_dim] as views of a longer buffer.
+    """Stores a layer's keys and values [B, heads, length, head_dim] as views of a longer buffer.
 
     transformers' own dynamic layer concatenates at every step, which copies the whole cache for each new token.
     """

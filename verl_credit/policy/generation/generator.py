@@ -64,7 +64,7 @@ class BatchGenerator:
     def generate(
         self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]
     ) -> list[Generation]:
-        """One Generation per prompt, in the order of the prompts.
+        """Returns one Generation per prompt, in the order of the prompts.
 
         An empty batch gives an empty list. Raises ValueError when the counts differ, and for a prompt that is empty, has
         an id outside the vocabulary, or exceeds the model's positions together with its `max_new_tokens`.
