@@ -62,7 +62,7 @@ def of_trial(campaign: Campaign, run: PlannedRun, folder: Path) -> list[str]:
 
 
 def composed(campaign: Campaign, folder: Path, complete: bool = True) -> dict[str, DictConfig]:
-    """The configuration of every condition, for its first seed and world. Errors: ConfigError says which condition.
+    """The configuration of every condition, for its first seed and world. Raises ConfigError that names the condition.
 
     ``complete``: keys that the user has to give (data, model, server) are there, too.
     """
@@ -126,7 +126,7 @@ def _all_different(configs: dict[str, DictConfig]) -> None:
 
 
 def flat(config: DictConfig) -> dict[str, object]:
-    """``key: value`` of the resolved configuration without what every run has of its own, secrets hidden."""
+    """``key: value`` of the resolved configuration without the keys that differ for every run, secrets hidden."""
     plain = config.copy()
     with open_dict(plain):
         plain.run_dir, plain.seed = "RUN_DIR", 0

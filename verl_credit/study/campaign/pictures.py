@@ -15,7 +15,7 @@ from verl_credit.study.campaign.results import Results
 from verl_credit.study.campaign.state import RunState, State
 from verl_credit.study.campaign.statistics import Comparison
 
-# Okabe and Ito's palette, which colour-blind readers can tell apart; then again with dashes.
+# Okabe and Ito's palette, which colour-blind readers can distinguish; then again with dashes.
 COLOURS = (INK, BLUE, VERMILION, GREEN, "#cc79a7", "#e69f00", "#56b4e9", GREY)
 DASHES = ("-", (0, (4, 2)), (0, (1, 1)))
 

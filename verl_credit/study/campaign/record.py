@@ -133,7 +133,7 @@ def _differences(before: Campaign, now: Campaign) -> tuple[list[str], list[str]]
 
 
 def _config_changes(folder: Path, name: str, now: dict | None) -> list[str]:
-    """Keys that the recipe gives another value than it did. New keys are none: a later version has more of them."""
+    """The keys whose value in the recipe has changed. New keys are no change: a later version has more keys."""
     path = folder / name / CONDITION
     if now is None or not path.exists():
         return []

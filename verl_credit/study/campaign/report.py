@@ -67,7 +67,7 @@ def page(outcome: Results) -> str:
 
 
 def standing(outcome: Results) -> str:
-    """``3 of 18 runs are done``, and what the others are."""
+    """``3 of 18 runs are done``, and the states of the other runs."""
     counts = Counter(one.state for one in outcome.states)
     others = ", ".join(
         f"{counts[state]} {state}" for state in State if counts[state] and state is not State.DONE

@@ -29,13 +29,13 @@ class Result:
     groups: list[list[Trajectory]]
     turns: list[ScoredTurn]
     values: dict[str, Value]
-    """By the digest of each distinct context."""
+    """The values of distinct contexts, by digest."""
     credits: list[tuple[Credit, Agreement | None]]
     """The run's, every mode's and the controls', with the agreement with A*; None where there is no credit."""
     gradients: dict[str, GradientAgreement]
-    """By the names of credits, and of `REFERENCE`; empty where gradients were not requested."""
+    """The gradients' agreement by the name of the credit, and of `REFERENCE`; empty when not requested."""
     of_prompts: int
-    """How many were requested."""
+    """The number of requested prompts."""
     reliability: Measure
     sure_pairs: tuple[int, int]
     """Pairs of tool turns, and pairs with the ending turn."""
@@ -52,7 +52,7 @@ class Result:
 
 
 def table(name: str, result: Result) -> list[str]:
-    """A line per credit; those that could not be made at the end, with the reason."""
+    """A line per credit; missing credits come at the end, with the reason."""
     tools = sum(turn.kind == "tool" for turn in result.turns)
     cut = (
         ""
@@ -119,7 +119,7 @@ def write_result(path: Path, settings: dict, policies: list[dict]) -> None:
 
 
 def as_dict(subject: Measured, result: Result) -> dict:
-    """One policy of ``fidelity.json``."""
+    """Returns the entry of a policy in ``fidelity.json``."""
     return {
         "policy": subject.name,
         "step": subject.step,

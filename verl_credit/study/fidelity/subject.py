@@ -29,7 +29,7 @@ from verl_credit.worlds.rollouts.sampler import ModelDecoder, TurnSampler
 
 @dataclass(frozen=True)
 class Subject:
-    """``config``: the run's, or the recipe `lab` for a policy that no run made; ``step``: of the run, None for such one."""
+    """``config``: the run's, or the recipe `lab` for a policy that no run made, whose ``step`` is None."""
 
     name: str
     config: DictConfig

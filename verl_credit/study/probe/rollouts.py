@@ -1,4 +1,4 @@
-"""The rollouts that a probe reads, those that a step stored among them, and means over the rollouts of a prompt."""
+"""The rollouts that a probe reads, for example those that a step stored, and means over the rollouts of a prompt."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Rollouts:
     outcome_B: torch.Tensor
     """float64, the reward of the whole rollout"""
     trained_B_T: torch.Tensor | None = None
-    """bool, the written tokens that the loss counts; None: all of them"""
+    """bool, the written tokens in the loss; None: all of them"""
     advantage_B_T: torch.Tensor | None = None
     """float64, the run's own credit per token; None where the rollouts were stored without it"""
     log_prob_B_T: torch.Tensor | None = None
@@ -71,7 +71,7 @@ class Rollouts:
         return self.rows([row for row, group in enumerate(self.group_B.tolist()) if group in wanted])
 
     def rows(self, chosen: list[int]) -> Rollouts:
-        """These rows; the response axis is cut to the longest of them."""
+        """Returns these rows; the response axis is cut to the longest of them."""
         longest = max((len(self.response_ids[row]) for row in chosen), default=0)
         cut = {}
         for field in fields(self):

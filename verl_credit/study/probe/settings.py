@@ -155,7 +155,7 @@ class ProbeSettings(Part):
         return self
 
     def banner(self) -> str:
-        """One line that names what is in use; it is printed before anything heavy starts."""
+        """Returns a line with the settings in use, which is printed before anything heavy starts."""
         e, b = self.estimator, self.estimator.baseline
         means = b.fit + (f", decay {b.ema_decay:g}" if b.fit == "previous" else "")
         details = {"none": "b = H", "regression": f"ridge {b.ridge_lambda:g}, {b.folds} folds"}
@@ -170,7 +170,7 @@ class ProbeSettings(Part):
 
 
 def defaults_page(part: Part | None = None, indent: str = "") -> str:
-    """Every key with its default, as YAML: each below the line that says what it does."""
+    """Every key with its default, as YAML, each below its description."""
     part, lines = part or ProbeSettings(), []
     for name, declared in type(part).model_fields.items():
         value = getattr(part, name)

@@ -47,7 +47,7 @@ class OptimizerState:
 
 
 def parameter_state(saved: dict, group: dict, like: torch.Tensor) -> ParameterState:
-    """One parameter's entry of an optimiser's ``state``, copied; an empty one is zeros, as AdamW starts.
+    """Copies a parameter's entry of an optimiser's ``state``; an empty entry gives zeros, as AdamW starts.
 
     ``group``: the parameter's entry of ``param_groups``. ``like``: the parameter, for its shape.
     Raises ValueError for an optimiser that is not AdamW.

@@ -1,4 +1,4 @@
-"""One step of the twin: the credit of its rollouts, as the trainer computes it, and the updates."""
+"""A step of the twin: the credit of its rollouts, as the trainer computes it, and the updates."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class UpdateBatch:
 def update(
     policy: PackedPolicy, optimizer: torch.optim.Optimizer, batch: UpdateBatch, objective: Objective
 ) -> list[dict[str, float]]:
-    """One step of the optimiser per mini-batch; returns the metrics of each.
+    """Makes an optimiser step for each mini-batch; returns the metrics of each.
 
     The loss of a micro-batch is divided by the tokens and rows of its mini-batch, so gradients add up whatever the
     micro-batches are, as in verl's engine on one rank.

@@ -110,11 +110,11 @@ class Twin:
         """Exact match on held-out questions, greedy and sampled, into the run's files."""
         chosen = held_out(len(self.test_set.prompts), self.config.data.val_max_samples, self.config.data.seed)
         count = len(chosen)
-        found = {
+        groups_of = {
             mode: self._roll(self.test_set, chosen, 1, f"test {step}", greedy=mode == "greedy")
             for mode in ("greedy", "sampled")
         }
-        em = {mode: sum(group[0].reward for group in groups) / count for mode, groups in found.items()}
+        em = {mode: sum(group[0].reward for group in groups) / count for mode, groups in groups_of.items()}
         row = {NAME.format(mode): value for mode, value in em.items()}
         append_json(self.run_dir / VALIDATION, {"step": step, **row})
         self._say(

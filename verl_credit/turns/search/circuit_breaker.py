@@ -37,7 +37,7 @@ class CircuitBreaker:
 
     @property
     def refuses(self) -> bool:
-        """Whether a request would be refused now: the pause lasts, or a probe is running."""
+        """Would a request be refused now, because the pause lasts or a probe is running?"""
         if self._opened_at is None:
             return False
         return self._probing or self._clock() - self._opened_at < self._pause_s
@@ -71,7 +71,7 @@ class CircuitBreaker:
 
 @dataclass(frozen=True)
 class Server:
-    """One retriever: the address of its POST /retrieve, and its breaker."""
+    """A retriever: the address of its POST /retrieve, and its breaker."""
 
     url: str
     breaker: CircuitBreaker

@@ -101,7 +101,7 @@ SCHEMA = pa.schema(
 
 
 def to_row(record: Record, data_set: DataSet, split: str, index: int) -> dict:
-    """One row; ``index`` is its number in the file."""
+    """Returns the row in verl's format; ``index`` is its number in the file."""
     content = PROMPTS[data_set.form].format(question=record.question)
     return {
         "data_source": data_set.name,

@@ -14,7 +14,7 @@ from verl_credit.worlds.rollouts.sampler import Ask, Ids, TurnSampler, digest, u
 
 @dataclass(frozen=True)
 class Start:
-    """``count`` trajectories from ``state``. What they are follows from ``seed``, ``name`` and the state alone."""
+    """``count`` trajectories from ``state``. They depend only on ``seed``, ``name`` and the state."""
 
     state: State
     count: int
@@ -68,9 +68,9 @@ def roll(
 ) -> list[list[Trajectory]]:
     """The trajectories of every start.
 
-    Trajectories of all starts go through the turns together: those that stand in the same context share its forward, never
+    Trajectories of all starts go through the turns together: trajectories in the same context share its forward, never
     their random numbers. Starts may be of different turns.
-    ``follow``: another function where a tool's answer is a matter of chance.
+    ``follow``: the function that makes the steps, for tools whose answers are random.
     """
     paths: list[list[list[Step]]] = [[[] for _ in range(start.count)] for start in starts]
     # turn number -> context -> (its state, which trajectories stand there)

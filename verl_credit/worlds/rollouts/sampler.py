@@ -98,14 +98,14 @@ def digest(ids: Sequence[int]) -> str:
 
 
 def uniforms(*parts: object, particles: int, tokens: int) -> np.ndarray:
-    """[particles, tokens] numbers that follow from the parts alone: not from batches, nor from what was drawn before."""
+    """[particles, tokens] numbers that depend only on the parts, not on batches or earlier draws."""
     seed = hashlib.blake2b(repr(parts).encode(), digest_size=16).digest()
     generator = np.random.Generator(np.random.PCG64(int.from_bytes(seed, "big")))
     return generator.random((particles, tokens))
 
 
 class TurnSampler:
-    """Samples turns of a policy at temperature 1; greedy ones with ``greedy``."""
+    """Samples turns of a policy at temperature 1, or greedily with ``greedy``."""
 
     def __init__(
         self,
