@@ -53,7 +53,7 @@ def no_turn_ids(row: int) -> str:
 
 
 def record_of(extra_fields: Mapping, row: int) -> dict:
-    """Every field of `RowRecord`, the missing ones with their defaults. Raises ValueError for a value that is no record."""
+    """Every field of `RowRecord`, missing fields with their defaults. Raises ValueError for a value that is no record."""
     given, record = extra_fields.get(ROW_RECORD), RowRecord().as_dict()
     if given is None:
         return record

@@ -70,7 +70,7 @@ class TurnBook:
         self.n_turns = 0
 
     def wrote_turn(self, response_mask: list[int]) -> None:
-        """Record a turn, whose tokens are the new ones with mask 1."""
+        """Record a turn, whose tokens are the new tokens with mask 1."""
         new = response_mask[len(self.turn_ids) :]
         self.turn_ids += [self.n_turns if m else -1 for m in new]
         self.n_turns += 1

@@ -97,7 +97,7 @@ def _is_row(cells: list[str] | str | None) -> bool:
 
 
 def _cells(line: bytes) -> list[str] | str | None:
-    """The cells of one row, None where a quote is open at the end, or a sentence that says what is wrong."""
+    """The cells of one row, None when a quote is open at the end, or a sentence with the fault."""
     if b"\0" in line:
         return "a null byte"
     try:

@@ -17,7 +17,7 @@ from verl_credit.records.run.tables import StepTable
 
 
 class NotOffered(ValueError):
-    """A setting that the stored tables do not allow; the message says why."""
+    """A setting that the stored tables do not allow; the message has the reason."""
 
 
 @dataclass(frozen=True)

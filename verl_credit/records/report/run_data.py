@@ -90,7 +90,7 @@ class Run:
 
     @property
     def other_signal(self) -> bool:
-        """The turn rewards are not information gain alone."""
+        """The turn rewards have another source than information gain."""
         return any("credit/turn_reward/mean" in row for row in self.metrics)
 
     @property

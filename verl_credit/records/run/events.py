@@ -56,7 +56,7 @@ def start(run_dir: Path, planned: int | None, command: str | None = None) -> Non
 
 
 def how(run_dir: Path, code: ExitCode, why: str, planned: int | None) -> tuple[Reason, str]:
-    """How a start ended, and why. Where a time limit ended the run, its note says why."""
+    """How a start ended, and why. When a time limit ended the run, its note is the reason."""
     notes = {row.get("kind"): row["text"] for row in _last_start(run_dir)}
     if code == ExitCode.DONE and MAX_HOURS in notes and steps_done(run_dir) != planned:
         return Reason.TIME_LIMIT, notes[MAX_HOURS]

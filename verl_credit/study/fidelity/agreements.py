@@ -130,7 +130,7 @@ class Agreements:
         return np.where((vx > _CONSTANT) & (vy > _CONSTANT), r, np.nan)
 
     def _order(self, credit_N: np.ndarray, pairs: Sequence[tuple[int, int]]) -> Measure:
-        """A tie counts one half; where every pair ties there is no order."""
+        """A tie has the weight 0.5; when every pair ties there is no order."""
         if not pairs:
             return Measure(None)
         worse, better = np.array(pairs).T

@@ -68,7 +68,7 @@ def tables_of(
         pipeline={
             "mode": a.info_gain_norm_mode,
             "signals": {"info_gain": 1.0},
-            # An operator of the user's is read by `run_credit` alone.
+            # Only `run_credit` reads a user's operator.
             "outcome_operator": a.advantage_mode if a.advantage_mode in OUTCOME_OPERATORS else "grpo",
             "tied_groups": a.tied_groups,
             "shared": {

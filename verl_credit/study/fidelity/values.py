@@ -45,7 +45,7 @@ class Value:
 
     @property
     def halves(self) -> tuple[float, float]:
-        """V by each half alone; the two are independent estimates."""
+        """V by each half; the two are independent estimates."""
         half = self.continuations // 2
         first, second = (self.outcomes[part].count("1") for part in (slice(half), slice(half, None)))
         return first / half, second / (self.continuations - half)

@@ -109,7 +109,7 @@ class RolloutFacts:
     updates: int
     """The optimiser's updates in the step; only the first is made at the parameters that wrote the rollouts"""
     rows: int
-    """Rows of the whole batch: those that are not among the rollouts (padding, faults) count in the loss's means."""
+    """Rows of the whole batch: rows that are not among the rollouts (padding, faults) are in the loss's means."""
     loss_tokens: int
     """Tokens of the whole batch, rejected ones included: verl's divisor with ``loss_agg_mode=token-mean``."""
     objective: dict

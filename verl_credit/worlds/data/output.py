@@ -186,7 +186,7 @@ class SplitTally:
 
 @dataclass
 class Tally:
-    """The counts of one `prepare`."""
+    """The counts of a `prepare`."""
 
     splits: dict[str, SplitTally] = field(default_factory=dict)
     left_out: Counter = field(default_factory=Counter)

@@ -136,7 +136,7 @@ def credit_of_controls(
     data: Sequence[Mapping],
     drawn: np.random.Generator,
 ) -> list[Credit]:
-    """Random credit, and those of `controls` that read a group as modes do."""
+    """Random credit, and the credits of `controls` that read a group as modes do."""
     credits = [Credit("random", drawn.standard_normal(len(groups)), kind="control")]
     for credit in (fewer_turns(tables, [len(group) for group in groups]), brought(groups, data)):
         if credit.advantages is not None:
