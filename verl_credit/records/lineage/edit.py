@@ -58,7 +58,7 @@ def _diff(name: str, before: Path | None, after: Path | None) -> str:
         if b"\0" in old + new:
             raise ValueError
         left, right = (content.decode() for content in (old, new))
-    except ValueError:  # UnicodeDecodeError is one
+    except ValueError:  # UnicodeDecodeError is a ValueError
         return f"Binary files {a} and {b} differ\n"
     lines = list(difflib.unified_diff(_lines(left), _lines(right), a, b))
     return "".join(_ended(lines or [f"--- {a}\n", f"+++ {b}\n"]))  # an empty file that is new or gone

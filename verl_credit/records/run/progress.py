@@ -31,7 +31,7 @@ class Progress:
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._files = {name: GrowingFile(self.run_dir / name) for name in (EVENTS, METRICS, VALIDATION)}
         for file in self._files.values():
-            file.new_rows()  # what stands there before the run starts is not news
+            file.new_rows()  # without this read the lines of earlier starts would be printed again
         self._running_em: float | None = None
 
     def __enter__(self) -> Progress:

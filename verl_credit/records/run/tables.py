@@ -54,14 +54,14 @@ TURNS_SCHEMA = pa.schema(
 _FLOATS = pa.list_(pa.float32())
 _SAMPLE = [
     ("group", pa.int32()),
-    ("row", pa.int32()),  # its place in the batch of the update, in which other rows stand too
+    ("row", pa.int32()),  # its index in the batch of the update, which has other rows, too
     ("question", pa.string()),
     ("golds", pa.list_(pa.string())),
     ("gold_ids", pa.string()),  # JSON
     ("searches", pa.string()),  # JSON
     ("stop_reason", pa.string()),
-    ("texts", pa.list_(pa.string())),  # per turn, what the policy wrote
-    ("observations", pa.list_(pa.string())),  # per turn, what it read next
+    ("texts", pa.list_(pa.string())),  # the policy's text of each turn
+    ("observations", pa.list_(pa.string())),  # the observation after each turn
 ]
 ROLLOUTS_SCHEMA = pa.schema(
     [

@@ -65,7 +65,7 @@ def _panel(results: Results, title: str, caption: str, lines: tuple[Line, ...]) 
 
 
 def _mean_line(name: str, runs: Sequence[RunState], color: str, dash: object) -> Line:
-    """Over the steps that all runs have."""
+    """The curve over the steps that all runs have."""
     by_run = [dict(zip(one.curve.steps, one.curve.values, strict=True)) for one in runs]
     steps = tuple(sorted(set.intersection(*(set(of) for of in by_run))))
     columns = [[of[step] for of in by_run] for step in steps]

@@ -63,7 +63,7 @@ def read_record(folder: Path) -> Record:
 
 
 def keep_record(folder: Path, campaign: Campaign, configs: dict[str, DictConfig], ended: int) -> list[str]:
-    """Write the record, or compare it with the one that is there; returns what was added since.
+    """Write the record, or compare it with the existing record; returns the additions.
 
     Errors: ConfigError names what has changed: runs of the old and the new would be compared.
     """

@@ -1,4 +1,4 @@
-"""The report of a campaign: campaign.html, one offline page, and two pictures; at any time, also while runs are missing."""
+"""The report of a campaign: campaign.html, one offline page, and two pictures; also while runs are missing."""
 
 from __future__ import annotations
 

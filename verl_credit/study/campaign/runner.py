@@ -27,7 +27,7 @@ from verl_credit.study.campaign.state import RunState, State, state_of, states
 
 LOG = "output.log"  # for parallel runs; a single run prints to our output
 DEFAULT = Path("runs") / "campaigns"
-HELD = (State.DAMAGED, State.RUNNING)  # not ours to touch
+HELD = (State.DAMAGED, State.RUNNING)  # these runs are not started again
 
 
 def run_campaign(
@@ -146,7 +146,7 @@ def drop_partial(run_dir: Path) -> str:
 
 
 def _build_worlds(campaign: Campaign, folder: Path, queue: Sequence[PlannedRun]) -> ExitCode:
-    """Builds the worlds one after the other, before runs that would build the same one side by side. Seeds share a world."""
+    """Builds the worlds one after the other, so that parallel runs do not build the same world. Seeds share a world."""
     one_seed = {(run.condition, run.world): run for run in queue}.values()
     configs = (
         unchecked_config(campaign.recipe, overrides_of(campaign, run, folder), campaign.config_dir)

@@ -29,7 +29,7 @@ _CONSTANT = 1e-12
 
 @dataclass(frozen=True)
 class Agreement:
-    """How well one credit agrees; see the module."""
+    """The agreement of a credit; see the module."""
 
     pearson: Measure
     same_turn: Measure

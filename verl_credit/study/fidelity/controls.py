@@ -1,4 +1,4 @@
-"""Credit that no mode gives, to compare a mode's number with.
+"""Controls: credit that no mode gives, for comparison with the modes' numbers.
 
     random            standard normal for every turn
     constant          1 for every turn: without correlation or order

@@ -137,7 +137,7 @@ def sample_groups(subject: Measured, request: Request, name: str = "rollout") ->
 
 
 def _complete(sampled: list[list[Trajectory]], values: dict[str, Value]) -> int:
-    """How many prompts come before the first that lacks a value."""
+    """The number of prompts before the first prompt without a value."""
     known = (all(digest(state.ids) in values for state in states_of([group])) for group in sampled)
     return sum(1 for _ in takewhile(bool, known))
 

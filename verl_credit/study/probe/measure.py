@@ -44,7 +44,7 @@ from verl_credit.study.probe.update import (
 
 DIFFERENCE = 1e-3  # of the learning rate, for the check of the derivatives
 Say = Callable[[float, str], None]
-"""(share that is done, what is being done)"""
+"""(share that is done, name of the stage)"""
 
 
 @dataclass(frozen=True)

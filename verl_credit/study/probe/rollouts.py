@@ -115,7 +115,7 @@ class RolloutFacts:
     objective: dict
     """``loss_mode``, ``loss_agg_mode``, clip ranges, KL and entropy coefficients, ``grad_clip``, ... by their keys"""
     uid: list[str]
-    """The group within which the run compared outcomes; two may have one prompt, where the data has it twice"""
+    """The group within which the run compared outcomes; two groups have the same prompt if the data has it twice"""
     turn_ids_B_T: torch.Tensor
     """int64; -1: not the policy's token"""
     clip_scale_B_T: torch.Tensor

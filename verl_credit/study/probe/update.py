@@ -1,4 +1,4 @@
-"""Y: the gradient of the loss as weights on ∇log π, and what one step of AdamW makes of it, per unit of learning rate.
+"""Y: the gradient of the loss as weights on ∇log π, and its change by one step of AdamW, per unit of learning rate.
 
     v = (θ' − θ) / η = −m̂ / (√v̂ + ε) − λ θ
     m̂ = (β₁ m + (1 − β₁) g) / (1 − β₁ᵗ⁺¹)

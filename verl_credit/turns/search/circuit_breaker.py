@@ -107,7 +107,7 @@ class ServerList:
         return None
 
     def wait(self, ready: dict[str, float]) -> float:
-        """Seconds until the first server whose breaker is not open is ready: 0 when one sent no Retry-After."""
+        """Seconds until the first server whose breaker is not open is ready: 0 when a server sent no Retry-After."""
         usable = [s for s in self.servers if not s.breaker.refuses] or self.servers
         now = self._clock()
         return max(0.0, min(ready.get(server.url, now) for server in usable) - now)

@@ -73,7 +73,7 @@ def roll(
     ``follow``: the function that makes the steps, for tools whose answers are random.
     """
     paths: list[list[list[Step]]] = [[[] for _ in range(start.count)] for start in starts]
-    # turn number -> context -> (its state, which trajectories stand there)
+    # turn number -> context -> (its state, the trajectories in it)
     waiting: dict[int, dict[Ids, tuple[State, list[tuple[int, int]]]]] = {}
 
     def put(state: State, owner: int, particle: int) -> None:
@@ -84,7 +84,7 @@ def roll(
         for particle in range(start.count):
             put(start.state, owner, particle)
     while waiting:
-        # Several ways may lead to a context: which particle has which number must not depend on who else is on them.
+        # Several ways may lead to a context: the number of a particle must not depend on the other particles.
         nodes = [(state, sorted(at)) for state, at in waiting.pop(min(waiting)).values()]
         asks = [Ask(state.ids, numbers(starts, protocol.budget(state), state, at)) for state, at in nodes]
         texts = sampler.sample(asks)

@@ -1,4 +1,4 @@
-"""Independent samples of one turn, at the price of the distinct texts among them.
+"""Independent samples of one turn, at the cost of the distinct texts among them.
 
 All samples ("particles") after a context walk one trie: a node is a distinct text so far and has its next-token
 distribution once, whatever the number of particles on it. Each particle draws with uniform numbers of its own, so that

@@ -29,7 +29,7 @@ def length_ratio(a_D: torch.Tensor, b_D: torch.Tensor) -> float | None:
 
 
 def compare(expected_D: torch.Tensor, true_D: torch.Tensor) -> dict[str, float | None]:
-    """How an expected gradient differs from the true one.
+    """The differences between an expected gradient and the true gradient.
 
         norm_ratio = |E[g]| / |grad J|        difference = min over c of |E[g]/c - grad J| = |grad J| sin(angle)
 

@@ -47,7 +47,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class SwapAgreement:
-    """The choices of one credit; see the module."""
+    """The choices of a credit; see the module."""
 
     one: Choice
     mean: Choice

@@ -22,7 +22,7 @@ from verl_credit.worlds.rollouts.sampler import digest
 
 SWAPS = "swaps.jsonl"
 COMPLETIONS = 8
-"""Each alternative is completed that often."""
+"""The number of completions of each alternative."""
 
 
 @dataclass(frozen=True)
