@@ -66,5 +66,5 @@ def verdict(
     delta = metric - best.core_metric
     gain = -delta if lower_is_better else delta
     kept = gain > threshold and not math.isclose(gain, threshold, abs_tol=1e-12)
-    said = f"gain {gain:+.6g} over {best.label}, {'above' if kept else 'not above'} {threshold:g}"
-    return Verdict(FailureLabel.KEEP if kept else FailureLabel.DISCARD, delta, said)
+    reason = f"gain {gain:+.6g} over {best.label}, {'above' if kept else 'not above'} {threshold:g}"
+    return Verdict(FailureLabel.KEEP if kept else FailureLabel.DISCARD, delta, reason)

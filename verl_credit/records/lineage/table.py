@@ -68,8 +68,8 @@ def read_rows(content: bytes, file: str = "") -> tuple[list[Trial], list[Damage]
             elif line.strip():
                 trials.append(Trial.from_cells(_whole(cells, line)))
         except ValueError as error:
-            shown = printable(line.decode(errors="replace")[:80])
-            damaged.append(Damage(file, at + 1, str(error), shown))
+            beginning = printable(line.decode(errors="replace")[:80])
+            damaged.append(Damage(file, at + 1, str(error), beginning))
         at = last + 1
     return trials, damaged
 

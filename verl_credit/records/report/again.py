@@ -177,13 +177,13 @@ def credit_of_tokens(
             if transform in ("gtpo_canonical", "grpo_s")
             else f"{transform} is an operator of yours, and a report loads none"
         )
-    found, pipeline = TRANSFORMS[transform], tokens.pipeline
-    if found.weighted and tokens.uncertainty_G_T is None:
+    operator, pipeline = TRANSFORMS[transform], tokens.pipeline
+    if operator.weighted and tokens.uncertainty_G_T is None:
         raise NotOffered("no uncertainties of tokens were recorded")
-    if found.needs_planning and tokens.planning_G_T is None:
+    if operator.needs_planning and tokens.planning_G_T is None:
         raise NotOffered("no planning tokens were recorded")
     lam = tokens.sepa_lambda if sepa_lambda is None else sepa_lambda
-    if found.uses_sepa_controller and lam is None:
+    if operator.uses_sepa_controller and lam is None:
         raise NotOffered("this run has no SEPA lambda")
     return token_credit(
         turn_advantage_G_T,

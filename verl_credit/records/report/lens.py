@@ -59,7 +59,7 @@ class Lens:
 def lens(run_dir: Path, last_step: int) -> Lens:
     """Makes the lens of the last steps up to ``last_step``; later tables belong to a step that is not finished."""
     problems: list[str] = []
-    found: list[tuple[tuple, int, int, Group]] = []
+    ranked: list[tuple[tuple, int, int, Group]] = []
     turn_paths, token_paths = tables_of(run_dir, TURNS), token_steps(run_dir)
     for step, path in token_paths.items():
         if step > last_step:
@@ -72,10 +72,10 @@ def lens(run_dir: Path, last_step: int) -> Lens:
             for number in dict.fromkeys(c["group"]):
                 rows = [row for row, one in zip(c["row"], c["group"], strict=True) if one == number]
                 group = Group(turns, rows)
-                found.append((_rank(group, step), step, number, group))
-    shown, left = [], TOKENS_IN_ALL
-    for _, step, number, group in sorted(found, key=lambda entry: entry[0], reverse=True)[:GROUPS]:
-        if shown and group.shown_tokens > left:
+                ranked.append((_rank(group, step), step, number, group))
+    groups, left = [], TOKENS_IN_ALL
+    for _, step, number, group in sorted(ranked, key=lambda entry: entry[0], reverse=True)[:GROUPS]:
+        if groups and group.shown_tokens > left:
             continue
         with _problems_named(problems, step):
             table = read_tokens(token_paths[step])
@@ -83,9 +83,9 @@ def lens(run_dir: Path, last_step: int) -> Lens:
             problems += [stars.problem] if stars.problem else []
             cut = _cut(replace(group, tokens=token_tables(table, number)), table, stars)
             json.dumps(cut, allow_nan=False)  # one NaN would break the whole page
-            shown.append(cut)
+            groups.append(cut)
             left -= group.shown_tokens
-    return Lens(shown, list(dict.fromkeys(problems)))
+    return Lens(groups, list(dict.fromkeys(problems)))
 
 
 @contextmanager

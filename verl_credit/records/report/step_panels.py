@@ -72,8 +72,8 @@ def _read(folder: Path, last_step: int) -> tuple[dict[int, dict[str, torch.Tenso
 
 
 def _quantiles(values: dict[int, dict[str, torch.Tensor]], name: str) -> tuple[Line, ...]:
-    values = {step: {name: found[name][found[name].isfinite()]} for step, found in values.items()}
-    steps = [step for step, found in values.items() if len(found[name])]
+    values = {step: {name: of_step[name][of_step[name].isfinite()]} for step, of_step in values.items()}
+    steps = [step for step, of_step in values.items() if len(of_step[name])]
     if not steps:
         return ()
     shares = torch.tensor(list(QUANTILES), dtype=torch.float64)

@@ -64,9 +64,9 @@ def table(name: str, result: Result) -> list[str]:
         f"{result.sure_pairs[0]} + {result.sure_pairs[1]} sure pairs, reliability of A* {shown(result.reliability)}",
         f"{'credit':<34} {'pearson':<20} {'same turn':<20} {'pairs in order':<20} with the ending turn",
     ]
-    for credit, found in result.credits:
-        if found is not None:
-            cells = (found.pearson, found.same_turn, found.pairs, found.end_pairs)
+    for credit, agreement in result.credits:
+        if agreement is not None:
+            cells = (agreement.pearson, agreement.same_turn, agreement.pairs, agreement.end_pairs)
             lines.append(f"{credit.name:<34} " + " ".join(f"{shown(cell):<20}" for cell in cells).rstrip())
     lines += not_measured(result.credits)
     if result.otherwise:
@@ -83,7 +83,11 @@ def table(name: str, result: Result) -> list[str]:
 
 
 def not_measured(credits: Sequence[tuple[Credit, Any]]) -> list[str]:
-    return [f"{credit.name:<34} not measured: {credit.reason}" for credit, found in credits if found is None]
+    return [
+        f"{credit.name:<34} not measured: {credit.reason}"
+        for credit, agreement in credits
+        if agreement is None
+    ]
 
 
 def gradient_table(result: Result) -> list[str]:
@@ -93,8 +97,8 @@ def gradient_table(result: Result) -> list[str]:
     lines = [
         f"{'gradient of':<34} {'own cosine':<20} {'minus GRPO':<22} {'cosine of E[g]':<20} signal to noise"
     ]
-    for name, found in result.gradients.items():
-        cells = (found.own, found.own_difference, found.bias, found.signal_to_noise)
+    for name, agreement in result.gradients.items():
+        cells = (agreement.own, agreement.own_difference, agreement.bias, agreement.signal_to_noise)
         lines.append(f"{name:<34} " + " ".join(f"{shown(cell):<20}" for cell in cells).rstrip())
     if RLOO in result.gradients:
         bias, holds_1 = integrity(result.gradients)
@@ -132,7 +136,7 @@ def as_dict(subject: Measured, result: Result) -> dict:
         "sure_pairs": result.sure_pairs,
         "reliability": asdict(result.reliability),
         "credits": credits_as_dict(result.credits),
-        "gradients": {name: asdict(found) for name, found in result.gradients.items()},
+        "gradients": {name: asdict(agreement) for name, agreement in result.gradients.items()},
         "integrity": [asdict(score) for score in martingale(result.turns)],
     }
 
@@ -140,6 +144,6 @@ def as_dict(subject: Measured, result: Result) -> dict:
 def credits_as_dict(credits: Sequence[tuple[Credit, Any]]) -> dict:
     return {
         credit.name: {"kind": credit.kind, "held_out": credit.held_out}
-        | ({"reason": credit.reason} if found is None else asdict(found))
-        for credit, found in credits
+        | ({"reason": credit.reason} if agreement is None else asdict(agreement))
+        for credit, agreement in credits
     }

@@ -97,13 +97,13 @@ def make_subject(
     if config.search.shuffle_seed is not None:
         raise PreflightError(f"search.shuffle_seed={config.search.shuffle_seed}: expected null")
     index = Path(config.lab.index) if config.lab.index else lab / "index"
-    retriever, asked = (
+    retriever, fingerprint = (
         LocalRetriever(lab / "encoder", index, k=config.search.topk),
         config.search.index_fingerprint,
     )
-    if asked is not None and asked != retriever.fingerprint:
+    if fingerprint is not None and fingerprint != retriever.fingerprint:
         raise PreflightError(
-            f"{index} has the fingerprint {retriever.fingerprint}, and the run searched {asked} "
+            f"{index} has the fingerprint {retriever.fingerprint}, and the run searched {fingerprint} "
             "(search.index_fingerprint): expected its index (--lab, if it was moved)"
         )
     limits = Limits(

@@ -94,14 +94,14 @@ class Twin:
         with self.policy.packing():
             batch, _, metrics = self.credit.batch(self.policy, turns, outcome_B, group_B, step)
             credited = time.perf_counter()
-            made = update(self.policy, self.optimizer, batch, self.objective)
+            updates = update(self.policy, self.optimizer, batch, self.objective)
         times = {
             "gen": generated - began, "credit": credited - generated, "update_actor": time.perf_counter() - credited
         }  # fmt: skip
         return {
             "credit/outcome/em": outcome_B.mean().item(),
             "num_turns/mean": turns.n_turns_B.double().mean().item(),
-            **{f"actor/{name}": sum(one[name] for one in made) / len(made) for name in made[0]},
+            **{f"actor/{name}": sum(one[name] for one in updates) / len(updates) for name in updates[0]},
             **{name: value for name, value in metrics.items() if isinstance(value, float)},
             **{f"timing_s/{name}": seconds for name, seconds in times.items()},
         }

@@ -179,9 +179,9 @@ class SplitTally:
 
     def drop(self, reason: str, where: str, detail: str = "") -> None:
         self.dropped[reason] += 1
-        shown = self.examples.setdefault(reason, [])
-        if len(shown) < EXAMPLES:
-            shown.append(printable(f"{where}: {detail}" if detail else where))
+        examples = self.examples.setdefault(reason, [])
+        if len(examples) < EXAMPLES:
+            examples.append(printable(f"{where}: {detail}" if detail else where))
 
 
 @dataclass

@@ -54,12 +54,13 @@ def follow_texts(
     """The step after the text of each particle of each node: the same text has the same step."""
     distinct = {
         (state.ids, text): (state, text)
-        for (state, _), found in zip(nodes, texts, strict=True)
-        for text in found
+        for (state, _), of_node in zip(nodes, texts, strict=True)
+        for text in of_node
     }
     step_of = dict(zip(distinct, protocol.steps(list(distinct.values())), strict=True))
     return [
-        [step_of[state.ids, text] for text in found] for (state, _), found in zip(nodes, texts, strict=True)
+        [step_of[state.ids, text] for text in of_node]
+        for (state, _), of_node in zip(nodes, texts, strict=True)
     ]
 
 

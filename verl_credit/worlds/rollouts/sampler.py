@@ -125,8 +125,8 @@ class TurnSampler:
         by_length = sorted(range(len(asks)), key=lambda i: (len(asks[i].context), asks[i].context))
         for begin in range(0, len(by_length), self._at_once):
             chosen = by_length[begin : begin + self._at_once]
-            for i, found in zip(chosen, self._batch([asks[i] for i in chosen]), strict=True):
-                texts[i] = found
+            for i, of_ask in zip(chosen, self._batch([asks[i] for i in chosen]), strict=True):
+                texts[i] = of_ask
         return texts
 
     def _batch(self, asks: list[Ask]) -> list[list[Ids]]:

@@ -64,7 +64,7 @@ def _name(policy: Mapping[str, Any]) -> str:
 
 
 def _of_kind(policy: Mapping[str, Any], kind: str) -> list[tuple[str, Mapping[str, Any]]]:
-    return [(name, found) for name, found in policy["credits"].items() if found["kind"] == kind]
+    return [(name, credit) for name, credit in policy["credits"].items() if credit["kind"] == kind]
 
 
 def _overview(policies: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[str]]]:

@@ -17,7 +17,7 @@ MEASURES = (("pearson", "pearson", BLUE), ("same_turn", "same turn", VERMILION))
 
 def agreement_picture(credits: Mapping[str, Mapping[str, Any]]) -> Markup:
     """``credits`` of a policy in ``fidelity.json``, as points with 95 % intervals; undefined values are left out."""
-    names = [name for name, found in credits.items() if "reason" not in found]
+    names = [name for name, credit in credits.items() if "reason" not in credit]
     with rc_context(STYLE):
         figure = Figure(figsize=(6.5, 0.9 + 0.3 * len(names)), layout="constrained")
         axes = figure.add_subplot()
