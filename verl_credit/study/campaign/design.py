@@ -81,9 +81,8 @@ def composed(campaign: Campaign, folder: Path, complete: bool = True) -> dict[st
                 raise ConfigError(missing)
             _window(campaign, config)
         except ConfigError as error:
-            raise ConfigError(
-                f"campaign {campaign.name}, condition {name}: {error}", key=error.key
-            ) from error
+            message = f"campaign {campaign.name}, condition {name}: {error}"
+            raise ConfigError(message, key=error.key, value=error.value, accepted=error.accepted) from error
         _own_checkpoints(config, folder / run.folder, name)
         configs[name] = config
     _all_different(configs)
