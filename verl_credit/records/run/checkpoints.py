@@ -1,4 +1,4 @@
-"""The numbers of checkpoints that a run writes and keeps: only arithmetic, which `plan` needs on a machine without OmegaConf."""
+"""The numbers of checkpoints that a run writes and keeps: only arithmetic, so that `plan` needs no OmegaConf."""
 
 from __future__ import annotations
 
