@@ -56,7 +56,8 @@ def test_a_limit_shorter_than_a_step_still_makes_two():
 
 
 @pytest.mark.parametrize(
-    ("text", "value"), [("0", 0), ("-1", -1), (".inf", ".inf"), ("soon", "soon"), ("true", True)]
+    ("text", "value"),
+    [("0", 0), ("-1", -1), (".inf", ".inf"), ("inf", float("inf")), ("soon", "soon"), ("true", True)],
 )
 def test_a_limit_that_is_no_positive_number_is_refused(text, value):
     with pytest.raises(ConfigError) as error:
