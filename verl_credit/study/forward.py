@@ -72,8 +72,8 @@ class PackedForward(PackedRows):
             for i, states_N_D in zip(place, hidden, strict=True):
                 lengths = [tokens for _, tokens in shapes[i]]
                 ids = streams[i][-sum(lengths) :]  # the label of an answer's last token is never read
-                found = self._policy.log_probs(states_N_D[-sum(lengths) :], ids.roll(-1))
-                value_of |= dict(zip(keys[i], found.split(lengths), strict=True))
+                log_probs = self._policy.log_probs(states_N_D[-sum(lengths) :], ids.roll(-1))
+                value_of |= dict(zip(keys[i], log_probs.split(lengths), strict=True))
         self._carried = [
             torch.cat(
                 [value_of[tuple(row_ids[:base].tolist()), ids] for base, ids in answers]

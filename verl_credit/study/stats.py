@@ -30,7 +30,7 @@ def prompt_weights(prompts: int, resamples: int = RESAMPLES, seed: int = 0) -> n
 
 
 def with_interval(values: np.ndarray, n: int) -> Measure:
-    """``values``: by the sample itself, then by each resample. Resamples in which nothing is defined are left out."""
+    """``values`` of the sample itself, then of each resample. Undefined resamples are left out."""
     own, drawn = values[0], values[1:][np.isfinite(values[1:])]
     if not np.isfinite(own):
         return Measure(None, n=n)
@@ -82,7 +82,7 @@ def interval(value_1P: np.ndarray) -> Measure:
 
 
 def prompts_for(measure: Measure, half_width: float = 0.05) -> int | None:
-    """Prompts that an interval of +- ``half_width`` takes, by the width found here: it shrinks with sqrt(P).
+    """Prompts that an interval of +- ``half_width`` takes, by the present width: it shrinks with sqrt(P).
 
     None where there is no interval.
     """

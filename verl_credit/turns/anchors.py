@@ -1,4 +1,4 @@
-"""The state before each turn, for turn modes that compare turns which start from the same one (gigpo, hgpo)."""
+"""The state before each turn, for turn modes that compare turns from the same state (gigpo, hgpo)."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ LONGEST_TAIL = 32
 
 
 def auto_template(form: str | None, prompt: Callable[[], str]) -> str:
-    """The template of ``auto``: the one of the row's ``form``, else the one that the text of ``prompt()`` requests."""
+    """The template of ``auto``: of the row's ``form``, else the template that the text of ``prompt()`` requests."""
     if form is None:
         return BOXED if "\\boxed" in prompt() else ANSWER_TAG
     return TEMPLATES[form]

@@ -27,7 +27,7 @@ from verl_credit.turns.token_stage import TokenInputs, TokenStage
 
 @dataclass(frozen=True)
 class CreditRun:
-    """What all steps of a run share. Only the token level's SEPA controller changes between steps."""
+    """The parts that all steps of a run share. Only the token level's SEPA controller changes between steps."""
 
     settings: CreditSettings
     tokenizer: Any
@@ -38,7 +38,7 @@ class CreditRun:
     tolerated_share: float = 0.0
     """The share of a signal's turn rewards that may be missing (``faults.max_lost_rewards``)."""
     note: Callable[[str], None] = print
-    """It is called with a message about missing rewards and the reason."""
+    """The function that gets messages about missing rewards and their reason."""
 
     @classmethod
     def of(cls, settings: CreditSettings, tokenizer, **faults) -> CreditRun:
@@ -63,7 +63,7 @@ class StepInputs:
     gain_scale: float = 1.0
     outcome_scale: float = 1.0
     tokens: TokenInputs | None = None
-    """None where no token level is active."""
+    """The token level's inputs; None when no token level is active."""
 
     @property
     def rewarding(self) -> bool:

@@ -37,7 +37,7 @@ class TurnBatch:
     """False for padding rows (copies of real rows) and for rows with a tool fault."""
     n_turns_B: torch.Tensor
     turn_rewards: list[list[float | None]]
-    """Per row and tool turn the reward of its calls, None where it has none; [] for a padding row."""
+    """The reward of the calls of each row's tool turns, None without a reward; [] for a padding row."""
 
 
 CALL = "a mapping with the call's turn, name, arguments and reward"
@@ -53,7 +53,7 @@ def no_turn_ids(row: int) -> str:
 
 
 def record_of(extra_fields: Mapping, row: int) -> dict:
-    """Every field of `RowRecord`, the missing ones with their defaults. Raises ValueError for anything but a record."""
+    """Every field of `RowRecord`, missing fields with their defaults. Raises ValueError for a value that is no record."""
     given, record = extra_fields.get(ROW_RECORD), RowRecord().as_dict()
     if given is None:
         return record
@@ -109,7 +109,7 @@ def turn_ids_of(extra_fields: Mapping, row: int, length: int) -> list[int]:
 
 
 def turn_rewards_of(extra_fields: Mapping, row: int, n_turns: int) -> list[float | None]:
-    """One per tool turn; all None where the loop gave no rewards. An entry of the answer turn is checked and dropped.
+    """Returns a reward per tool turn; None when the loop gave none. An entry of the answer turn is checked and dropped.
 
     Raises ValueError for another length, and for an entry that is neither a finite number nor None.
     """

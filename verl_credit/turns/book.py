@@ -21,7 +21,7 @@ class RowRecord:
     stop_reason: str = "no_answer"
     n_searches: int = 0
     n_retries: int = 0
-    """Retries of its searches, those of failed searches included."""
+    """Retries of the row's searches, including retries of failed searches."""
     bad_calls: int = 0
     """Calls that the policy wrote wrongly: broken JSON, unknown tool, missing query."""
     n_other_calls: int = 0
@@ -33,10 +33,10 @@ class RowRecord:
     final_text: str = ""
     """The policy's own text of its last turn, the only place for an answer."""
     calls: list[dict] = field(default_factory=list)
-    """Per call, in order: turn, name, arguments (the policy's text), and the tool's reward. The reward is None where the
+    """Turn, name, arguments (the policy's text) and the tool's reward of each call, in order. The reward is None when the
     tool returned none, for a search, and for a call that failed or was refused."""
     searches: list[dict] = field(default_factory=list)
-    """Per search: turn, query, and the ids of the pages that the policy read, in order."""
+    """Turn, query and the ids of the pages that the policy read, in order, of each search."""
     scores: list[list] = field(default_factory=list)
     """[context, alias, mean log-prob of the gold tokens], if the rollout server scores (`gain_server`)."""
     score_span: list[float] = field(default_factory=list)
@@ -48,11 +48,11 @@ class RowRecord:
     signals_not_asked: list[str] = field(default_factory=list)
     """Turn signals that were not called, because they had failed too often just before."""
     masked_observations: list[list[int]] = field(default_factory=list)
-    """Per tool turn, for the turn signal infopo: the token ids of its tool messages with a placeholder for their contents,
-    from the end of the turn's own tokens to the next turn."""
+    """Token ids of each tool turn's tool messages with a placeholder for their contents, for the turn signal infopo. They
+    reach from the end of the turn's own tokens to the next turn."""
     versions: list[list[int]] = field(default_factory=list)
-    """Per turn: the first and the last version of the weights that wrote it, in steps of the trainer. None where the engine
-    reports none."""
+    """First and last version of the weights that wrote each turn, in steps of the trainer. None when the engine reports
+    none."""
     replayed: int = -1
     """Turns that were given when the rollout began (`verl-credit fidelity`). -1: the loop does not report it."""
     score_error: str = ""
@@ -70,7 +70,7 @@ class TurnBook:
         self.n_turns = 0
 
     def wrote_turn(self, response_mask: list[int]) -> None:
-        """Record a turn, whose tokens are the new ones with mask 1."""
+        """Record a turn, whose tokens are the new tokens with mask 1."""
         new = response_mask[len(self.turn_ids) :]
         self.turn_ids += [self.n_turns if m else -1 for m in new]
         self.n_turns += 1

@@ -83,7 +83,7 @@ class BranchPlan:
 
 
 def plan_branches(requests: Sequence[Request], turns: TurnBatch) -> BranchPlan:
-    """One branch per distinct context and answer; the bare prompt of a group is scored in its first row only."""
+    """Plans a branch per distinct context and answer; the bare prompt of a group is scored only in its first row."""
     rows = len(turns.prompt_ids)
     place_of: dict[tuple, tuple[int, int]] = {}
     branches_B: list[list[Branch]] = [[] for _ in range(rows)]

@@ -58,7 +58,7 @@ def score_answers(plan: GainPlan, forward: Forward) -> tuple[torch.Tensor, torch
 def gains_of(
     plan: GainPlan, score_B_K1: torch.Tensor, requested_B_K1: torch.Tensor, metrics: dict
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`score_gains` of scores that are known."""
+    """`score_gains` for known scores."""
     turns, settings = plan.turns, plan.settings
     gain = info_gain(
         score_B_K1,

@@ -20,12 +20,12 @@ from verl_credit.turns.batch import TurnBatch
 from verl_credit.turns.requests import Request, turn_spans
 
 PLACEHOLDER = "No information found."
-"""It replaces the content of every tool message of the turn; the markup around it stays."""
+"""The text that replaces the content of every tool message of the turn; the markup around it stays."""
 FIELD = "masked_observations"
 
 
 def masked_requests(turns: TurnBatch) -> list[Request]:
-    """One per tool turn of every valid row: its next response after the placeholder messages. ``column``: turn + 1."""
+    """Returns a request per tool turn of every valid row: the next response after the placeholders. ``column``: turn + 1."""
     requests = []
     for row in turns.row_valid_B.nonzero().flatten().tolist():
         prompt, response = turns.prompt_ids[row], turns.response_ids[row]

@@ -16,7 +16,7 @@ from verl_credit.turns.reward.qa import gold_answers, stated_form
 
 @dataclass(frozen=True)
 class Request:
-    """One context and its answer: the first ``base`` tokens of a row's prompt and response, then ``answer``."""
+    """A context and its answer: the first ``base`` tokens of a row's prompt and response, then ``answer``."""
 
     row: int
     column: int
@@ -116,7 +116,7 @@ def score_table(
         max     the best one
         mean    log of the mean over aliases of exp(score)
 
-    One score that is not finite makes that of its context NaN.
+    One score that is not finite makes its context's score NaN.
     """
     score_B_K1 = torch.zeros(rows, columns, dtype=torch.float64)
     requested_B_K1 = torch.zeros(rows, columns, dtype=torch.bool)

@@ -6,7 +6,7 @@ these are version s - 1.
     age[b, k]  = s - 1 - first version of turn k of row b
     off(a)     = mean over the tokens t of turns of age a of |exp(now[t] - written[t]) - 1|
 
-``now``: log-prob of a token by the policy before the step's update; ``written``: by the one that wrote it.
+``now``: log-prob of a token by the policy before the step's update; ``written``: by the policy that wrote it.
 """
 
 from __future__ import annotations

@@ -32,11 +32,11 @@ from verl_credit.credit.token.uncertainty import canonical_kind, uncertainty
 
 @dataclass(frozen=True)
 class TokenInputs:
-    """What the token level reads of a batch, row for row as verl's data."""
+    """The token level's inputs from a batch, row for row as verl's data."""
 
     step: int
     mask_B_T: torch.Tensor
-    """Tokens that the policy wrote, also those that rollout correction rejects."""
+    """Tokens that the policy wrote, including tokens that rollout correction rejects."""
     token_ids_B_T: torch.Tensor
     log_prob_B_T: torch.Tensor
     entropy_B_T: torch.Tensor | None
@@ -44,27 +44,27 @@ class TokenInputs:
 
 
 class TokenStage:
-    """The operators and SEPA's state of a run. A wrong dotted path or a missing model is an error when it is made."""
+    """The operators and SEPA's state of a run. The constructor raises for a wrong dotted path or a missing model."""
 
     def __init__(self, settings: Algorithm, tokenizer):
         self.settings = settings
         self.outcome_operator = settings.advantage_mode
         if settings.advantage_mode not in OUTCOME_OPERATORS:
-            found = load(settings.advantage_mode, "algorithm.advantage_mode")
+            operator = load(settings.advantage_mode, "algorithm.advantage_mode")
             self.outcome_operator = outcome_operator(
-                found, settings.advantage_mode, settings.advantage_params
+                operator, settings.advantage_mode, settings.advantage_params
             )
         self._algorithm = None
         if settings.algorithm_mode:
             self._algorithm = load(settings.algorithm_mode, "algorithm.algorithm_mode")
         self._transform = None
         if settings.own_transform and self._algorithm is None:
-            found = load(settings.transform_mode, "algorithm.transform_mode")
-            self._transform = as_transform_spec(found, settings.transform_mode)
+            operator = load(settings.transform_mode, "algorithm.transform_mode")
+            self._transform = as_transform_spec(operator, settings.transform_mode)
         self._uncertainty = None
         if canonical_kind(settings.uncertainty_kind) is None:
-            found = load(settings.uncertainty_kind, "algorithm.uncertainty_kind")
-            self._uncertainty = as_uncertainty_spec(found, settings.uncertainty_kind)
+            operator = load(settings.uncertainty_kind, "algorithm.uncertainty_kind")
+            self._uncertainty = as_uncertainty_spec(operator, settings.uncertainty_kind)
         spec = self._transform or TRANSFORMS.get(settings.transform_mode)
         self.detect: Detector | None = None
         """Marks planning tokens; None where no operator reads them."""

@@ -55,15 +55,22 @@ def test_a_limit_shorter_than_a_step_still_makes_two():
     assert steps_made(0.001, 100.0)[0] == 2
 
 
-@pytest.mark.parametrize("value", ["0", "-1", ".inf", "soon", "true"])
-def test_a_limit_that_is_no_positive_number_is_refused(value):
-    with pytest.raises(ConfigError, match="max_hours"):
-        validate(load_config("lab", [f"max_hours={value}"]))
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("0", 0), ("-1", -1), (".inf", ".inf"), ("inf", float("inf")), ("soon", "soon"), ("true", True)],
+)
+def test_a_limit_that_is_no_positive_number_is_refused(text, value):
+    with pytest.raises(ConfigError) as error:
+        validate(load_config("lab", [f"max_hours={text}"]))
+    assert (error.value.key, error.value.value) == ("max_hours", value)
+    assert error.value.accepted == "expected a number of at least 0.001 or null"
 
 
 def test_a_limit_without_checkpoints_is_refused():
-    with pytest.raises(ConfigError, match=r"max_hours=2 with trainer.save_freq=-1"):
+    with pytest.raises(ConfigError, match="with trainer.save_freq=-1") as error:
         validate(load_config("lab", ["max_hours=2", "trainer.save_freq=-1"]))
+    assert (error.value.key, error.value.value) == ("max_hours", 2)
+    assert error.value.accepted == "the last step would be lost; set trainer.save_freq"
 
 
 def test_an_early_end_does_not_move_the_curriculum(tmp_path):

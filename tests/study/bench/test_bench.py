@@ -69,8 +69,10 @@ def test_refused_in_one_line(words, said, capsys, tmp_path):
 
 
 def test_a_broken_campaign_is_refused_before_anything_is_measured():
-    with pytest.raises(ConfigError, match="run_dir"):
+    with pytest.raises(ConfigError) as error:
         declare({"grpo": [], "joint": []}, seeds=2, steps=5, overrides=["run_dir=here"])
+    assert (error.value.key, error.value.value) == ("overrides", "run_dir=here")
+    assert error.value.accepted == "every run has its own run_dir; give --dir"
 
 
 def test_a_candidate_without_credit_is_no_row_that_is_left_out(mine):

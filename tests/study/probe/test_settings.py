@@ -46,23 +46,25 @@ def test_a_biased_estimate_says_so():
 
 
 NAIVE, BASELINE = {"x_estimator_mode": "naive"}, "estimator.baseline"
+SECTIONS = ["estimator", "generation", "batch_config", "update", "truth", "runtime"]
 PLACES = [
-    ({"estimatr": {}}, "estimatr"),
-    ({"estimator": {"baseline": {"mod": "none"}}}, "estimator.baseline.mod"),
-    ({"estimator": {"baseline": {"mode": "ema"}}}, "estimator.baseline.mode"),
-    ({"estimator": {"baseline": {"ema_decay": 1.0}}}, "estimator.baseline.ema_decay"),
-    ({"runtime": {"micro_batch": 0}}, "runtime.micro_batch"),
-    ({"truth": {"etas": [1.0]}}, "truth.etas"),
-    ({"truth": {"etas": [1.0, float("inf")]}}, "truth.etas.1"),
-    ({"update": {"lr": 0.0}}, "update.lr"),
-]
+    ({"estimatr": {}}, "estimatr", SECTIONS),
+    ({"estimator": {"baseline": {"mod": "none"}}}, "estimator.baseline.mod", ["mode", "fit", "ema_decay"]),
+    ({"estimator": {"baseline": {"mode": "ema"}}}, "estimator.baseline.mode", "expected none (b_j = H_j), constant"),
+    ({"estimator": {"baseline": {"ema_decay": 1.0}}}, "estimator.baseline.ema_decay", "expected weight of the old mean"),
+    ({"runtime": {"micro_batch": 0}}, "runtime.micro_batch", "expected a whole number of at least 1"),
+    ({"truth": {"etas": [1.0]}}, "truth.etas", "expected at least two numbers above 0"),
+    ({"truth": {"etas": [1.0, float("inf")]}}, "truth.etas.1", "expected at least two numbers above 0"),
+    ({"update": {"lr": 0.0}}, "update.lr", "expected learning rate, a number above 0"),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(("tree", "key"), PLACES)
-def test_what_cannot_be_used_is_refused_by_its_key(tree, key):
-    with pytest.raises(ConfigError, match=r"^probe\.yaml: ") as error:
+@pytest.mark.parametrize(("tree", "key", "accepted"), PLACES)
+def test_what_cannot_be_used_is_refused_by_its_key(tree, key, accepted):
+    with pytest.raises(ConfigError) as error:
         read(**tree)
-    assert error.value.key == key
+    assert str(error.value).startswith("probe.yaml: ") and error.value.key == key
+    assert error.value.accepted[: len(accepted)] == accepted
     value = tree
     for part in key.split("."):
         value = value[int(part) if part.isdigit() else part]

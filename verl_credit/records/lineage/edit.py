@@ -1,4 +1,4 @@
-"""What a trial changed: its snapshot against that of its parent."""
+"""The changes of a trial: the difference between its snapshot and its parent's snapshot."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class RecipeEdit:
             --- a/x          --- /dev/null: x is new
             +++ b/x          +++ /dev/null: x was deleted
 
-        Of files that are no UTF-8 text it says only that they differ. Links are not followed. The released diff leaves
-        deleted files out. Raises FileNotFoundError for a snapshot that is not there.
+        Files that are no UTF-8 text get a line that they differ. Links are not followed. The released diff leaves
+        deleted files out. Raises FileNotFoundError for a missing snapshot.
         """
         if not self.parent_snapshot_path:
             return ""
@@ -35,12 +35,12 @@ class RecipeEdit:
         if before.keys() == {""} and after.keys() == {""}:
             name = Path(self.snapshot_path).name
             before, after = {name: before[""]}, {name: after[""]}
-        found = (_diff(name, before.get(name), after.get(name)) for name in sorted({*before, *after}))
-        return "".join(found)
+        diffs = (_diff(name, before.get(name), after.get(name)) for name in sorted({*before, *after}))
+        return "".join(diffs)
 
 
 def _files(root: Path) -> dict[str, Path]:
-    """By their names below ``root``; "" for a root that is a file."""
+    """Returns the files by their names below ``root``; the name is "" when the root is a file."""
     if root.is_file():
         return {"": root}
     if not root.is_dir():
@@ -58,14 +58,14 @@ def _diff(name: str, before: Path | None, after: Path | None) -> str:
         if b"\0" in old + new:
             raise ValueError
         left, right = (content.decode() for content in (old, new))
-    except ValueError:  # UnicodeDecodeError is one
+    except ValueError:  # UnicodeDecodeError is a ValueError
         return f"Binary files {a} and {b} differ\n"
     lines = list(difflib.unified_diff(_lines(left), _lines(right), a, b))
     return "".join(_ended(lines or [f"--- {a}\n", f"+++ {b}\n"]))  # an empty file that is new or gone
 
 
 def _lines(text: str) -> list[str]:
-    """Split at line ends alone: ``splitlines`` knows eleven more."""
+    """Splits at line feeds only: ``splitlines`` also splits at eleven other characters."""
     *lines, rest = text.split("\n")
     return [line + "\n" for line in lines] + ([rest] if rest else [])
 

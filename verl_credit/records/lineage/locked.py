@@ -15,7 +15,7 @@ class LineageError(OSError):
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold ``flock`` on ``path``, as other writers of the format do; the file and its folder are made where absent."""
+    """Hold ``flock`` on ``path``, as other writers of the format do; a missing file and folder are created."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
@@ -32,7 +32,7 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def read(path: Path, shared: bool = False) -> bytes:
-    """The whole file, empty where there is none. ``shared``: wait until nobody writes."""
+    """The whole file; empty when it is missing. ``shared``: wait until no process writes."""
     try:
         with path.open("rb") as file:
             if shared:
@@ -45,7 +45,7 @@ def read(path: Path, shared: bool = False) -> bytes:
 
 
 def new_line(path: Path) -> bytes:
-    """What must stand before a line that is added: a last line that a kill has cut is ended first."""
+    """Returns the line end that an appended line needs first when a kill has cut the last line; else nothing."""
     try:
         with path.open("rb") as file:
             end = file.seek(0, os.SEEK_END)
@@ -58,14 +58,14 @@ def new_line(path: Path) -> bytes:
 
 
 def add(lines: Mapping[Path, bytes]) -> None:
-    """To the end of every file, on the disk when this returns. Where one of them fails, none has them."""
+    """Appends to every file; the lines are on the disk when this returns. If one file fails, no file keeps its lines."""
     before: dict[Path, int] = {}
     for path, content in lines.items():
         try:
             _add(path, content, before)
         except OSError as error:
             for other, size in before.items():
-                with suppress(OSError):  # what is left is a cut line, which readers name
+                with suppress(OSError):  # a cut line may remain, which readers report
                     os.truncate(other, size)
             raise cannot("written", path, error) from error
 

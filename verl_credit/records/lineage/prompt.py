@@ -1,8 +1,8 @@
-"""What was tried and what came of it, as a page of Markdown in the public format.
+"""The trials and their results as a page of Markdown in the public format.
 
 Departures from the released page, where a hypothesis could break it: line breaks become blanks, pipes and backticks are
-escaped, control characters are written as escapes. A limit of 0 shows nothing. An id that holds the prefix ``exp_``
-already is not given a second one.
+escaped, control characters are written as escapes. A limit of 0 shows nothing. An id that already has the prefix
+``exp_`` gets no second prefix.
 """
 
 from __future__ import annotations
@@ -87,14 +87,14 @@ def _best(best: Trial) -> list[str]:
 
 
 def _knowledge(to_best: Sequence[Trial]) -> list[str]:
-    told = []
+    lines = []
     for place, t in enumerate(to_best):
         branch = " └─ " if place else ""
         facts = _facts(one_line(t.specialist) or "baseline", t)
-        told.append(f"{branch}{one_line(t.label)} {facts} {_cut(t.hypothesis, 100)}")
-    if told:
-        told[-1] += " ← BEST"
-    return ["## KNOWLEDGE.md", "", "**Current-best lineage** (root → best):", "```", *told, "```", ""]
+        lines.append(f"{branch}{one_line(t.label)} {facts} {_cut(t.hypothesis, 100)}")
+    if lines:
+        lines[-1] += " ← BEST"
+    return ["## KNOWLEDGE.md", "", "**Current-best lineage** (root → best):", "```", *lines, "```", ""]
 
 
 def _activity(recent: Sequence[Trial]) -> list[str]:
@@ -135,13 +135,13 @@ def _delta(value: float | None) -> str:
 
 
 def _cut(text: str, n: int) -> str:
-    """At most n characters, on one line."""
+    """Returns at most n characters, on one line."""
     text = one_line(text)
     return text if len(text) <= n else text[: n - 1] + "…"
 
 
 def _flat(text: str) -> str:
-    """For a line of Markdown: nothing in it ends the line, the cell or a span of code."""
+    """Escapes the text so that nothing in it ends a Markdown line, a cell or a span of code."""
     return one_line(text).replace("`", "\\`").replace("|", "\\|")
 
 

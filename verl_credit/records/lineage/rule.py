@@ -1,4 +1,4 @@
-"""Which of some trials is the best, which were kept, which led to one; and whether a finished trial is kept."""
+"""The rules of a lineage: the best trial, the kept trials, the chain to a trial, and whether a finished trial is kept."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def best_of(trials: Iterable[Trial], *, lower_is_better: bool) -> Trial | None:
 
 
 def keeps_of(trials: Iterable[Trial], *, lower_is_better: bool) -> tuple[Trial, ...]:
-    """Those with status ``keep``, best first; without a metric they come last, whichever direction is better."""
+    """Returns the trials with status ``keep``, best first; trials without a metric come last in both directions."""
     sign = 1 if lower_is_better else -1
     kept = [trial for trial in trials if trial.status is FailureLabel.KEEP]
     return tuple(sorted(kept, key=lambda t: (t.core_metric is None, sign * (t.core_metric or 0.0))))
@@ -28,18 +28,18 @@ def last(trials: Sequence[Trial], n: int) -> tuple[Trial, ...]:
 
 
 def chain(trials: Iterable[Trial], exp_id: str) -> tuple[Trial, ...]:
-    """From the root to ``exp_id`` along ``parent_exp``, whatever the status.
+    """Returns the trials from the root to ``exp_id`` along ``parent_exp``, with any status.
 
-    It ends at a parent that is not there, and at a circle. Of rows with one id the last counts. Raises KeyError where
-    ``exp_id`` has no row.
+    The walk to the root ends at a missing parent and at a circle. Among rows with one id the last is used. Raises KeyError
+    when ``exp_id`` has no row.
     """
     by_id = {trial.exp_id: trial for trial in trials}
-    found = {exp_id: by_id[exp_id]}
+    chained = {exp_id: by_id[exp_id]}
     parent = by_id[exp_id].parent_exp
-    while parent in by_id and parent not in found:
-        found[parent] = by_id[parent]
+    while parent in by_id and parent not in chained:
+        chained[parent] = by_id[parent]
         parent = by_id[parent].parent_exp
-    return tuple(reversed(found.values()))
+    return tuple(reversed(chained.values()))
 
 
 class Verdict(NamedTuple):
@@ -66,5 +66,5 @@ def verdict(
     delta = metric - best.core_metric
     gain = -delta if lower_is_better else delta
     kept = gain > threshold and not math.isclose(gain, threshold, abs_tol=1e-12)
-    said = f"gain {gain:+.6g} over {best.label}, {'above' if kept else 'not above'} {threshold:g}"
-    return Verdict(FailureLabel.KEEP if kept else FailureLabel.DISCARD, delta, said)
+    reason = f"gain {gain:+.6g} over {best.label}, {'above' if kept else 'not above'} {threshold:g}"
+    return Verdict(FailureLabel.KEEP if kept else FailureLabel.DISCARD, delta, reason)

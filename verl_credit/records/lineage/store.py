@@ -30,11 +30,11 @@ TABLE, COMPANION = "results.tsv", "results.jsonl"
 
 
 class LineageStore:
-    """Trials of a folder. Files are only added to: a row is written once, when its trial has ended.
+    """The trials of a folder. Files are only appended to: a row is written once, when its trial has ended.
 
-    A trial that has begun stands in the companion alone, for the table has no word for it; one that was killed is
-    ``unfinished`` for ever, or until a row with its id is added. Lines that are no rows are skipped and named by
-    ``damaged``; they stay in the file.
+    A trial that has begun is only in the companion, because the table has no status for it; a killed trial stays
+    ``unfinished`` until a row with its id is added. Lines that are no rows are skipped and listed by ``damaged``; they
+    stay in the file.
 
     Departures from the released store: ``lower_is_better`` has no default (True is wrong for an accuracy); ``best`` looks
     at kept trials only; the header is decided under the lock; rows are on the disk when ``append`` returns; ids that are
@@ -50,7 +50,7 @@ class LineageStore:
     # Reading
 
     def all_trials(self) -> tuple[Trial, ...]:
-        """In the order of the file."""
+        """All rows, in the order of the file."""
         return tuple(read_rows(read(self.path, shared=True), TABLE)[0])
 
     def latest(self, n: int = 1) -> tuple[Trial, ...]:
@@ -66,8 +66,7 @@ class LineageStore:
         return keeps_of(self.all_trials(), lower_is_better=self.lower_is_better)
 
     def chain_to(self, exp_id: str) -> tuple[Trial, ...]:
-        """From the root to ``exp_id`` along ``parent_exp``, whatever the status. Ends at a parent that is not there, and
-        at a circle. Of rows with one id the last counts. Raises KeyError where ``exp_id`` has no row."""
+        """Returns the trials from the root to ``exp_id``, as `rule.chain` does. Raises KeyError when it has no row."""
         return chain(self.all_trials(), exp_id)
 
     def damaged(self) -> tuple[Damage, ...]:
@@ -76,19 +75,19 @@ class LineageStore:
         return (*table, *read_events(read(self.companion), COMPANION)[1])
 
     def facts(self, exp_id: str) -> dict[str, Any]:
-        """What the companion knows of a trial: its last start, then what it ended with."""
+        """The facts of a trial in the companion: those of its last start, then those of its end."""
         return self.all_facts().get(exp_id, {})
 
     def all_facts(self) -> dict[str, dict[str, Any]]:
-        """``facts`` of every trial that the companion knows, by id."""
-        found: dict[str, dict[str, Any]] = {}
+        """``facts`` of every trial in the companion, by id."""
+        facts_of: dict[str, dict[str, Any]] = {}
         for row in self._events():
             known = {key: value for key, value in row.items() if key not in ("event", "exp_id")}
-            found.setdefault(row["exp_id"], {}).update(known)
-        return found
+            facts_of.setdefault(row["exp_id"], {}).update(known)
+        return facts_of
 
     def unfinished(self) -> dict[str, dict[str, Any]]:
-        """Trials that began and have no row, with the facts of their last start: they go on, or were killed."""
+        """Trials that began and have no row, with the facts of their last start: they are running or were killed."""
         return self._unfinished(self.all_trials())
 
     def _unfinished(self, trials: tuple[Trial, ...]) -> dict[str, dict[str, Any]]:
@@ -105,7 +104,7 @@ class LineageStore:
         last_m_full: int = 10,
         session_timestamp: str = "",
     ) -> LineageSnapshot:
-        """What a person or an agent reads before the next trial (``KNOWLEDGE.md``)."""
+        """Renders ``KNOWLEDGE.md``, which a person or an agent reads before the next trial."""
         return render(
             self.all_trials(),
             for_specialist,
@@ -144,10 +143,10 @@ class LineageStore:
         exp_id: str | Callable[[tuple[Trial, ...], Mapping[str, dict]], str],
         facts: Mapping[str, Any] | Callable[[], Mapping[str, Any]] | None = None,
     ) -> str:
-        """Write down that a trial begins, or goes on after a kill. Returns its id.
+        """Record that a trial begins, or continues after a kill. Returns its id.
 
-        A function may choose the id under the lock, from the trials and the unfinished ones; another may then give the
-        facts. Raises as ``append``.
+        ``exp_id`` may be a function, which chooses the id under the lock from the trials and the unfinished trials;
+        ``facts`` may be a function that is called after it. Raises the errors of ``append``.
         """
         with locked(self.path):
             content = read(self.path)
@@ -163,7 +162,7 @@ class LineageStore:
         return exp_id
 
     def _before(self, content: bytes) -> bytes:
-        """What must stand before a new row: the header, the end of a cut line, or nothing.
+        """Returns what a new row needs before it: the header, the end of a cut line, or nothing.
 
         Raises ValueError for a file that is no table of trials.
         """
@@ -172,9 +171,9 @@ class LineageStore:
             return header[len(content) :]  # nothing yet, or cut by a kill
         first = content.removeprefix(b"\xef\xbb\xbf").partition(b"\n")[0].removesuffix(b"\r")
         if first != HEADER.encode():
-            shown = printable(first[:80].decode(errors="replace"))
+            beginning = printable(first[:80].decode(errors="replace"))
             raise ValueError(
-                f"{self.path} begins with '{shown}', not with the header of a table of trials; nothing was written"
+                f"{self.path} begins with '{beginning}', not with the header of a table of trials; nothing was written"
             )
         return new_line(self.path)
 

@@ -68,28 +68,28 @@ def read_rows(content: bytes, file: str = "") -> tuple[list[Trial], list[Damage]
             elif line.strip():
                 trials.append(Trial.from_cells(_whole(cells, line)))
         except ValueError as error:
-            shown = printable(line.decode(errors="replace")[:80])
-            damaged.append(Damage(file, at + 1, str(error), shown))
+            beginning = printable(line.decode(errors="replace")[:80])
+            damaged.append(Damage(file, at + 1, str(error), beginning))
         at = last + 1
     return trials, damaged
 
 
 def _records(lines: list[bytes]) -> list[tuple[list[str] | str, int]]:
-    """For every line: the cells of the row that begins there, or what is wrong with it; and the row's last line.
+    """Returns for every line the cells of the row that begins there, or the fault; and the row's last line.
 
-    Read from the end, so that a quoted cell of several lines stops where a later row begins.
+    Lines are read from the end, so that a quoted cell of several lines stops where a later row begins.
     """
-    found: list[tuple[list[str] | str, int]] = [("", 0)] * len(lines)
+    records: list[tuple[list[str] | str, int]] = [("", 0)] * len(lines)
     for start in reversed(range(len(lines))):
         cells, last = _cells(lines[start]), start
-        while cells is None and last + 1 < len(lines) and not _is_row(found[last + 1][0]):
+        while cells is None and last + 1 < len(lines) and not _is_row(records[last + 1][0]):
             last += 1
             if lines[last].count(b'"') % 2:  # else the quote is still open
                 cells = _cells(b"\n".join(lines[start : last + 1]))
         if last > start and not _is_row(cells):
             cells, last = None, start
-        found[start] = ("a quote that is never closed" if cells is None else cells, last)
-    return found
+        records[start] = ("a quote that is never closed" if cells is None else cells, last)
+    return records
 
 
 def _is_row(cells: list[str] | str | None) -> bool:
@@ -97,7 +97,7 @@ def _is_row(cells: list[str] | str | None) -> bool:
 
 
 def _cells(line: bytes) -> list[str] | str | None:
-    """The cells of one row, None where a quote is open at the end, or a sentence that says what is wrong."""
+    """The cells of one row, None when a quote is open at the end, or a sentence with the fault."""
     if b"\0" in line:
         return "a null byte"
     try:
@@ -107,8 +107,8 @@ def _cells(line: bytes) -> list[str] | str | None:
     try:
         return next(csv.reader([text], delimiter="\t", strict=True), [])
     except csv.Error as error:
-        said = printable(str(error))  # it quotes a tab as it is
-    return None if "unexpected end" in said else said
+        problem = printable(str(error))  # it quotes a tab as it is
+    return None if "unexpected end" in problem else problem
 
 
 def _whole(cells: list[str] | str, line: bytes) -> list[str]:
@@ -125,7 +125,7 @@ STARTED, ENDED = "started", "ended"
 
 
 def format_event(event: str, exp_id: str, facts: dict[str, Any]) -> bytes:
-    """``{"event": ..., "exp_id": ..., facts}``. Raises ValueError for a fact that JSON does not know."""
+    """``{"event": ..., "exp_id": ..., facts}``. Raises ValueError for a fact that JSON cannot represent."""
     if taken := {"event", "exp_id"} & set(facts):
         raise ValueError(
             f"facts of exp_id={exp_id!r} hold {', '.join(sorted(taken))}, which the store writes"
@@ -161,7 +161,7 @@ def read_events(content: bytes, file: str) -> tuple[list[dict[str, Any]], list[D
 
 
 def _finite(value: Any) -> Any:
-    """Numbers that JSON does not know become null."""
+    """Numbers that JSON cannot represent become null."""
     if isinstance(value, dict):
         return {str(key): _finite(one) for key, one in value.items()}
     if isinstance(value, list | tuple):

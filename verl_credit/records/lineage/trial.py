@@ -24,7 +24,7 @@ class FailureLabel(StrEnum):
 
     @property
     def is_informational(self) -> bool:
-        """The trial says something about its hypothesis: all but ``harness_abort``, which someone stopped."""
+        """The trial is evidence about its hypothesis: true for all but ``harness_abort``, which was stopped from outside."""
         return self is not FailureLabel.HARNESS_ABORT
 
     @property
@@ -37,8 +37,8 @@ class FailureLabel(StrEnum):
 class Trial:
     """The 17 columns in the order of the file; None is an empty cell.
 
-    ``exp_id`` is bare ("004"); pages write ``exp_004``. ``delta_vs_best`` is ``core_metric`` minus that of the best trial
-    kept before, whichever direction is better. ``train_s`` and ``total_s`` are seconds. ``snapshot_path`` names the file
+    ``exp_id`` is bare ("004"); pages write ``exp_004``. ``delta_vs_best`` is ``core_metric`` minus the metric of the best
+    earlier kept trial, in both directions. ``train_s`` and ``total_s`` are seconds. ``snapshot_path`` names the file
     or folder that ``RecipeEdit`` compares.
     """
 
@@ -62,7 +62,7 @@ class Trial:
 
     @property
     def label(self) -> str:
-        """As pages write it; files of others may hold the prefix already."""
+        """The id as pages write it; files of other tools may already have the prefix."""
         return "exp_" + self.exp_id.removeprefix("exp_")
 
     def cells(self) -> list[str]:
@@ -95,9 +95,9 @@ def number(name: str, value: object) -> float | None:
     if value is None or value == "":
         return None
     try:
-        found = float(value)
+        parsed = float(value)
     except (TypeError, ValueError):
         raise ValueError(f"{name}={value!r}; expected a number or nothing") from None
-    if not math.isfinite(found):
+    if not math.isfinite(parsed):
         raise ValueError(f"{name}={value!r}; expected a finite number or nothing")
-    return found
+    return parsed

@@ -1,4 +1,4 @@
-"""Credit made again from a step's tables, by the functions that made it."""
+"""Credit recomputed from a step's tables, by the functions that computed it in the run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from verl_credit.records.run.tables import StepTable
 
 
 class NotOffered(ValueError):
-    """A setting that the stored tables do not allow; the message says why."""
+    """A setting that the stored tables do not allow; the message has the reason."""
 
 
 @dataclass(frozen=True)
@@ -90,25 +90,25 @@ def credit_of_turns(tables: TurnTables, mode: str | TurnMode, **changes: float) 
     """
     if isinstance(mode, str) and mode not in MODES:
         raise NotOffered(f"{mode} is an operator of yours, and a report loads none")
-    found = mode if isinstance(mode, TurnMode) else MODES[mode]
+    turn_mode = mode if isinstance(mode, TurnMode) else MODES[mode]
     pipeline, batch = tables.pipeline, tables.batch
-    for name in found.reads:
-        if any(one in found.needs and one not in batch.optional for one in OPTIONAL_TABLES.get(name, ())):
+    for name in turn_mode.reads:
+        if any(one in turn_mode.needs and one not in batch.optional for one in OPTIONAL_TABLES.get(name, ())):
             raise NotOffered(f"it needs {name}, which this run did not record")
     known_B_K = tables.has_reward_B_K & tables.valid_B[:, None] & tables.reward_B_K.isfinite()
-    if found.reads_turn_rewards and not known_B_K.any() and found.name != pipeline["mode"]:
+    if turn_mode.reads_turn_rewards and not known_B_K.any() and turn_mode.name != pipeline["mode"]:
         raise NotOffered("no turn of this step has a reward")
-    options = {name: value for name, value in pipeline["shared"].items() if name in found.options}
-    if found.name == pipeline["mode"]:
+    options = {name: value for name, value in pipeline["shared"].items() if name in turn_mode.options}
+    if turn_mode.name == pipeline["mode"]:
         options |= pipeline["turn_params"]
-    if found.any_outcome_operator:
+    if turn_mode.any_outcome_operator:
         if pipeline["outcome_operator"] not in OUTCOME_OPERATORS:
             raise NotOffered(
                 f"{pipeline['outcome_operator']} is an operator of yours, and a report loads none"
             )
         options["outcome_operator"] = pipeline["outcome_operator"]
     try:
-        return credit_of(found, batch, {"tied_groups": pipeline["tied_groups"]} | options | changes)
+        return credit_of(turn_mode, batch, {"tied_groups": pipeline["tied_groups"]} | options | changes)
     except ValueError as error:
         raise NotOffered(str(error)) from error
 
@@ -177,13 +177,13 @@ def credit_of_tokens(
             if transform in ("gtpo_canonical", "grpo_s")
             else f"{transform} is an operator of yours, and a report loads none"
         )
-    found, pipeline = TRANSFORMS[transform], tokens.pipeline
-    if found.weighted and tokens.uncertainty_G_T is None:
+    operator, pipeline = TRANSFORMS[transform], tokens.pipeline
+    if operator.weighted and tokens.uncertainty_G_T is None:
         raise NotOffered("no uncertainties of tokens were recorded")
-    if found.needs_planning and tokens.planning_G_T is None:
+    if operator.needs_planning and tokens.planning_G_T is None:
         raise NotOffered("no planning tokens were recorded")
     lam = tokens.sepa_lambda if sepa_lambda is None else sepa_lambda
-    if found.uses_sepa_controller and lam is None:
+    if operator.uses_sepa_controller and lam is None:
         raise NotOffered("this run has no SEPA lambda")
     return token_credit(
         turn_advantage_G_T,
@@ -200,19 +200,19 @@ def credit_of_tokens(
 
 
 def places(tables: TurnTables, rows: list[int]) -> torch.Tensor:
-    """Where the group's rollouts stand among all rows."""
+    """Returns the indices of the group's rollouts among all rows."""
     place = {row: index for index, row in enumerate(tables.rows)}
     return torch.tensor([place[row] for row in rows])
 
 
 def on_tokens(value_G_K1: torch.Tensor, tokens: TokenTables) -> torch.Tensor:
     """Every token's turn's value; 0 on tokens that are not trained."""
-    found_G_T = value_G_K1.gather(1, tokens.turn_ids_G_T.clamp(min=0))
-    return torch.where(tokens.trained_G_T, found_G_T, 0.0)
+    of_turn_G_T = value_G_K1.gather(1, tokens.turn_ids_G_T.clamp(min=0))
+    return torch.where(tokens.trained_G_T, of_turn_G_T, 0.0)
 
 
 def as_the_run_did(tables: TurnTables, tokens: TokenTables) -> torch.Tensor:
-    """advantage_G_T, made again with the run's own settings. Raises NotOffered."""
+    """advantage_G_T, recomputed with the run's own settings. Raises NotOffered."""
     pipeline = tables.pipeline
     if pipeline["algorithm"] is not None:
         raise NotOffered(f"{pipeline['algorithm']} is an operator of yours, and a report loads none")

@@ -1,4 +1,4 @@
-"""Which trajectories the report shows, and what a reader must know of their groups."""
+"""The choice of the trajectories in a report, and the sentences that explain their groups."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ def mixed(row: dict) -> bool:
 
 
 def choose(trajectories: list[dict], count: int = 3) -> list[dict]:
-    """Up to ``count`` trajectories: a solved and a failed one if there are, then what differs most.
+    """Returns up to ``count`` trajectories: a solved and a failed one if both exist, then what differs most.
 
     Within the last ``RECENT_STEPS`` recorded steps groups with several outcomes come first, then a search that differs
-    from its siblings', then more turns, then the later step; an older trajectory is taken only where no recent one will
-    do. Solved ones lead.
+    from its siblings', then more turns, then the later step; older trajectories are taken only when the recent ones do
+    not suffice. Solved trajectories are listed first.
     """
     usable = [row for row in trajectories if row.get("turns")]
     recent = set(sorted({_step(row) for row in usable})[-RECENT_STEPS:])
@@ -44,7 +44,7 @@ def _stands_out(row: dict) -> bool:
 
 
 def _news(row: dict, chosen: list[dict]) -> tuple[bool, bool]:
-    """Another question, another outcome; max() keeps the order among equals."""
+    """Has the row a new question, and a new outcome? max() keeps the order among equals."""
     return (
         row.get("question") not in {taken.get("question") for taken in chosen},
         row.get("outcome") not in {taken.get("outcome") for taken in chosen},
@@ -66,12 +66,12 @@ def searches(group: list[dict]) -> int:
 
 
 def sentences(row: dict) -> list[str]:
-    """What a reader must know to understand an advantage; ``row`` has its group."""
+    """Returns the sentences that explain the advantages of ``row``, which has its group."""
     group = row["group"]
     turns = [turn for one in group for turn in one["turns"]]
-    said = ["Credit is relative to the group: every rollout is compared with its siblings."]
+    lines = ["Credit is relative to the group: every rollout is compared with its siblings."]
     if any(turn["z"] is not None for turn in turns):
-        said = [
+        lines = [
             "Credit is relative to the group: a search that raised the probability of the gold answer is still made less "
             "likely where its siblings raised it more, or where they solved the question and its rollout did not."
         ]
@@ -83,5 +83,5 @@ def sentences(row: dict) -> list[str]:
             effect = "so the outcomes cancel and only the turn rewards act"
         else:
             effect = "so the outcomes tell them not apart"
-        said.append(f"This group tied: all {len(group)} rollouts {all_did}, {effect}.")
-    return said
+        lines.append(f"This group tied: all {len(group)} rollouts {all_did}, {effect}.")
+    return lines

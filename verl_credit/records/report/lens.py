@@ -34,7 +34,7 @@ NO_TABLES = (
 
 @dataclass(frozen=True)
 class Lens:
-    """``data``: JSON for the page's script; empty without groups. ``problems``: what could not be read or shown."""
+    """``data``: JSON for the page's script; empty without groups. ``problems``: what could not be read or displayed."""
 
     groups: list[dict]
     problems: list[str]
@@ -52,14 +52,14 @@ class Lens:
 
     @property
     def script_hash(self) -> str:
-        """For the page's content security policy: no other script runs."""
+        """The hash in the page's content security policy, so that no other script runs."""
         return base64.b64encode(hashlib.sha256(self.script.encode()).digest()).decode("ascii")
 
 
 def lens(run_dir: Path, last_step: int) -> Lens:
-    """Of the last steps up to ``last_step``; tables of later steps belong to a step that is not finished."""
+    """Makes the lens of the last steps up to ``last_step``; later tables belong to a step that is not finished."""
     problems: list[str] = []
-    found: list[tuple[tuple, int, int, Group]] = []
+    ranked: list[tuple[tuple, int, int, Group]] = []
     turn_paths, token_paths = tables_of(run_dir, TURNS), token_steps(run_dir)
     for step, path in token_paths.items():
         if step > last_step:
@@ -72,20 +72,20 @@ def lens(run_dir: Path, last_step: int) -> Lens:
             for number in dict.fromkeys(c["group"]):
                 rows = [row for row, one in zip(c["row"], c["group"], strict=True) if one == number]
                 group = Group(turns, rows)
-                found.append((_rank(group, step), step, number, group))
-    shown, left = [], TOKENS_IN_ALL
-    for _, step, number, group in sorted(found, key=lambda entry: entry[0], reverse=True)[:GROUPS]:
-        if shown and group.shown_tokens > left:
+                ranked.append((_rank(group, step), step, number, group))
+    groups, left = [], TOKENS_IN_ALL
+    for _, step, number, group in sorted(ranked, key=lambda entry: entry[0], reverse=True)[:GROUPS]:
+        if groups and group.shown_tokens > left:
             continue
         with _problems_named(problems, step):
             table = read_tokens(token_paths[step])
             stars = read_stars(run_dir, step, table.columns)
             problems += [stars.problem] if stars.problem else []
             cut = _cut(replace(group, tokens=token_tables(table, number)), table, stars)
-            json.dumps(cut, allow_nan=False)  # a number that is none would cost the whole page
-            shown.append(cut)
+            json.dumps(cut, allow_nan=False)  # one NaN would break the whole page
+            groups.append(cut)
             left -= group.shown_tokens
-    return Lens(shown, list(dict.fromkeys(problems)))
+    return Lens(groups, list(dict.fromkeys(problems)))
 
 
 @contextmanager
@@ -175,7 +175,7 @@ def shades() -> list[str]:
 
 @dataclass(frozen=True)
 class Stars:
-    """``shown[row, turn]``: A* ± its standard error. ``problem``: why there is none although there is a file."""
+    """``shown[row, turn]``: A* ± its standard error. ``problem``: why an existing file gives no A*."""
 
     shown: dict[tuple[int, int], str] = field(default_factory=dict)
     problem: str = ""
@@ -191,7 +191,7 @@ def stars_path(run_dir: Path, step: int) -> Path:
 
 
 def text_digest(texts: Sequence[str]) -> str:
-    """Of what a rollout wrote, by token: a step that was made again has other rollouts in the same rows."""
+    """Returns a digest of a rollout's tokens: a repeated step has other rollouts in the same rows."""
     return hashlib.blake2b("\0".join(texts).encode("utf-8", "replace"), digest_size=12).hexdigest()
 
 

@@ -23,7 +23,7 @@ from verl_credit.records.report.numbers import plain
 
 ALPHAS, GAMMAS = (0.0, 0.3, 1.0), (0.0, 0.5, 0.9, 1.0)
 EQUAL = 1e-6
-# Of a group the page shows as much; its credit is that of the whole group.
+# The page shows at most this much of a group; the credit is computed from the whole group.
 ROLLOUTS, TOKENS_A_ROLLOUT = 16, 1500
 RIGHT = 0.5
 
@@ -35,7 +35,7 @@ class Group:
     turns: TurnTables
     rows: list[int]
     tokens: TokenTables | None = None
-    """None until they are needed: they are large."""
+    """The tokens are large, so they are None until they are needed."""
 
     @property
     def place_G(self) -> torch.Tensor:
@@ -48,7 +48,7 @@ class Group:
 
     @property
     def reward_G_K(self) -> torch.Tensor:
-        """NaN where a turn has none."""
+        """The turns' rewards; NaN for a turn without a reward."""
         known = self.turns.has_reward_B_K & self.turns.valid_B[:, None]
         return torch.where(known, self.turns.reward_B_K, torch.nan)[self.place_G]
 
@@ -66,10 +66,10 @@ class Group:
         return int(((self.reward_G_K > 0) & (advantage_G_K1[:, : self.reward_G_K.shape[1]] < 0)).sum())
 
     def sentence(self, advantage_G_K1: torch.Tensor) -> str:
-        """What a reader of good-looking turns would miss."""
+        """Returns the group's result and the number of rewarded turns with negative credit."""
         right, count = sum(self.right_G), len(self.right_G)
         whole = {count: "every rollout is right", 0: "no rollout is right"}
-        said = f"In this group {whole.get(right, f'{right} of {count} rollouts are right')}"
+        whole_group = f"In this group {whole.get(right, f'{right} of {count} rollouts are right')}"
         gains = list(self.turns.pipeline["signals"]) == ["info_gain"]
         one, many = (
             ("search that gained information", "searches that gained information")
@@ -78,16 +78,18 @@ class Group:
         )
         n = self.punished(advantage_G_K1)
         if not n:
-            return f"{said}; no {one} has negative credit."
-        return f"{said}, and {n} {one if n == 1 else many} {'has' if n == 1 else 'have'} negative credit."
+            return f"{whole_group}; no {one} has negative credit."
+        return (
+            f"{whole_group}, and {n} {one if n == 1 else many} {'has' if n == 1 else 'have'} negative credit."
+        )
 
 
 def settings_of(group: Group) -> dict:
-    """What the page's script switches between; it makes no credit of its own.
+    """Returns the settings that the page's script switches between; the script computes no credit itself.
 
-    A turn's credit is there for every mode, alpha and gamma. A token's is |A| c(sign A), with A its turn's advantage and c
+    A turn's credit is given for every mode, alpha and gamma. A token's is |A| c(sign A), with A its turn's advantage and c
     the library's credit in a group whose turns all have +1 (`up`) or all -1 (`down`, left out where it is -`up`): every
-    transform is a weight, and HICRA adds to the size of what it finds.
+    transform is a weight, and HICRA adds to the magnitude of its input.
     """
     shared = group.turns.pipeline["shared"]
     alphas, gammas = (
@@ -116,7 +118,7 @@ def settings_of(group: Group) -> dict:
 
 
 def check(group: Group) -> str:
-    """Is the credit that is made again the credit that the run was trained with?"""
+    """Is the recomputed credit equal to the credit that the run was trained with?"""
     try:
         made_G_T = as_the_run_did(group.turns, group.tokens)
     except NotOffered as error:
@@ -131,7 +133,7 @@ def check(group: Group) -> str:
 
 
 def packed(values_G_T: torch.Tensor, tokens: TokenTables) -> list[str]:
-    """Per rollout: float32 of the tokens that the policy wrote, little-endian, base64."""
+    """Returns for each rollout the values of its policy tokens: float32, little-endian, base64."""
     return [
         base64.b64encode(row[written][:TOKENS_A_ROLLOUT].float().numpy().astype("<f4").tobytes()).decode(
             "ascii"
@@ -147,19 +149,19 @@ def _names(own: str, known) -> list[str]:
 def _mode(group: Group, name: str, alphas: list[float], gammas: list[float]) -> dict:
     options = MODES[name].options if name in MODES else {}
     reads = {"alpha": "alpha" in options, "gamma": "gamma" in options}
-    found = {"name": name, **reads, "reason": "", "credit": {}}
+    setting = {"name": name, **reads, "reason": "", "credit": {}}
     try:
         for i, alpha in enumerate(alphas) if reads["alpha"] else [("", None)]:
             for j, gamma in enumerate(gammas) if reads["gamma"] else [("", None)]:
                 changes = {"alpha": alpha, "gamma": gamma}
                 given = {key: value for key, value in changes.items() if value is not None}
                 credit: TurnCredit = credit_of_turns(group.turns, name, **given)
-                found["credit"][f"{i}|{j}"] = _numbers(
+                setting["credit"][f"{i}|{j}"] = _numbers(
                     credit.advantage_B_K1[group.place_G], credit.clip_scale_B_K1[group.place_G], group
                 )
     except NotOffered as error:
-        return found | {"reason": str(error), "credit": {}}
-    return found
+        return setting | {"reason": str(error), "credit": {}}
+    return setting
 
 
 def _numbers(advantage_G_K1: torch.Tensor, clip_G_K1: torch.Tensor, group: Group) -> dict:
@@ -183,11 +185,11 @@ def _lambdas(tokens: TokenTables, name: str) -> list[float | None]:
 def _transform(tokens: TokenTables, name: str, lam: float | None) -> dict:
     label = name if lam is None else f"{name}, \N{GREEK SMALL LETTER LAMDA} {plain(lam)}"
     own = name == tokens.pipeline["transform"] and lam in (None, tokens.sepa_lambda)
-    found = {"name": label, "own": own, "reason": "", "up": None, "down": None}
+    setting = {"name": label, "own": own, "reason": "", "up": None, "down": None}
     one_G_T = torch.where(tokens.trained_G_T, 1.0, 0.0)
     try:
         up_G_T, down_G_T = (credit_of_tokens(tokens, sign * one_G_T, name, lam) for sign in (1.0, -1.0))
     except NotOffered as error:
-        return found | {"reason": str(error)}
+        return setting | {"reason": str(error)}
     down = None if torch.equal(up_G_T, -down_G_T) else packed(down_G_T, tokens)
-    return found | {"up": packed(up_G_T, tokens), "down": down}
+    return setting | {"up": packed(up_G_T, tokens), "down": down}

@@ -13,7 +13,7 @@ def plain(value: float) -> str:
 
 
 def signed(value: float) -> str:
-    """Three decimals with sign; a number that rounds to zero has none."""
+    """Three decimals with sign; a number that rounds to zero has no sign."""
     text = f"{value:+.3f}"
     return "0.000" if float(text) == 0 else text.replace("-", MINUS)
 
@@ -52,12 +52,12 @@ def seconds_change(value: float) -> str:
 
 
 # Orange below zero, near white at zero, blue above. Orange and blue stay apart under the common kinds of colour blindness;
-# both ends are light enough for dark text (contrast above 7:1). Colour never stands alone: the signed number is beside it.
+# both ends are light enough for dark text (contrast above 7:1). The signed number is always beside the colour.
 NEGATIVE, NEUTRAL, POSITIVE = (0xF2, 0x9D, 0x5C), (0xF6, 0xF5, 0xF2), (0x76, 0xB0, 0xE6)
 
 
 def limit(values: Iterable[float | None]) -> float:
-    """Half width of the scale: the largest absolute value shown; 1 when all are 0 or there are none."""
+    """Half width of the scale: the largest absolute value on the page; 1 when all values are 0 or missing."""
     return max((abs(value) for value in values if value is not None), default=0.0) or 1.0
 
 

@@ -1,4 +1,4 @@
-"""The page of a run, and that of two runs with their curves over each other and the settings that differ."""
+"""The page of a run, and the page of two runs with their curves over each other and the settings that differ."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ GAIN_MEANS = {
     "observation": "after reading it than before",
     "call": "at the end of the turn's call than at the end of the call before (what it returned counts next turn)",
 }
-# Is the turn reward another one than information gain? Its name, its short name, and what its sign says.
+# Key: is the turn reward something else than information gain? Values: its name, its short name, the meaning of its sign.
 SIGNALS = {
     False: ("Information gain", "gain", "gold answer likelier", "gold answer less likely", "no difference"),
     True: ("Turn reward", "reward", "above 0", "below 0", "0"),
@@ -37,7 +37,7 @@ def direction(value: float | None, above: str, below: str, zero: str) -> str:
 
 
 def template(name: str) -> Template:
-    """What it is given is escaped; what it is not given is an error."""
+    """Returns a template that escapes every value; a missing value is an error."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -51,7 +51,7 @@ def template(name: str) -> Template:
 def page(run: Run, panels: list[Panel], refresh_s: int | None = None) -> str:
     """A complete HTML document, which a browser reads again every ``refresh_s`` seconds.
 
-    Both colour scales are shared by all turns shown, so that colours compare."""
+    Both colour scales are shared by all turns shown, so that equal colours mean equal values."""
     chosen = choose(run.trajectories)
     turns = [turn for row in chosen for one in (row, *row["group"]) for turn in one["turns"]]
     return template("page.html").render(
@@ -84,7 +84,7 @@ def page(run: Run, panels: list[Panel], refresh_s: int | None = None) -> str:
 
 
 Settings = dict[str, list[tuple[str, str, str]]] | None
-"""Per group of keys: (key, value in A, value in B); None: not known."""
+"""The differing settings by group of keys: (key, value in A, value in B); None: they are not known."""
 
 _CURVES = (
     ("Exact match in training", "exact match (%)", "credit/outcome/em", percent),
@@ -125,12 +125,12 @@ def _panel(title: str, unit: str, a, b, form) -> Panel:
 
 
 def _held_out(a: Run, b: Run) -> list[Panel]:
-    """One panel per data source and mode that either was evaluated on."""
-    found: dict[tuple[str, str], list] = {}
+    """Returns a panel for each data source and mode of either run's evaluations."""
+    series_of: dict[tuple[str, str], list] = {}
     for place, run in enumerate((a, b)):
         for entry in run.held_out():
-            found.setdefault((entry.mode, entry.source), [a.series(""), b.series("")])[place] = entry.em
+            series_of.setdefault((entry.mode, entry.source), [a.series(""), b.series("")])[place] = entry.em
     return [
         _panel(f"Held-out exact match, {mode}, {source}", "exact match (%)", *series, percent)
-        for (mode, source), series in sorted(found.items())
+        for (mode, source), series in sorted(series_of.items())
     ]

@@ -1,4 +1,4 @@
-"""What each learning curve shows: its lines, its unit and how to read it."""
+"""The panels of the learning curves: their lines, units and captions."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from verl_credit.records.report.numbers import percent, plain, signed
 from verl_credit.records.report.run_data import Run, Series
 
-# Okabe and Ito's palette, which colour-blind readers can tell apart, and greys.
+# Okabe and Ito's palette, which colour-blind readers can distinguish, and greys.
 INK, GREY, BLUE, VERMILION, GREEN = "#222222", "#8a8f98", "#0072b2", "#d55e00", "#009e73"
 _BY_MODE = {"greedy": BLUE, "sampled": VERMILION}
 # Turns are ordered, so their colours are too: dark to light along one ramp.
@@ -33,7 +33,7 @@ class Panel:
     caption: str
     lines: tuple[Line, ...]
     needs: str
-    """Where the numbers are looked for; named when there are none."""
+    """The source of the numbers, which the page names when they are missing."""
     format: object = plain
     top: float | None = None
     """The axis ends here; by default where the values do."""
@@ -43,12 +43,12 @@ class Panel:
     @property
     def alt(self) -> str:
         """The panel in words: first and last value of every line."""
-        told = [
+        ends = [
             f"{line.label}: {self.format(line.series.values[0])} at step {line.series.steps[0]}, "
             f"{self.format(line.series.values[-1])} at step {line.series.steps[-1]}"
             for line in self.lines
         ]
-        return f"{self.title} over training steps. " + "; ".join(told) + "."
+        return f"{self.title} over training steps. " + "; ".join(ends) + "."
 
 
 def panels(run: Run) -> list[Panel]:
@@ -63,7 +63,7 @@ def _em(run: Run) -> Panel:
         name = f"held-out, {entry.mode}" + (f" ({entry.source})" if len(sources) > 1 else "")
         color = _BY_MODE[entry.mode]
         lines.append(Line(name, entry.em, color, dash))
-        if len(sources) == 1:  # with several sources the table alone has it: the picture would be crowded
+        if len(sources) == 1:  # with several sources only the table has it: the picture would be crowded
             lines.append(
                 Line(f"{entry.mode}, if in format", entry.em_well_formatted, color, (0, (4, 3)), 1.0)
             )
@@ -105,7 +105,7 @@ def _gain(run: Run) -> Panel:
         "prob_diff": "information gain (probability)",
         "log_prob_diff": "information gain (nats per gold token)",
     }.get(run.settings.get("algorithm.info_gain_type", ""), "information gain (per turn)")
-    told = (
+    caption = (
         "What the turn signal gave a turn."
         if run.other_signal
         else "How much more likely the gold answer became from one turn to the next."
@@ -118,7 +118,7 @@ def _gain(run: Run) -> Panel:
     return Panel(
         run.reward_title,
         "turn reward" if run.other_signal else unit,
-        f"{told} Later turns are means over the fewer trajectories that have them.",
+        f"{caption} Later turns are means over the fewer trajectories that have them.",
         _with_data(lines),
         f"{run.reward_metric}/mean in metrics.jsonl",
         signed,

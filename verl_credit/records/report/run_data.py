@@ -1,4 +1,4 @@
-"""A run as its files tell it: series over steps, held-out series by source and mode, sample trajectories."""
+"""A run as its files record it: series over steps, held-out series by source and mode, sample trajectories."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from verl_credit.records.run.files import EVENTS, METRICS, VALIDATION, read_json
 from verl_credit.records.run.rollouts import read_samples
 from verl_credit.records.run.versions import VERSIONS, read_versions
 
-# The settings that a reader of the report asks for first.
+# The settings that the report shows first.
 SHOWN = (
     "seed",
     "actor_rollout_ref.model.path",
@@ -90,7 +90,7 @@ class Run:
 
     @property
     def other_signal(self) -> bool:
-        """The turn rewards are not information gain alone."""
+        """The turn rewards have another source than information gain."""
         return any("credit/turn_reward/mean" in row for row in self.metrics)
 
     @property
@@ -107,17 +107,17 @@ class Run:
     def names(self, pattern: str) -> list[str]:
         """Metric names that match the whole pattern, ordered by the number in its first group."""
         seen = {name for row in self.metrics for name in row}
-        found = [match for name in seen if (match := re.fullmatch(pattern, name))]
-        return [match[0] for match in sorted(found, key=lambda match: int(match[1]))]
+        matches = [match for name in seen if (match := re.fullmatch(pattern, name))]
+        return [match[0] for match in sorted(matches, key=lambda match: int(match[1]))]
 
     def held_out(self) -> list[HeldOut]:
-        """One entry per data source and mode, greedy before sampled; of several ``mean@n`` the largest n."""
+        """Returns an entry for each data source and mode, greedy before sampled, with the largest n of ``mean@n``."""
         names: dict[tuple, dict[str, tuple[int, str]]] = {}
         for name in {name for row in self.validation for name in row}:
             if match := _HELD_OUT.fullmatch(name):
                 scores = names.setdefault((match["source"], match["mode"]), {})
                 scores[match["score"]] = max(scores.get(match["score"], (0, "")), (int(match["n"]), name))
-        found = []
+        entries = []
         for (source, mode), scores in sorted(names.items()):
             em, ok = (
                 series(self.validation, scores[s][1]) if s in scores else Series()
@@ -125,15 +125,15 @@ class Run:
             )
             if em:
                 questions = series(self.validation, f"val-aux/{source}-{mode}/questions")
-                found.append(HeldOut(source, mode, em, em.over(ok), questions))
-        return found
+                entries.append(HeldOut(source, mode, em, em.over(ok), questions))
+        return entries
 
     def event(self, kind: str) -> list[str]:
         return [str(row.get("text", "")) for row in self.events if row.get("kind") == kind]
 
 
 def read_run(folder: Path) -> Run:
-    """Read every file of the run; a step written twice counts once, as last written."""
+    """Read every file of the run; of a step that was written twice the last line is used."""
     path = folder / METRICS
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist: a report needs the folder of a run (its run_dir)")
@@ -159,10 +159,10 @@ def read_run(folder: Path) -> Run:
 
 def _versions(folder: Path) -> tuple[dict[str, str], str]:
     try:
-        found = read_versions(folder)
+        saved = read_versions(folder)
     except (OSError, ValueError, RecursionError) as error:
         return {}, f"{VERSIONS} is damaged ({' '.join(str(error).split())})"
-    return found or {}, "" if found else f"{VERSIONS} is {'missing' if found is None else 'empty'}"
+    return saved or {}, "" if saved else f"{VERSIONS} is {'missing' if saved is None else 'empty'}"
 
 
 def read_settings(path: Path) -> tuple[dict[str, str], str]:
@@ -180,18 +180,18 @@ def read_settings(path: Path) -> tuple[dict[str, str], str]:
         problem = f"{path.name} is incomplete: it has no {', '.join(lacking)}"
     elif not text.endswith("\n"):
         problem = f"{path.name} is incomplete: its last line has no end"
-    found = {}
+    settings = {}
     for name in SHOWN:
         node = tree
         for part in name.split("."):
             node = node.get(part) if isinstance(node, dict) else None
         if node and isinstance(node, str):
-            found[name] = node
-    return found, problem
+            settings[name] = node
+    return settings, problem
 
 
 def series(rows: list[dict], name: str) -> Series:
-    """The finite numbers under ``name``; null and missing are left out."""
+    """The finite numbers under ``name``; null and missing values are left out."""
     pairs = [(row["step"], value) for row in rows if (value := number(row.get(name))) is not None]
     return Series(tuple(step for step, _ in pairs), tuple(value for _, value in pairs))
 
@@ -199,14 +199,14 @@ def series(rows: list[dict], name: str) -> Series:
 def number(value: object) -> float | None:
     """A finite number; None for everything else, text included."""
     try:
-        found = float(value) if isinstance(value, (int, float)) else math.nan
+        parsed = float(value) if isinstance(value, (int, float)) else math.nan
     except OverflowError:  # an integer of more than 308 digits
         return None
-    return found if math.isfinite(found) else None
+    return parsed if math.isfinite(parsed) else None
 
 
 def _trajectory(row: dict) -> dict:
-    """Numbers where the page needs numbers, lists where it needs lists; what is neither counts as not recorded."""
+    """Numbers where the page needs numbers, lists where it needs lists; every other value is treated as not recorded."""
     golds, place = row.get("golds"), row.get("place")
     group = [
         {"outcome": number(one.get("outcome")), "turns": _turns(one)} for one in _objects(row.get("group"))

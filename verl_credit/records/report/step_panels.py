@@ -16,14 +16,14 @@ QUANTILES = {0.05: GREY, 0.25: BLUE, 0.5: INK, 0.75: BLUE, 0.95: GREY}
 STEPS_READ = 150
 _COLORS = (BLUE, VERMILION, GREEN, "#cc79a7", "#e69f00", "#56b4e9", INK, GREY)
 _DASHES = ("-", (0, (4, 2)), (0, (1, 1)))
-# The parts of a step's time, in verl's order; other names are added up in none of them.
+# The parts of a step's time, in verl's order; other names are in none of them.
 PHASES = ("gen", "old_log_prob", "info_gain", "ref", "values", "adv", "update_critic", "update_actor", "update_weights",
           "save_checkpoint", "testing")  # fmt: skip
 
 
 def step_panels(run: Run) -> list[Panel]:
-    """Those that have data: not every run has SEPA, and runs of earlier versions have no tables."""
-    found = [
+    """Returns the panels that have data: not every run has SEPA, and runs of earlier versions have no tables."""
+    candidates = [
         *_distributions(run.folder, run.metrics[-1]["step"]),
         _lambda(run),
         _uncertainty(run, "mean", "Mean uncertainty", "SEPA leaves the means where they are."),
@@ -31,30 +31,30 @@ def step_panels(run: Run) -> list[Panel]:
         _time(run),
         _stops(run),
     ]
-    return [panel for panel in found if panel.lines]
+    return [panel for panel in candidates if panel.lines]
 
 
 def _distributions(folder: Path, last_step: int) -> list[Panel]:
     values, unread = _read(folder, last_step)
     left_out = f" {unread} tables could not be read and are left out." if unread else ""
-    told = "5, 25, 50, 75 and 95 % of"
+    shares = "5, 25, 50, 75 and 95 % of"
     return [
         Panel(
-            "Advantages of turns", "advantage", f"{told} the turns of each step, answer turns included.{left_out}",
+            "Advantages of turns", "advantage", f"{shares} the turns of each step, answer turns included.{left_out}",
             _quantiles(values, "advantage"), "tables/", signed, zero=True,
         ),
         Panel(
-            "Clip scales of turns", "clip scale", f"{told} the turns with a reward: factors on the clip range.{left_out}",
+            "Clip scales of turns", "clip scale", f"{shares} the turns with a reward: factors on the clip range.{left_out}",
             _quantiles(values, "clip_scale"), "tables/", plain,
         ),
     ]  # fmt: skip
 
 
 def _read(folder: Path, last_step: int) -> tuple[dict[int, dict[str, torch.Tensor]], int]:
-    """Of at most ``STEPS_READ`` steps, evenly spread and with the last one; and how many could not be read."""
+    """Reads at most ``STEPS_READ`` steps, evenly spread, with the last; also returns how many could not be read."""
     paths = [(step, path) for step, path in tables_of(folder, TURNS).items() if step <= last_step]
     every = -(-len(paths) // STEPS_READ) or 1
-    found, unread = {}, 0
+    values, unread = {}, 0
     for step, path in paths[::-1][::every][::-1]:
         try:
             c = read_table(path).columns
@@ -62,18 +62,18 @@ def _read(folder: Path, last_step: int) -> tuple[dict[int, dict[str, torch.Tenso
             unread += 1
             continue
         lines = list(zip(c["valid"], c["reward"], c["advantage"], c["clip_scale"], strict=True))
-        found[step] = {
+        values[step] = {
             "advantage": torch.tensor([a for valid, _, a, _ in lines if valid], dtype=torch.float64),
             "clip_scale": torch.tensor(
                 [s for v, r, _, s in lines if v and r is not None], dtype=torch.float64
             ),
         }
-    return found, unread
+    return values, unread
 
 
 def _quantiles(values: dict[int, dict[str, torch.Tensor]], name: str) -> tuple[Line, ...]:
-    values = {step: {name: found[name][found[name].isfinite()]} for step, found in values.items()}
-    steps = [step for step, found in values.items() if len(found[name])]
+    values = {step: {name: of_step[name][of_step[name].isfinite()]} for step, of_step in values.items()}
+    steps = [step for step, of_step in values.items() if len(of_step[name])]
     if not steps:
         return ()
     shares = torch.tensor(list(QUANTILES), dtype=torch.float64)
@@ -94,7 +94,7 @@ def _lambda(run: Run) -> Panel:
     )  # fmt: skip
 
 
-def _uncertainty(run: Run, statistic: str, title: str, told: str) -> Panel:
+def _uncertainty(run: Run, statistic: str, title: str, effect: str) -> Panel:
     lines = []
     for kind, name, color in (("exec", "execution", BLUE), ("plan", "planning", VERMILION)):
         for prefix, when, dash in (("", "before", "-"), ("post_", "after", (0, (4, 2)))):
@@ -104,7 +104,7 @@ def _uncertainty(run: Run, statistic: str, title: str, told: str) -> Panel:
     return Panel(
         title,
         title.lower(),
-        f"Of execution and planning tokens, before and after pooling. {told}",
+        f"Of execution and planning tokens, before and after pooling. {effect}",
         tuple(lines),
         needs,
     )
@@ -133,8 +133,8 @@ def run_names(run: Run, pattern: str) -> dict[str, str]:
 
 
 def _lines(run: Run, names: dict[str, str]) -> tuple[Line, ...]:
-    found = [(label, series) for label, name in names.items() if (series := run.series(name))]
+    recorded = [(label, series) for label, name in names.items() if (series := run.series(name))]
     return tuple(
         Line(label, series, _COLORS[i % len(_COLORS)], _DASHES[i // len(_COLORS) % len(_DASHES)])
-        for i, (label, series) in enumerate(found)
+        for i, (label, series) in enumerate(recorded)
     )

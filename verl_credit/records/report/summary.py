@@ -39,7 +39,7 @@ class Ending(NamedTuple):
 
 
 def ending(run: Run) -> Ending:
-    """Of the last start that had something to do, with its command."""
+    """Returns the ending of the last start that had steps left, with its command."""
     start, last = None, None
     for row in run.events:
         if row.get("kind") == START:
@@ -58,7 +58,7 @@ def ending(run: Run) -> Ending:
     text = f"{SAID[end['reason']]}: {done or 0:.0f}" + (f" of {planned:.0f}" if planned else "")
     text += " training steps"
     times = [number(row.get("time")) for row in (begin, end)]
-    if None not in times and end["reason"] != Reason.KILLED:  # nobody knows when
+    if None not in times and end["reason"] != Reason.KILLED:  # the time of a kill is not recorded
         text += f", {duration(max(times[1] - times[0], 0.0))} since the start"
     why = str(end.get("why") or "")
     command = str(begin.get("command") or "")

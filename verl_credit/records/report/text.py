@@ -16,10 +16,10 @@ STOPPED = {
     "tool_fault": "stopped by a fault of the search tool",
 }
 
-# Longer texts end here, and say so.
+# Longer texts are cut here, with a note.
 LONGEST = 20_000
-# Characters that HTML cannot carry, or that change the order of what follows. Controls other than tab and newline get their
-# visible picture, the others their number.
+# Characters that HTML does not allow, or that change the order of the following text. Controls other than tab and newline
+# become their visible picture, the other characters their number.
 _PICTURES = {code: chr(0x2400 + code) for code in range(32) if code not in (9, 10)} | {0x7F: "\u2421"}
 _INVISIBLE = (
     *range(0x80, 0xA0),
@@ -36,12 +36,12 @@ _TAG = re.compile(r"&lt;/?(?:think|tool_call|tool_response|answer|search|informa
 
 
 def clean(value: object) -> str:
-    """Text that HTML can carry; nothing is dropped. Markup stays as it is."""
+    """Text that HTML allows; nothing is dropped. Markup stays as it is."""
     return value if isinstance(value, Markup) else _SURROGATE.sub("\ufffd", str(value)).translate(_SHOWN)
 
 
 def bounded(value: object) -> str:
-    """The same, of at most ``LONGEST`` characters."""
+    """Returns `clean` text of at most ``LONGEST`` characters."""
     if isinstance(value, Markup):
         return value
     text = str(value)

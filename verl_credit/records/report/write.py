@@ -1,5 +1,4 @@
-"""From a run's folder to report.html and curves.png, also anew while the run goes on; from two of them to a page that lays
-their curves over each other."""
+"""Writes report.html and curves.png of a run, once or again while the run lasts; and a page with the curves of two runs."""
 
 from __future__ import annotations
 
@@ -25,8 +24,8 @@ CURVES = "curves.png"
 def write_report(run_dir: Path, refresh_s: int | None = None) -> Path:
     """Write ``report.html`` (self-contained) and ``curves.png`` into ``run_dir``; returns the page.
 
-    Both are replaced atomically. Validation, trajectories, tables, events and configuration may be missing: the page
-    says so. Raises FileNotFoundError when metrics.jsonl is missing and ValueError when it holds no step.
+    Both are replaced atomically. Validation, trajectories, tables, events and configuration may be missing, which the page
+    reports. Raises FileNotFoundError when metrics.jsonl is missing and ValueError when it holds no step.
     """
     run = read_run(Path(run_dir))
     drawn = [*panels(run), *step_panels(run)]
@@ -99,8 +98,8 @@ def _has_steps(folder: Path) -> int:
 
 
 def _state(folder: Path) -> list[tuple[int, int] | None]:
-    found = []
+    states = []
     for name in _READ:
         path = folder / name
-        found.append((path.stat().st_size, path.stat().st_mtime_ns) if path.exists() else None)
-    return found
+        states.append((path.stat().st_size, path.stat().st_mtime_ns) if path.exists() else None)
+    return states

@@ -1,4 +1,4 @@
-"""How many checkpoints a run writes and keeps: arithmetic alone, which `plan` needs on a machine without OmegaConf."""
+"""The numbers of checkpoints that a run writes and keeps: only arithmetic, so that `plan` needs no OmegaConf."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import Collection
 
 
 def count_written(steps: int, save_every: int, named: Collection[int]) -> int:
-    """The number of checkpoints that a run of ``steps`` writes; with ``save_every`` below 1 the named ones alone."""
+    """The number of checkpoints that a run of ``steps`` writes; with ``save_every`` below 1 only the named steps."""
     regular = {*range(save_every, steps, save_every), steps} if save_every > 0 else set()
     return len(regular | {step for step in named if step <= steps})
 
 
 def count_kept(steps: int | None, save_every: int, most: int | None, named: Collection[int]) -> int | None:
-    """The number that is left in the end; None where every one is kept and the number of steps is not known.
+    """The number of checkpoints at the end; None when all are kept and the number of steps is not known.
 
-    ``most`` bounds those without a name (``trainer.max_actor_ckpt_to_keep``); None: it does not.
+    ``most`` bounds the unnamed checkpoints (``trainer.max_actor_ckpt_to_keep``); None: no bound.
     """
     bounds = []
     if steps:

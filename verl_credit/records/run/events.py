@@ -1,4 +1,4 @@
-"""Notes of a run that a person must see (banner, resume, how it ended): kept in a file, shown by the progress display."""
+"""Notes of a run that a person must see (banner, resume, how it ended), in a file that the progress display reads."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ START, END, MAX_HOURS, EVALUATION_OVERRUN = "start", "end", "max_hours", "evalua
 
 
 class Reason(StrEnum):
-    """How a start of a run ended; a start without an end was killed, or goes on."""
+    """How a start of a run ended; a start without an end was killed or is running."""
 
     DONE = "done"
     TIME_LIMIT = "time limit"
@@ -38,7 +38,7 @@ REASONS = {
 
 
 def note(run_dir: Path, kind: str, text: str) -> None:
-    """From a worker process: into its own output too."""
+    """Records an event from a worker process and prints it to the worker's output."""
     print(redact(text), flush=True)
     record(run_dir, kind, text)
 
@@ -56,7 +56,7 @@ def start(run_dir: Path, planned: int | None, command: str | None = None) -> Non
 
 
 def how(run_dir: Path, code: ExitCode, why: str, planned: int | None) -> tuple[Reason, str]:
-    """How a start ended, and why. Where a time limit ended the run, its note says why."""
+    """How a start ended, and why. When a time limit ended the run, its note is the reason."""
     notes = {row.get("kind"): row["text"] for row in _last_start(run_dir)}
     if code == ExitCode.DONE and MAX_HOURS in notes and steps_done(run_dir) != planned:
         return Reason.TIME_LIMIT, notes[MAX_HOURS]
@@ -98,7 +98,7 @@ def _last_start(run_dir: Path) -> list[dict]:
 
 
 def steps_done(run_dir: Path) -> int:
-    """Of the whole run, as its metrics tell it."""
+    """Returns the number of the last step in the run's metrics."""
     try:
         steps = [row.get("step") for row in read_json_lines(Path(run_dir) / METRICS)]
     except DamagedFile:

@@ -42,16 +42,16 @@ def read_json_lines(path: Path) -> list[dict]:
 
 
 class GrowingFile:
-    """A file of JSON lines that another process appends to: what is read costs what was added, not what is there."""
+    """A file of JSON lines that another process appends to: a read costs only the appended lines."""
 
     def __init__(self, path: Path):
         self._path = path
         self._lines, self._end, self._inode = 0, 0, None
 
     def new_rows(self) -> list[dict]:
-        """The complete lines since the last call, or all at the first. Errors: as ``read_json_lines``.
+        """The complete lines since the last call, or all lines at the first call. Raises the errors of ``read_json_lines``.
 
-        A file that another one has replaced (``rewind``) is read anew; as many of its lines as were read before are no news.
+        A file that was replaced (``rewind``) is read from its beginning; as many lines as were read before are left out.
         """
         try:
             file = self._path.open("rb")
@@ -80,7 +80,7 @@ class GrowingFile:
 
 
 def rewind(path: Path, last_step: int) -> int:
-    """Keep rows up to ``last_step``; later ones move to ``*.superseded.jsonl``. Returns how many moved.
+    """Keep rows up to ``last_step``; later rows move to ``*.superseded.jsonl``. Returns how many moved.
 
     After a crash a run continues from its last checkpoint and repeats the later steps, which the curve must show once.
     """
@@ -99,7 +99,7 @@ def rewind(path: Path, last_step: int) -> int:
 def replaced(path: Path) -> Iterator[BinaryIO]:
     """The file to write; it is renamed to ``path`` at the end. A reader sees the old file or the new one.
 
-    A run that ends and a watch may write the same file at the same time: each writes under a name of its own.
+    A run that ends and a watch may write the same file at the same time: each process writes to its own partial file.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")

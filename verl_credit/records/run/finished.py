@@ -41,7 +41,7 @@ def nothing_left(config: DictConfig) -> str | None:
 
 
 def planned_in_all(config: DictConfig) -> int | None:
-    """Steps of the whole run; with epochs None until a checkpoint says how many they are."""
+    """Steps of the whole run; with epochs None until a checkpoint has the number."""
     folder, total = Path(config.trainer.default_local_dir), config.trainer.total_training_steps
     if total is None and (step := last_checkpoint(folder)) is not None:
         total = planned_steps(folder / f"global_step_{step}", config)

@@ -1,4 +1,4 @@
-"""One run per folder, and per folder of checkpoints: a lock that the kernel frees however the process ends."""
+"""A lock that lets one run at a time use a run folder or a checkpoint folder. The kernel frees it when the process ends."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from filelock import FileLock, Timeout
 from verl_credit.errors import PreflightError
 
 LOCK = "run.lock"
-# A file system without locks: said, and the run goes on.
+# Errors of a file system without locks: the run continues with a warning.
 UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 @contextmanager
 def run_lock(run_dir: Path, say: Callable[[str], None] = print, key: str = "run_dir") -> Iterator[None]:
-    """Hold ``run_dir``, the value of ``key``, for this process; the folder is made when it is not there.
+    """Hold ``run_dir``, the value of ``key``, for this process; a missing folder is created.
 
-    The file stays when the run ends: it is the lock on it that counts, so a killed run blocks nobody.
+    The file stays when the run ends: only the lock on it matters, so a killed run blocks no later run.
     Errors: PreflightError when another process holds it (with its pid), or when the folder cannot be written.
     """
     path = Path(run_dir) / LOCK

@@ -1,4 +1,4 @@
-"""The warnings of a step that a reader of its metrics alone would miss: turns that are cut, small groups, rows left out."""
+"""The warnings of a step that are hard to see in its metrics: turns that are cut, small groups, rows left out."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ ROWS_LEFT_OUT = "credit/rows_left_out"
 
 
 def left_out_note(share: float, step: int, mode: str) -> str | None:
-    """A warning if more than ``LEFT_OUT_SHARE`` of the step's rows read their outcome alone. ``mode``: the turn mode."""
+    """A warning if more than ``LEFT_OUT_SHARE`` of the step's rows read only their outcome. ``mode``: the turn mode."""
     if share <= LEFT_OUT_SHARE:
         return None
     return (

@@ -31,7 +31,7 @@ class Progress:
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._files = {name: GrowingFile(self.run_dir / name) for name in (EVENTS, METRICS, VALIDATION)}
         for file in self._files.values():
-            file.new_rows()  # what stands there before the run starts is not news
+            file.new_rows()  # without this read the lines of earlier starts would be printed again
         self._running_em: float | None = None
 
     def __enter__(self) -> Progress:
@@ -47,7 +47,7 @@ class Progress:
         self.write(f"{clock(time.monotonic() - self.start)}  {text}")
 
     def note(self, kind: str, text: str) -> None:
-        """Keep it among the run's events, and show those; for the launching process, before the display runs."""
+        """Record an event and print the new events; for the launching process, before the display runs."""
         events.record(self.run_dir, kind, text)
         self._show()
 
@@ -68,7 +68,7 @@ class Progress:
 
 
 class Throttled:
-    """A (share, text) callback that says at most one line every ``every_s`` seconds, and the last one."""
+    """A (share, text) callback that prints at most one line every ``every_s`` seconds, and the last line."""
 
     def __init__(self, say, name: str = "lab", *, every_s: float = 5.0) -> None:
         self.say, self.name, self.every_s, self._last = say, name, every_s, float("-inf")
@@ -85,7 +85,7 @@ def clock(seconds: float) -> str:
 
 
 def step_line(row: dict, total_steps: int, running_em: float | None) -> str:
-    """elapsed is printed before it; here: step, EM, turns, gain, seconds."""
+    """Returns step, EM, turns, gain and seconds; the caller prints the elapsed time before them."""
     parts = [f"step {row['step']:>3}/{total_steps}"]
     if row.get("credit/outcome/em") is not None:
         parts.append(f"EM {row['credit/outcome/em']:.3f} (running {running_em:.3f})")
@@ -103,8 +103,8 @@ def step_line(row: dict, total_steps: int, running_em: float | None) -> str:
 
 def evaluation_line(row: dict) -> str:
     """Held-out exact match by sampling mode."""
-    found = [f"{_mode(key)} {value:.3f}" for key, value in sorted(row.items()) if key.endswith("/em/mean@1")]
-    return f"held-out EM after step {row['step']}: " + ", ".join(found)
+    scores = [f"{_mode(key)} {value:.3f}" for key, value in sorted(row.items()) if key.endswith("/em/mean@1")]
+    return f"held-out EM after step {row['step']}: " + ", ".join(scores)
 
 
 def _mode(key: str) -> str:

@@ -22,7 +22,7 @@ from verl_credit.records.run.tables import (
 
 STEPS = 100
 """Steps whose texts are read at most; the latest that have some."""
-_NAMES = {"text": "pieces", "log_prob": "old_log_prob"}  # where version 1 had another name
+_NAMES = {"text": "pieces", "log_prob": "old_log_prob"}  # the names in version 1
 
 
 def token_steps(run_dir: Path) -> dict[int, Path]:
@@ -32,7 +32,7 @@ def token_steps(run_dir: Path) -> dict[int, Path]:
 
 
 def _may_have_credit(path: Path) -> bool:
-    """A damaged file may; who reads it names it."""
+    """True also for a damaged file, which its reader then reports."""
     try:
         return bool(read_table(path, ("row",)).pipeline)
     except DamagedTable:

@@ -62,9 +62,9 @@ def save_state(
 ) -> None:
     """Write the state, before verl's tracker file, so that every valid checkpoint has it.
 
-    ``metrics``: of the step. verl saves before it evaluates and logs; a run killed in between would otherwise resume after a
-    step that no file contains. ``sepa``: state of the SEPA controller, if there is one. ``planned``: steps
-    of the whole run, as verl counts them.
+    ``metrics`` are the step's: verl saves before it evaluates and logs, and a run killed in between would otherwise resume
+    after a step that no file contains. ``sepa``: state of the SEPA controller, if there is one. ``planned``: steps of the
+    whole run, as verl counts them.
     """
     state = {
         "version": VERSION,
@@ -123,8 +123,8 @@ def describe_resume(config, step: int) -> tuple[str, dict, dict | None]:
     if not differences:
         return f"resume: exact, from step {step}", state["metrics"], state.get("sepa")
     more = f"; and {len(differences) - 8} more" if len(differences) > 8 else ""
-    shown = "; ".join(differences[:8]) + more
-    return f"resume: from step {step}, not exact: {shown}", state["metrics"], state.get("sepa")
+    reasons = "; ".join(differences[:8]) + more
+    return f"resume: from step {step}, not exact: {reasons}", state["metrics"], state.get("sepa")
 
 
 def deciding_keys(config) -> dict[str, str]:

@@ -1,12 +1,12 @@
-"""Credit as it was given and rollouts as the update read them, in `tables/`: a file per step and kind.
+"""Credit and rollouts as the update read them, in `tables/`: a file per step and kind.
 
 `turns_000012.parquet` has a line per turn of all rows, at most 40 bytes on disk. `rollouts_000012.parquet` has a line per
 kept rollout of the last steps, with its texts and with lists over the tokens of its response, at most 60 bytes a token.
 `samples_000012.parquet` has the texts of one rollout per kept group; it takes the place of the rollouts of an older step.
 
-The metadata has, as JSON, the settings that made the credit, so that a report can make the same credit again. Where a step
-is kept whole, it also has those of the update, so that a probe can make the same update. A file is written under another
-name and then renamed: a reader finds it whole or not at all, and a step that is made again replaces its own files.
+The metadata has, as JSON, the settings that made the credit, so that a report can recompute the credit. Where a step
+is kept whole, it also has the settings of the update, so that a probe can repeat it. A file is written under another
+name and then renamed: a reader finds it whole or not at all, and a repeated step replaces its own files.
 `old_tables` reads version 1.
 """
 
@@ -37,8 +37,8 @@ TURNS_SCHEMA = pa.schema(
         ("answer", pa.bool_()),
         ("tokens", pa.int32()),
         ("has_reward", pa.bool_()),
-        ("reward", pa.float64()),  # null: it has none, or lost it
-        ("signals", pa.map_(pa.string(), pa.float64())),  # each signal's own value, where the turn has one
+        ("reward", pa.float64()),  # null: no reward, or a missing one
+        ("signals", pa.map_(pa.string(), pa.float64())),  # each signal's own value, where the turn has it
         (
             "z",
             pa.float64(),
@@ -54,14 +54,14 @@ TURNS_SCHEMA = pa.schema(
 _FLOATS = pa.list_(pa.float32())
 _SAMPLE = [
     ("group", pa.int32()),
-    ("row", pa.int32()),  # its place in the batch of the update, in which other rows stand too
+    ("row", pa.int32()),  # its index in the batch of the update, which has other rows, too
     ("question", pa.string()),
     ("golds", pa.list_(pa.string())),
     ("gold_ids", pa.string()),  # JSON
     ("searches", pa.string()),  # JSON
     ("stop_reason", pa.string()),
-    ("texts", pa.list_(pa.string())),  # per turn, what the policy wrote
-    ("observations", pa.list_(pa.string())),  # per turn, what it read next
+    ("texts", pa.list_(pa.string())),  # the policy's text of each turn
+    ("observations", pa.list_(pa.string())),  # the observation after each turn
 ]
 ROLLOUTS_SCHEMA = pa.schema(
     [
@@ -79,7 +79,7 @@ ROLLOUTS_SCHEMA = pa.schema(
         ("entropy", _FLOATS),  # null: not computed (rollout_correction.bypass_mode)
         ("clip_scale", _FLOATS),
         ("ref_log_prob", _FLOATS),  # null: no reference policy
-        ("rollout_is_weight", _FLOATS),  # null: the update has none
+        ("rollout_is_weight", _FLOATS),  # null: the update has no such weights
         ("planning", pa.list_(pa.bool_())),  # this and the next: null where nothing computes them
         ("uncertainty", _FLOATS),
         ("pooled_uncertainty", _FLOATS),
@@ -101,9 +101,9 @@ class StepTable:
     step: int
     columns: dict[str, list]
     pipeline: dict
-    """The settings that made the credit; empty where verl's own estimator made it"""
+    """The settings that made the credit; empty when verl's own estimator made it"""
     update: dict | None = None
-    """What a probe must know of the update; None where the step's rollouts are not all kept"""
+    """The settings of the update, for a probe; None when some rollouts of the step are not kept"""
 
 
 def table_path(run_dir: Path, kind: str, step: int) -> Path:
@@ -122,18 +122,18 @@ def write_table(
 
 
 def tables_of(run_dir: Path, kind: str) -> dict[int, Path]:
-    """Files by step, in order; files that are no tables of ours are left out."""
-    found = {}
+    """Files by step, in order; other files are left out."""
+    paths = {}
     folder = Path(run_dir) / TABLES
     for path in folder.iterdir() if folder.is_dir() else ():
         if (match := _NAME.fullmatch(path.name)) and match[1] == kind:
-            found[int(match[2])] = path
-    return dict(sorted(found.items()))
+            paths[int(match[2])] = path
+    return dict(sorted(paths.items()))
 
 
 def read_table(path: Path, names: Sequence[str] | None = None) -> StepTable:
-    """All columns, or those. Raises DamagedTable for a file that is half written, not Parquet, not ours, or of a later
-    version."""
+    """Reads all columns, or the columns ``names``. Raises DamagedTable for a file that is half written, not Parquet, not
+    ours, or of a later version."""
     kind = path.name.partition("_")[0]
     try:
         file = parquet.ParquetFile(path)

@@ -1,5 +1,5 @@
-"""What a run computes with: the versions of its packages, saved beside its configuration and compared by `verl-credit diff`,
-and the commit of its code."""
+"""The versions of a run's packages, which it saves beside its configuration and `verl-credit diff` compares; and the commit
+of its code."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def installed_version(package: str) -> str | None:
 
 def installed_versions() -> dict[str, str]:
     """The versions of Python and of every installed package of PACKAGES."""
-    found = {name: installed_version(name) for name in PACKAGES}
-    return {"python": platform.python_version(), **{k: v for k, v in found.items() if v is not None}}
+    versions = {name: installed_version(name) for name in PACKAGES}
+    return {"python": platform.python_version(), **{k: v for k, v in versions.items() if v is not None}}
 
 
 def write_versions(run_dir: Path) -> None:
@@ -43,12 +43,12 @@ def read_versions(run_dir: Path) -> dict[str, str] | None:
     if not path.exists():
         return None
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        saved = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not JSON: {error}") from error
-    if not isinstance(found, dict):
-        raise ValueError(f"{path} holds {type(found).__name__}; expected an object of package: version")
-    return {str(k): str(v) for k, v in found.items()}
+    if not isinstance(saved, dict):
+        raise ValueError(f"{path} holds {type(saved).__name__}; expected an object of package: version")
+    return {str(k): str(v) for k, v in saved.items()}
 
 
 LARGE = 2**20  # bytes; of a new file that is larger, data by mistake, name and size count

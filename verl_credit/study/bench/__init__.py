@@ -1,1 +1,1 @@
-"""What a turn mode is worth before a GPU hour is spent on it: `verl-credit bench`."""
+"""Measures of a turn mode that need no GPU: `verl-credit bench`."""

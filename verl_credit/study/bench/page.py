@@ -58,12 +58,12 @@ class Bench:
 
 
 def page(bench: Bench) -> str:
-    found, more = bench.learning, {}
-    if found is not None:
+    learning, more = bench.learning, {}
+    if learning is not None:
         more = {
-            "panels": [panel for panel in panels(found) if panel.lines],
-            "value": value_format(found),
-            "difference": difference_format(found),
+            "panels": [panel for panel in panels(learning) if panel.lines],
+            "value": value_format(learning),
+            "difference": difference_format(learning),
             "interval": interval,
         }
     return template("bench.html").render(bench=bench, shown=_shown, picture=panel_data_uri, **more)

@@ -36,7 +36,7 @@ from verl_credit.study.twin.train import Twin
 
 @dataclass(frozen=True)
 class Candidate:
-    """``params``: options of the mode, others than its defaults."""
+    """``params``: the options of the mode that differ from its defaults."""
 
     path: str
     mode: TurnMode
@@ -90,8 +90,8 @@ def exact_rows(candidates: Sequence[Candidate]) -> list[dict[str, object]]:
 
 def cosine_span(rows: Sequence[dict], mode: str) -> tuple[float | None, float | None]:
     """Lowest and highest cosine of E[g] with grad E[r]; None where the mode's expected gradient is 0 everywhere."""
-    found = [row["cosine"] for row in rows if row["mode"] == mode and row["cosine"] is not None]
-    return (min(found), max(found)) if found else (None, None)
+    cosines = [row["cosine"] for row in rows if row["mode"] == mode and row["cosine"] is not None]
+    return (min(cosines), max(cosines)) if cosines else (None, None)
 
 
 LATER = 10
@@ -126,9 +126,9 @@ def agreed(
     continuations: int,
     parallel: int | None = None,
 ) -> Iterator[Agreed]:
-    """``overrides``: of the recipe `lab`, whose world is there. The candidate's credit is made as in a run of it.
+    """``overrides`` of the recipe `lab`, whose world exists. The candidate's credit is computed as in a run of it.
 
-    ``parallel``: processes that value contexts; as many as there are cores for None.
+    ``parallel``: processes that value contexts; None: one for each core.
     """
     config = load_config("lab", [*overrides, *candidate.overrides()])
     start = Path(config.actor_rollout_ref.model.path)

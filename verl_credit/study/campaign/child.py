@@ -56,7 +56,7 @@ class Children:
         return len(self._running)
 
     def start(self, name: str, command: Sequence[str], log: Path | None = None) -> None:
-        """``log``: where its output goes; None: to ours."""
+        """``log``: the file of its output; None: our own output."""
         if log is None:
             process = subprocess.Popen(command)
         else:
@@ -69,7 +69,7 @@ class Children:
             process.terminate()
 
     def wait(self) -> tuple[str, int]:
-        """Name and exit code of the next one that ends."""
+        """Name and exit code of the next child that ends."""
         name, code = self._ended.get()
         del self._running[name]
         return name, code

@@ -62,7 +62,7 @@ def of_trial(campaign: Campaign, run: PlannedRun, folder: Path) -> list[str]:
 
 
 def composed(campaign: Campaign, folder: Path, complete: bool = True) -> dict[str, DictConfig]:
-    """The configuration of every condition, for its first seed and world. Errors: ConfigError says which condition.
+    """The configuration of every condition, for its first seed and world. Raises ConfigError that names the condition.
 
     ``complete``: keys that the user has to give (data, model, server) are there, too.
     """
@@ -81,9 +81,8 @@ def composed(campaign: Campaign, folder: Path, complete: bool = True) -> dict[st
                 raise ConfigError(missing)
             _window(campaign, config)
         except ConfigError as error:
-            raise ConfigError(
-                f"campaign {campaign.name}, condition {name}: {error}", key=error.key
-            ) from error
+            message = f"campaign {campaign.name}, condition {name}: {error}"
+            raise ConfigError(message, key=error.key, value=error.value, accepted=error.accepted) from error
         _own_checkpoints(config, folder / run.folder, name)
         configs[name] = config
     _all_different(configs)
@@ -126,7 +125,7 @@ def _all_different(configs: dict[str, DictConfig]) -> None:
 
 
 def flat(config: DictConfig) -> dict[str, object]:
-    """``key: value`` of the resolved configuration without what every run has of its own, secrets hidden."""
+    """``key: value`` of the resolved configuration without the keys that differ for every run, secrets hidden."""
     plain = config.copy()
     with open_dict(plain):
         plain.run_dir, plain.seed = "RUN_DIR", 0

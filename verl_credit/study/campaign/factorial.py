@@ -44,8 +44,8 @@ def factorial(levels: Mapping[str, Mapping[str, str]], values: Mapping[str, Runs
         value = factors, their interactions, block (seed, world); sums of squares of type II; F tests
 
     p_holm: Holm over the effects of this table. F tests suppose normal residuals of one variance. Blocks that lack a
-    condition are left out: every effect is measured within blocks. No table without two whole blocks, nor for values that
-    the model explains without a remainder.
+    condition are left out: every effect is measured within blocks. No table is made without two whole blocks, nor for
+    values that the model explains without a remainder.
     """
     names = list(levels)
     conditions = list(next(iter(levels.values())))

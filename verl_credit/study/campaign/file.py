@@ -150,7 +150,7 @@ def _consistent(campaign: Campaign, source: str) -> None:
     """Checks what pydantic does not. Errors: ConfigError for the first key that does not fit the others."""
 
     def refuse(key: str, value: object, right: str) -> None:
-        raise ConfigError(f"{source}: {key}={value}: {right}", key=key, value=value)
+        raise ConfigError(f"{source}: {key}={value}: {right}", key=key, value=value, accepted=right)
 
     names = list(campaign.conditions)
 

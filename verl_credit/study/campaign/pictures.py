@@ -15,7 +15,7 @@ from verl_credit.study.campaign.results import Results
 from verl_credit.study.campaign.state import RunState, State
 from verl_credit.study.campaign.statistics import Comparison
 
-# Okabe and Ito's palette, which colour-blind readers can tell apart; then again with dashes.
+# Okabe and Ito's palette, which colour-blind readers can distinguish; then again with dashes.
 COLOURS = (INK, BLUE, VERMILION, GREEN, "#cc79a7", "#e69f00", "#56b4e9", GREY)
 DASHES = ("-", (0, (4, 2)), (0, (1, 1)))
 
@@ -65,7 +65,7 @@ def _panel(results: Results, title: str, caption: str, lines: tuple[Line, ...]) 
 
 
 def _mean_line(name: str, runs: Sequence[RunState], color: str, dash: object) -> Line:
-    """Over the steps that all runs have."""
+    """The curve over the steps that all runs have."""
     by_run = [dict(zip(one.curve.steps, one.curve.values, strict=True)) for one in runs]
     steps = tuple(sorted(set.intersection(*(set(of) for of in by_run))))
     columns = [[of[step] for of in by_run] for step in steps]

@@ -63,7 +63,7 @@ def read_record(folder: Path) -> Record:
 
 
 def keep_record(folder: Path, campaign: Campaign, configs: dict[str, DictConfig], ended: int) -> list[str]:
-    """Write the record, or compare it with the one that is there; returns what was added since.
+    """Write the record, or compare it with the existing record; returns the additions.
 
     Errors: ConfigError names what has changed: runs of the old and the new would be compared.
     """
@@ -133,7 +133,7 @@ def _differences(before: Campaign, now: Campaign) -> tuple[list[str], list[str]]
 
 
 def _config_changes(folder: Path, name: str, now: dict | None) -> list[str]:
-    """Keys that the recipe gives another value than it did. New keys are none: a later version has more of them."""
+    """The keys whose value in the recipe has changed. New keys are no change: a later version has more keys."""
     path = folder / name / CONDITION
     if now is None or not path.exists():
         return []

@@ -1,4 +1,4 @@
-"""The report of a campaign: campaign.html, one offline page, and two pictures; at any time, also while runs are missing."""
+"""The report of a campaign: campaign.html, one offline page, and two pictures; also while runs are missing."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def page(outcome: Results) -> str:
 
 
 def standing(outcome: Results) -> str:
-    """``3 of 18 runs are done``, and what the others are."""
+    """``3 of 18 runs are done``, and the states of the other runs."""
     counts = Counter(one.state for one in outcome.states)
     others = ", ".join(
         f"{counts[state]} {state}" for state in State if counts[state] and state is not State.DONE

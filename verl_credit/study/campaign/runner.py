@@ -1,6 +1,6 @@
-"""Runs a campaign to its end, or as far as its budget goes.
+"""Runs a campaign to its end, or until its budget is spent.
 
-The runs' own files show what is done, so that the same command goes on after any kill.
+The runs' own files show what is done, so that the same command continues after any kill.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from verl_credit.study.campaign.file import Campaign, read_campaign
 from verl_credit.study.campaign.record import RECORD, keep_record
 from verl_credit.study.campaign.state import RunState, State, state_of, states
 
-LOG = "output.log"  # for a run beside others; a single one prints to our output
+LOG = "output.log"  # for parallel runs; a single run prints to our output
 DEFAULT = Path("runs") / "campaigns"
-HELD = (State.DAMAGED, State.RUNNING)  # not ours to touch
+HELD = (State.DAMAGED, State.RUNNING)  # these runs are not started again
 
 
 def run_campaign(
@@ -39,8 +39,8 @@ def run_campaign(
 ) -> tuple[ExitCode, Path]:
     """Returns the exit code and the campaign's folder.
 
-    ``name``: a file or a shipped campaign; ``extra``: overrides for all runs; ``weigh``: says, of the configurations of all
-    runs of the trainer, which disk they would fill.
+    ``name``: a file or a shipped campaign; ``extra``: overrides for all runs; ``weigh``: returns warnings about
+    disks that the configurations of all runs of the trainer would fill.
 
     DONE when all declared runs are done or the budget is spent, FAILED when one failed or is damaged, INTERRUPTED for
     Ctrl-C and SIGTERM. Errors: ConfigError and PreflightError, before the first run.
@@ -146,7 +146,7 @@ def drop_partial(run_dir: Path) -> str:
 
 
 def _build_worlds(campaign: Campaign, folder: Path, queue: Sequence[PlannedRun]) -> ExitCode:
-    """Builds the worlds one after the other, before runs that would build the same one side by side. Seeds share a world."""
+    """Builds the worlds one after the other, so that parallel runs do not build the same world. Seeds share a world."""
     one_seed = {(run.condition, run.world): run for run in queue}.values()
     configs = (
         unchecked_config(campaign.recipe, overrides_of(campaign, run, folder), campaign.config_dir)

@@ -31,9 +31,9 @@ from verl_credit.study.campaign.file import Campaign, Metric
 class State(StrEnum):
     WAITING = "not started"
     RUNNING = "running"
-    UNFINISHED = "unfinished"  # killed, interrupted, or at its time limit: it goes on from its checkpoint
+    UNFINISHED = "unfinished"  # killed, interrupted, or at its time limit: it continues from its checkpoint
     FAILED = "failed"  # tried again by the next `campaign run`
-    DAMAGED = "damaged"  # a file cannot be read: left alone
+    DAMAGED = "damaged"  # a file cannot be read; the run is not started again
     DONE = "done"
 
 
@@ -103,7 +103,7 @@ def _ended(row: dict) -> State:
 
 
 def running(folder: Path) -> bool:
-    """Is the process that wrote the run's lock still there? One that came later with the same number is another."""
+    """Is the process that wrote the run's lock still there? A later process with the same number is a different process."""
     path = folder / LOCK
     try:
         holder = json.loads(path.read_text())
@@ -134,7 +134,7 @@ def _hours(events: list[dict], folder: Path) -> float:
 
 
 def _curve(folder: Path, metric: Metric) -> tuple[Series, str]:
-    """The metric over steps; a step that was written twice counts once, as last written. And why it is empty."""
+    """The metric over steps; of a step that was written twice the last line is used. And the reason when it is empty."""
     file = VALIDATION if metric.held_out else METRICS
     rows = {row["step"]: row for row in read_json_lines(folder / file) if type(row.get("step")) is int}
     curve = series([rows[step] for step in sorted(rows)], metric.name)
@@ -145,7 +145,7 @@ def _curve(folder: Path, metric: Metric) -> tuple[Series, str]:
 
 
 class NoArea(ValueError):
-    """The curve has no area over the window; the message says why."""
+    """The curve has no area over the window; the message has the reason."""
 
 
 def area(steps: Sequence[int], values: Sequence[float], first: int, last: int) -> float:

@@ -1,4 +1,4 @@
-"""The difference of two conditions by their runs: scipy's and statsmodels' methods, and the limits of what they show.
+"""The difference of two conditions by their runs: scipy's and statsmodels' methods, and their limits.
 
 Runs are paired by what they share: a key, (seed, world). All functions are pure; whatever is drawn at random is drawn with
 a fixed seed, and the order in which runs are given changes nothing.
@@ -29,7 +29,7 @@ Runs = Mapping[Hashable, float]
 
 @dataclass(frozen=True)
 class Mean:
-    """A mean with its 95 % interval. Without one, ``why`` says what is in the way."""
+    """A mean with its 95 % interval. Without an interval, ``why`` has the reason."""
 
     n: int
     mean: float | None
@@ -110,7 +110,7 @@ def _sign_flips(d: np.ndarray) -> tuple[float, bool]:
     if np.abs(d).max() < _SAME:
         return 1.0, True
     exact = 2 ** len(d) <= RESAMPLES + 1
-    if len(d) == 1:  # scipy asks for two values; both signs are as far from 0
+    if len(d) == 1:  # scipy needs two values; both signs are as far from 0
         return 1.0, True
     test = stats.permutation_test(
         (d,),

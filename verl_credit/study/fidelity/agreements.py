@@ -5,7 +5,7 @@
     pairs       share of a trajectory's pairs of tool turns in the right order, of those whose A* differ by 4 standard errors
     end pairs   the same for its ending turn beside each tool turn
 
-A credit that is constant (over the tool turns, in every cell, in every sure pair) has no correlation and no order: None.
+A credit that is constant (over the tool turns, in every cell, in every sure pair) has neither correlation nor order: None.
 Reliability is that of the mean of two halves with the correlation rho, 2 rho / (1 + rho) (Spearman-Brown). The noise of the
 credit is not corrected: it is part of the credit.
 """
@@ -29,7 +29,7 @@ _CONSTANT = 1e-12
 
 @dataclass(frozen=True)
 class Agreement:
-    """How well one credit agrees; see the module."""
+    """The agreement of a credit; see the module."""
 
     pearson: Measure
     same_turn: Measure
@@ -130,7 +130,7 @@ class Agreements:
         return np.where((vx > _CONSTANT) & (vy > _CONSTANT), r, np.nan)
 
     def _order(self, credit_N: np.ndarray, pairs: Sequence[tuple[int, int]]) -> Measure:
-        """A tie counts one half; where every pair ties there is no order."""
+        """A tie has the weight 0.5; when every pair ties there is no order."""
         if not pairs:
             return Measure(None)
         worse, better = np.array(pairs).T
@@ -149,15 +149,15 @@ class Agreements:
 
 
 def sure_pairs(turns: Sequence[ScoredTurn], standard_errors: float = SURE) -> list[tuple[int, int]]:
-    """(the worse turn, the better one), as places in ``turns``: of one trajectory, A* that many standard errors apart.
+    """Pairs (worse, better) of turns of a trajectory, as indices in ``turns``, whose A* are that many standard errors apart.
 
-    Neighbours share a value, V(s_{k+1}) = the end of one and the start of the next: in A*_{k+1} - A*_k it stands twice, so
-    that its variance counts four times.
+    Neighbours share a value, V(s_{k+1}) = the end of one and the start of the next: in A*_{k+1} - A*_k it occurs twice, so
+    that its variance is multiplied by four.
     """
     places: dict[tuple[int, int], list[int]] = {}
     for place, turn in enumerate(turns):
         places.setdefault((turn.prompt, turn.trajectory), []).append(place)
-    found = []
+    pairs = []
     for of_one in places.values():
         for i, j in combinations(of_one, 2):
             a, b = turns[i], turns[j]
@@ -165,8 +165,8 @@ def sure_pairs(turns: Sequence[ScoredTurn], standard_errors: float = SURE) -> li
             if a.after is not None and a.after == b.before:
                 variance += 2 * a.variance_after
             if abs(b.a_star - a.a_star) > standard_errors * variance**0.5:
-                found.append((i, j) if b.a_star > a.a_star else (j, i))
-    return found
+                pairs.append((i, j) if b.a_star > a.a_star else (j, i))
+    return pairs
 
 
 def _within(x: np.ndarray, cell: np.ndarray) -> np.ndarray:

@@ -1,11 +1,11 @@
-"""Credit that no mode gives, to compare a mode's number with.
+"""Controls: credit that no mode gives, for comparison with the modes' numbers.
 
     random            standard normal for every turn
     constant          1 for every turn: without correlation or order
-    fewer turns       GRPO of the outcome less `PENALTY` per turn: good only because it asks for fewer turns
+    fewer turns       GRPO of the outcome less `PENALTY` per turn: good only because it favours fewer turns
     brought           1 where a search brings a needed article for the first time, else 0; less its mean over the prompt
-    Monte Carlo, M    A* by M continuations of each context alone: what that price buys
-    shuffled          A* by half of them, dealt anew to the turns of the prompt: what knowing the prompt is worth
+    Monte Carlo, M    A* by M continuations of each context: the quality at that price
+    shuffled          A* by half of them, dealt anew to the turns of the prompt: the value of knowing only the prompt
 
 The last two are made from the first half of the continuations and compared with A* by the second half (``held_out``):
 with the reference that all continuations make they would share its noise.
@@ -26,7 +26,7 @@ from verl_credit.worlds.rollouts.rollout import Groups, Trajectory
 
 PENALTY = 0.1
 CONTINUATIONS = (4, 8)
-"""Monte Carlo credit is made by these, and by half of all."""
+"""Monte Carlo credit is computed by these numbers of continuations, and by half of all."""
 GOLD = "gold_ids"
 """This field of the data set's ``extra_info`` has the articles that the question needs."""
 
@@ -55,11 +55,11 @@ def fewer_turns(tables: TurnTables, sizes: Sequence[int]) -> Credit:
 
 def brought(groups: Groups, data: Sequence[Mapping]) -> Credit:
     name = "brought a needed article"
-    found = first_brought(groups, data)
-    if found is None:
+    brought_of = first_brought(groups, data)
+    if brought_of is None:
         return Credit(name, None, f"the data set names no needed articles (extra_info.{GOLD})", "control")
     credit = []
-    for of_prompt in found:
+    for of_prompt in brought_of:
         mean = float(np.mean([one for turns in of_prompt for one in turns]))
         credit.append([[one - mean for one in turns] for turns in of_prompt])
     return _control(name, credit)
@@ -77,31 +77,31 @@ def first_brought(groups: Groups, data: Sequence[Mapping]) -> list[list[list[boo
 
 
 def _first_brought(trajectory: Trajectory, missing: set[str]) -> list[bool]:
-    found = []
+    brought = []
     for step in trajectory.steps:
         pages = {page for some in step.pages for page in some}
-        found.append(bool(missing & pages))
+        brought.append(bool(missing & pages))
         missing -= pages
-    return found
+    return brought
 
 
 def monte_carlo(groups: Groups, values: Mapping[str, Value], drawn: np.random.Generator) -> list[Credit]:
     """A* by 4, by 8 and by half of the continuations, and the last one shuffled."""
     half = next(iter(values.values())).continuations // 2
-    made = {
+    credit_of = {
         f"Monte Carlo, {n}": (n, per_turn(groups, true_advantages(groups, part_of(values, slice(n)))))
         for n in sorted({*CONTINUATIONS, half})
     }
-    by_half = made[f"Monte Carlo, {half}"][1]
-    made[f"Monte Carlo, {half}, shuffled"] = half, _shuffled(groups, by_half, drawn)
-    found = []
-    for name, (n, credit) in made.items():
+    by_half = credit_of[f"Monte Carlo, {half}"][1]
+    credit_of[f"Monte Carlo, {half}, shuffled"] = half, _shuffled(groups, by_half, drawn)
+    credits = []
+    for name, (n, credit) in credit_of.items():
         if n <= half:
-            found.append(_control(name, credit, held_out=True))
+            credits.append(_control(name, credit, held_out=True))
         else:
             reason = f"as many again are its reference; expected --continuations {2 * n} at least"
-            found.append(Credit(name, None, reason, "control", held_out=True))
-    return found
+            credits.append(Credit(name, None, reason, "control", held_out=True))
+    return credits
 
 
 def _shuffled(groups: Groups, credit: Advantages, drawn: np.random.Generator) -> Advantages:

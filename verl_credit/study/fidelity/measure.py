@@ -1,4 +1,4 @@
-"""One measurement: rollouts of a policy, values of their contexts, gains and credits of their turns, and the files."""
+"""A measurement: rollouts of a policy, values of their contexts, gains and credits of their turns, and the files."""
 
 from __future__ import annotations
 
@@ -40,24 +40,24 @@ class Measured(Protocol):
     config: DictConfig
     tokenizer: object
     prompts: list[State]
-    """Before the first turn, a prompt each."""
+    """The states before the first turn, one for each prompt."""
     data: list[dict]
     """The questions' rows of the data set."""
     step: int | None
     engine: str
-    """What rolls it out."""
+    """The engine of the rollouts."""
 
     def roll(self, starts: Sequence[Start]) -> list[list[Trajectory]]:
         """The trajectories of every start."""
 
     def batch(self, groups: Groups) -> TurnBatch:
-        """Their rows, as a step of training reads them."""
+        """The groups' rows, as a step of training reads them."""
 
     def forward(self) -> AbstractContextManager[Forward]:
         """The policy's log-probs, for gains by rows."""
 
     def about(self) -> dict:
-        """Which policy it is, and how it is rolled out."""
+        """The policy and the settings of its rollouts, as ``about.json`` has them."""
 
 
 def measure(
@@ -69,7 +69,7 @@ def measure(
     workers: Workers | None = None,
     prompts_at_once: int = PROMPTS_AT_ONCE,
 ) -> Result:
-    """Writes ``values.jsonl`` as values come, and ``turns.jsonl`` at the end. A second call with the same request goes on.
+    """Writes ``values.jsonl`` as values come, and ``turns.jsonl`` at the end. A second call with the same request continues.
 
     A gradient takes other rollouts of the same prompts and their values, too. Once ``enough`` is true no more prompts are
     valued. ``workers`` value contexts; None: this process does.
@@ -132,12 +132,12 @@ def measure(
 
 
 def sample_groups(subject: Measured, request: Request, name: str = "rollout") -> list[list[Trajectory]]:
-    """Trajectories of every prompt at temperature 1. Another ``name`` gives independent ones."""
+    """Trajectories of every prompt at temperature 1. Another ``name`` gives independent trajectories."""
     return subject.roll([Start(state, request.rollouts, request.seed, name) for state in subject.prompts])
 
 
 def _complete(sampled: list[list[Trajectory]], values: dict[str, Value]) -> int:
-    """How many prompts come before the first that lacks a value."""
+    """The number of prompts before the first prompt without a value."""
     known = (all(digest(state.ids) in values for state in states_of([group])) for group in sampled)
     return sum(1 for _ in takewhile(bool, known))
 

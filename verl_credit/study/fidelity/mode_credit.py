@@ -25,11 +25,11 @@ Advantages = list[list[list[float]]]
 
 @dataclass(frozen=True)
 class Credit:
-    """An advantage per turn by one way of making it; or the reason why there is none."""
+    """An advantage per turn, by a mode or another method; or the reason why there is none."""
 
     name: str
     advantages: Advantages | np.ndarray | None
-    """A swap has those of its decision's turn alone, [alternatives, completions]."""
+    """A swap has only the advantages of its decision's turn, [alternatives, completions]."""
     reason: str = ""
     kind: str = "mode"
     """``run``: as the run gives it; ``mode``; ``control``."""
@@ -38,21 +38,21 @@ class Credit:
 
 
 def find_modes(names: Sequence[str] | None) -> list[TurnMode]:
-    """Every registered mode, or those with these names; one of the user's has the name my_module:my_mode.
+    """Every registered mode, or the modes with these names; a user's mode has the name my_module:my_mode.
 
     Raises PreflightError for a name that is neither.
     """
-    found = []
+    modes = []
     for name in MODES if names is None else names:
         if name not in MODES and not {".", ":"} & set(name):
             raise PreflightError(
                 f"--modes {name}{did_you_mean(name, MODES)}: accepted are {', '.join(MODES)}, or my_module:my_mode"
             )
         try:
-            found.append(find_turn_mode(name, "--modes"))
+            modes.append(find_turn_mode(name, "--modes"))
         except ValueError as error:
             raise PreflightError(str(error)) from error
-    return found
+    return modes
 
 
 def mode_credits(
@@ -81,11 +81,13 @@ def credits_of_parts(
     credits = []
     for mode, changes in variants(pipeline, modes):
         try:
-            made = [credit_of_turns(part, mode, **changes).advantage_B_K1 for part in parts(mode, changes)]
+            of_parts = [
+                credit_of_turns(part, mode, **changes).advantage_B_K1 for part in parts(mode, changes)
+            ]
         except NotOffered as error:
             credits.append(Credit(name_of(mode, changes), None, str(error)))
         else:
-            credits.append(Credit(name_of(mode, changes), read(made)))
+            credits.append(Credit(name_of(mode, changes), read(of_parts)))
     return credits
 
 
@@ -96,16 +98,16 @@ def name_of(mode: TurnMode, changes: Mapping) -> str:
 
 
 def batches(tables: TurnTables, prompts: int) -> list[TurnTables]:
-    """So many neighbouring prompts at a time; prompts are numbered from 0, in the order of the rows."""
-    found = []
+    """Splits the rows into batches of neighbouring prompts, which are numbered from 0 in the order of the rows."""
+    parts = []
     for start in range(0, int(tables.group_B.max()) + 1, prompts):
         part = rows_of(tables, (tables.group_B >= start) & (tables.group_B < start + prompts))
-        found.append(replace(part, group_B=part.group_B - start))
-    return found
+        parts.append(replace(part, group_B=part.group_B - start))
+    return parts
 
 
 def rows_of(tables: TurnTables, chosen_B: torch.Tensor) -> TurnTables:
-    """These rows alone, with the numbers that their groups have."""
+    """Returns only these rows, with unchanged group numbers."""
     part = {
         field.name: value[chosen_B] if isinstance(value, torch.Tensor) else value
         for field in fields(tables)
@@ -117,20 +119,20 @@ def rows_of(tables: TurnTables, chosen_B: torch.Tensor) -> TurnTables:
 
 def variants(pipeline: Mapping, modes: Sequence[TurnMode]) -> list[tuple[TurnMode, dict]]:
     """Modes with the options in which each variant departs from the run's."""
-    found: list[tuple[TurnMode, dict]] = []
+    pairs: list[tuple[TurnMode, dict]] = []
     for mode in modes:
         if mode.name == "none":
             operators = dict.fromkeys((*OUTCOMES, pipeline["outcome_operator"]))
-            found += [(mode, {"outcome_operator": operator}) for operator in operators]
+            pairs += [(mode, {"outcome_operator": operator}) for operator in operators]
         elif "alpha" in mode.options:
-            found += [(mode, {"alpha": alpha}) for alpha in ALPHAS]
+            pairs += [(mode, {"alpha": alpha}) for alpha in ALPHAS]
         else:
-            found.append((mode, {}))
-    return found
+            pairs.append((mode, {}))
+    return pairs
 
 
 def per_turn(groups: Groups, credit: Iterable[float]) -> Advantages:
-    """Numbers in the order of prompts, trajectories and turns, by these. Raises ValueError where they are not as many."""
+    """Numbers in the order of prompts, trajectories and turns, nested. Raises ValueError when their number differs."""
     steps = (step for group in groups for trajectory in group for step in trajectory.steps)
     numbers = iter([float(one) for one, _ in zip(credit, steps, strict=True)])
     return [[[next(numbers) for _ in t.steps] for t in group] for group in groups]

@@ -1,4 +1,4 @@
-"""The settings of a measurement, and the file that says what a folder's values are of."""
+"""The settings of a measurement, and the file that names the policy and settings of a folder's values."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ABOUT, VERSION = "about.json", 2
 
 @dataclass(frozen=True)
 class Request:
-    """One policy and how it is measured. The measurement's files go to ``out``."""
+    """A policy and the settings of its measurement. The measurement's files go to ``out``."""
 
     out: str
     prompts: int
@@ -38,18 +38,18 @@ class Request:
     step: int = 0
     """The run's step that wrote the policy; 0: the policy that the run starts from."""
     about: dict = field(default_factory=dict)
-    """What the values are of (`check_about`), where the run's own engine rolls out."""
+    """The origin of the values (`check_about`), when the run's own engine rolls out."""
     folder: str = ""
     """The user's working folder, where modes and signals of their own are imported from."""
 
     @property
     def settings(self) -> dict:
-        """What ``fidelity.json`` has of them."""
+        """The settings that ``fidelity.json`` records."""
         names = ("prompts", "rollouts", "continuations", "split", "seed")
         return {name: getattr(self, name) for name in names}
 
     def write(self, folder: Path) -> None:
-        """For the run that makes the measurement: its process reads the request from its folder."""
+        """Writes the request into the folder of the run that makes the measurement."""
         write_text(folder / REQUEST, json.dumps(asdict(self), indent=1) + "\n")
 
     @classmethod
@@ -66,9 +66,9 @@ def check_about(
     seed: int,
     otherwise: str = "give a new --dir, or the settings of this one",
 ) -> None:
-    """Writes into ``about.json`` what the folder's values are of; ``of_policy``: `Measured.about`.
+    """Writes the policy and settings of the folder's values into ``about.json``; ``of_policy``: `Measured.about`.
 
-    Raises PreflightError where the file names other values already.
+    Raises PreflightError when the file already names others.
     """
     path = folder / ABOUT
     about = {"version": VERSION, **of_policy, "continuations": continuations, "seed": seed}

@@ -29,13 +29,13 @@ class Result:
     groups: list[list[Trajectory]]
     turns: list[ScoredTurn]
     values: dict[str, Value]
-    """By the digest of each distinct context."""
+    """The values of distinct contexts, by digest."""
     credits: list[tuple[Credit, Agreement | None]]
     """The run's, every mode's and the controls', with the agreement with A*; None where there is no credit."""
     gradients: dict[str, GradientAgreement]
-    """By the names of credits, and of `REFERENCE`; empty where gradients were not requested."""
+    """The gradients' agreement by the name of the credit, and of `REFERENCE`; empty when not requested."""
     of_prompts: int
-    """How many were requested."""
+    """The number of requested prompts."""
     reliability: Measure
     sure_pairs: tuple[int, int]
     """Pairs of tool turns, and pairs with the ending turn."""
@@ -52,7 +52,7 @@ class Result:
 
 
 def table(name: str, result: Result) -> list[str]:
-    """A line per credit; those that could not be made at the end, with the reason."""
+    """A line per credit; missing credits come at the end, with the reason."""
     tools = sum(turn.kind == "tool" for turn in result.turns)
     cut = (
         ""
@@ -64,9 +64,9 @@ def table(name: str, result: Result) -> list[str]:
         f"{result.sure_pairs[0]} + {result.sure_pairs[1]} sure pairs, reliability of A* {shown(result.reliability)}",
         f"{'credit':<34} {'pearson':<20} {'same turn':<20} {'pairs in order':<20} with the ending turn",
     ]
-    for credit, found in result.credits:
-        if found is not None:
-            cells = (found.pearson, found.same_turn, found.pairs, found.end_pairs)
+    for credit, agreement in result.credits:
+        if agreement is not None:
+            cells = (agreement.pearson, agreement.same_turn, agreement.pairs, agreement.end_pairs)
             lines.append(f"{credit.name:<34} " + " ".join(f"{shown(cell):<20}" for cell in cells).rstrip())
     lines += not_measured(result.credits)
     if result.otherwise:
@@ -83,7 +83,11 @@ def table(name: str, result: Result) -> list[str]:
 
 
 def not_measured(credits: Sequence[tuple[Credit, Any]]) -> list[str]:
-    return [f"{credit.name:<34} not measured: {credit.reason}" for credit, found in credits if found is None]
+    return [
+        f"{credit.name:<34} not measured: {credit.reason}"
+        for credit, agreement in credits
+        if agreement is None
+    ]
 
 
 def gradient_table(result: Result) -> list[str]:
@@ -93,8 +97,8 @@ def gradient_table(result: Result) -> list[str]:
     lines = [
         f"{'gradient of':<34} {'own cosine':<20} {'minus GRPO':<22} {'cosine of E[g]':<20} signal to noise"
     ]
-    for name, found in result.gradients.items():
-        cells = (found.own, found.own_difference, found.bias, found.signal_to_noise)
+    for name, agreement in result.gradients.items():
+        cells = (agreement.own, agreement.own_difference, agreement.bias, agreement.signal_to_noise)
         lines.append(f"{name:<34} " + " ".join(f"{shown(cell):<20}" for cell in cells).rstrip())
     if RLOO in result.gradients:
         bias, holds_1 = integrity(result.gradients)
@@ -119,7 +123,7 @@ def write_result(path: Path, settings: dict, policies: list[dict]) -> None:
 
 
 def as_dict(subject: Measured, result: Result) -> dict:
-    """One policy of ``fidelity.json``."""
+    """Returns the entry of a policy in ``fidelity.json``."""
     return {
         "policy": subject.name,
         "step": subject.step,
@@ -132,7 +136,7 @@ def as_dict(subject: Measured, result: Result) -> dict:
         "sure_pairs": result.sure_pairs,
         "reliability": asdict(result.reliability),
         "credits": credits_as_dict(result.credits),
-        "gradients": {name: asdict(found) for name, found in result.gradients.items()},
+        "gradients": {name: asdict(agreement) for name, agreement in result.gradients.items()},
         "integrity": [asdict(score) for score in martingale(result.turns)],
     }
 
@@ -140,6 +144,6 @@ def as_dict(subject: Measured, result: Result) -> dict:
 def credits_as_dict(credits: Sequence[tuple[Credit, Any]]) -> dict:
     return {
         credit.name: {"kind": credit.kind, "held_out": credit.held_out}
-        | ({"reason": credit.reason} if found is None else asdict(found))
-        for credit, found in credits
+        | ({"reason": credit.reason} if agreement is None else asdict(agreement))
+        for credit, agreement in credits
     }

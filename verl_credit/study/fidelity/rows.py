@@ -68,13 +68,13 @@ def _record(trajectory: Trajectory) -> dict:
 def kept_trajectories(
     columns: Mapping[str, list[Any]], rows: Collection[int], prompts: Collection[State], protocol: Protocol
 ) -> dict[int, Trajectory]:
-    """``columns``: of a table of rollouts; ``rows``: the wanted ones, by their places in the batch. The outcome is
-    the protocol's, exact match.
+    """Rebuilds ``rows`` (indices in the batch) from the ``columns`` of a table of rollouts. The outcome is the protocol's,
+    exact match.
 
     A row whose last turn the protocol would have answered ended for a reason of the run's, such as a fault; it is left out.
     Raises PreflightError for a prompt that is not among ``prompts``.
     """
-    starts, found = {state.ids: state for state in prompts}, {}
+    starts, trajectory_of = {state.ids: state for state in prompts}, {}
     for row, prompt, response, turns in zip(
         *(columns[name] for name in ("row", "prompt_ids", "response_ids", "turn")), strict=True
     ):
@@ -87,8 +87,8 @@ def kept_trajectories(
             )
         path = _path(start, tuple(response), turn_spans(turns), protocol)
         if path is not None:
-            found[row] = Trajectory(path)
-    return found
+            trajectory_of[row] = Trajectory(path)
+    return trajectory_of
 
 
 def _path(start: State, response: Ids, spans: list[tuple[int, int]], protocol: Protocol) -> list[Step] | None:

@@ -27,7 +27,7 @@ class ScoredTurn:
 
     prompt: int
     trajectory: int
-    """Its number among the prompt's."""
+    """The trajectory's number within the prompt."""
     turn: int
     kind: str
     """``tool`` or ``ending``."""
@@ -36,7 +36,7 @@ class ScoredTurn:
     a_star: float
     a_first: float
     a_second: float
-    """These two are A* by the halves of the continuations alone."""
+    """``a_first`` and ``a_second`` are A* by each half of the continuations."""
     se: float
     variance_before: float
     variance_after: float
@@ -99,13 +99,13 @@ def score_turns(
 
 
 def by_second_half(turns: Sequence[ScoredTurn], values: Mapping[str, Value]) -> list[ScoredTurn]:
-    """The same turns with A* and its errors by the second half of the continuations alone."""
+    """Returns the turns with A* and its errors by the second half of the continuations."""
     half = next(iter(values.values())).continuations // 2
     variance = {name: value.variance for name, value in part_of(values, slice(half, None)).items()}
-    found = []
+    rescored = []
     for turn in turns:
         before, after = variance[turn.before], 0.0 if turn.after is None else variance[turn.after]
-        found.append(
+        rescored.append(
             replace(
                 turn,
                 a_star=turn.a_second,
@@ -114,16 +114,16 @@ def by_second_half(turns: Sequence[ScoredTurn], values: Mapping[str, Value]) -> 
                 variance_after=after,
             )
         )
-    return found
+    return rescored
 
 
 def true_advantages(groups: Groups, values: Mapping[str, Value]) -> list[float]:
     """A* of every turn, in the order of `score_turns`."""
-    found = []
+    a_star = []
     for trajectory in (trajectory for group in groups for trajectory in group):
         v = [values[digest(step.state.ids)].value for step in trajectory.steps]
-        found += [after - before for before, after in pairwise([*v, trajectory.reward])]
-    return found
+        a_star += [after - before for before, after in pairwise([*v, trajectory.reward])]
+    return a_star
 
 
 @dataclass(frozen=True)
@@ -139,11 +139,11 @@ class ZScore:
 def martingale(turns: Sequence[ScoredTurn]) -> list[ZScore]:
     """Mean A* by turn number, and mean r - V(s_0): V is a martingale, so both are 0.
 
-    Over all turns of a number, the ending ones with r - V among them: over tool turns alone the mean is not 0, because which
-    turns are tool turns is the policy's choice. Standard errors are over prompts, whose turns share values.
+    The means are over all turns of a number, ending turns (r - V) included: over tool turns only the mean is not 0, because
+    the policy chooses which turns are tool turns. Standard errors are over prompts, whose turns share values.
     """
     numbers = sorted({turn.turn for turn in turns})
-    found = [
+    scores = [
         _z(f"turn {number + 1}", [(turn.prompt, turn.a_star) for turn in turns if turn.turn == number])
         for number in numbers
     ]
@@ -151,7 +151,7 @@ def martingale(turns: Sequence[ScoredTurn]) -> list[ZScore]:
     for turn in turns:
         key = turn.prompt, turn.trajectory
         whole[key] = whole.get(key, 0.0) + turn.a_star
-    return [*found, _z("r - V(s_0)", [(prompt, total) for (prompt, _), total in whole.items()])]
+    return [*scores, _z("r - V(s_0)", [(prompt, total) for (prompt, _), total in whole.items()])]
 
 
 def _z(name: str, values: Sequence[tuple[int, float]]) -> ZScore:

@@ -29,7 +29,7 @@ from verl_credit.worlds.rollouts.sampler import ModelDecoder, TurnSampler
 
 @dataclass(frozen=True)
 class Subject:
-    """``config``: the run's, or the recipe `lab` for a policy that no run made; ``step``: of the run, None for such one."""
+    """``config``: the run's, or the recipe `lab` for a policy that no run made, whose ``step`` is None."""
 
     name: str
     config: DictConfig
@@ -97,13 +97,13 @@ def make_subject(
     if config.search.shuffle_seed is not None:
         raise PreflightError(f"search.shuffle_seed={config.search.shuffle_seed}: expected null")
     index = Path(config.lab.index) if config.lab.index else lab / "index"
-    retriever, asked = (
+    retriever, fingerprint = (
         LocalRetriever(lab / "encoder", index, k=config.search.topk),
         config.search.index_fingerprint,
     )
-    if asked is not None and asked != retriever.fingerprint:
+    if fingerprint is not None and fingerprint != retriever.fingerprint:
         raise PreflightError(
-            f"{index} has the fingerprint {retriever.fingerprint}, and the run searched {asked} "
+            f"{index} has the fingerprint {retriever.fingerprint}, and the run searched {fingerprint} "
             "(search.index_fingerprint): expected its index (--lab, if it was moved)"
         )
     limits = Limits(

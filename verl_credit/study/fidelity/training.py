@@ -68,7 +68,7 @@ def tables_of(
         pipeline={
             "mode": a.info_gain_norm_mode,
             "signals": {"info_gain": 1.0},
-            # An operator of the user's is read by `run_credit` alone.
+            # Only `run_credit` reads a user's operator.
             "outcome_operator": a.advantage_mode if a.advantage_mode in OUTCOME_OPERATORS else "grpo",
             "tied_groups": a.tied_groups,
             "shared": {
@@ -122,14 +122,14 @@ def run_credit(
         run = CreditRun(settings, tokenizer, signals, TokenStage(algorithm, tokenizer))
         plan = plan_gains(batch, settings, tokenizer)
         inputs = step_inputs(run, plan, forward, {}, step=step, planned_steps=planned_steps)
-        found = assign(inputs, *outcomes_of(groups), batch.response_mask_B_T.bool())
+        step_credit = assign(inputs, *outcomes_of(groups), batch.response_mask_B_T.bool())
     except (ConfigError, IntegrityError, ValueError) as error:
         return Credit(name, None, str(error), "run")
-    if signals and not found.rewarded_B_K.any():
+    if signals and not step_credit.rewarded_B_K.any():
         return Credit(name, None, f"no turn has a reward ({', '.join(settings.turn_signals)})", "run")
     n_tool_turns_B = torch.tensor([len(t.steps) - 1 for group in groups for t in group])
     sizes = [len(group) for group in groups]
-    return Credit(name, nested(found.credit.advantage_B_K1, n_tool_turns_B, sizes), kind="run")
+    return Credit(name, nested(step_credit.credit.advantage_B_K1, n_tool_turns_B, sizes), kind="run")
 
 
 def _not_here(settings: CreditSettings, signals: dict[Signal, float]) -> str | None:

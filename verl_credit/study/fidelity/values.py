@@ -24,7 +24,7 @@ Part = list[State]
 
 @dataclass(frozen=True)
 class Value:
-    """``outcomes``: 1 for a continuation that ended right, 0 for another, in the order in which they were drawn.
+    """``outcomes``: 1 for a continuation that ended right, else 0, in the order of the draws.
     ``otherwise``: in how many a tool answered otherwise on the way to the context."""
 
     context: str
@@ -45,7 +45,7 @@ class Value:
 
     @property
     def halves(self) -> tuple[float, float]:
-        """V by each half alone; the two are independent estimates."""
+        """V by each half; the two are independent estimates."""
         half = self.continuations // 2
         first, second = (self.outcomes[part].count("1") for part in (slice(half), slice(half, None)))
         return first / half, second / (self.continuations - half)
@@ -58,7 +58,7 @@ class Value:
 
 
 class Elsewhere(typing.Protocol):
-    """Values of parts by other processes (`workers`): in any order, all of those that were taken."""
+    """Values of parts by other processes (`workers`), in any order."""
 
     def __call__(self, parts: Iterable[Part], *, continuations: int, seed: int) -> Iterator[list[Value]]: ...
 
@@ -75,20 +75,20 @@ def values_of(
     enough: Callable[[], bool] = lambda: False,
     elsewhere: Elsewhere | None = None,
 ) -> dict[str, Value]:
-    """V of every distinct context, by its digest. Values in ``path`` are taken from there, new ones are added to it as they
-    come: a call that was cut off is repeated, and goes on. A value follows from the seed and the context alone.
+    """V of every distinct context, by its digest. Values in ``path`` are reused, new values are appended to it as they
+    come, so that a repeated call continues. A value depends only on the seed and the context.
 
     Prompts are valued in their order, ``prompts_at_once`` together, in this process or ``elsewhere``; before each such part
     but the first ``enough`` can end it.
 
-    Raises PreflightError where ``path`` has values by another number of continuations.
+    Raises PreflightError when ``path`` has values by another number of continuations.
     """
     check_continuations(continuations)
-    found = {} if path is None else _read(path, continuations)
+    value_of = {} if path is None else _read(path, continuations)
     by_prompt: dict[int, dict[str, State]] = {}
     for state in states:
         name = digest(state.ids)
-        if name not in found:
+        if name not in value_of:
             by_prompt.setdefault(state.question, {})[name] = state
     waiting = list(by_prompt.values())
     parts = [
@@ -104,15 +104,15 @@ def values_of(
 
     options = {"continuations": continuations, "seed": seed}
     if elsewhere is None or len(parts) < 2:
-        made = (value_part(part, roll, **options) for part in wanted())
+        batches = (value_part(part, roll, **options) for part in wanted())
     else:
-        made = elsewhere(wanted(), **options)
-    for done, values in enumerate(made, start=1):
-        found |= {value.context: value for value in values}
+        batches = elsewhere(wanted(), **options)
+    for done, values in enumerate(batches, start=1):
+        value_of |= {value.context: value for value in values}
         for value in values if path is not None else ():
             append_json(path, asdict(value))
         say(min(done * prompts_at_once, len(waiting)), len(waiting))
-    return found
+    return value_of
 
 
 def check_continuations(continuations: int) -> None:
@@ -134,17 +134,17 @@ def value_part(part: Part, roll: Roll, *, continuations: int, seed: int) -> list
 
 
 def _read(path: Path, continuations: int) -> dict[str, Value]:
-    found = {row["context"]: Value(**row) for row in read_json_lines(path)}
-    other = {value.continuations for value in found.values()} - {continuations}
+    value_of = {row["context"]: Value(**row) for row in read_json_lines(path)}
+    other = {value.continuations for value in value_of.values()} - {continuations}
     if other:
         raise PreflightError(
             f"{path} has values by {other.pop()} continuations; expected --continuations {continuations}, or a new --dir"
         )
-    return found
+    return value_of
 
 
 def part_of(values: Mapping[str, Value], part: slice) -> dict[str, Value]:
-    """Values by some of the continuations alone."""
+    """The values by some of the continuations."""
     return {name: Value(name, value.outcomes[part]) for name, value in values.items()}
 
 

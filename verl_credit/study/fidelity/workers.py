@@ -23,13 +23,13 @@ from verl_credit.study.fidelity.values import PROMPTS_AT_ONCE, Part, Value, valu
 from verl_credit.worlds.rollouts.protocol import State
 
 FEWEST_PROMPTS = 32
-"""Below it processes cost more than they gain on two cores: until they have begun, one has valued about 14 prompts."""
+"""Fewer prompts are not worth processes on two cores: during their start one process values about 14 prompts."""
 _subject: Subject | None = None
 """A process of the pool has here what `_begin` loaded."""
 
 
 class Workers:
-    """``load`` is called in every process, which is a new one: it has to be a function of a module, or a partial of one.
+    """``load`` is called in every process, which is new: it has to be a function of a module, or a partial of one.
 
     They end with ``with``, at once, and with the process that started them, however that ends.
     """
@@ -78,7 +78,7 @@ class Workers:
 def workers_of(
     load: Callable[[], Subject], prompts: int, parallel: int | None
 ) -> AbstractContextManager[Workers | None]:
-    """``parallel`` processes, but no more than parts. None where that is one process: the calling one does it.
+    """``parallel`` processes, but no more than parts. None for one process: the caller then does the work.
 
     ``parallel`` None: as many as there are cores, from `FEWEST_PROMPTS` on.
     """

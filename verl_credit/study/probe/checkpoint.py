@@ -52,8 +52,8 @@ class Checkpoint:
 
 
 def read_checkpoint(folder: str | Path, *, optimizer: bool = True) -> Checkpoint:
-    """The checkpoint in ``folder``, a ``global_step_N`` of verl; without ``optimizer`` the policy alone, whose files are all
-    that is read.
+    """The checkpoint in ``folder``, a ``global_step_N`` of verl; without ``optimizer`` only the policy, and only its
+    files are read.
 
     Raises:
         ConfigError: the folder or a rank's file is missing, the optimiser is to be read but was not saved or is not AdamW,
@@ -110,7 +110,7 @@ def build_model(
 
 
 class _Unfit(ValueError):
-    """Files that are not those of the model; `read_checkpoint` adds the folder."""
+    """Files do not belong to the model; `read_checkpoint` adds the folder."""
 
 
 def _refused(path: Path, why: str) -> ConfigError:

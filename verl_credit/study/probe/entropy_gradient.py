@@ -62,7 +62,7 @@ class EntropyGradient:
         return 1 / (len(rows_P) * rows_P[self.prompt_B].double())
 
     def combined(self) -> Surrogate:
-        """One surrogate whose gradient, summed over rows, is X̄."""
+        """Returns the surrogate whose gradient, summed over rows, is X̄."""
         weight_B_1 = self.row_weight_B[:, None]
         score_B_T, path_B_T = self.numerator.score_B_T, self.numerator.path_B_T
         if self.length is not None:
@@ -121,8 +121,9 @@ class _Where:
 
 
 def _rb_residual(seen: Tokens, where: _Where, settings: EstimatorSettings):
-    """Per sequence: score G_j - H_j - μ_j. The mean over a rollout, f = Σ H / T, depends on later tokens in each of its
-    terms, through T, so its past does not drop out: the score is f - μ_j, and only whole means are compared (E6)."""
+    """Estimand per sequence: the score is G_j - H_j - μ_j. The mean over a rollout, f = Σ H / T, depends on later tokens in
+    each of its terms, through T, so its past does not drop out: the score is f - μ_j, and only whole means are compared
+    (E6)."""
     written_B_T, entropy_B_T = where.written_B_T, torch.where(where.written_B_T, seen.entropy_B_T, 0.0)
     total_B = entropy_B_T.sum(1)
     path_B_T = written_B_T.double()

@@ -44,7 +44,7 @@ from verl_credit.study.probe.update import (
 
 DIFFERENCE = 1e-3  # of the learning rate, for the check of the derivatives
 Say = Callable[[float, str], None]
-"""(share that is done, what is being done)"""
+"""(share that is done, name of the stage)"""
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class Probe:
     def measure(self) -> dict[str, Any]:
         """The probe's result, as JSON holds it. docs/probe.md explains every entry."""
         e_policy = ModelPolicy(self.model, self.e, self.sampling)
-        # The loss of the update divides logits by the temperature, and knows no nucleus.
+        # The loss of the update divides logits by the temperature and has no nucleus.
         u_policy = ModelPolicy(self.model, self.u, Sampling(self.sampling.temperature))
         y_gradient, direction = self._direction(u_policy)
         seen = self._observe(e_policy, "X: log-probs and entropies")
@@ -129,7 +129,7 @@ class Probe:
         }
 
     def _tick(self, text: str, total: int) -> Callable[[int], None]:
-        """Counts what is done of a stage, and says so."""
+        """Returns a function that reports the progress of a stage."""
         done = 0
 
         def tick(more: int) -> None:
@@ -247,7 +247,7 @@ class Probe:
         return (off / size) ** 0.5 if size else 0.0
 
     def _u_statistic(self) -> dict[str, float]:
-        """δH₁ from U alone, which then makes the update and measures it, without products of a prompt with itself."""
+        """δH₁ when U both makes and measures the update, without products of a prompt with itself."""
         policy = ModelPolicy(self.model, self.u, self.sampling)
         y_policy = ModelPolicy(self.model, self.u, Sampling(self.sampling.temperature))
         seen = observe(policy, len(self.u), self.micro_batch)

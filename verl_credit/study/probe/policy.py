@@ -175,7 +175,7 @@ _CASTS = (torch.Tensor.to, torch.softmax, torch.Tensor.softmax, torch.nn.functio
 
 
 class KeepDouble(TorchFunctionMode):
-    """While it is entered, a model that asks for float32 gets float64, as transformers' norms and softmaxes do.
+    """A context in which a conversion to float32 gives float64; transformers' norms and softmaxes convert.
 
     Rounding of 1e-7 inside the forward hides a change of entropy of that size, and makes derivatives differ from finite
     differences.

@@ -1,4 +1,4 @@
-"""The rollouts that a probe reads, those that a step stored among them, and means over the rollouts of a prompt."""
+"""The rollouts that a probe reads, for example those that a step stored, and means over the rollouts of a prompt."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Rollouts:
     outcome_B: torch.Tensor
     """float64, the reward of the whole rollout"""
     trained_B_T: torch.Tensor | None = None
-    """bool, the written tokens that the loss counts; None: all of them"""
+    """bool, the written tokens in the loss; None: all of them"""
     advantage_B_T: torch.Tensor | None = None
     """float64, the run's own credit per token; None where the rollouts were stored without it"""
     log_prob_B_T: torch.Tensor | None = None
@@ -71,7 +71,7 @@ class Rollouts:
         return self.rows([row for row, group in enumerate(self.group_B.tolist()) if group in wanted])
 
     def rows(self, chosen: list[int]) -> Rollouts:
-        """These rows; the response axis is cut to the longest of them."""
+        """Returns these rows; the response axis is cut to the longest of them."""
         longest = max((len(self.response_ids[row]) for row in chosen), default=0)
         cut = {}
         for field in fields(self):
@@ -109,13 +109,13 @@ class RolloutFacts:
     updates: int
     """The optimiser's updates in the step; only the first is made at the parameters that wrote the rollouts"""
     rows: int
-    """Rows of the whole batch: those that are not among the rollouts (padding, faults) count in the loss's means."""
+    """Rows of the whole batch: rows that are not among the rollouts (padding, faults) are in the loss's means."""
     loss_tokens: int
     """Tokens of the whole batch, rejected ones included: verl's divisor with ``loss_agg_mode=token-mean``."""
     objective: dict
     """``loss_mode``, ``loss_agg_mode``, clip ranges, KL and entropy coefficients, ``grad_clip``, ... by their keys"""
     uid: list[str]
-    """The group within which the run compared outcomes; two may have one prompt, where the data has it twice"""
+    """The group within which the run compared outcomes; two groups have the same prompt if the data has it twice"""
     turn_ids_B_T: torch.Tensor
     """int64; -1: not the policy's token"""
     clip_scale_B_T: torch.Tensor

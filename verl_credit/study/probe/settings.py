@@ -26,13 +26,13 @@ class BaselineSettings(Part):
     mode: Literal["none", "constant", "residual_mu", "regression"] = "residual_mu"
     """none (b_j = H_j), constant, residual_mu (one mean per place) or regression (ridge on seven features of the state)"""
     fit: Literal["leave_one_out", "previous"] = "leave_one_out"
-    """what constant and residual_mu are means of: leave_one_out (all other prompts) or previous (an EMA of those before)"""
+    """the prompts that constant and residual_mu average: leave_one_out (all others) or previous (an EMA of earlier ones)"""
     ema_decay: Annotated[float, Field(ge=0, lt=1)] = 0.9
     """weight of the old mean, in [0, 1): mu <- ema_decay * mu + (1 - ema_decay) * mean of one prompt; with fit=previous"""
     ridge_lambda: Above0 = 1e-3
-    """of the regression, a number above 0: per sample, on standardised features"""
+    """a number above 0, for the regression: the penalty per sample, on standardised features"""
     folds: Annotated[int, Field(ge=2)] = 5
-    """of the regression, at least 2: prompts are divided into so many parts, each predicted by a fit to the others"""
+    """at least 2, for the regression: the number of parts of the prompts, each predicted by a fit to the other parts"""
 
     @model_validator(mode="after")
     def _read(self) -> BaselineSettings:
@@ -52,7 +52,7 @@ class EstimatorSettings(Part):
     x_estimator_mode: Literal["naive", "rb_residual"] = "rb_residual"
     """naive (-log q of the sampled tokens) or rb_residual (the entropy of every state, with a baseline)"""
     estimand: Literal["per_sequence", "per_sequence_mean", "per_token"] | None = None
-    """per_sequence, per_sequence_mean or per_token; null: what rb_normalize_by_length says, else per_token"""
+    """per_sequence, per_sequence_mean or per_token; null: the value of rb_normalize_by_length, else per_token"""
     rb_normalize_by_length: bool | None = None
     """the founding plan's switch: true is estimand=per_sequence_mean, false is per_sequence; null with estimand"""
     baseline: BaselineSettings = Field(default_factory=BaselineSettings)
@@ -85,7 +85,7 @@ class GenerationSettings(Part):
     rb_requires_grad: bool = True
     """true: the pathwise term Σ ∇H_k is part of rb_residual; false leaves it out, for comparison, and X is biased"""
     source: Literal["run", "stored"] = "run"
-    """run: the run's own engine samples new rollouts from the checkpoint; stored: those of keep_rollouts.groups=null"""
+    """run: the run's own engine samples new rollouts from the checkpoint; stored: rollouts of keep_rollouts.groups=null"""
 
 
 class BatchSettings(Part):
@@ -96,18 +96,18 @@ class BatchSettings(Part):
     B_U: Count | None = None
     """a whole number of at least 1: prompts whose rollouts make the update, none of them in E; null: the run's mini-batch"""
     seed: Annotated[int, Field(ge=0)] = 42
-    """a whole number of at least 0, of the division of prompts into E and U"""
+    """a whole number of at least 0, for the division of prompts into E and U"""
 
 
 class UpdateSettings(Part):
     """``update``"""
 
     step: Literal["adamw", "diagonal"] = "adamw"
-    """adamw: the exact step of the optimiser (momentum, decay, clipping); diagonal: the founding plan's P g alone"""
+    """adamw: the exact step of the optimiser (momentum, decay, clipping); diagonal: only the founding plan's P g"""
     objective: Literal["credit", "outcome"] = "credit"
     """credit: the run's own advantages and loss; outcome: reward minus the mean of its prompt, as in the founding plan"""
     lr: Above0 | None = None
-    """learning rate, a number above 0; null: that of the checkpoint's optimiser"""
+    """learning rate, a number above 0; null: the rate of the checkpoint's optimiser"""
 
 
 class TruthSettings(Part):
@@ -123,7 +123,7 @@ class RuntimeSettings(Part):
     """``runtime``"""
 
     dtype: Literal["float64", "float32"] = "float64"
-    """of parameters and forward; softmax and entropy are always float64"""
+    """the type of parameters and forward; softmax and entropy are always float64"""
     device: str = "cpu"
     """cpu, cuda or cuda:N"""
     micro_batch: Count = 16
@@ -155,7 +155,7 @@ class ProbeSettings(Part):
         return self
 
     def banner(self) -> str:
-        """One line that names what is in use; it is printed before anything heavy starts."""
+        """Returns a line with the settings in use, which is printed before anything heavy starts."""
         e, b = self.estimator, self.estimator.baseline
         means = b.fit + (f", decay {b.ema_decay:g}" if b.fit == "previous" else "")
         details = {"none": "b = H", "regression": f"ridge {b.ridge_lambda:g}, {b.folds} folds"}
@@ -170,7 +170,7 @@ class ProbeSettings(Part):
 
 
 def defaults_page(part: Part | None = None, indent: str = "") -> str:
-    """Every key with its default, as YAML: each below the line that says what it does."""
+    """Every key with its default, as YAML, each below its description."""
     part, lines = part or ProbeSettings(), []
     for name, declared in type(part).model_fields.items():
         value = getattr(part, name)

@@ -1,4 +1,4 @@
-"""Y: the gradient of the loss as weights on ∇log π, and what one step of AdamW makes of it, per unit of learning rate.
+"""Y: the gradient of the loss as weights on ∇log π, and its change by one step of AdamW, per unit of learning rate.
 
     v = (θ' − θ) / η = −m̂ / (√v̂ + ε) − λ θ
     m̂ = (β₁ m + (1 − β₁) g) / (1 − β₁ᵗ⁺¹)
@@ -47,7 +47,7 @@ class OptimizerState:
 
 
 def parameter_state(saved: dict, group: dict, like: torch.Tensor) -> ParameterState:
-    """One parameter's entry of an optimiser's ``state``, copied; an empty one is zeros, as AdamW starts.
+    """Copies a parameter's entry of an optimiser's ``state``; an empty entry gives zeros, as AdamW starts.
 
     ``group``: the parameter's entry of ``param_groups``. ``like``: the parameter, for its shape.
     Raises ValueError for an optimiser that is not AdamW.

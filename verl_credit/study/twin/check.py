@@ -42,7 +42,7 @@ WITHOUT = {
     "max_hours": None,
     "probe.every": 0,
 }
-"""The only value that each key may have: the twin has no code for others."""
+"""The only value that each key may have: the twin has no code for other values."""
 
 
 def check_twin(config: DictConfig) -> None:
@@ -65,7 +65,7 @@ def check_twin(config: DictConfig) -> None:
 
 
 def _check_signals(settings: CreditSettings) -> None:
-    """Its rollouts come from no server and have no masked observations."""
+    """The twin's rollouts come from no server and have no masked observations."""
     scorer = settings.algorithm.info_gain_scorer
     if settings.uses_scorer and SCORERS[scorer].in_rollout:
         use = "the twin has no rollout server; expected branch or rows"

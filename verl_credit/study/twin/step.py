@@ -1,4 +1,4 @@
-"""One step of the twin: the credit of its rollouts, as the trainer computes it, and the updates."""
+"""A step of the twin: the credit of its rollouts, as the trainer computes it, and the updates."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class UpdateBatch:
 def update(
     policy: PackedPolicy, optimizer: torch.optim.Optimizer, batch: UpdateBatch, objective: Objective
 ) -> list[dict[str, float]]:
-    """One step of the optimiser per mini-batch; returns the metrics of each.
+    """Makes an optimiser step for each mini-batch; returns the metrics of each.
 
     The loss of a micro-batch is divided by the tokens and rows of its mini-batch, so gradients add up whatever the
     micro-batches are, as in verl's engine on one rank.
@@ -160,17 +160,17 @@ class Credit:
                 row_valid_B=turns.row_valid_B,
             )
             inputs = replace(inputs, tokens=tokens)
-        found = assign(inputs, outcome_B, group_B, mask_B_T)
+        step_credit = assign(inputs, outcome_B, group_B, mask_B_T)
         rows = UpdateBatch(
             prompts,
             responses,
             turns.turn_ids_B_T,
             mask_B_T,
             log_prob_B_T,
-            found.advantage_B_T.float(),
-            found.clip_scale_B_T.float(),
+            step_credit.advantage_B_T.float(),
+            step_credit.clip_scale_B_T.float(),
         )
-        return rows, found, metrics | found.metrics
+        return rows, step_credit, metrics | step_credit.metrics
 
     def _inputs(self, forward: PackedForward, turns: TurnBatch, step: int, metrics: dict) -> StepInputs:
         settings = self.run.settings

@@ -94,14 +94,14 @@ class Twin:
         with self.policy.packing():
             batch, _, metrics = self.credit.batch(self.policy, turns, outcome_B, group_B, step)
             credited = time.perf_counter()
-            made = update(self.policy, self.optimizer, batch, self.objective)
+            updates = update(self.policy, self.optimizer, batch, self.objective)
         times = {
             "gen": generated - began, "credit": credited - generated, "update_actor": time.perf_counter() - credited
         }  # fmt: skip
         return {
             "credit/outcome/em": outcome_B.mean().item(),
             "num_turns/mean": turns.n_turns_B.double().mean().item(),
-            **{f"actor/{name}": sum(one[name] for one in made) / len(made) for name in made[0]},
+            **{f"actor/{name}": sum(one[name] for one in updates) / len(updates) for name in updates[0]},
             **{name: value for name, value in metrics.items() if isinstance(value, float)},
             **{f"timing_s/{name}": seconds for name, seconds in times.items()},
         }
@@ -110,11 +110,11 @@ class Twin:
         """Exact match on held-out questions, greedy and sampled, into the run's files."""
         chosen = held_out(len(self.test_set.prompts), self.config.data.val_max_samples, self.config.data.seed)
         count = len(chosen)
-        found = {
+        groups_of = {
             mode: self._roll(self.test_set, chosen, 1, f"test {step}", greedy=mode == "greedy")
             for mode in ("greedy", "sampled")
         }
-        em = {mode: sum(group[0].reward for group in groups) / count for mode, groups in found.items()}
+        em = {mode: sum(group[0].reward for group in groups) / count for mode, groups in groups_of.items()}
         row = {NAME.format(mode): value for mode, value in em.items()}
         append_json(self.run_dir / VALIDATION, {"step": step, **row})
         self._say(

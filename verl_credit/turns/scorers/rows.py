@@ -32,6 +32,6 @@ class RowScorer(Scorer):
 
 
 def context_rows(requests: Sequence[Request], turns: TurnBatch) -> list[ScoreRow]:
-    """Each request's context and answer as a row of its own."""
-    trunks = {row: turns.prompt_ids[row] + turns.response_ids[row] for row in {r.row for r in requests}}
-    return [ScoreRow(tuple(trunks[r.row][: r.base]), r.answer) for r in requests]
+    """Each request's context and answer as a separate row."""
+    ids_of = {row: turns.prompt_ids[row] + turns.response_ids[row] for row in {r.row for r in requests}}
+    return [ScoreRow(tuple(ids_of[r.row][: r.base]), r.answer) for r in requests]

@@ -1,7 +1,7 @@
-"""What a scorer of information gain is, and what the host offers to it.
+"""The interface of the scorers of information gain, and the forward that the host offers to them.
 
 A scorer gives the mean log-prob of the gold tokens after every context of a step. It is one file here and an entry in
-`SCORERS`; its attributes and methods are all that other code knows of it.
+`SCORERS`; other code uses only its attributes and methods.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Generate = Callable[[list[int], dict], Awaitable]
 
 @dataclass(frozen=True)
 class ScoreRow:
-    """One context and the pseudo-answer after it."""
+    """A context and the pseudo-answer after it."""
 
     context_ids: tuple[int, ...]
     answer: PseudoAnswer
@@ -40,16 +40,16 @@ class Forward(Protocol):
     """Tokens of a micro-batch; None where micro-batches are counted in rows."""
 
     def carry(self, branches: torch.Tensor) -> None:
-        """Before the forward: append these answers (`encode_branches`, nested) to their rows."""
+        """Appends these answers (`encode_branches`, nested) to their rows; called before the forward."""
 
     def carried(self) -> list[torch.Tensor]:
-        """After the forward: the log-probs of each row's answer tokens."""
+        """Returns the log-probs of each row's answer tokens after the forward."""
 
     def written(self) -> list[torch.Tensor]:
-        """After the forward: the log-probs of each row's response."""
+        """Returns the log-probs of each row's response after the forward."""
 
     def score_rows(self, rows: Sequence[ScoreRow]) -> torch.Tensor:
-        """Mean log-prob of the gold tokens of ordinary rows, by a forward of their own."""
+        """Mean log-prob of the gold tokens of ordinary rows, by a separate forward."""
 
 
 @dataclass(frozen=True)
@@ -63,18 +63,18 @@ class GainPlan:
     """False: a step of plain GRPO; there are no requests."""
     requests: list[Request]
     branches: BranchPlan
-    """One per distinct context and answer."""
+    """A branch per distinct context and answer."""
     n_gains: int = 0
-    """So many first requests are for information gain, the others for infopo."""
+    """The number of first requests that are for information gain; the others are for infopo."""
 
     @property
     def gains(self) -> GainPlan:
-        """The requests of information gain alone."""
+        """The plan with only the requests of information gain."""
         return self._part(slice(self.n_gains))
 
     @property
     def masked(self) -> GainPlan:
-        """The requests of infopo alone."""
+        """The plan with only the requests of infopo."""
         return self._part(slice(self.n_gains, None))
 
     def _part(self, part: slice) -> GainPlan:
@@ -83,7 +83,7 @@ class GainPlan:
 
 
 class Scorer(ABC):
-    """A scorer. The defaults suit one with a forward of its own; `score` and `says` have none."""
+    """A scorer. The defaults suit a scorer with a separate forward; `score` and `says` have no default."""
 
     name: ClassVar[str]
     rides: ClassVar[bool] = False
@@ -101,12 +101,12 @@ class Scorer(ABC):
     async def score_rollout(
         self,
         requests: Sequence[Request],
-        trunk: Sequence[int],
+        sequence: Sequence[int],
         generate: Generate,
         max_model_len: int | None,
         record: RowRecord,
     ) -> None:
-        """Write the scores of a trajectory into its record. ``trunk``: its prompt and response."""
+        """Write the scores of a trajectory into its record. ``sequence``: its prompt and response."""
         raise NotImplementedError(f"{self.name} does not score in the rollout")
 
     def before_forward(self, plan: GainPlan, forward: Forward) -> GainPlan:

@@ -32,7 +32,7 @@ class ServerScorer(Scorer):
     async def score_rollout(
         self,
         requests: Sequence[Request],
-        trunk: Sequence[int],
+        sequence: Sequence[int],
         generate: Generate,
         max_model_len: int | None,
         record: RowRecord,
@@ -43,7 +43,7 @@ class ServerScorer(Scorer):
             answer = request.answer
             tokens, n_gold = answer.token_ids[: answer.gold_end], answer.gold_end - answer.gold_start
             try:
-                value = await server_score(generate, trunk[: request.base], tokens, n_gold, max_model_len)
+                value = await server_score(generate, sequence[: request.base], tokens, n_gold, max_model_len)
             except Exception as error:
                 value, record.score_error = math.nan, f"{type(error).__name__}: {error}"[:300]
             record.scores.append([request.column, request.alias, value])

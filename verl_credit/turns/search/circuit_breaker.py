@@ -37,7 +37,7 @@ class CircuitBreaker:
 
     @property
     def refuses(self) -> bool:
-        """Whether a request would be refused now: the pause lasts, or a probe is running."""
+        """Would a request be refused now, because the pause lasts or a probe is running?"""
         if self._opened_at is None:
             return False
         return self._probing or self._clock() - self._opened_at < self._pause_s
@@ -71,7 +71,7 @@ class CircuitBreaker:
 
 @dataclass(frozen=True)
 class Server:
-    """One retriever: the address of its POST /retrieve, and its breaker."""
+    """A retriever: the address of its POST /retrieve, and its breaker."""
 
     url: str
     breaker: CircuitBreaker
@@ -107,7 +107,7 @@ class ServerList:
         return None
 
     def wait(self, ready: dict[str, float]) -> float:
-        """Seconds until the first server whose breaker is not open is ready: 0 when one sent no Retry-After."""
+        """Seconds until the first server whose breaker is not open is ready: 0 when a server sent no Retry-After."""
         usable = [s for s in self.servers if not s.breaker.refuses] or self.servers
         now = self._clock()
         return max(0.0, min(ready.get(server.url, now) for server in usable) - now)

@@ -30,7 +30,7 @@ class SearchFault(Exception):
 
 
 class FailedAttempt(Exception):
-    """One request that gave no pages.
+    """A request that gave no pages.
 
     `again`: the request is retried, after a failed connection, 429 and 503. It is not after 500, because a query that
     breaks the encoder breaks it on every server. `blames_server`: the failure counts for the circuit breaker; 4xx,

@@ -26,7 +26,7 @@ class ServedIndex:
 
 
 async def served_index(url: str, *, token: str | None, timeout_s: float) -> ServedIndex:
-    """The index of one server. A server without /info, or with another kind of /info, is accepted."""
+    """The index of one server. A server without /info, or with an unknown kind of /info, is accepted."""
     url = base(url)
     headers = {} if token is None else {"Authorization": f"Bearer {token}"}
     try:

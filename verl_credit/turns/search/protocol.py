@@ -57,7 +57,7 @@ def control_tokens(tokenizer) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Page:
-    """One document; its title is the first line of its contents, its text the rest."""
+    """A document; its title is the first line of its contents, its text the rest."""
 
     id: str
     title: str

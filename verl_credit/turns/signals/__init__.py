@@ -1,4 +1,4 @@
-"""Turn signals by name, column or dotted path; one file says what a signal is (`signal.py`)."""
+"""Turn signals by name, column or dotted path; `signal.py` has their interface."""
 
 from __future__ import annotations
 

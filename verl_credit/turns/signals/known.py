@@ -100,12 +100,12 @@ class ColumnSignal(Signal):
             return values[:needed]
         if not needed:
             return []
-        if null := [place for place, found in places.items() if column in found]:
+        if null := [place for place, values in places.items() if column in values]:
             raise IntegrityError(
                 f"{of} is null {null[0]}; expected a list with a number or null for each of its tool turns"
             )
         scores, extra_info = (
-            ", ".join(map(str, found)) for found in (turns.scores[row], turns.extra_infos[row])
+            ", ".join(map(str, names)) for names in (turns.scores[row], turns.extra_infos[row])
         )
         raise IntegrityError(
             f"turn signal {self.name!r}: row {row} has no {column!r}, neither among the reward function's values "

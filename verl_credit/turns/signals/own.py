@@ -119,7 +119,7 @@ class TrajectorySignal(OwnSignal):
 
     A call that raises, takes too long or returns another form is tried again after a pause. After the last try the
     trajectory's rewards are missing (NaN), and the reason is in its record. No call is made for a trajectory without tool
-    turns. After several trajectories in a row that failed, others get no call for a while (see `CircuitBreaker`).
+    turns. After several failed trajectories in a row the next ones get no call for a while (see `CircuitBreaker`).
     """
 
     reads = "texts, calls, observations, tool rewards, stop reason and gold answers of one rollout"
@@ -210,15 +210,15 @@ class TrajectorySignal(OwnSignal):
 async def ask_signals(
     signals: Iterable[TrajectorySignal], trajectory: Trajectory, judge: TurnJudge, record: RowRecord
 ) -> None:
-    """Call all of them at once, and write their rewards into the record. No call is running when this ends or raises."""
-    asked, loop = list(signals), asyncio.get_running_loop()
+    """Call all signals at once, and write their rewards into the record. No call is running when this ends or raises."""
+    called, loop = list(signals), asyncio.get_running_loop()
     gate = _gate(loop, judge.concurrency)
-    lines = [_line(loop, signal.name, judge.breaker_failures, judge.breaker_pause_s) for signal in asked]
+    lines = [_line(loop, signal.name, judge.breaker_failures, judge.breaker_pause_s) for signal in called]
     answers = await asyncio.gather(
-        *(signal.ask(trajectory, judge, gate, line) for signal, line in zip(asked, lines, strict=True)),
+        *(signal.ask(trajectory, judge, gate, line) for signal, line in zip(called, lines, strict=True)),
         return_exceptions=True,
     )
-    for signal, answer in zip(asked, answers, strict=True):
+    for signal, answer in zip(called, answers, strict=True):
         if isinstance(answer, BaseException):
             raise answer
         record.signals[signal.name] = answer.rewards

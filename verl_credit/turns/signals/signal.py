@@ -1,4 +1,4 @@
-"""What a turn signal is, and what it may read of a step: rows, and trajectories as text for a user's function.
+"""The interface of turn signals, and the data that they may read of a step: rows, and trajectories as text.
 
 A signal gives every tool turn a reward, or none. Turn modes (`credit/turn/modes/`) turn rewards into advantages. NaN is a
 missing reward (a judge that was down): no mode reads it as 0.
@@ -23,7 +23,7 @@ from verl_credit.turns.reward.qa import gold_answers
 
 @dataclass(frozen=True)
 class Turn:
-    """One response of the policy and the observation after it."""
+    """A response of the policy and the observation after it."""
 
     text: str
     calls: list[dict] = field(default_factory=list)
@@ -36,13 +36,13 @@ class Turn:
 
 @dataclass(frozen=True)
 class Trajectory:
-    """One rollout. The last turn is the answer turn, which gets no turn reward."""
+    """A rollout. The last turn is the answer turn, which gets no turn reward."""
 
     turns: list[Turn]
     golds: list[str]
     stop_reason: str
     outcome: float | None = None
-    """None in a signal that runs in the agent loop, because the reward is not known there."""
+    """The outcome; None in a signal that runs in the agent loop, because the reward is not known there."""
     extra_info: dict = field(default_factory=dict)
     """The row's extra_info (question, index, ...)."""
     scores: dict = field(default_factory=dict)
@@ -111,7 +111,7 @@ class StepRows:
     """Information gain (0 where none was measured); NaN: missing."""
     has_gain_B_K: torch.Tensor
     infopo_B: Sequence[Sequence[float]] | None = None
-    """Per row and tool turn (`turns/infopo.py`); None: not measured."""
+    """The values of each row's tool turns (`turns/infopo.py`); None: not measured."""
 
     @cached_property
     def n_tool_turns(self) -> list[int]:
@@ -173,7 +173,7 @@ class Signal(ABC):
         return reward_B_K, has_B_K
 
     def checked(self, values: Any, n_tool_turns: int, where: str) -> list[float | None]:
-        """One number or None per tool turn, or IntegrityError that names signal, row and turn."""
+        """Returns a number or None per tool turn. Raises IntegrityError that names signal, row and turn."""
         if isinstance(values, torch.Tensor) or type(values).__module__ == "numpy":
             values = values.tolist()
         if not isinstance(values, list | tuple):

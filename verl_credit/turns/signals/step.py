@@ -12,7 +12,7 @@ from verl_credit.errors import IntegrityError
 from verl_credit.turns.signals.signal import Signal, StepRows
 
 SHOWN = 8
-"""At most so many rows are named in a message."""
+"""The largest number of rows that a message names."""
 
 
 def step_rewards(
@@ -80,12 +80,12 @@ def _metrics(
     signal: Signal, reward_B_K: torch.Tensor, has_B_K: torch.Tensor, rows: StepRows
 ) -> dict[str, float]:
     """Numbers of turns with a reward, without one, and with a missing one; mean and spread of the known rewards."""
-    lost, asked = int((has_B_K & reward_B_K.isnan()).sum()), int(has_B_K.sum())
+    lost, rewarded = int((has_B_K & reward_B_K.isnan()).sum()), int(has_B_K.sum())
     name = f"credit/signal/{signal.name}"
     tool_turns = sum(rows.n_tool_turns[row] for row in rows.valid_rows)
     metrics = {
-        turns_with(signal.name): asked,
-        turns_without(signal.name): tool_turns - asked,
+        turns_with(signal.name): rewarded,
+        turns_without(signal.name): tool_turns - rewarded,
         f"{name}/lost": lost,
     }
     metrics |= {f"{name}/{counted}": count for counted, count in signal.counts(rows).items()}
@@ -115,7 +115,7 @@ def combined(
 
     normalise="group": each signal is z-scored over the prompt's turns that have it, before it is weighed; a signal that is
     equal everywhere then adds 0. A turn that lacks a signal gets the others: 0 is that signal's mean. "none": signals are
-    added as they are, for turns that have all of them: 0 would be a reward of its own, which may be the best one.
+    added as they are, for turns that have all of them: 0 would be a reward, and perhaps the best reward.
     A turn whose reward is missing in one signal has none in the sum.
     """
     total_B_K = torch.zeros_like(rows.gain_B_K, dtype=torch.float64)

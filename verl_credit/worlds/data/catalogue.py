@@ -23,7 +23,7 @@ class DataSet:
     """How the policy answers: in the answer tag, or in a box (``turns/reward/qa.py``)."""
     ability: str = "qa"
     other_names: tuple[str, ...] = ()
-    """Its other names in ``data_source`` and in hub configurations."""
+    """The set's other names in ``data_source`` and in hub configurations."""
     subsets: tuple[str, ...] = ()
     """Hub configurations to take by default, the best first."""
     split: str = "train"

@@ -15,7 +15,7 @@ SUFFIXES = (".json", ".jsonl", ".csv", ".tsv", ".parquet")
 
 @dataclass(frozen=True)
 class Item:
-    """One record and its place in the file; ``problem`` is why it could not be read (then ``raw`` is None)."""
+    """A record and its place in the file; ``problem`` is the reason why it could not be read (then ``raw`` is None)."""
 
     where: str
     raw: object

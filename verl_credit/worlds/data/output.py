@@ -101,7 +101,7 @@ SCHEMA = pa.schema(
 
 
 def to_row(record: Record, data_set: DataSet, split: str, index: int) -> dict:
-    """One row; ``index`` is its number in the file."""
+    """Returns the row in verl's format; ``index`` is its number in the file."""
     content = PROMPTS[data_set.form].format(question=record.question)
     return {
         "data_source": data_set.name,
@@ -179,14 +179,14 @@ class SplitTally:
 
     def drop(self, reason: str, where: str, detail: str = "") -> None:
         self.dropped[reason] += 1
-        shown = self.examples.setdefault(reason, [])
-        if len(shown) < EXAMPLES:
-            shown.append(printable(f"{where}: {detail}" if detail else where))
+        examples = self.examples.setdefault(reason, [])
+        if len(examples) < EXAMPLES:
+            examples.append(printable(f"{where}: {detail}" if detail else where))
 
 
 @dataclass
 class Tally:
-    """The counts of one `prepare`."""
+    """The counts of a `prepare`."""
 
     splits: dict[str, SplitTally] = field(default_factory=dict)
     left_out: Counter = field(default_factory=Counter)

@@ -137,7 +137,7 @@ def _hold_out(
 
 
 def _remove_overlap(records: dict[str, list[Record]], tally: Tally) -> None:
-    """Remove the questions of val and test from train, and those of test from val."""
+    """Remove the questions of val and test from train, and the questions of test from val."""
     later: dict[str, str] = {}
     for split in reversed(SPLITS):
         kept = []

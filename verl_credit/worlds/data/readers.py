@@ -26,7 +26,7 @@ def first(raw: Mapping, *names: str):
 
 
 def as_list(value) -> list:
-    """One answer or several as a list; None gives an empty list."""
+    """Returns one or more answers as a list; None gives an empty list."""
     if value is None:
         return []
     return list(value) if isinstance(value, (list, tuple)) else [value]
@@ -146,7 +146,7 @@ def read_popqa(raw: Mapping) -> Record:
 
 
 def titles_of(facts) -> list[str]:
-    """Titles from ``[[title, sentence], ..]`` or columns ``{"title", "sent_id"}``, each once; any other form has none."""
+    """Titles from ``[[title, sentence], ..]`` or columns ``{"title", "sent_id"}``, each once; any other form gives none."""
     if isinstance(facts, Mapping):
         titles = as_list(facts.get("title"))
     else:

@@ -55,7 +55,7 @@ class Record:
 
 
 def is_text(value: str) -> bool:
-    """Whether the string can be encoded as UTF-8; a lone surrogate cannot."""
+    """Can the string be encoded as UTF-8? A lone surrogate cannot."""
     try:
         value.encode("utf-8")
     except UnicodeEncodeError:
@@ -69,7 +69,7 @@ BLANK, REPEATED, ADDS_NOTHING = "blank", "repeated", "normalised copy"
 def clean(record: Record, form: str, left_out: Counter) -> Record:
     """The record with its gold answers as stripped text without repetitions. Raises Rejected.
 
-    ``left_out`` counts the answers that are left out, by reason. An answer that contains "</answer>" is one of them:
+    ``left_out`` counts the answers that are left out, by reason. An answer that contains "</answer>" is left out:
     the reward could never match it, and would punish the right answer.
     """
     if not is_text(record.question):
@@ -110,7 +110,7 @@ def _matchable(answers: Iterable[str | None], before: list[str], left_out: Count
 
 
 def _scores(answer: str) -> bool:
-    """Whether the reward accepts a trajectory that gives exactly this answer."""
+    """Does the reward accept a trajectory that gives exactly this answer?"""
     return exact_match(extract_answer(f"<answer>{answer}</answer>"), [answer]) == 1.0
 
 

@@ -16,7 +16,7 @@ GENERATOR_VERSION = 2
 
 @dataclass(frozen=True)
 class Gate:
-    """After the warm start, sampled dev EM must be in [low, high]; below it, training continues in chunks."""
+    """Sampled dev EM must be in [low, high] after the warm start; below it, training continues in chunks."""
 
     low: float = 0.24
     high: float = 0.45

@@ -55,7 +55,7 @@ class Demonstrator:
         self._search, self._style, self._rng = search, style, rng
 
     def write(self, question: Question) -> list[Segment]:
-        """One trajectory: the prompt, then policy turns and observations alternately; the last segment answers."""
+        """Writes a trajectory: the prompt, then policy turns and observations alternately; the last segment answers."""
         rng, style = self._rng, self._style
         segments: list[Segment] = [(prompt_text(question.text), False)]
         fact, wrong = "", False  # the fact of the last observation; whether its search was useless

@@ -17,7 +17,7 @@ from verl_credit.worlds.lab.retrieval import LocalRetriever
 
 @dataclass
 class Rollout:
-    """One trajectory: prompt, then policy tokens (mask 1) and observations (mask 0)."""
+    """A trajectory: the prompt, then policy tokens (mask 1) and observations (mask 0)."""
 
     question: Question
     prompt_ids: list[int]
@@ -49,7 +49,7 @@ class Roller:
         self._tokenizer, self._retriever = tokenizer, retriever
 
     def roll(self, questions: Sequence[Question], *, temperature: float, seed: int) -> list[Rollout]:
-        """One rollout per question (repeat a question for several samples)."""
+        """Rolls out each question once (repeat a question for several samples)."""
         rng = random.Random(seed)
         rollouts = [Rollout(q, self._encode(protocol.prompt_text(q.text))) for q in questions]
         active = rollouts

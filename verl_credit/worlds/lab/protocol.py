@@ -14,7 +14,7 @@ CALL_HEAD = '{"name": "search", "arguments": {"query": "'
 CALL_TAIL = '"}}'
 TURN_END = "<|im_end|>"
 
-# The template deliberately omits the tools: the lab's policy knows its one tool from demonstrations, and a schema
+# The template deliberately omits the tools: the lab's policy learns its one tool from demonstrations, and a schema
 # would be several times as long as the question.
 CHAT_TEMPLATE = """\
 {%- for message in messages -%}
@@ -61,7 +61,7 @@ _CALL = re.compile(r"<tool_call>\n?(.*?)\n?</tool_call>", re.DOTALL)
 
 
 def prompt_text(question: str) -> str:
-    """One user message as the chat template renders it, up to the policy's first turn."""
+    """Renders a user message as the chat template does, up to the policy's first turn."""
     return f"<|im_start|>user\n{question}{TURN_END}\n<|im_start|>assistant\n"
 
 
@@ -116,7 +116,7 @@ def gram_spans(text: str) -> list[tuple[int, int]]:
 
 
 def gram_token_mask(pieces: Sequence[str]) -> list[bool]:
-    """For each token of a turn, given as its text, whether it overlaps a gram."""
+    """Marks the tokens of a turn, given as texts, that overlap a gram."""
     spans = gram_spans("".join(pieces))
     mask, start = [], 0
     for piece in pieces:

@@ -24,7 +24,7 @@ class LocalRetriever:
         return self._index.fingerprint
 
     def search(self, queries: Iterable[str]) -> list[list[dict]]:
-        """Per query the k best documents ({"id", "contents"}), best first."""
+        """Returns for each query the k best documents ({"id", "contents"}), best first."""
         queries = list(queries)
         missing = sorted(set(queries) - self._known.keys())
         if missing:

@@ -11,7 +11,7 @@ import random
 from dataclasses import dataclass
 
 # kind -> relation -> kind of the value. All relations are single words, so that no length reveals one. The three values
-# of an entity have three different kinds, none of them its own: the relation tells which kind of name to look for.
+# of an entity have three different kinds, none of them its own: the relation determines the kind of name to look for.
 RELATIONS = {
     "person": {"birthplace": "town", "employer": "company", "debut": "work"},
     "company": {"founder": "person", "base": "town", "product": "work"},
@@ -51,7 +51,7 @@ class Entity:
 
 @dataclass(frozen=True)
 class Article:
-    """One page: ``contents`` is the title, a newline, and the text; ``value`` is the fact's answer."""
+    """A page: ``contents`` is the title, a newline, and the text; ``value`` is the fact's answer."""
 
     id: str
     title: str
@@ -75,7 +75,7 @@ class World:
         return self.articles[name, relation].value
 
     def names(self, split: str | None = None, kind: str | None = None) -> list[str]:
-        """Names of all entities, or of those of one split, one kind, or both."""
+        """Names of all entities, or of the entities of a split, a kind, or both."""
         return [e.name for e in self.entities.values() if split in (None, e.split) and kind in (None, e.kind)]
 
 

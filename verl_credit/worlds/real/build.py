@@ -143,8 +143,8 @@ TURN_END, PAD = "<|im_end|>", "<|endoftext|>"
 
 
 def write_policy(gguf: Path, folder: Path, layers: int | None = None) -> None:
-    """Write the folder in float32, the dtype of the dequantised weights. ``layers``: the first ones only, for tests. Raises
-    RealError.
+    """Write the folder in float32, the dtype of the dequantised weights. ``layers``: only the first layers, for tests.
+    Raises RealError.
 
     transformers reads ``<|im_start|>`` as the end of a sequence from this file. The file has ``<|im_end|>``, and a policy
     with the other token would write on after its turns. The file also pads with ``<|im_end|>``; we pad with another token,
@@ -159,7 +159,7 @@ def write_policy(gguf: Path, folder: Path, layers: int | None = None) -> None:
     tokenizer.model_max_length = model.config.max_position_embeddings
     for config in (model.config, model.generation_config):
         config.eos_token_id, config.pad_token_id = tokenizer.eos_token_id, tokenizer.pad_token_id
-    model.config._name_or_path = ""  # the name of a file on another machine
+    model.config._name_or_path = ""  # otherwise the path of the machine that built it would be saved
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 

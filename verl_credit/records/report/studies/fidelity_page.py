@@ -19,7 +19,7 @@ MEASURES = ("pearson", "same_turn", "pairs", "end_pairs")
 GRADIENT_MEASURES = ("own", "own_difference", "bias", "signal_to_noise")
 SWAP_MEANS, SWAP_MEASURES = ("one", "mean"), ("pairs", "searches", "regret", "within")
 FAR = 3.0
-"""A z score that asks for another seed."""
+"""A z score above this needs another seed."""
 
 
 def fidelity_page(result: Mapping[str, Any], turns: Sequence[Sequence[Mapping[str, Any]]]) -> str:
@@ -64,7 +64,7 @@ def _name(policy: Mapping[str, Any]) -> str:
 
 
 def _of_kind(policy: Mapping[str, Any], kind: str) -> list[tuple[str, Mapping[str, Any]]]:
-    return [(name, found) for name, found in policy["credits"].items() if found["kind"] == kind]
+    return [(name, credit) for name, credit in policy["credits"].items() if credit["kind"] == kind]
 
 
 def _overview(policies: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[str]]]:

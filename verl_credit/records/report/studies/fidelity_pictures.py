@@ -16,8 +16,8 @@ MEASURES = (("pearson", "pearson", BLUE), ("same_turn", "same turn", VERMILION))
 
 
 def agreement_picture(credits: Mapping[str, Mapping[str, Any]]) -> Markup:
-    """``credits``: of one policy in ``fidelity.json``. Points with 95 % intervals; what is not defined is left out."""
-    names = [name for name, found in credits.items() if "reason" not in found]
+    """``credits`` of a policy in ``fidelity.json``, as points with 95 % intervals; undefined values are left out."""
+    names = [name for name, credit in credits.items() if "reason" not in credit]
     with rc_context(STYLE):
         figure = Figure(figsize=(6.5, 0.9 + 0.3 * len(names)), layout="constrained")
         axes = figure.add_subplot()
@@ -91,11 +91,11 @@ def bias_picture(gradients: Mapping[str, Mapping[str, Any]]) -> Markup:
         return svg_uri(figure)
 
 
-def _with_intervals(found: Mapping[str, Mapping[str, Any]], measure: str) -> list[tuple[str, Mapping]]:
-    """What is defined and has an interval."""
+def _with_intervals(credits: Mapping[str, Mapping[str, Any]], measure: str) -> list[tuple[str, Mapping]]:
+    """Returns the values that are defined and have an interval."""
     return [
         (name, one[measure])
-        for name, one in found.items()
+        for name, one in credits.items()
         if None not in (one[measure]["value"], one[measure]["low"])
     ]
 

@@ -26,7 +26,7 @@ KINDS = (
 
 
 def kind_of(turn: Turn) -> str:
-    """Of `KINDS`; ``tool`` where the data set does not name the needed articles."""
+    """Returns a name of `KINDS`; ``tool`` when the data set does not name the needed articles."""
     if turn["kind"] == "ending" or turn["brought"] is None:
         return turn["kind"]
     return "brought" if turn["brought"] else "other"
@@ -70,9 +70,9 @@ def star_picture(turns: Sequence[Turn]) -> Markup:
 
 @dataclass(frozen=True)
 class GoldAgainstValue:
-    """Of distinct contexts: the gold answer's probability beside V.
+    """The gold answer's probability and V of distinct contexts.
 
-    ``rmse`` has the noise of V by its continuations in it. ``spearman`` is None where either does not differ.
+    ``rmse`` includes the noise of V. ``spearman`` is None when either is constant.
     """
 
     gold: np.ndarray
@@ -90,7 +90,7 @@ class GoldAgainstValue:
 
 
 def gold_against_value(turns: Iterable[Turn]) -> GoldAgainstValue | None:
-    """None where no turn has the gold answer's probability."""
+    """Returns None when no turn has the gold answer's probability."""
     points = {
         turn["before"]: (turn["gold_probability"], turn["value"])
         for turn in turns
@@ -99,13 +99,13 @@ def gold_against_value(turns: Iterable[Turn]) -> GoldAgainstValue | None:
     return GoldAgainstValue(*np.array(list(points.values())).T) if points else None
 
 
-def gold_picture(found: GoldAgainstValue) -> Markup:
+def gold_picture(points: GoldAgainstValue) -> Markup:
     """A point for each context; on the line the two are equal."""
     with rc_context(STYLE):
         figure = Figure(figsize=(5.3, 3.8), layout="constrained")
         axes = figure.add_subplot()
         axes.plot([0, 1], [0, 1], color=GREY, linewidth=0.9)
-        axes.plot(found.gold, found.value, "o", color=BLUE, markersize=4, alpha=0.3, markeredgewidth=0)
+        axes.plot(points.gold, points.value, "o", color=BLUE, markersize=4, alpha=0.3, markeredgewidth=0)
         axes.set_xlim(-0.03, 1.03)
         axes.set_ylim(-0.03, 1.03)
         axes.set_xlabel("probability of the gold answer, as gains have it")

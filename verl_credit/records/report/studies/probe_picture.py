@@ -47,9 +47,9 @@ def _change(axes, result: dict[str, Any]) -> None:
     axes.set_xlabel("learning rate (dashed: that of training)")
     axes.set_ylabel(f"change of entropy, {result['unit']}")
     slope = result["log_log_slope"]
-    told = "" if slope is None else f" (log-log slope {slope:.3f})"
+    slope_text = "" if slope is None else f" (log-log slope {slope:.3f})"
     axes.set_title(
-        f"Change of entropy by one update{told}", loc="left", fontsize=12, fontweight="bold", color=INK
+        f"Change of entropy by one update{slope_text}", loc="left", fontsize=12, fontweight="bold", color=INK
     )
     axes.legend(frameon=False, loc="best")
 

@@ -29,7 +29,7 @@ def length_ratio(a_D: torch.Tensor, b_D: torch.Tensor) -> float | None:
 
 
 def compare(expected_D: torch.Tensor, true_D: torch.Tensor) -> dict[str, float | None]:
-    """How an expected gradient differs from the true one.
+    """The differences between an expected gradient and the true gradient.
 
         norm_ratio = |E[g]| / |grad J|        difference = min over c of |E[g]/c - grad J| = |grad J| sin(angle)
 
@@ -100,15 +100,15 @@ def expected_gradients(
     groups: its E[g] is the same for every size.
     """
     group_M_G = list_groups(len(trajectories.outcome_N), 1 if credit.scope == "row" else size)
-    found, advantage_M_G_K1 = [], None
+    gradients, advantage_M_G_K1 = [], None
     for stop in stops:
         logits_D = trajectories.choices.logits_with_stop(stop)
         world = as_world(trajectories, logits_D)
         if credit.reads_policy or advantage_M_G_K1 is None:
             world = world if credit.reads_policy else policy_free(world)
             advantage_M_G_K1 = advantages(credit, world, group_M_G)
-        found.append(expected_gradient(advantage_M_G_K1, group_M_G, trajectories, logits_D))
-    return found
+        gradients.append(expected_gradient(advantage_M_G_K1, group_M_G, trajectories, logits_D))
+    return gradients
 
 
 def _row(credit: Credit, part: list[Trajectories], expected: list[torch.Tensor], stop: float, size: int):

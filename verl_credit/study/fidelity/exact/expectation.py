@@ -47,7 +47,7 @@ def as_world(trajectories: Trajectories, logits_D: torch.Tensor) -> World:
 
 
 def in_groups(world: World, group_M_G: torch.Tensor) -> World:
-    """The groups' rows one after the other, each group a prompt of its own."""
+    """The groups' rows one after the other, each group as a separate prompt."""
     groups, size = group_M_G.shape
     prompt_B = torch.arange(groups).repeat_interleave(size)
     return world.rows(group_M_G.flatten()).but(group_B=prompt_B)
@@ -83,10 +83,10 @@ def advantages(credit: Credit, world: World, group_M_G: torch.Tensor) -> torch.T
     An operator whose scope is the batch gets one group a call. Errors: ValueError for an advantage that is not finite.
     """
     step = 1 if credit.scope == "batch" else GROUPS_PER_CALL
-    found = [
+    parts = [
         credit.run(in_groups(world, group_m_G)).advantage_B_T.double() for group_m_G in group_M_G.split(step)
     ]
-    advantage_M_G_K1 = torch.cat(found).view(*group_M_G.shape, -1)
+    advantage_M_G_K1 = torch.cat(parts).view(*group_M_G.shape, -1)
     if not advantage_M_G_K1.isfinite().all():
         raise ValueError(f"{credit.name}: an advantage is not finite; expected finite numbers in every group")
     return advantage_M_G_K1

@@ -35,11 +35,11 @@ class Credit:
     name: str
     run: Callable[[World], Result]
     scope: str = "group"
-    """The operator's scope: row, group or batch. With batch, every group is a batch of its own here."""
+    """The operator's scope: row, group or batch. With batch, every group is a separate batch here."""
     reads_policy: bool = False
     """It reads values, log-probs or entropies: its advantages change with the policy."""
     own: Objective | None = None
-    """The objective whose gradient it says it follows; None: it names none, or E[r] itself."""
+    """The objective whose gradient the operator claims to follow; None: no claim, or E[r] itself."""
     own_name: str = ""
 
 
@@ -79,15 +79,15 @@ def outcome_credit_of(operator: str, label: str | None = None, *, own=None, own_
     return Credit(label or operator, run, scope=scope, own=own, own_name=own_name)
 
 
-def own_credit(found: Any, name: str, *, kind: str | None = None, params: dict | None = None) -> Credit:
+def own_credit(operator: Any, name: str, *, kind: str | None = None, params: dict | None = None) -> Credit:
     """A user's operator of any kind, as `verl-credit check` runs it."""
-    subject = own_subject(found, name, kind=kind, params=params)
+    subject = own_subject(operator, name, kind=kind, params=params)
     reads_policy = subject.level in ("token", "whole") or "value_B_K1" in subject.tables
     return Credit(name, subject.run, scope=subject.scope, reads_policy=reads_policy)
 
 
 def turn_penalty(penalty: float, *, own: Objective) -> Credit:
-    """Control: RLOO on r - penalty x turns, the answer's included. It knows nothing of what a turn did."""
+    """Control: RLOO on r - penalty x turns, the answer's included. It ignores the effect of a turn."""
     operator = partial(run_turn_mode, mode=MODES["none"], outcome_operator="rloo")
 
     def run(world: World) -> Result:
@@ -129,7 +129,7 @@ def _adds_gain(mode: str, label: str, weight: float = 1.0, **options) -> Credit:
 
 
 def all_credits() -> list[Credit]:
-    """Outcome operators, turn modes, controls. Token operators are left out: one token a turn leaves them nothing to weigh.
+    """Outcome operators, turn modes, controls. Token operators are left out: one token a turn cannot be weighed.
 
     ``own``: the objective that the mode's documentation names, or that follows from its equation with 0/1 outcomes.
     """

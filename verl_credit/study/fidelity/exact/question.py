@@ -17,12 +17,12 @@ STOP = "stop"
 
 @dataclass(frozen=True)
 class Place:
-    """What a trajectory has read so far."""
+    """The pages that a trajectory has read so far."""
 
     potential: float
     """The policy's probability of the gold answer here, above 0 and at most 1. A constant: no gradient goes through it."""
     success: float
-    """Probability that an answer given here is right. 0 and 1 make one trajectory of a path, others two."""
+    """Probability that an answer given here is right. 0 and 1 make one trajectory of a path, other values two."""
     searches: Mapping[str, tuple[str, float]] = field(default_factory=dict)
     """Query -> (the place that it leads to, its share of the policy's searches here)."""
 
@@ -136,7 +136,7 @@ def list_choices(question: Question) -> Choices:
     """The states that can be reached, and what can be done in them."""
     states = [(question.start, 0)]
     rows: list[tuple[int, str, int, float]] = []
-    for number, (name, turn) in enumerate(states):  # grows while it is walked
+    for number, (name, turn) in enumerate(states):  # the loop appends to this list
         rows.append((number, STOP, -1, 1.0))
         searches = question.places[name].searches if turn + 1 < question.turns else {}
         for query, (to, share) in searches.items():

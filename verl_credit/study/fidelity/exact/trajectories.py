@@ -115,7 +115,7 @@ def true_advantages(trajectories: Trajectories, logits_D: torch.Tensor) -> torch
 
         search: V(s_{k+1}) - V(s_k)        answer: r - V(s_n)
 
-    The chance of the outcome counts as the answer's. A trajectory's A* sum to r - V(s_0).
+    The chance of the outcome is assigned to the answer. A trajectory's A* sum to r - V(s_0).
     """
     before_N_K1 = turn_values(trajectories, logits_D)
     after_N_K1 = torch.nn.functional.pad(before_N_K1[:, 1:], (0, 1))

@@ -36,7 +36,7 @@ DRAWS_PER_PROMPT = 20
 
 
 def draw_batches(prompts: int, size: int, seed: int = 0) -> np.ndarray:
-    """[R, P] of 0 and 1, ``size`` ones a row; batches cut from one shuffle share no prompt."""
+    """[R, P] of 0 and 1, with ``size`` 1s a row; batches cut from one shuffle share no prompt."""
     random = np.random.default_rng(seed)
     per_shuffle = prompts // size
     shuffles = -(-DRAWS_PER_PROMPT * prompts // per_shuffle)
@@ -55,7 +55,7 @@ def length_of_batches(gram_P_P: np.ndarray, member_R_P: np.ndarray) -> np.ndarra
 def along_own(cross_P_P: np.ndarray, length_R: np.ndarray, member_R_P: np.ndarray) -> np.ndarray:
     """g_b . h_b / |g_b|, the direction h being the sum over the batch's prompts, [R, 1 + P].
 
-    Column 0 has every batch, the others those without that prompt; NaN elsewhere.
+    Column 0 has every batch, the other columns the batches without that prompt; NaN elsewhere.
     """
     along_R = ((member_R_P @ cross_P_P) * member_R_P).sum(1) / length_R
     without_R_P = np.where(member_R_P > 0, np.nan, along_R[:, None])
@@ -73,7 +73,7 @@ def along_others(cross_P_P: np.ndarray, length_R: np.ndarray, member_R_P: np.nda
 
 
 def mean_over_batches(along_R_1P: np.ndarray) -> np.ndarray:
-    """[1 + P]; NaN where no batch is left."""
+    """[1 + P]; NaN where no batch remains."""
     known = np.isfinite(along_R_1P)
     with np.errstate(invalid="ignore"):
         return np.where(known, along_R_1P, 0.0).sum(0) / known.sum(0)
@@ -93,7 +93,7 @@ class PromptSums:
     first_P_S: np.ndarray
     second_P_S: np.ndarray
     held_out: bool = False
-    """Made from the values' first half: on a prompt, only the second half of another sum is independent of these."""
+    """The credit is made from the values' first half: on a prompt, only the second half of another sum is independent."""
     square_P: np.ndarray | None = None
     """|E[g_p | prompt]|^2, unbiased; see `square_of_means`."""
 
@@ -112,7 +112,7 @@ class GradientAgreement:
 
     bias: Measure
     signal_to_noise: Measure
-    """Where |E[g]|^2 is not estimated above 0 the value is None, and the interval is still given."""
+    """The value is None when |E[g]|^2 is not estimated above 0; the interval is still given."""
     step: Measure
     step_difference: Measure
     """The difference to the mode `none`, paired by batch."""
@@ -163,20 +163,20 @@ class Alignment:
         """B |E[g_p]|^2 / trace Cov[g_p - R n_p]  with B prompts a batch, n_p tokens, R = sum g / sum n."""
         if not np.diag(gram_P_P).any():
             return Measure(None, n=self._prompts)
-        with np.errstate(invalid="ignore", divide="ignore"):  # one prompt alone has credit: none without it
-            found = interval(self._size * square_1P / variance_of_ratio(gram_P_P, self._tokens_P))
-        positive = found.value is not None and found.value > 0
-        return found if positive else Measure(None, found.low, found.high, found.n)
+        with np.errstate(invalid="ignore", divide="ignore"):  # without the only prompt with credit: 0 / 0
+            measured = interval(self._size * square_1P / variance_of_ratio(gram_P_P, self._tokens_P))
+        positive = measured.value is not None and measured.value > 0
+        return measured if positive else Measure(None, measured.low, measured.high, measured.n)
 
     def _cosines(self, credited: PromptSums) -> list[Measure]:
         """Step cosine, its difference, own cosine, its difference."""
         if self._prompts < self._size + 2:
             return [Measure(None, n=self._prompts)] * 4
         norms = root(self._true_square_1P), root(self._own_square_1P)
-        found = []
+        cosines = []
         for mode, none, norm_1P in zip(self._along(credited), self._none, norms, strict=True):
-            found += [interval(mean_over_batches(along) / norm_1P) for along in (mode, mode - none)]
-        return found
+            cosines += [interval(mean_over_batches(along) / norm_1P) for along in (mode, mode - none)]
+        return cosines
 
     def _along(self, credited: PromptSums) -> tuple[np.ndarray, np.ndarray]:
         """[R, 1 + P] each: along grad E[r] of the other prompts, and of the batch's own."""

@@ -61,7 +61,7 @@ def tokens_of(groups: Groups) -> np.ndarray:
 
 
 def _by_trajectory(groups: Groups, gradients: TurnGradients, advantages: Advantages) -> Iterator[np.ndarray]:
-    """Per prompt, the credited gradient of each of its n trajectories, float64 [n, S]."""
+    """Returns for each prompt the credited gradients of its n trajectories, float64 [n, S]."""
     for group, of_group in zip(groups, advantages, strict=True):
         yield np.stack(
             [
@@ -90,20 +90,20 @@ def gradient_agreement(
     seed: int = 0,
     say: Callable[[int, int], None] = lambda done, of: None,
 ) -> dict[str, GradientAgreement]:
-    """Returns agreements by the name of each credit that has advantages, and of `REFERENCE`: A* as a mode of its own.
+    """Returns agreements by the name of each credit that has advantages, and of `REFERENCE`, which is A* as a mode.
 
     ``turns`` are those of ``groups``, in order, ``replicate_turns`` those of the replicate. The bias of `REFERENCE` is 1 by
-    construction: the others' is taken against it. Raises ValueError where no credit is named `GRPO`.
+    construction: the others' is relative to it. Raises ValueError when no credit is named `GRPO`.
     """
-    made = {credit.name: credit for credit in credits if credit.advantages is not None}
-    if GRPO not in made:
-        raise ValueError(f"credits {', '.join(made)}; expected one named {GRPO!r}, for differences")
+    usable = {credit.name: credit for credit in credits if credit.advantages is not None}
+    if GRPO not in usable:
+        raise ValueError(f"credits {', '.join(usable)}; expected one named {GRPO!r}, for differences")
     paths = [path for group in (*groups, *replicate) for path in group]
     gradients = turn_gradients(model, paths, buckets=buckets, seed=seed, say=say)
     true = true_credit(groups, gradients, turns)
     sums = {
         name: credited(groups, gradients, credit.advantages, held_out=credit.held_out)
-        for name, credit in made.items()
+        for name, credit in usable.items()
     }
     alignment = Alignment(
         true,

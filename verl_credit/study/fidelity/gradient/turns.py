@@ -39,7 +39,7 @@ class CountSketch:
         self._sign_L = torch.randint(2, (length,), generator=random).float() * 2 - 1
 
     def __call__(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
-        """[buckets] of the vector that the parts make one after the other, in their dtype."""
+        """The sketch [buckets] of the concatenated parts, in their dtype."""
         vector_L = torch.cat([part.flatten() for part in parts])
         if len(vector_L) != len(self._bucket_L):
             raise ValueError(f"{len(vector_L)} entries; expected {len(self._bucket_L)}")

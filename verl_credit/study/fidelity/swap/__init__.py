@@ -1,1 +1,1 @@
-"""One turn of a rollout is replaced by others that the policy itself proposes: does credit go to the better ones?"""
+"""Swaps replace a turn of a rollout by other proposals of the policy: does credit go to the better turns?"""

@@ -1,4 +1,4 @@
-"""Decisions of sampled trajectories: the policy's own alternatives to each, how it goes on, and what they are worth."""
+"""Decisions of sampled trajectories: the policy's own alternatives, their completions, and their values."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Alternative:
 
     step: Step
     times: int
-    """So many draws have this text."""
+    """The number of draws with this text."""
 
 
 @dataclass(frozen=True)
@@ -46,9 +46,9 @@ class Decision:
 def find_decisions(
     groups: Groups, sampler: TurnSampler, protocol: Protocol, *, wanted: int, seed: int
 ) -> list[Decision]:
-    """Up to ``wanted`` of the tool turns, in random order; at most `PER_PROMPT` of a prompt, and each context once.
+    """Returns decisions at up to ``wanted`` tool turns, in random order; at most `PER_PROMPT` a prompt, each context once.
 
-    The other draws are taken from the same state at temperature 1. Turns of which all draws are one text are left out.
+    The other draws are taken from the same state at temperature 1. Turns whose draws are all equal are left out.
     """
     turns = [
         (prompt, number, turn, step)
@@ -62,15 +62,15 @@ def find_decisions(
         by_context.setdefault(turns[place][3].state.ids, turns[place])
     states = [step.state for *_, step in by_context.values()]
     texts = sampler.sample([_ask(state, protocol, seed) for state in states])
-    found, of_prompt = [], Counter()
+    decisions, of_prompt = [], Counter()
     for (prompt, number, turn, step), drawn in zip(by_context.values(), texts, strict=True):
         times = Counter([step.turn_ids, *drawn])
-        if len(found) < wanted and len(times) > 1 and of_prompt[prompt] < PER_PROMPT:
+        if len(decisions) < wanted and len(times) > 1 and of_prompt[prompt] < PER_PROMPT:
             of_prompt[prompt] += 1
             steps = protocol.steps([(step.state, text) for text in times])
             alternatives = [Alternative(one, n) for one, n in zip(steps, times.values(), strict=True)]
-            found.append(Decision(prompt, number, turn, alternatives))
-    return found
+            decisions.append(Decision(prompt, number, turn, alternatives))
+    return decisions
 
 
 def _ask(state: State, protocol: Protocol, seed: int) -> Ask:
@@ -125,14 +125,14 @@ def as_turns(
 
     V(s_k) and its error are left out. ``judge`` gives Q, ``values`` its halves.
     """
-    found = []
+    turns = []
     for number, decision in enumerate(decisions):
         for completion in range(completions):
             for a in decision.alternatives:
                 after = None if a.step.next is None else digest(a.step.next.ids)
                 first, second = (a.step.reward,) * 2 if after is None else values[after].halves
                 variance = 0.0 if after is None else judge[after].variance
-                found.append(
+                turns.append(
                     ScoredTurn(
                         prompt=decision.prompt,
                         trajectory=number * completions + completion,
@@ -150,4 +150,4 @@ def as_turns(
                         outcome=worth(a, judge),
                     )
                 )
-    return found
+    return turns

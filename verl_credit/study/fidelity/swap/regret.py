@@ -7,14 +7,14 @@
     searches  the same of pairs of two searches: which one, and not whether to search on
     within    correlation of credit and Q less their means over the decision, corrected for the noise of Q
     regret    Q(b) - Q(c): b is best by the first half of the continuations, c has the most credit (the mean over those that
-              tie), and both are valued by the second half, so that luck in choosing b is not taken for worth. Where c is
-              better than b it is negative
+              tie), and both are valued by the second half, so that chance in the choice of b does not raise its value. It is
+              negative where c is better than b
 
 Each twice, because an outcome depends on what came after the turn:
 
     one       credit from one completion after each alternative, as a training step gives it; mean over the completions
-    mean      credit that is the mean over the completions: the luck of a single one is mostly gone, and what is still in
-              the wrong order is the credit's own doing
+    mean      the mean credit over the completions: the chance of one completion mostly averages out, so that a wrong
+              order is due to the credit itself
 
 A credit that is affine in the outcome orders rightly in ``mean`` as completions grow, because its mean is affine in Q.
 Intervals are by bootstrap over prompts.
@@ -47,7 +47,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class SwapAgreement:
-    """The choices of one credit; see the module."""
+    """The choices of a credit; see the module."""
 
     one: Choice
     mean: Choice
@@ -99,9 +99,9 @@ class SwapAgreements:
     def _choice(self, credit: CreditOfDecisions, held_out: bool) -> Choice:
         flat = np.concatenate([of_one.T.ravel() for of_one in credit])
         pairs = self._pairs[held_out, credit[0].shape[1]]
-        found, searches = pairs.all.of(flat), pairs.searches.of(flat[pairs.is_search])
+        of_all, searches = pairs.all.of(flat), pairs.searches.of(flat[pairs.is_search])
         regret = self._regret([_chosen(of_one) for of_one in credit])
-        return Choice(found.pairs, searches.pairs, found.same_turn, regret)
+        return Choice(of_all.pairs, searches.pairs, of_all.same_turn, regret)
 
     def _regret(self, share: CreditOfDecisions) -> Measure:
         """``share``: how often each alternative is taken."""
@@ -114,7 +114,7 @@ class SwapAgreements:
 
 
 class _Pairs:
-    """Agreement over all alternatives, and over those that search."""
+    """The agreement over all alternatives, and over the alternatives that search."""
 
     def __init__(self, turns: Sequence[ScoredTurn], one_half: bool, resamples: int):
         self.is_search = np.array([turn.after is not None for turn in turns])
@@ -125,6 +125,6 @@ class _Pairs:
 
 
 def _chosen(credit_A_C: np.ndarray) -> np.ndarray:
-    """[alternatives, completions]: 1 for the alternative with the most credit, shared by those that tie."""
+    """[alternatives, completions]: 1 for the alternative with the most credit, shared among ties."""
     tied = credit_A_C >= credit_A_C.max(axis=0) - 1e-9 * (1 + np.abs(credit_A_C).max(axis=0))
     return tied / tied.sum(axis=0)

@@ -107,7 +107,7 @@ def reads_batch(mode: TurnMode, changes: Mapping, pipeline: Mapping) -> bool:
 
 
 def beside(tables: TurnTables, others: TurnTables) -> TurnTables:
-    """Rows of both as one batch, those of ``tables`` first; groups and anchors are numbered on."""
+    """Rows of both as one batch, ``tables`` first; groups and anchors are numbered on."""
     both = {}
     for name, fill in (("reward_B_K", 0.0), ("has_reward_B_K", False), ("tokens_B_K1", 0),
                        ("advantage_B_K1", 0.0), ("clip_scale_B_K1", 1.0)):  # fmt: skip
@@ -136,7 +136,7 @@ def credit_of_controls(
     data: Sequence[Mapping],
     drawn: np.random.Generator,
 ) -> list[Credit]:
-    """Random credit, and those of `controls` that read a group as modes do."""
+    """Random credit, and the credits of `controls` that read a group as modes do."""
     credits = [Credit("random", drawn.standard_normal(len(groups)), kind="control")]
     for credit in (fewer_turns(tables, [len(group) for group in groups]), brought(groups, data)):
         if credit.advantages is not None:

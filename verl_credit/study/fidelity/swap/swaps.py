@@ -1,4 +1,4 @@
-"""One measurement of swaps: decisions of sampled groups, values of their alternatives, and the credit each would get."""
+"""A measurement of swaps: decisions of sampled groups, values of their alternatives, and the credit each would get."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from verl_credit.worlds.rollouts.sampler import digest
 
 SWAPS = "swaps.jsonl"
 COMPLETIONS = 8
-"""Each alternative is completed that often."""
+"""The number of completions of each alternative."""
 
 
 @dataclass(frozen=True)
 class Swaps:
-    """The decisions whose alternatives are valued, and what credits make of them."""
+    """The decisions whose alternatives are valued, and the agreement of credits with the values."""
 
     decisions: list[Decision]
     wanted: int
@@ -36,7 +36,7 @@ class Swaps:
     draws: Measure | None
     """Regret of the policy's own draws; None without decisions."""
     credits: list[tuple[Credit, SwapAgreement | None]]
-    """The credit is that of the first decision; where a decision has none, that one's with its reason, and None."""
+    """The first decision's credit with its agreement; when a decision lacks credit, its reason and None."""
 
 
 def measure_swaps(
@@ -47,10 +47,10 @@ def measure_swaps(
     say: Callable[[float, str], None] = lambda share, text: None,
     enough: Callable[[], bool] = lambda: False,
 ) -> Swaps:
-    """``groups``: of `measure` with this request, whose ``values.jsonl`` has the groups' values.
+    """``groups`` are those of `measure` with this request, whose ``values.jsonl`` has the groups' values.
 
-    Values of alternatives are added there as they come; ``swaps.jsonl`` is written at the end. Once ``enough`` is true no
-    more prompts are valued, and decisions without values are left out.
+    Values of alternatives are appended to that file as they come; ``swaps.jsonl`` is written at the end. Once ``enough`` is
+    true no more prompts are valued, and decisions without values are left out.
     """
     sampler, protocol, out, seed = subject.sampler(), subject.protocol, Path(request.out), request.seed
     decisions = find_decisions(groups, sampler, protocol, wanted=request.swaps, seed=seed)
@@ -73,17 +73,17 @@ def measure_swaps(
         credits.append(maker(decision, ends[number], values))
     agreements = SwapAgreements(decisions, values, COMPLETIONS)
     _write(out / SWAPS, decisions, values, credits)
-    found = [_agreement(of_all, agreements) for of_all in zip(*credits, strict=True)]
-    return Swaps(decisions, request.swaps, agreements.sure, agreements.regret_of_draws(decisions), found)
+    agreed = [_agreement(of_all, agreements) for of_all in zip(*credits, strict=True)]
+    return Swaps(decisions, request.swaps, agreements.sure, agreements.regret_of_draws(decisions), agreed)
 
 
 def _states(decision: Decision) -> list[State]:
-    """Its alternatives take the values of these."""
+    """Returns the decision's state and the states after its searches."""
     return [decision.state, *(a.step.next for a in decision.alternatives if a.step.next is not None)]
 
 
 def _agreement(of_all: Sequence[Credit], agreements: SwapAgreements) -> tuple[Credit, SwapAgreement | None]:
-    """``of_all``: one credit, by every decision."""
+    """``of_all``: a credit, for every decision."""
     if missing := next((credit for credit in of_all if credit.advantages is None), None):
         return missing, None
     held_out = of_all[0].held_out
@@ -111,11 +111,11 @@ def _write(
 
 
 def swap_table(swaps: Swaps) -> list[str]:
-    """A line per credit; those that could not be made at the end, with the reason."""
-    found = swaps_as_dict(swaps)
+    """A line per credit; missing credits come at the end, with the reason."""
+    numbers = swaps_as_dict(swaps)
     lines = [
-        f"swaps: {found['decisions']} of {found['wanted']} decisions, {found['alternatives']} alternatives, "
-        f"{found['ending']} of them end; {swaps.sure_pairs[0]} sure pairs, {swaps.sure_pairs[1]} of two searches"
+        f"swaps: {numbers['decisions']} of {numbers['wanted']} decisions, {numbers['alternatives']} alternatives, "
+        f"{numbers['ending']} of them end; {swaps.sure_pairs[0]} sure pairs, {swaps.sure_pairs[1]} of two searches"
     ]
     if swaps.draws is None:
         return [*lines, "no turn was found for which the policy proposes two alternatives"]
@@ -133,7 +133,7 @@ def swap_table(swaps: Swaps) -> list[str]:
 
 
 def swaps_as_dict(swaps: Swaps) -> dict:
-    """One policy's swaps in ``fidelity.json``."""
+    """Returns the swaps of a policy in ``fidelity.json``."""
     alternatives = [a for decision in swaps.decisions for a in decision.alternatives]
     return {
         "decisions": len(swaps.decisions),
