@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
 from itertools import takewhile
 from pathlib import Path
-from typing import Protocol
 
 import torch
-from omegaconf import DictConfig
 
 from verl_credit.config.settings import CreditSettings
 from verl_credit.credit.turn.mode import TurnMode
@@ -19,6 +16,7 @@ from verl_credit.records.run.files import append_json
 from verl_credit.study.fidelity.agreements import Agreements
 from verl_credit.study.fidelity.controls import controls, first_brought
 from verl_credit.study.fidelity.gradient.credited import gradient_agreement
+from verl_credit.study.fidelity.measured import Measured
 from verl_credit.study.fidelity.mode_credit import Credit, find_modes, mode_credits
 from verl_credit.study.fidelity.request import Request, check_about
 from verl_credit.study.fidelity.result import Result
@@ -26,38 +24,8 @@ from verl_credit.study.fidelity.scored import TURNS, ScoredTurn, by_second_half,
 from verl_credit.study.fidelity.training import run_credit, tables_of
 from verl_credit.study.fidelity.values import PROMPTS_AT_ONCE, VALUES, Value, states_of, values_of
 from verl_credit.study.fidelity.workers import Workers
-from verl_credit.turns.batch import TurnBatch
-from verl_credit.turns.scorers import Forward
-from verl_credit.worlds.rollouts.protocol import State
-from verl_credit.worlds.rollouts.rollout import Groups, Start, Trajectory
+from verl_credit.worlds.rollouts.rollout import Start, Trajectory
 from verl_credit.worlds.rollouts.sampler import digest
-
-
-class Measured(Protocol):
-    """The policy of a measurement: `subject.Subject` in this process, `host.measure` through a run's own workers."""
-
-    name: str
-    config: DictConfig
-    tokenizer: object
-    prompts: list[State]
-    """The states before the first turn, one for each prompt."""
-    data: list[dict]
-    """The questions' rows of the data set."""
-    step: int | None
-    engine: str
-    """The engine of the rollouts."""
-
-    def roll(self, starts: Sequence[Start]) -> list[list[Trajectory]]:
-        """The trajectories of every start."""
-
-    def batch(self, groups: Groups) -> TurnBatch:
-        """The groups' rows, as a step of training reads them."""
-
-    def forward(self) -> AbstractContextManager[Forward]:
-        """The policy's log-probs, for gains by rows."""
-
-    def about(self) -> dict:
-        """The policy and the settings of its rollouts, as ``about.json`` has them."""
 
 
 def measure(

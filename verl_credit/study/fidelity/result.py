@@ -6,20 +6,18 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from verl_credit.records.run.files import plain, write_text
 from verl_credit.study.fidelity.agreements import Agreement
 from verl_credit.study.fidelity.gradient.alignment import GradientAgreement
 from verl_credit.study.fidelity.gradient.credited import RLOO, integrity
+from verl_credit.study.fidelity.measured import Measured
 from verl_credit.study.fidelity.mode_credit import Credit
 from verl_credit.study.fidelity.scored import ScoredTurn, martingale
 from verl_credit.study.fidelity.values import Value
 from verl_credit.study.stats import Measure, prompts_for
 from verl_credit.worlds.rollouts.rollout import Trajectory
-
-if TYPE_CHECKING:
-    from verl_credit.study.fidelity.measure import Measured
 
 
 @dataclass(frozen=True)
