@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
@@ -11,6 +12,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from verl_credit.errors import ConfigError, PreflightError
+from verl_credit.names import place_now
 from verl_credit.records.run.finished import last_checkpoint
 
 CONFIG = "config.yaml"
@@ -35,7 +37,7 @@ def run_config(folder: Path) -> DictConfig:
     if not path.is_file():
         raise ConfigError(f"{folder}: no {CONFIG} there; a run writes it when it starts")
     try:
-        config = OmegaConf.load(path)
+        config = OmegaConf.load(StringIO(place_now(path.read_text(encoding="utf-8"))))
     except (YAMLError, OmegaConfBaseException, OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} cannot be read: {' '.join(str(error).split())[:300]}") from error
     if not isinstance(config, DictConfig):
