@@ -160,6 +160,7 @@ def test_own_recipe_from_a_folder(tmp_path):
     with pytest.raises(ConfigError) as caught:
         load_config("mine", OWN, str(tmp_path))
     assert caught.value.key == "search.brekaer_failures" and "breaker_failures" in caught.value.accepted
+    assert "did you mean search.breaker_failures?" in str(caught.value)
     with pytest.raises(ConfigError, match="is not a directory"):
         load_config("mine", [], str(tmp_path / "nowhere"))
 

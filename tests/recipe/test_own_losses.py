@@ -47,6 +47,7 @@ def test_a_name_that_no_module_registers_is_refused_before_ray(tmp_path, monkeyp
         check_names(config)
     assert (caught.value.key, caught.value.value) == (KEY, "mine_bb")
     assert {"mine_b", "turn_ppo", "vanilla"} <= set(caught.value.accepted)
+    assert "did you mean mine_b?" in str(caught.value)
 
 
 def test_where_nothing_could_register_it_a_name_is_refused_at_once(monkeypatch):
@@ -60,6 +61,7 @@ def test_where_nothing_could_register_it_a_name_is_refused_at_once(monkeypatch):
         check(f"{KEY}=vanila", f"{MODULES}=verl_credit.host.external")  # ours registers no loss of that name
     assert (caught.value.key, caught.value.value) == (KEY, "vanila")
     assert {"turn_ppo", "vanilla"} <= set(caught.value.accepted)
+    assert "did you mean vanilla?" in str(caught.value)
     monkeypatch.setenv(IN_ENVIRONMENT, "a,b")
     assert own_modules(check(f"{KEY}=vanila")) == ["a", "b"]
 

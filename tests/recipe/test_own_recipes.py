@@ -124,8 +124,9 @@ def test_a_recipe_or_choice_that_is_nowhere_is_told_with_those_of_both_folders(t
     own = write(tmp_path, mine="defaults: [lab]\n", typo="defaults: [labb]\n", bare="seed: 3\n")
     error = refused("mien", [], own)
     assert error.value == "mien" and error.accepted == ["bare", "mine", "typo", *shipped_recipes()]
+    assert "did you mean mine?" in str(error) and f"in {own}: bare, mine, typo" in str(error)
     error = refused("typo", [], own)
-    assert (error.key, error.value) == ("defaults", "labb") and "lab" in error.accepted
+    assert (error.key, error.value) == ("defaults", "labb") and "did you mean lab?" in str(error)
     error = refused("mine", ["hardware=lapto"], own)
     assert (error.key, error.value) == ("hardware", "lapto") and "laptop" in error.accepted
     assert "defaults: [lab, _self_]" in str(refused("bare", [], own))

@@ -44,10 +44,10 @@ def refused(*overrides) -> ConfigError:
     return found.value
 
 
-def test_a_mistyped_mode_is_refused_with_all_names():
+def test_a_mistyped_mode_is_refused_with_all_names_and_the_nearest():
     error = refused(f"{MODE}=turn-grup")
     assert (error.key, error.value) == (MODE, "turn-grup")
-    assert error.accepted[:-1] == [*INFO_GAIN_NORM_MODES]
+    assert error.accepted[:-1] == [*INFO_GAIN_NORM_MODES] and "did you mean" in str(error)
 
 
 def test_an_option_of_a_std_that_a_key_turns_off_is_refused_before_the_start():
