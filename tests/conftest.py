@@ -8,6 +8,9 @@ from functools import cache
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    filter(None, [str(Path(__file__).parent / "kit" / "quick_start"), os.environ.get("PYTHONPATH")])
+)
 
 import pytest
 import torch

@@ -4,6 +4,7 @@ data and recipe stand beside the run, as a user has them.
 """
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -99,7 +100,8 @@ def finished(tiny_lab, tmp_path_factory):
         f"{MULTI_TURN}.tool_config_path={folder / 'tools.yaml'}", f"{MULTI_TURN}.max_assistant_turns=4",
         "algorithm.info_gain_norm_mode=mine.plus_reward", "+algorithm.turn_params.share=1.0",
     ]  # fmt: skip
-    code, output = train(folder / "log", *settings, environment={"PYTHONPATH": str(folder)})
+    path = f"{folder}{os.pathsep}{os.environ['PYTHONPATH']}"
+    code, output = train(folder / "log", *settings, environment={"PYTHONPATH": path})
     assert code == 0, output
     return folder, output
 
@@ -130,6 +132,7 @@ def test_turn_rewards_of_every_kind_move_the_policy(finished):
     assert any(row["credit/signal/mine.wordy/std"] > 0 and row["actor/grad_norm"] > 0 for row in rows)
 
 
+@pytest.mark.nightly  # tests/e2e/test_e2e_lab.py has another measurement by a run's own rollouts
 def test_true_advantages_with_a_tool_of_ones_own(finished):
     """The sampler knows no such tool, so that the run's own rollouts value the contexts."""
     folder, _ = finished

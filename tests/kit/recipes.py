@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-import pickle
+import os
 from collections.abc import Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from functools import cache
+from typing import Any
 from unittest import mock
 
 import omegaconf.base
 import yaml
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.sources_registry import SourcesRegistry
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.plugins import Plugins
 from omegaconf import DictConfig
 
 from verl_credit.recipe import compose
@@ -21,17 +26,58 @@ _compose = compose.compose_recipe
 # Every recipe is composed of the same 24 files, with the same 150 interpolations.
 yaml.SafeLoader = yaml.CSafeLoader
 omegaconf.base.parse = cache(omegaconf.base.parse)
+_files: dict[tuple, Any] = {}
+
+
+def copied(node, parent=None):
+    """A deep copy of a configuration, ten times as fast as OmegaConf's: values are plain, and only containers have flags."""
+    new = object.__new__(type(node))
+    values = new.__dict__
+    values.update(node.__dict__, _parent=parent, _flags_cache=None)
+    content = values.get("_content")
+    if isinstance(content, dict | list):
+        metadata = object.__new__(type(node._metadata))
+        metadata.__dict__.update(node._metadata.__dict__, flags=dict(node._metadata.flags or {}))
+        values["_metadata"] = metadata
+        if isinstance(content, dict):
+            values["_content"] = {key: copied(child, new) for key, child in content.items()}
+        else:
+            values["_content"] = [copied(child, new) for child in content]
+    return new
+
+
+@contextmanager
+def read_once():
+    """Hydra reads each file of verl and ours anew for each recipe that it composes; here a process does so once."""
+    Plugins.instance()  # registers the class that reads files
+    source = SourcesRegistry.instance().resolve("file")
+    load = source.load_config
+
+    def load_config(self, config_path: str):
+        path = os.path.join(self.path, self._normalize_file_name(config_path))
+        if not os.path.exists(path):
+            return load(self, config_path)
+        status = os.stat(path)
+        key = (self.path, self.provider, config_path, status.st_ino, status.st_mtime_ns, status.st_size)
+        if key not in _files:
+            _files[key] = load(self, config_path)
+        result = _files[key]
+        return replace(result, config=copied(result.config), header=dict(result.header))
+
+    with mock.patch.object(source, "load_config", load_config):
+        yield
 
 
 @cache
-def _composed(name: str, groups: tuple[str, ...], config_dir: str | None) -> bytes:
-    return pickle.dumps(_compose(name, groups, config_dir))
+def _composed(name: str, groups: tuple[str, ...], config_dir: str | None) -> DictConfig:
+    with read_once():
+        return _compose(name, groups, config_dir)
 
 
 def composed_once(name: str, overrides: Sequence[str], config_dir: str | None = None) -> DictConfig:
-    """In place of ``compose_recipe``, ten times as fast: Hydra's own way of changing keys, on a copy of what it composed."""
+    """In place of ``compose_recipe``, far faster: Hydra's own way of changing keys, on a copy of what it composed."""
     groups = tuple(o for o in overrides if o.lstrip("+").partition("=")[0] in GROUPS)
-    config = pickle.loads(_composed(name, groups, config_dir))
+    config = copied(_composed(name, groups, config_dir))
     changes = OverridesParser.create().parse_overrides([o for o in overrides if o not in groups])
     ConfigLoaderImpl._apply_overrides_to_config(changes, config)
     return config
