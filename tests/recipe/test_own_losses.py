@@ -7,7 +7,7 @@ from verl_credit.cli.recipe.stages import explanation
 from verl_credit.config.keys import LOSS
 from verl_credit.errors import ConfigError
 from verl_credit.host.process.verl_checks import check_names, register_all
-from verl_credit.recipe.rules.own_loss import IN_ENVIRONMENT, MODULES, own_modules
+from verl_credit.recipe.rules.own import IN_ENVIRONMENT, MODULES, own_modules
 
 KEY = f"{LOSS}.loss_mode"
 MINE = """

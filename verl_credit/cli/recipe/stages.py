@@ -17,13 +17,12 @@ from verl_credit.credit.token.token_transforms import TRANSFORMS
 from verl_credit.credit.token.uncertainty import canonical_kind
 from verl_credit.credit.turn.mode import TurnMode
 from verl_credit.errors import printable, show_value
-from verl_credit.recipe.defaults import ABSENT, changed_values
+from verl_credit.recipe.compose import ABSENT, changed_values
 from verl_credit.recipe.doctor.checks import before_training
-from verl_credit.recipe.required import DATA, MODEL, with_expectations, without_value
 from verl_credit.recipe.rules.engines import STRATEGIES
-from verl_credit.recipe.rules.own_loss import own_loss, own_modules
+from verl_credit.recipe.rules.own import own_loss, own_modules
 from verl_credit.recipe.unread import idle_lines
-from verl_credit.recipe.world import world_of
+from verl_credit.recipe.world import DATA, MODEL, with_expectations, without_value, world_of
 from verl_credit.records.lineage.store import TABLE
 from verl_credit.redact import redact_value
 from verl_credit.turns.scorers import SCORERS

@@ -21,9 +21,8 @@ from verl_credit.recipe.doctor.hardware.software import wants_cuda
 from verl_credit.recipe.doctor.network import network_lines
 from verl_credit.recipe.doctor.result import Status
 from verl_credit.recipe.machine.gather import gather
-from verl_credit.recipe.required import missing_line
 from verl_credit.recipe.unread import idle_lines
-from verl_credit.recipe.world import World, world_of
+from verl_credit.recipe.world import World, missing_line, world_of
 from verl_credit.records.run import events
 from verl_credit.records.run.files import METRICS, DamagedFile
 from verl_credit.records.run.finished import nothing_left, planned_in_all

@@ -7,13 +7,20 @@ from typing import Any
 
 from verl_credit.config.keys import reads
 from verl_credit.config.keys.algorithm import AUTO, CANONICAL, DETECTORS, SCORERS, Algorithm, TurnJudge
-from verl_credit.config.keys.lineage import Lineage
-from verl_credit.config.keys.loss import LOSS, PolicyLoss
-from verl_credit.config.keys.probe import Probe
-from verl_credit.config.keys.run import EVALUATION_MODES, FOLDERS, Evaluation, Faults, Lab, Real, Run
+from verl_credit.config.keys.run import (
+    EVALUATION_MODES,
+    FOLDERS,
+    Evaluation,
+    Faults,
+    Lab,
+    Lineage,
+    Probe,
+    Real,
+    Run,
+)
 from verl_credit.config.keys.search import Search
 from verl_credit.config.keys.section import Key, Section, keys_of, read_section
-from verl_credit.config.keys.verl import VERLS
+from verl_credit.config.keys.verl import LOSS, VERLS, PolicyLoss
 
 # The sections are checked in this order.
 OURS: tuple[type[Section], ...] = (Algorithm, PolicyLoss, Search, Run, Faults, Evaluation, Probe, Lineage)

@@ -122,25 +122,19 @@ def _plain(section: type[Section], node: Mapping, prefix: str) -> dict[str, Any]
             raise ConfigError(
                 f"{full} is missing: the recipe must list credit_defaults, which has it", key=full
             )
-        value = _value(full, node, name)
+        try:
+            value = node[name]
+        except OmegaConfBaseException as error:
+            raise no_value(full, error) from error
         inner = field.annotation
         if isinstance(inner, type) and issubclass(inner, Section):
             if not isinstance(value, Mapping):
-                keys = ", ".join(inner.model_fields)
-                raise ConfigError(
-                    key=full, value=value, accepted=f"expected the keys {keys}", shown=repr(value)
-                )
+                use = f"expected the keys {', '.join(inner.model_fields)}"
+                raise ConfigError(key=full, value=value, accepted=use, shown=repr(value))
             values[name] = _plain(inner, value, full)
         else:
             values[name] = data(value)
     return values
-
-
-def _value(full: str, node: Mapping, name: str) -> Any:
-    try:
-        return node[name]
-    except OmegaConfBaseException as error:
-        raise no_value(full, error) from error
 
 
 def no_value(key: str, error: OmegaConfBaseException) -> ConfigError:

@@ -6,7 +6,7 @@ from verl_credit.config.resolved import Tree, select
 from verl_credit.config.settings import CreditSettings
 from verl_credit.errors import ConfigError
 from verl_credit.recipe.auto import COMPUTES_IN, FULL
-from verl_credit.recipe.rules.correction import KEY as CORRECTION
+from verl_credit.recipe.rules.trainer_mode import CORRECTION
 
 EVERY = "probe.every"
 ROLLOUT, MODEL = "actor_rollout_ref.rollout", "actor_rollout_ref.model"

@@ -1,10 +1,14 @@
-"""Refuses settings that verl's asynchronous trainers cannot use, and lists keys that only another trainer reads."""
+"""Checks the trainer and verl's rollout correction, which compares a token with the weights that wrote it.
+
+Refuses settings that verl's asynchronous trainers cannot use, and lists keys that the chosen trainer does not read.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
 
+from verl_credit.config.keys import LOSS
 from verl_credit.config.resolved import Config, Tree, select
 from verl_credit.config.settings import CreditSettings
 from verl_credit.errors import ConfigError
@@ -40,13 +44,9 @@ READ_BY = {
 """Maps a key below trainer.v1 to verl's default and to our modes that read it."""
 
 
-def is_async(config: Config) -> bool:
-    return select(config, MODE) in ASYNC_MODES
-
-
 def validate_trainer_mode(config: Tree, settings: CreditSettings) -> None:
     """Raises ConfigError for the first fault."""
-    if not is_async(config):
+    if select(config, MODE) not in ASYNC_MODES:
         return
     if not select(config, LOG_PROBS):
         use = "the ratio of a token is to the weights that wrote it, and only the engine knows its log-prob; set it to true"
@@ -62,12 +62,9 @@ def validate_trainer_mode(config: Tree, settings: CreditSettings) -> None:
     if select(config, KEPT) is None:
         use = "who reads all takes them for rollouts of one policy, and these may be of several; set a whole number"
         raise ConfigError.of(config, KEPT, MODE, accepted=use)
-    if select(config, MODE) == SEPARATE_MODE:
-        _separate(config)
-
-
-def _separate(config: Tree) -> None:
-    """Raises ConfigError for the separate trainer's settings that verl only asserts."""
+    if select(config, MODE) != SEPARATE_MODE:
+        return
+    # verl only asserts these.
     for key in (f"{ROLLOUT}.nnodes", f"{ROLLOUT}.n_gpus_per_node"):
         if not select(config, key):
             use = "its rollouts have devices of their own, and trainer.n_gpus_per_node counts those that train; set it"
@@ -86,7 +83,7 @@ def _separate(config: Tree) -> None:
 
 def rollouts_too_old(config: Config) -> Iterator[str]:
     """Warns of old rollouts: a step takes the oldest prompts, which with w batches ahead were started w steps before."""
-    if not is_async(config) or select(config, STRATEGY) != "drop":
+    if select(config, MODE) not in ASYNC_MODES or select(config, STRATEGY) != "drop":
         return
     key = WARM_UP[select(config, MODE)]
     oldest, ahead = select(config, OLDEST), select(config, key)
@@ -98,12 +95,8 @@ def rollouts_too_old(config: Config) -> Iterator[str]:
         )
 
 
-def trainer_mode_without_effect(config: Config) -> list[str]:
-    """Returns the keys that only another trainer reads."""
-    return list(_idle(config))
-
-
-def _idle(config: Config) -> Iterator[str]:
+def trainer_mode_without_effect(config: Config) -> Iterator[str]:
+    """Yields the keys that only another trainer reads."""
     mode = select(config, MODE)
     if not select(config, HYBRID) and mode != SEPARATE_MODE:
         yield f"{HYBRID}=false: only {MODE}={SEPARATE_MODE} reads it"
@@ -117,3 +110,60 @@ def _idle(config: Config) -> Iterator[str]:
         value = select(config, f"{V1}.{name}", default)
         if value != default and mode not in modes:
             yield f"{V1}.{name}={value}: only {MODE}={' or '.join(modes)} reads it"
+
+
+CORRECTION = "algorithm.rollout_correction"
+BYPASS = "bypass_mode"
+"""The name of verl's switch and of the loss that belongs to it."""
+
+CORRECTION_DEFAULTS = {
+    "rollout_is": None,
+    "rollout_is_threshold": 2.0,
+    "rollout_is_batch_normalize": False,
+    "rollout_rs": None,
+    "rollout_rs_threshold": None,
+    "loss_type": "ppo_clip",
+}
+
+
+def validate_correction(config: Tree, settings: CreditSettings) -> None:
+    """Raises ConfigError for mistakes that verl accepts; `host.process.verl_checks` finds what verl itself refuses."""
+    if select(config, f"{LOSS}.loss_mode") == BYPASS and not compares_with_the_writer(config):
+        use = (
+            "that loss takes old_log_probs for the rollout engine's, and they are the trainer's; set "
+            f"{CORRECTION}.{BYPASS}=true"
+        )
+        raise ConfigError.of(config, f"{LOSS}.loss_mode", MODE, f"{CORRECTION}.{BYPASS}", accepted=use)
+
+
+def compares_with_the_writer(config: Config) -> bool:
+    """Does the loss compare a token with the engine's weights that wrote it?
+
+    It does in the asynchronous trainers, unless the correction weighs or rejects tokens by the engine's difference.
+    """
+    given = config.algorithm.get("rollout_correction") or {}
+    if given.get(BYPASS, False):
+        return True
+    corrected = given.get("rollout_is") is not None or given.get("rollout_rs") is not None
+    return select(config, MODE) in ASYNC_MODES and not corrected
+
+
+def correction_without_effect(config: Config) -> list[str]:
+    """Returns the keys that are set and change nothing, with the reason."""
+    given = config.algorithm.get("rollout_correction") or {}
+    idle = {
+        name: given[name] for name, value in CORRECTION_DEFAULTS.items() if given.get(name, value) != value
+    }
+    if given.get(BYPASS, False):
+        why = f"with {CORRECTION}.{BYPASS}=true verl's v1 trainer weighs no token and rejects none; set {BYPASS}=false"
+    elif not config.actor_rollout_ref.rollout.calculate_log_probs:
+        why = "there is nothing to correct by without the rollout engine's log-probs; set "
+        why += "actor_rollout_ref.rollout.calculate_log_probs=true"
+    else:
+        why = "what would read it is off"  # loss_type is read by the loss of bypass_mode in verl's older trainer alone
+        if given.get("rollout_is") is not None:
+            idle = {name: value for name, value in idle.items() if not name.startswith("rollout_is")}
+        if given.get("rollout_rs") is not None:
+            idle = {name: value for name, value in idle.items() if not name.startswith("rollout_rs")}
+    names = ", ".join(f"{CORRECTION}.{name}={value}" for name, value in idle.items())
+    return [f"{names}: {why}"] if idle else []
