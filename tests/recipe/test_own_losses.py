@@ -81,7 +81,7 @@ def test_explain_says_that_the_loss_is_none_of_verls():
     config = check(
         f"{KEY}=mine", f"{MODULES}=my_losses"
     )  # which nothing here can import: explain asks nobody
-    said = "loss: mine\n     yours, none of verl's own: `train` asks verl for it once my_losses is imported"
+    said = "loss: mine\n     yours, not verl's: `train` asks verl for it once my_losses is imported"
     assert said in explanation("lab", config)
 
 

@@ -11,7 +11,7 @@ from verl_credit.cli.command import PLAIN
 
 COMMANDS = {
     "train": ("train.train", "run a recipe on verl's trainer"),
-    "twin": ("train.twin", "train in the lab in one process, without Ray: a run's twin, in minutes"),
+    "twin": ("train.train", "train in the lab in one process, without Ray: a run's twin, in minutes"),
     "lab": ("lab", "build the lab's world, policy, encoder and index"),
     "real": (
         "real",
@@ -36,9 +36,9 @@ COMMANDS = {
         "bench",
         "what is a turn mode worth? laws, exact bias, true advantages, and learning curves of the lab",
     ),
-    "explain": ("recipe.explain", "show the pipeline that a recipe with overrides would run"),
+    "explain": ("recipe.show", "show the pipeline that a recipe with overrides would run"),
     "doctor": ("recipe.doctor", "check this machine, and what a recipe asks of it"),
-    "diff": ("recipe.diff", "what differs between two runs or recipes"),
+    "diff": ("recipe.show", "what differs between two runs or recipes"),
     "plan": ("recipe.plan", "predict memory, time and disk of a recipe; says whether it fits"),
     "check": ("check", "run the laws on an operator of yours, or on all of ours"),
     "modes": ("pages", "print docs/modes.md"),

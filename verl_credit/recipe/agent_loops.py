@@ -45,13 +45,11 @@ def own_loops(config: Config) -> tuple[str, ...]:
         names = tuple(str(entry["name"]) for entry in listed if entry["_target_"])
     except Exception as error:  # YAML and OmegaConf raise arbitrary exceptions
         reason = " ".join(str(error).split())[:200]
-        raise ConfigError(
-            key=LISTED, value=path, accepted=f"{use}; {type(error).__name__}: {reason}"
-        ) from error
+        use = f"{use}; {type(error).__name__}: {reason}"
+        raise ConfigError(key=LISTED, value=path, accepted=use) from error
     if taken := sorted({*names} & {*AGENTS}):
-        raise ConfigError(
-            key=LISTED, value=path, accepted=f"it would replace {', '.join(taken)}; rename your agent loop"
-        )
+        use = f"it would replace {', '.join(taken)}; rename your agent loop"
+        raise ConfigError(key=LISTED, value=path, accepted=use)
     return names
 
 

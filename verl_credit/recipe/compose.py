@@ -31,16 +31,9 @@ from verl_credit.config.keys.run import REPLACED, replaced_key
 from verl_credit.config.keys.section import no_value
 from verl_credit.config.resolved import data, resolved
 from verl_credit.errors import ConfigError, did_you_mean, printable, unknown_key
+from verl_credit.recipe import files
 from verl_credit.recipe.auto import decide_auto
-from verl_credit.recipe.files import (
-    RECIPES,
-    circle,
-    folders,
-    not_yaml,
-    recipes_folder,
-    shipped_recipes,
-    verl_folder,
-)
+from verl_credit.recipe.files import folders, recipes_folder, verl_folder
 from verl_credit.recipe.rules import validate
 from verl_credit.redact import redact_value
 
@@ -77,9 +70,9 @@ def unchecked_config(name: str, overrides: Sequence[str], config_dir: str | None
     except ConfigError:
         raise
     except YAMLError as error:
-        raise not_yaml(error) from error
+        raise files.not_yaml(error) from error
     except RecursionError as error:
-        raise circle(name, folders(config_dir)) from error
+        raise files.circle(name, folders(config_dir)) from error
     except OSError as error:  # the choice is not a valid file name
         reason = f"a file that is named there cannot be read ({error.strerror})"
         raise ConfigError(f"{' '.join([name, *overrides])}: {reason}"[:500], key="defaults") from error
@@ -161,7 +154,7 @@ class SearchPath(SearchPathPlugin):
     """
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
-        for provider, folder in ((RECIPES, recipes_folder()), ("verl", verl_folder())):
+        for provider, folder in ((files.RECIPES, recipes_folder()), ("verl", verl_folder())):
             search_path.append(provider, f"file://{folder}")
 
 
@@ -212,14 +205,13 @@ def _missing(name: str, config_dir: str | None, error: MissingConfigException) -
     group, _, choice = str(error.missing_cfg_file or name).rpartition("/")
     if error.options:
         return ConfigError(key=group, value=choice, accepted=error.options)
-    shipped = shipped_recipes()
+    shipped = files.shipped_recipes()
     own = [] if config_dir is None else sorted(file.stem for file in Path(config_dir).glob("*.yaml"))
     message = f"{name}: its defaults list {choice!r}, and " if choice != name else ""
     message += f"no recipe is called {choice!r}{did_you_mean(choice, [*own, *shipped])}; shipped: {', '.join(shipped)}"
     message += f"; in {config_dir}: {', '.join(own)}" if own else ""
-    return ConfigError(
-        message, key="defaults" if choice != name else "", value=choice, accepted=[*own, *shipped]
-    )
+    key = "defaults" if choice != name else ""
+    return ConfigError(message, key=key, value=choice, accepted=[*own, *shipped])
 
 
 ABSENT = "(not there)"
@@ -239,9 +231,8 @@ def defaults() -> dict[str, Default]:
     ours = OmegaConf.create((recipes_folder() / "credit_defaults.yaml").read_text(encoding="utf-8"))
     ours.pop("defaults")
     own = flat_values(OmegaConf.merge(defaults_tree(), ours))
-    return {key: Default(value, "verl_credit") for key, value in own.items()} | {
-        key: Default(value, "verl") for key, value in verl.items()
-    }
+    known = {key: Default(value, "verl_credit") for key, value in own.items()}
+    return known | {key: Default(value, "verl") for key, value in verl.items()}
 
 
 def flat_values(config: DictConfig) -> dict[str, object]:

@@ -94,9 +94,8 @@ def circle(name: str, folders: Sequence[Path]) -> ConfigError:
     lines = file.read_text(encoding="utf-8").splitlines()
     word = re.compile(rf"(?<![\w/]){re.escape(entry)}(?![\w/])")
     number = next((n for n, line in enumerate(lines, 1) if word.search(line.partition("#")[0])), 1)
-    message = (
-        f"{file}, line {number}: defaults list {entry!r}, which leads back to this file; list another recipe"
-    )
+    fault = f"defaults list {entry!r}, which leads back to this file; list another recipe"
+    message = f"{file}, line {number}: {fault}"
     return ConfigError(message, key="defaults", value=entry)
 
 

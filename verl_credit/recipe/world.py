@@ -70,10 +70,9 @@ class LabWorld(World):
         return Path(at.index) if at.index else lab.index, lab.encoder
 
     def command(self) -> str:
-        seed = str(self.at.world_seed)
-        return shlex.join(
-            ["verl-credit", "lab", "--dir", str(self.at.dir), "--world-seed", seed, "--size", self.at.size]
-        )
+        at = self.at
+        given = ["--dir", str(at.dir), "--world-seed", str(at.world_seed), "--size", at.size]
+        return shlex.join(["verl-credit", "lab", *given])
 
 
 class RealWorld(World):

@@ -129,10 +129,8 @@ def _refuse_shared(runs, configs: Sequence[DictConfig]) -> None:
     for (label, _), config in zip(runs, configs, strict=True):
         folder = Path(config.trainer.default_local_dir).expanduser().resolve()
         if folder in taken:
-            shared = (
-                f"{taken[folder]} and {label} would share their checkpoints; leave it below run_dir (its "
-            )
-            shared += "default), or write ${run_dir} in it"
+            shared = f"{taken[folder]} and {label} would share their checkpoints; "
+            shared += "leave it below run_dir (its default), or write ${run_dir} in it"
             raise ConfigError(key="trainer.default_local_dir", value=folder, accepted=shared)
         taken[folder] = label
 

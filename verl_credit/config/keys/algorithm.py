@@ -80,17 +80,15 @@ class EntropyMask(Section):
 class Canonical(Section):
     """gtpo_canonical and grpo_s (2508.04349)."""
 
-    population: Annotated[Literal["polarity", "all", "joint"], When(reads.transform_is("gtpo_canonical"))] = (
-        "all"
-    )
+    population: Annotated[Literal["polarity", "all", "joint"], When(reads.gtpo_canonical)] = "all"
     """The population of equation 6: the tokens of one polarity, or all tokens."""
-    alpha_1: Annotated[AtLeast0, When(reads.transform_is("gtpo_canonical"))] = 1.0
+    alpha_1: Annotated[AtLeast0, When(reads.gtpo_canonical)] = 1.0
     """Weight of the outcome in a token's reward."""
-    alpha_2: Annotated[AtLeast0, When(reads.transform_is("gtpo_canonical"))] = 0.1
+    alpha_2: Annotated[AtLeast0, When(reads.gtpo_canonical)] = 0.1
     """Weight of the entropy in a token's reward."""
-    beta_1: Annotated[AtLeast0, When(reads.transform_is("grpo_s"))] = 1.0
+    beta_1: Annotated[AtLeast0, When(reads.grpo_s)] = 1.0
     """Weight of the outcome in a row's reward."""
-    beta_2: Annotated[AtLeast0, When(reads.transform_is("grpo_s"))] = 0.1
+    beta_2: Annotated[AtLeast0, When(reads.grpo_s)] = 0.1
     """Weight of the entropy in a row's reward."""
     entropy_clip: Annotated[
         tuple[float, float] | None,
@@ -144,11 +142,11 @@ class Algorithm(Section):
     """Outcome level: how a prompt's outcomes become an advantage per trajectory; or my_module.my_operator."""
     advantage_params: Annotated[
         Params, When(lambda s: s.algorithm.advantage_mode not in OUTCOME_OPERATORS)
-    ] = Field(default_factory=dict)
+    ] = {}
     """Handed to an outcome operator of yours."""
     info_gain_norm_mode: named(MODES) = "turn-group-v1d"
     """Turn level: how turn rewards become an advantage per turn; none: verl's GRPO; or my_module.my_mode."""
-    turn_params: Params = Field(default_factory=dict)
+    turn_params: Params = {}
     """Options of the turn mode that have no key of their own (`verl-credit modes` lists them)."""
     turn_signal: Annotated[
         str,
@@ -168,9 +166,7 @@ class Algorithm(Section):
         "group"
     )
     """group: signals are z-scored over their question's turns and added; none: added unscaled, where all are present."""
-    turn_signal_params: Annotated[Params, When(lambda s: any(map(reads.is_path, s.turn_signals)))] = Field(
-        default_factory=dict
-    )
+    turn_signal_params: Annotated[Params, When(lambda s: any(map(reads.is_path, s.turn_signals)))] = {}
     """Handed to turn signals of yours."""
     turn_anchor: Annotated[
         str,
@@ -185,15 +181,13 @@ class Algorithm(Section):
     """A question whose rollouts all score the same keeps training on gains (released code), or is skipped."""
     transform_mode: named((*TRANSFORMS, *CANONICAL)) = "none"
     """Token level: how a turn's advantage is spread over its tokens."""
-    transform_params: Annotated[Params, When(reads.own_transform)] = Field(default_factory=dict)
+    transform_params: Annotated[Params, When(reads.own_transform)] = {}
     """Handed to a transform or uncertainty of yours."""
     algorithm_mode: Annotated[
         str | None, Expected("null, or a dotted path to your own (my_module.my_algorithm)")
     ] = None
     """my_module.my_algorithm replaces the whole pipeline."""
-    algorithm_params: Annotated[Params, When(lambda s: s.algorithm.algorithm_mode is not None)] = Field(
-        default_factory=dict
-    )
+    algorithm_params: Annotated[Params, When(lambda s: s.algorithm.algorithm_mode is not None)] = {}
     """Handed to an algorithm of yours."""
     uncertainty_kind: Annotated[
         named(UNCERTAINTY_KINDS), When(lambda s: reads.weighted(s) or reads.canonical(s))

@@ -78,8 +78,11 @@ weighted, amplified, sepa, planned = map(
 )
 
 
-def transform_is(name: str) -> Callable[[Any], bool]:
+def _transform_called(name: str) -> Callable[[Any], bool]:
     return lambda s: s.algorithm.transform_mode == name
+
+
+gtpo_canonical, grpo_s = map(_transform_called, ("gtpo_canonical", "grpo_s"))
 
 
 def by_anchors(s) -> bool:

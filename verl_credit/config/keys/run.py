@@ -137,13 +137,17 @@ LONGEST_TEXT = 20_000  # characters; readers of the table accept fields of at mo
 
 def _cell(text: str) -> str:
     if len(text) > LONGEST_TEXT or "\0" in text or any("\ud800" <= c <= "\udfff" for c in text):
-        raise ValueError(
-            f"expected a text of at most {LONGEST_TEXT:,} characters, without null bytes and broken Unicode"
-        )
+        most = f"at most {LONGEST_TEXT:,} characters"
+        raise ValueError(f"expected a text of {most}, without null bytes and broken Unicode")
     return text
 
 
 Text = Annotated[str, AfterValidator(_cell)]
+
+
+ValidationMetric = Annotated[
+    str, Field(pattern=r"^val-"), Expected("a name in validation.jsonl, which begins with val-")
+]
 
 
 class Lineage(Section):
@@ -165,12 +169,7 @@ class Lineage(Section):
     """The expected change of the metric; `train -m` asks for it on a terminal."""
     threshold: Annotated[float, Field(ge=0)] = 0.005
     """A finished trial is kept when it gains more than this over the best kept trial; else it is discarded."""
-    metric: (
-        Annotated[
-            str, Field(pattern=r"^val-"), Expected("a name in validation.jsonl, which begins with val-")
-        ]
-        | None
-    ) = None
+    metric: ValidationMetric | None = None
     """The held-out metric that decides; null: exact match over all questions, greedy where it is evaluated."""
     lower_is_better: bool = False
     """A smaller value of the metric is better."""

@@ -119,9 +119,8 @@ def _plain(section: type[Section], node: Mapping, prefix: str) -> dict[str, Any]
             values[name] = None
             continue
         if name not in node:
-            raise ConfigError(
-                f"{full} is missing: the recipe must list credit_defaults, which has it", key=full
-            )
+            where = "the recipe must list credit_defaults, which has it"
+            raise ConfigError(f"{full} is missing: {where}", key=full)
         try:
             value = node[name]
         except OmegaConfBaseException as error:
@@ -225,9 +224,8 @@ def expected(annotation: Any, metadata: list[Any]) -> str:
         return ", ".join(names)
     if annotation in (int, float):
         return ("a whole number" if annotation is int else "a number") + _range(metadata)
-    return {bool: "true or false", str: "text", dict: "a mapping", type(None): "null"}.get(
-        annotation, str(annotation)
-    )
+    words = {bool: "true or false", str: "text", dict: "a mapping", type(None): "null"}
+    return words.get(annotation, str(annotation))
 
 
 def _range(metadata: list[Any]) -> str:

@@ -44,10 +44,8 @@ def validate(config: DictConfig) -> None:
         # The lengths in data come first, because max_model_len=auto is made of them.
         for key, value in sorted(values, key=lambda one: not one[0].startswith("data.")):
             if isinstance(value, int) and value.bit_length() > WORD:
-                use, shown = (
-                    f"expected a whole number of at most {WORD} bits",
-                    f"a number of {value.bit_length()} bits",
-                )
+                use = f"expected a whole number of at most {WORD} bits"
+                shown = f"a number of {value.bit_length()} bits"
                 raise ConfigError(key=key, value=value, accepted=use, shown=shown)
         tree = _resolved(config, plain)
     except OmegaConfBaseException as error:  # a key is absent, is ???, or refers to nothing

@@ -75,9 +75,7 @@ def _other_tools(config: Tree) -> None:
         raise ConfigError.of(config, key, "search.max_searches", accepted=use)
     if not given and select(config, DEFAULT) == TURN_AGENT:
         files = " and ".join(f"{MULTI_TURN}.{key}" for key in KEYS)
-        use = (
-            f"it calls the tools that {files} name, and both are null; give one of them, or use {AGENT_NAME}"
-        )
+        use = f"it calls the tools that {files} name, and both are null; give one, or use {AGENT_NAME}"
         raise ConfigError.of(config, DEFAULT, accepted=use)
 
 

@@ -68,9 +68,8 @@ def try_detector(found: Callable, key: str, name: str) -> None:
         token_ids_B_T = world.turn_ids_B_T.clamp(min=0)
         mask = torch.as_tensor(found(token_ids_B_T, world.mask_B_T, lambda ids: [f" word{i}" for i in ids]))
         if mask.shape != world.mask_B_T.shape:
-            raise ValueError(
-                f"it returned the shape {tuple(mask.shape)} for a mask of {tuple(world.mask_B_T.shape)}"
-            )
+            wanted = tuple(world.mask_B_T.shape)
+            raise ValueError(f"it returned the shape {tuple(mask.shape)} for a mask of {wanted}")
 
     if _of_the_user(found):
         _try(run, key, name, {})

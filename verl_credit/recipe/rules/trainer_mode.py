@@ -52,9 +52,7 @@ def validate_trainer_mode(config: Tree, settings: CreditSettings) -> None:
         use = "the ratio of a token is to the weights that wrote it, and only the engine knows its log-prob; set it to true"
         raise ConfigError.of(config, LOG_PROBS, MODE, accepted=use)
     if select(config, PROBE):
-        use = (
-            "the entropy probe needs rollouts that the new weights wrote, and these may be older; set it to 0"
-        )
+        use = "the entropy probe needs rollouts of the new weights, and these may be older; set it to 0"
         raise ConfigError.of(config, PROBE, MODE, accepted=use)
     if select(config, OLDEST) is None:
         use = "weights of any age could have written a rollout, and its tokens be clipped; set a whole number"
@@ -129,11 +127,9 @@ CORRECTION_DEFAULTS = {
 def validate_correction(config: Tree, settings: CreditSettings) -> None:
     """Raises ConfigError for mistakes that verl accepts; `host.process.verl_checks` finds what verl itself refuses."""
     if select(config, f"{LOSS}.loss_mode") == BYPASS and not compares_with_the_writer(config):
-        use = (
-            "that loss takes old_log_probs for the rollout engine's, and they are the trainer's; set "
-            f"{CORRECTION}.{BYPASS}=true"
-        )
-        raise ConfigError.of(config, f"{LOSS}.loss_mode", MODE, f"{CORRECTION}.{BYPASS}", accepted=use)
+        key = f"{CORRECTION}.{BYPASS}"
+        use = f"that loss takes old_log_probs for the rollout engine's, and they are the trainer's; set {key}=true"
+        raise ConfigError.of(config, f"{LOSS}.loss_mode", MODE, key, accepted=use)
 
 
 def compares_with_the_writer(config: Config) -> bool:
@@ -151,9 +147,8 @@ def compares_with_the_writer(config: Config) -> bool:
 def correction_without_effect(config: Config) -> list[str]:
     """Returns the keys that are set and change nothing, with the reason."""
     given = config.algorithm.get("rollout_correction") or {}
-    idle = {
-        name: given[name] for name, value in CORRECTION_DEFAULTS.items() if given.get(name, value) != value
-    }
+    defaults = CORRECTION_DEFAULTS.items()
+    idle = {name: given[name] for name, default in defaults if given.get(name, default) != default}
     if given.get(BYPASS, False):
         why = f"with {CORRECTION}.{BYPASS}=true verl's v1 trainer weighs no token and rejects none; set {BYPASS}=false"
     elif not config.actor_rollout_ref.rollout.calculate_log_probs:

@@ -31,9 +31,8 @@ from verl_credit.turns.signals import (
 )
 
 MODE, PARAMS = "algorithm.info_gain_norm_mode", "algorithm.turn_params"
-SIGNAL, SEVERAL, SIGNAL_PARAMS = (
-    f"algorithm.{name}" for name in ("turn_signal", "turn_signals", "turn_signal_params")
-)
+SIGNAL, SEVERAL = "algorithm.turn_signal", "algorithm.turn_signals"
+SIGNAL_PARAMS = "algorithm.turn_signal_params"
 SCORER, BYPASS = "algorithm.info_gain_scorer", "algorithm.rollout_correction.bypass_mode"
 TEMPERATURE = "actor_rollout_ref.rollout.temperature"
 ACCEPTED = ["auto", "none", *SIGNALS, f"{COLUMN}NAME", "or a dotted path to your own (my_module.my_signal)"]
@@ -65,11 +64,8 @@ def validate_turn_mode(config: Tree, settings: CreditSettings) -> None:
     if name not in MODES:
         refuse_what_is_no_operator(mode.function, MODE, name)
     if missing := [table for table in mode.needs if table not in BROUGHT]:
-        why = (
-            "and this trainer has no critic"
-            if missing == ["value_B_K1"]
-            else "which this trainer does not bring"
-        )
+        critic = missing == ["value_B_K1"]
+        why = "and this trainer has no critic" if critic else "which this trainer does not bring"
         use = f"it needs {', '.join(missing)}, {why}; call it in the library instead"
         raise ConfigError(key=MODE, value=name, accepted=use)
     if reads.anchored(settings):
@@ -77,15 +73,12 @@ def validate_turn_mode(config: Tree, settings: CreditSettings) -> None:
     for option, value in settings.algorithm.turn_params.items():
         key = f"{PARAMS}.{option}"
         if option in KEYS:
-            raise ConfigError(
-                key=key, value=value, accepted=f"that option has a key of its own: {KEYS[option]}"
-            )
+            use = f"that option has a key of its own: {KEYS[option]}"
+            raise ConfigError(key=key, value=value, accepted=use)
         if option not in mode.options and not mode.takes_any_option:
             has = [known for known in mode.options if known not in KEYS] or ["no options of its own"]
-            hint = did_you_mean(option, has)
-            raise ConfigError(
-                key=key, value=value, beside={MODE: name}, accepted=f"it has {', '.join(has)}{hint}"
-            )
+            use = f"it has {', '.join(has)}{did_you_mean(option, has)}"
+            raise ConfigError(key=key, value=value, beside={MODE: name}, accepted=use)
     try:
         mode.check_options(settings.turn_options)
     except ValueError as error:
@@ -102,9 +95,7 @@ def _anchor(config: Tree, algorithm: Algorithm) -> None:
     """Calls a user's anchor once for each of two small trajectories."""
     name, similarity = algorithm.turn_anchor, algorithm.turn_anchor_similarity
     if name == "prefix" and similarity is not None:
-        use = (
-            "a prefix is a list of tokens, and similarity compares texts; set it to null, or use observation"
-        )
+        use = "a prefix is a list of tokens, similarity compares texts; set it to null, or use observation"
         raise ConfigError.of(config, "algorithm.turn_anchor_similarity", ANCHOR, accepted=use)
     if name in ANCHORS:
         return
@@ -198,9 +189,7 @@ def _infopo(config: Tree, settings: CreditSettings, key: str) -> None:
         use = "infopo compares old_log_probs of the trained policy, which are then not computed; set it to false"
         raise ConfigError.of(config, BYPASS, key, accepted=use)
     if select(config, TEMPERATURE) != 1:
-        use = (
-            "infopo compares old_log_probs, which are taken at it, with scores at temperature 1; set it to 1"
-        )
+        use = "infopo compares old_log_probs, taken at it, with scores at temperature 1; set it to 1"
         raise ConfigError.of(config, TEMPERATURE, key, accepted=use)
 
 
