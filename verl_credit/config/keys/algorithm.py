@@ -23,6 +23,7 @@ from verl_credit.names import ADV_ESTIMATOR
 
 AUTO = "auto"
 DETECTORS = ("grams", "anchors")
+TURN_SIGNALS = (AUTO, "none", "info_gain", "infopo", "tool_reward", "column:NAME")
 SCORERS = ("branch", "rows", "server")
 
 AtLeast0 = Annotated[float, Field(ge=0)]
@@ -148,13 +149,7 @@ class Algorithm(Section):
     """Turn level: how turn rewards become an advantage per turn; none: verl's GRPO; or my_module.my_mode."""
     turn_params: Params = {}
     """Options of the turn mode that have no key of their own (`verl-credit modes` lists them)."""
-    turn_signal: Annotated[
-        str,
-        Expected(
-            "auto, none, info_gain, infopo, tool_reward, column:NAME, or a dotted path to your own (my_module.my_signal)"
-        ),
-        When(reads.turn_level),
-    ] = AUTO
+    turn_signal: Annotated[named(TURN_SIGNALS), When(reads.turn_level)] = AUTO
     """Turn reward: info_gain, infopo, tool_reward, column:NAME, none, my_module.my_signal; auto: what the mode needs."""
     turn_signals: Annotated[
         dict[str, float] | None,
@@ -168,11 +163,7 @@ class Algorithm(Section):
     """group: signals are z-scored over their question's turns and added; none: added unscaled, where all are present."""
     turn_signal_params: Annotated[Params, When(lambda s: any(map(reads.is_path, s.turn_signals)))] = {}
     """Handed to turn signals of yours."""
-    turn_anchor: Annotated[
-        str,
-        Expected("observation, prefix, or a dotted path to your own (my_module.my_anchor)"),
-        When(reads.anchored),
-    ] = "observation"
+    turn_anchor: Annotated[named(("observation", "prefix")), When(reads.anchored)] = "observation"
     """State that a turn starts from (gigpo, hgpo, your algorithm): the last observation, or all tokens before the turn."""
     turn_anchor_similarity: Annotated[Annotated[float, Field(gt=0, lt=1)] | None, When(reads.anchored)] = None
     """Texts with at least this difflib ratio are one state; null: only equal texts are."""

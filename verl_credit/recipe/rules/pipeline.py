@@ -119,10 +119,8 @@ def _planning(config: Tree, algorithm: Algorithm) -> None:
         try:
             parse_grams(grams)
         except (ValueError, TypeError) as error:
-            accepted = "phrases of words, each once"
-            raise ConfigError(
-                str(error), key="algorithm.strategic_grams", value=grams, accepted=accepted
-            ) from error
+            key, use = "algorithm.strategic_grams", "phrases of words, each once"
+            raise ConfigError(str(error), key=key, value=grams, accepted=use) from error
 
 
 def _named_transform(config: Tree, algorithm: Algorithm) -> Any:
