@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,16 +17,19 @@ from typing import Any
 import torch
 
 from verl_credit.config.keys import LOSS, Algorithm
+from verl_credit.config.keys.reads import is_path
 from verl_credit.config.keys.verl import TARGET, VERLS_LOSSES
 from verl_credit.config.resolved import Config, Tree, select
 from verl_credit.config.settings import CreditSettings
 from verl_credit.credit.laws import own_subject
 from verl_credit.credit.laws.own import kind_of
 from verl_credit.credit.laws.world import World, make_world
-from verl_credit.credit.plugins import TransformSpec, UncertaintySpec
+from verl_credit.credit.plugins import TransformSpec, UncertaintySpec, load
 from verl_credit.errors import ConfigError
 from verl_credit.names import LOSS_MODE
 
+AsSpec = Callable[[Any, str], Any]
+OWN = "or a dotted path to your own (my_module.my_name)"
 PARAMS = {  # kind of operator: the key of its params
     "outcome": "advantage_params",
     "transform": "transform_params",
@@ -37,6 +40,22 @@ PARAMS = {  # kind of operator: the key of its params
 INSTALLED = {"site-packages", "dist-packages"}
 MODULES, IN_ENVIRONMENT = "actor_rollout_ref.model.external_lib", "VERL_USE_EXTERNAL_MODULES"
 OURS = "verl_credit.host.external"  # older recipes list this module, which registers no loss
+
+
+def load_own(key: str, value: str, names: Iterable[str] = (), as_spec: AsSpec | None = None) -> Any:
+    """Loads a dotted path; returns None for a built-in name. Raises ConfigError for another name."""
+    if value in names:
+        return None
+    if names and not is_path(value):
+        raise ConfigError(key=key, value=value, accepted=[*names, OWN], shown=repr(value))
+    try:
+        loaded = load(value, key)
+        refuse_what_is_no_operator(loaded, key, value)
+        return as_spec(loaded, value) if as_spec else loaded
+    except ConfigError:
+        raise
+    except ValueError as error:
+        raise ConfigError(str(error), key=key, value=value, accepted=OWN) from error
 
 
 def refuse_what_is_no_operator(found: Any, key: str, value: str) -> None:

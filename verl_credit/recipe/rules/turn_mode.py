@@ -9,13 +9,12 @@ from verl_credit.config.keys import Algorithm, reads
 from verl_credit.config.keys.reads import is_path
 from verl_credit.config.resolved import Tree, select
 from verl_credit.config.settings import INFOPO, CreditSettings
-from verl_credit.credit.plugins import load
 from verl_credit.credit.turn.anchors import exact_anchors, similar_anchors
 from verl_credit.credit.turn.modes import MODES
 from verl_credit.errors import ConfigError, did_you_mean
 from verl_credit.names import AGENT_NAME, AGENTS
 from verl_credit.recipe.agent_loops import own_loops, tools_given
-from verl_credit.recipe.rules.own import refuse_what_is_no_operator, try_operator
+from verl_credit.recipe.rules.own import OWN, load_own, refuse_what_is_no_operator, try_operator
 from verl_credit.redact import redact_value
 from verl_credit.turns.anchors import ANCHORS
 from verl_credit.turns.anchors import KEY as ANCHOR
@@ -55,8 +54,7 @@ def validate_turn_mode(config: Tree, settings: CreditSettings) -> None:
     """Raises ConfigError for a mode that cannot be loaded, called or given its tables, and for options that it lacks."""
     name = settings.algorithm.info_gain_norm_mode
     if name not in MODES and not is_path(name):
-        own = "or a dotted path to your own (my_module.my_name)"
-        raise ConfigError(key=MODE, value=name, accepted=[*MODES, own], shown=repr(name))
+        raise ConfigError(key=MODE, value=name, accepted=[*MODES, OWN], shown=repr(name))
     try:
         mode = settings.algorithm.turn_mode
     except ValueError as error:
@@ -97,14 +95,10 @@ def _anchor(config: Tree, algorithm: Algorithm) -> None:
     if name == "prefix" and similarity is not None:
         use = "a prefix is a list of tokens, similarity compares texts; set it to null, or use observation"
         raise ConfigError.of(config, "algorithm.turn_anchor_similarity", ANCHOR, accepted=use)
-    if name in ANCHORS:
+    own = load_own(ANCHOR, name, ANCHORS)
+    if own is None:
         return
-    if not is_path(name):
-        own = "or a dotted path to your own (my_module.my_anchor)"
-        raise ConfigError(key=ANCHOR, value=name, accepted=[*ANCHORS, own], shown=repr(name))
     try:
-        own = load(name, ANCHOR)
-        refuse_what_is_no_operator(own, ANCHOR, name)
         states, groups = [own(trajectory) for trajectory in TRIAL], [0] * len(TRIAL)
         if similarity is None:
             exact_anchors(states, groups)
@@ -112,8 +106,6 @@ def _anchor(config: Tree, algorithm: Algorithm) -> None:
             similar_anchors(states, groups, threshold=similarity)
         if [len(each) for each in states] != [len(trajectory.turns) for trajectory in TRIAL]:
             raise ValueError(f"{[len(each) for each in states]} states for trajectories of 2 and 1 turns")
-    except ConfigError:
-        raise
     except (Exception, SystemExit) as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise ConfigError(key=ANCHOR, value=name, accepted=f"{CALL}: {reason}") from error
