@@ -37,8 +37,12 @@ GROUPS = (
 LAST = "paths and logging"
 ORDER = ("credit", "model", "data", "optimiser", "rollout", "machine", "other", "seeds", "versions", LAST)
 SCORES = (
-    "credit/outcome/em", "credit/outcome/f1", "critic/score/mean", "credit/turns_per_row", "timing_s/step",
-)  # fmt: skip
+    "credit/outcome/em",
+    "credit/outcome/f1",
+    "critic/score/mean",
+    "credit/turns_per_row",
+    "timing_s/step",
+)
 NUMBER = int | float  # a damaged file may have another value
 
 
