@@ -33,36 +33,30 @@ def reuse_or_build(
     folder.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder.with_name(f".{folder.name}.lock"))
     try:
-        lock.acquire(timeout=0)
+        held = lock.acquire(timeout=0)
     except Timeout:
         progress(0.0, f"another process builds {name} in {folder}: waiting for it")
-        lock.acquire()
-    try:
-        _reuse_or_build(folder, settings, fill, parts, name, progress, rebuild)
-    finally:
-        lock.release()
-
-
-def _reuse_or_build(folder, settings, fill, parts, name, progress, rebuild) -> None:
-    refuse_foreign(folder, parts, name)
-    if folder.exists():
-        reason = "--rebuild" if rebuild else why_invalid(folder, settings, name)
-        if reason is None:
-            progress(1.0, f"using {name} in {folder}")
-            return
-        if any(folder.iterdir()):
-            progress(0.0, f"rebuilding {name} in {folder}: {reason}")
-    work = folder.with_name(f".{folder.name}.building")
-    shutil.rmtree(work, ignore_errors=True)
-    work.mkdir(parents=True)
-    try:
-        more = fill(work)
-        write_manifest(work, settings, more)
-        shutil.rmtree(folder, ignore_errors=True)
-        work.rename(folder)
-    finally:
+        held = lock.acquire()
+    with held:
+        refuse_foreign(folder, parts, name)
+        if folder.exists():
+            reason = "--rebuild" if rebuild else why_invalid(folder, settings, name)
+            if reason is None:
+                progress(1.0, f"using {name} in {folder}")
+                return
+            if any(folder.iterdir()):
+                progress(0.0, f"rebuilding {name} in {folder}: {reason}")
+        work = folder.with_name(f".{folder.name}.building")
         shutil.rmtree(work, ignore_errors=True)
-    progress(1.0, f"{name} is in {folder}")
+        work.mkdir(parents=True)
+        try:
+            more = fill(work)
+            write_manifest(work, settings, more)
+            shutil.rmtree(folder, ignore_errors=True)
+            work.rename(folder)
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
+        progress(1.0, f"{name} is in {folder}")
 
 
 def write_manifest(folder: Path, settings: Mapping[str, object], more: Mapping[str, object]) -> None:
@@ -108,9 +102,8 @@ def refuse_foreign(folder: Path, parts: Collection[str], name: str) -> None:
     if folder.is_dir():
         foreign = sorted(path.name for path in folder.iterdir() if path.name not in {MANIFEST, *parts})
         if foreign:
-            raise FileExistsError(
-                f"{folder} holds {foreign[0]!r}, which is not part of {name}: choose an empty or new folder"
-            )
+            other = f"{foreign[0]!r}, which is not part of {name}"
+            raise FileExistsError(f"{folder} holds {other}: choose an empty or new folder")
     elif folder.exists():
         raise FileExistsError(f"{folder} is a file: choose an empty or new folder")
 

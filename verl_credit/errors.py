@@ -69,9 +69,8 @@ class ConfigError(ValueError):
     @classmethod
     def of(cls, config: Mapping, key: str, *beside: str, accepted: str) -> ConfigError:
         """The error with the values that ``config`` has for ``key`` and for the keys ``beside`` it."""
-        values = {
-            name: reduce(lambda node, part: node[part], name.split("."), config) for name in (key, *beside)
-        }
+        names = (key, *beside)
+        values = {name: reduce(lambda node, part: node[part], name.split("."), config) for name in names}
         return cls(key=key, value=values.pop(key), accepted=accepted, beside=values)
 
 

@@ -88,9 +88,8 @@ def place_now(text: str) -> str:
 def bare_id(exp_id: str) -> str:
     """The id, if a row may have it. Raises ValueError for one with ``exp_``, blanks at its ends or control characters."""
     if not exp_id or exp_id != exp_id.strip() or not exp_id.isprintable():
-        raise ValueError(
-            f"exp_id={exp_id!r}; expected a name without blanks at its ends or control characters"
-        )
+        use = "expected a name without blanks at its ends or control characters"
+        raise ValueError(f"exp_id={exp_id!r}; {use}")
     if exp_id.startswith("exp_"):
         raise ValueError(f"exp_id={exp_id!r}; ids are written bare: {exp_id.removeprefix('exp_')!r}")
     return exp_id

@@ -9,9 +9,8 @@ STORED = re.compile(
     r"(api|access|private|secret)_?key|passw|pwd|secret|credential|bearer|(^|[._-])auth([._-]|orization|$)|token$",
     re.IGNORECASE,
 )
-IN_BRACES = re.compile(
-    r"""([\w.-]+)(\s*:\s*)("[^"]*"|'[^']*'|[^\s,{}\[\]]+)"""
-)  # matches in {api_key: secret, top: 3}
+# Matches in {api_key: secret, top: 3}.
+IN_BRACES = re.compile(r"""([\w.-]+)(\s*:\s*)("[^"]*"|'[^']*'|[^\s,{}\[\]]+)""")
 QUERY = re.compile(r"([?&]([\w.-]+)=)[^&\s'\"<>]+")
 
 

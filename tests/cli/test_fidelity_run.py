@@ -13,7 +13,7 @@ from verl_credit.cli.fidelity.fidelity import fidelity
 from verl_credit.cli.probe.another_run import RECIPE
 from verl_credit.errors import ExitCode
 from verl_credit.recipe import compose
-from verl_credit.recipe.defaults import flat_values
+from verl_credit.recipe.compose import flat_values
 from verl_credit.recipe.rules import validate
 from verl_credit.study.fidelity.request import REQUEST, RESULT, TABLE, Request
 

@@ -12,7 +12,7 @@ from verl_credit.cli.probe import another_run, fresh_rollouts
 from verl_credit.cli.probe.fresh_rollouts import RECIPE, collect
 from verl_credit.cli.saved_run import saved_step
 from verl_credit.errors import ConfigError, ExitCode, PreflightError
-from verl_credit.recipe.defaults import flat_values
+from verl_credit.recipe.compose import flat_values
 from verl_credit.records.run.lock import run_lock
 from verl_credit.records.run.tables import ROLLOUTS, table_path
 

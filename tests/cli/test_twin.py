@@ -4,7 +4,7 @@ import pytest
 
 from kit.recipes import load_config
 from verl_credit.cli import main
-from verl_credit.cli.train import twin as command
+from verl_credit.cli.train import train as command
 from verl_credit.errors import ConfigError, ExitCode, IntegrityError, PreflightError
 from verl_credit.records.run.files import read_json_lines
 from verl_credit.study.twin.check import check_twin
@@ -68,7 +68,7 @@ def test_how_a_run_ended_is_in_its_events_and_in_the_table_of_trials(
         if error:
             raise error
 
-    monkeypatch.setattr(command, "_train", train)
+    monkeypatch.setattr(command, "_run_twin", train)
     run_dir = tmp_path / "run"
     assert main(["twin", "--config-name", "lab", f"run_dir={run_dir}", f"lineage.dir={tmp_path}"]) == code
     start, end = read_json_lines(run_dir / "events.jsonl")

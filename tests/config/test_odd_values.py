@@ -23,7 +23,7 @@ REFUSED = [  # (key, value as it is written, what is accepted)
     ("algorithm.planning.detector", "[a]", OWN),
     ("algorithm.algorithm_mode", "true", "expected null, or a dotted path"),
     ("algorithm.advantage_params", "abc", "a mapping of names to values"),
-    ("algorithm.info_gain_template", "[a]", "expected text"),
+    ("algorithm.info_gain_template", "[a]", "expected auto, or a text with {answer}"),
     ("algorithm.kl_penalty", "nope", "low_var_kl"),
     ("algorithm.use_kl_in_reward", "maybe", "true or false"),
     ("lab.world_seed", "abc", "a whole number of at least 0"),
@@ -171,7 +171,7 @@ def test_the_names_are_verl_s():
     from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY, kl_penalty
     from verl.utils.tracking import Tracking
 
-    from verl_credit.config.keys.loss import TARGET
+    from verl_credit.config.keys.verl import TARGET
     from verl_credit.host.actor.loss import TurnPolicyLossConfig
     from verl_credit.names import LOSS_MODE
 

@@ -9,7 +9,7 @@ from omegaconf.errors import OmegaConfBaseException
 from kit.recipes import OWN, load_config
 from verl_credit.config.resolved import data, resolved, select
 from verl_credit.errors import ConfigError
-from verl_credit.recipe.folders import shipped_recipes
+from verl_credit.recipe.files import shipped_recipes
 
 
 def without_missing(value):

@@ -16,10 +16,10 @@ from kit.recipes import OWN, load_config
 from verl_credit.cli.recipe.stages import explanation
 from verl_credit.config.keys import OURS, VERLS, keys_of
 from verl_credit.errors import ConfigError, printable
-from verl_credit.recipe.folders import shipped_recipes
-from verl_credit.recipe.required import DATA, MODEL, missing_line
+from verl_credit.recipe.files import shipped_recipes
 from verl_credit.recipe.rules import validate
 from verl_credit.recipe.rules.known import REWARD
+from verl_credit.recipe.world import DATA, MODEL, missing_line
 from verl_credit.records.run.finished import nothing_left
 
 LONG, DEEP = "x" * 300, {"a": {"b": [{"c": None}]}}

@@ -19,7 +19,7 @@ from verl_credit.cli.train.with_verl import check_with_verl
 from verl_credit.errors import PreflightError, Terminated
 from verl_credit.host.process import launch as module
 from verl_credit.host.process.launch import RunFailed, launch
-from verl_credit.recipe import compose, folders
+from verl_credit.recipe import compose, files
 from verl_credit.recipe.compose import compose_recipe
 from verl_credit.recipe.doctor import ray_checks
 from verl_credit.recipe.doctor.context import Context
@@ -94,10 +94,10 @@ def test_train_refuses_a_verl_that_would_leave_the_plugin_out(tmp_path, capsys, 
 
 def test_a_verl_that_is_not_there_is_told_in_one_line(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(compose, "compose_recipe", compose_recipe)  # not from the cache of the tests
-    monkeypatch.setattr(folders.importlib.util, "find_spec", lambda name: None)
-    folders._folder_of.cache_clear()
+    monkeypatch.setattr(files.importlib.util, "find_spec", lambda name: None)
+    files._folder_of.cache_clear()
     code, lines = run(capsys, tmp_path)
-    folders._folder_of.cache_clear()
+    files._folder_of.cache_clear()
     assert code == 4 and len(lines) == 1
     assert "is not installed: pip install 'verl-credit[verl]'" in lines[0]
 

@@ -10,8 +10,12 @@ from kit.recipes import check, load_config
 from verl_credit.errors import ConfigError
 from verl_credit.host.process.verl_checks import check_correction
 from verl_credit.names import TRAINING_MODES
-from verl_credit.recipe.rules.correction import DEFAULTS, compares_with_the_writer, correction_without_effect
-from verl_credit.recipe.warnings import warnings_of
+from verl_credit.recipe.rules.trainer_mode import (
+    CORRECTION_DEFAULTS,
+    compares_with_the_writer,
+    correction_without_effect,
+)
+from verl_credit.recipe.unread import warnings_of
 
 KEY = "algorithm.rollout_correction"
 BYPASS = (f"{KEY}.bypass_mode=true", "algorithm.info_gain_scorer=rows")
@@ -68,7 +72,7 @@ def test_every_preset_of_verl_is_accepted_and_what_it_leaves_undone_is_said():
     assert {"decoupled_token_icepop", "bypass_pg_token_icepop", "decoupled_geo_rs"} < set(PRESETS)
     for name, mode in zip(PRESETS, cycle(TRAINING_MODES), strict=False):
         preset = getattr(RolloutCorrectionConfig, name)()
-        keys = {key: getattr(preset, key) for key in (*DEFAULTS, "bypass_mode")}
+        keys = {key: getattr(preset, key) for key in (*CORRECTION_DEFAULTS, "bypass_mode")}
         given = [f"{KEY}.{key}={'null' if value is None else value}" for key, value in keys.items()]
         scorer = ["algorithm.info_gain_scorer=rows"] if preset.bypass_mode else []
         config = check(f"trainer.v1.trainer_mode={mode}", *given, *scorer)

@@ -6,7 +6,7 @@ from kit.idle import without_effect
 from kit.recipes import check, load_config
 from verl_credit.errors import ConfigError
 from verl_credit.recipe.rules import validate
-from verl_credit.recipe.warnings import warnings_of
+from verl_credit.recipe.unread import warnings_of
 
 ON = "probe.every=5"
 

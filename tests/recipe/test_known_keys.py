@@ -11,7 +11,7 @@ from verl_credit.cli import main
 from verl_credit.cli.saved_run import run_config
 from verl_credit.config.keys import place_of
 from verl_credit.errors import ConfigError
-from verl_credit.recipe.folders import recipes_folder, verl_folder
+from verl_credit.recipe.files import recipes_folder, verl_folder
 from verl_credit.recipe.rules import validate
 from verl_credit.recipe.rules.known import READ_BY_VERL, handed_on, known_keys
 

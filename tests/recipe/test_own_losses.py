@@ -7,7 +7,7 @@ from verl_credit.cli.recipe.stages import explanation
 from verl_credit.config.keys import LOSS
 from verl_credit.errors import ConfigError
 from verl_credit.host.process.verl_checks import check_names, register_all
-from verl_credit.recipe.rules.own_loss import IN_ENVIRONMENT, MODULES, own_modules
+from verl_credit.recipe.rules.own import IN_ENVIRONMENT, MODULES, own_modules
 
 KEY = f"{LOSS}.loss_mode"
 MINE = """
@@ -81,7 +81,7 @@ def test_explain_says_that_the_loss_is_none_of_verls():
     config = check(
         f"{KEY}=mine", f"{MODULES}=my_losses"
     )  # which nothing here can import: explain asks nobody
-    said = "loss: mine\n     yours, none of verl's own: `train` asks verl for it once my_losses is imported"
+    said = "loss: mine\n     yours, not verl's: `train` asks verl for it once my_losses is imported"
     assert said in explanation("lab", config)
 
 

@@ -13,7 +13,7 @@ from verl_credit.errors import ConfigError
 from verl_credit.recipe import compose
 from verl_credit.recipe.compose import compose_recipe
 from verl_credit.recipe.doctor import checks
-from verl_credit.recipe.folders import recipes_folder, shipped_recipes
+from verl_credit.recipe.files import recipes_folder, shipped_recipes
 from verl_credit.recipe.rules import validate
 
 PAGE = (Path(__file__).parents[2] / "docs" / "own-recipe.md").read_text()

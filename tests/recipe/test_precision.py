@@ -6,7 +6,7 @@ import torch
 from verl_credit.precision import cpu_precision
 from verl_credit.recipe.auto import COMPUTES_IN, compute_dtype
 from verl_credit.recipe.compose import load_config
-from verl_credit.recipe.warnings import warnings_of
+from verl_credit.recipe.unread import warnings_of
 
 CPUS = [
     ({"avx2": True, "avx512_f": True}, "fp32"),

@@ -126,7 +126,7 @@ DECLARED = [  # (key, value, what is accepted: all names, or a part of the sente
     ("algorithm.info_gain_scorer", None, ["branch", "rows", "server"]),
     ("algorithm.info_gain_curriculum.gain", [1], "expected [first step, last step]"),
     ("algorithm.info_gain_curriculum.outcome", [0.5, -1], "at least 0"),
-    ("algorithm.info_gain_template", "x", "must contain {answer}"),
+    ("algorithm.info_gain_template", "x", "a text with {answer}"),
     ("algorithm.info_gain_prefix", "{answer}", WORDS),
     ("algorithm.info_gain_prefix", None, WORDS),
     ("algorithm.advantage_mode", None, "grpo, rloo, low_baseline, half_negative, maxrl, reinforce_pp, or a dotted"),

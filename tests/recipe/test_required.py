@@ -10,7 +10,7 @@ from verl_credit.cli import main
 from verl_credit.errors import PreflightError
 from verl_credit.recipe.doctor import checks
 from verl_credit.recipe.doctor.inputs.data import read_rows
-from verl_credit.recipe.required import without_value
+from verl_credit.recipe.world import without_value
 
 
 def write(path, rows):

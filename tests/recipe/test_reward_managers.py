@@ -12,8 +12,8 @@ from kit.turn_rows import Row, credited, lost_row, turn_batch
 from verl_credit.errors import ConfigError, IntegrityError
 from verl_credit.names import ROW_RECORD
 from verl_credit.recipe.rules import validate
-from verl_credit.recipe.rules.reward import HAND_ON, MANAGER
-from verl_credit.recipe.warnings import warnings_of
+from verl_credit.recipe.rules.engines import HAND_ON, MANAGER
+from verl_credit.recipe.unread import warnings_of
 from verl_credit.turns.book import RowRecord
 from verl_credit.turns.reward.qa import compute_score
 

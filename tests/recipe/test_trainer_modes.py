@@ -6,9 +6,9 @@ from kit.idle import without_effect
 from kit.recipes import check
 from verl_credit.errors import ConfigError
 from verl_credit.names import TRAINER_MODE
-from verl_credit.recipe.folders import verl_folder
+from verl_credit.recipe.files import verl_folder
 from verl_credit.recipe.rules.trainer_mode import READ_BY, V1
-from verl_credit.recipe.warnings import warnings_of
+from verl_credit.recipe.unread import warnings_of
 
 MODE = "trainer.v1.trainer_mode"
 COLOCATE, SEPARATE = f"{MODE}=credit_colocate_async", f"{MODE}=credit_separate_async"

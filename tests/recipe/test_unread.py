@@ -5,7 +5,7 @@ import pytest
 from kit.idle import idle_lines, unused, without_effect
 from kit.recipes import load_config
 from verl_credit.config.keys import Algorithm, read_section
-from verl_credit.recipe.warnings import warnings_of
+from verl_credit.recipe.unread import warnings_of
 
 LOSS = "actor_rollout_ref.actor.policy_loss"
 ROLLOUT = "actor_rollout_ref.rollout"

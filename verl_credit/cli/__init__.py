@@ -11,34 +11,19 @@ from verl_credit.cli.command import PLAIN
 
 COMMANDS = {
     "train": ("train.train", "run a recipe on verl's trainer"),
-    "twin": ("train.twin", "train in the lab in one process, without Ray: a run's twin, in minutes"),
+    "twin": ("train.train", "train in the lab in one process, without Ray: a run's twin, in minutes"),
     "lab": ("lab", "build the lab's world, policy, encoder and index"),
-    "real": (
-        "real",
-        "make the policy and encoder of trained weights, and what the real_* recipes ask of them",
-    ),
+    "real": ("real", "make the policy and encoder of trained weights, and the files of the real_* recipes"),
     "prepare": ("prepare", "write verl's parquet files from a published question set"),
     "prepare check": ("prepare", "can the rows of a file train? and how the policy sees one"),
     "report": ("report", "write the report of a run or a campaign; of two runs, a page that compares them"),
-    "probe": (
-        "probe.probe",
-        "does one update change the entropy as first order says? of a saved step of a run",
-    ),
-    "fidelity": (
-        "fidelity.fidelity",
-        "does each mode's credit agree with the true advantages of a policy's turns?",
-    ),
-    "fidelity lens": (
-        "fidelity.lens",
-        "the true advantages of the turns in a run's credit lens; of a run in the lab",
-    ),
-    "bench": (
-        "bench",
-        "what is a turn mode worth? laws, exact bias, true advantages, and learning curves of the lab",
-    ),
-    "explain": ("recipe.explain", "show the pipeline that a recipe with overrides would run"),
+    "probe": ("probe.probe", "does a saved step's update change the entropy as first order says?"),
+    "fidelity": ("fidelity.fidelity", "does each mode's credit agree with the true advantages of turns?"),
+    "fidelity lens": ("fidelity.lens", "the true advantages of the turns in the credit lens of a lab's run"),
+    "bench": ("bench", "what is a turn mode worth? laws, exact bias, true advantages, learning curves"),
+    "explain": ("recipe.show", "show the pipeline that a recipe with overrides would run"),
     "doctor": ("recipe.doctor", "check this machine, and what a recipe asks of it"),
-    "diff": ("recipe.diff", "what differs between two runs or recipes"),
+    "diff": ("recipe.show", "what differs between two runs or recipes"),
     "plan": ("recipe.plan", "predict memory, time and disk of a recipe; says whether it fits"),
     "check": ("check", "run the laws on an operator of yours, or on all of ours"),
     "modes": ("pages", "print docs/modes.md"),

@@ -47,9 +47,8 @@ def _report(subject: Subject, *, details: bool) -> int:
     broken = [finding for finding in findings if finding.wrong]
     name = f"{subject.level} {subject.name}"
     if broken and broken[0].name == "runs":
-        print(
-            f"{name}: BROKEN: {broken[0].detail} for {broken[0].example[0]}; --params '{{...}}' gives it params"
-        )
+        why = f"{broken[0].detail} for {broken[0].example[0]}"
+        print(f"{name}: BROKEN: {why}; --params '{{...}}' gives it params")
         return 1
     print(f"{name}: {'BROKEN' if broken else 'lawful'}")
     for finding in findings:

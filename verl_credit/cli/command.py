@@ -56,11 +56,9 @@ def ends(
                 return ExitCode.INTERRUPTED
             bound = signature(work).bind(*given, **named)
             bound.apply_defaults()
-            values = {
-                k: " ".join(map(str, v)) if isinstance(v, list) else v for k, v in bound.arguments.items()
-            }
-            command = line.format(**values)
-            print(f"verl-credit {command}: {text}", file=getattr(sys, to), flush=True)
+            values = bound.arguments.items()
+            given = {k: " ".join(map(str, v)) if isinstance(v, list) else v for k, v in values}
+            print(f"verl-credit {line.format(**given)}: {text}", file=getattr(sys, to), flush=True)
             return code
 
         return run

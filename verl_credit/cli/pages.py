@@ -111,26 +111,20 @@ def modes_page() -> str:
     return "\n".join(sections)
 
 
-def _of_turn_mode(operator: Operator) -> list[str]:
-    if not isinstance(operator, TurnMode):
-        return []
-    choices = {name: " or ".join(map(str, values)) for name, values in operator.choices.items()}
-    options = [
-        f"`{name}` {default}" + (f" ({choices[name]})" if name in choices else "")
-        for name, default in operator.options.items()
-    ]
-    needs = [f"- needs: {', '.join(operator.needs)}"] if operator.needs else []
-    return [*needs, f"- options: {', '.join(options)}"]
-
-
 def _entry(operator: Operator) -> str:
+    of_mode = []
+    if isinstance(operator, TurnMode):
+        choices = {name: f" ({' or '.join(map(str, values))})" for name, values in operator.choices.items()}
+        options = [f"`{name}` {default}{choices.get(name, '')}" for name, default in operator.options.items()]
+        of_mode = [f"- needs: {', '.join(operator.needs)}"] if operator.needs else []
+        of_mode.append(f"- options: {', '.join(options)}")
     lines = [
         f"### `{operator.name}`",
         "",
         *(f"    {line}" for line in operator.equation.split("; ")),
         "",
         f"- reads: {', '.join(operator.reads) or 'the turns alone'}; scope: {operator.scope}",
-        *_of_turn_mode(operator),
+        *of_mode,
         f"- reduces to: {operator.reduces_to}",
         f"- bias: {operator.bias}",
         *([f"- follows the gradient of: {operator.objective}"] if operator.objective else []),

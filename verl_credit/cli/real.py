@@ -25,8 +25,7 @@ def real(
     overrides: Overrides = (),
 ) -> None:
     from verl_credit.recipe.compose import load_config, quoted
-    from verl_credit.recipe.required import missing_line
-    from verl_credit.recipe.world import world_of
+    from verl_credit.recipe.world import missing_line, world_of
     from verl_credit.records.run.progress import Throttled, say_at_once
 
     given = [f"real.dir={quoted(str(folder.expanduser().resolve()))}", f"real.data_seed={seed}"]

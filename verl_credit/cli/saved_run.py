@@ -49,13 +49,10 @@ def saved_step(checkpoint: Path) -> SavedStep:
     """Reads a saved step. Raises PreflightError, which lists the saved steps where this step is not saved."""
     checkpoint = checkpoint.expanduser().resolve()
     match = _STEP.fullmatch(checkpoint.name)
-    run_dir = next(
-        (place for place in (checkpoint.parent, checkpoint.parent.parent) if (place / CONFIG).is_file()), None
-    )
+    places = (checkpoint.parent, checkpoint.parent.parent)
+    run_dir = next((place for place in places if (place / CONFIG).is_file()), None)
     if match is None or run_dir is None:
-        lacks = (
-            "" if match is None else f": neither {checkpoint.parent} nor the folder above it has a {CONFIG}"
-        )
+        lacks = f": neither {checkpoint.parent} nor the folder above it has a {CONFIG}" if match else ""
         raise PreflightError(f"{checkpoint}{lacks}; expected RUN/global_step_N of a run")
     config, step = run_config(run_dir), int(match[1])
     folder = checkpoint.parent if (checkpoint / "actor").is_dir() else checkpoints_of(run_dir, config)
@@ -74,8 +71,7 @@ def checkpoints_of(run_dir: Path, config: DictConfig) -> Path:
 
 def saved_steps(folder: Path) -> list[int]:
     """Returns the complete steps. verl names the last in a file, and empties the folders of old steps."""
-    numbers = [
-        int(m[1]) for path in folder.glob("global_step_*/actor") if (m := _STEP.fullmatch(path.parent.name))
-    ]
+    names = (path.parent.name for path in folder.glob("global_step_*/actor"))
+    numbers = [int(match[1]) for match in map(_STEP.fullmatch, names) if match]
     last = last_checkpoint(folder)
     return sorted(step for step in numbers if last is None or step <= last)

@@ -22,9 +22,7 @@ MOST = "actor_rollout_ref.rollout.multi_turn.max_assistant_turns"
 DEFAULT = "actor_rollout_ref.rollout.agent.default_agent_loop"
 
 SHORT_ANSWER = 8  # tokens of the answer tag and a short answer, which follow every context
-SERVED_ANSWER = (
-    256  # tokens reserved for an answer that the server scores, with its header, prefix and template
-)
+SERVED_ANSWER = 256  # tokens reserved for an answer that the server scores, with header, prefix and template
 MASKED_OBSERVATION = 24  # tokens of the shortest tool message with a placeholder, for the turn signal infopo
 DRAWN = 1  # a server draws a token even when it only scores
 
@@ -86,11 +84,6 @@ def does_not_fit(context: int, answer: int, max_model_len: int | None) -> str:
     )
 
 
-def answers_of_row(config: Config, settings: CreditSettings, scorer: Scorer) -> int:
-    """The number of answers of the longest row in a log-prob micro-batch."""
-    return scorer.answers_behind_row(config) if settings.scores_gain else 0
-
-
 def masked_tokens(config: Config, settings: CreditSettings, scorer: Scorer) -> int:
     """The tokens that infopo adds to the longest row of a log-prob micro-batch: a second copy of every response but the
     first, at full length, each after a masked observation. A scorer with its own rows adds one masked observation."""
@@ -99,10 +92,8 @@ def masked_tokens(config: Config, settings: CreditSettings, scorer: Scorer) -> i
     if not scorer.rides:
         return MASKED_OBSERVATION
     turns, most = turns_at_most(config)[1], config.data.max_response_length
-    if turns is None or select(config, DEFAULT) not in (
-        None,
-        *AGENTS,
-    ):  # a user's loop has its own budgets
+    own = select(config, DEFAULT) not in (None, *AGENTS)
+    if turns is None or own:  # a user's loop has its own budgets
         return most + MASKED_OBSERVATION * max((turns or 2) - 1, 1)
     return min(most, (turns - 1) * config.search.max_new_tokens) + (turns - 1) * MASKED_OBSERVATION
 
@@ -120,15 +111,12 @@ class Place(NamedTuple):
 
 def place_of_answers(config: Config, settings: CreditSettings, scorer: Scorer) -> Place | None:
     """The place in which this run scores answers; None where no answer has to fit beside a row."""
-    actor, rollout, row = (
-        config.actor_rollout_ref.actor,
-        config.actor_rollout_ref.rollout,
-        longest_row(config),
-    )
+    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
+    row = longest_row(config)
     if settings.scores_gain and scorer.in_rollout:
         length = rollout.max_model_len
         return None if length is None else Place(MODEL_LEN, length, length - DRAWN - row, 1)
-    contexts = answers_of_row(config, settings, scorer)
+    contexts = scorer.answers_behind_row(config) if settings.scores_gain else 0
     if not contexts or not actor.use_dynamic_bsz:
         return None
     budget = rollout.log_prob_max_token_len_per_gpu

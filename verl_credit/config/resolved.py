@@ -8,7 +8,7 @@ OmegaConf resolves every other one.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import reduce
 from typing import Any
 
@@ -67,6 +67,15 @@ def data(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: data(one) for name, one in value.items()}
     return [data(one) for one in value] if isinstance(value, list) else value
+
+
+def leaves(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields the full name and the value of everything in nested dicts and lists."""
+    if isinstance(node, dict | list):
+        for name, value in node.items() if isinstance(node, dict) else enumerate(node):
+            yield from leaves(value, f"{prefix}.{name}" if prefix else str(name))
+    else:
+        yield prefix, node
 
 
 def written(config: DictConfig) -> dict[str, Any]:

@@ -115,9 +115,8 @@ class CreditSettings:
         if self.preset:
             changed = f" (overridden: {', '.join(self.preset_overrides)})" if self.preset_overrides else ""
             parts.append(f"preset={self.preset}{changed}")
-        parts.append(
-            f"advantage={a.info_gain_norm_mode if self.turn_estimator else f'verl {a.adv_estimator}'}"
-        )
+        name = a.info_gain_norm_mode if self.turn_estimator else f"verl {a.adv_estimator}"
+        parts.append(f"advantage={name}")
         if self.turn_estimator:
             parts += _pipeline(a)
         if self.scores_gain:
@@ -151,10 +150,8 @@ def _pipeline(a: Algorithm) -> list[str]:
         if transform.weighted:
             parts.append(f"uncertainty={a.uncertainty_kind} beta={a.gtpo.beta:g}")
         if transform.uses_sepa_controller:
-            sepa = a.sepa
-            parts.append(
-                f"sepa={sepa.schedule}/{sepa.steps}+{sepa.delay_steps} gate={sepa.correct_rate_gate:g}"
-            )
+            s = a.sepa
+            parts.append(f"sepa={s.schedule}/{s.steps}+{s.delay_steps} gate={s.correct_rate_gate:g}")
         if transform.amplified:
             parts.append(f"hicra={a.hicra.alpha:g}")
         if transform.needs_planning:

@@ -7,7 +7,7 @@ from pathlib import Path
 from omegaconf import OmegaConf
 
 from verl_credit.config.fit import DEFAULT
-from verl_credit.config.resolved import Config, Tree, select
+from verl_credit.config.resolved import Config, select
 from verl_credit.errors import ConfigError
 from verl_credit.names import AGENT_NAME, AGENTS, TURN_AGENT
 
@@ -45,13 +45,11 @@ def own_loops(config: Config) -> tuple[str, ...]:
         names = tuple(str(entry["name"]) for entry in listed if entry["_target_"])
     except Exception as error:  # YAML and OmegaConf raise arbitrary exceptions
         reason = " ".join(str(error).split())[:200]
-        raise ConfigError(
-            key=LISTED, value=path, accepted=f"{use}; {type(error).__name__}: {reason}"
-        ) from error
+        use = f"{use}; {type(error).__name__}: {reason}"
+        raise ConfigError(key=LISTED, value=path, accepted=use) from error
     if taken := sorted({*names} & {*AGENTS}):
-        raise ConfigError(
-            key=LISTED, value=path, accepted=f"it would replace {', '.join(taken)}; rename your agent loop"
-        )
+        use = f"it would replace {', '.join(taken)}; rename your agent loop"
+        raise ConfigError(key=LISTED, value=path, accepted=use)
     return names
 
 
@@ -59,19 +57,3 @@ def tools_given(config: Config) -> dict[str, str]:
     """Maps the keys of tool files that are set to their paths."""
     multi_turn = config.actor_rollout_ref.rollout.multi_turn
     return {f"{MULTI_TURN}.{key}": multi_turn[key] for key in KEYS if multi_turn.get(key)}
-
-
-def validate_other_tools(config: Tree) -> None:
-    """Raises ConfigError where the agent loop would offer no tool of the recipe's, or the recipe has no tool to offer."""
-    given = tools_given(config)
-    if given and not may_call(config):
-        key = next(iter(given))
-        use = f"there is one turn and no call, so that its tools would never be used; set {DEFAULT}={TURN_AGENT}, which "
-        use += f"calls them without a search, or {key}=null"
-        raise ConfigError.of(config, key, "search.max_searches", accepted=use)
-    if not given and select(config, DEFAULT) == TURN_AGENT:
-        files = " and ".join(f"{MULTI_TURN}.{key}" for key in KEYS)
-        use = (
-            f"it calls the tools that {files} name, and both are null; give one of them, or use {AGENT_NAME}"
-        )
-        raise ConfigError.of(config, DEFAULT, accepted=use)

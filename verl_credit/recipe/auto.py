@@ -44,18 +44,12 @@ def _clip(config: DictConfig) -> None:
     """``dynamic_clip`` is on where the turn mode scales clip ranges and the loss reads the scales."""
     loss, algorithm = OmegaConf.select(config, LOSS), config.algorithm
     if isinstance(loss, DictConfig) and loss.get("dynamic_clip") == "auto":
-        scaled = (
-            _scales_clip(algorithm.get("info_gain_norm_mode")) and algorithm.get("algorithm_mode") is None
-        )
-        estimated = algorithm.get("adv_estimator") == ADV_ESTIMATOR
+        scaled, mode = False, algorithm.get("info_gain_norm_mode")
+        with suppress(ValueError):  # a mode that cannot be loaded is refused later, with the reason
+            scaled = isinstance(mode, str) and find_turn_mode(mode).scales_clip
+        own = algorithm.get("algorithm_mode") is not None
+        estimated = algorithm.get("adv_estimator") == ADV_ESTIMATOR and not own
         loss.dynamic_clip = scaled and estimated and loss.get("loss_mode") == LOSS_MODE
-
-
-def _scales_clip(mode: object) -> bool:
-    try:
-        return isinstance(mode, str) and find_turn_mode(mode).scales_clip
-    except ValueError:
-        return False  # refused later, with the reason
 
 
 def _precision(config: DictConfig) -> None:
@@ -84,10 +78,8 @@ def _model_len(config: DictConfig) -> None:
     algorithm = config.algorithm
     lengths = [config.data.get(key) for key in ("max_prompt_length", "max_response_length")]
     if OmegaConf.select(config, MODEL_LEN) == "auto" and all(isinstance(length, int) for length in lengths):
-        by_turns = (
-            algorithm.get("info_gain_norm_mode") != "none" or algorithm.get("algorithm_mode") is not None
-        )
+        mode, own = algorithm.get("info_gain_norm_mode"), algorithm.get("algorithm_mode")
+        by_turns = algorithm.get("adv_estimator") == ADV_ESTIMATOR and (mode != "none" or own is not None)
         scorer = SCORERS.get(algorithm.get("info_gain_scorer"))  # another name is refused later
         served = scorer is not None and scorer.in_rollout and by_turns
-        served = served and algorithm.get("adv_estimator") == ADV_ESTIMATOR
         OmegaConf.update(config, MODEL_LEN, engine_tokens(sum(lengths), served))

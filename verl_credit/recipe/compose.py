@@ -1,14 +1,19 @@
-"""Composes a recipe's name and overrides into a resolved configuration; mistakes are refused before Ray starts."""
+"""Composes a recipe's name and overrides into a configuration, and lists the values that are not the default.
+
+Mistakes are refused before Ray starts.
+"""
 
 from __future__ import annotations
 
 import logging
 import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from traceback import walk_tb
+from typing import NamedTuple
 
 from hydra import compose, initialize_config_dir
 from hydra.core.config_search_path import ConfigSearchPath
@@ -24,11 +29,12 @@ from yaml import YAMLError
 from verl_credit.config.keys import LOSS, defaults_tree, place_of
 from verl_credit.config.keys.run import REPLACED, replaced_key
 from verl_credit.config.keys.section import no_value
+from verl_credit.config.resolved import data, resolved
 from verl_credit.errors import ConfigError, did_you_mean, printable, unknown_key
+from verl_credit.recipe import files
 from verl_credit.recipe.auto import decide_auto
-from verl_credit.recipe.folders import RECIPES, folders, recipes_folder, shipped_recipes, verl_folder
+from verl_credit.recipe.files import folders, recipes_folder, verl_folder
 from verl_credit.recipe.rules import validate
-from verl_credit.recipe.yaml_files import circle, not_yaml
 from verl_credit.redact import redact_value
 
 GROUPS = ("hardware", "model")  # values chosen by these groups do not depart from a preset
@@ -54,15 +60,19 @@ def unchecked_config(name: str, overrides: Sequence[str], config_dir: str | None
     try:
         with _quiet():
             config = compose_recipe(name, overrides, config_dir)
-            return decide(config, preset_of(config, name, overrides, config_dir))
+            preset = _preset_of(config, name, overrides, config_dir)
+            decide_auto(config)
+            if preset is not None:
+                config.credit_overrides = _departures(config, decide_auto(preset))
+            return config
     except (HydraException, OmegaConfBaseException) as error:
         raise _refusal(name, overrides, config_dir, error) from error
     except ConfigError:
         raise
     except YAMLError as error:
-        raise not_yaml(error) from error
+        raise files.not_yaml(error) from error
     except RecursionError as error:
-        raise circle(name, folders(config_dir)) from error
+        raise files.circle(name, folders(config_dir)) from error
     except OSError as error:  # the choice is not a valid file name
         reason = f"a file that is named there cannot be read ({error.strerror})"
         raise ConfigError(f"{' '.join([name, *overrides])}: {reason}"[:500], key="defaults") from error
@@ -70,7 +80,7 @@ def unchecked_config(name: str, overrides: Sequence[str], config_dir: str | None
         raise ConfigError(f"{' '.join(overrides) or name}: {error}") from error
 
 
-def preset_of(
+def _preset_of(
     config: DictConfig, name: str, overrides: Sequence[str], config_dir: str | None = None
 ) -> DictConfig | None:
     """Composes the chosen preset with the same recipe, hardware and model; the preset's values replace the recipe's."""
@@ -88,27 +98,11 @@ def preset_of(
     return OmegaConf.merge(composed, preset)
 
 
-def decide(config: DictConfig, preset: DictConfig | None) -> DictConfig:
-    """Decides every ``auto`` of a composed recipe and lists the keys that depart from the preset."""
-    decide_auto(config)
-    if preset is not None:
-        config.credit_overrides = _changed(config, decide_auto(preset))
-    return config
-
-
-def _changed(config: DictConfig, preset: DictConfig) -> list[str]:
+def _departures(config: DictConfig, preset: DictConfig) -> list[str]:
     """Returns ``key=value`` for every credit key that differs from the preset."""
-    changed = []
-    for root in ("algorithm", LOSS):
-        ours, theirs = (_flat(root, OmegaConf.select(c, root)) for c in (config, preset))
-        changed += [f"{key}={value}" for key, value in ours.items() if theirs.get(key) != value]
-    return changed
-
-
-def _flat(prefix: str, node) -> dict[str, str]:
-    if not isinstance(node, DictConfig):
-        return {prefix: str(node)}
-    return {k: v for name in node for k, v in _flat(f"{prefix}.{name}", node[name]).items()}
+    ours, theirs = flat_values(config), flat_values(preset)
+    credit = [key for key in ours if key.startswith(("algorithm.", f"{LOSS}."))]
+    return [f"{key}={ours[key]}" for key in credit if str(ours[key]) != str(theirs.get(key))]
 
 
 @contextmanager
@@ -129,13 +123,18 @@ def _quiet() -> Iterator[None]:
 ConfigStore.instance().store("credit_keys", node=defaults_tree(), package="_global_", provider="verl_credit")
 
 
+_READ_DEFAULTS = ("hydra._internal.config_repository", "hydra._internal.defaults_list")
+
+
 def compose_recipe(name: str, overrides: Sequence[str], config_dir: str | None = None) -> DictConfig:
     """Composes files and overrides; ``auto`` is not decided yet."""
     with initialize_config_dir(str(folders(config_dir)[0]), version_base=None):
         try:
             config = compose(name, list(overrides))
         except (AssertionError, TypeError) as error:
-            if not _of_defaults(error):
+            *_, (frame, _) = walk_tb(error.__traceback__)
+            # Hydra reads lists of defaults there, and takes a group's name and choice for texts.
+            if frame.f_globals["__name__"] not in _READ_DEFAULTS:
                 raise
             places = ", ".join(["its defaults, or those of a file that they list", *_groups(overrides)])
             raise ConfigError(f"{name}: a group or its choice is no text: see {places}") from error
@@ -148,15 +147,6 @@ def compose_recipe(name: str, overrides: Sequence[str], config_dir: str | None =
     return config
 
 
-def _of_defaults(error: Exception) -> bool:
-    """Was the error raised where Hydra reads lists of defaults? Hydra takes a group's name and choice for texts."""
-    *_, (frame, _) = walk_tb(error.__traceback__)
-    return frame.f_globals["__name__"] in (
-        "hydra._internal.config_repository",
-        "hydra._internal.defaults_list",
-    )
-
-
 class SearchPath(SearchPathPlugin):
     """Adds the shipped recipes and verl's configuration to the folders where a recipe's parts are searched.
 
@@ -164,7 +154,7 @@ class SearchPath(SearchPathPlugin):
     """
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
-        for provider, folder in ((RECIPES, recipes_folder()), ("verl", verl_folder())):
+        for provider, folder in ((files.RECIPES, recipes_folder()), ("verl", verl_folder())):
             search_path.append(provider, f"file://{folder}")
 
 
@@ -175,8 +165,11 @@ def _refusal(name: str, overrides: Sequence[str], config_dir: str | None, error:
     """Adds the accepted keys to Hydra's message."""
     if isinstance(error, MissingConfigException):
         return _missing(name, config_dir, error)
-    if isinstance(error, OverrideParseException):
-        return _unparsed(error)
+    if isinstance(error, OverrideParseException):  # Hydra's message does not always name the override
+        key, _, value = error.override.partition("=")
+        reason = error.message.partition("\nSee ")[0].replace(error.override, "").rstrip(" ^\n:")
+        use = f"Hydra cannot read that override ({reason}); quote the value"
+        return ConfigError(key=printable(key.lstrip("+~")), value=value, accepted=use)
     message = " ".join(str(error).split())
     cause = " ".join(str(error.__cause__).split()) if error.__cause__ else ""
     match = re.search(r"Could not override '([^']+)'", message)
@@ -193,10 +186,12 @@ def _refusal(name: str, overrides: Sequence[str], config_dir: str | None, error:
     if key in REPLACED:
         return replaced_key(key, value)
     if isinstance(OmegaConf.select(base, key), DictConfig):
-        return ConfigError(
-            key=key, value=value, accepted=f"a new key below it is added with +{key}.NAME=VALUE"
-        )
-    parent, names = _nearest_parent(base, key)
+        use = f"a new key below it is added with +{key}.NAME=VALUE"
+        return ConfigError(key=key, value=value, accepted=use)
+    parent, _, _ = key.rpartition(".")
+    while parent and not isinstance(OmegaConf.select(base, parent), DictConfig):
+        parent, _, _ = parent.rpartition(".")
+    names = map(str, OmegaConf.select(base, parent) if parent else base)
     below = key.removeprefix(f"{parent}.")
     return unknown_key(parent, below, names, redact_value(key, value), place_of(below))
 
@@ -210,30 +205,57 @@ def _missing(name: str, config_dir: str | None, error: MissingConfigException) -
     group, _, choice = str(error.missing_cfg_file or name).rpartition("/")
     if error.options:
         return ConfigError(key=group, value=choice, accepted=error.options)
-    shipped = shipped_recipes()
+    shipped = files.shipped_recipes()
     own = [] if config_dir is None else sorted(file.stem for file in Path(config_dir).glob("*.yaml"))
     message = f"{name}: its defaults list {choice!r}, and " if choice != name else ""
     message += f"no recipe is called {choice!r}{did_you_mean(choice, [*own, *shipped])}; shipped: {', '.join(shipped)}"
     message += f"; in {config_dir}: {', '.join(own)}" if own else ""
-    return ConfigError(
-        message, key="defaults" if choice != name else "", value=choice, accepted=[*own, *shipped]
-    )
+    key = "defaults" if choice != name else ""
+    return ConfigError(message, key=key, value=choice, accepted=[*own, *shipped])
 
 
-def _unparsed(error: OverrideParseException) -> ConfigError:
-    """The error that names the override; Hydra's message does not always name it and refers to Hydra's documentation."""
-    key, _, value = error.override.partition("=")
-    reason = error.message.partition("\nSee ")[0].replace(error.override, "").rstrip(" ^\n:")
-    return ConfigError(
-        key=printable(key.lstrip("+~")),
-        value=value,
-        accepted=f"Hydra cannot read that override ({reason}); quote the value",
-    )
+ABSENT = "(not there)"
 
 
-def _nearest_parent(config: DictConfig, key: str) -> tuple[str, list[str]]:
-    """The longest parent of ``key`` that exists, and the keys below it."""
-    parent, _, _ = key.rpartition(".")
-    while parent and not isinstance(OmegaConf.select(config, parent), DictConfig):
-        parent, _, _ = parent.rpartition(".")
-    return parent, [str(name) for name in (OmegaConf.select(config, parent) if parent else config)]
+class Default(NamedTuple):
+    value: object
+    of: str
+    """"verl", or "verl_credit" for a key that verl does not have."""
+
+
+@lru_cache(maxsize=1)
+def defaults() -> dict[str, Default]:
+    """Returns every default by its flattened key. Composing verl's ``ppo_trainer`` takes about a second."""
+    with _quiet(), initialize_config_dir(str(verl_folder()), version_base=None):
+        verl = flat_values(compose("ppo_trainer"))
+    ours = OmegaConf.create((recipes_folder() / "credit_defaults.yaml").read_text(encoding="utf-8"))
+    ours.pop("defaults")
+    own = flat_values(OmegaConf.merge(defaults_tree(), ours))
+    known = {key: Default(value, "verl_credit") for key, value in own.items()}
+    return known | {key: Default(value, "verl") for key, value in verl.items()}
+
+
+def flat_values(config: DictConfig) -> dict[str, object]:
+    """Maps flattened keys to resolved values (a list is one value); "???" where a key or what it refers to has none."""
+    flat: dict[str, object] = {}
+
+    def walk(prefix: str, node: Mapping) -> None:
+        for key, value in node.items():
+            name = f"{prefix}.{key}" if prefix else str(key)
+            if isinstance(value, dict) and value:
+                walk(name, value)
+            else:
+                flat[name] = data(value)
+
+    walk("", resolved(config, keep_missing=True))
+    return flat
+
+
+def changed_values(config: DictConfig) -> list[tuple[str, object, Default]]:
+    """Returns (key, value, default) for every key whose value is not its default, in the recipe's order.
+
+    Keys without a default (``lab.*`` and keys that a recipe adds) have the value ABSENT and belong to "the recipe".
+    """
+    known, absent = defaults(), Default(ABSENT, "the recipe")
+    rows = [(key, value, known.get(key, absent)) for key, value in flat_values(config).items()]
+    return [(key, value, default) for key, value, default in rows if value != default.value]

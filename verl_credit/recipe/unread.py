@@ -1,9 +1,10 @@
-"""Lists keys that are set and not read, and features that are switched on without effect."""
+"""The notes at the start of a run: unread keys, features without effect, and settings that are probably mistakes."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator
+from functools import reduce
 
 from omegaconf import DictConfig
 
@@ -14,16 +15,22 @@ from verl_credit.config.settings import CreditSettings
 from verl_credit.credit.token.sepa_controller import auto_can_lead, first_auto_step, first_ramp_step
 from verl_credit.credit.token.uncertainty import canonical_kind
 from verl_credit.names import AGENT_NAME
-from verl_credit.recipe.agent_loops import LISTED, tools_given
-from verl_credit.recipe.rules.correction import correction_without_effect
+from verl_credit.precision import cpu_precision
+from verl_credit.recipe.agent_loops import LISTED, may_call, tools_given
+from verl_credit.recipe.auto import COMPUTES_IN, FULL, compute_dtype
+from verl_credit.recipe.rules.engines import overlong_unread
 from verl_credit.recipe.rules.known import handed_on
-from verl_credit.recipe.rules.reward import overlong_unread
-from verl_credit.recipe.rules.trainer_mode import trainer_mode_without_effect
-from verl_credit.recipe.warnings import warnings_of
+from verl_credit.recipe.rules.trainer_mode import (
+    correction_without_effect,
+    rollouts_too_old,
+    trainer_mode_without_effect,
+)
 from verl_credit.redact import redact_value
 
 # model=qwen3_* set these for their models, so they are not the author's choice and are not listed.
 EMPTY_THOUGHT = "<think>\n\n</think>\n\n"
+CHARACTERS = 4  # English has about so many per token
+NORMALISES_TWICE = {"gdpo": "per group and reward, then over the whole batch"}
 
 
 def unused(config: Config, settings: CreditSettings) -> list[str]:
@@ -32,9 +39,7 @@ def unused(config: Config, settings: CreditSettings) -> list[str]:
     for section in (Algorithm, PolicyLoss, Search):
         chosen = read_section(section, config)
         for key in keys_of(section):
-            value = chosen
-            for part in key.path:
-                value = getattr(value, part)
+            value = reduce(getattr, key.path, chosen)
             if key.read is None or key.read(settings) or not _chosen(config, key.name, value, key.default):
                 continue
             lines.append(f"{key.name}={key.shown(value) if key.shown else redact_value('', value)}")
@@ -75,9 +80,7 @@ def without_effect(config: Config, credit: CreditSettings) -> list[str]:
         )
     steps = config.trainer.total_training_steps
     if steps is not None:
-        idle += without_effect_in(credit, steps, f"trainer.total_training_steps={steps}")
-        idle += probe_without_effect(config.probe.every, steps, f"trainer.total_training_steps={steps}")
-        idle += keep_without_effect(config.keep_checkpoints, steps, f"trainer.total_training_steps={steps}")
+        idle += without_effect_in(config, credit, steps, f"trainer.total_training_steps={steps}")
     if not config.search.max_searches and config.search.url:
         idle.append("search.url: with search.max_searches=0 nothing is searched")
     if (column := config.data.get("reward_fn_key")) != "data_source":
@@ -92,7 +95,7 @@ def without_effect(config: Config, credit: CreditSettings) -> list[str]:
     ]
 
 
-def without_effect_in(credit: CreditSettings, steps: int, source: str) -> list[str]:
+def without_effect_in(config: Config, credit: CreditSettings, steps: int, source: str) -> list[str]:
     """Returns the parts that begin after the last of ``steps``. ``source``: the source of that number.
 
     Where the data decide a run's length, the trainer calls this once the length is known.
@@ -101,30 +104,19 @@ def without_effect_in(credit: CreditSettings, steps: int, source: str) -> list[s
     if credit.uses_scorer and warm_up >= steps:
         idle.append(f"algorithm.info_gain_warmup_steps={warm_up}: no gain is measured in {source}")
     elif credit.uses_scorer and every > 1 and warm_up + every >= steps:
-        idle.append(
-            f"algorithm.info_gain_every={every}: gains are measured in step {warm_up + 1} alone of {source}"
-        )
+        only = f"gains are measured in step {warm_up + 1} alone of {source}"
+        idle.append(f"algorithm.info_gain_every={every}: {only}")
     if reads.transform(credit).uses_sepa_controller:
-        idle += sepa_without_effect(credit.algorithm.sepa.model_dump(), steps, source)
+        idle += _sepa_without_effect(credit.algorithm.sepa.model_dump(), steps, source)
+    if config.probe.every >= steps:  # an update is measured in the next step, so the last update never is
+        idle.append(f"probe.every={config.probe.every}: no update is measured in {source}")
+    if beyond := [step for step in config.keep_checkpoints if step > steps]:
+        named = f"keep_checkpoints={list(config.keep_checkpoints)}"
+        idle.append(f"{named}: no step {', '.join(map(str, beyond))} in {source}")
     return idle
 
 
-def probe_without_effect(every: int, steps: int, source: str) -> list[str]:
-    """Reports a probe without a measurement: an update is measured in the next step, so the last update never is."""
-    return [f"probe.every={every}: no update is measured in {source}"] if every >= steps else []
-
-
-def keep_without_effect(named: Sequence[int], steps: int, source: str) -> list[str]:
-    """Reports named steps that the run does not have."""
-    beyond = [step for step in named if step > steps]
-    return (
-        [f"keep_checkpoints={list(named)}: no step {', '.join(map(str, beyond))} in {source}"]
-        if beyond
-        else []
-    )
-
-
-def sepa_without_effect(sepa: dict, steps: int, source: str) -> list[str]:
+def _sepa_without_effect(sepa: dict, steps: int, source: str) -> list[str]:
     """Reports a lambda that stays 0, and a schedule=auto that equals the linear ramp."""
     auto = sepa["schedule"] == "auto"
     ramp, fall = first_ramp_step(sepa), first_auto_step(sepa) if auto else math.inf
@@ -152,3 +144,76 @@ def idle_lines(config: DictConfig, settings: CreditSettings) -> list[str]:
     if others := handed_on(config):
         lines.append(f"handed on as they are, and nothing here reads them: {', '.join(others)}")
     return lines + [f"warning: {line}" for line in warnings_of(tree)]
+
+
+def warnings_of(config: Config) -> list[str]:
+    """Returns a sentence with keys and values for every setting that is allowed and is probably a mistake."""
+    return [*_of_updates(config), *_of_rollouts(config), *_of_precision(config), *rollouts_too_old(config)]
+
+
+def _of_updates(config: Config) -> Iterator[str]:
+    actor, batch = config.actor_rollout_ref.actor, config.data.train_batch_size
+    if batch // actor.ppo_mini_batch_size * actor.ppo_epochs == 1:
+        yield (
+            f"the clip can never act: with actor_rollout_ref.actor.ppo_mini_batch_size={actor.ppo_mini_batch_size}, "
+            f"ppo_epochs={actor.ppo_epochs} and data.train_batch_size={batch} there is one update a step, at which every "
+            "ratio is 1; a smaller mini-batch makes several"
+        )
+    estimator = config.algorithm.adv_estimator
+    if estimator in NORMALISES_TWICE:
+        yield (
+            f"algorithm.adv_estimator={estimator}: verl normalises twice, {NORMALISES_TWICE[estimator]}; the size of an "
+            "advantage then depends on the other prompts of the batch"
+        )
+    # YAML reads two bounds, the first a whole number, as a single large number.
+    given = config.algorithm.get("rollout_correction") or {}
+    for kind in ("rollout_is", "rollout_rs"):
+        bound = given.get(f"{kind}_threshold")
+        if given.get(kind) is not None and isinstance(bound, int | float) and bound >= 10:
+            yield (
+                f"algorithm.rollout_correction.{kind}_threshold={bound}: one bound, {bound}. Two bounds are written "
+                "1.0_5.0, each with a point: 1_5 is read as the number 15"
+            )
+
+
+def _of_rollouts(config: Config) -> Iterator[str]:
+    rollout, search, tokens = config.actor_rollout_ref.rollout, config.search, config.data.max_response_length
+    cut = [f"top_p={rollout.top_p}"] if rollout.top_p < 1 else []
+    cut += [f"top_k={rollout.top_k}"] if rollout.top_k > 0 else []
+    if cut:
+        yield (
+            f"actor_rollout_ref.rollout.{', '.join(cut)}: rollouts are drawn from a truncated distribution, and the policy "
+            "that is trained is the whole one; its ratios are off by the mass that was cut. Unbiased: top_p=1, top_k=-1"
+        )
+    # Turns that alone exceed the response are refused.
+    result = math.ceil(search.topk * search.max_page_chars / CHARACTERS)
+    turns, results = (search.max_searches + 1) * search.max_new_tokens, search.max_searches * result
+    if search.max_searches and turns + results > tokens:
+        yield (
+            f"data.max_response_length={tokens} does not hold all turns at full length: search.max_searches+1="
+            f"{search.max_searches + 1} of search.max_new_tokens={search.max_new_tokens} are {turns} tokens, and what "
+            f"{search.max_searches} searches return (search.topk={search.topk} pages of max_page_chars="
+            f"{search.max_page_chars}, {CHARACTERS} characters a token, titles and markup not counted) about {results} "
+            "more. Rows that do not fit end without an answer (credit/stop/length)"
+        )
+    manager = config.reward.reward_manager
+    if manager.source != "register" and may_call(config):
+        yield (
+            f"reward.reward_manager.source={manager.source}: a manager of yours has to hand tool_extra_fields to the reward "
+            "function, as verl's naive does; without them an answer in what a tool returns counts as the policy's"
+        )
+
+
+def _of_precision(config: Config) -> Iterator[str]:
+    if (dtype := compute_dtype(config)) in FULL:
+        return
+    if config.probe.every:
+        yield (
+            f"probe.every={config.probe.every}: {COMPUTES_IN}={dtype}, whose rounding can be larger than the change of "
+            "entropy that one update makes; read credit/probe/delta_h with that in mind, or compute in fp32"
+        )
+    if config.trainer.device == "cpu" and cpu_precision() in FULL:
+        yield (
+            f"{COMPUTES_IN}={dtype}: this CPU has no instructions for it, and computes many times slower than "
+            "in fp32; set it to fp32, and actor_rollout_ref.rollout.dtype to float32"
+        )

@@ -1,6 +1,7 @@
-"""A recipe's own world: a section names the folder of its files, and the run builds absent files.
+"""A recipe's own world, and the keys that a user has to set.
 
-A recipe has at most one such section. Without it, the user sets data, model and search server.
+A section names the folder of the world's files, and the run builds absent files. A recipe has at most one such section.
+Without it, the user sets data, model and search server.
 `python -m verl_credit.recipe.world FILE` builds the world of a configuration in a file, in a separate process.
 """
 
@@ -10,7 +11,6 @@ import shlex
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
@@ -23,38 +23,24 @@ from verl_credit.errors import ExitCode, PreflightError
 from verl_credit.records.run.progress import Throttled, say_at_once
 
 
-@dataclass(frozen=True)
-class Served:
-    """The index and encoder of the run's own search server."""
-
-    index: Path
-    encoder: Path
-
-
 class World(ABC):
-    """The world of a configuration."""
+    """The world of a configuration. ``called``: its name in messages."""
 
+    section: ClassVar[str]
     keys: ClassVar[type[Section]]
     called: ClassVar[str]
 
     def __init__(self, config: DictConfig) -> None:
-        self.config = config
-
-    @property
-    def section(self) -> str:
-        return self.keys.prefix
-
-    @property
-    def at(self) -> DictConfig:
-        return self.config[self.section]
+        self.config, self.at = config, config[self.section]
 
     @abstractmethod
-    def build(self, progress: Progress) -> Served | None:
-        """Builds absent files. Returns None for a world without a search. Raises PreflightError."""
+    def build(self, progress: Progress) -> tuple[Path, Path] | None:
+        """Builds absent files. Returns (index, encoder) of the run's own search server; None for a world without a search.
+        Raises PreflightError."""
 
     @abstractmethod
-    def arguments(self) -> Sequence[str]:
-        """The arguments of the command that builds the world without a run."""
+    def command(self) -> str:
+        """The command that builds the world without a run, as a shell takes it."""
 
     def serves(self) -> bool:
         """Does the world have an index to search?"""
@@ -70,9 +56,9 @@ class World(ABC):
 
 
 class LabWorld(World):
-    keys, called = Lab, "the lab"
+    section, keys, called = "lab", Lab, "the lab"
 
-    def build(self, progress: Progress) -> Served:
+    def build(self, progress: Progress) -> tuple[Path, Path]:
         from verl_credit.worlds.lab.build import build_lab
         from verl_credit.worlds.lab.warm_start import LabGateError
 
@@ -81,17 +67,18 @@ class LabWorld(World):
             lab = build_lab(Path(at.dir), world_seed=at.world_seed, size=at.size, progress=progress)
         except (LabGateError, FileExistsError) as error:
             raise PreflightError(f"lab.dir={at.dir}: {error}") from error
-        return Served(Path(at.index) if at.index else lab.index, lab.encoder)
+        return Path(at.index) if at.index else lab.index, lab.encoder
 
-    def arguments(self) -> list[str]:
+    def command(self) -> str:
         at = self.at
-        return ["lab", "--dir", str(at.dir), "--world-seed", str(at.world_seed), "--size", at.size]
+        given = ["--dir", str(at.dir), "--world-seed", str(at.world_seed), "--size", at.size]
+        return shlex.join(["verl-credit", "lab", *given])
 
 
 class RealWorld(World):
-    keys, called = Real, "the world of trained weights"
+    section, keys, called = "real", Real, "the world of trained weights"
 
-    def build(self, progress: Progress) -> Served | None:
+    def build(self, progress: Progress) -> tuple[Path, Path] | None:
         from verl_credit.worlds.real.build import build_real
         from verl_credit.worlds.real.multihop import View
         from verl_credit.worlds.real.packages import RealError
@@ -109,18 +96,17 @@ class RealWorld(World):
             )
         except (RealError, OSError) as error:
             raise PreflightError(f"real.dir={at.dir}: {error}") from error
-        return Served(paths.index, paths.encoder) if self.serves() else None
+        return (paths.index, paths.encoder) if self.serves() else None
 
-    def arguments(self) -> list[str]:
-        at, data = self.at, self.config.data
-        given = ["real", "--dir", str(at.dir), "--task", at.task, "--size", at.size]
+    def command(self) -> str:
+        at, data, search = self.at, self.config.data, self.config.search
+        given = ["verl-credit", "real", "--dir", str(at.dir), "--task", at.task, "--size", at.size]
         given += ["--seed", str(at.data_seed)]
-        if at.task == "arithmetic":
-            return given
-        _, topk, characters, _ = self._shown()
-        lengths = [f"data.{key}={data[key]}" for key in ("max_prompt_length", "max_response_length")]
-        given += ["--questions", str(at.questions)]
-        return [*given, f"search.topk={topk}", f"search.max_page_chars={characters}", *lengths]
+        if self.serves():
+            given += ["--questions", str(at.questions), f"search.topk={search.topk}"]
+            given += [f"search.max_page_chars={search.max_page_chars}"]
+            given += [f"data.{key}={data[key]}" for key in ("max_prompt_length", "max_response_length")]
+        return shlex.join(given)
 
     def serves(self) -> bool:
         return self.at.task == "multihop"
@@ -142,7 +128,7 @@ WORLDS: tuple[type[World], ...] = (LabWorld, RealWorld)
 
 
 def world_of(config: DictConfig) -> World | None:
-    return next((world(config) for world in WORLDS if world.keys.prefix in config), None)
+    return next((world(config) for world in WORLDS if world.section in config), None)
 
 
 def serves_search(config: DictConfig) -> bool:
@@ -151,9 +137,49 @@ def serves_search(config: DictConfig) -> bool:
     return world is not None and world.serves()
 
 
-def build_command(config: DictConfig) -> str:
-    """The command as a shell takes it."""
-    return shlex.join(["verl-credit", *world_of(config).arguments()])
+DATA = ("data.train_files", "data.val_files")
+MODEL, SERVER = "actor_rollout_ref.model.path", "search.url"
+HOW = {
+    **dict.fromkeys(DATA, "parquet files; `verl-credit prepare` writes them"),
+    MODEL: "a folder or a name on the hub",
+    SERVER: "a server with POST /retrieve",
+    "real.questions": "HotpotQA's questions with their paragraphs: a file, or OWNER/NAME on the hub",
+}
+
+
+def without_value(config: DictConfig) -> list[str]:
+    """The required keys that are null, ??? or empty, in the order of HOW. A recipe's own world has a search server.
+
+    Without this check verl's defaults would apply: GSM8K and its authors' model.
+    """
+
+    def empty(key: str) -> bool:
+        parent, _, leaf = key.rpartition(".")
+        node = OmegaConf.select(config, parent)
+        # A number is a wrong value, refused where the key is read.
+        return node is None or OmegaConf.is_missing(node, leaf) or node.get(leaf) in (None, "", [])
+
+    world = world_of(config)
+    required = [*DATA, MODEL, *(world.asks() if world else ())]
+    if config.search.max_searches and not serves_search(config):
+        required.append(SERVER)
+    return [key for key in required if empty(key)]
+
+
+def with_expectations(keys: list[str]) -> list[str]:
+    """``KEY, KEY (what is expected)``, one text for keys that expect the same."""
+    ways: dict[str, list[str]] = {}
+    for key in keys:
+        ways.setdefault(HOW[key], []).append(key)
+    return [f"{', '.join(names)} ({how})" for how, names in ways.items()]
+
+
+def missing_line(config: DictConfig) -> str | None:
+    """A line that names all missing keys; None where no key is missing."""
+    keys = without_value(config)
+    if not keys:
+        return None
+    return f"no value for {'; '.join(with_expectations(keys))}: give KEY=VALUE on the command line or in a recipe"
 
 
 def main(file: Path) -> int:

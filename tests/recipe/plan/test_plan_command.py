@@ -310,7 +310,7 @@ def test_a_refusal_is_one_line_and_exit_code_4(capsys):
 
 @pytest.mark.slow
 def test_all_recipes_as_a_table(capsys):
-    from verl_credit.recipe.folders import shipped_recipes
+    from verl_credit.recipe.files import shipped_recipes
 
     run_code, out = run(capsys, "--all", "plan.model=Qwen/Qwen3-0.6B", "hardware.memory_gib=500")
     assert run_code == 0

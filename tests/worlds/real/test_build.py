@@ -14,7 +14,7 @@ from kit.retriever_world import make_encoder
 from kit.small_gguf import write_gguf
 from verl_credit.cli import main
 from verl_credit.errors import ConfigError, PreflightError
-from verl_credit.recipe.world import build_command, world_of
+from verl_credit.recipe.world import world_of
 from verl_credit.worlds.real import build, multihop, packages
 
 NAMES = ("baker", "bridge", "mayor", "river", "town", "born")
@@ -93,7 +93,7 @@ def test_arithmetic_needs_the_policy_alone_and_is_used_again(installed, tmp_path
 def test_multihop_holds_half_out_and_starts_on_the_other(installed, tmp_path, questions):
     served, _ = built(tmp_path, "real_cpu", f"real.questions={questions}")
     root = tmp_path / "real"
-    assert served.index == root / "multihop" / "index" and served.encoder == root / "encoder"
+    assert served == (root / "multihop" / "index", root / "encoder")
     files = {split: root / "multihop" / "data" / f"{split}.parquet" for split in ("train", "val")}
     rows = {split: parquet.read_table(file).to_pylist() for split, file in files.items()}
     halves = {split: {row["extra_info"]["question"] for row in found} for split, found in rows.items()}
@@ -163,7 +163,7 @@ def test_a_folder_with_other_files_is_left_alone(installed, tmp_path):
 
 def test_the_command_that_builds_it_is_told_as_it_is_typed(tmp_path):
     config = load_config("real_cpu", [f"real.dir={tmp_path}", "real.questions='my file.json'"])
-    assert build_command(config) == (
+    assert world_of(config).command() == (
         f"verl-credit real --dir {tmp_path} --task multihop --size full --seed 0 --questions 'my file.json' "
         "search.topk=3 search.max_page_chars=400 data.max_prompt_length=384 data.max_response_length=1408"
     )

@@ -37,7 +37,7 @@ def probe(
     ray_on_loopback(os.environ)  # before Ray is imported
     from verl_credit.cli.probe import update
     from verl_credit.config.keys.section import declared
-    from verl_credit.recipe.yaml_files import read_tree
+    from verl_credit.recipe.files import read_tree
     from verl_credit.records.report.studies.probe_picture import picture
     from verl_credit.study.probe.settings import ProbeSettings
 

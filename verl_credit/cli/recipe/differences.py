@@ -6,11 +6,11 @@ import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from verl_credit.cli.saved_run import CONFIG, run_config
 from verl_credit.errors import ConfigError, show_value
-from verl_credit.recipe.compose import load_config
-from verl_credit.recipe.defaults import ABSENT, Default, defaults, flat_values
+from verl_credit.recipe.compose import ABSENT, Default, defaults, flat_values, load_config
 from verl_credit.records.run.files import METRICS, VALIDATION, read_json_lines
 from verl_credit.records.run.versions import installed_versions, read_versions
 
@@ -43,6 +43,7 @@ SCORES = (
     "credit/turns_per_row",
     "timing_s/step",
 )
+NUMBER = int | float  # a damaged file may have another value
 
 
 @dataclass(frozen=True)
@@ -55,8 +56,7 @@ class Side:
     scores: dict[str, float] | None = None
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(NamedTuple):
     key: str
     a: object
     b: object
@@ -89,9 +89,7 @@ def read_side(text: str, config_dir: str | None = None) -> Side:
     except ValueError as error:
         raise ConfigError(f"{text!r}: {error}") from error
     if not words:
-        raise ConfigError(
-            "'': give the folder of a run, or a recipe with overrides in quotes: 'lab credit=grpo'"
-        )
+        raise ConfigError("'': give a run's folder, or a recipe with overrides in quotes: 'lab credit=grpo'")
     if "/" in words[0]:
         raise ConfigError(f"{text}: no such folder; give the folder of a run, or a recipe's name")
     try:
@@ -103,9 +101,8 @@ def read_side(text: str, config_dir: str | None = None) -> Side:
 
 
 def read_run_side(folder: Path) -> Side:
-    config = run_config(folder)
-    versions = read_versions(folder)
-    return Side(str(folder), flat_values(config), versions or {}, last_scores(folder))
+    values, versions = flat_values(run_config(folder)), read_versions(folder)
+    return Side(str(folder), values, versions or {}, last_scores(folder))
 
 
 def last_scores(folder: Path) -> dict[str, float]:
@@ -113,17 +110,13 @@ def last_scores(folder: Path) -> dict[str, float]:
     by_name: dict[str, float] = {}
     rows = read_json_lines(folder / METRICS)
     if rows:
-        by_name["steps"] = max((row["step"] for row in rows if _is_number(row.get("step"))), default=0)
-        by_name |= {name: value for name in SCORES if _is_number(value := rows[-1].get(name))}
+        steps = [row["step"] for row in rows if isinstance(row.get("step"), NUMBER)]
+        by_name["steps"] = max(steps, default=0)
+        by_name |= {name: value for name in SCORES if isinstance(value := rows[-1].get(name), NUMBER)}
     for row in read_json_lines(folder / VALIDATION)[-1:]:
-        by_name |= {"held-out step": row["step"]} if _is_number(row.get("step")) else {}
-        by_name |= {k: v for k, v in sorted(row.items()) if "/em/mean@" in k and _is_number(v)}
+        by_name |= {"held-out step": row["step"]} if isinstance(row.get("step"), NUMBER) else {}
+        by_name |= {k: v for k, v in sorted(row.items()) if "/em/mean@" in k and isinstance(v, NUMBER)}
     return by_name
-
-
-def _is_number(value: object) -> bool:
-    """Is the value a number? A damaged file may have another value."""
-    return isinstance(value, int | float)
 
 
 def compare(a: Side, b: Side, base: Callable[[], dict[str, Default]] = defaults) -> Difference:
@@ -145,16 +138,16 @@ def compare(a: Side, b: Side, base: Callable[[], dict[str, Default]] = defaults)
 
 
 def group_of(key: str) -> str:
-    return next(name for name, patterns in GROUPS if any(_matches(key, pattern) for pattern in patterns))
-
-
-def _matches(key: str, pattern: str) -> bool:
     """``*.seed`` matches the last part; ``data.``, ``trainer.total_`` and ``clip_ratio*`` the start; else the whole key."""
-    if pattern.startswith("*."):
-        return key.endswith(pattern[1:])
-    if pattern.endswith((".", "_", "*")):
-        return key.startswith(pattern.rstrip("*"))
-    return key == pattern
+
+    def matches(pattern: str) -> bool:
+        if pattern.startswith("*."):
+            return key.endswith(pattern[1:])
+        if pattern.endswith((".", "_", "*")):
+            return key.startswith(pattern.rstrip("*"))
+        return key == pattern
+
+    return next(name for name, patterns in GROUPS if any(map(matches, patterns)))
 
 
 def page(found: Difference) -> list[str]:
@@ -170,7 +163,10 @@ def page(found: Difference) -> list[str]:
     if unknown:
         lines += ["", f"versions were not recorded by {' and '.join(unknown)}"]
     if a.scores is not None and b.scores is not None:
-        lines += ["", *_scores(a.scores, b.scores)]
+        names = list(dict.fromkeys([*a.scores, *b.scores]))
+        width = max(map(len, names), default=0)
+        lines += ["", "last metrics" if names else "last metrics: neither has made a step"]
+        lines += [f"  {n:<{width}}  {number(a.scores.get(n))}  ->  {number(b.scores.get(n))}" for n in names]
     count = sum(len(rows) for name, rows in found.groups.items() if name != LAST)
     verdict = "equal" if found.equal else f"{count} values differ"
     if found.equal and found.groups:
@@ -178,26 +174,20 @@ def page(found: Difference) -> list[str]:
     return [*lines, "", verdict]
 
 
-def _scores(a: dict[str, float], b: dict[str, float]) -> list[str]:
-    names = list(dict.fromkeys([*a, *b]))
-    if not names:
-        return ["last metrics: neither has made a step"]
-    width = max(map(len, names))
-    return ["last metrics", *(f"  {n:<{width}}  {number(a.get(n))}  ->  {number(b.get(n))}" for n in names)]
-
-
 def number(value: float | None) -> str:
     return "-" if value is None else str(value) if isinstance(value, int) else f"{value:.4g}"
 
 
 def as_data(found: Difference) -> dict:
-    def row(one: Row) -> dict:
-        return vars(one) | {"default": None if one.default == ABSENT else one.default}
-
     return {
         "a": found.a.label,
         "b": found.b.label,
         "equal": found.equal,
-        "groups": {name: list(map(row, rows)) for name, rows in found.groups.items()},
+        "groups": {
+            name: [
+                row._asdict() | {"default": None if row.default == ABSENT else row.default} for row in rows
+            ]
+            for name, rows in found.groups.items()
+        },
         "scores": {"a": found.a.scores, "b": found.b.scores},
     }

@@ -38,7 +38,7 @@ def plan(
 
     With ``every``, shipped recipes that need a key of yours (for example a model) are listed with the reason.
     """
-    from verl_credit.recipe.folders import shipped_recipes
+    from verl_credit.recipe.files import shipped_recipes
     from verl_credit.recipe.plan.plan import make_plan
 
     names = shipped_recipes() if every else list(config_name)

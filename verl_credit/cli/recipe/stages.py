@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -17,13 +17,12 @@ from verl_credit.credit.token.token_transforms import TRANSFORMS
 from verl_credit.credit.token.uncertainty import canonical_kind
 from verl_credit.credit.turn.mode import TurnMode
 from verl_credit.errors import printable, show_value
-from verl_credit.recipe.defaults import ABSENT, changed_values
+from verl_credit.recipe.compose import ABSENT, changed_values
 from verl_credit.recipe.doctor.checks import before_training
-from verl_credit.recipe.required import DATA, MODEL, with_expectations, without_value
 from verl_credit.recipe.rules.engines import STRATEGIES
-from verl_credit.recipe.rules.own_loss import own_loss, own_modules
+from verl_credit.recipe.rules.own import own_loss, own_modules
 from verl_credit.recipe.unread import idle_lines
-from verl_credit.recipe.world import world_of
+from verl_credit.recipe.world import DATA, MODEL, with_expectations, without_value, world_of
 from verl_credit.records.lineage.store import TABLE
 from verl_credit.redact import redact_value
 from verl_credit.turns.scorers import SCORERS
@@ -32,10 +31,7 @@ from verl_credit.turns.signals import find_signal
 PYTHON_LISTS = "Python lists, a call per prompt"
 
 
-@dataclass(frozen=True)
-class Stage:
-    """A step of the pipeline."""
-
+class Stage(NamedTuple):
     level: str
     name: str
     says: str
@@ -64,13 +60,10 @@ def explanation(name: str, config: DictConfig, values: bool = False) -> str:
 def stages(config: DictConfig, settings: CreditSettings) -> Iterator[Stage]:
     """Yields the stages in the order in which they act."""
     if not settings.turn_estimator:
-        yield Stage(
-            "advantage", f"verl's {settings.algorithm.adv_estimator}", "verl's own estimator", "verl's batch"
-        )
+        name = f"verl's {settings.algorithm.adv_estimator}"
+        yield Stage("advantage", name, "verl's own estimator", "verl's batch")
     else:
-        if settings.scores_gain:
-            yield _gain(config, settings)
-        yield from _signals(settings)
+        yield from _signals(config, settings)
         yield from _credit(config, settings)
     yield _loss(config, settings)
 
@@ -83,11 +76,11 @@ def value_lines(config: DictConfig, values: bool) -> list[str]:
     width = max((len(key) for key, _, _ in changed), default=0)
     lines = ["values that are not the default:"]
     for key, value, default in changed:
-        was = (
-            f"{default.of}: {show_value(default.value)}" if default.value != ABSENT else "a key of the recipe"
-        )
-        # verl's prompt_key is not a secret, a user's api_key is
-        named = key.rpartition(".")[2] if default.value == ABSENT else ""
+        own = default.value == ABSENT
+        was = "a key of the recipe" if own else f"{default.of}: {show_value(default.value)}"
+        named = (
+            key.rpartition(".")[2] if own else ""
+        )  # verl's prompt_key is not a secret, a user's api_key is
         lines.append(f"  {key:<{width}}  {show_value(redact_value(named, value))}   ({was})")
     return [*lines, ""]
 
@@ -99,31 +92,28 @@ def missing(config: DictConfig) -> list[str]:
     for key in (*DATA, MODEL):
         value = None if key in empty else OmegaConf.select(config, key)
         for path in map(str, value) if OmegaConf.is_list(value) else [] if value is None else [str(value)]:
-            if not builds and _is_local(key, path) and not os.path.exists(os.path.expanduser(path)):
+            # Data are files; a model may also be a name on the hub.
+            local = key.startswith("data.") or path.startswith(("/", ".", "~"))
+            if local and not builds and not os.path.exists(os.path.expanduser(path)):
                 inputs.append(f"{key}={path} (not there)")
     return inputs
 
 
-def _is_local(key: str, path: str) -> bool:
-    """Is the path local? Data are files; a model may also be a name on the hub."""
-    return key.startswith("data.") or path.startswith(("/", ".", "~"))
-
-
-def _gain(config: DictConfig, settings: CreditSettings) -> Stage:
+def _signals(config: DictConfig, settings: CreditSettings) -> Iterator[Stage]:
+    """Yields the turn signals, and the rule that combines several into a turn reward."""
     a = settings.algorithm
-    return Stage(
-        "information gain",
-        a.info_gain_type,
-        f"p = exp(mean log-prob of the gold answer's tokens; aliases: {a.info_gain_aliases}), before the first search and "
-        f"after each; gain = what a search added ({a.info_gain_context}, first_turn={a.info_gain_first_turn})",
-        f"the gold answers as {_written(a)}, the policy",
-        SCORERS[a.info_gain_scorer].says(config, settings),
-    )
-
-
-def _signals(settings: CreditSettings) -> Iterator[Stage]:
-    """Yields the turn signals beside information gain, and the rule that combines several into a turn reward."""
-    a = settings.algorithm
+    if settings.scores_gain:
+        by_row = "\\boxed{answer} or <answer>{answer}</answer>, by the row (auto)"
+        written = by_row if a.info_gain_template == AUTO else repr(a.info_gain_template)
+        written += f" after {a.info_gain_prefix!r}" if a.info_gain_prefix else ""
+        yield Stage(
+            "information gain",
+            a.info_gain_type,
+            f"p = exp(mean log-prob of the gold answer's tokens; aliases: {a.info_gain_aliases}), before the first search "
+            f"and after each; gain = what a search added ({a.info_gain_context}, first_turn={a.info_gain_first_turn})",
+            f"the gold answers as {written}, the policy",
+            SCORERS[a.info_gain_scorer].says(config, settings),
+        )
     for name in settings.turn_signals:
         if name != INFO_GAIN:
             signal = find_signal(name, a.turn_signal_params)
@@ -133,13 +123,6 @@ def _signals(settings: CreditSettings) -> Iterator[Stage]:
         parts = " + ".join(f"{weight:g} {name}" for name, weight in settings.turn_signals.items())
         scored = ", each z-scored over its question's turns" if a.turn_signal_normalise == "group" else ""
         yield Stage("turn reward", "sum", f"{parts}{scored}", "the turn signals")
-
-
-def _written(a: Algorithm) -> str:
-    """The text of a gold answer that is scored after a context."""
-    by_row = "\\boxed{answer} or <answer>{answer}</answer>, by the row (auto)"
-    template = by_row if a.info_gain_template == AUTO else repr(a.info_gain_template)
-    return f"{template} after {a.info_gain_prefix!r}" if a.info_gain_prefix else template
 
 
 def _credit(config: DictConfig, settings: CreditSettings) -> Iterator[Stage]:
@@ -164,9 +147,8 @@ def _credit(config: DictConfig, settings: CreditSettings) -> Iterator[Stage]:
     ):
         yield Stage("outcome", "grpo", says, "rewards, groups")
     else:
-        yield _registered(
-            "outcome", pipeline.advantage_mode, f"f(rewards, {redact_value('', pipeline.advantage_params)})"
-        )
+        own = f"f(rewards, {redact_value('', pipeline.advantage_params)})"
+        yield _registered("outcome", pipeline.advantage_mode, own)
     yield _registered("turn", pipeline.info_gain_norm_mode, note=_options(settings))
     if pipeline.own_transform:
         yield Stage(
@@ -203,16 +185,14 @@ def _token(pipeline: Algorithm) -> Iterator[Stage]:
             PYTHON_LISTS if kind is None else "",
         )
     if transform.needs_planning:
-        encoder = pipeline.planning.detector == "anchors"
-        yield Stage(
-            "planning mask",
-            pipeline.planning.detector,
-            f"sentences near those of {pipeline.planning.model}"
-            if encoder
-            else "which tokens plan rather than execute",
-            "the decoded text of every trajectory",
-            "an encoder pass over every sentence" if encoder else "one pass over the text (evidence/credit)",
-        )
+        says, cost = "which tokens plan rather than execute", "one pass over the text (evidence/credit)"
+        if pipeline.planning.detector == "anchors":
+            says, cost = (
+                f"sentences near those of {pipeline.planning.model}",
+                "an encoder pass over every sentence",
+            )
+        text = "the decoded text of every trajectory"
+        yield Stage("planning mask", pipeline.planning.detector, says, text, cost)
     if transform.uses_sepa_controller:
         sepa = pipeline.sepa
         yield Stage(
@@ -232,37 +212,24 @@ def _token(pipeline: Algorithm) -> Iterator[Stage]:
 
 
 def _loss(config: DictConfig, settings: CreditSettings) -> Stage:
-    actor = config.actor_rollout_ref.actor
+    if own := own_loss(config):
+        modules = ", ".join(own_modules(config))
+        says = f"yours, not verl's: `train` asks verl for it once {modules} is imported, or ends there"
+        return Stage("loss", own, says, "log-probs, advantages")
+    actor, model = config.actor_rollout_ref.actor, config.actor_rollout_ref.model
     clip = f"clip range [1 - {actor.clip_ratio_low}, 1 + {actor.clip_ratio_high}]"
     if settings.dynamic_clip:
         clip += f", times the turn's scale in (1 - {settings.clip_beta:g}, 1 + {settings.clip_beta:g})"
-    if own := own_loss(config):
-        modules = ", ".join(own_modules(config))
-        says = (
-            f"yours, none of verl's own: `train` asks verl for it once {modules} is imported, or ends there"
-        )
-        return Stage("loss", own, says, "log-probs, advantages")
-    return Stage(
-        "loss",
-        actor.policy_loss.loss_mode,
-        f"ratio per {settings.ratio_level}, {clip}",
-        "log-probs, advantages, turn ids",
-        f"a pass over the logits, by {_log_probs(config)}",
-    )
-
-
-def _log_probs(config: DictConfig) -> str:
-    """Names what computes the log-probs, as far as it is known before the run's machine is."""
-    model, strategy = config.actor_rollout_ref.model, config.actor_rollout_ref.actor.strategy
-    if strategy not in STRATEGIES:
-        return f"verl's {strategy} engine (ours are for {' and '.join(STRATEGIES)})"
-    if model.get("use_fused_kernels", False):
-        return "verl's fused head"
-    if config.trainer.device == "cpu":
-        return "the project's log-probs"
-    return (
-        "flash-attn's loss where flash-attn is installed, else the project's log-probs; the start says which"
-    )
+    if actor.strategy not in STRATEGIES:
+        by = f"verl's {actor.strategy} engine (ours are for {' and '.join(STRATEGIES)})"
+    elif model.get("use_fused_kernels", False):
+        by = "verl's fused head"
+    elif config.trainer.device == "cpu":
+        by = "the project's log-probs"
+    else:  # the run's machine is not known yet
+        by = "flash-attn's loss where flash-attn is installed, else the project's log-probs; the start says which"
+    says, reads = f"ratio per {settings.ratio_level}, {clip}", "log-probs, advantages, turn ids"
+    return Stage("loss", actor.policy_loss.loss_mode, says, reads, f"a pass over the logits, by {by}")
 
 
 def _registered(level: str, name: str, own: str = "", note: str = "") -> Stage:

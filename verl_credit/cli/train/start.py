@@ -21,9 +21,8 @@ from verl_credit.recipe.doctor.hardware.software import wants_cuda
 from verl_credit.recipe.doctor.network import network_lines
 from verl_credit.recipe.doctor.result import Status
 from verl_credit.recipe.machine.gather import gather
-from verl_credit.recipe.required import missing_line
 from verl_credit.recipe.unread import idle_lines
-from verl_credit.recipe.world import World, world_of
+from verl_credit.recipe.world import World, missing_line, world_of
 from verl_credit.records.run import events
 from verl_credit.records.run.files import METRICS, DamagedFile
 from verl_credit.records.run.finished import nothing_left, planned_in_all
@@ -54,21 +53,24 @@ def _train(config: DictConfig, command: str) -> int:
     run_dir = Path(config.run_dir)
     set_environment(config)
     with terminate_as_interrupt(), run_lock(run_dir, say_at_once):
-        say, row = say_at_once, TrialRow(config, command)
+        say, row, error = say_at_once, TrialRow(config, command), None
         try:
             progress = _progress(run_dir, config, command)
             say = progress.say
             code, why = _run(config, run_dir, progress, row)
-        except BaseException as error:
-            _end(config, *how_it_ended(error), say, row, error)
+            return code
+        except BaseException as raised:
+            error, (code, why) = raised, how_it_ended(raised)
             raise
-        _end(config, code, why, say, row)
-        return code
+        finally:
+            _end(config, code, why, say, row, error)
 
 
 def _run(config: DictConfig, run_dir: Path, progress: Progress, row: TrialRow) -> tuple[ExitCode, str]:
     with ExitStack() as stack:
-        _lock_checkpoints(config, stack)
+        checkpoints = Path(config.trainer.default_local_dir).resolve()
+        if checkpoints != run_dir:  # two runs that wrote into it would resume from each other's checkpoints
+            stack.enter_context(run_lock(checkpoints, say_at_once, "trainer.default_local_dir"))
         if reason := nothing_left(config):
             return ExitCode.NOTHING_LEFT, reason
         trial = row.begin()
@@ -98,28 +100,29 @@ def _end(
     why: str,
     say: Callable[[str], None],
     row: TrialRow,
-    error: BaseException | None = None,
+    error: BaseException | None,
 ) -> None:
     """Records the end in the table of trials, the run's events and its report. `train` itself prints a refusal or an
-    interruption."""
+    interruption. Errors of the recording never replace the error that ended the run."""
+    from verl_credit.records.report import write_report
+
     run_dir = Path(config.run_dir)
     trial = row.end(code, why, error)
     try:
         text = events.end(run_dir, code, why, planned_in_all(config), trial=trial)
-    except (OSError, DamagedFile) as error:  # these must not replace the error that ended the run
+    except (OSError, DamagedFile) as error:
         text = f"{why} (not recorded: {error})"
     if code not in (ExitCode.PREFLIGHT, ExitCode.INTERRUPTED):
         say(text)
     if trial and (row.failed or code is not ExitCode.PREFLIGHT):
         say(trial)
-    _report(run_dir, say if code is not ExitCode.PREFLIGHT else lambda _: None)
-
-
-def _lock_checkpoints(config: DictConfig, stack: ExitStack) -> None:
-    """Locks the checkpoints' folder: two runs that wrote into it would resume from each other's checkpoints."""
-    folder = Path(config.trainer.default_local_dir).resolve()
-    if folder != Path(config.run_dir):  # the run already locks run_dir
-        stack.enter_context(run_lock(folder, say_at_once, "trainer.default_local_dir"))
+    if (run_dir / METRICS).exists():  # the run has made a step
+        try:
+            text = f"report: {write_report(run_dir)}"
+        except (ValueError, OSError) as error:
+            text = f"no report: {error}"
+        if code is not ExitCode.PREFLIGHT:
+            say(text)
 
 
 def _progress(run_dir: Path, config: DictConfig, command: str) -> Progress:
@@ -139,7 +142,7 @@ def _prepare_world(world: World, config: DictConfig, stack: ExitStack, progress:
     if served is None or config.search.url is not None:
         return
     try:
-        server = start_server(served.index, served.encoder, log_path=Path(config.run_dir) / "retriever.log")
+        server = start_server(*served, log_path=Path(config.run_dir) / "retriever.log")
     except (RuntimeError, TimeoutError) as error:
         raise PreflightError(f"{world.section}.dir={config[world.section].dir}: {error}") from error
     stack.callback(server.stop)
@@ -194,17 +197,6 @@ def _launch(config: DictConfig, say: Callable[[str], None]) -> tuple[ExitCode, s
     except RunFailed as error:
         return ExitCode.FAILED, str(error)
     return ExitCode.DONE, ""
-
-
-def _report(run_dir: Path, say: Callable[[str], None]) -> None:
-    """Writes the report of a run that has a step; its own errors never replace the error that ended the run."""
-    from verl_credit.records.report import write_report
-
-    if (run_dir / METRICS).exists():
-        try:
-            say(f"report: {write_report(run_dir)}")
-        except (ValueError, OSError) as error:
-            say(f"no report: {error}")
 
 
 @contextmanager

@@ -92,25 +92,34 @@ def sweep(name: str, overrides: list[str], config_dir: str | None = None) -> int
     A failed run does not stop the others. Exit code: 0 when all are done, now or earlier, else that of the first unfinished
     run; 4 when a run cannot start, before the first run where its configuration is wrong; 130 for Ctrl-C.
     """
-    runs = expand(overrides)
-    run_dirs = [_checked(name, label, chosen, config_dir) for label, chosen in runs]
-    configs = [
-        unchecked_config(name, in_folder(chosen, run_dir), config_dir)
-        for (_, chosen), run_dir in zip(runs, run_dirs, strict=True)
-    ]
-    _refuse_shared(runs, configs)
+    runs, taken = [], {}
+    for label, chosen in expand(overrides):
+        try:
+            config = load_config(name, chosen, config_dir)
+        except ConfigError as error:
+            raise ConfigError(f"{label or name}: {error}") from error
+        run_dir = Path(config.run_dir).expanduser().resolve() / label
+        chosen = in_folder(chosen, run_dir)
+        config = unchecked_config(name, chosen, config_dir)
+        folder = Path(config.trainer.default_local_dir).expanduser().resolve()
+        if folder in taken:  # a run would resume another's checkpoint
+            use = f"{taken[folder]} and {label} would share their checkpoints; leave it below run_dir (its default), or "
+            use += "write ${run_dir} in it"
+            raise ConfigError(key="trainer.default_local_dir", value=folder, accepted=use)
+        taken[folder] = label
+        runs.append((label or name, run_dir, chosen, config))
+    configs = [config for *_, config in runs]
     for line in sweep_warnings(configs):
         print(line, flush=True)
-    answers = ask_for(configs)
-    codes = []
-    for number, ((label, chosen), run_dir) in enumerate(zip(runs, run_dirs, strict=True), start=1):
-        print(f"run {number} of {len(runs)}: {label or name} in {run_dir}", flush=True)
-        codes.append(run_child(train_command(name, [*in_folder(chosen, run_dir), *answers], config_dir)))
-        if codes[-1] in ENDS_ALL:
-            return codes[-1]
-    for (label, _), code in zip(runs, codes, strict=True):
-        print(f"{label or name}: exit code {code}", flush=True)
-    return next((code for code in codes if code not in DONE), ExitCode.DONE)
+    answers, codes = ask_for(configs), {}
+    for number, (label, run_dir, chosen, _) in enumerate(runs, start=1):
+        print(f"run {number} of {len(runs)}: {label} in {run_dir}", flush=True)
+        codes[label] = run_child(train_command(name, [*chosen, *answers], config_dir))
+        if codes[label] in ENDS_ALL:
+            return codes[label]
+    for label, code in codes.items():
+        print(f"{label}: exit code {code}", flush=True)
+    return next((code for code in codes.values() if code not in DONE), ExitCode.DONE)
 
 
 def ask_for(configs: Sequence[DictConfig]) -> list[str]:
@@ -121,27 +130,3 @@ def ask_for(configs: Sequence[DictConfig]) -> list[str]:
         return []
     answers = {key: input(f"{key}, {ASKED[key]} (empty: none): ").strip() for key in lacking}
     return [f"{key}={quoted(text)}" for key, text in answers.items() if text]
-
-
-def _refuse_shared(runs, configs: Sequence[DictConfig]) -> None:
-    """Refuses shared folders, because a run would resume another's checkpoint. The ConfigError names both runs."""
-    taken: dict[Path, str] = {}
-    for (label, _), config in zip(runs, configs, strict=True):
-        folder = Path(config.trainer.default_local_dir).expanduser().resolve()
-        if folder in taken:
-            shared = (
-                f"{taken[folder]} and {label} would share their checkpoints; leave it below run_dir (its "
-            )
-            shared += "default), or write ${run_dir} in it"
-            raise ConfigError(key="trainer.default_local_dir", value=folder, accepted=shared)
-        taken[folder] = label
-
-
-def _checked(name: str, label: str, overrides: list[str], config_dir: str | None) -> Path:
-    """Checks a run and returns its folder. The ConfigError names the run."""
-    try:
-        config = load_config(name, overrides, config_dir)
-    except ConfigError as error:
-        raise ConfigError(f"{label or name}: {error}") from error
-    folder = Path(config.run_dir).expanduser().resolve()
-    return folder / label if label else folder

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
+
+from omegaconf import OmegaConf
 
 from verl_credit.config.keys import reads
 from verl_credit.config.keys.algorithm import AUTO, CANONICAL, DETECTORS, SCORERS, Algorithm, TurnJudge
-from verl_credit.config.keys.lineage import Lineage
-from verl_credit.config.keys.loss import LOSS, PolicyLoss
-from verl_credit.config.keys.probe import Probe
-from verl_credit.config.keys.run import EVALUATION_MODES, FOLDERS, Evaluation, Faults, Lab, Real, Run
+from verl_credit.config.keys.run import (
+    EVALUATION_MODES,
+    FOLDERS,
+    Evaluation,
+    Faults,
+    Lab,
+    Lineage,
+    Probe,
+    Real,
+    Run,
+)
 from verl_credit.config.keys.search import Search
 from verl_credit.config.keys.section import Key, Section, keys_of, read_section
-from verl_credit.config.keys.verl import VERLS
+from verl_credit.config.keys.verl import LOSS, VERLS, PolicyLoss
 
 # The sections are checked in this order.
 OURS: tuple[type[Section], ...] = (Algorithm, PolicyLoss, Search, Run, Faults, Evaluation, Probe, Lineage)
@@ -24,36 +32,24 @@ def our_keys() -> list[Key]:
     return [key for section in OURS for key in keys_of(section)]
 
 
-@cache
-def _places() -> dict[str, set[str]]:
-    """Maps the last part of every declared key and section to the full names that end with it."""
-    places: dict[str, set[str]] = {}
-    for section in (*OURS, *VERLS, Lab, Real):
-        for key in keys_of(section):
-            parts = key.name.split(".")
-            for n, part in enumerate(parts):
-                places.setdefault(part, set()).add(".".join(parts[: n + 1]))
-    return places
-
-
 def place_of(name: str) -> str | None:
-    """The full name of the one declared key that ends with ``name``; None where there is none, or several."""
-    places = _places().get(name, set())
-    return next(iter(places)) if len(places) == 1 else None
+    """The full name of the one declared key or section that ends with ``name``; None where there is none, or several."""
+    places = set()
+    for section in (*OURS, *VERLS, Lab, Real):
+        for parts in (key.name.split(".") for key in keys_of(section)):
+            if name in parts:
+                places.add(".".join(parts[: parts.index(name) + 1]))
+    return places.pop() if len(places) == 1 else None
 
 
 def defaults_tree() -> dict[str, Any]:
     """Returns our keys with their defaults, nested as in a recipe."""
-    tree: dict[str, Any] = {}
+    tree = OmegaConf.create()
     for key in our_keys():
-        if key.field.is_required():
-            continue
-        *parents, leaf = key.name.split(".")
-        node = tree
-        for parent in parents:
-            node = node.setdefault(parent, {})
-        node[leaf] = list(key.default) if isinstance(key.default, tuple) else key.default
-    return tree
+        if not key.field.is_required():
+            default = list(key.default) if isinstance(key.default, tuple) else key.default
+            OmegaConf.update(tree, key.name, default)
+    return OmegaConf.to_container(tree)
 
 
 __all__ = [

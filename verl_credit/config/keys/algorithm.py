@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator
+from annotated_types import Predicate
+from pydantic import Field
 
 from verl_credit.config.keys import reads
 from verl_credit.config.keys.run import Folder
@@ -22,6 +23,7 @@ from verl_credit.names import ADV_ESTIMATOR
 
 AUTO = "auto"
 DETECTORS = ("grams", "anchors")
+TURN_SIGNALS = (AUTO, "none", "info_gain", "infopo", "tool_reward", "column:NAME")
 SCORERS = ("branch", "rows", "server")
 
 AtLeast0 = Annotated[float, Field(ge=0)]
@@ -72,7 +74,7 @@ class Sepa(Section):
 
 
 class EntropyMask(Section):
-    rho: Annotated[Share, When(reads.masked)] = 0.2
+    rho: Annotated[Share, When(lambda s: reads.transform(s).masked)] = 0.2
     """Share of a prompt's tokens that keep their advantage."""
 
 
@@ -92,17 +94,11 @@ class Canonical(Section):
     entropy_clip: Annotated[
         tuple[float, float] | None,
         Field(strict=False),
+        Predicate(lambda clip: clip is None or 0 <= clip[0] < clip[1]),
         Expected("null or [low, high] with 0 <= low < high"),
         When(reads.canonical),
     ] = None
     """Entropies are clipped to [low, high]; null: no clip."""
-
-    @field_validator("entropy_clip")
-    @classmethod
-    def _rising(cls, clip: tuple[float, float] | None) -> tuple[float, float] | None:
-        if clip is not None and not 0 <= clip[0] < clip[1]:
-            raise ValueError("expected null or [low, high] with 0 <= low < high")
-        return clip
 
 
 class Planning(Section):
@@ -145,19 +141,15 @@ class Algorithm(Section):
     """info_gain is our estimator. With the name of a verl estimator, none of the keys below acts."""
     advantage_mode: named(OUTCOME_OPERATORS) = "grpo"
     """Outcome level: how a prompt's outcomes become an advantage per trajectory; or my_module.my_operator."""
-    advantage_params: Annotated[Params, When(reads.own_outcome)] = Field(default_factory=dict)
+    advantage_params: Annotated[
+        Params, When(lambda s: s.algorithm.advantage_mode not in OUTCOME_OPERATORS)
+    ] = {}
     """Handed to an outcome operator of yours."""
     info_gain_norm_mode: named(MODES) = "turn-group-v1d"
     """Turn level: how turn rewards become an advantage per turn; none: verl's GRPO; or my_module.my_mode."""
-    turn_params: Params = Field(default_factory=dict)
+    turn_params: Params = {}
     """Options of the turn mode that have no key of their own (`verl-credit modes` lists them)."""
-    turn_signal: Annotated[
-        str,
-        Expected(
-            "auto, none, info_gain, infopo, tool_reward, column:NAME, or a dotted path to your own (my_module.my_signal)"
-        ),
-        When(reads.turn_level),
-    ] = AUTO
+    turn_signal: Annotated[named(TURN_SIGNALS), When(reads.turn_level)] = AUTO
     """Turn reward: info_gain, infopo, tool_reward, column:NAME, none, my_module.my_signal; auto: what the mode needs."""
     turn_signals: Annotated[
         dict[str, float] | None,
@@ -165,15 +157,13 @@ class Algorithm(Section):
         When(reads.turn_level),
     ] = None
     """Several turn signals with their weights, {info_gain: 1.0, tool_reward: 0.5}; replaces turn_signal."""
-    turn_signal_normalise: Annotated[Literal["group", "none"], When(reads.several_signals)] = "group"
+    turn_signal_normalise: Annotated[Literal["group", "none"], When(lambda s: len(s.turn_signals) > 1)] = (
+        "group"
+    )
     """group: signals are z-scored over their question's turns and added; none: added unscaled, where all are present."""
-    turn_signal_params: Annotated[Params, When(reads.own_signal)] = Field(default_factory=dict)
+    turn_signal_params: Annotated[Params, When(lambda s: any(map(reads.is_path, s.turn_signals)))] = {}
     """Handed to turn signals of yours."""
-    turn_anchor: Annotated[
-        str,
-        Expected("observation, prefix, or a dotted path to your own (my_module.my_anchor)"),
-        When(reads.anchored),
-    ] = "observation"
+    turn_anchor: Annotated[named(("observation", "prefix")), When(reads.anchored)] = "observation"
     """State that a turn starts from (gigpo, hgpo, your algorithm): the last observation, or all tokens before the turn."""
     turn_anchor_similarity: Annotated[Annotated[float, Field(gt=0, lt=1)] | None, When(reads.anchored)] = None
     """Texts with at least this difflib ratio are one state; null: only equal texts are."""
@@ -182,15 +172,17 @@ class Algorithm(Section):
     """A question whose rollouts all score the same keeps training on gains (released code), or is skipped."""
     transform_mode: named((*TRANSFORMS, *CANONICAL)) = "none"
     """Token level: how a turn's advantage is spread over its tokens."""
-    transform_params: Annotated[Params, When(reads.own_transform)] = Field(default_factory=dict)
+    transform_params: Annotated[Params, When(reads.own_transform)] = {}
     """Handed to a transform or uncertainty of yours."""
     algorithm_mode: Annotated[
         str | None, Expected("null, or a dotted path to your own (my_module.my_algorithm)")
     ] = None
     """my_module.my_algorithm replaces the whole pipeline."""
-    algorithm_params: Annotated[Params, When(reads.own_algorithm)] = Field(default_factory=dict)
+    algorithm_params: Annotated[Params, When(lambda s: s.algorithm.algorithm_mode is not None)] = {}
     """Handed to an algorithm of yours."""
-    uncertainty_kind: Annotated[named(UNCERTAINTY_KINDS), When(reads.uncertain)] = "surprisal"
+    uncertainty_kind: Annotated[
+        named(UNCERTAINTY_KINDS), When(lambda s: reads.weighted(s) or reads.canonical(s))
+    ] = "surprisal"
     """Measure that sets a token's weight: surprisal, predictive_variance, shannon_entropy, or my_module.my_uncertainty."""
     gtpo: Gtpo = Field(default_factory=Gtpo)
     hicra: Hicra = Field(default_factory=Hicra)
@@ -199,7 +191,9 @@ class Algorithm(Section):
     canonical: Canonical = Field(default_factory=Canonical)
     planning: Planning = Field(default_factory=Planning)
     strategic_grams: Annotated[
-        str | list[str] | None, Expected("a comma list, a list of phrases, or null"), When(reads.by_grams)
+        str | list[str] | None,
+        Expected("a comma list, a list of phrases, or null"),
+        When(lambda s: reads.planned(s) and s.algorithm.planning.detector == "grams"),
     ] = None
     """JSON list or comma list; null: the 18 published grams."""
     info_gain_type: Annotated[Literal[tuple(INFO_GAIN_TYPES)], When(reads.gains)] = "prob_diff"
@@ -208,10 +202,13 @@ class Algorithm(Section):
     """prior: the first turn's gain is measured against the bare prompt. none: the first turn has no gain (released code)."""
     info_gain_context: Annotated[Literal["observation", "call"], When(reads.gains)] = "observation"
     """observation: the context includes what the turn's search returned. call: it ends at the call (released code)."""
-    info_gain_template: Annotated[str, When(reads.gains)] = AUTO
+    info_gain_template: Annotated[
+        str, Field(pattern=r"^auto$|\{answer\}"), Expected("auto, or a text with {answer}"), When(reads.gains)
+    ] = AUTO
     """The text scored after each context: a text with {answer}; auto: the form of the row's answers, a tag or a box."""
     info_gain_prefix: Annotated[
         str,
+        Predicate(lambda prefix: "{answer}" not in prefix),
         Expected('the text between a context and algorithm.info_gain_template, or "" for none'),
         When(reads.gains),
     ] = ""
@@ -227,28 +224,14 @@ class Algorithm(Section):
     info_gain_curriculum: Curriculum = Field(default_factory=Curriculum)
     info_gain_on_error: Annotated[Literal["raise", "drop", "zero"], When(reads.scorer)] = "raise"
     """A gain that cannot be scored stops the run, is missing (drop), or is 0; credit/gain/failed_rows counts them."""
-    gamma: Annotated[Share, When(reads.discounts)] = 1.0
+    gamma: Annotated[
+        Share, When(lambda s: not s.turn_estimator or "gamma" in s.algorithm.turn_mode.options)
+    ] = 1.0
     """Discount of later turns' rewards."""
     adv_rescale_alpha: Annotated[AtLeast0, When(reads.rescaled)] = 0.3
     """Weight of the gains beside the outcome (released recipe: 0.3, paper: 1)."""
     norm_adv_by_std_in_grpo: Annotated[bool, When(reads.divides)] = True
     """Divide outcomes by their group's standard deviation."""
-
-    @field_validator("info_gain_template")
-    @classmethod
-    def _has_an_answer(cls, template: str) -> str:
-        if template != AUTO and "{answer}" not in template:
-            raise ValueError(f"it must contain {{answer}}, or be {AUTO}")
-        return template
-
-    @field_validator("info_gain_prefix")
-    @classmethod
-    def _has_none(cls, prefix: str) -> str:
-        if "{answer}" in prefix:
-            raise ValueError(
-                'expected the text between a context and algorithm.info_gain_template, or "" for none'
-            )
-        return prefix
 
     @property
     def signal_weights(self) -> dict[str, float]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from inspect import iscoroutinefunction
+from operator import attrgetter
+from typing import Any
 
-from verl_credit.credit.outcome import OUTCOME_OPERATORS
 from verl_credit.credit.plugins import load
 from verl_credit.credit.token.token_transforms import TRANSFORMS, TokenTransform
 from verl_credit.credit.token.uncertainty import canonical_kind
@@ -16,6 +18,10 @@ COLUMN = "column:"
 def transform(s) -> TokenTransform:
     """The chosen token transform; an empty transform where it is a user's or a name that is not in the list."""
     return TRANSFORMS.get(s.algorithm.transform_mode, TokenTransform())
+
+
+gains, scorer = attrgetter("scores_gain"), attrgetter("uses_scorer")
+searches, canonical = attrgetter("search.max_searches"), attrgetter("algorithm.canonical_transform")
 
 
 def ours(s) -> bool:
@@ -33,35 +39,15 @@ def anchored(s) -> bool:
     return ours(s) and "anchor_B_K1" in s.algorithm.turn_mode.tables
 
 
-def several_signals(s) -> bool:
-    return len(s.turn_signals) > 1
-
-
 def is_path(name: str) -> bool:
     """Is the name a dotted path (my_module.my_signal, my_module:my_signal), and not a built-in name or a column?"""
     return bool({".", ":"} & set(name)) and not name.startswith(COLUMN)
-
-
-def own_signal(s) -> bool:
-    return any(map(is_path, s.turn_signals))
 
 
 def judged(s) -> bool:
     """A user's turn signal is a coroutine."""
     own = filter(is_path, s.turn_signals)
     return any(iscoroutinefunction(load(name, "algorithm.turn_signal")) for name in own)
-
-
-def gains(s) -> bool:
-    return s.scores_gain
-
-
-def scorer(s) -> bool:
-    return s.uses_scorer
-
-
-def discounts(s) -> bool:
-    return not s.turn_estimator or "gamma" in s.algorithm.turn_mode.options
 
 
 def rescaled(s) -> bool:
@@ -74,7 +60,7 @@ def divides(s) -> bool:
     if not s.turn_estimator:
         return True
     reads = "norm_by_std" in a.turn_mode.options
-    return not a.replaces_turns and reads and (gains(s) or a.advantage_mode == "grpo")
+    return not a.replaces_turns and reads and (s.scores_gain or a.advantage_mode == "grpo")
 
 
 def own_code(s) -> bool:
@@ -82,69 +68,26 @@ def own_code(s) -> bool:
     return s.algorithm.algorithm_mode is not None or s.algorithm.own_transform
 
 
-def weighted(s) -> bool:
-    return own_code(s) or transform(s).weighted
+def _transform_that(flag: str) -> Callable[[Any], bool]:
+    """The chosen token transform has the flag, or a user's code may read the key."""
+    return lambda s: own_code(s) or getattr(transform(s), flag)
 
 
-def uncertain(s) -> bool:
-    return weighted(s) or s.algorithm.canonical_transform
+weighted, amplified, sepa, planned = map(
+    _transform_that, ("weighted", "amplified", "uses_sepa_controller", "needs_planning")
+)
 
 
-def amplified(s) -> bool:
-    return own_code(s) or transform(s).amplified
+def _transform_called(name: str) -> Callable[[Any], bool]:
+    return lambda s: s.algorithm.transform_mode == name
 
 
-def masked(s) -> bool:
-    return transform(s).masked
-
-
-def sepa(s) -> bool:
-    return own_code(s) or transform(s).uses_sepa_controller
-
-
-def planned(s) -> bool:
-    return own_code(s) or transform(s).needs_planning
+gtpo_canonical, grpo_s = map(_transform_called, ("gtpo_canonical", "grpo_s"))
 
 
 def by_anchors(s) -> bool:
     return planned(s) and s.algorithm.planning.detector == "anchors"
 
 
-def by_grams(s) -> bool:
-    return planned(s) and s.algorithm.planning.detector == "grams"
-
-
-def canonical(s) -> bool:
-    return s.algorithm.canonical_transform
-
-
-def gtpo_canonical(s) -> bool:
-    return s.algorithm.transform_mode == "gtpo_canonical"
-
-
-def grpo_s(s) -> bool:
-    return s.algorithm.transform_mode == "grpo_s"
-
-
-def own_outcome(s) -> bool:
-    return s.algorithm.advantage_mode not in OUTCOME_OPERATORS
-
-
 def own_transform(s) -> bool:
     return s.algorithm.own_transform or canonical_kind(s.algorithm.uncertainty_kind) is None
-
-
-def own_algorithm(s) -> bool:
-    return s.algorithm.algorithm_mode is not None
-
-
-def turn_loss(s) -> bool:
-    return s.loss is not None
-
-
-def scaled_clip(s) -> bool:
-    return s.loss is not None and bool(s.loss.dynamic_clip)
-
-
-def searches(s) -> bool:
-    return s.search.max_searches > 0

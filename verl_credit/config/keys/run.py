@@ -1,4 +1,4 @@
-"""Keys of a whole run: its folder, seed, limits, and the faults that it tolerates."""
+"""Keys of a whole run: its folder, seed, limits, the faults that it tolerates, its evaluation, probe, trial and world."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pydantic import AfterValidator, Field
 
 from verl_credit.config.keys.section import Expected, Section
 from verl_credit.errors import ConfigError
+from verl_credit.names import bare_id
 
 EVALUATION_MODES = ("greedy", "sampled")
 FOLDERS = ("run_dir", "trainer.default_local_dir")  # a run writes into these folders
@@ -116,6 +117,62 @@ class Evaluation(Section):
     max_hours: Annotated[float, Field(ge=1e-3)] | None = None
     """Hours that an evaluation may take, all modes together; a longer evaluation ends the run after the current batch;
     null: no limit."""
+
+
+class Probe(Section):
+    """The entropy probe inside training (docs/probe.md)."""
+
+    prefix = "probe"
+
+    every: Annotated[int, Field(ge=0)] = 0
+    """Every n-th update is compared with its first-order prediction of entropy on the next step's rollouts; 0: off."""
+    budget: Annotated[float, Field(ge=0.001, le=1)] = 0.1
+    """Largest share of a step's time for the comparison; it sets the number of prompts, at least `probe.groups`."""
+    groups: Annotated[int, Field(ge=2, le=100)] = 4
+    """Groups of prompts from which the standard error is computed, one backward each."""
+
+
+LONGEST_TEXT = 20_000  # characters; readers of the table accept fields of at most 131,072
+
+
+def _cell(text: str) -> str:
+    if len(text) > LONGEST_TEXT or "\0" in text or any("\ud800" <= c <= "\udfff" for c in text):
+        most = f"at most {LONGEST_TEXT:,} characters"
+        raise ValueError(f"expected a text of {most}, without null bytes and broken Unicode")
+    return text
+
+
+Text = Annotated[str, AfterValidator(_cell)]
+
+
+ValidationMetric = Annotated[
+    str, Field(pattern=r"^val-"), Expected("a name in validation.jsonl, which begins with val-")
+]
+
+
+class Lineage(Section):
+    """The table that records a run as a trial, its hypothesis, and the rule that keeps it (docs/lineage.md)."""
+
+    prefix = "lineage"
+
+    dir: Folder | None = None
+    """Folder of the table of trials, results.tsv; null: `lineage` beside run_dir, so that runs with one parent share it."""
+    exp_id: Annotated[str, AfterValidator(bare_id), Expected("a name (put digits in quotes)")] | None = None
+    """The trial's id, without `exp_`; null: the name of run_dir. A number is added where the id has ended already."""
+    parent: Annotated[Text, Expected("a trial's id (put digits in quotes)")] | None = None
+    """Trial that this trial changes; null: the trial that run_dir resumes, else the best trial at the start."""
+    hypothesis: Text | None = None
+    """The change that is tried and its expected effect; `train -m` asks for it on a terminal."""
+    expected_delta: (
+        Annotated[float | Text, Expected(f"a text of at most {LONGEST_TEXT:,} characters or a number")] | None
+    ) = None
+    """The expected change of the metric; `train -m` asks for it on a terminal."""
+    threshold: Annotated[float, Field(ge=0)] = 0.005
+    """A finished trial is kept when it gains more than this over the best kept trial; else it is discarded."""
+    metric: ValidationMetric | None = None
+    """The held-out metric that decides; null: exact match over all questions, greedy where it is evaluated."""
+    lower_is_better: bool = False
+    """A smaller value of the metric is better."""
 
 
 class Lab(Section):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Annotated
 
 from pydantic import Field, field_validator
@@ -17,7 +16,9 @@ class Search(Section):
     prefix = "search"
 
     url: Annotated[
-        str | list[str] | None, Expected("an address, a list of addresses, or null"), Shown(redact)
+        str | Annotated[list[str], Field(min_length=1)] | None,
+        Expected("an address, a list of addresses, or null"),
+        Shown(redact),
     ] = None
     """URL of the retriever, or a list of several that serve one index: searches take turns, a retry goes to the next."""
     topk: Annotated[int, Field(ge=1, le=1000), When(reads.searches)] = 3
@@ -37,14 +38,16 @@ class Search(Section):
     breaker_pause_s: Annotated[float, Field(ge=1e-3), When(reads.searches)] = 5.0
     """Seconds of that pause; then one search tries the server. While all servers are paused, searches fail at once."""
     token_env: Annotated[
-        str | None,
+        Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")] | None,
         Expected("the name of an environment variable, or null"),
         Shown(lambda value: "..."),  # it may be the token itself
         When(reads.searches),
     ] = None
     """Name of the environment variable that holds the servers' bearer token (never the token itself); null: none."""
     index_fingerprint: Annotated[
-        str | None, Expected("text (put digits in quotes), or null"), When(reads.searches)
+        Annotated[str, Field(pattern=r"\S")] | None,
+        Expected("text (put digits in quotes), or null"),
+        When(reads.searches),
     ] = None
     """The index that must be served, as GET /info names it; null: any. The start fills in the servers' fingerprint."""
     require_schema: bool = True
@@ -57,20 +60,4 @@ class Search(Section):
     def _addresses(cls, url: str | list[str] | None) -> str | list[str] | None:
         for one in [url] if isinstance(url, str) else url or []:
             endpoint(one)
-        if url == []:
-            raise ValueError("expected an address, a list of addresses, or null")
         return url
-
-    @field_validator("token_env")
-    @classmethod
-    def _a_name(cls, name: str | None) -> str | None:
-        if name is not None and not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-            raise ValueError("expected the name of an environment variable, or null")
-        return name
-
-    @field_validator("index_fingerprint")
-    @classmethod
-    def _not_blank(cls, expected: str | None) -> str | None:
-        if expected is not None and not expected.strip():
-            raise ValueError("expected text (put digits in quotes), or null")
-        return expected

@@ -119,28 +119,21 @@ def _plain(section: type[Section], node: Mapping, prefix: str) -> dict[str, Any]
             values[name] = None
             continue
         if name not in node:
-            raise ConfigError(
-                f"{full} is missing: the recipe must list credit_defaults, which has it", key=full
-            )
-        value = _value(full, node, name)
+            where = "the recipe must list credit_defaults, which has it"
+            raise ConfigError(f"{full} is missing: {where}", key=full)
+        try:
+            value = node[name]
+        except OmegaConfBaseException as error:
+            raise no_value(full, error) from error
         inner = field.annotation
         if isinstance(inner, type) and issubclass(inner, Section):
             if not isinstance(value, Mapping):
-                keys = ", ".join(inner.model_fields)
-                raise ConfigError(
-                    key=full, value=value, accepted=f"expected the keys {keys}", shown=repr(value)
-                )
+                use = f"expected the keys {', '.join(inner.model_fields)}"
+                raise ConfigError(key=full, value=value, accepted=use, shown=repr(value))
             values[name] = _plain(inner, value, full)
         else:
             values[name] = data(value)
     return values
-
-
-def _value(full: str, node: Mapping, name: str) -> Any:
-    try:
-        return node[name]
-    except OmegaConfBaseException as error:
-        raise no_value(full, error) from error
 
 
 def no_value(key: str, error: OmegaConfBaseException) -> ConfigError:
@@ -231,9 +224,8 @@ def expected(annotation: Any, metadata: list[Any]) -> str:
         return ", ".join(names)
     if annotation in (int, float):
         return ("a whole number" if annotation is int else "a number") + _range(metadata)
-    return {bool: "true or false", str: "text", dict: "a mapping", type(None): "null"}.get(
-        annotation, str(annotation)
-    )
+    words = {bool: "true or false", str: "text", dict: "a mapping", type(None): "null"}
+    return words.get(annotation, str(annotation))
 
 
 def _range(metadata: list[Any]) -> str:

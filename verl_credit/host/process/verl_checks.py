@@ -16,8 +16,8 @@ from verl_credit.errors import ConfigError, PreflightError
 from verl_credit.host.registry import register_parts
 from verl_credit.recipe.agent_loops import KEYS as TOOL_KEYS
 from verl_credit.recipe.agent_loops import own_loops, tools_given
-from verl_credit.recipe.rules.correction import DEFAULTS, KEY
-from verl_credit.recipe.rules.own_loss import MODULES
+from verl_credit.recipe.rules.own import MODULES
+from verl_credit.recipe.rules.trainer_mode import CORRECTION, CORRECTION_DEFAULTS
 
 RESULT = "The river Nile ends in the sea."
 QUESTION = [{"role": "user", "content": "Where does the Nile end?"}]
@@ -83,9 +83,11 @@ def check_correction(config: DictConfig) -> None:
     given = config.algorithm.get("rollout_correction") or {}
     if given.get("bypass_mode", False) and not config.actor_rollout_ref.rollout.calculate_log_probs:
         log_probs = "actor_rollout_ref.rollout.calculate_log_probs"
-        use = f"{KEY}.bypass_mode=true trains on the rollout engine's log-probs: set {log_probs}=true"
+        use = f"{CORRECTION}.bypass_mode=true trains on the rollout engine's log-probs: set {log_probs}=true"
         raise ConfigError.of(config, log_probs, accepted=use)
-    settings = {name: given.get(name, value) for name, value in DEFAULTS.items() if name != "loss_type"}
+    settings = {
+        name: given.get(name, value) for name, value in CORRECTION_DEFAULTS.items() if name != "loss_type"
+    }
     one_1_1 = torch.zeros(1, 1)
     for off, kind in (("rollout_rs", "rollout_is"), ("rollout_is", "rollout_rs")):
         if settings[kind] is None:
@@ -98,7 +100,7 @@ def check_correction(config: DictConfig) -> None:
                 **settings | {off: None},
             )
         except (ValueError, TypeError) as error:
-            raise ConfigError(f"verl refuses {KEY}: {error}") from error
+            raise ConfigError(f"verl refuses {CORRECTION}: {error}") from error
         except ArithmeticError:  # verl divides by the weights' sum, or by a bound
             weight = 0.0
         else:
@@ -106,8 +108,8 @@ def check_correction(config: DictConfig) -> None:
                 1.0 if weights is None else weights.batch["rollout_is_weights"].item()
             )
         if weight != 1:
-            key = f"{KEY}.{kind}_threshold"
-            raise ConfigError.of(config, key, f"{KEY}.{kind}", accepted=_unchanged(kind, weight))
+            key = f"{CORRECTION}.{kind}_threshold"
+            raise ConfigError.of(config, key, f"{CORRECTION}.{kind}", accepted=_unchanged(kind, weight))
 
 
 def _unchanged(kind: str, weight: float) -> str:

@@ -14,7 +14,7 @@ from verl_credit.host.actor.worker import CreditWorker
 from verl_credit.host.step import store
 from verl_credit.host.step.trainer import CreditSteps
 from verl_credit.names import COLOCATE_MODE, SEPARATE_MODE
-from verl_credit.recipe.rules.correction import compares_with_the_writer
+from verl_credit.recipe.rules.trainer_mode import compares_with_the_writer
 from verl_credit.records.run import events
 from verl_credit.turns.scorers.rows import RowScorer
 from verl_credit.turns.staleness import staleness_metrics

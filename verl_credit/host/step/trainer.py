@@ -43,7 +43,7 @@ from verl_credit.host.step.stops import (
 )
 from verl_credit.host.step.tables import keep_turns
 from verl_credit.names import CLIP_SCALE, LOSS_MODE, TRAINER_MODE, TURN_IDS
-from verl_credit.recipe.unread import keep_without_effect, probe_without_effect, without_effect_in
+from verl_credit.recipe.unread import without_effect_in
 from verl_credit.records.run import events
 from verl_credit.records.run.notes import ROWS_LEFT_OUT, TURNS_CUT, cut_note, left_out_note, small_groups_note
 from verl_credit.turns.assign import CreditRun, step_inputs
@@ -137,9 +137,7 @@ class CreditSteps(EvaluatingTrainer, ProbingTrainer, RecordedTrainer):
             return  # `train` has noted it before the start
         steps = self.total_training_steps
         length = f"{steps} steps (trainer.total_epochs={self.config.trainer.total_epochs})"
-        idle = probe_without_effect(self.config.probe.every, steps, length)
-        idle += keep_without_effect(self.config.keep_checkpoints, steps, length)
-        for line in [*without_effect_in(self.settings, steps, length), *idle]:
+        for line in without_effect_in(self.config, self.settings, steps, length):
             events.note(self.run_dir, "idle", f"without effect: {line}")
 
     @property

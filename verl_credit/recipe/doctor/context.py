@@ -18,8 +18,7 @@ from verl_credit.recipe.doctor.inputs.prompt_lengths import NotHere, load_tokeni
 from verl_credit.recipe.doctor.probe import VerlProcess
 from verl_credit.recipe.doctor.result import Result
 from verl_credit.recipe.machine.facts import Facts
-from verl_credit.recipe.required import MODEL
-from verl_credit.recipe.world import build_command, world_of
+from verl_credit.recipe.world import MODEL, world_of
 
 
 @dataclass
@@ -50,7 +49,7 @@ class Context:
         given = [Path(path) for path in paths if isinstance(path, str)]
         if all(path.exists() or not path.is_relative_to(folder) for path in given):
             return ""
-        return f"{world.called} is not built yet: `verl-credit train` or `{build_command(self.config)}` builds it"
+        return f"{world.called} is not built yet: `verl-credit train` or `{world.command()}` builds it"
 
     def rows(self, key: str) -> list[Row]:
         if key not in self._rows:

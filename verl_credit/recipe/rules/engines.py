@@ -1,20 +1,25 @@
-"""Refuses an engine or attention that the actor cannot use, and a rollout engine with unusable tools or rewards."""
+"""Refuses engines, attention, tools and reward managers with which a run would not work, or not as its keys promise."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from verl_credit.config.fit import DEFAULT, ULYSSES
-from verl_credit.config.resolved import Tree, select
+from verl_credit.config.resolved import Config, Tree, select
 from verl_credit.config.settings import ATTENTION, CreditSettings
 from verl_credit.errors import ConfigError
-from verl_credit.names import AGENTS, ROLLOUT_NAME
+from verl_credit.names import AGENT_NAME, AGENTS, ROLLOUT_NAME, TURN_AGENT
 from verl_credit.policy.attention import NAMES
-from verl_credit.recipe.agent_loops import own_loops, validate_other_tools
-from verl_credit.recipe.rules.reward import validate_reward_manager
+from verl_credit.recipe.agent_loops import KEYS, MULTI_TURN, may_call, own_loops, tools_given
 from verl_credit.turns.scorers import SCORERS
 
 REMOVE_PADDING = "actor_rollout_ref.model.use_remove_padding"
 STRATEGIES = ("fsdp", "fsdp2")
 ENGINES = (ROLLOUT_NAME, "vllm")
+MANAGER = "reward.reward_manager"
+HAND_ON = ("naive", "rate_limited", "remote")
+"""The managers of verl 0.9.1 that hand the agent loop's record (``tool_extra_fields``) to the reward function."""
+OVERLONG = "reward.reward_kwargs.overlong_buffer_cfg.enable"
 
 
 def validate_actor(config: Tree, settings: CreditSettings) -> None:
@@ -28,22 +33,17 @@ def validate_actor(config: Tree, settings: CreditSettings) -> None:
         if not model.use_remove_padding:
             use = f"that attention serves packed rows: set {REMOVE_PADDING}=true"
             raise ConfigError.of(config, REMOVE_PADDING, ATTENTION, accepted=use)
-        _one_rank_a_sequence(config, attention)
+        for role in ("actor", "ref"):
+            for name in (f"{role}.{ULYSSES}", f"{role}.fsdp_config.{ULYSSES}"):
+                if (select(config.actor_rollout_ref, name) or 1) > 1:
+                    use = "attention over several ranks is not built; set it to 1, or "
+                    use += f"{ATTENTION}=flash_attention_2 and algorithm.info_gain_scorer=rows"
+                    raise ConfigError.of(config, f"actor_rollout_ref.{name}", ATTENTION, accepted=use)
         if model.get("use_fused_kernels", False):
             use = "verl's fused head does not hand the rows' places on to the model; set it to false"
             raise ConfigError.of(config, "actor_rollout_ref.model.use_fused_kernels", ATTENTION, accepted=use)
     if settings.uses_scorer:
         SCORERS[settings.algorithm.info_gain_scorer].needs(config)
-
-
-def _one_rank_a_sequence(config: Tree, attention: str) -> None:
-    for role in ("actor", "ref"):
-        for name in (f"{role}.{ULYSSES}", f"{role}.fsdp_config.{ULYSSES}"):
-            ranks = select(config.actor_rollout_ref, name) or 1
-            if ranks > 1:
-                use = f"set it to 1, or {ATTENTION}=flash_attention_2 and algorithm.info_gain_scorer=rows"
-                use = f"attention over several ranks is not built; {use}"
-                raise ConfigError.of(config, f"actor_rollout_ref.{name}", ATTENTION, accepted=use)
 
 
 def validate_rollout(config: Tree, settings: CreditSettings) -> None:
@@ -57,13 +57,48 @@ def validate_rollout(config: Tree, settings: CreditSettings) -> None:
         use += "budget and rows their log-probs with another engine has not been looked at"
         raise ConfigError.of(config, "actor_rollout_ref.rollout.name", accepted=use)
     own_loops(config)
-    _scored_inside(config, settings)
-    validate_other_tools(config)
-    validate_reward_manager(config)
-
-
-def _scored_inside(config: Tree, settings: CreditSettings) -> None:
     served = settings.scores_gain and SCORERS[settings.algorithm.info_gain_scorer].in_rollout
     if served and select(config, DEFAULT) not in AGENTS:
         use = f"the scores are asked for by {' and '.join(AGENTS)}; with an agent loop of your own take branch or rows"
         raise ConfigError.of(config, "algorithm.info_gain_scorer", DEFAULT, accepted=use)
+    _other_tools(config)
+    _reward_manager(config)
+
+
+def _other_tools(config: Tree) -> None:
+    """Raises ConfigError where the agent loop would offer no tool of the recipe's, or the recipe has no tool to offer."""
+    given = tools_given(config)
+    if given and not may_call(config):
+        key = next(iter(given))
+        use = f"there is one turn and no call, so that its tools would never be used; set {DEFAULT}={TURN_AGENT}, which "
+        use += f"calls them without a search, or {key}=null"
+        raise ConfigError.of(config, key, "search.max_searches", accepted=use)
+    if not given and select(config, DEFAULT) == TURN_AGENT:
+        files = " and ".join(f"{MULTI_TURN}.{key}" for key in KEYS)
+        use = f"it calls the tools that {files} name, and both are null; give one, or use {AGENT_NAME}"
+        raise ConfigError.of(config, DEFAULT, accepted=use)
+
+
+def _reward_manager(config: Tree) -> None:
+    """Checks that verl's manager hands on what the reward function reads, and leaves outcomes as MaxRL needs them."""
+    if not isinstance(config.reward, Mapping):
+        raise ConfigError.of(config, "reward", accepted="a section with keys")
+    manager = config.reward.reward_manager
+    if manager.source != "register":
+        return  # the outcomes of a user's manager are checked in every step (`checks`)
+    if may_call(config) and manager.name not in HAND_ON:
+        use = "it does not hand the agent loop's record to the reward function, so that an answer in what a tool returns "
+        use += f"would count as the policy's; use one of {', '.join(HAND_ON)}"
+        calls = "search.max_searches" if config.search.max_searches else DEFAULT
+        raise ConfigError.of(config, f"{MANAGER}.name", calls, accepted=use)
+    if manager.name == "dapo" and config.algorithm.advantage_mode == "maxrl" and select(config, OVERLONG):
+        use = "maxrl divides by the mean outcome, and the penalty makes outcomes of long rows negative; set it to false"
+        raise ConfigError.of(config, OVERLONG, f"{MANAGER}.name", "algorithm.advantage_mode", accepted=use)
+
+
+def overlong_unread(config: Config) -> list[str]:
+    """Returns the overlong penalty's keys where the manager does not read them."""
+    manager = config.reward.reward_manager
+    if not select(config, OVERLONG) or manager.source != "register" or manager.name == "dapo":
+        return []
+    return [f"{OVERLONG}=true: {MANAGER}.name={manager.name} knows no penalty for long rows"]

@@ -13,9 +13,9 @@ from omegaconf import DictConfig
 
 from verl_credit.config.keys import defaults_tree, place_of
 from verl_credit.config.keys.run import REPLACED, replaced_key
-from verl_credit.config.resolved import MISSING, select, written
+from verl_credit.config.resolved import MISSING, leaves, select, written
 from verl_credit.errors import ConfigError, unknown_key
-from verl_credit.recipe.folders import recipes_folder, verl_folder
+from verl_credit.recipe.files import recipes_folder, verl_folder
 
 # verl's code reads these, and its configuration does not list them.
 READ_BY_VERL = (
@@ -31,8 +31,6 @@ OURS = (
     "hardware", "plan", "algorithm", "ray_kwargs.ray_init", "reward.reward_kwargs", REWARD_KWARGS,
     "data.apply_chat_template_kwargs", "actor_rollout_ref.rollout.engine_kwargs.vllm.worker_extension_cls",
 )  # fmt: skip
-
-
 # Our rules read keys of these sections, so null is refused.
 WITH_KEYS = (
     "data", "reward", "reward.reward_manager", "actor_rollout_ref.model", "actor_rollout_ref.model.override_config",
@@ -75,7 +73,9 @@ def _unlisted(config: DictConfig, plain: dict[str, Any]) -> Iterator[str]:
             if key in names:
                 if isinstance(value, dict):
                     yield from walk(full, value)
-                elif _is_no_section(value, full, known):
+                elif isinstance(value, str) and (value == MISSING or "${" in value):
+                    pass  # checked once it is resolved
+                elif full in WITH_KEYS or (full in known.sections and value is not None):
                     raise ConfigError(key=full, value=value, accepted="expected a section with keys")
             elif not names or prefix in known.open or _read_by_own_code(config, prefix, node):
                 yield full
@@ -87,24 +87,10 @@ def _unlisted(config: DictConfig, plain: dict[str, Any]) -> Iterator[str]:
     yield from walk("", plain)
 
 
-def _is_no_section(value: Any, full: str, known: Known) -> bool:
-    """Does a value replace a section? A missing or interpolated value is checked once it is resolved."""
-    if isinstance(value, str) and (value == MISSING or "${" in value):
-        return False
-    return full in WITH_KEYS or (full in known.sections and value is not None)
-
-
 def _referred_to(plain: dict[str, Any], key: str) -> bool:
     """Does any value refer to the key, or to a key below it, as ``${key}``?"""
-
-    def strings(value: object) -> Iterator[str]:
-        if isinstance(value, str):
-            yield value
-        elif isinstance(value, dict | list):
-            for one in value.values() if isinstance(value, dict) else value:
-                yield from strings(one)
-
-    others = (name for text in strings(plain) for name in re.findall(r"\$\{([\w.]+)", text))
+    texts = (value for _, value in leaves(plain) if isinstance(value, str))
+    others = (name for text in texts for name in re.findall(r"\$\{([\w.]+)", text))
     return any(f"{other}.".startswith(f"{key}.") for other in others)
 
 

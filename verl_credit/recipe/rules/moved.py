@@ -7,7 +7,7 @@ refuses old places itself (`credit/plugins/load.py`).
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,39 +15,35 @@ from typing import Any
 
 import yaml
 
+from verl_credit.config.resolved import leaves
 from verl_credit.errors import ConfigError
 from verl_credit.names import place_now
 from verl_credit.recipe.agent_loops import LISTED, TOOLS
-from verl_credit.recipe.rules.own_loss import MODULES
+from verl_credit.recipe.rules.own import MODULES
 
 PLACE = re.compile(r"(pkg://)?[\w.:]+")
-IMPORT = re.compile(r"^\s*(from|import)\s", re.MULTILINE)
 CLASSES = ("_target_", "class_name")
 """The keys that name a class in the files of agent loops and tools."""
 
 
-def validate_places(plain: dict[str, Any]) -> None:
-    """Raises ConfigError for an old place. ``plain``: the configuration as plain data."""
-    for key, value in _texts("", plain):
+def validate_places(values: Iterable[tuple[str, Any]]) -> None:
+    """Raises ConfigError for an old place. ``values``: the full names and values of a configuration."""
+    for key, value in values:
+        if not isinstance(value, str):
+            continue
         _refuse(key, value, value)
         if value.endswith(".py"):
             _imports(key, value, Path(value))
         if key in (LISTED, TOOLS):
-            for name, place in _texts("", _content(value)):
-                if name.rpartition(".")[2] in CLASSES:
+            content = None
+            with suppress(OSError, UnicodeDecodeError, yaml.YAMLError):  # refused where the file is read
+                content = yaml.safe_load(Path(value).expanduser().read_text(encoding="utf-8"))
+            for name, place in leaves(content):
+                if name.rpartition(".")[2] in CLASSES and isinstance(place, str):
                     _refuse(key, value, place)
                     _module(key, value, place.rpartition(".")[0])
         if key.startswith(MODULES):
             _module(key, value, value)
-
-
-def _texts(prefix: str, node: Any) -> Iterator[tuple[str, str]]:
-    """Yields the full name and value of every text."""
-    if isinstance(node, dict | list):
-        for name, value in node.items() if isinstance(node, dict) else enumerate(node):
-            yield from _texts(f"{prefix}.{name}" if prefix else str(name), value)
-    elif isinstance(node, str):
-        yield prefix, node
 
 
 def _refuse(key: str, value: str, place: str) -> None:
@@ -69,13 +65,6 @@ def _module(key: str, value: str, module: str) -> None:
 def _imports(key: str, value: str, file: Path) -> None:
     with suppress(OSError, UnicodeDecodeError):
         for number, line in enumerate(file.expanduser().read_text(encoding="utf-8").splitlines(), 1):
-            if IMPORT.match(line) and (now := place_now(line)) != line:
+            if re.match(r"\s*(from|import)\s", line) and (now := place_now(line)) != line:
                 message = f"{key}={value}: {file}, line {number} imports an old place; write {now.strip()}"
                 raise ConfigError(message, key=key, value=value, accepted=[now.strip()])
-
-
-def _content(path: str) -> Any:
-    try:
-        return yaml.safe_load(Path(path).expanduser().read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError):  # refused where the file is read
-        return None

@@ -1,24 +1,35 @@
-"""Calls a user's operators once before the start, on a small random batch with the run's params."""
+"""Checks a user's code: operators, called once on a small random batch with the run's params, and policy losses.
+
+A user's module registers a loss with verl (``register_policy_loss``). `train` imports these modules before Ray and looks
+into verl's registry (`host.process.verl_checks`). Without verl, only the names of verl 0.9.1 and the modules are known.
+"""
 
 from __future__ import annotations
 
 import inspect
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from verl_credit.config.keys import Algorithm
-from verl_credit.config.resolved import Tree
+from verl_credit.config.keys import LOSS, Algorithm
+from verl_credit.config.keys.reads import is_path
+from verl_credit.config.keys.verl import TARGET, VERLS_LOSSES
+from verl_credit.config.resolved import Config, Tree, select
+from verl_credit.config.settings import CreditSettings
 from verl_credit.credit.laws import own_subject
 from verl_credit.credit.laws.own import kind_of
 from verl_credit.credit.laws.world import World, make_world
-from verl_credit.credit.plugins import TransformSpec, UncertaintySpec
+from verl_credit.credit.plugins import TransformSpec, UncertaintySpec, load
 from verl_credit.errors import ConfigError
+from verl_credit.names import LOSS_MODE
 
+AsSpec = Callable[[Any, str], Any]
+OWN = "or a dotted path to your own (my_module.my_name)"
 PARAMS = {  # kind of operator: the key of its params
     "outcome": "advantage_params",
     "transform": "transform_params",
@@ -27,6 +38,24 @@ PARAMS = {  # kind of operator: the key of its params
     "turn": "turn_params",
 }
 INSTALLED = {"site-packages", "dist-packages"}
+MODULES, IN_ENVIRONMENT = "actor_rollout_ref.model.external_lib", "VERL_USE_EXTERNAL_MODULES"
+OURS = "verl_credit.host.external"  # older recipes list this module, which registers no loss
+
+
+def load_own(key: str, value: str, names: Iterable[str] = (), as_spec: AsSpec | None = None) -> Any:
+    """Loads a dotted path; returns None for a built-in name. Raises ConfigError for another name."""
+    if value in names:
+        return None
+    if names and not is_path(value):
+        raise ConfigError(key=key, value=value, accepted=[*names, OWN], shown=repr(value))
+    try:
+        loaded = load(value, key)
+        refuse_what_is_no_operator(loaded, key, value)
+        return as_spec(loaded, value) if as_spec else loaded
+    except ConfigError:
+        raise
+    except ValueError as error:
+        raise ConfigError(str(error), key=key, value=value, accepted=OWN) from error
 
 
 def refuse_what_is_no_operator(found: Any, key: str, value: str) -> None:
@@ -58,9 +87,8 @@ def try_detector(found: Callable, key: str, name: str) -> None:
         token_ids_B_T = world.turn_ids_B_T.clamp(min=0)
         mask = torch.as_tensor(found(token_ids_B_T, world.mask_B_T, lambda ids: [f" word{i}" for i in ids]))
         if mask.shape != world.mask_B_T.shape:
-            raise ValueError(
-                f"it returned the shape {tuple(mask.shape)} for a mask of {tuple(world.mask_B_T.shape)}"
-            )
+            wanted = tuple(world.mask_B_T.shape)
+            raise ValueError(f"it returned the shape {tuple(mask.shape)} for a mask of {wanted}")
 
     if _of_the_user(found):
         _try(run, key, name, {})
@@ -100,3 +128,36 @@ def _home(found: Any) -> str | None:
         found = found.func
     named = inspect.isroutine(found) or inspect.isclass(found)
     return getattr(found if named else type(found), "__module__", None)
+
+
+def own_loss(config: Config) -> str | None:
+    """The name of a user's loss; None for a loss of verl's or ours."""
+    name = select(config, f"{LOSS}.loss_mode")
+    return None if name in (LOSS_MODE, *VERLS_LOSSES) else name
+
+
+def own_modules(config: Config) -> list[str]:
+    """The modules that verl imports in all processes of a run, or in the processes that read the model's config."""
+    modules = select(config, MODULES) or []
+    modules = [modules] if isinstance(modules, str) else list(modules)
+    modules += os.environ.get(IN_ENVIRONMENT, "").split(",")
+    return [module for module in modules if module not in ("", OURS)]
+
+
+def validate_loss(config: Tree, settings: CreditSettings) -> None:
+    """Raises ConfigError for a loss that no module registers, or that does not support the setting of another key."""
+    loss, name, key = select(config, LOSS), own_loss(config), f"{LOSS}._target_"
+    if (given := loss.get("_target_")) != TARGET:
+        raise ConfigError(key=key, value=given, accepted=f"it has to take our keys beside it; use {TARGET}")
+    if loss.loss_mode != LOSS_MODE and select(config, f"{LOSS}.dynamic_clip") is True:
+        use = f"only {LOSS_MODE} reads a turn's clip scale, {loss.loss_mode} would clip every turn alike; set it to false, "
+        use += f"or loss_mode to {LOSS_MODE}"
+        raise ConfigError.of(config, f"{LOSS}.dynamic_clip", f"{LOSS}.loss_mode", accepted=use)
+    if loss.loss_mode == "dro" and not loss.get("dro_beta"):
+        use = "that loss needs its quadratic penalty: a number above 0"
+        raise ConfigError.of(config, f"{LOSS}.dro_beta", f"{LOSS}.loss_mode", accepted=use)
+    if name is not None and not own_modules(config):
+        known = [LOSS_MODE, *VERLS_LOSSES]
+        error = ConfigError(key=f"{LOSS}.loss_mode", value=name, accepted=known)
+        own = f"or a loss of yours that a module in {MODULES} registers with verl (docs/plugins.md)"
+        raise ConfigError(f"{error}, {own}", key=error.key, value=name, accepted=known)

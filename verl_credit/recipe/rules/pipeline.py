@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -12,21 +11,19 @@ from verl_credit.config.resolved import Config, Tree, select
 from verl_credit.config.settings import CreditSettings
 from verl_credit.credit.outcome import OUTCOME_OPERATORS
 from verl_credit.credit.planning.planning import parse_grams
-from verl_credit.credit.plugins import as_transform_spec, as_uncertainty_spec, load
+from verl_credit.credit.plugins import as_transform_spec, as_uncertainty_spec
 from verl_credit.credit.token.token_transforms import TRANSFORMS
 from verl_credit.credit.token.uncertainty import UNCERTAINTY_KINDS, canonical_kind
 from verl_credit.credit.turn.modes import modes_that
 from verl_credit.errors import ConfigError
 from verl_credit.names import ADV_ESTIMATOR
-from verl_credit.recipe.rules.own import refuse_what_is_no_operator, try_detector, try_operator
+from verl_credit.recipe.rules.own import load_own, try_detector, try_operator
 
-AsSpec = Callable[[Any, str], Any]
 MODE, OUTCOME, TRANSFORM, KIND, ALGORITHM, DETECTOR = (
     f"algorithm.{name}"
     for name in ("info_gain_norm_mode", "advantage_mode", "transform_mode", "uncertainty_kind", "algorithm_mode",
                  "planning.detector")
 )  # fmt: skip
-OWN = "or a dotted path to your own (my_module.my_name)"
 PENALTY = "reward.custom_reward_function.reward_kwargs.format_penalty"
 
 
@@ -37,16 +34,15 @@ def validate_pipeline(config: Tree, settings: CreditSettings) -> None:
         off = {"advantage_mode": "grpo", "transform_mode": "none", "algorithm_mode": None}
         remedy = f"set algorithm.adv_estimator={ADV_ESTIMATOR}"
         _would_do_nothing(config, off, "adv_estimator", "verl's estimator replaces ours", remedy)
+    kind = algorithm.uncertainty_kind
+    kinds = UNCERTAINTY_KINDS if canonical_kind(kind) is None else [kind]
     own = {
-        "outcome": (OUTCOME, _named(OUTCOME, algorithm.advantage_mode, OUTCOME_OPERATORS)),
+        "outcome": (OUTCOME, load_own(OUTCOME, algorithm.advantage_mode, OUTCOME_OPERATORS)),
         "transform": (TRANSFORM, _named_transform(config, algorithm)),
-        "uncertainty": (
-            KIND,
-            _named(KIND, algorithm.uncertainty_kind, UNCERTAINTY_KINDS, as_uncertainty_spec),
-        ),
+        "uncertainty": (KIND, load_own(KIND, kind, kinds, as_uncertainty_spec)),
     }
     if algorithm.algorithm_mode:
-        own["algorithm"] = ALGORITHM, _load(ALGORITHM, algorithm.algorithm_mode)
+        own["algorithm"] = ALGORITHM, load_own(ALGORITHM, algorithm.algorithm_mode)
         off = {"advantage_mode": "grpo", "transform_mode": "none", "info_gain_norm_mode": "none"}
         _would_do_nothing(config, off, "algorithm_mode", "that replaces the whole pipeline")
     _outcome_level(config, algorithm)
@@ -109,7 +105,7 @@ def _token_level(config: Tree, algorithm: Algorithm) -> None:
 
 def _planning(config: Tree, algorithm: Algorithm) -> None:
     planning, grams = algorithm.planning, algorithm.strategic_grams
-    if (own := _named(DETECTOR, planning.detector, DETECTORS)) is not None:
+    if (own := load_own(DETECTOR, planning.detector, DETECTORS)) is not None:
         try_detector(own, DETECTOR, planning.detector)
     folder = planning.model
     if planning.detector == "anchors" and not (folder and Path(folder, "config.json").expanduser().exists()):
@@ -119,37 +115,15 @@ def _planning(config: Tree, algorithm: Algorithm) -> None:
         try:
             parse_grams(grams)
         except (ValueError, TypeError) as error:
-            accepted = "phrases of words, each once"
-            raise ConfigError(
-                str(error), key="algorithm.strategic_grams", value=grams, accepted=accepted
-            ) from error
+            key, use = "algorithm.strategic_grams", "phrases of words, each once"
+            raise ConfigError(str(error), key=key, value=grams, accepted=use) from error
 
 
 def _named_transform(config: Tree, algorithm: Algorithm) -> Any:
     turn_mode = algorithm.info_gain_norm_mode
-    spec = _named(TRANSFORM, algorithm.transform_mode, (*TRANSFORMS, *CANONICAL), as_transform_spec)
+    spec = load_own(TRANSFORM, algorithm.transform_mode, (*TRANSFORMS, *CANONICAL), as_transform_spec)
     if spec and spec.compute_context and turn_mode != "none" and not spec.uses_turn_advantages:
         use = "that transform computes token advantages from episode advantages, so that this key would do nothing; set "
         use += "it to none, or read context.turn_advantages_G and set uses_turn_advantages = True on the transform"
         raise ConfigError.of(config, MODE, TRANSFORM, accepted=use)
     return spec
-
-
-def _named(key: str, value: str, names: Iterable[str], as_spec: AsSpec | None = None) -> Any:
-    """Loads a dotted path; returns None for a built-in name."""
-    if value in names or (names is UNCERTAINTY_KINDS and canonical_kind(value) is not None):
-        return None
-    if "." in value or ":" in value:
-        return _load(key, value, as_spec)
-    raise ConfigError(key=key, value=value, accepted=[*names, OWN], shown=repr(value))
-
-
-def _load(key: str, value: str, as_spec: AsSpec | None = None) -> Any:
-    try:
-        loaded = load(value, key)
-        refuse_what_is_no_operator(loaded, key, value)
-        return as_spec(loaded, value) if as_spec else loaded
-    except ConfigError:
-        raise
-    except ValueError as error:
-        raise ConfigError(str(error), key=key, value=value, accepted=OWN) from error

@@ -1,21 +1,40 @@
-"""Checks the turn mode, which is a name or a dotted path, and its options."""
+"""Checks the turn mode and the turn signals, which are names or dotted paths, and calls a user's once."""
 
 from __future__ import annotations
 
+import inspect
+
+from verl_credit.config.fit import DEFAULT
 from verl_credit.config.keys import Algorithm, reads
-from verl_credit.config.resolved import Tree
-from verl_credit.config.settings import CreditSettings
-from verl_credit.credit.plugins import load
+from verl_credit.config.keys.reads import is_path
+from verl_credit.config.resolved import Tree, select
+from verl_credit.config.settings import INFOPO, CreditSettings
 from verl_credit.credit.turn.anchors import exact_anchors, similar_anchors
 from verl_credit.credit.turn.modes import MODES
 from verl_credit.errors import ConfigError, did_you_mean
-from verl_credit.recipe.rules.own import refuse_what_is_no_operator, try_operator
-from verl_credit.recipe.rules.turn_signals import TRIAL
+from verl_credit.names import AGENT_NAME, AGENTS
+from verl_credit.recipe.agent_loops import own_loops, tools_given
+from verl_credit.recipe.rules.own import OWN, load_own, refuse_what_is_no_operator, try_operator
+from verl_credit.redact import redact_value
 from verl_credit.turns.anchors import ANCHORS
 from verl_credit.turns.anchors import KEY as ANCHOR
+from verl_credit.turns.scorers import SCORERS
+from verl_credit.turns.signals import (
+    COLUMN,
+    SIGNALS,
+    GroupSignal,
+    Trajectory,
+    TrajectorySignal,
+    Turn,
+    find_signal,
+)
 
 MODE, PARAMS = "algorithm.info_gain_norm_mode", "algorithm.turn_params"
-SIMILARITY = "algorithm.turn_anchor_similarity"
+SIGNAL, SEVERAL = "algorithm.turn_signal", "algorithm.turn_signals"
+SIGNAL_PARAMS = "algorithm.turn_signal_params"
+SCORER, BYPASS = "algorithm.info_gain_scorer", "algorithm.rollout_correction.bypass_mode"
+TEMPERATURE = "actor_rollout_ref.rollout.temperature"
+ACCEPTED = ["auto", "none", *SIGNALS, f"{COLUMN}NAME", "or a dotted path to your own (my_module.my_signal)"]
 # These options have their own keys.
 KEYS = {
     "gamma": "algorithm.gamma",
@@ -26,6 +45,7 @@ KEYS = {
     "gain_scale": "algorithm.info_gain_curriculum.gain",
     "outcome_scale": "algorithm.info_gain_curriculum.outcome",
 }
+CALL = "a call with two small trajectories"
 BROUGHT = ("anchor_B_K1", "turn_tokens_B_K1")
 """The optional tables that the host makes."""
 
@@ -33,9 +53,8 @@ BROUGHT = ("anchor_B_K1", "turn_tokens_B_K1")
 def validate_turn_mode(config: Tree, settings: CreditSettings) -> None:
     """Raises ConfigError for a mode that cannot be loaded, called or given its tables, and for options that it lacks."""
     name = settings.algorithm.info_gain_norm_mode
-    if name not in MODES and not {".", ":"} & set(name):
-        own = "or a dotted path to your own (my_module.my_name)"
-        raise ConfigError(key=MODE, value=name, accepted=[*MODES, own], shown=repr(name))
+    if name not in MODES and not is_path(name):
+        raise ConfigError(key=MODE, value=name, accepted=[*MODES, OWN], shown=repr(name))
     try:
         mode = settings.algorithm.turn_mode
     except ValueError as error:
@@ -43,11 +62,8 @@ def validate_turn_mode(config: Tree, settings: CreditSettings) -> None:
     if name not in MODES:
         refuse_what_is_no_operator(mode.function, MODE, name)
     if missing := [table for table in mode.needs if table not in BROUGHT]:
-        why = (
-            "and this trainer has no critic"
-            if missing == ["value_B_K1"]
-            else "which this trainer does not bring"
-        )
+        critic = missing == ["value_B_K1"]
+        why = "and this trainer has no critic" if critic else "which this trainer does not bring"
         use = f"it needs {', '.join(missing)}, {why}; call it in the library instead"
         raise ConfigError(key=MODE, value=name, accepted=use)
     if reads.anchored(settings):
@@ -55,15 +71,12 @@ def validate_turn_mode(config: Tree, settings: CreditSettings) -> None:
     for option, value in settings.algorithm.turn_params.items():
         key = f"{PARAMS}.{option}"
         if option in KEYS:
-            raise ConfigError(
-                key=key, value=value, accepted=f"that option has a key of its own: {KEYS[option]}"
-            )
+            use = f"that option has a key of its own: {KEYS[option]}"
+            raise ConfigError(key=key, value=value, accepted=use)
         if option not in mode.options and not mode.takes_any_option:
             has = [known for known in mode.options if known not in KEYS] or ["no options of its own"]
-            hint = did_you_mean(option, has)
-            raise ConfigError(
-                key=key, value=value, beside={MODE: name}, accepted=f"it has {', '.join(has)}{hint}"
-            )
+            use = f"it has {', '.join(has)}{did_you_mean(option, has)}"
+            raise ConfigError(key=key, value=value, beside={MODE: name}, accepted=use)
     try:
         mode.check_options(settings.turn_options)
     except ValueError as error:
@@ -80,18 +93,12 @@ def _anchor(config: Tree, algorithm: Algorithm) -> None:
     """Calls a user's anchor once for each of two small trajectories."""
     name, similarity = algorithm.turn_anchor, algorithm.turn_anchor_similarity
     if name == "prefix" and similarity is not None:
-        use = (
-            "a prefix is a list of tokens, and similarity compares texts; set it to null, or use observation"
-        )
-        raise ConfigError.of(config, SIMILARITY, ANCHOR, accepted=use)
-    if name in ANCHORS:
+        use = "a prefix is a list of tokens, similarity compares texts; set it to null, or use observation"
+        raise ConfigError.of(config, "algorithm.turn_anchor_similarity", ANCHOR, accepted=use)
+    own = load_own(ANCHOR, name, ANCHORS)
+    if own is None:
         return
-    if not {".", ":"} & set(name):
-        own = "or a dotted path to your own (my_module.my_anchor)"
-        raise ConfigError(key=ANCHOR, value=name, accepted=[*ANCHORS, own], shown=repr(name))
     try:
-        own = load(name, ANCHOR)
-        refuse_what_is_no_operator(own, ANCHOR, name)
         states, groups = [own(trajectory) for trajectory in TRIAL], [0] * len(TRIAL)
         if similarity is None:
             exact_anchors(states, groups)
@@ -99,10 +106,105 @@ def _anchor(config: Tree, algorithm: Algorithm) -> None:
             similar_anchors(states, groups, threshold=similarity)
         if [len(each) for each in states] != [len(trajectory.turns) for trajectory in TRIAL]:
             raise ValueError(f"{[len(each) for each in states]} states for trajectories of 2 and 1 turns")
-    except ConfigError:
-        raise
     except (Exception, SystemExit) as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise ConfigError(
-            key=ANCHOR, value=name, accepted=f"a call with two small trajectories: {reason}"
-        ) from error
+        raise ConfigError(key=ANCHOR, value=name, accepted=f"{CALL}: {reason}") from error
+
+
+def validate_turn_signals(config: Tree, settings: CreditSettings) -> None:
+    """Raises ConfigError for the first fault."""
+    algorithm = settings.algorithm
+    if not settings.turn_estimator:
+        return  # `unread` lists keys without effect
+    mode, name, several = algorithm.turn_mode, algorithm.turn_signal, algorithm.turn_signals
+    given = name not in ("auto", "none") or several is not None
+    if given and not algorithm.takes_turn_rewards:
+        use = "that mode reads no turn rewards, so that this key would do nothing; leave it out, or use another mode"
+        if is_path(algorithm.info_gain_norm_mode):
+            use += ' (one of your own that reads them and declares `reads` has "gains" among them)'
+        raise ConfigError.of(config, SIGNAL if several is None else SEVERAL, MODE, accepted=use)
+    if several is not None and name != "auto":
+        use = "set one of the two; the other has every signal with its weight"
+        raise ConfigError.of(config, SIGNAL, SEVERAL, accepted=use)
+    if several is not None and not all(several.values() or [0]):
+        use = "a mapping of turn signals to weights other than 0; leave out a signal that is to count for nothing"
+        raise ConfigError(key=SEVERAL, value=several, accepted=use)
+    if mode.reads_turn_rewards and not algorithm.signal_weights and mode.default_signal != "none":
+        use = "that mode compares turn rewards and has none to compare; set info_gain_norm_mode=none, or a signal"
+        raise ConfigError.of(config, SIGNAL, MODE, accepted=use)
+    for each in algorithm.signal_weights:
+        _check(config, settings, SIGNAL if several is None else SEVERAL, each)
+
+
+def _check(config: Tree, settings: CreditSettings, key: str, name: str) -> None:
+    own = is_path(name)
+    if not own and name not in SIGNALS and not (name.startswith(COLUMN) and name != COLUMN):
+        hint = did_you_mean(name, [*SIGNALS])
+        raise ConfigError(key=key, value=name, accepted=ACCEPTED, shown=f"{name!r}{hint}")
+    loop = select(config, DEFAULT)
+    # A row may name an agent loop of the user's in its column agent_name, where the recipe lists them.
+    if name == "tool_reward" and loop == AGENT_NAME and not tools_given(config) and not own_loops(config):
+        use = "the search gives no reward, and the recipe names no other tool (multi_turn.tool_config_path) "
+        use += "and no agent loop of yours (agent_loop_config_path), whose rows may have rewards"
+        raise ConfigError(key=key, value=name, accepted=use)
+    if name == INFOPO:
+        _infopo(config, settings, key)
+    if not own:
+        return
+    try:
+        signal = find_signal(name, settings.algorithm.turn_signal_params, key)
+    except ValueError as error:
+        raise ConfigError(str(error), key=key, value=name, accepted=ACCEPTED) from error
+    refuse_what_is_no_operator(signal.function, key, name)
+    if isinstance(signal, TrajectorySignal) and loop not in AGENTS:  # a row may name another loop
+        use = f"that signal is a coroutine, and only {' and '.join(AGENTS)} await one; set {DEFAULT} to one of them, or "
+        use += "take a signal that your loop gives (tool_reward: its turn_rewards) or a function of a prompt's rollouts"
+        raise ConfigError(key=key, value=name, beside={DEFAULT: loop}, accepted=use)
+    try:
+        inspect.signature(signal.function).bind(None, **signal.params)
+        if isinstance(signal, GroupSignal):
+            for trajectory, values in zip(TRIAL, signal.call(TRIAL), strict=True):
+                signal.checked(values, len(trajectory.tool_turns), "a trajectory of a trial")
+    except (Exception, SystemExit) as error:
+        tried = "it cannot be called" if isinstance(signal, TrajectorySignal) else f"{CALL} raised"
+        use, beside = f"{tried}: {signal.message(error)}", {SIGNAL_PARAMS: redact_value("", signal.params)}
+        # The chained error would show the secrets of the message.
+        raise ConfigError(key=key, value=name, beside=beside, accepted=use) from None
+
+
+def _infopo(config: Tree, settings: CreditSettings, key: str) -> None:
+    """Checks that infopo's two terms come from the same policy at the same temperature."""
+    if SCORERS[settings.algorithm.info_gain_scorer].in_rollout:
+        use = "infopo scores next responses after masked observations, which that scorer does not; use branch or rows"
+        raise ConfigError.of(config, SCORER, key, accepted=use)
+    if select(config, BYPASS):
+        use = "infopo compares old_log_probs of the trained policy, which are then not computed; set it to false"
+        raise ConfigError.of(config, BYPASS, key, accepted=use)
+    if select(config, TEMPERATURE) != 1:
+        use = "infopo compares old_log_probs, taken at it, with scores at temperature 1; set it to 1"
+        raise ConfigError.of(config, TEMPERATURE, key, accepted=use)
+
+
+_CALL = {"turn": 0, "name": "search", "arguments": '{"query": "river of Paris"}', "reward": None}
+TRIAL = [
+    Trajectory(
+        [
+            Turn("<tool_call>...</tool_call>", [_CALL], "Paris lies on the Seine.", 0.5),
+            Turn("<answer>Seine</answer>"),
+        ],
+        ["Seine"],
+        "answer",
+        outcome=1.0,
+        extra_info={"question": "On which river does Paris lie?", "index": 0},
+        scores={"em": 1.0},
+    ),
+    Trajectory(
+        [Turn("I do not know.")],
+        ["Seine"],
+        "no_answer",
+        outcome=0.0,
+        extra_info={"index": 0},
+        scores={"em": 0.0},
+    ),
+]
+"""The rollouts with which a user's signal is called: one with a tool turn, one without."""

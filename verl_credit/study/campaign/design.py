@@ -9,7 +9,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from verl_credit.errors import ConfigError
 from verl_credit.recipe.compose import load_config, quoted, unchecked_config
-from verl_credit.recipe.required import missing_line
+from verl_credit.recipe.world import missing_line
 from verl_credit.redact import redact_value
 from verl_credit.study.campaign.child import in_folder
 from verl_credit.study.campaign.file import Campaign

@@ -15,7 +15,7 @@ from verl_credit.recipe.doctor.inputs.hub import cached_config
 from verl_credit.recipe.doctor.result import Result, failed, passed, skipped, warned
 from verl_credit.recipe.machine.gather import in_a_process
 from verl_credit.recipe.plan.model_shape import shape_of
-from verl_credit.recipe.required import MODEL
+from verl_credit.recipe.world import MODEL
 
 VARLEN, SDPA, FLEX = named("varlen"), named("sdpa"), named("flex")
 TRIAL_S = 240.0  # a first compilation takes tens of seconds, more where the assembler starts from cold disks

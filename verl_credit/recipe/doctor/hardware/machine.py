@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import psutil
 from omegaconf import DictConfig, OmegaConf
 
-from verl_credit.recipe.defaults import flat_values
+from verl_credit.recipe.compose import flat_values
 from verl_credit.recipe.doctor.context import Context
 from verl_credit.recipe.doctor.hardware.software import wants_cuda
 from verl_credit.recipe.doctor.result import Result, failed, passed, skipped, warned

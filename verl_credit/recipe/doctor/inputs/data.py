@@ -10,7 +10,7 @@ from omegaconf import DictConfig
 from verl_credit.errors import PreflightError, printable
 from verl_credit.names import AGENT_NAME, AGENTS
 from verl_credit.recipe.doctor.inputs.row import SELECTION, STEERING, Row, checked_row
-from verl_credit.recipe.required import DATA
+from verl_credit.recipe.world import DATA
 from verl_credit.turns.search.protocol import SCHEMA
 
 TRAIN, VAL = DATA

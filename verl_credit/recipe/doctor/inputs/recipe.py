@@ -14,8 +14,7 @@ from verl_credit.recipe.doctor.inputs.hub import cached_config
 from verl_credit.recipe.doctor.inputs.model import Unreadable, read_model, require_model, require_positions
 from verl_credit.recipe.doctor.inputs.prompt_lengths import NotHere, count_prompts
 from verl_credit.recipe.doctor.result import Result, passed, skipped, warned
-from verl_credit.recipe.required import MODEL
-from verl_credit.recipe.world import serves_search
+from verl_credit.recipe.world import MODEL, serves_search
 from verl_credit.redact import redact
 from verl_credit.turns.scorers import SCORERS
 from verl_credit.turns.search.client import SearchFault, client_for, token_of, urls_of

@@ -1,12 +1,25 @@
-"""`verl-credit diff A B` lists the differences between two runs or recipes."""
+"""`verl-credit explain` describes a configuration's pipeline, and `verl-credit diff A B` compares two runs or recipes."""
 
 import json
 from typing import Annotated
 
-from typer import Argument
+from typer import Argument, Option
 
-from verl_credit.cli.command import AsJson, ConfigDir, ends
+from verl_credit.cli.command import SHIPPED, AsJson, ConfigDir, Overrides, ends
 from verl_credit.errors import ExitCode
+
+
+@ends("explain: this would be refused")
+def explain(
+    config_name: Annotated[str, Option(help=SHIPPED)] = "lab",
+    config_dir: ConfigDir = None,
+    values: Annotated[bool, Option("--values", help="list every value that is not the default")] = False,
+    overrides: Overrides = (),
+) -> None:
+    from verl_credit.cli.recipe.stages import explanation
+    from verl_credit.recipe.compose import load_config
+
+    print(explanation(config_name, load_config(config_name, overrides, config_dir), values))
 
 
 @ends("diff", ValueError, OSError)

@@ -1,17 +1,51 @@
-"""Reads a user's YAML files as plain data; refusals name the file, the line and the fault."""
+"""The folders of recipes and of verl's own configuration, and a user's YAML files, whose refusals name the line."""
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from yaml import Mark, YAMLError, safe_load
+from yaml import YAMLError, safe_load
 
 from verl_credit.errors import ConfigError, one_line
+
+RECIPES = "verl_credit_recipes"
+
+
+def folders(config_dir: str | None) -> list[Path]:
+    """The folders that are searched for recipes, the user's own first."""
+    if config_dir is not None and not Path(config_dir).is_dir():
+        raise ConfigError(f"--config-dir {config_dir} is not a directory")
+    return [*([] if config_dir is None else [Path(config_dir).resolve()]), recipes_folder()]
+
+
+def recipes_folder() -> Path:
+    return _folder_of(RECIPES)
+
+
+def verl_folder() -> Path:
+    return _folder_of("verl") / "trainer" / "config"
+
+
+@cache
+def _folder_of(package: str) -> Path:
+    """The folder of an installed package, without importing it."""
+    spec = importlib.util.find_spec(package)
+    if spec is None:
+        raise ConfigError(f"{package} is not installed: pip install 'verl-credit[verl]'")
+    return Path(spec.submodule_search_locations[0]).resolve()
+
+
+def shipped_recipes() -> list[str]:
+    """The package's primary recipes, which start from verl's trainer."""
+    files = recipes_folder().glob("*.yaml")
+    return sorted(file.stem for file in files if "- ppo_trainer" in file.read_text(encoding="utf-8"))
 
 
 def read_tree(path: Path) -> Any:
@@ -26,22 +60,18 @@ def read_tree(path: Path) -> Any:
 
 def not_yaml(error: YAMLError) -> ConfigError:
     """The error ``FILE, line 3: YAML's message``."""
-    mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
+    begun = getattr(error, "context_mark", None)
+    mark = getattr(error, "problem_mark", None) or begun
     if mark is None:
         return ConfigError(" ".join(str(error).split()))
-    begun = getattr(error, "context_mark", None)
-    since = (
-        f" ({error.context} that begins in line {begun.line + 1})"
-        if begun and begun.line != mark.line
-        else ""
-    )
-    hint = "; indent with spaces, not with a tab" if _indented_by_tab(mark) else ""
+    since = hint = ""
+    if begun and begun.line != mark.line:
+        since = f" ({error.context} that begins in line {begun.line + 1})"
+    file = Path(mark.name)
+    lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
+    if mark.line < len(lines) and lines[mark.line][: mark.column + 1].endswith("\t"):
+        hint = "; indent with spaces, not with a tab"
     return ConfigError(f"{mark.name}, line {mark.line + 1}: {error.problem}{since}{hint}", key=mark.name)
-
-
-def _indented_by_tab(mark: Mark) -> bool:
-    lines = Path(mark.name).read_text(encoding="utf-8").splitlines() if Path(mark.name).is_file() else []
-    return mark.line < len(lines) and lines[mark.line][: mark.column + 1].endswith("\t")
 
 
 def circle(name: str, folders: Sequence[Path]) -> ConfigError:
@@ -64,11 +94,9 @@ def circle(name: str, folders: Sequence[Path]) -> ConfigError:
     lines = file.read_text(encoding="utf-8").splitlines()
     word = re.compile(rf"(?<![\w/]){re.escape(entry)}(?![\w/])")
     number = next((n for n, line in enumerate(lines, 1) if word.search(line.partition("#")[0])), 1)
-    return ConfigError(
-        f"{file}, line {number}: defaults list {entry!r}, which leads back to this file; list another recipe",
-        key="defaults",
-        value=entry,
-    )
+    fault = f"defaults list {entry!r}, which leads back to this file; list another recipe"
+    message = f"{file}, line {number}: {fault}"
+    return ConfigError(message, key="defaults", value=entry)
 
 
 def _listed(file: Path) -> list[str]:
