@@ -71,9 +71,9 @@ def measure(folder, rank, ranks, options):
     from verl.utils import tensordict_utils as tu
 
     from verl_credit.host.engine.attention_proof import prove
-    from verl_credit.host.step.forward import score_rows
+    from verl_credit.host.step.store import score_rows
     from verl_credit.names import BRANCH_LOG_PROBS
-    from verl_credit.turns.scorers.rows import context_rows
+    from verl_credit.turns.scorers.scorer import context_rows
 
     engine = build_engine(folder, **{"enable_gradient_checkpointing": False} | options)
     # layers are checkpointed in training mode only
@@ -288,7 +288,7 @@ def test_missing_log_probs_are_noticed():
     ],
 )
 def test_models_whose_tokens_depend_on_the_whole_stream_are_refused(changes, said):
-    from verl_credit.host.engine.branch_engine import refuse_model
+    from verl_credit.host.engine.log_prob_engine import refuse_model
 
     config = tiny_config("qwen3")
     refuse_model(config)

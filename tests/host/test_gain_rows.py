@@ -9,10 +9,9 @@ from verl.utils import tensordict_utils as tu
 from verl.workers.engine.utils import prepare_micro_batches
 
 from kit.recipes import load_config
-from verl_credit.host.step.forward import rows_per_micro_batch, score_rows
-from verl_credit.turns.answer import PseudoAnswer
+from verl_credit.host.step.store import rows_per_micro_batch, score_rows
 from verl_credit.turns.book import TurnBook
-from verl_credit.turns.requests import context_ends
+from verl_credit.turns.requests import PseudoAnswer, context_ends
 from verl_credit.turns.scorers import ScoreRow
 
 VOCAB, LENGTH = 11, 64
@@ -186,17 +185,17 @@ def test_the_size_of_a_micro_batch_is_that_of_the_log_probs():
 
 
 def test_the_trainer_says_how_its_workers_divide_rows(monkeypatch):
-    from verl_credit.host.step import forward
+    from verl_credit.host.step import store
 
     asked = {}
-    monkeypatch.setattr(forward, "score_rows", lambda compute, rows, **how: asked.update(how))
+    monkeypatch.setattr(store, "score_rows", lambda compute, rows, **how: asked.update(how))
     size = "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=4"
     static = [
         f"actor_rollout_ref.{key}=false"
         for key in ("actor.use_dynamic_bsz", "rollout.log_prob_use_dynamic_bsz")
     ]
     workers = SimpleNamespace(compute_log_prob=None, _dispatch_info={"actor": [0, 0, 1, 1]})
-    forward.TrainerForward(None, workers, load_config("lab", [*static, size])).score_rows([])
+    store.TrainerForward(None, workers, load_config("lab", [*static, size])).score_rows([])
     assert asked == {"dp_size": 2, "micro_batch": 4}
 
 

@@ -6,8 +6,14 @@ from transformers import PreTrainedTokenizerFast
 
 from kit.settings import settings
 from verl_credit.config.keys import AUTO
-from verl_credit.turns.answer import ANSWER_TAG, BOXED, AnswerWriter, assistant_header, pseudo_answer
-from verl_credit.turns.requests import RowPlanner
+from verl_credit.turns.requests import (
+    ANSWER_TAG,
+    BOXED,
+    AnswerWriter,
+    RowPlanner,
+    assistant_header,
+    pseudo_answer,
+)
 
 
 def byte_level(merges_from: list[str]) -> PreTrainedTokenizerFast:

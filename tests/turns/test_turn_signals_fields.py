@@ -9,8 +9,7 @@ import pytest
 from kit.signal_step import rewards, step_of
 from kit.turn_rows import Row
 from verl_credit.errors import IntegrityError
-from verl_credit.turns.batch import record_of
-from verl_credit.turns.book import RowRecord, known_reward
+from verl_credit.turns.book import RowRecord, known_reward, record_of
 from verl_credit.turns.signals import find_signal, own_signal
 
 CREDIT = r"^row 3: extra_fields\['credit'\]: "

@@ -28,14 +28,16 @@ def anchor_table(settings: CreditSettings, rows: StepRows) -> torch.Tensor:
     states: list[list[Any]] = [[] for _ in turns.records]
     own = None if algorithm.turn_anchor in ANCHORS else load(algorithm.turn_anchor, KEY)
     observed = observations(rows) if algorithm.turn_anchor == "observation" else []
-    for row in rows.valid_rows:
+    for row in rows.turns.valid_rows:
         n_turns = int(turns.n_turns_B[row])
         if own is not None:
             states[row] = _own_states(own, algorithm.turn_anchor, rows, row, n_turns)
         elif algorithm.turn_anchor == "prefix":
-            turn_ids = turns.turn_ids_B_T[row].tolist()
-            starts = [turn_ids.index(turn) for turn in range(n_turns)]
-            states[row] = _prefixes(turns.response_ids[row], starts)
+            turn_ids, digest, before = turns.turn_ids_B_T[row].tolist(), blake2b(digest_size=16), 0
+            for start in map(turn_ids.index, range(n_turns)):
+                digest.update(array("q", turns.response_ids[row][before:start]))
+                states[row].append(digest.digest())
+                before = start
         else:
             states[row] = ["", *observed[row]][:n_turns]
     groups, columns = rows.group_B.tolist(), rows.gain_B_K.shape[1] + 1
@@ -52,19 +54,9 @@ def anchor_table(settings: CreditSettings, rows: StepRows) -> torch.Tensor:
 def observations(rows: StepRows) -> list[list[str]]:
     """The tools' texts, per row and tool turn; an empty list for an invalid row."""
     texts: list[list[str]] = [[] for _ in rows.turns.records]
-    for row in rows.valid_rows:
+    for row in rows.turns.valid_rows:
         texts[row] = [turn.observation for turn in rows.trajectory(row).tool_turns]
     return texts
-
-
-def _prefixes(token_ids: list[int], starts: list[int]) -> list[bytes]:
-    """A digest of 16 bytes of the tokens before each of the ascending ``starts``."""
-    digest, states, before = blake2b(digest_size=16), [], 0
-    for start in starts:
-        digest.update(array("q", token_ids[before:start]))
-        states.append(digest.digest())
-        before = start
-    return states
 
 
 def _own_states(own, name: str, rows: StepRows, row: int, n_turns: int) -> list:

@@ -18,7 +18,7 @@ from verl_credit.credit.plugins import TurnInputs
 from verl_credit.credit.turn.turn_credit import BatchTables, credit_of
 from verl_credit.errors import IntegrityError
 from verl_credit.turns.anchors import anchor_table, observations
-from verl_credit.turns.batch import TurnBatch
+from verl_credit.turns.book import TurnBatch
 from verl_credit.turns.gains import score_gains, score_infopo
 from verl_credit.turns.scorers import Forward, GainPlan
 from verl_credit.turns.signals import Signal, StepRows, signals_of, step_rewards
@@ -135,7 +135,13 @@ def assign(
             group_B,
             inputs.tokens,
             trained_B_T=mask_B_T,
-            turns=_turns_of(rows, run.settings, tables),
+            turns=TurnInputs(
+                turns.turn_ids_B_T,
+                tables.reward_B_K,
+                tables.has_reward_B_K,
+                tables.optional.get("anchor_B_K1"),
+                None if run.settings.algorithm.algorithm_mode is None else observations(rows),
+            ),
         )
         metrics |= token_metrics
         if run.settings.algorithm.replaces_turns:
@@ -150,29 +156,16 @@ def assign(
 def _tables(inputs: StepInputs, rows: StepRows) -> tuple[BatchTables, dict, dict[str, float]]:
     """(tables of the turn mode, each signal's own rewards, metrics)."""
     run, turns, signals = inputs.run, inputs.turns, {}
+    faults = {"tolerated_share": run.tolerated_share, "note": run.note}
     reward_B_K, has_reward_B_K, metrics = step_rewards(
-        run.signals,
-        run.settings,
-        rows,
-        scored=inputs.scored,
-        tolerated_share=run.tolerated_share,
-        parts=signals,
-        note=run.note,
+        run.signals, run.settings, rows, scored=inputs.scored, parts=signals, **faults
     )
     table = turn_table(turns.turn_ids_B_T, turns.turn_ids_B_T >= 0)
     optional, algorithm = {"turn_tokens_B_K1": table.n_tokens_B_K1}, run.settings.algorithm
     if algorithm.algorithm_mode is not None or "anchor_B_K1" in algorithm.turn_mode.tables:
         optional["anchor_B_K1"] = anchor_table(run.settings, rows)
-    tables = BatchTables(
-        rows.outcome_B,
-        reward_B_K,
-        has_reward_B_K,
-        rows.group_B,
-        turns.row_valid_B,
-        table.n_tool_turns_B,
-        optional,
-    )
-    return tables, signals, metrics
+    known = reward_B_K, has_reward_B_K, rows.group_B, turns.row_valid_B, table.n_tool_turns_B
+    return BatchTables(rows.outcome_B, *known, optional), signals, metrics
 
 
 def _options(inputs: StepInputs) -> dict[str, Any]:
@@ -185,15 +178,6 @@ def _options(inputs: StepInputs) -> dict[str, Any]:
     if mode.curriculum:
         options |= {"gain_scale": inputs.gain_scale, "outcome_scale": inputs.outcome_scale}
     return options
-
-
-def _turns_of(rows: StepRows, settings: CreditSettings, tables: BatchTables) -> TurnInputs:
-    """The turns for a user's algorithm; other token levels do not read them."""
-    observed = None if settings.algorithm.algorithm_mode is None else observations(rows)
-    anchor_B_K1 = tables.optional.get("anchor_B_K1")
-    return TurnInputs(
-        rows.turns.turn_ids_B_T, tables.reward_B_K, tables.has_reward_B_K, anchor_B_K1, observed
-    )
 
 
 def _check_outcomes(inputs: StepInputs, outcome_B: torch.Tensor) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from verl_credit.turns.batch import TurnBatch
+from verl_credit.turns.book import TurnBatch
 from verl_credit.turns.requests import Request
 
 

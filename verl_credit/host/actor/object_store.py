@@ -59,13 +59,14 @@ class ObjectStoreEngine(CheckpointEngine):
             for _ in weights:
                 pass
             return
-        for bucket in WeightSource(dtype=None, bucket_bytes=self._bucket_size).buckets(weights):
-            await self._send(ray.put(bucket))
-        await self._send(None)
 
-    async def _send(self, bucket) -> None:
-        calls = [one.execute_checkpoint_engine.remote("accept", bucket) for one in self._receivers]
-        await asyncio.gather(*calls)
+        async def send(bucket) -> None:
+            calls = [one.execute_checkpoint_engine.remote("accept", bucket) for one in self._receivers]
+            await asyncio.gather(*calls)
+
+        async for bucket in WeightSource(dtype=None, bucket_bytes=self._bucket_size).buckets(weights):
+            await send(ray.put(bucket))
+        await send(None)
 
     def accept(self, bucket: bytes | None) -> None:
         """Receives one bucket; None ends the update."""

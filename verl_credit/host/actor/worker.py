@@ -24,8 +24,7 @@ from verl_credit.host.actor.entropy_probe import KeptParameters, measure
 from verl_credit.host.actor.loss import credit_ppo_loss
 from verl_credit.host.engine import process_group  # noqa: F401  (the import registers loopback://)
 from verl_credit.host.engine.attention_proof import prove
-from verl_credit.host.engine.branch_engine import BranchEngine
-from verl_credit.host.engine.log_prob_engine import LogProbEngine
+from verl_credit.host.engine.log_prob_engine import BranchEngine, LogProbEngine
 from verl_credit.host.registry import register_engines, register_parts, registered_names
 from verl_credit.names import LOSS_MODE
 

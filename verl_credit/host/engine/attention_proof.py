@@ -27,7 +27,7 @@ import torch
 from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 
-from verl_credit.host.engine.branch_engine import nested
+from verl_credit.host.engine.log_prob_engine import nested
 from verl_credit.names import BRANCH_LOG_PROBS, BRANCHES, SCORE_BRANCHES
 from verl_credit.policy.attention import chosen
 from verl_credit.policy.attention.implementation import recorded, require_windows

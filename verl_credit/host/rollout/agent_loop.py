@@ -29,7 +29,7 @@ from verl_credit.host.rollout.engine_client import (
 from verl_credit.names import ROLLOUT_NAME, ROW_RECORD, TURN_AGENT, TURN_IDS, TURN_REWARDS
 from verl_credit.recipe.agent_loops import BAD_JSON, FAILED
 from verl_credit.turns.book import RowRecord, TurnBook, known_reward, rewards_of_turns
-from verl_credit.turns.infopo import PLACEHOLDER
+from verl_credit.turns.gains import PLACEHOLDER
 from verl_credit.turns.requests import RowPlanner
 from verl_credit.turns.reward.qa import final_answer
 from verl_credit.turns.scorers import SCORERS, Scorer

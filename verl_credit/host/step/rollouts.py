@@ -20,7 +20,7 @@ from verl_credit.records.run.old_tables import TOKENS
 from verl_credit.records.run.rollouts import keep_samples
 from verl_credit.records.run.tables import ROLLOUTS, SAMPLES, table_path, tables_of, write_table
 from verl_credit.turns.assign import StepCredit, group_numbers
-from verl_credit.turns.batch import TurnBatch
+from verl_credit.turns.book import TurnBatch
 from verl_credit.turns.reward.qa import gold_answers
 from verl_credit.turns.signals import turn_texts
 from verl_credit.turns.token_stage import TokenInputs, pieces_of, planning_detector
@@ -66,7 +66,7 @@ class Credited:
 def credited_rows(batch, step: StepCredit, number: int, keep: DictConfig, *, entropy: bool) -> Credited:
     """Called while ``batch`` has the log-probs that the credit was made with: an asynchronous trainer replaces them before
     the update. ``entropy``: verl computed entropies in this step."""
-    rows = _valid_rows(step.inputs.turns) if keep.groups is None else sampled_rows(step, keep.groups)
+    rows = step.inputs.turns.valid_rows if keep.groups is None else sampled_rows(step, keep.groups)
     if not keep.steps or not rows:
         return Credited([], {}, {})
     part = batch.select_keys([batch.keys[row] for row in rows])
@@ -91,7 +91,7 @@ def keep_rollouts(
     for kind in (SAMPLES, TOKENS):  # of the same step before a resume
         table_path(run_dir, kind, number).unlink(missing_ok=True)
     if credited is None:
-        credited = Credited(_valid_rows(turns) if steps and whole else [], dict.fromkeys(CREDIT), {})
+        credited = Credited(turns.valid_rows if steps and whole else [], dict.fromkeys(CREDIT), {})
     if rows := credited.rows:
         part = batch.select_keys([batch.keys[row] for row in rows])
         data = store.read(part, "uid", *PER_TOKEN.values(), *REWARDS)
@@ -107,10 +107,6 @@ def keep_rollouts(
     for old, path in tables_of(run_dir, TOKENS).items():
         if old <= number - steps:
             path.unlink(missing_ok=True)
-
-
-def _valid_rows(turns: TurnBatch) -> list[int]:
-    return turns.row_valid_B.nonzero().flatten().tolist()
 
 
 def rollout_columns(turns: TurnBatch, rows: list[int], data) -> dict[str, list]:

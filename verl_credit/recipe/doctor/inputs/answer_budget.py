@@ -19,8 +19,13 @@ from verl_credit.config.keys import AUTO
 from verl_credit.config.settings import CreditSettings
 from verl_credit.errors import PreflightError
 from verl_credit.recipe.doctor.inputs.data import Row
-from verl_credit.turns.answer import PseudoAnswer, assistant_header, auto_template
-from verl_credit.turns.requests import aliases_that_count, writer_of
+from verl_credit.turns.requests import (
+    PseudoAnswer,
+    aliases_that_count,
+    assistant_header,
+    auto_template,
+    writer_of,
+)
 from verl_credit.turns.reward.qa import stated_form
 from verl_credit.turns.scorers import SCORERS
 
