@@ -35,7 +35,6 @@ from verl_credit.turns.reward.qa import final_answer
 from verl_credit.turns.scorers import SCORERS, Scorer
 from verl_credit.turns.search.protocol import control_tokens, without_markup
 from verl_credit.turns.signals import (
-    Trajectory,
     TrajectorySignal,
     ask_signals,
     make_trajectory,
@@ -55,6 +54,11 @@ class TurnAgentLoopOutput(AgentLoopOutput):
         return output
 
 
+_control_tokens_of = lru_cache(maxsize=4)(
+    control_tokens
+)  # one tokenizer per worker; loops are made per trajectory
+
+
 class RowFault(Exception):
     """The environment failed: the trajectory ends here and is not trained on."""
 
@@ -67,15 +71,13 @@ class TurnAgentLoop(ToolAgentLoop):
 
     def __init__(self, *args, tools=None, **kwargs):
         super().__init__(*args, tools=tools, **kwargs)
-        self.tools = {name: offered_tool(tool) for name, tool in self.tools.items()}
+        self.tools = {
+            name: _RewardKept(**vars(tool)) if isinstance(tool, FunctionTool) else tool
+            for name, tool in self.tools.items()
+        }
         self.max_new_tokens = self.config.search.max_new_tokens
-        self.control_tokens = self._control_tokens_of(self.tokenizer)
+        self.control_tokens = _control_tokens_of(self.tokenizer)
         self.book, self.record, self._request_id = TurnBook(), RowRecord(), ""
-
-    @staticmethod
-    @lru_cache(maxsize=4)  # one tokenizer per worker; loops are made per trajectory
-    def _control_tokens_of(tokenizer) -> tuple[str, ...]:
-        return control_tokens(tokenizer)
 
     async def run(self, sampling_params: dict[str, Any], **kwargs) -> TurnAgentLoopOutput:
         mode = kwargs.get("sampling")
@@ -94,9 +96,13 @@ class TurnAgentLoop(ToolAgentLoop):
         self._seed_parts = (self.config.seed, *row, kwargs["session_id"])
         self._masks = mode is None and self._credit_of(self.config)[0].masks_observations
         self._truth = (kwargs.get("reward_model") or {}).get("ground_truth")
-        output = await super().run(
-            params, **kwargs | {"tools_kwargs": given_tools(kwargs.get("tools_kwargs"))}
-        )
+        # A parquet file has nulls where a row gives a tool no arguments.
+        tools_kwargs = {
+            name: {key: value for key, value in given.items() if value is not None}
+            for name, given in (kwargs.get("tools_kwargs") or {}).items()
+            if given is not None
+        }
+        output = await super().run(params, **kwargs | {"tools_kwargs": tools_kwargs})
         finished = self._finish(output)
         scorer = SCORERS[self.config.algorithm.info_gain_scorer]
         if mode is None and not self.record.tool_fault:
@@ -104,7 +110,12 @@ class TurnAgentLoop(ToolAgentLoop):
             if scorer.in_rollout and credit.scores_at(kwargs["global_steps"]):
                 await self._score(finished, scorer, credit)
             if signals:
-                trajectory = self._trajectory(finished, kwargs.get("extra_info"))
+                n_turns, record = 1 + max(finished.turn_ids, default=-1), self.record.as_dict()
+                ids, turn_ids = finished.response_ids, finished.turn_ids
+                texts = turn_texts(ids, turn_ids, n_turns, self.tokenizer.decode)
+                rewards = rewards_of_turns(record["calls"], n_turns)
+                extra_info = kwargs.get("extra_info")
+                trajectory = make_trajectory(texts, record, rewards, self._truth, extra_info=extra_info)
                 await ask_signals(signals, trajectory, credit.algorithm.turn_judge, self.record)
             finished.extra_fields[ROW_RECORD] = self.record.as_dict()
         return finished
@@ -118,12 +129,6 @@ class TurnAgentLoop(ToolAgentLoop):
             TurnAgentLoop._known = (config, credit, signals)
         return cls._known[1:]
 
-    def _trajectory(self, output: TurnAgentLoopOutput, extra_info: dict | None) -> Trajectory:
-        n_turns, record = 1 + max(output.turn_ids, default=-1), self.record.as_dict()
-        texts = turn_texts(output.response_ids, output.turn_ids, n_turns, self.tokenizer.decode)
-        rewards = rewards_of_turns(record["calls"], n_turns)
-        return make_trajectory(texts, record, rewards, self._truth, extra_info=extra_info)
-
     async def _score(self, output: TurnAgentLoopOutput, scorer: Scorer, credit: CreditSettings) -> None:
         """Score the answer after every context of the trajectory, with the replica that wrote it."""
 
@@ -135,13 +140,8 @@ class TurnAgentLoop(ToolAgentLoop):
         prompt, response = output.prompt_ids, output.response_ids
         planner = RowPlanner(self.tokenizer, credit)
         requests = planner.requests(0, prompt, response, output.turn_ids, self._truth)
-        await scorer.score_rollout(
-            requests,
-            [*prompt, *response],
-            generate,
-            self.config.actor_rollout_ref.rollout.get("max_model_len"),
-            self.record,
-        )
+        longest = self.config.actor_rollout_ref.rollout.get("max_model_len")
+        await scorer.score_rollout(requests, [*prompt, *response], generate, longest, self.record)
 
     async def _handle_generating_state(self, agent_data, sampling_params, ignore_termination=False):
         # verl cuts off what does not fit the row afterwards, but an answer there must not be rewarded.
@@ -221,7 +221,10 @@ class TurnAgentLoop(ToolAgentLoop):
         self.record.calls.append(call)  # before anything is awaited: parallel calls keep their order
         if tool_call.name not in offered:
             self.record.bad_calls += 1
-            return ToolResponse(text=self._unknown_tool(tool_call.name, offered)), None, {}
+            # The name is the policy's text: it may hold control tokens or no valid Unicode.
+            printed = without_markup(call["name"], self.control_tokens)
+            text = f"Error: there is no tool {printed!r}; available: {', '.join(offered)}."
+            return ToolResponse(text=text), None, {}
         return await self._execute(call, tool_call, tools_kwargs, agent_data)
 
     async def _execute(self, call: dict, tool_call, tools_kwargs, agent_data):
@@ -234,11 +237,6 @@ class TurnAgentLoop(ToolAgentLoop):
         observation = response.model_copy(update={"text": without_markup(text, self.control_tokens)})
         return observation, call["reward"], metrics
 
-    def _unknown_tool(self, name: str, offered) -> str:
-        """The name is the policy's text: it may hold control tokens or no valid Unicode."""
-        printed = without_markup(valid_text(name), self.control_tokens)
-        return f"Error: there is no tool {printed!r}; available: {', '.join(offered)}."
-
     def _finish(self, output: AgentLoopOutput) -> TurnAgentLoopOutput:
         turn_ids = self.book.close(len(output.response_ids))
         if self.record.tool_fault:
@@ -250,15 +248,6 @@ class TurnAgentLoop(ToolAgentLoop):
         return TurnAgentLoopOutput(
             **{name: getattr(output, name) for name in output.model_fields_set}, turn_ids=turn_ids
         )
-
-
-def given_tools(tools_kwargs: dict | None) -> dict:
-    """The arguments without the nulls that a parquet file has where a row gives a tool none."""
-    return {
-        name: {key: value for key, value in kwargs.items() if value is not None}
-        for name, kwargs in (tools_kwargs or {}).items()
-        if kwargs is not None
-    }
 
 
 def valid_text(text: str) -> str:
@@ -280,11 +269,6 @@ class _RewardKept(FunctionTool):
             given, raw = raw[1], (raw[0], 0.0, *raw[2:])
         response, reward, metrics = normalize_function_tool_return(raw)
         return response, reward, {**metrics, GIVEN: given}
-
-
-def offered_tool(tool):
-    """The tool as the agent loop calls it."""
-    return _RewardKept(**vars(tool)) if isinstance(tool, FunctionTool) else tool
 
 
 def reward_of(call: dict, text: str, reward, metrics: dict | None) -> float | None:

@@ -12,21 +12,12 @@ from collections.abc import Callable, Mapping
 
 import ray
 from ray.exceptions import RayActorError
-from verl.experimental.agent_loop import AgentLoopOutput
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
 
 from verl_credit.errors import IntegrityError
 from verl_credit.host.registry import register_parts, registered_names
 from verl_credit.host.rollout import search_agent  # noqa: F401  (the import registers it)
 from verl_credit.names import ROW_RECORD, TURN_REWARDS
-
-
-def mask_lost_row(output: AgentLoopOutput) -> None:
-    """Masks every token of a row with a tool fault, as our own loops do, so that KL and entropy terms skip them too."""
-    record = output.extra_fields.get(ROW_RECORD)
-    if isinstance(record, Mapping) and record.get("tool_fault"):
-        output.response_mask = [0] * len(output.response_mask)
-        output.extra_fields[TURN_REWARDS] = []  # a reward of a turn without tokens is refused
 
 
 @ray.remote
@@ -48,7 +39,11 @@ class CreditAgentLoopWorker(AgentLoopWorkerTQ.__ray_actor_class__):
 
     async def _agent_loop_postprocess(self, output, validate, **kwargs):
         for one in output if isinstance(output, list) else [output]:
-            mask_lost_row(one)
+            record = one.extra_fields.get(ROW_RECORD)
+            if isinstance(record, Mapping) and record.get("tool_fault"):
+                # Masked as in our own loops, so that KL and entropy terms skip the row too.
+                one.response_mask = [0] * len(one.response_mask)
+                one.extra_fields[TURN_REWARDS] = []  # a reward of a turn without tokens is refused
         return await super()._agent_loop_postprocess(output, validate, **kwargs)
 
     def drain_errors(self) -> list[str]:

@@ -217,32 +217,31 @@ class UnrewardedSteps:
             check_turns_have_rewards(step, new)  # gains: later than step 1 with info_gain_warmup_steps
             self._seen |= new
         for name in sorted(measured):
+            counted, tool_turns = self._counted.setdefault(name, []), int(metrics[turns_without(name)])
             if metrics[turns_with(name)]:
-                self._counted.pop(name, None)
+                counted.clear()
                 self._noted.discard(name)
-            else:
-                self._without(number, name, int(metrics[turns_without(name)]))
-
-    def _without(self, number: int, name: str, tool_turns: int) -> None:
-        stops = self._tolerated is not None and tool_turns > 0 and name not in FORWARD_SIGNALS
-        counted = self._counted.setdefault(name, [])
-        if name not in self._noted or (stops and not counted):
-            gave = (
-                f"none of the {tool_turns} tool turns a reward"
-                if tool_turns
-                else "no reward: no tool was called"
-            )
-            after = (
-                f"; {self._tolerated + 1} such steps in a row stop the run ({UNREWARDED})" if stops else ""
-            )
-            self._note(f"warning: in step {number} turn signal {name!r} gave {gave}{after}")
-            self._noted.add(name)
-        if not stops:
-            return
-        counted.append(number)
-        if len(counted) > self._tolerated:
-            raise IntegrityError(
-                f"turn signal {name!r} gave no turn a reward in {len(counted)} steps in a row, although tools were called "
-                f"(steps {', '.join(map(str, counted))}): they were trained as if it were not there. Does its tool, column "
-                f"or function still give rewards? {UNREWARDED}={self._tolerated} tolerates as many; null: any number"
-            )
+                continue
+            stops = self._tolerated is not None and tool_turns > 0 and name not in FORWARD_SIGNALS
+            if name not in self._noted or (stops and not counted):
+                gave = (
+                    f"none of the {tool_turns} tool turns a reward"
+                    if tool_turns
+                    else "no reward: no tool was called"
+                )
+                most = (
+                    f"; {self._tolerated + 1} such steps in a row stop the run ({UNREWARDED})"
+                    if stops
+                    else ""
+                )
+                self._note(f"warning: in step {number} turn signal {name!r} gave {gave}{most}")
+                self._noted.add(name)
+            if stops:
+                counted.append(number)
+            if stops and len(counted) > self._tolerated:
+                raise IntegrityError(
+                    f"turn signal {name!r} gave no turn a reward in {len(counted)} steps in a row, although tools were "
+                    f"called (steps {', '.join(map(str, counted))}): they were trained as if it were not there. Does its "
+                    f"tool, column or function still give rewards? {UNREWARDED}={self._tolerated} tolerates as many; null: "
+                    "any number"
+                )

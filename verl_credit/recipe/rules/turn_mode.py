@@ -11,8 +11,8 @@ from verl_credit.credit.turn.modes import MODES
 from verl_credit.errors import ConfigError, did_you_mean
 from verl_credit.recipe.rules.own import refuse_what_is_no_operator, try_operator
 from verl_credit.recipe.rules.turn_signals import TRIAL
-from verl_credit.turns.anchors import ANCHORS
-from verl_credit.turns.anchors import KEY as ANCHOR
+from verl_credit.turns.assign import ANCHOR_KEY as ANCHOR
+from verl_credit.turns.assign import ANCHORS
 
 MODE, PARAMS = "algorithm.info_gain_norm_mode", "algorithm.turn_params"
 SIMILARITY = "algorithm.turn_anchor_similarity"

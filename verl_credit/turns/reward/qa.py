@@ -219,11 +219,9 @@ def boxed_match(prediction: str | None, golds: Iterable[str]) -> float:
     """
     if prediction is None:
         return 0.0
-    return float(any(_same(prediction, gold) for gold in golds))
-
-
-def _same(prediction: str, gold: str) -> bool:
-    wanted = number(gold)
-    if wanted is not None:
-        return number(prediction) == wanted
-    return "".join(prediction.split()) == "".join(gold.split()) != ""
+    text = "".join(prediction.split())
+    for gold in golds:
+        wanted, plain = number(gold), "".join(gold.split())
+        if plain and (text == plain if wanted is None else number(prediction) == wanted):
+            return 1.0
+    return 0.0

@@ -35,7 +35,7 @@ class InfoGainSignal(Signal):
 
 
 class InfoPOSignal(Signal):
-    """The change of the policy's next response by a turn's observation (`turns/infopo.py`)."""
+    """The change of the policy's next response by a turn's observation (`turns/gains.py`)."""
 
     says = (
         "mean over the next response's tokens of log pi(token | the observation) - log pi(token | "

@@ -112,7 +112,7 @@ class StepRows:
     """Information gain (0 where none was measured); NaN: missing."""
     has_gain_B_K: torch.Tensor
     infopo_B: Sequence[Sequence[float]] | None = None
-    """The values of each row's tool turns (`turns/infopo.py`); None: not measured."""
+    """The values of each row's tool turns (`turns/gains.py`); None: not measured."""
 
     @cached_property
     def n_tool_turns(self) -> list[int]:
