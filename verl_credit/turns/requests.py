@@ -31,13 +31,8 @@ def gain_requests(turns: TurnBatch, settings: CreditSettings, tokenizer) -> list
     planner = RowPlanner(tokenizer, settings)
     requests = []
     for row in turns.valid_rows:
-        requests += planner.requests(
-            row,
-            turns.prompt_ids[row],
-            turns.response_ids[row],
-            turns.turn_ids_B_T[row].tolist(),
-            turns.ground_truths[row],
-        )
+        ids = turns.prompt_ids[row], turns.response_ids[row], turns.turn_ids_B_T[row].tolist()
+        requests += planner.requests(row, *ids, turns.ground_truths[row])
     return requests
 
 

@@ -102,8 +102,6 @@ class SharedPromptEngine:
         """The reason why this engine's micro-batches cannot share prompts; "" when they can."""
         if not self.packs:
             return f"attn_implementation={self.module_attention}"
-        if self.use_ulysses_sp:
-            return "ulysses_sequence_parallel_size > 1"
         if self.pad_to_length:
             return "pad_to_length"
         base = self.module.get_base_model() if hasattr(self.module, "get_base_model") else self.module

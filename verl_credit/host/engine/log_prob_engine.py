@@ -136,27 +136,13 @@ class BranchEngine:
     def forward_backward_batch(self, data, loss_function, forward_only=False):
         if not (forward_only and option(data, SCORE_BRANCHES)):
             return super().forward_backward_batch(data, loss_function, forward_only=forward_only)
-        if not self.packs:
-            raise ValueError(
-                f"algorithm.info_gain_scorer=branch needs attn_implementation={'|'.join(NAMES)}, not "
-                f"{self.module_attention}"
-            )
-        if BRANCHES not in data:
-            raise RuntimeError(f"the batch has {SCORE_BRANCHES!r} but no {BRANCHES!r}")
-        if data["position_ids"].dim() != 2:
-            raise NotImplementedError("algorithm.info_gain_scorer=branch: multimodal position ids (mRoPE)")
-        if option(data, "use_fused_kernels"):
-            raise NotImplementedError(
-                "algorithm.info_gain_scorer=branch with use_fused_kernels=true: one temperature for all tokens"
-            )
         decoded = [decode_branches(row) for row in data[BRANCHES].unbind()]
         row_lengths = data["input_ids"].offsets().diff().tolist()
         with_branches = _with_branches(data, decoded)
         longest = int(with_branches["input_ids"].offsets().diff().max())
-        budget = (
-            option(data, "max_token_len_per_gpu", None) if option(data, "use_dynamic_bsz", True) else None
-        )
-        if budget is not None and longest > budget:  # verl's own assertion does not name the key
+        budget = option(data, "max_token_len_per_gpu", None)
+        # verl's own assertion does not name the key.
+        if option(data, "use_dynamic_bsz", True) and budget is not None and longest > budget:
             raise ValueError(
                 f"a row and its answer branches have {longest} tokens, more than "
                 f"actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu={budget} allows"
@@ -170,12 +156,6 @@ class BranchEngine:
         model_inputs, output_args = super().prepare_model_inputs(micro_batch)
         if not self.packs:
             return model_inputs, output_args
-        if self.use_ulysses_sp:
-            raise NotImplementedError(
-                f"attn_implementation={self.module_attention} with ulysses_sequence_parallel_size="
-                f"{self.ulysses_sequence_parallel_size}: set it to 1, or use flash_attention_2 and "
-                "algorithm.info_gain_scorer=rows"
-            )
         if not option(micro_batch, "use_remove_padding", True):
             raise ValueError(
                 f"attn_implementation={self.module_attention} needs actor_rollout_ref.model.use_remove_padding=true"

@@ -228,12 +228,16 @@ class TurnAgentLoop(ToolAgentLoop):
         return await self._execute(call, tool_call, tools_kwargs, agent_data)
 
     async def _execute(self, call: dict, tool_call, tools_kwargs, agent_data):
-        """Counts the errors of tools, which verl turns into observations."""
+        """Counts the errors of tools, which verl turns into observations. ValueError: a reward that is no number."""
         response, reward, metrics = await super()._call_tool(tool_call, tools_kwargs, agent_data)
         text = response.text or ""
         self.record.n_other_calls += 1
         self.record.other_errors += text.startswith(FAILED)
-        call["reward"] = reward_of(call, text, reward, metrics)
+        name = f"'{call['name']}'"  # quoted as verl does
+        # Only the observation shows that verl could not run the tool, or that the tool raised: the reward is then verl's 0.
+        if not text.startswith((f"{FAILED} {name}", f"{BAD_JSON} {name}")):
+            where = f"turn {call['turn']}: the reward that tool {name} returned"
+            call["reward"] = known_reward((metrics or {}).get(GIVEN, reward), where)
         observation = response.model_copy(update={"text": without_markup(text, self.control_tokens)})
         return observation, call["reward"], metrics
 
@@ -269,16 +273,3 @@ class _RewardKept(FunctionTool):
             given, raw = raw[1], (raw[0], 0.0, *raw[2:])
         response, reward, metrics = normalize_function_tool_return(raw)
         return response, reward, {**metrics, GIVEN: given}
-
-
-def reward_of(call: dict, text: str, reward, metrics: dict | None) -> float | None:
-    """The reward that the tool itself returned, None without one. Raises ValueError for a reward that is no number.
-
-    ``text`` is the observation: verl reports only there that it could not run the tool, or that the tool raised.
-    """
-    name = f"'{call['name']}'"  # quoted as verl does
-    if text.startswith((f"{FAILED} {name}", f"{BAD_JSON} {name}")):
-        return None
-    return known_reward(
-        (metrics or {}).get(GIVEN, reward), f"turn {call['turn']}: the reward that tool {name} returned"
-    )

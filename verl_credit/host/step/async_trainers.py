@@ -41,15 +41,11 @@ class AsyncSteps(CreditSteps):
         events.note(self.run_dir, "trainer", text)
 
     def _compute_advantage(self, batch, metrics):
-        turns = self._turns
         # With bypass_mode no forward was made, and old_log_probs are the writer's already: there is nothing to compare.
         fields = () if self._bypass else ("old_log_probs", "rollout_log_probs")
         padded = store.read(batch, *fields).to_padded_tensor(padding=0) if fields else {}
         metrics |= staleness_metrics(
-            turns.records,
-            turns.n_turns_B,
-            turns.row_valid_B,
-            turns.turn_ids_B_T,
+            self._turns,
             step=self.global_steps,
             now_B_T=padded.get("old_log_probs"),
             written_B_T=padded.get("rollout_log_probs"),

@@ -179,12 +179,10 @@ class TrainerForward:
         known = self._workers._dispatch_info
         if "actor" not in known:  # verl asks at the first step
             known["actor"] = self._workers._query_dispatch_info("actor")
-        return score_rows(
-            self._workers.compute_log_prob,
-            rows,
-            dp_size=max(known["actor"]) + 1,
-            micro_batch=rows_per_micro_batch(self._config),
-        )
+        rollout, dp_size = self._config.actor_rollout_ref.rollout, max(known["actor"]) + 1
+        # Dynamic batching takes any number of rows.
+        fixed = 1 if rollout.log_prob_use_dynamic_bsz else rollout.log_prob_micro_batch_size_per_gpu
+        return score_rows(self._workers.compute_log_prob, rows, dp_size=dp_size, micro_batch=fixed)
 
 
 def score_rows(
@@ -211,12 +209,6 @@ def score_rows(
         for i, row in enumerate(distinct)
     }
     return torch.stack([value[row] for row in rows])
-
-
-def rows_per_micro_batch(config: DictConfig) -> int:
-    """Rows of a log-prob micro-batch where that number is fixed; 1 with dynamic batching, which takes any number."""
-    rollout = config.actor_rollout_ref.rollout
-    return 1 if rollout.log_prob_use_dynamic_bsz else rollout.log_prob_micro_batch_size_per_gpu
 
 
 def _log_prob_batch(rows: Sequence[ScoreRow]) -> TensorDict:

@@ -121,15 +121,10 @@ class StepRows:
     def trajectory(self, row: int) -> Trajectory:
         turns = self.turns
         ids, turn_ids = turns.response_ids[row], turns.turn_ids_B_T[row].tolist()
-        return make_trajectory(
-            turn_texts(ids, turn_ids, int(turns.n_turns_B[row]), self.decode),
-            turns.records[row],
-            turns.turn_rewards[row],
-            turns.ground_truths[row],
-            outcome=float(self.outcome_B[row]),
-            extra_info=turns.extra_infos[row],
-            scores=turns.scores[row],
-        )
+        texts = turn_texts(ids, turn_ids, int(turns.n_turns_B[row]), self.decode)
+        known = texts, turns.records[row], turns.turn_rewards[row], turns.ground_truths[row]
+        more = {"extra_info": turns.extra_infos[row], "scores": turns.scores[row]}
+        return make_trajectory(*known, outcome=float(self.outcome_B[row]), **more)
 
 
 Table = tuple[torch.Tensor, torch.Tensor]
