@@ -35,7 +35,7 @@ class HFServer:
             )
         self.replica_rank = replica_rank
         self.global_steps: int | None = None
-        num_threads, self._quiet_seconds = engine_options(self.config.engine_kwargs)
+        num_threads, quiet_seconds = engine_options(self.config.engine_kwargs)
         torch.set_num_threads(num_threads)
         self._model = build_model(self.model_config, self.config)
         self._max_model_len = max_model_len(self._model.config, self.config.max_model_len)
@@ -43,16 +43,15 @@ class HFServer:
         tokenizer = self.model_config.tokenizer
         pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else self._eos_token_ids[0]
         self._generator = BatchGenerator(self._model, pad_token_id=pad, sampled_vocab_size=len(tokenizer))
-        self._batcher: RequestBatcher | None = None
+        self._batcher = RequestBatcher(
+            self._generate, max_batch_size=self.config.max_num_seqs, quiet_seconds=quiet_seconds
+        )
         self._sink: WeightSink | None = None
         self._checksum: str | None = None
         self._why_not_ready = "no weights have arrived yet" if self.config.load_format == "dummy" else None
 
     async def launch_server(self) -> str:
-        """Make the batcher in the actor's event loop; returns the address that verl shows."""
-        self._batcher = RequestBatcher(
-            self._generate, max_batch_size=self.config.max_num_seqs, quiet_seconds=self._quiet_seconds
-        )
+        """The address that verl shows."""
         return f"hf-rollout-{self.replica_rank}"
 
     def _generate(self, prompts, params):
@@ -179,10 +178,9 @@ class HFReplica(RolloutReplica):
         kind = "reward_" if self.is_reward_model else "teacher_" if self.is_teacher_model else ""
         there = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node_id, soft=False)
         name = server_name(self.replica_rank, kind, self.name_suffix)
-        actor = ray.remote(HFServer).options(
-            name=name, scheduling_strategy=there, max_concurrency=self.max_concurrency
-        )
-        server = actor.remote(self.config, self.model_config, self.replica_rank)
+        options = {"name": name, "scheduling_strategy": there, "max_concurrency": self.max_concurrency}
+        given = {"config": self.config, "model_config": self.model_config, "replica_rank": self.replica_rank}
+        server = ray.remote(HFServer).options(**options).remote(**given)
         self.servers.append(server)
         self._server_handle = server
         self._server_address = await server.launch_server.remote()

@@ -4,6 +4,7 @@ Weights travel as safetensors buckets. Names are strict, and both sides compute 
 """
 
 import hashlib
+import math
 import os
 from collections.abc import AsyncIterable, AsyncIterator, Iterable
 
@@ -111,11 +112,8 @@ class ServerAdapter(BaseRollout):
 
     def __init__(self, config, model_config, device_mesh, replica_rank: int = -1):
         super().__init__(config, model_config, device_mesh)
-        ranks = (
-            self.config.tensor_model_parallel_size
-            * self.config.data_parallel_size
-            * self.config.pipeline_model_parallel_size
-        )
+        sizes = (f"{kind}_parallel_size" for kind in ("tensor_model", "data", "pipeline_model"))
+        ranks = math.prod(getattr(self.config, size) for size in sizes)
         rank = int(os.environ["RANK"])
         self.replica_rank = rank // ranks if replica_rank == -1 else replica_rank
         self.is_leader_rank = rank % ranks == 0

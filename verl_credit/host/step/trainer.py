@@ -105,7 +105,16 @@ class CreditSteps(ProbingTrainer, RecordedTrainer):
 
     def fit(self, agent_loop_manager):
         self._check_workers(agent_loop_manager)
-        self._note_idle()
+        if (
+            self.config.trainer.total_training_steps is None
+        ):  # the data's number is known only here, not before the start
+            steps = self.total_training_steps
+            length = f"{steps} steps (trainer.total_epochs={self.config.trainer.total_epochs})"
+            idle = without_effect_in(self.settings, steps, length)
+            idle += probe_without_effect(self.config.probe.every, steps, length)
+            idle += keep_without_effect(self.config.keep_checkpoints, steps, length)
+            for line in idle:
+                events.note(self.run_dir, "idle", f"without effect: {line}")
         super().fit(agent_loop_manager)
 
     def _check_workers(self, agent_loop_manager) -> None:
@@ -124,17 +133,6 @@ class CreditSteps(ProbingTrainer, RecordedTrainer):
         for kind, text in self._worker_notes.items():
             if text:
                 events.note(self.run_dir, kind, text)
-
-    def _note_idle(self) -> None:
-        """Notes settings without effect when the run's length follows from its data, because it is known only here."""
-        if self.config.trainer.total_training_steps is not None:
-            return  # `train` has noted it before the start
-        steps = self.total_training_steps
-        length = f"{steps} steps (trainer.total_epochs={self.config.trainer.total_epochs})"
-        idle = probe_without_effect(self.config.probe.every, steps, length)
-        idle += keep_without_effect(self.config.keep_checkpoints, steps, length)
-        for line in [*without_effect_in(self.settings, steps, length), *idle]:
-            events.note(self.run_dir, "idle", f"without effect: {line}")
 
     # --- one step --------------------------------------------------------------------------------
 
