@@ -73,7 +73,7 @@ def measure(folder, rank, ranks, options):
     from verl_credit.host.engine.attention_proof import prove
     from verl_credit.host.step.store import score_rows
     from verl_credit.names import BRANCH_LOG_PROBS
-    from verl_credit.turns.scorers.scorer import context_rows
+    from verl_credit.turns.scorers.scorer import RowScorer
 
     engine = build_engine(folder, **{"enable_gradient_checkpointing": False} | options)
     # layers are checkpointed in training mode only
@@ -90,6 +90,7 @@ def measure(folder, rank, ranks, options):
         tu.assign_non_tensor(data, use_fused_kernels=False, **packed)
         return infer(engine, data, mode)
 
+    forward = SimpleNamespace(score_rows=lambda rows: score_rows(rows_forward, rows, dp_size=1))
     kept = [
         float((a[:-1] - b[:-1]).abs().max())
         for name in ("log_probs", "entropy")
@@ -103,7 +104,7 @@ def measure(folder, rank, ranks, options):
         "checkpoints": len(calls),
         "lengths": [len(row) for row in grown["log_probs"].unbind()] == [p + r for p, r in rows],
         "branch": plan.scores(list(grown[BRANCH_LOG_PROBS].unbind())),
-        "rows": score_rows(rows_forward, context_rows(turns.requests(), turns), dp_size=1),
+        "rows": RowScorer().score(SimpleNamespace(turns=turns, requests=turns.requests()), forward),
     }
 
 

@@ -19,7 +19,7 @@ from verl_credit.host.hf_rollout.server import (
     max_model_len,
     read_sampling_params,
 )
-from verl_credit.host.hf_rollout.sync import ServerAdapter, WeightError, WeightSink, WeightSource
+from verl_credit.host.hf_rollout.sync import ServerAdapter, WeightError, WeightSink, WeightSource, checksum
 from verl_credit.policy.generation.generator import Generation, SamplingParams
 
 # --- weights ---
@@ -42,7 +42,7 @@ def send(weights, model, *, bucket_bytes=40, dtype=torch.float32, damage=lambda 
     source, sink = WeightSource(dtype=dtype, bucket_bytes=bucket_bytes), WeightSink(model)
     for bucket in buckets_of(source, weights):
         sink.load(damage(bucket))
-    return source.checksum(), sink.finish()
+    return checksum(source.digests), sink.finish()
 
 
 def buckets_of(source, weights):

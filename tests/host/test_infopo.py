@@ -20,7 +20,8 @@ from verl_credit.turns import gains
 from verl_credit.turns.book import RowRecord
 from verl_credit.turns.gains import plan_gains, score_gains, score_infopo
 from verl_credit.turns.requests import turn_spans
-from verl_credit.turns.signals import StepRows, find_signal, step_rewards
+from verl_credit.turns.signals.known import find_signal
+from verl_credit.turns.signals.signal import StepRows, step_rewards
 from verl_credit.worlds.lab.protocol import TURN_END, answer_turn, prompt_text, search_turn
 
 NAN = math.nan

@@ -8,7 +8,7 @@ from kit.settings import settings
 from kit.turn_rows import Row, lost_row, padding_row, turn_batch
 from verl_credit.errors import IntegrityError
 from verl_credit.turns.assign import anchor_table
-from verl_credit.turns.signals import StepRows
+from verl_credit.turns.signals.signal import StepRows
 
 ROWS = [
     Row(("ask", "page", "again", "page two", "done")),

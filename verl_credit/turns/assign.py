@@ -23,7 +23,8 @@ from verl_credit.errors import IntegrityError
 from verl_credit.turns.book import TurnBatch
 from verl_credit.turns.gains import score_gains, score_infopo
 from verl_credit.turns.scorers import Forward, GainPlan
-from verl_credit.turns.signals import Signal, StepRows, signals_of, step_rewards
+from verl_credit.turns.signals.known import signals_of
+from verl_credit.turns.signals.signal import Signal, StepRows, step_rewards
 from verl_credit.turns.token_stage import TokenInputs, TokenStage
 
 ANCHORS = ("observation", "prefix")

@@ -8,8 +8,6 @@ from typing import Any
 from verl_credit.policy.generation.generator import Generation
 from verl_credit.policy.generation.sampling import SamplingParams
 
-GenerateBatch = Callable[[Sequence[Sequence[int]], Sequence[SamplingParams]], list[Generation]]
-
 
 class RequestRejected(RuntimeError):
     """The server rejects requests at the moment."""
@@ -22,7 +20,9 @@ class RequestBatcher:
     form the next batch. An exception in a batch reaches all its requests, and the next batch runs as usual.
     """
 
-    def __init__(self, generate: GenerateBatch, *, max_batch_size: int, quiet_seconds: float):
+    def __init__(
+        self, generate: Callable[..., list[Generation]], *, max_batch_size: int, quiet_seconds: float
+    ):
         self._generate, self._max_batch_size, self._quiet = generate, max_batch_size, quiet_seconds
         self._waiting: list[tuple[Sequence[int], SamplingParams, asyncio.Future]] = []
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="hf-rollout")

@@ -37,11 +37,11 @@ def checksum(digests: dict[str, str]) -> str:
 
 
 class WeightSource:
-    """Packs named tensors into safetensors buckets and keeps their checksum. ``dtype`` None: they keep their own."""
+    """Packs named tensors into safetensors buckets and keeps their digests. ``dtype`` None: they keep their own."""
 
     def __init__(self, *, dtype: torch.dtype | None, bucket_bytes: int):
         self._dtype, self._bucket_bytes = dtype, bucket_bytes
-        self._digests: dict[str, str] = {}
+        self.digests: dict[str, str] = {}
 
     async def buckets(self, weights: Weights) -> AsyncIterator[bytes]:
         """Safetensors documents of about `bucket_bytes`; floating tensors are cast to `dtype` first.
@@ -50,21 +50,17 @@ class WeightSource:
         """
         bucket: dict[str, torch.Tensor] = {}
         async for name, tensor in ensure_async_iterator(weights):
-            if name in self._digests:
+            if name in self.digests:
                 raise WeightError(f"weight {name!r} was sent twice in one update")
             # A copy, because the source may reuse the storage, and safetensors refuses shared storage.
             dtype = self._dtype if self._dtype is not None and tensor.is_floating_point() else tensor.dtype
             bucket[name] = plain = tensor.detach().to(device="cpu", dtype=dtype, copy=True).contiguous()
-            self._digests[name] = tensor_digest(plain)
+            self.digests[name] = tensor_digest(plain)
             if sum(one.nbytes for one in bucket.values()) >= self._bucket_bytes:
                 yield save(bucket)
                 bucket = {}
         if bucket:
             yield save(bucket)
-
-    def checksum(self) -> str:
-        """Checksum of everything packed so far."""
-        return checksum(self._digests)
 
 
 class WeightSink:
@@ -119,11 +115,10 @@ class ServerAdapter(BaseRollout):
         self.is_leader_rank = rank % ranks == 0
         self._server: ray.actor.ActorHandle | None = None
 
-    async def resume(self, tags: list[str]) -> None:
+    async def resume(self, tags: list[str] | None = None) -> None:
         """Nothing to do: the server keeps its weights, and no cache outlives a batch."""
 
-    async def release(self) -> None:
-        """Nothing to do, see `resume`."""
+    release = resume
 
     @torch.no_grad()
     async def update_weights(
@@ -152,7 +147,7 @@ class ServerAdapter(BaseRollout):
         await server.begin_weight_update.remote()
         async for bucket in source.buckets(weights):
             await server.load_weight_bucket.remote(bucket)
-        sent, loaded = source.checksum(), await server.finish_weight_update.remote(global_steps)
+        sent, loaded = checksum(source.digests), await server.finish_weight_update.remote(global_steps)
         if sent != loaded:
             raise WeightError(
                 f"weight update arrived damaged: sent checksum {sent}, the rollout server holds {loaded}"

@@ -34,13 +34,9 @@ from verl_credit.turns.requests import RowPlanner
 from verl_credit.turns.reward.qa import final_answer
 from verl_credit.turns.scorers import SCORERS, Scorer
 from verl_credit.turns.search.protocol import control_tokens, without_markup
-from verl_credit.turns.signals import (
-    TrajectorySignal,
-    ask_signals,
-    make_trajectory,
-    signals_of,
-    turn_texts,
-)
+from verl_credit.turns.signals.known import signals_of
+from verl_credit.turns.signals.own import TrajectorySignal, ask_signals
+from verl_credit.turns.signals.signal import make_trajectory, turn_texts
 
 
 class TurnAgentLoopOutput(AgentLoopOutput):

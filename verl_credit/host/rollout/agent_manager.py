@@ -71,7 +71,10 @@ class CreditAgentLoopManager(AgentLoopManagerTQ):
 
 
 class RolloutWatch:
-    """Collects the errors of one phase (a step's rollouts, an evaluation) and stops early when they are too many."""
+    """Collects the errors of one phase (a step's rollouts, an evaluation) and stops early when they are too many.
+
+    While the trainer waits, it collects at most every ``every_s`` seconds.
+    """
 
     def __init__(self, tolerated_share: float, *, every_s: float = 2.0) -> None:
         self.tolerated_share, self.every_s = tolerated_share, every_s
@@ -83,13 +86,6 @@ class RolloutWatch:
     def begin(self, expected: int) -> None:
         """Begins a new phase of ``expected`` rollouts."""
         self.errors, self.expected = [], expected
-
-    def look(self) -> None:
-        """Collects the workers' errors at most every ``every_s`` seconds; called while the trainer waits."""
-        now = time.monotonic()
-        if self.drain is not None and now - self._last >= self.every_s:
-            self._last = now
-            self._collect()
 
     def settle(self, arrived: int) -> int:
         """Ends the phase and returns the number of failed rollouts. Raises IntegrityError above the tolerated share."""
@@ -108,8 +104,10 @@ class RolloutWatch:
         wait, sample = buffer._wait_for_next_poll, buffer.sample
 
         def watched_wait(*args, **kwargs):
-            result = wait(*args, **kwargs)
-            self.look()
+            result, now = wait(*args, **kwargs), time.monotonic()
+            if self.drain is not None and now - self._last >= self.every_s:
+                self._last = now
+                self._collect()
             return result
 
         def watched_sample(*args, **kwargs):

@@ -19,7 +19,7 @@ from verl_credit.redact import redact
 from verl_credit.turns.assign import StepCredit
 from verl_credit.turns.book import STOP_REASONS, TurnBatch
 from verl_credit.turns.search.faults import FAULT_CODES
-from verl_credit.turns.signals import turns_with, turns_without
+from verl_credit.turns.signals.signal import turns_with, turns_without
 
 COUNTED = (
     "nonfinite_outcomes", "nonfinite_rewards", "turns_without_reward", "turn_groups", "turn_groups_of_one",

@@ -21,7 +21,7 @@ from verl_credit.records.run.tables import ROLLOUTS, SAMPLES, table_path, tables
 from verl_credit.turns.assign import StepCredit, group_numbers
 from verl_credit.turns.book import TurnBatch
 from verl_credit.turns.reward.qa import gold_answers
-from verl_credit.turns.signals import turn_texts
+from verl_credit.turns.signals.signal import turn_texts
 from verl_credit.turns.token_stage import TokenInputs, pieces_of, planning_detector
 
 _UNFINISHED = "\ufffd"  # a character that a token boundary divides

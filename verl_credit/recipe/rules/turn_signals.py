@@ -14,15 +14,9 @@ from verl_credit.recipe.agent_loops import own_loops, tools_given
 from verl_credit.recipe.rules.own import refuse_what_is_no_operator
 from verl_credit.redact import redact_value
 from verl_credit.turns.scorers import SCORERS
-from verl_credit.turns.signals import (
-    COLUMN,
-    SIGNALS,
-    GroupSignal,
-    Trajectory,
-    TrajectorySignal,
-    Turn,
-    find_signal,
-)
+from verl_credit.turns.signals.known import COLUMN, SIGNALS, find_signal
+from verl_credit.turns.signals.own import GroupSignal, TrajectorySignal
+from verl_credit.turns.signals.signal import Trajectory, Turn
 
 SIGNAL, SEVERAL, MODE = (
     f"algorithm.{name}" for name in ("turn_signal", "turn_signals", "info_gain_norm_mode")

@@ -137,7 +137,9 @@ class RowScorer(Scorer):
     name = "rows"
 
     def score(self, plan: GainPlan, forward: Forward) -> torch.Tensor:
-        return forward.score_rows(context_rows(plan.requests, plan.turns))
+        turns, rows = plan.turns, {request.row for request in plan.requests}
+        ids_of = {row: turns.prompt_ids[row] + turns.response_ids[row] for row in rows}
+        return forward.score_rows([ScoreRow(tuple(ids_of[r.row][: r.base]), r.answer) for r in plan.requests])
 
     def says(self, config: Config, settings: CreditSettings) -> str:
         rows = config.data.train_batch_size * config.actor_rollout_ref.rollout.n
@@ -145,12 +147,6 @@ class RowScorer(Scorer):
         if contexts is None:
             return "one more row per context and alias through compute_log_prob"
         return f"up to {contexts} more rows per trajectory and alias through compute_log_prob: {rows * contexts} a step"
-
-
-def context_rows(requests: Sequence[Request], turns: TurnBatch) -> list[ScoreRow]:
-    """Each request's context and answer as a separate row."""
-    ids_of = {row: turns.prompt_ids[row] + turns.response_ids[row] for row in {r.row for r in requests}}
-    return [ScoreRow(tuple(ids_of[r.row][: r.base]), r.answer) for r in requests]
 
 
 SCORER = "algorithm.info_gain_scorer"
