@@ -13,6 +13,10 @@ from verl_credit.config.settings import CreditSettings
 from verl_credit.turns.book import TurnBatch
 from verl_credit.turns.reward.qa import gold_answers, stated_form
 
+ANSWER_TAG = "<answer>{answer}</answer>"
+BOXED = "\\boxed{{answer}}"
+LONGEST_TAIL = 32
+
 
 @dataclass(frozen=True)
 class Request:
@@ -36,17 +40,6 @@ def gain_requests(turns: TurnBatch, settings: CreditSettings, tokenizer) -> list
     return requests
 
 
-def writer_of(tokenizer, settings: CreditSettings) -> AnswerWriter:
-    """The answer writer for these settings."""
-    return AnswerWriter(
-        tokenizer,
-        settings.algorithm.info_gain_template,
-        prefix=settings.algorithm.info_gain_prefix,
-        header=settings.algorithm.info_gain_context == "call",
-        chat_template_kwargs=settings.chat_template_kwargs,
-    )
-
-
 def aliases_that_count(truth, aliases: str) -> list[str]:
     """The gold answers of a row that ``info_gain_aliases`` scores: the first, or every different one."""
     golds = gold_answers(truth)
@@ -58,7 +51,7 @@ class RowPlanner:
 
     def __init__(self, tokenizer, settings: CreditSettings):
         self.settings = settings
-        self.writer = writer_of(tokenizer, settings)
+        self.writer = AnswerWriter(tokenizer, settings)
         self._write = lru_cache(maxsize=4096)(self.writer.write)
         self._template_of = lru_cache(maxsize=4096)(self.writer.template_of)
 
@@ -131,11 +124,6 @@ def score_table(
     return torch.where(failed_B_K1, torch.nan, score_B_K1), requested_B_K1
 
 
-ANSWER_TAG = "<answer>{answer}</answer>"
-BOXED = "\\boxed{{answer}}"
-LONGEST_TAIL = 32
-
-
 def auto_template(form: str | None, prompt: Callable[[], str]) -> str:
     """The template of ``auto``: of the row's ``form``, else the template that the text of ``prompt()`` requests."""
     boxed = "\\boxed" in prompt() if form is None else form == "boxed"
@@ -179,21 +167,15 @@ class AnswerWriter:
     A context ends with the assistant header. From its last special token on (``<|im_start|>``), header and answer are
     tokenised together. If the result begins with the header's tokens, as nearly always, the answer is appended to them;
     otherwise they are replaced.
-    ``header``: contexts after a turn end at its call, without the header; it is then written with the arguments of the
-    rollouts' chat template (``data.apply_chat_template_kwargs``).
+    With ``info_gain_context=call`` contexts after a turn end at its call, without the header; it is then written with the
+    arguments of the rollouts' chat template (``data.apply_chat_template_kwargs``).
     """
 
-    def __init__(
-        self,
-        tokenizer,
-        template: str,
-        *,
-        prefix: str = "",
-        header: bool = False,
-        chat_template_kwargs: Mapping | None = None,
-    ):
-        self.tokenizer, self.template, self.prefix = tokenizer, template, prefix
-        self.header = assistant_header(tokenizer, chat_template_kwargs) if header else []
+    def __init__(self, tokenizer, settings: CreditSettings):
+        algorithm, self.tokenizer = settings.algorithm, tokenizer
+        self.template, self.prefix = algorithm.info_gain_template, algorithm.info_gain_prefix
+        header = algorithm.info_gain_context == "call"
+        self.header = assistant_header(tokenizer, settings.chat_template_kwargs) if header else []
         self._special = set(tokenizer.all_special_ids)
 
     def template_of(self, prompt_ids: tuple[int, ...], form: str | None = None) -> str:
