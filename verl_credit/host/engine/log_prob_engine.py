@@ -73,7 +73,7 @@ class LogProbEngine:
         return log_prob_path(flash=not no_flash_loss(), fused=fused, distills=distills)
 
     def log_prob_path(self, micro_batch) -> str:
-        """The same of this micro-batch."""
+        """The code that computes the log-probs of this micro-batch."""
         distills = any(option(micro_batch, key) for key in WANT_LOGITS)
         fused = option(micro_batch, "use_fused_kernels")
         return log_prob_path(flash=not no_flash_loss(), fused=fused, distills=distills)

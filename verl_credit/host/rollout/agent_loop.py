@@ -50,9 +50,7 @@ class TurnAgentLoopOutput(AgentLoopOutput):
         return output
 
 
-_control_tokens_of = lru_cache(maxsize=4)(
-    control_tokens
-)  # one tokenizer per worker; loops are made per trajectory
+_control_tokens_of = lru_cache(maxsize=4)(control_tokens)  # a worker has one tokenizer and many loops
 
 
 class RowFault(Exception):

@@ -149,7 +149,7 @@ def credit_columns(step: StepCredit, rows: list[int], inputs: TokenInputs) -> di
     turn_ids_b_T = turns.turn_ids_B_T[rows, :width]
     written_b_T = turn_ids_b_T >= 0
     trained_b_T = inputs.mask_B_T & written_b_T
-    # The run's own detector; without a transform that reads it, the phrases, which are cheap.
+    # A run without a transform that reads the mask has no detector; the phrases are cheap, so they are used there.
     run, algorithm = step.inputs.run, step.settings.algorithm
     detect = None if run.stage is None else run.stage.detect
     if detect is None and algorithm.planning.detector == "grams":

@@ -105,10 +105,10 @@ class CreditSteps(ProbingTrainer, RecordedTrainer):
 
     def fit(self, agent_loop_manager):
         self._check_workers(agent_loop_manager)
-        if (
-            self.config.trainer.total_training_steps is None
-        ):  # the data's number is known only here, not before the start
-            steps = self.total_training_steps
+        if self.config.trainer.total_training_steps is None:
+            steps = (
+                self.total_training_steps
+            )  # they follow from the data, so that the start did not know them
             length = f"{steps} steps (trainer.total_epochs={self.config.trainer.total_epochs})"
             idle = without_effect_in(self.settings, steps, length)
             idle += probe_without_effect(self.config.probe.every, steps, length)

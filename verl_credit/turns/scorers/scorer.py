@@ -132,7 +132,7 @@ class Scorer(ABC):
 
 
 class RowScorer(Scorer):
-    """One ordinary row per context: simple and exact, O(turns x length) tokens. Tests compare the others with it."""
+    """Scores an ordinary row per context. It is exact and costs O(turns x length) tokens; tests compare others with it."""
 
     name = "rows"
 
