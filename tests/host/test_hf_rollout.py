@@ -19,7 +19,7 @@ from verl_credit.host.hf_rollout.server import (
     max_model_len,
     read_sampling_params,
 )
-from verl_credit.host.hf_rollout.sync import ServerAdapter, WeightError, WeightSink, WeightSource, checksum
+from verl_credit.host.hf_rollout.sync import ServerAdapter, WeightError, WeightSink, checksum, weight_buckets
 from verl_credit.policy.generation.generator import Generation, SamplingParams
 
 # --- weights ---
@@ -39,15 +39,15 @@ class Tied(torch.nn.Module):
 
 
 def send(weights, model, *, bucket_bytes=40, dtype=torch.float32, damage=lambda bucket: bucket):
-    source, sink = WeightSource(dtype=dtype, bucket_bytes=bucket_bytes), WeightSink(model)
-    for bucket in buckets_of(source, weights):
+    digests, sink = {}, WeightSink(model)
+    for bucket in buckets_of(weights, digests, dtype=dtype, bucket_bytes=bucket_bytes):
         sink.load(damage(bucket))
-    return checksum(source.digests), sink.finish()
+    return checksum(digests), sink.finish()
 
 
-def buckets_of(source, weights):
+def buckets_of(weights, digests, **how):
     async def collected():
-        return [bucket async for bucket in source.buckets(weights)]
+        return [bucket async for bucket in weight_buckets(weights, digests, **how)]
 
     return asyncio.run(collected())
 
@@ -102,9 +102,9 @@ def test_weights_are_cast_before_they_are_summed():
 
 
 def test_what_counts_is_not_cast():
-    source = WeightSource(dtype=torch.bfloat16, bucket_bytes=1 << 20)
+    how = {"dtype": torch.bfloat16, "bucket_bytes": 1 << 20}
     steps = torch.tensor([2**40 + 1])  # no bfloat16
-    (document,) = buckets_of(source, [("steps", steps), ("weight", torch.ones(2))])
+    (document,) = buckets_of([("steps", steps), ("weight", torch.ones(2))], {}, **how)
     sent = load(document)
     assert (sent["steps"].dtype, sent["weight"].dtype) == (torch.int64, torch.bfloat16)
     assert torch.equal(sent["steps"], steps)

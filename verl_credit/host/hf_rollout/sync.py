@@ -36,31 +36,26 @@ def checksum(digests: dict[str, str]) -> str:
     return hashlib.sha256(lines.encode()).hexdigest()
 
 
-class WeightSource:
-    """Packs named tensors into safetensors buckets and keeps their digests. ``dtype`` None: they keep their own."""
+async def weight_buckets(
+    weights: Weights, digests: dict[str, str], *, dtype: torch.dtype | None, bucket_bytes: int
+) -> AsyncIterator[bytes]:
+    """Safetensors documents of about `bucket_bytes`; floating tensors are cast to `dtype` first (None: they keep their own).
 
-    def __init__(self, *, dtype: torch.dtype | None, bucket_bytes: int):
-        self._dtype, self._bucket_bytes = dtype, bucket_bytes
-        self.digests: dict[str, str] = {}
-
-    async def buckets(self, weights: Weights) -> AsyncIterator[bytes]:
-        """Safetensors documents of about `bucket_bytes`; floating tensors are cast to `dtype` first.
-
-        Raises WeightError when a name comes twice.
-        """
-        bucket: dict[str, torch.Tensor] = {}
-        async for name, tensor in ensure_async_iterator(weights):
-            if name in self.digests:
-                raise WeightError(f"weight {name!r} was sent twice in one update")
-            # A copy, because the source may reuse the storage, and safetensors refuses shared storage.
-            dtype = self._dtype if self._dtype is not None and tensor.is_floating_point() else tensor.dtype
-            bucket[name] = plain = tensor.detach().to(device="cpu", dtype=dtype, copy=True).contiguous()
-            self.digests[name] = tensor_digest(plain)
-            if sum(one.nbytes for one in bucket.values()) >= self._bucket_bytes:
-                yield save(bucket)
-                bucket = {}
-        if bucket:
+    ``digests`` gets the digest of each tensor that is sent. Raises WeightError when a name comes twice.
+    """
+    bucket: dict[str, torch.Tensor] = {}
+    async for name, tensor in ensure_async_iterator(weights):
+        if name in digests:
+            raise WeightError(f"weight {name!r} was sent twice in one update")
+        # A copy, because the source may reuse the storage, and safetensors refuses shared storage.
+        own = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
+        bucket[name] = plain = tensor.detach().to(device="cpu", dtype=own, copy=True).contiguous()
+        digests[name] = tensor_digest(plain)
+        if sum(one.nbytes for one in bucket.values()) >= bucket_bytes:
             yield save(bucket)
+            bucket = {}
+    if bucket:
+        yield save(bucket)
 
 
 class WeightSink:
@@ -140,14 +135,14 @@ class ServerAdapter(BaseRollout):
                 pass
             return
         bucket_bytes = self.config.checkpoint_engine.update_weights_bucket_megabytes << 20
-        source = WeightSource(dtype=PrecisionType.to_dtype(self.config.dtype), bucket_bytes=bucket_bytes)
+        dtype, digests = PrecisionType.to_dtype(self.config.dtype), {}
         if self._server is None:  # looked up late: the server starts after the training workers
             self._server = ray.get_actor(server_name(self.replica_rank))
         server = self._server
         await server.begin_weight_update.remote()
-        async for bucket in source.buckets(weights):
+        async for bucket in weight_buckets(weights, digests, dtype=dtype, bucket_bytes=bucket_bytes):
             await server.load_weight_bucket.remote(bucket)
-        sent, loaded = checksum(source.digests), await server.finish_weight_update.remote(global_steps)
+        sent, loaded = checksum(digests), await server.finish_weight_update.remote(global_steps)
         if sent != loaded:
             raise WeightError(
                 f"weight update arrived damaged: sent checksum {sent}, the rollout server holds {loaded}"

@@ -21,8 +21,7 @@ from verl_credit.config.settings import CreditSettings
 from verl_credit.host.rollout.engine_client import (
     DRAW,
     REPLAY,
-    ReplayingClient,
-    VersionedClient,
+    RowClient,
     apply_sampling_mode,
     stable_seed,
 )
@@ -82,11 +81,8 @@ class TurnAgentLoop(ToolAgentLoop):
         )
         if DRAW in kwargs:
             row = (kwargs[DRAW],)
-        self._engine = engine = self.server_manager
-        if REPLAY in kwargs:
-            engine = ReplayingClient(engine, kwargs[REPLAY])
-            self.record.replayed = engine.left
-        self.server_manager = VersionedClient(engine, self.record)
+        self._engine = self.server_manager
+        self.server_manager = RowClient(self._engine, self.record, kwargs.get(REPLAY))
         self._seed_parts = (self.config.seed, *row, kwargs["session_id"])
         self._masks = mode is None and self._credit_of(self.config)[0].masks_observations
         self._truth = (kwargs.get("reward_model") or {}).get("ground_truth")
