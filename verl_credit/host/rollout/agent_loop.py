@@ -177,7 +177,7 @@ class TurnAgentLoop(ToolAgentLoop):
         return "no_answer"
 
     async def _handle_processing_tools_state(self, agent_data):
-        before, ids, mask = len(agent_data.messages), agent_data.prompt_ids, agent_data.response_mask
+        count, ids, mask = len(agent_data.messages), agent_data.prompt_ids, agent_data.response_mask
         try:
             state = await super()._handle_processing_tools_state(agent_data)
         except RowFault as fault:
@@ -186,18 +186,15 @@ class TurnAgentLoop(ToolAgentLoop):
             return AgentState.TERMINATED
         self.book.observed(agent_data.response_mask)
         if self._masks and state == AgentState.GENERATING:
-            self.record.masked_observations.append(await self._masked_messages(agent_data, before, ids, mask))
+            # The new tool messages as verl renders them, with the placeholder for each content; they begin where the turn's
+            # own tokens end.
+            before, tools = agent_data.messages[:count], agent_data.messages[count:]
+            masked = [*before, *({**message, "content": PLACEHOLDER} for message in tools)]
+            schemas = getattr(agent_data, "_active_tool_schemas", self.tool_schemas)
+            merged, merged_mask, _ = await self.ct_merge_context_msg(before, masked, ids, mask, tools=schemas)
+            after = next(n for n, own in enumerate(reversed(merged_mask)) if own)
+            self.record.masked_observations.append(merged.token_ids[len(merged.token_ids) - after :])
         return state
-
-    async def _masked_messages(self, agent_data, count: int, ids: list[int], mask: list[int]) -> list[int]:
-        """The tool messages after the first ``count`` messages as verl renders them, with the placeholder for each content,
-        from the end of the turn's own tokens on. ``ids``, ``mask``: prompt_ids and response_mask before them."""
-        before, tools = agent_data.messages[:count], agent_data.messages[count:]
-        masked = [*before, *({**message, "content": PLACEHOLDER} for message in tools)]
-        schemas = getattr(agent_data, "_active_tool_schemas", self.tool_schemas)
-        merged, merged_mask, _ = await self.ct_merge_context_msg(before, masked, ids, mask, tools=schemas)
-        after = next(n for n, own in enumerate(reversed(merged_mask)) if own)
-        return merged.token_ids[len(merged.token_ids) - after :]
 
     async def _call_tool(self, tool_call, tools_kwargs, agent_data):
         # verl offers a selection of the tools where the row has extra_info.tool_selection.
