@@ -16,7 +16,7 @@ from kit import train_run
 from kit.run_values import assert_agree, measured_by_run
 from verl_credit.records.run.files import METRICS, VALIDATION, read_json_lines
 from verl_credit.records.run.rollouts import read_samples
-from verl_credit.turns.answer import pseudo_answer
+from verl_credit.turns.requests import pseudo_answer
 
 pytestmark = pytest.mark.vllm
 

@@ -71,9 +71,9 @@ def measure(folder, rank, ranks, options):
     from verl.utils import tensordict_utils as tu
 
     from verl_credit.host.engine.attention_proof import prove
-    from verl_credit.host.step.forward import score_rows
+    from verl_credit.host.step.store import score_rows
     from verl_credit.names import BRANCH_LOG_PROBS
-    from verl_credit.turns.scorers.rows import context_rows
+    from verl_credit.turns.scorers.scorer import RowScorer
 
     engine = build_engine(folder, **{"enable_gradient_checkpointing": False} | options)
     # layers are checkpointed in training mode only
@@ -90,6 +90,7 @@ def measure(folder, rank, ranks, options):
         tu.assign_non_tensor(data, use_fused_kernels=False, **packed)
         return infer(engine, data, mode)
 
+    forward = SimpleNamespace(score_rows=lambda rows: score_rows(rows_forward, rows, dp_size=1))
     kept = [
         float((a[:-1] - b[:-1]).abs().max())
         for name in ("log_probs", "entropy")
@@ -103,7 +104,7 @@ def measure(folder, rank, ranks, options):
         "checkpoints": len(calls),
         "lengths": [len(row) for row in grown["log_probs"].unbind()] == [p + r for p, r in rows],
         "branch": plan.scores(list(grown[BRANCH_LOG_PROBS].unbind())),
-        "rows": score_rows(rows_forward, context_rows(turns.requests(), turns), dp_size=1),
+        "rows": RowScorer().score(SimpleNamespace(turns=turns, requests=turns.requests()), forward),
     }
 
 
@@ -288,7 +289,7 @@ def test_missing_log_probs_are_noticed():
     ],
 )
 def test_models_whose_tokens_depend_on_the_whole_stream_are_refused(changes, said):
-    from verl_credit.host.engine.branch_engine import refuse_model
+    from verl_credit.host.engine.log_prob_engine import refuse_model
 
     config = tiny_config("qwen3")
     refuse_model(config)

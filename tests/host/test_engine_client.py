@@ -6,7 +6,8 @@ import pytest
 
 from kit.byte_world import make_tokenizer
 from kit.trajectories import policy_text, record, run
-from verl_credit.host.rollout.engine_client import DRAW, REPLAY, ReplayingClient, replay_column
+from verl_credit.host.rollout.engine_client import DRAW, REPLAY, RowClient, replay_column
+from verl_credit.turns.book import RowRecord
 from verl_credit.turns.requests import turn_spans
 from verl_credit.worlds.lab.protocol import answer_turn, search_turn
 
@@ -72,7 +73,7 @@ def test_seeds_follow_from_what_the_rollout_is_drawn_for(tokenizer):
 
 @pytest.mark.parametrize("wanted, told", [(True, [0.0, 0.0, 0.0]), (False, None)])
 def test_turns_that_stand_have_a_number_per_token_where_log_probs_are_asked_for(wanted, told):
-    client = ReplayingClient(None, replay_column([(5, 6, 7)]))
+    client = RowClient(None, RowRecord(), replay_column([(5, 6, 7)]))
     output = asyncio.run(
         client.generate(request_id="r", prompt_ids=[1], sampling_params={"logprobs": wanted})
     )

@@ -9,10 +9,9 @@ from verl.utils import tensordict_utils as tu
 from verl.workers.engine.utils import prepare_micro_batches
 
 from kit.recipes import load_config
-from verl_credit.host.step.forward import rows_per_micro_batch, score_rows
-from verl_credit.turns.answer import PseudoAnswer
+from verl_credit.host.step.store import score_rows
 from verl_credit.turns.book import TurnBook
-from verl_credit.turns.requests import context_ends
+from verl_credit.turns.requests import PseudoAnswer, context_ends
 from verl_credit.turns.scorers import ScoreRow
 
 VOCAB, LENGTH = 11, 64
@@ -175,29 +174,20 @@ def test_rows_fill_micro_batches_of_a_fixed_size(dp_size, count):
     assert len(workers.contexts) - count < 4 * dp_size
 
 
-def test_the_size_of_a_micro_batch_is_that_of_the_log_probs():
-    static = [
-        f"actor_rollout_ref.{key}=false"
-        for key in ("actor.use_dynamic_bsz", "rollout.log_prob_use_dynamic_bsz")
-    ]
-    size = "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=4"
-    assert rows_per_micro_batch(load_config("lab", [*static, size])) == 4
-    assert rows_per_micro_batch(load_config("lab", [size])) == 1
-
-
-def test_the_trainer_says_how_its_workers_divide_rows(monkeypatch):
-    from verl_credit.host.step import forward
+@pytest.mark.parametrize("dynamic, micro_batch", [("false", 4), ("true", 1)])
+def test_the_trainer_says_how_its_workers_divide_rows(monkeypatch, dynamic, micro_batch):
+    from verl_credit.host.step import store
 
     asked = {}
-    monkeypatch.setattr(forward, "score_rows", lambda compute, rows, **how: asked.update(how))
+    monkeypatch.setattr(store, "score_rows", lambda compute, rows, **how: asked.update(how))
     size = "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=4"
     static = [
-        f"actor_rollout_ref.{key}=false"
+        f"actor_rollout_ref.{key}={dynamic}"
         for key in ("actor.use_dynamic_bsz", "rollout.log_prob_use_dynamic_bsz")
     ]
     workers = SimpleNamespace(compute_log_prob=None, _dispatch_info={"actor": [0, 0, 1, 1]})
-    forward.TrainerForward(None, workers, load_config("lab", [*static, size])).score_rows([])
-    assert asked == {"dp_size": 2, "micro_batch": 4}
+    store.TrainerForward(None, workers, load_config("lab", [*static, size])).score_rows([])
+    assert asked == {"dp_size": 2, "micro_batch": micro_batch}
 
 
 def test_what_is_asked_of_the_workers():

@@ -11,12 +11,11 @@ from kit.settings import settings
 from kit.turn_rows import Row, padding_row, turn_batch
 from verl_credit.config.keys import SCORERS as NAMES
 from verl_credit.records.run.progress import step_line
-from verl_credit.turns.answer import PseudoAnswer
 from verl_credit.turns.book import RowRecord
 from verl_credit.turns.gains import plan_gains
-from verl_credit.turns.requests import Request
+from verl_credit.turns.requests import PseudoAnswer, Request
 from verl_credit.turns.scorers import SCORERS, Scorer
-from verl_credit.turns.scorers.server import scores_of_records, server_score
+from verl_credit.turns.scorers.server import server_score
 
 CONTEXT, ANSWER, N_GOLD = [5, 6, 7, 8], [11, 12, 13], 2
 GARBAGE = -1e30
@@ -138,7 +137,8 @@ def test_scores_are_found_by_context_and_alias():
     answer = PseudoAnswer((1, 2), 0, 2)
     requests = [Request(0, 0, 0, 4, answer), Request(1, 1, 1, 6, answer), Request(1, 2, 0, 8, answer)]
     records = [{"scores": [[0, 0, -1.5]]}, {"scores": [[1, 0, -9.0], [1, 1, -2.5]]}]
-    first, second, missing = scores_of_records(requests, records).tolist()
+    plan = SimpleNamespace(requests=requests, turns=SimpleNamespace(records=records))
+    first, second, missing = SCORERS["server"].score(plan, None).tolist()
     assert (first, second) == (-1.5, -2.5) and math.isnan(missing)
 
 

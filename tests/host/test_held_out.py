@@ -10,7 +10,7 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
 from kit.recipes import check
 from verl_credit.errors import EvaluationOverrun
-from verl_credit.host.step import held_out
+from verl_credit.host.step import recorded
 from verl_credit.records.run import events
 from verl_credit.records.run.files import EVENTS, VALIDATION, read_json_lines
 
@@ -21,7 +21,7 @@ ROWS = [{"raw_prompt": [1, 2]}, {"raw_prompt": [3, 4]}]
 def trainer(tmp_path, monkeypatch):
     """Its evaluation reads every batch; a batch takes 36 minutes."""
     clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
-    trainer = object.__new__(type("Evaluating", (held_out.EvaluatingTrainer, PPOTrainerSync), {}))
+    trainer = object.__new__(type("Evaluating", (recorded.RecordedTrainer, PPOTrainerSync), {}))
     trainer.batches = Counter()
 
     def validate(self):
@@ -30,7 +30,7 @@ def trainer(tmp_path, monkeypatch):
             clock.now += 0.6 * 3600
         return {f"val-aux/lab-{self._evaluation_mode}/em/mean@1": 0.5}
 
-    monkeypatch.setattr(held_out, "time", clock)
+    monkeypatch.setattr(recorded, "time", clock)
     monkeypatch.setattr(PPOTrainerSync, "_validate", validate)
     trainer.run_dir, trainer.global_steps, trainer.val_dataset, trainer.val_dataloader = (
         tmp_path,
@@ -91,17 +91,24 @@ def test_the_generations_of_each_mode_have_a_file(trainer, tmp_path, monkeypatch
 
 def test_evaluation_rows_carry_their_mode_and_keep_their_source():
     batches = [{"raw_prompt": np.array([1, 2]), "data_source": np.array(["nq", "lab"], dtype=object)}]
-    (batch,) = held_out.EvaluationLoader(batches, "greedy")
+    (batch,) = recorded.with_mode(batches, "greedy", lambda: None)
     assert batch["sampling"].tolist() == ["greedy"] * 2 and batch["data_source"].tolist() == ["nq", "lab"]
     assert "sampling" not in batches[0]
 
 
-def test_metrics_of_an_evaluation_are_named_after_its_mode():
+def labelled(trainer, monkeypatch, update):
+    """Metrics of an evaluation in the mode "greedy", with ``update`` in place of verl's."""
+    monkeypatch.setattr(PPOTrainerSync, "_val_metrics_update", staticmethod(update))
+    trainer._evaluation_mode = "greedy"
+    return trainer._val_metrics_update
+
+
+def test_metrics_of_an_evaluation_are_named_after_its_mode(trainer, monkeypatch):
     def update(sources, uids, infos, turns, expected_acc_counts):
         assert expected_acc_counts == {("lab-greedy", "u"): 1}
         return {f"val-core/{sources[0]}/em/mean@1": 1.0, "val-aux/num_turns/mean": 2}
 
-    named = held_out.label_mode(update, "greedy")(["lab"] * 3, ["u", "u", "v"], {}, [], {("lab", "u"): 1})
+    named = labelled(trainer, monkeypatch, update)(["lab"] * 3, ["u", "u", "v"], {}, [], {("lab", "u"): 1})
     assert named == {
         "val-core/lab-greedy/em/mean@1": 1.0,
         "val-aux/lab-greedy/questions": 2,
@@ -109,7 +116,7 @@ def test_metrics_of_an_evaluation_are_named_after_its_mode():
     }
 
 
-def test_a_list_per_turn_among_the_rewards_values_does_not_end_the_evaluation():
+def test_a_list_per_turn_among_the_rewards_values_does_not_end_the_evaluation(trainer, monkeypatch):
     """verl takes means of whatever a reward function returns, and refuses lists of different length."""
     from verl.trainer.ppo.metric_utils import process_validation_metrics
 
@@ -124,5 +131,5 @@ def test_a_list_per_turn_among_the_rewards_values_does_not_end_the_evaluation():
         "shown": [np.zeros(2), None, np.zeros(1)],
         "said": [{"a": 1}, {}, None],
     }
-    named = held_out.label_mode(update, "greedy")(["lab"] * 3, ["u"] * 3, infos, [], None)
+    named = labelled(trainer, monkeypatch, update)(["lab"] * 3, ["u"] * 3, infos, [], None)
     assert set(named) == {"reward/mean", "val-aux/lab-greedy/questions"}

@@ -12,9 +12,14 @@ from verl.workers.config import RolloutConfig
 
 from kit.tiny_models import tiny_config
 from verl_credit.host.hf_rollout.batcher import RequestBatcher, RequestRejected
-from verl_credit.host.hf_rollout.options import EngineOptions, max_model_len, sampling_params
-from verl_credit.host.hf_rollout.server import HFReplica, HFServer
-from verl_credit.host.hf_rollout.sync import WeightError, WeightSink, WeightSource
+from verl_credit.host.hf_rollout.server import (
+    HFReplica,
+    HFServer,
+    engine_options,
+    max_model_len,
+    read_sampling_params,
+)
+from verl_credit.host.hf_rollout.sync import ServerAdapter, WeightError, WeightSink, checksum, weight_buckets
 from verl_credit.policy.generation.generator import Generation, SamplingParams
 
 # --- weights ---
@@ -34,10 +39,17 @@ class Tied(torch.nn.Module):
 
 
 def send(weights, model, *, bucket_bytes=40, dtype=torch.float32, damage=lambda bucket: bucket):
-    source, sink = WeightSource(dtype=dtype, bucket_bytes=bucket_bytes), WeightSink(model)
-    for bucket in source.buckets(weights):
+    digests, sink = {}, WeightSink(model)
+    for bucket in buckets_of(weights, digests, dtype=dtype, bucket_bytes=bucket_bytes):
         sink.load(damage(bucket))
-    return source.checksum(), sink.finish()
+    return checksum(digests), sink.finish()
+
+
+def buckets_of(weights, digests, **how):
+    async def collected():
+        return [bucket async for bucket in weight_buckets(weights, digests, **how)]
+
+    return asyncio.run(collected())
 
 
 @pytest.mark.parametrize("bucket_bytes", [1, 100, 1 << 20])
@@ -90,9 +102,9 @@ def test_weights_are_cast_before_they_are_summed():
 
 
 def test_what_counts_is_not_cast():
-    source = WeightSource(dtype=torch.bfloat16, bucket_bytes=1 << 20)
+    how = {"dtype": torch.bfloat16, "bucket_bytes": 1 << 20}
     steps = torch.tensor([2**40 + 1])  # no bfloat16
-    (document,) = source.buckets([("steps", steps), ("weight", torch.ones(2))])
+    (document,) = buckets_of([("steps", steps), ("weight", torch.ones(2))], {}, **how)
     sent = load(document)
     assert (sent["steps"].dtype, sent["weight"].dtype) == (torch.int64, torch.bfloat16)
     assert torch.equal(sent["steps"], steps)
@@ -112,24 +124,53 @@ def test_names_shapes_and_types_are_strict():
         send([*state.items(), ("scale", state["scale"])], Tied(0))
 
 
-def test_the_sender_raises_on_a_difference():
-    from verl_credit.host.hf_rollout.sync import compare
+def remote(function):
+    async def called(*args):
+        return function(*args)
 
-    compare(sent="a", loaded="a")
-    with pytest.raises(WeightError, match="checksum a, .* b"):
-        compare(sent="a", loaded="b")
+    return SimpleNamespace(remote=called)
+
+
+@pytest.mark.parametrize("flipped", [False, True])
+def test_the_sender_raises_on_a_difference(flipped):
+    weights, model = dict(Tied(1).state_dict()), Tied(0)
+    sink, sent = WeightSink(model), []
+
+    def loaded(bucket):
+        sent.append(len(bucket))
+        sink.load(bucket[:-1] + bytes([bucket[-1] ^ flipped]))
+
+    server = SimpleNamespace(
+        begin_weight_update=remote(lambda: None),
+        load_weight_bucket=remote(loaded),
+        finish_weight_update=remote(lambda step: sink.finish()),
+    )
+    engine = SimpleNamespace(update_weights_bucket_megabytes=1)
+    config = SimpleNamespace(checkpoint_engine=engine, dtype="float32")
+    adapter = SimpleNamespace(is_leader_rank=True, _server=server, config=config)
+    update = ServerAdapter.update_weights(adapter, weights.items(), 3)
+    if not flipped:
+        asyncio.run(update)
+        assert len(sent) == 1 and all(
+            torch.equal(model.state_dict()[name], weights[name]) for name in weights
+        )
+        return
+    with pytest.raises(
+        WeightError, match="sent checksum [0-9a-f]{64}, the rollout server holds [0-9a-f]{64}"
+    ):
+        asyncio.run(update)
 
 
 # --- sampling parameters as verl sends them ---
 
-LIMITS = dict(prompt_length=20, response_length=10, max_model_len=32, eos_token_ids=(2, 3))
+LIMITS = SimpleNamespace(prompt_length=20, response_length=10), 32, (2, 3)
 VERL = {"temperature": 0.5, "top_p": 0.9, "top_k": 7, "repetition_penalty": 1.0, "logprobs": True}
 
 
 def test_verls_parameters_are_read():
-    params = sampling_params({**VERL, "seed": 5, "stop_token_ids": [9]}, prompt_tokens=15, **LIMITS)
+    params = read_sampling_params({**VERL, "seed": 5, "stop_token_ids": [9]}, 15, *LIMITS)
     assert params == SamplingParams(10, 0.5, 0.9, 7, seed=5, stop_token_ids=(2, 3, 9))
-    assert sampling_params({"ignore_eos": True}, prompt_tokens=1, **LIMITS).stop_token_ids == ()
+    assert read_sampling_params({"ignore_eos": True}, 1, *LIMITS).stop_token_ids == ()
 
 
 @pytest.mark.parametrize(
@@ -144,7 +185,7 @@ def test_verls_parameters_are_read():
     ],
 )
 def test_token_budget(given, prompt_tokens, expected):
-    assert sampling_params(given, prompt_tokens=prompt_tokens, **LIMITS).max_new_tokens == expected
+    assert read_sampling_params(given, prompt_tokens, *LIMITS).max_new_tokens == expected
 
 
 @pytest.mark.parametrize(
@@ -160,7 +201,7 @@ def test_token_budget(given, prompt_tokens, expected):
 )
 def test_a_bad_parameter_names_itself(given, message):
     with pytest.raises(ValueError, match=message):
-        sampling_params(given, prompt_tokens=4, **LIMITS)
+        read_sampling_params(given, 4, *LIMITS)
 
 
 def test_the_engine_has_all_positions_of_the_model_unless_fewer_are_asked_for():
@@ -173,16 +214,16 @@ def test_the_engine_has_all_positions_of_the_model_unless_fewer_are_asked_for():
 
 def test_a_prompt_without_room_is_refused():
     with pytest.raises(ValueError, match="32 tokens: rollout.max_model_len=32"):
-        sampling_params({}, prompt_tokens=32, **LIMITS)
+        read_sampling_params({}, 32, *LIMITS)
 
 
 def test_engine_options():
-    assert EngineOptions.read({}) == EngineOptions()
-    assert EngineOptions.read({"hf": {"num_threads": 2, "quiet_ms": None}}) == EngineOptions(num_threads=2)
+    assert engine_options({}) == (1, 0.01)
+    assert engine_options({"hf": {"num_threads": 2, "quiet_ms": None}}) == (2, 0.01)
     with pytest.raises(ValueError, match="engine_kwargs.hf.threads .*: accepted are num_threads, quiet_ms"):
-        EngineOptions.read({"hf": {"threads": 2}})
+        engine_options({"hf": {"threads": 2}})
     with pytest.raises(ValueError, match="engine_kwargs.hf.num_threads=0"):
-        EngineOptions.read({"hf": {"num_threads": 0}})
+        engine_options({"hf": {"num_threads": 0}})
 
 
 # --- batching ---
@@ -227,9 +268,8 @@ def test_batches_are_bounded():
     async def scenario():
         batcher = batcher_of(recorder, max_batch_size=8)
         await asyncio.gather(*[batcher.submit([i], ONE) for i in range(20)])
-        return batcher.batches, batcher.rows
 
-    assert asyncio.run(scenario()) == (3, 20)
+    asyncio.run(scenario())
     assert [len(batch) for batch in recorder.batches] == [8, 8, 4]
 
 

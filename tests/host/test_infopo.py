@@ -14,14 +14,14 @@ from kit.tiny_models import in_float64, log_probs, tiny_model
 from kit.trajectories import policy_text, record, run
 from kit.turn_rows import Row, lost_row, padding_row, turn_batch
 from verl_credit.errors import IntegrityError
-from verl_credit.host.step.forward import score_rows
+from verl_credit.host.step.store import score_rows
 from verl_credit.policy.attention import pack_rows
-from verl_credit.turns import infopo
+from verl_credit.turns import gains
 from verl_credit.turns.book import RowRecord
 from verl_credit.turns.gains import plan_gains, score_gains, score_infopo
-from verl_credit.turns.infopo import masked_requests
 from verl_credit.turns.requests import turn_spans
-from verl_credit.turns.signals import StepRows, find_signal, step_rewards
+from verl_credit.turns.signals.known import find_signal
+from verl_credit.turns.signals.signal import StepRows, step_rewards
 from verl_credit.worlds.lab.protocol import TURN_END, answer_turn, prompt_text, search_turn
 
 NAN = math.nan
@@ -279,8 +279,10 @@ def test_an_observation_that_does_not_fit_has_no_masked_one(tokenizer):
 
 def test_the_turns_of_a_row_are_looked_for_once(tokenizer, monkeypatch):
     turns = turn_batch(rows_of(tokenizer), tokenizer)
-    requests, looked = masked_requests(turns), []
-    monkeypatch.setattr(infopo, "turn_spans", lambda ids: looked.append(ids) or turn_spans(ids))
+    plan = plan_gains(turns, settings(turn_signal="infopo", info_gain_scorer="rows"), tokenizer)
+    looked = []
+    monkeypatch.setattr(gains, "turn_spans", lambda ids: looked.append(ids) or turn_spans(ids))
     written = [torch.zeros(len(ids)) for ids in turns.response_ids]
-    infopo.infopo_rewards(turns, requests, torch.zeros(len(requests)), written)
-    assert len(looked) == len({each.row for each in requests}) < len(requests)
+    forward = SimpleNamespace(score_rows=lambda rows: torch.zeros(len(rows)), written=lambda: written)
+    score_infopo(plan, forward)
+    assert len(looked) == len({each.row for each in plan.requests}) < len(plan.requests)

@@ -244,9 +244,12 @@ def test_both_engines_have_it():
     """The hook is a method of the class that verl builds: nothing of verl's is replaced."""
     from verl.workers.engine.fsdp import FSDPEngineWithLMHead
 
-    from verl_credit.host.engine.engines import CPUFSDPEngineWithLMHead, CreditFSDPEngineWithLMHead
+    from verl_credit.host.engine.engines import (
+        CPUFSDPEngineWithLMHead,
+        CreditFSDPEngineWithLMHead,
+        SharedPromptEngine,
+    )
     from verl_credit.host.engine.log_prob_engine import LogProbEngine
-    from verl_credit.host.engine.shared_prompt_engine import SharedPromptEngine
 
     hooks = {CPUFSDPEngineWithLMHead: SharedPromptEngine, CreditFSDPEngineWithLMHead: LogProbEngine}
     for engine, first in hooks.items():  # the first passes on what is not its own to the second

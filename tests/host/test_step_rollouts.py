@@ -162,7 +162,7 @@ def test_verls_own_estimator_has_rollouts_without_credit_where_all_are_kept(tmp_
 
 def test_of_older_steps_the_texts_stay_and_without_the_key_there_is_none(tmp_path, monkeypatch):
     kept(tmp_path, monkeypatch)
-    turns = SimpleNamespace(row_valid_B=torch.zeros(2, dtype=torch.bool))
+    turns = SimpleNamespace(valid_rows=[])
     config = config_with()
     for number, left in ((8, [7]), (9, [])):
         keep_rollouts(tmp_path, Handle([0, 1]), turns, None, number, config, tokenizer())

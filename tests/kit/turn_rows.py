@@ -11,8 +11,7 @@ from kit.settings import settings
 from verl_credit.credit import turn_table
 from verl_credit.host.step.estimator import bring_turns, info_gain_advantage
 from verl_credit.turns.assign import CreditRun, StepCredit, StepInputs
-from verl_credit.turns.batch import TurnBatch
-from verl_credit.turns.book import RowRecord
+from verl_credit.turns.book import RowRecord, TurnBatch
 from verl_credit.turns.signals.known import InfoGainSignal
 from verl_credit.turns.token_stage import TokenStage
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from verl_credit.study.twin.step import Objective
-from verl_credit.turns.batch import TurnBatch
+from verl_credit.turns.book import TurnBatch
 
 
 def turns_of(rollouts, facts, tokenizer, data) -> TurnBatch:

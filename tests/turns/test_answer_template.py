@@ -6,8 +6,20 @@ from transformers import PreTrainedTokenizerFast
 
 from kit.settings import settings
 from verl_credit.config.keys import AUTO
-from verl_credit.turns.answer import ANSWER_TAG, BOXED, AnswerWriter, assistant_header, pseudo_answer
-from verl_credit.turns.requests import RowPlanner
+from verl_credit.turns.requests import (
+    ANSWER_TAG,
+    BOXED,
+    AnswerWriter,
+    RowPlanner,
+    assistant_header,
+    pseudo_answer,
+)
+
+
+def writer_of(tokenizer, template, header=False):
+    """``header``: contexts end at a call."""
+    context = "call" if header else "observation"
+    return AnswerWriter(tokenizer, settings(info_gain_template=template, info_gain_context=context))
 
 
 def byte_level(merges_from: list[str]) -> PreTrainedTokenizerFast:
@@ -87,7 +99,7 @@ def with_specials(tokenizer):
 
 def written(tokenizer, context, gold, *, template=ANSWER_TAG, header=False):
     """(the whole text, the gold part of it, context tokens replaced)."""
-    writer = AnswerWriter(tokenizer, template, header=header)
+    writer = writer_of(tokenizer, template, header)
     ids = tokenizer(context, add_special_tokens=False)["input_ids"]
     dropped, answer = writer.write(writer.tail(ids), gold, writer.template_of(tuple(ids)), True)
     whole = ids[: len(ids) - dropped] + list(answer.token_ids)
@@ -123,19 +135,19 @@ def test_a_context_that_ends_at_a_call_is_given_its_header(merges):
 
 def test_the_bare_prompt_has_its_header_already():
     tokenizer = with_specials(byte_level([]))
-    writer = AnswerWriter(tokenizer, ANSWER_TAG, header=True)
+    writer = writer_of(tokenizer, ANSWER_TAG, True)
     dropped, answer = writer.write((), "Paris", ANSWER_TAG, False)
     assert (dropped, tokenizer.decode(list(answer.token_ids))) == (0, "<answer>Paris</answer>")
 
 
 def test_auto_writes_a_box_where_the_prompt_asks_for_one():
     tokenizer = with_specials(byte_level([]))
-    writer = AnswerWriter(tokenizer, AUTO)
+    writer = writer_of(tokenizer, AUTO)
     asks = tuple(tokenizer("Put it in \\boxed{}.", add_special_tokens=False)["input_ids"])
     other = tuple(tokenizer("Who?", add_special_tokens=False)["input_ids"])
     assert (writer.template_of(asks), writer.template_of(other)) == (BOXED, ANSWER_TAG)
     assert tokenizer.decode(list(pseudo_answer(tokenizer, "7", BOXED).token_ids)) == "\\boxed{7}"
-    assert AnswerWriter(tokenizer, "So: {answer}").template_of(asks) == "So: {answer}"
+    assert writer_of(tokenizer, "So: {answer}").template_of(asks) == "So: {answer}"
 
 
 def test_a_header_is_written_with_the_arguments_of_the_rollouts_chat_template():

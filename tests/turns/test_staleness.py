@@ -1,5 +1,7 @@
 """Ages of turns, and how far the ratio is off at each age, on a step that is worked out by hand."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -12,12 +14,16 @@ N_TURNS = torch.tensor([2, 2, 1])
 VALID = torch.tensor([True, True, False])  # the last row was lost
 
 
+def rows(given, valid):
+    return SimpleNamespace(records=given, n_turns_B=N_TURNS, row_valid_B=valid, turn_ids_B_T=TURN_IDS)
+
+
 def records(*versions):
     return [RowRecord(versions=list(of)).as_dict() for of in versions]
 
 
 def measured(given, **more):
-    return staleness_metrics(given, N_TURNS, VALID, TURN_IDS, step=STEP, **more)
+    return staleness_metrics(rows(given, VALID), step=STEP, **more)
 
 
 def test_ages_are_counted_from_the_first_version_of_a_turn():
@@ -57,5 +63,5 @@ def test_a_turn_from_the_future_is_an_error():
 
 def test_no_row_counts():
     none = torch.zeros(3, dtype=torch.bool)
-    found = staleness_metrics(records([[5, 5]], [], []), N_TURNS, none, TURN_IDS, step=STEP)
+    found = staleness_metrics(rows(records([[5, 5]], [], []), none), step=STEP)
     assert found == {"credit/staleness/turns_unknown": 0}

@@ -14,7 +14,9 @@ from verl_credit.config.keys import TurnJudge
 from verl_credit.errors import IntegrityError
 from verl_credit.turns.book import RowRecord
 from verl_credit.turns.search.circuit_breaker import CircuitBreaker
-from verl_credit.turns.signals import Trajectory, Turn, ask_signals, own, own_signal
+from verl_credit.turns.signals import own
+from verl_credit.turns.signals.own import ask_signals, own_signal
+from verl_credit.turns.signals.signal import Trajectory, Turn
 
 ONE = Trajectory([Turn("ask", [], "page"), Turn("done")], ["Paris"], "answer")
 SKIPPED = "not asked, because it failed too often just now: ConnectionError: refused"

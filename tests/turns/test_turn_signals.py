@@ -12,17 +12,9 @@ from kit.turn_rows import Row, lost_row, padding_row, turn_batch
 from verl_credit.config.keys import TurnJudge
 from verl_credit.errors import IntegrityError
 from verl_credit.turns.book import RowRecord
-from verl_credit.turns.signals import (
-    Group,
-    StepRows,
-    Trajectory,
-    Turn,
-    ask_signals,
-    find_signal,
-    own_signal,
-    step_rewards,
-    turn_texts,
-)
+from verl_credit.turns.signals.known import find_signal
+from verl_credit.turns.signals.own import ask_signals, own_signal
+from verl_credit.turns.signals.signal import Group, StepRows, Trajectory, Turn, step_rewards, turn_texts
 
 NAN = math.nan
 CALLS = [{"turn": 0, "name": "search", "arguments": "{}", "reward": 0.25}]

@@ -10,7 +10,9 @@ from kit.signal_step import rewards, step_of
 from kit.turn_rows import Row
 from verl_credit.errors import IntegrityError
 from verl_credit.turns.book import RowRecord
-from verl_credit.turns.signals import find_signal, own_signal, step_rewards
+from verl_credit.turns.signals.known import find_signal
+from verl_credit.turns.signals.own import own_signal
+from verl_credit.turns.signals.signal import step_rewards
 
 NAN = math.nan
 

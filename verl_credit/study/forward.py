@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from verl_credit.policy.packed import PackedPolicy
-from verl_credit.turns.batch import TurnBatch
+from verl_credit.turns.book import TurnBatch
 from verl_credit.turns.branches import decode_branches
 from verl_credit.turns.scorers import ScoreRow
 

@@ -6,23 +6,29 @@ The trainer, the twin and `fidelity` make `StepInputs` after the policy's forwar
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from typing import Any
 
 import torch
 
 from verl_credit.config.settings import FORWARD_SIGNALS, CreditSettings
 from verl_credit.credit import TurnCredit, spread, turn_table
-from verl_credit.credit.plugins import TurnInputs
+from verl_credit.credit.plugins import TurnInputs, load
+from verl_credit.credit.turn.anchors import exact_anchors, similar_anchors
 from verl_credit.credit.turn.turn_credit import BatchTables, credit_of
 from verl_credit.errors import IntegrityError
-from verl_credit.turns.anchors import anchor_table, observations
-from verl_credit.turns.batch import TurnBatch
+from verl_credit.turns.book import TurnBatch
 from verl_credit.turns.gains import score_gains, score_infopo
 from verl_credit.turns.scorers import Forward, GainPlan
-from verl_credit.turns.signals import Signal, StepRows, signals_of, step_rewards
+from verl_credit.turns.signals.known import signals_of
+from verl_credit.turns.signals.signal import Signal, StepRows, step_rewards
 from verl_credit.turns.token_stage import TokenInputs, TokenStage
+
+ANCHORS = ("observation", "prefix")
+ANCHOR_KEY = "algorithm.turn_anchor"
 
 
 @dataclass(frozen=True)
@@ -135,7 +141,13 @@ def assign(
             group_B,
             inputs.tokens,
             trained_B_T=mask_B_T,
-            turns=_turns_of(rows, run.settings, tables),
+            turns=TurnInputs(
+                turns.turn_ids_B_T,
+                tables.reward_B_K,
+                tables.has_reward_B_K,
+                tables.optional.get("anchor_B_K1"),
+                None if run.settings.algorithm.algorithm_mode is None else observations(rows),
+            ),
         )
         metrics |= token_metrics
         if run.settings.algorithm.replaces_turns:
@@ -150,29 +162,16 @@ def assign(
 def _tables(inputs: StepInputs, rows: StepRows) -> tuple[BatchTables, dict, dict[str, float]]:
     """(tables of the turn mode, each signal's own rewards, metrics)."""
     run, turns, signals = inputs.run, inputs.turns, {}
+    faults = {"tolerated_share": run.tolerated_share, "note": run.note}
     reward_B_K, has_reward_B_K, metrics = step_rewards(
-        run.signals,
-        run.settings,
-        rows,
-        scored=inputs.scored,
-        tolerated_share=run.tolerated_share,
-        parts=signals,
-        note=run.note,
+        run.signals, run.settings, rows, scored=inputs.scored, parts=signals, **faults
     )
     table = turn_table(turns.turn_ids_B_T, turns.turn_ids_B_T >= 0)
     optional, algorithm = {"turn_tokens_B_K1": table.n_tokens_B_K1}, run.settings.algorithm
     if algorithm.algorithm_mode is not None or "anchor_B_K1" in algorithm.turn_mode.tables:
         optional["anchor_B_K1"] = anchor_table(run.settings, rows)
-    tables = BatchTables(
-        rows.outcome_B,
-        reward_B_K,
-        has_reward_B_K,
-        rows.group_B,
-        turns.row_valid_B,
-        table.n_tool_turns_B,
-        optional,
-    )
-    return tables, signals, metrics
+    known = reward_B_K, has_reward_B_K, rows.group_B, turns.row_valid_B, table.n_tool_turns_B
+    return BatchTables(rows.outcome_B, *known, optional), signals, metrics
 
 
 def _options(inputs: StepInputs) -> dict[str, Any]:
@@ -185,15 +184,6 @@ def _options(inputs: StepInputs) -> dict[str, Any]:
     if mode.curriculum:
         options |= {"gain_scale": inputs.gain_scale, "outcome_scale": inputs.outcome_scale}
     return options
-
-
-def _turns_of(rows: StepRows, settings: CreditSettings, tables: BatchTables) -> TurnInputs:
-    """The turns for a user's algorithm; other token levels do not read them."""
-    observed = None if settings.algorithm.algorithm_mode is None else observations(rows)
-    anchor_B_K1 = tables.optional.get("anchor_B_K1")
-    return TurnInputs(
-        rows.turns.turn_ids_B_T, tables.reward_B_K, tables.has_reward_B_K, anchor_B_K1, observed
-    )
 
 
 def _check_outcomes(inputs: StepInputs, outcome_B: torch.Tensor) -> None:
@@ -239,3 +229,59 @@ def group_numbers(uids) -> torch.Tensor:
     """Prompt ids of any type -> 0, 1, ... in order of first appearance."""
     number: dict = {}
     return torch.tensor([number.setdefault(uid, len(number)) for uid in uids])
+
+
+def anchor_table(settings: CreditSettings, rows: StepRows) -> torch.Tensor:
+    """anchor_B_K1: equal ids are equal states of a prompt, -1 is none.
+
+    ``turn_anchor`` observation: the state is the last observation (every rollout's first turn starts from the prompt).
+    prefix: the state is all tokens before the turn. Otherwise it is the path of `f(trajectory) -> a state per turn`.
+    """
+    turns, algorithm = rows.turns, settings.algorithm
+    states: list[list[Any]] = [[] for _ in turns.records]
+    own = None if algorithm.turn_anchor in ANCHORS else load(algorithm.turn_anchor, ANCHOR_KEY)
+    observed = observations(rows) if algorithm.turn_anchor == "observation" else []
+    for row in rows.turns.valid_rows:
+        n_turns = int(turns.n_turns_B[row])
+        if own is not None:
+            states[row] = _own_states(own, algorithm.turn_anchor, rows, row, n_turns)
+        elif algorithm.turn_anchor == "prefix":
+            turn_ids, digest, before = turns.turn_ids_B_T[row].tolist(), blake2b(digest_size=16), 0
+            for start in map(turn_ids.index, range(n_turns)):
+                digest.update(array("q", turns.response_ids[row][before:start]))
+                states[row].append(digest.digest())
+                before = start
+        else:
+            states[row] = ["", *observed[row]][:n_turns]
+    groups, columns = rows.group_B.tolist(), rows.gain_B_K.shape[1] + 1
+    try:
+        if algorithm.turn_anchor_similarity is None:
+            return exact_anchors(states, groups, columns=columns)
+        order = [tuple(ids) for ids in turns.response_ids]  # the same whatever the order of the batch
+        threshold = algorithm.turn_anchor_similarity
+        return similar_anchors(states, groups, threshold=threshold, row_key_B=order, columns=columns)
+    except (TypeError, ValueError) as error:
+        raise IntegrityError(f"{ANCHOR_KEY}={algorithm.turn_anchor}: {error}") from error
+
+
+def observations(rows: StepRows) -> list[list[str]]:
+    """The tools' texts, per row and tool turn; an empty list for an invalid row."""
+    texts: list[list[str]] = [[] for _ in rows.turns.records]
+    for row in rows.turns.valid_rows:
+        texts[row] = [turn.observation for turn in rows.trajectory(row).tool_turns]
+    return texts
+
+
+def _own_states(own, name: str, rows: StepRows, row: int, n_turns: int) -> list:
+    try:
+        states = own(rows.trajectory(row))
+    except Exception as error:
+        text = " ".join(f"{type(error).__name__}: {error}".split())
+        raise IntegrityError(f"{ANCHOR_KEY}={name} raised for row {row}: {text}") from error
+    if not isinstance(states, list | tuple) or len(states) != n_turns:
+        got = f"{len(states)} states" if isinstance(states, list | tuple) else type(states).__name__
+        raise IntegrityError(
+            f"{ANCHOR_KEY}={name} returned {got} for row {row}; expected a list with a state for each of its {n_turns} "
+            "turns, None where there is none"
+        )
+    return list(states)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from verl_credit.turns.batch import TurnBatch
+from verl_credit.turns.book import TurnBatch
 from verl_credit.turns.requests import Request
 
 
@@ -43,15 +43,16 @@ class BranchPlan:
 
         The shortest contexts are kept, the bare prompt before all others, because the group's other rows share its score.
         """
-        kept_B = [_kept(row, budget - length) for row, length in zip(self.branches_B, length_B, strict=True)]
-        dropped_B = [len(row) - len(kept) for row, kept in zip(self.branches_B, kept_B, strict=True)]
-
-        def moved(place: tuple[int, int] | None) -> tuple[int, int] | None:
-            if place is None or place[1] < dropped_B[place[0]]:
-                return None
-            return place[0], place[1] - dropped_B[place[0]]
-
-        return BranchPlan(kept_B, [moved(place) for place in self.place_N])
+        dropped_B: list[int] = []  # a row's first branches have the largest bases
+        for row, length in zip(self.branches_B, length_B, strict=True):
+            first, left = len(row), budget - length
+            while first > 0 and len(row[first - 1].token_ids) <= left:
+                first -= 1
+                left -= len(row[first].token_ids)
+            dropped_B.append(first)
+        moved_N = [place and (place[0], place[1] - dropped_B[place[0]]) for place in self.place_N]
+        kept_B = [row[first:] for row, first in zip(self.branches_B, dropped_B, strict=True)]
+        return BranchPlan(kept_B, [place if place and place[1] >= 0 else None for place in moved_N])
 
     def field(self) -> torch.Tensor:
         """A nested tensor with one int64 row per trajectory, for `decode_branches`."""
@@ -84,34 +85,20 @@ class BranchPlan:
 
 def plan_branches(requests: Sequence[Request], turns: TurnBatch) -> BranchPlan:
     """Plans a branch per distinct context and answer; the bare prompt of a group is scored only in its first row."""
-    rows = len(turns.prompt_ids)
+    branches = [_branch(request, turns) for request in requests]
     place_of: dict[tuple, tuple[int, int]] = {}
-    branches_B: list[list[Branch]] = [[] for _ in range(rows)]
-    places: list[tuple[int, int]] = []  # (row, number before sorting)
-    for request in requests:
-        row, prompt = request.row, turns.prompt_ids[request.row]
-        bare = request.column == 0
-        context = tuple(prompt[: request.base]) if bare else (row, request.base)
+    branches_B: list[list[Branch]] = [[] for _ in turns.prompt_ids]
+    place_N: list[tuple[int, int] | None] = [None] * len(requests)
+    for number in sorted(range(len(requests)), key=lambda number: -branches[number].base):
+        request = requests[number]
+        row, bare = request.row, request.column == 0
+        context = tuple(turns.prompt_ids[row][: request.base]) if bare else (row, request.base)
         key = (bare, context, request.answer)
         if key not in place_of:
             place_of[key] = (row, len(branches_B[row]))
-            branches_B[row].append(_branch(request, turns))
-        places.append(place_of[key])
-    order_B = [sorted(range(len(row)), key=lambda i, row=row: -row[i].base) for row in branches_B]
-    rank_B = [{number: rank for rank, number in enumerate(order)} for order in order_B]
-    return BranchPlan(
-        [[row[i] for i in order] for row, order in zip(branches_B, order_B, strict=True)],
-        [(row, rank_B[row][number]) for row, number in places],
-    )
-
-
-def _kept(branches: list[Branch], budget: int) -> list[Branch]:
-    """The last branches (with the smallest bases) that fit."""
-    first = len(branches)
-    while first > 0 and len(branches[first - 1].token_ids) <= budget:
-        first -= 1
-        budget -= len(branches[first].token_ids)
-    return branches[first:]
+            branches_B[row].append(branches[number])
+        place_N[number] = place_of[key]
+    return BranchPlan(branches_B, place_N)
 
 
 def _branch(request: Request, turns: TurnBatch) -> Branch:

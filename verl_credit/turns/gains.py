@@ -1,17 +1,30 @@
-"""Information gain and infopo of each tool turn, from a batch of trajectories and the policy's forward."""
+"""Information gain and infopo of each tool turn, from a batch of trajectories and the policy's forward.
+
+InfoPO's turn reward is how much an observation changes the policy's next response. No gold answer is read.
+
+    I_k = 1/|a_k+1| sum_t [log pi(a_k+1,t | x, o_k, a_k+1,<t) - log pi(a_k+1,t | x, placeholder, a_k+1,<t)]
+
+x: all tokens up to the end of turn k's own; o_k: the tool messages after it; a_k+1: the tokens that the policy wrote next.
+The first term is the ``old_log_probs`` of the row, the second is scored as information gain is, with a branch or a row for
+each turn. I_k is the log ratio of a single sample and may be negative. Source: arXiv 2603.00656.
+"""
 
 from __future__ import annotations
+
+from math import isfinite, nan
 
 import torch
 
 from verl_credit.config.settings import CreditSettings
 from verl_credit.credit import info_gain
 from verl_credit.errors import IntegrityError
-from verl_credit.turns.batch import TurnBatch
+from verl_credit.turns.book import TurnBatch
 from verl_credit.turns.branches import plan_branches
-from verl_credit.turns.infopo import infopo_rewards, masked_requests
-from verl_credit.turns.requests import gain_requests, score_table
+from verl_credit.turns.requests import PseudoAnswer, Request, gain_requests, score_table, turn_spans
 from verl_credit.turns.scorers import SCORERS, Forward, GainPlan
+
+PLACEHOLDER = "No information found."
+"""The text that replaces the content of every tool message of the turn; the markup around it stays."""
 
 
 def plan_gains(turns: TurnBatch, settings: CreditSettings, tokenizer, *, scored: bool = True) -> GainPlan:
@@ -24,13 +37,41 @@ def plan_gains(turns: TurnBatch, settings: CreditSettings, tokenizer, *, scored:
     return GainPlan(turns, settings, scorer, scored, requests, plan_branches(requests, turns), len(gains))
 
 
+def masked_requests(turns: TurnBatch) -> list[Request]:
+    """Returns a request per tool turn of every valid row: the next response after the placeholders. ``column``: turn + 1."""
+    requests = []
+    for row in turns.valid_rows:
+        prompt, response = turns.prompt_ids[row], turns.response_ids[row]
+        spans = turn_spans(turns.turn_ids_B_T[row].tolist())
+        masked_K, n_tool_turns = turns.records[row].get("masked_observations") or [], max(len(spans) - 1, 0)
+        if len(masked_K) < n_tool_turns:
+            raise IntegrityError(
+                f"turn signal 'infopo': row {row} has {n_tool_turns} tool turns, and its record's masked_observations has "
+                f"{len(masked_K)} entries: for each, the token ids of its tool messages with a placeholder. The agent loops "
+                "search_agent and turn_agent write them; one of your own has to"
+            )
+        for turn, masked in enumerate(masked_K[:n_tool_turns]):
+            first, end = spans[turn + 1]
+            answer = PseudoAnswer((*masked, *response[first:end]), len(masked), len(masked) + end - first)
+            requests.append(Request(row, turn + 1, 0, len(prompt) + spans[turn][1], answer))
+    return requests
+
+
 def score_infopo(plan: GainPlan, forward: Forward) -> list[list[float]] | None:
-    """Rewards of every row's tool turns; None in a step, or a run, without infopo."""
+    """I_k of every row's tool turns, NaN (missing) where a log-prob is not finite; None in a step without infopo."""
     if not plan.scored or not plan.settings.masks_observations:
         return None
-    plan = plan.masked
-    scores = plan.scorer.score(plan, forward) if plan.requests else torch.zeros(0)
-    return infopo_rewards(plan.turns, plan.requests, scores, forward.written())
+    plan, turns = plan.masked, plan.turns
+    masked_N = plan.scorer.score(plan, forward) if plan.requests else torch.zeros(0)
+    rewards: list[list[float]] = [[] for _ in turns.records]
+    rows = {request.row for request in plan.requests}
+    spans = {row: turn_spans(turns.turn_ids_B_T[row].tolist()) for row in rows}
+    log_prob_B = forward.written()
+    for request, masked in zip(plan.requests, masked_N.tolist(), strict=True):
+        first, end = spans[request.row][request.column]
+        value = log_prob_B[request.row][first:end].double().mean().item() - masked
+        rewards[request.row].append(value if isfinite(value) else nan)
+    return rewards
 
 
 def score_gains(plan: GainPlan, forward: Forward, metrics: dict) -> tuple[torch.Tensor, torch.Tensor]:

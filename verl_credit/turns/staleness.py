@@ -15,26 +15,26 @@ from collections.abc import Sequence
 
 import torch
 
+from verl_credit.turns.book import TurnBatch
+
 NAME = "credit/staleness"
 UNKNOWN = -1
 
 
 def staleness_metrics(
-    records: Sequence[dict],
-    n_turns_B: torch.Tensor,
-    row_valid_B: torch.Tensor,
-    turn_ids_B_T: torch.Tensor,
+    turns: TurnBatch,
     *,
     step: int,
     now_B_T: torch.Tensor | None = None,
     written_B_T: torch.Tensor | None = None,
 ) -> dict[str, float]:
-    """The metrics over the turns of valid rows. ``turn_ids_B_T`` is -1 on tokens that the policy did not write.
+    """The metrics over the turns of valid rows.
 
-    ``records``: `RowRecord`s as dicts; a turn without versions is counted in ``turns_unknown`` and is in no other metric.
+    A turn whose record has no versions is counted in ``turns_unknown`` and is in no other metric.
     Without the log-probs no ratios are measured. Errors: ValueError for a turn of weights that are newer than this step's.
     """
-    age_B_K, spans_B_K = _ages(records, n_turns_B, step)
+    row_valid_B, n_turns_B, turn_ids_B_T = turns.row_valid_B, turns.n_turns_B, turns.turn_ids_B_T
+    age_B_K, spans_B_K = _ages(turns.records, n_turns_B, step)
     turns_B_K = row_valid_B[:, None] & (torch.arange(age_B_K.shape[1]) < n_turns_B[:, None])
     known_B_K = turns_B_K & (age_B_K != UNKNOWN)
     metrics = {f"{NAME}/turns_unknown": int((turns_B_K & ~known_B_K).sum())}

@@ -47,35 +47,38 @@ class TokenStage:
     """The operators and SEPA's state of a run. The constructor raises for a wrong dotted path or a missing model."""
 
     def __init__(self, settings: Algorithm, tokenizer):
+        def own(key: str):
+            return load(getattr(settings, key), f"algorithm.{key}")
+
         self.settings = settings
-        self.outcome_operator = settings.advantage_mode
-        if settings.advantage_mode not in OUTCOME_OPERATORS:
-            operator = load(settings.advantage_mode, "algorithm.advantage_mode")
-            self.outcome_operator = outcome_operator(
-                operator, settings.advantage_mode, settings.advantage_params
-            )
-        self._algorithm = None
+        self.active = settings.token_level
+        self.outcome_operator = name = settings.advantage_mode
+        if name not in OUTCOME_OPERATORS:
+            self.outcome_operator = outcome_operator(own("advantage_mode"), name, settings.advantage_params)
+        self._algorithm = self._transform = self._canonical = self._uncertainty = None
+        spec, c = TRANSFORMS.get(settings.transform_mode), settings.canonical
         if settings.algorithm_mode:
-            self._algorithm = load(settings.algorithm_mode, "algorithm.algorithm_mode")
-        self._transform = None
-        if settings.own_transform and self._algorithm is None:
-            operator = load(settings.transform_mode, "algorithm.transform_mode")
-            self._transform = as_transform_spec(operator, settings.transform_mode)
-        self._uncertainty = None
+            options = {"name": settings.algorithm_mode, "params": settings.algorithm_params}
+            self._algorithm = partial(run_algorithm, own("algorithm_mode"), **options)
+        elif settings.own_transform:
+            spec = as_transform_spec(own("transform_mode"), settings.transform_mode)
+            options = {"uncertainty_kind": settings.uncertainty_kind, "params": settings.transform_params}
+            self._transform = partial(run_transform, spec, **options)
+        elif settings.transform_mode == "gtpo_canonical":
+            options = {"alpha_1": c.alpha_1, "alpha_2": c.alpha_2, "population": c.population}
+            self._canonical = partial(gtpo_canonical, entropy_clip=c.entropy_clip, **options)
+        elif settings.transform_mode == "grpo_s":
+            options = {"beta_1": c.beta_1, "beta_2": c.beta_2}
+            self._canonical = partial(grpo_s, entropy_clip=c.entropy_clip, **options)
         if canonical_kind(settings.uncertainty_kind) is None:
-            operator = load(settings.uncertainty_kind, "algorithm.uncertainty_kind")
-            self._uncertainty = as_uncertainty_spec(operator, settings.uncertainty_kind)
-        spec = self._transform or TRANSFORMS.get(settings.transform_mode)
+            operator = as_uncertainty_spec(own("uncertainty_kind"), settings.uncertainty_kind)
+            self._uncertainty = partial(run_uncertainty, operator, params=settings.transform_params)
         self.detect: Detector | None = None
         """Marks planning tokens; None where no operator reads them."""
         pooled = self._algorithm is not None or (spec is not None and spec.uses_sepa_controller)
         if pooled or (spec is not None and spec.needs_planning):  # the controller observes execution tokens
             self.detect = planning_detector(settings, tokenizer)
         self.controller = SepaController(**settings.sepa.model_dump()) if pooled else None
-
-    @property
-    def active(self) -> bool:
-        return self.settings.token_level
 
     def apply(
         self,
@@ -98,59 +101,46 @@ class TokenStage:
         planning_B_T = None
         if self.detect is not None:
             planning_B_T = self.detect(inputs.token_ids_B_T, written_B_T) & mask_B_T
-        uncertainty_B_T = self._uncertainties(inputs, mask_B_T, planning_B_T)
+        known = {"entropy_B_T": inputs.entropy_B_T}
+        if self._uncertainty is None:
+            kind = settings.uncertainty_kind
+            uncertainty_B_T = uncertainty(kind, inputs.log_prob_B_T, mask_B_T, **known)
+        else:
+            known["planning_B_T"] = planning_B_T
+            uncertainty_B_T = self._uncertainty(inputs.log_prob_B_T, mask_B_T, **known)
         lam = 0.0 if self.controller is None else self.controller.lam(inputs.step)
         shared = {
-            "step": inputs.step,
+            "planning_B_T": planning_B_T,
             "sepa_lambda": lam,
             "gtpo_beta": settings.gtpo.beta,
             "hicra_alpha": settings.hicra.alpha,
         }
+        rows = mask_B_T, group_B, inputs.row_valid_B
         stats, extra = None, {}
         if self._algorithm is not None:
-            advantage_B_T, extra = run_algorithm(
-                self._algorithm,
-                outcome_B,
-                inputs.log_prob_B_T,
-                mask_B_T,
-                group_B,
-                inputs.row_valid_B,
-                name=settings.algorithm_mode,
-                planning_B_T=planning_B_T,
-                entropy_B_T=inputs.entropy_B_T,
-                params=settings.algorithm_params,
-                turns=turns,
-                **shared,
-            )
-        elif settings.canonical_transform:
-            advantage_B_T = self._canonical(outcome_B, uncertainty_B_T, mask_B_T, group_B, inputs.row_valid_B)
+            shared |= {"entropy_B_T": inputs.entropy_B_T, "turns": turns, "step": inputs.step}
+            advantage_B_T, extra = self._algorithm(outcome_B, inputs.log_prob_B_T, *rows, **shared)
+        elif self._canonical is not None:
+            *rows, valid_B = rows
+            advantage_B_T = self._canonical(outcome_B, uncertainty_B_T, *rows, row_valid_B=valid_B)
+            if advantage_B_T.dim() == 1:  # grpo_s: one for all tokens of a row
+                advantage_B_T = torch.where(mask_B_T, advantage_B_T[:, None], 0.0)
         elif self._transform is not None:
-            advantage_B_T, extra = run_transform(
-                self._transform,
-                turn_advantage_B_T,
-                outcome_advantage_B,
-                mask_B_T,
-                group_B,
-                inputs.row_valid_B,
-                log_prob_B_T=inputs.log_prob_B_T,
-                uncertainty_B_T=uncertainty_B_T,
-                planning_B_T=planning_B_T,
-                uncertainty_kind=settings.uncertainty_kind,
-                params=settings.transform_params,
-                **shared,
-            )
+            shared |= {
+                "log_prob_B_T": inputs.log_prob_B_T,
+                "uncertainty_B_T": uncertainty_B_T,
+                "step": inputs.step,
+            }
+            advantage_B_T, extra = self._transform(turn_advantage_B_T, outcome_advantage_B, *rows, **shared)
         else:
             credit = token_credit(
                 turn_advantage_B_T,
                 mask_B_T,
                 transform_mode=settings.transform_mode,
                 uncertainty_B_T=uncertainty_B_T,
-                planning_B_T=planning_B_T,
                 group_B=group_B,
-                sepa_lambda=lam,
-                gtpo_beta=settings.gtpo.beta,
-                hicra_alpha=settings.hicra.alpha,
                 entropy_mask_rho=settings.entropy_mask.rho,
+                **shared,
             )
             advantage_B_T, stats = credit.advantage_B_T, credit.stats
             extra = weight_metrics(credit.weight_B_T, mask_B_T)
@@ -163,52 +153,10 @@ class TokenStage:
             values |= coverage(planning_B_T, mask_B_T)
         if self.controller is not None:
             values |= self.controller.metrics(inputs.step) | {"sepa_lambda": lam}
-            self._observe(inputs, outcome_B, uncertainty_B_T, planning_B_T, mask_B_T)
+            outcomes_b = outcome_B[inputs.row_valid_B]
+            correct = (outcomes_b > 0.5).double().mean().item()  # NaN without a valid row
+            self.controller.observe(inputs.step, correct, uncertainty_B_T[mask_B_T & ~planning_B_T.bool()])
         return advantage_B_T, {f"credit/{name}": float(value) for name, value in values.items()}
-
-    def _uncertainties(self, inputs: TokenInputs, mask_B_T, planning_B_T) -> torch.Tensor:
-        if self._uncertainty is not None:
-            return run_uncertainty(
-                self._uncertainty,
-                inputs.log_prob_B_T,
-                mask_B_T,
-                entropy_B_T=inputs.entropy_B_T,
-                planning_B_T=planning_B_T,
-                params=self.settings.transform_params,
-            )
-        return uncertainty(
-            self.settings.uncertainty_kind, inputs.log_prob_B_T, mask_B_T, entropy_B_T=inputs.entropy_B_T
-        )
-
-    def _canonical(self, outcome_B, entropy_B_T, mask_B_T, group_B, row_valid_B) -> torch.Tensor:
-        settings = self.settings
-        shared = {"entropy_clip": settings.canonical.entropy_clip, "row_valid_B": row_valid_B}
-        if settings.transform_mode == "gtpo_canonical":
-            return gtpo_canonical(
-                outcome_B,
-                entropy_B_T,
-                mask_B_T,
-                group_B,
-                alpha_1=settings.canonical.alpha_1,
-                alpha_2=settings.canonical.alpha_2,
-                population=settings.canonical.population,
-                **shared,
-            )
-        advantage_B = grpo_s(
-            outcome_B,
-            entropy_B_T,
-            mask_B_T,
-            group_B,
-            beta_1=settings.canonical.beta_1,
-            beta_2=settings.canonical.beta_2,
-            **shared,
-        )
-        return torch.where(mask_B_T, advantage_B[:, None], 0.0)
-
-    def _observe(self, inputs: TokenInputs, outcome_B, uncertainty_B_T, planning_B_T, mask_B_T) -> None:
-        outcomes_b = outcome_B[inputs.row_valid_B]
-        correct = (outcomes_b > 0.5).double().mean().item() if len(outcomes_b) else float("nan")
-        self.controller.observe(inputs.step, correct, uncertainty_B_T[mask_B_T & ~planning_B_T.bool()])
 
 
 def weight_metrics(weight_B_T: torch.Tensor, mask_B_T: torch.Tensor) -> dict[str, float]:
@@ -236,7 +184,13 @@ def planning_detector(settings: Algorithm, tokenizer) -> Detector:
         grams = STRATEGIC_GRAMS if settings.strategic_grams is None else parse_grams(settings.strategic_grams)
         return partial(planning_mask, decode=decode, grams=grams)
     if settings.planning.detector == "anchors":
-        encode = _sentence_encoder(settings.planning.model)
+        from verl_credit_retriever.encoder import SentenceEncoder
+
+        encoder = SentenceEncoder(settings.planning.model, query_prefix="")
+
+        def encode(texts: list[str]) -> torch.Tensor:
+            return torch.from_numpy(encoder.encode_queries(texts))
+
         return partial(
             planning_mask_by_anchors, decode=decode, encode=encode, threshold=settings.planning.threshold
         )
@@ -256,15 +210,5 @@ def planning_detector(settings: Algorithm, tokenizer) -> Detector:
 
 def pieces_of(tokenizer) -> Callable[[list[int]], list[str]]:
     """A function from token ids to the text of each token."""
-
-    def decode(token_ids: list[int]) -> list[str]:
-        return tokenizer.batch_decode([[i] for i in token_ids], clean_up_tokenization_spaces=False)
-
-    return decode
-
-
-def _sentence_encoder(folder: str) -> Callable[[list[str]], torch.Tensor]:
-    from verl_credit_retriever.encoder import SentenceEncoder
-
-    encoder = SentenceEncoder(folder, query_prefix="")
-    return lambda texts: torch.from_numpy(encoder.encode_queries(texts))
+    options = {"clean_up_tokenization_spaces": False}
+    return lambda token_ids: tokenizer.batch_decode([[i] for i in token_ids], **options)

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from verl_credit.turns.reward.boxed import boxed_match, extract_boxed, number
-from verl_credit.turns.reward.qa import compute_score, final_answer
+from verl_credit.turns.reward.qa import boxed_match, compute_score, extract_boxed, final_answer, number
 
 TRUTH = {"target": ["1234"], "form": "boxed"}
 

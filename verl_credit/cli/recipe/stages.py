@@ -26,7 +26,7 @@ from verl_credit.recipe.world import DATA, MODEL, with_expectations, without_val
 from verl_credit.records.lineage.store import TABLE
 from verl_credit.redact import redact_value
 from verl_credit.turns.scorers import SCORERS
-from verl_credit.turns.signals import find_signal
+from verl_credit.turns.signals.known import find_signal
 
 PYTHON_LISTS = "Python lists, a call per prompt"
 

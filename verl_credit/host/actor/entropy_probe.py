@@ -17,7 +17,7 @@ from verl.utils import tensordict_utils as tu
 from verl.utils.device import get_device_id, get_torch_device
 from verl.workers.utils.padding import no_padding_2_padding, response_from_nested
 
-from verl_credit.host.engine.branch_engine import nested
+from verl_credit.host.engine.log_prob_engine import nested
 from verl_credit.names import PROBE_GROUP, PROBE_PATH, PROBE_SCORE
 
 CHUNK = 2**24

@@ -10,7 +10,7 @@ from __future__ import annotations
 from contextvars import ContextVar
 from dataclasses import dataclass
 
-import torch
+from tensordict import TensorDict
 from verl.trainer.ppo.core_algos import register_policy_loss
 from verl.workers.config.actor import PolicyLossConfig
 from verl.workers.utils.losses import ppo_loss
@@ -31,13 +31,7 @@ class TurnPolicyLossConfig(PolicyLossConfig):
     """Largest relative change of the clip range; read when the advantages are computed."""
 
 
-@dataclass(frozen=True)
-class _TurnFields:
-    turn_ids_B_T: torch.Tensor
-    clip_scale_B_T: torch.Tensor
-
-
-_FIELDS: ContextVar[_TurnFields | None] = ContextVar("verl_credit_turn_fields", default=None)
+_FIELDS: ContextVar[TensorDict | None] = ContextVar("verl_credit_turn_fields", default=None)
 
 
 def credit_ppo_loss(config, model_output, data, dp_group=None):
@@ -49,8 +43,7 @@ def credit_ppo_loss(config, model_output, data, dp_group=None):
             "training batch: trainer.v1.trainer_mode must be 'credit' and the agent loop 'search_agent' "
             "(or one that writes turn_ids)"
         )
-    padded = data.select(TURN_IDS, CLIP_SCALE).to_padded_tensor()
-    token = _FIELDS.set(_TurnFields(padded[TURN_IDS], padded[CLIP_SCALE]))
+    token = _FIELDS.set(data.select(TURN_IDS, CLIP_SCALE).to_padded_tensor())
     try:
         return ppo_loss(config=config, model_output=model_output, data=data, dp_group=dp_group)
     finally:
@@ -78,16 +71,17 @@ def turn_ppo(
             f"policy loss {LOSS_MODE!r} was called without turn ids: only the worker of trainer mode 'credit' "
             "provides them (set trainer.v1.trainer_mode=credit)"
         )
-    settings = config.policy_loss
+    settings, bounds = config.policy_loss, (config.clip_ratio_low, config.clip_ratio_high)
+    low, high = (config.clip_ratio if bound is None else bound for bound in bounds)
     loss, metrics = turn_policy_loss(
         log_prob,
         old_log_prob,
         advantages,
         response_mask,
-        fields.turn_ids_B_T,
-        clip_ratio_low=_first_set(config.clip_ratio_low, config.clip_ratio),
-        clip_ratio_high=_first_set(config.clip_ratio_high, config.clip_ratio),
-        clip_scale_B_T=fields.clip_scale_B_T if settings.dynamic_clip else None,
+        fields[TURN_IDS],
+        clip_ratio_low=low,
+        clip_ratio_high=high,
+        clip_scale_B_T=fields[CLIP_SCALE] if settings.dynamic_clip else None,
         ratio_level=settings.ratio_level,
         loss_agg_mode=loss_agg_mode,
         rollout_is_weights=rollout_is_weights,
@@ -95,7 +89,3 @@ def turn_ppo(
         **config.global_batch_info,
     )
     return loss, {f"actor/{name}": value for name, value in metrics.items()}
-
-
-def _first_set(value, default):
-    return default if value is None else value

@@ -17,7 +17,7 @@ from safetensors.torch import load
 from verl.checkpoint_engine.base import CheckpointEngine, CheckpointEngineRegistry
 
 from verl_credit.host.engine import process_group  # noqa: F401  (the import registers loopback://)
-from verl_credit.host.hf_rollout.sync import WeightSource
+from verl_credit.host.hf_rollout.sync import weight_buckets
 from verl_credit.host.registry import register_parts
 
 NAME = "object_store"
@@ -59,13 +59,14 @@ class ObjectStoreEngine(CheckpointEngine):
             for _ in weights:
                 pass
             return
-        for bucket in WeightSource(dtype=None, bucket_bytes=self._bucket_size).buckets(weights):
-            await self._send(ray.put(bucket))
-        await self._send(None)
 
-    async def _send(self, bucket) -> None:
-        calls = [one.execute_checkpoint_engine.remote("accept", bucket) for one in self._receivers]
-        await asyncio.gather(*calls)
+        async def send(bucket) -> None:
+            calls = [one.execute_checkpoint_engine.remote("accept", bucket) for one in self._receivers]
+            await asyncio.gather(*calls)
+
+        async for bucket in weight_buckets(weights, {}, dtype=None, bucket_bytes=self._bucket_size):
+            await send(ray.put(bucket))
+        await send(None)
 
     def accept(self, bucket: bytes | None) -> None:
         """Receives one bucket; None ends the update."""

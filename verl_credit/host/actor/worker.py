@@ -24,8 +24,7 @@ from verl_credit.host.actor.entropy_probe import KeptParameters, measure
 from verl_credit.host.actor.loss import credit_ppo_loss
 from verl_credit.host.engine import process_group  # noqa: F401  (the import registers loopback://)
 from verl_credit.host.engine.attention_proof import prove
-from verl_credit.host.engine.branch_engine import BranchEngine
-from verl_credit.host.engine.log_prob_engine import LogProbEngine
+from verl_credit.host.engine.log_prob_engine import BranchEngine, LogProbEngine
 from verl_credit.host.registry import register_engines, register_parts, registered_names
 from verl_credit.names import LOSS_MODE
 
@@ -87,19 +86,15 @@ class CreditWorker(ActorRolloutRefWorker):
         return measure(engine, kept, data)
 
 
-def managers_of(engine) -> list[BaseCheckpointManager]:
-    """The engine's checkpoint managers. Raises RuntimeError without one, because then verl's deletions are unknown."""
+def keep_checkpoint(engine, step: int) -> None:
+    """Raises RuntimeError for an engine without a checkpoint manager, because then verl's deletions are unknown."""
     managers = [value for value in vars(engine).values() if isinstance(value, BaseCheckpointManager)]
     if not managers:
         raise RuntimeError(
             f"keep_checkpoints: {type(engine).__name__} has no checkpoint manager of verl's; expected an engine with one "
             "(fsdp, fsdp2, megatron), or keep_checkpoints=[]"
         )
-    return managers
-
-
-def keep_checkpoint(engine, step: int) -> None:
-    for manager in managers_of(engine):
+    for manager in managers:
         manager.previous_saved_paths = [
             path for path in manager.previous_saved_paths if Path(path).parent.name != f"global_step_{step}"
         ]

@@ -22,12 +22,13 @@ faults, the other three 34. Extreme weights can fail although they are correct: 
 from __future__ import annotations
 
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 
-from verl_credit.host.engine.branch_engine import nested
+from verl_credit.host.engine.log_prob_engine import nested
 from verl_credit.names import BRANCH_LOG_PROBS, BRANCHES, SCORE_BRANCHES
 from verl_credit.policy.attention import chosen
 from verl_credit.policy.attention.implementation import recorded, require_windows
@@ -92,12 +93,9 @@ def allowed(stock: list[torch.Tensor], dtype: torch.dtype) -> tuple[float, ...]:
 def _stock_attention(engine):
     """Sets `eager` in every config of the model: each module reads its own at each forward, and the engine then does not
     pack."""
-    configs = [
-        m.config
-        for m in engine.module.modules()
-        if hasattr(getattr(m, "config", None), "_attn_implementation")
-    ]
-    configs = list({id(config): config for config in (engine.model_config.hf_config, *configs)}.values())
+    of_modules = (getattr(module, "config", None) for module in engine.module.modules())
+    every = (engine.model_config.hf_config, *(c for c in of_modules if hasattr(c, "_attn_implementation")))
+    configs = list({id(config): config for config in every}.values())
     before = [config._attn_implementation for config in configs]
     try:
         for config in configs:
@@ -110,13 +108,9 @@ def _stock_attention(engine):
 
 def _log_probs(engine, vocabulary: int, *, together: bool) -> list[torch.Tensor]:
     """Log-probs of every row and every branch without its last position, from one pack or from single forwards."""
-    random = torch.Generator().manual_seed(0)
-
-    def draw(tokens: int) -> torch.Tensor:
-        return torch.randint(0, vocabulary, (tokens,), generator=random)
-
-    whole = [draw(n) for n in ROWS]
-    branches = [[(base, draw(tokens)) for base, tokens in shape] for shape in BRANCH_SHAPES]
+    draw = partial(torch.randint, 0, vocabulary, generator=torch.Generator().manual_seed(0))
+    whole = [draw((n,)) for n in ROWS]
+    branches = [[(base, draw((tokens,))) for base, tokens in shape] for shape in BRANCH_SHAPES]
     flat = [(row, base, ids) for row, its in zip(whole, branches, strict=True) for base, ids in its]
     rows = whole if together else [*whole, *(torch.cat([row[:base], ids]) for row, base, ids in flat)]
     data = TensorDict(

@@ -1,4 +1,4 @@
-"""verl's FSDP engine with the project's log-probs and entropies when flash-attn's loss does not run.
+"""Mixins for verl's FSDP engine: log-probs where flash-attn's loss does not run, and attention with branches.
 
 Without that loss verl loops over tokens in Python, and its chunked entropy recompiles for every number of tokens until
 Dynamo gives up. verl computes both in `prepare_model_outputs`, therefore that method is overridden.
@@ -14,6 +14,8 @@ from torch.distributed.tensor import DTensor
 from verl.utils import tensordict_utils as tu
 from verl.utils.device import get_device_name
 
+from verl_credit.names import BRANCH_LOG_PROBS, BRANCHES, SCORE_BRANCHES
+from verl_credit.policy.attention import NAMES, PACK, pack_rows
 from verl_credit.policy.log_probs import (
     FLASH,
     LOOP,
@@ -23,6 +25,7 @@ from verl_credit.policy.log_probs import (
     log_prob_path,
     token_values,
 )
+from verl_credit.turns.branches import decode_branches
 
 WANT_LOGITS = ("distillation_use_topk", "distillation_only", "calculate_sum_pi_squared")
 """Options of a batch that need verl's scaled logits. verl's v1 trainer sets them only for distillation."""
@@ -70,7 +73,7 @@ class LogProbEngine:
         return log_prob_path(flash=not no_flash_loss(), fused=fused, distills=distills)
 
     def log_prob_path(self, micro_batch) -> str:
-        """The code that computes the log-probs of this micro-batch (`log_probs.path`)."""
+        """The code that computes the log-probs of this micro-batch."""
         distills = any(option(micro_batch, key) for key in WANT_LOGITS)
         fused = option(micro_batch, "use_fused_kernels")
         return log_prob_path(flash=not no_flash_loss(), fused=fused, distills=distills)
@@ -79,8 +82,16 @@ class LogProbEngine:
         if self.log_prob_path(micro_batch) != OURS:
             return super().prepare_model_outputs(output, output_args, micro_batch, logits_processor_func)
         offsets = micro_batch["input_ids"].offsets()
-        packed = option(micro_batch, "use_remove_padding", True)
-        logits, temperature = (_packed if packed else _unpadded)(output.logits, output_args, offsets)
+        packed, logits = option(micro_batch, "use_remove_padding", True), whole_vocabulary(output.logits)
+        temperature = output_args.get("temperature_rmpad" if packed else "temperature")
+        if output_args.get("temperature_is_one"):
+            temperature = None
+        if packed:
+            logits = logits.squeeze(0)
+        else:  # padded rows: they are concatenated without their padding
+            lengths = offsets.diff()
+            logits = torch.cat([row[:n] for row, n in zip(logits, lengths.tolist(), strict=True)])
+            temperature = None if temperature is None else temperature.repeat_interleave(lengths)
         values = token_values(
             logits,
             output_args["input_ids_rmpad_rolled"],
@@ -96,20 +107,124 @@ class LogProbEngine:
         }
 
 
-def _packed(logits_1_T_V, output_args: dict, offsets) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """(logits, temperature) of one stream; the temperature is None when it is 1."""
-    temperature = None if output_args.get("temperature_is_one") else output_args["temperature_rmpad"]
-    return whole_vocabulary(logits_1_T_V).squeeze(0), temperature
-
-
-def _unpadded(logits_B_T_V, output_args: dict, offsets) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The same for padded rows, concatenated without their padding."""
-    lengths = offsets.diff()
-    rows = [row[:n] for row, n in zip(whole_vocabulary(logits_B_T_V), lengths.tolist(), strict=True)]
-    temperature = None if output_args.get("temperature_is_one") else output_args["temperature"]
-    return torch.cat(rows), None if temperature is None else temperature.repeat_interleave(lengths)
-
-
 def whole_vocabulary(logits: torch.Tensor) -> torch.Tensor:
     """The logits over the whole vocabulary, which tensor-parallel engines shard."""
     return logits.full_tensor() if isinstance(logits, DTensor) else logits
+
+
+class BranchEngine:
+    """A mixin before `FSDPEngineWithLMHead`.
+
+    With one of our attention implementations every packed forward gets the places of its rows, so that no row sees
+    another. With ``SCORE_BRANCHES`` on a forward-only batch, each row's branches are appended to it, and every output is
+    cut back to its row afterwards, so that verl's outputs contain no branch tokens.
+    """
+
+    @property
+    def packs(self) -> bool:
+        return self.module_attention in NAMES
+
+    @property
+    def module_attention(self) -> str | None:
+        return getattr(self.model_config.hf_config, "_attn_implementation", None)
+
+    def initialize(self):
+        if self.packs:
+            refuse_model(self.model_config.hf_config)
+        super().initialize()
+
+    def forward_backward_batch(self, data, loss_function, forward_only=False):
+        if not (forward_only and option(data, SCORE_BRANCHES)):
+            return super().forward_backward_batch(data, loss_function, forward_only=forward_only)
+        decoded = [decode_branches(row) for row in data[BRANCHES].unbind()]
+        row_lengths = data["input_ids"].offsets().diff().tolist()
+        with_branches = _with_branches(data, decoded)
+        longest = int(with_branches["input_ids"].offsets().diff().max())
+        budget = option(data, "max_token_len_per_gpu", None)
+        # verl's own assertion does not name the key.
+        if option(data, "use_dynamic_bsz", True) and budget is not None and longest > budget:
+            raise ValueError(
+                f"a row and its answer branches have {longest} tokens, more than "
+                f"actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu={budget} allows"
+            )
+        output = super().forward_backward_batch(with_branches, loss_function, forward_only=True)
+        if output.get("model_output"):
+            output["model_output"] = _cut(output["model_output"], row_lengths)
+        return output
+
+    def prepare_model_inputs(self, micro_batch):
+        model_inputs, output_args = super().prepare_model_inputs(micro_batch)
+        if not self.packs:
+            return model_inputs, output_args
+        if not option(micro_batch, "use_remove_padding", True):
+            raise ValueError(
+                f"attn_implementation={self.module_attention} needs actor_rollout_ref.model.use_remove_padding=true"
+            )
+        lengths = micro_batch["input_ids"].offsets().diff().tolist()
+        branches = [[] for _ in lengths]
+        if option(micro_batch, SCORE_BRANCHES):
+            branches = [decode_branches(row)[0] for row in micro_batch[BRANCHES].unbind()]
+        rows = [n - sum(tokens for _, tokens in row) for n, row in zip(lengths, branches, strict=True)]
+        padding = model_inputs["input_ids"].shape[1] - sum(lengths)
+        if padding:  # the packed length is rounded up, and its tail belongs to no row
+            rows, branches = [*rows, padding], [*branches, []]
+        pack = pack_rows(rows, branches)
+        model_inputs[PACK] = pack
+        if any(branches) and not output_args.get("temperature_is_one"):
+            # Information gain does not depend on the sampling temperature: branches have 1.
+            temperature = output_args["temperature_rmpad"].clone()
+            for row in pack.rows:
+                temperature[row.start + row.trunk : row.start + row.length] = 1.0
+            output_args["temperature_rmpad"] = temperature
+        return model_inputs, output_args
+
+
+def refuse_model(hf_config) -> None:
+    """Refuses models in which a token's result depends on more than its position and the tokens it attends to."""
+    text = hf_config.get_text_config()
+    kinds = set(getattr(text, "layer_types", None) or [])
+    other = kinds - {"full_attention", "sliding_attention"}
+    if other:
+        raise NotImplementedError(
+            f"{text.model_type}: layers of the kind {sorted(other)} depend on other rows of the packed stream; use "
+            "another attention and algorithm.info_gain_scorer=rows"
+        )
+    rope = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
+    for entry in [rope, *[value for value in rope.values() if isinstance(value, dict)]]:
+        kind = entry.get("rope_type") or entry.get("type")
+        if kind in ("dynamic", "longrope") or "mrope_section" in entry:
+            raise NotImplementedError(
+                f"{text.model_type}: rotary embedding {kind or 'mrope'!r} depends on the length of the whole stream"
+            )
+
+
+def nested(rows) -> torch.Tensor:
+    """The tensors as rows of one tensor, as verl's engines take them."""
+    return torch.nested.as_nested_tensor(rows, layout=torch.jagged)
+
+
+def _with_branches(data, decoded):
+    """A shallow copy of the batch whose rows end with their branches."""
+    ids, positions = [], []
+    for row_ids, row_positions, (shape, tokens) in zip(
+        data["input_ids"].unbind(), data["position_ids"].unbind(), decoded, strict=True
+    ):
+        ids.append(torch.cat([row_ids, tokens.to(row_ids)]))
+        parts = [torch.arange(base, base + n).to(row_positions) for base, n in shape]
+        positions.append(torch.cat([row_positions, *parts]))
+    copy = data.clone(recurse=False)
+    copy["input_ids"], copy["position_ids"] = nested(ids), nested(positions)
+    return copy
+
+
+def _cut(model_output: dict, row_lengths: list[int]) -> dict:
+    """The outputs of the rows alone, and the log-probs of the tokens after them as BRANCH_LOG_PROBS."""
+    cut = {}
+    for name, value in model_output.items():
+        pairs = [*zip(value.unbind(), row_lengths, strict=True)]
+        cut[name] = nested([row[:n] for row, n in pairs])
+        if name == "log_probs":  # a row without branches has one 0, because nested tensors have no empty rows
+            cut[BRANCH_LOG_PROBS] = nested(
+                [row[n:] if len(row) > n else row.new_zeros(1) for row, n in pairs]
+            )
+    return cut

@@ -25,17 +25,10 @@ def meet(
 ) -> Iterator[tuple[TCPStore, int, int]]:
     """torch's rendezvous handler: yields (store, rank, world size).
 
-    torch puts rank and world size into the url's query; the port is MASTER_PORT. Errors: ValueError without them, OSError
-    when the port is in use.
+    torch puts rank and world size into the url's query; the port is MASTER_PORT. Errors: OSError when the port is in use.
     """
     given = dict(parse_qsl(urlsplit(url).query))
-    try:
-        rank, world_size = int(given["rank"]), int(given["world_size"])
-        port = int(os.environ["MASTER_PORT"])
-    except KeyError as missing:
-        raise ValueError(
-            f"{url} needs rank and world_size, and MASTER_PORT in the environment: {missing} is missing"
-        ) from None
+    rank, world_size, port = int(given["rank"]), int(given["world_size"]), int(os.environ["MASTER_PORT"])
     listener = {}
     if rank == 0:
         listener["master_listen_fd"] = socket.create_server((ADDRESS, port)).detach()  # the store closes it

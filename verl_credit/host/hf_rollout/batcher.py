@@ -8,8 +8,6 @@ from typing import Any
 from verl_credit.policy.generation.generator import Generation
 from verl_credit.policy.generation.sampling import SamplingParams
 
-GenerateBatch = Callable[[Sequence[Sequence[int]], Sequence[SamplingParams]], list[Generation]]
-
 
 class RequestRejected(RuntimeError):
     """The server rejects requests at the moment."""
@@ -22,7 +20,9 @@ class RequestBatcher:
     form the next batch. An exception in a batch reaches all its requests, and the next batch runs as usual.
     """
 
-    def __init__(self, generate: GenerateBatch, *, max_batch_size: int, quiet_seconds: float):
+    def __init__(
+        self, generate: Callable[..., list[Generation]], *, max_batch_size: int, quiet_seconds: float
+    ):
         self._generate, self._max_batch_size, self._quiet = generate, max_batch_size, quiet_seconds
         self._waiting: list[tuple[Sequence[int], SamplingParams, asyncio.Future]] = []
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="hf-rollout")
@@ -33,7 +33,6 @@ class RequestBatcher:
         self._arrived = asyncio.Event()
         self._rejecting = False
         self._loop_task: asyncio.Task | None = None
-        self.batches = self.rows = 0
 
     async def submit(self, prompt: Sequence[int], params: SamplingParams) -> Generation:
         """The generation for one request; raises RequestRejected while the server rejects requests."""
@@ -59,7 +58,7 @@ class RequestBatcher:
         if reject:
             refused, self._waiting = self._waiting, []
             for _, _, future in refused:
-                _settle(future, error=RequestRejected("the server aborted all requests"))
+                _settle(future, RequestRejected("the server aborted all requests"))
         async with self._model_lock:
             pass
 
@@ -104,22 +103,17 @@ class RequestBatcher:
         batch = [entry for entry in batch if not entry[2].done()]
         if not batch:
             return
-        prompts, params = [prompt for prompt, _, _ in batch], [p for _, p, _ in batch]
-        self.batches, self.rows = self.batches + 1, self.rows + len(batch)
+        prompts, params, _ = zip(*batch, strict=True)
         try:
             loop = asyncio.get_running_loop()
             results = await loop.run_in_executor(self._thread, self._generate, prompts, params)
             for (_, _, future), result in zip(batch, results, strict=True):
-                _settle(future, result=result)
+                _settle(future, result)
         except Exception as error:
             for _, _, future in batch:
-                _settle(future, error=error)
+                _settle(future, error)
 
 
-def _settle(future: asyncio.Future, *, result: Any = None, error: Exception | None = None) -> None:
-    if future.done():
-        return
-    if error is not None:
-        future.set_exception(error)
-    else:
-        future.set_result(result)
+def _settle(future: asyncio.Future, result: Generation | Exception) -> None:
+    if not future.done():
+        (future.set_exception if isinstance(result, Exception) else future.set_result)(result)

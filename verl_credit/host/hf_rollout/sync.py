@@ -4,8 +4,9 @@ Weights travel as safetensors buckets. Names are strict, and both sides compute 
 """
 
 import hashlib
+import math
 import os
-from collections.abc import AsyncIterable, Iterable, Iterator
+from collections.abc import AsyncIterable, AsyncIterator, Iterable
 
 import ray
 import torch
@@ -13,6 +14,8 @@ from safetensors.torch import load, save
 from verl.utils.torch_dtypes import PrecisionType
 from verl.workers.rollout.base import BaseRollout
 from verl.workers.rollout.utils import ensure_async_iterator
+
+Weights = Iterable[tuple[str, torch.Tensor]] | AsyncIterable[tuple[str, torch.Tensor]]
 
 
 class WeightError(RuntimeError):
@@ -33,45 +36,26 @@ def checksum(digests: dict[str, str]) -> str:
     return hashlib.sha256(lines.encode()).hexdigest()
 
 
-class WeightSource:
-    """Packs named tensors into safetensors buckets and keeps their checksum. ``dtype`` None: they keep their own."""
+async def weight_buckets(
+    weights: Weights, digests: dict[str, str], *, dtype: torch.dtype | None, bucket_bytes: int
+) -> AsyncIterator[bytes]:
+    """Safetensors documents of about `bucket_bytes`; floating tensors are cast to `dtype` first (None: they keep their own).
 
-    def __init__(self, *, dtype: torch.dtype | None, bucket_bytes: int):
-        self._dtype, self._bucket_bytes = dtype, bucket_bytes
-        self._digests: dict[str, str] = {}
-        self._bucket: dict[str, torch.Tensor] = {}
-
-    def buckets(self, weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[bytes]:
-        """Safetensors documents of about `bucket_bytes`; floating tensors are cast to `dtype` first.
-
-        Raises WeightError when a name comes twice.
-        """
-        for name, tensor in weights:
-            if (full := self.add(name, tensor)) is not None:
-                yield full
-        if (rest := self.rest()) is not None:
-            yield rest
-
-    def add(self, name: str, tensor: torch.Tensor) -> bytes | None:
-        """The document that this tensor fills, if it does. Raises WeightError when a name comes twice."""
-        if name in self._digests:
+    ``digests`` gets the digest of each tensor that is sent. Raises WeightError when a name comes twice.
+    """
+    bucket: dict[str, torch.Tensor] = {}
+    async for name, tensor in ensure_async_iterator(weights):
+        if name in digests:
             raise WeightError(f"weight {name!r} was sent twice in one update")
         # A copy, because the source may reuse the storage, and safetensors refuses shared storage.
-        dtype = self._dtype if self._dtype is not None and tensor.is_floating_point() else tensor.dtype
-        plain = tensor.detach().to(device="cpu", dtype=dtype, copy=True).contiguous()
-        self._digests[name] = tensor_digest(plain)
-        self._bucket[name] = plain
-        held = sum(one.nbytes for one in self._bucket.values())
-        return self.rest() if held >= self._bucket_bytes else None
-
-    def rest(self) -> bytes | None:
-        """The document that is not full."""
-        bucket, self._bucket = self._bucket, {}
-        return save(bucket) if bucket else None
-
-    def checksum(self) -> str:
-        """Checksum of everything packed so far."""
-        return checksum(self._digests)
+        own = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
+        bucket[name] = plain = tensor.detach().to(device="cpu", dtype=own, copy=True).contiguous()
+        digests[name] = tensor_digest(plain)
+        if sum(one.nbytes for one in bucket.values()) >= bucket_bytes:
+            yield save(bucket)
+            bucket = {}
+    if bucket:
+        yield save(bucket)
 
 
 class WeightSink:
@@ -119,32 +103,22 @@ class ServerAdapter(BaseRollout):
 
     def __init__(self, config, model_config, device_mesh, replica_rank: int = -1):
         super().__init__(config, model_config, device_mesh)
-        ranks = (
-            self.config.tensor_model_parallel_size
-            * self.config.data_parallel_size
-            * self.config.pipeline_model_parallel_size
-        )
+        sizes = (f"{kind}_parallel_size" for kind in ("tensor_model", "data", "pipeline_model"))
+        ranks = math.prod(getattr(self.config, size) for size in sizes)
         rank = int(os.environ["RANK"])
         self.replica_rank = rank // ranks if replica_rank == -1 else replica_rank
         self.is_leader_rank = rank % ranks == 0
         self._server: ray.actor.ActorHandle | None = None
 
-    def _server_handle(self) -> ray.actor.ActorHandle:
-        # Looked up late: the server starts after the training workers.
-        if self._server is None:
-            self._server = ray.get_actor(server_name(self.replica_rank))
-        return self._server
-
-    async def resume(self, tags: list[str]) -> None:
+    async def resume(self, tags: list[str] | None = None) -> None:
         """Nothing to do: the server keeps its weights, and no cache outlives a batch."""
 
-    async def release(self) -> None:
-        """Nothing to do, see `resume`."""
+    release = resume
 
     @torch.no_grad()
     async def update_weights(
         self,
-        weights: Iterable[tuple[str, torch.Tensor]] | AsyncIterable[tuple[str, torch.Tensor]],
+        weights: Weights,
         global_steps: int | None = None,
         wire_format: str = "named_tensors",
         peft_config: dict | None = None,
@@ -161,20 +135,15 @@ class ServerAdapter(BaseRollout):
                 pass
             return
         bucket_bytes = self.config.checkpoint_engine.update_weights_bucket_megabytes << 20
-        source = WeightSource(dtype=PrecisionType.to_dtype(self.config.dtype), bucket_bytes=bucket_bytes)
-        server = self._server_handle()
+        dtype, digests = PrecisionType.to_dtype(self.config.dtype), {}
+        if self._server is None:  # looked up late: the server starts after the training workers
+            self._server = ray.get_actor(server_name(self.replica_rank))
+        server = self._server
         await server.begin_weight_update.remote()
-        async for name, tensor in ensure_async_iterator(weights):
-            if (full := source.add(name, tensor)) is not None:
-                await server.load_weight_bucket.remote(full)
-        if (rest := source.rest()) is not None:
-            await server.load_weight_bucket.remote(rest)
-        compare(sent=source.checksum(), loaded=await server.finish_weight_update.remote(global_steps))
-
-
-def compare(*, sent: str, loaded: str) -> None:
-    """Raises WeightError when the server does not hold what was sent."""
-    if sent != loaded:
-        raise WeightError(
-            f"weight update arrived damaged: sent checksum {sent}, the rollout server holds {loaded}"
-        )
+        async for bucket in weight_buckets(weights, digests, dtype=dtype, bucket_bytes=bucket_bytes):
+            await server.load_weight_bucket.remote(bucket)
+        sent, loaded = checksum(digests), await server.finish_weight_update.remote(global_steps)
+        if sent != loaded:
+            raise WeightError(
+                f"weight update arrived damaged: sent checksum {sent}, the rollout server holds {loaded}"
+            )

@@ -19,7 +19,7 @@ from verl.trainer.ppo.v1.trainer_base import register_trainer
 
 from verl_credit.errors import ConfigError, IntegrityError, PreflightError
 from verl_credit.host.measure.generate import Generator, Row, Wanted, reaches, replayed, trajectory_of
-from verl_credit.host.step.forward import TrainerForward
+from verl_credit.host.step.store import TrainerForward
 from verl_credit.host.step.trainer import CreditTrainer
 from verl_credit.names import MEASURE_MODE
 from verl_credit.records.run import events
@@ -29,7 +29,7 @@ from verl_credit.study.fidelity.measure import measure
 from verl_credit.study.fidelity.request import REQUEST, RESULT, ROLLOUTS, TABLE, Request
 from verl_credit.study.fidelity.result import as_dict, table, write_result
 from verl_credit.study.fidelity.rows import turn_batch
-from verl_credit.turns.batch import TurnBatch
+from verl_credit.turns.book import TurnBatch
 from verl_credit.worlds.rollouts.protocol import State
 from verl_credit.worlds.rollouts.rollout import Start, Trajectory
 from verl_credit.worlds.rollouts.sampler import Ids, digest

@@ -21,27 +21,21 @@ from verl_credit.config.settings import CreditSettings
 from verl_credit.host.rollout.engine_client import (
     DRAW,
     REPLAY,
-    ReplayingClient,
-    VersionedClient,
+    RowClient,
     apply_sampling_mode,
     stable_seed,
 )
 from verl_credit.names import ROLLOUT_NAME, ROW_RECORD, TURN_AGENT, TURN_IDS, TURN_REWARDS
 from verl_credit.recipe.agent_loops import BAD_JSON, FAILED
 from verl_credit.turns.book import RowRecord, TurnBook, known_reward, rewards_of_turns
-from verl_credit.turns.infopo import PLACEHOLDER
+from verl_credit.turns.gains import PLACEHOLDER
 from verl_credit.turns.requests import RowPlanner
 from verl_credit.turns.reward.qa import final_answer
 from verl_credit.turns.scorers import SCORERS, Scorer
 from verl_credit.turns.search.protocol import control_tokens, without_markup
-from verl_credit.turns.signals import (
-    Trajectory,
-    TrajectorySignal,
-    ask_signals,
-    make_trajectory,
-    signals_of,
-    turn_texts,
-)
+from verl_credit.turns.signals.known import signals_of
+from verl_credit.turns.signals.own import TrajectorySignal, ask_signals
+from verl_credit.turns.signals.signal import make_trajectory, turn_texts
 
 
 class TurnAgentLoopOutput(AgentLoopOutput):
@@ -53,6 +47,9 @@ class TurnAgentLoopOutput(AgentLoopOutput):
         output = super().as_dict()
         output[TURN_IDS] = torch.tensor(output.pop("turn_ids"), dtype=torch.int64)
         return output
+
+
+_control_tokens_of = lru_cache(maxsize=4)(control_tokens)  # a worker has one tokenizer and many loops
 
 
 class RowFault(Exception):
@@ -67,15 +64,13 @@ class TurnAgentLoop(ToolAgentLoop):
 
     def __init__(self, *args, tools=None, **kwargs):
         super().__init__(*args, tools=tools, **kwargs)
-        self.tools = {name: offered_tool(tool) for name, tool in self.tools.items()}
+        self.tools = {
+            name: _RewardKept(**vars(tool)) if isinstance(tool, FunctionTool) else tool
+            for name, tool in self.tools.items()
+        }
         self.max_new_tokens = self.config.search.max_new_tokens
-        self.control_tokens = self._control_tokens_of(self.tokenizer)
+        self.control_tokens = _control_tokens_of(self.tokenizer)
         self.book, self.record, self._request_id = TurnBook(), RowRecord(), ""
-
-    @staticmethod
-    @lru_cache(maxsize=4)  # one tokenizer per worker; loops are made per trajectory
-    def _control_tokens_of(tokenizer) -> tuple[str, ...]:
-        return control_tokens(tokenizer)
 
     async def run(self, sampling_params: dict[str, Any], **kwargs) -> TurnAgentLoopOutput:
         mode = kwargs.get("sampling")
@@ -86,17 +81,18 @@ class TurnAgentLoop(ToolAgentLoop):
         )
         if DRAW in kwargs:
             row = (kwargs[DRAW],)
-        self._engine = engine = self.server_manager
-        if REPLAY in kwargs:
-            engine = ReplayingClient(engine, kwargs[REPLAY])
-            self.record.replayed = engine.left
-        self.server_manager = VersionedClient(engine, self.record)
+        self._engine = self.server_manager
+        self.server_manager = RowClient(self._engine, self.record, kwargs.get(REPLAY))
         self._seed_parts = (self.config.seed, *row, kwargs["session_id"])
         self._masks = mode is None and self._credit_of(self.config)[0].masks_observations
         self._truth = (kwargs.get("reward_model") or {}).get("ground_truth")
-        output = await super().run(
-            params, **kwargs | {"tools_kwargs": given_tools(kwargs.get("tools_kwargs"))}
-        )
+        # A parquet file has nulls where a row gives a tool no arguments.
+        tools_kwargs = {
+            name: {key: value for key, value in given.items() if value is not None}
+            for name, given in (kwargs.get("tools_kwargs") or {}).items()
+            if given is not None
+        }
+        output = await super().run(params, **kwargs | {"tools_kwargs": tools_kwargs})
         finished = self._finish(output)
         scorer = SCORERS[self.config.algorithm.info_gain_scorer]
         if mode is None and not self.record.tool_fault:
@@ -104,7 +100,12 @@ class TurnAgentLoop(ToolAgentLoop):
             if scorer.in_rollout and credit.scores_at(kwargs["global_steps"]):
                 await self._score(finished, scorer, credit)
             if signals:
-                trajectory = self._trajectory(finished, kwargs.get("extra_info"))
+                n_turns, record = 1 + max(finished.turn_ids, default=-1), self.record.as_dict()
+                ids, turn_ids = finished.response_ids, finished.turn_ids
+                texts = turn_texts(ids, turn_ids, n_turns, self.tokenizer.decode)
+                rewards = rewards_of_turns(record["calls"], n_turns)
+                extra_info = kwargs.get("extra_info")
+                trajectory = make_trajectory(texts, record, rewards, self._truth, extra_info=extra_info)
                 await ask_signals(signals, trajectory, credit.algorithm.turn_judge, self.record)
             finished.extra_fields[ROW_RECORD] = self.record.as_dict()
         return finished
@@ -118,12 +119,6 @@ class TurnAgentLoop(ToolAgentLoop):
             TurnAgentLoop._known = (config, credit, signals)
         return cls._known[1:]
 
-    def _trajectory(self, output: TurnAgentLoopOutput, extra_info: dict | None) -> Trajectory:
-        n_turns, record = 1 + max(output.turn_ids, default=-1), self.record.as_dict()
-        texts = turn_texts(output.response_ids, output.turn_ids, n_turns, self.tokenizer.decode)
-        rewards = rewards_of_turns(record["calls"], n_turns)
-        return make_trajectory(texts, record, rewards, self._truth, extra_info=extra_info)
-
     async def _score(self, output: TurnAgentLoopOutput, scorer: Scorer, credit: CreditSettings) -> None:
         """Score the answer after every context of the trajectory, with the replica that wrote it."""
 
@@ -135,13 +130,8 @@ class TurnAgentLoop(ToolAgentLoop):
         prompt, response = output.prompt_ids, output.response_ids
         planner = RowPlanner(self.tokenizer, credit)
         requests = planner.requests(0, prompt, response, output.turn_ids, self._truth)
-        await scorer.score_rollout(
-            requests,
-            [*prompt, *response],
-            generate,
-            self.config.actor_rollout_ref.rollout.get("max_model_len"),
-            self.record,
-        )
+        longest = self.config.actor_rollout_ref.rollout.get("max_model_len")
+        await scorer.score_rollout(requests, [*prompt, *response], generate, longest, self.record)
 
     async def _handle_generating_state(self, agent_data, sampling_params, ignore_termination=False):
         # verl cuts off what does not fit the row afterwards, but an answer there must not be rewarded.
@@ -187,7 +177,7 @@ class TurnAgentLoop(ToolAgentLoop):
         return "no_answer"
 
     async def _handle_processing_tools_state(self, agent_data):
-        before, ids, mask = len(agent_data.messages), agent_data.prompt_ids, agent_data.response_mask
+        count, ids, mask = len(agent_data.messages), agent_data.prompt_ids, agent_data.response_mask
         try:
             state = await super()._handle_processing_tools_state(agent_data)
         except RowFault as fault:
@@ -196,18 +186,15 @@ class TurnAgentLoop(ToolAgentLoop):
             return AgentState.TERMINATED
         self.book.observed(agent_data.response_mask)
         if self._masks and state == AgentState.GENERATING:
-            self.record.masked_observations.append(await self._masked_messages(agent_data, before, ids, mask))
+            # The new tool messages as verl renders them, with the placeholder for each content; they begin where the turn's
+            # own tokens end.
+            before, tools = agent_data.messages[:count], agent_data.messages[count:]
+            masked = [*before, *({**message, "content": PLACEHOLDER} for message in tools)]
+            schemas = getattr(agent_data, "_active_tool_schemas", self.tool_schemas)
+            merged, merged_mask, _ = await self.ct_merge_context_msg(before, masked, ids, mask, tools=schemas)
+            after = next(n for n, own in enumerate(reversed(merged_mask)) if own)
+            self.record.masked_observations.append(merged.token_ids[len(merged.token_ids) - after :])
         return state
-
-    async def _masked_messages(self, agent_data, count: int, ids: list[int], mask: list[int]) -> list[int]:
-        """The tool messages after the first ``count`` messages as verl renders them, with the placeholder for each content,
-        from the end of the turn's own tokens on. ``ids``, ``mask``: prompt_ids and response_mask before them."""
-        before, tools = agent_data.messages[:count], agent_data.messages[count:]
-        masked = [*before, *({**message, "content": PLACEHOLDER} for message in tools)]
-        schemas = getattr(agent_data, "_active_tool_schemas", self.tool_schemas)
-        merged, merged_mask, _ = await self.ct_merge_context_msg(before, masked, ids, mask, tools=schemas)
-        after = next(n for n, own in enumerate(reversed(merged_mask)) if own)
-        return merged.token_ids[len(merged.token_ids) - after :]
 
     async def _call_tool(self, tool_call, tools_kwargs, agent_data):
         # verl offers a selection of the tools where the row has extra_info.tool_selection.
@@ -221,23 +208,25 @@ class TurnAgentLoop(ToolAgentLoop):
         self.record.calls.append(call)  # before anything is awaited: parallel calls keep their order
         if tool_call.name not in offered:
             self.record.bad_calls += 1
-            return ToolResponse(text=self._unknown_tool(tool_call.name, offered)), None, {}
+            # The name is the policy's text: it may hold control tokens or no valid Unicode.
+            printed = without_markup(call["name"], self.control_tokens)
+            text = f"Error: there is no tool {printed!r}; available: {', '.join(offered)}."
+            return ToolResponse(text=text), None, {}
         return await self._execute(call, tool_call, tools_kwargs, agent_data)
 
     async def _execute(self, call: dict, tool_call, tools_kwargs, agent_data):
-        """Counts the errors of tools, which verl turns into observations."""
+        """Counts the errors of tools, which verl turns into observations. ValueError: a reward that is no number."""
         response, reward, metrics = await super()._call_tool(tool_call, tools_kwargs, agent_data)
         text = response.text or ""
         self.record.n_other_calls += 1
         self.record.other_errors += text.startswith(FAILED)
-        call["reward"] = reward_of(call, text, reward, metrics)
+        name = f"'{call['name']}'"  # quoted as verl does
+        # Only the observation shows that verl could not run the tool, or that the tool raised: the reward is then verl's 0.
+        if not text.startswith((f"{FAILED} {name}", f"{BAD_JSON} {name}")):
+            where = f"turn {call['turn']}: the reward that tool {name} returned"
+            call["reward"] = known_reward((metrics or {}).get(GIVEN, reward), where)
         observation = response.model_copy(update={"text": without_markup(text, self.control_tokens)})
         return observation, call["reward"], metrics
-
-    def _unknown_tool(self, name: str, offered) -> str:
-        """The name is the policy's text: it may hold control tokens or no valid Unicode."""
-        printed = without_markup(valid_text(name), self.control_tokens)
-        return f"Error: there is no tool {printed!r}; available: {', '.join(offered)}."
 
     def _finish(self, output: AgentLoopOutput) -> TurnAgentLoopOutput:
         turn_ids = self.book.close(len(output.response_ids))
@@ -250,15 +239,6 @@ class TurnAgentLoop(ToolAgentLoop):
         return TurnAgentLoopOutput(
             **{name: getattr(output, name) for name in output.model_fields_set}, turn_ids=turn_ids
         )
-
-
-def given_tools(tools_kwargs: dict | None) -> dict:
-    """The arguments without the nulls that a parquet file has where a row gives a tool none."""
-    return {
-        name: {key: value for key, value in kwargs.items() if value is not None}
-        for name, kwargs in (tools_kwargs or {}).items()
-        if kwargs is not None
-    }
 
 
 def valid_text(text: str) -> str:
@@ -280,21 +260,3 @@ class _RewardKept(FunctionTool):
             given, raw = raw[1], (raw[0], 0.0, *raw[2:])
         response, reward, metrics = normalize_function_tool_return(raw)
         return response, reward, {**metrics, GIVEN: given}
-
-
-def offered_tool(tool):
-    """The tool as the agent loop calls it."""
-    return _RewardKept(**vars(tool)) if isinstance(tool, FunctionTool) else tool
-
-
-def reward_of(call: dict, text: str, reward, metrics: dict | None) -> float | None:
-    """The reward that the tool itself returned, None without one. Raises ValueError for a reward that is no number.
-
-    ``text`` is the observation: verl reports only there that it could not run the tool, or that the tool raised.
-    """
-    name = f"'{call['name']}'"  # quoted as verl does
-    if text.startswith((f"{FAILED} {name}", f"{BAD_JSON} {name}")):
-        return None
-    return known_reward(
-        (metrics or {}).get(GIVEN, reward), f"turn {call['turn']}: the reward that tool {name} returned"
-    )

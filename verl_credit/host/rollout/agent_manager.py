@@ -12,21 +12,12 @@ from collections.abc import Callable, Mapping
 
 import ray
 from ray.exceptions import RayActorError
-from verl.experimental.agent_loop import AgentLoopOutput
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
 
 from verl_credit.errors import IntegrityError
 from verl_credit.host.registry import register_parts, registered_names
 from verl_credit.host.rollout import search_agent  # noqa: F401  (the import registers it)
 from verl_credit.names import ROW_RECORD, TURN_REWARDS
-
-
-def mask_lost_row(output: AgentLoopOutput) -> None:
-    """Masks every token of a row with a tool fault, as our own loops do, so that KL and entropy terms skip them too."""
-    record = output.extra_fields.get(ROW_RECORD)
-    if isinstance(record, Mapping) and record.get("tool_fault"):
-        output.response_mask = [0] * len(output.response_mask)
-        output.extra_fields[TURN_REWARDS] = []  # a reward of a turn without tokens is refused
 
 
 @ray.remote
@@ -48,7 +39,11 @@ class CreditAgentLoopWorker(AgentLoopWorkerTQ.__ray_actor_class__):
 
     async def _agent_loop_postprocess(self, output, validate, **kwargs):
         for one in output if isinstance(output, list) else [output]:
-            mask_lost_row(one)
+            record = one.extra_fields.get(ROW_RECORD)
+            if isinstance(record, Mapping) and record.get("tool_fault"):
+                # Masked as in our own loops, so that KL and entropy terms skip the row too.
+                one.response_mask = [0] * len(one.response_mask)
+                one.extra_fields[TURN_REWARDS] = []  # a reward of a turn without tokens is refused
         return await super()._agent_loop_postprocess(output, validate, **kwargs)
 
     def drain_errors(self) -> list[str]:
@@ -76,7 +71,10 @@ class CreditAgentLoopManager(AgentLoopManagerTQ):
 
 
 class RolloutWatch:
-    """Collects the errors of one phase (a step's rollouts, an evaluation) and stops early when they are too many."""
+    """Collects the errors of one phase (a step's rollouts, an evaluation) and stops early when they are too many.
+
+    While the trainer waits, it collects at most every ``every_s`` seconds.
+    """
 
     def __init__(self, tolerated_share: float, *, every_s: float = 2.0) -> None:
         self.tolerated_share, self.every_s = tolerated_share, every_s
@@ -88,13 +86,6 @@ class RolloutWatch:
     def begin(self, expected: int) -> None:
         """Begins a new phase of ``expected`` rollouts."""
         self.errors, self.expected = [], expected
-
-    def look(self) -> None:
-        """Collects the workers' errors at most every ``every_s`` seconds; called while the trainer waits."""
-        now = time.monotonic()
-        if self.drain is not None and now - self._last >= self.every_s:
-            self._last = now
-            self._collect()
 
     def settle(self, arrived: int) -> int:
         """Ends the phase and returns the number of failed rollouts. Raises IntegrityError above the tolerated share."""
@@ -113,8 +104,10 @@ class RolloutWatch:
         wait, sample = buffer._wait_for_next_poll, buffer.sample
 
         def watched_wait(*args, **kwargs):
-            result = wait(*args, **kwargs)
-            self.look()
+            result, now = wait(*args, **kwargs), time.monotonic()
+            if self.drain is not None and now - self._last >= self.every_s:
+                self._last = now
+                self._collect()
             return result
 
         def watched_sample(*args, **kwargs):

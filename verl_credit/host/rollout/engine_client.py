@@ -26,35 +26,24 @@ def replay_column(turns: Sequence[Sequence[int]]) -> str:
     return json.dumps([list(turn) for turn in turns])
 
 
-class ReplayingClient:
-    """verl's client of the engine for one trajectory, whose first turns are given."""
+class RowClient:
+    """verl's client of the engine for one trajectory: it returns the given turns first, and records which version of the
+    weights wrote each turn."""
 
-    def __init__(self, client: Any, column: str):
-        self._client, self._turns = client, deque(json.loads(column))
-
-    @property
-    def left(self) -> int:
-        """Number of given turns that it has not returned yet."""
-        return len(self._turns)
+    def __init__(self, client: Any, record: RowRecord, column: str | None = None):
+        self._client, self._record = client, record
+        self._given = deque(() if column is None else json.loads(column))
+        if column is not None:
+            record.replayed = len(self._given)
 
     async def generate(self, *, sampling_params: dict[str, Any], **request: Any) -> TokenOutput:
-        if not self._turns:
-            return await self._client.generate(sampling_params=sampling_params, **request)
-        ids = self._turns.popleft()
-        # The log-probs of these tokens are not used, but where verl requests them it expects one per token.
-        return TokenOutput(
-            token_ids=ids, log_probs=[0.0] * len(ids) if sampling_params.get("logprobs") else None
-        )
-
-
-class VersionedClient:
-    """verl's client of the engine for one trajectory, which records the version of the weights that wrote each turn."""
-
-    def __init__(self, client: Any, record: RowRecord):
-        self._client, self._record = client, record
-
-    async def generate(self, **request: Any) -> TokenOutput:
-        output = await self._client.generate(**request)
+        if self._given:
+            ids = self._given.popleft()
+            # The log-probs of these tokens are not used, but where verl requests them it expects one per token.
+            log_probs = [0.0] * len(ids) if sampling_params.get("logprobs") else None
+            output = TokenOutput(token_ids=ids, log_probs=log_probs)
+        else:
+            output = await self._client.generate(sampling_params=sampling_params, **request)
         fields = output.extra_fields
         self._record.versions.append([fields.get("min_global_steps"), fields.get("max_global_steps")])
         return output

@@ -16,7 +16,7 @@ from verl_credit.host.step.trainer import CreditSteps
 from verl_credit.names import COLOCATE_MODE, SEPARATE_MODE
 from verl_credit.recipe.rules.trainer_mode import compares_with_the_writer
 from verl_credit.records.run import events
-from verl_credit.turns.scorers.rows import RowScorer
+from verl_credit.turns.scorers.scorer import RowScorer
 from verl_credit.turns.staleness import staleness_metrics
 
 
@@ -35,35 +35,23 @@ class AsyncSteps(CreditSteps):
 
     def _check_workers(self, agent_loop_manager) -> None:
         super()._check_workers(agent_loop_manager)
-        with_what = (
-            "that wrote the token" if self._to_the_writer else "of the step (algorithm.rollout_correction)"
-        )
-        events.note(
-            self.run_dir,
-            "trainer",
-            f"trainer: {self.VERL_MODE}; the ratio of a token is to the weights {with_what}",
-        )
-
-    @property
-    def _to_the_writer(self) -> bool:
-        return compares_with_the_writer(self.config)
+        writer = compares_with_the_writer(self.config)
+        weights = "that wrote the token" if writer else "of the step (algorithm.rollout_correction)"
+        text = f"trainer: {self.VERL_MODE}; the ratio of a token is to the weights {weights}"
+        events.note(self.run_dir, "trainer", text)
 
     def _compute_advantage(self, batch, metrics):
-        turns = self._turns
         # With bypass_mode no forward was made, and old_log_probs are the writer's already: there is nothing to compare.
         fields = () if self._bypass else ("old_log_probs", "rollout_log_probs")
         padded = store.read(batch, *fields).to_padded_tensor(padding=0) if fields else {}
         metrics |= staleness_metrics(
-            turns.records,
-            turns.n_turns_B,
-            turns.row_valid_B,
-            turns.turn_ids_B_T,
+            self._turns,
             step=self.global_steps,
             now_B_T=padded.get("old_log_probs"),
             written_B_T=padded.get("rollout_log_probs"),
         )
         batch = super()._compute_advantage(batch, metrics)
-        if self._to_the_writer:
+        if compares_with_the_writer(self.config):
             written = store.read(batch, "rollout_log_probs")["rollout_log_probs"]
             batch = store.write(batch, {"old_log_probs": written})
         return batch

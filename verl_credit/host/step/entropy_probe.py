@@ -15,7 +15,7 @@ from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl.utils import tensordict_utils as tu
 
 from verl_credit.config.keys import Probe, read_section
-from verl_credit.host.engine.branch_engine import nested
+from verl_credit.host.engine.log_prob_engine import nested
 from verl_credit.host.step import store
 from verl_credit.names import PROBE_GROUP, PROBE_PATH, PROBE_SCORE
 from verl_credit.records.run import events
@@ -23,7 +23,7 @@ from verl_credit.study.probe.change import entropy_change
 from verl_credit.study.probe.entropy_gradient import PER_TOKEN, EstimatorSettings, Surrogate, entropy_gradient
 from verl_credit.study.probe.online import deal, group_prompts, predicted_change, prompts_within
 from verl_credit.study.probe.policy import Tokens
-from verl_credit.turns.batch import TurnBatch
+from verl_credit.turns.book import TurnBatch
 
 ROW_FIELDS = ("prompts", "responses", "input_ids", "position_ids", "response_mask", "loss_mask")
 NAME = "credit/probe"

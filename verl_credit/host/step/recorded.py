@@ -1,15 +1,21 @@
-"""Records a run: metrics and rollouts of a step, checkpoints with our state, and the last step of ``max_hours``."""
+"""Records a run: metrics and rollouts of a step, held-out evaluation once per sampling mode of ``evaluation.modes``,
+checkpoints with our state, and the last step of ``max_hours``."""
 
 from __future__ import annotations
 
 import copy
+import time
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
+import numpy as np
 import ray
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl.utils.debug import marked_timer
 
+from verl_credit.errors import EvaluationOverrun
 from verl_credit.host.hf_rollout.sync import server_name
+from verl_credit.host.step.metrics import check_evaluation_faults
 from verl_credit.host.step.rollouts import keep_rollouts
 from verl_credit.names import ROLLOUT_NAME
 from verl_credit.records.run import events
@@ -26,7 +32,9 @@ from verl_credit.records.run.state import describe_resume, save_state
 
 
 class RecordedTrainer(PPOTrainer):
-    """Expects ``run_dir``, ``controller`` (SEPA's, or None), ``_turns`` and ``_credited`` (of the step)."""
+    """Expects ``run_dir``, ``watch``, ``controller`` (SEPA's, or None), ``_turns`` and ``_credited`` (of the step)."""
+
+    _evaluation_mode: str | None = None
 
     def __init__(self, config):
         self._limit = None if config.max_hours is None else TimeLimit(config.max_hours)
@@ -69,6 +77,57 @@ class RecordedTrainer(PPOTrainer):
                 "command goes on from it"
             )
             events.note(self.run_dir, "max_hours", text)
+
+    def _validate(self):
+        """A step that was evaluated before a resume is not evaluated again."""
+        for row in read_json_lines(self.run_dir / VALIDATION):
+            if row["step"] == self.global_steps:
+                return {name: value for name, value in row.items() if name != "step"}
+        hours, began = self.config.evaluation.max_hours, time.monotonic()
+
+        def in_time() -> None:
+            if hours is not None and time.monotonic() - began > 3600 * hours:
+                text = f"evaluation.max_hours={hours:g}: the evaluation after step {self.global_steps} takes longer"
+                events.note(self.run_dir, events.EVALUATION_OVERRUN, text)
+                raise EvaluationOverrun(text)
+
+        loader, merged = self.val_dataloader, {}
+        rows = len(self.val_dataset) * self.config.actor_rollout_ref.rollout.val_kwargs.n
+        try:
+            for mode in self.config.evaluation.modes:
+                self.watch.begin(rows)
+                self._evaluation_mode, self.val_dataloader = mode, with_mode(loader, mode, in_time)
+                merged |= super()._validate()
+                self.watch.settle(rows - len(self.watch.errors))
+        finally:
+            self.val_dataloader, self._evaluation_mode = loader, None
+        check_evaluation_faults(merged, self.config.faults.max_tool_faults, self.config.search.url)
+        append_json(self.run_dir / VALIDATION, {"step": self.global_steps, **merged})
+        in_time()
+        return merged
+
+    def _dump_generations(self, inputs, outputs, gts, scores, reward_extra_infos_dict, dump_path):
+        """verl names the file by the step alone: each mode has a folder, or the last one would overwrite the others."""
+        folder = Path(dump_path) / self._evaluation_mode if self._evaluation_mode else dump_path
+        super()._dump_generations(inputs, outputs, gts, scores, reward_extra_infos_dict, str(folder))
+
+    def _val_metrics_update(self, sources, uids, infos, turns, expected_acc_counts=None):
+        """Appends the mode to data sources ("lab" becomes "lab-greedy") in the metrics' names only: reward functions see the
+        source as it is. Adds the number of questions. verl averages every value of the reward function; a list per turn
+        (`column:NAME`) has no mean, therefore verl gets only values that are no containers."""
+        mode, several = self._evaluation_mode, (list, tuple, dict, set, np.ndarray)
+        infos = {
+            name: values
+            for name, values in infos.items()
+            if not any(isinstance(value, several) for value in values)
+        }
+        expected = {(f"{source}-{mode}", uid): n for (source, uid), n in (expected_acc_counts or {}).items()}
+        named = [f"{source}-{mode}" for source in sources]
+        metrics = super()._val_metrics_update(named, uids, infos, turns, expected_acc_counts=expected or None)
+        for source in set(named):
+            questions = {uid for uid, of in zip(uids, named, strict=True) if of == source}
+            metrics[f"val-aux/{source}/questions"] = len(questions)
+        return {k.replace("val-aux/num_turns/", f"val-aux/num_turns-{mode}/"): v for k, v in metrics.items()}
 
     def _save_checkpoint(self):
         folder = Path(self.config.trainer.default_local_dir) / f"global_step_{self.global_steps}"
@@ -135,3 +194,16 @@ class RecordedTrainer(PPOTrainer):
         if self.config.actor_rollout_ref.rollout.name != ROLLOUT_NAME:
             return None
         return ray.get(ray.get_actor(server_name(0)).weights_checksum.remote())
+
+
+def with_mode(loader: Iterable[dict], mode: str, before_batch: Callable[[], None]) -> Iterator[dict]:
+    """The validation data with a sampling mode on every row.
+
+    verl fixes validation sampling once for all workers. Therefore our agent loops read the mode from the row, so that greedy
+    and sampled accuracy come from the same weights.
+    """
+    for batch in loader:
+        before_batch()
+        modes = np.empty(len(batch["raw_prompt"]), dtype=object)
+        modes[:] = mode
+        yield {**batch, "sampling": modes}

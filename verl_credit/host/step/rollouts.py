@@ -6,7 +6,6 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 from omegaconf import DictConfig, OmegaConf
 
 from verl_credit.config.keys import Algorithm
@@ -20,26 +19,16 @@ from verl_credit.records.run.old_tables import TOKENS
 from verl_credit.records.run.rollouts import keep_samples
 from verl_credit.records.run.tables import ROLLOUTS, SAMPLES, table_path, tables_of, write_table
 from verl_credit.turns.assign import StepCredit, group_numbers
-from verl_credit.turns.batch import TurnBatch
+from verl_credit.turns.book import TurnBatch
 from verl_credit.turns.reward.qa import gold_answers
-from verl_credit.turns.signals import turn_texts
+from verl_credit.turns.signals.signal import turn_texts
 from verl_credit.turns.token_stage import TokenInputs, pieces_of, planning_detector
 
 _UNFINISHED = "\ufffd"  # a character that a token boundary divides
-_LONGEST_CHARACTER = 4  # bytes, and so tokens
-SAMPLING = ("temperature", "top_p", "top_k")
 OBJECTIVE = (
-    *(
-        "loss_agg_mode",
-        "loss_scale_factor",
-        "clip_ratio",
-        "clip_ratio_low",
-        "clip_ratio_high",
-        "clip_ratio_c",
-    ),
-    *("entropy_coeff", "use_kl_loss", "kl_loss_coef", "kl_loss_type"),
-    *("ppo_mini_batch_size", "ppo_epochs", "shuffle"),
-)
+    "loss_agg_mode", "loss_scale_factor", "clip_ratio", "clip_ratio_low", "clip_ratio_high", "clip_ratio_c",
+    "entropy_coeff", "use_kl_loss", "kl_loss_coef", "kl_loss_type", "ppo_mini_batch_size", "ppo_epochs", "shuffle",
+)  # fmt: skip
 # Column: the field of the batch. A field that the step has not made is a null column.
 PER_TOKEN = {
     "trained": "response_mask",
@@ -66,7 +55,7 @@ class Credited:
 def credited_rows(batch, step: StepCredit, number: int, keep: DictConfig, *, entropy: bool) -> Credited:
     """Called while ``batch`` has the log-probs that the credit was made with: an asynchronous trainer replaces them before
     the update. ``entropy``: verl computed entropies in this step."""
-    rows = _valid_rows(step.inputs.turns) if keep.groups is None else sampled_rows(step, keep.groups)
+    rows = step.inputs.turns.valid_rows if keep.groups is None else sampled_rows(step, keep.groups)
     if not keep.steps or not rows:
         return Credited([], {}, {})
     part = batch.select_keys([batch.keys[row] for row in rows])
@@ -91,7 +80,7 @@ def keep_rollouts(
     for kind in (SAMPLES, TOKENS):  # of the same step before a resume
         table_path(run_dir, kind, number).unlink(missing_ok=True)
     if credited is None:
-        credited = Credited(_valid_rows(turns) if steps and whole else [], dict.fromkeys(CREDIT), {})
+        credited = Credited(turns.valid_rows if steps and whole else [], dict.fromkeys(CREDIT), {})
     if rows := credited.rows:
         part = batch.select_keys([batch.keys[row] for row in rows])
         data = store.read(part, "uid", *PER_TOKEN.values(), *REWARDS)
@@ -107,10 +96,6 @@ def keep_rollouts(
     for old, path in tables_of(run_dir, TOKENS).items():
         if old <= number - steps:
             path.unlink(missing_ok=True)
-
-
-def _valid_rows(turns: TurnBatch) -> list[int]:
-    return turns.row_valid_B.nonzero().flatten().tolist()
 
 
 def rollout_columns(turns: TurnBatch, rows: list[int], data) -> dict[str, list]:
@@ -164,7 +149,12 @@ def credit_columns(step: StepCredit, rows: list[int], inputs: TokenInputs) -> di
     turn_ids_b_T = turns.turn_ids_B_T[rows, :width]
     written_b_T = turn_ids_b_T >= 0
     trained_b_T = inputs.mask_B_T & written_b_T
-    planning_b_T = _planning(step, inputs.token_ids_B_T, written_b_T)
+    # A run without a transform that reads the mask has no detector; the phrases are cheap, so they are used there.
+    run, algorithm = step.inputs.run, step.settings.algorithm
+    detect = None if run.stage is None else run.stage.detect
+    if detect is None and algorithm.planning.detector == "grams":
+        detect = planning_detector(algorithm, run.tokenizer)
+    planning_b_T = None if detect is None else detect(inputs.token_ids_B_T, written_b_T)
     values = planning_b_T, *_weights(step, rows, inputs, planning_b_T, trained_b_T)
     lengths = [len(turns.response_ids[row]) for row in rows]
     return {
@@ -180,22 +170,13 @@ def token_texts(ids: list[int], tokenizer) -> list[str]:
     pieces, place = pieces_of(tokenizer)(ids), 0
     while place < len(pieces):
         if _UNFINISHED in pieces[place]:
-            for end in range(place + 2, min(place + _LONGEST_CHARACTER, len(ids)) + 1):
+            for end in range(place + 2, min(place + 4, len(ids)) + 1):  # at most 4 bytes, and so tokens
                 (whole,) = tokenizer.batch_decode([ids[place:end]], clean_up_tokenization_spaces=False)
                 if _UNFINISHED not in whole:
                     pieces[place:end] = [whole, *[""] * (end - place - 1)]
                     break
         place += 1
     return pieces
-
-
-def _planning(step: StepCredit, ids_b_T, written_b_T) -> torch.Tensor | None:
-    """Detects planning with the run's own detector; without a transform that reads it, with the phrases, which are cheap."""
-    run = step.inputs.run
-    detect = None if run.stage is None else run.stage.detect
-    if detect is None and step.settings.algorithm.planning.detector == "grams":
-        detect = planning_detector(run.settings.algorithm, run.tokenizer)
-    return None if detect is None else detect(ids_b_T, written_b_T)
 
 
 def _weights(step: StepCredit, rows: list[int], inputs: TokenInputs, planning_b_T, trained_b_T):
@@ -233,7 +214,7 @@ def update(config: DictConfig, turns: TurnBatch, step: int) -> dict:
     rows = len(turns.is_padding)
     return {
         "policy_step": step - 1,
-        "sampling": {name: rollout[name] for name in SAMPLING},
+        "sampling": {name: rollout[name] for name in ("temperature", "top_p", "top_k")},
         "objective": {
             **{name: actor[name] for name in OBJECTIVE},
             **{name: value for name, value in policy_loss.items() if not name.startswith("_")},

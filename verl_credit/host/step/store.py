@@ -1,4 +1,4 @@
-"""The rows of a step in TransferQueue: no other module calls it.
+"""The rows of a step in TransferQueue (no other module calls it), and the trainer's forward for scorers.
 
 verl hands a handle of the rows (``KVBatchMeta``) from method to method. Only the handle that a write returns knows the
 new fields.
@@ -6,16 +6,21 @@ new fields.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 import transfer_queue as tq
+from omegaconf import DictConfig
 from tensordict import TensorDict
-from verl.workers.utils.padding import response_to_nested
+from verl.utils import tensordict_utils as tu
+from verl.workers.utils.padding import response_from_nested, response_to_nested
 
+from verl_credit.config.fit import tokens_per_micro_batch
 from verl_credit.credit import turn_table
-from verl_credit.names import TURN_IDS
-from verl_credit.turns.batch import TurnBatch, no_turn_ids, record_of, turn_ids_of, turn_rewards_of
+from verl_credit.host.engine.log_prob_engine import nested
+from verl_credit.names import AGENTS, BRANCH_LOG_PROBS, BRANCHES, SCORE_BRANCHES, TURN_IDS
+from verl_credit.turns.book import TurnBatch, record_of, turn_ids_of, turn_rewards_of
+from verl_credit.turns.scorers import ScoreRow
 from verl_credit.turns.token_stage import TokenInputs
 
 
@@ -127,11 +132,15 @@ def _turn_ids(batch, data, extra_fields, response_ids, rows: list[int]) -> Itera
         return
     place = {row: row for row in others}
     if TURN_IDS not in data and given:
-        keys = [batch.keys[row] for row in others]
-        data = tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=[TURN_IDS])
+        data = read(batch, TURN_IDS, rows=others)
         place = {row: number for number, row in enumerate(others)}
     if TURN_IDS not in data:
-        raise RuntimeError(no_turn_ids(others[0]))
+        raise RuntimeError(
+            f"row {others[0]}: rollouts carry no {TURN_IDS!r}: set the rows' agent_name (or "
+            f"rollout.agent.default_agent_loop) to {' or '.join(map(repr, AGENTS))}; an agent loop of your own puts "
+            f"extra_fields[{TURN_IDS!r}] into its AgentLoopOutput, a whole number per response token "
+            "(docs/agent-loops.md)"
+        )
     fields = data[TURN_IDS].unbind()
     yield from ((row, fields[place[row]]) for row in others)
 
@@ -139,3 +148,84 @@ def _turn_ids(batch, data, extra_fields, response_ids, rows: list[int]) -> Itera
 def _objects(column) -> list:
     """A non-tensor column as a list; TransferQueue returns lists, stacks or wrapped items by backend."""
     return [getattr(item, "data", item) for item in column]
+
+
+class TrainerForward:
+    """A `turns.scorers.Forward`: branches in the ``old_log_probs`` forward, or rows through verl's ``compute_log_prob``.
+
+    ``batch``: the handle of the step's rows, with the fields that a scorer has added.
+    """
+
+    def __init__(self, batch, workers, config: DictConfig) -> None:
+        self.batch, self._workers, self._config = batch, workers, config
+        self.budget = tokens_per_micro_batch(config)
+
+    def carry(self, branches: torch.Tensor) -> None:
+        self.batch = write(self.batch, {BRANCHES: branches})
+        self.batch.extra_info[SCORE_BRANCHES] = True
+
+    def ran(self, batch) -> None:
+        """Take over ``batch``, the handle that the forward returned."""
+        self.batch = batch
+        batch.extra_info.pop(SCORE_BRANCHES, None)
+
+    def carried(self) -> list[torch.Tensor]:
+        return list(read(self.batch, BRANCH_LOG_PROBS)[BRANCH_LOG_PROBS].unbind())
+
+    def written(self) -> list[torch.Tensor]:
+        return list(read(self.batch, "old_log_probs")["old_log_probs"].unbind())
+
+    def score_rows(self, rows: Sequence[ScoreRow]) -> torch.Tensor:
+        known = self._workers._dispatch_info
+        if "actor" not in known:  # verl asks at the first step
+            known["actor"] = self._workers._query_dispatch_info("actor")
+        rollout, dp_size = self._config.actor_rollout_ref.rollout, max(known["actor"]) + 1
+        # Dynamic batching takes any number of rows.
+        fixed = 1 if rollout.log_prob_use_dynamic_bsz else rollout.log_prob_micro_batch_size_per_gpu
+        return score_rows(self._workers.compute_log_prob, rows, dp_size=dp_size, micro_batch=fixed)
+
+
+def score_rows(
+    compute_log_prob: Callable[[TensorDict], TensorDict],
+    rows: Sequence[ScoreRow],
+    *,
+    dp_size: int,
+    micro_batch: int = 1,
+) -> torch.Tensor:
+    """Mean log-prob of the gold tokens for every row, float64 [N], at temperature 1. Identical rows are computed once.
+
+    score = (1/|gold|) sum_j log pi(gold_j | context, template, gold_<j)
+
+    Without dynamic batching verl divides every rank's rows into micro-batches of ``micro_batch`` rows, and refuses a
+    remainder; therefore the first row is repeated until there is none.
+    """
+    distinct = list(dict.fromkeys(rows))
+    padded = distinct + [distinct[0]] * (-len(distinct) % (dp_size * micro_batch))
+    output = compute_log_prob(_log_prob_batch(padded))
+    answers = nested([torch.ones(len(row.answer.token_ids)) for row in padded])
+    log_probs = response_from_nested(output["log_probs"], answers)
+    value = {
+        row: log_probs[i][row.answer.gold_start : row.answer.gold_end].double().mean()
+        for i, row in enumerate(distinct)
+    }
+    return torch.stack([value[row] for row in rows])
+
+
+def _log_prob_batch(rows: Sequence[ScoreRow]) -> TensorDict:
+    prompts = [torch.tensor(row.context_ids) for row in rows]
+    answers = [torch.tensor(row.answer.token_ids) for row in rows]
+    whole = [torch.cat(pair) for pair in zip(prompts, answers, strict=True)]
+    mask = nested([torch.ones_like(answer) for answer in answers])
+    batch = TensorDict(
+        {
+            "prompts": nested(prompts),
+            "responses": nested(answers),
+            "input_ids": nested(whole),
+            "position_ids": nested([torch.arange(len(ids)) for ids in whole]),
+            "response_mask": mask,
+            "loss_mask": mask.clone(),
+        },
+        batch_size=len(rows),
+    )
+    tu.assign_non_tensor(batch, calculate_entropy=False, compute_loss=False, temperature=1.0)
+    return batch

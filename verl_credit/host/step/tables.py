@@ -101,7 +101,7 @@ def sampled_rows(step: StepCredit, count: int) -> list[int]:
     """
     turns, group_B = step.inputs.turns, step.tables.group_B
     longest: dict[int, tuple[int, int]] = {}
-    for row in turns.row_valid_B.nonzero().flatten().tolist():
+    for row in turns.valid_rows:
         group, rank = int(group_B[row]), (-int(turns.n_turns_B[row]), row)
         longest[group] = min(longest.get(group, rank), rank)
     ordered = sorted(longest, key=longest.__getitem__)

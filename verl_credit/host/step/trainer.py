@@ -14,13 +14,12 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import ray
 import torch
-from tensordict import TensorDict
 from verl.trainer.ppo.utils import Role
 from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+from verl.utils import tensordict_utils as tu
 from verl.utils.debug import marked_timer
 
 from verl_credit.config.settings import CreditSettings
@@ -30,28 +29,28 @@ from verl_credit.host.rollout.agent_manager import CreditAgentLoopManager, Rollo
 from verl_credit.host.step import store
 from verl_credit.host.step.entropy_probe import ProbingTrainer
 from verl_credit.host.step.estimator import bring_turns
-from verl_credit.host.step.forward import TrainerForward
-from verl_credit.host.step.held_out import EvaluatingTrainer
-from verl_credit.host.step.metrics import credit_metrics, gain_metrics, row_metrics
-from verl_credit.host.step.recorded import RecordedTrainer
-from verl_credit.host.step.rollouts import credited_rows
-from verl_credit.host.step.stops import (
+from verl_credit.host.step.metrics import (
     UnrewardedSteps,
     check_planning_has_signal,
     check_states_are_shared,
     check_tool_faults,
+    credit_metrics,
+    gain_metrics,
+    row_metrics,
 )
+from verl_credit.host.step.recorded import RecordedTrainer
+from verl_credit.host.step.rollouts import credited_rows
+from verl_credit.host.step.store import TrainerForward
 from verl_credit.host.step.tables import keep_turns
 from verl_credit.names import CLIP_SCALE, LOSS_MODE, TRAINER_MODE, TURN_IDS
 from verl_credit.recipe.unread import without_effect_in
 from verl_credit.records.run import events
 from verl_credit.records.run.notes import ROWS_LEFT_OUT, TURNS_CUT, cut_note, left_out_note, small_groups_note
 from verl_credit.turns.assign import CreditRun, step_inputs
-from verl_credit.turns.batch import TurnBatch
 from verl_credit.turns.gains import plan_gains
 
 
-class CreditSteps(EvaluatingTrainer, ProbingTrainer, RecordedTrainer):
+class CreditSteps(ProbingTrainer, RecordedTrainer):
     """This mixin stands before one of verl's trainers. The task runner process has one instance; workers are Ray actors."""
 
     VERL_MODE: str
@@ -70,14 +69,8 @@ class CreditSteps(EvaluatingTrainer, ProbingTrainer, RecordedTrainer):
         self._worker_notes: dict[str, str | None] = {}  # what the actor workers run
         super().__init__(config)
 
-    @property
-    def trainer_mode(self) -> str:
-        """verl asks for the mode by its own names, and reads the mode's section of trainer.v1 by it."""
-        return self.VERL_MODE
-
-    @trainer_mode.setter
-    def trainer_mode(self, value: str) -> None:
-        """Ignores verl's assignment: the mode's value is checked before."""
+    trainer_mode = property(lambda self: self.VERL_MODE, lambda self, value: None)
+    """verl reads the mode's section of trainer.v1 by its own name of the mode. Its assignment of our name is ignored."""
 
     # --- start -----------------------------------------------------------------------------------
 
@@ -104,14 +97,19 @@ class CreditSteps(EvaluatingTrainer, ProbingTrainer, RecordedTrainer):
         for rank, names in enumerate(self.actor_rollout_wg.credit_probe()):
             self._worker_notes = {kind: names[kind] for kind in ("attention", "log_probs")}
             require_registered(f"actor worker {rank}", names, LOSS)
-            if self._loss_is_ours and names["actor_loss"] != "credit_ppo_loss":
+            ours = self.config.actor_rollout_ref.actor.policy_loss.loss_mode == LOSS_MODE
+            if ours and names["actor_loss"] != "credit_ppo_loss":
                 raise RuntimeError(
                     f"actor worker {rank} trains with {names['actor_loss']}, not credit_ppo_loss"
                 )
 
     def fit(self, agent_loop_manager):
         self._check_workers(agent_loop_manager)
-        self._note_idle()
+        if self.config.trainer.total_training_steps is None:
+            steps = self.total_training_steps  # known only here, because they follow from the data
+            length = f"{steps} steps (trainer.total_epochs={self.config.trainer.total_epochs})"
+            for line in without_effect_in(self.config, self.settings, steps, length):
+                events.note(self.run_dir, "idle", f"without effect: {line}")
         super().fit(agent_loop_manager)
 
     def _check_workers(self, agent_loop_manager) -> None:
@@ -131,19 +129,6 @@ class CreditSteps(EvaluatingTrainer, ProbingTrainer, RecordedTrainer):
             if text:
                 events.note(self.run_dir, kind, text)
 
-    def _note_idle(self) -> None:
-        """Notes settings without effect when the run's length follows from its data, because it is known only here."""
-        if self.config.trainer.total_training_steps is not None:
-            return  # `train` has noted it before the start
-        steps = self.total_training_steps
-        length = f"{steps} steps (trainer.total_epochs={self.config.trainer.total_epochs})"
-        for line in without_effect_in(self.config, self.settings, steps, length):
-            events.note(self.run_dir, "idle", f"without effect: {line}")
-
-    @property
-    def _loss_is_ours(self) -> bool:
-        return self.config.actor_rollout_ref.actor.policy_loss.loss_mode == LOSS_MODE
-
     # --- one step --------------------------------------------------------------------------------
 
     def _fetch_one_gen_batch(self):
@@ -153,8 +138,11 @@ class CreditSteps(EvaluatingTrainer, ProbingTrainer, RecordedTrainer):
         first = issued if step == self.global_steps else 0
         self._issued = (self.global_steps, first + len(batch))
         names = [f"{self.config.seed}/{self.global_steps}/{i}" for i in range(first, first + len(batch))]
-        uids = np.array([str(uuid.uuid5(uuid.NAMESPACE_OID, name)) for name in names], dtype=object)
-        return _with_uids(batch, uids)
+        batch.pop("uid")
+        tu.assign_non_tensor_stack(
+            batch, "uid", [str(uuid.uuid5(uuid.NAMESPACE_OID, name)) for name in names]
+        )
+        return batch
 
     def on_sample_begin(self):
         super().on_sample_begin()
@@ -172,12 +160,16 @@ class CreditSteps(EvaluatingTrainer, ProbingTrainer, RecordedTrainer):
             columns = [name for signal in self.credit.signals for name in signal.columns]
             self._turns = store.fetch_turn_batch(batch, columns)
             batch = store.write_tokens(batch, {TURN_IDS: self._turns.turn_ids_B_T})
-            self._check_faults(self._turns, metrics)
+            metrics.update(row_metrics(self._turns))
+            real = zip(self._turns.records, self._turns.is_padding, strict=True)
+            faults = [record["tool_fault"] for record, pad in real if not pad]
+            # verl's own estimators cannot leave out a row, so with them no fault is tolerated.
+            tolerated = self.config.faults.max_tool_faults if self.settings.turn_estimator else 0.0
+            check_tool_faults(Counter(filter(None, faults)), len(faults), tolerated, self.config.search.url)
             budget = self.config.search.max_new_tokens
             self._note_once("turn_length", cut_note(metrics[TURNS_CUT], self.global_steps, budget))
-            plan = plan_gains(
-                self._turns, self.settings, self.tokenizer, scored=self.settings.scores_at(self.global_steps)
-            )
+            scored = self.settings.scores_at(self.global_steps)
+            plan = plan_gains(self._turns, self.settings, self.tokenizer, scored=scored)
             forward = TrainerForward(batch, self.actor_rollout_wg, self.config)
             if plan.scored:
                 plan = plan.scorer.before_forward(plan, forward)
@@ -185,14 +177,8 @@ class CreditSteps(EvaluatingTrainer, ProbingTrainer, RecordedTrainer):
         forward.ran(super()._compute_old_log_prob(forward.batch, metrics))
         forward_s = time.perf_counter() - start
         with marked_timer("info_gain", self.timing_raw):
-            self._inputs = step_inputs(
-                self.credit,
-                plan,
-                forward,
-                metrics,
-                step=self.global_steps,
-                planned_steps=self.planned_steps,
-            )
+            at = {"step": self.global_steps, "planned_steps": self.planned_steps}
+            self._inputs = step_inputs(self.credit, plan, forward, metrics, **at)
         if plan.scored:
             metrics.update(plan.scorer.cost(plan, self.timing_raw["info_gain"], forward_s))
         return forward.batch
@@ -202,14 +188,6 @@ class CreditSteps(EvaluatingTrainer, ProbingTrainer, RecordedTrainer):
         if text and kind not in self._noted:
             events.note(self.run_dir, kind, text)
             self._noted.add(kind)
-
-    def _check_faults(self, turns: TurnBatch, metrics) -> None:
-        metrics.update(row_metrics(turns))
-        records = [record for record, pad in zip(turns.records, turns.is_padding, strict=True) if not pad]
-        # verl's own estimators cannot leave out a row, so with them no fault is tolerated.
-        tolerated = self.config.faults.max_tool_faults if self.settings.turn_estimator else 0.0
-        faults = Counter(record["tool_fault"] for record in records if record["tool_fault"])
-        check_tool_faults(faults, len(records), tolerated, self.config.search.url)
 
     def _compute_advantage(self, batch, metrics):
         inputs, stage = self._inputs, self.credit.stage
@@ -257,11 +235,3 @@ class CreditTrainer(CreditSteps, PPOTrainerSync):
     """Every step trains on rollouts of its own weights."""
 
     VERL_MODE = "sync"
-
-
-def _with_uids(batch: TensorDict, uids: np.ndarray) -> TensorDict:
-    from verl.utils import tensordict_utils as tu
-
-    batch.pop("uid")
-    tu.assign_non_tensor_stack(batch, "uid", uids.tolist())
-    return batch

@@ -16,18 +16,12 @@ from verl_credit.names import AGENT_NAME, AGENTS
 from verl_credit.recipe.agent_loops import own_loops, tools_given
 from verl_credit.recipe.rules.own import OWN, load_own, refuse_what_is_no_operator, try_operator
 from verl_credit.redact import redact_value
-from verl_credit.turns.anchors import ANCHORS
-from verl_credit.turns.anchors import KEY as ANCHOR
+from verl_credit.turns.assign import ANCHOR_KEY as ANCHOR
+from verl_credit.turns.assign import ANCHORS
 from verl_credit.turns.scorers import SCORERS
-from verl_credit.turns.signals import (
-    COLUMN,
-    SIGNALS,
-    GroupSignal,
-    Trajectory,
-    TrajectorySignal,
-    Turn,
-    find_signal,
-)
+from verl_credit.turns.signals.known import COLUMN, SIGNALS, find_signal
+from verl_credit.turns.signals.own import GroupSignal, TrajectorySignal
+from verl_credit.turns.signals.signal import Trajectory, Turn
 
 MODE, PARAMS = "algorithm.info_gain_norm_mode", "algorithm.turn_params"
 SIGNAL, SEVERAL = "algorithm.turn_signal", "algorithm.turn_signals"

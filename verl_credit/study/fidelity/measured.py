@@ -8,7 +8,7 @@ from typing import Protocol
 
 from omegaconf import DictConfig
 
-from verl_credit.turns.batch import TurnBatch
+from verl_credit.turns.book import TurnBatch
 from verl_credit.turns.scorers import Forward
 from verl_credit.worlds.rollouts.protocol import State
 from verl_credit.worlds.rollouts.rollout import Groups, Start, Trajectory

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 
 from verl_credit.errors import PreflightError
-from verl_credit.turns.batch import TurnBatch
-from verl_credit.turns.book import RowRecord
+from verl_credit.turns.book import RowRecord, TurnBatch
 from verl_credit.turns.requests import turn_spans
 from verl_credit.worlds.rollouts.protocol import Protocol, State, Step
 from verl_credit.worlds.rollouts.rollout import Trajectory

@@ -19,7 +19,7 @@ from verl_credit.policy.packed import PackedPolicy
 from verl_credit.study.fidelity.rows import turn_batch
 from verl_credit.study.forward import PackedRows
 from verl_credit.study.probe.checkpoint import build_model, read_checkpoint
-from verl_credit.turns.batch import TurnBatch
+from verl_credit.turns.book import TurnBatch
 from verl_credit.turns.scorers import Forward
 from verl_credit.worlds.lab.retrieval import LocalRetriever
 from verl_credit.worlds.rollouts.protocol import Limits, Protocol, State

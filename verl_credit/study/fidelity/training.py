@@ -13,11 +13,12 @@ from verl_credit.errors import ConfigError, IntegrityError
 from verl_credit.names import ADV_ESTIMATOR
 from verl_credit.records.report.again import TurnTables
 from verl_credit.study.fidelity.mode_credit import Credit, nested
-from verl_credit.turns.anchors import anchor_table
-from verl_credit.turns.assign import CreditRun, assign, step_inputs
-from verl_credit.turns.batch import TurnBatch
+from verl_credit.turns.assign import CreditRun, anchor_table, assign, step_inputs
+from verl_credit.turns.book import TurnBatch
 from verl_credit.turns.gains import gains_of, plan_gains, score_answers
-from verl_credit.turns.signals import Signal, StepRows, TrajectorySignal, signals_of
+from verl_credit.turns.signals.known import signals_of
+from verl_credit.turns.signals.own import TrajectorySignal
+from verl_credit.turns.signals.signal import Signal, StepRows
 from verl_credit.turns.token_stage import TokenStage
 from verl_credit.worlds.rollouts.rollout import Groups
 

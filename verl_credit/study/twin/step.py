@@ -15,7 +15,7 @@ from verl_credit.policy.families import families
 from verl_credit.policy.packed import PackedPolicy
 from verl_credit.study.forward import PackedForward
 from verl_credit.turns.assign import CreditRun, StepCredit, StepInputs, assign, step_inputs
-from verl_credit.turns.batch import TurnBatch
+from verl_credit.turns.book import TurnBatch
 from verl_credit.turns.gains import plan_gains
 from verl_credit.turns.token_stage import TokenInputs
 

@@ -1,7 +1,7 @@
-"""The interface of the scorers of information gain, and the forward that the host offers to them.
+"""The interface of the scorers of information gain, the forward that the host offers to them, and the trainer's two scorers.
 
-A scorer gives the mean log-prob of the gold tokens after every context of a step. It is one file here and an entry in
-`SCORERS`; other code uses only its attributes and methods.
+A scorer gives the mean log-prob of the gold tokens after every context of a step. It is a class and an entry in `SCORERS`;
+other code uses only its attributes and methods.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ from typing import ClassVar, Protocol
 
 import torch
 
-from verl_credit.config.resolved import Config
-from verl_credit.config.settings import CreditSettings
-from verl_credit.turns.answer import PseudoAnswer
-from verl_credit.turns.batch import TurnBatch
-from verl_credit.turns.book import RowRecord
+from verl_credit.config.fit import SHORT_ANSWER, turns_at_most
+from verl_credit.config.resolved import Config, select
+from verl_credit.config.settings import ATTENTION, CreditSettings
+from verl_credit.errors import ConfigError, IntegrityError
+from verl_credit.policy.attention import NAMES
+from verl_credit.turns.book import RowRecord, TurnBatch
 from verl_credit.turns.branches import BranchPlan
-from verl_credit.turns.requests import Request
+from verl_credit.turns.requests import PseudoAnswer, Request
 
 Generate = Callable[[list[int], dict], Awaitable]
 """The rollout server: (prompt, sampling parameters) -> its output."""
@@ -128,3 +129,95 @@ class Scorer(ABC):
     @abstractmethod
     def says(self, config: Config, settings: CreditSettings) -> str:
         """The cost in words, for `explain`."""
+
+
+class RowScorer(Scorer):
+    """Scores an ordinary row per context. It is exact and costs O(turns x length) tokens; tests compare others with it."""
+
+    name = "rows"
+
+    def score(self, plan: GainPlan, forward: Forward) -> torch.Tensor:
+        turns, rows = plan.turns, {request.row for request in plan.requests}
+        ids_of = {row: turns.prompt_ids[row] + turns.response_ids[row] for row in rows}
+        return forward.score_rows([ScoreRow(tuple(ids_of[r.row][: r.base]), r.answer) for r in plan.requests])
+
+    def says(self, config: Config, settings: CreditSettings) -> str:
+        rows = config.data.train_batch_size * config.actor_rollout_ref.rollout.n
+        contexts = turns_at_most(config)[1]
+        if contexts is None:
+            return "one more row per context and alias through compute_log_prob"
+        return f"up to {contexts} more rows per trajectory and alias through compute_log_prob: {rows * contexts} a step"
+
+
+SCORER = "algorithm.info_gain_scorer"
+BYPASS = "algorithm.rollout_correction.bypass_mode"
+
+
+class BranchScorer(Scorer):
+    """Answers are appended to their rows in the old_log_probs forward (`turns/branches.py`)."""
+
+    name = "branch"
+    rides = True
+
+    def needs(self, config: Config) -> None:
+        rows = "or algorithm.info_gain_scorer=rows"
+        if select(config, ATTENTION) not in NAMES:
+            use = f"only {', '.join(NAMES)} let an answer see its own context alone; set {ATTENTION}=auto, {rows}"
+            raise ConfigError.of(config, ATTENTION, SCORER, accepted=use)
+        if select(config, BYPASS):
+            use = f"answers ride on the old_log_probs forward, which is then not made; set bypass_mode=false, {rows}"
+            raise ConfigError.of(config, BYPASS, SCORER, accepted=use)
+
+    def answers_behind_row(self, config: Config) -> int:
+        return turns_at_most(config)[1] or 1  # of no limit: the bare prompt's
+
+    def before_forward(self, plan: GainPlan, forward: Forward) -> GainPlan:
+        plan = fit_branches(plan, forward.budget)
+        forward.carry(plan.branches.field())
+        return plan
+
+    def score(self, plan: GainPlan, forward: Forward) -> torch.Tensor:
+        return plan.branches.scores(forward.carried())
+
+    def cost(self, plan: GainPlan, around_s: float, forward_s: float) -> dict[str, float]:
+        """The seconds hold the branches' share, by tokens, of the forward's seconds: an estimate."""
+        branch = sum(plan.branches.tokens_B)
+        rows = sum(map(len, plan.turns.prompt_ids)) + sum(map(len, plan.turns.response_ids))
+        share = branch / max(1, branch + rows)
+        return {"credit/gain/seconds": around_s + share * forward_s, "credit/gain/branch_token_share": share}
+
+    def says(self, config: Config, settings: CreditSettings) -> str:
+        contexts, length = (
+            turns_at_most(config)[1],
+            config.data.max_prompt_length + config.data.max_response_length,
+        )
+        answers = "an answer per context and alias rides behind its row of old_log_probs"
+        if contexts is not None:
+            answers = (
+                f"up to {contexts} answers per alias ride behind each row of old_log_probs; with {SHORT_ANSWER} tokens each "
+                f"they are {contexts * SHORT_ANSWER / length:.1%} of the tokens of a full row"
+            )
+        return f"no forward of its own: {answers} (attention: {settings.attention})"
+
+
+def fit_branches(plan: GainPlan, budget: int | None) -> GainPlan:
+    """The plan whose rows, answers included, fit ``budget`` tokens (None: any number does).
+
+    An answer that does not fit is a failed score: the run stops here and names the key, or with
+    ``info_gain_on_error=zero`` goes on.
+    """
+    if budget is None:
+        return plan
+    length_B = [len(p) + len(r) for p, r in zip(plan.turns.prompt_ids, plan.turns.response_ids, strict=True)]
+    needed = max(n + more for n, more in zip(length_B, plan.branches.tokens_B, strict=True))
+    if needed <= budget:
+        return plan
+    if plan.settings.algorithm.info_gain_on_error == "raise":
+        masked = len(plan.requests) > plan.n_gains
+        what = "what is scored behind it" if masked else "its answers"
+        other = "drop leaves out turns" if masked else "zero counts gains"
+        raise IntegrityError(
+            f"actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu={budget} cannot hold a row and {what}: {needed} "
+            f"tokens. algorithm.info_gain_on_error={other} that do not fit{'' if masked else ' as 0'} instead"
+        )
+    return replace(plan, branches=plan.branches.fitted(length_B, budget))

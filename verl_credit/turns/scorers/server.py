@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import torch
 
@@ -50,7 +49,12 @@ class ServerScorer(Scorer):
         record.score_span = [begin, time.time()]
 
     def score(self, plan: GainPlan, forward: Forward) -> torch.Tensor:
-        return scores_of_records(plan.requests, plan.turns.records)
+        """The scores in the agent loops' records; NaN where a row lacks one."""
+        scores_B = [
+            {(k, alias): value for k, alias, value in record["scores"]} for record in plan.turns.records
+        ]
+        values = [scores_B[r.row].get((r.column, r.alias), math.nan) for r in plan.requests]
+        return torch.tensor(values, dtype=torch.float64)
 
     def n_scored(self, plan: GainPlan) -> int:
         """Every trajectory requests its own scores."""
@@ -61,10 +65,12 @@ class ServerScorer(Scorer):
         this is the most that scoring can have cost. ``request_seconds``: the same, summed over trajectories."""
         records = zip(plan.turns.records, plan.turns.is_padding, strict=True)
         spans = [record["score_span"] for record, pad in records if not pad and record.get("score_span")]
-        return {
-            "credit/gain/seconds": around_s + covered_seconds(spans),
-            "credit/gain/request_seconds": sum(end - begin for begin, end in spans),
-        }
+        covered, until = 0.0, -math.inf  # the length of the union of the spans
+        for begin, end in sorted(spans):
+            covered += max(0.0, end - max(begin, until))
+            until = max(until, end)
+        request_s = sum(end - begin for begin, end in spans)
+        return {"credit/gain/seconds": around_s + covered, "credit/gain/request_seconds": request_s}
 
     def says(self, config: Config, settings: CreditSettings) -> str:
         contexts = turns_at_most(config)[1]
@@ -72,12 +78,6 @@ class ServerScorer(Scorer):
         prompts += " and alias to the replica that wrote it"
         own = config.actor_rollout_ref.rollout.name == ROLLOUT_NAME  # it has no prefix cache
         return prompts if own else f"{prompts}, cheap where its prefix cache still has them"
-
-
-class Unbelieved(NamedTuple):
-    """Why an answer of the server gives no score."""
-
-    reason: str
 
 
 async def server_score(
@@ -95,29 +95,23 @@ async def server_score(
     prompt = [*context, *token_ids]
     if why := does_not_fit(len(context), len(token_ids), max_model_len):
         raise ValueError(why)
-    scores: list[float | Unbelieved] = []
+    params = {"max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0, "detokenize": False}
+    reasons: list[str] = []
     for skip_cache in (False, True):
-        output = await generate(
-            prompt,
-            {
-                "max_tokens": 1,
-                "temperature": 1.0,
-                "prompt_logprobs": 0,
-                "detokenize": False,
-                "skip_reading_prefix_cache": skip_cache,
-            },
-        )
-        scores.append(read_score(output, prompt, n_gold, cacheless=skip_cache))
-        if not isinstance(scores[-1], Unbelieved):
-            return scores[-1]
+        output = await generate(prompt, params | {"skip_reading_prefix_cache": skip_cache})
+        score = read_score(output, prompt, n_gold, cacheless=skip_cache)
+        if not isinstance(score, str):
+            return score
+        reasons.append(score)
+    with_cache, without = reasons
     raise RuntimeError(
-        "algorithm.info_gain_scorer=server: "
-        f"{scores[1].reason} without the prefix cache, and {scores[0].reason} with it"
+        f"algorithm.info_gain_scorer=server: {without} without the prefix cache, and {with_cache} with it"
     )
 
 
-def read_score(output, prompt: Sequence[int], n_gold: int, *, cacheless: bool) -> float | Unbelieved:
-    """Mean of the log-probs of the last ``n_gold`` tokens of ``prompt``, if the answer certainly holds them.
+def read_score(output, prompt: Sequence[int], n_gold: int, *, cacheless: bool) -> float | str:
+    """Mean of the log-probs of the last ``n_gold`` tokens of ``prompt``, if the answer certainly holds them; else the reason
+    why it is not believed.
 
     With n tokens, of which c came out of the prefix cache, verl's vLLM server gives a list that ends with a dummy, and
     before it one entry for each of the last tokens of the prompt:
@@ -134,32 +128,15 @@ def read_score(output, prompt: Sequence[int], n_gold: int, *, cacheless: bool) -
         fields.get(name) for name in ("prompt_logprobs", "prompt_ids", "num_cached_tokens")
     )
     if values is None or ids is None or len(values) != len(ids):
-        return Unbelieved(f"no prompt log-probs (stop reason {output.stop_reason!r})")
+        return f"no prompt log-probs (stop reason {output.stop_reason!r})"
     if cached is None and cacheless:
         cached = 0
     counts = f"{len(values)} prompt log-probs for {len(prompt)} tokens, {'?' if cached is None else cached} of them cached"
     if cached is None or len(values) not in (len(prompt), len(prompt) - cached):
-        return Unbelieved(counts)
+        return counts
     if cached > len(prompt) - 1 - n_gold:
-        return Unbelieved(f"{counts}, the answer's own among them")
+        return f"{counts}, the answer's own among them"
     end = len(values) - 1
     if [entry[0] for entry in ids[end - n_gold : end]] != list(prompt[-n_gold:]):
-        return Unbelieved(f"{counts}, which are not those of the answer's tokens")
+        return f"{counts}, which are not those of the answer's tokens"
     return math.fsum(entry[0] for entry in values[end - n_gold : end]) / n_gold
-
-
-def scores_of_records(requests: Sequence[Request], records: Sequence[dict]) -> torch.Tensor:
-    """The scores in the agent loops' records, float64 [N]; NaN, a failed score, where a row lacks one."""
-    scores_B = [{(column, alias): value for column, alias, value in record["scores"]} for record in records]
-    return torch.tensor(
-        [scores_B[r.row].get((r.column, r.alias), math.nan) for r in requests], dtype=torch.float64
-    )
-
-
-def covered_seconds(spans: Iterable[Sequence[float]]) -> float:
-    """Length of the union of [begin, end] intervals."""
-    covered, until = 0.0, float("-inf")
-    for begin, end in sorted(spans):
-        covered += max(0.0, end - max(begin, until))
-        until = max(until, end)
-    return covered

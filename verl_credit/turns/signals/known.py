@@ -1,18 +1,23 @@
-"""The built-in signals."""
+"""The built-in signals, and every signal by its name, column or dotted path."""
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import torch
 
 from verl_credit.config.keys.reads import COLUMN
-from verl_credit.config.settings import INFO_GAIN, INFOPO
+from verl_credit.config.settings import INFO_GAIN, INFOPO, CreditSettings
+from verl_credit.credit.plugins import load
 from verl_credit.errors import IntegrityError
-from verl_credit.turns.infopo import PLACEHOLDER
-from verl_credit.turns.signals.signal import Signal, StepRows
+from verl_credit.turns.gains import PLACEHOLDER
+from verl_credit.turns.signals.own import own_signal
+from verl_credit.turns.signals.signal import Signal, StepRows, Table
 
+KEY = "algorithm.turn_signal"
+_loaded = lru_cache(maxsize=16)(load)
 NOT_SCORED = "log-probs that are not finite, or no room for what is scored"
 
 
@@ -22,7 +27,7 @@ class InfoGainSignal(Signal):
     says = "how much closer the policy's own probability of the gold answer moved"
     reads = "the scorer's log-probs of the gold answer"
 
-    def rewards(self, rows: StepRows) -> tuple[torch.Tensor, torch.Tensor]:
+    def rewards(self, rows: StepRows) -> Table:
         return rows.gain_B_K.to(torch.float64), rows.has_gain_B_K
 
     def why_lost(self, record: dict) -> str:
@@ -30,7 +35,7 @@ class InfoGainSignal(Signal):
 
 
 class InfoPOSignal(Signal):
-    """The change of the policy's next response by a turn's observation (`turns/infopo.py`)."""
+    """The change of the policy's next response by a turn's observation (`turns/gains.py`)."""
 
     says = (
         "mean over the next response's tokens of log pi(token | the observation) - log pi(token | "
@@ -42,7 +47,7 @@ class InfoPOSignal(Signal):
         "(info_gain_scorer=branch), or a row of its own (rows)"
     )
 
-    def rewards(self, rows: StepRows) -> tuple[torch.Tensor, torch.Tensor]:
+    def rewards(self, rows: StepRows) -> Table:
         return self.table(rows, lambda row: rows.infopo_B[row])
 
     def why_lost(self, record: dict) -> str:
@@ -55,7 +60,7 @@ class ToolRewardSignal(Signal):
     says = "the sum of the rewards of a turn's calls; a turn whose tools returned none has no reward"
     reads = "the agent loop's turn_rewards"
 
-    def rewards(self, rows: StepRows) -> tuple[torch.Tensor, torch.Tensor]:
+    def rewards(self, rows: StepRows) -> Table:
         return self.table(rows, lambda row: rows.turns.turn_rewards[row][: rows.n_tool_turns[row]])
 
 
@@ -74,7 +79,7 @@ class ColumnSignal(Signal):
         super().__init__(name)
         self.columns = (name.removeprefix(COLUMN),)
 
-    def rewards(self, rows: StepRows) -> tuple[torch.Tensor, torch.Tensor]:
+    def rewards(self, rows: StepRows) -> Table:
         return self.table(rows, lambda row: self._values_of(rows, row))
 
     def _values_of(self, rows: StepRows, row: int) -> Any:
@@ -114,3 +119,21 @@ class ColumnSignal(Signal):
 
 
 SIGNALS = {INFO_GAIN: InfoGainSignal, INFOPO: InfoPOSignal, "tool_reward": ToolRewardSignal}
+
+
+def find_signal(name: str, params: dict, key: str = KEY) -> Signal:
+    """Raises ValueError, with the key that names it, where no signal has that name and nothing can be imported by it."""
+    if name in SIGNALS:
+        return SIGNALS[name](name)
+    if name.startswith(COLUMN):
+        return ColumnSignal(name)
+    return own_signal(name, _loaded(name, key), params)
+
+
+def signals_of(settings: CreditSettings) -> dict[Signal, float]:
+    """The signals of a run and their weights."""
+    params, key = (
+        settings.algorithm.turn_signal_params,
+        KEY + "s" * (settings.algorithm.turn_signals is not None),
+    )
+    return {find_signal(name, params, key): weight for name, weight in settings.turn_signals.items()}

@@ -11,9 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import torch
+from typing import Any
 
 from verl_credit.config.keys import TurnJudge
 from verl_credit.errors import IntegrityError
@@ -21,7 +19,7 @@ from verl_credit.redact import SECRET, redact
 from verl_credit.turns.book import RowRecord
 from verl_credit.turns.search.circuit_breaker import CircuitBreaker
 from verl_credit.turns.search.faults import backoff
-from verl_credit.turns.signals.signal import Group, Signal, StepRows, Trajectory
+from verl_credit.turns.signals.signal import Group, Signal, StepRows, Table, Trajectory
 
 _JITTER = random.Random()
 
@@ -63,9 +61,9 @@ class GroupSignal(OwnSignal):
     reads = "texts, calls, observations, tool rewards, stop reasons, outcomes and gold answers of a question's rollouts"
     cost = "a call of your function per question, in the trainer"
 
-    def rewards(self, rows: StepRows) -> tuple[torch.Tensor, torch.Tensor]:
+    def rewards(self, rows: StepRows) -> Table:
         members: dict[int, list[int]] = {}
-        for row in rows.valid_rows:
+        for row in rows.turns.valid_rows:
             members.setdefault(int(rows.group_B[row]), []).append(row)
         values_of: dict[int, Any] = {}
         for group in members.values():
@@ -95,13 +93,7 @@ class GroupSignal(OwnSignal):
         return list(values)
 
 
-class Answer(NamedTuple):
-    """A judge's rewards of one trajectory."""
-
-    rewards: list[float | None]
-    reason: str = ""
-    """Why they are missing."""
-    asked: bool = True
+Rewards = list[float | None]
 
 
 @dataclass
@@ -125,7 +117,7 @@ class TrajectorySignal(OwnSignal):
     reads = "texts, calls, observations, tool rewards, stop reason and gold answers of one rollout"
     cost = "a call of your coroutine per rollout, in the agent loop (algorithm.turn_judge)"
 
-    def rewards(self, rows: StepRows) -> tuple[torch.Tensor, torch.Tensor]:
+    def rewards(self, rows: StepRows) -> Table:
         def values_of(row: int):
             values = rows.turns.records[row].get("signals", {}).get(self.name)
             if values is None:
@@ -141,36 +133,34 @@ class TrajectorySignal(OwnSignal):
         return record.get("signal_errors", {}).get(self.name) or super().why_lost(record)
 
     def counts(self, rows: StepRows) -> dict[str, int]:
-        skipped = [
-            row
-            for row in rows.valid_rows
-            if self.name in rows.turns.records[row].get("signals_not_asked", ())
-        ]
+        records, valid = rows.turns.records, rows.turns.valid_rows
+        skipped = [row for row in valid if self.name in records[row].get("signals_not_asked", ())]
         return {"not_asked": sum(rows.n_tool_turns[row] for row in skipped)}
 
     async def ask(
         self, trajectory: Trajectory, judge: TurnJudge, gate: asyncio.Semaphore, line: Line
-    ) -> Answer:
-        """A trajectory keeps its place at the gate between its tries, so that the breaker opens early."""
+    ) -> tuple[Rewards, str, bool]:
+        """(rewards, why they are missing, whether the coroutine was called).
+
+        A trajectory keeps its place at the gate between its tries, so that the breaker opens early.
+        """
         turns = len(trajectory.tool_turns)
         if not turns:
-            return Answer([])
+            return [], "", True
         if not line.breaker.refuses:
             async with gate:
                 if (ticket := line.breaker.enter()) is not None:
                     report = line.breaker.cancelled
                     try:
-                        answer = await self._tries(trajectory, judge)
-                        report = line.breaker.failed if answer.reason else line.breaker.succeeded
+                        rewards, reason = await self._tries(trajectory, judge)
+                        report = line.breaker.failed if reason else line.breaker.succeeded
                     finally:
                         report(ticket)
-                    self._report_down(line, judge, answer.reason)
-                    return answer
-        return Answer(
-            [math.nan] * turns, f"not asked, because it failed too often just now: {line.last}", False
-        )
+                    self._report_down(line, judge, reason)
+                    return rewards, reason, True
+        return [math.nan] * turns, f"not asked, because it failed too often just now: {line.last}", False
 
-    async def _tries(self, trajectory: Trajectory, judge: TurnJudge) -> Answer:
+    async def _tries(self, trajectory: Trajectory, judge: TurnJudge) -> tuple[Rewards, str]:
         turns, reason = len(trajectory.tool_turns), ""
         index = trajectory.extra_info.get("index")
         where = "a trajectory" if index is None else f"a trajectory of the row with index {index}"
@@ -181,7 +171,7 @@ class TrajectorySignal(OwnSignal):
             try:
                 async with limit:
                     values = await self.function(trajectory, **self.params)
-                return Answer(self.checked(values, turns, where))
+                return self.checked(values, turns, where), ""
             except asyncio.CancelledError as error:
                 if asyncio.current_task().cancelling():
                     raise  # the rollout itself is cancelled
@@ -189,7 +179,7 @@ class TrajectorySignal(OwnSignal):
             except Exception as error:
                 late = isinstance(error, TimeoutError) and limit.expired()
                 reason = f"no answer within {judge.deadline_s:g} s" if late else self.message(error)
-        return Answer([math.nan] * turns, reason)
+        return [math.nan] * turns, reason
 
     def _report_down(self, line: Line, judge: TurnJudge, reason: str) -> None:
         """Print once, each time that the judge goes down, into the worker's output."""
@@ -221,10 +211,10 @@ async def ask_signals(
     for signal, answer in zip(called, answers, strict=True):
         if isinstance(answer, BaseException):
             raise answer
-        record.signals[signal.name] = answer.rewards
-        if answer.reason:
-            record.signal_errors[signal.name] = answer.reason
-        if not answer.asked:
+        record.signals[signal.name], reason, asked = answer
+        if reason:
+            record.signal_errors[signal.name] = reason
+        if not asked:
             record.signals_not_asked.append(signal.name)
 
 

@@ -1,4 +1,4 @@
-"""The interface of turn signals, and the data that they may read of a step: rows, and trajectories as text.
+"""The interface of turn signals, the data that they may read of a step, and the turn rewards of a step.
 
 A signal gives every tool turn a reward, or none. Turn modes (`credit/turn/modes/`) turn rewards into advantages. NaN is a
 missing reward (a judge that was down): no mode reads it as 0.
@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
 
+from verl_credit.config.settings import FORWARD_SIGNALS, CreditSettings
+from verl_credit.credit.groups import z_score
 from verl_credit.errors import IntegrityError
-from verl_credit.turns.batch import TurnBatch
-from verl_credit.turns.book import as_number, shown
+from verl_credit.turns.book import TurnBatch, as_number, shown
 from verl_credit.turns.reward.qa import gold_answers
 
 
@@ -111,28 +112,23 @@ class StepRows:
     """Information gain (0 where none was measured); NaN: missing."""
     has_gain_B_K: torch.Tensor
     infopo_B: Sequence[Sequence[float]] | None = None
-    """The values of each row's tool turns (`turns/infopo.py`); None: not measured."""
+    """The values of each row's tool turns (`turns/gains.py`); None: not measured."""
 
     @cached_property
     def n_tool_turns(self) -> list[int]:
         return (self.turns.n_turns_B - 1).clamp(min=0).tolist()
 
-    @property
-    def valid_rows(self) -> list[int]:
-        return self.turns.row_valid_B.nonzero().flatten().tolist()
-
     def trajectory(self, row: int) -> Trajectory:
         turns = self.turns
         ids, turn_ids = turns.response_ids[row], turns.turn_ids_B_T[row].tolist()
-        return make_trajectory(
-            turn_texts(ids, turn_ids, int(turns.n_turns_B[row]), self.decode),
-            turns.records[row],
-            turns.turn_rewards[row],
-            turns.ground_truths[row],
-            outcome=float(self.outcome_B[row]),
-            extra_info=turns.extra_infos[row],
-            scores=turns.scores[row],
-        )
+        texts = turn_texts(ids, turn_ids, int(turns.n_turns_B[row]), self.decode)
+        known = texts, turns.records[row], turns.turn_rewards[row], turns.ground_truths[row]
+        more = {"extra_info": turns.extra_infos[row], "scores": turns.scores[row]}
+        return make_trajectory(*known, outcome=float(self.outcome_B[row]), **more)
+
+
+Table = tuple[torch.Tensor, torch.Tensor]
+"""(reward_B_K, has_reward_B_K)"""
 
 
 class Signal(ABC):
@@ -148,7 +144,7 @@ class Signal(ABC):
         self.name = name
 
     @abstractmethod
-    def rewards(self, rows: StepRows) -> tuple[torch.Tensor, torch.Tensor]:
+    def rewards(self, rows: StepRows) -> Table:
         """(reward_B_K, has_reward_B_K); NaN with has_reward True is a missing reward."""
 
     def why_lost(self, record: dict) -> str:
@@ -159,13 +155,11 @@ class Signal(ABC):
         """Further counts of a step, by the last part of the metric's name."""
         return {}
 
-    def table(
-        self, rows: StepRows, values_of: Callable[[int], Sequence[Any] | None]
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def table(self, rows: StepRows, values_of: Callable[[int], Any]) -> Table:
         """Rewards from one list per valid row: a number, None (no reward) or NaN (missing) for each of its tool turns."""
         reward_B_K = torch.zeros(rows.gain_B_K.shape, dtype=torch.float64)
         has_B_K = torch.zeros(rows.gain_B_K.shape, dtype=torch.bool)
-        for row in rows.valid_rows:
+        for row in rows.turns.valid_rows:
             values = self.checked(values_of(row), rows.n_tool_turns[row], f"row {row}")
             for turn, value in enumerate(values):
                 if value is not None:
@@ -186,15 +180,112 @@ class Signal(ABC):
                 f"turn signal {self.name!r} gave {len(values)} values for {where}, which has {n_tool_turns} tool turns "
                 "(the answer turn gets none)"
             )
-        return [self._number(value, f"{where}, turn {turn}") for turn, value in enumerate(values)]
+        numbers = [None if value is None else as_number(value) for value in values]
+        for turn, number in enumerate(numbers):
+            if number is not None and math.isinf(number):
+                raise IntegrityError(
+                    f"turn signal {self.name!r} gave {shown(values[turn])} for {where}, turn {turn}; expected a finite "
+                    "number, None (no reward) or NaN (a missing reward)"
+                )
+        return numbers
 
-    def _number(self, value: Any, where: str) -> float | None:
-        if value is None:
-            return None
-        number = as_number(value)
-        if math.isinf(number):
-            raise IntegrityError(
-                f"turn signal {self.name!r} gave {shown(value)} for {where}; expected a finite number, None (no reward) or "
-                "NaN (a missing reward)"
-            )
-        return number
+
+SHOWN = 8  # rows that a message names
+
+
+def step_rewards(
+    signals: dict[Signal, float],
+    settings: CreditSettings,
+    rows: StepRows,
+    *,
+    scored: bool,
+    tolerated_share: float,
+    parts: dict[str, Table] | None = None,
+    note: Callable[[str], None] = print,
+) -> tuple[torch.Tensor, torch.Tensor, dict[str, float]]:
+    """(turn_reward_B_K, turn_mask_B_K, metrics). ``scored`` False: the step has no gains and no infopo, so that the
+    others are its signals. A run's single signal is not normalised here, because turn modes do that. ``parts`` gets each
+    signal's own table by its name. ``note`` gets a message per signal about missing rewards and the first reason.
+
+    Raises IntegrityError where more than ``tolerated_share`` of a signal's rewards are missing. Information gains can be
+    missing under ``info_gain_on_error=drop`` alone.
+    """
+    active = {
+        signal: weight for signal, weight in signals.items() if scored or signal.name not in FORWARD_SIGNALS
+    }
+    if not active:
+        return torch.zeros_like(rows.gain_B_K), torch.zeros_like(rows.has_gain_B_K), {}
+    tables = {signal: signal.rewards(rows) for signal in active}
+    metrics: dict[str, float] = {}
+    tool_turns = sum(rows.n_tool_turns[row] for row in rows.turns.valid_rows)
+    for signal, (reward_B_K, has_B_K) in tables.items():
+        has_B_K = has_B_K & rows.turns.row_valid_B[:, None]
+        if parts is not None:
+            parts[signal.name] = reward_B_K, has_B_K
+        lost_B_K, name = has_B_K & reward_B_K.isnan(), f"credit/signal/{signal.name}"
+        lost, rewarded = int(lost_B_K.sum()), int(has_B_K.sum())
+        if lost:
+            reasons = _why_lost(signal, lost_B_K, rows.turns.records)
+            message = f"turn signal {signal.name!r} lost {lost} of {rewarded} rewards ({reasons})"
+            if lost > tolerated_share * rewarded:
+                raise IntegrityError(
+                    f"{message}; a share of {tolerated_share:g} is tolerated (faults.max_lost_rewards)"
+                )
+            note(message)
+        metrics[turns_with(signal.name)] = rewarded
+        metrics[turns_without(signal.name)] = tool_turns - rewarded
+        metrics[f"{name}/lost"] = lost
+        metrics |= {f"{name}/{counted}": count for counted, count in signal.counts(rows).items()}
+        known = reward_B_K[has_B_K & reward_B_K.isfinite()]
+        if len(known):
+            metrics |= {f"{name}/mean": known.mean().item(), f"{name}/std": known.std(correction=0).item()}
+    normalise = settings.algorithm.turn_signal_normalise if len(signals) > 1 else "none"
+    return *combined(tables, active, rows, normalise), metrics
+
+
+def _why_lost(signal: Signal, lost_B_K: torch.Tensor, records: list[dict]) -> str:
+    """The first reason and its rows."""
+    places: dict[str, list[int]] = {}
+    for row in lost_B_K.any(dim=1).nonzero().flatten().tolist():
+        places.setdefault(signal.why_lost(records[row]), []).append(row)
+    (reason, first), *others = places.items()
+    listed = ", ".join(map(str, first[:SHOWN])) + (f" and {len(first) - SHOWN} more" if first[SHOWN:] else "")
+    more = f"; {sum(len(each) for _, each in others)} more for other reasons" if others else ""
+    return f"{reason}; rows {listed}{more}"
+
+
+def turns_with(name: str) -> str:
+    """The metric that counts the turns with a signal's reward, also a missing one."""
+    return f"credit/signal/{name}/turns"
+
+
+def turns_without(name: str) -> str:
+    """The metric that counts the other tool turns."""
+    return f"credit/signal/{name}/without"
+
+
+def combined(
+    tables: Mapping[Signal, Table], weights: Mapping[Signal, float], rows: StepRows, normalise: str
+) -> Table:
+    """(reward_B_K, has_reward_B_K): sum over signals of weight times reward.
+
+    normalise="group": each signal is z-scored over the prompt's turns that have it, before it is weighed; a signal that is
+    equal everywhere then adds 0. A turn that lacks a signal gets the others: 0 is that signal's mean. "none": signals are
+    added as they are, for turns that have all of them: 0 would be a reward, and perhaps the best reward.
+    A turn whose reward is missing in one signal has none in the sum.
+    """
+    total_B_K = torch.zeros_like(rows.gain_B_K, dtype=torch.float64)
+    together, start = (torch.logical_or, False) if normalise == "group" else (torch.logical_and, True)
+    sum_B_K = torch.full_like(rows.has_gain_B_K, start)
+    for signal, (reward_B_K, has_B_K) in tables.items():
+        known_B_K = has_B_K & reward_B_K.isfinite()
+        part_B_K = torch.where(known_B_K, reward_B_K.to(torch.float64), 0.0)
+        if normalise == "group":
+            group_B_K = rows.group_B[:, None].expand_as(part_B_K)
+            member_B_K = known_B_K & rows.turns.row_valid_B[:, None]
+            z_N = z_score(part_B_K.flatten(), group_B_K.flatten(), member_N=member_B_K.flatten())
+            part_B_K = z_N.view_as(part_B_K)
+        missing_B_K = has_B_K & ~known_B_K
+        total_B_K = total_B_K + weights[signal] * torch.where(missing_B_K, torch.nan, part_B_K)
+        sum_B_K = together(sum_B_K, has_B_K)
+    return torch.where(sum_B_K, total_B_K, 0.0), sum_B_K

@@ -6,8 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from verl_credit.turns.reward.boxed import number
-from verl_credit.turns.reward.qa import BOXED, exact_match, extract_answer, normalize_answer
+from verl_credit.turns.reward.qa import BOXED, exact_match, extract_answer, normalize_answer, number
 
 # Why a record is dropped; the report has a line for each.
 UNREADABLE = "unreadable"

@@ -19,8 +19,13 @@ from verl_credit.config.keys import AUTO
 from verl_credit.config.settings import CreditSettings
 from verl_credit.errors import PreflightError
 from verl_credit.recipe.doctor.inputs.data import Row
-from verl_credit.turns.answer import PseudoAnswer, assistant_header, auto_template
-from verl_credit.turns.requests import aliases_that_count, writer_of
+from verl_credit.turns.requests import (
+    AnswerWriter,
+    PseudoAnswer,
+    aliases_that_count,
+    assistant_header,
+    auto_template,
+)
 from verl_credit.turns.reward.qa import stated_form
 from verl_credit.turns.scorers import SCORERS
 
@@ -85,7 +90,7 @@ class _Counter:
     """Counts the tokens that the answers of a row add to one of its contexts."""
 
     def __init__(self, tokenizer, settings: CreditSettings):
-        self.writer = writer_of(tokenizer, settings)
+        self.writer = AnswerWriter(tokenizer, settings)
         header = assistant_header(tokenizer, settings.chat_template_kwargs)
         self.end = header  # written after every context that does not end at a call
         self.beside = 2 * len(header) + 1  # header written, tail written again, the token before
