@@ -3,9 +3,10 @@
     python evidence/reliability/mutants.py map [TESTS ...]   # which fast test runs which line; these files or folders anew
     python evidence/reliability/mutants.py run [--count 100] # of each half; what mutants.jsonl holds is not tried again
     python evidence/reliability/mutants.py again [TEXT ...]  # the survivors once more, with TEXT in FILE:LINE
+    python evidence/reliability/mutants.py retry             # every recorded one in today's tree, wherever its line is now
     python evidence/reliability/mutants.py table
 
-With --seed 21 the last three are about another draw, whose record is mutants_21.jsonl.
+With --seed 21 the last four are about another draw, whose record is mutants_21.jsonl.
 
 `map` needs coverage.py. All of it happens in a copy of the tree, one process at a time.
 """
@@ -29,6 +30,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from difflib import SequenceMatcher
 from importlib.metadata import entry_points
 from pathlib import Path
 
@@ -304,6 +306,52 @@ def again(words: list[str], seed: int) -> None:
                 _keep(rows, "w", record, row)
 
 
+def retry(seed: int) -> None:
+    """Tries every recorded mutant in the tree as it is now; build/mutants/ gets the verdicts, and keeps what is done.
+
+    A line that moved is found by its text, and one that was written anew by the place that is most like it.
+    """
+    line_map, record = read_map(), MAP.with_name(f"retried_{seed}.jsonl")
+    rows = recorded(record)
+    with copied_tree() as tree:
+        for half in HALVES:
+            _load(half)
+            candidates = drawn(half, 10**9, seed)
+            for row in (row for row in recorded(record_of(seed)) if row["half"] == half):
+                was = {
+                    "was": row["verdict"],
+                    **{f"{name}_was": row[name] for name in ("file", "line", "before", "after")},
+                }
+                if any(all(one[name] == value for name, value in was.items()) for one in rows):
+                    continue
+                place = most_like(row, candidates)
+                found = (
+                    attempt(tree, place, line_map)
+                    if place
+                    else {"verdict": "not there", "by": None, "seconds": 0.0}
+                )
+                rows.append({"half": half, **(asdict(place) if place else row), **was, **found})
+                _keep(rows, "w", record)
+    for half in HALVES:
+        own = [row for row in rows if row["half"] == half]
+        counts = {name: Counter(row[name] for row in own) for name in ("was", "verdict")}
+        print(f"{half}: was {dict(counts['was'])}, is {dict(counts['verdict'])}")
+
+
+def most_like(row: dict, candidates: list[Place]) -> Place | None:
+    """The place with the same kind of fault whose line is most like the recorded one; None below a likeness of .75."""
+    wanted = f"{row['before'].strip()}\n{row['after'].strip()}"
+
+    def likeness(place: Place) -> tuple[float, bool]:
+        text = f"{place.before.strip()}\n{place.after.strip()}"
+        matcher = SequenceMatcher(None, text, wanted, autojunk=False)
+        close = matcher.real_quick_ratio() >= 0.75 and matcher.quick_ratio() >= 0.75
+        return matcher.ratio() if close else 0.0, Path(place.file).name == Path(row["file"]).name
+
+    best = max((place for place in candidates if place.kind == row["kind"]), key=likeness)
+    return best if likeness(best)[0] >= 0.75 else None
+
+
 def where_it_is_now(row: dict) -> int:
     """The number of the mutant's line, which later commits may have moved. Raises ValueError when it is not there."""
     lines = (ROOT / row["file"]).read_text().splitlines()
@@ -364,7 +412,7 @@ def main() -> None:
     drawing.add_argument("--half", choices=HALVES)
     trying = commands.add_parser("again")
     trying.add_argument("words", nargs="*")
-    for command in (drawing, trying, commands.add_parser("table")):
+    for command in (drawing, trying, commands.add_parser("retry"), commands.add_parser("table")):
         command.add_argument("--seed", type=int, default=SEED)
     chosen = parser.parse_args()
     match chosen.command:
@@ -374,6 +422,8 @@ def main() -> None:
             run(chosen.count, [chosen.half] if chosen.half else list(HALVES), chosen.seed)
         case "again":
             again(chosen.words, chosen.seed)
+        case "retry":
+            retry(chosen.seed)
         case "table":
             table(chosen.seed)
 
