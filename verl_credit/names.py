@@ -66,6 +66,8 @@ MOVED = {
     "verl_credit.plan": "verl_credit.recipe.plan",
     "verl_credit.probe": "verl_credit.study.probe",
     "verl_credit.real": "verl_credit.worlds.real",
+    "verl_credit.records.lineage.locked": "verl_credit.records.lineage.store",
+    "verl_credit.records.lineage.rule": "verl_credit.records.lineage.trial",
     "verl_credit.report": "verl_credit.records.report",
     "verl_credit.reward": "verl_credit.turns.reward",
     "verl_credit.run": "verl_credit.records.run",

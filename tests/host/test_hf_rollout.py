@@ -15,7 +15,7 @@ from verl_credit.host.hf_rollout.batcher import RequestBatcher, RequestRejected
 from verl_credit.host.hf_rollout.options import EngineOptions, max_model_len, sampling_params
 from verl_credit.host.hf_rollout.server import HFReplica, HFServer
 from verl_credit.host.hf_rollout.sync import WeightError, WeightSink, WeightSource
-from verl_credit.policy.generation.generator import Generation, SamplingParams
+from verl_credit.policy.generation import Generation, SamplingParams
 
 # --- weights ---
 

@@ -100,13 +100,8 @@ def token_values(
     inplace_backward: bool = False,
 ) -> dict[str, torch.Tensor]:
     """``log_probs`` and, with ``entropy``, that too: [T] each, under the names of a model's outputs in verl."""
-    if not entropy:
-        log_prob_T = log_probs_from_logits(
-            logits_T_V, labels_T, temperature_T, inplace_backward=inplace_backward
-        )
-        return {"log_probs": log_prob_T}
-    values = log_probs_and_entropy(logits_T_V, labels_T, temperature_T, inplace_backward=inplace_backward)
-    return dict(zip(("log_probs", "entropy"), values, strict=True))
+    values = _Chunked.apply(logits_T_V, labels_T, temperature_T, entropy, inplace_backward, None)
+    return dict(zip(("log_probs", "entropy") if entropy else ("log_probs",), values, strict=False))
 
 
 def entropy_from_logits(

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 from verl.utils.torch_dtypes import PrecisionType
 from verl.workers.config import HFModelConfig, RolloutConfig
 
-from verl_credit.policy.generation.sampling import SamplingParams
+from verl_credit.policy.sampling import SamplingParams
 
 _ACCEPTED = (
     "temperature", "top_p", "top_k", "seed", "max_tokens", "max_new_tokens", "stop_token_ids", "ignore_eos",

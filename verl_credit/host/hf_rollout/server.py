@@ -13,7 +13,7 @@ from verl_credit.host.hf_rollout.batcher import RequestBatcher, RequestRejected
 from verl_credit.host.hf_rollout.options import EngineOptions, build_model, eos_token_ids, max_model_len
 from verl_credit.host.hf_rollout.options import sampling_params as read_sampling_params
 from verl_credit.host.hf_rollout.sync import WeightError, WeightSink, server_name
-from verl_credit.policy.generation.generator import BatchGenerator
+from verl_credit.policy.generation import BatchGenerator
 
 
 class HFServer:

@@ -12,7 +12,7 @@ import torch
 
 from verl_credit.config.settings import INFO_GAIN
 from verl_credit.credit.groups import group_counts
-from verl_credit.records.run.notes import ROWS_LEFT_OUT, TURNS_CUT
+from verl_credit.records.run.events import ROWS_LEFT_OUT, TURNS_CUT
 from verl_credit.turns.assign import StepCredit
 from verl_credit.turns.batch import TurnBatch
 from verl_credit.turns.book import STOP_REASONS

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from enum import StrEnum
 from functools import cache
 
 import torch
@@ -17,14 +16,6 @@ BACKENDS: dict[str, str | None] = {"cpu": None}
 """The compiler by kind of device, by default inductor; None runs uncompiled."""
 
 _trying: list[bool] = []
-
-
-class Purpose(StrEnum):
-    """Each purpose is compiled separately, with its own limit."""
-
-    TRIAL = "trial"
-    FORWARD = "forward"  # without gradients
-    TRAINING = "training"
 
 
 @contextmanager
@@ -44,8 +35,7 @@ def flex(query, key, value, pack: Pack, *, scaling, window=None, softcap=None, d
     if dropout:
         raise ValueError(f"attention dropout of {dropout}: FlexAttention has none; set attention_dropout=0")
     mask = pack.once(("block", window, query.device), lambda: block_mask(pack, window, query.device))
-    purpose = Purpose.TRAINING if torch.is_grad_enabled() else Purpose.FORWARD
-    purpose = Purpose.TRIAL if _trying else purpose
+    purpose = "trial" if _trying else "training" if torch.is_grad_enabled() else "forward"
     backend = BACKENDS.get(query.device.type, "inductor")
     attend = function_for(purpose, backend, scaling, softcap, query.shape[1] > key.shape[1])
     try:
@@ -74,8 +64,8 @@ def _dynamo():
 
 
 @cache
-def function_for(purpose: Purpose, backend: str | None, scaling: float, softcap: float | None, gqa: bool):
-    """A function with its own code object, because Dynamo counts compilations per code object.
+def function_for(purpose: str, backend: str | None, scaling: float, softcap: float | None, gqa: bool):
+    """A function with its own code object, because Dynamo counts compilations, with a limit, per code object.
 
     Numbers are constants in it; sizes are not.
     """

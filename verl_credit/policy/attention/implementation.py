@@ -70,30 +70,28 @@ def attention(
     **others,
 ) -> tuple[torch.Tensor, None]:
     """The function that transformers calls in every layer. Raises for calls that it would compute wrongly."""
+    name = f"attn_implementation={implementation}"
     if credit_pack is None:
         raise RuntimeError(
-            f"attn_implementation={implementation} got no {PACK}: it works only in verl_credit's engine with "
-            "use_remove_padding=True; use sdpa or flash_attention_2 elsewhere"
+            f"{name} got no {PACK}: it works only in verl_credit's engine with use_remove_padding=True; use sdpa or "
+            "flash_attention_2 elsewhere"
         )
     if attention_mask is not None:
-        raise RuntimeError(f"attn_implementation={implementation} got a mask, but takes only a {PACK}")
+        raise RuntimeError(f"{name} got a mask, but takes only a {PACK}")
     if query.shape[0] != 1 or query.shape[2] != credit_pack.length:
         raise RuntimeError(
-            f"attn_implementation={implementation} got {query.shape[0]} x {query.shape[2]} tokens for a pack of "
-            f"{credit_pack.length}: is a sequence-parallel size above 1 set?"
+            f"{name} got {query.shape[0]} x {query.shape[2]} tokens for a pack of {credit_pack.length}: is a "
+            "sequence-parallel size above 1 set?"
         )
     causal = others.get("is_causal")
     if not (getattr(module, "is_causal", True) if causal is None else causal):
-        raise NotImplementedError(
-            f"attn_implementation={implementation}: {type(module).__name__} is not causal"
-        )
-    unknown = sorted(name for name, value in others.items() if value is not None and name not in HARMLESS)
+        raise NotImplementedError(f"{name}: {type(module).__name__} is not causal")
+    unknown = sorted(key for key, given in others.items() if given is not None and key not in HARMLESS)
     if unknown:
-        raise NotImplementedError(
-            f"attn_implementation={implementation}: {type(module).__name__} passes {', '.join(unknown)}, which "
-            "would be ignored"
-        )
-    note(module, sliding_window)
+        passes = f"{type(module).__name__} passes {', '.join(unknown)}"
+        raise NotImplementedError(f"{name}: {passes}, which would be ignored")
+    if _open:
+        _open[-1][id(module)] = sliding_window
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     kernel = KERNELS[choice(implementation, query, key).kernel]
     options = {"scaling": scaling, "window": sliding_window, "softcap": softcap, "dropout": dropout}
@@ -184,11 +182,6 @@ def recorded():
         yield _open[-1]
     finally:
         _open.pop()
-
-
-def note(module, window: int | None) -> None:
-    if _open:
-        _open[-1][id(module)] = window
 
 
 def sliding_layers(text_config) -> tuple[int, str]:

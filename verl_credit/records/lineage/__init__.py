@@ -2,10 +2,9 @@
 
 from verl_credit.records.lineage.edit import RecipeEdit
 from verl_credit.records.lineage.prompt import LineageSnapshot
-from verl_credit.records.lineage.rule import Verdict, verdict
 from verl_credit.records.lineage.store import LineageError, LineageStore
 from verl_credit.records.lineage.table import Damage
-from verl_credit.records.lineage.trial import COLUMNS, FailureLabel, Trial
+from verl_credit.records.lineage.trial import COLUMNS, FailureLabel, Trial, Verdict, verdict
 
 __all__ = [
     "COLUMNS", "Damage", "FailureLabel", "LineageError", "LineageSnapshot", "LineageStore", "RecipeEdit", "Trial",

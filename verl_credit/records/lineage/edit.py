@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator
+import io
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,16 +60,7 @@ def _diff(name: str, before: Path | None, after: Path | None) -> str:
         left, right = (content.decode() for content in (old, new))
     except ValueError:  # UnicodeDecodeError is a ValueError
         return f"Binary files {a} and {b} differ\n"
-    lines = list(difflib.unified_diff(_lines(left), _lines(right), a, b))
-    return "".join(_ended(lines or [f"--- {a}\n", f"+++ {b}\n"]))  # an empty file that is new or gone
-
-
-def _lines(text: str) -> list[str]:
-    """Splits at line feeds only: ``splitlines`` also splits at eleven other characters."""
-    *lines, rest = text.split("\n")
-    return [line + "\n" for line in lines] + ([rest] if rest else [])
-
-
-def _ended(lines: list[str]) -> Iterator[str]:
-    for line in lines:
-        yield line if line.endswith("\n") else line + "\n\\ No newline at end of file\n"
+    # The parts end at line feeds only: ``splitlines`` also splits at eleven other characters.
+    lines = list(difflib.unified_diff(*(list(io.StringIO(text, "\n")) for text in (left, right)), a, b))
+    lines = lines or [f"--- {a}\n", f"+++ {b}\n"]  # an empty file that is new or gone
+    return "".join(one if one.endswith("\n") else one + "\n\\ No newline at end of file\n" for one in lines)

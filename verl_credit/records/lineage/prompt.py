@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from verl_credit.errors import one_line
-from verl_credit.records.lineage.rule import best_of, chain, keeps_of, last
-from verl_credit.records.lineage.trial import Trial
+from verl_credit.records.lineage.trial import Trial, best_of, chain, keeps_of, last
 
 NONE = "\N{EM DASH}"
 
@@ -59,39 +58,33 @@ def render(
 
 
 def _leaderboard(best: Trial | None, top: Sequence[Trial]) -> list[str]:
-    lines = ["## LEADERBOARD.md", "", "## Current Best", *(_best(best) if best else [f"*({NONE})*"]), ""]
-    lines += [f"## Top {len(top)} Kept Trials", ""]
+    current = [f"*({NONE})*"]
+    if best:
+        current = [
+            f"- **exp_id**: {_flat(best.exp_id)}",
+            f"- **core_metric**: {_metric(best.core_metric)}",
+            f"- **specialist**: {_flat(best.specialist)}",
+            f"- **hypothesis**: {_flat(_cut(best.hypothesis, 110))}",
+            *([f"- **snapshot**: {_code(best.snapshot_path)}"] if best.snapshot_path else []),
+        ]
+    lines = ["## LEADERBOARD.md", "", "## Current Best", *current, "", f"## Top {len(top)} Kept Trials", ""]
     if not top:
         return [*lines, "*(no keeps yet)*", ""]
     lines += [
         "| exp | core_metric | Δ | specialist | hypothesis |",
         "|-----|-------------|---|------------|------------|",
     ]
-    lines += [
-        _row(t.exp_id, _metric(t.core_metric), _delta(t.delta_vs_best), t.specialist, _cut(t.hypothesis, 100))
-        for t in top
-    ]
+    for t in top:
+        metric, delta = _metric(t.core_metric), _delta(t.delta_vs_best)
+        lines.append(_row(t.exp_id, metric, delta, t.specialist, _cut(t.hypothesis, 100)))
     return [*lines, ""]
-
-
-def _best(best: Trial) -> list[str]:
-    lines = [
-        f"- **exp_id**: {_flat(best.exp_id)}",
-        f"- **core_metric**: {_metric(best.core_metric)}",
-        f"- **specialist**: {_flat(best.specialist)}",
-        f"- **hypothesis**: {_flat(_cut(best.hypothesis, 110))}",
-    ]
-    if best.snapshot_path:
-        lines.append(f"- **snapshot**: {_code(best.snapshot_path)}")
-    return lines
 
 
 def _knowledge(to_best: Sequence[Trial]) -> list[str]:
     lines = []
     for place, t in enumerate(to_best):
-        branch = " └─ " if place else ""
         facts = _facts(one_line(t.specialist) or "baseline", t)
-        lines.append(f"{branch}{one_line(t.label)} {facts} {_cut(t.hypothesis, 100)}")
+        lines.append(f"{' └─ ' if place else ''}{one_line(t.label)} {facts} {_cut(t.hypothesis, 100)}")
     if lines:
         lines[-1] += " ← BEST"
     return ["## KNOWLEDGE.md", "", "**Current-best lineage** (root → best):", "```", *lines, "```", ""]
@@ -151,12 +144,7 @@ def _row(*cells: str) -> str:
 
 def _code(text: str) -> str:
     """A span of code, with as many backticks around it as it needs."""
-    text = one_line(text)
-    return f"`{text}`" if "`" not in text else f"{_ticks(text)} {text} {_ticks(text)}"
-
-
-def _ticks(text: str) -> str:
-    ticks = "`"
+    text, ticks = one_line(text), "`"
     while ticks in text:
         ticks += "`"
-    return ticks
+    return f"`{text}`" if ticks == "`" else f"{ticks} {text} {ticks}"

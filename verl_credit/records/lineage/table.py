@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import csv
 import json
-import math
 from dataclasses import dataclass
 from typing import Any
 
 from verl_credit.errors import printable
 from verl_credit.records.lineage.trial import COLUMNS, Trial
+from verl_credit.records.run.files import plain
 
 HEADER = "\t".join(COLUMNS)
 
@@ -66,7 +66,10 @@ def read_rows(content: bytes, file: str = "") -> tuple[list[Trial], list[Damage]
                     raise ValueError("a second header")
                 header = True
             elif line.strip():
-                trials.append(Trial.from_cells(_whole(cells, line)))
+                if not _is_row(cells):
+                    wrong = f"{len(cells)} cells; expected {len(COLUMNS)}"
+                    raise ValueError(cells if isinstance(cells, str) else wrong)
+                trials.append(Trial.from_cells(cells))
         except ValueError as error:
             beginning = printable(line.decode(errors="replace")[:80])
             damaged.append(Damage(file, at + 1, str(error), beginning))
@@ -111,14 +114,6 @@ def _cells(line: bytes) -> list[str] | str | None:
     return None if "unexpected end" in problem else problem
 
 
-def _whole(cells: list[str] | str, line: bytes) -> list[str]:
-    if isinstance(cells, str):
-        raise ValueError(cells)
-    if len(cells) != len(COLUMNS):
-        raise ValueError(f"{len(cells)} cells; expected {len(COLUMNS)}")
-    return cells
-
-
 # The companion: a JSON object per line, what a trial began with and what it ended with.
 
 STARTED, ENDED = "started", "ended"
@@ -131,7 +126,7 @@ def format_event(event: str, exp_id: str, facts: dict[str, Any]) -> bytes:
             f"facts of exp_id={exp_id!r} hold {', '.join(sorted(taken))}, which the store writes"
         )
     try:
-        line = json.dumps({"event": event, "exp_id": exp_id, **_finite(facts)}, allow_nan=False)
+        line = json.dumps({"event": event, "exp_id": exp_id, **plain(facts)}, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"facts of exp_id={exp_id!r}: {error}") from None
     return (line + "\n").encode("ascii")
@@ -144,26 +139,11 @@ def read_events(content: bytes, file: str) -> tuple[list[dict[str, Any]], list[D
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
-            whole = (
-                isinstance(row, dict)
-                and isinstance(row.get("exp_id"), str)
-                and isinstance(row.get("event"), str)
-            )
-            what = "" if whole else "no object with exp_id and event"
+            row, what = json.loads(line), "no object with exp_id and event"
         except (ValueError, RecursionError):
-            what = "not JSON"
-        if what:
-            damaged.append(Damage(file, number, what, printable(line[:80].decode(errors="replace"))))
-        else:
+            row, what = None, "not JSON"
+        if isinstance(row, dict) and all(isinstance(row.get(name), str) for name in ("exp_id", "event")):
             events.append(row)
+        else:
+            damaged.append(Damage(file, number, what, printable(line[:80].decode(errors="replace"))))
     return events, damaged
-
-
-def _finite(value: Any) -> Any:
-    """Numbers that JSON cannot represent become null."""
-    if isinstance(value, dict):
-        return {str(key): _finite(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(one) for one in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 
 from verl_credit.records.run.files import TRAJECTORIES, read_json_lines
-from verl_credit.records.run.old_tables import PER_TOKEN, TOKENS, TOKENS_SCHEMA
 from verl_credit.records.run.tables import (
+    PER_TOKEN,
     ROLLOUTS,
     SAMPLE_NAMES,
     SAMPLES,
+    TOKENS,
+    TOKENS_SCHEMA,
     TURNS,
     DamagedTable,
     StepTable,
@@ -27,16 +30,13 @@ _NAMES = {"text": "pieces", "log_prob": "old_log_prob"}  # the names in version 
 
 def token_steps(run_dir: Path) -> dict[int, Path]:
     """Steps of our estimator whose rollouts are kept token by token, and the file that has them."""
-    kept = {step: path for step, path in tables_of(run_dir, ROLLOUTS).items() if _may_have_credit(path)}
-    return dict(sorted((kept | tables_of(run_dir, TOKENS)).items()))
-
-
-def _may_have_credit(path: Path) -> bool:
-    """True also for a damaged file, which its reader then reports."""
-    try:
-        return bool(read_table(path, ("row",)).pipeline)
-    except DamagedTable:
-        return True
+    kept = tables_of(run_dir, TOKENS)
+    for step, path in tables_of(run_dir, ROLLOUTS).items():
+        with suppress(DamagedTable):  # the file's reader reports it
+            if not read_table(path, ("row",)).pipeline:
+                continue
+        kept.setdefault(step, path)
+    return dict(sorted(kept.items()))
 
 
 def read_tokens(path: Path) -> StepTable:
@@ -67,9 +67,7 @@ def keep_samples(run_dir: Path, step: int) -> None:
     c = table.columns
     longest: dict[int, int] = {}
     for line, group in enumerate(c["group"]):
-        before = longest.setdefault(group, line)
-        if len(c["texts"][line] or ()) > len(c["texts"][before] or ()):
-            longest[group] = line
+        longest[group] = max(longest.get(group, line), line, key=lambda one: len(c["texts"][one] or ()))
     if table.pipeline:
         columns = {name: [c[name][line] for line in sorted(longest.values())] for name in SAMPLE_NAMES}
         write_table(run_dir, SAMPLES, step, columns, table.pipeline)
