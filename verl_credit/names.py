@@ -66,6 +66,7 @@ MOVED = {
     "verl_credit.plan": "verl_credit.recipe.plan",
     "verl_credit.probe": "verl_credit.study.probe",
     "verl_credit.real": "verl_credit.worlds.real",
+    "verl_credit.records.lineage.edit": "verl_credit.records.lineage.trial",
     "verl_credit.records.lineage.locked": "verl_credit.records.lineage.store",
     "verl_credit.records.lineage.rule": "verl_credit.records.lineage.trial",
     "verl_credit.report": "verl_credit.records.report",

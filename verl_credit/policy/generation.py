@@ -174,12 +174,17 @@ class _Batch:
             self._record(step, token_B, log_prob_B)
             left = self.done_B.numel() - int(self.done_B.sum())
             if left == 0:
-                return self._results()
+                break
             if 2 * left <= self.done_B.numel():
                 token_B = self._compact(token_B)
             mask = self.visible_B_L[:, None, None, : self.width + step + 1]
             self.logits_B_V = self._forward(token_B[:, None], (self.prompt_length_B + step)[:, None], mask)
             step += 1
+        columns = (self.token_R_N, self.log_prob_R_N, self.length_R, self.stopped_R)
+        return [
+            Generation(tokens[:length], log_probs[:length], "stop" if stopped else "length")
+            for tokens, log_probs, length, stopped in zip(*(one.tolist() for one in columns), strict=True)
+        ]
 
     def _record(self, step: int, token_B: torch.Tensor, log_prob_B: torch.Tensor) -> None:
         alive_B = ~self.done_B
@@ -198,14 +203,6 @@ class _Batch:
         for name in ("row_B", "budget_B", "stop_B_S", "done_B", "visible_B_L", "prompt_length_B"):
             setattr(self, name, getattr(self, name)[keep])
         return token_B[keep]
-
-    def _results(self) -> list[Generation]:
-        columns = (self.token_R_N, self.log_prob_R_N, self.length_R, self.stopped_R)
-        rows = zip(*(column.tolist() for column in columns), strict=True)
-        return [
-            Generation(tokens[:length], log_probs[:length], "stop" if stopped else "length")
-            for tokens, log_probs, length, stopped in rows
-        ]
 
 
 def _grouped_decode(module, query, key, value, attention_mask, dropout=0.0, scaling=None, **kwargs):

@@ -17,7 +17,8 @@ from itertools import pairwise
 import torch
 from transformers import PreTrainedModel
 
-from verl_credit.policy.attention import AUTO, PACK, install, pack_rows
+from verl_credit.policy.attention.implementation import AUTO, install
+from verl_credit.policy.attention.pack import PACK, pack_rows
 from verl_credit.policy.log_probs import log_probs_from_logits, token_values
 
 Shape = list[tuple[int, int]]
@@ -102,8 +103,7 @@ def _family(rows: range, streams: list[torch.Tensor]) -> Family:
 def _shared(a: torch.Tensor, b: torch.Tensor) -> int:
     """The number of first tokens that are the same in both."""
     n = min(len(a), len(b))
-    same = a[:n] == b[:n]
-    return n if bool(same.all()) else int(same.int().argmin())
+    return int((a[:n] == b[:n]).int().cumprod(0).sum())
 
 
 class PackedPolicy:

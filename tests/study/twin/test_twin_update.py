@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from verl_credit.policy.attention import AUTO, install
+from verl_credit.policy.attention.implementation import AUTO, install
 from verl_credit.policy.packed import PackedPolicy, families
 from verl_credit.study.twin.step import Objective, UpdateBatch, update
 

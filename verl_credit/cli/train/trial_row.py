@@ -186,7 +186,8 @@ class TrialRow:
         trials: tuple[Trial, ...],
     ) -> Trial:
         """Builds the row. The store calls this under its lock, so no other trial ends meanwhile."""
-        config = self.config.lineage
+        config, algorithm = self.config.lineage, self.config.algorithm
+        turns = "info_gain_norm_mode" if algorithm.adv_estimator == ADV_ESTIMATOR else "adv_estimator"
         rule = {"threshold": config.threshold, "lower_is_better": config.lower_is_better}
         judged = verdict(metric.value, trials, **rule)
         expected = config.expected_delta
@@ -194,7 +195,7 @@ class TrialRow:
         return Trial(
             exp_id=self.exp_id,
             timestamp=self.timestamp,
-            specialist=specialist(self.config),
+            specialist=str(self.config.credit_preset or algorithm[turns]),
             parent_exp=self.parent,
             baseline_exp=next((t.exp_id for t in trials if t.status is FailureLabel.BASELINE), ""),
             domain=metric.domain,
@@ -210,12 +211,6 @@ class TrialRow:
             snapshot_path=str(snapshot) if snapshot.exists() else "",
             notes=notes(self.config, steps, planned, why or (metric.why or judged.why)),
         )
-
-
-def specialist(config: DictConfig) -> str:
-    """Names the preset, the method that assigns credit to turns, or verl's estimator."""
-    ours = config.algorithm.adv_estimator == ADV_ESTIMATOR
-    return str(config.credit_preset or config.algorithm["info_gain_norm_mode" if ours else "adv_estimator"])
 
 
 def notes(config: DictConfig, steps: dict[str, Any], planned: int | None, why: str) -> str:

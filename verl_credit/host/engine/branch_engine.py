@@ -6,7 +6,8 @@ import torch
 
 from verl_credit.host.engine.log_prob_engine import option
 from verl_credit.names import BRANCH_LOG_PROBS, BRANCHES, SCORE_BRANCHES
-from verl_credit.policy.attention import NAMES, PACK, pack_rows
+from verl_credit.policy.attention.implementation import NAMES
+from verl_credit.policy.attention.pack import PACK, pack_rows
 from verl_credit.turns.branches import decode_branches
 
 

@@ -14,7 +14,7 @@ from verl.utils.model import extract_multi_modal_inputs
 
 from verl_credit.host.engine.log_prob_engine import option, whole_vocabulary
 from verl_credit.names import SCORE_BRANCHES
-from verl_credit.policy.attention import PACK, pack_rows
+from verl_credit.policy.attention.pack import PACK, pack_rows
 from verl_credit.policy.log_probs import OURS, token_values
 from verl_credit.policy.packed import Reads, families, reads
 

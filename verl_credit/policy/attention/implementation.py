@@ -6,21 +6,18 @@ without a window, and the proof's short rows would not reveal it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
 import torch
 
 from verl_credit.policy.attention.kernels import KERNELS, TOLERANCE, Heads, trial
-from verl_credit.policy.attention.pack import Pack
+from verl_credit.policy.attention.pack import PACK, Pack, pushed
 
 AUTO = "auto"
 PREFIX = "credit_"
 NAMES = (AUTO, *(PREFIX + kernel for kernel in KERNELS))
 PREFERENCE = {"cuda": ("varlen", "sdpa", "flex")}  # others: sdpa
-PACK = "credit_pack"
 
 # Keywords that models pass on and that do not change which tokens a token sees.
 HARMLESS = ("position_ids", "position_embeddings", "cache_position", "use_cache", "output_attentions",
@@ -127,8 +124,8 @@ def choose(
     device: torch.device,
     dtype: torch.dtype,
     heads: Heads,
-    kernels: dict[str, Callable] | None = None,
-    gradients: bool = True,
+    kernels: dict = KERNELS,
+    gradients=True,
 ) -> Choice:
     """The first kernel that imports, runs here, and agrees with the definition (`trial`).
 
@@ -136,7 +133,6 @@ def choose(
     """
     if wanted not in NAMES:
         raise ValueError(f"attn_implementation={wanted!r}; expected one of {', '.join(NAMES)}")
-    kernels = KERNELS if kernels is None else kernels
     names = PREFERENCE.get(device.type, ("sdpa",)) if wanted == AUTO else (wanted.removeprefix(PREFIX),)
     passed_over: list[str] = []
     for name in names:
@@ -161,27 +157,17 @@ def chosen(implementation: str) -> list[Choice]:
     return [_chosen(*key, gradients) for key in sorted(kinds, key=str) for gradients in (False, True)]
 
 
-@contextmanager
 def forced(kernel: str):
     """Each of our names selects this kernel inside the block, for tests and benchmarks."""
-    _forced.append(named(kernel))
-    try:
-        yield
-    finally:
-        _forced.pop()
+    return pushed(_forced, named(kernel))
 
 
 _open: list[dict[int, int | None]] = []
 
 
-@contextmanager
 def recorded():
     """{id of an attention layer: the window it passed}, for every layer that attends inside the block."""
-    _open.append({})
-    try:
-        yield _open[-1]
-    finally:
-        _open.pop()
+    return pushed(_open, {})
 
 
 def sliding_layers(text_config) -> tuple[int, str]:

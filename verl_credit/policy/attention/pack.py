@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -15,6 +16,9 @@ KEY_TOKENS = 2**16
 """varlen: tokens whose keys and values are gathered at a time."""
 MASK_NUMBERS = 2**24
 """SDPA: numbers in a mask, queries x keys; with a softcap, in the scores of all heads."""
+
+PACK = "credit_pack"
+"""The keyword under which models pass a pack on to their attention."""
 
 Branch = tuple[int, int]
 """(base, tokens): the branch sees the first ``base`` tokens of its row's prefix, and itself."""
@@ -89,6 +93,16 @@ class Pack:
         if key not in self._tables:
             self._tables[key] = make()
         return self._tables[key]
+
+
+@contextmanager
+def pushed(stack: list, value):
+    """``value`` is the last of ``stack`` inside the block."""
+    stack.append(value)
+    try:
+        yield value
+    finally:
+        stack.pop()
 
 
 def pack_rows(trunks: Sequence[int], branches: Sequence[Sequence[Branch]] | None = None) -> Pack:

@@ -18,7 +18,8 @@ def varlen(
 ) -> torch.Tensor:
     """Every row as one causal sequence, which is correct for prefixes; then the branches, some at a time, over gathered
     keys, to replace their outputs."""
-    call = call or flash_varlen()
+    if call is None:
+        from flash_attn import flash_attn_varlen_func as call
     device = query.device
     q, k, v = (tensor[0].transpose(0, 1).contiguous() for tensor in (query, key, value))
     options = {"dropout_p": dropout, "softmax_scale": scaling, "causal": True}
@@ -35,12 +36,6 @@ def varlen(
         ]
         out = out.index_copy(0, torch.cat([query_N for query_N, *_ in some]), torch.cat(outputs))
     return out[None]
-
-
-def flash_varlen():
-    from flash_attn import flash_attn_varlen_func
-
-    return flash_attn_varlen_func
 
 
 def _branches(pack: Pack, most: int, device) -> Iterator[tuple[torch.Tensor, torch.Tensor, Lengths]]:

@@ -7,7 +7,7 @@ from verl_credit.config.resolved import Tree, select
 from verl_credit.config.settings import ATTENTION, CreditSettings
 from verl_credit.errors import ConfigError
 from verl_credit.names import AGENTS, ROLLOUT_NAME
-from verl_credit.policy.attention import NAMES
+from verl_credit.policy.attention.implementation import NAMES
 from verl_credit.recipe.agent_loops import own_loops, validate_other_tools
 from verl_credit.recipe.rules.reward import validate_reward_manager
 from verl_credit.turns.scorers import SCORERS

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from verl_credit.errors import one_line
-from verl_credit.records.lineage.trial import Trial, best_of, chain, keeps_of, last
+from verl_credit.records.lineage.trial import Trial
 
 NONE = "\N{EM DASH}"
 
@@ -28,33 +28,21 @@ class LineageSnapshot:
     last_m_with_full_hypothesis: tuple[Trial, ...]
 
 
-def render(
-    trials: Sequence[Trial],
-    for_specialist: str,
-    *,
-    lower_is_better: bool,
-    top_k: int,
-    recent_n: int,
-    last_m_full: int,
-    session_timestamp: str,
-) -> LineageSnapshot:
-    best = best_of(trials, lower_is_better=lower_is_better)
-    to_best = chain(trials, best.exp_id) if best else ()
-    top = keeps_of(trials, lower_is_better=lower_is_better)[: max(top_k, 0)]
-    recent, full = last(trials, recent_n)[::-1], last(trials, last_m_full)[::-1]
-    lines = ["# Session start — empty lineage"]
-    if trials:
-        lines = [
-            f"# Session start — {_flat(session_timestamp) or NONE}",
-            f"You are specialist **{_flat(for_specialist)}**. Current best: **{best.label if best else NONE}** "
-            f"(core_metric={_metric(best.core_metric if best else None)}).",
-            "",
-            *_leaderboard(best, top),
-            *_knowledge(to_best),
-            *_activity(recent),
-            *_in_full(full),
-        ]
-    return LineageSnapshot("\n".join(lines) + "\n", best, to_best, top, recent, full)
+def page(found: LineageSnapshot, trials: Sequence[Trial], for_specialist: str, session_timestamp: str) -> str:
+    if not trials:
+        return "# Session start — empty lineage\n"
+    best = found.current_best
+    lines = [
+        f"# Session start — {_flat(session_timestamp) or NONE}",
+        f"You are specialist **{_flat(for_specialist)}**. Current best: **{best.label if best else NONE}** "
+        f"(core_metric={_metric(best.core_metric if best else None)}).",
+        "",
+        *_leaderboard(best, found.top_k_leaderboard),
+        *_knowledge(found.chain_to_best),
+        *_activity(found.recent_n_activity),
+        *_in_full(found.last_m_with_full_hypothesis),
+    ]
+    return "\n".join(lines) + "\n"
 
 
 def _leaderboard(best: Trial | None, top: Sequence[Trial]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -12,20 +13,13 @@ from typing import Any
 
 from verl_credit.errors import printable
 from verl_credit.names import bare_id
-from verl_credit.records.lineage.prompt import LineageSnapshot, render
-from verl_credit.records.lineage.table import (
-    ENDED,
-    HEADER,
-    STARTED,
-    Damage,
-    format_event,
-    format_row,
-    read_events,
-    read_rows,
-)
+from verl_credit.records.lineage.prompt import LineageSnapshot, page
+from verl_credit.records.lineage.table import HEADER, Damage, format_row, read_rows
 from verl_credit.records.lineage.trial import NUMBERS, Trial, best_of, chain, keeps_of, last, number
+from verl_credit.records.run.files import plain
 
 TABLE, COMPANION = "results.tsv", "results.jsonl"
+STARTED, ENDED = "started", "ended"
 
 
 class LineageError(OSError):
@@ -75,7 +69,7 @@ class LineageStore:
     def damaged(self) -> tuple[Damage, ...]:
         """Lines of both files that could not be read."""
         table = read_rows(_read(self.path, shared=True), TABLE)[1]
-        return (*table, *read_events(_read(self.companion), COMPANION)[1])
+        return (*table, *_read_events(_read(self.companion), COMPANION)[1])
 
     def facts(self, exp_id: str) -> dict[str, Any]:
         """The facts of a trial in the companion: those of its last start, then those of its end."""
@@ -108,15 +102,13 @@ class LineageStore:
         session_timestamp: str = "",
     ) -> LineageSnapshot:
         """Renders ``KNOWLEDGE.md``, which a person or an agent reads before the next trial."""
-        return render(
-            self.all_trials(),
-            for_specialist,
-            lower_is_better=self.lower_is_better,
-            top_k=top_k,
-            recent_n=recent_n,
-            last_m_full=last_m_full,
-            session_timestamp=session_timestamp,
-        )
+        trials = self.all_trials()
+        best = best_of(trials, lower_is_better=self.lower_is_better)
+        to_best = chain(trials, best.exp_id) if best else ()
+        top = keeps_of(trials, lower_is_better=self.lower_is_better)[: max(top_k, 0)]
+        recent, full = last(trials, recent_n)[::-1], last(trials, last_m_full)[::-1]
+        found = LineageSnapshot("", best, to_best, top, recent, full)
+        return replace(found, rendered_prompt=page(found, trials, for_specialist, session_timestamp))
 
     # Writing
 
@@ -137,7 +129,7 @@ class LineageStore:
             bare_id(trial.exp_id)
             if _taken(trial.exp_id, content):
                 raise ValueError(f"exp_id={trial.exp_id!r} is taken in {self.path}: an id names one trial")
-            event = format_event(ENDED, trial.exp_id, dict(facts or {}))
+            event = _format_event(ENDED, trial.exp_id, dict(facts or {}))
             _add({self.path: self._before(content) + format_row(trial), **self._event(event)})
         return trial
 
@@ -160,7 +152,7 @@ class LineageStore:
             if _taken(exp_id, content):
                 raise ValueError(f"exp_id={exp_id!r} has ended in {self.path}: what goes on is a new trial")
             facts = facts() if callable(facts) else facts
-            event = format_event(STARTED, exp_id, dict(facts or {}))
+            event = _format_event(STARTED, exp_id, dict(facts or {}))
             _add({self.path: self._before(content), **self._event(event)})
         return exp_id
 
@@ -184,7 +176,7 @@ class LineageStore:
         return {self.companion: _new_line(self.companion) + line}
 
     def _events(self) -> list[dict[str, Any]]:
-        return read_events(_read(self.companion), COMPANION)[0]
+        return _read_events(_read(self.companion), COMPANION)[0]
 
 
 def _taken(exp_id: str, content: bytes) -> bool:
@@ -248,3 +240,33 @@ def _add(lines: Mapping[Path, bytes]) -> None:
                 with suppress(OSError):  # a cut line may remain, which readers report
                     os.truncate(other, size)
             raise
+
+
+def _format_event(event: str, exp_id: str, facts: dict[str, Any]) -> bytes:
+    """``{"event": ..., "exp_id": ..., facts}``. Raises ValueError for a fact that JSON cannot represent."""
+    if taken := {"event", "exp_id"} & set(facts):
+        raise ValueError(
+            f"facts of exp_id={exp_id!r} hold {', '.join(sorted(taken))}, which the store writes"
+        )
+    try:
+        line = json.dumps({"event": event, "exp_id": exp_id, **plain(facts)}, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"facts of exp_id={exp_id!r}: {error}") from None
+    return (line + "\n").encode("ascii")
+
+
+def _read_events(content: bytes, file: str) -> tuple[list[dict[str, Any]], list[Damage]]:
+    """(events in the order of the file, damaged lines)."""
+    events, damaged = [], []
+    for place, line in enumerate(content.split(b"\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            row, what = json.loads(line), "no object with exp_id and event"
+        except (ValueError, RecursionError):
+            row, what = None, "not JSON"
+        if isinstance(row, dict) and all(isinstance(row.get(name), str) for name in ("exp_id", "event")):
+            events.append(row)
+        else:
+            damaged.append(Damage(file, place, what, printable(line[:80].decode(errors="replace"))))
+    return events, damaged

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import csv
-import json
 from dataclasses import dataclass
-from typing import Any
 
 from verl_credit.errors import printable
 from verl_credit.records.lineage.trial import COLUMNS, Trial
-from verl_credit.records.run.files import plain
 
 HEADER = "\t".join(COLUMNS)
 
@@ -112,38 +109,3 @@ def _cells(line: bytes) -> list[str] | str | None:
     except csv.Error as error:
         problem = printable(str(error))  # it quotes a tab as it is
     return None if "unexpected end" in problem else problem
-
-
-# The companion: a JSON object per line, what a trial began with and what it ended with.
-
-STARTED, ENDED = "started", "ended"
-
-
-def format_event(event: str, exp_id: str, facts: dict[str, Any]) -> bytes:
-    """``{"event": ..., "exp_id": ..., facts}``. Raises ValueError for a fact that JSON cannot represent."""
-    if taken := {"event", "exp_id"} & set(facts):
-        raise ValueError(
-            f"facts of exp_id={exp_id!r} hold {', '.join(sorted(taken))}, which the store writes"
-        )
-    try:
-        line = json.dumps({"event": event, "exp_id": exp_id, **plain(facts)}, allow_nan=False)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise ValueError(f"facts of exp_id={exp_id!r}: {error}") from None
-    return (line + "\n").encode("ascii")
-
-
-def read_events(content: bytes, file: str) -> tuple[list[dict[str, Any]], list[Damage]]:
-    """(events in the order of the file, damaged lines)."""
-    events, damaged = [], []
-    for number, line in enumerate(content.split(b"\n"), start=1):
-        if not line.strip():
-            continue
-        try:
-            row, what = json.loads(line), "no object with exp_id and event"
-        except (ValueError, RecursionError):
-            row, what = None, "not JSON"
-        if isinstance(row, dict) and all(isinstance(row.get(name), str) for name in ("exp_id", "event")):
-            events.append(row)
-        else:
-            damaged.append(Damage(file, number, what, printable(line[:80].decode(errors="replace"))))
-    return events, damaged

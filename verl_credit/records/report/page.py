@@ -7,22 +7,12 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
+from verl_credit.records.report import text
 from verl_credit.records.report.curves import panel_data_uri
 from verl_credit.records.report.lens import NO_TABLES, lens
 from verl_credit.records.report.panels import BLUE, VERMILION, Line, Panel
 from verl_credit.records.report.run_data import Run
 from verl_credit.records.report.summary import ending, held_out_lines, held_out_rows, training_rows
-from verl_credit.records.report.text import (
-    STOPPED,
-    bounded,
-    colour,
-    dialogue,
-    limit,
-    percent,
-    plain,
-    seconds,
-    signed,
-)
 from verl_credit.records.run.files import VALIDATION
 
 # Longer blocks scroll, so that one page of search results does not push the next turn out of sight.
@@ -120,14 +110,16 @@ def sentences(row: dict) -> list[str]:
 def direction(value: float | None, above: str, below: str, zero: str) -> str:
     if value is None:
         return "not recorded"
-    return zero if signed(value) == "0.000" else above if value > 0 else below
+    return zero if text.signed(value) == "0.000" else above if value > 0 else below
 
 
 def template(name: str) -> Template:
     """Returns a template that escapes every value; a missing value is an error."""
     folder = FileSystemLoader(Path(__file__).parent)
-    environment = Environment(loader=folder, autoescape=True, finalize=bounded, undefined=StrictUndefined)
-    environment.filters |= {"dialogue": dialogue, "signed": signed, "plain": plain, "percent": percent}
+    environment = Environment(
+        loader=folder, autoescape=True, finalize=text.bounded, undefined=StrictUndefined
+    )
+    environment.filters |= {name: getattr(text, name) for name in ("dialogue", "signed", "plain", "percent")}
     return environment.get_template(name)
 
 
@@ -149,17 +141,17 @@ def page(run: Run, panels: list[Panel], refresh_s: int | None = None) -> str:
         lens=lens(run.folder, run.metrics[-1]["step"]),
         no_tables=NO_TABLES,
         chosen=chosen,
-        scales={name: limit(turn.get(name) for turn in turns) for name in ("advantage", "reward")},
+        scales={name: text.limit(turn.get(name) for turn in turns) for name in ("advantage", "reward")},
         signal=SIGNALS[run.other_signal],
         compared=GAIN_MEANS.get(
             run.settings.get("algorithm.info_gain_context", "observation"), "than before"
         ),
-        stopped=STOPPED,
+        stopped=text.STOPPED,
         solved=solved,
         heading=heading,
         searches=searches,
         sentences=sentences,
-        colour=colour,
+        colour=text.colour,
         direction=direction,
         scroll_characters=SCROLL_CHARACTERS,
         validation=VALIDATION,
@@ -170,16 +162,16 @@ Settings = dict[str, list[tuple[str, str, str]]] | None
 """The differing settings by group of keys: (key, value in A, value in B); None: they are not known."""
 
 _CURVES = (
-    ("Exact match in training", "exact match (%)", "credit/outcome/em", percent),
-    ("Reward", "mean reward per trajectory", "critic/score/mean", plain),
-    ("Turns", "turns per trajectory", "credit/turns_per_row", plain),
-    ("Information gain", "mean of all turns", "credit/gain/mean", signed),
-    ("Turn reward", "mean of all turns", "credit/turn_reward/mean", signed),
-    ("Groups without contrast", "number of groups", "credit/groups/tied", plain),
-    ("Size of token advantages", "standard deviation", "credit/advantage/token_std", plain),
-    ("Entropy of the policy", "nats per token", "actor/entropy", plain),
-    ("Clipped tokens", "share of tokens (%)", "actor/pg_clipfrac", percent),
-    ("Time per step", "seconds", "timing_s/step", seconds),
+    ("Exact match in training", "exact match (%)", "credit/outcome/em", text.percent),
+    ("Reward", "mean reward per trajectory", "critic/score/mean", text.plain),
+    ("Turns", "turns per trajectory", "credit/turns_per_row", text.plain),
+    ("Information gain", "mean of all turns", "credit/gain/mean", text.signed),
+    ("Turn reward", "mean of all turns", "credit/turn_reward/mean", text.signed),
+    ("Groups without contrast", "number of groups", "credit/groups/tied", text.plain),
+    ("Size of token advantages", "standard deviation", "credit/advantage/token_std", text.plain),
+    ("Entropy of the policy", "nats per token", "actor/entropy", text.plain),
+    ("Clipped tokens", "share of tokens (%)", "actor/pg_clipfrac", text.percent),
+    ("Time per step", "seconds", "timing_s/step", text.seconds),
 )
 
 
@@ -213,6 +205,6 @@ def _held_out(a: Run, b: Run) -> list[Panel]:
         for entry in run.held_out():
             series_of.setdefault((entry.mode, entry.source), [a.series(""), b.series("")])[place] = entry.em
     return [
-        _panel(f"Held-out exact match, {mode}, {source}", "exact match (%)", *series, percent)
+        _panel(f"Held-out exact match, {mode}, {source}", "exact match (%)", *series, text.percent)
         for (mode, source), series in sorted(series_of.items())
     ]

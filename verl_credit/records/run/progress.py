@@ -37,7 +37,8 @@ class Progress:
         self._show()
 
     def say(self, text: str) -> None:
-        self.write(f"{clock(time.monotonic() - self.start)}  {text}")
+        minutes, seconds = divmod(int(time.monotonic() - self.start), 60)
+        self.write(f"{minutes:02d}:{seconds:02d}  {text}")
 
     def note(self, kind: str, text: str) -> None:
         """Record an event and print the new events; for the launching process, before the display runs."""
@@ -71,10 +72,6 @@ class Throttled:
         if share >= 1.0 or now - self._last >= self.every_s:
             self._last = now
             self.say(f"{self.name} {share:4.0%}  {text}")
-
-
-def clock(seconds: float) -> str:
-    return f"{int(seconds) // 60:02d}:{int(seconds) % 60:02d}"
 
 
 def step_line(row: dict, total_steps: int, running_em: float | None) -> str:

@@ -23,42 +23,15 @@ UNUSED = "verl_credit.host.external"
 
 # Keys that do not change what a step computes.
 FREE = (
-    "run_dir",
-    "keep_rollouts",
-    *("sample_trajectories", "keep_token_tables"),  # of earlier versions
-    "keep_checkpoints",
-    "poll_interval_s",
-    "max_hours",
-    "hardware.",
-    "plan.",
-    "evaluation.",
-    "faults.",
-    "lineage.",
-    "probe.",
-    "lab.dir",
-    "search.url",
-    "search.timeout_s",
-    "search.max_retries",
-    "search.breaker_",
-    "search.token_env",
-    "algorithm.turn_judge.",
-    "data.val_",
-    "ray_kwargs.",
-    "transfer_queue.",
-    "global_profiler.",
-    "trainer.total_",
-    "trainer.save_freq",
-    "trainer.test_freq",
-    "trainer.val_",
-    "trainer.logger",
-    "trainer.project_name",
-    "trainer.experiment_name",
-    "trainer.default_local_dir",
-    "trainer.resume_",
-    "trainer.max_actor_ckpt_to_keep",
-    "actor_rollout_ref.actor.optim.total_training_steps",
-    "critic.",
-)
+    "run_dir", "keep_rollouts", "keep_checkpoints", "poll_interval_s", "max_hours",
+    "sample_trajectories", "keep_token_tables",  # of earlier versions
+    "hardware.", "plan.", "evaluation.", "faults.", "lineage.", "probe.", "lab.dir",
+    "search.url", "search.timeout_s", "search.max_retries", "search.breaker_", "search.token_env",
+    "algorithm.turn_judge.", "data.val_", "ray_kwargs.", "transfer_queue.", "global_profiler.",
+    "trainer.total_", "trainer.save_freq", "trainer.test_freq", "trainer.val_", "trainer.logger", "trainer.project_name",
+    "trainer.experiment_name", "trainer.default_local_dir", "trainer.resume_", "trainer.max_actor_ckpt_to_keep",
+    "actor_rollout_ref.actor.optim.total_training_steps", "critic.",
+)  # fmt: skip
 
 
 def save_state(
@@ -117,10 +90,9 @@ def describe_resume(config, step: int) -> tuple[str, dict, dict | None]:
     if not (folder / "data.pt").exists():
         differences.append(f"{folder / 'data.pt'} is missing: data order starts again")
     if (before := state["config"].get(MODE)) in ASYNC_MODES:
-        again = OmegaConf.select(config, MODE) in ASYNC_MODES
-        fate = (
-            "that were under way begin again, by newer weights" if again else "ahead of the step are left out"
-        )
+        fate = "ahead of the step are left out"
+        if OmegaConf.select(config, MODE) in ASYNC_MODES:
+            fate = "that were under way begin again, by newer weights"
         differences.append(f"{MODE}={before}: rollouts {fate}")
     if not differences:
         return f"resume: exact, from step {step}", state["metrics"], state.get("sepa")

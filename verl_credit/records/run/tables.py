@@ -96,12 +96,8 @@ TOKENS_SCHEMA = pa.schema(
         ("turn", pa.list_(pa.int16())),
         ("trained", _FLAGS),
         ("planning", _FLAGS),
-        ("log_prob", _FLOATS),
-        ("entropy", _FLOATS),
-        ("uncertainty", _FLOATS),
-        ("pooled_uncertainty", _FLOATS),
-        ("weight", _FLOATS),
-        ("advantage", _FLOATS),
+        *((name, _FLOATS) for name in ("log_prob", "entropy", "uncertainty", "pooled_uncertainty")),
+        *((name, _FLOATS) for name in ("weight", "advantage")),
     ]
 )
 PER_TOKEN = TOKENS_SCHEMA.names[TOKENS_SCHEMA.names.index("text") :]
