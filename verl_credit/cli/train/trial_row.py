@@ -98,23 +98,21 @@ class TrialRow:
         mine = [trial for trial in trials if trial.job_name == str(self.run_dir)]
         best = self.store.best()
         self.parent = config.parent or (mine[-1].exp_id if mine else best.exp_id if best else "")
+        world_seed = OmegaConf.select(self.config, "lab.world_seed")
         deciding = json.dumps(deciding_keys(self.config), sort_keys=True)
         facts = {
             "timestamp": self.timestamp,
             "job_name": str(self.run_dir),
             "parent_exp": self.parent,
-            **{
-                name: config[name]
-                for name in ("hypothesis", "expected_delta", "threshold", "lower_is_better")
-            },
+            "hypothesis": config.hypothesis,
+            "expected_delta": config.expected_delta,
+            "threshold": config.threshold,
+            "lower_is_better": config.lower_is_better,
             "command": self.command,
             "overrides": [word for word in shlex.split(self.command) if "=" in word],
             # Equal hashes mean equal computations: they cover every key that can change a number, and the seed.
             "config_sha256": hashlib.sha256(deciding.encode()).hexdigest(),
-            "seeds": {
-                "seed": self.config.seed,
-                "world_seed": OmegaConf.select(self.config, "lab.world_seed"),
-            },
+            "seeds": {"seed": self.config.seed, "world_seed": world_seed},
             "code": code_version(Path(verl_credit.__file__).parent),
             "versions": installed_versions(),
         }

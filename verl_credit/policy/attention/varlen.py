@@ -10,7 +10,7 @@ import torch
 from verl_credit.policy.attention.pack import KEY_TOKENS, Pack
 
 Lengths = tuple[torch.Tensor, torch.Tensor, int, int]
-"""Of queries and of keys: cumulative numbers of tokens, int32, and the longest, as flash-attn's call takes them."""
+"""The cumulative numbers of tokens of queries and keys (int32), and the longest of each, as flash-attn's call takes them."""
 
 
 def varlen(

@@ -69,7 +69,7 @@ class LineageStore:
     def damaged(self) -> tuple[Damage, ...]:
         """Lines of both files that could not be read."""
         table = read_rows(_read(self.path, shared=True), TABLE)[1]
-        return (*table, *_read_events(_read(self.companion), COMPANION)[1])
+        return (*table, *_read_events(self.companion)[1])
 
     def facts(self, exp_id: str) -> dict[str, Any]:
         """The facts of a trial in the companion: those of its last start, then those of its end."""
@@ -78,7 +78,7 @@ class LineageStore:
     def all_facts(self) -> dict[str, dict[str, Any]]:
         """``facts`` of every trial in the companion, by id."""
         facts_of: dict[str, dict[str, Any]] = {}
-        for row in self._events():
+        for row in _read_events(self.companion)[0]:
             known = {key: value for key, value in row.items() if key not in ("event", "exp_id")}
             facts_of.setdefault(row["exp_id"], {}).update(known)
         return facts_of
@@ -89,7 +89,7 @@ class LineageStore:
 
     def _unfinished(self, trials: tuple[Trial, ...]) -> dict[str, dict[str, Any]]:
         done = {trial.exp_id for trial in trials}
-        started = {row["exp_id"]: row for row in self._events() if row["event"] == STARTED}
+        started = {row["exp_id"]: row for row in _read_events(self.companion)[0] if row["event"] == STARTED}
         return {exp_id: row for exp_id, row in started.items() if exp_id not in done}
 
     def render_prompt(
@@ -175,9 +175,6 @@ class LineageStore:
     def _event(self, line: bytes) -> dict[Path, bytes]:
         return {self.companion: _new_line(self.companion) + line}
 
-    def _events(self) -> list[dict[str, Any]]:
-        return _read_events(_read(self.companion), COMPANION)[0]
-
 
 def _taken(exp_id: str, content: bytes) -> bool:
     """A search of bytes first: a store of thousands of rows is not taken apart for every row that is added."""
@@ -255,10 +252,10 @@ def _format_event(event: str, exp_id: str, facts: dict[str, Any]) -> bytes:
     return (line + "\n").encode("ascii")
 
 
-def _read_events(content: bytes, file: str) -> tuple[list[dict[str, Any]], list[Damage]]:
+def _read_events(path: Path) -> tuple[list[dict[str, Any]], list[Damage]]:
     """(events in the order of the file, damaged lines)."""
     events, damaged = [], []
-    for place, line in enumerate(content.split(b"\n"), start=1):
+    for place, line in enumerate(_read(path).split(b"\n"), start=1):
         if not line.strip():
             continue
         try:
@@ -268,5 +265,5 @@ def _read_events(content: bytes, file: str) -> tuple[list[dict[str, Any]], list[
         if isinstance(row, dict) and all(isinstance(row.get(name), str) for name in ("exp_id", "event")):
             events.append(row)
         else:
-            damaged.append(Damage(file, place, what, printable(line[:80].decode(errors="replace"))))
+            damaged.append(Damage(path.name, place, what, printable(line[:80].decode(errors="replace"))))
     return events, damaged
