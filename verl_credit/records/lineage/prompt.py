@@ -79,15 +79,15 @@ def _knowledge(to_best: Sequence[Trial]) -> list[str]:
 
 
 def _activity(recent: Sequence[Trial]) -> list[str]:
-    rows = [
-        _row(t.exp_id, t.specialist, t.status, _metric(t.core_metric), _cut(t.hypothesis, 80)) for t in recent
-    ]
     return [
         f"## Recent Activity (last {len(recent)})",
         "",
         "| exp | specialist | status | core_metric | hypothesis |",
         "|-----|------------|--------|-------------|------------|",
-        *rows,
+        *(
+            _row(t.exp_id, t.specialist, t.status, _metric(t.core_metric), _cut(t.hypothesis, 80))
+            for t in recent
+        ),
         "",
     ]
 
