@@ -12,7 +12,7 @@ import torch
 
 from gpu.models import english, forward_script, give_back, heads_of, kernels, load
 from gpu.record import at_least, at_most
-from verl_credit.policy.attention import forced
+from verl_credit.policy.attention.implementation import forced
 
 EXACT = 1e-4  # nats; 1e-6 was found on a CPU, 4 layers
 SOURCE = "evidence/information_gain/README.md; in bf16 `rows` itself"

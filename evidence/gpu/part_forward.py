@@ -11,7 +11,7 @@ import torch
 
 from gpu.models import forward_script, give_back, heads_of, kernels, random_model, shape_for
 from gpu.record import at_most
-from verl_credit.policy.attention import forced
+from verl_credit.policy.attention.implementation import forced
 
 LIMITS = {(1024, 4): 1.25, (4096, 8): 1.10}
 MEMORY = 1.25

@@ -15,8 +15,8 @@ import torch
 
 from gpu.models import give_back, kernels
 from gpu.record import at_most
-from verl_credit.policy.attention import pack_rows
 from verl_credit.policy.attention.kernels import KERNELS, TOLERANCE, Heads, row_by_row
+from verl_credit.policy.attention.pack import pack_rows
 
 HEADS, KEY_HEADS = 32, 8
 OPTIONS = {"plain": {}, "window": {"window": 300}, "softcap": {"softcap": 20.0}}

@@ -17,7 +17,7 @@ from gpu.models import english, forward_script, load
 from gpu.part_branches import _row
 from gpu.record import at_least, at_most
 from gpu.world import model_folder
-from verl_credit.policy.attention import forced
+from verl_credit.policy.attention.implementation import forced
 
 ROWS, LENGTH, TURNS = 4, 2048, 6
 SOURCE = "docs/host.md; in bf16 log-probs with and without the cache differ by up to 0.045"

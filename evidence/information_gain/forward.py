@@ -31,7 +31,8 @@ from pathlib import Path
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from verl_credit.policy.attention import PACK, choice, install, pack_rows
+from verl_credit.policy.attention.implementation import choice, install
+from verl_credit.policy.attention.pack import PACK, pack_rows
 
 ANSWER = 8
 SHAPES = [(1024, 4), (2048, 8), (4096, 8)]

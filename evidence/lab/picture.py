@@ -15,7 +15,7 @@ from pathlib import Path
 
 from omegaconf import OmegaConf
 
-from verl_credit.records.report.numbers import signed
+from verl_credit.records.report.text import signed
 from verl_credit.records.run.rollouts import read_samples
 
 WIDTH, TOP, ROW = 1000, 150, 100

@@ -19,7 +19,8 @@ from pathlib import Path
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from verl_credit.policy.attention import PACK, chosen, install, pack_rows
+from verl_credit.policy.attention.implementation import chosen, install
+from verl_credit.policy.attention.pack import PACK, pack_rows
 from verl_credit.policy.log_probs import log_probs_and_entropy, log_probs_from_logits
 from verl_credit.recipe.plan import Job, actor_peak, shape_of
 from verl_credit.recipe.plan.activations import answers_masks, forward_only, log_prob_loss

@@ -22,7 +22,7 @@ from kit.train_run import TrainRun, train
 from kit.twin_batch import adamw_of, objective_of, turns_of
 from verl_credit.cli.probe.fresh_rollouts import collect
 from verl_credit.config.settings import CreditSettings
-from verl_credit.policy.attention import AUTO, install
+from verl_credit.policy.attention.implementation import AUTO, install
 from verl_credit.policy.packed import PackedPolicy
 from verl_credit.records.report.again import as_the_run_did, token_tables, turn_tables
 from verl_credit.records.run.files import EVENTS, METRICS, VALIDATION, read_json_lines

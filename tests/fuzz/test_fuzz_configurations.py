@@ -20,7 +20,7 @@ from verl_credit.recipe.files import shipped_recipes
 from verl_credit.recipe.rules import validate
 from verl_credit.recipe.rules.known import REWARD
 from verl_credit.recipe.world import DATA, MODEL, missing_line
-from verl_credit.records.run.finished import nothing_left
+from verl_credit.records.run.state import nothing_left
 
 LONG, DEEP = "x" * 300, {"a": {"b": [{"c": None}]}}
 # fmt: off

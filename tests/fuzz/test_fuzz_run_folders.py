@@ -17,7 +17,7 @@ from kit.damage import BYTES, damaged_value
 from kit.fuzz import ACCEPTED, REFUSED, Check, command, contents, cuts, one_plain_line, told, try_all
 from kit.report_page import Page, write_run
 from verl_credit.errors import ExitCode
-from verl_credit.records.report import write_report
+from verl_credit.records.report.write import write_report
 
 
 def write(folder: Path) -> None:

@@ -10,8 +10,9 @@ import torch
 from kit.tiny_engine import build_engine, single_rank
 from kit.tiny_models import VOCABULARY, tiny_config, tiny_model
 from verl_credit.host.engine.attention_proof import BRANCH_SHAPES, PACK_TOKENS, ROWS, prove
-from verl_credit.policy.attention import chosen, kernels, pack_rows
-from verl_credit.policy.attention.implementation import sliding_layers
+from verl_credit.policy.attention import kernels
+from verl_credit.policy.attention.implementation import chosen, sliding_layers
+from verl_credit.policy.attention.pack import pack_rows
 
 RIGHT = kernels.KERNELS["sdpa"]
 

@@ -19,8 +19,15 @@ from verl_credit.host.hf_rollout.server import (
     max_model_len,
     read_sampling_params,
 )
-from verl_credit.host.hf_rollout.sync import ServerAdapter, WeightError, WeightSink, checksum, weight_buckets
-from verl_credit.policy.generation.generator import Generation, SamplingParams
+from verl_credit.host.hf_rollout.sync import (
+    ServerAdapter,
+    WeightError,
+    WeightSink,
+    checksum,
+    weight_buckets,
+)
+from verl_credit.policy.generation import Generation
+from verl_credit.policy.sampling import SamplingParams
 
 # --- weights ---
 

@@ -15,7 +15,7 @@ from kit.trajectories import policy_text, record, run
 from kit.turn_rows import Row, lost_row, padding_row, turn_batch
 from verl_credit.errors import IntegrityError
 from verl_credit.host.step.store import score_rows
-from verl_credit.policy.attention import pack_rows
+from verl_credit.policy.attention.pack import pack_rows
 from verl_credit.turns import gains
 from verl_credit.turns.book import RowRecord
 from verl_credit.turns.gains import plan_gains, score_gains, score_infopo

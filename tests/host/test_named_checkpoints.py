@@ -12,7 +12,7 @@ from kit.recipes import check, load_config
 from verl_credit.errors import ConfigError
 from verl_credit.host.actor.worker import keep_checkpoint
 from verl_credit.host.step import recorded
-from verl_credit.records.run.checkpoints import count_kept, count_written
+from verl_credit.records.run.files import count_kept, count_written
 
 
 class Worker:

@@ -12,8 +12,14 @@ from kit.turn_rows import Row, credited, lost_row, padding_row, turn_batch
 from verl_credit.credit import MODES, TurnCredit
 from verl_credit.credit.turn.turn_credit import BatchTables
 from verl_credit.host.step.metrics import COUNTED, credit_metrics, gain_metrics, row_metrics
+from verl_credit.records.run.events import (
+    ROWS_LEFT_OUT,
+    TURNS_CUT,
+    cut_note,
+    left_out_note,
+    small_groups_note,
+)
 from verl_credit.records.run.files import EVENTS, read_json_lines
-from verl_credit.records.run.notes import ROWS_LEFT_OUT, TURNS_CUT, cut_note, left_out_note, small_groups_note
 from verl_credit.turns.assign import CreditRun, StepCredit, StepInputs
 from verl_credit.turns.book import STOP_REASONS, RowRecord
 from verl_credit.turns.search.faults import FAULT_CODES

@@ -14,9 +14,16 @@ from verl_credit.host.step.recorded import RecordedTrainer
 from verl_credit.host.step.rollouts import credited_rows, keep_rollouts
 from verl_credit.host.step.tables import pipeline
 from verl_credit.names import CLIP_SCALE
-from verl_credit.records.run.old_tables import TOKENS
 from verl_credit.records.run.rollouts import token_steps
-from verl_credit.records.run.tables import ROLLOUTS, SAMPLES, DamagedTable, read_table, table_path, tables_of
+from verl_credit.records.run.tables import (
+    ROLLOUTS,
+    SAMPLES,
+    TOKENS,
+    DamagedTable,
+    read_table,
+    table_path,
+    tables_of,
+)
 from verl_credit.study.probe.rollouts import read_rollouts
 
 

@@ -96,10 +96,10 @@ def test_the_hosts_package_is_empty():
 
 
 def test_the_generator_needs_only_torch_and_transformers():
-    """verl_credit/policy/generation/generator.py and what it imports: the lab samples with it, without verl."""
-    pending, seen = [ROOT / "verl_credit/policy/generation/generator.py"], set()
+    """verl_credit/policy/generation.py and what it imports: the lab samples with it, without verl."""
+    pending, seen = [ROOT / "verl_credit/policy/generation.py"], set()
     if not pending[0].exists():
-        pytest.fail("verl_credit/policy/generation/generator.py is gone; name its successor here")
+        pytest.fail("verl_credit/policy/generation.py is gone; name its successor here")
     while pending:
         path = pending.pop()
         seen.add(path)

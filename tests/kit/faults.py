@@ -88,7 +88,7 @@ KILL_POINTS = (
     KillPoint("saving", "torch:save", "full_disk", call=4),
     KillPoint("evaluation", f"{TRAINER}._validate", call=2),
     KillPoint("evaluation", f"{TRAINER}._validate", "SIGTERM", call=3),
-    KillPoint("report", "verl_credit.records.report:write_report"),
+    KillPoint("report", "verl_credit.records.report.write:write_report"),
 )
 STEP = "verl_credit.host.step.trainer:CreditSteps"
 ASYNC_KILL_POINTS = (

@@ -37,6 +37,6 @@ def launches(monkeypatch):
 
     for name in ("_prepare_world", "_preflight"):
         monkeypatch.setattr(train_module, name, lambda *_: None)
-    monkeypatch.setattr("verl_credit.records.report.write_report", lambda run_dir: run_dir)
+    monkeypatch.setattr("verl_credit.records.report.write.write_report", lambda run_dir: run_dir)
     set_up.failed = launch.RunFailed
     return set_up

@@ -121,6 +121,6 @@ class Page(HTMLParser):
 
 
 def report(run_dir):
-    from verl_credit.records.report import write_report
+    from verl_credit.records.report.write import write_report
 
     return write_report(run_dir).read_text(encoding="utf-8")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from verl_credit.policy.attention import PACK, install
+from verl_credit.policy.attention.implementation import install
+from verl_credit.policy.attention.pack import PACK
 
 VOCABULARY = 61
 SHAPE = {

@@ -6,8 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kit.tiny_models import tiny_model
-from verl_credit.policy.attention import PACK, flex, forced, implementation, pack_rows
+from verl_credit.policy.attention import flex, implementation
+from verl_credit.policy.attention.implementation import forced
 from verl_credit.policy.attention.kernels import BRANCHES, TRUNKS, row_by_row
+from verl_credit.policy.attention.pack import PACK, pack_rows
 
 CPU = torch.device("cpu")
 FAMILIES = ("qwen3", "gemma2")  # plain; with windows in every second layer and a softcap

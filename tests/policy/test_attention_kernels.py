@@ -6,13 +6,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kit.tiny_models import FAMILIES, VOCABULARY, in_float64, log_probs, tiny_model
-from verl_credit.policy.attention import forced, implementation, pack_rows
+from verl_credit.policy.attention import implementation
 from verl_credit.policy.attention import sdpa as sdpa_kernel
 from verl_credit.policy.attention import varlen as varlen_kernel
-from verl_credit.policy.attention.implementation import NAMES, PREFERENCE, attention, choose
+from verl_credit.policy.attention.implementation import NAMES, PREFERENCE, attention, choose, forced
 from verl_credit.policy.attention.kernels import BRANCHES as TRIAL_BRANCHES
 from verl_credit.policy.attention.kernels import KERNELS, TOLERANCE, Heads, row_by_row, trial
 from verl_credit.policy.attention.kernels import TRUNKS as TRIAL_TRUNKS
+from verl_credit.policy.attention.pack import pack_rows
 
 
 def documented(
@@ -110,8 +111,8 @@ def test_what_is_held_at_a_time_is_bounded(small_pieces):
     places = [*range(40, 94), 97, 98]  # of the branches' tokens
     for most in (9, 90, 200):
         some = list(varlen_kernel._branches(pack, most, CPU))
-        assert all(len(b.key_N) <= most or len(b.cumulative_keys) == 2 for b in some)
-        assert torch.cat([b.query_N for b in some]).tolist() == places
+        assert all(len(key_N) <= most or len(keys) == 2 for _, key_N, (_, keys, *_) in some)
+        assert torch.cat([query_N for query_N, *_ in some]).tolist() == places
     for window in (None, 5):
         pieces = list(sdpa_kernel._pieces(pack, window, CPU))
         assert [p.end for p in pieces[:-1]] == [p.start for p in pieces[1:]] and pieces[-1].end == pack.length

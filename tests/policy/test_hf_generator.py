@@ -5,8 +5,8 @@ import torch
 
 transformers = pytest.importorskip("transformers")
 
-from verl_credit.policy.generation.generator import BatchGenerator, SamplingParams  # noqa: E402
-from verl_credit.policy.generation.sampling import RowSampler, _inverse_cdf  # noqa: E402
+from verl_credit.policy.generation import BatchGenerator, SamplingParams  # noqa: E402
+from verl_credit.policy.sampling import RowSampler, _inverse_cdf  # noqa: E402
 
 VOCAB = 97
 PROMPTS = [[5, 6, 7], [8], list(range(10, 45)), [5, 6, 7], [90, 3, 3, 3, 12, 40, 41]]

@@ -28,7 +28,7 @@ COMMANDS = {
     "check": ("check", "run the laws on an operator of yours, or on all of ours"),
     "modes": ("pages", "print docs/modes.md"),
     "keys": ("pages", "print docs/keys.md"),
-    "lineage": ("trials.lineage", "the trials of a folder, as `train` writes them down"),
+    "lineage": ("lineage", "the trials of a folder, as `train` writes them down"),
     "campaign": ("campaign", "several conditions with several seeds, and what can be concluded from them"),
 }
 """Each command's file and its line in --help. A function of the command's name has the options and does the work."""

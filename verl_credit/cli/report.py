@@ -17,8 +17,8 @@ def report(
     watch: Annotated[bool, Option("--watch", help="write it anew while the run goes on")] = False,
 ) -> ExitCode | None:
     """Writes a report; writes nothing into a refused folder."""
-    from verl_credit.records.report import watch as rewrite
-    from verl_credit.records.report import write_report, write_two
+    from verl_credit.records.report.write import watch as rewrite
+    from verl_credit.records.report.write import write_report, write_two
     from verl_credit.records.run.progress import say_at_once
     from verl_credit.study.campaign.record import RECORD
 

@@ -13,7 +13,7 @@ from yaml import YAMLError
 
 from verl_credit.errors import ConfigError, PreflightError
 from verl_credit.names import place_now
-from verl_credit.records.run.finished import last_checkpoint
+from verl_credit.records.run.state import last_checkpoint
 
 CONFIG = "config.yaml"
 _STEP = re.compile(r"global_step_(\d+)")

@@ -100,13 +100,8 @@ def token_values(
     inplace_backward: bool = False,
 ) -> dict[str, torch.Tensor]:
     """``log_probs`` and, with ``entropy``, that too: [T] each, under the names of a model's outputs in verl."""
-    if not entropy:
-        log_prob_T = log_probs_from_logits(
-            logits_T_V, labels_T, temperature_T, inplace_backward=inplace_backward
-        )
-        return {"log_probs": log_prob_T}
-    values = log_probs_and_entropy(logits_T_V, labels_T, temperature_T, inplace_backward=inplace_backward)
-    return dict(zip(("log_probs", "entropy"), values, strict=True))
+    values = _Chunked.apply(logits_T_V, labels_T, temperature_T, entropy, inplace_backward, None)
+    return dict(zip(("log_probs", "entropy") if entropy else ("log_probs",), values, strict=False))
 
 
 def entropy_from_logits(
@@ -125,8 +120,7 @@ class _Chunked(torch.autograd.Function):
         _check(logits_T_V, labels_T, temperature_T)
         tokens, vocabulary = logits_T_V.shape
         step = chunk_size or chunk_tokens(vocabulary, logits_T_V.device.type)
-        wide = _wide(logits_T_V.dtype)
-        norm_T = logits_T_V.new_empty(tokens, dtype=wide)
+        norm_T = logits_T_V.new_empty(tokens, dtype=torch.promote_types(logits_T_V.dtype, torch.float32))
         log_prob_T = None if labels_T is None else torch.empty_like(norm_T)
         entropy_T = torch.empty_like(norm_T) if entropy else None
         for rows in _chunks(tokens, step):
@@ -181,10 +175,6 @@ def _check(logits_T_V, labels_T, temperature_T) -> None:
             )
 
 
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    return torch.float64 if dtype == torch.float64 else torch.float32
-
-
 def _chunks(tokens: int, step: int) -> Iterator[slice]:
     return (slice(start, start + step) for start in range(0, tokens, step))
 
@@ -195,8 +185,7 @@ def _divisor(temperature_T: torch.Tensor, rows: slice, dtype: torch.dtype) -> to
 
 def _scaled(logits_T_V: torch.Tensor, temperature_T: torch.Tensor | None, rows: slice) -> torch.Tensor:
     """z of some tokens in the wide dtype. It may be the logits themselves, so it must not be overwritten."""
-    chunk = logits_T_V[rows]
-    wide = _wide(chunk.dtype)
+    wide = torch.promote_types(logits_T_V.dtype, torch.float32)
     if temperature_T is None:
-        return chunk.to(wide)
-    return chunk / _divisor(temperature_T, rows, wide)
+        return logits_T_V[rows].to(wide)
+    return logits_T_V[rows] / _divisor(temperature_T, rows, wide)

@@ -1,19 +1,109 @@
 """The policy over packed rows, in one process: the computation of verl's engine, with transformers alone.
 
 Attention is the project's (`verl_credit.policy.attention`), so that answers can be appended to their rows as in training.
+
+Neighbouring rows that begin alike, such as the rollouts of a prompt, are one packed row with their common tokens once: one
+of the rows is the prefix of the packed row, the others are branches after the tokens that they share with it. A token
+attends to the same tokens as in a row of its own, so its hidden state and its gradient are the same, up to rounding.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from transformers import PreTrainedModel
 
-from verl_credit.policy.attention import AUTO, PACK, install, pack_rows
-from verl_credit.policy.families import Family, Shape, families, reads
+from verl_credit.policy.attention.implementation import AUTO, install
+from verl_credit.policy.attention.pack import PACK, pack_rows
 from verl_credit.policy.log_probs import log_probs_from_logits, token_values
+
+Shape = list[tuple[int, int]]
+"""(base, tokens) of each branch of a packed row."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """``stream`` holds the prefix's tokens, then the tokens of the branches in ``shape``."""
+
+    rows: range
+    stream: torch.Tensor
+    shape: Shape
+    places: list[torch.Tensor]
+    """The places of each row's tokens in ``stream``."""
+
+    @property
+    def trunk(self) -> int:
+        """The number of the prefix's tokens."""
+        return len(self.stream) - sum(tokens for _, tokens in self.shape)
+
+
+def families(prompts: Sequence[torch.Tensor], responses: Sequence[torch.Tensor]) -> list[Family]:
+    """The families in the order of the rows; a new one begins where the prompt changes."""
+    starts = [
+        row for row in range(len(prompts)) if row == 0 or not torch.equal(prompts[row - 1], prompts[row])
+    ]
+    return [
+        _family(range(*ends), [torch.cat((prompts[i], responses[i])) for i in range(*ends)])
+        for ends in pairwise([*starts, len(prompts)])
+    ]
+
+
+@dataclass(frozen=True)
+class Reads:
+    """P different (place, token) pairs of a packed stream, for N read tokens: rows that share both share the logits."""
+
+    place_P: torch.Tensor
+    """The places of the logits, which are at the token before."""
+    label_P: torch.Tensor
+    pair_N: torch.Tensor
+    """The pair of each read token, row by row."""
+
+
+def reads(
+    members: Sequence[Family],
+    prompts: Sequence[torch.Tensor],
+    responses: Sequence[torch.Tensor],
+    *,
+    vocabulary: int,
+    read_B_T: torch.Tensor | None = None,
+) -> Reads:
+    """The response tokens that ``read_B_T`` marks (None: all) in the members' streams, which follow each other."""
+    first, before, labels = 0, [], []
+    for one in members:
+        for row, places in zip(one.rows, one.places, strict=True):
+            read = slice(None) if read_B_T is None else read_B_T[row, : len(responses[row])]
+            before.append(first + places[len(prompts[row]) - 1 : -1][read])
+            labels.append(responses[row][read])
+        first += len(one.stream)
+    pair_P, pair_N = torch.unique(torch.cat(before) * vocabulary + torch.cat(labels), return_inverse=True)
+    return Reads(pair_P // vocabulary, pair_P % vocabulary, pair_N)
+
+
+def _family(rows: range, streams: list[torch.Tensor]) -> Family:
+    """Takes as prefix the row with which the branches have the fewest tokens of their own."""
+    distinct = list({tuple(stream.tolist()): stream for stream in streams}.values())
+    bases = [[_shared(trunk, stream) for stream in distinct] for trunk in distinct]
+    tokens = [len(trunk) - sum(base) for trunk, base in zip(distinct, bases, strict=True)]
+    trunk = distinct[tokens.index(min(tokens))]
+    parts, shape, places, at = [trunk], [], {}, len(trunk)
+    for stream, base in zip(distinct, bases[tokens.index(min(tokens))], strict=True):
+        own = stream[base:]
+        places[tuple(stream.tolist())] = torch.cat((torch.arange(base), torch.arange(at, at + len(own))))
+        if len(own):
+            parts.append(own)
+            shape.append((base, len(own)))
+            at += len(own)
+    return Family(rows, torch.cat(parts), shape, [places[tuple(stream.tolist())] for stream in streams])
+
+
+def _shared(a: torch.Tensor, b: torch.Tensor) -> int:
+    """The number of first tokens that are the same in both."""
+    n = min(len(a), len(b))
+    return int((a[:n] == b[:n]).int().cumprod(0).sum())
 
 
 class PackedPolicy:
@@ -45,25 +135,20 @@ class PackedPolicy:
 
         Without ``entropy`` there is no second table. Neighbours of one prompt share their first tokens (`families`).
         """
-        shape, values = read_B_T.shape, []
+        head, values = self.model.lm_head, []
         for members in self.family_batches(families(prompts, responses)):
-            hidden_N_D = torch.cat(
-                self.hidden([one.stream for one in members], [one.shape for one in members])
-            )
-            values.append(self._read(hidden_N_D, members, prompts, responses, read_B_T, entropy))
+            streams, shapes = [one.stream for one in members], [one.shape for one in members]
+            hidden_N_D = torch.cat(self.hidden(streams, shapes))
+            pairs = reads(members, prompts, responses, vocabulary=head.out_features, read_B_T=read_B_T)
+            logits_P_V = head(hidden_N_D[pairs.place_P])
+            tempered = self._temperature != 1
+            temperature_P = torch.full((len(logits_P_V),), self._temperature) if tempered else None
+            of_pairs = token_values(logits_P_V, pairs.label_P, temperature_P, entropy=entropy)
+            values.append([value_P[pairs.pair_N] for value_P in of_pairs.values()])
         columns = (torch.cat(parts) for parts in zip(*values, strict=True))
         read = read_B_T.nonzero(as_tuple=True)
-        tables = [column.new_zeros(shape).index_put(read, column) for column in columns]
+        tables = [column.new_zeros(read_B_T.shape).index_put(read, column) for column in columns]
         return tables[0], tables[1] if entropy else None
-
-    def _read(self, hidden_N_D, members, prompts, responses, read_B_T, entropy) -> tuple[torch.Tensor, ...]:
-        """Values of every read token."""
-        pairs = reads(
-            members, prompts, responses, vocabulary=self.model.lm_head.out_features, read_B_T=read_B_T
-        )
-        logits_P_V = self.model.lm_head(hidden_N_D[pairs.place_P])
-        values = token_values(logits_P_V, pairs.label_P, self._tempered(len(logits_P_V)), entropy=entropy)
-        return tuple(value_P[pairs.pair_N] for value_P in values.values())
 
     def log_probs(self, hidden_N_D: torch.Tensor, labels_N: torch.Tensor) -> torch.Tensor:
         """The labels' log-probs at temperature 1, as answers are scored."""
@@ -101,6 +186,3 @@ class PackedPolicy:
     def family_batches(self, every: Sequence[Family]) -> Iterator[list[Family]]:
         for place in self.micro_batches([len(one.stream) for one in every]):
             yield [every[i] for i in place]
-
-    def _tempered(self, n: int) -> torch.Tensor | None:
-        return None if self._temperature == 1 else torch.full((n,), self._temperature)

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from verl_credit.policy.attention import PACK, pack_rows, sdpa, varlen
+from verl_credit.policy.attention import sdpa, varlen
+from verl_credit.policy.attention.pack import PACK, pack_rows
 from verl_credit.recipe.plan import Job, activations, actor_peak, shape_of
 from verl_credit.recipe.plan.activations import kept
 

@@ -7,7 +7,7 @@ import pytest
 from kit.lab_run import launches, run
 from kit.machine import MACHINE
 from verl_credit.cli.train import start as train_module
-from verl_credit.cli.trials.row import TrialRow
+from verl_credit.cli.train.trial_row import TrialRow
 from verl_credit.errors import ExitCode, IntegrityError, PreflightError, Terminated, TooLargeError
 from verl_credit.records.lineage import LineageStore
 from verl_credit.records.run import events
@@ -25,7 +25,7 @@ def ends_with(monkeypatch):
     """Without the checks before the start, which have tests of their own."""
     monkeypatch.setattr(train_module, "gather", lambda **_: MACHINE)
     monkeypatch.setattr(train_module, "_make_ready", lambda *_: None)
-    monkeypatch.setattr("verl_credit.cli.trials.facts.installed_versions", lambda: {"python": "3.11"})
+    monkeypatch.setattr("verl_credit.cli.train.trial_row.installed_versions", lambda: {"python": "3.11"})
     return launches(monkeypatch)
 
 
@@ -147,7 +147,7 @@ def test_a_start_with_nothing_left_writes_no_row_unless_the_one_before_was_kille
     start, store, monkeypatch, tmp_path
 ):
     monkeypatch.setattr(train_module, "nothing_left", lambda config: "nothing left")
-    monkeypatch.setattr("verl_credit.records.report.write_report", lambda run_dir: run_dir)
+    monkeypatch.setattr("verl_credit.records.report.write.write_report", lambda run_dir: run_dir)
     assert start("a")[0] == ExitCode.NOTHING_LEFT and not store.path.exists()
     store.start("a", {"job_name": str(tmp_path / "a")})
     append_json(tmp_path / "a" / METRICS, {"step": 5})

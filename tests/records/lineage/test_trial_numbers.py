@@ -5,7 +5,7 @@ import subprocess
 import pytest
 from omegaconf import OmegaConf
 
-from verl_credit.cli.trials.numbers import held_out_metric, of_steps, read_steps
+from verl_credit.cli.train.trial_numbers import held_out_metric, of_steps, read_steps
 from verl_credit.records.run.files import METRICS, VALIDATION, append_json
 from verl_credit.records.run.versions import code_version
 

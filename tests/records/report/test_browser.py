@@ -8,7 +8,7 @@ from kit.browser import CONTRAST, keep
 from kit.credit_tables import ROWS, rollout, write_step
 from kit.report_page import report, training, write_lines, write_run
 from verl_credit.records.report.lens import lens
-from verl_credit.records.report.numbers import signed
+from verl_credit.records.report.text import signed
 
 pytestmark = pytest.mark.browser
 ATTACK = (

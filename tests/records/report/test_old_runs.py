@@ -8,8 +8,8 @@ import pytest
 
 from kit.report_page import report, write_run
 from kit.stored_rollouts import COLUMNS, UPDATE
-from verl_credit.records.report.choose import choose
 from verl_credit.records.report.lens import lens
+from verl_credit.records.report.page import choose
 from verl_credit.records.report.run_data import read_run
 from verl_credit.records.run.tables import ROLLOUTS, table_path
 from verl_credit.study.probe.rollouts import read_rollouts

@@ -15,22 +15,23 @@ import verl_credit.records.report
 from kit.report_page import Page, report, training, trajectory, turn, write_lines
 from verl_credit.cli import main
 from verl_credit.errors import ExitCode
-from verl_credit.records.report import write_report
-from verl_credit.records.report.choose import RECENT_STEPS, choose
-from verl_credit.records.report.numbers import (
+from verl_credit.records.report.page import RECENT_STEPS, choose
+from verl_credit.records.report.run_data import Series, read_run, read_settings
+from verl_credit.records.report.text import (
     MINUS,
     NEGATIVE,
     NEUTRAL,
     POSITIVE,
+    clean,
     colour,
+    dialogue,
     limit,
     percent,
     points,
     seconds_change,
     signed,
 )
-from verl_credit.records.report.run_data import Series, read_run, read_settings
-from verl_credit.records.report.text import clean, dialogue
+from verl_credit.records.report.write import write_report
 
 ATTACK = '<script>alert("1")</script><img src=x onerror=alert(2)>"\'&amp;\x00\ud800'
 

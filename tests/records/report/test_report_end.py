@@ -12,11 +12,11 @@ from matplotlib.figure import Figure
 
 from kit.report_page import Page, evaluation, report, sibling, training, trajectory, write_lines
 from verl_credit.errors import ExitCode
-from verl_credit.records.report import write_report
 from verl_credit.records.report.curves import _draw
-from verl_credit.records.report.numbers import duration, interval
 from verl_credit.records.report.panels import panels
 from verl_credit.records.report.run_data import read_run
+from verl_credit.records.report.text import duration, interval
+from verl_credit.records.report.write import write_report
 from verl_credit.records.run import events
 from verl_credit.records.run.files import EVENTS, read_json_lines
 

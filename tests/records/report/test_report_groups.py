@@ -5,8 +5,8 @@ import pytest
 pytest.importorskip("matplotlib")
 
 from kit.report_page import Page, report, sibling, trajectory, turn, write_lines
-from verl_credit.records.report.choose import choose
-from verl_credit.records.report.numbers import MINUS
+from verl_credit.records.report.page import choose
+from verl_credit.records.report.text import MINUS
 
 RELATIVE = "Credit is relative to the group"
 TIED = "This group tied: all"

@@ -3,9 +3,9 @@
 import pytest
 
 from kit.report_page import training, write_lines
-from verl_credit.records.report import step_panels as module
+from verl_credit.records.report import panels as module
+from verl_credit.records.report.panels import step_panels
 from verl_credit.records.report.run_data import read_run
-from verl_credit.records.report.step_panels import step_panels
 from verl_credit.records.run.tables import TURNS, table_path, write_table
 
 

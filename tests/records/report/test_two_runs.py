@@ -6,9 +6,9 @@ from kit.report_page import Page, evaluation, training, write_lines, write_run
 from verl_credit.cli import main
 from verl_credit.errors import ExitCode
 from verl_credit.records.report import page as module
-from verl_credit.records.report import write_two
 from verl_credit.records.report.page import two_runs
 from verl_credit.records.report.run_data import read_run
+from verl_credit.records.report.write import write_two
 
 
 @pytest.fixture

@@ -13,8 +13,7 @@ from verl_credit.cli.train.start import command_line
 from verl_credit.errors import ExitCode, IntegrityError, PreflightError
 from verl_credit.records.run import events
 from verl_credit.records.run.files import EVENTS, METRICS, VALIDATION, append_json, read_json_lines
-from verl_credit.records.run.finished import TRACKER, planned_in_all
-from verl_credit.records.run.state import save_state
+from verl_credit.records.run.state import TRACKER, planned_in_all, save_state
 
 FIVE = "trainer.total_training_steps=5"
 
@@ -119,7 +118,7 @@ def test_a_refused_start_renews_the_report_without_a_word(tmp_path, capsys, ends
     ends_with(PreflightError("Ray does not start"))
     seen = []
     monkeypatch.setattr(
-        "verl_credit.records.report.write_report", lambda run_dir: seen.append(last_end(run_dir)[:2])
+        "verl_credit.records.report.write.write_report", lambda run_dir: seen.append(last_end(run_dir)[:2])
     )
     _, lines = run(capsys, tmp_path, FIVE)
     assert seen == [["refused", 4]] and not any("report" in line for line in lines)

@@ -19,9 +19,8 @@ from verl_credit.cli import main
 from verl_credit.cli.train import start as train_module
 from verl_credit.errors import ExitCode, PreflightError
 from verl_credit.records.run.files import EVENTS, METRICS, VALIDATION, append_json, read_json_lines
-from verl_credit.records.run.finished import TRACKER, last_checkpoint, nothing_left
 from verl_credit.records.run.lock import LOCK, run_lock
-from verl_credit.records.run.state import save_state
+from verl_credit.records.run.state import TRACKER, last_checkpoint, nothing_left, save_state
 
 HOLD = "import sys; from pathlib import Path; from verl_credit.records.run.lock import run_lock\n" \
        "with run_lock(Path(sys.argv[1])): print('held', flush=True); sys.stdin.read()"  # fmt: skip

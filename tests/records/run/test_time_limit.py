@@ -8,7 +8,7 @@ from kit.recipes import load_config
 from verl_credit.config.settings import CreditSettings
 from verl_credit.errors import ConfigError
 from verl_credit.recipe.rules import validate
-from verl_credit.records.run.finished import TimeLimit
+from verl_credit.records.run.state import TimeLimit
 
 
 class Clock:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kit.tiny_models import exact_norms, tiny_model
-from verl_credit.policy.attention import AUTO
+from verl_credit.policy.attention.implementation import AUTO
 from verl_credit.policy.packed import PackedPolicy
 from verl_credit.study.fidelity.gradient.credited import credited, square_of_means, tokens_of, true_credit
 from verl_credit.study.fidelity.gradient.turns import CountSketch, turn_gradients

@@ -10,10 +10,10 @@ from omegaconf import OmegaConf
 from kit.recipes import load_config
 from verl_credit.cli import main
 from verl_credit.records.report.lens import stars_path
-from verl_credit.records.run.old_tables import TOKENS
 from verl_credit.records.run.tables import (
     ROLLOUTS,
     ROLLOUTS_SCHEMA,
+    TOKENS,
     table_path,
     write_table,
 )

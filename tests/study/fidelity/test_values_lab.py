@@ -12,7 +12,7 @@ from kit.recipes import load_config
 from verl_credit.cli import main
 from verl_credit.config.settings import CreditSettings
 from verl_credit.errors import PreflightError
-from verl_credit.policy.generation.generator import BatchGenerator
+from verl_credit.policy.generation import BatchGenerator
 from verl_credit.policy.packed import PackedPolicy
 from verl_credit.study.fidelity.measure import sample_groups
 from verl_credit.study.fidelity.request import Request

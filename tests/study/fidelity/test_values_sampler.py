@@ -10,7 +10,7 @@ import torch
 
 from kit.tiny_models import tiny_model
 from lakes.integrity import Fit
-from verl_credit.policy.generation.generator import BatchGenerator
+from verl_credit.policy.generation import BatchGenerator
 from verl_credit.worlds.rollouts.sampler import Ask, ModelDecoder, TurnSampler, digest, uniforms
 
 STOP, WORDS, LONGEST = 2, (2, 3, 4, 5), 3

@@ -10,7 +10,7 @@ from omegaconf import DictConfig
 from verl_credit.cli.saved_run import CONFIG, checkpoints_of, run_config, saved_step, saved_steps
 from verl_credit.errors import PreflightError
 from verl_credit.recipe.compose import load_config, quoted
-from verl_credit.records.run.finished import last_checkpoint
+from verl_credit.records.run.state import last_checkpoint
 from verl_credit.study.fidelity.subject import Subject, load_checkpoint, load_policy, make_subject
 
 MODEL = "actor_rollout_ref.model.path"

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_credit.cli.trials.facts import kept_when, store_folder
+from verl_credit.cli.train.trial_row import kept_when, store_folder
 from verl_credit.config.keys import AUTO, Algorithm
 from verl_credit.config.settings import INFO_GAIN, CreditSettings
 from verl_credit.credit.operator import leave_one_out_factor

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from verl_credit.cli.train.trial_row import TrialRow
 from verl_credit.cli.train.with_verl import check_with_verl, set_environment
-from verl_credit.cli.trials.row import TrialRow
 from verl_credit.errors import ConfigError, ExitCode, IntegrityError, PreflightError, Terminated
 from verl_credit.recipe.compose import load_config
 from verl_credit.recipe.doctor.checks import Stage, require
@@ -25,9 +25,9 @@ from verl_credit.recipe.unread import idle_lines
 from verl_credit.recipe.world import World, missing_line, world_of
 from verl_credit.records.run import events
 from verl_credit.records.run.files import METRICS, DamagedFile
-from verl_credit.records.run.finished import nothing_left, planned_in_all
 from verl_credit.records.run.lock import run_lock
 from verl_credit.records.run.progress import Progress, Throttled, say_at_once
+from verl_credit.records.run.state import nothing_left, planned_in_all
 from verl_credit.records.run.versions import write_versions
 from verl_credit.redact import override_without_secrets, without_secrets
 
@@ -104,7 +104,7 @@ def _end(
 ) -> None:
     """Records the end in the table of trials, the run's events and its report. `train` itself prints a refusal or an
     interruption. Errors of the recording never replace the error that ended the run."""
-    from verl_credit.records.report import write_report
+    from verl_credit.records.report.write import write_report
 
     run_dir = Path(config.run_dir)
     trial = row.end(code, why, error)

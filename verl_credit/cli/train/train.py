@@ -13,12 +13,12 @@ from verl_credit.cli.command import SHIPPED, ConfigDir, Overrides, ends
 from verl_credit.errors import ExitCode, IntegrityError, PreflightError
 from verl_credit.records.run import events
 from verl_credit.records.run.files import METRICS
-from verl_credit.records.run.finished import planned_in_all
 from verl_credit.records.run.lock import run_lock
 from verl_credit.records.run.progress import Throttled, say_at_once
+from verl_credit.records.run.state import planned_in_all
 
 if TYPE_CHECKING:
-    from verl_credit.cli.trials.row import TrialRow
+    from verl_credit.cli.train.trial_row import TrialRow
 
 NOT_ON = "a run of the twin does not go on"
 
@@ -54,7 +54,7 @@ def twin(
 ) -> None:
     """Runs the twin and records it as `train` does, with events and a row in the table of trials for every end."""
     from verl_credit.cli.train.start import command_line, how_it_ended, terminate_as_interrupt
-    from verl_credit.cli.trials.row import TrialRow
+    from verl_credit.cli.train.trial_row import TrialRow
     from verl_credit.recipe.compose import load_config
     from verl_credit.study.twin.check import check_twin
 

@@ -30,8 +30,7 @@ from verl.utils import tensordict_utils as tu
 
 from verl_credit.host.engine.log_prob_engine import nested
 from verl_credit.names import BRANCH_LOG_PROBS, BRANCHES, SCORE_BRANCHES
-from verl_credit.policy.attention import chosen
-from verl_credit.policy.attention.implementation import recorded, require_windows
+from verl_credit.policy.attention.implementation import chosen, recorded, require_windows
 from verl_credit.turns.branches import encode_branches
 
 # 639 tokens in five blocks of 128. Bases after, on and before the borders at 128 and, with row 2 from 457 on, 512.

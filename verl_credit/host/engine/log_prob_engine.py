@@ -15,7 +15,8 @@ from verl.utils import tensordict_utils as tu
 from verl.utils.device import get_device_name
 
 from verl_credit.names import BRANCH_LOG_PROBS, BRANCHES, SCORE_BRANCHES
-from verl_credit.policy.attention import NAMES, PACK, pack_rows
+from verl_credit.policy.attention.implementation import NAMES
+from verl_credit.policy.attention.pack import PACK, pack_rows
 from verl_credit.policy.log_probs import (
     FLASH,
     LOOP,

@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from verl_credit.policy.generation.generator import Generation
-from verl_credit.policy.generation.sampling import SamplingParams
+from verl_credit.policy.generation import Generation
+from verl_credit.policy.sampling import SamplingParams
 
 
 class RequestRejected(RuntimeError):

@@ -15,8 +15,8 @@ from verl.workers.rollout.replica import RolloutReplica, TokenOutput
 
 from verl_credit.host.hf_rollout.batcher import RequestBatcher, RequestRejected
 from verl_credit.host.hf_rollout.sync import WeightError, WeightSink, server_name
-from verl_credit.policy.generation.generator import BatchGenerator
-from verl_credit.policy.generation.sampling import SamplingParams
+from verl_credit.policy.generation import BatchGenerator
+from verl_credit.policy.sampling import SamplingParams
 
 
 class HFServer:

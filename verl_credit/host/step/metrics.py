@@ -14,7 +14,7 @@ import torch
 from verl_credit.config.settings import FORWARD_SIGNALS, INFO_GAIN
 from verl_credit.credit.groups import group_counts
 from verl_credit.errors import IntegrityError
-from verl_credit.records.run.notes import ROWS_LEFT_OUT, TURNS_CUT
+from verl_credit.records.run.events import ROWS_LEFT_OUT, TURNS_CUT
 from verl_credit.redact import redact
 from verl_credit.turns.assign import StepCredit
 from verl_credit.turns.book import STOP_REASONS, TurnBatch

@@ -27,8 +27,7 @@ from verl_credit.records.run.files import (
     read_json_lines,
     rewind,
 )
-from verl_credit.records.run.finished import TimeLimit
-from verl_credit.records.run.state import describe_resume, save_state
+from verl_credit.records.run.state import TimeLimit, describe_resume, save_state
 
 
 class RecordedTrainer(PPOTrainer):

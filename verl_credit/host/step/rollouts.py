@@ -15,9 +15,8 @@ from verl_credit.host.step import store
 from verl_credit.host.step.tables import pipeline, sampled_rows
 from verl_credit.names import CLIP_SCALE
 from verl_credit.records.run.files import plain
-from verl_credit.records.run.old_tables import TOKENS
 from verl_credit.records.run.rollouts import keep_samples
-from verl_credit.records.run.tables import ROLLOUTS, SAMPLES, table_path, tables_of, write_table
+from verl_credit.records.run.tables import ROLLOUTS, SAMPLES, TOKENS, table_path, tables_of, write_table
 from verl_credit.turns.assign import StepCredit, group_numbers
 from verl_credit.turns.book import TurnBatch
 from verl_credit.turns.reward.qa import gold_answers

@@ -45,7 +45,13 @@ from verl_credit.host.step.tables import keep_turns
 from verl_credit.names import CLIP_SCALE, LOSS_MODE, TRAINER_MODE, TURN_IDS
 from verl_credit.recipe.unread import without_effect_in
 from verl_credit.records.run import events
-from verl_credit.records.run.notes import ROWS_LEFT_OUT, TURNS_CUT, cut_note, left_out_note, small_groups_note
+from verl_credit.records.run.events import (
+    ROWS_LEFT_OUT,
+    TURNS_CUT,
+    cut_note,
+    left_out_note,
+    small_groups_note,
+)
 from verl_credit.turns.assign import CreditRun, step_inputs
 from verl_credit.turns.gains import plan_gains
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
-from enum import StrEnum
 from functools import cache
 
 import torch
 
-from verl_credit.policy.attention.pack import Pack
+from verl_credit.policy.attention.pack import Pack, pushed
 
 BLOCK = 128
 LIMIT = 32
@@ -19,37 +17,27 @@ BACKENDS: dict[str, str | None] = {"cpu": None}
 _trying: list[bool] = []
 
 
-class Purpose(StrEnum):
-    """Each purpose is compiled separately, with its own limit."""
-
-    TRIAL = "trial"
-    FORWARD = "forward"  # without gradients
-    TRAINING = "training"
-
-
-@contextmanager
 def trying():
     """Attention inside the block belongs to the trial of the kernels."""
-    _trying.append(True)
-    try:
-        yield
-    finally:
-        _trying.pop()
+    return pushed(_trying, True)
 
 
 def flex(query, key, value, pack: Pack, *, scaling, window=None, softcap=None, dropout=0.0) -> torch.Tensor:
     """FlexAttention with a block mask. Errors: RuntimeError when it should be compiled but would run uncompiled."""
     from torch._dynamo.exc import FailOnRecompileLimitHit
+    from torch.fx.experimental import _config as shapes
 
     if dropout:
         raise ValueError(f"attention dropout of {dropout}: FlexAttention has none; set attention_dropout=0")
     mask = pack.once(("block", window, query.device), lambda: block_mask(pack, window, query.device))
-    purpose = Purpose.TRAINING if torch.is_grad_enabled() else Purpose.FORWARD
-    purpose = Purpose.TRIAL if _trying else purpose
+    purpose = "trial" if _trying else "training" if torch.is_grad_enabled() else "forward"
     backend = BACKENDS.get(query.device.type, "inductor")
     attend = function_for(purpose, backend, scaling, softcap, query.shape[1] > key.shape[1])
+    # Scaling and softcap are constants; and equal sizes, such as 32 heads and 32 blocks, are distinguished: if Dynamo took
+    # them for one size, it would compile again for the next length.
+    limit = torch._dynamo.config.patch(recompile_limit=LIMIT, specialize_float=True)
     try:
-        with _dynamo():
+        with limit, shapes.patch(use_duck_shape=False):
             out = attend(query, key, value, mask)
     except FailOnRecompileLimitHit as failure:
         raise RuntimeError(
@@ -60,22 +48,9 @@ def flex(query, key, value, pack: Pack, *, scaling, window=None, softcap=None, d
     return out.transpose(1, 2).contiguous()
 
 
-@contextmanager
-def _dynamo():
-    """Makes scaling and softcap constants, and distinguishes equal sizes, such as 32 heads and 32 blocks.
-
-    If Dynamo took these for one size, it would compile again for the next length.
-    """
-    from torch.fx.experimental import _config as shapes
-
-    limit = {"recompile_limit": LIMIT, "specialize_float": True}
-    with torch._dynamo.config.patch(**limit), shapes.patch(use_duck_shape=False):
-        yield
-
-
 @cache
-def function_for(purpose: Purpose, backend: str | None, scaling: float, softcap: float | None, gqa: bool):
-    """A function with its own code object, because Dynamo counts compilations per code object.
+def function_for(purpose: str, backend: str | None, scaling: float, softcap: float | None, gqa: bool):
+    """A function with its own code object, because Dynamo counts compilations, with a limit, per code object.
 
     Numbers are constants in it; sizes are not.
     """
@@ -109,14 +84,17 @@ def block_mask(pack: Pack, window: int | None, device):
 
     reach = pack.reach(window, device)
     seen_BB = torch.cat([_seen(reach, first, pack.length) for first in range(0, pack.length, 64 * BLOCK)])
-    whole = seen_BB == BLOCK * BLOCK
-    tables = [_ordered(blocks) for blocks in ((seen_BB > 0) & ~whole, whole)]
+    whole_BB = seen_BB == BLOCK * BLOCK
+    tables = []  # per block of queries: the number of blocks of keys, and all blocks with these first
+    for blocks_BB in ((seen_BB > 0) & ~whole_BB, whole_BB):
+        order_BB = blocks_BB.int().argsort(dim=-1, descending=True, stable=True)
+        tables += [blocks_BB.sum(dim=-1).int()[None, None], order_BB.int()[None, None]]
 
     def sees(b, h, query, key):
         return reach.sees(query, key)
 
     return BlockMask.from_kv_blocks(
-        *tables[0], *tables[1], BLOCK_SIZE=BLOCK, mask_mod=sees, seq_lengths=(pack.length, pack.length)
+        *tables, BLOCK_SIZE=BLOCK, mask_mod=sees, seq_lengths=(pack.length, pack.length)
     )
 
 
@@ -134,10 +112,3 @@ def _seen(reach, first: int, length: int) -> torch.Tensor:
     pairs = within(reach.own_N[here], place_Q + 1) + within(reach.trunk_N[here], reach.end_N[here])
     pairs = torch.nn.functional.pad(pairs, (0, 0, 0, -len(pairs) % BLOCK))
     return pairs.unflatten(0, (-1, BLOCK)).sum(dim=1)
-
-
-def _ordered(blocks_BB: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns, per block of queries, the number of blocks of keys and all blocks with these first: int32 [1, 1, B] and
-    [1, 1, B, B]."""
-    order = blocks_BB.int().argsort(dim=-1, descending=True, stable=True)
-    return blocks_BB.sum(dim=-1).int()[None, None], order.int()[None, None]

@@ -6,21 +6,18 @@ without a window, and the proof's short rows would not reveal it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
 import torch
 
 from verl_credit.policy.attention.kernels import KERNELS, TOLERANCE, Heads, trial
-from verl_credit.policy.attention.pack import Pack
+from verl_credit.policy.attention.pack import PACK, Pack, pushed
 
 AUTO = "auto"
 PREFIX = "credit_"
 NAMES = (AUTO, *(PREFIX + kernel for kernel in KERNELS))
 PREFERENCE = {"cuda": ("varlen", "sdpa", "flex")}  # others: sdpa
-PACK = "credit_pack"
 
 # Keywords that models pass on and that do not change which tokens a token sees.
 HARMLESS = ("position_ids", "position_embeddings", "cache_position", "use_cache", "output_attentions",
@@ -70,30 +67,28 @@ def attention(
     **others,
 ) -> tuple[torch.Tensor, None]:
     """The function that transformers calls in every layer. Raises for calls that it would compute wrongly."""
+    name = f"attn_implementation={implementation}"
     if credit_pack is None:
         raise RuntimeError(
-            f"attn_implementation={implementation} got no {PACK}: it works only in verl_credit's engine with "
-            "use_remove_padding=True; use sdpa or flash_attention_2 elsewhere"
+            f"{name} got no {PACK}: it works only in verl_credit's engine with use_remove_padding=True; use sdpa or "
+            "flash_attention_2 elsewhere"
         )
     if attention_mask is not None:
-        raise RuntimeError(f"attn_implementation={implementation} got a mask, but takes only a {PACK}")
+        raise RuntimeError(f"{name} got a mask, but takes only a {PACK}")
     if query.shape[0] != 1 or query.shape[2] != credit_pack.length:
         raise RuntimeError(
-            f"attn_implementation={implementation} got {query.shape[0]} x {query.shape[2]} tokens for a pack of "
-            f"{credit_pack.length}: is a sequence-parallel size above 1 set?"
+            f"{name} got {query.shape[0]} x {query.shape[2]} tokens for a pack of {credit_pack.length}: is a "
+            "sequence-parallel size above 1 set?"
         )
     causal = others.get("is_causal")
     if not (getattr(module, "is_causal", True) if causal is None else causal):
-        raise NotImplementedError(
-            f"attn_implementation={implementation}: {type(module).__name__} is not causal"
-        )
-    unknown = sorted(name for name, value in others.items() if value is not None and name not in HARMLESS)
+        raise NotImplementedError(f"{name}: {type(module).__name__} is not causal")
+    unknown = sorted(key for key, given in others.items() if given is not None and key not in HARMLESS)
     if unknown:
-        raise NotImplementedError(
-            f"attn_implementation={implementation}: {type(module).__name__} passes {', '.join(unknown)}, which "
-            "would be ignored"
-        )
-    note(module, sliding_window)
+        passes = f"{type(module).__name__} passes {', '.join(unknown)}"
+        raise NotImplementedError(f"{name}: {passes}, which would be ignored")
+    if _open:
+        _open[-1][id(module)] = sliding_window
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     kernel = KERNELS[choice(implementation, query, key).kernel]
     options = {"scaling": scaling, "window": sliding_window, "softcap": softcap, "dropout": dropout}
@@ -129,8 +124,8 @@ def choose(
     device: torch.device,
     dtype: torch.dtype,
     heads: Heads,
-    kernels: dict[str, Callable] | None = None,
-    gradients: bool = True,
+    kernels: dict = KERNELS,
+    gradients=True,
 ) -> Choice:
     """The first kernel that imports, runs here, and agrees with the definition (`trial`).
 
@@ -138,7 +133,6 @@ def choose(
     """
     if wanted not in NAMES:
         raise ValueError(f"attn_implementation={wanted!r}; expected one of {', '.join(NAMES)}")
-    kernels = KERNELS if kernels is None else kernels
     names = PREFERENCE.get(device.type, ("sdpa",)) if wanted == AUTO else (wanted.removeprefix(PREFIX),)
     passed_over: list[str] = []
     for name in names:
@@ -163,32 +157,17 @@ def chosen(implementation: str) -> list[Choice]:
     return [_chosen(*key, gradients) for key in sorted(kinds, key=str) for gradients in (False, True)]
 
 
-@contextmanager
 def forced(kernel: str):
     """Each of our names selects this kernel inside the block, for tests and benchmarks."""
-    _forced.append(named(kernel))
-    try:
-        yield
-    finally:
-        _forced.pop()
+    return pushed(_forced, named(kernel))
 
 
 _open: list[dict[int, int | None]] = []
 
 
-@contextmanager
 def recorded():
     """{id of an attention layer: the window it passed}, for every layer that attends inside the block."""
-    _open.append({})
-    try:
-        yield _open[-1]
-    finally:
-        _open.pop()
-
-
-def note(module, window: int | None) -> None:
-    if _open:
-        _open[-1][id(module)] = window
+    return pushed(_open, {})
 
 
 def sliding_layers(text_config) -> tuple[int, str]:

@@ -30,8 +30,7 @@ def row_by_row(
     key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
     parts = []
     for row in rows:
-        at = row.start
-        for base, tokens in ((0, row.trunk), *row.branches):
+        for at, base, tokens in row.segments:
             places = [*range(row.start, row.start + base), *range(at, at + tokens)]
             q, k, v = query[:, :, at : at + tokens], key[:, :, places], value[:, :, places]
             position = torch.arange(base, base + tokens, device=q.device)
@@ -41,7 +40,6 @@ def row_by_row(
             scores = scores if softcap is None else softcap * torch.tanh(scores / softcap)
             weights = scores.masked_fill(~mask, -torch.inf).softmax(dim=-1)
             parts.append((weights @ v.double()).to(q.dtype))
-            at += tokens
     return torch.cat(parts, dim=2).transpose(1, 2)
 
 
@@ -116,9 +114,6 @@ def _borders(pack: Pack) -> list[int]:
     """The places before and after each end of a prefix, a base and a branch."""
     ends = []
     for row in pack.rows:
-        at = row.start + row.trunk
-        ends.append(at)
-        for base, tokens in row.branches:
-            at += tokens
-            ends += [row.start + base, at]
+        for at, base, tokens in row.segments:
+            ends += [row.start + base, at + tokens] if base else [at + tokens]
     return sorted({place for end in ends for place in (end - 1, end) if place < pack.length})

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 
@@ -14,6 +16,9 @@ KEY_TOKENS = 2**16
 """varlen: tokens whose keys and values are gathered at a time."""
 MASK_NUMBERS = 2**24
 """SDPA: numbers in a mask, queries x keys; with a softcap, in the scores of all heads."""
+
+PACK = "credit_pack"
+"""The keyword under which models pass a pack on to their attention."""
 
 Branch = tuple[int, int]
 """(base, tokens): the branch sees the first ``base`` tokens of its row's prefix, and itself."""
@@ -28,12 +33,15 @@ class PackedRow:
     branches: tuple[Branch, ...] = ()
 
     @property
-    def branch_tokens(self) -> int:
-        return sum(tokens for _, tokens in self.branches)
+    def length(self) -> int:
+        return self.trunk + sum(tokens for _, tokens in self.branches)
 
     @property
-    def length(self) -> int:
-        return self.trunk + self.branch_tokens
+    def segments(self) -> list[tuple[int, int, int]]:
+        """(place in the stream, base, tokens) of the prefix, whose base is 0, and of each branch."""
+        both = ((0, self.trunk), *self.branches)
+        starts = accumulate((tokens for _, tokens in both), initial=self.start)
+        return [(at, base, tokens) for at, (base, tokens) in zip(starts, both, strict=False)]
 
 
 @dataclass(frozen=True)
@@ -62,8 +70,7 @@ class Pack:
     """
 
     def __init__(self, rows: tuple[PackedRow, ...]):
-        self.rows = rows
-        self._tables: dict = {}
+        self.rows, self._tables = rows, {}
 
     def __repr__(self) -> str:
         return f"Pack({self.rows!r})"
@@ -74,11 +81,8 @@ class Pack:
 
     def position_ids(self) -> torch.Tensor:
         """The positions are 0, 1, ... along a prefix; a branch continues from its base."""
-        parts = []
-        for row in self.rows:
-            parts.append(torch.arange(row.trunk))
-            parts += [torch.arange(base, base + tokens) for base, tokens in row.branches]
-        return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.long)
+        segments = [(base, base + tokens) for row in self.rows for _, base, tokens in row.segments]
+        return torch.cat([torch.arange(0), *(torch.arange(*ends) for ends in segments)])
 
     def reach(self, window: int | None, device) -> Reach:
         """The `Reach` of all tokens, made once per window and device."""
@@ -89,6 +93,16 @@ class Pack:
         if key not in self._tables:
             self._tables[key] = make()
         return self._tables[key]
+
+
+@contextmanager
+def pushed(stack: list, value):
+    """``value`` is the last of ``stack`` inside the block."""
+    stack.append(value)
+    try:
+        yield value
+    finally:
+        stack.pop()
 
 
 def pack_rows(trunks: Sequence[int], branches: Sequence[Sequence[Branch]] | None = None) -> Pack:
@@ -105,21 +119,15 @@ def pack_rows(trunks: Sequence[int], branches: Sequence[Sequence[Branch]] | None
                     f"row {number} of {trunk} tokens has a branch of {tokens} tokens at {base}; "
                     f"expected at least one token, at 1 to {trunk}"
                 )
-        row = PackedRow(start, trunk, tuple((int(base), int(tokens)) for base, tokens in own))
-        rows.append(row)
-        start += row.length
+        rows.append(PackedRow(start, trunk, tuple((int(base), int(tokens)) for base, tokens in own)))
+        start += rows[-1].length
     return Pack(tuple(rows))
 
 
 def _reach(rows: Sequence[PackedRow], window: int | None, device) -> Reach:
-    segments = []  # first place, number of tokens, first place of the row, base
-    for row in rows:
-        at = row.start
-        for base, tokens in ((0, row.trunk), *row.branches):
-            segments.append((at, tokens, row.start, base))
-            at += tokens
+    segments = [(at, base, tokens, row.start) for row in rows for at, base, tokens in row.segments]
     table = torch.tensor(segments, dtype=torch.int32).reshape(-1, 4)
-    first_N, _, row_N, base_N = table.repeat_interleave(table[:, 1].long(), dim=0).unbind(1)
+    first_N, base_N, _, row_N = table.repeat_interleave(table[:, 2].long(), dim=0).unbind(1)
     own_N, trunk_N, end_N = first_N, row_N, row_N + base_N
     if window is not None:
         place_N = torch.arange(len(own_N), dtype=torch.int32)

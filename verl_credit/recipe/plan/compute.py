@@ -8,7 +8,7 @@ from verl_credit.recipe.plan.hardware import GB, Hardware
 from verl_credit.recipe.plan.job import Assumptions, Job
 from verl_credit.recipe.plan.memory import Engine, trained
 from verl_credit.recipe.plan.model_shape import ModelShape
-from verl_credit.records.run.checkpoints import count_kept, count_written
+from verl_credit.records.run.files import count_kept, count_written
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,14 @@ from verl_credit.config.resolved import Config, Tree, select
 from verl_credit.config.settings import ATTENTION, CreditSettings
 from verl_credit.errors import ConfigError
 from verl_credit.names import AGENT_NAME, AGENTS, ROLLOUT_NAME, TURN_AGENT
-from verl_credit.policy.attention import NAMES
-from verl_credit.recipe.agent_loops import KEYS, MULTI_TURN, may_call, own_loops, tools_given
+from verl_credit.policy.attention.implementation import NAMES
+from verl_credit.recipe.agent_loops import (
+    KEYS,
+    MULTI_TURN,
+    may_call,
+    own_loops,
+    tools_given,
+)
 from verl_credit.turns.scorers import SCORERS
 
 REMOVE_PADDING = "actor_rollout_ref.model.use_remove_padding"

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from verl_credit.errors import one_line
-from verl_credit.records.lineage.rule import best_of, chain, keeps_of, last
 from verl_credit.records.lineage.trial import Trial
 
 NONE = "\N{EM DASH}"
@@ -29,84 +28,66 @@ class LineageSnapshot:
     last_m_with_full_hypothesis: tuple[Trial, ...]
 
 
-def render(
-    trials: Sequence[Trial],
-    for_specialist: str,
-    *,
-    lower_is_better: bool,
-    top_k: int,
-    recent_n: int,
-    last_m_full: int,
-    session_timestamp: str,
-) -> LineageSnapshot:
-    best = best_of(trials, lower_is_better=lower_is_better)
-    to_best = chain(trials, best.exp_id) if best else ()
-    top = keeps_of(trials, lower_is_better=lower_is_better)[: max(top_k, 0)]
-    recent, full = last(trials, recent_n)[::-1], last(trials, last_m_full)[::-1]
-    lines = ["# Session start — empty lineage"]
-    if trials:
-        lines = [
-            f"# Session start — {_flat(session_timestamp) or NONE}",
-            f"You are specialist **{_flat(for_specialist)}**. Current best: **{best.label if best else NONE}** "
-            f"(core_metric={_metric(best.core_metric if best else None)}).",
-            "",
-            *_leaderboard(best, top),
-            *_knowledge(to_best),
-            *_activity(recent),
-            *_in_full(full),
-        ]
-    return LineageSnapshot("\n".join(lines) + "\n", best, to_best, top, recent, full)
+def page(found: LineageSnapshot, trials: Sequence[Trial], for_specialist: str, session_timestamp: str) -> str:
+    if not trials:
+        return "# Session start — empty lineage\n"
+    best = found.current_best
+    lines = [
+        f"# Session start — {_flat(session_timestamp) or NONE}",
+        f"You are specialist **{_flat(for_specialist)}**. Current best: **{best.label if best else NONE}** "
+        f"(core_metric={_metric(best.core_metric if best else None)}).",
+        "",
+        *_leaderboard(best, found.top_k_leaderboard),
+        *_knowledge(found.chain_to_best),
+        *_activity(found.recent_n_activity),
+        *_in_full(found.last_m_with_full_hypothesis),
+    ]
+    return "\n".join(lines) + "\n"
 
 
 def _leaderboard(best: Trial | None, top: Sequence[Trial]) -> list[str]:
-    lines = ["## LEADERBOARD.md", "", "## Current Best", *(_best(best) if best else [f"*({NONE})*"]), ""]
-    lines += [f"## Top {len(top)} Kept Trials", ""]
+    current = [f"*({NONE})*"]
+    if best:
+        current = [
+            f"- **exp_id**: {_flat(best.exp_id)}",
+            f"- **core_metric**: {_metric(best.core_metric)}",
+            f"- **specialist**: {_flat(best.specialist)}",
+            f"- **hypothesis**: {_flat(_cut(best.hypothesis, 110))}",
+            *([f"- **snapshot**: {_code(best.snapshot_path)}"] if best.snapshot_path else []),
+        ]
+    lines = ["## LEADERBOARD.md", "", "## Current Best", *current, "", f"## Top {len(top)} Kept Trials", ""]
     if not top:
         return [*lines, "*(no keeps yet)*", ""]
     lines += [
         "| exp | core_metric | Δ | specialist | hypothesis |",
         "|-----|-------------|---|------------|------------|",
     ]
-    lines += [
-        _row(t.exp_id, _metric(t.core_metric), _delta(t.delta_vs_best), t.specialist, _cut(t.hypothesis, 100))
-        for t in top
-    ]
+    for t in top:
+        metric, delta = _metric(t.core_metric), _delta(t.delta_vs_best)
+        lines.append(_row(t.exp_id, metric, delta, t.specialist, _cut(t.hypothesis, 100)))
     return [*lines, ""]
-
-
-def _best(best: Trial) -> list[str]:
-    lines = [
-        f"- **exp_id**: {_flat(best.exp_id)}",
-        f"- **core_metric**: {_metric(best.core_metric)}",
-        f"- **specialist**: {_flat(best.specialist)}",
-        f"- **hypothesis**: {_flat(_cut(best.hypothesis, 110))}",
-    ]
-    if best.snapshot_path:
-        lines.append(f"- **snapshot**: {_code(best.snapshot_path)}")
-    return lines
 
 
 def _knowledge(to_best: Sequence[Trial]) -> list[str]:
     lines = []
     for place, t in enumerate(to_best):
-        branch = " └─ " if place else ""
         facts = _facts(one_line(t.specialist) or "baseline", t)
-        lines.append(f"{branch}{one_line(t.label)} {facts} {_cut(t.hypothesis, 100)}")
+        lines.append(f"{' └─ ' if place else ''}{one_line(t.label)} {facts} {_cut(t.hypothesis, 100)}")
     if lines:
         lines[-1] += " ← BEST"
     return ["## KNOWLEDGE.md", "", "**Current-best lineage** (root → best):", "```", *lines, "```", ""]
 
 
 def _activity(recent: Sequence[Trial]) -> list[str]:
-    rows = [
-        _row(t.exp_id, t.specialist, t.status, _metric(t.core_metric), _cut(t.hypothesis, 80)) for t in recent
-    ]
     return [
         f"## Recent Activity (last {len(recent)})",
         "",
         "| exp | specialist | status | core_metric | hypothesis |",
         "|-----|------------|--------|-------------|------------|",
-        *rows,
+        *(
+            _row(t.exp_id, t.specialist, t.status, _metric(t.core_metric), _cut(t.hypothesis, 80))
+            for t in recent
+        ),
         "",
     ]
 
@@ -151,12 +132,7 @@ def _row(*cells: str) -> str:
 
 def _code(text: str) -> str:
     """A span of code, with as many backticks around it as it needs."""
-    text = one_line(text)
-    return f"`{text}`" if "`" not in text else f"{_ticks(text)} {text} {_ticks(text)}"
-
-
-def _ticks(text: str) -> str:
-    ticks = "`"
+    text, ticks = one_line(text), "`"
     while ticks in text:
         ticks += "`"
-    return ticks
+    return f"`{text}`" if ticks == "`" else f"{ticks} {text} {ticks}"

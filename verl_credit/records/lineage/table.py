@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import csv
-import json
-import math
 from dataclasses import dataclass
-from typing import Any
 
 from verl_credit.errors import printable
 from verl_credit.records.lineage.trial import COLUMNS, Trial
@@ -66,7 +63,10 @@ def read_rows(content: bytes, file: str = "") -> tuple[list[Trial], list[Damage]
                     raise ValueError("a second header")
                 header = True
             elif line.strip():
-                trials.append(Trial.from_cells(_whole(cells, line)))
+                if not _is_row(cells):
+                    wrong = f"{len(cells)} cells; expected {len(COLUMNS)}"
+                    raise ValueError(cells if isinstance(cells, str) else wrong)
+                trials.append(Trial.from_cells(cells))
         except ValueError as error:
             beginning = printable(line.decode(errors="replace")[:80])
             damaged.append(Damage(file, at + 1, str(error), beginning))
@@ -109,61 +109,3 @@ def _cells(line: bytes) -> list[str] | str | None:
     except csv.Error as error:
         problem = printable(str(error))  # it quotes a tab as it is
     return None if "unexpected end" in problem else problem
-
-
-def _whole(cells: list[str] | str, line: bytes) -> list[str]:
-    if isinstance(cells, str):
-        raise ValueError(cells)
-    if len(cells) != len(COLUMNS):
-        raise ValueError(f"{len(cells)} cells; expected {len(COLUMNS)}")
-    return cells
-
-
-# The companion: a JSON object per line, what a trial began with and what it ended with.
-
-STARTED, ENDED = "started", "ended"
-
-
-def format_event(event: str, exp_id: str, facts: dict[str, Any]) -> bytes:
-    """``{"event": ..., "exp_id": ..., facts}``. Raises ValueError for a fact that JSON cannot represent."""
-    if taken := {"event", "exp_id"} & set(facts):
-        raise ValueError(
-            f"facts of exp_id={exp_id!r} hold {', '.join(sorted(taken))}, which the store writes"
-        )
-    try:
-        line = json.dumps({"event": event, "exp_id": exp_id, **_finite(facts)}, allow_nan=False)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise ValueError(f"facts of exp_id={exp_id!r}: {error}") from None
-    return (line + "\n").encode("ascii")
-
-
-def read_events(content: bytes, file: str) -> tuple[list[dict[str, Any]], list[Damage]]:
-    """(events in the order of the file, damaged lines)."""
-    events, damaged = [], []
-    for number, line in enumerate(content.split(b"\n"), start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-            whole = (
-                isinstance(row, dict)
-                and isinstance(row.get("exp_id"), str)
-                and isinstance(row.get("event"), str)
-            )
-            what = "" if whole else "no object with exp_id and event"
-        except (ValueError, RecursionError):
-            what = "not JSON"
-        if what:
-            damaged.append(Damage(file, number, what, printable(line[:80].decode(errors="replace"))))
-        else:
-            events.append(row)
-    return events, damaged
-
-
-def _finite(value: Any) -> Any:
-    """Numbers that JSON cannot represent become null."""
-    if isinstance(value, dict):
-        return {str(key): _finite(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(one) for one in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from verl_credit.credit.outcome import OUTCOME_OPERATORS
 from verl_credit.credit.token.token_credit import token_credit
@@ -18,6 +19,10 @@ from verl_credit.records.run.tables import StepTable
 
 class NotOffered(ValueError):
     """A setting that the stored tables do not allow; the message has the reason."""
+
+
+def _not_loaded(name: str) -> NotOffered:
+    return NotOffered(f"{name} is an operator of yours, and a report loads none")
 
 
 @dataclass(frozen=True)
@@ -40,12 +45,10 @@ class TurnTables:
 
     @property
     def batch(self) -> BatchTables:
-        optional = {"turn_tokens_B_K1": self.tokens_B_K1}
-        if self.anchor_B_K1 is not None:
-            optional["anchor_B_K1"] = self.anchor_B_K1
+        anchor = {} if self.anchor_B_K1 is None else {"anchor_B_K1": self.anchor_B_K1}
         return BatchTables(
             self.outcome_B, self.reward_B_K, self.has_reward_B_K, self.group_B, self.valid_B, self.n_tool_turns_B,
-            optional,
+            {"turn_tokens_B_K1": self.tokens_B_K1} | anchor,
         )  # fmt: skip
 
 
@@ -89,7 +92,7 @@ def credit_of_turns(tables: TurnTables, mode: str | TurnMode, **changes: float) 
     Raises NotOffered where the tables lack what the mode reads, and for the name of a mode of the user's.
     """
     if isinstance(mode, str) and mode not in MODES:
-        raise NotOffered(f"{mode} is an operator of yours, and a report loads none")
+        raise _not_loaded(mode)
     turn_mode = mode if isinstance(mode, TurnMode) else MODES[mode]
     pipeline, batch = tables.pipeline, tables.batch
     for name in turn_mode.reads:
@@ -103,9 +106,7 @@ def credit_of_turns(tables: TurnTables, mode: str | TurnMode, **changes: float) 
         options |= pipeline["turn_params"]
     if turn_mode.any_outcome_operator:
         if pipeline["outcome_operator"] not in OUTCOME_OPERATORS:
-            raise NotOffered(
-                f"{pipeline['outcome_operator']} is an operator of yours, and a report loads none"
-            )
+            raise _not_loaded(pipeline["outcome_operator"])
         options["outcome_operator"] = pipeline["outcome_operator"]
     try:
         return credit_of(turn_mode, batch, {"tied_groups": pipeline["tied_groups"]} | options | changes)
@@ -138,20 +139,13 @@ def token_tables(table: StepTable, group: int) -> TokenTables:
         lists = [c[name][place] for place in places]
         if any(values is None for values in lists):
             return None
-        wide = max(map(len, lists), default=0)
-        out = torch.full((len(lists), wide), fill, dtype=dtype)
-        for place, values in enumerate(lists):
-            out[place, : len(values)] = torch.tensor(values, dtype=dtype)
-        return out
+        rows = [torch.tensor(values, dtype=dtype) for values in lists]
+        return pad_sequence(rows, batch_first=True, padding_value=fill)
 
     trained_G_T = padded("trained", 0, torch.bool)
-    uncertainty_G_T = padded("uncertainty", 0.0)
-    log_prob_G_T = padded("log_prob", 0.0)
-    if (
-        uncertainty_G_T is None
-        and log_prob_G_T is not None
-        and canonical_kind(table.pipeline["uncertainty"]) is None
-    ):
+    uncertainty_G_T, log_prob_G_T = padded("uncertainty", 0.0), padded("log_prob", 0.0)
+    missing = uncertainty_G_T is None and log_prob_G_T is not None
+    if missing and canonical_kind(table.pipeline["uncertainty"]) is None:
         uncertainty_G_T = uncertainty("surprisal", log_prob_G_T, trained_G_T)
     return TokenTables(
         pipeline=table.pipeline,
@@ -171,12 +165,10 @@ def credit_of_tokens(
 
     Raises NotOffered where the tables lack what the transform reads.
     """
+    if transform in ("gtpo_canonical", "grpo_s"):
+        raise NotOffered("it replaces the turns' credit")
     if transform not in TRANSFORMS:
-        raise NotOffered(
-            "it replaces the turns' credit"
-            if transform in ("gtpo_canonical", "grpo_s")
-            else f"{transform} is an operator of yours, and a report loads none"
-        )
+        raise _not_loaded(transform)
     operator, pipeline = TRANSFORMS[transform], tokens.pipeline
     if operator.weighted and tokens.uncertainty_G_T is None:
         raise NotOffered("no uncertainties of tokens were recorded")
@@ -215,7 +207,7 @@ def as_the_run_did(tables: TurnTables, tokens: TokenTables) -> torch.Tensor:
     """advantage_G_T, recomputed with the run's own settings. Raises NotOffered."""
     pipeline = tables.pipeline
     if pipeline["algorithm"] is not None:
-        raise NotOffered(f"{pipeline['algorithm']} is an operator of yours, and a report loads none")
+        raise _not_loaded(pipeline["algorithm"])
     advantage_B_K1 = credit_of_turns(tables, pipeline["mode"]).advantage_B_K1
     return credit_of_tokens(
         tokens, on_tokens(advantage_B_K1[places(tables, tokens.rows)], tokens), pipeline["transform"]

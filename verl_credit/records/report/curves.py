@@ -10,8 +10,8 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from verl_credit.records.report.numbers import percent
 from verl_credit.records.report.panels import GREY, INK, Panel
+from verl_credit.records.report.text import percent
 
 # The fixed salt and the absent date make the same run give the same bytes.
 STYLE = {

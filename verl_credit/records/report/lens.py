@@ -16,8 +16,7 @@ from markupsafe import Markup
 
 from verl_credit.records.report.again import token_tables, turn_tables
 from verl_credit.records.report.lens_settings import ROLLOUTS, TOKENS_A_ROLLOUT, Group, settings_of
-from verl_credit.records.report.numbers import colour, limit, plain, signed
-from verl_credit.records.report.text import STOPPED, clean
+from verl_credit.records.report.text import STOPPED, clean, colour, limit, plain, signed
 from verl_credit.records.run.files import DamagedFile, read_json_lines
 from verl_credit.records.run.rollouts import read_tokens, token_steps
 from verl_credit.records.run.tables import TURNS, DamagedTable, StepTable, read_table, tables_of

@@ -19,7 +19,7 @@ from verl_credit.records.report.again import (
     credit_of_turns,
     places,
 )
-from verl_credit.records.report.numbers import plain
+from verl_credit.records.report.text import plain
 
 ALPHAS, GAMMAS = (0.0, 0.3, 1.0), (0.0, 0.5, 0.9, 1.0)
 EQUAL = 1e-6

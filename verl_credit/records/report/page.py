@@ -1,4 +1,5 @@
-"""The page of a run, and the page of two runs with their curves over each other and the settings that differ."""
+"""The page of a run with its choice of trajectories and the sentences that explain their groups; and the page of two runs
+with their curves over each other and the settings that differ."""
 
 from __future__ import annotations
 
@@ -6,14 +7,12 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
-from verl_credit.records.report.choose import choose, heading, searches, sentences, solved
+from verl_credit.records.report import text
 from verl_credit.records.report.curves import panel_data_uri
 from verl_credit.records.report.lens import NO_TABLES, lens
-from verl_credit.records.report.numbers import colour, limit, percent, plain, seconds, signed
 from verl_credit.records.report.panels import BLUE, VERMILION, Line, Panel
 from verl_credit.records.report.run_data import Run
 from verl_credit.records.report.summary import ending, held_out_lines, held_out_rows, training_rows
-from verl_credit.records.report.text import STOPPED, bounded, dialogue
 from verl_credit.records.run.files import VALIDATION
 
 # Longer blocks scroll, so that one page of search results does not push the next turn out of sight.
@@ -30,21 +29,97 @@ SIGNALS = {
 }
 
 
+RECENT_STEPS = 10
+
+
+def solved(trajectory: dict) -> bool:
+    """An outcome above 0.5, as the group metrics count it."""
+    return (trajectory.get("outcome") or 0.0) > 0.5
+
+
+def mixed(row: dict) -> bool:
+    """Its group has several outcomes: outcomes and gains both act."""
+    return len({one.get("outcome") for one in row.get("group") or ()}) > 1
+
+
+def choose(trajectories: list[dict], count: int = 3) -> list[dict]:
+    """Returns up to ``count`` trajectories: a solved and a failed one if both exist, then what differs most.
+
+    Within the last ``RECENT_STEPS`` recorded steps groups with several outcomes come first, then a search that differs
+    from its siblings', then more turns, then the later step; older trajectories are taken only when the recent ones do
+    not suffice. Solved trajectories are listed first.
+    """
+    usable = [row for row in trajectories if row.get("turns")]
+    recent = set(sorted({_step(row) for row in usable})[-RECENT_STEPS:])
+
+    def rank(row: dict) -> tuple:
+        turns, step = row["turns"], _step(row)
+        stands_out = any(abs(turn.get("z") or 0.0) > 0.5 for turn in turns)
+        return (
+            (True, mixed(row), stands_out, len(turns), step) if step in recent else (False, step, len(turns))
+        )
+
+    ordered = sorted(usable, key=rank, reverse=True)
+    chosen: list[dict] = []
+    for wanted in (True, False):
+        chosen += [row for row in ordered if solved(row) is wanted][:1]
+    while len(chosen) < min(count, len(ordered)):
+        left = [row for row in ordered if not any(row is taken for taken in chosen)]
+        seen = {name: {taken.get(name) for taken in chosen} for name in ("question", "outcome")}
+        # A new question comes first, then a new outcome; max() keeps the order among equals.
+        chosen.append(max(left, key=lambda row: [row.get(name) not in known for name, known in seen.items()]))
+    return sorted(chosen[:count], key=solved, reverse=True)
+
+
+def _step(row: dict) -> int:
+    return row.get("step") or 0
+
+
+def heading(group: list[dict]) -> str:
+    count = sum(solved(one) for one in group)
+    return f"The group: {len(group)} rollout{'s' * (len(group) > 1)} of this question, {count} solved"
+
+
+def searches(group: list[dict]) -> int:
+    """Columns of the table: the most turns before the answer."""
+    return max((len(one["turns"]) - 1 for one in group), default=0)
+
+
+def sentences(row: dict) -> list[str]:
+    """Returns the sentences that explain the advantages of ``row``, which has its group."""
+    group = row["group"]
+    turns = [turn for one in group for turn in one["turns"]]
+    lines = ["Credit is relative to the group: every rollout is compared with its siblings."]
+    if any(turn["z"] is not None for turn in turns):
+        lines = [
+            "Credit is relative to the group: a search that raised the probability of the gold answer is still made less "
+            "likely where its siblings raised it more, or where they solved the question and its rollout did not."
+        ]
+    if len(group) > 1 and not mixed(row):
+        all_did = "solved" if solved(group[0]) else "failed"
+        if not any(turn["advantage"] for turn in turns):
+            effect = "so the update learns nothing from them"
+        elif any(turn["reward"] is not None for turn in turns):
+            effect = "so the outcomes cancel and only the turn rewards act"
+        else:
+            effect = "so the outcomes tell them not apart"
+        lines.append(f"This group tied: all {len(group)} rollouts {all_did}, {effect}.")
+    return lines
+
+
 def direction(value: float | None, above: str, below: str, zero: str) -> str:
     if value is None:
         return "not recorded"
-    return zero if signed(value) == "0.000" else above if value > 0 else below
+    return zero if text.signed(value) == "0.000" else above if value > 0 else below
 
 
 def template(name: str) -> Template:
     """Returns a template that escapes every value; a missing value is an error."""
+    folder = FileSystemLoader(Path(__file__).parent)
     environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        finalize=bounded,
-        undefined=StrictUndefined,
+        loader=folder, autoescape=True, finalize=text.bounded, undefined=StrictUndefined
     )
-    environment.filters |= {"dialogue": dialogue, "signed": signed, "plain": plain, "percent": percent}
+    environment.filters |= {name: getattr(text, name) for name in ("dialogue", "signed", "plain", "percent")}
     return environment.get_template(name)
 
 
@@ -66,17 +141,17 @@ def page(run: Run, panels: list[Panel], refresh_s: int | None = None) -> str:
         lens=lens(run.folder, run.metrics[-1]["step"]),
         no_tables=NO_TABLES,
         chosen=chosen,
-        scales={name: limit(turn.get(name) for turn in turns) for name in ("advantage", "reward")},
+        scales={name: text.limit(turn.get(name) for turn in turns) for name in ("advantage", "reward")},
         signal=SIGNALS[run.other_signal],
         compared=GAIN_MEANS.get(
             run.settings.get("algorithm.info_gain_context", "observation"), "than before"
         ),
-        stopped=STOPPED,
+        stopped=text.STOPPED,
         solved=solved,
         heading=heading,
         searches=searches,
         sentences=sentences,
-        colour=colour,
+        colour=text.colour,
         direction=direction,
         scroll_characters=SCROLL_CHARACTERS,
         validation=VALIDATION,
@@ -87,16 +162,16 @@ Settings = dict[str, list[tuple[str, str, str]]] | None
 """The differing settings by group of keys: (key, value in A, value in B); None: they are not known."""
 
 _CURVES = (
-    ("Exact match in training", "exact match (%)", "credit/outcome/em", percent),
-    ("Reward", "mean reward per trajectory", "critic/score/mean", plain),
-    ("Turns", "turns per trajectory", "credit/turns_per_row", plain),
-    ("Information gain", "mean of all turns", "credit/gain/mean", signed),
-    ("Turn reward", "mean of all turns", "credit/turn_reward/mean", signed),
-    ("Groups without contrast", "number of groups", "credit/groups/tied", plain),
-    ("Size of token advantages", "standard deviation", "credit/advantage/token_std", plain),
-    ("Entropy of the policy", "nats per token", "actor/entropy", plain),
-    ("Clipped tokens", "share of tokens (%)", "actor/pg_clipfrac", percent),
-    ("Time per step", "seconds", "timing_s/step", seconds),
+    ("Exact match in training", "exact match (%)", "credit/outcome/em", text.percent),
+    ("Reward", "mean reward per trajectory", "critic/score/mean", text.plain),
+    ("Turns", "turns per trajectory", "credit/turns_per_row", text.plain),
+    ("Information gain", "mean of all turns", "credit/gain/mean", text.signed),
+    ("Turn reward", "mean of all turns", "credit/turn_reward/mean", text.signed),
+    ("Groups without contrast", "number of groups", "credit/groups/tied", text.plain),
+    ("Size of token advantages", "standard deviation", "credit/advantage/token_std", text.plain),
+    ("Entropy of the policy", "nats per token", "actor/entropy", text.plain),
+    ("Clipped tokens", "share of tokens (%)", "actor/pg_clipfrac", text.percent),
+    ("Time per step", "seconds", "timing_s/step", text.seconds),
 )
 
 
@@ -105,17 +180,16 @@ def two_runs(a: Run, b: Run, settings: Settings) -> str:
     panels = _held_out(a, b) + [
         _panel(title, unit, a.series(name), b.series(name), form) for title, unit, name, form in _CURVES
     ]
+    named = {"A": a, "B": b}
     return template("two_runs.html").render(
         runs=[
-            {"name": letter, "run": run, "ending": ending(run), "held_out": held_out_lines(run)}
-            for letter, run in (("A", a), ("B", b))
+            {"name": name, "run": run, "ending": ending(run), "held_out": held_out_lines(run)}
+            for name, run in named.items()
         ],
         panels=[panel for panel in panels if panel.lines],
         picture=panel_data_uri,
         settings=settings,
-        problems=[
-            f"{letter}: {run.config_problem}." for letter, run in (("A", a), ("B", b)) if run.config_problem
-        ],
+        problems=[f"{name}: {run.config_problem}." for name, run in named.items() if run.config_problem],
     )
 
 
@@ -131,6 +205,6 @@ def _held_out(a: Run, b: Run) -> list[Panel]:
         for entry in run.held_out():
             series_of.setdefault((entry.mode, entry.source), [a.series(""), b.series("")])[place] = entry.em
     return [
-        _panel(f"Held-out exact match, {mode}, {source}", "exact match (%)", *series, percent)
+        _panel(f"Held-out exact match, {mode}, {source}", "exact match (%)", *series, text.percent)
         for (mode, source), series in sorted(series_of.items())
     ]

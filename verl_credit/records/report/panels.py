@@ -1,18 +1,32 @@
-"""The panels of the learning curves: their lines, units and captions."""
+"""The panels of the learning curves, with their lines, units and captions; and of what happened inside the steps:
+distributions of credit, SEPA, time by phase, why rollouts stopped."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
-from verl_credit.records.report.numbers import percent, plain, signed
+import torch
+
 from verl_credit.records.report.run_data import Run, Series
+from verl_credit.records.report.text import percent, plain, seconds, signed
+from verl_credit.records.run.tables import TURNS, DamagedTable, read_table, tables_of
 
 # Okabe and Ito's palette, which colour-blind readers can distinguish, and greys.
 INK, GREY, BLUE, VERMILION, GREEN = "#222222", "#8a8f98", "#0072b2", "#d55e00", "#009e73"
+_COLORS = (BLUE, VERMILION, GREEN, "#cc79a7", "#e69f00", "#56b4e9", INK, GREY)
+_DASHES = ("-", (0, (4, 2)), (0, (1, 1)))
 _BY_MODE = {"greedy": BLUE, "sampled": VERMILION}
+_BY_SOURCE = ("-", (0, (1, 1)), (0, (4, 1, 1, 1)))
 # Turns are ordered, so their colours are too: dark to light along one ramp.
 _BY_TURN = ("#1b3a6b", "#2f6fa8", "#4aa3b8", "#86c9a4", "#c9dd7e")
-_DASHES = ("-", (0, (1, 1)), (0, (4, 1, 1, 1)))
+QUANTILES = {0.05: GREY, 0.25: BLUE, 0.5: INK, 0.75: BLUE, 0.95: GREY}
+STEPS_READ = 150
+# The parts of a step's time, in verl's order; other names are in none of them.
+PHASES = ("gen", "old_log_prob", "info_gain", "ref", "values", "adv", "update_critic", "update_actor", "update_weights",
+          "save_checkpoint", "testing")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -52,14 +66,39 @@ class Panel:
 
 
 def panels(run: Run) -> list[Panel]:
-    return [_em(run), _reward(run), _turns(run), _gain(run), _groups(run), _clip(run)]
+    """Returns the panels of every report: without data a panel names what it needs."""
+    return [
+        _em(run),
+        Panel(
+            "Reward", "mean reward per trajectory",
+            "Exact match plus any format penalty: what the outcome part of the advantage is made of.",
+            _lines(run, {"reward": "critic/score/mean"}, INK), "critic/score/mean in metrics.jsonl",
+        ),
+        Panel(
+            "Turns", "turns per trajectory", "Searches plus the answer turn, mean over the trajectories trained on.",
+            _lines(run, {"turns": "credit/turns_per_row"}, INK), "credit/turns_per_row in metrics.jsonl",
+        ),
+        _gain(run),
+        Panel(
+            "Groups without contrast", "number of groups",
+            "Questions whose trajectories all have the same outcome: their outcome advantage is 0.",
+            _lines(run, {"all solved": "credit/groups/all_solved"}, BLUE)
+            + _lines(run, {"all failed": "credit/groups/all_failed"}, VERMILION),
+            "credit/groups/all_solved and all_failed in metrics.jsonl",
+        ),
+        Panel(
+            "Clipped tokens", "share of tokens (%)",
+            "Tokens whose policy ratio left its turn's clip range, so that they gave no gradient.",
+            _lines(run, {"clipped": "actor/pg_clipfrac"}, INK), "actor/pg_clipfrac in metrics.jsonl", percent,
+        ),
+    ]  # fmt: skip
 
 
 def _em(run: Run) -> Panel:
     lines, held_out = [], run.held_out()
     sources = sorted({entry.source for entry in held_out})
     for entry in held_out:
-        dash = _DASHES[sources.index(entry.source) % len(_DASHES)]
+        dash = _BY_SOURCE[sources.index(entry.source) % len(_BY_SOURCE)]
         name = f"held-out, {entry.mode}" + (f" ({entry.source})" if len(sources) > 1 else "")
         color = _BY_MODE[entry.mode]
         lines.append(Line(name, entry.em, color, dash))
@@ -73,30 +112,10 @@ def _em(run: Run) -> Panel:
         "exact match (%)",
         "Share of answers equal to a gold answer after normalisation. Training questions change from step to "
         "step, the held-out ones stay. “If in format”: among well-formatted answers only.",
-        _with_data(lines),
+        tuple(line for line in lines if line.series),
         "credit/outcome/em in metrics.jsonl and val-*/…-greedy|sampled/em in validation.jsonl",
         percent,
         top=1.0,
-    )
-
-
-def _reward(run: Run) -> Panel:
-    return Panel(
-        "Reward",
-        "mean reward per trajectory",
-        "Exact match plus any format penalty: what the outcome part of the advantage is made of.",
-        _with_data([Line("reward", run.series("critic/score/mean"), INK)]),
-        "critic/score/mean in metrics.jsonl",
-    )
-
-
-def _turns(run: Run) -> Panel:
-    return Panel(
-        "Turns",
-        "turns per trajectory",
-        "Searches plus the answer turn, mean over the trajectories trained on.",
-        _with_data([Line("turns", run.series("credit/turns_per_row"), INK)]),
-        "credit/turns_per_row in metrics.jsonl",
     )
 
 
@@ -119,37 +138,106 @@ def _gain(run: Run) -> Panel:
         run.reward_title,
         "turn reward" if run.other_signal else unit,
         f"{caption} Later turns are means over the fewer trajectories that have them.",
-        _with_data(lines),
+        tuple(line for line in lines if line.series),
         f"{run.reward_metric}/mean in metrics.jsonl",
         signed,
         zero=True,
     )
 
 
-def _groups(run: Run) -> Panel:
-    lines = [
-        Line("all solved", run.series("credit/groups/all_solved"), BLUE),
-        Line("all failed", run.series("credit/groups/all_failed"), VERMILION),
-    ]
+def step_panels(run: Run) -> list[Panel]:
+    """Returns the panels that have data: not every run has SEPA, and runs of earlier versions have no tables."""
+    stops = sorted({name for row in run.metrics for name in row if re.fullmatch(r"credit/stop/\w+", name)})
+    stop_lines = _lines(run, {name.removeprefix("credit/stop/").replace("_", " "): name for name in stops})
+    candidates = [
+        *_distributions(run.folder, run.metrics[-1]["step"]),
+        Panel(
+            "SEPA's lambda", "lambda",
+            "How far uncertainties of execution tokens are pooled: 0 not at all, 1 to their mean.",
+            _lines(run, {"lambda": "credit/sepa_lambda"}), "credit/sepa_lambda in metrics.jsonl",
+        ),
+        _uncertainty(run, "mean", "Mean uncertainty", "SEPA leaves the means where they are."),
+        _uncertainty(run, "var", "Variance of uncertainty", "SEPA takes it from the execution tokens."),
+        Panel(
+            "Time by phase", "seconds a step",
+            "Where a step's time goes; evaluations and checkpoints in steps that have them.",
+            _lines(run, {phase.replace("_", " "): f"timing_s/{phase}" for phase in PHASES}),
+            "timing_s/ in metrics.jsonl", seconds,
+        ),
+        Panel(
+            "Why rollouts stopped", "share of rollouts (%)", "Reasons that no rollout had are left out.",
+            tuple(line for line in stop_lines if any(line.series.values)), "credit/stop/ in metrics.jsonl", percent,
+        ),
+    ]  # fmt: skip
+    return [panel for panel in candidates if panel.lines]
+
+
+def _distributions(folder: Path, last_step: int) -> list[Panel]:
+    quantiles, unread = _read(folder, last_step)
+    left_out = f" {unread} tables could not be read and are left out." if unread else ""
+    shares = "5, 25, 50, 75 and 95 % of"
+    return [
+        Panel(
+            "Advantages of turns", "advantage", f"{shares} the turns of each step, answer turns included.{left_out}",
+            _quantile_lines(quantiles["advantage"]), "tables/", signed, zero=True,
+        ),
+        Panel(
+            "Clip scales of turns", "clip scale", f"{shares} the turns with a reward: factors on the clip range.{left_out}",
+            _quantile_lines(quantiles["clip_scale"]), "tables/", plain,
+        ),
+    ]  # fmt: skip
+
+
+def _read(folder: Path, last_step: int) -> tuple[dict[str, dict[int, list[float]]], int]:
+    """Returns `QUANTILES` by column and step, of at most ``STEPS_READ`` steps, evenly spread, with the last; and how many
+    tables could not be read."""
+    paths = [(step, path) for step, path in tables_of(folder, TURNS).items() if step <= last_step]
+    every = -(-len(paths) // STEPS_READ) or 1
+    shares = torch.tensor(list(QUANTILES), dtype=torch.float64)
+    quantiles, unread = {"advantage": {}, "clip_scale": {}}, 0
+    for step, path in paths[::-1][::every][::-1]:
+        try:
+            c = read_table(path).columns
+        except DamagedTable:
+            unread += 1
+            continue
+        lines = list(zip(c["valid"], c["reward"], c["advantage"], c["clip_scale"], strict=True))
+        advantages = [advantage for valid, _, advantage, _ in lines if valid]
+        clip_scales = [scale for valid, reward, _, scale in lines if valid and reward is not None]
+        for name, column in (("advantage", advantages), ("clip_scale", clip_scales)):
+            values = torch.tensor(column, dtype=torch.float64)
+            if len(values := values[values.isfinite()]):
+                quantiles[name][step] = values.quantile(shares).tolist()
+    return quantiles, unread
+
+
+def _quantile_lines(rows: dict[int, list[float]]) -> tuple[Line, ...]:
+    return tuple(
+        Line(
+            percent(share).replace(".0", ""), Series(tuple(rows), tuple(row[place] for row in rows.values())), color,
+            "-" if share == 0.5 else (0, (4, 2)) if color == BLUE else (0, (1, 1)), 2.2 if share == 0.5 else 1.3,
+        )
+        for place, (share, color) in enumerate(QUANTILES.items()) if rows
+    )  # fmt: skip
+
+
+def _uncertainty(run: Run, statistic: str, title: str, effect: str) -> Panel:
+    lines = []
+    for kind, name, color in (("exec", "execution", BLUE), ("plan", "planning", VERMILION)):
+        for prefix, when, dash in (("", "before", "-"), ("post_", "after", (0, (4, 2)))):
+            if series := run.series(f"credit/{prefix}{kind}_entropy_{statistic}"):
+                lines.append(Line(f"{name}, {when}", series, color, dash))
     return Panel(
-        "Groups without contrast",
-        "number of groups",
-        "Questions whose trajectories all have the same outcome: their outcome advantage is 0.",
-        _with_data(lines),
-        "credit/groups/all_solved and all_failed in metrics.jsonl",
+        title, title.lower(), f"Of execution and planning tokens, before and after pooling. {effect}", tuple(lines),
+        f"credit/exec_entropy_{statistic} in metrics.jsonl",
+    )  # fmt: skip
+
+
+def _lines(run: Run, names: Mapping[str, str], *colors: str) -> tuple[Line, ...]:
+    """Returns a line for each metric of ``names``, by label, that the run recorded."""
+    colors = colors or _COLORS
+    recorded = [(label, series) for label, name in names.items() if (series := run.series(name))]
+    return tuple(
+        Line(label, series, colors[i % len(colors)], _DASHES[i // len(colors) % len(_DASHES)])
+        for i, (label, series) in enumerate(recorded)
     )
-
-
-def _clip(run: Run) -> Panel:
-    return Panel(
-        "Clipped tokens",
-        "share of tokens (%)",
-        "Tokens whose policy ratio left its turn's clip range, so that they gave no gradient.",
-        _with_data([Line("clipped", run.series("actor/pg_clipfrac"), INK)]),
-        "actor/pg_clipfrac in metrics.jsonl",
-        percent,
-    )
-
-
-def _with_data(lines: list[Line]) -> tuple[Line, ...]:
-    return tuple(line for line in lines if line.series)

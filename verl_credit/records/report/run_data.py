@@ -15,26 +15,14 @@ from verl_credit.records.run.versions import VERSIONS, read_versions
 
 # The settings that the report shows first.
 SHOWN = (
-    "seed",
-    "actor_rollout_ref.model.path",
-    "algorithm.adv_estimator",
-    "algorithm.info_gain_norm_mode",
-    "algorithm.turn_signal",
-    "algorithm.turn_signals",
-    "algorithm.info_gain_type",
-    "algorithm.info_gain_first_turn",
-    "algorithm.info_gain_context",
-    "algorithm.gamma",
-    "algorithm.adv_rescale_alpha",
-    "actor_rollout_ref.actor.policy_loss.loss_mode",
-    "actor_rollout_ref.actor.policy_loss.ratio_level",
-    "actor_rollout_ref.actor.policy_loss.dynamic_clip",
-    "actor_rollout_ref.actor.policy_loss.clip_beta",
-    "actor_rollout_ref.actor.optim.lr",
-    "actor_rollout_ref.actor.ppo_mini_batch_size",
-    "actor_rollout_ref.rollout.n",
+    "seed", "actor_rollout_ref.model.path", "algorithm.adv_estimator", "algorithm.info_gain_norm_mode",
+    "algorithm.turn_signal", "algorithm.turn_signals", "algorithm.info_gain_type", "algorithm.info_gain_first_turn",
+    "algorithm.info_gain_context", "algorithm.gamma", "algorithm.adv_rescale_alpha",
+    "actor_rollout_ref.actor.policy_loss.loss_mode", "actor_rollout_ref.actor.policy_loss.ratio_level",
+    "actor_rollout_ref.actor.policy_loss.dynamic_clip", "actor_rollout_ref.actor.policy_loss.clip_beta",
+    "actor_rollout_ref.actor.optim.lr", "actor_rollout_ref.actor.ppo_mini_batch_size", "actor_rollout_ref.rollout.n",
     "data.train_batch_size",
-)
+)  # fmt: skip
 # Every configuration of a run has these; the last of them stand at the file's end.
 SECTIONS = ("actor_rollout_ref", "data", "algorithm", "trainer", "seed", "run_dir", "faults", "evaluation")
 _HELD_OUT = re.compile(
@@ -119,10 +107,8 @@ class Run:
                 scores[match["score"]] = max(scores.get(match["score"], (0, "")), (int(match["n"]), name))
         entries = []
         for (source, mode), scores in sorted(names.items()):
-            em, ok = (
-                series(self.validation, scores[s][1]) if s in scores else Series()
-                for s in ("em", "format_ok")
-            )
+            names_of = (scores.get(score, (0, ""))[1] for score in ("em", "format_ok"))
+            em, ok = (series(self.validation, name) for name in names_of)
             if em:
                 questions = series(self.validation, f"val-aux/{source}-{mode}/questions")
                 entries.append(HeldOut(source, mode, em, em.over(ok), questions))
@@ -140,20 +126,16 @@ def read_run(folder: Path) -> Run:
     metrics = _by_step(path)
     if not metrics:
         raise ValueError(f"{path} holds no complete line: the run has not finished its first step")
-    settings, problem = read_settings(folder / "config.yaml")
-    versions, versions_problem = _versions(folder)
-    samples, sample_problems = read_samples(folder, metrics[-1]["step"])
+    samples, problems = read_samples(folder, metrics[-1]["step"])
     return Run(
-        folder=folder,
-        metrics=metrics,
-        validation=_by_step(folder / VALIDATION),
-        trajectories=[_trajectory(row) for row in samples],
-        trajectory_problems=sample_problems,
-        events=read_json_lines(folder / EVENTS),
-        settings=settings,
-        config_problem=problem,
-        versions=versions,
-        versions_problem=versions_problem,
+        folder,
+        metrics,
+        _by_step(folder / VALIDATION),
+        [_trajectory(row) for row in samples],
+        problems,
+        read_json_lines(folder / EVENTS),
+        *read_settings(folder / "config.yaml"),
+        *_versions(folder),
     )
 
 

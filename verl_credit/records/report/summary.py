@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from verl_credit.records.report.numbers import (
+from verl_credit.records.report.run_data import Run, Series, number
+from verl_credit.records.report.text import (
     duration,
     interval,
     percent,
@@ -15,9 +16,7 @@ from verl_credit.records.report.numbers import (
     seconds_change,
     signed,
 )
-from verl_credit.records.report.run_data import Run, Series, number
-from verl_credit.records.run.events import END, START, Reason
-from verl_credit.records.run.notes import TURNS_CUT
+from verl_credit.records.run.events import END, START, TURNS_CUT, Reason
 
 SAID = {
     Reason.DONE: "Done",

@@ -1,10 +1,75 @@
-"""Text from a run's files on the page: escaped, bounded, and with nothing that acts on what stands beside it."""
+"""How numbers and texts appear on the page. Numbers have a true minus sign, and as many digits as a reader can use; texts
+are escaped and bounded, and nothing in them acts on what stands beside them."""
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Iterable
 
 from markupsafe import Markup, escape
+
+MINUS = "\N{MINUS SIGN}"
+
+
+def plain(value: float) -> str:
+    return f"{value:.2f}".replace("-", MINUS)
+
+
+def signed(value: float, decimals: int = 3) -> str:
+    """The number with its sign; a number that rounds to zero has no sign."""
+    text = f"{value:+.{decimals}f}"
+    return text[1:] if float(text) == 0 else text.replace("-", MINUS)
+
+
+def percent(value: float) -> str:
+    return f"{100 * value:.1f} %".replace("-", MINUS)
+
+
+def points(value: float) -> str:
+    """A difference of two shares, in percentage points."""
+    return signed(100 * value, 1) + " points"
+
+
+def interval(share: float, count: int) -> tuple[float, float]:
+    """Wilson's 95 % interval of a share of ``count`` answers: (p + z²/2n ± z √(p(1-p)/n + z²/4n²)) / (1 + z²/n)."""
+    z2 = 1.959964**2 / count
+    middle, half = share + z2 / 2, math.sqrt(z2 * share * (1 - share) + z2**2 / 4)
+    return max((middle - half) / (1 + z2), 0.0), min((middle + half) / (1 + z2), 1.0)
+
+
+def duration(value: float) -> str:
+    """Hours and minutes, or minutes and seconds."""
+    minutes, rest = divmod(round(value), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{rest} s"
+
+
+def seconds(value: float) -> str:
+    return f"{value:.1f} s".replace("-", MINUS)
+
+
+def seconds_change(value: float) -> str:
+    return signed(value, 1) + " s"
+
+
+# Orange below zero, near white at zero, blue above. Orange and blue stay apart under the common kinds of colour blindness;
+# both ends are light enough for dark text (contrast above 7:1). The signed number is always beside the colour.
+NEGATIVE, NEUTRAL, POSITIVE = (0xF2, 0x9D, 0x5C), (0xF6, 0xF5, 0xF2), (0x76, 0xB0, 0xE6)
+
+
+def limit(values: Iterable[float | None]) -> float:
+    """Half width of the scale: the largest absolute value on the page; 1 when all values are 0 or missing."""
+    return max((abs(value) for value in values if value is not None), default=0.0) or 1.0
+
+
+def colour(value: float | None, limit: float) -> str:
+    """``#rrggbb`` of a value in [-limit, limit]; no value has the colour of zero."""
+    share = 0.0 if value is None else max(-1.0, min(1.0, value / limit))
+    end = POSITIVE if share > 0 else NEGATIVE
+    mixed = (round(n + abs(share) * (e - n)) for n, e in zip(NEUTRAL, end, strict=True))
+    return "#" + "".join(f"{part:02x}" for part in mixed)
+
 
 STOPPED = {
     "answer": "stopped with an answer",
@@ -23,7 +88,7 @@ LONGEST = 20_000
 _PICTURES = {code: chr(0x2400 + code) for code in range(32) if code not in (9, 10)} | {0x7F: "\u2421"}
 _INVISIBLE = (
     *range(0x80, 0xA0),
-    0x061C,
+    0x61C,
     0x200E,
     0x200F,
     *range(0x2028, 0x202F),

@@ -9,11 +9,10 @@ from pathlib import Path
 
 from verl_credit.records.report.curves import curves_png
 from verl_credit.records.report.page import Settings, page, two_runs
-from verl_credit.records.report.panels import panels
+from verl_credit.records.report.panels import panels, step_panels
 from verl_credit.records.report.run_data import read_run
-from verl_credit.records.report.step_panels import step_panels
 from verl_credit.records.run.events import END, START
-from verl_credit.records.run.files import EVENTS, METRICS, VALIDATION, read_json_lines, replaced
+from verl_credit.records.run.files import EVENTS, METRICS, VALIDATION, read_json_lines, replaced, write_text
 from verl_credit.records.run.lock import holder_is_gone
 from verl_credit.records.run.tables import TABLES
 
@@ -29,21 +28,16 @@ def write_report(run_dir: Path, refresh_s: int | None = None) -> Path:
     """
     run = read_run(Path(run_dir))
     drawn = [*panels(run), *step_panels(run)]
-    _write(run.folder / CURVES, curves_png(drawn))
-    return _write(run.folder / REPORT, page(run, drawn, refresh_s).encode())
+    with replaced(run.folder / CURVES) as file:
+        file.write(curves_png(drawn))
+    return write_text(run.folder / REPORT, page(run, drawn, refresh_s))
 
 
 def write_two(a: Path, b: Path, settings: Settings) -> Path:
     """Write ``compared_with_<name of b>.html`` into ``a``; nothing else is written. ``settings``: what differs, by group."""
     runs = read_run(Path(a)), read_run(Path(b))
     name = re.sub(r"[^\w.-]", "_", runs[1].folder.resolve().name, flags=re.ASCII)[:100]
-    return _write(runs[0].folder / f"compared_with_{name}.html", two_runs(*runs, settings).encode())
-
-
-def _write(path: Path, content: bytes) -> Path:
-    with replaced(path) as file:
-        file.write(content)
-    return path
+    return write_text(runs[0].folder / f"compared_with_{name}.html", two_runs(*runs, settings))
 
 
 EVERY_S = 5
@@ -65,7 +59,8 @@ def watch(
     before, path = None, None
     try:
         while not ended(folder):
-            now = _state(folder)
+            stats = [path.stat() if (path := folder / name).exists() else None for name in _READ]
+            now = [(one.st_size, one.st_mtime_ns) if one else None for one in stats]
             if now != before and _has_steps(folder):
                 path = write_report(folder, refresh_s=EVERY_S)
                 say(str(path) if before is None else f"{path}: {_has_steps(folder)} steps")
@@ -95,11 +90,3 @@ def ended(folder: Path) -> bool:
 
 def _has_steps(folder: Path) -> int:
     return len(read_json_lines(folder / METRICS))
-
-
-def _state(folder: Path) -> list[tuple[int, int] | None]:
-    states = []
-    for name in _READ:
-        path = folder / name
-        states.append((path.stat().st_size, path.stat().st_mtime_ns) if path.exists() else None)
-    return states

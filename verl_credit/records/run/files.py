@@ -1,11 +1,11 @@
-"""Files of a run: metrics as JSON lines, plugin state beside verl's checkpoint, and files that are replaced as a whole."""
+"""Files of a run: metrics as JSON lines, files that are replaced as a whole, and how many checkpoints there are."""
 
 from __future__ import annotations
 
 import json
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
@@ -24,8 +24,12 @@ def append_json(path: Path, row: dict) -> None:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     line = (json.dumps(plain(row)) + "\n").encode("ascii")
-    with path.open("a+b") as file:
-        _cut_partial_line(file)
+    with path.open("a+b") as file:  # every write is at the end, wherever the last read was
+        if end := file.seek(0, os.SEEK_END):
+            file.seek(end - 1)
+            if file.read(1) != b"\n":
+                file.seek(0)
+                file.truncate(file.read().rfind(b"\n") + 1)
         file.write(line)
 
 
@@ -64,19 +68,17 @@ class GrowingFile:
             file.seek(begin)
             *lines, partial = file.read().split(b"\n")
             end = file.tell() - len(partial)
-        rows = [self._row(line, before + place) for place, line in enumerate(lines, start=1)]
+        rows = []
+        for number, line in enumerate(lines, start=before + 1):
+            try:
+                rows.append(json.loads(line))
+            except (ValueError, RecursionError) as error:  # JSON and UTF-8 errors are ValueErrors
+                raise DamagedFile(f"{self._path} line {number} is not JSON: {error}") from error
+            if not isinstance(rows[-1], dict):
+                raise DamagedFile(f"{self._path} line {number} is not a JSON object: {line[:80]!r}")
         known = max(0, self._lines - before)
         self._lines, self._end, self._inode = before + len(lines), end, status.st_ino
         return rows[known:]
-
-    def _row(self, line: bytes, number: int) -> dict:
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as error:  # JSON and UTF-8 errors are ValueErrors
-            raise DamagedFile(f"{self._path} line {number} is not JSON: {error}") from error
-        if not isinstance(row, dict):
-            raise DamagedFile(f"{self._path} line {number} is not a JSON object: {line[:80]!r}")
-        return row
 
 
 def rewind(path: Path, last_step: int) -> int:
@@ -113,21 +115,10 @@ def replaced(path: Path) -> Iterator[BinaryIO]:
         partial.unlink(missing_ok=True)
 
 
-def write_text(path: Path, text: str) -> None:
+def write_text(path: Path, text: str) -> Path:
     with replaced(path) as file:
         file.write(text.encode("utf-8"))
-
-
-def _cut_partial_line(file: BinaryIO) -> None:
-    end = file.seek(0, os.SEEK_END)
-    if end == 0:
-        return
-    file.seek(end - 1)
-    if file.read(1) == b"\n":
-        return
-    file.seek(0)
-    file.truncate(file.read().rfind(b"\n") + 1)
-    file.seek(0, os.SEEK_END)
+    return path
 
 
 def plain(value):
@@ -141,3 +132,22 @@ def plain(value):
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value
+
+
+def count_written(steps: int, save_every: int, named: Collection[int]) -> int:
+    """The number of checkpoints that a run of ``steps`` writes; with ``save_every`` below 1 only the named steps."""
+    regular = {*range(save_every, steps, save_every), steps} if save_every > 0 else set()
+    return len(regular | {step for step in named if step <= steps})
+
+
+def count_kept(steps: int | None, save_every: int, most: int | None, named: Collection[int]) -> int | None:
+    """The number of checkpoints at the end; None when all are kept and the number of steps is not known.
+
+    ``most`` bounds the unnamed checkpoints (``trainer.max_actor_ckpt_to_keep``); None: no bound.
+    """
+    bounds = []
+    if steps:
+        bounds.append(count_written(steps, save_every, named))
+    if most is not None or save_every < 1:
+        bounds.append(len(named) + (most or 0 if save_every > 0 else 0))
+    return min(bounds, default=None)

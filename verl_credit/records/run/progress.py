@@ -17,16 +17,9 @@ say_at_once = partial(print, flush=True)
 class Progress:
     """A thread of the launching process; ``with Progress(run_dir, total_steps): ...``"""
 
-    def __init__(
-        self, run_dir: Path, total_steps: int, *, write=say_at_once, interval_s: float = 0.5
-    ) -> None:
-        self.run_dir, self.total_steps, self.write, self.interval_s = (
-            Path(run_dir),
-            total_steps,
-            write,
-            interval_s,
-        )
-        self.start = time.monotonic()
+    def __init__(self, run_dir: Path, total_steps: int, *, write=say_at_once, interval_s=0.5) -> None:
+        self.run_dir, self.total_steps = Path(run_dir), total_steps
+        self.write, self.interval_s, self.start = write, interval_s, time.monotonic()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._files = {name: GrowingFile(self.run_dir / name) for name in (EVENTS, METRICS, VALIDATION)}
@@ -44,7 +37,8 @@ class Progress:
         self._show()
 
     def say(self, text: str) -> None:
-        self.write(f"{clock(time.monotonic() - self.start)}  {text}")
+        minutes, seconds = divmod(int(time.monotonic() - self.start), 60)
+        self.write(f"{minutes:02d}:{seconds:02d}  {text}")
 
     def note(self, kind: str, text: str) -> None:
         """Record an event and print the new events; for the launching process, before the display runs."""
@@ -80,10 +74,6 @@ class Throttled:
             self.say(f"{self.name} {share:4.0%}  {text}")
 
 
-def clock(seconds: float) -> str:
-    return f"{int(seconds) // 60:02d}:{int(seconds) % 60:02d}"
-
-
 def step_line(row: dict, total_steps: int, running_em: float | None) -> str:
     """Returns step, EM, turns, gain and seconds; the caller prints the elapsed time before them."""
     parts = [f"step {row['step']:>3}/{total_steps}"]
@@ -103,9 +93,5 @@ def step_line(row: dict, total_steps: int, running_em: float | None) -> str:
 
 def evaluation_line(row: dict) -> str:
     """Held-out exact match by sampling mode."""
-    scores = [f"{_mode(key)} {value:.3f}" for key, value in sorted(row.items()) if key.endswith("/em/mean@1")]
-    return f"held-out EM after step {row['step']}: " + ", ".join(scores)
-
-
-def _mode(key: str) -> str:
-    return key.split("/")[1]
+    ems = [(key.split("/")[1], row[key]) for key in sorted(row) if key.endswith("/em/mean@1")]
+    return f"held-out EM after step {row['step']}: " + ", ".join(f"{mode} {em:.3f}" for mode, em in ems)

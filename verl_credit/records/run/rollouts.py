@@ -3,22 +3,11 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 
+from verl_credit.records.run import tables
 from verl_credit.records.run.files import TRAJECTORIES, read_json_lines
-from verl_credit.records.run.old_tables import PER_TOKEN, TOKENS, TOKENS_SCHEMA
-from verl_credit.records.run.tables import (
-    ROLLOUTS,
-    SAMPLE_NAMES,
-    SAMPLES,
-    TURNS,
-    DamagedTable,
-    StepTable,
-    read_table,
-    table_path,
-    tables_of,
-    write_table,
-)
 
 STEPS = 100
 """Steps whose texts are read at most; the latest that have some."""
@@ -27,52 +16,47 @@ _NAMES = {"text": "pieces", "log_prob": "old_log_prob"}  # the names in version 
 
 def token_steps(run_dir: Path) -> dict[int, Path]:
     """Steps of our estimator whose rollouts are kept token by token, and the file that has them."""
-    kept = {step: path for step, path in tables_of(run_dir, ROLLOUTS).items() if _may_have_credit(path)}
-    return dict(sorted((kept | tables_of(run_dir, TOKENS)).items()))
+    kept = tables.tables_of(run_dir, tables.TOKENS)
+    for step, path in tables.tables_of(run_dir, tables.ROLLOUTS).items():
+        with suppress(tables.DamagedTable):  # the file's reader reports it
+            if not tables.read_table(path, ("row",)).pipeline:
+                continue
+        kept.setdefault(step, path)
+    return dict(sorted(kept.items()))
 
 
-def _may_have_credit(path: Path) -> bool:
-    """True also for a damaged file, which its reader then reports."""
-    try:
-        return bool(read_table(path, ("row",)).pipeline)
-    except DamagedTable:
-        return True
-
-
-def read_tokens(path: Path) -> StepTable:
+def read_tokens(path: Path) -> tables.StepTable:
     """The columns of `TOKENS_SCHEMA`, with lists over the tokens that the policy wrote. Raises DamagedTable."""
-    table = read_table(path)
-    if path.name.startswith(TOKENS):
+    table = tables.read_table(path)
+    if path.name.startswith(tables.TOKENS):
         return table
     c = table.columns
-    columns = {name: c[name] for name in TOKENS_SCHEMA.names if name in c}
+    columns = {name: c[name] for name in tables.TOKENS_SCHEMA.names if name in c}
     columns["observation_characters"] = [[len(text) for text in row] for row in c["observations"]]
-    for name in PER_TOKEN:
+    for name in tables.PER_TOKEN:
         lists = c[_NAMES.get(name, name)]
         columns[name] = [
             values and [value for value, ours in zip(values, written, strict=True) if ours]
             for values, written in zip(lists, c["written"], strict=True)
         ]
-    return StepTable(table.step, columns, table.pipeline)
+    return tables.StepTable(table.step, columns, table.pipeline)
 
 
 def keep_samples(run_dir: Path, step: int) -> None:
     """The rollouts of a step go, but for the texts of the longest of each group. Nothing stays of a damaged file."""
-    path = table_path(run_dir, ROLLOUTS, step)
+    path = tables.table_path(run_dir, tables.ROLLOUTS, step)
     try:
-        table = read_table(path, SAMPLE_NAMES)
-    except DamagedTable:  # no reason to end a run
+        table = tables.read_table(path, tables.SAMPLE_NAMES)
+    except tables.DamagedTable:  # no reason to end a run
         path.unlink(missing_ok=True)
         return
     c = table.columns
     longest: dict[int, int] = {}
     for line, group in enumerate(c["group"]):
-        before = longest.setdefault(group, line)
-        if len(c["texts"][line] or ()) > len(c["texts"][before] or ()):
-            longest[group] = line
+        longest[group] = max(longest.get(group, line), line, key=lambda one: len(c["texts"][one] or ()))
     if table.pipeline:
-        columns = {name: [c[name][line] for line in sorted(longest.values())] for name in SAMPLE_NAMES}
-        write_table(run_dir, SAMPLES, step, columns, table.pipeline)
+        columns = {name: [c[name][line] for line in sorted(longest.values())] for name in tables.SAMPLE_NAMES}
+        tables.write_table(run_dir, tables.SAMPLES, step, columns, table.pipeline)
     path.unlink(missing_ok=True)
 
 
@@ -83,13 +67,13 @@ def read_samples(run_dir: Path, last_step: int | None = None) -> tuple[list[dict
     without the siblings. Those of version 1 come first. Raises DamagedFile for a line that is no JSON.
     """
     rows, problems = read_json_lines(Path(run_dir) / TRAJECTORIES), []
-    kept = tables_of(run_dir, SAMPLES) | tables_of(run_dir, ROLLOUTS)
+    kept = tables.tables_of(run_dir, tables.SAMPLES) | tables.tables_of(run_dir, tables.ROLLOUTS)
     for step in sorted(step for step in kept if last_step is None or step <= last_step)[-STEPS:]:
         try:
-            table = read_table(kept[step], SAMPLE_NAMES)
+            table = tables.read_table(kept[step], tables.SAMPLE_NAMES)
             if table.pipeline:
-                rows += _with_credit(table, read_table(table_path(run_dir, TURNS, step)))
-        except DamagedTable as error:
+                rows += _with_credit(table, tables.read_table(tables.table_path(run_dir, tables.TURNS, step)))
+        except tables.DamagedTable as error:
             problems.append(f"{error}.")
         except (KeyError, TypeError, ValueError) as error:
             problems.append(
@@ -98,18 +82,16 @@ def read_samples(run_dir: Path, last_step: int | None = None) -> tuple[list[dict
     return rows, problems
 
 
-def _with_credit(table: StepTable, turns: StepTable) -> list[dict]:
+def _with_credit(table: tables.StepTable, turns: tables.StepTable) -> list[dict]:
     reward = "info_gain" if list(table.pipeline["signals"]) == ["info_gain"] else "turn_reward"
     credit: dict[int, dict] = {}  # of a valid row
     t = turns.columns
     group_of = dict(zip(t["row"], t["group"], strict=True))
     for line, row in enumerate(t["row"]):
-        if not t["valid"][line]:
-            continue
-        if row not in credit:
-            credit[row] = {"outcome": t["outcome"][line], "turns": []}
-        numbers = {name: t[name][line] for name in ("z", "advantage", "clip_scale")}
-        credit[row]["turns"].append({reward: t["reward"][line]} | numbers)
+        if t["valid"][line]:
+            turns_of_row = credit.setdefault(row, {"outcome": t["outcome"][line], "turns": []})["turns"]
+            numbers = {name: t[name][line] for name in ("z", "advantage", "clip_scale")}
+            turns_of_row.append({reward: t["reward"][line]} | numbers)
     c, rows = table.columns, []
     for line, row in enumerate(c["row"]):
         texts = zip(c["texts"][line], c["observations"][line], credit[row]["turns"], strict=True)

@@ -1,60 +1,37 @@
-"""Plugin state beside verl's checkpoint, and whether a resume is exact."""
+"""How far a run is, without verl: plugin state beside verl's checkpoint, whether a resume is exact, whether a start has work
+to do, and the run's time limit."""
 
 from __future__ import annotations
 
 import json
+import time
+from collections.abc import Callable
 from pathlib import Path
 
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from verl_credit.names import ASYNC_MODES, place_now
-from verl_credit.records.run.files import STATE, plain, write_text
+from verl_credit.records.run.files import STATE, VALIDATION, plain, read_json_lines, write_text
 from verl_credit.redact import without_secrets
 
 VERSION = 1
 MODE = "trainer.v1.trainer_mode"
+TRACKER = "latest_checkpointed_iteration.txt"  # verl's; names the last complete checkpoint
 
 UNUSED = "verl_credit.host.external"
 """Older runs name this module as actor_rollout_ref.model.external_lib. No run needs it; the key is null now."""
 
 # Keys that do not change what a step computes.
 FREE = (
-    "run_dir",
-    "keep_rollouts",
-    *("sample_trajectories", "keep_token_tables"),  # of earlier versions
-    "keep_checkpoints",
-    "poll_interval_s",
-    "max_hours",
-    "hardware.",
-    "plan.",
-    "evaluation.",
-    "faults.",
-    "lineage.",
-    "probe.",
-    "lab.dir",
-    "search.url",
-    "search.timeout_s",
-    "search.max_retries",
-    "search.breaker_",
-    "search.token_env",
-    "algorithm.turn_judge.",
-    "data.val_",
-    "ray_kwargs.",
-    "transfer_queue.",
-    "global_profiler.",
-    "trainer.total_",
-    "trainer.save_freq",
-    "trainer.test_freq",
-    "trainer.val_",
-    "trainer.logger",
-    "trainer.project_name",
-    "trainer.experiment_name",
-    "trainer.default_local_dir",
-    "trainer.resume_",
-    "trainer.max_actor_ckpt_to_keep",
-    "actor_rollout_ref.actor.optim.total_training_steps",
-    "critic.",
-)
+    "run_dir", "keep_rollouts", "keep_checkpoints", "poll_interval_s", "max_hours",
+    "sample_trajectories", "keep_token_tables",  # of earlier versions
+    "hardware.", "plan.", "evaluation.", "faults.", "lineage.", "probe.", "lab.dir",
+    "search.url", "search.timeout_s", "search.max_retries", "search.breaker_", "search.token_env",
+    "algorithm.turn_judge.", "data.val_", "ray_kwargs.", "transfer_queue.", "global_profiler.",
+    "trainer.total_", "trainer.save_freq", "trainer.test_freq", "trainer.val_", "trainer.logger", "trainer.project_name",
+    "trainer.experiment_name", "trainer.default_local_dir", "trainer.resume_", "trainer.max_actor_ckpt_to_keep",
+    "actor_rollout_ref.actor.optim.total_training_steps", "critic.",
+)  # fmt: skip
 
 
 def save_state(
@@ -84,13 +61,11 @@ def planned_steps(folder: Path, config) -> int | None:
     """
     try:
         state = json.loads((Path(folder) / STATE).read_text(encoding="utf-8"))
-        planned, before = state["planned"], state["config"]
-        steps, epochs = planned["steps"], planned["epochs"]
+        before, steps, epochs = state["config"], state["planned"]["steps"], state["planned"]["epochs"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    then, now = (
-        {k: v for k, v in keys.items() if k.startswith("data.")} for keys in (before, deciding_keys(config))
-    )
+    both = (before, deciding_keys(config))
+    then, now = ({k: v for k, v in keys.items() if k.startswith("data.")} for keys in both)
     return steps if epochs == config.trainer.total_epochs and then == now else None
 
 
@@ -115,10 +90,9 @@ def describe_resume(config, step: int) -> tuple[str, dict, dict | None]:
     if not (folder / "data.pt").exists():
         differences.append(f"{folder / 'data.pt'} is missing: data order starts again")
     if (before := state["config"].get(MODE)) in ASYNC_MODES:
-        again = OmegaConf.select(config, MODE) in ASYNC_MODES
-        fate = (
-            "that were under way begin again, by newer weights" if again else "ahead of the step are left out"
-        )
+        fate = "ahead of the step are left out"
+        if OmegaConf.select(config, MODE) in ASYNC_MODES:
+            fate = "that were under way begin again, by newer weights"
         differences.append(f"{MODE}={before}: rollouts {fate}")
     if not differences:
         return f"resume: exact, from step {step}", state["metrics"], state.get("sepa")
@@ -141,9 +115,8 @@ def deciding_keys(config) -> dict[str, str]:
     walk("", OmegaConf.to_container(config, resolve=True))
     curriculum = config.algorithm.get("info_gain_curriculum") or {}
     if any(ends[0] != ends[1] for ends in curriculum.values()):  # its weights depend on where the run ends
-        flat |= {
-            f"trainer.{key}": str(config.trainer[key]) for key in ("total_training_steps", "total_epochs")
-        }
+        for key in ("total_training_steps", "total_epochs"):
+            flat[f"trainer.{key}"] = str(config.trainer[key])
     return flat
 
 
@@ -155,3 +128,61 @@ def _differences(before: dict, now: dict) -> list[str]:
     }
     keys = list(dict.fromkeys([*before, *now]))
     return [f"{k} was {before.get(k)}, is {now.get(k)}" for k in keys if before.get(k) != now.get(k)]
+
+
+def nothing_left(config: DictConfig) -> str | None:
+    """Why a start of this run would make no step and no evaluation; None when it would.
+
+    Only for ``trainer.resume_mode=auto``. The number of steps is ``trainer.total_training_steps`` or, with epochs, the
+    checkpoint's. A run that was killed before its last evaluation is not finished.
+    """
+    trainer, end = config.trainer, planned_in_all(config)
+    step = last_checkpoint(Path(trainer.default_local_dir)) if trainer.resume_mode == "auto" else None
+    if step is None or end is None or step < end:
+        return None
+    evaluated = {row.get("step") for row in read_json_lines(Path(config.run_dir) / VALIDATION)}
+    if trainer.get("val_before_train", True) and step not in evaluated:
+        return None
+    key = "total_epochs" if trainer.total_training_steps is None else "total_training_steps"
+    return (
+        f"nothing left to learn: the checkpoint in {trainer.default_local_dir} is at step {step} of "
+        f"trainer.{key}={trainer[key]}; raise that number, or give another run_dir"
+    )
+
+
+def planned_in_all(config: DictConfig) -> int | None:
+    """Steps of the whole run; with epochs None until a checkpoint has the number."""
+    folder, total = Path(config.trainer.default_local_dir), config.trainer.total_training_steps
+    if total is None and (step := last_checkpoint(folder)) is not None:
+        total = planned_steps(folder / f"global_step_{step}", config)
+    return total
+
+
+def last_checkpoint(folder: Path) -> int | None:
+    """Step of the checkpoint that a resume would load; None without one."""
+    try:
+        step = int((folder / TRACKER).read_text())
+    except (OSError, ValueError):
+        return None
+    return step if (folder / f"global_step_{step}").is_dir() else None
+
+
+class TimeLimit:
+    """Decides after every step whether the next one must be the last.
+
+    It must be when two more would not fit: elapsed + 2 s + tail > limit, with s the longest step so far and tail the
+    longest saving plus the longest evaluation so far (s each until the first). A run ends within its limit unless its last
+    step takes a whole step longer than all before. Seconds, except `hours`; `clock` is for tests.
+    """
+
+    def __init__(self, hours: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._limit_s, self._clock, self._start = hours * 3600.0, clock, clock()
+        self._longest: dict[str, float] = {}
+
+    def next_is_last(self, timing_s: dict[str, float]) -> bool:
+        """`timing_s`: seconds of the step that has ended: "step" (saving included), "save_checkpoint", "testing"."""
+        for name, seconds in timing_s.items():
+            self._longest[name] = max(seconds, self._longest.get(name, 0.0))
+        step = self._longest["step"]
+        tail = self._longest.get("save_checkpoint", step) + self._longest.get("testing", step)
+        return self._clock() - self._start + 2 * step + tail > self._limit_s

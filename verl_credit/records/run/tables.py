@@ -7,7 +7,7 @@ kept rollout of the last steps, with its texts and with lists over the tokens of
 The metadata has, as JSON, the settings that made the credit, so that a report can recompute the credit. Where a step
 is kept whole, it also has the settings of the update, so that a probe can repeat it. A file is written under another
 name and then renamed: a reader finds it whole or not at all, and a repeated step replaces its own files.
-`old_tables` reads version 1.
+In version 1 tokens and texts of a step stood apart from its rollouts, the texts in `trajectories.jsonl`.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as parquet
 
-from verl_credit.records.run import old_tables
 from verl_credit.records.run.files import DamagedFile, replaced
 
 TABLES, TURNS, ROLLOUTS, SAMPLES = "tables", "turns", "rollouts", "samples"
+TOKENS = "tokens"  # of version 1
 _ABOUT, _VERSION = b"verl_credit", 2
 _NAME = re.compile(r"([a-z]+)_(\d{6,})\.parquet")
 
@@ -39,10 +39,7 @@ TURNS_SCHEMA = pa.schema(
         ("has_reward", pa.bool_()),
         ("reward", pa.float64()),  # null: no reward, or a missing one
         ("signals", pa.map_(pa.string(), pa.float64())),  # each signal's own value, where the turn has it
-        (
-            "z",
-            pa.float64(),
-        ),  # of the reward among the siblings' same turn; null: the turn mode compares otherwise
+        ("z", pa.float64()),  # among the siblings' same turn; null: the turn mode compares otherwise
         ("anchor", pa.int32()),  # null: the turn mode reads none
         ("advantage", pa.float32()),
         ("clip_scale", pa.float32()),
@@ -51,17 +48,17 @@ TURNS_SCHEMA = pa.schema(
         ("outcome_advantage", pa.float32()),
     ]
 )
-_FLOATS = pa.list_(pa.float32())
+_FLOATS, _TEXTS, _FLAGS = pa.list_(pa.float32()), pa.list_(pa.string()), pa.list_(pa.bool_())
 _SAMPLE = [
     ("group", pa.int32()),
     ("row", pa.int32()),  # its index in the batch of the update, which has other rows, too
     ("question", pa.string()),
-    ("golds", pa.list_(pa.string())),
+    ("golds", _TEXTS),
     ("gold_ids", pa.string()),  # JSON
     ("searches", pa.string()),  # JSON
     ("stop_reason", pa.string()),
-    ("texts", pa.list_(pa.string())),  # the policy's text of each turn
-    ("observations", pa.list_(pa.string())),  # the observation after each turn
+    ("texts", _TEXTS),  # the policy's text of each turn
+    ("observations", _TEXTS),  # the observation after each turn
 ]
 ROLLOUTS_SCHEMA = pa.schema(
     [
@@ -70,9 +67,9 @@ ROLLOUTS_SCHEMA = pa.schema(
         ("outcome", pa.float64()),
         ("prompt_ids", pa.list_(pa.int32())),
         ("response_ids", pa.list_(pa.int32())),  # observations included; every list below is as long
-        ("pieces", pa.list_(pa.string())),  # text per token; empty where the policy did not write it
-        ("written", pa.list_(pa.bool_())),  # by the policy
-        ("trained", pa.list_(pa.bool_())),  # False also: rejected by rollout correction
+        ("pieces", _TEXTS),  # text per token; empty where the policy did not write it
+        ("written", _FLAGS),  # by the policy
+        ("trained", _FLAGS),  # False also: rejected by rollout correction
         ("turn", pa.list_(pa.int16())),  # -1: not the policy's token
         ("advantage", _FLOATS),
         ("old_log_prob", _FLOATS),
@@ -80,13 +77,40 @@ ROLLOUTS_SCHEMA = pa.schema(
         ("clip_scale", _FLOATS),
         ("ref_log_prob", _FLOATS),  # null: no reference policy
         ("rollout_is_weight", _FLOATS),  # null: the update has no such weights
-        ("planning", pa.list_(pa.bool_())),  # this and the next: null where nothing computes them
+        ("planning", _FLAGS),  # this and the next: null where nothing computes them
         ("uncertainty", _FLOATS),
         ("pooled_uncertainty", _FLOATS),
         ("weight", _FLOATS),
     ]
 )
-_SCHEMAS = {TURNS: TURNS_SCHEMA, ROLLOUTS: ROLLOUTS_SCHEMA, SAMPLES: pa.schema(_SAMPLE)}
+TOKENS_SCHEMA = pa.schema(
+    [
+        ("group", pa.int32()),
+        ("row", pa.int32()),
+        ("question", pa.string()),
+        ("golds", _TEXTS),
+        ("stop_reason", pa.string()),
+        ("observations", _TEXTS),  # per turn, their first 4000 characters
+        ("observation_characters", pa.list_(pa.int32())),
+        ("text", _TEXTS),  # this and the next: over the tokens that the policy wrote
+        ("turn", pa.list_(pa.int16())),
+        ("trained", _FLAGS),
+        ("planning", _FLAGS),
+        *((name, _FLOATS) for name in ("log_prob", "entropy", "uncertainty", "pooled_uncertainty")),
+        *((name, _FLOATS) for name in ("weight", "advantage")),
+    ]
+)
+PER_TOKEN = TOKENS_SCHEMA.names[TOKENS_SCHEMA.names.index("text") :]
+_NOT_IN_VERSION_1 = {
+    TURNS: {"z"},
+    ROLLOUTS: {
+        *("question", "golds", "gold_ids", "searches", "stop_reason", "texts", "observations"),
+        *("pieces", "planning", "uncertainty", "pooled_uncertainty", "weight"),
+    },
+}
+_SCHEMAS = {
+    TURNS: TURNS_SCHEMA, ROLLOUTS: ROLLOUTS_SCHEMA, SAMPLES: pa.schema(_SAMPLE), TOKENS: TOKENS_SCHEMA
+}  # fmt: skip
 SAMPLE_NAMES = tuple(_SCHEMAS[SAMPLES].names)
 
 
@@ -141,13 +165,15 @@ def read_table(path: Path, names: Sequence[str] | None = None) -> StepTable:
         version = about.get("version") if isinstance(about, dict) else None
         if version not in (1, _VERSION):
             raise DamagedTable(f"{path} is no table that this version wrote")
-        schema = old_tables.schema(kind, _SCHEMAS) if version == 1 else _SCHEMAS[kind]
-        schema = pa.schema([schema.field(name) for name in names or schema.names])
-        if version == 1:
-            columns, pipeline, update = old_tables.columns(kind, file, schema), *old_tables.about(kind, about)
-        else:
-            columns = file.read(columns=schema.names).select(schema.names).cast(schema).to_pydict()
-            pipeline, update = dict(about["pipeline"]), about["update"]
+        names = names or _SCHEMAS[kind].names
+        absent = _NOT_IN_VERSION_1.get(kind, set()) if version == 1 else set()
+        schema = pa.schema([_SCHEMAS[kind].field(name) for name in names if name not in absent])
+        read = file.read(columns=schema.names).select(schema.names).cast(schema).to_pydict()
+        columns = {name: read.get(name, [None] * file.metadata.num_rows) for name in names}
+        pipeline = dict(about["pipeline"])
+        update = about["update"] if version == _VERSION else None
+        if version == 1 and kind == ROLLOUTS:  # it had the update's settings alone
+            pipeline, update = {}, pipeline
         return StepTable(int(about["step"]), columns, pipeline, update)
     except DamagedTable:
         raise

@@ -7,6 +7,7 @@ import hashlib
 import json
 import platform
 import subprocess
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -19,18 +20,13 @@ PACKAGES = (
 )  # fmt: skip
 
 
-def installed_version(package: str) -> str | None:
-    """The version of a package, or None when it is not installed."""
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
-
-
 def installed_versions() -> dict[str, str]:
     """The versions of Python and of every installed package of PACKAGES."""
-    versions = {name: installed_version(name) for name in PACKAGES}
-    return {"python": platform.python_version(), **{k: v for k, v in versions.items() if v is not None}}
+    versions = {"python": platform.python_version()}
+    for name in PACKAGES:
+        with suppress(PackageNotFoundError):
+            versions[name] = version(name)
+    return versions
 
 
 def write_versions(run_dir: Path) -> None:
@@ -40,10 +36,10 @@ def write_versions(run_dir: Path) -> None:
 def read_versions(run_dir: Path) -> dict[str, str] | None:
     """The saved versions, or None for a run without them. Raises ValueError naming a file that is malformed."""
     path = Path(run_dir) / VERSIONS
-    if not path.exists():
-        return None
     try:
         saved = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not JSON: {error}") from error
     if not isinstance(saved, dict):

@@ -8,9 +8,9 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from verl_credit.records.report.curves import STYLE, saved
-from verl_credit.records.report.numbers import MINUS, percent, plain, points, signed
 from verl_credit.records.report.panels import BLUE, GREEN, GREY, INK, VERMILION, Line, Panel
 from verl_credit.records.report.run_data import Series
+from verl_credit.records.report.text import MINUS, percent, plain, points, signed
 from verl_credit.study.campaign.results import Results
 from verl_credit.study.campaign.state import RunState, State
 from verl_credit.study.campaign.statistics import Comparison

@@ -11,8 +11,7 @@ from urllib.parse import quote
 from jinja2 import ChoiceLoader, Environment, FileSystemLoader, PackageLoader, StrictUndefined
 
 from verl_credit.records.report.curves import curves_png, panel_data_uri
-from verl_credit.records.report.numbers import duration
-from verl_credit.records.report.text import clean
+from verl_credit.records.report.text import clean, duration
 from verl_credit.records.report.write import REPORT
 from verl_credit.records.run.files import write_text
 from verl_credit.study.campaign.pictures import difference_format, differences_picture, panels, value_format

@@ -11,8 +11,7 @@ from transformers import PreTrainedTokenizerFast
 from verl_credit.config.settings import CreditSettings
 from verl_credit.credit import turn_policy_loss
 from verl_credit.credit.loss import aggregate
-from verl_credit.policy.families import families
-from verl_credit.policy.packed import PackedPolicy
+from verl_credit.policy.packed import PackedPolicy, families
 from verl_credit.study.forward import PackedForward
 from verl_credit.turns.assign import CreditRun, StepCredit, StepInputs, assign, step_inputs
 from verl_credit.turns.book import TurnBatch

@@ -17,7 +17,7 @@ from verl_credit.config.fit import SHORT_ANSWER, turns_at_most
 from verl_credit.config.resolved import Config, select
 from verl_credit.config.settings import ATTENTION, CreditSettings
 from verl_credit.errors import ConfigError, IntegrityError
-from verl_credit.policy.attention import NAMES
+from verl_credit.policy.attention.implementation import NAMES
 from verl_credit.turns.book import RowRecord, TurnBatch
 from verl_credit.turns.branches import BranchPlan
 from verl_credit.turns.requests import PseudoAnswer, Request

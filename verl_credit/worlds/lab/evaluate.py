@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from transformers import PreTrainedTokenizerFast
 
-from verl_credit.policy.generation.generator import BatchGenerator, SamplingParams
+from verl_credit.policy.generation import BatchGenerator, SamplingParams
 from verl_credit.turns.reward.qa import exact_match, extract_answer
 from verl_credit.worlds.lab import protocol
 from verl_credit.worlds.lab.questions import Question

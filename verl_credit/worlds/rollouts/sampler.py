@@ -19,8 +19,8 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from verl_credit.policy.generation.decoding import GrowingCache, grouped_decode_attention
-from verl_credit.policy.generation.sampling import inverse_cdf
+from verl_credit.policy.generation import GrowingCache, grouped_decode_attention
+from verl_credit.policy.sampling import inverse_cdf
 
 
 class Decoder(Protocol):

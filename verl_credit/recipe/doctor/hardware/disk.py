@@ -13,7 +13,7 @@ from verl_credit.recipe.doctor.inputs.model import parameters_of
 from verl_credit.recipe.doctor.result import Result, failed, passed, warned
 from verl_credit.recipe.machine.facts import GIB, size
 from verl_credit.recipe.world import MODEL
-from verl_credit.records.run.checkpoints import count_kept
+from verl_credit.records.run.files import count_kept
 
 
 def check_disk(context: Context, usage=shutil.disk_usage) -> Result:

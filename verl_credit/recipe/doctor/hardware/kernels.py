@@ -8,7 +8,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_credit.config.settings import ATTENTION
 from verl_credit.errors import ConfigError
-from verl_credit.policy.attention import AUTO, named
+from verl_credit.policy.attention.implementation import AUTO, named
 from verl_credit.recipe.doctor.context import Context
 from verl_credit.recipe.doctor.hardware.software import wants_cuda
 from verl_credit.recipe.doctor.inputs.hub import cached_config

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from verl_credit.records.report.numbers import plain, signed
 from verl_credit.records.report.page import template
 from verl_credit.records.report.studies.fidelity_pictures import (
     agreement_picture,
@@ -13,6 +12,7 @@ from verl_credit.records.report.studies.fidelity_pictures import (
     difference_picture,
 )
 from verl_credit.records.report.studies.fidelity_turns import gold_against_value, gold_picture, star_picture
+from verl_credit.records.report.text import plain, signed
 
 KINDS = {"run": "As the run gives it", "mode": "Turn modes", "control": "Controls"}
 MEASURES = ("pearson", "same_turn", "pairs", "end_pairs")

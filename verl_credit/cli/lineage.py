@@ -42,7 +42,8 @@ def show(folder: Store = STORE, as_json: AsJson = False) -> None:
         facts = store.all_facts()
         trials = [asdict(trial) | {"facts": facts.get(trial.exp_id, {})} for trial in store.all_trials()]
         damaged = [asdict(one) for one in store.damaged()]
-        return _json({"trials": trials, "unfinished": store.unfinished(), "damaged": damaged})
+        print(json.dumps({"trials": trials, "unfinished": store.unfinished(), "damaged": damaged}))
+        return
     for trial in store.all_trials():
         print(_line(trial))
     for exp_id, start in store.unfinished().items():
@@ -56,8 +57,9 @@ def best(folder: Store = STORE, lower_is_better: Lower = None, as_json: AsJson =
     store = _open(folder, lower_is_better, ordered=True)
     trial = store.best()
     if as_json:
-        return _json(asdict(trial) | {"facts": store.facts(trial.exp_id)} if trial else None)
-    print(_line(trial) if trial else "no kept trial has a metric")
+        print(json.dumps(asdict(trial) | {"facts": store.facts(trial.exp_id)} if trial else None))
+    else:
+        print(_line(trial) if trial else "no kept trial has a metric")
 
 
 @lineage.command(help="the trials that led to one")
@@ -75,7 +77,8 @@ def chain(
         raise NotKnown("no kept trial has a metric; name a trial")
     trials = store.chain_to(last.exp_id)
     if as_json:
-        return _json([asdict(trial) for trial in trials])
+        print(json.dumps([asdict(trial) for trial in trials]))
+        return
     if gone := trials[0].parent_exp:
         print(f"exp_{one_line(gone)}  is not in the store, or is a descendant of its own")
     for trial in trials:
@@ -186,7 +189,3 @@ def _line(trial: Trial) -> str:
     metric = "-" if trial.core_metric is None else f"{trial.core_metric:.6f}"
     delta = "" if trial.delta_vs_best is None else f" ({trial.delta_vs_best:+.6f})"
     return one_line(f"{trial.label}  {trial.status}  {metric}{delta}  {trial.hypothesis}").rstrip()
-
-
-def _json(value: object) -> None:
-    print(json.dumps(value))

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_credit.records.report.numbers import interval
 from verl_credit.records.report.run_data import Run, Series, read_run, series
+from verl_credit.records.report.text import interval
 
 
 class Metric(NamedTuple):
@@ -65,9 +65,8 @@ def _exact_match(run: Run) -> Metric:
     entries = [(one, em) for one, em in entries if one.mode == mode]
     step = max(em.steps[-1] for _, em in entries)
     entries = [(one, em) for one, em in entries if em.steps[-1] == step]
-    counts = [
-        dict(zip(one.questions.steps, one.questions.values, strict=True)).get(step, 0) for one, _ in entries
-    ]
+    questions = [one.questions for one, _ in entries]
+    counts = [dict(zip(one.steps, one.values, strict=True)).get(step, 0) for one in questions]
     domain = ", ".join(one.source for one, _ in entries)
     name = f"exact match, {mode}"
     if not all(counts):  # an earlier version wrote no counts
@@ -90,11 +89,8 @@ def read_steps(run_dir: Path) -> Run | None:
 def of_steps(run: Run | None, after: int) -> dict[str, Any]:
     """Returns means over the steps after ``after``; a metric that metrics.jsonl lacks is None and named in ``absent``."""
     rows = [row for row in run.metrics if row["step"] > after] if run else []
-    turns = (
-        {int(name.rpartition("_")[2]): name for name in run.names(rf"{run.reward_metric}/turn_(\d+)")}
-        if run
-        else {}
-    )
+    names = run.names(rf"{run.reward_metric}/turn_(\d+)") if run else []
+    turns = {int(name.rpartition("_")[2]): name for name in names}
     facts: dict[str, Any] = {
         "steps": len(rows),
         "clip_scale_mean": _mean(rows, "credit/clip_scale/mean"),

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
+import json
+import shlex
 import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -12,18 +15,21 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+import verl_credit
 from verl_credit.cli.saved_run import CONFIG
-from verl_credit.cli.trials.facts import at_start, hardware, kept_when, notes, specialist, store_folder
 from verl_credit.errors import ExitCode, Terminated, TooLargeError, one_line
-from verl_credit.recipe.machine.facts import Facts
+from verl_credit.names import ADV_ESTIMATOR
+from verl_credit.recipe.machine.facts import GIB, Facts
 from verl_credit.records.lineage import FailureLabel, LineageStore, Trial, verdict
 from verl_credit.records.run import events
 from verl_credit.records.run.events import Reason
 from verl_credit.records.run.files import DamagedFile
-from verl_credit.records.run.finished import planned_in_all
+from verl_credit.records.run.state import deciding_keys, planned_in_all
+from verl_credit.records.run.versions import code_version, installed_versions
+from verl_credit.redact import redact
 
 if TYPE_CHECKING:
-    from verl_credit.cli.trials.numbers import Metric
+    from verl_credit.cli.train.trial_numbers import Metric
 
 LABELS = {
     Reason.TIME_LIMIT: FailureLabel.TRAIN_BUDGET_OVERRUN,
@@ -33,6 +39,20 @@ LABELS = {
     Reason.FAULT: FailureLabel.DISQUALIFIED,
     Reason.INTERRUPTED: FailureLabel.HARNESS_ABORT,
 }
+
+
+def store_folder(config: DictConfig) -> Path:
+    """``lineage.dir``, or `lineage` beside the run's folder."""
+    if config.lineage.dir:
+        return Path(config.lineage.dir).expanduser().resolve()
+    return Path(config.run_dir).expanduser().resolve().parent / "lineage"
+
+
+def kept_when(config: DictConfig, best: str = "the best one kept") -> str:
+    """Describes the rule by which this run's trial is kept."""
+    metric = config.lineage.metric or "held-out exact match"
+    way = "falls" if config.lineage.lower_is_better else "gains"
+    return f"kept when {metric} {way} by more than {config.lineage.threshold:g} over {best}"
 
 
 class TrialRow:
@@ -57,7 +77,9 @@ class TrialRow:
         return self._try(self._begin)
 
     def machine(self, facts: Facts) -> None:
-        self.facts["hardware"] = hardware(facts)
+        devices = [{"name": one.name, "memory_gib": round(one.total / GIB, 1)} for one in facts.devices]
+        memory = round(facts.memory.total / GIB, 1)
+        self.facts["hardware"] = {"devices": devices, "cpus": facts.cpus, "memory_gib": memory}
 
     def end(self, code: ExitCode, why: str, error: BaseException | None) -> str:
         """Adds the row; returns a line about it. The line is empty for a start without remaining steps, unless an earlier
@@ -76,6 +98,8 @@ class TrialRow:
         mine = [trial for trial in trials if trial.job_name == str(self.run_dir)]
         best = self.store.best()
         self.parent = config.parent or (mine[-1].exp_id if mine else best.exp_id if best else "")
+        world_seed = OmegaConf.select(self.config, "lab.world_seed")
+        deciding = json.dumps(deciding_keys(self.config), sort_keys=True)
         facts = {
             "timestamp": self.timestamp,
             "job_name": str(self.run_dir),
@@ -84,7 +108,13 @@ class TrialRow:
             "expected_delta": config.expected_delta,
             "threshold": config.threshold,
             "lower_is_better": config.lower_is_better,
-            **at_start(self.config, self.command),
+            "command": self.command,
+            "overrides": [word for word in shlex.split(self.command) if "=" in word],
+            # Equal hashes mean equal computations: they cover every key that can change a number, and the seed.
+            "config_sha256": hashlib.sha256(deciding.encode()).hexdigest(),
+            "seeds": {"seed": self.config.seed, "world_seed": world_seed},
+            "code": code_version(Path(verl_credit.__file__).parent),
+            "versions": installed_versions(),
         }
         self.exp_id = self.store.start(self._free_id, lambda: facts | {"steps_before": self.steps_before})
         with open_dict(self.config):  # so that the run's files and verl's loggers know the trial
@@ -115,11 +145,13 @@ class TrialRow:
             reason, why = events.how(self.run_dir, code, why, planned)
         except DamagedFile:  # the damaged file is the reason of the refusal
             reason = events.REASONS[code]
-        if reason is Reason.NOTHING_LEFT and not self._was_killed():
-            return ""
+        if reason is Reason.NOTHING_LEFT:
+            begun = [one.get("job_name") for one in self.store.unfinished().values()]
+            if str(self.run_dir) not in begun:  # no start was killed
+                return ""
         if not self.exp_id:
             self._begin()
-        from verl_credit.cli.trials.numbers import held_out_metric, of_steps, read_steps
+        from verl_credit.cli.train.trial_numbers import held_out_metric, of_steps, read_steps
 
         run = read_steps(self.run_dir)
         metric, steps = held_out_metric(self.config, run), of_steps(run, self.steps_before)
@@ -142,9 +174,6 @@ class TrialRow:
         result = metric.why if metric.value is None else f"{metric.name} {metric.value:.6g}"
         return one_line(f"trial {trial.label}: {trial.status}, {result}; {self.store.path}")
 
-    def _was_killed(self) -> bool:
-        return any(one.get("job_name") == str(self.run_dir) for one in self.store.unfinished().values())
-
     def _row(
         self,
         label: FailureLabel | None,
@@ -155,16 +184,16 @@ class TrialRow:
         trials: tuple[Trial, ...],
     ) -> Trial:
         """Builds the row. The store calls this under its lock, so no other trial ends meanwhile."""
-        config = self.config.lineage
-        judged = verdict(
-            metric.value, trials, threshold=config.threshold, lower_is_better=config.lower_is_better
-        )
+        config, algorithm = self.config.lineage, self.config.algorithm
+        turns = "info_gain_norm_mode" if algorithm.adv_estimator == ADV_ESTIMATOR else "adv_estimator"
+        rule = {"threshold": config.threshold, "lower_is_better": config.lower_is_better}
+        judged = verdict(metric.value, trials, **rule)
         expected = config.expected_delta
         snapshot = self.run_dir / CONFIG
         return Trial(
             exp_id=self.exp_id,
             timestamp=self.timestamp,
-            specialist=specialist(self.config),
+            specialist=str(self.config.credit_preset or algorithm[turns]),
             parent_exp=self.parent,
             baseline_exp=next((t.exp_id for t in trials if t.status is FailureLabel.BASELINE), ""),
             domain=metric.domain,
@@ -180,3 +209,13 @@ class TrialRow:
             snapshot_path=str(snapshot) if snapshot.exists() else "",
             notes=notes(self.config, steps, planned, why or (metric.why or judged.why)),
         )
+
+
+def notes(config: DictConfig, steps: dict[str, Any], planned: int | None, why: str) -> str:
+    """Writes the last column: alpha, gamma, clip scale, steps, and the reason for the status."""
+    algorithm = config.algorithm
+    scale = [steps[f"clip_scale_{one}"] for one in ("mean", "std")]
+    scales = " ".join("—" if one is None else f"{one:.4g}" for one in scale)
+    done = f"{steps['steps']}" + (f" of {planned}" if planned else "")
+    text = f"alpha={algorithm.adv_rescale_alpha:g} gamma={algorithm.gamma:g} clip scale mean and std {scales}, {done} steps"
+    return redact(f"{text}; {one_line(why)[:1000]}" if why else text)

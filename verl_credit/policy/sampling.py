@@ -31,10 +31,8 @@ class SamplingParams:
         self._require("top_k", int, lambda k: k == -1 or k >= 1, "-1 (off) or an integer >= 1")
         if self.seed is not None:
             self._require("seed", int, lambda seed: 0 <= seed < 2**63, "None or an integer in [0, 2**63)")
-        if not all(_is(token, int) and token >= 0 for token in self.stop_token_ids):
-            raise ValueError(
-                f"sampling parameter stop_token_ids={self.stop_token_ids!r}: expected token ids >= 0"
-            )
+        ids_fit = all(_is(token, int) and token >= 0 for token in self.stop_token_ids)
+        self._require("stop_token_ids", tuple, lambda _: ids_fit, "token ids >= 0")
 
     def _require(self, field: str, kind, fits: Callable[[float], bool], accepted: str) -> None:
         value = getattr(self, field)

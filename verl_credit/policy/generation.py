@@ -1,16 +1,24 @@
-"""Batched generation with a transformers causal language model: token ids and their log-probabilities."""
+"""Batched generation with a transformers causal language model: token ids and their log-probabilities. One token per row is
+decoded without copies: by attention for grouped heads, and a key-value cache that appends in place."""
 
-from collections.abc import Iterable, Sequence
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from transformers import PreTrainedModel
+from torch.nn.utils.rnn import pad_sequence
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.cache_utils import Cache, DynamicLayer
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
 
-from verl_credit.policy.generation.decoding import GrowingCache, grouped_decode_attention
-from verl_credit.policy.generation.sampling import RowSampler, SamplingParams
+from verl_credit.policy.sampling import RowSampler, SamplingParams
 
-__all__ = ["BatchGenerator", "Generation", "SamplingParams"]
+_DECODE = "sdpa_grouped_decode"
+_SPARE_TOKENS = 64  # spare length of a cache, so that an append rarely has to copy all of it
 
 
 @dataclass(frozen=True)
@@ -49,9 +57,7 @@ class BatchGenerator:
             raise ValueError(
                 f"the model's attn_implementation is {model.config._attn_implementation!r}: only 'sdpa' is supported"
             )
-        self.model = model
-        self.pad_token_id = pad_token_id
-        self.sampled_vocab_size = sampled_vocab_size
+        self.model, self.pad_token_id, self.sampled_vocab_size = model, pad_token_id, sampled_vocab_size
 
     @torch.inference_mode()
     def prompt_log_probs(self, prompt: Sequence[int]) -> list[float]:
@@ -69,7 +75,10 @@ class BatchGenerator:
         An empty batch gives an empty list. Raises ValueError when the counts differ, and for a prompt that is empty, has
         an id outside the vocabulary, or exceeds the model's positions together with its `max_new_tokens`.
         """
-        self._check(prompts, params)
+        if len(prompts) != len(params):
+            raise ValueError(f"{len(prompts)} prompts but {len(params)} sampling parameters: one per prompt")
+        for row, (prompt, p) in enumerate(zip(prompts, params, strict=True)):
+            self.check(prompt, p, name=f"prompts[{row}]")
         if not prompts:
             return []
         was_training = self.model.training
@@ -79,12 +88,6 @@ class BatchGenerator:
                 return _Batch(self.model, self.pad_token_id, self.sampled_vocab_size, prompts, params).run()
         finally:
             self.model.train(was_training)
-
-    def _check(self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]) -> None:
-        if len(prompts) != len(params):
-            raise ValueError(f"{len(prompts)} prompts but {len(params)} sampling parameters: one per prompt")
-        for row, (prompt, p) in enumerate(zip(prompts, params, strict=True)):
-            self.check(prompt, p, name=f"prompts[{row}]")
 
     def check(self, prompt: Sequence[int], params: SamplingParams, *, name: str = "the prompt") -> None:
         """Raises the ValueError that `generate` would raise for this request."""
@@ -110,7 +113,8 @@ class _Batch:
         self.sampler = RowSampler(params, self.device, sampled_vocab_size)
         steps = self.sampler.uniform_B_N.shape[1]
         self.budget_B = torch.tensor([p.max_new_tokens for p in params], device=self.device)
-        self.stop_B_S = _pad_right([p.stop_token_ids for p in params], fill=-1, device=self.device)
+        stops = [torch.tensor(p.stop_token_ids or (-1,)) for p in params]
+        self.stop_B_S = pad_sequence(stops, batch_first=True, padding_value=-1).to(self.device)
         self.done_B = torch.zeros(len(prompts), dtype=torch.bool, device=self.device)
         self.token_R_N = torch.zeros(len(prompts), steps, dtype=torch.long, device=self.device)
         self.log_prob_R_N = torch.zeros(len(prompts), steps, device=self.device)
@@ -122,8 +126,11 @@ class _Batch:
         unique: dict[tuple[int, ...], int] = {}
         source_B = torch.tensor([unique.setdefault(tuple(prompt), len(unique)) for prompt in prompts])
         width = max(len(prompt) for prompt in unique)
-        # Every prompt keeps a token of its own, whose logits are the first.
-        common = min(_common(unique), min(map(len, unique)) - 1) if len(unique) > 1 else 0
+        # What the first and the last prompt in sorted order share at their beginning, all share. Every prompt keeps a token
+        # of its own, whose logits are the first.
+        most = min(map(len, unique)) - 1
+        pairs = enumerate(zip(min(unique), max(unique), strict=False))
+        common = min(next((n for n, (a, b) in pairs if a != b), most), most) if len(unique) > 1 else 0
         ids_U_P = torch.full((len(unique), width), pad_token_id, dtype=torch.long)
         # Columns for new tokens are visible from the start; each step uses only the first columns.
         visible_U_L = torch.zeros(len(unique), width + steps, dtype=torch.bool)
@@ -167,12 +174,17 @@ class _Batch:
             self._record(step, token_B, log_prob_B)
             left = self.done_B.numel() - int(self.done_B.sum())
             if left == 0:
-                return self._results()
+                break
             if 2 * left <= self.done_B.numel():
                 token_B = self._compact(token_B)
             mask = self.visible_B_L[:, None, None, : self.width + step + 1]
             self.logits_B_V = self._forward(token_B[:, None], (self.prompt_length_B + step)[:, None], mask)
             step += 1
+        columns = (self.token_R_N, self.log_prob_R_N, self.length_R, self.stopped_R)
+        return [
+            Generation(tokens[:length], log_probs[:length], "stop" if stopped else "length")
+            for tokens, log_probs, length, stopped in zip(*(one.tolist() for one in columns), strict=True)
+        ]
 
     def _record(self, step: int, token_B: torch.Tensor, log_prob_B: torch.Tensor) -> None:
         alive_B = ~self.done_B
@@ -192,23 +204,87 @@ class _Batch:
             setattr(self, name, getattr(self, name)[keep])
         return token_B[keep]
 
-    def _results(self) -> list[Generation]:
-        columns = (self.token_R_N, self.log_prob_R_N, self.length_R, self.stopped_R)
-        rows = zip(*(column.tolist() for column in columns), strict=True)
-        return [
-            Generation(tokens[:length], log_probs[:length], "stop" if stopped else "length")
-            for tokens, log_probs, length, stopped in rows
-        ]
 
+def _grouped_decode(module, query, key, value, attention_mask, dropout=0.0, scaling=None, **kwargs):
+    """Treats heads that share keys and values as query positions of one head; other lengths go to plain sdpa.
 
-def _common(prompts: Iterable[tuple[int, ...]]) -> int:
-    """The number of first tokens that all prompts share: the same as for the first and the last of them in sorted order."""
-    first, last = min(prompts), max(prompts)
-    return next(
-        (n for n, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last))
+    With a mask, transformers repeats keys and values for every query head, which copies the whole cache at each step. A
+    single new token sees everything that its mask admits, so its heads can be query positions instead: query
+    [B, H, 1, D] -> [B, H_kv, H / H_kv, D].
+    """
+    batch, heads, length, head_dim = query.shape
+    if length != 1:
+        return sdpa_attention_forward(
+            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
+        )
+    folded = query.reshape(batch, key.shape[1], heads // key.shape[1], head_dim)
+    output = torch.nn.functional.scaled_dot_product_attention(
+        folded, key, value, attn_mask=attention_mask, scale=scaling
     )
+    return output.reshape(batch, 1, heads, head_dim), None
 
 
-def _pad_right(rows: Sequence[Sequence[int]], *, fill: int, device: torch.device) -> torch.Tensor:
-    width = max(1, max(len(row) for row in rows))
-    return torch.tensor([[*row, *[fill] * (width - len(row))] for row in rows], device=device)
+AttentionInterface.register(_DECODE, _grouped_decode)
+AttentionMaskInterface.register(_DECODE, sdpa_mask)
+
+
+@contextmanager
+def grouped_decode_attention(model: PreTrainedModel) -> Iterator[None]:
+    """Inside the block a model on sdpa decodes without copies; its configuration is restored afterwards."""
+    before = model.config._attn_implementation
+    model.config._attn_implementation = _DECODE
+    try:
+        yield
+    finally:
+        model.config._attn_implementation = before
+
+
+class _GrowingLayer(DynamicLayer):
+    """Stores a layer's keys and values [B, heads, length, head_dim] as views of a longer buffer.
+
+    transformers' own dynamic layer concatenates at every step, which copies the whole cache for each new token.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.length = 0
+        self._keys: torch.Tensor | None = None
+        self._values: torch.Tensor | None = None
+
+    def update(self, key_states, value_states, *args, **kwargs):
+        start, self.length = self.length, self.length + key_states.shape[-2]
+        self._keys = _grown(self._keys, key_states, start, self.length)
+        self._values = _grown(self._values, value_states, start, self.length)
+        self._keys[:, :, start : self.length] = key_states
+        self._values[:, :, start : self.length] = value_states
+        self.is_initialized = True
+        self.keys, self.values = self._keys[:, :, : self.length], self._values[:, :, : self.length]
+        return self.keys, self.values
+
+    def get_seq_length(self) -> int:
+        return self.length
+
+    def select_rows(self, keep: torch.Tensor) -> None:
+        self._keys, self._values = self._keys.index_select(0, keep), self._values.index_select(0, keep)
+        self.keys, self.values = self._keys[:, :, : self.length], self._values[:, :, : self.length]
+
+
+def _grown(buffer: torch.Tensor | None, new: torch.Tensor, used: int, needed: int) -> torch.Tensor:
+    if buffer is not None and buffer.shape[2] >= needed:
+        return buffer
+    batch, heads, _, head_dim = new.shape
+    larger = new.new_empty(batch, heads, needed + max(_SPARE_TOKENS, needed // 4), head_dim)
+    if buffer is not None:
+        larger[:, :, :used] = buffer[:, :, :used]
+    return larger
+
+
+class GrowingCache(Cache):
+    """A cache of `num_layers` full-attention layers; `select_rows` keeps the given batch rows."""
+
+    def __init__(self, num_layers: int):
+        super().__init__(layers=[_GrowingLayer() for _ in range(num_layers)])
+
+    def select_rows(self, keep: torch.Tensor) -> None:
+        for layer in self.layers:
+            layer.select_rows(keep)
