@@ -3,6 +3,7 @@ with their curves over each other and the settings that differ."""
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
@@ -113,6 +114,7 @@ def direction(value: float | None, above: str, below: str, zero: str) -> str:
     return zero if text.signed(value) == "0.000" else above if value > 0 else below
 
 
+@cache
 def template(name: str) -> Template:
     """Returns a template that escapes every value; a missing value is an error."""
     folder = FileSystemLoader(Path(__file__).parent)
