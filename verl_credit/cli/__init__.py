@@ -21,7 +21,7 @@ COMMANDS = {
     "prepare check": ("prepare", "can the rows of a file train? and how the policy sees one"),
     "report": ("report", "write the report of a run or a campaign; of two runs, a page that compares them"),
     "probe": (
-        "probe.probe",
+        "probe",
         "does one update change the entropy as first order says? of a saved step of a run",
     ),
     "fidelity": (

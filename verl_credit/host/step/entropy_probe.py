@@ -2,7 +2,7 @@
 
 The actors keep the parameters before update t. The update is measured at step t + 1, before that step's own, on rollouts
 that the new parameters wrote; the metrics stand in step t + 1, with t as ``of_step``. Equations:
-`verl_credit.study.probe.online`.
+`verl_credit.study.probe.change`.
 """
 
 from __future__ import annotations
@@ -19,10 +19,16 @@ from verl_credit.host.engine.branch_engine import nested
 from verl_credit.host.step import store
 from verl_credit.names import PROBE_GROUP, PROBE_PATH, PROBE_SCORE
 from verl_credit.records.run import events
-from verl_credit.study.probe.change import entropy_change
-from verl_credit.study.probe.entropy_gradient import PER_TOKEN, EstimatorSettings, Surrogate, entropy_gradient
-from verl_credit.study.probe.online import deal, group_prompts, predicted_change, prompts_within
+from verl_credit.study.probe.change import (
+    deal,
+    entropy_change,
+    group_prompts,
+    predicted_change,
+    prompts_within,
+)
+from verl_credit.study.probe.entropy_gradient import Surrogate, entropy_gradient
 from verl_credit.study.probe.policy import Tokens
+from verl_credit.study.probe.settings import PER_TOKEN, EstimatorSettings
 from verl_credit.turns.batch import TurnBatch
 
 ROW_FIELDS = ("prompts", "responses", "input_ids", "position_ids", "response_mask", "loss_mask")

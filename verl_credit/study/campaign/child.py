@@ -27,10 +27,8 @@ def run_command(
 
 
 def in_folder(overrides: Iterable[str], run_dir: Path) -> list[str]:
-    return [
-        *(text for text in overrides if not text.startswith("run_dir=")),
-        f"run_dir={quoted(str(run_dir))}",
-    ]
+    others = [text for text in overrides if not text.startswith("run_dir=")]
+    return [*others, f"run_dir={quoted(str(run_dir))}"]
 
 
 class Children:

@@ -52,7 +52,7 @@ def mean(values: Sequence[float]) -> Mean:
     middle = float(x.mean())
     if len(x) < 3:
         return Mean(len(x), middle, why="an interval needs at least 3 values")
-    if _equal(x):
+    if np.ptp(x) < _SAME:
         return Mean(len(x), middle, why="all values are equal")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of a degenerate distribution, which we name below
@@ -127,13 +127,9 @@ def _sign_flips(d: np.ndarray) -> tuple[float, bool]:
 def _d_z(d: np.ndarray) -> tuple[float | None, str]:
     if len(d) < 2:
         return None, "an effect size needs at least 2 pairs"
-    if _equal(d):
+    if np.ptp(d) < _SAME:
         return None, "all differences are equal: their spread is not known"
     return float(d.mean() / d.std(ddof=1)), ""
-
-
-def _equal(x: np.ndarray) -> bool:
-    return bool(np.ptp(x) < _SAME)
 
 
 def holm(comparisons: Sequence[Comparison]) -> list[Comparison]:
@@ -195,17 +191,13 @@ def verdict(
     if c.p_holm <= LEVEL:
         better = c.a if (c.difference.mean > 0) == higher_is_better else c.b
         return f"{pair}: {better} is better ({numbers})."
-    least = fewest_pairs(family)
+    least, few = fewest_pairs(family), ""
     if c.n < least:
-        return (
-            f"{pair}: not resolved ({numbers}). With {c.n} pair{'s' * (c.n != 1)} it cannot be: p is "
-            f"{c.smallest_p:.3g} at best, before Holm; at least {least} pairs are needed. {_would_take(c, family)}"
-        )
-    return f"{pair}: not resolved ({numbers}). {_would_take(c, family)}"
-
-
-def _would_take(c: Comparison, family: int) -> str:
-    needed = pairs_needed(c, family)
-    if needed.pairs is None:
-        return f"How many it would take is not known: {needed.why}."
-    return f"{needed.pairs} pairs would give 80 % power, were the true effect the observed one (d_z = {c.d_z:+.2f})."
+        few = f"With {c.n} pair{'s' * (c.n != 1)} it cannot be: p is {c.smallest_p:.3g} at best, before Holm; at least "
+        few += f"{least} pairs are needed. "
+    if (needed := pairs_needed(c, family)).pairs is None:
+        takes = f"How many it would take is not known: {needed.why}."
+    else:
+        observed = f"were the true effect the observed one (d_z = {c.d_z:+.2f})"
+        takes = f"{needed.pairs} pairs would give 80 % power, {observed}."
+    return f"{pair}: not resolved ({numbers}). {few}{takes}"

@@ -35,24 +35,6 @@ class Rollouts:
     log_prob_B_T: torch.Tensor | None = None
     """float64, log-probs by the training engine at the parameters that wrote the rollouts"""
 
-    def __post_init__(self) -> None:
-        rows = len(self.prompt_ids)
-        longest = max((len(ids) for ids in self.response_ids), default=0)
-        for name in ("written_B_T", "trained_B_T", "advantage_B_T", "log_prob_B_T"):
-            value = getattr(self, name)
-            if value is not None and tuple(value.shape) != (rows, longest):
-                raise ValueError(f"{name} has shape {tuple(value.shape)}, expected {(rows, longest)}")
-        for name in ("response_ids", "group_B", "outcome_B"):
-            if len(getattr(self, name)) != rows:
-                raise ValueError(f"{name} has {len(getattr(self, name))} rows, expected {rows}")
-        if rows == 0:
-            raise ValueError("there is no rollout")
-        for row, ids in enumerate(self.response_ids):
-            if not len(self.prompt_ids[row]):
-                raise ValueError(f"row {row} has an empty prompt: nothing comes before its first token")
-            if self.written_B_T[row, len(ids) :].any():
-                raise ValueError(f"row {row}: written_B_T marks padding")
-
     def __len__(self) -> int:
         return len(self.prompt_ids)
 
@@ -66,12 +48,8 @@ class Rollouts:
         return list(dict.fromkeys(self.group_B.tolist()))
 
     def of_prompts(self, groups: list[int]) -> Rollouts:
-        """The rows of these prompts, in the order of the rows."""
-        wanted = set(groups)
-        return self.rows([row for row, group in enumerate(self.group_B.tolist()) if group in wanted])
-
-    def rows(self, chosen: list[int]) -> Rollouts:
-        """Returns these rows; the response axis is cut to the longest of them."""
+        """The rows of these prompts, in the order of the rows; the response axis is cut to the longest of them."""
+        chosen = [row for row, group in enumerate(self.group_B.tolist()) if group in groups]
         longest = max((len(self.response_ids[row]) for row in chosen), default=0)
         cut = {}
         for field in fields(self):
@@ -134,12 +112,13 @@ def read_rollouts(path: Path) -> tuple[Rollouts, RolloutFacts]:
     """
     path = Path(path)
     if not path.name.startswith(f"{ROLLOUTS}_"):
-        raise DamagedTable(
-            f"{path} is no file of rollouts; expected tables/{ROLLOUTS}_000012.parquet of a run"
-        )
+        expected = f"expected tables/{ROLLOUTS}_000012.parquet of a run"
+        raise DamagedTable(f"{path} is no file of rollouts; {expected}")
     table = read_table(path)
     if table.update is None:
         raise DamagedTable(f"{path} has some groups of its step alone: train with keep_rollouts.groups=null")
+    if not table.columns["prompt_ids"]:
+        raise DamagedTable(f"{path} cannot be read: there is no rollout")
     try:
         return _rollouts(table.columns), _facts(table.step, table.columns, table.update)
     except (KeyError, TypeError, ValueError, IndexError, RuntimeError) as error:

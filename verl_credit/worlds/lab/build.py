@@ -16,12 +16,11 @@ from transformers.utils import logging as transformers_logging
 from verl_credit.built_folder import Progress, reuse_or_build
 from verl_credit.worlds.lab import protocol
 from verl_credit.worlds.lab.config import NAME, PARTS, SIZES, LabConfig, LabPaths, settings_of
-from verl_credit.worlds.lab.encoder import save_encoder, train_encoder
-from verl_credit.worlds.lab.questions import Question, make_splits, to_rows
-from verl_credit.worlds.lab.retrieval import LocalRetriever, recall
-from verl_credit.worlds.lab.tokenizer import make_tokenizer
+from verl_credit.worlds.lab.encoder import train_encoder
+from verl_credit.worlds.lab.evaluate import LocalRetriever, recall
+from verl_credit.worlds.lab.protocol import make_tokenizer
 from verl_credit.worlds.lab.warm_start import warm_start
-from verl_credit.worlds.lab.world import World, make_world
+from verl_credit.worlds.lab.world import Question, World, make_splits, make_world, to_rows
 from verl_credit_retriever.index.search import build_index
 
 # Lengths for recipes, in tokens of the lab's tokenizer. A response has at most
@@ -92,16 +91,16 @@ def _fill(paths: LabPaths, config: LabConfig, seed: int, progress: Progress) -> 
         on_step=lambda step: progress(0.05 * step / config.encoder_steps, f"encoder: step {step}"),
     )  # fmt: skip
     transformers_logging.disable_progress_bar()
-    save_encoder(encoder, tokenizer, paths.encoder)
+    encoder.save_pretrained(paths.encoder)
+    tokenizer.save_pretrained(paths.encoder)
     progress(0.05, "index")
     build_index(paths.corpus, paths.encoder, paths.index)
     retriever = LocalRetriever(paths.encoder, paths.index)
     progress(0.06, "demonstrations")
-
-    def show(share: float, text: str) -> None:
-        progress(0.06 + 0.93 * share, text)
-
-    policy, measured = warm_start(world, tokenizer, retriever, splits["dev"], config, seed, show)
+    policy, measured = warm_start(
+        world, tokenizer, retriever, splits["dev"], config, seed,
+        lambda share, text: progress(0.06 + 0.93 * share, text),
+    )  # fmt: skip
     policy.save_pretrained(paths.policy)
     tokenizer.save_pretrained(paths.policy)
     measured |= _measure_recall(retriever, splits["dev"])

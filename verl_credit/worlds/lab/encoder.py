@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable
-from pathlib import Path
 
 import torch
 from torch import nn
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
-from verl_credit.worlds.lab.questions import make_questions
-from verl_credit.worlds.lab.tokenizer import name_groups
-from verl_credit.worlds.lab.world import RELATIONS, Article, World
+from verl_credit.worlds.lab.protocol import name_groups
+from verl_credit.worlds.lab.world import RELATIONS, World, make_questions
 
 QUERY, PASSAGE = "query: ", "passage: "
 TEMPERATURE = 0.05
@@ -62,12 +60,6 @@ def train_encoder(
     return model.eval()
 
 
-def save_encoder(model: BertModel, tokenizer: PreTrainedTokenizerFast, directory: Path) -> None:
-    """Model and tokenizer in Hugging Face format."""
-    model.save_pretrained(directory)
-    tokenizer.save_pretrained(directory)
-
-
 def embed(model: BertModel, rows: list[torch.Tensor], pad: int) -> torch.Tensor:
     """Mean over the real tokens of the last hidden states, L2-normalised: [B, D]."""
     ids_B_T = nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=pad)
@@ -103,13 +95,12 @@ def _pairs(world: World, noise: float, rng: random.Random) -> list[tuple[str, st
     ]
     for question in make_questions(world, "train", len(wanted), rng, repeat=True):
         wanted.append((question.text, question.path[0], question.relations[0]))
-    return [(query, _article(world, name, relation, noise, rng).contents) for query, name, relation in wanted]
-
-
-def _article(world: World, name: str, relation: str, noise: float, rng: random.Random) -> Article:
-    if rng.random() < noise:
-        relation = rng.choice([r for r in RELATIONS[world.entities[name].kind] if r != relation])
-    return world.articles[name, relation]
+    pairs = []
+    for query, name, relation in wanted:
+        if rng.random() < noise:
+            relation = rng.choice([r for r in RELATIONS[world.entities[name].kind] if r != relation])
+        pairs.append((query, world.articles[name, relation].contents))
+    return pairs
 
 
 def _encode(tokenizer: PreTrainedTokenizerFast, text: str) -> torch.Tensor:

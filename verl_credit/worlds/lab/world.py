@@ -1,4 +1,5 @@
-"""The encyclopedia: people, companies, towns and works with one-word names, and the relations among them.
+"""The encyclopedia: people, companies, towns and works with one-word names, and the relations among them; and questions of
+one to three hops over it, which only the articles can answer.
 
 Every entity has three articles, one per relation: a title line (the entity's name) and a sentence with the fact. A name
 is one token of the lab's tokenizer, so that an answer can be copied in one step. Names are drawn at random, so that they
@@ -8,6 +9,7 @@ cannot be guessed.
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 # kind -> relation -> kind of the value. All relations are single words, so that no length reveals one. The three values
@@ -20,6 +22,8 @@ RELATIONS = {
 }
 FILLER = ("quiet", "famous", "small", "modern", "proud", "busy", "rich", "strange", "gentle", "bold")
 SPLITS = {"train": 0.70, "dev": 0.15, "test": 0.15}
+
+HOP_SHARES = {1: 0.3, 2: 0.5, 3: 0.2}
 
 _ONSETS = (*"bdfghjklmnprstvwz", "br", "dr", "gl", "kr", "pl", "tr", "st")
 _VOWELS = tuple("aeiou")
@@ -134,3 +138,106 @@ def _write(rng: random.Random, entity: Entity, relation: str, value: str) -> Art
     fact, filler = f"ith {relation} {value}", f" {rng.choice(FILLER)} {entity.kind}"
     text = rng.choice((f"A{filler} w{fact}.", f"W{fact}, a{filler}."))
     return Article(f"{entity.name}-{relation}", entity.name, relation, value, text)
+
+
+@dataclass(frozen=True)
+class Question:
+    """``path`` is the start and every entity reached; ``relations[i]`` leads from path[i] to path[i + 1]."""
+
+    path: tuple[str, ...]
+    relations: tuple[str, ...]
+
+    @property
+    def text(self) -> str:
+        chain = " of the ".join(reversed(self.relations))
+        return f"What is the {chain} of {self.path[0]}?"
+
+    @property
+    def gold(self) -> str:
+        return self.path[-1]
+
+    @property
+    def hops(self) -> int:
+        return len(self.relations)
+
+    @property
+    def gold_ids(self) -> list[str]:
+        """Ids of the needed articles in hop order; the last one contains the answer."""
+        return [f"{name}-{relation}" for name, relation in zip(self.path, self.relations, strict=False)]
+
+
+def make_questions(
+    world: World,
+    split: str,
+    count: int,
+    rng: random.Random,
+    *,
+    hop_shares: dict[int, float] = HOP_SHARES,
+    repeat: bool = False,
+) -> list[Question]:
+    """``count`` questions over entities of one split, hops in the given shares, all different unless ``repeat``.
+
+    No entity and no relation occurs twice on a path, so the question never contains the gold answer. Raises ValueError
+    when the split has too few entities for that many different questions.
+    """
+    starts = world.names(split)
+    hops_wanted = _spread(count, hop_shares)
+    rng.shuffle(hops_wanted)
+    seen: set[Question] = set()
+    questions = []
+    for hops in hops_wanted:
+        for _ in range(1000):
+            question = _walk(world, rng.choice(starts), hops, rng)
+            if question and (repeat or question not in seen):
+                break
+        else:
+            raise ValueError(f"split {split!r} has too few entities ({len(starts)}) for {count} questions")
+        seen.add(question)
+        questions.append(question)
+    return questions
+
+
+def make_splits(world: World, size: WorldSize, seed: int) -> dict[str, list[Question]]:
+    """The questions of train, dev and test."""
+    return {
+        split: make_questions(world, split, getattr(size, split), random.Random(f"{split} {seed}"))
+        for split in SPLITS
+    }
+
+
+def _walk(world: World, start: str, hops: int, rng: random.Random) -> Question | None:
+    path, relations = [start], []
+    for _ in range(hops):
+        relation = rng.choice(sorted(RELATIONS[world.entities[path[-1]].kind]))
+        value = world.value(path[-1], relation)
+        if value in path or relation in relations:
+            return None
+        relations.append(relation)
+        path.append(value)
+    return Question(tuple(path), tuple(relations))
+
+
+def _spread(count: int, shares: dict[int, float]) -> list[int]:
+    hops = [h for h, share in shares.items() for _ in range(round(count * share))]
+    hops += [max(shares, key=shares.get)] * (count - len(hops))
+    return hops[:count]
+
+
+def to_rows(questions: Iterable[Question], split: str) -> list[dict]:
+    """Rows of verl's parquet format."""
+    return [
+        {
+            "data_source": "lab",
+            "prompt": [{"role": "user", "content": q.text}],
+            "ability": "search",
+            "reward_model": {"style": "rule", "ground_truth": {"target": [q.gold], "form": "tag"}},
+            "extra_info": {
+                "index": index,
+                "split": split,
+                "question": q.text,
+                "hops": q.hops,
+                "gold_ids": q.gold_ids,
+            },
+        }
+        for index, q in enumerate(questions)
+    ]

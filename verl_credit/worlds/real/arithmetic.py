@@ -15,9 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 
 from verl_credit.turns.reward.qa import BOXED
-from verl_credit.worlds.data.catalogue import DataSet
+from verl_credit.worlds.data.catalogue import DataSet, read_fields
 from verl_credit.worlds.data.output import SCHEMA, to_row
-from verl_credit.worlds.data.readers import read_fields
 from verl_credit.worlds.data.records import Record
 
 ARITHMETIC = DataSet("arithmetic", read_fields, "question, answer", form=BOXED, ability="math")

@@ -6,6 +6,7 @@ import io
 import shutil
 from collections.abc import Callable, Mapping
 from contextlib import redirect_stderr
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -20,12 +21,8 @@ VERSION = 2  # increased whenever a build would give other files than before
 LAYERS = {"full": None, "tiny": 2}
 ARITHMETIC = {"train": 600, "test": 256}
 POLICY_FILES = (
-    "config.json",
-    "generation_config.json",
-    "model.safetensors",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "chat_template.jinja",
+    *("config.json", "generation_config.json", "model.safetensors"),
+    *("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"),
 )
 # The names that a build may replace in each folder.
 PARTS = {
@@ -64,9 +61,9 @@ def build_real(
     build_policy(paths, size, progress)
     if task == "arithmetic":
         build_arithmetic(paths, seed, progress)
-        return paths
-    build_encoder(paths, progress)
-    build_multihop(paths, questions, view, seed, progress)
+    else:
+        build_encoder(paths, progress)
+        build_multihop(paths, questions, view, seed, progress)
     return paths
 
 
@@ -108,35 +105,18 @@ def build_multihop(paths: RealPaths, questions: str, view: View, seed: int, prog
         raise RealError(f"real.questions={questions} is a folder; expected a file, or OWNER/NAME on the hub")
     read = sha256_of(file) if file.is_file() else questions
     source = {"questions": read, "seed": seed}
-    _part(
-        paths.multihop,
-        source,
-        lambda folder: write_questions(folder, paths.encoder, questions, seed),
-        progress,
-    )
+    fill = partial(write_questions, encoder=paths.encoder, questions=questions, seed=seed)
+    _part(paths.multihop, source, fill, progress)
     settings = start_settings(view, source, {"policy": read_manifest(paths.policy, "the policy")["files"]})
+    made = {"policy": paths.policy, "encoder": paths.encoder, "multihop": paths.multihop}
     _part(
-        paths.start,
-        settings,
-        lambda folder: write_start(folder, paths.policy, paths.encoder, paths.multihop, view, seed, progress),
-        progress,
+        paths.start, settings, partial(write_start, **made, view=view, seed=seed, progress=progress), progress
     )
 
 
-def _part(
-    folder: Path,
-    settings: Mapping[str, object],
-    fill: Callable[[Path], Mapping[str, object]],
-    progress: Progress,
-) -> None:
-    reuse_or_build(
-        folder,
-        {"version": VERSION, **settings},
-        fill,
-        parts=PARTS[folder.name],
-        name=f"the {folder.name}",
-        progress=progress,
-    )
+def _part(folder: Path, settings: Mapping, fill: Callable[[Path], Mapping], progress: Progress) -> None:
+    name, settings = f"the {folder.name}", {"version": VERSION, **settings}
+    reuse_or_build(folder, settings, fill, parts=PARTS[folder.name], name=name, progress=progress)
 
 
 TURN_END, PAD = "<|im_end|>", "<|endoftext|>"
