@@ -22,7 +22,6 @@ def reuse_or_build(
     parts: Collection[str],
     name: str,
     progress: Progress = lambda share, text: None,
-    rebuild: bool = False,
 ) -> None:
     """Build ``folder`` with ``fill`` and these settings, unless a build with the same settings is there, unchanged.
 
@@ -38,15 +37,15 @@ def reuse_or_build(
         progress(0.0, f"another process builds {name} in {folder}: waiting for it")
         lock.acquire()
     try:
-        _reuse_or_build(folder, settings, fill, parts, name, progress, rebuild)
+        _reuse_or_build(folder, settings, fill, parts, name, progress)
     finally:
         lock.release()
 
 
-def _reuse_or_build(folder, settings, fill, parts, name, progress, rebuild) -> None:
+def _reuse_or_build(folder, settings, fill, parts, name, progress) -> None:
     refuse_foreign(folder, parts, name)
     if folder.exists():
-        reason = "--rebuild" if rebuild else why_invalid(folder, settings, name)
+        reason = why_invalid(folder, settings, name)
         if reason is None:
             progress(1.0, f"using {name} in {folder}")
             return

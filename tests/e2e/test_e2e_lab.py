@@ -18,6 +18,7 @@ from transformers import AutoTokenizer
 
 from kit.ray_cluster import TOKEN, RayCluster
 from kit.run_values import assert_agree, measured_by_run
+from kit.stored_facts import facts_of
 from kit.train_run import TrainRun, train
 from kit.twin_batch import adamw_of, objective_of, turns_of
 from verl_credit.cli.another_run import collect
@@ -160,7 +161,7 @@ def fresh(one_rank, tmp_path_factory):
     plain = ["algorithm.transform_mode=none"]
     path = collect(one_rank.run_dir / "global_step_3", folder, prompts=6, overrides=plain, save=True)
     assert contents(one_rank.run_dir) == before
-    rollouts, facts = read_rollouts(path)
+    rollouts, facts = read_rollouts(path)[0], facts_of(path)
     old, new = (
         read_checkpoint(root / "checkpoints" / step)
         for root, step in ((one_rank.run_dir, "global_step_3"), (folder, "global_step_4"))

@@ -12,9 +12,9 @@ from verl_credit.cli.command import PLAIN
 COMMANDS = {
     "train": ("train.train", "run a recipe on verl's trainer"),
     "twin": ("train.twin", "train in the lab in one process, without Ray: a run's twin, in minutes"),
-    "lab": ("lab", "build the lab's world, policy, encoder and index"),
+    "lab": ("prepare", "build the lab's world, policy, encoder and index"),
     "real": (
-        "real",
+        "prepare",
         "make the policy and encoder of trained weights, and what the real_* recipes ask of them",
     ),
     "prepare": ("prepare", "write verl's parquet files from a published question set"),

@@ -140,7 +140,14 @@ def collect(
     """
     saved, folder = saved_step(Path(checkpoint)), Path(folder).expanduser().resolve()
     _check_folder(folder, saved)
-    _check_prompts(prompts, saved.config)
+    if prompts < 1:  # `train` checks that the files have enough rows
+        raise ConfigError(key="prompts", value=prompts, accepted="expected at least 1")
+    if 0 < (most := saved.config.data.get("train_max_samples") or -1) < prompts:
+        beside, use = (
+            {"data.train_max_samples": most},
+            "no prompt is taken twice; ask for fewer, or let the data have more",
+        )
+        raise ConfigError(key="prompts", value=prompts, beside=beside, accepted=use)
     fixed = _fixed(folder, saved, prompts, save)
     check_overrides(overrides, fixed, saved.config, "the probe")
     link_checkpoint(saved.folder, folder)
@@ -167,18 +174,6 @@ def _check_folder(folder: Path, saved: SavedStep) -> None:
         shutil.rmtree(folder)  # it holds an earlier, failed try
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise PreflightError(f"{folder} is not empty; give a new folder for the rollouts")
-
-
-def _check_prompts(prompts: int, config: DictConfig) -> None:
-    """Checks the number of prompts; `train` checks that the files have enough rows."""
-    if prompts < 1:
-        raise ConfigError(key="prompts", value=prompts, accepted="expected at least 1")
-    if 0 < (most := config.data.get("train_max_samples") or -1) < prompts:
-        beside, use = (
-            {"data.train_max_samples": most},
-            "no prompt is taken twice; ask for fewer, or let the data have more",
-        )
-        raise ConfigError(key="prompts", value=prompts, beside=beside, accepted=use)
 
 
 def _fixed(folder: Path, saved: SavedStep, prompts: int, save: bool) -> dict:

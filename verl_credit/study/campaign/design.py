@@ -59,14 +59,13 @@ def overrides_of(campaign: Campaign, run: PlannedRun, folder: Path) -> list[str]
 
 def composed(campaign: Campaign, folder: Path, complete: bool = True) -> dict[str, DictConfig]:
     """The configuration of every condition, for its first seed and world. Raises ConfigError that names the condition.
-
-    ``complete``: keys that the user has to give (data, model, server) are there, too.
-    """
+    ``complete``: keys that the user has to give (data, model, server) are there, too."""
     seed, world = campaign.blocks()[0]
     if world is not None and "lab" not in unchecked_config(campaign.recipe, [], campaign.config_dir):
         use = f"recipe {campaign.recipe} has no lab, and so no worlds: leave worlds out"
         raise ConfigError(key="worlds", value=campaign.worlds, accepted=use)
     configs: dict[str, DictConfig] = {}
+    taken: dict[str, str] = {}
     for name in campaign.conditions:
         run = PlannedRun(name, seed, world)
         try:
@@ -83,8 +82,10 @@ def composed(campaign: Campaign, folder: Path, complete: bool = True) -> dict[st
         if not checkpoints.is_relative_to((folder / run.folder).resolve()):
             use = f"the runs of condition {name} would share their checkpoints; leave it below run_dir (its default)"
             raise ConfigError(key=CHECKPOINTS, value=checkpoints, accepted=use)
+        if (other := taken.setdefault(str(sorted(flat(config).items())), name)) != name:
+            same = f"conditions {other} and {name} are the same configuration: their runs would be equal"
+            raise ConfigError(same, key="conditions", value=name)
         configs[name] = config
-    _all_different(configs)
     return configs
 
 
@@ -101,18 +102,6 @@ def _window(campaign: Campaign, config: DictConfig) -> None:
         if start is not None and first < start:
             use = f"the first evaluation is at step {start}; begin the window there, or set trainer.val_before_train=true"
             raise ConfigError(key="metric.window", value=window, accepted=use)
-
-
-def _all_different(configs: dict[str, DictConfig]) -> None:
-    taken: dict[str, str] = {}
-    for name, config in configs.items():
-        text = str(sorted(flat(config).items()))
-        if text in taken:
-            same = (
-                f"conditions {taken[text]} and {name} are the same configuration: their runs would be equal"
-            )
-            raise ConfigError(same, key="conditions", value=name)
-        taken[text] = name
 
 
 def flat(config: DictConfig) -> dict[str, object]:

@@ -17,7 +17,11 @@ from verl_credit.redact import redact_value
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.+-]{0,79}$")]
 Number = Annotated[int, Field(ge=0, le=2**31 - 1)]
-OURS = ("seed", "run_dir", "lab.world_seed")  # every run has its own
+OURS = {
+    "seed": "seeds",
+    "lab.world_seed": "worlds",
+    "run_dir": "--dir",
+}  # every run has its own: where they are given
 LEVEL = 0.05
 
 
@@ -160,8 +164,7 @@ def parse(tree: Any, source: str) -> Campaign:
     for where, overrides in (("overrides", campaign.overrides), *conditions):
         for text in overrides:
             if (key := text.partition("=")[0].lstrip("+~")) in OURS:
-                use = {"seed": "seeds", "lab.world_seed": "worlds", "run_dir": "--dir"}[key]
-                refuse(where, redact_value(key, text), f"every run has its own {key}; give {use}")
+                refuse(where, redact_value(key, text), f"every run has its own {key}; give {OURS[key]}")
     if isinstance(campaign.comparisons, list):
         _comparisons(campaign.comparisons, known, refuse)
     if campaign.factors is not None:

@@ -56,10 +56,8 @@ def read_record(folder: Path) -> Record:
 
 
 def keep_record(folder: Path, campaign: Campaign, configs: dict[str, DictConfig], ended: int) -> list[str]:
-    """Write the record, or compare it with the existing record; returns the additions.
-
-    Errors: ConfigError names what has changed: runs of the old and the new would be compared.
-    """
+    """Write the record, or compare it with the existing record; returns the additions. Errors: ConfigError names what has
+    changed, because runs of the old and the new would be compared."""
     hidden = {
         name: list(map(override_without_secrets, overrides))
         for name, overrides in {**campaign.conditions, "": campaign.overrides}.items()

@@ -128,6 +128,11 @@ def differences_picture(results: Results, written: Callable[[Figure], bytes | st
 
 
 def page(outcome: Results) -> str:
+    def link(one: RunState) -> str | None:
+        """The address of the run's own report, from the campaign's page on; None where there is none."""
+        path = one.folder / REPORT
+        return quote(path.relative_to(outcome.folder).as_posix()) if path.exists() else None
+
     return template(PAGE).render(
         found=outcome,
         campaign=outcome.campaign,
@@ -137,7 +142,7 @@ def page(outcome: Results) -> str:
         interval=interval,
         show=value_format(outcome),
         show_difference=difference_format(outcome),
-        link=lambda one: link(one, outcome.folder),
+        link=link,
         state=standing(outcome),
         notes=notes(outcome),
         hours=lambda hours: duration(3600 * hours),
@@ -169,9 +174,8 @@ def notes(outcome: Results) -> list[str]:
     bad = [one for one in outcome.states if one.state in (State.FAILED, State.DAMAGED)]
     if bad:
         names = ", ".join(one.run.folder for one in bad)
-        lines.append(
-            f"Failed or damaged: {names}. Their pairs are left out, which favours a condition whose bad runs fail."
-        )
+        why = "Their pairs are left out, which favours a condition whose bad runs fail."
+        lines.append(f"Failed or damaged: {names}. {why}")
     if not outcome.campaign.metric.held_out:
         lines.append(f"{outcome.campaign.metric.name} is measured in training, not on held-out questions.")
     return lines
@@ -179,9 +183,3 @@ def notes(outcome: Results) -> list[str]:
 
 def interval(mean: Mean, show) -> str:
     return mean.why if mean.low is None else f"{show(mean.low)} to {show(mean.high)}"
-
-
-def link(one: RunState, folder: Path) -> str | None:
-    """The address of the run's own report, from the campaign's page on; None where there is none."""
-    path = one.folder / REPORT
-    return quote(path.relative_to(folder).as_posix()) if path.exists() else None

@@ -150,14 +150,10 @@ def factorial(levels: Mapping[str, Mapping[str, str]], values: Mapping[str, Runs
     if not all(math.isfinite(row["PR(>F)"]) for row in rows):
         return Factorial((), int(fit.df_resid), means, "a combination of levels has no condition")
     adjusted = multipletests([row["PR(>F)"] for row in rows], method="holm")[1]
+    titles = [" x ".join(names[i] for i in term) for term in terms]
     effects = [
-        Effect(
-            " x ".join(names[i] for i in term),
-            int(row["df"]),
-            *map(float, row[["sum_sq", "F", "PR(>F)"]]),
-            float(p),
-        )
-        for term, row, p in zip(terms, rows, adjusted, strict=True)
+        Effect(title, int(row["df"]), *map(float, row[["sum_sq", "F", "PR(>F)"]]), float(p))
+        for title, row, p in zip(titles, rows, adjusted, strict=True)
     ]
     return Factorial(tuple(effects), int(fit.df_resid), means)
 

@@ -28,7 +28,6 @@ from verl_credit.study.campaign.state import RunState, State, state_of, states
 
 LOG = "output.log"  # for parallel runs; a single run prints to our output
 DEFAULT = Path("runs") / "campaigns"
-HELD = (State.DAMAGED, State.RUNNING)  # these runs are not started again
 
 
 def run_campaign(
@@ -95,7 +94,7 @@ def _run_all(campaign: Campaign, folder: Path, parallel: int, builds: bool) -> E
             while queue and len(children) < parallel and not children.stopped:
                 run = queue.pop(0)
                 now = state_of(run, folder / run.folder, campaign.metric)
-                if now.state in HELD:
+                if now.state in (State.DAMAGED, State.RUNNING):
                     _say(f"{run.folder}: left alone: {now.state} {now.why}".rstrip())
                     continue
                 if why := _spent(campaign, folder, now.state, begun, failures):
@@ -119,10 +118,8 @@ def _run_all(campaign: Campaign, folder: Path, parallel: int, builds: bool) -> E
 
 
 def drop_partial(run_dir: Path) -> str:
-    """Removes the measurements of an interrupted run of the twin, which has no checkpoint and so starts again at step 1.
-
-    Its events stay, and so its hours. Returns the message about it; empty where there is nothing to remove.
-    """
+    """Removes the measurements of an interrupted run of the twin, which has no checkpoint and so starts again at step 1. Its
+    events stay, and so its hours. Returns the message about it; empty where there is nothing to remove."""
     steps = steps_done(run_dir)
     there = [path for name in (METRICS, VALIDATION) if (path := run_dir / name).exists()]
     for path in there:

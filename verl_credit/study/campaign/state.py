@@ -31,14 +31,9 @@ class State(StrEnum):
     DONE = "done"
 
 
-_STATES = {
-    Reason.DONE: State.DONE,
-    Reason.NOTHING_LEFT: State.DONE,
-    Reason.FAILED: State.FAILED,
-    Reason.EVALUATION_OVERRUN: State.FAILED,
-    Reason.FAULT: State.FAILED,
-    Reason.REFUSED: State.FAILED,
-}
+_DONE = (Reason.DONE, Reason.NOTHING_LEFT)
+_FAILED = (Reason.FAILED, Reason.EVALUATION_OVERRUN, Reason.FAULT, Reason.REFUSED)
+_STATES = dict.fromkeys(_DONE, State.DONE) | dict.fromkeys(_FAILED, State.FAILED)
 
 
 @dataclass(frozen=True)

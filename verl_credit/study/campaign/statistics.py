@@ -93,7 +93,13 @@ def compare(a: str, b: str, runs_a: Runs, runs_b: Runs) -> Comparison:
     keys = sorted(runs_a.keys() & runs_b.keys(), key=repr)
     d = np.sort(np.array([runs_a[key] - runs_b[key] for key in keys], dtype=np.float64))
     p, exact = _sign_flips(d) if len(d) else (None, False)
-    d_z, why = _d_z(d)
+    d_z, why = None, ""
+    if len(d) < 2:
+        why = "an effect size needs at least 2 pairs"
+    elif np.ptp(d) < _SAME:
+        why = "all differences are equal: their spread is not known"
+    else:
+        d_z = float(d.mean() / d.std(ddof=1))
     smallest = min(1.0, 2.0 / 2 ** len(d)) if len(d) else None
     return Comparison(a, b, mean(d), p, exact, smallest, d_z, why)
 
@@ -109,34 +115,19 @@ def mirrored(c: Comparison) -> Comparison:
 def _sign_flips(d: np.ndarray) -> tuple[float, bool]:
     if np.abs(d).max() < _SAME:
         return 1.0, True
-    exact = 2 ** len(d) <= RESAMPLES + 1
     if len(d) == 1:  # scipy needs two values; both signs are as far from 0
         return 1.0, True
+    exact = 2 ** len(d) <= RESAMPLES + 1
     test = stats.permutation_test(
-        (d,),
-        lambda x, axis: np.mean(x, axis=axis),
-        permutation_type="samples",
-        vectorized=True,
-        n_resamples=np.inf if exact else RESAMPLES,
-        batch=4096,
-        rng=0,
-    )
+        (d,), np.mean, permutation_type="samples", vectorized=True,
+        n_resamples=np.inf if exact else RESAMPLES, batch=4096, rng=0,
+    )  # fmt: skip
     return float(test.pvalue), exact
 
 
-def _d_z(d: np.ndarray) -> tuple[float | None, str]:
-    if len(d) < 2:
-        return None, "an effect size needs at least 2 pairs"
-    if np.ptp(d) < _SAME:
-        return None, "all differences are equal: their spread is not known"
-    return float(d.mean() / d.std(ddof=1)), ""
-
-
 def holm(comparisons: Sequence[Comparison]) -> list[Comparison]:
-    """The comparisons with Holm's (1979) adjusted p over all of them, the declared family.
-
-    One without pairs counts as p = 1, so that the family has its declared size from the first run on.
-    """
+    """The comparisons with Holm's (1979) adjusted p over all of them, the declared family. A comparison without pairs counts
+    as p = 1, so that the family has its declared size from the first run on."""
     if not comparisons:
         return []
     adjusted = multipletests([1.0 if c.p is None else c.p for c in comparisons], method="holm")[1]

@@ -41,10 +41,6 @@ from verl_credit.study.probe.update import (
     outcome_weights,
 )
 
-DIFFERENCE = 1e-3  # of the learning rate, for the check of the derivatives
-Say = Callable[[float, str], None]
-"""(share that is done, name of the stage)"""
-
 
 @dataclass(frozen=True)
 class Objective:
@@ -67,7 +63,8 @@ class Probe:
     optimizer: OptimizerState
     objective: Objective
     settings: ProbeSettings
-    say: Say = lambda share, text: None
+    say: Callable[[float, str], None] = lambda share, text: None
+    """(share that is done, name of the stage)"""
 
     def __post_init__(self) -> None:
         shared = set(self.e.group_B.tolist()) & set(self.u.group_B.tolist())
@@ -219,7 +216,7 @@ class Probe:
     def _derivative_check(self, policy, derivative: Tokens, direction) -> float:
         """Relative distance of the derivatives from central differences, over the first micro-batch."""
         rows = min(self.micro_batch, len(self.e))
-        h = DIFFERENCE * self.lr
+        h = 1e-3 * self.lr
         there = (moved(policy.parameters, direction, step) for step in (h, -h))
         up, down = (observe(policy, rows, rows, parameters) for parameters in there)
         off = size = 0.0

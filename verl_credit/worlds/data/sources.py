@@ -155,10 +155,8 @@ class FileSource:
 
 
 def _data_files(folder: Path, data_set: DataSet) -> tuple[list[Path], list[Path]]:
-    """(files to read, files not to read) of the folder or, if it has none, of its subfolders.
-
-    If some names contain a split, only those files are read.
-    """
+    """(files to read, files not to read) of the folder or, if it has none, of its subfolders. If some names contain a split,
+    only those files are read."""
 
     def matching(pattern: str) -> list[Path]:
         files = (f for f in folder.glob(pattern) if f.suffix in SUFFIXES and f.name != data_set.alias_file)

@@ -39,9 +39,9 @@ def train_encoder(
     with torch.random.fork_rng():
         torch.manual_seed(rng.randrange(2**31))
         model = BertModel(_config(len(tokenizer), hidden, tokenizer.pad_token_id))
-    pairs = [
-        (_encode(tokenizer, QUERY + q), _encode(tokenizer, PASSAGE + p)) for q, p in _pairs(world, noise, rng)
-    ]
+    texts = [(QUERY + query, PASSAGE + article) for query, article in _pairs(world, noise, rng)]
+    encoded = ((tokenizer.encode(text, add_special_tokens=False) for text in pair) for pair in texts)
+    pairs = [tuple(map(torch.tensor, pair)) for pair in encoded]
     permute = NamePermuter(name_groups(tokenizer, world), len(tokenizer), rng.randrange(2**31))
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.01)
     model.train()
@@ -70,10 +70,8 @@ def embed(model: BertModel, rows: list[torch.Tensor], pad: int) -> torch.Tensor:
 
 
 class NamePermuter:
-    """Random permutations of the name tokens as lookup tables: ``table[ids]`` renames a token sequence.
-
-    Names are exchanged only with names of their own kind, so that a town's name remains a town's name.
-    """
+    """Random permutations of the name tokens as lookup tables: ``table[ids]`` renames a token sequence. Names are exchanged
+    only with names of their own kind, so that a town's name remains a town's name."""
 
     def __init__(self, groups: Iterable[list[int]], vocab_size: int, seed: int):
         self._groups, self._vocab_size = [torch.tensor(group) for group in groups], vocab_size
@@ -101,10 +99,6 @@ def _pairs(world: World, noise: float, rng: random.Random) -> list[tuple[str, st
             relation = rng.choice([r for r in RELATIONS[world.entities[name].kind] if r != relation])
         pairs.append((query, world.articles[name, relation].contents))
     return pairs
-
-
-def _encode(tokenizer: PreTrainedTokenizerFast, text: str) -> torch.Tensor:
-    return torch.tensor(tokenizer.encode(text, add_special_tokens=False))
 
 
 def _config(vocab_size: int, hidden: int, pad: int) -> BertConfig:

@@ -39,10 +39,8 @@ def warm_start(
     seed: int,
     progress: Callable[[float, str], None],
 ) -> tuple[Qwen3ForCausalLM, dict[str, float]]:
-    """The policy and its measurements on dev questions.
-
-    Raises LabGateError when sampled EM is above the gate, or still below it after the extra chunks.
-    """
+    """The policy and its measurements on dev questions. Raises LabGateError when sampled EM is above the gate, or still
+    below it after the extra chunks."""
     style, gate = config.warm_start, config.gate
     names = name_groups(tokenizer, world)
     copied = {i for group in names for i in group}

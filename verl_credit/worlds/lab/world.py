@@ -9,8 +9,10 @@ cannot be guessed.
 from __future__ import annotations
 
 import random
+from bisect import bisect
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import accumulate
 
 # kind -> relation -> kind of the value. All relations are single words, so that no length reveals one. The three values
 # of an entity have three different kinds, none of them its own: the relation determines the kind of name to look for.
@@ -41,9 +43,6 @@ class WorldSize:
     train: int = 2048
     dev: int = 384
     test: int = 512
-
-    def per_kind(self) -> dict[str, int]:
-        return {"person": self.people, "company": self.companies, "town": self.towns, "work": self.works}
 
 
 @dataclass(frozen=True)
@@ -90,13 +89,13 @@ def make_world(seed: int, size: WorldSize) -> World:
     to answer a training question.
     """
     rng = random.Random(f"world {seed}")
-    per_kind = size.per_kind()
-    names = make_names(rng, sum(per_kind.values()))
+    per_kind = {"person": size.people, "company": size.companies, "town": size.towns, "work": size.works}
+    names, ends = make_names(rng, sum(per_kind.values())), list(accumulate(SPLITS.values()))
     entities: dict[str, Entity] = {}
     for kind, count in per_kind.items():
         for position in range(count):
-            name = names[len(entities)]
-            entities[name] = Entity(name, kind, _split_at((position + 0.5) / count))
+            name, split = names[len(entities)], list(SPLITS)[bisect(ends, (position + 0.5) / count)]
+            entities[name] = Entity(name, kind, split)
     members: dict[tuple[str, str], list[str]] = {}
     for entity in entities.values():
         members.setdefault((entity.kind, entity.split), []).append(entity.name)
@@ -104,7 +103,10 @@ def make_world(seed: int, size: WorldSize) -> World:
     for entity in entities.values():
         for relation, value_kind in RELATIONS[entity.kind].items():
             value = rng.choice(members[value_kind, entity.split])
-            articles[entity.name, relation] = _write(rng, entity, relation, value)
+            fact, filler = f"ith {relation} {value}", f" {rng.choice(FILLER)} {entity.kind}"
+            text = rng.choice((f"A{filler} w{fact}.", f"W{fact}, a{filler}."))
+            own = f"{entity.name}-{relation}"
+            articles[entity.name, relation] = Article(own, entity.name, relation, value, text)
     return World(entities, articles)
 
 
@@ -123,21 +125,6 @@ def make_names(rng: random.Random, count: int) -> list[str]:
     ordered = sorted(names)
     rng.shuffle(ordered)
     return ordered
-
-
-def _split_at(fraction: float) -> str:
-    edge = 0.0
-    for split, share in SPLITS.items():
-        edge += share
-        if fraction < edge:
-            return split
-    return split
-
-
-def _write(rng: random.Random, entity: Entity, relation: str, value: str) -> Article:
-    fact, filler = f"ith {relation} {value}", f" {rng.choice(FILLER)} {entity.kind}"
-    text = rng.choice((f"A{filler} w{fact}.", f"W{fact}, a{filler}."))
-    return Article(f"{entity.name}-{relation}", entity.name, relation, value, text)
 
 
 @dataclass(frozen=True)
@@ -181,7 +168,9 @@ def make_questions(
     when the split has too few entities for that many different questions.
     """
     starts = world.names(split)
-    hops_wanted = _spread(count, hop_shares)
+    hops_wanted = [hops for hops, share in hop_shares.items() for _ in range(round(count * share))]
+    hops_wanted += [max(hop_shares, key=hop_shares.get)] * (count - len(hops_wanted))
+    hops_wanted = hops_wanted[:count]
     rng.shuffle(hops_wanted)
     seen: set[Question] = set()
     questions = []
@@ -217,12 +206,6 @@ def _walk(world: World, start: str, hops: int, rng: random.Random) -> Question |
     return Question(tuple(path), tuple(relations))
 
 
-def _spread(count: int, shares: dict[int, float]) -> list[int]:
-    hops = [h for h, share in shares.items() for _ in range(round(count * share))]
-    hops += [max(shares, key=shares.get)] * (count - len(hops))
-    return hops[:count]
-
-
 def to_rows(questions: Iterable[Question], split: str) -> list[dict]:
     """Rows of verl's parquet format."""
     return [
@@ -231,13 +214,8 @@ def to_rows(questions: Iterable[Question], split: str) -> list[dict]:
             "prompt": [{"role": "user", "content": q.text}],
             "ability": "search",
             "reward_model": {"style": "rule", "ground_truth": {"target": [q.gold], "form": "tag"}},
-            "extra_info": {
-                "index": index,
-                "split": split,
-                "question": q.text,
-                "hops": q.hops,
-                "gold_ids": q.gold_ids,
-            },
+            "extra_info": {"index": index, "split": split, "question": q.text}
+            | {"hops": q.hops, "gold_ids": q.gold_ids},
         }
         for index, q in enumerate(questions)
     ]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
+import json
 import shutil
 from collections.abc import Callable, Mapping
 from contextlib import redirect_stderr
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
@@ -14,7 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 
 from verl_credit.built_folder import Progress, read_manifest, reuse_or_build, sha256_of
 from verl_credit.worlds.real.arithmetic import WORKED, write_arithmetic
-from verl_credit.worlds.real.multihop import View, start_settings, write_questions, write_start
+from verl_credit.worlds.real.multihop import View, WarmStart, write_questions, write_start
 from verl_credit.worlds.real.packages import ENCODER, INSTALL, POLICY, RealError, folder_of
 
 VERSION = 2  # increased whenever a build would give other files than before
@@ -53,10 +56,8 @@ def build_real(
     seed: int = 0,
     progress: Progress = lambda share, text: None,
 ) -> RealPaths:
-    """Build the folders of this task's recipes in ``directory``; multihop needs ``questions`` and ``view``.
-
-    Raises RealError, and FileExistsError for a folder that holds other files.
-    """
+    """Build the folders of this task's recipes in ``directory``; multihop needs ``questions`` and ``view``. Raises
+    RealError, and FileExistsError for a folder that holds other files."""
     paths = RealPaths(Path(directory).expanduser().resolve())
     build_policy(paths, size, progress)
     if task == "arithmetic":
@@ -107,7 +108,9 @@ def build_multihop(paths: RealPaths, questions: str, view: View, seed: int, prog
     source = {"questions": read, "seed": seed}
     fill = partial(write_questions, encoder=paths.encoder, questions=questions, seed=seed)
     _part(paths.multihop, source, fill, progress)
-    settings = start_settings(view, source, {"policy": read_manifest(paths.policy, "the policy")["files"]})
+    policy = {"policy": read_manifest(paths.policy, "the policy")["files"]}
+    determines = json.dumps([asdict(view), asdict(WarmStart()), source, policy], sort_keys=True)
+    settings = {"made_of": hashlib.sha256(determines.encode()).hexdigest()}
     made = {"policy": paths.policy, "encoder": paths.encoder, "multihop": paths.multihop}
     _part(
         paths.start, settings, partial(write_start, **made, view=view, seed=seed, progress=progress), progress

@@ -3,7 +3,6 @@ demonstrations of a search over two articles, with the index's real results."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import random
 import re
@@ -219,14 +218,6 @@ def write_start(
         "warm_start": asdict(style),
         "precision": precision,
     }
-
-
-def start_settings(
-    view: View, questions: Mapping[str, object], policy: Mapping[str, object]
-) -> dict[str, object]:
-    """The settings that determine a start's weights."""
-    text = json.dumps([asdict(view), asdict(WarmStart()), questions, policy], sort_keys=True)
-    return {"made_of": hashlib.sha256(text.encode()).hexdigest()}
 
 
 def train(
