@@ -54,10 +54,8 @@ def probe(
     saved = saved_step(checkpoint)
     folder = out or saved.run_dir.parent / "probes" / f"{saved.run_dir.name}-step-{saved.step}"
     if (batch := settings.batch_config).B_U is None:  # so many prompts make an update of the run
-        batch = batch.model_copy(
-            update={"B_U": int(saved.config.actor_rollout_ref.actor.ppo_mini_batch_size)}
-        )
-        settings = settings.model_copy(update={"batch_config": batch})
+        rows = int(saved.config.actor_rollout_ref.actor.ppo_mini_batch_size)
+        settings = settings.model_copy(update={"batch_config": batch.model_copy(update={"B_U": rows})})
     print(f"probe: {settings.banner()}")
     path = rollout_file(saved, folder, settings, overrides)
     result = run(saved, path, settings, say=Throttled(say_at_once, "probe"))
@@ -107,14 +105,12 @@ def divide(rollouts: Rollouts, settings: ProbeSettings) -> tuple[Rollouts, Rollo
     import torch
 
     wanted, prompts = settings.batch_config, rollouts.prompts
-    if len(prompts) < wanted.B_E + wanted.B_U:
-        need = (
-            f"batch_config.B_E={wanted.B_E} and batch_config.B_U={wanted.B_U} need {wanted.B_E + wanted.B_U}"
-        )
+    if len(prompts) < (both := wanted.B_E + wanted.B_U):
+        need = f"batch_config.B_E={wanted.B_E} and batch_config.B_U={wanted.B_U} need {both}"
         use = f"there are rollouts of {len(prompts)}; ask for fewer, or give another --out for new rollouts"
         raise ConfigError(f"{need} different prompts, and {use}")
     order = torch.randperm(len(prompts), generator=torch.Generator().manual_seed(wanted.seed)).tolist()
-    u, e = order[: wanted.B_U], order[wanted.B_U : wanted.B_U + wanted.B_E]
+    u, e = order[: wanted.B_U], order[wanted.B_U : both]
     return rollouts.of_prompts([prompts[i] for i in e]), rollouts.of_prompts([prompts[i] for i in u])
 
 

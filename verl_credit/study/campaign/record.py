@@ -39,17 +39,15 @@ def read_record(folder: Path) -> Record:
     """Errors: FileNotFoundError where no campaign was started; ConfigError for a record that cannot be read."""
     path = folder / RECORD
     if not path.exists():
-        raise FileNotFoundError(
-            f"{path} does not exist: `verl-credit campaign run FILE --dir {folder}` starts a campaign"
-        )
+        start = f"`verl-credit campaign run FILE --dir {folder}` starts a campaign"
+        raise FileNotFoundError(f"{path} does not exist: {start}")
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         version, tree = content["version"], content["campaign"]
         added = [row for row in content["added"] if isinstance(row, dict)]
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ConfigError(
-            f"{path} is damaged ({type(error).__name__}: {error}); restore it or take another --dir"
-        ) from error
+        why = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"{path} is damaged ({why}); restore it or take another --dir") from error
     if version != VERSION:
         raise ConfigError(f"{path}: version={version}; this verl_credit reads version {VERSION}")
     return Record(parse(tree, str(path)), added)

@@ -51,10 +51,9 @@ def run_campaign(
     configs = composed(campaign, folder)
     _refuse_parallel(parallel, configs)
     with run_lock(folder, _say, "--dir"):
-        if not (folder / RECORD).exists() and (
-            others := [p.name for p in folder.iterdir() if p.name != "run.lock"]
-        ):
-            use = f"it holds {', '.join(sorted(others)[:3])}, and no campaign; give a new folder"
+        others = sorted(path.name for path in folder.iterdir() if path.name != "run.lock")
+        if others and RECORD not in others:
+            use = f"it holds {', '.join(others[:3])}, and no campaign; give a new folder"
             raise ConfigError(key="--dir", value=folder, accepted=use)
         runs = states(campaign, folder)
         ended = sum(one.state is State.DONE for one in runs)
