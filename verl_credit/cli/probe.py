@@ -53,9 +53,9 @@ def probe(
     settings = declared(ProbeSettings, {} if config is None else read_tree(config), str(config))
     saved = saved_step(checkpoint)
     folder = out or saved.run_dir.parent / "probes" / f"{saved.run_dir.name}-step-{saved.step}"
-    if (batch := settings.batch_config).B_U is None:  # so many prompts make an update of the run
-        rows = int(saved.config.actor_rollout_ref.actor.ppo_mini_batch_size)
-        settings = settings.model_copy(update={"batch_config": batch.model_copy(update={"B_U": rows})})
+    if (batch := settings.batch_config).B_U is None:  # the run makes an update of ppo_mini_batch_size prompts
+        prompts = int(saved.config.actor_rollout_ref.actor.ppo_mini_batch_size)
+        settings = settings.model_copy(update={"batch_config": batch.model_copy(update={"B_U": prompts})})
     print(f"probe: {settings.banner()}")
     path = rollout_file(saved, folder, settings, overrides)
     result = run(saved, path, settings, say=Throttled(say_at_once, "probe"))

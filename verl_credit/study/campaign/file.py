@@ -17,11 +17,8 @@ from verl_credit.redact import redact_value
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.+-]{0,79}$")]
 Number = Annotated[int, Field(ge=0, le=2**31 - 1)]
-OURS = {
-    "seed": "seeds",
-    "lab.world_seed": "worlds",
-    "run_dir": "--dir",
-}  # every run has its own: where they are given
+# Every run has its own value of these keys; the file gives them under another name.
+OURS = {"seed": "seeds", "lab.world_seed": "worlds", "run_dir": "--dir"}
 LEVEL = 0.05
 
 

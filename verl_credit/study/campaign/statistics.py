@@ -118,10 +118,8 @@ def _sign_flips(d: np.ndarray) -> tuple[float, bool]:
     if len(d) == 1:  # scipy needs two values; both signs are as far from 0
         return 1.0, True
     exact = 2 ** len(d) <= RESAMPLES + 1
-    test = stats.permutation_test(
-        (d,), np.mean, permutation_type="samples", vectorized=True,
-        n_resamples=np.inf if exact else RESAMPLES, batch=4096, rng=0,
-    )  # fmt: skip
+    draws = {"n_resamples": np.inf if exact else RESAMPLES, "batch": 4096, "rng": 0}
+    test = stats.permutation_test((d,), np.mean, permutation_type="samples", vectorized=True, **draws)
     return float(test.pvalue), exact
 
 

@@ -164,7 +164,7 @@ class SplitTally:
     def drop(self, reason: str, where: str, detail: str = "") -> None:
         self.dropped[reason] += 1
         examples = self.examples.setdefault(reason, [])
-        if len(examples) < 5:  # report.json has so many per reason
+        if len(examples) < 5:  # report.json needs no more of a reason
             examples.append(printable(f"{where}: {detail}" if detail else where))
 
 

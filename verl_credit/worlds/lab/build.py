@@ -83,10 +83,11 @@ def _fill(paths: LabPaths, config: LabConfig, seed: int, progress: Progress) -> 
     build_index(paths.corpus, paths.encoder, paths.index)
     retriever = LocalRetriever(paths.encoder, paths.index)
     progress(0.06, "demonstrations")
-    policy, measured = warm_start(
-        world, tokenizer, retriever, splits["dev"], config, seed,
-        lambda share, text: progress(0.06 + 0.93 * share, text),
-    )  # fmt: skip
+
+    def show(share: float, text: str) -> None:
+        progress(0.06 + 0.93 * share, text)
+
+    policy, measured = warm_start(world, tokenizer, retriever, splits["dev"], config, seed, show)
     policy.save_pretrained(paths.policy)
     tokenizer.save_pretrained(paths.policy)
     measured |= _measure_recall(retriever, splits["dev"])
