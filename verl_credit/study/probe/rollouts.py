@@ -35,6 +35,11 @@ class Rollouts:
     log_prob_B_T: torch.Tensor | None = None
     """float64, log-probs by the training engine at the parameters that wrote the rollouts"""
 
+    def __post_init__(self) -> None:
+        for row, ids in enumerate(self.prompt_ids):
+            if not len(ids):
+                raise ValueError(f"row {row} has an empty prompt: nothing comes before its first token")
+
     def __len__(self) -> int:
         return len(self.prompt_ids)
 
