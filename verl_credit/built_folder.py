@@ -22,7 +22,6 @@ def reuse_or_build(
     parts: Collection[str],
     name: str,
     progress: Progress = lambda share, text: None,
-    rebuild: bool = False,
 ) -> None:
     """Build ``folder`` with ``fill`` and these settings, unless a build with the same settings is there, unchanged.
 
@@ -40,7 +39,7 @@ def reuse_or_build(
     with held:
         refuse_foreign(folder, parts, name)
         if folder.exists():
-            reason = "--rebuild" if rebuild else why_invalid(folder, settings, name)
+            reason = why_invalid(folder, settings, name)
             if reason is None:
                 progress(1.0, f"using {name} in {folder}")
                 return

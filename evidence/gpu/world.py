@@ -92,7 +92,7 @@ def _tokenizer(vocabulary: int = 0):
     from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerFast
 
-    from verl_credit.worlds.lab.tokenizer import PAD, TURN_END, make_tokenizer
+    from verl_credit.worlds.lab.protocol import PAD, TURN_END, make_tokenizer
 
     small = make_tokenizer(_lab()[0].names())
     content = json.loads(small.backend_tokenizer.to_str())
@@ -111,15 +111,16 @@ def _make(root: Path) -> None:
     import pyarrow.parquet
 
     from verl_credit.worlds.lab.build import _write_corpus
-    from verl_credit.worlds.lab.encoder import save_encoder, train_encoder
-    from verl_credit.worlds.lab.questions import make_splits
+    from verl_credit.worlds.lab.encoder import train_encoder
+    from verl_credit.worlds.lab.world import make_splits
     from verl_credit_retriever.index.search import build_index
 
     root.mkdir(parents=True, exist_ok=True)
     lab, size = _lab()
     tokenizer = _tokenizer()
     _write_corpus(lab, root / "corpus.jsonl")
-    save_encoder(train_encoder(lab, tokenizer, seed=0, steps=2), tokenizer, root / "encoder")
+    for part in (train_encoder(lab, tokenizer, seed=0, steps=2), tokenizer):
+        part.save_pretrained(root / "encoder")
     build_index(root / "corpus.jsonl", root / "encoder", root / "index", kind="exact")  # no FAISS needed
     hops = [(q.text, q.gold) for q in make_splits(lab, size.world, 0)["train"]][:QUESTIONS]
     sums = [(f"What is {n} + {7 * n + 5}?", str(8 * n + 5)) for n in range(QUESTIONS)]

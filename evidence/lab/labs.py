@@ -12,9 +12,8 @@ from pathlib import Path
 
 from verl_credit.worlds.lab.build import build_lab
 from verl_credit.worlds.lab.config import SIZES
-from verl_credit.worlds.lab.questions import make_splits
-from verl_credit.worlds.lab.retrieval import LocalRetriever, recall
-from verl_credit.worlds.lab.world import make_world
+from verl_credit.worlds.lab.evaluate import LocalRetriever, recall
+from verl_credit.worlds.lab.world import make_splits, make_world
 
 
 def main() -> None:

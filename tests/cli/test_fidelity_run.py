@@ -7,10 +7,10 @@ import pytest
 from omegaconf import OmegaConf
 
 from kit.recipes import load_config
+from verl_credit.cli.another_run import RECIPE
 from verl_credit.cli.fidelity import by_run
 from verl_credit.cli.fidelity.by_run import why_by_run
 from verl_credit.cli.fidelity.fidelity import fidelity
-from verl_credit.cli.probe.another_run import RECIPE
 from verl_credit.errors import ExitCode
 from verl_credit.recipe import compose
 from verl_credit.recipe.compose import flat_values

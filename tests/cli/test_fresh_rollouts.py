@@ -8,8 +8,8 @@ from omegaconf import OmegaConf
 
 from kit.recipes import load_config
 from kit.stored_rollouts import stored
-from verl_credit.cli.probe import another_run, fresh_rollouts
-from verl_credit.cli.probe.fresh_rollouts import RECIPE, collect
+from verl_credit.cli import another_run
+from verl_credit.cli.another_run import RECIPE, collect
 from verl_credit.cli.saved_run import saved_step
 from verl_credit.errors import ConfigError, ExitCode, PreflightError
 from verl_credit.recipe.compose import flat_values
@@ -52,7 +52,7 @@ def started(monkeypatch):
         configs.append(load_config(RECIPE, overrides, str(folder)))
         stored(folder)
 
-    monkeypatch.setattr(fresh_rollouts, "run_alone", lambda folder, overrides, _: run(folder, overrides))
+    monkeypatch.setattr(another_run, "run_alone", lambda folder, overrides, _: run(folder, overrides))
     return configs
 
 
@@ -173,12 +173,12 @@ def test_a_folder_in_which_an_earlier_try_failed_may_be_taken_again(run_dir, sta
     folder = tmp_path / "fresh"
     again = partial(collect, run_dir / f"global_step_{STEP}", folder, prompts=2)
     with monkeypatch.context() as patch:
-        patch.setattr(fresh_rollouts, "run_alone", lambda folder, *_: run_lock(folder).__enter__())
+        patch.setattr(another_run, "run_alone", lambda folder, *_: run_lock(folder).__enter__())
         with pytest.raises(RuntimeError, match="step 12 left no rollout that counts"):
             again()
     with pytest.raises(PreflightError, match="is not empty"):
         again()
-    monkeypatch.setattr(fresh_rollouts, "holder_is_gone", lambda _: True)
+    monkeypatch.setattr(another_run, "holder_is_gone", lambda _: True)
     assert again().exists() and len(started) == 1
     with pytest.raises(PreflightError, match="is not empty"):
         again()

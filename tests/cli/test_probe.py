@@ -7,9 +7,8 @@ import torch
 from omegaconf import OmegaConf
 
 from kit.stored_rollouts import UPDATE, stored
-from verl_credit.cli.probe import update
-from verl_credit.cli.probe.probe import probe
-from verl_credit.cli.probe.update import divide, run, summary
+from verl_credit.cli import another_run
+from verl_credit.cli.probe import _left_out, _rounded, divide, probe, run, summary
 from verl_credit.config.keys.section import declared
 from verl_credit.errors import ConfigError, ExitCode
 from verl_credit.study.probe.rollouts import Rollouts
@@ -78,7 +77,7 @@ def test_stored_rollouts_that_the_run_did_not_keep_are_refused(tmp_path, capsys)
 
 
 def test_a_typo_in_the_file_is_refused_before_anything_starts(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(update, "collect", None)
+    monkeypatch.setattr(another_run, "collect", None)
     file = tmp_path / "probe.yaml"
     file.write_text("estimator: {baselin: {}}\n")
     assert probe(saved_run(tmp_path / "run"), file, None, []) == ExitCode.PREFLIGHT
@@ -92,7 +91,7 @@ def test_the_run_s_mini_batch_is_the_update(tmp_path, monkeypatch, capsys):
         asked.append((checkpoint.name, folder, prompts, list(overrides)))
         raise RuntimeError("enough")
 
-    monkeypatch.setattr(update, "collect", collect)
+    monkeypatch.setattr(another_run, "collect", collect)
     assert probe(saved_run(tmp_path / "run"), None, tmp_path / "out", ["a=b"]) == ExitCode.FAILED
     assert asked == [("global_step_11", tmp_path / "out" / "rollouts", 32 + 1, ["a=b"])]
 
@@ -133,17 +132,17 @@ def test_what_the_update_leaves_out_is_named():
         objective={"use_kl_loss": True, "kl_loss_coef": 0.001, "entropy_coeff": 0.01, "ppo_epochs": 2},
         rollout_is_weight_B_T=torch.ones(1, 1),
     )
-    said = "\n".join(update._left_out(facts))
+    said = "\n".join(_left_out(facts))
     for part in ("kl_loss_coef=0.001", "entropy_coeff=0.01", "importance weights", "first of ppo_epochs=2"):
         assert part in said
     nothing = {"use_kl_loss": False, "kl_loss_coef": 0.001, "entropy_coeff": 0, "ppo_epochs": 1}
-    assert update._left_out(SimpleNamespace(objective=nothing, rollout_is_weight_B_T=None)) == []
+    assert _left_out(SimpleNamespace(objective=nothing, rollout_is_weight_B_T=None)) == []
 
 
 def test_weights_in_half_precision_are_used_and_named():
-    (said,) = update._rounded(torch.bfloat16, "float64")
+    (said,) = _rounded(torch.bfloat16, "float64")
     assert "weights are bfloat16: here they are computed with in float64" in said
-    assert update._rounded(torch.float32, "float64") == []
+    assert _rounded(torch.float32, "float64") == []
 
 
 def test_the_summary_names_clipped_weights_and_the_u_statistic():

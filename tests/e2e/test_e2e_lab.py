@@ -18,9 +18,10 @@ from transformers import AutoTokenizer
 
 from kit.ray_cluster import TOKEN, RayCluster
 from kit.run_values import assert_agree, measured_by_run
+from kit.stored_facts import facts_of
 from kit.train_run import TrainRun, train
 from kit.twin_batch import adamw_of, objective_of, turns_of
-from verl_credit.cli.probe.fresh_rollouts import collect
+from verl_credit.cli.another_run import collect
 from verl_credit.config.settings import CreditSettings
 from verl_credit.policy.attention.implementation import AUTO, install
 from verl_credit.policy.packed import PackedPolicy
@@ -29,8 +30,7 @@ from verl_credit.records.run.files import EVENTS, METRICS, VALIDATION, read_json
 from verl_credit.records.run.rollouts import read_samples, read_tokens, token_steps
 from verl_credit.records.run.tables import TURNS, read_table, table_path, tables_of
 from verl_credit.study.probe.checkpoint import build_model, read_checkpoint
-from verl_credit.study.probe.distribution import Sampling
-from verl_credit.study.probe.policy import ModelPolicy, gradient, norm
+from verl_credit.study.probe.policy import ModelPolicy, Sampling, gradient, norm
 from verl_credit.study.probe.rollouts import read_rollouts
 from verl_credit.study.probe.update import adamw_step, credit_weights
 from verl_credit.study.twin.step import Credit, update
@@ -161,7 +161,7 @@ def fresh(one_rank, tmp_path_factory):
     plain = ["algorithm.transform_mode=none"]
     path = collect(one_rank.run_dir / "global_step_3", folder, prompts=6, overrides=plain, save=True)
     assert contents(one_rank.run_dir) == before
-    rollouts, facts = read_rollouts(path)
+    rollouts, facts = read_rollouts(path)[0], facts_of(path)
     old, new = (
         read_checkpoint(root / "checkpoints" / step)
         for root, step in ((one_rank.run_dir, "global_step_3"), (folder, "global_step_4"))

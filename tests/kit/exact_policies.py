@@ -12,9 +12,15 @@ from itertools import product
 
 import torch
 
-from verl_credit.study.probe.distribution import Sampling, log_prob_and_entropy, state_features
 from verl_credit.study.probe.entropy_gradient import EntropyGradient, entropy_gradient
-from verl_credit.study.probe.policy import Parameters, Tokens, gradient
+from verl_credit.study.probe.policy import (
+    Parameters,
+    Sampling,
+    Tokens,
+    gradient,
+    log_prob_and_entropy,
+    state_features,
+)
 from verl_credit.study.probe.settings import BaselineSettings, EstimatorSettings
 
 END, VOCABULARY = 2, 3

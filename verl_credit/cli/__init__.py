@@ -12,12 +12,15 @@ from verl_credit.cli.command import PLAIN
 COMMANDS = {
     "train": ("train.train", "run a recipe on verl's trainer"),
     "twin": ("train.train", "train in the lab in one process, without Ray: a run's twin, in minutes"),
-    "lab": ("lab", "build the lab's world, policy, encoder and index"),
-    "real": ("real", "make the policy and encoder of trained weights, and the files of the real_* recipes"),
+    "lab": ("prepare", "build the lab's world, policy, encoder and index"),
+    "real": (
+        "prepare",
+        "make the policy and encoder of trained weights, and the files of the real_* recipes",
+    ),
     "prepare": ("prepare", "write verl's parquet files from a published question set"),
     "prepare check": ("prepare", "can the rows of a file train? and how the policy sees one"),
     "report": ("report", "write the report of a run or a campaign; of two runs, a page that compares them"),
-    "probe": ("probe.probe", "does a saved step's update change the entropy as first order says?"),
+    "probe": ("probe", "does a saved step's update change the entropy as first order says?"),
     "fidelity": ("fidelity.fidelity", "does each mode's credit agree with the true advantages of turns?"),
     "fidelity lens": ("fidelity.lens", "the true advantages of the turns in the credit lens of a lab's run"),
     "bench": ("bench", "what is a turn mode worth? laws, exact bias, true advantages, learning curves"),

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
-from verl_credit.cli.command import GOES_ON, ends, json_object, modules_from_here, one_thread
+from verl_credit.cli.command import GOES_ON, ends, json_object, modules_from_here
 from verl_credit.errors import ExitCode
+from verl_credit.precision import one_thread
 from verl_credit.records.run.files import DamagedFile, write_text
 
 if TYPE_CHECKING:

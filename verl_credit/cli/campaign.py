@@ -49,17 +49,14 @@ def status(file: Campaign, folder: Folder = None) -> None:
     for one in run_states:
         area = "     -" if one.value is None else f"{one.value:6.3f}"
         step = one.curve.steps[-1] if one.curve else 0
-        print(
-            f"{one.run.folder:<{wide}}  {one.state:<11}  {one.hours:5.2f}  {step:5d}  {area}  {one_line(one.why)}".rstrip()
-        )
+        line = f"{one.run.folder:<{wide}}  {one.state:<11}  {one.hours:5.2f}  {step:5d}  {area}  {one_line(one.why)}"
+        print(line.rstrip())
     done = sum(one.state is State.DONE for one in run_states)
     hours, budget = sum(one.hours for one in run_states), campaign.budget
-    most = [f"{budget.runs} runs"] if budget.runs else []
-    most += [f"{budget.hours:g} hours"] if budget.hours else []
-    print(
-        f"engine {campaign.engine}: {done} of {len(run_states)} runs done, {hours:.2f} hours"
-        + (f"; budget: {', '.join(most)}" if most else "")
-    )
+    limits = [budget.runs and f"{budget.runs} runs", budget.hours and f"{budget.hours:g} hours"]
+    most = ", ".join(filter(None, limits))
+    said = f"engine {campaign.engine}: {done} of {len(run_states)} runs done, {hours:.2f} hours"
+    print(f"{said}; budget: {most}" if most else said)
     if note := campaign.cannot_resolve():
         print(f"note: {note}")
 

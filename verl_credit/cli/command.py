@@ -67,19 +67,6 @@ def ends(
 
 
 @contextmanager
-def one_thread() -> Iterator[None]:
-    """Limits torch to one thread: a model as small as the lab's waits for several threads longer than it computes."""
-    import torch
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-
-
-@contextmanager
 def modules_from_here() -> Iterator[None]:
     """Makes the user's modules in the working directory importable."""
     sys.path.insert(0, "")

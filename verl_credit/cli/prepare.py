@@ -1,13 +1,14 @@
-"""`verl-credit prepare` writes question sets as verl's parquet files; `prepare check` checks that a file can train."""
+"""`verl-credit prepare` writes question sets as verl's parquet files; `prepare check` checks that a file can train; `lab`
+and `real` build the files of their recipes without a run."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Argument, Option
 
-from verl_credit.cli.command import ends
+from verl_credit.cli.command import Overrides, ends
 from verl_credit.errors import PreflightError
 from verl_credit.worlds.data.records import PrepareError
 
@@ -37,18 +38,9 @@ def prepare(
 ) -> None:
     from verl_credit.worlds.data import prepare as data
 
-    tally = data.prepare(
-        data_set,
-        source,
-        out,
-        splits=[name.strip() for name in splits.split(",")] if splits else None,
-        limit=limit,
-        val_size=val_size,
-        seed=seed,
-        subset=subset,
-        revision=revision,
-        overwrite=overwrite,
-    )
+    wanted = [name.strip() for name in splits.split(",")] if splits else None
+    more = {"limit": limit, "val_size": val_size, "seed": seed, "subset": subset, "revision": revision}
+    tally = data.prepare(data_set, source, out, splits=wanted, overwrite=overwrite, **more)
     print(tally.table())
     print(f"{data_set} ready: {out}")
 
@@ -86,13 +78,51 @@ def _prompt(row: Row, model: str | None, searches: bool) -> list[str]:
     if model is None:
         title = f"{row.where}; its chat template and tokens: --model PATH_OR_NAME"
         return [title, *(f"{message['role']}: {message['content']}" for message in row.prompt)]
-    policy = {"model": {"path": model}}
-    config = OmegaConf.create(
-        {"data": {}, "search": {"max_searches": int(searches)}, "actor_rollout_ref": policy}
-    )
+    search, policy = {"max_searches": int(searches)}, {"model": {"path": model}}
+    config = OmegaConf.create({"data": {}, "search": search, "actor_rollout_ref": policy})
     meter = PromptMeter(load_tokenizer(config.actor_rollout_ref.model), config)
     tool = "the search tool" if searches else "no tool"
     return [
         f"{row.where}, {measured(row, meter.count)} tokens with the chat template of {model} and {tool}:",
         measured(row, meter.text),
     ]
+
+
+@ends("lab --dir {folder}", OSError)
+def lab(
+    folder: Annotated[Path, Option("--dir")],
+    world_seed: Annotated[int, Option(parser=int)] = 0,
+    size: Literal["full", "tiny"] = "full",
+) -> None:
+    from verl_credit.records.run.progress import Throttled, say_at_once
+    from verl_credit.worlds.lab.build import build_lab
+
+    paths = build_lab(folder, world_seed=world_seed, size=size, progress=Throttled(say_at_once))
+    print(f"lab ready: {paths.root}")
+
+
+@ends("real --dir {folder}")
+def real(
+    folder: Annotated[Path, Option("--dir")],
+    task: Literal["arithmetic", "multihop"] = "multihop",
+    questions: Annotated[
+        str | None, Option(help="of multihop: HotpotQA's file with paragraphs, or OWNER/NAME on the hub")
+    ] = None,
+    seed: Annotated[
+        int, Option(parser=int, help="of the questions, of which are held out, of the supervised start")
+    ] = 0,
+    size: Annotated[Literal["full", "tiny"], Option(help="tiny: two layers")] = "full",
+    overrides: Overrides = (),
+) -> None:
+    from verl_credit.recipe.compose import load_config, quoted
+    from verl_credit.recipe.world import missing_line, world_of
+    from verl_credit.records.run.progress import Throttled, say_at_once
+
+    given = [f"real.dir={quoted(str(folder.expanduser().resolve()))}", f"real.data_seed={seed}"]
+    given += [f"real.questions={quoted(questions)}"] if questions is not None else []
+    recipe = {"multihop": "real_cpu", "arithmetic": "real_math_cpu"}[task]
+    config = load_config(recipe, [*given, f"real.size={size}", *overrides])
+    if missing := missing_line(config):
+        raise PreflightError(missing)
+    world_of(config).build(Throttled(say_at_once, "real"))
+    print(f"ready: {folder}")

@@ -34,10 +34,8 @@ def updates(
 def token_losses(
     model: PreTrainedModel, ids_B_T: torch.Tensor, chosen_B_T: torch.Tensor, reduction: str = "none"
 ) -> torch.Tensor:
-    """- log p(token | tokens before it) of the chosen tokens, in float32.
-
-    Causal attention of a real token never reaches padding on its right, so no mask is needed.
-    """
+    """- log p(token | tokens before it) of the chosen tokens, in float32. Causal attention of a real token never reaches
+    padding on its right, so no mask is needed."""
     hidden_B_T_D = model.model(input_ids=ids_B_T, use_cache=False).last_hidden_state
     chosen_B_T = chosen_B_T[:, 1:]
     logits_N_V = model.lm_head(hidden_B_T_D[:, :-1][chosen_B_T])

@@ -15,9 +15,9 @@ from lakes.lakes import make_lakes
 from lakes.text import HORIZON, grid_tokenizer
 from lakes.world import Context, GridWorld
 from verl_credit.built_folder import reuse_or_build
+from verl_credit.precision import one_thread
 from verl_credit.study.fidelity.subject import load_policy
-from verl_credit.worlds.lab.build import one_thread
-from verl_credit.worlds.lab.tiny_policy import Trainer, WarmStart, encode_demo, make_policy
+from verl_credit.worlds.lab.warm_start import Trainer, WarmStart, encode_demo, make_policy
 from verl_credit.worlds.rollouts.sampler import ModelDecoder, TurnSampler
 
 VERSION = 1

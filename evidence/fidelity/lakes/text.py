@@ -5,8 +5,13 @@ from __future__ import annotations
 from transformers import PreTrainedTokenizerFast
 
 from lakes.lakes import DIRECTIONS, ROWS
-from verl_credit.worlds.lab.protocol import TURN_END, answer_turn, observation_text, prompt_text
-from verl_credit.worlds.lab.tokenizer import make_tokenizer
+from verl_credit.worlds.lab.protocol import (
+    TURN_END,
+    answer_turn,
+    make_tokenizer,
+    observation_text,
+    prompt_text,
+)
 
 HORIZON = 10
 """Moves of an episode."""

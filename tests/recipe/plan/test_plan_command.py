@@ -364,8 +364,8 @@ def test_a_gpu_recipe_does_not_fit_a_device_that_is_far_too_small(capsys, name):
 @pytest.mark.parametrize("size", ["full", "tiny"])
 def test_a_lab_that_is_not_built_yet_is_planned_by_the_policy_that_it_will_have(size, tmp_path):
     from verl_credit.worlds.lab.config import SIZES
-    from verl_credit.worlds.lab.tiny_policy import make_policy
-    from verl_credit.worlds.lab.tokenizer import make_tokenizer
+    from verl_credit.worlds.lab.protocol import make_tokenizer
+    from verl_credit.worlds.lab.warm_start import make_policy
     from verl_credit.worlds.lab.world import make_world
 
     lab = {"dir": str(tmp_path / "lab"), "world_seed": 3, "size": size}

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from kit.report_page import report, write_run
+from kit.stored_facts import facts_of
 from kit.stored_rollouts import COLUMNS, UPDATE
 from verl_credit.records.report.lens import lens
 from verl_credit.records.report.page import choose
@@ -36,6 +37,7 @@ def test_its_page_is_as_it_was(old):
 
 
 def test_its_rollouts_can_be_probed(old):
-    rollouts, facts = read_rollouts(table_path(old, ROLLOUTS, 12))
+    path = table_path(old, ROLLOUTS, 12)
+    rollouts, facts = read_rollouts(path)[0], facts_of(path)
     assert [ids.tolist() for ids in rollouts.response_ids] == COLUMNS["response_ids"]
     assert facts.policy_step == UPDATE["policy_step"] and facts.uid == COLUMNS["uid"]

@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 from kit.lab_run import launches, run
 from kit.recipes import load_config
 from kit.scripted_server import scripted_server, search
-from verl_credit.cli.probe import another_run
+from verl_credit.cli import another_run
 from verl_credit.errors import ConfigError
 from verl_credit.records.run.files import STATE
 from verl_credit.records.run.state import describe_resume, save_state

@@ -2,7 +2,7 @@
 
 import pytest
 
-from verl_credit.study.campaign.factorial import factorial
+from verl_credit.study.campaign.results import factorial
 
 LEVELS = {
     "outcome": {"C1": "grpo", "C2": "grpo", "C3": "maxrl", "C4": "maxrl"},

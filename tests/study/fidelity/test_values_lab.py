@@ -21,10 +21,8 @@ from verl_credit.study.fidelity.subject import load_checkpoint, load_policy, mak
 from verl_credit.study.fidelity.training import run_credit, tables_of
 from verl_credit.study.forward import PackedRows
 from verl_credit.worlds.lab.config import SIZES
-from verl_credit.worlds.lab.evaluate import Roller
-from verl_credit.worlds.lab.questions import make_splits
-from verl_credit.worlds.lab.retrieval import LocalRetriever
-from verl_credit.worlds.lab.world import make_world
+from verl_credit.worlds.lab.evaluate import LocalRetriever, Roller
+from verl_credit.worlds.lab.world import make_splits, make_world
 from verl_credit.worlds.rollouts.rollout import Start, roll
 
 pytestmark = pytest.mark.slow  # a lab is trained

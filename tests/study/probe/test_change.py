@@ -7,9 +7,8 @@ import torch
 
 from kit.exact_policies import Bench, estimator, flat, tabular, two_layers
 from verl_credit.study.probe.change import entropy_change, log_log_slope, predict
-from verl_credit.study.probe.distribution import Sampling
 from verl_credit.study.probe.entropy_gradient import entropy_gradient
-from verl_credit.study.probe.policy import Tokens, moved, observe
+from verl_credit.study.probe.policy import Sampling, Tokens, moved, observe
 from verl_credit.study.probe.settings import ESTIMANDS
 
 POLICIES = {

@@ -12,13 +12,11 @@ import pytest
 import torch
 
 import kit.exact_policies
+import verl_credit.study.probe.entropy_gradient as baselines
 from kit.exact_policies import Bench, estimator, tabular
-from verl_credit.study.probe import baselines
-from verl_credit.study.probe.baselines import Targets
 from verl_credit.study.probe.change import predict, u_statistic
-from verl_credit.study.probe.distribution import Sampling, log_prob_and_entropy
-from verl_credit.study.probe.entropy_gradient import Surrogate, entropy_gradient
-from verl_credit.study.probe.policy import gradient
+from verl_credit.study.probe.entropy_gradient import Surrogate, Targets, entropy_gradient
+from verl_credit.study.probe.policy import Sampling, gradient, log_prob_and_entropy
 from verl_credit.study.probe.settings import ESTIMANDS, BaselineSettings, ProbeSettings
 
 TWO_PROMPTS = torch.tensor([0, 1])

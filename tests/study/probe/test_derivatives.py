@@ -7,9 +7,8 @@ import torch
 
 from kit.exact_policies import ARCHITECTURES, Bench, estimator, flat
 from verl_credit.study.probe.change import predict
-from verl_credit.study.probe.distribution import Sampling
 from verl_credit.study.probe.entropy_gradient import entropy_gradient
-from verl_credit.study.probe.policy import Tokens, along, dot, gradient, moved, norm, observe
+from verl_credit.study.probe.policy import Sampling, Tokens, along, dot, gradient, moved, norm, observe
 from verl_credit.study.probe.settings import ESTIMANDS
 
 ROWS = 10

@@ -11,7 +11,7 @@ import torch
 
 from kit.exact_policies import ARCHITECTURES, Bench, estimator, tabular, two_layers
 from verl_credit.study.probe.change import predict, u_statistic
-from verl_credit.study.probe.distribution import Sampling
+from verl_credit.study.probe.policy import Sampling
 from verl_credit.study.probe.settings import ESTIMANDS, EstimatorSettings
 
 SAMPLINGS = [Sampling(), Sampling(0.7), Sampling(1.0, 0.9), Sampling(0.7, 0.9)]

@@ -13,9 +13,17 @@ import verl_credit.study.probe.policy as policy_module
 from kit.exact_policies import estimator
 from kit.tiny_models import VOCABULARY, in_float64, log_probs, tiny_model
 from verl_credit.study.probe.change import predict
-from verl_credit.study.probe.distribution import Sampling, log_prob_and_entropy
 from verl_credit.study.probe.entropy_gradient import entropy_gradient
-from verl_credit.study.probe.policy import ModelPolicy, along, dot, gradient, moved, observe
+from verl_credit.study.probe.policy import (
+    ModelPolicy,
+    Sampling,
+    along,
+    dot,
+    gradient,
+    log_prob_and_entropy,
+    moved,
+    observe,
+)
 from verl_credit.study.probe.rollouts import Rollouts
 
 pytestmark = pytest.mark.slow

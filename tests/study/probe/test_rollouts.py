@@ -3,13 +3,14 @@
 import pytest
 import torch
 
+from kit.stored_facts import facts_of
 from kit.stored_rollouts import COLUMNS, UPDATE, stored
 from verl_credit.records.run.tables import TURNS, DamagedTable, table_path
 from verl_credit.study.probe.rollouts import read_rollouts
 
 
 def test_rows_are_padded_and_the_rest_is_as_it_was_stored(tmp_path):
-    rollouts, facts = read_rollouts(stored(tmp_path))
+    rollouts, facts = read_rollouts(stored(tmp_path))[0], facts_of(stored(tmp_path))
     assert [ids.tolist() for ids in rollouts.prompt_ids] == COLUMNS["prompt_ids"]
     assert [ids.tolist() for ids in rollouts.response_ids] == COLUMNS["response_ids"]
     assert rollouts.written_B_T.tolist() == [[True, False, True], [True, False, False], [True, True, False]]
@@ -36,17 +37,17 @@ def test_rows_are_padded_and_the_rest_is_as_it_was_stored(tmp_path):
 
 
 def test_a_prompt_that_the_data_has_twice_is_one_group(tmp_path):
-    rollouts, facts = read_rollouts(
+    rollouts, _ = read_rollouts(
         stored(tmp_path, prompt_ids=[[5, 6], [7], [5, 6]], uid=["a", "b", "c"], group=[0, 1, 2])
     )
-    assert rollouts.group_B.tolist() == [0, 1, 0] and facts.uid == ["a", "b", "c"]
+    assert rollouts.group_B.tolist() == [0, 1, 0]
 
 
 @pytest.mark.parametrize(
     "update, changes, said",
     [
         (UPDATE, {"advantage": [[0.0], [0.0], [0.0, 0.0]]}, "row 0 has 3 response_ids and 1 of advantage"),
-        (UPDATE, {"entropy": [[0.0] * 3, None, None]}, "cannot be read: TypeError"),
+        (UPDATE, {"old_log_prob": [[0.0] * 3, None, None]}, "cannot be read: TypeError"),
         ({name: value for name, value in UPDATE.items() if name != "sampling"}, {}, "KeyError: 'sampling'"),
         (UPDATE, {name: [] for name in COLUMNS}, "there is no rollout"),
     ],

@@ -1,13 +1,14 @@
 """The probe's file: every key, what is refused, and the page that lists them."""
 
+import json
 from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
 
-from verl_credit.config.keys.section import declared
+from verl_credit.config.keys.section import Part, declared
 from verl_credit.errors import ConfigError
-from verl_credit.study.probe.settings import ProbeSettings, defaults_page
+from verl_credit.study.probe.settings import ProbeSettings
 
 PAGE = Path(__file__).parents[3] / "docs" / "probe.md"
 
@@ -20,6 +21,18 @@ def test_an_empty_file_is_the_defaults_and_says_what_is_in_use():
     assert read() == ProbeSettings()
     said = "X=rb_residual baseline=residual_mu (leave_one_out) estimand=per_token Y=adamw/credit"
     assert read().banner() == said
+
+
+def defaults_page(part: Part | None = None, indent: str = "") -> str:
+    """Every key with its default, as YAML, each below its description."""
+    part, lines = part or ProbeSettings(), []
+    for name, field in type(part).model_fields.items():
+        value = getattr(part, name)
+        if isinstance(value, Part):
+            lines += [f"{indent}{name}:", defaults_page(value, indent + "  ")]
+        else:
+            lines += [f"{indent}# {field.description}", f"{indent}{name}: {json.dumps(value)}"]
+    return "\n".join(lines)
 
 
 def test_the_page_lists_every_key_with_its_default():

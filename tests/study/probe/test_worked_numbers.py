@@ -8,17 +8,18 @@ import pytest
 import torch
 
 from kit.exact_policies import estimator
-from verl_credit.study.probe.baselines import Targets, baseline, places
 from verl_credit.study.probe.change import entropy_change, log_log_slope, predict, u_statistic
-from verl_credit.study.probe.distribution import Sampling, log_prob_and_entropy, state_features
 from verl_credit.study.probe.entropy_gradient import (
     EntropyGradient,
     Surrogate,
+    Targets,
+    baseline,
     entropy_gradient,
     leave_one_out_mean,
+    places,
     returns_to_go,
 )
-from verl_credit.study.probe.policy import Tokens
+from verl_credit.study.probe.policy import Sampling, Tokens, log_prob_and_entropy, state_features
 from verl_credit.study.probe.rollouts import mean_by_prompt, prompt_numbers
 from verl_credit.study.probe.settings import BaselineSettings
 

@@ -4,8 +4,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from verl_credit.worlds.lab import protocol
-from verl_credit.worlds.lab.protocol import GRAMS, phrase
-from verl_credit.worlds.lab.tokenizer import make_tokenizer
+from verl_credit.worlds.lab.protocol import GRAMS, make_tokenizer, phrase
 from verl_credit.worlds.lab.world import WorldSize, make_world
 
 WORLD = make_world(0, WorldSize(people=20, companies=20, towns=20, works=20))

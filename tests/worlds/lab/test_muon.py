@@ -6,7 +6,7 @@ import pickle
 import pytest
 import torch
 
-from verl_credit.worlds.lab.tiny_policy import Muon, orthogonalize
+from verl_credit.worlds.lab.warm_start import Muon, orthogonalize
 
 
 def test_a_step_of_many_matrices_has_the_bits_of_the_formula_for_each_alone():

@@ -8,7 +8,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from verl_credit.turns.search.protocol import Page
-from verl_credit.worlds.real.demonstrations import Supported, demonstrations, encode
+from verl_credit.worlds.real.multihop import Supported, demonstrations, encode
 from verl_credit.worlds.real.packages import RealError
 
 RECIPE = Path(__file__).parents[3] / "recipes" / "real_cpu.yaml"

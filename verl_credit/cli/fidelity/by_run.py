@@ -17,8 +17,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_credit.cli.fidelity.policies import Policy
-from verl_credit.cli.probe.another_run import (
+from verl_credit.cli.another_run import (
     LOG,
     RECIPE,
     check_overrides,
@@ -28,6 +27,7 @@ from verl_credit.cli.probe.another_run import (
     run_alone,
     write_recipe,
 )
+from verl_credit.cli.fidelity.policies import Policy
 from verl_credit.config.fit import DEFAULT
 from verl_credit.errors import ConfigError, PreflightError
 from verl_credit.names import AGENT_NAME, MEASURE_MODE, ROLLOUT_NAME

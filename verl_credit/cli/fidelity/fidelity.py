@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Argument, Option
 
-from verl_credit.cli.command import GOES_ON, ChildFailed, ends, modules_from_here, one_thread
+from verl_credit.cli.command import GOES_ON, ChildFailed, ends, modules_from_here
 from verl_credit.errors import ExitCode, IntegrityError, PreflightError
+from verl_credit.precision import one_thread
 from verl_credit.records.run.files import DamagedFile, plain, read_json_lines, write_text
 
 if TYPE_CHECKING:

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
-from verl_credit.cli.command import GOES_ON, ends, one_thread
+from verl_credit.cli.command import GOES_ON, ends
 from verl_credit.cli.saved_run import CONFIG, checkpoints_of, run_config, saved_steps
 from verl_credit.errors import PreflightError
+from verl_credit.precision import one_thread
 from verl_credit.records.run.files import DamagedFile, append_json
 from verl_credit.records.run.progress import Throttled, say_at_once
 

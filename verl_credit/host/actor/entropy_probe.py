@@ -56,7 +56,8 @@ class KeptParameters:
         """(Σ gradient · (θ - θ_t), Σ gradient²) over all ranks, float64 [2]."""
         products = torch.zeros(2, dtype=torch.float64, device=get_device_id())
         with torch.no_grad():
-            for parameter, before in zip(_trainable(engine.module), self._shards, strict=True):
+            trainable = (parameter for parameter in engine.module.parameters() if parameter.requires_grad)
+            for parameter, before in zip(trainable, self._shards, strict=True):
                 if parameter.grad is None:
                     continue
                 gradient, now = _local(parameter.grad).reshape(-1), _local(parameter).reshape(-1)
@@ -115,9 +116,8 @@ def measure(engine, kept: KeptParameters, data: TensorDict) -> TensorDict:
         finally:
             engine.optimizer_zero_grad()
         with kept.in_place(engine):
-            old = [
-                engine.forward_backward_batch(part, None, forward_only=True)["model_output"] for part in parts
-            ]
+            outputs = (engine.forward_backward_batch(part, None, forward_only=True) for part in parts)
+            old = [output["model_output"] for output in outputs]
     place = torch.tensor([row for rows in rows_of for row in rows]).argsort().tolist()
 
     def in_order(outputs, name):
@@ -146,13 +146,9 @@ def _checkpoints_activations(module: torch.nn.Module) -> Iterator[None]:
             layer.training = False
 
 
-def _trainable(module: torch.nn.Module) -> list[torch.nn.Parameter]:
-    return [parameter for parameter in module.parameters() if parameter.requires_grad]
-
-
 def _shards(module: torch.nn.Module) -> list[torch.Tensor]:
     """This rank's part of every trainable parameter, without a copy."""
-    return [_local(parameter.detach()) for parameter in _trainable(module)]
+    return [_local(parameter.detach()) for parameter in module.parameters() if parameter.requires_grad]
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:

@@ -2,7 +2,7 @@
 
 The actors keep the parameters before update t. The update is measured at step t + 1, before that step's own, on rollouts
 that the new parameters wrote; the metrics stand in step t + 1, with t as ``of_step``. Equations:
-`verl_credit.study.probe.online`.
+`verl_credit.study.probe.change`.
 """
 
 from __future__ import annotations
@@ -19,13 +19,18 @@ from verl_credit.host.engine.log_prob_engine import nested
 from verl_credit.host.step import store
 from verl_credit.names import PROBE_GROUP, PROBE_PATH, PROBE_SCORE
 from verl_credit.records.run import events
-from verl_credit.study.probe.change import entropy_change
-from verl_credit.study.probe.entropy_gradient import PER_TOKEN, EstimatorSettings, Surrogate, entropy_gradient
-from verl_credit.study.probe.online import deal, group_prompts, predicted_change, prompts_within
+from verl_credit.study.probe.change import (
+    deal,
+    entropy_change,
+    group_prompts,
+    predicted_change,
+    prompts_within,
+)
+from verl_credit.study.probe.entropy_gradient import Surrogate, entropy_gradient
 from verl_credit.study.probe.policy import Tokens
+from verl_credit.study.probe.settings import PER_TOKEN, EstimatorSettings
 from verl_credit.turns.book import TurnBatch
 
-ROW_FIELDS = ("prompts", "responses", "input_ids", "position_ids", "response_mask", "loss_mask")
 NAME = "credit/probe"
 OF_STEP = f"{NAME}/of_step"
 
@@ -60,6 +65,7 @@ class Sample:
         gradient = entropy_gradient(tokens, written_B_T, prompt_B, EstimatorSettings(estimand=PER_TOKEN))
         rows_B = prompt_B.bincount()[prompt_B].double()
         score_B_T = gradient.numerator.score_B_T - gradient.per_token * gradient.length.score_B_T
+        path_B_T = gradient.numerator.path_B_T * written_B_T
         return cls(
             places=places,
             prompt_B=prompt_B,
@@ -67,15 +73,9 @@ class Sample:
                 [len(turns.prompt_ids[p]) + len(turns.response_ids[p]) for p in places], dtype=torch.float64
             ),
             written_B_T=written_B_T,
-            weights=Surrogate(
-                score_B_T / rows_B[:, None], gradient.numerator.path_B_T * written_B_T / rows_B[:, None]
-            ),
+            weights=Surrogate(score_B_T / rows_B[:, None], path_B_T / rows_B[:, None]),
             rows_of_prompt_B=rows_B,
         )
-
-    @property
-    def prompts(self) -> int:
-        return int(self.prompt_B.max()) + 1
 
 
 class ProbingTrainer(PPOTrainer):
@@ -117,16 +117,16 @@ class ProbingTrainer(PPOTrainer):
     def _measure_update(self, batch) -> dict[str, float]:
         start = time.perf_counter()
         sample, groups = Sample.of_step(batch, self._turns), self.probe.groups
-        available = 0 if sample is None else sample.prompts
-        prompt_s = None
-        if sample is not None and self._token_s is not None:
-            prompt_s = self._token_s * float(sample.tokens_B.sum()) / available
+        available, prompt_s = 0, None
+        if sample is not None:
+            available = int(sample.prompt_B.max()) + 1
+            if self._token_s is not None:
+                prompt_s = self._token_s * float(sample.tokens_B.sum()) / available
         n = prompts_within(self.probe.budget, groups, available, self._step_s, prompt_s)
         if n == 0:
             text = f"the update of step {self._kept_step} is not measured: step {self.global_steps} has valid rows of "
-            events.note(
-                self.run_dir, "entropy_probe", f"{text}{available} prompts, and probe.groups={groups}"
-            )
+            text += f"{available} prompts, and probe.groups={groups}"
+            events.note(self.run_dir, "entropy_probe", text)
             return {}
         rows_G = group_prompts(sample.prompt_B, list(range(n)), groups)
         metrics = self._measured(batch, sample, rows_G)
@@ -147,10 +147,8 @@ class ProbingTrainer(PPOTrainer):
         order, written_B_T = [place[row] for row in rows], sample.written_B_T[rows]
 
         def tokens(prefix: str) -> Tokens:
-            padded = [
-                padded_to(output[f"{prefix}{name}"], order, written_B_T) for name in ("log_probs", "entropy")
-            ]
-            return Tokens(*padded)
+            values = (output[f"{prefix}{name}"] for name in ("log_probs", "entropy"))
+            return Tokens(*(padded_to(value, order, written_B_T) for value in values))
 
         written_B = sample.written_B_T.sum(1) / sample.rows_of_prompt_B
         tokens_G = torch.stack([written_B[group].sum() for group in rows_G])
@@ -182,7 +180,8 @@ class ProbingTrainer(PPOTrainer):
 def rows_for_actors(batch, sample: Sample, dealt: list[tuple[int, int, bool]]):
     """The dealt rows with their weights, as `host.actor.entropy_probe.measure` takes them."""
     rows = list(dict.fromkeys(row for row, _, _ in dealt))
-    data = store.read(batch, *ROW_FIELDS, rows=[sample.places[row] for row in rows])
+    fields = ("prompts", "responses", "input_ids", "position_ids", "response_mask", "loss_mask")
+    data = store.read(batch, *fields, rows=[sample.places[row] for row in rows])
     at = {row: n for n, row in enumerate(rows)}
     data = tu.index_select_tensor_dict(data, [at[row] for row, _, _ in dealt])
     lengths = data["responses"].offsets().diff().tolist()

@@ -9,8 +9,7 @@ from verl_credit.credit.laws.check import Finding
 from verl_credit.records.report.curves import panel_data_uri
 from verl_credit.records.report.page import template
 from verl_credit.study.bench.parts import Agreed, cosine_span
-from verl_credit.study.campaign.pictures import difference_format, panels, value_format
-from verl_credit.study.campaign.report import interval
+from verl_credit.study.campaign.report import difference_format, interval, panels, value_format
 from verl_credit.study.campaign.results import Results
 from verl_credit.study.fidelity.agreements import Measure
 from verl_credit.study.fidelity.result import shown

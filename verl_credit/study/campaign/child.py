@@ -27,17 +27,13 @@ def run_command(
 
 
 def in_folder(overrides: Iterable[str], run_dir: Path) -> list[str]:
-    return [
-        *(text for text in overrides if not text.startswith("run_dir=")),
-        f"run_dir={quoted(str(run_dir))}",
-    ]
+    others = [text for text in overrides if not text.startswith("run_dir=")]
+    return [*others, f"run_dir={quoted(str(run_dir))}"]
 
 
 class Children:
-    """Processes side by side. Ctrl-C reaches them by itself, SIGTERM is handed on; then ``stopped`` is true.
-
-    The processes are waited for in both cases: a run has Ray and the retriever to stop and its report to write.
-    """
+    """Processes side by side. Ctrl-C reaches them by itself, SIGTERM is handed on; then ``stopped`` is true. They are waited
+    for in both cases: a run has Ray and the retriever to stop and its report to write."""
 
     def __init__(self) -> None:
         self.stopped = False

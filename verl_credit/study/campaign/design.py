@@ -8,7 +8,7 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from verl_credit.errors import ConfigError
-from verl_credit.recipe.compose import load_config, quoted, unchecked_config
+from verl_credit.recipe.compose import flat_values, load_config, quoted, unchecked_config
 from verl_credit.recipe.world import missing_line
 from verl_credit.redact import redact_value
 from verl_credit.study.campaign.child import in_folder
@@ -44,33 +44,27 @@ def planned(campaign: Campaign) -> list[PlannedRun]:
 
 def overrides_of(campaign: Campaign, run: PlannedRun, folder: Path) -> list[str]:
     """``folder``: the campaign's."""
-    world = [] if run.world is None else [f"lab.world_seed={run.world}"]
-    shared = [*of_trial(campaign, run, folder), *campaign.overrides]
-    own = [*campaign.conditions[run.condition], f"seed={run.seed}", *world]
-    return in_folder([*shared, *own], folder / run.folder)
-
-
-def of_trial(campaign: Campaign, run: PlannedRun, folder: Path) -> list[str]:
-    """The overrides for the run's row in the table of trials; the campaign's own overrides win."""
-    texts = {
+    trial = {  # the run's row in the table of trials; the campaign's own overrides win
         "dir": str(folder / LINEAGE),
         "exp_id": f"{campaign.name}-{run.folder.replace('/', '-')}",
         "hypothesis": " ".join(campaign.hypothesis.split()),
         "expected_delta": campaign.expected_delta,
     }
-    return [f"{LINEAGE}.{key}={quoted(text)}" for key, text in texts.items() if text]
+    row = [f"{LINEAGE}.{key}={quoted(text)}" for key, text in trial.items() if text]
+    world = [] if run.world is None else [f"lab.world_seed={run.world}"]
+    own = [*campaign.conditions[run.condition], f"seed={run.seed}", *world]
+    return in_folder([*row, *campaign.overrides, *own], folder / run.folder)
 
 
 def composed(campaign: Campaign, folder: Path, complete: bool = True) -> dict[str, DictConfig]:
     """The configuration of every condition, for its first seed and world. Raises ConfigError that names the condition.
-
-    ``complete``: keys that the user has to give (data, model, server) are there, too.
-    """
+    ``complete``: keys that the user has to give (data, model, server) are there, too."""
     seed, world = campaign.blocks()[0]
     if world is not None and "lab" not in unchecked_config(campaign.recipe, [], campaign.config_dir):
         use = f"recipe {campaign.recipe} has no lab, and so no worlds: leave worlds out"
         raise ConfigError(key="worlds", value=campaign.worlds, accepted=use)
     configs: dict[str, DictConfig] = {}
+    taken: dict[str, str] = {}
     for name in campaign.conditions:
         run = PlannedRun(name, seed, world)
         try:
@@ -83,9 +77,14 @@ def composed(campaign: Campaign, folder: Path, complete: bool = True) -> dict[st
         except ConfigError as error:
             message = f"campaign {campaign.name}, condition {name}: {error}"
             raise ConfigError(message, key=error.key, value=error.value, accepted=error.accepted) from error
-        _own_checkpoints(config, folder / run.folder, name)
+        checkpoints = Path(OmegaConf.select(config, CHECKPOINTS)).expanduser().resolve()
+        if not checkpoints.is_relative_to((folder / run.folder).resolve()):
+            use = f"the runs of condition {name} would share their checkpoints; leave it below run_dir (its default)"
+            raise ConfigError(key=CHECKPOINTS, value=checkpoints, accepted=use)
+        if (other := taken.setdefault(str(sorted(flat(config).items())), name)) != name:
+            same = f"conditions {other} and {name} are the same configuration: their runs would be equal"
+            raise ConfigError(same, key="conditions", value=name)
         configs[name] = config
-    _all_different(configs)
     return configs
 
 
@@ -104,26 +103,6 @@ def _window(campaign: Campaign, config: DictConfig) -> None:
             raise ConfigError(key="metric.window", value=window, accepted=use)
 
 
-def _own_checkpoints(config: DictConfig, run_dir: Path, name: str) -> None:
-    folder = Path(OmegaConf.select(config, CHECKPOINTS)).expanduser().resolve()
-    if not folder.is_relative_to(run_dir.resolve()):
-        use = f"the runs of condition {name} would share their checkpoints; leave it below run_dir (its default)"
-        raise ConfigError(key=CHECKPOINTS, value=folder, accepted=use)
-
-
-def _all_different(configs: dict[str, DictConfig]) -> None:
-    taken: dict[str, str] = {}
-    for name, config in configs.items():
-        text = str(sorted(flat(config).items()))
-        if text in taken:
-            raise ConfigError(
-                f"conditions {taken[text]} and {name} are the same configuration: their runs would be equal",
-                key="conditions",
-                value=name,
-            )
-        taken[text] = name
-
-
 def flat(config: DictConfig) -> dict[str, object]:
     """``key: value`` of the resolved configuration without the keys that differ for every run, secrets hidden."""
     plain = config.copy()
@@ -131,14 +110,5 @@ def flat(config: DictConfig) -> dict[str, object]:
         plain.run_dir, plain.seed = "RUN_DIR", 0
         if "lab" in plain:
             plain.lab.world_seed = 0
-    keys: dict[str, object] = {}
-
-    def walk(prefix: str, node: object) -> None:
-        if isinstance(node, dict) and node:
-            for name, value in node.items():
-                walk(f"{prefix}.{name}" if prefix else str(name), value)
-        else:
-            keys[prefix] = redact_value(prefix, node)
-
-    walk("", OmegaConf.to_container(plain, resolve=True))
+    keys = {key: redact_value(key, value) for key, value in flat_values(plain).items()}
     return {key: value for key, value in keys.items() if not key.startswith(f"{LINEAGE}.")}

@@ -16,7 +16,8 @@ from verl_credit.redact import redact_value
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.+-]{0,79}$")]
 Number = Annotated[int, Field(ge=0, le=2**31 - 1)]
-OURS = ("seed", "run_dir", "lab.world_seed")  # every run has its own
+# Every run has its own value of these keys; the file gives them under another name.
+OURS = {"seed": "seeds", "lab.world_seed": "worlds", "run_dir": "--dir"}
 LEVEL = 0.05
 
 
@@ -118,35 +119,23 @@ def fewest_pairs(family: int) -> int:
 
 def read_campaign(name: str) -> tuple[Campaign, Path]:
     """A file, or a shipped campaign by name, and where it stands. Errors: ConfigError names file, key and value."""
-    path = find_campaign(name)
+    shipped = {file.stem: file for file in sorted((recipes_folder() / "campaigns").glob("*.yaml"))}
+    path = Path(name) if Path(name).is_file() else shipped.get(name)
+    if path is None:
+        near = did_you_mean(Path(name).stem, shipped)
+        raise ConfigError(
+            f"{name} is no file and no shipped campaign{near}: shipped are {', '.join(shipped)}"
+        )
     campaign = parse(read_tree(path), str(path))
     if campaign.config_dir is not None:
-        campaign = campaign.model_copy(
-            update={"config_dir": str((path.parent / campaign.config_dir).resolve())}
-        )
+        own = str((path.parent / campaign.config_dir).resolve())
+        campaign = campaign.model_copy(update={"config_dir": own})
     return campaign, path
 
 
-def find_campaign(name: str) -> Path:
-    if Path(name).is_file():
-        return Path(name)
-    folder = recipes_folder() / "campaigns"
-    shipped = {file.stem: file for file in sorted(folder.glob("*.yaml"))}
-    if name in shipped:
-        return shipped[name]
-    near = did_you_mean(Path(name).stem, shipped)
-    raise ConfigError(f"{name} is no file and no shipped campaign{near}: shipped are {', '.join(shipped)}")
-
-
 def parse(tree: Any, source: str) -> Campaign:
-    """``source``: what messages call the file."""
+    """``source``: what messages call the file. Errors: ConfigError for the first key that does not fit the others."""
     campaign = declared(Campaign, tree, source)
-    _consistent(campaign, source)
-    return campaign
-
-
-def _consistent(campaign: Campaign, source: str) -> None:
-    """Checks what pydantic does not. Errors: ConfigError for the first key that does not fit the others."""
 
     def refuse(key: str, value: object, right: str) -> None:
         raise ConfigError(f"{source}: {key}={value}: {right}", key=key, value=value, accepted=right)
@@ -171,11 +160,12 @@ def _consistent(campaign: Campaign, source: str) -> None:
     for where, overrides in (("overrides", campaign.overrides), *conditions):
         for text in overrides:
             if (key := text.partition("=")[0].lstrip("+~")) in OURS:
-                use = {"seed": "seeds", "lab.world_seed": "worlds", "run_dir": "--dir"}[key]
-                refuse(where, redact_value(key, text), f"every run has its own {key}; give {use}")
+                refuse(where, redact_value(key, text), f"every run has its own {key}; give {OURS[key]}")
     if isinstance(campaign.comparisons, list):
         _comparisons(campaign.comparisons, known, refuse)
-    _factors(campaign, known, refuse)
+    if campaign.factors is not None:
+        _factors(campaign, known, refuse)
+    return campaign
 
 
 def _comparisons(pairs: list[list[str]], known, refuse) -> None:
@@ -194,8 +184,6 @@ def _comparisons(pairs: list[list[str]], known, refuse) -> None:
 
 def _factors(campaign: Campaign, known, refuse) -> None:
     """Every factor gives every condition one level, and no two conditions have the same levels."""
-    if campaign.factors is None:
-        return
     if len(campaign.factors) < 2:
         refuse("factors", list(campaign.factors), "a factorial has at least two factors")
     for factor, of in campaign.factors.items():

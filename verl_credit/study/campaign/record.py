@@ -23,14 +23,7 @@ from verl_credit.study.campaign.file import Campaign, parse
 RECORD, CONDITION = "campaign.json", "condition.json"
 VERSION = 1
 FIXED = (
-    "name",
-    "hypothesis",
-    "expected_delta",
-    "engine",
-    "recipe",
-    "config_dir",
-    "overrides",
-    "baseline",
+    *("name", "hypothesis", "expected_delta", "engine", "recipe", "config_dir", "overrides", "baseline"),
     "metric",
 )
 
@@ -46,28 +39,28 @@ def read_record(folder: Path) -> Record:
     """Errors: FileNotFoundError where no campaign was started; ConfigError for a record that cannot be read."""
     path = folder / RECORD
     if not path.exists():
-        raise FileNotFoundError(
-            f"{path} does not exist: `verl-credit campaign run FILE --dir {folder}` starts a campaign"
-        )
+        start = f"`verl-credit campaign run FILE --dir {folder}` starts a campaign"
+        raise FileNotFoundError(f"{path} does not exist: {start}")
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         version, tree = content["version"], content["campaign"]
         added = [row for row in content["added"] if isinstance(row, dict)]
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ConfigError(
-            f"{path} is damaged ({type(error).__name__}: {error}); restore it or take another --dir"
-        ) from error
+        why = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"{path} is damaged ({why}); restore it or take another --dir") from error
     if version != VERSION:
         raise ConfigError(f"{path}: version={version}; this verl_credit reads version {VERSION}")
     return Record(parse(tree, str(path)), added)
 
 
 def keep_record(folder: Path, campaign: Campaign, configs: dict[str, DictConfig], ended: int) -> list[str]:
-    """Write the record, or compare it with the existing record; returns the additions.
-
-    Errors: ConfigError names what has changed: runs of the old and the new would be compared.
-    """
-    campaign = _without_secrets(campaign)
+    """Write the record, or compare it with the existing record; returns the additions. Errors: ConfigError names what has
+    changed, because runs of the old and the new would be compared."""
+    hidden = {
+        name: list(map(override_without_secrets, overrides))
+        for name, overrides in {**campaign.conditions, "": campaign.overrides}.items()
+    }
+    campaign = campaign.model_copy(update={"overrides": hidden.pop(""), "conditions": hidden})
     flats = {
         name: json.loads(json.dumps(plain(flat(config)), default=str)) for name, config in configs.items()
     }
@@ -76,11 +69,8 @@ def keep_record(folder: Path, campaign: Campaign, configs: dict[str, DictConfig]
     if (folder / RECORD).exists():
         record = read_record(folder)
         changed, news = _differences(record.campaign, campaign)
-        changed += [
-            line
-            for name in record.campaign.conditions
-            for line in _config_changes(folder, name, flats.get(name))
-        ]
+        for name in record.campaign.conditions:
+            changed += _config_changes(folder, name, flats.get(name))
         if changed:
             more = f" (and {len(changed) - 5} more)" if len(changed) > 5 else ""
             raise ConfigError(
@@ -106,19 +96,16 @@ def _differences(before: Campaign, now: Campaign) -> tuple[list[str], list[str]]
         for key in FIXED
         if getattr(before, key) != getattr(now, key)
     ]
-    added = []
     for name, overrides in before.conditions.items():
         if name not in now.conditions:
             refused.append(f"condition {name} is gone")
         elif now.conditions[name] != overrides:
             refused.append(f"condition {name} was {overrides} and is {now.conditions[name]}")
-    added += [f"condition {name}" for name in now.conditions if name not in before.conditions]
+    added = [f"condition {name}" for name in now.conditions if name not in before.conditions]
     if (before.worlds is None) != (now.worlds is None):
         refused.append(f"worlds was {before.worlds} and is {now.worlds}")
-    for key, old, new in (
-        ("seed", before.seeds, now.seeds),
-        ("world", before.worlds or [], now.worlds or []),
-    ):
+    for key in ("seed", "world"):
+        old, new = (getattr(one, f"{key}s") or [] for one in (before, now))
         refused += [f"{key} {value} is gone" for value in old if value not in new]
         added += [f"{key} {value}" for value in new if value not in old]
     old, new = ({frozenset(pair): pair for pair in one.pairs()} for one in (before, now))
@@ -146,11 +133,3 @@ def _config_changes(folder: Path, name: str, now: dict | None) -> list[str]:
         for key, value in before.items()
         if key not in REPLACED and now.get(key) != (place_now(value) if isinstance(value, str) else value)
     ]
-
-
-def _without_secrets(campaign: Campaign) -> Campaign:
-    def hide(overrides: list[str]) -> list[str]:
-        return [override_without_secrets(text) for text in overrides]
-
-    conditions = {name: hide(overrides) for name, overrides in campaign.conditions.items()}
-    return campaign.model_copy(update={"overrides": hide(campaign.overrides), "conditions": conditions})

@@ -1,25 +1,34 @@
-"""The report of a campaign: campaign.html, one offline page, and two pictures; also while runs are missing."""
+"""The report of a campaign: campaign.html, one offline page, and two pictures (curves with bands, differences with their
+intervals); also while runs are missing."""
 
 from __future__ import annotations
 
-import base64
 import time
 from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from urllib.parse import quote
 
-from jinja2 import ChoiceLoader, Environment, FileSystemLoader, PackageLoader, StrictUndefined
+from matplotlib import rc_context
+from matplotlib.figure import Figure
 
-from verl_credit.records.report.curves import curves_png, panel_data_uri
-from verl_credit.records.report.text import clean, duration
+from verl_credit.records.report.curves import STYLE, curves_png, panel_data_uri, saved, svg_uri
+from verl_credit.records.report.numbers import plain
+from verl_credit.records.report.page import template
+from verl_credit.records.report.panels import BLUE, GREEN, GREY, INK, VERMILION, Line, Panel
+from verl_credit.records.report.run_data import Series
+from verl_credit.records.report.text import MINUS, duration, percent, points, signed
 from verl_credit.records.report.write import REPORT
-from verl_credit.records.run.files import write_text
-from verl_credit.study.campaign.pictures import difference_format, differences_picture, panels, value_format
+from verl_credit.records.run.files import replaced
 from verl_credit.study.campaign.results import Results, results
 from verl_credit.study.campaign.state import RunState, State
 from verl_credit.study.campaign.statistics import Mean
 
-PAGE, CURVES, DIFFERENCES = "campaign.html", "campaign-curves.png", "campaign-differences.png"
+PAGE = "campaign.html"
+# Okabe and Ito's palette, which colour-blind readers can distinguish; then again with dashes.
+COLOURS = (INK, BLUE, VERMILION, GREEN, "#cc79a7", "#e69f00", "#56b4e9", GREY)
+DASHES = ("-", (0, (4, 2)), (0, (1, 1)))
 
 
 def write_campaign_report(folder: Path) -> Path:
@@ -28,36 +37,113 @@ def write_campaign_report(folder: Path) -> Path:
     Each is replaced atomically. Errors: FileNotFoundError where no campaign was started, ConfigError for a damaged record.
     """
     outcome = results(Path(folder))
+    png = partial(saved, kind="png", dpi=110, metadata={"Software": None})
     for name, content in (
-        (CURVES, curves_png(panels(outcome))),
-        (DIFFERENCES, differences_picture(outcome, "png")),
+        ("campaign-curves.png", curves_png(panels(outcome))),
+        ("campaign-differences.png", differences_picture(outcome, png)),
+        (PAGE, page(outcome).encode()),
     ):
-        partial = outcome.folder / f"{name}.partial"
-        partial.write_bytes(content)
-        partial.replace(outcome.folder / name)
-    write_text(outcome.folder / PAGE, page(outcome))
+        with replaced(outcome.folder / name) as file:
+            file.write(content)
     return outcome.folder / PAGE
 
 
+def is_share(results: Results) -> bool:
+    """Values from 0 to 1 are written as percentages."""
+    values = [value for one in results.states for value in one.curve.values]
+    return bool(values) and all(0 <= value <= 1 for value in values)
+
+
+def value_format(results: Results):
+    return percent if is_share(results) else plain
+
+
+def difference_format(results: Results):
+    return points if is_share(results) else signed
+
+
+def panels(results: Results) -> list[Panel]:
+    """All means in one panel, then each condition beside the baseline, with bands."""
+    campaign = results.campaign
+    lines = {}
+    for place, name in enumerate(campaign.conditions):
+        done = [one for one in results.states if one.state is State.DONE and one.curve]
+        runs = [one for one in done if one.run.condition == name]
+        if runs:
+            style = COLOURS[place % len(COLOURS)], DASHES[place // len(COLOURS) % len(DASHES)]
+            lines[name] = _mean_line(name, runs, *style)
+    bare = tuple(Line(line.label, line.series, line.color, line.dash) for line in lines.values())
+    every = [_panel(results, "All conditions", "Means over runs that are done.", bare)]
+    for name, line in lines.items():
+        beside = [lines[campaign.baseline]] if campaign.baseline in lines else []
+        if name != campaign.baseline:
+            caption = "Line: mean over runs. Band: from the lowest to the highest run."
+            every.append(_panel(results, f"{name} beside {campaign.baseline}", caption, (*beside, line)))
+    return every
+
+
+def _panel(results: Results, title: str, caption: str, lines: tuple[Line, ...]) -> Panel:
+    share = is_share(results)
+    unit = "percent" if share else "value"
+    needs = f"{results.campaign.metric.name} of runs that are done"
+    return Panel(title, unit, caption, lines, needs, value_format(results), top=1.0 if share else None)
+
+
+def _mean_line(name: str, runs: Sequence[RunState], color: str, dash: object) -> Line:
+    """The curve over the steps that all runs have."""
+    by_run = [dict(zip(one.curve.steps, one.curve.values, strict=True)) for one in runs]
+    steps = tuple(sorted(set.intersection(*(set(of) for of in by_run))))
+    columns = [[of[step] for of in by_run] for step in steps]
+    average = Series(steps, tuple(sum(column) / len(column) for column in columns))
+    label = f"{name} ({len(runs)} run{'s' * (len(runs) != 1)})"
+    band = Series(steps, tuple(map(min, columns))), Series(steps, tuple(map(max, columns)))
+    return Line(label, average, color, dash, band=band)
+
+
+def differences_picture(results: Results, written: Callable[[Figure], bytes | str]) -> bytes | str:
+    """The declared comparisons: every pair's difference as a dot, their mean, and its interval."""
+    scale = 100 if is_share(results) else 1
+    rows = [one.comparison for one in results.judged]
+    values = {
+        (one.run.condition, one.run.block): one.value for one in results.states if one.value is not None
+    }
+    with rc_context(STYLE):
+        figure = Figure(figsize=(8, 1.2 + 0.5 * len(rows)), layout="constrained")
+        axes = figure.add_subplot()
+        axes.axvline(0, color=GREY, linewidth=0.9, zorder=1)
+        for place, c in enumerate(rows):
+            for block in sorted(block for name, block in values if name == c.a and (c.b, block) in values):
+                x, dot = scale * (values[c.a, block] - values[c.b, block]), {"markersize": 4, "alpha": 0.35}
+                axes.plot([x], [place], "o", color=BLUE, markeredgewidth=0, **dot)
+            if c.difference.mean is not None:
+                axes.plot([scale * c.difference.mean], [place], "D", color=INK, markersize=6)
+            if c.difference.low is not None:
+                ends = [scale * c.difference.low, scale * c.difference.high]
+                axes.plot(ends, [place, place], color=INK, linewidth=2)
+        axes.set_yticks(range(len(rows)), [f"{c.a} {MINUS} {c.b}" for c in rows])
+        axes.set_ylim(len(rows) - 0.5, -0.5)
+        axes.set_xlabel("difference of areas" + (" (points)" if scale == 100 else ""))
+        axes.tick_params(length=0)
+        axes.grid(axis="x", color="#ebedf0", linewidth=0.8)
+        return written(figure)
+
+
 def page(outcome: Results) -> str:
-    here = Path(__file__).parent
-    environment = Environment(
-        loader=ChoiceLoader([FileSystemLoader(here), PackageLoader("verl_credit.records.report", "")]),
-        autoescape=True,
-        finalize=clean,
-        undefined=StrictUndefined,
-    )
-    picture = base64.b64encode(differences_picture(outcome, "svg")).decode("ascii")
-    return environment.get_template("campaign.html").render(
+    def link(one: RunState) -> str | None:
+        """The address of the run's own report, from the campaign's page on; None where there is none."""
+        path = one.folder / REPORT
+        return quote(path.relative_to(outcome.folder).as_posix()) if path.exists() else None
+
+    return template(PAGE).render(
         found=outcome,
         campaign=outcome.campaign,
         panels=panels(outcome),
         picture=panel_data_uri,
-        differences=f"data:image/svg+xml;base64,{picture}",
+        differences=differences_picture(outcome, svg_uri),
         interval=interval,
         show=value_format(outcome),
         show_difference=difference_format(outcome),
-        link=lambda one: link(one, outcome.folder),
+        link=link,
         state=standing(outcome),
         notes=notes(outcome),
         hours=lambda hours: duration(3600 * hours),
@@ -89,9 +175,8 @@ def notes(outcome: Results) -> list[str]:
     bad = [one for one in outcome.states if one.state in (State.FAILED, State.DAMAGED)]
     if bad:
         names = ", ".join(one.run.folder for one in bad)
-        lines.append(
-            f"Failed or damaged: {names}. Their pairs are left out, which favours a condition whose bad runs fail."
-        )
+        why = "Their pairs are left out, which favours a condition whose bad runs fail."
+        lines.append(f"Failed or damaged: {names}. {why}")
     if not outcome.campaign.metric.held_out:
         lines.append(f"{outcome.campaign.metric.name} is measured in training, not on held-out questions.")
     return lines
@@ -99,9 +184,3 @@ def notes(outcome: Results) -> list[str]:
 
 def interval(mean: Mean, show) -> str:
     return mean.why if mean.low is None else f"{show(mean.low)} to {show(mean.high)}"
-
-
-def link(one: RunState, folder: Path) -> str | None:
-    """The address of the run's own report, from the campaign's page on; None where there is none."""
-    path = one.folder / REPORT
-    return quote(path.relative_to(folder).as_posix()) if path.exists() else None

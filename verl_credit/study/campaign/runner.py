@@ -9,6 +9,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
@@ -27,7 +28,6 @@ from verl_credit.study.campaign.state import RunState, State, state_of, states
 
 LOG = "output.log"  # for parallel runs; a single run prints to our output
 DEFAULT = Path("runs") / "campaigns"
-HELD = (State.DAMAGED, State.RUNNING)  # these runs are not started again
 
 
 def run_campaign(
@@ -51,10 +51,9 @@ def run_campaign(
     configs = composed(campaign, folder)
     _refuse_parallel(parallel, configs)
     with run_lock(folder, _say, "--dir"):
-        if not (folder / RECORD).exists() and (
-            others := [p.name for p in folder.iterdir() if p.name != "run.lock"]
-        ):
-            use = f"it holds {', '.join(sorted(others)[:3])}, and no campaign; give a new folder"
+        others = sorted(path.name for path in folder.iterdir() if path.name != "run.lock")
+        if others and RECORD not in others:
+            use = f"it holds {', '.join(others[:3])}, and no campaign; give a new folder"
             raise ConfigError(key="--dir", value=folder, accepted=use)
         runs = states(campaign, folder)
         ended = sum(one.state is State.DONE for one in runs)
@@ -64,53 +63,37 @@ def run_campaign(
         if note := campaign.cannot_resolve():
             lines.append(f"note: {note}")
         if campaign.engine == "train":
-            lines += weigh(_of_all(configs, runs))
+            every = [configs[one.run.condition].copy() for one in runs]
+            for config, one in zip(every, runs, strict=True):
+                config.run_dir = str(one.folder)
+            lines += weigh(every)
         for line in lines:
             _say(line)
-        return _run_all(
-            campaign, folder, parallel, world_of(next(iter(configs.values()))) is not None
-        ), folder
-
-
-def _of_all(configs: dict[str, DictConfig], runs: Sequence[RunState]) -> list[DictConfig]:
-    """The configuration of every run, as far as its folder goes."""
-    every = []
-    for one in runs:
-        config = configs[one.run.condition].copy()
-        config.run_dir = str(one.folder)
-        every.append(config)
-    return every
+        builds = world_of(next(iter(configs.values()))) is not None
+        return _run_all(campaign, folder, parallel, builds), folder
 
 
 def _refuse_parallel(parallel: int, configs: dict[str, DictConfig]) -> None:
     if parallel < 1:
         raise ConfigError(key="--parallel", value=parallel, accepted="expected a whole number of at least 1")
-    devices = {
-        name: config.trainer.device for name, config in configs.items() if config.trainer.device != "cpu"
-    }
-    if parallel > 1 and devices:
-        name, device = next(iter(devices.items()))
-        use = f"runs of condition {name} would share trainer.device={device}, and each would take all of it; use 1"
-        raise ConfigError(key="--parallel", value=parallel, accepted=use)
+    for name, config in configs.items():
+        if parallel > 1 and (device := config.trainer.device) != "cpu":
+            use = f"runs of condition {name} would share trainer.device={device}, and each would take all of it; use 1"
+            raise ConfigError(key="--parallel", value=parallel, accepted=use)
 
 
 def _run_all(campaign: Campaign, folder: Path, parallel: int, builds: bool) -> ExitCode:
     runs = {run.folder: run for run in planned(campaign)}
     queue = [one.run for one in states(campaign, folder) if one.state is not State.DONE]
     begun, failures, reason = set(), 0, ""
-    if (
-        parallel > 1
-        and builds
-        and queue
-        and (code := _build_worlds(campaign, folder, queue)) is not ExitCode.DONE
-    ):
+    if parallel > 1 and builds and (code := _build_worlds(campaign, folder, queue)) is not ExitCode.DONE:
         return code
     with Children() as children:
         while True:
             while queue and len(children) < parallel and not children.stopped:
                 run = queue.pop(0)
                 now = state_of(run, folder / run.folder, campaign.metric)
-                if now.state in HELD:
+                if now.state in (State.DAMAGED, State.RUNNING):
                     _say(f"{run.folder}: left alone: {now.state} {now.why}".rstrip())
                     continue
                 if why := _spent(campaign, folder, now.state, begun, failures):
@@ -134,10 +117,8 @@ def _run_all(campaign: Campaign, folder: Path, parallel: int, builds: bool) -> E
 
 
 def drop_partial(run_dir: Path) -> str:
-    """Removes the measurements of an interrupted run of the twin, which has no checkpoint and so starts again at step 1.
-
-    Its events stay, and so its hours. Returns the message about it; empty where there is nothing to remove.
-    """
+    """Removes the measurements of an interrupted run of the twin, which has no checkpoint and so starts again at step 1. Its
+    events stay, and so its hours. Returns the message about it; empty where there is nothing to remove."""
     steps = steps_done(run_dir)
     there = [path for name in (METRICS, VALIDATION) if (path := run_dir / name).exists()]
     for path in there:
@@ -187,5 +168,4 @@ def _end(runs: Sequence[RunState], stopped: bool, reason: str) -> ExitCode:
     return ExitCode.DONE if not faulty and (reason or count[State.DONE] == len(runs)) else ExitCode.FAILED
 
 
-def _say(line: str) -> None:
-    print(line, flush=True)
+_say = partial(print, flush=True)

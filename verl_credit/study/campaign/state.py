@@ -15,13 +15,7 @@ import psutil
 from verl_credit.errors import did_you_mean
 from verl_credit.records.report.run_data import Series, number, series
 from verl_credit.records.run.events import END, START, Reason
-from verl_credit.records.run.files import (
-    EVENTS,
-    METRICS,
-    VALIDATION,
-    DamagedFile,
-    read_json_lines,
-)
+from verl_credit.records.run.files import EVENTS, METRICS, VALIDATION, DamagedFile, read_json_lines
 from verl_credit.records.run.lock import LOCK
 from verl_credit.records.run.tables import TABLES
 from verl_credit.study.campaign.design import PlannedRun, planned
@@ -37,14 +31,9 @@ class State(StrEnum):
     DONE = "done"
 
 
-_STATES = {
-    Reason.DONE: State.DONE,
-    Reason.NOTHING_LEFT: State.DONE,
-    Reason.FAILED: State.FAILED,
-    Reason.EVALUATION_OVERRUN: State.FAILED,
-    Reason.FAULT: State.FAILED,
-    Reason.REFUSED: State.FAILED,
-}
+_DONE = (Reason.DONE, Reason.NOTHING_LEFT)
+_FAILED = (Reason.FAILED, Reason.EVALUATION_OVERRUN, Reason.FAULT, Reason.REFUSED)
+_STATES = dict.fromkeys(_DONE, State.DONE) | dict.fromkeys(_FAILED, State.FAILED)
 
 
 @dataclass(frozen=True)
@@ -83,23 +72,20 @@ def state_of(run: PlannedRun, folder: Path, metric: Metric) -> RunState:
 
 
 def _state(events: list[dict], folder: Path) -> tuple[State, str]:
-    ends = [row for row in events if row.get("kind") == END]
-    done = [row for row in ends if _ended(row) is State.DONE]
-    if done:  # for good: a later start changes nothing
-        return State.DONE, str(done[0].get("text", ""))
     marks = [row for row in events if row.get("kind") in (START, END)]
     if not marks:
         return State.WAITING, ""
+    ends = [
+        (_STATES.get(str(row.get("reason")), State.UNFINISHED), str(row.get("text", "")))
+        for row in marks
+        if row["kind"] == END
+    ]
+    for state, text in ends:
+        if state is State.DONE:  # for good: a later start changes nothing
+            return state, text
     if marks[-1]["kind"] == START:
         return (State.RUNNING, "") if running(folder) else (State.UNFINISHED, "killed")
-    last = marks[-1]
-    return _ended(last), str(last.get("text", ""))
-
-
-def _ended(row: dict) -> State:
-    """The state after an ``end`` event."""
-    reason = row.get("reason")
-    return _STATES.get(reason, State.UNFINISHED) if isinstance(reason, str) else State.UNFINISHED
+    return ends[-1]
 
 
 def running(folder: Path) -> bool:

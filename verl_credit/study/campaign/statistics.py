@@ -52,7 +52,7 @@ def mean(values: Sequence[float]) -> Mean:
     middle = float(x.mean())
     if len(x) < 3:
         return Mean(len(x), middle, why="an interval needs at least 3 values")
-    if _equal(x):
+    if np.ptp(x) < _SAME:
         return Mean(len(x), middle, why="all values are equal")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of a degenerate distribution, which we name below
@@ -93,7 +93,13 @@ def compare(a: str, b: str, runs_a: Runs, runs_b: Runs) -> Comparison:
     keys = sorted(runs_a.keys() & runs_b.keys(), key=repr)
     d = np.sort(np.array([runs_a[key] - runs_b[key] for key in keys], dtype=np.float64))
     p, exact = _sign_flips(d) if len(d) else (None, False)
-    d_z, why = _d_z(d)
+    d_z, why = None, ""
+    if len(d) < 2:
+        why = "an effect size needs at least 2 pairs"
+    elif np.ptp(d) < _SAME:
+        why = "all differences are equal: their spread is not known"
+    else:
+        d_z = float(d.mean() / d.std(ddof=1))
     smallest = min(1.0, 2.0 / 2 ** len(d)) if len(d) else None
     return Comparison(a, b, mean(d), p, exact, smallest, d_z, why)
 
@@ -109,38 +115,17 @@ def mirrored(c: Comparison) -> Comparison:
 def _sign_flips(d: np.ndarray) -> tuple[float, bool]:
     if np.abs(d).max() < _SAME:
         return 1.0, True
-    exact = 2 ** len(d) <= RESAMPLES + 1
     if len(d) == 1:  # scipy needs two values; both signs are as far from 0
         return 1.0, True
-    test = stats.permutation_test(
-        (d,),
-        lambda x, axis: np.mean(x, axis=axis),
-        permutation_type="samples",
-        vectorized=True,
-        n_resamples=np.inf if exact else RESAMPLES,
-        batch=4096,
-        rng=0,
-    )
+    exact = 2 ** len(d) <= RESAMPLES + 1
+    draws = {"n_resamples": np.inf if exact else RESAMPLES, "batch": 4096, "rng": 0}
+    test = stats.permutation_test((d,), np.mean, permutation_type="samples", vectorized=True, **draws)
     return float(test.pvalue), exact
 
 
-def _d_z(d: np.ndarray) -> tuple[float | None, str]:
-    if len(d) < 2:
-        return None, "an effect size needs at least 2 pairs"
-    if _equal(d):
-        return None, "all differences are equal: their spread is not known"
-    return float(d.mean() / d.std(ddof=1)), ""
-
-
-def _equal(x: np.ndarray) -> bool:
-    return bool(np.ptp(x) < _SAME)
-
-
 def holm(comparisons: Sequence[Comparison]) -> list[Comparison]:
-    """The comparisons with Holm's (1979) adjusted p over all of them, the declared family.
-
-    One without pairs counts as p = 1, so that the family has its declared size from the first run on.
-    """
+    """The comparisons with Holm's (1979) adjusted p over all of them, the declared family. A comparison without pairs counts
+    as p = 1, so that the family has its declared size from the first run on."""
     if not comparisons:
         return []
     adjusted = multipletests([1.0 if c.p is None else c.p for c in comparisons], method="holm")[1]
@@ -195,17 +180,13 @@ def verdict(
     if c.p_holm <= LEVEL:
         better = c.a if (c.difference.mean > 0) == higher_is_better else c.b
         return f"{pair}: {better} is better ({numbers})."
-    least = fewest_pairs(family)
+    least, few = fewest_pairs(family), ""
     if c.n < least:
-        return (
-            f"{pair}: not resolved ({numbers}). With {c.n} pair{'s' * (c.n != 1)} it cannot be: p is "
-            f"{c.smallest_p:.3g} at best, before Holm; at least {least} pairs are needed. {_would_take(c, family)}"
-        )
-    return f"{pair}: not resolved ({numbers}). {_would_take(c, family)}"
-
-
-def _would_take(c: Comparison, family: int) -> str:
-    needed = pairs_needed(c, family)
-    if needed.pairs is None:
-        return f"How many it would take is not known: {needed.why}."
-    return f"{needed.pairs} pairs would give 80 % power, were the true effect the observed one (d_z = {c.d_z:+.2f})."
+        few = f"With {c.n} pair{'s' * (c.n != 1)} it cannot be: p is {c.smallest_p:.3g} at best, before Holm; at least "
+        few += f"{least} pairs are needed. "
+    if (needed := pairs_needed(c, family)).pairs is None:
+        takes = f"How many it would take is not known: {needed.why}."
+    else:
+        observed = f"were the true effect the observed one (d_z = {c.d_z:+.2f})"
+        takes = f"{needed.pairs} pairs would give 80 % power, {observed}."
+    return f"{pair}: not resolved ({numbers}). {few}{takes}"

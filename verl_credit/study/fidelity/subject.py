@@ -21,7 +21,7 @@ from verl_credit.study.forward import PackedRows
 from verl_credit.study.probe.checkpoint import build_model, read_checkpoint
 from verl_credit.turns.book import TurnBatch
 from verl_credit.turns.scorers import Forward
-from verl_credit.worlds.lab.retrieval import LocalRetriever
+from verl_credit.worlds.lab.evaluate import LocalRetriever
 from verl_credit.worlds.rollouts.protocol import Limits, Protocol, State
 from verl_credit.worlds.rollouts.rollout import Groups, Start, Trajectory, roll
 from verl_credit.worlds.rollouts.sampler import ModelDecoder, TurnSampler

@@ -2,6 +2,14 @@
 
 δH₁ = η X · v follows from directional derivatives. ΔH is measured on the rollouts of θ, reweighted to θ + δθ
 (self-normalised importance sampling).
+
+Inside training, update t moves the policy from θ_t to θ_{t+1}. The next step's rollouts are drawn from θ_{t+1}, on other
+prompts: a sample E that the update has not seen. Both numbers are taken there:
+
+    δH₁ = ∇H(θ_{t+1}) · (θ_{t+1} - θ_t)        ΔH = H(θ_{t+1}) - H(θ_t)
+
+The gradient is taken at the new point, because E is drawn from it. To first order that is the prediction from the old one;
+the second-order term has the other sign.
 """
 
 from __future__ import annotations
@@ -42,11 +50,10 @@ def predict(gradient: EntropyGradient, derivative: Tokens) -> Prediction:
     ``conditional_se``: sqrt(sample variance over prompts / prompts) of the linearised contributions, which for T = 1 are the
     s_n = X_n · v of the notes. ``jackknife_se``: prompts left out one by one. Both are nan for fewer than two prompts.
     """
+    zero_B, length = torch.zeros_like(gradient.entropy_B), gradient.length
     columns = [
         gradient.numerator.along(derivative),
-        torch.zeros_like(gradient.entropy_B)
-        if gradient.length is None
-        else gradient.length.along(derivative),
+        zero_B if length is None else length.along(derivative),
         gradient.entropy_B,
         gradient.length_B,
     ]
@@ -55,7 +62,11 @@ def predict(gradient: EntropyGradient, derivative: Tokens) -> Prediction:
     entropy = float(table_P_4[:, 2].mean() / table_P_4[:, 3].mean())
     if (P := len(table_P_4)) < 2:
         return Prediction(float(slope), float("nan"), float("nan"), entropy)
-    conditional = _contributions(table_P_4, slope).std() / P**0.5
+    # The influence of each prompt on the ratio (delta method), up to a constant.
+    n_P, d_P, f_P, t_P = table_P_4.unbind(-1)
+    _, d, f, t = table_P_4.mean(0)
+    influence_P = (n_P - f / t * d_P - d * (f_P / t - f * t_P / t**2)) / t - slope * t_P / t
+    conditional = influence_P.std() / P**0.5
     return Prediction(float(slope), float(conditional), _jackknife(_ratio(_left_out(table_P_4))), entropy)
 
 
@@ -73,13 +84,6 @@ def _jackknife(left_out_P: torch.Tensor) -> float:
 def _ratio(means: torch.Tensor) -> torch.Tensor:
     n, d, f, t = means.unbind(-1)
     return (n - f / t * d) / t
-
-
-def _contributions(table_P_4: torch.Tensor, slope: torch.Tensor) -> torch.Tensor:
-    """The influence of each prompt on the ratio (delta method), up to a constant."""
-    n_P, d_P, f_P, t_P = table_P_4.unbind(-1)
-    _, d, f, t = table_P_4.mean(0)
-    return (n_P - f / t * d_P - d * (f_P / t - f * t_P / t**2)) / t - slope * t_P / t
 
 
 @dataclass(frozen=True)
@@ -161,3 +165,57 @@ def log_log_slope(etas: list[float], changes: list[float]) -> float:
         raise ValueError(f"log |ΔH| against log η needs two changes that are not 0, got {changes}")
     x, y = (torch.tensor(v, dtype=torch.float64).abs().log() for v in (etas, changes))
     return float(((x - x.mean()) * (y - y.mean())).sum() / (x - x.mean()).square().sum())
+
+
+def prompts_within(
+    share: float, groups: int, available: int, step_s: float | None, prompt_s: float | None
+) -> int:
+    """How many prompts to measure: a multiple of ``groups``, at most ``available``, at least one a group.
+
+    With s seconds of the step without the probe and p seconds a prompt, n p / (s + n p) <= share. ``prompt_s`` is None
+    before the first measurement, which takes one prompt a group. 0 where ``available`` is less than ``groups``.
+    """
+    whole = available // groups * groups
+    if prompt_s is None or step_s is None:
+        return min(groups, whole)
+    if share == 1:
+        return whole
+    fit = int(share / (1 - share) * step_s / prompt_s)
+    return min(whole, max(groups, fit // groups * groups))
+
+
+def group_prompts(prompt_B: torch.Tensor, prompts: list[int], groups: int) -> list[list[int]]:
+    """The rows of each group; prompt number i of ``prompts`` is in group i mod ``groups``. ``prompt_B``: int64 [B]."""
+    group_of = {prompt: place % groups for place, prompt in enumerate(prompts)}
+    rows: list[list[int]] = [[] for _ in range(groups)]
+    for row, prompt in enumerate(prompt_B.tolist()):
+        if prompt in group_of:
+            rows[group_of[prompt]].append(row)
+    return rows
+
+
+def deal(rows_G: list[list[int]], ranks: int, micro: int) -> list[tuple[int, int, bool]]:
+    """(row, group, counts) in an order that can be cut into ``ranks`` equal parts, one a rank.
+
+    Every rank has equally many rows of every group, and whole micro-batches of ``micro`` rows: each group's first row is
+    repeated, without counting, until they divide.
+    """
+    parts = []
+    for group, rows in enumerate(rows_G):
+        repeated = [(rows[0], group, False)] * (-len(rows) % (ranks * micro))
+        parts.append([(row, group, True) for row in rows] + repeated)
+    return [entry for rank in range(ranks) for part in parts for entry in part[rank::ranks]]
+
+
+def predicted_change(along_G: torch.Tensor, tokens_G: torch.Tensor) -> tuple[float, float]:
+    """(δH₁, standard error), nats per token. ``along_G``: each group's sum over prompts of the surrogate's derivative along
+    the update; ``tokens_G``: its sum over prompts of the mean number of tokens of a rollout. Both float64 [G], G >= 2.
+
+        δH₁ = Σ along / Σ tokens        SE² = G / (G - 1) Σ (along - δH₁ tokens)² / (Σ tokens)²
+
+    For groups of equal tokens the error is that of a mean of G numbers.
+    """
+    groups, tokens = len(along_G), tokens_G.sum()
+    value = along_G.sum() / tokens
+    rest_G = along_G - value * tokens_G
+    return float(value), float((groups / (groups - 1) * rest_G.square().sum()).sqrt() / tokens)

@@ -63,20 +63,17 @@ def read_checkpoint(folder: str | Path, *, optimizer: bool = True) -> Checkpoint
     actor = folder / "actor"
     number = re.fullmatch(r"global_step_(\d+)", folder.name)
     if not number or not actor.is_dir():
-        raise _refused(
-            folder, f"no folder global_step_N of verl with an actor in it; {_steps_beside(folder)}"
-        )
+        expected = "no folder global_step_N of verl with an actor in it"
+        raise _refused(folder, f"{expected}; {_steps_beside(folder)}")
     settings = actor / "fsdp_config.json"
     if not settings.is_file():
         raise _refused(actor, "fsdp_config.json is missing: only checkpoints of verl's FSDP engines are read")
     ranks = json.loads(settings.read_text())["world_size"]
     if optimizer and not list(actor.glob("optim_world_size_*.pt")):
-        raise _refused(
-            folder,
-            "the checkpoint was saved without its optimiser: actor_rollout_ref.actor.checkpoint.save_contents of the run "
-            "must list optimizer",
-        )
-    model = _meta_model(actor)
+        must = "actor_rollout_ref.actor.checkpoint.save_contents of the run must list optimizer"
+        raise _refused(folder, f"the checkpoint was saved without its optimiser: {must}")
+    with torch.device("meta"):  # names, order and shapes
+        model = AutoModelForCausalLM.from_config(_config(actor), attn_implementation="eager")
     weights = _load(actor, "model", ranks)
     try:
         tensors = _weights(weights, model)
@@ -141,12 +138,6 @@ def _config(actor: Path):
     )
 
 
-def _meta_model(actor: Path) -> PreTrainedModel:
-    """The model without its weights: names, order and shapes."""
-    with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(_config(actor), attn_implementation="eager")
-
-
 def _tied(model: PreTrainedModel) -> dict[str, str]:
     """Second names of tied weights, and the names that ``named_parameters`` has for them."""
     first = {weight: name for name, weight in model.named_parameters()}
@@ -165,11 +156,9 @@ def _load(actor: Path, kind: str, ranks: int) -> list[dict]:
         logger.setLevel(logging.ERROR)
         try:
             loaded.append(torch.load(path, map_location="cpu", mmap=True, weights_only=True))
-        except (pickle.UnpicklingError, RuntimeError, EOFError, OSError) as problem:
-            why = str(problem).strip().split("\n")[0]
-            raise _refused(
-                path, f"not a file of tensors that loads with weights_only=True: {why}"
-            ) from problem
+        except (pickle.UnpicklingError, RuntimeError, EOFError, OSError) as error:
+            why = str(error).strip().split("\n")[0]
+            raise _refused(path, f"not a file of tensors that loads with weights_only=True: {why}") from error
         finally:
             logger.setLevel(level)
     return loaded
@@ -191,9 +180,8 @@ def _weights(ranks: list[dict], model: PreTrainedModel) -> dict[str, torch.Tenso
             raise _Unfit(f"{name} is missing in the files of the weights")
         whole = _joined([rank[name] for rank in ranks], name)
         if whole.shape != like.shape:
-            raise _Unfit(
-                f"{name} has shape {tuple(whole.shape)}, huggingface/config.json says {tuple(like.shape)}"
-            )
+            own = f"huggingface/config.json says {tuple(like.shape)}"
+            raise _Unfit(f"{name} has shape {tuple(whole.shape)}, {own}")
         if name not in tied:
             weights[name] = whole
         elif not torch.equal(whole, weights[tied[name]]):
@@ -246,10 +234,8 @@ def _optimizer(saved: list[dict], model: PreTrainedModel, weights: dict) -> Opti
 
 def _units(model: PreTrainedModel, count: int) -> list[list[str]]:
     """The parameters of each of the optimiser's ``count`` indices: see the top of this file."""
-    names = [name for name, _ in model.named_parameters()]
-    blocks = [
-        n for n, module in model.named_modules() if type(module).__name__ in (model._no_split_modules or ())
-    ]
+    names, wrapping = [name for name, _ in model.named_parameters()], model._no_split_modules or ()
+    blocks = [name for name, module in model.named_modules() if type(module).__name__ in wrapping]
     wrapped = {block: [] for block in ["", *blocks]}
     for name in names:
         inside = [block for block in blocks if name.startswith(f"{block}.")]
@@ -290,9 +276,8 @@ def _entries(ranks: list[dict], holders: list[int], parameters: dict[str, torch.
         elements = sum(sizes)
         padded = math.ceil(elements / len(holders)) * len(holders)
         if len(flat) != padded and (len(flat) != elements or len(parameters) > 1):
-            raise _Unfit(
-                f"{key} of {', '.join(parameters)} has {len(flat)} elements, expected {padded}. {_INSTEAD}"
-            )
+            expected = f"expected {padded}. {_INSTEAD}"
+            raise _Unfit(f"{key} of {', '.join(parameters)} has {len(flat)} elements, {expected}")
         pieces = flat[:elements].split(sizes)
         for (name, parameter), piece in zip(parameters.items(), pieces, strict=True):
             entries[name][key] = piece.view(parameter.shape)

@@ -10,13 +10,12 @@ import torch
 from scipy.stats import t as student_t
 from torch import nn
 
-from verl_credit.study.probe.baselines import places
 from verl_credit.study.probe.change import entropy_change, log_log_slope, predict, u_statistic
-from verl_credit.study.probe.distribution import Sampling
-from verl_credit.study.probe.entropy_gradient import EntropyGradient, entropy_gradient
+from verl_credit.study.probe.entropy_gradient import EntropyGradient, entropy_gradient, places
 from verl_credit.study.probe.policy import (
     ModelPolicy,
     Parameters,
+    Sampling,
     Tokens,
     along,
     dot,
@@ -42,10 +41,6 @@ from verl_credit.study.probe.update import (
     outcome_weights,
 )
 
-DIFFERENCE = 1e-3  # of the learning rate, for the check of the derivatives
-Say = Callable[[float, str], None]
-"""(share that is done, name of the stage)"""
-
 
 @dataclass(frozen=True)
 class Objective:
@@ -68,15 +63,14 @@ class Probe:
     optimizer: OptimizerState
     objective: Objective
     settings: ProbeSettings
-    say: Say = lambda share, text: None
+    say: Callable[[float, str], None] = lambda share, text: None
+    """(share that is done, name of the stage)"""
 
     def __post_init__(self) -> None:
         shared = set(self.e.group_B.tolist()) & set(self.u.group_B.tolist())
         if shared:
-            raise ValueError(
-                f"E and U share {len(shared)} prompts, for example prompt {min(shared)}: a rollout that makes the update "
-                "must not measure it"
-            )
+            why = f"for example prompt {min(shared)}: a rollout that makes the update must not measure it"
+            raise ValueError(f"E and U share {len(shared)} prompts, {why}")
 
     @property
     def micro_batch(self) -> int:
@@ -94,13 +88,15 @@ class Probe:
         y_gradient, direction = self._direction(u_policy)
         seen = self._observe(e_policy, "X: log-probs and entropies")
         features = self._features(e_policy)
-        x = self._gradient_of(seen, features, self.settings.estimator)
+        x = self._x(self.e, seen, features, self.settings.estimator)
         tick = self._tick("δH₁: derivatives along the update", len(self.e))
         derivative = along(e_policy, direction, len(self.e), self.micro_batch, tick)
         prediction = predict(x, derivative)
         x_dot, norms = self._by_gradients(e_policy, x, direction)
         norms |= {"y_gradient": norm(y_gradient), "y_step": norm(direction)}
         value, se = prediction.at(self.lr)
+        # The jackknife over P prompts has P - 1 degrees of freedom; nan for P = 1.
+        half = float(student_t.ppf(0.975, len(self.e.prompts) - 1)) * se
         truth = [self._truth(e_policy, seen, direction, prediction, at) for at in self.settings.truth.etas]
         changes = [row["change"] for row in truth]
         return {
@@ -117,7 +113,7 @@ class Probe:
                 "value": value,
                 "se": se,
                 "conditional_se": self.lr * prediction.conditional_se,
-                "interval_95": [value - self._quantile * se, value + self._quantile * se],
+                "interval_95": [value - half, value + half],
                 "by_dot_product": self.lr * x_dot,
             },
             "norms": norms,
@@ -144,13 +140,6 @@ class Probe:
         tick = self._tick(text, len(self.e))
         return observe(policy, len(self.e), self.micro_batch, parameters, tick)
 
-    @property
-    def _quantile(self) -> float:
-        """The quantile of Student's t with P - 1 degrees of freedom, as the jackknife over P prompts has; nan for P = 1."""
-        return float(student_t.ppf(0.975, len(self.e.prompts) - 1))
-
-    # --- Y -----------------------------------------------------------------------------------------------------------
-
     def _weights(self, u: Rollouts) -> torch.Tensor:
         if self.settings.update.objective == "outcome":
             return outcome_weights(u, self.objective.tokens)
@@ -161,10 +150,9 @@ class Probe:
         """(gradient of the loss, δθ per unit of learning rate)."""
         weight_B_T = self._weights(self.u)
         if not weight_B_T.any():
-            raise ValueError(
-                f"update.objective={self.settings.update.objective}: every advantage in U is 0 (all rollouts of each prompt "
-                "have the same reward), so there is no update to probe; take more prompts (batch_config.B_U)"
-            )
+            why = "every advantage in U is 0 (all rollouts of each prompt have the same reward)"
+            use = "so there is no update to probe; take more prompts (batch_config.B_U)"
+            raise ValueError(f"update.objective={self.settings.update.objective}: {why}, {use}")
         tick = self._tick("Y: the gradient of the loss", len(self.u))
         y = gradient(policy, weight_B_T, torch.zeros_like(weight_B_T), self.micro_batch, tick=tick)
         if self.settings.update.step == "diagonal":
@@ -172,19 +160,16 @@ class Probe:
         clip = self.objective.max_grad_norm
         return y, adamw_step(policy.parameters, y, self.optimizer, max_grad_norm=clip)
 
-    # --- X -----------------------------------------------------------------------------------------------------------
-
     def _features(self, policy: ModelPolicy) -> torch.Tensor:
         """[B, T, 7]: the state's features and its place, as a share of what the run allows (never of its own length)."""
         state_B_T_F = observe_features(policy, len(self.e), self.micro_batch)
         place_B_T_1 = (places(self.e.written_B_T).double() / self.objective.tokens)[..., None]
         return torch.cat([state_B_T_F, place_B_T_1], -1)
 
-    def _gradient_of(self, seen: Tokens, features, estimator: EstimatorSettings) -> EntropyGradient:
+    def _x(self, rollouts: Rollouts, seen: Tokens, features, estimator: EstimatorSettings) -> EntropyGradient:
         pathwise = self.settings.generation.rb_requires_grad
-        return entropy_gradient(
-            seen, self.e.written_B_T, self.e.group_B, estimator, features, pathwise=pathwise
-        )
+        written_B_T, group_B = rollouts.written_B_T, rollouts.group_B
+        return entropy_gradient(seen, written_B_T, group_B, estimator, features, pathwise=pathwise)
 
     def _by_gradients(self, policy, x: EntropyGradient, direction) -> tuple[float, dict[str, float]]:
         """X · v by reverse mode, and the norms of X and of its two terms."""
@@ -200,11 +185,9 @@ class Probe:
     def _estimators(self, seen: Tokens, features, derivative: Tokens) -> Iterator[dict[str, Any]]:
         """Every estimator and baseline on the same rollouts and the same derivatives."""
         unit = self.settings.estimator.estimand
-        baselines = [
-            BaselineSettings(mode=mode) for mode in ("none", "constant", "residual_mu", "regression")
-        ]
-        baselines.insert(3, BaselineSettings(mode="residual_mu", fit="previous"))
-        choices = [EstimatorSettings(estimand=unit, baseline=one) for one in baselines]
+        kinds = [{"mode": mode} for mode in ("none", "constant", "residual_mu", "regression")]
+        kinds.insert(3, {"mode": "residual_mu", "fit": "previous"})
+        choices = [EstimatorSettings(estimand=unit, baseline=BaselineSettings(**kind)) for kind in kinds]
         if unit != PER_SEQUENCE_MEAN:
             choices.insert(0, EstimatorSettings(x_estimator_mode="naive", estimand=unit))
         for choice in choices:
@@ -221,8 +204,6 @@ class Probe:
                 "score_weight_variance": x.residual_variance,
             }
 
-    # --- the change itself -------------------------------------------------------------------------------------------
-
     def _truth(self, policy, seen: Tokens, direction, prediction, at: float) -> dict[str, float]:
         eta = at * self.lr
         there = moved(policy.parameters, direction, eta)
@@ -235,10 +216,9 @@ class Probe:
     def _derivative_check(self, policy, derivative: Tokens, direction) -> float:
         """Relative distance of the derivatives from central differences, over the first micro-batch."""
         rows = min(self.micro_batch, len(self.e))
-        h = DIFFERENCE * self.lr
-        up, down = (
-            observe(policy, rows, rows, moved(policy.parameters, direction, step)) for step in (h, -h)
-        )
+        h = 1e-3 * self.lr
+        there = (moved(policy.parameters, direction, step) for step in (h, -h))
+        up, down = (observe(policy, rows, rows, parameters) for parameters in there)
         off = size = 0.0
         for name in ("log_prob_B_T", "entropy_B_T"):
             exact = getattr(derivative, name)[:rows]
@@ -254,10 +234,7 @@ class Probe:
         estimator = self.settings.estimator
         if estimator.x_estimator_mode == "rb_residual" and estimator.baseline.mode == "regression":
             estimator = estimator.model_copy(update={"baseline": BaselineSettings()})
-        pathwise = self.settings.generation.rb_requires_grad
-        x = entropy_gradient(
-            seen, self.u.written_B_T, self.u.group_B, estimator, pathwise=pathwise
-        ).combined()
+        x = self._x(self.u, seen, None, estimator).combined()
         weight_B_T, nothing_B_T = self._weights(self.u), torch.zeros_like(x.score_B_T)
         P = len(self.u.prompts)
         tick = self._tick("U-statistic: gradients of U's prompts one by one", P)
@@ -267,9 +244,8 @@ class Probe:
         x_dot_mean_y, mean_x_dot_y, own = [], [], []
         for group in self.u.prompts:
             rows = (self.u.group_B == group).nonzero().flatten().tolist()
-            y = diagonal_step(
-                gradient(y_policy, weight_B_T, nothing_B_T, self.micro_batch, rows), self.optimizer
-            )
+            y_gradient = gradient(y_policy, weight_B_T, nothing_B_T, self.micro_batch, rows)
+            y = diagonal_step(y_gradient, self.optimizer)
             of_group = gradient(policy, x.score_B_T, x.path_B_T, self.micro_batch, rows)
             x_dot_mean_y.append(P * float(along_mean[rows].sum()))
             mean_x_dot_y.append(P * dot(mean_x, y))

@@ -36,22 +36,9 @@ class Rollouts:
     """float64, log-probs by the training engine at the parameters that wrote the rollouts"""
 
     def __post_init__(self) -> None:
-        rows = len(self.prompt_ids)
-        longest = max((len(ids) for ids in self.response_ids), default=0)
-        for name in ("written_B_T", "trained_B_T", "advantage_B_T", "log_prob_B_T"):
-            value = getattr(self, name)
-            if value is not None and tuple(value.shape) != (rows, longest):
-                raise ValueError(f"{name} has shape {tuple(value.shape)}, expected {(rows, longest)}")
-        for name in ("response_ids", "group_B", "outcome_B"):
-            if len(getattr(self, name)) != rows:
-                raise ValueError(f"{name} has {len(getattr(self, name))} rows, expected {rows}")
-        if rows == 0:
-            raise ValueError("there is no rollout")
-        for row, ids in enumerate(self.response_ids):
-            if not len(self.prompt_ids[row]):
+        for row, ids in enumerate(self.prompt_ids):
+            if not len(ids):
                 raise ValueError(f"row {row} has an empty prompt: nothing comes before its first token")
-            if self.written_B_T[row, len(ids) :].any():
-                raise ValueError(f"row {row}: written_B_T marks padding")
 
     def __len__(self) -> int:
         return len(self.prompt_ids)
@@ -66,12 +53,8 @@ class Rollouts:
         return list(dict.fromkeys(self.group_B.tolist()))
 
     def of_prompts(self, groups: list[int]) -> Rollouts:
-        """The rows of these prompts, in the order of the rows."""
-        wanted = set(groups)
-        return self.rows([row for row, group in enumerate(self.group_B.tolist()) if group in wanted])
-
-    def rows(self, chosen: list[int]) -> Rollouts:
-        """Returns these rows; the response axis is cut to the longest of them."""
+        """The rows of these prompts, in the order of the rows; the response axis is cut to the longest of them."""
+        chosen = [row for row, group in enumerate(self.group_B.tolist()) if group in groups]
         longest = max((len(self.response_ids[row]) for row in chosen), default=0)
         cut = {}
         for field in fields(self):
@@ -97,31 +80,16 @@ def mean_by_prompt(value_B: torch.Tensor, prompt_B: torch.Tensor) -> torch.Tenso
 
 @dataclass(frozen=True)
 class RolloutFacts:
-    """Facts that a step stored beside its `Rollouts`: how they were sampled, and what the update's loss read, by row."""
+    """Facts that a step stored beside its `Rollouts`: how they were sampled, and the loss of the update."""
 
-    step: int
     policy_step: int
     """The parameters of checkpoint ``global_step_{policy_step}`` wrote them."""
     temperature: float
     top_p: float
     top_k: int
     """-1: all tokens"""
-    updates: int
-    """The optimiser's updates in the step; only the first is made at the parameters that wrote the rollouts"""
-    rows: int
-    """Rows of the whole batch: rows that are not among the rollouts (padding, faults) are in the loss's means."""
-    loss_tokens: int
-    """Tokens of the whole batch, rejected ones included: verl's divisor with ``loss_agg_mode=token-mean``."""
     objective: dict
     """``loss_mode``, ``loss_agg_mode``, clip ranges, KL and entropy coefficients, ``grad_clip``, ... by their keys"""
-    uid: list[str]
-    """The group within which the run compared outcomes; two groups have the same prompt if the data has it twice"""
-    turn_ids_B_T: torch.Tensor
-    """int64; -1: not the policy's token"""
-    clip_scale_B_T: torch.Tensor
-    """float64, read where ``objective["dynamic_clip"]``"""
-    entropy_B_T: torch.Tensor | None
-    """float64, by the training engine over the whole vocabulary, at ``temperature``"""
     rollout_is_weight_B_T: torch.Tensor | None
 
 
@@ -134,47 +102,34 @@ def read_rollouts(path: Path) -> tuple[Rollouts, RolloutFacts]:
     """
     path = Path(path)
     if not path.name.startswith(f"{ROLLOUTS}_"):
-        raise DamagedTable(
-            f"{path} is no file of rollouts; expected tables/{ROLLOUTS}_000012.parquet of a run"
-        )
+        expected = f"expected tables/{ROLLOUTS}_000012.parquet of a run"
+        raise DamagedTable(f"{path} is no file of rollouts; {expected}")
     table = read_table(path)
     if table.update is None:
         raise DamagedTable(f"{path} has some groups of its step alone: train with keep_rollouts.groups=null")
+    c, about = table.columns, table.update
+    if not c["prompt_ids"]:
+        raise DamagedTable(f"{path} cannot be read: there is no rollout")
+    prompts: dict[tuple[int, ...], int] = {}
     try:
-        return _rollouts(table.columns), _facts(table.step, table.columns, table.update)
+        rollouts = Rollouts(
+            prompt_ids=[torch.tensor(ids, dtype=torch.int64) for ids in c["prompt_ids"]],
+            response_ids=[torch.tensor(ids, dtype=torch.int64) for ids in c["response_ids"]],
+            written_B_T=padded(c, "written", torch.bool),
+            group_B=torch.tensor([prompts.setdefault(tuple(ids), len(prompts)) for ids in c["prompt_ids"]]),
+            outcome_B=torch.tensor(c["outcome"], dtype=torch.float64),
+            trained_B_T=padded(c, "trained", torch.bool),
+            advantage_B_T=padded(c, "advantage"),
+            log_prob_B_T=padded(c, "old_log_prob"),
+        )
+        sampling = [about["sampling"][name] for name in ("temperature", "top_p", "top_k")]
+        weight_B_T = padded(c, "rollout_is_weight")
+        return rollouts, RolloutFacts(about["policy_step"], *sampling, about["objective"], weight_B_T)
     except (KeyError, TypeError, ValueError, IndexError, RuntimeError) as error:
         raise DamagedTable(f"{path} cannot be read: {type(error).__name__}: {error}") from error
 
 
-def _rollouts(c: dict[str, list]) -> Rollouts:
-    prompts: dict[tuple[int, ...], int] = {}
-    return Rollouts(
-        prompt_ids=[torch.tensor(ids, dtype=torch.int64) for ids in c["prompt_ids"]],
-        response_ids=[torch.tensor(ids, dtype=torch.int64) for ids in c["response_ids"]],
-        written_B_T=_padded(c, "written", torch.bool),
-        group_B=torch.tensor([prompts.setdefault(tuple(ids), len(prompts)) for ids in c["prompt_ids"]]),
-        outcome_B=torch.tensor(c["outcome"], dtype=torch.float64),
-        trained_B_T=_padded(c, "trained", torch.bool),
-        advantage_B_T=_padded(c, "advantage"),
-        log_prob_B_T=_padded(c, "old_log_prob"),
-    )
-
-
-def _facts(step: int, c: dict[str, list], about: dict) -> RolloutFacts:
-    return RolloutFacts(
-        step=step,
-        policy_step=about["policy_step"],
-        **{name: about["sampling"][name] for name in ("temperature", "top_p", "top_k")},
-        **{name: about[name] for name in ("updates", "rows", "loss_tokens", "objective")},
-        uid=c["uid"],
-        turn_ids_B_T=_padded(c, "turn", torch.int64, fill=-1),
-        clip_scale_B_T=_padded(c, "clip_scale"),
-        entropy_B_T=_padded(c, "entropy"),
-        rollout_is_weight_B_T=_padded(c, "rollout_is_weight"),
-    )
-
-
-def _padded(c: dict[str, list], name: str, dtype: torch.dtype = torch.float64, fill=0) -> torch.Tensor | None:
+def padded(c: dict[str, list], name: str, dtype: torch.dtype = torch.float64, fill=0) -> torch.Tensor | None:
     """[B, T] from a list per row; None for a column that the step did not make."""
     if all(row is None for row in c[name]):
         return None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -62,20 +61,18 @@ class EstimatorSettings(Part):
     def _one_estimand(self) -> EstimatorSettings:
         chosen = {None: None, True: PER_SEQUENCE_MEAN, False: PER_SEQUENCE}[self.rb_normalize_by_length]
         if chosen and self.estimand not in (None, chosen):
-            raise ValueError(
-                f"estimand={self.estimand} with rb_normalize_by_length={str(self.rb_normalize_by_length).lower()}, "
-                f"which means {chosen}: give one of the two"
+            switch = (
+                f"rb_normalize_by_length={str(self.rb_normalize_by_length).lower()}, which means {chosen}"
             )
+            raise ValueError(f"estimand={self.estimand} with {switch}: give one of the two")
         object.__setattr__(self, "estimand", chosen or self.estimand or PER_TOKEN)
+        naive = "x_estimator_mode=naive"
         if self.x_estimator_mode == "naive" and self.baseline != BaselineSettings():
-            raise ValueError(
-                "baseline is not read by x_estimator_mode=naive, which subtracts the other rollouts' mean"
-            )
+            raise ValueError(f"baseline is not read by {naive}, which subtracts the other rollouts' mean")
         if self.x_estimator_mode == "naive" and self.estimand == PER_SEQUENCE_MEAN:
-            raise ValueError(
-                "x_estimator_mode=naive with estimand=per_sequence_mean: -S / T estimates another quantity than Σ H / T, "
-                "because T depends on the tokens; take rb_residual, or per_sequence or per_token"
-            )
+            why = "-S / T estimates another quantity than Σ H / T, because T depends on the tokens"
+            use = "take rb_residual, or per_sequence or per_token"
+            raise ValueError(f"{naive} with estimand=per_sequence_mean: {why}; {use}")
         return self
 
 
@@ -159,23 +156,8 @@ class ProbeSettings(Part):
         e, b = self.estimator, self.estimator.baseline
         means = b.fit + (f", decay {b.ema_decay:g}" if b.fit == "previous" else "")
         details = {"none": "b = H", "regression": f"ridge {b.ridge_lambda:g}, {b.folds} folds"}
-        baseline = (
-            f"{b.mode} ({details.get(b.mode, means)})"
-            if e.x_estimator_mode == "rb_residual"
-            else "leave one out"
-        )
+        naive = e.x_estimator_mode == "naive"
+        baseline = "leave one out" if naive else f"{b.mode} ({details.get(b.mode, means)})"
         line = f"X={e.x_estimator_mode} baseline={baseline} estimand={e.estimand}"
         line += f" Y={self.update.step}/{self.update.objective}"
         return line if self.generation.rb_requires_grad else f"{line} WITHOUT the pathwise term: X is biased"
-
-
-def defaults_page(part: Part | None = None, indent: str = "") -> str:
-    """Every key with its default, as YAML, each below its description."""
-    part, lines = part or ProbeSettings(), []
-    for name, declared in type(part).model_fields.items():
-        value = getattr(part, name)
-        if isinstance(value, Part):
-            lines += [f"{indent}{name}:", defaults_page(value, indent + "  ")]
-        else:
-            lines += [f"{indent}# {declared.description}", f"{indent}{name}: {json.dumps(value)}"]
-    return "\n".join(lines)

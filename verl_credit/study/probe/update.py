@@ -80,9 +80,8 @@ def credit_weights(
     d loss_t / d log π_t = -A_t. ``tokens``: width of the response axis, which seq-mean-token-sum-norm divides by.
     """
     if u.advantage_B_T is None:
-        raise ValueError(
-            "update.objective=credit: these rollouts were stored without advantages; use objective=outcome"
-        )
+        why = "these rollouts were stored without advantages"
+        raise ValueError(f"update.objective=credit: {why}; use objective=outcome")
     log_prob_B_T = torch.zeros_like(u.advantage_B_T, dtype=torch.float64, requires_grad=True)
     loss_B_T = -u.advantage_B_T.double() * log_prob_B_T
     scale = tokens if loss_scale_factor is None else loss_scale_factor
@@ -134,10 +133,8 @@ def adamw_step(
 
 def clip_factor(gradient: Tensors, max_grad_norm: float | None) -> float:
     """min(1, max_grad_norm / (‖g‖ + 1e-6)), as torch's ``clip_grad_norm_``; 1 for None or 0."""
-    norm = torch.linalg.vector_norm(
-        torch.stack([torch.linalg.vector_norm(g) for g in gradient.values()])
-    ).item()
-    if not math.isfinite(norm):
+    norms = torch.stack([torch.linalg.vector_norm(g) for g in gradient.values()])
+    if not math.isfinite(norm := torch.linalg.vector_norm(norms).item()):
         raise ValueError(
             f"the gradient's norm is {norm}: verl skips such a step, so no update follows from it"
         )
@@ -156,7 +153,7 @@ def diagonal_step(gradient: Tensors, state: OptimizerState) -> Tensors:
         own = state.parameters[name]
         if own.step == 0:
             raise ValueError(
-                f"{name}: the optimiser has made no step, so there is no second moment to divide by"
+                f"{name}: the optimiser has made no step: there is no second moment to divide by"
             )
         step[name] = -g / ((own.exp_avg_sq.to(g) / (1 - own.betas[1] ** own.step)).sqrt() + own.eps)
     return step

@@ -7,7 +7,7 @@ import hashlib
 import json
 import shutil
 import tempfile
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -79,20 +79,19 @@ PROMPTS = {
 }
 
 _TEXT = pa.string()
-_TRUTH = pa.struct({"target": pa.list_(_TEXT), "form": _TEXT})
 SCHEMA = pa.schema(
     {
         "data_source": _TEXT,
         "agent_name": _TEXT,
         "prompt": pa.list_(pa.struct({"role": _TEXT, "content": _TEXT})),
         "ability": _TEXT,
-        "reward_model": pa.struct({"style": _TEXT, "ground_truth": _TRUTH}),
+        "reward_model": pa.struct(
+            {"style": _TEXT, "ground_truth": pa.struct({"target": pa.list_(_TEXT), "form": _TEXT})}
+        ),
         "extra_info": pa.struct(
             {
                 "index": pa.int64(),
-                "split": _TEXT,
-                "question": _TEXT,
-                "id": _TEXT,
+                **dict.fromkeys(("split", "question", "id"), _TEXT),
                 "supporting": pa.list_(_TEXT),
             }
         ),
@@ -108,17 +107,9 @@ def to_row(record: Record, data_set: DataSet, split: str, index: int) -> dict:
         "agent_name": AGENT_NAME,
         "prompt": [{"role": "user", "content": content}],
         "ability": data_set.ability,
-        "reward_model": {
-            "style": "rule",
-            "ground_truth": {"target": record.answers, "form": data_set.form},
-        },
-        "extra_info": {
-            "index": index,
-            "split": split,
-            "question": record.question,
-            "id": record.id,
-            "supporting": record.supporting,
-        },
+        "reward_model": {"style": "rule", "ground_truth": {"target": record.answers, "form": data_set.form}},
+        "extra_info": {"index": index, "split": split}
+        | {name: getattr(record, name) for name in ("question", "id", "supporting")},
     }
 
 
@@ -135,37 +126,30 @@ class CorpusWriter:
     """
 
     def __init__(self, path: Path):
-        self.path, self.written, self.repeated, self.unusable = path, 0, 0, 0
+        self.path, self.counts = path, {"paragraphs": 0, "repeated": 0, "unusable": 0}
         self._seen: set[bytes] = set()
         self._file = None
 
     def add(self, paragraphs: Iterable[tuple[str, str]]) -> None:
         for title, text in paragraphs:
-            if not _usable(title) or not _usable(text):
-                self.unusable += 1
+            if not all(isinstance(part, str) and part.strip() and is_text(part) for part in (title, text)):
+                self.counts["unusable"] += 1
                 continue
             contents = f"{' '.join(title.split())}\n{text.strip()}"
             digest = hashlib.blake2b(contents.encode(), digest_size=16).digest()
             if digest in self._seen:
-                self.repeated += 1
+                self.counts["repeated"] += 1
                 continue
             self._seen.add(digest)
             if self._file is None:
                 self._file = self.path.open("w", encoding="utf-8")
-            row = {"id": str(self.written), "contents": contents}
+            row = {"id": str(self.counts["paragraphs"]), "contents": contents}
             self._file.write(json.dumps(row, ensure_ascii=False) + "\n")
-            self.written += 1
+            self.counts["paragraphs"] += 1
 
     def close(self) -> None:
         if self._file is not None:
             self._file.close()
-
-
-def _usable(value) -> bool:
-    return isinstance(value, str) and bool(value.strip()) and is_text(value)
-
-
-EXAMPLES = 5  # per reason, in report.json
 
 
 @dataclass
@@ -180,7 +164,7 @@ class SplitTally:
     def drop(self, reason: str, where: str, detail: str = "") -> None:
         self.dropped[reason] += 1
         examples = self.examples.setdefault(reason, [])
-        if len(examples) < EXAMPLES:
+        if len(examples) < 5:  # report.json needs no more of a reason
             examples.append(printable(f"{where}: {detail}" if detail else where))
 
 
@@ -188,16 +172,13 @@ class SplitTally:
 class Tally:
     """The counts of a `prepare`."""
 
-    splits: dict[str, SplitTally] = field(default_factory=dict)
+    splits: dict[str, SplitTally] = field(default_factory=lambda: defaultdict(SplitTally))
     left_out: Counter = field(default_factory=Counter)
     """Gold answers that were left out, by reason."""
     other_answers: int = 0
     """Kept rows whose question occurs in the same split with other answers."""
     files: dict[str, dict[str, int]] = field(default_factory=dict)
     """Counts of each written file."""
-
-    def of(self, split: str) -> SplitTally:
-        return self.splits.setdefault(split, SplitTally())
 
     def as_dict(self, data_set: str) -> dict:
         return {
@@ -222,7 +203,6 @@ class Tally:
         if self.other_answers:
             lines.append(f"  kept: {self.other_answers} questions that also occur with other answers")
         for name, counts in self.files.items():
-            lines.append(
-                f"{name}: " + ", ".join(f"{n} {what.replace('_', ' ')}" for what, n in counts.items())
-            )
+            texts = (f"{n} {what.replace('_', ' ')}" for what, n in counts.items())
+            lines.append(f"{name}: {', '.join(texts)}")
         return "\n".join(lines)

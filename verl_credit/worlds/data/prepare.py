@@ -9,7 +9,7 @@ from pathlib import Path
 
 from verl_credit.built_folder import sha256_of
 from verl_credit.worlds.data.catalogue import DataSet, find
-from verl_credit.worlds.data.output import CorpusWriter, SplitTally, Tally, check_free, staged, write_rows
+from verl_credit.worlds.data.output import CorpusWriter, Tally, check_free, staged, write_rows
 from verl_credit.worlds.data.records import DUPLICATE, UNREADABLE, PrepareError, Record, Rejected, clean
 from verl_credit.worlds.data.sources import SPLIT_WORDS, SPLITS, FileSource, HubSource, open_source
 
@@ -51,7 +51,10 @@ def prepare(
         tally = Tally()
         with closing(CorpusWriter(folder / "corpus.jsonl")) as corpus:
             records = {split: _read(opened, split, data_set, limit, tally, corpus) for split in chosen}
-        _require_rows(records, tally, data_set, source)
+        if not any(records.values()):
+            read = sum(split.records for split in tally.splits.values())
+            why = f"{_reasons(tally) or 'it is empty'}. {name} has the fields {data_set.fields}"
+            raise PrepareError(f"--source={source}: no row is left of {read} records: {why}")
         if val_size is not None:
             records = _hold_out(records[chosen[0]], val_size, random.Random(f"{seed} {name}"), tally)
         _remove_overlap(records, tally)
@@ -88,7 +91,7 @@ def _read(
     tally: Tally,
     corpus: CorpusWriter,
 ) -> list[Record]:
-    counts, kept = tally.of(split), []
+    counts, kept = tally.splits[split], []
     seen: dict[str, set[frozenset[str]]] = {}
     for item in source.items(split):
         counts.records += 1
@@ -125,10 +128,8 @@ def _hold_out(
     records: list[Record], val_size: int, rng: random.Random, tally: Tally
 ) -> dict[str, list[Record]]:
     if val_size >= len(records):
-        left = (
-            f"--val-size={val_size}: only {len(records)} rows are left; at least one must remain for training"
-        )
-        raise PrepareError(": ".join(filter(None, (left, _reasons(tally)))))
+        left = f"only {len(records)} rows are left; at least one must remain for training"
+        raise PrepareError(": ".join(filter(None, (f"--val-size={val_size}: {left}", _reasons(tally)))))
     held = set(rng.sample(range(len(records)), val_size))
     return {
         "train": [record for i, record in enumerate(records) if i not in held],
@@ -145,21 +146,12 @@ def _remove_overlap(records: dict[str, list[Record]], tally: Tally) -> None:
             if (where := later.get(_key(record))) is None:
                 kept.append(record)
                 continue
-            counts: SplitTally = tally.of(record.origin)
+            counts = tally.splits[record.origin]
             counts.drop(f"question also in {where}", record.id, record.question[:80])
             counts.kept -= 1
         if split in records:
             records[split] = kept
             later |= {_key(record): split for record in kept}
-
-
-def _require_rows(records: dict[str, list[Record]], tally: Tally, data_set: DataSet, source: str) -> None:
-    if any(records.values()):
-        return
-    raise PrepareError(
-        f"--source={source}: no row is left of {sum(s.records for s in tally.splits.values())} records: "
-        f"{_reasons(tally) or 'it is empty'}. {data_set.name} has the fields {data_set.fields}"
-    )
 
 
 def _reasons(tally: Tally) -> str:
@@ -179,12 +171,8 @@ def _write(
             write_rows(kept, data_set, split, folder / f"{split}.parquet")
             answers = sum(len(record.answers) for record in kept)
             tally.files[f"{split}.parquet"] = {"rows": len(kept), "gold_answers": answers}
-    if corpus.written:
-        tally.files["corpus.jsonl"] = {
-            "paragraphs": corpus.written,
-            "repeated": corpus.repeated,
-            "unusable": corpus.unusable,
-        }
+    if corpus.counts["paragraphs"]:
+        tally.files["corpus.jsonl"] = corpus.counts
 
 
 def _write_json(path: Path, content: dict) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from verl_credit.turns.reward.qa import BOXED, exact_match, extract_answer, normalize_answer, number
@@ -69,18 +68,34 @@ def clean(record: Record, form: str, left_out: Counter) -> Record:
     """The record with its gold answers as stripped text without repetitions. Raises Rejected.
 
     ``left_out`` counts the answers that are left out, by reason. An answer that contains "</answer>" is left out:
-    the reward could never match it, and would punish the right answer.
+    the reward could never match it, and would punish the right answer. A derived answer that an earlier one matches is
+    left out: every gold answer costs a scored branch per turn. Numbers stand without commas, as the prompt asks the
+    policy to write them.
     """
     if not is_text(record.question):
         raise Rejected(NOT_TEXT, f"question {record.question!r:.60}")
     given = [answer for answer in map(_as_text, record.answers) if answer is not None]
-    if form == BOXED:
-        answers = _numbers(given, left_out)
-    else:
-        answers = _matchable(given, [], left_out)
-        answers += _new_ones(_matchable(map(_as_text, record.derived), answers, left_out), answers, left_out)
-    if answers:
-        record.answers = answers
+    derived = [] if form == BOXED else list(map(_as_text, record.derived))
+    kept, seen, known = [], set(), set()
+    for place, answer in enumerate([*given, *derived]):
+        bare = answer.replace(",", "") if answer and form == BOXED else answer
+        if not answer:
+            left_out[BLANK] += 1
+        elif form == BOXED and number(answer) is None:
+            left_out[NO_NUMBER] += 1
+        elif bare in seen:
+            left_out[REPEATED] += 1
+        elif form != BOXED and not (is_text(answer) and _scores(answer)):
+            left_out[UNMATCHABLE] += 1
+        else:
+            seen.add(bare)
+            if place >= len(given) and normalize_answer(bare) in known:
+                left_out[ADDS_NOTHING] += 1
+                continue
+            known.add(normalize_answer(bare))
+            kept.append(bare)
+    if kept:
+        record.answers = kept
         return record
     if not given:
         raise Rejected(NO_ANSWER)
@@ -94,48 +109,6 @@ def _as_text(answer) -> str | None:
     return str(answer).strip()
 
 
-def _matchable(answers: Iterable[str | None], before: list[str], left_out: Counter) -> list[str]:
-    kept: list[str] = []
-    for answer in answers:
-        if not answer:
-            left_out[BLANK] += 1
-        elif answer in kept or answer in before:
-            left_out[REPEATED] += 1
-        elif not is_text(answer) or not _scores(answer):
-            left_out[UNMATCHABLE] += 1
-        else:
-            kept.append(answer)
-    return kept
-
-
 def _scores(answer: str) -> bool:
     """Does the reward accept a trajectory that gives exactly this answer?"""
     return exact_match(extract_answer(f"<answer>{answer}</answer>"), [answer]) == 1.0
-
-
-def _new_ones(derived: list[str], answers: list[str], left_out: Counter) -> list[str]:
-    """The derived answers that no earlier answer matches: every gold answer costs a scored branch per turn."""
-    known = {normalize_answer(answer) for answer in answers}
-    kept = []
-    for answer in derived:
-        if normalize_answer(answer) in known:
-            left_out[ADDS_NOTHING] += 1
-        else:
-            known.add(normalize_answer(answer))
-            kept.append(answer)
-    return kept
-
-
-def _numbers(given: list[str], left_out: Counter) -> list[str]:
-    """The numbers without commas, as the prompt asks the policy to write them."""
-    kept: list[str] = []
-    for answer in given:
-        if not answer:
-            left_out[BLANK] += 1
-        elif number(answer) is None:
-            left_out[NO_NUMBER] += 1
-        elif (bare := answer.replace(",", "")) in kept:
-            left_out[REPEATED] += 1
-        else:
-            kept.append(bare)
-    return kept

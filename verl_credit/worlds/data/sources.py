@@ -1,30 +1,100 @@
-"""The sources of records: files, a folder of files, or the Hugging Face hub."""
+"""The sources of records: files (JSON, JSON lines, tables with a header, parquet), a folder of files, or the Hugging Face
+hub."""
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from verl_credit.built_folder import sha256_of
-from verl_credit.worlds.data.catalogue import DataSet
-from verl_credit.worlds.data.files import SUFFIXES, Item, items_of
-from verl_credit.worlds.data.readers import as_list
+from verl_credit.worlds.data.catalogue import DataSet, as_list
 from verl_credit.worlds.data.records import PrepareError
 
+SUFFIXES = (".json", ".jsonl", ".csv", ".tsv", ".parquet")
 SPLITS = ("train", "val", "test")
-SPLIT_WORDS = {
-    "train": "train",
-    "dev": "val",
-    "val": "val",
-    "valid": "val",
-    "validation": "val",
-    "test": "test",
-}
+SPLIT_WORDS = {"train": "train", "test": "test"} | dict.fromkeys(("dev", "val", "valid", "validation"), "val")
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+
+
+@dataclass(frozen=True)
+class Item:
+    """A record and its place in the file; ``problem`` is the reason why it could not be read (then ``raw`` is None)."""
+
+    where: str
+    raw: object
+    problem: str = ""
+
+
+def items_of(path: Path) -> Iterator[Item]:
+    """The records of a file. Raises PrepareError when the whole file cannot be read."""
+    read = {".parquet": _parquet, ".csv": _table, ".tsv": _table, ".json": _json}.get(path.suffix, _lines)
+    try:
+        yield from read(path)
+    except OSError as error:
+        raise PrepareError(f"{path} cannot be read: {error}") from error
+
+
+def _lines(path: Path) -> Iterator[Item]:
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if line.strip():
+                where = f"{path.name} line {number}"
+                try:
+                    item = Item(where, json.loads(line.decode("utf-8-sig")))
+                except (ValueError, RecursionError) as error:  # JSON and UTF-8 errors are ValueErrors
+                    item = Item(where, None, f"not JSON ({error}): {line[:60]!r}")
+                yield item
+
+
+def _json(path: Path) -> Iterator[Item]:
+    """A list, an object that contains one (TriviaQA's "Data"), one record, or JSON lines in a .json file."""
+    content = path.read_bytes()
+    try:
+        whole = json.loads(content.decode("utf-8-sig"))
+    except (ValueError, RecursionError) as error:
+        if not content.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{"):
+            raise PrepareError(f"{path} is not JSON: {error}") from None
+        yield from _lines(path)
+        return
+    if isinstance(whole, Mapping):
+        records = next((whole[key] for key in ("Data", "data") if isinstance(whole.get(key), list)), None)
+        whole = [whole] if records is None else records
+    if not isinstance(whole, list):
+        raise PrepareError(f"{path} holds {whole!r:.80}; expected a list of records")
+    for number, raw in enumerate(whole):
+        yield Item(f"{path.name} record {number}", raw)
+
+
+def _table(path: Path) -> Iterator[Item]:
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        rows = csv.DictReader(file, delimiter="\t" if path.suffix == ".tsv" else ",")
+        try:
+            for row in rows:
+                extra = row.pop(None, None)
+                where = f"{path.name} line {rows.line_num}"
+                problem = f"{len(extra)} more cells than the header" if extra else ""
+                yield Item(where, None if problem else row, problem)
+        except (csv.Error, UnicodeDecodeError) as error:
+            raise PrepareError(f"{path} line {rows.line_num + 1} cannot be read: {error}") from error
+
+
+def _parquet(path: Path) -> Iterator[Item]:
+    import pyarrow
+    import pyarrow.parquet as parquet
+
+    try:
+        with parquet.ParquetFile(path) as file:
+            rows = (raw for batch in file.iter_batches(batch_size=1000) for raw in batch.to_pylist())
+            for number, raw in enumerate(rows):
+                yield Item(f"{path.name} record {number}", raw)
+    except pyarrow.ArrowException as error:
+        raise PrepareError(f"{path} is not a parquet file: {error}") from error
 
 
 def open_source(
@@ -51,11 +121,10 @@ def split_of(name: str) -> str | None:
 
 
 class FileSource:
-    """A file, or the files of a folder; each file's name contains its split. ``described`` is for the manifest."""
+    """A file, or the files of a folder; each file's name contains its split."""
 
     def __init__(self, path: Path, data_set: DataSet):
         self.path = path
-        folder = path if path.is_dir() else path.parent
         files, self.not_read = _data_files(path, data_set) if path.is_dir() else ([path], [])
         if path.is_file() and path.suffix not in SUFFIXES:
             raise PrepareError(f"--source={path}: expected a file {', '.join(SUFFIXES)}")
@@ -64,9 +133,9 @@ class FileSource:
         self._files: dict[str, list[Path]] = {}
         for file in files:
             self._files.setdefault(split_of(file.stem) or data_set.split, []).append(file)
-        self.alias_path = folder / data_set.alias_file if data_set.alias_file else None
-        self.aliases = _read_aliases(self.alias_path)
-        self._read: list[Path] = [self.alias_path] if self.aliases else []
+        alias_path = (path if path.is_dir() else path.parent) / data_set.alias_file
+        self.aliases = _read_aliases(alias_path) if data_set.alias_file and alias_path.exists() else {}
+        self._read: list[Path] = [alias_path] if self.aliases else []
 
     def splits(self) -> list[str]:
         return [split for split in SPLITS if split in self._files]
@@ -86,10 +155,8 @@ class FileSource:
 
 
 def _data_files(folder: Path, data_set: DataSet) -> tuple[list[Path], list[Path]]:
-    """(files to read, files not to read) of the folder or, if it has none, of its subfolders.
-
-    If some names contain a split, only those files are read.
-    """
+    """(files to read, files not to read) of the folder or, if it has none, of its subfolders. If some names contain a split,
+    only those files are read."""
 
     def matching(pattern: str) -> list[Path]:
         files = (f for f in folder.glob(pattern) if f.suffix in SUFFIXES and f.name != data_set.alias_file)
@@ -100,10 +167,8 @@ def _data_files(folder: Path, data_set: DataSet) -> tuple[list[Path], list[Path]
     return (named, [file for file in files if file not in named]) if named else (files, [])
 
 
-def _read_aliases(path: Path | None) -> dict[str, list[str]]:
+def _read_aliases(path: Path) -> dict[str, list[str]]:
     """2WikiMultihopQA's other names of entities: lines of ``{"Q_id", "aliases", "demonyms"}``."""
-    if path is None or not path.exists():
-        return {}
     aliases = {}
     for item in items_of(path):
         row = item.raw
@@ -113,12 +178,6 @@ def _read_aliases(path: Path | None) -> dict[str, list[str]]:
     return aliases
 
 
-@dataclass
-class _Read:
-    records: int = 0
-    digest: object = None
-
-
 class HubSource:
     """A data set on the hub, through ``datasets.load_dataset``."""
 
@@ -126,17 +185,13 @@ class HubSource:
         self.name, self.revision, self.aliases = name, revision, {}
         try:
             import datasets
-        except ImportError as error:
-            raise PrepareError(
-                f"--source={name}: loading from the hub needs `pip install datasets` ({error})"
-            ) from error
-        try:
+
             subsets = datasets.get_dataset_config_names(name, revision=revision)
             self.subset = _choose_subset(subsets, subset, data_set, name)
             self._loaded = datasets.load_dataset(name, self.subset, revision=revision)
         except PrepareError:
             raise
-        except Exception as error:  # several libraries raise here: network, hub, formats, scripts
+        except Exception as error:  # several libraries raise here: import, network, hub, formats, scripts
             reason = " ".join(str(error).split())[:300]
             raise PrepareError(
                 f"--source={name} cannot be loaded from the hub: {type(error).__name__}: {reason}"
@@ -144,24 +199,24 @@ class HubSource:
         self._names: dict[str, list[str]] = {}
         for split in self._loaded:
             self._names.setdefault(split_of(split) or data_set.split, []).append(split)
-        self._read: dict[str, _Read] = {}
+        self._digests: dict[str, object] = {}
+        self._counts: Counter = Counter()
 
     def splits(self) -> list[str]:
         return [split for split in SPLITS if split in self._names]
 
     def items(self, split: str) -> Iterator[Item]:
         for name in self._names[split]:
-            read = self._read[name] = _Read(digest=hashlib.sha256())
+            digest = self._digests[name] = hashlib.sha256()
             for number, raw in enumerate(self._loaded[name]):
-                read.records += 1
-                line = json.dumps(raw, sort_keys=True, default=str)
-                read.digest.update(line.encode() + b"\n")
+                self._counts[name] = number + 1
+                digest.update(json.dumps(raw, sort_keys=True, default=str).encode() + b"\n")
                 yield Item(f"{self.name} {name} record {number}", raw)
 
     def described(self) -> dict:
-        read = self._read
         # The address of a download contains the commit.
-        downloads = {url for name in read for url in (self._loaded[name].info.download_checksums or {})}
+        infos = [self._loaded[name].info for name in self._digests]
+        downloads = {url for info in infos for url in info.download_checksums or {}}
         return {
             "kind": "hub",
             "source": self.name,
@@ -169,8 +224,8 @@ class HubSource:
             "revision": self.revision,
             "downloads": sorted(map(str, downloads)),
             "splits": {
-                name: {"records_read": r.records, "sha256_of_records": r.digest.hexdigest()}
-                for name, r in read.items()
+                name: {"records_read": self._counts[name], "sha256_of_records": digest.hexdigest()}
+                for name, digest in self._digests.items()
             },
         }
 

@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pyarrow
 import pyarrow.parquet
-import torch
 from transformers.utils import logging as transformers_logging
 
 from verl_credit.built_folder import Progress, reuse_or_build
+from verl_credit.precision import one_thread
 from verl_credit.worlds.lab import protocol
 from verl_credit.worlds.lab.config import NAME, PARTS, SIZES, LabConfig, LabPaths, settings_of
-from verl_credit.worlds.lab.encoder import save_encoder, train_encoder
-from verl_credit.worlds.lab.questions import Question, make_splits, to_rows
-from verl_credit.worlds.lab.retrieval import LocalRetriever, recall
-from verl_credit.worlds.lab.tokenizer import make_tokenizer
+from verl_credit.worlds.lab.encoder import train_encoder
+from verl_credit.worlds.lab.evaluate import LocalRetriever, recall
+from verl_credit.worlds.lab.protocol import make_tokenizer
 from verl_credit.worlds.lab.warm_start import warm_start
-from verl_credit.worlds.lab.world import World, make_world
+from verl_credit.worlds.lab.world import Question, World, make_splits, make_world, to_rows
 from verl_credit_retriever.index.search import build_index
 
 # Lengths for recipes, in tokens of the lab's tokenizer. A response has at most
@@ -42,7 +39,6 @@ def build_lab(
     world_seed: int = 0,
     size: str = "full",
     progress: Progress = lambda share, text: None,
-    rebuild: bool = False,
 ) -> LabPaths:
     """Build the lab of ``world_seed`` in ``directory``, or reuse a valid one.
 
@@ -62,19 +58,8 @@ def build_lab(
             return _fill(LabPaths(folder), SIZES[size], world_seed, progress)
 
     settings = settings_of(world_seed, size)
-    reuse_or_build(directory, settings, fill, parts=PARTS, name=NAME, progress=progress, rebuild=rebuild)
+    reuse_or_build(directory, settings, fill, parts=PARTS, name=NAME, progress=progress)
     return LabPaths(directory)
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Inside the block torch computes with one thread."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _fill(paths: LabPaths, config: LabConfig, seed: int, progress: Progress) -> dict:
@@ -92,7 +77,8 @@ def _fill(paths: LabPaths, config: LabConfig, seed: int, progress: Progress) -> 
         on_step=lambda step: progress(0.05 * step / config.encoder_steps, f"encoder: step {step}"),
     )  # fmt: skip
     transformers_logging.disable_progress_bar()
-    save_encoder(encoder, tokenizer, paths.encoder)
+    encoder.save_pretrained(paths.encoder)
+    tokenizer.save_pretrained(paths.encoder)
     progress(0.05, "index")
     build_index(paths.corpus, paths.encoder, paths.index)
     retriever = LocalRetriever(paths.encoder, paths.index)
@@ -111,9 +97,8 @@ def _fill(paths: LabPaths, config: LabConfig, seed: int, progress: Progress) -> 
 
 
 def _write_corpus(world: World, path: Path) -> None:
-    with open(path, "w") as lines:
-        for article in world.articles.values():
-            lines.write(json.dumps({"id": article.id, "contents": article.contents}) + "\n")
+    rows = ({"id": article.id, "contents": article.contents} for article in world.articles.values())
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def _measure_recall(retriever: LocalRetriever, questions: list[Question]) -> dict[str, float]:

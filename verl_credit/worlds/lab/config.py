@@ -7,11 +7,27 @@ from pathlib import Path
 
 from verl_credit.built_folder import MANIFEST
 from verl_credit.worlds.lab.demos import DemoStyle
-from verl_credit.worlds.lab.tiny_policy import WarmStart
 from verl_credit.worlds.lab.world import WorldSize
 
 # Increase this whenever a build would give another lab than before; cached labs are then rebuilt.
 GENERATOR_VERSION = 2
+
+
+@dataclass(frozen=True)
+class WarmStart:
+    """The supervised stage."""
+
+    steps: int = 1000
+    batch: int = 16
+    muon_lr: float = 0.02
+    adamw_lr: float = 3e-3
+    weight_decay: float = 0.05
+    warmup: int = 30
+    short_share: float = 0.35
+    """the first ``short_steps`` use only this share of the demonstrations, the shortest ones"""
+    short_steps: int = 300
+    name_weight: float = 2.0
+    """weight of name tokens in the loss, because copying is hard to learn"""
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,7 @@ from verl_credit.worlds.lab.protocol import (
     prompt_text,
     search_turn,
 )
-from verl_credit.worlds.lab.questions import Question
-from verl_credit.worlds.lab.world import Article
+from verl_credit.worlds.lab.world import Article, Question
 
 Search = Callable[[str], list[Article]]  # query -> result list, best first
 

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable
-from pathlib import Path
 
 import torch
 from torch import nn
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
-from verl_credit.worlds.lab.questions import make_questions
-from verl_credit.worlds.lab.tokenizer import name_groups
-from verl_credit.worlds.lab.world import RELATIONS, Article, World
+from verl_credit.worlds.lab.protocol import name_groups
+from verl_credit.worlds.lab.world import RELATIONS, World, make_questions
 
 QUERY, PASSAGE = "query: ", "passage: "
 TEMPERATURE = 0.05
@@ -41,9 +39,9 @@ def train_encoder(
     with torch.random.fork_rng():
         torch.manual_seed(rng.randrange(2**31))
         model = BertModel(_config(len(tokenizer), hidden, tokenizer.pad_token_id))
-    pairs = [
-        (_encode(tokenizer, QUERY + q), _encode(tokenizer, PASSAGE + p)) for q, p in _pairs(world, noise, rng)
-    ]
+    texts = [(QUERY + query, PASSAGE + article) for query, article in _pairs(world, noise, rng)]
+    encoded = ((tokenizer.encode(text, add_special_tokens=False) for text in pair) for pair in texts)
+    pairs = [tuple(map(torch.tensor, pair)) for pair in encoded]
     permute = NamePermuter(name_groups(tokenizer, world), len(tokenizer), rng.randrange(2**31))
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.01)
     model.train()
@@ -62,12 +60,6 @@ def train_encoder(
     return model.eval()
 
 
-def save_encoder(model: BertModel, tokenizer: PreTrainedTokenizerFast, directory: Path) -> None:
-    """Model and tokenizer in Hugging Face format."""
-    model.save_pretrained(directory)
-    tokenizer.save_pretrained(directory)
-
-
 def embed(model: BertModel, rows: list[torch.Tensor], pad: int) -> torch.Tensor:
     """Mean over the real tokens of the last hidden states, L2-normalised: [B, D]."""
     ids_B_T = nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=pad)
@@ -78,10 +70,8 @@ def embed(model: BertModel, rows: list[torch.Tensor], pad: int) -> torch.Tensor:
 
 
 class NamePermuter:
-    """Random permutations of the name tokens as lookup tables: ``table[ids]`` renames a token sequence.
-
-    Names are exchanged only with names of their own kind, so that a town's name remains a town's name.
-    """
+    """Random permutations of the name tokens as lookup tables: ``table[ids]`` renames a token sequence. Names are exchanged
+    only with names of their own kind, so that a town's name remains a town's name."""
 
     def __init__(self, groups: Iterable[list[int]], vocab_size: int, seed: int):
         self._groups, self._vocab_size = [torch.tensor(group) for group in groups], vocab_size
@@ -103,17 +93,12 @@ def _pairs(world: World, noise: float, rng: random.Random) -> list[tuple[str, st
     ]
     for question in make_questions(world, "train", len(wanted), rng, repeat=True):
         wanted.append((question.text, question.path[0], question.relations[0]))
-    return [(query, _article(world, name, relation, noise, rng).contents) for query, name, relation in wanted]
-
-
-def _article(world: World, name: str, relation: str, noise: float, rng: random.Random) -> Article:
-    if rng.random() < noise:
-        relation = rng.choice([r for r in RELATIONS[world.entities[name].kind] if r != relation])
-    return world.articles[name, relation]
-
-
-def _encode(tokenizer: PreTrainedTokenizerFast, text: str) -> torch.Tensor:
-    return torch.tensor(tokenizer.encode(text, add_special_tokens=False))
+    pairs = []
+    for query, name, relation in wanted:
+        if rng.random() < noise:
+            relation = rng.choice([r for r in RELATIONS[world.entities[name].kind] if r != relation])
+        pairs.append((query, world.articles[name, relation].contents))
+    return pairs
 
 
 def _config(vocab_size: int, hidden: int, pad: int) -> BertConfig:

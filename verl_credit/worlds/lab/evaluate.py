@@ -1,18 +1,53 @@
-"""Multi-turn rollouts in one process and their exact match, for the gate on dev questions."""
+"""Search over the lab's index and multi-turn rollouts in one process, for the build and its gate on dev questions; training
+uses the retriever service."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from transformers import PreTrainedTokenizerFast
 
 from verl_credit.policy.generation import BatchGenerator, SamplingParams
 from verl_credit.turns.reward.qa import exact_match, extract_answer
 from verl_credit.worlds.lab import protocol
-from verl_credit.worlds.lab.questions import Question
-from verl_credit.worlds.lab.retrieval import LocalRetriever
+from verl_credit.worlds.lab.world import Question
+from verl_credit_retriever.encoder import SentenceEncoder
+from verl_credit_retriever.index.search import SearchIndex
+
+
+class LocalRetriever:
+    """Finds documents for queries; every distinct query is searched once."""
+
+    def __init__(self, encoder: Path, index: Path, *, k: int = protocol.TOP_K):
+        self._encoder, self._index, self._k = SentenceEncoder(encoder), SearchIndex.load(index), k
+        self._index.check_encoder(self._encoder)
+        self._known: dict[str, list[dict]] = {}
+
+    @property
+    def fingerprint(self) -> str:
+        """The index's fingerprint, as its server reports it."""
+        return self._index.fingerprint
+
+    def search(self, queries: Iterable[str]) -> list[list[dict]]:
+        """Returns for each query the k best documents ({"id", "contents"}), best first."""
+        queries = list(queries)
+        missing = sorted(set(queries) - self._known.keys())
+        if missing:
+            results = self._index.search(self._encoder.encode_queries(missing), self._k)
+            self._known |= {q: [doc for doc, _ in hits] for q, hits in zip(missing, results, strict=True)}
+        return [self._known[q] for q in queries]
+
+
+def recall(retriever: LocalRetriever, queries: list[str], gold_ids: list[str]) -> dict[int, float]:
+    """Share of queries whose gold article is among the first 1, 2, ... k results."""
+    ranked = [[doc["id"] for doc in hits] for hits in retriever.search(queries)]
+    return {
+        k: sum(gold in ids[:k] for ids, gold in zip(ranked, gold_ids, strict=True)) / len(ranked)
+        for k in range(1, max(map(len, ranked)) + 1)
+    }
 
 
 @dataclass
@@ -89,18 +124,17 @@ class Roller:
 def summarize(rollouts: Sequence[Rollout]) -> dict[str, float]:
     """Exact match (all, per number of hops, among answered), answered share, searches and lengths."""
     answered = [r for r in rollouts if r.answer is not None]
+    policy_tokens = _mean([sum(r.response_mask) for r in rollouts])
     summary = {
         "em": _mean([r.em for r in rollouts]),
         "answered": len(answered) / len(rollouts),
         "em_answered": _mean([r.em for r in answered]),
         "searches": _mean([len(r.found_ids) for r in rollouts]),
-        "policy_tokens": _mean([sum(r.response_mask) for r in rollouts]),
+        "policy_tokens": policy_tokens,
         "response_tokens": _mean([len(r.response_ids) for r in rollouts]),
         "response_tokens_max": max(len(r.response_ids) for r in rollouts),
+        "gram_token_share": _mean([r.gram_tokens for r in rollouts]) / max(policy_tokens, 1.0),
     }
-    summary["gram_token_share"] = _mean([r.gram_tokens for r in rollouts]) / max(
-        summary["policy_tokens"], 1.0
-    )
     for hops in sorted({r.question.hops for r in rollouts}):
         summary[f"em_{hops}hop"] = _mean([r.em for r in rollouts if r.question.hops == hops])
     return summary

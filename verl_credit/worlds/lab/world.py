@@ -1,4 +1,5 @@
-"""The encyclopedia: people, companies, towns and works with one-word names, and the relations among them.
+"""The encyclopedia: people, companies, towns and works with one-word names, and the relations among them; and questions of
+one to three hops over it, which only the articles can answer.
 
 Every entity has three articles, one per relation: a title line (the entity's name) and a sentence with the fact. A name
 is one token of the lab's tokenizer, so that an answer can be copied in one step. Names are drawn at random, so that they
@@ -8,7 +9,10 @@ cannot be guessed.
 from __future__ import annotations
 
 import random
+from bisect import bisect
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import accumulate
 
 # kind -> relation -> kind of the value. All relations are single words, so that no length reveals one. The three values
 # of an entity have three different kinds, none of them its own: the relation determines the kind of name to look for.
@@ -20,6 +24,8 @@ RELATIONS = {
 }
 FILLER = ("quiet", "famous", "small", "modern", "proud", "busy", "rich", "strange", "gentle", "bold")
 SPLITS = {"train": 0.70, "dev": 0.15, "test": 0.15}
+
+HOP_SHARES = {1: 0.3, 2: 0.5, 3: 0.2}
 
 _ONSETS = (*"bdfghjklmnprstvwz", "br", "dr", "gl", "kr", "pl", "tr", "st")
 _VOWELS = tuple("aeiou")
@@ -37,9 +43,6 @@ class WorldSize:
     train: int = 2048
     dev: int = 384
     test: int = 512
-
-    def per_kind(self) -> dict[str, int]:
-        return {"person": self.people, "company": self.companies, "town": self.towns, "work": self.works}
 
 
 @dataclass(frozen=True)
@@ -86,13 +89,13 @@ def make_world(seed: int, size: WorldSize) -> World:
     to answer a training question.
     """
     rng = random.Random(f"world {seed}")
-    per_kind = size.per_kind()
-    names = make_names(rng, sum(per_kind.values()))
+    per_kind = {"person": size.people, "company": size.companies, "town": size.towns, "work": size.works}
+    names, ends = make_names(rng, sum(per_kind.values())), list(accumulate(SPLITS.values()))
     entities: dict[str, Entity] = {}
     for kind, count in per_kind.items():
         for position in range(count):
-            name = names[len(entities)]
-            entities[name] = Entity(name, kind, _split_at((position + 0.5) / count))
+            name, split = names[len(entities)], list(SPLITS)[bisect(ends, (position + 0.5) / count)]
+            entities[name] = Entity(name, kind, split)
     members: dict[tuple[str, str], list[str]] = {}
     for entity in entities.values():
         members.setdefault((entity.kind, entity.split), []).append(entity.name)
@@ -100,7 +103,10 @@ def make_world(seed: int, size: WorldSize) -> World:
     for entity in entities.values():
         for relation, value_kind in RELATIONS[entity.kind].items():
             value = rng.choice(members[value_kind, entity.split])
-            articles[entity.name, relation] = _write(rng, entity, relation, value)
+            fact, filler = f"ith {relation} {value}", f" {rng.choice(FILLER)} {entity.kind}"
+            text = rng.choice((f"A{filler} w{fact}.", f"W{fact}, a{filler}."))
+            own = f"{entity.name}-{relation}"
+            articles[entity.name, relation] = Article(own, entity.name, relation, value, text)
     return World(entities, articles)
 
 
@@ -121,16 +127,95 @@ def make_names(rng: random.Random, count: int) -> list[str]:
     return ordered
 
 
-def _split_at(fraction: float) -> str:
-    edge = 0.0
-    for split, share in SPLITS.items():
-        edge += share
-        if fraction < edge:
-            return split
-    return split
+@dataclass(frozen=True)
+class Question:
+    """``path`` is the start and every entity reached; ``relations[i]`` leads from path[i] to path[i + 1]."""
+
+    path: tuple[str, ...]
+    relations: tuple[str, ...]
+
+    @property
+    def text(self) -> str:
+        chain = " of the ".join(reversed(self.relations))
+        return f"What is the {chain} of {self.path[0]}?"
+
+    @property
+    def gold(self) -> str:
+        return self.path[-1]
+
+    @property
+    def hops(self) -> int:
+        return len(self.relations)
+
+    @property
+    def gold_ids(self) -> list[str]:
+        """Ids of the needed articles in hop order; the last one contains the answer."""
+        return [f"{name}-{relation}" for name, relation in zip(self.path, self.relations, strict=False)]
 
 
-def _write(rng: random.Random, entity: Entity, relation: str, value: str) -> Article:
-    fact, filler = f"ith {relation} {value}", f" {rng.choice(FILLER)} {entity.kind}"
-    text = rng.choice((f"A{filler} w{fact}.", f"W{fact}, a{filler}."))
-    return Article(f"{entity.name}-{relation}", entity.name, relation, value, text)
+def make_questions(
+    world: World,
+    split: str,
+    count: int,
+    rng: random.Random,
+    *,
+    hop_shares: dict[int, float] = HOP_SHARES,
+    repeat: bool = False,
+) -> list[Question]:
+    """``count`` questions over entities of one split, hops in the given shares, all different unless ``repeat``.
+
+    No entity and no relation occurs twice on a path, so the question never contains the gold answer. Raises ValueError
+    when the split has too few entities for that many different questions.
+    """
+    starts = world.names(split)
+    hops_wanted = [hops for hops, share in hop_shares.items() for _ in range(round(count * share))]
+    hops_wanted += [max(hop_shares, key=hop_shares.get)] * (count - len(hops_wanted))
+    hops_wanted = hops_wanted[:count]
+    rng.shuffle(hops_wanted)
+    seen: set[Question] = set()
+    questions = []
+    for hops in hops_wanted:
+        for _ in range(1000):
+            question = _walk(world, rng.choice(starts), hops, rng)
+            if question and (repeat or question not in seen):
+                break
+        else:
+            raise ValueError(f"split {split!r} has too few entities ({len(starts)}) for {count} questions")
+        seen.add(question)
+        questions.append(question)
+    return questions
+
+
+def make_splits(world: World, size: WorldSize, seed: int) -> dict[str, list[Question]]:
+    """The questions of train, dev and test."""
+    return {
+        split: make_questions(world, split, getattr(size, split), random.Random(f"{split} {seed}"))
+        for split in SPLITS
+    }
+
+
+def _walk(world: World, start: str, hops: int, rng: random.Random) -> Question | None:
+    path, relations = [start], []
+    for _ in range(hops):
+        relation = rng.choice(sorted(RELATIONS[world.entities[path[-1]].kind]))
+        value = world.value(path[-1], relation)
+        if value in path or relation in relations:
+            return None
+        relations.append(relation)
+        path.append(value)
+    return Question(tuple(path), tuple(relations))
+
+
+def to_rows(questions: Iterable[Question], split: str) -> list[dict]:
+    """Rows of verl's parquet format."""
+    return [
+        {
+            "data_source": "lab",
+            "prompt": [{"role": "user", "content": q.text}],
+            "ability": "search",
+            "reward_model": {"style": "rule", "ground_truth": {"target": [q.gold], "form": "tag"}},
+            "extra_info": {"index": index, "split": split, "question": q.text}
+            | {"hops": q.hops, "gold_ids": q.gold_ids},
+        }
+        for index, q in enumerate(questions)
+    ]

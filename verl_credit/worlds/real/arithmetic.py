@@ -15,9 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 
 from verl_credit.turns.reward.qa import BOXED
-from verl_credit.worlds.data.catalogue import DataSet
+from verl_credit.worlds.data.catalogue import DataSet, read_fields
 from verl_credit.worlds.data.output import SCHEMA, to_row
-from verl_credit.worlds.data.readers import read_fields
 from verl_credit.worlds.data.records import Record
 
 ARITHMETIC = DataSet("arithmetic", read_fields, "question, answer", form=BOXED, ability="math")
@@ -36,7 +35,7 @@ def make_records(seed: int, count: int) -> list[Record]:
     if not 0 <= count <= len(problems):
         raise ValueError(f"count={count}: expected 0 to {len(problems)}, the number of different questions")
     random.Random(seed).shuffle(problems)
-    return [Record(_question(text), [str(answer)], id=text) for text, answer in problems[:count]]
+    return [Record(f"What is {text}?", [str(answer)], id=text) for text, answer in problems[:count]]
 
 
 def write_arithmetic(folder: Path | str, seed: int = 0, train: int = 600, test: int = 256) -> None:
@@ -49,11 +48,9 @@ def write_arithmetic(folder: Path | str, seed: int = 0, train: int = 600, test: 
     pairs: dict[tuple[str, ...], list[Record]] = {}
     for record in every:
         first, sign, second = record.id.split()
-        pairs.setdefault(
-            (first, sign, second) if sign == "-" else (sign, *sorted((first, second))), []
-        ).append(record)
-    held_out: list[Record] = []
-    rest: list[Record] = []
+        pair = (first, sign, second) if sign == "-" else (sign, *sorted((first, second)))
+        pairs.setdefault(pair, []).append(record)
+    held_out, rest = [], []
     for pair in pairs.values():
         (held_out if len(held_out) + len(pair) <= test else rest).extend(pair)
     if len(held_out) < test or len(rest) < train:
@@ -77,13 +74,9 @@ def _problems() -> list[tuple[str, int]]:
     return [problem for problem in problems if problem not in EXAMPLES]
 
 
-def _question(text: str) -> str:
-    return f"What is {text}?"
-
-
 def messages(question: str) -> list[dict[str, str]]:
     chat = []
     for text, answer in WORKED:
-        chat.append({"role": "user", "content": _question(text)})
+        chat.append({"role": "user", "content": f"What is {text}?"})
         chat.append({"role": "assistant", "content": f"Let me think: {text} = {answer}. \\boxed{{{answer}}}"})
     return [*chat, {"role": "user", "content": question}]

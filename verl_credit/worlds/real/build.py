@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
+import json
 import shutil
 from collections.abc import Callable, Mapping
 from contextlib import redirect_stderr
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -13,19 +17,15 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 
 from verl_credit.built_folder import Progress, read_manifest, reuse_or_build, sha256_of
 from verl_credit.worlds.real.arithmetic import WORKED, write_arithmetic
-from verl_credit.worlds.real.multihop import View, start_settings, write_questions, write_start
+from verl_credit.worlds.real.multihop import View, WarmStart, write_questions, write_start
 from verl_credit.worlds.real.packages import ENCODER, INSTALL, POLICY, RealError, folder_of
 
 VERSION = 2  # increased whenever a build would give other files than before
 LAYERS = {"full": None, "tiny": 2}
 ARITHMETIC = {"train": 600, "test": 256}
 POLICY_FILES = (
-    "config.json",
-    "generation_config.json",
-    "model.safetensors",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "chat_template.jinja",
+    *("config.json", "generation_config.json", "model.safetensors"),
+    *("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"),
 )
 # The names that a build may replace in each folder.
 PARTS = {
@@ -56,17 +56,15 @@ def build_real(
     seed: int = 0,
     progress: Progress = lambda share, text: None,
 ) -> RealPaths:
-    """Build the folders of this task's recipes in ``directory``; multihop needs ``questions`` and ``view``.
-
-    Raises RealError, and FileExistsError for a folder that holds other files.
-    """
+    """Build the folders of this task's recipes in ``directory``; multihop needs ``questions`` and ``view``. Raises
+    RealError, and FileExistsError for a folder that holds other files."""
     paths = RealPaths(Path(directory).expanduser().resolve())
     build_policy(paths, size, progress)
     if task == "arithmetic":
         build_arithmetic(paths, seed, progress)
-        return paths
-    build_encoder(paths, progress)
-    build_multihop(paths, questions, view, seed, progress)
+    else:
+        build_encoder(paths, progress)
+        build_multihop(paths, questions, view, seed, progress)
     return paths
 
 
@@ -108,35 +106,20 @@ def build_multihop(paths: RealPaths, questions: str, view: View, seed: int, prog
         raise RealError(f"real.questions={questions} is a folder; expected a file, or OWNER/NAME on the hub")
     read = sha256_of(file) if file.is_file() else questions
     source = {"questions": read, "seed": seed}
+    fill = partial(write_questions, encoder=paths.encoder, questions=questions, seed=seed)
+    _part(paths.multihop, source, fill, progress)
+    policy = {"policy": read_manifest(paths.policy, "the policy")["files"]}
+    determines = json.dumps([asdict(view), asdict(WarmStart()), source, policy], sort_keys=True)
+    settings = {"made_of": hashlib.sha256(determines.encode()).hexdigest()}
+    made = {"policy": paths.policy, "encoder": paths.encoder, "multihop": paths.multihop}
     _part(
-        paths.multihop,
-        source,
-        lambda folder: write_questions(folder, paths.encoder, questions, seed),
-        progress,
-    )
-    settings = start_settings(view, source, {"policy": read_manifest(paths.policy, "the policy")["files"]})
-    _part(
-        paths.start,
-        settings,
-        lambda folder: write_start(folder, paths.policy, paths.encoder, paths.multihop, view, seed, progress),
-        progress,
+        paths.start, settings, partial(write_start, **made, view=view, seed=seed, progress=progress), progress
     )
 
 
-def _part(
-    folder: Path,
-    settings: Mapping[str, object],
-    fill: Callable[[Path], Mapping[str, object]],
-    progress: Progress,
-) -> None:
-    reuse_or_build(
-        folder,
-        {"version": VERSION, **settings},
-        fill,
-        parts=PARTS[folder.name],
-        name=f"the {folder.name}",
-        progress=progress,
-    )
+def _part(folder: Path, settings: Mapping, fill: Callable[[Path], Mapping], progress: Progress) -> None:
+    name, settings = f"the {folder.name}", {"version": VERSION, **settings}
+    reuse_or_build(folder, settings, fill, parts=PARTS[folder.name], name=name, progress=progress)
 
 
 TURN_END, PAD = "<|im_end|>", "<|endoftext|>"

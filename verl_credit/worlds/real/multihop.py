@@ -1,13 +1,15 @@
-"""HotpotQA's questions in two halves, the index of their paragraphs, and the policy's supervised start on one half."""
+"""HotpotQA's questions in two halves, the index of their paragraphs, and the policy's supervised start on one half: on
+demonstrations of a search over two articles, with the index's real results."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import random
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import compress
 from pathlib import Path
 
@@ -18,10 +20,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from verl_credit.built_folder import Progress
 from verl_credit.precision import cpu_precision
-from verl_credit.turns.search.protocol import Page
+from verl_credit.turns.search.protocol import SCHEMA, Page, format_pages
 from verl_credit.worlds.data.prepare import prepare
 from verl_credit.worlds.data.records import PrepareError
-from verl_credit.worlds.real.demonstrations import Supported, demonstrations, encode
 from verl_credit.worlds.real.packages import RealError
 from verl_credit.worlds.supervised import token_losses, updates
 from verl_credit_retriever.encoder import SentenceEncoder
@@ -30,6 +31,7 @@ from verl_credit_retriever.index.search import SearchIndex
 
 MOST, HELD_OUT = 70, 35
 Demo = tuple[list[int], list[int]]  # token ids, 1 where the policy wrote the token
+Search = Callable[[str], list[Page]]  # query -> pages, best first
 
 
 @dataclass(frozen=True)
@@ -67,12 +69,100 @@ def write_questions(folder: Path, encoder: Path, questions: str, seed: int) -> M
         raise RealError(f"real.questions={questions}: no paragraphs; expected HotpotQA's distractor setting, whose "
                         "questions have ten paragraphs each")  # fmt: skip
     build_index(folder / "data" / "corpus.jsonl", _encoder(encoder), folder / "index")
-    return {name: counts for name, counts in tally.files.items()}
+    return tally.files
 
 
 def _encoder(folder: Path) -> SentenceEncoder:
     """The encoder, which was trained without prefixes."""
     return SentenceEncoder(folder, query_prefix="", passage_prefix="")
+
+
+@dataclass(frozen=True)
+class Supported:
+    """A question with the titles of the articles that support its answer."""
+
+    prompt: list[dict]
+    question: str
+    answer: str
+    titles: tuple[str, ...]
+
+    @classmethod
+    def of(cls, row: dict) -> Supported:
+        """The question of a row of `prepare`."""
+        about, (answer, *_) = row["extra_info"], row["reward_model"]["ground_truth"]["target"]
+        return cls(row["prompt"], about["question"], answer, tuple(about["supporting"]))
+
+
+def demonstrations(question: Supported, search: Search, max_page_chars: int) -> list[list[dict]]:
+    """Conversations that end with the answer, one per first query.
+
+    The first query is the question itself, or the title of an article that the question names; the next one is the title
+    of an article that is not among the pages yet, if the question or a page names it. A title that neither names, and an
+    answer that is on no page, would teach the policy to invent things: such conversations are dropped. Answers yes and no
+    are on no page and are kept when every article is among the pages.
+    """
+    if not question.titles:
+        return []
+    named = [title for title in map(_plain, question.titles) if title in question.question]
+    queries = [question.question, *named[:1]]
+    conversations = (_converse(question, first, search, max_page_chars) for first in queries)
+    return [messages for messages in conversations if messages is not None]
+
+
+def _converse(question: Supported, first: str, search: Search, max_page_chars: int) -> list[dict] | None:
+    messages, read, seen, query = list(question.prompt), "", set(), first
+    while query is not None:
+        pages = search(query)
+        text = format_pages(pages, max_page_chars)
+        function = {"name": SCHEMA["function"]["name"], "arguments": {"query": query}}
+        calls = [{"type": "function", "function": function}]
+        messages += [
+            {"role": "assistant", "content": "", "tool_calls": calls},
+            {"role": "tool", "content": text},
+        ]
+        read += text
+        seen |= {page.title for page in pages}
+        known = question.question + read
+        left = [t for t in question.titles if t not in seen and _plain(t) != query and _plain(t) in known]
+        more = left and len(messages) < 2 * len(question.titles) + len(question.prompt)
+        query = _plain(left[0]) if more else None
+    proven = set(question.titles) <= seen if question.answer in ("yes", "no") else question.answer in read
+    answer = {"role": "assistant", "content": f"<answer>{question.answer}</answer>"}
+    return [*messages, answer] if proven else None
+
+
+def _plain(title: str) -> str:
+    """The title without its qualifier: "Kiss and Tell (1945 film)" becomes "Kiss and Tell"."""
+    return re.sub(r" \([^)]*\)$", "", title)
+
+
+def encode(messages: Sequence[dict], tokenizer, chat_template: str) -> tuple[list[int], list[int]]:
+    """(token ids, 1 where the policy writes), as the chat template writes the conversation.
+
+    The policy writes the template's text after the header of an assistant's turn, its end included. Raises RealError for a
+    template that leaves a call out, or that writes earlier turns in another way when a turn follows.
+    """
+    render = partial(
+        tokenizer.apply_chat_template, tools=[SCHEMA], chat_template=chat_template, tokenize=False
+    )
+    ids, mask, text = [], [], ""
+    for n, message in enumerate(messages):
+        if message["role"] == "assistant":
+            before = render(messages[:n], add_generation_prompt=True)
+            answered = render(messages[: n + 1]).rstrip("\n")
+            if not before.startswith(text) or not answered.startswith(before):
+                raise RealError("the chat template writes earlier turns in another way when a turn follows")
+            for call in message.get("tool_calls", ()):
+                query = call["function"]["arguments"]["query"]
+                if json.dumps(query, ensure_ascii=False) not in answered[len(before) :]:
+                    raise RealError(
+                        f"the chat template leaves out the search for {query!r}; expected one that writes tools"
+                    )
+            for part, by_policy in ((before[len(text) :], 0), (answered[len(before) :], 1)):
+                new = tokenizer.encode(part, add_special_tokens=False)
+                ids, mask = ids + new, mask + [by_policy] * len(new)
+            text = answered
+    return ids, mask
 
 
 def write_start(
@@ -85,12 +175,16 @@ def write_start(
 
     def search(query: str) -> list[Page]:
         (hits,) = index.search(ask.encode_queries([query]), view.topk)
-        return [_page(document, score) for document, score in hits]
+        pages = []
+        for document, score in hits:
+            title, _, text = document["contents"].partition("\n")
+            pages.append(Page(document["id"], title, text, score))
+        return pages
 
     conversations = [
         messages
-        for question in _training_questions(multihop)
-        for messages in demonstrations(question, search, view.max_page_chars)
+        for row in parquet.read_table(multihop / "data" / "train.parquet").to_pylist()
+        for messages in demonstrations(Supported.of(row), search, view.max_page_chars)
     ]
     try:
         written = [encode(messages, tokenizer, view.chat_template) for messages in conversations]
@@ -124,32 +218,6 @@ def write_start(
         "warm_start": asdict(style),
         "precision": precision,
     }
-
-
-def start_settings(
-    view: View, questions: Mapping[str, object], policy: Mapping[str, object]
-) -> dict[str, object]:
-    """The settings that determine a start's weights."""
-    text = json.dumps([asdict(view), asdict(WarmStart()), questions, policy], sort_keys=True)
-    return {"made_of": hashlib.sha256(text.encode()).hexdigest()}
-
-
-def _training_questions(multihop: Path) -> list[Supported]:
-    rows = parquet.read_table(multihop / "data" / "train.parquet").to_pylist()
-    return [
-        Supported(
-            prompt=row["prompt"],
-            question=row["extra_info"]["question"],
-            answer=row["reward_model"]["ground_truth"]["target"][0],
-            titles=tuple(row["extra_info"]["supporting"]),
-        )
-        for row in rows
-    ]
-
-
-def _page(document: Mapping[str, str], score: float) -> Page:
-    title, _, text = document["contents"].partition("\n")
-    return Page(document["id"], title, text, score)
 
 
 def train(

@@ -123,16 +123,14 @@ class Protocol:
                 name, arguments = call["name"], json.dumps(call["arguments"], ensure_ascii=False)
             except (ValueError, KeyError, TypeError, RecursionError):
                 continue
-            if isinstance(name, str):
-                checked.append(self._checked(name, arguments))
+            if name == SEARCH:
+                refused, query = bad_query_reason(arguments)
+                checked.append(Call(name, arguments, query, refused))
+            elif isinstance(name, str):
+                written = without_markup(name.encode("utf-8", "replace").decode("utf-8"), self._control)
+                refused = f"Error: there is no tool {written!r}; available: {SEARCH}."
+                checked.append(Call(name, arguments, "", refused))
         return tuple(checked[: self.limits.max_parallel_calls])
-
-    def _checked(self, name: str, arguments: str) -> Call:
-        if name != SEARCH:
-            written = without_markup(name.encode("utf-8", "replace").decode("utf-8"), self._control)
-            return Call(name, arguments, "", f"Error: there is no tool {written!r}; available: {SEARCH}.")
-        refused, query = bad_query_reason(arguments)
-        return Call(name, arguments, query, refused)
 
     def _message(self, documents: Sequence[dict]) -> str:
         pages = []

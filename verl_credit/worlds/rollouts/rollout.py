@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -75,11 +76,10 @@ def roll(
     """
     paths: list[list[list[Step]]] = [[[] for _ in range(start.count)] for start in starts]
     # turn number -> context -> (its state, the trajectories in it)
-    waiting: dict[int, dict[Ids, tuple[State, list[tuple[int, int]]]]] = {}
+    waiting: dict[int, dict[Ids, Node]] = defaultdict(dict)
 
     def put(state: State, owner: int, particle: int) -> None:
-        places = waiting.setdefault(state.turn, {})
-        places.setdefault(state.ids, (state, []))[1].append((owner, particle))
+        waiting[state.turn].setdefault(state.ids, (state, []))[1].append((owner, particle))
 
     for owner, start in enumerate(starts):
         for particle in range(start.count):
@@ -102,11 +102,8 @@ def numbers(
 ) -> np.ndarray:
     """Uniform numbers [particles, budget]; particles of one start are neighbours in ``at``. ``of``: what they are for,
     where it is not the text."""
-    counts: dict[int, int] = {}
-    for owner, _ in at:
-        counts[owner] = counts.get(owner, 0) + 1
     drawn = {
         owner: iter(uniforms(*starts[owner].key, digest(state.ids), *of, particles=n, tokens=budget))
-        for owner, n in counts.items()
+        for owner, n in Counter(owner for owner, _ in at).items()
     }
     return np.stack([next(drawn[owner]) for owner, _ in at])

@@ -1,36 +1,80 @@
-"""Measures an update of a saved step on its rollouts, and summarises the result in a few lines."""
+"""`verl-credit probe --checkpoint RUN/checkpoints/global_step_N`: does one update change the entropy as first order says?
+
+The update of a saved step is measured on rollouts of its policy.
+"""
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import torch
+from typer import Argument, Option
 
-from verl_credit.cli.probe.fresh_rollouts import collect
-from verl_credit.cli.saved_run import SavedStep
-from verl_credit.errors import ConfigError
-from verl_credit.records.run.tables import ROLLOUTS, table_path
-from verl_credit.study.probe.checkpoint import build_model, read_checkpoint
-from verl_credit.study.probe.distribution import Sampling
-from verl_credit.study.probe.measure import Objective, Probe
-from verl_credit.study.probe.rollouts import RolloutFacts, Rollouts, read_rollouts
-from verl_credit.study.probe.settings import ProbeSettings
+from verl_credit.cli.command import ends
+from verl_credit.cli.saved_run import SavedStep, saved_step
+from verl_credit.errors import ConfigError, ExitCode
+from verl_credit.records.run.files import plain, write_text
+from verl_credit.records.run.progress import Throttled, say_at_once
+
+if TYPE_CHECKING:  # these import torch, which --help does without
+    import torch
+
+    from verl_credit.study.probe.rollouts import RolloutFacts, Rollouts
+    from verl_credit.study.probe.settings import ProbeSettings
+
+RESULT, PICTURE = "probe.json", "probe.png"
 
 
-def with_mini_batch(settings: ProbeSettings, saved: SavedStep) -> ProbeSettings:
-    """Sets the number of prompts to ``ppo_mini_batch_size``, from which the run makes an update."""
-    batch = settings.batch_config
-    if batch.B_U is None:
-        batch = batch.model_copy(
-            update={"B_U": int(saved.config.actor_rollout_ref.actor.ppo_mini_batch_size)}
-        )
-    return settings.model_copy(update={"batch_config": batch})
+@ends("probe", ValueError, OSError, failed={RuntimeError: ExitCode.FAILED})
+def probe(
+    checkpoint: Annotated[Path, Option(help="RUN/checkpoints/global_step_N")],
+    config: Annotated[
+        Path | None, Option(help="the probe's file (docs/probe.md); defaults where not given")
+    ] = None,
+    out: Annotated[
+        Path | None, Option(help="a folder for the result; probes/RUN-step-N beside the run")
+    ] = None,
+    overrides: Annotated[
+        list[str], Argument(help="Hydra overrides of the run's configuration, for new rollouts")
+    ] = (),
+) -> None:
+    """Exit code 1 where the trainer's step or the measurement fails; nothing is written then."""
+    from verl_credit.recipe.doctor.network import ray_on_loopback
+
+    ray_on_loopback(os.environ)  # before Ray is imported
+    from verl_credit.config.keys.section import declared
+    from verl_credit.recipe.files import read_tree
+    from verl_credit.records.report.studies.probe_picture import picture
+    from verl_credit.study.probe.settings import ProbeSettings
+
+    settings = declared(ProbeSettings, {} if config is None else read_tree(config), str(config))
+    saved = saved_step(checkpoint)
+    folder = out or saved.run_dir.parent / "probes" / f"{saved.run_dir.name}-step-{saved.step}"
+    if (batch := settings.batch_config).B_U is None:  # the run makes an update of ppo_mini_batch_size prompts
+        prompts = int(saved.config.actor_rollout_ref.actor.ppo_mini_batch_size)
+        settings = settings.model_copy(update={"batch_config": batch.model_copy(update={"B_U": prompts})})
+    print(f"probe: {settings.banner()}")
+    path = rollout_file(saved, folder, settings, overrides)
+    result = run(saved, path, settings, say=Throttled(say_at_once, "probe"))
+    folder.mkdir(parents=True, exist_ok=True)
+    write_text(folder / RESULT, json.dumps(plain(result), indent=1, allow_nan=False) + "\n")
+    (folder / PICTURE).write_bytes(picture(result))
+    print("\n".join(summary(result)))
+    print(f"{folder / RESULT}\n{folder / PICTURE}")
 
 
 def run(saved: SavedStep, path: Path, settings: ProbeSettings, say) -> dict[str, Any]:
     """Probes a checkpoint on the rollouts in ``path``."""
+    import torch
+
+    from verl_credit.study.probe.checkpoint import build_model, read_checkpoint
+    from verl_credit.study.probe.measure import Objective, Probe
+    from verl_credit.study.probe.policy import Sampling
+    from verl_credit.study.probe.rollouts import read_rollouts
+
     rollouts, facts = read_rollouts(path)
     _check_facts(saved, path, facts)
     e, u = divide(rollouts, settings)
@@ -46,37 +90,34 @@ def run(saved: SavedStep, path: Path, settings: ProbeSettings, say) -> dict[str,
         sampling=Sampling(float(facts.temperature), float(facts.top_p)),
         optimizer=checkpoint.optimizer,
         objective=Objective(
-            loss_agg_mode=facts.objective["loss_agg_mode"],
-            loss_scale_factor=facts.objective["loss_scale_factor"],
-            max_grad_norm=facts.objective["grad_clip"],
+            *(facts.objective[key] for key in ("loss_agg_mode", "loss_scale_factor", "grad_clip")),
             tokens=int(saved.config.actor_rollout_ref.rollout.response_length),
         ),
         settings=settings,
         say=say,
     ).measure()
-    return {
-        "checkpoint": str(saved.folder),
-        "step": saved.step,
-        "rollouts": str(path),
-        "notes": notes,
-        **measured,
-    }
+    about = {"checkpoint": str(saved.folder), "step": saved.step, "rollouts": str(path), "notes": notes}
+    return about | measured
 
 
 def divide(rollouts: Rollouts, settings: ProbeSettings) -> tuple[Rollouts, Rollouts]:
     """Returns (E, U), different prompts drawn without replacement with ``batch_config.seed``."""
+    import torch
+
     wanted, prompts = settings.batch_config, rollouts.prompts
-    if len(prompts) < wanted.B_E + wanted.B_U:
-        raise ConfigError(
-            f"batch_config.B_E={wanted.B_E} and batch_config.B_U={wanted.B_U} need {wanted.B_E + wanted.B_U} different "
-            f"prompts, and there are rollouts of {len(prompts)}; ask for fewer, or give another --out for new rollouts"
-        )
+    if len(prompts) < (both := wanted.B_E + wanted.B_U):
+        need = f"batch_config.B_E={wanted.B_E} and batch_config.B_U={wanted.B_U} need {both}"
+        use = f"there are rollouts of {len(prompts)}; ask for fewer, or give another --out for new rollouts"
+        raise ConfigError(f"{need} different prompts, and {use}")
     order = torch.randperm(len(prompts), generator=torch.Generator().manual_seed(wanted.seed)).tolist()
-    u, e = order[: wanted.B_U], order[wanted.B_U : wanted.B_U + wanted.B_E]
+    u, e = order[: wanted.B_U], order[wanted.B_U : both]
     return rollouts.of_prompts([prompts[i] for i in e]), rollouts.of_prompts([prompts[i] for i in u])
 
 
 def rollout_file(saved: SavedStep, folder: Path, settings: ProbeSettings, overrides: Sequence[str]) -> Path:
+    from verl_credit.cli.another_run import collect
+    from verl_credit.records.run.tables import ROLLOUTS, table_path
+
     if settings.generation.source == "stored":
         _refuse_overrides(overrides, "generation.source=stored samples nothing")
         path = table_path(saved.run_dir, ROLLOUTS, saved.step + 1)
@@ -90,16 +131,14 @@ def rollout_file(saved: SavedStep, folder: Path, settings: ProbeSettings, overri
     earlier = table_path(folder / "rollouts", ROLLOUTS, saved.step + 1)
     if earlier.exists():
         _refuse_overrides(overrides, f"{earlier} is there; give another --out for other rollouts")
-        if (folder / "rollouts" / "from" / saved.folder.name / "actor").resolve() != (
-            saved.folder / "actor"
-        ).resolve():
+        actor = folder / "rollouts" / "from" / saved.folder.name / "actor"
+        if actor.resolve() != (saved.folder / "actor").resolve():
             raise ConfigError(f"{earlier}: of another run's step {saved.step}; give another --out")
         print(f"probe: rollouts of an earlier probe, {earlier}")
         return earlier
     prompts = settings.batch_config.B_E + settings.batch_config.B_U
-    print(
-        f"probe: verl's trainer samples rollouts of {prompts} prompts; what it says is in {folder / 'rollouts'}"
-    )
+    said = f"what it says is in {folder / 'rollouts'}"
+    print(f"probe: verl's trainer samples rollouts of {prompts} prompts; {said}")
     return collect(saved.folder, folder / "rollouts", prompts=prompts, overrides=overrides)
 
 
@@ -112,9 +151,8 @@ def _check_facts(saved: SavedStep, path: Path, facts: RolloutFacts) -> None:
     if facts.policy_step != saved.step:
         raise ConfigError(f"{path}: written by the policy of step {facts.policy_step}, not {saved.step}")
     if facts.top_k not in (-1, 0):
-        raise ConfigError(
-            f"{path}: sampled with top_k={facts.top_k}; the probe knows temperature and top_p, expected top_k=-1"
-        )
+        use = "the probe knows temperature and top_p, expected top_k=-1"
+        raise ConfigError(f"{path}: sampled with top_k={facts.top_k}; {use}")
     if facts.temperature == 0:
         raise ConfigError(f"{path}: sampled greedily (temperature=0), which has no entropy to change")
 
@@ -135,9 +173,9 @@ def _left_out(facts: RolloutFacts) -> list[str]:
 
 def _rounded(stored: torch.dtype, used: str) -> list[str]:
     """Names weights stored in half precision, to which training rounds every step."""
-    if stored not in (torch.bfloat16, torch.float16):
-        return []
     name = str(stored).removeprefix("torch.")
+    if name not in ("bfloat16", "float16"):
+        return []
     return [
         f"the checkpoint's weights are {name}: here they are computed with in {used}, but training rounds its steps to "
         f"{name}, so its own change of entropy differs"
