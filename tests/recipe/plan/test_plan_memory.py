@@ -7,8 +7,8 @@ import pytest
 from verl_credit.config.fit import engine_tokens
 from verl_credit.errors import ConfigError
 from verl_credit.policy.attention.pack import KEY_TOKENS, MASK_NUMBERS
-from verl_credit.recipe.machine.facts import Memory
-from verl_credit.recipe.plan import Job, actor_peak, find_hardware, hardware, phases, shape_of
+from verl_credit.recipe.machine import Memory
+from verl_credit.recipe.plan import hardware
 from verl_credit.recipe.plan.activations import (
     answers_attention,
     answers_masks,
@@ -17,10 +17,10 @@ from verl_credit.recipe.plan.activations import (
     log_prob_loss,
     loss,
 )
-from verl_credit.recipe.plan.hardware import GIB, index_bytes
-from verl_credit.recipe.plan.job import Assumptions
-from verl_credit.recipe.plan.memory import engine, gathered, state, update_parts
-from verl_credit.recipe.plan.read_job import read_job
+from verl_credit.recipe.plan.hardware import GIB, find_hardware, find_index
+from verl_credit.recipe.plan.job import Assumptions, Job, read_job
+from verl_credit.recipe.plan.memory import actor_peak, engine, gathered, phases, state, update_parts
+from verl_credit.recipe.plan.model_shape import shape_of
 from verl_credit.recipe.plan.remedies import missing, remedies
 
 SHAPE = shape_of("Qwen/Qwen3-4B")
@@ -187,8 +187,8 @@ def test_a_length_that_the_engine_would_refuse_is_a_problem(length, said):
 
 def test_wiki_18_takes_64_6_gb():
     rows = {"rows": 21_015_324, "dim": 768}
-    assert index_bytes({"index": rows}) == 21_015_324 * 768 * 4 == 64_559_075_328
-    assert index_bytes({"index": {**rows, "kind": "sq8"}}) * 4 == index_bytes({"index": rows})
+    assert find_index({"index": rows}).bytes == 21_015_324 * 768 * 4 == 64_559_075_328
+    assert find_index({"index": {**rows, "kind": "sq8"}}).bytes * 4 == find_index({"index": rows}).bytes
 
 
 # Laws
@@ -373,7 +373,7 @@ def test_wrong_hardware_is_named(name, block, key, value, accepted):
 )
 def test_a_wrong_index_is_named(index, key, value):
     with pytest.raises(ConfigError) as caught:
-        index_bytes({"index": index})
+        find_index({"index": index})
     assert (caught.value.key, caught.value.value) == (key, value) and caught.value.accepted
 
 

@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 import verl_credit
 from verl_credit.errors import one_line
 from verl_credit.names import ADV_ESTIMATOR
-from verl_credit.recipe.machine.facts import GIB, Facts
+from verl_credit.recipe.machine import GIB, Facts
 from verl_credit.records.run.state import deciding_keys
 from verl_credit.records.run.versions import code_version, installed_versions
 from verl_credit.redact import redact

@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from verl_credit.cli.saved_run import CONFIG
 from verl_credit.cli.trials.facts import at_start, hardware, kept_when, notes, specialist, store_folder
 from verl_credit.errors import ExitCode, Terminated, TooLargeError, one_line
-from verl_credit.recipe.machine.facts import Facts
+from verl_credit.recipe.machine import Facts
 from verl_credit.records.lineage import FailureLabel, LineageStore, Trial, verdict
 from verl_credit.records.run import events
 from verl_credit.records.run.events import Reason

@@ -6,19 +6,15 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_credit.errors import ConfigError
 from verl_credit.recipe.doctor.context import Context
-from verl_credit.recipe.doctor.hardware.machine import device_free, engine_share
-from verl_credit.recipe.doctor.hardware.software import wants_cuda
+from verl_credit.recipe.doctor.machine import device_free
 from verl_credit.recipe.doctor.result import Result, failed, passed, skipped, warned
-from verl_credit.recipe.machine.facts import GIB, Device, Facts, size
+from verl_credit.recipe.doctor.software import engine_share, wants_cuda
+from verl_credit.recipe.machine import GIB, Device, size
 from verl_credit.recipe.plan.plan import Plan, make_plan
 
 STATE = ("weights", "gradients", "optimizer")  # exact sizes; activations and engine are estimates
-ELSEWHERE = (
-    None,
-    "cpu",
-    "laptop",
-    "gb10",
-)  # hardware of a recipe that was sent to a GPU with memory of its own
+# hardware of a recipe that was sent to a GPU with memory of its own
+ELSEWHERE = (None, "cpu", "laptop", "gb10")
 SHARE = 0.5  # largest share of a unified memory: at .80 and at .50 a first start froze a GB10 (sglang#35860; docs/spark.md)
 JOB = 8 * GIB  # peak memory of one nvcc (flashinfer#3634)
 SHARE_KEY = "actor_rollout_ref.rollout.gpu_memory_utilization"
@@ -36,14 +32,18 @@ def check_plan(context: Context) -> Result:
         plan = plan_here(config, min(facts.devices, key=lambda device: device.total))
     except ConfigError as error:
         return skipped(f"cannot be planned: {error}")
-    state, phase = _state(plan), plan.peak
+    # The most bytes of state that a phase holds on a device; offloaded state is not counted.
+    state = max(sum(p.parts.get(part, 0.0) for part in STATE) for p in plan.phases if p.where == "device")
+    phase = plan.peak
     predicted_sizes = (
         f"{phase.name}: {size(phase.total)} predicted, of it {size(state)} weights, gradients and optimiser"
     )
-    right = f"at most {size(phase.capacity)} a device"
-    if state > phase.capacity:
-        return failed(predicted_sizes, right, _mend(plan))
-    return passed(predicted_sizes) if plan.fits else warned(predicted_sizes, right, _mend(plan))
+    if plan.fits and state <= phase.capacity:
+        return passed(predicted_sizes)
+    overrides = dict.fromkeys(o for remedy in plan.remedies for o in remedy.overrides)
+    judge = failed if state > phase.capacity else warned
+    fix = " ".join(overrides) or "a smaller model, or more devices"
+    return judge(predicted_sizes, f"at most {size(phase.capacity)} a device", fix)
 
 
 def plan_here(config: DictConfig, device: Device) -> Plan:
@@ -55,17 +55,6 @@ def plan_here(config: DictConfig, device: Device) -> Plan:
     elif block.get("name") in ELSEWHERE:
         block["name"] = "h100"
     return make_plan({**plain, "hardware": {**block, "memory_gib": device.total / GIB}})
-
-
-def _state(plan: Plan) -> float:
-    """The most bytes of state that a phase holds on a device; offloaded state is not counted."""
-    held = [sum(p.parts.get(part, 0.0) for part in STATE) for p in plan.phases if p.where == "device"]
-    return max(held)
-
-
-def _mend(plan: Plan) -> str:
-    overrides = dict.fromkeys(o for remedy in plan.remedies for o in remedy.overrides)
-    return " ".join(overrides) or "a smaller model, or more devices"
 
 
 def check_compilation(context: Context) -> Result:
@@ -80,8 +69,17 @@ def check_compilation(context: Context) -> Result:
         return skipped("no recipe that rolls out with vLLM on a GPU")
     if device is None:
         return skipped("no device shares its memory with the CPU")
-    left, subtracted = _left(facts, config, device, share)
-    given = _max_jobs(facts)
+    try:
+        rollout = next(p for p in plan_here(config, device).phases if p.name == "rollout")
+        left, subtracted = (
+            device.total - rollout.total,
+            f"the rollout phase is planned with {size(rollout.total)}",
+        )
+    except ConfigError:
+        taken, free = share * device.total, device_free(device, facts)
+        left, subtracted = free - taken, f"the engine takes {size(taken)} of {size(free)} that are free"
+    given = facts.environment.get("MAX_JOBS", "")
+    given = int(given) if given.isascii() and given.isdigit() else 0
     jobs = given or facts.cpus + 2
     max_jobs = f"MAX_JOBS={given}" if given else f"MAX_JOBS not set: {jobs} compilers on {facts.cpus} cores"
     budget = (
@@ -94,22 +92,7 @@ def check_compilation(context: Context) -> Result:
             f"a share below {SHARE:g}: at .80 and at .50 a first start froze such a machine (sglang#35860)"
         )
         return warned(budget, right, f"{SHARE_KEY}=0.3, {fix}")
-    right = f"at most {fit} compilers of up to {size(JOB)} each (flashinfer#3634)"
     if jobs > fit:
+        right = f"at most {fit} compilers of up to {size(JOB)} each (flashinfer#3634)"
         return warned(budget, right, fix if fit else f"a smaller {SHARE_KEY}, {fix}")
     return passed(budget)
-
-
-def _left(facts: Facts, config: DictConfig, device: Device, share: float) -> tuple[float, str]:
-    """Returns (bytes left while the engine runs, text that names the subtracted parts)."""
-    try:
-        rollout = next(p for p in plan_here(config, device).phases if p.name == "rollout")
-        return device.total - rollout.total, f"the rollout phase is planned with {size(rollout.total)}"
-    except (ConfigError, StopIteration):
-        taken, free = share * device.total, device_free(device, facts)
-        return free - taken, f"the engine takes {size(taken)} of {size(free)} that are free"
-
-
-def _max_jobs(facts: Facts) -> int | None:
-    given = facts.environment.get("MAX_JOBS", "")
-    return int(given) if given.isascii() and given.isdigit() and int(given) else None

@@ -1,4 +1,4 @@
-"""Checks the policy's model, a folder or a hub name, by its files."""
+"""Checks the policy's model, a folder or a hub name, by its files; of a hub name one small file is requested."""
 
 from __future__ import annotations
 
@@ -7,23 +7,37 @@ from contextlib import suppress
 from math import prod
 from pathlib import Path
 
+from huggingface_hub import constants, hf_hub_download, try_to_load_from_cache
+from huggingface_hub.errors import (
+    EntryNotFoundError,
+    GatedRepoError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+)
+from huggingface_hub.utils import validate_repo_id
 from omegaconf import DictConfig
 from safetensors import SafetensorError, safe_open
 
 from verl_credit.errors import ConfigError, PreflightError
-from verl_credit.recipe.doctor.inputs.hub import HubError, cached_config, refuse_absent
 from verl_credit.recipe.plan.model_shape import shape_of
 
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
+CONFIG = "config.json"
+TIMEOUT_S = 10.0
 
 
 class Unreadable(PreflightError):
     """A file of the model cannot be read; the message names the file and the fault."""
 
 
+class HubError(ValueError):
+    """The model cannot be read; the message has the reason and the remedy."""
+
+
 def read_model(folder: Path) -> str:
     """Returns a line that describes the model. Raises Unreadable."""
-    config = read_json(folder / "config.json")
+    config = read_json(folder / CONFIG)
     parameters = count_parameters(folder)
     tokenizer = next((folder / n for n in TOKENIZERS if (folder / n).is_file()), None)
     if tokenizer is None:
@@ -35,33 +49,36 @@ def read_model(folder: Path) -> str:
             words = Tokenizer.from_file(str(tokenizer)).get_vocab_size()
         except Exception as error:  # the library raises plain Exception
             raise Unreadable(f"{tokenizer}: not a tokenizer ({error})") from error
-        vocabulary = config.get("vocab_size") or (config.get("text_config") or {}).get("vocab_size")
+        vocabulary = _text_value(config, "vocab_size")
         if isinstance(vocabulary, int) and words > vocabulary:
             raise Unreadable(f"{tokenizer}: {words} tokens, and config.json has vocab_size={vocabulary}")
-    kind = config.get("model_type", "?")
-    return f"{kind}, {parameters:,} parameters"
+    return f"{config.get('model_type', '?')}, {parameters:,} parameters"
+
+
+def _text_value(config: dict, key: str):
+    """The value of the text model, whose keys a multimodal model's config.json has in a section of their own."""
+    return config.get(key) or (config.get("text_config") or {}).get(key)
 
 
 def count_parameters(folder: Path) -> int:
     """Reads the headers of the safetensors files. Raises Unreadable."""
     index = folder / "model.safetensors.index.json"
     if index.is_file():
-        names = sorted(set(read_json(index).get("weight_map", {}).values()))
+        files = [folder / name for name in sorted(set(read_json(index).get("weight_map", {}).values()))]
     else:
-        names = [path.name for path in sorted(folder.glob("*.safetensors"))]
-    if not names:
+        files = sorted(folder.glob("*.safetensors"))
+    if not files:
         raise Unreadable(f"{folder}: no *.safetensors; expected the model's weights")
-    return sum(_tensor_elements(folder / name) for name in names)
-
-
-def _tensor_elements(path: Path) -> int:
-    try:
-        with safe_open(path, "pt") as file:  # safe_open compares the header with the file's size
-            return sum(prod(file.get_slice(key).get_shape()) for key in file.keys())  # noqa: SIM118
-    except OSError as error:
-        raise Unreadable(f"{path}: {error.strerror or error}") from error
-    except SafetensorError as error:
-        raise Unreadable(f"{path}: not a whole safetensors file ({error})") from error
+    count = 0
+    for path in files:
+        try:
+            with safe_open(path, "pt") as file:  # safe_open compares the header with the file's size
+                count += sum(prod(file.get_slice(key).get_shape()) for key in file.keys())  # noqa: SIM118
+        except OSError as error:
+            raise Unreadable(f"{path}: {error.strerror or error}") from error
+        except SafetensorError as error:
+            raise Unreadable(f"{path}: not a whole safetensors file ({error})") from error
+    return count
 
 
 def read_json(path: Path) -> dict:
@@ -94,8 +111,8 @@ def parameters_of(path: str | None) -> int | None:
 
 def model_values(path: str) -> dict | None:
     """The model's config.json, from its folder or the hub's cache; None where neither has it. Raises PreflightError."""
-    file = Path(path).expanduser() / "config.json"
-    config_file = str(file) if file.exists() else cached_config(path)
+    file = Path(path).expanduser() / CONFIG
+    config_file = file if file.exists() else cached_config(path)
     try:
         return None if config_file is None else read_json(Path(config_file))
     except Unreadable as error:
@@ -108,16 +125,63 @@ def require_model(path: str | None) -> None:
         raise PreflightError(f"actor_rollout_ref.model.path={path}: give a model folder or a hub name")
     folder = Path(path).expanduser()
     looks_local = path.startswith(("/", ".", "~")) or folder.exists()
-    if looks_local and not (folder / "config.json").exists():
+    if looks_local and not (folder / CONFIG).exists():
         raise PreflightError(
             f"actor_rollout_ref.model.path={path}: no config.json there; expected a model folder"
         )
     if looks_local or "://" in path:  # verl fetches hdfs:// itself
         return
     try:
-        refuse_absent(path)
+        cache = Path(fetch_config(path)).parent
+        if constants.HF_HUB_OFFLINE and not any(
+            f.suffix in (".safetensors", ".bin") for f in cache.iterdir()
+        ):
+            raise HubError(
+                f"HF_HUB_OFFLINE is set, and the cache has no weights of it ({cache}); {_fetch(path)}"
+            )
     except HubError as error:
         raise PreflightError(f"actor_rollout_ref.model.path={path}: {error}") from error
+
+
+def cached_config(name: str) -> str | None:
+    """The path of the model's config.json in the hub's cache; None when it is absent."""
+    try:
+        file = try_to_load_from_cache(name, CONFIG)
+    except HFValidationError:
+        return None
+    return file if isinstance(file, str) else None
+
+
+def fetch_config(name: str, download=hf_hub_download) -> str:
+    """Returns the path of the model's config.json, fetched when the cache lacks it, with the environment's token.
+
+    Raises HubError when the model does not exist or may not be read, and when the cache lacks it and the hub is unreachable.
+    """
+    try:
+        validate_repo_id(name)
+    except HFValidationError as error:
+        raise HubError("no folder here, and no name that the hub could have (OWNER/NAME)") from error
+    if file := cached_config(name):
+        return file
+    fetch, where = _fetch(name), f"in the cache {constants.HF_HUB_CACHE}"
+    if constants.HF_HUB_OFFLINE:
+        raise HubError(f"HF_HUB_OFFLINE is set, and it is not {where}; {fetch}")
+    try:
+        return download(name, CONFIG, etag_timeout=TIMEOUT_S)
+    except Exception as error:  # the client's transport raises what its version of httpx does
+        reason = " ".join(str(error).split())[:300]
+        answers = {
+            GatedRepoError: f"gated: accept its terms at https://huggingface.co/{name}, then hf auth login or HF_TOKEN",
+            RepositoryNotFoundError: "no such model on the hub, or a private one and no token (hf auth login, HF_TOKEN)",
+            LocalEntryNotFoundError: f"the hub does not answer, and it is not {where}; {fetch}",
+            EntryNotFoundError: f"the hub has it without a {CONFIG}: not a model that transformers loads",
+            Exception: f"the hub cannot be asked ({type(error).__name__}: {reason}); {fetch}",
+        }
+        raise HubError(next(text for kind, text in answers.items() if isinstance(error, kind))) from error
+
+
+def _fetch(name: str) -> str:
+    return f"fetch it where there is a network (hf download {name})"
 
 
 def require_positions(config: DictConfig) -> str:
@@ -125,10 +189,7 @@ def require_positions(config: DictConfig) -> str:
     model, rollout = config.actor_rollout_ref.model, config.actor_rollout_ref.rollout
     row = config.data.max_prompt_length + config.data.max_response_length
     length = rollout.max_model_len or row
-    values = model_values(model.path) or {}
-    positions = values.get("max_position_embeddings") or (values.get("text_config") or {}).get(
-        "max_position_embeddings"
-    )
+    positions = _text_value(model_values(model.path) or {}, "max_position_embeddings")
     if positions is not None and length > positions:
         raise PreflightError(
             f"actor_rollout_ref.rollout.max_model_len={rollout.max_model_len}, data.max_prompt_length + "
