@@ -163,22 +163,14 @@ def _await_replicas(deadline: float) -> None:
         if app.status == "RUNNING":
             return
         if app.status in ("DEPLOY_FAILED", "UNHEALTHY"):
-            raise ValueError(_reason(app))
+            failed = {n: d.message.strip() for n, d in app.deployments.items() if d.status != "HEALTHY"}
+            # The last line of a replica's traceback is the error.
+            lines = [f"{n}: {PACKAGE.sub('', text.splitlines()[-1])}" for n, text in failed.items() if text]
+            raise ValueError("; ".join(lines) or app.message)
         if time.monotonic() > deadline:
             waiting = {name: dict(each.replica_states) for name, each in app.deployments.items()}
             raise TimeoutError(f"not all replicas run: {waiting}; are there enough free CPUs and memory?")
         time.sleep(POLL_SECONDS)
-
-
-def _reason(app) -> str:
-    """Returns the error of each deployment that failed, which is the last line of its replica's traceback."""
-    failed = {
-        name: each.message.strip() for name, each in app.deployments.items() if each.status != "HEALTHY"
-    }
-    lines = [
-        f"{name}: {PACKAGE.sub('', message.splitlines()[-1])}" for name, message in failed.items() if message
-    ]
-    return "; ".join(lines) or app.message
 
 
 def _await_answer(url: str, token: str | None, deadline: float) -> None:

@@ -82,9 +82,9 @@ def _tell_all_nodes(config: DictConfig) -> None:
     """
     environment = {name: os.environ[name] for name in EVERYWHERE if name in os.environ}
     environment |= loopback_settings(os.environ, config)
+    key = "ray_kwargs.ray_init.runtime_env.env_vars"
     with open_dict(config):
-        given = OmegaConf.select(config, "ray_kwargs.ray_init.runtime_env.env_vars") or {}
-        OmegaConf.update(config, "ray_kwargs.ray_init.runtime_env.env_vars", {**environment, **given})
+        OmegaConf.update(config, key, {**environment, **(OmegaConf.select(config, key) or {})})
 
 
 def launch(config: DictConfig, say: Callable[[str], None] = print) -> None:
@@ -144,8 +144,9 @@ class _Runner:
 
 def _ended(error: SystemExit, config: DictConfig) -> BaseException:
     """The error for a SystemExit. ray.init's handler of SIGTERM exits with 15; Ray sends one when it gives up a cluster."""
-    if not ray.is_initialized() and (why := _nobody_there(config)):
-        return PreflightError(f"Ray does not start: {why}; {_asked(config)}")
+    address = run_address(os.environ, config)
+    if address and not ray.is_initialized() and (why := unreachable(address)):
+        return PreflightError(f"Ray does not start: no Ray answers at {address} ({why}); {_asked(config)}")
     if error.code == signal.SIGTERM:
         return Terminated()
     return RunFailed(
@@ -153,18 +154,9 @@ def _ended(error: SystemExit, config: DictConfig) -> BaseException:
     )
 
 
-def _nobody_there(config: DictConfig) -> str:
-    address = run_address(os.environ, config)
-    why = unreachable(address) if address else ""
-    return why and f"no Ray answers at {address} ({why})"
-
-
 def _asked(config: DictConfig) -> str:
     init = OmegaConf.select(config, "ray_kwargs.ray_init") or {}
-    settings = [
-        f"ray_kwargs.ray_init.{key}={init[key]}"
-        for key in init
-        if key != "runtime_env" and init[key] is not None
-    ]
+    given = {key: init[key] for key in init if key != "runtime_env" and init[key] is not None}
+    settings = [f"ray_kwargs.ray_init.{key}={value}" for key, value in given.items()]
     settings += [f"RAY_ADDRESS={os.environ['RAY_ADDRESS']}"] if os.environ.get("RAY_ADDRESS") else []
     return f"started with {', '.join(settings) or 'its defaults'}; `verl-credit doctor` checks further"

@@ -151,6 +151,9 @@ class Index:
     """Core-seconds of encoding a short query: e5-base's x (dim / 768)²; 0 without a search or the index's dim."""
 
 
+NO_INDEX = Index()
+
+
 def find_index(block: Mapping | None) -> Index:
     """flat: rows x dim x 4 bytes, so 21,015,324 x 768 (wiki-18, e5-base) takes 64.6 GB. Only a size counts as flat."""
     block = block or {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 
 from verl_credit.errors import ConfigError
@@ -185,6 +185,11 @@ def _tokens(get: _Reader, switch: str, prefix: str, job: Job, all_rows: int) -> 
     return min(micro, rows) * job.longest_row // job.sequence_parallel
 
 
+def require_number(key: str, value, accepted: str, fits: Callable[[float], bool]) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not fits(value):
+        raise ConfigError(key=key, value=value, accepted=f"expected {accepted}", shown=repr(value))
+
+
 class _Reader:
     """Dotted look-up; a key that is absent gives the default."""
 
@@ -204,9 +209,9 @@ class _Reader:
 
     def number(self, key: str, default, accepted: str = "a number", fits=lambda value: True) -> float | None:
         value = self(key, default)
-        if value is None or (isinstance(value, (int, float)) and not isinstance(value, bool) and fits(value)):
-            return value
-        raise ConfigError(key=key, value=value, accepted=f"expected {accepted}", shown=repr(value))
+        if value is not None:
+            require_number(key, value, accepted, fits)
+        return value
 
     def count(self, key: str, default: int) -> int:
         return self.number(key, default, "a whole number above 0", lambda v: isinstance(v, int) and v > 0)
@@ -274,3 +279,7 @@ class Assumptions:
     @property
     def row_tokens(self) -> float:
         return self.mean_prompt_tokens + self.mean_response_tokens
+
+    @property
+    def generated_tokens(self) -> float:
+        return min(self.mean_generated_tokens, self.mean_response_tokens)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from verl_credit.recipe.plan import activations
-from verl_credit.recipe.plan.hardware import GIB, Hardware
+from verl_credit.recipe.plan.hardware import GIB, NO_INDEX, Hardware, Index
 from verl_credit.recipe.plan.job import Assumptions, Job
 from verl_credit.recipe.plan.model_shape import ModelShape
 
@@ -23,7 +23,7 @@ class Phase:
     where: str
     parts: dict[str, float]
     capacity: float
-    problems: tuple[str, ...] = field(default=())
+    problems: tuple[str, ...] = ()
 
     @property
     def total(self) -> float:
@@ -172,34 +172,26 @@ def branch_tokens(job: Job, assumed: Assumptions) -> int:
     """Tokens of the answers scored in one log-prob micro-batch: one answer per turn and row, and one for the prompt."""
     if not job.branches:
         return 0
-    mean_row = assumed.mean_prompt_tokens + assumed.mean_response_tokens
-    rows = max(1.0, job.log_prob_tokens / max(1.0, mean_row))
+    rows = max(1.0, job.log_prob_tokens / max(1.0, assumed.row_tokens))
     return int(rows * (assumed.mean_turns + 1) * assumed.branch_tokens)
 
 
 def phases(
-    shape: ModelShape,
-    job: Job,
-    hw: Hardware,
-    assumed: Assumptions,
-    *,
-    index: float = 0.0,
-    place: str = "host",
+    shape: ModelShape, job: Job, hw: Hardware, assumed: Assumptions, index: Index = NO_INDEX
 ) -> list[Phase]:
     """Every phase of a step in order, then the host. On unified memory the host's parts count on the device."""
     if hw.unified:  # offloading has no other memory to use
         job = replace(job, offload_weights=False, offload_optimizer=False, stays_on_host=False)
-    runner, held = engine(shape, job, hw, assumed), state(shape, job)
-    weights, optimizer = held["weights"], held["optimizer"]
-    on_host = job.stays_on_host
+    runner, held, on_host = engine(shape, job, hw, assumed), state(shape, job), job.stays_on_host
+    weights = held["weights"]
     resident = {
         "weights": 0.0 if job.offload_weights or on_host else weights,
-        "optimizer": 0.0 if job.offload_optimizer or on_host else optimizer,
+        "optimizer": 0.0 if job.offload_optimizer or on_host else held["optimizer"],
     }
     asleep = {"engine asleep": _asleep(job, runner, assumed)}
-    host = host_parts(shape, job, hw, assumed, index=index if place == "host" else 0.0)
+    host = host_parts(shape, job, hw, assumed, index=index.bytes if index.place == "host" else 0.0)
     fixed = {"contexts": (2 if hw.device == "cuda" else 0) * assumed.context_gib * GIB}
-    fixed["index"] = index if place == "device" else 0.0
+    fixed["index"] = index.bytes if index.place == "device" else 0.0
     if hw.unified:
         fixed |= {f"host: {part}": value for part, value in host.items()}
 
@@ -212,8 +204,10 @@ def phases(
             every.pop(f"host: {ASLEEP}", None)  # freed when the engine wakes
         return Phase(name, "device", {k: v for k, v in every.items() if v}, hw.memory, problems)
 
-    every_phase = [device("rollout", {**resident, "engine": runner.share}, runner.problems)]
-    every_phase.append(device("weight sync", {**resident, **_sync(shape, job, runner, weights)}))
+    every_phase = [
+        device("rollout", {**resident, "engine": runner.share}, runner.problems),
+        device("weight sync", {**resident, **_sync(shape, job, runner, weights)}),
+    ]
     forward = {
         "weights": 0.0 if on_host else weights,
         "optimizer": resident["optimizer"],

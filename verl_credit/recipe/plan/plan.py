@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from verl_credit.config.settings import INFOPO
 from verl_credit.errors import ConfigError, unknown_key
 from verl_credit.recipe.plan.compute import RunTime, Step, disk_bytes, run_steps, run_time, step
 from verl_credit.recipe.plan.hardware import Hardware, Index, find_hardware, find_index
-from verl_credit.recipe.plan.job import Assumptions, Job, read_job
-from verl_credit.recipe.plan.memory import Engine, Phase, engine, phases
+from verl_credit.recipe.plan.job import Assumptions, Job, read_job, require_number
+from verl_credit.recipe.plan.memory import Engine, Phase, engine
 from verl_credit.recipe.plan.model_shape import ModelShape, shape_of
-from verl_credit.recipe.plan.remedies import Remedy, remedies
+from verl_credit.recipe.plan.remedies import Case, Remedy, remedies
 from verl_credit.redact import redact_value
 
 SHIPPED_WEIGHTS = "smollm2-135m"
@@ -84,12 +84,9 @@ def make_plan(
     shape = shape_of(given.pop("model", None) or _model(config))
     index = find_index(block)
     assumed = assumptions(given, job, hw, index)
-    searches_here = index.place != "elsewhere" and job.max_turns > 1
-    index_bytes = index.bytes if searches_here else 0.0
-
-    def measure(changed: Job, bytes_of_index: float) -> list[Phase]:
-        return phases(shape, changed, hw, assumed, index=bytes_of_index, place=index.place)
-
+    if index.place == "elsewhere" or job.max_turns == 1:  # no search on these machines
+        index = replace(index, bytes=0.0)
+    case = Case(shape, job, hw, assumed, index)
     runner = engine(shape, job, hw, assumed)
     steps, one = run_steps(job, assumed), step(shape, job, hw, assumed, runner)
     return Plan(
@@ -100,12 +97,12 @@ def make_plan(
         assumed=assumed,
         given=tuple(sorted(given)),
         engine=runner,
-        phases=measure(job, index_bytes),
+        phases=case.phases(),
         step=one,
         steps=steps,
         run=None if steps is None else run_time(shape, job, hw, assumed, runner, steps, one.total_seconds),
         disk=disk_bytes(shape, job, steps),
-        remedies=remedies(shape, job, hw, assumed, index_bytes, measure, index.kind),
+        remedies=remedies(case),
         notes=(*notes, *_notes(job, hw, assumed, index, config.get("algorithm") or {})),
     )
 
@@ -116,10 +113,7 @@ def assumptions(given: Mapping, job: Job, hw: Hardware, index: Index) -> Assumpt
     for key, value in given.items():
         if key not in known:
             raise unknown_key("plan", key, ["model", *sorted(known)], redact_value(key, value))
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
-            raise ConfigError(
-                key=f"plan.{key}", value=value, accepted="expected a number, 0 or more", shown=repr(value)
-            )
+        require_number(f"plan.{key}", value, "a number, 0 or more", lambda v: 0 <= v < float("inf"))
     response = given.get("mean_response_tokens") or job.max_response / 2
     defaults = {
         "mean_prompt_tokens": job.max_prompt / 4,
@@ -136,8 +130,7 @@ def assumptions(given: Mapping, job: Job, hw: Hardware, index: Index) -> Assumpt
         defaults |= {"host_gib": 3.5, "context_gib": 0.0, "fragmentation": 0.0, "step_overhead_seconds": 2.0}
     result = Assumptions(**defaults | dict(given))
     for key in ("mfu", "host_cores", "disk_gb_s", "decode_efficiency"):
-        if not getattr(result, key):
-            raise ConfigError(key=f"plan.{key}", value=0, accepted="expected a number above 0")
+        require_number(f"plan.{key}", getattr(result, key), "a number above 0", lambda v: v > 0)
     return result
 
 
