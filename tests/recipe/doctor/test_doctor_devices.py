@@ -10,9 +10,9 @@ from kit.machine import FAIL, GB10, H100, LAPTOP, MACHINE, PASS, SKIP, WARN, cas
 from kit.recipes import load_config
 from verl_credit.errors import TooLargeError
 from verl_credit.recipe import machine as facts_of
-from verl_credit.recipe.doctor import checks, device, machine, planned
+from verl_credit.recipe.doctor import checks, device, machine
 from verl_credit.recipe.doctor.context import Context
-from verl_credit.recipe.doctor.planned import check_plan, plan_here
+from verl_credit.recipe.doctor.device import check_plan, plan_here
 from verl_credit.recipe.machine import GIB, Memory, Ptxas, Torch
 
 LAB = load_config("lab", [])
@@ -149,7 +149,7 @@ test_room_where_there_is_nothing_to_say = cases(
     check_plan, (LAPTOP, LAB, SKIP, "on a CPU"), (LAPTOP, CUDA, SKIP, "no device")
 )
 SPARK = with_devices(GB10, memory=Memory(121 * GIB, 110 * GIB), cpus=20, packages={"vllm": "0.24.0"})
-SHARE = planned.SHARE_KEY
+SHARE = device.SHARE_KEY
 
 
 @pytest.fixture(scope="module")
@@ -170,7 +170,7 @@ def compiling(config, jobs=None, share=None, **changes):
     if share is not None:
         OmegaConf.update(config, SHARE, share)
     facts = replace(SPARK, environment={} if jobs is None else {"MAX_JOBS": jobs}, **changes)
-    return planned.check_compilation(Context(facts, config))
+    return device.check_compilation(Context(facts, config))
 
 
 def test_compilers_have_to_fit_beside_what_is_planned(spark):
@@ -200,7 +200,7 @@ def test_a_share_that_leaves_no_compiler_its_memory(spark):
 
 
 test_compilation_where_there_is_nothing_to_say = cases(
-    planned.check_compilation,
+    device.check_compilation,
     (MACHINE, CUDA, SKIP, "no device shares"),
     (SPARK, LAB, SKIP, "no recipe"),
     (SPARK, None, SKIP, "no recipe"),

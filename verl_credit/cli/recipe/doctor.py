@@ -37,23 +37,19 @@ def doctor(
     config, first = _recipe(config_name, overrides, config_dir)
     results = examine(Context(gather(), config), first=[first])
     failures = [r for r in results if r.status is Status.FAIL]
+    code = ExitCode.PREFLIGHT if failures else ExitCode.DONE
     if as_json:
         print(json.dumps({"passed": not failures, "checks": [asdict(r) for r in results]}, indent=1))
-    else:
-        print("\n".join(page(results)))
-    return ExitCode.PREFLIGHT if failures else ExitCode.DONE
-
-
-def page(results: list[Result]) -> list[str]:
+        return code
     width = max(len(r.name) for r in results)
-    lines = []
     for result in results:
-        lines.append(f"{SIGNS[result.status][0]}  {result.name:<{width}}  {result.found}")
-        indent = " " * (width + 8)
-        lines += [f"{indent}right: {result.right}"] if result.right else []
-        lines += [f"{indent}fix:   {result.fix}"] if result.fix else []
+        print(f"{SIGNS[result.status][0]}  {result.name:<{width}}  {result.found}")
+        for title, text in (("right: ", result.right), ("fix:   ", result.fix)):
+            if text:
+                print(" " * (width + 8) + title + text)
     count = Counter(r.status for r in results)
-    return [*lines, "", ", ".join(f"{count[s]} {words}" for s, (_, words) in SIGNS.items() if count[s])]
+    print("\n" + ", ".join(f"{count[s]} {words}" for s, (_, words) in SIGNS.items() if count[s]))
+    return code
 
 
 def _recipe(

@@ -102,6 +102,6 @@ def _text(plans: list[Plan], refused: list[tuple[str, str]], several: bool) -> s
         parts += columns([HEADER, *map(line, plans)])
         parts += dict.fromkeys(f"{plan.recipe}: {note}" for plan in plans for note in plan.notes)
     elif plans:
-        parts.append(text(plans[0]).rstrip("\n"))
+        parts.append(text(plans[0]))
     parts += [f"{name}: cannot be planned: {reason}" for name, reason in refused]
     return "\n".join(parts)

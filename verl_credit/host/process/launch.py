@@ -27,6 +27,7 @@ EVERYWHERE = ("VERL_PLATFORM", "VERL_USE_EXTERNAL_PLUGINS", "OMP_NUM_THREADS", "
 KEPT_TASKS = ("RAY_task_events_max_num_task_in_gcs", "10000")
 """Ray's head process keeps 100,000 tasks by default, for its dashboard; they took 0.9 MB per step of the lab."""
 
+WORKER_LOGS = "worker logs: /tmp/ray/session_latest/logs"
 SLOW_START = "timed out during startup"
 """Text of the bare Exception that ray.init raises where its raylet did not come up. Ray 2.60's raylet ends itself if one of
 its Python helpers takes over 15 s to start, as on a busy machine; no setting changes that (ray-project/ray#65983)."""
@@ -103,7 +104,7 @@ def launch(config: DictConfig, say: Callable[[str], None] = print) -> None:
         cause = getattr(error, "cause", None)
         if isinstance(cause, IntegrityError):
             raise cause from error
-        raise RunFailed(f"{cause or error}\nworker logs: /tmp/ray/session_latest/logs") from error
+        raise RunFailed(f"{cause or error}\n{WORKER_LOGS}") from error
     except SystemExit as error:
         raise _ended(error, config) from error
     except Exception as error:
@@ -149,9 +150,7 @@ def _ended(error: SystemExit, config: DictConfig) -> BaseException:
         return PreflightError(f"Ray does not start: no Ray answers at {address} ({why}); {_asked(config)}")
     if error.code == signal.SIGTERM:
         return Terminated()
-    return RunFailed(
-        f"Ray ended this process with exit code {error.code}\nworker logs: /tmp/ray/session_latest/logs"
-    )
+    return RunFailed(f"Ray ended this process with exit code {error.code}\n{WORKER_LOGS}")
 
 
 def _asked(config: DictConfig) -> str:

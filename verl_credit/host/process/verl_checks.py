@@ -49,13 +49,9 @@ def check_names(config: DictConfig) -> None:
         except Exception as error:  # a user's module may raise any exception
             refusal = f"it cannot be imported: {line_of(error)}"
             raise ConfigError(key=MODULES, value=module, accepted=refusal) from error
-    estimators = {
-        str(getattr(name, "value", name)) for name in (*ADV_ESTIMATOR_REGISTRY, *AdvantageEstimator)
-    }
+    estimators = {str(getattr(n, "value", n)) for n in (*ADV_ESTIMATOR_REGISTRY, *AdvantageEstimator)}
     # verl's own loops write no turn ids
-    loops = {
-        name for name, entry in _agent_loop_registry.items() if not entry["_target_"].startswith("verl.")
-    }
+    loops = {n for n, entry in _agent_loop_registry.items() if not entry["_target_"].startswith("verl.")}
     for key, accepted in {
         "algorithm.adv_estimator": estimators,
         "actor_rollout_ref.actor.policy_loss.loss_mode": POLICY_LOSS_REGISTRY,
@@ -92,9 +88,8 @@ def check_correction(config: DictConfig) -> None:
         except ArithmeticError:  # verl divides by the weights' sum, or by a bound
             weight = 0.0
         else:
-            weight = kept_1_1.item() * (
-                1.0 if weights is None else weights.batch["rollout_is_weights"].item()
-            )
+            scale = 1.0 if weights is None else weights.batch["rollout_is_weights"].item()
+            weight = kept_1_1.item() * scale
         if weight != 1:
             effect = "be rejected" if kind == "rollout_rs" else f"weigh {weight:.3g}, and not 1"
             inside = (

@@ -14,7 +14,7 @@ from functools import partial
 from omegaconf import DictConfig
 
 from verl_credit.errors import ConfigError, PreflightError, TooLargeError
-from verl_credit.recipe.doctor import cluster, device, inputs, machine, orphans, planned, software
+from verl_credit.recipe.doctor import cluster, device, inputs, machine, orphans, software
 from verl_credit.recipe.doctor.context import Context
 from verl_credit.recipe.doctor.data import TRAIN, VAL
 from verl_credit.recipe.doctor.lengths import NotHere
@@ -78,8 +78,8 @@ CHECKS: tuple[Check, ...] = (
     Check("cuda", MACHINE, ON_CUDA, device.check_cuda, "driver and devices, as many as the recipe takes on a node"),
     Check("ptxas", MACHINE, NEVER, device.check_ptxas, "the assembler that triton calls knows the device (Blackwell)"),
     Check("memory", MACHINE, ALWAYS, machine.check_memory, "free memory, of the host and of every device"),
-    Check("room", MACHINE, ON_CUDA, planned.check_plan, "weights, gradients and optimiser fit a device", RECIPE),
-    Check("compilation", MACHINE, ON_CUDA, planned.check_compilation, "compilers of a first start fit in memory (GB10)"),
+    Check("room", MACHINE, ON_CUDA, device.check_plan, "weights, gradients and optimiser fit a device", RECIPE),
+    Check("compilation", MACHINE, ON_CUDA, device.check_compilation, "compilers of a first start fit in memory (GB10)"),
     Check("/dev/shm", MACHINE, NEVER, machine.check_shm, "room for Ray's object store"),
     Check("disk", MACHINE, ALWAYS, machine.check_disk, "room for a checkpoint and those that are kept", RECIPE),
     Check("ports", MACHINE, ALWAYS, machine.check_ports, "every port that the recipe gives a number to is free", RECIPE),
@@ -131,7 +131,7 @@ def require(context: Context, *stages: Stage) -> list[tuple[Check, Result]]:
     for check in before_training(context.config):
         for result in _results(check, context) if check.stage in stages else []:
             if result.status is Status.FAIL:
-                kind = TooLargeError if check.function is planned.check_plan else PreflightError
+                kind = TooLargeError if check.function is device.check_plan else PreflightError
                 raise kind(f"{result.name}: {result.line()}")
             passing.append((check, result))
     return passing
@@ -165,6 +165,5 @@ def _results(check: Check, context: Context) -> list[Result]:
         outcome = skipped(str(error))
     except Exception as error:
         outcome = failed(f"the check itself broke: {type(error).__name__}: {error}", "a check that answers")
-    return [
-        replace(r, name=r.name or check.name) for r in (outcome if isinstance(outcome, list) else [outcome])
-    ]
+    results = outcome if isinstance(outcome, list) else [outcome]
+    return [replace(result, name=result.name or check.name) for result in results]

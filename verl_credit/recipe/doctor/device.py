@@ -1,8 +1,12 @@
-"""CUDA devices, the assembler that triton calls, and the attention kernels, each tried as at the start of a run."""
+"""CUDA devices: driver, triton's assembler, the recipe's plan on them, and the attention kernels, tried as at a start.
+
+The plan (`verl-credit plan`) has to fit a device, and leave memory for a first compilation.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -10,23 +14,20 @@ from verl_credit.config.settings import ATTENTION
 from verl_credit.errors import ConfigError
 from verl_credit.policy.attention import AUTO, named
 from verl_credit.recipe.doctor.context import Context
-from verl_credit.recipe.doctor.model import cached_config
+from verl_credit.recipe.doctor.machine import device_free
+from verl_credit.recipe.doctor.model import folders_of
 from verl_credit.recipe.doctor.result import Result, failed, passed, skipped, warned
-from verl_credit.recipe.doctor.software import wants_cuda
-from verl_credit.recipe.machine import in_a_process, size
+from verl_credit.recipe.doctor.software import engine_share, wants_cuda
+from verl_credit.recipe.machine import GIB, Device, in_a_process, size
 from verl_credit.recipe.plan.model_shape import shape_of
+from verl_credit.recipe.plan.plan import Plan, make_plan
 from verl_credit.recipe.required import MODEL
 
 # CUDA release whose ptxas is the first to know a capability (PTX ISA release notes: 8.6, 8.7, 8.8, 9.0).
+# A capability that is not listed needs at least CUDA 13.0.
 FIRST_PTXAS = {
-    (10, 0): (12, 8),
-    (10, 1): (12, 8),
-    (10, 3): (12, 9),
-    (11, 0): (13, 0),
-    (12, 0): (12, 8),
-    (12, 1): (12, 9),
-}
-UNLISTED = (13, 0)
+    (10, 0): (12, 8), (10, 1): (12, 8), (10, 3): (12, 9), (11, 0): (13, 0), (12, 0): (12, 8), (12, 1): (12, 9),
+}  # fmt: skip
 VARLEN, SDPA, FLEX = named("varlen"), named("sdpa"), named("flex")
 TRIAL_S = 240.0  # a first compilation takes tens of seconds, more where the assembler starts from cold disks
 HEADS = (32, 8, 128)  # (query heads, key heads, head size) of Qwen3-4B and 8B
@@ -39,6 +40,13 @@ found = [choose(name, device, torch.bfloat16, heads, gradients=gradients) for gr
 print("agrees:", max(found, key=lambda choice: choice.error))
 """
 
+STATE = ("weights", "gradients", "optimizer")  # exact sizes; activations and engine are estimates
+# hardware of a recipe that was sent to a GPU with memory of its own
+ELSEWHERE = (None, "cpu", "laptop", "gb10")
+SHARE = 0.5  # largest share of a unified memory: at .80 and at .50 a first start froze a GB10 (sglang#35860; docs/spark.md)
+JOB = 8 * GIB  # peak memory of one nvcc (flashinfer#3634)
+SHARE_KEY = "actor_rollout_ref.rollout.gpu_memory_utilization"
+
 Trial = Callable[..., tuple[int | None, str]]
 
 
@@ -47,9 +55,7 @@ def check_cuda(context: Context) -> Result:
     facts, config = context.facts, context.config
     torch, driver, wanted = facts.torch, facts.driver, wants_cuda(config)
     # The nodes of a Ray cluster that the environment names, and not this machine, have the devices.
-    clustered = bool(facts.environment.get("RAY_ADDRESS")) or (
-        config is not None and config.trainer.nnodes > 1
-    )
+    clustered = wanted and (facts.environment.get("RAY_ADDRESS") or config.trainer.nnodes > 1)
     runtime = f"driver for CUDA {driver or '?'}, torch built for CUDA {torch.cuda or '-'}"
     devices = ", ".join(f"{d.name} ({_sm(d.capability)}, {size(d.total)})" for d in facts.devices)
     if not facts.devices:
@@ -83,7 +89,7 @@ def check_ptxas(context: Context) -> Result:
     Newer tritons bring a second one for capability 10.0 and up, with a variable of its own; older ones have one for all.
     """
     facts = context.facts
-    needs = {d: FIRST_PTXAS.get(d.capability, UNLISTED) for d in facts.devices if d.capability[0] >= 10}
+    needs = {d: FIRST_PTXAS.get(d.capability, (13, 0)) for d in facts.devices if d.capability[0] >= 10}
     if not needs:
         return skipped("no Blackwell device (capability 10.0 or higher)")
     device, needed = max(needs.items(), key=lambda item: item[1])
@@ -112,6 +118,84 @@ def _sm(capability: tuple[int, int]) -> str:
 
 def _dotted(version: tuple[int, int]) -> str:
     return "{}.{}".format(*version)
+
+
+def check_plan(context: Context) -> Result:
+    """Fails when weights, gradients and optimiser alone are larger than a device; anything else that is predicted
+    not to fit is a warning, because a wrong prediction must not stop a run that would work."""
+    facts, config = context.facts, context.config
+    if not wants_cuda(config):
+        return skipped("on a CPU: verl-credit plan says what is predicted")
+    if not facts.devices:
+        return skipped("no device to fit")
+    try:
+        plan = plan_here(config, min(facts.devices, key=lambda device: device.total))
+    except ConfigError as error:
+        return skipped(f"cannot be planned: {error}")
+    # The most bytes of state that a phase holds on a device; offloaded state is not counted.
+    state = max(sum(p.parts.get(part, 0.0) for part in STATE) for p in plan.phases if p.where == "device")
+    phase = plan.peak
+    sizes = (
+        f"{phase.name}: {size(phase.total)} predicted, of it {size(state)} weights, gradients and optimiser"
+    )
+    if plan.fits and state <= phase.capacity:
+        return passed(sizes)
+    overrides = dict.fromkeys(o for remedy in plan.remedies for o in remedy.overrides)
+    judge = failed if state > phase.capacity else warned
+    fix = " ".join(overrides) or "a smaller model, or more devices"
+    return judge(sizes, f"at most {size(phase.capacity)} a device", fix)
+
+
+def plan_here(config: DictConfig, device: Device) -> Plan:
+    """Plans the recipe with this device in place of its own. Raises ConfigError."""
+    plain = OmegaConf.to_container(config, resolve=True)
+    block = dict(plain.get("hardware") or {})
+    if device.unified:
+        block["name"] = "gb10"
+    elif block.get("name") in ELSEWHERE:
+        block["name"] = "h100"
+    return make_plan({**plain, "hardware": {**block, "memory_gib": device.total / GIB}})
+
+
+def check_compilation(context: Context) -> Result:
+    """Checks on unified memory that vLLM's share and the plan leave enough for the compilers of a first start.
+
+    jobs x 8 GiB <= memory - planned in the rollout phase,  jobs = MAX_JOBS, or ninja's default: cores + 2
+    """
+    facts, config = context.facts, context.config
+    share = engine_share(config)
+    device = next((d for d in facts.devices if d.unified), None)
+    if share is None:
+        return skipped("no recipe that rolls out with vLLM on a GPU")
+    if device is None:
+        return skipped("no device shares its memory with the CPU")
+    try:
+        rollout = next(p for p in plan_here(config, device).phases if p.name == "rollout")
+        left, subtracted = (
+            device.total - rollout.total,
+            f"the rollout phase is planned with {size(rollout.total)}",
+        )
+    except ConfigError:
+        taken, free = share * device.total, device_free(device, facts)
+        left, subtracted = free - taken, f"the engine takes {size(taken)} of {size(free)} that are free"
+    given = facts.environment.get("MAX_JOBS", "")
+    given = int(given) if given.isascii() and given.isdigit() else 0
+    jobs = given or facts.cpus + 2
+    max_jobs = f"MAX_JOBS={given}" if given else f"MAX_JOBS not set: {jobs} compilers on {facts.cpus} cores"
+    budget = (
+        f"{SHARE_KEY}={share:g} of {size(device.total)}; {subtracted}, {size(max(left, 0))} left; {max_jobs}"
+    )
+    fit = max(0, int(left // JOB))
+    fix = f"export MAX_JOBS={max(1, min(fit, facts.cpus))}"
+    if share >= SHARE:
+        right = (
+            f"a share below {SHARE:g}: at .80 and at .50 a first start froze such a machine (sglang#35860)"
+        )
+        return warned(budget, right, f"{SHARE_KEY}=0.3, {fix}")
+    if jobs > fit:
+        right = f"at most {fit} compilers of up to {size(JOB)} each (flashinfer#3634)"
+        return warned(budget, right, fix if fit else f"a smaller {SHARE_KEY}, {fix}")
+    return passed(budget)
 
 
 def run_trial(name: str, heads: tuple[int, int, int], device: str = "cuda") -> tuple[int | None, str]:
@@ -164,13 +248,10 @@ def check_flex(context: Context, trial: Trial = run_trial) -> Result:
 def heads_of(config: DictConfig | None) -> tuple[int, int, int]:
     """The heads of the recipe's model, from its folder, its name or its config.json in the hub's cache; else `HEADS`."""
     path = None if config is None else OmegaConf.select(config, MODEL)
-    for model in (path, cached_config(path) if isinstance(path, str) else None):
-        try:
-            if model:
-                shape = shape_of(str(model).removesuffix("/config.json"))
-                return shape.heads, shape.kv_heads, shape.head_dim
-        except ConfigError:
-            continue
+    for model in (path, *folders_of(path)) if isinstance(path, str) and path else ():
+        with suppress(ConfigError):
+            shape = shape_of(model)
+            return shape.heads, shape.kv_heads, shape.head_dim
     return HEADS
 
 

@@ -10,7 +10,7 @@ from verl_credit.errors import PreflightError
 from verl_credit.recipe.doctor.context import Context
 from verl_credit.recipe.doctor.data import TRAIN
 from verl_credit.recipe.doctor.lengths import NotHere, answers_fit, count_prompts
-from verl_credit.recipe.doctor.model import Unreadable, cached_config, read_model, require_model
+from verl_credit.recipe.doctor.model import Unreadable, folders_of, read_model, require_model
 from verl_credit.recipe.doctor.result import Result, passed, skipped, warned
 from verl_credit.recipe.required import MODEL
 from verl_credit.recipe.world import serves_search
@@ -70,14 +70,13 @@ def check_model(context: Context) -> Result:
 
 def check_weights(context: Context) -> Result:
     """Checks config.json, the header of every weight file, and the tokenizer."""
-    path = context.value(MODEL)
+    path, why = context.value(MODEL), "not in the cache"
     folder = Path(path).expanduser()
     if folder.exists():
         return passed(f"{folder}: {read_model(folder)}")
-    config_file, why = cached_config(path), "not in the cache"
     try:
-        if config_file:
-            return passed(f"{path} in the hub's cache: {read_model(Path(config_file).parent)}")
+        if cached := folders_of(path):
+            return passed(f"{path} in the hub's cache: {read_model(cached[0])}")
     except Unreadable as error:
         why = str(error)
     return warned(f"{path} on the hub: the run fetches it when it starts ({why})",

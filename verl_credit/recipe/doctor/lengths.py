@@ -21,7 +21,7 @@ from verl_credit.config.keys import AUTO
 from verl_credit.config.settings import CreditSettings
 from verl_credit.errors import PreflightError
 from verl_credit.recipe.doctor.data import Row, rows_needed
-from verl_credit.recipe.doctor.model import model_values
+from verl_credit.recipe.doctor.model import model_values, wrong_model
 from verl_credit.turns.answer import assistant_header, auto_template
 from verl_credit.turns.requests import aliases_that_count, writer_of
 from verl_credit.turns.reward.qa import stated_form
@@ -54,16 +54,17 @@ def load_tokenizer(model: DictConfig, *, may_fetch: bool = True):
         )
     except Exception as error:  # the tokenizer's libraries raise arbitrary exceptions
         if folder.exists():
-            raise PreflightError(
-                f"actor_rollout_ref.model.path={path}: no tokenizer can be loaded from there ({_first_line(error)})"
+            raise wrong_model(
+                path, f"no tokenizer can be loaded from there ({_first_line(error)})"
             ) from error
         raise NotHere(f"the tokenizer of {path} cannot be loaded here ({_first_line(error)})") from error
     if model.get("custom_chat_template"):
         tokenizer.chat_template = model.custom_chat_template
     if not tokenizer.chat_template:
-        raise PreflightError(
-            f"actor_rollout_ref.model.path={path}: its tokenizer has no chat template; take an instruct model, or give "
-            "a template with actor_rollout_ref.model.custom_chat_template"
+        raise wrong_model(
+            path,
+            "its tokenizer has no chat template; take an instruct model, or give a template with "
+            "actor_rollout_ref.model.custom_chat_template",
         )
     return tokenizer
 
@@ -176,10 +177,9 @@ def answers_fit(
     try:
         where, tokens, n_golds = worst_row(tokenizer, settings, rows, room // contexts)
     except (OSError, ValueError) as error:
-        raise PreflightError(
-            f"actor_rollout_ref.model.path={model.path}: the gold answers cannot be written with the tokenizer of "
-            f"{model.get('tokenizer_path') or model.path}: {error}"
-        ) from error
+        written_with = f"the tokenizer of {model.get('tokenizer_path') or model.path}"
+        why = f"the gold answers cannot be written with {written_with}: {error}"
+        raise wrong_model(model.path, why) from error
     needed = contexts * tokens
     golds = "gold answer" if n_golds == 1 else f"{n_golds} gold answers"
     product = f"{contexts} x {tokens} tokens (contexts x the {golds} of {where})"

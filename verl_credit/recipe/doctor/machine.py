@@ -30,9 +30,7 @@ BUSY = 0.1  # share of a device's memory in use by other processes from which th
 def check_memory(context: Context) -> list[Result]:
     """Returns a result for the host's memory and a result for every device's."""
     memory = context.facts.memory
-    state = (
-        f"{size(memory.available)} available of {size(memory.total)} (files in the cache count as available)"
-    )
+    state = f"{size(memory.available)} available of {size(memory.total)} (cached files count as available)"
     if memory.limit is not None:
         state += f"; control group: {size(memory.limit_used)} of {size(memory.limit)} used"
     if memory.usable < SMALLEST_FREE:
@@ -157,9 +155,8 @@ def check_disk(context: Context, usage=shutil.disk_usage) -> Result:
 
 def sweep_warnings(configs: Sequence[DictConfig], usage=shutil.disk_usage) -> list[str]:
     """Returns a line for every disk that cannot hold the checkpoints of all runs; existing checkpoints take no new space."""
-    disks: dict[
-        int, tuple[Path, float, float]
-    ] = {}  # number: (folder, bytes of all runs, largest checkpoint)
+    # number: (folder, bytes of all runs, largest checkpoint)
+    disks: dict[int, tuple[Path, float, float]] = {}
     for config in configs:
         parameters = parameters_of(OmegaConf.select(config, MODEL)) if _writes(config) else None
         if parameters is None:

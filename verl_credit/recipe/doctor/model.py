@@ -21,6 +21,7 @@ from safetensors import SafetensorError, safe_open
 
 from verl_credit.errors import ConfigError, PreflightError
 from verl_credit.recipe.plan.model_shape import shape_of
+from verl_credit.recipe.required import MODEL
 
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 CONFIG = "config.json"
@@ -97,59 +98,56 @@ def parameters_of(path: str | None) -> int | None:
     """The number of the model's parameters, from its files, its name or its config.json in the hub's cache, if known."""
     if not path or not isinstance(path, str):
         return None
-    config_file = cached_config(path)
-    cached = Path(config_file).parent if config_file else None
-    for folder in (Path(path).expanduser(), cached):
+    folders = folders_of(path)
+    for folder in folders:
         with suppress(Unreadable):
-            if folder is not None and folder.is_dir():
-                return count_parameters(folder)
-    for model in (path, cached):
+            return count_parameters(folder)
+    for model in (path, *folders):
         with suppress(ConfigError):
-            return shape_of(model).parameters if model else None
+            return shape_of(model).parameters
     return None
 
 
 def model_values(path: str) -> dict | None:
     """The model's config.json, from its folder or the hub's cache; None where neither has it. Raises PreflightError."""
-    file = Path(path).expanduser() / CONFIG
-    config_file = file if file.exists() else cached_config(path)
+    file = next((folder / CONFIG for folder in folders_of(path) if (folder / CONFIG).exists()), None)
     try:
-        return None if config_file is None else read_json(Path(config_file))
+        return None if file is None else read_json(file)
     except Unreadable as error:
-        raise PreflightError(f"actor_rollout_ref.model.path={path}: {error}") from error
+        raise wrong_model(path, error) from error
 
 
 def require_model(path: str | None) -> None:
     """Checks that a local path holds a model, or that the hub or its cache has the name."""
     if not path or not isinstance(path, str):
-        raise PreflightError(f"actor_rollout_ref.model.path={path}: give a model folder or a hub name")
+        raise wrong_model(path, "give a model folder or a hub name")
     folder = Path(path).expanduser()
     looks_local = path.startswith(("/", ".", "~")) or folder.exists()
     if looks_local and not (folder / CONFIG).exists():
-        raise PreflightError(
-            f"actor_rollout_ref.model.path={path}: no config.json there; expected a model folder"
-        )
+        raise wrong_model(path, "no config.json there; expected a model folder")
     if looks_local or "://" in path:  # verl fetches hdfs:// itself
         return
     try:
         cache = Path(fetch_config(path)).parent
-        if constants.HF_HUB_OFFLINE and not any(
-            f.suffix in (".safetensors", ".bin") for f in cache.iterdir()
-        ):
+        if constants.HF_HUB_OFFLINE and not {".safetensors", ".bin"} & {f.suffix for f in cache.iterdir()}:
             raise HubError(
                 f"HF_HUB_OFFLINE is set, and the cache has no weights of it ({cache}); {_fetch(path)}"
             )
     except HubError as error:
-        raise PreflightError(f"actor_rollout_ref.model.path={path}: {error}") from error
+        raise wrong_model(path, error) from error
 
 
-def cached_config(name: str) -> str | None:
-    """The path of the model's config.json in the hub's cache; None when it is absent."""
-    try:
-        file = try_to_load_from_cache(name, CONFIG)
-    except HFValidationError:
-        return None
-    return file if isinstance(file, str) else None
+def wrong_model(path: object, why: object) -> PreflightError:
+    return PreflightError(f"{MODEL}={path}: {why}")
+
+
+def folders_of(path: str) -> list[Path]:
+    """The folders of this machine that can have the model's files: the path itself, and the hub's cache of that name."""
+    folders = [Path(path).expanduser()]
+    with suppress(HFValidationError):
+        file = try_to_load_from_cache(path, CONFIG)
+        folders += [Path(file).parent] if isinstance(file, str) else []
+    return [folder for folder in folders if folder.is_dir()]
 
 
 def fetch_config(name: str, download=hf_hub_download) -> str:
@@ -161,7 +159,7 @@ def fetch_config(name: str, download=hf_hub_download) -> str:
         validate_repo_id(name)
     except HFValidationError as error:
         raise HubError("no folder here, and no name that the hub could have (OWNER/NAME)") from error
-    if file := cached_config(name):
+    if isinstance(file := try_to_load_from_cache(name, CONFIG), str):
         return file
     fetch, where = _fetch(name), f"in the cache {constants.HF_HUB_CACHE}"
     if constants.HF_HUB_OFFLINE:

@@ -69,9 +69,8 @@ def _driven(process: Process, by_pid: Mapping[int, Process], cluster: str) -> bo
         parent = by_pid.get(int(given)) if given.isdigit() else None
         return parent is not None and parent.started <= process.started
     # A raylet, or the head's server, of the cluster at HOST:PORT has one of these arguments.
-    own = (
-        {f"--gcs-address={cluster}", f"--gcs_server_port={cluster.rpartition(':')[2]}"} if cluster else set()
-    )
+    port = cluster.rpartition(":")[2]
+    own = {f"--gcs-address={cluster}", f"--gcs_server_port={port}"} if cluster else set()
     seen: set[int] = set()
     while process.pid not in seen:
         seen.add(process.pid)

@@ -10,6 +10,7 @@ from importlib.metadata import PackageNotFoundError, requires
 
 from omegaconf import DictConfig
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
@@ -19,7 +20,7 @@ from verl_credit.recipe.doctor.result import Result, failed, passed, skipped, wa
 PLUGINS, PLATFORM = "VERL_USE_EXTERNAL_PLUGINS", "VERL_PLATFORM"
 OURS = "verl_credit"  # the name of our entry point in the group verl.plugins
 CUDA_13 = "pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/cu130"
-PYTHON = ((3, 11), (3, 13))  # (first accepted, first refused): pyproject.toml
+PYTHON = SpecifierSet(">=3.11,<3.13")  # pyproject.toml
 SMALLEST_VLLM = "0.18.0"  # verl 0.9.1 refuses older versions when its vLLM module is imported
 FLASHINFER, CUBIN, JIT_CACHE = "flashinfer-python", "flashinfer-cubin", "flashinfer-jit-cache"
 WHEELS = "https://flashinfer.ai/whl"
@@ -38,12 +39,10 @@ def engine_share(config: DictConfig | None) -> float | None:
 
 
 def check_python(context: Context) -> Result:
-    python, (low, high) = context.facts.python, PYTHON
-    version, *ends = (".".join(map(str, v)) for v in (python, low, high))
-    if low <= python[:2] < high:
+    version = ".".join(map(str, context.facts.python))
+    if PYTHON.contains(version):
         return passed(f"Python {version}")
-    right = "at least {}, below {}".format(*ends)
-    return failed(f"Python {version}", right, "python3.12 -m venv .venv, and install there")
+    return failed(f"Python {version}", f"Python {PYTHON}", "python3.12 -m venv .venv, and install there")
 
 
 def check_torch(context: Context) -> Result:

@@ -97,8 +97,9 @@ _FACTORS = {
     "memory_gib": ("memory", GIB),
     "host_memory_gib": ("host_memory", GIB),
     "bandwidth_gb_s": ("bandwidth", GB),
+    "mfu": ("mfu", 1.0),
 }
-KEYS = ("name", "devices", "peak_tflops", "mfu", "flash_attn", "index_bytes", "index", *_FACTORS)
+KEYS = ("name", "devices", "peak_tflops", "flash_attn", "index_bytes", "index", *_FACTORS)
 
 
 def find_hardware(name: str, block: Mapping | None = None) -> Hardware:
@@ -111,14 +112,10 @@ def find_hardware(name: str, block: Mapping | None = None) -> Hardware:
     if name not in TABLE and name != "cpu":
         raise ConfigError(key="hardware.name", value=name, accepted=[*TABLE, "cpu", *ALIASES])
     row = this_cpu() if name == "cpu" else TABLE[name]
-    changes = {
-        field: _positive(key, block[key]) * unit for key, (field, unit) in _FACTORS.items() if key in block
-    }
+    changes = {to: _positive(key, block[key]) * unit for key, (to, unit) in _FACTORS.items() if key in block}
     if "peak_tflops" in block:
         peak = _positive("peak_tflops", block["peak_tflops"]) * TERA
         changes |= {"peak_bf16": peak} if row.device == "cuda" else {"peak_bf16": peak, "peak_fp32": peak}
-    if "mfu" in block:
-        changes["mfu"] = _positive("mfu", block["mfu"])
     if "flash_attn" in block:
         changes["flash_attn"] = bool(block["flash_attn"])
     return replace(row, **changes)

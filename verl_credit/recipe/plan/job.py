@@ -190,14 +190,14 @@ def require_number(key: str, value, accepted: str, fits: Callable[[float], bool]
         raise ConfigError(key=key, value=value, accepted=f"expected {accepted}", shown=repr(value))
 
 
+@dataclass(frozen=True)
 class _Reader:
     """Dotted look-up; a key that is absent gives the default."""
 
-    def __init__(self, config: Mapping):
-        self._config = config
+    config: Mapping
 
     def __call__(self, key: str, default):
-        node = self._config
+        node = self.config
         for part in key.split("."):
             if node is None or part not in node:
                 return default

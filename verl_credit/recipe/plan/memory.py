@@ -11,7 +11,6 @@ from verl_credit.recipe.plan.model_shape import ModelShape
 
 RESERVING = ("vllm", "sglang", "trtllm")
 """Engines that reserve their share of the device at the start."""
-ENGINE_AWAKE = ("rollout", "weight sync")
 ASLEEP = "engine weights asleep"
 
 
@@ -146,26 +145,22 @@ def engine(shape: ModelShape, job: Job, hw: Hardware, assumed: Assumptions) -> E
     kv = share - weights - assumed.engine_activation_gib * GIB
     length = job.model_len or shape.positions or job.longest_row
     need = length * per_token
-    problems = _too_long(shape, job, length)
+    problems = []
+    if job.longest_row > length:
+        problems.append(
+            f"rollout.max_model_len={length} cannot hold the longest row, {job.longest_row} tokens"
+        )
+    elif shape.positions and length > shape.positions:
+        problems.append(f"rollout.max_model_len={length}: {shape.name} has {shape.positions} positions")
     if kv < need:
         least = (weights + assumed.engine_activation_gib * GIB + need) / hw.memory
         enough = f"at least {least + 0.005:.2f}" if least < 1 else "more than the device has"
         source = "" if job.model_len else " (rollout.max_model_len=null: all positions of the model)"
-        problems = (
-            *problems,
+        problems.append(
             f"gpu_memory_utilization={job.utilization:g} leaves {max(kv, 0) / GIB:.1f} GiB of cache; one row of "
-            f"{length} tokens{source} needs {need / GIB:.1f} GiB, hence {enough}",
+            f"{length} tokens{source} needs {need / GIB:.1f} GiB, hence {enough}"
         )
-    return Engine(share, weights, kv, per_token, problems)
-
-
-def _too_long(shape: ModelShape, job: Job, length: int) -> tuple[str, ...]:
-    """Problems when rows exceed the engine's length, or this length exceeds the model's positions."""
-    if job.longest_row > length:
-        return (f"rollout.max_model_len={length} cannot hold the longest row, {job.longest_row} tokens",)
-    if length > (shape.positions or length):
-        return (f"rollout.max_model_len={length}: {shape.name} has {shape.positions} positions",)
-    return ()
+    return Engine(share, weights, kv, per_token, tuple(problems))
 
 
 def branch_tokens(job: Job, assumed: Assumptions) -> int:
@@ -200,7 +195,7 @@ def phases(
             parts = {k: v if k.startswith("engine") else v * job.per_node for k, v in parts.items()}
         ours = sum(value for key, value in parts.items() if not key.startswith("engine"))
         every = {**parts, "fragmentation": assumed.fragmentation * ours, **fixed}
-        if name in ENGINE_AWAKE:
+        if name in ("rollout", "weight sync"):
             every.pop(f"host: {ASLEEP}", None)  # freed when the engine wakes
         return Phase(name, "device", {k: v for k, v in every.items() if v}, hw.memory, problems)
 

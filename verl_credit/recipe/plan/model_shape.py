@@ -167,9 +167,8 @@ def _from_config(config: Mapping, name: str) -> ModelShape:
     if family not in FAMILIES:
         raise ConfigError(f"{name}: model_type={family!r} cannot be planned; expected {', '.join(FAMILIES)}")
     try:
-        layers, hidden, heads = (
-            config[key] for key in ("num_hidden_layers", "hidden_size", "num_attention_heads")
-        )
+        sizes = ("num_hidden_layers", "hidden_size", "num_attention_heads")
+        layers, hidden, heads = (config[key] for key in sizes)
         if family == "qwen3_moe":
             every, dense = config.get("decoder_sparse_step", 1), set(config.get("mlp_only_layers") or ())
             experts = {
