@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -32,10 +33,8 @@ def answer_of(code: int | None, printed: str) -> dict | str:
     if code is None:
         return f"no answer in {PROBE_S:g} s"
     if code == 0 and lines:
-        try:
+        with suppress(ValueError):
             return json.loads(lines[-1])
-        except ValueError:
-            pass
     return lines[-1][:300] if lines else f"it ended with exit code {code} and printed nothing"
 
 
@@ -74,10 +73,8 @@ class Context:
 
     def value(self, key: str):
         """The key's value; None where the user has not set it."""
-        try:
+        with suppress(OmegaConfBaseException):
             return OmegaConf.select(self.config, key)
-        except OmegaConfBaseException:
-            return None
 
     def unbuilt(self, *paths: object) -> str:
         """The reason to accept an absent file: the run builds its world's own files; else ""."""

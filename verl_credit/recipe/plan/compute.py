@@ -80,9 +80,8 @@ def rollout_seconds(
     Search: queries x core-seconds of index and encoder / cores of the index's node, plus each turn's latency.
     """
     read = assumed.row_tokens - assumed.generated_tokens
-    prefill = job.rows * forward_flops(shape, read, head=False)
     by_part = {
-        "prefill": prefill / _speed(job, hw, assumed),
+        "prefill": job.rows * forward_flops(shape, read, head=False) / _speed(job, hw, assumed),
         "decode": decode_seconds(shape, job, hw, assumed, runner),
     }
     if job.max_turns > 1:
