@@ -1,6 +1,6 @@
-"""CUDA devices: driver, triton's assembler, the recipe's plan on them, and the attention kernels, tried as at a start.
+"""Checks CUDA devices: the driver, triton's assembler, the recipe's plan on them, and the attention kernels.
 
-The plan (`verl-credit plan`) has to fit a device, and leave memory for a first compilation.
+The plan (`verl-credit plan`) has to fit a device and leave memory for a first compilation. A kernel is tried as at a start.
 """
 
 from __future__ import annotations

@@ -152,7 +152,10 @@ NO_INDEX = Index()
 
 
 def find_index(block: Mapping | None) -> Index:
-    """flat: rows x dim x 4 bytes, so 21,015,324 x 768 (wiki-18, e5-base) takes 64.6 GB. Only a size counts as flat."""
+    """Reads the index of a block. A flat one takes rows x dim x 4 bytes: 21,015,324 x 768 (wiki-18, e5-base) are 64.6 GB.
+
+    An index that is given only by its size counts as flat.
+    """
     block = block or {}
     given, kind = block.get("index") or {}, None
     if not isinstance(given, Mapping):
