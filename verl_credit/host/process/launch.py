@@ -23,10 +23,8 @@ from verl_credit.recipe.doctor.network import loopback_settings, run_address, un
 from verl_credit.redact import without_secrets
 
 EVERYWHERE = ("VERL_PLATFORM", "VERL_USE_EXTERNAL_PLUGINS", "OMP_NUM_THREADS", "TOKENIZERS_PARALLELISM")
-
 KEPT_TASKS = ("RAY_task_events_max_num_task_in_gcs", "10000")
 """Ray's head process keeps 100,000 tasks by default, for its dashboard; they took 0.9 MB per step of the lab."""
-
 WORKER_LOGS = "worker logs: /tmp/ray/session_latest/logs"
 SLOW_START = "timed out during startup"
 """Text of the bare Exception that ray.init raises where its raylet did not come up. Ray 2.60's raylet ends itself if one of

@@ -38,8 +38,8 @@ def check_memory(context: Context) -> list[Result]:
                       "end what you do not need, or raise the container's limit (docker run --memory)")  # fmt: skip
     else:
         host = passed(state)
-    devices = enumerate(context.facts.devices)
-    return [host, *(_device_memory(f"memory of device {i}", device, context) for i, device in devices)]
+    devices = context.facts.devices
+    return [host, *(_device_memory(f"memory of device {i}", d, context) for i, d in enumerate(devices))]
 
 
 def _device_memory(name: str, device: Device, context: Context) -> Result:

@@ -6,6 +6,7 @@ Packages are checked by their metadata alone, because importing them takes secon
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, requires
 
 from omegaconf import DictConfig
@@ -73,10 +74,9 @@ def check_requirements(context: Context) -> list[Result]:
 
 
 def requirements_of(distribution: str) -> list[str] | None:
-    try:
+    """The lines of a distribution's metadata; None where it is not installed."""
+    with suppress(PackageNotFoundError):
         return requires(distribution) or []
-    except PackageNotFoundError:
-        return None
 
 
 def judge_requirements(
