@@ -6,7 +6,7 @@ profiler reports every allocation and release of the allocator, temporaries of k
 over the weights is the peak; on CUDA it is `torch.cuda.max_memory_allocated`. The interpreter is not in it.
 
 Shapes: the lab's policy (--policy) and a random Qwen3 (hidden 512, 8 layers, vocabulary 8192, 2048 tokens), with and without
-gradient checkpointing; on CUDA also Qwen3-0.6B's shape in bf16. Predicted: `verl_credit.recipe.plan.actor_peak`.
+gradient checkpointing; on CUDA also Qwen3-0.6B's shape in bf16. Predicted: `verl_credit.recipe.plan.memory.actor_peak`.
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from verl_credit.policy.attention.implementation import chosen, install
 from verl_credit.policy.attention.pack import PACK, pack_rows
 from verl_credit.policy.log_probs import log_probs_and_entropy, log_probs_from_logits
-from verl_credit.recipe.plan import Job, actor_peak, shape_of
 from verl_credit.recipe.plan.activations import answers_masks, forward_only, log_prob_loss
+from verl_credit.recipe.plan.job import Job
+from verl_credit.recipe.plan.memory import actor_peak
+from verl_credit.recipe.plan.model_shape import shape_of
 
 TOLERANCE = 0.20
 ANSWER = 8  # tokens of a scored answer

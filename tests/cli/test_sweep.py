@@ -13,8 +13,8 @@ from verl_credit.cli import main
 from verl_credit.cli.train import sweep as module
 from verl_credit.cli.train.sweep import expand
 from verl_credit.errors import ConfigError
-from verl_credit.recipe.doctor.hardware import disk
-from verl_credit.recipe.machine.facts import GIB
+from verl_credit.recipe.doctor import machine
+from verl_credit.recipe.machine import GIB
 
 MODES = "algorithm.info_gain_norm_mode=joint,separate,turn-group,turn-group-v1d"
 LAB = ["lab.size=tiny", "trainer.total_training_steps=2"]
@@ -168,7 +168,7 @@ def test_checkpoints_of_all_runs_are_weighed_before_the_first(started, capsys, t
     assert out.index("warning: disk") < out.index("run 1 of 12")
 
     def said(free):
-        return disk.sweep_warnings(configs, lambda path: Usage(free * GIB))
+        return machine.sweep_warnings(configs, lambda path: Usage(free * GIB))
 
     (line,) = said(1120)
     assert "1123.9 GiB more" in line and "max_actor_ckpt_to_keep=1" in line

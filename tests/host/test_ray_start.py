@@ -21,9 +21,9 @@ from verl_credit.host.process import launch as module
 from verl_credit.host.process.launch import RunFailed, launch
 from verl_credit.recipe import compose, files
 from verl_credit.recipe.compose import compose_recipe
-from verl_credit.recipe.doctor import ray_checks
+from verl_credit.recipe.doctor import cluster
 from verl_credit.recipe.doctor.context import Context
-from verl_credit.recipe.machine.facts import Process
+from verl_credit.recipe.machine import Process
 
 ADDRESS = "ray_kwargs.ray_init.address"
 
@@ -69,7 +69,7 @@ def test_train_refuses_keys_that_ray_refuses_beside_a_cluster(
 def test_train_refuses_a_folder_that_a_node_does_not_see(tmp_path, capsys, monkeypatch, alone, nothing_heavy):
     blind = {"host": "spark-2", "cpus": 20.0, "found": ["No such file or directory"]}
     answer = (0, json.dumps({"nodes": [blind]}))
-    monkeypatch.setattr(ray_checks, "in_a_process", lambda arguments, timeout_s: answer)
+    monkeypatch.setattr(cluster, "in_a_process", lambda arguments, timeout_s: answer)
     keys = [f"ray_kwargs.ray_init.{key}=null" for key in ("num_cpus", "num_gpus", "object_store_memory")]
     with socket.create_server(("127.0.0.1", 0)) as server:
         monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{server.getsockname()[1]}")
@@ -119,7 +119,7 @@ def test_which_cluster_a_run_would_join(alone):
     def given(address, environment):
         config = load_config("lab", [])
         OmegaConf.update(config, ADDRESS, address, force_add=True)
-        return ray_checks.run_address(environment, config)
+        return cluster.run_address(environment, config)
 
     assert given(None, {"RAY_ADDRESS": "h:1"}) == given("auto", {"RAY_ADDRESS": "h:1"}) == "h:1"
     assert given("g:2", {"RAY_ADDRESS": "h:1"}) == "g:2"
@@ -129,9 +129,9 @@ def test_which_cluster_a_run_would_join(alone):
 def test_auto_needs_a_cluster_to_find(alone):
     config = load_config("lab", [])
     OmegaConf.update(config, ADDRESS, "auto", force_add=True)
-    assert says(ray_checks.check_cluster(Context(LAPTOP, config)), FAIL, f"{ADDRESS}=auto, and no cluster")
+    assert says(cluster.check_cluster(Context(LAPTOP, config)), FAIL, f"{ADDRESS}=auto, and no cluster")
     head = Process(7, 1, "gcs_server", ("/x/ray/core/src/ray/gcs/gcs_server",))
-    assert says(ray_checks.check_cluster(Context(replace(LAPTOP, processes=(head,)), config)), PASS)
+    assert says(cluster.check_cluster(Context(replace(LAPTOP, processes=(head,)), config)), PASS)
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ READS = ("load", "loads", "Unpickler", "open")
 SAFE_YAML = re.compile("(C?Safe|C?Base)Loader$")
 ALLOWED = {  # what is found -> why it may stay
     "verl_credit/credit/laws/laws.py: pickle.loads(pickle.dumps(subject.function))": "its own bytes, of a moment before",
-    "verl_credit/recipe/doctor/inputs/prompt_lengths.py: trust_remote_code=bool(model.get('trust_remote_code'))": (
+    "verl_credit/recipe/doctor/lengths.py: trust_remote_code=bool(model.get('trust_remote_code'))": (
         "verl's key of the user's model, false unless the user sets it; the run would do the same"
     ),
     "verl_credit/host/hf_rollout/server.py: {'trust_remote_code': model_config.trust_remote_code}": "the same key",

@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 
 from verl_credit.recipe.doctor.context import Context
 from verl_credit.recipe.doctor.result import Status
-from verl_credit.recipe.machine.facts import GIB, Device, Facts, Memory, Torch
+from verl_credit.recipe.machine import GIB, Device, Facts, Memory, Torch
 
 PASS, WARN, FAIL, SKIP = Status.PASS, Status.WARN, Status.FAIL, Status.SKIP
 

@@ -9,7 +9,7 @@ from kit.recipes import load_config
 from verl_credit.cli import main
 from verl_credit.errors import PreflightError
 from verl_credit.recipe.doctor import checks
-from verl_credit.recipe.doctor.inputs.data import read_rows
+from verl_credit.recipe.doctor.data import read_rows
 from verl_credit.recipe.world import without_value
 
 

@@ -131,11 +131,14 @@ class TestOnACluster:
             cluster._start_serve(SimpleNamespace(host="127.0.0.1", port=8000))
         cluster._start_serve(SimpleNamespace(host="0.0.0.0", port=8000))
 
-    def test_a_replica_that_does_not_start_gives_its_own_reason(self, cluster):
+    def test_a_replica_that_does_not_start_gives_its_own_reason(self, cluster, monkeypatch):
         def deployment(status, message):
             return SimpleNamespace(status=status, message=message)
 
         traceback = "It failed 2 times.\nTraceback ...\n  File ...\na.b.IndexMismatch: another fingerprint"
         found = {"shard-0": deployment("HEALTHY", ""), "shard-1": deployment("DEPLOY_FAILED", traceback)}
-        failed = SimpleNamespace(message="Failed to update the deployments", deployments=found)
-        assert cluster._reason(failed) == "shard-1: IndexMismatch: another fingerprint"
+        app = SimpleNamespace(status="DEPLOY_FAILED", message="Failed to update", deployments=found)
+        applications = {cluster.APP: app}
+        monkeypatch.setattr(cluster.serve, "status", lambda: SimpleNamespace(applications=applications))
+        with pytest.raises(ValueError, match="^shard-1: IndexMismatch: another fingerprint$"):
+            cluster._await_replicas(0.0)

@@ -10,8 +10,8 @@ from ray.exceptions import ActorDiedError, RayError, RayTaskError
 from starlette.exceptions import HTTPException
 
 from kit.retriever_vectors import TableEncoder, clustered, write_rows
-from verl_credit.host.deploy import front
-from verl_credit.host.deploy.front import Asking
+from verl_credit.host.deploy import cluster
+from verl_credit.host.deploy.cluster import Asking
 from verl_credit_retriever.index.manifest import IndexMismatch
 from verl_credit_retriever.index.parts import Part, Shard, ShardedIndex, cut
 from verl_credit_retriever.index.search import SearchIndex, build_index
@@ -166,7 +166,7 @@ class Handle:
 
 @pytest.fixture(autouse=True)
 def no_pause(monkeypatch):
-    monkeypatch.setattr(front, "AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr(cluster, "AGAIN_SECONDS", 0.0)
 
 
 def test_another_replica_answers_for_a_lost_one():
@@ -206,7 +206,7 @@ def test_a_slow_shard_is_waited_for_and_given_up_in_the_end(monkeypatch):
     handle.remote = lambda part, vectors_N_D, k: Slow(None)
     assert Asking(PARTS, [Handle("a"), handle], unknown)(QUERY, 1) == ["a", "b"]
     assert len(calls) == 3
-    monkeypatch.setattr(front, "ANSWER_SECONDS", 0.0)
+    monkeypatch.setattr(cluster, "ANSWER_SECONDS", 0.0)
     with pytest.raises(HTTPException, match=r"503: shard 0 of 2 \(rows 0 to 4\) has not answered within 0 s"):
         Asking(PARTS, [Handle("a"), handle], unknown)(QUERY, 1)
 

@@ -13,7 +13,7 @@ from kit.retriever_fakes import FakeIndex, app_of, client_of
 from verl_credit.config.keys import Search
 from verl_credit.errors import PreflightError
 from verl_credit.recipe.doctor.context import Context
-from verl_credit.recipe.doctor.inputs.recipe import check_retriever
+from verl_credit.recipe.doctor.inputs import check_retriever
 from verl_credit.recipe.doctor.result import Status
 from verl_credit_retriever.http.limits import Limits
 from verl_credit_retriever.serving.settings import TOKEN_VARIABLE, ServeSettings, check_host, read_token

@@ -41,7 +41,7 @@ def bench(
     ] = None,
 ) -> ExitCode:
     """Rewrites the page after each part. Exit code 1 for a broken law or a failed run."""
-    from verl_credit.recipe.machine.gather import cores
+    from verl_credit.recipe.machine import cores
     from verl_credit.study.bench.page import Bench
     from verl_credit.study.bench.parts import GRPO, declare, find_candidate, learn
     from verl_credit.study.campaign.results import results

@@ -13,7 +13,7 @@ from verl_credit.errors import PreflightError
 from verl_credit.worlds.data.records import PrepareError
 
 if TYPE_CHECKING:
-    from verl_credit.recipe.doctor.inputs.row import Row
+    from verl_credit.recipe.doctor.data import Row
 
 
 @ends("prepare", PrepareError, OSError)
@@ -54,8 +54,8 @@ def prepare_check(
 ) -> int:
     """Prints a row in the policy's form. Exit code 4, and one line, for the first row that cannot train."""
     from verl_credit.errors import ExitCode
-    from verl_credit.recipe.doctor.inputs.data import read_rows
-    from verl_credit.recipe.doctor.inputs.prompt_lengths import NotHere
+    from verl_credit.recipe.doctor.data import read_rows
+    from verl_credit.recipe.doctor.lengths import NotHere
     from verl_credit.turns.reward.qa import BOXED, answer_form, gold_answers
 
     try:
@@ -73,7 +73,7 @@ def prepare_check(
 def _prompt(row: Row, model: str | None, searches: bool) -> list[str]:
     from omegaconf import OmegaConf
 
-    from verl_credit.recipe.doctor.inputs.prompt_lengths import PromptMeter, load_tokenizer, measured
+    from verl_credit.recipe.doctor.lengths import PromptMeter, load_tokenizer, measured
 
     if model is None:
         title = f"{row.where}; its chat template and tokens: --model PATH_OR_NAME"

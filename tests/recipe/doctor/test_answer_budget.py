@@ -11,9 +11,9 @@ from verl_credit.config.fit import MODEL_LEN, engine_tokens, place_of_answers
 from verl_credit.config.settings import CreditSettings
 from verl_credit.errors import ConfigError, PreflightError
 from verl_credit.recipe.doctor.context import Context
-from verl_credit.recipe.doctor.inputs.answer_budget import answers_fit, worst_row
-from verl_credit.recipe.doctor.inputs.data import Row as DataRow
-from verl_credit.recipe.doctor.inputs.recipe import check_answers
+from verl_credit.recipe.doctor.data import Row as DataRow
+from verl_credit.recipe.doctor.inputs import check_answers
+from verl_credit.recipe.doctor.lengths import answers_fit, worst_row
 from verl_credit.recipe.rules import validate
 from verl_credit.recipe.rules.fit import REFERENCE, UPDATE
 from verl_credit.turns.branches import plan_branches

@@ -11,8 +11,7 @@ from kit.preflight import GOOD, write
 from kit.recipes import load_config
 from verl_credit.errors import PreflightError
 from verl_credit.recipe.doctor.context import Context
-from verl_credit.recipe.doctor.inputs.data import TRAIN, VAL, read_rows
-from verl_credit.recipe.doctor.inputs.row import STEERING
+from verl_credit.recipe.doctor.data import STEERING, TRAIN, VAL, read_rows
 
 USER = {"role": "user", "content": "q"}
 

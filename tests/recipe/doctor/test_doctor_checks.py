@@ -1,7 +1,7 @@
 """The one list of checks: who makes which, what a failure does to the others, and the command on a faked machine."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,8 +15,7 @@ from verl_credit.cli.train import start, with_verl
 from verl_credit.errors import PreflightError
 from verl_credit.recipe.doctor import checks
 from verl_credit.recipe.doctor.checks import CHECKS, Check, Stage, Train, before_training, examine, require
-from verl_credit.recipe.doctor.context import Context
-from verl_credit.recipe.doctor.probe import VerlProcess
+from verl_credit.recipe.doctor.context import Context, VerlProcess
 from verl_credit.recipe.doctor.result import failed, passed, skipped, warned
 
 LAB = load_config("lab", [])
@@ -124,8 +123,8 @@ def test_one_process_makes_all_checks_that_need_verl():
     def run(arguments, timeout_s):
         asked.append(arguments[:2])
         found = {
-            "verl": passed("fine", "verl").as_dict(),
-            "tools": failed("bad", "good", name="tools").as_dict(),
+            "verl": asdict(passed("fine", "verl")),
+            "tools": asdict(failed("bad", "good", name="tools")),
         }
         return 0, "a word of verl's\n" + json.dumps(found)
 
@@ -158,7 +157,7 @@ def faked(monkeypatch):
     """The command on MACHINE, with these results alone."""
 
     def fake(*results):
-        monkeypatch.setattr("verl_credit.recipe.machine.gather.gather", lambda **_: MACHINE)
+        monkeypatch.setattr("verl_credit.recipe.machine.gather", lambda **_: MACHINE)
         monkeypatch.setattr(checks, "examine", lambda context, first: [*first, *results])
 
     return fake

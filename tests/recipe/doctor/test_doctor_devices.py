@@ -9,12 +9,11 @@ from omegaconf import OmegaConf
 from kit.machine import FAIL, GB10, H100, LAPTOP, MACHINE, PASS, SKIP, WARN, cases, on_cuda, says
 from kit.recipes import load_config
 from verl_credit.errors import TooLargeError
-from verl_credit.recipe.doctor import checks
+from verl_credit.recipe import machine as facts_of
+from verl_credit.recipe.doctor import checks, device, machine
 from verl_credit.recipe.doctor.context import Context
-from verl_credit.recipe.doctor.hardware import device, kernels, machine, planned
-from verl_credit.recipe.doctor.hardware.planned import check_plan, plan_here
-from verl_credit.recipe.machine import gather
-from verl_credit.recipe.machine.facts import GIB, Memory, Ptxas, Torch
+from verl_credit.recipe.doctor.device import check_plan, plan_here
+from verl_credit.recipe.machine import GIB, Memory, Ptxas, Torch
 
 LAB = load_config("lab", [])
 CUDA = on_cuda(LAB)
@@ -79,9 +78,9 @@ def test_the_version_of_an_assembler_is_read(tmp_path):
     tool = tmp_path / "ptxas"
     tool.write_text("#!/bin/sh\necho 'Cuda compilation tools, release 12.9, V12.9.86'\n")
     tool.chmod(0o755)
-    assert gather.ptxas_version(tool) == (12, 9)
+    assert facts_of.ptxas_version(tool) == (12, 9)
     tool.write_text("#!/bin/sh\necho what\n")
-    assert gather.ptxas_version(tool) is None and gather.ptxas_version(tmp_path / "absent") is None
+    assert facts_of.ptxas_version(tool) is None and facts_of.ptxas_version(tmp_path / "absent") is None
 
 
 def with_free(gib):
@@ -150,7 +149,7 @@ test_room_where_there_is_nothing_to_say = cases(
     check_plan, (LAPTOP, LAB, SKIP, "on a CPU"), (LAPTOP, CUDA, SKIP, "no device")
 )
 SPARK = with_devices(GB10, memory=Memory(121 * GIB, 110 * GIB), cpus=20, packages={"vllm": "0.24.0"})
-SHARE = planned.SHARE_KEY
+SHARE = device.SHARE_KEY
 
 
 @pytest.fixture(scope="module")
@@ -171,7 +170,7 @@ def compiling(config, jobs=None, share=None, **changes):
     if share is not None:
         OmegaConf.update(config, SHARE, share)
     facts = replace(SPARK, environment={} if jobs is None else {"MAX_JOBS": jobs}, **changes)
-    return planned.check_compilation(Context(facts, config))
+    return device.check_compilation(Context(facts, config))
 
 
 def test_compilers_have_to_fit_beside_what_is_planned(spark):
@@ -201,7 +200,7 @@ def test_a_share_that_leaves_no_compiler_its_memory(spark):
 
 
 test_compilation_where_there_is_nothing_to_say = cases(
-    planned.check_compilation,
+    device.check_compilation,
     (MACHINE, CUDA, SKIP, "no device shares"),
     (SPARK, LAB, SKIP, "no recipe"),
     (SPARK, None, SKIP, "no recipe"),
@@ -244,11 +243,11 @@ def test_a_kernel_has_to_run_and_not_only_to_import(kernel, attention, facts, an
     """With the heads of Qwen3-4B."""
 
     def trial(name, heads):
-        assert (name, heads) == ({"flash": kernels.VARLEN}.get(kernel, f"credit_{kernel}"), (32, 8, 128))
+        assert (name, heads) == ({"flash": device.VARLEN}.get(kernel, f"credit_{kernel}"), (32, 8, 128))
         return answer
 
-    config = on_cuda(LAB, **{MODEL: "Qwen/Qwen3-4B", kernels.ATTENTION: attention})
-    check = getattr(kernels, f"check_{kernel}")
+    config = on_cuda(LAB, **{MODEL: "Qwen/Qwen3-4B", device.ATTENTION: attention})
+    check = getattr(device, f"check_{kernel}")
     assert says(check(Context(facts, config), trial), status, *texts)
 
 
@@ -258,12 +257,12 @@ def test_the_trials_themselves_run():
     context = Context(INSTALLED, on_cuda(LAB, **{MODEL: "no such model"}))
 
     def on_the_cpu(name, heads):
-        assert heads == kernels.HEADS
-        return kernels.run_trial(name, (4, 2, 16), "cpu")
+        assert heads == device.HEADS
+        return device.run_trial(name, (4, 2, 16), "cpu")
 
-    assert says(kernels.check_sdpa(context, on_the_cpu), PASS, "bf16: sdpa (within 0.0")
+    assert says(device.check_sdpa(context, on_the_cpu), PASS, "bf16: sdpa (within 0.0")
     missing = "no attention kernel works for 'credit_varlen': varlen: ModuleNotFoundError: No module named 'flash_attn'"
-    assert says(kernels.check_flash(context, on_the_cpu), WARN, missing)
+    assert says(device.check_flash(context, on_the_cpu), WARN, missing)
 
 
 def test_the_trial_has_the_heads_of_the_recipes_model(tmp_path):
@@ -271,5 +270,5 @@ def test_the_trial_has_the_heads_of_the_recipes_model(tmp_path):
     shape |= {"model_type": "qwen3", "num_hidden_layers": 1, "intermediate_size": 8, "vocab_size": 9}
     (tmp_path / "config.json").write_text(json.dumps(shape))
     for path, heads in ((str(tmp_path), (6, 3, 24)), ("Qwen/Qwen3-0.6B", (16, 8, 128))):
-        assert kernels.heads_of(on_cuda(LAB, **{MODEL: path})) == heads
-    assert kernels.heads_of(None) == kernels.HEADS
+        assert device.heads_of(on_cuda(LAB, **{MODEL: path})) == heads
+    assert device.heads_of(None) == device.HEADS

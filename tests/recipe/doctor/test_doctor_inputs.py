@@ -14,10 +14,9 @@ from kit.machine import FAIL, MACHINE, PASS, SKIP, WARN, says
 from kit.preflight import GOOD
 from kit.recipes import load_config
 from verl_credit.errors import PreflightError
-from verl_credit.recipe.doctor import checks
+from verl_credit.recipe.doctor import checks, inputs
+from verl_credit.recipe.doctor import model as files
 from verl_credit.recipe.doctor.context import Context
-from verl_credit.recipe.doctor.inputs import model as files
-from verl_credit.recipe.doctor.inputs import recipe
 
 LAB = load_config("lab", [])
 INPUTS = [check for check in checks.CHECKS if check.stage is checks.Stage.INPUTS]
@@ -145,15 +144,15 @@ def test_a_file_of_rows_is_read_once(config, tmp_path, monkeypatch):
 def test_the_retriever_and_its_index(config, monkeypatch):
     config.search.url = ["http://a", "http://b"]
     servers = "http://a 0123; http://b 0123"
-    monkeypatch.setattr(recipe, "ask_servers", lambda settings: ("0123", servers))
+    monkeypatch.setattr(inputs, "ask_servers", lambda settings: ("0123", servers))
     context = Context(MACHINE, config)
-    assert says(recipe.check_retriever(context), PASS, f"index: {servers}")
+    assert says(inputs.check_retriever(context), PASS, f"index: {servers}")
     assert context.index_fingerprint == "0123"
 
     def refuse(settings):
         raise PreflightError("search.url=http://b: the retriever is not ready")
 
-    monkeypatch.setattr(recipe, "ask_servers", refuse)
+    monkeypatch.setattr(inputs, "ask_servers", refuse)
     assert says(looked_at(config, "retriever")["retriever"], FAIL, "not ready", "all from one index")
     config.search.max_searches = 0
-    assert says(recipe.check_retriever(Context(MACHINE, config)), SKIP, "does not search")
+    assert says(inputs.check_retriever(Context(MACHINE, config)), SKIP, "does not search")

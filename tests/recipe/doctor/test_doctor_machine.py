@@ -13,11 +13,11 @@ from omegaconf import OmegaConf
 
 from kit.machine import FAIL, LAPTOP, MACHINE, PASS, WARN, cases, on_cuda, says
 from kit.recipes import load_config
+from verl_credit.recipe import machine as gather
+from verl_credit.recipe.doctor import machine, orphans
 from verl_credit.recipe.doctor.context import Context
-from verl_credit.recipe.doctor.hardware import disk, machine, orphans
 from verl_credit.recipe.doctor.network import cluster_address
-from verl_credit.recipe.machine import gather
-from verl_credit.recipe.machine.facts import GIB, Process, size
+from verl_credit.recipe.machine import GIB, Process, size
 
 LAB = load_config("lab", [])
 CUDA = on_cuda(LAB)
@@ -104,14 +104,14 @@ def test_disk(tmp_path, free, parameters, changes, status, texts):
         assert path == tmp_path / "a"  # where checkpoints go, not run_dir
         return Usage(free * GIB)
 
-    assert says(disk.check_disk(context, usage), status, str(tmp_path), *texts)
+    assert says(machine.check_disk(context, usage), status, str(tmp_path), *texts)
 
 
 def test_a_recipe_by_name_needs_room_for_its_checkpoints(tmp_path, hub):
     """With the model's size unknown a GiB was enough for any."""
     given = ["data.train_files=x", "data.val_files=x", "search.url=http://x", f"run_dir={tmp_path}"]
     context = Context(MACHINE, load_config("multihop_qwen3_4b", given))
-    found = disk.check_disk(context, lambda path: Usage(40 * GIB))
+    found = machine.check_disk(context, lambda path: Usage(40 * GIB))
     assert says(found, FAIL, "45.0 GiB a checkpoint")
 
 
@@ -163,7 +163,7 @@ def test_orphans_are_named_with_what_they_hold():
     )  # fmt: skip
     assert [p.pid for p in orphans.orphans(dead)] == [61, 62, 63, 64]  # 66 was started by hand
     result = orphans.check_processes(Context(replace(MACHINE, processes=dead)))
-    assert says(result, WARN, "63 VLLM::EngineCore (user bob, 2 h old, 40.0 GiB)", "kill 61 62 63 64")
+    assert says(result, WARN, "63 VLLM::EngineCore (user bob, 1:59:58 old, 40.0 GiB)", "kill 61 62 63 64")
     assert says(orphans.check_processes(Context(MACHINE)), PASS)
 
 

@@ -14,9 +14,17 @@ from verl_credit.address import loopback
 from verl_credit.errors import ConfigError
 from verl_credit.host.process import doctor_probes
 from verl_credit.recipe.doctor.checks import CHECKS, examine
+from verl_credit.recipe.doctor.cluster import (
+    Mark,
+    check_cluster,
+    check_nodes,
+    check_plugin,
+    folders,
+    judge_nodes,
+    loopback_server,
+)
 from verl_credit.recipe.doctor.context import Context
-from verl_credit.recipe.doctor.node_checks import Mark, check_nodes, folders, judge_nodes, loopback_server
-from verl_credit.recipe.doctor.ray_checks import check_cluster, check_plugin, unreachable
+from verl_credit.recipe.doctor.network import unreachable
 from verl_credit.recipe.doctor.result import skipped
 
 LAB = load_config("lab", [])

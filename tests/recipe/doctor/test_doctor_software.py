@@ -10,10 +10,10 @@ import verl
 
 from kit.machine import FAIL, GB10, H100, LAPTOP, MACHINE, PASS, SKIP, WARN, cases, on_cuda, says
 from kit.recipes import load_config
+from verl_credit.recipe.doctor import software
 from verl_credit.recipe.doctor.context import Context
-from verl_credit.recipe.doctor.hardware import software, vllm
-from verl_credit.recipe.doctor.hardware.software import requirements_of
-from verl_credit.recipe.machine.facts import Torch
+from verl_credit.recipe.doctor.software import requirements_of
+from verl_credit.recipe.machine import Torch
 
 LAB = load_config("lab", [])
 CUDA = on_cuda(LAB)
@@ -123,7 +123,7 @@ def test_ranges_of_metadata(lines, extra, installed, outside, status, texts):
 def test_these_are_the_requirements_that_verl_really_has():
     lines = requirements_of("verl")
     assert any(line.startswith("transformers") for line in lines) and requirements_of("no-such") is None
-    assert vllm.pinned(lines) == "==0.24.0"
+    assert software.pinned(lines) == "==0.24.0"
 
 
 def installed(version):
@@ -132,7 +132,7 @@ def installed(version):
 
 HF, ON_CPU = on_cuda(LAB, actor_rollout_ref__rollout__name="hf"), on_cuda(LAB, trainer__device="cpu")
 test_vllm = cases(
-    vllm.check_vllm,
+    software.check_vllm,
     (installed("0.24.0"), CUDA, PASS, "the one verl pins"),
     (installed("0.24.0+cu130"), CUDA, PASS, "the one verl pins"),
     (installed("0.21.0"), CUDA, WARN, "vllm 0.21.0", "vllm==0.24.0"),
@@ -162,13 +162,13 @@ def test_flashinfer_and_its_packages_are_of_one_version(cubin, jit_cache, status
     facts = replace(
         MACHINE, packages={"flashinfer-python": "0.6.14"} | {n: v for n, v in others.items() if v}
     )
-    assert says(vllm.check_flashinfer(Context(facts, CUDA)), status, *texts)
-    assert says(vllm.check_flashinfer(Context(facts)), status, *texts)
+    assert says(software.check_flashinfer(Context(facts, CUDA)), status, *texts)
+    assert says(software.check_flashinfer(Context(facts)), status, *texts)
 
 
 ODD = replace(MACHINE, packages={"flashinfer-python": "0.6.14", "flashinfer-cubin": "0.6.13"})
 test_flashinfer_where_it_does_not_matter = cases(
-    vllm.check_flashinfer,
+    software.check_flashinfer,
     (MACHINE, CUDA, SKIP, "not installed"),
     (ODD, LAB, SKIP, "does not roll out with vLLM"),
     (replace(ODD, environment={"FLASHINFER_DISABLE_VERSION_CHECK": "1"}), CUDA, WARN, "VERSION_CHECK=1"),

@@ -12,9 +12,8 @@ from kit.scripted_server import dead_port, scripted_server
 from verl_credit.cli import main
 from verl_credit.config.keys import Search
 from verl_credit.errors import PreflightError
-from verl_credit.recipe.doctor.inputs.hub import HubError, fetch_config
-from verl_credit.recipe.doctor.inputs.model import require_model, require_positions
-from verl_credit.recipe.doctor.inputs.recipe import ask_servers
+from verl_credit.recipe.doctor.inputs import ask_servers
+from verl_credit.recipe.doctor.model import HubError, fetch_config, require_model, require_positions
 
 
 @pytest.fixture(autouse=True)

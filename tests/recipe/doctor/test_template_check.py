@@ -10,7 +10,7 @@ from verl_credit.config.fit import DEFAULT
 from verl_credit.errors import ConfigError, PreflightError
 from verl_credit.host.process.verl_checks import RESULT, check_template
 from verl_credit.recipe.agent_loops import MULTI_TURN
-from verl_credit.recipe.doctor.inputs.prompt_lengths import PromptMeter
+from verl_credit.recipe.doctor.lengths import PromptMeter
 from verl_credit.recipe.rules import validate
 
 TOOLS = "{% for t in tools or [] %}{{ t | tojson }}\n{% endfor %}"

@@ -8,7 +8,7 @@ import pytest
 from verl_credit.cli import main
 from verl_credit.cli.recipe.plan import _load as load_plan
 from verl_credit.errors import ConfigError
-from verl_credit.recipe.plan import Job, find_hardware, output, shape_of
+from verl_credit.recipe.plan import output
 from verl_credit.recipe.plan.compute import (  # fmt: skip
     checkpoint_bytes,
     decode_seconds,
@@ -18,11 +18,11 @@ from verl_credit.recipe.plan.compute import (  # fmt: skip
     step,
     update_flops,
 )
-from verl_credit.recipe.plan.hardware import GIB
-from verl_credit.recipe.plan.job import Assumptions, assumptions
+from verl_credit.recipe.plan.hardware import GIB, Index, find_hardware
+from verl_credit.recipe.plan.job import Assumptions, Job, read_job
 from verl_credit.recipe.plan.memory import engine
-from verl_credit.recipe.plan.plan import make_plan
-from verl_credit.recipe.plan.read_job import read_job
+from verl_credit.recipe.plan.model_shape import shape_of
+from verl_credit.recipe.plan.plan import assumptions, make_plan
 
 SHAPE, H100 = shape_of("Qwen/Qwen3-4B"), find_hardware("h100")
 CONFIG = {
@@ -149,9 +149,8 @@ def test_decoding_by_hand():
 
 def test_a_step_by_hand():
     job = read_job(CONFIG, flash_attn=True)
-    assumed = assumptions(
-        {"mean_prompt_tokens": 500, "mean_response_tokens": 1500}, job, device="cuda", mfu=0.35
-    )
+    given = {"mean_prompt_tokens": 500, "mean_response_tokens": 1500}
+    assumed = assumptions(given, job, H100, Index())
     found = step(SHAPE, job, H100, assumed, engine(SHAPE, job, H100, assumed))
     assert found.tokens["trained"] == 1024 * 2000
     assert found.flops["log-prob"] == 1024 * forward_flops(SHAPE, 2000)

@@ -9,8 +9,11 @@ import torch
 
 from verl_credit.policy.attention import sdpa, varlen
 from verl_credit.policy.attention.pack import PACK, pack_rows
-from verl_credit.recipe.plan import Job, activations, actor_peak, shape_of
+from verl_credit.recipe.plan import activations
 from verl_credit.recipe.plan.activations import kept
+from verl_credit.recipe.plan.job import Job
+from verl_credit.recipe.plan.memory import actor_peak
+from verl_credit.recipe.plan.model_shape import shape_of
 
 TINY = {
     "model_type": "qwen3", "hidden_size": 128, "num_hidden_layers": 3, "num_attention_heads": 4,

@@ -7,8 +7,8 @@ import pytest
 from verl_credit.config.fit import engine_tokens
 from verl_credit.errors import ConfigError
 from verl_credit.policy.attention.pack import KEY_TOKENS, MASK_NUMBERS
-from verl_credit.recipe.machine.facts import Memory
-from verl_credit.recipe.plan import Job, actor_peak, find_hardware, hardware, phases, shape_of
+from verl_credit.recipe.machine import Memory
+from verl_credit.recipe.plan import hardware
 from verl_credit.recipe.plan.activations import (
     answers_attention,
     answers_masks,
@@ -17,11 +17,11 @@ from verl_credit.recipe.plan.activations import (
     log_prob_loss,
     loss,
 )
-from verl_credit.recipe.plan.hardware import GIB, index_bytes
-from verl_credit.recipe.plan.job import Assumptions
-from verl_credit.recipe.plan.memory import engine, gathered, state, update_parts
-from verl_credit.recipe.plan.read_job import read_job
-from verl_credit.recipe.plan.remedies import missing, remedies
+from verl_credit.recipe.plan.hardware import GIB, Index, find_hardware, find_index
+from verl_credit.recipe.plan.job import Assumptions, Job, read_job
+from verl_credit.recipe.plan.memory import actor_peak, engine, gathered, phases, state, update_parts
+from verl_credit.recipe.plan.model_shape import shape_of
+from verl_credit.recipe.plan.remedies import Case, missing, remedies
 
 SHAPE = shape_of("Qwen/Qwen3-4B")
 H100, SPARK = find_hardware("h100"), find_hardware("spark")
@@ -33,7 +33,7 @@ ASSUMED = Assumptions(mean_prompt_tokens=500, mean_response_tokens=3096, mean_tu
 
 
 def peak(job, hw=H100, **index):
-    return max(p.total for p in phases(SHAPE, job, hw, ASSUMED, **index) if p.where == "device")
+    return max(p.total for p in phases(SHAPE, job, hw, ASSUMED, Index(**index)) if p.where == "device")
 
 
 def by_name(found):
@@ -167,12 +167,10 @@ def test_without_a_length_the_engine_keeps_cache_for_all_positions_of_the_model(
     assert "one row of 262144 tokens (rollout.max_model_len=null" in said and "needs 36.0 GiB" in said
     assert not engine(SHAPE, unbounded, H100, ASSUMED).problems  # its 40,960 take 5.6
     assert engine(shape, replace(unbounded, model_len=8192), H100, ASSUMED).problems == ()
-    found = remedies(
-        shape, unbounded, H100, ASSUMED, 0.0, lambda job, index: phases(shape, job, H100, ASSUMED)
-    )
+    found = remedies(Case(shape, unbounded, H100, ASSUMED, Index()))
     assert found[0].overrides == ("actor_rollout_ref.rollout.max_model_len=8192",) and found[0].missing <= 0
     served = replace(unbounded, served_answers=True)
-    found = remedies(shape, served, H100, ASSUMED, 0.0, lambda job, index: phases(shape, job, H100, ASSUMED))
+    found = remedies(Case(shape, served, H100, ASSUMED, Index()))
     assert found[0].overrides == (f"actor_rollout_ref.rollout.max_model_len={engine_tokens(8192, True)}",)
 
 
@@ -187,8 +185,8 @@ def test_a_length_that_the_engine_would_refuse_is_a_problem(length, said):
 
 def test_wiki_18_takes_64_6_gb():
     rows = {"rows": 21_015_324, "dim": 768}
-    assert index_bytes({"index": rows}) == 21_015_324 * 768 * 4 == 64_559_075_328
-    assert index_bytes({"index": {**rows, "kind": "sq8"}}) * 4 == index_bytes({"index": rows})
+    assert find_index({"index": rows}).bytes == 21_015_324 * 768 * 4 == 64_559_075_328
+    assert find_index({"index": {**rows, "kind": "sq8"}}).bytes * 4 == find_index({"index": rows}).bytes
 
 
 # Laws
@@ -259,10 +257,10 @@ def test_offloading_saves_nothing_on_unified_memory():
 
 def test_the_index_counts_where_memory_is_shared():
     job, size = replace(JOB, per_node=1, shards=1), 10 * GIB
-    assert peak(job, SPARK, index=size) - peak(job, SPARK) == pytest.approx(size)
-    assert peak(job, H100, index=size) == peak(job, H100)
-    assert peak(job, H100, index=size, place="device") - peak(job, H100) == pytest.approx(size)
-    host = by_name(phases(SHAPE, job, H100, ASSUMED, index=size))["host"]
+    assert peak(job, SPARK, bytes=size) - peak(job, SPARK) == pytest.approx(size)
+    assert peak(job, H100, bytes=size) == peak(job, H100)
+    assert peak(job, H100, bytes=size, place="device") - peak(job, H100) == pytest.approx(size)
+    host = by_name(phases(SHAPE, job, H100, ASSUMED, Index(size)))["host"]
     assert host.parts["index"] == size
 
 
@@ -284,10 +282,8 @@ def test_the_reference_is_counted_only_when_it_is_asked_for():
 
 
 def cure(job, hw, index=0.0, kind=None):
-    def measure(changed, size):
-        return phases(SHAPE, changed, hw, ASSUMED, index=size)
-
-    return missing(measure(job, index)), remedies(SHAPE, job, hw, ASSUMED, index, measure, kind)
+    case = Case(SHAPE, job, hw, ASSUMED, Index(index, kind))
+    return missing(case.phases()), remedies(case)
 
 
 def test_remedies_are_ordered_and_each_helps():
@@ -373,7 +369,7 @@ def test_wrong_hardware_is_named(name, block, key, value, accepted):
 )
 def test_a_wrong_index_is_named(index, key, value):
     with pytest.raises(ConfigError) as caught:
-        index_bytes({"index": index})
+        find_index({"index": index})
     assert (caught.value.key, caught.value.value) == (key, value) and caught.value.accepted
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from kit.tiny_models import tiny_config, tiny_model
 from verl_credit.errors import ConfigError
-from verl_credit.recipe.plan import shape_of
+from verl_credit.recipe.plan.model_shape import shape_of
 
 FAMILIES = ("llama", "qwen2", "qwen3", "qwen3_moe")
 

@@ -149,9 +149,7 @@ def test_train_refuses_cuda_where_there_is_none(tmp_path, capsys, monkeypatch, n
 
 
 def test_train_refuses_a_vllm_that_is_not_there(tmp_path, capsys, monkeypatch, nothing_heavy):
-    monkeypatch.setattr(
-        "verl_credit.recipe.machine.gather.installed", lambda: {"ray": "2.60.0", "vllm": "0.11.0"}
-    )
+    monkeypatch.setattr("verl_credit.recipe.machine.installed", lambda: {"ray": "2.60.0", "vllm": "0.11.0"})
     rollout = "actor_rollout_ref.rollout"
     extension = "verl_credit.host.cpu.vllm_extension.CPUWorkerExtension"
     on_cpu = f"+{rollout}.engine_kwargs.vllm.worker_extension_cls={extension}"
@@ -170,7 +168,7 @@ def test_train_refuses_a_port_in_use(tmp_path, capsys, nothing_heavy):
 
 
 def test_train_refuses_missing_data(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("verl_credit.recipe.doctor.inputs.recipe.ask_servers", lambda search: (None, "ready"))
+    monkeypatch.setattr("verl_credit.recipe.doctor.inputs.ask_servers", lambda search: (None, "ready"))
     monkeypatch.setattr(train_module, "_launch", lambda *_: pytest.fail("it was started"))
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text("{}")

@@ -6,7 +6,7 @@ import pyarrow.parquet as parquet
 import pytest
 
 from verl_credit.names import AGENT_NAME
-from verl_credit.recipe.doctor.inputs.row import checked_row
+from verl_credit.recipe.doctor.data import checked_row
 from verl_credit.turns.reward.qa import compute_score
 from verl_credit.worlds.data.output import SCHEMA
 from verl_credit.worlds.real.arithmetic import WORKED, make_records, write_arithmetic
@@ -63,7 +63,7 @@ def test_a_row_has_the_projects_schema_and_the_reward_accepts_the_form_of_its_ex
     write_arithmetic(tmp_path)
     assert parquet.read_schema(tmp_path / "train.parquet").equals(SCHEMA)
     row = rows_of(tmp_path / "train.parquet")[0]
-    checked_row("row 0", row, searches=False, names_agent=True, agents=[AGENT_NAME], tools=None)
+    checked_row("row 0", row, searches=False, agents=[AGENT_NAME], tools=None)
     assert [m["role"] for m in row["prompt"]] == ["user", "assistant"] * len(WORKED) + ["user"]
     for asked, answered in zip(row["prompt"][:-1:2], row["prompt"][1::2], strict=True):
         truth = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import asdict
 from typing import Annotated
 
 from omegaconf import DictConfig
@@ -13,15 +14,13 @@ from verl_credit.cli.command import SHIPPED, AsJson, ConfigDir, Overrides
 from verl_credit.errors import ConfigError, ExitCode
 from verl_credit.recipe.doctor.result import Result, Status, failed, passed, skipped
 
-SIGNS = {Status.PASS: "ok  ", Status.WARN: "warn", Status.FAIL: "FAIL", Status.SKIP: "-   "}
-
-
-WORDS = {
-    Status.FAIL: "failed",
-    Status.WARN: "with a warning",
-    Status.PASS: "passed",
-    Status.SKIP: "not applicable",
+SIGNS = {
+    Status.FAIL: ("FAIL", "failed"),
+    Status.WARN: ("warn", "with a warning"),
+    Status.PASS: ("ok  ", "passed"),
+    Status.SKIP: ("-   ", "not applicable"),
 }
+"""The sign of a result's line, and the words of the count."""
 
 
 def doctor(
@@ -33,38 +32,33 @@ def doctor(
     """Exit code 4 when a check failed."""
     from verl_credit.recipe.doctor.checks import examine
     from verl_credit.recipe.doctor.context import Context
-    from verl_credit.recipe.machine.gather import gather
+    from verl_credit.recipe.machine import gather
 
     config, first = _recipe(config_name, overrides, config_dir)
     results = examine(Context(gather(), config), first=[first])
     failures = [r for r in results if r.status is Status.FAIL]
+    code = ExitCode.PREFLIGHT if failures else ExitCode.DONE
     if as_json:
-        print(json.dumps({"passed": not failures, "checks": [r.as_dict() for r in results]}, indent=1))
-    else:
-        print("\n".join(page(results)))
-    return ExitCode.PREFLIGHT if failures else ExitCode.DONE
-
-
-def page(results: list[Result]) -> list[str]:
+        print(json.dumps({"passed": not failures, "checks": [asdict(r) for r in results]}, indent=1))
+        return code
     width = max(len(r.name) for r in results)
-    lines = []
     for result in results:
-        lines.append(f"{SIGNS[result.status]}  {result.name:<{width}}  {result.found}")
-        indent = " " * (width + 8)
-        lines += [f"{indent}right: {result.right}"] if result.right else []
-        lines += [f"{indent}fix:   {result.fix}"] if result.fix else []
+        print(f"{SIGNS[result.status][0]}  {result.name:<{width}}  {result.found}")
+        for title, text in (("right: ", result.right), ("fix:   ", result.fix)):
+            if text:
+                print(" " * (width + 8) + title + text)
     count = Counter(r.status for r in results)
-    counts = ", ".join(f"{count[s]} {word}" for s, word in WORDS.items() if count[s])
-    return [*lines, "", counts]
+    print("\n" + ", ".join(f"{count[s]} {words}" for s, (_, words) in SIGNS.items() if count[s]))
+    return code
 
 
 def _recipe(
     name: str | None, overrides: list[str], config_dir: str | None
 ) -> tuple[DictConfig | None, Result]:
+    if name is None and overrides:
+        return None, failed(f"overrides without a recipe: {' '.join(overrides)}",
+                            "a recipe that they belong to", "--config-name NAME", "recipe")  # fmt: skip
     if name is None:
-        if overrides:
-            return None, failed(f"overrides without a recipe: {' '.join(overrides)}",
-                                "a recipe that they belong to", "--config-name NAME", "recipe")  # fmt: skip
         why = "no recipe was given: the machine alone is looked at (--config-name NAME)"
         return None, skipped(why, "recipe")
     from verl_credit.recipe.compose import load_config

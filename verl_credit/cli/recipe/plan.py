@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated
 
 from omegaconf import DictConfig, OmegaConf
@@ -39,6 +40,7 @@ def plan(
     With ``every``, shipped recipes that need a key of yours (for example a model) are listed with the reason.
     """
     from verl_credit.recipe.files import shipped_recipes
+    from verl_credit.recipe.plan.output import as_json as plain
     from verl_credit.recipe.plan.plan import make_plan
 
     names = shipped_recipes() if every else list(config_name)
@@ -50,7 +52,11 @@ def plan(
         except ConfigError as error:
             refused.append((name, str(error)))
     several = every or len(names) > 1
-    print((_json if as_json else _text)(plans, refused, several))
+    if as_json:
+        entries = [*map(plain, plans), *({"recipe": name, "error": reason} for name, reason in refused)]
+        print(json.dumps(entries if several else entries[0], indent=1))
+    else:
+        print(_text(plans, refused, several))
     failed = bool(refused) and (not every or not plans)
     return ExitCode.PREFLIGHT if failed or not all(plan.fits for plan in plans) else ExitCode.DONE
 
@@ -68,10 +74,8 @@ def _load(name: str, overrides: Sequence[str], config_dir: str | None = None) ->
 
 def _values(config, ours: Sequence[str]) -> dict:
     """Returns the values that a plan reads, after the overrides ``ours`` (``plan.`` and ``hardware.``)."""
-    values = {}
-    for block in ("plan", "hardware", "data", "trainer", "algorithm", "search", "evaluation", "real", "lab"):
-        if block in config:
-            values[block] = _resolved(config, block)
+    blocks = ("plan", "hardware", "data", "trainer", "algorithm", "search", "evaluation", "real", "lab")
+    values = {block: _resolved(config, block) for block in blocks if block in config}
     values["actor_rollout_ref"] = {
         part: _resolved(config, f"actor_rollout_ref.{part}") for part in ("model", "actor", "rollout", "ref")
     }
@@ -84,11 +88,9 @@ def _resolved(config, key: str) -> dict:
     node = OmegaConf.select(config, key)
     known = {}
     for name in node or {}:
-        try:
+        with suppress(OmegaConfBaseException):
             value = node[name]
             known[name] = _resolved(node, name) if isinstance(value, DictConfig) else value
-        except OmegaConfBaseException:
-            continue
     return known
 
 
@@ -97,19 +99,9 @@ def _text(plans: list[Plan], refused: list[tuple[str, str]], several: bool) -> s
 
     parts = []
     if several and plans:
-        parts += columns([HEADER, *(line(plan) for plan in plans)])
-        notes = dict.fromkeys(f"{plan.recipe}: {note}" for plan in plans for note in plan.notes)
-        parts += notes
+        parts += columns([HEADER, *map(line, plans)])
+        parts += dict.fromkeys(f"{plan.recipe}: {note}" for plan in plans for note in plan.notes)
     elif plans:
-        parts.append(text(plans[0]).rstrip("\n"))
+        parts.append(text(plans[0]))
     parts += [f"{name}: cannot be planned: {reason}" for name, reason in refused]
     return "\n".join(parts)
-
-
-def _json(plans: list[Plan], refused: list[tuple[str, str]], several: bool) -> str:
-    from verl_credit.recipe.plan.output import as_json
-
-    entries = [as_json(plan) for plan in plans] + [
-        {"recipe": name, "error": reason} for name, reason in refused
-    ]
-    return json.dumps(entries if several else entries[0], indent=1)

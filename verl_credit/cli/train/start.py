@@ -17,10 +17,10 @@ from verl_credit.errors import ConfigError, ExitCode, IntegrityError, PreflightE
 from verl_credit.recipe.compose import load_config
 from verl_credit.recipe.doctor.checks import Stage, require
 from verl_credit.recipe.doctor.context import Context
-from verl_credit.recipe.doctor.hardware.software import wants_cuda
 from verl_credit.recipe.doctor.network import network_lines
 from verl_credit.recipe.doctor.result import Status
-from verl_credit.recipe.machine.gather import gather
+from verl_credit.recipe.doctor.software import wants_cuda
+from verl_credit.recipe.machine import gather
 from verl_credit.recipe.unread import idle_lines
 from verl_credit.recipe.world import World, missing_line, world_of
 from verl_credit.records.run import events

@@ -18,7 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from verl_credit.config.keys.run import LONGEST_NAME
 from verl_credit.errors import ConfigError, ExitCode
 from verl_credit.recipe.compose import load_config, quoted, unchecked_config
-from verl_credit.recipe.doctor.hardware.disk import sweep_warnings
+from verl_credit.recipe.doctor.machine import sweep_warnings
 from verl_credit.study.campaign.child import in_folder, run_child, train_command
 
 ASKED = {

@@ -90,7 +90,7 @@ def _run_twin(config: DictConfig, run_dir: Path, row: "TrialRow") -> None:
     import torch
 
     from verl_credit.cli.train.start import save_config
-    from verl_credit.recipe.machine.gather import gather
+    from verl_credit.recipe.machine import gather
     from verl_credit.recipe.world import world_of
     from verl_credit.study.twin.train import Twin
 

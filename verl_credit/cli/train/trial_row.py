@@ -19,7 +19,7 @@ import verl_credit
 from verl_credit.cli.saved_run import CONFIG
 from verl_credit.errors import ExitCode, Terminated, TooLargeError, one_line
 from verl_credit.names import ADV_ESTIMATOR
-from verl_credit.recipe.machine.facts import GIB, Facts
+from verl_credit.recipe.machine import GIB, Facts
 from verl_credit.records.lineage import FailureLabel, LineageStore, Trial, verdict
 from verl_credit.records.run import events
 from verl_credit.records.run.events import Reason

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from dataclasses import asdict
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -15,9 +16,9 @@ from verl_credit.host.process.verl_checks import check_other_tools, check_templa
 from verl_credit.recipe.agent_loops import may_call
 from verl_credit.recipe.doctor.checks import CHECKS, examine
 from verl_credit.recipe.doctor.context import Context
-from verl_credit.recipe.doctor.inputs.prompt_lengths import PromptMeter
+from verl_credit.recipe.doctor.lengths import PromptMeter
 from verl_credit.recipe.doctor.result import Result, passed, skipped, warned
-from verl_credit.recipe.machine.gather import gather
+from verl_credit.recipe.machine import gather
 
 # Read by Ray and verl in this process and handed on to every worker.
 ENVIRONMENT = {
@@ -81,7 +82,7 @@ def main(config: DictConfig) -> None:
     set_environment(config)
     context = Context(gather(torch=False), config, with_verl=check_with_verl)
     results = examine(context, [check for check in CHECKS if check.name in WITH_VERL])
-    print("\n" + json.dumps({result.name: result.as_dict() for result in results}))
+    print("\n" + json.dumps({result.name: asdict(result) for result in results}))
 
 
 if __name__ == "__main__":

@@ -112,12 +112,12 @@ def device_module() -> ModuleType:
     )
     module.get_device_capability = lambda device=None: (None, None)
     module.mem_get_info = _mem_get_info
-    module.memory_allocated = module.memory_reserved = lambda device=None: _resident_bytes()
-    module.max_memory_allocated = module.max_memory_reserved = lambda device=None: _peak_resident_bytes()
+    module.memory_allocated = module.memory_reserved = _resident_bytes
+    module.max_memory_allocated = module.max_memory_reserved = _peak_resident_bytes
     resets = ("reset_peak_memory_stats", "reset_accumulated_memory_stats")
     for name in ("empty_cache", "ipc_collect", "set_device", "synchronize", *resets):
         setattr(module, name, _nothing)
-    module.manual_seed = module.manual_seed_all = lambda seed: torch.manual_seed(seed)
+    module.manual_seed = module.manual_seed_all = torch.manual_seed
     module.get_rng_state = lambda device=None: torch.get_rng_state()
     module.set_rng_state = lambda state, device=None: torch.set_rng_state(state)
     for name in ("Stream", "Event", "stream", "current_stream"):
@@ -125,11 +125,11 @@ def device_module() -> ModuleType:
     return module
 
 
-def _resident_bytes() -> int:
+def _resident_bytes(device: object = None) -> int:
     return psutil.Process(os.getpid()).memory_info().rss
 
 
-def _peak_resident_bytes() -> int:
+def _peak_resident_bytes(device: object = None) -> int:
     """The largest resident size of this process so far (ru_maxrss is in KiB on Linux, in bytes on macOS)."""
     import resource
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 
 WORKER_S = 120.0  # a fresh worker imports verl first
 
@@ -28,8 +29,6 @@ def registered() -> dict[str, bool]:
 
 def read_files(paths: list[str]) -> list[str]:
     """The text of each file, or the reason why it cannot be read."""
-    from pathlib import Path
-
     texts = []
     for path in paths:
         try:
@@ -39,31 +38,29 @@ def read_files(paths: list[str]) -> list[str]:
     return texts
 
 
-def cluster(ray, address: str, timeout_s: float = WORKER_S) -> dict:
+def cluster(ray, address: str) -> dict:
     """The living nodes: {"nodes": [{"id", "host", "cpus", "gpus", "plugin": {name: registered} or "error": text}]}."""
-    return ask_nodes(ray, address, "plugin", registered, timeout_s=timeout_s)
+    return ask_nodes(ray, address, "plugin", registered)
 
 
-def ask_nodes(ray, address: str, key: str, question, *arguments, timeout_s: float = WORKER_S) -> dict:
+def ask_nodes(ray, address: str, key: str, question, *arguments) -> dict:
     """The nodes as in `cluster`; ``key`` of each is the result of ``question(*arguments)`` in a worker on it."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     ray.init(address=address, log_to_driver=False, logging_level="ERROR")
     try:
         nodes = [node for node in ray.nodes() if node["Alive"]]
-        task = ray.remote(question)
-        pending = {}
+        task, pending = ray.remote(question), []
         for node in nodes:
             there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-            pending[node["NodeID"]] = task.options(
-                num_cpus=0, max_retries=0, scheduling_strategy=there
-            ).remote(*arguments)
-        return {"nodes": [_report(ray, node, key, pending[node["NodeID"]], timeout_s) for node in nodes]}
+            placed = task.options(num_cpus=0, max_retries=0, scheduling_strategy=there)
+            pending.append(placed.remote(*arguments))
+        return {"nodes": [_report(ray, node, key, asked) for node, asked in zip(nodes, pending, strict=True)]}
     finally:
         ray.shutdown()
 
 
-def _report(ray, node: dict, key: str, reference, timeout_s: float) -> dict:
+def _report(ray, node: dict, key: str, reference) -> dict:
     resources = node["Resources"]
     report = {
         "id": node["NodeID"][:8],
@@ -72,27 +69,28 @@ def _report(ray, node: dict, key: str, reference, timeout_s: float) -> dict:
         "gpus": resources.get("GPU", 0.0),
     }
     try:
-        return {**report, key: ray.get(reference, timeout=timeout_s)}
+        return {**report, key: ray.get(reference, timeout=WORKER_S)}
     except Exception as error:  # whatever the worker ended with is the answer
         last = (str(error).strip().splitlines() or ["no message"])[-1]
         return {**report, "error": f"{type(error).__name__}: {last[:300]}"}
 
 
 def main(arguments: list[str]) -> int:
-    if arguments == ["plugin"]:
-        result: dict = registered()
-    elif arguments[:1] == ["cluster"] and len(arguments) == 2:
-        import ray
+    match arguments:
+        case ["plugin"]:
+            result: dict = registered()
+        case ["cluster", address]:
+            import ray
 
-        result = cluster(ray, arguments[1])
-    elif arguments[:1] == ["files"] and len(arguments) == 3:
-        import ray
+            result = cluster(ray, address)
+        case ["files", address, paths]:
+            import ray
 
-        result = ask_nodes(ray, arguments[1], "found", read_files, json.loads(arguments[2]))
-    else:
-        questions = "plugin | cluster ADDRESS | files ADDRESS PATHS"
-        print(f"usage: python -m verl_credit.host.process.doctor_probes {questions}", file=sys.stderr)
-        return 2
+            result = ask_nodes(ray, address, "found", read_files, json.loads(paths))
+        case _:
+            questions = "plugin | cluster ADDRESS | files ADDRESS PATHS"
+            print(f"usage: python -m verl_credit.host.process.doctor_probes {questions}", file=sys.stderr)
+            return 2
     print(json.dumps(result))
     return 0
 

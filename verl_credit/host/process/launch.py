@@ -23,10 +23,9 @@ from verl_credit.recipe.doctor.network import loopback_settings, run_address, un
 from verl_credit.redact import without_secrets
 
 EVERYWHERE = ("VERL_PLATFORM", "VERL_USE_EXTERNAL_PLUGINS", "OMP_NUM_THREADS", "TOKENIZERS_PARALLELISM")
-
 KEPT_TASKS = ("RAY_task_events_max_num_task_in_gcs", "10000")
 """Ray's head process keeps 100,000 tasks by default, for its dashboard; they took 0.9 MB per step of the lab."""
-
+WORKER_LOGS = "worker logs: /tmp/ray/session_latest/logs"
 SLOW_START = "timed out during startup"
 """Text of the bare Exception that ray.init raises where its raylet did not come up. Ray 2.60's raylet ends itself if one of
 its Python helpers takes over 15 s to start, as on a busy machine; no setting changes that (ray-project/ray#65983)."""
@@ -82,9 +81,9 @@ def _tell_all_nodes(config: DictConfig) -> None:
     """
     environment = {name: os.environ[name] for name in EVERYWHERE if name in os.environ}
     environment |= loopback_settings(os.environ, config)
+    key = "ray_kwargs.ray_init.runtime_env.env_vars"
     with open_dict(config):
-        given = OmegaConf.select(config, "ray_kwargs.ray_init.runtime_env.env_vars") or {}
-        OmegaConf.update(config, "ray_kwargs.ray_init.runtime_env.env_vars", {**environment, **given})
+        OmegaConf.update(config, key, {**environment, **(OmegaConf.select(config, key) or {})})
 
 
 def launch(config: DictConfig, say: Callable[[str], None] = print) -> None:
@@ -103,7 +102,7 @@ def launch(config: DictConfig, say: Callable[[str], None] = print) -> None:
         cause = getattr(error, "cause", None)
         if isinstance(cause, IntegrityError):
             raise cause from error
-        raise RunFailed(f"{cause or error}\nworker logs: /tmp/ray/session_latest/logs") from error
+        raise RunFailed(f"{cause or error}\n{WORKER_LOGS}") from error
     except SystemExit as error:
         raise _ended(error, config) from error
     except Exception as error:
@@ -144,27 +143,17 @@ class _Runner:
 
 def _ended(error: SystemExit, config: DictConfig) -> BaseException:
     """The error for a SystemExit. ray.init's handler of SIGTERM exits with 15; Ray sends one when it gives up a cluster."""
-    if not ray.is_initialized() and (why := _nobody_there(config)):
-        return PreflightError(f"Ray does not start: {why}; {_asked(config)}")
+    address = run_address(os.environ, config)
+    if address and not ray.is_initialized() and (why := unreachable(address)):
+        return PreflightError(f"Ray does not start: no Ray answers at {address} ({why}); {_asked(config)}")
     if error.code == signal.SIGTERM:
         return Terminated()
-    return RunFailed(
-        f"Ray ended this process with exit code {error.code}\nworker logs: /tmp/ray/session_latest/logs"
-    )
-
-
-def _nobody_there(config: DictConfig) -> str:
-    address = run_address(os.environ, config)
-    why = unreachable(address) if address else ""
-    return why and f"no Ray answers at {address} ({why})"
+    return RunFailed(f"Ray ended this process with exit code {error.code}\n{WORKER_LOGS}")
 
 
 def _asked(config: DictConfig) -> str:
     init = OmegaConf.select(config, "ray_kwargs.ray_init") or {}
-    settings = [
-        f"ray_kwargs.ray_init.{key}={init[key]}"
-        for key in init
-        if key != "runtime_env" and init[key] is not None
-    ]
+    given = {key: init[key] for key in init if key != "runtime_env" and init[key] is not None}
+    settings = [f"ray_kwargs.ray_init.{key}={value}" for key, value in given.items()]
     settings += [f"RAY_ADDRESS={os.environ['RAY_ADDRESS']}"] if os.environ.get("RAY_ADDRESS") else []
     return f"started with {', '.join(settings) or 'its defaults'}; `verl-credit doctor` checks further"

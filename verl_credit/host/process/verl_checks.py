@@ -5,11 +5,10 @@ verl itself would refuse the same later, in a worker or at its first step.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from importlib import import_module
 
 import torch
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from verl_credit.config.fit import DEFAULT, turns_at_most
 from verl_credit.errors import ConfigError, PreflightError
@@ -43,37 +42,24 @@ def check_names(config: DictConfig) -> None:
     from verl.experimental.agent_loop.tool_parser import ToolParser
     from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGISTRY, AdvantageEstimator
 
-    _import_modules(config.actor_rollout_ref.model.external_lib)
-    estimators = {str(getattr(n, "value", n)) for n in ADV_ESTIMATOR_REGISTRY} | {
-        e.value for e in AdvantageEstimator
-    }
-    rollout = config.actor_rollout_ref.rollout
-    loss = config.actor_rollout_ref.actor.policy_loss.loss_mode
-    _known("algorithm.adv_estimator", config.algorithm.adv_estimator, estimators)
-    _known("actor_rollout_ref.actor.policy_loss.loss_mode", loss, set(POLICY_LOSS_REGISTRY))
-    _known(
-        "actor_rollout_ref.rollout.multi_turn.format", rollout.multi_turn.format, set(ToolParser._registry)
-    )
-    # verl's own loops write no turn ids
-    loops = {
-        name for name, entry in _agent_loop_registry.items() if not entry["_target_"].startswith("verl.")
-    }
-    _known(DEFAULT, rollout.agent.default_agent_loop, loops | {*own_loops(config)})
-
-
-def _import_modules(named: str | Iterable[str] | None) -> None:
-    """Import the recipe's modules, as verl does in every worker."""
-    for module in [named] if isinstance(named, str) else named or []:
+    modules = config.actor_rollout_ref.model.external_lib
+    for module in [modules] if isinstance(modules, str) else modules or []:
         try:
-            import_module(module)
+            import_module(module)  # as verl does in every worker
         except Exception as error:  # a user's module may raise any exception
             refusal = f"it cannot be imported: {line_of(error)}"
             raise ConfigError(key=MODULES, value=module, accepted=refusal) from error
-
-
-def _known(key: str, value: str, accepted: set[str]) -> None:
-    if value not in accepted:
-        raise ConfigError(key=key, value=value, accepted=sorted(accepted), shown=repr(value))
+    estimators = {str(getattr(n, "value", n)) for n in (*ADV_ESTIMATOR_REGISTRY, *AdvantageEstimator)}
+    # verl's own loops write no turn ids
+    loops = {n for n, entry in _agent_loop_registry.items() if not entry["_target_"].startswith("verl.")}
+    for key, accepted in {
+        "algorithm.adv_estimator": estimators,
+        "actor_rollout_ref.actor.policy_loss.loss_mode": POLICY_LOSS_REGISTRY,
+        "actor_rollout_ref.rollout.multi_turn.format": ToolParser._registry,
+        DEFAULT: loops | {*own_loops(config)},
+    }.items():
+        if (value := OmegaConf.select(config, key)) not in accepted:
+            raise ConfigError(key=key, value=value, accepted=sorted(accepted), shown=repr(value))
 
 
 def check_correction(config: DictConfig) -> None:
@@ -104,21 +90,17 @@ def check_correction(config: DictConfig) -> None:
         except ArithmeticError:  # verl divides by the weights' sum, or by a bound
             weight = 0.0
         else:
-            weight = kept_1_1.item() * (
-                1.0 if weights is None else weights.batch["rollout_is_weights"].item()
-            )
+            scale = 1.0 if weights is None else weights.batch["rollout_is_weights"].item()
+            weight = kept_1_1.item() * scale
         if weight != 1:
-            key = f"{CORRECTION}.{kind}_threshold"
-            raise ConfigError.of(config, key, f"{CORRECTION}.{kind}", accepted=_unchanged(kind, weight))
-
-
-def _unchanged(kind: str, weight: float) -> str:
-    """The message for bounds that change a token to which both policies give the same probability."""
-    effect = "be rejected" if kind == "rollout_rs" else f"weigh {weight:.3g}, and not 1"
-    return (
-        f"a token of unchanged probability would {effect}: 1 must lie within the bounds. Two bounds are written 0.5_5.0, "
-        "each with a point: 0.5_5 is read as the number 0.55"
-    )
+            effect = "be rejected" if kind == "rollout_rs" else f"weigh {weight:.3g}, and not 1"
+            inside = (
+                f"a token of unchanged probability would {effect}: 1 must lie within the bounds. Two bounds are written "
+                "0.5_5.0, each with a point: 0.5_5 is read as the number 0.55"
+            )
+            raise ConfigError.of(
+                config, f"{CORRECTION}.{kind}_threshold", f"{CORRECTION}.{kind}", accepted=inside
+            )
 
 
 def check_other_tools(config: DictConfig) -> list[str]:
@@ -129,11 +111,10 @@ def check_other_tools(config: DictConfig) -> list[str]:
     """
     from verl_credit.turns.search.protocol import SCHEMA
 
-    given = tools_given(config)
-    if not given:
+    tools, settings = _loaded(config)
+    if not settings:
         return []
-    settings = _as_given(given)
-    names = [tool.name for tool in _loaded(config, settings)]
+    names = [tool.name for tool in tools]
     if not names:
         raise PreflightError(f"{settings}: holds no tool")
     search = SCHEMA["function"]["name"]
@@ -152,23 +133,22 @@ def check_other_tools(config: DictConfig) -> list[str]:
 
 def tool_schemas(config: DictConfig) -> list[dict]:
     """The schemas that the agent loop hands to the chat template. Raises PreflightError as `check_other_tools` does."""
-    given = tools_given(config)
-    tools = _loaded(config, _as_given(given)) if given else []
+    tools, _ = _loaded(config)
     return [tool.tool_schema.model_dump(exclude_unset=True, exclude_none=True) for tool in tools]
 
 
-def _as_given(given: dict[str, str]) -> str:
-    return ", ".join(f"{key}={path}" for key, path in given.items())
-
-
-def _loaded(config: DictConfig, settings: str) -> list:
+def _loaded(config: DictConfig) -> tuple[list, str]:
+    """Returns the recipe's tools and the settings that name their files; "" where there are none."""
     from verl.tools.tool_registry import load_all_tools
     from verl.utils.import_utils import resolve_config_path
 
     multi_turn = config.actor_rollout_ref.rollout.multi_turn
+    settings = ", ".join(f"{key}={path}" for key, path in tools_given(config).items())
+    if not settings:
+        return [], ""
     try:
         paths = {key: multi_turn.get(key) and resolve_config_path(multi_turn[key]) for key in TOOL_KEYS}
-        return load_all_tools(**paths)
+        return load_all_tools(**paths), settings
     except Exception as error:  # a user's module may raise any exception
         mcp = "; verl 0.9.1 has no MCP tools: type: native" if "ToolType" in str(error) else ""
         raise PreflightError(f"{settings}: verl cannot load it ({line_of(error)[:300]}){mcp}") from error
@@ -186,10 +166,8 @@ def check_template(config: DictConfig, meter) -> str:
         meter.tools = tool_schemas(config)
     if not meter.tools:
         return ""
-    model = config.actor_rollout_ref.model
-    given = (
-        "actor_rollout_ref.model.custom_chat_template" if model.get("custom_chat_template") else model.path
-    )
+    model, own = config.actor_rollout_ref.model, "actor_rollout_ref.model.custom_chat_template"
+    given = own if model.get("custom_chat_template") else model.path
     named = f"actor_rollout_ref.model.path={model.path}: the chat template ({given})"
     try:
         writes_tools = meter.text(QUESTION) != meter.text(QUESTION, with_tools=False)
@@ -198,8 +176,8 @@ def check_template(config: DictConfig, meter) -> str:
     if config.search.require_schema and not writes_tools:
         raise PreflightError(
             f"{named} writes the same text with and without {tools}, so that the policy sees no tool; take a "
-            "model whose template writes tools, give one with actor_rollout_ref.model.custom_chat_template, or, where the "
-            "policy or its prompts know how to call, set search.require_schema=false"
+            f"model whose template writes tools, give one with {own}, or, where the policy or its prompts know how to call, "
+            "set search.require_schema=false"
         )
     try:
         observation = _observation(config, meter)
@@ -210,8 +188,7 @@ def check_template(config: DictConfig, meter) -> str:
     if RESULT not in observation:
         raise PreflightError(
             f"{named} leaves out what {call} returns (a message of the role tool after a call), which it wrote as "
-            f"{observation[:200]!r}; take a model whose template shows tool responses, or give one with "
-            "actor_rollout_ref.model.custom_chat_template"
+            f"{observation[:200]!r}; take a model whose template shows tool responses, or give one with {own}"
         )
     return f"{tools} and what {call} returns"
 
@@ -223,9 +200,7 @@ def _observation(config: DictConfig, meter) -> str:
     call = {"type": "function", "function": {"name": "search", "arguments": {"query": "Nile"}}}
     before = [*QUESTION, {"role": "assistant", "content": "", "tool_calls": [call]}]
     builder = create_continuous_token_builder(
-        meter.tokenizer,
-        hf_model_type=meter.model_type,
-        chat_template_kwargs=meter.kwargs,
+        meter.tokenizer, hf_model_type=meter.model_type, chat_template_kwargs=meter.kwargs
     )
     after = [*before, {"role": "tool", "content": RESULT}]
     ids = builder.tokenize_context_incremental_messages(before, after, tools=meter.tools)

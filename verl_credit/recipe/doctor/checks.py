@@ -14,22 +14,12 @@ from functools import partial
 from omegaconf import DictConfig
 
 from verl_credit.errors import ConfigError, PreflightError, TooLargeError
-from verl_credit.recipe.doctor import node_checks, ray_checks
+from verl_credit.recipe.doctor import cluster, device, inputs, machine, orphans, software
 from verl_credit.recipe.doctor.context import Context
-from verl_credit.recipe.doctor.hardware import (
-    device,
-    disk,
-    kernels,
-    machine,
-    orphans,
-    planned,
-    software,
-    vllm,
-)
-from verl_credit.recipe.doctor.inputs import recipe
-from verl_credit.recipe.doctor.inputs.data import TRAIN, VAL
-from verl_credit.recipe.doctor.inputs.prompt_lengths import NotHere
-from verl_credit.recipe.doctor.result import Result, Status, failed, skipped
+from verl_credit.recipe.doctor.data import TRAIN, VAL
+from verl_credit.recipe.doctor.lengths import NotHere
+from verl_credit.recipe.doctor.model import require_positions
+from verl_credit.recipe.doctor.result import Result, Status, failed, passed, skipped
 
 
 class Stage(StrEnum):
@@ -83,49 +73,49 @@ CHECKS: tuple[Check, ...] = (
     Check("torch", MACHINE, ON_CUDA, software.check_torch, "it imports, built for the recipe's device"),
     Check("requirements", MACHINE, NEVER, software.check_requirements, "what verl and we need, in range"),
     Check("environment", MACHINE, ALWAYS, software.check_environment, "verl loads the plugin, for the recipe's device"),
-    Check("vllm", MACHINE, ALWAYS, vllm.check_vllm, "a vLLM that verl can start, where the recipe uses one"),
-    Check("flashinfer", MACHINE, ON_CUDA, vllm.check_flashinfer, "its packages are of one version"),
+    Check("vllm", MACHINE, ALWAYS, software.check_vllm, "a vLLM that verl can start, where the recipe uses one"),
+    Check("flashinfer", MACHINE, ON_CUDA, software.check_flashinfer, "its packages are of one version"),
     Check("cuda", MACHINE, ON_CUDA, device.check_cuda, "driver and devices, as many as the recipe takes on a node"),
     Check("ptxas", MACHINE, NEVER, device.check_ptxas, "the assembler that triton calls knows the device (Blackwell)"),
     Check("memory", MACHINE, ALWAYS, machine.check_memory, "free memory, of the host and of every device"),
-    Check("room", MACHINE, ON_CUDA, planned.check_plan, "weights, gradients and optimiser fit a device", RECIPE),
-    Check("compilation", MACHINE, ON_CUDA, planned.check_compilation, "compilers of a first start fit in memory (GB10)"),
+    Check("room", MACHINE, ON_CUDA, device.check_plan, "weights, gradients and optimiser fit a device", RECIPE),
+    Check("compilation", MACHINE, ON_CUDA, device.check_compilation, "compilers of a first start fit in memory (GB10)"),
     Check("/dev/shm", MACHINE, NEVER, machine.check_shm, "room for Ray's object store"),
-    Check("disk", MACHINE, ALWAYS, disk.check_disk, "room for a checkpoint and those that are kept", RECIPE),
+    Check("disk", MACHINE, ALWAYS, machine.check_disk, "room for a checkpoint and those that are kept", RECIPE),
     Check("ports", MACHINE, ALWAYS, machine.check_ports, "every port that the recipe gives a number to is free", RECIPE),
     Check("processes", MACHINE, NEVER, orphans.check_processes, "no engine process whose run has ended"),
-    Check("ray", CLUSTER, ALWAYS, ray_checks.check_cluster, "a cluster that answers, or what a local one needs"),
-    Check("nodes", CLUSTER, ALWAYS, node_checks.check_nodes, "every node sees the run's folders and search servers",
+    Check("ray", CLUSTER, ALWAYS, cluster.check_cluster, "a cluster that answers, or what a local one needs"),
+    Check("nodes", CLUSTER, ALWAYS, cluster.check_nodes, "every node sees the run's folders and search servers",
           ("recipe", "ray")),
-    Check("retriever", INPUTS, ALWAYS, recipe.check_retriever, "every search server answers a query, all from one index",
+    Check("retriever", INPUTS, ALWAYS, inputs.check_retriever, "every search server answers a query, all from one index",
           RECIPE, shown=True),
-    Check("model", INPUTS, ALWAYS, recipe.check_model, "a folder in Hugging Face format, or a name on the hub", RECIPE),
-    Check("weights", INPUTS, NEVER, recipe.check_weights, "its files can be read; a download may have been cut short",
+    Check("model", INPUTS, ALWAYS, inputs.check_model, "a folder in Hugging Face format, or a name on the hub", RECIPE),
+    Check("weights", INPUTS, NEVER, inputs.check_weights, "its files can be read; a download may have been cut short",
           ("model",)),
-    Check("positions", INPUTS, ALWAYS, recipe.check_positions, "the model has a position for every token of the longest row",
-          ("model",)),
+    Check("positions", INPUTS, ALWAYS, lambda context: passed(require_positions(context.config)),
+          "the model has a position for every token of the longest row", ("model",)),
     *(
-        Check(key, INPUTS, ALWAYS, partial(recipe.check_data, key=key),
+        Check(key, INPUTS, ALWAYS, partial(inputs.check_data, key=key),
               "parquet files with a prompt and a gold answer in every row, and rows enough", RECIPE)
         for key in (TRAIN, VAL)
     ),
-    Check("tokenizer", INPUTS, ALWAYS, recipe.check_tokenizer, "the model's tokenizer loads", ("model",), event="data"),
+    Check("tokenizer", INPUTS, ALWAYS, inputs.check_tokenizer, "the model's tokenizer loads", ("model",), event="data"),
     Check("template", INPUTS, ALWAYS, with_verl("template"),
           "the chat template writes the tools and what a call returns", ("tokenizer",)),
     *(
-        Check(f"prompts of {key}", INPUTS, ALWAYS, partial(recipe.check_prompts, key=key),
+        Check(f"prompts of {key}", INPUTS, ALWAYS, partial(inputs.check_prompts, key=key),
               "every prompt fits data.max_prompt_length", ("tokenizer", key), event="data")
         for key in (TRAIN, VAL)
     ),
     Check("verl", INPUTS, ALWAYS, with_verl("verl"), "verl starts here and accepts the configuration", RECIPE),
     Check("tools", INPUTS, ALWAYS, with_verl("tools"), "verl loads the tools beside the search", RECIPE, event="tools"),
-    Check("answers", INPUTS, ALWAYS, recipe.check_answers, "the longest row and its scored answers fit a micro-batch",
+    Check("answers", INPUTS, ALWAYS, inputs.check_answers, "the longest row and its scored answers fit a micro-batch",
           ("tokenizer", TRAIN), shown=True),
-    Check("plugin", TRIALS, NEVER, ray_checks.check_plugin, "a fresh process, or a worker of every node, has the plugin",
+    Check("plugin", TRIALS, NEVER, cluster.check_plugin, "a fresh process, or a worker of every node, has the plugin",
           ("ray",)),
-    Check("flash-attn", TRIALS, NEVER, kernels.check_flash, "it runs and agrees with the definition"),
-    Check("sdpa", TRIALS, NEVER, kernels.check_sdpa, "it runs and agrees with the definition"),
-    Check("flex-attention", TRIALS, NEVER, kernels.check_flex, "it compiles in time and agrees, where it is asked for"),
+    Check("flash-attn", TRIALS, NEVER, device.check_flash, "it runs and agrees with the definition"),
+    Check("sdpa", TRIALS, NEVER, device.check_sdpa, "it runs and agrees with the definition"),
+    Check("flex-attention", TRIALS, NEVER, device.check_flex, "it compiles in time and agrees, where it is asked for"),
 )  # fmt: skip
 
 
@@ -141,7 +131,7 @@ def require(context: Context, *stages: Stage) -> list[tuple[Check, Result]]:
     for check in before_training(context.config):
         for result in _results(check, context) if check.stage in stages else []:
             if result.status is Status.FAIL:
-                kind = TooLargeError if check.function is planned.check_plan else PreflightError
+                kind = TooLargeError if check.function is device.check_plan else PreflightError
                 raise kind(f"{result.name}: {result.line()}")
             passing.append((check, result))
     return passing
@@ -175,6 +165,5 @@ def _results(check: Check, context: Context) -> list[Result]:
         outcome = skipped(str(error))
     except Exception as error:
         outcome = failed(f"the check itself broke: {type(error).__name__}: {error}", "a check that answers")
-    return [
-        replace(r, name=r.name or check.name) for r in (outcome if isinstance(outcome, list) else [outcome])
-    ]
+    results = outcome if isinstance(outcome, list) else [outcome]
+    return [replace(result, name=result.name or check.name) for result in results]

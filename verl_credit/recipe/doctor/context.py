@@ -1,8 +1,11 @@
-"""The inputs of the checks: the machine's facts, the recipe, and its input files, each read once."""
+"""The inputs of the checks: the machine's facts, the recipe, its input files, each read once, and a process with verl."""
 
 from __future__ import annotations
 
+import json
+import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -12,13 +15,47 @@ from omegaconf.errors import OmegaConfBaseException
 
 from verl_credit.config.settings import CreditSettings
 from verl_credit.recipe.agent_loops import agents_of_rows, tools_given
-from verl_credit.recipe.doctor.inputs.data import Row, read_rows, rows_needed
-from verl_credit.recipe.doctor.inputs.model import parameters_of
-from verl_credit.recipe.doctor.inputs.prompt_lengths import NotHere, load_tokenizer
-from verl_credit.recipe.doctor.probe import VerlProcess
-from verl_credit.recipe.doctor.result import Result
-from verl_credit.recipe.machine.facts import Facts
+from verl_credit.recipe.doctor.data import Row, read_rows, rows_needed
+from verl_credit.recipe.doctor.lengths import NotHere, load_tokenizer
+from verl_credit.recipe.doctor.model import parameters_of
+from verl_credit.recipe.doctor.result import Result, Status, failed
+from verl_credit.recipe.machine import Facts, in_a_process
 from verl_credit.recipe.world import MODEL, world_of
+
+WITH_VERL = "verl_credit.cli.train.with_verl"
+PROBE_S = 180.0
+
+
+def answer_of(code: int | None, printed: str) -> dict | str:
+    """Returns the JSON of a process's last line, or a text with the error."""
+    lines = [line for line in printed.strip().splitlines() if line.strip()]
+    if code is None:
+        return f"no answer in {PROBE_S:g} s"
+    if code == 0 and lines:
+        with suppress(ValueError):
+            return json.loads(lines[-1])
+    return lines[-1][:300] if lines else f"it ended with exit code {code} and printed nothing"
+
+
+class VerlProcess:
+    """Makes all checks that need verl in one separate process, which starts at the first of them.
+
+    verl and Ray take seconds to import and may end the process.
+    """
+
+    def __init__(self, run: Callable = in_a_process) -> None:
+        self._run = run
+        self._found: dict | str | None = None
+
+    def __call__(self, name: str, context: Context) -> Result:
+        if self._found is None:
+            with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
+                OmegaConf.save(context.config, file.name)
+                self._found = answer_of(*self._run(["-m", WITH_VERL, file.name], PROBE_S))
+        if isinstance(self._found, str):
+            return failed(f"a process with verl: {self._found}", "a verl that imports", "see requirements")
+        found = self._found[name]
+        return Result(**{**found, "status": Status(found["status"])})
 
 
 @dataclass
@@ -35,10 +72,8 @@ class Context:
 
     def value(self, key: str):
         """The key's value; None where the user has not set it."""
-        try:
+        with suppress(OmegaConfBaseException):
             return OmegaConf.select(self.config, key)
-        except OmegaConfBaseException:
-            return None
 
     def unbuilt(self, *paths: object) -> str:
         """The reason to accept an absent file: the run builds its world's own files; else ""."""
@@ -53,17 +88,16 @@ class Context:
 
     def rows(self, key: str) -> list[Row]:
         if key not in self._rows:
-            at_least, searches = rows_needed(self.config, key), bool(self.config.search.max_searches)
-            others = bool(tools_given(self.config))
+            config, others = self.config, bool(tools_given(self.config))
             self._rows[key] = read_rows(
                 self.value(key),
                 key,
-                at_least=at_least,
-                searches=searches,
+                at_least=rows_needed(config, key),
+                searches=bool(config.search.max_searches),
                 other_tools=others,
-                agents=agents_of_rows(self.config, tools=others),
-                prompt_key=self.config.data.prompt_key,
-                default_loop=self.config.actor_rollout_ref.rollout.agent.default_agent_loop,
+                agents=agents_of_rows(config, tools=others),
+                prompt_key=config.data.prompt_key,
+                default_loop=config.actor_rollout_ref.rollout.agent.default_agent_loop,
             )
         return self._rows[key]
 

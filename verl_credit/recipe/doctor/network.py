@@ -108,9 +108,7 @@ def is_loopback(host: str) -> bool:
 def _loopback() -> dict[str, str]:
     interfaces = psutil.net_if_addrs().items()
     # lo on Linux, lo0 on macOS
-    name = next(
-        (name for name, addresses in interfaces if any(is_loopback(a.address) for a in addresses)), "lo"
-    )
+    name = next((n for n, found in interfaces if any(is_loopback(a.address) for a in found)), "lo")
     # NCCL treats a name as a prefix unless it starts with "=".
     return {STORE: "loopback://", GLOO: name, NCCL: f"={name}"}
 
@@ -131,6 +129,4 @@ def _beyond_loopback(environment: Mapping[str, str], config: DictConfig) -> list
         if str(variables[name]).strip("=") != ours.strip("=")
     ]
     hosts = {name: init.get(name) for name in ("_node_ip_address", "dashboard_host")}
-    return beyond + [
-        f"{INIT}.{name}={host}" for name, host in hosts.items() if host and not is_loopback(host)
-    ]
+    return beyond + [f"{INIT}.{key}={host}" for key, host in hosts.items() if host and not is_loopback(host)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import StrEnum
 
 
@@ -28,9 +28,6 @@ class Result:
     found: str
     right: str = ""
     fix: str = ""
-
-    def as_dict(self) -> dict[str, str]:
-        return {key: str(value) for key, value in asdict(self).items()}
 
     def line(self) -> str:
         """The line of a refusal."""

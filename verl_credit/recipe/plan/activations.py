@@ -30,15 +30,11 @@ def layer(shape: ModelShape, c: int, attention: str) -> int:
 
 def _attention(shape: ModelShape, c: int, attention: str) -> int:
     q, k = shape.q_width, shape.kv_width
-    head_norms = 0
-    if shape.has_head_norms:
-        # The projection in fp32 and normalised; RoPE keeps only its own output, not the norm's.
-        head_norms = (4 + c) * (q + k)
-    statistics = 4 * shape.heads
-    if attention == "sdpa":
-        # The output of every piece, and the whole output in token order.
-        return head_norms + c * (q + 2 * k + 2 * q) + statistics
-    return head_norms + c * (q + 2 * k + q) + statistics
+    # The projection in fp32 and normalised; RoPE keeps only its own output, not the norm's.
+    head_norms = (4 + c) * (q + k) if shape.has_head_norms else 0
+    # SDPA keeps the output of every piece, and the whole output in token order.
+    outputs, statistics = 2 if attention == "sdpa" else 1, 4 * shape.heads
+    return head_norms + c * (q + 2 * k + outputs * q) + statistics
 
 
 def _mlp(shape: ModelShape, c: int) -> int:

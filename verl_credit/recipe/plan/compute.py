@@ -43,8 +43,7 @@ def step(shape: ModelShape, job: Job, hw: Hardware, assumed: Assumptions, runner
 
     Prefill reads every token once (a turn's prefix is cached); decoding is bound by memory bandwidth.
     """
-    row = assumed.mean_prompt_tokens + assumed.mean_response_tokens
-    generated = min(assumed.mean_generated_tokens, assumed.mean_response_tokens)
+    row, generated = assumed.row_tokens, assumed.generated_tokens
     answers = (assumed.mean_turns + 1) * assumed.branch_tokens if job.branches else 0.0
     forward = forward_flops(shape, row)
     flops = {
@@ -60,11 +59,8 @@ def step(shape: ModelShape, job: Job, hw: Hardware, assumed: Assumptions, runner
         flops["reference"] = job.rows * forward
     flops["update"] = job.rows * job.epochs * update_flops(shape, job, row)
 
-    rolled_out = rollout_seconds(shape, job, hw, assumed, runner)
-    seconds = {
-        name: value / _speed(job, hw, assumed) for name, value in flops.items() if name not in rolled_out
-    }
-    seconds = {"prefill": rolled_out.pop("prefill"), **seconds, **rolled_out}
+    seconds = {name: value / _speed(job, hw, assumed) for name, value in flops.items() if name != "decode"}
+    seconds |= rollout_seconds(shape, job, hw, assumed, runner)
     seconds["overhead"] = assumed.step_overhead_seconds
     tokens = {
         "rows": float(job.rows),
@@ -83,19 +79,15 @@ def rollout_seconds(
 
     Search: queries x core-seconds of index and encoder / cores of the index's node, plus each turn's latency.
     """
-    row = assumed.mean_prompt_tokens + assumed.mean_response_tokens
-    generated = min(assumed.mean_generated_tokens, assumed.mean_response_tokens)
-    prefill = job.rows * forward_flops(shape, row - generated, head=False)
+    read = assumed.row_tokens - assumed.generated_tokens
     by_part = {
-        "prefill": prefill / _speed(job, hw, assumed),
+        "prefill": job.rows * forward_flops(shape, read, head=False) / _speed(job, hw, assumed),
         "decode": decode_seconds(shape, job, hw, assumed, runner),
     }
     if job.max_turns > 1:
-        turns = assumed.mean_turns - 1
-        computing = assumed.search_core_seconds + (
-            assumed.encoder_core_seconds if assumed.search_core_seconds else 0
-        )
-        by_part["search"] = turns * (assumed.search_seconds + job.rows * computing / assumed.host_cores)
+        encoder = assumed.encoder_core_seconds if assumed.search_core_seconds else 0
+        computing = job.rows * (assumed.search_core_seconds + encoder) / assumed.host_cores
+        by_part["search"] = (assumed.mean_turns - 1) * (assumed.search_seconds + computing)
     return by_part
 
 
@@ -106,21 +98,15 @@ def _speed(job: Job, hw: Hardware, assumed: Assumptions) -> float:
     return peak * assumed.mfu * devices
 
 
-def at_once(job: Job, assumed: Assumptions, runner: Engine) -> float:
-    """Rows that one engine generates at a time: as many as its cache can hold, at most ``max_num_seqs``."""
-    row = assumed.mean_prompt_tokens + assumed.mean_response_tokens
-    rows = max(1.0, job.rows / max(1, job.devices // job.tensor_parallel))
-    return max(1.0, min(rows, job.max_seqs, runner.kv_tokens / row if row else rows))
-
-
 def decode_seconds(shape: ModelShape, job: Job, hw: Hardware, assumed: Assumptions, runner: Engine) -> float:
     """Decoding steps x (the slower of reading weights and caches and of computing, plus a fixed cost).
 
-    `at_once` rows form a wave, which lasts as long as its longest row.
+    A wave, which lasts as long as its longest row, has as many rows as one engine's cache can hold, at most
+    ``max_num_seqs``.
     """
-    row = assumed.mean_prompt_tokens + assumed.mean_response_tokens
+    row = assumed.row_tokens
     rows = max(1.0, job.rows / max(1, job.devices // job.tensor_parallel))
-    together = at_once(job, assumed, runner)
+    together = max(1.0, min(rows, job.max_seqs, runner.kv_tokens / row if row else rows))
     waves = rows / together
     reading = runner.weights + together * row / 2 * runner.kv_per_token
     peak = hw.peak_fp32 if job.engine_bytes == 4 else hw.peak_bf16
@@ -184,12 +170,8 @@ def run_time(
     return RunTime(
         steps=steps,
         training=steps * step_seconds,
-        evaluations=job.val_first + _times(steps, job.test_every),
+        evaluations=job.val_first + (-(-steps // job.test_every) if job.test_every > 0 else 0),
         evaluation=evaluation,
         saves=count_written(steps, job.save_every, job.named),
         save=checkpoint_bytes(shape, job) / (assumed.disk_gb_s * GB),
     )
-
-
-def _times(steps: int, every: int) -> int:
-    return -(-steps // every) if every > 0 else 0

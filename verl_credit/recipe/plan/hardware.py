@@ -1,4 +1,4 @@
-"""Known devices. A recipe may choose one in an optional top-level block:
+"""Known devices, and the cost of searching an index on them. A recipe may choose one in an optional top-level block:
 
     hardware:
       name: h100            # a row of the table below (aliases: spark, laptop)
@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from verl_credit.errors import ConfigError, unknown_key
-from verl_credit.recipe.machine.gather import cores, memory
+from verl_credit.recipe.machine import cores, memory
 
 GB, GIB, TERA = 10**9, 2**30, 10**12
 CPU_FLOPS_PER_CORE = 50 * GB
@@ -80,23 +80,26 @@ BYTES_PER_NUMBER = {
     "ivf": 4.0,
     "hnsw": 4.0,
 }
-PLACES = ("host", "device", "elsewhere")
 BYTES_PER_VECTOR = {
     "ivf": 8,
     "hnsw": 280,
 }  # beside it: its number in a list; the links of a graph with m = 32
+PLACES = ("host", "device", "elsewhere")
+WIKI_18 = 21_015_324 * 768
+"""Numbers in wiki-18's index, for which the following figures hold."""
+WHOLE = {"flat": 0.4, "flat_fp16": 0.4, "exact": 0.4, "sq8": 1.5, "sq4": 1.5}
+"""Core-seconds per query of kinds that read every vector: FAISS 1.15 on one core, scaled up from fewer rows."""
+PART = {"ivf": 0.02, "hnsw": 0.005}
+"""Core-seconds per query of kinds that read few vectors; assumed, and not scaled."""
+E5_BASE = 0.05
+"""Core-seconds of a query of twenty tokens: 3.4 GFLOP. Assumed."""
 _FACTORS = {
     "memory_gib": ("memory", GIB),
     "host_memory_gib": ("host_memory", GIB),
     "bandwidth_gb_s": ("bandwidth", GB),
+    "mfu": ("mfu", 1.0),
 }
-KEYS = (
-    "name", "devices", "peak_tflops", "mfu", "flash_attn", "index_bytes", "index", *_FACTORS,
-)  # fmt: skip
-
-
-def names() -> list[str]:
-    return [*TABLE, "cpu", *ALIASES]
+KEYS = ("name", "devices", "peak_tflops", "flash_attn", "index_bytes", "index", *_FACTORS)
 
 
 def find_hardware(name: str, block: Mapping | None = None) -> Hardware:
@@ -107,16 +110,12 @@ def find_hardware(name: str, block: Mapping | None = None) -> Hardware:
         raise unknown_key("hardware", str(unknown[0]), KEYS)
     name = ALIASES.get(str(name).lower(), str(name).lower())
     if name not in TABLE and name != "cpu":
-        raise ConfigError(key="hardware.name", value=name, accepted=names())
+        raise ConfigError(key="hardware.name", value=name, accepted=[*TABLE, "cpu", *ALIASES])
     row = this_cpu() if name == "cpu" else TABLE[name]
-    changes = {
-        field: _positive(key, block[key]) * unit for key, (field, unit) in _FACTORS.items() if key in block
-    }
+    changes = {to: _positive(key, block[key]) * unit for key, (to, unit) in _FACTORS.items() if key in block}
     if "peak_tflops" in block:
         peak = _positive("peak_tflops", block["peak_tflops"]) * TERA
         changes |= {"peak_bf16": peak} if row.device == "cuda" else {"peak_bf16": peak, "peak_fp32": peak}
-    if "mfu" in block:
-        changes["mfu"] = _positive("mfu", block["mfu"])
     if "flash_attn" in block:
         changes["flash_attn"] = bool(block["flash_attn"])
     return replace(row, **changes)
@@ -135,51 +134,52 @@ def this_cpu() -> Hardware:
     )  # fmt: skip
 
 
-def index_bytes(block: Mapping | None) -> float:
-    """Memory of the search index. flat: rows x dim x 4, so 21,015,324 x 768 (wiki-18, e5-base) takes 64.6 GB."""
+@dataclass(frozen=True)
+class Index:
+    """The search index of a ``hardware`` block; with its defaults the block gives none."""
+
+    bytes: float = 0.0
+    kind: str | None = None
+    """None also where only the size is given."""
+    place: str = "host"
+    core_seconds: float = 0.0
+    """Core-seconds of the index per query; 0 when the host does not search."""
+    encoder_core_seconds: float = 0.0
+    """Core-seconds of encoding a short query: e5-base's x (dim / 768)²; 0 without a search or the index's dim."""
+
+
+NO_INDEX = Index()
+
+
+def find_index(block: Mapping | None) -> Index:
+    """Reads the index of a block. A flat one takes rows x dim x 4 bytes: 21,015,324 x 768 (wiki-18, e5-base) are 64.6 GB.
+
+    An index that is given only by its size counts as flat.
+    """
     block = block or {}
-    if "index_bytes" in block:
-        return _positive("index_bytes", block["index_bytes"])
-    index = _index(block)
-    if not index:
-        return 0.0
-    kind = index_kind(block)
-    rows, dim = (_positive(f"index.{key}", index.get(key)) for key in ("rows", "dim"))
-    return rows * (dim * BYTES_PER_NUMBER[kind] + BYTES_PER_VECTOR.get(kind, 0))
-
-
-def index_numbers(block: Mapping | None) -> float:
-    """rows x dim; an index given only by its size counts as flat."""
-    index = _index(block or {})
-    if index_kind(block) is None:
-        return index_bytes(block) / BYTES_PER_NUMBER["flat"]
-    return _positive("index.rows", index.get("rows")) * _positive("index.dim", index.get("dim"))
-
-
-def index_kind(block: Mapping | None) -> str | None:
-    """The index's kind; None when the block gives no index, or only its size."""
-    index = _index(block or {})
-    if not index or "index_bytes" in (block or {}):
-        return None
-    kind = index.get("kind", "flat")
-    if str(kind) not in BYTES_PER_NUMBER:
-        raise ConfigError(key="hardware.index.kind", value=kind, accepted=BYTES_PER_NUMBER)
-    return kind
-
-
-def index_place(block: Mapping | None) -> str:
-    place = _index(block or {}).get("place", "host")
+    given, kind = block.get("index") or {}, None
+    if not isinstance(given, Mapping):
+        form = "expected {rows: N, dim: N, kind: flat, place: host}"
+        raise ConfigError(key="hardware.index", value=given, accepted=form)
+    place = given.get("place", "host")
     if place not in PLACES:
         raise ConfigError(key="hardware.index.place", value=place, accepted=PLACES)
-    return place
-
-
-def _index(block: Mapping) -> Mapping:
-    index = block.get("index") or {}
-    if not isinstance(index, Mapping):
-        form = "expected {rows: N, dim: N, kind: flat, place: host}"
-        raise ConfigError(key="hardware.index", value=index, accepted=form)
-    return index
+    if "index_bytes" in block:
+        size = _positive("index_bytes", block["index_bytes"])
+        numbers = size / BYTES_PER_NUMBER["flat"]
+    elif given:
+        kind = given.get("kind", "flat")
+        if str(kind) not in BYTES_PER_NUMBER:
+            raise ConfigError(key="hardware.index.kind", value=kind, accepted=BYTES_PER_NUMBER)
+        rows, dim = (_positive(f"index.{key}", given.get(key)) for key in ("rows", "dim"))
+        size, numbers = rows * (dim * BYTES_PER_NUMBER[kind] + BYTES_PER_VECTOR.get(kind, 0)), rows * dim
+    else:
+        return Index(place=place)
+    seconds = 0.0
+    if place == "host":
+        seconds = PART[kind] if kind in PART else WHOLE[kind or "flat"] * numbers / WIKI_18
+    encoding = E5_BASE * (float(given["dim"]) / 768) ** 2 if seconds and "dim" in given else 0.0
+    return Index(size, kind, place, seconds, encoding)
 
 
 def _positive(key: str, value) -> float:

@@ -2,25 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
 
-from verl_credit.errors import ConfigError, unknown_key
-from verl_credit.policy.log_probs import FLASH
-from verl_credit.redact import redact_value
+from verl_credit.errors import ConfigError
+from verl_credit.policy.log_probs import FLASH, log_prob_path
+from verl_credit.turns.scorers import SCORERS
+
+BYTES = {
+    "fp32": 4, "float32": 4, "float": 4, "bf16": 2, "bfloat16": 2, "fp16": 2, "float16": 2, "half": 2, "auto": 2,
+}  # fmt: skip
+_A, _R, _M = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
+_FSDP = f"{_A}.fsdp_config"
+
+
+def _key(default, kind: str, key: str):
+    """A field that has the value of ``key``, read by the `_Reader`'s method ``kind``."""
+    return field(default=default, metadata={"kind": kind, "key": key})
 
 
 @dataclass(frozen=True)
 class Job:
     """The keys of verl that decide memory and time. Token counts are per device, sizes in bytes per number."""
 
-    nodes: int = 1
-    per_node: int = 1
+    nodes: int = _key(1, "count", "trainer.nnodes")
+    per_node: int = _key(1, "count", "trainer.n_gpus_per_node")
     # the batch
-    prompts: int = 1
-    rollouts: int = 1
-    mini_batch: int = 1
-    epochs: int = 1
+    prompts: int = _key(1, "count", "data.train_batch_size")
+    rollouts: int = _key(1, "count", f"{_R}.n")
+    mini_batch: int = _key(1, "count", f"{_A}.ppo_mini_batch_size")
+    epochs: int = _key(1, "count", f"{_A}.ppo_epochs")
     max_prompt: int = 0
     max_response: int = 0
     max_turns: int = 1
@@ -29,7 +40,7 @@ class Job:
     """Micro-batches are counted in tokens (use_dynamic_bsz), not in rows."""
     update_tokens: int = 0
     log_prob_tokens: int = 0
-    checkpointing: bool = True
+    checkpointing: bool = _key(True, "flag", f"{_M}.enable_gradient_checkpointing")
     attention: str = "flash"
     """flash (flash-attn or FlexAttention) | sdpa (piece by piece, the output in two copies)."""
     log_prob_path: str = FLASH
@@ -39,51 +50,51 @@ class Job:
     device_type: str = "cuda"
     entropy: str = "eager"
     """eager | compiled | chunked. Ours is always in chunks, without compiling, and does not read it."""
-    entropy_chunk: int = 2048
+    entropy_chunk: int = _key(2048, "whole", f"{_A}.entropy_from_logits_chunk_size")
     update_entropy: bool = False
     unit_temperature: bool = True
     branches: bool = False
     # the state
-    weight_bytes: int = 4
-    compute_bytes: int = 2
-    reduce_bytes: int = 4
+    weight_bytes: int = _key(4, "bytes", f"{_FSDP}.model_dtype")
+    compute_bytes: int = _key(2, "bytes", f"{_FSDP}.mixed_precision.param_dtype")
+    reduce_bytes: int = _key(4, "bytes", f"{_FSDP}.mixed_precision.reduce_dtype")
     reference_bytes: int = 4
     reference: bool = False
     lora_rank: int = 0
     shards: int = 1
-    sequence_parallel: int = 1
-    reshard: bool = True
-    unsharded_gradients: bool = False
-    offload_weights: bool = False
-    offload_optimizer: bool = False
-    stays_on_host: bool = False
+    sequence_parallel: int = _key(1, "count", f"{_A}.ulysses_sequence_parallel_size")
+    reshard: bool = _key(True, "flag", f"{_FSDP}.reshard_after_forward")
+    unsharded_gradients: bool = _key(False, "flag", f"{_FSDP}.use_no_sync_for_gradient_accumulation")
+    offload_weights: bool = _key(False, "flag", f"{_FSDP}.param_offload")
+    offload_optimizer: bool = _key(False, "flag", f"{_FSDP}.optimizer_offload")
+    stays_on_host: bool = _key(False, "flag", f"{_FSDP}.offload_policy")
     """FSDP2's offload_policy: weights, gradients and optimiser live and step on the host."""
     fused_step: bool = True
     """torch's multi-tensor AdamW (its default on CUDA) holds a further copy while it steps."""
     # rollouts
     engine: str = "vllm"
-    engine_bytes: int = 2
-    tensor_parallel: int = 1
+    engine_bytes: int = _key(2, "bytes", f"{_R}.dtype")
+    tensor_parallel: int = _key(1, "count", f"{_R}.tensor_model_parallel_size")
     model_len: int = 0
     """rollout.max_model_len: tokens of the longest sequence that the engine takes; 0 (null): all positions of the model."""
     served_answers: bool = False
     """The engine scores answers after their rows."""
-    utilization: float = 0.5
-    sleeps: bool = True
-    max_seqs: int = 256
+    utilization: float = _key(0.5, "number", f"{_R}.gpu_memory_utilization")
+    sleeps: bool = _key(True, "flag", f"{_R}.free_cache_engine")
+    max_seqs: int = _key(256, "count", f"{_R}.max_num_seqs")
     bucket_bytes: int = 0
     # the run
-    steps: int | None = None
-    passes: int = 1
-    save_every: int = -1
-    test_every: int = -1
-    val_first: bool = True
+    steps: int | None = _key(None, "whole", "trainer.total_training_steps")
+    passes: int = _key(1, "count", "trainer.total_epochs")
+    save_every: int = _key(-1, "whole", "trainer.save_freq")
+    test_every: int = _key(-1, "whole", "trainer.test_freq")
+    val_first: bool = _key(True, "flag", "trainer.val_before_train")
     val_rows: int = 0
     """Held-out questions; 0 when not known."""
     val_modes: int = 1
-    val_samples: int = 1
-    search_timeout_s: float = 20.0
-    keep: int | None = None
+    val_samples: int = _key(1, "count", f"{_R}.val_kwargs.n")
+    search_timeout_s: float = _key(20.0, "number", "search.timeout_s")
+    keep: int | None = _key(None, "whole", "trainer.max_actor_ckpt_to_keep")
     named: tuple[int, ...] = ()
     """Steps whose checkpoints stay (`keep_checkpoints`)."""
 
@@ -102,6 +113,118 @@ class Job:
     @property
     def data_parallel(self) -> int:
         return self.devices // self.sequence_parallel
+
+
+def read_job(config: Mapping, *, flash_attn: bool) -> Job:
+    """Reads a composed configuration (OmegaConf, or plain dictionaries). Raises `ConfigError`."""
+    get = _Reader(config)
+    job = Job(**{
+        entry.name: getattr(get, entry.metadata["kind"])(entry.metadata["key"], entry.default)
+        for entry in fields(Job)
+        if entry.metadata
+    })  # fmt: skip
+    devices, parallel = job.devices, job.sequence_parallel
+    if devices % parallel:
+        raise ConfigError(f"{_A}.ulysses_sequence_parallel_size={parallel} does not divide {devices} devices")
+    fsdp_size = get.whole(f"{_FSDP}.fsdp_size", -1)
+    searches = get.whole("search.max_searches", 0) if get(f"{_R}.multi_turn.enable", False) else 0
+    attention = str(get(f"{_M}.override_config.attn_implementation", "flash_attention_2"))
+    on_cpu = get("trainer.device", "cuda") == "cpu"
+    sdpa = on_cpu or attention in ("credit_sdpa", "sdpa") or (attention == "auto" and not flash_attn)
+    compiled = "compiled" if get(f"{_FSDP}.use_torch_compile", True) else "eager"
+    scorer = SCORERS[get("algorithm.info_gain_scorer", "branch")]
+    gains = get("algorithm.info_gain_norm_mode", "none") != "none" and searches > 0
+    model_len = f"{_R}.max_model_len"
+    job = replace(
+        job,
+        max_prompt=get.count("data.max_prompt_length", 512),
+        max_response=get.count("data.max_response_length", 512),
+        max_turns=searches + 1,
+        dynamic=get.flag(f"{_A}.use_dynamic_bsz", False),
+        attention="sdpa" if sdpa else "flash",
+        log_prob_path=log_prob_path(
+            flash=flash_attn and not on_cpu,
+            fused=get.flag(f"{_M}.use_fused_kernels", False),
+            distills=get.flag("distillation.enabled", False),
+        ),
+        device_type="cpu" if on_cpu else "cuda",
+        softmax_bytes=job.compute_bytes if on_cpu else 4,
+        entropy="chunked" if get(f"{_FSDP}.entropy_from_logits_with_chunking", False) else compiled,
+        update_entropy=get.flag(f"{_A}.calculate_entropy", False) or get(f"{_A}.entropy_coeff", 0) != 0,
+        unit_temperature=get.number(f"{_R}.temperature", 1.0) == 1.0,
+        branches=gains and scorer.rides,
+        reference_bytes=get.bytes("actor_rollout_ref.ref.fsdp_config.model_dtype", 2),
+        reference=get.flag(f"{_A}.use_kl_loss", False) or get.flag("algorithm.use_kl_in_reward", False),
+        lora_rank=get.whole(f"{_M}.lora_rank", 0) or get.whole(f"{_M}.lora.rank", 0),
+        shards=devices if fsdp_size <= 0 or fsdp_size >= devices else fsdp_size,
+        fused_step=not on_cpu,
+        engine=str(get(f"{_R}.name", "vllm")),
+        model_len=0 if get.whole(model_len, None) is None else get.count(model_len, 1),
+        served_answers=gains and scorer.in_rollout,
+        bucket_bytes=get.whole(f"{_R}.checkpoint_engine.update_weights_bucket_megabytes", 2048) * 2**20,
+        val_rows=max(0, get.whole("data.val_max_samples", -1)),
+        val_modes=len(get("evaluation.modes", ["greedy"])),
+        named=tuple(get("keep_checkpoints", ())),
+    )
+    if job.engine != "hf" and devices % job.tensor_parallel:
+        key = f"{_R}.tensor_model_parallel_size"
+        raise ConfigError(f"{key}={job.tensor_parallel} does not divide {devices} devices", key=key)
+    update = _tokens(get, f"{_A}.use_dynamic_bsz", f"{_A}.ppo", job, job.mini_batch * job.rollouts)
+    log_prob = _tokens(get, f"{_R}.log_prob_use_dynamic_bsz", f"{_R}.log_prob", job, job.rows)
+    return replace(job, update_tokens=update, log_prob_tokens=log_prob)
+
+
+def _tokens(get: _Reader, switch: str, prefix: str, job: Job, all_rows: int) -> int:
+    """Tokens of one micro-batch on one device: the budget, or rows x the longest row, never more than the batch."""
+    rows = max(1, -(-all_rows // job.data_parallel))
+    if get(switch, False):
+        return min(get.count(f"{prefix}_max_token_len_per_gpu", 16384), rows * job.longest_row)
+    micro = get.whole(key := f"{prefix}_micro_batch_size_per_gpu", None)
+    if micro is None:
+        raise ConfigError(key=key, accepted=f"set it, or {switch}=true")
+    return min(micro, rows) * job.longest_row // job.sequence_parallel
+
+
+def require_number(key: str, value, accepted: str, fits: Callable[[float], bool]) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not fits(value):
+        raise ConfigError(key=key, value=value, accepted=f"expected {accepted}", shown=repr(value))
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """Dotted look-up; a key that is absent gives the default."""
+
+    config: Mapping
+
+    def __call__(self, key: str, default):
+        node = self.config
+        for part in key.split("."):
+            if node is None or part not in node:
+                return default
+            node = node[part]
+        return default if node is None else node
+
+    def flag(self, key: str, default: bool) -> bool:
+        return bool(self(key, default))
+
+    def number(self, key: str, default, accepted: str = "a number", fits=lambda value: True) -> float | None:
+        value = self(key, default)
+        if value is not None:
+            require_number(key, value, accepted, fits)
+        return value
+
+    def count(self, key: str, default: int) -> int:
+        return self.number(key, default, "a whole number above 0", lambda v: isinstance(v, int) and v > 0)
+
+    def whole(self, key: str, default: int | None) -> int | None:
+        value = self.number(key, default, "a whole number", lambda v: v % 1 == 0)
+        return None if value is None else int(value)
+
+    def bytes(self, key: str, default: int) -> int:
+        value = self(key, None)
+        if value is not None and str(value) not in BYTES:
+            raise ConfigError(key=key, value=value, accepted=BYTES, shown=repr(value))
+        return default if value is None else BYTES[str(value)]
 
 
 @dataclass(frozen=True)
@@ -129,7 +252,7 @@ class Assumptions:
     search_seconds: float = 0.5
     """Seconds of waiting in a tool call, beside its computation; rows wait at the same time."""
     search_core_seconds: float = 0
-    """Core-seconds of the index per query. Default: by hardware.index (plan/search.py); 0 on a device or elsewhere."""
+    """Core-seconds of the index per query. Default: by hardware.index (plan/hardware.py); 0 on a device or elsewhere."""
     encoder_core_seconds: float = 0
     """Core-seconds of the query's encoder. Default: by hardware.index.dim, where search_core_seconds has one."""
     host_cores: float = 0
@@ -153,45 +276,10 @@ class Assumptions:
     train_rows: int = 0
     """Rows of the training data, for the number of steps when trainer.total_training_steps is not set."""
 
+    @property
+    def row_tokens(self) -> float:
+        return self.mean_prompt_tokens + self.mean_response_tokens
 
-def assumptions(
-    given: Mapping | None,
-    job: Job,
-    *,
-    device: str,
-    mfu: float,
-    cores: float = 1,
-    search: float = 0.0,
-    encoder: float = 0.0,
-) -> Assumptions:
-    """``plan.*`` of a recipe over the defaults. Raises `ConfigError` for unknown or negative values."""
-    given = {key: value for key, value in dict(given or {}).items() if key != "model"}
-    known = {field.name for field in fields(Assumptions)}
-    for key, value in given.items():
-        if key not in known:
-            raise unknown_key("plan", key, ["model", *sorted(known)], redact_value(key, value))
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
-            raise ConfigError(
-                key=f"plan.{key}", value=value, accepted="expected a number, 0 or more", shown=repr(value)
-            )
-    response = given.get("mean_response_tokens") or job.max_response / 2
-    on_cpu = device == "cpu"
-    defaults = {
-        "mean_prompt_tokens": job.max_prompt / 4,
-        "mean_response_tokens": response,
-        "mean_generated_tokens": response * (0.35 if job.max_turns > 1 else 1.0),
-        "mean_turns": max(1.0, job.max_turns / 2),
-        "mfu": mfu,
-        "host_cores": cores,
-        "search_core_seconds": search,
-        "encoder_core_seconds": encoder,
-        "host_gib": 3.5 if on_cpu else 8 + 3 * job.per_node,
-    }
-    if on_cpu:
-        defaults |= {"context_gib": 0.0, "fragmentation": 0.0, "step_overhead_seconds": 2.0}
-    result = replace(Assumptions(), **defaults, **{k: v for k, v in given.items() if k not in defaults})
-    result = replace(result, **{k: v for k, v in given.items() if k in defaults})
-    for key in ("mfu", "host_cores", "disk_gb_s", "decode_efficiency"):
-        if not getattr(result, key):
-            raise ConfigError(key=f"plan.{key}", value=0, accepted="expected a number above 0")
-    return result
+    @property
+    def generated_tokens(self) -> float:
+        return min(self.mean_generated_tokens, self.mean_response_tokens)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from verl_credit.recipe.plan import activations
-from verl_credit.recipe.plan.hardware import GIB, Hardware
+from verl_credit.recipe.plan.hardware import GIB, NO_INDEX, Hardware, Index
 from verl_credit.recipe.plan.job import Assumptions, Job
 from verl_credit.recipe.plan.model_shape import ModelShape
 
 RESERVING = ("vllm", "sglang", "trtllm")
 """Engines that reserve their share of the device at the start."""
-ENGINE_AWAKE = ("rollout", "weight sync")
 ASLEEP = "engine weights asleep"
 
 
@@ -23,7 +22,7 @@ class Phase:
     where: str
     parts: dict[str, float]
     capacity: float
-    problems: tuple[str, ...] = field(default=())
+    problems: tuple[str, ...] = ()
 
     @property
     def total(self) -> float:
@@ -146,60 +145,48 @@ def engine(shape: ModelShape, job: Job, hw: Hardware, assumed: Assumptions) -> E
     kv = share - weights - assumed.engine_activation_gib * GIB
     length = job.model_len or shape.positions or job.longest_row
     need = length * per_token
-    problems = _too_long(shape, job, length)
+    problems = []
+    if job.longest_row > length:
+        problems.append(
+            f"rollout.max_model_len={length} cannot hold the longest row, {job.longest_row} tokens"
+        )
+    elif shape.positions and length > shape.positions:
+        problems.append(f"rollout.max_model_len={length}: {shape.name} has {shape.positions} positions")
     if kv < need:
         least = (weights + assumed.engine_activation_gib * GIB + need) / hw.memory
         enough = f"at least {least + 0.005:.2f}" if least < 1 else "more than the device has"
         source = "" if job.model_len else " (rollout.max_model_len=null: all positions of the model)"
-        problems = (
-            *problems,
+        problems.append(
             f"gpu_memory_utilization={job.utilization:g} leaves {max(kv, 0) / GIB:.1f} GiB of cache; one row of "
-            f"{length} tokens{source} needs {need / GIB:.1f} GiB, hence {enough}",
+            f"{length} tokens{source} needs {need / GIB:.1f} GiB, hence {enough}"
         )
-    return Engine(share, weights, kv, per_token, problems)
-
-
-def _too_long(shape: ModelShape, job: Job, length: int) -> tuple[str, ...]:
-    """Problems when rows exceed the engine's length, or this length exceeds the model's positions."""
-    if job.longest_row > length:
-        return (f"rollout.max_model_len={length} cannot hold the longest row, {job.longest_row} tokens",)
-    if length > (shape.positions or length):
-        return (f"rollout.max_model_len={length}: {shape.name} has {shape.positions} positions",)
-    return ()
+    return Engine(share, weights, kv, per_token, tuple(problems))
 
 
 def branch_tokens(job: Job, assumed: Assumptions) -> int:
     """Tokens of the answers scored in one log-prob micro-batch: one answer per turn and row, and one for the prompt."""
     if not job.branches:
         return 0
-    mean_row = assumed.mean_prompt_tokens + assumed.mean_response_tokens
-    rows = max(1.0, job.log_prob_tokens / max(1.0, mean_row))
+    rows = max(1.0, job.log_prob_tokens / max(1.0, assumed.row_tokens))
     return int(rows * (assumed.mean_turns + 1) * assumed.branch_tokens)
 
 
 def phases(
-    shape: ModelShape,
-    job: Job,
-    hw: Hardware,
-    assumed: Assumptions,
-    *,
-    index: float = 0.0,
-    place: str = "host",
+    shape: ModelShape, job: Job, hw: Hardware, assumed: Assumptions, index: Index = NO_INDEX
 ) -> list[Phase]:
     """Every phase of a step in order, then the host. On unified memory the host's parts count on the device."""
     if hw.unified:  # offloading has no other memory to use
         job = replace(job, offload_weights=False, offload_optimizer=False, stays_on_host=False)
-    runner, held = engine(shape, job, hw, assumed), state(shape, job)
-    weights, optimizer = held["weights"], held["optimizer"]
-    on_host = job.stays_on_host
+    runner, held, on_host = engine(shape, job, hw, assumed), state(shape, job), job.stays_on_host
+    weights = held["weights"]
     resident = {
         "weights": 0.0 if job.offload_weights or on_host else weights,
-        "optimizer": 0.0 if job.offload_optimizer or on_host else optimizer,
+        "optimizer": 0.0 if job.offload_optimizer or on_host else held["optimizer"],
     }
     asleep = {"engine asleep": _asleep(job, runner, assumed)}
-    host = host_parts(shape, job, hw, assumed, index=index if place == "host" else 0.0)
+    host = host_parts(shape, job, hw, assumed, index=index.bytes if index.place == "host" else 0.0)
     fixed = {"contexts": (2 if hw.device == "cuda" else 0) * assumed.context_gib * GIB}
-    fixed["index"] = index if place == "device" else 0.0
+    fixed["index"] = index.bytes if index.place == "device" else 0.0
     if hw.unified:
         fixed |= {f"host: {part}": value for part, value in host.items()}
 
@@ -208,12 +195,14 @@ def phases(
             parts = {k: v if k.startswith("engine") else v * job.per_node for k, v in parts.items()}
         ours = sum(value for key, value in parts.items() if not key.startswith("engine"))
         every = {**parts, "fragmentation": assumed.fragmentation * ours, **fixed}
-        if name in ENGINE_AWAKE:
+        if name in ("rollout", "weight sync"):
             every.pop(f"host: {ASLEEP}", None)  # freed when the engine wakes
         return Phase(name, "device", {k: v for k, v in every.items() if v}, hw.memory, problems)
 
-    every_phase = [device("rollout", {**resident, "engine": runner.share}, runner.problems)]
-    every_phase.append(device("weight sync", {**resident, **_sync(shape, job, runner, weights)}))
+    every_phase = [
+        device("rollout", {**resident, "engine": runner.share}, runner.problems),
+        device("weight sync", {**resident, **_sync(shape, job, runner, weights)}),
+    ]
     forward = {
         "weights": 0.0 if on_host else weights,
         "optimizer": resident["optimizer"],

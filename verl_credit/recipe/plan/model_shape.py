@@ -119,26 +119,18 @@ class ModelShape:
         return rank * (self.layers * attention + self.dense_layers * 3 * (h + f))
 
 
-def _row(
-    name, layers, hidden, heads, kv_heads, head_dim, intermediate, vocabulary, tied, family="qwen3", **more
-):
-    return ModelShape(
-        name, family, layers, hidden, heads, kv_heads, head_dim, intermediate, vocabulary, tied, **more
-    )
-
-
 # From each published config.json, so that a plan needs no network.
 PUBLISHED = {
     shape.name: shape
     for shape in (
-        _row("smollm2-135m", 30, 576, 9, 3, 64, 1536, 49152, True, "llama", positions=8192),
-        _row("qwen3-0.6b", 28, 1024, 16, 8, 128, 3072, 151936, True, positions=40960),
-        _row("qwen3-1.7b", 28, 2048, 16, 8, 128, 6144, 151936, True, positions=40960),
-        _row("qwen3-4b", 36, 2560, 32, 8, 128, 9728, 151936, True, positions=40960),
-        _row("qwen3-8b", 36, 4096, 32, 8, 128, 12288, 151936, False, positions=40960),
-        _row("qwen2.5-7b", 28, 3584, 28, 4, 128, 18944, 152064, False, "qwen2", positions=131072),
-        _row(
-            "qwen3-30b-a3b", 48, 2048, 32, 4, 128, 6144, 151936, False, "qwen3_moe",
+        ModelShape("smollm2-135m", "llama", 30, 576, 9, 3, 64, 1536, 49152, True, positions=8192),
+        ModelShape("qwen3-0.6b", "qwen3", 28, 1024, 16, 8, 128, 3072, 151936, True, positions=40960),
+        ModelShape("qwen3-1.7b", "qwen3", 28, 2048, 16, 8, 128, 6144, 151936, True, positions=40960),
+        ModelShape("qwen3-4b", "qwen3", 36, 2560, 32, 8, 128, 9728, 151936, True, positions=40960),
+        ModelShape("qwen3-8b", "qwen3", 36, 4096, 32, 8, 128, 12288, 151936, False, positions=40960),
+        ModelShape("qwen2.5-7b", "qwen2", 28, 3584, 28, 4, 128, 18944, 152064, False, positions=131072),
+        ModelShape(
+            "qwen3-30b-a3b", "qwen3_moe", 48, 2048, 32, 4, 128, 6144, 151936, False,
             experts=128, active_experts=8, expert_intermediate=768, expert_layers=48, positions=40960,
         ),
     )
@@ -171,36 +163,29 @@ def shape_of(model: str | Path | Mapping) -> ModelShape:
 
 
 def _from_config(config: Mapping, name: str) -> ModelShape:
-    family = config.get("model_type")
+    family, experts = config.get("model_type"), {}
     if family not in FAMILIES:
         raise ConfigError(f"{name}: model_type={family!r} cannot be planned; expected {', '.join(FAMILIES)}")
     try:
-        return _read(config, name, family)
+        sizes = ("num_hidden_layers", "hidden_size", "num_attention_heads")
+        layers, hidden, heads = (config[key] for key in sizes)
+        if family == "qwen3_moe":
+            every, dense = config.get("decoder_sparse_step", 1), set(config.get("mlp_only_layers") or ())
+            experts = {
+                "experts": config["num_experts"] if "num_experts" in config else config["num_local_experts"],
+                "active_experts": config["num_experts_per_tok"],
+                "expert_intermediate": config["moe_intermediate_size"],
+                "expert_layers": sum(i not in dense and (i + 1) % every == 0 for i in range(layers)),
+            }
+        return ModelShape(
+            name=name, family=family, layers=layers, hidden=hidden, heads=heads,
+            kv_heads=config.get("num_key_value_heads") or heads,
+            # transformers' default for older files without head_dim.
+            head_dim=config.get("head_dim") or (128 if family == "qwen3" else hidden // heads),
+            intermediate=config["intermediate_size"], vocabulary=config["vocab_size"],
+            tied=bool(config.get("tie_word_embeddings", False)),
+            attention_bias=bool(config.get("attention_bias", False)),
+            positions=config.get("max_position_embeddings"), **experts,
+        )  # fmt: skip
     except KeyError as error:
         raise ConfigError(f"{name}: the config lacks {error}") from error
-
-
-def _read(config: Mapping, name: str, family: str) -> ModelShape:
-    hidden, heads, layers = (
-        config[key] for key in ("hidden_size", "num_attention_heads", "num_hidden_layers")
-    )
-    # transformers' default for older files without head_dim.
-    default_dim = 128 if family == "qwen3" else hidden // heads
-    experts = {}
-    if family == "qwen3_moe":
-        every, dense = config.get("decoder_sparse_step", 1), set(config.get("mlp_only_layers") or ())
-        experts = {
-            "experts": config["num_experts"] if "num_experts" in config else config["num_local_experts"],
-            "active_experts": config["num_experts_per_tok"],
-            "expert_intermediate": config["moe_intermediate_size"],
-            "expert_layers": sum(i not in dense and (i + 1) % every == 0 for i in range(layers)),
-        }
-    return ModelShape(
-        name=name, family=family, layers=layers, hidden=hidden, heads=heads,
-        kv_heads=config.get("num_key_value_heads") or heads,
-        head_dim=config.get("head_dim") or default_dim,
-        intermediate=config["intermediate_size"], vocabulary=config["vocab_size"],
-        tied=bool(config.get("tie_word_embeddings", False)),
-        attention_bias=bool(config.get("attention_bias", False)),
-        positions=config.get("max_position_embeddings"), **experts,
-    )  # fmt: skip

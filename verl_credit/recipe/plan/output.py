@@ -13,6 +13,7 @@ from verl_credit.recipe.plan.plan import Plan
 def text(plan: Plan) -> str:
     """The whole plan: phases, steps, assumptions, remedies."""
     hw, job, shape = plan.hardware, plan.job, plan.shape
+    assumed = {name: value for name, value in asdict(plan.assumed).items() if value}
     lines = [
         f"{plan.recipe or 'recipe'}: {shape.name}, {shape.parameters:,} parameters, on {job.devices} x {hw.name} "
         f"({hw.memory / GIB:.1f} GiB{' unified' if hw.unified else ''}; {hw.source})",
@@ -22,11 +23,12 @@ def text(plan: Plan) -> str:
         "",
         *_time_lines(plan),
         "",
-        *_assumption_lines(plan),
+        "assumptions (change with plan.NAME=VALUE):",
+        *(f"  {n}={value:g}{'' if n in plan.given else ' (assumed)'}" for n, value in assumed.items()),
         "",
         *_verdict(plan),
     ]
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines)
 
 
 def _phase_lines(plan: Plan) -> list[str]:
@@ -85,14 +87,6 @@ def _run_parts(plan: Plan) -> str:
     return ", ".join(parts)
 
 
-def _assumption_lines(plan: Plan) -> list[str]:
-    values = {name: value for name, value in asdict(plan.assumed).items() if value}
-    lines = [
-        f"{name}={value:g}{'' if name in plan.given else ' (assumed)'}" for name, value in values.items()
-    ]
-    return ["assumptions (change with plan.NAME=VALUE):", *(f"  {part}" for part in lines)]
-
-
 def _verdict(plan: Plan) -> list[str]:
     if plan.fits:
         spare = min(phase.capacity - phase.total for phase in plan.phases) / GIB
@@ -135,10 +129,7 @@ def as_json(plan: Plan) -> dict:
         "hardware": asdict(plan.hardware),
         "devices": plan.job.devices,
         "log_probs": plan.job.log_prob_path,
-        "phases": [
-            {**asdict(phase), "total": phase.total, "fits": phase.fits, "problems": list(phase.problems)}
-            for phase in plan.phases
-        ],
+        "phases": [{**asdict(phase), "total": phase.total, "fits": phase.fits} for phase in plan.phases],
         "kv_bytes_per_token": plan.engine.kv_per_token,
         "kv_tokens": plan.engine.kv_tokens,
         "step": {**asdict(plan.step), "total_seconds": plan.step.total_seconds},
@@ -163,6 +154,4 @@ def duration(seconds: float) -> str:
 
 def columns(rows: Sequence[Sequence[str]]) -> list[str]:
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    ]
+    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]

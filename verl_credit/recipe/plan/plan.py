@@ -3,27 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from verl_credit.config.settings import INFOPO
-from verl_credit.errors import ConfigError
+from verl_credit.errors import ConfigError, unknown_key
 from verl_credit.recipe.plan.compute import RunTime, Step, disk_bytes, run_steps, run_time, step
-from verl_credit.recipe.plan.hardware import (
-    Hardware,
-    find_hardware,
-    index_bytes,
-    index_kind,
-    index_numbers,
-    index_place,
-)
-from verl_credit.recipe.plan.job import Assumptions, Job, assumptions
-from verl_credit.recipe.plan.memory import Engine, Phase, engine, phases
+from verl_credit.recipe.plan.hardware import Hardware, Index, find_hardware, find_index
+from verl_credit.recipe.plan.job import Assumptions, Job, read_job, require_number
+from verl_credit.recipe.plan.memory import Engine, Phase, engine
 from verl_credit.recipe.plan.model_shape import ModelShape, shape_of
-from verl_credit.recipe.plan.read_job import read_job
-from verl_credit.recipe.plan.remedies import Remedy, remedies
-from verl_credit.recipe.plan.search import core_seconds, encoder_core_seconds
-from verl_credit.recipe.plan.search import note as search_note
+from verl_credit.recipe.plan.remedies import Case, Remedy, remedies
+from verl_credit.redact import redact_value
 
 SHIPPED_WEIGHTS = "smollm2-135m"
 LAB_VOCABULARY = {"full": 1767, "tiny": 767}  # by lab.size, in every world
@@ -66,48 +57,37 @@ def make_plan(
 
     Raises `ConfigError` naming the key that is missing or wrong.
     """
-    block = dict(config.get("hardware") or {})
+    block, trainer = dict(config.get("hardware") or {}), dict(config.get("trainer") or {})
     notes = []
     name = hardware or block.get("name")
-    if name is None:
-        name = "cpu" if (config.get("trainer") or {}).get("device") == "cpu" else "h100"
-        if name == "h100":
-            notes.append(
-                "the recipe names no hardware; the plan is for an H100 (--hardware NAME, or hardware.name)"
-            )
-    hw = find_hardware(name, {k: v for k, v in block.items() if k != "name"})
-    trainer = dict(config.get("trainer") or {})
+    if name is None and trainer.get("device") == "cpu":
+        name = "cpu"
+    elif name is None:
+        name = "h100"
+        notes.append(
+            "the recipe names no hardware; the plan is for an H100 (--hardware NAME, or hardware.name)"
+        )
+    hw = find_hardware(name, block)
     if devices is not None:
-        trainer["n_gpus_per_node"] = _per_node(devices, trainer.get("nnodes", 1))
+        nodes = trainer.get("nnodes", 1)
+        if devices < 1 or devices % nodes:
+            raise ConfigError(
+                f"--devices {devices} over trainer.nnodes={nodes} nodes: expected a multiple of {nodes}"
+            )
+        trainer["n_gpus_per_node"] = devices // nodes
     job = read_job({**config, "trainer": {**trainer, "device": hw.device}}, flash_attn=hw.flash_attn)
     if devices is None and block.get("devices") not in (None, job.devices):
         raise ConfigError(
             f"hardware.devices={block['devices']} but trainer.nnodes x trainer.n_gpus_per_node is {job.devices}"
         )
     given = dict(config.get("plan") or {})
-    shape = shape_of(given.get("model") or _model(config))
-    index, place = index_bytes(block), index_place(block)
-    searching = core_seconds(index_kind(block), index_numbers(block), place)
-    encoding = encoder_core_seconds(block, searching)
-    assumed = assumptions(
-        given, job, device=hw.device, mfu=hw.mfu, cores=hw.cores, search=searching, encoder=encoding
-    )
-    if place == "elsewhere" or job.max_turns == 1:  # no search on these machines
-        index = 0.0
-    elif not index:
-        notes.append(
-            "memory and time of the search index are not counted; give its size in hardware.index or "
-            "hardware.index_bytes"
-        )
-    notes += _notes(job, hw)
-    notes += _uncounted(config.get("algorithm") or {})
-
-    def measure(changed: Job, bytes_of_index: float) -> list[Phase]:
-        return phases(shape, changed, hw, assumed, index=bytes_of_index, place=place)
-
+    shape = shape_of(given.pop("model", None) or _model(config))
+    index = find_index(block)
+    assumed = assumptions(given, job, hw, index)
+    if index.place == "elsewhere" or job.max_turns == 1:  # no search on these machines
+        index = replace(index, bytes=0.0)
+    case = Case(shape, job, hw, assumed, index)
     runner = engine(shape, job, hw, assumed)
-    if message := search_note(job, assumed, place):
-        notes.append(message)
     steps, one = run_steps(job, assumed), step(shape, job, hw, assumed, runner)
     return Plan(
         recipe=recipe,
@@ -115,53 +95,93 @@ def make_plan(
         hardware=hw,
         job=job,
         assumed=assumed,
-        given=tuple(sorted(k for k in given if k != "model")),
+        given=tuple(sorted(given)),
         engine=runner,
-        phases=measure(job, index),
+        phases=case.phases(),
         step=one,
         steps=steps,
         run=None if steps is None else run_time(shape, job, hw, assumed, runner, steps, one.total_seconds),
         disk=disk_bytes(shape, job, steps),
-        remedies=remedies(shape, job, hw, assumed, index, measure, index_kind(block)),
-        notes=tuple(notes),
+        remedies=remedies(case),
+        notes=(*notes, *_notes(job, hw, assumed, index, config.get("algorithm") or {})),
     )
 
 
-def _notes(job: Job, hw: Hardware) -> list[str]:
+def assumptions(given: Mapping, job: Job, hw: Hardware, index: Index) -> Assumptions:
+    """``plan.*`` of a recipe over the defaults. Raises `ConfigError` for unknown or negative values."""
+    known = {entry.name for entry in fields(Assumptions)}
+    for key, value in given.items():
+        if key not in known:
+            raise unknown_key("plan", key, ["model", *sorted(known)], redact_value(key, value))
+        require_number(f"plan.{key}", value, "a number, 0 or more", lambda v: 0 <= v < float("inf"))
+    response = given.get("mean_response_tokens") or job.max_response / 2
+    defaults = {
+        "mean_prompt_tokens": job.max_prompt / 4,
+        "mean_response_tokens": response,
+        "mean_generated_tokens": response * (0.35 if job.max_turns > 1 else 1.0),
+        "mean_turns": max(1.0, job.max_turns / 2),
+        "mfu": hw.mfu,
+        "host_cores": hw.cores,
+        "search_core_seconds": index.core_seconds,
+        "encoder_core_seconds": index.encoder_core_seconds,
+        "host_gib": 8 + 3 * job.per_node,
+    }
+    if hw.device == "cpu":
+        defaults |= {"host_gib": 3.5, "context_gib": 0.0, "fragmentation": 0.0, "step_overhead_seconds": 2.0}
+    result = Assumptions(**defaults | dict(given))
+    for key in ("mfu", "host_cores", "disk_gb_s", "decode_efficiency"):
+        require_number(f"plan.{key}", getattr(result, key), "a number above 0", lambda v: v > 0)
+    return result
+
+
+def _notes(job: Job, hw: Hardware, assumed: Assumptions, index: Index, algorithm: Mapping) -> list[str]:
+    """Returns notes about what the plan leaves out, what saves nothing, and searches that would exceed their timeout."""
     notes = []
+    searches = job.max_turns > 1
+    if searches and index.place != "elsewhere" and not index.bytes:
+        notes.append(
+            "memory and time of the search index are not counted; give its size in hardware.index or "
+            "hardware.index_bytes"
+        )
     if hw.unified and (job.offload_weights or job.offload_optimizer or job.stays_on_host):
         notes.append(f"{hw.name}: host and device share their memory, so offloading saves nothing")
     if job.lora_rank and job.weight_bytes == 4:
         notes.append(
             "LoRA keeps the frozen weights in fp32 (actor.fsdp_config.model_dtype); bf16 would halve them"
         )
+    signals = algorithm.get("turn_signals") or [algorithm.get("turn_signal")]
+    if INFOPO in signals and algorithm.get("info_gain_norm_mode") != "none":
+        notes.append(
+            "what the turn signal infopo scores is not counted: nearly as many tokens once more as the policy wrote, after "
+            "the rows of log-probs (info_gain_scorer=branch) or as rows of their own (rows)"
+        )
+    if searches and index.place != "host" and not assumed.search_core_seconds:
+        where = "on the device" if index.place == "device" else "elsewhere"
+        return [*notes, f"the index is {where}: the time of its searches is not counted"]
+    # All rows' first turns fit into the cache, because they are short.
+    queries = min(job.rows, job.max_seqs * max(1, job.devices // job.tensor_parallel))
+    each = assumed.search_core_seconds + assumed.encoder_core_seconds
+    wave = queries * each / assumed.host_cores
+    if searches and wave > job.search_timeout_s:
+        notes.append(
+            f"{queries:.0f} rows may search at once, and {queries:.0f} queries of {each:.2f} core-seconds take {wave:.0f} s "
+            f"on {assumed.host_cores:.0f} cores, longer than search.timeout_s={job.search_timeout_s:g}: rows would be lost; "
+            "use another kind of index (flat, hnsw), more cores, or a longer timeout"
+        )
     return notes
 
 
-def _uncounted(algorithm: Mapping) -> list[str]:
-    named = algorithm.get("turn_signals") or [algorithm.get("turn_signal")]
-    if INFOPO not in named or algorithm.get("info_gain_norm_mode") == "none":
-        return []
-    return [
-        "what the turn signal infopo scores is not counted: nearly as many tokens once more as the policy wrote, after the "
-        "rows of log-probs (info_gain_scorer=branch) or as rows of their own (rows)"
-    ]
-
-
 def _model(config: Mapping) -> str | Mapping:
+    """The recipe's model; for a folder that the run builds before its first step the model that will be in it."""
     model = ((config.get("actor_rollout_ref") or {}).get("model") or {}).get("path")
     if not model or not isinstance(model, str):
         how = "give a model folder or name, or plan.model"
         raise ConfigError(key="actor_rollout_ref.model.path", value=model, accepted=how)
-    if _unbuilt(config, "real", model):
-        return SHIPPED_WEIGHTS
-    return _lab_policy(config["lab"]) if _unbuilt(config, "lab", model) else model
-
-
-def _unbuilt(config: Mapping, section: str, model: str) -> bool:
-    """A folder that the run builds before its first step, and has not built yet."""
-    folder = (config.get(section) or {}).get("dir")
-    return folder is not None and Path(model).is_relative_to(folder) and not Path(model).exists()
+    for section in ("real", "lab"):
+        folder = (config.get(section) or {}).get("dir")
+        if folder is not None and Path(model).is_relative_to(folder) and not Path(model).exists():
+            return SHIPPED_WEIGHTS if section == "real" else _lab_policy(config["lab"])
+    return model
 
 
 def _lab_policy(lab: Mapping) -> Mapping:
@@ -172,11 +192,3 @@ def _lab_policy(lab: Mapping) -> Mapping:
         "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "intermediate_size": 256,
         "tie_word_embeddings": True, "max_position_embeddings": 1024,
     }  # fmt: skip
-
-
-def _per_node(devices: int, nodes: int) -> int:
-    if devices < 1 or devices % nodes:
-        raise ConfigError(
-            f"--devices {devices} over trainer.nnodes={nodes} nodes: expected a multiple of {nodes}"
-        )
-    return devices // nodes

@@ -7,17 +7,15 @@ from dataclasses import dataclass, replace
 
 from verl_credit.config.fit import engine_tokens, least_log_prob_tokens
 from verl_credit.policy.log_probs import FLASH, LOOP
-from verl_credit.recipe.plan.hardware import BYTES_PER_NUMBER, GIB, Hardware
+from verl_credit.recipe.plan.hardware import BYTES_PER_NUMBER, GIB, Hardware, Index
 from verl_credit.recipe.plan.job import Assumptions, Job
-from verl_credit.recipe.plan.memory import RESERVING, Phase, engine
+from verl_credit.recipe.plan.memory import RESERVING, Phase, engine, phases
 from verl_credit.recipe.plan.model_shape import ModelShape
 
 LORA_RANK = 32
-FSDP = "actor_rollout_ref.actor.fsdp_config"
-ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+MODEL, ACTOR, ROLLOUT = (f"actor_rollout_ref.{part}" for part in ("model", "actor", "rollout"))
+FSDP = f"{ACTOR}.fsdp_config"
 SMALL = "sq8"
-Measure = Callable[[Job, float], list[Phase]]
-"""(job, bytes of the index) -> phases"""
 
 
 @dataclass(frozen=True)
@@ -34,47 +32,55 @@ def missing(found: list[Phase]) -> float:
     return sum(max(0.0, p.total - p.capacity) + GIB * len(p.problems) for p in found)
 
 
-def remedies(
-    shape: ModelShape,
-    job: Job,
-    hw: Hardware,
-    assumed: Assumptions,
-    index: float,
-    measure: Measure,
-    kind: str | None = None,
-) -> list[Remedy]:
-    """Returns remedies until the plan fits, each added to the earlier ones; remedies without effect are left out.
-
-    ``kind``: the index's, None when only its size is known. `validate` accepts the overrides of every remedy.
-    """
-    chosen: list[Remedy] = []
-    short = missing(measure(job, index))
-    for what in LADDER:
-        if short <= 0:
-            break
-        for name, overrides, changed, smaller in what(Case(shape, job, hw, assumed, index, kind)):
-            now = missing(measure(changed, smaller))
-            if now < short:
-                job, index, short = changed, smaller, now
-                chosen = [r for r in chosen if r.what != name] + [Remedy(name, overrides, now)]
-            if short <= 0:
-                break
-    return chosen
-
-
-Candidate = tuple[str, tuple[str, ...], Job, float]
-
-
 @dataclass(frozen=True)
 class Case:
-    """The plan with the remedies so far, for which the next one is proposed."""
+    """The inputs of a plan with the remedies so far, for which the next one is proposed."""
 
     shape: ModelShape
     job: Job
     hw: Hardware
     assumed: Assumptions
-    index: float
-    kind: str | None
+    index: Index
+
+    def phases(self) -> list[Phase]:
+        return phases(self.shape, self.job, self.hw, self.assumed, self.index)
+
+    def changed(self, **changes) -> Case:
+        return replace(self, job=replace(self.job, **changes))
+
+
+def remedies(case: Case) -> list[Remedy]:
+    """Returns remedies until the plan fits, each added to the earlier ones; remedies without effect are left out.
+
+    `validate` accepts the overrides of every remedy.
+    """
+    chosen: list[Remedy] = []
+    short = missing(case.phases())
+    for propose in LADDER:
+        if short <= 0:
+            break
+        for what, overrides, changed in propose(case):
+            now = missing(changed.phases())
+            if now < short:
+                case, short = changed, now
+                chosen = [r for r in chosen if r.what != what] + [Remedy(what, overrides, now)]
+            if short <= 0:
+                break
+    return chosen
+
+
+Candidate = tuple[str, tuple[str, ...], Case]
+Propose = Callable[[Case], Iterator[Candidate]]
+
+
+def _switch(what: str, needed: Callable[[Job, Hardware], bool], *overrides: str, **changes) -> Propose:
+    """A remedy that changes fields of the job in one way, where the job needs it."""
+
+    def propose(case: Case) -> Iterator[Candidate]:
+        if needed(case.job, case.hw):
+            yield what, overrides, case.changed(**changes)
+
+    return propose
 
 
 def _shorter_sequences(case: Case) -> Iterator[Candidate]:
@@ -83,7 +89,7 @@ def _shorter_sequences(case: Case) -> Iterator[Candidate]:
     length = case.job.model_len or case.shape.positions or least
     if case.job.engine in RESERVING and length > least:
         key = f"{ROLLOUT}.max_model_len={least}"
-        yield "sequences no longer than the rows", (key,), replace(case.job, model_len=least), case.index
+        yield "sequences no longer than the rows", (key,), case.changed(model_len=least)
 
 
 def _larger_share(case: Case) -> Iterator[Candidate]:
@@ -95,20 +101,8 @@ def _larger_share(case: Case) -> Iterator[Candidate]:
         yield _share("give the engine a larger share", case, share)
 
 
-def _checkpointing(case: Case) -> Iterator[Candidate]:
-    if not case.job.checkpointing:
-        key = "actor_rollout_ref.model.enable_gradient_checkpointing=true"
-        yield "gradient checkpointing", (key,), replace(case.job, checkpointing=True), case.index
-
-
-def _chunked_entropy(case: Case) -> Iterator[Candidate]:
-    if case.job.entropy == "eager" and case.job.log_prob_path in (FLASH, LOOP):
-        key = f"{ACTOR}.entropy_from_logits_with_chunking=true"
-        yield "entropy in chunks", (key,), replace(case.job, entropy="chunked"), case.index
-
-
 def _micro_batch(case: Case) -> Iterator[Candidate]:
-    """Halve the tokens down to the longest row; for log-probs, with its scored answers."""
+    """Halve the tokens down to the longest row (for log-probs, with its scored answers), or the rows down to one."""
     job = case.job
     if not job.dynamic:
         yield from _fewer_rows(case)
@@ -122,8 +116,8 @@ def _micro_batch(case: Case) -> Iterator[Candidate]:
             f"{ACTOR}.ppo_max_token_len_per_gpu={max(update, least[0])}",
             f"{ROLLOUT}.log_prob_max_token_len_per_gpu={max(log_prob, least[1])}",
         )
-        changed = replace(job, update_tokens=update, log_prob_tokens=log_prob)
-        yield "a smaller micro-batch", overrides, changed, case.index
+        changed = case.changed(update_tokens=update, log_prob_tokens=log_prob)
+        yield "a smaller micro-batch", overrides, changed
 
 
 def _fewer_rows(case: Case) -> Iterator[Candidate]:
@@ -139,32 +133,8 @@ def _fewer_rows(case: Case) -> Iterator[Candidate]:
             f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu={rows}",
         )
         update, log_prob = min(tokens, job.update_tokens), min(tokens, job.log_prob_tokens)
-        changed = replace(job, update_tokens=update, log_prob_tokens=log_prob)
-        yield "a smaller micro-batch", overrides, changed, case.index
-
-
-def _lora(case: Case) -> Iterator[Candidate]:
-    if not case.job.lora_rank and case.job.engine in RESERVING:  # the hf engine takes whole weights only
-        overrides = (f"actor_rollout_ref.model.lora_rank={LORA_RANK}", f"{ROLLOUT}.load_format=safetensors")
-        yield "LoRA", overrides, replace(case.job, lora_rank=LORA_RANK), case.index
-
-
-def _frozen_in_bf16(case: Case) -> Iterator[Candidate]:
-    if case.job.lora_rank and case.job.weight_bytes == 4:
-        key = f"{FSDP}.model_dtype=bf16"
-        yield "LoRA on bf16 weights", (key,), replace(case.job, weight_bytes=2), case.index
-
-
-def _offload_optimizer(case: Case) -> Iterator[Candidate]:
-    if not case.hw.unified and not case.job.offload_optimizer:
-        job = replace(case.job, offload_optimizer=True)
-        yield "optimizer offload", (f"{FSDP}.optimizer_offload=true",), job, case.index
-
-
-def _offload_weights(case: Case) -> Iterator[Candidate]:
-    if not case.hw.unified and not case.job.offload_weights:
-        job = replace(case.job, offload_weights=True)
-        yield "weight offload", (f"{FSDP}.param_offload=true",), job, case.index
+        changed = case.changed(update_tokens=update, log_prob_tokens=log_prob)
+        yield "a smaller micro-batch", overrides, changed
 
 
 def _smaller_share(case: Case) -> Iterator[Candidate]:
@@ -178,9 +148,10 @@ def _smaller_share(case: Case) -> Iterator[Candidate]:
 
 def _quantised_index(case: Case) -> Iterator[Candidate]:
     """The index has larger vectors than sq8; one that is given only by its size is left alone."""
-    if case.index and case.kind in BYTES_PER_NUMBER and BYTES_PER_NUMBER[case.kind] > BYTES_PER_NUMBER[SMALL]:
-        ratio = BYTES_PER_NUMBER[SMALL] / BYTES_PER_NUMBER[case.kind]
-        yield "an 8-bit index", (f"hardware.index.kind={SMALL}",), case.job, case.index * ratio
+    ratio = BYTES_PER_NUMBER[SMALL] / BYTES_PER_NUMBER.get(case.index.kind, BYTES_PER_NUMBER[SMALL])
+    if case.index.bytes and ratio < 1:
+        smaller = replace(case.index, bytes=case.index.bytes * ratio)
+        yield "an 8-bit index", (f"hardware.index.kind={SMALL}",), replace(case, index=smaller)
 
 
 def _too_small(case: Case, share: float) -> bool:
@@ -189,10 +160,26 @@ def _too_small(case: Case, share: float) -> bool:
 
 def _share(what: str, case: Case, share: float) -> Candidate:
     key = f"{ROLLOUT}.gpu_memory_utilization={share:g}"
-    return what, (key,), replace(case.job, utilization=share), case.index
+    return what, (key,), case.changed(utilization=share)
 
 
-LADDER = (
-    _shorter_sequences, _larger_share, _checkpointing, _chunked_entropy, _micro_batch, _lora, _frozen_in_bf16,
-    _offload_optimizer, _offload_weights, _smaller_share, _quantised_index,
+LADDER: tuple[Propose, ...] = (
+    _shorter_sequences,
+    _larger_share,
+    _switch("gradient checkpointing", lambda job, hw: not job.checkpointing,
+            f"{MODEL}.enable_gradient_checkpointing=true", checkpointing=True),
+    _switch("entropy in chunks", lambda job, hw: job.entropy == "eager" and job.log_prob_path in (FLASH, LOOP),
+            f"{ACTOR}.entropy_from_logits_with_chunking=true", entropy="chunked"),
+    _micro_batch,
+    # the hf engine takes whole weights only
+    _switch("LoRA", lambda job, hw: not job.lora_rank and job.engine in RESERVING,
+            f"{MODEL}.lora_rank={LORA_RANK}", f"{ROLLOUT}.load_format=safetensors", lora_rank=LORA_RANK),
+    _switch("LoRA on bf16 weights", lambda job, hw: job.lora_rank > 0 and job.weight_bytes == 4,
+            f"{FSDP}.model_dtype=bf16", weight_bytes=2),
+    _switch("optimizer offload", lambda job, hw: not hw.unified and not job.offload_optimizer,
+            f"{FSDP}.optimizer_offload=true", offload_optimizer=True),
+    _switch("weight offload", lambda job, hw: not hw.unified and not job.offload_weights,
+            f"{FSDP}.param_offload=true", offload_weights=True),
+    _smaller_share,
+    _quantised_index,
 )  # fmt: skip

@@ -14,11 +14,10 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from verl_credit.records.report.curves import STYLE, curves_png, panel_data_uri, saved, svg_uri
-from verl_credit.records.report.numbers import plain
 from verl_credit.records.report.page import template
 from verl_credit.records.report.panels import BLUE, GREEN, GREY, INK, VERMILION, Line, Panel
 from verl_credit.records.report.run_data import Series
-from verl_credit.records.report.text import MINUS, duration, percent, points, signed
+from verl_credit.records.report.text import MINUS, duration, percent, plain, points, signed
 from verl_credit.records.report.write import REPORT
 from verl_credit.records.run.files import replaced
 from verl_credit.study.campaign.results import Results, results

@@ -17,7 +17,7 @@ import faiss
 import torch
 
 from verl_credit.errors import PreflightError
-from verl_credit.recipe.machine.gather import cores
+from verl_credit.recipe.machine import cores
 from verl_credit.study.fidelity.subject import Subject
 from verl_credit.study.fidelity.values import PROMPTS_AT_ONCE, Part, Value, value_part
 from verl_credit.worlds.rollouts.protocol import State

@@ -1,4 +1,7 @@
-"""Reads the facts of this machine, without judging them. A missing part raises nothing."""
+"""The facts of a machine as plain data, so that checks can be tested for other machines, and how they are read.
+
+Reading judges nothing, and a missing part raises nothing.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +15,14 @@ import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from importlib.metadata import distributions
 from importlib.util import find_spec
 from pathlib import Path
 
 from packaging.utils import canonicalize_name
 
-from verl_credit.recipe.machine.facts import Device, Facts, Memory, Process, Ptxas, Torch
+GIB = 2**30
 
 # The probe of CUDA runs in its own process: it makes a context of hundreds of megabytes, and a broken driver may end the
 # process.
@@ -39,18 +43,118 @@ print(json.dumps(found))
 """
 
 
-def gather(environment: Mapping[str, str] | None = None, *, torch: bool = True) -> Facts:
+@dataclass(frozen=True)
+class Device:
+    """A CUDA device. Sizes are bytes; ``free`` is from cudaMemGetInfo, ``integrated`` devices share the CPU's memory."""
+
+    name: str
+    capability: tuple[int, int]
+    total: int
+    free: int
+    integrated: bool = False
+
+    @property
+    def unified(self) -> bool:
+        """Do CPU and GPU share one memory? GB10 is also recognised by name and capability, because drivers differ."""
+        return self.integrated or "GB10" in self.name or self.capability == (12, 1)
+
+
+@dataclass(frozen=True)
+class Torch:
+    """``cuda``: the CUDA version that torch was built for, None in a CPU build; ``error``: why it sees no device."""
+
+    version: str | None
+    cuda: str | None = None
+    devices: tuple[Device, ...] = ()
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Sizes in bytes. ``limit`` and ``limit_used`` (without cached files) are the control group's; None without a limit."""
+
+    total: int
+    available: int
+    limit: int | None = None
+    limit_used: int = 0
+    shm_total: int = 0
+    shm_free: int = 0
+
+    @property
+    def usable(self) -> int:
+        """Bytes that a new process can take: the smaller of the available memory and what the limit leaves."""
+        if self.limit is None:
+            return self.available
+        return max(0, min(self.available, self.limit - self.limit_used))
+
+
+@dataclass(frozen=True)
+class Process:
+    """``started``: seconds since the epoch; ``memory``: resident bytes."""
+
+    pid: int
+    parent: int
+    name: str
+    command: tuple[str, ...]
+    user: str = "?"
+    started: float = 0.0
+    memory: int = 0
+
+    @property
+    def title(self) -> str:
+        return self.command[0] if self.command and self.command[0] else self.name
+
+
+@dataclass(frozen=True)
+class Ptxas:
+    """An assembler on this machine. ``bundled``: triton brings it; ``version``: the CUDA version as (major, minor)."""
+
+    path: str
+    version: tuple[int, int]
+    bundled: bool = False
+    blackwell: bool = False
+    """triton's second assembler, used from capability 10.0 on and set by its own variable."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """The machine that doctor looks at. ``packages``: installed versions by canonical name."""
+
+    python: tuple[int, int, int]
+    packages: Mapping[str, str]
+    torch: Torch
+    memory: Memory
+    driver: str = ""
+    """The CUDA version that the driver supports; "" without a driver."""
+    cpus: int = 1
+    processes: tuple[Process, ...] = ()
+    ptxas: tuple[Ptxas, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    now: float = 0.0
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        return self.torch.devices
+
+
+def size(count: float) -> str:
+    """Writes bytes in GiB or MiB."""
+    return f"{count / GIB:.1f} GiB" if count >= GIB / 10 else f"{count / 2**20:.0f} MiB"
+
+
+def gather(*, torch: bool = True) -> Facts:
     """Gathers all facts; without ``torch`` the CUDA probe (a few seconds) is left out."""
+    driver = _version_in(["nvidia-smi"], r"CUDA Version:\s*(\d+)\.(\d+)")
     return Facts(
         python=sys.version_info[:3],
         packages=installed(),
         torch=probe_torch() if torch else Torch(None),
         memory=memory(),
-        driver=driver(),
+        driver=".".join(map(str, driver or ())),
         cpus=cores(),
         processes=processes(),
         ptxas=assemblers(),
-        environment=dict(os.environ if environment is None else environment),
+        environment=dict(os.environ),
         now=time.time(),
     )
 
@@ -64,8 +168,7 @@ def installed() -> dict[str, str]:
     """Returns versions by distribution; of two distributions with one name the first on the path wins, as for an import."""
     by_name: dict[str, str] = {}
     for distribution in distributions():
-        name = distribution.metadata["Name"]
-        if name:
+        if name := distribution.metadata["Name"]:
             by_name.setdefault(canonicalize_name(name), distribution.version)
     return by_name
 
@@ -94,30 +197,22 @@ def in_a_process(arguments: list[str], timeout_s: float) -> tuple[int | None, st
     try:
         output, _ = process.communicate(timeout=timeout_s)
         return process.returncode, output
-    except subprocess.TimeoutExpired:
-        _end(process)
+    except BaseException as error:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        if not isinstance(error, subprocess.TimeoutExpired):
+            raise
         return None, process.communicate()[0] or ""
-    except BaseException:
-        _end(process)
-        raise
 
 
-def _end(process: subprocess.Popen) -> None:
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-
-
-def driver() -> str:
-    """The CUDA version in nvidia-smi's heading; "" without a driver."""
-    tool = shutil.which("nvidia-smi")
-    if tool is None:
-        return ""
+def _version_in(command: list[str], pattern: str) -> tuple[int, int] | None:
+    """Returns the (major, minor) that the pattern finds in the output; None where the command does not run."""
     try:
-        output = subprocess.run([tool], capture_output=True, text=True, timeout=20).stdout
+        output = subprocess.run(command, capture_output=True, text=True, timeout=20).stdout
     except (OSError, subprocess.TimeoutExpired):
-        return ""
-    match = re.search(r"CUDA Version:\s*(\d+\.\d+)", output)
-    return match[1] if match else ""
+        return None
+    match = re.search(pattern, output)
+    return (int(match[1]), int(match[2])) if match else None
 
 
 def memory(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> Memory:
@@ -156,40 +251,30 @@ def control_group(proc: Path, cgroups: Path) -> tuple[int | None, int]:
         for folder in dict.fromkeys((here, *[p for p in here.parents if root in (p, *p.parents)], root)):
             limit = _number(folder / names[0])
             if limit is not None:
-                used = (_number(folder / names[1]) or 0) - _statistic(folder / "memory.stat", names[2])
+                used = (_number(folder / names[1]) or 0) - (_number(folder / "memory.stat", names[2]) or 0)
                 limits.append((limit, max(0, used)))
     return min(limits, default=(None, 0))
 
 
-def _number(path: Path) -> int | None:
+def _number(path: Path, row: str | None = None) -> int | None:
+    """The number in a file, or in a row of it; None where there is none, as in "max", which is no limit."""
     try:
-        return int(path.read_text())
-    except (OSError, ValueError):  # "max" is no limit
+        text = path.read_text()
+        return int(text if row is None else dict(line.split() for line in text.splitlines())[row])
+    except (OSError, ValueError, KeyError):
         return None
-
-
-def _statistic(path: Path, name: str) -> int:
-    try:
-        rows = dict(line.split() for line in path.read_text().splitlines())
-        return int(rows.get(name, 0))
-    except (OSError, ValueError):
-        return 0
 
 
 def processes() -> tuple[Process, ...]:
     """All visible processes except zombies."""
     import psutil
 
-    def read(p) -> Process:
-        with p.oneshot():
-            known = p.pid, p.ppid(), p.name(), tuple(p.cmdline()), p.username(), p.create_time()
-            return Process(*known, p.memory_info().rss)
-
     alive = []
-    for process in psutil.process_iter():
-        with suppress(psutil.Error, OSError):  # the process ended meanwhile, or may not be read
-            if process.status() != psutil.STATUS_ZOMBIE:
-                alive.append(read(process))
+    for p in psutil.process_iter():
+        with suppress(psutil.Error, OSError), p.oneshot():  # the process ended meanwhile, or may not be read
+            if p.status() != psutil.STATUS_ZOMBIE:
+                known = p.pid, p.ppid(), p.name(), tuple(p.cmdline()), p.username(), p.create_time()
+                alive.append(Process(*known, p.memory_info().rss))
     return tuple(alive)
 
 
@@ -197,19 +282,14 @@ def assemblers() -> tuple[Ptxas, ...]:
     """triton's ptxas and those of this machine's CUDA toolkits, if they run."""
     spec = find_spec("triton")
     roots = list(spec.submodule_search_locations or []) if spec else []
-    bundled = [
-        Path(root) / "backends/nvidia/bin" / name for root in roots for name in ("ptxas", "ptxas-blackwell")
-    ]
+    bundled = [Path(r) / "backends/nvidia/bin" / n for r in roots for n in ("ptxas", "ptxas-blackwell")]
     toolkits = [Path(os.environ[k]) / "bin/ptxas" for k in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(k)]
     toolkits += sorted(Path("/usr/local").glob("cuda*/bin/ptxas"))
-    if on_path := shutil.which("ptxas"):
-        toolkits.append(Path(on_path))
     chosen = [os.environ.get(key) for key in ("TRITON_PTXAS_PATH", "TRITON_PTXAS_BLACKWELL_PATH")]
-    toolkits += [Path(path) for path in chosen if path]
+    toolkits += [Path(path) for path in (shutil.which("ptxas"), *chosen) if path]
     working = []
     for path in dict.fromkeys([*bundled, *toolkits]):
-        version = ptxas_version(path)
-        if version is not None:
+        if version := ptxas_version(path):
             own = path in bundled
             working.append(Ptxas(str(path), version, own, own and path.name == "ptxas-blackwell"))
     return tuple(working)
@@ -217,9 +297,4 @@ def assemblers() -> tuple[Ptxas, ...]:
 
 def ptxas_version(path: Path) -> tuple[int, int] | None:
     """Returns (12, 9) for "release 12.9" in ``ptxas --version``; None when ptxas does not run."""
-    try:
-        output = subprocess.run([str(path), "--version"], capture_output=True, text=True, timeout=20).stdout
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    match = re.search(r"release (\d+)\.(\d+)", output)
-    return (int(match[1]), int(match[2])) if match else None
+    return _version_in([str(path), "--version"], r"release (\d+)\.(\d+)")

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from datetime import timedelta
 
 from verl_credit.recipe.doctor.context import Context
 from verl_credit.recipe.doctor.network import cluster_address
 from verl_credit.recipe.doctor.result import Result, passed, warned
-from verl_credit.recipe.machine.facts import Process, size
+from verl_credit.recipe.machine import Process, size
 
 ENGINE = re.compile(
     r"^ray::|^VLLM::|^VllmWorker|^sglang::|(^|/)(raylet|gcs_server)$|(^|/)vllm$|^vllm\.|^verl_credit_retriever(\.|$)|"
@@ -23,17 +24,14 @@ def check_processes(context: Context) -> Result:
     orphaned = orphans(facts.processes, cluster_address(facts.environment))
     if not orphaned:
         return passed("no engine process without a parent")
+    ages = [timedelta(seconds=max(0, round(facts.now - process.started))) for process in orphaned]
     return warned(
-        "; ".join(describe(process, facts.now) for process in orphaned),
+        "; ".join(
+            f"{p.pid} {label(p)[:60]} (user {p.user}, {age} old, {size(p.memory)})"
+            for p, age in zip(orphaned, ages, strict=True)
+        ),
         "engine processes whose run has ended hold memory and ports",
         f"look at them, then: kill {' '.join(str(p.pid) for p in orphaned)}",
-    )
-
-
-def describe(process: Process, now: float) -> str:
-    age = max(0.0, now - process.started)
-    return (
-        f"{process.pid} {label(process)[:60]} (user {process.user}, {_age(age)} old, {size(process.memory)})"
     )
 
 
@@ -45,71 +43,46 @@ def orphans(processes: Iterable[Process], cluster: str = "") -> list[Process]:
     ``--parent-pid`` is an orphan when that process has ended; a retriever started by hand never is.
     """
     by_pid = {process.pid: process for process in processes}
-    orphaned = [p for p in by_pid.values() if is_engine(p) and not _driven(p, by_pid, cluster)]
+    orphaned = [p for p in by_pid.values() if ENGINE.search(label(p)) and not _driven(p, by_pid, cluster)]
     return sorted(orphaned, key=lambda p: (p.started, p.pid))
-
-
-def is_engine(process: Process) -> bool:
-    return bool(ENGINE.search(label(process)))
 
 
 def label(process: Process) -> str:
     """The title a process gave itself, the module after ``python -m``, the script that Python runs, or its program."""
     title = process.title.split(" ")[0] if process.title.startswith(("ray::", "VLLM::")) else process.title
-    program = title.rsplit("/", 1)[-1]
-    if not program.startswith("python"):
+    if not title.rsplit("/", 1)[-1].startswith("python"):
         return title
     rest = list(process.command[1:])
     while rest and rest[0].startswith("-") and rest[0] != "-m":
         del rest[: 2 if rest[0] in ("-W", "-X") else 1]
     if rest[:1] == ["-m"]:
-        return rest[1] if len(rest) > 1 else title
+        del rest[0]
     return rest[0] if rest else title
 
 
 def _driven(process: Process, by_pid: Mapping[int, Process], cluster: str) -> bool:
     if RETRIEVER.search(label(process)):
-        return _retriever_has_parent(process, by_pid)
-    seen: set[int] = set()
-    current = process
-    while current.pid not in seen:
-        seen.add(current.pid)
-        if cluster and is_engine(current) and _serves(current, cluster):
+        command = process.command
+        if "--parent-pid" not in command[:-1]:
             return True
-        parent = by_pid.get(current.parent)
+        given = command[command.index("--parent-pid") + 1]
+        parent = by_pid.get(int(given)) if given.isdigit() else None
+        return parent is not None and parent.started <= process.started
+    # A raylet, or the head's server, of the cluster at HOST:PORT has one of these arguments.
+    port = cluster.rpartition(":")[2]
+    own = {f"--gcs-address={cluster}", f"--gcs_server_port={port}"} if cluster else set()
+    seen: set[int] = set()
+    while process.pid not in seen:
+        seen.add(process.pid)
+        if not own.isdisjoint(process.command):
+            return True
+        parent = by_pid.get(process.parent)
         # A parent younger than its child is another process that reuses the number of the ended parent.
-        if parent is None or parent.pid == current.pid or parent.started > current.started:
+        if parent is None or parent.pid == process.pid or parent.started > process.started:
             return False
-        if not is_engine(parent):
-            return not _is_init(parent)
-        current = parent
+        if not ENGINE.search(label(parent)):
+            # Process 1 of a container adopts orphans, unless it is a Python program, which may be the driver.
+            of_ours = parent.name.startswith(("python", "ray", "verl-credit"))
+            return parent.name not in INITS and (parent.pid != 1 or of_ours)
+        process = parent
     return False
-
-
-def _serves(process: Process, cluster: str) -> bool:
-    """Is it a raylet or the head's server of the cluster at ``cluster`` (HOST:PORT)?"""
-    own = (f"--gcs-address={cluster}", f"--gcs_server_port={cluster.rpartition(':')[2]}")
-    return any(argument in own for argument in process.command)
-
-
-def _retriever_has_parent(process: Process, by_pid: Mapping[int, Process]) -> bool:
-    command = process.command
-    if "--parent-pid" not in command[:-1]:
-        return True
-    given = command[command.index("--parent-pid") + 1]
-    parent = by_pid.get(int(given)) if given.isdigit() else None
-    return parent is not None and parent.started <= process.started
-
-
-def _is_init(process: Process) -> bool:
-    """Does the process adopt orphans? It is an init by name, or a container's process 1 that is not a Python program."""
-    if process.name in INITS:
-        return True
-    return process.pid == 1 and not process.name.startswith(("python", "ray", "verl-credit"))
-
-
-def _age(seconds: float) -> str:
-    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
-        if seconds >= length:
-            return f"{seconds / length:.0f} {unit}"
-    return f"{seconds:.0f} s"

@@ -8,11 +8,9 @@ from pathlib import Path
 from verl_credit.config.fit import place_of_answers
 from verl_credit.errors import PreflightError
 from verl_credit.recipe.doctor.context import Context
-from verl_credit.recipe.doctor.inputs.answer_budget import answers_fit
-from verl_credit.recipe.doctor.inputs.data import TRAIN
-from verl_credit.recipe.doctor.inputs.hub import cached_config
-from verl_credit.recipe.doctor.inputs.model import Unreadable, read_model, require_model, require_positions
-from verl_credit.recipe.doctor.inputs.prompt_lengths import NotHere, count_prompts
+from verl_credit.recipe.doctor.data import TRAIN
+from verl_credit.recipe.doctor.lengths import NotHere, answers_fit, count_prompts
+from verl_credit.recipe.doctor.model import Unreadable, folders_of, read_model, require_model
 from verl_credit.recipe.doctor.result import Result, passed, skipped, warned
 from verl_credit.recipe.world import MODEL, serves_search
 from verl_credit.redact import redact
@@ -39,8 +37,18 @@ def ask_servers(settings) -> tuple[str | None, str]:
     """
     if not settings.url:
         raise PreflightError("search.url has no value: give the URL of a running retriever")
+
+    async def ask() -> list[ServedIndex]:
+        client, token = client_for(settings), token_of(settings)
+        try:
+            await client.check()
+        finally:
+            await client.aclose()
+        urls = urls_of(settings)
+        return [await served_index(url, token=token, timeout_s=settings.timeout_s) for url in urls]
+
     try:
-        indexes = asyncio.run(_ask(settings))
+        indexes = asyncio.run(ask())
         return agreed(indexes, settings.index_fingerprint), "; ".join(map(str, indexes))
     except SearchFault as error:
         raise PreflightError(
@@ -49,15 +57,6 @@ def ask_servers(settings) -> tuple[str | None, str]:
         ) from error
     except ValueError as error:
         raise PreflightError(redact(error)) from error
-
-
-async def _ask(settings) -> list[ServedIndex]:
-    client, token = client_for(settings), token_of(settings)
-    try:
-        await client.check()
-    finally:
-        await client.aclose()
-    return [await served_index(url, token=token, timeout_s=settings.timeout_s) for url in urls_of(settings)]
 
 
 def check_model(context: Context) -> Result:
@@ -70,22 +69,17 @@ def check_model(context: Context) -> Result:
 
 def check_weights(context: Context) -> Result:
     """Checks config.json, the header of every weight file, and the tokenizer."""
-    path = context.value(MODEL)
+    path, why = context.value(MODEL), "not in the cache"
     folder = Path(path).expanduser()
     if folder.exists():
         return passed(f"{folder}: {read_model(folder)}")
-    config_file, why = cached_config(path), "not in the cache"
     try:
-        if config_file:
-            return passed(f"{path} in the hub's cache: {read_model(Path(config_file).parent)}")
+        if cached := folders_of(path):
+            return passed(f"{path} in the hub's cache: {read_model(cached[0])}")
     except Unreadable as error:
         why = str(error)
     return warned(f"{path} on the hub: the run fetches it when it starts ({why})",
                   "fetched before", f"hf download {path}")  # fmt: skip
-
-
-def check_positions(context: Context) -> Result:
-    return passed(require_positions(context.config))
 
 
 def check_data(context: Context, key: str) -> Result:

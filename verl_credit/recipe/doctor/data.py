@@ -1,0 +1,233 @@
+"""Checks data files: readable, the columns and fields that verl, the agent loop and the reward read, and enough rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from omegaconf import DictConfig
+
+from verl_credit.errors import PreflightError, printable
+from verl_credit.names import AGENT_NAME, AGENTS, TURN_AGENT, TURN_IDS
+from verl_credit.recipe.world import DATA
+from verl_credit.turns.reward.qa import answer_form, gold_answers, stated_form
+from verl_credit.turns.search.protocol import SCHEMA
+
+TRAIN, VAL = DATA
+LOOP = "actor_rollout_ref.rollout.agent.default_agent_loop"
+TOOL = SCHEMA["function"]["name"]
+COLUMNS = ["reward_model", "data_source"]
+"""The columns that a run reads beside the prompt's column (data.prompt_key)."""
+SELECTION = "tool_selection"
+ROLES = ("system", "user", "assistant", "tool")
+STEERING = {
+    *("sampling", "priority", "global_steps", "sampling_params", "__do_sample__", "__rollout_n__"),
+    *("uid", "session_id", "trajectory", "trace", "validate"),
+    *(TURN_IDS, "prompts", "responses", "response_mask", "rollout_log_probs", "routed_experts", "rm_scores"),
+    *("num_turns", "metrics", "extra_fields", "mm_processor_kwargs", "mm_processor_output"),
+    *("teacher_ids", "teacher_logprobs"),
+}
+"""The columns that no file may have. verl hands a row's columns to the agent loop as its arguments, so that `sampling` makes
+training greedy, and writes them over what the loop returns, so that `response_mask` replaces the trajectory's own."""
+
+
+class Row(NamedTuple):
+    where: str
+    """The file and the row's number."""
+    prompt: list[dict]
+    truth: object
+    """``reward_model.ground_truth``"""
+
+
+def rows_needed(config: DictConfig, key: str) -> int:
+    return config.data.train_batch_size if key == TRAIN else 1
+
+
+def read_rows(
+    files,
+    key: str,
+    *,
+    at_least: int = 1,
+    searches: bool = True,
+    other_tools: bool = False,
+    agents: Sequence[str] = AGENTS,
+    prompt_key: str = "prompt",
+    default_loop: str = AGENT_NAME,
+) -> list[Row]:
+    """Reads all rows of the files. Raises PreflightError for a row that cannot train, and for too few rows.
+
+    ``searches=False``: the run has no tool, so the prompt has to name the form of an answer.
+    ``other_tools``: there are tools beside the search; only verl knows their names. ``agents``: loops that a row may name.
+    ``prompt_key``: the column of the prompts. ``default_loop``: the agent loop of rows that name none.
+    """
+    paths = [files] if isinstance(files, str) else files
+    if not files or isinstance(files, int | float) or not all(isinstance(path, str) for path in paths):
+        raise PreflightError(f"{key}={files}: give a parquet file or a list of them")
+    numbered = [
+        (f"{path} row {number}", columns)
+        for path in paths
+        for number, columns in enumerate(_read(path, key, prompt_key))
+    ]
+    # verl joins the files: a column of one is null in the rows of the others
+    names_agent = any("agent_name" in columns for _, columns in numbered)
+    if numbered and not names_agent and default_loop not in agents:
+        raise PreflightError(
+            f"{LOOP}={default_loop}: {', '.join(paths)} has no column agent_name, so that every row would take that loop; "
+            f"expected {' or '.join(agents)}, which say to which turn a token belongs"
+        )
+    checks = {
+        "searches": searches,
+        "agents": agents if names_agent else None,
+        "tools": [TOOL] if searches and not other_tools else None,
+        "prompt_key": prompt_key,
+    }
+    rows = [checked_row(where, columns, **checks) for where, columns in numbered]
+    if len(rows) < at_least:
+        raise PreflightError(
+            f"{key}: {', '.join(paths)} holds {len(rows) or 'no'} rows; at least {at_least} are needed"
+        )
+    return rows
+
+
+def _read(path: str, key: str, prompt_key: str) -> list[dict]:
+    """Reads the columns that a run reads, by name, and of extra_info one field by the field's name."""
+    import pyarrow
+    import pyarrow.dataset as arrow_dataset
+    import pyarrow.parquet as parquet
+    from pyarrow import compute
+
+    file = Path(path).expanduser()
+    if not file.exists():
+        raise PreflightError(f"{key}: {path} does not exist")
+    try:
+        files = parquet.ParquetDataset(file).files
+        for one in files:
+            parquet.read_schema(one)
+        dataset = arrow_dataset.dataset(files, format="parquet")
+        names, selects = _columns(dataset.schema, f"{key}: {path}", prompt_key)
+        rows = []
+        # The trainer reads all columns, so a damaged column that no key names would end it, too.
+        for batch in dataset.to_batches():
+            columns = {name: batch.column(name) for name in names}
+            if selects:
+                columns[SELECTION] = compute.struct_field(batch.column("extra_info"), SELECTION)
+            rows += pyarrow.RecordBatch.from_pydict(columns).to_pylist()
+        return rows
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError, KeyError) as error:
+        # pyarrow raises KeyError where two columns have one name.
+        reason = printable((str(error).splitlines() or [type(error).__name__])[0])
+        raise PreflightError(f"{key}: {path} is not a parquet file, or is damaged: {reason}") from error
+
+
+def _columns(schema, where: str, prompt_key: str) -> tuple[list[str], bool]:
+    """Returns (columns that are read from every row, whether extra_info has a selection of tools).
+
+    Raises PreflightError for missing and for forbidden columns.
+    """
+    from pyarrow import types
+
+    names = schema.names
+    if missing := {prompt_key, *COLUMNS} - set(names):
+        of = f" (data.prompt_key={prompt_key})" if prompt_key in missing - {"prompt"} else ""
+        raise PreflightError(f"{where} lacks the columns {sorted(missing)}{of}; it has {names}")
+    if steering := sorted(STEERING & set(names)):
+        raise PreflightError(
+            f"{where} has the columns {steering}, which verl would hand to the agent loop or write over its "
+            "trajectories: rename them, or leave them out"
+        )
+    extra = schema.field("extra_info").type if "extra_info" in names else None
+    if extra is not None and not types.is_null(extra) and not types.is_struct(extra):
+        raise PreflightError(
+            f"{where}: extra_info is of the type {extra}: expected a mapping, or no such column"
+        )
+    selects = extra is not None and types.is_struct(extra) and any(f.name == SELECTION for f in extra)
+    return [prompt_key, *COLUMNS, *({"agent_name"} & set(names))], selects
+
+
+def checked_row(
+    where: str,
+    columns: dict,
+    *,
+    searches: bool,
+    agents: Sequence[str] | None,
+    tools: list[str] | None,
+    prompt_key: str = "prompt",
+) -> Row:
+    """Checks a row. Raises PreflightError with the row and the value. ``agents``: the values of the column ``agent_name``,
+    where some file has it; ``tools``: the tools that a row can choose, where they are known."""
+    prompt = columns[prompt_key]
+    try:
+        _check_prompt(prompt_key, prompt)
+        if not isinstance(source := columns["data_source"], str) or not source.strip():
+            raise ValueError(f"data_source={source!r}: expected the name of the row's data set, as text")
+        if agents is not None and (name := columns.get("agent_name")) not in agents:
+            raise ValueError(_wrong_agent(name, agents))
+        _check_selection(columns.get(SELECTION), tools)
+        reward = columns["reward_model"]
+        if not isinstance(reward, dict):
+            raise ValueError(
+                f"reward_model={reward!r:.80}: expected {{'ground_truth': {{'target': [gold, ...]}}}}"
+            )
+        truth = reward.get("ground_truth")
+        gold_answers(truth)
+        answer_form(truth)
+        # Without the tool nothing but the prompt names the form of an answer.
+        if not searches and stated_form(truth) is None and "<answer>" not in str(prompt):
+            raise ValueError(
+                f"reward_model.ground_truth={truth!r} has no form, so that the answer is read from "
+                "<answer>...</answer>, and the prompt asks for no such tag (search.max_searches=0): every reward would be "
+                "0. `verl-credit prepare` writes {'target': [...], 'form': 'boxed'} with a prompt that asks for \\boxed{}; "
+                "'form': 'tag' is for a policy that writes the tag unasked"
+            )
+    except ValueError as error:
+        raise PreflightError(f"{where}: {error}") from error
+    return Row(where, prompt, truth)
+
+
+def _wrong_agent(name: object, agents: Sequence[str]) -> str:
+    text = f"agent_name={name!r:.80}: expected {' or '.join(map(repr, agents))}"
+    if name == AGENT_NAME:
+        return f"{text}; with search.max_searches=0 {AGENT_NAME} has one turn and offers no tool"
+    if name == TURN_AGENT:
+        return f"{text}; the recipe names no tool that {TURN_AGENT} could call"
+    return (
+        f"{text}, which say to which turn a token belongs; or leave the column out of every file. An agent loop of your own "
+        "is named in actor_rollout_ref.rollout.agent.agent_loop_config_path and puts extra_fields['turn_ids'] into its "
+        "output (docs/agent-loops.md)"
+    )
+
+
+def _check_prompt(key: str, prompt: object) -> None:
+    if prompt is not None and not isinstance(prompt, list):
+        raise ValueError(f"{key}={prompt!r:.80}: expected a list of messages with role and content")
+    if not prompt:
+        raise ValueError(f"empty {key}")
+    asks = False
+    for number, message in enumerate(prompt):
+        message = message if isinstance(message, dict) else {}
+        role, content = message.get("role"), message.get("content")
+        if role == "developer":
+            raise ValueError(
+                f"{key}[{number}].role='developer': Qwen2.5's and Qwen3's templates leave such a message out without a "
+                "word; use system"
+            )
+        if role not in ROLES:
+            raise ValueError(f"{key}[{number}].role={role!r:.80}: expected one of {', '.join(ROLES)}")
+        if not isinstance(content, str | list) and not (content is None and message.get("tool_calls")):
+            raise ValueError(f"{key}[{number}].content={content!r:.80}: expected text")
+        asks |= role == "user" and bool(content.strip() if isinstance(content, str) else content)
+    if not asks:
+        roles = ", ".join(message["role"] for message in prompt)
+        raise ValueError(f"{key}: no message of the role user asks anything (the roles are {roles})")
+
+
+def _check_selection(selection: object, tools: list[str] | None) -> None:
+    """Refuses unknown tool names, which verl would drop silently and so leave the row without tools."""
+    if selection is not None and not isinstance(selection, list):
+        raise ValueError(f"extra_info.{SELECTION}={selection!r:.80}: expected a list of names of tools")
+    if tools and (unknown := [name for name in selection or () if name not in tools]):
+        raise ValueError(
+            f"extra_info.{SELECTION}={selection}: no tool is called {', '.join(map(repr, unknown))}; "
+            f"expected some of {', '.join(tools)}"
+        )

@@ -1,0 +1,203 @@
+"""Memory, shared memory, ports, and disk space for the checkpoints of a run, or of all runs of a sweep."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import psutil
+from omegaconf import DictConfig, OmegaConf
+
+from verl_credit.recipe.compose import flat_values
+from verl_credit.recipe.doctor.context import Context
+from verl_credit.recipe.doctor.model import parameters_of
+from verl_credit.recipe.doctor.result import Result, failed, passed, skipped, warned
+from verl_credit.recipe.doctor.software import engine_share
+from verl_credit.recipe.machine import GIB, Device, Facts, size
+from verl_credit.recipe.world import MODEL
+from verl_credit.records.run.files import count_kept
+
+SMALLEST_FREE = 4 * GIB  # the lab on a CPU peaks at 3.7 GiB over all its processes
+RAY_SHARE = 0.3  # Ray's default share of the memory for its object store
+SOMEBODY_ELSES = ".prometheus.port"  # this server runs already; verl makes it read its configuration again
+SWITCHES = ("enable", "enabled", "include_dashboard")
+SWITCHED_ON_LATER = "transfer_queue.enable"  # false in every configuration; verl's v1 trainer sets it
+BUSY = 0.1  # share of a device's memory in use by other processes from which the check warns
+
+
+def check_memory(context: Context) -> list[Result]:
+    """Returns a result for the host's memory and a result for every device's."""
+    memory = context.facts.memory
+    state = f"{size(memory.available)} available of {size(memory.total)} (cached files count as available)"
+    if memory.limit is not None:
+        state += f"; control group: {size(memory.limit_used)} of {size(memory.limit)} used"
+    if memory.usable < SMALLEST_FREE:
+        host = warned(state, f"{size(SMALLEST_FREE)} for the smallest recipe (the lab)",
+                      "end what you do not need, or raise the container's limit (docker run --memory)")  # fmt: skip
+    else:
+        host = passed(state)
+    devices = context.facts.devices
+    return [host, *(_device_memory(f"memory of device {i}", d, context) for i, d in enumerate(devices))]
+
+
+def _device_memory(name: str, device: Device, context: Context) -> Result:
+    free = device_free(device, context.facts)
+    state = f"{size(free)} free of {size(device.total)}"
+    if device.unified:
+        state += (
+            f", shared with the CPU (MemAvailable: cudaMemGetInfo says {size(device.free)}, because it counts cached "
+            "files as used)"
+        )
+    share = engine_share(context.config)
+    if share is not None and free < share * device.total:
+        return failed(
+            state,
+            f"vLLM takes actor_rollout_ref.rollout.gpu_memory_utilization={share:g} of all of it = "
+            f"{size(share * device.total)} when it starts",
+            "end what holds it (see processes), or lower that share",
+            name,
+        )
+    if not device.unified and free < (1 - BUSY) * device.total:
+        return warned(state, "an idle device", "nvidia-smi names who holds it", name)
+    return passed(state, name)
+
+
+def device_free(device: Device, facts: Facts) -> int:
+    """Bytes that a process can take. On unified memory these are the CPU's available bytes, within its limits."""
+    return min(device.total, facts.memory.usable) if device.unified else device.free
+
+
+def check_shm(context: Context) -> Result:
+    """Checks shared memory, which holds Ray's object store and NCCL's buffers between the GPUs of a node."""
+    memory, config = context.facts.memory, context.config
+    if not memory.shm_total:
+        return skipped("this system has none")
+    given = None if config is None else OmegaConf.select(config, "ray_kwargs.ray_init.object_store_memory")
+    wanted = given or min(RAY_SHARE * memory.total, memory.available)
+    state = f"{size(memory.shm_free)} free of {size(memory.shm_total)}"
+    if memory.shm_free >= wanted:
+        return passed(state)
+    return warned(
+        state,
+        f"{size(wanted)} for Ray's object store; without it Ray uses the disk, which is slow",
+        "docker run --shm-size, or ray_kwargs.ray_init.object_store_memory (bytes) smaller",
+    )
+
+
+def check_ports(context: Context, holder: Callable[[int], str | None] | None = None) -> Result:
+    """Checks that every port with a number in the recipe is free."""
+    wanted = dict(named_ports(context.config))
+    taken = {key: who for key, port in wanted.items() if (who := (holder or port_holder)(port))}
+    if taken:
+        return failed(
+            "; ".join(f"{key}={wanted[key]} is in use by {who}" for key, who in taken.items()),
+            "ports that are free",
+            " ".join(f"{key}=ANOTHER" for key in taken),
+        )
+    return passed(f"free: {', '.join(f'{k}={p}' for k, p in wanted.items())}" if wanted else "none is fixed")
+
+
+def named_ports(config: DictConfig) -> Iterator[tuple[str, int]]:
+    """Yields (key, number) for every ``port`` or ``*_port`` above 0 that the run would listen on."""
+    values = flat_values(config)
+    for key, value in values.items():
+        *sections, leaf = key.split(".")
+        is_port = (leaf == "port" or leaf.endswith("_port")) and not key.endswith(SOMEBODY_ELSES)
+        if not is_port or type(value) is not int or value <= 0:
+            continue
+        parents = [".".join(sections[: n + 1]) for n in range(len(sections))]
+        switches = {f"{parent}.{name}" for parent in parents for name in SWITCHES} - {SWITCHED_ON_LATER}
+        if not any(values.get(switch) is False for switch in switches):
+            yield key, value
+
+
+def port_holder(port: int) -> str | None:
+    """The process that listens on ``port`` of this machine ("process 12 (python)"); None when the port is free."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port in TIME_WAIT is free
+        try:
+            probe.bind(("0.0.0.0", port))
+            return None
+        except OSError as error:
+            reason = error.strerror or str(error)
+    try:
+        for connection in psutil.net_connections("tcp"):
+            if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port and connection.pid:
+                return f"process {connection.pid} ({psutil.Process(connection.pid).name()})"
+    except (psutil.Error, OSError):
+        pass
+    return f"another process ({reason})"
+
+
+def check_disk(context: Context, usage=shutil.disk_usage) -> Result:
+    """Checks the space for the checkpoints that are kept and the checkpoint that is being written."""
+    config = context.config
+    there = existing(_folder(config))
+    free = usage(there).free
+    state = f"{size(free)} free at {there}"
+    if not _writes(config):
+        return passed(f"{state}; no checkpoints are written (trainer.save_freq={config.trainer.save_freq})")
+    if (parameters := context.parameters) is None:
+        right, fix = "1 GiB at least; the model's size is not known", "trainer.default_local_dir=ELSEWHERE"
+        return warned(state, right, fix) if free < GIB else passed(f"{state}; the model's size is not known")
+    one, count = _checkpoint_bytes(config, parameters), _checkpoints_kept(config)
+    all_of_them = one * ((count or 1) + 1)
+    number = count or "every one (trainer.max_actor_ckpt_to_keep=null)"
+    right = f"{size(one)} a checkpoint, {size(all_of_them)} with {number} kept and one being written"
+    if free < one:
+        return failed(state, right, "make space, or trainer.default_local_dir=ELSEWHERE")
+    if free < all_of_them:
+        return warned(state, right, "make space, or trainer.max_actor_ckpt_to_keep=1")
+    return passed(f"{state}; {right}")
+
+
+def sweep_warnings(configs: Sequence[DictConfig], usage=shutil.disk_usage) -> list[str]:
+    """Returns a line for every disk that cannot hold the checkpoints of all runs; existing checkpoints take no new space."""
+    # number: (folder, bytes of all runs, largest checkpoint)
+    disks: dict[int, tuple[Path, float, float]] = {}
+    for config in configs:
+        parameters = parameters_of(OmegaConf.select(config, MODEL)) if _writes(config) else None
+        if parameters is None:
+            continue
+        folder, one = _folder(config), _checkpoint_bytes(config, parameters)
+        there = existing(folder)
+        held = sum(p.stat().st_size for p in folder.rglob("*") if p.is_file()) if folder.is_dir() else 0
+        more = max(0, one * (_checkpoints_kept(config) or 1) - held)
+        disk = there.stat().st_dev
+        first, needed, largest = disks.get(disk, (there, 0, 0))
+        disks[disk] = first, needed + more, max(largest, one)
+    return [
+        f"warning: disk: {size(free)} free at {there}; the checkpoints that all runs keep, and one being written, "
+        f"take {size(needed + largest)} more: make space, or trainer.max_actor_ckpt_to_keep=1, or "
+        "trainer.default_local_dir on another disk with ${run_dir} in it"
+        for there, needed, largest in disks.values()
+        if (free := usage(there).free) < needed + largest
+    ]
+
+
+def _checkpoints_kept(config: DictConfig) -> int | None:
+    """The number of checkpoints kept in the end; None where all are kept and the number of steps is not known."""
+    trainer = config.trainer
+    most, steps = trainer.get("max_actor_ckpt_to_keep"), trainer.get("total_training_steps")
+    return count_kept(steps, trainer.save_freq or 0, most, config.keep_checkpoints)
+
+
+def _checkpoint_bytes(config: DictConfig, parameters: int) -> int:
+    """A checkpoint has fp32 weights and, in full training, Adam's two moments: 12 bytes per parameter; 4 with LoRA."""
+    lora = OmegaConf.select(config, "actor_rollout_ref.model.lora_rank") or 0
+    return parameters * (4 if lora > 0 else 12)
+
+
+def _writes(config: DictConfig) -> bool:
+    return (config.trainer.save_freq or 0) > 0 or bool(config.keep_checkpoints)
+
+
+def _folder(config: DictConfig) -> Path:
+    return Path(str(config.trainer.default_local_dir)).expanduser().absolute()
+
+
+def existing(folder: Path) -> Path:
+    """The folder itself, or its nearest existing parent."""
+    return next(p for p in (folder, *folder.parents) if p.exists())

@@ -1,0 +1,197 @@
+"""Checks the policy's model, a folder or a hub name, by its files; of a hub name one small file is requested."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from math import prod
+from pathlib import Path
+
+from huggingface_hub import constants, hf_hub_download, try_to_load_from_cache
+from huggingface_hub.errors import (
+    EntryNotFoundError,
+    GatedRepoError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+)
+from huggingface_hub.utils import validate_repo_id
+from omegaconf import DictConfig
+from safetensors import SafetensorError, safe_open
+
+from verl_credit.errors import ConfigError, PreflightError
+from verl_credit.recipe.plan.model_shape import shape_of
+from verl_credit.recipe.world import MODEL
+
+TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
+CONFIG = "config.json"
+TIMEOUT_S = 10.0
+
+
+class Unreadable(PreflightError):
+    """A file of the model cannot be read; the message names the file and the fault."""
+
+
+class HubError(ValueError):
+    """The model cannot be read; the message has the reason and the remedy."""
+
+
+def read_model(folder: Path) -> str:
+    """Returns a line that describes the model. Raises Unreadable."""
+    config = read_json(folder / CONFIG)
+    parameters = count_parameters(folder)
+    tokenizer = next((folder / n for n in TOKENIZERS if (folder / n).is_file()), None)
+    if tokenizer is None:
+        raise Unreadable(f"{folder}: no tokenizer; expected one of {', '.join(TOKENIZERS)}")
+    if tokenizer.name == "tokenizer.json":
+        from tokenizers import Tokenizer
+
+        try:
+            words = Tokenizer.from_file(str(tokenizer)).get_vocab_size()
+        except Exception as error:  # the library raises plain Exception
+            raise Unreadable(f"{tokenizer}: not a tokenizer ({error})") from error
+        vocabulary = _text_value(config, "vocab_size")
+        if isinstance(vocabulary, int) and words > vocabulary:
+            raise Unreadable(f"{tokenizer}: {words} tokens, and config.json has vocab_size={vocabulary}")
+    return f"{config.get('model_type', '?')}, {parameters:,} parameters"
+
+
+def _text_value(config: dict, key: str):
+    """The value of the text model, whose keys a multimodal model's config.json has in a section of their own."""
+    return config.get(key) or (config.get("text_config") or {}).get(key)
+
+
+def count_parameters(folder: Path) -> int:
+    """Reads the headers of the safetensors files. Raises Unreadable."""
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        files = [folder / name for name in sorted(set(read_json(index).get("weight_map", {}).values()))]
+    else:
+        files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise Unreadable(f"{folder}: no *.safetensors; expected the model's weights")
+    count = 0
+    for path in files:
+        try:
+            with safe_open(path, "pt") as file:  # safe_open compares the header with the file's size
+                count += sum(prod(file.get_slice(key).get_shape()) for key in file.keys())  # noqa: SIM118
+        except OSError as error:
+            raise Unreadable(f"{path}: {error.strerror or error}") from error
+        except SafetensorError as error:
+            raise Unreadable(f"{path}: not a whole safetensors file ({error})") from error
+    return count
+
+
+def read_json(path: Path) -> dict:
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise Unreadable(f"{path}: {error.strerror or error}") from error
+    except ValueError as error:
+        raise Unreadable(f"{path} is not JSON: {error}") from error
+    if not isinstance(values, dict):
+        raise Unreadable(f"{path} holds {type(values).__name__}; expected an object")
+    return values
+
+
+def parameters_of(path: str | None) -> int | None:
+    """The number of the model's parameters, from its files, its name or its config.json in the hub's cache, if known."""
+    if not path or not isinstance(path, str):
+        return None
+    folders = folders_of(path)
+    for folder in folders:
+        with suppress(Unreadable):
+            return count_parameters(folder)
+    for model in (path, *folders):
+        with suppress(ConfigError):
+            return shape_of(model).parameters
+    return None
+
+
+def model_values(path: str) -> dict | None:
+    """The model's config.json, from its folder or the hub's cache; None where neither has it. Raises PreflightError."""
+    file = next((folder / CONFIG for folder in folders_of(path) if (folder / CONFIG).exists()), None)
+    try:
+        return None if file is None else read_json(file)
+    except Unreadable as error:
+        raise wrong_model(path, error) from error
+
+
+def require_model(path: str | None) -> None:
+    """Checks that a local path holds a model, or that the hub or its cache has the name."""
+    if not path or not isinstance(path, str):
+        raise wrong_model(path, "give a model folder or a hub name")
+    folder = Path(path).expanduser()
+    looks_local = path.startswith(("/", ".", "~")) or folder.exists()
+    if looks_local and not (folder / CONFIG).exists():
+        raise wrong_model(path, "no config.json there; expected a model folder")
+    if looks_local or "://" in path:  # verl fetches hdfs:// itself
+        return
+    try:
+        cache = Path(fetch_config(path)).parent
+        if constants.HF_HUB_OFFLINE and not {".safetensors", ".bin"} & {f.suffix for f in cache.iterdir()}:
+            raise HubError(
+                f"HF_HUB_OFFLINE is set, and the cache has no weights of it ({cache}); {_fetch(path)}"
+            )
+    except HubError as error:
+        raise wrong_model(path, error) from error
+
+
+def wrong_model(path: object, why: object) -> PreflightError:
+    return PreflightError(f"{MODEL}={path}: {why}")
+
+
+def folders_of(path: str) -> list[Path]:
+    """The folders of this machine that can have the model's files: the path itself, and the hub's cache of that name."""
+    folders = [Path(path).expanduser()]
+    with suppress(HFValidationError):
+        file = try_to_load_from_cache(path, CONFIG)
+        folders += [Path(file).parent] if isinstance(file, str) else []
+    return [folder for folder in folders if folder.is_dir()]
+
+
+def fetch_config(name: str, download=hf_hub_download) -> str:
+    """Returns the path of the model's config.json, fetched when the cache lacks it, with the environment's token.
+
+    Raises HubError when the model does not exist or may not be read, and when the cache lacks it and the hub is unreachable.
+    """
+    try:
+        validate_repo_id(name)
+    except HFValidationError as error:
+        raise HubError("no folder here, and no name that the hub could have (OWNER/NAME)") from error
+    if isinstance(file := try_to_load_from_cache(name, CONFIG), str):
+        return file
+    fetch, where = _fetch(name), f"in the cache {constants.HF_HUB_CACHE}"
+    if constants.HF_HUB_OFFLINE:
+        raise HubError(f"HF_HUB_OFFLINE is set, and it is not {where}; {fetch}")
+    try:
+        return download(name, CONFIG, etag_timeout=TIMEOUT_S)
+    except Exception as error:  # the client's transport raises what its version of httpx does
+        reason = " ".join(str(error).split())[:300]
+        answers = {
+            GatedRepoError: f"gated: accept its terms at https://huggingface.co/{name}, then hf auth login or HF_TOKEN",
+            RepositoryNotFoundError: "no such model on the hub, or a private one and no token (hf auth login, HF_TOKEN)",
+            LocalEntryNotFoundError: f"the hub does not answer, and it is not {where}; {fetch}",
+            EntryNotFoundError: f"the hub has it without a {CONFIG}: not a model that transformers loads",
+            Exception: f"the hub cannot be asked ({type(error).__name__}: {reason}); {fetch}",
+        }
+        raise HubError(next(text for kind, text in answers.items() if isinstance(error, kind))) from error
+
+
+def _fetch(name: str) -> str:
+    return f"fetch it where there is a network (hf download {name})"
+
+
+def require_positions(config: DictConfig) -> str:
+    """Checks that the model has a position for every token of the longest sequence, where its config is known."""
+    model, rollout = config.actor_rollout_ref.model, config.actor_rollout_ref.rollout
+    row = config.data.max_prompt_length + config.data.max_response_length
+    length = rollout.max_model_len or row
+    positions = _text_value(model_values(model.path) or {}, "max_position_embeddings")
+    if positions is not None and length > positions:
+        raise PreflightError(
+            f"actor_rollout_ref.rollout.max_model_len={rollout.max_model_len}, data.max_prompt_length + "
+            f"data.max_response_length = {row}: {model.path} has {positions} positions (max_position_embeddings of its "
+            f"config.json); shorten the rows to {positions - (length - row)} tokens, or take another model"
+        )
+    return f"{length} tokens at most, {positions or 'an unknown number of'} positions"
