@@ -6,8 +6,8 @@ import pytest
 from omegaconf import OmegaConf
 
 from verl_credit.errors import IntegrityError
-from verl_credit.host.measure.generate import Row
-from verl_credit.host.measure.trainer import RunSubject
+from verl_credit.host.measure import RunSubject
+from verl_credit.host.measured_rows import Row
 from verl_credit.study.fidelity.request import ROLLOUTS, Request
 from verl_credit.study.fidelity.result import Result, as_dict
 from verl_credit.study.fidelity.scored import score_turns

@@ -2,7 +2,7 @@
 
 import torch
 
-from verl_credit.study.fidelity.exact.trajectories import Trajectories
+from verl_credit.study.fidelity.exact.question import Trajectories
 
 
 def draw_groups(probability_N: torch.Tensor, groups: int, size: int, random: torch.Generator) -> torch.Tensor:

@@ -3,15 +3,19 @@
 import pytest
 import torch
 
-from verl_credit.study.fidelity.exact.objectives import (
+from verl_credit.study.fidelity.exact.operators import (
     Expected,
     gradient,
     reward,
     with_gain,
     with_turn_penalty,
 )
-from verl_credit.study.fidelity.exact.question import ONE_HOP, QUESTIONS, TWO_HOPS, Place, Question
-from verl_credit.study.fidelity.exact.trajectories import (
+from verl_credit.study.fidelity.exact.question import (
+    ONE_HOP,
+    QUESTIONS,
+    TWO_HOPS,
+    Place,
+    Question,
     list_trajectories,
     true_advantages,
     turn_values,

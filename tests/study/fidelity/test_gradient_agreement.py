@@ -8,8 +8,9 @@ import pytest
 from kit.choice_world import world
 from kit.tiny_models import tiny_model
 from verl_credit.study.fidelity.agreements import Measure
-from verl_credit.study.fidelity.gradient.alignment import GradientAgreement
-from verl_credit.study.fidelity.gradient.credited import (
+from verl_credit.study.fidelity.alignment import GradientAgreement
+from verl_credit.study.fidelity.credits import Credit
+from verl_credit.study.fidelity.gradients import (
     GRPO,
     REFERENCE,
     RLOO,
@@ -17,7 +18,6 @@ from verl_credit.study.fidelity.gradient.credited import (
     integrity,
 )
 from verl_credit.study.fidelity.measure import sample_groups
-from verl_credit.study.fidelity.mode_credit import Credit
 from verl_credit.study.fidelity.request import Request
 from verl_credit.study.fidelity.scored import score_turns
 from verl_credit.study.fidelity.values import states_of, values_of

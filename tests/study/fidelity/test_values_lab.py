@@ -16,9 +16,8 @@ from verl_credit.policy.generation.generator import BatchGenerator
 from verl_credit.policy.packed import PackedPolicy
 from verl_credit.study.fidelity.measure import sample_groups
 from verl_credit.study.fidelity.request import Request
-from verl_credit.study.fidelity.rows import turn_batch
+from verl_credit.study.fidelity.rows import run_credit, tables_of, turn_batch
 from verl_credit.study.fidelity.subject import load_checkpoint, load_policy, make_subject
-from verl_credit.study.fidelity.training import run_credit, tables_of
 from verl_credit.study.forward import PackedRows
 from verl_credit.worlds.lab.config import SIZES
 from verl_credit.worlds.lab.evaluate import Roller

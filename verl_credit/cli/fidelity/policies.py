@@ -13,8 +13,6 @@ from verl_credit.recipe.compose import load_config, quoted
 from verl_credit.records.run.finished import last_checkpoint
 from verl_credit.study.fidelity.subject import Subject, load_checkpoint, load_policy, make_subject
 
-MODEL = "actor_rollout_ref.model.path"
-
 
 @dataclass(frozen=True)
 class Policy:
@@ -73,12 +71,10 @@ def policies_of(folder: Path, steps: list[int] | None, lab: Path | None) -> list
     if (folder / "config.json").is_file():
         home = (lab or folder.parent).expanduser().resolve()
         return [Policy(folder, load_config("lab", [f"lab.dir={quoted(str(home))}"]), None)]
-    return _of_run(folder, steps, lab) if is_run else [_checkpoint(folder)]
-
-
-def _checkpoint(folder: Path) -> Policy:
+    if is_run:
+        return _of_run(folder, steps, lab)
     saved = saved_step(folder)
-    return Policy(saved.folder, saved.config, saved.step)
+    return [Policy(saved.folder, saved.config, saved.step)]
 
 
 def _of_run(folder: Path, steps: list[int] | None, lab: Path | None) -> list[Policy]:
@@ -109,10 +105,9 @@ def _start(config: DictConfig, lab: Path | None) -> Path:
     path = Path(config.actor_rollout_ref.model.path)
     if "lab" not in config:  # it may be a hub name, which the run itself loads
         return path
-    if lab is not None and "lab" in config and path.is_relative_to(config.lab.dir):
+    if lab is not None and path.is_relative_to(config.lab.dir):
         path = lab.expanduser().resolve() / path.relative_to(config.lab.dir)
     if not path.is_dir():
-        raise PreflightError(
-            f"--steps 0: {MODEL}={path} does not exist; expected a folder (--lab, if it was moved)"
-        )
+        where = f"actor_rollout_ref.model.path={path}"
+        raise PreflightError(f"--steps 0: {where} does not exist; expected a folder (--lab, if it was moved)")
     return path

@@ -38,7 +38,7 @@ def probe(
     from verl_credit.cli.probe import update
     from verl_credit.config.keys.section import declared
     from verl_credit.recipe.yaml_files import read_tree
-    from verl_credit.records.report.studies.probe_picture import picture
+    from verl_credit.study.probe.picture import picture
     from verl_credit.study.probe.settings import ProbeSettings
 
     settings = declared(ProbeSettings, {} if config is None else read_tree(config), str(config))

@@ -9,12 +9,13 @@ The lab's retrieval is deterministic, so a turn's state after its tool follows f
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import chain, pairwise
 from math import isnan
 
-from verl_credit.study.fidelity.values import Value, part_of
+from verl_credit.study.fidelity.values import Value, part_of, turns_of
 from verl_credit.worlds.rollouts.rollout import Groups
 from verl_credit.worlds.rollouts.sampler import digest
 
@@ -62,39 +63,34 @@ def score_turns(
     """Every turn of every trajectory; ``groups[prompt][trajectory]``, and ``gains`` the same with a gain per tool turn,
     ``gold`` with the gold answer's probability before each turn (NaN: not known), ``brought`` as `ScoredTurn` has it."""
     scored = []
-    for prompt, group in enumerate(groups):
-        for number, trajectory in enumerate(group):
-            for turn, step in enumerate(trajectory.steps):
-                before = values[digest(step.state.ids)]
-                after = None if step.next is None else values[digest(step.next.ids)]
-                ends = (step.reward,) * 3 if after is None else (after.value, *after.halves)
-                star, first, second = (
-                    b - a for a, b in zip((before.value, *before.halves), ends, strict=True)
-                )
-                variance = 0.0 if after is None else after.variance
-                scored.append(
-                    ScoredTurn(
-                        prompt=prompt,
-                        trajectory=number,
-                        turn=turn,
-                        kind="ending" if after is None else "tool",
-                        before=before.context,
-                        after=None if after is None else after.context,
-                        a_star=star,
-                        a_first=first,
-                        a_second=second,
-                        se=(before.variance + variance) ** 0.5,
-                        variance_before=before.variance,
-                        variance_after=variance,
-                        gain=None if after is None or gains is None else gains[prompt][number][turn],
-                        outcome=trajectory.reward,
-                        value=before.value,
-                        gold_probability=None
-                        if gold is None or isnan(p := gold[prompt][number][turn])
-                        else p,
-                        brought=None if brought is None else brought[prompt][number][turn],
-                    )
-                )
+    for prompt, number, turn, step in turns_of(groups):
+        before = values[digest(step.state.ids)]
+        after = None if step.next is None else values[digest(step.next.ids)]
+        ends = (step.reward,) * 3 if after is None else (after.value, *after.halves)
+        star, first, second = (b - a for a, b in zip((before.value, *before.halves), ends, strict=True))
+        variance = 0.0 if after is None else after.variance
+        p = None if gold is None else gold[prompt][number][turn]
+        scored.append(
+            ScoredTurn(
+                prompt=prompt,
+                trajectory=number,
+                turn=turn,
+                kind="ending" if after is None else "tool",
+                before=before.context,
+                after=None if after is None else after.context,
+                a_star=star,
+                a_first=first,
+                a_second=second,
+                se=(before.variance + variance) ** 0.5,
+                variance_before=before.variance,
+                variance_after=variance,
+                gain=None if after is None or gains is None else gains[prompt][number][turn],
+                outcome=groups[prompt][number].reward,
+                value=before.value,
+                gold_probability=None if p is None or isnan(p) else p,
+                brought=None if brought is None else brought[prompt][number][turn],
+            )
+        )
     return scored
 
 
@@ -105,22 +101,15 @@ def by_second_half(turns: Sequence[ScoredTurn], values: Mapping[str, Value]) -> 
     rescored = []
     for turn in turns:
         before, after = variance[turn.before], 0.0 if turn.after is None else variance[turn.after]
-        rescored.append(
-            replace(
-                turn,
-                a_star=turn.a_second,
-                se=(before + after) ** 0.5,
-                variance_before=before,
-                variance_after=after,
-            )
-        )
+        star = {"a_star": turn.a_second, "se": (before + after) ** 0.5}
+        rescored.append(replace(turn, **star, variance_before=before, variance_after=after))
     return rescored
 
 
 def true_advantages(groups: Groups, values: Mapping[str, Value]) -> list[float]:
     """A* of every turn, in the order of `score_turns`."""
     a_star = []
-    for trajectory in (trajectory for group in groups for trajectory in group):
+    for trajectory in chain(*groups):
         v = [values[digest(step.state.ids)].value for step in trajectory.steps]
         a_star += [after - before for before, after in pairwise([*v, trajectory.reward])]
     return a_star
@@ -142,23 +131,21 @@ def martingale(turns: Sequence[ScoredTurn]) -> list[ZScore]:
     The means are over all turns of a number, ending turns (r - V) included: over tool turns only the mean is not 0, because
     the policy chooses which turns are tool turns. Standard errors are over prompts, whose turns share values.
     """
-    numbers = sorted({turn.turn for turn in turns})
     scores = [
         _z(f"turn {number + 1}", [(turn.prompt, turn.a_star) for turn in turns if turn.turn == number])
-        for number in numbers
+        for number in sorted({turn.turn for turn in turns})
     ]
-    whole: dict[tuple[int, int], float] = {}
+    whole: Counter[tuple[int, int]] = Counter()
     for turn in turns:
-        key = turn.prompt, turn.trajectory
-        whole[key] = whole.get(key, 0.0) + turn.a_star
+        whole[turn.prompt, turn.trajectory] += turn.a_star
     return [*scores, _z("r - V(s_0)", [(prompt, total) for (prompt, _), total in whole.items()])]
 
 
 def _z(name: str, values: Sequence[tuple[int, float]]) -> ZScore:
     """The prompts' sums are independent, with mean 0 each:  z = sum_p S_p / sqrt(sum_p S_p^2)."""
-    sums: dict[int, float] = {}
+    sums: Counter[int] = Counter()
     for prompt, value in values:
-        sums[prompt] = sums.get(prompt, 0.0) + value
+        sums[prompt] += value
     total, square = sum(sums.values()), sum(s * s for s in sums.values())
     z = total / square**0.5 if square > 0 and len(sums) > 1 else None
     return ZScore(name, total / len(values), z, len(values))

@@ -5,21 +5,19 @@ V(s)  = P(the final answer is right | s, policy at temperature 1), by M continua
 
 from __future__ import annotations
 
-import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import chain, takewhile
 from pathlib import Path
 
 from verl_credit.errors import PreflightError
 from verl_credit.records.run.files import append_json, read_json_lines
-from verl_credit.worlds.rollouts.protocol import State
+from verl_credit.worlds.rollouts.protocol import State, Step
 from verl_credit.worlds.rollouts.rollout import Groups, Roll, Start
 from verl_credit.worlds.rollouts.sampler import digest
 
 VALUES = "values.jsonl"
 PROMPTS_AT_ONCE = 4
-Part = list[State]
-"""Contexts that are valued together."""
 
 
 @dataclass(frozen=True)
@@ -57,12 +55,6 @@ class Value:
         return p * (1 - p) / self.continuations
 
 
-class Elsewhere(typing.Protocol):
-    """Values of parts by other processes (`workers`), in any order."""
-
-    def __call__(self, parts: Iterable[Part], *, continuations: int, seed: int) -> Iterator[list[Value]]: ...
-
-
 def values_of(
     states: Iterable[State],
     roll: Roll,
@@ -73,13 +65,13 @@ def values_of(
     prompts_at_once: int = PROMPTS_AT_ONCE,
     say: Callable[[int, int], None] = lambda done, of: None,
     enough: Callable[[], bool] = lambda: False,
-    elsewhere: Elsewhere | None = None,
+    elsewhere: Callable[..., Iterable[list[Value]]] | None = None,
 ) -> dict[str, Value]:
     """V of every distinct context, by its digest. Values in ``path`` are reused, new values are appended to it as they
     come, so that a repeated call continues. A value depends only on the seed and the context.
 
-    Prompts are valued in their order, ``prompts_at_once`` together, in this process or ``elsewhere``; before each such part
-    but the first ``enough`` can end it.
+    Prompts are valued in their order, ``prompts_at_once`` together, in this process or ``elsewhere`` (`Workers.values`);
+    before each such part but the first ``enough`` can end it.
 
     Raises PreflightError when ``path`` has values by another number of continuations.
     """
@@ -95,18 +87,12 @@ def values_of(
         [state for of_prompt in waiting[begin : begin + prompts_at_once] for state in of_prompt.values()]
         for begin in range(0, len(waiting), prompts_at_once)
     ]
-
-    def wanted() -> Iterator[Part]:
-        for number, part in enumerate(parts):
-            if number and enough():
-                return
-            yield part
-
+    wanted = chain(parts[:1], takewhile(lambda part: not enough(), parts[1:]))
     options = {"continuations": continuations, "seed": seed}
     if elsewhere is None or len(parts) < 2:
-        batches = (value_part(part, roll, **options) for part in wanted())
+        batches = (value_part(part, roll, **options) for part in wanted)
     else:
-        batches = elsewhere(wanted(), **options)
+        batches = elsewhere(wanted, **options)
     for done, values in enumerate(batches, start=1):
         value_of |= {value.context: value for value in values}
         for value in values if path is not None else ():
@@ -120,17 +106,13 @@ def check_continuations(continuations: int) -> None:
         raise PreflightError(f"--continuations {continuations}: expected an even number of at least 2")
 
 
-def value_part(part: Part, roll: Roll, *, continuations: int, seed: int) -> list[Value]:
-    starts = [Start(state, continuations, seed, "value") for state in part]
-    rolled = roll(starts)
-    return [
-        Value(
-            digest(state.ids),
-            "".join("1" if t.reward else "0" for t in trajectories),
-            sum(t.otherwise for t in trajectories),
-        )
-        for state, trajectories in zip(part, rolled, strict=True)
-    ]
+def value_part(part: Sequence[State], roll: Roll, *, continuations: int, seed: int) -> list[Value]:
+    values = []
+    rolled = roll([Start(state, continuations, seed, "value") for state in part])
+    for state, paths in zip(part, rolled, strict=True):
+        outcomes = "".join("1" if path.reward else "0" for path in paths)
+        values.append(Value(digest(state.ids), outcomes, sum(path.otherwise for path in paths)))
+    return values
 
 
 def _read(path: Path, continuations: int) -> dict[str, Value]:
@@ -150,5 +132,12 @@ def part_of(values: Mapping[str, Value], part: slice) -> dict[str, Value]:
 
 def states_of(groups: Groups) -> list[State]:
     """The distinct contexts before the turns of these trajectories."""
-    steps = [step for group in groups for trajectory in group for step in trajectory.steps]
-    return list({step.state.ids: step.state for step in steps}.values())
+    return list({step.state.ids: step.state for *_, step in turns_of(groups)}.values())
+
+
+def turns_of(groups: Groups) -> Iterator[tuple[int, int, int, Step]]:
+    """(prompt, number of the trajectory, number of the turn, turn) of every turn, in order."""
+    for prompt, group in enumerate(groups):
+        for number, trajectory in enumerate(group):
+            for turn, step in enumerate(trajectory.steps):
+                yield prompt, number, turn, step

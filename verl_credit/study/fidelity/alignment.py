@@ -28,8 +28,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from verl_credit.study.fidelity.agreements import Measure
-from verl_credit.study.stats import interval, mean_without, product_of_means, root
+from verl_credit.study.stats import Measure, interval, mean_without, product_of_means, root
 
 DRAWS_PER_PROMPT = 20
 """Batches drawn, by the number of prompts: what the draw adds to the variance of a mean is then about a twentieth."""
@@ -141,13 +140,13 @@ class Alignment:
         self._size, self._prompts = batch_prompts, len(tokens_P)
         if self._prompts < 3:
             raise ValueError(f"{self._prompts} prompts; expected at least 3, of which the jackknife leaves 2")
-        if replicate.square_P is None:
-            raise ValueError("replicate.square_P is None; expected the sums of `true_credit`")
         h_P_S = true.both_P_S
         self._true_square_1P = product_of_means(h_P_S @ h_P_S.T)
         if self._prompts >= batch_prompts + 2:
             self._member_R_P = draw_batches(self._prompts, batch_prompts, seed)
-            self._own_square_1P = self._square_of_own_batches()
+            # the mean over all batches of |sum over its prompts of E[h'_p | prompt]|^2
+            m, products_1P = batch_prompts, product_of_means(replicate.both_P_S @ replicate.both_P_S.T)
+            self._own_square_1P = m * mean_without(replicate.square_P) + m * (m - 1) * products_1P
             self._none = self._along(none)
 
     def of(self, credited: PromptSums) -> GradientAgreement:
@@ -187,11 +186,6 @@ class Alignment:
         if not credited.held_out:
             cross_P_P = (cross_P_P + credited.second_P_S @ h.first_P_S.T) / 2
         return others, along_own(cross_P_P, length_R, self._member_R_P)
-
-    def _square_of_own_batches(self) -> np.ndarray:
-        """Mean over all batches of |sum over its prompts of E[h'_p | prompt]|^2, [1 + P]."""
-        h_P_S, m = self._replicate.both_P_S, self._size
-        return m * mean_without(self._replicate.square_P) + m * (m - 1) * product_of_means(h_P_S @ h_P_S.T)
 
 
 def variance_of_ratio(gram_P_P: np.ndarray, tokens_P: np.ndarray) -> np.ndarray:

@@ -42,9 +42,8 @@ class Row:
     @property
     def fault(self) -> str:
         """The reason why the row is not valid; empty where it is."""
-        return self.record["tool_fault"] or (
-            "" if max(self.turn_ids, default=-1) >= 0 else "no token of the policy's"
-        )
+        empty = max(self.turn_ids, default=-1) < 0
+        return self.record["tool_fault"] or ("no token of the policy's" if empty else "")
 
     @property
     def texts(self) -> list[Ids]:
@@ -54,10 +53,8 @@ class Row:
     def states(self) -> list[State]:
         """The state before each turn."""
         start, ids = len(self.prompt_ids), (*self.prompt_ids, *self.response_ids)
-        spans = turn_spans(self.turn_ids)
-        return [
-            State(self.question, start, ids[: start + first], turn) for turn, (first, _) in enumerate(spans)
-        ]
+        spans = enumerate(turn_spans(self.turn_ids))
+        return [State(self.question, start, ids[: start + first], turn) for turn, (first, _) in spans]
 
 
 @dataclass(frozen=True)
@@ -124,9 +121,8 @@ class Generator:
         for one, uid in zip(wanted, uids, strict=True):
             arrived = rows.get(uid, {})
             if len(arrived) != one.count:
-                raise IntegrityError(
-                    f"{len(arrived)} rollouts of {one.count} arrived for question {one.question}"
-                )
+                share = f"{len(arrived)} rollouts of {one.count}"
+                raise IntegrityError(f"{share} arrived for question {one.question}")
             groups.append([Row(question=one.question, **arrived[number]) for number in sorted(arrived)])
         return groups
 
@@ -169,11 +165,11 @@ class Generator:
 
 def pieces_of(one: Wanted, most: int) -> list[Wanted]:
     """The request in pieces of at most ``most`` rollouts; the first keeps the name."""
-    counts = [min(most, one.count - begin) for begin in range(0, one.count, most)]
-    return [
-        replace(one, count=count, name=one.name if not number else f"{one.name}, part {number}")
-        for number, count in enumerate(counts)
-    ]
+    pieces = []
+    for number, begin in enumerate(range(0, one.count, most)):
+        name = f"{one.name}, part {number}" if number else one.name
+        pieces.append(replace(one, count=min(most, one.count - begin), name=name))
+    return pieces
 
 
 def parts_of(wanted: Sequence[Wanted], most: int) -> Iterator[list[Wanted]]:
@@ -213,9 +209,7 @@ def trajectory_of(row: Row, *, otherwise: bool = False) -> RanTrajectory:
     states, searched = row.states(), _searched(row)
     steps = [
         Step(state, text, after, None if after else row.outcome, *searched.get(number, ()))
-        for number, (state, text, after) in enumerate(
-            zip_longest(states, row.texts, states[1:], fillvalue=None)
-        )
+        for number, (state, text, after) in enumerate(zip_longest(states, row.texts, states[1:]))
     ]
     return RanTrajectory(steps, otherwise, row)
 
