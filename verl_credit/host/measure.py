@@ -69,11 +69,8 @@ class RunSubject:
     ):
         self.name, self.step, self.config = request.policy, request.step, trainer.config
         self.tokenizer, self._trainer, self._say = trainer.tokenizer, trainer, say
-        self._path, self._about, self.engine = (
-            Path(request.out) / ROLLOUTS,
-            request.about,
-            request.about["engine"],
-        )
+        self._path, self._about = Path(request.out) / ROLLOUTS, request.about
+        self.engine = request.about["engine"]
         key, dataset = "train_files", trainer.train_dataset
         if request.split == "test":
             key, dataset = "val_files", trainer.val_dataset

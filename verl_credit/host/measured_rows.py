@@ -206,22 +206,19 @@ class RanTrajectory(Trajectory):
 
 
 def trajectory_of(row: Row, *, otherwise: bool = False) -> RanTrajectory:
-    states, searched = row.states(), _searched(row)
+    searched: dict[
+        int, tuple
+    ] = {}  # of each turn that searched: its calls, and the ids of the pages that they returned
+    for search in row.record["searches"]:
+        calls, pages = searched.get(search["turn"], ((), ()))
+        call = Call(SEARCH, "", search["query"], None)
+        searched[search["turn"]] = (*calls, call), (*pages, tuple(map(str, search["pages"])))
+    states = row.states()
     steps = [
         Step(state, text, after, None if after else row.outcome, *searched.get(number, ()))
         for number, (state, text, after) in enumerate(zip_longest(states, row.texts, states[1:]))
     ]
     return RanTrajectory(steps, otherwise, row)
-
-
-def _searched(row: Row) -> dict[int, tuple[tuple[Call, ...], tuple[tuple[str, ...], ...]]]:
-    """The searches of each turn that searched, and the ids of the pages that they returned."""
-    by_turn: dict[int, tuple] = {}
-    for search in row.record["searches"]:
-        calls, pages = by_turn.get(search["turn"], ((), ()))
-        call = Call(SEARCH, "", search["query"], None)
-        by_turn[search["turn"]] = (*calls, call), (*pages, tuple(map(str, search["pages"])))
-    return by_turn
 
 
 def replayed(row: Row, turns: Sequence[Ids]) -> bool:

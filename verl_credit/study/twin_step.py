@@ -89,9 +89,14 @@ def _one_update(policy, optimizer, batch, objective, rows) -> dict[str, float]:
 
 
 def _loss(batch, objective, part, log_prob_b_T, entropy_b_T, tokens):
-    def cut(table_B_T: torch.Tensor) -> torch.Tensor:
-        return table_B_T[part, : log_prob_b_T.shape[1]]
-
+    whole = (
+        batch.old_log_prob_B_T,
+        batch.advantage_B_T,
+        batch.mask_B_T,
+        batch.turn_ids_B_T,
+        batch.clip_scale_B_T,
+    )
+    *tables, clip_scale_b_T = (table_B_T[part, : log_prob_b_T.shape[1]] for table_B_T in whole)
     divided_by = {
         "batch_num_tokens": tokens,
         "global_batch_size": objective.mini_batch_rows,
@@ -99,20 +104,18 @@ def _loss(batch, objective, part, log_prob_b_T, entropy_b_T, tokens):
     }
     loss, metrics = turn_policy_loss(
         log_prob_b_T,
-        cut(batch.old_log_prob_B_T),
-        cut(batch.advantage_B_T),
-        cut(batch.mask_B_T),
-        cut(batch.turn_ids_B_T),
+        *tables,
         clip_ratio_low=objective.clip_ratio_low,
         clip_ratio_high=objective.clip_ratio_high,
-        clip_scale_B_T=cut(batch.clip_scale_B_T) if objective.dynamic_clip else None,
+        clip_scale_B_T=clip_scale_b_T if objective.dynamic_clip else None,
         clip_ratio_c=objective.clip_ratio_c if objective.ratio_level == "token" else None,
         ratio_level=objective.ratio_level,
         loss_agg_mode=objective.loss_agg_mode,
         **divided_by,
     )
     if objective.entropy_coeff:
-        entropy = aggregate(entropy_b_T, cut(batch.mask_B_T), objective.loss_agg_mode, **divided_by)
+        mask_b_T = tables[2]
+        entropy = aggregate(entropy_b_T, mask_b_T, objective.loss_agg_mode, **divided_by)
         loss = loss - objective.entropy_coeff * entropy
     return loss, metrics
 

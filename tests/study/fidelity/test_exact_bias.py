@@ -105,7 +105,7 @@ def test_v1d_follows_no_sum_of_reward_and_gain(question, alpha):
 @pytest.mark.parametrize("size", SIZES)
 def test_the_turn_penalty_follows_reward_minus_turns(question, size):
     objective = with_turn_penalty(PENALTY)
-    found_D = of(turn_penalty(PENALTY, own=objective), question, size)
+    found_D = of(turn_penalty(PENALTY), question, size)
     torch.testing.assert_close(found_D, true(objective, question), **TIGHT)
 
 

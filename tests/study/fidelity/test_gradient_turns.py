@@ -20,7 +20,7 @@ from verl_credit.study.fidelity.gradients import (
     turn_gradients,
 )
 from verl_credit.study.fidelity.rows import turn_batch
-from verl_credit.study.fidelity.scored import ScoredTurn
+from verl_credit.study.fidelity.values import ScoredTurn
 from verl_credit.study.twin_step import Objective, UpdateBatch, update
 from verl_credit.worlds.rollouts.protocol import State, Step
 from verl_credit.worlds.rollouts.rollout import Trajectory

@@ -73,9 +73,8 @@ def measure_policy(policy: Policy, request: Request, overrides: Sequence[str]) -
     fixed = _fixed(policy.config, folder, checkpoint, request)
     check_overrides(overrides, fixed, policy.config, "fidelity")
     if checkpoint is not None and not list(checkpoint.glob("actor/model_world_size_*")):
-        raise PreflightError(
-            f"{checkpoint}/actor: no shards of verl's (the twin writes none); expected --engine sampler"
-        )
+        why = "no shards of verl's (the twin writes none); expected --engine sampler"
+        raise PreflightError(f"{checkpoint}/actor: {why}")
     if (folder / LOCK).exists() and not holder_is_gone(folder):
         raise PreflightError(f"{folder}: another measurement is going on there")
     shutil.rmtree(folder, ignore_errors=True)  # an earlier try; values and rollouts are stored elsewhere
@@ -155,23 +154,20 @@ def _stamps(places: Iterable[str | Path | None]) -> list[str]:
 
 
 @contextmanager
-def _followed(log: Path, mark: str, *, every_s: float = 1.0) -> Iterator[None]:
+def _followed(log: Path, mark: str) -> Iterator[None]:
     """Prints the lines of ``log`` that have ``mark`` when they are written."""
-    ended, place = threading.Event(), 0
-
-    def look() -> None:
-        nonlocal place
-        *lines, _ = log.read_bytes()[place:].split(b"\n") if log.exists() else [b""]
-        place += sum(len(line) + 1 for line in lines)
-        for line in lines:
-            _, found, rest = line.decode(errors="replace").partition(mark)
-            if found:
-                say_at_once(mark + rest)
+    ended = threading.Event()
 
     def follow() -> None:
-        while not ended.wait(every_s):
-            look()
-        look()
+        place, over = 0, False
+        while not over:
+            over = ended.wait(1.0)  # what was written until then is read once more
+            *lines, _ = log.read_bytes()[place:].split(b"\n") if log.exists() else [b""]
+            place += sum(len(line) + 1 for line in lines)
+            for line in lines:
+                _, found, rest = line.decode(errors="replace").partition(mark)
+                if found:
+                    say_at_once(mark + rest)
 
     thread = threading.Thread(target=follow, daemon=True)
     thread.start()

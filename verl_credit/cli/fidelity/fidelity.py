@@ -75,7 +75,7 @@ def fidelity(
     from verl_credit.records.report.fidelity_page import fidelity_page
     from verl_credit.study.fidelity.request import RESULT, Request
     from verl_credit.study.fidelity.result import write_result
-    from verl_credit.study.fidelity.scored import TURNS
+    from verl_credit.study.fidelity.values import TURNS
 
     names = None if modes is None else list(dict.fromkeys(n.strip() for n in modes.split(",") if n.strip()))
     request = Request(

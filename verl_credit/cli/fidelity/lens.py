@@ -20,8 +20,6 @@ from verl_credit.records.run.progress import Throttled, say_at_once
 if TYPE_CHECKING:
     from verl_credit.study.fidelity.subject import Subject
 
-OF_TURN = ("turn", "kind", "before", "after", "value", "a_star", "se", "outcome")
-
 
 @ends("fidelity lens {folder}", DamagedFile, OSError, interrupted=GOES_ON)
 def fidelity_lens(
@@ -87,8 +85,7 @@ def _measure(folder: Path, step: int, subject: Subject, continuations: int, seed
     from verl_credit.records.run.tables import ROLLOUTS, read_table, table_path
     from verl_credit.study.fidelity.request import check_about
     from verl_credit.study.fidelity.rows import kept_trajectories
-    from verl_credit.study.fidelity.scored import score_turns
-    from verl_credit.study.fidelity.values import VALUES, states_of, values_of
+    from verl_credit.study.fidelity.values import VALUES, score_turns, states_of, values_of
 
     path = stars_path(folder, step)
     out = path.parent
@@ -116,7 +113,8 @@ def _measure(folder: Path, step: int, subject: Subject, continuations: int, seed
     texts = {row: text_digest(text) for row, text in zip(tokens["row"], tokens["text"], strict=True)}
     scored, rows = score_turns(groups, values), list(trajectories)
     path.unlink(missing_ok=True)
+    names = ("turn", "kind", "before", "after", "value", "a_star", "se", "outcome")
     for turn in scored:
         row = rows[turn.prompt]
-        append_json(path, {"row": row, "text": texts[row]} | {name: getattr(turn, name) for name in OF_TURN})
+        append_json(path, {"row": row, "text": texts[row]} | {name: getattr(turn, name) for name in names})
     return len(scored), len(rows)

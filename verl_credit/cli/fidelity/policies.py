@@ -30,17 +30,9 @@ class Policy:
     def load(self, *, lab: Path | None, split: str, prompts: int | None) -> Subject:
         """Loads the policy. ``lab``: the lab's present folder; None for the configuration's."""
         lab = Path(lab or self.config.lab.dir).expanduser().resolve()
-        model, tokenizer = (load_checkpoint if self.step else load_policy)(self.folder)
-        return make_subject(
-            str(self.folder),
-            self.config,
-            model,
-            tokenizer,
-            questions=lab / f"{split}.parquet",
-            lab=lab,
-            prompts=prompts,
-            step=self.step,
-        )
+        policy = (load_checkpoint if self.step else load_policy)(self.folder)
+        given = {"questions": lab / f"{split}.parquet", "lab": lab, "prompts": prompts, "step": self.step}
+        return make_subject(str(self.folder), self.config, *policy, **given)
 
 
 def step_numbers(text: str | None) -> list[int] | None:
@@ -90,14 +82,11 @@ def _of_run(folder: Path, steps: list[int] | None, lab: Path | None) -> list[Pol
         steps = [last]
     saved = saved_steps(checkpoints)
     if missing := [step for step in steps if step and step not in saved]:
-        raise PreflightError(
-            f"--steps: {', '.join(map(str, missing))} not saved; accepted are "
-            f"{', '.join(map(str, [0, *saved]))} (0: the policy that the run starts from)"
-        )
-    return [
-        Policy(checkpoints / f"global_step_{step}" if step else _start(config, lab), config, step)
-        for step in steps
-    ]
+        unsaved, accepted = (", ".join(map(str, some)) for some in (missing, [0, *saved]))
+        start = "(0: the policy that the run starts from)"
+        raise PreflightError(f"--steps: {unsaved} not saved; accepted are {accepted} {start}")
+    folders = [checkpoints / f"global_step_{step}" if step else _start(config, lab) for step in steps]
+    return [Policy(folder, config, step) for folder, step in zip(folders, steps, strict=True)]
 
 
 def _start(config: DictConfig, lab: Path | None) -> Path:

@@ -78,9 +78,6 @@ def mean_over_batches(along_R_1P: np.ndarray) -> np.ndarray:
         return np.where(known, along_R_1P, 0.0).sum(0) / known.sum(0)
 
 
-BATCH_PROMPTS = 16
-
-
 @dataclass(frozen=True)
 class PromptSums:
     """g_p = sum over the turns of prompt p of advantage x G, float64 [P, S].
@@ -133,7 +130,7 @@ class Alignment:
         tokens_P: np.ndarray,
         none: PromptSums,
         *,
-        batch_prompts: int = BATCH_PROMPTS,
+        batch_prompts: int,
         seed: int = 0,
     ):
         self._true, self._replicate, self._tokens_P = true, replicate, tokens_P

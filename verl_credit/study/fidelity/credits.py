@@ -27,8 +27,7 @@ from verl_credit.credit.plugins import find_turn_mode
 from verl_credit.credit.turn.mode import TurnMode
 from verl_credit.errors import PreflightError, did_you_mean
 from verl_credit.records.report.again import NotOffered, TurnTables, credit_of_turns
-from verl_credit.study.fidelity.scored import true_advantages
-from verl_credit.study.fidelity.values import Value, part_of
+from verl_credit.study.fidelity.values import Value, part_of, true_advantages
 from verl_credit.worlds.rollouts.rollout import Groups
 
 ALPHAS = (0.3, 1.0)

@@ -31,8 +31,7 @@ from itertools import product
 import numpy as np
 
 from verl_credit.study.fidelity.agreements import Agreements
-from verl_credit.study.fidelity.scored import ScoredTurn
-from verl_credit.study.fidelity.values import Value, part_of, turns_of
+from verl_credit.study.fidelity.values import ScoredTurn, Value, part_of, turns_of
 from verl_credit.study.stats import RESAMPLES, Measure, prompt_weights, with_interval
 from verl_credit.worlds.rollouts.protocol import Protocol, State, Step
 from verl_credit.worlds.rollouts.rollout import Groups, Start, Trajectory, roll

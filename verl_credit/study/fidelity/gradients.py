@@ -23,9 +23,9 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from verl_credit.study.fidelity.alignment import BATCH_PROMPTS, Alignment, GradientAgreement, PromptSums
+from verl_credit.study.fidelity.alignment import Alignment, GradientAgreement, PromptSums
 from verl_credit.study.fidelity.credits import Advantages, Credit, per_turn
-from verl_credit.study.fidelity.scored import ScoredTurn
+from verl_credit.study.fidelity.values import ScoredTurn
 from verl_credit.study.stats import Measure
 from verl_credit.worlds.rollouts.rollout import Groups, Trajectory
 from verl_credit.worlds.rollouts.sampler import Ids
@@ -145,7 +145,7 @@ def gradient_agreement(
     replicate: Groups,
     replicate_turns: Sequence[ScoredTurn],
     *,
-    batch_prompts: int = BATCH_PROMPTS,
+    batch_prompts: int,
     buckets: int = BUCKETS,
     seed: int = 0,
     say: Callable[[int, int], None] = lambda done, of: None,

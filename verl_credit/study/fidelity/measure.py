@@ -26,8 +26,15 @@ from verl_credit.study.fidelity.gradients import gradient_agreement
 from verl_credit.study.fidelity.request import Measured, Request, check_about
 from verl_credit.study.fidelity.result import Result
 from verl_credit.study.fidelity.rows import run_credit, tables_of
-from verl_credit.study.fidelity.scored import TURNS, by_second_half, score_turns
-from verl_credit.study.fidelity.values import PROMPTS_AT_ONCE, VALUES, states_of, values_of
+from verl_credit.study.fidelity.values import (
+    PROMPTS_AT_ONCE,
+    TURNS,
+    VALUES,
+    by_second_half,
+    score_turns,
+    states_of,
+    values_of,
+)
 from verl_credit.study.fidelity.workers import Workers
 from verl_credit.worlds.rollouts.rollout import Start, Trajectory
 from verl_credit.worlds.rollouts.sampler import digest

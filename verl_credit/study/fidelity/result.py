@@ -14,8 +14,7 @@ from verl_credit.study.fidelity.alignment import GradientAgreement
 from verl_credit.study.fidelity.credits import Credit
 from verl_credit.study.fidelity.gradients import RLOO, integrity
 from verl_credit.study.fidelity.request import Measured
-from verl_credit.study.fidelity.scored import ScoredTurn, martingale
-from verl_credit.study.fidelity.values import Value
+from verl_credit.study.fidelity.values import ScoredTurn, Value, martingale
 from verl_credit.study.stats import Measure, prompts_for
 from verl_credit.worlds.rollouts.rollout import Trajectory
 

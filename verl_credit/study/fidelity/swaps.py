@@ -73,12 +73,11 @@ class Maker:
             *credit_of_controls(tables, groups, decision, self._subject.data, self._drawn),
             *monte_carlo(decision, values),  # the same whatever the completion
         ]
-        return [
-            credit
-            if credit.advantages is None
-            else replace(credit, advantages=np.broadcast_to(credit.advantages.reshape(shape[0], -1), shape))
-            for credit in credits
-        ]
+        for place, credit in enumerate(credits):
+            if credit.advantages is not None:
+                whole = np.broadcast_to(credit.advantages.reshape(shape[0], -1), shape)
+                credits[place] = replace(credit, advantages=whole)
+        return credits
 
     def _tables(self, groups: Groups) -> TurnTables:
         subject = self._subject

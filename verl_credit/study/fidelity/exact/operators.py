@@ -144,7 +144,7 @@ def own_credit(operator: Any, name: str, *, kind: str | None = None, params: dic
     return Credit(name, subject.run, scope=subject.scope, reads_policy=reads_policy)
 
 
-def turn_penalty(penalty: float, *, own: Objective) -> Credit:
+def turn_penalty(penalty: float) -> Credit:
     """Control: RLOO on r - penalty x turns, the answer's included. It ignores the effect of a turn."""
     operator = partial(run_turn_mode, mode=MODES["none"], outcome_operator="rloo")
 
@@ -152,7 +152,8 @@ def turn_penalty(penalty: float, *, own: Objective) -> Credit:
         turns_B = world.n_tool_turns_B.double() + 1  # integers times a float would be float32
         return operator(world.but(outcome_B=world.outcome_B - penalty * turns_B))
 
-    return Credit(f"turn penalty {penalty:g}", run, own=own, own_name=f"r - {penalty:g} turns")
+    own = {"own": with_turn_penalty(penalty), "own_name": f"r - {penalty:g} turns"}
+    return Credit(f"turn penalty {penalty:g}", run, **own)
 
 
 def constant_credit() -> Credit:
@@ -176,7 +177,6 @@ OBJECTIVES = {
     "2 arcsin sqrt(p), large groups": arcsine,
 }
 """An outcome operator may name these as its `objective`."""
-UNBIASED = "turn-group-unbiased"
 
 
 def _adds_gain(mode: str, label: str, weight: float = 1.0, **options) -> Credit:
@@ -204,9 +204,9 @@ def all_credits() -> list[Credit]:
         turn_credit_of("turn-group-v1d", "turn-group-v1d, alpha .3", alpha=0.3),
         turn_credit_of("turn-group-v1d", "turn-group-v1d, alpha 1", alpha=1.0),
         turn_credit_of("turn-group-v1d", "turn-group-v1d, alpha 1, no std", alpha=1.0, norm_by_std=False),
-        _adds_gain(UNBIASED, f"{UNBIASED}, alpha .3", 0.3, alpha=0.3),
-        _adds_gain(UNBIASED, f"{UNBIASED}, alpha 1", alpha=1.0),
-        _adds_gain(UNBIASED, f"{UNBIASED}, alpha 1, gamma .9", alpha=1.0, gamma=0.9),
+        _adds_gain("turn-group-unbiased", "turn-group-unbiased, alpha .3", 0.3, alpha=0.3),
+        _adds_gain("turn-group-unbiased", "turn-group-unbiased, alpha 1", alpha=1.0),
+        _adds_gain("turn-group-unbiased", "turn-group-unbiased, alpha 1, gamma .9", alpha=1.0, gamma=0.9),
         _adds_gain("leave_one_out", "leave_one_out"),
         _adds_gain("leave_one_out", "leave_one_out, present_only", baseline="present_only"),
         turn_credit_of("mt_grpo"),
@@ -218,6 +218,6 @@ def all_credits() -> list[Credit]:
         turn_credit_of(
             "turn_gae", "turn_gae, lam .9, no gains", gains=False, lam=0.9, own=reward, own_name="r"
         ),
-        turn_penalty(PENALTY, own=with_turn_penalty(PENALTY)),
+        turn_penalty(PENALTY),
         constant_credit(),
     ]
