@@ -127,13 +127,17 @@ class Generator:
         return groups
 
     def _batch(self, wanted: Sequence[Wanted], uids: Sequence[str]):
-        columns = collate_fn([self._data[one.question] for one in wanted]) | {
-            "uid": _objects(uids),
-            "sampling": _objects(["sampled"] * len(wanted)),
-            "__rollout_n__": _objects([one.count for one in wanted]),
-            DRAW: _objects([one.name for one in wanted]),
-            REPLAY: _objects([replay_column(one.turns) for one in wanted]),
+        columns = collate_fn([self._data[one.question] for one in wanted])
+        given = {
+            "uid": uids,
+            "sampling": ["sampled"] * len(wanted),
+            "__rollout_n__": [one.count for one in wanted],
+            DRAW: [one.name for one in wanted],
+            REPLAY: [replay_column(one.turns) for one in wanted],
         }
+        for name, values in given.items():
+            columns[name] = np.empty(len(wanted), dtype=object)
+            columns[name][:] = values
         batch = tu.get_tensordict(columns)
         tu.assign_non_tensor_data(batch, "global_steps", self._trainer.global_steps)
         tu.assign_non_tensor_data(batch, "validate", True)
@@ -147,9 +151,8 @@ class Generator:
         for place, key in enumerate(batch.keys):
             uid, number, part = key.rsplit("_", 2)
             if part != "0":
-                raise IntegrityError(
-                    f"rollout {key}: an agent loop that returns several rows is not measured"
-                )
+                why = "an agent loop that returns several rows is not measured"
+                raise IntegrityError(f"rollout {key}: {why}")
             response = turns.response_ids[place]
             by_uid.setdefault(uid, {})[int(number)] = {
                 "prompt_ids": turns.prompt_ids[place],
@@ -194,21 +197,13 @@ def outcome_of(scores: dict, reward: float) -> float:
     return value
 
 
-def _objects(values: Sequence) -> np.ndarray:
-    column = np.empty(len(values), dtype=object)
-    column[:] = values
-    return column
-
-
 @dataclass(frozen=True)
 class RanTrajectory(Trajectory):
     row: Row | None = field(default=None, compare=False)
 
 
 def trajectory_of(row: Row, *, otherwise: bool = False) -> RanTrajectory:
-    searched: dict[
-        int, tuple
-    ] = {}  # of each turn that searched: its calls, and the ids of the pages that they returned
+    searched: dict[int, tuple] = {}  # turn -> its calls, and the ids of the pages that they returned
     for search in row.record["searches"]:
         calls, pages = searched.get(search["turn"], ((), ()))
         call = Call(SEARCH, "", search["query"], None)

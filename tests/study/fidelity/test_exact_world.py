@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from kit.drawn_groups import true_advantages
 from verl_credit.study.fidelity.exact.operators import (
     Expected,
     gradient,
@@ -17,7 +18,6 @@ from verl_credit.study.fidelity.exact.question import (
     Place,
     Question,
     list_trajectories,
-    true_advantages,
     turn_values,
     values,
 )

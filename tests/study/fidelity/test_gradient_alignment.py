@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from kit.drawn_groups import draw_groups, group_gradients
+from kit.drawn_groups import draw_groups, group_gradients, true_advantages
 from verl_credit.study.fidelity.agreements import Measure
 from verl_credit.study.fidelity.alignment import (
     Alignment,
@@ -19,7 +19,7 @@ from verl_credit.study.fidelity.alignment import (
 )
 from verl_credit.study.fidelity.exact.bias import advantages, as_world, cosine, expected_gradient, list_groups
 from verl_credit.study.fidelity.exact.operators import gradient, outcome_credit_of, reward, turn_credit_of
-from verl_credit.study.fidelity.exact.question import QUESTIONS, list_trajectories, true_advantages
+from verl_credit.study.fidelity.exact.question import QUESTIONS, list_trajectories
 from verl_credit.study.fidelity.gradients import square_of_means
 from verl_credit.study.stats import interval, product_of_means, prompts_for, root
 

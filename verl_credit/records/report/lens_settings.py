@@ -24,7 +24,6 @@ ALPHAS, GAMMAS = (0.0, 0.3, 1.0), (0.0, 0.5, 0.9, 1.0)
 EQUAL = 1e-6
 # The page shows at most this much of a group; the credit is computed from the whole group.
 ROLLOUTS, TOKENS_A_ROLLOUT = 16, 1500
-RIGHT = 0.5
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,7 @@ class Group:
 
     @property
     def right_G(self) -> list[bool]:
-        return (self.turns.outcome_B[self.place_G] > RIGHT).tolist()
+        return (self.turns.outcome_B[self.place_G] > 0.5).tolist()
 
     @property
     def given_G_K1(self) -> torch.Tensor:
@@ -88,9 +87,7 @@ def settings_of(group: Group) -> dict:
     transform is a weight, and HICRA adds to the magnitude of its input.
     """
     shared = group.turns.pipeline["shared"]
-    alphas, gammas = (
-        sorted({*values, shared[name]}) for name, values in (("alpha", ALPHAS), ("gamma", GAMMAS))
-    )
+    alphas, gammas = sorted({*ALPHAS, shared["alpha"]}), sorted({*GAMMAS, shared["gamma"]})
     return {
         "alphas": alphas,
         "gammas": gammas,

@@ -7,14 +7,13 @@ from dataclasses import asdict, replace
 from itertools import chain, takewhile
 from pathlib import Path
 
-import torch
-
 from verl_credit.config.settings import CreditSettings
 from verl_credit.credit.turn.mode import TurnMode
 from verl_credit.records.report.again import TurnTables
 from verl_credit.records.run.files import append_json
 from verl_credit.study.fidelity.agreements import Agreements
 from verl_credit.study.fidelity.credits import (
+    Advantages,
     Credit,
     controls,
     find_modes,
@@ -79,11 +78,8 @@ def measure(
     complete = (all(digest(state.ids) in values for state in states_of([group])) for group in both)
     count = sum(1 for _ in takewhile(bool, complete))  # prompts before the first one without a value
     groups, again = sampled[:count], again[:count]
-    contexts = {digest(state.ids) for state in states_of([*groups, *again])}
-    values = {name: values[name] for name in contexts}
-    tables, gold_B_K1, credits = _credits(subject, groups, find_modes(request.modes))
-    sizes = [len(group) for group in groups]
-    gains, gold = (nested(x, tables.n_tool_turns_B, sizes) for x in (tables.reward_B_K, gold_B_K1))
+    values = {name: values[name] for name in {digest(state.ids) for state in states_of([*groups, *again])}}
+    tables, gains, gold, credits = _credits(subject, groups, find_modes(request.modes))
     turns = score_turns(groups, values, gains, gold, first_brought(groups, subject.data))
     (out / TURNS).unlink(missing_ok=True)
     for turn in turns:
@@ -123,13 +119,15 @@ def sample_groups(subject: Measured, request: Request, name: str = "rollout") ->
 
 def _credits(
     subject: Measured, groups: list[list[Trajectory]], modes: Sequence[TurnMode]
-) -> tuple[TurnTables, torch.Tensor, list[Credit]]:
+) -> tuple[TurnTables, Advantages, Advantages, list[Credit]]:
+    """The tables that modes read, gains and the gold answer's probability by turn, and the credit of the run and modes."""
     settings, size = CreditSettings.from_config(subject.config), subject.config.data.train_batch_size
     with subject.forward() as forward:
         tables, gold_B_K1 = tables_of(subject.batch(groups), groups, settings, forward, subject.tokenizer)
         of_run = [] if subject.step is None else [_of_run(subject, groups, settings, forward)]
     sizes = [len(group) for group in groups]
-    return tables, gold_B_K1, [*of_run, *mode_credits(tables, sizes, modes, size)]
+    gains, gold = (nested(x, tables.n_tool_turns_B, sizes) for x in (tables.reward_B_K, gold_B_K1))
+    return tables, gains, gold, [*of_run, *mode_credits(tables, sizes, modes, size)]
 
 
 def _of_run(subject: Measured, groups: list[list[Trajectory]], settings: CreditSettings, forward) -> Credit:

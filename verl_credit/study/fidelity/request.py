@@ -64,9 +64,9 @@ class Request:
     modes: list[str] | None = None
     """All registered modes where None."""
     gradient: bool = False
-    """The gradients of the credits are measured, too (`gradient.credited`)."""
+    """The gradients of the credits are measured, too (`gradients`)."""
     swaps: int = 0
-    """Decisions whose alternatives are measured, too (`swap.swaps`)."""
+    """Decisions whose alternatives are measured, too (`swaps`)."""
     minutes: float | None = None
     """No more prompts are valued after that time."""
     name: str = ""

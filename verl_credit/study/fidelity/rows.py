@@ -88,16 +88,14 @@ def kept_trajectories(
     Raises PreflightError for a prompt that is not among ``prompts``.
     """
     starts, trajectory_of = {state.ids: state for state in prompts}, {}
-    for row, prompt, response, turns in zip(
-        *(columns[name] for name in ("row", "prompt_ids", "response_ids", "turn")), strict=True
-    ):
+    lines = zip(*(columns[name] for name in ("row", "prompt_ids", "response_ids", "turn")), strict=True)
+    for row, prompt, response, turns in lines:
         if row not in rows:
             continue
         start = starts.get(tuple(prompt))
         if start is None:
-            raise PreflightError(
-                f"the prompt of row {row} is not among the {len(starts)} of the lab's split train"
-            )
+            among = f"not among the {len(starts)} of the lab's split train"
+            raise PreflightError(f"the prompt of row {row} is {among}")
         path = _path(start, tuple(response), turn_spans(turns), protocol)
         if path is not None:
             trajectory_of[row] = Trajectory(path)
@@ -138,14 +136,13 @@ def tables_of(
     differences.
     """
     a = settings.algorithm
-    measured = rows_settings(
-        settings,  # gains are measured whatever the mode reads
-        adv_estimator=ADV_ESTIMATOR,
-        info_gain_norm_mode=a.info_gain_norm_mode if settings.scores_gain else "turn-group-v1d",
-        turn_signal="info_gain",
-        turn_signals=None,
-        algorithm_mode=None,
-    )
+    mode = a.info_gain_norm_mode if settings.scores_gain else "turn-group-v1d"
+    changes = {
+        "turn_signal": "info_gain",
+        "turn_signals": None,
+        "algorithm_mode": None,
+    }  # whatever the mode reads
+    measured = rows_settings(settings, adv_estimator=ADV_ESTIMATOR, info_gain_norm_mode=mode, **changes)
     plan = plan_gains(batch, measured, tokenizer)
     score_B_K1, asked_B_K1 = score_answers(plan, forward)
     gain_B_K, has_gain_B_K = gains_of(plan, score_B_K1, asked_B_K1, {})

@@ -1,7 +1,7 @@
 """A question as a small decision process, the tabular softmax policy over its choices, and every trajectory.
 
 A question says what can be read, what that is worth, and how long one may search. The policy has one logit per state and
-action, in float64. V, Q and A* of every turn are found by dynamic programming.
+action, in float64. V and Q are found by dynamic programming.
 """
 
 from __future__ import annotations
@@ -249,17 +249,3 @@ def turn_values(trajectories: Trajectories, logits_D: torch.Tensor) -> torch.Ten
     """V before each turn, [N, K1]; 0 past the answer."""
     value_S, _ = values(trajectories.choices, logits_D)
     return torch.where(trajectories.turn_N_K1, value_S[trajectories.state_N_K1], 0.0)
-
-
-def true_advantages(trajectories: Trajectories, logits_D: torch.Tensor) -> torch.Tensor:
-    """A* of each turn, [N, K1]; 0 past the answer.
-
-        search: V(s_{k+1}) - V(s_k)        answer: r - V(s_n)
-
-    The chance of the outcome is assigned to the answer. A trajectory's A* sum to r - V(s_0).
-    """
-    before_N_K1 = turn_values(trajectories, logits_D)
-    after_N_K1 = torch.nn.functional.pad(before_N_K1[:, 1:], (0, 1))
-    ends_N_K1 = torch.arange(before_N_K1.shape[1]) == trajectories.n_turns_N[:, None] - 1
-    after_N_K1 = torch.where(ends_N_K1, trajectories.outcome_N[:, None], after_N_K1)
-    return torch.where(trajectories.turn_N_K1, after_N_K1 - before_N_K1, 0.0)
