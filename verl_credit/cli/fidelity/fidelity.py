@@ -138,14 +138,12 @@ def _check_by_run(why: str | None, policy: Policy, split: str, of_sampler: Mappi
         raise PreflightError("--engine run: expected a run's folder or one of its checkpoints")
     if split == "dev":
         raise PreflightError(f"--split dev: {because} has train (data.train_files) and test (data.val_files)")
-    if given := [name for name, value in of_sampler.items() if value]:
+    if given := next((name for name, value in of_sampler.items() if value), None):
         instead = {
             "--lab": "which reads the folders that the run had",
             "--parallel": "where as many rollouts run at a time as a step of training has",
         }
-        raise PreflightError(
-            f"{given[0]}: not with {because}, {instead.get(given[0], 'only with the sampler')}"
-        )
+        raise PreflightError(f"{given}: not with {because}, {instead.get(given, 'only with the sampler')}")
 
 
 def _by_sampler(policy: Policy, request: Request, lab: Path | None, parallel: int | None) -> dict:
@@ -157,10 +155,8 @@ def _by_sampler(policy: Policy, request: Request, lab: Path | None, parallel: in
     from verl_credit.study.fidelity.swaps import measure_swaps, swap_table, swaps_as_dict
     from verl_credit.study.fidelity.workers import workers_of
 
-    enough, load = (
-        request.timer(),
-        partial(policy.load, lab=lab, split=request.split, prompts=request.prompts),
-    )
+    enough = request.timer()
+    load = partial(policy.load, lab=lab, split=request.split, prompts=request.prompts)
     subject, say = load(), Throttled(say_at_once, f"fidelity {policy.name}")
     with terminate_as_interrupt(), workers_of(load, request.prompts, parallel) as workers:
         result, swapped = measure(subject, request, say=say, enough=enough, workers=workers), {}
