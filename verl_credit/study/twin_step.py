@@ -89,14 +89,8 @@ def _one_update(policy, optimizer, batch, objective, rows) -> dict[str, float]:
 
 
 def _loss(batch, objective, part, log_prob_b_T, entropy_b_T, tokens):
-    whole = (
-        batch.old_log_prob_B_T,
-        batch.advantage_B_T,
-        batch.mask_B_T,
-        batch.turn_ids_B_T,
-        batch.clip_scale_B_T,
-    )
-    *tables, clip_scale_b_T = (table_B_T[part, : log_prob_b_T.shape[1]] for table_B_T in whole)
+    names = ("old_log_prob_B_T", "advantage_B_T", "mask_B_T", "turn_ids_B_T", "clip_scale_B_T")
+    *tables, clip_scale_b_T = (getattr(batch, name)[part, : log_prob_b_T.shape[1]] for name in names)
     divided_by = {
         "batch_num_tokens": tokens,
         "global_batch_size": objective.mini_batch_rows,

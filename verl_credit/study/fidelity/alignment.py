@@ -151,9 +151,8 @@ class Alignment:
         gram_P_P = g_P_S @ g_P_S.T
         square_1P = product_of_means(gram_P_P)
         bias_1P = product_of_means(g_P_S @ h_P_S.T) / root(square_1P) / root(self._true_square_1P)
-        return GradientAgreement(
-            interval(bias_1P), self._signal_to_noise(gram_P_P, square_1P), *self._cosines(credited)
-        )
+        signal_to_noise = self._signal_to_noise(gram_P_P, square_1P)
+        return GradientAgreement(interval(bias_1P), signal_to_noise, *self._cosines(credited))
 
     def _signal_to_noise(self, gram_P_P: np.ndarray, square_1P: np.ndarray) -> Measure:
         """B |E[g_p]|^2 / trace Cov[g_p - R n_p]  with B prompts a batch, n_p tokens, R = sum g / sum n."""

@@ -103,10 +103,9 @@ def credits_of_parts(
     credits = []
     for mode, changes in variants(pipeline, modes):
         try:
-            of_parts = [
-                credit_of_turns(part, mode, **changes).advantage_B_K1 for part in parts(mode, changes)
-            ]
-            credits.append(Credit(name_of(mode, changes), read(of_parts)))
+            given = [credit_of_turns(part, mode, **changes) for part in parts(mode, changes)]
+            advantages = read([credit.advantage_B_K1 for credit in given])
+            credits.append(Credit(name_of(mode, changes), advantages))
         except NotOffered as error:
             credits.append(Credit(name_of(mode, changes), None, str(error)))
     return credits
@@ -223,8 +222,7 @@ def monte_carlo(groups: Groups, values: Mapping[str, Value], drawn: np.random.Ge
     credit_of[f"Monte Carlo, {half}, shuffled"] = half, per_turn(groups, dealt)
     credits = []
     for name, (n, credit) in credit_of.items():
-        few = (
-            f"as many again are its reference; expected --continuations {2 * n} at least" if n > half else ""
-        )
-        credits.append(_control(name, None if few else credit, few, held_out=True))
+        more = f"as many again are its reference; expected --continuations {2 * n} at least"
+        given = (credit, "") if n <= half else (None, more)
+        credits.append(_control(name, *given, held_out=True))
     return credits

@@ -129,12 +129,11 @@ def tokens_of(groups: Groups) -> np.ndarray:
 def _by_trajectory(groups: Groups, gradients: TurnGradients, advantages: Advantages) -> Iterator[np.ndarray]:
     """Returns for each prompt the credited gradients of its n trajectories, float64 [n, S]."""
     for group, of_group in zip(groups, advantages, strict=True):
-        yield np.stack(
-            [
-                np.asarray(of_path) @ np.stack([gradients[s.state.ids, s.turn_ids] for s in path.steps])
-                for path, of_path in zip(group, of_group, strict=True)
-            ]
-        )
+        rows = []
+        for path, of_path in zip(group, of_group, strict=True):
+            sketch_K_S = np.stack([gradients[step.state.ids, step.turn_ids] for step in path.steps])
+            rows.append(np.asarray(of_path) @ sketch_K_S)
+        yield np.stack(rows)
 
 
 def gradient_agreement(

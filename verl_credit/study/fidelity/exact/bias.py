@@ -108,9 +108,8 @@ def expected_gradient(
     """
     weight_M = group_probability(group_M_G, trajectories.probability_N(logits_D)) / group_M_G.shape[1]
     credited_N_K1 = torch.zeros(trajectories.choice_N_K1.shape, dtype=torch.float64)
-    credited_N_K1.index_add_(
-        0, group_M_G.flatten(), (weight_M[:, None, None] * advantage_M_G_K1).flatten(0, 1)
-    )
+    weighed_M_G_K1 = weight_M[:, None, None] * advantage_M_G_K1
+    credited_N_K1.index_add_(0, group_M_G.flatten(), weighed_M_G_K1.flatten(0, 1))
     return torch.einsum("nk,nkd->d", credited_N_K1, trajectories.score_N_K1_D(logits_D))
 
 
