@@ -16,7 +16,7 @@ import torch
 from verl_credit.cli.saved_run import run_config
 from verl_credit.recipe.compose import load_config
 from verl_credit.records.run.files import VALIDATION, read_json_lines
-from verl_credit.study.twin.train import Twin
+from verl_credit.study.twin import Twin
 
 
 def held_out(run: Path, step: int) -> dict:

@@ -66,7 +66,7 @@ def started(monkeypatch):
         (Path(request.out) / "turns.jsonl").write_text("")
 
     monkeypatch.setattr(by_run, "run_alone", run)
-    monkeypatch.setattr("verl_credit.records.report.studies.fidelity_page.fidelity_page", lambda *_: "")
+    monkeypatch.setattr("verl_credit.records.report.fidelity_page.fidelity_page", lambda *_: "")
     return found
 
 

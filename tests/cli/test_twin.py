@@ -7,8 +7,8 @@ from verl_credit.cli import main
 from verl_credit.cli.train import train as command
 from verl_credit.errors import ConfigError, ExitCode, IntegrityError, PreflightError
 from verl_credit.records.run.files import read_json_lines
-from verl_credit.study.twin.check import check_twin
-from verl_credit.study.twin.train import Twin
+from verl_credit.study.twin import Twin
+from verl_credit.study.twin_check import check_twin
 
 REFUSED = [
     "algorithm.use_kl_in_reward=true",

@@ -33,8 +33,8 @@ from verl_credit.study.probe.checkpoint import build_model, read_checkpoint
 from verl_credit.study.probe.policy import ModelPolicy, Sampling, gradient, norm
 from verl_credit.study.probe.rollouts import read_rollouts
 from verl_credit.study.probe.update import adamw_step, credit_weights
-from verl_credit.study.twin.step import Credit, update
-from verl_credit.turns.assign import group_numbers
+from verl_credit.study.twin_step import credited, update
+from verl_credit.turns.assign import CreditRun, group_numbers
 
 pytestmark = pytest.mark.e2e
 
@@ -222,10 +222,9 @@ def test_the_twin_makes_the_trainers_step(one_rank, fresh):
     policy = PackedPolicy(model, temperature=facts.temperature)
     tokenizer = AutoTokenizer.from_pretrained(one_rank.lab / "policy")
     data = parquet.read_table(one_rank.lab / "train.parquet").to_pylist()
-    credit = Credit.of(CreditSettings.from_config(OmegaConf.load(fresh.folder / "config.yaml")), tokenizer, 4)
-    batch, _, _ = credit.batch(
-        policy, turns_of(rollouts, facts, tokenizer, data), rollouts.outcome_B, group_numbers(facts.uid), 4
-    )
+    run = CreditRun.of(CreditSettings.from_config(OmegaConf.load(fresh.folder / "config.yaml")), tokenizer)
+    turns, group_B = turns_of(rollouts, facts, tokenizer, data), group_numbers(facts.uid)
+    batch, _, _ = credited(run, policy, turns, rollouts.outcome_B, group_B, step=4, planned_steps=4)
     mask = rollouts.written_B_T
     assert (batch.old_log_prob_B_T - rollouts.log_prob_B_T)[mask].abs().max() < 1e-5
     assert (

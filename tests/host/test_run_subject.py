@@ -6,12 +6,11 @@ import pytest
 from omegaconf import OmegaConf
 
 from verl_credit.errors import IntegrityError
-from verl_credit.host.measure.generate import Row
-from verl_credit.host.measure.trainer import RunSubject
+from verl_credit.host.measure import RunSubject
+from verl_credit.host.measured_rows import Row
 from verl_credit.study.fidelity.request import ROLLOUTS, Request
 from verl_credit.study.fidelity.result import Result, as_dict
-from verl_credit.study.fidelity.scored import score_turns
-from verl_credit.study.fidelity.values import Value, states_of, values_of
+from verl_credit.study.fidelity.values import Value, score_turns, states_of, values_of
 from verl_credit.study.stats import Measure
 from verl_credit.turns.book import RowRecord
 from verl_credit.worlds.rollouts.rollout import Start

@@ -16,7 +16,7 @@ from verl_credit.records.run.files import METRICS, TRAJECTORIES, VALIDATION, app
 from verl_credit.study.campaign.design import planned
 from verl_credit.study.campaign.file import read_campaign
 from verl_credit.study.campaign.report import write_campaign_report
-from verl_credit.study.twin.train import Twin
+from verl_credit.study.twin import Twin
 
 ROOT = Path(__file__).parents[2]
 EVIDENCE = ROOT / "evidence"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from verl_credit.study.twin.step import Objective
+from verl_credit.study.twin_step import Objective
 from verl_credit.turns.book import TurnBatch
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from typer import Argument, Option
 
@@ -13,12 +13,7 @@ from verl_credit.cli.command import GOES_ON, ends, json_object, modules_from_her
 from verl_credit.errors import ExitCode
 from verl_credit.precision import one_thread
 from verl_credit.records.run.files import DamagedFile, write_text
-
-if TYPE_CHECKING:
-    from verl_credit.study.bench.page import Bench
-    from verl_credit.study.bench.parts import Candidate
-
-PAGE = "bench.html"
+from verl_credit.records.run.progress import Throttled, say_at_once
 
 
 @ends("bench {mode}", DamagedFile, OSError, interrupted=GOES_ON)
@@ -41,13 +36,16 @@ def bench(
     ] = None,
 ) -> ExitCode:
     """Rewrites the page after each part. Exit code 1 for a broken law or a failed run."""
+    from verl_credit.credit.laws import check
+    from verl_credit.recipe.compose import load_config
     from verl_credit.recipe.machine import cores
-    from verl_credit.study.bench.page import Bench
-    from verl_credit.study.bench.parts import GRPO, declare, find_candidate, learn
+    from verl_credit.recipe.world import world_of
+    from verl_credit.study.bench import GRPO, Bench, agreed, declare, exact_rows, find_candidate, page
     from verl_credit.study.campaign.results import results
+    from verl_credit.study.campaign.runner import run_campaign
 
     with modules_from_here():
-        candidate, known = find_candidate(mode, params), find_candidate(beside)
+        candidate, known = find_candidate(mode, params), find_candidate(beside, option="--beside")
         conditions = {
             GRPO: ["algorithm.info_gain_norm_mode=none"],
             candidate.path.replace(":", "."): candidate.overrides(),
@@ -56,57 +54,27 @@ def bench(
         campaign = declare(conditions, seeds=seeds, steps=steps, overrides=overrides)
         out = (out or Path("runs") / "bench" / mode.replace(":", ".")).expanduser().resolve()
         out.mkdir(parents=True, exist_ok=True)
-        sofar = _Written(Bench(candidate.path, [GRPO, known.path]), out / PAGE)
-        if not _operator(sofar, candidate, known):
-            return ExitCode.FAILED
-        options = {"prompts": prompts, "continuations": continuations, "parallel": parallel}
-        _agreement(sofar, candidate, known, out, overrides, **options)
-        code, folder = learn(out, campaign, parallel=parallel or cores())
-        sofar.bench.learning = results(folder)
-        sofar.say("Learning", sofar.bench.learning_lines())
-    print(out / PAGE)
-    return ExitCode.FAILED if sofar.bench.broken and code is ExitCode.DONE else code
+        sofar = Bench(candidate.path, [GRPO, known.path])
 
+        def say(title: str, lines: Sequence[str]) -> None:
+            print("\n".join(["", title, *lines]), flush=True)
+            write_text(out / "bench.html", page(sofar))
 
-@dataclass(frozen=True)
-class _Written:
-    """The results so far, and the page that shows them."""
-
-    bench: Bench
-    page: Path
-
-    def say(self, title: str, lines: Sequence[str]) -> None:
-        from verl_credit.study.bench.page import page
-
-        print("\n".join(["", title, *lines]), flush=True)
-        write_text(self.page, page(self.bench))
-
-
-def _operator(sofar: _Written, candidate: Candidate, known: Candidate) -> bool:
-    """Measures laws and exact bias. Returns False for a mode that cannot be called or whose result is not deterministic."""
-    from verl_credit.credit.laws import check
-    from verl_credit.study.bench.parts import exact_rows
-
-    sofar.bench.findings = check(candidate.subject())
-    sofar.say("Laws", sofar.bench.law_lines())
-    if sofar.bench.broken and sofar.bench.broken[0].name in ("runs", "pure"):
-        return False
-    sofar.bench.exact = exact_rows([candidate, known])
-    sofar.say("Cosine of the expected gradient with grad E[r], over 9 settings", sofar.bench.exact_lines())
-    return True
-
-
-def _agreement(
-    sofar: _Written, candidate: Candidate, known: Candidate, out: Path, overrides: Sequence[str], **options
-) -> None:
-    from verl_credit.recipe.compose import load_config
-    from verl_credit.recipe.world import world_of
-    from verl_credit.records.run.progress import Throttled, say_at_once
-    from verl_credit.study.bench.parts import agreed
-
-    config = load_config("lab", overrides)
-    world_of(config).build(Throttled(say_at_once))
-    with one_thread():
-        for one in agreed(candidate, known, out, overrides, **options):
-            sofar.bench.agreed.append(one)
-            sofar.say("True advantages", sofar.bench.agreed_lines([one]))
+        sofar.findings = check(candidate.subject())
+        say("Laws", sofar.law_lines())
+        if sofar.broken and sofar.broken[0].name in ("runs", "pure"):
+            return ExitCode.FAILED  # it cannot be called, or its result is not deterministic
+        sofar.exact = exact_rows([candidate, known])
+        say("Cosine of the expected gradient with grad E[r], over 9 settings", sofar.exact_lines())
+        world_of(load_config("lab", overrides)).build(Throttled(say_at_once))
+        sizes = {"prompts": prompts, "continuations": continuations, "parallel": parallel}
+        with one_thread():
+            for one in agreed(candidate, known, out, overrides, **sizes):
+                sofar.agreed.append(one)
+                say("True advantages", one.lines())
+        write_text(out / "learning.yaml", json.dumps(campaign, indent=1))
+        code, folder = run_campaign(str(out / "learning.yaml"), out / "learning", parallel or cores())
+        sofar.learning = results(folder)
+        say("Learning", [judged.verdict for judged in sofar.learning.judged])
+    print(out / "bench.html")
+    return ExitCode.FAILED if sofar.broken and code is ExitCode.DONE else code

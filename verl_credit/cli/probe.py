@@ -47,7 +47,7 @@ def probe(
     ray_on_loopback(os.environ)  # before Ray is imported
     from verl_credit.config.keys.section import declared
     from verl_credit.recipe.files import read_tree
-    from verl_credit.records.report.studies.probe_picture import picture
+    from verl_credit.study.probe.picture import picture
     from verl_credit.study.probe.settings import ProbeSettings
 
     settings = declared(ProbeSettings, {} if config is None else read_tree(config), str(config))

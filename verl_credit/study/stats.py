@@ -22,9 +22,9 @@ class Measure:
     n: int = 0
 
 
-def prompt_weights(prompts: int, resamples: int = RESAMPLES, seed: int = 0) -> np.ndarray:
+def prompt_weights(prompts: int, resamples: int) -> np.ndarray:
     """[1 + resamples, prompts]: the sample itself, then how often each prompt is drawn."""
-    draws = np.random.default_rng(seed).integers(prompts, size=(resamples, prompts))
+    draws = np.random.default_rng(0).integers(prompts, size=(resamples, prompts))
     counts = [np.bincount(draw, minlength=prompts) for draw in draws]
     return np.stack([np.ones(prompts, dtype=int), *counts])
 
@@ -34,11 +34,8 @@ def with_interval(values: np.ndarray, n: int) -> Measure:
     own, drawn = values[0], values[1:][np.isfinite(values[1:])]
     if not np.isfinite(own):
         return Measure(None, n=n)
-    low, high = np.quantile(drawn, [0.025, 0.975]) if len(drawn) else (None, None)
-    return Measure(float(own), None if low is None else float(low), None if high is None else float(high), n)
-
-
-_NORMAL = 1.959964
+    low, high = np.quantile(drawn, [0.025, 0.975]).tolist() if len(drawn) else (None, None)
+    return Measure(float(own), low, high, n)
 
 
 def product_of_means(gram_P_P: np.ndarray) -> np.ndarray:
@@ -77,7 +74,8 @@ def interval(value_1P: np.ndarray) -> Measure:
         return Measure(None, n=n)
     if not np.isfinite(without_P).all():
         return Measure(float(whole), n=n)
-    half = _NORMAL * np.sqrt((n - 1) / n * ((without_P - without_P.mean()) ** 2).sum())
+    normal = 1.959964  # 95 % of a normal distribution are within so many standard errors
+    half = normal * np.sqrt((n - 1) / n * ((without_P - without_P.mean()) ** 2).sum())
     return Measure(float(whole), float(whole - half), float(whole + half), n)
 
 

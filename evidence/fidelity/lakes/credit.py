@@ -15,8 +15,8 @@ from lakes.score import Values
 from verl_credit.credit import MODES
 from verl_credit.credit.turn.anchors import exact_anchors
 from verl_credit.records.report.again import TurnTables
-from verl_credit.study.fidelity.mode_credit import Credit, mode_credits, nested
-from verl_credit.study.fidelity.training import outcomes_of
+from verl_credit.study.fidelity.credits import Credit, mode_credits, nested
+from verl_credit.study.fidelity.rows import outcomes_of
 from verl_credit.worlds.rollouts.protocol import State
 from verl_credit.worlds.rollouts.rollout import Trajectory
 from verl_credit.worlds.rollouts.sampler import digest

@@ -18,10 +18,8 @@ from lakes.integrity import compare
 from lakes.score import by_second_half, score_moves, states_to_value
 from lakes.world import GridWorld, roll
 from verl_credit.study.fidelity.agreements import Agreement, Agreements, Measure
-from verl_credit.study.fidelity.controls import controls
-from verl_credit.study.fidelity.mode_credit import Credit, per_turn
-from verl_credit.study.fidelity.scored import ScoredTurn, ZScore, martingale
-from verl_credit.study.fidelity.values import part_of, values_of
+from verl_credit.study.fidelity.credits import Credit, controls, per_turn
+from verl_credit.study.fidelity.values import ScoredTurn, ZScore, martingale, part_of, values_of
 from verl_credit.worlds.rollouts.protocol import State
 from verl_credit.worlds.rollouts.rollout import Start, Trajectory
 from verl_credit.worlds.rollouts.sampler import Decoder, TurnSampler, digest

@@ -33,7 +33,7 @@ from lakes.integrity import Agreement, compare  # noqa: E402
 from lakes.measure import Result, measure  # noqa: E402
 from lakes.policy import GridConfig, GridSubject, grid_subject  # noqa: E402
 from lakes.world import roll  # noqa: E402
-from verl_credit.study.fidelity.mode_credit import Credit  # noqa: E402
+from verl_credit.study.fidelity.credits import Credit  # noqa: E402
 from verl_credit.study.fidelity.values import values_of  # noqa: E402
 
 RESULT = "lakes.json"

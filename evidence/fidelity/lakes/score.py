@@ -14,8 +14,7 @@ from dataclasses import replace
 from lakes.dynamic import ExactValue
 from lakes.world import GridWorld
 from verl_credit.study.fidelity.agreements import SURE
-from verl_credit.study.fidelity.scored import ScoredTurn
-from verl_credit.study.fidelity.values import Value, part_of
+from verl_credit.study.fidelity.values import ScoredTurn, Value, part_of
 from verl_credit.worlds.rollouts.protocol import State, Step
 from verl_credit.worlds.rollouts.rollout import Trajectory
 from verl_credit.worlds.rollouts.sampler import digest

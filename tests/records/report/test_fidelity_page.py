@@ -4,8 +4,7 @@ import re
 
 import pytest
 
-from verl_credit.records.report.studies.fidelity_page import fidelity_page
-from verl_credit.records.report.studies.fidelity_turns import gold_against_value, kind_of
+from verl_credit.records.report.fidelity_page import fidelity_page, gold_against_value, kind_of
 
 VALUE = {"value": 0.5, "low": -0.25, "high": 0.75, "n": 9}
 NONE = {"value": None, "low": None, "high": None, "n": 9}

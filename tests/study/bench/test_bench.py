@@ -8,13 +8,12 @@ import pytest
 from verl_credit.cli import main
 from verl_credit.credit.laws.check import Finding
 from verl_credit.errors import ConfigError, PreflightError
-from verl_credit.study.bench.page import Bench, page
-from verl_credit.study.bench.parts import Agreed, Row, _rows, cosine_span, declare, find_candidate
+from verl_credit.study.bench import Agreed, Bench, Row, _rows, declare, find_candidate, page
 from verl_credit.study.campaign.design import composed
 from verl_credit.study.campaign.file import parse
 from verl_credit.study.fidelity.agreements import Measure
-from verl_credit.study.fidelity.mode_credit import Credit
-from verl_credit.study.twin.check import check_twin
+from verl_credit.study.fidelity.credits import Credit
+from verl_credit.study.twin_check import check_twin
 
 MINE = "def mine(tables, *, weight: float = 1.0):\n    return tables.reward_B_K * weight, tables.outcome_B, tables.ones()\n"
 
@@ -105,5 +104,5 @@ def test_the_page_has_every_part_and_says_what_is_not_measured():
     assert "joint 0.50 [0.25, 0.75] 0.50 [0.25, 0.75] 0.12" in said
     assert "silent undefined undefined undefined" in said
     assert not re.search(r"<script|https?://|src=\"(?!data:)", page(bench))
-    assert cosine_span(bench.exact, "rloo") == (0.75, 1.0)
+    assert bench.exact_lines()[0].split() == ["rloo", "cosine", "0.750", "to", "1.000"]
     assert bench.exact_lines()[1].endswith("undefined: its expected gradient is 0")

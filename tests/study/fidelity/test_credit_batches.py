@@ -7,7 +7,7 @@ import torch
 
 from verl_credit.credit.turn.modes import MODES
 from verl_credit.records.report.again import TurnTables
-from verl_credit.study.fidelity.mode_credit import batches, mode_credits
+from verl_credit.study.fidelity.credits import batches, mode_credits
 
 SIZES = [2, 3, 2]
 PIPELINE = {

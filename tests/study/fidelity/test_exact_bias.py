@@ -3,24 +3,29 @@
 import pytest
 import torch
 
-from verl_credit.study.fidelity.exact.bias import compare, cosine, expected_gradients, share_beyond
-from verl_credit.study.fidelity.exact.expectation import advantages, as_world, in_groups, list_groups
-from verl_credit.study.fidelity.exact.objectives import (  # fmt: skip
+from verl_credit.study.fidelity.exact.bias import (
+    advantages,
+    as_world,
+    compare,
+    cosine,
+    expected_gradients,
+    in_groups,
+    list_groups,
+    share_beyond,
+)
+from verl_credit.study.fidelity.exact.operators import (  # fmt: skip
+    PENALTY,
+    constant_credit,
     gradient,
     log_success,
+    outcome_credit_of,
     reward,
+    turn_credit_of,
+    turn_penalty,
     with_gain,
     with_turn_penalty,
 )
-from verl_credit.study.fidelity.exact.operators import (
-    PENALTY,
-    constant_credit,
-    outcome_credit_of,
-    turn_credit_of,
-    turn_penalty,
-)
-from verl_credit.study.fidelity.exact.question import ONE_HOP, TWO_HOPS
-from verl_credit.study.fidelity.exact.trajectories import list_trajectories
+from verl_credit.study.fidelity.exact.question import ONE_HOP, TWO_HOPS, list_trajectories
 
 TIGHT = {"rtol": 0, "atol": 1e-9}
 SIZES = [2, 3, 5]
@@ -100,7 +105,7 @@ def test_v1d_follows_no_sum_of_reward_and_gain(question, alpha):
 @pytest.mark.parametrize("size", SIZES)
 def test_the_turn_penalty_follows_reward_minus_turns(question, size):
     objective = with_turn_penalty(PENALTY)
-    found_D = of(turn_penalty(PENALTY, own=objective), question, size)
+    found_D = of(turn_penalty(PENALTY), question, size)
     torch.testing.assert_close(found_D, true(objective, question), **TIGHT)
 
 

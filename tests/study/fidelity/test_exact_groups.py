@@ -8,7 +8,7 @@ import torch
 
 from kit.drawn_groups import draw_groups, group_gradients
 from verl_credit.credit import turn_credit
-from verl_credit.study.fidelity.exact.expectation import (
+from verl_credit.study.fidelity.exact.bias import (
     advantages,
     as_world,
     expected_gradient,
@@ -16,8 +16,7 @@ from verl_credit.study.fidelity.exact.expectation import (
     list_groups,
 )
 from verl_credit.study.fidelity.exact.operators import outcome_credit_of, turn_credit_of
-from verl_credit.study.fidelity.exact.question import ONE_HOP, TWO_HOPS
-from verl_credit.study.fidelity.exact.trajectories import list_trajectories
+from verl_credit.study.fidelity.exact.question import ONE_HOP, TWO_HOPS, list_trajectories
 
 
 @pytest.mark.parametrize("size", [1, 2, 5])

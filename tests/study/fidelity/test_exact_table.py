@@ -8,12 +8,12 @@ from verl_credit.credit.laws.subjects import Result
 from verl_credit.credit.outcome import OUTCOME_OPERATORS
 from verl_credit.credit.turn.modes import MODES
 from verl_credit.study.fidelity.exact.bias import LARGEST_OF_BATCH_SCOPE, bias_rows
-from verl_credit.study.fidelity.exact.objectives import reward
 from verl_credit.study.fidelity.exact.operators import (
     Credit,
     all_credits,
     outcome_credit_of,
     own_credit,
+    reward,
     turn_credit_of,
 )
 from verl_credit.study.fidelity.exact.question import ONE_HOP, TWO_HOPS, Place, Question

@@ -3,17 +3,21 @@
 import pytest
 import torch
 
-from verl_credit.study.fidelity.exact.objectives import (
+from kit.drawn_groups import true_advantages
+from verl_credit.study.fidelity.exact.operators import (
     Expected,
     gradient,
     reward,
     with_gain,
     with_turn_penalty,
 )
-from verl_credit.study.fidelity.exact.question import ONE_HOP, QUESTIONS, TWO_HOPS, Place, Question
-from verl_credit.study.fidelity.exact.trajectories import (
+from verl_credit.study.fidelity.exact.question import (
+    ONE_HOP,
+    QUESTIONS,
+    TWO_HOPS,
+    Place,
+    Question,
     list_trajectories,
-    true_advantages,
     turn_values,
     values,
 )

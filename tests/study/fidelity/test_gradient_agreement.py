@@ -8,8 +8,9 @@ import pytest
 from kit.choice_world import world
 from kit.tiny_models import tiny_model
 from verl_credit.study.fidelity.agreements import Measure
-from verl_credit.study.fidelity.gradient.alignment import GradientAgreement
-from verl_credit.study.fidelity.gradient.credited import (
+from verl_credit.study.fidelity.alignment import GradientAgreement
+from verl_credit.study.fidelity.credits import Credit
+from verl_credit.study.fidelity.gradients import (
     GRPO,
     REFERENCE,
     RLOO,
@@ -17,10 +18,8 @@ from verl_credit.study.fidelity.gradient.credited import (
     integrity,
 )
 from verl_credit.study.fidelity.measure import sample_groups
-from verl_credit.study.fidelity.mode_credit import Credit
 from verl_credit.study.fidelity.request import Request
-from verl_credit.study.fidelity.scored import score_turns
-from verl_credit.study.fidelity.values import states_of, values_of
+from verl_credit.study.fidelity.values import score_turns, states_of, values_of
 from verl_credit.worlds.rollouts.rollout import Start, roll
 
 PROMPTS, ROLLOUTS = 8, 4
@@ -91,7 +90,7 @@ def test_a_row_per_credit_and_one_for_the_true_advantages(sampled):
     assert found[REFERENCE].bias.value == pytest.approx(1)
     assert found[REFERENCE].own.value is not None
     with pytest.raises(ValueError, match="credits none, rloo; expected one named .none, grpo."):
-        gradient_agreement(model, groups, turns, credits[1:2], replicate, replicate_turns)
+        gradient_agreement(model, groups, turns, credits[1:2], replicate, replicate_turns, batch_prompts=4)
 
 
 def test_integrity_is_whether_rloos_interval_holds_1():

@@ -6,15 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from kit.drawn_groups import draw_groups, group_gradients
+from kit.drawn_groups import draw_groups, group_gradients, true_advantages
 from verl_credit.study.fidelity.agreements import Measure
-from verl_credit.study.fidelity.exact.bias import cosine
-from verl_credit.study.fidelity.exact.expectation import advantages, as_world, expected_gradient, list_groups
-from verl_credit.study.fidelity.exact.objectives import gradient, reward
-from verl_credit.study.fidelity.exact.operators import outcome_credit_of, turn_credit_of
-from verl_credit.study.fidelity.exact.question import QUESTIONS
-from verl_credit.study.fidelity.exact.trajectories import list_trajectories, true_advantages
-from verl_credit.study.fidelity.gradient.alignment import (
+from verl_credit.study.fidelity.alignment import (
     Alignment,
     PromptSums,
     along_others,
@@ -23,7 +17,10 @@ from verl_credit.study.fidelity.gradient.alignment import (
     length_of_batches,
     variance_of_ratio,
 )
-from verl_credit.study.fidelity.gradient.credited import square_of_means
+from verl_credit.study.fidelity.exact.bias import advantages, as_world, cosine, expected_gradient, list_groups
+from verl_credit.study.fidelity.exact.operators import gradient, outcome_credit_of, reward, turn_credit_of
+from verl_credit.study.fidelity.exact.question import QUESTIONS, list_trajectories
+from verl_credit.study.fidelity.gradients import square_of_means
 from verl_credit.study.stats import interval, product_of_means, prompts_for, root
 
 PROMPTS, ENTRIES = 30, 20

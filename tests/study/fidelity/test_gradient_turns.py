@@ -10,12 +10,18 @@ import torch
 from kit.tiny_models import exact_norms, tiny_model
 from verl_credit.policy.attention.implementation import AUTO
 from verl_credit.policy.packed import PackedPolicy
-from verl_credit.study.fidelity.gradient.credited import credited, square_of_means, tokens_of, true_credit
-from verl_credit.study.fidelity.gradient.turns import CountSketch, turn_gradients
-from verl_credit.study.fidelity.mode_credit import per_turn
+from verl_credit.study.fidelity.credits import per_turn
+from verl_credit.study.fidelity.gradients import (
+    CountSketch,
+    credited,
+    square_of_means,
+    tokens_of,
+    true_credit,
+    turn_gradients,
+)
 from verl_credit.study.fidelity.rows import turn_batch
-from verl_credit.study.fidelity.scored import ScoredTurn
-from verl_credit.study.twin.step import Objective, UpdateBatch, update
+from verl_credit.study.fidelity.values import ScoredTurn
+from verl_credit.study.twin_step import Objective, UpdateBatch, update
 from verl_credit.worlds.rollouts.protocol import State, Step
 from verl_credit.worlds.rollouts.rollout import Trajectory
 
@@ -78,7 +84,9 @@ def test_a_turns_gradient_is_that_of_its_written_tokens(model):
     """One token at a time, each from a forward of what stood before it."""
     said = []
     found = turn_gradients(model, PATHS, say=lambda done, of: said.append((done, of)))
-    assert found.sketch_N_S.shape == (7, 16_384) and found.sketch_N_S.dtype == np.float32
+    assert len(found) == 7 and {(len(one), one.dtype) for one in found.values()} == {
+        (16_384, np.dtype("float32"))
+    }
     assert said == [(n, 7) for n in range(1, 8)]  # the first turn of the first prompt once
     sketch = CountSketch(sum(p.numel() for p in model.parameters()))
     for path in PATHS:
@@ -91,7 +99,7 @@ def test_a_turns_gradient_is_that_of_its_written_tokens(model):
                 plain(torch.tensor([ids])).logits[0, -1].log_softmax(-1)[token].backward()
                 ids = (*ids, token)
             wanted = sketch([p.grad for p in plain.parameters()])
-            error = torch.from_numpy(found.sketch_N_S[found.of(step)]).double() - wanted
+            error = torch.from_numpy(found[step.state.ids, step.turn_ids]).double() - wanted
             assert float(error.norm() / wanted.norm()) < 1e-5
     assert all(p.grad is None for p in model.parameters())
 
@@ -138,7 +146,7 @@ def test_true_advantages_stand_in_halves(model):
         np.testing.assert_allclose(getattr(found, half), wanted)
     star = credited(GROUPS, gradients, per_turn(GROUPS, [turn.a_star for turn in turns]))
     np.testing.assert_allclose(found.both_P_S, star.both_P_S)
-    one, other = ([gradients.sketch_N_S[gradients.of(step)] for step in path.steps] for path in GROUPS[0])
+    one, other = ([gradients[step.state.ids, step.turn_ids] for step in path.steps] for path in GROUPS[0])
     cross = (1.0 * one[0] + 2 * one[1]) @ (1.0 * other[0]) + (3.0 * other[0] + 4 * other[1]) @ (-one[0])
     assert found.square_P[0] == pytest.approx(2 * cross, rel=1e-5)
     with pytest.raises(ValueError, match="longer|shorter"):

@@ -14,8 +14,7 @@ from lakes.lakes import Lake, make_lakes
 from lakes.measure import of_states
 from lakes.score import score_moves, states_to_value
 from lakes.world import roll
-from verl_credit.study.fidelity.scored import true_advantages
-from verl_credit.study.fidelity.values import values_of
+from verl_credit.study.fidelity.values import true_advantages, values_of
 from verl_credit.worlds.rollouts.rollout import Start
 from verl_credit.worlds.rollouts.sampler import digest
 

@@ -20,9 +20,8 @@ from verl_credit.records.run.tables import (
 from verl_credit.study.fidelity.measure import sample_groups
 from verl_credit.study.fidelity.request import Request
 from verl_credit.study.fidelity.rows import turn_batch
-from verl_credit.study.fidelity.scored import score_turns
 from verl_credit.study.fidelity.subject import load_policy, make_subject
-from verl_credit.study.fidelity.values import states_of, values_of
+from verl_credit.study.fidelity.values import score_turns, states_of, values_of
 
 pytestmark = pytest.mark.slow  # a lab is trained
 

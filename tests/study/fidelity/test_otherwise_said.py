@@ -3,8 +3,7 @@
 import pytest
 
 from verl_credit.study.fidelity.result import Result, table
-from verl_credit.study.fidelity.scored import ScoredTurn
-from verl_credit.study.fidelity.values import Value
+from verl_credit.study.fidelity.values import ScoredTurn, Value
 from verl_credit.study.stats import Measure
 
 

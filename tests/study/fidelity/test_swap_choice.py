@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 
 from kit.choice_world import exact_value, found, world
-from verl_credit.study.fidelity.swap.decisions import (
+from verl_credit.study.fidelity.decisions import (
     ALTERNATIVES,
     Alternative,
     Decision,
+    SwapAgreements,
     completed,
     find_decisions,
     worth,
 )
-from verl_credit.study.fidelity.swap.regret import SwapAgreements
-from verl_credit.study.fidelity.swap.swapped import monte_carlo, swapped_groups
+from verl_credit.study.fidelity.swaps import monte_carlo, swapped_groups
 from verl_credit.study.fidelity.values import Value, part_of
 from verl_credit.worlds.rollouts.protocol import State, Step
 from verl_credit.worlds.rollouts.rollout import Start, roll

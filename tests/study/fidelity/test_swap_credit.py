@@ -8,16 +8,16 @@ from kit.choice_world import exact_value, found, world
 from verl_credit.credit.turn.anchors import exact_anchors
 from verl_credit.credit.turn.modes import MODES
 from verl_credit.records.report.again import TurnTables, credit_of_turns
-from verl_credit.study.fidelity.mode_credit import name_of, rows_of
-from verl_credit.study.fidelity.swap.decisions import completed, find_decisions
-from verl_credit.study.fidelity.swap.swapped import (
+from verl_credit.study.fidelity.credits import name_of, rows_of
+from verl_credit.study.fidelity.decisions import completed, find_decisions
+from verl_credit.study.fidelity.rows import outcomes_of
+from verl_credit.study.fidelity.swaps import (
     credit_of_controls,
     credit_of_modes,
     monte_carlo,
     reads_batch,
     swapped_groups,
 )
-from verl_credit.study.fidelity.training import outcomes_of
 from verl_credit.study.fidelity.values import Value
 from verl_credit.worlds.rollouts.rollout import Start, roll
 from verl_credit.worlds.rollouts.sampler import digest

@@ -5,9 +5,15 @@ import pytest
 
 from kit.choice_world import exact_value, found, world
 from verl_credit.study.fidelity.agreements import Agreements
-from verl_credit.study.fidelity.controls import brought, monte_carlo, per_turn
-from verl_credit.study.fidelity.scored import by_second_half, score_turns, true_advantages
-from verl_credit.study.fidelity.values import Value, part_of, states_of
+from verl_credit.study.fidelity.credits import brought, monte_carlo, per_turn
+from verl_credit.study.fidelity.values import (
+    Value,
+    by_second_half,
+    part_of,
+    score_turns,
+    states_of,
+    true_advantages,
+)
 from verl_credit.worlds.rollouts.protocol import State, Step
 from verl_credit.worlds.rollouts.rollout import Start, Trajectory, roll
 from verl_credit.worlds.rollouts.sampler import digest

@@ -16,9 +16,8 @@ from verl_credit.policy.generation import BatchGenerator
 from verl_credit.policy.packed import PackedPolicy
 from verl_credit.study.fidelity.measure import sample_groups
 from verl_credit.study.fidelity.request import Request
-from verl_credit.study.fidelity.rows import turn_batch
+from verl_credit.study.fidelity.rows import run_credit, tables_of, turn_batch
 from verl_credit.study.fidelity.subject import load_checkpoint, load_policy, make_subject
-from verl_credit.study.fidelity.training import run_credit, tables_of
 from verl_credit.study.forward import PackedRows
 from verl_credit.worlds.lab.config import SIZES
 from verl_credit.worlds.lab.evaluate import LocalRetriever, Roller
@@ -279,7 +278,7 @@ def test_refused_in_one_line(tiny_lab, tmp_path, capsys):
         ((tmp_path,), "expected RUN/global_step_N of a run"),
         ((tiny_lab.policy, "--steps", "3"), "--steps 3: expected with a run's folder"),
         ((tiny_lab.policy, "--steps", "3,x"), "--steps 3,x: expected step numbers"),
-        ((tiny_lab.policy, "--modes", "turn-grup"), "--modes turn-grup (did you mean turn-group?): accepted"),
+        ((tiny_lab.policy, "--modes", "turn-grup"), "--modes turn-grup (did you mean turn-group?): expected"),
         ((tiny_lab.policy, "--modes", "no_such_module:f"), "cannot import 'no_such_module'"),
         ((tiny_lab.policy, "--minutes", "0"), "--minutes 0: expected more than 0"),
         ((tiny_lab.policy, "--prompts", 1000), "expected 1 to 64"),

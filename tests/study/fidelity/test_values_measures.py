@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from verl_credit.study.fidelity.agreements import Agreements, sure_pairs
-from verl_credit.study.fidelity.scored import ScoredTurn, martingale
-from verl_credit.study.fidelity.values import Value
+from verl_credit.study.fidelity.values import ScoredTurn, Value, martingale
 
 
 def turn(

@@ -8,9 +8,9 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from kit.live_optimizer import optimizer_state
 from verl_credit.config.keys.section import declared
-from verl_credit.records.report.studies.probe_picture import picture
 from verl_credit.study.probe.entropy_gradient import entropy_gradient
 from verl_credit.study.probe.measure import Objective, Probe
+from verl_credit.study.probe.picture import picture
 from verl_credit.study.probe.policy import ModelPolicy, Sampling, dot, gradient, observe
 from verl_credit.study.probe.rollouts import Rollouts
 from verl_credit.study.probe.settings import ProbeSettings

@@ -3,7 +3,7 @@
 from omegaconf import OmegaConf
 from verl.utils.dataset.rl_dataset import RLHFDataset
 
-from verl_credit.study.twin.train import held_out
+from verl_credit.study.twin import held_out
 
 
 class Rows(list):

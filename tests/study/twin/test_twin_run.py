@@ -4,9 +4,9 @@ import pytest
 
 from verl_credit.recipe.compose import load_config
 from verl_credit.records.run.files import METRICS, VALIDATION, read_json_lines
-from verl_credit.study.bench.parts import METRIC
+from verl_credit.study.bench import METRIC
 from verl_credit.study.fidelity.subject import load_checkpoint, load_policy
-from verl_credit.study.twin.train import Twin
+from verl_credit.study.twin import Twin
 
 pytestmark = pytest.mark.slow
 SMALL = (

@@ -8,7 +8,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from verl_credit.policy.attention.implementation import AUTO, install
 from verl_credit.policy.packed import PackedPolicy, families
-from verl_credit.study.twin.step import Objective, UpdateBatch, update
+from verl_credit.study.twin_step import Objective, UpdateBatch, update
 
 # Three rows of one prompt: a trunk, one that leaves it, one that is its beginning; and a row of another prompt.
 PROMPTS = [torch.tensor(ids) for ids in ([1, 2, 3], [1, 2, 3], [1, 2, 3], [7])]

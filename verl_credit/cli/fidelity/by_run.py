@@ -12,7 +12,7 @@ import shutil
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
@@ -33,15 +33,13 @@ from verl_credit.errors import ConfigError, PreflightError
 from verl_credit.names import AGENT_NAME, MEASURE_MODE, ROLLOUT_NAME
 from verl_credit.recipe.agent_loops import MULTI_TURN, tools_given
 from verl_credit.recipe.compose import load_config
-from verl_credit.records.run.files import read_json_lines
+from verl_credit.records.run.files import read_json_lines, write_text
 from verl_credit.records.run.lock import LOCK, holder_is_gone
 from verl_credit.records.run.progress import say_at_once
 from verl_credit.records.run.state import deciding_keys
-from verl_credit.study.fidelity.request import RESULT, ROLLOUTS, TABLE, Request, check_about
+from verl_credit.study.fidelity.request import REQUEST, RESULT, ROLLOUTS, TABLE, Request, check_about
 from verl_credit.study.fidelity.values import VALUES
 
-FOLDER = "run"
-REWARD = "pkg://verl_credit.turns.reward.qa"
 DECIDES = ("search.", "reward.", "data.max_", "actor_rollout_ref.rollout.", "actor_rollout_ref.model.")
 """The keys that, beside the weights, decide a rollout's continuation and its reward."""
 
@@ -56,55 +54,45 @@ def why_by_run(config: DictConfig) -> str | None:
         **dict.fromkeys(tools_given(config), True),
         "search.shuffle_seed": config.search.shuffle_seed is not None,
         f"{MULTI_TURN}.max_user_turns": bool(config.actor_rollout_ref.rollout.multi_turn.max_user_turns),
-        "reward.custom_reward_function.path": reward.path != REWARD,
+        "reward.custom_reward_function.path": reward.path != "pkg://verl_credit.turns.reward.qa",
         "data.train_files": not Path(train).is_relative_to(config.lab.dir),
     }
     return next((f"{key}={OmegaConf.select(config, key)}" for key, is_own in own.items() if is_own), None)
 
 
-def measure_policy(
-    policy: Policy,
-    out: Path,
-    settings: Mapping,
-    modes: Sequence[str] | None,
-    minutes: float | None,
-    overrides: Sequence[str],
-) -> Mapping:
+def measure_policy(policy: Policy, request: Request, overrides: Sequence[str]) -> Mapping:
     """Measures a policy and prints its table. Returns its part of ``fidelity.json``.
 
     Raises PreflightError and ConfigError for what is refused, ChildFailed and IntegrityError where the run fails.
     """
-    out = (out / policy.name).resolve()
-    folder, checkpoint = out / FOLDER, policy.folder if policy.step else None
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    request = Request(
-        out=str(out),
-        name=policy.name,
-        policy=str(policy.folder),
-        step=policy.step,
-        modes=modes,
-        minutes=minutes,
-        folder=str(Path.cwd()),
-        **settings,
-    )
+    out = Path(request.out).resolve()
+    folder, checkpoint = out / "run", policy.folder if policy.step else None
+    out.mkdir(parents=True, exist_ok=True)
+    of_policy = {"name": policy.name, "policy": str(policy.folder), "step": policy.step}
+    request = replace(request, out=str(out), folder=str(Path.cwd()), **of_policy)
     fixed = _fixed(policy.config, folder, checkpoint, request)
     check_overrides(overrides, fixed, policy.config, "fidelity")
     if checkpoint is not None and not list(checkpoint.glob("actor/model_world_size_*")):
-        raise PreflightError(
-            f"{checkpoint}/actor: no shards of verl's (the twin writes none); expected --engine sampler"
-        )
+        why = "no shards of verl's (the twin writes none); expected --engine sampler"
+        raise PreflightError(f"{checkpoint}/actor: {why}")
     if (folder / LOCK).exists() and not holder_is_gone(folder):
         raise PreflightError(f"{folder}: another measurement is going on there")
     shutil.rmtree(folder, ignore_errors=True)  # an earlier try; values and rollouts are stored elsewhere
     folder.mkdir(parents=True)
     write_recipe(folder, policy.config, fixed)
     composed = load_config(RECIPE, overrides, str(folder))
-    _refuse(composed)
+    rollout, model = composed.actor_rollout_ref.rollout, composed.reward.reward_model
+    if rollout.full_determinism:
+        use = "expected false: every continuation of a context would be the same text"
+        raise ConfigError.of(composed, "actor_rollout_ref.rollout.full_determinism", accepted=use)
+    if model.enable and not model.enable_resource_pool:
+        use = "expected reward.reward_model.enable_resource_pool=true: verl asks a model beside the actor in steps alone"
+        raise ConfigError.of(composed, "reward.reward_model.enable", accepted=use)
     request = replace(request, about=_about(composed, checkpoint, request))
     check_about(out, request.about, continuations=request.continuations, seed=request.seed)
     if checkpoint is not None:
         link_checkpoint(checkpoint, folder)
-    request.write(folder)
+    write_text(folder / REQUEST, json.dumps(asdict(request), indent=1) + "\n")
     for name in (RESULT, TABLE):
         (out / name).unlink(missing_ok=True)
     log, mark = folder / LOG, f"fidelity {policy.name}"
@@ -131,16 +119,6 @@ def _fixed(config: DictConfig, folder: Path, checkpoint: Path | None, request: R
         begun = sum(len(read_json_lines(folder.parent / name)) for name in (VALUES, ROLLOUTS))
         fixed["actor_rollout_ref.rollout.seed"] = request.seed + begun
     return fixed
-
-
-def _refuse(config: DictConfig) -> None:
-    rollout, model = config.actor_rollout_ref.rollout, config.reward.reward_model
-    if rollout.full_determinism:
-        use = "expected false: every continuation of a context would be the same text"
-        raise ConfigError.of(config, "actor_rollout_ref.rollout.full_determinism", accepted=use)
-    if model.enable and not model.enable_resource_pool:
-        use = "expected reward.reward_model.enable_resource_pool=true: verl asks a model beside the actor in steps alone"
-        raise ConfigError.of(config, "reward.reward_model.enable", accepted=use)
 
 
 def _about(config: DictConfig, checkpoint: Path | None, request: Request) -> dict:
@@ -176,23 +154,20 @@ def _stamps(places: Iterable[str | Path | None]) -> list[str]:
 
 
 @contextmanager
-def _followed(log: Path, mark: str, *, every_s: float = 1.0) -> Iterator[None]:
+def _followed(log: Path, mark: str) -> Iterator[None]:
     """Prints the lines of ``log`` that have ``mark`` when they are written."""
-    ended, place = threading.Event(), 0
-
-    def look() -> None:
-        nonlocal place
-        *lines, _ = log.read_bytes()[place:].split(b"\n") if log.exists() else [b""]
-        place += sum(len(line) + 1 for line in lines)
-        for line in lines:
-            _, found, rest = line.decode(errors="replace").partition(mark)
-            if found:
-                say_at_once(mark + rest)
+    ended = threading.Event()
 
     def follow() -> None:
-        while not ended.wait(every_s):
-            look()
-        look()
+        place, over = 0, False
+        while not over:
+            over = ended.wait(1.0)  # what was written until then is read once more
+            *lines, _ = log.read_bytes()[place:].split(b"\n") if log.exists() else [b""]
+            place += sum(len(line) + 1 for line in lines)
+            for line in lines:
+                _, found, rest = line.decode(errors="replace").partition(mark)
+                if found:
+                    say_at_once(mark + rest)
 
     thread = threading.Thread(target=follow, daemon=True)
     thread.start()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -13,14 +15,11 @@ from verl_credit.cli.command import GOES_ON, ChildFailed, ends, modules_from_her
 from verl_credit.errors import ExitCode, IntegrityError, PreflightError
 from verl_credit.precision import one_thread
 from verl_credit.records.run.files import DamagedFile, plain, read_json_lines, write_text
+from verl_credit.records.run.progress import Throttled, say_at_once
 
 if TYPE_CHECKING:
     from verl_credit.cli.fidelity.policies import Policy
-    from verl_credit.credit.turn.mode import TurnMode
-
-PAGE = "fidelity.html"
-FEWEST_PROMPTS = 3
-"""The jackknife leaves two of three prompts."""
+    from verl_credit.study.fidelity.request import Request
 
 
 @ends(
@@ -72,29 +71,19 @@ def fidelity(
     ] = "auto",
     overrides: Annotated[list[str], Argument(help="of the run's configuration, with --engine run")] = (),
 ) -> None:
-    from verl_credit.cli.fidelity import by_run, sampler
+    from verl_credit.cli.fidelity import by_run
     from verl_credit.cli.fidelity.policies import policies_of, step_numbers
-    from verl_credit.records.report.studies.fidelity_page import fidelity_page
-    from verl_credit.study.fidelity.mode_credit import find_modes
+    from verl_credit.records.report.fidelity_page import fidelity_page
     from verl_credit.study.fidelity.request import RESULT, Request
     from verl_credit.study.fidelity.result import write_result
-    from verl_credit.study.fidelity.scored import TURNS
+    from verl_credit.study.fidelity.values import TURNS
 
-    about = {
-        "prompts": prompts,
-        "rollouts": rollouts,
-        "continuations": continuations,
-        "split": split,
-        "seed": seed,
-    }
+    names = None if modes is None else list(dict.fromkeys(n.strip() for n in modes.split(",") if n.strip()))
+    request = Request(
+        str(out), prompts, rollouts, continuations, split, seed, names, gradient, swaps, minutes
+    )
     with one_thread(), modules_from_here():
-        _check_numbers(prompts, rollouts, continuations, swaps, minutes)
-        names = (
-            None if modes is None else list(dict.fromkeys(n.strip() for n in modes.split(",") if n.strip()))
-        )
-        chosen = find_modes(names)
-        if gradient:
-            _refuse_gradient(chosen, prompts)
+        _check(request)
         policies = policies_of(folder, step_numbers(steps), lab)
         why = by_run.why_by_run(policies[0].config)
         through_run = engine == "run" or (engine == "auto" and why is not None)
@@ -105,43 +94,42 @@ def fidelity(
             raise PreflightError(f"--engine sampler: {why}; expected run")
         elif overrides:
             raise PreflightError(f"{' '.join(overrides)}: overrides are taken with --engine run alone")
-        end = None if minutes is None else time.monotonic() + 60 * minutes
-        results = []
-        for left, policy in zip(range(len(policies), 0, -1), policies, strict=True):
+        began, results = time.monotonic(), []
+        for place, policy in enumerate(policies):
             # The remaining time is divided between the remaining policies.
-            now = time.monotonic()
-            share_s = None if end is None else (end - now) / left
+            left = minutes and (minutes - (time.monotonic() - began) / 60) / (len(policies) - place)
+            wanted = replace(request, out=str(out / policy.name), minutes=left)
             if through_run:
-                minutes_left = None if share_s is None else share_s / 60
-                results.append(by_run.measure_policy(policy, out, about, names, minutes_left, overrides))
+                results.append(by_run.measure_policy(policy, wanted, overrides))
                 continue
-            until = None if share_s is None else now + share_s
-            request = Request(
-                out=str(out / policy.name), modes=names, gradient=gradient, swaps=swaps, **about
-            )
-            results.append(sampler.measure_policy(policy, request, lab=lab, parallel=parallel, until=until))
-            write_result(out / policy.name / RESULT, about, results[-1:])
-        write_result(out / RESULT, about, results)
-        turns = [list(read_json_lines(out / policy.name / TURNS)) for policy in policies]
-        write_text(out / PAGE, fidelity_page(plain({"settings": about, "policies": results}), turns))
-    print(out / RESULT, out / PAGE, sep="\n")
+            results.append(_by_sampler(policy, wanted, lab, parallel))
+            write_result(out / policy.name / RESULT, request.settings, results[-1:])
+        write_result(out / RESULT, request.settings, results)
+        turns = [read_json_lines(out / policy.name / TURNS) for policy in policies]
+        page = fidelity_page(plain({"settings": request.settings, "policies": results}), turns)
+        write_text(out / "fidelity.html", page)
+    print(out / RESULT, out / "fidelity.html", sep="\n")
 
 
-def _check_numbers(
-    prompts: int, rollouts: int, continuations: int, swaps: int, minutes: float | None
-) -> None:
-    from verl_credit.study.fidelity.swap.decisions import PER_PROMPT
+def _check(request: Request) -> None:
+    from verl_credit.study.fidelity.credits import find_modes
+    from verl_credit.study.fidelity.decisions import PER_PROMPT
     from verl_credit.study.fidelity.values import check_continuations
 
-    if rollouts < 2:
-        raise PreflightError(f"--rollouts {rollouts}: expected at least 2, which a group compares")
-    check_continuations(continuations)
-    if swaps > PER_PROMPT * prompts:
-        raise PreflightError(
-            f"--swaps {swaps}: {prompts} prompts have at most {PER_PROMPT} each; expected at most {PER_PROMPT * prompts}"
-        )
+    prompts, swaps, minutes = request.prompts, request.swaps, request.minutes
+    if request.rollouts < 2:
+        raise PreflightError(f"--rollouts {request.rollouts}: expected at least 2, which a group compares")
+    check_continuations(request.continuations)
+    if swaps > (most := PER_PROMPT * prompts):
+        each = f"{prompts} prompts have at most {PER_PROMPT} each"
+        raise PreflightError(f"--swaps {swaps}: {each}; expected at most {most}")
     if minutes is not None and minutes <= 0:
         raise PreflightError(f"--minutes {minutes:g}: expected more than 0")
+    chosen = find_modes(request.modes)
+    if request.gradient and "none" not in [mode.name for mode in chosen]:
+        raise PreflightError("--gradient compares with GRPO: add none to --modes")
+    if request.gradient and prompts < 3:  # the jackknife leaves two of three prompts
+        raise PreflightError(f"--prompts {prompts}: --gradient takes at least 3")
 
 
 def _check_by_run(why: str | None, policy: Policy, split: str, of_sampler: Mapping) -> None:
@@ -151,18 +139,31 @@ def _check_by_run(why: str | None, policy: Policy, split: str, of_sampler: Mappi
         raise PreflightError("--engine run: expected a run's folder or one of its checkpoints")
     if split == "dev":
         raise PreflightError(f"--split dev: {because} has train (data.train_files) and test (data.val_files)")
-    if given := [name for name, value in of_sampler.items() if value]:
+    if given := next((name for name, value in of_sampler.items() if value), None):
         instead = {
             "--lab": "which reads the folders that the run had",
             "--parallel": "where as many rollouts run at a time as a step of training has",
         }
-        raise PreflightError(
-            f"{given[0]}: not with {because}, {instead.get(given[0], 'only with the sampler')}"
-        )
+        raise PreflightError(f"{given}: not with {because}, {instead.get(given, 'only with the sampler')}")
 
 
-def _refuse_gradient(modes: Sequence[TurnMode], prompts: int) -> None:
-    if "none" not in [mode.name for mode in modes]:
-        raise PreflightError("--gradient compares with GRPO: add none to --modes")
-    if prompts < FEWEST_PROMPTS:
-        raise PreflightError(f"--prompts {prompts}: --gradient takes at least {FEWEST_PROMPTS}")
+def _by_sampler(policy: Policy, request: Request, lab: Path | None, parallel: int | None) -> dict:
+    """Measures a policy by the lab's sampler, in this process, and prints its tables. Returns its part of
+    ``fidelity.json``."""
+    from verl_credit.cli.train.start import terminate_as_interrupt
+    from verl_credit.study.fidelity.measure import measure
+    from verl_credit.study.fidelity.result import as_dict, table
+    from verl_credit.study.fidelity.swaps import measure_swaps, swap_table, swaps_as_dict
+    from verl_credit.study.fidelity.workers import workers_of
+
+    enough = request.timer()
+    load = partial(policy.load, lab=lab, split=request.split, prompts=request.prompts)
+    subject, say = load(), Throttled(say_at_once, f"fidelity {policy.name}")
+    with terminate_as_interrupt(), workers_of(load, request.prompts, parallel) as workers:
+        result, swapped = measure(subject, request, say=say, enough=enough, workers=workers), {}
+        print("\n".join(table(subject.name, result)))
+        if request.swaps:
+            swaps = measure_swaps(subject, request, result.groups, say=say, enough=enough)
+            print("\n".join(swap_table(swaps)))
+            swapped = swaps_as_dict(swaps)
+    return as_dict(subject, result) | {"swaps": swapped}

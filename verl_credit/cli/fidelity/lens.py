@@ -6,7 +6,6 @@ The rollouts of step N were written by the policy after step N - 1: their contex
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -21,8 +20,6 @@ from verl_credit.records.run.progress import Throttled, say_at_once
 
 if TYPE_CHECKING:
     from verl_credit.study.fidelity.subject import Subject
-
-OF_TURN = ("turn", "kind", "before", "after", "value", "a_star", "se", "outcome")
 
 
 @ends("fidelity lens {folder}", DamagedFile, OSError, interrupted=GOES_ON)
@@ -66,10 +63,8 @@ def _measurable(folder: Path, steps: Sequence[int] | None) -> list[int]:
             "tables/ has no step with rollouts: train with keep_rollouts.steps=N, which keeps those of the last N steps"
         )
     if unknown := [step for step in steps or () if step not in stored]:
-        raise PreflightError(
-            f"--steps: tables/ has no rollouts of {', '.join(map(str, unknown))}; accepted are "
-            f"{', '.join(map(str, stored))}"
-        )
+        missing, accepted = (", ".join(map(str, some)) for some in (unknown, stored))
+        raise PreflightError(f"--steps: tables/ has no rollouts of {missing}; accepted are {accepted}")
     saved = {0, *saved_steps(checkpoints_of(folder, run_config(folder)))}
     wanted = steps or stored
     unsaved = [step for step in wanted if step - 1 not in saved]
@@ -86,15 +81,15 @@ def _measurable(folder: Path, steps: Sequence[int] | None) -> list[int]:
 
 def _measure(folder: Path, step: int, subject: Subject, continuations: int, seed: int) -> tuple[int, int]:
     """Measures a step. Returns the numbers of turns and rollouts that have A*."""
-    from verl_credit.records.report.lens import stars_folder, stars_path, text_digest
+    from verl_credit.records.report.lens import stars_path, text_digest
     from verl_credit.records.run.rollouts import read_tokens, token_steps
     from verl_credit.records.run.tables import ROLLOUTS, read_table, table_path
     from verl_credit.study.fidelity.request import check_about
     from verl_credit.study.fidelity.rows import kept_trajectories
-    from verl_credit.study.fidelity.scored import score_turns
-    from verl_credit.study.fidelity.values import VALUES, states_of, values_of
+    from verl_credit.study.fidelity.values import VALUES, score_turns, states_of, values_of
 
-    out = stars_folder(folder, step)
+    path = stars_path(folder, step)
+    out = path.parent
     out.mkdir(parents=True, exist_ok=True)
     check_about(out, subject.about(), continuations=continuations, seed=seed, otherwise="delete that folder")
     tokens = read_tokens(token_steps(folder)[step]).columns
@@ -118,10 +113,9 @@ def _measure(folder: Path, step: int, subject: Subject, continuations: int, seed
     )
     texts = {row: text_digest(text) for row, text in zip(tokens["row"], tokens["text"], strict=True)}
     scored, rows = score_turns(groups, values), list(trajectories)
-    path = stars_path(folder, step)
     path.unlink(missing_ok=True)
+    names = ("turn", "kind", "before", "after", "value", "a_star", "se", "outcome")
     for turn in scored:
-        line = asdict(turn)
         row = rows[turn.prompt]
-        append_json(path, {"row": row, "text": texts[row]} | {name: line[name] for name in OF_TURN})
+        append_json(path, {"row": row, "text": texts[row]} | {name: getattr(turn, name) for name in names})
     return len(scored), len(rows)

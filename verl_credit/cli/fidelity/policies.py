@@ -13,8 +13,6 @@ from verl_credit.recipe.compose import load_config, quoted
 from verl_credit.records.run.state import last_checkpoint
 from verl_credit.study.fidelity.subject import Subject, load_checkpoint, load_policy, make_subject
 
-MODEL = "actor_rollout_ref.model.path"
-
 
 @dataclass(frozen=True)
 class Policy:
@@ -32,17 +30,9 @@ class Policy:
     def load(self, *, lab: Path | None, split: str, prompts: int | None) -> Subject:
         """Loads the policy. ``lab``: the lab's present folder; None for the configuration's."""
         lab = Path(lab or self.config.lab.dir).expanduser().resolve()
-        model, tokenizer = (load_checkpoint if self.step else load_policy)(self.folder)
-        return make_subject(
-            str(self.folder),
-            self.config,
-            model,
-            tokenizer,
-            questions=lab / f"{split}.parquet",
-            lab=lab,
-            prompts=prompts,
-            step=self.step,
-        )
+        policy = (load_checkpoint if self.step else load_policy)(self.folder)
+        given = {"questions": lab / f"{split}.parquet", "lab": lab, "prompts": prompts, "step": self.step}
+        return make_subject(str(self.folder), self.config, *policy, **given)
 
 
 def step_numbers(text: str | None) -> list[int] | None:
@@ -73,12 +63,10 @@ def policies_of(folder: Path, steps: list[int] | None, lab: Path | None) -> list
     if (folder / "config.json").is_file():
         home = (lab or folder.parent).expanduser().resolve()
         return [Policy(folder, load_config("lab", [f"lab.dir={quoted(str(home))}"]), None)]
-    return _of_run(folder, steps, lab) if is_run else [_checkpoint(folder)]
-
-
-def _checkpoint(folder: Path) -> Policy:
+    if is_run:
+        return _of_run(folder, steps, lab)
     saved = saved_step(folder)
-    return Policy(saved.folder, saved.config, saved.step)
+    return [Policy(saved.folder, saved.config, saved.step)]
 
 
 def _of_run(folder: Path, steps: list[int] | None, lab: Path | None) -> list[Policy]:
@@ -94,14 +82,11 @@ def _of_run(folder: Path, steps: list[int] | None, lab: Path | None) -> list[Pol
         steps = [last]
     saved = saved_steps(checkpoints)
     if missing := [step for step in steps if step and step not in saved]:
-        raise PreflightError(
-            f"--steps: {', '.join(map(str, missing))} not saved; accepted are "
-            f"{', '.join(map(str, [0, *saved]))} (0: the policy that the run starts from)"
-        )
-    return [
-        Policy(checkpoints / f"global_step_{step}" if step else _start(config, lab), config, step)
-        for step in steps
-    ]
+        unsaved, accepted = (", ".join(map(str, some)) for some in (missing, [0, *saved]))
+        start = "(0: the policy that the run starts from)"
+        raise PreflightError(f"--steps: {unsaved} not saved; accepted are {accepted} {start}")
+    folders = [checkpoints / f"global_step_{step}" if step else _start(config, lab) for step in steps]
+    return [Policy(folder, config, step) for folder, step in zip(folders, steps, strict=True)]
 
 
 def _start(config: DictConfig, lab: Path | None) -> Path:
@@ -109,10 +94,9 @@ def _start(config: DictConfig, lab: Path | None) -> Path:
     path = Path(config.actor_rollout_ref.model.path)
     if "lab" not in config:  # it may be a hub name, which the run itself loads
         return path
-    if lab is not None and "lab" in config and path.is_relative_to(config.lab.dir):
+    if lab is not None and path.is_relative_to(config.lab.dir):
         path = lab.expanduser().resolve() / path.relative_to(config.lab.dir)
     if not path.is_dir():
-        raise PreflightError(
-            f"--steps 0: {MODEL}={path} does not exist; expected a folder (--lab, if it was moved)"
-        )
+        where = f"actor_rollout_ref.model.path={path}"
+        raise PreflightError(f"--steps 0: {where} does not exist; expected a folder (--lab, if it was moved)")
     return path

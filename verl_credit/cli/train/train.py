@@ -56,7 +56,7 @@ def twin(
     from verl_credit.cli.train.start import command_line, how_it_ended, terminate_as_interrupt
     from verl_credit.cli.train.trial_row import TrialRow
     from verl_credit.recipe.compose import load_config
-    from verl_credit.study.twin.check import check_twin
+    from verl_credit.study.twin_check import check_twin
 
     config = load_config(config_name, overrides, config_dir)
     check_twin(config)
@@ -92,7 +92,7 @@ def _run_twin(config: DictConfig, run_dir: Path, row: "TrialRow") -> None:
     from verl_credit.cli.train.start import save_config
     from verl_credit.recipe.machine import gather
     from verl_credit.recipe.world import world_of
-    from verl_credit.study.twin.train import Twin
+    from verl_credit.study.twin import Twin
 
     say_at_once(row.begin())
     row.machine(gather(torch=False))

@@ -29,8 +29,8 @@ def register_all() -> None:
     Raises ImportError where verl or a dependency is missing.
     """
     register_parts()
+    from verl_credit.host import measure as measuring  # noqa: F401
     from verl_credit.host.actor import loss  # noqa: F401  (decorators register)
-    from verl_credit.host.measure import trainer as measuring  # noqa: F401
     from verl_credit.host.rollout import search_agent  # noqa: F401
     from verl_credit.host.step import async_trainers, estimator  # noqa: F401
 

@@ -8,7 +8,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,8 @@ class Lens:
 
     @property
     def data(self) -> Markup:
-        text = json.dumps({"groups": self.groups, "shades": shades()}, allow_nan=False)
+        shades = [colour(place / SHADES, 1.0) for place in range(-SHADES, SHADES + 1)]
+        text = json.dumps({"groups": self.groups, "shades": shades}, allow_nan=False)
         for character in "<>&":
             text = text.replace(character, f"\\u{ord(character):04x}")
         return Markup(text)
@@ -78,8 +79,7 @@ def lens(run_dir: Path, last_step: int) -> Lens:
             continue
         with _problems_named(problems, step):
             table = read_tokens(token_paths[step])
-            stars = read_stars(run_dir, step, table.columns)
-            problems += [stars.problem] if stars.problem else []
+            stars = read_stars(run_dir, step, table.columns, problems)
             cut = _cut(replace(group, tokens=token_tables(table, number)), table, stars)
             json.dumps(cut, allow_nan=False)  # one NaN would break the whole page
             groups.append(cut)
@@ -104,25 +104,22 @@ def _rank(group: Group, step: int) -> tuple:
     return (all(right) and punished > 0, 0 < sum(right) < len(right), punished > 0, step)
 
 
-def _cut(group: Group, table: StepTable, stars: Stars) -> dict:
+def _cut(group: Group, table: StepTable, stars: Mapping[tuple[int, int], str]) -> dict:
     """The group as the script reads it: rollouts and tokens beyond the bounds are left out, with a note."""
     c = table.columns
     lines = {row: place for place, row in enumerate(c["row"])}
     rows = group.tokens.rows[:ROLLOUTS]
-    data = settings_of(group)
-    first = lines[rows[0]]
-    given = [value for values in group.given_G_K1.tolist() for value in values]
+    first, whole = lines[rows[0]], len(group.tokens.rows)
+    given = group.given_G_K1.flatten().tolist()
     notes = []
-    if len(group.tokens.rows) > len(rows):
-        notes.append(
-            f"{len(group.tokens.rows) - len(rows)} of {len(group.tokens.rows)} rollouts are not shown."
-        )
-    if stars.shown:
+    if whole > len(rows):
+        notes.append(f"{whole - len(rows)} of {whole} rollouts are not shown.")
+    if stars:
         notes.append(
             "A* of a turn is its true advantage (± standard error) under the policy that wrote these rollouts, that of step "
             f"{table.step - 1}."
         )
-    return data | {
+    return settings_of(group) | {
         "step": table.step,
         "question": clean(c["question"][first]),
         "golds": [clean(gold) for gold in c["golds"][first][:5]],
@@ -133,7 +130,7 @@ def _cut(group: Group, table: StepTable, stars: Stars) -> dict:
     }
 
 
-def _rollout(group: Group, c: dict, place: int, line: int, stars: Stars) -> dict:
+def _rollout(group: Group, c: dict, place: int, line: int, stars: Mapping[tuple[int, int], str]) -> dict:
     rewards = group.reward_G_K[place].tolist()
     n_turns = int(group.turns.n_tool_turns_B[group.place_G[place]]) + 1
     observations = c["observations"][line]
@@ -145,7 +142,7 @@ def _rollout(group: Group, c: dict, place: int, line: int, stars: Stars) -> dict
         turns.append(
             {
                 "reward": None if reward is None or reward != reward else signed(reward),
-                "star": stars.shown.get((c["row"][line], turn)),
+                "star": stars.get((c["row"][line], turn)),
                 "seen": clean(seen[:OBSERVATION]),
                 "more": max(length - OBSERVATION, 0),
             }
@@ -167,26 +164,9 @@ def _rollout(group: Group, c: dict, place: int, line: int, stars: Stars) -> dict
     }
 
 
-def shades() -> list[str]:
-    """Colours from -1 to 1 in equal steps."""
-    return [colour(place / SHADES, 1.0) for place in range(-SHADES, SHADES + 1)]
-
-
-@dataclass(frozen=True)
-class Stars:
-    """``shown[row, turn]``: A* ± its standard error. ``problem``: why an existing file gives no A*."""
-
-    shown: dict[tuple[int, int], str] = field(default_factory=dict)
-    problem: str = ""
-
-
-def stars_folder(run_dir: Path, step: int) -> Path:
-    return Path(run_dir) / "fidelity" / f"lens_step_{step}"
-
-
 def stars_path(run_dir: Path, step: int) -> Path:
     """A line for each turn."""
-    return stars_folder(run_dir, step) / "turns.jsonl"
+    return Path(run_dir) / "fidelity" / f"lens_step_{step}" / "turns.jsonl"
 
 
 def text_digest(texts: Sequence[str]) -> str:
@@ -194,18 +174,23 @@ def text_digest(texts: Sequence[str]) -> str:
     return hashlib.blake2b("\0".join(texts).encode("utf-8", "replace"), digest_size=12).hexdigest()
 
 
-def read_stars(run_dir: Path, step: int, columns: Mapping[str, list[Any]]) -> Stars:
-    """``columns``: of the step's table of tokens."""
-    path = stars_path(run_dir, step)
+def read_stars(
+    run_dir: Path, step: int, columns: Mapping[str, list[Any]], problems: list[str]
+) -> dict[tuple[int, int], str]:
+    """A* ± its standard error by row and turn; empty where an existing file gives none, and why goes to ``problems``.
+
+    ``columns``: of the step's table of tokens.
+    """
+    path, stars = stars_path(run_dir, step), {}
     try:
-        lines = read_json_lines(path)
         written = {row: text_digest(text) for row, text in zip(columns["row"], columns["text"], strict=True)}
-        if any(written.get(line["row"]) != line["text"] for line in lines):
-            return Stars(
-                problem=f"{path} is of other rollouts of step {step}: measure again (verl-credit fidelity lens)."
-            )
-        return Stars(
-            {(line["row"], line["turn"]): f"{signed(line['a_star'])} ± {plain(line['se'])}" for line in lines}
-        )
+        for line in read_json_lines(path):
+            if written.get(line["row"]) != line["text"]:
+                again = "measure again (verl-credit fidelity lens)"
+                problems.append(f"{path} is of other rollouts of step {step}: {again}.")
+                return {}
+            stars[line["row"], line["turn"]] = f"{signed(line['a_star'])} ± {plain(line['se'])}"
     except (DamagedFile, KeyError, TypeError) as error:
-        return Stars(problem=f"{path} cannot be read: {type(error).__name__}: {error}.")
+        problems.append(f"{path} cannot be read: {type(error).__name__}: {error}.")
+        return {}
+    return stars

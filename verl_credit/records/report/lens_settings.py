@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import torch
 
 from verl_credit.credit.token.token_transforms import TRANSFORMS
-from verl_credit.credit.turn.mode import TurnCredit
 from verl_credit.credit.turn.modes import MODES
 from verl_credit.records.report.again import (
     NotOffered,
@@ -25,7 +24,6 @@ ALPHAS, GAMMAS = (0.0, 0.3, 1.0), (0.0, 0.5, 0.9, 1.0)
 EQUAL = 1e-6
 # The page shows at most this much of a group; the credit is computed from the whole group.
 ROLLOUTS, TOKENS_A_ROLLOUT = 16, 1500
-RIGHT = 0.5
 
 
 @dataclass(frozen=True)
@@ -54,7 +52,7 @@ class Group:
 
     @property
     def right_G(self) -> list[bool]:
-        return (self.turns.outcome_B[self.place_G] > RIGHT).tolist()
+        return (self.turns.outcome_B[self.place_G] > 0.5).tolist()
 
     @property
     def given_G_K1(self) -> torch.Tensor:
@@ -71,17 +69,14 @@ class Group:
         whole = {count: "every rollout is right", 0: "no rollout is right"}
         whole_group = f"In this group {whole.get(right, f'{right} of {count} rollouts are right')}"
         gains = list(self.turns.pipeline["signals"]) == ["info_gain"]
-        one, many = (
-            ("search that gained information", "searches that gained information")
-            if gains
-            else ("turn with a reward above 0", "turns with a reward above 0")
-        )
+        one, many, which = ("turn", "turns", "with a reward above 0")
+        if gains:
+            one, many, which = ("search", "searches", "that gained information")
         n = self.punished(advantage_G_K1)
         if not n:
-            return f"{whole_group}; no {one} has negative credit."
-        return (
-            f"{whole_group}, and {n} {one if n == 1 else many} {'has' if n == 1 else 'have'} negative credit."
-        )
+            return f"{whole_group}; no {one} {which} has negative credit."
+        number = f"{n} {one} {which} has" if n == 1 else f"{n} {many} {which} have"
+        return f"{whole_group}, and {number} negative credit."
 
 
 def settings_of(group: Group) -> dict:
@@ -92,9 +87,7 @@ def settings_of(group: Group) -> dict:
     transform is a weight, and HICRA adds to the magnitude of its input.
     """
     shared = group.turns.pipeline["shared"]
-    alphas, gammas = (
-        sorted({*values, shared[name]}) for name, values in (("alpha", ALPHAS), ("gamma", GAMMAS))
-    )
+    alphas, gammas = sorted({*ALPHAS, shared["alpha"]}), sorted({*GAMMAS, shared["gamma"]})
     return {
         "alphas": alphas,
         "gammas": gammas,
@@ -134,12 +127,11 @@ def check(group: Group) -> str:
 
 def packed(values_G_T: torch.Tensor, tokens: TokenTables) -> list[str]:
     """Returns for each rollout the values of its policy tokens: float32, little-endian, base64."""
-    return [
-        base64.b64encode(row[written][:TOKENS_A_ROLLOUT].float().numpy().astype("<f4").tobytes()).decode(
-            "ascii"
-        )
-        for row, written in zip(values_G_T[:ROLLOUTS], tokens.turn_ids_G_T[:ROLLOUTS] >= 0, strict=True)
-    ]
+    texts = []
+    for row_T, written_T in zip(values_G_T[:ROLLOUTS], tokens.turn_ids_G_T[:ROLLOUTS] >= 0, strict=True):
+        shown = row_T[written_T][:TOKENS_A_ROLLOUT].float().numpy().astype("<f4")
+        texts.append(base64.b64encode(shown.tobytes()).decode("ascii"))
+    return texts
 
 
 def _names(own: str, known) -> list[str]:
@@ -155,10 +147,9 @@ def _mode(group: Group, name: str, alphas: list[float], gammas: list[float]) -> 
             for j, gamma in enumerate(gammas) if reads["gamma"] else [("", None)]:
                 changes = {"alpha": alpha, "gamma": gamma}
                 given = {key: value for key, value in changes.items() if value is not None}
-                credit: TurnCredit = credit_of_turns(group.turns, name, **given)
-                setting["credit"][f"{i}|{j}"] = _numbers(
-                    credit.advantage_B_K1[group.place_G], credit.clip_scale_B_K1[group.place_G], group
-                )
+                credit, at = credit_of_turns(group.turns, name, **given), group.place_G
+                numbers = _numbers(credit.advantage_B_K1[at], credit.clip_scale_B_K1[at], group)
+                setting["credit"][f"{i}|{j}"] = numbers
     except NotOffered as error:
         return setting | {"reason": str(error), "credit": {}}
     return setting
@@ -166,13 +157,11 @@ def _mode(group: Group, name: str, alphas: list[float], gammas: list[float]) -> 
 
 def _numbers(advantage_G_K1: torch.Tensor, clip_G_K1: torch.Tensor, group: Group) -> dict:
     counts = (group.turns.n_tool_turns_B[group.place_G] + 1).tolist()
-    return {
-        "advantage": [
-            [round(v, 6) for v in row[:n]] for row, n in zip(advantage_G_K1.tolist(), counts, strict=True)
-        ],
-        "clip": [[round(v, 6) for v in row[:n]] for row, n in zip(clip_G_K1.tolist(), counts, strict=True)],
-        "said": group.sentence(advantage_G_K1),
-    }
+    advantage, clip = (
+        [[round(v, 6) for v in row[:n]] for row, n in zip(values_G_K1.tolist(), counts, strict=True)]
+        for values_G_K1 in (advantage_G_K1, clip_G_K1)
+    )
+    return {"advantage": advantage, "clip": clip, "said": group.sentence(advantage_G_K1)}
 
 
 def _lambdas(tokens: TokenTables, name: str) -> list[float | None]:

@@ -13,7 +13,7 @@ from verl_credit.recipe.world import missing_line
 from verl_credit.redact import redact_value
 from verl_credit.study.campaign.child import in_folder
 from verl_credit.study.campaign.file import Campaign
-from verl_credit.study.twin.check import check_twin
+from verl_credit.study.twin_check import check_twin
 
 CHECKPOINTS = "trainer.default_local_dir"
 LINEAGE = "lineage"  # the section of keys, and the folder of the table below the campaign's

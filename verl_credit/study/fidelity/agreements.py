@@ -12,14 +12,14 @@ credit is not corrected: it is part of the credit.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
 import numpy as np
 
-from verl_credit.study.fidelity.mode_credit import Credit
-from verl_credit.study.fidelity.scored import ScoredTurn
+from verl_credit.study.fidelity.credits import Credit
+from verl_credit.study.fidelity.values import ScoredTurn
 from verl_credit.study.stats import RESAMPLES, Measure, prompt_weights, with_interval
 
 SURE = 4.0
@@ -44,34 +44,22 @@ class Agreements:
     of the halves itself.
     """
 
-    def __init__(
-        self,
-        turns: Sequence[ScoredTurn],
-        *,
-        one_half: bool = False,
-        resamples: int = RESAMPLES,
-        seed: int = 0,
-    ):
+    def __init__(self, turns: Sequence[ScoredTurn], *, one_half: bool = False, resamples: int = RESAMPLES):
         self._one_half = one_half
         self._places = [(turn.prompt, turn.trajectory, turn.turn) for turn in turns]
         self._tool = np.array([turn.kind == "tool" for turn in turns], dtype=bool)
-        names = {name: number for number, name in enumerate(dict.fromkeys(turn.prompt for turn in turns))}
-        self._prompt = np.array([names[turn.prompt] for turn in turns])
-        self._prompts = len(names)
-        of = {
-            name: np.array([getattr(turn, name) for turn in turns])
-            for name in ("a_star", "a_first", "a_second")
-        }
-        self._star, self._halves = of["a_star"], (of["a_first"], of["a_second"])
-        cells = {(turn.prompt, turn.turn): 0 for turn in turns if turn.kind == "tool"}
-        number = {cell: i for i, cell in enumerate(cells)}
-        self._cell = np.array(
-            [number[turn.prompt, turn.turn] for turn in turns if turn.kind == "tool"], dtype=int
+        self._prompt = _numbered([turn.prompt for turn in turns])
+        self._prompts = int(self._prompt.max()) + 1
+        self._star, *self._halves = (
+            np.array([getattr(turn, name) for turn in turns]) for name in ("a_star", "a_first", "a_second")
         )
+        self._cell = _numbered([(turn.prompt, turn.turn) for turn in turns if turn.kind == "tool"])
         pairs = sure_pairs(turns)
         self._pairs = [pair for pair in pairs if self._tool[list(pair)].all()]
         self._end_pairs = [pair for pair in pairs if not self._tool[list(pair)].all()]
-        self._weights = prompt_weights(self._prompts, resamples, seed)
+        self.sure = len(self._pairs), len(self._end_pairs)
+        """Pairs of turns whose order is beyond doubt: of tool turns, and with the ending turn."""
+        self._weights = prompt_weights(self._prompts, resamples)
 
     def of(self, credit: Sequence[float]) -> Agreement:
         """``credit``: an advantage per turn, ending turns included."""
@@ -94,19 +82,14 @@ class Agreements:
     @property
     def reliability(self) -> Measure:
         """The reliability of A* over tool turns."""
-        return with_interval(
-            self._reliability(*(half[self._tool] for half in self._halves)), int(self._tool.sum())
-        )
-
-    @property
-    def sure(self) -> tuple[int, int]:
-        """Pairs of turns whose order is beyond doubt: of tool turns, and with the ending turn."""
-        return len(self._pairs), len(self._end_pairs)
+        reliability = self._reliability(*(half[self._tool] for half in self._halves))
+        return with_interval(reliability, int(self._tool.sum()))
 
     def _correlation(self, credit_N: np.ndarray, cell: np.ndarray | None = None) -> Measure:
         tables = [x[self._tool] for x in (credit_N, self._star, *self._halves)]
-        if cell is not None:
-            tables = [_within(x, cell) for x in tables]
+        if cell is not None and len(cell):  # less the mean of each cell
+            count = np.bincount(cell)
+            tables = [x - (np.bincount(cell, weights=x) / count)[cell] for x in tables]
         x, star, *halves = tables
         with np.errstate(invalid="ignore", divide="ignore"):
             r = self._pearson(x, star) / np.sqrt(self._reliability(*halves))
@@ -140,16 +123,15 @@ class Agreements:
             return Measure(None, n=len(worse))
         right = np.where(tied, 0.5, difference > 0)
         prompt = self._prompt[worse]
-        per_prompt = [
-            np.bincount(prompt, weights=w, minlength=self._prompts) for w in (right, np.ones(len(worse)))
-        ]
+        ones = np.ones(len(worse))
+        rights, counts = (np.bincount(prompt, weights=w, minlength=self._prompts) for w in (right, ones))
         with np.errstate(invalid="ignore", divide="ignore"):
-            shares = (self._weights @ per_prompt[0]) / (self._weights @ per_prompt[1])
+            shares = (self._weights @ rights) / (self._weights @ counts)
         return with_interval(shares, len(worse))
 
 
-def sure_pairs(turns: Sequence[ScoredTurn], standard_errors: float = SURE) -> list[tuple[int, int]]:
-    """Pairs (worse, better) of turns of a trajectory, as indices in ``turns``, whose A* are that many standard errors apart.
+def sure_pairs(turns: Sequence[ScoredTurn]) -> list[tuple[int, int]]:
+    """Pairs (worse, better) of turns of a trajectory, as indices in ``turns``, whose A* are `SURE` standard errors apart.
 
     Neighbours share a value, V(s_{k+1}) = the end of one and the start of the next: in A*_{k+1} - A*_k it occurs twice, so
     that its variance is multiplied by four.
@@ -164,14 +146,12 @@ def sure_pairs(turns: Sequence[ScoredTurn], standard_errors: float = SURE) -> li
             variance = a.variance_before + a.variance_after + b.variance_before + b.variance_after
             if a.after is not None and a.after == b.before:
                 variance += 2 * a.variance_after
-            if abs(b.a_star - a.a_star) > standard_errors * variance**0.5:
+            if abs(b.a_star - a.a_star) > SURE * variance**0.5:
                 pairs.append((i, j) if b.a_star > a.a_star else (j, i))
     return pairs
 
 
-def _within(x: np.ndarray, cell: np.ndarray) -> np.ndarray:
-    """Subtracts the mean of each cell."""
-    if not len(x):
-        return x
-    count = np.bincount(cell)
-    return x - (np.bincount(cell, weights=x) / count)[cell]
+def _numbered(keys: Sequence[Hashable]) -> np.ndarray:
+    """Numbers of the keys, in the order in which they first appear."""
+    number = {key: place for place, key in enumerate(dict.fromkeys(keys))}
+    return np.array([number[key] for key in keys], dtype=int)

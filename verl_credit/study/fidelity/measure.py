@@ -4,25 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
-from itertools import takewhile
+from itertools import chain, takewhile
 from pathlib import Path
-
-import torch
 
 from verl_credit.config.settings import CreditSettings
 from verl_credit.credit.turn.mode import TurnMode
 from verl_credit.records.report.again import TurnTables
 from verl_credit.records.run.files import append_json
 from verl_credit.study.fidelity.agreements import Agreements
-from verl_credit.study.fidelity.controls import controls, first_brought
-from verl_credit.study.fidelity.gradient.credited import gradient_agreement
-from verl_credit.study.fidelity.measured import Measured
-from verl_credit.study.fidelity.mode_credit import Credit, find_modes, mode_credits
-from verl_credit.study.fidelity.request import Request, check_about
+from verl_credit.study.fidelity.credits import (
+    Advantages,
+    Credit,
+    controls,
+    find_modes,
+    first_brought,
+    mode_credits,
+    nested,
+)
+from verl_credit.study.fidelity.gradients import gradient_agreement
+from verl_credit.study.fidelity.request import Measured, Request, check_about
 from verl_credit.study.fidelity.result import Result
-from verl_credit.study.fidelity.scored import TURNS, ScoredTurn, by_second_half, score_turns
-from verl_credit.study.fidelity.training import run_credit, tables_of
-from verl_credit.study.fidelity.values import PROMPTS_AT_ONCE, VALUES, Value, states_of, values_of
+from verl_credit.study.fidelity.rows import run_credit, tables_of
+from verl_credit.study.fidelity.values import (
+    PROMPTS_AT_ONCE,
+    TURNS,
+    VALUES,
+    by_second_half,
+    score_turns,
+    states_of,
+    values_of,
+)
 from verl_credit.study.fidelity.workers import Workers
 from verl_credit.worlds.rollouts.rollout import Start, Trajectory
 from verl_credit.worlds.rollouts.sampler import digest
@@ -63,14 +74,16 @@ def measure(
         elsewhere=None if workers is None else workers.values,
     )
     say(0.6, "gains and credit")
-    count = _complete([[*one, *other] for one, other in zip(sampled, again, strict=True)], values)
+    both = [[*one, *other] for one, other in zip(sampled, again, strict=True)]
+    complete = (all(digest(state.ids) in values for state in states_of([group])) for group in both)
+    count = sum(1 for _ in takewhile(bool, complete))  # prompts before the first one without a value
     groups, again = sampled[:count], again[:count]
-    contexts = {digest(state.ids) for state in states_of([*groups, *again])}
-    values = {name: values[name] for name in contexts}
-    tables, gold_B_K1, credits = _credits(subject, groups, find_modes(request.modes))
-    gains, gold = (_by_group(groups, table_B.tolist()) for table_B in (tables.reward_B_K, gold_B_K1))
+    values = {name: values[name] for name in {digest(state.ids) for state in states_of([*groups, *again])}}
+    tables, gains, gold, credits = _credits(subject, groups, find_modes(request.modes))
     turns = score_turns(groups, values, gains, gold, first_brought(groups, subject.data))
-    _write_turns(out / TURNS, turns)
+    (out / TURNS).unlink(missing_ok=True)
+    for turn in turns:
+        append_json(out / TURNS, asdict(turn))
     agreements = Agreements(turns)
     second = Agreements(by_second_half(turns, values), one_half=True)
     credits += controls(tables, groups, values, subject.data, seed)
@@ -104,46 +117,27 @@ def sample_groups(subject: Measured, request: Request, name: str = "rollout") ->
     return subject.roll([Start(state, request.rollouts, request.seed, name) for state in subject.prompts])
 
 
-def _complete(sampled: list[list[Trajectory]], values: dict[str, Value]) -> int:
-    """The number of prompts before the first prompt without a value."""
-    known = (all(digest(state.ids) in values for state in states_of([group])) for group in sampled)
-    return sum(1 for _ in takewhile(bool, known))
-
-
 def _credits(
     subject: Measured, groups: list[list[Trajectory]], modes: Sequence[TurnMode]
-) -> tuple[TurnTables, torch.Tensor, list[Credit]]:
+) -> tuple[TurnTables, Advantages, Advantages, list[Credit]]:
+    """The tables that modes read, gains and the gold answer's probability by turn, and the credit of the run and modes."""
     settings, size = CreditSettings.from_config(subject.config), subject.config.data.train_batch_size
     with subject.forward() as forward:
         tables, gold_B_K1 = tables_of(subject.batch(groups), groups, settings, forward, subject.tokenizer)
         of_run = [] if subject.step is None else [_of_run(subject, groups, settings, forward)]
     sizes = [len(group) for group in groups]
-    return tables, gold_B_K1, [*of_run, *mode_credits(tables, sizes, modes, size)]
-
-
-def _by_group(groups: list[list[Trajectory]], rows: list) -> list[list]:
-    """A row for each trajectory."""
-    rows = iter(rows)
-    return [[next(rows) for _ in group] for group in groups]
+    gains, gold = (nested(x, tables.n_tool_turns_B, sizes) for x in (tables.reward_B_K, gold_B_K1))
+    return tables, gains, gold, [*of_run, *mode_credits(tables, sizes, modes, size)]
 
 
 def _of_run(subject: Measured, groups: list[list[Trajectory]], settings: CreditSettings, forward) -> Credit:
     """Batch by batch, as in training."""
     step, size = subject.step + 1, subject.config.data.train_batch_size
-    planned = subject.config.trainer.total_training_steps or step
+    steps = {"step": step, "planned_steps": subject.config.trainer.total_training_steps or step}
     credits = []
     for begin in range(0, len(groups), size):
         part = groups[begin : begin + size]
-        steps = {"step": step, "planned_steps": planned}
         credits.append(run_credit(subject.batch(part), part, settings, forward, subject.tokenizer, **steps))
     if missing := next((credit for credit in credits if credit.advantages is None), None):
         return missing
-    return replace(
-        credits[0], advantages=[of_prompt for credit in credits for of_prompt in credit.advantages]
-    )
-
-
-def _write_turns(path: Path, turns: list[ScoredTurn]) -> None:
-    path.unlink(missing_ok=True)
-    for turn in turns:
-        append_json(path, asdict(turn))
+    return replace(credits[0], advantages=[*chain(*(credit.advantages for credit in credits))])

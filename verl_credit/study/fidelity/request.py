@@ -1,18 +1,54 @@
-"""The settings of a measurement, and the file that names the policy and settings of a folder's values."""
+"""What is measured and how: the policy, the settings, and the file that names both for a folder's values."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
+
+from omegaconf import DictConfig
 
 from verl_credit.errors import PreflightError
 from verl_credit.records.run.files import write_text
+from verl_credit.turns.book import TurnBatch
+from verl_credit.turns.scorers import Forward
+from verl_credit.worlds.rollouts.protocol import State
+from verl_credit.worlds.rollouts.rollout import Groups, Start, Trajectory
 
 REQUEST, RESULT, TABLE = "request.json", "fidelity.json", "table.txt"
 ROLLOUTS = "rollouts.jsonl"
-ABOUT, VERSION = "about.json", 2
+NEW_DIR = "give a new --dir, or the settings of this one"
+
+
+class Measured(Protocol):
+    """The policy of a measurement: `subject.Subject` in this process, `host.measure` through a run's own workers."""
+
+    name: str
+    config: DictConfig
+    tokenizer: object
+    prompts: list[State]
+    """The states before the first turn, one for each prompt."""
+    data: list[dict]
+    """The questions' rows of the data set."""
+    step: int | None
+    engine: str
+    """The engine of the rollouts."""
+
+    def roll(self, starts: Sequence[Start]) -> list[list[Trajectory]]:
+        """The trajectories of every start."""
+
+    def batch(self, groups: Groups) -> TurnBatch:
+        """The groups' rows, as a step of training reads them."""
+
+    def forward(self) -> AbstractContextManager[Forward]:
+        """The policy's log-probs, for gains by rows."""
+
+    def about(self) -> dict:
+        """The policy and the settings of its rollouts, as ``about.json`` has them."""
 
 
 @dataclass(frozen=True)
@@ -28,9 +64,9 @@ class Request:
     modes: list[str] | None = None
     """All registered modes where None."""
     gradient: bool = False
-    """The gradients of the credits are measured, too (`gradient.credited`)."""
+    """The gradients of the credits are measured, too (`gradients`)."""
     swaps: int = 0
-    """Decisions whose alternatives are measured, too (`swap.swaps`)."""
+    """Decisions whose alternatives are measured, too (`swaps`)."""
     minutes: float | None = None
     """No more prompts are valued after that time."""
     name: str = ""
@@ -48,9 +84,10 @@ class Request:
         names = ("prompts", "rollouts", "continuations", "split", "seed")
         return {name: getattr(self, name) for name in names}
 
-    def write(self, folder: Path) -> None:
-        """Writes the request into the folder of the run that makes the measurement."""
-        write_text(folder / REQUEST, json.dumps(asdict(self), indent=1) + "\n")
+    def timer(self) -> Callable[[], bool]:
+        """Starts the time; returns whether ``minutes`` are over."""
+        end = None if self.minutes is None else time.monotonic() + 60 * self.minutes
+        return lambda: end is not None and time.monotonic() >= end
 
     @classmethod
     def read(cls, folder: Path) -> Request | None:
@@ -59,19 +96,14 @@ class Request:
 
 
 def check_about(
-    folder: Path,
-    of_policy: Mapping,
-    *,
-    continuations: int,
-    seed: int,
-    otherwise: str = "give a new --dir, or the settings of this one",
+    folder: Path, of_policy: Mapping, *, continuations: int, seed: int, otherwise: str = NEW_DIR
 ) -> None:
     """Writes the policy and settings of the folder's values into ``about.json``; ``of_policy``: `Measured.about`.
 
     Raises PreflightError when the file already names others.
     """
-    path = folder / ABOUT
-    about = {"version": VERSION, **of_policy, "continuations": continuations, "seed": seed}
+    path = folder / "about.json"
+    about = {"version": 2, **of_policy, "continuations": continuations, "seed": seed}
     if not path.exists():
         write_text(path, json.dumps(about, indent=1) + "\n")
         return

@@ -10,12 +10,11 @@ from typing import Any
 
 from verl_credit.records.run.files import plain, write_text
 from verl_credit.study.fidelity.agreements import Agreement
-from verl_credit.study.fidelity.gradient.alignment import GradientAgreement
-from verl_credit.study.fidelity.gradient.credited import RLOO, integrity
-from verl_credit.study.fidelity.measured import Measured
-from verl_credit.study.fidelity.mode_credit import Credit
-from verl_credit.study.fidelity.scored import ScoredTurn, martingale
-from verl_credit.study.fidelity.values import Value
+from verl_credit.study.fidelity.alignment import GradientAgreement
+from verl_credit.study.fidelity.credits import Credit
+from verl_credit.study.fidelity.gradients import RLOO, integrity
+from verl_credit.study.fidelity.request import Measured
+from verl_credit.study.fidelity.values import ScoredTurn, Value, martingale
 from verl_credit.study.stats import Measure, prompts_for
 from verl_credit.worlds.rollouts.rollout import Trajectory
 
@@ -52,11 +51,8 @@ class Result:
 def table(name: str, result: Result) -> list[str]:
     """A line per credit; missing credits come at the end, with the reason."""
     tools = sum(turn.kind == "tool" for turn in result.turns)
-    cut = (
-        ""
-        if result.prompts == result.of_prompts
-        else f"the first {result.prompts} of {result.of_prompts} prompts, "
-    )
+    cut = f"the first {result.prompts} of {result.of_prompts} prompts, "
+    cut = cut if result.prompts < result.of_prompts else ""
     lines = [
         f"{name}: {cut}{tools} tool turns of {len(result.turns)}, {len(result.values)} distinct contexts, "
         f"{result.sure_pairs[0]} + {result.sure_pairs[1]} sure pairs, reliability of A* {shown(result.reliability)}",
@@ -73,28 +69,21 @@ def table(name: str, result: Result) -> list[str]:
             "after it is not exact, and need not be 0 on average"
         )
     lines.append("Monte Carlo: credit by the first half of the continuations, compared with A* by the second")
-    scores = ", ".join(
-        f"{s.name} {s.mean:+.3f} (z {'-' if s.z is None else f'{s.z:+.1f}'})"
-        for s in martingale(result.turns)
-    )
+    zs = [(one, "-" if one.z is None else f"{one.z:+.1f}") for one in martingale(result.turns)]
+    scores = ", ".join(f"{one.name} {one.mean:+.3f} (z {z})" for one, z in zs)
     return [*lines, f"0 on average: mean A* at {scores}", *gradient_table(result)]
 
 
 def not_measured(credits: Sequence[tuple[Credit, Any]]) -> list[str]:
-    return [
-        f"{credit.name:<34} not measured: {credit.reason}"
-        for credit, agreement in credits
-        if agreement is None
-    ]
+    return [f"{one.name:<34} not measured: {one.reason}" for one, agreement in credits if agreement is None]
 
 
 def gradient_table(result: Result) -> list[str]:
     """The gradients of the same credits; nothing where they were not measured."""
     if not result.gradients:
         return []
-    lines = [
-        f"{'gradient of':<34} {'own cosine':<20} {'minus GRPO':<22} {'cosine of E[g]':<20} signal to noise"
-    ]
+    names = f"{'own cosine':<20} {'minus GRPO':<22} {'cosine of E[g]':<20} signal to noise"
+    lines = [f"{'gradient of':<34} {names}"]
     for name, agreement in result.gradients.items():
         cells = (agreement.own, agreement.own_difference, agreement.bias, agreement.signal_to_noise)
         lines.append(f"{name:<34} " + " ".join(f"{shown(cell):<20}" for cell in cells).rstrip())

@@ -1,17 +1,32 @@
-"""Trajectories as the rows that a step of training reads, and the rows that a step kept as trajectories."""
+"""Sampled groups as a step of training reads them: rows, the tables of turn modes, the run's credit; and kept rows as
+trajectories."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import torch
 
-from verl_credit.errors import PreflightError
+from verl_credit.config.settings import CreditSettings
+from verl_credit.credit.outcome import OUTCOME_OPERATORS
+from verl_credit.credit.turn.turns import turn_table
+from verl_credit.errors import ConfigError, IntegrityError, PreflightError
+from verl_credit.names import ADV_ESTIMATOR
+from verl_credit.records.report.again import TurnTables
+from verl_credit.study.fidelity.credits import Credit, nested
+from verl_credit.turns.assign import CreditRun, anchor_table, assign, step_inputs
 from verl_credit.turns.book import RowRecord, TurnBatch
+from verl_credit.turns.gains import gains_of, plan_gains, score_answers
 from verl_credit.turns.requests import turn_spans
+from verl_credit.turns.signals.known import signals_of
+from verl_credit.turns.signals.own import TrajectorySignal
+from verl_credit.turns.signals.signal import Signal, StepRows
+from verl_credit.turns.token_stage import TokenStage
 from verl_credit.worlds.rollouts.protocol import Protocol, State, Step
-from verl_credit.worlds.rollouts.rollout import Trajectory
+from verl_credit.worlds.rollouts.rollout import Groups, Trajectory
 from verl_credit.worlds.rollouts.sampler import Ids
 
 
@@ -32,7 +47,6 @@ def turn_batch(
         prompts.append(list(first.ids[:start]))
         responses.append(response)
         turn_ids.append(torch.tensor(ids))
-    rows = len(responses)
     of_data = [{} if data is None else data[t.steps[0].state.question] for t in trajectories]
     turn_ids_B_T = torch.nn.utils.rnn.pad_sequence(turn_ids, batch_first=True, padding_value=-1)
     n_turns = [len(trajectory.steps) for trajectory in trajectories]
@@ -46,8 +60,8 @@ def turn_batch(
         ground_truths=[truths[trajectory.steps[0].state.question] for trajectory in trajectories],
         extra_infos=[row.get("extra_info") or {} for row in of_data],
         columns=[dict(row) for row in of_data],
-        is_padding=[False] * rows,
-        row_valid_B=torch.ones(rows, dtype=torch.bool),
+        is_padding=[False] * len(prompts),
+        row_valid_B=torch.ones(len(prompts), dtype=torch.bool),
         n_turns_B=torch.tensor(n_turns),
         turn_rewards=[[None] * (n - 1) for n in n_turns],
     )
@@ -74,16 +88,14 @@ def kept_trajectories(
     Raises PreflightError for a prompt that is not among ``prompts``.
     """
     starts, trajectory_of = {state.ids: state for state in prompts}, {}
-    for row, prompt, response, turns in zip(
-        *(columns[name] for name in ("row", "prompt_ids", "response_ids", "turn")), strict=True
-    ):
+    lines = zip(*(columns[name] for name in ("row", "prompt_ids", "response_ids", "turn")), strict=True)
+    for row, prompt, response, turns in lines:
         if row not in rows:
             continue
         start = starts.get(tuple(prompt))
         if start is None:
-            raise PreflightError(
-                f"the prompt of row {row} is not among the {len(starts)} of the lab's split train"
-            )
+            among = f"not among the {len(starts)} of the lab's split train"
+            raise PreflightError(f"the prompt of row {row} is {among}")
         path = _path(start, tuple(response), turn_spans(turns), protocol)
         if path is not None:
             trajectory_of[row] = Trajectory(path)
@@ -96,10 +108,125 @@ def _path(start: State, response: Ids, spans: list[tuple[int, int]], protocol: P
         for turn, (first, _) in enumerate(spans)
     ]
     texts = [response[first:end] for first, end in spans]
-    if not texts:
-        return None
-    (last,) = protocol.steps([(states[-1], texts[-1])])
-    if last.next is not None:
+    (last,) = protocol.steps([(states[-1], texts[-1])]) if texts else (None,)
+    if last is None or last.next is not None:
         return None
     before = zip(states, texts, states[1:], strict=False)
     return [*(Step(state, text, after, None) for state, text, after in before), last]
+
+
+def rows_settings(settings: CreditSettings, **changes) -> CreditSettings:
+    """The settings, with ``changes``, for a step that measures gains by rows: by the policy's ordinary forward."""
+    by_rows = {"info_gain_scorer": "rows", "info_gain_every": 1, "info_gain_warmup_steps": 0}
+    return replace(settings, algorithm=settings.algorithm.model_copy(update=by_rows | changes))
+
+
+def outcomes_of(groups: Groups) -> tuple[torch.Tensor, torch.Tensor]:
+    """(outcome_B, group_B), rows in the order of the groups."""
+    outcome_B = torch.tensor([t.reward for t in chain(*groups)], dtype=torch.float64)
+    return outcome_B, torch.tensor([prompt for prompt, group in enumerate(groups) for _ in group])
+
+
+def tables_of(
+    batch: TurnBatch, groups: Groups, settings: CreditSettings, forward, tokenizer
+) -> tuple[TurnTables, torch.Tensor]:
+    """(outcomes, gains, states before turns and lengths, as turn modes read them; gold_B_K1).
+
+    gold_B_K1 is the gold answer's probability before every turn; NaN where it was not scored. Gains of ``prob_diff`` are its
+    differences.
+    """
+    a = settings.algorithm
+    mode = a.info_gain_norm_mode if settings.scores_gain else "turn-group-v1d"
+    changes = {
+        "turn_signal": "info_gain",
+        "turn_signals": None,
+        "algorithm_mode": None,
+    }  # whatever the mode reads
+    measured = rows_settings(settings, adv_estimator=ADV_ESTIMATOR, info_gain_norm_mode=mode, **changes)
+    plan = plan_gains(batch, measured, tokenizer)
+    score_B_K1, asked_B_K1 = score_answers(plan, forward)
+    gain_B_K, has_gain_B_K = gains_of(plan, score_B_K1, asked_B_K1, {})
+    outcome_B, group_B = outcomes_of(groups)
+    rows = StepRows(batch, tokenizer.decode, outcome_B, group_B, gain_B_K, has_gain_B_K)
+    table = turn_table(batch.turn_ids_B_T, batch.turn_ids_B_T >= 0)
+    shape = len(outcome_B), gain_B_K.shape[1] + 1
+    tables = TurnTables(
+        pipeline={
+            "mode": a.info_gain_norm_mode,
+            "signals": {"info_gain": 1.0},
+            # Only `run_credit` reads a user's operator.
+            "outcome_operator": a.advantage_mode if a.advantage_mode in OUTCOME_OPERATORS else "grpo",
+            "tied_groups": a.tied_groups,
+            "shared": {
+                "gamma": a.gamma,
+                "alpha": a.adv_rescale_alpha,
+                "clip_beta": settings.clip_beta,
+                "norm_by_std": a.norm_adv_by_std_in_grpo,
+                "gain_scale": 1.0,
+                "outcome_scale": 1.0,
+            },
+            "turn_params": dict(a.turn_params),
+        },
+        rows=list(range(len(outcome_B))),
+        uids=[str(group) for group in group_B.tolist()],
+        outcome_B=outcome_B,
+        reward_B_K=gain_B_K.double(),
+        has_reward_B_K=has_gain_B_K,
+        group_B=group_B,
+        valid_B=batch.row_valid_B,
+        n_tool_turns_B=table.n_tool_turns_B,
+        tokens_B_K1=table.n_tokens_B_K1,
+        anchor_B_K1=anchor_table(settings, rows),
+        advantage_B_K1=torch.zeros(shape),  # no run gave credit
+        clip_scale_B_K1=torch.ones(shape),
+    )
+    return tables, score_B_K1.exp().masked_fill(~asked_B_K1, torch.nan)
+
+
+def run_credit(
+    batch: TurnBatch,
+    groups: Groups,
+    settings: CreditSettings,
+    forward,
+    tokenizer,
+    *,
+    step: int,
+    planned_steps: int,
+) -> Credit:
+    """The credit that step ``step`` of ``planned_steps`` would give to these rollouts, if it measures gains.
+
+    A token transform that only spreads a turn's advantage is left out. Outcomes are the trajectories'.
+    """
+    name = f"this run: {settings.algorithm.info_gain_norm_mode}"
+    try:
+        signals = signals_of(settings)
+        if reason := _not_here(settings, signals):
+            return Credit(name, None, reason, "run")
+        settings = rows_settings(settings, transform_mode="none")
+        run = CreditRun(settings, tokenizer, signals, TokenStage(settings.algorithm, tokenizer))
+        plan = plan_gains(batch, settings, tokenizer)
+        inputs = step_inputs(run, plan, forward, {}, step=step, planned_steps=planned_steps)
+        step_credit = assign(inputs, *outcomes_of(groups), batch.response_mask_B_T.bool())
+    except (ConfigError, IntegrityError, ValueError) as error:
+        return Credit(name, None, str(error), "run")
+    if signals and not step_credit.rewarded_B_K.any():
+        return Credit(name, None, f"no turn has a reward ({', '.join(settings.turn_signals)})", "run")
+    n_tool_turns_B = torch.tensor([len(t.steps) - 1 for t in chain(*groups)])
+    advantages = nested(step_credit.credit.advantage_B_K1, n_tool_turns_B, [len(group) for group in groups])
+    return Credit(name, advantages, kind="run")
+
+
+def _not_here(settings: CreditSettings, signals: dict[Signal, float]) -> str | None:
+    algorithm = settings.algorithm
+    if not settings.turn_estimator:
+        return f"algorithm.adv_estimator={algorithm.adv_estimator} is one of verl's own"
+    if algorithm.algorithm_mode is not None:
+        return f"algorithm.algorithm_mode={algorithm.algorithm_mode} gives credit to tokens, not to turns"
+    if algorithm.canonical_transform:
+        return f"algorithm.transform_mode={algorithm.transform_mode} gives credit to tokens, not to turns"
+    if settings.masks_observations:
+        return "the turn signal infopo is scored in training alone"
+    coroutines = (signal.name for signal in signals if isinstance(signal, TrajectorySignal))
+    if name := next(coroutines, None):
+        return f"the turn signal {name} is a coroutine, which agent loops alone call"
+    return None

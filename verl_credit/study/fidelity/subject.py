@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 
 import pyarrow.parquet
@@ -47,7 +48,7 @@ class Subject:
         return roll(self.sampler(), self.protocol, starts)
 
     def batch(self, groups: Groups) -> TurnBatch:
-        return turn_batch([row for group in groups for row in group], self.truths, self.data)
+        return turn_batch([*chain(*groups)], self.truths, self.data)
 
     @contextmanager
     def forward(self) -> Iterator[Forward]:
@@ -64,10 +65,8 @@ class Subject:
 
     def sampler(self, **options) -> TurnSampler:
         """Samples the policy's turns, which stop where the rollout server stops them."""
-        of_model = self.model.generation_config.eos_token_id
-        stop = {*(of_model if isinstance(of_model, list) else [of_model]), self.tokenizer.eos_token_id} - {
-            None
-        }
+        ends = self.model.generation_config.eos_token_id
+        stop = {*(ends if isinstance(ends, list) else [ends]), self.tokenizer.eos_token_id} - {None}
         decoder = ModelDecoder(self.model, self.tokenizer.pad_token_id)
         return TurnSampler(decoder, sorted(stop), drawable=len(self.tokenizer), **options)
 
@@ -97,13 +96,10 @@ def make_subject(
     if config.search.shuffle_seed is not None:
         raise PreflightError(f"search.shuffle_seed={config.search.shuffle_seed}: expected null")
     index = Path(config.lab.index) if config.lab.index else lab / "index"
-    retriever, fingerprint = (
-        LocalRetriever(lab / "encoder", index, k=config.search.topk),
-        config.search.index_fingerprint,
-    )
-    if fingerprint is not None and fingerprint != retriever.fingerprint:
+    retriever, searched = LocalRetriever(lab / "encoder", index, k=config.search.topk), config.search
+    if searched.index_fingerprint not in (None, retriever.fingerprint):
         raise PreflightError(
-            f"{index} has the fingerprint {retriever.fingerprint}, and the run searched {fingerprint} "
+            f"{index} has the fingerprint {retriever.fingerprint}, and the run searched {searched.index_fingerprint} "
             "(search.index_fingerprint): expected its index (--lab, if it was moved)"
         )
     limits = Limits(
@@ -149,9 +145,8 @@ def load_policy(folder: Path) -> tuple[PreTrainedModel, object]:
         )
         return model.eval(), AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError) as error:
-        raise PreflightError(
-            f"{folder}: no policy in Hugging Face format ({one_line(str(error))[:200]})"
-        ) from error
+        why = one_line(str(error))[:200]
+        raise PreflightError(f"{folder}: no policy in Hugging Face format ({why})") from error
 
 
 def load_checkpoint(folder: Path) -> tuple[PreTrainedModel, object]:

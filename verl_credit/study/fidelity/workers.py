@@ -19,7 +19,7 @@ import torch
 from verl_credit.errors import PreflightError
 from verl_credit.recipe.machine import cores
 from verl_credit.study.fidelity.subject import Subject
-from verl_credit.study.fidelity.values import PROMPTS_AT_ONCE, Part, Value, value_part
+from verl_credit.study.fidelity.values import PROMPTS_AT_ONCE, Value, value_part
 from verl_credit.worlds.rollouts.protocol import State
 
 FEWEST_PROMPTS = 32
@@ -53,9 +53,9 @@ class Workers:
     def start(self) -> None:
         """Lets the processes load while this one does something else."""
         for _ in range(self._processes):
-            self._pool.submit(_nothing)
+            self._pool.submit(os.getpid)
 
-    def values(self, parts: Iterable[Part], *, continuations: int, seed: int) -> Iterator[list[Value]]:
+    def values(self, parts: Iterable[list[State]], *, continuations: int, seed: int) -> Iterator[list[Value]]:
         """Values of the parts, in the order in which they are done. A part is taken when a process is free for it, and all
         that were taken are done. Raises PreflightError where a process died."""
         waiting, parts = set[Future](), iter(parts)
@@ -100,10 +100,6 @@ def _begin(load: Callable[[], Subject], parent: Connection) -> None:
 def _end_with(parent: Connection) -> None:
     parent.poll(None)  # nothing is ever sent: this returns when the parent closes its end, or dies
     os._exit(0)
-
-
-def _nothing() -> None:
-    pass
 
 
 def _values(part: Sequence[State], continuations: int, seed: int) -> list[Value]:

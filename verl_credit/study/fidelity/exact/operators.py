@@ -1,6 +1,7 @@
 """The operators that are compared: a name, a function from a batch to token advantages, and what it optimises.
 
 `all_credits` is the table: every registered outcome operator and turn mode, some with other options, and two controls.
+Objectives are differentiable functions of the policy, with exact gradients.
 """
 
 from __future__ import annotations
@@ -18,14 +19,73 @@ from verl_credit.credit.laws.world import World
 from verl_credit.credit.outcome import OUTCOME_OPERATORS
 from verl_credit.credit.turn.mode import TurnMode
 from verl_credit.credit.turn.modes import MODES
-from verl_credit.study.fidelity.exact.objectives import (
-    Objective,
-    arcsine,
-    log_success,
-    reward,
-    with_gain,
-    with_turn_penalty,
-)
+from verl_credit.study.fidelity.exact.question import Trajectories
+
+
+@dataclass(frozen=True)
+class Expected:
+    """Expectations over a question's trajectories: scalars with a gradient, if the probabilities have one."""
+
+    trajectories: Trajectories
+    probability_N: torch.Tensor
+
+    @property
+    def reward(self) -> torch.Tensor:
+        return (self.probability_N * self.trajectories.outcome_N).sum()
+
+    @property
+    def turns(self) -> torch.Tensor:
+        """The answer included."""
+        return (self.probability_N * self.trajectories.n_turns_N).sum()
+
+    def gain(self, gamma: float = 1.0) -> torch.Tensor:
+        """E[sum over turns k = 0, 1, ... of gamma^k gain_k]."""
+        gain_N_K = self.trajectories.gain_N_K
+        return (self.probability_N * (gain_N_K @ gamma ** torch.arange(gain_N_K.shape[1]).double())).sum()
+
+
+Objective = Callable[[Expected, int], torch.Tensor]
+"""(expectations of a question, rollouts of a group) -> what is maximised there."""
+
+
+def reward(expected: Expected, group_size: int) -> torch.Tensor:
+    """J = E[r]."""
+    return expected.reward
+
+
+def with_gain(alpha: float, gamma: float = 1.0) -> Objective:
+    """E[r + alpha sum of gamma^k gain_k]."""
+    return lambda expected, _: expected.reward + alpha * expected.gain(gamma)
+
+
+def with_turn_penalty(penalty: float) -> Objective:
+    """E[r] - penalty E[turns]."""
+    return lambda expected, _: expected.reward - penalty * expected.turns
+
+
+def log_success(expected: Expected, group_size: int) -> torch.Tensor:
+    """log p, expanded at p = 1 and cut after n - 1 terms: -sum over k = 1 .. n - 1 of (1 - p)^k / k.
+
+    With 0/1 outcomes the expected gradient of `maxrl` is this one's, but for its eps. The paper's estimator has n terms;
+    subtracting 1 from every advantage of a group, and nothing where the group has no success, takes the last one away.
+    Source: 2602.02710; derived anew for the centred form.
+    """
+    k = torch.arange(1, group_size, dtype=torch.float64)
+    return -((1 - expected.reward) ** k / k).sum()
+
+
+def arcsine(expected: Expected, group_size: int) -> torch.Tensor:
+    """2 arcsin(sqrt(p)), whose gradient is grad p / sqrt(p (1 - p)): what dividing by the std tends to in large groups."""
+    return 2 * expected.reward.sqrt().asin()
+
+
+def gradient(
+    objective: Objective, trajectories: Trajectories, logits_D: torch.Tensor, group_size: int
+) -> torch.Tensor:
+    """Exact gradient of the objective by autograd over all trajectories, [D]."""
+    leaf_D = logits_D.clone().requires_grad_()
+    expected = Expected(trajectories, trajectories.probability_N(leaf_D))
+    return torch.autograd.grad(objective(expected, group_size), leaf_D)[0]
 
 
 @dataclass(frozen=True)
@@ -58,8 +118,6 @@ def turn_credit_of(
     """
     declared = MODES[mode] if isinstance(mode, str) else mode
     options = {"gamma": 1.0, **options} if "gamma" in declared.options else options
-    if declared.name == "progress":
-        options.setdefault("gamma", declared.options["gamma"])
     gains = declared.default_signal != "none" if gains is None else gains
     run = partial(run_turn_mode, mode=declared, **options)
     return Credit(
@@ -86,7 +144,7 @@ def own_credit(operator: Any, name: str, *, kind: str | None = None, params: dic
     return Credit(name, subject.run, scope=subject.scope, reads_policy=reads_policy)
 
 
-def turn_penalty(penalty: float, *, own: Objective) -> Credit:
+def turn_penalty(penalty: float) -> Credit:
     """Control: RLOO on r - penalty x turns, the answer's included. It ignores the effect of a turn."""
     operator = partial(run_turn_mode, mode=MODES["none"], outcome_operator="rloo")
 
@@ -94,7 +152,8 @@ def turn_penalty(penalty: float, *, own: Objective) -> Credit:
         turns_B = world.n_tool_turns_B.double() + 1  # integers times a float would be float32
         return operator(world.but(outcome_B=world.outcome_B - penalty * turns_B))
 
-    return Credit(f"turn penalty {penalty:g}", run, own=own, own_name=f"r - {penalty:g} turns")
+    own = {"own": with_turn_penalty(penalty), "own_name": f"r - {penalty:g} turns"}
+    return Credit(f"turn penalty {penalty:g}", run, **own)
 
 
 def constant_credit() -> Credit:
@@ -118,7 +177,6 @@ OBJECTIVES = {
     "2 arcsin sqrt(p), large groups": arcsine,
 }
 """An outcome operator may name these as its `objective`."""
-UNBIASED = "turn-group-unbiased"
 
 
 def _adds_gain(mode: str, label: str, weight: float = 1.0, **options) -> Credit:
@@ -146,9 +204,9 @@ def all_credits() -> list[Credit]:
         turn_credit_of("turn-group-v1d", "turn-group-v1d, alpha .3", alpha=0.3),
         turn_credit_of("turn-group-v1d", "turn-group-v1d, alpha 1", alpha=1.0),
         turn_credit_of("turn-group-v1d", "turn-group-v1d, alpha 1, no std", alpha=1.0, norm_by_std=False),
-        _adds_gain(UNBIASED, f"{UNBIASED}, alpha .3", 0.3, alpha=0.3),
-        _adds_gain(UNBIASED, f"{UNBIASED}, alpha 1", alpha=1.0),
-        _adds_gain(UNBIASED, f"{UNBIASED}, alpha 1, gamma .9", alpha=1.0, gamma=0.9),
+        _adds_gain("turn-group-unbiased", "turn-group-unbiased, alpha .3", 0.3, alpha=0.3),
+        _adds_gain("turn-group-unbiased", "turn-group-unbiased, alpha 1", alpha=1.0),
+        _adds_gain("turn-group-unbiased", "turn-group-unbiased, alpha 1, gamma .9", alpha=1.0, gamma=0.9),
         _adds_gain("leave_one_out", "leave_one_out"),
         _adds_gain("leave_one_out", "leave_one_out, present_only", baseline="present_only"),
         turn_credit_of("mt_grpo"),
@@ -160,6 +218,6 @@ def all_credits() -> list[Credit]:
         turn_credit_of(
             "turn_gae", "turn_gae, lam .9, no gains", gains=False, lam=0.9, own=reward, own_name="r"
         ),
-        turn_penalty(PENALTY, own=with_turn_penalty(PENALTY)),
+        turn_penalty(PENALTY),
         constant_credit(),
     ]

@@ -42,9 +42,8 @@ class Row:
     @property
     def fault(self) -> str:
         """The reason why the row is not valid; empty where it is."""
-        return self.record["tool_fault"] or (
-            "" if max(self.turn_ids, default=-1) >= 0 else "no token of the policy's"
-        )
+        empty = max(self.turn_ids, default=-1) < 0
+        return self.record["tool_fault"] or ("no token of the policy's" if empty else "")
 
     @property
     def texts(self) -> list[Ids]:
@@ -54,10 +53,8 @@ class Row:
     def states(self) -> list[State]:
         """The state before each turn."""
         start, ids = len(self.prompt_ids), (*self.prompt_ids, *self.response_ids)
-        spans = turn_spans(self.turn_ids)
-        return [
-            State(self.question, start, ids[: start + first], turn) for turn, (first, _) in enumerate(spans)
-        ]
+        spans = enumerate(turn_spans(self.turn_ids))
+        return [State(self.question, start, ids[: start + first], turn) for turn, (first, _) in spans]
 
 
 @dataclass(frozen=True)
@@ -124,20 +121,23 @@ class Generator:
         for one, uid in zip(wanted, uids, strict=True):
             arrived = rows.get(uid, {})
             if len(arrived) != one.count:
-                raise IntegrityError(
-                    f"{len(arrived)} rollouts of {one.count} arrived for question {one.question}"
-                )
+                share = f"{len(arrived)} rollouts of {one.count}"
+                raise IntegrityError(f"{share} arrived for question {one.question}")
             groups.append([Row(question=one.question, **arrived[number]) for number in sorted(arrived)])
         return groups
 
     def _batch(self, wanted: Sequence[Wanted], uids: Sequence[str]):
-        columns = collate_fn([self._data[one.question] for one in wanted]) | {
-            "uid": _objects(uids),
-            "sampling": _objects(["sampled"] * len(wanted)),
-            "__rollout_n__": _objects([one.count for one in wanted]),
-            DRAW: _objects([one.name for one in wanted]),
-            REPLAY: _objects([replay_column(one.turns) for one in wanted]),
+        columns = collate_fn([self._data[one.question] for one in wanted])
+        given = {
+            "uid": uids,
+            "sampling": ["sampled"] * len(wanted),
+            "__rollout_n__": [one.count for one in wanted],
+            DRAW: [one.name for one in wanted],
+            REPLAY: [replay_column(one.turns) for one in wanted],
         }
+        for name, values in given.items():
+            columns[name] = np.empty(len(wanted), dtype=object)
+            columns[name][:] = values
         batch = tu.get_tensordict(columns)
         tu.assign_non_tensor_data(batch, "global_steps", self._trainer.global_steps)
         tu.assign_non_tensor_data(batch, "validate", True)
@@ -151,9 +151,8 @@ class Generator:
         for place, key in enumerate(batch.keys):
             uid, number, part = key.rsplit("_", 2)
             if part != "0":
-                raise IntegrityError(
-                    f"rollout {key}: an agent loop that returns several rows is not measured"
-                )
+                why = "an agent loop that returns several rows is not measured"
+                raise IntegrityError(f"rollout {key}: {why}")
             response = turns.response_ids[place]
             by_uid.setdefault(uid, {})[int(number)] = {
                 "prompt_ids": turns.prompt_ids[place],
@@ -169,11 +168,11 @@ class Generator:
 
 def pieces_of(one: Wanted, most: int) -> list[Wanted]:
     """The request in pieces of at most ``most`` rollouts; the first keeps the name."""
-    counts = [min(most, one.count - begin) for begin in range(0, one.count, most)]
-    return [
-        replace(one, count=count, name=one.name if not number else f"{one.name}, part {number}")
-        for number, count in enumerate(counts)
-    ]
+    pieces = []
+    for number, begin in enumerate(range(0, one.count, most)):
+        name = f"{one.name}, part {number}" if number else one.name
+        pieces.append(replace(one, count=min(most, one.count - begin), name=name))
+    return pieces
 
 
 def parts_of(wanted: Sequence[Wanted], most: int) -> Iterator[list[Wanted]]:
@@ -198,36 +197,23 @@ def outcome_of(scores: dict, reward: float) -> float:
     return value
 
 
-def _objects(values: Sequence) -> np.ndarray:
-    column = np.empty(len(values), dtype=object)
-    column[:] = values
-    return column
-
-
 @dataclass(frozen=True)
 class RanTrajectory(Trajectory):
     row: Row | None = field(default=None, compare=False)
 
 
 def trajectory_of(row: Row, *, otherwise: bool = False) -> RanTrajectory:
-    states, searched = row.states(), _searched(row)
+    searched: dict[int, tuple] = {}  # turn -> its calls, and the ids of the pages that they returned
+    for search in row.record["searches"]:
+        calls, pages = searched.get(search["turn"], ((), ()))
+        call = Call(SEARCH, "", search["query"], None)
+        searched[search["turn"]] = (*calls, call), (*pages, tuple(map(str, search["pages"])))
+    states = row.states()
     steps = [
         Step(state, text, after, None if after else row.outcome, *searched.get(number, ()))
-        for number, (state, text, after) in enumerate(
-            zip_longest(states, row.texts, states[1:], fillvalue=None)
-        )
+        for number, (state, text, after) in enumerate(zip_longest(states, row.texts, states[1:]))
     ]
     return RanTrajectory(steps, otherwise, row)
-
-
-def _searched(row: Row) -> dict[int, tuple[tuple[Call, ...], tuple[tuple[str, ...], ...]]]:
-    """The searches of each turn that searched, and the ids of the pages that they returned."""
-    by_turn: dict[int, tuple] = {}
-    for search in row.record["searches"]:
-        calls, pages = by_turn.get(search["turn"], ((), ()))
-        call = Call(SEARCH, "", search["query"], None)
-        by_turn[search["turn"]] = (*calls, call), (*pages, tuple(map(str, search["pages"])))
-    return by_turn
 
 
 def replayed(row: Row, turns: Sequence[Ids]) -> bool:

@@ -58,14 +58,9 @@ def check_twin(config: DictConfig) -> None:
     for key, only in WITHOUT.items():
         value = OmegaConf.select(config, key)
         if value is not None and value != only:
-            raise ConfigError(
-                key=key, value=value, accepted=f"the twin knows {only} alone; `train` takes every value"
-            )
-    _check_signals(CreditSettings.from_config(config))
-
-
-def _check_signals(settings: CreditSettings) -> None:
-    """The twin's rollouts come from no server and have no masked observations."""
+            use = f"the twin knows {only} alone; `train` takes every value"
+            raise ConfigError(key=key, value=value, accepted=use)
+    settings = CreditSettings.from_config(config)
     scorer = settings.algorithm.info_gain_scorer
     if settings.uses_scorer and SCORERS[scorer].in_rollout:
         use = "the twin has no rollout server; expected branch or rows"

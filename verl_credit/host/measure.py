@@ -8,17 +8,17 @@ another answer than before, the turns are valued after that answer, and such rol
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 from verl.trainer.ppo.v1.trainer_base import register_trainer
 
 from verl_credit.errors import ConfigError, IntegrityError, PreflightError
-from verl_credit.host.measure.generate import Generator, Row, Wanted, reaches, replayed, trajectory_of
+from verl_credit.host.measured_rows import Generator, Row, Wanted, reaches, replayed, trajectory_of
 from verl_credit.host.step.store import TrainerForward
 from verl_credit.host.step.trainer import CreditTrainer
 from verl_credit.names import MEASURE_MODE
@@ -31,7 +31,7 @@ from verl_credit.study.fidelity.result import as_dict, table, write_result
 from verl_credit.study.fidelity.rows import turn_batch
 from verl_credit.turns.book import TurnBatch
 from verl_credit.worlds.rollouts.protocol import State
-from verl_credit.worlds.rollouts.rollout import Start, Trajectory
+from verl_credit.worlds.rollouts.rollout import Groups, Start, Trajectory
 from verl_credit.worlds.rollouts.sampler import Ids, digest
 
 
@@ -56,14 +56,7 @@ class MeasuringTrainer(CreditTrainer):
     def _measure(self, request: Request) -> None:
         say = Throttled(partial(events.note, self.run_dir, "fidelity"), f"fidelity {request.name}")
         subject, out = RunSubject(self, request, say), Path(request.out)
-        end = None if request.minutes is None else time.monotonic() + 60 * request.minutes
-        result = measure(
-            subject,
-            request,
-            say=say,
-            enough=lambda: end is not None and time.monotonic() >= end,
-            prompts_at_once=1,
-        )
+        result = measure(subject, request, say=say, enough=request.timer(), prompts_at_once=1)
         write_text(out / TABLE, "\n".join(table(subject.name, result)) + "\n")
         write_result(out / RESULT, request.settings, [as_dict(subject, result) | {"swaps": {}}])
 
@@ -77,6 +70,7 @@ class RunSubject:
         self.name, self.step, self.config = request.policy, request.step, trainer.config
         self.tokenizer, self._trainer, self._say = trainer.tokenizer, trainer, say
         self._path, self._about = Path(request.out) / ROLLOUTS, request.about
+        self.engine = request.about["engine"]
         key, dataset = "train_files", trainer.train_dataset
         if request.split == "test":
             key, dataset = "val_files", trainer.val_dataset
@@ -92,10 +86,6 @@ class RunSubject:
         self._turns: dict[Ids, list[Ids]] = {}
         self._question: dict[Ids, int] = {}
 
-    @property
-    def engine(self) -> str:
-        return self._about["engine"]
-
     def about(self) -> dict:
         return self._about
 
@@ -104,14 +94,14 @@ class RunSubject:
         if all(start.state.ids for start in starts):
             return self._go_on(starts)
         groups = self._from_prompts(starts)
-        for row in (row for group in groups for row in group):
+        for row in chain(*groups):
             self._check_prompt(row)
             for number, state in enumerate(row.states()):
                 self._turns[state.ids] = row.texts[:number]
         return [[trajectory_of(row) for row in group] for group in groups]
 
-    def batch(self, groups: Sequence[Sequence[Trajectory]]) -> TurnBatch:
-        paths = [path for group in groups for path in group]
+    def batch(self, groups: Groups) -> TurnBatch:
+        paths = [*chain(*groups)]
         batch = turn_batch(paths, self.truths, self.data)
         return replace(
             batch,
@@ -136,11 +126,10 @@ class RunSubject:
         groups = self._generate([_wanted(start, ()) for start in new])
         for done, (start, rows) in enumerate(zip(new, groups, strict=True), start=1):
             self._check_replayed(rows, ())
-            question = start.state.question
-            append_json(
-                self._path, {"name": start.name, "question": question, "rows": [asdict(row) for row in rows]}
-            )
-            kept[start.name, question] = rows
+            name, question = start.name, start.state.question
+            line = {"name": name, "question": question, "rows": [asdict(row) for row in rows]}
+            append_json(self._path, line)
+            kept[name, question] = rows
             self._say(0.1 * done / len(new), f"rollouts of {done} of {len(new)} prompts")
         return [kept[start.name, start.state.question] for start in starts]
 

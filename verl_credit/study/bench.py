@@ -1,8 +1,8 @@
-"""The parts of `verl-credit bench`: candidate, exact bias, true advantages on two policies, learning curves."""
+"""The parts of `verl-credit bench`, measures of a turn mode that need no GPU, and their page: candidate, exact bias, true
+advantages on two policies, learning curves."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -12,26 +12,36 @@ from typing import Any
 from omegaconf import DictConfig
 
 from verl_credit.credit import laws
-from verl_credit.credit.plugins import find_turn_mode
+from verl_credit.credit.laws.check import Finding
 from verl_credit.credit.turn.mode import TurnMode
 from verl_credit.credit.turn.modes import MODES
-from verl_credit.errors import ExitCode, PreflightError, did_you_mean
+from verl_credit.errors import PreflightError, did_you_mean
 from verl_credit.recipe.compose import load_config
 from verl_credit.recipe.rules.turn_mode import KEYS
-from verl_credit.records.run.files import write_text
+from verl_credit.records.report.curves import panel_data_uri
+from verl_credit.records.report.page import template
 from verl_credit.records.run.progress import Throttled, say_at_once
 from verl_credit.study.campaign.file import parse
-from verl_credit.study.campaign.runner import run_campaign
-from verl_credit.study.fidelity.agreements import Measure
+from verl_credit.study.campaign.report import difference_format, interval, panels, value_format
+from verl_credit.study.campaign.results import Results
+from verl_credit.study.fidelity.credits import find_mode
 from verl_credit.study.fidelity.exact.bias import bias_rows
 from verl_credit.study.fidelity.exact.operators import Credit, outcome_credit_of, turn_credit_of
 from verl_credit.study.fidelity.exact.question import QUESTIONS
-from verl_credit.study.fidelity.gradient.credited import REFERENCE
+from verl_credit.study.fidelity.gradients import REFERENCE
 from verl_credit.study.fidelity.measure import Result, measure
 from verl_credit.study.fidelity.request import Request
+from verl_credit.study.fidelity.result import shown
 from verl_credit.study.fidelity.subject import Subject, load_policy, make_subject
 from verl_credit.study.fidelity.workers import workers_of
-from verl_credit.study.twin.train import Twin
+from verl_credit.study.stats import Measure
+from verl_credit.study.twin import Twin
+
+GRPO = "grpo"
+METRIC = "credit/outcome/em"
+"""Exact match of a step's rollouts, before the policy is trained on them. 12 steps take 192 of 2,048 questions."""
+LATER = 10
+"""Steps of GRPO, after which the lab's policy answers about two thirds of the questions."""
 
 
 @dataclass(frozen=True)
@@ -59,43 +69,21 @@ class Candidate:
         return [f"algorithm.info_gain_norm_mode={self.path.replace(':', '.')}", *given]
 
 
-def find_candidate(path: str, params: Mapping[str, Any] | None = None) -> Candidate:
+def find_candidate(path: str, params: Mapping[str, Any] | None = None, option: str = "MODE") -> Candidate:
     """Raises PreflightError for a name that is neither registered nor importable, and for an option that the mode lacks."""
-    if path not in MODES and not {".", ":"} & set(path):
-        raise PreflightError(
-            f"{path}{did_you_mean(path, MODES)}: expected my_module:my_mode, or one of {', '.join(MODES)}"
-        )
-    try:
-        mode = find_turn_mode(path, "MODE")
-    except ValueError as error:
-        raise PreflightError(str(error)) from error
-    for name in params or {}:
-        if name not in mode.options:
-            raise PreflightError(
-                f"--params {name}{did_you_mean(name, mode.options)}: {path} has {', '.join(mode.options) or 'no options'}"
-            )
-    return Candidate(path, mode, dict(params or {}))
-
-
-GROUP_SIZES, STOPS = (2, 4, 8), (0.1, 0.3, 0.7)
-TOGETHER = " and ".join(question.name for question in QUESTIONS.values())
+    mode, params = find_mode(path, option), dict(params or {})
+    if unknown := next((name for name in params if name not in mode.options), None):
+        has = f"{path} has {', '.join(mode.options) or 'no options'}"
+        raise PreflightError(f"--params {unknown}{did_you_mean(unknown, mode.options)}: {has}")
+    return Candidate(path, mode, params)
 
 
 def exact_rows(candidates: Sequence[Candidate]) -> list[dict[str, object]]:
     """Rows of `bias_rows` for both questions together; GRPO and RLOO first. Modes whose scope is the batch lack size 8."""
     credits = [outcome_credit_of("grpo"), outcome_credit_of("rloo"), *(c.exact() for c in candidates)]
-    rows = bias_rows(credits, group_sizes=GROUP_SIZES, stops=STOPS)
-    return [row for row in rows if row["questions"] == TOGETHER]
-
-
-def cosine_span(rows: Sequence[dict], mode: str) -> tuple[float | None, float | None]:
-    """Lowest and highest cosine of E[g] with grad E[r]; None where the mode's expected gradient is 0 everywhere."""
-    cosines = [row["cosine"] for row in rows if row["mode"] == mode and row["cosine"] is not None]
-    return (min(cosines), max(cosines)) if cosines else (None, None)
-
-
-LATER = 10
-"""Steps of GRPO, after which the lab's policy answers about two thirds of the questions."""
+    together = " and ".join(question.name for question in QUESTIONS.values())
+    rows = bias_rows(credits, group_sizes=(2, 4, 8), stops=(0.1, 0.3, 0.7))
+    return [row for row in rows if row["questions"] == together]
 
 
 @dataclass(frozen=True)
@@ -115,6 +103,16 @@ class Agreed:
     reliability: Measure
     rows: list[Row]
 
+    def lines(self) -> list[str]:
+        lines = [
+            f"{self.policy}, {self.prompts} prompts, reliability of A* {shown(self.reliability)}: "
+            "correlation with A*; own cosine; own cosine minus GRPO's"
+        ]
+        for row in self.rows:
+            cells = f"{_shown(row.pearson):<22} {_shown(row.own):<22} {_shown(row.own_difference)}"
+            lines.append(f"  {row.name:<28} {cells}")
+        return lines
+
 
 def agreed(
     candidate: Candidate,
@@ -133,7 +131,7 @@ def agreed(
     config = load_config("lab", [*overrides, *candidate.overrides()])
     start = Path(config.actor_rollout_ref.model.path)
     for step, name in ((0, "the warm start"), (LATER, f"after {LATER} steps of GRPO")):
-        folder = later_policy(out / "policy", overrides) if step else start
+        folder = _later_policy(out / "policy", overrides) if step else start
         load = partial(_subject, name, config, folder, prompts, step)
         with workers_of(load, prompts, parallel) as workers:
             request = Request(
@@ -154,14 +152,11 @@ def _subject(name: str, config: DictConfig, folder: Path, prompts: int, step: in
     return make_subject(name, config, *policy, questions=questions, lab=lab, prompts=prompts, step=step)
 
 
-def later_policy(folder: Path, overrides: Sequence[str]) -> Path:
+def _later_policy(folder: Path, overrides: Sequence[str]) -> Path:
     """Trained by the twin, once."""
     if not (folder / "config.json").is_file():
-        config = load_config(
-            "lab",
-            [*overrides, "algorithm.info_gain_norm_mode=none", f"trainer.total_training_steps={LATER}"],
-        )
-        twin = Twin(config, folder, say_at_once)
+        later = ["algorithm.info_gain_norm_mode=none", f"trainer.total_training_steps={LATER}"]
+        twin = Twin(load_config("lab", [*overrides, *later]), folder, say_at_once)
         for _ in twin.steps():
             pass
         twin.save(folder)
@@ -180,12 +175,6 @@ def _rows(result: Result, candidate: Candidate) -> list[Row]:
             rows.append(Row(name, agreement.pearson, gradient.own, gradient.own_difference))
     best = result.gradients[REFERENCE]
     return [*rows, Row("the true advantages", Measure(None), best.own, best.own_difference)]
-
-
-GRPO = "grpo"
-METRIC = "credit/outcome/em"
-"""Exact match of a step's rollouts, before the policy is trained on them. 12 steps take 192 of 2,048 questions."""
-FILE, FOLDER = "learning.yaml", "learning"
 
 
 def declare(
@@ -219,8 +208,49 @@ def declare(
     return campaign
 
 
-def learn(out: Path, campaign: dict, *, parallel: int) -> tuple[ExitCode, Path]:
-    """Runs what is missing. Raises ConfigError and PreflightError before the first run."""
-    file = out / FILE
-    write_text(file, json.dumps(campaign, indent=1))
-    return run_campaign(str(file), out / FOLDER, parallel)
+@dataclass
+class Bench:
+    """The results so far; each part is filled once it has been measured."""
+
+    name: str
+    compared: list[str]
+    findings: list[Finding] = field(default_factory=list)
+    exact: list[dict] = field(default_factory=list)
+    agreed: list[Agreed] = field(default_factory=list)
+    learning: Results | None = None
+
+    @property
+    def broken(self) -> list[Finding]:
+        return [finding for finding in self.findings if finding.wrong]
+
+    def law_lines(self) -> list[str]:
+        held = sum(finding.verdict == "holds" for finding in self.findings)
+        lines = [f"{finding.name}: {finding.says} {finding.detail}".strip() for finding in self.broken]
+        return [f"{held} laws hold, {len(lines)} broken" + (":" if lines else ""), *lines]
+
+    def exact_lines(self) -> list[str]:
+        """Lowest and highest cosine of each mode's E[g] with grad E[r]."""
+        cosines: dict[str, list[float]] = {}
+        for row in self.exact:
+            cosines.setdefault(row["mode"], []).extend([] if row["cosine"] is None else [row["cosine"]])
+        lines = []
+        for name, of in cosines.items():
+            span = f"cosine {min(of):.3f} to {max(of):.3f}" if of else "undefined: its expected gradient is 0"
+            lines.append(f"{name:<28} {span}")
+        return lines
+
+
+def page(bench: Bench) -> str:
+    learning, more = bench.learning, {}
+    if learning is not None:
+        more = {
+            "panels": [panel for panel in panels(learning) if panel.lines],
+            "value": value_format(learning),
+            "difference": difference_format(learning),
+            "interval": interval,
+        }
+    return template("bench.html").render(bench=bench, shown=_shown, picture=panel_data_uri, **more)
+
+
+def _shown(measure: Measure | None) -> str:
+    return "undefined" if measure is None else shown(measure)

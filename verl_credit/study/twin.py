@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
-import pyarrow.parquet
 import torch
 from omegaconf import DictConfig
 from torch.utils.data import RandomSampler
@@ -22,10 +22,9 @@ from verl_credit.policy.packed import PackedPolicy
 from verl_credit.records.run.files import METRICS, VALIDATION, append_json
 from verl_credit.study.fidelity.rows import turn_batch
 from verl_credit.study.fidelity.subject import Subject, load_policy, make_subject
-from verl_credit.study.twin.step import Credit, Objective, update
+from verl_credit.study.twin_step import Objective, credited, update
+from verl_credit.turns.assign import CreditRun
 from verl_credit.worlds.rollouts.rollout import Start, Trajectory, roll
-
-NAME = "val-aux/lab-{}/em/mean@1"
 
 
 class Twin:
@@ -35,22 +34,18 @@ class Twin:
         self.config, self.run_dir, self._say = config, run_dir, say
         torch.manual_seed(config.seed)
         model, self.tokenizer = load_policy(Path(config.actor_rollout_ref.model.path))
+        given = {"lab": Path(config.lab.dir), "prompts": None}
         self.train_set, self.test_set = (
-            self._subject(name, model) for name in (config.data.train_files, config.data.val_files)
+            make_subject("twin", config, model, self.tokenizer, questions=Path(questions), **given)
+            for questions in (config.data.train_files, config.data.val_files)
         )
-        actor = config.actor_rollout_ref.actor
-        self.policy = PackedPolicy(
-            model,
-            temperature=config.actor_rollout_ref.rollout.temperature,
-            budget=actor.ppo_max_token_len_per_gpu,
-        )
+        actor, temperature = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout.temperature
+        self.policy = PackedPolicy(model, temperature=temperature, budget=actor.ppo_max_token_len_per_gpu)
         optim = actor.optim
         self.optimizer = torch.optim.AdamW(
             model.parameters(), lr=optim.lr, betas=tuple(optim.betas), weight_decay=optim.weight_decay
         )
-        self.credit = Credit.of(
-            CreditSettings.from_config(config), self.tokenizer, config.trainer.total_training_steps
-        )
+        self.credit = CreditRun.of(CreditSettings.from_config(config), self.tokenizer)
         self.objective = objective_of(config)
 
     def run(self) -> None:
@@ -85,19 +80,18 @@ class Twin:
         """Rollouts of these training questions, their credit, and the updates."""
         n = self.config.actor_rollout_ref.rollout.n
         began = time.perf_counter()
-        groups = self._roll(self.train_set, questions, n, f"step {step}")
+        rows = [*chain(*self._roll(self.train_set, questions, n, f"step {step}"))]
         generated = time.perf_counter()
-        rows = [trajectory for group in groups for trajectory in group]
         turns = turn_batch(rows, self.train_set.truths)
         outcome_B = torch.tensor([trajectory.reward for trajectory in rows])
         group_B = torch.arange(len(questions)).repeat_interleave(n)
         with self.policy.packing():
-            batch, _, metrics = self.credit.batch(self.policy, turns, outcome_B, group_B, step)
-            credited = time.perf_counter()
+            steps = {"step": step, "planned_steps": self.config.trainer.total_training_steps}
+            batch, _, metrics = credited(self.credit, self.policy, turns, outcome_B, group_B, **steps)
+            credit_given = time.perf_counter()
             updates = update(self.policy, self.optimizer, batch, self.objective)
-        times = {
-            "gen": generated - began, "credit": credited - generated, "update_actor": time.perf_counter() - credited
-        }  # fmt: skip
+        times = {"gen": generated - began, "credit": credit_given - generated}
+        times["update_actor"] = time.perf_counter() - credit_given
         return {
             "credit/outcome/em": outcome_B.mean().item(),
             "num_turns/mean": turns.n_turns_B.double().mean().item(),
@@ -109,23 +103,18 @@ class Twin:
     def evaluate(self, step: int) -> None:
         """Exact match on held-out questions, greedy and sampled, into the run's files."""
         chosen = held_out(len(self.test_set.prompts), self.config.data.val_max_samples, self.config.data.seed)
-        count = len(chosen)
-        groups_of = {
-            mode: self._roll(self.test_set, chosen, 1, f"test {step}", greedy=mode == "greedy")
-            for mode in ("greedy", "sampled")
-        }
-        em = {mode: sum(group[0].reward for group in groups) / count for mode, groups in groups_of.items()}
-        row = {NAME.format(mode): value for mode, value in em.items()}
+        em = {}
+        for mode in ("greedy", "sampled"):
+            groups = self._roll(self.test_set, chosen, 1, f"test {step}", greedy=mode == "greedy")
+            em[mode] = sum(group[0].reward for group in groups) / len(chosen)
+        row = {f"val-aux/lab-{mode}/em/mean@1": value for mode, value in em.items()}
         append_json(self.run_dir / VALIDATION, {"step": step, **row})
-        self._say(
-            f"held-out EM after step {step}: "
-            + ", ".join(f"{mode} {value:.3f}" for mode, value in em.items())
-        )
+        shares = ", ".join(f"{mode} {value:.3f}" for mode, value in em.items())
+        self._say(f"held-out EM after step {step}: {shares}")
 
     def _roll(self, subject: Subject, questions, count, name, *, greedy=False) -> list[list[Trajectory]]:
-        starts = [
-            Start(subject.prompts[q], count, self.config.seed, f"{name} {i}") for i, q in enumerate(questions)
-        ]
+        seed = self.config.seed
+        starts = [Start(subject.prompts[q], count, seed, f"{name} {i}") for i, q in enumerate(questions)]
         return roll(subject.sampler(greedy=greedy), subject.protocol, starts)
 
     def _prompts(self) -> Iterator[int]:
@@ -133,18 +122,6 @@ class Twin:
         generator = torch.Generator().manual_seed(self.config.data.seed or self.config.seed)
         while True:
             yield from RandomSampler(self.train_set.prompts, generator=generator)
-
-    def _subject(self, questions: str, model) -> Subject:
-        rows = pyarrow.parquet.read_metadata(questions).num_rows
-        return make_subject(
-            "twin",
-            self.config,
-            model,
-            self.tokenizer,
-            questions=Path(questions),
-            lab=Path(self.config.lab.dir),
-            prompts=rows,
-        )
 
 
 def held_out(total: int, most: int, seed: int | None) -> list[int]:
@@ -156,10 +133,8 @@ def held_out(total: int, most: int, seed: int | None) -> list[int]:
 
 def objective_of(config: DictConfig) -> Objective:
     actor = config.actor_rollout_ref.actor
-    low, high = (
-        actor.clip_ratio if value is None else value
-        for value in (actor.clip_ratio_low, actor.clip_ratio_high)
-    )
+    sides = actor.clip_ratio_low, actor.clip_ratio_high
+    low, high = (actor.clip_ratio if value is None else value for value in sides)
     return Objective(
         clip_ratio_low=low,
         clip_ratio_high=high,

@@ -6,14 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from transformers import PreTrainedTokenizerFast
 
-from verl_credit.config.settings import CreditSettings
 from verl_credit.credit import turn_policy_loss
 from verl_credit.credit.loss import aggregate
 from verl_credit.policy.packed import PackedPolicy, families
 from verl_credit.study.forward import PackedForward
-from verl_credit.turns.assign import CreditRun, StepCredit, StepInputs, assign, step_inputs
+from verl_credit.turns.assign import CreditRun, StepCredit, assign, step_inputs
 from verl_credit.turns.book import TurnBatch
 from verl_credit.turns.gains import plan_gains
 from verl_credit.turns.token_stage import TokenInputs
@@ -75,15 +73,10 @@ def _one_update(policy, optimizer, batch, objective, rows) -> dict[str, float]:
     total, clipped = 0.0, 0.0
     for members in policy.family_batches(families(prompts, responses)):
         part = [rows[i] for one in members for i in one.rows]
-        ids = [batch.response_ids[row] for row in part]
-        log_prob_b_T, entropy_b_T = policy.responses(
-            [batch.prompt_ids[row] for row in part],
-            ids,
-            batch.mask_B_T[part, : max(map(len, ids))],
-            entropy=bool(objective.entropy_coeff),
-        )
-        width = log_prob_b_T.shape[1]
-        loss, metrics = _loss(batch, objective, part, width, log_prob_b_T, entropy_b_T, tokens)
+        prompt_ids, ids = ([each[row] for row in part] for each in (batch.prompt_ids, batch.response_ids))
+        mask_b_T, entropy = batch.mask_B_T[part, : max(map(len, ids))], bool(objective.entropy_coeff)
+        log_prob_b_T, entropy_b_T = policy.responses(prompt_ids, ids, mask_b_T, entropy=entropy)
+        loss, metrics = _loss(batch, objective, part, log_prob_b_T, entropy_b_T, tokens)
         loss.backward()
         total += loss.item()
         clipped += metrics["pg_clipfrac"].item() * int(batch.mask_B_T[part].sum()) / max(tokens, 1)
@@ -94,10 +87,9 @@ def _one_update(policy, optimizer, batch, objective, rows) -> dict[str, float]:
     return {"loss": total, "grad_norm": norm.item(), "pg_clipfrac": clipped}
 
 
-def _loss(batch, objective, part, width, log_prob_b_T, entropy_b_T, tokens):
-    def cut(table_B_T: torch.Tensor) -> torch.Tensor:
-        return table_B_T[part, :width]
-
+def _loss(batch, objective, part, log_prob_b_T, entropy_b_T, tokens):
+    names = ("old_log_prob_B_T", "advantage_B_T", "mask_B_T", "turn_ids_B_T", "clip_scale_B_T")
+    *tables, clip_scale_b_T = (getattr(batch, name)[part, : log_prob_b_T.shape[1]] for name in names)
     divided_by = {
         "batch_num_tokens": tokens,
         "global_batch_size": objective.mini_batch_rows,
@@ -105,75 +97,60 @@ def _loss(batch, objective, part, width, log_prob_b_T, entropy_b_T, tokens):
     }
     loss, metrics = turn_policy_loss(
         log_prob_b_T,
-        cut(batch.old_log_prob_B_T),
-        cut(batch.advantage_B_T),
-        cut(batch.mask_B_T),
-        cut(batch.turn_ids_B_T),
+        *tables,
         clip_ratio_low=objective.clip_ratio_low,
         clip_ratio_high=objective.clip_ratio_high,
-        clip_scale_B_T=cut(batch.clip_scale_B_T) if objective.dynamic_clip else None,
+        clip_scale_B_T=clip_scale_b_T if objective.dynamic_clip else None,
         clip_ratio_c=objective.clip_ratio_c if objective.ratio_level == "token" else None,
         ratio_level=objective.ratio_level,
         loss_agg_mode=objective.loss_agg_mode,
         **divided_by,
     )
     if objective.entropy_coeff:
-        entropy = aggregate(entropy_b_T, cut(batch.mask_B_T), objective.loss_agg_mode, **divided_by)
+        mask_b_T = tables[2]
+        entropy = aggregate(entropy_b_T, mask_b_T, objective.loss_agg_mode, **divided_by)
         loss = loss - objective.entropy_coeff * entropy
     return loss, metrics
 
 
-@dataclass(frozen=True)
-class Credit:
-    run: CreditRun
-    planned_steps: int
-
-    @classmethod
-    def of(cls, settings: CreditSettings, tokenizer: PreTrainedTokenizerFast, planned_steps: int) -> Credit:
-        return cls(CreditRun.of(settings, tokenizer), planned_steps)
-
-    def batch(
-        self,
-        policy: PackedPolicy,
-        turns: TurnBatch,
-        outcome_B: torch.Tensor,
-        group_B: torch.Tensor,
-        step: int,
-    ) -> tuple[UpdateBatch, StepCredit, dict[str, float]]:
-        """(rows for `update`, the step's credit, metrics of gains and tokens). ``step`` counts from 1."""
-        prompts, responses = (
-            [torch.tensor(ids) for ids in rows] for rows in (turns.prompt_ids, turns.response_ids)
+def credited(
+    run: CreditRun,
+    policy: PackedPolicy,
+    turns: TurnBatch,
+    outcome_B: torch.Tensor,
+    group_B: torch.Tensor,
+    *,
+    step: int,
+    planned_steps: int,
+) -> tuple[UpdateBatch, StepCredit, dict[str, float]]:
+    """(rows for `update`, the step's credit, metrics of gains and tokens). ``step`` counts from 1."""
+    prompts, responses = ([torch.tensor(i) for i in ids] for ids in (turns.prompt_ids, turns.response_ids))
+    mask_B_T, tokenwise = turns.response_mask_B_T.bool(), run.stage.active
+    with torch.no_grad():
+        log_prob_B_T, entropy_B_T = policy.responses(prompts, responses, mask_B_T, entropy=tokenwise)
+    forward, metrics = PackedForward(policy, turns, log_prob_B_T), {}
+    plan = plan_gains(turns, run.settings, run.tokenizer, scored=run.settings.scores_at(step))
+    if plan.scored:
+        plan = plan.scorer.before_forward(plan, forward)
+    inputs = step_inputs(run, plan, forward, metrics, step=step, planned_steps=planned_steps)
+    if tokenwise:
+        tokens = TokenInputs(
+            step=step,
+            mask_B_T=mask_B_T,
+            token_ids_B_T=torch.nn.utils.rnn.pad_sequence(responses, batch_first=True),
+            log_prob_B_T=log_prob_B_T,
+            entropy_B_T=entropy_B_T,
+            row_valid_B=turns.row_valid_B,
         )
-        mask_B_T, tokenwise = turns.response_mask_B_T.bool(), self.run.stage.active
-        with torch.no_grad():
-            log_prob_B_T, entropy_B_T = policy.responses(prompts, responses, mask_B_T, entropy=tokenwise)
-        metrics: dict[str, float] = {}
-        inputs = self._inputs(PackedForward(policy, turns, log_prob_B_T), turns, step, metrics)
-        if tokenwise:
-            tokens = TokenInputs(
-                step=step,
-                mask_B_T=mask_B_T,
-                token_ids_B_T=torch.nn.utils.rnn.pad_sequence(responses, batch_first=True),
-                log_prob_B_T=log_prob_B_T,
-                entropy_B_T=entropy_B_T,
-                row_valid_B=turns.row_valid_B,
-            )
-            inputs = replace(inputs, tokens=tokens)
-        step_credit = assign(inputs, outcome_B, group_B, mask_B_T)
-        rows = UpdateBatch(
-            prompts,
-            responses,
-            turns.turn_ids_B_T,
-            mask_B_T,
-            log_prob_B_T,
-            step_credit.advantage_B_T.float(),
-            step_credit.clip_scale_B_T.float(),
-        )
-        return rows, step_credit, metrics | step_credit.metrics
-
-    def _inputs(self, forward: PackedForward, turns: TurnBatch, step: int, metrics: dict) -> StepInputs:
-        settings = self.run.settings
-        plan = plan_gains(turns, settings, self.run.tokenizer, scored=settings.scores_at(step))
-        if plan.scored:
-            plan = plan.scorer.before_forward(plan, forward)
-        return step_inputs(self.run, plan, forward, metrics, step=step, planned_steps=self.planned_steps)
+        inputs = replace(inputs, tokens=tokens)
+    credit = assign(inputs, outcome_B, group_B, mask_B_T)
+    rows = UpdateBatch(
+        prompts,
+        responses,
+        turns.turn_ids_B_T,
+        mask_B_T,
+        log_prob_B_T,
+        credit.advantage_B_T.float(),
+        credit.clip_scale_B_T.float(),
+    )
+    return rows, credit, metrics | credit.metrics

@@ -28,8 +28,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from verl_credit.study.fidelity.agreements import Measure
-from verl_credit.study.stats import interval, mean_without, product_of_means, root
+from verl_credit.study.stats import Measure, interval, mean_without, product_of_means, root
 
 DRAWS_PER_PROMPT = 20
 """Batches drawn, by the number of prompts: what the draw adds to the variance of a mean is then about a twentieth."""
@@ -77,9 +76,6 @@ def mean_over_batches(along_R_1P: np.ndarray) -> np.ndarray:
     known = np.isfinite(along_R_1P)
     with np.errstate(invalid="ignore"):
         return np.where(known, along_R_1P, 0.0).sum(0) / known.sum(0)
-
-
-BATCH_PROMPTS = 16
 
 
 @dataclass(frozen=True)
@@ -134,20 +130,20 @@ class Alignment:
         tokens_P: np.ndarray,
         none: PromptSums,
         *,
-        batch_prompts: int = BATCH_PROMPTS,
+        batch_prompts: int,
         seed: int = 0,
     ):
         self._true, self._replicate, self._tokens_P = true, replicate, tokens_P
         self._size, self._prompts = batch_prompts, len(tokens_P)
         if self._prompts < 3:
             raise ValueError(f"{self._prompts} prompts; expected at least 3, of which the jackknife leaves 2")
-        if replicate.square_P is None:
-            raise ValueError("replicate.square_P is None; expected the sums of `true_credit`")
         h_P_S = true.both_P_S
         self._true_square_1P = product_of_means(h_P_S @ h_P_S.T)
         if self._prompts >= batch_prompts + 2:
             self._member_R_P = draw_batches(self._prompts, batch_prompts, seed)
-            self._own_square_1P = self._square_of_own_batches()
+            # the mean over all batches of |sum over its prompts of E[h'_p | prompt]|^2
+            m, products_1P = batch_prompts, product_of_means(replicate.both_P_S @ replicate.both_P_S.T)
+            self._own_square_1P = m * mean_without(replicate.square_P) + m * (m - 1) * products_1P
             self._none = self._along(none)
 
     def of(self, credited: PromptSums) -> GradientAgreement:
@@ -155,9 +151,8 @@ class Alignment:
         gram_P_P = g_P_S @ g_P_S.T
         square_1P = product_of_means(gram_P_P)
         bias_1P = product_of_means(g_P_S @ h_P_S.T) / root(square_1P) / root(self._true_square_1P)
-        return GradientAgreement(
-            interval(bias_1P), self._signal_to_noise(gram_P_P, square_1P), *self._cosines(credited)
-        )
+        signal_to_noise = self._signal_to_noise(gram_P_P, square_1P)
+        return GradientAgreement(interval(bias_1P), signal_to_noise, *self._cosines(credited))
 
     def _signal_to_noise(self, gram_P_P: np.ndarray, square_1P: np.ndarray) -> Measure:
         """B |E[g_p]|^2 / trace Cov[g_p - R n_p]  with B prompts a batch, n_p tokens, R = sum g / sum n."""
@@ -187,11 +182,6 @@ class Alignment:
         if not credited.held_out:
             cross_P_P = (cross_P_P + credited.second_P_S @ h.first_P_S.T) / 2
         return others, along_own(cross_P_P, length_R, self._member_R_P)
-
-    def _square_of_own_batches(self) -> np.ndarray:
-        """Mean over all batches of |sum over its prompts of E[h'_p | prompt]|^2, [1 + P]."""
-        h_P_S, m = self._replicate.both_P_S, self._size
-        return m * mean_without(self._replicate.square_P) + m * (m - 1) * product_of_means(h_P_S @ h_P_S.T)
 
 
 def variance_of_ratio(gram_P_P: np.ndarray, tokens_P: np.ndarray) -> np.ndarray:

@@ -1,1 +1,0 @@
-"""Measures of a turn mode that need no GPU: `verl-credit bench`."""
