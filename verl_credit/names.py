@@ -70,7 +70,9 @@ MOVED = {
     "verl_credit.reward": "verl_credit.turns.reward",
     "verl_credit.run": "verl_credit.records.run",
     "verl_credit.search": "verl_credit.turns.search",
+    "verl_credit.search.circuit_breaker": "verl_credit.turns.search.faults",
     "verl_credit.search.pages": "verl_credit.turns.search.protocol",
+    "verl_credit.turns.search.circuit_breaker": "verl_credit.turns.search.faults",
     "verl_credit.twin": "verl_credit.study.twin",
 }
 """Packages and modules that have moved: recipes, plug-ins and saved configurations may still name the old place."""

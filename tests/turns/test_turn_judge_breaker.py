@@ -13,7 +13,7 @@ from kit.turn_rows import Row
 from verl_credit.config.keys import TurnJudge
 from verl_credit.errors import IntegrityError
 from verl_credit.turns.book import RowRecord
-from verl_credit.turns.search.circuit_breaker import CircuitBreaker
+from verl_credit.turns.search.faults import CircuitBreaker
 from verl_credit.turns.signals import Trajectory, Turn, ask_signals, own, own_signal
 
 ONE = Trajectory([Turn("ask", [], "page"), Turn("done")], ["Paris"], "answer")

@@ -17,8 +17,8 @@ from verl_credit_retriever.http.batcher import HELD
 from verl_credit_retriever.index.memory import gigabytes, plan_memory
 from verl_credit_retriever.index.parts import Part, Shard, cut
 from verl_credit_retriever.index.search import SearchIndex
-from verl_credit_retriever.serving.serve import CannotListen, url_of
-from verl_credit_retriever.serving.settings import ServeSettings
+from verl_credit_retriever.serve import CannotListen, url_of
+from verl_credit_retriever.settings import ServeSettings
 
 CONNECT_SECONDS = 10.0
 POLL_SECONDS = 0.25

@@ -10,7 +10,7 @@ from ray.exceptions import RayError, RayTaskError
 from starlette.exceptions import HTTPException
 
 from verl_credit_retriever.index.parts import Found, Part, ShardedIndex
-from verl_credit_retriever.serving.settings import ServeSettings
+from verl_credit_retriever.settings import ServeSettings
 
 APP = "verl-credit-retriever"
 FRONT = "front"

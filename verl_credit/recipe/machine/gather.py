@@ -123,57 +123,15 @@ def driver() -> str:
 def memory(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> Memory:
     import psutil  # imported here, because the plan of a GPU machine does not need it
 
+    from verl_credit_retriever.index.memory import cgroup_limits
+
     now = psutil.virtual_memory()
     # psutil's "available" is MemAvailable: free memory and files that can be dropped
-    limit, used = control_group(proc, cgroups)
+    limit, used = min(cgroup_limits(proc, cgroups), default=(None, 0))
     if limit is not None and limit >= now.total:
         limit = None
     shm = shutil.disk_usage("/dev/shm") if Path("/dev/shm").is_dir() else None
     return Memory(now.total, now.available, limit, used, *((shm.total, shm.free) if shm else (0, 0)))
-
-
-def control_group(proc: Path, cgroups: Path) -> tuple[int | None, int]:
-    """Returns (memory limit or None, bytes used without cached files) of this process's group, version 2 or 1.
-
-    The limit is the lowest of the group and its parents.
-    """
-    try:
-        lines = (proc / "self" / "cgroup").read_text().splitlines()
-    except OSError:
-        return None, 0
-    limits: list[tuple[int, int]] = []
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            root, names = cgroups, ("memory.max", "memory.current", "inactive_file")
-        elif "memory" in controllers.split(","):
-            root = cgroups / "memory"
-            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-        else:
-            continue
-        here = root / path.strip("/")
-        # In a container the path is the host's, and the group's own files are at the root.
-        for folder in dict.fromkeys((here, *[p for p in here.parents if root in (p, *p.parents)], root)):
-            limit = _number(folder / names[0])
-            if limit is not None:
-                used = (_number(folder / names[1]) or 0) - _statistic(folder / "memory.stat", names[2])
-                limits.append((limit, max(0, used)))
-    return min(limits, default=(None, 0))
-
-
-def _number(path: Path) -> int | None:
-    try:
-        return int(path.read_text())
-    except (OSError, ValueError):  # "max" is no limit
-        return None
-
-
-def _statistic(path: Path, name: str) -> int:
-    try:
-        rows = dict(line.split() for line in path.read_text().splitlines())
-        return int(rows.get(name, 0))
-    except (OSError, ValueError):
-        return 0
 
 
 def processes() -> tuple[Process, ...]:
