@@ -26,9 +26,7 @@ from verl_credit_retriever.settings import (
 AllowRemote = Annotated[bool, Option("--allow-remote", help="allow a host other than loopback")]
 # There is no --token: every user of the machine sees a command line.
 TokenFile = Annotated[Path | None, Option(help=f"file with a bearer token; or set {TOKEN_VARIABLE}")]
-Address = Annotated[
-    str, Option(help="of the Ray cluster; auto: RAY_ADDRESS, or the one that runs on this machine")
-]
+Address = Annotated[str, Option(help="of the Ray cluster; auto: RAY_ADDRESS, or the one of this machine")]
 DEPLOYERS = "verl_credit_retriever.deploy"
 """The group of entry points (pyproject.toml) in which a module with `connect`, `deploy` and `undeploy` is registered."""
 DEPLOYED = ("backend", "host", "device", "default_topk", "max_topk", "max_request_queries")
@@ -47,9 +45,7 @@ app.command(help="encode a corpus and write an index")(index)
 @app.command(help="answer POST /retrieve and POST /v1/search")
 @takes(ServeSettings, Limits)
 def serve(
-    verify: Annotated[
-        bool, Option("--verify", help="hash all files, also those that have not changed")
-    ] = False,
+    verify: Annotated[bool, Option("--verify", help="hash all files, also unchanged ones")] = False,
     allow_remote: AllowRemote = False,
     token_file: TokenFile = None,
     **values,
@@ -66,9 +62,7 @@ def serve(
 @takes(ServeSettings, Limits, only=DEPLOYED)
 def deploy(
     index: Annotated[Path, Option(help="at the same path on every machine")],
-    encoder: Annotated[
-        Path, Option(help="the encoder that built the index, at the same path on every machine")
-    ],
+    encoder: Annotated[Path, Option(help="the index's encoder, at the same path on every machine")],
     shards: Annotated[int, number("parts of the index, each with its own rows")] = 1,
     replicas: Annotated[int, number("copies of every part and of the front")] = 1,
     address: Address = "auto",
@@ -129,13 +123,8 @@ def check(
     encoder: Annotated[Path, Option(help="the encoder that built the index")],
     queries: Annotated[Path, Option(help='.txt (one a line) or .jsonl ("query" or "question")')],
     k: Annotated[str, Option(help="recall at these numbers of documents")] = "3,10",
-    min_recall: Annotated[
-        float | None,
-        number("default: 0.99 for flat and exact, 0.95 for sq8, ivf, ivfpq and hnsw", parser=float),
-    ] = None,
-    token_file: Annotated[
-        Path | None, Option(help=f"the servers' bearer token (or {TOKEN_VARIABLE})")
-    ] = None,
+    min_recall: Annotated[float | None, number("default: 0.99 (flat, exact) or 0.95", parser=float)] = None,
+    token_file: TokenFile = None,
     as_json: Annotated[bool, Option("--json", help="print the report as JSON")] = False,
     device: Device = "cpu",
     threads: Threads = None,

@@ -51,19 +51,13 @@ def index(
         Option(help="default: what sentence-transformers' files in the encoder's folder say, else mean (e5)"),
     ] = None,
     no_normalize: Annotated[bool, Option("--no-normalize", help="keep the vectors' lengths")] = False,
-    overwrite: Annotated[
-        bool, Option("--overwrite", help="replace an index or an interrupted build")
-    ] = False,
+    overwrite: Annotated[bool, Option("--overwrite", help="replace an index or interrupted build")] = False,
     shard: Annotated[
         str | None,
         Option(help="i/n: encode every n-th shard only, on one of n machines; --merge makes the index"),
     ] = None,
-    merge: Annotated[
-        bool, Option("--merge", help="make the index of shards that are all there; encodes none")
-    ] = False,
-    device: Annotated[
-        str, Option(help="torch device of the encoder; several with commas have a process each")
-    ] = "cpu",
+    merge: Annotated[bool, Option("--merge", help="make the index of shards that are all there")] = False,
+    device: Annotated[str, Option(help="torch device of the encoder, or several with commas")] = "cpu",
     encode_dtype: Annotated[
         Literal["fp32", "bf16", "fp16"],
         Option(help="in which the encoder computes; bf16 or fp16 on GPUs"),

@@ -246,9 +246,7 @@ def _pooling_and_notes(path: Path, pooling: str | None, normalize: bool) -> tupl
         if key == "max_seq_length" or (key == "do_lower_case" and value):
             notes.append(f"{options}: {key}={value!r} is not followed; --max-length and the tokenizer decide")
     if prompts.is_file() and (texts := _read(prompts, dict).get("prompts")):
-        notes.append(
-            f"{prompts}: prompts={texts!r} are not followed; --query-prefix, --passage-prefix decide"
-        )
+        notes.append(f"{prompts}: prompts={texts!r} is not followed; --query-prefix, --passage-prefix decide")
     return pooling or own or "mean", notes
 
 
@@ -272,9 +270,7 @@ def _pooling(file: Path) -> str:
     if len(modes) != 1 or modes[0] not in POOLINGS:
         raise ValueError(f"{file}: pooling {modes}; accepted: one of {', '.join(POOLINGS)}")
     if config.get("include_prompt", True) is not True:
-        raise ValueError(
-            f"{file}: include_prompt={config['include_prompt']!r}; here the prefix is pooled, too"
-        )
+        raise ValueError(f"{file}: include_prompt={config['include_prompt']!r}; here the prefix is pooled")
     return modes[0]
 
 

@@ -69,14 +69,10 @@ class Limits:
     max_query_chars: Annotated[int, number("longest query in characters")] = 10_000
     """The encoder cuts at its own number of tokens."""
     max_body_bytes: Annotated[int, number("largest request body")] = 8 << 20
-    max_queue_queries: Annotated[
-        int, number("most queries that wait in a worker or front; more are answered with 429")
-    ] = 8192
+    max_queue_queries: Annotated[int, number("most queries that wait in a worker or front; more: 429")] = 8192
     max_batch_tokens: Annotated[int, number("tokens of one encoder call, padding included")] = 4096
     """The longest text times the number of texts; a single text always fits."""
-    cache_entries: Annotated[int, number("most answers that a worker or front keeps in memory; 0: none")] = (
-        65_536
-    )
+    cache_entries: Annotated[int, number("most answers that a worker or front keeps; 0: none")] = 65_536
     cache_bytes: Annotated[int, number("most memory for kept answers")] = 256 << 20
     """The memory is estimated from the texts."""
 

@@ -1,10 +1,9 @@
 """Several worker processes on one port. Each has its socket and its encoder; they share the index's pages.
 
-One worker: `python -m verl_credit_retriever.workers LISTENER_FD READY_FD`, pickled settings on stdin.
+One worker: `python -m verl_credit_retriever.workers LISTENER_FD READY_FD`, settings on stdin.
 """
 
 import os
-import pickle
 import shutil
 import signal
 import socket
@@ -18,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import psutil
+from pydantic import TypeAdapter
 
 from verl_credit_retriever.index.manifest import check_files, fingerprint, known_sha256, read_manifest
 from verl_credit_retriever.index.place import refuse_replacement
@@ -27,6 +27,7 @@ from verl_credit_retriever.settings import ServeSettings
 POLL_SECONDS = 0.05
 LONGEST_PAUSE_S = 30.0
 READY = b"ready"
+SETTINGS = TypeAdapter(ServeSettings)
 METRICS = "retriever-metrics"
 COMMAND = (sys.executable, "-m", f"{__package__}.workers")
 
@@ -66,7 +67,7 @@ class _Worker:
         os.set_blocking(reader, False)
         self._reader, self.ready = reader, False
         with suppress(BrokenPipeError):  # a worker that has ended breaks the pipe; `poll` replaces it
-            self.process.stdin.write(pickle.dumps(self._settings))
+            self.process.stdin.write(SETTINGS.dump_json(self._settings))
             self.process.stdin.close()
 
     def poll(self) -> None:
@@ -192,7 +193,7 @@ def _drain(workers: list[_Worker], listener: socket.socket, seconds: float) -> i
 def main() -> int:
     """Serves as one worker on an inherited socket. The exit codes are the server's."""
     listener_fd, ready_fd = map(int, sys.argv[1:])
-    settings = pickle.load(sys.stdin.buffer)
+    settings = SETTINGS.validate_json(sys.stdin.buffer.read())
 
     def on_ready() -> None:
         os.write(ready_fd, READY)

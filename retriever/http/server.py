@@ -76,19 +76,13 @@ def create_app(
     token: str | None = None,
     hosts: Collection[str] | None = None,
 ) -> FastAPI:
-    """The search service over one index and the encoder that built it.
+    """The search service over one index and the encoder that built it: POST /retrieve and /v1/search, whose bodies,
+    answers and problems `schema` has; GET /livez, /readyz (runs a real query, else 503), /metrics, /info.
 
-    POST /retrieve {"queries", "topk"?, "return_scores"?} -> {"result": [[hit, ...] per query]}; a hit is
-    {"document": {"id", "contents"}, "score"} with return_scores and {"id", "contents"} without. An empty list of
-    queries gives an empty result, because Search-R1's client sends such requests; "" is searched like any text.
-    POST /v1/search {"queries", "k"} -> {"fingerprint", "results": [[{"id", "contents", "score"}]]} refuses unknown
-    fields, an empty list and blank queries. In both, k above the number of rows gives all rows, and every 200 names
-    the index in X-Index-Fingerprint.
-
-    422: malformed body, or one over `limits`; 413: too many bytes; 429: too many queries wait; 504: X-Deadline-Ms
-    passed; 500: encoding or searching failed; 503: `app.state.draining` is set. 429 and 503 have Retry-After; all
-    have {"error"}. GET /livez, /readyz (runs a real query, else 503), /metrics, /info. With `token` every route
-    except /livez requires it (401). `hosts` are the names that a Host header may have (421); None: any.
+    An empty list of queries gives an empty result in /retrieve, because Search-R1's client sends such requests; "" is
+    searched like any text. k above the number of rows gives all rows. Every 200 names the index in X-Index-Fingerprint;
+    429 and 503 have Retry-After. While `app.state.draining` is set searches get 503. With `token` every route except
+    /livez requires it (401). `hosts` are the names that a Host header may have (421); None: any.
     Errors: IndexMismatch when `encoder` did not build `index`.
     """
     limits = limits or Limits()

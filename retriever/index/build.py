@@ -49,10 +49,9 @@ def build_index(
 ) -> dict:
     """Index `corpus` (JSONL) with `encoder` (folder, or a loaded SentenceEncoder) in the folder `out`.
 
-    Kinds: flat, sq8, ivf, ivfpq, hnsw (FAISS) and exact (no FAISS); `parameters` are those of `kinds.resolve`
-    (nlist, nprobe, train_rows, pq_bytes, refine, m, ef_construction, ef_search, seed). Vectors are stored in `dtype`
-    fp32 or fp16. The whole corpus is checked first, then encoded shard by shard in the folder `.<out>.building`
-    beside `out`.
+    Kinds: flat, sq8, ivf, ivfpq, hnsw (FAISS) and exact (no FAISS); `parameters` are those of `kinds.resolve`.
+    Vectors are stored in `dtype` fp32 or fp16. The whole corpus is checked first, then encoded shard by shard in the
+    folder `.<out>.building` beside `out`.
     The same command resumes an interrupted build there and writes the same bytes; another kind may resume it too,
     because it needs the same vectors. `merge` takes shards that are all there (`encode_share`) and encodes none.
     Several torch `devices` each get a process with the encoder; the caller's module must be importable then, as

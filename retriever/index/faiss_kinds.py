@@ -59,9 +59,8 @@ def create(
             require_gpu(kind)
             resources = faiss.StandardGpuResources()
             index = faiss.index_cpu_to_gpu(resources, 0, index)
-            index.referenced_objects = [
-                resources
-            ]  # must live as long as the index; FAISS takes no other attribute
+            # They must live as long as the index; FAISS takes no other attribute.
+            index.referenced_objects = [resources]
         index.train(_float32(take(np.sort(sample))))
     elif kind == "hnsw":
         index.hnsw.efConstruction = parameters["ef_construction"]

@@ -39,13 +39,13 @@ sys.exit(run_workers(settings, bind("127.0.0.1", 0, shared=True), command=comman
 # A worker without an encoder: it sends its number to whoever connects. The file "fail" keeps it from starting,
 # the file "stuck" from ending.
 WORKER = """
-import os, pickle, signal, socket, sys
+import json, os, signal, socket, sys
 from pathlib import Path
 
 folder, listener, ready = Path(sys.argv[1]), socket.socket(fileno=int(sys.argv[2])), int(sys.argv[3])
-settings = pickle.load(sys.stdin.buffer)
-assert settings.token.split("-") == ["secret", "token"] and settings.workers == 1 and settings.threads >= 1
-assert settings.parent_pid == os.getppid() and os.path.isdir(os.environ["PROMETHEUS_MULTIPROC_DIR"])
+settings = json.loads(sys.stdin.read())
+assert settings["token"].split("-") == ["secret", "token"] and settings["workers"] == 1 and settings["threads"] >= 1
+assert settings["parent_pid"] == os.getppid() and os.path.isdir(os.environ["PROMETHEUS_MULTIPROC_DIR"])
 if (folder / "fail").exists():
     sys.exit(3)
 stuck = (folder / "stuck").exists()
@@ -53,7 +53,7 @@ signal.signal(signal.SIGTERM, lambda *_: None if stuck else sys.exit(0))
 listener.listen()
 listener.settimeout(0.2)
 os.write(ready, b"ready")
-while os.getppid() == settings.parent_pid:
+while os.getppid() == settings["parent_pid"]:
     try:
         connection, _ = listener.accept()
     except TimeoutError:

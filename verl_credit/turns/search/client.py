@@ -97,9 +97,8 @@ class SearchClient:
                 break
             try:
                 pages = await self._attempt(*picked, query, left_s)
-                if (
-                    self.shuffle_seed is not None
-                ):  # random hashes a string seed in the same way in every process
+                # random hashes a string seed in the same way in every process.
+                if self.shuffle_seed is not None:
                     pages = random.Random(f"{self.shuffle_seed}:{query}").sample(pages, len(pages))
                 return SearchResult(pages, attempt + 1, self._clock() - begin)
             except FailedAttempt as failure:
