@@ -121,7 +121,9 @@ def agreed(indexes: list[ServedIndex], expected: str | None) -> str | None:
     served = "; ".join(map(str, indexes))
     fingerprints = {index.fingerprint for index in indexes}
     if len(fingerprints) > 1:
-        raise ValueError(f"search.url: its servers must serve one index, and differ or name none: {served}")
+        raise ValueError(
+            f"search.url: its servers must serve the same index, and differ or name none: {served}"
+        )
     (fingerprint,) = fingerprints
     if expected is not None and fingerprint != expected:
         raise ValueError(f"search.index_fingerprint={expected} is expected, but the servers have: {served}")
