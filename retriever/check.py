@@ -16,7 +16,6 @@ import numpy as np
 TIE = 1e-5  # scores this close (relative above 1) count as equal; a vector depends on its batch by less
 SCORE_ERROR = 1e-4  # an exact kind's score may differ from the exact one by this much, relative above 1
 ORACLE_CHUNK = 64  # queries of one exact search
-EXACT_KINDS = ("flat", "exact")
 HARMLESS = ("200", "429", "503", "504")  # overload is answered with these; anything else is a fault
 AT_A_TIME = 8
 BUSY_S, BUSY_PAUSE_S = 120.0, 0.2
@@ -51,9 +50,8 @@ def parse_served(body: object, k: int, rows: int) -> list[Served]:
     for hit in served:
         if not isinstance(hit.id, str) or not isinstance(hit.contents, str) or not hit.contents:
             raise MalformedAnswer(f"document {hit.id!r} has no text id and contents")
-        if isinstance(hit.score, bool) or not isinstance(hit.score, int | float):
-            raise MalformedAnswer(f"document {hit.id!r}: score={hit.score!r}; expected a number")
-        if not math.isfinite(hit.score):
+        number = isinstance(hit.score, int | float) and not isinstance(hit.score, bool)
+        if not number or not math.isfinite(hit.score):
             raise MalformedAnswer(f"document {hit.id!r}: score={hit.score!r}; expected a finite number")
     if len({hit.id for hit in served}) != len(served):
         raise MalformedAnswer("a document is there twice")
@@ -96,10 +94,8 @@ def recall_at(served: list[Served], exact: dict[str, Served], k: int) -> float:
 
 def wrong_text(served: list[Served], exact: dict[str, Served]) -> str | None:
     """The id of a hit whose contents differ from the corpus, among those in the exact answer."""
-    for hit in served:
-        if hit.id in exact and exact[hit.id].contents != hit.contents:
-            return hit.id
-    return None
+    wrong = (hit.id for hit in served if hit.id in exact and exact[hit.id].contents != hit.contents)
+    return next(wrong, None)
 
 
 def score_error(served: list[Served], exact: dict[str, Served]) -> float:
@@ -124,8 +120,8 @@ def _just_below(score: float) -> float:
 def has_exact_scores(manifest: dict) -> bool:
     """Returns whether every score is the inner product with the stored vector. It is not for sq8, nor for ivf in float16,
     which rounds a vector's residual to its list."""
-    kind = manifest["kind"]
-    return kind != "sq8" and (kind != "ivf" or manifest["dtype"] == "float32")
+    kind, dtype = manifest["kind"], manifest["dtype"]
+    return kind != "sq8" and (kind, dtype) != ("ivf", "float16")
 
 
 def read_queries(path: Path) -> list[str]:
@@ -137,21 +133,20 @@ def read_queries(path: Path) -> list[str]:
     for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), start=1):
         if not line.strip():
             continue
-        queries.append(_query_of(line, f"{path}:{number}") if path.suffix == ".jsonl" else line.strip())
+        query, where = line.strip(), f"{path}:{number}"
+        if path.suffix == ".jsonl":
+            try:
+                row = json.loads(line)
+            except ValueError as error:
+                raise ValueError(f"{where}: not JSON ({error}); use .txt for one query per line") from None
+            query = row.get("query", row.get("question")) if isinstance(row, dict) else row
+        if not isinstance(query, str) or not query.strip():
+            problem = 'expected a text, or an object with "query" or "question"'
+            raise ValueError(f"{where}: {line[:80]!r}; {problem}")
+        queries.append(query)
     if not queries:
         raise ValueError(f"{path}: no queries; expected one per line")
     return queries
-
-
-def _query_of(line: str, where: str) -> str:
-    try:
-        row = json.loads(line)
-    except ValueError as error:
-        raise ValueError(f"{where}: not JSON ({error}); use .txt for one query per line") from None
-    query = row.get("query", row.get("question")) if isinstance(row, dict) else row
-    if not isinstance(query, str) or not query.strip():
-        raise ValueError(f'{where}: {line[:80]!r}; expected a text, or an object with "query" or "question"')
-    return query
 
 
 def check_servers(
@@ -176,18 +171,14 @@ def check_servers(
     index.check_encoder(encoder)
     if min_recall is None:
         # Near ties may round differently in kinds that search exactly.
-        min_recall = 0.99 if index.manifest["kind"] in EXACT_KINDS else 0.95
+        min_recall = 0.99 if index.manifest["kind"] in ("flat", "exact") else 0.95
     top = max(ks)
     exact = exact_answers(index, encoder.encode_queries(list(queries)), top)
     problems, servers = [], {}
     for url in urls:
         replies = asyncio.run(_ask(url, queries, top, rows=len(index), token=token))
-        servers[url] = _server_report(url, replies, exact, ks)
-        problems += _server_problems(url, servers[url], replies, index.fingerprint, min_recall, len(queries))
-        scored = replies.answers.items() if has_exact_scores(index.manifest) else ()
-        wrong = [problem for place, hits in scored if (problem := wrong_score(hits, exact[place]))]
-        if wrong:
-            problems.append(f"{url}: {len(wrong)} answers with wrong scores, the first: {wrong[0]}")
+        servers[url], of_server = _judge(replies, exact, index, ks, min_recall)
+        problems += [f"{url}: {problem}" for problem in of_server]
     return {
         "fingerprint": index.fingerprint,
         "kind": index.manifest["kind"],
@@ -223,7 +214,7 @@ async def _ask(url: str, queries: Sequence[str], k: int, *, rows: int, token: st
             except httpx.HTTPError as error:
                 replies.statuses[type(error).__name__] += 1
             except (ValueError, RecursionError) as error:  # malformed, or no JSON
-                replies.malformed.append(f"{url}, {query[:80]!r}: {error}")
+                replies.malformed.append(f"{query[:80]!r}: {error}")
 
     headers = {} if token is None else {"Authorization": f"Bearer {token}"}
     # The environment's proxies are not used.
@@ -242,25 +233,6 @@ async def _post(client: httpx.AsyncClient, url: str, query: str, k: int) -> http
         await asyncio.sleep(BUSY_PAUSE_S)
 
 
-def _server_report(url: str, replies: Replies, exact: list[dict], ks: Sequence[int]) -> dict:
-    """The report of one server; a query without an answer has recall 0."""
-    recall = {
-        str(k): sum(recall_at(hits, exact[place], k) for place, hits in replies.answers.items()) / len(exact)
-        for k in ks
-    }
-    errors = [score_error(hits, exact[place]) for place, hits in replies.answers.items()]
-    for place, hits in replies.answers.items():
-        if wrong := wrong_text(hits, exact[place]):
-            replies.malformed.append(f"{url}: document {wrong!r} has other contents than the corpus")
-    return {
-        "fingerprint": replies.fingerprint,
-        "recall": recall,
-        "max_score_error": max(errors, default=None),
-        "answered": len(replies.answers),
-        "statuses": dict(sorted(replies.statuses.items())),
-    }
-
-
 async def _served_fingerprint(client: httpx.AsyncClient, url: str) -> str:
     try:
         answer = await client.get(f"{url}/info", timeout=30)
@@ -270,23 +242,39 @@ async def _served_fingerprint(client: httpx.AsyncClient, url: str) -> str:
         return f"none: GET /info: {type(error).__name__} {error}"
 
 
-def _server_problems(
-    url: str, report: dict, replies: Replies, fingerprint: str, min_recall: float, queries: int
-) -> list[str]:
+def _judge(
+    replies: Replies, exact: list[dict], index, ks: Sequence[int], min_recall: float
+) -> tuple[dict, list[str]]:
+    """(the report of one server, its problems); a query without an answer has recall 0."""
+    answers = [(hits, exact[place]) for place, hits in replies.answers.items()]
+    recall = {str(k): sum(recall_at(hits, right, k) for hits, right in answers) / len(exact) for k in ks}
+    malformed = list(replies.malformed)
+    for hits, right in answers:
+        if wrong := wrong_text(hits, right):
+            malformed.append(f"document {wrong!r} has other contents than the corpus")
+    statuses = dict(sorted(replies.statuses.items()))
+    report = {
+        "fingerprint": replies.fingerprint,
+        "recall": recall,
+        "max_score_error": max((score_error(*answer) for answer in answers), default=None),
+        "answered": len(answers),
+        "statuses": statuses,
+    }
     problems = [
-        f"{url}: {count} requests ended with {status}"
-        for status, count in sorted(replies.statuses.items())
+        f"{count} requests ended with {status}"
+        for status, count in statuses.items()
         if status not in HARMLESS
     ]
-    if replies.malformed:
-        problems.append(
-            f"{url}: {len(replies.malformed)} malformed answers, the first: {replies.malformed[0]}"
-        )
-    if report["fingerprint"] != fingerprint:
-        problems.append(f"{url}: fingerprint={report['fingerprint']}; the folder has {fingerprint}")
-    if report["answered"] < queries:
-        problems.append(f"{url}: {report['answered']} of {queries} queries were answered")
-    for k, recall in report["recall"].items():
-        if recall < min_recall:
-            problems.append(f"{url}: recall@{k}={recall:.4f}; expected at least {min_recall}")
-    return problems
+    if malformed:
+        problems.append(f"{len(malformed)} malformed answers, the first: {malformed[0]}")
+    if replies.fingerprint != index.fingerprint:
+        problems.append(f"fingerprint={replies.fingerprint}; the folder has {index.fingerprint}")
+    if len(answers) < len(exact):
+        problems.append(f"{len(answers)} of {len(exact)} queries were answered")
+    for k in recall:
+        if recall[k] < min_recall:
+            problems.append(f"recall@{k}={recall[k]:.4f}; expected at least {min_recall}")
+    scored = answers if has_exact_scores(index.manifest) else ()
+    if wrong := [problem for answer in scored if (problem := wrong_score(*answer))]:
+        problems.append(f"{len(wrong)} answers with wrong scores, the first: {wrong[0]}")
+    return report, problems

@@ -10,23 +10,17 @@ import numpy as np
 import torch
 from transformers import AutoModel, AutoTokenizer
 
-from verl_credit_retriever.encoder_settings import read_settings
+from verl_credit_retriever.settings import POOLINGS
 
-TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "vocab.txt",
-    "vocab.json",
-    "merges.txt",
-    "added_tokens.json",
-    "special_tokens_map.json",
-    "sentencepiece.bpe.model",
-    "spiece.model",
-)
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", "merges.txt")
+TOKENIZER_FILES += ("added_tokens.json", "special_tokens_map.json", "sentencepiece.bpe.model", "spiece.model")
 # Keys of config.json that describe how the model was saved and do not change what it computes.
 SAVED_BY = ("_name_or_path", "transformers_version", "dtype", "torch_dtype")
 UNUSED = "pooler."  # the classification head of BERT's family: sentence vectors are made without it
-NAMED = 3
+LOCAL = {"local_files_only": True, "trust_remote_code": False}
+CONVENTIONS = ("query_prefix", "passage_prefix", "max_length", "pooling", "normalize")
+# Older versions of sentence-transformers wrote these flags instead of one key "pooling_mode".
+FLAGS = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls"}
 COMPUTE = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -61,47 +55,34 @@ class SentenceEncoder:
     ):
         self.path = Path(path)
         if not self.path.is_dir():
-            raise FileNotFoundError(
-                f"encoder={str(path)!r} is not a folder; give a local Hugging Face model folder"
-            )
+            raise FileNotFoundError(f"encoder={str(path)!r} is not a folder; expected a Hugging Face model")
         if not list(self.path.glob("*.safetensors")):
-            raise FileNotFoundError(
-                f"encoder={str(path)!r} holds no *.safetensors; other weight formats are refused"
-            )
+            raise FileNotFoundError(f"encoder={str(path)!r} holds no *.safetensors; no other format is read")
         if max_length < 3 or batch_size < 1:
             raise ValueError(f"max_length={max_length}, batch_size={batch_size}: need at least 3 and 1")
-        settings = read_settings(self.path)
-        self.notes = settings.notes
         self.query_prefix, self.passage_prefix = query_prefix, passage_prefix
-        self.pooling = settings.resolve(self.path, pooling, normalize)
+        self.pooling, self.notes = _pooling_and_notes(self.path, pooling, normalize)
         self.normalize = bool(normalize)
         self.device, self.batch_size, self.dtype = device_for(device, dtype), batch_size, dtype
-        self._tokenizer = AutoTokenizer.from_pretrained(
-            str(self.path), local_files_only=True, trust_remote_code=False
-        )
+        self._tokenizer = AutoTokenizer.from_pretrained(str(self.path), **LOCAL)
         # cls pooling reads position 0, and real tokens keep their positions.
         self._tokenizer.padding_side = "right"
         self._model = load_model(self.path)
         self._model.to(self.device, COMPUTE[dtype]).eval()
         self.dim = int(self._model.config.hidden_size)
-        self.max_length = min(max_length, self._tokenizer.model_max_length, self._positions())
+        positions = getattr(self._model.config, "max_position_embeddings", None) or sys.maxsize
+        # RoBERTa-style encoders number real tokens from padding_idx + 1, and lose that many positions.
+        table = getattr(getattr(self._model, "embeddings", None), "position_embeddings", None)
+        padding = getattr(table, "padding_idx", None)
+        positions -= 0 if padding is None else padding + 1
+        self.max_length = min(max_length, self._tokenizer.model_max_length, positions)
         self._fingerprint: dict | None = None
 
     @classmethod
-    def for_index(
-        cls,
-        path: str | Path,
-        manifest: dict,
-        *,
-        device: str = "cpu",
-        batch_size: int = 64,
-        dtype: str = "fp32",
-    ) -> Self:
-        """The encoder in `path` with the prefixes, length, pooling and normalisation of the index's manifest."""
+    def for_index(cls, path: str | Path, manifest: dict, **machine) -> Self:
+        """The encoder in `path` with the conventions of the index's manifest; `machine`: device, batch_size, dtype."""
         built_with = {"normalize": True, **manifest["encoder"]}
-        keys = ("query_prefix", "passage_prefix", "max_length", "pooling", "normalize")
-        settings = {key: built_with[key] for key in keys if key in built_with}
-        return cls(path, device=device, batch_size=batch_size, dtype=dtype, **settings)
+        return cls(path, **machine, **{key: built_with[key] for key in CONVENTIONS if key in built_with})
 
     def encode_queries(self, queries: list[str]) -> np.ndarray:
         """Vectors of queries: float32 [N, D]; [0, D] for no query."""
@@ -129,9 +110,8 @@ class SentenceEncoder:
         order_N = sorted(range(len(ids_N)), key=lambda row: len(ids_N[row]))
         for start in range(0, len(order_N), self.batch_size):
             rows = order_N[start : start + self.batch_size]
-            batch = self._tokenizer.pad({"input_ids": [ids_N[row] for row in rows]}, return_tensors="pt").to(
-                self.device
-            )
+            batch = self._tokenizer.pad({"input_ids": [ids_N[row] for row in rows]}, return_tensors="pt")
+            batch = batch.to(self.device)
             hidden_N_L_D = self._model(**batch).last_hidden_state.float()
             out_N_D[rows] = self._pool(hidden_N_L_D, batch["attention_mask"]).cpu().numpy()
         length_N = np.linalg.norm(out_N_D, axis=1)
@@ -147,36 +127,24 @@ class SentenceEncoder:
     def fingerprint(self) -> dict:
         """Everything that a vector depends on. An index accepts only the encoder with the fingerprint it was built with."""
         if self._fingerprint is None:
+            config = json.loads((self.path / "config.json").read_text(encoding="utf-8"))
+            kept = {key: value for key, value in config.items() if key not in SAVED_BY}
+            tokenizer = [self.path / name for name in TOKENIZER_FILES if (self.path / name).exists()]
             self._fingerprint = {
                 "name": self.path.resolve().name,
                 "weights_sha256": _sha256(sorted(self.path.glob("*.safetensors"))),
-                "config_sha256": _config_sha256(self.path / "config.json"),
-                "tokenizer_sha256": _sha256(
-                    [self.path / n for n in TOKENIZER_FILES if (self.path / n).exists()]
-                ),
-                "query_prefix": self.query_prefix,
-                "passage_prefix": self.passage_prefix,
-                "max_length": self.max_length,
-                "pooling": self.pooling,
-                "normalize": self.normalize,
-                "dim": self.dim,
+                "config_sha256": hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest(),
+                "tokenizer_sha256": _sha256(tokenizer),
+                **{key: getattr(self, key) for key in (*CONVENTIONS, "dim")},
             }
         return dict(self._fingerprint)
-
-    def _positions(self) -> int:
-        positions = getattr(self._model.config, "max_position_embeddings", None) or sys.maxsize
-        # RoBERTa-style encoders number real tokens from padding_idx + 1, and lose that many positions.
-        table = getattr(getattr(self._model, "embeddings", None), "position_embeddings", None)
-        offset = getattr(table, "padding_idx", None)
-        return positions if offset is None else positions - offset - 1
 
     def _tokenize(self, texts: list[str], prefix: str) -> list[list[int]]:
         if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
             raise TypeError("texts must be a list of str")
-        if not texts:
-            return []
         prefixed = [prefix + text for text in texts]
-        return self._tokenizer(prefixed, truncation=True, max_length=self.max_length)["input_ids"]
+        cut = {"truncation": True, "max_length": self.max_length}
+        return self._tokenizer(prefixed, **cut)["input_ids"] if texts else []
 
     def _pool(self, hidden_N_L_D: torch.Tensor, mask_N_L: torch.Tensor) -> torch.Tensor:
         if self.pooling == "cls":
@@ -187,19 +155,12 @@ class SentenceEncoder:
         return torch.nn.functional.normalize(pooled_N_D, dim=-1) if self.normalize else pooled_N_D
 
 
-def _config_sha256(path: Path) -> str:
-    config = json.loads(path.read_text(encoding="utf-8"))
-    kept = {key: value for key, value in config.items() if key not in SAVED_BY}
-    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
-
-
 def _sha256(files: list[Path]) -> str:
     digest = hashlib.sha256()
     for file in files:
         digest.update(file.name.encode() + b"\0")
         with open(file, "rb") as handle:
-            while chunk := handle.read(1 << 20):
-                digest.update(chunk)
+            hashlib.file_digest(handle, lambda: digest)
     return digest.hexdigest()
 
 
@@ -212,18 +173,14 @@ def device_for(name: str, dtype: str) -> torch.device:
     except RuntimeError:
         raise ValueError(f"device={name!r}; expected cpu, cuda, cuda:1 or another that torch knows") from None
     if device.type == "cpu" and dtype == "fp16":
-        raise ValueError(
-            f"encode dtype=fp16 on device={name!r}; a CPU computes in fp32 or bf16, a GPU in all"
-        )
+        raise ValueError(f"encode dtype=fp16 on device={name!r}; a CPU computes in fp32 or bf16 only")
     if device.type == "cuda":
         if (device.index or 0) >= (here := torch.cuda.device_count()):
             raise ValueError(f"device={name!r}; torch {torch.__version__} sees {here} GPUs")
         major, minor = torch.cuda.get_device_capability(device)
         if dtype == "bf16" and major < 8:
-            raise ValueError(
-                f"encode dtype=bf16 on device={name!r}: its compute capability is {major}.{minor}, bf16 "
-                "needs 8.0; use fp16"
-            )
+            has = f"its compute capability is {major}.{minor}, bf16 needs 8.0"
+            raise ValueError(f"encode dtype=bf16 on device={name!r}: {has}; use fp16")
     return device
 
 
@@ -235,9 +192,8 @@ def load_model(path: Path) -> torch.nn.Module:
     """
     model, report = AutoModel.from_pretrained(
         str(path),
+        **LOCAL,
         use_safetensors=True,
-        local_files_only=True,
-        trust_remote_code=False,
         dtype=torch.float32,
         output_loading_info=True,
         ignore_mismatched_sizes=True,  # refused below, with both shapes
@@ -245,24 +201,84 @@ def load_model(path: Path) -> torch.nn.Module:
     mismatched = {
         key: f"{key} {list(found)}, not {list(right)}" for key, found, right in report["mismatched_keys"]
     }
-    missing = [key for key in report["missing_keys"] if key not in mismatched]
-    _refuse(path, "miss", missing, report["unexpected_keys"])
-    _refuse(path, "hold in another shape", mismatched.values(), ())
-    if report.get("error_msgs"):
-        raise ValueError(f"encoder={str(path)!r}: {report['error_msgs'][0]}")
+    missing = {key: key for key in report["missing_keys"] if key not in mismatched}
+    for what, name_of in {"miss": missing, "hold in another shape": mismatched}.items():
+        if bad := sorted(name for key, name in name_of.items() if not key.startswith(UNUSED)):
+            instead = sorted(report["unexpected_keys"])
+            extra = f" They hold instead: {_first(instead)}." if instead else ""
+            raise ValueError(
+                f"encoder={str(path)!r}: its *.safetensors {what} {len(bad)} tensors of config.json's model: "
+                f"{_first(bad)}.{extra} Save the encoder itself with save_pretrained, not a wrapper around it"
+            )
     return model
 
 
-def _refuse(path: Path, what: str, keys, instead) -> None:
-    bad = sorted(key for key in keys if not key.startswith(UNUSED))
-    if not bad:
-        return
-    extra = f" They hold instead: {_some(sorted(instead))}." if instead else ""
-    raise ValueError(
-        f"encoder={str(path)!r}: its *.safetensors {what} {len(bad)} tensors of config.json's model: {_some(bad)}."
-        f"{extra} Save the encoder itself with save_pretrained, not a wrapper around it"
-    )
+def _first(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
-def _some(keys: list[str]) -> str:
-    return ", ".join(keys[:NAMED]) + (f" and {len(keys) - NAMED} more" if len(keys) > NAMED else "")
+def _pooling_and_notes(path: Path, pooling: str | None, normalize: bool) -> tuple[str, list[str]]:
+    """(the pooling in force, notes for the user): sentence-transformers' files are followed, refused or noted.
+
+    The pooling is the argument, else that of the files, else the mean. Errors: ValueError names file and value of a
+    module, pooling or option that would give other vectors than ours.
+    """
+    if pooling not in (None, *POOLINGS):
+        raise ValueError(f"pooling={pooling!r}; accepted: {', '.join(POOLINGS)}")
+    modules, notes = path / "modules.json", []
+    listed = _modules(modules) if modules.is_file() else {}
+    pooling_file, own = path / (listed.get("Pooling") or "1_Pooling") / "config.json", None
+    if pooling_file.is_file():
+        own = _pooling(pooling_file)
+    elif "Pooling" in listed:
+        raise ValueError(f"{modules}: lists Pooling, but {pooling_file} does not exist")
+    if None not in (pooling, own) and pooling != own:
+        raise ValueError(
+            f"pooling={pooling!r}; the encoder in {path} was trained with {own!r}, as its Pooling "
+            "module says: leave it out, or take that module's files out of the folder"
+        )
+    if "Normalize" in listed and not normalize:
+        raise ValueError(f"normalize=False; {modules} lists Normalize: the encoder's vectors have length 1")
+    if listed and "Normalize" not in listed:
+        notes.append(f"{modules} lists no Normalize; --no-normalize keeps the vectors' lengths")
+    options, prompts = path / "sentence_bert_config.json", path / "config_sentence_transformers.json"
+    for key, value in _read(options, dict).items() if options.is_file() else ():
+        if key == "max_seq_length" or (key == "do_lower_case" and value):
+            notes.append(f"{options}: {key}={value!r} is not followed; --max-length and the tokenizer decide")
+    if prompts.is_file() and (texts := _read(prompts, dict).get("prompts")):
+        notes.append(f"{prompts}: prompts={texts!r} is not followed; --query-prefix, --passage-prefix decide")
+    return pooling or own or "mean", notes
+
+
+def _modules(file: Path) -> dict[str, str]:
+    """Folder by kind of module."""
+    entries = [entry if isinstance(entry, dict) else {"type": entry} for entry in _read(file, list)]
+    kinds = [str(entry.get("type")).rsplit(".", 1)[-1] for entry in entries]
+    if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
+        raise ValueError(f"{file}: modules {', '.join(kinds)}; expected Transformer, Pooling[, Normalize]")
+    if folder := entries[0].get("path"):
+        raise ValueError(f"{file}: Transformer is in {folder!r}; expected it beside {file.name}")
+    return dict(zip(kinds, [str(entry.get("path") or "") for entry in entries], strict=True))
+
+
+def _pooling(file: Path) -> str:
+    config = _read(file, dict)
+    flags = {key: value for key, value in config.items() if key.startswith("pooling_mode_")}
+    modes = [FLAGS.get(key, key) for key, value in flags.items() if value]
+    if not flags:
+        modes = [config.get("pooling_mode", "mean")]
+    if len(modes) != 1 or modes[0] not in POOLINGS:
+        raise ValueError(f"{file}: pooling {modes}; accepted: one of {', '.join(POOLINGS)}")
+    if config.get("include_prompt", True) is not True:
+        raise ValueError(f"{file}: include_prompt={config['include_prompt']!r}; here the prefix is pooled")
+    return modes[0]
+
+
+def _read(file: Path, kind: type):
+    try:
+        parsed = json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{file} is not JSON ({error})") from None
+    if not isinstance(parsed, kind):
+        raise ValueError(f"{file}: {str(parsed)[:80]!r}; expected a JSON {kind.__name__}")
+    return parsed

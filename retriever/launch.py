@@ -7,15 +7,17 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Self
 
 
-class ServerHandle:
+class ServerHandle(AbstractContextManager):
     """A running server: `url`, `pid`, `stop()`; also a context manager that stops it."""
 
-    def __init__(self, process: subprocess.Popen, url: str, log_path: Path):
-        self._process, self.url, self.pid, self.log_path = process, url, process.pid, log_path
+    url = ""
+
+    def __init__(self, process: subprocess.Popen, log_path: Path):
+        self._process, self.pid, self.log_path = process, process.pid, log_path
 
     def alive(self) -> bool:
         """Returns whether the process still runs."""
@@ -26,10 +28,13 @@ class ServerHandle:
 
         It drains before it ends, for up to 30 seconds.
         """
-        return _stop(self._process, timeout)
-
-    def __enter__(self) -> Self:
-        return self
+        if self.alive():
+            self._process.terminate()
+            try:
+                self._process.wait(timeout)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+        return self._process.wait()
 
     def __exit__(self, *_) -> None:
         self.stop()
@@ -53,8 +58,6 @@ def start_server(
     reaches only this process. `options` are further arguments of `serve`. Errors: RuntimeError with the last log
     lines when the server ends before it is ready, TimeoutError when it is not ready after `ready_timeout` seconds.
     """
-    if threads < 1:
-        raise ValueError(f"threads={threads}; at least 1")
     log_path = Path(log_path)
     log_path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="retriever-") as scratch, open(log_path, "ab") as log:
@@ -70,37 +73,23 @@ def start_server(
             env={**os.environ, "OMP_NUM_THREADS": str(threads)},
             start_new_session=True,
         )
+        server, deadline = ServerHandle(process, log_path), time.monotonic() + ready_timeout
         try:
-            address = _wait_for(port_file, process, log_path, ready_timeout)
+            while not port_file.exists():
+                if not server.alive():
+                    problem = f"the retriever ended with code {process.returncode} before it was ready"
+                    raise RuntimeError(f"{problem}\n{_tail(log_path)}")
+                if time.monotonic() > deadline:
+                    problem = f"the retriever was not ready after {ready_timeout:g} s"
+                    raise TimeoutError(f"{problem}\n{_tail(log_path)}")
+                time.sleep(0.02)
         except BaseException:
-            _stop(process, timeout=5)
+            server.stop(timeout=5)
             raise
-    return ServerHandle(process, f"http://{address['host']}:{address['port']}", log_path)
+        server.url = "http://{host}:{port}".format(**json.loads(port_file.read_text()))
+    return server
 
 
-def _wait_for(port_file: Path, process: subprocess.Popen, log_path: Path, timeout: float) -> dict:
-    deadline = time.monotonic() + timeout
-    while not port_file.exists():
-        code = process.poll()
-        if code is not None:
-            raise RuntimeError(f"the retriever ended with code {code} before it was ready\n{_tail(log_path)}")
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"the retriever was not ready after {timeout:g} s\n{_tail(log_path)}")
-        time.sleep(0.02)
-    return json.loads(port_file.read_text())
-
-
-def _tail(log_path: Path, lines: int = 15) -> str:
-    text = log_path.read_text(errors="replace").splitlines()[-lines:]
-    return "\n".join([f"last lines of {log_path}:", *text])
-
-
-def _stop(process: subprocess.Popen, timeout: float) -> int:
-    if process.poll() is None:
-        process.terminate()
-        try:
-            process.wait(timeout)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-    return process.returncode
+def _tail(log_path: Path) -> str:
+    lines = log_path.read_text(errors="replace").splitlines()[-15:]
+    return "\n".join([f"last lines of {log_path}:", *lines])

@@ -74,8 +74,10 @@ MOVED = {
     "verl_credit.reward.boxed": "verl_credit.turns.reward.qa",
     "verl_credit.run": "verl_credit.records.run",
     "verl_credit.search": "verl_credit.turns.search",
+    "verl_credit.search.circuit_breaker": "verl_credit.turns.search.faults",
     "verl_credit.search.pages": "verl_credit.turns.search.protocol",
     "verl_credit.turns.reward.boxed": "verl_credit.turns.reward.qa",
+    "verl_credit.turns.search.circuit_breaker": "verl_credit.turns.search.faults",
     "verl_credit.twin": "verl_credit.study.twin",
 }
 """Packages and modules that have moved: recipes, plug-ins and saved configurations may still name the old place."""

@@ -26,9 +26,9 @@ from results import RUNS
 from towns import K, build
 
 from verl_credit_retriever.encoder import SentenceEncoder
-from verl_credit_retriever.http.limits import Limits
 from verl_credit_retriever.http.server import create_app
 from verl_credit_retriever.index.search import SearchIndex
+from verl_credit_retriever.settings import Limits
 
 ROWS, CLIENTS = 2000, (16, 64, 128, 256)
 FIELDS = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"

@@ -9,11 +9,10 @@ from collections.abc import Coroutine
 
 import numpy as np
 
-from verl_credit_retriever.http.engine import Engine
-from verl_credit_retriever.http.hits import Hits, ResultCache
-from verl_credit_retriever.http.limits import Limits
+from verl_credit_retriever.http.engine import Engine, Hits, ResultCache
 from verl_credit_retriever.http.metrics import ServerMetrics
 from verl_credit_retriever.http.waiting import DeadlineExceeded, Item, Request, WaitingQueries
+from verl_credit_retriever.settings import Limits
 
 LONGEST_PAUSE_S = 60
 REFUSED_AFTER_S = 5.0
@@ -191,8 +190,14 @@ class Batcher:
 
     async def _drain(self) -> None:
         while self._waiting:
-            if not await self._tokenize([item for item in self._waiting.together() if item.ids is None]):
-                continue
+            fresh = [item for item in self._waiting.together() if item.ids is None]
+            if texts := list(dict.fromkeys(item.query for item in fresh)):
+                ids_N = await self._try(fresh, self._engine.tokenize(texts))
+                if ids_N is None:
+                    continue
+                ids_of = dict(zip(texts, ids_N, strict=True))
+                for item in fresh:
+                    item.ids = ids_of[item.query]
             batch, began = self._waiting.take(), time.perf_counter()
             self._call_next()
             if not batch:
@@ -205,18 +210,6 @@ class Batcher:
                 await self._searching
             vector_of = dict(zip(ids_of, vectors_N_D, strict=True))
             self._searching = self._task(self._search(batch, vector_of, began))
-
-    async def _tokenize(self, fresh: list[Item]) -> bool:
-        if not fresh:
-            return True
-        texts = list(dict.fromkeys(item.query for item in fresh))
-        ids_N = await self._try(fresh, self._engine.tokenize(texts))
-        if ids_N is None:
-            return False
-        ids_of = dict(zip(texts, ids_N, strict=True))
-        for item in fresh:
-            item.ids = ids_of[item.query]
-        return True
 
     async def _search(self, batch: list[Item], vector_of: dict[str, np.ndarray], began: float) -> None:
         hits_of: dict[tuple[str, int], Hits] = {}

@@ -1,17 +1,25 @@
-"""The three calls that make an answer (tokenize, encode, search), each timed and in its own thread."""
+"""The three calls that make an answer (tokenize, encode, search), each in its own thread, and the cache of answers."""
 
 import asyncio
 import ctypes
+import math
 import time
+from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from verl_credit_retriever.http.hits import Hits, check_hits
 from verl_credit_retriever.http.metrics import ServerMetrics
 
+Hits = list[tuple[dict, float]]
+ENTRY_BYTES = 400  # an entry's key, list and dictionaries, without their texts
+HIT_BYTES = 300
 FREED_EVERY_S = 0.25
+
+
+class BadHits(RuntimeError):
+    """The index gave an impossible answer; the request is not at fault."""
 
 
 class Engine:
@@ -52,9 +60,24 @@ class Engine:
         return vectors_N_D
 
     async def search(self, vectors_N_D: np.ndarray, k: int) -> list[Hits]:
-        """The k best (document, score) of every vector, checked."""
+        """The k best (document, score) of every vector, best first. Errors: BadHits, also for a document that is missing
+        or occurs twice."""
         hits_N = await self._run("search", self._index.search, vectors_N_D, k)
-        return check_hits(hits_N, queries=len(vectors_N_D), k=k)
+        if len(hits_N) != len(vectors_N_D):
+            raise BadHits(f"the search answered {len(hits_N)} of {len(vectors_N_D)} queries")
+        for hits in hits_N:
+            if len(hits) != k:
+                raise BadHits(f"the search gave {len(hits)} hits for a query; expected {k}")
+            last = math.inf
+            for document, score in hits:
+                if not (isinstance(document, dict) and {"id", "contents"} <= document.keys()):
+                    raise BadHits(f"the search gave a hit without a document: {str(document)[:80]!r}")
+                if not (math.isfinite(score) and score <= last):
+                    raise BadHits(f"the search gave score {score} after {last}; expected finite and falling")
+                last = score
+            if len({document["id"] for document, _ in hits}) != len(hits):
+                raise BadHits("the search gave a document twice")
+        return hits_N
 
     def close(self) -> None:
         """Accept no more calls, without waiting for a running one."""
@@ -87,13 +110,6 @@ class Engine:
         return await asyncio.get_running_loop().run_in_executor(self._threads[stage], timed)
 
 
-def _glibc_trim() -> Callable[[int], int] | None:
-    try:
-        return ctypes.CDLL(None).malloc_trim
-    except (AttributeError, OSError):  # another C library
-        return None
-
-
 class FreedMemory:
     """Batches of many shapes leave holes in the heap of the encoder's thread, which glibc keeps: it grew for as long as
     there was load, while what was in use stayed the same.
@@ -104,10 +120,47 @@ class FreedMemory:
     """
 
     def __init__(self) -> None:
-        self._trim, self._last = _glibc_trim(), time.monotonic()
+        self._trim, self._last = getattr(ctypes.CDLL(None), "malloc_trim", None), time.monotonic()
 
     def give_back(self) -> None:
         """Give memory back. The encoder's thread calls this between two batches, when the most memory is free."""
         if self._trim is not None and time.monotonic() - self._last >= FREED_EVERY_S:
             self._trim(0)
             self._last = time.monotonic()
+
+
+class ResultCache:
+    """A least-recently-used cache: maps (exact query text, k) to the hits of that query in one index.
+
+    Queries are not normalised, because the encoder may distinguish two spellings. The cache is bounded by
+    `max_entries` (0 switches it off) and by `max_bytes` of estimated memory. A kept answer is the same object as the
+    first one, so it is bit-equal. For one thread.
+    """
+
+    def __init__(self, *, max_entries: int, max_bytes: int):
+        self._max_entries, self._max_bytes = max_entries, max_bytes
+        self._kept: OrderedDict[tuple[str, int], tuple[Hits, int]] = OrderedDict()
+        self.bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def get(self, query: str, k: int) -> Hits | None:
+        if (query, k) not in self._kept:
+            return None
+        self._kept.move_to_end((query, k))
+        return self._kept[query, k][0]
+
+    def put(self, query: str, k: int, hits: Hits) -> None:
+        """Keep an answer, and drop the oldest ones that no longer fit."""
+        # Python needs at most four bytes a character, for texts with an emoji in them.
+        texts = 4 * len(query) + sum(4 * (len(d["id"]) + len(d["contents"])) + HIT_BYTES for d, _ in hits)
+        key, size = (query, k), ENTRY_BYTES + texts
+        if key in self._kept:
+            self.bytes -= self._kept.pop(key)[1]
+        if self._max_entries == 0 or size > self._max_bytes:
+            return
+        self._kept[key] = (hits, size)
+        self.bytes += size
+        while len(self._kept) > self._max_entries or self.bytes > self._max_bytes:
+            self.bytes -= self._kept.popitem(last=False)[1][1]

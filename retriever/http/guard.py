@@ -1,13 +1,17 @@
-"""ASGI middleware that checks host, token and body before the app reads a request."""
+"""What a server refuses before its app reads a request: connections, slow headers, hosts, tokens, and bodies."""
 
 import asyncio
 import hmac
+import logging
+import resource
 import time
 from collections.abc import Collection
+from contextlib import suppress
 from urllib.parse import urlsplit
 
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from verl_credit_retriever.http.metrics import ServerMetrics
 
@@ -17,6 +21,16 @@ BODY_SECONDS = 30.0
 """A body that has not arrived by then is given up."""
 BODIES_AT_A_TIME = 8
 """The number of bodies of the largest size that may be arriving at the same time; the limit is their bytes in all."""
+CLOSE = {"Connection": "close"}
+"""The rest of the body may still arrive; it looks like a next request."""
+HEADER_SECONDS = 20.0
+ACCEPTED_AT_A_TIME = 16
+"""Connections that asyncio accepts before the protocol sees the first of them (it takes the server's backlog)."""
+RESERVED_FILES = 64 + 4 * ACCEPTED_AT_A_TIME
+"""Descriptors of no connection: libraries, the index's files, pipes; and connections that are being closed."""
+MOST_FILES = 1 << 20
+LOG_EVERY_S = 60.0
+log = logging.getLogger("verl_credit_retriever")
 
 
 class Guard:
@@ -42,7 +56,8 @@ class Guard:
         self._app, self._state, self._hosts = app, state, hosts
         self._metrics, self._max_body_bytes = metrics, max_body_bytes
         self._token = None if token is None else token.encode()
-        self._arriving = 0
+        self._too_large = f"body: more than {max_body_bytes} bytes, which is the limit"
+        self._arriving = 0  # bytes of all bodies that are not complete
 
     async def __call__(self, scope, receive, send) -> None:
         if scope["type"] != "http":
@@ -58,14 +73,35 @@ class Guard:
                     message["headers"] = [*message.get("headers", ()), (b"connection", b"close")]
             await send(message)
 
-        headers = dict(scope["headers"])
-        if refusal := self._refusal(route, headers):
+        if refusal := self._refusal(route, dict(scope["headers"])):
             return await refusal(scope, receive, counted_send)
-        body = _Body(self, receive, scope["arrived"] + BODY_SECONDS)
+        size, complete = 0, False  # of this body
+
+        async def counted_receive():
+            nonlocal size, complete
+            if complete:  # the app waits for the client's end
+                return await receive()
+            try:
+                async with asyncio.timeout_at(scope["arrived"] + BODY_SECONDS):
+                    message = await receive()
+            except TimeoutError:
+                raise HTTPException(408, f"body: not complete after {BODY_SECONDS:g} s", CLOSE) from None
+            complete, more = not message.get("more_body", False), len(message.get("body", b""))
+            size += more
+            self._arriving += more
+            # FastAPI passes an HTTPException on; every other error it reports as a malformed body.
+            if size > self._max_body_bytes:
+                raise HTTPException(413, self._too_large, CLOSE)
+            if self._arriving > BODIES_AT_A_TIME * self._max_body_bytes:
+                raise HTTPException(503, "too many bodies arrive at a time", {"Retry-After": "1", **CLOSE})
+            if complete:
+                self._arriving, size = self._arriving - size, 0
+            return message
+
         try:
-            await self._app(scope, body.receive, counted_send)
+            await self._app(scope, counted_receive, counted_send)
         finally:
-            self.has_come(body)
+            self._arriving -= size
 
     def _refusal(self, route: str, headers: dict[bytes, bytes]) -> JSONResponse | None:
         if self._hosts is not None and _name(headers.get(b"host", b"")) not in self._hosts:
@@ -79,52 +115,8 @@ class Guard:
                 return JSONResponse(problem, 401, {"WWW-Authenticate": "Bearer"})
         length = headers.get(b"content-length", b"0")
         if length.isdigit() and int(length[:20]) > self._max_body_bytes:
-            return JSONResponse({"error": self._too_large()}, 413)
+            return JSONResponse({"error": self._too_large}, 413)
         return None
-
-    def take(self, body: "_Body", size: int) -> None:
-        """Count bytes that have arrived. Errors: HTTPException, which FastAPI passes on; every other one it reports as a
-        malformed body."""
-        body.bytes += size
-        self._arriving += size
-        if body.bytes > self._max_body_bytes:
-            raise HTTPException(413, self._too_large(), CLOSE)
-        if self._arriving > BODIES_AT_A_TIME * self._max_body_bytes:
-            raise HTTPException(503, "too many bodies arrive at a time", {"Retry-After": "1", **CLOSE})
-
-    def has_come(self, body: "_Body") -> None:
-        """The bytes of a body that is complete, or given up, are no longer arriving."""
-        self._arriving -= body.bytes
-        body.bytes = 0
-
-    def _too_large(self) -> str:
-        return f"body: more than {self._max_body_bytes} bytes, which is the limit"
-
-
-CLOSE = {"Connection": "close"}
-"""The rest of the body may still arrive; it looks like a next request."""
-
-
-class _Body:
-    """The body of one request: its size so far, and when it must be complete."""
-
-    def __init__(self, guard: Guard, receive, deadline: float):
-        self._guard, self._receive, self._deadline = guard, receive, deadline
-        self.bytes, self._complete = 0, False
-
-    async def receive(self):
-        if self._complete:  # the app waits for the client's end
-            return await self._receive()
-        try:
-            async with asyncio.timeout_at(self._deadline):
-                message = await self._receive()
-        except TimeoutError:
-            raise HTTPException(408, f"body: not complete after {BODY_SECONDS:g} s", CLOSE) from None
-        self._complete = not message.get("more_body", False)
-        self._guard.take(self, len(message.get("body", b"")))
-        if self._complete:
-            self._guard.has_come(self)
-        return message
 
 
 def _name(host: bytes) -> str:
@@ -133,3 +125,66 @@ def _name(host: bytes) -> str:
         return urlsplit(f"//{host.decode('ascii')}").hostname or ""
     except ValueError:
         return ""
+
+
+def most_connections() -> int:
+    """How many connections this process can hold, once its soft limit of open files is its hard one, or a million."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
+    if wanted > soft != resource.RLIM_INFINITY:
+        with suppress(ValueError, OSError):  # the kernel may allow fewer than the hard limit
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+            soft = wanted
+    return max(1, (MOST_FILES if soft == resource.RLIM_INFINITY else soft) - RESERVED_FILES)
+
+
+def limited(most: int, header_seconds: float = HEADER_SECONDS) -> type[asyncio.Protocol]:
+    """The protocol of one server process.
+
+    A connection above `most` is closed at once; with a log line at most once a minute. So is a connection whose headers are
+    not complete after `header_seconds`, counted from the connection or from the first byte of its next request.
+    """
+    last_warning = -LOG_EVERY_S
+
+    class LimitedProtocol(AutoHTTPProtocol):
+        _refused, _headers_due = False, None
+
+        def connection_made(self, transport) -> None:
+            nonlocal last_warning
+            self._refused = len(self.connections) >= most
+            if not self._refused:
+                super().connection_made(transport)
+                return self._await_headers()
+            transport.abort()
+            if time.monotonic() - last_warning >= LOG_EVERY_S:
+                last_warning = time.monotonic()
+                log.warning("%d connections are open, which is the limit; further ones are closed", most)
+
+        def data_received(self, data: bytes) -> None:
+            if self._refused:
+                return
+            super().data_received(data)
+            if self.cycle is None or self.cycle.response_complete:
+                self._await_headers()
+            else:
+                self._headers_have_come()
+
+        def connection_lost(self, error) -> None:
+            self._headers_have_come()
+            if not self._refused:
+                super().connection_lost(error)
+
+        def on_response_complete(self) -> None:
+            self._headers_have_come()  # those of a pipelined request; uvicorn's own time for an idle connection begins
+            super().on_response_complete()
+
+        def _await_headers(self) -> None:
+            if self._headers_due is None:
+                self._headers_due = self.loop.call_later(header_seconds, self.transport.abort)
+
+        def _headers_have_come(self) -> None:
+            if self._headers_due is not None:
+                self._headers_due.cancel()
+                self._headers_due = None
+
+    return LimitedProtocol

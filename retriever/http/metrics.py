@@ -31,24 +31,13 @@ class ServerMetrics:
 
         live = {"multiprocess_mode": "livesum"}
         self.requests = metric(Counter, "requests_total", "Answers by route and status", ("route", "status"))
-        self.request_seconds = metric(
-            Histogram, "request_seconds", "Time to an answer by route", ("route",), buckets=SECONDS
-        )
-        self.stage_seconds = metric(
-            Histogram,
-            "stage_seconds",
-            "queue: per query; tokenize, encode, search (with reading documents): per batch; serialize: per answer",
-            ("stage",),
-            buckets=SECONDS,
-        )
+        self.request_seconds = metric(Histogram, "request_seconds", "Time taken", ("route",), buckets=SECONDS)
+        each = "queue: per query; tokenize, encode, search (with reading documents): per batch; serialize: per answer"
+        self.stage_seconds = metric(Histogram, "stage_seconds", each, ("stage",), buckets=SECONDS)
         self.batch_queries = metric(Histogram, "batch_queries", "Texts of one encoder call", buckets=QUERIES)
-        self.batch_tokens = metric(
-            Histogram, "batch_tokens", "Tokens of one encoder call with padding", buckets=TOKENS
-        )
+        self.batch_tokens = metric(Histogram, "batch_tokens", "Padded tokens of one call", buckets=TOKENS)
         self.queue_queries = metric(Gauge, "queue_queries", "Queries that wait for the encoder", **live)
-        self.dropped = metric(
-            Counter, "dropped_queries_total", "Queries given up while they waited", ("reason",)
-        )
+        self.dropped = metric(Counter, "dropped_queries_total", "Queries given up while waiting", ("reason",))
         self.cache_hits = metric(Counter, "cache_hits_total", "Queries answered by the cache")
         self.cache_misses = metric(Counter, "cache_misses_total", "Queries that had to be searched")
         self.cache_entries = metric(Gauge, "cache_entries", "Answers in the cache", **live)

@@ -8,7 +8,7 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, StringConstraints
 from starlette.exceptions import HTTPException
 
-from verl_credit_retriever.http.limits import Limits
+from verl_credit_retriever.settings import Limits
 
 
 def _whole(value: object) -> object:
@@ -110,15 +110,6 @@ def add_limits(document: dict, limits: Limits) -> dict:
     return document
 
 
-def loads(body: bytes):
-    """The value of a JSON text, without what Python accepts beyond it.
-
-    Errors: json.JSONDecodeError; HTTPException 422 for NaN, Infinity, and a name that occurs twice in an object: its
-    values contradict each other.
-    """
-    return json.loads(body, object_pairs_hook=_object, parse_constant=_refuse)
-
-
 def _object(pairs: list[tuple[str, object]]) -> dict:
     value_of = {}
     for name, value in pairs:
@@ -133,7 +124,11 @@ def _refuse(constant: str):
 
 
 class StrictJsonRoute(APIRoute):
-    """A route whose bodies `loads` reads."""
+    """A route whose bodies are JSON without what Python accepts beyond it.
+
+    Errors: json.JSONDecodeError; HTTPException 422 for NaN, Infinity, and a name that occurs twice in an object: its
+    values contradict each other.
+    """
 
     def get_route_handler(self):
         handle = super().get_route_handler()
@@ -147,5 +142,5 @@ class StrictJsonRoute(APIRoute):
 class _Request(Request):
     async def json(self):
         if not hasattr(self, "_json"):
-            self._json = loads(await self.body())
+            self._json = json.loads(await self.body(), object_pairs_hook=_object, parse_constant=_refuse)
         return self._json

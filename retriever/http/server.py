@@ -16,10 +16,8 @@ from pydantic import BeforeValidator, Field
 from starlette.exceptions import HTTPException
 
 from verl_credit_retriever.http.batcher import Batcher, QueueFull
-from verl_credit_retriever.http.engine import Engine
+from verl_credit_retriever.http.engine import Engine, Hits
 from verl_credit_retriever.http.guard import Guard
-from verl_credit_retriever.http.hits import Hits
-from verl_credit_retriever.http.limits import Limits
 from verl_credit_retriever.http.metrics import ServerMetrics
 from verl_credit_retriever.http.schema import (
     RetrieveAnswer,
@@ -32,12 +30,18 @@ from verl_credit_retriever.http.schema import (
     problems,
 )
 from verl_credit_retriever.http.waiting import DeadlineExceeded
+from verl_credit_retriever.settings import Limits
 
 CANARY = "who founded the town by the river"
 CANARY_SECONDS = 10.0
 HITS_IN_THE_LOOP = 1000  # an answer of more is written in a thread
 INDEX_HEADER = "X-Index-Fingerprint"
 CLIENT_GONE = 499  # the client has left; the status is only counted
+FORMS = {  # a query's hits: of /retrieve with and without scores, and of /v1/search
+    "scored": lambda hits: [{"document": document, "score": score} for document, score in hits],
+    "plain": lambda hits: [document for document, _ in hits],
+    "flat": lambda hits: [{"id": d["id"], "contents": d["contents"], "score": score} for d, score in hits],
+}
 log = logging.getLogger("verl_credit_retriever")
 
 SEARCH_ANSWERS = {
@@ -72,19 +76,13 @@ def create_app(
     token: str | None = None,
     hosts: Collection[str] | None = None,
 ) -> FastAPI:
-    """The search service over one index and the encoder that built it.
+    """The search service over one index and the encoder that built it: POST /retrieve and /v1/search, whose bodies,
+    answers and problems `schema` has; GET /livez, /readyz (runs a real query, else 503), /metrics, /info.
 
-    POST /retrieve {"queries", "topk"?, "return_scores"?} -> {"result": [[hit, ...] per query]}; a hit is
-    {"document": {"id", "contents"}, "score"} with return_scores and {"id", "contents"} without. An empty list of
-    queries gives an empty result, because Search-R1's client sends such requests; "" is searched like any text.
-    POST /v1/search {"queries", "k"} -> {"fingerprint", "results": [[{"id", "contents", "score"}]]} refuses unknown
-    fields, an empty list and blank queries. In both, k above the number of rows gives all rows, and every 200 names
-    the index in X-Index-Fingerprint.
-
-    422: malformed body, or one over `limits`; 413: too many bytes; 429: too many queries wait; 504: X-Deadline-Ms
-    passed; 500: encoding or searching failed; 503: `app.state.draining` is set. 429 and 503 have Retry-After; all
-    have {"error"}. GET /livez, /readyz (runs a real query, else 503), /metrics, /info. With `token` every route
-    except /livez requires it (401). `hosts` are the names that a Host header may have (421); None: any.
+    An empty list of queries gives an empty result in /retrieve, because Search-R1's client sends such requests; "" is
+    searched like any text. k above the number of rows gives all rows. Every 200 names the index in X-Index-Fingerprint;
+    429 and 503 have Retry-After. While `app.state.draining` is set searches get 503. With `token` every route except
+    /livez requires it (401). `hosts` are the names that a Host header may have (421); None: any.
     Errors: IndexMismatch when `encoder` did not build `index`.
     """
     limits = limits or Limits()
@@ -121,12 +119,12 @@ def create_app(
     plain_openapi = app.openapi
     app.openapi = lambda: add_limits(plain_openapi(), limits)
 
-    async def search(request: Request, queries: list[str], k: int, deadline_ms: int | None) -> list[Hits]:
+    async def search(request: Request, body, k: int, deadline_ms: int | None) -> list[Hits]:
         if app.state.draining:
             raise HTTPException(503, "the server is ending", {"Retry-After": "1"})
         deadline = None if deadline_ms is None else request.scope["arrived"] + deadline_ms / 1000
         try:
-            return await _while_connected(request, batcher.submit(queries, k, deadline=deadline))
+            return await _while_connected(request, batcher.submit(body.queries, k, deadline=deadline))
         except QueueFull as full:
             raise HTTPException(429, str(full), {"Retry-After": str(full.retry_after)}) from None
         except DeadlineExceeded:
@@ -134,7 +132,7 @@ def create_app(
         except HTTPException:
             raise
         except Exception as error:
-            log.exception("search failed for %d queries", len(queries))
+            log.exception("search failed for %d queries", len(body.queries))
             raise HTTPException(500, f"{type(error).__name__}: {error}") from None
 
     async def answer(head: bytes, form: Callable[[Hits], list], hits_N: list[Hits]) -> Response:
@@ -151,16 +149,15 @@ def create_app(
     async def retrieve(request: Request, body: RetrieveRequest, x_deadline_ms: DeadlineMs = None) -> Response:
         if problem := limits.refusal(body.queries, body.topk, "topk"):
             raise HTTPException(422, problem)
-        hits_N = await search(request, body.queries, body.topk or limits.default_topk, x_deadline_ms)
-        form = _scored if body.return_scores else _plain
-        return await answer(b'{"result":', form, hits_N)
+        hits_N = await search(request, body, body.topk or limits.default_topk, x_deadline_ms)
+        return await answer(b'{"result":', FORMS["scored" if body.return_scores else "plain"], hits_N)
 
     @app.post("/v1/search", response_model=SearchAnswer, responses=SEARCH_ANSWERS)
     async def search_v1(request: Request, body: SearchRequest, x_deadline_ms: DeadlineMs = None) -> Response:
         if problem := limits.refusal(body.queries, body.k, "k"):
             raise HTTPException(422, problem)
-        hits_N = await search(request, body.queries, body.k, x_deadline_ms)
-        return await answer(b'{"fingerprint":%s,"results":' % _json(index.fingerprint), _flat, hits_N)
+        hits_N = await search(request, body, body.k, x_deadline_ms)
+        return await answer(b'{"fingerprint":%s,"results":' % _json(index.fingerprint), FORMS["flat"], hits_N)
 
     served = {"fingerprint": index.fingerprint, "default_topk": limits.default_topk}
     _add_state_routes(app, batcher, metrics, {**index.manifest, **served, "limits": asdict(limits)})
@@ -169,18 +166,6 @@ def create_app(
 
 def _json(value) -> bytes:
     return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
-
-
-def _scored(hits: Hits) -> list:
-    return [{"document": document, "score": score} for document, score in hits]
-
-
-def _plain(hits: Hits) -> list:
-    return [document for document, _ in hits]
-
-
-def _flat(hits: Hits) -> list:
-    return [{"id": d["id"], "contents": d["contents"], "score": score} for d, score in hits]
 
 
 def _add_state_routes(app: FastAPI, batcher: Batcher, metrics: ServerMetrics, description: dict) -> None:
@@ -252,8 +237,3 @@ async def _while_connected(request: Request, work: Coroutine):
     finally:
         working.cancel()
         leaving.cancel()
-
-
-def probe(index, encoder) -> None:
-    """Encodes and searches one query in the calling thread. Errors: what encoder and index raise."""
-    index.search(encoder.encode_queries([CANARY]), 1)

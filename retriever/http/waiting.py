@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import chain, islice, takewhile, zip_longest
 
-from verl_credit_retriever.http.hits import Hits
-from verl_credit_retriever.http.limits import Limits
+from verl_credit_retriever.http.engine import Hits
 from verl_credit_retriever.http.metrics import ServerMetrics
+from verl_credit_retriever.settings import Limits
 
 LOOK_AHEAD = 512  # queries that are tokenized at a time
 

@@ -1,5 +1,9 @@
-"""Builds an index: check the corpus, encode it in shards, make the kind, describe it, move it into place."""
+"""Builds an index: check the corpus, encode it in shards, make the kind, describe it, move it into place.
 
+`import_index` takes over vectors that another program computed for the same corpus, such as Search-R1's e5_Flat.index.
+"""
+
+import os
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -7,27 +11,24 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from verl_credit_retriever.index.corpus import Documents, copy_corpus
+from verl_credit_retriever.index.corpus import take_corpus
 from verl_credit_retriever.index.encoding import Progress, encode_missing
-from verl_credit_retriever.index.exact import write_array
+from verl_credit_retriever.index.exact import open_vectors, write_array
 from verl_credit_retriever.index.kinds import need_faiss, resolve
-from verl_credit_retriever.index.manifest import DTYPES, files_of, write_manifest
-from verl_credit_retriever.index.memory import SEARCH_BUFFERS, gigabytes, plan_memory, require_memory
-from verl_credit_retriever.index.place import check_out, lock, move_into_place, restore
-from verl_credit_retriever.index.shards import (
-    BuildRefused,
-    Shards,
-    begin,
-    can_resume,
-    size_of_shards,
-    start_over,
-)
+from verl_credit_retriever.index.manifest import DTYPES, IndexMismatch, files_of, write_manifest
+from verl_credit_retriever.index.memory import SEARCH_BUFFERS, plan_memory, require_disk, require_memory
+from verl_credit_retriever.index.place import check_out, import_stage, lock, move_into_place, restore
+from verl_credit_retriever.index.shards import BuildRefused, Shards, begin, can_resume, start_over
 
 if TYPE_CHECKING:
     from verl_credit_retriever.encoder import SentenceEncoder
 
 STAGE = "index"  # the folder in the work folder in which the index is put together
 SHARD_ROWS = 20_000  # a killed build loses at most this many encoded rows
+ALIKE = 0.99
+"""Least cosine between a stored vector and the same row encoded here: half precision leaves .9999, another row far less."""
+LENGTH_OFF = 0.02
+SAMPLE = 64
 
 
 def build_index(
@@ -48,10 +49,9 @@ def build_index(
 ) -> dict:
     """Index `corpus` (JSONL) with `encoder` (folder, or a loaded SentenceEncoder) in the folder `out`.
 
-    Kinds: flat, sq8, ivf, ivfpq, hnsw (FAISS) and exact (no FAISS); `parameters` are those of `kinds.resolve`
-    (nlist, nprobe, train_rows, pq_bytes, refine, m, ef_construction, ef_search, seed). Vectors are stored in `dtype`
-    fp32 or fp16. The whole corpus is checked first, then encoded shard by shard in the folder `.<out>.building`
-    beside `out`.
+    Kinds: flat, sq8, ivf, ivfpq, hnsw (FAISS) and exact (no FAISS); `parameters` are those of `kinds.resolve`.
+    Vectors are stored in `dtype` fp32 or fp16. The whole corpus is checked first, then encoded shard by shard in the
+    folder `.<out>.building` beside `out`.
     The same command resumes an interrupted build there and writes the same bytes; another kind may resume it too,
     because it needs the same vectors. `merge` takes shards that are all there (`encode_share`) and encodes none.
     Several torch `devices` each get a process with the encoder; the caller's module must be importable then, as
@@ -65,15 +65,8 @@ def build_index(
     or other lines and `overwrite` is not set, or `merge` misses a shard; MemoryRefused; OSError when the disk is too
     full; ValueError for parameters.
     """
-    corpus, out = Path(corpus), Path(out)
-    _check_arguments(corpus, out, dtype, batch_size, shard_rows, overwrite)
-    faiss_kinds = _faiss(kind, gpu)
-    if isinstance(encoder, str | Path):
-        from verl_credit_retriever.encoder import SentenceEncoder
-
-        encoder = SentenceEncoder(encoder, batch_size=batch_size)
-    layout = _layout(encoder, dtype, shard_rows, batch_size)
-    work = _work_folder(out)
+    corpus, out, faiss_kinds = Path(corpus), Path(out), _faiss(kind, gpu)
+    encoder, work, layout = _prepare(corpus, encoder, out, dtype, batch_size, shard_rows, overwrite)
     with lock(out):
         restore(out)
         check_out(out, overwrite)  # another build may have ended since
@@ -86,19 +79,21 @@ def build_index(
             documents = take_corpus(corpus, stage)
             shape = {"rows": len(documents), "dim": encoder.dim, "dtype": DTYPES[dtype]}
             built_with, searched_with = resolve(kind, shape["rows"], shape["dim"], parameters)
-            also = None
-            if "train_rows" in built_with:
-                # k-means holds its sample twice, as read and ordered, ivfpq thrice; later each row's list is held.
-                sample = (12 if kind == "ivfpq" else 8) * shape["dim"] * built_with["train_rows"]
-                also = {"training": max(sample, 8 * shape["rows"])}
+            # k-means holds its sample twice, as read and ordered, ivfpq thrice; later each row's list is held.
+            sample = (12 if kind == "ivfpq" else 8) * shape["dim"] * built_with.get("train_rows", 0)
+            also = {"training": max(sample, 8 * shape["rows"])} if sample else None
             spec = {"kind": kind, "parameters": built_with, **shape}
             require_memory(spec, mmap=kind == "exact", also=also)
             shards = Shards(work, documents, **layout)
             done = shards.find_done(overwrite=replace) if resume else 0
             if merge:
                 shards.require_all()
-            freed = 0 if resume else size_of_shards(work)
-            require_disk(work, _vector_bytes(spec, done) - freed, "vectors and index")
+            # Shards, vectors.npy and index.faiss are written, as the kind has them, and shards of another build deleted.
+            files, freed = files_of(kind), sum(path.stat().st_size for path in work.glob("shard-*.vectors"))
+            bytes_of = {"vectors.npy": shards.rows * shards.row_bytes}
+            bytes_of["index.faiss"] = plan_memory(spec).total - SEARCH_BUFFERS
+            needed = (shards.rows - done) * shards.row_bytes + sum(bytes_of.get(name, 0) for name in files)
+            require_disk(work, needed - (0 if resume else freed), "vectors and index")
             if not resume:  # only now: encoded vectors are kept until every check has passed
                 start_over(work, layout["settings"], keep=stage)
             encode_missing(shards, encoder, batch_size, done=done, report=on_progress, devices=devices)
@@ -107,20 +102,17 @@ def build_index(
                     kind, shards.blocks, shards.take, **shape, parameters=built_with, gpu=gpu
                 )
                 faiss_kinds.write(index, stage / "index.faiss")
-            if "vectors.npy" in files_of(kind):
+            if "vectors.npy" in files:
                 size = shape["rows"], shape["dim"]
                 write_array(stage / "vectors.npy", shards.blocks(), size, shape["dtype"])
-            manifest = write_manifest(
-                stage,
-                kind=kind,
-                rows=shape["rows"],
-                encoder=encoder.fingerprint(),
-                encoded_in=encoder.dtype,
-                dtype=shape["dtype"],
-                parameters=built_with,
-                search=searched_with,
-            )
-            move_into_place(stage, out, files_of(kind))
+            made_with = {
+                "encoder": encoder.fingerprint(),
+                "encoded_in": encoder.dtype,
+                "dtype": shape["dtype"],
+            }
+            made_with |= {"parameters": built_with, "search": searched_with}
+            manifest = write_manifest(stage, kind=kind, rows=shape["rows"], **made_with)
+            move_into_place(stage, out, files)
         except BaseException:
             # Encoded vectors are kept for the next try.
             if not list(work.glob("shard-*.json")):
@@ -132,7 +124,7 @@ def build_index(
 
 def encode_share(
     corpus: str | Path,
-    encoder: "SentenceEncoder",
+    encoder: "str | Path | SentenceEncoder",
     out: str | Path,
     share: tuple[int, int],
     *,
@@ -151,13 +143,10 @@ def encode_share(
     index once all shard files are in one work folder. `kind` and `parameters` are checked here and used there. Nothing
     of other shares is deleted, whatever `overwrite` says: it allows that `out` exists. Errors: as `build_index`.
     """
-    corpus, out = Path(corpus), Path(out)
-    _check_arguments(corpus, out, dtype, batch_size, shard_rows, overwrite)
-    part, parts = share
+    corpus, out, (part, parts) = Path(corpus), Path(out), share
     if not 1 <= part <= parts:
         raise ValueError(f"shard={part}/{parts}; expected i/n with i from 1 to n")
-    layout = _layout(encoder, dtype, shard_rows, batch_size)
-    work = _work_folder(out)
+    encoder, work, layout = _prepare(corpus, encoder, out, dtype, batch_size, shard_rows, overwrite)
     stage = work / f"{STAGE}-{part}-of-{parts}"
     with lock(out, share):
         can_resume(work, layout["settings"], overwrite=None)
@@ -166,8 +155,7 @@ def encode_share(
             resolve(kind, len(documents), encoder.dim, parameters)
             shards = Shards(work, documents, **layout, share=share)
             done = shards.find_done(overwrite=None)
-            row_bytes = encoder.dim * np.dtype(DTYPES[dtype]).itemsize
-            require_disk(work, (shards.rows - done) * row_bytes, "vectors")
+            require_disk(work, (shards.rows - done) * shards.row_bytes, "vectors")
             begin(work, layout["settings"])
             encode_missing(shards, encoder, batch_size, done=done, report=on_progress, devices=devices)
         finally:
@@ -175,41 +163,75 @@ def encode_share(
     return shards
 
 
-def _layout(encoder, dtype: str, shard_rows: int, batch_size: int) -> dict:
-    """The arguments of `Shards`; the bits of the vectors depend on its `settings`."""
-    settings = {
-        "encoder": {key: value for key, value in encoder.fingerprint().items() if key != "name"},
-        "dtype": dtype,
-        "shard_rows": shard_rows,
-        "batch_size": batch_size,
-    }
-    if encoder.dtype != "fp32":  # builds that an older version began have no such key
-        settings["encode_dtype"] = encoder.dtype
-    return {"shard_rows": shard_rows, "dim": encoder.dim, "dtype": DTYPES[dtype], "settings": settings}
+def import_index(
+    source: str | Path,
+    corpus: str | Path,
+    encoder: "SentenceEncoder",
+    out: str | Path,
+    *,
+    overwrite: bool = False,
+) -> dict:
+    """Make `out` from the flat float32 index `source`, whose row r is line r of `corpus`. Returns the manifest.
 
+    The first, the last and SAMPLE seeded rows are encoded and compared with the stored vectors; the others are taken
+    on trust, but for NaN and infinity. The file is linked where it can be, else copied. One rename at the end creates
+    `out`, as in `build_index`.
 
-def _work_folder(out: Path) -> Path:
+    Errors: IndexMismatch for another type, number of rows, dimension or metric, and for a sampled row whose vector is
+    another; CorpusError, FileExistsError, BuildRefused and OSError as `build_index`; ValueError without FAISS.
+    """
+    source, corpus, out = Path(source), Path(corpus), Path(out)
+    if not source.is_file():
+        raise FileNotFoundError(f"import={str(source)!r} does not exist; expected a FAISS index file")
+    require_corpus(corpus)
+    check_out(out, overwrite)
+    rows = _rows_of(source, encoder.dim)
     out.parent.mkdir(parents=True, exist_ok=True)
-    return out.with_name(f".{out.name}.building")
+    with lock(out):
+        restore(out)
+        check_out(out, overwrite)
+        stage = import_stage(out)
+        try:
+            documents = take_corpus(corpus, stage)
+            if len(documents) != rows:
+                raise IndexMismatch(f"{source}: {rows} rows; {corpus} has {len(documents)}")
+            try:
+                os.link(source.resolve(), stage / "index.faiss")
+            except OSError:  # another file system, or one without links
+                require_disk(stage, source.stat().st_size, "the copy of the index")
+                shutil.copyfile(source, stage / "index.faiss")
+            shape = {"rows": rows, "dim": encoder.dim, "dtype": "float32"}
+            stored_M_D = open_vectors(stage, {"kind": "flat", **shape})
+            _compare(source, corpus, stored_M_D, documents, encoder)
+            manifest = write_manifest(stage, kind="flat", rows=rows, encoder=encoder.fingerprint())
+            move_into_place(stage, out, files_of("flat"))
+        finally:
+            shutil.rmtree(stage, ignore_errors=True)
+    return manifest
 
 
-def take_corpus(corpus: Path, stage: Path) -> Documents:
-    """Check the corpus and copy it to the new folder `stage`."""
-    shutil.rmtree(stage, ignore_errors=True)
-    stage.mkdir(parents=True)
-    require_disk(stage, corpus.stat().st_size, "the copy of the corpus")
-    offsets = copy_corpus(corpus, stage / "corpus.jsonl")
-    write_array(stage / "offsets.npy", [offsets], offsets.shape, "int64")
-    return Documents(stage / "corpus.jsonl", offsets)
+def _prepare(corpus: Path, encoder, out: Path, dtype, batch_size, shard_rows, overwrite) -> tuple:
+    """(the loaded encoder, the work folder, the arguments of `Shards`), once the other arguments are checked.
 
-
-def _check_arguments(corpus, out, dtype, batch_size, shard_rows, overwrite) -> None:
+    The bits of the vectors depend on the `settings` of `Shards`.
+    """
     if dtype not in DTYPES:
         raise ValueError(f"dtype={dtype!r}; accepted: {', '.join(DTYPES)}")
     if batch_size < 1 or shard_rows < 1:
         raise ValueError(f"batch_size={batch_size}, shard_rows={shard_rows}: both need at least 1")
     check_out(out, overwrite)
     require_corpus(corpus)
+    if isinstance(encoder, str | Path):
+        from verl_credit_retriever.encoder import SentenceEncoder
+
+        encoder = SentenceEncoder(encoder, batch_size=batch_size)
+    settings = {"encoder": {key: value for key, value in encoder.fingerprint().items() if key != "name"}}
+    settings |= {"dtype": dtype, "shard_rows": shard_rows, "batch_size": batch_size}
+    if encoder.dtype != "fp32":  # builds that an older version began have no such key
+        settings["encode_dtype"] = encoder.dtype
+    out.parent.mkdir(parents=True, exist_ok=True)
+    layout = {"shard_rows": shard_rows, "dim": encoder.dim, "dtype": DTYPES[dtype], "settings": settings}
+    return encoder, out.with_name(f".{out.name}.building"), layout
 
 
 def require_corpus(corpus: Path) -> None:
@@ -219,28 +241,55 @@ def require_corpus(corpus: Path) -> None:
 
 def _faiss(kind: str, gpu: bool):
     """The module that builds `kind`; None for exact. Missing software is reported before anything is encoded."""
+    if gpu and kind != "ivf":
+        use = "it speeds up ivf; --device puts the encoder on a GPU"
+        raise ValueError(f"gpu: has no effect on building kind={kind!r}; {use}")
     if kind == "exact":
-        if gpu:
-            raise ValueError("gpu: kind='exact' is built without FAISS; --device puts the encoder on a GPU")
         return None
     faiss_kinds = need_faiss(f"kind={kind!r}", " or use exact")
     if gpu:
-        if kind != "ivf":
-            raise ValueError(f"gpu: has no effect on building kind={kind!r}; it speeds up ivf")
         faiss_kinds.require_gpu(kind)
     return faiss_kinds
 
 
-def _vector_bytes(spec: dict, done: int) -> int:
-    """Bytes that encoding and building will write: shards, vectors.npy and index.faiss, as the kind has them."""
-    row_bytes = spec["dim"] * np.dtype(spec["dtype"]).itemsize
-    shards, files = (spec["rows"] - done) * row_bytes, files_of(spec["kind"])
-    vectors = spec["rows"] * row_bytes if "vectors.npy" in files else 0
-    return shards + vectors + (plan_memory(spec).total - SEARCH_BUFFERS if "index.faiss" in files else 0)
+def _rows_of(source: Path, dim: int) -> int:
+    """The rows of a flat index by inner product of this dimension; its vectors stay in the file."""
+    faiss = need_faiss("import", "").faiss
+    try:
+        index = faiss.read_index(str(source), faiss.IO_FLAG_MMAP_IFC)
+    except (RuntimeError, MemoryError) as error:
+        raise IndexMismatch(
+            f"{source}: FAISS cannot read it ({str(error).strip().splitlines()[-1]})"
+        ) from None
+    if not isinstance(index, faiss.IndexFlat):
+        raise IndexMismatch(f"{source}: {type(index).__name__}; expected a flat index of float32 vectors")
+    if index.metric_type != faiss.METRIC_INNER_PRODUCT:
+        raise IndexMismatch(f"{source}: metric {index.metric_type}; expected the inner product, 0")
+    if index.d != dim:
+        raise IndexMismatch(f"{source}: {index.d} dimensions; the encoder has {dim}")
+    return index.ntotal
 
 
-def require_disk(folder: Path, needed: int, what: str) -> None:
-    """Errors: OSError when the disk of `folder` has fewer than `needed` free bytes for `what`."""
-    free = shutil.disk_usage(folder).free
-    if needed > free:
-        raise OSError(f"{folder}: {what} take {gigabytes(needed)}; the disk has {gigabytes(free)} free")
+def _compare(source, corpus, stored_M_D, documents, encoder) -> None:
+    rows = len(documents)
+    drawn = np.random.default_rng(0).choice(rows, min(SAMPLE, rows), replace=False)
+    places = sorted({0, rows - 1, *drawn.tolist()})
+    own_N_D = encoder.encode_passages([documents[row]["contents"] for row in places])
+    for row, own_D in zip(places, own_N_D, strict=True):
+        stored_D = np.asarray(stored_M_D[row], dtype=np.float32)
+        length, own_length = np.linalg.norm(stored_D), np.linalg.norm(own_D)
+        cosine = float(stored_D @ own_D / max(length * own_length, 1e-12))
+        if not cosine >= ALIKE:
+            raise IndexMismatch(
+                f"{source}: row {row} is not {corpus}:{row + 1} as this encoder sees it (cosine {cosine:.3f}, expected at "
+                f"least {ALIKE}): another encoder, prefix, pooling, length or order of lines"
+            )
+        if not abs(length / own_length - 1) <= LENGTH_OFF:
+            raise IndexMismatch(
+                f"{source}: row {row} has length {length:.3f}; this encoder gives {own_length:.3f}: see --no-normalize"
+            )
+    # FAISS would answer from rows that hold NaN as if nothing were wrong.
+    for first in range(0, rows, 1 << 16):
+        bad = np.flatnonzero(~np.isfinite(stored_M_D[first : first + (1 << 16)]).all(axis=1))
+        if bad.size:
+            raise IndexMismatch(f"{source}: row {first + bad[0]} holds NaN or infinity")

@@ -4,13 +4,16 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import weakref
 from array import array
 from pathlib import Path
 
 import numpy as np
 
+from verl_credit_retriever.index.exact import write_array
 from verl_credit_retriever.index.manifest import naming
+from verl_credit_retriever.index.memory import require_disk
 
 VISIBLE = re.compile("[^\\s\u200b-\u200d\u2060\ufeff]")  # neither a blank nor a character without width
 BOM = b"\xef\xbb\xbf"
@@ -67,8 +70,28 @@ def copy_corpus(source: Path, target: Path) -> np.ndarray:
     if not hashes:
         raise CorpusError(f"{source}: no rows; expected at least one document")
     offsets = np.array(ends, dtype=np.int64)
-    _refuse_duplicates(source, np.frombuffer(hashes, dtype=np.uint64), Documents(target, offsets))
+    hashed = np.frombuffer(hashes, dtype=np.uint64)
+    order = np.argsort(hashed, kind="stable")
+    meets = hashed[order[1:]] == hashed[order[:-1]]
+    first_row, documents = {}, Documents(target, offsets)
+    for row in np.unique(np.concatenate([order[1:][meets], order[:-1][meets]])).tolist():
+        identity = documents[row]["id"]
+        first = first_row.setdefault(identity, row)
+        if first != row:
+            raise CorpusError(
+                f"{source}:{row + 1}: id={identity!r} was used on line {first + 1}; ids must be unique"
+            )
     return offsets
+
+
+def take_corpus(corpus: Path, stage: Path) -> "Documents":
+    """Check the corpus and copy it to the new folder `stage`."""
+    shutil.rmtree(stage, ignore_errors=True)
+    stage.mkdir(parents=True)
+    require_disk(stage, corpus.stat().st_size, "the copy of the corpus")
+    offsets = copy_corpus(corpus, stage / "corpus.jsonl")
+    write_array(stage / "offsets.npy", [offsets], offsets.shape, "int64")
+    return Documents(stage / "corpus.jsonl", offsets)
 
 
 class Documents:
@@ -105,16 +128,3 @@ class Documents:
             digest.update(block)
             position += len(block)
         return digest.hexdigest()
-
-
-def _refuse_duplicates(source: Path, hashes: np.ndarray, documents: Documents) -> None:
-    order = np.argsort(hashes, kind="stable")
-    meets = hashes[order[1:]] == hashes[order[:-1]]
-    first_row: dict[str, int] = {}
-    for row in np.unique(np.concatenate([order[1:][meets], order[:-1][meets]])).tolist():
-        identity = documents[row]["id"]
-        first = first_row.setdefault(identity, row)
-        if first != row:
-            raise CorpusError(
-                f"{source}:{row + 1}: id={identity!r} was used on line {first + 1}; ids must be unique"
-            )

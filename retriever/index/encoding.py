@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import cache
 
 from verl_credit_retriever.index.shards import Shards
@@ -26,22 +27,10 @@ class Progress:
 
     def text(self) -> str:
         """The progress as "1,200 of 5,000 rows (24%), 310 rows/s, 0:00:13 left"."""
-        left = "unknown time"
-        if self.rate > 0:
-            minutes, seconds = divmod(round((self.total - self.done) / self.rate), 60)
-            left = f"{minutes // 60}:{minutes % 60:02}:{seconds:02}"
+        seconds = (self.total - self.done) / self.rate if self.rate > 0 else None
+        left = "unknown time" if seconds is None else timedelta(seconds=round(seconds))
         share = 100 * self.done // max(1, self.total)
         return f"{self.done:,} of {self.total:,} rows ({share}%), {self.rate:,.0f} rows/s, {left} left"
-
-
-@dataclass(frozen=True)
-class Job:
-    """A process encodes shards with these settings; `encoder` holds the arguments of `SentenceEncoder.for_index`."""
-
-    shards: Shards
-    chunk_rows: int
-    encoder: dict
-    threads: int
 
 
 def encode_missing(
@@ -74,19 +63,21 @@ def encode_missing(
 
         again = {"path": encoder.path, "manifest": {"encoder": encoder.fingerprint()}}
         again |= {"batch_size": encoder.batch_size, "dtype": encoder.dtype}
-        return _encode_on(devices, Job(shards, chunk_rows, again, torch.get_num_threads()), on_rows)
+        job = (again, torch.get_num_threads(), shards, chunk_rows)
+        return _encode_on(devices, shards.missing(), job, on_rows)
     for shard in shards.missing():
         shards.encode(shard, encoder.encode_passages, chunk_rows, on_rows)
 
 
-def _encode_on(devices: Sequence[str], job: Job, on_rows) -> None:
+def _encode_on(devices: Sequence[str], missing: list[int], job: tuple, on_rows) -> None:
+    """Encode the `missing` shards. `job`: arguments of `SentenceEncoder.for_index`, threads, shards, texts of a chunk."""
     context = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
     free, rows = context.SimpleQueue(), context.SimpleQueue()
     for device in devices:
         free.put(device)
     pool = ProcessPoolExecutor(len(devices), context, initializer=_start, initargs=(job, free, rows))
     try:
-        left = {pool.submit(_encode_shard, shard) for shard in job.shards.missing()}
+        left = {pool.submit(_encode_shard, shard) for shard in missing}
         while left:
             ended, left = wait(left, LOOK_SECONDS, FIRST_COMPLETED)
             while not rows.empty():
@@ -104,7 +95,7 @@ def _encode_on(devices: Sequence[str], job: Job, on_rows) -> None:
 _given: tuple = ()
 
 
-def _start(job: Job, free, rows) -> None:
+def _start(job: tuple, free, rows) -> None:
     global _given
     # A process takes its device once: a task that took one could find none left, and wait for ever.
     _given = (job, free.get(), rows)
@@ -117,8 +108,8 @@ def _encode_shard(shard: int) -> None:
     encoder = _loaded()
     if isinstance(encoder, Exception):
         raise encoder
-    job, _, rows = _given
-    job.shards.encode(shard, encoder.encode_passages, job.chunk_rows, rows.put)
+    (*_, shards, chunk_rows), _, rows = _given
+    shards.encode(shard, encoder.encode_passages, chunk_rows, rows.put)
 
 
 @cache
@@ -129,10 +120,10 @@ def _loaded():
 
     from verl_credit_retriever.encoder import SentenceEncoder
 
-    job, device, _ = _given
+    (arguments, threads, *_), device, _ = _given
     transformers.utils.logging.disable_progress_bar()
-    torch.set_num_threads(job.threads)
+    torch.set_num_threads(threads)
     try:
-        return SentenceEncoder.for_index(device=device, **job.encoder)
+        return SentenceEncoder.for_index(device=device, **arguments)
     except Exception as error:
         return error

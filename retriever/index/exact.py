@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from verl_credit_retriever.index.manifest import IndexMismatch, files_of, naming
+from verl_credit_retriever.index.manifest import IndexMismatch, files_of, naming, require_equal
 
 CHUNK_BYTES = 64 << 20  # of float32 vectors, and of the scores over them, at a time
 # FAISS writes a flat index as: code, dim (int32), rows (int64), ..., number of elements (uint64), vectors.
@@ -93,10 +93,7 @@ def open_vectors(folder: Path, manifest: dict) -> np.ndarray:
     except (ValueError, OSError, EOFError) as error:
         raise IndexMismatch(f"{path}: {error}; rebuild the index") from None
     expected = (manifest["rows"], manifest["dim"], manifest["dtype"])
-    if (*vectors.shape, str(vectors.dtype)) != expected:
-        raise IndexMismatch(
-            f"{path}: shape and dtype={(*vectors.shape, str(vectors.dtype))}; expected {expected}; rebuild"
-        )
+    require_equal(path, {"shape and dtype": ((*vectors.shape, str(vectors.dtype)), expected)})
     return vectors
 
 
@@ -114,7 +111,5 @@ def _end_of_faiss_file(path: Path, manifest: dict) -> np.ndarray:
         raise IndexMismatch(f"{path}: {error}; rebuild the index") from None
     compared = {"dim": (found_dim, dim), "rows": (found_rows, rows), "code": (found_code, code)}
     compared["elements"] = (elements * unit, size)
-    for what, (value, right) in compared.items():
-        if value != right:
-            raise IndexMismatch(f"{path}: {what}={value!r}; expected {right!r}; rebuild the index")
+    require_equal(path, compared)
     return np.memmap(path, dtype=dtype, mode="r", offset=start, shape=(rows, dim))

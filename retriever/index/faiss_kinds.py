@@ -7,7 +7,7 @@ from pathlib import Path
 import faiss
 import numpy as np
 
-from verl_credit_retriever.index.manifest import IndexMismatch
+from verl_credit_retriever.index.manifest import IndexMismatch, require_equal
 
 STORED = {"float32": "Flat", "float16": "SQfp16"}
 ON_GPU = ("flat", "ivf")
@@ -36,9 +36,18 @@ def create(
     in a graph with seeded levels. The same input gives the same bytes; hnsw
     needs one thread for that (`--threads 1`), because its graph depends on the order of insertion.
     """
-    index = faiss.index_factory(dim, _factory(kind, dtype, parameters), faiss.METRIC_INNER_PRODUCT)
-    if kind == "sq8":
-        index.train(_extremes(blocks(), dim))
+    stored, lists = STORED[dtype], f"IVF{parameters.get('nlist')}"
+    factory = {
+        "flat": stored,
+        "sq8": "SQ8",
+        "ivf": f"{lists},{stored}",
+        "ivfpq": f"{lists},PQ{parameters.get('pq_bytes')}x8np",  # np: no training for Hamming distances
+        "hnsw": f"HNSW{parameters.get('m')},{stored}",
+    }
+    index = faiss.index_factory(dim, factory[kind], faiss.METRIC_INNER_PRODUCT)
+    if kind == "sq8":  # it learns its ranges from the smallest and the largest value of every dimension
+        extremes = [np.stack([block.min(axis=0), block.max(axis=0)]) for block in blocks()]
+        index.train(np.concatenate(extremes).astype(np.float32))
     elif kind in ("ivf", "ivfpq"):
         sample = np.random.default_rng(parameters["seed"]).choice(
             rows, parameters["train_rows"], replace=False, shuffle=False
@@ -47,7 +56,11 @@ def create(
             clustering.seed, clustering.min_points_per_centroid = parameters["seed"], 1
         index.cp.max_points_per_centroid = parameters["train_rows"]  # the rows are sampled already
         if gpu:
-            index = _to_gpu(index, kind)
+            require_gpu(kind)
+            resources = faiss.StandardGpuResources()
+            index = faiss.index_cpu_to_gpu(resources, 0, index)
+            # They must live as long as the index; FAISS takes no other attribute.
+            index.referenced_objects = [resources]
         index.train(_float32(take(np.sort(sample))))
     elif kind == "hnsw":
         index.hnsw.efConstruction = parameters["ef_construction"]
@@ -86,20 +99,10 @@ def read(path: Path, manifest: dict, *, mmap: bool = False):
         first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise IndexMismatch(f"{path}: FAISS cannot read it ({first_line}); rebuild the index") from None
     properties = _describe(index)
-    right = {
-        "rows": manifest["rows"],
-        "dim": manifest["dim"],
-        "metric": faiss.METRIC_INNER_PRODUCT,
-        "kind": manifest["kind"],
-        "nlist": manifest["parameters"].get("nlist"),
-        "m": manifest["parameters"].get("m"),
-        "pq_bytes": manifest["parameters"].get("pq_bytes"),
-    }
-    # These keep bytes, whatever the dtype of vectors.npy.
-    right["dtype"] = None if manifest["kind"] in ("sq8", "ivfpq") else manifest["dtype"]
-    for what, value in properties.items():
-        if value != right[what]:
-            raise IndexMismatch(f"{path}: {what}={value!r}; expected {right[what]!r}; rebuild the index")
+    right = {**manifest["parameters"], **manifest, "metric": faiss.METRIC_INNER_PRODUCT}
+    if manifest["kind"] in ("sq8", "ivfpq"):  # these keep bytes, whatever the dtype of vectors.npy
+        right["dtype"] = None
+    require_equal(path, {what: (value, right.get(what)) for what, value in properties.items()})
     return index
 
 
@@ -109,12 +112,6 @@ def set_search(index, search: dict) -> None:
         index.nprobe = search["nprobe"]
     if "ef_search" in search:
         index.hnsw.efSearch = search["ef_search"]
-
-
-def set_search_on_gpus(index, search: dict) -> None:
-    """Do what `set_search` does, through all shards of an index that is divided over GPUs."""
-    for name, value in search.items():
-        faiss.GpuParameterSpace().set_index_parameter(index, name, value)
 
 
 def flat_on_gpus(vectors_M_D: np.ndarray, gpus: int):
@@ -135,11 +132,14 @@ def flat_on_gpus(vectors_M_D: np.ndarray, gpus: int):
     return whole
 
 
-def ivf_on_gpus(index, gpus: int):
-    """The index's lists divided over the first `gpus` GPUs by FAISS; each has all centres."""
+def ivf_on_gpus(index, gpus: int, search: dict):
+    """The index's lists divided over the first `gpus` GPUs by FAISS; each has all centres and the `search` parameters."""
     options = faiss.GpuMultipleClonerOptions()
     options.shard = True
-    return faiss.index_cpu_to_all_gpus(index, options, gpus)
+    divided = faiss.index_cpu_to_all_gpus(index, options, gpus)
+    for name, value in search.items():
+        faiss.GpuParameterSpace().set_index_parameter(divided, name, value)
+    return divided
 
 
 def free_gpu_memory() -> tuple[int, list[int] | None]:
@@ -166,9 +166,15 @@ def require_gpu(kind: str) -> None:
     if kind not in ON_GPU:
         raise ValueError(f"gpu: no GPU index for kind={kind!r}; use {' or '.join(ON_GPU)}")
     if not hasattr(faiss, "StandardGpuResources"):
-        raise ValueError(
-            f"gpu: the installed FAISS {faiss.__version__} was built without GPU support; {_install_gpu()}"
-        )
+        here = {name for name in ("faiss-cpu", "faiss-gpu-cu12") if any(distributions(name=name))}
+        install = "install faiss-gpu-cu12"
+        if "faiss-cpu" in here:
+            again = "--force-reinstall --no-deps " if len(here) == 2 else ""
+            install = (
+                f"{' and '.join(sorted(here))} {'are' if len(here) == 2 else 'is'} installed, and both wheels own the "
+                f"package faiss: pip uninstall faiss-cpu, then pip install {again}faiss-gpu-cu12"
+            )
+        raise ValueError(f"gpu: FAISS {faiss.__version__} is here without GPU support; {install}")
     try:
         devices = faiss.get_num_gpus()
     except RuntimeError as error:
@@ -178,71 +184,23 @@ def require_gpu(kind: str) -> None:
         raise ValueError("gpu: FAISS finds 0 GPUs; look at CUDA_VISIBLE_DEVICES and the driver")
 
 
-def _install_gpu() -> str:
-    """How to install FAISS for GPUs here: both wheels own the package faiss."""
-    here = {name for name in ("faiss-cpu", "faiss-gpu-cu12") if any(distributions(name=name))}
-    if "faiss-cpu" not in here:
-        return "install faiss-gpu-cu12"
-    again = "--force-reinstall --no-deps " if len(here) == 2 else ""
-    return (
-        f"{' and '.join(sorted(here))} {'are' if len(here) == 2 else 'is'} installed, and both wheels own the "
-        f"package faiss: pip uninstall faiss-cpu, then pip install {again}faiss-gpu-cu12"
-    )
-
-
-def _to_gpu(index, kind: str):
-    """The index on the first visible GPU, to be built there. Errors: those of `require_gpu`."""
-    require_gpu(kind)
-    resources = faiss.StandardGpuResources()
-    moved = faiss.index_cpu_to_gpu(resources, 0, index)
-    moved.referenced_objects = [resources]  # must live as long as the index; FAISS takes no other attribute
-    return moved
-
-
-def _factory(kind: str, dtype: str, parameters: dict) -> str:
-    stored = STORED[dtype]
-    if kind == "flat":
-        return stored
-    if kind == "sq8":
-        return "SQ8"
-    if kind == "ivfpq":
-        return f"IVF{parameters['nlist']},PQ{parameters['pq_bytes']}x8np"  # np: no training for Hamming distances
-    return f"IVF{parameters['nlist']},{stored}" if kind == "ivf" else f"HNSW{parameters['m']},{stored}"
-
-
-def _extremes(blocks: Iterable[np.ndarray], dim: int) -> np.ndarray:
-    """[2, D]: the smallest and the largest value of every dimension; SQ8 learns its ranges from them."""
-    least, most = np.full(dim, np.inf, np.float32), np.full(dim, -np.inf, np.float32)
-    for block in blocks:
-        least, most = np.minimum(least, block.min(axis=0)), np.maximum(most, block.max(axis=0))
-    return np.stack([least, most]).astype(np.float32)
-
-
 def _describe(index) -> dict:
     """An index's own properties under the manifest's names."""
-    properties = {"rows": index.ntotal, "dim": index.d, "metric": index.metric_type, "dtype": "float32"}
-    name = type(index).__name__
-    if isinstance(index, faiss.IndexIVFPQ):
-        properties |= {"kind": "ivfpq", "nlist": index.nlist, "pq_bytes": index.pq.M, "dtype": None}
-    elif isinstance(index, faiss.IndexIVF):
-        properties |= {"kind": "ivf", "nlist": index.nlist}
-    elif isinstance(index, faiss.IndexHNSW):
-        properties |= {"kind": "hnsw", "m": index.hnsw.nb_neighbors(1)}
-    else:
-        properties |= {
-            "kind": "flat" if isinstance(index, faiss.IndexFlat | faiss.IndexScalarQuantizer) else name
-        }
-    storage = faiss.downcast_index(index.storage) if properties["kind"] == "hnsw" else index
-    quantizer = getattr(storage, "sq", None)
+    storage = faiss.downcast_index(index.storage) if isinstance(index, faiss.IndexHNSW) else index
+    quantizer, dtype = getattr(storage, "sq", None), "float32"
     if quantizer is not None:
-        if quantizer.qtype == faiss.ScalarQuantizer.QT_8bit:
-            properties |= {
-                "kind": "sq8" if properties["kind"] == "flat" else properties["kind"],
-                "dtype": None,
-            }
-        else:
-            properties["dtype"] = "float16" if quantizer.qtype == faiss.ScalarQuantizer.QT_fp16 else "unknown"
-    return properties
+        stored = {faiss.ScalarQuantizer.QT_8bit: None, faiss.ScalarQuantizer.QT_fp16: "float16"}
+        dtype = stored.get(quantizer.qtype, "unknown")
+    properties = {"rows": index.ntotal, "dim": index.d, "metric": index.metric_type, "dtype": dtype}
+    if isinstance(index, faiss.IndexIVFPQ):
+        return {**properties, "kind": "ivfpq", "nlist": index.nlist, "pq_bytes": index.pq.M, "dtype": None}
+    if isinstance(index, faiss.IndexIVF):
+        return {**properties, "kind": "ivf", "nlist": index.nlist}
+    if isinstance(index, faiss.IndexHNSW):
+        return {**properties, "kind": "hnsw", "m": index.hnsw.nb_neighbors(1)}
+    if isinstance(index, faiss.IndexFlat | faiss.IndexScalarQuantizer):
+        return {**properties, "kind": "sq8" if dtype is None else "flat"}
+    return {**properties, "kind": type(index).__name__}
 
 
 def fill(index, blocks: Callable[[], Iterable[np.ndarray]], rows: int) -> None:
@@ -255,7 +213,12 @@ def fill(index, blocks: Callable[[], Iterable[np.ndarray]], rows: int) -> None:
         return _fill_lists(index, blocks, rows)
     storage = index
     if isinstance(index, faiss.IndexHNSW):
-        _reserve_graph(index.hnsw, rows)
+        # 2m links per row at the bottom, the expected m/(m - 1) above (levels are random), and a margin
+        hnsw, m = index.hnsw, index.hnsw.nb_neighbors(1)
+        above = rows * m / (m - 1)
+        _reserve(hnsw.neighbors, rows * 2 * m + int(above + 10 * m * (rows / m) ** 0.5) + 1000)
+        _reserve(hnsw.levels, rows)
+        _reserve(hnsw.offsets, rows + 1, keep=1)
         storage = faiss.downcast_index(index.storage)
     _reserve(storage.codes, rows * storage.code_size)
     for block in blocks():
@@ -278,15 +241,6 @@ def _fill_lists(index, blocks: Callable[[], Iterable[np.ndarray]], rows: int) ->
         vectors_C_D, list_C = _float32(block), list_M[first : first + len(block)]
         index.add_core(len(block), faiss.swig_ptr(vectors_C_D), None, faiss.swig_ptr(list_C))
         first += len(block)
-
-
-def _reserve_graph(hnsw, rows: int) -> None:
-    """Reserve 2m links per row at the bottom, the expected m/(m - 1) above (levels are random), and a margin."""
-    m = hnsw.nb_neighbors(1)
-    above = rows * m / (m - 1)
-    _reserve(hnsw.neighbors, rows * 2 * m + int(above + 10 * m * (rows / m) ** 0.5) + 1000)
-    _reserve(hnsw.levels, rows)
-    _reserve(hnsw.offsets, rows + 1, keep=1)
 
 
 def _reserve(vector, size: int, keep: int = 0) -> None:

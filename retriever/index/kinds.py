@@ -33,16 +33,19 @@ def resolve(kind: str, rows: int, dim: int, given: dict) -> tuple[dict, dict]:
     if kind in ("ivf", "ivfpq"):
         codes = CODES if kind == "ivfpq" else 0
         if rows < codes:
-            raise ValueError(
-                f"kind={kind!r}: {rows} rows; it learns {codes} codes and needs as many rows: use flat"
-            )
+            raise ValueError(f"kind={kind!r}: {rows} rows; it has {codes} codes and needs as many: use flat")
         most = max(1, min(round(4 * math.sqrt(rows)), rows // ROWS_PER_LIST))
         nlist = _whole("nlist", given.get("nlist", most), 1, rows)
         enough = min(rows, TRAIN_ROWS_PER_LIST * max(nlist, codes))
         train = _whole("train_rows", given.get("train_rows", enough), max(nlist, codes), rows)
         parameters = {"nlist": nlist, "train_rows": train}
         if kind == "ivfpq":
-            parameters["pq_bytes"] = _divisor("pq_bytes", given.get("pq_bytes"), dim)
+            divisors = [number for number in range(1, dim + 1) if dim % number == 0]
+            default = max(number for number in divisors if number <= max(1, dim // 4))
+            parameters["pq_bytes"] = value = given.get("pq_bytes", default)
+            if type(value) is not int or value not in divisors:
+                expected = f"expected a divisor of the {dim} dimensions: {divisors}"
+                raise ValueError(f"pq_bytes={value!r}; {expected}")
     elif kind == "hnsw":
         parameters = {
             "m": _whole("m", given.get("m", 32), 2, 512),
@@ -51,7 +54,10 @@ def resolve(kind: str, rows: int, dim: int, given: dict) -> tuple[dict, dict]:
     else:
         return {}, {}
     parameters["seed"] = _whole("seed", given.get("seed", 0), 0, (1 << 31) - 1)
-    return parameters, resolve_search(kind, parameters, _default_search(kind, parameters), given)
+    nlist = parameters.get("nlist", 1)
+    nprobe = min(nlist, max(8, math.ceil(math.sqrt(nlist))))
+    default = {"nprobe": nprobe, "refine": REFINE, "ef_search": 128}
+    return parameters, resolve_search(kind, parameters, default, given)
 
 
 def resolve_search(kind: str, parameters: dict, recorded: dict, given: dict) -> dict:
@@ -75,14 +81,6 @@ def need_faiss(what: str, instead: str):
     return faiss_kinds
 
 
-def _default_search(kind: str, parameters: dict) -> dict:
-    if kind == "hnsw":
-        return {"ef_search": 128}
-    nlist = parameters["nlist"]
-    search = {"nprobe": min(nlist, max(8, math.ceil(math.sqrt(nlist))))}
-    return {**search, "refine": REFINE} if kind == "ivfpq" else search
-
-
 def _refuse_unused(kind: str, given: dict, used: tuple[str, ...]) -> None:
     for name, value in given.items():
         if name not in used:
@@ -94,12 +92,4 @@ def _refuse_unused(kind: str, given: dict, used: tuple[str, ...]) -> None:
 def _whole(name: str, value, least: int, most: int) -> int:
     if type(value) is not int or not least <= value <= most:
         raise ValueError(f"{name}={value!r}; expected an integer from {least} to {most}")
-    return value
-
-
-def _divisor(name: str, value, dim: int) -> int:
-    divisors = [number for number in range(1, dim + 1) if dim % number == 0]
-    value = max(number for number in divisors if number <= max(1, dim // 4)) if value is None else value
-    if type(value) is not int or value not in divisors:
-        raise ValueError(f"{name}={value!r}; expected a divisor of the {dim} dimensions: {divisors}")
     return value

@@ -129,6 +129,13 @@ def _require_one_of(path: Path, manifest: dict, key: str, accepted: Iterable) ->
         raise IndexMismatch(f"{path}: {key}={manifest.get(key)!r}; this version reads {readable}")
 
 
+def require_equal(path: Path, compared: dict[str, tuple]) -> None:
+    """Errors: IndexMismatch names the first of {what: (value, right value)} that differ."""
+    for what, (value, right) in compared.items():
+        if value != right:
+            raise IndexMismatch(f"{path}: {what}={value!r}; expected {right!r}; rebuild the index")
+
+
 def backup_of(folder: Path) -> Path:
     """`index --overwrite` keeps the old index here while it moves the new one into place."""
     return folder.with_name(f".{folder.name}.old")
@@ -152,22 +159,11 @@ def check_files(folder: Path, manifest: dict, hash_of: Callable[[Path], str] | N
         if not isinstance(expected, dict) or not {"bytes", "sha256"} <= expected.keys():
             raise IndexMismatch(f"{where}: files[{name!r}]={expected!r}; expected bytes and sha256")
         if not path.is_file():
-            raise IndexMismatch(
-                f"{path} does not exist; the manifest lists it with {expected['bytes']} bytes"
-            )
-        if (size := path.stat().st_size) != expected["bytes"]:
-            raise IndexMismatch(
-                f"{path}: {size} bytes; the manifest says {expected['bytes']}; rebuild the index"
-            )
-        if (digest := (hash_of or sha256)(path)) != expected["sha256"]:
-            raise IndexMismatch(
-                f"{path}: sha256={digest}; the manifest says {expected['sha256']}; rebuild the index"
-            )
-    if manifest["corpus_sha256"] != manifest["files"]["corpus.jsonl"]["sha256"]:
-        raise IndexMismatch(
-            f"{where}: corpus_sha256={manifest['corpus_sha256']!r}; corpus.jsonl has "
-            f"{manifest['files']['corpus.jsonl']['sha256']!r}; rebuild the index"
-        )
+            raise IndexMismatch(f"{path} does not exist; the manifest lists {expected['bytes']} bytes")
+        require_equal(path, {"bytes": (path.stat().st_size, expected["bytes"])})
+        require_equal(path, {"sha256": ((hash_of or sha256)(path), expected["sha256"])})
+    corpus_sha256 = manifest["files"]["corpus.jsonl"]["sha256"]
+    require_equal(where, {"corpus_sha256": (manifest["corpus_sha256"], corpus_sha256)})
 
 
 def check_encoder(manifest: dict, encoder: dict) -> None:
@@ -202,10 +198,8 @@ def _json_sha256(value: dict) -> str:
 def _versions() -> dict:
     versions = {"python": platform.python_version()}
     for name in ("faiss-cpu", "faiss-gpu-cu12", "torch", "transformers", "numpy"):
-        try:
+        with suppress(PackageNotFoundError):
             versions[name] = version(name)
-        except PackageNotFoundError:
-            continue
     return versions
 
 
@@ -247,34 +241,28 @@ def known_sha256(path: Path) -> str:
     can set it back. Kept in the user's cache folder, which others cannot write. What this does not see: a disk that gives
     other bytes than were written, and writes through a memory map that was open when the file was hashed.
     """
-    store = _cache_folder() / "hashes.json"
-    known, key = _read_hashes(store), _key(path)
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "verl_credit_retriever"
+    store, key = folder / "hashes.json", _key(path)
+    known = _read_hashes(store)
     if key in known:
         return known[key]
     digest = sha256(path)
     if _key(path) == key:  # it did not change meanwhile
-        _write_hashes(
-            store, {name: value for name, value in known.items() if _is_there(name)} | {key: digest}
-        )
+        current = {name: value for name, value in known.items() if _key(Path(name.rsplit("|", 5)[0])) == name}
+        with suppress(OSError):  # without a place for the file the next start computes them again
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            write_whole(store, json.dumps(current | {key: digest}).encode(), mode=0o600)
     return digest
 
 
-def _cache_folder() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "verl_credit_retriever"
-
-
-def _key(path: Path) -> str:
-    status = path.stat()
-    numbers = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
-    return f"{path.resolve()}|{'|'.join(map(str, numbers))}"
-
-
-def _is_there(key: str) -> bool:
-    path = Path(key.rsplit("|", 5)[0])
+def _key(path: Path) -> str | None:
+    """The path with all that shows whether the file has changed; None when it is not there."""
     try:
-        return _key(path) == key
+        status = path.stat()
     except OSError:
-        return False
+        return None
+    numbers = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+    return "|".join(map(str, (path.resolve(), *numbers)))
 
 
 def _read_hashes(store: Path) -> dict[str, str]:
@@ -288,10 +276,3 @@ def _read_hashes(store: Path) -> dict[str, str]:
         return {}
     good = isinstance(hashes, dict) and all(isinstance(value, str) for value in hashes.values())
     return hashes if good else {}
-
-
-def _write_hashes(store: Path, known: dict[str, str]) -> None:
-    """Record the hashes. Without a place for the file the next start computes them again."""
-    with suppress(OSError):
-        store.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_whole(store, json.dumps(known).encode(), mode=0o600)

@@ -2,6 +2,7 @@
 and mapped files brought into it."""
 
 import logging
+import shutil
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
@@ -85,28 +86,35 @@ def plan_memory(spec: dict, *, backend: str = "faiss", mmap: bool = False) -> Me
     )
 
 
-def require_memory(
-    spec: dict,
-    *,
-    backend: str = "faiss",
-    mmap: bool = False,
-    also: dict[str, int] | None = None,
-    workers: int = 1,
-) -> MemoryPlan:
-    """The plan, if it fits into `available_memory()`.
+def require_memory(spec: dict, *, also: dict[str, int] | None = None, workers: int = 1, **how) -> MemoryPlan:
+    """`plan_memory(spec, **how)`, if it fits into `available_memory()`.
 
     `also` adds parts that are needed at the same time, such as a build's training rows; each of the `workers`
     processes takes the resident part. Errors: MemoryRefused with the plan, the available memory, and choices that
     would fit.
     """
-    plan = plan_memory(spec, backend=backend, mmap=mmap)
-    more = {f"{workers - 1} more workers": (workers - 1) * plan.total} if workers > 1 else {}
-    plan = replace(plan, resident=plan.resident | more | (also or {}))
+    single = plan_memory(spec, **how)
+    more = {f"{workers - 1} more workers": (workers - 1) * single.total} if workers > 1 else {}
+    plan = replace(single, resident=single.resident | more | (also or {}))
     available = available_memory()
     if plan.total <= available:
         return plan
-    fitting = [name for name, total in _alternatives(spec) if workers * total <= available]
-    if workers > 1 and plan_memory(spec, backend=backend, mmap=mmap).total <= available:
+    others = {
+        f"--dtype fp16 ({spec['kind']})": plan_memory({**spec, "dtype": "float16"}),
+        "--kind sq8": plan_memory({**spec, "kind": "sq8", "parameters": {}}),
+        "the exact backend or mmap, which read vectors from disk": plan_memory(
+            {**spec, "kind": "exact", "parameters": {}}, mmap=True
+        ),
+    }
+    if spec["rows"] >= CODES:
+        parameters, _ = resolve("ivfpq", spec["rows"], spec["dim"], {})
+        others["--kind ivfpq"] = plan_memory({**spec, "kind": "ivfpq", "parameters": parameters})
+    fitting = [
+        f"{name}: {gigabytes(other.total)}"
+        for name, other in others.items()
+        if workers * other.total <= available
+    ]
+    if workers > 1 and single.total <= available:
         fitting.append("fewer --workers")
     raise MemoryRefused(
         f"{plan.text()}; available: {gigabytes(available)}. "
@@ -159,56 +167,44 @@ def plan_gpus(spec: dict, free: Sequence[int] | None, gpus: int) -> MemoryPlan:
 
 def available_memory(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:
     """Bytes that this process may still allocate: the least that the machine and its cgroups have free."""
-    return min([psutil.virtual_memory().available, *_free_in_cgroups(proc, cgroup)])
+    in_groups = [max(0, limit - used) for limit, used in cgroup_limits(proc, cgroup)]
+    return min([psutil.virtual_memory().available, *in_groups])
 
 
-def gigabytes(size: int) -> str:
-    return f"{size / 1e9:.1f} GB" if size >= 1e8 else f"{size / 1e6:.1f} MB"
-
-
-def _alternatives(spec: dict) -> list[tuple[str, int]]:
-    small = {**spec, "dtype": "float16"}
-    choices = {
-        f"--dtype fp16 ({spec['kind']})": plan_memory(small),
-        "--kind sq8": plan_memory({**spec, "kind": "sq8", "parameters": {}}),
-        "--kind ivfpq": _with_codes(spec),
-        "the exact backend or mmap, which read vectors from disk": plan_memory(
-            {**spec, "kind": "exact", "parameters": {}}, mmap=True
-        ),
-    }
-    return [(f"{name}: {gigabytes(plan.total)}", plan.total) for name, plan in choices.items() if plan]
-
-
-def _with_codes(spec: dict) -> MemoryPlan | None:
-    if spec["rows"] < CODES:
-        return None
-    parameters, _ = resolve("ivfpq", spec["rows"], spec["dim"], {})
-    return plan_memory({**spec, "kind": "ivfpq", "parameters": parameters})
-
-
-def _free_in_cgroups(proc: Path, root: Path) -> list[int]:
-    """Limit minus use of this process's cgroup and of each one above it that has a limit (v1 and v2)."""
+def cgroup_limits(proc: Path, root: Path) -> list[tuple[int, int]]:
+    """(limit, bytes used without cached files) of each limited cgroup (v1 and v2) from this process's up."""
     try:
         lines = (proc / "self" / "cgroup").read_text().splitlines()
     except OSError:
         return []
-    free = []
+    limits = []
     for line in lines:
         _, controllers, path = line.split(":", 2)
         if controllers and "memory" not in controllers.split(","):
             continue
-        base, files, cache = (
+        base, names, cache = (
             (root / "memory", V1, "total_inactive_file") if controllers else (root, V2, "inactive_file")
         )
         group = base / path.lstrip("/")
         # A container may show the path of the host, which does not exist here; its own group is then the root.
         for folder in (group, *group.parents):
             with suppress(OSError, ValueError):  # a folder without a limit has the text "max", or no file
-                limit, used = (int((folder / file).read_text()) for file in files)
+                limit, used = (int((folder / name).read_text()) for name in names)
                 statistics = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
                 # The kernel reclaims inactive file cache when memory runs short.
-                free.append(max(0, limit - used + int(statistics.get(cache, 0))))
-    return free
+                limits.append((limit, max(0, used - int(statistics.get(cache, 0)))))
+    return limits
+
+
+def gigabytes(size: int) -> str:
+    return f"{size / 1e9:.1f} GB" if size >= 1e8 else f"{size / 1e6:.1f} MB"
+
+
+def require_disk(folder: Path, needed: int, what: str) -> None:
+    """Errors: OSError when the disk of `folder` has fewer than `needed` free bytes for `what`."""
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        raise OSError(f"{folder}: {what} take {gigabytes(needed)}; the disk has {gigabytes(free)} free")
 
 
 class Warming:

@@ -70,8 +70,12 @@ class ShardedIndex(SearchIndex):
 
     def _search(self, vectors_N_D: np.ndarray, k: int) -> Found:
         answers = self.ask(vectors_N_D, k)
-        for part, answer in zip(self.parts, answers, strict=True):
-            _check_answer(part, answer, len(vectors_N_D), k)
+        for part, (scores_N_K, rows_N_K) in zip(self.parts, answers, strict=True):
+            right = (len(vectors_N_D), min(k, part.last - part.first))
+            if scores_N_K.shape != right or rows_N_K.shape != right:
+                raise IndexMismatch(f"{part} gave hits of shape {rows_N_K.shape}; expected {right}")
+            if rows_N_K.min() < part.first or rows_N_K.max() >= part.last:
+                raise IndexMismatch(f"{part} gave rows from {rows_N_K.min()} to {rows_N_K.max()}")
         scores_N_M, rows_N_M = (np.concatenate(each, axis=1) for each in zip(*answers, strict=True))
         # Ordered by score, then row, as every index orders its hits.
         scores_N_M, rows_N_M = self._checked(scores_N_M, rows_N_M)
@@ -89,16 +93,6 @@ def load_same(folder: Path, fingerprint: str, kind: type[SearchIndex] = SearchIn
     return index
 
 
-def _check_answer(part: Part, answer: Found, queries: int, k: int) -> None:
-    """Errors: IndexMismatch for fewer or more hits than the shard has, and for rows that are not its own."""
-    scores_N_K, rows_N_K = answer
-    right = (queries, min(k, part.last - part.first))
-    if scores_N_K.shape != right or rows_N_K.shape != right:
-        raise IndexMismatch(f"{part} gave hits of shape {rows_N_K.shape}; expected {right}")
-    if rows_N_K.min() < part.first or rows_N_K.max() >= part.last:
-        raise IndexMismatch(f"{part} gave rows from {rows_N_K.min()} to {rows_N_K.max()}")
-
-
 class Shard:
     """A replica of a shard holds `part` of the index in `folder`. Several threads may search at once.
 
@@ -111,8 +105,18 @@ class Shard:
         vectors_M_D = index.vectors_M_D[part.first : part.last]
         spec = {**index.manifest, "kind": "flat", "rows": len(vectors_M_D), "parameters": {}}
         require_memory(spec, backend=backend)
-        exact = backend == "exact" or index.manifest["kind"] == "exact"
-        self._search = ExactSearch(np.array(vectors_M_D)).search if exact else _flat(vectors_M_D, threads)
+        if backend == "exact" or index.manifest["kind"] == "exact":
+            self._search = ExactSearch(np.array(vectors_M_D)).search
+            return
+        import faiss
+
+        from verl_credit_retriever.index import faiss_kinds
+
+        faiss.omp_set_num_threads(threads)
+        rows, dim = vectors_M_D.shape
+        blocks = lambda: (vectors_M_D[first : first + BLOCK_ROWS] for first in range(0, rows, BLOCK_ROWS))  # noqa: E731
+        shape = {"rows": rows, "dim": dim, "dtype": str(vectors_M_D.dtype)}
+        self._search = faiss_kinds.create("flat", blocks, None, **shape, parameters={}).search
 
     def search(self, part: Part, vectors_N_D: np.ndarray, k: int) -> Found:
         """The min(k, rows of the part) best rows of each vector. Errors: IndexMismatch when `part` is not the own."""
@@ -122,17 +126,3 @@ class Shard:
             )
         scores_N_K, rows_N_K = self._search(vectors_N_D, min(k, part.last - part.first))
         return scores_N_K, rows_N_K + part.first
-
-
-def _flat(vectors_M_D: np.ndarray, threads: int):
-    import faiss
-
-    from verl_credit_retriever.index import faiss_kinds
-
-    faiss.omp_set_num_threads(threads)
-    rows, dim = vectors_M_D.shape
-    blocks = lambda: (vectors_M_D[first : first + BLOCK_ROWS] for first in range(0, rows, BLOCK_ROWS))  # noqa: E731
-    flat = faiss_kinds.create(
-        "flat", blocks, None, rows=rows, dim=dim, dtype=str(vectors_M_D.dtype), parameters={}
-    )
-    return flat.search

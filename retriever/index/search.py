@@ -2,7 +2,6 @@
 
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,12 +17,10 @@ from verl_credit_retriever.index.manifest import (
     fingerprint,
     known_sha256,
     read_manifest,
+    require_equal,
 )
 from verl_credit_retriever.index.memory import Warming, plan_gpus, require_recorded
 from verl_credit_retriever.index.place import refuse_replacement
-
-if TYPE_CHECKING:
-    from verl_credit_retriever.encoder import SentenceEncoder
 
 __all__ = ["BACKENDS", "SearchIndex", "build_index"]
 
@@ -105,7 +102,12 @@ class SearchIndex:
         files = (open_vectors(folder, manifest), _open_documents(folder, manifest))
         index = cls(folder, manifest, *files, backend=backend, search=search, memory=memory)
         if backend == "faiss":
-            index._load_faiss(mmap=mmap, gpu=gpu)
+            faiss_kinds = need_faiss("backend='faiss'", " or use backend='exact'")
+            if gpu:
+                index._load_on_gpus(faiss_kinds, mmap)
+            else:
+                index._faiss = faiss_kinds.read(folder / "index.faiss", manifest, mmap=mmap)
+                faiss_kinds.set_search(index._faiss, search)
         elif not mmap:
             index._exact = ExactSearch(np.array(index.vectors_M_D))
         return index
@@ -119,11 +121,8 @@ class SearchIndex:
         codes = self.manifest["kind"] == "ivfpq"
         if "vectors" in mapped and (self.backend == "exact" or codes):
             files.add(Path(self.vectors_M_D.filename))
-        if (
-            self.backend == "faiss"
-            and not self._on_gpus
-            and mapped - {"offsets", *(["vectors"] if codes else [])}
-        ):
+        of_faiss = mapped - {"offsets", *(["vectors"] if codes else [])}
+        if of_faiss and self.backend == "faiss" and not self._on_gpus:
             files.add(self.folder / "index.faiss")
         self._warming = Warming(sorted(files))
 
@@ -131,7 +130,7 @@ class SearchIndex:
         """How far the mapped files are read, such as "warming: 12.3 GB of 64.8 GB"; None: no reading is under way."""
         return self._warming and self._warming.text()
 
-    def check_encoder(self, encoder: "SentenceEncoder") -> None:
+    def check_encoder(self, encoder) -> None:
         """Refuse an encoder other than the one that built the index. Errors: IndexMismatch."""
         check_encoder(self.manifest, encoder.fingerprint())
 
@@ -174,29 +173,16 @@ class SearchIndex:
         try:
             return self._exact.search(vectors_N_D, k)
         except ValueError as error:
-            raise IndexMismatch(
-                f"{self.folder}: {error}, a hit without a document or score; rebuild the index"
-            ) from None
+            raise IndexMismatch(f"{self.folder}: {error}; rebuild the index") from None
 
     def _checked(self, scores_N_K: np.ndarray, rows_N_K: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The hits ordered by score, then row, after checking that scores are finite and rows exist and differ."""
         if not np.isfinite(scores_N_K).all() or rows_N_K.min() < 0 or rows_N_K.max() >= len(self):
-            raise IndexMismatch(
-                f"{self.folder}: a hit without a document or score; the index is damaged, rebuild it"
-            )
+            raise IndexMismatch(f"{self.folder}: a hit without a document or score; rebuild the index")
         if (np.diff(np.sort(rows_N_K, axis=1), axis=1) == 0).any():
-            raise IndexMismatch(
-                f"{self.folder}: one row twice in an answer; the index is damaged, rebuild it"
-            )
+            raise IndexMismatch(f"{self.folder}: one row twice in an answer; rebuild the index")
         order_N_K = np.lexsort((rows_N_K, -scores_N_K), axis=1)
         return np.take_along_axis(scores_N_K, order_N_K, 1), np.take_along_axis(rows_N_K, order_N_K, 1)
-
-    def _load_faiss(self, *, mmap: bool, gpu: bool) -> None:
-        faiss_kinds = need_faiss("backend='faiss'", " or use backend='exact'")
-        if gpu:
-            return self._load_on_gpus(faiss_kinds, mmap)
-        self._faiss = faiss_kinds.read(self.folder / "index.faiss", self.manifest, mmap=mmap)
-        faiss_kinds.set_search(self._faiss, self.search_parameters)
 
     def _load_on_gpus(self, faiss_kinds, mmap: bool) -> None:
         faiss_kinds.require_gpu(self.manifest["kind"])
@@ -204,15 +190,12 @@ class SearchIndex:
         gpus, free = faiss_kinds.free_gpu_memory()
         log.info("%s: %s", self.folder, plan_gpus(self.manifest, free, gpus).text())
         if free is None:
-            log.warning(
-                "torch does not see the %d GPUs of FAISS: whether they have this much is not known", gpus
-            )
+            log.warning("torch does not see the %d GPUs of FAISS: their free memory is not known", gpus)
         if self.manifest["kind"] == "flat":
             self._faiss = faiss_kinds.flat_on_gpus(self.vectors_M_D, gpus)
             return
         index = faiss_kinds.read(self.folder / "index.faiss", self.manifest, mmap=mmap)
-        self._faiss = faiss_kinds.ivf_on_gpus(index, gpus)
-        faiss_kinds.set_search_on_gpus(self._faiss, self.search_parameters)
+        self._faiss = faiss_kinds.ivf_on_gpus(index, gpus, self.search_parameters)
 
 
 def _open_documents(folder: Path, manifest: dict) -> Documents:
@@ -227,7 +210,5 @@ def _open_documents(folder: Path, manifest: dict) -> Documents:
         "offsets.npy: dtype": (str(offsets.dtype), "int64"),
         "corpus.jsonl: bytes": (size, int(offsets.flat[-1]) if offsets.size else 0),
     }
-    for what, (value, right) in values.items():
-        if value != right:
-            raise IndexMismatch(f"{folder}/{what}={value}; expected {right}; rebuild the index")
+    require_equal(folder, values)
     return Documents(folder / "corpus.jsonl", offsets)

@@ -52,11 +52,6 @@ def start_over(work: Path, settings: dict, *, keep: Path) -> None:
     begin(work, settings)  # last, so that shards never stand beside the settings of another build
 
 
-def size_of_shards(work: Path) -> int:
-    """Bytes of the vectors that an interrupted build left."""
-    return sum(path.stat().st_size for path in work.glob("shard-*.vectors"))
-
-
 class Shards:
     """The shard files of `work`: shard s holds the vectors of rows s·shard_rows to (s + 1)·shard_rows - 1.
 
@@ -78,15 +73,12 @@ class Shards:
     ):
         self.work, self._documents, self._shard_rows = work, documents, shard_rows
         self._dim, self._dtype, self._settings = dim, np.dtype(dtype), settings
+        self.row_bytes = dim * self._dtype.itemsize
         self.all_rows = len(documents)
         self.count = -(-self.all_rows // shard_rows)
         self._share = range(share[0] - 1, self.count, share[1])
+        self.rows = self._rows_of(self._share)
         self._done: set[int] = set()
-
-    @property
-    def rows(self) -> int:
-        """How many rows the share has."""
-        return self._rows_of(self._share)
 
     def find_done(self, *, overwrite: bool | None) -> int:
         """Check the share's shards that are there; returns how many rows are encoded.
@@ -107,9 +99,7 @@ class Shards:
             differing = _differing(self._settings, theirs)
             if differing and not overwrite:
                 other = f"was encoded with other settings: {differing}" if theirs else "records no settings"
-                raise BuildRefused(
-                    f"{path} {other}; take it away{_or_overwrite(overwrite, 'encode it anew')}"
-                )
+                raise BuildRefused(f"{path} {other}; remove it{_or_overwrite(overwrite, 'encode it anew')}")
             first, last = self._range(shard)
             if differing or (shard < self.count and record["rows"] < last - first):
                 continue  # as the last shard, to which lines were added since
@@ -144,13 +134,21 @@ class Shards:
 
     def encode(self, shard: int, encode: Callable[[list[str]], np.ndarray], chunk_rows: int, on_rows) -> None:
         """Encode a shard and write it; `on_rows(rows encoded)` after each chunk of texts."""
-        first, last = self._range(shard)
+        (first, last), file = self._range(shard), self._file(shard)
         chunks = []
         for start in range(first, last, chunk_rows):
             rows = range(start, min(start + chunk_rows, last))
             chunks.append(self._checked(encode([self._documents[row]["contents"] for row in rows]), rows))
             on_rows(len(rows))
-        self._write(shard, np.concatenate(chunks))
+        content = np.concatenate(chunks).tobytes()
+        write_whole(file, content)
+        record = {
+            "rows": last - first,
+            "settings": self._settings,
+            "corpus_sha256": self._documents.sha256(first, last),
+            "vectors_sha256": hashlib.sha256(content).hexdigest(),
+        }
+        write_whole(file.with_suffix(".json"), json.dumps(record).encode())
 
     def blocks(self) -> Iterator[np.ndarray]:
         """The vectors of every shard in order, [rows of the shard, D], memory-mapped."""
@@ -170,26 +168,12 @@ class Shards:
 
     def _checked(self, vectors_C_D: np.ndarray, rows: range) -> np.ndarray:
         stored_C_D = np.asarray(vectors_C_D).astype(self._dtype)
-        if stored_C_D.shape != (len(rows), self._dim):
-            raise ValueError(
-                f"the encoder gave shape {stored_C_D.shape} for {len(rows)} texts; expected {(len(rows), self._dim)}"
-            )
+        if stored_C_D.shape != (right := (len(rows), self._dim)):
+            raise ValueError(f"the encoder gave vectors of shape {stored_C_D.shape}; expected {right}")
         bad = np.flatnonzero(~np.isfinite(stored_C_D).all(axis=1))
         if bad.size:
             raise ValueError(f"row {rows[bad[0]]}: the vector is not finite in {self._dtype}")
         return stored_C_D
-
-    def _write(self, shard: int, vectors: np.ndarray) -> None:
-        first, last = self._range(shard)
-        content = vectors.tobytes()
-        write_whole(self._file(shard), content)
-        record = {
-            "rows": last - first,
-            "settings": self._settings,
-            "corpus_sha256": self._documents.sha256(first, last),
-            "vectors_sha256": hashlib.sha256(content).hexdigest(),
-        }
-        write_whole(self._file(shard).with_suffix(".json"), json.dumps(record).encode())
 
     def _rows_of(self, shards: Iterable[int]) -> int:
         return sum(last - first for first, last in map(self._range, shards))

@@ -13,7 +13,7 @@ from pathlib import Path
 from kit.damage import damaged_bytes, damaged_value
 from kit.fuzz import ACCEPTED, REFUSED, Check, cuts, told, try_all
 from kit.retriever_fakes import ROWS, app_of
-from verl_credit_retriever.http.limits import Limits
+from verl_credit_retriever.settings import Limits
 
 LIMITS = Limits(max_query_chars=100, max_request_queries=20, max_topk=10, default_topk=3, max_body_bytes=4000)
 # fmt: off

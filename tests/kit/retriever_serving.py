@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import uvicorn
 
-from verl_credit_retriever.serving.connections import limited
+from verl_credit_retriever.http.guard import limited
 
 
 @contextmanager

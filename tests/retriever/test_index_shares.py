@@ -324,7 +324,7 @@ def test_an_encoder_that_does_not_load_is_the_error_of_every_task(tmp_path, monk
     """A process gets one device and more tasks than that; a task that asked for another would wait for ever."""
     monkeypatch.setattr(encoding, "_given", ())
     encoding._loaded.cache_clear()
-    job = encoding.Job(None, 8, {"path": tmp_path / "none", "manifest": {"encoder": {}}}, 1)
+    job = ({"path": tmp_path / "none", "manifest": {"encoder": {}}}, 1, None, 8)
     encoding._start(job, SimpleNamespace(get=iter(["cpu"]).__next__), None)
     for shard in range(3):
         with pytest.raises(FileNotFoundError, match="none' is not a folder"):

@@ -5,8 +5,8 @@ from hypothesis import settings
 from schemathesis.checks import not_a_server_error
 
 from kit.retriever_fakes import ROWS, FakeEncoder, FakeIndex
-from verl_credit_retriever.http.limits import Limits
 from verl_credit_retriever.http.server import create_app
+from verl_credit_retriever.settings import Limits
 
 ENCODER = FakeEncoder()
 LIMITS = Limits(max_query_chars=1000, max_request_queries=50, max_topk=40, default_topk=4)

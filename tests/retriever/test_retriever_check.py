@@ -187,7 +187,10 @@ def _rescored(change):
         (lambda hits, k: [], ["0 hits; expected 10"]),
         (lambda hits, k: [hits[0]] * k, ["a document is there twice"]),
         (lambda hits, k: hits[:k][::-1], ["scores rise"]),
-        (lambda hits, k: [{**hit, "score": None} for hit in hits[:k]], ["score=None; expected a number"]),
+        (
+            lambda hits, k: [{**hit, "score": None} for hit in hits[:k]],
+            ["score=None; expected a finite number"],
+        ),
         (lambda hits, k: [hit["document"] for hit in hits[:k]], ["not one list of hits"]),
         (_swap_texts, ["has other contents than the corpus"]),
         (_rescored(lambda s: s - 7), ["20 answers with wrong scores, the first: document 'doc-"]),

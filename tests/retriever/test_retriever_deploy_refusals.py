@@ -7,13 +7,12 @@ import pytest
 from ray.exceptions import RayError
 
 from kit.ray_cluster import free_port
+from verl_credit_retriever import cli as commands
 from verl_credit_retriever.cli import main
-from verl_credit_retriever.commands import serve as commands
 from verl_credit_retriever.http.batcher import HELD
-from verl_credit_retriever.http.limits import Limits
 from verl_credit_retriever.index.parts import Part
-from verl_credit_retriever.serving.serve import EXIT_PORT_IN_USE, CannotListen
-from verl_credit_retriever.serving.settings import ServeSettings
+from verl_credit_retriever.serve import EXIT_PORT_IN_USE, CannotListen
+from verl_credit_retriever.settings import Limits, ServeSettings
 
 
 @pytest.mark.parametrize(

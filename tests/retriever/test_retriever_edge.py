@@ -18,12 +18,11 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from kit.retriever_fakes import app_of, client_of, metric
 from kit.retriever_serving import served
+from verl_credit_retriever import serve
 from verl_credit_retriever.http import guard, server
-from verl_credit_retriever.http.limits import Limits
+from verl_credit_retriever.http.guard import limited
 from verl_credit_retriever.http.schema import PROBLEMS
-from verl_credit_retriever.serving import connections, serve
-from verl_credit_retriever.serving.connections import limited
-from verl_credit_retriever.serving.settings import LOOPBACK
+from verl_credit_retriever.settings import LOOPBACK, Limits
 
 POST = b"POST /retrieve HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
 
@@ -78,9 +77,9 @@ def test_the_limit_of_open_files_is_raised_and_connections_stay_below(monkeypatc
             raise ValueError("not allowed to raise maximum limit")
         assert (kind, limits) == (resource.RLIMIT_NOFILE, (most + 128, hard))
 
-    monkeypatch.setattr(connections.resource, "getrlimit", lambda kind: (soft, hard))
-    monkeypatch.setattr(connections.resource, "setrlimit", set_limit)
-    assert connections.most_connections() == most
+    monkeypatch.setattr(guard.resource, "getrlimit", lambda kind: (soft, hard))
+    monkeypatch.setattr(guard.resource, "setrlimit", set_limit)
+    assert guard.most_connections() == most
 
 
 def test_bodies_are_parsed_by_httptools():

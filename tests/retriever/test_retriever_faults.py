@@ -11,9 +11,9 @@ import pytest
 
 from kit.retriever_fakes import ROWS, FakeEncoder, FakeIndex, app_of, client_of, metric, until
 from verl_credit_retriever.http import batcher
-from verl_credit_retriever.http.limits import Limits
 from verl_credit_retriever.http.metrics import ServerMetrics
 from verl_credit_retriever.http.server import create_app
+from verl_credit_retriever.settings import Limits
 
 
 def _post(app, body, path="/v1/search", **headers):

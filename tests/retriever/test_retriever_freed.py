@@ -3,6 +3,7 @@
 import asyncio
 import ctypes
 import threading
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -37,9 +38,8 @@ def test_holes_between_blocks_in_use_are_given_back(monkeypatch):
 def test_the_encoder_gives_back_between_batches_once_it_is_time(monkeypatch, every_s, times):
     monkeypatch.setattr(engine, "FREED_EVERY_S", every_s)
     given = []
-    monkeypatch.setattr(
-        engine, "_glibc_trim", lambda: lambda pad: given.append(threading.current_thread().name)
-    )
+    libc = SimpleNamespace(malloc_trim=lambda pad: given.append(threading.current_thread().name))
+    monkeypatch.setattr(engine.ctypes, "CDLL", lambda name: libc)
     app, _ = app_of()
 
     async def run():

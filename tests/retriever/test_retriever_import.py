@@ -9,8 +9,8 @@ import pytest
 from kit.retriever_world import make_encoder
 from verl_credit_retriever.cli import main
 from verl_credit_retriever.encoder import SentenceEncoder
-from verl_credit_retriever.index import imported
-from verl_credit_retriever.index.imported import import_index
+from verl_credit_retriever.index import build
+from verl_credit_retriever.index.build import import_index
 from verl_credit_retriever.index.manifest import IndexMismatch
 from verl_credit_retriever.index.search import SearchIndex
 
@@ -56,7 +56,7 @@ def test_an_imported_index_answers_as_one_that_was_built(world, vectors_M_D, tmp
 
 
 def test_a_row_that_no_sample_met_may_not_hold_nan(world, vectors_M_D, tmp_path, monkeypatch):
-    monkeypatch.setattr(imported, "SAMPLE", 4)
+    monkeypatch.setattr(build, "SAMPLE", 4)
     rows = len(vectors_M_D)
     sampled = {0, rows - 1, *np.random.default_rng(0).choice(rows, 4, replace=False).tolist()}
     other = min(set(range(rows)) - sampled)
@@ -75,7 +75,7 @@ def test_it_is_copied_where_it_cannot_be_linked(world, vectors_M_D, tmp_path, mo
     def link(*_):
         raise OSError(18, "Invalid cross-device link")
 
-    monkeypatch.setattr(imported.os, "link", link)
+    monkeypatch.setattr(build.os, "link", link)
     source = faiss_file(tmp_path / "i", vectors_M_D)
     import_index(source, world[0] / "corpus.jsonl", world[1], tmp_path / "out")
     assert (tmp_path / "out" / "index.faiss").read_bytes() == source.read_bytes()

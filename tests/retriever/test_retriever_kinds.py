@@ -54,7 +54,7 @@ def test_codes_divide_the_dimensions():
         ("ivf", {"nlist": 101}, "nlist=101; expected an integer from 1 to 100"),
         ("ivf", {"nlist": 10, "nprobe": 11}, "nprobe=11; expected an integer from 1 to 10"),
         ("ivf", {"nlist": 10, "train_rows": 9}, "train_rows=9; expected an integer from 10 to 100"),
-        ("ivfpq", {}, "kind='ivfpq': 100 rows; it learns 256 codes and needs as many rows: use flat"),
+        ("ivfpq", {}, "kind='ivfpq': 100 rows; it has 256 codes and needs as many: use flat"),
         ("hnsw", {"m": 1}, "m=1; expected an integer from 2 to 512"),
         ("hnsw", {"nlist": 4}, "nlist=4 has no effect on kind='hnsw'"),
         ("flat", {"seed": 1}, "seed=1 has no effect on kind='flat'; it takes no parameter"),

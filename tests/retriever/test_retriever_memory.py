@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from kit.retriever_vectors import TableEncoder, clustered, write_rows
+from verl_credit_retriever import workers
 from verl_credit_retriever.index import memory
 from verl_credit_retriever.index.memory import (
     SEARCH_BUFFERS,
@@ -20,9 +21,8 @@ from verl_credit_retriever.index.memory import (
     require_memory,
 )
 from verl_credit_retriever.index.search import SearchIndex, build_index
-from verl_credit_retriever.serving import workers
-from verl_credit_retriever.serving.serve import run_server
-from verl_credit_retriever.serving.settings import ServeSettings
+from verl_credit_retriever.serve import run_server
+from verl_credit_retriever.settings import ServeSettings
 
 GB = 10**9
 WIKI = {"kind": "flat", "rows": 21_015_324, "dim": 768, "dtype": "float32"}

@@ -6,11 +6,10 @@ from pathlib import Path
 import pytest
 import typer
 
+from verl_credit_retriever import cli as command
+from verl_credit_retriever import serve
 from verl_credit_retriever.cli import app, main
-from verl_credit_retriever.commands import serve as command
-from verl_credit_retriever.http.limits import Limits
-from verl_credit_retriever.serving import serve
-from verl_credit_retriever.serving.settings import ServeSettings
+from verl_credit_retriever.settings import Limits, ServeSettings
 
 NO_OPTION = {
     "verify",

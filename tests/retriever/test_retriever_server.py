@@ -22,8 +22,8 @@ from verl_credit_retriever.http.server import create_app
 from verl_credit_retriever.index.manifest import IndexMismatch
 from verl_credit_retriever.index.search import SearchIndex
 from verl_credit_retriever.launch import start_server
-from verl_credit_retriever.serving.serve import bind
-from verl_credit_retriever.serving.settings import ServeSettings
+from verl_credit_retriever.serve import bind
+from verl_credit_retriever.settings import ServeSettings
 
 QUERIES = [f"who is the mayor of town {number} {'by the river ' * (number % 3)}" for number in range(32)]
 
@@ -284,7 +284,7 @@ def test_a_killed_worker_is_replaced_while_the_others_serve(folders, tmp_path):
 
 
 def test_a_worker_serves_the_index_that_was_verified_and_no_other(folders):
-    from verl_credit_retriever.serving import serve
+    from verl_credit_retriever import serve
 
     settings = ServeSettings(folders / "index", folders / "encoder", index_pin="0" * 64)
     with pytest.raises(IndexMismatch, match="replaced"):

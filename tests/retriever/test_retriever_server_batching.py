@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from kit.retriever_fakes import FakeEncoder, FakeIndex, client_of, metric, until
 from verl_credit_retriever.http.batcher import Pace
-from verl_credit_retriever.http.hits import ResultCache
-from verl_credit_retriever.http.limits import Limits
+from verl_credit_retriever.http.engine import ResultCache
 from verl_credit_retriever.http.metrics import ServerMetrics
 from verl_credit_retriever.http.server import create_app
 from verl_credit_retriever.http.waiting import Item, Request, WaitingQueries
+from verl_credit_retriever.settings import Limits
 
 
 async def _ask(client, queries, k=3, **headers):

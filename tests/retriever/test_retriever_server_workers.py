@@ -15,20 +15,20 @@ from pathlib import Path
 
 import pytest
 
+from verl_credit_retriever import serve, workers
 from verl_credit_retriever.index.manifest import fingerprint, write_manifest
-from verl_credit_retriever.serving import serve, workers
-from verl_credit_retriever.serving.serve import EXIT_PORT_IN_USE, bind, run_server
-from verl_credit_retriever.serving.settings import ServeSettings
-from verl_credit_retriever.serving.workers import run_workers
+from verl_credit_retriever.serve import EXIT_PORT_IN_USE, bind, run_server
+from verl_credit_retriever.settings import ServeSettings
+from verl_credit_retriever.workers import run_workers
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the workers in /proc")
 
 PARENT = """
 import sys
 from pathlib import Path
-from verl_credit_retriever.serving.settings import ServeSettings
-from verl_credit_retriever.serving.serve import bind
-from verl_credit_retriever.serving.workers import run_workers
+from verl_credit_retriever.settings import ServeSettings
+from verl_credit_retriever.serve import bind
+from verl_credit_retriever.workers import run_workers
 
 settings = ServeSettings(
     Path("index"), Path("encoder"), workers=2, verify="none", token="secret-token", port_file=Path(sys.argv[2])

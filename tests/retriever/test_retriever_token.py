@@ -15,8 +15,8 @@ from verl_credit.errors import PreflightError
 from verl_credit.recipe.doctor.context import Context
 from verl_credit.recipe.doctor.inputs import check_retriever
 from verl_credit.recipe.doctor.result import Status
-from verl_credit_retriever.http.limits import Limits
-from verl_credit_retriever.serving.settings import TOKEN_VARIABLE, ServeSettings, check_host, read_token
+from verl_credit_retriever.settings import TOKEN_VARIABLE, Limits, ServeSettings, check_host, read_token
+from verl_credit_retriever.workers import SETTINGS
 
 TOKEN = "a-token-of-some-length"
 ROUTES = [("GET", path) for path in ("/readyz", "/metrics", "/info", "/openapi.json", "/nothing")]
@@ -100,7 +100,7 @@ def test_where_a_token_comes_from(tmp_path):
 def test_settings_travel_and_hide_the_token(tmp_path):
     options = {"port_file": tmp_path / "port", "limits": Limits(max_topk=7), "token": TOKEN, "workers": 2}
     settings = ServeSettings(tmp_path / "index", tmp_path / "encoder", **options)
-    assert ServeSettings.from_json(settings.to_json()) == settings
+    assert SETTINGS.validate_json(SETTINGS.dump_json(settings)) == settings
     assert TOKEN not in repr(settings)
     for wrong in ({"workers": 0}, {"threads": 0}, {"port": -1}, {"port": 65536}):
         ((name, value),) = wrong.items()

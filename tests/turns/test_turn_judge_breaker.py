@@ -13,7 +13,7 @@ from kit.turn_rows import Row
 from verl_credit.config.keys import TurnJudge
 from verl_credit.errors import IntegrityError
 from verl_credit.turns.book import RowRecord
-from verl_credit.turns.search.circuit_breaker import CircuitBreaker
+from verl_credit.turns.search.faults import CircuitBreaker
 from verl_credit.turns.signals import own
 from verl_credit.turns.signals.own import ask_signals, own_signal
 from verl_credit.turns.signals.signal import Trajectory, Turn

@@ -218,51 +218,15 @@ def _version_in(command: list[str], pattern: str) -> tuple[int, int] | None:
 def memory(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> Memory:
     import psutil  # imported here, because the plan of a GPU machine does not need it
 
+    from verl_credit_retriever.index.memory import cgroup_limits
+
     now = psutil.virtual_memory()
     # psutil's "available" is MemAvailable: free memory and files that can be dropped
-    limit, used = control_group(proc, cgroups)
+    limit, used = min(cgroup_limits(proc, cgroups), default=(None, 0))
     if limit is not None and limit >= now.total:
         limit = None
     shm = shutil.disk_usage("/dev/shm") if Path("/dev/shm").is_dir() else None
     return Memory(now.total, now.available, limit, used, *((shm.total, shm.free) if shm else (0, 0)))
-
-
-def control_group(proc: Path, cgroups: Path) -> tuple[int | None, int]:
-    """Returns (memory limit or None, bytes used without cached files) of this process's group, version 2 or 1.
-
-    The limit is the lowest of the group and its parents.
-    """
-    try:
-        lines = (proc / "self" / "cgroup").read_text().splitlines()
-    except OSError:
-        return None, 0
-    limits: list[tuple[int, int]] = []
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            root, names = cgroups, ("memory.max", "memory.current", "inactive_file")
-        elif "memory" in controllers.split(","):
-            root = cgroups / "memory"
-            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-        else:
-            continue
-        here = root / path.strip("/")
-        # In a container the path is the host's, and the group's own files are at the root.
-        for folder in dict.fromkeys((here, *[p for p in here.parents if root in (p, *p.parents)], root)):
-            limit = _number(folder / names[0])
-            if limit is not None:
-                used = (_number(folder / names[1]) or 0) - (_number(folder / "memory.stat", names[2]) or 0)
-                limits.append((limit, max(0, used)))
-    return min(limits, default=(None, 0))
-
-
-def _number(path: Path, row: str | None = None) -> int | None:
-    """The number in a file, or in a row of it; None where there is none, as in "max", which is no limit."""
-    try:
-        text = path.read_text()
-        return int(text if row is None else dict(line.split() for line in text.splitlines())[row])
-    except (OSError, ValueError, KeyError):
-        return None
 
 
 def processes() -> tuple[Process, ...]:

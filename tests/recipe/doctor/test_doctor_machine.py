@@ -49,6 +49,11 @@ def tree(root, **files):
         path.write_text(text)
 
 
+def limit_and_use(proc, groups):
+    memory = gather.memory(proc, groups)
+    return memory.limit, memory.limit_used
+
+
 def test_the_tightest_limit_of_the_control_groups_counts(tmp_path):
     proc, groups = tmp_path / "proc", tmp_path / "cgroup"
     tree(proc, self__cgroup="0::/a/b\n")
@@ -56,13 +61,13 @@ def test_the_tightest_limit_of_the_control_groups_counts(tmp_path):
     tree(
         groups, a__memoryDOTstat="anon 5\ninactive_file 300\n", memoryDOTmax="9000\n", memoryDOTcurrent="10\n"
     )
-    assert gather.control_group(proc, groups) == (1000, 400)
+    assert limit_and_use(proc, groups) == (1000, 400)
     tree(proc, self__cgroup="9:memory:/x\n3:cpu:/\n")  # version 1, the path of the host not to be seen
     tree(groups, memory__memoryDOTlimit_in_bytes="500", memory__memoryDOTusage_in_bytes="120")
     tree(groups, memory__memoryDOTstat="total_inactive_file 20\n")
-    assert gather.control_group(proc, groups) == (500, 100)
-    assert gather.control_group(tmp_path / "none", groups) == (None, 0)
-    assert gather.control_group(proc, tmp_path / "none") == (None, 0)
+    assert limit_and_use(proc, groups) == (500, 100)
+    assert limit_and_use(tmp_path / "none", groups) == (None, 0)
+    assert limit_and_use(proc, tmp_path / "none") == (None, 0)
 
 
 SMALL = on_cuda(LAB, ray_kwargs__ray_init__object_store_memory=32 * 2**20)

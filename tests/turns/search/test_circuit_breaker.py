@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from verl_credit.turns.search.circuit_breaker import CircuitBreaker
+from verl_credit.turns.search.faults import CircuitBreaker
 
 
 class Clock:

@@ -9,9 +9,10 @@ import httpx
 import pytest
 
 from kit.scripted_server import dead_port, hits, scripted_server, search
-from verl_credit.turns.search.client import FAULT_CODES, Page, SearchClient, SearchFault, format_pages
+from verl_credit.turns.search.client import SearchClient, SearchFault
 from verl_credit.turns.search.connections import Connections, _tls
-from verl_credit.turns.search.protocol import bad_query_reason
+from verl_credit.turns.search.faults import FAULT_CODES
+from verl_credit.turns.search.protocol import Page, bad_query_reason, format_pages
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ from contextlib import ExitStack
 import pytest
 
 from kit.scripted_server import FakeTime, dead_port, hits, scripted_server
-from verl_credit.turns.search.client import FAULT_CODES, SearchClient, SearchFault
-from verl_credit.turns.search.faults import backoff, retry_after_pause
+from verl_credit.turns.search.client import SearchClient, SearchFault
+from verl_credit.turns.search.faults import FAULT_CODES, backoff, retry_after_pause
 
 BUSY = (429, b"busy")
 

@@ -22,8 +22,8 @@ from verl_credit_retriever.http.batcher import HELD
 from verl_credit_retriever.index.memory import gigabytes, plan_memory
 from verl_credit_retriever.index.parts import Found, Part, Shard, ShardedIndex, cut
 from verl_credit_retriever.index.search import SearchIndex
-from verl_credit_retriever.serving.serve import CannotListen, url_of
-from verl_credit_retriever.serving.settings import ServeSettings
+from verl_credit_retriever.serve import CannotListen, url_of
+from verl_credit_retriever.settings import ServeSettings
 
 APP, FRONT = "verl-credit-retriever", "front"
 LOOK_SECONDS = 1.0

@@ -16,7 +16,7 @@ from verl_credit.recipe.world import MODEL, serves_search
 from verl_credit.redact import redact
 from verl_credit.turns.scorers import SCORERS
 from verl_credit.turns.search.client import SearchFault, client_for, token_of, urls_of
-from verl_credit.turns.search.index import ServedIndex, agreed, served_index
+from verl_credit.turns.search.connections import ServedIndex, agreed, served_index
 
 
 def check_retriever(context: Context) -> Result:

@@ -1,7 +1,5 @@
 """Async client of a Search-R1-compatible retriever with one deadline, bounded retries and fault codes."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import math
@@ -14,20 +12,11 @@ from dataclasses import dataclass
 import httpx
 
 from verl_credit.address import endpoint
-from verl_credit.turns.search.circuit_breaker import Server, ServerList
 from verl_credit.turns.search.connections import Connections
-from verl_credit.turns.search.faults import (
-    FAULT_CODES,
-    FailedAttempt,
-    SearchFault,
-    backoff,
-    retry_after_pause,
-)
+from verl_credit.turns.search.faults import FailedAttempt, SearchFault, ServerList, backoff, retry_after_pause
 from verl_credit.turns.search.protocol import Page, format_pages, parse_answer
 
 INDEX_HEADER = "X-Index-Fingerprint"
-
-__all__ = ["FAULT_CODES", "Page", "SearchClient", "SearchFault", "SearchResult", "format_pages"]
 
 
 @dataclass(frozen=True)
@@ -83,7 +72,11 @@ class SearchClient:
                 raise ValueError(f"{name}={value!r}; expected an integer of at least {least}")
         if not 0 < timeout_s < math.inf:
             raise ValueError(f"timeout_s={timeout_s!r}; expected a positive number of seconds")
-        _check_token(token, self.urls)
+        if token is not None:  # the messages do not contain it
+            if not token or any(not "!" <= character <= "~" for character in token):
+                raise ValueError("token: expected printable ASCII without spaces")
+            if any(httpx.URL(url).userinfo for url in self.urls):
+                raise ValueError("token: an address has user and password; a request can have one")
         self.topk, self.timeout_s, self.max_retries = topk, timeout_s, max_retries
         self.max_page_chars, self.shuffle_seed = max_page_chars, shuffle_seed
         self._index_fingerprint = index_fingerprint
@@ -93,7 +86,7 @@ class SearchClient:
 
     async def search(self, query: str) -> SearchResult:
         """The `topk` best pages for `query`. Errors: SearchFault."""
-        begin, start = self._clock(), self._servers.start()
+        begin, start = self._clock(), next(self._servers.turns)
         fault, ready = None, {}  # ready: the time when a server's Retry-After is over
         for attempt in range(self.max_retries + 1):
             left_s = begin + self.timeout_s - self._clock()
@@ -104,7 +97,10 @@ class SearchClient:
                 break
             try:
                 pages = await self._attempt(*picked, query, left_s)
-                return SearchResult(self._order(pages, query), attempt + 1, self._clock() - begin)
+                # random hashes a string seed in the same way in every process.
+                if self.shuffle_seed is not None:
+                    pages = random.Random(f"{self.shuffle_seed}:{query}").sample(pages, len(pages))
+                return SearchResult(pages, attempt + 1, self._clock() - begin)
             except FailedAttempt as failure:
                 before = f"; before that: {fault}" if fault and failure.code == "deadline" else ""
                 fault = SearchFault(failure.code, f"{failure} (attempt {attempt + 1}){before}", attempt + 1)
@@ -169,7 +165,7 @@ class SearchClient:
             self._connections[loop] = Connections(connect_seconds=self.timeout_s / (self.max_retries + 1))
         return self._connections[loop]
 
-    async def _attempt(self, server: Server, ticket: int, query: str, left_s: float) -> list[Page]:
+    async def _attempt(self, server, ticket: int, query: str, left_s: float) -> list[Page]:
         """Pages from one server; reports the outcome to its breaker. Errors: FailedAttempt."""
         report = server.breaker.cancelled
         try:
@@ -216,22 +212,6 @@ class SearchClient:
             problem = f"answers from index {served[:80]!r}" if served else f"no longer sends {INDEX_HEADER}"
             raise FailedAttempt("bad_answer", f"{url}: {problem}; search.index_fingerprint={expected}")
 
-    def _order(self, pages: list[Page], query: str) -> list[Page]:
-        if self.shuffle_seed is None:
-            return pages
-        # random hashes a string seed in the same way in every process.
-        return random.Random(f"{self.shuffle_seed}:{query}").sample(pages, len(pages))
-
-
-def _check_token(token: str | None, urls: list[str]) -> None:
-    """The messages do not contain the token."""
-    if token is None:
-        return
-    if not token or any(not "!" <= character <= "~" for character in token):
-        raise ValueError("token: expected printable ASCII without spaces")
-    if any(httpx.URL(url).userinfo for url in urls):
-        raise ValueError("token: an address already has user and password; a request can carry only one")
-
 
 def urls_of(settings) -> list[str]:
     """The addresses as a list."""
@@ -253,15 +233,7 @@ def token_of(settings) -> str | None:
 
 def client_for(settings) -> SearchClient:
     """The client for the search tool and for the check before the run. Raises ValueError."""
-    return SearchClient(
-        urls_of(settings),
-        topk=settings.topk,
-        timeout_s=settings.timeout_s,
-        max_retries=settings.max_retries,
-        max_page_chars=settings.max_page_chars,
-        shuffle_seed=settings.shuffle_seed,
-        token=token_of(settings),
-        index_fingerprint=settings.index_fingerprint,
-        breaker_failures=settings.breaker_failures,
-        breaker_pause_s=settings.breaker_pause_s,
-    )
+    names = ("topk", "timeout_s", "max_retries", "max_page_chars", "shuffle_seed", "index_fingerprint")
+    names += ("breaker_failures", "breaker_pause_s")
+    options = {name: getattr(settings, name) for name in names}
+    return SearchClient(urls_of(settings), token=token_of(settings), **options)

@@ -1,7 +1,5 @@
 """The search tool as the policy sees it: its schema, the check of a query, and the pages of an observation."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterable
@@ -88,15 +86,14 @@ def parse_answer(answer: object, topk: int) -> list[Page]:
     (hits,) = answer["result"]
     if not isinstance(hits, list) or not 1 <= len(hits) <= topk:
         raise ValueError(f"expected 1 to {topk} hits")
-    return [_page(hit["document"], hit["score"]) for hit in hits]
-
-
-def _page(document: dict, score: object) -> Page:
-    name, contents = document["id"], document["contents"]
-    if isinstance(score, bool) or not isinstance(score, int | float) or not math.isfinite(score):
-        raise ValueError("a hit without a finite score")
-    if isinstance(name, bool) or not isinstance(name, str | int) or not isinstance(contents, str):
-        raise ValueError("a hit without id or text")
-    contents.encode()  # raises for a lone surrogate, which JSON allows and a tokenizer does not
-    title, _, text = contents.partition("\n")
-    return Page(str(name), title, text, float(score))
+    pages = []
+    for hit in hits:
+        name, contents, score = hit["document"]["id"], hit["document"]["contents"], hit["score"]
+        if isinstance(score, bool) or not isinstance(score, int | float) or not math.isfinite(score):
+            raise ValueError("a hit without a finite score")
+        if isinstance(name, bool) or not isinstance(name, str | int) or not isinstance(contents, str):
+            raise ValueError("a hit without id or text")
+        contents.encode()  # raises for a lone surrogate, which JSON allows and a tokenizer does not
+        title, _, text = contents.partition("\n")
+        pages.append(Page(str(name), title, text, float(score)))
+    return pages

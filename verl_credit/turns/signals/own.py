@@ -17,8 +17,7 @@ from verl_credit.config.keys import TurnJudge
 from verl_credit.errors import IntegrityError
 from verl_credit.redact import SECRET, redact
 from verl_credit.turns.book import RowRecord
-from verl_credit.turns.search.circuit_breaker import CircuitBreaker
-from verl_credit.turns.search.faults import backoff
+from verl_credit.turns.search.faults import CircuitBreaker, backoff
 from verl_credit.turns.signals.signal import Group, Signal, StepRows, Table, Trajectory
 
 _JITTER = random.Random()

@@ -1,6 +1,6 @@
 """Several worker processes on one port. Each has its socket and its encoder; they share the index's pages.
 
-One worker: `python -m verl_credit_retriever.serving.workers LISTENER_FD READY_FD`, settings on stdin.
+One worker: `python -m verl_credit_retriever.workers LISTENER_FD READY_FD`, settings on stdin.
 """
 
 import os
@@ -16,21 +16,18 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
+from pydantic import TypeAdapter
+
 from verl_credit_retriever.index.manifest import check_files, fingerprint, known_sha256, read_manifest
 from verl_credit_retriever.index.place import refuse_replacement
-from verl_credit_retriever.serving.serve import (
-    END_SECONDS,
-    alive,
-    announce,
-    bind,
-    end_with,
-    serve_in_this_process,
-)
-from verl_credit_retriever.serving.settings import ServeSettings
+from verl_credit_retriever.serve import END_SECONDS, announce, bind, end_with, serve_in_this_process
+from verl_credit_retriever.settings import ServeSettings
 
 POLL_SECONDS = 0.05
 LONGEST_PAUSE_S = 30.0
 READY = b"ready"
+SETTINGS = TypeAdapter(ServeSettings)
 METRICS = "retriever-metrics"
 COMMAND = (sys.executable, "-m", f"{__package__}.workers")
 
@@ -70,7 +67,7 @@ class _Worker:
         os.set_blocking(reader, False)
         self._reader, self.ready = reader, False
         with suppress(BrokenPipeError):  # a worker that has ended breaks the pipe; `poll` replaces it
-            self.process.stdin.write(self._settings.to_json().encode())
+            self.process.stdin.write(SETTINGS.dump_json(self._settings))
             self.process.stdin.close()
 
     def poll(self) -> None:
@@ -83,31 +80,25 @@ class _Worker:
         if self.process.poll() is None:
             return
         if self._reader is not None:
-            self._retire()
+            from prometheus_client.multiprocess import mark_process_dead
+
+            os.close(self._reader)
+            self._reader = None
+            mark_process_dead(self.process.pid, self._metrics_folder)
+            self._start_later(f"worker {self.process.pid} ended with code {self.process.returncode}")
         elif time.monotonic() >= self._start_at:
             try:
                 self.start()
             except OSError as error:  # without memory for a process, for example, the other workers go on
                 self._start_later(f"no worker can be started ({error})")
 
-    def _retire(self) -> None:
-        from prometheus_client.multiprocess import mark_process_dead
-
-        os.close(self._reader)
-        self._reader = None
-        mark_process_dead(self.process.pid, self._metrics_folder)
-        self._start_later(f"worker {self.process.pid} ended with code {self.process.returncode}")
-
     def _start_later(self, reason: str) -> None:
         # A worker that had served is replaced at once; one that keeps failing waits, to spare the cores.
-        pause = 0.0 if self.ready else _pause_after(self._failures)
+        # The exponent is bounded: a larger power would overflow a float.
+        pause = 0.0 if self.ready else min(LONGEST_PAUSE_S, 0.5 * 2 ** min(self._failures, 10))
         self._failures += 0 if self.ready else 1
         self._start_at, self.ready = time.monotonic() + pause, False
         print(f"{reason}; the next starts in {pause:g} s", file=sys.stderr, flush=True)
-
-    def end(self, signal_number: int) -> None:
-        if self.process.poll() is None:
-            self.process.send_signal(signal_number)
 
 
 def run_workers(
@@ -172,7 +163,7 @@ def run_workers(
         return _drain(workers, listener, end_seconds)
     finally:
         for worker in workers:
-            worker.end(signal.SIGKILL)
+            worker.process.kill()
             worker.process.wait()
         shutil.rmtree(metrics_folder, ignore_errors=True)
 
@@ -181,21 +172,16 @@ def _metrics_folder() -> str:
     """Creates a folder for this process and removes the folders of processes that were killed."""
     for path in Path(tempfile.gettempdir()).glob(f"{METRICS}-*-*"):
         pid = path.name.split("-")[2]
-        if pid.isdigit() and not alive(int(pid)):
+        if pid.isdigit() and not psutil.pid_exists(int(pid)):
             shutil.rmtree(path, ignore_errors=True)  # another user's folder cannot be removed
     return tempfile.mkdtemp(prefix=f"{METRICS}-{os.getpid()}-")
-
-
-def _pause_after(failures: int) -> float:
-    """Seconds after that many failed starts in a row before this one."""
-    return min(LONGEST_PAUSE_S, 0.5 * 2 ** min(failures, 10))  # a larger power would overflow a float
 
 
 def _drain(workers: list[_Worker], listener: socket.socket, seconds: float) -> int:
     listener.close()
     ending = [worker for worker in workers if worker.process.poll() is None]
     for worker in ending:
-        worker.end(signal.SIGTERM)
+        worker.process.terminate()
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline and any(worker.process.poll() is None for worker in ending):
         time.sleep(POLL_SECONDS)
@@ -207,18 +193,18 @@ def _drain(workers: list[_Worker], listener: socket.socket, seconds: float) -> i
 def main() -> int:
     """Serves as one worker on an inherited socket. The exit codes are the server's."""
     listener_fd, ready_fd = map(int, sys.argv[1:])
-    settings = ServeSettings.from_json(sys.stdin.read())
+    settings = SETTINGS.validate_json(sys.stdin.buffer.read())
+
+    def on_ready() -> None:
+        os.write(ready_fd, READY)
+        os.close(ready_fd)
+
     try:
         with socket.socket(fileno=listener_fd) as listener:
-            return serve_in_this_process(settings, listener, lambda: _say_ready(ready_fd))
+            return serve_in_this_process(settings, listener, on_ready)
     except (OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-
-
-def _say_ready(descriptor: int) -> None:
-    os.write(descriptor, READY)
-    os.close(descriptor)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,5 @@
 """A server binds, loads, announces its port, and serves until a signal or the parent's end."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os
@@ -12,12 +10,15 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
+
+import psutil
 
 from verl_credit_retriever.index.manifest import IndexMismatch, fingerprint, read_manifest, write_whole
 from verl_credit_retriever.index.memory import require_recorded
-from verl_credit_retriever.serving.settings import ServeSettings
+from verl_credit_retriever.settings import ServeSettings
 
 EXIT_PORT_IN_USE = 4
 BACKLOG = 2048
@@ -38,36 +39,36 @@ def run_server(settings: ServeSettings) -> int:
     file is written once a canary query has worked in every worker, and deleted when the server ends. Errors: those
     of loading index and encoder.
     """
-    try:
-        listener, owner = bind(settings.host, settings.port), nullcontext()
-        if settings.workers > 1:  # no other process has the port; now it is for sockets that share it
-            port = listener.getsockname()[1]
-            listener.close()
-            owner = own_shared(port)
-            listener = bind(settings.host, port, shared=True)
-    except OSError as error:
-        reason = error.strerror or error
-        print(f"error: cannot listen on {settings.host}:{settings.port}: {reason}", file=sys.stderr)
-        return EXIT_PORT_IN_USE
-    with listener, owner:
+    with ExitStack() as stack:
+        try:
+            listener = stack.enter_context(bind(settings.host, settings.port))
+            if settings.workers > 1:  # no other process has the port; now it is for sockets that share it
+                port = listener.getsockname()[1]
+                listener.close()
+                # Shared sockets do not listen until a worker is ready, so until then `bind` refuses no other server: this
+                # name does. It ends with its process and belongs to the network namespace, as the port does.
+                owner = stack.enter_context(socket.socket(socket.AF_UNIX))
+                if sys.platform == "linux":  # elsewhere such names are files
+                    owner.bind(f"\0verl-credit-retriever-{port}")
+                listener = stack.enter_context(bind(settings.host, port, shared=True))
+        except OSError as error:
+            reason = error.strerror or error
+            print(f"error: cannot listen on {settings.host}:{settings.port}: {reason}", file=sys.stderr)
+            return EXIT_PORT_IN_USE
         if settings.port_file is not None:
             # The file is removed only after binding: it may belong to the server that has the port.
             settings.port_file.unlink(missing_ok=True)
+            stack.callback(settings.port_file.unlink, missing_ok=True)
         # Reports a wrong folder before seconds of imports.
         print(f"{settings.index}: {_memory_of(settings)}", flush=True)
-        try:
-            if settings.workers > 1:
-                from verl_credit_retriever.serving.workers import run_workers
+        if settings.workers > 1:
+            from verl_credit_retriever.workers import run_workers
 
-                return run_workers(settings, listener)
-            # A single process does not write to a metrics folder that the environment names.
-            os.environ.pop("PROMETHEUS_MULTIPROC_DIR", None)
-            return serve_in_this_process(
-                settings, listener, lambda: announce(listener, settings.host, settings.port_file)
-            )
-        finally:
-            if settings.port_file is not None:
-                settings.port_file.unlink(missing_ok=True)
+            return run_workers(settings, listener)
+        # A single process does not write to a metrics folder that the environment names.
+        os.environ.pop("PROMETHEUS_MULTIPROC_DIR", None)
+        on_ready = partial(announce, listener, settings.host, settings.port_file)
+        return serve_in_this_process(settings, listener, on_ready)
 
 
 def _memory_of(settings: ServeSettings) -> str:
@@ -101,7 +102,7 @@ def serve_in_this_process(
 def _make_server(app):
     import uvicorn
 
-    from verl_credit_retriever.serving.connections import ACCEPTED_AT_A_TIME, limited, most_connections
+    from verl_credit_retriever.http.guard import ACCEPTED_AT_A_TIME, limited, most_connections
 
     class DrainingServer(uvicorn.Server):
         """The app refuses new requests from the first signal on; once the earlier requests are answered, the server ends.
@@ -155,7 +156,7 @@ def _load_app(settings: ServeSettings):
     import transformers
 
     from verl_credit_retriever.encoder import SentenceEncoder
-    from verl_credit_retriever.http.server import create_app, probe
+    from verl_credit_retriever.http.server import CANARY, create_app
     from verl_credit_retriever.index.search import SearchIndex
 
     transformers.utils.logging.disable_progress_bar()
@@ -165,16 +166,14 @@ def _load_app(settings: ServeSettings):
     index = SearchIndex.load(settings.index, **{name: getattr(settings, name) for name in names})
     index.warm()
     if settings.index_pin not in (None, fingerprint(index.manifest)):
-        raise IndexMismatch(
-            f"{settings.index}: the index has been replaced since this server started; restart it"
-        )
+        raise IndexMismatch(f"{settings.index}: replaced since this server started; restart it")
     if settings.threads is not None and index.backend == "faiss":  # the exact backend runs without FAISS
         import faiss
 
         faiss.omp_set_num_threads(settings.threads)
     encoder = SentenceEncoder.for_index(settings.encoder, index.manifest, device=settings.device)
     app = create_app(index, encoder, limits=settings.limits, token=settings.token, hosts=settings.hosts)
-    probe(index, encoder)
+    index.search(encoder.encode_queries([CANARY]), 1)
     return app
 
 
@@ -187,7 +186,7 @@ def end_with(pid: int, *, force_after: float) -> None:
         except ProcessLookupError:
             pass
         except (AttributeError, OSError):
-            while alive(pid):
+            while psutil.pid_exists(pid):
                 time.sleep(PARENT_SECONDS)
         else:
             select.select([descriptor], [], [])
@@ -206,16 +205,6 @@ def end_by_force_after(seconds: float) -> None:
         os._exit(1)
 
     threading.Thread(target=end, name="last-resort", daemon=True).start()
-
-
-def alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return True
 
 
 def bind(host: str, port: int, *, shared: bool = False) -> socket.socket:
@@ -239,22 +228,6 @@ def bind(host: str, port: int, *, shared: bool = False) -> socket.socket:
         listener.close()
         raise
     return listener
-
-
-def own_shared(port: int) -> socket.socket:
-    """Returns a socket: while it is open, no other server of several workers may have `port`. Errors: OSError when one has.
-
-    Shared sockets do not listen until a worker is ready, so until then `bind` refuses no other server. The lock is a name
-    that ends with its process and belongs to the network namespace, as the port does.
-    """
-    owner = socket.socket(socket.AF_UNIX)
-    try:
-        if sys.platform == "linux":  # elsewhere such names are files
-            owner.bind(f"\0verl-credit-retriever-{port}")
-    except OSError:
-        owner.close()
-        raise
-    return owner
 
 
 def url_of(host: str, port: int) -> str:

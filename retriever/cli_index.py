@@ -2,15 +2,15 @@
 
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import make_dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
 from typer import Option
 
-from verl_credit_retriever.encoder_settings import POOLINGS
 from verl_credit_retriever.index.manifest import DTYPES, KINDS
-from verl_credit_retriever.options import Threads, number, takes
+from verl_credit_retriever.settings import POOLINGS, Threads, number, takes
 
 LINE_SECONDS = 10.0  # between progress lines where the line cannot be rewritten in place
 PARAMETERS = {
@@ -51,19 +51,13 @@ def index(
         Option(help="default: what sentence-transformers' files in the encoder's folder say, else mean (e5)"),
     ] = None,
     no_normalize: Annotated[bool, Option("--no-normalize", help="keep the vectors' lengths")] = False,
-    overwrite: Annotated[
-        bool, Option("--overwrite", help="replace an index or an interrupted build")
-    ] = False,
+    overwrite: Annotated[bool, Option("--overwrite", help="replace an index or interrupted build")] = False,
     shard: Annotated[
         str | None,
         Option(help="i/n: encode every n-th shard only, on one of n machines; --merge makes the index"),
     ] = None,
-    merge: Annotated[
-        bool, Option("--merge", help="make the index of shards that are all there; encodes none")
-    ] = False,
-    device: Annotated[
-        str, Option(help="torch device of the encoder; several with commas have a process each")
-    ] = "cpu",
+    merge: Annotated[bool, Option("--merge", help="make the index of shards that are all there")] = False,
+    device: Annotated[str, Option(help="torch device of the encoder, or several with commas")] = "cpu",
     encode_dtype: Annotated[
         Literal["fp32", "bf16", "fp16"],
         Option(help="in which the encoder computes; bf16 or fp16 on GPUs"),
@@ -75,16 +69,21 @@ def index(
     import transformers
 
     from verl_credit_retriever.encoder import SentenceEncoder, device_for
-    from verl_credit_retriever.index.build import build_index, encode_share
-    from verl_credit_retriever.index.kinds import need_faiss
+    from verl_credit_retriever.index.build import build_index, encode_share, import_index
+    from verl_credit_retriever.index.kinds import need_faiss, resolve
+    from verl_credit_retriever.index.memory import plan_memory
 
-    share = None if shard is None else _share(shard)
-    if [import_ is not None, share is not None, merge].count(True) > 1:
+    share = None
+    if shard is not None:
+        try:
+            part, parts = map(int, shard.split("/"))
+        except ValueError:
+            raise ValueError(f"--shard={shard!r}; expected i/n, such as 1/4") from None
+        share = part, parts
+    if [import_ is not None, shard is not None, merge].count(True) > 1:
         raise ValueError("--import, --shard and --merge: give one of them")
-    if share is not None and gpu:
-        raise ValueError(
-            f"--gpu: has no effect with --shard={shard}, which makes no index; give it with --merge"
-        )
+    if shard is not None and gpu:
+        raise ValueError(f"--gpu: has no effect with --shard={shard}; give it with --merge")
     devices = [name.strip() for name in device.split(",")]
     for name in devices if len(devices) > 1 else ():  # a single one is checked where it is used
         device_for(name, encode_dtype)
@@ -97,75 +96,48 @@ def index(
     transformers.utils.logging.disable_progress_bar()
     if device == "cpu" and torch.cuda.is_available():
         print("encoding on the CPU although torch sees a GPU: --device cuda uses it", file=sys.stderr)
-    loaded = SentenceEncoder(
-        encoder,
-        query_prefix=query_prefix,
-        passage_prefix=passage_prefix,
-        max_length=max_length,
-        pooling=pooling,
-        normalize=not no_normalize,
-        device=devices[0] if len(devices) == 1 else "cpu",  # each process loads its own
-        batch_size=batch_size,
-        dtype=encode_dtype,
-    )
+    conventions = {"query_prefix": query_prefix, "passage_prefix": passage_prefix, "max_length": max_length}
+    conventions |= {"pooling": pooling, "normalize": not no_normalize}
+    here = devices[0] if len(devices) == 1 else "cpu"  # each process loads its own
+    loaded = SentenceEncoder(encoder, **conventions, device=here, batch_size=batch_size, dtype=encode_dtype)
     for note in loaded.notes:
         print(f"note: {note}", file=sys.stderr)
     if import_ is not None:
         if (kind, dtype, gpu) != ("flat", "fp32", False):
-            raise ValueError(
-                f"--import={import_}: gives kind flat in fp32; leave out --kind, --dtype and --gpu"
-            )
-        return _import(import_, corpus, loaded, out, overwrite, parameters)
-    progress = ProgressLine(sys.stderr).show
+            raise ValueError(f"--import={import_}: gives flat in fp32; leave out --kind, --dtype and --gpu")
+        resolve("flat", 1, 1, parameters)  # refuses what flat does not use
     build = {"kind": kind, "dtype": dtype, "batch_size": batch_size, "shard_rows": shard_rows, **parameters}
-    build |= {"overwrite": overwrite, "devices": devices, "on_progress": progress}
-    if share is None:
-        return _print_made(out, build_index(corpus, loaded, out, gpu=gpu, merge=merge, **build))
-    shards = encode_share(corpus, loaded, out, share, **build)
-    if not shards.rows:
+    build |= {"overwrite": overwrite, "devices": devices, "on_progress": _progress_line()}
+    if share is not None:
+        shards = encode_share(corpus, loaded, out, share, **build)
+        if not shards.rows:
+            return print(
+                f"shard {shard}: nothing to encode here, because the corpus has only {shards.count} of {shard_rows:,} rows "
+                "(a smaller --shard-rows on all machines makes more)"
+            )
         return print(
-            f"shard {shard}: nothing to encode here, because the corpus has only {shards.count} of {shard_rows:,} rows "
-            "(a smaller --shard-rows on all machines makes more)"
+            f"{shards.work}: {shards.rows:,} of {shards.all_rows:,} rows are encoded here (shard {shard}); with all "
+            "shards in this folder, --merge instead of --shard makes the index"
         )
-    print(
-        f"{shards.work}: {shards.rows:,} of {shards.all_rows:,} rows are encoded here (shard {shard}); with all "
-        "shards in this folder, --merge instead of --shard makes the index"
-    )
-
-
-def _import(source: Path, corpus: Path, encoder, out: Path, overwrite: bool, parameters: dict) -> None:
-    from verl_credit_retriever.index.imported import import_index
-    from verl_credit_retriever.index.kinds import resolve
-
-    resolve("flat", 1, 1, parameters)  # refuses what flat does not use
-    _print_made(out, import_index(source, corpus, encoder, out, overwrite=overwrite))
-
-
-def _share(text: str) -> tuple[int, int]:
-    try:
-        part, parts = map(int, text.split("/"))
-    except ValueError:
-        raise ValueError(f"--shard={text!r}; expected i/n, such as 1/4") from None
-    return part, parts
-
-
-def _print_made(out: Path, manifest: dict) -> None:
-    from verl_credit_retriever.index.memory import plan_memory
-
+    if import_ is not None:
+        manifest = import_index(import_, corpus, loaded, out, overwrite=overwrite)
+    else:
+        manifest = build_index(corpus, loaded, out, gpu=gpu, merge=merge, **build)
     print(f"{out}: {manifest['rows']} rows of {manifest['dim']} dimensions")
     print(f"to load it: {plan_memory(manifest).text()}")
 
 
-class ProgressLine:
-    """Progress on one line of a terminal; on anything else a line every 10 seconds, and the last."""
+def _progress_line() -> Callable:
+    """Shows the progress on one line of a terminal; on anything else a line every 10 seconds, and the last."""
+    due = float("-inf")
 
-    def __init__(self, stream, clock=time.monotonic):
-        self._stream, self._clock, self._next = stream, clock, float("-inf")
-
-    def show(self, progress) -> None:
+    def show(progress) -> None:
+        nonlocal due
         last = progress.done == progress.total
-        if self._stream.isatty():
-            print(f"\r\x1b[K{progress.text()}", end="\n" if last else "", file=self._stream, flush=True)
-        elif last or self._clock() >= self._next:
-            self._next = self._clock() + LINE_SECONDS
-            print(progress.text(), file=self._stream, flush=True)
+        if sys.stderr.isatty():
+            print(f"\r\x1b[K{progress.text()}", end="\n" if last else "", file=sys.stderr, flush=True)
+        elif last or time.monotonic() >= due:
+            due = time.monotonic() + LINE_SECONDS
+            print(progress.text(), file=sys.stderr, flush=True)
+
+    return show
