@@ -14,7 +14,7 @@ from verl_credit.credit.turn.modes import MODES
 from verl_credit.errors import ConfigError, did_you_mean
 from verl_credit.names import AGENT_NAME, AGENTS
 from verl_credit.recipe.agent_loops import own_loops, tools_given
-from verl_credit.recipe.rules.own import OWN, load_own, refuse_what_is_no_operator, try_operator
+from verl_credit.recipe.rules.own import OWN, load_own, refuse_what_is_no_operator, trial, try_operator
 from verl_credit.redact import redact_value
 from verl_credit.turns import signals
 from verl_credit.turns.anchors import ANCHORS
@@ -91,7 +91,7 @@ def _anchor(config: Tree, algorithm: Algorithm) -> None:
     own = load_own(ANCHOR, name, ANCHORS)
     if own is None:
         return
-    try:
+    with trial(ANCHOR, name, CALL):
         states, groups = [own(trajectory) for trajectory in TRIAL], [0] * len(TRIAL)
         if similarity is None:
             exact_anchors(states, groups)
@@ -99,9 +99,6 @@ def _anchor(config: Tree, algorithm: Algorithm) -> None:
             similar_anchors(states, groups, threshold=similarity)
         if [len(each) for each in states] != [len(trajectory.turns) for trajectory in TRIAL]:
             raise ValueError(f"{[len(each) for each in states]} states for trajectories of 2 and 1 turns")
-    except (Exception, SystemExit) as error:
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise ConfigError(key=ANCHOR, value=name, accepted=f"{CALL}: {reason}") from error
 
 
 def validate_turn_signals(config: Tree, settings: CreditSettings) -> None:
