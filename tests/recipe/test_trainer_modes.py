@@ -14,7 +14,7 @@ MODE = "trainer.v1.trainer_mode"
 COLOCATE, SEPARATE = f"{MODE}=credit_colocate_async", f"{MODE}=credit_separate_async"
 WRONG = {
     "actor_rollout_ref.rollout.calculate_log_probs=false": "only the engine knows its log-prob; set it to true",
-    "probe.every=5": "the entropy probe needs rollouts that the new weights wrote, and these may be older; set it to 0",
+    "probe.every=5": "the entropy probe needs rollouts of the new weights, and these may be older; set it to 0",
     "trainer.v1.sampler.max_off_policy_threshold=null": "set a whole number",
     "keep_rollouts.groups=null": "rollouts of one policy, and these may be of several; set a whole number",
 }

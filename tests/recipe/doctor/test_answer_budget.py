@@ -15,7 +15,7 @@ from verl_credit.recipe.doctor.data import Row as DataRow
 from verl_credit.recipe.doctor.inputs import check_answers
 from verl_credit.recipe.doctor.lengths import answers_fit, worst_row
 from verl_credit.recipe.rules import validate
-from verl_credit.recipe.rules.fit import REFERENCE, UPDATE
+from verl_credit.recipe.rules.engines import REFERENCE, UPDATE
 from verl_credit.turns.branches import plan_branches
 from verl_credit.turns.requests import gain_requests
 from verl_credit.turns.scorers import SCORERS

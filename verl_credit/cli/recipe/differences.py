@@ -89,7 +89,7 @@ def read_side(text: str, config_dir: str | None = None) -> Side:
     except ValueError as error:
         raise ConfigError(f"{text!r}: {error}") from error
     if not words:
-        raise ConfigError("'': give a run's folder, or a recipe with overrides in quotes: 'lab credit=grpo'")
+        raise ConfigError("'': give the folder of a run, or a recipe in quotes: 'lab credit=grpo'")
     if "/" in words[0]:
         raise ConfigError(f"{text}: no such folder; give the folder of a run, or a recipe's name")
     try:

@@ -8,17 +8,7 @@ from omegaconf import OmegaConf
 
 from verl_credit.config.keys import reads
 from verl_credit.config.keys.algorithm import AUTO, CANONICAL, DETECTORS, SCORERS, Algorithm, TurnJudge
-from verl_credit.config.keys.run import (
-    EVALUATION_MODES,
-    FOLDERS,
-    Evaluation,
-    Faults,
-    Lab,
-    Lineage,
-    Probe,
-    Real,
-    Run,
-)
+from verl_credit.config.keys.run import FOLDERS, Evaluation, Faults, Lab, Lineage, Probe, Real, Run
 from verl_credit.config.keys.search import Search
 from verl_credit.config.keys.section import Key, Section, keys_of, read_section
 from verl_credit.config.keys.verl import LOSS, VERLS, PolicyLoss
@@ -53,7 +43,7 @@ def defaults_tree() -> dict[str, Any]:
 
 
 __all__ = [
-    "AUTO", "CANONICAL", "DETECTORS", "EVALUATION_MODES", "FOLDERS", "LOSS", "SCORERS",
+    "AUTO", "CANONICAL", "DETECTORS", "FOLDERS", "LOSS", "SCORERS",
     "Algorithm", "TurnJudge", "PolicyLoss", "Search", "Run", "Faults", "Evaluation", "Probe", "Lineage", "Lab", "Real",
     "OURS", "VERLS", "Key", "Section", "defaults_tree", "keys_of", "our_keys", "place_of", "read_section", "reads",
 ]  # fmt: skip

@@ -18,10 +18,13 @@ from verl_credit.credit.turn.modes import modes_that
 from verl_credit.errors import ConfigError
 from verl_credit.names import ADV_ESTIMATOR, LOSS_MODE, ROLLOUT_NAME, TURN_AGENT
 from verl_credit.recipe.agent_loops import may_call
-from verl_credit.recipe.rules.engines import validate_actor, validate_rollout
-from verl_credit.recipe.rules.fit import validate_rows_fit, validate_turns_fit
-from verl_credit.recipe.rules.known import validate_keys
-from verl_credit.recipe.rules.moved import validate_places
+from verl_credit.recipe.rules.engines import (
+    validate_actor,
+    validate_rollout,
+    validate_rows_fit,
+    validate_turns_fit,
+)
+from verl_credit.recipe.rules.known import validate_keys, validate_places
 from verl_credit.recipe.rules.own import validate_loss
 from verl_credit.recipe.rules.pipeline import validate_pipeline
 from verl_credit.recipe.rules.trainer_mode import (

@@ -9,7 +9,8 @@ from __future__ import annotations
 import inspect
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from verl_credit.config.resolved import Config, Tree, select
 from verl_credit.config.settings import CreditSettings
 from verl_credit.credit.laws import own_subject
 from verl_credit.credit.laws.own import kind_of
-from verl_credit.credit.laws.world import World, make_world
+from verl_credit.credit.laws.world import make_world
 from verl_credit.credit.plugins import TransformSpec, UncertaintySpec, load
 from verl_credit.errors import ConfigError
 from verl_credit.names import LOSS_MODE
@@ -76,31 +77,30 @@ def try_operator(config: Tree, algorithm: Algorithm, found: Any, key: str, kind:
     name, params_key = config.algorithm[key.removeprefix("algorithm.")], f"algorithm.{PARAMS[kind]}"
     params = getattr(algorithm, PARAMS[kind])
     if _may_be_called(found, kind):
-        subject = partial(own_subject, found, name, kind=kind, params=params)
-        _try(lambda world: subject().run(world), key, name, {params_key: params})
+        with trial(key, name, "a call with a small batch", {params_key: params}):
+            own_subject(found, name, kind=kind, params=params).run(make_world(0))
 
 
 def try_detector(found: Callable, key: str, name: str) -> None:
     """Raises ConfigError when the detector raises, or returns no mask of the same shape."""
-
-    def run(world: World) -> None:
-        token_ids_B_T = world.turn_ids_B_T.clamp(min=0)
+    if not _of_the_user(found):
+        return
+    with trial(key, name, "a call with a small batch"):
+        world = make_world(0)
+        token_ids_B_T, wanted = world.turn_ids_B_T.clamp(min=0), tuple(world.mask_B_T.shape)
         mask = torch.as_tensor(found(token_ids_B_T, world.mask_B_T, lambda ids: [f" word{i}" for i in ids]))
-        if mask.shape != world.mask_B_T.shape:
-            wanted = tuple(world.mask_B_T.shape)
+        if mask.shape != wanted:
             raise ValueError(f"it returned the shape {tuple(mask.shape)} for a mask of {wanted}")
 
-    if _of_the_user(found):
-        _try(run, key, name, {})
 
-
-def _try(run: Callable[[World], Any], key: str, value: str, beside: dict[str, Any]) -> None:
+@contextmanager
+def trial(key: str, value: str, call: str, beside: Mapping[str, Any] | None = None) -> Iterator[None]:
+    """Refuses the user's code that ``key`` names where it raises an error in this one ``call``."""
     try:
-        run(make_world(0))
+        yield
     except (Exception, SystemExit) as error:
         message = " ".join(f"{type(error).__name__}: {error}".split())
-        use = f"a call with a small batch raised {message}"
-        raise ConfigError(key=key, value=value, beside=beside, accepted=use) from error
+        raise ConfigError(key=key, value=value, beside=beside, accepted=f"{call} raised {message}") from error
 
 
 def _may_be_called(found: Any, kind: str) -> bool:

@@ -169,7 +169,7 @@ MODEL = "actor_rollout_ref.model"
 ENGINE = "actor_rollout_ref.actor.fsdp_config"
 OFF = "or switch the entropy probe off with probe.every=0"
 FUSED = f"{MODEL}.use_fused_kernels"
-BACKEND = f"{MODEL}.fused_kernel_options.impl_backend"
+KERNEL = f"{MODEL}.fused_kernel_options.impl_backend"
 WHOLE = "the actor's entropies are those of the whole distribution, and rollouts would be drawn from another; set it to"
 SWITCHES = {
     f"{CORRECTION}.bypass_mode": "verl then computes no entropies of the step's rollouts",
@@ -199,11 +199,11 @@ def validate_entropy_probe(config: Tree, settings: CreditSettings) -> None:
     for key, why in wrong.items():
         beside = {PROBE: probe.every}
         raise ConfigError(key=key, value=select(config, key), beside=beside, accepted=f"{why}, {OFF}")
-    backend = select(config, BACKEND)
+    backend = select(config, KERNEL)
     if select(config, FUSED) and backend != "torch":
         why = "the gradient of that kernel's entropies has not been looked at; set it to torch, or use_fused_kernels=false"
         beside = {FUSED: True, PROBE: probe.every}
-        raise ConfigError(key=BACKEND, value=backend, beside=beside, accepted=f"{why}, {OFF}")
+        raise ConfigError(key=KERNEL, value=backend, beside=beside, accepted=f"{why}, {OFF}")
     if config.data.train_batch_size < probe.groups:
         why = "every group needs a prompt of the step; at most data.train_batch_size"
         raise ConfigError.of(config, "probe.groups", "data.train_batch_size", accepted=why)

@@ -6,7 +6,7 @@ import inspect
 
 from verl_credit.config.fit import DEFAULT
 from verl_credit.config.keys import Algorithm, reads
-from verl_credit.config.keys.reads import is_path
+from verl_credit.config.keys.reads import COLUMN, is_path
 from verl_credit.config.resolved import Tree, select
 from verl_credit.config.settings import INFOPO, CreditSettings
 from verl_credit.credit.turn.anchors import exact_anchors, similar_anchors
@@ -14,13 +14,13 @@ from verl_credit.credit.turn.modes import MODES
 from verl_credit.errors import ConfigError, did_you_mean
 from verl_credit.names import AGENT_NAME, AGENTS
 from verl_credit.recipe.agent_loops import own_loops, tools_given
-from verl_credit.recipe.rules.own import OWN, load_own, refuse_what_is_no_operator, try_operator
+from verl_credit.recipe.rules.own import OWN, load_own, refuse_what_is_no_operator, trial, try_operator
 from verl_credit.redact import redact_value
+from verl_credit.turns import signals
 from verl_credit.turns.assign import ANCHOR_KEY as ANCHOR
 from verl_credit.turns.assign import ANCHORS
 from verl_credit.turns.scorers import SCORERS
 from verl_credit.turns.signals.known import COLUMN, SIGNALS, find_signal
-from verl_credit.turns.signals.own import GroupSignal, TrajectorySignal
 from verl_credit.turns.signals.signal import Trajectory, Turn
 
 MODE, PARAMS = "algorithm.info_gain_norm_mode", "algorithm.turn_params"
@@ -92,7 +92,7 @@ def _anchor(config: Tree, algorithm: Algorithm) -> None:
     own = load_own(ANCHOR, name, ANCHORS)
     if own is None:
         return
-    try:
+    with trial(ANCHOR, name, CALL):
         states, groups = [own(trajectory) for trajectory in TRIAL], [0] * len(TRIAL)
         if similarity is None:
             exact_anchors(states, groups)
@@ -100,9 +100,6 @@ def _anchor(config: Tree, algorithm: Algorithm) -> None:
             similar_anchors(states, groups, threshold=similarity)
         if [len(each) for each in states] != [len(trajectory.turns) for trajectory in TRIAL]:
             raise ValueError(f"{[len(each) for each in states]} states for trajectories of 2 and 1 turns")
-    except (Exception, SystemExit) as error:
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise ConfigError(key=ANCHOR, value=name, accepted=f"{CALL}: {reason}") from error
 
 
 def validate_turn_signals(config: Tree, settings: CreditSettings) -> None:
@@ -150,17 +147,17 @@ def _check(config: Tree, settings: CreditSettings, key: str, name: str) -> None:
     except ValueError as error:
         raise ConfigError(str(error), key=key, value=name, accepted=ACCEPTED) from error
     refuse_what_is_no_operator(signal.function, key, name)
-    if isinstance(signal, TrajectorySignal) and loop not in AGENTS:  # a row may name another loop
+    if isinstance(signal, signals.TrajectorySignal) and loop not in AGENTS:  # a row may name another loop
         use = f"that signal is a coroutine, and only {' and '.join(AGENTS)} await one; set {DEFAULT} to one of them, or "
         use += "take a signal that your loop gives (tool_reward: its turn_rewards) or a function of a prompt's rollouts"
         raise ConfigError(key=key, value=name, beside={DEFAULT: loop}, accepted=use)
     try:
         inspect.signature(signal.function).bind(None, **signal.params)
-        if isinstance(signal, GroupSignal):
+        if isinstance(signal, signals.GroupSignal):
             for trajectory, values in zip(TRIAL, signal.call(TRIAL), strict=True):
                 signal.checked(values, len(trajectory.tool_turns), "a trajectory of a trial")
     except (Exception, SystemExit) as error:
-        tried = "it cannot be called" if isinstance(signal, TrajectorySignal) else f"{CALL} raised"
+        tried = "it cannot be called" if isinstance(signal, signals.TrajectorySignal) else f"{CALL} raised"
         use, beside = f"{tried}: {signal.message(error)}", {SIGNAL_PARAMS: redact_value("", signal.params)}
         # The chained error would show the secrets of the message.
         raise ConfigError(key=key, value=name, beside=beside, accepted=use) from None
