@@ -20,7 +20,6 @@ from verl_credit.credit.laws.subjects import (
     tables_given,
 )
 from verl_credit.credit.laws.world import World
-from verl_credit.credit.outcome.outcome_plugin import on_lists, outcome_operator
 from verl_credit.credit.plugins import (
     AlgorithmContext,
     TransformContext,
@@ -34,6 +33,7 @@ from verl_credit.credit.plugins import (
     run_transform,
     run_uncertainty,
 )
+from verl_credit.credit.plugins.run import on_lists, outcome_operator
 from verl_credit.credit.token.gtpo import gtpo_weights
 from verl_credit.credit.token.uncertainty import uncertainty
 from verl_credit.credit.turn.mode import TurnMode, as_turn_mode

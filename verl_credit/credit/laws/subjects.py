@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
+from verl_credit.credit import REGISTRY
 from verl_credit.credit.laws.world import World
 from verl_credit.credit.operator import Operator
-from verl_credit.credit.registry import REGISTRY
 from verl_credit.credit.token.token_credit import token_credit
 from verl_credit.credit.token.uncertainty import uncertainty
 from verl_credit.credit.turn.mode import TurnMode

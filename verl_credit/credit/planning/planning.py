@@ -43,8 +43,13 @@ def parse_grams(text_or_list: str | Iterable[str]) -> tuple[str, ...]:
     or digit, and repeats, two grams being the same if they differ in case, punctuation or apostrophes only.
     """
     entries = text_or_list
-    if isinstance(entries, str):
-        entries = _from_json(entries) if entries.lstrip().startswith("[") else entries.split(",")
+    if isinstance(entries, str) and entries.lstrip().startswith("["):
+        try:
+            entries = json.loads(entries)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{_KEY}={entries!r} is not a JSON list: {error}") from error
+    elif isinstance(entries, str):
+        entries = entries.split(",")
     elif not isinstance(entries, Iterable):
         raise TypeError(f"{_KEY}={entries!r}; expected a JSON list, a comma-separated string or a list")
     seen: dict[str, str] = {}
@@ -91,13 +96,6 @@ def _pattern(gram: str) -> str:
         between = gram[before.end() : word.start()]
         pattern += (" *+" if between in _APOSTROPHES else " ++") + word.group()
     return pattern + f"(?![^ {BARRIER}])"
-
-
-def _from_json(text: str) -> list:
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{_KEY}={text!r} is not a JSON list: {error}") from error
 
 
 class _Folded(dict):

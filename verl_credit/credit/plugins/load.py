@@ -1,4 +1,4 @@
-"""Finds the object that a dotted path names."""
+"""Finds the object that a dotted path names, and makes a spec of it."""
 
 import importlib
 import importlib.util
@@ -12,6 +12,7 @@ from functools import lru_cache
 from typing import Any
 
 from verl_credit.credit.plugins import types
+from verl_credit.credit.plugins.types import TransformSpec, UncertaintySpec
 from verl_credit.credit.turn.mode import TurnMode, as_turn_mode
 from verl_credit.credit.turn.modes import MODES
 from verl_credit.errors import did_you_mean
@@ -58,14 +59,46 @@ def find_turn_mode(name: str, key: str = "algorithm.info_gain_norm_mode") -> Tur
     return MODES[name] if name in MODES else as_turn_mode(load(name, key), name)
 
 
-def adopted(operator: Any, spec: type) -> Any:
+def as_uncertainty_spec(operator: Any, name: str) -> UncertaintySpec:
+    """A spec, a factory of one, or a function ``f(context) -> list``."""
+    operator = _adopted(_made(operator), UncertaintySpec)
+    spec = operator if isinstance(operator, UncertaintySpec) else UncertaintySpec(name, operator)
+    if not callable(spec.compute):
+        raise ValueError(f"algorithm.uncertainty_kind={name!r}: compute is not callable")
+    if spec.needs_distributions:
+        raise ValueError(
+            f"algorithm.uncertainty_kind={name!r} needs whole token distributions, which are not kept; "
+            "precomputed_entropy holds their entropies"
+        )
+    return spec
+
+
+def as_transform_spec(operator: Any, name: str) -> TransformSpec:
+    """A spec, a factory of one, or a function of a context (its needs are attributes of the function)."""
+    operator = _adopted(_made(operator), TransformSpec)
+    if isinstance(operator, TransformSpec):
+        return operator
+    if not callable(operator):
+        raise ValueError(
+            f"algorithm.transform_mode={name!r} gave a {type(operator).__name__}; expected a TransformSpec"
+        )
+    return TransformSpec(
+        name=name,
+        needs_planning=bool(getattr(operator, "needs_planning", False)),
+        uses_sepa_controller=bool(getattr(operator, "uses_sepa_controller", False)),
+        uses_turn_advantages=bool(getattr(operator, "uses_turn_advantages", False)),
+        compute_context=operator,
+    )
+
+
+def _adopted(operator: Any, spec: type) -> Any:
     """Converts another package's spec of the same name (such as retrain's) to ours; returns anything else unchanged."""
     if isinstance(operator, spec) or type(operator).__name__ != spec.__name__:
         return operator
     return spec(**{f.name: getattr(operator, f.name) for f in fields(spec) if hasattr(operator, f.name)})
 
 
-def made(operator: Any) -> Any:
+def _made(operator: Any) -> Any:
     """The result of a factory (a function without required arguments); anything else is returned unchanged."""
     if inspect.isroutine(operator) and not required_arguments(operator):
         return operator()

@@ -7,10 +7,7 @@ from types import MappingProxyType
 import torch
 
 from verl_credit.credit.operator import CENTRED, CONSERVES, NORMALISED, WEIGHS, Operator, equation_of
-from verl_credit.credit.token.entropy_mask import entropy_mask
-from verl_credit.credit.token.gtpo import gtpo_weights
-from verl_credit.credit.token.hicra import hicra
-from verl_credit.credit.token.sepa import sepa_amp, sepa_amp_c, sepa_pool
+from verl_credit.credit.token.gtpo import entropy_mask, gtpo_weights, hicra, sepa_amp, sepa_amp_c, sepa_pool
 
 Pool = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float], torch.Tensor]
 

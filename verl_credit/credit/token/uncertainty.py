@@ -68,9 +68,8 @@ def uncertainty(
     impossible = -math.inf if kind == "shannon_entropy" else math.inf
     bad_B_T = value_B_T.isnan() | (value_B_T == impossible)
     if bad_B_T.any():
-        row = first_row(bad_B_T)
-        bad = float(value_B_T[row][bad_B_T[row]][0])
-        raise ValueError(f"{name} row {row} holds {bad} on a policy token; expected a number")
+        bad = float(value_B_T[bad_B_T][0])
+        raise ValueError(f"{name} row {first_row(bad_B_T)} holds {bad} on a policy token; expected a number")
     if kind == "surprisal":
         value_B_T = (-value_B_T).clamp(max=MAX_SURPRISAL)
     elif kind == "predictive_variance":

@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from verl_credit.credit.operator import Range
+
 
 def exact_anchors(
     states: Sequence[Sequence[Any]], group_B: Sequence[Hashable], *, columns: int | None = None
@@ -48,8 +50,7 @@ def similar_anchors(
     ``released_order``: the (row, turn) pairs in the batch's order, as released, with difflib's autojunk, which ignores
     frequent characters in texts of 200 and more.
     """
-    if isinstance(threshold, bool) or not isinstance(threshold, int | float) or not 0 < threshold < 1:
-        raise ValueError(f"threshold={threshold!r}: expected a number above 0 and below 1")
+    Range(0.0, 1.0, low_allowed=False).check("threshold", threshold)
     checked = _checked(states, group_B)
     for row, (turns, _) in enumerate(checked):
         for k, state in enumerate(turns):

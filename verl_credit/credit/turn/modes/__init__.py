@@ -1,29 +1,27 @@
-"""The turn modes: how outcome and information gain become an advantage per turn. One file each."""
+"""The turn modes: how outcome and information gain become an advantage per turn."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
 
 from verl_credit.credit.turn.mode import TurnMode
-from verl_credit.credit.turn.modes import (
-    gigpo,
-    hgpo,
-    joint,
-    leave_one_out,
-    mt_grpo,
-    none,
-    progress,
-    separate,
-    turn_gae,
-    turn_group,
-    turn_group_unbiased,
-    turn_group_v1d,
+from verl_credit.credit.turn.modes.gigpo import GIGPO, HGPO
+from verl_credit.credit.turn.modes.joint import JOINT, SEPARATE
+from verl_credit.credit.turn.modes.mt_grpo import MT_GRPO
+from verl_credit.credit.turn.modes.none import NONE
+from verl_credit.credit.turn.modes.progress import PROGRESS
+from verl_credit.credit.turn.modes.turn_gae import TURN_GAE
+from verl_credit.credit.turn.modes.turn_group import (
+    LEAVE_ONE_OUT,
+    TURN_GROUP,
+    TURN_GROUP_UNBIASED,
+    TURN_GROUP_V1D,
 )
 
-_MODULES = (
-    none, joint, separate, turn_group, turn_group_v1d, turn_group_unbiased, leave_one_out,
-    gigpo, hgpo, mt_grpo, progress, turn_gae,
+_MODES = (
+    NONE, JOINT, SEPARATE, TURN_GROUP, TURN_GROUP_V1D, TURN_GROUP_UNBIASED, LEAVE_ONE_OUT,
+    GIGPO, HGPO, MT_GRPO, PROGRESS, TURN_GAE,
 )  # fmt: skip
-MODES: Mapping[str, TurnMode] = MappingProxyType({module.MODE.name: module.MODE for module in _MODULES})
+MODES: Mapping[str, TurnMode] = MappingProxyType({mode.name: mode for mode in _MODES})
 
 
 def modes_that(allow: str) -> str:

@@ -43,7 +43,7 @@ def none(
     return outcome_B[:, None].expand_as(tables.reward_B_K), outcome_B, tables.ones()
 
 
-MODE = TurnMode(
+NONE = TurnMode(
     name="none",
     function=none,
     reads=("rewards", "groups"),

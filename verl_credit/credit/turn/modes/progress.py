@@ -88,7 +88,7 @@ def _differences(score_B_K1: torch.Tensor, before_B: torch.Tensor) -> torch.Tens
     return torch.stack(columns, dim=1)
 
 
-MODE = TurnMode(
+PROGRESS = TurnMode(
     name="progress",
     function=progress,
     reads=("rewards", "groups", "gains", "state scores", "turn tokens"),

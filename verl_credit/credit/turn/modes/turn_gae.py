@@ -33,7 +33,7 @@ def turn_gae(tables: Tables, *, gamma: Share = 1.0, lam: Share = 1.0) -> ModeOut
 
 NO_GROUP = "its baseline is the values, not the prompt's other trajectories"
 
-MODE = TurnMode(
+TURN_GAE = TurnMode(
     name="turn_gae",
     function=turn_gae,
     reads=("rewards", "gains", "values"),
