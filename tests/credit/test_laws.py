@@ -169,7 +169,7 @@ def test_a_token_operator_that_reads_outcomes_breaks_a_law():
         return given_B_T * (1 + world.outcome_B[:, None])
 
     subject = replace(registered_subject("token", "gtpo"), apply=apply)
-    assert "outcomes or gains" in str(counterexample(LAWS["reads"], subject))
+    assert "outcomes or gains" in counterexample(LAWS["reads"], subject).message
 
 
 def test_turns_of_a_row_have_different_advantages_where_a_transform_declares_that_it_reads_them():

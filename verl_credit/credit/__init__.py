@@ -1,8 +1,5 @@
 """Credit assignment for multi-turn GRPO as pure functions of tensors, with torch only."""
 
-from collections.abc import Mapping
-from types import MappingProxyType
-
 from verl_credit.credit.groups import GroupStats, group_counts, group_stats, z_score
 from verl_credit.credit.loss import AGG_MODES, RATIO_LEVELS, aggregate, turn_policy_loss
 from verl_credit.credit.operator import Operator
@@ -37,10 +34,10 @@ from verl_credit.credit.turn.turns import TurnTable, spread, turn_table
 ) = MODES.values()  # fmt: skip
 INFO_GAIN_NORM_MODES = tuple(MODES)
 TRANSFORM_MODES = tuple(TRANSFORMS)
-_OPERATORS = (*OUTCOME_OPERATORS.values(), *MODES.values(), *TOKEN_OPERATORS, *CANONICAL.values())
-REGISTRY: Mapping[tuple[str, str], Operator] = MappingProxyType(
-    {(operator.level, operator.name): operator for operator in _OPERATORS}
-)
+REGISTRY: dict[tuple[str, str], Operator] = {
+    (operator.level, operator.name): operator
+    for operator in (*OUTCOME_OPERATORS.values(), *MODES.values(), *TOKEN_OPERATORS, *CANONICAL.values())
+}
 """Every operator by level and name."""
 __all__ = [
     "AGG_MODES", "FIRST_TURN", "INFO_GAIN_NORM_MODES", "INFO_GAIN_TYPES", "RATIO_LEVELS", "STRATEGIC_GRAMS",

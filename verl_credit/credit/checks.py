@@ -12,6 +12,12 @@ def check_tensor(name: str, tensor: object) -> None:
         raise TypeError(f"{name} is a {type(tensor).__name__}; expected a torch.Tensor")
 
 
+def check_dims(name: str, tensor: object, dims: int, expected: str) -> None:
+    check_tensor(name, tensor)
+    if tensor.dim() != dims:
+        raise ValueError(f"{name} has shape {tuple(tensor.shape)}; expected {expected}")
+
+
 def check_shape(name: str, tensor: torch.Tensor, shape: tuple[int, ...], like: str) -> None:
     """Raise TypeError for what is no tensor, ValueError for another `shape`; `like` names the source of that shape."""
     check_tensor(name, tensor)
@@ -52,8 +58,7 @@ def checked_ids(
     ids_B_T: torch.Tensor, mask_B_T: torch.Tensor, name: str, mask_name: str, what: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Ids of response tokens and their mask as a bool tensor, after checks of shape and dtype."""
-    if ids_B_T.dim() != 2:
-        raise ValueError(f"{name} has shape {tuple(ids_B_T.shape)}; expected rows x response tokens")
+    check_dims(name, ids_B_T, 2, "rows x response tokens")
     check_integers(name, ids_B_T, what)
     check_shape(mask_name, mask_B_T, ids_B_T.shape, name)
     return ids_B_T, as_bool(mask_name, mask_B_T)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from verl_credit.credit.checks import as_bool, as_group_ids, check_shape, check_tensor, refuse_rows
+from verl_credit.credit.checks import as_bool, as_group_ids, check_dims, check_shape, refuse_rows
 
 VARIANCE_FLOOR = 1e-8  # released A2TGPO: std = sqrt(var + 1e-8)
 EPS = 1e-6  # released A2TGPO and verl: divide by (std + 1e-6)
@@ -209,9 +209,7 @@ def valid_rows(
     outcome_B: torch.Tensor, group_B: torch.Tensor, row_valid_B: torch.Tensor | None
 ) -> torch.Tensor:
     """`row_valid_B` as bool (all True, if None), after checking that the three shapes agree."""
-    check_tensor("outcome_B", outcome_B)
-    if outcome_B.dim() != 1:
-        raise ValueError(f"outcome_B has shape {tuple(outcome_B.shape)}; expected one outcome per row")
+    check_dims("outcome_B", outcome_B, 1, "one outcome per row")
     check_shape("group_B", group_B, outcome_B.shape, "outcome_B")
     if row_valid_B is None:
         return torch.ones(outcome_B.shape, dtype=torch.bool, device=outcome_B.device)

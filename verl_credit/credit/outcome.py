@@ -1,7 +1,6 @@
 """The outcome operators: how a prompt's outcomes become an advantage per trajectory."""
 
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
+from collections.abc import Callable
 
 import torch
 
@@ -9,8 +8,7 @@ from verl_credit.credit.checks import check_name, check_shape, output_dtype, ref
 from verl_credit.credit.groups import EPS, finite_rows, group_stats, minus_others, over_std
 from verl_credit.credit.operator import CENTRED, NORMALISED, Operator, Range
 
-_OPERATORS: dict[str, Operator] = {}
-OUTCOME_OPERATORS: Mapping[str, Operator] = MappingProxyType(_OPERATORS)
+OUTCOME_OPERATORS: dict[str, Operator] = {}
 
 
 def _operator(**declared) -> Callable[[Callable], Callable]:
@@ -18,7 +16,7 @@ def _operator(**declared) -> Callable[[Callable], Callable]:
 
     def declare(function: Callable) -> Callable:
         name = function.__name__
-        _OPERATORS[name] = Operator(name=name, level="outcome", function=function, **declared)
+        OUTCOME_OPERATORS[name] = Operator(name=name, level="outcome", function=function, **declared)
         return function
 
     return declare

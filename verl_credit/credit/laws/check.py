@@ -65,9 +65,6 @@ class Example:
     message: str
     runs: list[Run] = field(default_factory=list)
 
-    def __str__(self) -> str:
-        return self.message
-
 
 def examined(law: Callable, subject: Subject, world: World, *, own_errors: bool = True) -> Example | None:
     """The world as an example, if it breaks the law, as an operator's exception does, and a law's with ``own_errors``."""
@@ -145,13 +142,11 @@ def check(subject: Subject, seeds=SEEDS) -> list[Finding]:
     for name, examine in PROPERTIES.items():
         if name in ("weighs", "conserves") and subject.level != "token":
             continue
-        example = counterexample(examine, subject, seeds, kept)
-        verdict, declared = "yes" if example is None else "no", subject.properties
+        example, declared = counterexample(examine, subject, seeds, kept), subject.properties
+        verdict = "yes" if example is None else "no"
         undeclared = declared is not None and example is None and name not in declared
-        if undeclared:
-            # a registered operator's declaration is complete
-            verdict = "yes" if subject.operator is None else "BROKEN"
-        elif declared is not None and name in declared and example is not None:
+        wrong = undeclared and subject.operator is not None  # a registered operator's declaration is complete
+        if wrong or (example is not None and name in (declared or ())):
             verdict = "BROKEN"
         finding = _finding(name, examine, verdict, example, subject)
         findings.append(replace(finding, detail="not declared, but it holds") if undeclared else finding)

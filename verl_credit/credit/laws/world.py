@@ -68,10 +68,6 @@ class World:
     def to(self, dtype: torch.dtype) -> World:
         return self.but(**{name: getattr(self, name).to(dtype) for name in VALUES})
 
-    def strided(self) -> World:
-        """The same numbers in column-major memory."""
-        return self.map(lambda tensor: tensor.T.contiguous().T if tensor.dim() == 2 else tensor)
-
     def without_gains(self) -> World:
         """No turn has a signal of its own: neither a reward nor a score of its state."""
         return self.but(

@@ -127,7 +127,8 @@ class PlanningMatches:
     @property
     def gram_counts(self) -> dict[str, int]:
         """Matches per gram, 0 included."""
-        return dict(zip(self.grams, self._count_G().tolist(), strict=True))
+        count_G = torch.bincount(self.gram_M, minlength=len(self.grams))
+        return dict(zip(self.grams, count_G.tolist(), strict=True))
 
     def metrics(self) -> dict[str, float]:
         """Matches, tokens per match, their count per gram, and semantic entropy.
@@ -136,8 +137,7 @@ class PlanningMatches:
         planning/semantic_entropy    -sum_g p_g ln p_g, p_g = share of gram g in all matches (Wang et al. 2509.03646)
         planning/gram/NAME           count; NAME is the gram with "_" between words and without apostrophes
         """
-        count_G = self._count_G()
-        p_G = count_G.double() / max(1, int(count_G.sum()))
+        p_G = torch.tensor(list(self.gram_counts.values())).double() / max(1, len(self.gram_M))
         span_M = (self.last_M - self.first_M + 1).double()
         return {
             "planning/matches": float(len(self.gram_M)),
@@ -145,9 +145,6 @@ class PlanningMatches:
             "planning/semantic_entropy": float(torch.special.entr(p_G).sum()),
             **{f"planning/gram/{gram_name(g)}": float(n) for g, n in self.gram_counts.items()},
         }
-
-    def _count_G(self) -> torch.Tensor:
-        return torch.bincount(self.gram_M, minlength=len(self.grams))
 
 
 def planning_mask(

@@ -12,7 +12,6 @@ Decode = Callable[[list[int]], list[str]]
 BARRIER = "\0"  # marks in the text where the policy's tokens end: at an observation, at the end of a row
 _BARRIER_ID = -1
 _TOKENS_AT_ONCE = 1 << 20  # bounds the memory of Python lists for a large batch
-_TOKEN_NAME_MARKS = ("Ġ", "Ċ", "▁")
 
 
 class Pieces:
@@ -48,12 +47,8 @@ class Pieces:
                 raise TypeError(f"decode returned {piece!r} for id {i}; expected a str")
             self.text[i] = piece.replace(BARRIER, " ")
         self._has_space = self._has_space or any(c.isspace() for piece in pieces for c in piece)
-        if not self._has_space:
-            self._refuse_names(pieces)
-
-    def _refuse_names(self, pieces: list[str]) -> None:
-        names = [piece for piece in pieces if piece.startswith(_TOKEN_NAME_MARKS)]
-        if names:
+        names = [piece for piece in pieces if piece.startswith(("Ġ", "Ċ", "▁"))]
+        if names and not self._has_space:
             raise ValueError(
                 f"decode returned {names[0]!r} and no piece with a space; expected text, "
                 "not names of tokens (batch_decode of single ids, not convert_ids_to_tokens)"

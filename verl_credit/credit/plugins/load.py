@@ -61,7 +61,7 @@ def find_turn_mode(name: str, key: str = "algorithm.info_gain_norm_mode") -> Tur
 
 def as_uncertainty_spec(operator: Any, name: str) -> UncertaintySpec:
     """A spec, a factory of one, or a function ``f(context) -> list``."""
-    operator = _adopted(_made(operator), UncertaintySpec)
+    operator = _converted(operator, UncertaintySpec)
     spec = operator if isinstance(operator, UncertaintySpec) else UncertaintySpec(name, operator)
     if not callable(spec.compute):
         raise ValueError(f"algorithm.uncertainty_kind={name!r}: compute is not callable")
@@ -75,34 +75,25 @@ def as_uncertainty_spec(operator: Any, name: str) -> UncertaintySpec:
 
 def as_transform_spec(operator: Any, name: str) -> TransformSpec:
     """A spec, a factory of one, or a function of a context (its needs are attributes of the function)."""
-    operator = _adopted(_made(operator), TransformSpec)
+    operator = _converted(operator, TransformSpec)
     if isinstance(operator, TransformSpec):
         return operator
     if not callable(operator):
         raise ValueError(
             f"algorithm.transform_mode={name!r} gave a {type(operator).__name__}; expected a TransformSpec"
         )
-    return TransformSpec(
-        name=name,
-        needs_planning=bool(getattr(operator, "needs_planning", False)),
-        uses_sepa_controller=bool(getattr(operator, "uses_sepa_controller", False)),
-        uses_turn_advantages=bool(getattr(operator, "uses_turn_advantages", False)),
-        compute_context=operator,
-    )
+    needs = ("needs_planning", "uses_sepa_controller", "uses_turn_advantages")
+    declared = {need: bool(getattr(operator, need, False)) for need in needs}
+    return TransformSpec(name, compute_context=operator, **declared)
 
 
-def _adopted(operator: Any, spec: type) -> Any:
-    """Converts another package's spec of the same name (such as retrain's) to ours; returns anything else unchanged."""
+def _converted(operator: Any, spec: type) -> Any:
+    """The result of a factory; another package's spec of the same name (such as retrain's) becomes ours."""
+    if inspect.isroutine(operator) and not required_arguments(operator):
+        operator = operator()
     if isinstance(operator, spec) or type(operator).__name__ != spec.__name__:
         return operator
     return spec(**{f.name: getattr(operator, f.name) for f in fields(spec) if hasattr(operator, f.name)})
-
-
-def _made(operator: Any) -> Any:
-    """The result of a factory (a function without required arguments); anything else is returned unchanged."""
-    if inspect.isroutine(operator) and not required_arguments(operator):
-        return operator()
-    return operator
 
 
 def required_arguments(function: Any) -> list[str]:

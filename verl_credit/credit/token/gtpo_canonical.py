@@ -1,8 +1,5 @@
 """GTPO and GRPO-S as their paper defines them: rewards shaped by entropy, separately for good and bad trajectories."""
 
-from collections.abc import Mapping
-from types import MappingProxyType
-
 import torch
 
 from verl_credit.credit.checks import (
@@ -189,24 +186,28 @@ def _shares(entropy_N: torch.Tensor, rewarded_N: torch.Tensor) -> torch.Tensor:
     return torch.where(rewarded_N, entropy_N + EPS, 1 / (entropy_N + EPS))
 
 
-_SHARED = {"level": "canonical", "reads": ("rewards", "groups", "entropy"), "source": "2508.04349"}
-CANONICAL: Mapping[str, Operator] = MappingProxyType(
-    {
-        "gtpo_canonical": Operator(
+CANONICAL: dict[str, Operator] = {
+    operator.name: operator
+    for operator in (
+        Operator(
             name="gtpo_canonical",
+            level="canonical",
             function=gtpo_canonical,
+            reads=("rewards", "groups", "entropy"),
             reduces_to="normalised +1 / -1 rewards at alpha_2 0",
             bias="population=polarity: the mean advantage of correct tokens is 0",
             departures="groups that are all rewarded or all not give 0",
-            **_SHARED,
+            source="2508.04349",
         ),
-        "grpo_s": Operator(
+        Operator(
             name="grpo_s",
+            level="canonical",
             function=grpo_s,
+            reads=("rewards", "groups", "entropy"),
             reduces_to="normalised +1 / -1 rewards at beta_2 0",
             bias="own sample in mean and std",
             departures="groups that are all rewarded or all not give 0",
-            **_SHARED,
+            source="2508.04349",
         ),
-    }
-)
+    )
+}

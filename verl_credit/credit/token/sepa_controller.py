@@ -65,8 +65,13 @@ class SepaController:
         """lambda for this step, in [0, 1]."""
         if not self.gate_open:
             return 0.0
-        linear = self._linear(step)
-        return max(linear, self._auto()) if self.schedule == "auto" else linear
+        start = self.delay_steps + ((self.gate_step or 0) if self.ramp_from == "gate" else 0)
+        linear = min(max((step - start) / self.steps, 0.0), 1.0) if self.steps else 0.0
+        if self.schedule == "linear" or self.var_0 is None or self.var_ema is None:
+            return linear
+        ratio = max(0.0, self.var_ema / max(self.var_0, EPS))
+        auto = 1.0 - min(ratio / max(self.var_threshold, EPS), 1.0)
+        return max(linear, auto)
 
     def observe(self, step: int, correct_rate: float, execution_uncertainty: torch.Tensor) -> None:
         """Record this step's observations, which affect later steps. Each step may be observed once.
@@ -81,8 +86,14 @@ class SepaController:
             self.gate_open, self.gate_step = True, step
         values = execution_uncertainty.detach().to(torch.float64).flatten()
         values = values[(values >= 0) & (values <= LARGEST)]
-        if values.numel():
-            self._track(float(values.var(correction=0)))
+        if not values.numel():
+            return
+        variance, decay = float(values.var(correction=0)), self.ema_decay
+        self.var_ema = variance if self.var_ema is None else decay * self.var_ema + (1 - decay) * variance
+        if self.var_0 is None:
+            self.warmup_seen += 1
+            if self.warmup_seen >= self.warmup:
+                self.var_0 = max(self.var_ema, EPS)
 
     def metrics(self, step: int) -> dict[str, float]:
         return {"sepa_lambda": self.lam(step), "sepa_gate_open": float(self.gate_open)}
@@ -118,26 +129,6 @@ class SepaController:
             )
         for name, value in state.items():
             setattr(self, name, value)
-
-    def _linear(self, step: int) -> float:
-        if self.steps == 0:
-            return 0.0
-        start = self.delay_steps + ((self.gate_step or 0) if self.ramp_from == "gate" else 0)
-        return min(max((step - start) / self.steps, 0.0), 1.0)
-
-    def _auto(self) -> float:
-        if self.var_0 is None or self.var_ema is None:
-            return 0.0
-        ratio = max(0.0, self.var_ema / max(self.var_0, EPS))
-        return 1.0 - min(ratio / max(self.var_threshold, EPS), 1.0)
-
-    def _track(self, variance: float) -> None:
-        decay = self.ema_decay
-        self.var_ema = variance if self.var_ema is None else decay * self.var_ema + (1 - decay) * variance
-        if self.var_0 is None:
-            self.warmup_seen += 1
-            if self.warmup_seen >= self.warmup:
-                self.var_0 = max(self.var_ema, EPS)
 
 
 def first_ramp_step(sepa: dict) -> float:

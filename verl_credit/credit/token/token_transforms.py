@@ -1,8 +1,7 @@
 """Token transforms: each declares its parts here, from which follows what it reads, and what is known of it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from types import MappingProxyType
 
 import torch
 
@@ -88,9 +87,7 @@ TOKEN_OPERATORS = (
         source="retrain's proxy for Yue et al.", conserves=False,
     ),
 )  # fmt: skip
-TRANSFORMS: Mapping[str, TokenTransform] = MappingProxyType(
-    {operator.name: operator.function for operator in TOKEN_OPERATORS}
-)
+TRANSFORMS: dict[str, TokenTransform] = {operator.name: operator.function for operator in TOKEN_OPERATORS}
 
 
 def token_weights(

@@ -8,14 +8,14 @@ import torch
 from verl_credit.credit.checks import (
     as_bool,
     as_group_ids,
+    check_dims,
     check_integers,
     check_returned,
     check_shape,
-    check_tensor,
     first_row,
     refuse_rows,
 )
-from verl_credit.credit.groups import group_counts, valid_rows, z_score, z_score_per_turn
+from verl_credit.credit.groups import group_counts, valid_rows, z_score_per_turn
 from verl_credit.credit.outcome import OUTCOME_OPERATORS
 
 
@@ -117,14 +117,6 @@ class Tables:
         advantage_B = check_returned("outcome_operator returned", advantage_B, self.valid_B)
         return torch.where(self.valid_B, advantage_B, 0.0)
 
-    def z_score_over_turns(self, **norm) -> torch.Tensor:
-        """Turn rewards compared with those of all turns of the prompt."""
-        group_B_K = self.group_B[:, None].expand_as(self.reward_B_K)
-        z_N = z_score(
-            self.reward_B_K.flatten(), group_B_K.flatten(), member_N=self.has_reward_B_K.flatten(), **norm
-        )
-        return z_N.view_as(self.reward_B_K)
-
     def z_score_per_turn(self, values_B_K: torch.Tensor, **norm) -> torch.Tensor:
         """Turn rewards compared with those of the same tool turn in the prompt's other trajectories."""
         return z_score_per_turn(values_B_K, self.has_reward_B_K, self.group_B, **norm)
@@ -148,11 +140,7 @@ def make_tables(
 ) -> tuple[Tables, dict[str, int]]:
     """Checked tables, and counts of what was dropped."""
     valid_B = valid_rows(outcome_B, group_B, row_valid_B)
-    check_tensor("turn_reward_B_K", turn_reward_B_K)
-    if turn_reward_B_K.dim() != 2:
-        raise ValueError(
-            f"turn_reward_B_K has shape {tuple(turn_reward_B_K.shape)}; expected rows x tool turns"
-        )
+    check_dims("turn_reward_B_K", turn_reward_B_K, 2, "rows x tool turns")
     rows, turns = outcome_B.shape[0], turn_reward_B_K.shape[1]
     check_shape("turn_reward_B_K", turn_reward_B_K, (rows, turns), "outcome_B has rows")
     check_shape("turn_mask_B_K", turn_mask_B_K, (rows, turns), "turn_reward_B_K")

@@ -1,8 +1,5 @@
 """The turn modes: how outcome and information gain become an advantage per turn."""
 
-from collections.abc import Mapping
-from types import MappingProxyType
-
 from verl_credit.credit.turn.mode import TurnMode
 from verl_credit.credit.turn.modes.gigpo import GIGPO, HGPO
 from verl_credit.credit.turn.modes.joint import JOINT, SEPARATE
@@ -17,11 +14,10 @@ from verl_credit.credit.turn.modes.turn_group import (
     TURN_GROUP_V1D,
 )
 
-_MODES = (
+MODES: dict[str, TurnMode] = {mode.name: mode for mode in (
     NONE, JOINT, SEPARATE, TURN_GROUP, TURN_GROUP_V1D, TURN_GROUP_UNBIASED, LEAVE_ONE_OUT,
     GIGPO, HGPO, MT_GRPO, PROGRESS, TURN_GAE,
-)  # fmt: skip
-MODES: Mapping[str, TurnMode] = MappingProxyType({mode.name: mode for mode in _MODES})
+)}  # fmt: skip
 
 
 def modes_that(allow: str) -> str:

@@ -61,17 +61,12 @@ def _against_first_visits(
 ) -> torch.Tensor:
     same_B_K1_K1 = (state_B_K1[:, :, None] == state_B_K1[:, None, :]) & visit_B_K1[:, None, :]
     first_B_K1 = visit_B_K1 & ~same_B_K1_K1.tril(-1).any(dim=2)
-    stats = group_stats(
-        return_B_K1.flatten(),
-        state_B_K1.flatten(),
-        member_N=first_B_K1.flatten(),
-        ddof=1,
-        variance_floor=variance_floor,
-    )
-    later_N = (visit_B_K1 & ~first_B_K1).flatten() & (stats.count_N > 1)
-    tied_N = ties(stats.deviation_N, state_B_K1.flatten(), first_B_K1.flatten(), rounding_B_K1.flatten())
+    return_N, state_N, first_N = return_B_K1.flatten(), state_B_K1.flatten(), first_B_K1.flatten()
+    stats = group_stats(return_N, state_N, member_N=first_N, ddof=1, variance_floor=variance_floor)
+    later_N = visit_B_K1.flatten() & ~first_N & (stats.count_N > 1)
+    tied_N = ties(stats.deviation_N, state_N, first_N, rounding_B_K1.flatten())
     value_N = torch.where(tied_N, 0.0, stats.deviation_N)
-    value_N = torch.where(later_N, return_B_K1.flatten() - stats.mean_N, value_N)
+    value_N = torch.where(later_N, return_N - stats.mean_N, value_N)
     if norm_by_std:
         value_N = torch.where(tied_N, 0.0, over_std(value_N, stats.std_N, eps))
     return value_N.view_as(return_B_K1)

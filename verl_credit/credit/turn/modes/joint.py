@@ -81,7 +81,10 @@ def separate(
     A turn without a gain reads the advantage of the row's next gain.
     """
     norm = {"norm_by_std": norm_by_std, "ddof": ddof, "variance_floor": variance_floor, "eps": eps}
-    z_B_K = gain_scale * tables.z_score_over_turns(**norm)
+    group_B_K = tables.group_B[:, None].expand_as(tables.reward_B_K)
+    member_N = tables.has_reward_B_K.flatten()
+    z_N = z_score(tables.reward_B_K.flatten(), group_B_K.flatten(), member_N=member_N, **norm)
+    z_B_K = gain_scale * z_N.view_as(tables.reward_B_K)
     outcome_B = outcome_scale * tables.outcome_advantage(outcome_operator, **norm)
     advantage_B_K = tables.backward(outcome_B, lambda k, next_B: z_B_K[:, k] + gamma * next_B)
     return advantage_B_K, outcome_B, tables.ones()
