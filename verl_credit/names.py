@@ -71,6 +71,7 @@ MOVED = {
     "verl_credit.credit.turn.modes.hgpo": "verl_credit.credit.turn.modes.gigpo",
     "verl_credit.credit.turn.modes.leave_one_out": "verl_credit.credit.turn.modes.turn_group",
     "verl_credit.credit.turn.modes.separate": "verl_credit.credit.turn.modes.joint",
+    "verl_credit.credit.turn.modes.turn_gae": "verl_credit.credit.turn.modes.progress",
     "verl_credit.credit.turn.modes.turn_group_unbiased": "verl_credit.credit.turn.modes.turn_group",
     "verl_credit.credit.turn.modes.turn_group_v1d": "verl_credit.credit.turn.modes.turn_group",
     "verl_credit.data": "verl_credit.worlds.data",

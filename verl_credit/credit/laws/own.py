@@ -97,21 +97,15 @@ def kind_of(operator: Any, name: str) -> str:
     parameters = list(inspect.signature(operator).parameters.values()) if callable(operator) else []
     if not parameters and callable(operator):
         return kind_of(operator(), name)
-    annotation = (
-        getattr(parameters[0].annotation, "__name__", str(parameters[0].annotation)) if parameters else ""
-    )
-    for kind, context in (
-        ("turn", Tables),
-        ("transform", TransformContext),
-        ("algorithm", AlgorithmContext),
-        ("uncertainty", UncertaintyContext),
-    ):
-        if annotation.strip("'\"").endswith(context.__name__):
-            return kind
-    if parameters and parameters[0].name == "tables":
-        return "turn"
-    if parameters and parameters[0].name in ("rewards", "rewards_G", "outcomes"):
-        return "outcome"
+    if parameters:
+        first = parameters[0]
+        annotation = getattr(first.annotation, "__name__", str(first.annotation)).strip("'\"")
+        contexts = (Tables, TransformContext, AlgorithmContext, UncertaintyContext)
+        for kind, context in zip(("turn", "transform", "algorithm", "uncertainty"), contexts, strict=True):
+            if annotation.endswith(context.__name__):
+                return kind
+        if first.name in ("tables", "rewards", "rewards_G", "outcomes"):
+            return "turn" if first.name == "tables" else "outcome"
     raise ValueError(f"{name}: cannot tell what kind of operator this is; give --kind {'|'.join(KINDS)}")
 
 
@@ -145,26 +139,20 @@ def small_call(operator: Any, name: str, kind: str, params: dict | None) -> Call
 
 def _run_own_mode(world: World, *, mode: TurnMode, params: Mapping[str, Any]) -> Result:
     """Returns float32 where the function computed in less than float64: its rounding is no error."""
-    function, dtypes = noted(mode.function)
-    result = run_turn_mode(world, mode=replace(mode, function=function), **params)
-    outputs = result.outputs() if dtypes <= {torch.float64} else (out.float() for out in result.outputs())
-    return Result(*outputs, result.counts)
-
-
-def noted(function: Callable) -> tuple[Callable, set[torch.dtype]]:
-    """The function, and the set to which each call adds the dtypes of the floating point tensors that it returns."""
     dtypes: set[torch.dtype] = set()
 
-    @wraps(function)
+    @wraps(mode.function)
     def noting(*given, **options):
-        outputs = function(*given, **options)
+        outputs = mode.function(*given, **options)
         several = outputs if isinstance(outputs, tuple | list) else ()
         dtypes.update(
             out.dtype for out in several if isinstance(out, torch.Tensor) and out.is_floating_point()
         )
         return outputs
 
-    return noting, dtypes
+    result = run_turn_mode(world, mode=replace(mode, function=noting), **params)
+    outputs = result.outputs() if dtypes <= {torch.float64} else (out.float() for out in result.outputs())
+    return Result(*outputs, result.counts)
 
 
 def _apply_own(world: World, turn_advantage_B_T: torch.Tensor, *, spec, params) -> torch.Tensor:

@@ -1,7 +1,7 @@
 """A turn mode: a function of `Tables`, and what it declares about itself.
 
 A mode in `modes/` is a function `f(tables, *, options) -> (advantage_B_K, outcome_advantage_B, clip_scale_B_K)`
-in float64, and a `TurnMode` that names it. Its keyword-only arguments are its options, with their defaults; there is no
+in float64, under its declaration (`turn_mode`). Its keyword-only arguments are its options, with their defaults; there is no
 second list of them. Configuration keys, checks, `explain` and docs/modes.md read the declaration.
 
 A `TurnMode` is the public function of its mode: call it with tensors. A mode of one's own is such a function, too; see
@@ -236,6 +236,16 @@ class TurnMode(Operator):
         refuse_rows(f"{returned} clip_scale_B_K", below, "below 0; expected at least 0")
         advantage_B_K = torch.where(tool_B_K, advantage_B_K, outcome_B[:, None])
         return [advantage_B_K, outcome_B, torch.where(tool_B_K, scale_B_K, 1.0)]
+
+
+def turn_mode(**declared) -> Callable[[Callable], Callable]:
+    """Declares the function below as a mode, which is its attribute ``mode``."""
+
+    def declare(function: Callable) -> Callable:
+        function.mode = TurnMode(function=function, **declared)
+        return function
+
+    return declare
 
 
 def as_turn_mode(function: Callable, name: str) -> TurnMode:

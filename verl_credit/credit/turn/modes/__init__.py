@@ -1,22 +1,12 @@
 """The turn modes: how outcome and information gain become an advantage per turn."""
 
 from verl_credit.credit.turn.mode import TurnMode
-from verl_credit.credit.turn.modes.gigpo import GIGPO, HGPO
-from verl_credit.credit.turn.modes.joint import JOINT, SEPARATE
-from verl_credit.credit.turn.modes.mt_grpo import MT_GRPO
-from verl_credit.credit.turn.modes.none import NONE
-from verl_credit.credit.turn.modes.progress import PROGRESS
-from verl_credit.credit.turn.modes.turn_gae import TURN_GAE
-from verl_credit.credit.turn.modes.turn_group import (
-    LEAVE_ONE_OUT,
-    TURN_GROUP,
-    TURN_GROUP_UNBIASED,
-    TURN_GROUP_V1D,
-)
+from verl_credit.credit.turn.modes import gigpo, joint, mt_grpo, progress, turn_group
 
-MODES: dict[str, TurnMode] = {mode.name: mode for mode in (
-    NONE, JOINT, SEPARATE, TURN_GROUP, TURN_GROUP_V1D, TURN_GROUP_UNBIASED, LEAVE_ONE_OUT,
-    GIGPO, HGPO, MT_GRPO, PROGRESS, TURN_GAE,
+MODES: dict[str, TurnMode] = {function.mode.name: function.mode for function in (
+    joint.none, joint.joint, joint.separate,
+    turn_group.turn_group, turn_group.turn_group_v1d, turn_group.turn_group_unbiased, turn_group.leave_one_out,
+    gigpo.gigpo, gigpo.hgpo, mt_grpo.mt_grpo, progress.progress, progress.turn_gae,
 )}  # fmt: skip
 
 

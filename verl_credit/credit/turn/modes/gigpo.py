@@ -6,10 +6,34 @@ import torch
 
 from verl_credit.credit.groups import EPS, group_stats, over_std
 from verl_credit.credit.operator import AtLeastZero, Count, Number, Positive, Share, refuse_unread
-from verl_credit.credit.turn.mode import ModeOutput, TurnMode
+from verl_credit.credit.turn.mode import ModeOutput, turn_mode
 from verl_credit.credit.turn.tables import Tables
 
+BEYOND_OUTCOMES = "visits of a state are compared without turn rewards, too"
+BY_DISTANCE = (
+    "with gamma below 1, visits of a state at different distances from the end differ where outcomes tie"
+)
+BY_VISITS = (
+    "a better outcome raises every visit of its trajectory, and beside the others one of them can fall"
+)
 
+
+@turn_mode(
+    name="gigpo",
+    reads=("rewards", "groups", "gains", "anchors"),
+    needs=("anchor_B_K1",),
+    default_signal="none",
+    reduces_to="centred GRPO on the sum of rewards at step_weight 0",
+    bias="own sample in both means; the visits of a state depend on the policy; a trajectory that misses a turn's "
+    "reward is no member and reads its outcome alone",
+    departures=(
+        "each trajectory counts once in the prompt's mean and std; groups of one give 0; ties give 0; parity=released: as "
+        "released"
+    ),
+    source="2505.10978; langfengQ/verl-agent",
+    whole_returns=True,
+    exempt={"ties": BY_DISTANCE, "better_tools": BY_VISITS, "no_gains": BEYOND_OUTCOMES},
+)
 def gigpo(
     tables: Tables,
     *,
@@ -162,32 +186,24 @@ def ties(
     return (furthest_G <= allowed_G)[group_N]
 
 
-BEYOND_OUTCOMES = "visits of a state are compared without turn rewards, too"
-BY_DISTANCE = (
-    "with gamma below 1, visits of a state at different distances from the end differ where outcomes tie"
-)
-BY_VISITS = (
-    "a better outcome raises every visit of its trajectory, and beside the others one of them can fall"
-)
-GIGPO = TurnMode(
-    name="gigpo",
-    function=gigpo,
+@turn_mode(
+    name="hgpo",
     reads=("rewards", "groups", "gains", "anchors"),
     needs=("anchor_B_K1",),
     default_signal="none",
-    reduces_to="centred GRPO on the sum of rewards at step_weight 0",
-    bias="own sample in both means; the visits of a state depend on the policy; a trajectory that misses a turn's "
-    "reward is no member and reads its outcome alone",
-    departures=(
-        "each trajectory counts once in the prompt's mean and std; groups of one give 0; ties give 0; parity=released: as "
-        "released"
+    reduces_to="GiGPO's second term, with population std, at history_length 0",
+    bias=(
+        "own sample in the means; the visits of a state depend on the policy; a state of its own gets 0; a trajectory that "
+        "misses a turn's reward is no member and reads its outcome alone"
     ),
-    source="2505.10978; langfengQ/verl-agent",
+    departures=(
+        "a level of advantage 0 counts like any other; base_group counts each trajectory once; ties give 0; "
+        "parity=released: as released"
+    ),
+    source="2602.22817; langfengQ/verl-agent",
     whole_returns=True,
     exempt={"ties": BY_DISTANCE, "better_tools": BY_VISITS, "no_gains": BEYOND_OUTCOMES},
 )
-
-
 def hgpo(
     tables: Tables,
     *,
@@ -246,24 +262,3 @@ def hgpo(
 def _after(table_B_K1: torch.Tensor) -> torch.Tensor:
     """Each turn's entry at the next turn; 0 at the first."""
     return torch.nn.functional.pad(table_B_K1[:, :-1], (1, 0))
-
-
-HGPO = TurnMode(
-    name="hgpo",
-    function=hgpo,
-    reads=("rewards", "groups", "gains", "anchors"),
-    needs=("anchor_B_K1",),
-    default_signal="none",
-    reduces_to="GiGPO's second term, with population std, at history_length 0",
-    bias=(
-        "own sample in the means; the visits of a state depend on the policy; a state of its own gets 0; a trajectory that "
-        "misses a turn's reward is no member and reads its outcome alone"
-    ),
-    departures=(
-        "a level of advantage 0 counts like any other; base_group counts each trajectory once; ties give 0; "
-        "parity=released: as released"
-    ),
-    source="2602.22817; langfengQ/verl-agent",
-    whole_returns=True,
-    exempt={"ties": BY_DISTANCE, "better_tools": BY_VISITS, "no_gains": BEYOND_OUTCOMES},
-)

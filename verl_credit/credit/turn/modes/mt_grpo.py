@@ -6,10 +6,24 @@ import torch
 
 from verl_credit.credit.groups import z_score
 from verl_credit.credit.operator import CENTRED, AtLeastZero, Positive
-from verl_credit.credit.turn.mode import ModeOutput, TurnMode
+from verl_credit.credit.turn.mode import ModeOutput, turn_mode
 from verl_credit.credit.turn.tables import Tables
 
 
+@turn_mode(
+    name="mt_grpo",
+    reads=("rewards", "groups", "gains", "first results"),
+    reduces_to="none with eps 1e-4, when no turn has a reward or turn_weight is 0",
+    bias="as turn-group: the members of a turn's group are those that came so far (leave_one_out is the unbiased one)",
+    departures=(
+        "a reward per turn instead of one per trajectory and one split; rows without a result keep their scale; "
+        "parity=released: as released"
+    ),
+    source="2505.11821; SiliangZeng/Multi-Turn-RL-Agent",
+    properties=CENTRED,
+    exempt={"no_gains": "its eps is 1e-4 as released, that of none 1e-6"},
+    per_turn=True,
+)
 def mt_grpo(
     tables: Tables,
     *,
@@ -62,20 +76,3 @@ def _released(tables: Tables, outcome_B: torch.Tensor, turn_weight: float, norm:
     split_B_K1 = outcome_B[:, None] + turn_weight * turn_B[:, None] * up_to_B_K1
     without_B_1 = (known_B & (result_B < 0))[:, None]
     return torch.where(without_B_1, sum_B[:, None], split_B_K1)
-
-
-MT_GRPO = TurnMode(
-    name="mt_grpo",
-    function=mt_grpo,
-    reads=("rewards", "groups", "gains", "first results"),
-    reduces_to="none with eps 1e-4, when no turn has a reward or turn_weight is 0",
-    bias="as turn-group: the members of a turn's group are those that came so far (leave_one_out is the unbiased one)",
-    departures=(
-        "a reward per turn instead of one per trajectory and one split; rows without a result keep their scale; "
-        "parity=released: as released"
-    ),
-    source="2505.11821; SiliangZeng/Multi-Turn-RL-Agent",
-    properties=CENTRED,
-    exempt={"no_gains": "its eps is 1e-4 as released, that of none 1e-6"},
-    per_turn=True,
-)

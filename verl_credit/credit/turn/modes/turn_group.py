@@ -17,10 +17,24 @@ from verl_credit.credit.operator import (
     WithoutGains,
     leave_one_out_factor,
 )
-from verl_credit.credit.turn.mode import ModeOutput, TurnMode
+from verl_credit.credit.turn.mode import ModeOutput, turn_mode
 from verl_credit.credit.turn.tables import Tables
 
 
+@turn_mode(
+    name="turn-group",
+    reduces_to="none, when there are no gains",
+    bias=(
+        "the members of a turn's group are those that came so far: biased when the policy decides how many turns to take; "
+        "where a prompt's outcomes tie, R is 0 and the gains' order acts alone, at full size (at about a hundredth of it, "
+        "where the whole batch ties)"
+    ),
+    departures="turns come from turn ids, not from rewards that differ from 0; equal values and groups of one give 0",
+    source="2605.06200, released code",
+    scope="batch",
+    properties=NORMALISED,
+    per_turn=True,
+)
 def turn_group(
     tables: Tables,
     *,
@@ -71,23 +85,15 @@ def _batch_sigma(
     return stats.std_N[0].clamp(min=sigma_floor)
 
 
-TURN_GROUP = TurnMode(
-    name="turn-group",
-    function=turn_group,
-    reduces_to="none, when there are no gains",
-    bias=(
-        "the members of a turn's group are those that came so far: biased when the policy decides how many turns to take; "
-        "where a prompt's outcomes tie, R is 0 and the gains' order acts alone, at full size (at about a hundredth of it, "
-        "where the whole batch ties)"
-    ),
-    departures="turns come from turn ids, not from rewards that differ from 0; equal values and groups of one give 0",
-    source="2605.06200, released code",
-    scope="batch",
-    properties=NORMALISED,
+@turn_mode(
+    name="turn-group-v1d",
+    reduces_to="none, when there are no gains or alpha is 0",
+    bias="as turn-group",
+    departures="turns come from turn ids, not from rewards that differ from 0; groups of one give 0",
+    source="2605.06200",
+    properties=CENTRED | NORMALISED,
     per_turn=True,
 )
-
-
 def turn_group_v1d(
     tables: Tables,
     *,
@@ -127,18 +133,20 @@ def adaptive_clip_scale(z: torch.Tensor, beta: float) -> torch.Tensor:
     return 1 + beta * (2 * z.sigmoid() - 1)
 
 
-TURN_GROUP_V1D = TurnMode(
-    name="turn-group-v1d",
-    function=turn_group_v1d,
-    reduces_to="none, when there are no gains or alpha is 0",
-    bias="as turn-group",
-    departures="turns come from turn ids, not from rewards that differ from 0; groups of one give 0",
-    source="2605.06200",
-    properties=CENTRED | NORMALISED,
-    per_turn=True,
+@turn_mode(
+    name="leave_one_out",
+    reduces_to="leave-one-out REINFORCE (rloo), when no turn has a reward (outcome=separate)",
+    bias=(
+        "none at gamma 1 with baseline=absent_zero and every reward there: own sample excluded, no std, every "
+        "trajectory is a member of every turn; one that misses a reward reads the outcome's term alone, as if it had "
+        "earned what the others did"
+    ),
+    departures="no release",
+    source="2402.14740 for the outcome; the return to go per turn is textbook REINFORCE",
+    properties=CENTRED,
+    whole_returns=True,
+    without_gains=WithoutGains(leave_one_out_factor, norm_by_std=False),
 )
-
-
 def leave_one_out(
     tables: Tables,
     *,
@@ -195,23 +203,20 @@ def return_minus_others(
     return torch.stack([minus_others(g_B, tables.group_B, member_B) for g_B, member_B in columns], dim=1)
 
 
-LEAVE_ONE_OUT = TurnMode(
-    name="leave_one_out",
-    function=leave_one_out,
-    reduces_to="leave-one-out REINFORCE (rloo), when no turn has a reward (outcome=separate)",
+@turn_mode(
+    name="turn-group-unbiased",
+    reduces_to="leave-one-out REINFORCE (rloo), when there are no gains",
     bias=(
-        "none at gamma 1 with baseline=absent_zero and every reward there: own sample excluded, no std, every "
-        "trajectory is a member of every turn; one that misses a reward reads the outcome's term alone, as if it had "
-        "earned what the others did"
+        "none at gamma 1 while every reward is there (at .9 it is no gradient of a sum of r and gains, by 3 %): own "
+        "sample excluded, no std, every trajectory is a member of every turn; one that misses a reward reads R alone,"
+        " as if it had earned what the others did"
     ),
-    departures="no release",
-    source="2402.14740 for the outcome; the return to go per turn is textbook REINFORCE",
+    departures="ours",
+    source="this project",
     properties=CENTRED,
     whole_returns=True,
     without_gains=WithoutGains(leave_one_out_factor, norm_by_std=False),
 )
-
-
 def turn_group_unbiased(
     tables: Tables,
     *,
@@ -248,20 +253,3 @@ def turn_group_unbiased(
     z_B_K = tables.z_score_per_turn(tables.reward_B_K, variance_floor=variance_floor, eps=eps)
     scale_B_K = torch.where(tables.has_reward_B_K, adaptive_clip_scale(z_B_K, clip_beta), 1.0)
     return advantage_B_K, answer_B, scale_B_K
-
-
-TURN_GROUP_UNBIASED = TurnMode(
-    name="turn-group-unbiased",
-    function=turn_group_unbiased,
-    reduces_to="leave-one-out REINFORCE (rloo), when there are no gains",
-    bias=(
-        "none at gamma 1 while every reward is there (at .9 it is no gradient of a sum of r and gains, by 3 %): own "
-        "sample excluded, no std, every trajectory is a member of every turn; one that misses a reward reads R alone,"
-        " as if it had earned what the others did"
-    ),
-    departures="ours",
-    source="this project",
-    properties=CENTRED,
-    whole_returns=True,
-    without_gains=WithoutGains(leave_one_out_factor, norm_by_std=False),
-)
