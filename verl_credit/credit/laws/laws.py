@@ -141,7 +141,15 @@ def padding_rows(subject: Subject, world: World) -> None:
 def nonfinite(subject: Subject, world: World) -> None:
     """A number that is not finite harms its own row or prompt only and is counted, or is refused by name."""
     if subject.level in ("token", "whole"):
-        _refused(subject, world)
+        row, place = world.mask_B_T.nonzero()[0].tolist()
+        spoiled = {name: getattr(world, name).clone() for name in ("log_prob_B_T", "entropy_B_T")}
+        for tensor in spoiled.values():
+            tensor[row, place] = NAN
+        try:
+            finite(run(subject, world.but(**spoiled)))
+        except ValueError as error:
+            if f"row {row}" not in str(error):
+                raise Broken(f"NaN in row {row}: the error does not name the row ({error})") from error
         return
     rows_B = torch.arange(len(world.outcome_B))
     has_gain_B = world.has_gain_B_K.any(dim=1)
@@ -164,18 +172,6 @@ def nonfinite(subject: Subject, world: World) -> None:
         plain = run(subject, world)
         ours = [out[elsewhere_B] for out in result.outputs()]
         same(ours, [out[elsewhere_B] for out in plain], what="inf in a gain")
-
-
-def _refused(subject: Subject, world: World) -> None:
-    row, place = world.mask_B_T.nonzero()[0].tolist()
-    spoiled = {name: getattr(world, name).clone() for name in ("log_prob_B_T", "entropy_B_T")}
-    for tensor in spoiled.values():
-        tensor[row, place] = NAN
-    try:
-        finite(run(subject, world.but(**spoiled)))
-    except ValueError as error:
-        if f"row {row}" not in str(error):
-            raise Broken(f"NaN in row {row}: the error does not name the row ({error})") from error
 
 
 def _edges(seed: int) -> Iterable[World]:

@@ -73,10 +73,7 @@ class PolicyText:
 
 
 def policy_texts(
-    token_ids_B_T: torch.Tensor,
-    mask_B_T: torch.Tensor,
-    pieces: Pieces,
-    transform: Callable[[str], str] = str,
+    token_ids_B_T: torch.Tensor, mask_B_T: torch.Tensor, pieces: Pieces, transform: Callable[[str], str] = str
 ) -> Iterator[PolicyText]:
     """The policy tokens (mask 1) of a batch as text, some rows at a time, each piece changed by `transform`.
 

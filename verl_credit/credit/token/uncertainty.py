@@ -28,11 +28,7 @@ def canonical_kind(name: str) -> str | None:
 
 
 def uncertainty(
-    kind: str,
-    log_prob_B_T: torch.Tensor,
-    mask_B_T: torch.Tensor,
-    *,
-    entropy_B_T: torch.Tensor | None = None,
+    kind: str, log_prob_B_T: torch.Tensor, mask_B_T: torch.Tensor, *, entropy_B_T: torch.Tensor | None = None
 ) -> torch.Tensor:
     """Returns one number per policy token, 0 elsewhere.
 
