@@ -51,6 +51,7 @@ MOVED = {
     "verl_credit.bench": "verl_credit.study.bench",
     "verl_credit.campaign": "verl_credit.study.campaign",
     "verl_credit.credit.laws.broken": "verl_credit.credit.laws.laws",
+    "verl_credit.credit.laws.own": "verl_credit.credit.laws.subjects",
     "verl_credit.credit.laws.properties": "verl_credit.credit.laws.effects",
     "verl_credit.credit.laws.rewards": "verl_credit.credit.laws.effects",
     "verl_credit.credit.laws.tokens": "verl_credit.credit.laws.effects",

@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import pairwise
 
 import torch
@@ -69,7 +69,7 @@ def parse_grams(text_or_list: str | Iterable[str]) -> tuple[str, ...]:
 
 def fold(text: str) -> str:
     """The text for comparison, of the same length: letters and digits without case, spaces for all else."""
-    return text.translate(_FOLDED)
+    return "".join(map(_folded, text))
 
 
 def gram_name(gram: str) -> str:
@@ -98,19 +98,11 @@ def _pattern(gram: str) -> str:
     return pattern + f"(?![^ {BARRIER}])"
 
 
-class _Folded(dict):
-    """A table for str.translate that examines each character once."""
-
-    def __missing__(self, code: int) -> str:
-        c = chr(code)
-        if not c.isalnum() or c in _APOSTROPHES:
-            self[code] = " "
-        else:
-            self[code] = next((one for one in (c.casefold(), c.lower()) if len(one) == 1), c)
-        return self[code]
-
-
-_FOLDED = _Folded()
+@cache
+def _folded(c: str) -> str:
+    if not c.isalnum() or c in _APOSTROPHES:
+        return " "
+    return next((one for one in (c.casefold(), c.lower()) if len(one) == 1), c)
 
 
 @dataclass(frozen=True)

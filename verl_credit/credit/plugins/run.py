@@ -1,6 +1,5 @@
 """Runs a user's operators on a batch: of outcomes, an uncertainty, a transform, an algorithm. They read plain lists."""
 
-import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -9,7 +8,7 @@ import torch
 
 from verl_credit.credit.checks import as_bool, as_group_ids, output_dtype
 from verl_credit.credit.groups import valid_rows
-from verl_credit.credit.plugins.load import required_arguments
+from verl_credit.credit.plugins.load import on_lists
 from verl_credit.credit.plugins.types import (
     AlgorithmContext,
     TransformContext,
@@ -122,33 +121,6 @@ def outcome_operator(
         return advantage_B.to(device=outcome_B.device, dtype=output_dtype(outcome_B))
 
     return operator
-
-
-def on_lists(function: Callable[..., Any], name: str, params: dict) -> Callable[[list[float]], Any]:
-    """The function with one argument: its rewards."""
-    if not callable(function):
-        raise ValueError(f"advantage_mode={name!r} is a {type(function).__name__}; expected a function")
-    try:
-        parameters = list(inspect.signature(function).parameters.values())
-    except ValueError as error:
-        raise ValueError(
-            f"advantage_mode={name!r} has no signature; expected a function f(rewards)"
-        ) from error
-    if not parameters:
-        return on_lists(function(), name, params)
-    required = required_arguments(function)
-    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    if any(p.name == "params" and p.kind is p.KEYWORD_ONLY for p in parameters):
-        return lambda rewards: function(rewards, params=dict(params))
-    if len(positional) >= 2 and (positional[1].name == "params" or len(required) == 2):
-        return lambda rewards: function(rewards, dict(params))
-    if len(required) > 1:
-        raise ValueError(
-            f"advantage_mode={name!r} takes {required}; expected f(rewards) or f(rewards, params)"
-        )
-    if params:
-        raise ValueError(f"advantage_params={params} were given, but advantage_mode={name!r} takes none")
-    return lambda rewards: function(rewards)
 
 
 def run_uncertainty(

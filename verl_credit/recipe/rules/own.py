@@ -14,9 +14,9 @@ import torch
 from verl_credit.config.keys import Algorithm
 from verl_credit.config.resolved import Tree
 from verl_credit.credit.laws import own_subject
-from verl_credit.credit.laws.own import kind_of
 from verl_credit.credit.laws.world import World, make_world
 from verl_credit.credit.plugins import TransformSpec, UncertaintySpec
+from verl_credit.credit.plugins.load import kind_of
 from verl_credit.errors import ConfigError
 
 PARAMS = {  # kind of operator: the key of its params
