@@ -85,32 +85,21 @@ class Subject:
 def registered_subject(level: str, name: str) -> Subject:
     """An operator of ours, by level (outcome, turn, token, canonical) and name."""
     operator = REGISTRY[level, name]
-    apply = given = None
+    more = {"scope": operator.scope, "properties": operator.properties, "exempt": operator.exempt}
     if level == "outcome":
-        run = partial(run_turn_mode, mode=MODES["none"], outcome_operator=name)
+        more["run"] = partial(run_turn_mode, mode=MODES["none"], outcome_operator=name)
     elif level == "turn":
-        run = partial(run_turn_mode, mode=MODES[name])
+        more |= {"run": partial(run_turn_mode, mode=MODES[name]), "tables": tables_given(MODES[name])}
     elif level == "token":
-        given = partial(run_turn_mode, mode=MODES[BESIDE])
-        apply = partial(_apply_token, mode=name)
-        run = partial(run_token, apply=apply, given=given)
+        more |= {
+            "given": partial(run_turn_mode, mode=MODES[BESIDE]),
+            "apply": partial(_apply_token, mode=name),
+        }
+        more |= {"run": partial(run_token, apply=more["apply"], given=more["given"]), "reads_turns": True}
     else:
-        run = partial(_run_canonical, function=operator.function)
-    return Subject(
-        name,
-        "whole" if level == "canonical" else level,
-        operator.function,
-        run,
-        apply,
-        given,
-        reads_turns=level == "token",
-        reads=frozenset(operator.reads),
-        tables=tables_given(MODES[name]) if level == "turn" else (),
-        scope=operator.scope,
-        properties=operator.properties,
-        exempt=operator.exempt,
-        operator=operator,
-    )
+        level, more["run"] = "whole", partial(_run_canonical, function=operator.function)
+    reads = frozenset(operator.reads)
+    return Subject(name, level, operator.function, reads=reads, operator=operator, **more)
 
 
 def run_turn_mode(world: World, *, mode: TurnMode, **options) -> Result:

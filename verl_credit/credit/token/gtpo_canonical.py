@@ -63,38 +63,33 @@ def gtpo_canonical(
     sizes = group_B[row_N].unique_consecutive(return_counts=True)[1].tolist()
     for row_R in row_N.split(sizes):  # a prompt's tokens fit a CPU's caches
         own_R_T, rewarded_R = mask_B_T[row_R], rewarded_B[row_R]
-        token_R_P = (
-            torch.arange(int(own_R_T.sum(dim=1).max()), device=row_R.device) < own_R_T.sum(dim=1)[:, None]
-        )
+        n_R_1 = own_R_T.sum(dim=1, keepdim=True)
+        token_R_P = torch.arange(int(n_R_1.max()), device=row_R.device) < n_R_1
         entropy_R_P = torch.zeros(token_R_P.shape, dtype=torch.float64, device=row_R.device)
         entropy_R_P.masked_scatter_(token_R_P, value_B_T[row_R][own_R_T])
-        shaped_R_P = _shaped(entropy_R_P, token_R_P, rewarded_R, alpha_1, alpha_2)
-        z_R_P = _standardised(shaped_R_P, token_R_P, rewarded_R[:, None], population, eps)
+        z_R_P = _standardised(entropy_R_P, token_R_P, rewarded_R, (alpha_1, alpha_2), population, eps)
         z_R_T = torch.zeros(own_R_T.shape, dtype=dtype, device=row_R.device)
         advantage_B_T[row_R] = z_R_T.masked_scatter_(own_R_T, z_R_P[token_R_P].to(dtype))
     return advantage_B_T
 
 
-def _shaped(
+def _standardised(
     entropy_R_P: torch.Tensor,
     token_R_P: torch.Tensor,
     rewarded_R: torch.Tensor,
-    alpha_1: float,
-    alpha_2: float,
+    alphas,
+    population: str,
+    eps: float,
 ) -> torch.Tensor:
-    """The shaped rewards of one prompt's rows; column p is a row's own policy token p."""
-    share_R_P = torch.where(token_R_P, _shares(entropy_R_P, rewarded_R[:, None]), 0.0)
+    """The shaped rewards of one prompt's rows, standardised; column p is a row's own policy token p."""
+    rewarded_R_1 = rewarded_R[:, None]
+    share_R_P = torch.where(token_R_P, _shares(entropy_R_P, rewarded_R_1), 0.0)
     relative_R_P = torch.zeros_like(share_R_P)
     for side_R in (rewarded_R, ~rewarded_R):
         total_P, count_P = share_R_P[side_R].sum(dim=0), token_R_P[side_R].sum(dim=0)
         relative_R_P[side_R] = share_R_P[side_R] / torch.where(count_P > 0, total_P, 1.0) * count_P
-    sign_R_1 = torch.where(rewarded_R[:, None], 1.0, -1.0).to(torch.float64)
-    return torch.where(token_R_P, sign_R_1 * (alpha_1 + alpha_2 * relative_R_P), 0.0)
-
-
-def _standardised(
-    shaped_R_P: torch.Tensor, token_R_P: torch.Tensor, rewarded_R_1: torch.Tensor, population: str, eps: float
-) -> torch.Tensor:
+    sign_R_1 = torch.where(rewarded_R_1, 1.0, -1.0).to(torch.float64)
+    shaped_R_P = torch.where(token_R_P, sign_R_1 * (alphas[0] + alphas[1] * relative_R_P), 0.0)
     sides = token_R_P & rewarded_R_1, token_R_P & ~rewarded_R_1
     parts = {
         "joint": [(shaped_R_P, token_R_P)],

@@ -55,18 +55,14 @@ def token_credit(
     check_shape("mask_B_T", mask_B_T, turn_advantage_B_T.shape, "turn_advantage_B_T")
     mask_B_T = as_bool("mask_B_T", mask_B_T)
     for name, tensor, needed in (
+        ("turn_advantage_B_T", turn_advantage_B_T, True),
         ("uncertainty_B_T", uncertainty_B_T, transform.weighted),
         ("planning_B_T", planning_B_T, transform.needs_planning),
         ("group_B", group_B, transform.masked),
     ):
         if needed and tensor is None:
             raise ValueError(f"transform_mode={transform_mode!r} needs {name}, which is None")
-    for name, tensor in (
-        ("turn_advantage_B_T", turn_advantage_B_T),
-        ("uncertainty_B_T", uncertainty_B_T),
-        ("planning_B_T", planning_B_T),
-    ):
-        if tensor is not None:
+        if tensor is not None and name != "group_B":
             check_shape(name, tensor, turn_advantage_B_T.shape, "turn_advantage_B_T")
             _refuse_nonfinite(name, tensor, mask_B_T)
     dtype = output_dtype(turn_advantage_B_T, *([] if uncertainty_B_T is None else [uncertainty_B_T]))

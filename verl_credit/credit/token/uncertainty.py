@@ -66,11 +66,9 @@ def uncertainty(
     if bad_B_T.any():
         bad = float(value_B_T[bad_B_T][0])
         raise ValueError(f"{name} row {first_row(bad_B_T)} holds {bad} on a policy token; expected a number")
-    if kind == "surprisal":
-        value_B_T = (-value_B_T).clamp(max=MAX_SURPRISAL)
-    elif kind == "predictive_variance":
+    if kind == "predictive_variance":
         p_B_T = value_B_T.clamp(min=-MAX_SURPRISAL).exp().clamp(0, 1)
         value_B_T = p_B_T * (1 - p_B_T)
     else:
-        value_B_T = value_B_T.clamp(max=MAX_SURPRISAL)
+        value_B_T = (-value_B_T if kind == "surprisal" else value_B_T).clamp(max=MAX_SURPRISAL)
     return torch.where(mask_B_T, value_B_T, 0.0).to(output_dtype(source_B_T))

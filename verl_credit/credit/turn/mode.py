@@ -81,12 +81,11 @@ class TurnMode(Operator):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        accepted, mode = ("rewards", "groups", "gains", *OPTIONAL_TABLES), f"turn mode {self.name!r}"
         for name in self.reads:
-            check_name(
-                f"turn mode {self.name!r}: reads", name, ("rewards", "groups", "gains", *OPTIONAL_TABLES)
-            )
+            check_name(f"{mode}: reads", name, accepted)
         for name in self.needs:
-            check_name(f"turn mode {self.name!r}: needs", name, self.tables or ("none: it reads no tables",))
+            check_name(f"{mode}: needs", name, self.tables or ("none: it reads no tables",))
 
     @property
     def _parameters(self) -> tuple[inspect.Parameter, ...]:

@@ -12,7 +12,6 @@ from verl_credit.credit.checks import (
     check_integers,
     check_returned,
     check_shape,
-    first_row,
     refuse_rows,
 )
 from verl_credit.credit.groups import group_counts, valid_rows, z_score_per_turn
@@ -189,12 +188,8 @@ def _n_tool_turns(n_tool_turns_B, has_reward_B_K: torch.Tensor, valid_B: torch.T
         check_shape("n_tool_turns_B", n_tool_turns_B, valid_B.shape, "outcome_B")
         check_integers("n_tool_turns_B", n_tool_turns_B, "numbers of turns")
         bad_B = valid_B & ((n_tool_turns_B < last_B) | (n_tool_turns_B > turns))
-        if bad_B.any():
-            row = first_row(bad_B)
-            raise ValueError(
-                f"n_tool_turns_B row {row} is {int(n_tool_turns_B[row])}; turn_reward_B_K has {turns} columns and the "
-                f"row's last reward stands in turn {int(last_B[row]) - 1}"
-            )
+        problem = f"is {{value:g}}; expected the turns up to its last reward, or more, and at most {turns} (turn_reward_B_K)"
+        refuse_rows("n_tool_turns_B", bad_B, problem, n_tool_turns_B)
         last_B = n_tool_turns_B.long()
     return torch.where(valid_B, last_B, 0)
 

@@ -59,12 +59,8 @@ def turn_group(
     usual size: the variance floor acts.
     """
     norm = {"norm_by_std": norm_by_std, "ddof": ddof, "variance_floor": variance_floor, "eps": eps}
-    batch_B = torch.zeros_like(tables.group_B)
-    sigma_out = _batch_sigma(tables.outcome_B, batch_B, tables.valid_B, sigma_floor)
-    batch_N = batch_B.repeat_interleave(tables.reward_B_K.shape[1])
-    sigma_gain = _batch_sigma(
-        tables.reward_B_K.flatten(), batch_N, tables.has_reward_B_K.flatten(), sigma_floor
-    )
+    sigma_out = _batch_sigma(tables.outcome_B, tables.valid_B, sigma_floor)
+    sigma_gain = _batch_sigma(tables.reward_B_K.flatten(), tables.has_reward_B_K.flatten(), sigma_floor)
     gain_B_K = tables.reward_B_K * (sigma_out / sigma_gain)
     zeros_B = torch.zeros_like(tables.outcome_B)
     acc_B_K = tables.backward(zeros_B, lambda k, next_B: gain_B_K[:, k] + gamma * next_B)
@@ -75,12 +71,11 @@ def turn_group(
     return tables.backward(outcome_B, lambda k, _: turn_B_K[:, k]), outcome_B, tables.ones()
 
 
-def _batch_sigma(
-    values_N: torch.Tensor, batch_N: torch.Tensor, member_N: torch.Tensor, sigma_floor: float
-) -> torch.Tensor:
+def _batch_sigma(values_N: torch.Tensor, member_N: torch.Tensor, sigma_floor: float) -> torch.Tensor:
     """Population std of all members, at least sigma_floor; 1 for one member or none (0-dim)."""
     if not values_N.numel():
         return values_N.new_ones(())
+    batch_N = torch.zeros_like(member_N, dtype=torch.long)
     stats = group_stats(values_N, batch_N, member_N=member_N, ddof=0, variance_floor=0.0)
     return stats.std_N[0].clamp(min=sigma_floor)
 
