@@ -240,11 +240,10 @@ class TurnInputs:
         rewards_G = turn_lists(self.turn_reward_B_K, self.turn_mask_B_K, self.turn_ids_B_T, rows)
         lists = {"turn_ids_G": as_lists(self.turn_ids_B_T, mask_B_T, rows), "turn_rewards_G": rewards_G}
         if self.anchor_B_K1 is not None:
-            ids_G = [
-                self.anchor_B_K1[row, : len(turns) + 1].tolist()
+            lists["anchors_G"] = [
+                [None if state < 0 else state for state in self.anchor_B_K1[row, : len(turns) + 1].tolist()]
                 for row, turns in zip(rows, rewards_G, strict=True)
             ]
-            lists["anchors_G"] = [[None if one < 0 else one for one in ids] for ids in ids_G]
         if self.observations_B is not None:
             lists["observations_G"] = [self.observations_B[row] for row in rows]
         return lists

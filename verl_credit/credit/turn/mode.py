@@ -222,8 +222,10 @@ class TurnMode(Operator):
         """
         tool_B_K, returned = tables.turn_B_K1[:, 1:], f"info_gain_norm_mode={self.name!r} returned"
         members = {
-            "advantage_B_K": tool_B_K, "outcome_advantage_B": tables.valid_B, "clip_scale_B_K": tool_B_K,
-        }  # fmt: skip
+            "advantage_B_K": tool_B_K,
+            "outcome_advantage_B": tables.valid_B,
+            "clip_scale_B_K": tool_B_K,
+        }
         if not isinstance(outputs, tuple | list) or len(outputs) != 3:
             got = f"{len(outputs)} values" if isinstance(outputs, tuple | list) else type(outputs).__name__
             raise ValueError(f"{returned} {got}; expected ({', '.join(members)})")

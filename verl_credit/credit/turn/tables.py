@@ -198,13 +198,12 @@ def _refuse_ambiguous(given: dict, has_reward_B_K: torch.Tensor, valid_B: torch.
     """Raise ValueError for a table with answer turns, if rows may have more tool turns than rewards."""
     # Without columns no row has tool turns, and `all` is True.
     open_B = valid_B & ~has_reward_B_K[:, -1:].all(dim=1)
-    for name in given:
-        if name.endswith("_K1"):
-            problem = (
-                "has no reward in the last column of turn_reward_B_K, so how many tool turns it has, and in which column "
-                "its answer stands, is not known; give n_tool_turns_B"
-            )
-            refuse_rows(f"{name} without n_tool_turns_B:", open_B, problem)
+    problem = (
+        "has no reward in the last column of turn_reward_B_K, so how many tool turns it has, and in which column its "
+        "answer stands, is not known; give n_tool_turns_B"
+    )
+    for name in (name for name in given if name.endswith("_K1")):
+        refuse_rows(f"{name} without n_tool_turns_B:", open_B, problem)
 
 
 def _optional(name: str, table: torch.Tensor, rows: int, turns: int) -> torch.Tensor:

@@ -90,9 +90,7 @@ def spread(
     Raises ValueError where a policy token's id has no column.
     """
     ids_B_T, mask_B_T = checked_ids(turn_ids_B_T, response_mask_B_T, *NAMES)
-    check_shape(
-        "values_B_K1", values_B_K1, (ids_B_T.shape[0], *values_B_K1.shape[1:]), "one row per trajectory"
-    )
+    check_shape("values_B_K1", values_B_K1, (len(ids_B_T), *values_B_K1.shape[1:]), "one row per trajectory")
     if ids_B_T.numel() == 0:
         return values_B_K1.new_full(ids_B_T.shape, fill)
     out_B_T = values_B_K1.new_empty(ids_B_T.shape)
