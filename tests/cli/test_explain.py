@@ -15,7 +15,7 @@ from verl_credit.cli import COMMANDS, main
 from verl_credit.cli.pages import keys_page, modes_page
 from verl_credit.cli.recipe.stages import missing
 from verl_credit.config.keys import our_keys
-from verl_credit.credit.registry import REGISTRY
+from verl_credit.credit import REGISTRY
 from verl_credit.credit.turn.modes import MODES
 from verl_credit.recipe.rules.turn_mode import KEYS
 

@@ -2,23 +2,23 @@
 
 import math
 from dataclasses import replace
+from importlib import import_module
 
 import pytest
 import torch
 
 from kit.fuzz import LAW_SEEDS
-from verl_credit.credit.laws import LAWS, PROPERTIES, check, example, own_subject, registered_subject
+from verl_credit.credit import REGISTRY
+from verl_credit.credit.laws import LAWS, PROPERTIES, check, own_subject, registered_subject
 from verl_credit.credit.laws import laws as steady
-from verl_credit.credit.laws.check import counterexample
-from verl_credit.credit.laws.example import lines, smallest
-from verl_credit.credit.laws.rewards import TOOL_TURNS
+from verl_credit.credit.laws.check import counterexample, lines, smallest
+from verl_credit.credit.laws.effects import TOOL_TURNS
 from verl_credit.credit.laws.subjects import run_turn_mode
 from verl_credit.credit.laws.world import make_world
 from verl_credit.credit.operator import equation_of
 from verl_credit.credit.outcome import OUTCOME_OPERATORS
 from verl_credit.credit.plugins import AlgorithmContext, TransformContext, TransformSpec
-from verl_credit.credit.registry import REGISTRY
-from verl_credit.credit.token import CANONICAL
+from verl_credit.credit.token.gtpo_canonical import CANONICAL
 from verl_credit.credit.token.token_transforms import TRANSFORMS
 from verl_credit.credit.turn.mode import as_turn_mode
 from verl_credit.credit.turn.modes import MODES
@@ -169,7 +169,7 @@ def test_a_token_operator_that_reads_outcomes_breaks_a_law():
         return given_B_T * (1 + world.outcome_B[:, None])
 
     subject = replace(registered_subject("token", "gtpo"), apply=apply)
-    assert "outcomes or gains" in str(counterexample(LAWS["reads"], subject))
+    assert "outcomes or gains" in counterexample(LAWS["reads"], subject).message
 
 
 def test_turns_of_a_row_have_different_advantages_where_a_transform_declares_that_it_reads_them():
@@ -187,7 +187,7 @@ def test_turns_of_a_row_have_different_advantages_where_a_transform_declares_tha
 
 
 def test_a_law_tells_of_an_error_once(monkeypatch):
-    monkeypatch.setattr(example, "TRIES", 20)
+    monkeypatch.setattr(import_module("verl_credit.credit.laws.check"), "TRIES", 20)
 
     def never_three(rewards):
         return [1 / (len(rewards) - 3)] * len(rewards)
@@ -271,7 +271,9 @@ def test_the_ranges_of_our_options_do_not_bind_a_mode_of_ones_own():
         run_turn_mode(world, mode=mode, **given).advantage_B_T for given in (options, {})
     )
     assert torch.allclose(advantage_B_T[tool_B], -4 * ours_B_T[tool_B] / (1 - 1e-6)) and tool_B.any()
-    assert all(mode.is_shipped for mode in MODES.values())
+    for shipped in (mode for mode in MODES.values() if "norm_by_std" in mode.options):
+        with pytest.raises(ValueError, match="eps=0.001 with norm_by_std=False"):
+            shipped.check_options({"norm_by_std": False, "eps": 1e-3})
     with pytest.raises(ValueError, match="lam=2.0: expected a number at least 0 and at most 1"):
         run_turn_mode(world, mode=MODES["turn_gae"], lam=2.0)
 

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from verl_credit.credit.laws.broken import Broken
-from verl_credit.credit.laws.example import Example, smallest
-from verl_credit.credit.laws.own import own_subject
+from verl_credit.credit.laws.check import Example, smallest
+from verl_credit.credit.laws.laws import Broken
+from verl_credit.credit.laws.subjects import own_subject
 from verl_credit.credit.laws.world import make_world
 
 

@@ -8,7 +8,7 @@ import torch
 
 from kit.modes import NO_TABLES
 from verl_credit.credit import grpo, half_negative, low_baseline, maxrl, reinforce_pp, rloo, turn_credit
-from verl_credit.credit.outcome.outcome_plugin import outcome_operator
+from verl_credit.credit.plugins.run import outcome_operator
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 NAN = float("nan")
@@ -104,7 +104,7 @@ def test_shares_of_the_baseline():
     rewards = [1.0, 0.25, 0.0, 0.25]
     assert of_one_prompt(low_baseline, rewards, share=1.0) == of_one_prompt(rloo, rewards)
     assert of_one_prompt(low_baseline, rewards, share=0.0) == rewards
-    with pytest.raises(ValueError, match=r"share=1.5: expected a number from 0 to 1"):
+    with pytest.raises(ValueError, match=r"share=1.5: expected a number at least 0 and at most 1"):
         of_one_prompt(low_baseline, rewards, share=1.5)
 
 
@@ -215,10 +215,10 @@ def test_a_users_operator_in_every_accepted_shape(function, scale):
 
 
 REFUSED = (
-    (lambda rewards: rewards[1:], {}, "'mine.f' returned 1 values for a group of 2"),
-    (lambda rewards: [NAN, 0.0], {}, "'mine.f' returned nan for rewards .*; expected finite numbers"),
-    (lambda rewards: 1.0, {}, "'mine.f' returned 1.0; expected a list of 2 numbers"),
-    (lambda rewards: None, {}, "'mine.f' returned None; expected a list of 2 numbers"),
+    (lambda rewards: rewards[1:], {}, "'mine.f' returned 1 values for rewards .*; expected a list of 2"),
+    (lambda rewards: [NAN, 0.0], {}, "'mine.f' returned nan for rewards .*; expected a list of 2 finite"),
+    (lambda rewards: 1.0, {}, "'mine.f' returned 1.0 for rewards .*; expected a list of 2"),
+    (lambda rewards: None, {}, "'mine.f' returned None for rewards .*; expected a list of 2"),
     (lambda a, b, c: a, {}, r"takes \['a', 'b', 'c'\]; expected f\(rewards\) or f\(rewards, params\)"),
     (lambda rewards: rewards, {"k": 1}, "advantage_params={'k': 1} were given, .*'mine.f' takes none"),
     ([1.0], {}, "advantage_mode='mine.f' is a list; expected a function"),

@@ -173,12 +173,12 @@ def test_nothing_to_look_at():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"window": 0}, "window=0; expected at least 1 word"),
-        ({"window": 4, "stride": 5}, "stride=5; expected 1 to window=4"),
+        ({"window": 0}, "window=0: expected a whole number at least 1"),
+        ({"window": 4, "stride": 5}, "stride=5: expected a whole number at least 1 and at most 4"),
         ({"stride": 0}, "stride=0"),
         ({"batch_size": 0}, "batch_size=0"),
         ({"threshold": float("nan")}, "threshold=nan"),
-        ({"minimum": 25}, "minimum=25; expected -2 to 2"),
+        ({"minimum": 25}, "minimum=25: expected a number at least -2 and at most 2"),
         ({"planning_anchors": []}, "planning_anchors is empty"),
         ({"execution_anchors": "born"}, "execution_anchors='born'; expected a list of sentences"),
         ({"execution_anchors": ["born", " "]}, "none of them blank"),

@@ -196,7 +196,7 @@ def test_states_that_make_no_sense(name, bad):
     saved = ours.state_dict()
     saved["state"][name] = bad
     fresh = controller()
-    with pytest.raises(ValueError, match=f"SEPA state {name}={bad!r}; expected "):
+    with pytest.raises(ValueError, match=f"SEPA state {name}={bad!r}: expected "):
         fresh.load_state_dict(saved)
     assert fresh.state_dict() == controller().state_dict()  # nothing was taken over
 
@@ -240,7 +240,7 @@ def test_values_too_large_to_be_squared_open_nothing():
 
 @pytest.mark.parametrize("step", [-1, 1.0, True, None])
 def test_a_step_is_a_whole_number(step):
-    with pytest.raises(ValueError, match=f"step={step!r}; expected a whole number"):
+    with pytest.raises(ValueError, match=f"step={step!r}: expected a whole number"):
         controller().observe(step, 1.0, torch.ones(2))
 
 
@@ -254,7 +254,7 @@ BAD_SETTINGS += [
 
 @pytest.mark.parametrize(("name", "bad"), BAD_SETTINGS)
 def test_settings_out_of_range(name, bad):
-    with pytest.raises(ValueError, match=rf"^{name}={bad}; expected a (whole )?number"):
+    with pytest.raises(ValueError, match=rf"^{name}={bad}: expected a (whole )?number"):
         SepaController(**{name: bad})
 
 

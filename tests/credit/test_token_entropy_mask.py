@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from verl_credit.credit.token.entropy_mask import entropy_mask
+from verl_credit.credit.token.gtpo import entropy_mask
 from verl_credit.credit.token.token_credit import entropy_stats
 
 NAN = math.nan

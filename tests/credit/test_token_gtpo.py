@@ -5,9 +5,7 @@ import math
 import pytest
 import torch
 
-from verl_credit.credit.token.gtpo import gtpo_weights
-from verl_credit.credit.token.hicra import hicra
-from verl_credit.credit.token.sepa import sepa_amp, sepa_amp_c, sepa_pool
+from verl_credit.credit.token.gtpo import gtpo_weights, hicra, sepa_amp, sepa_amp_c, sepa_pool
 
 # The published example of ten tokens, planning the third and the seventh; advantage 1, beta 0.1.
 S = torch.tensor([[0.2, 0.3, 1.8, 0.1, 0.9, 0.2, 2.1, 0.3, 0.1, 0.2]], dtype=torch.float64)
@@ -235,7 +233,7 @@ def test_no_gradient_flows_into_uncertainties():
 @pytest.mark.parametrize("bad", [-0.1, math.inf, NAN])
 def test_strengths_out_of_range(bad):
     for call in (lambda: gtpo_weights(S, ALL, beta=bad), lambda: hicra(S, PLAN, bad)):
-        with pytest.raises(ValueError, match=rf"(beta|alpha)={bad}; expected a number of at least 0"):
+        with pytest.raises(ValueError, match=rf"(beta|alpha)={bad}: expected a number at least 0"):
             call()
     for sepa in (sepa_pool, sepa_amp, sepa_amp_c):
         if not math.isfinite(bad):

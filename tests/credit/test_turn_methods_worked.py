@@ -311,7 +311,7 @@ REFUSED = [
     (gigpo, {"visits": "first", "parity": "released"}, "visits='first' with parity='released'"),
     (gigpo, {"step_weight": -1.0}, "step_weight=-1.0: expected a number at least 0"),
     (gigpo, {"anchor_B_K1": None}, "info_gain_norm_mode='gigpo' needs anchor_B_K1, which is not given"),
-    (gigpo, {"anchor_B_K1": torch.zeros(13, 4)}, "anchor_B_K1 has dtype torch.float32; expected integers"),
+    (gigpo, {"anchor_B_K1": torch.zeros(13, 4)}, "anchor_B_K1 has dtype torch.float32; ids, -1 for none, are integers"),
     (gigpo, {"value_B_K1": torch.zeros(13, 4)}, "^value_B_K1 with info_gain_norm_mode='gigpo': that mode does not read"),
     (gigpo, {"alpha": 0.3}, "alpha=0.3 with info_gain_norm_mode='gigpo': that mode does not read it"),
     (hgpo, {"history_length": 1.5}, "history_length=1.5: expected a whole number at least 0"),
@@ -338,7 +338,7 @@ REFUSED = [
     (none, {"norm_by_std": False, "eps": 1.0}, "eps=1.0 with norm_by_std=False: there is no std .*leave it at 1e-06"),
     (MODES["joint"], {"norm_by_std": False, "ddof": 1}, "ddof=1 with norm_by_std=False: there is no std"),
     (mt_grpo, {"result_turn_B": torch.ones(13, dtype=torch.long)}, "result_turn_B with parity='none': only"),
-    (gigpo, {"n_tool_turns_B": torch.ones(13)}, "n_tool_turns_B has dtype torch.float32; expected integers"),
+    (gigpo, {"n_tool_turns_B": torch.ones(13)}, "n_tool_turns_B has dtype torch.float32; numbers of turns are integers"),
     (progress, {"beta": NAN}, "beta=nan: expected a number at least 0"),
 ]  # fmt: skip
 

@@ -61,7 +61,7 @@ def chosen(kind, path, *more):
     "kind, name, message",
     [
         ("outcome", "gain", "a call with a small batch raised KeyError: 'gain'"),
-        ("outcome", "nan", "expected finite numbers"),
+        ("outcome", "nan", "finite numbers"),
         ("outcome", "leaves", "SystemExit: bye"),
         ("transform", "short", "returned 1 lists for a group of"),
         ("algorithm", "number", "returned int for a group of"),

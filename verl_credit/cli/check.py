@@ -27,9 +27,9 @@ def check(
     ] = None,
 ) -> ExitCode:
     """Exit code 0 when all laws hold or are exempt, 1 when one is broken, 4 when there is nothing to check."""
+    from verl_credit.credit import REGISTRY
     from verl_credit.credit.laws import own_subject, registered_subject
     from verl_credit.credit.plugins import load
-    from verl_credit.credit.registry import REGISTRY
 
     with modules_from_here():
         if operator is not None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 
 from verl_credit.config.keys import OURS, Key, keys_of, our_keys
+from verl_credit.credit import REGISTRY
 from verl_credit.credit.operator import Operator
-from verl_credit.credit.registry import REGISTRY
 from verl_credit.credit.turn.mode import TurnMode
 from verl_credit.credit.turn.modes import modes_that
 from verl_credit.errors import ExitCode
@@ -68,7 +68,7 @@ def _row(key: Key) -> str:
 
 MODES_HEAD = """# Every operator
 
-Written by `verl-credit modes > docs/modes.md` from what each operator declares in its own file; the tests compare the two.
+Written by `verl-credit modes > docs/modes.md` from what each operator declares of itself; the tests compare the two.
 `verl-credit explain [overrides]` shows the pipeline that a configuration runs, `verl-credit check` runs the laws.
 
     A[b, t] = A_turn[b, turn(t)] w[b, t]   (+ HICRA)         R of A_turn: the outcome operator

@@ -2,46 +2,43 @@
 
 from verl_credit.credit.groups import GroupStats, group_counts, group_stats, z_score
 from verl_credit.credit.loss import AGG_MODES, RATIO_LEVELS, aggregate, turn_policy_loss
-from verl_credit.credit.outcome.grpo import grpo
-from verl_credit.credit.outcome.half_negative import half_negative
-from verl_credit.credit.outcome.low_baseline import low_baseline
-from verl_credit.credit.outcome.maxrl import maxrl
-from verl_credit.credit.outcome.reinforce_pp import reinforce_pp
-from verl_credit.credit.outcome.rloo import rloo
+from verl_credit.credit.operator import Operator
+from verl_credit.credit.outcome import (
+    OUTCOME_OPERATORS,
+    grpo,
+    half_negative,
+    low_baseline,
+    maxrl,
+    reinforce_pp,
+    rloo,
+)
 from verl_credit.credit.planning.anchors import planning_mask_by_anchors
 from verl_credit.credit.planning.planning import STRATEGIC_GRAMS, planning_mask
-from verl_credit.credit.token.entropy_mask import entropy_mask
-from verl_credit.credit.token.grpo_s import grpo_s
-from verl_credit.credit.token.gtpo import gtpo_weights
-from verl_credit.credit.token.gtpo_canonical import gtpo_canonical
-from verl_credit.credit.token.hicra import hicra
-from verl_credit.credit.token.sepa import sepa_amp, sepa_amp_c, sepa_pool
+from verl_credit.credit.token.gtpo import entropy_mask, gtpo_weights, hicra, sepa_amp, sepa_amp_c, sepa_pool
+from verl_credit.credit.token.gtpo_canonical import CANONICAL, grpo_s, gtpo_canonical
 from verl_credit.credit.token.sepa_controller import SepaController
 from verl_credit.credit.token.token_credit import TokenCredit, token_credit
-from verl_credit.credit.token.token_transforms import TRANSFORMS
+from verl_credit.credit.token.token_transforms import TOKEN_OPERATORS, TRANSFORMS
 from verl_credit.credit.token.uncertainty import UNCERTAINTY_KINDS, uncertainty
 from verl_credit.credit.turn.anchors import exact_anchors, similar_anchors
 from verl_credit.credit.turn.info_gain import FIRST_TURN, INFO_GAIN_TYPES, InfoGain, info_gain
 from verl_credit.credit.turn.mode import TurnCredit, TurnMode
 from verl_credit.credit.turn.modes import MODES
-from verl_credit.credit.turn.modes.gigpo import MODE as gigpo
-from verl_credit.credit.turn.modes.hgpo import MODE as hgpo
-from verl_credit.credit.turn.modes.joint import MODE as joint
-from verl_credit.credit.turn.modes.leave_one_out import MODE as leave_one_out
-from verl_credit.credit.turn.modes.mt_grpo import MODE as mt_grpo
-from verl_credit.credit.turn.modes.none import MODE as none
-from verl_credit.credit.turn.modes.progress import MODE as progress
-from verl_credit.credit.turn.modes.separate import MODE as separate
-from verl_credit.credit.turn.modes.turn_gae import MODE as turn_gae
-from verl_credit.credit.turn.modes.turn_group import MODE as turn_group
-from verl_credit.credit.turn.modes.turn_group_unbiased import MODE as turn_group_unbiased
-from verl_credit.credit.turn.modes.turn_group_v1d import MODE as turn_group_v1d
 from verl_credit.credit.turn.tables import Tables
 from verl_credit.credit.turn.turn_credit import turn_credit
 from verl_credit.credit.turn.turns import TurnTable, spread, turn_table
 
+(
+    none, joint, separate, turn_group, turn_group_v1d, turn_group_unbiased, leave_one_out,
+    gigpo, hgpo, mt_grpo, progress, turn_gae,
+) = MODES.values()  # fmt: skip
 INFO_GAIN_NORM_MODES = tuple(MODES)
 TRANSFORM_MODES = tuple(TRANSFORMS)
+REGISTRY: dict[tuple[str, str], Operator] = {
+    (operator.level, operator.name): operator
+    for operator in (*OUTCOME_OPERATORS.values(), *MODES.values(), *TOKEN_OPERATORS, *CANONICAL.values())
+}
+"""Every operator by level and name."""
 __all__ = [
     "AGG_MODES", "FIRST_TURN", "INFO_GAIN_NORM_MODES", "INFO_GAIN_TYPES", "RATIO_LEVELS", "STRATEGIC_GRAMS",
     "TRANSFORM_MODES", "UNCERTAINTY_KINDS", "GroupStats", "InfoGain", "SepaController", "Tables", "TokenCredit",

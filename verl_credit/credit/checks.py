@@ -12,6 +12,12 @@ def check_tensor(name: str, tensor: object) -> None:
         raise TypeError(f"{name} is a {type(tensor).__name__}; expected a torch.Tensor")
 
 
+def check_dims(name: str, tensor: object, dims: int, expected: str) -> None:
+    check_tensor(name, tensor)
+    if tensor.dim() != dims:
+        raise ValueError(f"{name} has shape {tuple(tensor.shape)}; expected {expected}")
+
+
 def check_shape(name: str, tensor: torch.Tensor, shape: tuple[int, ...], like: str) -> None:
     """Raise TypeError for what is no tensor, ValueError for another `shape`; `like` names the source of that shape."""
     check_tensor(name, tensor)
@@ -33,27 +39,27 @@ def as_bool(name: str, mask: torch.Tensor) -> torch.Tensor:
     if mask.dtype == torch.bool:
         return mask
     bad = (mask != 0) & (mask != 1)
-    if bad.any():
-        row = first_row(bad)
-        raise ValueError(f"{name} is not a mask: row {row} holds values other than 0 and 1")
+    refuse_rows(f"{name} is not a mask:", bad, "holds values other than 0 and 1")
     return mask != 0
+
+
+def check_integers(name: str, tensor: torch.Tensor, what: str) -> None:
+    if tensor.dtype.is_floating_point or tensor.dtype.is_complex or tensor.dtype == torch.bool:
+        raise TypeError(f"{name} has dtype {tensor.dtype}; {what} are integers")
 
 
 def as_group_ids(name: str, group_B: torch.Tensor) -> torch.Tensor:
     """Group ids of any integer dtype, renumbered 0, 1, ... (equal ids stay equal)."""
-    if group_B.dtype.is_floating_point or group_B.dtype.is_complex or group_B.dtype == torch.bool:
-        raise TypeError(f"{name} has dtype {group_B.dtype}; group ids are integers, one per row")
+    check_integers(name, group_B, "group ids")
     return torch.unique(group_B, return_inverse=True)[1]
 
 
 def checked_ids(
-    what: str, name: str, ids_B_T: torch.Tensor, mask_name: str, mask_B_T: torch.Tensor
+    ids_B_T: torch.Tensor, mask_B_T: torch.Tensor, name: str, mask_name: str, what: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Ids of response tokens and their mask as a bool tensor, after checks of shape and dtype."""
-    if ids_B_T.dim() != 2:
-        raise ValueError(f"{name} has shape {tuple(ids_B_T.shape)}; expected rows x response tokens")
-    if ids_B_T.dtype.is_floating_point or ids_B_T.dtype.is_complex or ids_B_T.dtype == torch.bool:
-        raise TypeError(f"{name} has dtype {ids_B_T.dtype}; {what} are integers")
+    check_dims(name, ids_B_T, 2, "rows x response tokens")
+    check_integers(name, ids_B_T, what)
     check_shape(mask_name, mask_B_T, ids_B_T.shape, name)
     return ids_B_T, as_bool(mask_name, mask_B_T)
 
@@ -61,6 +67,30 @@ def checked_ids(
 def first_row(bad: torch.Tensor) -> int:
     """Index of the first row with a True entry."""
     return int(bad.reshape(bad.shape[0], -1).any(dim=1).nonzero()[0])
+
+
+def refuse_rows(
+    name: str, bad: torch.Tensor, problem: str, value_B: torch.Tensor | None = None, *, first: int = 0
+) -> None:
+    """Raise ValueError for the first row with a True entry, counted from ``first``.
+
+    ``{value}`` in ``problem`` is the row's number in ``value_B``.
+    """
+    if bad.any():
+        row = first_row(bad)
+        problem = problem if value_B is None else problem.format(value=float(value_B[row]))
+        raise ValueError(f"{name} row {first + row} {problem}")
+
+
+def check_returned(what: str, tensor: object, member: torch.Tensor) -> torch.Tensor:
+    """The result of an operator in float64. Raise ValueError for another shape, and where a member is not finite."""
+    if not isinstance(tensor, torch.Tensor) or tensor.shape != member.shape:
+        got = f"shape {tuple(tensor.shape)}" if isinstance(tensor, torch.Tensor) else type(tensor).__name__
+        raise ValueError(f"{what}: {got}; expected a tensor of shape {tuple(member.shape)}")
+    bad = member & ~tensor.isfinite()
+    if bad.any():
+        raise ValueError(f"{what}: {float(tensor[bad][0])} in row {first_row(bad)}; expected finite numbers")
+    return tensor.detach().to(torch.float64)
 
 
 def output_dtype(*tensors: torch.Tensor) -> torch.dtype:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from verl_credit.credit.checks import as_bool, as_group_ids, check_shape, check_tensor, first_row
+from verl_credit.credit.checks import as_bool, as_group_ids, check_dims, check_shape, refuse_rows
 
 VARIANCE_FLOOR = 1e-8  # released A2TGPO: std = sqrt(var + 1e-8)
 EPS = 1e-6  # released A2TGPO and verl: divide by (std + 1e-6)
@@ -56,7 +56,7 @@ def group_stats(
     check_shape("member_N", member_N, values_N.shape, "values_N")
     n_groups = values_N.numel()  # an upper bound; reading the ids would wait for the device
 
-    values_n, group_n = _in_canonical_order(values_N[member_N], group_N[member_N])
+    values_n, group_n = in_canonical_order(values_N[member_N], group_N[member_N])
     zeros_G = values_N.new_zeros(n_groups)
     origin_G = zeros_G.scatter_reduce(0, group_n, values_n, "amin", include_self=False)
     count_G = zeros_G.index_add(0, group_n, torch.ones_like(values_n))
@@ -136,7 +136,7 @@ def row_mean(values_B_T: torch.Tensor, member_B_T: torch.Tensor) -> torch.Tensor
     return values_B_T.sum(dim=1, keepdim=True) / member_B_T.sum(dim=1, keepdim=True).clamp(min=1)
 
 
-def _in_canonical_order(values_n: torch.Tensor, group_n: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def in_canonical_order(values_n: torch.Tensor, group_n: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Sorted by group, then by value, so that a sum over a group does not depend on the order of the rows."""
     by_value = torch.argsort(values_n, stable=True)
     by_group = by_value[torch.argsort(group_n[by_value], stable=True)]
@@ -168,8 +168,7 @@ def group_counts(
     all_solved_groups (outcome above `solved_above`) and all_failed_groups; short_groups (fewer valid rows than
     `group_size`, if given; a group without a valid row counts only here).
     """
-    valid_B = valid_rows(outcome_B, group_B, row_valid_B)
-    valid_B = valid_B & outcome_B.isfinite()
+    valid_B = valid_rows(outcome_B, group_B, row_valid_B) & outcome_B.isfinite()
     group_B = as_group_ids("group_B", group_B)
     n_groups = int(group_B.max()) + 1 if group_B.numel() else 0
     outcome_b, group_b = outcome_B[valid_B].to(torch.float64), group_B[valid_B]
@@ -202,9 +201,7 @@ def finite_rows(
     """`valid_rows`, after checking that their outcomes are finite."""
     valid_B = valid_rows(outcome_B, group_B, row_valid_B)
     bad_B = valid_B & ~outcome_B.isfinite()
-    if bad_B.any():
-        row = first_row(bad_B)
-        raise ValueError(f"outcome_B row {row} is {float(outcome_B[row])}; expected a finite outcome")
+    refuse_rows("outcome_B", bad_B, "is {value}; expected a finite outcome", outcome_B)
     return valid_B
 
 
@@ -212,9 +209,7 @@ def valid_rows(
     outcome_B: torch.Tensor, group_B: torch.Tensor, row_valid_B: torch.Tensor | None
 ) -> torch.Tensor:
     """`row_valid_B` as bool (all True, if None), after checking that the three shapes agree."""
-    check_tensor("outcome_B", outcome_B)
-    if outcome_B.dim() != 1:
-        raise ValueError(f"outcome_B has shape {tuple(outcome_B.shape)}; expected one outcome per row")
+    check_dims("outcome_B", outcome_B, 1, "one outcome per row")
     check_shape("group_B", group_B, outcome_B.shape, "outcome_B")
     if row_valid_B is None:
         return torch.ones(outcome_B.shape, dtype=torch.bool, device=outcome_B.device)

@@ -19,10 +19,7 @@ def turn_policy_loss(
     ratio_level: str = "turn",
     loss_agg_mode: str = "token-mean",
     rollout_is_weights: torch.Tensor | None = None,
-    dp_size: int = 1,
-    batch_num_tokens: int | torch.Tensor | None = None,
-    global_batch_size: int | torch.Tensor | None = None,
-    loss_scale_factor: float | None = None,
+    **whole_batch,
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """Clipped surrogate loss; a turn's tokens share the ratio, and the clip range may differ per turn.
 
@@ -38,7 +35,7 @@ def turn_policy_loss(
     a turn.
 
     Values where the mask is 0 may be anything, NaN included. No gradient flows through advantages, old
-    log-probabilities or clip scales. `aggregate` explains loss_agg_mode and the arguments after it.
+    log-probabilities or clip scales. `aggregate` explains loss_agg_mode and whole_batch, its other arguments.
     Metrics are 0-dim tensors (nothing waits for the device): pg_clipfrac, pg_clipfrac_lower, ppo_kl, and
     clip_scale_mean and clip_scale_std (over policy tokens) with a clip scale.
     Shapes and names are checked; ids are not, because that would wait for the device: `turn_table` checks them.
@@ -67,9 +64,13 @@ def turn_policy_loss(
     delta_B_T = torch.where(mask_B_T, log_prob_B_T.to(dtype) - old_log_prob_B_T.detach().to(dtype), 0.0)
     ratio_B_T = importance_ratio(delta_B_T, mask_B_T, turn_ids_B_T, ratio_level)
 
-    low_B_T, high_B_T = _clip_range(clip_ratio_low, clip_ratio_high, clip_scale_B_T, mask_B_T)
+    scale_B_T = 1.0
+    if clip_scale_B_T is not None:
+        scale_B_T = clip_scale_B_T.detach().to(output_dtype(clip_scale_B_T)).where(mask_B_T, 1.0)
     free_B_T = -advantage_B_T * ratio_B_T
-    bounded_B_T = -advantage_B_T * ratio_B_T.clamp(low_B_T, high_B_T)
+    bounded_B_T = -advantage_B_T * ratio_B_T.clamp(
+        1 - clip_ratio_low * scale_B_T, 1 + clip_ratio_high * scale_B_T
+    )
     loss_B_T = torch.maximum(free_B_T, bounded_B_T)
     n_tokens = mask_B_T.sum()
     count = n_tokens.clamp(min=1)
@@ -84,34 +85,15 @@ def turn_policy_loss(
         metrics["pg_clipfrac_lower"] = (negative_B_T & (loss_B_T > cap_B_T) & mask_B_T).sum() / count
         loss_B_T = torch.where(negative_B_T, torch.minimum(cap_B_T, loss_B_T), loss_B_T)
     if clip_scale_B_T is not None:
-        metrics |= _scale_metrics(clip_scale_B_T, mask_B_T, n_tokens)
+        metrics |= _scale_metrics(scale_B_T, n_tokens)
     if rollout_is_weights is not None:
         loss_B_T = loss_B_T * rollout_is_weights.detach()
-    loss = aggregate(
-        loss_B_T,
-        mask_B_T,
-        loss_agg_mode,
-        dp_size=dp_size,
-        batch_num_tokens=batch_num_tokens,
-        global_batch_size=global_batch_size,
-        loss_scale_factor=loss_scale_factor,
-    )
-    return loss, metrics
+    return aggregate(loss_B_T, mask_B_T, loss_agg_mode, **whole_batch), metrics
 
 
-def _clip_range(low: float, high: float, scale_B_T: torch.Tensor | None, mask_B_T: torch.Tensor):
-    if scale_B_T is None:
-        return 1 - low, 1 + high
-    scale_B_T = torch.where(mask_B_T, scale_B_T.detach().to(output_dtype(scale_B_T)), 1.0)
-    return 1 - low * scale_B_T, 1 + high * scale_B_T
-
-
-@torch.no_grad()
-def _scale_metrics(
-    scale_B_T: torch.Tensor, mask_B_T: torch.Tensor, n_tokens: torch.Tensor
-) -> dict[str, torch.Tensor]:
-    """Mean and std over policy tokens. Scales are measured from 1, so that unscaled tokens contribute exactly 0."""
-    excess_B_T = torch.where(mask_B_T, scale_B_T.detach().to(output_dtype(scale_B_T)) - 1, 0.0)
+def _scale_metrics(scale_B_T: torch.Tensor, n_tokens: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Mean and std over policy tokens. Scales are measured from 1, which other tokens have: these contribute exactly 0."""
+    excess_B_T = scale_B_T - 1
     count = n_tokens.clamp(min=1)
     mean = excess_B_T.sum() / count
     variance = (excess_B_T.square().sum() / count - mean**2).clamp(min=0)

@@ -86,11 +86,10 @@ class Range:
             or (self.low_allowed and value == self.low)
             or (self.high_allowed and value == self.high)
         ):
-            least = f"at least {self.low:g}" if self.low_allowed else f"above {self.low:g}"
-            most = f" and {'at most' if self.high_allowed else 'below'} {self.high:g}"
-            kind = "whole number" if whole else "number"
-            most = "" if self.high == math.inf else most
-            raise ValueError(f"{name}={value!r}: expected a {kind} {least}{most}")
+            bounds = f"{'at least' if self.low_allowed else 'above'} {self.low:g}"
+            if self.high < math.inf:
+                bounds += f" and {'at most' if self.high_allowed else 'below'} {self.high:g}"
+            raise ValueError(f"{name}={value!r}: expected a {'whole ' if whole else ''}number {bounds}")
 
 
 AtLeastZero = Annotated[float, Range(0.0)]

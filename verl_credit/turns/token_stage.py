@@ -10,7 +10,6 @@ import torch
 
 from verl_credit.config.keys import Algorithm
 from verl_credit.credit.outcome import OUTCOME_OPERATORS
-from verl_credit.credit.outcome.outcome_plugin import outcome_operator
 from verl_credit.credit.planning.anchors import planning_mask_by_anchors
 from verl_credit.credit.planning.planning import STRATEGIC_GRAMS, coverage, parse_grams, planning_mask
 from verl_credit.credit.plugins import (
@@ -22,8 +21,8 @@ from verl_credit.credit.plugins import (
     run_transform,
     run_uncertainty,
 )
-from verl_credit.credit.token.grpo_s import grpo_s
-from verl_credit.credit.token.gtpo_canonical import gtpo_canonical
+from verl_credit.credit.plugins.run import outcome_operator
+from verl_credit.credit.token.gtpo_canonical import grpo_s, gtpo_canonical
 from verl_credit.credit.token.sepa_controller import SepaController
 from verl_credit.credit.token.token_credit import token_credit, token_stats
 from verl_credit.credit.token.token_transforms import TRANSFORMS

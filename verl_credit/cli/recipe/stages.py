@@ -11,8 +11,8 @@ from omegaconf import DictConfig, OmegaConf
 from verl_credit.cli.train.trial_row import kept_when, store_folder
 from verl_credit.config.keys import AUTO, Algorithm
 from verl_credit.config.settings import INFO_GAIN, CreditSettings
+from verl_credit.credit import REGISTRY
 from verl_credit.credit.operator import leave_one_out_factor
-from verl_credit.credit.registry import REGISTRY
 from verl_credit.credit.token.token_transforms import TRANSFORMS
 from verl_credit.credit.token.uncertainty import canonical_kind
 from verl_credit.credit.turn.mode import TurnMode

@@ -13,7 +13,7 @@ from verl_credit.config.keys.run import Folder
 from verl_credit.config.keys.section import Expected, Section, When
 from verl_credit.credit.outcome import OUTCOME_OPERATORS
 from verl_credit.credit.plugins import find_turn_mode
-from verl_credit.credit.token import CANONICAL
+from verl_credit.credit.token.gtpo_canonical import CANONICAL
 from verl_credit.credit.token.token_transforms import TRANSFORMS
 from verl_credit.credit.token.uncertainty import UNCERTAINTY_KINDS
 from verl_credit.credit.turn.info_gain import FIRST_TURN, INFO_GAIN_TYPES

@@ -1,27 +1,30 @@
-"""Runs every law and property on one subject."""
+"""Runs every law and property on one subject. A counterexample is made smaller, and written as lists that one can paste."""
 
 import re
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
-from verl_credit.credit.laws import laws, rewards, tokens
-from verl_credit.credit.laws import laws as steady
-from verl_credit.credit.laws.broken import Broken
-from verl_credit.credit.laws.example import Example, Log, lines, smallest
-from verl_credit.credit.laws.properties import PROPERTIES
+import torch
+
+from verl_credit.credit.laws import effects, laws
+from verl_credit.credit.laws.effects import PROPERTIES
+from verl_credit.credit.laws.laws import Broken
 from verl_credit.credit.laws.subjects import Result, Subject
-from verl_credit.credit.laws.world import World
+from verl_credit.credit.laws.world import PER_TOKEN, World
+from verl_credit.credit.plugins.run import turn_lists
 
 SEEDS = range(3)
+TRIES = 200
 NUMBERS = re.compile(r"[\d.e, \[\]-]+")
 
-FIRST = (steady.runs, steady.pure)
+FIRST = (laws.runs, laws.pure)
 LAWS: dict[str, Callable[[Subject, World], None]] = {
     law.__name__: law
     for law in (
-        *FIRST, rewards.ties, rewards.better, rewards.signed, laws.order, tokens.turns, tokens.follows, tokens.flat,
-        tokens.weighs_by, tokens.absent, rewards.reads, rewards.no_gains, laws.observations, laws.others, laws.width,
+        *FIRST, effects.ties, effects.better, effects.signed, laws.order, effects.turns, effects.follows, effects.flat,
+        effects.weighs_by, effects.absent, effects.reads, effects.no_gains, laws.observations, laws.others, laws.width,
         laws.dtype, laws.layout, laws.padding_rows, laws.nonfinite, laws.edges, laws.travels,
     )
 }  # fmt: skip
@@ -44,6 +47,49 @@ class Finding:
         return self.verdict == "BROKEN"
 
 
+@dataclass(frozen=True)
+class Run:
+    """Describes one call of the operator; ``given`` holds the turns' advantages when the law brought its own."""
+
+    world: World
+    given: torch.Tensor | None
+    result: torch.Tensor | Exception
+
+
+@dataclass(frozen=True)
+class Example:
+    """A world that breaks a law, and the calls that show it."""
+
+    law: Callable
+    world: World
+    message: str
+    runs: list[Run] = field(default_factory=list)
+
+
+def examined(law: Callable, subject: Subject, world: World, *, own_errors: bool = True) -> Example | None:
+    """The world as an example, if it breaks the law, as an operator's exception does, and a law's with ``own_errors``."""
+    runs: list[Run] = []
+    apply = None if subject.apply is None else partial(_logged, subject.apply, runs)
+    try:
+        law(replace(subject, run=partial(_logged, subject.run, runs), apply=apply), world)
+    except Broken as broken:
+        return Example(law, world, str(broken), runs[-broken.runs :])
+    except Exception as error:
+        if own_errors or (runs and runs[-1].result is error):
+            return Example(law, world, f"{type(error).__name__}: {error}", runs[-1:])
+    return None
+
+
+def _logged(function: Callable, runs: list[Run], world: World, given: torch.Tensor | None = None) -> Any:
+    try:
+        result = function(world) if given is None else function(world, given)
+    except Exception as error:
+        runs.append(Run(world, given, error))
+        raise
+    runs.append(Run(world, given, getattr(result, "advantage_B_T", result)))
+    return result
+
+
 def counterexample(
     law: Callable, subject: Subject, seeds=SEEDS, kept: dict[tuple, Result] | None = None
 ) -> Example | None:
@@ -58,13 +104,8 @@ def counterexample(
             known = subject
             if kept is not None and law not in FIRST:
                 known = replace(subject, run=partial(_run_once, subject, world, kept, (worlds, seed, number)))
-            log = Log(known)
-            try:
-                law(log.subject, world)
-            except Broken as broken:
-                return Example(law, world, str(broken), log.runs[-broken.runs :])
-            except Exception as error:
-                return Example(law, world, f"{type(error).__name__}: {error}", log.runs[-1:])
+            if (example := examined(law, known, world)) is not None:
+                return example
     return None
 
 
@@ -93,21 +134,19 @@ def check(subject: Subject, seeds=SEEDS) -> list[Finding]:
             continue
         example = counterexample(law, subject, seeds, kept)
         findings.append(_finding(name, law, "holds" if example is None else "BROKEN", example, subject))
-        if law is rewards.better and (why := subject.exempt.get(rewards.TOOL_TURNS)):
-            findings.append(Finding(rewards.TOOL_TURNS, "The same of its tool turns.", "exempt", why))
+        if law is effects.better and (why := subject.exempt.get(effects.TOOL_TURNS)):
+            findings.append(Finding(effects.TOOL_TURNS, "The same of its tool turns.", "exempt", why))
         if example is not None and law in FIRST:
             return findings
     findings = _once(findings)
     for name, examine in PROPERTIES.items():
         if name in ("weighs", "conserves") and subject.level != "token":
             continue
-        example = counterexample(examine, subject, seeds, kept)
-        verdict, declared = "yes" if example is None else "no", subject.properties
+        example, declared = counterexample(examine, subject, seeds, kept), subject.properties
+        verdict = "yes" if example is None else "no"
         undeclared = declared is not None and example is None and name not in declared
-        if undeclared:
-            # a registered operator's declaration is complete
-            verdict = "yes" if subject.operator is None else "BROKEN"
-        elif declared is not None and name in declared and example is not None:
+        wrong = undeclared and subject.operator is not None  # a registered operator's declaration is complete
+        if wrong or (example is not None and name in (declared or ())):
             verdict = "BROKEN"
         finding = _finding(name, examine, verdict, example, subject)
         findings.append(replace(finding, detail="not declared, but it holds") if undeclared else finding)
@@ -131,3 +170,119 @@ def _finding(name: str, law: Callable, verdict: str, example: Example | None, su
         return Finding(name, law.__doc__, verdict, "" if example is None else example.message)
     example = smallest(example, subject)
     return Finding(name, law.__doc__, verdict, example.message, tuple(lines(example, subject)))
+
+
+def smallest(example: Example, subject: Subject) -> Example:
+    """The smallest world that a greedy search finds in `TRIES`. A call's error counts, a law's own does not."""
+    tries, smaller = 0, example
+    while smaller is not None:
+        example, smaller = smaller, None
+        for world in _smaller(example.world):
+            if (tries := tries + 1) > TRIES:
+                return example
+            if (smaller := examined(example.law, subject, world, own_errors=False)) is not None:
+                break
+    return example
+
+
+def _smaller(world: World) -> Iterator[World]:
+    """Fewer prompts, rows, turns and tokens, in this order, then plainer numbers."""
+    rows, width = world.mask_B_T.shape
+    groups = world.group_B.unique()
+    if len(groups) > 1:
+        for group in groups:
+            yield world.rows((world.group_B == group).nonzero().flatten())
+    if rows > 3:
+        yield world.rows(torch.arange(rows // 2))
+    for row in range(rows if rows > 1 else 0):
+        yield world.rows((torch.arange(rows) != row).nonzero().flatten())
+    if world.has_gain_B_K.any():
+        first_B_T = torch.where(world.turn_ids_B_T == 0, 0, -1)
+        yield _tidy(world.but(turn_ids_B_T=first_B_T))
+        yield world.without_gains()
+    kept_T = (world.turn_ids_B_T >= 0).any(dim=0)
+    if not kept_T.all():
+        yield _tidy(world, kept_T)
+    for last in (width // 2, width - 1):
+        if 0 < last < width:
+            yield _tidy(world, torch.arange(width) < last)
+    for place in range(width if width > 1 else 0):
+        yield _tidy(world, torch.arange(width) != place)
+    for name, plain in (
+        ("group_B", torch.zeros_like(world.group_B) if len(groups) == 1 else world.group_B),
+        ("outcome_B", world.outcome_B.round()),
+        ("planning_B_T", torch.zeros_like(world.planning_B_T)),
+        ("log_prob_B_T", torch.where(world.mask_B_T, world.log_prob_B_T.round(decimals=1), -1.0)),
+        ("entropy_B_T", torch.where(world.mask_B_T, world.entropy_B_T.round(decimals=1), 1.0)),
+        ("gain_B_K", torch.where(world.has_gain_B_K, world.gain_B_K.round(decimals=1), 0.0)),
+    ):
+        if not torch.equal(plain, getattr(world, name)):
+            yield world.but(**{name: plain})
+
+
+def _tidy(world: World, kept_T: torch.Tensor | None = None) -> World:
+    """Some columns only; turns are numbered anew, and those that are gone have no gain."""
+    if kept_T is not None:
+        world = world.but(**{name: getattr(world, name)[:, kept_T] for name in PER_TOKEN})
+    ids_B_T = world.turn_ids_B_T
+    gains_B_K, has_B_K = world.gain_B_K.clone(), torch.zeros_like(world.has_gain_B_K)
+    new_B_T = torch.full_like(ids_B_T, -1)
+    for row in range(len(ids_B_T)):
+        old = [k for k in ids_B_T[row].unique().tolist() if k >= 0]
+        for number, k in enumerate(old):
+            new_B_T[row, ids_B_T[row] == k] = number
+            if number < len(old) - 1:
+                gains_B_K[row, number] = world.gain_B_K[row, k]
+                has_B_K[row, number] = world.has_gain_B_K[row, k]
+    gains_B_K = torch.where(has_B_K, gains_B_K, 0.0)
+    return world.but(turn_ids_B_T=new_B_T, mask_B_T=new_B_T >= 0, gain_B_K=gains_B_K, has_gain_B_K=has_B_K)
+
+
+def lines(example: Example, subject: Subject) -> Iterator[str]:
+    """Each call: what went in, and what came out, one list per row."""
+    for run in example.runs:
+        world = run.world
+        inputs = {}
+        if subject.level != "token":
+            inputs["rewards"] = world.outcome_B.tolist()
+        if len(world.group_B.unique()) > 1:
+            inputs["groups"] = world.group_B.tolist()
+        if not world.valid_B.all():
+            inputs["valid"] = world.valid_B.tolist()
+        if subject.level == "turn":
+            inputs["turn_rewards"] = _turn_rewards(world)
+        for name in subject.tables:
+            table = getattr(world, name)
+            turn_B_K1 = torch.arange(table.shape[-1]) <= world.n_tool_turns_B[:, None]
+            inputs[name] = _rows(table, turn_B_K1) if name.endswith("_K1") else table.tolist()
+        if subject.level == "token":
+            given_B_T = subject.given(world).advantage_B_T if run.given is None else run.given
+            inputs["advantages"] = _rows(given_B_T, world.mask_B_T)
+        if subject.level == "whole" and "gains" in subject.reads:
+            inputs["turn_ids"] = _rows(world.turn_ids_B_T, world.mask_B_T)
+            inputs["turn_rewards"] = _turn_rewards(world)
+        if subject.level in ("token", "whole"):
+            inputs["logprobs"] = _rows(world.log_prob_B_T, world.mask_B_T)
+            if world.planning_B_T is not None and "planning mask" in subject.reads:
+                inputs["planning"] = _rows(world.planning_B_T.int(), world.mask_B_T)
+            if world.entropy_B_T is not None and (subject.level == "whole" or subject.uncertainty):
+                inputs["entropies"] = _rows(world.entropy_B_T, world.mask_B_T)
+        yield ", ".join(f"{name} = {value}" for name, value in inputs.items())
+        if isinstance(run.result, Exception):
+            yield f"  -> {type(run.result).__name__}: {run.result}"
+        else:
+            out = _rows(run.result, world.mask_B_T)
+            if subject.level == "outcome":
+                out = [row[0] if row else None for row in out]
+            yield f"  -> {out}"
+
+
+def _turn_rewards(world: World) -> list[list]:
+    """The rewards of each row's tool turns; a turn without one has None."""
+    rows = list(range(len(world.outcome_B)))
+    return turn_lists(world.gain_B_K, world.has_gain_B_K, world.turn_ids_B_T, rows)
+
+
+def _rows(values_B_T: torch.Tensor, mask_B_T: torch.Tensor) -> list[list]:
+    values_B_T = values_B_T.detach()
+    return [values_B_T[row][mask_B_T[row]].tolist() for row in range(len(values_B_T))]

@@ -7,15 +7,53 @@ from contextlib import suppress
 
 import torch
 
-from verl_credit.credit.laws.broken import Broken, finite, same
 from verl_credit.credit.laws.subjects import Subject
 from verl_credit.credit.laws.world import NAN, World, beside, make_world
 
 HALVES = (torch.float16, torch.bfloat16, torch.float32)
 CALLS, SECONDS = 12_000, 2.0
 
+# Tolerances are relative to the scale: the largest of the numbers compared.
+CLOSE = {torch.float32: 1e-5, torch.float64: 1e-12}  # by what is returned: only the order of a sum may matter
+ABOUT = 1e-4  # allows for variance floors and epsilons
+
 Law = Callable[[Subject, World], None]
 Outputs = tuple[torch.Tensor, torch.Tensor]
+
+
+class Broken(AssertionError):
+    """A law does not hold; the message says where. ``runs``: how many of the operator's last calls show it."""
+
+    def __init__(self, message: str, runs: int = 1) -> None:
+        super().__init__(message)
+        self.runs = runs
+
+
+def finite(outputs, what: str = "a value that is not finite went in, and") -> None:
+    for out in outputs:
+        if not out.isfinite().all():
+            raise Broken(f"{what}: row {int((~out.isfinite()).nonzero()[0, 0])} of the result is not finite")
+
+
+def scale_of(values: torch.Tensor) -> float:
+    """The largest size of a value; 1 where all are 0."""
+    sizes = values.abs().nan_to_num()
+    return (float(sizes.max()) if sizes.numel() else 0.0) or 1.0
+
+
+def same(ours, expected, *, tolerance: float | None = None, what: str = "", runs: int = 2) -> None:
+    """Equal up to ``tolerance`` (without it, that of what the operator returns) times the scale of ``expected``."""
+    for name, a, b in zip(("advantage", "clip scale"), ours, expected, strict=False):
+        limit = CLOSE[a.dtype] if tolerance is None else tolerance
+        far = (a - b).abs() > limit * scale_of(b)
+        far |= a.isnan() != b.isnan()
+        if far.any():
+            row, place = far.nonzero()[0].tolist()
+            raise Broken(
+                f"{what + ': ' if what else ''}{name} of row {row}, token {place}: "
+                f"{float(a[row, place]):.9g}, expected {float(b[row, place]):.9g}",
+                runs,
+            )
 
 
 def usual_worlds(seed: int) -> Iterable[World]:
@@ -79,7 +117,8 @@ def dtype(subject: Subject, world: World) -> None:
 
 def layout(subject: Subject, world: World) -> None:
     """Memory layout does not matter."""
-    same(run(subject, world.strided()), run(subject, world))
+    strided = world.map(lambda tensor: tensor.T.contiguous().T if tensor.dim() == 2 else tensor)
+    same(run(subject, strided), run(subject, world))
 
 
 def padding_rows(subject: Subject, world: World) -> None:
@@ -102,7 +141,15 @@ def padding_rows(subject: Subject, world: World) -> None:
 def nonfinite(subject: Subject, world: World) -> None:
     """A number that is not finite harms its own row or prompt only and is counted, or is refused by name."""
     if subject.level in ("token", "whole"):
-        _refused(subject, world)
+        row, place = world.mask_B_T.nonzero()[0].tolist()
+        spoiled = {name: getattr(world, name).clone() for name in ("log_prob_B_T", "entropy_B_T")}
+        for tensor in spoiled.values():
+            tensor[row, place] = NAN
+        try:
+            finite(run(subject, world.but(**spoiled)))
+        except ValueError as error:
+            if f"row {row}" not in str(error):
+                raise Broken(f"NaN in row {row}: the error does not name the row ({error})") from error
         return
     rows_B = torch.arange(len(world.outcome_B))
     has_gain_B = world.has_gain_B_K.any(dim=1)
@@ -127,28 +174,10 @@ def nonfinite(subject: Subject, world: World) -> None:
         same(ours, [out[elsewhere_B] for out in plain], what="inf in a gain")
 
 
-def _refused(subject: Subject, world: World) -> None:
-    row, place = world.mask_B_T.nonzero()[0].tolist()
-    spoiled = {name: getattr(world, name).clone() for name in ("log_prob_B_T", "entropy_B_T")}
-    for tensor in spoiled.values():
-        tensor[row, place] = NAN
-    try:
-        finite(run(subject, world.but(**spoiled)))
-    except ValueError as error:
-        if f"row {row}" not in str(error):
-            raise Broken(f"NaN in row {row}: the error does not name the row ({error})") from error
-
-
 def _edges(seed: int) -> Iterable[World]:
-    for options in (
-        {"turns": 0},
-        {"turns": 1},
-        {"turns": 20},
-        {"group_sizes": (1, 1, 1)},
-        {"group_sizes": (2, 16)},
-        {"silent_rows": 3},
-    ):
-        yield make_world(seed, **options)
+    yield from (make_world(seed, turns=turns) for turns in (0, 1, 20))
+    yield from (make_world(seed, group_sizes=sizes) for sizes in ((1, 1, 1), (2, 16)))
+    yield make_world(seed, silent_rows=3)
 
 
 @on(_edges)
@@ -187,13 +216,7 @@ def runs(subject: Subject, world: World) -> None:
     subject.run(world)
 
 
-def _with_plain(seed: int) -> Iterable[World]:
-    if seed == 0:
-        yield plain()
-    yield from usual_worlds(seed)
-
-
-@on(_with_plain)
+@on(lambda seed: [*([plain()] if seed == 0 else []), *usual_worlds(seed)])
 def pure(subject: Subject, world: World) -> None:
     """The same input gives the same bits, whatever was called before and however often; inputs stay as they are."""
     before = world.map(torch.clone)

@@ -1,18 +1,32 @@
-"""Runs operators of all levels from a batch to token advantages, so that one suite of laws tests them all."""
+"""Runs operators of all levels, ours and a user's, from a batch to token advantages: one suite of laws tests them all."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass, field, replace
+from functools import partial, wraps
 from typing import Any
 
 import torch
 
+from verl_credit.credit import REGISTRY
 from verl_credit.credit.laws.world import World
 from verl_credit.credit.operator import Operator
-from verl_credit.credit.registry import REGISTRY
+from verl_credit.credit.plugins import (
+    AlgorithmContext,
+    TransformContext,
+    TurnInputs,
+    UncertaintyContext,
+    as_transform_spec,
+    as_uncertainty_spec,
+    run_algorithm,
+    run_transform,
+    run_uncertainty,
+)
+from verl_credit.credit.plugins.load import kind_of, on_lists
+from verl_credit.credit.plugins.run import outcome_operator
+from verl_credit.credit.token.gtpo import gtpo_weights
 from verl_credit.credit.token.token_credit import token_credit
 from verl_credit.credit.token.uncertainty import uncertainty
-from verl_credit.credit.turn.mode import TurnMode
+from verl_credit.credit.turn.mode import TurnMode, as_turn_mode
 from verl_credit.credit.turn.modes import MODES
 from verl_credit.credit.turn.turn_credit import BatchTables, credit_of
 from verl_credit.credit.turn.turns import spread
@@ -21,6 +35,10 @@ GAMMA = 0.9
 SEPA_LAMBDA = 0.6
 BESIDE = "turn-group-v1d"  # gives turns of a row different advantages
 GTPO_BETA = 1.0  # the largest at which no weight of an uncertainty can fall below 0
+# The small input of `small_call`.
+REWARDS, TOKENS, PLANNING = [1.0, 0.0], [[0.5, 1.0], [2.0, 0.25, 1.0]], [[0, 1], [1, 0, 0]]
+LOG_PROBS = [[-h for h in row] for row in TOKENS]
+TURNS = {"turn_ids_G": [[0, 0], [0, 1, 1]], "turn_rewards_G": [[], [0.5]]}
 
 
 @dataclass(frozen=True)
@@ -67,32 +85,21 @@ class Subject:
 def registered_subject(level: str, name: str) -> Subject:
     """An operator of ours, by level (outcome, turn, token, canonical) and name."""
     operator = REGISTRY[level, name]
-    apply = given = None
+    more = {"scope": operator.scope, "properties": operator.properties, "exempt": operator.exempt}
     if level == "outcome":
-        run = partial(run_outcome, operator=name)
+        more["run"] = partial(run_turn_mode, mode=MODES["none"], outcome_operator=name)
     elif level == "turn":
-        run = partial(run_turn_mode, mode=MODES[name])
+        more |= {"run": partial(run_turn_mode, mode=MODES[name]), "tables": tables_given(MODES[name])}
     elif level == "token":
-        given = partial(run_turn_mode, mode=MODES[BESIDE])
-        apply = partial(_apply_token, mode=name)
-        run = partial(run_token, apply=apply, given=given)
+        more |= {
+            "given": partial(run_turn_mode, mode=MODES[BESIDE]),
+            "apply": partial(_apply_token, mode=name),
+        }
+        more |= {"run": partial(run_token, apply=more["apply"], given=more["given"]), "reads_turns": True}
     else:
-        run = partial(_run_canonical, function=operator.function)
-    return Subject(
-        name,
-        "whole" if level == "canonical" else level,
-        operator.function,
-        run,
-        apply,
-        given,
-        reads_turns=level == "token",
-        reads=frozenset(operator.reads),
-        tables=tables_given(MODES[name]) if level == "turn" else (),
-        scope=operator.scope,
-        properties=operator.properties,
-        exempt=operator.exempt,
-        operator=operator,
-    )
+        level, more["run"] = "whole", partial(_run_canonical, function=operator.function)
+    reads = frozenset(operator.reads)
+    return Subject(name, level, operator.function, reads=reads, operator=operator, **more)
 
 
 def run_turn_mode(world: World, *, mode: TurnMode, **options) -> Result:
@@ -110,10 +117,6 @@ def run_turn_mode(world: World, *, mode: TurnMode, **options) -> Result:
 def tables_given(mode: TurnMode, parity: str | None = None) -> tuple[str, ...]:
     """The optional tables that it reads: mt_grpo reads ``result_turn_B`` only with parity="released"."""
     return tuple(name for name in mode.tables if name != "result_turn_B" or parity == "released")
-
-
-def run_outcome(world: World, *, operator) -> Result:
-    return run_turn_mode(world, mode=MODES["none"], outcome_operator=operator)
 
 
 def run_token(world: World, *, apply, given) -> Result:
@@ -142,3 +145,145 @@ def _run_canonical(world: World, *, function) -> Result:
     if advantage.dim() == 1:
         advantage = torch.where(world.mask_B_T, advantage[:, None], 0.0)
     return Result(advantage, torch.ones_like(advantage))
+
+
+def own_subject(operator: Any, name: str, *, kind: str | None = None, params: dict | None = None) -> Subject:
+    """A user's operator. It may declare ``scope`` ("batch"), ``properties``, ``reads`` and ``exempt`` ({law: reason})."""
+    kind = kind or kind_of(operator, name)
+    properties = getattr(operator, "properties", None)
+    more = {
+        "level": {"outcome": "outcome", "turn": "turn", "algorithm": "whole"}.get(kind, "token"),
+        "scope": getattr(operator, "scope", "group"),
+        "properties": None if properties is None else frozenset(properties),
+        "exempt": getattr(operator, "exempt", {}),
+        "reads": frozenset(getattr(operator, "reads", ())),
+        "call": partial(small_call, operator, name, kind, params),
+    }
+    if kind == "outcome":
+        own = outcome_operator(operator, name, params)
+        more["run"] = partial(run_turn_mode, mode=MODES["none"], outcome_operator=own)
+    elif kind == "turn":
+        mode = as_turn_mode(operator, name)
+        more["run"] = partial(_run_own_mode, mode=mode, params=params or {})
+        more["tables"] = tables_given(mode)
+        more["call"] = None
+    elif kind == "transform":
+        spec = as_transform_spec(operator, name)
+        reads_turns = spec.compute_context is None or spec.uses_turn_advantages
+        more["apply"] = partial(_apply_own, spec=spec, params=params)
+        more["reads_turns"] = reads_turns
+        more["given"] = partial(run_turn_mode, mode=MODES[BESIDE if reads_turns else "none"])
+        if spec.needs_planning or spec.uses_sepa_controller:
+            more["reads"] |= {"planning mask"}
+    elif kind == "uncertainty":
+        spec = as_uncertainty_spec(operator, name)
+        more["uncertainty"] = partial(_uncertainties, spec=spec, params=params)
+        more["apply"] = partial(_apply_uncertainty, values=more["uncertainty"])
+        more["given"] = partial(run_turn_mode, mode=MODES["none"])
+        more["reads"] |= set(getattr(spec.compute, "reads", ()))
+    else:
+        more["run"] = partial(_run_algorithm, function=operator, name=name, params=params)
+        more["reads"] |= {"planning mask", "gains"}  # an algorithm always gets them
+    if "given" in more:
+        more["run"] = partial(run_token, apply=more["apply"], given=more["given"])
+    return Subject(name=name, function=operator, **more)
+
+
+def small_call(operator: Any, name: str, kind: str, params: dict | None) -> Callable[[], Any]:
+    params = dict(params or {})
+    if kind == "outcome":
+        call = on_lists(operator, name, params)
+        return lambda: call(list(REWARDS))
+    if kind == "algorithm":
+        context = AlgorithmContext(
+            REWARDS, LOG_PROBS, PLANNING, params, precomputed_entropies_G=TOKENS, **TURNS
+        )
+        return lambda: operator(context)
+    if kind == "uncertainty":
+        spec = as_uncertainty_spec(operator, name)
+        context = UncertaintyContext(LOG_PROBS[0], None, TOKENS[0], PLANNING[0], params)
+        return lambda: spec.compute(context)
+    spec = as_transform_spec(operator, name)
+    if spec.compute_context is None:
+        return lambda: None  # its parts get lists through our code, one small call at a time
+    context = TransformContext(
+        episode_advantages=[1.0, -1.0],
+        logprobs_G=LOG_PROBS,
+        planning_masks_G=PLANNING if spec.needs_planning else [[], []],
+        params=params,
+        uncertainties_G=TOKENS,
+        turn_advantages_G=[[1.0, 1.0], [-0.5, -1.0, -1.0]],
+    )
+    return lambda: spec.compute_context(context)
+
+
+def _run_own_mode(world: World, *, mode: TurnMode, params: Mapping[str, Any]) -> Result:
+    """Returns float32 where the function computed in less than float64: its rounding is no error."""
+    dtypes: set[torch.dtype] = set()
+
+    @wraps(mode.function)
+    def noting(*given, **options):
+        outputs = mode.function(*given, **options)
+        several = outputs if isinstance(outputs, tuple | list) else ()
+        dtypes.update(
+            out.dtype for out in several if isinstance(out, torch.Tensor) and out.is_floating_point()
+        )
+        return outputs
+
+    result = run_turn_mode(world, mode=replace(mode, function=noting), **params)
+    outputs = result.outputs() if dtypes <= {torch.float64} else (out.float() for out in result.outputs())
+    return Result(*outputs, result.counts)
+
+
+def _apply_own(world: World, turn_advantage_B_T: torch.Tensor, *, spec, params) -> torch.Tensor:
+    mask_B_T = world.counted_B_T
+    answer_B_1 = torch.where(mask_B_T, world.turn_ids_B_T, -1).argmax(dim=1, keepdim=True)
+    return run_transform(
+        spec,
+        turn_advantage_B_T,
+        turn_advantage_B_T.gather(1, answer_B_1).squeeze(1),
+        mask_B_T,
+        world.group_B,
+        world.valid_B,
+        log_prob_B_T=world.log_prob_B_T,
+        uncertainty_B_T=uncertainty("surprisal", world.log_prob_B_T, mask_B_T),
+        planning_B_T=world.planning_B_T,
+        params=params,
+        sepa_lambda=SEPA_LAMBDA,
+        gtpo_beta=GTPO_BETA,
+    )[0]
+
+
+def _apply_uncertainty(world: World, turn_advantage_B_T: torch.Tensor, *, values) -> torch.Tensor:
+    value_B_T, mask_B_T = values(world), world.counted_B_T
+    return torch.where(mask_B_T, turn_advantage_B_T, 0.0) * gtpo_weights(value_B_T, mask_B_T, beta=GTPO_BETA)
+
+
+def _uncertainties(world: World, *, spec, params) -> torch.Tensor:
+    return run_uncertainty(
+        spec,
+        world.log_prob_B_T,
+        world.counted_B_T,
+        entropy_B_T=world.entropy_B_T,
+        planning_B_T=world.planning_B_T,
+        params=params,
+    )
+
+
+def _run_algorithm(world: World, *, function, name, params) -> Result:
+    advantage_B_T, _ = run_algorithm(
+        function,
+        world.outcome_B,
+        world.log_prob_B_T,
+        world.counted_B_T,
+        world.group_B,
+        world.valid_B,
+        name=name,
+        planning_B_T=world.planning_B_T,
+        entropy_B_T=world.entropy_B_T,
+        params=params,
+        sepa_lambda=SEPA_LAMBDA,
+        gtpo_beta=GTPO_BETA,
+        turns=TurnInputs(world.turn_ids_B_T, world.gain_B_K, world.has_gain_B_K),
+    )
+    return Result(advantage_B_T, torch.ones_like(advantage_B_T))

@@ -9,6 +9,16 @@ from dataclasses import dataclass
 import torch
 
 NAN = float("nan")
+PER_TOKEN = {
+    "turn_ids_B_T": -1,
+    "mask_B_T": False,
+    "log_prob_B_T": NAN,
+    "entropy_B_T": NAN,
+    "planning_B_T": True,
+}
+PER_TURN = {"gain_B_K": NAN, "has_gain_B_K": False, "anchor_B_K1": 1, "value_B_K1": NAN, "state_score_B_K1": 1e3,
+            "turn_tokens_B_K1": -7}  # fmt: skip
+"""Tables, and what stands outside the policy's tokens or past a row's last turn: garbage where it must not be read."""
 VALUES = ("outcome_B", "gain_B_K", "log_prob_B_T", "entropy_B_T", "value_B_K1", "bootstrap_B", "state_score_B_K1",
           "initial_score_B")  # fmt: skip
 
@@ -58,10 +68,6 @@ class World:
     def to(self, dtype: torch.dtype) -> World:
         return self.but(**{name: getattr(self, name).to(dtype) for name in VALUES})
 
-    def strided(self) -> World:
-        """The same numbers in column-major memory."""
-        return self.map(lambda tensor: tensor.T.contiguous().T if tensor.dim() == 2 else tensor)
-
     def without_gains(self) -> World:
         """No turn has a signal of its own: neither a reward nor a score of its state."""
         return self.but(
@@ -76,27 +82,17 @@ class World:
             out = tensor_B_T.new_full((len(tensor_B_T), width), fill)
             return out.scatter(1, places_B_T, tensor_B_T)
 
-        return self.but(
-            turn_ids_B_T=move(self.turn_ids_B_T, -1),
-            mask_B_T=move(self.mask_B_T, False),
-            log_prob_B_T=move(self.log_prob_B_T, NAN),
-            entropy_B_T=move(self.entropy_B_T, NAN),
-            planning_B_T=move(self.planning_B_T, True),
-        )
+        return self.but(**{name: move(getattr(self, name), fill) for name, fill in PER_TOKEN.items()})
 
     def wider(self, turns: int, tokens: int) -> World:
         """The world with additional columns of padding."""
-        pad = torch.nn.functional.pad
         places_T = torch.arange(self.mask_B_T.shape[1])
         wide = self.spaced(places_T.expand_as(self.mask_B_T), self.mask_B_T.shape[1] + tokens)
-        return wide.but(
-            gain_B_K=pad(self.gain_B_K, (0, turns), value=NAN),
-            has_gain_B_K=pad(self.has_gain_B_K, (0, turns)),
-            anchor_B_K1=pad(self.anchor_B_K1, (0, turns), value=1),
-            value_B_K1=pad(self.value_B_K1, (0, turns), value=NAN),
-            state_score_B_K1=pad(self.state_score_B_K1, (0, turns), value=1e3),
-            turn_tokens_B_K1=pad(self.turn_tokens_B_K1, (0, turns), value=-7),
-        )
+        more = {
+            name: torch.nn.functional.pad(getattr(self, name), (0, turns), value=fill)
+            for name, fill in PER_TURN.items()
+        }
+        return wide.but(**more)
 
 
 def beside(first: World, second: World) -> World:
@@ -118,6 +114,7 @@ def make_world(
     The first ``silent_rows`` rows have no policy tokens.
     """
     random = torch.Generator().manual_seed(seed)
+    drawn = {"generator": random, "dtype": torch.float64}
     group_B = torch.cat([torch.full((size,), 7 * number - 5) for number, size in enumerate(group_sizes)])
     group_B = group_B[torch.randperm(len(group_B), generator=random)]
     rows = len(group_B)
@@ -127,24 +124,18 @@ def make_world(
     turn_ids_B_T = torch.tensor([ids + [-1] * (width - len(ids)) for ids in token_ids])
     mask_B_T = turn_ids_B_T >= 0
     has_gain_B_K = torch.arange(turns) < torch.where(mask_B_T.any(dim=1), n_tool_B, 0)[:, None]
-
-    def garbage_outside(values: torch.Tensor, member: torch.Tensor) -> torch.Tensor:
-        return torch.where(member, values, NAN)
-
-    log_prob_B_T = -torch.rand(rows, width, generator=random, dtype=torch.float64) * 3
-    entropy_B_T = torch.rand(rows, width, generator=random, dtype=torch.float64) * 2 + 0.05
+    log_prob_B_T = -torch.rand(rows, width, **drawn) * 3
+    entropy_B_T = torch.rand(rows, width, **drawn) * 2 + 0.05
     return World(
         outcome_B=torch.randint(0, 3, (rows,), generator=random).double() / 2,
         group_B=group_B,
         valid_B=torch.ones(rows, dtype=torch.bool),
-        gain_B_K=garbage_outside(
-            torch.randn(rows, turns, generator=random, dtype=torch.float64) * 0.2, has_gain_B_K
-        ),
+        gain_B_K=torch.where(has_gain_B_K, torch.randn(rows, turns, **drawn) * 0.2, NAN),
         has_gain_B_K=has_gain_B_K,
         turn_ids_B_T=turn_ids_B_T,
         mask_B_T=mask_B_T,
-        log_prob_B_T=garbage_outside(log_prob_B_T, mask_B_T),
-        entropy_B_T=garbage_outside(entropy_B_T, mask_B_T),
+        log_prob_B_T=torch.where(mask_B_T, log_prob_B_T, NAN),
+        entropy_B_T=torch.where(mask_B_T, entropy_B_T, NAN),
         planning_B_T=torch.rand(rows, width, generator=random) < 0.3,
         **_turn_tables(has_gain_B_K, torch.Generator().manual_seed(seed + 5000)),
     )
@@ -154,18 +145,19 @@ def _turn_tables(tool_B_K: torch.Tensor, random: torch.Generator) -> dict[str, t
     """Optional tables, with garbage past each row's answer turn: anchors of few states, which prompts share by number."""
     rows, turns = tool_B_K.shape
     turn_B_K1 = torch.arange(turns + 1) <= tool_B_K.sum(dim=1, keepdim=True)
-    score_B_K1 = torch.rand(rows, turns + 1, generator=random, dtype=torch.float64)
-    scored_B_K1 = torch.rand(rows, turns + 1, generator=random) < 0.8
-    anchor_B_K1 = torch.randint(-1, 3, (rows, turns + 1), generator=random)
-    tokens_B_K1 = torch.randint(1, 9, (rows, turns + 1), generator=random)
-    value_B_K1 = torch.rand(rows, turns + 1, generator=random, dtype=torch.float64)
+    shape, drawn = (rows, turns + 1), {"generator": random, "dtype": torch.float64}
+    score_B_K1 = torch.rand(shape, **drawn)
+    score_B_K1[torch.rand(shape, generator=random) >= 0.8] = NAN
+    per_turn = {
+        "state_score_B_K1": score_B_K1,
+        "anchor_B_K1": torch.randint(-1, 3, shape, generator=random),
+        "turn_tokens_B_K1": torch.randint(1, 9, shape, generator=random),
+        "value_B_K1": torch.rand(shape, **drawn),
+    }
     return {
-        "anchor_B_K1": torch.where(turn_B_K1, anchor_B_K1, 1),
-        "value_B_K1": torch.where(turn_B_K1, value_B_K1, NAN),
-        "bootstrap_B": torch.rand(rows, generator=random, dtype=torch.float64),
-        "state_score_B_K1": torch.where(turn_B_K1, torch.where(scored_B_K1, score_B_K1, NAN), 1e3),
-        "initial_score_B": torch.rand(rows, generator=random, dtype=torch.float64),
-        "turn_tokens_B_K1": torch.where(turn_B_K1, tokens_B_K1, -7),
+        **{name: torch.where(turn_B_K1, table, PER_TURN[name]) for name, table in per_turn.items()},
+        "bootstrap_B": torch.rand(rows, **drawn),
+        "initial_score_B": torch.rand(rows, **drawn),
         "result_turn_B": torch.randint(-1, turns + 1, (rows,), generator=random),
     }
 

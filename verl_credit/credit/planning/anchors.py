@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
+from verl_credit.credit.operator import Range
 from verl_credit.credit.planning.token_text import BARRIER, Decode, Pieces, mark, policy_texts
 
 Encode = Callable[[list[str]], torch.Tensor]
@@ -81,7 +82,14 @@ def planning_mask_by_anchors(
     Raises TypeError or ValueError that names the argument and the value.
     Source: SEPA's second detector (its windows, strides and thresholds; the anchor sentences are our own).
     """
-    _check_numbers(threshold=threshold, window=window, stride=stride, minimum=minimum, batch_size=batch_size)
+    for name, value, accepted in (
+        ("window", window, Range(1)),
+        ("stride", stride, Range(1, window, high_allowed=True)),  # a longer one leaves words in no window
+        ("batch_size", batch_size, Range(1)),
+        ("threshold", threshold, Range(-2.0, 2.0, high_allowed=True)),  # as far as two cosines can differ
+        ("minimum", minimum, Range(-2.0, 2.0, high_allowed=True)),
+    ):
+        accepted.check(name, value)
     planning_P_D = _anchors("planning_anchors", planning_anchors, encode)
     execution_E_D = _anchors("execution_anchors", execution_anchors, encode)
     pieces = decode if isinstance(decode, Pieces) else Pieces(decode)
@@ -145,17 +153,3 @@ def _encoded(texts: list[str], encode: Encode, width: int | None = None) -> torc
     if bad_N.any():
         raise ValueError(f"encode returned a value that is not finite for {texts[int(bad_N.nonzero()[0])]!r}")
     return torch.nn.functional.normalize(vectors_N_D, dim=1)
-
-
-def _check_numbers(*, threshold: float, window: int, stride: int, minimum: float, batch_size: int) -> None:
-    if window < 1:
-        raise ValueError(f"window={window}; expected at least 1 word")
-    if not 1 <= stride <= window:
-        raise ValueError(
-            f"stride={stride}; expected 1 to window={window} words, or some would be in no window"
-        )
-    if batch_size < 1:
-        raise ValueError(f"batch_size={batch_size}; expected at least 1 text")
-    for name, value in (("threshold", threshold), ("minimum", minimum)):
-        if not -2 <= value <= 2:
-            raise ValueError(f"{name}={value}; expected -2 to 2, as far as two cosines can differ")

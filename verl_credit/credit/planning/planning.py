@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import pairwise
 
 import torch
@@ -43,8 +43,13 @@ def parse_grams(text_or_list: str | Iterable[str]) -> tuple[str, ...]:
     or digit, and repeats, two grams being the same if they differ in case, punctuation or apostrophes only.
     """
     entries = text_or_list
-    if isinstance(entries, str):
-        entries = _from_json(entries) if entries.lstrip().startswith("[") else entries.split(",")
+    if isinstance(entries, str) and entries.lstrip().startswith("["):
+        try:
+            entries = json.loads(entries)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{_KEY}={entries!r} is not a JSON list: {error}") from error
+    elif isinstance(entries, str):
+        entries = entries.split(",")
     elif not isinstance(entries, Iterable):
         raise TypeError(f"{_KEY}={entries!r}; expected a JSON list, a comma-separated string or a list")
     seen: dict[str, str] = {}
@@ -64,7 +69,7 @@ def parse_grams(text_or_list: str | Iterable[str]) -> tuple[str, ...]:
 
 def fold(text: str) -> str:
     """The text for comparison, of the same length: letters and digits without case, spaces for all else."""
-    return text.translate(_FOLDED)
+    return "".join(map(_folded, text))
 
 
 def gram_name(gram: str) -> str:
@@ -93,26 +98,11 @@ def _pattern(gram: str) -> str:
     return pattern + f"(?![^ {BARRIER}])"
 
 
-def _from_json(text: str) -> list:
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{_KEY}={text!r} is not a JSON list: {error}") from error
-
-
-class _Folded(dict):
-    """A table for str.translate that examines each character once."""
-
-    def __missing__(self, code: int) -> str:
-        c = chr(code)
-        if not c.isalnum() or c in _APOSTROPHES:
-            self[code] = " "
-        else:
-            self[code] = next((one for one in (c.casefold(), c.lower()) if len(one) == 1), c)
-        return self[code]
-
-
-_FOLDED = _Folded()
+@cache
+def _folded(c: str) -> str:
+    if not c.isalnum() or c in _APOSTROPHES:
+        return " "
+    return next((one for one in (c.casefold(), c.lower()) if len(one) == 1), c)
 
 
 @dataclass(frozen=True)
@@ -129,7 +119,8 @@ class PlanningMatches:
     @property
     def gram_counts(self) -> dict[str, int]:
         """Matches per gram, 0 included."""
-        return dict(zip(self.grams, self._count_G().tolist(), strict=True))
+        count_G = torch.bincount(self.gram_M, minlength=len(self.grams))
+        return dict(zip(self.grams, count_G.tolist(), strict=True))
 
     def metrics(self) -> dict[str, float]:
         """Matches, tokens per match, their count per gram, and semantic entropy.
@@ -138,8 +129,7 @@ class PlanningMatches:
         planning/semantic_entropy    -sum_g p_g ln p_g, p_g = share of gram g in all matches (Wang et al. 2509.03646)
         planning/gram/NAME           count; NAME is the gram with "_" between words and without apostrophes
         """
-        count_G = self._count_G()
-        p_G = count_G.double() / max(1, int(count_G.sum()))
+        p_G = torch.tensor(list(self.gram_counts.values())).double() / max(1, len(self.gram_M))
         span_M = (self.last_M - self.first_M + 1).double()
         return {
             "planning/matches": float(len(self.gram_M)),
@@ -147,9 +137,6 @@ class PlanningMatches:
             "planning/semantic_entropy": float(torch.special.entr(p_G).sum()),
             **{f"planning/gram/{gram_name(g)}": float(n) for g, n in self.gram_counts.items()},
         }
-
-    def _count_G(self) -> torch.Tensor:
-        return torch.bincount(self.gram_M, minlength=len(self.grams))
 
 
 def planning_mask(

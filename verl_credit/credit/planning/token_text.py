@@ -6,13 +6,12 @@ from dataclasses import dataclass
 
 import torch
 
-from verl_credit.credit.checks import checked_ids, first_row
+from verl_credit.credit.checks import checked_ids
 
 Decode = Callable[[list[int]], list[str]]
 BARRIER = "\0"  # marks in the text where the policy's tokens end: at an observation, at the end of a row
 _BARRIER_ID = -1
 _TOKENS_AT_ONCE = 1 << 20  # bounds the memory of Python lists for a large batch
-_TOKEN_NAME_MARKS = ("Ġ", "Ċ", "▁")
 
 
 class Pieces:
@@ -48,12 +47,8 @@ class Pieces:
                 raise TypeError(f"decode returned {piece!r} for id {i}; expected a str")
             self.text[i] = piece.replace(BARRIER, " ")
         self._has_space = self._has_space or any(c.isspace() for piece in pieces for c in piece)
-        if not self._has_space:
-            self._refuse_names(pieces)
-
-    def _refuse_names(self, pieces: list[str]) -> None:
-        names = [piece for piece in pieces if piece.startswith(_TOKEN_NAME_MARKS)]
-        if names:
+        names = [piece for piece in pieces if piece.startswith(("Ġ", "Ċ", "▁"))]
+        if names and not self._has_space:
             raise ValueError(
                 f"decode returned {names[0]!r} and no piece with a space; expected text, "
                 "not names of tokens (batch_decode of single ids, not convert_ids_to_tokens)"
@@ -78,17 +73,21 @@ class PolicyText:
 
 
 def policy_texts(
-    token_ids_B_T: torch.Tensor,
-    mask_B_T: torch.Tensor,
-    pieces: Pieces,
-    transform: Callable[[str], str] = str,
+    token_ids_B_T: torch.Tensor, mask_B_T: torch.Tensor, pieces: Pieces, transform: Callable[[str], str] = str
 ) -> Iterator[PolicyText]:
     """The policy tokens (mask 1) of a batch as text, some rows at a time, each piece changed by `transform`.
 
     `transform` keeps the length of a piece; it sees each piece once. Ids where the mask is 0 are not read.
     Raises TypeError or ValueError that names the argument, the row and the value.
     """
-    ids_B_T, mask_B_T = _checked(token_ids_B_T, mask_B_T)
+    ids_B_T, mask_B_T = checked_ids(token_ids_B_T, mask_B_T, "token_ids_B_T", "mask_B_T", "token ids")
+    ids_B_T, mask_B_T = ids_B_T.cpu(), mask_B_T.cpu()
+    bad_B_T = mask_B_T & (ids_B_T < 0)
+    if bad_B_T.any():
+        row, column = bad_B_T.nonzero()[0].tolist()
+        raise ValueError(
+            f"token_ids_B_T row {row}, policy token at position {column}: id {ids_B_T[row, column]}; expected 0 or more"
+        )
     rows, columns = ids_B_T.shape
     at_once = max(1, _TOKENS_AT_ONCE // (columns + 1))
     table = {_BARRIER_ID: BARRIER}
@@ -116,17 +115,3 @@ def mark(first_M: torch.Tensor, last_M: torch.Tensor, shape: torch.Size) -> torc
     ones_M = torch.ones_like(first_M)
     steps.index_add_(0, first_M, ones_M).index_add_(0, last_M + 1, -ones_M)
     return (steps[:-1].cumsum(0) > 0).view(shape)
-
-
-def _checked(ids_B_T: torch.Tensor, mask_B_T: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    ids_B_T, mask_B_T = checked_ids("token ids", "token_ids_B_T", ids_B_T, "mask_B_T", mask_B_T)
-    ids_B_T, mask_B_T = ids_B_T.cpu(), mask_B_T.cpu()
-    bad_B_T = mask_B_T & (ids_B_T < 0)
-    if bad_B_T.any():
-        row = first_row(bad_B_T)
-        column = int(bad_B_T[row].nonzero()[0])
-        raise ValueError(
-            f"token_ids_B_T row {row}, policy token at position {column}: id {int(ids_B_T[row, column])}; "
-            "expected 0 or more"
-        )
-    return ids_B_T, mask_B_T

@@ -1,24 +1,33 @@
-"""Finds the object that a dotted path names."""
+"""Finds the object that a dotted path names, and makes a spec of it."""
 
 import importlib
 import importlib.util
 import inspect
 import sys
 import types as python_types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
 from functools import lru_cache
 from typing import Any
 
 from verl_credit.credit.plugins import types
+from verl_credit.credit.plugins.types import (
+    AlgorithmContext,
+    TransformContext,
+    TransformSpec,
+    UncertaintyContext,
+    UncertaintySpec,
+)
 from verl_credit.credit.turn.mode import TurnMode, as_turn_mode
 from verl_credit.credit.turn.modes import MODES
+from verl_credit.credit.turn.tables import Tables
 from verl_credit.errors import did_you_mean
 from verl_credit.names import place_now
 
 # Plug-ins for retrain contain `from retrain import TransformOutput`.
 PUBLISHED_HOME = "retrain"
+KINDS = ("outcome", "turn", "transform", "algorithm", "uncertainty")
 
 
 def load(path: str, key: str) -> Any:
@@ -58,21 +67,92 @@ def find_turn_mode(name: str, key: str = "algorithm.info_gain_norm_mode") -> Tur
     return MODES[name] if name in MODES else as_turn_mode(load(name, key), name)
 
 
-def adopted(operator: Any, spec: type) -> Any:
-    """Converts another package's spec of the same name (such as retrain's) to ours; returns anything else unchanged."""
+def kind_of(operator: Any, name: str) -> str:
+    """The kind of an operator, from its spec, or from the annotation or the name of its first argument."""
+    if isinstance(operator, TransformSpec | UncertaintySpec):
+        return "transform" if isinstance(operator, TransformSpec) else "uncertainty"
+    if isinstance(operator, TurnMode):
+        return "turn"
+    parameters = list(inspect.signature(operator).parameters.values()) if callable(operator) else []
+    if not parameters and callable(operator):
+        return kind_of(operator(), name)
+    if parameters:
+        first = parameters[0]
+        annotation = getattr(first.annotation, "__name__", str(first.annotation)).strip("'\"")
+        contexts = (Tables, TransformContext, AlgorithmContext, UncertaintyContext)
+        for kind, context in zip(("turn", "transform", "algorithm", "uncertainty"), contexts, strict=True):
+            if annotation.endswith(context.__name__):
+                return kind
+        if first.name in ("tables", "rewards", "rewards_G", "outcomes"):
+            return "turn" if first.name == "tables" else "outcome"
+    raise ValueError(f"{name}: cannot tell what kind of operator this is; give --kind {'|'.join(KINDS)}")
+
+
+def as_uncertainty_spec(operator: Any, name: str) -> UncertaintySpec:
+    """A spec, a factory of one, or a function ``f(context) -> list``."""
+    operator = _converted(operator, UncertaintySpec)
+    spec = operator if isinstance(operator, UncertaintySpec) else UncertaintySpec(name, operator)
+    if not callable(spec.compute):
+        raise ValueError(f"algorithm.uncertainty_kind={name!r}: compute is not callable")
+    if spec.needs_distributions:
+        raise ValueError(
+            f"algorithm.uncertainty_kind={name!r} needs whole token distributions, which are not kept; "
+            "precomputed_entropy holds their entropies"
+        )
+    return spec
+
+
+def as_transform_spec(operator: Any, name: str) -> TransformSpec:
+    """A spec, a factory of one, or a function of a context (its needs are attributes of the function)."""
+    operator = _converted(operator, TransformSpec)
+    if isinstance(operator, TransformSpec):
+        return operator
+    if not callable(operator):
+        raise ValueError(
+            f"algorithm.transform_mode={name!r} gave a {type(operator).__name__}; expected a TransformSpec"
+        )
+    needs = ("needs_planning", "uses_sepa_controller", "uses_turn_advantages")
+    declared = {need: bool(getattr(operator, need, False)) for need in needs}
+    return TransformSpec(name, compute_context=operator, **declared)
+
+
+def on_lists(function: Callable[..., Any], name: str, params: dict) -> Callable[[list[float]], Any]:
+    """The function with one argument: its rewards."""
+    if not callable(function):
+        raise ValueError(f"advantage_mode={name!r} is a {type(function).__name__}; expected a function")
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except ValueError as error:
+        raise ValueError(
+            f"advantage_mode={name!r} has no signature; expected a function f(rewards)"
+        ) from error
+    if not parameters:
+        return on_lists(function(), name, params)
+    required = _required_arguments(function)
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    if any(p.name == "params" and p.kind is p.KEYWORD_ONLY for p in parameters):
+        return lambda rewards: function(rewards, params=dict(params))
+    if len(positional) >= 2 and (positional[1].name == "params" or len(required) == 2):
+        return lambda rewards: function(rewards, dict(params))
+    if len(required) > 1:
+        raise ValueError(
+            f"advantage_mode={name!r} takes {required}; expected f(rewards) or f(rewards, params)"
+        )
+    if params:
+        raise ValueError(f"advantage_params={params} were given, but advantage_mode={name!r} takes none")
+    return lambda rewards: function(rewards)
+
+
+def _converted(operator: Any, spec: type) -> Any:
+    """The result of a factory; another package's spec of the same name (such as retrain's) becomes ours."""
+    if inspect.isroutine(operator) and not _required_arguments(operator):
+        operator = operator()
     if isinstance(operator, spec) or type(operator).__name__ != spec.__name__:
         return operator
     return spec(**{f.name: getattr(operator, f.name) for f in fields(spec) if hasattr(operator, f.name)})
 
 
-def made(operator: Any) -> Any:
-    """The result of a factory (a function without required arguments); anything else is returned unchanged."""
-    if inspect.isroutine(operator) and not required_arguments(operator):
-        return operator()
-    return operator
-
-
-def required_arguments(function: Any) -> list[str]:
+def _required_arguments(function: Any) -> list[str]:
     return [
         parameter.name
         for parameter in inspect.signature(function).parameters.values()

@@ -1,14 +1,14 @@
-"""Runs a user's operators of tokens on a batch: an uncertainty, a transform, an algorithm."""
+"""Runs a user's operators on a batch: of outcomes, an uncertainty, a transform, an algorithm. They read plain lists."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from verl_credit.credit.checks import as_bool, output_dtype
-from verl_credit.credit.plugins.lists import as_lists, groups_of, run_by_rows, turn_lists
-from verl_credit.credit.plugins.load import adopted, made
+from verl_credit.credit.checks import as_bool, as_group_ids, output_dtype
+from verl_credit.credit.groups import valid_rows
+from verl_credit.credit.plugins.load import on_lists
 from verl_credit.credit.plugins.types import (
     AlgorithmContext,
     TransformContext,
@@ -17,22 +17,110 @@ from verl_credit.credit.plugins.types import (
     UncertaintyContext,
     UncertaintySpec,
 )
-from verl_credit.credit.token.gtpo import gtpo_weights
-from verl_credit.credit.token.hicra import hicra
+from verl_credit.credit.token.gtpo import gtpo_weights, hicra
 
 
-def as_uncertainty_spec(operator: Any, name: str) -> UncertaintySpec:
-    """A spec, a factory of one, or a function ``f(context) -> list``."""
-    operator = adopted(made(operator), UncertaintySpec)
-    spec = operator if isinstance(operator, UncertaintySpec) else UncertaintySpec(name, operator)
-    if not callable(spec.compute):
-        raise ValueError(f"algorithm.uncertainty_kind={name!r}: compute is not callable")
-    if spec.needs_distributions:
-        raise ValueError(
-            f"algorithm.uncertainty_kind={name!r} needs whole token distributions, which are not kept; "
-            "precomputed_entropy holds their entropies"
-        )
-    return spec
+def groups_of(group_B: torch.Tensor, row_valid_B: torch.Tensor) -> Iterable[list[int]]:
+    """Valid rows of each group, in the order of the groups' first rows."""
+    rows: dict[int, list[int]] = {}
+    for row, (group, valid) in enumerate(zip(group_B.tolist(), row_valid_B.tolist(), strict=True)):
+        if valid:
+            rows.setdefault(group, []).append(row)
+    return rows.values()
+
+
+def as_lists(values_B_T: torch.Tensor | None, mask_B_T: torch.Tensor, rows: list[int]) -> list[list]:
+    """The policy's own tokens of the given rows, masks as 0 and 1; empty lists without values."""
+    if values_B_T is None:
+        return [[] for _ in rows]
+    values_B_T = values_B_T.int() if values_B_T.dtype == torch.bool else values_B_T
+    return [values_B_T[row][mask_B_T[row]].tolist() for row in rows]
+
+
+def turn_lists(
+    reward_B_K: torch.Tensor, mask_B_K: torch.Tensor, turn_ids_B_T: torch.Tensor, rows: list[int]
+) -> list[list[float | None]]:
+    """A reward or None per tool turn of the given rows; the ids are -1 on tokens that the policy did not write."""
+    known_B_K = mask_B_K & reward_B_K.isfinite()
+    lists = []
+    for row in rows:
+        n_tool_turns = max(0, int(turn_ids_B_T[row].max())) if turn_ids_B_T.shape[1] else 0
+        pairs = zip(reward_B_K[row].tolist(), known_B_K[row].tolist(), strict=True)
+        rewards_K = [reward if known else None for reward, known in pairs]
+        lists.append((rewards_K + [None] * n_tool_turns)[:n_tool_turns])
+    return lists
+
+
+def run_by_rows(
+    call: Callable[[list[int]], Any],
+    groups: Iterable[list[int]],
+    out_B_T: torch.Tensor,
+    mask_B_T: torch.Tensor,
+    name: str,
+) -> dict[str, float]:
+    """Calls an operator once for each group of rows and writes its lists to their policy tokens.
+
+    The operator returns a list per row, or an object with ``token_advs`` and perhaps ``extra_metrics``. Returns the mean of
+    each metric over the groups that report it.
+    """
+    metrics: list[dict[str, float]] = []
+    for rows in groups:
+        output = call(rows)
+        lists = getattr(output, "token_advs", output)
+        if isinstance(lists, torch.Tensor):
+            lists = lists.tolist()
+        if not isinstance(lists, list | tuple) or len(lists) != len(rows):
+            got = f"{len(lists)} lists" if isinstance(lists, list | tuple) else type(lists).__name__
+            raise ValueError(
+                f"{name} returned {got} for a group of {len(rows)} completions; expected one list each"
+            )
+        for row, values in zip(rows, lists, strict=True):
+            n, largest = int(mask_B_T[row].sum()), torch.finfo(out_B_T.dtype).max
+            values_t = _numbers(values, n, name, f"the policy tokens of row {row}", largest)
+            out_B_T[row, mask_B_T[row]] = values_t.to(out_B_T)
+        metrics.append(getattr(output, "extra_metrics", {}))
+    reported = {name: [row[name] for row in metrics if name in row] for name in sorted(set().union(*metrics))}
+    return {name: sum(values) / len(values) for name, values in reported.items()}
+
+
+def _numbers(values: Any, n: int, name: str, where: str, largest: float) -> torch.Tensor:
+    """An operator's result as a tensor. Raises ValueError for anything but a list of ``n`` finite numbers."""
+    try:
+        values_n = values.tolist() if isinstance(values, torch.Tensor) else values
+        values_t = torch.tensor([float(value) for value in values_n], dtype=torch.float64)
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        got = repr(values)
+    else:
+        bad_t = ~(values_t.abs() <= largest)
+        if len(values_t) == n and not bad_t.any():
+            return values_t
+        got = f"{len(values_t)} values" if len(values_t) != n else float(values_t[bad_t][0])
+    raise ValueError(f"{name} returned {got} for {where}; expected a list of {n} finite numbers")
+
+
+def outcome_operator(
+    function: Callable[..., Any], name: str, params: dict | None = None
+) -> Callable[..., torch.Tensor]:
+    """``operator(outcome_B, group_B, row_valid_B=None) -> advantage_B`` from a function of plain lists.
+
+    Accepted: f(rewards), f(rewards, params), f(rewards, *, params), and a factory without arguments that returns one
+    of them. ``rewards`` are the outcomes of one prompt's valid rows in row order; the function returns as many finite
+    numbers. It is also called for groups of one.
+    """
+    call = on_lists(function, name, dict(params or {}))
+
+    def operator(
+        outcome_B: torch.Tensor, group_B: torch.Tensor, *, row_valid_B: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        valid_B = valid_rows(outcome_B, group_B, row_valid_B)
+        advantage_B = torch.zeros(outcome_B.shape, dtype=torch.float64)
+        for rows in groups_of(as_group_ids("group_B", group_B), valid_B):
+            rewards = outcome_B[rows].tolist()
+            where, largest = f"rewards {rewards}", torch.finfo(torch.float32).max
+            advantage_B[rows] = _numbers(call(rewards), len(rows), f"advantage_mode={name!r}", where, largest)
+        return advantage_B.to(device=outcome_B.device, dtype=output_dtype(outcome_B))
+
+    return operator
 
 
 def run_uncertainty(
@@ -61,24 +149,6 @@ def run_uncertainty(
     return out_B_T
 
 
-def as_transform_spec(operator: Any, name: str) -> TransformSpec:
-    """A spec, a factory of one, or a function of a context (its needs are attributes of the function)."""
-    operator = adopted(made(operator), TransformSpec)
-    if isinstance(operator, TransformSpec):
-        return operator
-    if not callable(operator):
-        raise ValueError(
-            f"algorithm.transform_mode={name!r} gave a {type(operator).__name__}; expected a TransformSpec"
-        )
-    return TransformSpec(
-        name=name,
-        needs_planning=bool(getattr(operator, "needs_planning", False)),
-        uses_sepa_controller=bool(getattr(operator, "uses_sepa_controller", False)),
-        uses_turn_advantages=bool(getattr(operator, "uses_turn_advantages", False)),
-        compute_context=operator,
-    )
-
-
 def run_transform(
     spec: TransformSpec,
     turn_advantage_B_T: torch.Tensor,
@@ -102,26 +172,24 @@ def run_transform(
     if spec.compute_context is None:
         advantage_B_T = _by_parts(spec, shared, turn_advantage_B_T, mask_B_T, uncertainty_B_T, planning_B_T)
 
-    def computed(rows: list[int]) -> Any:
+    def call(rows: list[int]) -> Any:
+        params, uncertainties_G = dict(shared.params), as_lists(uncertainty_B_T, mask_B_T, rows)
+        if spec.compute_context is None:
+            lists, extra = spec.post_process(as_lists(advantage_B_T, mask_B_T, rows), uncertainties_G, params)
+            return TransformOutput(lists, extra_metrics=extra)
         context = replace(
             shared,
-            params=dict(shared.params),
+            params=params,
             episode_advantages=outcome_advantage_B[rows].tolist(),
             logprobs_G=as_lists(log_prob_B_T, mask_B_T, rows),
             planning_masks_G=as_lists(planning_B_T, mask_B_T, rows),
-            uncertainties_G=as_lists(uncertainty_B_T, mask_B_T, rows),
+            uncertainties_G=uncertainties_G,
             turn_advantages_G=as_lists(turn_advantage_B_T, mask_B_T, rows),
         )
         return spec.compute_context(context)
 
-    def post_processed(rows: list[int]) -> TransformOutput:
-        raw = as_lists(uncertainty_B_T, mask_B_T, rows)
-        lists, extra = spec.post_process(as_lists(advantage_B_T, mask_B_T, rows), raw, dict(shared.params))
-        return TransformOutput(lists, extra_metrics=extra)
-
     metrics: dict[str, float] = {}
     if spec.compute_context is not None or spec.post_process is not None:
-        call = post_processed if spec.compute_context is None else computed
         groups = groups_of(group_B, row_valid_B)
         metrics = run_by_rows(call, groups, advantage_B_T, mask_B_T, f"transform {spec.name!r}")
     return torch.where(row_valid_B[:, None], advantage_B_T, 0.0), metrics
@@ -172,11 +240,10 @@ class TurnInputs:
         rewards_G = turn_lists(self.turn_reward_B_K, self.turn_mask_B_K, self.turn_ids_B_T, rows)
         lists = {"turn_ids_G": as_lists(self.turn_ids_B_T, mask_B_T, rows), "turn_rewards_G": rewards_G}
         if self.anchor_B_K1 is not None:
-            ids_G = [
-                self.anchor_B_K1[row, : len(turns) + 1].tolist()
+            lists["anchors_G"] = [
+                [None if state < 0 else state for state in self.anchor_B_K1[row, : len(turns) + 1].tolist()]
                 for row, turns in zip(rows, rewards_G, strict=True)
             ]
-            lists["anchors_G"] = [[None if one < 0 else one for one in ids] for ids in ids_G]
         if self.observations_B is not None:
             lists["observations_G"] = [self.observations_B[row] for row in rows]
         return lists

@@ -10,9 +10,7 @@ from typing import Any
 
 import torch
 
-from verl_credit.credit.token.gtpo import gtpo_weights
-from verl_credit.credit.token.hicra import hicra
-from verl_credit.credit.token.sepa import sepa_amp, sepa_pool
+from verl_credit.credit.token.gtpo import gtpo_weights, hicra, sepa_amp, sepa_pool
 
 Lists = list[list[float]]
 
@@ -42,33 +40,40 @@ class TransformContext:
     def gtpo(self, advantage: float, uncertainties: list[float], beta: float | None = None) -> list[float]:
         """The advantage times the `gtpo_weights` of one completion's tokens. beta: by default ``gtpo_beta``."""
         beta = self.gtpo_beta if beta is None else beta
-        weights = gtpo_weights(*_row(uncertainties), beta=beta)
+        values, mask, _ = _row(uncertainties)
+        weights = gtpo_weights(values, mask, beta=beta)
         return (advantage * weights).flatten().tolist()
 
     def hicra(self, token_advs: list[float], planning_mask: list[int]) -> list[float]:
         """`hicra` of one completion, with ``hicra_alpha``. Raises ValueError for a mask of another length."""
-        planning = _mask(planning_mask, token_advs)
-        return hicra(_row(token_advs)[0], planning, self.hicra_alpha).flatten().tolist()
+        values, _, planning = _row(token_advs, planning_mask)
+        return hicra(values, planning, self.hicra_alpha).flatten().tolist()
 
     def sepa_pool(self, uncertainties: list[float], planning_mask: list[int]) -> list[float]:
         """`sepa_pool` of one completion, with ``sepa_lambda``. Raises ValueError for a mask of another length."""
-        (values, mask), planning = _row(uncertainties), _mask(planning_mask, uncertainties)
+        values, mask, planning = _row(uncertainties, planning_mask)
         return sepa_pool(values, planning, mask, self.sepa_lambda).flatten().tolist()
 
     def sepa_amp(self, uncertainties: list[float], planning_mask: list[int]) -> list[float]:
         """`sepa_amp` of one completion, with ``sepa_lambda``. Raises ValueError for a mask of another length."""
-        (values, mask), planning = _row(uncertainties), _mask(planning_mask, uncertainties)
+        values, mask, planning = _row(uncertainties, planning_mask)
         return sepa_amp(values, planning, mask, self.sepa_lambda).flatten().tolist()
 
 
 @dataclass(frozen=True)
-class TransformOutput:
-    """Output of a token transform: one list of token advantages per completion."""
+class AlgorithmOutput:
+    """An algorithm returns one list of token advantages per completion."""
 
     token_advs: Lists
     has_stats: bool = False
     stats: Any = None
     extra_metrics: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class TransformOutput(AlgorithmOutput):
+    """Output of a token transform: one list of token advantages per completion."""
+
     needs_planning: bool = False
     uses_sepa_controller: bool = False
 
@@ -115,16 +120,6 @@ class AlgorithmContext:
 
 
 @dataclass(frozen=True)
-class AlgorithmOutput:
-    """An algorithm returns one list of token advantages per completion."""
-
-    token_advs: Lists
-    has_stats: bool = False
-    stats: Any = None
-    extra_metrics: dict[str, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
 class UncertaintyContext:
     """Input of an uncertainty: one completion."""
 
@@ -144,12 +139,10 @@ class UncertaintySpec:
     needs_distributions: bool = False
 
 
-def _row(values: list[float]) -> tuple[torch.Tensor, torch.Tensor]:
+def _row(values: list[float], planning_mask: list[int] | None = None) -> tuple[torch.Tensor, ...]:
+    """(values, mask, planning mask) of one completion."""
+    planning_mask = [0] * len(values) if planning_mask is None else planning_mask
+    if len(planning_mask) != len(values):
+        raise ValueError(f"planning_mask has {len(planning_mask)} entries for {len(values)} tokens")
     row = torch.tensor([values], dtype=torch.float64)
-    return row, torch.ones_like(row, dtype=torch.bool)
-
-
-def _mask(planning_mask: list[int], like: list[float]) -> torch.Tensor:
-    if len(planning_mask) != len(like):
-        raise ValueError(f"planning_mask has {len(planning_mask)} entries for {len(like)} tokens")
-    return torch.tensor([planning_mask], dtype=torch.bool)
+    return row, torch.ones_like(row, dtype=torch.bool), torch.tensor([planning_mask], dtype=torch.bool)

@@ -1,11 +1,16 @@
-"""GTPO as its paper defines it: rewards shaped per token by entropy, separately for good and bad trajectories."""
-
-from dataclasses import dataclass
+"""GTPO and GRPO-S as their paper defines them: rewards shaped by entropy, separately for good and bad trajectories."""
 
 import torch
 
-from verl_credit.credit.checks import as_bool, as_group_ids, check_name, check_shape, first_row, output_dtype
-from verl_credit.credit.groups import row_chunks, valid_rows, z_score_of_one
+from verl_credit.credit.checks import (
+    as_bool,
+    as_group_ids,
+    check_name,
+    check_shape,
+    output_dtype,
+    refuse_rows,
+)
+from verl_credit.credit.groups import row_chunks, row_mean, valid_rows, z_score, z_score_of_one
 from verl_credit.credit.operator import Operator
 
 SOLVED_ABOVE = 0.5
@@ -48,49 +53,43 @@ def gtpo_canonical(
     Returns the widest input dtype, at least float32. Source: 2508.04349.
     """
     check_name("population", population, POPULATIONS)
-    sides = polarity(
-        outcome_B, entropy_B_T, mask_B_T, group_B, entropy_clip=entropy_clip, row_valid_B=row_valid_B
+    value_B_T, mask_B_T, rewarded_B, group_B, used_B = _polarities(
+        outcome_B, entropy_B_T, mask_B_T, group_B, entropy_clip, row_valid_B
     )
-    advantage_B_T = torch.zeros(
-        mask_B_T.shape, dtype=output_dtype(outcome_B, entropy_B_T), device=mask_B_T.device
-    )
-    row_N = sides.in_use_B.nonzero().flatten()
-    row_N = row_N[torch.argsort(sides.group_B[row_N], stable=True)]
-    sizes = sides.group_B[row_N].unique_consecutive(return_counts=True)[1].tolist()
+    dtype = output_dtype(outcome_B, entropy_B_T)
+    advantage_B_T = torch.zeros(mask_B_T.shape, dtype=dtype, device=mask_B_T.device)
+    row_N = used_B.nonzero().flatten()
+    row_N = row_N[torch.argsort(group_B[row_N], stable=True)]
+    sizes = group_B[row_N].unique_consecutive(return_counts=True)[1].tolist()
     for row_R in row_N.split(sizes):  # a prompt's tokens fit a CPU's caches
-        own_R_T, rewarded_R = sides.mask_B_T[row_R], sides.rewarded_B[row_R]
-        token_R_P = (
-            torch.arange(int(own_R_T.sum(dim=1).max()), device=row_R.device) < own_R_T.sum(dim=1)[:, None]
-        )
+        own_R_T, rewarded_R = mask_B_T[row_R], rewarded_B[row_R]
+        n_R_1 = own_R_T.sum(dim=1, keepdim=True)
+        token_R_P = torch.arange(int(n_R_1.max()), device=row_R.device) < n_R_1
         entropy_R_P = torch.zeros(token_R_P.shape, dtype=torch.float64, device=row_R.device)
-        entropy_R_P.masked_scatter_(token_R_P, sides.entropy_B_T[row_R][own_R_T])
-        shaped_R_P = _shaped(entropy_R_P, token_R_P, rewarded_R, alpha_1, alpha_2)
-        z_R_P = _standardised(shaped_R_P, token_R_P, rewarded_R[:, None], population, eps)
-        z_R_T = torch.zeros(own_R_T.shape, dtype=advantage_B_T.dtype, device=row_R.device)
-        advantage_B_T[row_R] = z_R_T.masked_scatter_(own_R_T, z_R_P[token_R_P].to(z_R_T.dtype))
+        entropy_R_P.masked_scatter_(token_R_P, value_B_T[row_R][own_R_T])
+        z_R_P = _standardised(entropy_R_P, token_R_P, rewarded_R, (alpha_1, alpha_2), population, eps)
+        z_R_T = torch.zeros(own_R_T.shape, dtype=dtype, device=row_R.device)
+        advantage_B_T[row_R] = z_R_T.masked_scatter_(own_R_T, z_R_P[token_R_P].to(dtype))
     return advantage_B_T
 
 
-def _shaped(
+def _standardised(
     entropy_R_P: torch.Tensor,
     token_R_P: torch.Tensor,
     rewarded_R: torch.Tensor,
-    alpha_1: float,
-    alpha_2: float,
+    alphas,
+    population: str,
+    eps: float,
 ) -> torch.Tensor:
-    """The shaped rewards of one prompt's rows; column p is a row's own policy token p."""
-    share_R_P = torch.where(token_R_P, shares(entropy_R_P, rewarded_R[:, None]), 0.0)
+    """The shaped rewards of one prompt's rows, standardised; column p is a row's own policy token p."""
+    rewarded_R_1 = rewarded_R[:, None]
+    share_R_P = torch.where(token_R_P, _shares(entropy_R_P, rewarded_R_1), 0.0)
     relative_R_P = torch.zeros_like(share_R_P)
     for side_R in (rewarded_R, ~rewarded_R):
         total_P, count_P = share_R_P[side_R].sum(dim=0), token_R_P[side_R].sum(dim=0)
         relative_R_P[side_R] = share_R_P[side_R] / torch.where(count_P > 0, total_P, 1.0) * count_P
-    sign_R_1 = torch.where(rewarded_R[:, None], 1.0, -1.0).to(torch.float64)
-    return torch.where(token_R_P, sign_R_1 * (alpha_1 + alpha_2 * relative_R_P), 0.0)
-
-
-def _standardised(
-    shaped_R_P: torch.Tensor, token_R_P: torch.Tensor, rewarded_R_1: torch.Tensor, population: str, eps: float
-) -> torch.Tensor:
+    sign_R_1 = torch.where(rewarded_R_1, 1.0, -1.0).to(torch.float64)
+    shaped_R_P = torch.where(token_R_P, sign_R_1 * (alphas[0] + alphas[1] * relative_R_P), 0.0)
     sides = token_R_P & rewarded_R_1, token_R_P & ~rewarded_R_1
     parts = {
         "joint": [(shaped_R_P, token_R_P)],
@@ -100,74 +99,110 @@ def _standardised(
     return sum(z_score_of_one(value_R_P, member_R_P, eps=eps) for value_R_P, member_R_P in parts[population])
 
 
-@dataclass(frozen=True)
-class Polarity:
-    """Checked inputs, float64. Not in use: rows that are not valid or have no token, groups of one polarity."""
-
-    entropy_B_T: torch.Tensor
-    mask_B_T: torch.Tensor
-    rewarded_B: torch.Tensor
-    group_B: torch.Tensor
-    in_use_B: torch.Tensor
-
-    @property
-    def side_B(self) -> torch.Tensor:
-        """Numbers the pairs of prompt and polarity."""
-        return self.group_B * 2 + self.rewarded_B.long()
-
-
-def polarity(
+def grpo_s(
     outcome_B: torch.Tensor,
     entropy_B_T: torch.Tensor,
     mask_B_T: torch.Tensor,
     group_B: torch.Tensor,
     *,
+    beta_1: float = 1.0,
+    beta_2: float = 0.1,
+    entropy_clip: tuple[float, float] | None = None,
+    ddof: int = 1,
+    eps: float = 1e-6,
+    row_valid_B: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Advantage per trajectory from shaped rewards.
+
+        r+_i =  beta_1 + beta_2 n H_i / sum over rewarded k of H_k
+        r-_j = -beta_1 - beta_2 m (1 / H_j) / sum over the others k of 1 / H_k
+        A    = (r - mean(r)) / (std(r) + eps) over the prompt, both polarities together
+        H_i: mean entropy of the trajectory's policy tokens
+
+    n rewarded (outcome above 0.5) and m other trajectories.
+    Unbiased std (ddof=1) and eps 1e-6, as a public verl fork normalises; the paper's own is not settled. A prompt
+    whose trajectories are all rewarded or all not gives exactly 0, so does a group of one. No gradient flows.
+    Returns the widest input dtype, at least float32. Source: 2508.04349.
+    """
+    value_B_T, mask_B_T, rewarded_B, group_B, used_B = _polarities(
+        outcome_B, entropy_B_T, mask_B_T, group_B, entropy_clip, row_valid_B
+    )
+    dtype = output_dtype(outcome_B, entropy_B_T)
+    share_B = _shares(row_mean(value_B_T, mask_B_T).squeeze(1), rewarded_B)
+    side_B = group_B * 2 + rewarded_B.long()  # numbers the pairs of prompt and polarity
+    zeros_C = torch.zeros(2 * len(side_B), dtype=torch.float64, device=side_B.device)
+    total_C = zeros_C.index_add(0, side_B[used_B], share_B[used_B])
+    count_C = zeros_C.index_add(0, side_B[used_B], torch.ones_like(share_B[used_B]))
+    relative_B = share_B / torch.where(used_B, total_C[side_B], 1.0) * count_C[side_B]
+    shaped_B = torch.where(rewarded_B, 1.0, -1.0) * (beta_1 + beta_2 * relative_B)
+    z_B = z_score(shaped_B, group_B, member_N=used_B, ddof=ddof, variance_floor=0.0, eps=eps)
+    return torch.where(used_B, z_B, 0.0).to(dtype)
+
+
+def _polarities(
+    outcome_B: torch.Tensor,
+    entropy_B_T: torch.Tensor,
+    mask_B_T: torch.Tensor,
+    group_B: torch.Tensor,
     entropy_clip: tuple[float, float] | None,
     row_valid_B: torch.Tensor | None,
-) -> Polarity:
+) -> tuple[torch.Tensor, ...]:
+    """(entropy_B_T in float64, mask_B_T, rewarded_B, group_B, used_B), checked.
+
+    Not used: rows that are not valid or have no token, and groups of one polarity.
+    """
     valid_B = valid_rows(outcome_B, group_B, row_valid_B)
     check_shape("mask_B_T", mask_B_T, entropy_B_T.shape, "entropy_B_T")
     check_shape("entropy_B_T", entropy_B_T, (*outcome_B.shape, *entropy_B_T.shape[1:]), "outcome_B has rows")
     mask_B_T = as_bool("mask_B_T", mask_B_T) & valid_B[:, None]
     valid_B = mask_B_T.any(dim=1)
-    bad_B = valid_B & ~outcome_B.isfinite()
-    if bad_B.any():
-        raise ValueError(f"outcome_B row {first_row(bad_B)} is not finite; expected finite outcomes")
+    refuse_rows("outcome_B", valid_B & ~outcome_B.isfinite(), "is not finite; expected finite outcomes")
     value_B_T = torch.empty(mask_B_T.shape, dtype=torch.float64, device=entropy_B_T.device)
     for rows in row_chunks(mask_B_T):
         value_C_T = torch.where(mask_B_T[rows], entropy_B_T[rows].detach().to(torch.float64), 0.0)
         bad_C_T = ~((value_C_T >= -1e-4) & (value_C_T < torch.inf))
-        if bad_C_T.any():
-            raise ValueError(
-                f"entropy_B_T row {rows.start + first_row(bad_C_T)} holds a value that is not an entropy; "
-                "expected finite numbers >= 0"
-            )
+        problem = "holds a value that is not an entropy; expected finite numbers >= 0"
+        refuse_rows("entropy_B_T", bad_C_T, problem, first=rows.start)
         value_C_T.clamp_(min=0)
         if entropy_clip is not None:
             value_C_T = torch.where(mask_B_T[rows], value_C_T.clamp_(*entropy_clip), 0.0)
         value_B_T[rows] = value_C_T
     group_B = as_group_ids("group_B", group_B)
     rewarded_B = (outcome_B > SOLVED_ABOVE) & valid_B
-    n_groups = outcome_B.numel()
-    zeros_G = torch.zeros(n_groups, dtype=torch.long, device=group_B.device)
+    zeros_G = torch.zeros(outcome_B.numel(), dtype=torch.long, device=group_B.device)
     members_G = zeros_G.index_add(0, group_B, valid_B.long())
     rewarded_G = zeros_G.index_add(0, group_B, rewarded_B.long())
     mixed_G = (rewarded_G > 0) & (rewarded_G < members_G)
-    return Polarity(value_B_T, mask_B_T, rewarded_B, group_B, valid_B & mixed_G[group_B])
+    return value_B_T, mask_B_T, rewarded_B, group_B, valid_B & mixed_G[group_B]
 
 
-def shares(entropy_N: torch.Tensor, rewarded_N: torch.Tensor) -> torch.Tensor:
+def _shares(entropy_N: torch.Tensor, rewarded_N: torch.Tensor) -> torch.Tensor:
     """A rewarded trajectory's entropy, another one's inverse entropy; never 0."""
     return torch.where(rewarded_N, entropy_N + EPS, 1 / (entropy_N + EPS))
 
 
-OPERATOR = Operator(
-    name="gtpo_canonical",
-    level="canonical",
-    function=gtpo_canonical,
-    reads=("rewards", "groups", "entropy"),
-    reduces_to="normalised +1 / -1 rewards at alpha_2 0",
-    bias="population=polarity: the mean advantage of correct tokens is 0",
-    departures="groups that are all rewarded or all not give 0",
-    source="2508.04349",
-)
+CANONICAL: dict[str, Operator] = {
+    operator.name: operator
+    for operator in (
+        Operator(
+            name="gtpo_canonical",
+            level="canonical",
+            function=gtpo_canonical,
+            reads=("rewards", "groups", "entropy"),
+            reduces_to="normalised +1 / -1 rewards at alpha_2 0",
+            bias="population=polarity: the mean advantage of correct tokens is 0",
+            departures="groups that are all rewarded or all not give 0",
+            source="2508.04349",
+        ),
+        Operator(
+            name="grpo_s",
+            level="canonical",
+            function=grpo_s,
+            reads=("rewards", "groups", "entropy"),
+            reduces_to="normalised +1 / -1 rewards at beta_2 0",
+            bias="own sample in mean and std",
+            departures="groups that are all rewarded or all not give 0",
+            source="2508.04349",
+        ),
+    )
+}

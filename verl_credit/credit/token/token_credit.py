@@ -4,9 +4,9 @@ from dataclasses import dataclass, field
 
 import torch
 
-from verl_credit.credit.checks import as_bool, check_name, check_shape, first_row, output_dtype
+from verl_credit.credit.checks import as_bool, check_name, check_shape, output_dtype, refuse_rows
 from verl_credit.credit.groups import row_chunks
-from verl_credit.credit.token.hicra import hicra
+from verl_credit.credit.token.gtpo import hicra
 from verl_credit.credit.token.token_transforms import TRANSFORMS, token_weights
 
 
@@ -54,15 +54,15 @@ def token_credit(
     transform = TRANSFORMS[transform_mode]
     check_shape("mask_B_T", mask_B_T, turn_advantage_B_T.shape, "turn_advantage_B_T")
     mask_B_T = as_bool("mask_B_T", mask_B_T)
-    _needed(transform_mode, "uncertainty_B_T", uncertainty_B_T, transform.weighted)
-    _needed(transform_mode, "planning_B_T", planning_B_T, transform.needs_planning)
-    _needed(transform_mode, "group_B", group_B, transform.masked)
-    for name, tensor in (
-        ("turn_advantage_B_T", turn_advantage_B_T),
-        ("uncertainty_B_T", uncertainty_B_T),
-        ("planning_B_T", planning_B_T),
+    for name, tensor, needed in (
+        ("turn_advantage_B_T", turn_advantage_B_T, True),
+        ("uncertainty_B_T", uncertainty_B_T, transform.weighted),
+        ("planning_B_T", planning_B_T, transform.needs_planning),
+        ("group_B", group_B, transform.masked),
     ):
-        if tensor is not None:
+        if needed and tensor is None:
+            raise ValueError(f"transform_mode={transform_mode!r} needs {name}, which is None")
+        if tensor is not None and name != "group_B":
             check_shape(name, tensor, turn_advantage_B_T.shape, "turn_advantage_B_T")
             _refuse_nonfinite(name, tensor, mask_B_T)
     dtype = output_dtype(turn_advantage_B_T, *([] if uncertainty_B_T is None else [uncertainty_B_T]))
@@ -101,8 +101,7 @@ def token_credit(
             raw.append(row_moments(uncertainty_C_T, planning_C_T, mask_C_T))
             if transform.pool is not None:
                 pooled.append(row_moments(pooled_C_T, planning_C_T, mask_C_T))
-    stats = _named("", stats_of_rows(raw)) | _named("post_", stats_of_rows(pooled or raw))
-    return TokenCredit(advantage_B_T, weight_B_T, stats)
+    return TokenCredit(advantage_B_T, weight_B_T, _named(stats_of_rows(raw), stats_of_rows(pooled or raw)))
 
 
 def token_stats(
@@ -110,12 +109,17 @@ def token_stats(
 ) -> dict[str, float]:
     """`TokenCredit.stats` where nothing is pooled."""
     stats = entropy_stats(uncertainty_B_T, planning_B_T, mask_B_T)
-    return _named("", stats) | _named("post_", stats)
+    return _named(stats, stats)
 
 
-def _named(prefix: str, stats: dict[str, torch.Tensor]) -> dict[str, float]:
+def _named(raw: dict[str, torch.Tensor], pooled: dict[str, torch.Tensor]) -> dict[str, float]:
     """The names avoid words for which verl uses another reduction."""
-    return {f"{prefix}{name.replace('_', '_entropy_')}": float(value) for name, value in stats.items()}
+    values = {"": raw, "post_": pooled}
+    return {
+        f"{prefix}{name.replace('_', '_entropy_')}": float(value)
+        for prefix, stats in values.items()
+        for name, value in stats.items()
+    }
 
 
 def _refuse_nonfinite(name: str, tensor: torch.Tensor, mask_B_T: torch.Tensor) -> None:
@@ -123,15 +127,8 @@ def _refuse_nonfinite(name: str, tensor: torch.Tensor, mask_B_T: torch.Tensor) -
         return
     for rows in row_chunks(mask_B_T):
         bad_C_T = mask_B_T[rows] & (tensor[rows] - tensor[rows] != 0)  # NaN: half the time of isfinite
-        if bad_C_T.any():
-            raise ValueError(
-                f"{name} row {rows.start + first_row(bad_C_T)} is not finite on a policy token; expected finite numbers"
-            )
-
-
-def _needed(mode: str, name: str, value: torch.Tensor | None, needed: bool) -> None:
-    if needed and value is None:
-        raise ValueError(f"transform_mode={mode!r} needs {name}, which is None")
+        problem = "is not finite on a policy token; expected finite numbers"
+        refuse_rows(name, bad_C_T, problem, first=rows.start)
 
 
 def entropy_stats(

@@ -1,16 +1,12 @@
 """Token transforms: each declares its parts here, from which follows what it reads, and what is known of it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from types import MappingProxyType
 
 import torch
 
 from verl_credit.credit.operator import CENTRED, CONSERVES, NORMALISED, WEIGHS, Operator, equation_of
-from verl_credit.credit.token.entropy_mask import entropy_mask
-from verl_credit.credit.token.gtpo import gtpo_weights
-from verl_credit.credit.token.hicra import hicra
-from verl_credit.credit.token.sepa import sepa_amp, sepa_amp_c, sepa_pool
+from verl_credit.credit.token.gtpo import entropy_mask, gtpo_weights, hicra, sepa_amp, sepa_amp_c, sepa_pool
 
 Pool = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float], torch.Tensor]
 
@@ -91,9 +87,7 @@ TOKEN_OPERATORS = (
         source="retrain's proxy for Yue et al.", conserves=False,
     ),
 )  # fmt: skip
-TRANSFORMS: Mapping[str, TokenTransform] = MappingProxyType(
-    {operator.name: operator.function for operator in TOKEN_OPERATORS}
-)
+TRANSFORMS: dict[str, TokenTransform] = {operator.name: operator.function for operator in TOKEN_OPERATORS}
 
 
 def token_weights(

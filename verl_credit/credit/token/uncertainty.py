@@ -28,11 +28,7 @@ def canonical_kind(name: str) -> str | None:
 
 
 def uncertainty(
-    kind: str,
-    log_prob_B_T: torch.Tensor,
-    mask_B_T: torch.Tensor,
-    *,
-    entropy_B_T: torch.Tensor | None = None,
+    kind: str, log_prob_B_T: torch.Tensor, mask_B_T: torch.Tensor, *, entropy_B_T: torch.Tensor | None = None
 ) -> torch.Tensor:
     """Returns one number per policy token, 0 elsewhere.
 
@@ -68,14 +64,11 @@ def uncertainty(
     impossible = -math.inf if kind == "shannon_entropy" else math.inf
     bad_B_T = value_B_T.isnan() | (value_B_T == impossible)
     if bad_B_T.any():
-        row = first_row(bad_B_T)
-        bad = float(value_B_T[row][bad_B_T[row]][0])
-        raise ValueError(f"{name} row {row} holds {bad} on a policy token; expected a number")
-    if kind == "surprisal":
-        value_B_T = (-value_B_T).clamp(max=MAX_SURPRISAL)
-    elif kind == "predictive_variance":
+        bad = float(value_B_T[bad_B_T][0])
+        raise ValueError(f"{name} row {first_row(bad_B_T)} holds {bad} on a policy token; expected a number")
+    if kind == "predictive_variance":
         p_B_T = value_B_T.clamp(min=-MAX_SURPRISAL).exp().clamp(0, 1)
         value_B_T = p_B_T * (1 - p_B_T)
     else:
-        value_B_T = value_B_T.clamp(max=MAX_SURPRISAL)
+        value_B_T = (-value_B_T if kind == "surprisal" else value_B_T).clamp(max=MAX_SURPRISAL)
     return torch.where(mask_B_T, value_B_T, 0.0).to(output_dtype(source_B_T))

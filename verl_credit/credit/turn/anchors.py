@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from verl_credit.credit.operator import Range
+
 
 def exact_anchors(
     states: Sequence[Sequence[Any]], group_B: Sequence[Hashable], *, columns: int | None = None
@@ -48,29 +50,22 @@ def similar_anchors(
     ``released_order``: the (row, turn) pairs in the batch's order, as released, with difflib's autojunk, which ignores
     frequent characters in texts of 200 and more.
     """
-    if isinstance(threshold, bool) or not isinstance(threshold, int | float) or not 0 < threshold < 1:
-        raise ValueError(f"threshold={threshold!r}: expected a number above 0 and below 1")
+    Range(0.0, 1.0, low_allowed=False).check("threshold", threshold)
     checked = _checked(states, group_B)
-    for row, (turns, _) in enumerate(checked):
-        for k, state in enumerate(turns):
-            if state is not None and not isinstance(state, str):
-                raise TypeError(
-                    f"states row {row}, turn {k} holds a {type(state).__name__}; similarity needs texts"
-                )
-    order = released_order
-    if order is None:
-        by_key = range(len(checked))
-        if row_key_B is not None:
-            if len(row_key_B) != len(checked):
-                raise ValueError(
-                    f"row_key_B has {len(row_key_B)} entries; expected {len(checked)}, as states"
-                )
-            by_key = sorted(by_key, key=lambda row: row_key_B[row])
-        order = [(row, k) for row in by_key for k in range(len(checked[row][0]))]
-    elif sorted(map(tuple, order)) != sorted(
-        (row, k) for row, (turns, _) in enumerate(checked) for k in range(len(turns))
-    ):
-        raise ValueError("released_order: expected every (row, turn) of states once")
+    order = places = [(row, k) for row, (turns, _) in enumerate(checked) for k in range(len(turns))]
+    for row, k in places:
+        if not isinstance(state := states[row][k], str | None):
+            raise TypeError(
+                f"states row {row}, turn {k} holds a {type(state).__name__}; similarity needs texts"
+            )
+    if released_order is not None:
+        order = [tuple(place) for place in released_order]
+        if sorted(order) != places:
+            raise ValueError("released_order: expected every (row, turn) of states once")
+    elif row_key_B is not None:
+        if len(row_key_B) != len(checked):
+            raise ValueError(f"row_key_B has {len(row_key_B)} entries; expected {len(checked)}, as states")
+        order = sorted(places, key=lambda place: row_key_B[place[0]])
     autojunk = released_order is not None
     clusters: dict[Hashable, list[_Cluster]] = {}
     seen: dict[tuple[Hashable, str], int] = {}

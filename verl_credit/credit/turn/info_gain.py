@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from verl_credit.credit.checks import as_bool, check_name, check_shape, first_row, output_dtype
+from verl_credit.credit.checks import as_bool, check_name, check_shape, output_dtype, refuse_rows
 
 INFO_GAIN_TYPES = ("prob_diff", "log_prob_diff")
 FIRST_TURN = ("prior", "none")
@@ -62,10 +62,7 @@ def info_gain(
     asked_B_K1 = as_bool("context_mask_B_K1", context_mask_B_K1)
     finite_B_K1 = asked_B_K1 & score_B_K1.isfinite()
     above = finite_B_K1 & (score_B_K1 > 1e-3)  # half precision may round a certain token's 0 upwards
-    if above.any():
-        row = first_row(above)
-        raise ValueError(f"score_B_K1 row {row} has a score above 0; scores are mean log-probabilities")
-
+    refuse_rows("score_B_K1", above, "has a score above 0; scores are mean log-probabilities")
     score = torch.where(finite_B_K1, score_B_K1, 0).to(torch.float64)
     if info_gain_type == "prob_diff":
         score = score.exp()

@@ -1,7 +1,7 @@
 """A turn mode: a function of `Tables`, and what it declares about itself.
 
-A mode is one file in `modes/`: a function `f(tables, *, options) -> (advantage_B_K, outcome_advantage_B, clip_scale_B_K)`
-in float64, and a `TurnMode` that names it. Its keyword-only arguments are its options, with their defaults; there is no
+A mode in `modes/` is a function `f(tables, *, options) -> (advantage_B_K, outcome_advantage_B, clip_scale_B_K)`
+in float64, under its declaration (`turn_mode`). Its keyword-only arguments are its options, with their defaults; there is no
 second list of them. Configuration keys, checks, `explain` and docs/modes.md read the declaration.
 
 A `TurnMode` is the public function of its mode: call it with tensors. A mode of one's own is such a function, too; see
@@ -19,12 +19,11 @@ from typing import Any, Literal, get_args, get_origin
 
 import torch
 
-from verl_credit.credit.checks import check_name, first_row, output_dtype
+from verl_credit.credit.checks import check_name, check_returned, output_dtype, refuse_rows
 from verl_credit.credit.groups import tied_rows
 from verl_credit.credit.operator import Operator, Range, WithoutGains, refuse_unread
 from verl_credit.credit.outcome import OUTCOME_OPERATORS
-from verl_credit.credit.turn.inputs import make_tables
-from verl_credit.credit.turn.tables import Tables
+from verl_credit.credit.turn.tables import Tables, make_tables
 from verl_credit.errors import did_you_mean
 
 ModeOutput = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -37,8 +36,6 @@ OPTIONAL_TABLES = {
     "turn tokens": ("turn_tokens_B_K1",),
     "first results": ("result_turn_B",),
 }
-OF_THE_STD = ("ddof", "variance_floor", "eps")
-READS = ("rewards", "groups", "gains", *OPTIONAL_TABLES)
 
 
 @dataclass(frozen=True)
@@ -84,10 +81,11 @@ class TurnMode(Operator):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        accepted, mode = ("rewards", "groups", "gains", *OPTIONAL_TABLES), f"turn mode {self.name!r}"
         for name in self.reads:
-            check_name(f"turn mode {self.name!r}: reads", name, READS)
+            check_name(f"{mode}: reads", name, accepted)
         for name in self.needs:
-            check_name(f"turn mode {self.name!r}: needs", name, self.tables or ("none: it reads no tables",))
+            check_name(f"{mode}: needs", name, self.tables or ("none: it reads no tables",))
 
     @property
     def _parameters(self) -> tuple[inspect.Parameter, ...]:
@@ -113,11 +111,6 @@ class TurnMode(Operator):
     @property
     def takes_any_option(self) -> bool:
         return any(p.kind is p.VAR_KEYWORD for p in self._parameters)
-
-    @property
-    def is_shipped(self) -> bool:
-        """Its function is one of `modes/`; the options of other functions are not checked."""
-        return getattr(self.function, "__module__", "").startswith(f"{__package__}.modes.")
 
     @property
     def any_outcome_operator(self) -> bool:
@@ -150,14 +143,12 @@ class TurnMode(Operator):
 
     @property
     def __signature__(self) -> inspect.Signature:
+        _, *common, _ = inspect.signature(
+            type(self).__call__
+        ).parameters.values()  # without self and keywords
+        own = {**dict.fromkeys(self.tables), **self.options}
         keyword = inspect.Parameter.KEYWORD_ONLY
-        given = [
-            inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-            for name in ("outcome_B", "turn_reward_B_K", "turn_mask_B_K", "group_B")
-        ]
-        common = {"row_valid_B": None, "n_tool_turns_B": None, "tied_groups": "keep", "on_nonfinite": "drop"}
-        named = {**common, **dict.fromkeys(self.tables), **self.options}
-        return inspect.Signature(given + [inspect.Parameter(n, keyword, default=d) for n, d in named.items()])
+        return inspect.Signature(common + [inspect.Parameter(n, keyword, default=d) for n, d in own.items()])
 
     def __call__(
         self,
@@ -215,8 +206,10 @@ class TurnMode(Operator):
                 raise ValueError(f"{name}={value!r}: expected True or False")
             if name in self.choices:
                 check_name(name, value, self.choices[name])
-        if self.is_shipped and options.get("norm_by_std") is False:
-            unread = {name: (options[name], self.options[name]) for name in OF_THE_STD if name in options}
+        shipped = getattr(self.function, "__module__", "").startswith(f"{__package__}.modes.")
+        if shipped and options.get("norm_by_std") is False:  # a user's function may read them all the same
+            of_the_std = options.keys() & {"ddof", "variance_floor", "eps"}
+            unread = {name: (options[name], self.options[name]) for name in sorted(of_the_std)}
             refuse_unread("norm_by_std=False", "there is no std to divide by", **unread)
         operator = options.get("outcome_operator", "grpo")
         if not callable(operator):
@@ -227,35 +220,33 @@ class TurnMode(Operator):
 
         Columns past a row's tool turns, where it may return anything, read the outcome's advantage and 1.
         """
-        names = ("advantage_B_K", "outcome_advantage_B", "clip_scale_B_K")
-        shapes = (tables.reward_B_K.shape, tables.outcome_B.shape, tables.reward_B_K.shape)
+        tool_B_K, returned = tables.turn_B_K1[:, 1:], f"info_gain_norm_mode={self.name!r} returned"
+        members = {
+            "advantage_B_K": tool_B_K,
+            "outcome_advantage_B": tables.valid_B,
+            "clip_scale_B_K": tool_B_K,
+        }
         if not isinstance(outputs, tuple | list) or len(outputs) != 3:
             got = f"{len(outputs)} values" if isinstance(outputs, tuple | list) else type(outputs).__name__
-            raise ValueError(
-                f"info_gain_norm_mode={self.name!r} returned {got}; expected ({', '.join(names)})"
-            )
-        tool_B_K = tables.turn_B_K1[:, 1:]
-        members = (tool_B_K, tables.valid_B, tool_B_K)
-        for name, shape, member, tensor in zip(names, shapes, members, outputs, strict=True):
-            if not isinstance(tensor, torch.Tensor) or tensor.shape != shape:
-                got = tuple(tensor.shape) if isinstance(tensor, torch.Tensor) else type(tensor).__name__
-                raise ValueError(
-                    f"info_gain_norm_mode={self.name!r} returned {name} {got}; expected {tuple(shape)}"
-                )
-            bad = member & ~tensor.isfinite()
-            if bad.any():
-                raise ValueError(
-                    f"info_gain_norm_mode={self.name!r} returned {name} row {first_row(bad)} that is not finite; "
-                    "expected finite numbers"
-                )
-        advantage_B_K, outcome_B, scale_B_K = (tensor.to(torch.float64) for tensor in outputs)
-        if (bad := tool_B_K & (scale_B_K < 0)).any():
-            raise ValueError(
-                f"info_gain_norm_mode={self.name!r} returned clip_scale_B_K row {first_row(bad)} below 0; expected at "
-                "least 0"
-            )
+            raise ValueError(f"{returned} {got}; expected ({', '.join(members)})")
+        advantage_B_K, outcome_B, scale_B_K = (
+            check_returned(f"{returned} {name}", tensor, member)
+            for tensor, (name, member) in zip(outputs, members.items(), strict=True)
+        )
+        below = tool_B_K & (scale_B_K < 0)
+        refuse_rows(f"{returned} clip_scale_B_K", below, "below 0; expected at least 0")
         advantage_B_K = torch.where(tool_B_K, advantage_B_K, outcome_B[:, None])
         return [advantage_B_K, outcome_B, torch.where(tool_B_K, scale_B_K, 1.0)]
+
+
+def turn_mode(**declared) -> Callable[[Callable], Callable]:
+    """Declares the function below as a mode, which is its attribute ``mode``."""
+
+    def declare(function: Callable) -> Callable:
+        function.mode = TurnMode(function=function, **declared)
+        return function
+
+    return declare
 
 
 def as_turn_mode(function: Callable, name: str) -> TurnMode:

@@ -5,8 +5,16 @@ from dataclasses import dataclass
 
 import torch
 
-from verl_credit.credit.checks import first_row
-from verl_credit.credit.groups import z_score, z_score_per_turn
+from verl_credit.credit.checks import (
+    as_bool,
+    as_group_ids,
+    check_dims,
+    check_integers,
+    check_returned,
+    check_shape,
+    refuse_rows,
+)
+from verl_credit.credit.groups import group_counts, valid_rows, z_score_per_turn
 from verl_credit.credit.outcome import OUTCOME_OPERATORS
 
 
@@ -65,15 +73,17 @@ class Tables:
         return self.turn_B_K1[:, 1:] & ~asked_B_K & (column_K >= first_G[self.group_B][:, None])
 
     @property
+    def columns_K1(self) -> torch.Tensor:
+        return torch.arange(self.reward_B_K.shape[1] + 1, device=self.outcome_B.device)
+
+    @property
     def turn_B_K1(self) -> torch.Tensor:
         """True for the turns that a valid row has, its answer turn included."""
-        columns_K1 = torch.arange(self.reward_B_K.shape[1] + 1, device=self.outcome_B.device)
-        return self.valid_B[:, None] & (columns_K1 <= self.n_tool_turns_B[:, None])
+        return self.valid_B[:, None] & (self.columns_K1 <= self.n_tool_turns_B[:, None])
 
     @property
     def is_answer_B_K1(self) -> torch.Tensor:
-        columns_K1 = torch.arange(self.reward_B_K.shape[1] + 1, device=self.outcome_B.device)
-        return columns_K1 == self.n_tool_turns_B[:, None]
+        return self.columns_K1 == self.n_tool_turns_B[:, None]
 
     def reward_B_K1(self, answer_B: torch.Tensor | None = None) -> torch.Tensor:
         """Turn rewards with a column for the answer turn, which earns ``answer_B`` (the outcome, if None)."""
@@ -103,15 +113,8 @@ class Tables:
         named = OUTCOME_OPERATORS[operator].function if isinstance(operator, str) else operator
         options = norm if operator == "grpo" else {}
         advantage_B = named(self.outcome_B, self.group_B, row_valid_B=self.valid_B, **options)
-        return _checked(advantage_B, self.valid_B)
-
-    def z_score_over_turns(self, **norm) -> torch.Tensor:
-        """Turn rewards compared with those of all turns of the prompt."""
-        group_B_K = self.group_B[:, None].expand_as(self.reward_B_K)
-        z_N = z_score(
-            self.reward_B_K.flatten(), group_B_K.flatten(), member_N=self.has_reward_B_K.flatten(), **norm
-        )
-        return z_N.view_as(self.reward_B_K)
+        advantage_B = check_returned("outcome_operator returned", advantage_B, self.valid_B)
+        return torch.where(self.valid_B, advantage_B, 0.0)
 
     def z_score_per_turn(self, values_B_K: torch.Tensor, **norm) -> torch.Tensor:
         """Turn rewards compared with those of the same tool turn in the prompt's other trajectories."""
@@ -131,18 +134,132 @@ class Tables:
         return torch.ones_like(self.reward_B_K)
 
 
-def _checked(advantage_B: torch.Tensor, valid_B: torch.Tensor) -> torch.Tensor:
-    """Returns an outcome operator's result in float64, 0 for rows that are not valid."""
-    if not isinstance(advantage_B, torch.Tensor) or advantage_B.shape != valid_B.shape:
-        is_tensor = isinstance(advantage_B, torch.Tensor)
-        got = tuple(advantage_B.shape) if is_tensor else type(advantage_B).__name__
-        raise ValueError(
-            f"outcome_operator returned {got}; expected a tensor of shape {tuple(valid_B.shape)}"
-        )
-    bad_B = valid_B & ~advantage_B.isfinite()
-    if bad_B.any():
-        row = first_row(bad_B)
-        raise ValueError(
-            f"outcome_operator returned {float(advantage_B[row])} for row {row}; expected finite numbers"
-        )
-    return torch.where(valid_B, advantage_B.detach().to(torch.float64), 0.0)
+def make_tables(
+    outcome_B, turn_reward_B_K, turn_mask_B_K, group_B, row_valid_B, n_tool_turns_B, on_nonfinite, given
+) -> tuple[Tables, dict[str, int]]:
+    """Checked tables, and counts of what was dropped."""
+    valid_B = valid_rows(outcome_B, group_B, row_valid_B)
+    check_dims("turn_reward_B_K", turn_reward_B_K, 2, "rows x tool turns")
+    rows, turns = outcome_B.shape[0], turn_reward_B_K.shape[1]
+    check_shape("turn_reward_B_K", turn_reward_B_K, (rows, turns), "outcome_B has rows")
+    check_shape("turn_mask_B_K", turn_mask_B_K, (rows, turns), "turn_reward_B_K")
+    has_reward_B_K = as_bool("turn_mask_B_K", turn_mask_B_K)
+    bad_B = valid_B & ~outcome_B.isfinite()
+    lost_B_K = valid_B[:, None] & has_reward_B_K & ~turn_reward_B_K.isfinite()
+    if on_nonfinite == "raise":
+        for name, bad in (("outcome_B", bad_B), ("turn_reward_B_K", lost_B_K)):
+            refuse_rows(name, bad, "holds a value that is not finite; expected finite numbers")
+    usable_B = valid_B & ~bad_B
+    known_B_K = has_reward_B_K & usable_B[:, None] & ~lost_B_K
+    inputs = (outcome_B, turn_reward_B_K)
+    coarse = any(x.dtype.is_floating_point and x.dtype != torch.float64 for x in inputs)  # or coarser still
+    tables = Tables(
+        outcome_B=torch.where(usable_B, outcome_B.to(torch.float64), 0.0),
+        reward_B_K=torch.where(known_B_K, turn_reward_B_K.to(torch.float64), 0.0),
+        has_reward_B_K=known_B_K,
+        lost_reward_B_K=lost_B_K & usable_B[:, None],
+        group_B=as_group_ids("group_B", group_B),
+        valid_B=usable_B,
+        resolution=torch.finfo(torch.float32 if coarse else torch.float64).eps,
+        n_tool_turns_B=_n_tool_turns(n_tool_turns_B, has_reward_B_K, usable_B),
+        **{name: _optional(name, table, rows, turns) for name, table in given.items()},
+    )
+    if n_tool_turns_B is None:
+        _refuse_ambiguous(given, has_reward_B_K, usable_B)
+    _refuse_unusable(tables)
+    counts = {
+        "invalid_rows": int((~valid_B).sum()),
+        "nonfinite_outcomes": int(bad_B.sum()),
+        "nonfinite_rewards": int(lost_B_K.sum()),
+        "turns_without_reward": int((tables.turn_B_K1[:, 1:] & ~has_reward_B_K).sum()),
+        "skipped_rows": 0,
+        **group_counts(outcome_B, group_B, row_valid_B=valid_B),
+        **_turn_counts(tables),
+    }
+    return tables, counts
+
+
+def _n_tool_turns(n_tool_turns_B, has_reward_B_K: torch.Tensor, valid_B: torch.Tensor) -> torch.Tensor:
+    """The tool turns of each row: as given, or up to the last one with a reward. 0 for rows that are not valid."""
+    turns = has_reward_B_K.shape[1]
+    number_K = torch.arange(1, turns + 1, device=has_reward_B_K.device)
+    last_B = torch.nn.functional.pad(number_K * has_reward_B_K, (0, 1)).amax(dim=1)
+    if n_tool_turns_B is not None:
+        check_shape("n_tool_turns_B", n_tool_turns_B, valid_B.shape, "outcome_B")
+        check_integers("n_tool_turns_B", n_tool_turns_B, "numbers of turns")
+        bad_B = valid_B & ((n_tool_turns_B < last_B) | (n_tool_turns_B > turns))
+        problem = f"is {{value:g}}; expected the turns up to its last reward, or more, and at most {turns} (turn_reward_B_K)"
+        refuse_rows("n_tool_turns_B", bad_B, problem, n_tool_turns_B)
+        last_B = n_tool_turns_B.long()
+    return torch.where(valid_B, last_B, 0)
+
+
+def _refuse_ambiguous(given: dict, has_reward_B_K: torch.Tensor, valid_B: torch.Tensor) -> None:
+    """Raise ValueError for a table with answer turns, if rows may have more tool turns than rewards."""
+    # Without columns no row has tool turns, and `all` is True.
+    open_B = valid_B & ~has_reward_B_K[:, -1:].all(dim=1)
+    problem = (
+        "has no reward in the last column of turn_reward_B_K, so how many tool turns it has, and in which column its "
+        "answer stands, is not known; give n_tool_turns_B"
+    )
+    for name in (name for name in given if name.endswith("_K1")):
+        refuse_rows(f"{name} without n_tool_turns_B:", open_B, problem)
+
+
+def _optional(name: str, table: torch.Tensor, rows: int, turns: int) -> torch.Tensor:
+    shape = (rows, turns + 1) if name.endswith("_K1") else (rows,)
+    check_shape(name, table, shape, "outcome_B has rows and turn_reward_B_K turns, plus the answer turn")
+    if name not in ("anchor_B_K1", "result_turn_B"):
+        return table.to(torch.float64)
+    check_integers(name, table, "ids, -1 for none,")
+    return table.long()
+
+
+def _refuse_unusable(tables: Tables) -> None:
+    """Raise ValueError for a number that no turn mode can use, on a turn that the row has."""
+    turn_B_K1, valid_B_1 = tables.turn_B_K1, tables.valid_B[:, None]
+    columns = turn_B_K1.shape[1]
+    for name, use, good in (
+        ("value_B_K1", "finite values", torch.isfinite),
+        ("bootstrap_B", "finite values", torch.isfinite),
+        ("turn_tokens_B_K1", "0 or more tokens", lambda x: x.isfinite() & (x >= 0)),
+        ("state_score_B_K1", "finite scores, NaN for none", lambda x: ~x.isinf()),
+        ("initial_score_B", "finite scores, NaN for none", lambda x: ~x.isinf()),
+        ("result_turn_B", "a turn's number, -1 for none", lambda x: (x >= -1) & (x < columns)),
+    ):
+        table = getattr(tables, name)
+        if table is None:
+            continue
+        per_turn = table.dim() == 2
+        table = table if per_turn else table[:, None]
+        bad = (turn_B_K1 if per_turn else valid_B_1) & ~good(table)
+        if bad.any():
+            row, turn = bad.nonzero()[0].tolist()
+            where = f"row {row}, turn {turn}" if per_turn else f"row {row}"
+            raise ValueError(f"{name} {where} is {float(table[row, turn]):g}; expected {use}")
+
+
+def _turn_counts(tables: Tables) -> dict[str, int]:
+    """Groups per prompt and tool turn with a reward, and those of one (z = 0) and two members (z = +-1 or 0).
+
+    Anchors: turns without one, states per prompt and those with a single turn. State scores: turns without one, and
+    groups in which some rows have a score and others have none.
+    """
+    turns, turn_B_K1 = tables.reward_B_K.shape[1], tables.turn_B_K1
+    group_B_K = tables.group_B[:, None] * turns + torch.arange(turns, device=tables.group_B.device)
+    size_G = group_B_K[tables.has_reward_B_K].bincount()
+    counts = {"turn_groups": size_G > 0, "turn_groups_of_one": size_G == 1, "turn_groups_of_two": size_G == 2}
+    counts = {name: int(groups.sum()) for name, groups in counts.items()}
+    if tables.anchor_B_K1 is not None:
+        visit_B_K1 = turn_B_K1 & (tables.anchor_B_K1 != -1)
+        pair_B_K1 = torch.stack([tables.group_B[:, None].expand_as(visit_B_K1), tables.anchor_B_K1])
+        size_S = pair_B_K1[:, visit_B_K1].unique(dim=1, return_counts=True)[1]
+        counts["turns_without_anchor"] = int((turn_B_K1 & ~visit_B_K1).sum())
+        counts["states"], counts["states_of_one"] = len(size_S), int((size_S == 1).sum())
+    if tables.state_score_B_K1 is not None:
+        scored_B_K1 = turn_B_K1 & tables.state_score_B_K1.isfinite()
+        scored_B = scored_B_K1.any(dim=1)
+        of_both = (tables.group_B[member_B].tolist() for member_B in (scored_B, tables.valid_B & ~scored_B))
+        counts["turns_without_score"] = int((turn_B_K1 & ~scored_B_K1).sum())
+        counts["groups_with_and_without_scores"] = len(set.intersection(*map(set, of_both)))
+    return counts

@@ -73,7 +73,13 @@ def turn_credit(
         turn_reward_B_K = info_gain_B_K
     if turn_reward_B_K is None or turn_mask_B_K is None or group_B is None:
         raise TypeError("turn_credit needs outcome_B, turn_reward_B_K, turn_mask_B_K and group_B")
-    return turn_mode(info_gain_norm_mode)(outcome_B, turn_reward_B_K, turn_mask_B_K, group_B, **keywords)
+    mode = info_gain_norm_mode
+    if callable(mode):
+        mode = as_turn_mode(mode, getattr(mode, "__name__", type(mode).__name__))
+    else:
+        check_name("info_gain_norm_mode", mode, MODES)
+        mode = MODES[mode]
+    return mode(outcome_B, turn_reward_B_K, turn_mask_B_K, group_B, **keywords)
 
 
 @dataclass(frozen=True)
@@ -102,11 +108,3 @@ def credit_of(mode: TurnMode, tables: BatchTables, options: Mapping[str, Any]) -
         **{name: table for name, table in tables.optional.items() if name in mode.tables},
         **options,
     )
-
-
-def turn_mode(mode: str | Callable) -> TurnMode:
-    """A mode by name, or a user's function as one."""
-    if callable(mode):
-        return as_turn_mode(mode, getattr(mode, "__name__", type(mode).__name__))
-    check_name("info_gain_norm_mode", mode, MODES)
-    return MODES[mode]

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 
 import torch
 
-from verl_credit.credit.checks import check_shape, checked_ids, first_row
+from verl_credit.credit.checks import check_shape, checked_ids
 from verl_credit.credit.groups import row_chunks
+
+NAMES = "turn_ids_B_T", "response_mask_B_T", "turn ids"
 
 
 @dataclass(frozen=True)
@@ -37,15 +39,19 @@ def turn_table(turn_ids_B_T: torch.Tensor, response_mask_B_T: torch.Tensor) -> T
     stands where the mask is 0 is ignored.
     Raises ValueError that names the row and the position.
     """
-    ids_B_T, mask_B_T = _checked(turn_ids_B_T, response_mask_B_T)
+    ids_B_T, mask_B_T = checked_ids(turn_ids_B_T, response_mask_B_T, *NAMES)
     row_R, place_R, id_R, n_tokens_R = _runs(ids_B_T, mask_B_T)
     opens_R = row_R.diff(prepend=row_R.new_full((1,), -1)) != 0
     step_R = torch.where(opens_R, id_R, id_R.diff(prepend=id_R[:1]))
     wrong_R = (step_R != 0) & (opens_R | (step_R != 1))
     if wrong_R.any():
         first = int(wrong_R.nonzero()[0])
-        before = None if opens_R[first] else int(id_R[first - 1])
-        _refuse_order(int(row_R[first]), int(place_R[first]), int(id_R[first]), before)
+        before = int(id_R[first - 1])
+        right = "0 (the first policy token opens turn 0)" if opens_R[first] else f"{before} or {before + 1}"
+        raise ValueError(
+            f"turn_ids_B_T row {row_R[first]}, policy token at position {place_R[first]}: turn {id_R[first]}; "
+            f"expected {right}"
+        )
 
     rows = ids_B_T.shape[0]
     n_turns_B = id_R.new_zeros(rows).scatter_reduce(0, row_R, id_R + 1, "amax")
@@ -83,37 +89,19 @@ def spread(
     row (`TurnCredit.advantage_B_K1` is laid out so). Keeps the dtype of the values.
     Raises ValueError where a policy token's id has no column.
     """
-    ids_B_T, mask_B_T = _checked(turn_ids_B_T, response_mask_B_T)
-    check_shape(
-        "values_B_K1", values_B_K1, (ids_B_T.shape[0], *values_B_K1.shape[1:]), "one row per trajectory"
-    )
+    ids_B_T, mask_B_T = checked_ids(turn_ids_B_T, response_mask_B_T, *NAMES)
+    check_shape("values_B_K1", values_B_K1, (len(ids_B_T), *values_B_K1.shape[1:]), "one row per trajectory")
     if ids_B_T.numel() == 0:
         return values_B_K1.new_full(ids_B_T.shape, fill)
     out_B_T = values_B_K1.new_empty(ids_B_T.shape)
     for rows in row_chunks(ids_B_T):
         ids_C_T = torch.where(mask_B_T[rows], ids_B_T[rows], 0).long()
-        lowest, highest = ids_C_T.aminmax()
-        if lowest < 0 or highest >= values_B_K1.shape[1]:
-            _refuse_turn(ids_C_T, rows.start, values_B_K1.shape[1])
+        (lowest, highest), columns = ids_C_T.aminmax(), values_B_K1.shape[1]
+        if lowest < 0 or highest >= columns:
+            row, place = ((ids_C_T < 0) | (ids_C_T >= columns)).nonzero()[0].tolist()
+            raise ValueError(
+                f"turn_ids_B_T row {rows.start + row} holds turn {ids_C_T[row, place]} on a policy token, but values_B_K1 "
+                f"has columns for turns 0 to {columns - 1}"
+            )
         out_B_T[rows] = values_B_K1[rows].gather(1, ids_C_T).where(mask_B_T[rows], fill)
     return out_B_T
-
-
-def _checked(ids_B_T: torch.Tensor, mask_B_T: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    return checked_ids("turn ids", "turn_ids_B_T", ids_B_T, "response_mask_B_T", mask_B_T)
-
-
-def _refuse_turn(ids_C_T: torch.Tensor, first: int, columns: int) -> None:
-    row = first_row((ids_C_T < 0) | (ids_C_T >= columns))
-    bad = next(k for k in ids_C_T[row].tolist() if not 0 <= k < columns)
-    raise ValueError(
-        f"turn_ids_B_T row {first + row} holds turn {bad} on a policy token, "
-        f"but values_B_K1 has columns for turns 0 to {columns - 1}"
-    )
-
-
-def _refuse_order(row: int, place: int, turn: int, before: int | None) -> None:
-    right = "0 (the first policy token opens turn 0)" if before is None else f"{before} or {before + 1}"
-    raise ValueError(
-        f"turn_ids_B_T row {row}, policy token at position {place}: turn {turn}; expected {right}"
-    )

@@ -23,9 +23,9 @@ from verl_credit.config.keys.verl import TARGET, VERLS_LOSSES
 from verl_credit.config.resolved import Config, Tree, select
 from verl_credit.config.settings import CreditSettings
 from verl_credit.credit.laws import own_subject
-from verl_credit.credit.laws.own import kind_of
 from verl_credit.credit.laws.world import make_world
 from verl_credit.credit.plugins import TransformSpec, UncertaintySpec, load
+from verl_credit.credit.plugins.load import kind_of
 from verl_credit.errors import ConfigError
 from verl_credit.names import LOSS_MODE
 

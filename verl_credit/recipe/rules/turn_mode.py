@@ -20,7 +20,7 @@ from verl_credit.turns import signals
 from verl_credit.turns.assign import ANCHOR_KEY as ANCHOR
 from verl_credit.turns.assign import ANCHORS
 from verl_credit.turns.scorers import SCORERS
-from verl_credit.turns.signals.known import COLUMN, SIGNALS, find_signal
+from verl_credit.turns.signals.known import SIGNALS, find_signal
 from verl_credit.turns.signals.signal import Trajectory, Turn
 
 MODE, PARAMS = "algorithm.info_gain_norm_mode", "algorithm.turn_params"

@@ -1,29 +1,13 @@
-"""The turn modes: how outcome and information gain become an advantage per turn. One file each."""
-
-from collections.abc import Mapping
-from types import MappingProxyType
+"""The turn modes: how outcome and information gain become an advantage per turn."""
 
 from verl_credit.credit.turn.mode import TurnMode
-from verl_credit.credit.turn.modes import (
-    gigpo,
-    hgpo,
-    joint,
-    leave_one_out,
-    mt_grpo,
-    none,
-    progress,
-    separate,
-    turn_gae,
-    turn_group,
-    turn_group_unbiased,
-    turn_group_v1d,
-)
+from verl_credit.credit.turn.modes import gigpo, joint, mt_grpo, progress, turn_group
 
-_MODULES = (
-    none, joint, separate, turn_group, turn_group_v1d, turn_group_unbiased, leave_one_out,
-    gigpo, hgpo, mt_grpo, progress, turn_gae,
-)  # fmt: skip
-MODES: Mapping[str, TurnMode] = MappingProxyType({module.MODE.name: module.MODE for module in _MODULES})
+MODES: dict[str, TurnMode] = {function.mode.name: function.mode for function in (
+    joint.none, joint.joint, joint.separate,
+    turn_group.turn_group, turn_group.turn_group_v1d, turn_group.turn_group_unbiased, turn_group.leave_one_out,
+    gigpo.gigpo, gigpo.hgpo, mt_grpo.mt_grpo, progress.progress, progress.turn_gae,
+)}  # fmt: skip
 
 
 def modes_that(allow: str) -> str:

@@ -1,15 +1,39 @@
-"""gigpo: a trajectory's total reward compared per prompt, plus what it earned from a state on, compared per state."""
+"""gigpo and hgpo: what a trajectory earned from a turn on, compared among visits of the same state of the prompt."""
 
 from typing import Literal
 
 import torch
 
 from verl_credit.credit.groups import EPS, group_stats, over_std
-from verl_credit.credit.operator import AtLeastZero, Positive, Share, refuse_unread
-from verl_credit.credit.turn.mode import ModeOutput, TurnMode
+from verl_credit.credit.operator import AtLeastZero, Count, Number, Positive, Share, refuse_unread
+from verl_credit.credit.turn.mode import ModeOutput, turn_mode
 from verl_credit.credit.turn.tables import Tables
 
+BEYOND_OUTCOMES = "visits of a state are compared without turn rewards, too"
+BY_DISTANCE = (
+    "with gamma below 1, visits of a state at different distances from the end differ where outcomes tie"
+)
+BY_VISITS = (
+    "a better outcome raises every visit of its trajectory, and beside the others one of them can fall"
+)
 
+
+@turn_mode(
+    name="gigpo",
+    reads=("rewards", "groups", "gains", "anchors"),
+    needs=("anchor_B_K1",),
+    default_signal="none",
+    reduces_to="centred GRPO on the sum of rewards at step_weight 0",
+    bias="own sample in both means; the visits of a state depend on the policy; a trajectory that misses a turn's "
+    "reward is no member and reads its outcome alone",
+    departures=(
+        "each trajectory counts once in the prompt's mean and std; groups of one give 0; ties give 0; parity=released: as "
+        "released"
+    ),
+    source="2505.10978; langfengQ/verl-agent",
+    whole_returns=True,
+    exempt={"ties": BY_DISTANCE, "better_tools": BY_VISITS, "no_gains": BEYOND_OUTCOMES},
+)
 def gigpo(
     tables: Tables,
     *,
@@ -61,17 +85,12 @@ def _against_first_visits(
 ) -> torch.Tensor:
     same_B_K1_K1 = (state_B_K1[:, :, None] == state_B_K1[:, None, :]) & visit_B_K1[:, None, :]
     first_B_K1 = visit_B_K1 & ~same_B_K1_K1.tril(-1).any(dim=2)
-    stats = group_stats(
-        return_B_K1.flatten(),
-        state_B_K1.flatten(),
-        member_N=first_B_K1.flatten(),
-        ddof=1,
-        variance_floor=variance_floor,
-    )
-    later_N = (visit_B_K1 & ~first_B_K1).flatten() & (stats.count_N > 1)
-    tied_N = ties(stats.deviation_N, state_B_K1.flatten(), first_B_K1.flatten(), rounding_B_K1.flatten())
+    return_N, state_N, first_N = return_B_K1.flatten(), state_B_K1.flatten(), first_B_K1.flatten()
+    stats = group_stats(return_N, state_N, member_N=first_N, ddof=1, variance_floor=variance_floor)
+    later_N = visit_B_K1.flatten() & ~first_N & (stats.count_N > 1)
+    tied_N = ties(stats.deviation_N, state_N, first_N, rounding_B_K1.flatten())
     value_N = torch.where(tied_N, 0.0, stats.deviation_N)
-    value_N = torch.where(later_N, return_B_K1.flatten() - stats.mean_N, value_N)
+    value_N = torch.where(later_N, return_N - stats.mean_N, value_N)
     if norm_by_std:
         value_N = torch.where(tied_N, 0.0, over_std(value_N, stats.std_N, eps))
     return value_N.view_as(return_B_K1)
@@ -167,27 +186,79 @@ def ties(
     return (furthest_G <= allowed_G)[group_N]
 
 
-BEYOND_OUTCOMES = "visits of a state are compared without turn rewards, too"
-BY_DISTANCE = (
-    "with gamma below 1, visits of a state at different distances from the end differ where outcomes tie"
-)
-BY_VISITS = (
-    "a better outcome raises every visit of its trajectory, and beside the others one of them can fall"
-)
-MODE = TurnMode(
-    name="gigpo",
-    function=gigpo,
+@turn_mode(
+    name="hgpo",
     reads=("rewards", "groups", "gains", "anchors"),
     needs=("anchor_B_K1",),
     default_signal="none",
-    reduces_to="centred GRPO on the sum of rewards at step_weight 0",
-    bias="own sample in both means; the visits of a state depend on the policy; a trajectory that misses a turn's "
-    "reward is no member and reads its outcome alone",
-    departures=(
-        "each trajectory counts once in the prompt's mean and std; groups of one give 0; ties give 0; parity=released: as "
-        "released"
+    reduces_to="GiGPO's second term, with population std, at history_length 0",
+    bias=(
+        "own sample in the means; the visits of a state depend on the policy; a state of its own gets 0; a trajectory that "
+        "misses a turn's reward is no member and reads its outcome alone"
     ),
-    source="2505.10978; langfengQ/verl-agent",
+    departures=(
+        "a level of advantage 0 counts like any other; base_group counts each trajectory once; ties give 0; "
+        "parity=released: as released"
+    ),
+    source="2602.22817; langfengQ/verl-agent",
     whole_returns=True,
     exempt={"ties": BY_DISTANCE, "better_tools": BY_VISITS, "no_gains": BEYOND_OUTCOMES},
 )
+def hgpo(
+    tables: Tables,
+    *,
+    gamma: Share = 1.0,
+    norm: Literal["mean_norm", "mean_std_norm"] = "mean_std_norm",
+    history_length: Count = 2,
+    length_weight_alpha: AtLeastZero = 1.0,
+    weight_offset: Number = 2,
+    base_group: bool = False,
+    variance_floor: AtLeastZero = 0.0,
+    eps: Positive = EPS,
+    parity: Literal["none", "released"] = "none",
+) -> ModeOutput:
+    """Compares a turn with those that share its last states, at every length of that history.
+
+        A_k = sum over h of w_h a^h_k / sum over h of w_h, over the levels with two members
+        a^h_k = z(G_k among turns of the prompt with the same states k-h .. k), h = 0 .. min(history_length, k)
+        w_h = (h + weight_offset)^length_weight_alpha
+        G_k = sum over j >= k of gamma^(j-k) r_j, the answer turn's r is the outcome
+
+    z divides by the population std plus eps with
+    norm="mean_std_norm". No level with two members: 0. base_group adds GiGPO's first term as one more level of weight 1
+    (ddof 1); without it a turn in a state of its own gets 0, success or not.
+    A trajectory with a lost or a missing turn reward is no member and reads its outcome's advantage alone
+    (`Tables.missing_reward_B_K`).
+    Released defects that are not here: a level whose advantage is 0 (a tie, or a return at the mean) is dropped, and the
+    others grow; the weights' sum has 1e-6 added; the base group is weighed by the number of turns. parity="released" brings
+    back these three, in float32. Weights start at 2 as released; an older copy starts at 1 (weight_offset).
+    """
+    released, options = parity == "released", norm_options(norm, variance_floor, eps)
+    compared_by = {"released": released, **options}
+    return_B_K1 = tables.return_to_go(tables.reward_B_K1(), gamma)
+    levels = []
+    state_B_K1, visit_B_K1 = state_visits(tables)
+    path_B_K1, member_B_K1 = state_B_K1, visit_B_K1
+    for h in range(min(history_length, return_B_K1.shape[1] - 1) + 1):
+        if h:
+            path_B_K1 = joined(_after(path_B_K1), state_B_K1)
+            member_B_K1 = _after(member_B_K1) & visit_B_K1
+        weight = float(h + weight_offset) ** length_weight_alpha
+        level = compared(return_B_K1, path_B_K1, member_B_K1, tables.rounding(gamma), ddof=0, **compared_by)
+        levels.append((weight, *level))
+    if base_group:
+        levels.append((1.0, *episode_advantage(tables, **compared_by)))
+    total_B_K1, weight_B_K1 = torch.zeros_like(return_B_K1), torch.zeros_like(return_B_K1)
+    for weight, value_B_K1, several_B_K1 in levels:
+        kept_B_K1 = (value_B_K1 != 0) if released else several_B_K1
+        total_B_K1 = total_B_K1 + weight * torch.where(kept_B_K1, value_B_K1, 0.0)
+        weight_B_K1 = weight_B_K1 + weight * kept_B_K1
+    divisor_B_K1 = weight_B_K1 + 1e-6 if released else torch.where(weight_B_K1 > 0, weight_B_K1, 1.0)
+    outcome_B = tables.outcome_advantage("grpo", ddof=1, **options)
+    advantage_B_K1 = torch.where(tables.known_B[:, None], total_B_K1 / divisor_B_K1, outcome_B[:, None])
+    return *tables.split(advantage_B_K1), tables.ones()
+
+
+def _after(table_B_K1: torch.Tensor) -> torch.Tensor:
+    """Each turn's entry at the next turn; 0 at the first."""
+    return torch.nn.functional.pad(table_B_K1[:, :-1], (1, 0))

@@ -6,10 +6,24 @@ import torch
 
 from verl_credit.credit.groups import z_score
 from verl_credit.credit.operator import CENTRED, AtLeastZero, Positive
-from verl_credit.credit.turn.mode import ModeOutput, TurnMode
+from verl_credit.credit.turn.mode import ModeOutput, turn_mode
 from verl_credit.credit.turn.tables import Tables
 
 
+@turn_mode(
+    name="mt_grpo",
+    reads=("rewards", "groups", "gains", "first results"),
+    reduces_to="none with eps 1e-4, when no turn has a reward or turn_weight is 0",
+    bias="as turn-group: the members of a turn's group are those that came so far (leave_one_out is the unbiased one)",
+    departures=(
+        "a reward per turn instead of one per trajectory and one split; rows without a result keep their scale; "
+        "parity=released: as released"
+    ),
+    source="2505.11821; SiliangZeng/Multi-Turn-RL-Agent",
+    properties=CENTRED,
+    exempt={"no_gains": "its eps is 1e-4 as released, that of none 1e-6"},
+    per_turn=True,
+)
 def mt_grpo(
     tables: Tables,
     *,
@@ -47,36 +61,18 @@ def mt_grpo(
 
 
 def _released(tables: Tables, outcome_B: torch.Tensor, turn_weight: float, norm: dict) -> torch.Tensor:
-    columns_K1 = torch.arange(tables.reward_B_K.shape[1] + 1, device=outcome_B.device)
     result_B = tables.result_turn_B
     if result_B is None:
         reward_or_end_B_K1 = torch.nn.functional.pad(tables.has_reward_B_K, (0, 1), value=True)
         first_B = reward_or_end_B_K1.int().argmax(dim=1)
-        result_B = torch.where(first_B < columns_K1[-1], first_B, -1)
+        result_B = torch.where(first_B < tables.columns_K1[-1], first_B, -1)
     turn_reward_B = tables.reward_B_K.sum(dim=1)
     without_B = tables.missing_reward_B_K.any(dim=1) & ~tables.has_reward_B_K.any(dim=1)
     known_B = tables.valid_B & ~tables.lost_reward_B_K.any(dim=1) & ~without_B
     compared = {"group_N": tables.group_B, "member_N": known_B, **norm}
     turn_B = z_score(turn_reward_B, **compared)
     sum_B = z_score(tables.outcome_B + turn_reward_B, **compared)
-    up_to_B_K1 = columns_K1 <= result_B[:, None]
+    up_to_B_K1 = tables.columns_K1 <= result_B[:, None]
     split_B_K1 = outcome_B[:, None] + turn_weight * turn_B[:, None] * up_to_B_K1
     without_B_1 = (known_B & (result_B < 0))[:, None]
     return torch.where(without_B_1, sum_B[:, None], split_B_K1)
-
-
-MODE = TurnMode(
-    name="mt_grpo",
-    function=mt_grpo,
-    reads=("rewards", "groups", "gains", "first results"),
-    reduces_to="none with eps 1e-4, when no turn has a reward or turn_weight is 0",
-    bias="as turn-group: the members of a turn's group are those that came so far (leave_one_out is the unbiased one)",
-    departures=(
-        "a reward per turn instead of one per trajectory and one split; rows without a result keep their scale; "
-        "parity=released: as released"
-    ),
-    source="2505.11821; SiliangZeng/Multi-Turn-RL-Agent",
-    properties=CENTRED,
-    exempt={"no_gains": "its eps is 1e-4 as released, that of none 1e-6"},
-    per_turn=True,
-)
