@@ -72,8 +72,8 @@ def test_a_mode_of_ones_own_takes_its_options():
     "name, message",
     [
         ("short", "returned 2 values; expected (advantage_B_K, outcome_advantage_B, clip_scale_B_K)"),
-        ("undefined", "returned advantage_B_K row 1 that is not finite"),
-        ("transposed", "returned advantage_B_K ("),
+        ("undefined", "returned advantage_B_K: nan in row 1"),
+        ("transposed", "returned advantage_B_K: shape (3, 13)"),
         ("absent", "has no 'absent'"),
     ],
 )

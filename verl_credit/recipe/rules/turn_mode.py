@@ -16,11 +16,11 @@ from verl_credit.names import AGENT_NAME, AGENTS
 from verl_credit.recipe.agent_loops import own_loops, tools_given
 from verl_credit.recipe.rules.own import OWN, load_own, refuse_what_is_no_operator, trial, try_operator
 from verl_credit.redact import redact_value
-from verl_credit.turns import signals
 from verl_credit.turns.assign import ANCHOR_KEY as ANCHOR
 from verl_credit.turns.assign import ANCHORS
 from verl_credit.turns.scorers import SCORERS
 from verl_credit.turns.signals.known import SIGNALS, find_signal
+from verl_credit.turns.signals.own import GroupSignal, TrajectorySignal
 from verl_credit.turns.signals.signal import Trajectory, Turn
 
 MODE, PARAMS = "algorithm.info_gain_norm_mode", "algorithm.turn_params"
@@ -147,17 +147,17 @@ def _check(config: Tree, settings: CreditSettings, key: str, name: str) -> None:
     except ValueError as error:
         raise ConfigError(str(error), key=key, value=name, accepted=ACCEPTED) from error
     refuse_what_is_no_operator(signal.function, key, name)
-    if isinstance(signal, signals.TrajectorySignal) and loop not in AGENTS:  # a row may name another loop
+    if isinstance(signal, TrajectorySignal) and loop not in AGENTS:  # a row may name another loop
         use = f"that signal is a coroutine, and only {' and '.join(AGENTS)} await one; set {DEFAULT} to one of them, or "
         use += "take a signal that your loop gives (tool_reward: its turn_rewards) or a function of a prompt's rollouts"
         raise ConfigError(key=key, value=name, beside={DEFAULT: loop}, accepted=use)
     try:
         inspect.signature(signal.function).bind(None, **signal.params)
-        if isinstance(signal, signals.GroupSignal):
+        if isinstance(signal, GroupSignal):
             for trajectory, values in zip(TRIAL, signal.call(TRIAL), strict=True):
                 signal.checked(values, len(trajectory.tool_turns), "a trajectory of a trial")
     except (Exception, SystemExit) as error:
-        tried = "it cannot be called" if isinstance(signal, signals.TrajectorySignal) else f"{CALL} raised"
+        tried = "it cannot be called" if isinstance(signal, TrajectorySignal) else f"{CALL} raised"
         use, beside = f"{tried}: {signal.message(error)}", {SIGNAL_PARAMS: redact_value("", signal.params)}
         # The chained error would show the secrets of the message.
         raise ConfigError(key=key, value=name, beside=beside, accepted=use) from None
