@@ -37,18 +37,24 @@ SETTINGS = {
 }
 
 
-@pytest.fixture
-def run_dir(tmp_path):
-    folder = tmp_path / "r"
-    config = load_config("lab", [f"run_dir={folder}", f"lab.dir={tmp_path / 'lab'}"])
+@pytest.fixture(scope="module")
+def saved_config():
+    """The run's configuration; ROOT stands for the folder above the run's."""
+    config = load_config("lab", ["run_dir=ROOT/r", "lab.dir=ROOT/lab"])
     config.search.url = "http://127.0.0.1:1"
+    return OmegaConf.to_yaml(config, resolve=True)
+
+
+@pytest.fixture
+def run_dir(saved_config, tmp_path):
+    folder = tmp_path / "r"
     for step in (5, 10):
         actor = folder / f"checkpoints/global_step_{step}/actor"
         actor.mkdir(parents=True)
         (actor / "model_world_size_1_rank_0.pt").write_text("weights")
     (tmp_path / "lab/policy").mkdir(parents=True)
     (folder / "checkpoints/latest_checkpointed_iteration.txt").write_text("10")
-    OmegaConf.save(config, folder / "config.yaml", resolve=True)
+    (folder / "config.yaml").write_text(saved_config.replace("ROOT", str(tmp_path)))
     return folder
 
 
@@ -108,48 +114,32 @@ def test_the_time_that_is_left_is_divided(run_dir, started, tmp_path):
     assert 4.5 < first.minutes <= 5 and 9 < second.minutes <= 10
 
 
-def again(run_dir, out, capsys, **changes):
-    """What a second call in the folder of a first one says; empty where it is made."""
-    assert fidelity(run_dir, out, **SETTINGS | {"steps": "5"}) == ExitCode.DONE
-    capsys.readouterr()
-    code = fidelity(run_dir, out, **SETTINGS | {"steps": "5"} | changes)
-    said = capsys.readouterr().out
-    assert code == (ExitCode.PREFLIGHT if "wanted" in said else ExitCode.DONE), said
-    return said if code else ""
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
+def test_the_same_measurement_goes_on_and_another_one_is_refused(run_dir, started, tmp_path, capsys):
+    """A refused call leaves the first measurement as it is; the number of prompts, time and addresses may change."""
+    out = tmp_path / "out"
+    goes_on = [
         {},
         {"prompts": 8},
         {"rollouts": 4},
         {"minutes": 3.0},
         {"overrides": ["search.url=http://me:word@127.0.0.1:2"]},
-    ],
-)
-def test_the_same_measurement_goes_on(run_dir, started, tmp_path, capsys, changes):
-    assert not again(run_dir, tmp_path / "out", capsys, **changes)
-    assert len(started) == 2
-    assert not any(b"word@" in path.read_bytes() for path in (tmp_path / "out").rglob("*.json"))
-
-
-@pytest.mark.parametrize(
-    "changes, name",
-    [
-        ({"seed": 1}, "seed"),
-        ({"continuations": 16}, "continuations"),
-        ({"split": "test"}, "split"),
-        ({"overrides": ["search.topk=2"]}, "settings"),
-        ({"overrides": ["data.train_files=[other.parquet]"]}, "data"),
-    ],
-)
-def test_another_measurement_is_refused_and_the_first_one_stays(
-    run_dir, started, tmp_path, capsys, changes, name
-):
-    said = again(run_dir, tmp_path / "out", capsys, **changes)
-    assert f"about.json: {name} is" in said and len(started) == 1
-    assert (tmp_path / "out/step_5" / RESULT).is_file()
+    ]
+    other = {
+        "seed": {"seed": 1},
+        "continuations": {"continuations": 16},
+        "split": {"split": "test"},
+        "settings": {"overrides": ["search.topk=2"]},
+        "data": {"overrides": ["data.train_files=[other.parquet]"]},
+    }
+    assert fidelity(run_dir, out, **SETTINGS | {"steps": "5"}) == ExitCode.DONE
+    for name, changes in other.items():
+        assert fidelity(run_dir, out, **SETTINGS | {"steps": "5"} | changes) == ExitCode.PREFLIGHT, name
+        assert f"about.json: {name} is" in capsys.readouterr().out and len(started) == 1
+        assert (out / "step_5" / RESULT).is_file()
+    for number, changes in enumerate(goes_on, start=2):
+        assert fidelity(run_dir, out, **SETTINGS | {"steps": "5"} | changes) == ExitCode.DONE, changes
+        assert len(started) == number, changes
+    assert not any(b"word@" in path.read_bytes() for path in out.rglob("*.json"))
 
 
 def test_a_policy_that_was_trained_anew_is_another_one(run_dir, started, tmp_path, capsys):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -16,7 +16,7 @@ from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.sources_registry import SourcesRegistry
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.plugins import Plugins
-from omegaconf import DictConfig
+from omegaconf import DictConfig, ListConfig
 
 from verl_credit.recipe import compose
 
@@ -48,7 +48,7 @@ def copied(node, parent=None):
 
 @contextmanager
 def read_once():
-    """Hydra reads each file of verl and ours anew for each recipe that it composes; here a process does so once."""
+    """Hydra reads each file of verl and ours anew for each recipe, and copies it often; here a process reads it once."""
     Plugins.instance()  # registers the class that reads files
     source = SourcesRegistry.instance().resolve("file")
     load = source.load_config
@@ -64,7 +64,12 @@ def read_once():
         result = _files[key]
         return replace(result, config=copied(result.config), header=dict(result.header))
 
-    with mock.patch.object(source, "load_config", load_config):
+    def deepcopy(self, memo):
+        return copied(self, self.__dict__["_parent"])
+
+    with mock.patch.object(source, "load_config", load_config), ExitStack() as stack:
+        for container in (DictConfig, ListConfig):
+            stack.enter_context(mock.patch.object(container, "__deepcopy__", deepcopy))
         yield
 
 
