@@ -33,18 +33,33 @@ def test_importing_verl_alone_registers_the_platform_and_imports_nothing_else_of
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "module, has",
-    [("actor.worker", {LOSS, "loopback"}), ("rollout.agent_manager", {AGENT_LOOP, TURN_LOOP})],
-)
-def test_a_worker_has_what_it_uses_once_its_class_is_imported(module, has):
+def test_a_training_worker_has_what_it_uses_once_its_class_is_imported():
     code = (
-        f"import json, verl, verl_credit.host.{module}\n"
+        "import json, verl, verl_credit.host.actor.worker\n"
         "from torch.distributed.rendezvous import _rendezvous_handlers as torchs\n"
         "from verl_credit.host.registry import registered_names\n"
         "print(json.dumps({**registered_names(), 'loopback': 'loopback' in torchs}))"
     )
-    assert has <= {name for name, there in json.loads(python(code)).items() if there}
+    assert {LOSS, "loopback"} <= {name for name, there in json.loads(python(code)).items() if there}
+
+
+@pytest.mark.slow
+def test_an_agent_loop_worker_has_what_it_uses_once_it_is_made(tmp_path):
+    """Ray pickles the class of an actor by value, so that the actor's process does not import the class's module."""
+    pickled = tmp_path / "class"
+    python(
+        "from pathlib import Path; from ray import cloudpickle\n"
+        "from verl_credit.host.rollout.agent_manager import CreditAgentLoopWorker as Worker\n"
+        f"Path({str(pickled)!r}).write_bytes(cloudpickle.dumps(Worker.__ray_metadata__.modified_class)); print()"
+    )
+    code = (
+        "import json; from pathlib import Path; from ray import cloudpickle\n"
+        f"Worker = cloudpickle.loads(Path({str(pickled)!r}).read_bytes())\n"
+        "base = next(one for one in Worker.__mro__ if one.__name__ == 'AgentLoopWorkerTQ')\n"
+        "base.__init__ = lambda self: None\n"
+        "print(json.dumps(Worker().credit_probe()))"
+    )
+    assert {AGENT_LOOP, TURN_LOOP} <= {name for name, there in json.loads(python(code)).items() if there}
 
 
 @pytest.mark.slow

@@ -16,7 +16,6 @@ from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorke
 
 from verl_credit.errors import IntegrityError
 from verl_credit.host.registry import register_parts, registered_names
-from verl_credit.host.rollout import search_agent  # noqa: F401  (the import registers it)
 from verl_credit.names import ROW_RECORD, TURN_REWARDS
 
 
@@ -25,6 +24,9 @@ class CreditAgentLoopWorker(AgentLoopWorkerTQ.__ray_actor_class__):
     """verl's worker; exceptions are kept besides being raised, and rows with a tool fault are written without a mask."""
 
     def __init__(self, *args, **kwargs):
+        # Here, because Ray pickles this class by value: its process need not import this module.
+        from verl_credit.host.rollout import search_agent  # noqa: F401  (the import registers both loops)
+
         register_parts()
         super().__init__(*args, **kwargs)
         self._errors: list[str] = []

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, fields, replace
 
 from verl_credit.errors import ConfigError
 from verl_credit.policy.log_probs import FLASH, log_prob_path
-from verl_credit.turns.scorers import SCORERS
 
 BYTES = {
     "fp32": 4, "float32": 4, "float": 4, "bf16": 2, "bfloat16": 2, "fp16": 2, "float16": 2, "half": 2, "auto": 2,
@@ -117,6 +116,10 @@ class Job:
 
 def read_job(config: Mapping, *, flash_attn: bool) -> Job:
     """Reads a composed configuration (OmegaConf, or plain dictionaries). Raises `ConfigError`."""
+    from verl_credit.turns.scorers import (
+        SCORERS,
+    )  # here, because the formulas that take a Job need torch alone
+
     get = _Reader(config)
     job = Job(**{
         entry.name: getattr(get, entry.metadata["kind"])(entry.metadata["key"], entry.default)
