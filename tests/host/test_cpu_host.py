@@ -41,7 +41,8 @@ def test_the_platform_is_never_detected_but_can_be_named(monkeypatch):
     monkeypatch.delenv("VERL_PLATFORM", raising=False)
     assert platform_manager._detect_platform_name() != "cpu"
     monkeypatch.setenv("VERL_PLATFORM", "cpu")
-    assert platform_manager._create_platform(platform_manager._detect_platform_name()).device_name == "cpu"
+    platform = platform_manager._create_platform(platform_manager._detect_platform_name())
+    assert platform.device_name == "cpu" and platform.is_available() is True
 
 
 @pytest.mark.parametrize("seeds", ["manual_seed", "manual_seed_all"])
