@@ -1,6 +1,6 @@
 """The rows of a step in TransferQueue (no other module calls it), and the trainer's forward for scorers.
 
-verl hands a handle of the rows (``KVBatchMeta``) from method to method. Only the handle that a write returns knows the
+verl hands a handle of the rows (``KVBatchMeta``) from method to method. Only the handle that a write returns has the
 new fields.
 """
 

@@ -169,7 +169,7 @@ class BranchScorer(Scorer):
             raise ConfigError.of(config, BYPASS, SCORER, accepted=use)
 
     def answers_behind_row(self, config: Config) -> int:
-        return turns_at_most(config)[1] or 1  # of no limit: the bare prompt's
+        return turns_at_most(config)[1] or 1  # without a limit only the bare prompt's is certain
 
     def before_forward(self, plan: GainPlan, forward: Forward) -> GainPlan:
         plan = fit_branches(plan, forward.budget)
