@@ -177,7 +177,7 @@ class TrainerForward:
 
     def score_rows(self, rows: Sequence[ScoreRow]) -> torch.Tensor:
         known = self._workers._dispatch_info
-        if "actor" not in known:  # verl asks at the first step
+        if "actor" not in known:  # verl fills this entry at the first step
             known["actor"] = self._workers._query_dispatch_info("actor")
         rollout, dp_size = self._config.actor_rollout_ref.rollout, max(known["actor"]) + 1
         # Dynamic batching takes any number of rows.
