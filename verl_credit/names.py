@@ -54,6 +54,7 @@ MOVED = {
     "verl_credit.credit.laws.own": "verl_credit.credit.laws.subjects",
     "verl_credit.credit.laws.properties": "verl_credit.credit.laws.effects",
     "verl_credit.credit.laws.rewards": "verl_credit.credit.laws.effects",
+    "verl_credit.credit.laws.steady": "verl_credit.credit.laws.laws",
     "verl_credit.credit.laws.tokens": "verl_credit.credit.laws.effects",
     "verl_credit.credit.loss.aggregate": "verl_credit.credit.loss",
     "verl_credit.credit.loss.policy_loss": "verl_credit.credit.loss",

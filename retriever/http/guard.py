@@ -57,7 +57,7 @@ class Guard:
         self._metrics, self._max_body_bytes = metrics, max_body_bytes
         self._token = None if token is None else token.encode()
         self._too_large = f"body: more than {max_body_bytes} bytes, which is the limit"
-        self._arriving = 0  # bytes of all bodies that are not complete
+        self._arriving = 0  # bytes so far of all bodies that are not complete
 
     async def __call__(self, scope, receive, send) -> None:
         if scope["type"] != "http":
@@ -75,7 +75,7 @@ class Guard:
 
         if refusal := self._refusal(route, dict(scope["headers"])):
             return await refusal(scope, receive, counted_send)
-        size, complete = 0, False  # of this body
+        size, complete = 0, False  # bytes of this body so far, and whether it has ended
 
         async def counted_receive():
             nonlocal size, complete
@@ -175,7 +175,7 @@ def limited(most: int, header_seconds: float = HEADER_SECONDS) -> type[asyncio.P
                 super().connection_lost(error)
 
         def on_response_complete(self) -> None:
-            self._headers_have_come()  # those of a pipelined request; uvicorn's own time for an idle connection begins
+            self._headers_have_come()  # a pipelined request has sent its own; uvicorn's time for an idle connection begins
             super().on_response_complete()
 
         def _await_headers(self) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from verl_credit_retriever.index.manifest import IndexMismatch, files_of, naming, require_equal
 
-CHUNK_BYTES = 64 << 20  # of float32 vectors, and of the scores over them, at a time
+CHUNK_BYTES = 64 << 20  # limits the float32 vectors, and the scores over them, at a time
 # FAISS writes a flat index as: code, dim (int32), rows (int64), ..., number of elements (uint64), vectors.
 # An element is 4 bytes in an "IxFI" file (float32) and 1 byte in an "IxSQ" file (float16).
 FAISS_CODES = {"float32": (b"IxFI", 4), "float16": (b"IxSQ", 1)}

@@ -45,7 +45,7 @@ def create(
         "hnsw": f"HNSW{parameters.get('m')},{stored}",
     }
     index = faiss.index_factory(dim, factory[kind], faiss.METRIC_INNER_PRODUCT)
-    if kind == "sq8":  # it learns its ranges from the smallest and the largest value of every dimension
+    if kind == "sq8":  # the smallest and the largest value of every dimension give its ranges
         extremes = [np.stack([block.min(axis=0), block.max(axis=0)]) for block in blocks()]
         index.train(np.concatenate(extremes).astype(np.float32))
     elif kind in ("ivf", "ivfpq"):

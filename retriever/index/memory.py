@@ -18,7 +18,7 @@ from verl_credit_retriever.index.manifest import IndexMismatch
 GPU_BUFFERS = 1536 << 20  # FAISS takes this on every GPU for its own work
 SEARCH_BUFFERS = 192 << 20  # two of exact.CHUNK_BYTES, and what is derived from the scores
 READ = 8 << 20
-V1, V2 = ("memory.limit_in_bytes", "memory.usage_in_bytes"), ("memory.max", "memory.current")  # of cgroups
+V1, V2 = ("memory.limit_in_bytes", "memory.usage_in_bytes"), ("memory.max", "memory.current")  # in cgroups
 log = logging.getLogger("verl_credit_retriever")
 
 

@@ -35,7 +35,7 @@ def lock(out: Path, share: tuple[int, int] | None = None) -> Iterator[None]:
     own = whole if share is None else out.with_name(f".{out.name}.share-{share[0]}-of-{share[1]}.lock")
     with _held(own, out):
         shares = list(out.parent.glob(f".{escape(out.name)}.share-*.lock"))
-        if share is not None:  # those of another n write some of the same shards
+        if share is not None:  # shares of another n write some of the same shards
             shares = [whole, *(path for path in shares if not path.name.endswith(f"-of-{share[1]}.lock"))]
         for other in shares:
             with _held(other, out):  # refuses when another process has it

@@ -48,7 +48,7 @@ def test_the_pipeline_is_told_in_the_order_in_which_it_acts(capsys):
         "loss: turn_ppo",
     ]
     assert REGISTRY["outcome", "maxrl"].equation in said
-    assert "up to 5 answers per alias ride behind each row" in said and "(attention: auto)" in said
+    assert "up to 5 answers per alias are appended to each row" in said and "(attention: auto)" in said
     assert "missing before it can run: nothing" in said
 
 

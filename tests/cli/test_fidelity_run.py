@@ -60,7 +60,7 @@ def run_dir(saved_config, tmp_path):
 
 @pytest.fixture
 def started(monkeypatch):
-    """In place of the run: (its folder, its overrides, its request) of every start."""
+    """Replaces the run, and lists (its folder, its overrides, its request) for every start."""
     found = []
 
     def run(folder, overrides, otherwise):

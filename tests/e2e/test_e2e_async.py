@@ -30,7 +30,7 @@ def test_a_killed_run_goes_on_from_its_checkpoint(mode, tiny_lab, tmp_path):
     rows = read_json_lines(run_dir / METRICS)
     for row in rows:
         assert row["credit/rollouts_failed"] == 0
-        assert row["credit/rows_trained"] == 64 / UPDATES[mode]  # of an update
+        assert row["credit/rows_trained"] == 64 / UPDATES[mode]  # the rows of an update
         columns = read_table(table_path(run_dir, TURNS, row["step"])).columns
         assert len(set(columns["row"])) == 64 / UPDATES[mode]
     assert all(row["credit/gain/scored"] == 1 and row["actor/grad_norm"] > 0 for row in rows[1:])

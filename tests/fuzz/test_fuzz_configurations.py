@@ -69,7 +69,7 @@ class Case:
 
 
 RECIPES = shipped_recipes()
-CUT = 40  # of two recipes: to compose one takes as long as ten cases
+CUT = 40  # its cases have two recipes, because composing one takes as long as ten cases
 
 
 @cache

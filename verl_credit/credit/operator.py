@@ -41,7 +41,7 @@ class Operator:
     scope: str = "group"
     """The rows that can matter beside the own: row (none), group (the rows of the prompt) or batch."""
     properties: frozenset[str] = frozenset()
-    """Names of `laws.properties`: centred, normalised, weighs, conserves. A property that is not named does not hold."""
+    """Its properties (`laws.effects`): centred, normalised, weighs, conserves. A property that is not here does not hold."""
     exempt: Mapping[str, str] = field(default_factory=dict)
     """Law -> why it does not hold here."""
 

@@ -209,7 +209,7 @@ def _grouped_decode(module, query, key, value, attention_mask, dropout=0.0, scal
     """Treats heads that share keys and values as query positions of one head; other lengths go to plain sdpa.
 
     With a mask, transformers repeats keys and values for every query head, which copies the whole cache at each step. A
-    single new token sees everything that its mask admits, so its heads can be query positions instead: query
+    single new token attends to everything that its mask admits, so its heads can be query positions instead: query
     [B, H, 1, D] -> [B, H_kv, H / H_kv, D].
     """
     batch, heads, length, head_dim = query.shape

@@ -61,7 +61,7 @@ class Device:
 
 @dataclass(frozen=True)
 class Torch:
-    """``cuda``: the CUDA version that torch was built for, None in a CPU build; ``error``: why it sees no device."""
+    """``cuda``: the CUDA version that torch was built for, None in a CPU build; ``error``: why there is no device."""
 
     version: str | None
     cuda: str | None = None
@@ -118,7 +118,7 @@ class Ptxas:
 
 @dataclass(frozen=True)
 class Facts:
-    """The machine that doctor looks at. ``packages``: installed versions by canonical name."""
+    """The machine that doctor checks. ``packages``: installed versions by canonical name."""
 
     python: tuple[int, int, int]
     packages: Mapping[str, str]

@@ -1,4 +1,4 @@
-"""The answers that ride behind a row fit its micro-batch, or the run ends before it starts."""
+"""The answers that are appended to a row fit its micro-batch, or the run ends before it starts."""
 
 import pytest
 

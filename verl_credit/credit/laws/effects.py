@@ -24,7 +24,7 @@ FEWEST = 4  # tokens of a row, so that most of them can stay where one moves
 def ties(subject: Subject, world: World) -> None:
     """A prompt whose outcomes are equal, without gains, gets 0, in float32 too (0.35)."""
     world = world.without_gains()
-    scale = scale_of(subject.run(plain()).advantage_B_T)  # of two rows, one of them solved
+    scale = scale_of(subject.run(plain()).advantage_B_T)  # the batch has two rows, and one is solved
     for value in (0.0, INEXACT, 1.0):
         tied = world.but(outcome_B=torch.full_like(world.outcome_B, value))
         for dtype in (torch.float32, torch.float64):

@@ -14,7 +14,7 @@ HALVES = (torch.float16, torch.bfloat16, torch.float32)
 CALLS, SECONDS = 12_000, 2.0
 
 # Tolerances are relative to the scale: the largest of the numbers compared.
-CLOSE = {torch.float32: 1e-5, torch.float64: 1e-12}  # by what is returned: only the order of a sum may matter
+CLOSE = {torch.float32: 1e-5, torch.float64: 1e-12}  # keys: the returned dtype; only a sum's order may matter
 ABOUT = 1e-4  # allows for variance floors and epsilons
 
 Law = Callable[[Subject, World], None]

@@ -94,7 +94,7 @@ def planning_mask_by_anchors(
     execution_E_D = _anchors("execution_anchors", execution_anchors, encode)
     pieces = decode if isinstance(decode, Pieces) else Pieces(decode)
 
-    number: dict[str, int] = {}  # of each distinct window text
+    number: dict[str, int] = {}  # each distinct window text has one
     text_M: list[int] = []
     ends = [torch.zeros(2, 0, dtype=torch.long)]
     for chunk in policy_texts(token_ids_B_T, mask_B_T, pieces):

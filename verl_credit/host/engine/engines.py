@@ -1,8 +1,8 @@
 """The engines that verl's workers find in its registry: verl's FSDP engine with our attention, branches and log-probs.
 
 On a CPU the rollouts of a prompt are one packed row, so that their prompt is computed once. A GRPO micro-batch holds several
-rollouts of a prompt. What a token sees is the same in such a row, and so are its log-prob and its gradient, up to rounding
-(`policy/families.py`). Logits are made for response tokens alone.
+rollouts of a prompt. A token attends to the same tokens in such a row, so its log-prob and its gradient are the same, up to
+rounding (`policy/packed.py`). Logits are made for response tokens alone.
 """
 
 import dataclasses

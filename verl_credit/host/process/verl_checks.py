@@ -37,7 +37,7 @@ def register_all() -> None:
 
 def check_names(config: DictConfig) -> None:
     """Check that verl's registries have the estimator, loss, agent loop and tool format, after the recipe's own modules are
-    imported. Raises ConfigError. The engine's name is a rule of recipes (`recipe.rules.rollout`)."""
+    imported. Raises ConfigError. A rule of recipes checks the engine's name (`recipe.rules.engines`)."""
     from verl.experimental.agent_loop.agent_loop import _agent_loop_registry
     from verl.experimental.agent_loop.tool_parser import ToolParser
     from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGISTRY, AdvantageEstimator

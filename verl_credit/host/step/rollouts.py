@@ -39,7 +39,7 @@ PER_TOKEN = {
     "rollout_is_weight": "rollout_is_weights",
 }
 CREDIT = ("planning", "uncertainty", "pooled_uncertainty", "weight")
-REWARDS = ("token_level_rewards", "rm_scores")  # with the KL penalty in them, or without
+REWARDS = ("token_level_rewards", "rm_scores")  # the KL penalty is in the first alone
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def keep_rollouts(
     ``credited``: None where verl's own estimator made the advantages; it knows no groups to choose among.
     """
     steps, whole = config.keep_rollouts.steps, config.keep_rollouts.groups is None
-    for kind in (SAMPLES, TOKENS):  # of the same step before a resume
+    for kind in (SAMPLES, TOKENS):  # the same step may have written them before a resume
         table_path(run_dir, kind, number).unlink(missing_ok=True)
     if credited is None:
         credited = Credited(turns.valid_rows if steps and whole else [], dict.fromkeys(CREDIT), {})

@@ -1,6 +1,6 @@
 """The rows of a step in TransferQueue (no other module calls it), and the trainer's forward for scorers.
 
-verl hands a handle of the rows (``KVBatchMeta``) from method to method. Only the handle that a write returns knows the
+verl hands a handle of the rows (``KVBatchMeta``) from method to method. Only the handle that a write returns has the
 new fields.
 """
 
@@ -177,7 +177,7 @@ class TrainerForward:
 
     def score_rows(self, rows: Sequence[ScoreRow]) -> torch.Tensor:
         known = self._workers._dispatch_info
-        if "actor" not in known:  # verl asks at the first step
+        if "actor" not in known:  # verl fills this entry at the first step
             known["actor"] = self._workers._query_dispatch_info("actor")
         rollout, dp_size = self._config.actor_rollout_ref.rollout, max(known["actor"]) + 1
         # Dynamic batching takes any number of rows.

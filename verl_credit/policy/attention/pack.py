@@ -26,7 +26,7 @@ Branch = tuple[int, int]
 
 @dataclass(frozen=True)
 class PackedRow:
-    """A prefix of ``trunk`` tokens from ``start`` on, followed by its branches."""
+    """A prefix begins at ``start`` with ``trunk`` tokens; its branches follow it."""
 
     start: int
     trunk: int

@@ -63,7 +63,7 @@ def _table(branches: list[tuple[int, int, int, int]], device) -> tuple[torch.Ten
 
 
 def _lengths(queries: list[int], device, keys: list[int] | None = None) -> Lengths:
-    """``keys`` None: as many as queries."""
+    """Returns the `Lengths` of these numbers of tokens; without ``keys`` there are as many keys as queries."""
     both = (queries, queries if keys is None else keys)
     cumulative = [torch.tensor([0, *accumulate(one)], dtype=torch.int32, device=device) for one in both]
     return *cumulative, *(max(one, default=0) for one in both)

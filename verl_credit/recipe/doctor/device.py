@@ -23,7 +23,7 @@ from verl_credit.recipe.plan.model_shape import shape_of
 from verl_credit.recipe.plan.plan import Plan, make_plan
 from verl_credit.recipe.world import MODEL
 
-# CUDA release whose ptxas is the first to know a capability (PTX ISA release notes: 8.6, 8.7, 8.8, 9.0).
+# The CUDA release whose ptxas is the first to support a capability (PTX ISA release notes: 8.6, 8.7, 8.8, 9.0).
 # A capability that is not listed needs at least CUDA 13.0.
 FIRST_PTXAS = {
     (10, 0): (12, 8), (10, 1): (12, 8), (10, 3): (12, 9), (11, 0): (13, 0), (12, 0): (12, 8), (12, 1): (12, 9),
@@ -235,7 +235,7 @@ def check_sdpa(context: Context, trial: Trial = run_trial) -> Result:
 
 
 def check_flex(context: Context, trial: Trial = run_trial) -> Result:
-    """Checks that FlexAttention compiles, which takes triton, a C compiler and an assembler that knows the device."""
+    """Checks that FlexAttention compiles, which takes triton, a C compiler and an assembler that supports the device."""
     config = context.config
     if not context.facts.devices:
         return skipped("no CUDA device")

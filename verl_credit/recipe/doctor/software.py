@@ -47,7 +47,7 @@ def check_python(context: Context) -> Result:
 
 
 def check_torch(context: Context) -> Result:
-    """Is torch installed, and is it the CPU build while the recipe wants CUDA?"""
+    """Is torch installed, and is it the CPU build while the recipe needs CUDA?"""
     torch, config = context.facts.torch, context.config
     if torch.version is None:
         return failed(f"torch does not import: {torch.error}", "a torch that imports", "pip install torch")

@@ -140,7 +140,7 @@ class Index:
 
     bytes: float = 0.0
     kind: str | None = None
-    """None also where only the size is given."""
+    """The kind is None also where only the size is given."""
     place: str = "host"
     core_seconds: float = 0.0
     """Core-seconds of the index per query; 0 when the host does not search."""

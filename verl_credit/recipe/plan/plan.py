@@ -17,7 +17,7 @@ from verl_credit.recipe.plan.remedies import Case, Remedy, remedies
 from verl_credit.redact import redact_value
 
 SHIPPED_WEIGHTS = "smollm2-135m"
-LAB_VOCABULARY = {"full": 1767, "tiny": 767}  # by lab.size, in every world
+LAB_VOCABULARY = {"full": 1767, "tiny": 767}  # the key is lab.size; every world has as many words
 
 
 @dataclass(frozen=True)

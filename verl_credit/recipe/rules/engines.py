@@ -93,7 +93,7 @@ def _other_tools(config: Tree) -> None:
 
 
 def _reward_manager(config: Tree) -> None:
-    """Checks that verl's manager hands on what the reward function reads, and leaves outcomes as MaxRL needs them."""
+    """Checks that verl's manager passes on what the reward function reads, and leaves outcomes as MaxRL needs them."""
     if not isinstance(config.reward, Mapping):
         raise ConfigError.of(config, "reward", accepted="a section with keys")
     manager = config.reward.reward_manager

@@ -24,7 +24,7 @@ from verl_credit.records.run.tables import TURNS, DamagedTable, StepTable, read_
 # What bounds the page: a token takes about 120 bytes of it.
 GROUPS, TOKENS_IN_ALL = 4, 40_000
 OBSERVATION = 1500
-SHADES = 40  # of the colour scale, on each side of 0
+SHADES = 40  # the colour scale has so many on each side of 0
 NO_TABLES = (
     "tables/ has no rollouts of a finished step: this run is of an earlier version, its advantages are verl's own, or "
     "keep_rollouts.steps or keep_rollouts.groups is 0."

@@ -102,7 +102,7 @@ def steps_done(run_dir: Path) -> int:
     return max((step for step in steps if type(step) is int), default=0)
 
 
-TURNS_CUT_SHARE = 0.05  # of a step's turns; above it the budget, and not the policy, decides many outcomes
+TURNS_CUT_SHARE = 0.05  # above it the budget, and not the policy, decides many outcomes
 TURNS_CUT = "credit/turns_cut"
 
 
@@ -118,7 +118,7 @@ def cut_note(share: float, step: int, budget: int) -> str | None:
     )
 
 
-SMALL_GROUPS_SHARE = 0.25  # of a step's groups per prompt and tool turn
+SMALL_GROUPS_SHARE = 0.25  # share of a step's groups per prompt and tool turn
 
 
 def small_groups_note(mode: TurnMode, metrics: Mapping[str, float], step: int, n: int) -> str | None:
@@ -134,7 +134,7 @@ def small_groups_note(mode: TurnMode, metrics: Mapping[str, float], step: int, n
     )
 
 
-LEFT_OUT_SHARE = 0.25  # of a step's valid rows
+LEFT_OUT_SHARE = 0.25  # share of a step's valid rows
 ROWS_LEFT_OUT = "credit/rows_left_out"
 
 

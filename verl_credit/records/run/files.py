@@ -12,7 +12,7 @@ from typing import BinaryIO
 
 METRICS = "metrics.jsonl"
 VALIDATION = "validation.jsonl"
-TRAJECTORIES = "trajectories.jsonl"  # of tables of version 1
+TRAJECTORIES = "trajectories.jsonl"  # version 1 of the tables has it
 EVENTS = "events.jsonl"
 STATE = "verl_credit_state.json"
 

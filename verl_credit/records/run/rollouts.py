@@ -84,7 +84,7 @@ def read_samples(run_dir: Path, last_step: int | None = None) -> tuple[list[dict
 
 def _with_credit(table: tables.StepTable, turns: tables.StepTable) -> list[dict]:
     reward = "info_gain" if list(table.pipeline["signals"]) == ["info_gain"] else "turn_reward"
-    credit: dict[int, dict] = {}  # of a valid row
+    credit: dict[int, dict] = {}  # each valid row has an entry
     t = turns.columns
     group_of = dict(zip(t["row"], t["group"], strict=True))
     for line, row in enumerate(t["row"]):

@@ -24,7 +24,7 @@ import pyarrow.parquet as parquet
 from verl_credit.records.run.files import DamagedFile, replaced
 
 TABLES, TURNS, ROLLOUTS, SAMPLES = "tables", "turns", "rollouts", "samples"
-TOKENS = "tokens"  # of version 1
+TOKENS = "tokens"  # version 1 has it
 _ABOUT, _VERSION = b"verl_credit", 2
 _NAME = re.compile(r"([a-z]+)_(\d{6,})\.parquet")
 
@@ -39,7 +39,7 @@ TURNS_SCHEMA = pa.schema(
         ("has_reward", pa.bool_()),
         ("reward", pa.float64()),  # null: no reward, or a missing one
         ("signals", pa.map_(pa.string(), pa.float64())),  # each signal's own value, where the turn has it
-        ("z", pa.float64()),  # among the siblings' same turn; null: the turn mode compares otherwise
+        ("z", pa.float64()),  # compares the siblings' same turn; null: the turn mode compares otherwise
         ("anchor", pa.int32()),  # null: the turn mode reads none
         ("advantage", pa.float32()),
         ("clip_scale", pa.float32()),
@@ -63,12 +63,12 @@ _SAMPLE = [
 ROLLOUTS_SCHEMA = pa.schema(
     [
         *_SAMPLE,
-        ("uid", pa.string()),  # of the prompt
+        ("uid", pa.string()),  # the prompt's id
         ("outcome", pa.float64()),
         ("prompt_ids", pa.list_(pa.int32())),
         ("response_ids", pa.list_(pa.int32())),  # observations included; every list below is as long
         ("pieces", _TEXTS),  # text per token; empty where the policy did not write it
-        ("written", _FLAGS),  # by the policy
+        ("written", _FLAGS),  # the policy wrote the token
         ("trained", _FLAGS),  # False also: rejected by rollout correction
         ("turn", pa.list_(pa.int16())),  # -1: not the policy's token
         ("advantage", _FLOATS),

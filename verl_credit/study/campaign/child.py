@@ -61,7 +61,7 @@ class Children:
                 process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
         self._running[name] = process
         threading.Thread(target=lambda: self._ended.put((name, process.wait())), daemon=True).start()
-        if self.stopped:  # by a signal while it was being started
+        if self.stopped:  # a signal came while it was being started
             process.terminate()
 
     def wait(self) -> tuple[str, int]:

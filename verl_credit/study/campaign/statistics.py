@@ -55,7 +55,7 @@ def mean(values: Sequence[float]) -> Mean:
     if np.ptp(x) < _SAME:
         return Mean(len(x), middle, why="all values are equal")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of a degenerate distribution, which we name below
+        warnings.simplefilter("ignore")  # for a degenerate distribution, which is named below
         interval = stats.bootstrap((x,), np.mean, method="BCa", rng=0).confidence_interval
     if not (math.isfinite(interval.low) and math.isfinite(interval.high)):
         return Mean(len(x), middle, why="the bootstrap interval is not defined for these values")

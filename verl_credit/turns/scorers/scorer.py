@@ -169,7 +169,7 @@ class BranchScorer(Scorer):
             raise ConfigError.of(config, BYPASS, SCORER, accepted=use)
 
     def answers_behind_row(self, config: Config) -> int:
-        return turns_at_most(config)[1] or 1  # of no limit: the bare prompt's
+        return turns_at_most(config)[1] or 1  # without a limit only the bare prompt's is certain
 
     def before_forward(self, plan: GainPlan, forward: Forward) -> GainPlan:
         plan = fit_branches(plan, forward.budget)
@@ -191,11 +191,11 @@ class BranchScorer(Scorer):
             turns_at_most(config)[1],
             config.data.max_prompt_length + config.data.max_response_length,
         )
-        answers = "an answer per context and alias rides behind its row of old_log_probs"
+        answers = "an answer per context and alias is appended to its row of old_log_probs"
         if contexts is not None:
             answers = (
-                f"up to {contexts} answers per alias ride behind each row of old_log_probs; with {SHORT_ANSWER} tokens each "
-                f"they are {contexts * SHORT_ANSWER / length:.1%} of the tokens of a full row"
+                f"up to {contexts} answers per alias are appended to each row of old_log_probs; with {SHORT_ANSWER} tokens "
+                f"each they are {contexts * SHORT_ANSWER / length:.1%} of the tokens of a full row"
             )
         return f"no forward of its own: {answers} (attention: {settings.attention})"
 
@@ -214,7 +214,7 @@ def fit_branches(plan: GainPlan, budget: int | None) -> GainPlan:
         return plan
     if plan.settings.algorithm.info_gain_on_error == "raise":
         masked = len(plan.requests) > plan.n_gains
-        what = "what is scored behind it" if masked else "its answers"
+        what = "what is scored after it" if masked else "its answers"
         other = "drop leaves out turns" if masked else "zero counts gains"
         raise IntegrityError(
             f"actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu={budget} cannot hold a row and {what}: {needed} "

@@ -15,7 +15,7 @@ from verl_credit.redact import redact
 
 # uvicorn closes idle connections after 5 s by default; ours are closed before that.
 IDLE_SECONDS = 3.0
-MOST_CHARS = 200  # of a fingerprint
+MOST_CHARS = 200  # a longer fingerprint is refused
 
 
 @cache

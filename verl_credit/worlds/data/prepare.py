@@ -13,7 +13,7 @@ from verl_credit.worlds.data.output import CorpusWriter, Tally, check_free, stag
 from verl_credit.worlds.data.records import DUPLICATE, UNREADABLE, PrepareError, Record, Rejected, clean
 from verl_credit.worlds.data.sources import SPLIT_WORDS, SPLITS, FileSource, HubSource, open_source
 
-FORMAT = 1  # of manifest.json and report.json
+FORMAT = 1  # manifest.json and report.json have it
 
 
 def prepare(

@@ -20,7 +20,7 @@ from verl_credit.worlds.data.output import SCHEMA, to_row
 from verl_credit.worlds.data.records import Record
 
 ARITHMETIC = DataSet("arithmetic", read_fields, "question, answer", form=BOXED, ability="math")
-EXAMPLES = (("7 + 5", 12), ("8 - 6", 2), ("3 * 4", 12), ("2 + 6", 8))  # none of them is a question
+EXAMPLES = (("7 + 5", 12), ("8 - 6", 2), ("3 * 4", 12), ("2 + 6", 8))  # no question is among them
 WORKED = (EXAMPLES[0], EXAMPLES[2])
 _DIGITS, _TO_12, _TO_20, _TO_25 = (range(2, end + 1) for end in (9, 12, 20, 25))
 

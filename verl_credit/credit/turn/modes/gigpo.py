@@ -166,7 +166,7 @@ def compared(
         place_n = several_N.nonzero().flatten()
         place_n = place_n[torch.argsort(group_N[place_n], stable=True)]
         sizes = group_N[place_n].unique_consecutive(return_counts=True)[1].tolist()
-        for place_m in place_n.split(sizes):  # one group
+        for place_m in place_n.split(sizes):  # each has the places of a group
             value_m = value_N[place_m].float()
             deviation_N[place_m] = (value_m - value_m.mean()).double()
             std_N[place_m] = (value_m.var(correction=ddof) + variance_floor).sqrt().double()

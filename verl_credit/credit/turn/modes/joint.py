@@ -1,4 +1,4 @@
-"""none: outcomes alone. joint and separate (IGPO): gains and outcomes of a prompt with one mean and std, or with two."""
+"""The mode none reads outcomes; joint and separate (IGPO) give gains and outcomes of a prompt one mean and std, or two."""
 
 from collections.abc import Callable
 
