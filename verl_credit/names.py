@@ -63,6 +63,7 @@ MOVED = {
     "verl_credit.credit.outcome.low_baseline": "verl_credit.credit.outcome",
     "verl_credit.credit.outcome.maxrl": "verl_credit.credit.outcome",
     "verl_credit.credit.outcome.outcome": "verl_credit.credit.groups",
+    "verl_credit.credit.outcome.outcome.grpo": "verl_credit.credit.outcome.grpo",
     "verl_credit.credit.outcome.reinforce_pp": "verl_credit.credit.outcome",
     "verl_credit.credit.outcome.rloo": "verl_credit.credit.outcome",
     "verl_credit.credit.plugins.algorithm": "verl_credit.credit.plugins.run",
