@@ -262,6 +262,10 @@ WRONG = {
     "returned 2 values for .* row 0; expected a list of 3": lambda own: [row[:2] for row in own],
     "returned nan for .* row 0; expected a list of 3 finite": lambda own: [[NAN] * len(row) for row in own],
     "returned inf for .* row 2; expected": lambda own: own if len(own) < 2 else [own[0], [0.0, INF]],
+    "returned {0: 1.0, .* row 0; expected a list of 3": lambda own: [dict.fromkeys(range(3), 1.0)] * len(own),
+    "returned {0.0, .* row 0; expected a list of 3": lambda own: [{0.0, 1.0, 2.0}] * len(own),
+    "returned '123' for .* row 0; expected a list of 3": lambda own: ["123"] * len(own),
+    "returned \\['1', .* row 0; expected a list of 3": lambda own: [["1", "2", "3"]] * len(own),
 }
 
 

@@ -37,6 +37,10 @@ class Run:
         self.happens.pop(0)()
 
 
+def stop():
+    raise KeyboardInterrupt
+
+
 def test_it_follows_a_run_to_its_end(tmp_path):
     line = json.dumps(training(1))
     run = Run(
@@ -68,14 +72,17 @@ def test_it_follows_a_run_to_its_end(tmp_path):
 def test_ctrl_c_leaves_a_page_that_does_not_reload(tmp_path):
     write_run(tmp_path)
     events.start(tmp_path, 9)
-
-    def stop():
-        raise KeyboardInterrupt
-
     run = Run(tmp_path, stop)
     with pytest.raises(KeyboardInterrupt):
         run.watch()
     assert RELOADS in run.pages[0] and RELOADS not in (tmp_path / "report.html").read_text()
+
+
+def test_ctrl_c_before_the_first_step_writes_nothing(tmp_path):
+    events.start(tmp_path, 9)
+    with pytest.raises(KeyboardInterrupt):
+        Run(tmp_path, stop).watch()
+    assert not (tmp_path / "report.html").exists()
 
 
 def test_a_run_whose_process_is_gone_has_ended(tmp_path):

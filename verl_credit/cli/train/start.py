@@ -104,8 +104,6 @@ def _end(
 ) -> None:
     """Records the end in the table of trials, the run's events and its report. `train` itself prints a refusal or an
     interruption. Errors of the recording never replace the error that ended the run."""
-    from verl_credit.records.report.write import write_report
-
     run_dir = Path(config.run_dir)
     trial = row.end(code, why, error)
     try:
@@ -117,6 +115,8 @@ def _end(
     if trial and (row.failed or code is not ExitCode.PREFLIGHT):
         say(trial)
     if (run_dir / METRICS).exists():  # the run has made a step
+        from verl_credit.records.report.write import write_report  # it draws; the end is recorded before
+
         try:
             text = f"report: {write_report(run_dir)}"
         except (ValueError, OSError) as error:

@@ -1,6 +1,6 @@
 """Runs a user's operators on a batch: of outcomes, an uncertainty, a transform, an algorithm. They read plain lists."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -86,7 +86,9 @@ def run_by_rows(
 def _numbers(values: Any, n: int, name: str, where: str, largest: float) -> torch.Tensor:
     """An operator's result as a tensor. Raises ValueError for anything but a list of ``n`` finite numbers."""
     try:
-        values_n = values.tolist() if isinstance(values, torch.Tensor) else values
+        values_n = values.tolist() if isinstance(values, torch.Tensor) else list(values)
+        if isinstance(values, Mapping | Set) or any(isinstance(value, str) for value in values_n):
+            raise TypeError  # keys, members without an order, and digits would pass for the numbers
         values_t = torch.tensor([float(value) for value in values_n], dtype=torch.float64)
     except (TypeError, ValueError, RuntimeError, OverflowError):
         got = repr(values)

@@ -59,7 +59,8 @@ def watch(
     before, path = None, None
     try:
         while not ended(folder):
-            stats = [path.stat() if (path := folder / name).exists() else None for name in _READ]
+            files = [folder / name for name in _READ]
+            stats = [file.stat() if file.exists() else None for file in files]
             now = [(one.st_size, one.st_mtime_ns) if one else None for one in stats]
             if now != before and _has_steps(folder):
                 path = write_report(folder, refresh_s=EVERY_S)
