@@ -219,6 +219,8 @@ def test_the_contexts_helpers_are_our_operators():
     assert ctx.sepa_amp(h, planning) == sepa_amp(row, mask, ones, 0.5)[0].tolist()
     with pytest.raises(ValueError, match="planning_mask has 3 entries for 4 tokens"):
         ctx.sepa_pool(h, planning[:3])
+    with pytest.raises(TypeError):  # no mask is not a mask of zeros, which would do nothing
+        ctx.hicra(h, None)
 
 
 def test_an_algorithm_replaces_the_whole_pipeline():

@@ -297,3 +297,18 @@ def test_models_whose_tokens_depend_on_the_whole_stream_are_refused(changes, sai
         setattr(config, name, value)
     with pytest.raises(NotImplementedError, match=said):
         refuse_model(config)
+
+
+def test_a_model_that_loads_with_another_attention_scores_no_branches():
+    """Its branches would see each other, and no number would show it."""
+    from tensordict import TensorDict
+    from verl.utils import tensordict_utils as tu
+
+    from verl_credit.host.engine.log_prob_engine import SCORE_BRANCHES, BranchEngine
+
+    engine = BranchEngine()
+    engine.model_config = SimpleNamespace(hf_config=SimpleNamespace(_attn_implementation="sdpa"))
+    data = TensorDict({}, batch_size=[])
+    tu.assign_non_tensor(data, **{SCORE_BRANCHES: True})
+    with pytest.raises(ValueError, match="info_gain_scorer=branch needs attn_implementation=.*, not sdpa"):
+        engine.forward_backward_batch(data, None, forward_only=True)

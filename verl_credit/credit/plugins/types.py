@@ -40,7 +40,7 @@ class TransformContext:
     def gtpo(self, advantage: float, uncertainties: list[float], beta: float | None = None) -> list[float]:
         """The advantage times the `gtpo_weights` of one completion's tokens. beta: by default ``gtpo_beta``."""
         beta = self.gtpo_beta if beta is None else beta
-        values, mask, _ = _row(uncertainties)
+        values, mask, _ = _row(uncertainties, [0] * len(uncertainties))
         weights = gtpo_weights(values, mask, beta=beta)
         return (advantage * weights).flatten().tolist()
 
@@ -139,9 +139,8 @@ class UncertaintySpec:
     needs_distributions: bool = False
 
 
-def _row(values: list[float], planning_mask: list[int] | None = None) -> tuple[torch.Tensor, ...]:
-    """(values, mask, planning mask) of one completion."""
-    planning_mask = [0] * len(values) if planning_mask is None else planning_mask
+def _row(values: list[float], planning_mask: list[int]) -> tuple[torch.Tensor, ...]:
+    """Returns (values, mask, planning mask) of one completion."""
     if len(planning_mask) != len(values):
         raise ValueError(f"planning_mask has {len(planning_mask)} entries for {len(values)} tokens")
     row = torch.tensor([values], dtype=torch.float64)

@@ -137,6 +137,13 @@ class BranchEngine:
     def forward_backward_batch(self, data, loss_function, forward_only=False):
         if not (forward_only and option(data, SCORE_BRANCHES)):
             return super().forward_backward_batch(data, loss_function, forward_only=forward_only)
+        if (
+            not self.packs
+        ):  # a model that loads with another attention: branches would see each other, unnoticed
+            raise ValueError(
+                f"algorithm.info_gain_scorer=branch needs attn_implementation={'|'.join(NAMES)}, not "
+                f"{self.module_attention}"
+            )
         decoded = [decode_branches(row) for row in data[BRANCHES].unbind()]
         row_lengths = data["input_ids"].offsets().diff().tolist()
         with_branches = _with_branches(data, decoded)
