@@ -102,7 +102,7 @@ def _departures(config: DictConfig, preset: DictConfig) -> list[str]:
     """Returns ``key=value`` for every credit key that differs from the preset."""
     ours, theirs = flat_values(config), flat_values(preset)
     credit = [key for key in ours if key.startswith(("algorithm.", f"{LOSS}."))]
-    return [f"{key}={ours[key]}" for key in credit if str(ours[key]) != str(theirs.get(key))]
+    return [f"{key}={ours[key]}" for key in credit if key not in theirs or str(ours[key]) != str(theirs[key])]
 
 
 @contextmanager
