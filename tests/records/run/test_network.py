@@ -137,5 +137,5 @@ def test_torch_s_store_listens_on_loopback_alone(monkeypatch):
 
 def test_the_store_needs_verl_s_port(monkeypatch):
     monkeypatch.delenv("MASTER_PORT", raising=False)
-    with pytest.raises(KeyError, match="MASTER_PORT"):
+    with pytest.raises(ValueError, match="MASTER_PORT"):
         next(process_group.meet("loopback:?rank=0&world_size=1"))

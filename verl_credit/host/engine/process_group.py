@@ -25,10 +25,15 @@ def meet(
 ) -> Iterator[tuple[TCPStore, int, int]]:
     """torch's rendezvous handler: yields (store, rank, world size).
 
-    torch puts rank and world size into the url's query; the port is MASTER_PORT. Errors: OSError when the port is in use.
+    torch puts rank and world size into the url's query; the port is MASTER_PORT. Errors: ValueError without them, OSError
+    when the port is in use.
     """
     given = dict(parse_qsl(urlsplit(url).query))
-    rank, world_size, port = int(given["rank"]), int(given["world_size"]), int(os.environ["MASTER_PORT"])
+    try:
+        rank, world_size, port = int(given["rank"]), int(given["world_size"]), int(os.environ["MASTER_PORT"])
+    except KeyError as missing:
+        needs = "rank and world_size, and MASTER_PORT in the environment"
+        raise ValueError(f"{url} needs {needs}: {missing} is missing") from None
     listener = {}
     if rank == 0:
         listener["master_listen_fd"] = socket.create_server((ADDRESS, port)).detach()  # the store closes it
