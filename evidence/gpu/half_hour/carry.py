@@ -7,7 +7,7 @@
 what they import), vllm-*.tar.xz and manifest.json. repack.py has what is left out, fatbin.py how kernels of one architecture
 are kept. Every piece is an archive of its own. `unpack` needs manifest.json beside the pieces. A call that was cut is
 repeated: pieces that SITE has are passed over. Its exit code: 0: every named piece is there, and what is complete can be
-imported; 1: an import failed; 2: a piece was not unpacked. Python alone is enough for both.
+imported; 1: an import failed; 2: a piece was not unpacked. `unpack` needs Python alone, `build` pip as well.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-sys.path[:1] = [str(HERE.parents[1])]  # `gpu`; not this folder, whose files have plain names
+if not __package__:
+    sys.path[:1] = [str(HERE.parents[1])]  # `gpu`; not this folder, whose files have plain names
 
 from gpu.half_hour.repack import MIB, compressed, needed, sha256, wheels, write  # noqa: E402
 
