@@ -58,14 +58,9 @@ def trajectories(question: Question, world: World, rng: random.Random, lengths: 
     third searches beside the path, and the fourth takes the path later.
     """
     path = [f"{name} {relation}" for name, relation in zip(question.path, question.relations, strict=False)]
-    beside = iter(rng.sample([f"{name} {relation}" for name, relation in world.articles], 12))
-    aside = [query for query in beside if query not in path]
-    plans = (
-        path,
-        [question.text, *path, *aside][:6],
-        aside[6:8],
-        [aside[8], *path, aside[9]][:4],
-    )
+    others = [query for name, relation in world.articles if (query := f"{name} {relation}") not in path]
+    aside = rng.sample(others, 10)
+    plans = (path, [question.text, *path, *aside][:6], aside[6:8], [aside[8], *path, aside[9]][:4])
 
     def turn(query: str) -> str:
         words = rng.randint(*lengths.thought_words)
