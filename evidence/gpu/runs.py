@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -87,35 +87,23 @@ def metrics(run_dir: Path) -> list[dict]:
 
 @contextmanager
 def device_peak() -> Iterator[list[int]]:
-    """The peak of MiB in use on a GPU; an empty list if nvidia-smi reports none (GB10, no GPU)."""
+    """The peak of MiB in use on a GPU, by nvidia-smi twice a second; an empty list if it reports none (GB10, no GPU)."""
     seen: list[int] = []
-
-    def keep(gpu: int, mib: int) -> None:
-        seen[:] = [max([*seen, mib])]
-
-    with watched_device(keep):
-        yield seen
-
-
-@contextmanager
-def watched_device(say: Callable[[int, int], None]) -> Iterator[None]:
-    """Calls ``say`` with every GPU's index and MiB in use, twice a second, where there is an nvidia-smi."""
     if shutil.which("nvidia-smi") is None:
-        yield
+        yield seen
         return
-    query = ["nvidia-smi", "--query-gpu=index,memory.used", "--format=csv,noheader,nounits", "-lms", "500"]
+    query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "-lms", "500"]
     process = subprocess.Popen(query, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
 
     def listen():
         for line in process.stdout:
-            gpu, _, mib = line.partition(", ")
-            if mib.strip().isdigit():
-                say(int(gpu), int(mib))
+            if line.strip().isdigit():
+                seen[:] = [max([*seen, int(line)])]
 
     reader = threading.Thread(target=listen, daemon=True)
     reader.start()
     try:
-        yield
+        yield seen
     finally:
         process.kill()
         process.wait()

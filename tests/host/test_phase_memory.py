@@ -88,20 +88,22 @@ def peaks(folder):
     return {(line["step"], line["phase"]): line["allocated"] for line in read_json_lines(folder / PHASES)}
 
 
-def test_a_step_has_a_line_per_phase_and_verls_metrics_are_what_they_were(device, tmp_path):
-    device.hold(100)  # the load
-    device.hold(-90)  # 10 stay
+@pytest.mark.parametrize("load", [90, 0])
+def test_a_step_has_a_line_per_phase_and_verls_metrics_are_what_they_were(device, tmp_path, load):
+    device.hold(10)
+    device.hold(load)
+    device.hold(-load)
     measured = Worker(device)
     began = time.time()
     PhaseMemory(tmp_path, rank=3).attach(measured)
     assert asyncio.run(measured.update_weights(global_steps=0, mode="naive")) == {"mode": "naive"}
     for step in (1, 2):
-        for output in (measured.infer_batch(None), measured.train_mini_batch(None)):
-            metrics = tu.get(output, "metrics")
+        for call in (measured.infer_batch, measured.train_mini_batch):
+            metrics = tu.get(call(None), "metrics")
             assert metrics == {
                 "loss": 1.0,
-                "perf/max_memory_allocated_gb": 100 / 2**30,
-                "perf/max_memory_reserved_gb": 200 / 2**30,
+                "perf/max_memory_allocated_gb": device.since_start / 2**30,
+                "perf/max_memory_reserved_gb": 2 * device.since_start / 2**30,
             }
         asyncio.run(measured.update_weights(global_steps=step))
     lines = read_json_lines(tmp_path / PHASES)

@@ -6,18 +6,21 @@ the device's samples between the times that phases.jsonl has for them: everythin
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from gpu.part_steps import BESIDE
-from gpu.runs import watched_device
 from verl_credit.records.run.events import START
 from verl_credit.records.run.files import EVENTS, PHASES, append_json, read_json_lines
 
 GIB = 2**30
+BESIDE = ("engine", "contexts", "index", "host", "fragmentation")
+"""Parts of a phase that are not live tensors of the actor's process."""
 ACTOR = {
     "log-prob": ("log-prob",),
     "update": ("update: loss", "update: backward"),
@@ -56,8 +59,26 @@ def rows(run_dir: Path, plan: dict, device_samples: Path | None) -> list[dict]:
 @contextmanager
 def sample(path: Path) -> Iterator[None]:
     """Writes the memory in use on every GPU to ``path``, twice a second; no file where nvidia-smi gives no number."""
-    with watched_device(lambda gpu, mib: append_json(path, {"time": time.time(), "gpu": gpu, "mib": mib})):
+    if shutil.which("nvidia-smi") is None:
         yield
+        return
+    query = ["nvidia-smi", "--query-gpu=index,memory.used", "--format=csv,noheader,nounits", "-lms", "500"]
+    process = subprocess.Popen(query, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+
+    def listen():
+        for line in process.stdout:
+            gpu, _, mib = line.partition(", ")
+            if mib.strip().isdigit():  # GB10 gives none
+                append_json(path, {"time": time.time(), "gpu": int(gpu), "mib": int(mib)})
+
+    reader = threading.Thread(target=listen, daemon=True)
+    reader.start()
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
+        reader.join(5)
 
 
 def timeline(run_dir: Path) -> list[tuple[float, str]]:
