@@ -201,6 +201,12 @@ def test_a_smaller_device_gets_the_plans_remedies_or_no_run(half_hour):
     assert "it does not fit by the plan: rollout 3.0 of 2.0 GiB" in found["runs"]["R4"]["why"]
 
 
+def test_a_fault_of_the_driver_ends_no_other_run(half_hour):
+    found = half_hour("R1,R4", behaviour={"R1": {"odd": True}})
+    assert states(found) == {"R1": "failed", "R4": "done"}
+    assert "the driver: KeyError: 'run'" in found["runs"]["R1"]["why"] and half_hour.code == 1
+
+
 def test_a_full_disk_is_in_the_table_and_stops_only_what_needs_it(half_hour):
     found = half_hour("R1,R2", room=5.0, behaviour={"R2": {"disk": 2**33}})
     assert "5.0 GiB free" in row(found, "disk")["why"]

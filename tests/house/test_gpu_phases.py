@@ -175,7 +175,12 @@ def test_a_phase_that_failed_keeps_its_peak_and_its_reason(run_dir, line):
 
 def test_the_times_of_the_last_start(run_dir):
     assert timeline(run_dir) == [(0.0, "start")]
-    for at, kind, text in ((20.5, "start", "start"), (62.25, "stage", "engine"), (61.0, "stage", "actor")):
+    later = (
+        (62.25, "stage", "engine"),
+        (61.0, "stage", "actor"),
+        (63.0, "turn_length", "warning: a turn was cut"),
+    )
+    for at, kind, text in ((20.5, "start", "start"), *later):
         append_json(run_dir / EVENTS, {"time": at, "kind": kind, "text": text})
     assert timeline(run_dir) == [(0.0, "start"), (40.5, "actor"), (41.75, "engine")]
     assert timeline(run_dir / "absent") == []

@@ -9,7 +9,7 @@ import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from gpu.machine import environment
 
 CLI = (sys.executable, "-W", "ignore", "-m", "verl_credit.cli")
 METRICS, EVENTS, SAMPLES = "metrics.jsonl", "events.jsonl", "device_memory.jsonl"
+FOLDER = "verl_credit_half_hour"
 WEIGHTS_GIB = 13  # of both models, in bf16, and the world
 PREPARE_S = 240
 LONGEST_FILE = 2**24  # of what is copied; checkpoints and tables of rollouts are longer
@@ -67,9 +68,10 @@ class HalfHour:
             with serving as url:
                 for run in self.queue:
                     if self.states[run.name]["state"] != DONE:
-                        self._one(run, self.states[run.name], url)
+                        self._guarded(run, self.states[run.name], url)
             content["state"] = DONE
         finally:
+            shutil.rmtree(self.memory / FOLDER, ignore_errors=True)
             for state in self.states.values():
                 if state["state"] in (WAITING, RUNNING):
                     state.update(
@@ -81,12 +83,13 @@ class HalfHour:
         return good and all(state["state"] in (DONE, NOT_REHEARSED) for state in self.states.values())
 
     def keep(self, run: Run | None = None) -> None:
-        """Write the table, and copy what the run has written."""
+        """Write the table, and copy what the run has written. A full disk or a file that is gone ends no run."""
         self._kept = time.monotonic()
-        record.write(self.record.path, self.record.content)
-        table.write(self.out, self.record.content)
-        if run is not None:
-            for path in self._run_dir(run).glob("*.json*"):
+        with suppress(OSError):
+            record.write(self.record.path, self.record.content)
+            table.write(self.out, self.record.content)
+        for path in self._run_dir(run).glob("*.json*") if run else ():
+            with suppress(OSError):
                 if path.stat().st_size <= LONGEST_FILE:
                     shutil.copy2(path, self._out(run) / path.name)
 
@@ -110,7 +113,7 @@ class HalfHour:
 
     def _prepare(self) -> None:
         fits = not self.tiny and checks.room(self.memory) >= WEIGHTS_GIB
-        self.root = self.memory / "half_hour" if fits else self.work
+        self.root = self.memory / FOLDER if fits else self.work
         checks.machine(self.record, self.facts, self.device, self.work, self.memory)
         if self.device == "cuda" and not self.facts["gpus"]:
             self.lacking = "torch sees no GPU"
@@ -142,6 +145,14 @@ class HalfHour:
 
     # --- a run ---
 
+    def _guarded(self, run: Run, state: dict, url: str) -> None:
+        """What goes wrong in a run, the driver's own part in it too, ends no other."""
+        try:
+            self._one(run, state, url)
+        except Exception as error:
+            state.update(state=FAILED, why=f"the driver: {type(error).__name__}: {error}")
+        self.keep()
+
     def _one(self, run: Run, state: dict, url: str) -> None:
         if self.tiny and not run.rehearsed:
             state["state"] = NOT_REHEARSED
@@ -169,7 +180,6 @@ class HalfHour:
         else:
             state.update(engine=self.engine, remedies=" ".join(remedies))
             self._train(run, state, given, planned)
-        self.keep()
 
     def _cannot(self, run: Run) -> str:
         if self.lacking:
@@ -191,7 +201,6 @@ class HalfHour:
     def _not_run(self, run: Run, state: dict, why: str) -> None:
         state.update(state=NOT_RUN, why=why)
         self.record.not_run(f"{run.name}: run", why)
-        self.keep()
 
     def _plan(self, run: Run, given: Sequence[str]) -> dict:
         """`verl-credit plan --json`, on the memory that this machine has; {"error": why} where it cannot plan."""
@@ -240,6 +249,7 @@ class HalfHour:
             lengths = [
                 f"plan.mean_{part}_tokens={metrics[-1][f'{part}_length/mean']:.0f}"
                 for part in ("prompt", "response")
+                if f"{part}_length/mean" in metrics[-1]
             ]
             measured = self._plan(run, [*given, *lengths])
             planned = planned if "error" in measured else measured
@@ -254,7 +264,7 @@ class HalfHour:
                 self.record, run, state | {"resume": next(iter(resumed[-1:]), None)}, _lines(run_dir / METRICS), run_dir,
                 planned, samples if samples.exists() else None, toy=self.tiny, ceiling=checks.tflops(self.record),
             )  # fmt: skip
-        except (KeyError, TypeError, ValueError) as error:  # a file that is not as expected ends no queue
+        except Exception as error:  # a file that is not as expected ends no run
             self.record.off(f"{run.name}: reading its files", error)
         else:
             state["numbers"] = numbers

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from verl_credit.records.run.events import START
+from verl_credit.records.run.events import STAGE, START
 from verl_credit.records.run.files import EVENTS, PHASES, append_json, read_json_lines
 
 GIB = 2**30
@@ -82,13 +82,15 @@ def sample(path: Path) -> Iterator[None]:
 
 
 def timeline(run_dir: Path) -> list[tuple[float, str]]:
-    """(seconds since the last start of the run, what happened), in order of time."""
+    """(seconds since the last start of the run, the stage that was reached), in order of time."""
     events = read_json_lines(run_dir / EVENTS)
     begin = max((at for at, event in enumerate(events) if event["kind"] == START), default=None)
     if begin is None:
         return []
     since = events[begin]["time"]
-    return sorted((event["time"] - since, event["text"]) for event in events[begin:])
+    return sorted(
+        (event["time"] - since, event["text"]) for event in events[begin:] if event["kind"] in (START, STAGE)
+    )
 
 
 def _live(phase: dict) -> float:

@@ -44,6 +44,8 @@ def measure(
         QUEUE,
         why=state.get("why", ""),
     )
+    if stages := phases.timeline(run_dir)[1:]:
+        record.add(f"{run.name}: seconds to a stage", {text: round(at, 1) for at, text in stages})
     metrics = [row for row in metrics if row["step"] > state.get("before", 0)]
     if not metrics:
         return {}
