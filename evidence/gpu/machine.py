@@ -19,14 +19,16 @@ PACKAGES = ("torch", "transformers", "verl", "vllm", "flash-attn", "triton")
 
 
 def look(device: str) -> dict:
-    """{device, gpus, memory_gib, software, python}; ``gpus`` is 0 for ``cpu`` and if torch sees none."""
+    """{device, gpus, memory_gib, software, python}; ``gpus`` is 0 for ``cpu`` and if torch sees none (``no_gpu``: why)."""
     found = {"python": platform.python_version(), "software": _versions(), "gpus": 0, "memory_gib": None}
     if device == "cpu":
         return found | {"device": f"CPU, {platform.machine()}, {len(os.sched_getaffinity(0))} cores"}
     import torch
 
-    if not torch.cuda.is_available():
-        return found | {"device": "no GPU"}
+    try:
+        torch.cuda.init()
+    except Exception as error:  # no device, a driver for another CUDA, torch without CUDA
+        return found | {"device": "no GPU", "no_gpu": f"{type(error).__name__}: {error}"}
     one = torch.cuda.get_device_properties(0)
     return found | {
         "device": one.name,

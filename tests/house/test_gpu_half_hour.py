@@ -214,8 +214,12 @@ def test_a_full_disk_is_in_the_table_and_stops_only_what_needs_it(half_hour):
 
 
 def test_without_a_world_or_a_gpu_the_table_says_why_nothing_ran(half_hour, monkeypatch):
-    found = half_hour("R1", facts=H100 | {"gpus": 0, "device": "no GPU", "memory_gib": None})
-    assert found["runs"]["R1"] == found["runs"]["R1"] | {"state": "not run", "why": "torch sees no GPU"}
+    old = {"gpus": 0, "device": "no GPU", "memory_gib": None, "no_gpu": "RuntimeError: the driver is too old"}
+    found = half_hour("R1", facts=H100 | old)
+    why = "torch 2 sees no GPU: RuntimeError: the driver is too old"
+    assert found["runs"]["R1"]["why"] == row(found, "device")["why"] == why and states(found) == {
+        "R1": "not run"
+    }
     monkeypatch.setenv("NO_WORLD", "1")
     found = half_hour("R1")
     assert states(found) == {"R1": "not run"} and "the disk is full" in found["runs"]["R1"]["why"]
@@ -261,7 +265,7 @@ def test_the_driver_leaves_its_shell(tmp_path):
     )
     assert begun.returncode == 0, begun.stderr
     followed = subprocess.run([*command, "--follow", "60"], capture_output=True, text=True, cwd=tmp_path)
-    assert followed.returncode == drive.ENDED and followed.stdout.count("torch sees no GPU") >= 5
+    assert followed.returncode == drive.ENDED and followed.stdout.count("sees no GPU: ") >= 5
 
 
 @pytest.mark.e2e

@@ -42,12 +42,16 @@ def machine(record: Record, facts: Mapping, device: str, work: Path, memory: Pat
     if device != "cuda":
         return
     if not facts["gpus"]:
-        record.off("device", f"torch {found.get('torch')} sees no GPU: is it built for this driver's CUDA?")
+        record.off("device", no_gpu(facts))
     if found["free_disk_gib"] < LEAST_DISK_GIB:
         record.off(
             "disk",
             f"{found['free_disk_gib']} GiB free below {work}, {LEAST_DISK_GIB} are needed for all runs",
         )
+
+
+def no_gpu(facts: Mapping) -> str:
+    return f"torch {facts['software'].get('torch')} sees no GPU: {facts['no_gpu']}"
 
 
 def hardware(facts: Mapping) -> list[str]:

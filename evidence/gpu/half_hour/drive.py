@@ -34,28 +34,29 @@ from gpu.machine import code_version, here  # noqa: E402
 from gpu.parts import TRAINING  # noqa: E402
 
 NAME, MINUTES = "half_hour", 30
-START_S, STOP_S = 60, 2 * children.GRACE_S + 30
+START_S, STOP_S = 180, 2 * children.GRACE_S + 30
 NOT_HERE, ENDED = 4, 3
 
 
 def run(setting, kept: record.Record) -> None:
     """The part `half_hour` of `make gpu-evidence`. Raises RuntimeError where a run is not done: the next call goes on."""
-    queue(setting, kept, Path(setting.work).resolve() / NAME, MINUTES, [one.name for one in QUEUE])
-    undone = {
-        name: one for name, one in kept.content["runs"].items() if one["state"] not in (DONE, NOT_REHEARSED)
-    }
+    work, names = Path(setting.work).resolve(), [one.name for one in QUEUE]
+    queue(setting, kept, work / NAME, work, MINUTES, names, here(setting.device))
+    states = kept.content["runs"].items()
+    undone = [(name, one) for name, one in states if one["state"] not in (DONE, NOT_REHEARSED)]
     if undone:
-        raise RuntimeError(
-            "; ".join(f"{name} {one['state']}: {one.get('why', '')}" for name, one in undone.items())
-        )
+        raise RuntimeError("; ".join(f"{name} {one['state']}: {one.get('why', '')}" for name, one in undone))
 
 
-def queue(setting, kept: record.Record, out: Path, minutes: float, only: list[str]) -> bool:
+def queue(
+    setting, kept: record.Record, out: Path, work: Path, minutes: float, only: list[str], facts: dict
+) -> bool:
     children.adopt_orphans()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    runs = [one for one in QUEUE if one.name in only]
+    hardware = "spark" if setting.hardware == "spark" else "h100x1"  # one GPU is enough, wherever it is
     return HalfHour(
-        kept, out, Path(setting.work).resolve(), setting.device, setting.tiny, setting.hardware, minutes,
-        here(setting.device), queue=[one for one in QUEUE if one.name in only],
+        kept, out, work, setting.device, setting.tiny, hardware, minutes, facts, queue=runs
     ).run()  # fmt: skip
 
 
@@ -82,12 +83,12 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def foreground(options) -> int:
-    kept = record.Record(options.out / f"{NAME}.json")
+    kept, facts = record.Record(options.out / f"{NAME}.json"), here(options.device)
     kept.content |= {
         "part": NAME, "tiny": options.tiny, "hardware": options.hardware, "when": f"{datetime.now(UTC):%Y-%m-%d}",
-        "version": code_version(TRAINING), **here(options.device),
+        "version": code_version(TRAINING), **facts,
     }  # fmt: skip
-    good = queue(options, kept, options.out, options.minutes, options.only)
+    good = queue(options, kept, options.out, options.work.resolve(), options.minutes, options.only, facts)
     print(table_of(options.out))
     return 0 if good else 1
 
@@ -167,7 +168,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--minutes", type=float, default=MINUTES, help="that are left; nothing runs longer")
     parser.add_argument("--only", help="runs with commas between; default: all, in order of value")
-    parser.add_argument("--hardware", default="h100x1", help="recipes/hardware of one GPU")
+    parser.add_argument(
+        "--hardware", choices=("h100x1", "spark"), default="h100x1", help="recipes/hardware of one GPU"
+    )
     parser.add_argument("--foreground", action="store_true", help="stay in this process session")
     parser.add_argument("--follow", type=float, metavar="SECONDS", help="wait, print the table, return")
     parser.add_argument("--stop", action="store_true", help="end the queue")

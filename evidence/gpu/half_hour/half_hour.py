@@ -116,7 +116,7 @@ class HalfHour:
         self.root = self.memory / FOLDER if fits else self.work
         checks.machine(self.record, self.facts, self.device, self.work, self.memory)
         if self.device == "cuda" and not self.facts["gpus"]:
-            self.lacking = "torch sees no GPU"
+            self.lacking = checks.no_gpu(self.facts)
             return
         checks.measure_ceilings(self.record, self.child, self.device, self.tiny)
         made = self._of_world("prepare", f"world.prepare(Path({str(self.root)!r}), tiny={self.tiny})")
