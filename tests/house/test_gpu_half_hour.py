@@ -225,6 +225,18 @@ def test_without_a_world_or_a_gpu_the_table_says_why_nothing_ran(half_hour, monk
     assert states(found) == {"R1": "not run"} and "the disk is full" in found["runs"]["R1"]["why"]
 
 
+def test_as_a_part_it_is_not_done_before_every_run_is(half_hour, tmp_path):
+    path = tmp_path / "half_hour.json"
+    broken = {"R4": {"until": 0, "dies": "out of memory"}}
+    for behaviour, code in ((broken, 1), ({}, 0), (broken, 0)):  # the third call runs nothing again
+        driver = half_hour.begin(part=str(path), behaviour=behaviour)
+        printed, _ = driver.communicate(timeout=120)
+        assert driver.returncode == code, printed
+        assert ("R4 failed: exit code 1: starting | out of memory" in printed) == (code == 1)
+    assert set(states(record.read(path)).values()) == {"done"}
+    assert "hardware=h100x1" in (half_hour.runs / "R4" / "argv").read_text()  # one GPU of eight
+
+
 @pytest.mark.parametrize("engine", [order.VLLM, order.HF, "rehearsal"])
 @pytest.mark.parametrize("run", order.QUEUE, ids=lambda run: run.name)
 def test_a_run_is_accepted_and_cuts_rows_in_number_only(run, engine, tmp_path, monkeypatch):

@@ -128,6 +128,13 @@ def drive(settings: dict) -> int:
         drive.HalfHour, world="fake_drive", command=(sys.executable, __file__), memory=Path(settings["work"]),
         every_s=0.0, grace_s=6.0, limit_s=settings.get("limit_s", 60.0),
     )  # fmt: skip
+    if part := settings.get("part"):
+        from gpu.drive import Setting
+        from gpu.record import Record
+
+        given = Setting("cuda", False, "node8", None, settings["out"], settings["work"])
+        drive.run(given, Record(Path(part)))
+        return 0
     return drive.main([
         "--foreground", "--out", settings["out"], "--work", settings["work"], "--only", settings["only"],
         "--minutes", str(settings.get("minutes", 5)),
