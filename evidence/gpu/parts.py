@@ -42,12 +42,9 @@ ATTENTION = (
 FORWARD = "evidence/information_gain/forward.py"
 WORLD = tuple(f"evidence/gpu/half_hour/{name}.py" for name in ("world", "text", "weights"))
 TRAINING = (
-    "evidence/gpu/half_hour/*",
-    "evidence/gpu/*_reward.py",
-    "verl_credit/**/*.py",
-    "retriever/**/*.py",
-    "recipes/**/*.yaml",
-)
+    "evidence/gpu/half_hour/*.py", "evidence/gpu/half_hour/*.yaml", "evidence/gpu/coin_reward.py", "verl_credit/**/*.py",
+    "retriever/**/*.py", "recipes/**/*.yaml",
+)  # fmt: skip
 
 PARTS = (
     Part(

@@ -104,6 +104,7 @@ def test_a_part_is_repeated_after_a_change_to_what_it_imports(part):
     assert all(list(ROOT.glob(pattern)) for pattern in part.files)
     module = ROOT / "evidence" / (part.module.replace(".", "/") + ".py")
     beside = {ROOT / "evidence/gpu" / f"{name}.py" for name in ("machine", "children", "record", "parts")}
+    assert len(code_version(part.files)) == 12 and all(path.is_file() for path in declared)
     assert module in declared and imported(module) and imported(module) - declared <= beside
 
 
