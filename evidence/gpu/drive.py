@@ -58,9 +58,11 @@ def drive(parts: Sequence[Part], setting: Setting, machine: Mapping, *, again: b
                 record.write(path, {"part": part.name, **of, "state": "not run", "why": why, "rows": []})
             continue
         else:
-            kept = before["rows"] if ours and not again else []
+            kept = (
+                {key: before[key] for key in ("rows", "runs") if key in before} if ours and not again else {}
+            )
             head = {"part": part.name, **of, "when": f"{datetime.now(UTC):%Y-%m-%d}", "state": "running"}
-            record.write(path, head | {"rows": kept})
+            record.write(path, head | {"rows": []} | kept)
             _run(part, setting, path)
         found = record.read(path)
         good &= found["state"] == "done" and all(row["verdict"] != record.OFF for row in found["rows"])

@@ -244,6 +244,15 @@ def test_a_part_that_breaks_keeps_its_rows_and_stops_no_other(scripted, setting)
     assert scripted() and [row["name"] for row in content(setting, "kernels")["rows"]] == ["first", "second"]
 
 
+def test_a_part_goes_on_with_what_its_file_says_of_its_runs(scripted, setting):
+    (scripted.work / "break").touch()
+    assert not scripted()
+    path = setting.results(MACHINE["device"]) / "kernels.json"
+    record.write(path, content(setting, "kernels") | {"runs": {"R1": {"state": "done"}}})
+    assert not scripted() and content(setting, "kernels")["runs"] == {"R1": {"state": "done"}}
+    assert not scripted(again=True) and "runs" not in content(setting, "kernels")
+
+
 def test_a_number_off_its_prediction_is_seen(scripted, setting):
     (scripted.work / "strict").touch()
     assert not scripted()
