@@ -14,7 +14,7 @@ from gpu.record import FOUND, Record
 
 GIB = 2**30
 LEAST_DISK_GIB = 40  # weights of both models, and two checkpoints of a LoRA run with its whole base
-SMOKE_S, CEILINGS_S = 150, 60
+SMOKE_S, CEILINGS_S = 150, 120
 PLANNED_FOR = {"H100": "h100", "H200": "h200", "H20": "h20", "A100": "a100", "GB10": "gb10"}
 SMOKE = """
 import sys
