@@ -137,7 +137,8 @@ def test_a_killed_driver_leaves_a_complete_table_and_no_process(half_hour, numbe
     driver = half_hour.begin(
         "R1,R2", behaviour={"R1": {"until": 1, "hangs": True, "child": number == signal.SIGTERM}}
     )
-    wait_for(lambda: "1 of 3" in drive.table_of(half_hour.out), "a step in the table")
+    table, copy = half_hour.out / "table.md", half_hour.out / "R1" / "metrics.jsonl"
+    wait_for(lambda: copy.exists() and "1 of 3" in table.read_text(), "a step in the table")
     driver.send_signal(number)
     driver.wait()
     found = half_hour.content()
@@ -145,9 +146,9 @@ def test_a_killed_driver_leaves_a_complete_table_and_no_process(half_hour, numbe
     assert states(found) == (
         {"R1": "cut", "R2": "not run"} if number == signal.SIGTERM else {"R1": "running", "R2": "waiting"}
     )
-    assert len((half_hour.out / "R1" / "metrics.jsonl").read_text().splitlines()) == 1
-    table = (half_hour.out / "table.md").read_text()
-    assert "| R1 " in table and "| R2 " in table and "1 of 3" in table and "contexts_scored 9" in table
+    assert len(copy.read_text().splitlines()) == 1
+    text = table.read_text()
+    assert "| R1 " in text and "| R2 " in text and "1 of 3" in text and "contexts_scored 9" in text
     wait_for(lambda: gone(half_hour.runs / "R1" / "pid"), "the run ends with its driver")
     assert number == signal.SIGKILL or gone(half_hour.runs / "R1" / "child")
     assert drive.running(half_hour.out) == 0
@@ -155,7 +156,7 @@ def test_a_killed_driver_leaves_a_complete_table_and_no_process(half_hour, numbe
 
 def test_follow_shows_the_table_and_stop_ends_the_queue(half_hour, capsys):
     half_hour.begin("R1", behaviour={"R1": {"until": 2, "hangs": True}})
-    wait_for(lambda: "2 of 3" in drive.table_of(half_hour.out), "two steps in the table")
+    wait_for(lambda: "2 of 3" in drive.shown(half_hour.out), "two steps in the table")
     out = ["--out", str(half_hour.out)]
     assert drive.main(["--follow", "0.1", *out]) == 0
     assert "2 of 3" in capsys.readouterr().out
@@ -229,7 +230,7 @@ def test_as_a_part_it_is_not_done_before_every_run_is(half_hour, tmp_path):
     path = tmp_path / "half_hour.json"
     broken = {"R4": {"until": 0, "dies": "out of memory"}}
     for behaviour, code in ((broken, 1), ({}, 0), (broken, 0)):  # the third call runs nothing again
-        driver = half_hour.begin(part=str(path), behaviour=behaviour)
+        driver = half_hour.begin("R1,R4", part=str(path), behaviour=behaviour)
         printed, _ = driver.communicate(timeout=120)
         assert driver.returncode == code, printed
         assert ("R4 failed: exit code 1: starting | out of memory" in printed) == (code == 1)

@@ -132,6 +132,7 @@ def drive(settings: dict) -> int:
         from gpu.drive import Setting
         from gpu.record import Record
 
+        drive.QUEUE = [run for run in drive.QUEUE if run.name in settings["only"]]
         given = Setting("cuda", False, "node8", None, settings["out"], settings["work"])
         drive.run(given, Record(Path(part)))
         return 0

@@ -1,7 +1,7 @@
 """Half an hour on one GPU: a queue of training runs in order of value, with a table that is complete whenever it is cut.
 
     python evidence/gpu/half_hour/drive.py [--out FOLDER] [--work FOLDER] [--minutes 30] [--only R1,R3]
-    python evidence/gpu/half_hour/drive.py --follow 500      waits, prints the table, and leaves the queue alone
+    python evidence/gpu/half_hour/drive.py --follow 500      waits, prints the newest rows, and leaves the queue alone
     python evidence/gpu/half_hour/drive.py --stop            ends the queue and everything that it started
     python evidence/gpu/half_hour/drive.py --device cpu --tiny --foreground      the same at a size for two cores
 
@@ -27,13 +27,14 @@ HERE = Path(__file__).resolve().parent
 sys.path[:1] = [str(HERE.parents[1]), str(HERE.parents[2])]
 
 from gpu import children, record  # noqa: E402
+from gpu.half_hour import table  # noqa: E402
 from gpu.half_hour.half_hour import HalfHour  # noqa: E402
 from gpu.half_hour.order import QUEUE  # noqa: E402
 from gpu.half_hour.table import DONE, NOT_REHEARSED  # noqa: E402
 from gpu.machine import code_version, here  # noqa: E402
 from gpu.parts import TRAINING  # noqa: E402
 
-NAME, MINUTES = "half_hour", 30
+NAME, MINUTES, NEWEST = "half_hour", 30, 20
 START_S, STOP_S = 180, 2 * children.GRACE_S + 30
 NOT_HERE, ENDED = 4, 3
 
@@ -89,7 +90,7 @@ def foreground(options) -> int:
         "version": code_version(TRAINING), **facts,
     }  # fmt: skip
     good = queue(options, kept, options.out, options.work.resolve(), options.minutes, options.only, facts)
-    print(table_of(options.out))
+    print(shown(options.out))
     return 0 if good else 1
 
 
@@ -116,7 +117,7 @@ def detach(out: Path, given: list[str]) -> int:
 def follow(out: Path, seconds: float) -> int:
     """Wait, print the table and return; at once if no driver works on the folder."""
     _until(lambda: not running(out), seconds)
-    print(table_of(out))
+    print(shown(out))
     return 0 if running(out) else ENDED
 
 
@@ -128,7 +129,7 @@ def stop(out: Path) -> int:
         return NOT_HERE
     os.kill(pid, signal.SIGTERM)
     ended = _until(lambda: not running(out), STOP_S)
-    print(table_of(out))
+    print(shown(out))
     return 0 if ended else 1
 
 
@@ -142,9 +143,13 @@ def running(out: Path) -> int:
     return pid if any(part.endswith(b"drive.py") for part in command) else 0
 
 
-def table_of(out: Path) -> str:
-    path = out / "table.md"
-    return path.read_text(encoding="utf-8") if path.exists() else f"there is no table in {out} yet"
+def shown(out: Path) -> str:
+    """The newest rows, and below them the line of every run."""
+    content = record.read(out / f"{NAME}.json")
+    if content is None:
+        return f"there is no table in {out} yet"
+    newest = [record.line(row) for row in content["rows"][-NEWEST:]]
+    return "\n".join([*newest, "", f"{content['state']}; all rows: {out / 'table.md'}", table.runs(content)])
 
 
 def _until(met, seconds: float) -> bool:
@@ -172,7 +177,7 @@ def _parser() -> argparse.ArgumentParser:
         "--hardware", choices=("h100x1", "spark"), default="h100x1", help="recipes/hardware of one GPU"
     )
     parser.add_argument("--foreground", action="store_true", help="stay in this process session")
-    parser.add_argument("--follow", type=float, metavar="SECONDS", help="wait, print the table, return")
+    parser.add_argument("--follow", type=float, metavar="SECONDS", help="wait, print the newest rows, return")
     parser.add_argument("--stop", action="store_true", help="end the queue")
     return parser
 
