@@ -134,16 +134,16 @@ def _actor(lines: Sequence[dict], name: str, first: set[int]) -> Found:
     counted, note = _later(lines, name, first)
     if not counted:
         return Found(None, f"no line in {PHASES}")
-    said = {line["note"] for line in counted if line["note"]}
+    notes = {line["note"] for line in counted if line["note"]}
     measured = [line for line in counted if line["allocated"] is not None]
     if not measured:
-        return Found(None, "; ".join(sorted(said)))
+        return Found(None, "; ".join(sorted(notes)))
     if any(line["device"] == "cpu" for line in measured):
         of = CPU
     else:
         of = f"{max(line['reserved'] for line in measured) / GIB:.2f} GiB reserved"
     return Found(
-        max(line["allocated"] for line in measured), "; ".join(filter(None, [of, note, *sorted(said)]))
+        max(line["allocated"] for line in measured), "; ".join(filter(None, [of, note, *sorted(notes)]))
     )
 
 
@@ -173,9 +173,7 @@ def _asleep(lines: Sequence[dict], samples: Sequence[dict], first: set[int]) -> 
 def _largest(samples: Sequence[dict], spans: list[tuple[float, float]], note: str) -> Found:
     if not samples:
         return Found(None, "no sample of the device: nvidia-smi gave none")
-    within = [
-        sample["mib"] for sample in samples if any(start <= sample["time"] <= end for start, end in spans)
-    ]
+    within = [one["mib"] for one in samples if any(start <= one["time"] <= end for start, end in spans)]
     if not within:
         seconds = sum(end - start for start, end in spans)
         return Found(None, f"no sample of the device in the {seconds:.1f} s of this phase")
