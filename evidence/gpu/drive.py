@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from gpu import record
+from gpu import children, record
 from gpu.machine import code_version, environment, slug
 from gpu.parts import Part
 
-GRACE_S = 60  # for a run to stop Ray and its servers
+GRACE_S = 2.5 * children.GRACE_S  # a part that trains gives its run the time to stop
 MAX_LINES, MAX_LINE = 2000, 300
 
 
@@ -42,17 +40,14 @@ class Setting:
 def drive(parts: Sequence[Part], setting: Setting, machine: Mapping, *, again: bool = False) -> bool:
     """Run the parts; returns whether every part that can run here is done without a row that is off."""
     folder = setting.results(machine["device"])
-    version = code_version()
-    of = {
-        "tiny": setting.tiny,
-        "hardware": setting.hardware,
-        "model": Path(setting.model).name if setting.model else None,
-        "version": version,
-        **machine,
-    }
+    model = Path(setting.model).name if setting.model else None
     good = True
     for part in parts:
         path = folder / f"{part.name}.json"
+        of = {
+            "tiny": setting.tiny, "hardware": setting.hardware, "model": model, "version": code_version(part.files),
+            **machine,
+        }  # fmt: skip
         before = record.read(path)
         ours = before is not None and all(before.get(key) == value for key, value in of.items())
         if ours and before["state"] == "done" and not again:
@@ -63,9 +58,11 @@ def drive(parts: Sequence[Part], setting: Setting, machine: Mapping, *, again: b
                 record.write(path, {"part": part.name, **of, "state": "not run", "why": why, "rows": []})
             continue
         else:
-            kept = before["rows"] if ours and not again else []
+            kept = (
+                {key: before[key] for key in ("rows", "runs") if key in before} if ours and not again else {}
+            )
             head = {"part": part.name, **of, "when": f"{datetime.now(UTC):%Y-%m-%d}", "state": "running"}
-            record.write(path, head | {"rows": kept})
+            record.write(path, head | {"rows": []} | kept)
             _run(part, setting, path)
         found = record.read(path)
         good &= found["state"] == "done" and all(row["verdict"] != record.OFF for row in found["rows"])
@@ -92,13 +89,13 @@ def _run(part: Part, setting: Setting, path: Path) -> None:
 
 
 def _child(module: str, setting: Setting, path: Path, limit: float) -> tuple[int | None, list[str]]:
-    """(exit code, or None when it was cut; last lines). Its own session, so that its children end with it."""
+    """(exit code, or None when it was cut; last lines). What it started ends with it."""
     code = "import sys; from gpu.drive import part; part(*sys.argv[1:])"
     threads = {"OMP_NUM_THREADS": "1"} if setting.device == "cpu" else {}
-    process = subprocess.Popen(
+    leave = children.below(os.getpid())
+    process = children.start(
         [sys.executable, "-W", "ignore", "-c", code, module, json.dumps(asdict(setting)), str(path)],
         env=environment() | threads, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
-        start_new_session=True,
     )  # fmt: skip
     last: deque[str] = deque(maxlen=5)
     reader = threading.Thread(target=_echo, args=(process, last), daemon=True)
@@ -109,7 +106,7 @@ def _child(module: str, setting: Setting, path: Path, limit: float) -> tuple[int
     except subprocess.TimeoutExpired:
         return None, list(last)
     finally:
-        _end(process)
+        children.end(process, leave, GRACE_S)
         reader.join(5)
 
 
@@ -120,31 +117,6 @@ def _echo(process: subprocess.Popen, last: deque[str]) -> None:
             last.append(text.rstrip()[:MAX_LINE])
             if number < MAX_LINES:
                 print(last[-1], flush=True)
-
-
-def _end(process: subprocess.Popen) -> None:
-    """SIGTERM to its session, time to clean up, then SIGKILL; also after its end, so that no child keeps running."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        if not _alive(process):
-            break
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, number)
-        over = time.monotonic() + GRACE_S
-        while _alive(process) and time.monotonic() < over:
-            time.sleep(0.1)
-    process.wait()
-
-
-def _alive(process: subprocess.Popen) -> bool:
-    """Whether the process or another one of its session still runs; zombies do not count."""
-    if process.poll() is None:
-        return True
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):
-            state, _, _, session = stat.read_text().rpartition(")")[2].split()[:4]
-            if int(session) == process.pid and state != "Z":
-                return True
-    return False
 
 
 def part(module: str, setting: str, path: str) -> None:

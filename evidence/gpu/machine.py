@@ -11,22 +11,24 @@ import platform
 import re
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("torch", "transformers", "verl", "vllm", "flash-attn", "triton")
-CODE = "verl_credit/**/*.py", "recipes/**/*.yaml", "evidence/gpu/*.py", "evidence/information_gain/forward.py"
 
 
 def look(device: str) -> dict:
-    """{device, gpus, memory_gib, software, python}; ``gpus`` is 0 for ``cpu`` and if torch sees none."""
+    """{device, gpus, memory_gib, software, python}; ``gpus`` is 0 for ``cpu`` and if torch sees none (``no_gpu``: why)."""
     found = {"python": platform.python_version(), "software": _versions(), "gpus": 0, "memory_gib": None}
     if device == "cpu":
         return found | {"device": f"CPU, {platform.machine()}, {len(os.sched_getaffinity(0))} cores"}
     import torch
 
-    if not torch.cuda.is_available():
-        return found | {"device": "no GPU"}
+    try:
+        torch.cuda.init()
+    except Exception as error:  # no device, a driver for another CUDA, torch without CUDA
+        return found | {"device": "no GPU", "no_gpu": f"{type(error).__name__}: {error}"}
     one = torch.cuda.get_device_properties(0)
     return found | {
         "device": one.name,
@@ -64,17 +66,16 @@ def environment() -> dict[str, str]:
     }
 
 
-def code_version() -> str:
-    """A hash of the files that affect the measurements, committed or not."""
+def code_version(patterns: Iterable[str]) -> str:
+    """A hash of the files that affect a part's measurements, committed or not."""
     digest = hashlib.sha256()
-    for pattern in CODE:
-        for path in sorted(ROOT.glob(pattern)):
-            digest.update(str(path.relative_to(ROOT)).encode() + b"\0" + path.read_bytes())
+    for path in sorted({path for pattern in patterns for path in ROOT.glob(pattern)}):
+        digest.update(str(path.relative_to(ROOT)).encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:12]
 
 
 def slug(device: str, tiny: bool) -> str:
-    """Name of the folder of a device's results. One folder for all CPUs: their results show that the command works."""
+    """Name of the folder of a device's results. One folder for all CPUs, whose results show that the command works."""
     name = "cpu" if device.startswith("CPU") else re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")
     return f"{name}-tiny" if tiny else name
 

@@ -1,40 +1,36 @@
-"""Compares the statements of `doctor` and `plan` with the results of the other parts."""
+"""Compares the statements of `doctor` with the results of the part `kernels`."""
 
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 
 from gpu import record as records
-from gpu import runs
-from gpu.record import at_most, same
+from gpu.machine import environment
+from gpu.record import same
 
 # doctor's check -> its kernel in the part `kernels`
 CHECKS = {"flash-attn": "varlen", "sdpa": "sdpa", "flex-attention": "flex"}
-SOURCE = "verl-credit doctor, verl-credit plan"
+SOURCE = "verl-credit doctor"
 
 
 def run(setting, record) -> None:
-    code, printed = runs.command("doctor", "--json")
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", "verl_credit.cli", "doctor", "--json"], env=environment(),
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
+    )  # fmt: skip
     try:
-        checks = {one["name"]: one for one in json.loads(printed[printed.index("{") :])["checks"]}
+        checks = {one["name"]: one for one in json.loads(done.stdout[done.stdout.index("{") :])["checks"]}
     except ValueError:
-        record.off("doctor", f"exit code {code}: {printed[-300:]}")
+        record.off("doctor", f"exit code {done.returncode}: {done.stdout[-300:]}")
         return
     failures = [f"{name} ({one['found']})" for name, one in checks.items() if one["status"] == "fail"]
-    steps = _rows(record, "steps")
-    ran = [row for row in steps if row["name"].endswith(": step") and row["found"]]
-    found = {"failed": len(failures), "which": "; ".join(failures) or "none", "recipes_that_ran": len(ran)}
-    record.add("doctor", found, {"failed": at_most(0)} if ran else {}, SOURCE)
-    kernels = _rows(record, "kernels")
+    record.add("doctor", {"failed": len(failures), "which": "; ".join(failures) or "none"})
+    kernels = (records.read(record.path.with_name("kernels.json")) or {"rows": []})["rows"]
     for check, kernel in CHECKS.items():
         rows = [row for row in kernels if row["name"].startswith(f"{kernel}, bf16")]
         _check(record, check, checks.get(check), rows)
-    off = [row["name"] for row in steps if row["verdict"] == records.OFF]
-    if steps:
-        found = {"rows": len(steps), "off": len(off), "which": ", ".join(off) or "none"}
-        record.add("plan", found, {"off": at_most(0)}, SOURCE)
-    else:
-        record.not_run("plan", "no recipe was tried here")
 
 
 def _check(record, name: str, check: dict | None, rows: list[dict]) -> None:
@@ -53,7 +49,3 @@ def _check(record, name: str, check: dict | None, rows: list[dict]) -> None:
         "kernels": "ok" if works else "off" if tried else "not run",
     }
     record.add(name, found, {"doctor_passes": same(works)}, SOURCE)
-
-
-def _rows(record, part: str) -> list[dict]:
-    return (records.read(record.path.with_name(f"{part}.json")) or {"rows": []})["rows"]

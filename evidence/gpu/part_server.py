@@ -8,15 +8,16 @@ rollout; then the scorer requests every answer, as in training. Counted: cached 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import torch
 
+from gpu.half_hour import world
 from gpu.models import english, forward_script, load
 from gpu.part_branches import _row
 from gpu.record import at_least, at_most
-from gpu.world import model_folder
 from verl_credit.policy.attention.implementation import forced
 
 ROWS, LENGTH, TURNS = 4, 2048, 6
@@ -24,6 +25,8 @@ SOURCE = "docs/host.md; in bf16 log-probs with and without the cache differ by u
 
 
 def run(setting, record) -> None:
+    made = None if setting.model else _random(Path(setting.work).resolve(), setting.device)
+    setting = replace(setting, model=setting.model or str(made))  # the same weights for both
     script, (ids, source) = forward_script(), english(setting)
     batch = [_row(script, ids, number, LENGTH, TURNS, setting.device) for number in range(ROWS)]
     model, weights = load(setting, torch.bfloat16)
@@ -35,7 +38,7 @@ def run(setting, record) -> None:
         ]
     del model
     torch.cuda.empty_cache()
-    server = Server(model_folder(setting, "Qwen/Qwen3-4B"))
+    server = Server(setting.model)
     found = server.scores(
         [(row.tolist(), [a.tolist() for a in answers], ends) for row, answers, ends in batch]
     )
@@ -45,10 +48,15 @@ def run(setting, record) -> None:
         {
             "largest_error": float(apart.max()), "mean_error": float(apart.mean()), "scores": len(found),
             "cached_tokens": server.cached, "short_lists": server.short, "asked_again": server.again,
-            "text": source, "model": weights,
+            "text": source, "model": f"random {weights}" if made else weights,
         },
         {"largest_error": at_most(2 * 0.045), "cached_tokens": at_least(1), "asked_again": at_most(0)}, SOURCE,
     )  # fmt: skip
+
+
+def _random(work: Path, device: str) -> Path:
+    world.prepare(work, tiny=False)
+    return world.weights(work, "qwen3-4b", device)
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""The parts in order of value, each with its requirements, time limit, prediction and the prediction's source."""
+"""The parts in order of value, each with its files, requirements, time limit, prediction and the prediction's source."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ class Part:
     module: str
     what: str
     predicted: str
+    files: tuple[str, ...] = ()
+    """Patterns of the files that decide its results: a change elsewhere does not repeat it."""
     needs: tuple[str, ...] = ()
     """Any of verl, vllm (packages) and cuda (at least one GPU), in addition to torch and transformers."""
     limit_s: int = 1200
@@ -32,64 +34,69 @@ class Part:
 
 
 WORDS = {"verl": "verl is not installed", "vllm": "vLLM is not installed", "cuda": "no GPU is here"}
+ATTENTION = (
+    "evidence/gpu/models.py",
+    "verl_credit/policy/attention/*.py",
+    "verl_credit/recipe/plan/model_shape.py",
+)
+FORWARD = "evidence/information_gain/forward.py"
+WORLD = tuple(f"evidence/gpu/half_hour/{name}.py" for name in ("world", "text", "weights"))
+TRAINING = (
+    "evidence/gpu/half_hour/*.py", "evidence/gpu/half_hour/*.yaml", "evidence/gpu/coin_reward.py", "verl_credit/**/*.py",
+    "retriever/**/*.py", "recipes/**/*.yaml",
+)  # fmt: skip
 
 PARTS = (
+    Part(
+        "half_hour", "gpu.half_hour.drive",
+        "recipes for larger models: steps, gains and their price, memory by phase, MFU, LoRA, an exact resume",
+        "verl-credit plan; evidence/gpu/half_hour/order.py says what each run decides",
+        files=TRAINING, needs=("verl",), limit_s=2400, tiny_limit_s=900,
+    ),
     Part(
         "kernels", "gpu.part_kernels",
         "attention kernels against the definition and against eager: values, gradients, compilations, memory, time",
         "errors within the start's tolerances (verl_credit/policy/attention), no compilation for a new length, memory below "
         "that of unfused attention",
-        limit_s=1800,
+        files=("evidence/gpu/part_kernels.py", *ATTENTION), limit_s=1800,
     ),
     Part(
         "branches", "gpu.part_branches",
         "gains by branch against gains by rows on English text: error, correlation, spread",
         "equal in fp32; in bf16 no further from fp32 than rows are (tests/policy/test_attention_kernels.py)",
-        limit_s=1200,
+        files=("evidence/gpu/part_branches.py", FORWARD, *ATTENTION), limit_s=1200,
     ),
     Part(
         "forward", "gpu.part_forward",
         "what gains cost beside the forward that is made anyway (evidence/information_gain/forward.py)",
         "the limits and the CPU's table in evidence/information_gain/README.md",
-        limit_s=1800,
+        files=("evidence/gpu/part_forward.py", FORWARD, *ATTENTION), limit_s=1800,
     ),
     Part(
         "log_probs", "gpu.part_log_probs",
         "log-probs of sampled tokens: ours, flash-attn's loss, verl's loop: time, memory, error",
         "ours and flash-attn's within 1e-6 of float64; memory as verl_credit/recipe/plan/activations.py counts it",
+        files=(
+            "evidence/gpu/part_log_probs.py", "evidence/gpu/models.py", "verl_credit/policy/log_probs.py",
+            "verl_credit/recipe/plan/activations.py", "verl_credit/recipe/plan/job.py",
+        ),
         limit_s=900,
-    ),
-    Part(
-        "steps", "gpu.part_steps",
-        "a training step of every recipe that fits: peaks and seconds of its phases",
-        "verl-credit plan",
-        needs=("verl", "vllm", "cuda"), limit_s=7200, tiny_limit_s=600,
-    ),
-    Part(
-        "resume", "gpu.part_resume",
-        "two steps, save, resume for the third",
-        "resume: exact (tests/e2e/test_e2e_lab.py)",
-        needs=("verl", "vllm", "cuda"), limit_s=3600,
-        on_cpu="two more runs of a minute each; tests/e2e/test_e2e_lab.py checks it on a CPU",
     ),
     Part(
         "server", "gpu.part_server",
         "scorer `server`: vLLM's log-probs of a prompt with and without a cache hit, against `branch`",
         "a shorter or a full list, aligned from the end; bf16: 0.045 nats (docs/host.md: 1.4e-6 in fp32)",
+        files=(
+            "evidence/gpu/part_server.py", "evidence/gpu/part_branches.py", FORWARD, *WORLD, *ATTENTION,
+            "verl_credit/turns/scorers/*.py",
+        ),
         needs=("verl", "vllm", "cuda"), limit_s=1200,
         on_cpu="vLLM is needed; `make test-vllm` checks it on a CPU",
     ),
     Part(
-        "lora", "gpu.part_lora",
-        "LoRA under vLLM: do adapters arrive",
-        "the engine's log-probs follow the trainer's after an update",
-        needs=("verl", "vllm", "cuda"), limit_s=3600,
-        on_cpu="vLLM is needed: the engine `hf` takes full weights only",
-    ),
-    Part(
         "said", "gpu.part_said",
-        "`doctor` and `plan` beside what happened",
-        "doctor fails no check of what ran; its attention checks say what `kernels` found",
-        needs=("verl",), limit_s=900,
+        "`doctor` beside what the kernels did",
+        "doctor's attention checks pass exactly where `kernels` found no error",
+        files=("evidence/gpu/part_said.py", "verl_credit/recipe/doctor/*.py", *ATTENTION), needs=("verl",), limit_s=900,
     ),
 )  # fmt: skip

@@ -87,6 +87,7 @@ class Record:
         found: Mapping[str, object],
         predicted: Mapping[str, Expected] | None = None,
         source: str = "",
+        why: str = "",
     ) -> dict:
         """Add a row. It is ``off`` when a prediction is not met, or a predicted value is missing."""
         predicted = predicted or {}
@@ -96,7 +97,7 @@ class Record:
             "name": name, "found": {key: _plain(value) for key, value in found.items()},
             "predicted": {key: expected.text for key, expected in predicted.items()},
             "source": source, "verdict": (OK if met else OFF) if predicted else FOUND,
-            **({"why": f"not found: {', '.join(missing)}"} if missing else {}),
+            **({"why": why or f"not found: {', '.join(missing)}"} if why or missing else {}),
         })  # fmt: skip
 
     def off(self, name: str, error: Exception | str) -> dict:

@@ -1,13 +1,13 @@
 """One command for a GPU machine: runs every part in order of value, and writes a table of results beside predictions.
 
     python evidence/gpu/run.py [--hardware node8|h100x1|spark] [--model FOLDER] [--parts kernels,branches] [--again]
-    python evidence/gpu/run.py --device cpu --tiny      the same command at a size for two cores, about two minutes
+    python evidence/gpu/run.py --device cpu --tiny      the same command at a size for two cores, about seven minutes
 
 Every part is a separate process with a time limit. Its results are written at once to OUT/results/DEVICE/PART.json. A
 second call skips parts that are done for this device and this code, and continues those that were cut. OUT/README.md is
 written from these files. Without --model FOLDER (weights with their tokenizer) models have the recipes' shapes and random
-weights. The first four parts need only torch and transformers. Exit code 0: nothing was off, cut or failed; 1: something
-was; 4: there is no device to run on; 130: Ctrl-C.
+weights; those of half_hour are always random. kernels, branches, forward and log_probs need only torch and transformers.
+Exit code 0: nothing was off, cut or failed; 1: something was; 4: there is no device to run on; 130: Ctrl-C.
 """
 
 from __future__ import annotations

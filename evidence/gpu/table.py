@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from gpu import record
+from gpu.half_hour import table as half_hour
 from gpu.parts import PARTS
 
 SHOWN_ROWS = 80  # of a part; the JSON has all
@@ -14,10 +15,16 @@ ORDER = [part.name for part in PARTS]
 HEAD = """# One command for a GPU machine
 
 `make gpu-evidence [HARDWARE=node8|h100x1|spark] [ARGS="--model FOLDER"]`, or `python evidence/gpu/run.py --help`. The parts
-run in order of value, each in a process of its own with a time limit; called again, the command goes on where it was. It
-writes this page from `results/DEVICE/PART.json`, and from `results/DEVICE/NOTES.md` where somebody wrote one. torch and
-transformers are enough for the first four parts; with `--model FOLDER` they use trained weights in place of random ones.
-`--device cpu --tiny` runs the same code at a small size.
+run in order of value, each in a process of its own with a time limit; called again, the command goes on where it was, and
+repeats a part only after a change to its own files. It writes this page from `results/DEVICE/PART.json`, and from
+`results/DEVICE/NOTES.md` where somebody wrote one. torch and transformers are enough for `kernels`, `branches`, `forward`
+and `log_probs`; with `--model FOLDER` they use trained weights in place of random ones. `--device cpu --tiny` runs the same
+code at a small size.
+
+The first part, `half_hour`, trains the recipes for larger models on one GPU: five runs with random weights in Qwen3's
+shapes, prepared trajectories that search, and a coin as reward ([`half_hour/order.py`](half_hour/order.py)). It can be
+started alone, and then it outlives its shell: `python evidence/gpu/half_hour/drive.py --help`. Its
+`half_hour.json` belongs to the device's results. `make gpu-rehearsal` runs the same driver on two cores in five minutes.
 """
 NO_GPU = """
 **No GPU has run this yet.** The table below is of a CPU at toy sizes: it shows that the command works and says nothing about
@@ -67,7 +74,8 @@ def _device(parts: list[dict], notes: str = "") -> str:
     ]
     for part in parts:
         if part["rows"]:
-            lines += [f"\n### {part['part']}\n", _rows(part)]
+            runs = [half_hour.runs(part), ""] if part.get("runs") else []
+            lines += [f"\n### {part['part']}\n", *runs, _rows(part)]
     return "\n".join(lines) + "\n"
 
 

@@ -26,7 +26,7 @@ from verl_credit.config.settings import CreditSettings
 from verl_credit.policy.attention.implementation import AUTO, install
 from verl_credit.policy.packed import PackedPolicy
 from verl_credit.records.report.again import as_the_run_did, token_tables, turn_tables
-from verl_credit.records.run.files import EVENTS, METRICS, VALIDATION, read_json_lines
+from verl_credit.records.run.files import EVENTS, METRICS, PHASES, VALIDATION, read_json_lines
 from verl_credit.records.run.rollouts import read_samples, read_tokens, token_steps
 from verl_credit.records.run.tables import TURNS, read_table, table_path, tables_of
 from verl_credit.study.probe.checkpoint import build_model, read_checkpoint
@@ -52,7 +52,14 @@ SETTINGS = [
     "algorithm.sepa.steps=10",
     "algorithm.sepa.correct_rate_gate=0",
     "algorithm.info_gain_warmup_steps=1",
+    "phase_memory=true",
 ]
+STAGES = [
+    "the machine is checked", "starting Ray and the workers", "Ray is up", "the task runner is up",
+    "the actor's process is up", "the actor is loaded", "the attention is proven",
+    "the rollout engine is up", "the rollout engine has the actor's weights",
+    "the first rollouts are finished", "the first step is finished",
+]  # fmt: skip
 SAME = (
     "actor/pg_loss",
     "actor/grad_norm",
@@ -144,7 +151,8 @@ def test_resume(one_rank):
             assert torch.allclose(made_G_T, tokens.advantage_G_T, atol=1e-6, rtol=0), (step, group)
     # step 2 was evaluated before the resume and is not evaluated again
     assert [row["step"] for row in read_json_lines(one_rank.run_dir / VALIDATION)] == [0, 2]
-    events, start = read_json_lines(one_rank.run_dir / EVENTS), ["banner", "attention", "log_probs"]
+    events = [row for row in read_json_lines(one_rank.run_dir / EVENTS) if row["kind"] != "stage"]
+    start = ["banner", "attention", "log_probs"]
     assert [row["kind"] for row in events] == [
         *("start", "idle", *start, "small_groups", "end"),
         *("start", "idle", "resume", *start, "small_groups", "end"),
@@ -291,7 +299,28 @@ def test_two_nodes_straight_on_have_the_losses_of_one_rank_that_was_interrupted_
         gain = ("credit/gain/mean",) if ours["step"] > 1 else ()
         for key in (*SAME, *gain):
             assert ours[key] == pytest.approx(expected[key], rel=2e-3, abs=2e-6), (ours["step"], key)
-    (network,) = [row["text"] for row in read_json_lines(run_dir / EVENTS) if row["kind"] == "network"]
+    peaks = [line for line in read_json_lines(run_dir / PHASES) if "rank" in line]
+    phases = {
+        (step, phase)
+        for step in (1, 2, 3)
+        for phase in ("log-prob", "update", "optimizer step", "weight sync")
+    }
+    assert {(line["rank"], line["step"], line["phase"]) for line in peaks} == {
+        (rank, *phase) for rank in (0, 1) for phase in phases | {(0, "weight sync")}
+    }
+    for row in rows:  # verl's metric is the peak of rank 0 since its start, over all phases
+        first = [line for line in peaks if line["rank"] == 0 and line["step"] <= row["step"]]
+        so_far = [
+            line["allocated"]
+            for line in first
+            if (row["step"], "weight sync") != (line["step"], line["phase"])
+        ]
+        assert row["actor/perf/max_memory_allocated_gb"] * 2**30 >= max(so_far) > 0
+    events = read_json_lines(run_dir / EVENTS)
+    assert [
+        row["text"] for row in events if row["kind"] == "stage" and "retriever" not in row["text"]
+    ] == STAGES
+    (network,) = [row["text"] for row in events if row["kind"] == "network"]
     assert f"others can reach the nodes of the Ray cluster at {cluster}" in network
     assert not any(name.startswith("credit/probe/") for name in rows[0] | one_rank.rows[1])
     for step, row in enumerate(rows[1:], 1):

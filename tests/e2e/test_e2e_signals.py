@@ -8,20 +8,13 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pyarrow.parquet as parquet
 import pytest
 import yaml
 
-from kit.recipes import check
 from kit.train_run import train
 from verl_credit.records.run.files import EVENTS, METRICS, read_json_lines
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "evidence"))
-
-from gpu import drive, part_steps, runs
-from gpu.record import Record
 
 pytestmark = pytest.mark.e2e
 
@@ -149,22 +142,3 @@ def test_true_advantages_with_a_tool_of_ones_own(finished):
     assert {turn["kind"] for turn in turns} == {"tool", "ending"}
     assert {turn["before"] for turn in turns} == {value["context"] for value in values}
     assert len(values) > 2 and all(len(value["outcomes"]) == 4 for value in values)
-
-
-@pytest.mark.nightly
-def test_the_gpu_evidence_reads_a_steps_memory_and_clocks(finished, tmp_path, monkeypatch):
-    """Its world, model folder and plans are real, and its overrides are valid. The metrics are those of the run above:
-    `make test-nightly` lets it train (tests/house/test_gpu_evidence.py)."""
-
-    def trained(setting, name, recipe, overrides):
-        check(*overrides, f"run_dir={tmp_path / 'run'}", recipe=recipe)
-        return finished[0] / "run", ""
-
-    monkeypatch.setattr(runs, "train", trained)
-    found = Record(tmp_path / "steps.json")
-    places = str(tmp_path / "out"), str(tmp_path / "work")
-    part_steps.run(drive.Setting("cpu", True, "laptop", None, *places), found)
-    memory, step = found.content["rows"]
-    assert memory["verdict"] == step["verdict"] == "found"
-    assert memory["found"]["planned_tensors_gib"] > 0 and memory["found"]["actor_resident_gib"] > 0
-    assert all(step["found"][name] > 0 for name in ("gen", "old_log_prob", "update_actor"))

@@ -53,7 +53,7 @@ def trainer(tmp_path, monkeypatch):
         folder = f"trainer.default_local_dir={tmp_path / 'checkpoints'}"
         made.config, made.run_dir = load_config("lab", [f"run_dir={tmp_path}", folder]), tmp_path
         made.controller = made._limit = made._shortened_from = None
-        made._restored, made.use_critic, made.steps_per_epoch = {}, False, 2
+        made._restored, made._stages, made.use_critic, made.steps_per_epoch = {}, set(), False, 2
         made.total_training_steps, made.global_steps = 4, step
         made.resource_pool_manager = SimpleNamespace(get_n_gpus=lambda: 1)
         made._rollout_moe_lb_metrics_accumulator = []

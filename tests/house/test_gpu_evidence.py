@@ -1,5 +1,6 @@
 """The command for GPU machines, at a size for a CPU: its parts, its files, and what happens when a part is cut or breaks."""
 
+import ast
 import json
 import os
 import subprocess
@@ -14,11 +15,10 @@ import torch
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "evidence"))
 
-from gpu import drive, part_kernels, part_said, record, runs, table  # noqa: E402
-from gpu.machine import slug  # noqa: E402
+from gpu import drive, part_kernels, part_said, record, table  # noqa: E402
+from gpu.machine import code_version, slug  # noqa: E402
 from gpu.parts import PARTS, Part  # noqa: E402
 from gpu.record import Record, about, at_least, at_most, same, within_factor  # noqa: E402
-from gpu.world import World, _tokenizer  # noqa: E402
 
 MACHINE = {
     "device": "CPU, x, 2 cores",
@@ -80,8 +80,47 @@ def test_the_first_parts_run_with_torch_and_transformers_alone(tmp_path):
 
 
 def test_the_registry_says_which_parts_those_are():
-    assert tuple(part.name for part in PARTS[:4]) == TORCH_ONLY
-    assert not any(part.needs or part.on_cpu for part in PARTS[:4])
+    assert tuple(part.name for part in PARTS[1:5]) == TORCH_ONLY
+    assert not any(part.needs or part.on_cpu for part in PARTS[1:5])
+
+
+# --- what repeats a part ---
+
+
+def imported(path: Path) -> set[Path]:
+    """Files of evidence/gpu and of verl_credit that a file imports."""
+    nodes = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)]
+    names = {
+        f"{node.module}{more}" for node in nodes for more in ("", *(f".{one.name}" for one in node.names))
+    }
+    files = {(ROOT / name.replace(".", "/")).with_suffix(".py") for name in names}
+    files |= {(ROOT / "evidence" / name.replace(".", "/")).with_suffix(".py") for name in names}
+    return {file for file in files if file.exists()}
+
+
+@pytest.mark.parametrize("part", PARTS, ids=lambda part: part.name)
+def test_a_part_is_repeated_after_a_change_to_what_it_imports(part):
+    declared = {path for pattern in part.files for path in ROOT.glob(pattern)}
+    assert all(list(ROOT.glob(pattern)) for pattern in part.files)
+    module = ROOT / "evidence" / (part.module.replace(".", "/") + ".py")
+    beside = {ROOT / "evidence/gpu" / f"{name}.py" for name in ("machine", "children", "record", "parts")}
+    assert len(code_version(part.files)) == 12 and all(path.is_file() for path in declared)
+    assert module in declared and imported(module) and imported(module) - declared <= beside
+
+
+def test_a_change_elsewhere_repeats_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr("gpu.machine.ROOT", tmp_path)
+    for name in ("verl_credit/policy/attention/sdpa.py", "verl_credit/host/registry.py"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_text("1")
+    versions = lambda: {part.name: code_version(part.files) for part in PARTS}  # noqa: E731
+    before = versions()
+    (tmp_path / "verl_credit/host/registry.py").write_text("2")
+    assert {name for name, version in versions().items() if version != before[name]} == {"half_hour"}
+    before = versions()
+    (tmp_path / "verl_credit/policy/attention/sdpa.py").write_text("2")
+    changed = {name for name, version in versions().items() if version != before[name]}
+    assert changed == {"half_hour", "kernels", "branches", "forward", "server", "said"}
 
 
 def test_a_wrong_kernel_is_off(setting, tmp_path, monkeypatch):
@@ -189,7 +228,7 @@ def test_a_part_that_is_done_is_not_run_again(scripted, setting, monkeypatch):
     assert found["device"] == MACHINE["device"] and found["tiny"] and found["when"] and found["version"]
     assert scripted() and scripted.calls() == 1
     assert scripted(again=True) and scripted.calls() == 2
-    monkeypatch.setattr(drive, "code_version", lambda: "another")
+    monkeypatch.setattr(drive, "code_version", lambda patterns: "another")
     assert scripted() and scripted.calls() == 3
 
 
@@ -203,6 +242,15 @@ def test_a_part_that_breaks_keeps_its_rows_and_stops_no_other(scripted, setting)
     assert absent["state"] == "not run" and absent["why"] == "verl is not installed"
     (scripted.work / "break").unlink()
     assert scripted() and [row["name"] for row in content(setting, "kernels")["rows"]] == ["first", "second"]
+
+
+def test_a_part_goes_on_with_what_its_file_says_of_its_runs(scripted, setting):
+    (scripted.work / "break").touch()
+    assert not scripted()
+    path = setting.results(MACHINE["device"]) / "kernels.json"
+    record.write(path, content(setting, "kernels") | {"runs": {"R1": {"state": "done"}}})
+    assert not scripted() and content(setting, "kernels")["runs"] == {"R1": {"state": "done"}}
+    assert not scripted(again=True) and "runs" not in content(setting, "kernels")
 
 
 def test_a_number_off_its_prediction_is_seen(scripted, setting):
@@ -263,76 +311,9 @@ def test_the_committed_page_is_what_its_json_says(tmp_path):
     assert (tmp_path / "README.md").read_text() == (ROOT / "evidence" / "gpu" / "README.md").read_text()
 
 
-# --- the parts that train ---
-
-
-@pytest.mark.parametrize("recipe", runs.GPU_RECIPES[:3])  # the fourth differs in its name
-def test_the_overrides_of_the_training_parts_are_accepted(recipe, tmp_path):
-    """Nobody can start them here: that they compose and pass validation is what can be known."""
-    from kit.recipes import load_config
-    from verl_credit.recipe.rules import validate
-
-    overrides = World(tmp_path, "http://127.0.0.1:1", False).overrides(recipe, "Qwen/Qwen3-4B")
-    config = load_config(
-        recipe, ["hardware=h100x1", *overrides, *runs.SMALL, *runs.FULL_ROWS, f"run_dir={tmp_path}"]
-    )
-    validate(config)
-    assert config.search.max_new_tokens == config.data.max_response_length
-    assert config.algorithm.info_gain_norm_mode == "none"
-    assert Path(config.reward.custom_reward_function.path).is_file()
-    assert config.data.train_batch_size % config.actor_rollout_ref.actor.ppo_mini_batch_size == 0
-
-
-@pytest.mark.parametrize(
-    ("recipe", "trained", "tossed"),
-    [("math_sepa", True, True), ("multihop_qwen3_4b", True, False), ("multihop_qwen3_4b", False, True)],
-)
-def test_given_weights_are_judged_by_their_answers_where_they_can_give_some(
-    recipe, trained, tossed, tmp_path
-):
-    overrides = World(tmp_path, "http://127.0.0.1:1", trained).overrides(recipe, "Qwen/Qwen3-4B")
-    assert ("credit=grpo" in overrides) is tossed
-    assert any("coin_reward" in override for override in overrides) is tossed
-
-
-def test_a_random_policy_has_a_word_for_every_logit():
-    """verl's server samples none above the tokenizer's; and what the chat needs is where it was."""
-    small, full = _tokenizer(), _tokenizer(5000)
-    assert len(full) == 5000 > len(small)
-    text = "<|im_start|>user\nWhat is <answer>?<|im_end|>\n"
-    assert full.encode(text) == small.encode(text) and full.decode(full.encode(text)) == text
-    assert len(full.encode("\n")) == 1 and full.eos_token_id == small.eos_token_id
-    assert "word4999" in full.decode([4999])
-    rendered = [
-        full.apply_chat_template([{"role": "user", "content": "x"}], tools=tools, tokenize=False)
-        for tools in (None, [{"type": "function", "function": {"name": "search"}}])
-    ]
-    assert rendered[0] != rendered[1] and "search" in rendered[1]
-
-
 def test_doctor_is_compared_with_what_the_kernels_did(tmp_path):
     rows = Record(tmp_path / "said.json")
     kernel = {"name": "flex, bf16, 600 tokens", "verdict": "off"}
     for status, verdict in (("pass", "off"), ("fail", "ok")):
         part_said._check(rows, "flex-attention", {"status": status, "found": "x"}, [kernel])
         assert rows.content["rows"][0]["verdict"] == verdict
-
-
-@pytest.mark.e2e
-@pytest.mark.nightly
-def test_a_step_of_training_through_the_command(tmp_path):
-    """World, model folder, run, clocks and plan, as on a GPU; transformers roll out."""
-    command = [sys.executable, "-W", "ignore", str(ROOT / "evidence/gpu/run.py"), "--device", "cpu", "--tiny"]
-    done = subprocess.run(
-        [*command, "--parts", "steps,resume", "--out", str(tmp_path), "--work", str(tmp_path / "work")],
-        capture_output=True, text=True, cwd=tmp_path,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    steps, resume = (
-        record.read(tmp_path / "results" / "cpu-tiny" / f"{n}.json") for n in ("steps", "resume")
-    )
-    assert resume["state"] == "not run" and "test_e2e_lab" in resume["why"]
-    memory, step = steps["rows"]
-    assert memory["found"]["planned_tensors_gib"] > 0
-    assert all(step["found"][name] > 0 for name in ("gen", "old_log_prob", "update_actor"))
-    assert "| steps | done | 0 | 0 | 2 | 0 |" in done.stdout

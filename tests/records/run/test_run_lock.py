@@ -276,8 +276,9 @@ def test_what_was_perhaps_not_meant_is_said_before_anything_heavy_and_kept(tmp_p
     assert code == 0
     (said,) = [number for number, line in enumerate(lines) if "warning: the clip can never act" in line]
     assert said < next(number for number, line in enumerate(lines) if "starting Ray" in line)
-    start, kept, end = read_json_lines(tmp_path / EVENTS)
-    assert [row["kind"] for row in (start, kept, end)] == ["start", "idle", "end"]
+    noted = read_json_lines(tmp_path / EVENTS)
+    assert [row["kind"] for row in noted] == ["start", "stage", "idle", "stage", "end"]
+    kept = noted[2]
     assert "the clip can never act" in kept["text"]
     stored = OmegaConf.load(tmp_path / "config.yaml").search.url
     assert list(stored) == ["http://***@127.0.0.1:1", "http://127.0.0.1:2"]

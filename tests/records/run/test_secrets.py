@@ -2,6 +2,7 @@
 
 import json
 import logging
+from types import SimpleNamespace
 
 import pytest
 from omegaconf import OmegaConf
@@ -140,7 +141,7 @@ def test_a_search_shows_no_password_and_no_token(server, caplog, step):
     assert {h.get("Authorization", "")[:6] for h in server.request_headers} == {"Basic ", "Bearer"}
 
 
-def test_what_verl_prints_and_hands_to_trackers_has_no_secret(monkeypatch):
+def test_what_verl_prints_and_hands_to_trackers_has_no_secret(tmp_path, monkeypatch):
     main_ppo = pytest.importorskip("verl.trainer.main_ppo")
     from verl.trainer.ppo.v1 import trainer_base
 
@@ -151,7 +152,7 @@ def test_what_verl_prints_and_hands_to_trackers_has_no_secret(monkeypatch):
     monkeypatch.setattr(main_ppo.TaskRunnerV1.__ray_actor_class__, "run", lambda self, config: None)
     monkeypatch.setattr(main_ppo, "pprint", printed.append)
     monkeypatch.setattr(trainer_base, "Tracking", lambda **settings: tracked.append(settings))
-    runner.run(object.__new__(runner), {})
+    runner.run(object.__new__(runner), SimpleNamespace(run_dir=tmp_path))
     trainer = {"wandb_proxy": "http://me:pass@proxy", "project_name": "mine"}
     config = {"search": {"url": "http://me:hush@h"}, "judge": {"api_key": "hush"}, "trainer": trainer}
     main_ppo.pprint(config)

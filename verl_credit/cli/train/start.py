@@ -79,8 +79,8 @@ def _run(config: DictConfig, run_dir: Path, progress: Progress, row: TrialRow) -
         _make_ready(context, stack, progress)
         progress.note("lineage", trial) if row.failed else progress.say(trial)
         save_config(config, run_dir)
+        progress.note(events.STAGE, "starting Ray and the workers")
         stack.enter_context(progress)
-        progress.say("starting Ray and the workers")
         return _launch(config, progress.say)
 
 
@@ -148,13 +148,14 @@ def _prepare_world(world: World, config: DictConfig, stack: ExitStack, progress:
     stack.callback(server.stop)
     with open_dict(config):
         config.search.url = server.url
-    progress.say(f"retriever ready at {server.url}")
+    progress.note(events.STAGE, f"retriever ready at {server.url}")
 
 
 def _make_ready(context: Context, stack: ExitStack, progress: Progress) -> None:
     """Makes all checks of `train` and builds the recipe's world."""
     config = context.config
     _check(context, progress, Stage.MACHINE, Stage.CLUSTER)
+    progress.note(events.STAGE, "the machine is checked")
     for line in idle_lines(config, context.settings):
         progress.note("idle", line)
     for line in network_lines(os.environ, config):

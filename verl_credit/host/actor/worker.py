@@ -22,11 +22,13 @@ from verl.workers.engine_workers import ActorRolloutRefWorker
 
 from verl_credit.host.actor.entropy_probe import KeptParameters, measure
 from verl_credit.host.actor.loss import credit_ppo_loss
+from verl_credit.host.actor.phase_memory import PhaseMemory
 from verl_credit.host.engine import process_group  # noqa: F401  (the import registers loopback://)
 from verl_credit.host.engine.attention_proof import prove
 from verl_credit.host.engine.log_prob_engine import BranchEngine, LogProbEngine
 from verl_credit.host.registry import register_engines, register_parts, registered_names
 from verl_credit.names import LOSS_MODE
+from verl_credit.records.run import events
 
 
 class CreditWorker(ActorRolloutRefWorker):
@@ -34,9 +36,11 @@ class CreditWorker(ActorRolloutRefWorker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def init_model(self):
+        self._stage("the actor's process is up")
         register_parts()
         register_engines()
         super().init_model()
+        self._stage("the actor is loaded")
         if self._is_actor and self.config.actor.policy_loss.loss_mode == LOSS_MODE:
             if self.distillation_enabled:
                 raise ValueError(f"policy_loss.loss_mode={LOSS_MODE} and distillation cannot be combined")
@@ -46,11 +50,19 @@ class CreditWorker(ActorRolloutRefWorker):
         engine = self.actor.engine if self._is_actor else None
         if isinstance(engine, BranchEngine) and engine.packs:
             self._attention = prove(engine, engine.model_config.hf_config.get_text_config().vocab_size)
+            self._stage("the attention is proven")
         self._log_probs = None
         if isinstance(engine, LogProbEngine):
             self._log_probs = engine.describe_log_probs(distills=self.distillation_enabled)
         elif engine is not None:
             self._log_probs = f"log-probs: verl's own, in {type(engine).__name__}"
+        if self._is_actor and self.config.get("phase_memory"):
+            PhaseMemory(Path(self.config.run_dir), self.rank).attach(self)
+
+    def _stage(self, text: str) -> None:
+        """Records a stage of the start, once for all actor workers."""
+        if self._is_actor and self.rank == 0 and (run_dir := self.config.get("run_dir")):
+            events.record(run_dir, events.STAGE, text)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def credit_probe(self) -> dict:

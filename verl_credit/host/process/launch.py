@@ -20,6 +20,7 @@ from verl_credit.errors import ConfigError, IntegrityError, PreflightError, Term
 from verl_credit.host.process.verl_checks import check_correction, check_names, line_of, register_all
 from verl_credit.host.registry import registered_names, require_registered
 from verl_credit.recipe.doctor.network import loopback_settings, run_address, unreachable, why_not_loopback
+from verl_credit.records.run import events
 from verl_credit.redact import without_secrets
 
 EVERYWHERE = ("VERL_PLATFORM", "VERL_USE_EXTERNAL_PLUGINS", "OMP_NUM_THREADS", "TOKENIZERS_PARALLELISM")
@@ -38,6 +39,7 @@ class CreditTaskRunner(TaskRunnerV1.__ray_actor_class__):
     def run(self, config):
         register_all()
         require_registered("the task runner", registered_names())
+        events.record(config.run_dir, events.STAGE, "the task runner is up")
         hide_secrets()
         return super().run(config)
 
@@ -97,7 +99,8 @@ def launch(config: DictConfig, say: Callable[[str], None] = print) -> None:
     if why := why_not_loopback(os.environ, config, ray.util.get_node_ip_address()):
         raise PreflightError(why)
     try:
-        _run(config, _Runner(CreditTaskRunner, signal.getsignal(signal.SIGTERM)), say)
+        up = functools.partial(events.record, config.run_dir, events.STAGE, "Ray is up")
+        _run(config, _Runner(CreditTaskRunner, signal.getsignal(signal.SIGTERM), up), say)
     except RayError as error:  # before ValueError: what a worker raised is both
         cause = getattr(error, "cause", None)
         if isinstance(cause, IntegrityError):
@@ -127,17 +130,18 @@ class _Runner:
     """Stands in for `CreditTaskRunner`, and takes SIGTERM back when verl's `run_ppo` creates it, right after ray.init.
 
     ray.init installs two handlers, one in Python, and one in C++ that prints a stack and aborts. With those, the end of the
-    run would not be recorded.
+    run would not be recorded. ``up`` is called when Ray is up.
     """
 
-    def __init__(self, runner, handler):
-        self._runner, self._handler = runner, handler
+    def __init__(self, runner, handler, up: Callable[[], None]):
+        self._runner, self._handler, self._up = runner, handler, up
 
     def options(self, **given):
-        return _Runner(self._runner.options(**given), self._handler)
+        return _Runner(self._runner.options(**given), self._handler, self._up)
 
     def remote(self):
         signal.signal(signal.SIGTERM, self._handler)
+        self._up()
         return self._runner.remote()
 
 

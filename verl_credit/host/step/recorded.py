@@ -39,6 +39,7 @@ class RecordedTrainer(PPOTrainer):
         self._limit = None if config.max_hours is None else TimeLimit(config.max_hours)
         self._shortened_from: int | None = None
         self._saved_step: int | None = None
+        self._stages: set[str] = set()
         self._restored: dict[str, float] = {}
         super().__init__(config)
 
@@ -60,7 +61,14 @@ class RecordedTrainer(PPOTrainer):
     def _compute_metrics(self, batch, metrics, timing_raw, global_steps, epoch):
         super()._compute_metrics(batch, metrics, timing_raw, global_steps=global_steps, epoch=epoch)
         append_json(self.run_dir / METRICS, {"step": global_steps, **metrics})
+        self._stage("the first step is finished")
         self._keep_time(timing_raw)
+
+    def _stage(self, text: str) -> None:
+        """Records how far the start of this process is, once."""
+        if text not in self._stages:
+            events.record(self.run_dir, events.STAGE, text)
+            self._stages.add(text)
 
     def _keep_time(self, timing_raw: dict[str, float]) -> None:
         """Makes the next step the last when ``max_hours`` leaves time for one more only: it is then saved and evaluated."""
@@ -174,7 +182,9 @@ class RecordedTrainer(PPOTrainer):
     # The rollout engine compares checksums at every sync; here it is recorded that the weights moved at all.
 
     def on_init_end(self):
+        self._stage("the rollout engine is up")
         super().on_init_end()
+        self._stage("the rollout engine has the actor's weights")
         self._weights = self._rollout_checksum()
 
     def on_step_end(self):

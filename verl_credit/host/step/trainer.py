@@ -16,6 +16,7 @@ from pathlib import Path
 
 import ray
 import torch
+from omegaconf import open_dict
 from verl.trainer.ppo.utils import Role
 from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
@@ -52,6 +53,7 @@ from verl_credit.records.run.events import (
     left_out_note,
     small_groups_note,
 )
+from verl_credit.records.run.files import PHASES, append_json
 from verl_credit.turns.assign import CreditRun, step_inputs
 from verl_credit.turns.gains import plan_gains
 
@@ -94,6 +96,10 @@ class CreditSteps(ProbingTrainer, RecordedTrainer):
 
     def _init_resource_pool_mgr(self):
         super()._init_resource_pool_mgr()
+        with open_dict(
+            self.config.actor_rollout_ref
+        ) as workers:  # the part of the configuration that a worker gets
+            workers.run_dir, workers.phase_memory = self.config.run_dir, self.config.phase_memory
         for role in (Role.Actor, Role.ActorRollout, Role.ActorRolloutRef, Role.RefPolicy):
             if role in self.role_worker_mapping:
                 self.role_worker_mapping[role] = ray.remote(self.WORKER)
@@ -154,6 +160,18 @@ class CreditSteps(ProbingTrainer, RecordedTrainer):
         super().on_sample_begin()
         prompts = self.config.data.train_batch_size // self.parameter_sync_step
         self.watch.begin(prompts * self.config.actor_rollout_ref.rollout.n)
+        self._sampling_since = time.time()
+
+    def on_sample_end(self):
+        """The rollouts are finished; verl's trainer puts the rollout engine to sleep."""
+        sampled = time.time()
+        super().on_sample_end()
+        self._stage("the first rollouts are finished")
+        if self.config.phase_memory:
+            spans = {"rollout": (self._sampling_since, sampled), "falling asleep": (sampled, time.time())}
+            for phase, (start, end) in spans.items():
+                row = {"step": self.global_steps, "phase": phase, "start": start, "end": end}
+                append_json(self.run_dir / PHASES, row)
 
     def _balance_batch(self, batch, metrics, *args, **kwargs):
         """Orders the sampled rows and stops on failed rollouts, because no earlier hook sees these rows."""

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from verl_credit.credit.turn.mode import TurnMode
 
 START, END, MAX_HOURS, EVALUATION_OVERRUN = "start", "end", "max_hours", "evaluation_overrun"
+STAGE = "stage"
+"""How far a start is: the times of these events are what its parts took."""
 
 
 class Reason(StrEnum):

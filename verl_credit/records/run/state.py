@@ -23,7 +23,7 @@ UNUSED = "verl_credit.host.external"
 
 # Keys that do not change what a step computes.
 FREE = (
-    "run_dir", "keep_rollouts", "keep_checkpoints", "poll_interval_s", "max_hours",
+    "run_dir", "keep_rollouts", "keep_checkpoints", "poll_interval_s", "max_hours", "phase_memory",
     "sample_trajectories", "keep_token_tables",  # earlier versions had these
     "hardware.", "plan.", "evaluation.", "faults.", "lineage.", "probe.", "lab.dir",
     "search.url", "search.timeout_s", "search.max_retries", "search.breaker_", "search.token_env",

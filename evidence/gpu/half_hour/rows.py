@@ -1,0 +1,166 @@
+"""What a run's files say beside the predictions: steps, seconds, gains and their price, memory by phase, MFU, k3, resume."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from gpu.half_hour import phases
+from gpu.half_hour.order import FIRST_STEP_S, Run
+from gpu.half_hour.table import RUNNING
+from gpu.record import Record, about, at_least, at_most, same, within_factor
+
+MEMORY = 0.1  # of the plan's number, to both sides
+K3 = 0.01  # r - 1 - log r of a token's ratio r, in the mean; half its squared log
+GENERATION = ("prefill", "decode", "search")
+CLOCKS = {"gen": GENERATION, "old_log_prob": ("log-prob", "branches"), "update_actor": ("update",)}
+PRICE = 1.25  # of a forward without gains: evidence/information_gain/README.md
+PLAN, QUEUE, GAINS, LORA, RESUME = (
+    "verl-credit plan", "evidence/gpu/half_hour/order.py", "evidence/information_gain/README.md",
+    "assumed: engine and trainer differ by less than 0.15 nats a token in bf16", "tests/e2e/test_e2e_lab.py",
+)  # fmt: skip
+
+
+def measure(
+    record: Record,
+    run: Run,
+    state: Mapping,
+    metrics: list[dict],
+    run_dir: Path,
+    plan: Mapping,
+    samples: Path | None,
+    *,
+    toy: bool,
+    ceiling: float | None,
+) -> dict:
+    """Add the run's rows, as far as its files go; returns the numbers of its line in the table. ``toy``: predict no cost."""
+    found = {"steps": _numbers(row["step"] for row in metrics), "first_step_s": state.get("first_step_s")}
+    expected = {"steps": same(_numbers(range(1, run.steps + 1)))}
+    expected |= {} if toy else {"first_step_s": at_most(FIRST_STEP_S)}
+    record.add(
+        f"{run.name}: run",
+        found,
+        {} if state["state"] == RUNNING else expected,
+        QUEUE,
+        why=state.get("why", ""),
+    )
+    if stages := phases.timeline(run_dir)[1:]:
+        record.add(f"{run.name}: seconds to a stage", {text: round(at, 1) for at, text in stages})
+    metrics = [row for row in metrics if row["step"] > state.get("before", 0)]
+    if not metrics:
+        return {}
+    numbers = {"step_s": _first(metrics[-1], "timing_s/step")}
+    for step in metrics:
+        _clocks(record, run, step, {} if toy or step is not metrics[-1] else plan["step"]["seconds"])
+    if "gains" in run.asks:
+        numbers |= _gains(record, run, metrics, toy)
+    numbers |= _memory(record, run, run_dir, plan, samples, toy)
+    numbers |= _mfu(record, run, metrics[-1], plan, toy, ceiling)
+    if "k3" in run.asks:
+        numbers |= _k3(record, run, metrics[-1])
+    if "resume" in run.asks:
+        numbers |= _resume(record, run, state.get("resume"))
+    return numbers
+
+
+def _numbers(steps: Iterable[int]) -> str:
+    return ", ".join(map(str, steps))
+
+
+def _clocks(record: Record, run: Run, step: Mapping, planned: Mapping) -> None:
+    found = {name: _first(step, f"timing_s/{name}") for name in CLOCKS}
+    sums = {name: sum(planned.get(key, 0.0) for key in keys) for name, keys in CLOCKS.items() if planned}
+    expected = {name: within_factor(seconds, 2) for name, seconds in sums.items()}
+    record.add(f"{run.name}: seconds of step {step['step']}", found, expected, PLAN)
+
+
+def _gains(record: Record, run: Run, metrics: list[dict], toy: bool) -> dict:
+    """The price is a step with gains less one without; the first step, in which kernels are compiled, is left out."""
+    scored = [row for row in metrics if row.get("credit/gain/scored")]
+    if not scored:
+        record.add(f"{run.name}: gains", {"contexts_scored": 0}, {"contexts_scored": at_least(1)}, QUEUE)
+        return {}
+    last = scored[-1]
+    found = {
+        "contexts_scored": last.get("credit/gain/contexts_scored"), "gain_std": last.get("credit/gain/std"),
+        "clip_scale_std": last.get("credit/clip_scale/std"), "failed_rows": last.get("credit/gain/failed_rows"),
+    }  # fmt: skip
+    differ = {name: at_least(1e-6) for name in ("gain_std", "clip_scale_std")}
+    expected = {"contexts_scored": at_least(1), "failed_rows": at_most(0), **differ}
+    record.add(f"{run.name}: gains", found, expected, QUEUE)
+    numbers = {"contexts_scored": found["contexts_scored"], "clip_scale_std": found["clip_scale_std"]}
+    plain = [row for row in metrics if row not in scored and row["step"] > 1]
+    if not plain or last["step"] == 1:
+        return numbers
+    with_gains, without = (
+        {c: _first(row, f"timing_s/{c}") for c in ("step", "old_log_prob")} for row in (last, plain[-1])
+    )
+    price = {
+        "step_s_with_gains": with_gains["step"], "step_s_without": without["step"],
+        "price_of_forward_s": with_gains["old_log_prob"] - without["old_log_prob"],
+        "forward_ratio": with_gains["old_log_prob"] / without["old_log_prob"],
+        "seconds_by_our_clock": last.get("credit/gain/seconds"),
+    }  # fmt: skip
+    record.add(f"{run.name}: price of gains", price, {} if toy else {"forward_ratio": at_most(PRICE)}, GAINS)
+    return numbers | {
+        "step_s_with_gains": price["step_s_with_gains"],
+        "step_s_without": price["step_s_without"],
+    }
+
+
+def _memory(record: Record, run: Run, run_dir: Path, plan: Mapping, samples: Path | None, toy: bool) -> dict:
+    ratios = {}
+    for row in phases.rows(run_dir, plan, samples):
+        found = {"found_gib": row["found_gib"], "planned_gib": row["planned_gib"], "ratio": row["ratio"]}
+        name = f"{run.name}: memory, {row['phase']}"
+        if row["found_gib"] is None:
+            record.not_run(name, row["note"] or "not measured")
+            continue
+        judged = {"found_gib": about(row["planned_gib"], MEMORY)} if row["planned_gib"] and not toy else {}
+        record.add(name, found | ({"note": row["note"]} if row["note"] else {}), judged, PLAN)
+        if row["ratio"] and not toy:
+            ratios[row["phase"]] = row["ratio"]
+    if not ratios:
+        return {}
+    worst = max(ratios, key=lambda phase: abs(ratios[phase] - 1))
+    return {"farthest_phase": f"{worst} {ratios[worst]:.2f}"}
+
+
+def _mfu(record: Record, run: Run, step: Mapping, plan: Mapping, toy: bool, ceiling: float | None) -> dict:
+    """verl's number, and the plan's FLOPs over the update's seconds as a share of the peak and of the measured product."""
+    seconds, verl = _first(step, "timing_s/update_actor"), _first(step, "perf/mfu/actor")
+    found = {"verl": verl, "assumed": plan["assumptions"]["mfu"]}
+    if seconds:
+        rate = plan["step"]["flops"]["update"] / seconds
+        found |= {"by_plan_flops": rate / plan["hardware"]["peak_bf16"], "update_tflops": rate / 1e12}
+        found |= {"of_the_measured_product": rate / 1e12 / ceiling} if ceiling else {}
+    record.add(
+        f"{run.name}: MFU", found, {} if toy else {"by_plan_flops": within_factor(found["assumed"], 2)}, PLAN
+    )
+    return {"mfu": found.get("by_plan_flops"), "verl_mfu": verl}
+
+
+def _k3(record: Record, run: Run, step: Mapping) -> dict:
+    """In the second step the engine samples with the adapter of the first; without it k3 is large."""
+    found = {
+        "k3": _first(step, "rollout_corr/k3_kl"), "log_ppl_difference": _first(step, "rollout_corr/log_ppl_diff"),
+        "moved_by_an_update": _first(step, "actor/ppo_kl"), "grad_norm": _first(step, "actor/grad_norm"),
+    }  # fmt: skip
+    record.add(f"{run.name}: k3 of step {step['step']}", found, {"k3": at_most(K3)}, LORA)
+    return {"k3": found["k3"]}
+
+
+def _resume(record: Record, run: Run, line: str | None) -> dict:
+    line = line or "nothing about a resume"
+    record.add(
+        f"{run.name}: resume",
+        {"resume": line},
+        {"resume": same(f"resume: exact, from step {run.steps - 1}")},
+        RESUME,
+    )
+    return {"resume": line.removeprefix("resume: ")}
+
+
+def _first(step: Mapping, name: str) -> float | None:
+    """The metric under its name, or under one with a prefix (actor/...)."""
+    return next((value for key, value in step.items() if key == name or key.endswith(f"/{name}")), None)
