@@ -189,6 +189,32 @@ def test_a_branch_reads_as_its_row_with_the_answer_behind_it(engine):
         torch.testing.assert_close(ours[:-1], row[:-1], rtol=0, atol=2e-5)
 
 
+def test_the_engine_reads_no_value_of_a_row_back_from_the_device(engine, monkeypatch):
+    """Every such call waits for a GPU. Some are made per micro-batch, and none per row."""
+    counted, calls = [], ("item", "tolist", "cpu", "numpy", "__int__", "__bool__", "__float__", "__index__")
+    of = type(engine)
+    prepare = of.prepare_model_inputs
+
+    def prepared(self, micro_batch):
+        reads = []
+        with pytest.MonkeyPatch.context() as patch:
+            for name in calls:
+                made = getattr(torch.Tensor, name)
+                patch.setattr(
+                    torch.Tensor, name, lambda *of, made=made, name=name: (reads.append(name), made(*of))[1]
+                )
+            result = prepare(self, micro_batch)
+        counted.append((len(micro_batch), len(reads)))
+        return result
+
+    monkeypatch.setattr(of, "prepare_model_inputs", prepared)
+    for rows in (TRUNKS[:2], TRUNKS):
+        turns = Trajectories(rows)
+        infer(engine, batch(turns, plan_branches(turns.requests(), turns), max_token_len_per_gpu=500))
+    (few, reads_of_few), (many, reads_of_many) = counted
+    assert (few, many) == (2, 5) and reads_of_few == reads_of_many > 0
+
+
 def test_rows_are_packed_where_a_batch_does_not_say_how(engine):
     """As verl's own engine has it."""
     from verl.utils import tensordict_utils as tu
