@@ -141,23 +141,26 @@ def timed(self, name, function):
 
 
 def step(n: int, folder: str, tokenizer) -> dict[str, dict]:
-    """CPU seconds before and after the forward, of two parts of it, and bytes by field."""
-    kept = Store(rows_of_a_step(n, tokenizer))
-    PPOTrainer.__init__ = lambda self, config: setattr(self, "config", config)
-    PPOTrainer._compute_old_log_prob = forward
-    made = trainer.CreditTrainer(unchecked_config("multihop_qwen3_4b", [*OVERRIDES, f"run_dir={folder}"]))
-    made.kept, made.timing, made.timing_raw, made.tokenizer = kept, {}, {}, tokenizer
-    made.global_steps, made.total_training_steps, made.actor_rollout_wg = 1, 10, None
-    made.credit = trainer.CreditRun.of(made.settings, tokenizer)
-    store.tq, trainer_base.tq = kept.calls(True), kept.calls(False)
-    parts, metrics = {"fetch": (store, "fetch_turn_batch"), "plan": (trainer, "plan_gains")}, {}
+    """CPU seconds around the forward and of two parts of it, CPU seconds of the advantages, and bytes by field."""
+    kept, metrics = Store(rows_of_a_step(n, tokenizer)), {}
     batch = KVBatchMeta(keys=list(kept.rows), tags=[{}] * n, partition_id="train")
     with ExitStack() as stack:
-        for name, (module, function) in parts.items():
-            run = timed(made, name, getattr(module, function))
-            stack.enter_context(mock.patch.object(module, function, run))
+
+        def patch(owner, name, value):
+            stack.enter_context(mock.patch.object(owner, name, value))
+
+        patch(PPOTrainer, "__init__", lambda self, config: setattr(self, "config", config))
+        patch(PPOTrainer, "_compute_old_log_prob", forward)
+        patch(store, "tq", kept.calls(True))
+        patch(trainer_base, "tq", kept.calls(False))
+        made = trainer.CreditTrainer(unchecked_config("multihop_qwen3_4b", [*OVERRIDES, f"run_dir={folder}"]))
+        made.kept, made.timing, made.timing_raw, made.tokenizer = kept, {}, {}, tokenizer
+        made.global_steps, made.total_training_steps, made.actor_rollout_wg = 1, 10, None
+        made.credit = trainer.CreditRun.of(made.settings, tokenizer)
+        patch(store, "fetch_turn_batch", timed(made, "fetch", store.fetch_turn_batch))
+        patch(trainer, "plan_gains", timed(made, "plan", trainer.plan_gains))
         batch = timed(made, "log_probs", made._compute_old_log_prob)(batch, metrics)
-    timed(made, "advantages", made._compute_advantage)(batch, metrics)
+        timed(made, "advantages", made._compute_advantage)(batch, metrics)
     made.timing["log_probs"] -= made.timing.pop("forward")
     return {"cpu_s": made.timing, "bytes": dict(kept.bytes), "contexts": metrics["credit/gain/contexts"]}
 

@@ -149,7 +149,7 @@ class BranchEngine:
         with_branches = _with_branches(data, decoded)
         longest = int(with_branches["input_ids"].offsets().diff().max())
         budget = option(data, "max_token_len_per_gpu", None)
-        # verl's own assertion does not name the key.
+        # verl's own assertion does not name the key. The trainer has fitted all ranks' rows to this budget (`fit_branches`).
         if option(data, "use_dynamic_bsz", True) and budget is not None and longest > budget:
             raise ValueError(
                 f"a row and its answer branches have {longest} tokens, more than "
