@@ -202,9 +202,8 @@ class AnswerWriter:
         if not self.prefix:
             return ""
         last = self.header if after_turn and self.header else context_ids[-len(self.prefix.encode()) :]
-        end = self._end(
-            tuple(last[-2:])
-        )  # most contexts end alike, and two tokens show that it is not the prefix's end
+        # Most contexts end with the same two tokens, which rarely are the prefix's end.
+        end = self._end(tuple(last[-2:]))
         if not ("\ufffd" in end or self.prefix.endswith(end) or end.endswith(self.prefix)):
             return self.prefix
         return "" if self.tokenizer.decode(last).endswith(self.prefix) else self.prefix
