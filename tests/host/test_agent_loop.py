@@ -1,11 +1,14 @@
 """The search agent on scripted policies: turns, stop reasons, the policy's mistakes and the server's faults."""
 
 import time
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from kit.byte_world import make_tokenizer
 from kit.trajectories import policy_text, record, run
+from verl_credit.host.step.store import write_turn_ids
 from verl_credit.worlds.lab.protocol import TURN_END, answer_turn, search_turn
 
 
@@ -39,6 +42,16 @@ def test_tensors_travel_with_turn_ids(tokenizer):
     output, _ = run(tokenizer, [search_turn("a"), answer_turn("c")])
     fields = output.as_dict()
     assert fields["turn_ids"].shape == fields["responses"].shape == fields["rollout_log_probs"].shape
+    assert fields["turn_ids"].dtype == torch.int16 and fields["turn_ids"].tolist() == output.turn_ids
+
+
+def test_a_turn_that_int16_does_not_hold_is_an_error(tokenizer):
+    output, _ = run(tokenizer, [answer_turn("c")])
+    with pytest.raises(RuntimeError, match="without overflow"):
+        output.model_copy(update={"turn_ids": [2**15]}).as_dict()
+    turns = SimpleNamespace(ids_stored=False, n_turns_B=torch.tensor([2**15 + 1]))
+    with pytest.raises(ValueError, match=f"a row has {2**15 + 1} turns; expected at most {2**15}"):
+        write_turn_ids(None, turns)
 
 
 def test_parallel_calls_are_one_turn(tokenizer):

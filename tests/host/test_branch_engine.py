@@ -3,12 +3,14 @@
 In float32 and in float64, with the norms' cast to float32 taken out; with layers that run checkpointed, too.
 """
 
+import inspect
 from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+from kit.recipes import load_config
 from kit.tiny_engine import (
     ANSWERS,
     TRUNKS,
@@ -189,6 +191,32 @@ def test_a_branch_reads_as_its_row_with_the_answer_behind_it(engine):
         torch.testing.assert_close(ours[:-1], row[:-1], rtol=0, atol=2e-5)
 
 
+def test_the_engine_reads_no_value_of_a_row_back_from_the_device(engine, monkeypatch):
+    """Every such call waits for a GPU. Some are made per micro-batch, and none per row."""
+    counted, calls = [], ("item", "tolist", "cpu", "numpy", "__int__", "__bool__", "__float__", "__index__")
+    of = type(engine)
+    prepare = of.prepare_model_inputs
+
+    def prepared(self, micro_batch):
+        reads = []
+        with pytest.MonkeyPatch.context() as patch:
+            for name in calls:
+                made = getattr(torch.Tensor, name)
+                patch.setattr(
+                    torch.Tensor, name, lambda *of, made=made, name=name: (reads.append(name), made(*of))[1]
+                )
+            result = prepare(self, micro_batch)
+        counted.append((len(micro_batch), len(reads)))
+        return result
+
+    monkeypatch.setattr(of, "prepare_model_inputs", prepared)
+    for rows in (TRUNKS[:2], TRUNKS):
+        turns = Trajectories(rows)
+        infer(engine, batch(turns, plan_branches(turns.requests(), turns), max_token_len_per_gpu=500))
+    (few, reads_of_few), (many, reads_of_many) = counted
+    assert (few, many) == (2, 5) and reads_of_few == reads_of_many > 0
+
+
 def test_rows_are_packed_where_a_batch_does_not_say_how(engine):
     """As verl's own engine has it."""
     from verl.utils import tensordict_utils as tu
@@ -202,6 +230,39 @@ def test_rows_are_packed_where_a_batch_does_not_say_how(engine):
     tu.assign_non_tensor(said, use_remove_padding=False)
     with pytest.raises(ValueError, match="needs actor_rollout_ref.model.use_remove_padding=true"):
         infer(engine, said)
+
+
+def test_the_trainer_fits_branches_by_the_budget_of_every_rank(tmp_path):
+    """A rank that refused a row of its own would leave the others waiting for it. The trainer has all rows and drops or
+    refuses what exceeds its budget (`fit_branches`), which is verl's of these forwards, and not the update's."""
+    from verl.workers.engine_workers import ActorRolloutRefWorker
+
+    from verl_credit.host.step.store import TrainerForward
+
+    tiny_model("qwen3", attention="sdpa").save_pretrained(tmp_path)
+    role = "actor_rollout_ref"
+    budgets = (
+        f"{role}.actor.ppo_max_token_len_per_gpu=3000",
+        f"{role}.rollout.log_prob_max_token_len_per_gpu=2000",
+    )
+    model = f"{role}.model.path={tmp_path}", f"+{role}.model.load_tokenizer=false"
+    config, made = load_config("lab", [*budgets, *model]), []
+
+    class Built(Exception):
+        pass
+
+    def build(config):
+        made.append(config.engine_config)
+        raise Built
+
+    worker = object.__new__(ActorRolloutRefWorker)
+    worker.config, worker.role, worker.actor_worker_cls = config.actor_rollout_ref, "actor", build
+    worker.distillation_enabled, worker._omega_profiler_config = False, None
+    with pytest.raises(Built):
+        inspect.unwrap(ActorRolloutRefWorker.init_model)(worker)
+    (engine,) = made
+    assert engine.use_dynamic_bsz and engine.max_token_len_per_gpu == 3000
+    assert TrainerForward(None, None, config).budget == engine.infer_max_token_len_per_gpu == 2000
 
 
 def test_an_engine_refuses_a_model_that_branches_do_not_fit_before_it_is_built(engine):

@@ -192,6 +192,18 @@ def test_what_stands_where_the_mask_is_0_does_not_matter(level, bad):
     assert metrics == dirty_metrics
 
 
+@pytest.mark.parametrize("level", RATIO_LEVELS)
+def test_the_dtype_of_turn_ids_does_not_matter(level):
+    tensors, scale = batch(8)
+    results = []
+    for turn_ids in (tensors[4], tensors[4].short()):
+        log_prob = tensors[0].clone().requires_grad_()
+        loss, _ = clipped_loss(log_prob, *tensors[1:4], turn_ids, ratio_level=level, clip_scale_B_T=scale)
+        loss.backward()
+        results.append((loss.detach(), log_prob.grad))
+    assert all(torch.equal(wide, narrow) for wide, narrow in zip(*results, strict=True))
+
+
 MICRO = {
     "token-mean": "batch_num_tokens",
     "token-sum": None,

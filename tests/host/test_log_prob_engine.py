@@ -3,6 +3,8 @@
 And that nothing is compiled, however many token counts come by, with the keys of the GPU recipes.
 """
 
+import inspect
+import re
 from contextlib import contextmanager
 
 import pytest
@@ -28,6 +30,22 @@ CASES = {  # case: (family, attention, settings of the batch)
         "qwen3", "eager", {"temperature": PER_ROW, "use_remove_padding": False},
     ),
 }  # fmt: skip
+
+
+def test_no_other_option_of_verl_reads_the_logits():
+    """Our path overwrites the logits with their gradient, so an option that reads them has to go verl's way. A new option
+    of verl's fails here before it can be wrong in the backward."""
+    from verl.workers.engine.fsdp import FSDPEngineWithLMHead
+
+    from verl_credit.host.engine.log_prob_engine import WANT_LOGITS
+
+    source = inspect.getsource(FSDPEngineWithLMHead.prepare_model_outputs)
+    read = set(re.findall(r'get_non_tensor_data\([^)]*key="(\w+)"', source))
+    assert read - set(WANT_LOGITS) == {
+        "use_remove_padding", "pad_mode", "use_fused_kernels", "calculate_entropy",
+    }  # fmt: skip
+    for name in WANT_LOGITS:
+        assert name in read
 
 
 @contextmanager

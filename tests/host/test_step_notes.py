@@ -23,7 +23,7 @@ KNOWN, UNKNOWN = [[0.5, 0.1], [0.2, 0.3], [0.3], [0.1]], [[0.5, None], [0.2, Non
 def steps(tmp_path, monkeypatch):
     """(Notes of these steps by kind, their metrics)."""
     tokenizer = make_tokenizer()
-    monkeypatch.setattr(store, "write_tokens", lambda batch, padded: batch)
+    monkeypatch.setattr(store, "write_tokens", lambda batch, *_: batch)
     monkeypatch.setattr(trainer, "keep_turns", lambda *_: None)
 
     def run(mode, *gains, signal="info_gain", overrides=(), planning=()):

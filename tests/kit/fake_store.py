@@ -1,4 +1,5 @@
-"""TransferQueue's key-value calls in memory. As there, a field comes back only where every row that is asked for has it."""
+"""TransferQueue's key-value calls in memory. As there, a field comes back only where every row that is asked for has it, and
+a field has one dtype in all rows."""
 
 from __future__ import annotations
 
@@ -11,6 +12,9 @@ class FakeStore:
     def __init__(self) -> None:
         self.rows: dict[tuple[str, str], dict] = {}
         self.tags: dict[tuple[str, str], dict] = {}
+        self.dtypes: dict[tuple[str, str], torch.dtype] = {}
+        self.calls: list[tuple[str, str]] = []
+        """(read or written, field), in order."""
 
     def install(self, monkeypatch) -> FakeStore:
         """In place of the module's functions, in this process."""
@@ -24,6 +28,10 @@ class FakeStore:
         if fields is None and tags is None:
             raise ValueError("neither fields nor tags")
         places = [(partition_id, key) for key in keys]
+        for name in fields.keys() if fields is not None else ():
+            self.calls.append(("written", name))
+            if isinstance(column := fields.get(name), torch.Tensor):
+                assert self.dtypes.setdefault((partition_id, name), column.dtype) == column.dtype, name
         for number, place in enumerate(places):
             row = self.rows.setdefault(place, {})
             for name in fields.keys() if fields is not None else ():
@@ -49,6 +57,7 @@ class FakeStore:
         for name in select_fields:
             if not all(name in row for row in rows):
                 continue
+            self.calls.append(("read", name))
             values = [row[name] for row in rows]
             if isinstance(values[0], torch.Tensor):
                 found[name] = torch.nested.as_nested_tensor(values, layout=torch.jagged)

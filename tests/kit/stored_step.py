@@ -41,7 +41,7 @@ class Workers:
     _dispatch_info: ClassVar[dict] = {"actor": [0]}
 
     def __init__(self, kept: FakeStore):
-        self._kept, self.version, self._copies, self.asked = kept, 0, {}, []
+        self.kept, self.version, self._copies, self.asked = kept, 0, {}, []
 
     def save_model_to_cpu(self, n):
         self._copies[n] = self.version
@@ -57,7 +57,7 @@ class Workers:
         stored = not isinstance(batch, TensorDict)
         self.asked.append((self.version, stored))
         ids = (
-            self._kept.kv_batch_get(batch.keys, batch.partition_id, ["input_ids"])["input_ids"]
+            self.kept.kv_batch_get(batch.keys, batch.partition_id, ["input_ids"])["input_ids"]
             if stored
             else batch["input_ids"]
         )
@@ -73,8 +73,10 @@ class Workers:
 
 
 def put(kept: FakeStore, turns):
-    """The rows as verl's agent loops write them; the last is a copy of the first that fills the batch."""
-    names = [f"{prompt}_{number}_0" for number, prompt in enumerate([*PROMPTS, "pad"])]
+    """The rows as verl's agent loops write them; a fifth is a copy of the first that fills the batch."""
+    n = range(len(turns.prompt_ids))
+    prompts = [[*PROMPTS, "pad"][row] for row in n]
+    names = [f"{prompt}_{number}_0" for number, prompt in enumerate(prompts)]
 
     def nested(rows):
         return torch.nested.as_nested_tensor([torch.as_tensor(row) for row in rows], layout=torch.jagged)
@@ -82,8 +84,8 @@ def put(kept: FakeStore, turns):
     def objects(values):
         return NonTensorStack(*(NonTensorData(value) for value in values))
 
-    n = range(len(names))
     lengths = [len(ids) for ids in turns.response_ids]
+    made_from = [0 if turns.is_padding[row] else row for row in n]
     fields = {
         "prompts": nested(turns.prompt_ids),
         "responses": nested(turns.response_ids),
@@ -92,10 +94,10 @@ def put(kept: FakeStore, turns):
             ("response_mask", "loss_mask"),
             nested([turns.response_mask_B_T[row, : lengths[row]] for row in n]),
         ),
-        TURN_IDS: nested([turns.turn_ids_B_T[row, : lengths[row]] for row in n]),
+        TURN_IDS: nested([turns.turn_ids_B_T[row, : lengths[row]].short() for row in made_from]),
         "rollout_log_probs": nested([-0.5 * torch.ones(lengths[row]).double() for row in n]),
         "rm_scores": nested([outcome_at_the_end([*OUTCOMES, 1.0][row], lengths[row]) for row in n]),
-        "uid": objects([*PROMPTS, "pad"]),
+        "uid": objects(prompts),
         "reward_model": objects([{"ground_truth": truth} for truth in turns.ground_truths]),
         "extra_info": objects(turns.extra_infos),
         "extra_fields": objects(
@@ -115,11 +117,12 @@ def outcome_at_the_end(outcome: float, length: int) -> torch.Tensor:
 class StoredStep:
     """``make(kind, *overrides)`` makes the step of a trainer; afterwards ``metrics``, and ``field(name)`` of every row.
 
-    ``updates``: those that the step has made before, each with a version of the weights of its own.
+    ``filled``: with a row that fills the batch. ``updates``: those that the step has made before, each with a version of the
+    weights of its own.
     """
 
     def __init__(self, tmp_path, monkeypatch):
-        self._kept, self._folder = FakeStore().install(monkeypatch), tmp_path
+        self.kept, self._folder = FakeStore().install(monkeypatch), tmp_path
         self.weighed = []  # fields of the store that hold weights of its tokens
         monkeypatch.setattr(
             PPOTrainer, "__init__", lambda trainer, config: setattr(trainer, "config", config)
@@ -130,16 +133,16 @@ class StoredStep:
             PPOTrainer, "_init_tokenizer", lambda trainer: setattr(trainer, "tokenizer", tokenizer)
         )
 
-    def make(self, kind, *overrides, updates=0):
+    def make(self, kind, *overrides, updates=0, filled=True):
         trainer = kind(load_config("lab", [*OVERRIDES, f"run_dir={self._folder}", *overrides]))
-        trainer.actor_rollout_wg = Workers(self._kept)
+        trainer.actor_rollout_wg = Workers(self.kept)
         trainer.global_steps, trainer.total_training_steps, trainer.timing_raw = STEP, 30, {}
         trainer._init_tokenizer()
         self.workers, self.metrics = trainer.actor_rollout_wg, {}
         for update in range(updates + 1):
             trainer.local_trigger_step = self.workers.version = update
-            turns = turn_batch([*ROWS, padding_row(ROWS[0])], trainer.tokenizer)
-            batch = trainer._compute_old_log_prob(put(self._kept, turns), self.metrics)
+            turns = turn_batch([*ROWS, *[padding_row(ROWS[0])] * filled], trainer.tokenizer)
+            batch = trainer._compute_old_log_prob(put(self.kept, turns), self.metrics)
         self._batch = trainer._compute_advantage(batch, self.metrics)
         trainer._update_actor(self._batch, self.metrics)
         return self.metrics, self.field

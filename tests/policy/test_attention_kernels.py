@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from kit.tiny_models import FAMILIES, VOCABULARY, in_float64, log_probs, tiny_model
 from verl_credit.policy.attention import implementation
@@ -103,6 +104,32 @@ def test_pieces_are_the_whole(method, window, softcap, small_pieces):
         grads.append([out.detach(), *(leaf.grad for leaf in leaves)])
     for ours, expected in zip(*grads, strict=True):
         torch.testing.assert_close(ours, expected, rtol=0, atol=1e-12)
+
+
+class IndexTables(TorchDispatchMode):
+    """Counts the tables of whole numbers that are made."""
+
+    made = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        self.made += (
+            func in (torch.ops.aten.cat.default, torch.ops.aten.arange.default)
+            and not result.is_floating_point()
+        )
+        return result
+
+
+def test_layers_after_the_first_make_no_index_table(small_pieces):
+    pack = pack_rows([11, 3, 1], [[(11, 2), (7, 1), (2, 4), (9, 1)], [], [(1, 3), (1, 1)]])
+    plain = lambda q, *_, **__: q.clone()  # noqa: E731  (the call itself makes tables in Python)
+    found = []
+    for _ in range(2):
+        with IndexTables() as tables:
+            found.append(KERNELS["varlen"](*tensors(pack), pack, scaling=0.3, call=plain))
+        found.append(tables.made)
+    first, made, second, later = found
+    assert made > 0 and later == 0 and torch.equal(first, second)
 
 
 def test_what_is_held_at_a_time_is_bounded(small_pieces):

@@ -236,3 +236,30 @@ def test_every_context_of_a_row_is_joined_at_its_own_end():
         request.base < end
         for request, end in zip(found, (len(prompt), len(trunk) - len(turns[2])), strict=True)
     )
+
+
+@pytest.mark.parametrize("prefix", [THOUGHT, "…\n", "é", f"{START}a"])
+def test_whether_a_context_ends_with_the_prefix_is_what_its_whole_text_says(prefix):
+    """Also where the last two tokens are a part of a character, longer than the prefix, or a part of it."""
+    tokenizer = with_specials(byte_level([THOUGHT, "…\n"] * 20))
+    writer = AnswerWriter(tokenizer, settings(info_gain_prefix=prefix))
+    texts = [head + prefix[cut:] for head in ("", "x", "\n", START, "…") for cut in range(len(prefix) + 1)]
+    ids = [
+        tokenizer(text, add_special_tokens=False)["input_ids"] for text in (*texts, *(t + "x" for t in texts))
+    ]
+    ids += [context[:-1] for context in ids if len(context) > 1]  # some end within a character
+    ends = [tokenizer.decode(context).endswith(prefix) for context in ids if context]
+    assert [writer.prefix_at(context, False) == "" for context in ids if context] == ends
+    assert True in ends and False in ends
+
+
+def test_a_long_row_is_planned_as_if_all_of_every_context_were_read():
+    tokenizer = with_specials(byte_level([]))
+    parts = ["call", f"\n{'page ' * 40}\n{START}assistant\n", "call", f"\n{'page ' * 9}", "x"]
+    ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in (PLAIN * 3, *parts)]
+    turns = [place // 2 if place % 2 == 0 else -1 for place, part in enumerate(ids[1:]) for _ in part]
+    row = 0, ids[0], [token for part in ids[1:] for token in part], turns, ("Paris", "Rome")
+    planner = RowPlanner(tokenizer, settings(info_gain_prefix=THOUGHT, info_gain_aliases="max"))
+    found = planner.requests(*row)
+    planner.writer.reads = len(ids[0]) + len(turns)
+    assert found == planner.requests(*row) and len(found) == 6

@@ -133,6 +133,18 @@ def test_the_data_files_columns_are_read_as_verl_hands_them_on(fetch, objects):
     assert fetch(*rows).columns == [{}, {}, {}]
 
 
+@pytest.mark.parametrize(
+    ("rows", "is_padding", "stored"),
+    [
+        ([SEARCHED, ANSWERED], (), True),
+        ([SEARCHED, ANSWERED, padding()], (2,), False),  # with the ids of another row
+        ([SEARCHED | {"extra_fields": {TURN_IDS: [0, 0, -1, -1, 1, 1]}}, ANSWERED], (), False),
+    ],
+)
+def test_ids_have_to_be_written_unless_every_row_has_its_own(fetch, rows, is_padding, stored):
+    assert fetch(*rows, is_padding=is_padding).ids_stored is stored
+
+
 def test_a_padding_row_has_no_turns_and_does_not_count(fetch):
     turns = fetch(SEARCHED, ANSWERED, padding(), padding(), is_padding={2, 3})
     assert turns.is_padding == [False, False, True, True]

@@ -152,6 +152,8 @@ class TurnBatch:
     n_turns_B: torch.Tensor
     turn_rewards: list[list[float | None]]
     """The reward of the calls of each row's tool turns, None without a reward; [] for a padding row."""
+    ids_stored: bool = False
+    """The rows were read with these turn ids, one per response token: nothing has to be written."""
 
     @property
     def valid_rows(self) -> list[int]:
@@ -160,7 +162,7 @@ class TurnBatch:
 
 def record_of(extra_fields: Mapping, row: int) -> dict:
     """Every field of `RowRecord`, missing fields with their defaults. Raises ValueError for a value that is no record."""
-    given, record = extra_fields.get(ROW_RECORD), RowRecord().as_dict()
+    given, record = extra_fields.get(ROW_RECORD), vars(RowRecord())
     if given is None:
         return record
     where = f"row {row}: extra_fields[{ROW_RECORD!r}]"

@@ -69,10 +69,10 @@ class BranchPlan:
         """
         value_B: list[list[torch.Tensor]] = []
         for row, log_prob in zip(self.branches_B, log_prob_B, strict=True):
-            at, values = 0, []
+            at, values, log_prob = 0, [], log_prob.double()
             for branch in row:
                 gold = log_prob[at + branch.gold_start - 1 : at + branch.gold_end - 1]
-                values.append(gold.double().mean())
+                values.append(gold.mean())
                 at += len(branch.token_ids)
             if row and at != len(log_prob):
                 raise RuntimeError(f"{len(log_prob)} log-probs came back for {at} branch tokens")

@@ -42,7 +42,7 @@ def masked_requests(turns: TurnBatch) -> list[Request]:
     requests = []
     for row in turns.valid_rows:
         prompt, response = turns.prompt_ids[row], turns.response_ids[row]
-        spans = turn_spans(turns.turn_ids_B_T[row].tolist())
+        spans = turn_spans(turns.turn_ids_B_T[row])
         masked_K, n_tool_turns = turns.records[row].get("masked_observations") or [], max(len(spans) - 1, 0)
         if len(masked_K) < n_tool_turns:
             raise IntegrityError(
@@ -65,7 +65,7 @@ def score_infopo(plan: GainPlan, forward: Forward) -> list[list[float]] | None:
     masked_N = plan.scorer.score(plan, forward) if plan.requests else torch.zeros(0)
     rewards: list[list[float]] = [[] for _ in turns.records]
     rows = {request.row for request in plan.requests}
-    spans = {row: turn_spans(turns.turn_ids_B_T[row].tolist()) for row in rows}
+    spans = {row: turn_spans(turns.turn_ids_B_T[row]) for row in rows}
     log_prob_B = forward.written()
     for request, masked in zip(plan.requests, masked_N.tolist(), strict=True):
         first, end = spans[request.row][request.column]

@@ -35,7 +35,7 @@ def gain_requests(turns: TurnBatch, settings: CreditSettings, tokenizer) -> list
     planner = RowPlanner(tokenizer, settings)
     requests = []
     for row in turns.valid_rows:
-        ids = turns.prompt_ids[row], turns.response_ids[row], turns.turn_ids_B_T[row].tolist()
+        ids = turns.prompt_ids[row], turns.response_ids[row], turns.turn_ids_B_T[row]
         requests += planner.requests(row, *ids, turns.ground_truths[row])
     return requests
 
@@ -56,22 +56,28 @@ class RowPlanner:
         self._template_of = lru_cache(maxsize=4096)(self.writer.template_of)
 
     def requests(
-        self, row: int, prompt: Sequence[int], response: Sequence[int], turn_ids: Sequence[int], truth
+        self,
+        row: int,
+        prompt: Sequence[int],
+        response: Sequence[int],
+        turn_ids: Sequence[int] | torch.Tensor,
+        truth,
     ) -> list[Request]:
         golds = aliases_that_count(truth, self.settings.algorithm.info_gain_aliases)
         ids, template = [*prompt, *response], self._template_of(tuple(prompt), stated_form(truth))
         requests = []
         for column, end in enumerate([0, *context_ends(turn_ids, self.settings.algorithm.info_gain_context)]):
             base = len(prompt) + end
-            tail = self.writer.tail(ids[:base])
-            written = self.writer.prefix_at(ids[:base], column > 0) + template
+            context = ids[max(0, base - self.writer.reads) : base]
+            tail = self.writer.tail(context)
+            written = self.writer.prefix_at(context, column > 0) + template
             for alias, gold in enumerate(golds):
                 dropped, answer = self._write(tail, gold, written, column > 0)
                 requests.append(Request(row, column, alias, base - dropped, answer))
         return requests
 
 
-def context_ends(turn_ids: Sequence[int], where: str) -> list[int]:
+def context_ends(turn_ids: Sequence[int] | torch.Tensor, where: str) -> list[int]:
     """Exclusive end, in response tokens, of the context after each tool turn (all turns but the last).
 
     ``observation``: up to the first token of the next turn, including the observation and the assistant header.
@@ -84,15 +90,18 @@ def context_ends(turn_ids: Sequence[int], where: str) -> list[int]:
     return [end for _, end in spans[:-1]]
 
 
-def turn_spans(turn_ids: Sequence[int]) -> list[tuple[int, int]]:
+def turn_spans(turn_ids: Sequence[int] | torch.Tensor) -> list[tuple[int, int]]:
     """[first, end) of each turn's own tokens, in response tokens."""
     first: dict[int, int] = {}
-    last: dict[int, int] = {}
-    for position, turn in enumerate(turn_ids):
+    ends: dict[int, int] = {}
+    end = 0
+    runs = torch.unique_consecutive(torch.as_tensor(turn_ids), return_counts=True)
+    for turn, tokens in zip(*(column.tolist() for column in runs), strict=True):
+        start, end = end, end + tokens
         if turn >= 0:
-            first.setdefault(turn, position)
-            last[turn] = position
-    return [(first[turn], last[turn] + 1) for turn in range(len(first))]
+            first.setdefault(turn, start)
+            ends[turn] = end
+    return [(first[turn], ends[turn]) for turn in range(len(first))]
 
 
 def score_table(
@@ -177,6 +186,8 @@ class AnswerWriter:
         header = algorithm.info_gain_context == "call"
         self.header = assistant_header(tokenizer, settings.chat_template_kwargs) if header else []
         self._special = set(tokenizer.all_special_ids)
+        self._end = lru_cache(maxsize=4096)(tokenizer.decode)
+        self.reads = max(LONGEST_TAIL + 1, len(self.prefix.encode()))  # of a context, its last tokens
 
     def template_of(self, prompt_ids: tuple[int, ...], form: str | None = None) -> str:
         r"""The template for a row. ``auto`` takes the one of its form (``ground_truth.form``), as the reward does; without a
@@ -191,6 +202,10 @@ class AnswerWriter:
         if not self.prefix:
             return ""
         last = self.header if after_turn and self.header else context_ids[-len(self.prefix.encode()) :]
+        # Most contexts end with the same two tokens, which rarely are the prefix's end.
+        end = self._end(tuple(last[-2:]))
+        if not ("\ufffd" in end or self.prefix.endswith(end) or end.endswith(self.prefix)):
+            return self.prefix
         return "" if self.tokenizer.decode(last).endswith(self.prefix) else self.prefix
 
     def tail(self, context_ids: Sequence[int]) -> tuple[int, ...]:

@@ -149,7 +149,7 @@ class BranchEngine:
         with_branches = _with_branches(data, decoded)
         longest = int(with_branches["input_ids"].offsets().diff().max())
         budget = option(data, "max_token_len_per_gpu", None)
-        # verl's own assertion does not name the key.
+        # verl's own assertion does not name the key. The trainer has fitted all ranks' rows to this budget (`fit_branches`).
         if option(data, "use_dynamic_bsz", True) and budget is not None and longest > budget:
             raise ValueError(
                 f"a row and its answer branches have {longest} tokens, more than "
@@ -171,7 +171,7 @@ class BranchEngine:
         lengths = micro_batch["input_ids"].offsets().diff().tolist()
         branches = [[] for _ in lengths]
         if option(micro_batch, SCORE_BRANCHES):
-            branches = [decode_branches(row)[0] for row in micro_batch[BRANCHES].unbind()]
+            branches = tu.get(micro_batch, BRANCHES)
         rows = [n - sum(tokens for _, tokens in row) for n, row in zip(lengths, branches, strict=True)]
         padding = model_inputs["input_ids"].shape[1] - sum(lengths)
         if padding:  # the packed length is rounded up, and its tail belongs to no row
@@ -212,7 +212,8 @@ def nested(rows) -> torch.Tensor:
 
 
 def _with_branches(data, decoded):
-    """A shallow copy of the batch whose rows end with their branches."""
+    """A shallow copy of the batch whose rows end with their branches. BRANCHES is (base, length) of each row's branches, and
+    no tensor: reading a tensor would wait for the device once per row."""
     ids, positions = [], []
     for row_ids, row_positions, (shape, tokens) in zip(
         data["input_ids"].unbind(), data["position_ids"].unbind(), decoded, strict=True
@@ -222,6 +223,7 @@ def _with_branches(data, decoded):
         positions.append(torch.cat([row_positions, *parts]))
     copy = data.clone(recurse=False)
     copy["input_ids"], copy["position_ids"] = nested(ids), nested(positions)
+    tu.assign_non_tensor_stack(copy, BRANCHES, [shape for shape, _ in decoded])
     return copy
 
 

@@ -45,7 +45,7 @@ class TurnAgentLoopOutput(AgentLoopOutput):
 
     def as_dict(self) -> dict[str, Any]:
         output = super().as_dict()
-        output[TURN_IDS] = torch.tensor(output.pop("turn_ids"), dtype=torch.int64)
+        output[TURN_IDS] = torch.tensor(output.pop("turn_ids"), dtype=torch.int16)  # an overflow raises
         return output
 
 

@@ -13,7 +13,7 @@ import transfer_queue as tq
 from omegaconf import DictConfig
 from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
-from verl.workers.utils.padding import response_from_nested, response_to_nested
+from verl.workers.utils.padding import response_from_nested
 
 from verl_credit.config.fit import tokens_per_micro_batch
 from verl_credit.credit import turn_table
@@ -35,17 +35,21 @@ def prompt_ids(batch) -> list[str]:
     return [str(uid) for uid in _objects(read(batch, "uid")["uid"])]
 
 
-def token_inputs(batch, step: int, row_valid_B: torch.Tensor, *, entropy: bool) -> TokenInputs:
+def token_inputs(
+    batch, step: int, row_valid_B: torch.Tensor, *, entropy: bool, mask_B_T: torch.Tensor | None = None
+) -> TokenInputs:
     """Log-probs and entropies of the policy that is trained, as verl computed them for this step.
 
     ``entropy`` False: ``rollout_correction.bypass_mode`` leaves out verl's forward, and with it the entropies.
+    ``mask_B_T``: the response mask, if it is known.
     """
-    names = ["old_log_probs", "responses", "response_mask", *(["entropy"] if entropy else [])]
+    names = ["old_log_probs", "responses", *(["entropy"] if entropy else [])]
+    names += ["response_mask"] if mask_B_T is None else []
     data = read(batch, *names)
     padded = {name: data[name].to_padded_tensor(padding=0) for name in names}
     return TokenInputs(
         step=step,
-        mask_B_T=padded["response_mask"].bool(),
+        mask_B_T=(padded["response_mask"] if mask_B_T is None else mask_B_T).bool(),
         token_ids_B_T=padded["responses"],
         log_prob_B_T=padded["old_log_probs"],
         entropy_B_T=padded.get("entropy"),
@@ -73,10 +77,22 @@ def clear(batch) -> None:
     tq.kv_clear(keys=batch.keys, partition_id=batch.partition_id)
 
 
-def write_tokens(batch, padded_B_T: dict[str, torch.Tensor]):
-    """Write padded tensors, each row cut to its own response."""
-    mask = read(batch, "response_mask")["response_mask"]
-    return write(batch, {name: response_to_nested(value, mask) for name, value in padded_B_T.items()})
+def write_tokens(batch, turns: TurnBatch, name: str, values_B_T: torch.Tensor):
+    """Write a padded tensor, each row cut to its own response."""
+    cut = [row[: len(ids)] for row, ids in zip(values_B_T, turns.response_ids, strict=True)]
+    return write(batch, {name: nested(cut)})
+
+
+def write_turn_ids(batch, turns: TurnBatch):
+    """Write the turn ids, unless our agent loops wrote all of them. A padding row of verl's has those of another row.
+
+    They are int16, as the agent loops write them: TransferQueue keeps one dtype per field. ValueError: too many turns.
+    """
+    if turns.ids_stored:
+        return batch
+    if (most := int(turns.n_turns_B.max())) > 2**15:
+        raise ValueError(f"a row has {most} turns; expected at most {2**15}, whose ids int16 holds")
+    return write_tokens(batch, turns, TURN_IDS, turns.turn_ids_B_T.to(torch.int16))
 
 
 def fetch_turn_batch(batch, columns: Iterable[str] = ()) -> TurnBatch:
@@ -104,6 +120,7 @@ def fetch_turn_batch(batch, columns: Iterable[str] = ()) -> TurnBatch:
     records = [record_of(fields, row) for row, fields in enumerate(extra_fields)]
     faulty = torch.tensor([bool(record["tool_fault"]) for record in records])
     padding = torch.tensor(is_padding)
+    ours = TURN_IDS in data and not any(TURN_IDS in fields for fields in extra_fields)
     rewards = {row: turn_rewards_of(extra_fields[row], row, int(n_turns_B[row])) for row in rows}
     return TurnBatch(
         prompt_ids=[ids.tolist() for ids in data["prompts"].unbind()],
@@ -119,6 +136,7 @@ def fetch_turn_batch(batch, columns: Iterable[str] = ()) -> TurnBatch:
         row_valid_B=~(padding | faulty),
         n_turns_B=n_turns_B,
         turn_rewards=[rewards.get(row, []) for row in range(len(is_padding))],
+        ids_stored=ours and torch.equal(data[TURN_IDS].offsets(), data["responses"].offsets()),
     )
 
 

@@ -43,7 +43,7 @@ from verl_credit.host.step.recorded import RecordedTrainer
 from verl_credit.host.step.rollouts import credited_rows
 from verl_credit.host.step.store import TrainerForward
 from verl_credit.host.step.tables import keep_turns
-from verl_credit.names import CLIP_SCALE, LOSS_MODE, TRAINER_MODE, TURN_IDS
+from verl_credit.names import CLIP_SCALE, LOSS_MODE, TRAINER_MODE
 from verl_credit.recipe.unread import without_effect_in
 from verl_credit.records.run import events
 from verl_credit.records.run.events import (
@@ -183,7 +183,7 @@ class CreditSteps(ProbingTrainer, RecordedTrainer):
         with marked_timer("info_gain", self.timing_raw):
             columns = [name for signal in self.credit.signals for name in signal.columns]
             self._turns = store.fetch_turn_batch(batch, columns)
-            batch = store.write_tokens(batch, {TURN_IDS: self._turns.turn_ids_B_T})
+            batch = store.write_turn_ids(batch, self._turns)
             metrics.update(row_metrics(self._turns))
             real = zip(self._turns.records, self._turns.is_padding, strict=True)
             faults = [record["tool_fault"] for record, pad in real if not pad]
@@ -216,15 +216,17 @@ class CreditSteps(ProbingTrainer, RecordedTrainer):
     def _compute_advantage(self, batch, metrics):
         inputs, stage = self._inputs, self.credit.stage
         if stage is not None and stage.active:
-            valid_B = self._turns.row_valid_B
-            tokens = store.token_inputs(batch, self.global_steps, valid_B, entropy=not self._bypass)
+            valid_B, mask_B_T = self._turns.row_valid_B, self._turns.response_mask_B_T
+            entropy = not self._bypass
+            tokens = store.token_inputs(batch, self.global_steps, valid_B, entropy=entropy, mask_B_T=mask_B_T)
             inputs = replace(inputs, tokens=tokens)
         with bring_turns(inputs) as brought:
             batch = super()._compute_advantage(batch, metrics)
         step, self._credited = brought.credit, None
         if step is None:  # another estimator with our loss: no gain, no adaptive clip
-            return store.write_tokens(batch, {CLIP_SCALE: torch.ones(self._turns.turn_ids_B_T.shape)})
-        batch = store.write_tokens(batch, {CLIP_SCALE: step.clip_scale_B_T.float()})
+            ones_B_T = torch.ones(self._turns.turn_ids_B_T.shape)
+            return store.write_tokens(batch, self._turns, CLIP_SCALE, ones_B_T)
+        batch = store.write_tokens(batch, self._turns, CLIP_SCALE, step.clip_scale_B_T.float())
         metrics.update(gain_metrics(step))
         n = self.config.actor_rollout_ref.rollout.n
         metrics.update(credit_metrics(step, n))

@@ -31,10 +31,12 @@ def varlen(
     out = call(q, k, v, *rows, **options)
     some = pack.once(("branches", KEY_TOKENS, device), lambda: list(_branches(pack, KEY_TOKENS, device)))
     if some:
+        places = ("branch places", KEY_TOKENS, device)
+        every_N = pack.once(places, lambda: torch.cat([query_N for query_N, *_ in some]))
         outputs = [
             call(q[query_N], k[key_N], v[key_N], *lengths, **options) for query_N, key_N, lengths in some
         ]
-        out = out.index_copy(0, torch.cat([query_N for query_N, *_ in some]), torch.cat(outputs))
+        out = out.index_copy(0, every_N, torch.cat(outputs))
     return out[None]
 
 
