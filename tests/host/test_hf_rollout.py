@@ -412,7 +412,7 @@ def test_an_abort_keeps_or_rejects_what_waits_and_says_what_verls_servers_say():
     assert asyncio.run(scenario(False)).token_ids == [1]
 
 
-def test_a_server_stands_on_the_node_and_the_device_of_its_first_rank(monkeypatch):
+def test_a_server_stands_on_the_node_of_its_ranks(monkeypatch):
     """Weights go from the rank to the server without a network between, and the two take turns on the device."""
     made = []
 
