@@ -90,7 +90,7 @@ def test_a_server_sleeps_without_weights_until_the_next_update(monkeypatch):
         await server.sleep()  # again changes nothing
         for asked in (answer(server), server._score([5, 6, 7], 0)):
             with pytest.raises(
-                WeightError, match="it sleeps .rollout.free_cache_engine=true.*next weight update"
+                WeightError, match="it sleeps .rollout.free_cache_engine=true.*woken or updated"
             ):
                 await asked
         await update(server, new.state_dict().items())

@@ -23,7 +23,7 @@ from verl_credit.host.hf_rollout.sync import WeightError, WeightSink
 from verl_credit.policy.generation import BatchGenerator
 from verl_credit.recipe.plan.hf_engine import SHARE
 
-ASLEEP = "it sleeps (rollout.free_cache_engine=true), and its weights are away until the next weight update"
+ASLEEP = "it sleeps (rollout.free_cache_engine=true), and its weights are away until it is woken or updated"
 
 
 class HFServer:
@@ -55,10 +55,10 @@ class HFServer:
         self.global_steps: int | None = None
         num_threads, quiet_seconds = engine_options(self.config.engine_kwargs)
         torch.set_num_threads(num_threads)
-        self._device, self._mode = torch.device(device), mode
+        self._device, self._mode, memory = torch.device(device), mode, inf
         if self._device.type != "cpu":
-            set_expandable_segments(True)  # caches grow, and what they left would fit nothing larger
-        memory = get_torch_device().mem_get_info()[1] if self._device.type != "cpu" else inf
+            set_expandable_segments(True)  # a cache that grows leaves pieces that would fit nothing larger
+            memory = get_torch_device().mem_get_info()[1]
         bound = batch_bound(self.model_config.hf_config, self.config, self._device, memory)
         self._start_line, self._max_tokens = bound.line, bound.tokens
         self._model = build_model(self.model_config, self.config, self._device)
