@@ -152,13 +152,15 @@ def test_resume(one_rank):
     # step 2 was evaluated before the resume and is not evaluated again
     assert [row["step"] for row in read_json_lines(one_rank.run_dir / VALIDATION)] == [0, 2]
     events = [row for row in read_json_lines(one_rank.run_dir / EVENTS) if row["kind"] != "stage"]
-    start = ["banner", "attention", "log_probs"]
+    start = ["banner", "attention", "log_probs", "rollouts"]
     assert [row["kind"] for row in events] == [
         *("start", "idle", *start, "small_groups", "end"),
         *("start", "idle", "resume", *start, "small_groups", "end"),
     ]
     assert "the clip can never act" in events[1]["text"]
     assert [row["reason"] for row in events if row["kind"] == "end"] == ["interrupted", "done"]
+    (line,) = {row["text"] for row in events if row["kind"] == "rollouts"}
+    assert line.startswith("rollouts: transformers on cpu, at most "), line
 
 
 @pytest.fixture(scope="module")

@@ -31,6 +31,7 @@ def notes(tmp_path, monkeypatch, *overrides, steps=40):
     trainer.config, trainer.settings = config, CreditSettings.from_config(config)
     trainer.run_dir, trainer.total_training_steps = tmp_path, steps
     trainer.watch, trainer._worker_notes = SimpleNamespace(), {}
+    trainer._of_rollout_server = lambda method: None
     monkeypatch.setattr(PPOTrainerSync, "fit", lambda self, manager: None)
     trainer.fit(Manager())
     rows = [json.loads(line) for line in (tmp_path / EVENTS).read_text().splitlines()]

@@ -10,15 +10,18 @@ from itertools import cycle
 from pathlib import Path
 
 import pytest
+from omegaconf import OmegaConf
 
 from kit.recipes import check
 from verl_credit.errors import ConfigError
 from verl_credit.host.process.launch import check_with_verl
 from verl_credit.recipe.files import RECIPES, shipped_recipes
 from verl_credit.recipe.plan.model_shape import shape_of
+from verl_credit.recipe.plan.plan import make_plan
 from verl_credit.recipe.unread import warnings_of
 
 GPU = ("multihop_qwen3_4b", "spark_qwen3_4b", "math_sepa")
+HF = "actor_rollout_ref.rollout.name=hf"
 SINGLE = "singlehop_qwen3_4b"  # the multi-hop recipe under another name
 REAL = ("real_cpu", "real_math_cpu")
 GIVEN = ["data.train_files=train.parquet", "data.val_files=val.parquet", "search.url=http://127.0.0.1:8000"]
@@ -122,6 +125,32 @@ def test_an_engine_that_takes_no_adapters_is_told_so_before_the_start(name):
     assert caught.value.key == "actor_rollout_ref.model.lora_rank" and caught.value.value > 0
     assert caught.value.accepted.startswith("that engine takes whole weights, no adapters")
     assert " with actor_rollout_ref.rollout.name=hf: " in str(caught.value)
+
+
+@pytest.mark.parametrize("name", GPU)
+def test_every_gpu_recipe_takes_transformers_rollouts_with_merged_adapters(name):
+    config = checked(name, HF, "actor_rollout_ref.model.lora.merge=true")
+    check_with_verl(config)
+    assert config.trainer.device == "cuda"
+    plan = make_plan(OmegaConf.to_container(config, resolve=True))
+    assert (
+        plan.fits and 20 < plan.engine.rows < 256
+    )  # what an H100 or a Spark holds, and not all that the key allows
+    if config.actor_rollout_ref.model.lora_rank:
+        with pytest.raises(ConfigError, match="set .*lora_rank=0, or .*lora.merge=true"):
+            checked(name, HF)
+
+
+@pytest.mark.parametrize("size", ["tensor_model", "data", "pipeline_model"])
+def test_a_gpu_without_an_engine_of_its_own_is_refused(size):
+    key = f"actor_rollout_ref.rollout.{size}_parallel_size"
+    with pytest.raises(ConfigError) as caught:
+        checked("multihop_qwen3_4b", HF, f"{key}=2")
+    assert (caught.value.key, caught.value.value) == (
+        key,
+        2,
+    ) and "leaves the others idle" in caught.value.accepted
+    checked("multihop_qwen3_4b", "hardware=laptop", f"{key}=2")  # a CPU has one engine for all ranks
 
 
 @pytest.mark.parametrize("model, hardware", PAIRS)

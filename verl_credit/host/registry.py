@@ -20,7 +20,7 @@ def register_parts() -> None:
 
 
 def _load_replica() -> type:
-    from verl_credit.host.hf_rollout.server import HFReplica
+    from verl_credit.host.hf_rollout.replica import HFReplica
 
     return HFReplica
 

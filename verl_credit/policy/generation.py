@@ -1,24 +1,20 @@
-"""Batched generation with a transformers causal language model: token ids and their log-probabilities. One token per row is
-decoded without copies: by attention for grouped heads, and a key-value cache that appends in place."""
+"""Batched generation with a transformers causal language model: token ids and their log-probabilities."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
-from transformers.cache_utils import Cache, DynamicLayer
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import sdpa_mask
+from transformers import PreTrainedModel
 
+from verl_credit.policy.decoding import GrowingCache, grouped_decode_attention
 from verl_credit.policy.sampling import RowSampler, SamplingParams
 
-_DECODE = "sdpa_grouped_decode"
-_SPARE_TOKENS = 64  # spare length of a cache, so that an append rarely has to copy all of it
+SCORED_TOKENS = 512
+"""Tokens of a prompt whose logits exist at a time, where memory is bounded."""
 
 
 @dataclass(frozen=True)
@@ -44,10 +40,22 @@ class BatchGenerator:
     Ids from `sampled_vocab_size` on are never drawn (a model's vocabulary is often padded beyond its tokenizer's); like
     top-k this does not change the log-probabilities.
 
+    `prefill_tokens` is how many tokens of prompts (padding counts) a forward takes at most; None: all of a batch. It
+    bounds the memory of activations, and changes results by rounding alone.
+
+    On an accelerator the host waits for the device once per token, to learn which rows have ended.
+
     Only full-attention decoders on sdpa are accepted; other attention implementations need masks in another form.
     """
 
-    def __init__(self, model: PreTrainedModel, *, pad_token_id: int, sampled_vocab_size: int | None = None):
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        pad_token_id: int,
+        sampled_vocab_size: int | None = None,
+        prefill_tokens: int | None = None,
+    ):
         layer_types = set(getattr(model.config, "layer_types", None) or ["full_attention"])
         if layer_types != {"full_attention"}:
             raise ValueError(
@@ -58,13 +66,23 @@ class BatchGenerator:
                 f"the model's attn_implementation is {model.config._attn_implementation!r}: only 'sdpa' is supported"
             )
         self.model, self.pad_token_id, self.sampled_vocab_size = model, pad_token_id, sampled_vocab_size
+        self.prefill_tokens = prefill_tokens
 
     @torch.inference_mode()
     def prompt_log_probs(self, prompt: Sequence[int]) -> list[float]:
         """log p(token j + 1 | tokens up to j) for every token of the prompt except the first."""
         ids = torch.tensor([list(prompt)], device=self.model.device)
-        logits = self.model(input_ids=ids, use_cache=False).logits[0, :-1].float()
-        return logits.log_softmax(dim=-1).gather(1, ids[0, 1:, None])[:, 0].tolist()
+        # The logits of `at_a_time` tokens exist at a time, and the cache keeps the tokens before them.
+        at_a_time = SCORED_TOKENS if self.prefill_tokens else len(prompt)
+        cache = GrowingCache(self.model.config.num_hidden_layers) if at_a_time < len(prompt) else None
+        scored = []
+        for first in range(0, len(prompt), at_a_time):
+            ahead = ids[:, first : first + at_a_time]
+            options = {"past_key_values": cache, "use_cache": cache is not None}
+            logits = self.model(input_ids=ahead, **options).logits[0].float()
+            following = ids[0, first + 1 : first + 1 + at_a_time, None]
+            scored.append(logits[: len(following)].log_softmax(dim=-1).gather(1, following)[:, 0])
+        return torch.cat(scored).tolist()
 
     @torch.inference_mode()
     def generate(
@@ -85,7 +103,7 @@ class BatchGenerator:
         self.model.eval()
         try:
             with grouped_decode_attention(self.model):
-                return _Batch(self.model, self.pad_token_id, self.sampled_vocab_size, prompts, params).run()
+                return _Batch(self, prompts, params).run()
         finally:
             self.model.train(was_training)
 
@@ -107,10 +125,10 @@ class BatchGenerator:
 class _Batch:
     """The rows that still generate; `row_B` maps them to the rows of the results."""
 
-    def __init__(self, model, pad_token_id, sampled_vocab_size, prompts, params):
-        self.model, self.params, self.device = model, params, model.device
+    def __init__(self, generator: BatchGenerator, prompts, params):
+        self.model, self.params, self.device = generator.model, params, generator.model.device
         self.row_B = torch.arange(len(prompts), device=self.device)
-        self.sampler = RowSampler(params, self.device, sampled_vocab_size)
+        self.sampler = RowSampler(params, self.device, generator.sampled_vocab_size)
         steps = self.sampler.uniform_B_N.shape[1]
         self.budget_B = torch.tensor([p.max_new_tokens for p in params], device=self.device)
         stops = [torch.tensor(p.stop_token_ids or (-1,)) for p in params]
@@ -120,9 +138,9 @@ class _Batch:
         self.log_prob_R_N = torch.zeros(len(prompts), steps, device=self.device)
         self.length_R = torch.zeros(len(prompts), dtype=torch.long, device=self.device)
         self.stopped_R = torch.zeros(len(prompts), dtype=torch.bool, device=self.device)
-        self._prefill(prompts, pad_token_id, steps)
+        self._prefill(prompts, generator, steps)
 
-    def _prefill(self, prompts, pad_token_id, steps) -> None:
+    def _prefill(self, prompts, generator, steps) -> None:
         unique: dict[tuple[int, ...], int] = {}
         source_B = torch.tensor([unique.setdefault(tuple(prompt), len(unique)) for prompt in prompts])
         width = max(len(prompt) for prompt in unique)
@@ -131,7 +149,7 @@ class _Batch:
         most = min(map(len, unique)) - 1
         pairs = enumerate(zip(min(unique), max(unique), strict=False))
         common = min(next((n for n, (a, b) in pairs if a != b), most), most) if len(unique) > 1 else 0
-        ids_U_P = torch.full((len(unique), width), pad_token_id, dtype=torch.long)
+        ids_U_P = torch.full((len(unique), width), generator.pad_token_id, dtype=torch.long)
         # Columns for new tokens are visible from the start; each step uses only the first columns.
         visible_U_L = torch.zeros(len(unique), width + steps, dtype=torch.bool)
         visible_U_L[:, :common] = True
@@ -139,17 +157,23 @@ class _Batch:
             first = width - (len(prompt) - common)
             ids_U_P[row, first:] = torch.tensor(prompt[common:])
             visible_U_L[row, first:] = True
+        padded = not bool(visible_U_L.all())
         ids_U_P, visible_U_L = ids_U_P.to(self.device), visible_U_L.to(self.device)
         source_B = source_B.to(self.device)
         positions_U_P = (visible_U_L[:, :width].long().cumsum(dim=1) - 1).clamp(min=0)
-        self.width, self.cache = width, GrowingCache(self.model.config.num_hidden_layers)
+        self.width, self.cache = width, GrowingCache(self.model.config.num_hidden_layers, width + steps)
+        at_a_time = generator.prefill_tokens or len(unique) * width
         self.padded = False
         if common:
             start_1_P = torch.tensor([next(iter(unique))[:common]], device=self.device)
-            self._forward(start_1_P, torch.arange(common, device=self.device)[None], None)
+            start_positions_1_P = torch.arange(common, device=self.device)[None]
+            for part in _parts(0, common, at_a_time):
+                self._forward(start_1_P[:, part], start_positions_1_P[:, part], None)
             self.cache.select_rows(torch.zeros(len(unique), dtype=torch.long, device=self.device))
-        self.padded = not bool(visible_U_L.all())
-        logits_U_V = self._forward(ids_U_P[:, common:], positions_U_P[:, common:], visible_U_L[:, :width])
+        self.padded = padded
+        for part in _parts(common, width, max(1, at_a_time // len(unique))):
+            visible = visible_U_L[:, : part.stop]
+            logits_U_V = self._forward(ids_U_P[:, part], positions_U_P[:, part], visible)
         if len(unique) < len(prompts):
             self.cache.select_rows(source_B)
         self.logits_B_V = logits_U_V[source_B]
@@ -172,7 +196,7 @@ class _Batch:
         while True:
             token_B, log_prob_B = self.sampler.sample(self.logits_B_V, step)
             self._record(step, token_B, log_prob_B)
-            left = self.done_B.numel() - int(self.done_B.sum())
+            left = self._left()
             if left == 0:
                 break
             if 2 * left <= self.done_B.numel():
@@ -187,14 +211,18 @@ class _Batch:
         ]
 
     def _record(self, step: int, token_B: torch.Tensor, log_prob_B: torch.Tensor) -> None:
+        """Ended rows write beyond their length, because to leave them out the host would have to wait for the device."""
         alive_B = ~self.done_B
-        row_A, token_A = self.row_B[alive_B], token_B[alive_B]
-        self.token_R_N[row_A, step] = token_A
-        self.log_prob_R_N[row_A, step] = log_prob_B[alive_B]
-        self.length_R[row_A] = step + 1
-        stopped_A = (self.stop_B_S[alive_B] == token_A.unsqueeze(1)).any(dim=1)
-        self.stopped_R[row_A] = stopped_A
-        self.done_B[alive_B] = stopped_A | (self.budget_B[alive_B] == step + 1)
+        self.token_R_N[self.row_B, step] = token_B
+        self.log_prob_R_N[self.row_B, step] = log_prob_B
+        self.length_R[self.row_B] += alive_B
+        stopped_B = alive_B & (self.stop_B_S == token_B.unsqueeze(1)).any(dim=1)
+        self.stopped_R[self.row_B] |= stopped_B
+        self.done_B = self.done_B | stopped_B | (self.budget_B == step + 1)
+
+    def _left(self) -> int:
+        """Rows that have not ended; the host waits for the device here and nowhere else between two tokens."""
+        return self.done_B.numel() - int(self.done_B.sum())
 
     def _compact(self, token_B: torch.Tensor) -> torch.Tensor:
         keep = (~self.done_B).nonzero()[:, 0]
@@ -205,86 +233,5 @@ class _Batch:
         return token_B[keep]
 
 
-def _grouped_decode(module, query, key, value, attention_mask, dropout=0.0, scaling=None, **kwargs):
-    """Treats heads that share keys and values as query positions of one head; other lengths go to plain sdpa.
-
-    With a mask, transformers repeats keys and values for every query head, which copies the whole cache at each step. A
-    single new token attends to everything that its mask admits, so its heads can be query positions instead: query
-    [B, H, 1, D] -> [B, H_kv, H / H_kv, D].
-    """
-    batch, heads, length, head_dim = query.shape
-    if length != 1:
-        return sdpa_attention_forward(
-            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
-        )
-    folded = query.reshape(batch, key.shape[1], heads // key.shape[1], head_dim)
-    output = torch.nn.functional.scaled_dot_product_attention(
-        folded, key, value, attn_mask=attention_mask, scale=scaling
-    )
-    return output.reshape(batch, 1, heads, head_dim), None
-
-
-AttentionInterface.register(_DECODE, _grouped_decode)
-AttentionMaskInterface.register(_DECODE, sdpa_mask)
-
-
-@contextmanager
-def grouped_decode_attention(model: PreTrainedModel) -> Iterator[None]:
-    """Inside the block a model on sdpa decodes without copies; its configuration is restored afterwards."""
-    before = model.config._attn_implementation
-    model.config._attn_implementation = _DECODE
-    try:
-        yield
-    finally:
-        model.config._attn_implementation = before
-
-
-class _GrowingLayer(DynamicLayer):
-    """Stores a layer's keys and values [B, heads, length, head_dim] as views of a longer buffer.
-
-    transformers' own dynamic layer concatenates at every step, which copies the whole cache for each new token.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.length = 0
-        self._keys: torch.Tensor | None = None
-        self._values: torch.Tensor | None = None
-
-    def update(self, key_states, value_states, *args, **kwargs):
-        start, self.length = self.length, self.length + key_states.shape[-2]
-        self._keys = _grown(self._keys, key_states, start, self.length)
-        self._values = _grown(self._values, value_states, start, self.length)
-        self._keys[:, :, start : self.length] = key_states
-        self._values[:, :, start : self.length] = value_states
-        self.is_initialized = True
-        self.keys, self.values = self._keys[:, :, : self.length], self._values[:, :, : self.length]
-        return self.keys, self.values
-
-    def get_seq_length(self) -> int:
-        return self.length
-
-    def select_rows(self, keep: torch.Tensor) -> None:
-        self._keys, self._values = self._keys.index_select(0, keep), self._values.index_select(0, keep)
-        self.keys, self.values = self._keys[:, :, : self.length], self._values[:, :, : self.length]
-
-
-def _grown(buffer: torch.Tensor | None, new: torch.Tensor, used: int, needed: int) -> torch.Tensor:
-    if buffer is not None and buffer.shape[2] >= needed:
-        return buffer
-    batch, heads, _, head_dim = new.shape
-    larger = new.new_empty(batch, heads, needed + max(_SPARE_TOKENS, needed // 4), head_dim)
-    if buffer is not None:
-        larger[:, :, :used] = buffer[:, :, :used]
-    return larger
-
-
-class GrowingCache(Cache):
-    """A cache of `num_layers` full-attention layers; `select_rows` keeps the given batch rows."""
-
-    def __init__(self, num_layers: int):
-        super().__init__(layers=[_GrowingLayer() for _ in range(num_layers)])
-
-    def select_rows(self, keep: torch.Tensor) -> None:
-        for layer in self.layers:
-            layer.select_rows(keep)
+def _parts(first: int, end: int, length: int) -> Iterator[slice]:
+    return (slice(start, min(start + length, end)) for start in range(first, end, length))

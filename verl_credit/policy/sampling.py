@@ -4,6 +4,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
+
+BLOCK = 128
+"""Indices in a block of a draw. It divides 151,936, the vocabulary of Qwen's models."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +59,7 @@ class RowSampler:
     def __init__(
         self, params: Sequence[SamplingParams], device: torch.device, sampled_vocab_size: int | None = None
     ):
-        self.sampled_vocab_size = sampled_vocab_size
+        self.sampled_vocab_size, self.device, self._params = sampled_vocab_size, device, list(params)
         self.temperature_B = torch.tensor([p.temperature for p in params], dtype=torch.float32, device=device)
         self.top_p_B = torch.tensor([p.top_p for p in params], dtype=torch.float64, device=device)
         self.top_k_B = torch.tensor([p.top_k for p in params], device=device)
@@ -73,14 +77,20 @@ class RowSampler:
         """Keep the rows whose positions are in `keep`."""
         for name in ("temperature_B", "top_p_B", "top_k_B", "uniform_B_N"):
             setattr(self, name, getattr(self, name)[keep])
+        self._params = [self._params[row] for row in keep.tolist()]
         self._index_groups()
 
     def _index_groups(self) -> None:
-        greedy_B = self.temperature_B == 0
-        truncated_B = ((self.top_p_B < 1) | (self.top_k_B > 0)) & ~greedy_B
-        self.greedy_rows, self.truncated_rows = greedy_B.nonzero()[:, 0], truncated_B.nonzero()[:, 0]
+        """Groups come from the host's parameters, because a look at those on a device would wait for it."""
+        greedy = [row for row, p in enumerate(self._params) if p.temperature == 0]
+        cut = [
+            row for row, p in enumerate(self._params) if (p.top_p < 1 or p.top_k > 0) and p.temperature > 0
+        ]
+        self.greedy_rows, self.truncated_rows = (
+            torch.tensor(rows, dtype=torch.long, device=self.device) for rows in (greedy, cut)
+        )
         # Greedy rows are reported at T=1, because at T=0 every log-probability is 0.
-        self.divisor_B_1 = torch.where(greedy_B, 1.0, self.temperature_B).unsqueeze(1)
+        self.divisor_B_1 = torch.where(self.temperature_B == 0, 1.0, self.temperature_B).unsqueeze(1)
 
     def sample(self, logits_B_V: torch.Tensor, step: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Token ids [B] and their float32 log-probabilities [B] for the step-th new token.
@@ -91,7 +101,10 @@ class RowSampler:
         log_prob_B_V = torch.log_softmax(logits_B_V.float() / self.divisor_B_1, dim=-1)
         drawable_B_V = log_prob_B_V[:, : self.sampled_vocab_size]
         uniform_B = self.uniform_B_N[:, step]
-        token_B = _inverse_cdf(drawable_B_V.exp(), uniform_B)
+        if self.greedy_rows.numel() + self.truncated_rows.numel() < len(uniform_B):
+            token_B = _inverse_cdf(drawable_B_V.exp(), uniform_B)
+        else:
+            token_B = torch.zeros_like(self.top_k_B)
         if self.truncated_rows.numel():
             rows = self.truncated_rows
             token_B[rows] = _sample_truncated(
@@ -106,14 +119,29 @@ def inverse_cdf(weight_B_V: torch.Tensor, uniform_B_S: torch.Tensor) -> torch.Te
     """S draws per row: the first index whose cumulative weight exceeds uniform * total; never an index of weight 0."""
     cdf_B_V = weight_B_V.cumsum(dim=-1, dtype=torch.float64)
     total_B_1 = cdf_B_V[:, -1:]
-    # uniform * total may round up to the total, which no cumulative weight exceeds.
-    below_total_B_1 = torch.nextafter(total_B_1, torch.zeros_like(total_B_1))
-    target_B_S = torch.minimum(uniform_B_S * total_B_1, below_total_B_1)
-    return torch.searchsorted(cdf_B_V, target_B_S, right=True)
+    return torch.searchsorted(cdf_B_V, torch.minimum(uniform_B_S * total_B_1, _below(total_B_1)), right=True)
+
+
+def _below(total_B_1: torch.Tensor) -> torch.Tensor:
+    """A product with a uniform number may round up to the total, which no cumulative weight exceeds."""
+    return torch.nextafter(total_B_1, torch.zeros_like(total_B_1))
 
 
 def _inverse_cdf(weight_B_V: torch.Tensor, uniform_B: torch.Tensor) -> torch.Tensor:
-    return inverse_cdf(weight_B_V, uniform_B.unsqueeze(1)).squeeze(1)
+    """One draw per row, the same as `inverse_cdf` gives, in two steps: the block of indices, then the index in it.
+
+    The cumulative weights of a whole vocabulary would be 8 bytes a logit, and a pass over them for every token.
+    """
+    blocks_B_N_K = F.pad(weight_B_V, (0, -weight_B_V.shape[1] % BLOCK)).unflatten(1, (-1, BLOCK))
+    cdf_B_N = blocks_B_N_K.sum(dim=-1, dtype=torch.float64).cumsum(dim=-1)
+    total_B_1 = cdf_B_N[:, -1:]
+    target_B_1 = torch.minimum(uniform_B.unsqueeze(1) * total_B_1, _below(total_B_1))
+    block_B_1 = torch.searchsorted(cdf_B_N, target_B_1, right=True)
+    before_B_1 = F.pad(cdf_B_N, (1, 0)).gather(1, block_B_1)
+    chosen_B_1_K = blocks_B_N_K.gather(1, block_B_1.unsqueeze(2).expand(-1, -1, BLOCK))
+    cdf_B_K = chosen_B_1_K.squeeze(1).cumsum(dim=-1, dtype=torch.float64)
+    inside_B_1 = torch.minimum(target_B_1 - before_B_1, _below(cdf_B_K[:, -1:]))
+    return (block_B_1 * BLOCK + torch.searchsorted(cdf_B_K, inside_B_1, right=True)).squeeze(1)
 
 
 def _sample_truncated(

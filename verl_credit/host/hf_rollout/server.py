@@ -1,22 +1,29 @@
-"""The rollout server, a Ray actor that generates with transformers for agent loops, and the replica that starts it."""
+"""The rollout server, a Ray actor that generates with transformers for agent loops."""
 
-import asyncio
-import copy
-from collections.abc import Mapping
+from collections.abc import Callable
+from math import inf
 from typing import Any
 
-import ray
 import torch
-from transformers import AutoModelForCausalLM
 from verl.utils.config import omega_conf_to_dataclass
-from verl.utils.torch_dtypes import PrecisionType
+from verl.utils.device import get_torch_device, set_expandable_segments
 from verl.workers.config import HFModelConfig, RolloutConfig
-from verl.workers.rollout.replica import RolloutReplica, TokenOutput
+from verl.workers.rollout.replica import RolloutMode, TokenOutput
 
 from verl_credit.host.hf_rollout.batcher import RequestBatcher, RequestRejected
-from verl_credit.host.hf_rollout.sync import WeightError, WeightSink, server_name
+from verl_credit.host.hf_rollout.model import (
+    batch_bound,
+    build_model,
+    eos_token_ids,
+    leave_device,
+    max_model_len,
+)
+from verl_credit.host.hf_rollout.options import engine_options, read_sampling_params
+from verl_credit.host.hf_rollout.sync import WeightError, WeightSink
 from verl_credit.policy.generation import BatchGenerator
-from verl_credit.policy.sampling import SamplingParams
+from verl_credit.recipe.plan.hf_engine import SHARE
+
+ASLEEP = "it sleeps (rollout.free_cache_engine=true), and its weights are away until it is woken or updated"
 
 
 class HFServer:
@@ -24,9 +31,20 @@ class HFServer:
 
     With `rollout.load_format=dummy` (verl's default) the model starts with random weights and refuses to generate until the
     first weight update; any other value loads the files of `model.path`.
+
+    On a device other than the CPU, with `rollout.free_cache_engine`, the weights leave it while the server sleeps, and the
+    next weight update brings them back. A server that gets no updates (`RolloutMode.COLOCATED`) keeps them in the host's
+    memory and returns them at `wake_up`; one with a device of its own (`STANDALONE`) does not sleep.
     """
 
-    def __init__(self, config: RolloutConfig, model_config: HFModelConfig, replica_rank: int):
+    def __init__(
+        self,
+        config: RolloutConfig,
+        model_config: HFModelConfig,
+        replica_rank: int,
+        device: str = "cpu",
+        mode: RolloutMode = RolloutMode.HYBRID,
+    ):
         self.config: RolloutConfig = omega_conf_to_dataclass(config)
         self.model_config: HFModelConfig = omega_conf_to_dataclass(model_config, dataclass_type=HFModelConfig)
         if self.config.full_determinism:
@@ -37,15 +55,30 @@ class HFServer:
         self.global_steps: int | None = None
         num_threads, quiet_seconds = engine_options(self.config.engine_kwargs)
         torch.set_num_threads(num_threads)
-        self._model = build_model(self.model_config, self.config)
+        self._device, self._mode, memory = torch.device(device), mode, inf
+        if self._device.type != "cpu":
+            set_expandable_segments(True)  # a cache that grows leaves pieces that would fit nothing larger
+            memory = get_torch_device().mem_get_info()[1]
+        bound = batch_bound(self.model_config.hf_config, self.config, self._device, memory)
+        self._start_line, self._max_tokens = bound.line, bound.tokens
+        self._model = build_model(self.model_config, self.config, self._device)
         self._max_model_len = max_model_len(self._model.config, self.config.max_model_len)
         self._eos_token_ids = eos_token_ids(self.model_config)
         tokenizer = self.model_config.tokenizer
         pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else self._eos_token_ids[0]
-        self._generator = BatchGenerator(self._model, pad_token_id=pad, sampled_vocab_size=len(tokenizer))
-        self._batcher = RequestBatcher(
-            self._generate, max_batch_size=self.config.max_num_seqs, quiet_seconds=quiet_seconds
+        self._generator = BatchGenerator(
+            self._model,
+            pad_token_id=pad,
+            sampled_vocab_size=len(tokenizer),
+            prefill_tokens=bound.prefill_tokens,
         )
+        self._batcher = RequestBatcher(
+            self._generate,
+            max_batch_size=bound.rows,
+            max_batch_tokens=bound.tokens,
+            quiet_seconds=quiet_seconds,
+        )
+        self._come_back: Callable[[], None] | None = None  # a function while the weights are away
         self._sink: WeightSink | None = None
         self._checksum: str | None = None
         self._why_not_ready = "no weights have arrived yet" if self.config.load_format == "dummy" else None
@@ -54,10 +87,28 @@ class HFServer:
         """The address that verl shows."""
         return f"hf-rollout-{self.replica_rank}"
 
+    async def start_line(self) -> str:
+        """Where the server generates, and how many rows at a time."""
+        return self._start_line
+
     def _generate(self, prompts, params):
-        if self._why_not_ready:
-            raise WeightError(f"the rollout server cannot generate: {self._why_not_ready}")
+        self._require_weights()
         return self._generator.generate(prompts, params)
+
+    def _prompt_log_probs(self, prompt):
+        self._require_weights()
+        return self._generator.prompt_log_probs(prompt)
+
+    def _require_weights(self) -> None:
+        if why := ASLEEP if self._come_back else self._why_not_ready:
+            raise WeightError(f"the rollout server cannot generate: {why}")
+
+    def _require_cache(self, tokens: int) -> None:
+        if tokens > self._max_tokens:
+            raise ValueError(
+                f"a request of {tokens} tokens, prompt and response: {SHARE}={self.config.gpu_memory_utilization:g} "
+                f"leaves a cache of {self._max_tokens:.0f} tokens; ask for fewer, or raise it"
+            )
 
     async def generate(
         self,
@@ -83,6 +134,7 @@ class HFServer:
         limits = self.config, self._max_model_len, self._eos_token_ids
         params = read_sampling_params(sampling_params, len(prompt), *limits)
         self._generator.check(prompt, params)
+        self._require_cache(len(prompt) + params.max_new_tokens)
         fields = {"global_steps": self.global_steps}
         try:
             output = await self._batcher.submit(prompt, params)
@@ -103,7 +155,8 @@ class HFServer:
             )
         if not 2 <= len(prompt) <= self._max_model_len:
             raise ValueError(f"a prompt of {len(prompt)} tokens; expected 2 to {self._max_model_len}")
-        values = await self._batcher.exclusive(self._generator.prompt_log_probs, prompt)
+        self._require_cache(len(prompt))
+        values = await self._batcher.exclusive(self._prompt_log_probs, prompt)
         fields = {
             "global_steps": self.global_steps,
             "num_cached_tokens": 0,
@@ -118,6 +171,7 @@ class HFServer:
         """Refuse to generate until `finish_weight_update` succeeds."""
 
         def begin() -> None:
+            self._wake()
             self._why_not_ready = "a weight update has begun and not finished"
             self._sink, self._checksum = WeightSink(self._model), None
 
@@ -142,6 +196,30 @@ class HFServer:
     async def set_global_steps(self, global_steps: int) -> None:
         self.global_steps = global_steps
 
+    # --- sleep: verl calls it before an update, and the weight sync after the update wakes the server ---
+
+    async def sleep(self) -> None:
+        """Leave the device to training. Nothing of a batch outlives it, and a CPU has no memory to hand over."""
+        if self._device.type != "cpu" and self._mode != RolloutMode.STANDALONE:
+            await self._batcher.exclusive(self._sleep)
+
+    def _sleep(self) -> None:
+        if self.config.free_cache_engine and self._come_back is None:
+            keep = self._mode == RolloutMode.COLOCATED
+            self._come_back = leave_device(self._model, keep=keep)
+            if not keep:
+                self._why_not_ready = "it slept without its weights, and no new ones have arrived"
+        get_torch_device().empty_cache()
+
+    async def wake_up(self, tags: list[str] | None = None) -> None:
+        """Take the memory of the weights again."""
+        await self._batcher.exclusive(self._wake)
+
+    def _wake(self) -> None:
+        if self._come_back is not None:
+            self._come_back()
+            self._come_back = None
+
     # --- methods that verl calls on every server ---
 
     async def abort_all_requests(self, reject_request: bool = False) -> dict[str, Any]:
@@ -156,140 +234,7 @@ class HFServer:
         await self._batcher.drain()
 
     async def _nothing(self, *args: Any, **kwargs: Any) -> None:
-        """Does nothing: the weights stay in memory, no cache outlives a batch, and the server has no profiler."""
+        """Does nothing: no cache outlives a batch, and the server has no profiler."""
 
-    wake_up = sleep = clear_kv_cache = release_kv_cache = resume_kv_cache = _nothing
+    clear_kv_cache = release_kv_cache = resume_kv_cache = _nothing
     start_profile = stop_profile = _nothing
-
-
-class HFReplica(RolloutReplica):
-    """Starts one server for `tensor_model_parallel_size` training ranks. The model itself is not split."""
-
-    async def launch_servers(self) -> None:
-        if len(self.workers) != self.world_size:
-            raise ValueError(
-                f"replica {self.replica_rank} got {len(self.workers)} workers, but rollout."
-                "tensor_model_parallel_size x data_parallel_size x pipeline_model_parallel_size is "
-                f"{self.world_size}"
-            )
-        node_id = await self.workers[0].__ray_call__.remote(
-            lambda worker: ray.get_runtime_context().get_node_id()
-        )
-        kind = "reward_" if self.is_reward_model else "teacher_" if self.is_teacher_model else ""
-        there = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node_id, soft=False)
-        name = server_name(self.replica_rank, kind, self.name_suffix)
-        options = {"name": name, "scheduling_strategy": there, "max_concurrency": self.max_concurrency}
-        given = {"config": self.config, "model_config": self.model_config, "replica_rank": self.replica_rank}
-        server = ray.remote(HFServer).options(**options).remote(**given)
-        self.servers.append(server)
-        self._server_handle = server
-        self._server_address = await server.launch_server.remote()
-
-    async def sleep(self) -> None:
-        await asyncio.gather(*[server.wait_for_requests_to_drain.remote() for server in self.servers])
-        await super().sleep()
-
-
-_ACCEPTED = (
-    "temperature", "top_p", "top_k", "seed", "max_tokens", "max_new_tokens", "stop_token_ids", "ignore_eos",
-    "logprobs", "repetition_penalty",
-)  # fmt: skip
-
-
-def read_sampling_params(
-    given: Mapping[str, Any],
-    prompt_tokens: int,
-    config: RolloutConfig,
-    max_model_len: int,
-    eos_token_ids: tuple[int, ...],
-) -> SamplingParams:
-    """The parameters of one request.
-
-    Without `max_tokens` (or `max_new_tokens`) a request may use the rest of prompt_length + response_length, at most
-    response_length and at least one token, as in verl's vLLM server. The model's context is a hard limit. End-of-sequence
-    tokens stop a request unless `ignore_eos` is set, and so do `stop_token_ids`.
-
-    Raises ValueError naming the parameter, its value and what would be accepted.
-    """
-    unknown = sorted(set(given) - set(_ACCEPTED))
-    if unknown:
-        raise ValueError(
-            f"sampling parameter {unknown[0]!r} is not known: accepted are {', '.join(_ACCEPTED)}"
-        )
-    penalty = given.get("repetition_penalty", 1.0)
-    if penalty != 1.0:
-        raise ValueError(f"sampling parameter repetition_penalty={penalty!r}: only 1.0 is supported")
-    left = max_model_len - prompt_tokens
-    if left < 1:
-        raise ValueError(
-            f"the prompt has {prompt_tokens} tokens: rollout.max_model_len={max_model_len} leaves no room"
-        )
-    wanted = given.get("max_tokens", given.get("max_new_tokens"))
-    if wanted is None:
-        wanted = max(
-            1, min(config.response_length, config.prompt_length + config.response_length - prompt_tokens)
-        )
-    eos = () if given.get("ignore_eos", False) else eos_token_ids
-    return SamplingParams(
-        max_new_tokens=min(wanted, left) if isinstance(wanted, int) else wanted,
-        temperature=given.get("temperature", 1.0),
-        top_p=given.get("top_p", 1.0),
-        top_k=given.get("top_k", -1),
-        seed=given.get("seed"),
-        stop_token_ids=(*eos, *(given.get("stop_token_ids") or ())),
-    )
-
-
-def engine_options(engine_kwargs: Mapping[str, Any]) -> tuple[int, float]:
-    """`rollout.engine_kwargs.hf`: torch's threads in the server process, and the seconds (from `quiet_ms`) without a new
-    request after which a batch starts. Raises ValueError for any other key."""
-    options: dict[str, Any] = {"num_threads": 1, "quiet_ms": 10.0}
-    given = {key: value for key, value in (engine_kwargs.get("hf") or {}).items() if value is not None}
-    unknown = sorted(given.keys() - options.keys())
-    if unknown:
-        raise ValueError(
-            f"rollout.engine_kwargs.hf.{unknown[0]} is not known: accepted are {', '.join(options)}"
-        )
-    num_threads, quiet_ms = (options | given).values()
-    if not isinstance(num_threads, int) or num_threads < 1:
-        raise ValueError(f"rollout.engine_kwargs.hf.num_threads={num_threads!r}: expected an integer >= 1")
-    if not 0 <= quiet_ms <= 1000:
-        raise ValueError(f"rollout.engine_kwargs.hf.quiet_ms={quiet_ms!r}: expected 0 to 1000")
-    return num_threads, quiet_ms / 1000
-
-
-def build_model(model_config: HFModelConfig, config: RolloutConfig) -> torch.nn.Module:
-    """The causal language model in `rollout.dtype`; `rollout.load_format=dummy` gives random weights."""
-    dtype = PrecisionType.to_dtype(config.dtype)
-    hf_config = copy.deepcopy(model_config.hf_config)
-    hf_config._attn_implementation = "sdpa"  # the trainer's attention works only on packed rows
-    options = {"trust_remote_code": model_config.trust_remote_code, "attn_implementation": "sdpa"}
-    if config.load_format == "dummy":
-        model = AutoModelForCausalLM.from_config(hf_config, dtype=dtype, **options)
-    else:
-        model = AutoModelForCausalLM.from_pretrained(
-            model_config.local_path, config=hf_config, dtype=dtype, **options
-        )
-    return model.eval()
-
-
-def max_model_len(hf_config: Any, configured: int | None) -> int:
-    """`rollout.max_model_len`, by default all positions of the model; raises ValueError for more."""
-    positions = hf_config.get_text_config().max_position_embeddings
-    if configured is None:
-        return positions
-    if configured > positions:
-        raise ValueError(f"rollout.max_model_len={configured}: the model has only {positions} positions")
-    return configured
-
-
-def eos_token_ids(model_config: HFModelConfig) -> tuple[int, ...]:
-    """The ids of generation config and tokenizer that end a request; raises ValueError without any."""
-    of_model = getattr(model_config.generation_config, "eos_token_id", None)
-    ids = [*(of_model if isinstance(of_model, list) else [of_model]), model_config.tokenizer.eos_token_id]
-    flat = [token for token in ids if token is not None]
-    if not flat:
-        raise ValueError(
-            f"model.path={model_config.path}: neither its generation config nor tokenizer has an eos"
-        )
-    return tuple(dict.fromkeys(flat))

@@ -111,7 +111,7 @@ class ServerAdapter(BaseRollout):
         self._server: ray.actor.ActorHandle | None = None
 
     async def resume(self, tags: list[str] | None = None) -> None:
-        """Nothing to do: the server keeps its weights, and no cache outlives a batch."""
+        """Nothing to do: a weight update wakes the server itself, and no cache outlives a batch."""
 
     release = resume
 

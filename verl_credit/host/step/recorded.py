@@ -200,9 +200,12 @@ class RecordedTrainer(PPOTrainer):
 
     def _rollout_checksum(self) -> str | None:
         """Checksum of the weights the first rollout server holds; None for engines that give none."""
+        return self._of_rollout_server("weights_checksum")
+
+    def _of_rollout_server(self, method: str) -> str | None:
         if self.config.actor_rollout_ref.rollout.name != ROLLOUT_NAME:
             return None
-        return ray.get(ray.get_actor(server_name(0)).weights_checksum.remote())
+        return ray.get(getattr(ray.get_actor(server_name(0)), method).remote())
 
 
 def with_mode(loader: Iterable[dict], mode: str, before_batch: Callable[[], None]) -> Iterator[dict]:

@@ -137,7 +137,8 @@ class CreditSteps(ProbingTrainer, RecordedTrainer):
         search = self.config.search
         index = (search.index_fingerprint or "not named by its server") if search.max_searches else "none"
         events.note(self.run_dir, "banner", f"{self.settings.banner()} | index={index}")
-        for kind, text in self._worker_notes.items():
+        rollouts = {"rollouts": self._of_rollout_server("start_line")}
+        for kind, text in {**self._worker_notes, **rollouts}.items():
             if text:
                 events.note(self.run_dir, kind, text)
 

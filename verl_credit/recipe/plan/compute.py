@@ -102,11 +102,11 @@ def decode_seconds(shape: ModelShape, job: Job, hw: Hardware, assumed: Assumptio
     """Decoding steps x (the slower of reading weights and caches and of computing, plus a fixed cost).
 
     A wave, which lasts as long as its longest row, has as many rows as one engine's cache can hold, at most
-    ``max_num_seqs``.
+    ``max_num_seqs``; `hf` counts every row at its full length.
     """
     row = assumed.row_tokens
     rows = max(1.0, job.rows / max(1, job.devices // job.tensor_parallel))
-    together = max(1.0, min(rows, job.max_seqs, runner.kv_tokens / row if row else rows))
+    together = max(1.0, min(rows, job.max_seqs, runner.rows, runner.kv_tokens / row if row else rows))
     waves = rows / together
     reading = runner.weights + together * row / 2 * runner.kv_per_token
     peak = hw.peak_fp32 if job.engine_bytes == 4 else hw.peak_bf16

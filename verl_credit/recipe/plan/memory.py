@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import inf
 
 from verl_credit.recipe.plan import activations
 from verl_credit.recipe.plan.hardware import GIB, NO_INDEX, Hardware, Index
+from verl_credit.recipe.plan.hf_engine import HFEngine
 from verl_credit.recipe.plan.job import Assumptions, Job
 from verl_credit.recipe.plan.model_shape import ModelShape
 
@@ -43,6 +45,8 @@ class Engine:
     """Bytes for keys and values: left of the share or, for an engine without a share, used."""
     kv_per_token: float
     problems: tuple[str, ...]
+    rows: float = inf
+    """Rows at a time, for an engine that counts rows and not tokens."""
 
     @property
     def kv_tokens(self) -> float:
@@ -129,11 +133,18 @@ def actor_peak(shape: ModelShape, job: Job) -> float:
 def engine(shape: ModelShape, job: Job, hw: Hardware, assumed: Assumptions) -> Engine:
     """vLLM and similar engines reserve ``gpu_memory_utilization`` of the device for weights, activations and cache.
 
-    ``hf`` takes weights, and a cache for the rows that are generated at a time.
+    ``hf`` takes weights, and a cache for the rows that are generated at a time: on a GPU as many as its share holds.
     """
     split = job.tensor_parallel
     per_token = shape.kv_bytes_per_token(job.engine_bytes) / min(split, shape.kv_heads)
     weights = shape.parameters * job.engine_bytes / split
+    if job.engine not in RESERVING and hw.device == "cuda":
+        hf = HFEngine(shape, job.engine_bytes, job.longest_row)
+        rows, problem = hf.rows(hw.memory, job.utilization), hf.too_small(hw.memory, job.utilization)
+        most = max(1, min(job.max_seqs, job.rows, rows))
+        per_token = shape.kv_bytes_per_token(job.engine_bytes)
+        kv = most * job.longest_row * per_token
+        return Engine(hf.used(most), hf.weights, kv, per_token, (problem,) if problem else (), most)
     if job.engine not in RESERVING:
         rows = min(job.max_seqs, job.rows)
         per_token = shape.kv_bytes_per_token(job.engine_bytes)
@@ -249,7 +260,7 @@ def _no_grad(
 
 def _asleep(job: Job, runner: Engine, assumed: Assumptions) -> float:
     if job.engine not in RESERVING:
-        return 0.0 if job.sleeps else runner.weights
+        return 0.0 if job.sleeps and job.device_type == "cuda" else runner.weights
     return assumed.engine_asleep_gib * GIB if job.sleeps else runner.share
 
 

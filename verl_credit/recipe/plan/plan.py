@@ -8,6 +8,7 @@ from pathlib import Path
 
 from verl_credit.config.settings import INFOPO
 from verl_credit.errors import ConfigError, unknown_key
+from verl_credit.names import ROLLOUT_NAME
 from verl_credit.recipe.plan.compute import RunTime, Step, disk_bytes, run_steps, run_time, step
 from verl_credit.recipe.plan.hardware import Hardware, Index, find_hardware, find_index
 from verl_credit.recipe.plan.job import Assumptions, Job, read_job, require_number
@@ -126,6 +127,8 @@ def assumptions(given: Mapping, job: Job, hw: Hardware, index: Index) -> Assumpt
         "encoder_core_seconds": index.encoder_core_seconds,
         "host_gib": 8 + 3 * job.per_node,
     }
+    if job.engine == ROLLOUT_NAME and hw.device == "cuda":
+        defaults["decode_overhead_ms"] = 25.0  # one Python process starts every kernel of every layer
     if hw.device == "cpu":
         defaults |= {"host_gib": 3.5, "context_gib": 0.0, "fragmentation": 0.0, "step_overhead_seconds": 2.0}
     result = Assumptions(**defaults | dict(given))

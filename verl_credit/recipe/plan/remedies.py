@@ -139,7 +139,7 @@ def _fewer_rows(case: Case) -> Iterator[Candidate]:
 
 def _smaller_share(case: Case) -> Iterator[Candidate]:
     share = case.job.utilization
-    while case.job.engine in RESERVING and share > 0.1:
+    while (case.job.engine in RESERVING or case.hw.device == "cuda") and share > 0.1:
         share = round(share - 0.05, 2)
         if _too_small(case, share):
             return

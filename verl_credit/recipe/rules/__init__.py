@@ -139,8 +139,14 @@ def _weights(config: Tree, settings: CreditSettings) -> None:
         raise ConfigError.of(config, "actor_rollout_ref.rollout.name", "trainer.device", accepted=use)
     if rollout.name == ROLLOUT_NAME and (model.get("lora_rank") or 0) > 0 and not select(model, "lora.merge"):
         rank = "actor_rollout_ref.model.lora_rank"
-        use = f"that engine takes whole weights, no adapters; set {rank}=0"
+        use = f"that engine takes whole weights, no adapters; set {rank}=0, or actor_rollout_ref.model.lora.merge=true"
         raise ConfigError.of(config, rank, "actor_rollout_ref.rollout.name", accepted=use)
+    if rollout.name == ROLLOUT_NAME and select(config, "trainer.device") != "cpu":
+        for size in ("tensor_model", "data", "pipeline_model"):
+            if (select(rollout, f"{size}_parallel_size") or 1) > 1:
+                use = "that engine takes one GPU and leaves the others idle; set it to 1, and every GPU has an engine"
+                size = f"actor_rollout_ref.rollout.{size}_parallel_size"
+                raise ConfigError.of(config, size, "actor_rollout_ref.rollout.name", accepted=use)
 
 
 def _gains(config: Tree, settings: CreditSettings) -> None:

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from verl_credit.policy.generation import GrowingCache, grouped_decode_attention
+from verl_credit.policy.decoding import GrowingCache, grouped_decode_attention
 from verl_credit.policy.sampling import inverse_cdf
 
 

@@ -1,0 +1,112 @@
+"""The rollout server's model: from files or a configuration to its device, and away from it while the server sleeps."""
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import inf
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM
+from verl.utils.torch_dtypes import PrecisionType
+from verl.workers.config import HFModelConfig, RolloutConfig
+
+from verl_credit.recipe.plan.hf_engine import GIB, PREFILL_TOKENS, SHARE, HFEngine
+from verl_credit.recipe.plan.model_shape import shape_of
+
+
+def build_model(model_config: HFModelConfig, config: RolloutConfig, device: torch.device) -> torch.nn.Module:
+    """The causal language model in `rollout.dtype`; `rollout.load_format=dummy` gives random weights."""
+    dtype = PrecisionType.to_dtype(config.dtype)
+    hf_config = copy.deepcopy(model_config.hf_config)
+    hf_config._attn_implementation = "sdpa"  # the trainer's attention works only on packed rows
+    options = {"trust_remote_code": model_config.trust_remote_code, "attn_implementation": "sdpa"}
+    if config.load_format == "dummy":
+        with device:  # billions of random numbers take minutes on a CPU
+            model = AutoModelForCausalLM.from_config(hf_config, dtype=dtype, **options)
+    else:
+        model = AutoModelForCausalLM.from_pretrained(
+            model_config.local_path, config=hf_config, dtype=dtype, **options
+        )
+    return model.to(device).eval()
+
+
+@dataclass(frozen=True)
+class Bound:
+    """What one batch may take: rows, tokens of cache over all rows, and tokens of prompts in a forward."""
+
+    rows: int
+    tokens: float
+    prefill_tokens: int | None
+    line: str
+    """The bound as a line for the start of a run."""
+
+
+def batch_bound(hf_config: Any, config: RolloutConfig, device: torch.device, memory: float) -> Bound:
+    """The bound on a device of ``memory`` bytes: rows of prompt_length + response_length tokens that its share holds.
+
+    On a CPU `rollout.max_num_seqs` alone bounds a batch, because nothing is known about the memory that a run may take.
+    Raises ValueError with key and value where not even one row fits.
+    """
+    most = config.max_num_seqs
+    if device.type == "cpu":
+        line = f"rollouts: transformers on cpu, at most {most} rows at a time (rollout.max_num_seqs)"
+        return Bound(most, inf, None, line)
+    number = PrecisionType.to_dtype(config.dtype).itemsize
+    shape = shape_of(hf_config.get_text_config().to_dict())
+    engine = HFEngine(shape, number, config.prompt_length + config.response_length)
+    share = config.gpu_memory_utilization
+    if problem := engine.too_small(memory, share):
+        raise ValueError(problem)
+    fit = engine.rows(memory, share)
+    why = "rollout.max_num_seqs" if most <= fit else f"{SHARE}={share:g}; rollout.max_num_seqs={most}"
+    line = (
+        f"rollouts: transformers on {device}, at most {min(most, fit)} rows at a time ({why}): of "
+        f"{memory * share / GIB:.1f} GiB weights take {engine.weights / GIB:.1f}, a forward of prompts "
+        f"{engine.forward / GIB:.1f}, and a row of {engine.row_tokens} tokens {engine.row / GIB:.2f}; further rows wait"
+    )
+    return Bound(min(most, fit), fit * engine.row_tokens, PREFILL_TOKENS, line)
+
+
+def leave_device(model: torch.nn.Module, *, keep: bool) -> Callable[[], None]:
+    """Free the memory of all weights and persistent buffers; the returned function takes it again.
+
+    Then the values are random, unless they were kept in the host's memory meanwhile (``keep``). Tensors stay the same
+    objects and keep what they share, so that a weight update finds them.
+    """
+    storages = {t.untyped_storage().data_ptr(): t.untyped_storage() for t in model.state_dict().values()}
+    left = []
+    for storage in storages.values():
+        copy = torch.UntypedStorage(storage.nbytes()).copy_(storage) if keep else None
+        left.append((storage, storage.nbytes(), copy))
+        storage.resize_(0)
+
+    def come_back() -> None:
+        for storage, size, copy in left:
+            storage.resize_(size)
+            if copy is not None:
+                storage.copy_(copy)
+
+    return come_back
+
+
+def max_model_len(hf_config: Any, configured: int | None) -> int:
+    """`rollout.max_model_len`, by default all positions of the model; raises ValueError for more."""
+    positions = hf_config.get_text_config().max_position_embeddings
+    if configured is None:
+        return positions
+    if configured > positions:
+        raise ValueError(f"rollout.max_model_len={configured}: the model has only {positions} positions")
+    return configured
+
+
+def eos_token_ids(model_config: HFModelConfig) -> tuple[int, ...]:
+    """The ids of generation config and tokenizer that end a request; raises ValueError without any."""
+    of_model = getattr(model_config.generation_config, "eos_token_id", None)
+    ids = [*(of_model if isinstance(of_model, list) else [of_model]), model_config.tokenizer.eos_token_id]
+    flat = [token for token in ids if token is not None]
+    if not flat:
+        raise ValueError(
+            f"model.path={model_config.path}: neither its generation config nor tokenizer has an eos"
+        )
+    return tuple(dict.fromkeys(flat))

@@ -1,0 +1,75 @@
+"""What the rollout server reads: the sampling parameters of a request, and `rollout.engine_kwargs.hf`."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from verl.workers.config import RolloutConfig
+
+from verl_credit.policy.sampling import SamplingParams
+
+_ACCEPTED = (
+    "temperature", "top_p", "top_k", "seed", "max_tokens", "max_new_tokens", "stop_token_ids", "ignore_eos",
+    "logprobs", "repetition_penalty",
+)  # fmt: skip
+
+
+def read_sampling_params(
+    given: Mapping[str, Any],
+    prompt_tokens: int,
+    config: RolloutConfig,
+    max_model_len: int,
+    eos_token_ids: tuple[int, ...],
+) -> SamplingParams:
+    """The parameters of one request.
+
+    Without `max_tokens` (or `max_new_tokens`) a request may use the rest of prompt_length + response_length, at most
+    response_length and at least one token, as in verl's vLLM server. The model's context is a hard limit. End-of-sequence
+    tokens stop a request unless `ignore_eos` is set, and so do `stop_token_ids`.
+
+    Raises ValueError naming the parameter, its value and what would be accepted.
+    """
+    unknown = sorted(set(given) - set(_ACCEPTED))
+    if unknown:
+        raise ValueError(
+            f"sampling parameter {unknown[0]!r} is not known: accepted are {', '.join(_ACCEPTED)}"
+        )
+    penalty = given.get("repetition_penalty", 1.0)
+    if penalty != 1.0:
+        raise ValueError(f"sampling parameter repetition_penalty={penalty!r}: only 1.0 is supported")
+    left = max_model_len - prompt_tokens
+    if left < 1:
+        raise ValueError(
+            f"the prompt has {prompt_tokens} tokens: rollout.max_model_len={max_model_len} leaves no room"
+        )
+    wanted = given.get("max_tokens", given.get("max_new_tokens"))
+    if wanted is None:
+        wanted = max(
+            1, min(config.response_length, config.prompt_length + config.response_length - prompt_tokens)
+        )
+    eos = () if given.get("ignore_eos", False) else eos_token_ids
+    return SamplingParams(
+        max_new_tokens=min(wanted, left) if isinstance(wanted, int) else wanted,
+        temperature=given.get("temperature", 1.0),
+        top_p=given.get("top_p", 1.0),
+        top_k=given.get("top_k", -1),
+        seed=given.get("seed"),
+        stop_token_ids=(*eos, *(given.get("stop_token_ids") or ())),
+    )
+
+
+def engine_options(engine_kwargs: Mapping[str, Any]) -> tuple[int, float]:
+    """`rollout.engine_kwargs.hf`: torch's threads in the server process, and the seconds (from `quiet_ms`) without a new
+    request after which a batch starts. Raises ValueError for any other key."""
+    options: dict[str, Any] = {"num_threads": 1, "quiet_ms": 10.0}
+    given = {key: value for key, value in (engine_kwargs.get("hf") or {}).items() if value is not None}
+    unknown = sorted(given.keys() - options.keys())
+    if unknown:
+        raise ValueError(
+            f"rollout.engine_kwargs.hf.{unknown[0]} is not known: accepted are {', '.join(options)}"
+        )
+    num_threads, quiet_ms = (options | given).values()
+    if not isinstance(num_threads, int) or num_threads < 1:
+        raise ValueError(f"rollout.engine_kwargs.hf.num_threads={num_threads!r}: expected an integer >= 1")
+    if not 0 <= quiet_ms <= 1000:
+        raise ValueError(f"rollout.engine_kwargs.hf.quiet_ms={quiet_ms!r}: expected 0 to 1000")
+    return num_threads, quiet_ms / 1000
