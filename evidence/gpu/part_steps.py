@@ -14,10 +14,12 @@ SOURCE = "verl-credit plan"
 # max_hours, which the Spark's recipe sets, is refused where nothing is saved.
 ONE_STEP = ("trainer.total_training_steps=1", "trainer.save_freq=-1", "max_hours=null")
 LONGEST_S = 1200
-BESIDE = ("engine", "contexts", "index", "host", "fragmentation")
-"""Parts of a phase that are not live tensors of the actor's process."""
 GENERATION = ("prefill", "decode", "search")
-CLOCKS = {"gen": GENERATION, "old_log_prob": ("log-prob", "branches"), "update_actor": ("update",)}
+CLOCKS = {
+    "gen": GENERATION,
+    "old_log_prob": ("log-prob", "branches", "branches: kernels"),
+    "update_actor": ("update",),
+}
 
 
 def run(setting, record) -> None:
@@ -77,11 +79,7 @@ def _lengths(step: dict) -> list[str]:
 
 def _memory(step: dict, device: list[int], plan: dict, toy: bool) -> tuple[dict, dict]:
     phases = [phase for phase in plan["phases"] if phase["where"] == "device"]
-    live = [
-        sum(value for part, value in phase["parts"].items() if not part.startswith(BESIDE))
-        for phase in phases
-        if phase["name"].startswith(("log-prob", "update"))
-    ]
+    live = [phase["live_bytes"] for phase in phases if phase["name"].startswith(("log-prob", "update"))]
     found = {"actor_gib": _first(step, "perf/max_memory_allocated_gb")}
     predicted = {"actor_gib": about(max(live) / 2**30, 0.2)}
     if toy:

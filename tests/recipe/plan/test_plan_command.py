@@ -9,6 +9,7 @@ from verl_credit.cli import main
 from verl_credit.cli.recipe.plan import _load as load_plan
 from verl_credit.errors import ConfigError
 from verl_credit.recipe.plan import output
+from verl_credit.recipe.plan.assumptions import Assumptions
 from verl_credit.recipe.plan.compute import (  # fmt: skip
     checkpoint_bytes,
     decode_seconds,
@@ -19,7 +20,7 @@ from verl_credit.recipe.plan.compute import (  # fmt: skip
     update_flops,
 )
 from verl_credit.recipe.plan.hardware import GIB, Index, find_hardware
-from verl_credit.recipe.plan.job import Assumptions, Job, read_job
+from verl_credit.recipe.plan.job import Job, read_job
 from verl_credit.recipe.plan.memory import engine
 from verl_credit.recipe.plan.model_shape import shape_of
 from verl_credit.recipe.plan.plan import assumptions, make_plan
