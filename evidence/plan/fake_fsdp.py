@@ -214,12 +214,21 @@ def _peaks(case: Case, model) -> Iterator[tuple]:
         tracker.reset_mod_stats()
         with in_bf16:
             logits = model(input_ids=ids[None], **given).logits.squeeze(0)
+            if not torch.is_grad_enabled():
+                release()
             return compute(logits, ids, temperature, **chunk)
 
     # LoRA's input needs a gradient; the tracker's hooks would keep both for ever.
     inputs = []
     if job.lora_rank:
-        keep = model.get_input_embeddings().register_forward_hook(lambda *call: inputs.append(call[-1]))
+        model.get_input_embeddings().register_forward_hook(lambda *call: inputs.append(call[-1]))
+
+    def release() -> None:
+        for tensor in inputs:
+            tensor.grad = None
+            tensor.untyped_storage().resize_(0)
+        inputs.clear()
+
     with tracker:
         for _ in ("no moments", "moments"):
             for micro in (1, 2):
@@ -228,15 +237,10 @@ def _peaks(case: Case, model) -> Iterator[tuple]:
                 yield ("loss", micro), tracker.peak()
                 loss.backward()
                 yield ("backward", micro), tracker.peak()
-                for tensor in inputs:
-                    tensor.grad = None
-                    tensor.untyped_storage().resize_(0)
-                inputs.clear()
+                release()
             optimizer.step()
             yield ("optimizer step", 2), tracker.peak()
             optimizer.zero_grad()
-        if job.lora_rank:
-            keep.remove()
         with torch.no_grad():
             tracker.peak()
             forward(log_probs_and_entropy)
