@@ -6,7 +6,7 @@ profiler reports every allocation and release of the allocator, temporaries of k
 over the weights is the peak; on CUDA it is `torch.cuda.max_memory_allocated`. The interpreter is not in it.
 
 Shapes: the lab's policy (--policy) and a random Qwen3 (hidden 512, 8 layers, vocabulary 8192, 2048 tokens), with and without
-gradient checkpointing; on CUDA also Qwen3-0.6B's shape in bf16. Predicted: `verl_credit.recipe.plan.memory.actor_peak`.
+gradient checkpointing; on CUDA also Qwen3-0.6B's shape in bf16. Predicted: `verl_credit.recipe.plan.update.actor_peak`.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from verl_credit.policy.attention.pack import PACK, pack_rows
 from verl_credit.policy.log_probs import log_probs_and_entropy, log_probs_from_logits
 from verl_credit.recipe.plan.activations import answers_masks, forward_only, log_prob_loss
 from verl_credit.recipe.plan.job import Job
-from verl_credit.recipe.plan.memory import actor_peak
 from verl_credit.recipe.plan.model_shape import shape_of
+from verl_credit.recipe.plan.update import actor_peak
 
 TOLERANCE = 0.20
 ANSWER = 8  # tokens of a scored answer
@@ -66,7 +66,7 @@ def job_of(model, *, rows: int, length: int, checkpointing: bool, micro_batches:
         prompts=1, rollouts=micro_batches * rows, mini_batch=1, max_prompt=length // 2, max_response=length - length // 2,
         update_tokens=rows * length, log_prob_tokens=rows * length, checkpointing=checkpointing,
         attention="sdpa" if "sdpa" in kernels else "flash", log_prob_path="ours", device_type="cpu" if on_cpu else "cuda",
-        weight_bytes=number, compute_bytes=number, fused_step=not on_cpu,
+        weight_bytes=number, compute_bytes=number, fused_step=not on_cpu, fsdp=False,
     )  # fmt: skip
 
 

@@ -16,8 +16,9 @@ from verl_credit.host.hf_rollout.server import HFServer
 from verl_credit.host.hf_rollout.sync import WeightError, checksum, weight_buckets
 from verl_credit.policy.generation import BatchGenerator
 from verl_credit.policy.sampling import SamplingParams
+from verl_credit.recipe.plan.assumptions import Assumptions
 from verl_credit.recipe.plan.hardware import GIB, find_hardware
-from verl_credit.recipe.plan.job import Assumptions, Job
+from verl_credit.recipe.plan.job import Job
 from verl_credit.recipe.plan.memory import engine
 from verl_credit.recipe.plan.model_shape import shape_of
 

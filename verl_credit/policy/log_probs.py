@@ -162,6 +162,7 @@ class _Chunked(torch.autograd.Function):
             if temperature_T is not None:
                 gradient.div_(_divisor(temperature_T, rows, gradient.dtype))
             gradient_T_V[rows] = gradient
+            del gradient  # or it would live beside the next chunk's
         return gradient_T_V, *nothing
 
 

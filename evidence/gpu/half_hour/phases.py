@@ -19,8 +19,6 @@ from verl_credit.records.run.events import STAGE, START
 from verl_credit.records.run.files import EVENTS, PHASES, append_json, read_json_lines
 
 GIB = 2**30
-BESIDE = ("engine", "contexts", "index", "host", "fragmentation")
-"""Parts of a phase that are not live tensors of the actor's process."""
 ACTOR = {
     "log-prob": ("log-prob",),
     "update": ("update: loss", "update: backward"),
@@ -48,10 +46,10 @@ def rows(run_dir: Path, plan: dict, device_samples: Path | None) -> list[dict]:
     planned = {phase["name"]: phase for phase in plan["phases"] if phase["where"] == "device"}
     table = []
     for name, parts in ACTOR.items():
-        live = [_live(planned[part]) for part in parts if part in planned]
+        live = [planned[part]["live_bytes"] for part in parts if part in planned]
         table.append(_row(name, _actor(lines, name, _first_steps(run_dir, lines)), max(live, default=None)))
     for name, found in (("rollout", _rollout), ("asleep", _asleep)):
-        of_all = sum(planned[name]["parts"].values()) if name in planned else None
+        of_all = planned[name]["total"] if name in planned else None
         table.append(_row(name, found(lines, samples, _first_steps(run_dir, lines)), of_all))
     return table
 
@@ -91,11 +89,6 @@ def timeline(run_dir: Path) -> list[tuple[float, str]]:
     return sorted(
         (event["time"] - since, event["text"]) for event in events[begin:] if event["kind"] in (START, STAGE)
     )
-
-
-def _live(phase: dict) -> float:
-    """Bytes of live tensors in the actor's process."""
-    return sum(value for part, value in phase["parts"].items() if not part.startswith(BESIDE))
 
 
 def _row(name: str, found: Found, planned: float | None) -> dict:

@@ -13,7 +13,11 @@ from gpu.record import Record, about, at_least, at_most, same, within_factor
 MEMORY = 0.1  # of the plan's number, to both sides
 K3 = 0.01  # r - 1 - log r of a token's ratio r, in the mean; half its squared log
 GENERATION = ("prefill", "decode", "search")
-CLOCKS = {"gen": GENERATION, "old_log_prob": ("log-prob", "branches"), "update_actor": ("update",)}
+CLOCKS = {
+    "gen": GENERATION,
+    "old_log_prob": ("log-prob", "branches", "branches: kernels"),
+    "update_actor": ("update",),
+}
 PRICE = 1.25  # of a forward without gains: evidence/information_gain/README.md
 PLAN, QUEUE, GAINS, LORA, RESUME = (
     "verl-credit plan", "evidence/gpu/half_hour/order.py", "evidence/information_gain/README.md",

@@ -9,6 +9,7 @@ from verl_credit.cli import main
 from verl_credit.cli.recipe.plan import _load as load_plan
 from verl_credit.errors import ConfigError
 from verl_credit.recipe.plan import output
+from verl_credit.recipe.plan.assumptions import Assumptions
 from verl_credit.recipe.plan.compute import (  # fmt: skip
     checkpoint_bytes,
     decode_seconds,
@@ -19,7 +20,7 @@ from verl_credit.recipe.plan.compute import (  # fmt: skip
     update_flops,
 )
 from verl_credit.recipe.plan.hardware import GIB, Index, find_hardware
-from verl_credit.recipe.plan.job import Assumptions, Job, read_job
+from verl_credit.recipe.plan.job import Job, read_job
 from verl_credit.recipe.plan.memory import engine
 from verl_credit.recipe.plan.model_shape import shape_of
 from verl_credit.recipe.plan.plan import assumptions, make_plan
@@ -157,6 +158,23 @@ def test_a_step_by_hand():
     assert found.seconds["log-prob"] == pytest.approx(found.flops["log-prob"] / (8 * 989e12 * 0.35))
     assert "reference" not in found.flops
     assert 0 < found.flops["branches"] < found.flops["log-prob"] / 10
+    assert found.seconds["branches: kernels"] == pytest.approx(0.06 * found.seconds["log-prob"])
+    assert found.seconds["branches: driver"] == pytest.approx(1024 * (assumed.mean_turns + 1) * 0.15e-3)
+    assert found.seconds["branches: store"] == pytest.approx(1024 * 2000 * 16 / 0.4e9)
+
+
+def test_a_step_without_gains_has_no_seconds_of_them():
+    job = read_job(changed("algorithm.info_gain_norm_mode", "none"), flash_attn=True)
+    assumed = assumptions({}, job, H100, Index())
+    found = step(SHAPE, job, H100, assumed, engine(SHAPE, job, H100, assumed))
+    assert not [name for name in found.seconds if name.startswith("branches")]
+
+
+def test_the_probe_of_a_recipe_is_planned(capsys):
+    code, out = run(capsys, "--config-name", "multihop_qwen3_4b", "--json", "probe.every=5")
+    assert code == 0
+    (phase,) = (phase for phase in json.loads(out)["phases"] if phase["name"] == "entropy probe")
+    assert "parameters before the update" in phase["live"] and 0 < phase["live_bytes"] < phase["total"]
 
 
 def indexed(prompts=64, **index):

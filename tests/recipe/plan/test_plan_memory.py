@@ -17,11 +17,13 @@ from verl_credit.recipe.plan.activations import (
     log_prob_loss,
     loss,
 )
+from verl_credit.recipe.plan.assumptions import Assumptions
 from verl_credit.recipe.plan.hardware import GIB, Index, find_hardware, find_index
-from verl_credit.recipe.plan.job import Assumptions, Job, read_job
-from verl_credit.recipe.plan.memory import actor_peak, engine, gathered, phases, state, update_parts
+from verl_credit.recipe.plan.job import Job, read_job
+from verl_credit.recipe.plan.memory import engine, phases
 from verl_credit.recipe.plan.model_shape import shape_of
 from verl_credit.recipe.plan.remedies import Case, missing, remedies
+from verl_credit.recipe.plan.update import KEPT, actor_peak, log_prob_parts, state, update_parts
 
 SHAPE = shape_of("Qwen/Qwen3-4B")
 H100, SPARK = find_hardware("h100"), find_hardware("spark")
@@ -140,10 +142,110 @@ def test_verls_loop_keeps_a_log_softmax():
 
 
 def test_what_fsdp_gathers():
-    embeddings, one = 151936 * 2560, SHAPE.largest_layer
-    assert gathered(SHAPE, JOB) == 2 * (embeddings + 2 * one)
-    assert gathered(SHAPE, replace(JOB, reshard=False)) == 2 * (SHAPE.parameters)
-    assert gathered(SHAPE, replace(JOB, shards=1, weight_bytes=2)) == 0
+    """In bf16: the tied embedding, a layer, and the all-gather's output of the next; one rank sends nothing."""
+    embedding, one = 2 * 151936 * 2560, 2 * SHAPE.largest_layer
+
+    def gathered(**changes):
+        parts = log_prob_parts(SHAPE, replace(JOB, log_prob_path="fused", **changes), tokens=16384)
+        assert parts["activations"] > 0
+        return parts["gathered weights"]
+
+    assert gathered() == embedding + 2 * one
+    assert gathered(shards=1) == gathered(shards=1, weight_bytes=2) == embedding + one
+    assert gathered(reshard=False) == 2 * SHAPE.parameters + one
+    assert gathered(fsdp=False) == 0
+
+
+def test_the_tied_heads_gradient_waits_for_the_embeddings():
+    """Short micro-batches peak where the embedding has two bf16 gradients, or they become a reduce-scatter's fp32 input."""
+    embedding, layer = 151936 * 2560, SHAPE.largest_layer
+    short = replace(JOB, update_tokens=8, max_prompt=4, max_response=4, mini_batch=1, rollouts=8)
+    parts = update_parts(SHAPE, short)["backward"]
+    assert parts["whole gradients"] == 2 * 2 * embedding
+    assert parts["gathered weights"] == 2 * embedding
+    assert parts["reduce-scatter"] == 4 * layer
+    alone = update_parts(SHAPE, replace(short, shards=1))["backward"]
+    assert alone["reduce-scatter"] == (4 + 4) * embedding and not alone["whole gradients"]
+    adapter = update_parts(SHAPE, replace(short, lora_rank=32))["backward"]
+    assert adapter["whole gradients"] + adapter["reduce-scatter"] < 0.01 * 2 * embedding
+
+
+def test_the_probe_keeps_a_second_copy_of_what_is_trained():
+    n, job = 4_022_468_096, replace(JOB, probes=5)
+    plain, probed = by_name(phases(SHAPE, JOB, H100, ASSUMED)), by_name(phases(SHAPE, job, H100, ASSUMED))
+    assert set(probed) - set(plain) == {"entropy probe"}
+    for name in (
+        "rollout",
+        "weight sync",
+        "log-prob",
+        "update: loss",
+        "update: backward",
+        "update: optimizer step",
+    ):
+        assert probed[name].live_bytes - plain[name].live_bytes == pytest.approx(n * 4 / 8)
+    assert probed["entropy probe"].live_bytes >= probed["update: backward"].live_bytes
+    assert probed["host"].total == plain["host"].total
+    away = by_name(phases(SHAPE, replace(job, offload_weights=True), H100, ASSUMED))
+    assert KEPT not in away["rollout"].parts and away["host"].parts[KEPT] == pytest.approx(n * 4)
+    assert KEPT not in away["entropy probe"].parts
+    loaded = replace(job, offload_weights=True, offload_optimizer=True)
+    assert KEPT in by_name(phases(SHAPE, loaded, H100, ASSUMED))["entropy probe"].parts
+
+
+def test_sleep_does_not_free_cuda_graphs():
+    eager, graphs = (by_name(phases(SHAPE, replace(JOB, graphs=n), H100, ASSUMED)) for n in (0, 51))
+    for name in ("log-prob", "update: loss", "asleep"):
+        assert graphs[name].total - eager[name].total == pytest.approx(51 * 40 * 2**20)
+    assert graphs["rollout"].total == eager["rollout"].total  # inside the engine's share
+    one = eager["asleep"]  # the actor has its state, and the engine one GiB
+    assert one.live == ("weights", "optimizer")
+    held = 1.05 * one.live_bytes + (1 + 2 * ASSUMED.context_gib) * GIB
+    assert one.total == pytest.approx(held)
+
+
+@pytest.mark.parametrize(
+    "rollout, count",
+    [
+        ({}, 51),
+        ({"max_num_seqs": 64}, 19),
+        ({"enforce_eager": True}, 0),
+        ({"cudagraph_capture_sizes": [1, 2, 4]}, 3),
+        ({"name": "hf"}, 0),
+    ],
+)
+def test_captured_graphs(rollout, count):
+    """1, 2, 4, then 8 to 256 by 8, 272 to 512 by 16, at most twice max_num_seqs."""
+    config = {
+        "trainer": {"device": "cuda"},
+        "actor_rollout_ref": {
+            "actor": {"use_dynamic_bsz": True},
+            "rollout": {"log_prob_use_dynamic_bsz": True, **rollout},
+        },
+    }
+    assert read_job(config, flash_attn=True).graphs == count
+
+
+def test_what_the_actors_process_holds_is_said_apart():
+    """Live tensors: neither the engine, nor contexts, the index or the allocator's fragmentation."""
+    found = by_name(phases(SHAPE, JOB, H100, ASSUMED))
+    names = {
+        "rollout",
+        "weight sync",
+        "log-prob",
+        "update: loss",
+        "update: backward",
+        "update: optimizer step",
+        "asleep",
+    }
+    assert names <= set(found)
+    for moment, parts in update_parts(SHAPE, JOB).items():
+        assert found[f"update: {moment}"].live_bytes == pytest.approx(sum(parts.values()))
+    for phase in found.values():
+        if phase.where == "device":
+            rest = (
+                phase.total - phase.live_bytes * (1 + ASSUMED.fragmentation) - 2 * ASSUMED.context_gib * GIB
+            )
+            assert rest == pytest.approx(sum(v for k, v in phase.parts.items() if k.startswith("engine")))
 
 
 def test_the_engines_cache_by_hand():

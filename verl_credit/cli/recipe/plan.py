@@ -74,7 +74,18 @@ def _load(name: str, overrides: Sequence[str], config_dir: str | None = None) ->
 
 def _values(config, ours: Sequence[str]) -> dict:
     """Returns the values that a plan reads, after the overrides ``ours`` (``plan.`` and ``hardware.``)."""
-    blocks = ("plan", "hardware", "data", "trainer", "algorithm", "search", "evaluation", "real", "lab")
+    blocks = (
+        "plan",
+        "hardware",
+        "data",
+        "trainer",
+        "algorithm",
+        "search",
+        "evaluation",
+        "probe",
+        "real",
+        "lab",
+    )
     values = {block: _resolved(config, block) for block in blocks if block in config}
     values["actor_rollout_ref"] = {
         part: _resolved(config, f"actor_rollout_ref.{part}") for part in ("model", "actor", "rollout", "ref")

@@ -18,20 +18,23 @@ FUSED_CHUNK = 512
 """Tokens whose logits verl's fused kernel holds at a time."""
 
 
-def norm(width: int, c: int) -> int:
-    """Bytes per token of a norm: the input in fp32, the normalised input, the output."""
-    return 4 * width + 2 * c * width
+def norm(width: int, c: int, *, frozen: bool = False) -> int:
+    """Bytes per token of a norm: the input in fp32, the output, and for the gradient of its weight the normalised input."""
+    return 4 * width + (1 if frozen else 2) * c * width
 
 
-def layer(shape: ModelShape, c: int, attention: str) -> int:
-    """Bytes per token that one decoder layer keeps."""
-    return 2 * norm(shape.hidden, c) + _attention(shape, c, attention) + _mlp(shape, c)
+def layer(shape: ModelShape, c: int, attention: str, lora_rank: int = 0) -> int:
+    """Bytes per token that one decoder layer keeps. An adapter keeps its input, as a trained matrix does, and its middle."""
+    frozen = lora_rank > 0
+    adapters = c * lora_rank * (7 if shape.dense_layers else 4)
+    norms = 2 * norm(shape.hidden, c, frozen=frozen)
+    return norms + _attention(shape, c, attention, frozen) + _mlp(shape, c) + adapters
 
 
-def _attention(shape: ModelShape, c: int, attention: str) -> int:
+def _attention(shape: ModelShape, c: int, attention: str, frozen: bool) -> int:
     q, k = shape.q_width, shape.kv_width
     # The projection in fp32 and normalised; RoPE keeps only its own output, not the norm's.
-    head_norms = (4 + c) * (q + k) if shape.has_head_norms else 0
+    head_norms = (4 if frozen else 4 + c) * (q + k) if shape.has_head_norms else 0
     # SDPA keeps the output of every piece, and the whole output in token order.
     outputs, statistics = 2 if attention == "sdpa" else 1, 4 * shape.heads
     return head_norms + c * (q + 2 * k + outputs * q) + statistics
@@ -53,18 +56,28 @@ def passing(shape: ModelShape, c: int) -> int:
 
 
 def kept(shape: ModelShape, job: Job) -> int:
-    """Bytes that all layers keep until the backward reaches them."""
+    """Bytes that all layers and the final norm keep until the backward reaches them."""
+    final = norm(shape.hidden, job.compute_bytes, frozen=job.lora_rank > 0)
+    return kept_by(shape, job, shape.layers) + job.update_tokens * final
+
+
+def kept_by(shape: ModelShape, job: Job, layers: int) -> int:
+    """Bytes that this many layers keep, and RoPE's cosines and sines, which all layers share."""
     c = job.compute_bytes
-    per_layer = c * shape.hidden if job.checkpointing else layer(shape, c, job.attention)
-    # Plus the final norm, and RoPE's cosines and sines, which all layers share.
-    return job.update_tokens * (shape.layers * per_layer + norm(shape.hidden, c) + 2 * c * shape.head_dim)
+    per_layer = c * shape.hidden if job.checkpointing else layer(shape, c, job.attention, job.lora_rank)
+    return job.update_tokens * (layers * per_layer + 2 * c * shape.head_dim)
 
 
 def one_layer(shape: ModelShape, job: Job) -> int:
     """Bytes of the backward inside a layer; with checkpointing these include its recomputed activations."""
     c = job.compute_bytes
-    recomputed = layer(shape, c, job.attention) if job.checkpointing else 0
+    recomputed = layer(shape, c, job.attention, job.lora_rank) if job.checkpointing else 0
     return job.update_tokens * (recomputed + passing(shape, c))
+
+
+def logits(shape: ModelShape, job: Job, tokens: int) -> int:
+    """Bytes of the logits themselves, or of their gradient; verl's fused kernel never has them whole."""
+    return 0 if job.log_prob_path == FUSED else job.compute_bytes * tokens * shape.vocabulary
 
 
 def loss(shape: ModelShape, job: Job) -> int:
@@ -74,11 +87,11 @@ def loss(shape: ModelShape, job: Job) -> int:
     row's gradients and their stack in fp32; under autocast, the bf16 logits and a log-softmax (fp32 on CUDA, bf16 on a
     CPU).
     """
-    c, logits = job.compute_bytes, job.update_tokens * shape.vocabulary
+    c, number = job.compute_bytes, job.update_tokens * shape.vocabulary
     if job.log_prob_path == FUSED:
         return _fused(shape, job.update_tokens)
     if job.log_prob_path == OURS:
-        return c * logits + _chunk(shape, job, job.update_tokens, both=job.update_entropy)
+        return c * number + _chunk(shape, job, job.update_tokens, both=job.update_entropy)
     per_logit = c
     if job.log_prob_path == LOOP:
         per_logit += job.softmax_bytes if c == 2 else 8
@@ -93,7 +106,7 @@ def loss(shape: ModelShape, job: Job) -> int:
             per_logit += 2 * job.softmax_bytes
     if not job.unit_temperature:
         per_logit += c
-    return logits * per_logit + held
+    return number * per_logit + held
 
 
 def log_prob_loss(shape: ModelShape, job: Job, *, tokens: int, entropy: bool = True) -> int:

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from verl_credit.recipe.plan.assumptions import Assumptions
 from verl_credit.recipe.plan.hardware import GB, Hardware
-from verl_credit.recipe.plan.job import Assumptions, Job
-from verl_credit.recipe.plan.memory import Engine, trained
+from verl_credit.recipe.plan.job import Job
+from verl_credit.recipe.plan.memory import Engine
 from verl_credit.recipe.plan.model_shape import ModelShape
+from verl_credit.recipe.plan.update import trained
 from verl_credit.records.run.files import count_kept, count_written
+
+GAIN_BYTES = 16
+"""Of a token, through the store, for a gain: its id, masks, turn, clip scale (evidence/information_gain)."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +66,11 @@ def step(shape: ModelShape, job: Job, hw: Hardware, assumed: Assumptions, runner
 
     seconds = {name: value / _speed(job, hw, assumed) for name, value in flops.items() if name != "decode"}
     seconds |= rollout_seconds(shape, job, hw, assumed, runner)
+    if answers:
+        seconds["branches: kernels"] = assumed.branch_kernel_share * seconds["log-prob"]
+        contexts = job.rows * (assumed.mean_turns + 1)
+        seconds["branches: driver"] = contexts * assumed.gain_driver_ms / 1000
+        seconds["branches: store"] = job.rows * row * GAIN_BYTES / (assumed.gain_store_gb_s * GB)
     seconds["overhead"] = assumed.step_overhead_seconds
     tokens = {
         "rows": float(job.rows),

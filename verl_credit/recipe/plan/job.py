@@ -53,6 +53,7 @@ class Job:
     update_entropy: bool = False
     unit_temperature: bool = True
     branches: bool = False
+    probes: int = _key(0, "whole", "probe.every")
     # the state
     weight_bytes: int = _key(4, "bytes", f"{_FSDP}.model_dtype")
     compute_bytes: int = _key(2, "bytes", f"{_FSDP}.mixed_precision.param_dtype")
@@ -61,6 +62,8 @@ class Job:
     reference: bool = False
     lora_rank: int = 0
     shards: int = 1
+    fsdp: bool = True
+    """False: a plain process, whose forward works on the weights themselves (evidence/plan/measure_lab.py)."""
     sequence_parallel: int = _key(1, "count", f"{_A}.ulysses_sequence_parallel_size")
     reshard: bool = _key(True, "flag", f"{_FSDP}.reshard_after_forward")
     unsharded_gradients: bool = _key(False, "flag", f"{_FSDP}.use_no_sync_for_gradient_accumulation")
@@ -81,6 +84,8 @@ class Job:
     utilization: float = _key(0.5, "number", f"{_R}.gpu_memory_utilization")
     sleeps: bool = _key(True, "flag", f"{_R}.free_cache_engine")
     max_seqs: int = _key(256, "count", f"{_R}.max_num_seqs")
+    graphs: int = 0
+    """CUDA graphs that the engine captures, one per number of rows; 0 with enforce_eager."""
     bucket_bytes: int = 0
     # the run
     steps: int | None = _key(None, "whole", "trainer.total_training_steps")
@@ -169,12 +174,22 @@ def read_job(config: Mapping, *, flash_attn: bool) -> Job:
         val_modes=len(get("evaluation.modes", ["greedy"])),
         named=tuple(get("keep_checkpoints", ())),
     )
+    if not on_cpu and job.engine != "hf" and not get.flag(f"{_R}.enforce_eager", False):
+        job = replace(job, graphs=_graphs(get, job.max_seqs))
     if job.engine != "hf" and devices % job.tensor_parallel:
         key = f"{_R}.tensor_model_parallel_size"
         raise ConfigError(f"{key}={job.tensor_parallel} does not divide {devices} devices", key=key)
     update = _tokens(get, f"{_A}.use_dynamic_bsz", f"{_A}.ppo", job, job.mini_batch * job.rollouts)
     log_prob = _tokens(get, f"{_R}.log_prob_use_dynamic_bsz", f"{_R}.log_prob", job, job.rows)
     return replace(job, update_tokens=update, log_prob_tokens=log_prob)
+
+
+def _graphs(get: _Reader, most: int) -> int:
+    """vLLM captures 1, 2, 4, then every 8th number up to 256, then every 16th up to twice max_num_seqs, at most 512."""
+    if (given := get(f"{_R}.cudagraph_capture_sizes", None)) is not None:
+        return len(given)
+    most = min(2 * most, 512)
+    return sum(size <= most for size in (1, 2, 4, *range(8, 257, 8), *range(272, 513, 16)))
 
 
 def _tokens(get: _Reader, switch: str, prefix: str, job: Job, all_rows: int) -> int:
@@ -228,61 +243,3 @@ class _Reader:
         if value is not None and str(value) not in BYTES:
             raise ConfigError(key=key, value=value, accepted=BYTES, shown=repr(value))
         return default if value is None else BYTES[str(value)]
-
-
-@dataclass(frozen=True)
-class Assumptions:
-    """Numbers that no configuration has. Each can be set as ``plan.NAME`` and is listed in the report."""
-
-    mean_prompt_tokens: float = 0
-    """Default: a quarter of data.max_prompt_length."""
-    mean_response_tokens: float = 0
-    """Default: half of data.max_response_length. Tool results are part of the response."""
-    mean_generated_tokens: float = 0
-    """Default: the whole response, or 0.35 of it when there are tool calls."""
-    mean_turns: float = 0
-    """Default: half of the turns that are allowed, at least one."""
-    branch_tokens: float = 16
-    """Tokens of one scored answer, header and aliases included."""
-    mfu: float = 0
-    """Share of the peak in training. Default: the hardware row's."""
-    decode_efficiency: float = 0.5
-    """Share of the memory bandwidth that decoding reaches."""
-    decode_overhead_ms: float = 5.0
-    """Milliseconds of scheduling, sampling and detokenising in a decoding step. `hf` on a GPU: 25."""
-    longest_over_mean: float = 2.0
-    """A batch waits for its longest row."""
-    search_seconds: float = 0.5
-    """Seconds of waiting in a tool call, beside its computation; rows wait at the same time."""
-    search_core_seconds: float = 0
-    """Core-seconds of the index per query. Default: by hardware.index (plan/hardware.py); 0 on a device or elsewhere."""
-    encoder_core_seconds: float = 0
-    """Core-seconds of the query's encoder. Default: by hardware.index.dim, where search_core_seconds has one."""
-    host_cores: float = 0
-    """Cores of the node that has the index. Default: the hardware row's."""
-    val_rows: int = 0
-    """Held-out questions, where data.val_max_samples does not say."""
-    disk_gb_s: float = 1.0
-    """Speed at which checkpoints are written."""
-    step_overhead_seconds: float = 10.0
-    """Seconds of weight sync, waking the engine, data and metrics in a training step."""
-    context_gib: float = 0.8
-    """CUDA context, NCCL and cuBLAS workspaces of one process; 0 on a CPU."""
-    fragmentation: float = 0.05
-    """Memory that the caching allocator holds beyond the tensors, as a share of them; 0 on a CPU."""
-    engine_activation_gib: float = 2.0
-    """vLLM's own activations and CUDA graphs, inside its share."""
-    engine_asleep_gib: float = 1.0
-    """Memory that a sleeping vLLM still holds."""
-    host_gib: float = 0
-    """Interpreters, Ray, TransferQueue, data of one node. Default: 3.5 on a CPU, else 8 + 3 per device."""
-    train_rows: int = 0
-    """Rows of the training data, for the number of steps when trainer.total_training_steps is not set."""
-
-    @property
-    def row_tokens(self) -> float:
-        return self.mean_prompt_tokens + self.mean_response_tokens
-
-    @property
-    def generated_tokens(self) -> float:
-        return min(self.mean_generated_tokens, self.mean_response_tokens)

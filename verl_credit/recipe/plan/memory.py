@@ -5,11 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import inf
 
-from verl_credit.recipe.plan import activations
+from verl_credit.recipe.plan.assumptions import Assumptions
 from verl_credit.recipe.plan.hardware import GIB, NO_INDEX, Hardware, Index
 from verl_credit.recipe.plan.hf_engine import HFEngine
-from verl_credit.recipe.plan.job import Assumptions, Job
+from verl_credit.recipe.plan.job import Job
 from verl_credit.recipe.plan.model_shape import ModelShape
+from verl_credit.recipe.plan.update import (
+    KEPT,
+    kept_parameters,
+    log_prob_parts,
+    probe_parts,
+    state,
+    update_parts,
+)
 
 RESERVING = ("vllm", "sglang", "trtllm")
 """Engines that reserve their share of the device at the start."""
@@ -25,10 +33,16 @@ class Phase:
     parts: dict[str, float]
     capacity: float
     problems: tuple[str, ...] = ()
+    live: tuple[str, ...] = ()
+    """The parts that are live tensors of the actor's process, as torch counts them there."""
 
     @property
     def total(self) -> float:
         return sum(self.parts.values())
+
+    @property
+    def live_bytes(self) -> float:
+        return sum(self.parts[name] for name in self.live)
 
     @property
     def fits(self) -> bool:
@@ -51,83 +65,6 @@ class Engine:
     @property
     def kv_tokens(self) -> float:
         return max(0.0, self.kv) / self.kv_per_token
-
-
-def trained(shape: ModelShape, job: Job) -> int:
-    return shape.lora_parameters(job.lora_rank) if job.lora_rank else shape.parameters
-
-
-def state(shape: ModelShape, job: Job) -> dict[str, float]:
-    """Sharded state of one device.
-
-    verl's FSDP updates the stored weights (model_dtype, fp32 by default) without a master copy; both moments and the
-    gradients have the same dtype. An adapter has its base's dtype.
-    """
-    weights = shape.parameters + (trained(shape, job) if job.lora_rank else 0)
-    own = trained(shape, job) * job.weight_bytes / job.shards
-    return {"weights": weights * job.weight_bytes / job.shards, "gradients": own, "optimizer": 2 * own}
-
-
-def gathered(shape: ModelShape, job: Job) -> float:
-    """Copies in the forward's dtype: embeddings and head for the whole pass, two layers at a time.
-
-    0 for a single device that computes in the dtype of its weights.
-    """
-    if job.shards == 1 and job.compute_bytes == job.weight_bytes:
-        return 0.0
-    layers = 2 * shape.largest_layer if job.reshard else shape.parameters - shape.embeddings
-    return (min(layers, shape.parameters - shape.embeddings) + shape.embeddings) * job.compute_bytes
-
-
-def micro_batches(job: Job) -> int:
-    """Micro-batches in a mini-batch on one device, with rows at full length."""
-    rows = max(1, -(-job.mini_batch * job.rollouts // job.data_parallel))
-    return max(1, -(-rows * job.longest_row // max(1, job.update_tokens * job.sequence_parallel)))
-
-
-def update_parts(shape: ModelShape, job: Job) -> dict[str, dict[str, float]]:
-    """The three moments at which an update can peak: the loss, the backward, the optimiser's step."""
-    held, copies = state(shape, job), gathered(shape, job)
-    resident = {"weights": held["weights"], "optimizer": held["optimizer"]}
-    gradients = held["gradients"]
-    extra = {}
-    if job.unsharded_gradients and job.shards > 1:
-        extra["unsharded gradients"] = trained(shape, job) * job.reduce_bytes
-    elif copies and not job.lora_rank:
-        extra["gradients of a layer"] = shape.largest_layer * job.reduce_bytes
-    # The first micro-batch has no gradients at its loss: they are set to None between updates.
-    accumulates = micro_batches(job) > 1
-    kept = activations.kept(shape, job)
-    # With one micro-batch, a layer's gradients replace its activations; the head's gradients come first.
-    of_head = shape.vocabulary * shape.hidden * job.weight_bytes / job.shards
-    head = 0 if job.lora_rank else min(gradients, of_head)
-    matrix = 0 if job.lora_rank else max(shape.vocabulary * shape.hidden, shape.largest_layer // 3)
-    return {
-        "loss": {
-            **resident,
-            "gradients": gradients if accumulates else 0.0,
-            "gathered weights": copies,
-            "activations": kept,
-            "logits": activations.loss(shape, job),
-        },
-        "backward": {
-            **resident,
-            "gradients": gradients if accumulates else max(head, gradients - kept),
-            "gathered weights": copies,
-            **extra,
-            "activations": kept + activations.one_layer(shape, job),
-        },
-        "optimizer step": {
-            **resident,
-            "gradients": gradients,
-            "temporaries": gradients if job.fused_step else min(gradients, matrix * job.weight_bytes),
-        },
-    }
-
-
-def actor_peak(shape: ModelShape, job: Job) -> float:
-    """Peak bytes of live tensors in the actor's process during an update, as a measurement would find."""
-    return max(sum(parts.values()) for parts in update_parts(shape, job).values())
 
 
 def engine(shape: ModelShape, job: Job, hw: Hardware, assumed: Assumptions) -> Engine:
@@ -194,7 +131,10 @@ def phases(
         "weights": 0.0 if job.offload_weights or on_host else weights,
         "optimizer": 0.0 if job.offload_optimizer or on_host else held["optimizer"],
     }
-    asleep = {"engine asleep": _asleep(job, runner, assumed)}
+    asleep = _asleep(job, runner, assumed)
+    kept = kept_parameters(shape, job)
+    offloaded = job.offload_weights or on_host  # then the kept parameters are there, too
+    beside = {} if offloaded else {KEPT: kept}
     host = host_parts(shape, job, hw, assumed, index=index.bytes if index.place == "host" else 0.0)
     fixed = {"contexts": (2 if hw.device == "cuda" else 0) * assumed.context_gib * GIB}
     fixed["index"] = index.bytes if index.place == "device" else 0.0
@@ -204,33 +144,37 @@ def phases(
     def device(name: str, parts: dict[str, float], problems: tuple[str, ...] = ()) -> Phase:
         if hw.unified:
             parts = {k: v if k.startswith("engine") else v * job.per_node for k, v in parts.items()}
-        ours = sum(value for key, value in parts.items() if not key.startswith("engine"))
+        parts = {name: value for name, value in parts.items() if value}
+        live = tuple(name for name in parts if not name.startswith("engine"))
+        ours = sum(parts[name] for name in live)
         every = {**parts, "fragmentation": assumed.fragmentation * ours, **fixed}
         if name in ("rollout", "weight sync"):
             every.pop(f"host: {ASLEEP}", None)  # freed when the engine wakes
-        return Phase(name, "device", {k: v for k, v in every.items() if v}, hw.memory, problems)
+        return Phase(name, "device", {k: v for k, v in every.items() if v}, hw.memory, problems, live)
 
     every_phase = [
-        device("rollout", {**resident, "engine": runner.share}, runner.problems),
-        device("weight sync", {**resident, **_sync(shape, job, runner, weights)}),
+        device("rollout", {**resident, **beside, "engine": runner.share}, runner.problems),
+        device("weight sync", {**resident, **beside, **_sync(shape, job, runner, weights)}),
     ]
-    forward = {
-        "weights": 0.0 if on_host else weights,
-        "optimizer": resident["optimizer"],
-        "gathered weights": gathered(shape, job),
-    }
+    forward = {"weights": 0.0 if on_host else weights, "optimizer": resident["optimizer"]}
     answers = branch_tokens(job, assumed)
-    passing = _no_grad(shape, job, job.log_prob_tokens + answers, answers=answers, entropy=True)
-    every_phase.append(device("log-prob", {**forward, **passing, **asleep}))
+    passing = log_prob_parts(shape, job, tokens=job.log_prob_tokens + answers, answers=answers)
+    every_phase.append(device("log-prob", {**forward, **beside, **passing, **asleep}))
     if job.reference and not job.lora_rank:
         # verl keeps the reference on the host and moves its layers to the device one by one.
-        layers = (2 * shape.largest_layer + shape.embeddings) * job.compute_bytes
-        passing = _no_grad(shape, job, job.log_prob_tokens, entropy=False)
-        every_phase.append(device("reference", {**resident, "gathered weights": layers, **passing, **asleep}))
+        passing = log_prob_parts(shape, job, tokens=job.log_prob_tokens, entropy=False)
+        every_phase.append(device("reference", {**resident, **beside, **passing, **asleep}))
     for moment, parts in update_parts(shape, job).items():
         off_device = ("weights", "optimizer", "gradients", "temporaries") if on_host else ()
         parts = {k: v for k, v in parts.items() if k not in off_device}
-        every_phase.append(device(f"update: {moment}", {**parts, **asleep}))
+        every_phase.append(device(f"update: {moment}", {**parts, **beside, **asleep}))
+    if job.probes:
+        parts = {**probe_parts(shape, job), "optimizer": resident["optimizer"]}
+        if offloaded and not job.offload_optimizer:
+            parts.pop(KEPT)
+        every_phase.append(device("entropy probe", {**parts, **asleep}))
+    # The moment after the rollout: the engine sleeps, and the actor has its state and computes nothing.
+    every_phase.append(device("asleep", {**resident, **beside, **asleep}))
     if not hw.unified:
         every_phase.append(Phase("host", "host", host, hw.host_memory))
     return every_phase
@@ -246,22 +190,15 @@ def _sync(shape: ModelShape, job: Job, runner: Engine, weights: float) -> dict[s
     return parts
 
 
-def _no_grad(
-    shape: ModelShape, job: Job, tokens: int, *, answers: int = 0, entropy: bool
-) -> dict[str, float]:
-    """The larger of a layer's activations and the logits, which do not exist at the same time."""
-    parts = {
-        "activations": activations.forward_only(shape, job, tokens=tokens, answers=answers),
-        "logits": activations.log_prob_loss(shape, job, tokens=tokens, entropy=entropy),
-    }
-    largest = max(parts, key=parts.get)
-    return {largest: parts[largest], "answers' masks": activations.answers_masks(job, answers=answers)}
-
-
-def _asleep(job: Job, runner: Engine, assumed: Assumptions) -> float:
+def _asleep(job: Job, runner: Engine, assumed: Assumptions) -> dict[str, float]:
+    """What the engine holds on the device while the actor works. Sleep does not free CUDA graphs."""
     if job.engine not in RESERVING:
-        return 0.0 if job.sleeps and job.device_type == "cuda" else runner.weights
-    return assumed.engine_asleep_gib * GIB if job.sleeps else runner.share
+        away = job.sleeps and job.device_type == "cuda"
+        return {"engine asleep": 0.0 if away else runner.weights}
+    if not job.sleeps:
+        return {"engine asleep": runner.share}
+    graphs = job.graphs * assumed.cuda_graph_mib * 2**20
+    return {"engine asleep": assumed.engine_asleep_gib * GIB, "engine asleep: CUDA graphs": graphs}
 
 
 def host_parts(
@@ -274,6 +211,8 @@ def host_parts(
         parts["offloaded weights"] = held["weights"] * per_node
     if job.offload_optimizer or job.stays_on_host:
         parts["offloaded optimizer"] = held["optimizer"] * per_node
+    if job.offload_weights or job.stays_on_host:
+        parts[KEPT] = kept_parameters(shape, job) * per_node
     if job.stays_on_host:
         parts["offloaded gradients"] = held["gradients"] * per_node
     if job.reference and not job.lora_rank:

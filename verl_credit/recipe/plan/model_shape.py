@@ -80,13 +80,24 @@ class ModelShape:
         return self._attention + mlp + 2 * self.hidden
 
     @property
+    def down_projection(self) -> int:
+        """Weights of an MLP's last matrix, or of all experts' last ones."""
+        dense = self.hidden * self.intermediate if self.dense_layers else 0
+        return max(dense, self.experts * self.hidden * self.expert_intermediate)
+
+    @property
     def dense_layers(self) -> int:
         return self.layers - self.expert_layers
 
     @property
+    def embedding(self) -> int:
+        """The input embedding, or the output head."""
+        return self.vocabulary * self.hidden
+
+    @property
     def embeddings(self) -> int:
         """Input embedding and, when untied, the output head."""
-        return self.vocabulary * self.hidden * (1 if self.tied else 2)
+        return self.embedding * (1 if self.tied else 2)
 
     @property
     def parameters(self) -> int:
@@ -117,6 +128,10 @@ class ModelShape:
         h, q, kv, f = self.hidden, self.q_width, self.kv_width, self.intermediate
         attention = (h + q) + 2 * (h + kv) + (q + h)
         return rank * (self.layers * attention + self.dense_layers * 3 * (h + f))
+
+    def lora_matrix(self, rank: int) -> int:
+        """The largest matrix of these adapters."""
+        return rank * max(self.hidden, self.q_width, self.intermediate if self.dense_layers else 0)
 
 
 # From each published config.json, so that a plan needs no network.

@@ -129,7 +129,10 @@ def as_json(plan: Plan) -> dict:
         "hardware": asdict(plan.hardware),
         "devices": plan.job.devices,
         "log_probs": plan.job.log_prob_path,
-        "phases": [{**asdict(phase), "total": phase.total, "fits": phase.fits} for phase in plan.phases],
+        "phases": [
+            {**asdict(phase), "total": phase.total, "live_bytes": phase.live_bytes, "fits": phase.fits}
+            for phase in plan.phases
+        ],
         "kv_bytes_per_token": plan.engine.kv_per_token,
         "kv_tokens": plan.engine.kv_tokens,
         "step": {**asdict(plan.step), "total_seconds": plan.step.total_seconds},

@@ -9,9 +9,10 @@ from pathlib import Path
 from verl_credit.config.settings import INFOPO
 from verl_credit.errors import ConfigError, unknown_key
 from verl_credit.names import ROLLOUT_NAME
+from verl_credit.recipe.plan.assumptions import Assumptions
 from verl_credit.recipe.plan.compute import RunTime, Step, disk_bytes, run_steps, run_time, step
 from verl_credit.recipe.plan.hardware import Hardware, Index, find_hardware, find_index
-from verl_credit.recipe.plan.job import Assumptions, Job, read_job, require_number
+from verl_credit.recipe.plan.job import Job, read_job, require_number
 from verl_credit.recipe.plan.memory import Engine, Phase, engine
 from verl_credit.recipe.plan.model_shape import ModelShape, shape_of
 from verl_credit.recipe.plan.remedies import Case, Remedy, remedies
@@ -122,6 +123,7 @@ def assumptions(given: Mapping, job: Job, hw: Hardware, index: Index) -> Assumpt
         "mean_generated_tokens": response * (0.35 if job.max_turns > 1 else 1.0),
         "mean_turns": max(1.0, job.max_turns / 2),
         "mfu": hw.mfu,
+        "branch_kernel_share": 0.12 if job.attention == "sdpa" else 0.06,
         "host_cores": hw.cores,
         "search_core_seconds": index.core_seconds,
         "encoder_core_seconds": index.encoder_core_seconds,
@@ -131,8 +133,9 @@ def assumptions(given: Mapping, job: Job, hw: Hardware, index: Index) -> Assumpt
         defaults["decode_overhead_ms"] = 25.0  # one Python process starts every kernel of every layer
     if hw.device == "cpu":
         defaults |= {"host_gib": 3.5, "context_gib": 0.0, "fragmentation": 0.0, "step_overhead_seconds": 2.0}
+        defaults["branch_kernel_share"] = 0.0
     result = Assumptions(**defaults | dict(given))
-    for key in ("mfu", "host_cores", "disk_gb_s", "decode_efficiency"):
+    for key in ("mfu", "host_cores", "disk_gb_s", "gain_store_gb_s", "decode_efficiency"):
         require_number(f"plan.{key}", getattr(result, key), "a number above 0", lambda v: v > 0)
     return result
 

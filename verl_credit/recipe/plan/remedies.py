@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 
 from verl_credit.config.fit import engine_tokens, least_log_prob_tokens
 from verl_credit.policy.log_probs import FLASH, LOOP
+from verl_credit.recipe.plan.assumptions import Assumptions
 from verl_credit.recipe.plan.hardware import BYTES_PER_NUMBER, GIB, Hardware, Index
-from verl_credit.recipe.plan.job import Assumptions, Job
+from verl_credit.recipe.plan.job import Job
 from verl_credit.recipe.plan.memory import RESERVING, Phase, engine, phases
 from verl_credit.recipe.plan.model_shape import ModelShape
 

@@ -1,0 +1,72 @@
+"""The plan against FSDP2 with fake tensors, for every shipped recipe x {1, 8} ranks x {full, LoRA} (evidence/plan)."""
+
+import importlib.util
+import sys
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from verl_credit.recipe.files import shipped_recipes
+from verl_credit.recipe.plan.model_shape import PUBLISHED
+
+pytestmark = pytest.mark.nightly
+WITHIN = 0.05
+
+
+@pytest.fixture(scope="module")
+def fake():
+    path = Path(__file__).parents[3] / "evidence" / "plan" / "fake_fsdp.py"
+    spec = importlib.util.spec_from_file_location("fake_fsdp", path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # its dataclasses look there
+    spec.loader.exec_module(module)
+    module.measure = cache(module.measure)  # recipes share cases
+    yield module
+    del sys.modules[spec.name]
+
+
+def off(fake, case) -> dict:
+    """Planned over found bytes, less one, of each moment."""
+    found = fake.measure(case)
+    return {key: sum(parts.values()) / found[key]["Total"] - 1 for key, parts in fake.planned(case).items()}
+
+
+@pytest.mark.parametrize("adapter", [False, True], ids=["full", "LoRA"])
+@pytest.mark.parametrize("ranks", [1, 8])
+@pytest.mark.parametrize("recipe", shipped_recipes())
+def test_live_bytes_of_each_moment(fake, recipe, ranks, adapter):
+    case = fake.case_of(recipe, ranks, adapter)
+    assert off(fake, case) == {key: pytest.approx(0, abs=WITHIN) for key in fake.planned(case)}
+    found, planned = fake.measure(case), fake.planned(case)
+    for key, part in {
+        ("backward", 2): "weights",
+        ("loss", 2): "gradients",
+        ("log-prob", 0): "optimizer",
+    }.items():
+        # AdamW has a step count per tensor, and a shard is padded to the first one's size.
+        assert found[key][fake.STATE[part]] == pytest.approx(planned[key][part], rel=0.03), part
+
+
+@pytest.mark.parametrize("tokens", [256, 8192])
+def test_short_and_long_micro_batches(fake, tokens):
+    """The embedding's gradient is the peak of the one, the logits that of the other."""
+    case = fake.case_of("multihop_qwen3_4b", 8, False, tokens=tokens)
+    assert off(fake, case) == {key: pytest.approx(0, abs=WITHIN) for key in fake.planned(case)}
+
+
+def test_the_formulas_are_linear_in_layers(fake):
+    """What six more layers add, of each moment, is what the plan adds for them."""
+    few, many = (fake.case_of("multihop_qwen3_4b", 8, False, layers=n, tokens=4096) for n in (3, 9))
+    for key, parts in fake.planned(many).items():
+        added = fake.measure(many)[key]["Total"] - fake.measure(few)[key]["Total"]
+        assert sum(parts.values()) - sum(fake.planned(few)[key].values()) == pytest.approx(
+            added, rel=WITHIN
+        ), key
+
+
+def test_untied_embeddings_are_groups_of_their_own(fake):
+    tied = fake.case_of("multihop_qwen3_4b", 8, False)
+    case = replace(tied, shape=replace(PUBLISHED["qwen3-8b"], layers=2, positions=None))
+    assert off(fake, case) == {key: pytest.approx(0, abs=WITHIN) for key in fake.planned(case)}
