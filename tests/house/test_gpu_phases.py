@@ -14,6 +14,7 @@ from gpu.half_hour.phases import rows, sample, timeline
 from verl_credit.records.run.files import EVENTS, PHASES, append_json, read_json_lines
 
 GIB = 2**30
+LIVE = ("weights", "gradients", "temporaries", "logits", "bucket")
 
 
 def planned(**phases):
@@ -26,11 +27,12 @@ def planned(**phases):
             {
                 "name": names[name],
                 "where": "device",
-                "parts": {part: gib * GIB for part, gib in parts.items()},
+                "total": sum(parts.values()) * GIB,
+                "live_bytes": sum(gib for part, gib in parts.items() if part in LIVE) * GIB,
             }
             for name, parts in phases.items()
         ]
-        + [{"name": "host", "where": "host", "parts": {"processes": 900.0 * GIB}}]
+        + [{"name": "host", "where": "host", "total": 900.0 * GIB, "live_bytes": 0.0}]
     }
 
 
