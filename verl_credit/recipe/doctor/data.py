@@ -11,7 +11,8 @@ from omegaconf import DictConfig
 from verl_credit.errors import PreflightError, printable
 from verl_credit.names import AGENT_NAME, AGENTS, TURN_AGENT, TURN_IDS
 from verl_credit.recipe.world import DATA
-from verl_credit.turns.reward.qa import answer_form, gold_answers, stated_form
+from verl_credit.turns.reward.golds import gold_answers
+from verl_credit.turns.reward.qa import answer_form, stated_form
 from verl_credit.turns.search.protocol import SCHEMA
 
 TRAIN, VAL = DATA
