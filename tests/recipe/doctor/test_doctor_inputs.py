@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from kit.machine import FAIL, MACHINE, PASS, SKIP, WARN, says
-from kit.preflight import GOOD
+from kit.preflight import GOOD, different
 from kit.recipes import load_config
 from verl_credit.errors import PreflightError
 from verl_credit.recipe.doctor import checks, inputs
@@ -119,7 +119,7 @@ def test_a_lab_that_is_not_built_is_no_fault(config, tmp_path):
 
 def test_data(config, tmp_path):
     path = str(tmp_path / "train.parquet")
-    parquet.write_table(pa.Table.from_pylist([GOOD] * 16), path)
+    parquet.write_table(pa.Table.from_pylist(different(16)), path)
     config.data.train_files, config.data.val_files = path, [path, str(tmp_path / "absent.parquet")]
     found = looked_at(config, "data.train_files", "data.val_files")
     assert says(found["data.train_files"], PASS, "16 rows in 1 files")

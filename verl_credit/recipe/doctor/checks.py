@@ -96,7 +96,7 @@ CHECKS: tuple[Check, ...] = (
           "the model has a position for every token of the longest row", ("model",)),
     *(
         Check(key, INPUTS, ALWAYS, partial(inputs.check_data, key=key),
-              "parquet files with a prompt and a gold answer in every row, and rows enough", RECIPE)
+              "parquet files with a prompt and a gold answer in every row, and rows enough", RECIPE, event="data")
         for key in (TRAIN, VAL)
     ),
     Check("tokenizer", INPUTS, ALWAYS, inputs.check_tokenizer, "the model's tokenizer loads", ("model",), event="data"),

@@ -39,6 +39,8 @@ class Row(NamedTuple):
     prompt: list[dict]
     truth: object
     """``reward_model.ground_truth``"""
+    agent: str | None = None
+    """The row's agent loop; None where the recipe's default one takes it."""
 
 
 def rows_needed(config: DictConfig, key: str) -> int:
@@ -183,7 +185,7 @@ def checked_row(
             )
     except ValueError as error:
         raise PreflightError(f"{where}: {error}") from error
-    return Row(where, prompt, truth)
+    return Row(where, prompt, truth, columns.get("agent_name"))
 
 
 def _wrong_agent(name: object, agents: Sequence[str]) -> str:
