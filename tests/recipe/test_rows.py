@@ -65,7 +65,7 @@ def test_a_doubtful_answer_is_said_and_mathematics_is_not_doubted():
     "text, reads, said",
     [
         (SEARCH, Reads(), "'<search> query </search>', and the run's loop reads those of .*format=hermes.*prepare qa"),
-        (CODER, Reads(), "'<function=', .*format=hermes: every call would be lost; set .*multi_turn.format=qwen3_coder"),
+        (CODER, Reads(), "'<function=', .*format=hermes.*: every call would be lost; set .*multi_turn.format=qwen3_coder"),
         (HERMES, Reads("qwen3_coder"), "'<tool_call>', .*set .*multi_turn.format=hermes"),
         ("Write Action: Search[query]. ", Reads(), "'Action: Search'"),
         ("Write <|begin_of_query|> query <|end_of_query|>. ", Reads(), r"'<\|begin_of_query\|>'"),
