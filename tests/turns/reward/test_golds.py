@@ -108,12 +108,16 @@ def test_a_real_answer_that_looks_odd_stays_as_it_stands(gold):
         ("['it's', 'that']", "cannot be read as one"),
         ("['a' 'b', 'c']", "a comma is missing"),
         ("['a''b']", "without a comma or a blank"),
-        ("['a', b]", "b without quotes"),
+        ("array(['a', 'b'", "it is cut off"),
+        ('{"target": ["a', "cannot be read as one"),
+        ("{'Aliases': ['a'", "it is cut off"),
+        ("['a', b]", "'b' without quotes"),
         ("['a' ... 'b']", "cannot be read as one"),
         ("[b'Paris']", "cannot be read as one"),
         ("['a'] and more", "something stands behind it"),
         (r"['\frac{1}{2}']", "an escape that gives a control character"),
         (r"['2 \times 3']", "an escape that gives a control character"),
+        (r'["\ud800"]', "half of a character"),
         ("[" * 9 + "'a'" + "]" * 9, "nested more than"),
         ("[]", "at least one non-empty"),
         ("[null]", "at least one non-empty"),
@@ -156,6 +160,9 @@ def test_the_form_of_a_row_is_read_from_text_too():
         ("42.0", False, "a number that was written as a float"),
         ("nan", False, "a missing value in text"),
         ("Nan", False, ""),
+        ("('a', 'b", False, "a list or an object in text"),
+        ("{'a': 'b', ", False, "a list or an object in text"),
+        ("('Heroes') by Bowie, 1977", False, ""),
         ("42.5", False, ""),
         ("[sic]", False, ""),
         ("Paris, France", False, ""),
@@ -166,6 +173,11 @@ def test_the_form_of_a_row_is_read_from_text_too():
 def test_an_answer_that_looks_like_something_else_is_doubted_and_compared_as_it_stands(gold, number, what):
     assert doubt(gold, number=number) == what
     assert gold_answers(gold) == [gold]
+
+
+def test_a_long_answer_is_doubted_in_time():
+    for text in ("[" + "," * 200_000, "a" + " " * 200_000 + "b", "{" + ":'" * 100_000, "a\n" * 100_000):
+        doubt(text)
 
 
 @pytest.mark.parametrize(
