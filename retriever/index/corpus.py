@@ -1,4 +1,7 @@
-"""A corpus is a JSONL file: one {"id": str, "contents": "Title\\ntext"} per line, ids unique."""
+"""A corpus is a JSONL file: one {"id": str, "contents": "Title\\ntext"} per line, ids unique.
+
+A line with "title" and "text" in the place of "contents" is read as such a one, and "_id" as "id" (BEIR).
+"""
 
 import hashlib
 import json
@@ -23,25 +26,42 @@ class CorpusError(ValueError):
     """A corpus that cannot be indexed; the message names the file and the line."""
 
 
-def parse_line(line: bytes, where: str) -> dict:
+def parse_line(line: bytes, where: str, hook=None) -> dict:
     """Returns a corpus line as {"id", "contents"} without its other fields. Errors: CorpusError with `where`."""
     try:
-        row = json.loads(line.decode("utf-8"))
+        row = json.loads(line.decode("utf-8"), object_pairs_hook=hook)
     except UnicodeDecodeError as error:
         raise CorpusError(f"{where}: not UTF-8 (byte {error.start})") from None
     except (ValueError, RecursionError) as error:
         raise CorpusError(f"{where}: not JSON ({error}): {line[:80]!r}") from None
     if not isinstance(row, dict):
         raise CorpusError(f'{where}: {line[:80]!r} is not an object; expected {{"id": ..., "contents": ...}}')
-    for key in ("id", "contents"):
-        value = row.get(key)
+    row = {"id": row.get("id", row.get("_id")), "contents": _contents(row)}
+    for key, value in row.items():
         if not isinstance(value, str) or not value.strip():
-            raise CorpusError(f"{where}: {key}={value!r}; expected a non-empty string")
+            more = ", or title and text" if key == "contents" else ""
+            raise CorpusError(f"{where}: {key}={value!r}; expected a non-empty string{more}")
         try:
             value.encode("utf-8")
         except UnicodeEncodeError:
             raise CorpusError(f"{where}: {key} holds a lone surrogate, which is not text") from None
-    return {"id": row["id"], "contents": row["contents"]}
+    return row
+
+
+def _contents(row: dict):
+    """The title in the first line, the text in the others; the text alone where the title is empty."""
+    title, text = row.get("title") or "", row.get("text")
+    if row.get("contents") is not None or not (isinstance(title, str) and isinstance(text, str)):
+        return row.get("contents")
+    return f"{' '.join(title.split())}\n{text}" if title.strip() and text.strip() else text
+
+
+def _once(pairs: list[tuple[str, object]]) -> dict:
+    row = dict(pairs)
+    if len(row) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"{next(name for name in row if names.count(name) > 1)[:40]!r} occurs twice")
+    return row
 
 
 def copy_corpus(source: Path, target: Path) -> np.ndarray:
@@ -59,7 +79,7 @@ def copy_corpus(source: Path, target: Path) -> np.ndarray:
                 line = line.removeprefix(BOM)
             elif not line.strip() and not lines.peek(1):
                 break  # editors leave a blank line at the end
-            row = parse_line(line, f"{source}:{number}")
+            row = parse_line(line, f"{source}:{number}", _once)
             for key, value in row.items():
                 # Documents are not checked for this: an older index may hold such a document, and has to answer.
                 if not VISIBLE.search(value):

@@ -3,7 +3,7 @@
 import pytest
 
 from kit.byte_world import make_tokenizer
-from kit.preflight import GOOD, write
+from kit.preflight import GOOD, different, write
 from verl_credit.cli import main
 from verl_credit.turns.search.protocol import SCHEMA
 
@@ -23,17 +23,22 @@ def model(tmp_path):
     return str(tmp_path / "policy")
 
 
+def tokens(text):
+    return len(make_tokenizer()(text, add_special_tokens=False)["input_ids"])
+
+
 def check(*arguments):
     return main(["prepare", "check", *map(str, arguments)])
 
 
 def test_a_row_is_shown_as_the_policy_sees_it(tmp_path, model, capsys):
-    file = write(tmp_path / "rows.parquet", [{**GOOD, "reward_model": {"ground_truth": 42}}] * 3)
+    rows = [{**row, "reward_model": {"ground_truth": 42}} for row in different(3)]
+    file, asks = write(tmp_path / "rows.parquet", rows), rows[0]["prompt"][0]["content"]
     assert check(file, "--model", model) == 0
     assert capsys.readouterr().out.splitlines() == [
         "3 rows can train",
-        f"{file} row 0, {len(SEARCH) + 3} tokens with the chat template of {model} and the search tool:",
-        f"{SEARCH}<|im_start|>q<|im_end|>",
+        f"{file} row 0, {len(SEARCH) + tokens(asks) + 2} tokens with the chat template of {model} and the search tool:",
+        f"{SEARCH}<|im_start|>{asks}<|im_end|>",
         "gold answers, read from <answer>..</answer>: '42'",
     ]
 
@@ -69,6 +74,62 @@ def test_what_cannot_train_is_one_line_and_exit_code_4(tmp_path, model, capsys, 
     assert check(write(tmp_path / "rows.parquet", [row]), "--model", model) == 4
     printed = capsys.readouterr().out
     assert said in printed and printed.count("\n") == 1
+
+
+def test_what_is_odd_about_the_rows_is_said(tmp_path, capsys):
+    joined = {**GOOD, "reward_model": {"ground_truth": {"target": ["a|b"], "form": "tag"}}}
+    file = write(tmp_path / "rows.parquet", [joined, *different(2), joined])
+    assert check(file) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[0] == "4 rows can train"
+    assert said[1] == (
+        f"prepare check: 1 of 4 rows (25%), first {file} row 3: the prompt of {file} row 0 stands here again; a run expects "
+        "a question once"
+    )
+    assert (
+        f"2 of 4 rows (50%), first {file} row 0: the gold answer 'a|b' looks like several answers joined by '|'"
+        in said[2]
+    )
+
+
+SEARCH_R1 = (
+    "Answer the given question. You must conduct reasoning inside <think> and </think> first every time you get new "
+    "information. After reasoning, if you find you lack some knowledge, you can call a search engine by <search> query "
+    "</search> and it will return the top searched results between <information> and </information>. If you find no further "
+    "external knowledge needed, you can directly provide the answer inside <answer> and </answer>. For example, <answer> "
+    "Beijing </answer>. Question: who wrote it?\n"
+)
+
+
+def test_search_r1_s_own_file_is_told_what_the_loop_reads_and_prepare_makes_rows_of_it(tmp_path, capsys):
+    """Its released parquet, with its columns."""
+    row = {
+        "id": "train_0",
+        "question": "who wrote it?",
+        "golden_answers": ["Ann Lee"],
+        "data_source": "nq",
+        "prompt": [{"role": "user", "content": SEARCH_R1}],
+        "ability": "fact-reasoning",
+        "reward_model": {"style": "rule", "ground_truth": {"target": ["Ann Lee"]}},
+        "extra_info": {"index": 0, "split": "train"},
+        "metadata": None,
+    }
+    file = write(tmp_path / "train.parquet", [row])
+    assert check(file) == 4
+    said = capsys.readouterr().out
+    assert (
+        said.count("\n") == 1
+        and "first " + file + " row 0: the prompt asks for calls as '<search> query </search>'" in said
+    )
+    assert (
+        "multi_turn.format=hermes (<tool_call>{json}</tool_call>): every call would be lost" in said
+        and "verl-credit prepare qa --source" in said
+    )
+    assert main(["prepare", "qa", "--source", file, "--out", str(tmp_path / "out")]) == 0
+    assert check(tmp_path / "out" / "train.parquet") == 0
+    assert "prepare check:" not in capsys.readouterr().out
+    # a parser of the user's own may read the tag
+    assert check(file, "--format", "my_search_tags") == 0
 
 
 def test_a_file_and_a_model_that_are_not_there_are_named(tmp_path, capsys):

@@ -54,7 +54,10 @@ def loop_reinforce_pp(outcomes, group_B, valid_B, weights):
     total = sum(weights[row] for row in centred)
     mean = sum(weights[row] * value for row, value in centred.items()) / total
     std = math.sqrt(sum(weights[row] * (value - mean) ** 2 for row, value in centred.items()) / total)
-    return [(centred[row] - mean) / (std + 1e-8) if row in centred else 0.0 for row in range(len(outcomes))]
+    return [
+        (centred[row] - mean) / math.sqrt(std**2 + 1e-8) if row in centred else 0.0
+        for row in range(len(outcomes))
+    ]
 
 
 WORKED = [  # rewards, centred, MaxRL
@@ -129,9 +132,33 @@ def test_reinforce_pp_counts_tokens_by_weight_and_leaves_no_zero_out():
     assert got[1] != 0  # the centred outcome of 0 is re-centred with the others
 
 
-def test_reinforce_pp_only_centres_a_batch_without_spread():
-    outcome_B = torch.tensor([1e-9, 0.0], dtype=torch.float64)
-    assert reinforce_pp(outcome_B, torch.zeros(2).long()).tolist() == pytest.approx([5e-10, -5e-10])
+@pytest.mark.parametrize("difference, advantage", [(1e-9, 5e-6), (3e-8, 1.5e-4), (2e-4, 2**-0.5), (2.0, 1.0)])
+def test_reinforce_pp_does_not_make_advantages_of_noise(difference, advantage):
+    """verl's floor: a std of 1e-4."""
+    outcome_B = torch.tensor([difference, 0.0], dtype=torch.float64)
+    assert reinforce_pp(outcome_B, torch.zeros(2).long()).tolist() == pytest.approx(
+        [advantage, -advantage], rel=1e-6
+    )
+
+
+@pytest.mark.parametrize("scale", [1e-8, 1e-4, 1e-2, 1.0])
+def test_reinforce_pp_is_verl_s_at_any_scale(scale):
+    """verl 0.9.1 whitens the centred outcomes over tokens, with Bessel's correction of their number."""
+    from verl.trainer.ppo.core_algos import compute_reinforce_plus_plus_baseline_outcome_advantage as verls
+
+    draw = torch.Generator().manual_seed(7)
+    outcome_B = torch.rand(12, generator=draw, dtype=torch.float64) * scale
+    group_B, length_B = torch.arange(12) // 4, torch.randint(1, 9, (12,), generator=draw)
+    mask_B_T = (torch.arange(9) < length_B[:, None]).double()
+    rewards_B_T = torch.zeros(12, 9, dtype=torch.float64).scatter(
+        1, length_B[:, None] - 1, outcome_B[:, None]
+    )
+    theirs_B_T, _ = verls(rewards_B_T, mask_B_T, group_B.numpy())
+    ours_B = reinforce_pp(outcome_B, group_B, row_weight_B=length_B)
+    n = mask_B_T.sum().item()
+    spread = (ours_B.double() ** 2 * length_B).sum() / n  # of whitened values: var / (var + eps)
+    bessel = (1 + spread / (n - 1)).rsqrt()
+    assert torch.allclose(theirs_B_T[:, 0], ours_B * bessel, rtol=1e-6, atol=1e-9)
 
 
 @each_operator

@@ -14,6 +14,12 @@ GOOD = {
 }
 
 
+def different(n):
+    """n good rows, each of another question, whose prompt says how an answer is written."""
+    asks = ("Write the answer between <answer> and </answer>.", "Who wrote book")
+    return [{**GOOD, "prompt": [{"role": "user", "content": f"{asks[0]} {asks[1]} {i}?"}]} for i in range(n)]
+
+
 def write(path, rows):
     parquet.write_table(pa.Table.from_pylist(rows), path)
     return str(path)

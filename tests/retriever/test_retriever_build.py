@@ -450,6 +450,59 @@ def test_other_blank_lines_and_marks_are_refused_by_their_line(tmp_path, at, con
         copy_corpus(_file(tmp_path / "corpus", content % tuple(lines)), tmp_path / "copy")
 
 
+@pytest.mark.parametrize(
+    "row, document",
+    [
+        (
+            {"id": "a", "title": "Town", "text": "On the river."},
+            {"id": "a", "contents": "Town\nOn the river."},
+        ),
+        (
+            {"_id": "a", "title": "", "text": "On a river.", "metadata": {}},
+            {"id": "a", "contents": "On a river."},
+        ),
+        ({"id": "a", "title": "Two\nlines", "text": "x\ny"}, {"id": "a", "contents": "Two lines\nx\ny"}),
+        ({"id": "a", "title": "T", "text": "t", "contents": "C\nc"}, {"id": "a", "contents": "C\nc"}),
+    ],
+)
+def test_title_and_text_are_contents(tmp_path, row, document):
+    path = tmp_path / "copy"
+    offsets = copy_corpus(_file(tmp_path / "corpus", json.dumps(row).encode()), path)
+    assert Documents(path, offsets)[0] == document
+
+
+@pytest.mark.parametrize(
+    "row, said",
+    [
+        ({"id": "a", "title": "T"}, "contents=None; expected a non-empty string, or title and text"),
+        (
+            {"id": "a", "title": "T", "text": " "},
+            "contents=' '; expected a non-empty string, or title and text",
+        ),
+        (
+            {"id": "a", "title": 3, "text": "t"},
+            "contents=None; expected a non-empty string, or title and text",
+        ),
+        ({"id": 3, "title": "T", "text": "t"}, "id=3; expected a non-empty string$"),
+    ],
+)
+def test_a_document_without_text_is_refused_by_its_line(tmp_path, row, said):
+    with pytest.raises(CorpusError, match=f"corpus:1: {said}"):
+        copy_corpus(_file(tmp_path / "corpus", json.dumps(row).encode()), tmp_path / "copy")
+
+
+@pytest.mark.parametrize(
+    "line, key",
+    [
+        (b'{"id": "a", "contents": "x", "id": "b"}', "id"),
+        (b'{"id": "a", "contents": "x", "more": {"k": 1, "k": 1}}', "k"),
+    ],
+)
+def test_a_key_that_occurs_twice_is_refused_as_in_a_request(tmp_path, line, key):
+    with pytest.raises(CorpusError, match=f"corpus:1: not JSON .'{key}' occurs twice"):
+        copy_corpus(_file(tmp_path / "corpus", line), tmp_path / "copy")
+
+
 @pytest.mark.parametrize("text", ["\u200b", " \ufeff\u2003\u2060"])
 @pytest.mark.parametrize("key", ["id", "contents"])
 def test_a_text_that_nobody_sees_is_empty(tmp_path, key, text):

@@ -51,22 +51,28 @@ def prepare_check(
         str | None, Option(help="whose chat template and tokens: a folder or a hub name")
     ] = None,
     no_search: Annotated[bool, Option("--no-search", help="for runs with search.max_searches=0")] = False,
+    calls: Annotated[str, Option("--format", help="multi_turn.format of the run")] = "hermes",
 ) -> int:
-    """Prints a row in the policy's form. Exit code 4, and one line, for the first row that cannot train."""
+    """Prints a row in the policy's form and what is odd about the rows. Exit code 4, and one line, for what cannot train."""
     from verl_credit.errors import ExitCode
     from verl_credit.recipe.doctor.data import read_rows
     from verl_credit.recipe.doctor.lengths import NotHere
-    from verl_credit.turns.reward.qa import BOXED, answer_form, gold_answers
+    from verl_credit.recipe.rows import Reads, look_at
+    from verl_credit.turns.reward.golds import gold_answers
+    from verl_credit.turns.reward.qa import BOXED, answer_form
 
     try:
         rows = read_rows(str(file), "prepare check", searches=not no_search, other_tools=True)
+        odd = look_at(rows, "prepare check", Reads(calls, calls=not no_search))
         lines = _prompt(rows[0], model, not no_search)
     except (PreflightError, NotHere) as error:
         print(error)
         return ExitCode.PREFLIGHT
     form = "\\boxed{..}" if answer_form(rows[0].truth) == BOXED else "<answer>..</answer>"
     golds = ", ".join(map(repr, gold_answers(rows[0].truth)))
-    print("\n".join([f"{len(rows)} rows can train", *lines, f"gold answers, read from {form}: {golds}"]))
+    print(
+        "\n".join([f"{len(rows)} rows can train", *odd, *lines, f"gold answers, read from {form}: {golds}"])
+    )
     return ExitCode.DONE
 
 

@@ -206,9 +206,10 @@ def reinforce_pp(
     """Group-centred outcomes with the batch's mean and spread.
 
         a_i = r_i - mean(r of the prompt)
-        A_i = (a_i - mean(a)) / (std(a) + eps) over the batch, eps = 1e-8
+        A_i = (a_i - mean(a)) / sqrt(var(a) + eps) over the batch, eps = 1e-8
 
-    Population std; a batch whose std is below eps is only centred. Each trajectory counts once, or `row_weight_B`
+    Population variance. The floor is that of verl's `masked_whiten`: outcomes that differ by less than 1e-4 in a whole batch
+    are noise, and are scaled by at most 1e4. Each trajectory counts once, or `row_weight_B`
     times (its number of policy tokens gives verl's token-weighted whitening).
     Scope: the batch. A prompt's tied outcomes give a_i = 0, which enters the statistics like any value and becomes
     -mean(a) / std(a), which is 0 when every trajectory counts once.
@@ -229,6 +230,7 @@ def reinforce_pp(
     # Only weighted deviations need a second centring; the mean of unweighted ones is a rounding residue.
     mean = (weight_B * centred_B).sum() / total if row_weight_B is not None else centred_B.new_zeros(())
     spread_B = torch.where(valid_B, centred_B - mean, 0.0)
-    std = ((weight_B * spread_B**2).sum() / total).sqrt()
-    advantage_B = torch.where(std < eps, spread_B, over_std(spread_B, std, eps))
+    # Only of the valid rows: zeros in between would change the order of the sum, and its last bits.
+    variance = (weight_B * spread_B**2)[valid_B].sum() / total
+    advantage_B = over_std(spread_B, (variance + eps).sqrt(), 0.0)
     return advantage_B.to(output_dtype(outcome_B))

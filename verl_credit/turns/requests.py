@@ -11,7 +11,8 @@ import torch
 from verl_credit.config.keys import AUTO
 from verl_credit.config.settings import CreditSettings
 from verl_credit.turns.book import TurnBatch
-from verl_credit.turns.reward.qa import gold_answers, stated_form
+from verl_credit.turns.reward.golds import gold_answers
+from verl_credit.turns.reward.qa import stated_form
 
 ANSWER_TAG = "<answer>{answer}</answer>"
 BOXED = "\\boxed{{answer}}"

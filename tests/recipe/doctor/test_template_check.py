@@ -12,6 +12,7 @@ from verl_credit.host.process.verl_checks import RESULT, check_template
 from verl_credit.recipe.agent_loops import MULTI_TURN
 from verl_credit.recipe.doctor.lengths import PromptMeter
 from verl_credit.recipe.rules import validate
+from verl_credit.worlds.lab.protocol import CHAT_TEMPLATE
 
 TOOLS = "{% for t in tools or [] %}{{ t | tojson }}\n{% endfor %}"
 HEAD = "<|im_start|>{{ m.role }}\n"
@@ -97,6 +98,52 @@ def test_tools_of_the_recipe_are_written_where_nothing_searches(tmp_path):
         check(NO_TOOLS, *own)
     with pytest.raises(PreflightError, match="leaves out what a tool returns"):
         check(NO_RESULT, *own)
+
+
+HERMES_CALL = (
+    "{% for c in m.tool_calls or [] %}<tool_call>\n"
+    '{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}'
+    "\n</tool_call>{% endfor %}"
+)
+CODER_CALL = (  # Qwen3-Coder, Qwen3.5
+    "{% for c in m.tool_calls or [] %}<tool_call>\n<function={{ c.function.name }}>\n"
+    "{% for k, v in c.function.arguments.items() %}<parameter={{ k }}>\n{{ v }}\n</parameter>\n{% endfor %}"
+    "</function>\n</tool_call>{% endfor %}"
+)
+OWN_CALL = "{% for c in m.tool_calls or [] %}<search>{{ c.function.arguments.query }}</search>{% endfor %}"
+FORMAT = f"{MULTI_TURN}.format"
+
+
+@pytest.mark.parametrize(
+    "call, own, other", [(HERMES_CALL, "hermes", "qwen3_coder"), (CODER_CALL, "qwen3_coder", "hermes")]
+)
+def test_the_run_s_parser_has_to_read_the_call_that_the_template_writes(call, own, other):
+    template = WHOLE.replace(CALLS, call)
+    check(template, f"{FORMAT}={own}")
+    with pytest.raises(PreflightError) as caught:
+        check(template, f"{FORMAT}={other}")
+    said = str(caught.value)
+    assert "mouth of the river Nile" in said and "<tool_call>" in said
+    assert f"multi_turn.format={other} does not read, so that every call would be lost: set it to " in said
+    assert own in said.rsplit("set it to ", 1)[1]
+
+
+def test_a_call_that_no_parser_of_verl_reads_is_refused():
+    with pytest.raises(
+        PreflightError, match="'.*<search>mouth of the river Nile</search>.*no parser that verl has reads it"
+    ):
+        check(WHOLE.replace(CALLS, OWN_CALL))
+
+
+def test_a_template_that_cannot_write_the_whole_dialogue_is_refused():
+    """verl's builder writes the result alone behind the ids that it has."""
+    raises = "{% if messages | length > 2 and tools %}{{ raise_exception('too long') }}{% endif %}"
+    with pytest.raises(PreflightError, match="cannot write .*TemplateError: too long"):
+        check(raises + WHOLE.replace(CALLS, HERMES_CALL))
+
+
+def test_the_lab_s_own_template_is_read():
+    check(CHAT_TEMPLATE, "search.require_schema=false")
 
 
 def test_a_policy_that_knows_its_tool_needs_no_schema_but_its_results():

@@ -108,6 +108,25 @@ def test_rows_that_a_resume_leaves_are_no_news_and_those_after_them_are(tmp_path
     assert file.new_rows() == [{"step": 3}]
 
 
+def test_a_blank_line_is_no_row_and_stays_counted(tmp_path):
+    """An editor leaves one; a report does not end there."""
+    path = tmp_path / METRICS
+    path.write_text('{"step": 1}\n\n  \n{"step": 2}\n')
+    file = GrowingFile(path)
+    assert file.new_rows() == read_json_lines(path) == [{"step": 1}, {"step": 2}]
+    append_json(path, {"step": 3})
+    assert file.new_rows() == [{"step": 3}]
+    with path.open("a") as more:
+        more.write("\n?\n")
+    with pytest.raises(DamagedFile, match="line 7 is not JSON"):
+        file.new_rows()
+    assert rewind(tmp_path / "none.jsonl", 1) == 0
+    path.write_text('{"step": 1}\n\n{"step": 2}\n')
+    file = GrowingFile(path)
+    assert len(file.new_rows()) == 2
+    assert rewind(path, 1) == 1 and read_json_lines(path) == [{"step": 1}]
+
+
 def test_resume_says_what_differs(tmp_path):
     config = load_config("search_cpu", [*OWN, f"run_dir={tmp_path}"])
     folder = tmp_path / "checkpoints" / "global_step_3"

@@ -6,7 +6,8 @@ from decimal import Decimal
 
 import pytest
 
-from verl_credit.turns.reward.qa import compute_score, exact_match, extract_answer, gold_answers, token_f1
+from verl_credit.turns.reward.golds import gold_answers
+from verl_credit.turns.reward.qa import compute_score, exact_match, extract_answer, token_f1
 
 
 @pytest.mark.parametrize(
@@ -21,10 +22,28 @@ from verl_credit.turns.reward.qa import compute_score, exact_match, extract_answ
         ("", ["The"], 0.0),
         ("the", ["The"], 1.0),
         ("!", ["The"], 0.0),
+        ("A.", ["A"], 1.0),
+        ("an", ["A"], 0.0),
+        ("The The", ["the the"], 1.0),
+        ("The", ["The The"], 0.0),
+        ("{}", ["{}"], 1.0),
+        ("[]", ["{}"], 0.0),
+        ("", ["{}"], 0.0),
     ],
 )
 def test_exact_match(prediction, golds, em):
     assert exact_match(prediction, golds) == em
+
+
+@pytest.mark.parametrize("gold", ["A", "The The", "a an the", "{}", "!", "Ann Lee", "yes", "(1995)", "A|B"])
+def test_exact_match_and_f1_agree_on_a_right_answer(gold):
+    score = compute_score("x", f"<answer> {gold.upper()} </answer>", {"target": ["other", gold]})
+    assert (score["em"], score["f1"]) == (1.0, 1.0)
+
+
+def test_f1_of_a_gold_answer_that_normalisation_empties_counts_its_articles():
+    assert token_f1("the", ["The The"]) == pytest.approx(2 / 3)
+    assert token_f1("!", ["{}"]) == token_f1("", ["A"]) == 0.0
 
 
 def test_f1_counts_repeated_words_once_each():
@@ -32,9 +51,39 @@ def test_f1_counts_repeated_words_once_each():
     assert token_f1("x", ["new york"]) == 0.0
 
 
-def test_last_complete_tag_counts():
-    assert extract_answer("<answer>a</answer> <answer> b </answer><answer>c") == "b"
-    assert extract_answer("<answer>a") is None
+@pytest.mark.parametrize(
+    "text, answer",
+    [
+        ("<answer>a</answer> <answer> b </answer><answer>c", "b"),
+        ("<answer>a", None),
+        ("I will put it in <answer> tags. <answer>Paris</answer>", "Paris"),
+        ("<answer><answer>Paris</answer></answer>", "Paris"),
+        ("<answer>It is <answer>Paris</answer>, I think</answer>", "Paris"),
+        ("I write it between <answer> and </answer>. <answer>Paris</answer>", "Paris"),
+        (
+            "<answer>Paris</answer>, between <answer> and </answer>, as <answer></answer> or <answer>...</answer>",
+            "Paris",
+        ),
+        ("<answer>Paris</answer> closed with </answer>", "Paris"),
+        ("</answer><answer>Paris</answer><answer>", "Paris"),
+        ("which word? <answer>and</answer>", "and"),
+        ("<answer></answer>", ""),
+        ("<answer>Paris<answer>", None),
+    ],
+)
+def test_the_answer_is_the_one_that_a_reader_takes(text, answer):
+    assert extract_answer(text) == answer
+    if answer:
+        assert compute_score("x", text, answer)["em"] == 1.0
+
+
+def test_an_empty_box_mentions_the_form():
+    truth = {"target": ["4"], "form": "boxed"}
+    assert (
+        compute_score("x", r"I use \boxed{}. \boxed{4}. It stands in \boxed{ } or \boxed{...}", truth)["em"]
+        == 1.0
+    )
+    assert compute_score("x", r"\boxed{}", truth)["format_ok"] == 1.0
 
 
 def test_an_answer_inside_an_observation_does_not_count():
@@ -70,7 +119,7 @@ def test_a_number_is_read_as_text(truth, golds):
     assert compute_score("x", f"<answer>{golds[0]}</answer>", truth)["em"] == 1.0
 
 
-NO_ANSWER = [True, math.nan, {"target": {"a": "b"}}, {"target": [["a"]]}, b"ab", date(2026, 1, 1)]
+NO_ANSWER = [True, math.nan, {"target": {"a": "b"}}, {"target": [["a"], ["b", "c"]]}, b"ab", date(2026, 1, 1)]
 
 
 @pytest.mark.parametrize(

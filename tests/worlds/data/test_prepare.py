@@ -1,6 +1,8 @@
 """Published question sets become rows: their forms, what is dropped and why, splits."""
 
+import csv
 import json
+import math
 from pathlib import Path
 
 import pyarrow as pa
@@ -159,6 +161,91 @@ def test_records_of_a_data_set_that_cannot_be_used(name, raw, reason, tmp_path):
         prepare(name, lines(tmp_path / "x_train.jsonl", raw), tmp_path / "out")
     assert reason in str(error.value) and "x_train.jsonl line 1" in str(error.value)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["x_train.jsonl"]
+
+
+@pytest.mark.parametrize(
+    "cell, golds",
+    [
+        ("['Ann Lee', 'A. Lee']", ["Ann Lee", "A. Lee"]),
+        ('["Ann Lee", "A. Lee"]', ["Ann Lee", "A. Lee"]),
+        ("['Ann Lee' 'A. Lee']", ["Ann Lee", "A. Lee"]),
+        ("{'text': array(['Ann Lee'], dtype=object), 'answer_start': array([3])}", ["Ann Lee"]),
+        ("[sic]", ["[sic]"]),
+    ],
+)
+@pytest.mark.parametrize("name", ["nq", "qa", "hotpotqa", "musique", "2wiki", "triviaqa", "bamboogle"])
+def test_a_list_in_a_cell_is_every_answer_of_it_in_every_set(name, cell, golds, tmp_path):
+    path = tmp_path / "x_train.csv"
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows([["question", "answer"], ["who wrote it", cell]])
+    prepare(name, str(path), tmp_path / "out", splits=["train"])
+    (row,) = rows_of(tmp_path / "out" / "train.parquet")
+    assert row["reward_model"]["ground_truth"]["target"] == golds
+    assert_law(tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    "name, raw, golds",
+    [
+        ("qa", {"question": "Q?", "answer": 42.0}, ["42"]),
+        ("qa", {"question": "Q?", "answer": 42.5}, ["42.5"]),
+        ("qa", {"question": "Q?", "answers": [1e3, "x"]}, ["1000", "x"]),
+        ("gsm8k", {"question": "Q?", "answer": 72.0}, ["72"]),
+        ("qa", {"question": "Q?", "answers": {"text": ["a", "b"], "answer_start": [1, 2]}}, ["a", "b"]),
+        ("qa", {"question": "Q?", "answers": [{"text": "a"}, {"text": "b"}]}, ["a", "b"]),
+        ("qa", {"question": "Q?", "golden_answers": "['a', 'b']"}, ["a", "b"]),
+        ("nq", {"question": "Q?", "ground_truth": {"target": ["a", "b"]}}, ["a", "b"]),
+        ("musique", {"question": "Q?", "answer": "a", "answer_aliases": "['b', 'c']"}, ["a", "b", "c"]),
+        ("popqa", {"question": "Q?", "possible_answers": "['a', 'b']"}, ["a", "b"]),
+        (
+            "triviaqa",
+            {"question": "Q?", "answer": "{'value': 'Ace', 'normalized_aliases': ['ace', 'b']}"},
+            ["Ace", "b"],
+        ),
+        ("triviaqa", {"question": "Q?", "answer": ["a", "b"]}, ["a", "b"]),
+    ],
+)
+def test_answers_in_the_other_forms_of_public_files(name, raw, golds, tmp_path):
+    prepare(name, lines(tmp_path / "x.jsonl", raw), tmp_path / "out", splits=[DATA_SETS[name].split])
+    (row,) = rows_of(tmp_path / "out" / f"{DATA_SETS[name].split}.parquet")
+    assert row["reward_model"]["ground_truth"]["target"] == golds
+    assert_law(tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    "answer, why",
+    [
+        (True, "True is neither text nor a finite number"),
+        (math.inf, "inf is neither"),
+        ("['a', 'b", "begins as a list of answers does and cannot be read as one"),
+        ([["a", "b"], ["c"]], "lists several lists"),
+        ({"short": "a"}, "has none of the keys"),
+    ],
+)
+def test_an_answer_that_is_not_certain_drops_its_row_with_place_and_reason(answer, why, tmp_path, capsys):
+    source = lines(
+        tmp_path / "x_train.jsonl", {"question": "R?", "answer": "r"}, {"question": "Q?", "answer": answer}
+    )
+    assert main(["prepare", "qa", "--source", source, "--out", str(tmp_path / "out")]) == 0
+    printed = capsys.readouterr().out
+    assert "train: 1 answer not in a known form, first x_train.jsonl line 2: " in printed and why in printed
+
+
+def test_an_answer_that_looks_like_several_is_kept_and_said(tmp_path, capsys):
+    golds = ["a|b", "c", "d ||| e", "f|g"]
+    source = lines(
+        tmp_path / "x_train.jsonl", *({"question": f"{i}?", "answer": g} for i, g in enumerate(golds))
+    )
+    assert main(["prepare", "qa", "--source", source, "--out", str(tmp_path / "out")]) == 0
+    said = "2 rows with an answer that looks like several answers joined by '|', first x_train.jsonl line 1: 'a|b'"
+    assert f"kept as it stands: {said}" in capsys.readouterr().out
+    doubted = report(tmp_path / "out")["gold_answers_doubted"]
+    assert {looks: n for looks, (n, _) in doubted.items()} == {
+        "several answers joined by '|'": 2,
+        "several answers joined by '|||'": 1,
+    }
+    rows = rows_of(tmp_path / "out" / "train.parquet")
+    assert [row["reward_model"]["ground_truth"]["target"] for row in rows] == [[gold] for gold in golds]
 
 
 DEEP = "[" * 100_000

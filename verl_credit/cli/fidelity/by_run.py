@@ -33,6 +33,7 @@ from verl_credit.errors import ConfigError, PreflightError
 from verl_credit.names import AGENT_NAME, MEASURE_MODE, ROLLOUT_NAME
 from verl_credit.recipe.agent_loops import MULTI_TURN, tools_given
 from verl_credit.recipe.compose import load_config
+from verl_credit.recipe.rows import OURS
 from verl_credit.records.run.files import read_json_lines, write_text
 from verl_credit.records.run.lock import LOCK, holder_is_gone
 from verl_credit.records.run.progress import say_at_once
@@ -54,7 +55,7 @@ def why_by_run(config: DictConfig) -> str | None:
         **dict.fromkeys(tools_given(config), True),
         "search.shuffle_seed": config.search.shuffle_seed is not None,
         f"{MULTI_TURN}.max_user_turns": bool(config.actor_rollout_ref.rollout.multi_turn.max_user_turns),
-        "reward.custom_reward_function.path": reward.path != "pkg://verl_credit.turns.reward.qa",
+        "reward.custom_reward_function.path": reward.path != OURS,
         "data.train_files": not Path(train).is_relative_to(config.lab.dir),
     }
     return next((f"{key}={OmegaConf.select(config, key)}" for key, is_own in own.items() if is_own), None)

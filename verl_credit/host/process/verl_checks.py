@@ -5,6 +5,9 @@ verl itself would refuse the same later, in a worker or at its first step.
 
 from __future__ import annotations
 
+import asyncio
+import json
+import logging
 from importlib import import_module
 
 import torch
@@ -19,6 +22,9 @@ from verl_credit.recipe.rules.own import MODULES
 from verl_credit.recipe.rules.trainer_mode import CORRECTION, CORRECTION_DEFAULTS
 
 RESULT = "The river Nile ends in the sea."
+QUERY = "mouth of the river Nile"
+_FUNCTION = {"name": "search", "arguments": {"query": QUERY}}
+CALL = {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": _FUNCTION}]}
 QUESTION = [{"role": "user", "content": "Where does the Nile end?"}]
 
 
@@ -190,15 +196,58 @@ def check_template(config: DictConfig, meter) -> str:
             f"{named} leaves out what {call} returns (a message of the role tool after a call), which it wrote as "
             f"{observation[:200]!r}; take a model whose template shows tool responses, or give one with {own}"
         )
+    if lost := _unread_call(config, meter):
+        raise PreflightError(f"{named} {lost}")
     return f"{tools} and what {call} returns"
+
+
+def _unread_call(config: DictConfig, meter) -> str:
+    """What is wrong with the template's form of a call for the run's parser; "" where the parser reads it.
+
+    A template that writes no call at all is not judged: the policy learned the form elsewhere.
+    """
+    from verl.experimental.agent_loop.tool_parser import ToolParser
+
+    wanted = config.actor_rollout_ref.rollout.multi_turn.format
+    try:
+        text = meter.text([*QUESTION, CALL, {"role": "tool", "content": RESULT}])
+    except Exception as error:
+        return f"cannot write a dialogue with a call and what it returns: {line_of(error)[:300]}"
+    if QUERY not in text or wanted not in ToolParser._registry:  # `check_names` refuses an unknown one
+        return ""
+    ids = meter.tokenizer.encode(text, add_special_tokens=False)
+    reading = [
+        name
+        for name in ToolParser._registry
+        if _reads(ToolParser.get_tool_parser, name, meter.tokenizer, ids)
+    ]
+    if wanted in reading:
+        return ""
+    place = text.rindex(QUERY)
+    known = f"set it to {' or '.join(reading)}" if reading else "no parser that verl has reads it"
+    return (
+        f"writes a call as {text[max(place - 60, 0) : place + len(QUERY) + 30]!r}, which "
+        f"actor_rollout_ref.rollout.multi_turn.format={wanted} does not read, so that every call would be lost: {known}"
+    )
+
+
+def _reads(parser, name: str, tokenizer, ids: list[int]) -> bool:
+    """Does the parser find the call?"""
+    logging.disable(logging.CRITICAL)  # parsers log what they cannot read
+    try:
+        _, calls = asyncio.run(parser(name, tokenizer).extract_tool_calls(ids))
+        return any((call.name, json.loads(call.arguments)) == ("search", {"query": QUERY}) for call in calls)
+    except Exception:  # a parser for other tokenizers, or the user's
+        return False
+    finally:
+        logging.disable(logging.NOTSET)
 
 
 def _observation(config: DictConfig, meter) -> str:
     """The text that the agent loop would append after a call."""
     from verl.utils.tokenizer.continuous_token_wiring import create_continuous_token_builder
 
-    call = {"type": "function", "function": {"name": "search", "arguments": {"query": "Nile"}}}
-    before = [*QUESTION, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    before = [*QUESTION, CALL]
     builder = create_continuous_token_builder(
         meter.tokenizer, hf_model_type=meter.model_type, chat_template_kwargs=meter.kwargs
     )

@@ -19,7 +19,7 @@ from verl_credit.records.run.rollouts import keep_samples
 from verl_credit.records.run.tables import ROLLOUTS, SAMPLES, TOKENS, table_path, tables_of, write_table
 from verl_credit.turns.assign import StepCredit, group_numbers
 from verl_credit.turns.book import TurnBatch
-from verl_credit.turns.reward.qa import gold_answers
+from verl_credit.turns.reward.golds import gold_answers
 from verl_credit.turns.signals.signal import turn_texts
 from verl_credit.turns.token_stage import TokenInputs, pieces_of, planning_detector
 

@@ -11,7 +11,8 @@ from omegaconf import DictConfig
 from verl_credit.errors import PreflightError, printable
 from verl_credit.names import AGENT_NAME, AGENTS, TURN_AGENT, TURN_IDS
 from verl_credit.recipe.world import DATA
-from verl_credit.turns.reward.qa import answer_form, gold_answers, stated_form
+from verl_credit.turns.reward.golds import gold_answers
+from verl_credit.turns.reward.qa import answer_form, stated_form
 from verl_credit.turns.search.protocol import SCHEMA
 
 TRAIN, VAL = DATA
@@ -38,6 +39,8 @@ class Row(NamedTuple):
     prompt: list[dict]
     truth: object
     """``reward_model.ground_truth``"""
+    agent: str | None = None
+    """The row's agent loop; None where the recipe's default one takes it."""
 
 
 def rows_needed(config: DictConfig, key: str) -> int:
@@ -182,7 +185,7 @@ def checked_row(
             )
     except ValueError as error:
         raise PreflightError(f"{where}: {error}") from error
-    return Row(where, prompt, truth)
+    return Row(where, prompt, truth, columns.get("agent_name"))
 
 
 def _wrong_agent(name: object, agents: Sequence[str]) -> str:

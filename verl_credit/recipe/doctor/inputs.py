@@ -7,11 +7,13 @@ from pathlib import Path
 
 from verl_credit.config.fit import place_of_answers
 from verl_credit.errors import PreflightError
+from verl_credit.recipe.agent_loops import may_call
 from verl_credit.recipe.doctor.context import Context
 from verl_credit.recipe.doctor.data import TRAIN
 from verl_credit.recipe.doctor.lengths import NotHere, answers_fit, count_prompts
 from verl_credit.recipe.doctor.model import Unreadable, folders_of, read_model, require_model
 from verl_credit.recipe.doctor.result import Result, passed, skipped, warned
+from verl_credit.recipe.rows import OURS, Reads, look_at
 from verl_credit.recipe.world import MODEL, serves_search
 from verl_credit.redact import redact
 from verl_credit.turns.scorers import SCORERS
@@ -82,12 +84,20 @@ def check_weights(context: Context) -> Result:
                   "fetched before", f"hf download {path}")  # fmt: skip
 
 
-def check_data(context: Context, key: str) -> Result:
+def check_data(context: Context, key: str) -> Result | list[Result]:
     files = context.value(key)
     paths = [files] if files is None or isinstance(files, str) else list(files)
     if unbuilt := context.unbuilt(*paths):
         return skipped(unbuilt)
-    return passed(f"{len(context.rows(key))} rows in {len(paths)} files")
+    rows, config = context.rows(key), context.config
+    reads = Reads(
+        format=config.actor_rollout_ref.rollout.multi_turn.format,
+        calls=may_call(config),
+        answers=config.reward.custom_reward_function.path == OURS,
+        default_loop=config.actor_rollout_ref.rollout.agent.default_agent_loop,
+    )
+    lines = look_at(rows, key, reads)
+    return [warned(line) for line in lines] or passed(f"{len(rows)} rows in {len(paths)} files")
 
 
 def check_tokenizer(context: Context) -> Result:

@@ -201,7 +201,7 @@ def worst_row(
     """
     counter, algorithm = _Counter(tokenizer, settings), settings.algorithm
     texts = []
-    for where, prompt, truth in rows:
+    for where, prompt, truth, _ in rows:
         golds, template = aliases_that_count(truth, algorithm.info_gain_aliases), algorithm.info_gain_template
         if template == AUTO:
             template = auto_template(stated_form(truth), lambda prompt=prompt: str(prompt))

@@ -69,8 +69,11 @@ class GrowingFile:
             file.seek(begin)
             *lines, partial = file.read().split(b"\n")
             end = file.tell() - len(partial)
-        rows = []
+        rows: list[dict | None] = []
         for number, line in enumerate(lines, start=before + 1):
+            if not line.strip():  # an editor's; it stays counted as a line
+                rows.append(None)
+                continue
             try:
                 rows.append(json.loads(line))
             except (ValueError, RecursionError) as error:  # JSON and UTF-8 errors are ValueErrors
@@ -79,7 +82,7 @@ class GrowingFile:
                 raise DamagedFile(f"{self._path} line {number} is not a JSON object: {line[:80]!r}")
         known = max(0, self._lines - before)
         self._lines, self._end, self._inode = before + len(lines), end, status.st_ino
-        return rows[known:]
+        return [row for row in rows[known:] if row is not None]
 
 
 def rewind(path: Path, last_step: int) -> int:

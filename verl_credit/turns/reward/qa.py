@@ -1,7 +1,7 @@
 """Outcome reward of question answering: exact match after SQuAD's normalisation.
 
-The answer is the content of the last complete ``<answer>...</answer>`` of the trajectory's last turn. A trajectory
-without one scores 0. An optional format penalty is a separate component with its own metric, not part of exact match.
+The answer stands in ``<answer>...</answer>`` in the trajectory's last turn (`extract_answer`). A trajectory without one
+scores 0. An optional format penalty is a separate component with its own metric, not part of exact match.
 
 A row whose ground truth has ``"form": "boxed"`` (mathematics) is answered in the last ``\\boxed{...}`` and compared as a
 number.
@@ -11,16 +11,14 @@ Pure Python without verl, so that the lab's gate and a notebook score exactly as
 
 from __future__ import annotations
 
-import math
 import re
 import string
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from decimal import Decimal
+from collections.abc import Callable, Iterable
 from fractions import Fraction
-from numbers import Real
 
 from verl_credit.names import ROW_RECORD
+from verl_credit.turns.reward.golds import decoded, gold_answers
 
 TAG, BOXED = "tag", "boxed"
 FORMS = (TAG, BOXED)
@@ -28,7 +26,9 @@ FORMS = (TAG, BOXED)
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
-_OPEN, _CLOSE = "<answer>", "</answer>"
+_TAGS = re.compile("(</?answer>)")
+_PAIR = ("<answer>", "</answer>")
+_MENTIONS = ("", "and", "...", "…")
 _WHOLE = ("yes", "no", "noanswer")
 
 
@@ -38,41 +38,66 @@ def normalize_answer(text: str) -> str:
 
 
 def extract_answer(text: str) -> str | None:
-    """The content of the last complete answer tag, stripped; None when there is no such tag.
+    """The answer in the text, stripped; None when there is none.
 
-    Tags are paired from the left, each opening one with the next closing one, in time linear in the text's length.
+    An answer is the text between an opening tag and the closing one that is the next tag. The last answer counts. Between
+    such tags nothing, "and" or dots only mention them ("I write it between <answer> and </answer>") and are the answer where
+    there is no other. The time is linear in the text's length.
+
+    Departures from Search-R1's released reward (``qa_em.py``): it pairs every opening tag with the next closing one, so that
+    a tag that is mentioned becomes a part of the answer ("in <answer> tags. <answer>Paris</answer>"), and takes the last
+    pair, also a mention. It scores the text with the prompt, and counts on a pair in there: with one pair in all it finds no
+    answer. Here the text is the policy's own, and one pair is enough.
     """
-    answer, end = None, 0
-    while (start := text.find(_OPEN, end)) >= 0 and (close := text.find(_CLOSE, start + len(_OPEN))) >= 0:
-        answer, end = text[start + len(_OPEN) : close], close + len(_CLOSE)
-    return None if answer is None else answer.strip()
+    parts = _TAGS.split(text)
+    found = [
+        parts[place + 1].strip()
+        for place in range(1, len(parts) - 2, 2)
+        if (parts[place], parts[place + 2]) == _PAIR
+    ]
+    return _last(found)
+
+
+def _last(found: list[str]) -> str | None:
+    answers = [answer for answer in found if answer not in _MENTIONS] or found
+    return answers[-1] if answers else None
 
 
 def exact_match(prediction: str | None, golds: Iterable[str]) -> float:
-    """1.0 when the normalised prediction equals any normalised gold alias, else 0.0.
+    """1.0 when the prediction equals any gold alias after the alias's normalisation, else 0.0.
 
-    An alias that normalises to nothing ("The", "!") is compared as written, case folded; otherwise an empty prediction
-    would match it.
+    That is SQuAD's. An alias of which it leaves nothing ("A", "The The", "!") keeps its articles, and then its punctuation:
+    otherwise an empty prediction would match it, or none.
     """
     if prediction is None:
         return 0.0
-    for gold in golds:
-        wanted = normalize_answer(gold)
-        if wanted and normalize_answer(prediction) == wanted:
-            return 1.0
-        if not wanted and prediction.strip().lower() == gold.strip().lower() != "":
-            return 1.0
-    return 0.0
+    pairs = (_compared(prediction, gold) for gold in golds)
+    return float(any(predicted == wanted != "" for predicted, wanted in pairs))
 
 
 def token_f1(prediction: str | None, golds: Iterable[str]) -> float:
-    """Largest bag-of-words F1 of the normalised prediction against any alias.
+    """Largest bag-of-words F1 of the prediction against any alias, both normalised as for exact match.
 
     As in HotpotQA's official script, "yes", "no" and "noanswer" are right as a whole or not at all, on either side.
     """
     if prediction is None:
         return 0.0
-    return max((_f1(normalize_answer(prediction), normalize_answer(gold)) for gold in golds), default=0.0)
+    return max((_f1(*_compared(prediction, gold)) for gold in golds), default=0.0)
+
+
+def _compared(prediction: str, gold: str) -> tuple[str, str]:
+    """(prediction, gold) in the form in which they are compared."""
+    steps: tuple[Callable[[str], str], ...] = (normalize_answer, _with_articles, _as_it_stands)
+    step = next((step for step in steps if step(gold)), _as_it_stands)
+    return step(prediction), step(gold)
+
+
+def _with_articles(text: str) -> str:
+    return _as_it_stands(text.translate(_PUNCTUATION))
+
+
+def _as_it_stands(text: str) -> str:
+    return " ".join(text.lower().split())
 
 
 def _f1(prediction: str, wanted: str) -> float:
@@ -86,34 +111,6 @@ def _f1(prediction: str, wanted: str) -> float:
     return 2 * precision * recall / (precision + recall)
 
 
-def gold_answers(ground_truth) -> list[str]:
-    """All aliases from a row's ``reward_model.ground_truth``: ``{"target": [..]}``, a list, or one answer.
-
-    A number is read as text, 42.0 as "42". Raises ValueError without a usable gold answer: such a row would teach the
-    policy that every answer is wrong.
-    """
-    target = ground_truth.get("target") if hasattr(ground_truth, "get") else ground_truth
-    if isinstance(target, str) or not isinstance(target, Iterable):
-        target = [target]
-    texts = [] if isinstance(target, Mapping | bytes) else [_as_text(gold) for gold in target]
-    golds = [text for text in texts if text.strip()]
-    if not golds:
-        raise ValueError(
-            f"reward_model.ground_truth is {ground_truth!r}: expected {{'target': [gold, ...]}} with at least one "
-            "non-empty gold answer, text or number"
-        )
-    return golds
-
-
-def _as_text(gold: object) -> str:
-    """The answer as text; "" for None, not-a-number, true and false, and nested values."""
-    if isinstance(gold, str):
-        return gold
-    if isinstance(gold, bool) or not isinstance(gold, Real | Decimal) or not math.isfinite(gold):
-        return ""
-    return str(int(gold) if gold == int(gold) else gold)
-
-
 def answer_form(ground_truth) -> str:
     """``tag`` or ``boxed``, by default ``tag``. Raises ValueError for anything else."""
     return stated_form(ground_truth) or TAG
@@ -121,6 +118,7 @@ def answer_form(ground_truth) -> str:
 
 def stated_form(ground_truth) -> str | None:
     """The row's ``form``: ``tag``, ``boxed`` or None. Raises ValueError for anything else."""
+    ground_truth = decoded(ground_truth)
     form = (ground_truth.get("form") if hasattr(ground_truth, "get") else None) or None
     if form is not None and form not in FORMS:
         raise ValueError(f"reward_model.ground_truth.form is {form!r}: expected one of {', '.join(FORMS)}")
@@ -171,18 +169,22 @@ _FRAC = re.compile(rf"([-+]?)\\[dt]?frac\s*\{{\s*({_DECIMAL})\s*\}}\s*\{{\s*({_D
 def extract_boxed(text: str) -> str | None:
     r"""The content of the last complete ``\boxed{...}``, braces balanced, stripped; None when there is none.
 
-    One pass over the braces, so that the time is linear in the text's length.
+    An empty box only mentions the form, as an empty tag does. One pass over the braces, so that the time is linear in the
+    text's length.
     """
-    last, opened = None, []
+    found, opened = [], []
     boxes = {box.end() for box in _BOX.finditer(text)}
     for brace in _BRACE.finditer(text):
         if brace[0] == "{":
             opened.append(brace.end())
         elif brace[0] == "}" and opened:
             start = opened.pop()
-            if start in boxes and (last is None or start > last.start):
-                last = slice(start, brace.start())
-    return None if last is None else text[last].strip()
+            if start in boxes:
+                found.append((start, brace.start()))
+    # Boxes in each other share their text, so that no long one is looked at before it is taken.
+    found.sort()
+    answers = [box for box in found if box[1] - box[0] > 8 or text[slice(*box)].strip() not in _MENTIONS]
+    return text[slice(*(answers or found)[-1])].strip() if found else None
 
 
 def number(text: str) -> Fraction | None:

@@ -19,7 +19,7 @@ from verl_credit.config.settings import FORWARD_SIGNALS, CreditSettings
 from verl_credit.credit.groups import z_score
 from verl_credit.errors import IntegrityError
 from verl_credit.turns.book import TurnBatch, as_number, shown
-from verl_credit.turns.reward.qa import gold_answers
+from verl_credit.turns.reward.golds import gold_answers
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from verl_credit.errors import did_you_mean
+from verl_credit.turns.reward.golds import decoded, of_mapping, texts_of
 from verl_credit.turns.reward.qa import BOXED, TAG
 from verl_credit.worlds.data.records import (
-    NO_ANSWER,
     NO_QUESTION,
+    ODD_ANSWER,
     OTHER_SET,
     UNANSWERABLE,
     UNKNOWN_FORM,
@@ -26,8 +27,16 @@ def first(raw: Mapping, *names: str):
     return next((raw[name] for name in names if name in raw), None)
 
 
+def answers_in(value, read: Callable = texts_of):
+    """The answers in a field, in any form that `reward.golds` reads. Raises Rejected for another one."""
+    try:
+        return read(value)
+    except ValueError as error:
+        raise Rejected(ODD_ANSWER, str(error)) from None
+
+
 def as_list(value) -> list:
-    """Returns one or more answers as a list; None gives an empty list."""
+    """Returns one or more values as a list; None gives an empty list."""
     if value is None:
         return []
     return list(value) if isinstance(value, (list, tuple)) else [value]
@@ -53,16 +62,16 @@ def id_of(raw: Mapping, *names: str) -> str:
 
 def read_fields(raw: Mapping) -> Record:
     """``question`` (or ``Question``), ``answers``, ``answer`` or ``Answer`` (one or a list), and ``id`` or ``_id``."""
-    answers = as_list(first(raw, "answers", "answer", "Answer"))
-    return Record(question_of(raw, "question", "Question"), answers, id=id_of(raw, "_id", "id"))
+    question = question_of(raw, "question", "Question")
+    return Record(question, answers_in(first(raw, "answers", "answer", "Answer")), id=id_of(raw, "_id", "id"))
 
 
 def read_flashrag(raw: Mapping, between: str = "") -> Record:
     """FlashRAG: ``id, question, golden_answers, metadata``; multi-hop sets may have the paragraphs in the metadata."""
     metadata = raw.get("metadata")
     context = metadata.get("context") if isinstance(metadata, Mapping) else None
-    answers, paragraphs = as_list(raw["golden_answers"]), titled_sentences(context, between)
-    return Record(question_of(raw, "question"), answers, id=id_of(raw, "id"), paragraphs=paragraphs)
+    question, answers = question_of(raw, "question"), answers_in(raw["golden_answers"])
+    return Record(question, answers, id=id_of(raw, "id"), paragraphs=titled_sentences(context, between))
 
 
 def read_joined(raw: Mapping, names: tuple[str, ...]) -> Record:
@@ -70,9 +79,7 @@ def read_joined(raw: Mapping, names: tuple[str, ...]) -> Record:
     source = str(raw.get("data_source", names[0]))
     if source.lower() not in names:
         raise Rejected(OTHER_SET, source)
-    truth = raw["ground_truth"]
-    answers = truth.split("<|answer_split|>") if isinstance(truth, str) else as_list(truth)
-    return Record(question=question_of(raw, "question"), answers=answers, id=id_of(raw, "id"))
+    return Record(question_of(raw, "question"), answers_in(raw["ground_truth"]), id=id_of(raw, "id"))
 
 
 def read_hotpotqa(raw: Mapping, between: str = "") -> Record:
@@ -85,7 +92,7 @@ def read_2wiki(raw: Mapping, aliases: Mapping[str, list[str]] | None = None) -> 
     """HotpotQA's fields; ``aliases`` are the other names of the entity ``answer_id``, from ``id_aliases.json``."""
     record = read_hotpotqa(raw, between=" ")
     if record.answers and aliases and isinstance(entity := raw.get("answer_id"), str):
-        record.answers += aliases.get(entity, [])
+        record.answers += answers_in(aliases.get(entity))
     return record
 
 
@@ -96,31 +103,29 @@ def read_musique(raw: Mapping) -> Record:
     articles = [p for p in as_list(raw.get("paragraphs")) if isinstance(p, Mapping)]
     paragraphs = [(p.get("title"), p.get("paragraph_text")) for p in articles]
     record = read_fields(raw)
-    return replace(record, answers=record.answers + as_list(raw.get("answer_aliases")), paragraphs=paragraphs)
+    return replace(
+        record, answers=record.answers + answers_in(raw.get("answer_aliases")), paragraphs=paragraphs
+    )
 
 
 def read_triviaqa(raw: Mapping) -> Record:
     """``question, question_id, answer{value, aliases, normalized_aliases}``, capitalised in the release.
     The test set's answer is "<unk>"."""
     question = question_of(raw, "question", "Question")
-    answer = first(raw, "answer", "Answer")
-    if not isinstance(answer, Mapping):
-        raise Rejected(NO_ANSWER, repr(answer)[:80])
-    names = (("value", "Value"), ("aliases", "Aliases"), ("human_answers", "HumanAnswers"))
-    written = [a for pair in names for a in as_list(first(answer, *pair)) if a != "<unk>"]
-    derived = [a for a in as_list(first(answer, "normalized_aliases", "NormalizedAliases")) if a != "unk"]
+    answer = answers_in(first(raw, "answer", "Answer"), decoded)
+    written, derived = (
+        answers_in(answer, of_mapping) if isinstance(answer, Mapping) else (answers_in(answer), [])
+    )
+    written, derived = [a for a in written if a != "<unk>"], [a for a in derived if a != "unk"]
     return Record(question, written, id=id_of(raw, "question_id", "QuestionId"), derived=derived)
 
 
 def read_popqa(raw: Mapping) -> Record:
-    """``id, question, possible_answers``: a JSON list in a string."""
-    record, answers = read_fields(raw), raw.get("possible_answers")
+    """``id, question, possible_answers``: a list in a string."""
+    record, answers = read_fields(raw), answers_in(raw.get("possible_answers"), decoded)
     if isinstance(answers, str):
-        try:
-            answers = json.loads(answers)
-        except (ValueError, RecursionError) as error:
-            raise Rejected(UNKNOWN_FORM, f"possible_answers is not a JSON list: {error}") from None
-    return replace(record, answers=as_list(answers))
+        raise Rejected(UNKNOWN_FORM, f"possible_answers is not a JSON list: {answers!r:.80}")
+    return replace(record, answers=answers_in(answers))
 
 
 def titles_of(facts) -> list[str]:

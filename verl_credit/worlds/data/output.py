@@ -177,14 +177,24 @@ class Tally:
     """Gold answers that were left out, by reason."""
     other_answers: int = 0
     """Kept rows whose question occurs in the same split with other answers."""
+    doubted: Counter = field(default_factory=Counter)
+    """Kept rows with a gold answer that looks like something else, by what it looks like."""
+    first_doubt: dict[str, str] = field(default_factory=dict)
     files: dict[str, dict[str, int]] = field(default_factory=dict)
     """Counts of each written file."""
+
+    def doubt(self, gold: str, looks: str, where: str) -> None:
+        self.doubted[looks] += 1
+        self.first_doubt.setdefault(looks, printable(f"{where}: {gold[:80]!r}"))
 
     def as_dict(self, data_set: str) -> dict:
         return {
             "data_set": data_set,
             "read": {name: vars(split) for name, split in self.splits.items()},
             "gold_answers_left_out": dict(self.left_out),
+            "gold_answers_doubted": {
+                looks: [n, self.first_doubt[looks]] for looks, n in self.doubted.items()
+            },
             "same_question_other_answers": self.other_answers,
             "written": self.files,
         }
@@ -200,6 +210,10 @@ class Tally:
         if self.left_out:
             counts = ", ".join(f"{n} {reason}" for reason, n in self.left_out.most_common())
             lines.append(f"  gold answers left out: {counts}")
+        for looks, n in self.doubted.most_common():
+            lines.append(
+                f"  kept as it stands: {n} rows with an answer that looks like {looks}, first {self.first_doubt[looks]}"
+            )
         if self.other_answers:
             lines.append(f"  kept: {self.other_answers} questions that also occur with other answers")
         for name, counts in self.files.items():

@@ -8,6 +8,8 @@ from contextlib import closing
 from pathlib import Path
 
 from verl_credit.built_folder import sha256_of
+from verl_credit.turns.reward.golds import doubt
+from verl_credit.turns.reward.qa import BOXED
 from verl_credit.worlds.data.catalogue import DataSet, find
 from verl_credit.worlds.data.output import CorpusWriter, Tally, check_free, staged, write_rows
 from verl_credit.worlds.data.records import DUPLICATE, UNREADABLE, PrepareError, Record, Rejected, clean
@@ -107,6 +109,10 @@ def _read(
         if frozenset(record.answers) in answers:
             counts.drop(DUPLICATE, item.where, record.question[:80])
             continue
+        for gold in record.answers:
+            if looks := doubt(gold, number=data_set.form == BOXED):
+                tally.doubt(gold, looks, item.where)
+                break
         tally.other_answers += bool(answers)
         answers.add(frozenset(record.answers))
         record.origin = split

@@ -15,6 +15,7 @@ NO_QUESTION = "no question"
 NO_ANSWER = "no answer"
 BLANK_ANSWER = "answers are blank"
 UNANSWERABLE = "marked as unanswerable"
+ODD_ANSWER = "answer not in a known form"
 UNMATCHABLE = "no answer that the reward can match"
 NO_NUMBER = "answer is not a number"
 NOT_TEXT = "not valid text"
@@ -42,9 +43,9 @@ class Record:
     """
 
     question: str
-    answers: list
+    answers: list[str]
     id: str = ""
-    derived: list = field(default_factory=list)
+    derived: list[str] = field(default_factory=list)
     paragraphs: list[tuple[str, str]] = field(default_factory=list)
     supporting: list[str] = field(default_factory=list)
     """Titles of the paragraphs that support the answer, where the release names them."""
@@ -67,17 +68,16 @@ BLANK, REPEATED, ADDS_NOTHING = "blank", "repeated", "normalised copy"
 def clean(record: Record, form: str, left_out: Counter) -> Record:
     """The record with its gold answers as stripped text without repetitions. Raises Rejected.
 
-    ``left_out`` counts the answers that are left out, by reason. An answer that contains "</answer>" is left out:
+    ``left_out`` counts the answers that are left out, by reason. An answer that contains an answer tag is left out:
     the reward could never match it, and would punish the right answer. A derived answer that an earlier one matches is
     left out: every gold answer costs a scored branch per turn. Numbers stand without commas, as the prompt asks the
     policy to write them.
     """
     if not is_text(record.question):
         raise Rejected(NOT_TEXT, f"question {record.question!r:.60}")
-    given = [answer for answer in map(_as_text, record.answers) if answer is not None]
-    derived = [] if form == BOXED else list(map(_as_text, record.derived))
+    given, derived = ([text.strip() for text in texts] for texts in (record.answers, record.derived))
     kept, seen, known = [], set(), set()
-    for place, answer in enumerate([*given, *derived]):
+    for place, answer in enumerate([*given, *([] if form == BOXED else derived)]):
         bare = answer.replace(",", "") if answer and form == BOXED else answer
         if not answer:
             left_out[BLANK] += 1
@@ -101,12 +101,6 @@ def clean(record: Record, form: str, left_out: Counter) -> Record:
         raise Rejected(NO_ANSWER)
     reason = BLANK_ANSWER if not any(given) else NO_NUMBER if form == BOXED else UNMATCHABLE
     raise Rejected(reason, repr(given)[:80])
-
-
-def _as_text(answer) -> str | None:
-    if answer is None or isinstance(answer, (bool, list, dict)):
-        return None
-    return str(answer).strip()
 
 
 def _scores(answer: str) -> bool:

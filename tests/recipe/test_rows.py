@@ -1,0 +1,163 @@
+"""All rows of a file together: repeated ones, doubtful answers, prompts that ask for what the run does not read."""
+
+import pytest
+
+from verl_credit.errors import PreflightError
+from verl_credit.recipe.asked import asked
+from verl_credit.recipe.doctor.data import Row
+from verl_credit.recipe.rows import Reads, look_at
+
+ASKS = "Write it between <answer> and </answer>. "
+HERMES = 'Call it with <tool_call>\n{"name": "search"}\n</tool_call>. '
+CODER = "Call it with <tool_call>\n<function=search>\n<parameter=query>x</parameter></function></tool_call>. "
+SEARCH = "Search with <search> query </search>. "
+
+
+def rows(*texts, truth=None, agent=None):
+    prompts = [[{"role": "user", "content": text}] for text in texts]
+    return [Row(f"f row {i}", prompt, truth or {"target": ["a"]}, agent) for i, prompt in enumerate(prompts)]
+
+
+def questions(n, before=ASKS):
+    return [f"{before}q{i}?" for i in range(n)]
+
+
+def test_rows_that_stand_again_are_counted_with_an_example_and_their_share():
+    texts = questions(4) * 16
+    (line,) = look_at(rows(*texts), "k", Reads())
+    assert (
+        line
+        == "k: 60 of 64 rows (94%), first f row 4: the prompt of f row 0 stands here again; a run expects a question once"
+    )
+    assert look_at(rows(*questions(64)), "k", Reads()) == []
+
+
+def test_the_same_question_with_other_answers_is_said():
+    same = [*rows(f"{ASKS}q?"), *rows(f"{ASKS}q?", truth={"target": ["b"]}), *rows(f"{ASKS}q?", truth=["a"])]
+    (line,) = look_at(same, "k", Reads())
+    assert "2 of 3 rows (67%)" in line and line.endswith("(1 of them have other gold answers)")
+
+
+def test_a_system_message_and_the_order_of_the_keys_count():
+    user = {"role": "user", "content": f"{ASKS}q?"}
+    other = [{"role": "system", "content": "x"}, user]
+    again = [{"content": f"{ASKS}q?", "role": "user"}]
+    found = look_at(
+        [Row("f row 0", [user], "a"), Row("f row 1", other, "a"), Row("f row 2", again, "a")], "k", Reads()
+    )
+    assert len(found) == 1 and "1 of 3 rows" in found[0] and "first f row 2" in found[0]
+
+
+def test_a_doubtful_answer_is_said_and_mathematics_is_not_doubted():
+    boxed = {"target": ["|x|"], "form": "boxed"}
+    found = look_at(
+        [*rows("Write it in \\boxed{}. q?", truth=boxed), *rows(*questions(1), truth="Paris; Rome")],
+        "k",
+        Reads(),
+    )
+    assert (
+        len(found) == 1
+        and "1 of 2 rows (50%), first f row 0: the gold answer 'Paris; Rome' looks like" in found[0]
+    )
+
+
+@pytest.mark.parametrize(
+    "text, reads, said",
+    [
+        (SEARCH, Reads(), "'<search> query </search>', and the run's loop reads those of .*format=hermes.*prepare qa"),
+        (CODER, Reads(), "'<function=', .*format=hermes.*: every call would be lost; set .*multi_turn.format=qwen3_coder"),
+        (HERMES, Reads("qwen3_coder"), "'<tool_call>', .*set .*multi_turn.format=hermes"),
+        ("Write Action: Search[query]. ", Reads(), "'Action: Search'"),
+        ("Write <|begin_of_query|> query <|end_of_query|>. ", Reads(), r"'<\|begin_of_query\|>'"),
+    ],
+)  # fmt: skip
+def test_prompts_that_ask_for_calls_which_the_loop_does_not_read_are_refused(text, reads, said):
+    texts = questions(3, ASKS + text)
+    with pytest.raises(
+        PreflightError, match=f"^k: 3 of 3 rows .100%., first f row 0: the prompt asks for calls as {said}"
+    ):
+        look_at(rows(*texts), "k", reads)
+    few = look_at(rows(texts[0], *questions(3, ASKS + "Now. ")), "k", reads)
+    assert len(few) == 1 and "1 of 4 rows (25%)" in few[0]  # said, not refused
+
+
+@pytest.mark.parametrize(
+    "text, reads",
+    [
+        (HERMES, Reads()),
+        (CODER, Reads("qwen3_coder")),
+        (HERMES + SEARCH, Reads()),  # it names what is read, too
+        (SEARCH, Reads("a_parser_of_ones_own")),
+        (SEARCH, Reads(default_loop="my_loop")),
+        ("What does <search> mean in HTML? ", Reads()),
+        ("", Reads()),
+    ],
+)
+def test_calls_that_the_loop_reads_pass(text, reads):
+    assert look_at(rows(*questions(3, ASKS + text)), "k", reads) == []
+
+
+def test_rows_of_a_loop_of_ones_own_are_not_judged():
+    texts = questions(2, ASKS + SEARCH)
+    assert look_at(rows(*texts, agent="my_loop"), "k", Reads()) == []
+    with pytest.raises(PreflightError, match="asks for calls"):
+        look_at(rows(*texts, agent="search_agent"), "k", Reads(default_loop="my_loop"))
+
+
+def test_a_prompt_that_asks_for_calls_in_a_run_without_a_tool_is_said():
+    (line,) = look_at(rows(*questions(2, ASKS + SEARCH)), "k", Reads(calls=False))
+    assert "'<search> query </search>', and the run has no tool (search.max_searches=0)" in line
+
+
+BOXED = {"target": ["4"], "form": "boxed"}
+
+
+@pytest.mark.parametrize(
+    "text, truth, said",
+    [
+        ("Put it in \\boxed{}. ", None, r"'\\\\boxed', and the reward reads <answer>..</answer>"),
+        (
+            "Put it in \\boxed{}. ",
+            {"target": ["4"], "form": "tag"},
+            r"'\\\\boxed', and the reward reads <answer>",
+        ),
+        (ASKS, BOXED, r"'<answer>', and the reward reads \\boxed{..}"),
+        ('Output the final answer after "####". ', BOXED, "'####\"', and the reward reads"),
+        ("The last line is Answer: $Answer (without quotes). ", BOXED, "'Answer: .', and the reward reads"),
+        ("End with Final answer: YOUR ANSWER. ", None, "'Final answer:', and the reward reads"),
+    ],
+)
+def test_prompts_that_ask_for_another_form_of_answer_are_refused(text, truth, said):
+    texts = questions(2, text)
+    with pytest.raises(PreflightError, match=f"first f row 0: the prompt asks for an answer as {said}"):
+        look_at(rows(*texts, truth=truth), "k", Reads())
+    assert look_at(rows(*texts, truth=truth), "k", Reads(answers=False)) == []
+
+
+@pytest.mark.parametrize(
+    "text, truth",
+    [
+        (ASKS, None),
+        ("Put it in \\boxed{}. ", BOXED),
+        ("Write <answer> \\boxed{} </answer>. ", BOXED),
+        ("", {"target": ["a"], "form": "tag"}),  # for a policy that writes the tag unasked
+        ("#### Task\n" + ASKS, None),
+    ],
+)
+def test_answers_that_the_reward_reads_pass(text, truth):
+    assert look_at(rows(*questions(2, text), truth=truth), "k", Reads()) == []
+
+
+def test_a_prompt_that_asks_for_no_form_is_said():
+    (line,) = look_at(rows(*questions(2, "")), "k", Reads())
+    assert "2 of 2 rows (100%)" in line and "does not say how an answer is written" in line
+
+
+def test_text_in_parts_is_read_and_an_earlier_answer_is_not():
+    parts = [{"type": "image"}, {"type": "text", "text": SEARCH}]
+    prompt = [
+        {"role": "user", "content": parts},
+        {"role": "assistant", "content": HERMES},
+        {"role": "user", "content": "q"},
+    ]
+    assert list(asked(prompt).calls) == ["tags"]

@@ -1,0 +1,133 @@
+"""What shows in all rows together: rows that stand there more than once, answers that look like something else, and prompts
+that ask the policy to write what the run does not read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from verl_credit.errors import PreflightError
+from verl_credit.names import AGENT_NAME, AGENTS
+from verl_credit.recipe.asked import SHOWN, VERLS, asked
+from verl_credit.recipe.doctor.data import Row
+from verl_credit.turns.reward.golds import doubt, gold_answers
+from verl_credit.turns.reward.qa import BOXED, answer_form, stated_form
+
+OURS = "pkg://verl_credit.turns.reward.qa"
+"""``reward.custom_reward_function.path`` of a run whose reward is ours."""
+FORMAT = "actor_rollout_ref.rollout.multi_turn.format"
+
+
+class Reads(NamedTuple):
+    """What a run reads of what its policy writes."""
+
+    format: str = "hermes"
+    """``multi_turn.format``: the parser of calls. A name that verl does not have is the user's parser."""
+    calls: bool = True
+    """The run has a tool."""
+    answers: bool = True
+    """The reward is ours."""
+    default_loop: str = AGENT_NAME
+
+
+class Finding(NamedTuple):
+    rows: list[Row]
+    says: str
+    """Of the first of these rows."""
+    lost: bool = False
+    """These rows' rewards would be 0, whatever the policy knows."""
+
+
+def look_at(rows: Sequence[Row], key: str, reads: Reads) -> list[str]:
+    """Lines about the rows of a key. Raises PreflightError where half of the rows or more are lost."""
+    lines = []
+    for found in (_repeated(rows), _doubted(rows), *_unread(rows, reads)):
+        if not found.rows:
+            continue
+        share = f"{len(found.rows)} of {len(rows)} rows ({len(found.rows) / len(rows):.0%})"
+        lines.append(f"{key}: {share}, first {found.rows[0].where}: {found.says}")
+        if found.lost and 2 * len(found.rows) >= len(rows):
+            raise PreflightError(lines[-1])
+    return lines
+
+
+def _repeated(rows: Iterable[Row]) -> Finding:
+    firsts: dict[bytes, Row] = {}
+    found, others, says = [], 0, ""
+    for row in rows:
+        text = json.dumps(row.prompt, sort_keys=True, default=repr)
+        first = firsts.setdefault(
+            hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=16).digest(), row
+        )
+        if first is not row:
+            says = says or f"the prompt of {first.where} stands here again; a run expects a question once"
+            others += gold_answers(first.truth) != gold_answers(row.truth)
+            found.append(row)
+    return Finding(found, says + (f" ({others} of them have other gold answers)" if others else ""))
+
+
+def _doubted(rows: Iterable[Row]) -> Finding:
+    found, says = [], ""
+    for row in rows:
+        golds, number = gold_answers(row.truth), answer_form(row.truth) == BOXED
+        looks = ((gold, what) for gold in golds if (what := doubt(gold, number=number)))
+        if (one := next(looks, None)) is not None:
+            says = says or f"the gold answer {one[0]!r:.80} looks like {one[1]}, and is compared as it stands"
+            found.append(row)
+    return Finding(found, f"{says}; several answers are a list")
+
+
+def _unread(rows: Iterable[Row], reads: Reads) -> Iterator[Finding]:
+    calls, answers, unasked, said = [], [], [], {}
+    for row in rows:
+        asks, form = asked(row.prompt), answer_form(row.truth)
+        known = reads.format in VERLS and (row.agent or reads.default_loop) in AGENTS
+        if asks.calls and not (reads.calls and (not known or reads.format in asks.calls)):
+            calls.append(row)
+            said.setdefault("call", asks.calls)
+        if reads.answers and form not in asks.answers and asks.answers:
+            answers.append(row)
+            said.setdefault("answer", (form, next(iter(asks.answers.values()))))
+        if reads.answers and not asks.answers and stated_form(row.truth) is None:
+            unasked.append(row)
+    if calls:
+        yield Finding(calls, _lost_calls(said["call"], reads), lost=reads.calls)
+    if answers:
+        form, shown = said["answer"]
+        yield Finding(
+            answers,
+            f"the prompt asks for an answer as {shown!r}, and the reward reads {SHOWN[form]} "
+            f"(reward_model.ground_truth.form={form!r}): it would be 0. Ask for that form in the prompt, as `verl-credit "
+            "prepare` does, or give the row the form that the prompt asks for (tag or boxed)",
+            lost=True,
+        )
+    if unasked:
+        form = SHOWN[answer_form(unasked[0].truth)]
+        yield Finding(
+            unasked,
+            f"the prompt does not say how an answer is written, and the reward reads {form} alone; say it there, or give "
+            "the rows a form (reward_model.ground_truth.form) where the policy writes it unasked",
+        )
+
+
+def _lost_calls(asks: dict[str, str], reads: Reads) -> str:
+    form, shown = next(iter(asks.items()))
+    if not reads.calls:
+        return f"the prompt asks for calls as {shown!r}, and the run has no tool (search.max_searches=0)"
+    way = (
+        f"set {FORMAT}={form}, whose parser reads them"
+        if form in VERLS
+        else "write the prompt without them: the chat template adds the search tool and how it is called (`verl-credit "
+        "prepare qa --source FILE --out DIR` does it for a file with questions and answers), or name a parser of your own "
+        "there"
+    )
+    reads_as = {"hermes": " (<tool_call>{json}</tool_call>)", "qwen3_coder": " (<function=NAME>)"}.get(
+        reads.format, ""
+    )
+    return (
+        f"the prompt asks for calls as {shown!r}, and the run's loop reads those of {FORMAT}={reads.format}{reads_as}: "
+        f"every call would be lost; {way}"
+    )
