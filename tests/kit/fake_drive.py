@@ -48,7 +48,7 @@ def plan(given: list[str], behaviour: dict) -> None:
     fits = helped or not behaviour.get("large")
     phase = {"where": "device", "capacity": 2 * GIB, "problems": []}
     phases = [
-        phase | {"name": name, "parts": {"weights": GIB}, "total": GIB if fits else 3 * GIB, "fits": fits} for name in PHASES
+        phase | {"name": name, "parts": {"weights": GIB}, "live_bytes": GIB, "total": GIB if fits else 3 * GIB, "fits": fits} for name in PHASES
     ]  # fmt: skip
     remedy = {"what": "LoRA", "overrides": [behaviour.get("remedy", "x=1")], "missing": 0}
     print(json.dumps({
