@@ -5,7 +5,7 @@
 # make reliability: what the project was put through, hours of two cores, resumable (evidence/reliability/).
 # make evidence-raw: the raw results behind evidence's tables, unpacked into build/evidence (evidence/archive.py).
 # make gpu-evidence [HARDWARE=node8|h100x1|spark] [ARGS="--model FOLDER"]: what a GPU machine shows (evidence/gpu/).
-# make gpu-rehearsal: the training runs of gpu-evidence at a size for two cores, with the same driver; five minutes.
+# make gpu-rehearsal: the training runs of gpu-evidence at a size for two cores, with the same driver; minutes.
 # make docs: the site with the API reference, in build/site; its environment needs neither torch nor verl.
 # make real QUESTIONS=FILE: five steps with trained weights on HotpotQA's questions (docs/real.md), and their report.
 # make test-browser: the pages in a headless Chromium of the system (Debian: apt-get install chromium); pictures in build/browser.

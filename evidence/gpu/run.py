@@ -1,7 +1,7 @@
 """One command for a GPU machine: runs every part in order of value, and writes a table of results beside predictions.
 
     python evidence/gpu/run.py [--hardware node8|h100x1|spark] [--model FOLDER] [--parts kernels,branches] [--again]
-    python evidence/gpu/run.py --device cpu --tiny      the same command at a size for two cores, about seven minutes
+    python evidence/gpu/run.py --device cpu --tiny      the same command at a size for two cores, in minutes
 
 Every part is a separate process with a time limit. Its results are written at once to OUT/results/DEVICE/PART.json. A
 second call skips parts that are done for this device and this code, and continues those that were cut. OUT/README.md is

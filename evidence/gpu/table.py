@@ -24,7 +24,7 @@ code at a small size.
 The first part, `half_hour`, trains the recipes for larger models on one GPU: five runs with random weights in Qwen3's
 shapes, prepared trajectories that search, and a coin as reward ([`half_hour/order.py`](half_hour/order.py)). It can be
 started alone, and then it outlives its shell: `python evidence/gpu/half_hour/drive.py --help`. Its
-`half_hour.json` belongs to the device's results. `make gpu-rehearsal` runs the same driver on two cores in five minutes.
+`half_hour.json` belongs to the device's results. `make gpu-rehearsal` runs the same driver on two cores, in minutes.
 """
 NO_GPU = """
 **No GPU has run this yet.** The table below is of a CPU at toy sizes: it shows that the command works and says nothing about

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from omegaconf import OmegaConf
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "evidence"))
@@ -236,37 +235,6 @@ def test_as_a_part_it_is_not_done_before_every_run_is(half_hour, tmp_path):
         assert ("R4 failed: exit code 1: starting | out of memory" in printed) == (code == 1)
     assert set(states(record.read(path)).values()) == {"done"}
     assert "hardware=h100x1" in (half_hour.runs / "R4" / "argv").read_text()  # one GPU of eight
-
-
-@pytest.mark.parametrize("engine", [order.VLLM, order.HF, "rehearsal"])
-@pytest.mark.parametrize("run", order.QUEUE, ids=lambda run: run.name)
-def test_a_run_is_accepted_and_cuts_rows_in_number_only(run, engine, tmp_path, monkeypatch):
-    """No GPU is here to start them: that they compose and pass validation is what can be known."""
-    from gpu.half_hour import world
-
-    from kit.recipes import OWN, load_config
-    from verl_credit.recipe.rules import validate
-
-    tiny = engine == "rehearsal"
-    monkeypatch.setattr(world, "read_manifest", lambda *given: {"tiny": tiny})
-    given = order.overrides(run, tiny=tiny, engine=order.HF if tiny else engine, hardware="h100x1")
-    given += world.overrides(tmp_path, "http://127.0.0.1:1", tmp_path, run.recipe)
-    config = load_config(run.recipe, [*given, f"run_dir={tmp_path}"])
-    validate(config)
-    assert config.actor_rollout_ref.rollout.name == (order.HF if tiny else engine)
-    assert config.trainer.device == ("cpu" if tiny else "cuda") and config.phase_memory
-    assert config.trainer.total_training_steps == run.steps
-    own = load_config(run.recipe, OWN)
-    lengths = (
-        "data.max_prompt_length",
-        "data.max_response_length",
-        "search.max_new_tokens",
-        "search.max_searches",
-    )
-    of = lambda tree: [OmegaConf.select(tree, key) for key in lengths]  # noqa: E731
-    assert tiny or of(config) == of(own)
-    rows = config.data.train_batch_size * config.actor_rollout_ref.rollout.n
-    assert rows < own.data.train_batch_size * own.actor_rollout_ref.rollout.n
 
 
 @pytest.mark.slow

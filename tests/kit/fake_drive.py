@@ -46,10 +46,15 @@ def plan(given: list[str], behaviour: dict) -> None:
         return
     helped = behaviour.get("remedy") in given
     fits = helped or not behaviour.get("large")
-    phase = {"where": "device", "capacity": 2 * GIB, "problems": []}
-    phases = [
-        phase | {"name": name, "parts": {"weights": GIB}, "total": GIB if fits else 3 * GIB, "fits": fits} for name in PHASES
-    ]  # fmt: skip
+    phase = {
+        "where": "device",
+        "capacity": 2 * GIB,
+        "problems": [],
+        "parts": {"weights": GIB},
+        "live_bytes": GIB,
+    }
+    phase |= {"total": GIB if fits else 3 * GIB, "fits": fits}
+    phases = [phase | {"name": name} for name in PHASES]
     remedy = {"what": "LoRA", "overrides": [behaviour.get("remedy", "x=1")], "missing": 0}
     print(json.dumps({
         "fits": fits, "phases": phases, "remedies": [] if fits else [remedy], "assumptions": {"mfu": 0.35},
