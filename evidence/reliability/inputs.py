@@ -34,6 +34,7 @@ KINDS = {
     "calls": "tool calls and their arguments",
     "rows": "parquet files for training",
     "questions": "published question sets for `prepare`",
+    "answers": "gold answers in the forms of public files",
     "requests": "requests to the retriever",
     "tables": "tables of trials",
     "run_folders": "run folders for `report` and `diff`",

@@ -49,6 +49,11 @@ def refused(tmp_path, rows, key="data.train_files"):
         (answered({"target": {"a": "b"}}), "reward_model.ground_truth is {'target': {'a': 'b'}}: expected"),
         (answered(True), "reward_model.ground_truth is True: expected"),
         (
+            answered({"target": "['a', 'b"}),
+            "reward_model.ground_truth is {'target': \"['a', 'b\"}: expected {'target': [gold, ...]} with at least one "
+            "non-empty gold answer, text or number; \"['a', 'b\" begins as a list of answers does and cannot be read as one",
+        ),
+        (
             answered({"target": ["a"], "form": "box"}),
             "reward_model.ground_truth.form is 'box': expected one of tag, boxed",
         ),

@@ -129,6 +129,35 @@ def test_data(config, tmp_path):
     assert says(found, FAIL, "holds 16 rows; at least 17")
 
 
+def test_what_is_odd_about_the_rows_is_a_warning(config, tmp_path):
+    path = str(tmp_path / "train.parquet")
+    parquet.write_table(pa.Table.from_pylist(different(4) * 4), path)
+    config.data.train_files = path
+    found = looked_at(config, "data.train_files")["data.train_files"]
+    assert says(
+        found, WARN, f"12 of 16 rows (75%), first {path} row 4: the prompt of {path} row 0 stands here again"
+    )
+
+
+def test_a_file_whose_prompts_ask_for_another_protocol_is_refused(config, tmp_path):
+    path = str(tmp_path / "train.parquet")
+    rows = different(16)
+    for row in rows:
+        row["prompt"][0]["content"] += " You can search with <search> query </search>."
+    parquet.write_table(pa.Table.from_pylist(rows), path)
+    config.data.train_files = path
+    found = looked_at(config, "data.train_files")["data.train_files"]
+    assert says(found, FAIL, "16 of 16 rows", "'<search> query </search>'", "multi_turn.format=hermes")
+    config.actor_rollout_ref.rollout.multi_turn.format = "tags_of_my_own"
+    assert says(looked_at(config, "data.train_files")["data.train_files"], PASS, "16 rows")
+    for row in rows:
+        row["prompt"][0]["content"] = f"Put the answer in \\boxed{{}}. {row['prompt'][0]['content'][-80:]}"
+    parquet.write_table(pa.Table.from_pylist(rows), path)
+    assert says(looked_at(config, "data.train_files")["data.train_files"], FAIL, "asks for an answer as")
+    config.reward.custom_reward_function.path = "my_reward.py"
+    assert says(looked_at(config, "data.train_files")["data.train_files"], PASS, "16 rows")
+
+
 def test_a_file_of_rows_is_read_once(config, tmp_path, monkeypatch):
     path = str(tmp_path / "train.parquet")
     parquet.write_table(pa.Table.from_pylist([GOOD] * 16), path)

@@ -101,7 +101,7 @@ CHECKS: tuple[Check, ...] = (
     ),
     Check("tokenizer", INPUTS, ALWAYS, inputs.check_tokenizer, "the model's tokenizer loads", ("model",), event="data"),
     Check("template", INPUTS, ALWAYS, with_verl("template"),
-          "the chat template writes the tools and what a call returns", ("tokenizer",)),
+          "the chat template writes the tools and what a call returns, and the loop reads its calls", ("tokenizer",)),
     *(
         Check(f"prompts of {key}", INPUTS, ALWAYS, partial(inputs.check_prompts, key=key),
               "every prompt fits data.max_prompt_length", ("tokenizer", key), event="data")

@@ -29,8 +29,12 @@ NORMALISED = ("normalized_aliases", "normalizedaliases")
 SPLIT = "<|answer_split|>"
 DEEPEST = 6
 
-_LIST = re.compile(r"""\[[\[\s]*b?["']""")
-_BYTES = re.compile(r"""b(["']).*\1""", re.DOTALL)
+# A bracket and the text in it: no other text begins so.
+_LIST = re.compile(
+    rf"""(?:array\()?\[[\[\s]*b?["']|\{{\s*["'](?:{"|".join((*MAIN, *ALIASES))})["']\s*:""", re.IGNORECASE
+)
+_LIKE = re.compile(r"""\[.*,.*\]|\{.*:.*\}|[\[({]\s*(?:"[^"]*"|'[^']*')\s*[,:].*""", re.DOTALL)
+_BYTES = re.compile(r"""b(?:"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')""", re.DOTALL)
 _JOINED = re.compile(r"\S\s*?(\|\|\||</s>|\[SEP\]|[|;\t\n])\s*\S")
 _MISSING = ("nan", "NaN", "None", "null", "NULL", "NaT", "<NA>")
 _FLOAT = re.compile(r"[-+]?\d+\.0+")
@@ -135,8 +139,9 @@ def decoded(value: object) -> object:
         return value
     if isinstance(found, dict):
         return found if {str(key).lower() for key in found} & {*MAIN, *ALIASES} else value
-    empty = text[0] == "[" and all(member in (None, []) for member in found)
-    return found if quoted or empty else value
+    if text[0] == "[" and all(member in (None, []) for member in found):
+        raise ValueError(f"{value!r:.80} is a list without an answer in text")
+    return found if quoted else value
 
 
 def doubt(gold: str, *, number: bool = False) -> str:
@@ -150,7 +155,7 @@ def doubt(gold: str, *, number: bool = False) -> str:
         return f"several answers joined by {joined!r}"
     if number:
         return ""
-    if (text[:1] + text[-1:] == "[]" and "," in text) or (text[:1] + text[-1:] == "{}" and ":" in text):
+    if _LIKE.fullmatch(text):
         return "a list or an object in text"
     if text in _MISSING:
         return "a missing value in text"

@@ -68,7 +68,7 @@ class _Reader:
             raise NotALiteral("it is cut off")
         token = self.tokens[self.place]
         if expected and token[1] not in expected:
-            raise NotALiteral(f"{token[1]:.20} where {' or '.join(expected)} belongs")
+            raise NotALiteral(f"{token[1][:20]!r} where {' or '.join(expected)} belongs")
         self.place += 1
         return token
 
@@ -94,7 +94,7 @@ class _Reader:
             return self.mapping(depth)
         if token in _CLOSING:
             return self.members(token, depth)
-        raise NotALiteral(f"{token:.20} without quotes")
+        raise NotALiteral(f"{token[:20]!r} without quotes")
 
     def array(self, depth: int) -> list:
         self.next("(")
@@ -116,7 +116,7 @@ class _Reader:
         while self.peek() != "}":
             kind, token, _ = self.next()
             if kind != "text" or (key := _text(token)) in entries:
-                raise NotALiteral(f"{token:.20} as a key")
+                raise NotALiteral(f"{token[:20]!r} as a key")
             self.next(":")
             entries[key] = self.value(depth + 1)
             if self.peek() != "}":
@@ -127,8 +127,8 @@ class _Reader:
     def members(self, opening: str, depth: int) -> list:
         closing, members, commas, blanks, quoted = _CLOSING[opening], [], 0, 0, self.quoted
         while self.peek() != closing:
-            if members and self.place and self.tokens[self.place - 1][1] != ",":
-                if not (self.left() and self.tokens[self.place][2]):
+            if members and self.left() and self.tokens[self.place - 1][1] != ",":
+                if not self.tokens[self.place][2]:
                     raise NotALiteral("two texts without a comma or a blank between them")
                 blanks += 1
             members.append(self.value(depth + 1))
@@ -156,7 +156,7 @@ def _text(token: str) -> str:
             warnings.simplefilter("ignore")  # Python warns of an escape that it does not know
             return _without_control(ast.literal_eval(token.replace("\n", "\\n")))
     except (ValueError, SyntaxError, MemoryError, RecursionError) as error:
-        raise NotALiteral(f"{token:.40}: {error}") from None
+        raise NotALiteral(f"{token[:40]!r}: {error}") from None
 
 
 def _without_control(text: str) -> str:
