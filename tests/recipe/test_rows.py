@@ -122,7 +122,7 @@ BOXED = {"target": ["4"], "form": "boxed"}
             r"'\\\\boxed', and the reward reads <answer>",
         ),
         (ASKS, BOXED, r"'<answer>', and the reward reads \\boxed{..}"),
-        ('Output the final answer after "####". ', BOXED, "'after \"####', and the reward reads"),
+        ('Output the final answer after "####". ', BOXED, "'####\"', and the reward reads"),
         ("The last line is Answer: $Answer (without quotes). ", BOXED, "'Answer: .', and the reward reads"),
         ("End with Final answer: YOUR ANSWER. ", None, "'Final answer:', and the reward reads"),
     ],

@@ -1,4 +1,7 @@
-"""What a prompt asks the policy to write, in the forms of published prompts: a call of a tool, and an answer."""
+"""What a prompt asks the policy to write, in the forms of published prompts: a call of a tool, and an answer.
+
+Every pattern begins with fixed text, for which Python looks thirty times as fast: a file has 170,000 prompts.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ VERLS = {
     "seed": r"<seed:tool_call>",
     "minimax": r"<minimax:tool_call>",
     "kimi": r"<\|tool_call_begin\|>",
-    "gpt-oss": r"\bto=functions\.",
+    "gpt-oss": r"to=functions\.",
     "deepseek_v4": "<\uff5cDSML\uff5c",
     "gemma4": r"<\|tool_call>",
 }
@@ -25,17 +28,19 @@ CALLS = {
     # Search-R1, ReSearch and others; a pair, because HTML has the tag, too
     "tags": r"<(search|web_search|search_query|tool_use|function_calls?)>[^<]*</\1>",
     "tokens": r"<\|begin_of_query\|>|<\|begin_search_query\|>",
-    "ReAct": r"(?i)\baction(?: \d+)?: ?(?:search|\[?tool)\b",
+    "ReAct": r"Action(?: \d+)?: ?(?:[Ss]earch|\[?[Tt]ool)\b",
 }
 ANSWERS = {
     TAG: r"<answer>",
     BOXED: r"\\boxed",
-    "final answer": r"(?i)\bfinal answer(?: is)?:",
-    "answer line": r"\bAnswer: ?(?:\$|\\boxed|\[|<)",
-    "hashes": r"(?i)\b(?:after|with|by) [\"'`“]?####",
+    "Final answer": r"Final [Aa]nswer(?: is)?:",
+    "final answer": r"final answer(?: is)?:",
+    "answer line": r"Answer: ?(?:\$|\\boxed|\[|<)",
+    "hashes": r"####(?:[\"'`”.]| ?[<\[{])",  # no heading of Markdown
 }
 """Forms of an answer. The first two are those of ``ground_truth.form``."""
 SHOWN = {TAG: "<answer>..</answer>", BOXED: "\\boxed{..}"}
+_CALLS, _ANSWERS = ({name: re.compile(p) for name, p in forms.items()} for forms in (CALLS, ANSWERS))
 
 
 class Asked(NamedTuple):
@@ -49,11 +54,11 @@ def asked(prompt: list[dict]) -> Asked:
     text = "\n".join(
         _text(message.get("content")) for message in prompt if message["role"] in ("system", "user")
     )
-    return Asked(_found(CALLS, text), _found(ANSWERS, text))
+    return Asked(_found(_CALLS, text), _found(_ANSWERS, text))
 
 
-def _found(forms: Mapping[str, str], text: str) -> dict[str, str]:
-    matches = {name: re.search(pattern, text) for name, pattern in forms.items()}
+def _found(forms: Mapping[str, re.Pattern], text: str) -> dict[str, str]:
+    matches = {name: pattern.search(text) for name, pattern in forms.items()}
     return {name: match[0][:40] for name, match in matches.items() if match}
 
 

@@ -135,6 +135,13 @@ def test_a_call_that_no_parser_of_verl_reads_is_refused():
         check(WHOLE.replace(CALLS, OWN_CALL))
 
 
+def test_a_template_that_cannot_write_the_whole_dialogue_is_refused():
+    """verl's builder writes the result alone behind the ids that it has."""
+    raises = "{% if messages | length > 2 and tools %}{{ raise_exception('too long') }}{% endif %}"
+    with pytest.raises(PreflightError, match="cannot write .*TemplateError: too long"):
+        check(raises + WHOLE.replace(CALLS, HERMES_CALL))
+
+
 def test_the_lab_s_own_template_is_read():
     check(CHAT_TEMPLATE, "search.require_schema=false")
 

@@ -117,6 +117,7 @@ def test_a_real_answer_that_looks_odd_stays_as_it_stands(gold):
         ("['a'] and more", "something stands behind it"),
         (r"['\frac{1}{2}']", "an escape that gives a control character"),
         (r"['2 \times 3']", "an escape that gives a control character"),
+        (r'["\ud800"]', "half of a character"),
         ("[" * 9 + "'a'" + "]" * 9, "nested more than"),
         ("[]", "at least one non-empty"),
         ("[null]", "at least one non-empty"),
@@ -172,6 +173,11 @@ def test_the_form_of_a_row_is_read_from_text_too():
 def test_an_answer_that_looks_like_something_else_is_doubted_and_compared_as_it_stands(gold, number, what):
     assert doubt(gold, number=number) == what
     assert gold_answers(gold) == [gold]
+
+
+def test_a_long_answer_is_doubted_in_time():
+    for text in ("[" + "," * 200_000, "a" + " " * 200_000 + "b", "{" + ":'" * 100_000, "a\n" * 100_000):
+        doubt(text)
 
 
 @pytest.mark.parametrize(

@@ -208,7 +208,11 @@ def _unread_call(config: DictConfig, meter) -> str:
     """
     from verl.experimental.agent_loop.tool_parser import ToolParser
 
-    text, wanted = meter.text([*QUESTION, CALL]), config.actor_rollout_ref.rollout.multi_turn.format
+    wanted = config.actor_rollout_ref.rollout.multi_turn.format
+    try:
+        text = meter.text([*QUESTION, CALL, {"role": "tool", "content": RESULT}])
+    except Exception as error:
+        return f"cannot write a dialogue with a call and what it returns: {line_of(error)[:300]}"
     if QUERY not in text or wanted not in ToolParser._registry:  # `check_names` refuses an unknown one
         return ""
     ids = meter.tokenizer.encode(text, add_special_tokens=False)

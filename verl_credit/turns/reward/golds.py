@@ -33,7 +33,7 @@ DEEPEST = 6
 _LIST = re.compile(
     rf"""(?:array\()?\[[\[\s]*b?["']|\{{\s*["'](?:{"|".join((*MAIN, *ALIASES))})["']\s*:""", re.IGNORECASE
 )
-_LIKE = re.compile(r"""\[.*,.*\]|\{.*:.*\}|[\[({]\s*(?:"[^"]*"|'[^']*')\s*[,:].*""", re.DOTALL)
+_LIKE = re.compile(r"""[\[({]\s*(?:"[^"]*"|'[^']*')\s*[,:]""")
 _BYTES = re.compile(r"""b(?:"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')""", re.DOTALL)
 _JOINED = re.compile(r"\S\s*?(\|\|\||</s>|\[SEP\]|[|;\t\n])\s*\S")
 _MISSING = ("nan", "NaN", "None", "null", "NULL", "NaT", "<NA>")
@@ -155,7 +155,8 @@ def doubt(gold: str, *, number: bool = False) -> str:
         return f"several answers joined by {joined!r}"
     if number:
         return ""
-    if _LIKE.fullmatch(text):
+    around = text[:1] + text[-1:]
+    if (around == "[]" and "," in text) or (around == "{}" and ":" in text) or _LIKE.match(text):
         return "a list or an object in text"
     if text in _MISSING:
         return "a missing value in text"

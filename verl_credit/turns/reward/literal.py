@@ -161,6 +161,6 @@ def _text(token: str) -> str:
 
 def _without_control(text: str) -> str:
     r"""LaTeX whose backslashes were not doubled: "\frac" would become a form feed and "rac"."""
-    if any(ord(character) < 32 for character in text.rstrip("\n")):
-        raise NotALiteral("an escape that gives a control character")
+    if any(ord(character) < 32 or "\ud800" <= character < "\ue000" for character in text.rstrip("\n")):
+        raise NotALiteral("an escape that gives a control character or half of a character")
     return text
