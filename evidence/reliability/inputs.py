@@ -32,6 +32,7 @@ KINDS = {
     "campaign_files": "campaign files, and campaigns' folders",
     "trajectories": "what the policy writes, what a search finds",
     "calls": "tool calls and their arguments",
+    "thoughts": "turns of policies that think, with every parser of verl",
     "rows": "parquet files for training",
     "questions": "published question sets for `prepare`",
     "answers": "gold answers in the forms of public files",

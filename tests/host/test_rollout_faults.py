@@ -9,6 +9,7 @@ from ray.exceptions import RayActorError
 from verl_credit.errors import IntegrityError
 from verl_credit.host.rollout.agent_manager import RolloutWatch, check_rollouts
 from verl_credit.host.step.metrics import check_evaluation_faults, check_tool_faults
+from verl_credit.turns.book import NO_TOKEN
 
 
 def test_failed_rollouts_stop_the_run_unless_tolerated():
@@ -27,6 +28,8 @@ def test_too_many_tool_faults_stop_the_run():
         check_tool_faults(lost, 4, 0.2, "http://me:secret@x")
     with pytest.raises(IntegrityError, match=r"1 of 4 rows .* tools: 1 connect; .*\)\.$"):
         check_tool_faults(lost, 4, 0.2, None)
+    with pytest.raises(IntegrityError, match=r"faults of the engine .*: 1 engine_no_token; .*\)\.$"):
+        check_tool_faults(Counter({NO_TOKEN: 1}), 4, 0.2, "http://x")
 
 
 def test_an_evaluation_without_its_retriever_is_no_evaluation():

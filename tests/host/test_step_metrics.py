@@ -21,7 +21,7 @@ from verl_credit.records.run.events import (
 )
 from verl_credit.records.run.files import EVENTS, read_json_lines
 from verl_credit.turns.assign import CreditRun, StepCredit, StepInputs
-from verl_credit.turns.book import STOP_REASONS, RowRecord
+from verl_credit.turns.book import NO_TOKEN, STOP_REASONS, RowRecord
 from verl_credit.turns.search.faults import FAULT_CODES
 
 GARBAGE = 1e9  # stands where nothing may be read
@@ -205,11 +205,13 @@ def test_scores_are_means_over_the_rows_that_count(turns):
 
 
 def test_faults_are_counted_by_code(tokenizer):
-    rows = [lost_row("connect"), lost_row("deadline"), lost_row("deadline"), row(0, 1.0)]
+    rows = [*map(lost_row, ("connect", "deadline", "deadline", NO_TOKEN)), row(0, 1.0)]
     got = row_metrics(turn_batch(rows, tokenizer))
     faults = {name: value for name, value in got.items() if "fault_" in name}
-    counted = {"connect": 1, "deadline": 2, "rows": 3}
-    assert faults == {f"credit/tool/fault_{name}": counted.get(name, 0) for name in [*FAULT_CODES, "rows"]}
+    counted = {"connect": 1, "deadline": 2, NO_TOKEN: 1, "rows": 4}
+    assert faults == {
+        f"credit/tool/fault_{name}": counted.get(name, 0) for name in [*FAULT_CODES, NO_TOKEN, "rows"]
+    }
 
 
 def test_gains_over_the_turns_that_have_one(turns):

@@ -98,6 +98,7 @@ class ScriptedPolicy:
         ids = ids[: sampling_params["max_tokens"]]
         return SimpleNamespace(
             token_ids=ids,
+            stop_reason="completed" if ids else "aborted",
             log_probs=[-0.5] * len(ids),
             routed_experts=None,
             num_preempted=0,

@@ -221,6 +221,7 @@ ROLLOUT, ACTOR, MODEL = (f"actor_rollout_ref.{role}" for role in ("rollout", "ac
 MODE, SCORER, ROWS = "info_gain_norm_mode", "info_gain_scorer", "info_gain_scorer=rows"
 ATTENTION = f"{MODEL}.override_config.attn_implementation"
 PENALTY = "reward.custom_reward_function.reward_kwargs.format_penalty"
+REASONING = "reward.custom_reward_function.reward_kwargs.include_reasoning"
 BYPASS = "rollout_correction.bypass_mode=true"  # the branch scorer needs the forward that it saves
 CLIP_OFF = f"{LOSS}.dynamic_clip=false"
 ALONE = (f"{MODE}=none", CLIP_OFF)  # no turn mode
@@ -253,6 +254,7 @@ RULES = [  # (overrides, the first one refused; a part of what is said of it)
       for outcome in ("maxrl", "reinforce_pp", mine("own_outcome")) for mode in ("joint", "turn-group")),
     ([f"{PENALTY}=0.5", "advantage_mode=maxrl"], "divides by the mean outcome, .* set it to 0"),
     ([f"{PENALTY}=null", "advantage_mode=maxrl"], "expected a number"),
+    ([f"{REASONING}=true"], r"expected \$\{search.include_reasoning\}, so that loop and reward read"),
     (["use_kl_in_reward=true", "advantage_mode=maxrl"], "divides by the mean outcome, .*use_kl_loss instead"),
     # token level
     *(([f"{MODE}=turn-group-v1d", f"transform_mode={mode}", ENTROPY], f"{mode}: .* shapes rewards itself, .* set it to none")
@@ -326,6 +328,8 @@ ACCEPTED = [
     *([f"transform_mode={mode}"] for mode in TRANSFORMS),
     *([f"transform_mode={mode}", "uncertainty_kind=entropy", *ALONE] for mode in CANONICAL),
     ["advantage_mode=maxrl", f"{MODE}=separate", CLIP_OFF, f"{PENALTY}=0"],
+    ["search.include_reasoning=true"],
+    ["reward.custom_reward_function.path=mine.py", f"{REASONING}=true"],
     ["advantage_mode=grpo", f"{MODE}=joint", CLIP_OFF, f"{PENALTY}=0.5", "use_kl_in_reward=true"],
     [f"{MODE}=turn-group-unbiased"],
     [f"advantage_mode={mine('own_outcome')}", "+algorithm.advantage_params.a=1"],

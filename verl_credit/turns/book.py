@@ -20,6 +20,8 @@ from verl_credit.names import ROW_RECORD, TURN_IDS, TURN_REWARDS
 STOP_REASONS = ("answer", "no_answer", "turn_length", "bad_call", "length", "max_turns", "tool_fault")
 """``turn_length``: search.max_new_tokens cut the last turn before its call or answer was complete; ``length``: the row is
 full."""
+NO_TOKEN = "engine_no_token"
+"""The ``tool_fault`` of a row whose engine returned no token for a turn after the first."""
 
 
 @dataclass

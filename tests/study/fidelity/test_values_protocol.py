@@ -63,7 +63,8 @@ def same_as_verl(tokenizer, script, *overrides, **limits):
     ids, turns, reward = trajectory(tokenizer, script, documents, **limits)
     assert tokenizer.decode(ids) == tokenizer.decode(output.response_ids)
     assert (ids, turns) == (output.response_ids, output.turn_ids)
-    assert reward == compute_score("", "", TRUTH, {ROW_RECORD: record(output)})["em"]
+    kwargs = {"include_reasoning": limits.get("include_reasoning", False)}
+    assert reward == compute_score("", "", TRUTH, {ROW_RECORD: record(output)}, **kwargs)["em"]
     return reward
 
 
@@ -100,6 +101,20 @@ def call(body):
 )
 def test_a_trajectory_is_verls(tokenizer, script):
     same_as_verl(tokenizer, script)
+
+
+@pytest.mark.parametrize(
+    "script, reward",
+    [
+        ([f"<think>{CUT}<answer>Eve</answer></think><answer>Ada</answer>{TURN_END}"], 1.0),
+        ([f"<think>{CUT}</think>{search_turn('b')}", f"<think><answer>Ada</answer>{TURN_END}"], 0.0),
+        ([f"{CUT}<answer>Ada</answer></think>no{TURN_END}"], 0.0),
+    ],
+)
+def test_a_trajectory_with_thoughts_is_ours(tokenizer, script, reward):
+    assert same_as_verl(tokenizer, script) == reward
+    script = [*script, answer_turn("Ada")]
+    assert same_as_verl(tokenizer, script, "search.include_reasoning=true", include_reasoning=True) == 1.0
 
 
 @pytest.mark.parametrize(

@@ -100,7 +100,8 @@ class Faults(Section):
     max_failed_rollouts: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Share of a step's rollouts that may raise (agent loop or reward function)."""
     max_tool_faults: Annotated[float, Field(ge=0, le=1)] = 0.25
-    """Share of a step's rows in which the search server may fail; such rows are not trained on."""
+    """Share of a step's rows in which the search server, or the engine after the first turn, may fail; they are not trained
+    on."""
     max_lost_rewards: Annotated[float, Field(ge=0, le=1)] = 0.25
     """Share of a step's turn rewards that may be missing (a judge that is down, gains under drop)."""
     max_unrewarded_steps: Annotated[int, Field(ge=0)] | None = 2

@@ -27,6 +27,8 @@ class Search(Section):
     """Turns that may search; the turn after the last one must answer. Parallel calls are one turn. 0: no search tool."""
     max_new_tokens: Annotated[int, Field(ge=1)] = 512
     """Tokens per turn, a thought included."""
+    include_reasoning: bool = False
+    """false: a call or an answer inside a thought (<think>...</think>) does not count; true: it does."""
     max_page_chars: Annotated[int, Field(ge=1), When(reads.searches)] = 1000
     """Characters of each page that the policy reads (its title is cut to as many)."""
     timeout_s: Annotated[float, Field(ge=1e-3), When(reads.searches)] = 20.0

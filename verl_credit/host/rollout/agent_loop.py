@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from verl.experimental.agent_loop.agent_loop import AgentLoopOutput, register
 from verl.experimental.agent_loop.tool_agent_loop import AgentState, ToolAgentLoop
+from verl.experimental.agent_loop.tool_parser import ToolParser
 from verl.tools.function_tool import FunctionTool, normalize_function_tool_return
 from verl.tools.schemas import ToolResponse
 
@@ -21,13 +22,14 @@ from verl_credit.config.settings import CreditSettings
 from verl_credit.host.rollout.engine_client import (
     DRAW,
     REPLAY,
+    NoToken,
     RowClient,
     apply_sampling_mode,
     stable_seed,
 )
 from verl_credit.names import ROLLOUT_NAME, ROW_RECORD, TURN_AGENT, TURN_IDS, TURN_REWARDS
 from verl_credit.recipe.agent_loops import BAD_JSON, FAILED
-from verl_credit.turns.book import RowRecord, TurnBook, known_reward, rewards_of_turns
+from verl_credit.turns.book import NO_TOKEN, RowRecord, TurnBook, known_reward, rewards_of_turns
 from verl_credit.turns.gains import PLACEHOLDER
 from verl_credit.turns.requests import RowPlanner
 from verl_credit.turns.reward.qa import final_answer
@@ -36,6 +38,7 @@ from verl_credit.turns.search.protocol import control_tokens, without_markup
 from verl_credit.turns.signals.known import signals_of
 from verl_credit.turns.signals.own import TrajectorySignal, ask_signals
 from verl_credit.turns.signals.signal import make_trajectory, turn_texts
+from verl_credit.turns.thoughts import TurnReader
 
 
 class TurnAgentLoopOutput(AgentLoopOutput):
@@ -69,6 +72,8 @@ class TurnAgentLoop(ToolAgentLoop):
             for name, tool in self.tools.items()
         }
         self.max_new_tokens = self.config.search.max_new_tokens
+        self.reader = TurnReader(self.tokenizer, self.config.search.include_reasoning)
+        self.tool_parser = ToolParser.get_tool_parser(self.tool_parser_name, self.reader)
         self.control_tokens = _control_tokens_of(self.tokenizer)
         self.book, self.record, self._request_id = TurnBook(), RowRecord(), ""
 
@@ -140,14 +145,30 @@ class TurnAgentLoop(ToolAgentLoop):
         self._request_id = agent_data.request_id
         if self.rollout_config.name == ROLLOUT_NAME:  # vLLM dies of per-request seeds with chunked prefill
             params["seed"] = stable_seed(*self._seed_parts, self.book.n_turns)
-        state = await super()._handle_generating_state(agent_data, params, ignore_termination)
+        self.reader.after(agent_data.prompt_ids)
+        try:
+            state = await super()._handle_generating_state(agent_data, params, ignore_termination)
+        except NoToken as fault:
+            return self._without_token(fault)
         self.book.wrote_turn(agent_data.response_mask)
         written = agent_data.response_ids
         cut = len(written) >= self.max_new_tokens and written[-1] not in self.tokenizer.all_special_ids
-        text = self.tokenizer.decode(agent_data.response_ids, skip_special_tokens=True)
+        text = self.reader.plain(written)
         self.record.final_text = text
         self.record.stop_reason = self._stop_reason(text, agent_data, state, cut)
         return state
+
+    def _without_token(self, fault: NoToken) -> AgentState:
+        """Ends the row. Its last search must not become its answer turn, and verl takes no row without a token."""
+        if not self.book.n_turns:
+            row = f"row {self._seed_parts[1:-1]!r:.300}, rollout {self._seed_parts[-1]}"
+            raise RuntimeError(
+                f"{row}: the engine (actor_rollout_ref.rollout.name={self.rollout_config.name}) "
+                f"returned no token for the first turn (stop reason {str(fault)!r}); expected at least one. Its log has "
+                "the cause; faults.max_failed_rollouts tolerates a share of such rows"
+            )
+        self.record.tool_fault, self.record.stop_reason = NO_TOKEN, "tool_fault"
+        return AgentState.TERMINATED
 
     def _stop_reason(self, text: str, agent_data, state, cut: bool) -> str:
         """The reason why the row would end here; also counts calls that verl drops (broken JSON, too many at once).

@@ -26,6 +26,10 @@ def replay_column(turns: Sequence[Sequence[int]]) -> str:
     return json.dumps([list(turn) for turn in turns])
 
 
+class NoToken(Exception):
+    """The engine returned a turn without a token, with this stop reason: it aborted the request."""
+
+
 class RowClient:
     """verl's client of the engine for one trajectory: it returns the given turns first, and records which version of the
     weights wrote each turn."""
@@ -44,6 +48,8 @@ class RowClient:
             output = TokenOutput(token_ids=ids, log_probs=log_probs)
         else:
             output = await self._client.generate(sampling_params=sampling_params, **request)
+            if not output.token_ids:
+                raise NoToken(getattr(output, "stop_reason", None))
         fields = output.extra_fields
         self._record.versions.append([fields.get("min_global_steps"), fields.get("max_global_steps")])
         return output

@@ -17,7 +17,7 @@ from verl_credit.errors import IntegrityError
 from verl_credit.records.run.events import ROWS_LEFT_OUT, TURNS_CUT
 from verl_credit.redact import redact
 from verl_credit.turns.assign import StepCredit
-from verl_credit.turns.book import STOP_REASONS, TurnBatch
+from verl_credit.turns.book import NO_TOKEN, STOP_REASONS, TurnBatch
 from verl_credit.turns.search.faults import FAULT_CODES
 from verl_credit.turns.signals.signal import turns_with, turns_without
 
@@ -40,7 +40,7 @@ def row_metrics(turns: TurnBatch) -> dict[str, float]:
     all_turns = int(turns.n_turns_B[real].sum())
     metrics[TURNS_CUT] = reasons["turn_length"] / max(all_turns, 1)  # a turn that is cut is its row's last
     faults = Counter(record["tool_fault"] for record in records if record["tool_fault"])
-    metrics |= {f"credit/tool/fault_{code}": faults[code] for code in FAULT_CODES}
+    metrics |= {f"credit/tool/fault_{code}": faults[code] for code in (*FAULT_CODES, NO_TOKEN)}
     metrics["credit/tool/fault_rows"] = sum(faults.values())
     metrics["credit/tool/retries"] = sum(record["n_retries"] for record in records)
     metrics["credit/tool/bad_calls"] = sum(record["bad_calls"] for record in records)
@@ -124,9 +124,11 @@ def check_tool_faults(faults: Counter, rows: int, tolerated_share: float, url) -
     """Stop where tool faults masked out more than ``tolerated_share`` of the rows. ``faults``: masked rows by code."""
     if faults.total() > tolerated_share * rows:
         kinds = ", ".join(f"{count} {code}" for code, count in faults.most_common())
-        up = " Is the server up? (GET URL/readyz)" if url else ""
+        by_engine = set(faults) == {NO_TOKEN}
+        up = " Is the server up? (GET URL/readyz)" if url and not by_engine else ""
+        by = "the engine (actor_rollout_ref.rollout.name)" if by_engine else _server(url)
         raise IntegrityError(
-            f"{faults.total()} of {rows} rows were masked out after faults of {_server(url)}: {kinds}; "
+            f"{faults.total()} of {rows} rows were masked out after faults of {by}: {kinds}; "
             f"a share of {tolerated_share:g} is tolerated (faults.max_tool_faults).{up}"
         )
 

@@ -17,6 +17,7 @@ from verl_credit.credit.token.uncertainty import UNCERTAINTY_KINDS, canonical_ki
 from verl_credit.credit.turn.modes import modes_that
 from verl_credit.errors import ConfigError
 from verl_credit.names import ADV_ESTIMATOR
+from verl_credit.recipe.rows import OURS
 from verl_credit.recipe.rules.own import load_own, try_detector, try_operator
 
 MODE, OUTCOME, TRANSFORM, KIND, ALGORITHM, DETECTOR = (
@@ -24,7 +25,8 @@ MODE, OUTCOME, TRANSFORM, KIND, ALGORITHM, DETECTOR = (
     for name in ("info_gain_norm_mode", "advantage_mode", "transform_mode", "uncertainty_kind", "algorithm_mode",
                  "planning.detector")
 )  # fmt: skip
-PENALTY = "reward.custom_reward_function.reward_kwargs.format_penalty"
+REWARD = "reward.custom_reward_function"
+PENALTY, REASONING = (f"{REWARD}.reward_kwargs.{name}" for name in ("format_penalty", "include_reasoning"))
 
 
 def validate_pipeline(config: Tree, settings: CreditSettings) -> None:
@@ -45,6 +47,7 @@ def validate_pipeline(config: Tree, settings: CreditSettings) -> None:
         own["algorithm"] = ALGORITHM, load_own(ALGORITHM, algorithm.algorithm_mode)
         off = {"advantage_mode": "grpo", "transform_mode": "none", "info_gain_norm_mode": "none"}
         _would_do_nothing(config, off, "algorithm_mode", "that replaces the whole pipeline")
+    _reward_reads_as_the_loop(config)
     _outcome_level(config, algorithm)
     _token_level(config, algorithm)
     _planning(config, algorithm)
@@ -83,6 +86,15 @@ def _outcome_level(config: Tree, algorithm: Algorithm) -> None:
     if config.algorithm.use_kl_in_reward:
         use = f"{negative}; use actor_rollout_ref.actor.use_kl_loss instead"
         raise ConfigError.of(config, "algorithm.use_kl_in_reward", OUTCOME, accepted=use)
+
+
+def _reward_reads_as_the_loop(config: Tree) -> None:
+    given, wanted = select(config, REASONING, False), config.search.include_reasoning
+    if select(config, f"{REWARD}.path") == OURS and given != wanted:
+        use = "expected ${search.include_reasoning}, so that loop and reward read the same text"
+        raise ConfigError(
+            key=REASONING, value=given, accepted=use, beside={"search.include_reasoning": wanted}
+        )
 
 
 def _token_level(config: Tree, algorithm: Algorithm) -> None:

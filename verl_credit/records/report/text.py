@@ -78,7 +78,7 @@ STOPPED = {
     "bad_call": "stopped by a call that cannot be read",
     "length": "stopped by the length limit",
     "max_turns": "stopped by the turn limit",
-    "tool_fault": "stopped by a fault of the search tool",
+    "tool_fault": "stopped by a fault of the search or the engine",
 }
 
 # Longer texts are cut here, with a note.

@@ -108,6 +108,7 @@ def make_subject(
         max_new_tokens=config.search.max_new_tokens,
         max_page_chars=config.search.max_page_chars,
         max_response_length=config.data.max_response_length,
+        include_reasoning=config.search.include_reasoning,
     )
     truths = [row["reward_model"]["ground_truth"] for row in rows]
     protocol = Protocol(tokenizer, retriever.search, limits, truths)

@@ -19,6 +19,7 @@ from fractions import Fraction
 
 from verl_credit.names import ROW_RECORD
 from verl_credit.turns.reward.golds import decoded, gold_answers
+from verl_credit.turns.thoughts import without_thoughts
 
 TAG, BOXED = "tag", "boxed"
 FORMS = (TAG, BOXED)
@@ -131,17 +132,23 @@ def final_answer(text: str, ground_truth) -> str | None:
 
 
 def compute_score(
-    data_source: str, solution_str: str, ground_truth, extra_info=None, format_penalty: float = 0.0
+    data_source: str,
+    solution_str: str,
+    ground_truth,
+    extra_info=None,
+    format_penalty: float = 0.0,
+    include_reasoning: bool = False,
 ) -> dict[str, float]:
     """verl's ``custom_reward_function`` contract.
 
     score = em - format_penalty * [no answer];  ``em``, ``f1``, ``format_ok`` go to the metrics.
     The search agent's record contains the policy's own last turn. ``solution_str`` also contains observations, and an
-    answer tag inside a retrieved page must not count.
+    answer tag inside a retrieved page must not count. An answer inside a thought counts with ``include_reasoning`` alone.
     """
     golds = gold_answers(ground_truth)
     record = (extra_info or {}).get(ROW_RECORD)
-    answer = final_answer(record["final_text"] if record else solution_str, ground_truth)
+    text = record["final_text"] if record else solution_str
+    answer = final_answer(text if include_reasoning else without_thoughts(text), ground_truth)
     boxed = answer_form(ground_truth) == BOXED
     em = boxed_match(answer, golds) if boxed else exact_match(answer, golds)
     penalty = 0.0 if answer is not None else float(format_penalty)

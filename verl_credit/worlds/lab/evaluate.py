@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from verl_credit.policy.generation import BatchGenerator, SamplingParams
 from verl_credit.turns.reward.qa import exact_match, extract_answer
+from verl_credit.turns.thoughts import without_thoughts
 from verl_credit.worlds.lab import protocol
 from verl_credit.worlds.lab.world import Question
 from verl_credit_retriever.encoder import SentenceEncoder
@@ -69,7 +70,7 @@ class Rollout:
     @property
     def answer(self) -> str | None:
         """The answer of the last turn; None when the trajectory is badly formatted."""
-        return extract_answer(self.turns[-1]) if self.turns else None
+        return extract_answer(without_thoughts(self.turns[-1])) if self.turns else None
 
     @property
     def em(self) -> float:
@@ -105,7 +106,8 @@ class Roller:
                 pieces = [self._tokenizer.decode([i]) for i in output.token_ids]
                 rollout.gram_tokens += sum(protocol.gram_token_mask(pieces))
                 rollout.turns.append(self._tokenizer.decode(output.token_ids))
-                query = protocol.parse_query(rollout.turns[-1]) if output.finish_reason == "stop" else None
+                text, ended = without_thoughts(rollout.turns[-1]), output.finish_reason == "stop"
+                query = protocol.parse_query(text) if ended else None
                 if query is not None and turn < protocol.MAX_SEARCHES:
                     calls.append((rollout, query))
             for (rollout, _), results in zip(calls, self._retriever.search(q for _, q in calls), strict=True):

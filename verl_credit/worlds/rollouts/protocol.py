@@ -21,6 +21,7 @@ from verl_credit.turns.search.protocol import (
     format_pages,
     without_markup,
 )
+from verl_credit.turns.thoughts import TurnReader
 from verl_credit.worlds.rollouts.sampler import Ids
 
 SEARCH = SCHEMA["function"]["name"]
@@ -41,6 +42,7 @@ class Limits:
     max_new_tokens: int
     max_page_chars: int
     max_response_length: int
+    include_reasoning: bool = False
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,10 @@ class Protocol:
 
     def __init__(self, tokenizer, search: Search, limits: Limits, truths: Sequence):
         self._tokenizer, self._search, self.limits, self._truths = tokenizer, search, limits, truths
-        self._control = control_tokens(tokenizer)
+        self._control, self._reader = (
+            control_tokens(tokenizer),
+            TurnReader(tokenizer, limits.include_reasoning),
+        )
         self._newline = tuple(tokenizer.encode("\n", add_special_tokens=False))
         self._turn_end = tokenizer.convert_tokens_to_ids("<|im_end|>")
         self._tool_ids_of: dict[tuple[str, ...], Ids] = {}
@@ -117,7 +122,7 @@ class Protocol:
         if full or state.turn >= self.limits.max_searches:
             return ()
         checked = []
-        for body in _CALL.findall(self._tokenizer.decode(ids)):
+        for body in _CALL.findall(self._reader.after(state.ids).decode(ids)):
             try:
                 call = json.loads(body)
                 name, arguments = call["name"], json.dumps(call["arguments"], ensure_ascii=False)
@@ -158,9 +163,10 @@ class Protocol:
         return self._tool_ids_of[texts]
 
     def _reward(self, state: State, ids: Ids) -> float:
-        text = self._tokenizer.decode(ids, skip_special_tokens=True)
+        text = self._reader.after(state.ids).plain(ids)
         record = {ROW_RECORD: {"final_text": text, "tool_fault": ""}}
-        return compute_score("", "", self._truths[state.question], record)["em"]
+        truth, included = self._truths[state.question], self.limits.include_reasoning
+        return compute_score("", "", truth, record, include_reasoning=included)["em"]
 
     def _room(self, ids: Ids, state: State) -> int:
         return self.limits.max_response_length - (len(ids) - state.prompt_length)
