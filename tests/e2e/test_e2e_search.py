@@ -101,7 +101,8 @@ def test_most_questions_see_a_successful_search(straight):
 
 
 def test_report_and_banner(straight):
-    assert "advantage=turn-group-v1d" in read_json_lines(straight[1] / EVENTS)[1]["text"]
+    (banner,) = (row for row in read_json_lines(straight[1] / EVENTS) if row["kind"] == "banner")
+    assert "advantage=turn-group-v1d" in banner["text"]
     assert (straight[1] / "report.html").stat().st_size > 10_000
 
 
