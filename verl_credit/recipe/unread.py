@@ -83,6 +83,12 @@ def without_effect(config: Config, credit: CreditSettings) -> list[str]:
         idle += without_effect_in(config, credit, steps, f"trainer.total_training_steps={steps}")
     if not config.search.max_searches and config.search.url:
         idle.append("search.url: with search.max_searches=0 nothing is searched")
+    if (path := select(config, "trainer.resume_from_path")) and select(
+        config, "trainer.resume_mode"
+    ) == "disable":
+        idle.append(
+            f"trainer.resume_from_path={path}: with trainer.resume_mode=disable the run begins at step 1"
+        )
     if (column := config.data.get("reward_fn_key")) != "data_source":
         idle.append(f"data.reward_fn_key={column}: verl reads the column data_source all the same")
     if select(config, MOST) and not tools_given(config) and not select(config, LISTED):

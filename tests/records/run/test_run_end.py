@@ -67,11 +67,11 @@ def test_done_and_the_time_limit_are_two_ends(tmp_path, capsys, ends_with):
     assert run(capsys, tmp_path, FIVE)[0] == 0
     assert last_end(tmp_path) == ["time limit", 0, 5, 2, "max_hours=1: step 2 is the last"]
     ends_with(steps=5)
-    code, lines = run(capsys, tmp_path, FIVE)
-    assert code == 0 and last_end(tmp_path) == ["done", 0, 5, 5, ""]
+    code, lines = run(capsys, tmp_path / "whole", FIVE)
+    assert code == 0 and last_end(tmp_path / "whole") == ["done", 0, 5, 5, ""]
     assert any(line.endswith("  done, 5 of 5 steps done") for line in lines)
     ends_with(steps=5, note=(events.MAX_HOURS, "the last step is the last"))
-    assert run(capsys, tmp_path, FIVE)[0] == 0 and last_end(tmp_path)[0] == "done"
+    assert run(capsys, tmp_path / "both", FIVE)[0] == 0 and last_end(tmp_path / "both")[0] == "done"
 
 
 def test_a_killed_start_gets_its_end_from_the_next_one(tmp_path, capsys, ends_with):

@@ -27,6 +27,7 @@ from verl_credit.records.run import events
 from verl_credit.records.run.files import METRICS, DamagedFile
 from verl_credit.records.run.lock import run_lock
 from verl_credit.records.run.progress import Progress, Throttled, say_at_once
+from verl_credit.records.run.resume import write_tracker
 from verl_credit.records.run.state import nothing_left, planned_in_all
 from verl_credit.records.run.versions import write_versions
 from verl_credit.redact import override_without_secrets, without_secrets
@@ -50,6 +51,8 @@ def command_line(name: str, overrides: list[str], config_dir: str | None, comman
 def _train(config: DictConfig, command: str) -> int:
     with open_dict(config):
         config.run_dir = str(Path(config.run_dir).expanduser().resolve())
+        if path := config.trainer.get("resume_from_path"):
+            config.trainer.resume_from_path = str(Path(path).expanduser().absolute())
     run_dir = Path(config.run_dir)
     set_environment(config)
     with terminate_as_interrupt(), run_lock(run_dir, say_at_once):
@@ -71,6 +74,8 @@ def _run(config: DictConfig, run_dir: Path, progress: Progress, row: TrialRow) -
         checkpoints = Path(config.trainer.default_local_dir).resolve()
         if checkpoints != run_dir:  # two runs that wrote into it would resume from each other's checkpoints
             stack.enter_context(run_lock(checkpoints, say_at_once, "trainer.default_local_dir"))
+        if ended := write_tracker(config):
+            progress.note("resume", ended)
         if reason := nothing_left(config):
             return ExitCode.NOTHING_LEFT, reason
         trial = row.begin()

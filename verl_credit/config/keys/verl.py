@@ -111,6 +111,9 @@ _KEYS = {
     "trainer.total_epochs": Positive,
     "trainer.total_training_steps": Positive | None,
     "trainer.resume_mode": Literal["auto", "disable", "resume_path"],
+    "trainer.resume_from_path": Annotated[
+        str | Literal[False] | None, Expected("a folder, RUN/global_step_N, or null")
+    ],
     "trainer.max_actor_ckpt_to_keep": Positive | None,
     "trainer.default_local_dir": Folder,
     "trainer.v1.trainer_mode": Literal[TRAINER_MODES],
