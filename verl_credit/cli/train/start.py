@@ -201,14 +201,18 @@ def _launch(config: DictConfig, say: Callable[[str], None]) -> tuple[ExitCode, s
         return ExitCode.INTEGRITY, str(error)
     except RunFailed as error:
         return ExitCode.FAILED, str(error)
+    except KeyboardInterrupt as error:  # Ray raises its own in place of what a signal's handler raises
+        raise Terminated if signal.getsignal(signal.SIGTERM) is signal.SIG_IGN else error from None
     return ExitCode.DONE, ""
 
 
 @contextmanager
 def terminate_as_interrupt() -> Iterator[None]:
-    """Makes SIGTERM end the run as Ctrl-C does, so that Ray and the retriever are stopped."""
+    """Makes the first SIGTERM end the run as Ctrl-C does, so that Ray and the retriever are stopped. Later ones are ignored:
+    they would end that ending, and the run would be recorded as a crash or not at all."""
 
     def interrupt(signum, frame):
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         raise Terminated
 
     before = signal.signal(signal.SIGTERM, interrupt)
