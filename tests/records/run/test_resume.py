@@ -199,13 +199,13 @@ def test_recorded_steps_whose_checkpoints_are_gone_are_not_written_over(tmp_path
     assert resumes_from(of()) is None  # a start that was killed before its first save
     append_json(tmp_path / METRICS, {"step": 5})
     with pytest.raises(
-        PreflightError, match=r"has no checkpoint of the 5 steps in .*resume_mode=disable begins again"
+        PreflightError, match=r"has 5 steps, and .* no checkpoint of them; .*resume_mode=disable begins again"
     ):
         resumes_from(of())
     never = of(trainer__save_freq=-1)
     assert resumes_from(never) is None
     events.end(tmp_path, ExitCode.DONE, "", 5)
-    with pytest.raises(PreflightError, match="has no checkpoint of the 5 steps"):
+    with pytest.raises(PreflightError, match="has 5 steps, and .* no checkpoint of them"):
         resumes_from(never)
 
 

@@ -6,6 +6,7 @@ import signal
 
 import pytest
 
+from kit.checkpoints import save_step
 from kit.lab_run import launches, run
 from kit.recipes import load_config
 from verl_credit.cli.train import start as train_module
@@ -151,3 +152,24 @@ def test_epochs_are_planned_in_steps_once_a_checkpoint_knows_them(tmp_path):
         text == "failed, 0 steps done"
         and json.loads((tmp_path / EVENTS).read_text())["planned_steps"] is None
     )
+
+
+def test_a_run_that_counts_epochs_shows_its_steps_once_a_checkpoint_has_their_number(
+    tmp_path, capsys, ends_with
+):
+    """Once the checkpoint is at the last of them, the run is finished and says so."""
+    epochs = ["trainer.total_training_steps=null", "trainer.total_epochs=2"]
+    ends_with(steps=2)
+    _, lines = run(capsys, tmp_path, *epochs)
+    assert any(line.endswith("  step   2") for line in lines) and not any("/0" in line for line in lines)
+    folder = save_step(tmp_path / "checkpoints", 2)
+    (folder.parent / TRACKER).write_text("2")
+    save_state(folder, load_config("lab", [f"run_dir={tmp_path}", *epochs]), 2, {}, None, 4)
+    _, lines = run(capsys, tmp_path, *epochs)
+    assert any(line.endswith("  step   2/4") for line in lines)
+    folder = save_step(tmp_path / "checkpoints", 4)
+    (folder.parent / TRACKER).write_text("4")
+    save_state(folder, load_config("lab", [f"run_dir={tmp_path}", *epochs]), 4, {}, None, 4)
+    append_json(tmp_path / VALIDATION, {"step": 4})
+    code, lines = run(capsys, tmp_path, *epochs)
+    assert code == ExitCode.NOTHING_LEFT and "finished before" in lines[0] and "total_epochs=2" in lines[0]

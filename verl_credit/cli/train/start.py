@@ -133,8 +133,9 @@ def _end(
 def _progress(run_dir: Path, config: DictConfig, command: str) -> Progress:
     """Reads all files of the run, because a damaged file would end the run at its first step."""
     try:
-        events.start(run_dir, planned_in_all(config), command)
-        return Progress(run_dir, config.trainer.total_training_steps or 0)
+        planned = planned_in_all(config)
+        events.start(run_dir, planned, command)
+        return Progress(run_dir, planned)
     except DamagedFile as error:
         raise PreflightError(f"{error}; fix the line or take another run_dir") from error
 

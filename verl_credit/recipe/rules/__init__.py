@@ -25,7 +25,7 @@ from verl_credit.recipe.rules.engines import (
     validate_rows_fit,
     validate_turns_fit,
 )
-from verl_credit.recipe.rules.known import validate_keys, validate_places
+from verl_credit.recipe.rules.known import validate_keys, validate_older, validate_places
 from verl_credit.recipe.rules.own import validate_loss
 from verl_credit.recipe.rules.pipeline import validate_pipeline
 from verl_credit.recipe.rules.trainer_mode import (
@@ -46,8 +46,9 @@ def validate(config: DictConfig) -> None:
     """Raises ConfigError for the first wrong key, then for the first wrong combination of keys."""
     try:
         plain = written(config)
-        validate_keys(config, plain)
         values = list(leaves(plain))
+        validate_older(values)
+        validate_keys(config, plain)
         validate_places(values)
         # The lengths in data come first, because max_model_len=auto is made of them.
         for key, value in sorted(values, key=lambda one: not one[0].startswith("data.")):

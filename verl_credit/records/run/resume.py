@@ -67,7 +67,9 @@ def resumes_from(config: DictConfig) -> Path | None:
         )
         raise _refusal(what, folder, config)
     if done >= _first_save(config):
-        raise _refusal(f"{folder} has no checkpoint of the {done} steps in {config.run_dir}", folder, config)
+        raise _refusal(
+            f"{config.run_dir} has {done} steps, and {folder} no checkpoint of them", folder, config
+        )
     return None
 
 
