@@ -73,6 +73,20 @@ def test_a_tracker_that_does_not_lead_to_the_steps_is_refused(tmp_path, of, trac
     assert resumes_from(again) == folder / "global_step_10"  # the override that the message gives
 
 
+def test_a_tracker_that_names_an_earlier_step_than_the_newest_is_refused_unless_it_was_taken_back(
+    tmp_path, of
+):
+    folder = saved_run(tmp_path, 5, 10, tracker="5")
+    with pytest.raises(
+        PreflightError, match="names step 5, and step 10 was saved after it; .*global_step_10;"
+    ):
+        resumes_from(of())
+    five = of(trainer__resume_mode="resume_path", trainer__resume_from_path=f"{folder}/global_step_5")
+    assert resumes_from(five) == folder / "global_step_5"
+    (tmp_path / METRICS).write_text('{"step": 5}\n{"step": 6}\n')  # that start takes the later rows away
+    assert resumes_from(of()) == folder / "global_step_5"
+
+
 @pytest.mark.parametrize(
     "name", [WEIGHTS, WEIGHTS.replace("model", "optim"), WEIGHTS.replace("model", "extra_state"), "data.pt"]
 )

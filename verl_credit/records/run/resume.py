@@ -49,37 +49,35 @@ def resumes_from(config: DictConfig) -> Path | None:
         if wrong:
             raise _refusal(f"trainer.resume_from_path={given}: {wrong}", given.parent, config)
         return given
-    tracker = folder / TRACKER
-    said = tracker.read_bytes().decode(errors="replace").strip() if tracker.is_file() else ""
-    named = folder / f"global_step_{int(said)}" if said.isdecimal() else None
+    tracker, done = folder / TRACKER, events.steps_done(config.run_dir)
+    text, steps = _text(tracker), saved_steps(folder)
+    named = folder / f"global_step_{int(text)}" if text.isdecimal() else None
     if named is not None and named.is_dir():
         if wrong := fault(named, config):
-            raise _refusal(f"{tracker} names step {said}: {wrong}", folder, config)
+            raise _refusal(f"{tracker} names step {text}: {wrong}", folder, config)
+        later = [step for step in steps if int(text) < step <= done]
+        if any(fault(folder / f"global_step_{step}", config) is None for step in later):
+            raise _refusal(
+                f"{tracker} names step {text}, and step {later[-1]} was saved after it", folder, config
+            )
         return named
-    if said:
-        raise _refusal(f"{tracker} says {said[:40]!r}, and there is no such step beside it", folder, config)
+    if text:
+        raise _refusal(f"{tracker} says {text[:40]!r}, and there is no such step beside it", folder, config)
     if (step := unnamed_step(config)) is not None:
         return folder / f"global_step_{step}"
-    done = events.steps_done(config.run_dir)
-    if lost := [step for step in saved_steps(folder) if step <= done]:
-        what = (
-            f"{tracker} {'is empty' if tracker.is_file() else 'is missing'}, and step {max(lost)} was saved"
-        )
-        raise _refusal(what, folder, config)
+    if lost := [step for step in steps if step <= done]:
+        state = "is empty" if tracker.is_file() else "is missing"
+        raise _refusal(f"{tracker} {state}, and step {lost[-1]} was saved", folder, config)
     if done >= _first_save(config):
-        raise _refusal(
-            f"{config.run_dir} has {done} steps, and {folder} no checkpoint of them", folder, config
-        )
+        what = f"{config.run_dir} has {done} steps, and {folder} no checkpoint of them"
+        raise _refusal(what, folder, config)
     return None
 
 
 def unnamed_step(config: DictConfig) -> int | None:
     """The step whose save was killed between its last file and the tracker, so that the tracker is empty or missing."""
     folder = Path(config.trainer.default_local_dir)
-    tracker = folder / TRACKER
-    if config.trainer.get("resume_mode", "auto") != "auto" or (
-        tracker.is_file() and tracker.read_bytes().strip()
-    ):
+    if config.trainer.get("resume_mode", "auto") != "auto" or _text(folder / TRACKER):
         return None
     step = max(saved_steps(folder), default=0)
     whole = step > events.steps_done(config.run_dir) and fault(folder / f"global_step_{step}", config) is None
@@ -186,13 +184,10 @@ def _first_save(config: DictConfig) -> float:
 def _refusal(what: str, folder: Path, config: DictConfig) -> PreflightError:
     """``what``, with the newest whole step and how to go on from it, or how to begin again."""
     steps, whole = saved_steps(folder)[::-1], ""
-    for needs_data, text in (
-        (True, "the newest step that is whole goes on with"),
-        (
-            False,
-            f"no step is whole; one that lacks only {DATA} goes on, with the order of the data begun again, with",
-        ),
-    ):
+    lacks = (
+        f"no step is whole; one that lacks only {DATA} goes on, with the order of the data begun again, with"
+    )
+    for needs_data, text in ((True, "the newest step that is whole goes on with"), (False, lacks)):
         places = (folder / f"global_step_{step}" for step in steps)
         good = next((place for place in places if fault(place, config, needs_data=needs_data) is None), None)
         if good is not None:
@@ -210,16 +205,18 @@ def _of_another_model(checkpoint: Path, config: DictConfig) -> str | None:
         if key in before and before[key] != str(now):
             return f"{checkpoint} is of a run with {key}={before[key]}, and this run has {show_value(now)}"
     saved = _json(checkpoint / "actor" / "huggingface" / "config.json")
-    path, own = (
-        OmegaConf.select(config, f"{MODEL}.path"),
-        OmegaConf.select(config, f"{MODEL}.override_config") or {},
-    )
+    path = OmegaConf.select(config, f"{MODEL}.path")
+    own = OmegaConf.select(config, f"{MODEL}.override_config") or {}
     now = {**_json(Path(str(path)).expanduser() / "config.json"), **own}
     for key in SHAPE:
         was, is_now = saved.get(key), now.get(key)
         if None not in (was, is_now) and was != is_now:
             return f"{checkpoint} is of a model with {key}={was}, and {MODEL}.path={path} has {is_now}"
     return None
+
+
+def _text(path: Path) -> str:
+    return path.read_bytes().decode(errors="replace").strip() if path.is_file() else ""
 
 
 def _json(path: Path) -> dict:
