@@ -308,6 +308,13 @@ def test_an_unfinished_step_does_not_count_and_goes(tmp_path, of):
     assert saved_steps(folder) == [5, 15]
 
 
+def test_the_step_that_was_just_saved_stays_whatever_stands_in_it(tmp_path, of):
+    folder = saved_run(tmp_path, 5, 10)
+    cut(folder / "global_step_10" / WEIGHTS)
+    delete_old(of(trainer__max_actor_ckpt_to_keep=1), 10)
+    assert saved_steps(folder) == [10]
+
+
 def test_each_role_has_its_own_limit(tmp_path, of):
     folder = saved_run(tmp_path, 5, 10)
     for step in (5, 10):

@@ -161,8 +161,8 @@ def delete_old(config: DictConfig, step: int) -> list[Path]:
             continue
         for old in sorted(set(steps) - set(whole[-most:])):
             path = folder / f"global_step_{old}" / role
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path, ignore_errors=True)
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)  # leaves a link as it is
                 deleted.append(path)
     return deleted
 
