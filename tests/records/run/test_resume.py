@@ -14,6 +14,7 @@ from verl_credit.cli.recipe.stages import goes_on
 from verl_credit.errors import ConfigError, ExitCode, PreflightError
 from verl_credit.recipe.doctor.context import Context
 from verl_credit.recipe.doctor.inputs import check_resume
+from verl_credit.recipe.doctor.result import Status
 from verl_credit.records.run import events
 from verl_credit.records.run.files import METRICS, STATE, append_json, read_json_lines, write_text
 from verl_credit.records.run.resume import delete_old, resumes_from, saved_steps, write_tracker
@@ -205,7 +206,10 @@ def test_a_first_save_that_was_killed_begins_again_and_says_so(tmp_path, of):
     folder = saved_run(tmp_path, 5, tracker="absent", done=4)
     cut(folder / "global_step_5" / WEIGHTS)
     assert resumes_from(of()) is None and write_tracker(of()) is None
-    assert "none of the 4 steps" in check_resume(Context(facts=None, config=of())).found
+    found = check_resume(Context(facts=None, config=of())).found
+    assert found == f"begins at step 1, and makes the 4 steps in {tmp_path} again: none of them was saved"
+    asked = check_resume(Context(facts=None, config=of(trainer__resume_mode="disable")))
+    assert asked.status is Status.WARN and asked.found.endswith("again: trainer.resume_mode=disable")
 
 
 def test_recorded_steps_whose_checkpoints_are_gone_are_not_written_over(tmp_path, of):

@@ -71,12 +71,12 @@ def check_resume(context: Context) -> Result:
         return passed(
             f"goes on from {place}" + (", whose save was killed before its last file" if unnamed else "")
         )
-    begins = "begins at step 1"
-    if done := events.steps_done(config.run_dir):
-        return warned(
-            f"{begins}: none of the {done} steps in {config.run_dir} was saved; they are made again"
-        )
-    return passed(begins)
+    if not (done := events.steps_done(config.run_dir)):
+        return passed("begins at step 1")
+    why = "none of them was saved"
+    if config.trainer.resume_mode == "disable":
+        why = "trainer.resume_mode=disable"
+    return warned(f"begins at step 1, and makes the {done} steps in {config.run_dir} again: {why}")
 
 
 def check_model(context: Context) -> Result:
