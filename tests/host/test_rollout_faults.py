@@ -43,6 +43,8 @@ def test_the_cause_that_was_seen_most_is_named_and_a_large_share_is_said():
     with pytest.raises(IntegrityError) as stopped:
         check_tool_faults(rows, 0.25, "http://x")
     assert other in str(stopped.value) and "Is the server up" not in str(stopped.value)
+    hostile = [RowRecord(tool_fault="bad_answer", fault_detail="no\npages \x1b[31m").as_dict()]
+    assert "(most often: no pages \\x1b[31m)" in check_tool_faults(hostile, 1, "http://x")
     theirs = [{"tool_fault": "sandbox"}]  # a record of an agent loop of one's own
     assert check_tool_faults(theirs, 1, None).startswith(
         "1 of 1 rows were masked out after faults of tools: 1 sandbox;"

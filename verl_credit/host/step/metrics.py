@@ -13,7 +13,7 @@ import torch
 
 from verl_credit.config.settings import FORWARD_SIGNALS, INFO_GAIN
 from verl_credit.credit.groups import group_counts
-from verl_credit.errors import IntegrityError
+from verl_credit.errors import IntegrityError, one_line
 from verl_credit.records.run.events import ROWS_LEFT_OUT, TURNS_CUT
 from verl_credit.redact import redact
 from verl_credit.turns.assign import StepCredit
@@ -130,7 +130,7 @@ def check_tool_faults(records: Sequence[Mapping], tolerated_share: float, url) -
         return None
     kinds = Counter(record["tool_fault"] for record in faulty).most_common()
     seen = Counter(record.get("fault_detail") for record in faulty if record["tool_fault"] == kinds[0][0])
-    cause = seen.most_common(1)[0][0]
+    cause = one_line(seen.most_common(1)[0][0] or "")  # a server's own text may be in it
     line = (
         f"{len(faulty)} of {len(records)} rows were masked out after faults of {_server(url)}: "
         f"{', '.join(f'{count} {code}' for code, count in kinds)}{f' (most often: {cause})' if cause else ''}; a share of "
