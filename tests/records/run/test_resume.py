@@ -18,7 +18,7 @@ from verl_credit.recipe.doctor.result import Status
 from verl_credit.records.run import events
 from verl_credit.records.run.files import METRICS, STATE, append_json, read_json_lines, write_text
 from verl_credit.records.run.resume import delete_old, resumes_from, saved_steps, write_tracker
-from verl_credit.records.run.state import TRACKER
+from verl_credit.records.run.state import TRACKER, save_state
 
 WEIGHTS = "actor/model_world_size_1_rank_0.pt"
 
@@ -309,6 +309,17 @@ def test_an_unfinished_step_does_not_count_and_goes(tmp_path, of):
     folder = saved_run(tmp_path, 5, 10, 15)
     cut(folder / "global_step_10" / WEIGHTS)
     delete_old(of(trainer__max_actor_ckpt_to_keep=2), 15)
+    assert saved_steps(folder) == [5, 15]
+
+
+def test_a_step_that_was_named_when_it_was_saved_stays_in_later_starts(tmp_path, of):
+    folder = saved_run(tmp_path, 5, 10)
+    save_state(folder / "global_step_5", of(keep_checkpoints=[5]), 5, {})
+    save_state(folder / "global_step_10", of(keep_checkpoints=[5]), 10, {})
+    save_step(folder, 15)
+    assert [path.parent.name for path in delete_old(of(trainer__max_actor_ckpt_to_keep=1), 15)] == [
+        "global_step_10"
+    ]
     assert saved_steps(folder) == [5, 15]
 
 

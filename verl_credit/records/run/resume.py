@@ -145,13 +145,15 @@ def without_limits(config: DictConfig) -> DictConfig:
 def delete_old(config: DictConfig, step: int) -> list[Path]:
     """Deletes the weights of old steps once ``step`` is saved and named by the tracker; returns the folders.
 
-    The newest whole checkpoints stay, as many as the limit of their role says, and those of `keep_checkpoints`. Steps after
+    The newest whole checkpoints stay, as many as the limit of their role says, and those that `keep_checkpoints` names, or
+    named when they were saved. Steps after
     ``step`` stay too: they are of a run that was taken back. All are counted in the folder, so the limit holds over several
     starts.
     """
     folder, trainer, deleted = Path(config.trainer.default_local_dir), config.trainer, []
     saved = OmegaConf.select(config, f"{CHECKPOINT}.save_contents")
     steps = [one for one in saved_steps(folder) if one <= step and one not in config.keep_checkpoints]
+    steps = [one for one in steps if not _json(folder / f"global_step_{one}" / STATE).get("kept")]
     others = (one for one in steps if one != step)
     lost = {one for one in others if _unfinished(folder / f"global_step_{one}", _ranks(config), saved)}
     whole = [one for one in steps if one not in lost]
