@@ -1,73 +1,77 @@
-"""`keep_checkpoints`: which steps are saved, and which of them verl's own checkpoint manager leaves alone."""
-
-from types import SimpleNamespace
+"""`keep_checkpoints`: which steps are saved, and which of them stay, over several starts and after a kill."""
 
 import pytest
-from omegaconf import OmegaConf
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.checkpoint.checkpoint_manager import BaseCheckpointManager
 
+from kit.checkpoints import save_step, write_actor
 from kit.idle import without_effect
 from kit.recipes import check, load_config
 from verl_credit.errors import ConfigError
-from verl_credit.host.actor.worker import keep_checkpoint
 from verl_credit.host.step import recorded
-from verl_credit.records.run.files import count_kept, count_written
+from verl_credit.records.run.files import METRICS, append_json, count_kept, count_written
+from verl_credit.records.run.resume import resumes_from, saved_steps
+from verl_credit.records.run.state import TRACKER
 
 
 class Worker:
-    """The actor's worker group: verl's manager over folders, as `FSDPCheckpointManager.save_checkpoint` calls it."""
+    """The actor's worker group of one process: verl's manager, as `FSDPCheckpointManager.save_checkpoint` calls it."""
 
-    def __init__(self, folder, most):
-        manager = object.__new__(BaseCheckpointManager)
-        manager.previous_saved_paths = []
-        self.engine = SimpleNamespace(checkpoint_manager=manager)
-        self._folder, self._most = folder, most
-        self.saved = []
+    def __init__(self, folder):
+        self._manager = object.__new__(BaseCheckpointManager)
+        self._manager.previous_saved_paths = []
+        self._folder, self.saved = folder, []
 
-    def save(self, step):
-        manager, path = self.engine.checkpoint_manager, self._folder / f"global_step_{step}" / "actor"
-        manager.ensure_checkpoint_capacity(self._most)
-        path.mkdir(parents=True)
-        manager.register_checkpoint(str(path), self._most)
+    def save(self, step, most, killed=None):
+        path = self._folder / f"global_step_{step}" / "actor"
+        self._manager.ensure_checkpoint_capacity(most)
+        write_actor(path)
+        self._manager.register_checkpoint(str(path), most)
+        if killed == step:
+            raise Killed
+        save_step(self._folder, step)
+        (self._folder / TRACKER).write_text(str(step))
         self.saved.append(step)
 
-    def keep_checkpoint(self, step):
-        keep_checkpoint(self.engine, step)
 
-    @property
-    def there(self):
-        return sorted(int(path.parent.name.split("_")[-1]) for path in self._folder.glob("*/actor"))
+class Killed(Exception):
+    """Between the weights and the rest, where verl would have deleted the weights of the step before."""
 
 
 @pytest.fixture
 def train(tmp_path, monkeypatch):
-    """Steps of verl's loop: it saves every ``save_freq`` steps, then `on_step_end`."""
+    """Starts a process that makes the steps of verl's loop: it saves every ``save_freq`` steps, then `on_step_end`."""
+    lab, folder = load_config("lab", [f"run_dir={tmp_path}"]), tmp_path / "checkpoints"
 
-    def run(steps, *, save_freq, most, named):
-        folder = tmp_path / "checkpoints"
-        worker = Worker(folder, most)
+    def run(steps, *, save_freq, most, named=(), first=1, killed=None):
+        worker = Worker(folder)
         trainer = object.__new__(type("Recorded", (recorded.RecordedTrainer, PPOTrainerSync), {}))
-        trainer.config = OmegaConf.create(
-            {
-                "keep_checkpoints": named,
-                "run_dir": str(tmp_path),
-                "trainer": {"default_local_dir": str(folder)},
-            }
-        )
-        trainer.actor_rollout_wg, trainer.timing_raw, trainer._saved_step = worker, {}, None
+        trainer.config = lab.copy()
+        trainer.config.keep_checkpoints, trainer.config.trainer.max_actor_ckpt_to_keep = list(named), most
+        trainer.timing_raw, trainer._saved_step = {}, None
         trainer.controller, trainer._metrics_but_times = None, dict
         trainer.total_training_steps, trainer._shortened_from, trainer._weights = steps, None, None
         monkeypatch.setattr(recorded, "save_state", lambda *_: None)
         monkeypatch.setattr(recorded.RecordedTrainer, "_rollout_checksum", lambda self: None)
         monkeypatch.setattr(PPOTrainerSync, "on_step_end", lambda self: None)
-        monkeypatch.setattr(PPOTrainerSync, "_save_checkpoint", lambda self: worker.save(self.global_steps))
-        for step in range(1, steps + 1):
+
+        def save(self):
+            limit = (
+                1
+                if self.config.trainer.remove_previous_ckpt_in_save
+                else self.config.trainer.max_actor_ckpt_to_keep
+            )
+            worker.save(self.global_steps, limit, killed)
+
+        monkeypatch.setattr(PPOTrainerSync, "_save_checkpoint", save)
+        for step in range(first, steps + 1):
             trainer.global_steps = step
             if save_freq > 0 and (step == steps or step % save_freq == 0):
                 trainer._save_checkpoint()
             trainer.on_step_end()
-        return worker
+            append_json(tmp_path / METRICS, {"step": step})
+        assert trainer.config.trainer.max_actor_ckpt_to_keep == most
+        return worker.saved, saved_steps(folder)
 
     return run
 
@@ -85,8 +89,7 @@ def train(tmp_path, monkeypatch):
     ],
 )
 def test_named_steps_are_saved_once_and_stay(train, save_freq, most, named, saved, there):
-    worker = train(7, save_freq=save_freq, most=most, named=named)
-    assert (worker.saved, worker.there) == (saved, there)
+    assert train(7, save_freq=save_freq, most=most, named=named) == (saved, there)
     assert count_written(7, save_freq, named) == len(saved)
     assert (
         len(there) <= count_kept(7, save_freq, most, named) <= len(there) + 1
@@ -101,9 +104,21 @@ def test_how_many_stay_when_the_number_of_steps_is_not_known():
     )
 
 
-def test_an_engine_whose_checkpoints_cannot_be_kept_says_so():
-    with pytest.raises(RuntimeError, match="keep_checkpoints: SimpleNamespace"):
-        keep_checkpoint(SimpleNamespace(), 3)
+@pytest.mark.parametrize("most", [1, 2, None])
+def test_a_kill_between_the_weights_and_the_tracker_leaves_a_run_that_goes_on(train, tmp_path, most):
+    """With a limit of 1, verl's own manager would have deleted the only step that the tracker can name."""
+    with pytest.raises(Killed):
+        train(6, save_freq=2, most=most, killed=4)
+    assert resumes_from(load_config("lab", [f"run_dir={tmp_path}"])).name == "global_step_2"
+    saved, there = train(6, save_freq=2, most=most, first=3)
+    assert saved == [4, 6] and there == [2, 4, 6][-(most or 3) :]
+
+
+def test_the_limit_holds_over_several_starts(train):
+    """verl's list of what it has saved begins empty in every process."""
+    for first in (1, 3, 5):
+        saved, there = train(first + 1, save_freq=1, most=2, first=first)
+        assert there == saved == [first, first + 1]
 
 
 @pytest.mark.parametrize("value", [[0], [1.5], 3, [-1], "all"])

@@ -138,18 +138,20 @@ def test_auto_needs_a_cluster_to_find(alone):
 def ending(monkeypatch):
     """launch() with a run that ends as told."""
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    before = signal.getsignal(signal.SIGTERM)
 
-    def end(error, *overrides, up=False, node="127.0.0.1", run_ppo=None):
+    def end(error, *overrides, up=False, node="127.0.0.1", run_ppo=None, shutdown=lambda: None):
         def ends(config, task_runner_class):
             raise error
 
         monkeypatch.setattr(module, "run_ppo", run_ppo or ends)
-        fake = SimpleNamespace(is_initialized=lambda: up, shutdown=lambda: None)
+        fake = SimpleNamespace(is_initialized=lambda: up, shutdown=shutdown)
         fake.util = SimpleNamespace(get_node_ip_address=lambda: node)
         monkeypatch.setattr(module, "ray", fake)
         launch(load_config("lab", list(overrides)))
 
-    return end
+    yield end
+    signal.signal(signal.SIGTERM, before)
 
 
 @pytest.mark.parametrize("given", [None, "70000"])
@@ -240,6 +242,19 @@ def test_sigterm_is_an_interruption_while_ray_starts_and_after(ending):
             ending(SystemExit(int(signal.SIGTERM)), up=up)
     with pytest.raises(RunFailed, match="exit code 1"):
         ending(SystemExit(1), up=True)
+
+
+def test_a_second_sigterm_does_not_end_the_shutdown(ending):
+    """The first came while Ray started, so that its handler got it."""
+
+    def run_ppo(config, task_runner_class):
+        signal.signal(signal.SIGTERM, lambda number, _: sys.exit(number))  # as ray.init does
+        signal.raise_signal(signal.SIGTERM)
+
+    closed = []
+    with pytest.raises(Terminated), train_module.terminate_as_interrupt():
+        ending(None, run_ppo=run_ppo, shutdown=lambda: closed.append(signal.raise_signal(signal.SIGTERM)))
+    assert closed == [None]
 
 
 def test_ray_off_loopback_is_refused_before_it_starts(ending):

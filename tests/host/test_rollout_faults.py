@@ -1,6 +1,5 @@
 """Rollouts that raised, workers that died and tool faults stop a run, unless the recipe tolerates their share."""
 
-from collections import Counter
 from types import SimpleNamespace
 
 import pytest
@@ -9,7 +8,7 @@ from ray.exceptions import RayActorError
 from verl_credit.errors import IntegrityError
 from verl_credit.host.rollout.agent_manager import RolloutWatch, check_rollouts
 from verl_credit.host.step.metrics import check_evaluation_faults, check_tool_faults
-from verl_credit.turns.book import NO_TOKEN
+from verl_credit.turns.book import NO_TOKEN, RowRecord
 
 
 def test_failed_rollouts_stop_the_run_unless_tolerated():
@@ -22,14 +21,37 @@ def test_failed_rollouts_stop_the_run_unless_tolerated():
 
 
 def test_too_many_tool_faults_stop_the_run():
-    lost = Counter({"connect": 1})
-    check_tool_faults(lost, 4, 0.25, "http://x")
-    with pytest.raises(IntegrityError, match=r"1 of 4 rows .*http://\*\*\*@x.*1 connect"):
-        check_tool_faults(lost, 4, 0.2, "http://me:secret@x")
+    lost = [RowRecord(tool_fault=code).as_dict() for code in ("connect", "", "", "")]
+    assert check_tool_faults(lost, 0.25, "http://x") is None
+    with pytest.raises(
+        IntegrityError, match=r"1 of 4 rows .*http://\*\*\*@x.*1 connect; .* Is the server up"
+    ):
+        check_tool_faults(lost, 0.2, "http://me:secret@x")
     with pytest.raises(IntegrityError, match=r"1 of 4 rows .* tools: 1 connect; .*\)\.$"):
-        check_tool_faults(lost, 4, 0.2, None)
+        check_tool_faults(lost, 0.2, None)
+    aborted = [RowRecord(tool_fault=NO_TOKEN).as_dict()]
     with pytest.raises(IntegrityError, match=r"faults of the engine .*: 1 engine_no_token; .*\)\.$"):
-        check_tool_faults(Counter({NO_TOKEN: 1}), 4, 0.2, "http://x")
+        check_tool_faults(aborted, 0.2, "http://x")
+
+
+def test_the_cause_that_was_seen_most_is_named_and_a_large_share_is_said():
+    other = "http://x: answers from index 'b'; search.index_fingerprint=a"
+    seen = [("bad_answer", other)] * 3 + [("bad_answer", "once"), ("connect", "refused"), ("", "")]
+    rows = [RowRecord(tool_fault=code, fault_detail=detail).as_dict() for code, detail in seen]
+    said = check_tool_faults(rows, 0.9, "http://x")
+    assert (
+        said.startswith("5 of 6 rows were masked out")
+        and f"4 bad_answer, 1 connect (most often: {other})" in said
+    )
+    with pytest.raises(IntegrityError) as stopped:
+        check_tool_faults(rows, 0.25, "http://x")
+    assert other in str(stopped.value) and "Is the server up" not in str(stopped.value)
+    hostile = [RowRecord(tool_fault="bad_answer", fault_detail="no\npages \x1b[31m").as_dict()]
+    assert "(most often: no pages \\x1b[31m)" in check_tool_faults(hostile, 1, "http://x")
+    theirs = [{"tool_fault": "sandbox"}]  # a record of an agent loop of one's own
+    assert check_tool_faults(theirs, 1, None).startswith(
+        "1 of 1 rows were masked out after faults of tools: 1 sandbox;"
+    )
 
 
 def test_an_evaluation_without_its_retriever_is_no_evaluation():

@@ -94,6 +94,23 @@ def test_steps_without_a_tool_turn_are_noted_and_neither_count_nor_end_a_row():
     assert done == "r-00-0" and "(steps 2, 5, 7)" in said and len(notes) == 1
 
 
+def test_a_step_whose_searches_failed_does_not_blame_the_policy_alone():
+    notes, step = (
+        [],
+        step_of((), ("tool_reward",), [[]] * 4, turn_signals={"tool_reward": 1.0}, dynamic_clip=False),
+    )
+    unrewarded = UnrewardedSteps(2, notes.append)
+    unrewarded.see(
+        step_of((0.5, 0.25), ("tool_reward",), turn_signals={"tool_reward": 1.0}, dynamic_clip=False), 1
+    )
+    for record in step.inputs.turns.records[:3]:
+        record["tool_fault"] = "bad_answer"
+    unrewarded.see(step, 2)
+    assert notes[0].endswith(
+        "no tool was called in the rows that are left: 3 were masked out after faults of their tools"
+    )
+
+
 def test_gains_that_the_policy_leaves_no_turn_for_stop_nothing_and_another_signal_still_does():
     notes, done, said = followed("rnnnn0", names=("info_gain",))
     assert done == "rnnnn0" and not said

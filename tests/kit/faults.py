@@ -31,6 +31,7 @@ SETTINGS = (
     "lab.size=tiny",
     f"trainer.total_training_steps={STEPS}",
     f"trainer.save_freq={SAVED}",
+    "trainer.max_actor_ckpt_to_keep=1",
     f"trainer.test_freq={SAVED}",
     "data.val_max_samples=8",
     "data.train_batch_size=4",
@@ -66,6 +67,7 @@ class KillPoint:
 TRAINER = "verl_credit.host.step.trainer:CreditTrainer"
 RECORDED = "verl_credit.host.step.recorded"
 AGENT = "verl_credit.host.rollout.agent_loop:TurnAgentLoop.run"
+LOADER = "torchdata.stateful_dataloader.stateful_dataloader:StatefulDataLoader.state_dict"
 # fmt: off
 KILL_POINTS = (
     KillPoint("start", "verl_credit.host.process.launch:_tell_all_nodes"),
@@ -86,6 +88,8 @@ KILL_POINTS = (
     KillPoint("saving", f"{RECORDED}:save_state", call=2),
     KillPoint("saving", "torch:save", "cut_file", "self", call=5),
     KillPoint("saving", "torch:save", "full_disk", call=4),
+    KillPoint("saving", LOADER, who="self", call=2),  # the weights are whole, data.pt and the tracker are not written
+    KillPoint("saving", f"{RECORDED}:delete_old", who="self", call=2),
     KillPoint("evaluation", f"{TRAINER}._validate", call=2),
     KillPoint("evaluation", f"{TRAINER}._validate", "SIGTERM", call=3),
     KillPoint("report", "verl_credit.records.report.write:write_report"),

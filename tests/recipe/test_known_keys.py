@@ -1,8 +1,10 @@
 """A key that nothing knows is refused, from wherever it came; what is handed to others as it is gets its line."""
 
+import re
 from pathlib import Path
 
 import pytest
+import yaml
 from omegaconf import OmegaConf, open_dict
 
 from kit.idle import idle_lines
@@ -216,3 +218,46 @@ def test_the_configuration_of_an_earlier_versions_run_has_todays_key(tmp_path, w
     OmegaConf.save(config, tmp_path / "config.yaml", resolve=True)
     found = run_config(tmp_path)
     assert found.keep_rollouts == kept and set(found) == set(load_config("lab", []))
+
+
+@pytest.mark.parametrize(
+    "given, now",
+    [
+        ("custom_reward_function.path=mine.py", "reward.custom_reward_function.path"),
+        ("custom_reward_function.name=score", "reward.custom_reward_function.name"),
+        ("sandbox_fusion.url=http://x", "reward.sandbox_fusion.url"),
+        ("reward_model.reward_manager=dapo", "reward.reward_manager.name"),
+        ("reward_model.reward_loop_source=importlib", "reward.reward_manager.source"),
+        ("reward_model.reward_loop_module_path=m.py", "reward.reward_manager.module.path"),
+        ("reward_model.num_workers=2", "reward.num_workers"),
+        ("reward_model.enable=true", "reward.reward_model.enable"),
+        ("reward_model.model.path=/m", "reward.reward_model.model_path"),
+        ("reward_model.rollout.name=vllm", "reward.reward_model.rollout.name"),
+        (
+            "+reward_model.reward_kwargs.overlong_buffer_cfg.enable=true",
+            "reward.reward_kwargs.overlong_buffer_cfg.enable",
+        ),
+    ],
+)
+def test_a_key_of_an_older_verl_is_refused_with_its_place_now(given, now):
+    """verl composes them, and its v1 trainer does not move them: one's own reward would not be used."""
+    with pytest.raises(ConfigError, match=rf"nothing reads now; use {re.escape(now)}$") as error:
+        check(given)
+    assert error.value.key == given.lstrip("+").partition("=")[0]
+    generated = yaml.safe_load((verl_folder() / "_generated_ppo_trainer.yaml").read_text())
+    if "reward_kwargs" not in now:
+        tree = generated
+        for part in now.split("."):
+            tree = tree[part]  # the place is a key of this verl
+
+
+def test_the_sides_and_sizes_of_what_a_tool_returns_are_checked():
+    multi_turn = "actor_rollout_ref.rollout.multi_turn"
+    for key, value in (
+        ("tool_response_truncate_side", "sideways"),
+        ("max_tool_response_length", 0),
+        ("max_parallel_calls", 0),
+    ):
+        with pytest.raises(ConfigError) as error:
+            check(f"{multi_turn}.{key}={value}")
+        assert (error.value.key, error.value.value) == (f"{multi_turn}.{key}", value)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
@@ -13,10 +12,11 @@ from yaml import YAMLError
 
 from verl_credit.errors import ConfigError, PreflightError
 from verl_credit.names import place_now
+from verl_credit.records.run import resume
+from verl_credit.records.run.resume import STEP
 from verl_credit.records.run.state import last_checkpoint
 
 CONFIG = "config.yaml"
-_STEP = re.compile(r"global_step_(\d+)")
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ def run_config(folder: Path) -> DictConfig:
 def saved_step(checkpoint: Path) -> SavedStep:
     """Reads a saved step. Raises PreflightError, which lists the saved steps where this step is not saved."""
     checkpoint = checkpoint.expanduser().resolve()
-    match = _STEP.fullmatch(checkpoint.name)
+    match = STEP.fullmatch(checkpoint.name)
     places = (checkpoint.parent, checkpoint.parent.parent)
     run_dir = next((place for place in places if (place / CONFIG).is_file()), None)
     if match is None or run_dir is None:
@@ -71,7 +71,5 @@ def checkpoints_of(run_dir: Path, config: DictConfig) -> Path:
 
 def saved_steps(folder: Path) -> list[int]:
     """Returns the complete steps. verl names the last in a file, and empties the folders of old steps."""
-    names = (path.parent.name for path in folder.glob("global_step_*/actor"))
-    numbers = [int(match[1]) for match in map(_STEP.fullmatch, names) if match]
     last = last_checkpoint(folder)
-    return sorted(step for step in numbers if last is None or step <= last)
+    return [step for step in resume.saved_steps(folder) if last is None or step <= last]

@@ -14,9 +14,10 @@ from verl_credit.config.resolved import Config, resolved, select
 from verl_credit.config.settings import CreditSettings
 from verl_credit.credit.token.sepa_controller import auto_can_lead, first_auto_step, first_ramp_step
 from verl_credit.credit.token.uncertainty import canonical_kind
+from verl_credit.errors import show_value
 from verl_credit.names import AGENT_NAME
 from verl_credit.precision import cpu_precision
-from verl_credit.recipe.agent_loops import LISTED, may_call, tools_given
+from verl_credit.recipe.agent_loops import LISTED, MULTI_TURN, may_call, tools_given
 from verl_credit.recipe.auto import COMPUTES_IN, FULL, compute_dtype
 from verl_credit.recipe.rules.engines import overlong_unread
 from verl_credit.recipe.rules.known import handed_on
@@ -29,6 +30,23 @@ from verl_credit.redact import redact_value
 
 # model=qwen3_* set these for their models, so they are not the author's choice and are not listed.
 EMPTY_THOUGHT = "<think>\n\n</think>\n\n"
+_ROLLOUT, _OLD = "actor_rollout_ref.rollout", "verl's v1 trainer and its agent loops do not read it"
+UNREAD = (
+    (f"{MULTI_TURN}.use_inference_chat_template", False, _OLD),
+    (f"{MULTI_TURN}.tokenization_sanity_check_mode", "strict", _OLD),
+    (f"{MULTI_TURN}.num_repeat_rollouts", None, _OLD),
+    (f"{_ROLLOUT}.over_sample_rate", 0, _OLD),
+    (f"{_ROLLOUT}.multi_stage_wake_up", False, _OLD),
+    ("data.return_raw_input_ids", False, _OLD),
+    ("algorithm.use_pf_ppo", False, _OLD),
+    ("trainer.esi_redundant_time", 0, _OLD),
+    ("trainer.balance_batch", True, "verl's v1 trainer always balances the rows of a step"),
+)
+"""Keys of verl with their defaults, and why another value changes nothing."""
+CUTS_TOOLS = (
+    (f"{MULTI_TURN}.max_tool_response_length", 1_000_000),
+    (f"{MULTI_TURN}.tool_response_truncate_side", "middle"),
+)
 CHARACTERS = 4  # English has about so many per token
 NORMALISES_TWICE = {"gdpo": "per group and reward, then over the whole batch"}
 
@@ -83,8 +101,25 @@ def without_effect(config: Config, credit: CreditSettings) -> list[str]:
         idle += without_effect_in(config, credit, steps, f"trainer.total_training_steps={steps}")
     if not config.search.max_searches and config.search.url:
         idle.append("search.url: with search.max_searches=0 nothing is searched")
+    if (path := select(config, "trainer.resume_from_path")) and select(
+        config, "trainer.resume_mode"
+    ) == "disable":
+        idle.append(
+            f"trainer.resume_from_path={path}: with trainer.resume_mode=disable the run begins at step 1"
+        )
     if (column := config.data.get("reward_fn_key")) != "data_source":
         idle.append(f"data.reward_fn_key={column}: verl reads the column data_source all the same")
+    idle += [
+        f"{key}={show_value(select(config, key))}: {why}"
+        for key, default, why in UNREAD
+        if select(config, key) not in (None, default)
+    ]
+    if not tools_given(config) and not select(config, LISTED):
+        idle += [
+            f"{key}={select(config, key)}: nothing but a page of {AGENT_NAME} is returned, and search.max_page_chars cuts it"
+            for key, default in CUTS_TOOLS
+            if select(config, key) not in (None, default)
+        ]
     if select(config, MOST) and not tools_given(config) and not select(config, LISTED):
         idle.append(f"{MOST}={select(config, MOST)}: {AGENT_NAME} has search.max_searches+1 turns")
     return [

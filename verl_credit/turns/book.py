@@ -40,6 +40,8 @@ class RowRecord:
     """Calls of other tools that raised."""
     tool_fault: str = ""
     """The code of a fault that the policy did not cause (server down, deadline); such a row is not trained on."""
+    fault_detail: str = ""
+    """What the tool or its server said of it."""
     final_text: str = ""
     """The policy's own text of its last turn, the only place for an answer."""
     calls: list[dict] = field(default_factory=list)

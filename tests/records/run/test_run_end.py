@@ -6,6 +6,7 @@ import signal
 
 import pytest
 
+from kit.checkpoints import save_step
 from kit.lab_run import launches, run
 from kit.recipes import load_config
 from verl_credit.cli.train import start as train_module
@@ -67,11 +68,11 @@ def test_done_and_the_time_limit_are_two_ends(tmp_path, capsys, ends_with):
     assert run(capsys, tmp_path, FIVE)[0] == 0
     assert last_end(tmp_path) == ["time limit", 0, 5, 2, "max_hours=1: step 2 is the last"]
     ends_with(steps=5)
-    code, lines = run(capsys, tmp_path, FIVE)
-    assert code == 0 and last_end(tmp_path) == ["done", 0, 5, 5, ""]
+    code, lines = run(capsys, tmp_path / "whole", FIVE)
+    assert code == 0 and last_end(tmp_path / "whole") == ["done", 0, 5, 5, ""]
     assert any(line.endswith("  done, 5 of 5 steps done") for line in lines)
     ends_with(steps=5, note=(events.MAX_HOURS, "the last step is the last"))
-    assert run(capsys, tmp_path, FIVE)[0] == 0 and last_end(tmp_path)[0] == "done"
+    assert run(capsys, tmp_path / "both", FIVE)[0] == 0 and last_end(tmp_path / "both")[0] == "done"
 
 
 def test_a_killed_start_gets_its_end_from_the_next_one(tmp_path, capsys, ends_with):
@@ -151,3 +152,24 @@ def test_epochs_are_planned_in_steps_once_a_checkpoint_knows_them(tmp_path):
         text == "failed, 0 steps done"
         and json.loads((tmp_path / EVENTS).read_text())["planned_steps"] is None
     )
+
+
+def test_a_run_that_counts_epochs_shows_its_steps_once_a_checkpoint_has_their_number(
+    tmp_path, capsys, ends_with
+):
+    """Once the checkpoint is at the last of them, the run is finished and says so."""
+    epochs = ["trainer.total_training_steps=null", "trainer.total_epochs=2"]
+    ends_with(steps=2)
+    _, lines = run(capsys, tmp_path, *epochs)
+    assert any(line.endswith("  step   2") for line in lines) and not any("/0" in line for line in lines)
+    folder = save_step(tmp_path / "checkpoints", 2)
+    (folder.parent / TRACKER).write_text("2")
+    save_state(folder, load_config("lab", [f"run_dir={tmp_path}", *epochs]), 2, {}, None, 4)
+    _, lines = run(capsys, tmp_path, *epochs)
+    assert any(line.endswith("  step   2/4") for line in lines)
+    folder = save_step(tmp_path / "checkpoints", 4)
+    (folder.parent / TRACKER).write_text("4")
+    save_state(folder, load_config("lab", [f"run_dir={tmp_path}", *epochs]), 4, {}, None, 4)
+    append_json(tmp_path / VALIDATION, {"step": 4})
+    code, lines = run(capsys, tmp_path, *epochs)
+    assert code == ExitCode.NOTHING_LEFT and "finished before" in lines[0] and "total_epochs=2" in lines[0]

@@ -193,6 +193,7 @@ def test_progress_shows_news_once_and_not_what_stood_there_before(tmp_path):
 
 def test_lines_show_only_what_is_there():
     assert step_line({"step": 1}, 10, None) == "step   1/10"
+    assert step_line({"step": 1}, None, None) == "step   1"
     row = {"step": 3, "val-core/lab-sampled/em/mean@1": 0.5, "val-aux/lab-sampled/f1/mean@1": 0.9}
     assert evaluation_line(json.loads(json.dumps(row))) == "held-out EM after step 3: lab-sampled 0.500"
 

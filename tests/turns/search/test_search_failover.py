@@ -168,6 +168,9 @@ def test_a_refused_search_sent_nothing_and_says_which_servers(servers, time):
     with pytest.raises(SearchFault, match=server.url) as caught:
         asyncio.run(client.search("river"))
     assert (caught.value.code, caught.value.attempts) == ("breaker_open", 0)
+    assert (
+        "before that: status 500" in caught.value.detail
+    )  # the cause, which most rows would otherwise not name
     assert time.pauses == []
 
 

@@ -16,7 +16,7 @@ from verl_credit.credit.operator import leave_one_out_factor
 from verl_credit.credit.token.token_transforms import TRANSFORMS
 from verl_credit.credit.token.uncertainty import canonical_kind
 from verl_credit.credit.turn.mode import TurnMode
-from verl_credit.errors import printable, show_value
+from verl_credit.errors import PreflightError, printable, show_value
 from verl_credit.recipe.compose import ABSENT, changed_values
 from verl_credit.recipe.doctor.checks import before_training
 from verl_credit.recipe.rules.engines import STRATEGIES
@@ -24,6 +24,7 @@ from verl_credit.recipe.rules.own import own_loss, own_modules
 from verl_credit.recipe.unread import idle_lines
 from verl_credit.recipe.world import DATA, MODEL, with_expectations, without_value, world_of
 from verl_credit.records.lineage.store import TABLE
+from verl_credit.records.run.resume import resumes_from
 from verl_credit.redact import redact_value
 from verl_credit.turns.scorers import SCORERS
 from verl_credit.turns.signals.known import find_signal
@@ -54,6 +55,7 @@ def explanation(name: str, config: DictConfig, values: bool = False) -> str:
     lines += [f"trial: a row in {store_folder(config) / TABLE}, {kept_when(config)}"]
     lines += ["checked before the start: " + ", ".join(check.name for check in before_training(config))]
     lines += ["missing before it can run: " + (", ".join(missing(config)) or "nothing")]
+    lines += goes_on(config)
     return "\n".join(map(printable, lines))
 
 
@@ -97,6 +99,17 @@ def missing(config: DictConfig) -> list[str]:
             if local and not builds and not os.path.exists(os.path.expanduser(path)):
                 inputs.append(f"{key}={path} (not there)")
     return inputs
+
+
+def goes_on(config: DictConfig) -> list[str]:
+    """Returns a line about the checkpoint from which a start would go on; none where it begins at step 1."""
+    if OmegaConf.is_missing(config, "run_dir"):
+        return []
+    try:
+        place = resumes_from(config)
+    except PreflightError as error:
+        return [f"refused before the start: {error}"]
+    return [] if place is None else [f"goes on from {place}"]
 
 
 def _signals(config: DictConfig, settings: CreditSettings) -> Iterator[Stage]:

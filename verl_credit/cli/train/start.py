@@ -27,6 +27,7 @@ from verl_credit.records.run import events
 from verl_credit.records.run.files import METRICS, DamagedFile
 from verl_credit.records.run.lock import run_lock
 from verl_credit.records.run.progress import Progress, Throttled, say_at_once
+from verl_credit.records.run.resume import write_tracker
 from verl_credit.records.run.state import nothing_left, planned_in_all
 from verl_credit.records.run.versions import write_versions
 from verl_credit.redact import override_without_secrets, without_secrets
@@ -50,6 +51,8 @@ def command_line(name: str, overrides: list[str], config_dir: str | None, comman
 def _train(config: DictConfig, command: str) -> int:
     with open_dict(config):
         config.run_dir = str(Path(config.run_dir).expanduser().resolve())
+        if path := config.trainer.get("resume_from_path"):
+            config.trainer.resume_from_path = str(Path(path).expanduser().absolute())
     run_dir = Path(config.run_dir)
     set_environment(config)
     with terminate_as_interrupt(), run_lock(run_dir, say_at_once):
@@ -71,6 +74,8 @@ def _run(config: DictConfig, run_dir: Path, progress: Progress, row: TrialRow) -
         checkpoints = Path(config.trainer.default_local_dir).resolve()
         if checkpoints != run_dir:  # two runs that wrote into it would resume from each other's checkpoints
             stack.enter_context(run_lock(checkpoints, say_at_once, "trainer.default_local_dir"))
+        if ended := write_tracker(config):
+            progress.note("resume", ended)
         if reason := nothing_left(config):
             return ExitCode.NOTHING_LEFT, reason
         trial = row.begin()
@@ -128,8 +133,9 @@ def _end(
 def _progress(run_dir: Path, config: DictConfig, command: str) -> Progress:
     """Reads all files of the run, because a damaged file would end the run at its first step."""
     try:
-        events.start(run_dir, planned_in_all(config), command)
-        return Progress(run_dir, config.trainer.total_training_steps or 0)
+        planned = planned_in_all(config)
+        events.start(run_dir, planned, command)
+        return Progress(run_dir, planned)
     except DamagedFile as error:
         raise PreflightError(f"{error}; fix the line or take another run_dir") from error
 
@@ -197,14 +203,18 @@ def _launch(config: DictConfig, say: Callable[[str], None]) -> tuple[ExitCode, s
         return ExitCode.INTEGRITY, str(error)
     except RunFailed as error:
         return ExitCode.FAILED, str(error)
+    except KeyboardInterrupt as error:  # Ray raises its own in place of what a signal's handler raises
+        raise Terminated if signal.getsignal(signal.SIGTERM) is signal.SIG_IGN else error from None
     return ExitCode.DONE, ""
 
 
 @contextmanager
 def terminate_as_interrupt() -> Iterator[None]:
-    """Makes SIGTERM end the run as Ctrl-C does, so that Ray and the retriever are stopped."""
+    """Makes the first SIGTERM end the run as Ctrl-C does, so that Ray and the retriever are stopped. Later ones are ignored:
+    they would end that ending, and the run would be recorded as a crash or not at all."""
 
     def interrupt(signum, frame):
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         raise Terminated
 
     before = signal.signal(signal.SIGTERM, interrupt)

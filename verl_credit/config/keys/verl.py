@@ -94,6 +94,11 @@ _KEYS = {
     f"{ROLLOUT}.temperature": Annotated[float, Field(ge=1e-3)],
     f"{ROLLOUT}.top_p": Annotated[float, Field(ge=1e-3, le=1)],
     f"{ROLLOUT}.top_k": AtLeastMinus1,
+    f"{ROLLOUT}.multi_turn.max_tool_response_length": Positive,
+    f"{ROLLOUT}.multi_turn.tool_response_truncate_side": Literal["left", "right", "middle"],
+    f"{ROLLOUT}.multi_turn.max_parallel_calls": Positive,
+    f"{ROLLOUT}.multi_turn.max_assistant_turns": Count | None,
+    f"{ROLLOUT}.multi_turn.max_user_turns": Count | None,
     f"{ROLLOUT}.max_model_len": Positive | None,
     f"{ROLLOUT}.gpu_memory_utilization": Annotated[float, Field(ge=0.01, le=1)],
     f"{ROLLOUT}.log_prob_max_token_len_per_gpu": Positive | None,
@@ -111,6 +116,9 @@ _KEYS = {
     "trainer.total_epochs": Positive,
     "trainer.total_training_steps": Positive | None,
     "trainer.resume_mode": Literal["auto", "disable", "resume_path"],
+    "trainer.resume_from_path": Annotated[
+        str | Literal[False] | None, Expected("a folder, RUN/global_step_N, or null")
+    ],
     "trainer.max_actor_ckpt_to_keep": Positive | None,
     "trainer.default_local_dir": Folder,
     "trainer.v1.trainer_mode": Literal[TRAINER_MODES],

@@ -1,9 +1,4 @@
-"""verl's actor worker with our loss, a probe of what its process has registered, and checkpoints that verl must not delete.
-
-verl deletes checkpoints in one place: its checkpoint manager, on rank 0 of the actor, lists what it has saved, and removes
-the oldest of the list beyond ``max_actor_ckpt_to_keep``. Therefore a checkpoint of `keep_checkpoints` leaves that list as
-soon as it is saved. A process that resumes begins with an empty list, so that older checkpoints are safe there.
-"""
+"""verl's actor worker with our loss, and a probe of what its process has registered."""
 
 from __future__ import annotations
 
@@ -17,7 +12,6 @@ from verl.single_controller.base.decorator import (
     register,
 )
 from verl.utils import tensordict_utils as tu
-from verl.utils.checkpoint.checkpoint_manager import BaseCheckpointManager
 from verl.workers.engine_workers import ActorRolloutRefWorker
 
 from verl_credit.host.actor.entropy_probe import KeptParameters, measure
@@ -72,11 +66,6 @@ class CreditWorker(ActorRolloutRefWorker):
         return {**registered_names(), "actor_loss": function.__name__, **lines}
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def keep_checkpoint(self, step: int) -> None:
-        """verl neither counts nor deletes the checkpoint of ``step`` from now on."""
-        keep_checkpoint(self.actor.engine, step)
-
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def keep_parameters(self) -> None:
         """The actor's parameters as they are now, for the entropy probe; what was kept before is dropped."""
         self._kept = None
@@ -96,17 +85,3 @@ class CreditWorker(ActorRolloutRefWorker):
         )
         kept, self._kept = self._kept, None
         return measure(engine, kept, data)
-
-
-def keep_checkpoint(engine, step: int) -> None:
-    """Raises RuntimeError for an engine without a checkpoint manager, because then verl's deletions are unknown."""
-    managers = [value for value in vars(engine).values() if isinstance(value, BaseCheckpointManager)]
-    if not managers:
-        raise RuntimeError(
-            f"keep_checkpoints: {type(engine).__name__} has no checkpoint manager of verl's; expected an engine with one "
-            "(fsdp, fsdp2, megatron), or keep_checkpoints=[]"
-        )
-    for manager in managers:
-        manager.previous_saved_paths = [
-            path for path in manager.previous_saved_paths if Path(path).parent.name != f"global_step_{step}"
-        ]

@@ -107,6 +107,7 @@ def launch(config: DictConfig, say: Callable[[str], None] = print) -> None:
             raise cause from error
         raise RunFailed(f"{cause or error}\n{WORKER_LOGS}") from error
     except SystemExit as error:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # Ray's handler would exit again, in the shutdown
         raise _ended(error, config) from error
     except Exception as error:
         if ray.is_initialized():

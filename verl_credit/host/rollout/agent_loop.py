@@ -203,6 +203,7 @@ class TurnAgentLoop(ToolAgentLoop):
             state = await super()._handle_processing_tools_state(agent_data)
         except RowFault as fault:
             self.record.tool_fault = str(fault)
+            self.record.fault_detail = getattr(fault.__cause__, "detail", "")[:300]
             self.record.stop_reason = "tool_fault"
             return AgentState.TERMINATED
         self.book.observed(agent_data.response_mask)

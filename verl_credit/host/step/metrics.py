@@ -7,13 +7,13 @@ they mean it. Means are per row or per turn; nothing is averaged twice.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
 from verl_credit.config.settings import FORWARD_SIGNALS, INFO_GAIN
 from verl_credit.credit.groups import group_counts
-from verl_credit.errors import IntegrityError
+from verl_credit.errors import IntegrityError, one_line
 from verl_credit.records.run.events import ROWS_LEFT_OUT, TURNS_CUT
 from verl_credit.redact import redact
 from verl_credit.turns.assign import StepCredit
@@ -117,20 +117,31 @@ def _mean(values: torch.Tensor) -> float:
     return values.double().mean().item()
 
 
+NOTED_SHARE = 0.25  # share of a step's rows, the default of faults.max_tool_faults
+NO_ANSWER = ("connect", "deadline")
 UNREWARDED = "faults.max_unrewarded_steps"
 
 
-def check_tool_faults(faults: Counter, rows: int, tolerated_share: float, url) -> None:
-    """Stop where tool faults masked out more than ``tolerated_share`` of the rows. ``faults``: masked rows by code."""
-    if faults.total() > tolerated_share * rows:
-        kinds = ", ".join(f"{count} {code}" for code, count in faults.most_common())
-        by_engine = set(faults) == {NO_TOKEN}
-        up = " Is the server up? (GET URL/readyz)" if url and not by_engine else ""
-        by = "the engine (actor_rollout_ref.rollout.name)" if by_engine else _server(url)
-        raise IntegrityError(
-            f"{faults.total()} of {rows} rows were masked out after faults of {by}: {kinds}; "
-            f"a share of {tolerated_share:g} is tolerated (faults.max_tool_faults).{up}"
-        )
+def check_tool_faults(records: Sequence[Mapping], tolerated_share: float, url) -> str | None:
+    """Stop where tool faults masked out more than ``tolerated_share`` of the rows. Returns a line about a share above
+    ``NOTED_SHARE``, with the cause that was seen most."""
+    faulty = [record for record in records if record["tool_fault"]]
+    if len(faulty) <= min(tolerated_share, NOTED_SHARE) * len(records):
+        return None
+    kinds = Counter(record["tool_fault"] for record in faulty).most_common()
+    seen = Counter(record.get("fault_detail") for record in faulty if record["tool_fault"] == kinds[0][0])
+    cause = one_line(seen.most_common(1)[0][0] or "")  # a server's own text may be in it
+    by_engine = all(code == NO_TOKEN for code, _ in kinds)
+    by = "the engine (actor_rollout_ref.rollout.name)" if by_engine else _server(url)
+    line = (
+        f"{len(faulty)} of {len(records)} rows were masked out after faults of {by}: "
+        f"{', '.join(f'{count} {code}' for code, count in kinds)}{f' (most often: {cause})' if cause else ''}; a share of "
+        f"{tolerated_share:g} is tolerated (faults.max_tool_faults)"
+    )
+    if len(faulty) <= tolerated_share * len(records):
+        return line
+    up = " Is the server up? (GET URL/readyz)" if url and kinds[0][0] in NO_ANSWER else ""
+    raise IntegrityError(f"{line}.{up}")
 
 
 def check_evaluation_faults(metrics: dict, tolerated_share: float, url) -> None:
@@ -197,6 +208,13 @@ def check_planning_has_signal(step: StepCredit) -> None:
         )
 
 
+def _masked(step: StepCredit) -> str:
+    faulty = sum(bool(record["tool_fault"]) for record in step.inputs.turns.records)
+    return (
+        f" in the rows that are left: {faulty} were masked out after faults of their tools" if faulty else ""
+    )
+
+
 class UnrewardedSteps:
     """Counts, for each turn signal, the consecutive measured steps in which no turn got a reward.
 
@@ -229,7 +247,7 @@ class UnrewardedSteps:
                 gave = (
                     f"none of the {tool_turns} tool turns a reward"
                     if tool_turns
-                    else "no reward: no tool was called"
+                    else f"no reward: no tool was called{_masked(step)}"
                 )
                 most = (
                     f"; {self._tolerated + 1} such steps in a row stop the run ({UNREWARDED})"

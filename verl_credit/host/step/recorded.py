@@ -27,6 +27,7 @@ from verl_credit.records.run.files import (
     read_json_lines,
     rewind,
 )
+from verl_credit.records.run.resume import delete_old, without_limits
 from verl_credit.records.run.state import TimeLimit, describe_resume, save_state
 
 
@@ -141,10 +142,13 @@ class RecordedTrainer(PPOTrainer):
         sepa = None if self.controller is None else self.controller.state_dict()
         metrics = self._metrics_but_times()
         save_state(folder, self.config, self.global_steps, metrics, sepa, self.planned_steps)
-        super()._save_checkpoint()
+        config, self.config = self.config, without_limits(self.config)
+        try:
+            super()._save_checkpoint()
+        finally:
+            self.config = config
         self._saved_step = self.global_steps
-        if self.global_steps in self.config.keep_checkpoints:
-            self.actor_rollout_wg.keep_checkpoint(self.global_steps)
+        delete_old(config, self.global_steps)
 
     def _metrics_but_times(self) -> dict[str, float]:
         """The metrics of the step that is being saved. verl computes most of them later, and the run could end before."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections import Counter
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -186,11 +185,12 @@ class CreditSteps(ProbingTrainer, RecordedTrainer):
             self._turns = store.fetch_turn_batch(batch, columns)
             batch = store.write_turn_ids(batch, self._turns)
             metrics.update(row_metrics(self._turns))
-            real = zip(self._turns.records, self._turns.is_padding, strict=True)
-            faults = [record["tool_fault"] for record, pad in real if not pad]
+            pairs = zip(self._turns.records, self._turns.is_padding, strict=True)
+            real = [record for record, pad in pairs if not pad]
             # verl's own estimators cannot leave out a row, so with them no fault is tolerated.
             tolerated = self.config.faults.max_tool_faults if self.settings.turn_estimator else 0.0
-            check_tool_faults(Counter(filter(None, faults)), len(faults), tolerated, self.config.search.url)
+            faults = check_tool_faults(real, tolerated, self.config.search.url)
+            self._note_once("tool_faults", faults and f"warning: in step {self.global_steps} {faults}")
             budget = self.config.search.max_new_tokens
             self._note_once("turn_length", cut_note(metrics[TURNS_CUT], self.global_steps, budget))
             scored = self.settings.scores_at(self.global_steps)

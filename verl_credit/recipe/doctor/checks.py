@@ -82,6 +82,8 @@ CHECKS: tuple[Check, ...] = (
     Check("compilation", MACHINE, ON_CUDA, device.check_compilation, "compilers of a first start fit in memory (GB10)"),
     Check("/dev/shm", MACHINE, NEVER, machine.check_shm, "room for Ray's object store"),
     Check("disk", MACHINE, ALWAYS, machine.check_disk, "room for a checkpoint and those that are kept", RECIPE),
+    Check("resume", MACHINE, ALWAYS, inputs.check_resume, "the files of the step it goes on from are whole", RECIPE,
+          event="resume"),
     Check("ports", MACHINE, ALWAYS, machine.check_ports, "every port that the recipe gives a number to is free", RECIPE),
     Check("processes", MACHINE, NEVER, orphans.check_processes, "no engine process whose run has ended"),
     Check("ray", CLUSTER, ALWAYS, cluster.check_cluster, "a cluster that answers, or what a local one needs"),

@@ -15,6 +15,8 @@ from verl_credit.recipe.doctor.model import Unreadable, folders_of, read_model, 
 from verl_credit.recipe.doctor.result import Result, passed, skipped, warned
 from verl_credit.recipe.rows import OURS, Reads, look_at
 from verl_credit.recipe.world import MODEL, serves_search
+from verl_credit.records.run import events
+from verl_credit.records.run.resume import resumes_from, unnamed_step
 from verl_credit.redact import redact
 from verl_credit.turns.scorers import SCORERS
 from verl_credit.turns.search.client import SearchFault, client_for, token_of, urls_of
@@ -59,6 +61,24 @@ def ask_servers(settings) -> tuple[str | None, str]:
         ) from error
     except ValueError as error:
         raise PreflightError(redact(error)) from error
+
+
+def check_resume(context: Context) -> Result:
+    """Checks the files of the checkpoint that the run goes on from."""
+    config = context.config
+    if None in (context.value("run_dir"), context.value("trainer.default_local_dir")):
+        return skipped("run_dir has no value")
+    if (place := resumes_from(config)) is not None:
+        unnamed = unnamed_step(config) is not None
+        return passed(
+            f"goes on from {place}" + (", whose save was killed before its last file" if unnamed else "")
+        )
+    if not (done := events.steps_done(config.run_dir)):
+        return passed("begins at step 1")
+    why = "none of them was saved"
+    if config.trainer.resume_mode == "disable":
+        why = "trainer.resume_mode=disable"
+    return warned(f"begins at step 1, and makes the {done} steps in {config.run_dir} again: {why}")
 
 
 def check_model(context: Context) -> Result:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -24,7 +25,7 @@ from verl_credit.recipe.rules.engines import (
     validate_rows_fit,
     validate_turns_fit,
 )
-from verl_credit.recipe.rules.known import validate_keys, validate_places
+from verl_credit.recipe.rules.known import validate_keys, validate_older, validate_places
 from verl_credit.recipe.rules.own import validate_loss
 from verl_credit.recipe.rules.pipeline import validate_pipeline
 from verl_credit.recipe.rules.trainer_mode import (
@@ -34,6 +35,7 @@ from verl_credit.recipe.rules.trainer_mode import (
 )
 from verl_credit.recipe.rules.turn_mode import MODE, validate_turn_mode, validate_turn_signals
 from verl_credit.recipe.world import WORLDS
+from verl_credit.records.run.resume import STEP
 from verl_credit.redact import redact
 from verl_credit.turns.search.client import urls_of
 
@@ -44,8 +46,9 @@ def validate(config: DictConfig) -> None:
     """Raises ConfigError for the first wrong key, then for the first wrong combination of keys."""
     try:
         plain = written(config)
-        validate_keys(config, plain)
         values = list(leaves(plain))
+        validate_older(values)
+        validate_keys(config, plain)
         validate_places(values)
         # The lengths in data come first, because max_model_len=auto is made of them.
         for key, value in sorted(values, key=lambda one: not one[0].startswith("data.")):
@@ -128,6 +131,21 @@ def _steps(config: Tree, settings: CreditSettings) -> None:
         raise ConfigError.of(config, "trainer.del_local_ckpt_after_load", "keep_checkpoints", accepted=use)
 
 
+def _resume(config: Tree, settings: CreditSettings) -> None:
+    """Checks that verl would read the path, and that it can read a step's number from it."""
+    key, mode = "trainer.resume_from_path", select(config, "trainer.resume_mode")
+    path, use = select(config, key), ""
+    if mode == "resume_path" and not (path and STEP.fullmatch(Path(path).name)):
+        use = "expected the folder of a saved step, RUN/checkpoints/global_step_N"
+    elif mode == "auto" and path:
+        use = (
+            "verl reads the path with resume_mode=resume_path alone, and would go on from the newest step in "
+        )
+        use += "trainer.default_local_dir; set that mode, or leave the path out"
+    if use:
+        raise ConfigError.of(config, key, "trainer.resume_mode", accepted=use)
+
+
 def _weights(config: Tree, settings: CreditSettings) -> None:
     """Checks that the rollout engine can take the actor's weights."""
     rollout, model = config.actor_rollout_ref.rollout, config.actor_rollout_ref.model
@@ -168,6 +186,7 @@ RULES: tuple[Callable[[Tree, CreditSettings], None], ...] = (
     validate_loss,
     _gains,
     _steps,
+    _resume,
     _weights,
     _combinations,
     validate_turns_fit,

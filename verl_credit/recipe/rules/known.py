@@ -33,6 +33,7 @@ READ_BY_VERL = (
     "data.audio_key", "data.cache_dir", "data.filter_overlong_prompts_workers", "data.filter_prompts",
     "data.image_patch_size", "data.need_tools_kwargs", "reward.timeout", "trainer.checkpoint_callback_class",
 )  # fmt: skip
+MANAGER = "reward.reward_manager"
 REWARD = "reward.custom_reward_function"
 REWARD_KWARGS = f"{REWARD}.reward_kwargs"
 # These mappings take any key; so do mappings that are empty in verl's configuration.
@@ -44,9 +45,20 @@ OURS = (
 )  # fmt: skip
 # Our rules read keys of these sections, so null is refused.
 WITH_KEYS = (
-    "data", "reward", "reward.reward_manager", "actor_rollout_ref.model", "actor_rollout_ref.model.override_config",
+    "data", "reward", MANAGER, "actor_rollout_ref.model", "actor_rollout_ref.model.override_config",
     "actor_rollout_ref.rollout.multi_turn",
 )  # fmt: skip
+
+
+OLDER = {
+    "reward_model.reward_manager": f"{MANAGER}.name", "reward_model.reward_loop_source": f"{MANAGER}.source",
+    "reward_model.reward_loop_module_path": f"{MANAGER}.module.path", "reward_model.num_workers": "reward.num_workers",
+    "reward_model.reward_loop_class_name": f"{MANAGER}.module.name", "reward_model.reward_kwargs": "reward.reward_kwargs",
+    "reward_model.model.path": "reward.reward_model.model_path",
+    **{name: f"reward.{name}" for name in ("custom_reward_function", "sandbox_fusion", "reward_model")},
+}  # fmt: skip
+"""Keys of older versions of verl, and sections, which verl 0.9.1 lists as null and its v1 trainer never reads: their places
+now. The longest name that fits a key is its own."""
 
 
 class Known(NamedTuple):
@@ -62,6 +74,17 @@ def validate_keys(config: DictConfig, plain: dict[str, Any] | None = None) -> No
     """Raises ConfigError for the first unknown key, or value in place of a section. ``plain``: `written` of ``config``."""
     for _ in _unlisted(config, written(config) if plain is None else plain):
         pass
+
+
+def validate_older(values: Iterable[tuple[str, Any]]) -> None:
+    """Raises ConfigError for a key of an older verl, which would be accepted and do nothing."""
+    for key, value in values:
+        old = next((name for name in OLDER if f"{key}.".startswith(f"{name}.")), None)
+        if old is not None and value is not None:
+            now = OLDER[old] + key.removeprefix(old)
+            raise ConfigError(
+                key=key, value=value, accepted=f"a key of an older verl, which nothing reads now; use {now}"
+            )
 
 
 def handed_on(config: DictConfig) -> list[str]:

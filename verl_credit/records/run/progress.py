@@ -17,7 +17,7 @@ say_at_once = partial(print, flush=True)
 class Progress:
     """A thread of the launching process; ``with Progress(run_dir, total_steps): ...``"""
 
-    def __init__(self, run_dir: Path, total_steps: int, *, write=say_at_once, interval_s=0.5) -> None:
+    def __init__(self, run_dir: Path, total_steps: int | None, *, write=say_at_once, interval_s=0.5) -> None:
         self.run_dir, self.total_steps = Path(run_dir), total_steps
         self.write, self.interval_s, self.start = write, interval_s, time.monotonic()
         self._stop = threading.Event()
@@ -74,9 +74,11 @@ class Throttled:
             self.say(f"{self.name} {share:4.0%}  {text}")
 
 
-def step_line(row: dict, total_steps: int, running_em: float | None) -> str:
-    """Returns step, EM, turns, gain and seconds; the caller prints the elapsed time before them."""
-    parts = [f"step {row['step']:>3}/{total_steps}"]
+def step_line(row: dict, total_steps: int | None, running_em: float | None) -> str:
+    """Returns step, EM, turns, gain and seconds; the caller prints the elapsed time before them.
+
+    ``total_steps`` is None for a run that counts epochs and has no checkpoint yet."""
+    parts = [f"step {row['step']:>3}" + (f"/{total_steps}" if total_steps else "")]
     if row.get("credit/outcome/em") is not None:
         parts.append(f"EM {row['credit/outcome/em']:.3f} (running {running_em:.3f})")
     for label, key, form in (

@@ -49,6 +49,7 @@ def save_state(
         "config": deciding_keys(config),
         "metrics": plain(metrics),
         "sepa": sepa,
+        "kept": step in config.get("keep_checkpoints", ()),
         "planned": {"steps": planned, "epochs": config.trainer.total_epochs},
     }
     write_text(Path(folder) / STATE, json.dumps(state, indent=1))

@@ -102,6 +102,7 @@ class SearchClient:
                     pages = random.Random(f"{self.shuffle_seed}:{query}").sample(pages, len(pages))
                 return SearchResult(pages, attempt + 1, self._clock() - begin)
             except FailedAttempt as failure:
+                self._failure = str(failure)
                 before = f"; before that: {fault}" if fault and failure.code == "deadline" else ""
                 fault = SearchFault(failure.code, f"{failure} (attempt {attempt + 1}){before}", attempt + 1)
                 fault.__cause__ = failure
@@ -114,7 +115,11 @@ class SearchClient:
                 break
             await self._sleep(pause_s)
         if fault is None:
-            fault = SearchFault("breaker_open", f"{', '.join(self.urls)}: failed too often just now", 0)
+            fault = SearchFault(
+                "breaker_open",
+                f"{', '.join(self.urls)}: failed too often just now; before that: {self._failure}",
+                0,
+            )
         raise fault
 
     def render(self, result: SearchResult) -> str:
@@ -146,6 +151,7 @@ class SearchClient:
         self._connections: dict[asyncio.AbstractEventLoop, Connections] = {}
         self._jitter = jitter or random.Random()
         self._naming: set[str] = set()  # servers that have named their index
+        self._failure = ""  # the last one, which a search that no breaker admits names
         self._servers = ServerList(self.urls, clock=self._clock, **self._breaker)
 
     def __getstate__(self) -> dict:

@@ -1,0 +1,245 @@
+"""Which checkpoint a start goes on from, whether its files are whole and fit this run, and which old ones are deleted.
+
+verl looks at these files after Ray is up, and starts again at step 1 without a word where its tracker names a folder that is
+not there. A save ends with the tracker, and a step's metrics are recorded after it. Therefore a whole checkpoint of a later
+step than the recorded ones is of a save that was killed before the tracker was written, and an unfinished one of an earlier
+step is a leftover.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import zipfile
+from pathlib import Path
+
+from omegaconf import DictConfig, OmegaConf
+from safetensors import SafetensorError, safe_open
+
+from verl_credit.errors import PreflightError, printable, show_value
+from verl_credit.records.run import events
+from verl_credit.records.run.files import STATE, read_json_lines, write_text
+from verl_credit.records.run.state import TRACKER
+
+STEP = re.compile(r"global_step_(\d+)")
+DATA = "data.pt"
+FILES = {"model": "model", "optimizer": "optim", "extra": "extra_state"}  # verl's contents: the files' names
+SHARD = re.compile(r"(?:model|optim|extra_state)_world_size_(\d+)_rank_\d+\.pt")
+LIMITS = {"actor": "max_actor_ckpt_to_keep", "critic": "max_critic_ckpt_to_keep"}
+ONE = "remove_previous_ckpt_in_save"  # an older key of verl for a limit of 1
+SHAPE = (
+    "model_type", "hidden_size", "num_hidden_layers", "intermediate_size", "num_attention_heads", "num_key_value_heads",
+    "vocab_size",
+)  # fmt: skip
+MODEL, CHECKPOINT = "actor_rollout_ref.model", "actor_rollout_ref.actor.checkpoint"
+LAYOUT = (f"{MODEL}.lora_rank", "actor_rollout_ref.actor.strategy")
+"""Keys under another value of which verl cannot load the weights."""
+
+
+def resumes_from(config: DictConfig) -> Path | None:
+    """The checkpoint that a start of this run goes on from; None where it begins at step 1. Raises PreflightError."""
+    trainer = config.trainer
+    mode, folder = trainer.get("resume_mode", "auto"), Path(trainer.default_local_dir)
+    if mode == "disable":
+        return None
+    if mode == "resume_path":
+        given = Path(trainer.resume_from_path).expanduser().absolute()
+        wrong = fault(given, config, needs_data=False) if given.is_dir() else "there is no such folder"
+        if wrong:
+            raise _refusal(f"trainer.resume_from_path={given}: {wrong}", given.parent, config)
+        return given
+    tracker, done = folder / TRACKER, events.steps_done(config.run_dir)
+    text, steps = _text(tracker), saved_steps(folder)
+    named = folder / f"global_step_{int(text)}" if text.isdecimal() else None
+    if named is not None and named.is_dir():
+        if wrong := fault(named, config):
+            raise _refusal(f"{tracker} names step {text}: {wrong}", folder, config)
+        later = [step for step in steps if int(text) < step <= done]
+        if any(fault(folder / f"global_step_{step}", config) is None for step in later):
+            raise _refusal(
+                f"{tracker} names step {text}, and step {later[-1]} was saved after it", folder, config
+            )
+        return named
+    if text:
+        raise _refusal(f"{tracker} says {text[:40]!r}, and there is no such step beside it", folder, config)
+    if (step := unnamed_step(config)) is not None:
+        return folder / f"global_step_{step}"
+    if lost := [step for step in steps if step <= done]:
+        state = "is empty" if tracker.is_file() else "is missing"
+        raise _refusal(f"{tracker} {state}, and step {lost[-1]} was saved", folder, config)
+    if done >= _first_save(config):
+        what = f"{config.run_dir} has {done} steps, and {folder} no checkpoint of them"
+        raise _refusal(what, folder, config)
+    return None
+
+
+def unnamed_step(config: DictConfig) -> int | None:
+    """The step whose save was killed between its last file and the tracker, so that the tracker is empty or missing."""
+    folder = Path(config.trainer.default_local_dir)
+    if config.trainer.get("resume_mode", "auto") != "auto" or _text(folder / TRACKER):
+        return None
+    step = max(saved_steps(folder), default=0)
+    whole = step > events.steps_done(config.run_dir) and fault(folder / f"global_step_{step}", config) is None
+    return step if whole else None
+
+
+def write_tracker(config: DictConfig) -> str | None:
+    """Ends the save of `unnamed_step`, where there is one; returns a line about it."""
+    if (step := unnamed_step(config)) is None:
+        return None
+    tracker = write_text(Path(config.trainer.default_local_dir) / TRACKER, str(step))
+    return f"resume: the save of step {step} had ended but for {tracker}, which names the step now"
+
+
+def saved_steps(folder: Path) -> list[int]:
+    """The steps of which ``folder`` has weights, whole or not."""
+    found = (STEP.fullmatch(path.parent.name) for path in Path(folder).glob("global_step_*/actor"))
+    return sorted(int(match[1]) for match in found if match)
+
+
+def fault(checkpoint: Path, config: DictConfig, needs_data: bool = True) -> str | None:
+    """Why this run cannot load ``checkpoint``, with the file; None where every file is whole and fits the run."""
+    ranks = _ranks(config)
+    shards = {
+        int(match[1]) for path in checkpoint.glob("actor/*.pt") if (match := SHARD.fullmatch(path.name))
+    }
+    if shards and ranks not in shards:
+        folder, had = checkpoint / "actor", " or ".join(map(str, sorted(shards)))
+        return (
+            f"{folder} was saved by {had} ranks, and trainer.nnodes x trainer.n_gpus_per_node is {ranks}; give it as "
+            f"many, or merge the weights (python -m verl.model_merger merge --backend fsdp --local_dir {folder} "
+            f"--target_dir NEW) and start another run from {MODEL}.path=NEW"
+        )
+    wanted = OmegaConf.select(config, f"{CHECKPOINT}.load_contents")
+    return _unfinished(checkpoint, ranks, wanted, needs_data) or _of_another_model(checkpoint, config)
+
+
+def _unfinished(
+    checkpoint: Path, ranks: int, contents: list[str] | None, needs_data: bool = True
+) -> str | None:
+    """Which file is missing, or is cut short. ``contents``: verl's names of what has to be there; None: everything."""
+    names = [
+        f"{file}_world_size_{ranks}_rank_{{}}.pt"
+        for name, file in FILES.items()
+        if name in (contents or FILES)
+    ]
+    for folder in [checkpoint / role for role in LIMITS if role == "actor" or (checkpoint / role).is_dir()]:
+        if not (folder.is_dir() and any(folder.iterdir())):
+            return f"{folder} has no weights"
+        needed = [folder / name.format(rank) for name in names for rank in range(ranks)]
+        for path in (*needed, *sorted(folder.rglob("*.safetensors"))):
+            if wrong := _cut(path):
+                return wrong
+    return _cut(checkpoint / DATA) if needs_data or (checkpoint / DATA).exists() else None
+
+
+def without_limits(config: DictConfig) -> DictConfig:
+    """The configuration with which verl deletes no checkpoint: it would do so before the tracker names the new one."""
+    unlimited = config.copy()
+    for key in (*LIMITS.values(), ONE):
+        OmegaConf.update(unlimited, f"trainer.{key}", None, force_add=True)
+    return unlimited
+
+
+def delete_old(config: DictConfig, step: int) -> list[Path]:
+    """Deletes the weights of old steps once ``step`` is saved and named by the tracker; returns the folders.
+
+    The newest whole checkpoints stay, as many as the limit of their role says, and those that `keep_checkpoints` names, or
+    named when they were saved. Steps after
+    ``step`` stay too: they are of a run that was taken back. All are counted in the folder, so the limit holds over several
+    starts.
+    """
+    folder, trainer, deleted = Path(config.trainer.default_local_dir), config.trainer, []
+    saved = OmegaConf.select(config, f"{CHECKPOINT}.save_contents")
+    steps = [one for one in saved_steps(folder) if one <= step and one not in config.keep_checkpoints]
+    steps = [one for one in steps if not _json(folder / f"global_step_{one}" / STATE).get("kept")]
+    others = (one for one in steps if one != step)
+    lost = {one for one in others if _unfinished(folder / f"global_step_{one}", _ranks(config), saved)}
+    whole = [one for one in steps if one not in lost]
+    for role, key in LIMITS.items():
+        most = 1 if trainer.get(ONE) else trainer.get(key)
+        if not most or most < 1:
+            continue
+        for old in sorted(set(steps) - set(whole[-most:])):
+            path = folder / f"global_step_{old}" / role
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)  # leaves a link as it is
+                deleted.append(path)
+    return deleted
+
+
+def _ranks(config: DictConfig) -> int:
+    return config.trainer.get("nnodes", 1) * config.trainer.get("n_gpus_per_node", 1)
+
+
+def _first_save(config: DictConfig) -> float:
+    """The first step after which a checkpoint is there. A run that saves none has to have one only if it ended."""
+    trainer, rows = config.trainer, read_json_lines(Path(config.run_dir) / events.EVENTS)
+    ended = any(row.get("reason") in (events.Reason.DONE, events.Reason.TIME_LIMIT) for row in rows)
+    due = [*config.get("keep_checkpoints", ()), *([1] if ended else [])]
+    if (every := trainer.get("save_freq") or 0) > 0:
+        due += [every, trainer.get("total_training_steps") or every]
+    return min(due, default=float("inf"))
+
+
+def _refusal(what: str, folder: Path, config: DictConfig) -> PreflightError:
+    """``what``, with the newest whole step and how to go on from it, or how to begin again."""
+    steps, whole = saved_steps(folder)[::-1], ""
+    lacks = (
+        f"no step is whole; one that lacks only {DATA} goes on, with the order of the data begun again, with"
+    )
+    for needs_data, text in ((True, "the newest step that is whole goes on with"), (False, lacks)):
+        places = (folder / f"global_step_{step}" for step in steps)
+        good = next((place for place in places if fault(place, config, needs_data=needs_data) is None), None)
+        if good is not None:
+            whole = f"{text} trainer.resume_mode=resume_path trainer.resume_from_path={good}"
+            break
+    begins = f"trainer.resume_mode=disable begins again at step 1 and writes over what is in run_dir={config.run_dir}"
+    return PreflightError(printable(f"{what}; {whole or f'{folder} has no step that is whole'}; {begins}"))
+
+
+def _of_another_model(checkpoint: Path, config: DictConfig) -> str | None:
+    state = _json(checkpoint / STATE).get("config")
+    before = state if isinstance(state, dict) else {}
+    for key in LAYOUT:
+        now = OmegaConf.select(config, key)
+        if key in before and before[key] != str(now):
+            return f"{checkpoint} is of a run with {key}={before[key]}, and this run has {show_value(now)}"
+    saved = _json(checkpoint / "actor" / "huggingface" / "config.json")
+    path = OmegaConf.select(config, f"{MODEL}.path")
+    own = OmegaConf.select(config, f"{MODEL}.override_config") or {}
+    now = {**_json(Path(str(path)).expanduser() / "config.json"), **own}
+    for key in SHAPE:
+        was, is_now = saved.get(key), now.get(key)
+        if None not in (was, is_now) and was != is_now:
+            return f"{checkpoint} is of a model with {key}={was}, and {MODEL}.path={path} has {is_now}"
+    return None
+
+
+def _text(path: Path) -> str:
+    return path.read_bytes().decode(errors="replace").strip() if path.is_file() else ""
+
+
+def _json(path: Path) -> dict:
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return values if isinstance(values, dict) else {}
+
+
+def _cut(path: Path) -> str | None:
+    """Why the file cannot be loaded: it is missing, or its end is."""
+    try:
+        if path.suffix == ".safetensors":
+            with safe_open(path, "np"):  # compares the header with the file's size
+                return None
+        with zipfile.ZipFile(path):  # torch's format: the list of what it holds stands at its end
+            return None
+    except FileNotFoundError:
+        return f"{path} is missing"
+    except (zipfile.BadZipFile, SafetensorError):
+        return f"{path} ({path.stat().st_size:,} bytes) is damaged: its end is missing, as after a write that was cut short"
+    except OSError as error:
+        return f"{path}: {error.strerror or error}"
