@@ -40,9 +40,10 @@ def bad_query_reason(arguments: str) -> tuple[str | None, str]:
 
 
 def without_markup(text: str, control_tokens: Iterable[str]) -> str:
-    """The text with its control tokens broken up, so that a page cannot end the observation.
+    """The text with its control tokens broken up, so that a page cannot end the observation or forge a turn.
 
-    "</tool_response>" becomes "< /tool_response>"; ordinary text, HTML included, stays.
+    "</tool_response>" becomes "< /tool_response>"; ordinary text, HTML included, stays. Every observation of our loops
+    passes here: pages, what other tools return, and errors.
     """
     for token in control_tokens:
         text = text.replace(token, f"{token[0]} {token[1:]}")
@@ -50,8 +51,12 @@ def without_markup(text: str, control_tokens: Iterable[str]) -> str:
 
 
 def control_tokens(tokenizer) -> tuple[str, ...]:
-    """The tokenizer's added tokens that look like markup (``<...>``)."""
-    return tuple(sorted(t for t in tokenizer.get_added_vocab() if t.startswith("<") and t.endswith(">")))
+    """The tokenizer's added tokens that are special ("<|im_end|>", "[INST]") or look like markup (``<...>``)."""
+    added = {str(token): token.special for token in tokenizer.added_tokens_decoder.values()}
+    markup = {text for text in tokenizer.get_added_vocab() if text.startswith("<") and text.endswith(">")}
+    return tuple(
+        sorted(markup | {text for text, special in added.items() if special and len(text.strip()) > 1})
+    )
 
 
 @dataclass(frozen=True)
