@@ -35,7 +35,6 @@ KINDS = {
     "rows": "parquet files for training",
     "questions": "published question sets for `prepare`",
     "answers": "gold answers in the forms of public files",
-    "corpora": "corpora in the forms of public files",
     "requests": "requests to the retriever",
     "tables": "tables of trials",
     "run_folders": "run folders for `report` and `diff`",
