@@ -7,7 +7,7 @@ STARTS = {
     b"<!doctype html": "a web page (HTML), such as a page to log in: download the file again",
     b"<html": "a web page (HTML), such as a page to log in: download the file again",
     b"<?xml": "an XML page, such as an error of a storage service: download the file again",
-    b"\x1f\x8b": "compressed with gzip: unpack it first",
+    b"\x1f\x8b\x08": "compressed with gzip: unpack it first",
     b"bzh": "compressed with bzip2: unpack it first",
     b"\xfd7zxz": "compressed with xz: unpack it first",
     b"\x28\xb5\x2f\xfd": "compressed with zstd: unpack it first",
