@@ -66,8 +66,10 @@ test-slow: install
 test-e2e: install
 	$(BIN)/python -m pytest -m e2e -n 2 --dist loadfile
 
+# Other tests that draw their input.
+READERS = tests/retriever/test_corpus_forms.py tests/turns/search/test_other_servers.py tests/host/test_forged_turns.py
 fuzz: install
-	VERL_CREDIT_FUZZ_CASES=$(CASES) $(BIN)/python -m pytest tests/fuzz tests/credit -m slow -n logical --maxprocesses 8
+	VERL_CREDIT_FUZZ_CASES=$(CASES) $(BIN)/python -m pytest tests/fuzz tests/credit $(READERS) -m slow -n logical --maxprocesses 8
 	$(BIN)/python -m pytest -m drawn -n logical --maxprocesses 8
 
 # All of it anew, into $(RELIABILITY); the published results lie in evidence/reliability. What is done is left out the next time, but

@@ -36,7 +36,10 @@ def index(
     out: Annotated[Path, Option(help="folder to create")],
     import_: Annotated[
         Path | None,
-        Option("--import", help="a flat FAISS index of this corpus and encoder, taken over without encoding"),
+        Option(
+            "--import",
+            help="a FAISS index (flat, HNSW, IVF) of this corpus and encoder, taken over without encoding",
+        ),
     ] = None,
     kind: Annotated[Literal[KINDS], Option(help="exact needs no FAISS")] = "flat",
     dtype: Annotated[Literal[tuple(DTYPES)], Option(help="of the stored vectors")] = "fp32",
@@ -69,7 +72,8 @@ def index(
     import transformers
 
     from verl_credit_retriever.encoder import SentenceEncoder, device_for
-    from verl_credit_retriever.index.build import build_index, encode_share, import_index
+    from verl_credit_retriever.index.build import build_index, encode_share
+    from verl_credit_retriever.index.importing import import_index
     from verl_credit_retriever.index.kinds import need_faiss, resolve
     from verl_credit_retriever.index.memory import plan_memory
 
@@ -104,7 +108,9 @@ def index(
         print(f"note: {note}", file=sys.stderr)
     if import_ is not None:
         if (kind, dtype, gpu) != ("flat", "fp32", False):
-            raise ValueError(f"--import={import_}: gives flat in fp32; leave out --kind, --dtype and --gpu")
+            raise ValueError(
+                f"--import={import_}: keeps the kind of the file; leave out --kind, --dtype and --gpu"
+            )
         resolve("flat", 1, 1, parameters)  # refuses what flat does not use
     build = {"kind": kind, "dtype": dtype, "batch_size": batch_size, "shard_rows": shard_rows, **parameters}
     build |= {"overwrite": overwrite, "devices": devices, "on_progress": _progress_line()}

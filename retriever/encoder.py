@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from transformers import AutoModel, AutoTokenizer
 
+from verl_credit_retriever.foreign import what_it_is
 from verl_credit_retriever.settings import POOLINGS
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", "merges.txt")
@@ -58,6 +59,9 @@ class SentenceEncoder:
             raise FileNotFoundError(f"encoder={str(path)!r} is not a folder; expected a Hugging Face model")
         if not list(self.path.glob("*.safetensors")):
             raise FileNotFoundError(f"encoder={str(path)!r} holds no *.safetensors; no other format is read")
+        for file in sorted(self.path.iterdir()):
+            if file.suffix in (".json", ".txt", ".safetensors", ".model") and (what := what_it_is(file)):
+                raise ValueError(f"{file}: {what}")
         if max_length < 3 or batch_size < 1:
             raise ValueError(f"max_length={max_length}, batch_size={batch_size}: need at least 3 and 1")
         self.query_prefix, self.passage_prefix = query_prefix, passage_prefix

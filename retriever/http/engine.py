@@ -154,7 +154,7 @@ class ResultCache:
     def put(self, query: str, k: int, hits: Hits) -> None:
         """Keep an answer, and drop the oldest ones that no longer fit."""
         # Python needs at most four bytes a character, for texts with an emoji in them.
-        texts = 4 * len(query) + sum(4 * (len(d["id"]) + len(d["contents"])) + HIT_BYTES for d, _ in hits)
+        texts = 4 * len(query) + sum(4 * sum(map(len, d.values())) + HIT_BYTES for d, _ in hits)
         key, size = (query, k), ENTRY_BYTES + texts
         if key in self._kept:
             self.bytes -= self._kept.pop(key)[1]

@@ -38,6 +38,7 @@ class ServerMetrics:
         self.batch_tokens = metric(Histogram, "batch_tokens", "Padded tokens of one call", buckets=TOKENS)
         self.queue_queries = metric(Gauge, "queue_queries", "Queries that wait for the encoder", **live)
         self.dropped = metric(Counter, "dropped_queries_total", "Queries given up while waiting", ("reason",))
+        self.mended = metric(Counter, "mended_queries_total", "Cut, or given valid text", ("reason",))
         self.cache_hits = metric(Counter, "cache_hits_total", "Queries answered by the cache")
         self.cache_misses = metric(Counter, "cache_misses_total", "Queries that had to be searched")
         self.cache_entries = metric(Gauge, "cache_entries", "Answers in the cache", **live)
@@ -47,6 +48,8 @@ class ServerMetrics:
             self.stage_seconds.labels(stage)
         for reason in ("deadline", "disconnected"):
             self.dropped.labels(reason)
+        for reason in ("cut", "not_text"):
+            self.mended.labels(reason)
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:

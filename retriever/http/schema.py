@@ -32,6 +32,8 @@ class RetrieveRequest(BaseModel):
 class Document(BaseModel):
     id: str
     contents: str
+    url: str | None = None
+    """Where the corpus has one."""
 
 
 class ScoredDocument(BaseModel):
@@ -102,8 +104,9 @@ def add_limits(document: dict, limits: Limits) -> dict:
     """The OpenAPI `document` with a server's limits in its request bodies (in place)."""
     for name, k_name in {"RetrieveRequest": "topk", "SearchRequest": "k"}.items():
         fields = document["components"]["schemas"][name]["properties"]
-        fields["queries"]["maxItems"] = limits.max_request_queries
-        fields["queries"]["items"]["maxLength"] = limits.max_query_chars
+        if name == "SearchRequest":  # /retrieve cuts, and works in pieces
+            fields["queries"]["maxItems"] = limits.max_request_queries
+            fields["queries"]["items"]["maxLength"] = limits.max_query_chars
         for k in fields[k_name].get("anyOf", [fields[k_name]]):
             if k["type"] == "integer":
                 k["maximum"] = limits.max_topk

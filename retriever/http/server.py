@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Collection, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import asdict
+from io import BytesIO
 from typing import Annotated
 
 from fastapi import FastAPI, Header, Request
@@ -79,16 +80,17 @@ def create_app(
     """The search service over one index and the encoder that built it: POST /retrieve and /v1/search, whose bodies,
     answers and problems `schema` has; GET /livez, /readyz (runs a real query, else 503), /metrics, /info.
 
-    An empty list of queries gives an empty result in /retrieve, because Search-R1's client sends such requests; "" is
-    searched like any text. k above the number of rows gives all rows. Every 200 names the index in X-Index-Fingerprint;
-    429 and 503 have Retry-After. While `app.state.draining` is set searches get 503. With `token` every route except
-    /livez requires it (401). `hosts` are the names that a Host header may have (421); None: any.
+    /retrieve takes what Search-R1's server takes: an empty list of queries, "", more queries than fit the queue (in
+    pieces), queries that are too long (cut) or no valid text (mended). k above the number of rows gives all rows. Every
+    200 names the index in X-Index-Fingerprint; 429 and 503 have Retry-After. While `app.state.draining` is set searches
+    get 503. With `token` every route except /livez requires it (401). `hosts` are the names that a Host header may have
+    (421); None: any.
     Errors: IndexMismatch when `encoder` did not build `index`.
     """
     limits = limits or Limits()
     index.check_encoder(encoder)
     metrics = ServerMetrics()
-    named = {INDEX_HEADER: index.fingerprint}
+    named, told = {INDEX_HEADER: index.fingerprint}, set()
     batcher = Batcher(Engine(index, encoder, metrics), limits, metrics)
 
     @asynccontextmanager
@@ -119,12 +121,27 @@ def create_app(
     plain_openapi = app.openapi
     app.openapi = lambda: add_limits(plain_openapi(), limits)
 
-    async def search(request: Request, body, k: int, deadline_ms: int | None) -> list[Hits]:
+    async def in_pieces(queries: list[str], k: int, deadline: float | None) -> list[Hits]:
+        hits_N, most = [], limits.max_request_queries
+        for start in range(0, len(queries), most):
+            hits_N += await batcher.submit(queries[start : start + most], k, deadline=deadline)
+        return hits_N
+
+    def mended(queries: list[str]) -> list[str]:
+        whole, numbers = limits.mended(queries)
+        for reason, number in numbers.items():
+            metrics.mended.labels(reason).inc(number)
+            if number and reason not in told:
+                told.add(reason)
+                log.warning("%d queries of a request were mended: %s (logged once)", number, reason)
+        return whole
+
+    async def search(request: Request, queries: list[str], k: int, deadline_ms: int | None) -> list[Hits]:
         if app.state.draining:
             raise HTTPException(503, "the server is ending", {"Retry-After": "1"})
         deadline = None if deadline_ms is None else request.scope["arrived"] + deadline_ms / 1000
         try:
-            return await _while_connected(request, batcher.submit(body.queries, k, deadline=deadline))
+            return await _while_connected(request, in_pieces(queries, k, deadline))
         except QueueFull as full:
             raise HTTPException(429, str(full), {"Retry-After": str(full.retry_after)}) from None
         except DeadlineExceeded:
@@ -132,13 +149,18 @@ def create_app(
         except HTTPException:
             raise
         except Exception as error:
-            log.exception("search failed for %d queries", len(body.queries))
+            log.exception("search failed for %d queries", len(queries))
             raise HTTPException(500, f"{type(error).__name__}: {error}") from None
 
     async def answer(head: bytes, form: Callable[[Hits], list], hits_N: list[Hits]) -> Response:
         def render() -> bytes:
             with metrics.stage("serialize"):
-                return head + b"[" + b",".join(_json(form(hits)) for hits in hits_N) + b"]}"
+                body = BytesIO()  # a large answer is in memory once
+                body.write(head + b"[")
+                for row, hits in enumerate(hits_N):
+                    body.write(b"," * (row > 0) + _json(form(hits)))
+                body.write(b"]}")
+                return body.getvalue()
 
         # A thread writes a large answer, so that the event loop has its turn between two queries.
         large = sum(map(len, hits_N)) > HITS_IN_THE_LOOP
@@ -147,16 +169,18 @@ def create_app(
 
     @app.post("/retrieve", response_model=RetrieveAnswer, responses=SEARCH_ANSWERS)
     async def retrieve(request: Request, body: RetrieveRequest, x_deadline_ms: DeadlineMs = None) -> Response:
-        if problem := limits.refusal(body.queries, body.topk, "topk"):
+        k = body.topk or limits.default_topk
+        if problem := limits.refusal(len(body.queries), k, "topk"):
             raise HTTPException(422, problem)
-        hits_N = await search(request, body, body.topk or limits.default_topk, x_deadline_ms)
+        hits_N = await search(request, mended(body.queries), k, x_deadline_ms)
         return await answer(b'{"result":', FORMS["scored" if body.return_scores else "plain"], hits_N)
 
     @app.post("/v1/search", response_model=SearchAnswer, responses=SEARCH_ANSWERS)
     async def search_v1(request: Request, body: SearchRequest, x_deadline_ms: DeadlineMs = None) -> Response:
-        if problem := limits.refusal(body.queries, body.k, "k"):
+        problem = limits.refusal(len(body.queries), body.k, "k") or limits.strict_refusal(body.queries)
+        if problem:
             raise HTTPException(422, problem)
-        hits_N = await search(request, body, body.k, x_deadline_ms)
+        hits_N = await search(request, body.queries, body.k, x_deadline_ms)
         return await answer(b'{"fingerprint":%s,"results":' % _json(index.fingerprint), FORMS["flat"], hits_N)
 
     served = {"fingerprint": index.fingerprint, "default_topk": limits.default_topk}

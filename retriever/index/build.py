@@ -1,23 +1,17 @@
-"""Builds an index: check the corpus, encode it in shards, make the kind, describe it, move it into place.
+"""Builds an index: check the corpus, encode it in shards, make the kind, describe it, move it into place."""
 
-`import_index` takes over vectors that another program computed for the same corpus, such as Search-R1's e5_Flat.index.
-"""
-
-import os
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from verl_credit_retriever.index.corpus import take_corpus
 from verl_credit_retriever.index.encoding import Progress, encode_missing
-from verl_credit_retriever.index.exact import open_vectors, write_array
+from verl_credit_retriever.index.exact import write_array
 from verl_credit_retriever.index.kinds import need_faiss, resolve
-from verl_credit_retriever.index.manifest import DTYPES, IndexMismatch, files_of, write_manifest
+from verl_credit_retriever.index.manifest import DTYPES, files_of, write_manifest
 from verl_credit_retriever.index.memory import SEARCH_BUFFERS, plan_memory, require_disk, require_memory
-from verl_credit_retriever.index.place import check_out, import_stage, lock, move_into_place, restore
+from verl_credit_retriever.index.place import check_out, lock, move_into_place, restore
 from verl_credit_retriever.index.shards import BuildRefused, Shards, begin, can_resume, start_over
 
 if TYPE_CHECKING:
@@ -25,10 +19,6 @@ if TYPE_CHECKING:
 
 STAGE = "index"  # the folder in the work folder in which the index is put together
 SHARD_ROWS = 20_000  # a killed build loses at most this many encoded rows
-ALIKE = 0.99
-"""Least cosine between a stored vector and the same row encoded here: half precision leaves .9999, another row far less."""
-LENGTH_OFF = 0.02
-SAMPLE = 64
 
 
 def build_index(
@@ -163,53 +153,6 @@ def encode_share(
     return shards
 
 
-def import_index(
-    source: str | Path,
-    corpus: str | Path,
-    encoder: "SentenceEncoder",
-    out: str | Path,
-    *,
-    overwrite: bool = False,
-) -> dict:
-    """Make `out` from the flat float32 index `source`, whose row r is line r of `corpus`. Returns the manifest.
-
-    The first, the last and SAMPLE seeded rows are encoded and compared with the stored vectors; the others are taken
-    on trust, but for NaN and infinity. The file is linked where it can be, else copied. One rename at the end creates
-    `out`, as in `build_index`.
-
-    Errors: IndexMismatch for another type, number of rows, dimension or metric, and for a sampled row whose vector is
-    another; CorpusError, FileExistsError, BuildRefused and OSError as `build_index`; ValueError without FAISS.
-    """
-    source, corpus, out = Path(source), Path(corpus), Path(out)
-    if not source.is_file():
-        raise FileNotFoundError(f"import={str(source)!r} does not exist; expected a FAISS index file")
-    require_corpus(corpus)
-    check_out(out, overwrite)
-    rows = _rows_of(source, encoder.dim)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with lock(out):
-        restore(out)
-        check_out(out, overwrite)
-        stage = import_stage(out)
-        try:
-            documents = take_corpus(corpus, stage)
-            if len(documents) != rows:
-                raise IndexMismatch(f"{source}: {rows} rows; {corpus} has {len(documents)}")
-            try:
-                os.link(source.resolve(), stage / "index.faiss")
-            except OSError:  # another file system, or one without links
-                require_disk(stage, source.stat().st_size, "the copy of the index")
-                shutil.copyfile(source, stage / "index.faiss")
-            shape = {"rows": rows, "dim": encoder.dim, "dtype": "float32"}
-            stored_M_D = open_vectors(stage, {"kind": "flat", **shape})
-            _compare(source, corpus, stored_M_D, documents, encoder)
-            manifest = write_manifest(stage, kind="flat", rows=rows, encoder=encoder.fingerprint())
-            move_into_place(stage, out, files_of("flat"))
-        finally:
-            shutil.rmtree(stage, ignore_errors=True)
-    return manifest
-
-
 def _prepare(corpus: Path, encoder, out: Path, dtype, batch_size, shard_rows, overwrite) -> tuple:
     """(the loaded encoder, the work folder, the arguments of `Shards`), once the other arguments are checked.
 
@@ -250,46 +193,3 @@ def _faiss(kind: str, gpu: bool):
     if gpu:
         faiss_kinds.require_gpu(kind)
     return faiss_kinds
-
-
-def _rows_of(source: Path, dim: int) -> int:
-    """The rows of a flat index by inner product of this dimension; its vectors stay in the file."""
-    faiss = need_faiss("import", "").faiss
-    try:
-        index = faiss.read_index(str(source), faiss.IO_FLAG_MMAP_IFC)
-    except (RuntimeError, MemoryError) as error:
-        raise IndexMismatch(
-            f"{source}: FAISS cannot read it ({str(error).strip().splitlines()[-1]})"
-        ) from None
-    if not isinstance(index, faiss.IndexFlat):
-        raise IndexMismatch(f"{source}: {type(index).__name__}; expected a flat index of float32 vectors")
-    if index.metric_type != faiss.METRIC_INNER_PRODUCT:
-        raise IndexMismatch(f"{source}: metric {index.metric_type}; expected the inner product, 0")
-    if index.d != dim:
-        raise IndexMismatch(f"{source}: {index.d} dimensions; the encoder has {dim}")
-    return index.ntotal
-
-
-def _compare(source, corpus, stored_M_D, documents, encoder) -> None:
-    rows = len(documents)
-    drawn = np.random.default_rng(0).choice(rows, min(SAMPLE, rows), replace=False)
-    places = sorted({0, rows - 1, *drawn.tolist()})
-    own_N_D = encoder.encode_passages([documents[row]["contents"] for row in places])
-    for row, own_D in zip(places, own_N_D, strict=True):
-        stored_D = np.asarray(stored_M_D[row], dtype=np.float32)
-        length, own_length = np.linalg.norm(stored_D), np.linalg.norm(own_D)
-        cosine = float(stored_D @ own_D / max(length * own_length, 1e-12))
-        if not cosine >= ALIKE:
-            raise IndexMismatch(
-                f"{source}: row {row} is not {corpus}:{row + 1} as this encoder sees it (cosine {cosine:.3f}, expected at "
-                f"least {ALIKE}): another encoder, prefix, pooling, length or order of lines"
-            )
-        if not abs(length / own_length - 1) <= LENGTH_OFF:
-            raise IndexMismatch(
-                f"{source}: row {row} has length {length:.3f}; this encoder gives {own_length:.3f}: see --no-normalize"
-            )
-    # FAISS would answer from rows that hold NaN as if nothing were wrong.
-    for first in range(0, rows, 1 << 16):
-        bad = np.flatnonzero(~np.isfinite(stored_M_D[first : first + (1 << 16)]).all(axis=1))
-        if bad.size:
-            raise IndexMismatch(f"{source}: row {first + bad[0]} holds NaN or infinity")

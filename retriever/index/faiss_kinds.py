@@ -7,10 +7,12 @@ from pathlib import Path
 import faiss
 import numpy as np
 
+from verl_credit_retriever.foreign import what_it_is
 from verl_credit_retriever.index.manifest import IndexMismatch, require_equal
 
 STORED = {"float32": "Flat", "float16": "SQfp16"}
 ON_GPU = ("flat", "ivf")
+KEEPING = (faiss.IndexFlat, faiss.IndexScalarQuantizer, faiss.IndexIVFFlat, faiss.IndexIVFScalarQuantizer)
 BLOCK = 1 << 17  # rows that are copied to a GPU at a time
 # Flat search uses one matrix product from this many queries on. FAISS 1.15 ignores its own default and reads the
 # vectors once per query: 64 queries over 50,000 rows then take six times as long.
@@ -104,6 +106,49 @@ def read(path: Path, manifest: dict, *, mmap: bool = False):
         right["dtype"] = None
     require_equal(path, {what: (value, right.get(what)) for what, value in properties.items()})
     return index
+
+
+def read_foreign(path: Path, dim: int) -> tuple:
+    """(an index that another program wrote, its properties under the manifest's names, was it inside an IDMap?)
+
+    Its vectors stay in the file. Errors: IndexMismatch for what is no flat, hnsw or ivf index of float32 or float16 vectors
+    by inner product of this dimension, or whose ids are not the numbers of its rows.
+    """
+    if what := what_it_is(path):
+        raise IndexMismatch(f"{path}: {what}; expected a FAISS index")
+    with open(path, "rb") as file:
+        lists = file.read(2) == b"Iw"
+    try:
+        index = faiss.read_index(str(path), faiss.IO_FLAG_MMAP if lists else faiss.IO_FLAG_MMAP_IFC)
+    except (RuntimeError, MemoryError) as error:
+        raise IndexMismatch(f"{path}: FAISS cannot read it ({str(error).strip().splitlines()[-1]})") from None
+    name, ids = type(index).__name__, np.arange(index.ntotal)
+    if mapped := isinstance(index, faiss.IndexIDMap):
+        ids = faiss.vector_to_array(index.id_map)
+        whole, index = index, faiss.downcast_index(index.index)
+        index.referenced_objects = [whole]  # which owns it
+        name += f" of {type(index).__name__}"
+    storage = faiss.downcast_index(index.storage) if isinstance(index, faiss.IndexHNSW) else index
+    properties = _describe(index)
+    if not isinstance(storage, KEEPING) or properties["dtype"] not in STORED:
+        raise IndexMismatch(
+            f"{path}: {name}; taken over are flat, HNSW and IVF indexes that keep float32 or float16 vectors: encode the "
+            "corpus here, with the --kind that you want"
+        )
+    if index.metric_type != faiss.METRIC_INNER_PRODUCT:
+        raise IndexMismatch(f"{path}: metric {index.metric_type}; expected the inner product, 0")
+    if index.d != dim:
+        raise IndexMismatch(f"{path}: {index.d} dimensions; the encoder has {dim}")
+    if isinstance(index, faiss.IndexIVF) and not mapped:
+        held = index.invlists
+        sizes = map(held.list_size, range(index.nlist))
+        ids = [faiss.rev_swig_ptr(held.get_ids(n), size).copy() for n, size in enumerate(sizes) if size]
+        ids = np.sort(np.concatenate(ids)) if ids else np.arange(0)
+    if not np.array_equal(ids, np.arange(index.ntotal)):
+        raise IndexMismatch(
+            f"{path}: {name}, whose ids are not the numbers of its rows: row r has to be line r of the corpus"
+        )
+    return index, properties, mapped
 
 
 def set_search(index, search: dict) -> None:

@@ -40,7 +40,7 @@ BUSY = {"busy": (503, b"", {"Retry-After": "0"}), "reset": "close"}
 FAULTS = {
     "500": ((500, b"out of memory"), "http_5xx"),
     "no JSON": ((200, b"<html>"), "bad_answer"),
-    "no pages": ((200, {"result": [[]]}, {"X-Index-Fingerprint": INDEX}), "bad_answer"),
+    "no pages": ((200, {"result": []}, {"X-Index-Fingerprint": INDEX}), "bad_answer"),
     "another index": ((200, GOOD, {"X-Index-Fingerprint": "b" * 64}), "bad_answer"),
     "no index": ((200, GOOD), "bad_answer"),
 }

@@ -15,7 +15,14 @@ from kit.fuzz import ACCEPTED, REFUSED, Check, cuts, told, try_all
 from kit.retriever_fakes import ROWS, app_of
 from verl_credit_retriever.settings import Limits
 
-LIMITS = Limits(max_query_chars=100, max_request_queries=20, max_topk=10, default_topk=3, max_body_bytes=4000)
+LIMITS = Limits(
+    max_query_chars=100,
+    max_request_queries=20,
+    max_topk=10,
+    default_topk=3,
+    max_body_bytes=4000,
+    max_request_documents=100,
+)
 # fmt: off
 ODD = (
     None, True, 0, 1, 3, 10, 11, -1, 2**63, 10**400, 3.0, 0.5, 1e308, float("nan"), float("inf"), "", " ", "text", "3",
@@ -112,7 +119,12 @@ def right(path: str, asked: dict, answer: dict, headers: dict[bytes, bytes]) -> 
     k = int(asked["k"] if path == "/v1/search" else asked.get("topk") or LIMITS.default_topk)
     found = answer["results" if path == "/v1/search" else "result"]
     ids = [[hit.get("document", hit)["id"] for hit in hits] for hits in found]
-    assert ids == [[f"{query}/{row}" for row in range(min(k, ROWS))] for query in asked["queries"]]
+    queries = [
+        query[: LIMITS.max_query_chars].encode("utf-8", "replace").decode() for query in asked["queries"]
+    ]
+    assert ids == [[f"{query}/{row}" for row in range(min(k, ROWS))] for query in queries]
+    if path == "/v1/search":
+        assert queries == asked["queries"] and len(queries) <= LIMITS.max_request_queries
 
 
 @contextmanager

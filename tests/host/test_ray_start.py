@@ -135,10 +135,11 @@ def test_auto_needs_a_cluster_to_find(alone):
 
 
 @pytest.fixture
-def ending(monkeypatch):
-    """launch() with a run that ends as told."""
+def ending(monkeypatch, tmp_path):
+    """launch() with a run that ends as told, in a home of its own."""
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setenv("HOME", str(tmp_path))
 
     def end(error, *overrides, up=False, node="127.0.0.1", run_ppo=None, shutdown=lambda: None):
         def ends(config, task_runner_class):
@@ -234,6 +235,23 @@ def test_sigterm_is_ours_again_once_ray_has_started(ending, monkeypatch, options
     monkeypatch.setattr(module, "CreditTaskRunner", Runner)
     with pytest.raises(Terminated), train_module.terminate_as_interrupt():
         ending(None, run_ppo=run_ppo)
+
+
+def test_ray_s_token_is_the_user_s_alone(ending, monkeypatch, tmp_path):
+    token = tmp_path / ".ray" / "auth_token"
+
+    class Runner:
+        remote = classmethod(lambda cls: None)
+
+    def run_ppo(config, task_runner_class):
+        token.parent.mkdir()
+        token.write_text("secret")  # as ray.init does
+        token.chmod(0o644)
+        task_runner_class.remote()
+
+    monkeypatch.setattr(module, "CreditTaskRunner", Runner)
+    ending(None, run_ppo=run_ppo)
+    assert token.stat().st_mode & 0o777 == 0o600 and token.read_text() == "secret"
 
 
 def test_sigterm_is_an_interruption_while_ray_starts_and_after(ending):

@@ -112,6 +112,11 @@ def test_what_the_agent_loops_reported(turns):
     assert got["credit/rows_trained"] == 7
 
 
+def test_searches_that_found_nothing_are_counted(turns):
+    turns.records[0]["searches"] = [{"pages": []}, {"pages": ["7"]}, {"pages": []}]
+    assert row_metrics(turns)["credit/tool/empty_searches"] == 2
+
+
 def test_turns_that_were_cut_are_counted_among_all_turns(tokenizer):
     """A lost row has no turns; a padding row is nobody's."""
     cut = [row(2, 0.0, "turn_length"), row(0, 0.0, "turn_length")]

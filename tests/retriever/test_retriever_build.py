@@ -463,6 +463,10 @@ def test_other_blank_lines_and_marks_are_refused_by_their_line(tmp_path, at, con
         ),
         ({"id": "a", "title": "Two\nlines", "text": "x\ny"}, {"id": "a", "contents": "Two lines\nx\ny"}),
         ({"id": "a", "title": "T", "text": "t", "contents": "C\nc"}, {"id": "a", "contents": "C\nc"}),
+        ({"id": 12, "contents": "C\nc"}, {"id": "12", "contents": "C\nc"}),
+        ({"docid": 0, "text": "t", "url": "http://é"}, {"id": "0", "contents": "t", "url": "http://é"}),
+        ({"_id": "b", "docid": "c", "text": "t", "url": 3}, {"id": "b", "contents": "t"}),
+        ({"contents": "C\nc"}, {"id": "0", "contents": "C\nc"}),
     ],
 )
 def test_title_and_text_are_contents(tmp_path, row, document):
@@ -483,12 +487,58 @@ def test_title_and_text_are_contents(tmp_path, row, document):
             {"id": "a", "title": 3, "text": "t"},
             "contents=None; expected a non-empty string, or title and text",
         ),
-        ({"id": 3, "title": "T", "text": "t"}, "id=3; expected a non-empty string$"),
+        ({"id": 3.0, "title": "T", "text": "t"}, "id=3.0; expected a non-empty string or a whole number$"),
+        ({"docid": "a", "body": "b"}, "contents=None; .* the line has docid, body$"),
     ],
 )
 def test_a_document_without_text_is_refused_by_its_line(tmp_path, row, said):
     with pytest.raises(CorpusError, match=f"corpus:1: {said}"):
         copy_corpus(_file(tmp_path / "corpus", json.dumps(row).encode()), tmp_path / "copy")
+
+
+def test_lines_without_ids_have_the_numbers_of_their_rows(tmp_path):
+    lines = b"".join(b'{"contents": "the same"}\n' for _ in range(12))
+    offsets = copy_corpus(_file(tmp_path / "corpus", lines), tmp_path / "copy")
+    documents = Documents(tmp_path / "copy", offsets)
+    assert [documents[row]["id"] for row in range(12)] == [str(row) for row in range(12)]
+
+
+PSGS = b'id\ttext\ttitle\n1\t"Aaron ("" Ahar\xc3\xb4n"") is\ta prophet"\tAaron\n2\tNo quotes "here"\t"Two\twords"\n'
+
+
+@pytest.mark.parametrize("end", [b"\n", b"\r\n"])
+def test_dpr_s_table_is_a_corpus(tmp_path, end):
+    offsets = copy_corpus(_file(tmp_path / "psgs_w100.tsv", PSGS.replace(b"\n", end)), tmp_path / "copy")
+    documents = Documents(tmp_path / "copy", offsets)
+    assert [documents[row] for row in range(2)] == [
+        {"id": "1", "contents": 'Aaron\nAaron (" Aharôn") is\ta prophet'},
+        {"id": "2", "contents": 'Two words\nNo quotes "here"'},
+    ]
+
+
+@pytest.mark.parametrize(
+    "content, said",
+    [
+        (PSGS + b"3\ttext\n", ":4: not id, text, title as csv writes them with tabs"),
+        (PSGS + b'3\t"over\n two lines"\tT\n', ":4: not id, text, title"),
+        (PSGS + b"3\ttext\tT\tmore\n", ":4: not id, text, title"),
+        (PSGS + b"1\ttext\tT\n", ":4: id='1' was used on line 2"),
+        (PSGS + b"3\t\xff\tT\n", ":4: not id, text, title .*utf-8"),
+        (PSGS + b"3\t \tT\n", ":4: contents=' '; expected"),
+        (b"1\ttext\ttitle\n", ":1: not JSON .* or a TSV whose first line is id, text, title"),
+        (b"[\n", ":1: not JSON .*on every line"),
+        (b"\x1f\x8b\x08\x00", ": compressed with gzip: unpack it first; expected a JSONL file"),
+        (
+            b"version https://git-lfs.github.com/spec/v1\noid sha256:1\n",
+            ": a Git-LFS pointer: .*git lfs pull",
+        ),
+        (b"\n <!DOCTYPE html>\n<p>", ": a web page"),
+        (b"PAR1\x15", ": a Parquet file; expected a JSONL file"),
+    ],
+)
+def test_another_format_is_named_with_what_to_do(tmp_path, content, said):
+    with pytest.raises(CorpusError, match=f"corpus{said}"):
+        copy_corpus(_file(tmp_path / "corpus", content), tmp_path / "copy")
 
 
 @pytest.mark.parametrize(

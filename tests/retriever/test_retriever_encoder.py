@@ -93,6 +93,24 @@ def test_weights_that_do_not_all_load_are_refused_by_name(world, tmp_path, chang
         SentenceEncoder(tmp_path / "encoder")
 
 
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json"])
+@pytest.mark.parametrize(
+    "content, said",
+    [
+        (
+            b"version https://git-lfs.github.com/spec/v1\noid sha256:ab\nsize 9\n",
+            "a Git-LFS pointer: .*git lfs pull",
+        ),
+        (b"<!DOCTYPE html><html>", "a web page"),
+    ],
+)
+def test_a_file_that_is_not_the_encoder_s_is_named(world, tmp_path, name, content, said):
+    shutil.copytree(world[0] / "encoder", tmp_path / "encoder")
+    (tmp_path / "encoder" / name).write_bytes(content)
+    with pytest.raises(ValueError, match=f"{name}: {said}"):
+        SentenceEncoder(tmp_path / "encoder")
+
+
 def test_weights_without_the_unused_pooler_load(world, tmp_path):
     root, encoder = world
     shutil.copytree(root / "encoder", tmp_path / "encoder")

@@ -68,7 +68,7 @@ def test_a_failed_search_goes_round_and_each_server_is_asked_once(servers, time)
 
 
 @pytest.mark.parametrize(
-    "bad", [(500, b"boom"), (404, b""), (200, b"<html>"), (200, {"result": [[]]}), (504, b"")]
+    "bad", [(500, b"boom"), (404, b""), (200, b"<html>"), (200, {"result": []}), (504, b"")]
 )
 def test_what_is_not_retried_does_not_reach_the_other_server(servers, time, bad):
     two = servers(2)

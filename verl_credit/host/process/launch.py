@@ -6,6 +6,8 @@ import functools
 import os
 import signal
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 
 import ray
 from omegaconf import DictConfig, OmegaConf, open_dict
@@ -26,6 +28,8 @@ from verl_credit.redact import without_secrets
 EVERYWHERE = ("VERL_PLATFORM", "VERL_USE_EXTERNAL_PLUGINS", "OMP_NUM_THREADS", "TOKENIZERS_PARALLELISM")
 KEPT_TASKS = ("RAY_task_events_max_num_task_in_gcs", "10000")
 """Ray's head process keeps 100,000 tasks by default, for its dashboard; they took 0.9 MB per step of the lab."""
+RAY_TOKEN = Path("~/.ray/auth_token")
+"""ray.init writes it as the umask says, and who reads it can run code in the cluster."""
 WORKER_LOGS = "worker logs: /tmp/ray/session_latest/logs"
 SLOW_START = "timed out during startup"
 """Text of the bare Exception that ray.init raises where its raylet did not come up. Ray 2.60's raylet ends itself if one of
@@ -128,7 +132,8 @@ def _run(config: DictConfig, runner: _Runner, say: Callable[[str], None]) -> Non
 
 
 class _Runner:
-    """Stands in for `CreditTaskRunner`, and takes SIGTERM back when verl's `run_ppo` creates it, right after ray.init.
+    """Stands in for `CreditTaskRunner`, and takes SIGTERM back when verl's `run_ppo` creates it, right after ray.init. It
+    also makes Ray's token the user's alone.
 
     ray.init installs two handlers, one in Python, and one in C++ that prints a stack and aborts. With those, the end of the
     run would not be recorded. ``up`` is called when Ray is up.
@@ -141,6 +146,8 @@ class _Runner:
         return _Runner(self._runner.options(**given), self._handler, self._up)
 
     def remote(self):
+        with suppress(OSError):  # no such file, or another user's
+            RAY_TOKEN.expanduser().chmod(0o600)
         signal.signal(signal.SIGTERM, self._handler)
         self._up()
         return self._runner.remote()

@@ -47,6 +47,8 @@ def row_metrics(turns: TurnBatch) -> dict[str, float]:
     metrics["credit/tool/other_calls"] = sum(record["n_other_calls"] for record in records)
     metrics["credit/tool/other_errors"] = sum(record["other_errors"] for record in records)
     metrics["credit/tool/searches_per_row"] = sum(record["n_searches"] for record in records) / rows
+    empty = sum(not search["pages"] for record in records for search in record["searches"])
+    metrics["credit/tool/empty_searches"] = empty  # a server that lost its index finds nothing, too
     metrics["credit/rows_trained"] = int(turns.row_valid_B.sum())
     for name in SCORES:
         values = [

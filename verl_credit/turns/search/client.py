@@ -200,14 +200,14 @@ class SearchClient:
         except httpx.HTTPError as error:
             raise FailedAttempt("bad_answer", f"{url}: {type(error).__name__} {error}") from error
         if answer.status_code != 200:
-            detail, pause = f"{answer.text[:200]} from {url}", answer.headers.get("Retry-After")
+            detail, pause = f"{answer.start} from {url}", answer.headers.get("Retry-After")
             raise FailedAttempt.of_status(answer.status_code, detail, pause)
         self._check_index(url, answer.headers.get(INDEX_HEADER))
         try:
-            return parse_answer(answer.json(), self.topk)
-        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
-            what = f"{type(error).__name__} {error}"[:200]
-            raise FailedAttempt("bad_answer", f"{url}: {what} in {answer.text[:200]!r}") from error
+            return parse_answer(json.loads(answer.body), self.topk)
+        except (ValueError, RecursionError) as error:
+            what = str(error) if type(error) is ValueError else f"{type(error).__name__} {error}"
+            raise FailedAttempt("bad_answer", f"{url}: {what[:200]} in {answer.start!r}") from error
 
     def _check_index(self, url: str, served: str | None) -> None:
         expected = self._index_fingerprint

@@ -1,6 +1,7 @@
 """HTTP to search servers: keep-alive connections of one event loop, and the index that a server reports in GET /info."""
 
 import asyncio
+import json
 import ssl
 from collections import defaultdict
 from collections.abc import Mapping
@@ -16,6 +17,8 @@ from verl_credit.redact import redact
 # uvicorn closes idle connections after 5 s by default; ours are closed before that.
 IDLE_SECONDS = 3.0
 MOST_CHARS = 200  # a longer fingerprint is refused
+MOST_BYTES = 8 << 20
+"""A longer body is not read on; our server reads as much of a request."""
 
 
 @cache
@@ -24,6 +27,42 @@ def _tls(scheme: str) -> ssl.SSLContext:
     if scheme == "https":
         return httpx.create_ssl_context(trust_env=False)
     return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+
+
+class TooLarge(httpx.HTTPError):
+    """A body of more than MOST_BYTES."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A status, its headers, and the body; that of an error is cut at MOST_BYTES."""
+
+    status_code: int
+    headers: httpx.Headers
+    body: bytes
+
+    @property
+    def start(self) -> str:
+        """What a message quotes of the body."""
+        return self.body[:800].decode("utf-8", "replace")[:200]
+
+
+async def ask(client: httpx.AsyncClient, method: str, url: httpx.URL, *, headers: dict, **options) -> Answer:
+    """The answer, of which no more than MOST_BYTES and one read of the socket are kept. Errors: httpx.HTTPError,
+    TooLarge for a 200. A compressed body is refused, because a few bytes of it can become gigabytes."""
+    headers, body = {**headers, "Accept-Encoding": "identity"}, bytearray()
+    async with client.stream(method, url, headers=headers, **options) as answer:
+        if (encoding := answer.headers.get("Content-Encoding", "identity")) != "identity":
+            raise httpx.DecodingError(f"Content-Encoding: {encoding[:40]!r}; identity was asked for")
+        async for piece in answer.aiter_raw():
+            body += piece
+            if len(body) > MOST_BYTES:
+                if answer.status_code == 200:
+                    raise TooLarge(
+                        f"more than {MOST_BYTES} bytes, the most that is read: are the documents whole books?"
+                    )
+                break
+        return Answer(answer.status_code, answer.headers, bytes(body))
 
 
 class Connections:
@@ -43,14 +82,14 @@ class Connections:
         self._idle: dict[str, list[httpx.AsyncClient]] = defaultdict(list)
         self._clients: list[httpx.AsyncClient] = []
 
-    async def post(self, url: str, body: str, headers: Mapping[str, str] | None = None) -> httpx.Response:
+    async def post(self, url: str, body: str, headers: Mapping[str, str] | None = None) -> Answer:
         """POST a JSON body; waits for a connection when all are busy. The caller sets the deadline."""
         headers = {"Content-Type": "application/json", **(headers or {})}
         address, auth = without_password(url)
         async with self._free:
             client = self._idle[url].pop() if self._idle[url] else self._open(address)
             try:
-                answer = await client.post(address, content=body, headers=headers, auth=auth)
+                answer = await ask(client, "POST", address, headers=headers, content=body, auth=auth)
             except asyncio.CancelledError:
                 # httpx's pool can lose its connection, and the next post waits for ever
                 with suppress(ValueError):  # aclose() came first
@@ -97,10 +136,10 @@ async def served_index(url: str, *, token: str | None, timeout_s: float) -> Serv
     try:
         async with asyncio.timeout(timeout_s), httpx.AsyncClient(trust_env=False, timeout=None) as client:
             address, auth = without_password(f"{url}/info")
-            answer = await client.get(address, headers=headers, auth=auth)
+            answer = await ask(client, "GET", address, headers=headers, auth=auth)
         if answer.status_code != 200:
             return ServedIndex(url, None, f"names no index (GET /info: status {answer.status_code})")
-        info = answer.json()
+        info = json.loads(answer.body)
     except (TimeoutError, httpx.HTTPError) as error:
         return ServedIndex(url, None, f"names no index (GET /info: {type(error).__name__})")
     except (ValueError, RecursionError):

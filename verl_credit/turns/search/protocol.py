@@ -1,9 +1,10 @@
 """The search tool as the policy sees it: its schema, the check of a query, and the pages of an observation."""
 
+import hashlib
 import json
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from sys import float_info
 
 MAX_QUERY_CHARS = 2000
 SCHEMA = {
@@ -39,9 +40,10 @@ def bad_query_reason(arguments: str) -> tuple[str | None, str]:
 
 
 def without_markup(text: str, control_tokens: Iterable[str]) -> str:
-    """The text with its control tokens broken up, so that a page cannot end the observation.
+    """The text with its control tokens broken up, so that a page cannot end the observation or forge a turn.
 
-    "</tool_response>" becomes "< /tool_response>"; ordinary text, HTML included, stays.
+    "</tool_response>" becomes "< /tool_response>"; ordinary text, HTML included, stays. Every observation of our loops
+    passes here: pages, what other tools return, and errors.
     """
     for token in control_tokens:
         text = text.replace(token, f"{token[0]} {token[1:]}")
@@ -49,8 +51,12 @@ def without_markup(text: str, control_tokens: Iterable[str]) -> str:
 
 
 def control_tokens(tokenizer) -> tuple[str, ...]:
-    """The tokenizer's added tokens that look like markup (``<...>``)."""
-    return tuple(sorted(t for t in tokenizer.get_added_vocab() if t.startswith("<") and t.endswith(">")))
+    """The tokenizer's added tokens that are special ("<|im_end|>", "[INST]") or look like markup (``<...>``)."""
+    added = {str(token): token.special for token in tokenizer.added_tokens_decoder.values()}
+    markup = {text for text in tokenizer.get_added_vocab() if text.startswith("<") and text.endswith(">")}
+    return tuple(
+        sorted(markup | {text for text, special in added.items() if special and len(text.strip()) > 1})
+    )
 
 
 @dataclass(frozen=True)
@@ -60,7 +66,7 @@ class Page:
     id: str
     title: str
     text: str
-    score: float
+    score: float | None
 
 
 def format_pages(pages: list[Page], max_page_chars: int) -> str:
@@ -77,23 +83,38 @@ def format_pages(pages: list[Page], max_page_chars: int) -> str:
 
 
 def parse_answer(answer: object, topk: int) -> list[Page]:
-    """Pages from the JSON of POST /retrieve for one query with scores; title = first line of the contents.
+    """The first `topk` pages of the JSON of POST /retrieve for one query; none where the server found nothing.
 
-    Errors: ValueError, KeyError, TypeError or OverflowError unless there are 1 to `topk` hits, each with a string or
-    integer id, contents that UTF-8 can encode and a finite score. An answer without a hit is an error, because a
-    working retriever always finds something.
+    Search-R1's servers are read alike: dense (id, contents, score), BM25 (title, text, contents, no id), and SERP and
+    Google (contents alone, as many hits as they were started with). Without an id a page has a hash of its contents.
+    Errors: ValueError names what the answer lacks.
     """
-    (hits,) = answer["result"]
-    if not isinstance(hits, list) or not 1 <= len(hits) <= topk:
-        raise ValueError(f"expected 1 to {topk} hits")
-    pages = []
-    for hit in hits:
-        name, contents, score = hit["document"]["id"], hit["document"]["contents"], hit["score"]
-        if isinstance(score, bool) or not isinstance(score, int | float) or not math.isfinite(score):
-            raise ValueError("a hit without a finite score")
-        if isinstance(name, bool) or not isinstance(name, str | int) or not isinstance(contents, str):
-            raise ValueError("a hit without id or text")
-        contents.encode()  # raises for a lone surrogate, which JSON allows and a tokenizer does not
-        title, _, text = contents.partition("\n")
-        pages.append(Page(str(name), title, text, float(score)))
-    return pages
+    result = answer.get("result") if isinstance(answer, dict) else None
+    if not isinstance(result, list) or len(result) != 1 or not isinstance(result[0], list):
+        raise ValueError('expected {"result": [[hit, ...]]}, a list with one list of hits for the one query')
+    return [_page(hit) for hit in result[0][:topk]]
+
+
+def _page(hit: object) -> Page:
+    document = hit.get("document") if isinstance(hit, dict) else None
+    if not isinstance(document, dict):
+        raise ValueError('a hit without "document"; expected {"document": {"contents": ...}, "score": ...}')
+    contents = document.get("contents", document.get("text"))
+    if "contents" not in document and isinstance(document.get("title"), str):
+        contents = f"{document['title']}\n{contents}" if isinstance(contents, str) else None
+    if not isinstance(contents, str):
+        raise ValueError('a document without text; expected a string "contents", or "title" and "text"')
+    try:
+        encoded = contents.encode()
+    except UnicodeEncodeError:  # JSON allows it, and a tokenizer does not
+        raise ValueError("a document whose text holds a lone surrogate") from None
+    name = document.get("id", hashlib.sha256(encoded).hexdigest()[:16])
+    if isinstance(name, bool) or not isinstance(name, str | int):
+        raise ValueError(
+            f'a document with "id": {str(name)[:40]!r}; expected text, a whole number, or no "id"'
+        )
+    score = hit.get("score", 0.0)
+    if isinstance(score, bool) or not isinstance(score, int | float) or not abs(score) <= float_info.max:
+        raise ValueError('a hit whose "score" is not finite; expected a number, or no "score"')
+    title, _, text = contents.partition("\n")
+    return Page(str(name), title, text, float(score) if "score" in hit else None)
