@@ -97,7 +97,7 @@ class CreditSteps(ProbingTrainer, RecordedTrainer):
         super()._init_resource_pool_mgr()
         with open_dict(
             self.config.actor_rollout_ref
-        ) as workers:  # the part of the configuration that a worker gets
+        ) as workers:  # a worker gets this part of the configuration
             workers.run_dir, workers.phase_memory = self.config.run_dir, self.config.phase_memory
         for role in (Role.Actor, Role.ActorRollout, Role.ActorRolloutRef, Role.RefPolicy):
             if role in self.role_worker_mapping:

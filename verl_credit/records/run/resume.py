@@ -146,9 +146,8 @@ def delete_old(config: DictConfig, step: int) -> list[Path]:
     """Deletes the weights of old steps once ``step`` is saved and named by the tracker; returns the folders.
 
     The newest whole checkpoints stay, as many as the limit of their role says, and those that `keep_checkpoints` names, or
-    named when they were saved. Steps after
-    ``step`` stay too: they are of a run that was taken back. All are counted in the folder, so the limit holds over several
-    starts.
+    named when they were saved. Steps after ``step`` stay too: they are of a run that was taken back. All are counted in the
+    folder, so the limit holds over several starts.
     """
     folder, trainer, deleted = Path(config.trainer.default_local_dir), config.trainer, []
     saved = OmegaConf.select(config, f"{CHECKPOINT}.save_contents")
