@@ -95,9 +95,8 @@ class CreditSteps(ProbingTrainer, RecordedTrainer):
 
     def _init_resource_pool_mgr(self):
         super()._init_resource_pool_mgr()
-        with open_dict(
-            self.config.actor_rollout_ref
-        ) as workers:  # a worker gets this part of the configuration
+        # A worker gets this part of the configuration.
+        with open_dict(self.config.actor_rollout_ref) as workers:
             workers.run_dir, workers.phase_memory = self.config.run_dir, self.config.phase_memory
         for role in (Role.Actor, Role.ActorRollout, Role.ActorRolloutRef, Role.RefPolicy):
             if role in self.role_worker_mapping:
