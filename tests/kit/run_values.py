@@ -15,6 +15,7 @@ from verl_credit.cli.fidelity.policies import policies_of
 from verl_credit.host.measured_rows import Row, trajectory_of
 from verl_credit.records.run.files import read_json_lines
 from verl_credit.study.fidelity.values import Value, values_of
+from verl_credit.turns.thoughts import TurnReader
 from verl_credit.worlds.rollouts.sampler import digest
 
 REWARD = """
@@ -43,8 +44,10 @@ def measured_by_run(run_dir: Path, tmp_path: Path, *, step: int, seconds: float 
     (policy,) = policies_of(run_dir, [step], None)
     subject = policy.load(lab=None, split="train", prompts=PROMPTS)
 
+    reader = TurnReader(subject.tokenizer)
+
     def right(state, ids):
-        return float(len(subject.tokenizer.decode(ids, skip_special_tokens=True)) % 2)
+        return float(len(reader.after(state.ids).plain(ids)) % 2)
 
     subject.protocol._reward = right
     lines = read_json_lines(out / f"step_{step}/rollouts.jsonl")
@@ -62,7 +65,9 @@ def measured_by_run(run_dir: Path, tmp_path: Path, *, step: int, seconds: float 
 def assert_agree(found: SimpleNamespace) -> None:
     assert "gave another answer" not in found.output
     assert all(value.otherwise == 0 for value in found.values.values())
-    assert all(found.right(None, path.steps[-1].turn_ids) == path.reward for path in found.paths)
+    assert all(
+        found.right(path.steps[-1].state, path.steps[-1].turn_ids) == path.reward for path in found.paths
+    )
     z = [z_of(value, found.ours[context]) for context, value in found.values.items()]
     assert len(z) > 8 and 0.1 < statistics.fmean(v.value for v in found.ours.values()) < 0.9
     assert abs(statistics.fmean(z)) < 4 / len(z) ** 0.5 and 0.5 < statistics.pstdev(z) < 1.7
