@@ -61,7 +61,7 @@ for name in names:
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_first_parts_run_with_torch_and_transformers_alone(tmp_path):
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", BLOCKED, ",".join(TORCH_ONLY), str(tmp_path)],

@@ -17,6 +17,7 @@ sys.path.insert(0, str(ROOT / "evidence"))
 from gpu import record  # noqa: E402
 from gpu.half_hour import drive, order  # noqa: E402
 
+pytestmark = pytest.mark.slow  # each starts a driver, which starts commands
 FAKE = ROOT / "tests" / "kit" / "fake_drive.py"
 H100 = {
     "device": "NVIDIA H100",
@@ -237,7 +238,6 @@ def test_as_a_part_it_is_not_done_before_every_run_is(half_hour, tmp_path):
     assert "hardware=h100x1" in (half_hour.runs / "R4" / "argv").read_text()  # one GPU of eight
 
 
-@pytest.mark.slow
 def test_the_driver_leaves_its_shell(tmp_path):
     """Detached; on a machine without a GPU it writes its table and ends."""
     command = [sys.executable, str(ROOT / "evidence/gpu/half_hour/drive.py"), "--out", str(tmp_path / "out")]
