@@ -268,8 +268,7 @@ def test_the_rehearsal(tmp_path):
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     found = record.read(tmp_path / "out" / "half_hour.json")
-    rehearsed = {"R1": "done", "R2": "done", "R4": "not rehearsed", "R3": "done", "R5": "not rehearsed"}
-    assert states(found) == rehearsed and all(name in done.stdout for name in rehearsed)
+    assert states(found) == dict.fromkeys(("R1", "R2", "R4", "R3", "R5"), "done")
     gains, price = row(found, "R1: gains")["found"], row(found, "R1: price of gains")["found"]
     assert gains["contexts_scored"] > 0 and gains["clip_scale_std"] > 0 and price["step_s_without"] > 0
     assert row(found, "R2: k3 of step 2")["verdict"] == row(found, "R3: resume")["verdict"] == "ok"

@@ -30,7 +30,7 @@ from gpu import children, record  # noqa: E402
 from gpu.half_hour import table  # noqa: E402
 from gpu.half_hour.half_hour import HalfHour  # noqa: E402
 from gpu.half_hour.order import QUEUE  # noqa: E402
-from gpu.half_hour.table import DONE, NOT_REHEARSED  # noqa: E402
+from gpu.half_hour.table import DONE  # noqa: E402
 from gpu.machine import code_version, here  # noqa: E402
 from gpu.parts import TRAINING  # noqa: E402
 
@@ -44,7 +44,7 @@ def run(setting, kept: record.Record) -> None:
     work, names = Path(setting.work).resolve(), [one.name for one in QUEUE]
     queue(setting, kept, work / NAME, work, MINUTES, names, here(setting.device))
     states = kept.content["runs"].items()
-    undone = [(name, one) for name, one in states if one["state"] not in (DONE, NOT_REHEARSED)]
+    undone = [(name, one) for name, one in states if one["state"] != DONE]
     if undone:
         raise RuntimeError("; ".join(f"{name} {one['state']}: {one.get('why', '')}" for name, one in undone))
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from gpu import children, record
 from gpu.half_hour import checks, phases, rows, table
 from gpu.half_hour.order import FIRST_STEP_S, QUEUE, Run, overrides
-from gpu.half_hour.table import CUT, DONE, FAILED, NOT_REHEARSED, NOT_RUN, RUNNING, WAITING
+from gpu.half_hour.table import CUT, DONE, FAILED, NOT_RUN, RUNNING, WAITING
 from gpu.machine import environment
 
 CLI = (sys.executable, "-W", "ignore", "-m", "verl_credit.cli")
@@ -80,7 +80,7 @@ class HalfHour:
                     content["state"] = CUT
             self.keep()
         good = all(row["verdict"] != record.OFF for row in content["rows"])
-        return good and all(state["state"] in (DONE, NOT_REHEARSED) for state in self.states.values())
+        return good and all(state["state"] == DONE for state in self.states.values())
 
     def keep(self, run: Run | None = None) -> None:
         """Write the table, and copy what the run has written. A full disk or a file that is gone ends no run."""
@@ -154,9 +154,6 @@ class HalfHour:
         self.keep()
 
     def _one(self, run: Run, state: dict, url: str) -> None:
-        if self.tiny and not run.rehearsed:
-            state["state"] = NOT_REHEARSED
-            return
         if why := self._cannot(run):
             self._not_run(run, state, why)
             return

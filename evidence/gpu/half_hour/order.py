@@ -29,7 +29,6 @@ class Run:
     """The run whose folder and checkpoint this one takes over."""
     asks: tuple[str, ...] = ()
     """Rows beside steps, memory and MFU: gains, k3, resume."""
-    rehearsed: bool = True
 
     def lora(self) -> bool:
         return any(one.startswith("actor_rollout_ref.model.lora_rank=") for one in self.overrides)
@@ -61,7 +60,7 @@ QUEUE = (
     ),
     Run(
         "R4", "multihop_qwen3_4b", "full fine-tuning, whole weights to the engine, CUDA graphs", "qwen3-1.7b", 2,
-        ("model=qwen3_1_7b", *GROUPS, GRAPHS, NO_SAVE), asks=("gains",), rehearsed=False,
+        ("model=qwen3_1_7b", *GROUPS, GRAPHS, NO_SAVE), asks=("gains",),
     ),
     Run(
         "R3", "math_sepa", "an exact resume", "qwen3-4b", 3, (*MATH, *MATH_LORA), seconds=180, resumes="R2",
@@ -69,7 +68,7 @@ QUEUE = (
     ),
     Run(
         "R5", "spark_qwen3_4b", "the Spark's recipe with its rows of 5,120 tokens", "qwen3-4b", 1,
-        (*GROUPS, *LORA, EAGER, NO_SAVE, "max_hours=null"), asks=("gains",), rehearsed=False,
+        (*GROUPS, *LORA, EAGER, NO_SAVE, "max_hours=null"), asks=("gains",),
     ),
 )  # fmt: skip
 

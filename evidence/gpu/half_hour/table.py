@@ -8,7 +8,6 @@ from pathlib import Path
 from gpu.record import line
 
 WAITING, RUNNING, DONE, CUT, FAILED, NOT_RUN = "waiting", "running", "done", "cut", "failed", "not run"
-NOT_REHEARSED = "not rehearsed"
 COLUMNS = {
     "run": "", "recipe": "", "state": "", "steps": "", "first_step_s": "s to the first step", "seconds": "s in all",
     "estimate_s": "s expected", "step_s": "s/step", "step_s_with_gains": "with gains", "step_s_without": "without",
