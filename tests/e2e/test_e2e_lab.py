@@ -254,6 +254,7 @@ def test_the_twin_makes_the_trainers_step(one_rank, fresh):
     assert 0 < norm(off) < 1e-4 * norm(moved)
 
 
+@pytest.mark.nightly
 def test_values_by_the_runs_own_rollouts_are_those_of_the_sampler(one_rank, tmp_path):
     before = contents(one_rank.run_dir)
     found = measured_by_run(one_rank.run_dir, tmp_path, step=3)

@@ -125,7 +125,7 @@ def test_turn_rewards_of_every_kind_move_the_policy(finished):
     assert any(row["credit/signal/mine.wordy/std"] > 0 and row["actor/grad_norm"] > 0 for row in rows)
 
 
-@pytest.mark.nightly  # tests/e2e/test_e2e_lab.py has another measurement by a run's own rollouts
+@pytest.mark.nightly
 def test_true_advantages_with_a_tool_of_ones_own(finished):
     """The sampler knows no such tool, so that the run's own rollouts value the contexts."""
     folder, _ = finished
