@@ -65,24 +65,24 @@ def entries_of(content):
 def test_a_fatbin_becomes_that_of_one_architecture_at_its_place():
     before = library(BOTH)
     kept = keep_only(before, 90)
-    assert entries_of(kept.library) == [(80, [(CUBIN, 90, b"9" * 40)])]
+    assert entries_of(kept.content) == [(80, [(CUBIN, 90, b"9" * 40)])]
     assert (kept.fatbins, kept.usable, kept.architectures) == (1, 1, [80, 90])
     end = 80 + len(BOTH)
-    assert kept.library[80 + 16 + 64 + 40 : end] == bytes(len(BOTH) - 16 - 64 - 40)
-    assert (kept.library[:80], kept.library[end:]) == (
+    assert kept.content[80 + 16 + 64 + 40 : end] == bytes(len(BOTH) - 16 - 64 - 40)
+    assert (kept.content[:80], kept.content[end:]) == (
         before[:80],
         before[end:],
     )  # other sections, and the table
-    assert keep_only(kept.library, 90).library == kept.library
+    assert keep_only(kept.content, 90).content == kept.content
 
 
 def test_ptx_stays_where_a_fatbin_has_no_machine_code_for_the_architecture():
     section = BOTH + bytes(8) + fatbin(entry(CUBIN, 75, b"7" * 8), entry(PTX, 80, b"q" * 8))
     kept = keep_only(library(section), 90)
     second = 80 + len(BOTH) + 8
-    assert entries_of(kept.library) == [(80, [(CUBIN, 90, b"9" * 40)]), (second, [(PTX, 80, b"q" * 8)])]
+    assert entries_of(kept.content) == [(80, [(CUBIN, 90, b"9" * 40)]), (second, [(PTX, 80, b"q" * 8)])]
     assert (kept.fatbins, kept.usable) == (2, 2)
-    assert keep_only(kept.library, 90).library == kept.library
+    assert keep_only(kept.content, 90).content == kept.content
 
 
 def test_a_device_runs_older_machine_code_of_its_generation_and_no_newer_ptx():
@@ -90,13 +90,13 @@ def test_a_device_runs_older_machine_code_of_its_generation_and_no_newer_ptx():
         entry(CUBIN, 80, b"0" * 8), entry(CUBIN, 86, b"6" * 8), entry(PTX, 80, b"p" * 8), entry(PTX, 90, b"q" * 8)
     )  # fmt: skip
     for arch, best in ((89, (CUBIN, 86, b"6" * 8)), (85, (CUBIN, 80, b"0" * 8))):
-        ((_, kept),) = entries_of(keep_only(library(section), arch).library)
+        ((_, kept),) = entries_of(keep_only(library(section), arch).content)
         assert kept == [best, (PTX, 80, b"p" * 8)]
 
 
 def test_a_fatbin_without_anything_for_the_architecture_keeps_its_smallest_entry():
     kept = keep_only(library(fatbin(entry(CUBIN, 100, b"1" * 16), entry(CUBIN, 120, b"2" * 8))), 90)
-    assert entries_of(kept.library) == [(80, [(CUBIN, 120, b"2" * 8)])]
+    assert entries_of(kept.content) == [(80, [(CUBIN, 120, b"2" * 8)])]
     assert (kept.fatbins, kept.usable, kept.architectures) == (1, 0, [100, 120])
 
 
@@ -153,7 +153,7 @@ def test_a_wheel_is_carried_as_it_lies_in_site_packages_without_what_is_not_need
         "ray/training.py",
     ]  # fmt: skip
     assert [name for name, file in files.items() if file.executable] == ["ray/core/gcs_server"]
-    assert files["ray/here.so"].content == keep_only(library(BOTH), 90).library
+    assert files["ray/here.so"].content == keep_only(library(BOTH), 90).content
     assert "without ray/blackwell.so: it is for [100], not for 90" in capsys.readouterr().out
 
 

@@ -28,7 +28,7 @@ class Entry(NamedTuple):
 
 
 class Kept(NamedTuple):
-    library: bytes
+    content: bytes
     fatbins: int
     usable: int  # fatbins of which something is kept for the architecture
     architectures: list[int]

@@ -103,7 +103,7 @@ def needed(wheel: Path, arch: int) -> Iterator[File]:
                 if kept.fatbins and not kept.usable:
                     print(f"{wheel.name}: without {name}: it is for {kept.architectures}, not for {arch}")
                     continue
-                content = kept.library
+                content = kept.content
             yield File(name, content, bool(info.external_attr >> 16 & 0o100), calendar.timegm(info.date_time))
 
 
