@@ -8,7 +8,7 @@ from kit.byte_world import make_tokenizer
 from kit.recipes import load_config
 from verl_credit.config.fit import DEFAULT
 from verl_credit.errors import ConfigError, PreflightError
-from verl_credit.host.process.verl_checks import RESULT, check_template
+from verl_credit.host.process.template_check import RESULT, check_template
 from verl_credit.recipe.agent_loops import MULTI_TURN
 from verl_credit.recipe.doctor.lengths import PromptMeter
 from verl_credit.recipe.rules import validate

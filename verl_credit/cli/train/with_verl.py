@@ -12,7 +12,8 @@ from dataclasses import asdict
 from omegaconf import DictConfig, OmegaConf
 
 from verl_credit.errors import PreflightError
-from verl_credit.host.process.verl_checks import check_other_tools, check_template
+from verl_credit.host.process.template_check import check_template
+from verl_credit.host.process.verl_checks import check_other_tools
 from verl_credit.recipe.agent_loops import may_call
 from verl_credit.recipe.doctor.checks import CHECKS, examine
 from verl_credit.recipe.doctor.context import Context
