@@ -95,6 +95,26 @@ def write_turn_ids(batch, turns: TurnBatch):
     return write_tokens(batch, turns, TURN_IDS, turns.turn_ids_B_T.to(torch.int16))
 
 
+def narrow_turn_ids(partition: str) -> int:
+    """Writes the rows of an older version anew, whose turn ids are int64: as long as TransferQueue has one of them, it refuses
+    those that are written now. Returns the number of rows."""
+    tags = {
+        key: tag for key, tag in tq.kv_list(partition).get(partition, {}).items() if not tag.get("is_prompt")
+    }
+    keys = list(tags)
+    if not keys:
+        return 0
+    rows = tq.kv_batch_get(keys=keys, partition_id=partition)
+    if TURN_IDS not in rows or rows[TURN_IDS].dtype == torch.int16:
+        return 0
+    rows[TURN_IDS] = nested([ids.to(torch.int16) for ids in rows[TURN_IDS].unbind()])
+    tq.kv_clear(
+        keys=keys, partition_id=partition
+    )  # the queue forgets a field's dtype with the last row that has it
+    tq.kv_batch_put(keys=keys, partition_id=partition, fields=rows, tags=list(tags.values()))
+    return len(keys)
+
+
 def fetch_turn_batch(batch, columns: Iterable[str] = ()) -> TurnBatch:
     """Turn ids, the agent loops' records, and which rows are valid. ``columns``: of the data file, which verl writes beside
     the trajectory; a tensor of that name is a field of verl's, and no column.
