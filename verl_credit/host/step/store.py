@@ -96,8 +96,8 @@ def write_turn_ids(batch, turns: TurnBatch):
 
 
 def narrow_turn_ids(partition: str) -> int:
-    """Writes the rows of an older version anew, whose turn ids are int64: as long as TransferQueue has one of them, it refuses
-    those that are written now. Returns the number of rows."""
+    """Writes the rows of an older version anew, whose turn ids are int64: as long as TransferQueue has one of them,
+    it refuses those that are written now. Returns the number of rows."""
     tags = {
         key: tag for key, tag in tq.kv_list(partition).get(partition, {}).items() if not tag.get("is_prompt")
     }
