@@ -96,23 +96,27 @@ def write_turn_ids(batch, turns: TurnBatch):
 
 
 def narrow_turn_ids(partition: str) -> int:
-    """Writes the rows of an older version anew, whose turn ids are int64: as long as TransferQueue has one of them,
-    it refuses those that are written now. Returns the number of rows."""
+    """Writes the rows of an older version anew, whose turn ids are int64; returns their number.
+
+    TransferQueue keeps one dtype per field until the last row that has it is cleared. Until then it takes a row of int16
+    without an error, and never counts it as finished.
+    """
     tags = {
         key: tag for key, tag in tq.kv_list(partition).get(partition, {}).items() if not tag.get("is_prompt")
     }
-    keys = list(tags)
-    if not keys:
-        return 0
-    rows = tq.kv_batch_get(keys=keys, partition_id=partition)
-    if TURN_IDS not in rows or rows[TURN_IDS].dtype == torch.int16:
-        return 0
-    rows[TURN_IDS] = nested([ids.to(torch.int16) for ids in rows[TURN_IDS].unbind()])
-    tq.kv_clear(
-        keys=keys, partition_id=partition
-    )  # the queue forgets a field's dtype with the last row that has it
-    tq.kv_batch_put(keys=keys, partition_id=partition, fields=rows, tags=list(tags.values()))
-    return len(keys)
+    wide = {}
+    for key in tags:  # one by one: of several rows only those fields come back that all of them have
+        ids = tq.kv_batch_get(keys=[key], partition_id=partition, select_fields=[TURN_IDS]).get(
+            TURN_IDS, None
+        )
+        if ids is not None and ids.dtype != torch.int16:
+            wide[key] = tq.kv_batch_get(keys=[key], partition_id=partition)
+    if wide:
+        tq.kv_clear(keys=list(wide), partition_id=partition)
+    for key, row in wide.items():
+        row[TURN_IDS] = nested([ids.to(torch.int16) for ids in row[TURN_IDS].unbind()])
+        tq.kv_batch_put(keys=[key], partition_id=partition, fields=row, tags=[tags[key]])
+    return len(wide)
 
 
 def fetch_turn_batch(batch, columns: Iterable[str] = ()) -> TurnBatch:
