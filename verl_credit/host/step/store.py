@@ -101,16 +101,13 @@ def narrow_turn_ids(partition: str) -> int:
     TransferQueue keeps one dtype per field until the last row that has it is cleared. Until then it takes a row of int16
     without an error, and never counts it as finished.
     """
+    tags = tq.kv_list(partition).get(partition, {})
     tags = {
-        key: tag for key, tag in tq.kv_list(partition).get(partition, {}).items() if not tag.get("is_prompt")
+        key: tag for key, tag in tags.items() if not tag.get("is_prompt") and tag.get("status") == "success"
     }
-    wide = {}
-    for key in tags:  # one by one: of several rows only those fields come back that all of them have
-        ids = tq.kv_batch_get(keys=[key], partition_id=partition, select_fields=[TURN_IDS]).get(
-            TURN_IDS, None
-        )
-        if ids is not None and ids.dtype != torch.int16:
-            wide[key] = tq.kv_batch_get(keys=[key], partition_id=partition)
+    # One by one: of several rows only those fields come back that all of them have.
+    rows = {key: tq.kv_batch_get(keys=[key], partition_id=partition) for key in tags}
+    wide = {key: row for key, row in rows.items() if TURN_IDS in row and row[TURN_IDS].dtype != torch.int16}
     if wide:
         tq.kv_clear(keys=list(wide), partition_id=partition)
     for key, row in wide.items():
