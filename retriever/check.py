@@ -19,6 +19,8 @@ ORACLE_CHUNK = 64  # queries of one exact search
 HARMLESS = ("200", "429", "503", "504")  # overload is answered with these; anything else is a fault
 AT_A_TIME = 8
 BUSY_S, BUSY_PAUSE_S = 120.0, 0.2
+MOST_BYTES = 8 << 20
+"""A longer body is not read on, as by the client of `verl_credit`."""
 
 
 class MalformedAnswer(ValueError):
@@ -207,16 +209,17 @@ async def _ask(url: str, queries: Sequence[str], k: int, *, rows: int, token: st
     async def next_ones() -> None:
         for place, query in waiting:
             try:
-                answer = await _post(client, f"{url}/retrieve", query, k)
-                replies.statuses[str(answer.status_code)] += 1
-                if answer.status_code == 200:
-                    replies.answers[place] = parse_served(answer.json(), k, rows)
+                status, body = await _post(client, f"{url}/retrieve", query, k)
+                replies.statuses[str(status)] += 1
+                if status == 200:
+                    replies.answers[place] = parse_served(json.loads(body), k, rows)
             except httpx.HTTPError as error:
                 replies.statuses[type(error).__name__] += 1
             except (ValueError, RecursionError) as error:  # malformed, or no JSON
                 replies.malformed.append(f"{query[:80]!r}: {error}")
 
-    headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+    headers = {"Accept-Encoding": "identity"}
+    headers |= {} if token is None else {"Authorization": f"Bearer {token}"}
     # The environment's proxies are not used.
     async with httpx.AsyncClient(headers=headers, timeout=60.0, trust_env=False) as client:
         await asyncio.gather(*(next_ones() for _ in range(AT_A_TIME)))
@@ -224,21 +227,37 @@ async def _ask(url: str, queries: Sequence[str], k: int, *, rows: int, token: st
     return replies
 
 
-async def _post(client: httpx.AsyncClient, url: str, query: str, k: int) -> httpx.Response:
+async def _post(client: httpx.AsyncClient, url: str, query: str, k: int) -> tuple[int, bytes]:
     busy_until = time.monotonic() + BUSY_S
     while True:
-        answer = await client.post(url, json={"queries": [query], "topk": k, "return_scores": True})
-        if answer.status_code not in (429, 503) or time.monotonic() >= busy_until:
-            return answer
+        request = {"queries": [query], "topk": k, "return_scores": True}
+        status, body = await _read(client, "POST", url, json=request)
+        if status not in (429, 503) or time.monotonic() >= busy_until:
+            return status, body
         await asyncio.sleep(BUSY_PAUSE_S)
+
+
+async def _read(client: httpx.AsyncClient, method: str, url: str, **options) -> tuple[int, bytes]:
+    """Status and body. Errors: MalformedAnswer for a body of more than MOST_BYTES, and for a compressed one, of which a few
+    bytes can become gigabytes."""
+    body = bytearray()
+    async with client.stream(method, url, **options) as answer:
+        if (encoding := answer.headers.get("Content-Encoding", "identity")) != "identity":
+            raise MalformedAnswer(f"Content-Encoding: {encoding[:40]!r}; identity was asked for")
+        async for piece in answer.aiter_raw():
+            body += piece
+            if len(body) > MOST_BYTES:
+                raise MalformedAnswer(f"more than {MOST_BYTES} bytes, the most that is read")
+        return answer.status_code, bytes(body)
 
 
 async def _served_fingerprint(client: httpx.AsyncClient, url: str) -> str:
     try:
-        answer = await client.get(f"{url}/info", timeout=30)
-        answer.raise_for_status()
-        return str(answer.json()["fingerprint"])
-    except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
+        status, body = await _read(client, "GET", f"{url}/info", timeout=30)
+        if status != 200:
+            raise ValueError(f"status {status}")
+        return str(json.loads(body)["fingerprint"])
+    except (httpx.HTTPError, ValueError, KeyError, TypeError, RecursionError) as error:
         return f"none: GET /info: {type(error).__name__} {error}"
 
 

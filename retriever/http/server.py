@@ -33,6 +33,7 @@ from verl_credit_retriever.http.schema import (
 from verl_credit_retriever.http.waiting import DeadlineExceeded
 from verl_credit_retriever.settings import Limits
 
+SEARCH = 'POST /retrieve with {"queries": ["a text", ...], "topk": 3, "return_scores": true}, as of Search-R1'
 CANARY = "who founded the town by the river"
 CANARY_SECONDS = 10.0
 HITS_IN_THE_LOOP = 1000  # an answer of more is written in a thread
@@ -239,10 +240,13 @@ def _add_error_answers(app: FastAPI) -> None:
         return JSONResponse({"error": "; ".join(lines)[:500]}, 422)
 
     @app.exception_handler(HTTPException)
-    async def refused(_: Request, error: HTTPException) -> JSONResponse:
+    async def refused(request: Request, error: HTTPException) -> JSONResponse:
         # FastAPI answers 400 for bytes that are not UTF-8, and 422 for all other faults of a body.
         status = 422 if error.status_code == 400 else error.status_code
-        return JSONResponse({"error": str(error.detail)}, status, error.headers)
+        detail = str(error.detail)
+        if status == 404:  # such as POST /search of ReSearch's clients
+            detail = f"there is no {request.method} {request.url.path[:40]!r}; a search is {SEARCH}"
+        return JSONResponse({"error": detail}, status, error.headers)
 
 
 async def _while_connected(request: Request, work: Coroutine):

@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
 from kit.recipes import check
-from verl_credit.errors import EvaluationOverrun
+from verl_credit.errors import EvaluationOverrun, IntegrityError
 from verl_credit.host.step import recorded
 from verl_credit.records.run import events
 from verl_credit.records.run.files import EVENTS, VALIDATION, read_json_lines
@@ -28,7 +28,9 @@ def trainer(tmp_path, monkeypatch):
         for batch in self.val_dataloader:
             trainer.batches[batch["sampling"][0]] += 1
             clock.now += 0.6 * 3600
-        return {f"val-aux/lab-{self._evaluation_mode}/em/mean@1": 0.5}
+        share = len(trainer.faulty) / len(self.val_dataset)
+        name = f"val-aux/lab-{self._evaluation_mode}"
+        return {f"{name}/em/mean@1": 0.5} | ({f"{name}/tool_fault/mean@1": share} if trainer.faulty else {})
 
     monkeypatch.setattr(recorded, "time", clock)
     monkeypatch.setattr(PPOTrainerSync, "_validate", validate)
@@ -39,6 +41,8 @@ def trainer(tmp_path, monkeypatch):
         ROWS,
     )
     trainer.watch = SimpleNamespace(begin=lambda rows: None, settle=lambda rows: None, errors=())
+    trainer.faulty = []
+    trainer.agent_loop_manager = SimpleNamespace(drain_held_out_faults=lambda: trainer.faulty)
     trainer.config = check()
     OmegaConf.set_struct(trainer.config, False)
     return trainer
@@ -68,6 +72,16 @@ def test_one_that_ends_too_late_is_written_down_first(trainer):
 def test_one_in_time_ends_nothing(trainer, hours):
     trainer.config.evaluation.max_hours = hours
     assert len(trainer._validate()) == 2 and not (trainer.run_dir / EVENTS).exists()
+
+
+def test_a_stop_after_faults_names_the_cause_that_was_seen_most(trainer):
+    other = "http://x: answers from index 'b'; search.index_fingerprint=a"
+    seen = [("connect", "refused"), ("bad_answer", other), ("bad_answer", other)]
+    trainer.faulty = [{"tool_fault": code, "fault_detail": detail} for code, detail in seen]
+    with pytest.raises(IntegrityError, match="tool_fault/mean@1 = 0.750 of the rows") as stopped:
+        trainer._validate()
+    assert f": 2 bad_answer, 1 connect (most often: {other}); a share of 0.25" in str(stopped.value)
+    assert not (trainer.run_dir / VALIDATION).exists()
 
 
 def test_the_generations_of_each_mode_have_a_file(trainer, tmp_path, monkeypatch):

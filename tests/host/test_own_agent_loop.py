@@ -140,8 +140,8 @@ def test_what_is_no_record_is_named_by_row(monkeypatch, my_agent, record, said):
     assert read(monkeypatch, output).records == [RowRecord(final_text="c").as_dict()]
 
 
-def written(monkeypatch, outputs):
-    """The fields of the rows as our worker puts them into TransferQueue."""
+def written(monkeypatch, outputs, validate=False, faults=None):
+    """The fields of the rows as our worker puts them into TransferQueue. ``faults``: gets those of held-out rows."""
     found = []
 
     async def put(keys, fields, tags, partition_id):
@@ -151,13 +151,14 @@ def written(monkeypatch, outputs):
         return None
 
     worker = object.__new__(CreditAgentLoopWorker.__ray_actor_class__)
+    worker._held_out_faults = [] if faults is None else faults
     worker._compute_score = worker._compute_teacher_logprobs = nothing
     worker._compute_multi_modal_inputs = lambda *_: {}
     worker._compute_position_ids = lambda ids, *_: torch.arange(ids.shape[-1])[None]
     monkeypatch.setattr("verl.trainer.ppo.v1.agent_loop_tq.tq", SimpleNamespace(async_kv_batch_put=put))
     row = {"uid": "u", "session_id": 0, "global_steps": 1}
     for output in outputs:
-        asyncio.run(worker._agent_loop_postprocess(output, False, **row))
+        asyncio.run(worker._agent_loop_postprocess(output, validate, **row))
     return found
 
 
@@ -178,6 +179,17 @@ def test_a_tool_fault_that_a_loop_of_ones_own_reports_masks_the_row_as_ours_does
     assert turns.row_valid_B.tolist() == [False, False, True] and turns.n_turns_B.tolist() == [0, 0, 2]
     assert turns.turn_rewards == [[], [], [1.0]] and (turns.turn_ids_B_T[:2] == -1).all()
     assert [record["tool_fault"] for record in turns.records] == ["sandbox", "connect", ""]
+
+
+@pytest.mark.parametrize("validate", [False, True])
+def test_the_worker_keeps_the_faults_of_held_out_rows(monkeypatch, validate):
+    async def down(query):
+        raise SearchFault("connect", "refused")
+
+    faults, tokenizer = [], make_tokenizer()
+    outputs = [run(tokenizer, [search_turn("a")], lookup=down)[0], run(tokenizer, [answer_turn("c")])[0]]
+    written(monkeypatch, outputs, validate, faults)
+    assert faults == ([{"tool_fault": "connect", "fault_detail": "refused"}] if validate else [])
 
 
 def test_the_commands_of_the_page_are_accepted(my_agent, tmp_path):

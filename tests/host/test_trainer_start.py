@@ -54,8 +54,10 @@ def test_the_workers_of_every_role_that_there_is_are_ours(trainer, monkeypatch):
 def test_errors_of_all_agent_loop_workers_reach_the_trainer(monkeypatch):
     monkeypatch.setattr("verl_credit.host.rollout.agent_manager.ray.get", lambda given: given)
     made = object.__new__(CreditAgentLoopManager)
+    said = (["KeyError: a"], [], ["KeyError: b", "KeyError: c"])
+    drains = [SimpleNamespace(remote=lambda errors=errors: errors) for errors in said]
     made.agent_loop_workers = [
-        SimpleNamespace(drain_errors=SimpleNamespace(remote=lambda said=said: said))
-        for said in (["KeyError: a"], [], ["KeyError: b", "KeyError: c"])
+        SimpleNamespace(drain_errors=drain, drain_held_out_faults=drain) for drain in drains
     ]
     assert made.drain_errors() == ["KeyError: a", "KeyError: b", "KeyError: c"]
+    assert made.drain_held_out_faults() == made.drain_errors()

@@ -20,7 +20,7 @@ class FakeStore:
         """In place of the module's functions, in this process."""
         import transfer_queue
 
-        for name in ("kv_batch_put", "kv_batch_get", "kv_clear"):
+        for name in ("kv_batch_put", "kv_batch_get", "kv_clear", "kv_list"):
             monkeypatch.setattr(transfer_queue, name, getattr(self, name))
         return self
 
@@ -51,10 +51,10 @@ class FakeStore:
             fields=known,
         )
 
-    def kv_batch_get(self, keys, partition_id, select_fields) -> TensorDict:
+    def kv_batch_get(self, keys, partition_id, select_fields=None) -> TensorDict:
         rows = [self.rows[partition_id, key] for key in keys]
         found = {}
-        for name in select_fields:
+        for name in select_fields or list(rows[0]):
             if not all(name in row for row in rows):
                 continue
             self.calls.append(("read", name))
@@ -69,6 +69,13 @@ class FakeStore:
         for key in keys:
             self.rows.pop((partition_id, key), None)
             self.tags.pop((partition_id, key), None)
+        for partition, name in list(self.dtypes):
+            if not any(of == partition and name in row for (of, _), row in self.rows.items()):
+                del self.dtypes[partition, name]
+
+    def kv_list(self, partition_id) -> dict[str, dict[str, dict]]:
+        found = {key: dict(tag) for (partition, key), tag in self.tags.items() if partition == partition_id}
+        return {partition_id: found} if found else {}
 
 
 def _plain(value):

@@ -47,6 +47,29 @@ def test_steps_of_requests_are_answered_unchanged(client):
         assert [document["id"] for document in page] == ["a/0", "a/1", "a/2"]
 
 
+@pytest.mark.parametrize("path", ["/search", "/batch_search"])
+def test_research_s_client_is_told_the_right_request(path):
+    """Its RemoteRetriever posts {"query", "top_n", "return_score"} and reads a list of documents."""
+    app, _ = app_of()
+    body = {"query": "a" if path == "/search" else ["a"], "top_n": 3, "return_score": False}
+
+    async def run():
+        async with app.router.lifespan_context(app), client_of(app) as client:
+            refused = await client.post(path, json=body)
+            said = refused.json()["error"]
+            shape = said[said.index("{") : said.index("}") + 1].replace('"a text", ...', '"a text"')
+            return refused, await client.post("/retrieve", content=shape, headers=JSON)
+
+    refused, answer = asyncio.run(run())
+    assert refused.status_code == 404 and set(refused.json()) == {"error"}
+    assert refused.json()["error"].startswith(
+        f"there is no POST {path!r}; a search is POST /retrieve with {{"
+    )
+    assert (
+        answer.status_code == 200 and len(answer.json()["result"][0]) == 3
+    )  # the request that the sentence gives
+
+
 def post(app, *bodies):
     """The answers to these bodies, and then /metrics."""
 

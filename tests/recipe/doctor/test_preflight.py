@@ -3,8 +3,10 @@
 import json
 
 import pytest
+import torch
 from huggingface_hub import constants, errors
 from omegaconf import OmegaConf
+from safetensors.torch import save_file
 
 from kit.preflight import GOOD, policy, write
 from kit.recipes import load_config
@@ -51,6 +53,41 @@ def test_a_config_that_is_no_json_is_named(tmp_path):
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(PreflightError, match="model.path=.*config.json is not JSON"):
         require_positions(load_config("lab", [f"actor_rollout_ref.model.path={tmp_path}"]))
+
+
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:ab\nsize 9\n"
+
+
+@pytest.mark.parametrize(
+    "name", ["model-00001-of-00002.safetensors", "pytorch_model.bin", "config.json", "tokenizer.json"]
+)
+@pytest.mark.parametrize(
+    "content, said",
+    [
+        (POINTER, r"a Git-LFS pointer: .* run git lfs pull"),
+        (b"\n<!DOCTYPE html><html>", r"a web page \(HTML\), .*: download the file again"),
+        (b"\x1f\x8b\x08\0\0", "compressed with gzip: unpack it first"),
+    ],
+)
+def test_a_file_of_the_policy_that_is_of_another_format_is_named_with_what_to_do(
+    tmp_path, hub, name, content, said
+):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    for known in ("config.json", "tokenizer.json"):
+        (folder / known).write_text("{}")
+    save_file({"a": torch.ones(1)}, folder / "model.safetensors")
+    torch.save({"a": torch.ones(1)}, folder / "training_args.bin")  # a ZIP archive that belongs there
+    (folder / "README.md").write_text("<html>")
+    require_model(str(folder))
+    (folder / name).write_bytes(content)
+    hub("a/b", folder)
+    for path in (folder, "a/b"):
+        with pytest.raises(PreflightError, match=f"model.path={path}: {name} is {said}"):
+            require_model(str(path))
+    if name == "config.json":
+        with pytest.raises(PreflightError, match=f"config.json is {said}"):
+            require_positions(load_config("lab", [f"actor_rollout_ref.model.path={folder}"]))
 
 
 def test_positions_of_a_model_that_is_not_here_are_not_asked():

@@ -161,6 +161,8 @@ def test_the_form_of_a_row_is_read_from_text_too():
         ("nan", False, "a missing value in text"),
         ("Nan", False, ""),
         ("('a', 'b", False, "a list or an object in text"),
+        ("('a, b", False, "a list or an object in text"),
+        ("('cause I'm here", False, ""),
         ("{'a': 'b', ", False, "a list or an object in text"),
         ("('Heroes') by Bowie, 1977", False, ""),
         ("42.5", False, ""),

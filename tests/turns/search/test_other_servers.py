@@ -80,6 +80,16 @@ def test_another_answer_is_told_what_it_lacks(server, answer, lacks):
     assert caught.value.code == "bad_answer" and lacks in caught.value.detail
 
 
+def test_a_server_without_the_route_is_told_what_is_asked_of_it(server):
+    """ReSearch's has POST /search and /batch_search alone."""
+    server.script = [(404, {"detail": "Not Found"})]
+    with pytest.raises(SearchFault) as caught:
+        search(SearchClient(server.url))
+    assert caught.value.code == "http_4xx" and "Not Found" in caught.value.detail
+    asked = json.dumps(server.requests[0][1] | {"queries": ["..."]}).replace('"..."', "...")
+    assert f"it has no search by POST {asked}, as Search-R1's servers do" in caught.value.detail
+
+
 def damaged(seed: int) -> str:
     """Any JSON is read as pages whose text stands in it, or refused in a sentence."""
     draw = random.Random(seed)

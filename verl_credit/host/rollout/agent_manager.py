@@ -30,6 +30,7 @@ class CreditAgentLoopWorker(AgentLoopWorkerTQ.__ray_actor_class__):
         register_parts()
         super().__init__(*args, **kwargs)
         self._errors: list[str] = []
+        self._held_out_faults: list[dict[str, str]] = []
 
     async def _run_agent_loop(self, sampling_params, trajectory, **kwargs):
         try:
@@ -46,12 +47,21 @@ class CreditAgentLoopWorker(AgentLoopWorkerTQ.__ray_actor_class__):
                 # Masked as in our own loops, so that KL and entropy terms skip the row too.
                 one.response_mask = [0] * len(one.response_mask)
                 one.extra_fields[TURN_REWARDS] = []  # a reward of a turn without tokens is refused
+                if validate:  # verl's evaluation hands on what the reward function returns, and no record
+                    self._held_out_faults.append(
+                        {name: record.get(name) for name in ("tool_fault", "fault_detail")}
+                    )
         return await super()._agent_loop_postprocess(output, validate, **kwargs)
 
     def drain_errors(self) -> list[str]:
         """Returns the errors since the last call."""
         errors, self._errors = self._errors, []
         return errors
+
+    def drain_held_out_faults(self) -> list[dict[str, str]]:
+        """Returns the tool faults of held-out rows since the last call."""
+        faults, self._held_out_faults = self._held_out_faults, []
+        return faults
 
     def credit_probe(self) -> dict[str, bool]:
         return registered_names()
@@ -65,8 +75,14 @@ class CreditAgentLoopManager(AgentLoopManagerTQ):
         self.agent_loop_workers_class = CreditAgentLoopWorker
 
     def drain_errors(self) -> list[str]:
-        errors = ray.get([worker.drain_errors.remote() for worker in self.agent_loop_workers])
-        return [error for worker_errors in errors for error in worker_errors]
+        return self._of_all_workers("drain_errors")
+
+    def drain_held_out_faults(self) -> list[dict[str, str]]:
+        return self._of_all_workers("drain_held_out_faults")
+
+    def _of_all_workers(self, method: str) -> list:
+        of_each = ray.get([getattr(worker, method).remote() for worker in self.agent_loop_workers])
+        return [one for of_worker in of_each for one in of_worker]
 
     def probe(self) -> list[dict[str, bool]]:
         return ray.get([worker.credit_probe.remote() for worker in self.agent_loop_workers])

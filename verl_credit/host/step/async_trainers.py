@@ -33,6 +33,15 @@ class AsyncSteps(CreditSteps):
         buffer._select_prompt_uids = lambda partition, uids, size: select(partition, sorted(uids), size)
         return buffer
 
+    def _load_checkpoint(self):
+        super()._load_checkpoint()
+        if rows := store.narrow_turn_ids("train"):
+            events.note(
+                self.run_dir,
+                "resume",
+                f"resume: {rows} rollouts of an older version have turn ids of int16 now",
+            )
+
     def _check_workers(self, agent_loop_manager) -> None:
         super()._check_workers(agent_loop_manager)
         writer = compares_with_the_writer(self.config)

@@ -130,15 +130,12 @@ def check_tool_faults(records: Sequence[Mapping], tolerated_share: float, url) -
     faulty = [record for record in records if record["tool_fault"]]
     if len(faulty) <= min(tolerated_share, NOTED_SHARE) * len(records):
         return None
-    kinds = Counter(record["tool_fault"] for record in faulty).most_common()
-    seen = Counter(record.get("fault_detail") for record in faulty if record["tool_fault"] == kinds[0][0])
-    cause = one_line(seen.most_common(1)[0][0] or "")  # a server's own text may be in it
+    kinds = _kinds(faulty)
     by_engine = all(code == NO_TOKEN for code, _ in kinds)
     by = "the engine (actor_rollout_ref.rollout.name)" if by_engine else _server(url)
     line = (
         f"{len(faulty)} of {len(records)} rows were masked out after faults of {by}: "
-        f"{', '.join(f'{count} {code}' for code, count in kinds)}{f' (most often: {cause})' if cause else ''}; a share of "
-        f"{tolerated_share:g} is tolerated (faults.max_tool_faults)"
+        f"{_causes(faulty)}; a share of {tolerated_share:g} is tolerated (faults.max_tool_faults)"
     )
     if len(faulty) <= tolerated_share * len(records):
         return line
@@ -146,13 +143,33 @@ def check_tool_faults(records: Sequence[Mapping], tolerated_share: float, url) -
     raise IntegrityError(f"{line}.{up}")
 
 
-def check_evaluation_faults(metrics: dict, tolerated_share: float, url) -> None:
-    """Stop where too many held-out rows had a tool fault, because verl counts such a row as a wrong answer."""
+def _kinds(faulty: Sequence[Mapping]) -> list[tuple[str, int]]:
+    return Counter(record["tool_fault"] for record in faulty).most_common()
+
+
+def _causes(faulty: Sequence[Mapping]) -> str:
+    """The number of faults of each kind, with the cause that was seen most of the commonest kind."""
+    kinds = _kinds(faulty)
+    seen = Counter(record.get("fault_detail") for record in faulty if record["tool_fault"] == kinds[0][0])
+    cause = one_line(seen.most_common(1)[0][0] or "")  # a server's own text may be in it
+    return (
+        f"{', '.join(f'{count} {code}' for code, count in kinds)}{f' (most often: {cause})' if cause else ''}"
+    )
+
+
+def check_evaluation_faults(
+    metrics: dict, tolerated_share: float, url, faulty: Sequence[Mapping] = ()
+) -> None:
+    """Stop where too many held-out rows had a tool fault, because verl counts such a row as a wrong answer.
+
+    ``faulty``: the records of all held-out rows with one.
+    """
+    causes = f": {_causes(faulty)}" if faulty else ""
     for name, share in metrics.items():
         if name.endswith("/tool_fault/mean@1") and share > tolerated_share:
             raise IntegrityError(
-                f"held-out evaluation: {name} = {share:.3f} of the rows were masked out after faults of {_server(url)}; "
-                f"a share of {tolerated_share:g} is tolerated (faults.max_tool_faults)"
+                f"held-out evaluation: {name} = {share:.3f} of the rows were masked out after faults of "
+                f"{_server(url)}{causes}; a share of {tolerated_share:g} is tolerated (faults.max_tool_faults)"
             )
 
 

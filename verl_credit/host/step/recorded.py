@@ -109,7 +109,8 @@ class RecordedTrainer(PPOTrainer):
                 self.watch.settle(rows - len(self.watch.errors))
         finally:
             self.val_dataloader, self._evaluation_mode = loader, None
-        check_evaluation_faults(merged, self.config.faults.max_tool_faults, self.config.search.url)
+        faulty = self.agent_loop_manager.drain_held_out_faults()
+        check_evaluation_faults(merged, self.config.faults.max_tool_faults, self.config.search.url, faulty)
         append_json(self.run_dir / VALIDATION, {"step": self.global_steps, **merged})
         in_time()
         return merged

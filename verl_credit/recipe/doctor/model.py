@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zipfile
 from contextlib import suppress
 from math import prod
 from pathlib import Path
@@ -22,9 +23,12 @@ from safetensors import SafetensorError, safe_open
 from verl_credit.errors import ConfigError, PreflightError
 from verl_credit.recipe.plan.model_shape import shape_of
 from verl_credit.recipe.world import MODEL
+from verl_credit_retriever.foreign import what_it_is
 
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 CONFIG = "config.json"
+READ = (".json", ".txt", ".model", ".safetensors", ".bin")
+"""Suffixes of configurations, tokenizers and weights."""
 TIMEOUT_S = 10.0
 
 
@@ -88,7 +92,7 @@ def read_json(path: Path) -> dict:
     except OSError as error:
         raise Unreadable(f"{path}: {error.strerror or error}") from error
     except ValueError as error:
-        raise Unreadable(f"{path} is not JSON: {error}") from error
+        raise Unreadable(f"{path} is {what_it_is(path) or f'not JSON: {error}'}") from error
     if not isinstance(values, dict):
         raise Unreadable(f"{path} holds {type(values).__name__}; expected an object")
     return values
@@ -118,13 +122,18 @@ def model_values(path: str) -> dict | None:
 
 
 def require_model(path: str | None) -> None:
-    """Checks that a local path holds a model, or that the hub or its cache has the name."""
+    """Checks that a local path holds a model, or that the hub or its cache has the name, and that no file of it that is here
+    is of another format, as a download that failed leaves them."""
     if not path or not isinstance(path, str):
         raise wrong_model(path, "give a model folder or a hub name")
     folder = Path(path).expanduser()
     looks_local = path.startswith(("/", ".", "~")) or folder.exists()
     if looks_local and not (folder / CONFIG).exists():
         raise wrong_model(path, "no config.json there; expected a model folder")
+    for file in (file for here in folders_of(path) for file in sorted(here.iterdir()) if file.suffix in READ):
+        torch_s = file.suffix == ".bin" and zipfile.is_zipfile(file)
+        if file.is_file() and not torch_s and (what := what_it_is(file)):
+            raise wrong_model(path, f"{file.name} is {what}")
     if looks_local or "://" in path:  # verl fetches hdfs:// itself
         return
     try:

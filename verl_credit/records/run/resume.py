@@ -11,19 +11,19 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import zipfile
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
-from safetensors import SafetensorError, safe_open
 
 from verl_credit.errors import PreflightError, printable, show_value
+from verl_credit.names import ASYNC_MODES
 from verl_credit.records.run import events
 from verl_credit.records.run.files import STATE, read_json_lines, write_text
-from verl_credit.records.run.state import TRACKER
+from verl_credit.records.run.state import MODE, TRACKER
+from verl_credit.records.run.whole import LIMIT_S, changed, cut
 
 STEP = re.compile(r"global_step_(\d+)")
-DATA = "data.pt"
+DATA, SAVED_MODEL = "data.pt", "actor/huggingface/config.json"
 FILES = {"model": "model", "optimizer": "optim", "extra": "extra_state"}  # verl's contents: the files' names
 SHARD = re.compile(r"(?:model|optim|extra_state)_world_size_(\d+)_rank_\d+\.pt")
 LIMITS = {"actor": "max_actor_ckpt_to_keep", "critic": "max_critic_ckpt_to_keep"}
@@ -74,6 +74,21 @@ def resumes_from(config: DictConfig) -> Path | None:
     return None
 
 
+def compared(checkpoint: Path, config: DictConfig) -> str:
+    """Compares what the run loads with the checksums that it was saved with. Raises PreflightError where a file differs.
+
+    Returns what a line about ``checkpoint`` has to add: "", or how much there was no time to read.
+    """
+    wrong, unread = changed(_loaded(checkpoint, config))
+    if wrong:
+        raise _refusal(wrong, checkpoint.parent, config)
+    return (
+        f" ({unread / 1e9:.1f} GB of it were not compared with their checksums: {LIMIT_S:g} s are over)"
+        if unread
+        else ""
+    )
+
+
 def unnamed_step(config: DictConfig) -> int | None:
     """The step whose save was killed between its last file and the tracker, so that the tracker is empty or missing."""
     folder = Path(config.trainer.default_local_dir)
@@ -111,27 +126,45 @@ def fault(checkpoint: Path, config: DictConfig, needs_data: bool = True) -> str 
             f"many, or merge the weights (python -m verl.model_merger merge --backend fsdp --local_dir {folder} "
             f"--target_dir NEW) and start another run from {MODEL}.path=NEW"
         )
-    wanted = OmegaConf.select(config, f"{CHECKPOINT}.load_contents")
-    return _unfinished(checkpoint, ranks, wanted, needs_data) or _of_another_model(checkpoint, config)
+    return _unfinished(checkpoint, config, needs_data=needs_data) or _of_another_model(checkpoint, config)
+
+
+def _loaded(checkpoint: Path, config: DictConfig, contents: list[str] | None = None) -> list[Path]:
+    """The files of torch that verl loads, there or not. ``contents``: verl's names of what it loads, else the run's."""
+    wanted = contents or OmegaConf.select(config, f"{CHECKPOINT}.load_contents") or FILES
+    ranks = _ranks(config)
+    names = [f"{file}_world_size_{ranks}_rank_" for name, file in FILES.items() if name in wanted]
+    shards = [f"{name}{rank}.pt" for name in names for rank in range(ranks)]
+    return [*(folder / shard for folder in _roles(checkpoint) for shard in shards), checkpoint / DATA]
+
+
+def _roles(checkpoint: Path) -> list[Path]:
+    return [checkpoint / role for role in LIMITS if role == "actor" or (checkpoint / role).is_dir()]
 
 
 def _unfinished(
-    checkpoint: Path, ranks: int, contents: list[str] | None, needs_data: bool = True
+    checkpoint: Path, config: DictConfig, contents: list[str] | None = None, needs_data: bool = True
 ) -> str | None:
-    """Which file is missing, or is cut short. ``contents``: verl's names of what has to be there; None: everything."""
-    names = [
-        f"{file}_world_size_{ranks}_rank_{{}}.pt"
-        for name, file in FILES.items()
-        if name in (contents or FILES)
-    ]
-    for folder in [checkpoint / role for role in LIMITS if role == "actor" or (checkpoint / role).is_dir()]:
+    """Which file is missing, or is cut short."""
+    for folder in _roles(checkpoint):
         if not (folder.is_dir() and any(folder.iterdir())):
             return f"{folder} has no weights"
-        needed = [folder / name.format(rank) for name in names for rank in range(ranks)]
-        for path in (*needed, *sorted(folder.rglob("*.safetensors"))):
-            if wrong := _cut(path):
-                return wrong
-    return _cut(checkpoint / DATA) if needs_data or (checkpoint / DATA).exists() else None
+    (*shards, data) = _loaded(checkpoint, config, contents)
+    written = [path for folder in _roles(checkpoint) for path in sorted(folder.rglob("*.safetensors"))]
+    read_here = [path for path in (checkpoint / STATE, checkpoint / SAVED_MODEL) if path.exists()]
+    last = [data] if needs_data or data.exists() else []
+    files = (*shards, *written, *read_here, *_queue(checkpoint, config), *last)
+    return next((wrong for path in files if (wrong := cut(path))), None)
+
+
+def _queue(checkpoint: Path, config: DictConfig) -> list[Path]:
+    """The files of TransferQueue, which the asynchronous modes save and load: the rollouts that were under way."""
+    folder, saved = checkpoint / "transfer_queue", _json(checkpoint / STATE).get("config")
+    was = saved.get(MODE) if isinstance(saved, dict) else None
+    if OmegaConf.select(config, MODE) not in ASYNC_MODES or not (was in ASYNC_MODES or folder.is_dir()):
+        return []
+    found = (path for path in sorted(folder.rglob("*")) if path.suffix in (".json", ".pkl"))
+    return [folder / "metadata.json", folder / "controller_state.pkl", *found]
 
 
 def without_limits(config: DictConfig) -> DictConfig:
@@ -154,7 +187,7 @@ def delete_old(config: DictConfig, step: int) -> list[Path]:
     steps = [one for one in saved_steps(folder) if one <= step and one not in config.keep_checkpoints]
     steps = [one for one in steps if not _json(folder / f"global_step_{one}" / STATE).get("kept")]
     others = (one for one in steps if one != step)
-    lost = {one for one in others if _unfinished(folder / f"global_step_{one}", _ranks(config), saved)}
+    lost = {one for one in others if _unfinished(folder / f"global_step_{one}", config, saved)}
     whole = [one for one in steps if one not in lost]
     for role, key in LIMITS.items():
         most = 1 if trainer.get(ONE) else trainer.get(key)
@@ -190,7 +223,8 @@ def _refusal(what: str, folder: Path, config: DictConfig) -> PreflightError:
     )
     for needs_data, text in ((True, "the newest step that is whole goes on with"), (False, lacks)):
         places = (folder / f"global_step_{step}" for step in steps)
-        good = next((place for place in places if fault(place, config, needs_data=needs_data) is None), None)
+        sound = (place for place in places if fault(place, config, needs_data=needs_data) is None)
+        good = next((place for place in sound if changed(_loaded(place, config))[0] is None), None)
         if good is not None:
             whole = f"{text} trainer.resume_mode=resume_path trainer.resume_from_path={good}"
             break
@@ -205,7 +239,7 @@ def _of_another_model(checkpoint: Path, config: DictConfig) -> str | None:
         now = OmegaConf.select(config, key)
         if key in before and before[key] != str(now):
             return f"{checkpoint} is of a run with {key}={before[key]}, and this run has {show_value(now)}"
-    saved = _json(checkpoint / "actor" / "huggingface" / "config.json")
+    saved = _json(checkpoint / SAVED_MODEL)
     path = OmegaConf.select(config, f"{MODEL}.path")
     own = OmegaConf.select(config, f"{MODEL}.override_config") or {}
     now = {**_json(Path(str(path)).expanduser() / "config.json"), **own}
@@ -226,19 +260,3 @@ def _json(path: Path) -> dict:
     except (OSError, ValueError):
         return {}
     return values if isinstance(values, dict) else {}
-
-
-def _cut(path: Path) -> str | None:
-    """Why the file cannot be loaded: it is missing, or its end is."""
-    try:
-        if path.suffix == ".safetensors":
-            with safe_open(path, "np"):  # compares the header with the file's size
-                return None
-        with zipfile.ZipFile(path):  # torch's format: the list of what it holds stands at its end
-            return None
-    except FileNotFoundError:
-        return f"{path} is missing"
-    except (zipfile.BadZipFile, SafetensorError):
-        return f"{path} ({path.stat().st_size:,} bytes) is damaged: its end is missing, as after a write that was cut short"
-    except OSError as error:
-        return f"{path}: {error.strerror or error}"

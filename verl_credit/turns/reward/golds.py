@@ -33,7 +33,7 @@ DEEPEST = 6
 _LIST = re.compile(
     rf"""(?:array\()?\[[\[\s]*b?["']|\{{\s*["'](?:{"|".join((*MAIN, *ALIASES))})["']\s*:""", re.IGNORECASE
 )
-_LIKE = re.compile(r"""[\[({]\s*(?:"[^"]*"|'[^']*')\s*[,:]""")
+_LIKE = re.compile(r"""[\[({]\s*(?:(?:"[^"]*"|'[^']*')\s*[,:]|(?:"[^"]*|'[^']*)\Z)""")
 _BYTES = re.compile(r"""b(?:"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')""", re.DOTALL)
 _JOINED = re.compile(r"\S\s*?(\|\|\||</s>|\[SEP\]|[|;\t\n])\s*\S")
 _MISSING = ("nan", "NaN", "None", "null", "NULL", "NaT", "<NA>")

@@ -17,6 +17,7 @@ from verl_credit.turns.search.faults import FailedAttempt, SearchFault, ServerLi
 from verl_credit.turns.search.protocol import Page, format_pages, parse_answer
 
 INDEX_HEADER = "X-Index-Fingerprint"
+PROTOCOL = 'POST {"queries": [...], "topk": 3, "return_scores": true}'
 
 
 @dataclass(frozen=True)
@@ -201,6 +202,8 @@ class SearchClient:
             raise FailedAttempt("bad_answer", f"{url}: {type(error).__name__} {error}") from error
         if answer.status_code != 200:
             detail, pause = f"{answer.start} from {url}", answer.headers.get("Retry-After")
+            if answer.status_code in (404, 405):
+                detail += f"; it has no search by {PROTOCOL}, as Search-R1's servers do: is it a server of another kind?"
             raise FailedAttempt.of_status(answer.status_code, detail, pause)
         self._check_index(url, answer.headers.get(INDEX_HEADER))
         try:
