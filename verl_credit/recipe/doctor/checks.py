@@ -17,6 +17,7 @@ from verl_credit.errors import ConfigError, PreflightError, TooLargeError
 from verl_credit.recipe.doctor import cluster, device, inputs, machine, orphans, software
 from verl_credit.recipe.doctor.context import Context
 from verl_credit.recipe.doctor.data import TRAIN, VAL
+from verl_credit.recipe.doctor.family import check_family
 from verl_credit.recipe.doctor.lengths import NotHere
 from verl_credit.recipe.doctor.model import require_positions
 from verl_credit.recipe.doctor.result import Result, Status, failed, passed, skipped
@@ -96,6 +97,8 @@ CHECKS: tuple[Check, ...] = (
           ("model",)),
     Check("positions", INPUTS, ALWAYS, lambda context: passed(require_positions(context.config)),
           "the model has a position for every token of the longest row", ("model",)),
+    Check("family", INPUTS, ALWAYS, check_family, "its numbers are exact with the recipe's attention and padding",
+          ("model",), shown=True),
     *(
         Check(key, INPUTS, ALWAYS, partial(inputs.check_data, key=key),
               "parquet files with a prompt and a gold answer in every row, and rows enough", RECIPE, event="data")
