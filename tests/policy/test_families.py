@@ -1,5 +1,8 @@
 """The table of families: every variant that was measured (evidence/families), from the config that transformers writes."""
 
+import re
+from pathlib import Path
+
 import pytest
 from transformers import AutoConfig
 
@@ -8,14 +11,22 @@ from verl_credit.policy.families import (
     ATTENTION,
     AUTO,
     DELTA_NET,
+    EAGER,
+    MASKED_WINDOW,
+    NO_CALL,
     OURS,
     PACKED,
+    RECURRENT,
     SCORER,
     STOCK,
     TEXT_OF,
+    UNMASKED,
     Keys,
     dropouts,
     family_of,
+)
+from verl_credit.policy.families import (
+    REFUSED as NEVER,
 )
 
 OURS_AND_BRANCH = Keys("auto", True, "branch")
@@ -242,3 +253,24 @@ def test_dropouts_of_a_text_model_have_its_section_and_those_of_no_layer_are_lef
         "drop": "x",
     }
     assert dropouts({"model_type": "gpt2", **values}) == {"resid_pdrop": 0.1}
+
+
+def pages_rows():
+    page = (Path(__file__).parents[2] / "docs" / "families.md").read_text(encoding="utf-8")
+    table = page[page.index("| families |") :].partition("\n\n")[0].splitlines()[2:]
+    for line in table:
+        _, names, attention, packed, scorer, *_ = (cell.strip(" `") for cell in line.split("|"))
+        chosen = None if attention == "refused" else Keys(attention, packed == "true", scorer)
+        yield from ((name, chosen) for name in re.findall(r"`(\w+)`", f"{names}`"))
+
+
+@pytest.mark.parametrize("family, chosen", list(pages_rows()))
+def test_the_page_of_families_is_the_table(family, chosen):
+    row = family_of(AutoConfig.for_model(family))
+    assert (None if row.refused else row.chosen()) == chosen
+
+
+def test_the_page_names_every_family_that_a_name_decides_about():
+    page = (Path(__file__).parents[2] / "docs" / "families.md").read_text(encoding="utf-8")
+    named = {*DELTA_NET, *TEXT_OF, *EAGER, *RECURRENT, *NO_CALL, *UNMASKED, *NEVER, *MASKED_WINDOW}
+    assert [name for name in sorted(named) if f"`{name}`" not in page] == []
