@@ -222,6 +222,7 @@ def test_auto_follows_the_keys_that_are_given(attention):
             4096,
         ),
         ({"model_type": "phi3", "rope_parameters": LONGROPE}, 4096),
+        ({"model_type": "phi3", "rope_parameters": LONGROPE, "original_max_position_embeddings": 1024}, 1024),
         ({"model_type": "llama", "rope_scaling": {"type": "dynamic"}, "max_position_embeddings": 2048}, 2048),
         ({"model_type": "gemma4", "rope_parameters": {"full_attention": LONGROPE}}, 4096),
         ({"model_type": "llama", "rope_scaling": {"type": "yarn"}, "max_position_embeddings": 2048}, None),

@@ -190,7 +190,8 @@ def family_of(config: Mapping[str, Any] | Any) -> Family:
         return Family(name, why, stock=("eager",), unmasked=unmasked)
     for kind, entry in _ropes(text):
         if kind in LENGTHS:
-            longest = entry.get(LENGTHS[kind]) or text.get(LENGTHS[kind])
+            places = text.get(LENGTHS[kind]), entry.get(LENGTHS[kind]), text.get("max_position_embeddings")
+            longest = next(filter(None, places), None)  # the order of transformers
             why = f"its {kind} rotary embedding changes with a row of more than {longest} tokens beside it"
             return Family(name, why, longest=longest, unmasked=unmasked)
         if "mrope_section" in entry:
