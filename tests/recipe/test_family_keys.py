@@ -14,6 +14,7 @@ from verl_credit.recipe.doctor.context import Context
 from verl_credit.recipe.doctor.family import ADAPTER, check_family
 from verl_credit.recipe.doctor.result import Status
 from verl_credit.recipe.family import OVERRIDE, family_line
+from verl_credit.recipe.rules.known import handed_on
 from verl_credit.recipe.unread import unused
 
 MODEL = "actor_rollout_ref.model.path"
@@ -171,6 +172,7 @@ def test_dropout_of_the_model_is_set_to_0_and_said(of):
         dropouts, 0.0
     )
     assert "attention_dropout, residual_dropout of the model set to 0 (old_log_probs" in family_line(config)
+    assert handed_on(config) == []
     nested = {
         "model_type": "qwen3_5",
         "text_config": {**QWEN3_NEXT, "attention_dropout": 0.1},
@@ -203,6 +205,9 @@ def test_a_model_that_was_built_after_the_recipe_was_composed_is_still_checked(o
     config = check(f"{MODEL}=later", f"{SCORER}=branch")
     OmegaConf.update(config, MODEL, of(BAMBA).partition("=")[2])
     with pytest.raises(ConfigError, match="bamba: its layers"):
+        check_family(Context(None, config))
+    of(SEED)
+    with pytest.raises(ConfigError, match="attention_dropout=0.1: old_log_probs .* set it to 0"):
         check_family(Context(None, config))
 
 

@@ -77,11 +77,12 @@ def chosen_scorer(config: Config) -> str:
 
 def validate_family(config: Tree, settings: CreditSettings) -> None:
     """Raises ConfigError for keys with which this family's numbers would be wrong."""
-    for name, value in leaves(config.actor_rollout_ref.model.override_config):
-        if is_random(name, value):
-            use = f"{EVALUATED}; set it to 0"
-            raise ConfigError.of(config, f"{OVERRIDE}.{name}", accepted=use)
-    family = family_of(policy_values(config))
+    values = policy_values(config)
+    for name, value in dropouts(
+        values
+    ).items():  # given, or of a config.json that was not here when auto was decided
+        raise ConfigError(key=f"{OVERRIDE}.{name}", value=value, accepted=f"{EVALUATED}; set it to 0")
+    family = family_of(values)
     scorer = settings.algorithm.info_gain_scorer if settings.uses_scorer else None
     if fault := family.fault(select(config, ATTENTION), select(config, PACKED), scorer):
         key, use = fault
