@@ -1,11 +1,13 @@
 """The table of families: every variant that was measured (evidence/families), from the config that transformers writes."""
 
+import ast
 import re
 from pathlib import Path
 
 import pytest
 from transformers import AutoConfig
 
+from verl_credit.policy import families
 from verl_credit.policy.attention.implementation import KERNELS, PREFIX
 from verl_credit.policy.families import (
     ATTENTION,
@@ -275,3 +277,10 @@ def test_the_page_names_every_family_that_a_name_decides_about():
     page = (Path(__file__).parents[2] / "docs" / "families.md").read_text(encoding="utf-8")
     named = {*DELTA_NET, *TEXT_OF, *EAGER, *RECURRENT, *NO_CALL, *UNMASKED, *NEVER, *MASKED_WINDOW}
     assert [name for name in sorted(named) if f"`{name}`" not in page] == []
+
+
+def test_the_table_imports_nothing_that_composing_a_recipe_would_wait_for():
+    tree = ast.parse(Path(families.__file__).read_text(encoding="utf-8"))
+    modules = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    assert modules == {"__future__", "collections.abc", "dataclasses", "typing"}
+    assert not [node for node in ast.walk(tree) if isinstance(node, ast.Import)]
