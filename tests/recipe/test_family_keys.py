@@ -43,13 +43,13 @@ def keys_of(config):
 
 SHIPPED = [
     ("lab", "qwen2"), ("lab", "qwen3"), ("lab", "llama"), ("search_cpu", "llama"), ("multihop_qwen3_4b", "qwen3"),
-    ("multihop_qwen3_4b", "qwen2"), ("spark_qwen3_4b", "qwen3"), ("math_sepa", "qwen2"), ("real_math_cpu", "llama"),
+    ("multihop_qwen3_4b", "qwen2"), ("spark_qwen3_4b", "qwen3"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("recipe, family", SHIPPED)
 def test_recipes_with_these_models_run_as_they_did_before_auto(recipe, family, of):
-    given = [*([] if recipe in ("lab", "real_math_cpu") else OWN), of({"model_type": family})]
+    given = [*([] if recipe == "lab" else OWN), of({"model_type": family})]
     config = check(*given, recipe=recipe)
     fixed = check(*given, f"{PACKED}=true", f"{SCORER}=branch", recipe=recipe)
     assert keys_of(config) == Keys("auto", True, "branch") and config == fixed
@@ -73,7 +73,8 @@ def test_a_recipe_gets_what_is_exact_without_a_key_of_the_users(values, keys, of
     line = family_line(config)
     assert line.startswith(f"family: {values['model_type']}, {keys}: ")
     assert check_family(Context(None, config)).found == line
-    assert unused(check(of(values), "credit=grpo"), CreditSettings.from_config(check("credit=grpo"))) == []
+    plain = check(of(values), "credit=grpo")
+    assert unused(plain, CreditSettings.from_config(plain)) == []
 
 
 def test_without_the_config_the_proof_decides_and_that_is_said():
@@ -116,7 +117,7 @@ def test_keys_that_give_wrong_numbers_are_refused_by_the_config_alone(values, ov
 @pytest.mark.parametrize(
     "values, why",
     [
-        ({"model_type": "nemotron_h"}, "depend on padding"),
+        ({"model_type": "nemotron_h"}, "depend on padding too"),
         ({"model_type": "glm_moe_dsa"}, "depends on padding"),
         ({"model_type": "phimoe"}, "draws experts at random"),
         ({"model_type": "qwen2_5_vl", "vision_config": {"depth": 2}}, "reads images or sound"),
