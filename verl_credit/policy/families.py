@@ -2,8 +2,8 @@
 before and after the start follows.
 
 A family is read from a config.json, as a mapping or as a config of transformers. The facts of the config decide: the kinds
-of its layers, its rotary embedding, a cap on the attention's logits. A name decides only where no fact does. What no row
-speaks against runs with our attention and ``branch``, and the proof at the start decides about it.
+of its layers, its rotary embedding, a cap on the attention's logits. A name decides only where no fact does. A family that is
+in no row runs with our attention and ``branch``, and the proof at the start decides about it.
 This file imports no torch, because composing a recipe reads it.
 
 The names come from tiny models of random weights in float32, transformers 5.10, whose packed and padded rows were
@@ -50,21 +50,21 @@ EAGER = ("mamba", "mamba2", "falcon_mamba", "rwkv", "xlstm", "recurrent_gemma")
 RECURRENT = ("rwkv", "xlstm")
 """No key of their configs names the state that they carry."""
 NO_CALL = {
-    "gpt_oss": ("its attention has sinks, which of these only eager computes", ("eager",)),
+    "gpt_oss": ("its attention has sinks, which only eager computes here", ("eager",)),
     **dict.fromkeys(("bloom", "mpt"), ("its attention takes positions from its mask", ("eager",))),
     "doge": ("it makes a mask of its own", STOCK),
-    "stablelm": ("its layers drop what our attention has to be told", STOCK),
+    "stablelm": ("its layers do not pass on the keywords that our attention reads", STOCK),
     **dict.fromkeys(("nemotron", "diffllama"), ("it has a table of attention classes of its own", STOCK)),
 }
 """Families in which our attention does not work, why, and the attention of transformers that is exact."""
 UNMASKED = ("afmoe", "biogpt", "bloom", "gpt_oss", "granitemoehybrid", "mpt", "opt")
-"""transformers does not read from their positions where a packed row begins."""
+"""transformers' modules of these do not read from the positions where a packed row begins."""
 MASKED_WINDOW = ("qwen2_moe",)
-"""With a sliding window, other families tell their attention."""
+"""Other families pass their sliding window to the attention."""
 REFUSED = {
     **dict.fromkeys(("nemotron_h", "zamba2"), "its recurrent layers depend on padding too"),
     **dict.fromkeys(("glm_moe_dsa", "deepseek_v4"), "its sparse attention depends on padding too"),
-    "phimoe": "its router draws experts at random in training mode, so an update's ratios are not those of its policy",
+    "phimoe": "its router draws experts at random in training mode, so that ratios differ from 1 before the first update",
 }
 """Families that no keys make exact."""
 
@@ -87,7 +87,7 @@ class Keys(NamedTuple):
 WITHOUT_OURS = (
     f"exact without it are {Keys('sdpa', False, 'rows')} (eager where transformers has no sdpa for the model)"
 )
-"""The way out for a family of which no row speaks."""
+"""The way out for a family that is in no row."""
 
 
 @dataclass(frozen=True)
