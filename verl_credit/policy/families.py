@@ -2,8 +2,8 @@
 before and after the start follows.
 
 A family is read from a config.json, as a mapping or as a config of transformers. The facts of the config decide: the kinds
-of its layers, its rotary embedding, a cap on the attention's logits. A name decides only where no fact does. A family that is
-in no row runs with our attention and ``branch``, and the proof at the start decides about it.
+of its layers, its rotary embedding, a cap on the attention's logits. A name decides only where no fact does. A family that
+is in no row runs with our attention and ``branch``, and the proof at the start decides about it.
 This file imports no torch, because composing a recipe reads it.
 
 The names come from tiny models of random weights in float32, transformers 5.10, whose packed and padded rows were
