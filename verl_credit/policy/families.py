@@ -95,7 +95,7 @@ class Family:
     """A row of the table."""
 
     name: str
-    why: str = "every token reads its own row alone"
+    why: str = "nothing in its config.json lets rows read each other, and the proof at the start decides"
     """What decides about the row, in a sentence."""
     ours: bool = True
     """Our attention is exact, which serves packed rows."""

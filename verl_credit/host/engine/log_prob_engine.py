@@ -139,7 +139,7 @@ class BranchEngine:
         except KeyError as error:  # transformers looks the name up in the module's own table
             if error.args != (attention,):
                 raise
-            why = f"{config.model_type} has a table of attention classes of its own, without {attention}"
+            why = f"{config.model_type} has a table of attention classes of its own, without attn_implementation={attention}"
             raise IntegrityError(f"{why}; {WITHOUT_OURS}") from error
 
     def forward_backward_batch(self, data, loss_function, forward_only=False):
