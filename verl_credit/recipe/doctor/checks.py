@@ -17,7 +17,6 @@ from verl_credit.errors import ConfigError, PreflightError, TooLargeError
 from verl_credit.recipe.doctor import cluster, device, inputs, machine, orphans, software
 from verl_credit.recipe.doctor.context import Context
 from verl_credit.recipe.doctor.data import TRAIN, VAL
-from verl_credit.recipe.doctor.family import check_family
 from verl_credit.recipe.doctor.lengths import NotHere
 from verl_credit.recipe.doctor.model import require_positions
 from verl_credit.recipe.doctor.result import Result, Status, failed, passed, skipped
@@ -97,7 +96,7 @@ CHECKS: tuple[Check, ...] = (
           ("model",)),
     Check("positions", INPUTS, ALWAYS, lambda context: passed(require_positions(context.config)),
           "the model has a position for every token of the longest row", ("model",)),
-    Check("family", INPUTS, ALWAYS, check_family, "its numbers are exact with the recipe's attention and padding",
+    Check("family", INPUTS, ALWAYS, inputs.check_family, "its numbers are exact with the recipe's attention and padding",
           ("model",), shown=True),
     *(
         Check(key, INPUTS, ALWAYS, partial(inputs.check_data, key=key),
