@@ -59,7 +59,7 @@ def test_what_the_tests_compose_is_what_hydra_composes(recipe, preset):
 
 def test_our_defaults_are_the_declared_ones():
     found = settings_of(*OWN, recipe="search_cpu")
-    assert found.algorithm == Algorithm()
+    assert found.algorithm == Algorithm(info_gain_scorer="branch")  # auto, decided
     assert found.loss == PolicyLoss(dynamic_clip=True)  # auto, decided
     assert found.attention == "auto"
     published = {

@@ -6,6 +6,7 @@ In float32 and in float64, with the norms' cast to float32 taken out; with layer
 import inspect
 from contextlib import contextmanager
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
@@ -23,6 +24,7 @@ from kit.tiny_engine import (
     single_rank,
 )
 from kit.tiny_models import VOCABULARY, tiny_config, tiny_model
+from verl_credit.errors import IntegrityError
 from verl_credit.turns.branches import decode_branches, encode_branches, plan_branches
 from verl_credit.turns.requests import Request
 
@@ -268,10 +270,13 @@ def test_the_trainer_fits_branches_by_the_budget_of_every_rank(tmp_path):
 def test_an_engine_refuses_a_model_that_branches_do_not_fit_before_it_is_built(engine):
     config = tiny_config("qwen3")
     config._attn_implementation = engine.module_attention
-    config.rope_parameters = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
+    config.layer_types = ["mamba", "full_attention"]
     other = object.__new__(type(engine))
-    other.model_config = SimpleNamespace(hf_config=config)
-    with pytest.raises(NotImplementedError, match="rotary embedding 'dynamic'"):
+    other.model_config = SimpleNamespace(hf_config=config, use_remove_padding=True)
+    with pytest.raises(
+        IntegrityError,
+        match="qwen3: its layers of the kind mamba .*; exact are .*=sdpa, .*=false and .*=rows",
+    ):
         other.initialize()
 
 
@@ -336,28 +341,21 @@ def test_missing_log_probs_are_noticed():
         plan.scores([torch.zeros(3)])
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        (
-            {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}},
-            "rotary embedding 'dynamic'",
-        ),
-        (
-            {"layer_types": ["linear_attention", "full_attention"]},
-            "linear_attention.* depend on other rows of the packed stream",
-        ),
-    ],
-)
-def test_models_whose_tokens_depend_on_the_whole_stream_are_refused(changes, said):
-    from verl_credit.host.engine.log_prob_engine import refuse_model
+def test_a_model_whose_module_has_its_own_attention_classes_is_refused_with_the_way_that_works(
+    tmp_path, engine
+):
+    """Of a family that no row of the table names, transformers' KeyError is the first sign."""
+    from verl_credit.host.engine import log_prob_engine
 
-    config = tiny_config("qwen3")
-    refuse_model(config)
-    for name, value in changes.items():
-        setattr(config, name, value)
-    with pytest.raises(NotImplementedError, match=said):
-        refuse_model(config)
+    tiny_model("diffllama", attention="sdpa").save_pretrained(tmp_path)
+    with (
+        mock.patch.object(log_prob_engine, "refuse_model"),
+        pytest.raises(
+            IntegrityError,
+            match="diffllama has a table of .*; exact without it are .*=sdpa, .*=false and .*=rows",
+        ),
+    ):
+        build_engine(str(tmp_path))
 
 
 def test_a_model_that_loads_with_another_attention_scores_no_branches():

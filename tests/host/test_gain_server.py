@@ -163,7 +163,7 @@ def test_every_trajectory_asks_the_server_for_its_own_prior(scorer, scored):
 
 
 def test_every_scorer_that_the_key_names_is_there_and_no_other():
-    assert tuple(SCORERS) == NAMES
+    assert ("auto", *SCORERS) == NAMES
 
 
 def test_a_scorer_without_a_score_cannot_be_made():

@@ -30,7 +30,7 @@ def settings(**changes) -> CreditSettings:
     own = {
         name: changes.pop(name) for name in ("chat_template_kwargs", "attention", "preset") if name in changes
     }
-    template = {"info_gain_template": "<answer>{answer}</answer>"}
+    template = {"info_gain_template": "<answer>{answer}</answer>", "info_gain_scorer": "branch"}
     loss = PolicyLoss.model_validate({"dynamic_clip": True} | of_loss)
     return CreditSettings(algorithm(**template | changes), loss, **own)
 

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kit.tiny_models import FAMILIES, VOCABULARY, in_float64, log_probs, tiny_model
+from verl_credit.errors import IntegrityError
 from verl_credit.policy.attention import implementation
 from verl_credit.policy.attention import sdpa as sdpa_kernel
 from verl_credit.policy.attention import varlen as varlen_kernel
@@ -383,9 +384,9 @@ def test_a_keyword_that_would_be_ignored_is_refused():
         "auto", layer, query, query, query, None, credit_pack=pack, position_ids=torch.arange(3), s_aux=None
     )
     for odd in ({"s_aux": torch.zeros(2)}, {"position_bias": torch.zeros(1)}):
-        with pytest.raises(NotImplementedError, match=f"passes {next(iter(odd))}"):
+        with pytest.raises(IntegrityError, match=f"passes {next(iter(odd))}"):
             attention("auto", layer, query, query, query, None, credit_pack=pack, **odd)
-    with pytest.raises(NotImplementedError, match="is not causal"):
+    with pytest.raises(IntegrityError, match="is not causal"):
         attention("auto", layer, query, query, query, None, credit_pack=pack, is_causal=False)
 
 

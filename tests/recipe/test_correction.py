@@ -87,10 +87,11 @@ def test_every_preset_of_verl_is_accepted_and_what_it_leaves_undone_is_said():
 @pytest.mark.parametrize("mode", TRAINING_MODES)
 def test_bypass_mode_needs_a_scorer_with_a_forward_of_its_own_in_every_trainer(mode):
     with pytest.raises(ConfigError) as caught:
-        check(BYPASS[0], f"trainer.v1.trainer_mode={mode}")
+        check(BYPASS[0], f"trainer.v1.trainer_mode={mode}", "algorithm.info_gain_scorer=branch")
     assert (caught.value.key, caught.value.value) == (f"{KEY}.bypass_mode", True)
     assert "the old_log_probs forward, which is then not made" in caught.value.accepted
-    check(*BYPASS, f"trainer.v1.trainer_mode={mode}")
+    chosen = check(BYPASS[0], f"trainer.v1.trainer_mode={mode}")
+    assert chosen.algorithm.info_gain_scorer == "rows"
 
 
 # fmt: off

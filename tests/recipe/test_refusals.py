@@ -123,7 +123,7 @@ WORDS = "expected the text between a context and"
 DECLARED = [  # (key, value, what is accepted: all names, or a part of the sentence)
     ("algorithm.info_gain_norm_mode", None, "progress, turn_gae, or a dotted"),
     ("algorithm.info_gain_type", "diff", ["prob_diff", "log_prob_diff"]),
-    ("algorithm.info_gain_scorer", None, ["branch", "rows", "server"]),
+    ("algorithm.info_gain_scorer", None, ["auto", "branch", "rows", "server"]),
     ("algorithm.info_gain_curriculum.gain", [1], "expected [first step, last step]"),
     ("algorithm.info_gain_curriculum.outcome", [0.5, -1], "at least 0"),
     ("algorithm.info_gain_template", "x", "a text with {answer}"),
@@ -218,7 +218,9 @@ def mine(name: str) -> str:
 
 
 ROLLOUT, ACTOR, MODEL = (f"actor_rollout_ref.{role}" for role in ("rollout", "actor", "model"))
-MODE, SCORER, ROWS = "info_gain_norm_mode", "info_gain_scorer", "info_gain_scorer=rows"
+MODE, SCORER, ROWS, BRANCH = (
+    "info_gain_norm_mode", "info_gain_scorer", "info_gain_scorer=rows", "info_gain_scorer=branch"
+)  # fmt: skip
 ATTENTION = f"{MODEL}.override_config.attn_implementation"
 PENALTY = "reward.custom_reward_function.reward_kwargs.format_penalty"
 REASONING = "reward.custom_reward_function.reward_kwargs.include_reasoning"
@@ -284,13 +286,13 @@ RULES = [  # (overrides, the first one refused; a part of what is said of it)
     (["data.max_response_length=100"], "cannot hold search.max_searches.1=5 turns of search.max_new_tokens=40"),
     ([f"{ACTOR}.ppo_max_token_len_per_gpu=400"], "cannot hold a row"),
     # scorers
-    ([f"{ATTENTION}=sdpa"], f"with algorithm.{SCORER}=branch: .* set .*=auto, or .*=rows"),
+    ([f"{ATTENTION}=sdpa", BRANCH], f"with algorithm.{SCORER}=branch: .* set .*=auto, or .*=rows"),
     ([f"{MODEL}.use_remove_padding=false"], "serves packed rows: set .*use_remove_padding=true"),
     *(([f"actor_rollout_ref.{role}.{inner}ulysses_sequence_parallel_size=2"], "attention over several ranks is not built")
       for role in ("actor", "ref") for inner in ("", "fsdp_config.")),
     ([f"{ACTOR}.strategy=megatron"], "built for and tested with verl's FSDP engine, whichever .* use fsdp2 or fsdp"),
     ([f"{ACTOR}.strategy=megatron", ROWS, f"{ATTENTION}=flash_attention_2"], "built for and tested with verl's FSDP engine"),
-    ([BYPASS], "answers ride on the old_log_probs"),
+    ([BYPASS, BRANCH], "answers ride on the old_log_probs"),
     ([f"{MODEL}.use_fused_kernels=true"], "rows' places"),
     # rollouts
     ([f"{ROLLOUT}.name=sglang"], "tested with hf and vllm"),

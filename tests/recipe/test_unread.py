@@ -85,7 +85,7 @@ def test_every_unread_key_is_said_in_the_order_of_the_declarations():
 
 def test_our_defaults_leave_nothing_unread():
     found = read_section(Algorithm, lab()).model_copy(update={"info_gain_template": "auto"})
-    assert found == Algorithm()
+    assert found == Algorithm(info_gain_scorer="branch")
 
 
 STEPS = "trainer.total_training_steps=30"

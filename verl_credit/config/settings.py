@@ -8,11 +8,11 @@ from verl_credit.config.keys import LOSS, Algorithm, PolicyLoss, Search, read_se
 from verl_credit.config.resolved import Config, data, select
 from verl_credit.credit.token.token_transforms import TRANSFORMS
 from verl_credit.names import ADV_ESTIMATOR, LOSS_MODE
+from verl_credit.policy.families import ATTENTION
 
 INFO_GAIN, INFOPO = "info_gain", "infopo"
 FORWARD_SIGNALS = {INFO_GAIN, INFOPO}
 """Turn signals that are scored with the policy's forward, in the steps that `scores_at` names."""
-ATTENTION = "actor_rollout_ref.model.override_config.attn_implementation"
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class CreditSettings:
             loss=read_section(PolicyLoss, config) if ours else None,
             search=read_section(Search, config),
             chat_template_kwargs=data(config.data.get("apply_chat_template_kwargs")) or {},
-            attention=config.actor_rollout_ref.model.override_config.get("attn_implementation"),
+            attention=select(config, ATTENTION),
             preset=config.credit_preset,
             preset_overrides=tuple(config.credit_overrides),
         )

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
+from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -13,6 +16,7 @@ from verl_credit.config.resolved import Config, select
 from verl_credit.credit.plugins import find_turn_mode
 from verl_credit.names import ADV_ESTIMATOR, LOSS_MODE, SEPARATE_MODE
 from verl_credit.precision import cpu_precision
+from verl_credit.recipe.family import decide_family
 from verl_credit.turns.scorers import SCORERS
 
 COMPUTES_IN = "actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype"
@@ -26,10 +30,13 @@ UPDATES = "trainer.v1.separate_async.parameter_sync_step"
 BATCH, MINI_BATCH = "data.train_batch_size", "actor_rollout_ref.actor.ppo_mini_batch_size"
 
 
-def decide_auto(config: DictConfig) -> DictConfig:
-    """Decides every ``auto`` whose other keys have values; a key that is wrong is refused later, by its name."""
+def decide_auto(config: DictConfig, policy: Mapping[str, Any]) -> DictConfig:
+    """Decides every ``auto`` whose other keys have values; a key that is wrong is refused later, by its name.
+
+    ``policy``: its config.json (`policy_values`).
+    """
     if all(isinstance(config.get(section), DictConfig) for section in ("algorithm", "data")):
-        for decide in (_clip, _precision, _trainer, _model_len):
+        for decide in (partial(decide_family, values=policy), _clip, _precision, _trainer, _model_len):
             with suppress(OmegaConfBaseException):
                 decide(config)
     return config

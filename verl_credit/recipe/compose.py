@@ -9,7 +9,7 @@ import logging
 import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
 from traceback import walk_tb
@@ -33,6 +33,7 @@ from verl_credit.config.resolved import data, resolved
 from verl_credit.errors import ConfigError, did_you_mean, printable, unknown_key
 from verl_credit.recipe import files
 from verl_credit.recipe.auto import decide_auto
+from verl_credit.recipe.family import policy_values
 from verl_credit.recipe.files import folders, recipes_folder, verl_folder
 from verl_credit.recipe.rules import validate
 from verl_credit.redact import redact_value
@@ -45,25 +46,32 @@ def quoted(text: str) -> str:
     return QuotedString(text=text, quote=Quote.single).with_quotes()
 
 
-def load_config(name: str, overrides: Sequence[str], config_dir: str | None = None) -> DictConfig:
+def load_config(
+    name: str, overrides: Sequence[str], config_dir: str | None = None, *, may_fetch: bool = False
+) -> DictConfig:
     """A recipe with Hydra overrides, composed from the shipped recipes (or from ``config_dir``) and checked.
 
-    Raises ConfigError for the first fault.
+    ``may_fetch``: the policy's config.json may come from the hub. Raises ConfigError for the first fault.
     """
-    config = unchecked_config(name, overrides, config_dir)
+    config = unchecked_config(name, overrides, config_dir, may_fetch=may_fetch)
     validate(config)
     return config
 
 
-def unchecked_config(name: str, overrides: Sequence[str], config_dir: str | None = None) -> DictConfig:
+def unchecked_config(
+    name: str, overrides: Sequence[str], config_dir: str | None = None, *, may_fetch: bool = False
+) -> DictConfig:
     """Composes as `load_config` does, for callers that read a part of it or check it by other rules."""
     try:
         with _quiet():
             config = compose_recipe(name, overrides, config_dir)
             preset = _preset_of(config, name, overrides, config_dir)
-            decide_auto(config)
+            policy = {}
+            with suppress(OmegaConfBaseException):  # a key refers to nothing, which is refused by its name
+                policy = policy_values(config, may_fetch=may_fetch)
+            decide_auto(config, policy)
             if preset is not None:
-                config.credit_overrides = _departures(config, decide_auto(preset))
+                config.credit_overrides = _departures(config, decide_auto(preset, policy))
             return config
     except (HydraException, OmegaConfBaseException) as error:
         raise _refusal(name, overrides, config_dir, error) from error

@@ -16,9 +16,11 @@ from verl_credit.credit.token.sepa_controller import auto_can_lead, first_auto_s
 from verl_credit.credit.token.uncertainty import canonical_kind
 from verl_credit.errors import show_value
 from verl_credit.names import AGENT_NAME
+from verl_credit.policy.families import SCORER
 from verl_credit.precision import cpu_precision
 from verl_credit.recipe.agent_loops import LISTED, MULTI_TURN, may_call, tools_given
 from verl_credit.recipe.auto import COMPUTES_IN, FULL, compute_dtype
+from verl_credit.recipe.family import chosen_scorer
 from verl_credit.recipe.rules.engines import overlong_unread
 from verl_credit.recipe.rules.known import handed_on
 from verl_credit.recipe.rules.trainer_mode import (
@@ -66,6 +68,8 @@ def unused(config: Config, settings: CreditSettings) -> list[str]:
 
 def _chosen(config: Config, name: str, value, default) -> bool:
     """Did the run's author set the value?"""
+    if name == SCORER:
+        return value not in (default, chosen_scorer(config))
     if name == "algorithm.info_gain_template":
         return value not in (default, select(config, "lab.template"))
     if name == "algorithm.info_gain_prefix":

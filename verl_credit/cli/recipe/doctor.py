@@ -64,7 +64,7 @@ def _recipe(
     from verl_credit.recipe.compose import load_config
 
     try:
-        config = load_config(name, overrides, config_dir)
+        config = load_config(name, overrides, config_dir, may_fetch=True)
     except ConfigError as error:
         right = "a recipe that `verl-credit explain` accepts"
         return None, failed(str(error), right, "fix that key", "recipe")

@@ -19,6 +19,7 @@ from verl_credit.credit.turn.mode import TurnMode
 from verl_credit.errors import PreflightError, printable, show_value
 from verl_credit.recipe.compose import ABSENT, changed_values
 from verl_credit.recipe.doctor.checks import before_training
+from verl_credit.recipe.family import family_line
 from verl_credit.recipe.rules.engines import STRATEGIES
 from verl_credit.recipe.rules.own import own_loss, own_modules
 from verl_credit.recipe.unread import idle_lines
@@ -51,7 +52,7 @@ def explanation(name: str, config: DictConfig, values: bool = False) -> str:
             f"     reads {stage.reads}",
             *([f"     costs {stage.cost}"] if stage.cost else []),
         ]
-    lines += ["", *value_lines(config, values), *idle_lines(config, settings)]
+    lines += ["", family_line(config), *value_lines(config, values), *idle_lines(config, settings)]
     lines += [f"trial: a row in {store_folder(config) / TABLE}, {kept_when(config)}"]
     lines += ["checked before the start: " + ", ".join(check.name for check in before_training(config))]
     lines += ["missing before it can run: " + (", ".join(missing(config)) or "nothing")]

@@ -35,7 +35,7 @@ from verl_credit.redact import override_without_secrets, without_secrets
 
 def start(name: str, overrides: list[str], config_dir: str | None = None) -> ExitCode:
     """Runs `train`. Raises ConfigError and PreflightError for refusals, KeyboardInterrupt for Ctrl-C and SIGTERM."""
-    config = load_config(name, overrides, config_dir)
+    config = load_config(name, overrides, config_dir, may_fetch=True)
     if missing := missing_line(config):
         raise PreflightError(missing)
     return _train(config, command_line(name, overrides, config_dir))

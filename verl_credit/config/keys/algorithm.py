@@ -24,7 +24,7 @@ from verl_credit.names import ADV_ESTIMATOR
 AUTO = "auto"
 DETECTORS = ("grams", "anchors")
 TURN_SIGNALS = (AUTO, "none", "info_gain", "infopo", "tool_reward", "column:NAME")
-SCORERS = ("branch", "rows", "server")
+SCORERS = (AUTO, "branch", "rows", "server")
 
 AtLeast0 = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -215,8 +215,9 @@ class Algorithm(Section):
     """Written before the template. Qwen3 thinks first, so model=qwen3_* write an empty thought here."""
     info_gain_aliases: Annotated[Literal["max", "mean", "first"], When(reads.gains)] = "max"
     """The probability of several gold answers: the highest, their mean, or the first answer's."""
-    info_gain_scorer: Annotated[Literal[SCORERS], When(reads.scorer)] = "branch"
-    """branch: answers join their rows' old_log_probs forward; rows: a row for every context; server: the rollout server."""
+    info_gain_scorer: Annotated[Literal[SCORERS], When(reads.scorer)] = AUTO
+    """branch: answers join their rows' old_log_probs forward; rows: a row for every context; server: the rollout server;
+    auto: branch where the model's layers and attention allow it (families.md), else rows."""
     info_gain_every: Annotated[int, Field(ge=1), When(reads.scorer)] = 1
     """Gains are measured in every n-th step; the steps between are plain GRPO."""
     info_gain_warmup_steps: Annotated[Count, When(reads.scorer)] = 0

@@ -72,6 +72,7 @@ _KEYS = {
     "data.max_prompt_length": Positive,
     "data.max_response_length": Positive,
     "actor_rollout_ref.model.lora_rank": Count | None,
+    "actor_rollout_ref.model.use_remove_padding": bool,
     "actor_rollout_ref.model.external_lib": Modules,
     f"{ACTOR}.ppo_mini_batch_size": Positive,
     f"{ACTOR}.ppo_epochs": Positive,

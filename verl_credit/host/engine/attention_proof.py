@@ -28,9 +28,11 @@ import torch
 from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 
+from verl_credit.errors import IntegrityError
 from verl_credit.host.engine.log_prob_engine import nested
 from verl_credit.names import BRANCH_LOG_PROBS, BRANCHES, SCORE_BRANCHES
 from verl_credit.policy.attention.implementation import chosen, recorded, require_windows
+from verl_credit.policy.families import WITHOUT_OURS
 from verl_credit.turns.branches import encode_branches
 
 # 639 tokens in five blocks of 128. Bases after, on and before the borders at 128 and, with row 2 from 457 on, 512.
@@ -42,9 +44,9 @@ HALF = (3.0, 0.3, 0.75, 0.15)
 
 
 def prove(engine, vocabulary: int) -> str:
-    """Return one line with the kernel and its differences. Raises RuntimeError when they are too large.
+    """Return one line with the kernel and its differences. Raises IntegrityError when they are too large.
 
-    Every rank calls it with the same rows, so that collectives match. NotImplementedError: see `require_windows`.
+    Every rank calls it with the same rows, so that collectives match. `require_windows` may refuse first.
     """
     packed = _log_probs(engine, vocabulary, together=True)
     with recorded() as windows:
@@ -62,10 +64,11 @@ def prove(engine, vocabulary: int) -> str:
     limits = allowed(stock, dtype)
     pairs = [*zip(apart, limits, strict=True), *zip(off[:3], limits[:3], strict=True)]
     if not all(value <= limit for value, limit in pairs):
-        raise RuntimeError(
+        raise IntegrityError(
             f"{message}, in the mean of a row {apart[1]:.1g} and {off[1]:.1g}, of a branch {apart[2]:.1g} and "
             f"{off[2]:.1g}, of all branches (packed against alone) {apart[3]:.2g}: in {dtype} at most {limits[0]:.3g} is "
-            f"accepted, in the mean of a row {limits[1]:.3g}, of a branch {limits[2]:.3g}, of all branches {limits[3]:.3g}"
+            f"accepted, in the mean of a row {limits[1]:.3g}, of a branch {limits[2]:.3g}, of all branches {limits[3]:.3g}; "
+            f"{WITHOUT_OURS}"
         )
     return message
 

@@ -14,9 +14,11 @@ from torch.distributed.tensor import DTensor
 from verl.utils import tensordict_utils as tu
 from verl.utils.device import get_device_name
 
+from verl_credit.errors import IntegrityError
 from verl_credit.names import BRANCH_LOG_PROBS, BRANCHES, SCORE_BRANCHES
 from verl_credit.policy.attention.implementation import NAMES
 from verl_credit.policy.attention.pack import PACK, pack_rows
+from verl_credit.policy.families import WITHOUT_OURS, family_of
 from verl_credit.policy.log_probs import (
     FLASH,
     LOOP,
@@ -130,9 +132,15 @@ class BranchEngine:
         return getattr(self.model_config.hf_config, "_attn_implementation", None)
 
     def initialize(self):
-        if self.packs:
-            refuse_model(self.model_config.hf_config)
-        super().initialize()
+        config, attention = self.model_config.hf_config, self.module_attention
+        refuse_model(config, attention, self.model_config.use_remove_padding)
+        try:
+            super().initialize()
+        except KeyError as error:  # transformers looks the name up in the module's own table
+            if error.args != (attention,):
+                raise
+            why = f"{config.model_type} has a table of attention classes of its own, without attn_implementation={attention}"
+            raise IntegrityError(f"{why}; {WITHOUT_OURS}") from error
 
     def forward_backward_batch(self, data, loss_function, forward_only=False):
         if not (forward_only and option(data, SCORE_BRANCHES)):
@@ -187,23 +195,10 @@ class BranchEngine:
         return model_inputs, output_args
 
 
-def refuse_model(hf_config) -> None:
-    """Refuses models in which a token's result depends on more than its position and the tokens it attends to."""
-    text = hf_config.get_text_config()
-    kinds = set(getattr(text, "layer_types", None) or [])
-    other = kinds - {"full_attention", "sliding_attention"}
-    if other:
-        raise NotImplementedError(
-            f"{text.model_type}: layers of the kind {sorted(other)} depend on other rows of the packed stream; use "
-            "another attention and algorithm.info_gain_scorer=rows"
-        )
-    rope = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
-    for entry in [rope, *[value for value in rope.values() if isinstance(value, dict)]]:
-        kind = entry.get("rope_type") or entry.get("type")
-        if kind in ("dynamic", "longrope") or "mrope_section" in entry:
-            raise NotImplementedError(
-                f"{text.model_type}: rotary embedding {kind or 'mrope'!r} depends on the length of the whole stream"
-            )
+def refuse_model(hf_config, attention: str | None, packed: bool) -> None:
+    """Refuses what the table of families calls wrong. `train` does so before Ray, where it can read the config.json."""
+    if fault := family_of(hf_config).fault(attention, packed):
+        raise IntegrityError(fault[1])
 
 
 def nested(rows) -> torch.Tensor:

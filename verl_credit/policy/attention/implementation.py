@@ -11,12 +11,13 @@ from functools import partial
 
 import torch
 
+from verl_credit.errors import IntegrityError
 from verl_credit.policy.attention.kernels import KERNELS, TOLERANCE, Heads, trial
 from verl_credit.policy.attention.pack import PACK, Pack, pushed
+from verl_credit.policy.families import AUTO, WITHOUT_OURS
+from verl_credit.policy.families import OURS as NAMES
 
-AUTO = "auto"
 PREFIX = "credit_"
-NAMES = (AUTO, *(PREFIX + kernel for kernel in KERNELS))
 PREFERENCE = {"cuda": ("varlen", "sdpa", "flex")}  # others: sdpa
 
 # Keywords that models pass on and that do not change which tokens a token sees.
@@ -69,12 +70,12 @@ def attention(
     """The function that transformers calls in every layer. Raises for calls that it would compute wrongly."""
     name = f"attn_implementation={implementation}"
     if credit_pack is None:
-        raise RuntimeError(
-            f"{name} got no {PACK}: it works only in verl_credit's engine with use_remove_padding=True; use sdpa or "
-            "flash_attention_2 elsewhere"
+        raise IntegrityError(
+            f"{name} got no {PACK}: it works only in verl_credit's engine with use_remove_padding=True, and in models whose "
+            f"layers hand it on; {WITHOUT_OURS}"
         )
     if attention_mask is not None:
-        raise RuntimeError(f"{name} got a mask, but takes only a {PACK}")
+        raise IntegrityError(f"{name} got a mask, but takes only a {PACK}; {WITHOUT_OURS}")
     if query.shape[0] != 1 or query.shape[2] != credit_pack.length:
         raise RuntimeError(
             f"{name} got {query.shape[0]} x {query.shape[2]} tokens for a pack of {credit_pack.length}: is a "
@@ -82,11 +83,11 @@ def attention(
         )
     causal = others.get("is_causal")
     if not (getattr(module, "is_causal", True) if causal is None else causal):
-        raise NotImplementedError(f"{name}: {type(module).__name__} is not causal")
+        raise IntegrityError(f"{name}: {type(module).__name__} is not causal; {WITHOUT_OURS}")
     unknown = sorted(key for key, given in others.items() if given is not None and key not in HARMLESS)
     if unknown:
         passes = f"{type(module).__name__} passes {', '.join(unknown)}"
-        raise NotImplementedError(f"{name}: {passes}, which would be ignored")
+        raise IntegrityError(f"{name}: {passes}, which would be ignored; {WITHOUT_OURS}")
     if _open:
         _open[-1][id(module)] = sliding_window
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
@@ -184,15 +185,15 @@ def sliding_layers(text_config) -> tuple[int, str]:
 
 
 def require_windows(text_config, windows: dict[int, int | None]) -> None:
-    """Raises NotImplementedError when fewer layers passed a window than the config sets."""
+    """Raises IntegrityError when fewer layers passed a window than the config sets."""
     wanted, key = sliding_layers(text_config)
     passed = sum(window is not None for window in windows.values())
     if passed < wanted:
         uses = hasattr(text_config, "use_sliding_window")
         off = "use_sliding_window=false" if uses else "sliding_window=null"
-        raise NotImplementedError(
+        raise IntegrityError(
             f"{text_config.model_type}: {key} of the model's config.json gives {wanted} layers a sliding window of "
             f"{text_config.sliding_window}, but only {passed} pass it to the attention; the others have it in their mask, "
             f"which this attention never gets. Set {off} there if the model may read without a window; otherwise "
-            "attn_implementation=sdpa, use_remove_padding=false and algorithm.info_gain_scorer=rows"
+            f"{WITHOUT_OURS}"
         )

@@ -96,6 +96,8 @@ CHECKS: tuple[Check, ...] = (
           ("model",)),
     Check("positions", INPUTS, ALWAYS, lambda context: passed(require_positions(context.config)),
           "the model has a position for every token of the longest row", ("model",)),
+    Check("family", INPUTS, ALWAYS, inputs.check_family, "its numbers are exact with the recipe's attention and padding",
+          ("model",), shown=True),
     *(
         Check(key, INPUTS, ALWAYS, partial(inputs.check_data, key=key),
               "parquet files with a prompt and a gold answer in every row, and rows enough", RECIPE, event="data")

@@ -10,9 +10,9 @@ from contextlib import suppress
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_credit.config.settings import ATTENTION
 from verl_credit.errors import ConfigError
-from verl_credit.policy.attention.implementation import AUTO, named
+from verl_credit.policy.attention.implementation import named
+from verl_credit.policy.families import ATTENTION, AUTO
 from verl_credit.recipe.doctor.context import Context
 from verl_credit.recipe.doctor.machine import device_free
 from verl_credit.recipe.doctor.model import folders_of

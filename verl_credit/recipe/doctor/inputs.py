@@ -6,13 +6,15 @@ import asyncio
 from pathlib import Path
 
 from verl_credit.config.fit import place_of_answers
+from verl_credit.config.resolved import resolved
 from verl_credit.errors import PreflightError
 from verl_credit.recipe.agent_loops import may_call
 from verl_credit.recipe.doctor.context import Context
 from verl_credit.recipe.doctor.data import TRAIN
 from verl_credit.recipe.doctor.lengths import NotHere, answers_fit, count_prompts
-from verl_credit.recipe.doctor.model import Unreadable, folders_of, read_model, require_model
+from verl_credit.recipe.doctor.model import Unreadable, folders_of, read_json, read_model, require_model
 from verl_credit.recipe.doctor.result import Result, passed, skipped, warned
+from verl_credit.recipe.family import EVALUATED, family_line, validate_family
 from verl_credit.recipe.rows import OURS, Reads, look_at
 from verl_credit.recipe.world import MODEL, serves_search
 from verl_credit.records.run import events
@@ -21,6 +23,8 @@ from verl_credit.redact import redact
 from verl_credit.turns.scorers import SCORERS
 from verl_credit.turns.search.client import SearchFault, client_for, token_of, urls_of
 from verl_credit.turns.search.connections import ServedIndex, agreed, served_index
+
+ADAPTER = "actor_rollout_ref.model.lora_adapter_path"
 
 
 def check_retriever(context: Context) -> Result:
@@ -85,6 +89,25 @@ def check_model(context: Context) -> Result:
         return skipped(unbuilt)
     require_model(path)
     return passed(path)
+
+
+def check_family(context: Context) -> Result:
+    """The recipe was checked when it was composed; by now a world may have been built, or a config.json fetched."""
+    if unbuilt := context.unbuilt(context.value(MODEL)):
+        return skipped(unbuilt)
+    validate_family(resolved(context.config), context.settings)
+    _adapter_without_dropout(context.value(ADAPTER))
+    return passed(family_line(context.config))
+
+
+def _adapter_without_dropout(path: object) -> None:
+    """verl makes adapters without dropout; one that it loads trains with that of its file, which no key changes."""
+    file = Path(str(path)).expanduser() / "adapter_config.json"
+    dropout = read_json(file).get("lora_dropout") if path and file.is_file() else None
+    if dropout:
+        raise PreflightError(
+            f"{ADAPTER}={path}: lora_dropout={dropout} in its adapter_config.json; {EVALUATED}; set it to 0 there"
+        )
 
 
 def check_weights(context: Context) -> Result:

@@ -19,6 +19,7 @@ from verl_credit.credit.turn.modes import modes_that
 from verl_credit.errors import ConfigError
 from verl_credit.names import ADV_ESTIMATOR, LOSS_MODE, ROLLOUT_NAME, TURN_AGENT
 from verl_credit.recipe.agent_loops import may_call
+from verl_credit.recipe.family import validate_family
 from verl_credit.recipe.rules.engines import (
     validate_actor,
     validate_rollout,
@@ -191,6 +192,7 @@ RULES: tuple[Callable[[Tree, CreditSettings], None], ...] = (
     _combinations,
     validate_turns_fit,
     _reached_from_everywhere,
+    validate_family,
     validate_actor,
     validate_entropy_probe,
     validate_trainer_mode,

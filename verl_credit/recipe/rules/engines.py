@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from verl_credit.config import fit
 from verl_credit.config.fit import DEFAULT, ULYSSES
 from verl_credit.config.resolved import Config, Tree, select
-from verl_credit.config.settings import ATTENTION, CreditSettings
+from verl_credit.config.settings import CreditSettings
 from verl_credit.errors import ConfigError
 from verl_credit.names import AGENT_NAME, AGENTS, ROLLOUT_NAME, TURN_AGENT
-from verl_credit.policy.attention.implementation import NAMES
+from verl_credit.policy.families import ATTENTION, OURS, Keys
 from verl_credit.recipe.agent_loops import (
     KEYS,
     MULTI_TURN,
@@ -23,7 +23,6 @@ from verl_credit.recipe.agent_loops import (
 )
 from verl_credit.turns.scorers import SCORERS
 
-REMOVE_PADDING = "actor_rollout_ref.model.use_remove_padding"
 STRATEGIES = ("fsdp", "fsdp2")
 ENGINES = (ROLLOUT_NAME, "vllm")
 MANAGER = "reward.reward_manager"
@@ -42,15 +41,12 @@ def validate_actor(config: Tree, settings: CreditSettings) -> None:
     if actor.strategy not in STRATEGIES:
         use = "built for and tested with verl's FSDP engine, whichever algorithm.info_gain_scorer; use fsdp2 or fsdp"
         raise ConfigError.of(config, "actor_rollout_ref.actor.strategy", accepted=use)
-    if attention in NAMES:
-        if not model.use_remove_padding:
-            use = f"that attention serves packed rows: set {REMOVE_PADDING}=true"
-            raise ConfigError.of(config, REMOVE_PADDING, ATTENTION, accepted=use)
+    if attention in OURS:
         for role in ("actor", "ref"):
             for name in (f"{role}.{ULYSSES}", f"{role}.fsdp_config.{ULYSSES}"):
                 if (select(config.actor_rollout_ref, name) or 1) > 1:
                     use = "attention over several ranks is not built; set it to 1, or "
-                    use += f"{ATTENTION}=flash_attention_2 and algorithm.info_gain_scorer=rows"
+                    use += str(Keys("flash_attention_2", True, "rows"))
                     raise ConfigError.of(config, f"actor_rollout_ref.{name}", ATTENTION, accepted=use)
         if model.get("use_fused_kernels", False):
             use = "verl's fused head does not hand the rows' places on to the model; set it to false"

@@ -24,6 +24,7 @@ from verl_credit.config.keys.run import REPLACED, replaced_key
 from verl_credit.config.resolved import MISSING, leaves, select, written
 from verl_credit.errors import ConfigError, unknown_key
 from verl_credit.names import place_now
+from verl_credit.policy.families import is_random
 from verl_credit.recipe.agent_loops import LISTED, TOOLS
 from verl_credit.recipe.files import recipes_folder, verl_folder
 from verl_credit.recipe.rules.own import MODULES
@@ -89,7 +90,9 @@ def validate_older(values: Iterable[tuple[str, Any]]) -> None:
 
 def handed_on(config: DictConfig) -> list[str]:
     """Returns keys below verl's open mappings that verl_credit does not read, so that only their reader can check them."""
-    keys = _unlisted(config, written(config))
+    keys = [
+        key for key in _unlisted(config, written(config)) if not is_random(key, 1)
+    ]  # dropouts: `recipe/family.py`
     return [key for key in keys if not any(f"{key}.".startswith(f"{ours}.") for ours in OURS)]
 
 

@@ -13,6 +13,7 @@ from verl_credit.credit.turn.anchors import exact_anchors, similar_anchors
 from verl_credit.credit.turn.modes import MODES
 from verl_credit.errors import ConfigError, did_you_mean
 from verl_credit.names import AGENT_NAME, AGENTS
+from verl_credit.policy.families import SCORER
 from verl_credit.recipe.agent_loops import own_loops, tools_given
 from verl_credit.recipe.rules.own import OWN, load_own, refuse_what_is_no_operator, trial, try_operator
 from verl_credit.redact import redact_value
@@ -26,7 +27,7 @@ from verl_credit.turns.signals.signal import Trajectory, Turn
 MODE, PARAMS = "algorithm.info_gain_norm_mode", "algorithm.turn_params"
 SIGNAL, SEVERAL = "algorithm.turn_signal", "algorithm.turn_signals"
 SIGNAL_PARAMS = "algorithm.turn_signal_params"
-SCORER, BYPASS = "algorithm.info_gain_scorer", "algorithm.rollout_correction.bypass_mode"
+BYPASS = "algorithm.rollout_correction.bypass_mode"
 TEMPERATURE = "actor_rollout_ref.rollout.temperature"
 ACCEPTED = ["auto", "none", *SIGNALS, f"{COLUMN}NAME", "or a dotted path to your own (my_module.my_signal)"]
 # These options have their own keys.

@@ -15,9 +15,9 @@ import torch
 
 from verl_credit.config.fit import SHORT_ANSWER, turns_at_most
 from verl_credit.config.resolved import Config, select
-from verl_credit.config.settings import ATTENTION, CreditSettings
+from verl_credit.config.settings import CreditSettings
 from verl_credit.errors import ConfigError, IntegrityError
-from verl_credit.policy.attention.implementation import NAMES
+from verl_credit.policy.families import SCORER
 from verl_credit.turns.book import RowRecord, TurnBatch
 from verl_credit.turns.branches import BranchPlan
 from verl_credit.turns.requests import PseudoAnswer, Request
@@ -149,7 +149,6 @@ class RowScorer(Scorer):
         return f"up to {contexts} more rows per trajectory and alias through compute_log_prob: {rows * contexts} a step"
 
 
-SCORER = "algorithm.info_gain_scorer"
 BYPASS = "algorithm.rollout_correction.bypass_mode"
 
 
@@ -160,12 +159,9 @@ class BranchScorer(Scorer):
     rides = True
 
     def needs(self, config: Config) -> None:
-        rows = "or algorithm.info_gain_scorer=rows"
-        if select(config, ATTENTION) not in NAMES:
-            use = f"only {', '.join(NAMES)} let an answer see its own context alone; set {ATTENTION}=auto, {rows}"
-            raise ConfigError.of(config, ATTENTION, SCORER, accepted=use)
         if select(config, BYPASS):
-            use = f"answers ride on the old_log_probs forward, which is then not made; set bypass_mode=false, {rows}"
+            use = "answers ride on the old_log_probs forward, which is then not made; set bypass_mode=false, or "
+            use += f"{SCORER}=rows"
             raise ConfigError.of(config, BYPASS, SCORER, accepted=use)
 
     def answers_behind_row(self, config: Config) -> int:

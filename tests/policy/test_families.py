@@ -1,0 +1,286 @@
+"""The table of families: every variant that was measured (evidence/families), from the config that transformers writes."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+from transformers import AutoConfig
+
+from verl_credit.policy import families
+from verl_credit.policy.attention.implementation import KERNELS, PREFIX
+from verl_credit.policy.families import (
+    ATTENTION,
+    AUTO,
+    DELTA_NET,
+    EAGER,
+    MASKED_WINDOW,
+    NO_CALL,
+    OURS,
+    PACKED,
+    RECURRENT,
+    SCORER,
+    STOCK,
+    TEXT_OF,
+    UNMASKED,
+    Keys,
+    dropouts,
+    family_of,
+)
+from verl_credit.policy.families import (
+    REFUSED as NEVER,
+)
+
+OURS_AND_BRANCH = Keys("auto", True, "branch")
+OURS_AND_ROWS = Keys("auto", True, "rows")
+PACKED_SDPA = Keys("sdpa", True, "rows")
+PADDED_SDPA = Keys("sdpa", False, "rows")
+PADDED_EAGER = Keys("eager", False, "rows")
+REFUSED = None
+
+WINDOW = {"sliding_window": 20}
+LINEAR = {"layer_types": ["linear_attention", "full_attention"]}
+CONV = {"layer_types": ["conv", "full_attention"]}
+LONGROPE = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 48, "long_factor": [4.0] * 48,
+            "original_max_position_embeddings": 4096}  # fmt: skip
+
+
+def rope(kind, **more):
+    return {"rope_parameters": {"rope_type": kind, "factor": 4.0, "rope_theta": 1e4, **more}}
+
+
+def plain(*names):
+    return [(name, name, {}, OURS_AND_BRANCH) for name in names]
+
+
+VARIANTS = [  # (variant, model_type, changes, what `auto` chooses)
+    *plain(
+        "qwen2", "qwen3", "qwen3_moe", "qwen2_moe", "llama", "gemma", "gemma2", "gemma3_text", "gemma3n_text", "gemma4_text",
+        "mistral", "ministral", "ministral3", "mixtral", "phi", "phi3", "glm", "glm4", "glm4_moe", "glm4_moe_lite",
+        "deepseek_v2", "deepseek_v3", "olmo2", "olmo3", "olmoe", "smollm3", "granite", "granitemoe", "cohere", "cohere2",
+        "minimax_m2", "ernie4_5", "ernie4_5_moe", "hunyuan_v1_dense", "hunyuan_v1_moe", "seed_oss", "exaone4", "starcoder2",
+        "apertus", "arcee", "helium", "dots1", "longcat_flash", "afmoe", "nanochat", "bitnet", "flex_olmo", "gpt_neox",
+        "opt", "youtu", "solar_open", "exaone_moe", "hy_v3", "jais2", "cohere2_moe", "laguna", "mellum",
+    ),
+    ("qwen2_swa", "qwen2", WINDOW | {"use_sliding_window": True, "max_window_layers": 1}, OURS_AND_BRANCH),
+    ("qwen3_swa", "qwen3", WINDOW | {"use_sliding_window": True, "max_window_layers": 1}, OURS_AND_BRANCH),
+    ("qwen3_moe_swa", "qwen3_moe", WINDOW | {"use_sliding_window": True}, OURS_AND_BRANCH),
+    ("qwen2_moe_swa", "qwen2_moe", WINDOW | {"use_sliding_window": True}, PACKED_SDPA),
+    ("mistral_swa", "mistral", WINDOW, OURS_AND_BRANCH),
+    ("mixtral_swa", "mixtral", WINDOW, OURS_AND_BRANCH),
+    ("phi3_swa", "phi3", WINDOW, OURS_AND_BRANCH),
+    ("llama3_rope", "llama", rope("llama3", low_freq_factor=1.0, high_freq_factor=4.0), OURS_AND_BRANCH),
+    ("llama_yarn", "llama", rope("yarn"), OURS_AND_BRANCH),
+    ("llama_dynamic", "llama", rope("dynamic"), OURS_AND_BRANCH),
+    ("phi3_longrope", "phi3", {"rope_parameters": LONGROPE}, OURS_AND_BRANCH),
+    ("granite4_dense", "granitemoehybrid", {"layer_types": ["attention"] * 2}, OURS_AND_BRANCH),
+    *((name, name, {}, OURS_AND_ROWS) for name in (*DELTA_NET, *TEXT_OF)),
+    ("olmo_hybrid", "olmo_hybrid", {}, PADDED_SDPA),
+    ("minimax", "minimax", {}, PADDED_SDPA),
+    ("granitemoehybrid", "granitemoehybrid", {"layer_types": ["mamba", "attention"]}, PADDED_SDPA),
+    ("lfm2", "lfm2", CONV, PADDED_SDPA),
+    ("lfm2_moe", "lfm2_moe", CONV, PADDED_SDPA),
+    *((name, name, {}, PADDED_SDPA) for name in ("llama4_text", "falcon_h1", "bamba", "jamba")),
+    ("mamba2", "mamba2", {}, PADDED_EAGER),
+    ("gpt_oss", "gpt_oss", {}, PADDED_EAGER),
+    ("bloom", "bloom", {}, PADDED_EAGER),
+    *((name, name, {}, PACKED_SDPA) for name in ("stablelm", "nemotron", "doge", "diffllama")),
+    *((name, name, {}, REFUSED) for name in ("nemotron_h", "zamba2", "glm_moe_dsa", "deepseek_v4", "phimoe")),
+    *((name, name, {}, REFUSED) for name in ("gemma3", "llama4", "qwen2_5_vl", "qwen3_vl", "mistral3")),
+]  # fmt: skip
+
+
+def config_of(family, changes):
+    layers = len(changes.get("layer_types") or [None, None])
+    return AutoConfig.for_model(
+        family, **({"num_hidden_layers": layers} if "layer_types" in changes else {}), **changes
+    )
+
+
+@pytest.mark.parametrize(
+    "family, changes, chosen", [case[1:] for case in VARIANTS], ids=[case[0] for case in VARIANTS]
+)
+def test_what_auto_chooses_for_every_variant_and_that_it_is_exact(family, changes, chosen):
+    config = config_of(family, changes)
+    row = family_of(config)
+    assert row == family_of(config.to_dict())
+    assert row.refused == (chosen is REFUSED)
+    if row.refused:
+        key, why = row.fault("auto", True)
+        assert key == "" and why.startswith((f"{family}: its ", f"{family}: it reads images"))
+    else:
+        assert row.chosen() == chosen
+        assert row.fault(*chosen) is None and row.fault(*chosen[:2], "server") is None
+        assert row.fault(*chosen[:2], "rows") is None
+
+
+HYBRIDS = [case for case in VARIANTS if case[3] in (PADDED_SDPA, PADDED_EAGER, OURS_AND_ROWS)]
+
+
+@pytest.mark.parametrize(
+    "family, changes, chosen", [case[1:] for case in HYBRIDS], ids=[case[0] for case in HYBRIDS]
+)
+def test_transformers_attention_over_packed_rows_is_refused_where_rows_read_each_other(
+    family, changes, chosen
+):
+    """The pairs that older refusals advised, off by 2 to 6 nats."""
+    row = family_of(config_of(family, changes))
+    for attention in STOCK:
+        for scorer in ("rows", "server", None):
+            key, why = row.fault(attention, True, scorer)
+            assert key == (PACKED if attention in row.stock else ATTENTION)
+            assert why.startswith(f"{family}: ") and why.endswith(f"; exact are {chosen}")
+    key, why = row.fault(*chosen[:2], "branch")
+    assert key == SCORER and why.endswith(f"; exact are {chosen}")
+
+
+FAULTS = [  # (model_type, changes, the keys, the one that is refused)
+    ("gpt_oss", {}, ("auto", True), ATTENTION),
+    ("gpt_oss", {}, ("sdpa", False), ATTENTION),
+    ("gpt_oss", {}, ("eager", True), PACKED),
+    ("granitemoehybrid", {"layer_types": ["attention"] * 2}, ("sdpa", True), PACKED),
+    ("afmoe", {}, ("eager", True), PACKED),
+    ("gemma2", {}, ("sdpa", True), ATTENTION),
+    ("gemma2", {}, ("sdpa", False), ATTENTION),
+    ("stablelm", {}, ("credit_sdpa", True), ATTENTION),
+    ("llama4_text", {}, ("flash_attention_2", True), PACKED),
+    ("qwen3_next", {}, ("flash_attention_2", True), PACKED),
+    ("qwen3_next", {}, ("auto", False), PACKED),
+    ("qwen3", {}, ("credit_flex", False), PACKED),
+    ("qwen3", {}, ("sdpa", True, "branch"), ATTENTION),
+    ("gpt_oss", {}, ("eager", False, "branch"), SCORER),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("family, changes, keys, refused", FAULTS)
+def test_a_wrong_key_is_named_with_the_three_that_are_exact(family, changes, keys, refused):
+    row = family_of(config_of(family, changes))
+    key, why = row.fault(*keys)
+    assert key == refused
+    assert all(name in why for name in (ATTENTION, PACKED, SCORER)) and why.endswith(str(row.chosen()))
+
+
+RIGHT = [
+    ("gemma2", {}, ("eager", True)),
+    ("gemma2", {}, ("flash_attention_2", True)),
+    ("mistral", WINDOW, ("sdpa", True, "rows")),
+    ("qwen3", {}, ("eager", False, "rows")),
+    ("granitemoehybrid", {"layer_types": ["attention"] * 2}, ("sdpa", False, "server")),
+    ("qwen3_5", {}, ("sdpa", False, "rows")),
+    ("qwen3", {}, (None, True, "rows")),  # verl's flash_attention_2
+]
+
+
+@pytest.mark.parametrize("family, changes, keys", RIGHT)
+def test_other_keys_that_are_exact_are_accepted(family, changes, keys):
+    assert family_of(config_of(family, changes)).fault(*keys) is None
+
+
+PUBLISHED = [  # what a published config.json says that transformers' own lacks: layers that only other keys set
+    ({"model_type": "qwen3_next", "full_attention_interval": 4, "linear_num_key_heads": 16}, OURS_AND_ROWS),
+    ({"model_type": "jamba", "attn_layer_period": 8, "mamba_d_state": 16}, PADDED_SDPA),
+    ({"model_type": "lfm2", "full_attn_idxs": [2, 5], "conv_L_cache": 3}, PADDED_SDPA),
+    ({"model_type": "llama4_text", "attention_chunk_size": 8192}, PADDED_SDPA),
+    ({"model_type": "minimax", "attn_type_list": [0, 0, 1]}, PADDED_SDPA),
+    ({"model_type": "minimax_m2", "attn_type_list": [1, 1, 1]}, OURS_AND_BRANCH),
+    ({"model_type": "recurrent_gemma", "block_types": ["recurrent", "attention"]}, PADDED_EAGER),
+    ({"model_type": "kimi_linear", "linear_attn_config": {"full_attn_layers": [4]}}, PADDED_SDPA),
+    ({"model_type": "rwkv"}, PADDED_EAGER),
+    ({"model_type": "qwen2_5_vl_text", "rope_scaling": {"type": "mrope", "mrope_section": [8, 8]}}, PACKED_SDPA),
+    ({"model_type": "nobody_knows", "hidden_size": 8}, OURS_AND_BRANCH),
+    ({}, OURS_AND_BRANCH),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "values, chosen", PUBLISHED, ids=lambda x: x.get("model_type", "{}") if isinstance(x, dict) else ""
+)
+def test_a_config_without_a_list_of_layers_is_read_by_its_other_keys(values, chosen):
+    assert family_of(values).chosen() == chosen
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "flash_attention_2", None])
+def test_auto_follows_the_keys_that_are_given(attention):
+    dense, hybrid = family_of({"model_type": "qwen3"}), family_of({"model_type": "bamba", "mamba_d_state": 8})
+    assert dense.chosen(attention) == (attention, True, "rows")
+    assert hybrid.chosen(attention) == (attention, False, "rows")
+    assert dense.chosen("credit_flex", AUTO, "server") == ("credit_flex", True, "server")
+    assert dense.chosen(appends=False) == OURS_AND_ROWS
+
+
+@pytest.mark.parametrize(
+    "values, longest",
+    [
+        (
+            {
+                "model_type": "phi3",
+                "rope_scaling": {"type": "longrope"},
+                "original_max_position_embeddings": 4096,
+            },
+            4096,
+        ),
+        (
+            {"model_type": "phi3", "rope_scaling": {"type": "su"}, "original_max_position_embeddings": 4096},
+            4096,
+        ),
+        ({"model_type": "phi3", "rope_parameters": LONGROPE}, 4096),
+        ({"model_type": "phi3", "rope_parameters": LONGROPE, "original_max_position_embeddings": 1024}, 1024),
+        ({"model_type": "llama", "rope_scaling": {"type": "dynamic"}, "max_position_embeddings": 2048}, 2048),
+        ({"model_type": "gemma4", "rope_parameters": {"full_attention": LONGROPE}}, 4096),
+        ({"model_type": "llama", "rope_scaling": {"type": "yarn"}, "max_position_embeddings": 2048}, None),
+    ],
+)
+def test_the_length_at_which_positions_change(values, longest):
+    assert family_of(values).longest == longest
+
+
+def test_the_names_of_our_attention_are_those_of_its_kernels():
+    assert (AUTO, *(PREFIX + kernel for kernel in KERNELS)) == OURS
+
+
+@pytest.mark.parametrize("family", ["seed_oss", "opt"])
+def test_dropouts_that_transformers_adds_to_a_config_without_them_are_known(family):
+    written = AutoConfig.for_model(family).to_dict()
+    assert dropouts({"model_type": family}) == dropouts(written) != {}
+    assert dropouts(dict.fromkeys(dropouts(written), 0.0) | {"model_type": family}) == {}
+
+
+def test_dropouts_of_a_text_model_have_its_section_and_those_of_no_layer_are_left_out():
+    text = {"model_type": "qwen3_5_text", "attention_dropout": 0.1, "router_jitter_noise": 0.0}
+    assert dropouts({"model_type": "qwen3_5", "text_config": text}) == {"text_config.attention_dropout": 0.1}
+    values = {
+        "resid_pdrop": 0.1,
+        "summary_first_dropout": 0.1,
+        "classifier_dropout": 0.1,
+        "dropout": None,
+        "drop": "x",
+    }
+    assert dropouts({"model_type": "gpt2", **values}) == {"resid_pdrop": 0.1}
+
+
+def pages_rows():
+    page = (Path(__file__).parents[2] / "docs" / "families.md").read_text(encoding="utf-8")
+    table = page[page.index("| families |") :].partition("\n\n")[0].splitlines()[2:]
+    for line in table:
+        _, names, attention, packed, scorer, *_ = (cell.strip(" `") for cell in line.split("|"))
+        chosen = None if attention == "refused" else Keys(attention, packed == "true", scorer)
+        yield from ((name, chosen) for name in re.findall(r"`(\w+)`", f"{names}`"))
+
+
+@pytest.mark.parametrize("family, chosen", list(pages_rows()))
+def test_the_page_of_families_is_the_table(family, chosen):
+    row = family_of(AutoConfig.for_model(family))
+    assert (None if row.refused else row.chosen()) == chosen
+
+
+def test_the_page_names_every_family_that_a_name_decides_about():
+    page = (Path(__file__).parents[2] / "docs" / "families.md").read_text(encoding="utf-8")
+    named = {*DELTA_NET, *TEXT_OF, *EAGER, *RECURRENT, *NO_CALL, *UNMASKED, *NEVER, *MASKED_WINDOW}
+    assert [name for name in sorted(named) if f"`{name}`" not in page] == []
+
+
+def test_the_table_imports_nothing_that_composing_a_recipe_would_wait_for():
+    tree = ast.parse(Path(families.__file__).read_text(encoding="utf-8"))
+    modules = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    assert modules == {"__future__", "collections.abc", "dataclasses", "typing"}
+    assert not [node for node in ast.walk(tree) if isinstance(node, ast.Import)]

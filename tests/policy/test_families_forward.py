@@ -1,0 +1,162 @@
+"""Claims of the table of families on tiny models: what was refused falsely is exact, and what is refused is not."""
+
+from itertools import accumulate
+
+import pytest
+import torch
+
+from kit.tiny_models import VOCABULARY, log_probs, tiny_model
+from verl_credit.policy.attention.pack import pack_rows
+from verl_credit.policy.families import family_of
+
+BORDER, EXACT, WRONG = 40, 1e-4, 0.1  # nats
+LENGTHS = (30, 17, 23)
+LONGROPE = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4, "long_factor": [8.0] * 4,
+            "original_max_position_embeddings": BORDER}  # fmt: skip
+MAMBA = {"mamba_d_state": 8, "mamba_d_head": 8, "mamba_n_heads": 8, "mamba_n_groups": 1, "mamba_expand": 2}
+EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
+MLA = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8,
+       "qk_head_dim": 16, "num_key_value_heads": 4}  # fmt: skip
+SPARSE = {
+    "index_topk": 8,
+    "index_head_dim": 8,
+    "index_n_heads": 2,
+    "num_experts_per_tok": 2,
+    "n_group": 1,
+    "topk_group": 1,
+}
+MODELS = {
+    "granite4_dense": ("granitemoehybrid", {**MAMBA, "layer_types": ["attention"] * 2, "num_local_experts": 0}),
+    "llama_dynamic": ("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4},
+                                "max_position_embeddings": BORDER}),
+    "phi3_longrope": ("phi3", {"rope_parameters": LONGROPE, "original_max_position_embeddings": BORDER}),
+    "afmoe": ("afmoe", {**EXPERTS, "num_experts": 4, "moe_intermediate_size": 24, "sliding_window": 7}),
+    "gemma2": ("gemma2", {}),
+    "bamba": ("bamba", {**MAMBA, "attn_layer_indices": [1]}),
+    "gpt_oss": ("gpt_oss", EXPERTS),
+    "biogpt": ("biogpt", {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}),
+    "bloom": ("bloom", {"n_layer": 2, "n_head": 4}),
+    "mpt": ("mpt", {"d_model": 32, "n_heads": 4, "n_layers": 2}),
+    "opt": ("opt", {"word_embed_proj_dim": 32, "ffn_dim": 48}),
+    "qwen2_moe, window": ("qwen2_moe", {**EXPERTS, "num_experts": 4, "moe_intermediate_size": 24, "sliding_window": 7,
+                          "shared_expert_intermediate_size": 24, "use_sliding_window": True, "max_window_layers": 1}),
+    **{name: (name, {}) for name in ("stablelm", "nemotron", "diffllama", "doge")},
+    "nemotron_h": ("nemotron_h", {"layers_block_type": ["mamba", "attention"], "ssm_state_size": 8, "mamba_num_heads": 8,
+                                  "mamba_head_dim": 8, "n_groups": 1, "chunk_size": 16}),
+    "zamba2": ("zamba2", {"layers_block_type": ["mamba", "hybrid"], "num_mem_blocks": 1, "mamba_d_state": 8,
+                          "mamba_ngroups": 1, "n_mamba_heads": 8, "mamba_headdim": 8, "chunk_size": 16}),
+    "deepseek_v4": ("deepseek_v4", {**SPARSE, "num_hidden_layers": 4, "n_routed_experts": 4, "moe_intermediate_size": 24,
+                                    "n_shared_experts": 1, "hc_mult": 2, "head_dim": 16, "q_lora_rank": 16,
+                                    "o_lora_rank": 8, "o_groups": 2}),
+    "glm_moe_dsa": ("glm_moe_dsa", {**MLA, **SPARSE, "n_routed_experts": 4, "moe_intermediate_size": 24}),
+}  # fmt: skip
+
+
+def model_of(name, attention):
+    family, changes = MODELS[name]
+    return tiny_model(family, attention=attention, **changes)
+
+
+def rows_of(*lengths):
+    draw = torch.Generator().manual_seed(0)
+    return [torch.randint(3, VOCABULARY, (n,), generator=draw) for n in lengths]
+
+
+def packed(model, rows, positions, pack=None):
+    """log p of every row's tokens but the first, from one stream."""
+    flat = log_probs(model, torch.cat(rows), positions, pack)
+    ends = list(accumulate(len(row) for row in rows))
+    return [flat[end - len(row) : end - 1] for row, end in zip(rows, ends, strict=True)]
+
+
+def padded(model, rows):
+    """The same from a batch with padding on the right."""
+    widest = max(map(len, rows))
+    ids, mask, places = (torch.zeros(len(rows), widest, dtype=torch.long) for _ in range(3))
+    for number, row in enumerate(rows):
+        ids[number, : len(row)], mask[number, : len(row)] = row, 1
+        places[number, : len(row)] = torch.arange(len(row))
+    with torch.no_grad():
+        logits = model(input_ids=ids, attention_mask=mask, position_ids=places, use_cache=False).logits
+    log_p = logits.log_softmax(-1)
+    return [log_p[n, : len(row) - 1].gather(1, row[1:, None])[:, 0] for n, row in enumerate(rows)]
+
+
+def off(name, attention, rows, *, pads=False):
+    """The largest difference of packed or padded rows from each row alone under eager."""
+    alone = [log_probs(model_of(name, "eager"), row) for row in rows]
+    if pads:
+        found = padded(model_of(name, attention), rows)
+    else:
+        restarting = torch.cat([torch.arange(len(row)) for row in rows])
+        pack = pack_rows([len(row) for row in rows]) if attention == "auto" else None
+        found = packed(model_of(name, attention), rows, restarting, pack)
+    return max(float((a - b).abs().max()) for a, b in zip(found, alone, strict=True))
+
+
+@pytest.mark.parametrize("name", ["granite4_dense", "llama_dynamic", "phi3_longrope", "afmoe"])
+def test_our_attention_is_exact_where_the_table_says_so(name):
+    model = model_of(name, "auto")
+    assert family_of(model.config).fault("auto", True, "branch") is None
+    assert off(name, "auto", rows_of(*LENGTHS)) < EXACT
+    (row,), answer = rows_of(30), torch.tensor([5, 6, 7, 8])
+    pack = pack_rows([len(row)], [[(12, len(answer))]])
+    found = log_probs(model, torch.cat([row, answer]), pack.position_ids(), pack)[-3:]
+    alone = log_probs(model_of(name, "eager"), torch.cat([row[:12], answer]))[-3:]
+    assert float((found - alone).abs().max()) < EXACT
+
+
+UNMASKED = [("biogpt", "sdpa"), ("bloom", "eager"), ("mpt", "eager"), ("opt", "sdpa")]
+
+
+@pytest.mark.parametrize(
+    "name, attention",
+    [
+        *(
+            ("granite4_dense", "sdpa"),
+            ("afmoe", "eager"),
+            ("gemma2", "sdpa"),
+            ("bamba", "sdpa"),
+            ("gpt_oss", "eager"),
+        ),
+        *(pytest.param(*pair, marks=pytest.mark.slow) for pair in UNMASKED),
+    ],
+)
+def test_what_the_table_refuses_is_wrong(name, attention):
+    assert family_of(model_of(name, attention).config).fault(attention, True) is not None
+    assert off(name, attention, rows_of(*LENGTHS)) > WRONG
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", ["gpt_oss", "bamba", "gemma2", "granite4_dense", *(name for name, _ in UNMASKED)]
+)
+def test_padded_rows_are_exact_where_packed_ones_are_refused(name):
+    attention = family_of(model_of(name, "eager").config).stock[0]
+    assert off(name, attention, rows_of(*LENGTHS), pads=True) < EXACT
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["stablelm", "nemotron", "diffllama", "doge", "qwen2_moe, window"])
+def test_transformers_attention_reads_packed_rows_apart_where_ours_is_not_called(name):
+    row = family_of(model_of(name, "eager").config)
+    assert row.chosen()[:2] == ("sdpa", True) and not row.ours
+    assert off(name, "sdpa", rows_of(*LENGTHS)) < EXACT
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["nemotron_h", "zamba2", "glm_moe_dsa", "deepseek_v4"])
+def test_models_without_an_exact_way_differ_with_padding_too(name):
+    assert family_of(model_of(name, "eager").config).refused
+    assert (
+        off(name, "eager", rows_of(57, 120, 33), pads=True) > 10 * EXACT
+    )  # sparse attention selects in longer rows alone
+
+
+@pytest.mark.parametrize("name", ["llama_dynamic", "phi3_longrope"])
+@pytest.mark.parametrize("attention", ["auto", "sdpa"])
+def test_a_row_beyond_the_border_moves_the_rows_beside_it(name, attention):
+    assert family_of(model_of(name, attention).config).longest == BORDER
+    assert off(name, attention, rows_of(BORDER, *LENGTHS)) < EXACT
+    short, long = rows_of(20, BORDER + 20)
+    assert off(name, attention, [short, long]) > WRONG

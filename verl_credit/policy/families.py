@@ -1,0 +1,234 @@
+"""Which model families give exact numbers, with which attention, padding and scorer: one table, from which every check
+before and after the start follows.
+
+A family is read from a config.json, as a mapping or as a config of transformers. The facts of the config decide: the kinds
+of its layers, its rotary embedding, a cap on the attention's logits. A name decides only where no fact does. A family that
+is in no row runs with our attention and ``branch``, and the proof at the start decides about it.
+This file imports no torch, because composing a recipe reads it.
+
+The names come from tiny models of random weights in float32, transformers 5.10, whose packed and padded rows were
+compared with each row alone (`tests/policy/test_families_forward.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+ATTENTION = "actor_rollout_ref.model.override_config.attn_implementation"
+PACKED = "actor_rollout_ref.model.use_remove_padding"
+SCORER = "algorithm.info_gain_scorer"
+
+AUTO = "auto"
+OURS = (AUTO, "credit_varlen", "credit_sdpa", "credit_flex")
+"""The names of our attention."""
+STOCK = ("sdpa", "eager")
+"""transformers' attention that runs everywhere; flash_attention_2 and others need a GPU and were not measured."""
+
+ALONE = {"full_attention", "sliding_attention", "attention", "moe", "mlp"}
+"""Kinds of layers in which a token reads the tokens that it attends to, and nothing else."""
+KINDS = ("layer_types", "layers_block_type", "block_types")
+MIXING = (
+    "mamba_", "ssm_", "state_size", "linear_attn", "linear_num_", "conv_L_cache", "lru_width", "attention_chunk_size",
+    "hybrid_override_pattern",
+)  # fmt: skip
+"""How the keys of other kinds of layers begin, for configs that do not list their layers."""
+LENGTHS = {
+    "dynamic": "max_position_embeddings",
+    **dict.fromkeys(("longrope", "su"), "original_max_position_embeddings"),
+}
+"""The rotary embeddings that change with the longest row, and the key of the length up to which they do not."""
+MODALITIES = ("vision_config", "audio_config", "vision_tower", "vq_config")
+
+DELTA_NET = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
+"""Their linear layers are Gated DeltaNets, which our engine computes row by row; other linear layers it does not."""
+TEXT_OF = ("qwen3_5", "qwen3_5_moe")
+"""These read images too, and verl trains them on text alone: the three axes of their positions are equal there."""
+EAGER = ("mamba", "mamba2", "falcon_mamba", "rwkv", "xlstm", "recurrent_gemma")
+"""transformers builds these with eager alone."""
+RECURRENT = ("rwkv", "xlstm")
+"""No key of their configs names the state that they carry."""
+NO_CALL = {
+    "gpt_oss": ("its attention has sinks, which only eager computes here", ("eager",)),
+    **dict.fromkeys(("bloom", "mpt"), ("its attention takes positions from its mask", ("eager",))),
+    "doge": ("it makes a mask of its own", STOCK),
+    "stablelm": ("its layers do not pass on the keywords that our attention reads", STOCK),
+    **dict.fromkeys(("nemotron", "diffllama"), ("it has a table of attention classes of its own", STOCK)),
+}
+"""Families in which our attention does not work, why, and the attention of transformers that is exact."""
+UNMASKED = ("afmoe", "biogpt", "bloom", "gpt_oss", "granitemoehybrid", "mpt", "opt")
+"""transformers' modules of these do not read from the positions where a packed row begins."""
+MASKED_WINDOW = ("qwen2_moe",)
+"""Other families pass their sliding window to the attention."""
+REFUSED = {
+    **dict.fromkeys(("nemotron_h", "zamba2"), "its recurrent layers depend on padding too"),
+    **dict.fromkeys(("glm_moe_dsa", "deepseek_v4"), "its sparse attention depends on padding too"),
+    "phimoe": "its router draws experts at random in training mode, so that ratios differ from 1 before the first update",
+}
+"""Families that no keys make exact."""
+
+DROPOUTS = {"seed_oss": {"attention_dropout": 0.1, "residual_dropout": 0.1}, "opt": {"dropout": 0.1}}
+"""transformers' defaults, for a config.json without these keys."""
+NOT_OF_THE_LAYERS = ("classifier", "summary")
+
+
+class Keys(NamedTuple):
+    """The three keys on which exact numbers depend."""
+
+    attention: str
+    packed: bool
+    scorer: str
+
+    def __str__(self) -> str:
+        return f"{ATTENTION}={self.attention}, {PACKED}={str(self.packed).lower()} and {SCORER}={self.scorer}"
+
+
+WITHOUT_OURS = (
+    f"exact without it are {Keys('sdpa', False, 'rows')} (eager where transformers has no sdpa for the model)"
+)
+"""The way out for a family that is in no row."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """A row of the table."""
+
+    name: str
+    why: str = "nothing in its config.json lets rows read each other, and the proof at the start decides"
+    """What decides about the row, in a sentence."""
+    ours: bool = True
+    """Our attention is exact, which serves packed rows."""
+    branch: bool = True
+    """With our attention, answers can be scored behind their row."""
+    stock: tuple[str, ...] = STOCK
+    """The attention of transformers that is exact. Where ours is not, ``auto`` takes the first."""
+    mixes: bool = False
+    """With every attention but ours, packed rows read each other."""
+    unmasked: bool = False
+    """With `STOCK`, packed rows read each other."""
+    longest: int | None = None
+    """A longer row changes the positions of all rows beside it."""
+    refused: bool = False
+    """No keys are exact."""
+
+    def packs(self, attention: str | None) -> bool:
+        """Do packed rows read nothing of each other?"""
+        return attention in OURS or not (self.mixes or (self.unmasked and attention in STOCK))
+
+    def chosen(self, attention=AUTO, packed=AUTO, scorer=AUTO, *, appends: bool = True) -> Keys:
+        """Decides every ``auto``. ``appends``: a run has the forward to which answers could be appended."""
+        if attention == AUTO and not self.ours:
+            attention = self.stock[0]
+        if packed == AUTO:
+            packed = self.packs(attention)
+        if scorer == AUTO:
+            scorer = "branch" if attention in OURS and self.branch and appends else "rows"
+        return Keys(attention, packed, scorer)
+
+    def fault(self, attention: str | None, packed: bool, scorer: str | None = None) -> tuple[str, str] | None:
+        """The key that makes numbers wrong, and a sentence with the reason and the three keys that are exact; or None.
+
+        ``scorer``: None where a run scores nothing.
+        """
+        of = f"{self.name}: " if self.name else ""
+        if self.refused:
+            return "", f"{of}{self.why}; no keys change that, so take another model"
+        key, why = self._fault(attention, packed, scorer)
+        return (key, f"{of}{why}; exact are {self.chosen()}") if key else None
+
+    def _fault(self, attention: str | None, packed: bool, scorer: str | None) -> tuple[str, str]:
+        ours = attention in OURS
+        if (ours and not self.ours) or (attention in STOCK and attention not in self.stock):
+            return ATTENTION, self.why
+        if ours and not packed:
+            return PACKED, f"that attention serves packed rows: set {PACKED}=true"
+        if packed and not self.packs(attention):
+            unread = "transformers does not read where a packed row of it begins, so rows read each other"
+            return PACKED, self.why if self.mixes else unread
+        if scorer == "branch" and not (ours and self.branch):
+            if not self.branch or not self.ours:
+                return SCORER, f"{self.why}: an answer cannot be scored behind its row"
+            use = f"only {', '.join(OURS)} let an answer see its own context alone; set {ATTENTION}=auto, or {SCORER}=rows"
+            return ATTENTION, use
+        return "", ""
+
+
+def family_of(config: Mapping[str, Any] | Any) -> Family:
+    """The row of a config.json, or of a config of transformers. An empty mapping is a model of which nothing is known."""
+    root, text = _texts(config)
+    names = (root.get("model_type"), text.get("model_type"))
+    name = names[0] or names[1] or ""
+
+    def listed(table) -> str | None:
+        return next((one for one in names if one in table), None)
+
+    if (found := listed(REFUSED)) is not None:
+        return Family(name, REFUSED[found], refused=True)
+    if not listed(TEXT_OF) and any(root.get(key) for key in MODALITIES):
+        return Family(name, "it reads images or sound, and this project trains text alone", refused=True)
+    unmasked = listed(UNMASKED) is not None
+    if kinds := _mixing(text) or sorted(filter(None, [listed(RECURRENT)])):
+        stock = ("eager",) if listed(EAGER) else STOCK
+        why = f"its layers of the kind {', '.join(kinds)} carry a state from row to row of a packed stream"
+        delta = (listed(DELTA_NET) or listed(TEXT_OF)) is not None
+        why = f"{why} (but for our attention's, which has them start anew)" if delta else why
+        return Family(name, why, ours=delta, branch=False, stock=stock, mixes=True)
+    if listed(MASKED_WINDOW) and text.get("use_sliding_window") and text.get("sliding_window"):
+        return Family(
+            name, "its sliding window is in its mask alone, which our attention does not read", ours=False
+        )
+    if (found := listed(NO_CALL)) is not None:
+        why, stock = NO_CALL[found]
+        return Family(name, why, ours=False, stock=stock, unmasked=unmasked)
+    if text.get("attn_logit_softcapping"):
+        why = "transformers' sdpa drops the cap on its attention's logits"
+        return Family(name, why, stock=("eager",), unmasked=unmasked)
+    for kind, entry in _ropes(text):
+        if kind in LENGTHS:
+            places = text.get(LENGTHS[kind]), entry.get(LENGTHS[kind]), text.get("max_position_embeddings")
+            longest = next(filter(None, places), None)  # the order of transformers
+            why = f"its {kind} rotary embedding changes with a row of more than {longest} tokens beside it"
+            return Family(name, why, longest=longest, unmasked=unmasked)
+        if "mrope_section" in entry:
+            return Family(name, "its positions have three axes (mrope)", ours=False)
+    return Family(name, unmasked=unmasked)
+
+
+def dropouts(config: Mapping[str, Any] | Any) -> dict[str, float]:
+    """The keys of a config, with the section of its text, that make the model random in training mode."""
+    root, text = _texts(config)
+    values = {**DROPOUTS.get(text.get("model_type"), {}), **text}
+    below = "" if text is root else "text_config."
+    return {below + key: value for key, value in values.items() if is_random(key, value)}
+
+
+def is_random(key: str, value: Any) -> bool:
+    """Does this value of the key make a model random in training mode?"""
+    leaf = key.rpartition(".")[2]
+    named = ("drop" in leaf or leaf.endswith("jitter_noise")) and not leaf.startswith(NOT_OF_THE_LAYERS)
+    return named and isinstance(value, int | float) and value > 0
+
+
+def _texts(config: Mapping[str, Any] | Any) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """The values of a config, and those of its text model, which are a section of their own where it reads images too."""
+    root = config if isinstance(config, Mapping) else config.to_dict()
+    text = root.get("text_config")
+    return root, text if isinstance(text, Mapping) and text else root
+
+
+def _mixing(text: Mapping[str, Any]) -> list[str]:
+    """The kinds of layers in which a token reads more than the tokens that it attends to."""
+    listed = [kinds for key in KINDS if isinstance(kinds := text.get(key), list | tuple) and kinds]
+    if listed:
+        return sorted({str(kind) for kinds in listed for kind in kinds} - ALONE)
+    if isinstance(types := text.get("attn_type_list"), list):  # MiniMax: 1 is full attention
+        return [] if all(types) else ["linear_attention"]
+    return sorted({mark.strip("_") for mark in MIXING for key in text if key.startswith(mark)})
+
+
+def _ropes(text: Mapping[str, Any]) -> Iterator[tuple[str | None, Mapping[str, Any]]]:
+    """The rotary embeddings: one, or one for each kind of layer."""
+    rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
+    for entry in (rope, *(value for value in rope.values() if isinstance(value, Mapping))):
+        yield entry.get("rope_type") or entry.get("type"), entry

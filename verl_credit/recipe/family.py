@@ -1,0 +1,119 @@
+"""Decides, checks and describes the keys that depend on the policy's family (`policy/families.py`), from its config.json.
+
+Nothing is fetched here unless ``may_fetch``: `train` and `doctor` fetch the small file, other commands read what is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from verl_credit.config.resolved import Config, Tree, data, leaves, select
+from verl_credit.config.settings import CreditSettings
+from verl_credit.errors import ConfigError, PreflightError, show_value
+from verl_credit.names import ROLLOUT_NAME
+from verl_credit.policy.families import (
+    ATTENTION,
+    AUTO,
+    PACKED,
+    SCORER,
+    Keys,
+    dropouts,
+    family_of,
+    is_random,
+)
+from verl_credit.recipe.doctor.model import HubError, fetch_config, model_values
+from verl_credit.recipe.world import MODEL
+
+OVERRIDE = "actor_rollout_ref.model.override_config"
+BYPASS = "algorithm.rollout_correction.bypass_mode"
+PROMPT, RESPONSE = "data.max_prompt_length", "data.max_response_length"
+MODEL_LEN, ENGINE = "actor_rollout_ref.rollout.max_model_len", "actor_rollout_ref.rollout.name"
+EVALUATED = "old_log_probs are computed without it, so that the ratios of an update differ from 1 before its first step"
+
+
+def policy_values(config: Config, *, may_fetch: bool = False) -> dict[str, Any]:
+    """The policy's config.json, changed by `OVERRIDE` as verl changes it; without the file, the overrides alone."""
+    path = select(config, "actor_rollout_ref.model.hf_config_path") or select(config, MODEL)
+    values = None
+    if isinstance(path, str) and path:
+        if may_fetch:
+            with suppress(HubError):  # the check of the model has the reason
+                fetch_config(path)
+        with suppress(PreflightError, OSError):  # OSError: no file can have that name
+            values = model_values(path)
+    return _merged(values or {}, data(select(config, OVERRIDE)) or {})
+
+
+def _merged(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    nested = {
+        key: _merged(values[key], change)
+        for key, change in changes.items()
+        if isinstance(change, Mapping) and isinstance(values.get(key), Mapping)
+    }
+    return {**values, **changes, **nested}
+
+
+def decide_family(config: DictConfig, values: Mapping[str, Any]) -> None:
+    """Decides attention, padding and scorer where they are ``auto``, and sets the model's dropouts to 0."""
+    given = {key: select(config, key) for key in (ATTENTION, PACKED, SCORER)}
+    chosen = family_of(values).chosen(*given.values(), appends=not select(config, BYPASS))
+    for (key, value), decided in zip(given.items(), chosen, strict=True):
+        if value == AUTO:
+            OmegaConf.update(config, key, decided)
+    for key in dropouts(values):
+        if select(config, f"{OVERRIDE}.{key}") is None:
+            OmegaConf.update(config, f"{OVERRIDE}.{key}", 0.0, force_add=True)
+
+
+def chosen_scorer(config: Config) -> str:
+    """What ``auto`` chooses beside the recipe's attention."""
+    family = family_of(policy_values(config))
+    return family.chosen(select(config, ATTENTION), appends=not select(config, BYPASS)).scorer
+
+
+def validate_family(config: Tree, settings: CreditSettings) -> None:
+    """Raises ConfigError for keys with which this family's numbers would be wrong."""
+    values = policy_values(config)
+    for name, value in dropouts(
+        values
+    ).items():  # given, or of a config.json that was not here when auto was decided
+        raise ConfigError(key=f"{OVERRIDE}.{name}", value=value, accepted=f"{EVALUATED}; set it to 0")
+    family = family_of(values)
+    scorer = settings.algorithm.info_gain_scorer if settings.uses_scorer else None
+    if fault := family.fault(select(config, ATTENTION), select(config, PACKED), scorer):
+        key, use = fault
+        beside = {ATTENTION: SCORER if scorer == "branch" else PACKED, PACKED: ATTENTION}.get(key, MODEL)
+        raise ConfigError.of(config, key or MODEL, *({beside} - {key or MODEL}), accepted=use)
+    if family.longest is not None:
+        _within(config, family.longest, f"{family.name}: {family.why}")
+
+
+def _within(config: Tree, longest: int, why: str) -> None:
+    """Checks that no row and no request passes the length beyond which positions change for the rows beside it."""
+    row, engine = select(config, PROMPT) + select(config, RESPONSE), select(config, MODEL_LEN)
+    if row > longest:
+        use = f"{why}; shorten the rows to {longest} tokens in all, or take another model: no keys make longer rows exact"
+        raise ConfigError.of(config, RESPONSE, PROMPT, MODEL, accepted=use)
+    unbounded = engine is None and select(config, ENGINE) != ROLLOUT_NAME
+    if unbounded or (engine or 0) > longest:
+        use = f"{why}, and an engine with that length rotates as for long rows; set it to {longest} or less"
+        raise ConfigError.of(config, MODEL_LEN, MODEL, accepted=use)
+
+
+def family_line(config: Config) -> str:
+    """The keys that were chosen or given, and what decides about them, for `explain`, `doctor` and the start."""
+    values = policy_values(config)
+    family = family_of(values)
+    keys = Keys(*(select(config, key) for key in (ATTENTION, PACKED, SCORER)))
+    if not family.name:
+        unread = f"the config.json of {MODEL}={show_value(select(config, MODEL))} is not on this machine"
+        return f"family: {unread}; {keys}, and the proof at the start decides"
+    off = [
+        key for key, value in leaves(data(select(config, OVERRIDE)) or {}) if value == 0 and is_random(key, 1)
+    ]
+    zero = f"; {', '.join(off)} of the model set to 0 ({EVALUATED})" if off else ""
+    return f"family: {family.name}, {keys}: {family.why}{zero}"
