@@ -9,11 +9,12 @@ import torch
 from transformers import AutoConfig
 from verl.utils.model import get_hf_auto_model_class
 
-from kit.families import config_of, model_of, row_log_probs
+from kit.decoded_families import config_of, model_of, row_log_probs
 from verl_credit.host.hf_rollout.batcher import RequestBatcher
 from verl_credit.host.hf_rollout.model import build_model, max_model_len
 from verl_credit.host.hf_rollout.server import HFServer
-from verl_credit.host.hf_rollout.sync import WeightSink, checksum, weight_buckets
+from verl_credit.host.hf_rollout.sync import WeightError, checksum, weight_buckets
+from verl_credit.policy import decodable
 from verl_credit.policy.generation import BatchGenerator
 from verl_credit.policy.sampling import SamplingParams
 
@@ -45,17 +46,16 @@ def server_with(config):
     return server
 
 
-async def send(server, trained):
-    digests = {}
-    sink = WeightSink(server._model)
-    weights = trained.state_dict().items()
+async def update(server, trained):
+    digests, weights = {}, trained.state_dict().items()
+    await server.begin_weight_update()
     async for bucket in weight_buckets(weights, digests, dtype=torch.float32, bucket_bytes=100_000):
-        sink.load(bucket)
-    assert sink.finish() == checksum(digests)
+        await server.load_weight_bucket(bucket)
+    assert await server.finish_weight_update(1) == checksum(digests)
 
 
 async def answers(server, trained, prompt):
-    await send(server, trained)
+    await update(server, trained)
     scored = await server.generate(prompt, {"prompt_logprobs": 0}, "")
     sampled = await server._batcher.submit(prompt, SamplingParams(12, seed=1))
     return [value for (value,) in scored.extra_fields["prompt_logprobs"][:-1]], sampled
@@ -82,6 +82,19 @@ def test_a_family_that_is_not_decoded_is_refused_before_its_weights_are_made():
         ValueError, match=r"rollout\.name=hf cannot decode model_type=minimax: .*rollout\.name=vllm"
     ):
         server_with(config_for("minimax", "MiniMaxForCausalLM"))
+
+
+def test_a_server_whose_first_weights_decode_wrongly_takes_no_requests(monkeypatch):
+    monkeypatch.setattr(decodable, "NOT_DECODED", {})
+    server = server_with(config_for("doge", "DogeForCausalLM"))
+
+    async def update_and_ask():
+        with pytest.raises(RuntimeError, match="model_type=doge samples differ"):
+            await update(server, model_of(config_of("doge"), "eager"))
+        with pytest.raises(WeightError, match="a weight update has begun and not finished"):
+            await server._batcher.submit([5, 6], SamplingParams(2))
+
+    asyncio.run(update_and_ask())
 
 
 def test_longrope_leaves_the_positions_of_the_models_first_context():

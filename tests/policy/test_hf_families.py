@@ -3,9 +3,10 @@
 import pytest
 import torch
 
-from kit.families import FAMILIES, VOCABULARY, WINDOW, config_of, model_of, row_log_probs
+from kit.decoded_families import FAMILIES, VOCABULARY, WINDOW, config_of, model_of, row_log_probs
 from verl_credit.policy import decodable, generation
 from verl_credit.policy.decodable import NOT_DECODED, WITHOUT_SDPA, positions, why_not_decoded
+from verl_credit.policy.decoding_proof import prove_decoding
 from verl_credit.policy.generation import BatchGenerator
 from verl_credit.policy.sampling import SamplingParams
 
@@ -57,6 +58,7 @@ def check(family, monkeypatch):
     assert row_log_probs(reference, MIXED[-1]).std() > 0.3
     assert largest_error(model, reference, MIXED) < 1e-5
     assert largest_error(model, reference, SHARED, prefill_tokens=40) < 1e-5
+    assert prove_decoding(BatchGenerator(model, pad_token_id=0)) < 1e-5
     monkeypatch.setattr(generation, "SCORED_TOKENS", WINDOW + 2)
     for prefill_tokens in (None, 40):
         scored = BatchGenerator(model, pad_token_id=0, prefill_tokens=prefill_tokens).prompt_log_probs(
@@ -116,6 +118,16 @@ def test_a_family_that_is_not_decoded_says_why(family):
 def test_a_model_that_is_not_decoded_is_refused():
     with pytest.raises(ValueError, match="model_type=zamba2: "):
         BatchGenerator(built("zamba2"), pad_token_id=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_family_that_nobody_knows_is_proved(dtype, monkeypatch):
+    assert prove_decoding(BatchGenerator(built("qwen3").to(dtype), pad_token_id=0)) < 0.1
+    monkeypatch.setattr(decodable, "NOT_DECODED", {})
+    with pytest.raises(
+        RuntimeError, match=rf"model_type=doge samples differ .* {dtype} .*rollout\.name=vllm"
+    ):
+        prove_decoding(BatchGenerator(built("doge").to(dtype), pad_token_id=0))
 
 
 @pytest.mark.nightly

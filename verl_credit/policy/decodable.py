@@ -12,6 +12,7 @@ NOT_DECODED = {
     "bloom": "it has neither sdpa nor transformers' AttentionInterface",
     "deepseek_v4": _CACHE,
     "doge": "in transformers its sdpa differs by 3 nats from its eager attention",
+    "falcon": "its layers read masks by the name of stock attention",
     "falcon_mamba": _STATE,
     "glm_moe_dsa": "its indexer keeps keys in the model, not in the cache",
     "mamba": _STATE,

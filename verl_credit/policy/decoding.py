@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
@@ -102,11 +102,16 @@ def require_decodable(model: PreTrainedModel) -> None:
         )
 
 
+def decoding(model: PreTrainedModel) -> AbstractContextManager[None]:
+    """Inside the block the model decodes without copies."""
+    return with_attention(model, _DECODE)
+
+
 @contextmanager
-def decoding(model: PreTrainedModel) -> Iterator[None]:
-    """Inside the block the model is in eval mode and decodes without copies; both are restored afterwards."""
+def with_attention(model: PreTrainedModel, name: str) -> Iterator[None]:
+    """Inside the block the model is in eval mode with this attention; both are restored afterwards."""
     attention, training = model.config._attn_implementation, model.training
-    model.config._attn_implementation = _DECODE
+    model.config._attn_implementation = name
     if training:
         model.eval()
     try:

@@ -62,6 +62,7 @@ class BatchGenerator:
         require_decodable(model)
         self.model, self.pad_token_id, self.sampled_vocab_size = model, pad_token_id, sampled_vocab_size
         self.prefill_tokens = prefill_tokens
+        self.vocabulary = sampled_vocab_size or model.get_input_embeddings().num_embeddings
         self.recurrent = RowCache(model.config).recurrent
         self.positions = positions(model.config.get_text_config().to_dict())
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from kit.families import config_of, model_of
+from kit.decoded_families import config_of, model_of
 from kit.tiny_models import tiny_model
 from lakes.integrity import Fit
 from verl_credit.policy.generation import BatchGenerator
