@@ -3,7 +3,7 @@
 import pytest
 import torch
 from torch.overrides import TorchFunctionMode
-from transformers import AutoModelForCausalLM, Qwen3Config, masking_utils
+from transformers import AutoModelForCausalLM, Qwen3Config
 
 from verl_credit.policy import generation, sampling
 from verl_credit.policy.generation import BatchGenerator
@@ -123,8 +123,6 @@ def test_generations_are_those_of_one_sum_over_the_vocabulary(model, monkeypatch
 
 def test_every_tensor_of_a_batch_is_on_the_models_device(monkeypatch):
     """Tensors on `meta` refuse to meet those of the host, as on a GPU."""
-    # transformers looks at the prompts' mask once per forward, which `meta` cannot answer.
-    monkeypatch.setattr(masking_utils, "_ignore_causal_mask_sdpa", lambda *args, **kwargs: False)
     monkeypatch.setattr(generation._Batch, "_left", lambda batch: batch.steps_left.pop())
     monkeypatch.setattr(generation._Batch, "steps_left", [0, 4, 4], raising=False)
     meta = model_on("meta", torch.bfloat16)

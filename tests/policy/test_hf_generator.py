@@ -212,9 +212,9 @@ def test_mode_and_attention_of_the_model_are_restored(model, generator):
 
 def test_another_attention_implementation_is_refused(model):
     config = transformers.Qwen3Config(**model.config.to_dict())
-    eager = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
-    with pytest.raises(ValueError, match="'eager': only 'sdpa'"):
-        BatchGenerator(eager, pad_token_id=0)
+    flex = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="flex_attention")
+    with pytest.raises(ValueError, match="'flex_attention': only 'sdpa'"):
+        BatchGenerator(flex, pad_token_id=0)
 
 
 def test_ids_beyond_the_tokenizer_are_never_drawn(model):
@@ -237,7 +237,7 @@ def test_bad_prompts_are_named(generator):
         generator.generate([[1], []], one * 2)
     with pytest.raises(ValueError, match=r"prompts\[0\].*outside \[0, 97\)"):
         generator.generate([[97]], one)
-    with pytest.raises(ValueError, match="max_position_embeddings=256"):
+    with pytest.raises(ValueError, match="256 positions"):
         generator.generate([[1] * 253], one)
     with pytest.raises(ValueError, match="2 prompts but 1"):
         generator.generate([[1], [2]], one)
@@ -253,13 +253,6 @@ def test_bad_prompts_are_named(generator):
 def test_bad_sampling_parameters_name_themselves(field, value):
     with pytest.raises(ValueError, match=field):
         SamplingParams(**{"max_new_tokens": 4, field: value})
-
-
-def test_sliding_window_models_are_refused(model):
-    config = transformers.Qwen3Config(**{**model.config.to_dict(), "layer_types": ["sliding_attention"] * 2})
-    config.sliding_window = 4
-    with pytest.raises(ValueError, match="sliding_attention"):
-        BatchGenerator(transformers.Qwen3ForCausalLM(config), pad_token_id=0)
 
 
 def test_prompt_log_probs_are_those_of_one_row(model, generator):

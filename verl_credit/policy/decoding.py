@@ -1,106 +1,122 @@
-"""Decoding of one token per row without copies: attention for grouped heads, and a cache that appends in place."""
+"""Attention of a batch that decodes: its masks, and one token per row without a copy of keys and values."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
-from transformers.cache_utils import Cache, DynamicLayer
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import sdpa_mask
+from transformers.masking_utils import causal_mask_function, sdpa_mask
 
-_DECODE = "sdpa_grouped_decode"
-_SPARE_TOKENS = 64  # spare length of a cache, so that an append rarely has to copy all of it
+from verl_credit.policy.decodable import why_not_decoded
+
+_DECODE = "grouped_decode"
 
 
-def _grouped_decode(module, query, key, value, attention_mask, dropout=0.0, scaling=None, **kwargs):
-    """Treats heads that share keys and values as query positions of one head; other lengths go to plain sdpa.
+def _attention(
+    module, query, key, value, attention_mask, dropout=0.0, scaling=None, softcap=None, s_aux=None, **kwargs
+):
+    """Treats heads that share keys and values as one head with more queries.
 
     With a mask, transformers repeats keys and values for every query head, which copies the whole cache at each step. A
     single new token attends to everything that its mask admits, so its heads can be query positions instead: query
-    [B, H, 1, D] -> [B, H_kv, H / H_kv, D].
+    [B, H, 1, D] -> [B, H_kv, H / H_kv, D]. Several tokens go to plain sdpa. Neither knows a softcap (Gemma 2) or sinks
+    (gpt-oss), which are computed here.
     """
     batch, heads, length, head_dim = query.shape
+    groups = heads // key.shape[1]
+    if softcap is not None or s_aux is not None:
+        return _by_scores(query, key, value, attention_mask, scaling, softcap, s_aux), None
     if length != 1:
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
         )
-    folded = query.reshape(batch, key.shape[1], heads // key.shape[1], head_dim)
+    if attention_mask is not None and attention_mask.shape[1] == heads:
+        attention_mask = attention_mask.reshape(batch, key.shape[1], groups, -1)
     output = torch.nn.functional.scaled_dot_product_attention(
-        folded, key, value, attn_mask=attention_mask, scale=scaling
+        query.reshape(batch, key.shape[1], groups, head_dim),
+        key,
+        value,
+        attn_mask=attention_mask,
+        scale=scaling,
     )
-    return output.reshape(batch, 1, heads, head_dim), None
+    return output.reshape(batch, 1, heads, value.shape[-1]), None
 
 
-AttentionInterface.register(_DECODE, _grouped_decode)
-AttentionMaskInterface.register(_DECODE, sdpa_mask)
+def _by_scores(query, key, value, attention_mask, scaling, softcap, sink_H) -> torch.Tensor:
+    """softmax(softcap * tanh(scores / softcap)), with one score more per head (the sink) that has no value."""
+    batch, length = query.shape[0], query.shape[2]
+    query = query.unflatten(1, (key.shape[1], -1))
+    scores = (query @ key.unsqueeze(2).transpose(-1, -2) * scaling).flatten(1, 2)
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    if attention_mask is None:
+        attention_mask = torch.ones(length, key.shape[2], dtype=torch.bool, device=key.device).tril()
+    scores = scores.masked_fill(~attention_mask, torch.finfo(scores.dtype).min)
+    if sink_H is not None:
+        scores = torch.cat([scores, sink_H.view(1, -1, 1, 1).expand(batch, -1, length, 1)], dim=-1)
+    weights = scores.softmax(dim=-1, dtype=torch.float32)[..., : key.shape[2]].to(value.dtype)
+    output = weights.unflatten(1, (key.shape[1], -1)) @ value.unsqueeze(2)
+    return output.flatten(1, 2).transpose(1, 2).contiguous()
+
+
+def _mask(
+    batch_size, q_length, kv_length, q_offset=0, mask_function=causal_mask_function, attention_mask=None,
+    **kwargs,
+):  # fmt: skip
+    """The mask [B, 1, query, key] that a model's own `mask_function` gives between positions in a row.
+
+    transformers' own function compares columns, between which there may be padding, and waits for the device.
+    """
+    if attention_mask is None:
+        return sdpa_mask(batch_size, q_length, kv_length, q_offset, mask_function=mask_function, **kwargs)
+    visible = attention_mask[:, None, None, :kv_length]
+    if q_length == 1 and mask_function is causal_mask_function:
+        return visible
+    seen = attention_mask.cumsum(dim=1)
+    # Padding in front counts, as it does in transformers' mask of chunks; every other mask depends on differences.
+    position = seen - 1 + (seen == 0).sum(dim=1, keepdim=True)
+    row = torch.arange(batch_size, device=position.device)[:, None, None, None]
+    queries, keys = (
+        position[:, None, q_offset : q_offset + q_length, None],
+        position[:, None, None, :kv_length],
+    )
+    return mask_function(row, torch.zeros_like(row), queries, keys) & visible
+
+
+AttentionInterface.register(_DECODE, _attention)
+AttentionMaskInterface.register(_DECODE, _mask)
+
+
+def require_decodable(model: PreTrainedModel) -> None:
+    """Raises ValueError for a model of a family that is not decoded, or with another attention than its own."""
+    if why := why_not_decoded(model.config.to_dict()):
+        raise ValueError(why)
+    attention = model.config._attn_implementation
+    if attention != "sdpa" and not (attention == "eager" and model._supports_attention_backend):
+        raise ValueError(
+            f"the model's attn_implementation is {attention!r}: only 'sdpa' is supported, and 'eager' of a model that "
+            "calls it through transformers' AttentionInterface"
+        )
+
+
+def decoding(model: PreTrainedModel) -> AbstractContextManager[None]:
+    """Inside the block the model decodes without copies."""
+    return with_attention(model, _DECODE)
 
 
 @contextmanager
-def grouped_decode_attention(model: PreTrainedModel) -> Iterator[None]:
-    """Inside the block a model on sdpa decodes without copies; its configuration is restored afterwards."""
-    before = model.config._attn_implementation
-    model.config._attn_implementation = _DECODE
+def with_attention(model: PreTrainedModel, name: str) -> Iterator[None]:
+    """Inside the block the model is in eval mode with this attention; both are restored afterwards."""
+    attention, training = model.config._attn_implementation, model.training
+    model.config._attn_implementation = name
+    if training:
+        model.eval()
     try:
         yield
     finally:
-        model.config._attn_implementation = before
-
-
-class _GrowingLayer(DynamicLayer):
-    """Stores a layer's keys and values [B, heads, length, head_dim] as views of a longer buffer.
-
-    transformers' own dynamic layer concatenates at every step, which copies the whole cache for each new token.
-    """
-
-    def __init__(self, most: int | None) -> None:
-        super().__init__()
-        self.length, self._most = 0, most
-        self._keys: torch.Tensor | None = None
-        self._values: torch.Tensor | None = None
-
-    def update(self, key_states, value_states, *args, **kwargs):
-        start, self.length = self.length, self.length + key_states.shape[-2]
-        self._keys = _grown(self._keys, key_states, start, self.length, self._most)
-        self._values = _grown(self._values, value_states, start, self.length, self._most)
-        self._keys[:, :, start : self.length] = key_states
-        self._values[:, :, start : self.length] = value_states
-        self.is_initialized = True
-        self.keys, self.values = self._keys[:, :, : self.length], self._values[:, :, : self.length]
-        return self.keys, self.values
-
-    def get_seq_length(self) -> int:
-        return self.length
-
-    def select_rows(self, keep: torch.Tensor) -> None:
-        self._keys, self._values = self._keys.index_select(0, keep), self._values.index_select(0, keep)
-        self.keys, self.values = self._keys[:, :, : self.length], self._values[:, :, : self.length]
-
-
-def _grown(
-    buffer: torch.Tensor | None, new: torch.Tensor, used: int, needed: int, most: int | None
-) -> torch.Tensor:
-    if buffer is not None and buffer.shape[2] >= needed:
-        return buffer
-    batch, heads, _, head_dim = new.shape
-    length = needed + max(_SPARE_TOKENS, needed // 4)
-    larger = new.new_empty(batch, heads, length if most is None else min(length, most), head_dim)
-    if buffer is not None:
-        larger[:, :, :used] = buffer[:, :, :used]
-    return larger
-
-
-class GrowingCache(Cache):
-    """A cache of `num_layers` full-attention layers; `select_rows` keeps the given batch rows.
-
-    `most`: tokens of the longest row, beyond which no memory is taken.
-    """
-
-    def __init__(self, num_layers: int, most: int | None = None):
-        super().__init__(layers=[_GrowingLayer(most) for _ in range(num_layers)])
-
-    def select_rows(self, keep: torch.Tensor) -> None:
-        for layer in self.layers:
-            layer.select_rows(keep)
+        model.config._attn_implementation = attention
+        if training:
+            model.train()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -10,7 +10,9 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
-from verl_credit.policy.decoding import GrowingCache, grouped_decode_attention
+from verl_credit.policy.cache import RowCache
+from verl_credit.policy.decodable import positions
+from verl_credit.policy.decoding import decoding, require_decodable
 from verl_credit.policy.sampling import RowSampler, SamplingParams
 
 SCORED_TOKENS = 512
@@ -27,12 +29,13 @@ class Generation:
 
 
 class BatchGenerator:
-    """Generates for a whole batch at once: one padded prefill, then one token per row and step.
+    """Generates for a whole batch at once: a prefill, then one token per row and step.
 
     The first tokens that all prompts share (instructions, worked examples) are prefilled once, and so are equal prompts
     (the samples of one group). After the common start, prompts are padded on the left, so that every row's next
-    token is in the last column. When half of the rows have ended, the batch is compacted. The model's weights may change
-    between two calls of `generate`, not during one.
+    token is in the last column. Where layers have a recurrent state, padding would enter it, so prompts of one length are
+    prefilled together, whole, and without padding. When half of the rows have ended, the batch is compacted. The model's
+    weights may change between two calls of `generate`, not during one.
 
     `log_probs` are float32, of the temperature-scaled distribution *before* top-k and top-p, as a trainer recomputes old
     log-probabilities. Greedy rows report the argmax's log-probability at T=1.
@@ -41,11 +44,11 @@ class BatchGenerator:
     top-k this does not change the log-probabilities.
 
     `prefill_tokens` is how many tokens of prompts (padding counts) a forward takes at most; None: all of a batch. It
-    bounds the memory of activations, and changes results by rounding alone.
+    bounds the memory of activations, and changes results by rounding alone. A prompt of a recurrent model is not divided.
 
     On an accelerator the host waits for the device once per token, to learn which rows have ended.
 
-    Only full-attention decoders on sdpa are accepted; other attention implementations need masks in another form.
+    `require_decodable` says which models are accepted.
     """
 
     def __init__(
@@ -56,32 +59,28 @@ class BatchGenerator:
         sampled_vocab_size: int | None = None,
         prefill_tokens: int | None = None,
     ):
-        layer_types = set(getattr(model.config, "layer_types", None) or ["full_attention"])
-        if layer_types != {"full_attention"}:
-            raise ValueError(
-                f"config.layer_types holds {sorted(layer_types)}: only 'full_attention' layers are supported"
-            )
-        if model.config._attn_implementation != "sdpa":
-            raise ValueError(
-                f"the model's attn_implementation is {model.config._attn_implementation!r}: only 'sdpa' is supported"
-            )
+        require_decodable(model)
         self.model, self.pad_token_id, self.sampled_vocab_size = model, pad_token_id, sampled_vocab_size
         self.prefill_tokens = prefill_tokens
+        self.vocabulary = sampled_vocab_size or model.get_input_embeddings().num_embeddings
+        self.recurrent = RowCache(model.config).recurrent
+        self.positions = positions(model.config.get_text_config().to_dict())
 
     @torch.inference_mode()
     def prompt_log_probs(self, prompt: Sequence[int]) -> list[float]:
         """log p(token j + 1 | tokens up to j) for every token of the prompt except the first."""
         ids = torch.tensor([list(prompt)], device=self.model.device)
         # The logits of `at_a_time` tokens exist at a time, and the cache keeps the tokens before them.
-        at_a_time = SCORED_TOKENS if self.prefill_tokens else len(prompt)
-        cache = GrowingCache(self.model.config.num_hidden_layers) if at_a_time < len(prompt) else None
+        whole = self.recurrent or not self.prefill_tokens
+        at_a_time = len(prompt) if whole else SCORED_TOKENS
+        cache = RowCache(self.model.config) if at_a_time < len(prompt) else None
         scored = []
-        for first in range(0, len(prompt), at_a_time):
-            ahead = ids[:, first : first + at_a_time]
-            options = {"past_key_values": cache, "use_cache": cache is not None}
-            logits = self.model(input_ids=ahead, **options).logits[0].float()
-            following = ids[0, first + 1 : first + 1 + at_a_time, None]
-            scored.append(logits[: len(following)].log_softmax(dim=-1).gather(1, following)[:, 0])
+        with decoding(self.model):
+            for part in _parts(0, len(prompt), at_a_time):
+                options = {"past_key_values": cache, "use_cache": cache is not None}
+                logits = self.model(input_ids=ids[:, part], **options).logits[0].float()
+                following = ids[0, part.start + 1 : part.stop + 1, None]
+                scored.append(logits[: len(following)].log_softmax(dim=-1).gather(1, following)[:, 0])
         return torch.cat(scored).tolist()
 
     @torch.inference_mode()
@@ -99,26 +98,20 @@ class BatchGenerator:
             self.check(prompt, p, name=f"prompts[{row}]")
         if not prompts:
             return []
-        was_training = self.model.training
-        self.model.eval()
-        try:
-            with grouped_decode_attention(self.model):
-                return _Batch(self, prompts, params).run()
-        finally:
-            self.model.train(was_training)
+        with decoding(self.model):
+            return _Batch(self, prompts, params).run()
 
     def check(self, prompt: Sequence[int], params: SamplingParams, *, name: str = "the prompt") -> None:
         """Raises the ValueError that `generate` would raise for this request."""
         vocab_size = self.model.get_input_embeddings().num_embeddings
-        max_positions = getattr(self.model.config, "max_position_embeddings", None)
         if len(prompt) == 0:
             raise ValueError(f"{name} is empty: a prompt needs at least one token")
         if min(prompt) < 0 or max(prompt) >= vocab_size:
             raise ValueError(f"{name} holds a token id outside [0, {vocab_size})")
-        if max_positions is not None and len(prompt) + params.max_new_tokens > max_positions:
+        if self.positions is not None and len(prompt) + params.max_new_tokens > self.positions:
             raise ValueError(
                 f"{name}: {len(prompt)} prompt tokens + max_new_tokens={params.max_new_tokens} exceed "
-                f"the model's max_position_embeddings={max_positions}"
+                f"the model's {self.positions} positions"
             )
 
 
@@ -143,48 +136,70 @@ class _Batch:
     def _prefill(self, prompts, generator, steps) -> None:
         unique: dict[tuple[int, ...], int] = {}
         source_B = torch.tensor([unique.setdefault(tuple(prompt), len(unique)) for prompt in prompts])
-        width = max(len(prompt) for prompt in unique)
-        # What the first and the last prompt in sorted order share at their beginning, all share. Every prompt keeps a token
-        # of its own, whose logits are the first.
-        most = min(map(len, unique)) - 1
-        pairs = enumerate(zip(min(unique), max(unique), strict=False))
-        common = min(next((n for n, (a, b) in pairs if a != b), most), most) if len(unique) > 1 else 0
-        ids_U_P = torch.full((len(unique), width), generator.pad_token_id, dtype=torch.long)
+        source_B = source_B.to(self.device)
+        self.width = max(len(prompt) for prompt in unique)
+        self.cache = RowCache(self.model.config, self.width + steps)
+        common = 0 if generator.recurrent else _common_start(unique)
         # Columns for new tokens are visible from the start; each step uses only the first columns.
-        visible_U_L = torch.zeros(len(unique), width + steps, dtype=torch.bool)
+        visible_U_L = torch.zeros(len(unique), self.width + steps, dtype=torch.bool)
         visible_U_L[:, :common] = True
         for prompt, row in unique.items():
-            first = width - (len(prompt) - common)
-            ids_U_P[row, first:] = torch.tensor(prompt[common:])
-            visible_U_L[row, first:] = True
-        padded = not bool(visible_U_L.all())
-        ids_U_P, visible_U_L = ids_U_P.to(self.device), visible_U_L.to(self.device)
-        source_B = source_B.to(self.device)
-        positions_U_P = (visible_U_L[:, :width].long().cumsum(dim=1) - 1).clamp(min=0)
-        self.width, self.cache = width, GrowingCache(self.model.config.num_hidden_layers, width + steps)
-        at_a_time = generator.prefill_tokens or len(unique) * width
-        self.padded = False
+            visible_U_L[row, self.width - (len(prompt) - common) :] = True
+        visible_U_L = visible_U_L.to(self.device)
+        if generator.recurrent:
+            logits_U_V = self._prefill_by_length(unique, generator)
+        else:
+            logits_U_V = self._prefill_padded(unique, common, visible_U_L, generator)
+        if len(unique) < len(prompts):
+            self.cache.select_rows(source_B)
+        self.logits_B_V = logits_U_V[source_B]
+        self.visible_B_L = visible_U_L[source_B]
+        self.prompt_length_B = self.visible_B_L[:, : self.width].sum(dim=1)
+
+    def _prefill_padded(self, unique, common, visible_U_L, generator) -> torch.Tensor:
+        """The common start once, then the rest of every prompt, with the padding on its left."""
+        width, at_a_time = self.width, generator.prefill_tokens or len(unique) * self.width
+        ids_U_P = torch.full((len(unique), width), generator.pad_token_id, dtype=torch.long)
+        for prompt, row in unique.items():
+            ids_U_P[row, width - (len(prompt) - common) :] = torch.tensor(prompt[common:])
+        ids_U_P = ids_U_P.to(self.device)
         if common:
             start_1_P = torch.tensor([next(iter(unique))[:common]], device=self.device)
             start_positions_1_P = torch.arange(common, device=self.device)[None]
             for part in _parts(0, common, at_a_time):
                 self._forward(start_1_P[:, part], start_positions_1_P[:, part], None)
             self.cache.select_rows(torch.zeros(len(unique), dtype=torch.long, device=self.device))
-        self.padded = padded
+        positions_U_P = (visible_U_L[:, :width].long().cumsum(dim=1) - 1).clamp(min=0)
+        padded = len({len(prompt) for prompt in unique}) > 1
         for part in _parts(common, width, max(1, at_a_time // len(unique))):
-            visible = visible_U_L[:, : part.stop]
-            logits_U_V = self._forward(ids_U_P[:, part], positions_U_P[:, part], visible)
-        if len(unique) < len(prompts):
-            self.cache.select_rows(source_B)
-        self.logits_B_V = logits_U_V[source_B]
-        self.visible_B_L = visible_U_L[source_B]
-        self.prompt_length_B = self.visible_B_L[:, :width].sum(dim=1)
+            mask = visible_U_L[:, : part.stop] if padded else None
+            logits_U_V = self._forward(ids_U_P[:, part], positions_U_P[:, part], mask)
+        return logits_U_V
+
+    def _prefill_by_length(self, unique, generator) -> torch.Tensor:
+        """Prompts of one length at a time, each as a whole."""
+        whole, caches, logits, order = self.cache, [], [], []
+        for length in sorted({len(prompt) for prompt in unique}):
+            same = [prompt for prompt in unique if len(prompt) == length]
+            rows = max(1, (generator.prefill_tokens or len(same) * length) // length)
+            for part in _parts(0, len(same), rows):
+                self.cache = RowCache(self.model.config, length)
+                ids = torch.tensor(same[part], device=self.device)
+                positions = torch.arange(length, device=self.device).expand(len(ids), -1)
+                logits.append(self._forward(ids, positions, None))
+                caches.append(self.cache)
+                order += [unique[prompt] for prompt in same[part]]
+        self.cache = whole
+        self.cache.join(caches)
+        back = torch.tensor(order).argsort().to(self.device)
+        self.cache.select_rows(back)
+        return torch.cat(logits)[back]
 
     def _forward(self, ids_B_P, positions_B_P, mask) -> torch.Tensor:
         output = self.model(
             input_ids=ids_B_P,
             position_ids=positions_B_P,
-            attention_mask=mask if self.padded else None,
+            attention_mask=mask,
             past_key_values=self.cache,
             use_cache=True,
             logits_to_keep=1,
@@ -201,7 +216,7 @@ class _Batch:
                 break
             if 2 * left <= self.done_B.numel():
                 token_B = self._compact(token_B)
-            mask = self.visible_B_L[:, None, None, : self.width + step + 1]
+            mask = self.visible_B_L[:, : self.width + step + 1]
             self.logits_B_V = self._forward(token_B[:, None], (self.prompt_length_B + step)[:, None], mask)
             step += 1
         columns = (self.token_R_N, self.log_prob_R_N, self.length_R, self.stopped_R)
@@ -231,6 +246,18 @@ class _Batch:
         for name in ("row_B", "budget_B", "stop_B_S", "done_B", "visible_B_L", "prompt_length_B"):
             setattr(self, name, getattr(self, name)[keep])
         return token_B[keep]
+
+
+def _common_start(prompts: Collection[tuple[int, ...]]) -> int:
+    """Tokens that all prompts share at their beginning; each keeps one of its own, whose logits are the first.
+
+    What the first and the last prompt in sorted order share, all share.
+    """
+    if len(prompts) == 1:
+        return 0
+    most = min(map(len, prompts)) - 1
+    pairs = enumerate(zip(min(prompts), max(prompts), strict=False))
+    return min(next((n for n, (a, b) in pairs if a != b), most), most)
 
 
 def _parts(first: int, end: int, length: int) -> Iterator[slice]:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from kit.decoded_families import config_of, model_of
 from kit.tiny_models import tiny_model
 from lakes.integrity import Fit
 from verl_credit.policy.generation import BatchGenerator
@@ -146,3 +147,9 @@ def test_a_fit_by_hand():
         text_fit({"x": 1}, {"a": 1.0})
     with pytest.raises(ValueError, match="expected two"):
         text_fit({"a": 9}, {"a": 1.0})
+
+
+def test_recurrent_layers_are_refused_because_padding_would_enter_their_state():
+    model = model_of(config_of("lfm2"), "sdpa")
+    with pytest.raises(ValueError, match="model_type=lfm2: only models without recurrent layers"):
+        ModelDecoder(model, pad_token_id=0)

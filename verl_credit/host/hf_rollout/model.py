@@ -7,27 +7,34 @@ from math import inf
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM
+from verl.utils.model import get_hf_auto_model_class
 from verl.utils.torch_dtypes import PrecisionType
 from verl.workers.config import HFModelConfig, RolloutConfig
 
+from verl_credit.policy.decodable import WITHOUT_SDPA, positions, why_not_decoded
 from verl_credit.recipe.plan.hf_engine import GIB, PREFILL_TOKENS, SHARE, HFEngine
 from verl_credit.recipe.plan.model_shape import shape_of
 
 
 def build_model(model_config: HFModelConfig, config: RolloutConfig, device: torch.device) -> torch.nn.Module:
-    """The causal language model in `rollout.dtype`; `rollout.load_format=dummy` gives random weights."""
+    """The model in `rollout.dtype`, of the class that verl trains; `rollout.load_format=dummy` gives random weights.
+
+    Raises ValueError for a family that cannot be decoded.
+    """
     dtype = PrecisionType.to_dtype(config.dtype)
     hf_config = copy.deepcopy(model_config.hf_config)
-    hf_config._attn_implementation = "sdpa"  # the trainer's attention works only on packed rows
-    options = {"trust_remote_code": model_config.trust_remote_code, "attn_implementation": "sdpa"}
+    if why := why_not_decoded(hf_config.to_dict()):
+        raise ValueError(why)
+    # The trainer's attention works only on packed rows.
+    attention = "eager" if hf_config.model_type in WITHOUT_SDPA else "sdpa"
+    hf_config._attn_implementation = attention
+    options = {"trust_remote_code": model_config.trust_remote_code, "attn_implementation": attention}
+    auto_class = get_hf_auto_model_class(hf_config)
     if config.load_format == "dummy":
         with device:  # billions of random numbers take minutes on a CPU
-            model = AutoModelForCausalLM.from_config(hf_config, dtype=dtype, **options)
+            model = auto_class.from_config(hf_config, dtype=dtype, **options)
     else:
-        model = AutoModelForCausalLM.from_pretrained(
-            model_config.local_path, config=hf_config, dtype=dtype, **options
-        )
+        model = auto_class.from_pretrained(model_config.local_path, config=hf_config, dtype=dtype, **options)
     return model.to(device).eval()
 
 
@@ -92,11 +99,11 @@ def leave_device(model: torch.nn.Module, *, keep: bool) -> Callable[[], None]:
 
 def max_model_len(hf_config: Any, configured: int | None) -> int:
     """`rollout.max_model_len`, by default all positions of the model; raises ValueError for more."""
-    positions = hf_config.get_text_config().max_position_embeddings
+    most = positions(hf_config.get_text_config().to_dict())
     if configured is None:
-        return positions
-    if configured > positions:
-        raise ValueError(f"rollout.max_model_len={configured}: the model has only {positions} positions")
+        return most
+    if configured > most:
+        raise ValueError(f"rollout.max_model_len={configured}: the model has only {most} positions")
     return configured
 
 

@@ -20,6 +20,7 @@ from verl_credit.host.hf_rollout.model import (
 )
 from verl_credit.host.hf_rollout.options import engine_options, read_sampling_params
 from verl_credit.host.hf_rollout.sync import WeightError, WeightSink
+from verl_credit.policy.decoding_proof import prove_decoding
 from verl_credit.policy.generation import BatchGenerator
 from verl_credit.recipe.plan.hf_engine import SHARE
 
@@ -36,6 +37,8 @@ class HFServer:
     next weight update brings them back. A server that gets no updates (`RolloutMode.COLOCATED`) keeps them in the host's
     memory and returns them at `wake_up`; one with a device of its own (`STANDALONE`) does not sleep.
     """
+
+    _proved = False
 
     def __init__(
         self,
@@ -82,6 +85,8 @@ class HFServer:
         self._sink: WeightSink | None = None
         self._checksum: str | None = None
         self._why_not_ready = "no weights have arrived yet" if self.config.load_format == "dummy" else None
+        if self._why_not_ready is None:
+            self._prove_once()
 
     async def launch_server(self) -> str:
         """The address that verl shows."""
@@ -98,6 +103,12 @@ class HFServer:
     def _prompt_log_probs(self, prompt):
         self._require_weights()
         return self._generator.prompt_log_probs(prompt)
+
+    def _prove_once(self) -> None:
+        """The first weights decide, because random ones of `load_format=dummy` would hide a wrong mask."""
+        if not self._proved:
+            prove_decoding(self._generator)
+            self._proved = True
 
     def _require_weights(self) -> None:
         if why := ASLEEP if self._come_back else self._why_not_ready:
@@ -182,8 +193,10 @@ class HFServer:
         await self._batcher.exclusive(self._sink.load, bucket)
 
     async def finish_weight_update(self, global_steps: int | None) -> str:
-        """Checksum of the updated model; raises WeightError when a weight is missing."""
+        """Checksum of the updated model. Raises WeightError when a weight is missing, RuntimeError when the first weights
+        decode wrongly."""
         checksum = await self._batcher.exclusive(self._sink.finish)
+        await self._batcher.exclusive(self._prove_once)
         if global_steps is not None:
             self.global_steps = global_steps
         self._sink, self._checksum, self._why_not_ready = None, checksum, None

@@ -19,7 +19,8 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from verl_credit.policy.decoding import GrowingCache, grouped_decode_attention
+from verl_credit.policy.cache import RowCache
+from verl_credit.policy.decoding import decoding, require_decodable
 from verl_credit.policy.sampling import inverse_cdf
 
 
@@ -37,9 +38,15 @@ class ModelDecoder:
     """A transformers causal language model with its key-value cache; contexts are padded on the left.
 
     The distribution is the one at temperature 1 over the whole vocabulary, float64 [R, V], as the rollout server draws from.
+    Raises ValueError for a model whose layers have a recurrent state, which the padding would enter.
     """
 
     def __init__(self, model: PreTrainedModel, pad_token_id: int):
+        require_decodable(model)
+        if RowCache(model.config).recurrent:
+            raise ValueError(
+                f"model_type={model.config.model_type}: only models without recurrent layers are sampled"
+            )
         self._model, self._pad = model, pad_token_id
 
     @torch.inference_mode()
@@ -52,7 +59,7 @@ class ModelDecoder:
             visible_R_L[row, : width - len(context)] = False
         self._visible_R_L, self._depth, self._width = visible_R_L, 0, width
         self._length_R = visible_R_L[:, :width].sum(dim=1)
-        self._cache = GrowingCache(self._model.config.num_hidden_layers)
+        self._cache = RowCache(self._model.config)
         positions_R_P = (visible_R_L[:, :width].long().cumsum(dim=1) - 1).clamp(min=0)
         padded = not bool(visible_R_L.all())
         return self._forward(ids_R_P, positions_R_P, visible_R_L[:, :width] if padded else None)
@@ -63,13 +70,13 @@ class ModelDecoder:
         if len(parent_R) != rows or not torch.equal(parent_R, torch.arange(rows)):
             self._cache.select_rows(parent_R)
             self._visible_R_L, self._length_R = self._visible_R_L[parent_R], self._length_R[parent_R]
-        mask = self._visible_R_L[:, None, None, : self._width + self._depth + 1]
+        mask = self._visible_R_L[:, : self._width + self._depth + 1]
         positions_R_1 = (self._length_R + self._depth)[:, None]
         self._depth += 1
         return self._forward(token_R[:, None], positions_R_1, mask)
 
     def _forward(self, ids: torch.Tensor, positions: torch.Tensor, mask) -> torch.Tensor:
-        with grouped_decode_attention(self._model):
+        with decoding(self._model):
             output = self._model(
                 input_ids=ids,
                 position_ids=positions,

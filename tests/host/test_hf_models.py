@@ -1,0 +1,106 @@
+"""The rollout server's model: of the class that verl trains, with its family's attention, or refused with the reason."""
+
+import asyncio
+from math import inf
+from types import SimpleNamespace
+
+import pytest
+import torch
+from transformers import AutoConfig
+from verl.utils.model import get_hf_auto_model_class
+
+from kit.decoded_families import config_of, model_of, row_log_probs
+from verl_credit.host.hf_rollout.batcher import RequestBatcher
+from verl_credit.host.hf_rollout.model import build_model, max_model_len
+from verl_credit.host.hf_rollout.server import HFServer
+from verl_credit.host.hf_rollout.sync import WeightError, checksum, weight_buckets
+from verl_credit.policy import decodable
+from verl_credit.policy.generation import BatchGenerator
+from verl_credit.policy.sampling import SamplingParams
+
+VISION = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 32}
+
+
+def config_for(family, architecture):
+    if family == "qwen3_5":
+        text = config_of("qwen3_5_text").to_dict()
+        config = AutoConfig.for_model("qwen3_5", text_config=text, vision_config=VISION)
+    else:
+        config = config_of(family)
+    config.architectures = [architecture]
+    return config
+
+
+def server_with(config):
+    """A server as after its start with random weights, without verl's configurations."""
+    rollout = SimpleNamespace(dtype="float32", load_format="dummy")
+    model = build_model(
+        SimpleNamespace(hf_config=config, trust_remote_code=False), rollout, torch.device("cpu")
+    )
+    server = object.__new__(HFServer)
+    server.config, server._max_tokens, server.global_steps = rollout, inf, None
+    server._model, server._come_back, server._why_not_ready = model, None, None
+    server._max_model_len = max_model_len(model.config, None)
+    server._generator = BatchGenerator(model, pad_token_id=0)
+    server._batcher = RequestBatcher(server._generate, max_batch_size=8, quiet_seconds=0)
+    return server
+
+
+async def update(server, trained):
+    digests, weights = {}, trained.state_dict().items()
+    await server.begin_weight_update()
+    async for bucket in weight_buckets(weights, digests, dtype=torch.float32, bucket_bytes=100_000):
+        await server.load_weight_bucket(bucket)
+    assert await server.finish_weight_update(1) == checksum(digests)
+
+
+async def answers(server, trained, prompt):
+    await update(server, trained)
+    scored = await server.generate(prompt, {"prompt_logprobs": 0}, "")
+    sampled = await server._batcher.submit(prompt, SamplingParams(12, seed=1))
+    return [value for (value,) in scored.extra_fields["prompt_logprobs"][:-1]], sampled
+
+
+@pytest.mark.parametrize(("family", "architecture"), [
+    ("gpt_oss", "GptOssForCausalLM"), ("qwen3_5_text", "Qwen3_5ForCausalLM"),
+    ("qwen3_5", "Qwen3_5ForConditionalGeneration"), ("mistral_swa", "MistralForCausalLM"),
+])  # fmt: skip
+def test_a_server_scores_and_samples_as_the_trained_model_does(family, architecture):
+    config = config_for(family, architecture)
+    trained = model_of(config_for(family, architecture), "eager")
+    assert type(trained).__name__ == architecture
+    assert type(trained) in get_hf_auto_model_class(config)._model_mapping.values()
+    server, prompt = server_with(config), [5, 6, 7, *range(20, 45)]
+    assert type(server._model) is type(trained)
+    scored, sampled = asyncio.run(answers(server, trained, prompt))
+    expected = row_log_probs(trained, [*prompt, *sampled.token_ids])
+    assert torch.tensor(scored + sampled.log_probs) == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_family_that_is_not_decoded_is_refused_before_its_weights_are_made():
+    with pytest.raises(
+        ValueError, match=r"rollout\.name=hf cannot decode model_type=minimax: .*rollout\.name=vllm"
+    ):
+        server_with(config_for("minimax", "MiniMaxForCausalLM"))
+
+
+def test_a_server_whose_first_weights_decode_wrongly_takes_no_requests(monkeypatch):
+    monkeypatch.setattr(decodable, "NOT_DECODED", {})
+    server = server_with(config_for("doge", "DogeForCausalLM"))
+
+    async def update_and_ask():
+        with pytest.raises(RuntimeError, match="model_type=doge samples differ"):
+            await update(server, model_of(config_of("doge"), "eager"))
+        with pytest.raises(WeightError, match="a weight update has begun and not finished"):
+            await server._batcher.submit([5, 6], SamplingParams(2))
+
+    asyncio.run(update_and_ask())
+
+
+def test_longrope_leaves_the_positions_of_the_models_first_context():
+    rope = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [4.0] * 4, "factor": 4.0}
+    rope |= {"original_max_position_embeddings": 64, "rope_theta": 10000.0}
+    config = config_of("phi3", rope_parameters=rope, original_max_position_embeddings=64)
+    assert max_model_len(config, None) == 64
+    with pytest.raises(ValueError, match="max_model_len=65: .* 64 positions"):
+        max_model_len(config, 65)

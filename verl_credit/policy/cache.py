@@ -1,0 +1,142 @@
+"""What a batch of rows has read: keys and values that append in place, and recurrent states as transformers keeps them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from transformers import PreTrainedConfig
+from transformers.cache_utils import (
+    Cache,
+    DynamicCache,
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    LinearAttentionAndFullAttentionLayer,
+    LinearAttentionLayer,
+)
+
+_SPARE_TOKENS = 64  # spare length of a cache, so that an append rarely has to copy all of it
+
+
+class _GrowingLayer(DynamicLayer):
+    """Stores a layer's keys and values [B, heads, length, head_dim] as views of a longer buffer.
+
+    transformers' own dynamic layer concatenates at every step, which copies the whole cache for each new token. A layer
+    with a sliding window keeps all tokens too: the mask has the window, whatever padding lies inside it.
+    """
+
+    def __init__(self, most: int | None) -> None:
+        super().__init__()
+        self.length, self._most = 0, most
+        self._keys: torch.Tensor | None = None
+        self._values: torch.Tensor | None = None
+
+    def update(self, key_states, value_states, *args, **kwargs):
+        start, self.length = self.length, self.length + key_states.shape[-2]
+        self._keys = _grown(self._keys, key_states, start, self.length, self._most)
+        self._values = _grown(self._values, value_states, start, self.length, self._most)
+        self._keys[:, :, start : self.length] = key_states
+        self._values[:, :, start : self.length] = value_states
+        self.is_initialized = True
+        self.keys, self.values = self._keys[:, :, : self.length], self._values[:, :, : self.length]
+        return self.keys, self.values
+
+    def get_seq_length(self) -> int:
+        return self.length
+
+    def reorder_cache(self, rows: torch.Tensor) -> None:
+        if self._keys is not None:
+            self._keys, self._values = self._keys.index_select(0, rows), self._values.index_select(0, rows)
+            self.keys, self.values = self._keys[:, :, : self.length], self._values[:, :, : self.length]
+
+    def join(self, others: Sequence[_GrowingLayer]) -> None:
+        if others[0].length:
+            width = max(layer.length for layer in others)
+            keys, values = (
+                torch.cat([_on_the_right(getattr(layer, name), width) for layer in others])
+                for name in ("keys", "values")
+            )
+            self.update(keys, values)
+
+
+class _StateLayer(LinearAttentionLayer):
+    def join(self, others: Sequence[_StateLayer]) -> None:
+        for name, update in (
+            ("conv_states", self.update_conv_state),
+            ("recurrent_states", self.update_recurrent_state),
+        ):
+            if getattr(others[0], name) is not None:
+                update(torch.cat([getattr(layer, name) for layer in others]))
+
+
+class _StateAndGrowingLayer(LinearAttentionAndFullAttentionLayer, _StateLayer, _GrowingLayer):
+    """A layer with both, such as those of Falcon-H1."""
+
+    def __init__(self, most: int | None) -> None:
+        _GrowingLayer.__init__(self, most)
+        LinearAttentionLayer.__init__(self)
+
+    update, get_seq_length = _GrowingLayer.update, _GrowingLayer.get_seq_length
+
+    def reorder_cache(self, rows: torch.Tensor) -> None:
+        _StateLayer.reorder_cache(self, rows)
+        _GrowingLayer.reorder_cache(self, rows)
+
+    def join(self, others: Sequence[_StateAndGrowingLayer]) -> None:
+        _StateLayer.join(self, others)
+        _GrowingLayer.join(self, others)
+
+
+def _grown(
+    buffer: torch.Tensor | None, new: torch.Tensor, used: int, needed: int, most: int | None
+) -> torch.Tensor:
+    if buffer is not None and buffer.shape[2] >= needed:
+        return buffer
+    batch, heads, _, head_dim = new.shape
+    length = needed + max(_SPARE_TOKENS, needed // 4)
+    larger = new.new_empty(batch, heads, length if most is None else min(length, most), head_dim)
+    if buffer is not None:
+        larger[:, :, :used] = buffer[:, :, :used]
+    return larger
+
+
+def _on_the_right(tokens: torch.Tensor, width: int) -> torch.Tensor:
+    """Zeros and not garbage on the left, because a mask turns infinity into NaN."""
+    return torch.nn.functional.pad(tokens, (0, 0, width - tokens.shape[2], 0))
+
+
+class RowCache(Cache):
+    """The cache of a batch of rows, with the kinds of layers that `config` gives.
+
+    `most`: tokens of the longest row, beyond which no memory is taken.
+    """
+
+    def __init__(self, config: PreTrainedConfig, most: int | None = None):
+        kinds = [type(layer) for layer in DynamicCache(config=config).layers]
+        # transformers gives no layers at all where num_kv_shared_layers is 0.
+        kinds = kinds or [DynamicLayer] * config.get_text_config().num_hidden_layers
+        super().__init__(layers=[_layer(kind, most) for kind in kinds])
+
+    @property
+    def recurrent(self) -> bool:
+        """Whether a layer has a state that padding would enter."""
+        return any(isinstance(layer, _StateLayer) for layer in self.layers)
+
+    def select_rows(self, rows: torch.Tensor) -> None:
+        """The rows of the batch become those at the positions `rows`."""
+        self.reorder_cache(rows)
+
+    def join(self, others: Sequence[RowCache]) -> None:
+        """An empty cache gets the rows of all `others`, one after another, with padding on the left of their keys."""
+        for number, layer in enumerate(self.layers):
+            layer.join([other.layers[number] for other in others])
+
+
+def _layer(kind: type, most: int | None) -> Cache:
+    if kind in (DynamicLayer, DynamicSlidingWindowLayer):
+        return _GrowingLayer(most)
+    if kind is LinearAttentionLayer:
+        return _StateLayer()
+    if kind is LinearAttentionAndFullAttentionLayer:
+        return _StateAndGrowingLayer(most)
+    raise NotImplementedError(f"a cache layer {kind.__name__}")
