@@ -18,6 +18,7 @@ from verl_credit.recipe.rules.known import handed_on
 from verl_credit.recipe.unread import unused
 
 MODEL = "actor_rollout_ref.model.path"
+ENGINE = "actor_rollout_ref.rollout.name"
 QWEN3_NEXT = {"model_type": "qwen3_next", "linear_num_key_heads": 4}
 BAMBA = {"model_type": "bamba", "mamba_d_state": 8}
 GEMMA2 = {"model_type": "gemma2", "attn_logit_softcapping": 50.0}
@@ -100,6 +101,14 @@ REFUSED = [  # (config.json, overrides, the key and value that are refused, the 
     (GEMMA2, [f"{ATTENTION}=sdpa"], (ATTENTION, "sdpa"), "auto true branch"),
     ({"model_type": "qwen3"}, [f"{ATTENTION}=sdpa", f"{SCORER}=branch"], (ATTENTION, "sdpa"), "auto true branch"),
 ]  # fmt: skip
+
+
+def test_a_model_that_hf_does_not_decode_is_refused_with_another_engine(of):
+    values = {"model_type": "minimax", "attn_type_list": [0, 1]}
+    with pytest.raises(ConfigError) as caught:
+        check(of(values))
+    assert (caught.value.key, caught.value.value) == (ENGINE, "hf")
+    assert "actor_rollout_ref.rollout.name=vllm" in str(caught.value)
 
 
 @pytest.mark.parametrize("values, overrides, refused, exact", REFUSED)

@@ -36,10 +36,7 @@ def why_not_decoded(config: Mapping[str, Any]) -> str | None:
     """One sentence for a config.json whose model `rollout.name=hf` cannot decode; None for every other."""
     for part in (config, config.get("text_config") or {}):
         if why := NOT_DECODED.get(part.get("model_type", "")):
-            return (
-                f"actor_rollout_ref.rollout.name=hf cannot decode model_type={part['model_type']}: {why}; use "
-                "actor_rollout_ref.rollout.name=vllm"
-            )
+            return f"hf cannot decode model_type={part['model_type']}: {why}; use actor_rollout_ref.rollout.name=vllm"
     return None
 
 

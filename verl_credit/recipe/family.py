@@ -15,6 +15,7 @@ from verl_credit.config.resolved import Config, Tree, data, leaves, select
 from verl_credit.config.settings import CreditSettings
 from verl_credit.errors import ConfigError, PreflightError, show_value
 from verl_credit.names import ROLLOUT_NAME
+from verl_credit.policy.decodable import why_not_decoded
 from verl_credit.policy.families import (
     ATTENTION,
     AUTO,
@@ -88,6 +89,8 @@ def validate_family(config: Tree, settings: CreditSettings) -> None:
         key, use = fault
         beside = {ATTENTION: SCORER if scorer == "branch" else PACKED, PACKED: ATTENTION}.get(key, MODEL)
         raise ConfigError.of(config, key or MODEL, *({beside} - {key or MODEL}), accepted=use)
+    if select(config, ENGINE) == ROLLOUT_NAME and (why := why_not_decoded(values)):
+        raise ConfigError.of(config, ENGINE, MODEL, accepted=why)
     if family.longest is not None:
         _within(config, family.longest, f"{family.name}: {family.why}")
 
