@@ -17,6 +17,7 @@ from verl_credit.recipe.agent_loops import KEYS as TOOL_KEYS
 from verl_credit.recipe.agent_loops import own_loops, tools_given
 from verl_credit.recipe.rules.own import MODULES
 from verl_credit.recipe.rules.trainer_mode import CORRECTION, CORRECTION_DEFAULTS
+from verl_credit.turns.calls import AUTO
 
 
 def register_all() -> None:
@@ -52,7 +53,7 @@ def check_names(config: DictConfig) -> None:
     for key, accepted in {
         "algorithm.adv_estimator": estimators,
         "actor_rollout_ref.actor.policy_loss.loss_mode": POLICY_LOSS_REGISTRY,
-        "actor_rollout_ref.rollout.multi_turn.format": ToolParser._registry,
+        "actor_rollout_ref.rollout.multi_turn.format": {AUTO, *ToolParser._registry},
         DEFAULT: loops | {*own_loops(config)},
     }.items():
         if (value := OmegaConf.select(config, key)) not in accepted:
