@@ -10,6 +10,8 @@ from verl_credit.host.process.verl_checks import line_of, tool_schemas
 from verl_credit.recipe.agent_loops import AT_ONCE, FORMAT
 from verl_credit.turns.calls import AUTO, PARALLEL_CALLS
 
+NO_SUFFIX = "suffix diff failed"  # verl's text
+
 
 def check_template(config: DictConfig, meter) -> str:
     """Check that the chat template writes the tools and their results, and that the run's parser reads its calls. Decides
@@ -66,7 +68,12 @@ def _reason(error: BaseException) -> str:
     raises, too."""
     while error.__context__ is not None:
         error = error.__context__
-    return line_of(error)[:300]
+    line = line_of(error)[:300]
+    return (
+        f"{line}: it writes the dialogue before a result anew, and verl only appends"
+        if NO_SUFFIX in line
+        else line
+    )
 
 
 def _no_schema(config: DictConfig, meter, tools: str, own: str) -> str:
