@@ -9,12 +9,12 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+from verl_credit.config.keys import AUTO
 from verl_credit.errors import PreflightError
 from verl_credit.names import AGENT_NAME, AGENTS
 from verl_credit.recipe.agent_loops import FORMAT
 from verl_credit.recipe.asked import READ, SHOWN, asked
 from verl_credit.recipe.doctor.data import Row
-from verl_credit.turns.calls import AUTO
 from verl_credit.turns.reward.golds import doubt, gold_answers
 from verl_credit.turns.reward.qa import BOXED, answer_form, stated_form
 

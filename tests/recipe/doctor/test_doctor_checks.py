@@ -14,13 +14,13 @@ from kit.machine import FAIL, MACHINE, PASS, SKIP, WARN, on_cuda, says
 from kit.recipes import load_config
 from verl_credit.cli import main
 from verl_credit.cli.train import start, with_verl
+from verl_credit.config.keys import AUTO
 from verl_credit.errors import ConfigError, PreflightError
 from verl_credit.recipe.agent_loops import AT_ONCE, FORMAT
 from verl_credit.recipe.doctor import checks
 from verl_credit.recipe.doctor.checks import CHECKS, Check, Stage, Train, before_training, examine, require
 from verl_credit.recipe.doctor.context import DECIDED, Context, VerlProcess
 from verl_credit.recipe.doctor.result import Status, failed, passed, skipped, warned
-from verl_credit.turns.calls import AUTO
 
 LAB = load_config("lab", [])
 

@@ -8,6 +8,7 @@ from omegaconf import OmegaConf
 from kit.byte_world import make_tokenizer
 from kit.call_templates import FAMILIES
 from kit.recipes import load_config
+from verl_credit.cli.recipe.stages import explanation
 from verl_credit.config.fit import DEFAULT
 from verl_credit.errors import ConfigError, PreflightError
 from verl_credit.host.process.call_format import RESULTS
@@ -283,3 +284,10 @@ def test_the_reason_is_the_template_s_own(tmp_path):
     )
     with pytest.raises(PreflightError, match="cannot write what a search returns .*TemplateError: no name"):
         check(raises.replace("{{ m.content }}", "{{ m.content + '' }}"))
+
+
+def test_explain_says_what_the_template_decides():
+    said = f"decided before the start, by the model's chat template: {FORMAT}=auto, {AT_ONCE}=auto"
+    assert said in explanation("lab", load_config("lab", []))
+    named = load_config("lab", [f"{FORMAT}=hermes", f"{AT_ONCE}=2"])
+    assert "decided before the start" not in explanation("lab", named)

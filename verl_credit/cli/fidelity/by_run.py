@@ -29,6 +29,7 @@ from verl_credit.cli.another_run import (
 )
 from verl_credit.cli.fidelity.policies import Policy
 from verl_credit.config.fit import DEFAULT
+from verl_credit.config.keys import AUTO
 from verl_credit.errors import ConfigError, PreflightError
 from verl_credit.names import AGENT_NAME, MEASURE_MODE, ROLLOUT_NAME
 from verl_credit.recipe.agent_loops import FORMAT, MULTI_TURN, tools_given
@@ -40,7 +41,7 @@ from verl_credit.records.run.progress import say_at_once
 from verl_credit.records.run.state import deciding_keys
 from verl_credit.study.fidelity.request import REQUEST, RESULT, ROLLOUTS, TABLE, Request, check_about
 from verl_credit.study.fidelity.values import VALUES
-from verl_credit.turns.calls import AUTO, NO_TOOL
+from verl_credit.turns.calls import NO_TOOL
 
 DECIDES = ("search.", "reward.", "data.max_", "actor_rollout_ref.rollout.", "actor_rollout_ref.model.")
 """The keys that, beside the weights, decide a rollout's continuation and its reward."""

@@ -11,6 +11,7 @@ from dataclasses import asdict
 
 from omegaconf import DictConfig, OmegaConf
 
+from verl_credit.config.keys import AUTO
 from verl_credit.errors import ConfigError, PreflightError
 from verl_credit.host.process.call_format import settle
 from verl_credit.host.process.template_check import check_template
@@ -21,7 +22,6 @@ from verl_credit.recipe.doctor.context import DECIDED, Context
 from verl_credit.recipe.doctor.lengths import NotHere, PromptMeter
 from verl_credit.recipe.doctor.result import Result, passed, skipped, warned
 from verl_credit.recipe.machine import gather
-from verl_credit.turns.calls import AUTO
 
 # Read by Ray and verl in this process and handed on to every worker.
 ENVIRONMENT = {

@@ -9,9 +9,10 @@ from functools import cached_property
 
 from omegaconf import DictConfig, OmegaConf
 
+from verl_credit.config.keys import AUTO
 from verl_credit.host.process.verl_checks import line_of
 from verl_credit.recipe.agent_loops import AT_ONCE, FORMAT
-from verl_credit.turns.calls import AUTO, NO_TOOL, PARALLEL_CALLS
+from verl_credit.turns.calls import NO_TOOL, PARALLEL_CALLS
 from verl_credit.turns.search.protocol import SCHEMA
 
 QUESTION = [{"role": "user", "content": "Where does the Nile end?"}]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from omegaconf import DictConfig, OmegaConf
 
+from verl_credit.config.keys import AUTO
 from verl_credit.errors import PreflightError
 from verl_credit.host.process.call_format import QUESTION, RESULTS, CallForm, settle
 from verl_credit.host.process.verl_checks import line_of, tool_schemas
 from verl_credit.recipe.agent_loops import AT_ONCE, FORMAT
-from verl_credit.turns.calls import AUTO, PARALLEL_CALLS
+from verl_credit.turns.calls import PARALLEL_CALLS
 
 NO_SUFFIX = "suffix diff failed"  # verl's text
 

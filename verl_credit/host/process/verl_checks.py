@@ -11,13 +11,13 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 
 from verl_credit.config.fit import DEFAULT, turns_at_most
+from verl_credit.config.keys import AUTO
 from verl_credit.errors import ConfigError, PreflightError
 from verl_credit.host.registry import register_parts
 from verl_credit.recipe.agent_loops import KEYS as TOOL_KEYS
 from verl_credit.recipe.agent_loops import own_loops, tools_given
 from verl_credit.recipe.rules.own import MODULES
 from verl_credit.recipe.rules.trainer_mode import CORRECTION, CORRECTION_DEFAULTS
-from verl_credit.turns.calls import AUTO
 
 
 def register_all() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 
-import regex
 from verl.experimental.agent_loop.tool_parser import FunctionCall, GptOssToolParser, ToolParser
 
 from verl_credit.turns.calls import READERS
@@ -46,10 +45,9 @@ class HarmonyParser(GptOssToolParser):
 
     def __init__(self, tokenizer) -> None:
         super().__init__(tokenizer)
-        self.tool_call_pattern = regex.compile(
-            r"to=functions\.([^\s<]+)(?:<\|channel\|>commentary)?\s*(?:<\|constrain\|>)?(?:json)?\s*<\|message\|>"
-            r"(.*?)<\|call\|>",
-            regex.DOTALL,
+        self.tool_call_pattern = (
+            r"(?s)to=functions\.([^\s<]+)(?:<\|channel\|>commentary)?\s*(?:<\|constrain\|>)?(?:json)?\s*<\|message\|>"
+            r"(.*?)<\|call\|>"
         )
 
 

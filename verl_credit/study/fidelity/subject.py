@@ -15,13 +15,14 @@ from omegaconf import DictConfig
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
+from verl_credit.config.keys import AUTO
 from verl_credit.errors import PreflightError, one_line
 from verl_credit.policy.packed import PackedPolicy
 from verl_credit.study.fidelity.rows import turn_batch
 from verl_credit.study.forward import PackedRows
 from verl_credit.study.probe.checkpoint import build_model, read_checkpoint
 from verl_credit.turns.book import TurnBatch
-from verl_credit.turns.calls import AUTO, PARALLEL_CALLS
+from verl_credit.turns.calls import PARALLEL_CALLS
 from verl_credit.turns.scorers import Forward
 from verl_credit.worlds.lab.evaluate import LocalRetriever
 from verl_credit.worlds.rollouts.protocol import Limits, Protocol, State

@@ -10,7 +10,6 @@ from verl_credit.turns.calls.marks import marked
 from verl_credit.turns.calls.mistral import read_mistral
 from verl_credit.turns.calls.turn import Call, TurnCalls
 
-AUTO = "auto"
 NO_TOOL = "hermes"
 """The format of a run whose policy calls no tool: verl makes a parser all the same."""
 PARALLEL_CALLS = 4
@@ -28,4 +27,4 @@ def shown_calls(text: str, form: str) -> tuple[int, int]:
     return own.opened + opened, own.closed + closed
 
 
-__all__ = ["AUTO", "NO_TOOL", "PARALLEL_CALLS", "READERS", "Call", "TurnCalls", "shown_calls"]
+__all__ = ["NO_TOOL", "PARALLEL_CALLS", "READERS", "Call", "TurnCalls", "shown_calls"]
