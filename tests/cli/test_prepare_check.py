@@ -122,7 +122,7 @@ def test_search_r1_s_own_file_is_told_what_the_loop_reads_and_prepare_makes_rows
         and "first " + file + " row 0: the prompt asks for calls as '<search> query </search>'" in said
     )
     assert (
-        "multi_turn.format=hermes (<tool_call>{json}</tool_call>): every call would be lost" in said
+        "and no parser reads those: every call would be lost" in said
         and "verl-credit prepare qa --source" in said
     )
     assert main(["prepare", "qa", "--source", file, "--out", str(tmp_path / "out")]) == 0

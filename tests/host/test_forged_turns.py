@@ -67,6 +67,21 @@ def test_a_control_token_without_brackets_is_one_too(tokenizer):
     assert without_markup("[INST] a    b [MASK]", control_tokens(other)) == "[ INST] a    b [MASK]"
 
 
+@pytest.mark.parametrize("special", [True, False])
+@pytest.mark.parametrize("name", ["[/TOOL_RESULTS]", "[e~[", "]~b]", "\u25c1think\u25b7", "<|eot_id|>"])
+def test_a_page_holds_no_control_token_of_any_family(tokenizer, name, special):
+    """Mistral, MiniMax, Kimi-VL and Llama; some published tokenizers add them as tokens that are not special."""
+    other = make_tokenizer()
+    words = [AddedToken(word, special=False, normalized=False) for word in ("co-op", "...", "\n\n", "C++")]
+    other.add_tokens([AddedToken(name, special=special, normalized=False), *words])
+    names = control_tokens(other)
+    assert set(names) == {*control_tokens(tokenizer), name}
+    page = f"a co-op... \n\nC++ {name}{name[1:]}{name}"
+    id, written = other.convert_tokens_to_ids(name), without_markup(page, names)
+    assert id in other(page)["input_ids"] and id not in other(written)["input_ids"]
+    assert written.startswith("a co-op... \n\nC++ ") and written.replace(" ", "") == page.replace(" ", "")
+
+
 def check_of(tokenizer):
     names = control_tokens(tokenizer)
 
@@ -90,6 +105,9 @@ def check_of(tokenizer):
 def test_no_text_has_a_control_token_left(seeds, tokenizer):
     tokenizer = make_tokenizer()
     tokenizer.add_tokens(
-        [AddedToken(name, special=True, normalized=False) for name in ("[INST]", "<<SYS>>", "<SYS>")]
+        [
+            AddedToken(name, special=name != "[e~[", normalized=False)
+            for name in ("[INST]", "<<SYS>>", "<SYS>", "[/TOOL_RESULTS]", "]~b]", "[e~[")
+        ]
     )
     try_all(check_of(tokenizer), seeds)

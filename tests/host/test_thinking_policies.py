@@ -5,6 +5,9 @@ import pytest
 from kit.played import each_recipe_once
 from kit.thinking import CALLS, FORM, call_in, ended, thinking_tokenizer, thought_in
 from kit.trajectories import policy_text, record, run
+from verl_credit.recipe.asked import READ
+from verl_credit.turns.calls import READERS
+from verl_credit.turns.calls.marks import MARKS
 from verl_credit.turns.reward.qa import compute_score
 from verl_credit.turns.thoughts import FORMS
 from verl_credit.worlds.lab.protocol import answer_turn, search_turn
@@ -16,6 +19,7 @@ OWN_FORM = {
     "gpt-oss": "<|channel|>analysis<|message|>",
     "gemma4": "<|channel>thought\n",
     "seed": "<seed:think>",
+    "harmony": "<|channel|>analysis<|message|>",
 }
 CASES = [(parser, form) for parser in CALLS for form in {"<think>": 0, OWN_FORM.get(parser, "[THINK]"): 0}]
 
@@ -39,13 +43,13 @@ def em(output) -> float:
     return compute_score("x", "", "c", {"credit": record(output)})["em"]
 
 
-def test_the_table_of_calls_has_every_parser_of_verl():
+def test_the_tables_have_every_parser_of_verl_and_of_ours():
     from verl.experimental.agent_loop.tool_parser import ToolParser
 
-    assert set(ToolParser._registry) >= set(CALLS)
-    assert {name for name, one in ToolParser._registry.items() if one.__module__.startswith("verl.")} == set(
-        CALLS
-    )
+    from verl_credit.host.rollout import tool_parsers  # noqa: F401  (the import registers ours)
+
+    known = {name for name, one in ToolParser._registry.items() if one.__module__.startswith("verl")}
+    assert known == set(CALLS) == {*MARKS, *READERS} == set(READ)
 
 
 @pytest.mark.parametrize("parser, form", CASES)

@@ -1,4 +1,4 @@
-"""Turns of policies that think, for every tool parser of verl: calls as each writes them, thoughts in every known form."""
+"""Turns of policies that think, for every parser of verl and of ours: calls as each reads them, thoughts in every form."""
 
 from __future__ import annotations
 
@@ -23,12 +23,18 @@ CALLS = {
     f"</{_DSML}parameter>\n</{_DSML}invoke>\n</{_DSML}tool_calls>",
     "gpt-oss": "<|start|>assistant<|channel|>commentary to=functions.search <|constrain|>json<|message|>"
     '{{"query": "{}"}}<|call|>',
+    "harmony": "<|channel|>commentary to=functions.search <|constrain|>json<|message|>"
+    '{{"query": "{}"}}<|call|>',
+    "llama3": '{{"name": "search", "parameters": {{"query": "{}"}}}}',
+    "mistral": '[TOOL_CALLS]search[ARGS]{{"query": "{}"}}',
+    "lfm2": '<|tool_call_start|>[search(query="{}")]<|tool_call_end|>',
     "gemma4": '<|tool_call>call:search{{query:<|"|>{}<|"|>}}<tool_call|>',
 }
 FORM = "actor_rollout_ref.rollout.multi_turn.format={}"
 SPECIAL = [
     *("[THINK]", "[/THINK]", "<|channel>", "<channel|>", "<|channel|>", "<|message|>", "<|end|>", "<|start|>", "<|call|>"),
     *("<|constrain|>", "<|return|>", "<|tool_call>", "<tool_call|>", '<|"|>'),
+    *("[TOOL_CALLS]", "[ARGS]", "<|tool_call_start|>", "<|tool_call_end|>"),
 ]  # fmt: skip
 
 

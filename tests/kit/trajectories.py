@@ -15,6 +15,8 @@ REQUIRED = [
     "search.url=http://127.0.0.1:9",
     "search.max_searches=2",
     "search.max_new_tokens=200",
+    "actor_rollout_ref.rollout.multi_turn.format=hermes",  # as the start decides it by the lab's template
+    "actor_rollout_ref.rollout.multi_turn.max_parallel_calls=4",
 ]
 
 
@@ -29,6 +31,7 @@ def run(
     tools=(),
     max_tokens=None,
     versions=(),
+    model_type="qwen3",
     **row,
 ):
     """(output, policy) of one trajectory; ``lookup`` replaces the search, ``tools`` are what the worker has loaded.
@@ -57,7 +60,7 @@ def run(
             dataset_cls=RLHFDataset,
             data_config=DictConfigWrap(config.data),
             tools=ToolListWrap(list(tools)),
-            hf_model_type="qwen3",
+            hf_model_type=model_type,
         )
         policy.tools = [schema["function"]["name"] for schema in loop.tool_schemas]
         if getattr(loop, "search", None) is not None:

@@ -9,6 +9,9 @@ from verl_credit.recipe.rows import Reads, look_at
 
 ASKS = "Write it between <answer> and </answer>. "
 HERMES = 'Call it with <tool_call>\n{"name": "search"}\n</tool_call>. '
+LLAMA = (
+    'Respond in the format {"name": function name, "parameters": dictionary of argument name and its value}. '
+)
 CODER = "Call it with <tool_call>\n<function=search>\n<parameter=query>x</parameter></function></tool_call>. "
 SEARCH = "Search with <search> query </search>. "
 
@@ -64,9 +67,11 @@ def test_a_doubtful_answer_is_said_and_mathematics_is_not_doubted():
 @pytest.mark.parametrize(
     "text, reads, said",
     [
-        (SEARCH, Reads(), "'<search> query </search>', and the run's loop reads those of .*format=hermes.*prepare qa"),
-        (CODER, Reads(), "'<function=', .*format=hermes.*: every call would be lost; set .*multi_turn.format=qwen3_coder"),
+        (SEARCH, Reads(), "'<search> query </search>', and no parser reads those: every call would be lost; .*prepare qa"),
+        (SEARCH, Reads("hermes"), "'<search> query </search>', and the run's loop .*format=hermes.*prepare qa"),
+        (CODER, Reads("hermes"), "'<function=', .*format=hermes.*: every call would be lost; set .*format=qwen3_coder"),
         (HERMES, Reads("qwen3_coder"), "'<tool_call>', .*set .*multi_turn.format=hermes"),
+        (LLAMA, Reads("mistral"), "'{\"name\": function name, \"parameters\":', .*set .*multi_turn.format=llama3"),
         ("Write Action: Search[query]. ", Reads(), "'Action: Search'"),
         ("Write <|begin_of_query|> query <|end_of_query|>. ", Reads(), r"'<\|begin_of_query\|>'"),
     ],
@@ -86,6 +91,8 @@ def test_prompts_that_ask_for_calls_which_the_loop_does_not_read_are_refused(tex
     [
         (HERMES, Reads()),
         (CODER, Reads("qwen3_coder")),
+        (CODER, Reads()),  # auto: the chat template decides
+        (LLAMA, Reads("llama3")),
         (HERMES + SEARCH, Reads()),  # it names what is read, too
         (SEARCH, Reads("a_parser_of_ones_own")),
         (SEARCH, Reads(default_loop="my_loop")),

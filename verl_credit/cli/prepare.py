@@ -51,7 +51,7 @@ def prepare_check(
         str | None, Option(help="whose chat template and tokens: a folder or a hub name")
     ] = None,
     no_search: Annotated[bool, Option("--no-search", help="for runs with search.max_searches=0")] = False,
-    calls: Annotated[str, Option("--format", help="multi_turn.format of the run")] = "hermes",
+    calls: Annotated[str, Option("--format", help="multi_turn.format of the run")] = "auto",
 ) -> int:
     """Prints a row in the policy's form and what is odd about the rows. Exit code 4, and one line, for what cannot train."""
     from verl_credit.errors import ExitCode

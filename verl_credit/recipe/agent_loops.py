@@ -12,6 +12,8 @@ from verl_credit.errors import ConfigError
 from verl_credit.names import AGENT_NAME, AGENTS, TURN_AGENT
 
 MULTI_TURN = "actor_rollout_ref.rollout.multi_turn"
+FORMAT, AT_ONCE = f"{MULTI_TURN}.format", f"{MULTI_TURN}.max_parallel_calls"
+"""How a call is written, and the calls of a turn that are made; ``auto`` is decided by the chat template."""
 KEYS = ("tool_config_path", "function_tool_path")
 TOOLS = f"{MULTI_TURN}.tool_config_path"
 FAILED = "Error executing tool"  # verl's observation begins so when a tool raised

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from verl_credit.turns.reward.qa import BOXED, TAG
 
-VERLS = {
+READ = {
     "hermes": r"<tool_call>(?!\s*<function=|[^<{]*<arg_key>)",
     "qwen3_coder": r"<function=",
     "glm": r"<arg_key>",
@@ -21,10 +21,14 @@ VERLS = {
     "gpt-oss": r"to=functions\.",
     "deepseek_v4": "<\uff5cDSML\uff5c",
     "gemma4": r"<\|tool_call>",
+    "llama3": r"{\"name\": [^{}]*\"parameters\":",
+    "mistral": r"\[TOOL_CALLS\]",
+    "lfm2": r"<\|tool_call_start\|>",
+    "harmony": r"to=functions\.",
 }
-"""What verl's parsers read, by ``multi_turn.format``."""
+"""What the parsers of verl and of verl_credit read, by ``multi_turn.format``."""
 CALLS = {
-    **VERLS,
+    **READ,
     # Search-R1, ReSearch and others; a pair, because HTML has the tag, too
     "tags": r"<(search|web_search|search_query|tool_use|function_calls?)>[^<]*</\1>",
     "tokens": r"<\|begin_of_query\|>|<\|begin_search_query\|>",

@@ -9,23 +9,25 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+from verl_credit.config.keys import AUTO
 from verl_credit.errors import PreflightError
 from verl_credit.names import AGENT_NAME, AGENTS
-from verl_credit.recipe.asked import SHOWN, VERLS, asked
+from verl_credit.recipe.agent_loops import FORMAT
+from verl_credit.recipe.asked import READ, SHOWN, asked
 from verl_credit.recipe.doctor.data import Row
 from verl_credit.turns.reward.golds import doubt, gold_answers
 from verl_credit.turns.reward.qa import BOXED, answer_form, stated_form
 
 OURS = "pkg://verl_credit.turns.reward.qa"
 """``reward.custom_reward_function.path`` of a run whose reward is ours."""
-FORMAT = "actor_rollout_ref.rollout.multi_turn.format"
 
 
 class Reads(NamedTuple):
     """What a run reads of what its policy writes."""
 
-    format: str = "hermes"
-    """``multi_turn.format``: the parser of calls. A name that verl does not have is the user's parser."""
+    format: str = AUTO
+    """``multi_turn.format``: the parser of calls. A name that is unknown here is the user's parser. With ``auto`` no chat
+    template has decided it yet, and a prompt may ask for any form that some parser reads."""
     calls: bool = True
     """The run has a tool."""
     answers: bool = True
@@ -84,8 +86,9 @@ def _unread(rows: Iterable[Row], reads: Reads) -> Iterator[Finding]:
     calls, answers, unasked, said = [], [], [], {}
     for row in rows:
         asks, form = asked(row.prompt), answer_form(row.truth)
-        known = reads.format in VERLS and (row.agent or reads.default_loop) in AGENTS
-        if asks.calls and not (reads.calls and (not known or reads.format in asks.calls)):
+        read = READ.keys() if reads.format == AUTO else READ.keys() & {reads.format}
+        known = read and (row.agent or reads.default_loop) in AGENTS
+        if asks.calls and not (reads.calls and (not known or asks.calls.keys() & read)):
             calls.append(row)
             said.setdefault("call", asks.calls)
         if reads.answers and form not in asks.answers and asks.answers:
@@ -119,15 +122,17 @@ def _lost_calls(asks: dict[str, str], reads: Reads) -> str:
         return f"the prompt asks for calls as {shown!r}, and the run has no tool (search.max_searches=0)"
     way = (
         f"set {FORMAT}={form}, whose parser reads them"
-        if form in VERLS
+        if form in READ
         else "write the prompt without them: the chat template adds the search tool and how it is called (`verl-credit "
         "prepare qa --source FILE --out DIR` does it for a file with questions and answers), or name a parser of your own "
-        "there"
+        f"in {FORMAT}"
     )
     reads_as = {"hermes": " (<tool_call>{json}</tool_call>)", "qwen3_coder": " (<function=NAME>)"}.get(
         reads.format, ""
     )
-    return (
-        f"the prompt asks for calls as {shown!r}, and the run's loop reads those of {FORMAT}={reads.format}{reads_as}: "
-        f"every call would be lost; {way}"
+    whose = (
+        "no parser reads those"
+        if reads.format == AUTO
+        else f"the run's loop reads those of {FORMAT}={reads.format}"
     )
+    return f"the prompt asks for calls as {shown!r}, and {whose}{reads_as}: every call would be lost; {way}"

@@ -147,7 +147,7 @@ def test_a_file_whose_prompts_ask_for_another_protocol_is_refused(config, tmp_pa
     parquet.write_table(pa.Table.from_pylist(rows), path)
     config.data.train_files = path
     found = looked_at(config, "data.train_files")["data.train_files"]
-    assert says(found, FAIL, "16 of 16 rows", "'<search> query </search>'", "multi_turn.format=hermes")
+    assert says(found, FAIL, "16 of 16 rows", "'<search> query </search>'", "no parser reads those")
     config.actor_rollout_ref.rollout.multi_turn.format = "tags_of_my_own"
     assert says(looked_at(config, "data.train_files")["data.train_files"], PASS, "16 rows")
     for row in rows:

@@ -243,16 +243,24 @@ def started(tmp_path, rows, url):
     return main(["train", "--config-name", "search_cpu", *arguments])
 
 
-def test_the_index_goes_into_the_run_s_configuration(server, tmp_path, monkeypatch, capsys):
+def test_the_index_and_what_the_template_decides_go_into_the_run_s_configuration(
+    server, tmp_path, monkeypatch, capsys
+):
     """What the trainer, the checkpoint and config.yaml read."""
     server.info = {"fingerprint": "ab12"}
     seen = []
     monkeypatch.setattr("verl_credit.host.process.launch.check_with_verl", seen.append)
     monkeypatch.setattr("verl_credit.host.process.launch.launch", lambda config, say: seen.append(config))
     assert started(tmp_path, [GOOD] * 8, server.url) == 0
-    assert "the longest answers of a row: 5 x 2 tokens" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "the longest answers of a row: 5 x 2 tokens" in said
+    assert "auto: multi_turn.format=hermes, multi_turn.max_parallel_calls=4" in said
+    saved = OmegaConf.load(tmp_path / "run/config.yaml")
+    for config in (*seen, saved):  # what the template decides
+        multi_turn = config.actor_rollout_ref.rollout.multi_turn
+        assert (multi_turn.format, multi_turn.max_parallel_calls) == ("hermes", 4)
     assert [config.search.index_fingerprint for config in seen] == ["ab12"] * 2
-    assert OmegaConf.load(tmp_path / "run/config.yaml").search.index_fingerprint == "ab12"
+    assert saved.search.index_fingerprint == "ab12"
 
 
 def test_answers_that_do_not_fit_their_rows_exit_4(server, tmp_path, monkeypatch, capsys):

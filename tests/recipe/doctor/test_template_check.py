@@ -3,20 +3,28 @@
 import json
 
 import pytest
+from omegaconf import OmegaConf
 
 from kit.byte_world import make_tokenizer
+from kit.call_templates import FAMILIES
 from kit.recipes import load_config
+from verl_credit.cli.recipe.stages import explanation
 from verl_credit.config.fit import DEFAULT
 from verl_credit.errors import ConfigError, PreflightError
-from verl_credit.host.process.template_check import RESULT, check_template
-from verl_credit.recipe.agent_loops import MULTI_TURN
+from verl_credit.host.process.call_format import RESULTS
+from verl_credit.host.process.template_check import check_template
+from verl_credit.recipe.agent_loops import AT_ONCE, FORMAT, MULTI_TURN
 from verl_credit.recipe.doctor.lengths import PromptMeter
 from verl_credit.recipe.rules import validate
 from verl_credit.worlds.lab.protocol import CHAT_TEMPLATE
 
 TOOLS = "{% for t in tools or [] %}{{ t | tojson }}\n{% endfor %}"
 HEAD = "<|im_start|>{{ m.role }}\n"
-CALLS = "{% for c in m.tool_calls or [] %}{{ c.function.name }}{% endfor %}"
+CALLS = (
+    "{% for c in m.tool_calls or [] %}<tool_call>\n"
+    '{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}'
+    "\n</tool_call>{% endfor %}"
+)
 HEADER = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 
 
@@ -63,7 +71,7 @@ def check(template, *overrides, model="acme/policy"):
 
 @pytest.mark.parametrize("template", [WHOLE, THINKS])
 def test_a_template_that_writes_tools_and_their_results_passes(template):
-    assert check(template) == "the search tool and what a search returns"
+    assert check(template).startswith("the search tool and what a search returns")
     check(template, "+data.apply_chat_template_kwargs.enable_thinking=false")
 
 
@@ -74,7 +82,7 @@ def test_a_template_that_writes_tools_and_their_results_passes(template):
         (None, "writes the same text with and without"),  # the lab's own
         (NO_RESULT, "leaves out what a search returns .*'<|im_start|>assistant"),
         (RAISES, "cannot write what a search returns .*TemplateError: no role tool"),
-        (REWRITES, "cannot write what a search returns .*suffix diff failed"),
+        (REWRITES, "cannot write what a search returns .*suffix diff failed.*verl only appends"),
         ("{{ messages.nobody.knows }}", "cannot write a question: UndefinedError"),
     ],
 )
@@ -93,29 +101,25 @@ def test_tools_of_the_recipe_are_written_where_nothing_searches(tmp_path):
         f"{DEFAULT}=turn_agent",
         f"{MULTI_TURN}.function_tool_path={tmp_path}/tools.py",
     )
-    assert check(WHOLE, *own) == "the recipe's tools and what a tool returns"
+    assert check(WHOLE, *own).startswith(
+        "the recipe's tools and what a tool returns; auto: multi_turn.format=hermes"
+    )
     with pytest.raises(PreflightError, match="the same text with and without the recipe's tools"):
         check(NO_TOOLS, *own)
     with pytest.raises(PreflightError, match="leaves out what a tool returns"):
         check(NO_RESULT, *own)
 
 
-HERMES_CALL = (
-    "{% for c in m.tool_calls or [] %}<tool_call>\n"
-    '{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}'
-    "\n</tool_call>{% endfor %}"
-)
 CODER_CALL = (  # Qwen3-Coder, Qwen3.5
     "{% for c in m.tool_calls or [] %}<tool_call>\n<function={{ c.function.name }}>\n"
     "{% for k, v in c.function.arguments.items() %}<parameter={{ k }}>\n{{ v }}\n</parameter>\n{% endfor %}"
     "</function>\n</tool_call>{% endfor %}"
 )
 OWN_CALL = "{% for c in m.tool_calls or [] %}<search>{{ c.function.arguments.query }}</search>{% endfor %}"
-FORMAT = f"{MULTI_TURN}.format"
 
 
 @pytest.mark.parametrize(
-    "call, own, other", [(HERMES_CALL, "hermes", "qwen3_coder"), (CODER_CALL, "qwen3_coder", "hermes")]
+    "call, own, other", [(CALLS, "hermes", "qwen3_coder"), (CODER_CALL, "qwen3_coder", "hermes")]
 )
 def test_the_run_s_parser_has_to_read_the_call_that_the_template_writes(call, own, other):
     template = WHOLE.replace(CALLS, call)
@@ -125,12 +129,13 @@ def test_the_run_s_parser_has_to_read_the_call_that_the_template_writes(call, ow
     said = str(caught.value)
     assert "mouth of the river Nile" in said and "<tool_call>" in said
     assert f"multi_turn.format={other} does not read, so that every call would be lost: set it to " in said
-    assert own in said.rsplit("set it to ", 1)[1]
+    assert own in said.rsplit("set it to auto, or to ", 1)[1]
 
 
 def test_a_call_that_no_parser_of_verl_reads_is_refused():
     with pytest.raises(
-        PreflightError, match="'.*<search>mouth of the river Nile</search>.*no parser that verl has reads it"
+        PreflightError,
+        match="'.*<search>mouth of the river Nile</search>.*no parser that verl or verl_credit has reads",
     ):
         check(WHOLE.replace(CALLS, OWN_CALL))
 
@@ -139,7 +144,7 @@ def test_a_template_that_cannot_write_the_whole_dialogue_is_refused():
     """verl's builder writes the result alone behind the ids that it has."""
     raises = "{% if messages | length > 2 and tools %}{{ raise_exception('too long') }}{% endif %}"
     with pytest.raises(PreflightError, match="cannot write .*TemplateError: too long"):
-        check(raises + WHOLE.replace(CALLS, HERMES_CALL))
+        check(raises + WHOLE)
 
 
 def test_the_lab_s_own_template_is_read():
@@ -179,4 +184,110 @@ def test_the_model_s_family_writes_the_results(tmp_path):
 
 
 def test_what_is_looked_for_survives_any_template_that_shows_it():
-    assert RESULT.isascii() and "'" not in RESULT and '"' not in RESULT
+    assert all(text.isascii() and "'" not in text and '"' not in text for text in RESULTS)
+
+
+def decided(config):
+    return OmegaConf.select(config, FORMAT), OmegaConf.select(config, AT_ONCE)
+
+
+def of_family(name, tmp_path, *overrides):
+    """(what the check says, the keys afterwards) for a family of `kit.call_templates`."""
+    family = FAMILIES[name]
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": family.model_type}))
+    config = load_config("search_cpu", [f"actor_rollout_ref.model.path={tmp_path}", *overrides])
+    said = check_template(config, PromptMeter(family.tokenizer(), config))
+    return said, decided(config)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_auto_is_the_parser_that_reads_the_template_s_call(name, tmp_path):
+    family, most = FAMILIES[name], 1 if FAMILIES[name].one_call else 4
+    said, keys = of_family(name, tmp_path)
+    assert keys == (family.form, most)
+    assert f"; auto: multi_turn.format={family.form}, multi_turn.max_parallel_calls={most}" in said
+    assert ("takes one call a message" in said) == family.one_call
+    said, keys = of_family(name, tmp_path, f"{FORMAT}={family.form}", f"{AT_ONCE}=1")
+    assert keys == (family.form, 1) and "auto" not in said
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_wrong_format_is_refused_for_every_family_that_writes_its_calls(name, tmp_path):
+    """LFM2's template leaves them out: the policy may have learned another form."""
+    own = FAMILIES[name].form
+    for form in {family.form for family in FAMILIES.values()} - {own}:
+        if name == "lfm2":
+            assert of_family(name, tmp_path, f"{FORMAT}={form}")[1] == (form, 4)
+            continue
+        said = f"{FORMAT}={form} does not read.*set it to auto, or to {own}"
+        if (name, form) == (
+            "mistral nemo",
+            "llama3",
+        ):  # it reads the objects in the list, and gives calls no id
+            said = "cannot write what a search returns .*ids have nine characters"
+        with pytest.raises(PreflightError, match=said):
+            of_family(name, tmp_path, f"{FORMAT}={form}")
+
+
+def test_gpt_oss_may_have_verl_s_own_parser(tmp_path):
+    """It reads what the model writes after a thought, and not what the template writes."""
+    assert of_family("gpt-oss", tmp_path, f"{FORMAT}=gpt-oss")[1] == ("gpt-oss", 4)
+    (tmp_path / "config.json").write_text("{}")
+    other = FAMILIES["gpt-oss"]
+    config = load_config("search_cpu", [f"actor_rollout_ref.model.path={tmp_path}", f"{FORMAT}=gpt-oss"])
+    with pytest.raises(PreflightError, match="format=gpt-oss does not read"):
+        check_template(config, PromptMeter(other.tokenizer(), config))
+
+
+def test_several_calls_are_refused_for_a_template_that_takes_one(tmp_path):
+    with pytest.raises(
+        PreflightError,
+        match="one call a message .TemplateError: one call a message.*calls=4: .*set it to 1, or to auto",
+    ):
+        of_family("llama 3.1", tmp_path, f"{AT_ONCE}=4")
+
+
+def test_a_template_that_leaves_out_the_second_result_takes_one_call():
+    first = WHOLE.replace(HEAD, "{% if m.role != 'tool' or loop.previtem.role != 'tool' %}" + HEAD).replace(
+        "<|im_end|>\n", "<|im_end|>\n{% endif %}"
+    )
+    assert "multi_turn.max_parallel_calls=1; it takes one call a message" in check(first)
+
+
+def test_auto_needs_a_template_that_writes_the_call():
+    with pytest.raises(
+        PreflightError,
+        match="leaves the call out of a dialogue.*set .*format=auto to the policy's format: hermes, ",
+    ):
+        check(WHOLE.replace(CALLS, ""))
+    assert check(WHOLE.replace(CALLS, ""), f"{FORMAT}=hermes").startswith("the search tool and")
+
+
+def test_where_nothing_is_called_auto_is_decided_all_the_same():
+    """verl's loop makes a parser for every row."""
+    config = load_config("search_cpu", ["actor_rollout_ref.model.path=x", "search.max_searches=0"])
+    assert check_template(config, PromptMeter(make_tokenizer(), config)) == ""
+    assert decided(config) == ("hermes", 4)
+
+
+def test_a_template_that_reads_its_tools_is_not_rendered_without_them(tmp_path):
+    with pytest.raises(
+        PreflightError, match="cannot write a question without tools .*set data.filter_overlong_prompts=false"
+    ):
+        of_family("hermes tool_use", tmp_path, "data.filter_overlong_prompts=true")
+
+
+def test_the_reason_is_the_template_s_own(tmp_path):
+    """verl's builder renders again after an exception, and that one says nothing of the cause."""
+    raises = WHOLE.replace(
+        HEAD, "{% if m.role == 'tool' and not m.name %}{{ raise_exception('no name') }}{% endif %}" + HEAD
+    )
+    with pytest.raises(PreflightError, match="cannot write what a search returns .*TemplateError: no name"):
+        check(raises.replace("{{ m.content }}", "{{ m.content + '' }}"))
+
+
+def test_explain_says_what_the_template_decides():
+    said = f"decided before the start, by the model's chat template: {FORMAT}=auto, {AT_ONCE}=auto"
+    assert said in explanation("lab", load_config("lab", []))
+    named = load_config("lab", [f"{FORMAT}=hermes", f"{AT_ONCE}=2"])
+    assert "decided before the start" not in explanation("lab", named)

@@ -29,9 +29,10 @@ from verl_credit.cli.another_run import (
 )
 from verl_credit.cli.fidelity.policies import Policy
 from verl_credit.config.fit import DEFAULT
+from verl_credit.config.keys import AUTO
 from verl_credit.errors import ConfigError, PreflightError
 from verl_credit.names import AGENT_NAME, MEASURE_MODE, ROLLOUT_NAME
-from verl_credit.recipe.agent_loops import MULTI_TURN, tools_given
+from verl_credit.recipe.agent_loops import FORMAT, MULTI_TURN, tools_given
 from verl_credit.recipe.compose import load_config
 from verl_credit.recipe.rows import OURS
 from verl_credit.records.run.files import read_json_lines, write_text
@@ -40,6 +41,7 @@ from verl_credit.records.run.progress import say_at_once
 from verl_credit.records.run.state import deciding_keys
 from verl_credit.study.fidelity.request import REQUEST, RESULT, ROLLOUTS, TABLE, Request, check_about
 from verl_credit.study.fidelity.values import VALUES
+from verl_credit.turns.calls import NO_TOOL
 
 DECIDES = ("search.", "reward.", "data.max_", "actor_rollout_ref.rollout.", "actor_rollout_ref.model.")
 """The keys that, beside the weights, decide a rollout's continuation and its reward."""
@@ -53,6 +55,8 @@ def why_by_run(config: DictConfig) -> str | None:
     own = {
         DEFAULT: OmegaConf.select(config, DEFAULT) not in (None, AGENT_NAME),
         **dict.fromkeys(tools_given(config), True),
+        FORMAT: OmegaConf.select(config, FORMAT)
+        not in (AUTO, NO_TOOL),  # the sampler reads Hermes' calls alone
         "search.shuffle_seed": config.search.shuffle_seed is not None,
         f"{MULTI_TURN}.max_user_turns": bool(config.actor_rollout_ref.rollout.multi_turn.max_user_turns),
         "reward.custom_reward_function.path": reward.path != OURS,

@@ -17,6 +17,7 @@ from verl_credit.credit.token.token_transforms import TRANSFORMS
 from verl_credit.credit.token.uncertainty import canonical_kind
 from verl_credit.credit.turn.mode import TurnMode
 from verl_credit.errors import PreflightError, printable, show_value
+from verl_credit.recipe.agent_loops import AT_ONCE, FORMAT
 from verl_credit.recipe.compose import ABSENT, changed_values
 from verl_credit.recipe.doctor.checks import before_training
 from verl_credit.recipe.family import family_line
@@ -55,6 +56,8 @@ def explanation(name: str, config: DictConfig, values: bool = False) -> str:
     lines += ["", family_line(config), *value_lines(config, values), *idle_lines(config, settings)]
     lines += [f"trial: a row in {store_folder(config) / TABLE}, {kept_when(config)}"]
     lines += ["checked before the start: " + ", ".join(check.name for check in before_training(config))]
+    if auto := [f"{key}={AUTO}" for key in (FORMAT, AT_ONCE) if OmegaConf.select(config, key) == AUTO]:
+        lines += [f"decided before the start, by the model's chat template: {', '.join(auto)}"]
     lines += ["missing before it can run: " + (", ".join(missing(config)) or "nothing")]
     lines += goes_on(config)
     return "\n".join(map(printable, lines))

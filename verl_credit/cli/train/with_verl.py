@@ -1,5 +1,5 @@
 """Makes the checks that need verl: for `train` in its own process, for `doctor` in ``python -m ... CONFIG.yaml``, whose
-last line is JSON, {check: result}.
+last line is JSON, {check: result} and the keys that were decided.
 """
 
 from __future__ import annotations
@@ -11,13 +11,15 @@ from dataclasses import asdict
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_credit.errors import PreflightError
+from verl_credit.config.keys import AUTO
+from verl_credit.errors import ConfigError, PreflightError
+from verl_credit.host.process.call_format import settle
 from verl_credit.host.process.template_check import check_template
 from verl_credit.host.process.verl_checks import check_other_tools
-from verl_credit.recipe.agent_loops import may_call
+from verl_credit.recipe.agent_loops import AT_ONCE, FORMAT, may_call
 from verl_credit.recipe.doctor.checks import CHECKS, examine
-from verl_credit.recipe.doctor.context import Context
-from verl_credit.recipe.doctor.lengths import PromptMeter
+from verl_credit.recipe.doctor.context import DECIDED, Context
+from verl_credit.recipe.doctor.lengths import NotHere, PromptMeter
 from verl_credit.recipe.doctor.result import Result, passed, skipped, warned
 from verl_credit.recipe.machine import gather
 
@@ -48,9 +50,20 @@ def set_environment(config: DictConfig) -> None:
 
 
 def _template(context: Context) -> Result:
+    """Also decides ``auto`` of the keys below; `train` goes on with these values."""
     if not may_call(context.config):
+        settle(context.config)
         return skipped("the recipe does not search")
-    written = check_template(context.config, PromptMeter(context.tokenizer, context.config))
+    try:
+        tokenizer = context.tokenizer
+    except NotHere as error:
+        if context.may_fetch:  # `train`
+            if context.value(FORMAT) == AUTO:
+                use = f"{error}, so that no chat template says how the policy calls; expected a parser's name"
+                raise ConfigError(key=FORMAT, value=AUTO, accepted=use) from error
+            settle(context.config)
+        raise
+    written = check_template(context.config, PromptMeter(tokenizer, context.config))
     return passed(f"the chat template writes {written}") if written else skipped("the recipe names no tool")
 
 
@@ -83,7 +96,8 @@ def main(config: DictConfig) -> None:
     set_environment(config)
     context = Context(gather(torch=False), config, with_verl=check_with_verl)
     results = examine(context, [check for check in CHECKS if check.name in WITH_VERL])
-    print("\n" + json.dumps({result.name: asdict(result) for result in results}))
+    decided = {key: OmegaConf.select(config, key) for key in (FORMAT, AT_ONCE)}
+    print("\n" + json.dumps({DECIDED: decided} | {result.name: asdict(result) for result in results}))
 
 
 if __name__ == "__main__":

@@ -97,7 +97,7 @@ _KEYS = {
     f"{ROLLOUT}.top_k": AtLeastMinus1,
     f"{ROLLOUT}.multi_turn.max_tool_response_length": Positive,
     f"{ROLLOUT}.multi_turn.tool_response_truncate_side": Literal["left", "right", "middle"],
-    f"{ROLLOUT}.multi_turn.max_parallel_calls": Positive,
+    f"{ROLLOUT}.multi_turn.max_parallel_calls": Positive | Literal["auto"],
     f"{ROLLOUT}.multi_turn.max_assistant_turns": Count | None,
     f"{ROLLOUT}.multi_turn.max_user_turns": Count | None,
     f"{ROLLOUT}.max_model_len": Positive | None,

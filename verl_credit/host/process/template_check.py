@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
-import logging
+from omegaconf import DictConfig, OmegaConf
 
-from omegaconf import DictConfig
-
+from verl_credit.config.keys import AUTO
 from verl_credit.errors import PreflightError
+from verl_credit.host.process.call_format import QUESTION, RESULTS, CallForm, settle
 from verl_credit.host.process.verl_checks import line_of, tool_schemas
+from verl_credit.recipe.agent_loops import AT_ONCE, FORMAT
+from verl_credit.turns.calls import PARALLEL_CALLS
 
-RESULT = "The river Nile ends in the sea."
-QUERY = "mouth of the river Nile"
-_FUNCTION = {"name": "search", "arguments": {"query": QUERY}}
-CALL = {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": _FUNCTION}]}
-QUESTION = [{"role": "user", "content": "Where does the Nile end?"}]
+NO_SUFFIX = "suffix diff failed"  # verl's text
 
 
 def check_template(config: DictConfig, meter) -> str:
-    """Check that the chat template writes the tools and their results; returns what it writes, "" without a tool.
+    """Check that the chat template writes the tools and their results, and that the run's parser reads its calls. Decides
+    ``auto`` of the format and of the calls at once. Returns what the template writes, "" without a tool.
 
     verl's own builder writes the tool responses here, as in the agent loop, therefore what it cannot write is refused, too.
     ``meter`` is the `PromptMeter` of the run's tokenizer. Raises PreflightError that names the model and what is left out.
@@ -29,86 +26,125 @@ def check_template(config: DictConfig, meter) -> str:
         tools, call = "the recipe's tools", "a tool"
         meter.tools = tool_schemas(config)
     if not meter.tools:
+        settle(config)
         return ""
     model, own = config.actor_rollout_ref.model, "actor_rollout_ref.model.custom_chat_template"
     given = own if model.get("custom_chat_template") else model.path
     named = f"actor_rollout_ref.model.path={model.path}: the chat template ({given})"
+    if why := _no_schema(config, meter, tools, own):
+        raise PreflightError(f"{named} {why}")
+    form = CallForm(meter)
+    wanted = config.actor_rollout_ref.rollout.multi_turn.format
+    name, lost = form.chosen if wanted == AUTO else wanted, _unread_call(form, wanted)
+    if lost and form.text:
+        raise PreflightError(f"{named} {lost}")
     try:
-        writes_tools = meter.text(QUESTION) != meter.text(QUESTION, with_tools=False)
+        observation = _observation(form, 1, name)
     except Exception as error:  # a template may raise any exception
-        raise PreflightError(f"{named} cannot write a question: {line_of(error)[:300]}") from error
-    if config.search.require_schema and not writes_tools:
         raise PreflightError(
-            f"{named} writes the same text with and without {tools}, so that the policy sees no tool; take a "
-            f"model whose template writes tools, give one with {own}, or, where the policy or its prompts know how to call, "
-            "set search.require_schema=false"
-        )
-    try:
-        observation = _observation(config, meter)
-    except Exception as error:
-        raise PreflightError(
-            f"{named} cannot write what {call} returns (a message of the role tool after a call): {line_of(error)[:300]}"
+            f"{named} cannot write what {call} returns (a message of the role tool after a call): {_reason(error)}"
         ) from error
-    if RESULT not in observation:
+    if RESULTS[0] not in observation:
         raise PreflightError(
             f"{named} leaves out what {call} returns (a message of the role tool after a call), which it wrote as "
             f"{observation[:200]!r}; take a model whose template shows tool responses, or give one with {own}"
         )
-    if lost := _unread_call(config, meter):
+    if lost:
         raise PreflightError(f"{named} {lost}")
-    return f"{tools} and what {call} returns"
+    why, at_once = _why_one_call(form, name), OmegaConf.select(config, AT_ONCE)
+    if why and at_once not in (1, AUTO):
+        raise PreflightError(
+            f"{named} takes one call a message ({why}), and {AT_ONCE}={at_once}: a turn with two calls would end its "
+            f"rollout; set it to 1, or to {AUTO}"
+        )
+    decided = settle(config, name, at_once=1 if why else PARALLEL_CALLS)
+    more = (
+        "; it takes one call a message, and further calls of a turn are counted as bad calls" if why else ""
+    )
+    return f"{tools} and what {call} returns" + (f"; {AUTO}: {decided}" if decided else "") + more
 
 
-def _unread_call(config: DictConfig, meter) -> str:
-    """What is wrong with the template's form of a call for the run's parser; "" where the parser reads it.
-
-    A template that writes no call at all is not judged: the policy learned the form elsewhere.
-    """
-    from verl.experimental.agent_loop.tool_parser import ToolParser
-
-    wanted = config.actor_rollout_ref.rollout.multi_turn.format
-    try:
-        text = meter.text([*QUESTION, CALL, {"role": "tool", "content": RESULT}])
-    except Exception as error:
-        return f"cannot write a dialogue with a call and what it returns: {line_of(error)[:300]}"
-    if QUERY not in text or wanted not in ToolParser._registry:  # `check_names` refuses an unknown one
-        return ""
-    ids = meter.tokenizer.encode(text, add_special_tokens=False)
-    reading = [
-        name
-        for name in ToolParser._registry
-        if _reads(ToolParser.get_tool_parser, name, meter.tokenizer, ids)
-    ]
-    if wanted in reading:
-        return ""
-    place = text.rindex(QUERY)
-    known = f"set it to {' or '.join(reading)}" if reading else "no parser that verl has reads it"
+def _reason(error: BaseException) -> str:
+    """The first error in one line: where a template raises, verl's builder tries it again with another message, and that
+    raises, too."""
+    while error.__context__ is not None:
+        error = error.__context__
+    line = line_of(error)[:300]
     return (
-        f"writes a call as {text[max(place - 60, 0) : place + len(QUERY) + 30]!r}, which "
-        f"actor_rollout_ref.rollout.multi_turn.format={wanted} does not read, so that every call would be lost: {known}"
+        f"{line}: it writes the dialogue before a result anew, and verl only appends"
+        if NO_SUFFIX in line
+        else line
     )
 
 
-def _reads(parser, name: str, tokenizer, ids: list[int]) -> bool:
-    """Does the parser find the call?"""
-    logging.disable(logging.CRITICAL)  # parsers log what they cannot read
+def _no_schema(config: DictConfig, meter, tools: str, own: str) -> str:
+    """Why the policy would not see the tools; "" where it does."""
     try:
-        _, calls = asyncio.run(parser(name, tokenizer).extract_tool_calls(ids))
-        return any((call.name, json.loads(call.arguments)) == ("search", {"query": QUERY}) for call in calls)
-    except Exception:  # a parser for other tokenizers, or the user's
-        return False
-    finally:
-        logging.disable(logging.NOTSET)
+        written = meter.text(QUESTION)
+    except Exception as error:  # a template may raise any exception
+        return f"cannot write a question: {_reason(error)}"
+    try:
+        without = meter.text(QUESTION, with_tools=False)
+    except Exception as error:  # it reads the tools; the agent loop always gives it some
+        given = config.data.get("tool_config_path") or config.data.get("function_tool_path")
+        if not config.data.get("filter_overlong_prompts") or given:
+            return ""
+        return (
+            f"cannot write a question without tools ({_reason(error)}), as data.filter_overlong_prompts=true does, "
+            "which would leave out every prompt; set data.filter_overlong_prompts=false"
+        )
+    if written != without or not config.search.require_schema:
+        return ""
+    return (
+        f"writes the same text with and without {tools}, so that the policy sees no tool; take a "
+        f"model whose template writes tools, give one with {own}, or, where the policy or its prompts know how to call, "
+        "set search.require_schema=false"
+    )
 
 
-def _observation(config: DictConfig, meter) -> str:
-    """The text that the agent loop would append after a call."""
+def _unread_call(form: CallForm, wanted: str) -> str:
+    """What is wrong with the template's form of a call for the run's parser; "" where the parser reads it."""
+    from verl.experimental.agent_loop.tool_parser import ToolParser
+
+    if form.error:
+        return f"cannot write a dialogue with a call and what it returns: {form.error}"
+    name = form.chosen if wanted == AUTO else wanted
+    if name is None and not form.text:
+        return (
+            f"leaves the call out of a dialogue, so that it does not say how the policy calls; set {FORMAT}={AUTO} to the "
+            f"policy's format: {', '.join(ToolParser._registry)}"
+        )
+    # `check_names` refuses an unknown name
+    if name is not None and (name not in ToolParser._registry or form.reads(name)):
+        return ""
+    if not form.readers:
+        return (
+            f"writes a call as {form.excerpt()}, which no parser that verl or verl_credit has reads, so that every call "
+            f"would be lost ({FORMAT}={wanted}); take another model, or give {FORMAT} a parser of your own"
+        )
+    return (
+        f"writes a call as {form.excerpt()}, which {FORMAT}={wanted} does not read, so that every call would be lost: set "
+        f"it to {AUTO}, or to {' or '.join(form.readers)}"
+    )
+
+
+def _why_one_call(form: CallForm, name: str) -> str:
+    """Why a message may not hold two calls; "" where it may."""
+    try:
+        written = _observation(form, 2, name)
+    except Exception as error:  # a template may raise any exception
+        return _reason(error)
+    return "" if all(result in written for result in RESULTS) else "it leaves out the second result"
+
+
+def _observation(form: CallForm, n: int, name: str | None) -> str:
+    """The text that the agent loop would append after ``n`` calls."""
     from verl.utils.tokenizer.continuous_token_wiring import create_continuous_token_builder
 
-    before = [*QUESTION, CALL]
+    meter = form.meter
+    before, after = form.messages(n, name)
     builder = create_continuous_token_builder(
         meter.tokenizer, hf_model_type=meter.model_type, chat_template_kwargs=meter.kwargs
     )
-    after = [*before, {"role": "tool", "content": RESULT}]
     ids = builder.tokenize_context_incremental_messages(before, after, tools=meter.tools)
     return meter.tokenizer.decode(ids)

@@ -11,6 +11,7 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 
 from verl_credit.config.fit import DEFAULT, turns_at_most
+from verl_credit.config.keys import AUTO
 from verl_credit.errors import ConfigError, PreflightError
 from verl_credit.host.registry import register_parts
 from verl_credit.recipe.agent_loops import KEYS as TOOL_KEYS
@@ -52,7 +53,7 @@ def check_names(config: DictConfig) -> None:
     for key, accepted in {
         "algorithm.adv_estimator": estimators,
         "actor_rollout_ref.actor.policy_loss.loss_mode": POLICY_LOSS_REGISTRY,
-        "actor_rollout_ref.rollout.multi_turn.format": ToolParser._registry,
+        "actor_rollout_ref.rollout.multi_turn.format": {AUTO, *ToolParser._registry},
         DEFAULT: loops | {*own_loops(config)},
     }.items():
         if (value := OmegaConf.select(config, key)) not in accepted:

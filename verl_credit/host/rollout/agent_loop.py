@@ -19,6 +19,7 @@ from verl.tools.function_tool import FunctionTool, normalize_function_tool_retur
 from verl.tools.schemas import ToolResponse
 
 from verl_credit.config.settings import CreditSettings
+from verl_credit.host.rollout import tool_parsers  # noqa: F401  (the import registers ours)
 from verl_credit.host.rollout.engine_client import (
     DRAW,
     REPLAY,
@@ -30,6 +31,7 @@ from verl_credit.host.rollout.engine_client import (
 from verl_credit.names import ROLLOUT_NAME, ROW_RECORD, TURN_AGENT, TURN_IDS, TURN_REWARDS
 from verl_credit.recipe.agent_loops import BAD_JSON, FAILED
 from verl_credit.turns.book import NO_TOKEN, RowRecord, TurnBook, known_reward, rewards_of_turns
+from verl_credit.turns.calls import shown_calls
 from verl_credit.turns.gains import PLACEHOLDER
 from verl_credit.turns.requests import RowPlanner
 from verl_credit.turns.reward.qa import final_answer
@@ -155,7 +157,8 @@ class TurnAgentLoop(ToolAgentLoop):
         cut = len(written) >= self.max_new_tokens and written[-1] not in self.tokenizer.all_special_ids
         text = self.reader.plain(written)
         self.record.final_text = text
-        self.record.stop_reason = self._stop_reason(text, agent_data, state, cut)
+        shown = shown_calls(self.reader.decode(written), self.tool_parser_name)
+        self.record.stop_reason = self._stop_reason(text, shown, agent_data, state, cut)
         return state
 
     def _without_token(self, fault: NoToken) -> AgentState:
@@ -170,10 +173,11 @@ class TurnAgentLoop(ToolAgentLoop):
         self.record.tool_fault, self.record.stop_reason = NO_TOKEN, "tool_fault"
         return AgentState.TERMINATED
 
-    def _stop_reason(self, text: str, agent_data, state, cut: bool) -> str:
+    def _stop_reason(self, text: str, shown: tuple[int, int], agent_data, state, cut: bool) -> str:
         """The reason why the row would end here; also counts calls that verl drops (broken JSON, too many at once).
 
-        ``cut``: the turn used its whole token budget and did not end itself; a call that it left open is no mistake.
+        ``shown``: the calls that the turn begins, and those that it ends. ``cut``: the turn used its whole token budget
+        and did not end itself; a call that it left open is no mistake.
         """
         most, most_user = self.max_assistant_turns, self.max_user_turns  # verl: None and 0 are no limit
         last_turn = bool(most and agent_data.assistant_turns >= most)
@@ -181,7 +185,7 @@ class TurnAgentLoop(ToolAgentLoop):
         executed = (
             agent_data.tool_calls[: self.max_parallel_calls] if state == AgentState.PROCESSING_TOOLS else []
         )
-        opened, closed = text.count("<tool_call>"), text.count("</tool_call>")
+        opened, closed = shown
         called = opened - (cut and opened > closed)
         dropped = 0 if last_turn else max(called - len(executed), 0)
         self.record.bad_calls += dropped

@@ -98,14 +98,15 @@ CHECKS: tuple[Check, ...] = (
           "the model has a position for every token of the longest row", ("model",)),
     Check("family", INPUTS, ALWAYS, inputs.check_family, "its numbers are exact with the recipe's attention and padding",
           ("model",), shown=True),
+    Check("tokenizer", INPUTS, ALWAYS, inputs.check_tokenizer, "the model's tokenizer loads", ("model",), event="data"),
+    Check("template", INPUTS, ALWAYS, with_verl("template"),
+          "the chat template writes the tools and what a call returns, and the loop reads its calls", ("tokenizer",),
+          shown=True),
     *(
         Check(key, INPUTS, ALWAYS, partial(inputs.check_data, key=key),
               "parquet files with a prompt and a gold answer in every row, and rows enough", RECIPE, event="data")
         for key in (TRAIN, VAL)
     ),
-    Check("tokenizer", INPUTS, ALWAYS, inputs.check_tokenizer, "the model's tokenizer loads", ("model",), event="data"),
-    Check("template", INPUTS, ALWAYS, with_verl("template"),
-          "the chat template writes the tools and what a call returns, and the loop reads its calls", ("tokenizer",)),
     *(
         Check(f"prompts of {key}", INPUTS, ALWAYS, partial(inputs.check_prompts, key=key),
               "every prompt fits data.max_prompt_length", ("tokenizer", key), event="data")

@@ -24,6 +24,8 @@ from verl_credit.recipe.world import MODEL, world_of
 
 WITH_VERL = "verl_credit.cli.train.with_verl"
 PROBE_S = 180.0
+DECIDED = "decided"
+"""Beside the results of that process: keys that it decided in place of ``auto``."""
 
 
 def answer_of(code: int | None, printed: str) -> dict | str:
@@ -54,6 +56,8 @@ class VerlProcess:
                 self._found = answer_of(*self._run(["-m", WITH_VERL, file.name], PROBE_S))
         if isinstance(self._found, str):
             return failed(f"a process with verl: {self._found}", "a verl that imports", "see requirements")
+        for key, value in self._found.pop(DECIDED, {}).items():
+            OmegaConf.update(context.config, key, value)
         found = self._found[name]
         return Result(**{**found, "status": Status(found["status"])})
 

@@ -15,12 +15,14 @@ from omegaconf import DictConfig
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
+from verl_credit.config.keys import AUTO
 from verl_credit.errors import PreflightError, one_line
 from verl_credit.policy.packed import PackedPolicy
 from verl_credit.study.fidelity.rows import turn_batch
 from verl_credit.study.forward import PackedRows
 from verl_credit.study.probe.checkpoint import build_model, read_checkpoint
 from verl_credit.turns.book import TurnBatch
+from verl_credit.turns.calls import PARALLEL_CALLS
 from verl_credit.turns.scorers import Forward
 from verl_credit.worlds.lab.evaluate import LocalRetriever
 from verl_credit.worlds.rollouts.protocol import Limits, Protocol, State
@@ -102,9 +104,10 @@ def make_subject(
             f"{index} has the fingerprint {retriever.fingerprint}, and the run searched {searched.index_fingerprint} "
             "(search.index_fingerprint): expected its index (--lab, if it was moved)"
         )
+    at_once = config.actor_rollout_ref.rollout.multi_turn.max_parallel_calls  # auto: no run has decided it
     limits = Limits(
         max_searches=config.search.max_searches,
-        max_parallel_calls=config.actor_rollout_ref.rollout.multi_turn.max_parallel_calls,
+        max_parallel_calls=PARALLEL_CALLS if at_once == AUTO else at_once,
         max_new_tokens=config.search.max_new_tokens,
         max_page_chars=config.search.max_page_chars,
         max_response_length=config.data.max_response_length,

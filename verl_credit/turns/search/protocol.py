@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from sys import float_info
@@ -46,17 +47,21 @@ def without_markup(text: str, control_tokens: Iterable[str]) -> str:
     passes here: pages, what other tools return, and errors.
     """
     for token in control_tokens:
-        text = text.replace(token, f"{token[0]} {token[1:]}")
+        while token in text:  # "[e~[e~[" holds the token "[e~[" twice, and replacing breaks up the first
+            text = text.replace(token, f"{token[0]} {token[1:]}")
     return text
 
 
 def control_tokens(tokenizer) -> tuple[str, ...]:
-    """The tokenizer's added tokens that are special ("<|im_end|>", "[INST]") or look like markup (``<...>``)."""
+    """The tokenizer's added tokens that are special ("<|im_end|>", "[INST]") or have the form of markup: signs around
+    letters or digits ("[/TOOL_RESULTS]", "]~b]", "<tool_call>"), or anything in angle brackets."""
     added = {str(token): token.special for token in tokenizer.added_tokens_decoder.values()}
-    markup = {text for text in tokenizer.get_added_vocab() if text.startswith("<") and text.endswith(">")}
-    return tuple(
-        sorted(markup | {text for text, special in added.items() if special and len(text.strip()) > 1})
-    )
+    special = {*tokenizer.all_special_tokens, *(text for text, is_special in added.items() if is_special)}
+    markup = {text for text in (*added, *tokenizer.get_added_vocab()) if _MARKUP.fullmatch(text)}
+    return tuple(sorted(markup | {text for text in special if len(text.strip()) > 1}))
+
+
+_MARKUP = re.compile(r"<.*>|[^\w\s].*\w.*[^\w\s]", re.DOTALL)
 
 
 @dataclass(frozen=True)
