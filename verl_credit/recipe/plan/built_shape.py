@@ -127,12 +127,17 @@ def _build(config_json: str) -> tuple[nn.Module, Any]:
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    values = json.loads(config_json)
+    values = json.loads(config_json, object_hook=_with_infinity)
     config = CONFIG_MAPPING[values.get("model_type")].from_dict(values)
     multimodal = type(config) in AutoModelForImageTextToText._model_mapping
     with torch.device("meta"):
         model = (AutoModelForImageTextToText if multimodal else AutoModelForCausalLM).from_config(config)
     return model, config.get_text_config()
+
+
+def _with_infinity(values: dict) -> Any:
+    """transformers writes an infinite number as an object."""
+    return float(values["__float__"]) if values.keys() == {"__float__"} else values
 
 
 @lru_cache(maxsize=8)
