@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from kit.families import family_config
 from verl_credit.cli import main
 from verl_credit.cli.recipe.plan import _load as load_plan
 from verl_credit.errors import ConfigError
@@ -293,6 +294,17 @@ def run(capsys, *arguments):
 
 SEARCH_CPU = ("--config-name", "search_cpu")
 MODEL = "actor_rollout_ref.model.path=Qwen/Qwen3-0.6B"
+
+
+def test_a_family_without_formulas_is_planned_and_its_estimates_are_noted(capsys, tmp_path):
+    config = family_config("qwen3_next")
+    config.save_pretrained(tmp_path)
+    code, out = run(
+        capsys, *SEARCH_CPU, f"actor_rollout_ref.model.path={tmp_path}", "hardware.memory_gib=500"
+    )
+    noted = next(line for line in out.splitlines() if "model_type=qwen3_next" in line)
+    assert code == 0 and f"{shape_of(tmp_path).parameters:,} parameters" in out
+    assert "Estimated: activations" in noted and "the state of recurrent layers" in noted
 
 
 def test_json_of_a_recipe(capsys):

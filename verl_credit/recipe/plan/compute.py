@@ -30,9 +30,13 @@ class Step:
 
 
 def forward_flops(shape: ModelShape, length: float, *, head: bool = True) -> float:
-    """FLOPs of one row: 2 per weight and token, plus 2 L² per layer and query number (scores and values, causal)."""
+    """FLOPs of one row: 2 per weight and token, plus 4 per attended pair of tokens, layer and query number.
+
+    The pairs (scores and values, causal) are L² / 2, or with a window of w < L tokens w (L - w / 2).
+    """
     weights = shape.matmul_per_token if head else shape.layer_matmul_per_token
-    return 2.0 * weights * length + 2.0 * shape.layers * shape.q_width * length**2
+    reach = [min(length, window or length) for window in shape.windows]
+    return 2.0 * weights * length + 4.0 * shape.q_width * sum(w * (length - w / 2) for w in reach)
 
 
 def update_flops(shape: ModelShape, job: Job, length: float) -> float:
@@ -58,7 +62,7 @@ def step(shape: ModelShape, job: Job, hw: Hardware, assumed: Assumptions, runner
     }
     if answers:
         # A branch is a few tokens, each against its row's keys.
-        attended = 4.0 * shape.layers * shape.q_width * row
+        attended = 4.0 * shape.q_width * sum(min(row, window or row) for window in shape.windows)
         flops["branches"] = job.rows * answers * (2.0 * shape.matmul_per_token + attended)
     if job.reference:
         flops["reference"] = job.rows * forward

@@ -58,6 +58,7 @@ class Engine:
     kv: float
     """Bytes for keys and values: left of the share or, for an engine without a share, used."""
     kv_per_token: float
+    """Bytes per token of the longest row; with windows or recurrent layers shorter rows have more."""
     problems: tuple[str, ...]
     rows: float = inf
     """Rows at a time, for an engine that counts rows and not tokens."""
@@ -73,18 +74,19 @@ def engine(shape: ModelShape, job: Job, hw: Hardware, assumed: Assumptions) -> E
     ``hf`` takes weights, and a cache for the rows that are generated at a time: on a GPU as many as its share holds.
     """
     split = job.tensor_parallel
-    per_token = shape.kv_bytes_per_token(job.engine_bytes) / min(split, shape.kv_heads)
+    c, row = job.engine_bytes, max(1, job.longest_row)
+    per_token = shape.cache_bytes(row, c, split) / row
+    if job.engine not in RESERVING:
+        per_token = shape.kv_bytes_per_token(c) + shape.state_bytes(c) / row
     weights = shape.parameters * job.engine_bytes / split
     if job.engine not in RESERVING and hw.device == "cuda":
         hf = HFEngine(shape, job.engine_bytes, job.longest_row)
         rows, problem = hf.rows(hw.memory, job.utilization), hf.too_small(hw.memory, job.utilization)
         most = max(1, min(job.max_seqs, job.rows, rows))
-        per_token = shape.kv_bytes_per_token(job.engine_bytes)
         kv = most * job.longest_row * per_token
         return Engine(hf.used(most), hf.weights, kv, per_token, (problem,) if problem else (), most)
     if job.engine not in RESERVING:
         rows = min(job.max_seqs, job.rows)
-        per_token = shape.kv_bytes_per_token(job.engine_bytes)
         kv = rows * job.longest_row * per_token
         last_logits = 2 * rows * shape.vocabulary * 4
         weights = shape.parameters * job.engine_bytes
@@ -92,7 +94,7 @@ def engine(shape: ModelShape, job: Job, hw: Hardware, assumed: Assumptions) -> E
     share = job.utilization * hw.memory
     kv = share - weights - assumed.engine_activation_gib * GIB
     length = job.model_len or shape.positions or job.longest_row
-    need = length * per_token
+    need = shape.cache_bytes(length, job.engine_bytes, split)
     problems = []
     if job.longest_row > length:
         problems.append(
@@ -185,7 +187,7 @@ def _sync(shape: ModelShape, job: Job, runner: Engine, weights: float) -> dict[s
     parts = {"engine weights": runner.weights if job.sleeps else runner.share}
     if job.lora_rank and not job.stays_on_host:
         parts["weights"] = weights
-    largest = shape.vocabulary * shape.hidden * job.weight_bytes
+    largest = shape.embedding * job.weight_bytes
     parts["bucket"] = min(job.bucket_bytes, shape.parameters * job.weight_bytes) + largest
     return parts
 

@@ -10,11 +10,12 @@ from pathlib import Path
 from verl_credit.errors import ConfigError
 
 FAMILIES = ("llama", "qwen2", "qwen3", "qwen3_moe")
+"""The formulas below are exact for these families, without a second of imports. Others are built (`built_shape`)."""
 
 
 @dataclass(frozen=True)
 class ModelShape:
-    """A decoder of the families above. Counts are numbers, not bytes."""
+    """A decoder. The formulas are those of the families above. Counts are numbers, not bytes."""
 
     name: str
     family: str
@@ -120,18 +121,43 @@ class ModelShape:
         """Keys and values of all layers: 2 x layers x KV heads x head size x bytes."""
         return int(2 * self.layers * self.kv_width * bytes_per_number)
 
-    def lora_parameters(self, rank: int) -> int:
-        """Adapters on every linear module of the layers (``target_modules=all-linear``), without head and experts.
+    def state_bytes(self, bytes_per_number: float = 2) -> int:
+        """What a row has in a cache beside keys and values; attention layers alone have nothing."""
+        return 0
 
-        peft skips the packed expert weights, because they are parameters and not linear modules.
+    def cache_bytes(self, tokens: float, bytes_per_number: float = 2, split: int = 1) -> float:
+        """vLLM's cache of a row of ``tokens`` tokens on one of ``split`` ranks."""
+        return tokens * (self.kv_bytes_per_token(bytes_per_number) / min(split, self.kv_heads))
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """The tokens that each attention layer attends to at most; None: the whole row."""
+        return (None,) * self.layers
+
+    @property
+    def estimated(self) -> tuple[str, ...]:
+        """What is not counted from the model's own parts."""
+        return ()
+
+    def lora_parameters(self, rank: int) -> int:
+        """Adapters of ``target_modules=all-linear``, as peft makes them: on every linear module of the layers.
+
+        peft takes the packed experts for as many matrices, with twice the rank where gate and up are one, and the router
+        for another.
         """
-        h, q, kv, f = self.hidden, self.q_width, self.kv_width, self.intermediate
+        h, q, kv, f, e = self.hidden, self.q_width, self.kv_width, self.intermediate, self.experts
         attention = (h + q) + 2 * (h + kv) + (q + h)
-        return rank * (self.layers * attention + self.dense_layers * 3 * (h + f))
+        width = self.expert_intermediate
+        experts = e * (2 * (h + 2 * width) + (width + h)) + (h + e)
+        return rank * (
+            self.layers * attention + self.dense_layers * 3 * (h + f) + self.expert_layers * experts
+        )
 
     def lora_matrix(self, rank: int) -> int:
         """The largest matrix of these adapters."""
-        return rank * max(self.hidden, self.q_width, self.intermediate if self.dense_layers else 0)
+        dense = self.intermediate if self.dense_layers else 0
+        experts = 2 * self.experts * max(self.hidden, 2 * self.expert_intermediate)
+        return rank * max(self.hidden, self.q_width, dense, experts if self.expert_layers else 0)
 
 
 # From each published config.json, so that a plan needs no network.
@@ -179,8 +205,11 @@ def shape_of(model: str | Path | Mapping) -> ModelShape:
 
 def _from_config(config: Mapping, name: str) -> ModelShape:
     family, experts = config.get("model_type"), {}
-    if family not in FAMILIES:
-        raise ConfigError(f"{name}: model_type={family!r} cannot be planned; expected {', '.join(FAMILIES)}")
+    windows = config.get("use_sliding_window") and config.get("sliding_window")
+    if family not in FAMILIES or windows or config.get("mlp_bias"):
+        from verl_credit.recipe.plan.built_shape import built_shape  # which stands on this module
+
+        return built_shape(config, name)
     try:
         sizes = ("num_hidden_layers", "hidden_size", "num_attention_heads")
         layers, hidden, heads = (config[key] for key in sizes)

@@ -105,7 +105,7 @@ def make_plan(
         run=None if steps is None else run_time(shape, job, hw, assumed, runner, steps, one.total_seconds),
         disk=disk_bytes(shape, job, steps),
         remedies=remedies(case),
-        notes=(*notes, *_notes(job, hw, assumed, index, config.get("algorithm") or {})),
+        notes=(*notes, *_estimates(shape), *_notes(job, hw, assumed, index, config.get("algorithm") or {})),
     )
 
 
@@ -138,6 +138,15 @@ def assumptions(given: Mapping, job: Job, hw: Hardware, index: Index) -> Assumpt
     for key in ("mfu", "host_cores", "disk_gb_s", "gain_store_gb_s", "decode_efficiency"):
         require_number(f"plan.{key}", getattr(result, key), "a number above 0", lambda v: v > 0)
     return result
+
+
+def _estimates(shape: ModelShape) -> list[str]:
+    if not shape.estimated:
+        return []
+    return [
+        f"model_type={shape.family}: transformers built the model without its weights; its parameters, layers and adapters "
+        f"are counted there. Estimated: {'; '.join(shape.estimated)}"
+    ]
 
 
 def _notes(job: Job, hw: Hardware, assumed: Assumptions, index: Index, algorithm: Mapping) -> list[str]:

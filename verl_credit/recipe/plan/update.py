@@ -50,7 +50,7 @@ class Groups:
         sends = job.shards > 1
         self.whole = 0 if job.reshard else c * shape.parameters
         """With reshard_after_forward=false the copies of all groups stay."""
-        self.embedding = c * shape.vocabulary * shape.hidden
+        self.embedding = c * shape.embedding
         self.layer = c * (shape.largest_layer + shape.lora_parameters(job.lora_rank) // shape.layers)
         self.root = self.embedding if shape.tied else 0
         self.sent_layer = self.layer * sends
