@@ -102,6 +102,8 @@ class SharedPromptEngine:
         """The reason why this engine's micro-batches cannot share prompts; "" when they can."""
         if not self.packs:
             return f"attn_implementation={self.module_attention}"
+        if not self.branches:
+            return "Gated-DeltaNet layers"
         if self.pad_to_length:
             return "pad_to_length"
         base = self.module.get_base_model() if hasattr(self.module, "get_base_model") else self.module

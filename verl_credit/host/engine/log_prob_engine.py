@@ -17,6 +17,7 @@ from verl.utils.device import get_device_name
 from verl_credit.names import BRANCH_LOG_PROBS, BRANCHES, SCORE_BRANCHES
 from verl_credit.policy.attention.implementation import NAMES
 from verl_credit.policy.attention.pack import PACK, pack_rows
+from verl_credit.policy.delta_net import is_delta_net, keep_rows_apart
 from verl_credit.policy.log_probs import (
     FLASH,
     LOOP,
@@ -129,10 +130,26 @@ class BranchEngine:
     def module_attention(self) -> str | None:
         return getattr(self.model_config.hf_config, "_attn_implementation", None)
 
+    @property
+    def branches(self) -> bool:
+        """Whether answers can be appended to packed rows: a Gated-DeltaNet layer would need its state at their base."""
+        return self.packs and not is_delta_net(self.model_config.hf_config)
+
     def initialize(self):
+        config = self.model_config.hf_config
         if self.packs:
-            refuse_model(self.model_config.hf_config)
+            refuse_model(config)
+            if vision := getattr(
+                config, "vision_config", None
+            ):  # verl's Qwen3.5 runs it on an empty image, without a pack
+                vision._attn_implementation = "sdpa"
         super().initialize()
+
+    def _build_module(self):
+        module = super()._build_module()
+        if is_delta_net(self.model_config.hf_config):
+            keep_rows_apart(module)
+        return module
 
     def forward_backward_batch(self, data, loss_function, forward_only=False):
         if not (forward_only and option(data, SCORE_BRANCHES)):
@@ -143,6 +160,11 @@ class BranchEngine:
             raise ValueError(
                 f"algorithm.info_gain_scorer=branch needs attn_implementation={'|'.join(NAMES)}, not "
                 f"{self.module_attention}"
+            )
+        if not self.branches:
+            raise ValueError(
+                f"algorithm.info_gain_scorer=branch cannot score {self.model_config.hf_config.model_type}: its "
+                "Gated-DeltaNet layers have no state at an answer's base; use rows or server"
             )
         decoded = [decode_branches(row) for row in data[BRANCHES].unbind()]
         row_lengths = data["input_ids"].offsets().diff().tolist()
@@ -190,6 +212,8 @@ class BranchEngine:
 def refuse_model(hf_config) -> None:
     """Refuses models in which a token's result depends on more than its position and the tokens it attends to."""
     text = hf_config.get_text_config()
+    if is_delta_net(hf_config):  # `keep_rows_apart`; its rotary embedding has a text's position three times
+        return
     kinds = set(getattr(text, "layer_types", None) or [])
     other = kinds - {"full_attention", "sliding_attention"}
     if other:

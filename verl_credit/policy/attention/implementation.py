@@ -75,11 +75,7 @@ def attention(
         )
     if attention_mask is not None:
         raise RuntimeError(f"{name} got a mask, but takes only a {PACK}")
-    if query.shape[0] != 1 or query.shape[2] != credit_pack.length:
-        raise RuntimeError(
-            f"{name} got {query.shape[0]} x {query.shape[2]} tokens for a pack of {credit_pack.length}: is a "
-            "sequence-parallel size above 1 set?"
-        )
+    credit_pack.require(name, query.shape[0], query.shape[2])
     causal = others.get("is_causal")
     if not (getattr(module, "is_causal", True) if causal is None else causal):
         raise NotImplementedError(f"{name}: {type(module).__name__} is not causal")
