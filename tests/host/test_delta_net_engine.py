@@ -7,7 +7,7 @@ import torch
 from verl.workers.utils.padding import response_from_nested
 
 from kit.delta_models import ROOTS, TEXTS, delta_model, no_casts, patches_undone
-from kit.tiny_engine import Trajectories, batch, build_engine, infer, single_rank
+from kit.tiny_engine import Trajectories, batch, build_engine, gloo_rank, infer, on_ranks, single_rank
 from kit.tiny_models import exact_norms
 from verl_credit.host.engine.attention_proof import _attention, prove
 from verl_credit.policy.attention.implementation import chosen
@@ -117,6 +117,31 @@ def test_with_an_adapter_too(family, built):
             alone = measured(engine, turns, use_dynamic_bsz=False, micro_batch_size_per_gpu=1)
     assert any("linear_attn" in name and "lora" in name for name in ours[1])
     require_same(ours, alone)
+
+
+def test_an_adapter_on_the_convolution_is_refused(built):
+    """transformers' layer gives our convolution its weight, without the adapter."""
+    with built("qwen3_5_text", {"lora_rank": 4, "target_modules": ["conv1d"]}) as (engine, _):
+        with pytest.raises(NotImplementedError, match="conv1d would be ignored"):
+            infer(engine, batch(Trajectories(ROWS), max_token_len_per_gpu=128))
+
+
+def rank_main(rank, ranks, folder, store, results):
+    with gloo_rank(rank, ranks, store):
+        for attention in ("auto", "sdpa"):
+            engine = build_engine(folder, attention=attention)
+            try:
+                results[attention, rank] = prove(engine, 61)
+            except RuntimeError as error:
+                results[attention, rank] = str(error)
+
+
+@pytest.mark.nightly
+def test_two_ranks_agree(tmp_path):
+    delta_model("qwen3_5_text").save_pretrained(tmp_path)
+    found = on_ranks(2, rank_main, tmp_path)
+    assert found["auto", 0] == found["auto", 1] and "packed rows read as alone" in found["auto", 0]
+    assert found["sdpa", 0] == found["sdpa", 1] and "attn_implementation=auto" in found["sdpa", 0]
 
 
 def test_the_start_proves_it_and_branches_are_refused(built):

@@ -18,6 +18,7 @@ from verl_credit.host.actor.entropy_probe import KeptParameters, measure
 from verl_credit.host.actor.loss import credit_ppo_loss
 from verl_credit.host.actor.phase_memory import PhaseMemory
 from verl_credit.host.engine import process_group  # noqa: F401  (the import registers loopback://)
+from verl_credit.host.engine.adapters import refuse_adapter
 from verl_credit.host.engine.attention_proof import prove
 from verl_credit.host.engine.log_prob_engine import BranchEngine, LogProbEngine
 from verl_credit.host.registry import register_engines, register_parts, registered_names
@@ -92,4 +93,8 @@ def _proven(engine) -> str | None:
     """What the proof of this engine found; None for an engine that is not ours."""
     if not isinstance(engine, BranchEngine):
         return None
-    return prove(engine, engine.model_config.hf_config.get_text_config().vocab_size)
+    try:
+        return prove(engine, engine.model_config.hf_config.get_text_config().vocab_size)
+    except AttributeError as error:
+        refuse_adapter(engine, error)
+        raise

@@ -230,12 +230,6 @@ def refuse_model(hf_config) -> None:
             )
 
 
-def leave_vision_out(hf_config) -> None:
-    """verl runs a Qwen3.5's vision model on an empty image, times 0, without a pack."""
-    if vision := getattr(hf_config, "vision_config", None):
-        vision._attn_implementation = "sdpa"
-
-
 def nested(rows) -> torch.Tensor:
     """The tensors as rows of one tensor, as verl's engines take them."""
     return torch.nested.as_nested_tensor(rows, layout=torch.jagged)
