@@ -119,13 +119,6 @@ def test_with_an_adapter_too(family, built):
     require_same(ours, alone)
 
 
-def test_an_adapter_on_the_convolution_is_refused(built):
-    """transformers' layer gives our convolution its weight, without the adapter."""
-    with built("qwen3_5_text", {"lora_rank": 4, "target_modules": ["conv1d"]}) as (engine, _):
-        with pytest.raises(NotImplementedError, match="conv1d would be ignored"):
-            infer(engine, batch(Trajectories(ROWS), max_token_len_per_gpu=128))
-
-
 def rank_main(rank, ranks, folder, store, results):
     with gloo_rank(rank, ranks, store):
         for attention in ("auto", "sdpa"):

@@ -42,10 +42,6 @@ def _forward(forward: Callable, net: torch.nn.Module, *given, **named):
     pack = named.get(PACK)
     if pack is None:
         return forward(*given, **named)
-    if hasattr(net.conv1d, "lora_A"):
-        raise NotImplementedError(
-            "target_modules: an adapter on conv1d would be ignored; accepted are the linear layers"
-        )
     rule, convolution = net.chunk_gated_delta_rule, net.causal_conv1d_fn
     net.chunk_gated_delta_rule = partial(packed_rule, rule, pack)
     net.causal_conv1d_fn = partial(packed_convolution, convolution, pack)
