@@ -12,6 +12,7 @@ from omegaconf import OmegaConf
 from kit.tiny_engine import build_engine, single_rank
 from kit.tiny_models import VOCABULARY, tiny_config, tiny_model
 from verl_credit.host.actor import worker
+from verl_credit.host.engine import attention_proof
 from verl_credit.host.engine.attention_proof import BRANCH_SHAPES, PACK_TOKENS, ROWS, prove
 from verl_credit.host.engine.log_prob_engine import BranchEngine
 from verl_credit.policy.attention import kernels
@@ -132,7 +133,8 @@ def proved(process, tmp_path_factory):
         engine, message = right(case)
         if kernel is RIGHT:
             return message
-        with mock.patch.dict(kernels.KERNELS, sdpa=kernel):
+        without_advice = mock.patch.object(attention_proof, "WAYS", ())  # its measurement takes as long again
+        with mock.patch.dict(kernels.KERNELS, sdpa=kernel), without_advice:
             return proof_of(engine)
 
     return of
