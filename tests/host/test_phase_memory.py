@@ -202,7 +202,7 @@ def test_only_a_worker_that_is_asked_measures(device, tmp_path, monkeypatch, giv
     made.config = OmegaConf.create(
         {"actor": {"policy_loss": {"loss_mode": "vanilla"}}, "run_dir": str(tmp_path)} | given
     )
-    made.actor, made._is_actor, made.distillation_enabled = verls, True, False
+    made.actor, made.ref, made._is_actor, made.distillation_enabled = verls, None, True, False
     monkeypatch.setattr(worker.CreditWorker, "rank", 0)
     monkeypatch.setattr(ActorRolloutRefWorker, "init_model", lambda self: None)
     before = set(vars(verls))

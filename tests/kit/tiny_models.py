@@ -60,6 +60,10 @@ def tiny_model(family: str, attention: str = "auto", dtype=torch.float32, seed: 
     return model.to(dtype).eval()
 
 
+CENTRED = ("Gemma", "Qwen3Next", "Qwen3_5")
+"""Norms whose weight is the difference to 1."""
+
+
 def in_float64(model):
     return exact_norms(model).double()
 
@@ -69,7 +73,7 @@ def exact_norms(model):
     for module in model.modules():
         if type(module).__name__.endswith("RMSNorm"):
             eps = getattr(module, "variance_epsilon", None) or module.eps
-            offset = 1.0 if type(module).__name__.startswith("Gemma") else 0.0
+            offset = 1.0 if type(module).__name__.startswith(CENTRED) else 0.0
 
             def forward(x, module=module, eps=eps, offset=offset):
                 return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * (offset + module.weight)

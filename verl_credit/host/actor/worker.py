@@ -18,6 +18,7 @@ from verl_credit.host.actor.entropy_probe import KeptParameters, measure
 from verl_credit.host.actor.loss import credit_ppo_loss
 from verl_credit.host.actor.phase_memory import PhaseMemory
 from verl_credit.host.engine import process_group  # noqa: F401  (the import registers loopback://)
+from verl_credit.host.engine.adapters import refuse_adapter
 from verl_credit.host.engine.attention_proof import prove
 from verl_credit.host.engine.log_prob_engine import BranchEngine, LogProbEngine
 from verl_credit.host.registry import register_engines, register_parts, registered_names
@@ -40,11 +41,12 @@ class CreditWorker(ActorRolloutRefWorker):
                 raise ValueError(f"policy_loss.loss_mode={LOSS_MODE} and distillation cannot be combined")
             self.loss_fn = partial(credit_ppo_loss, config=self.loss_fn.keywords["config"])
             self.actor.set_loss_fn(self.loss_fn)
-        self._attention = None
         engine = self.actor.engine if self._is_actor else None
-        if isinstance(engine, BranchEngine) and engine.packs:
-            self._attention = prove(engine, engine.model_config.hf_config.get_text_config().vocab_size)
+        self._attention = _proven(engine)
+        if self._attention:
             self._stage("the attention is proven")
+        if self.ref is not None:
+            _proven(self.ref.engine)
         self._log_probs = None
         if isinstance(engine, LogProbEngine):
             self._log_probs = engine.describe_log_probs(distills=self.distillation_enabled)
@@ -85,3 +87,14 @@ class CreditWorker(ActorRolloutRefWorker):
         )
         kept, self._kept = self._kept, None
         return measure(engine, kept, data)
+
+
+def _proven(engine) -> str | None:
+    """What the proof of this engine found; None for an engine that is not ours."""
+    if not isinstance(engine, BranchEngine):
+        return None
+    try:
+        return prove(engine, engine.model_config.hf_config.get_text_config().vocab_size)
+    except AttributeError as error:
+        refuse_adapter(engine, error)
+        raise

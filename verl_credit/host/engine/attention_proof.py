@@ -1,8 +1,9 @@
-"""The proof at start-up compares a packed forward of the real model, with branches, with forwards of the single rows.
+"""The proof at start-up compares a forward of the real model over several rows with forwards of the single rows.
 
-It also compares the single rows with transformers' own `eager` attention, which shares no code with our kernels, and checks
-that every layer with a sliding window passes it to our kernels. The pack has several blocks of 128 tokens, because kernels
-can fail at the borders of blocks.
+Rows are packed or padded as the run has them; with our attention they have branches. It also compares the single rows with
+transformers' own `eager` attention, which shares no code with our kernels, and checks that every layer with a sliding window
+passes it to our kernels. The pack has several blocks of 128 tokens, because kernels can fail at the borders of blocks. A
+refusal names the first other setting that this model computes right, which is measured in the same way.
 
 In float32 no log-prob may differ by more than ``EXACT`` nats. In half precision deep models amplify rounding, so the limits
 are wider, on the largest difference, on the means over a row and a branch, and, packed against alone, over all branches:
@@ -29,10 +30,9 @@ from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 
 from verl_credit.errors import IntegrityError
-from verl_credit.host.engine.log_prob_engine import nested
+from verl_credit.host.engine.log_prob_engine import nested, refuse_model
 from verl_credit.names import BRANCH_LOG_PROBS, BRANCHES, SCORE_BRANCHES
-from verl_credit.policy.attention.implementation import chosen, recorded, require_windows
-from verl_credit.policy.families import WITHOUT_OURS
+from verl_credit.policy.attention.implementation import AUTO, chosen, recorded, require_windows
 from verl_credit.turns.branches import encode_branches
 
 # 639 tokens in five blocks of 128. Bases after, on and before the borders at 128 and, with row 2 from 457 on, 512.
@@ -41,46 +41,126 @@ BRANCH_SHAPES = (((301, 4), (129, 4), (128, 4), (127, 4)), (), ((56, 4), (55, 4)
 PACK_TOKENS = 1024  # all of them in one micro-batch
 EXACT = {torch.float32: 1e-3, torch.float64: 1e-5}  # `eager` has its softmax in float32
 HALF = (3.0, 0.3, 0.75, 0.15)
+BESIDE = 1e-3
+"""Half precision hides what runs from row to row under rounding. Where another row of the micro-batch changes and all shapes
+stay, a right model's log-probs stay to the bit. Not so with experts: their kernels depend on how many tokens each has."""
+WAYS = ((AUTO, True), ("sdpa", False), ("eager", False))
+"""(attn_implementation, use_remove_padding) that a refusal tries, the fastest first."""
 
 
 def prove(engine, vocabulary: int) -> str:
-    """Return one line with the kernel and its differences. Raises IntegrityError when they are too large.
+    """Return one line with the attention and its differences. Raises IntegrityError with the keys that would be exact when
+    the differences are too large.
 
     Every rank calls it with the same rows, so that collectives match. `require_windows` may refuse first.
     """
-    packed = _log_probs(engine, vocabulary, together=True)
-    with recorded() as windows:
-        alone = _log_probs(engine, vocabulary, together=False)
-    require_windows(engine.model_config.hf_config.get_text_config(), windows)
-    kernels = "; ".join(dict.fromkeys(map(str, chosen(engine.module_attention))))
-    with _stock_attention(engine):
-        stock = _log_probs(engine, vocabulary, together=False)
-    dtype = getattr(engine, "_autocast_dtype", torch.float32)
-    apart, off = differences(packed, alone), differences(alone, stock)
-    message = (
-        f"attention: {kernels}; packed rows and branches read as alone within {apart[0]:.1g}, alone as with eager attention "
-        f"within {off[0]:.1g}"
-    )
-    limits = allowed(stock, dtype)
-    pairs = [*zip(apart, limits, strict=True), *zip(off[:3], limits[:3], strict=True)]
-    if not all(value <= limit for value, limit in pairs):
-        raise IntegrityError(
-            f"{message}, in the mean of a row {apart[1]:.1g} and {off[1]:.1g}, of a branch {apart[2]:.1g} and "
-            f"{off[2]:.1g}, of all branches (packed against alone) {apart[3]:.2g}: in {dtype} at most {limits[0]:.3g} is "
-            f"accepted, in the mean of a row {limits[1]:.3g}, of a branch {limits[2]:.3g}, of all branches {limits[3]:.3g}; "
-            f"{WITHOUT_OURS}"
-        )
+    shapes = BRANCH_SHAPES if engine.branches else ()
+    with _attention(engine, "eager"):
+        stock = _log_probs(engine, vocabulary, shapes)
+    try:
+        message, right = _compared(engine, vocabulary, shapes, stock)
+    except torch.OutOfMemoryError:
+        raise
+    except (NotImplementedError, RuntimeError) as error:  # a call that our attention would compute wrongly
+        raise IntegrityError(f"{error}. {_other_way(engine, vocabulary, stock)}") from error
+    if not _on_all_ranks(right):
+        raise IntegrityError(f"{message}. {_other_way(engine, vocabulary, stock)}")
     return message
 
 
-def differences(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> tuple[float, float, float, float]:
-    """Differences in nats: the largest of all tokens, the largest mean of a row and of a branch, the mean over the tokens of
-    all branches; NaN if a log-prob is NaN."""
+def _compared(engine, vocabulary: int, shapes, stock) -> tuple[str, bool]:
+    """(the line, whether every difference is within its limit)."""
+    packed = engine.model_config.use_remove_padding
+    together = _log_probs(engine, vocabulary, shapes, together=True, packed=packed)
+    with recorded() as windows:
+        alone = _log_probs(engine, vocabulary, shapes, packed=packed)
+    kernels = engine.module_attention
+    if engine.packs:
+        require_windows(engine.model_config.hf_config.get_text_config(), windows)
+        kernels = "; ".join(dict.fromkeys(map(str, chosen(engine.module_attention))))
+    apart, off = differences(together, alone), differences(alone, stock)
+    rows = f"{'packed' if packed else 'padded'} rows{' and branches' if shapes else ''}"
+    message = (
+        f"attention: {kernels}; {rows} read as alone within {apart[0]:.1g}, alone as with eager attention within "
+        f"{off[0]:.1g}"
+    )
+    dtype = _dtype(engine)
+    limits = allowed(stock, dtype)[: len(apart)]
+    if _within(apart, limits) and _within(off[:3], limits[:3]):
+        if dtype in EXACT or _has_experts(engine.module):
+            return message, True
+        beside = _log_probs(engine, vocabulary, shapes, together=True, packed=packed, first_seed=1)
+        pairs = zip(together[1 : len(ROWS)], beside[1 : len(ROWS)], strict=True)
+        moved = max(float((a - b).abs().max()) for a, b in pairs)
+        if moved <= BESIDE:
+            return message, True
+        return f"{message}; another first row changes the others by {moved:.1g}", False
+    means = ("a row", "a branch", "all branches")[: len(apart) - 1]
+    both = zip(means, apart[1:], off[1:], limits[1:], strict=True)
+    found = "; ".join(
+        f"in the mean of {what} {a:.2g} and {b:.2g}, at most {most:.3g}" for what, a, b, most in both
+    )
+    return f"{message}, in {dtype} at most {limits[0]:.3g} is accepted; {found}", False
+
+
+def _other_way(engine, vocabulary: int, stock) -> str:
+    """A sentence with the keys of the first of `WAYS` whose rows, together and alone, read as `stock`'s."""
+    limits = allowed(stock, _dtype(engine))
+    for name, packed in WAYS:
+        with _attention(engine, name):
+            scorer = "" if engine.branches else " and algorithm.info_gain_scorer=rows or server"
+            try:
+                if name == AUTO:
+                    refuse_model(engine.model_config.hf_config, name, packed)
+                read = [
+                    _log_probs(engine, vocabulary, (), together=both, packed=packed) for both in (True, False)
+                ]
+                off = [differences(rows, stock[: len(ROWS)]) for rows in read]
+                right = all(_within(one, limits) for one in off)
+            except (NotImplementedError, RuntimeError):
+                right = False
+        if _on_all_ranks(right):
+            return (
+                f"With actor_rollout_ref.model.override_config.attn_implementation={name}, "
+                f"actor_rollout_ref.model.use_remove_padding={str(packed).lower()}{scorer} this model's rows read as alone "
+                f"within {max(off)[0]:.1g}"
+            )
+    tried = ", ".join(f"{name} with use_remove_padding={str(packed).lower()}" for name, packed in WAYS)
+    return f"No other setting that was tried reads rows as alone (attn_implementation={tried})"
+
+
+def _has_experts(model: torch.nn.Module) -> bool:
+    return any(name.endswith("experts") for name, _ in model.named_modules())
+
+
+def _dtype(engine) -> torch.dtype:
+    return getattr(engine, "_autocast_dtype", torch.float32)
+
+
+def _within(values, limits) -> bool:
+    return all(value <= limit for value, limit in zip(values, limits, strict=False))  # NaN is not
+
+
+def _on_all_ranks(right: bool) -> bool:
+    """Ranks that go different ways would wait for each other's collectives."""
+    wrong = torch.tensor(int(not right))
+    torch.distributed.all_reduce(wrong, torch.distributed.ReduceOp.MAX)
+    return not wrong.item()
+
+
+def differences(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> tuple[float, ...]:
+    """Differences in nats: the largest of all tokens, the largest mean of a row and, if there are branches, of a branch, and
+    the mean over the tokens of all branches; NaN if a log-prob is NaN."""
     apart = [(a - b).abs() for a, b in zip(ours, theirs, strict=True)]
-    means = torch.stack([row.mean() for row in apart])
-    rows, branches = means[: len(ROWS)], means[len(ROWS) :]
-    all_branches = torch.cat(apart[len(ROWS) :]).mean()
-    return float(torch.cat(apart).max()), float(rows.max()), float(branches.max()), float(all_branches)
+    rows, branches = apart[: len(ROWS)], apart[len(ROWS) :]
+    largest = [torch.cat(apart).max(), _largest_mean(rows)]
+    if branches:
+        largest += [_largest_mean(branches), torch.cat(branches).mean()]
+    return tuple(map(float, largest))
+
+
+def _largest_mean(parts: list[torch.Tensor]) -> torch.Tensor:
+    return torch.stack([part.mean() for part in parts]).max()
 
 
 def allowed(stock: list[torch.Tensor], dtype: torch.dtype) -> tuple[float, ...]:
@@ -92,27 +172,37 @@ def allowed(stock: list[torch.Tensor], dtype: torch.dtype) -> tuple[float, ...]:
 
 
 @contextmanager
-def _stock_attention(engine):
-    """Sets `eager` in every config of the model: each module reads its own at each forward, and the engine then does not
-    pack."""
+def _attention(engine, name: str):
+    """Sets the attention in every config of the text model: each module reads its own at each forward. Vision models get no
+    packs."""
+    root = engine.model_config.hf_config
     of_modules = (getattr(module, "config", None) for module in engine.module.modules())
-    every = (engine.model_config.hf_config, *(c for c in of_modules if hasattr(c, "_attn_implementation")))
-    configs = list({id(config): config for config in every}.values())
+    every = (root, *(config for config in of_modules if hasattr(config, "_attn_implementation")))
+    configs = list(
+        {id(config): config for config in every}.values()
+    )  # a root before its parts, which it sets too
     before = [config._attn_implementation for config in configs]
+    vision = getattr(getattr(root, "vision_config", None), "model_type", None)
     try:
         for config in configs:
-            config._attn_implementation = "eager"
+            config._attn_implementation = "sdpa" if config.model_type == vision else name
         yield
     finally:
-        for config, name in zip(configs, before, strict=True):
-            config._attn_implementation = name
+        for config, own in zip(configs, before, strict=True):
+            config._attn_implementation = own
 
 
-def _log_probs(engine, vocabulary: int, *, together: bool) -> list[torch.Tensor]:
-    """Log-probs of every row and every branch without its last position, from one pack or from single forwards."""
+def _log_probs(
+    engine, vocabulary: int, shapes, *, together: bool = False, packed: bool = True, first_seed: int = 0
+) -> list[torch.Tensor]:
+    """Log-probs of every row and every branch without its last position, from one micro-batch or from single forwards."""
     draw = partial(torch.randint, 0, vocabulary, generator=torch.Generator().manual_seed(0))
     whole = [draw((n,)) for n in ROWS]
-    branches = [[(base, draw((tokens,))) for base, tokens in shape] for shape in BRANCH_SHAPES]
+    if first_seed:
+        whole[0] = torch.randint_like(
+            whole[0], 0, vocabulary, generator=torch.Generator().manual_seed(first_seed)
+        )
+    branches = [[(base, draw((tokens,))) for base, tokens in shape] for shape in shapes or ((),) * len(ROWS)]
     flat = [(row, base, ids) for row, its in zip(whole, branches, strict=True) for base, ids in its]
     rows = whole if together else [*whole, *(torch.cat([row[:base], ids]) for row, base, ids in flat)]
     data = TensorDict(
@@ -124,21 +214,24 @@ def _log_probs(engine, vocabulary: int, *, together: bool) -> list[torch.Tensor]
         batch_size=len(rows),
     )
     if together:
-        data[BRANCHES] = nested(
-            [encode_branches([(base, ids.tolist()) for base, ids in its]) for its in branches]
-        )
-        packed = {SCORE_BRANCHES: True, "use_dynamic_bsz": True, "max_token_len_per_gpu": PACK_TOKENS}
-        tu.assign_non_tensor(data, **packed)
+        if shapes:
+            data[BRANCHES] = nested(
+                [encode_branches([(base, ids.tolist()) for base, ids in its]) for its in branches]
+            )
+        one = {SCORE_BRANCHES: bool(shapes), "use_dynamic_bsz": True, "max_token_len_per_gpu": PACK_TOKENS}
+        tu.assign_non_tensor(data, **one)
     else:
         tu.assign_non_tensor(data, use_dynamic_bsz=False, micro_batch_size_per_gpu=1)
     tu.assign_non_tensor(
-        data, calculate_entropy=False, compute_loss=False, temperature=1.0, use_remove_padding=True,
+        data, calculate_entropy=False, compute_loss=False, temperature=1.0, use_remove_padding=packed,
         use_fused_kernels=False,
     )  # fmt: skip
     with engine.eval_mode():
         output = engine.infer_batch(data)["model_output"]
     own = [row.float().cpu() for row in output["log_probs"].unbind()]
-    if together:
+    if not shapes:
+        ends = []
+    elif together:
         packed_ends = zip(output[BRANCH_LOG_PROBS].unbind(), branches, strict=True)
         ends = [
             end

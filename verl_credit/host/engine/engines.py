@@ -7,7 +7,6 @@ rounding (`policy/packed.py`). Logits are made for response tokens alone.
 
 import dataclasses
 import inspect
-from functools import cached_property
 
 import torch
 from verl.utils.model import extract_multi_modal_inputs
@@ -97,11 +96,13 @@ class SharedPromptEngine:
             for name, value_P in values.items()
         }
 
-    @cached_property
+    @property
     def _cannot_share(self) -> str:
-        """The reason why this engine's micro-batches cannot share prompts; "" when they can."""
+        """The reason why this engine's micro-batches cannot share prompts; "" when they can; the proof changes it."""
         if not self.packs:
             return f"attn_implementation={self.module_attention}"
+        if not self.branches:
+            return "Gated-DeltaNet layers"
         if self.pad_to_length:
             return "pad_to_length"
         base = self.module.get_base_model() if hasattr(self.module, "get_base_model") else self.module

@@ -18,6 +18,7 @@ from verl_credit.errors import IntegrityError
 from verl_credit.names import BRANCH_LOG_PROBS, BRANCHES, SCORE_BRANCHES
 from verl_credit.policy.attention.implementation import NAMES
 from verl_credit.policy.attention.pack import PACK, pack_rows
+from verl_credit.policy.delta_net import is_delta_net, keep_rows_apart
 from verl_credit.policy.families import WITHOUT_OURS, family_of
 from verl_credit.policy.log_probs import (
     FLASH,
@@ -131,9 +132,16 @@ class BranchEngine:
     def module_attention(self) -> str | None:
         return getattr(self.model_config.hf_config, "_attn_implementation", None)
 
+    @property
+    def branches(self) -> bool:
+        """Whether answers can be appended to packed rows: a Gated-DeltaNet layer would need its state at their base."""
+        return self.packs and not is_delta_net(self.model_config.hf_config)
+
     def initialize(self):
         config, attention = self.model_config.hf_config, self.module_attention
         refuse_model(config, attention, self.model_config.use_remove_padding)
+        if self.packs and (vision := getattr(config, "vision_config", None)):
+            vision._attn_implementation = "sdpa"  # verl's Qwen3.5 runs it on an empty image, without a pack
         try:
             super().initialize()
         except KeyError as error:  # transformers looks the name up in the module's own table
@@ -141,6 +149,12 @@ class BranchEngine:
                 raise
             why = f"{config.model_type} has a table of attention classes of its own, without attn_implementation={attention}"
             raise IntegrityError(f"{why}; {WITHOUT_OURS}") from error
+
+    def _build_module(self):
+        module = super()._build_module()
+        if is_delta_net(self.model_config.hf_config):
+            keep_rows_apart(module)
+        return module
 
     def forward_backward_batch(self, data, loss_function, forward_only=False):
         if not (forward_only and option(data, SCORE_BRANCHES)):
@@ -151,6 +165,11 @@ class BranchEngine:
             raise ValueError(
                 f"algorithm.info_gain_scorer=branch needs attn_implementation={'|'.join(NAMES)}, not "
                 f"{self.module_attention}"
+            )
+        if not self.branches:
+            raise ValueError(
+                f"algorithm.info_gain_scorer=branch cannot score {self.model_config.hf_config.model_type}: its "
+                "Gated-DeltaNet layers have no state at an answer's base; use rows or server"
             )
         decoded = [decode_branches(row) for row in data[BRANCHES].unbind()]
         row_lengths = data["input_ids"].offsets().diff().tolist()

@@ -14,7 +14,7 @@ import torch
 from verl_credit.errors import IntegrityError
 from verl_credit.policy.attention.kernels import KERNELS, TOLERANCE, Heads, trial
 from verl_credit.policy.attention.pack import PACK, Pack, pushed
-from verl_credit.policy.families import AUTO, WITHOUT_OURS
+from verl_credit.policy.families import AUTO
 from verl_credit.policy.families import OURS as NAMES
 
 PREFIX = "credit_"
@@ -72,22 +72,18 @@ def attention(
     if credit_pack is None:
         raise IntegrityError(
             f"{name} got no {PACK}: it works only in verl_credit's engine with use_remove_padding=True, and in models whose "
-            f"layers hand it on; {WITHOUT_OURS}"
+            "layers hand it on"
         )
     if attention_mask is not None:
-        raise IntegrityError(f"{name} got a mask, but takes only a {PACK}; {WITHOUT_OURS}")
-    if query.shape[0] != 1 or query.shape[2] != credit_pack.length:
-        raise RuntimeError(
-            f"{name} got {query.shape[0]} x {query.shape[2]} tokens for a pack of {credit_pack.length}: is a "
-            "sequence-parallel size above 1 set?"
-        )
+        raise IntegrityError(f"{name} got a mask, but takes only a {PACK}")
+    credit_pack.require(name, query.shape[0], query.shape[2])
     causal = others.get("is_causal")
     if not (getattr(module, "is_causal", True) if causal is None else causal):
-        raise IntegrityError(f"{name}: {type(module).__name__} is not causal; {WITHOUT_OURS}")
+        raise IntegrityError(f"{name}: {type(module).__name__} is not causal")
     unknown = sorted(key for key, given in others.items() if given is not None and key not in HARMLESS)
     if unknown:
         passes = f"{type(module).__name__} passes {', '.join(unknown)}"
-        raise IntegrityError(f"{name}: {passes}, which would be ignored; {WITHOUT_OURS}")
+        raise IntegrityError(f"{name}: {passes}, which would be ignored")
     if _open:
         _open[-1][id(module)] = sliding_window
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
@@ -194,6 +190,5 @@ def require_windows(text_config, windows: dict[int, int | None]) -> None:
         raise IntegrityError(
             f"{text_config.model_type}: {key} of the model's config.json gives {wanted} layers a sliding window of "
             f"{text_config.sliding_window}, but only {passed} pass it to the attention; the others have it in their mask, "
-            f"which this attention never gets. Set {off} there if the model may read without a window; otherwise "
-            f"{WITHOUT_OURS}"
+            f"which this attention never gets. Set {off} there if the model may read without a window"
         )

@@ -79,6 +79,13 @@ class Pack:
     def length(self) -> int:
         return self.rows[-1].start + self.rows[-1].length if self.rows else 0
 
+    def require(self, name: str, rows: int, tokens: int) -> None:
+        """Raises RuntimeError when a layer gets other tokens than this pack's."""
+        if rows != 1 or tokens != self.length:
+            raise RuntimeError(
+                f"{name} got {rows} x {tokens} tokens for a pack of {self.length}: is a sequence-parallel size above 1 set?"
+            )
+
     def position_ids(self) -> torch.Tensor:
         """The positions are 0, 1, ... along a prefix; a branch continues from its base."""
         segments = [(base, base + tokens) for row in self.rows for _, base, tokens in row.segments]
