@@ -29,11 +29,13 @@ def run(
     tools=(),
     max_tokens=None,
     versions=(),
+    model_type="qwen3",
     **row,
 ):
     """(output, policy) of one trajectory; ``lookup`` replaces the search, ``tools`` are what the worker has loaded.
 
-    ``agent``: a name in verl's registry. ``max_tokens``: of a turn, for loops that set no budget."""
+    ``agent``: a name in verl's registry. ``max_tokens``: of a turn, for loops that set no budget. ``model_type``: of the
+    policy's config.json; by it verl chooses how it appends to the stream."""
     import hydra
     from verl.experimental.agent_loop.agent_loop import DictConfigWrap, ToolListWrap, _agent_loop_registry
     from verl.utils.dataset.rl_dataset import RLHFDataset
@@ -57,7 +59,7 @@ def run(
             dataset_cls=RLHFDataset,
             data_config=DictConfigWrap(config.data),
             tools=ToolListWrap(list(tools)),
-            hf_model_type="qwen3",
+            hf_model_type=model_type,
         )
         policy.tools = [schema["function"]["name"] for schema in loop.tool_schemas]
         if getattr(loop, "search", None) is not None:

@@ -103,12 +103,9 @@ def _reads(parser, name: str, tokenizer, ids: list[int]) -> bool:
 
 def _observation(config: DictConfig, meter) -> str:
     """The text that the agent loop would append after a call."""
-    from verl.utils.tokenizer.continuous_token_wiring import create_continuous_token_builder
+    from verl_credit.host.process.stream_check import loop_builder
 
-    before = [*QUESTION, CALL]
-    builder = create_continuous_token_builder(
-        meter.tokenizer, hf_model_type=meter.model_type, chat_template_kwargs=meter.kwargs
-    )
+    before, builder = [*QUESTION, CALL], loop_builder(config, meter)
     after = [*before, {"role": "tool", "content": RESULT}]
     ids = builder.tokenize_context_incremental_messages(before, after, tools=meter.tools)
     return meter.tokenizer.decode(ids)

@@ -104,6 +104,8 @@ CHECKS: tuple[Check, ...] = (
     Check("tokenizer", INPUTS, ALWAYS, inputs.check_tokenizer, "the model's tokenizer loads", ("model",), event="data"),
     Check("template", INPUTS, ALWAYS, with_verl("template"),
           "the chat template writes the tools and what a call returns, and the loop reads its calls", ("tokenizer",)),
+    Check("stream", INPUTS, ALWAYS, with_verl("stream"),
+          "the agent loop's tokens of two calls are the chat template's text", ("template",), event="data"),
     *(
         Check(f"prompts of {key}", INPUTS, ALWAYS, partial(inputs.check_prompts, key=key),
               "every prompt fits data.max_prompt_length", ("tokenizer", key), event="data")
