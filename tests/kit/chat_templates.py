@@ -72,13 +72,13 @@ MISTRAL = (  # no text marks the policy's turn
 GLM = (
     "[gMASK]<sop>{% if tools %}<|system|>\n" + TOOLS + "{% endif %}{% for m in messages %}"
     "{% if m.role == 'tool' %}{% if loop.previtem is not defined or loop.previtem.role != 'tool' %}"
-    "<|observation|>{% endif %}\n<tool_response>\n{{ m.content }}\n</tool_response>"
-    "{% elif m.role == 'assistant' %}<|assistant|>\n<think></think>{% if m.content %}\n{{ m.content }}{% endif %}"
-    "{% for call in m.tool_calls or [] %}\n<tool_call>{{ call.function.name }}\n"
+    "<|observation|>{% endif %}{{ '\\n' }}<tool_response>\n{{ m.content }}\n</tool_response>"
+    "{% elif m.role == 'assistant' %}<|assistant|>\n<think></think>{{ '\\n' + m.content if m.content else '' }}"
+    "{% for call in m.tool_calls or [] %}{{ '\\n<tool_call>' + call.function.name }}\n"
     "{% for k, v in call.function.arguments.items() %}<arg_key>{{ k }}</arg_key>\n<arg_value>{{ v }}</arg_value>\n"
     "{% endfor %}</tool_call>{% endfor %}{% else %}<|{{ m.role }}|>\n{{ m.content }}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% if enable_thinking is defined and not enable_thinking %}"
-    "\n<think></think>{% endif %}{% endif %}"
+    "{{ '\\n' }}<think></think>{% endif %}{% endif %}"
 )
 GPT_OSS = (
     "<|start|>system<|message|>" + TOOLS + "<|end|>{% for m in messages %}{% if m.role == 'tool' %}"
