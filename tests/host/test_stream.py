@@ -15,7 +15,7 @@ from kit.settings import settings
 from kit.trajectories import run
 from verl_credit.errors import PreflightError
 from verl_credit.host.process import stream_check
-from verl_credit.host.process.stream_check import KEPT, LOST, MORE, OTHER, check_stream, differences
+from verl_credit.host.process.stream_check import KEPT, LACK, LOST, MORE, OTHER, check_stream, differences
 from verl_credit.host.rollout.stream_builder import turn_end
 from verl_credit.recipe.doctor.lengths import PromptMeter
 from verl_credit.turns.requests import RowPlanner
@@ -25,6 +25,7 @@ from verl_credit.worlds.real.multihop import encode
 
 QUIET = {"enable_thinking": False}
 CALL = search_turn("river").removesuffix("<|im_end|>")
+CLOSED = "\n</think>\n\n"
 GLM_CALL = "\n<think></think>\n<tool_call>search\n<arg_key>query</arg_key>\n<arg_value>river</arg_value>\n</tool_call>"
 GLM_FORMAT = "actor_rollout_ref.rollout.multi_turn.format=glm"
 
@@ -90,21 +91,44 @@ def test_real_cpu_writes_its_rollouts_as_its_demonstrations():
     assert turn_end(verls) == (tokenizer.eos_token_id, tokenizer.encode("\n"))
 
 
+@pytest.mark.parametrize(
+    "template, model_type, call, header, prefix",
+    [
+        (forms.CHATML, "llama", search_turn("river"), "\n<|im_start|>assistant\n", ""),
+        (
+            forms.QWEN35,
+            "qwen3_5",
+            CLOSED + search_turn("river"),
+            "\n<|im_start|>assistant\n<think>\n",
+            CLOSED,
+        ),
+        (forms.MISTRAL, "mistral", CALL + "</s>", "", ""),
+        # GLM stops at the token with which the result begins.
+        (forms.GLM, "glm4_moe", GLM_CALL + "<|observation|>", "<|assistant|>", "\n<think></think>\n"),
+    ],
+)
 @pytest.mark.parametrize("context", ["observation", "call"])
-def test_the_rollout_server_scores_the_contexts_of_the_trainer(context):
-    """GLM stops at the token with which the result begins: it is the template's, for both scorers."""
-    tokenizer = forms.tokenizer_with(forms.GLM)
-    script = [GLM_CALL + "<|observation|>", "\n<think></think>\n<answer>x</answer><|user|>"]
-    output, _ = run(tokenizer, script, GLM_FORMAT, model_type="glm4_moe")
+def test_the_rollout_server_scores_the_contexts_of_the_trainer(
+    template, model_type, call, header, prefix, context
+):
+    tokenizer = forms.tokenizer_with(template)
+    parser = GLM_FORMAT if template is forms.GLM else GLM_FORMAT.replace("glm", "hermes")
+    output, _ = run(tokenizer, [call, "<answer>x</answer>"], parser, model_type=model_type)
     ids, mask = (output.prompt_ids, output.response_ids), torch.tensor(output.response_mask)
     of_trainer = torch.where(mask.bool(), torch.tensor(output.turn_ids), -1)  # `fetch_turn_batch`
     planner = RowPlanner(tokenizer, settings(info_gain_context=context))
-    requests = planner.requests(0, *ids, output.turn_ids, ("x",))
-    assert requests == planner.requests(0, *ids, of_trainer, ("x",)) and len(requests) == 2
-    after_turn = tokenizer.decode([*ids[0], *ids[1]][: requests[1].base])
-    assert after_turn.endswith(
-        "</tool_response><|assistant|>" if context == "observation" else "</tool_call>"
-    )
+    prior, after = planner.requests(0, *ids, output.turn_ids, ("x",))
+    assert [prior, after] == planner.requests(0, *ids, of_trainer, ("x",))
+    texts = [
+        tokenizer.decode([*ids[0], *ids[1]][: request.base] + list(request.answer.token_ids))
+        for request in (prior, after)
+    ]
+    prompt = whole(tokenizer, messages_of())
+    assert texts[0] == f"{prompt}{prefix}<answer>x</answer>"
+    written = call.removesuffix("<|observation|>") + header
+    if context == "observation":
+        written = tokenizer.decode(ids[1]).removesuffix("<answer>x</answer>")
+    assert texts[1] == f"{prompt}{written}{prefix}<answer>x</answer>"
 
 
 # --- before Ray ---
@@ -161,16 +185,28 @@ def test_a_family_of_verl_s_table_that_writes_another_template_is_refused(tmp_pa
 
 
 def test_a_template_to_which_nothing_can_be_appended_is_refused(tmp_path):
-    with pytest.raises(
-        PreflightError, match="cannot write a conversation with two calls: .*suffix diff failed"
-    ):
+    with pytest.raises(PreflightError, match="cannot write what a call returns after .*suffix diff failed"):
         checked("{{ messages | length }}" + forms.CHATML, "llama", tmp_path)
 
 
-def test_a_template_that_writes_one_call_alone_is_refused(tmp_path):
-    once = "{% if messages | length > 3 %}{{ raise_exception('one call') }}{% endif %}"
-    with pytest.raises(PreflightError, match="cannot write a conversation with two calls: .*one call"):
-        checked(once + forms.CHATML, "llama", tmp_path)
+def test_a_template_that_writes_one_call_alone_cannot_be_compared(tmp_path):
+    """The loop appends a result all the same: verl writes it after a call of its own."""
+    once = "{% if messages | length > 4 %}{{ raise_exception('one call') }}{% endif %}"
+    (line,) = checked(once + forms.CHATML, "llama", tmp_path)
+    assert (
+        line.startswith("the chat template cannot write a conversation with two calls: ")
+        and "one call" in line
+    )
+
+
+def test_text_that_the_template_adds_later_is_a_warning(tmp_path):
+    """Hermes-3's closes a result with a newline once something follows."""
+    later = forms.CHATML.replace(
+        "</tool_response><|im_end|>", "</tool_response>{{ '' if loop.last else '\\n' }}<|im_end|>"
+    )
+    assert later != forms.CHATML
+    (line,) = checked(later, "llama", tmp_path)
+    assert line.startswith(f"the agent loop's tokens {LACK}: '\\n' after ")
 
 
 @pytest.mark.parametrize(
@@ -178,7 +214,7 @@ def test_a_template_that_writes_one_call_alone_is_refused(tmp_path):
     [
         ("qPPcc", "qPPcc", []),
         ("qPPccP", "qPPxccP", [LOST]),
-        ("qPPcc", "qPPccx", [LOST]),
+        ("qPPcc", "qPPccx", [LACK]),
         ("qPPcc", "qxPPcc", [OTHER]),  # the policy writes its turn as it likes
         ("qPPcc", "qPxPcc", [OTHER]),
         ("qPPyc", "qPPc", [MORE]),

@@ -7,12 +7,14 @@ text of the whole conversation, unless the template writes something that the lo
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from difflib import SequenceMatcher
 
 from omegaconf import DictConfig
+from verl.experimental.agent_loop.tool_parser import ToolParser
 from verl.utils.tokenizer import hf_processor
 from verl.utils.tokenizer.continuous_token import ContinuousTokenBuilder
 from verl.utils.tokenizer.continuous_token_wiring import create_continuous_token_builder
@@ -47,14 +49,13 @@ def loop_builder(config: DictConfig, meter) -> ContinuousTokenBuilder:
 
 @contextmanager
 def _without_verls_warnings() -> Iterator[None]:
-    """verl warns of every model type outside its table, and of every result of gpt-oss; the run's workers log that."""
-    verls = logging.getLogger("verl.utils.tokenizer")
-    before = verls.level
-    verls.setLevel(logging.ERROR)
+    """verl warns of every model type outside its table, of every result of gpt-oss, and of a call that it cannot read."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
     try:
         yield
     finally:
-        verls.setLevel(before)
+        logging.disable(before)
 
 
 def _processor(model: DictConfig, tokenizer):
@@ -71,26 +72,25 @@ def _processor(model: DictConfig, tokenizer):
 
 
 def check_stream(config: DictConfig, meter, builder: ContinuousTokenBuilder | None = None) -> list[str]:
-    """Returns lines about differences that leave the policy's context whole. Raises PreflightError for a template whose
-    text the loop loses, or to which nothing can be appended."""
+    """Returns lines about differences that leave the policy's turns whole. Raises PreflightError for a template to which
+    nothing can be appended, or whose text after a turn the loop would lose."""
     model = config.actor_rollout_ref.model
     named = f"actor_rollout_ref.model.path={model.path}: the chat template"
+    instead = "give another template with actor_rollout_ref.model.custom_chat_template"
     meter.tools = meter.tools or tool_schemas(config)
     try:
         builder = builder or loop_builder(config, meter)
         with _without_verls_warnings():
-            stream, by_policy, whole = two_calls(builder, meter.tools)
+            stream, by_policy, whole = two_calls(builder, meter.tools, _call_id(config, meter.tokenizer))
+    except CannotAppend as error:
+        raise PreflightError(f"{named} {error}; {instead}") from error
     except Exception as error:  # a template may raise any exception
-        raise PreflightError(
-            f"{named} cannot write a conversation with two calls: {line_of(error)[:300]}"
-        ) from error
-    decode = meter.tokenizer.decode
-    found = list(differences(stream, by_policy, whole, decode))
+        return [f"the chat template cannot write a conversation with two calls: {_reason(error)}"]
+    found = list(differences(stream, by_policy, whole, meter.tokenizer.decode))
     if lost := next((text for kind, text in found if kind == LOST), None):
         raise PreflightError(
-            f"{named} writes {lost} in a whole conversation, and the agent loop's tokens lack it: the policy would read "
-            "another text than the template's. Give a template without it with "
-            "actor_rollout_ref.model.custom_chat_template"
+            f"{named} writes {lost} in a whole conversation, and the agent loop's tokens lack it, so that the policy would "
+            f"read another text than the template's; {instead}"
         )
     kinds: dict[str, str] = {}
     for kind, text in found:
@@ -98,7 +98,12 @@ def check_stream(config: DictConfig, meter, builder: ContinuousTokenBuilder | No
     return [f"the agent loop's tokens {kind}: {text}" for kind, text in kinds.items()]
 
 
+class CannotAppend(ValueError):
+    """verl's builder cannot write the first prompt, or what follows a call."""
+
+
 LOST = "lost"
+LACK = "lack text that the chat template writes in the whole conversation"
 KEPT = "keep thoughts of earlier turns, which the chat template drops from a longer conversation"
 MORE = "have text that the chat template does not write in the whole conversation"
 OTHER = "differ from the chat template's text of the whole conversation"
@@ -106,58 +111,98 @@ OTHER = "differ from the chat template's text of the whole conversation"
 
 def differences(
     stream: Sequence[int], by_policy: Sequence[bool], whole: Sequence[int], decode: Callable
-) -> list[tuple[str, str]]:
-    """(kind, text) of every place in which the stream is not the whole text. What the policy writes is its own; what stands
-    in the whole text alone, before a token that is not the policy's, is lost."""
-    found, first = [], by_policy.index(True)
+) -> Iterator[tuple[str, str]]:
+    """Yields (kind, text) of every place in which the stream is not the whole text. What the whole text alone has after a
+    turn of the policy is lost: every later turn would begin in another text."""
     for change, a, b, c, d in SequenceMatcher(None, stream, whole, autojunk=False).get_opcodes():
         ours, theirs = decode(list(stream[a:b])), decode(list(whole[c:d]))
         place = f"after {decode(list(stream[max(a - 12, 0) : a]))!r}"
-        if change == "equal":
-            continue
-        if change == "insert" and a > first and not (a < len(stream) and by_policy[a]):
-            found.append((LOST, f"{theirs!r} {place}"))
+        if change == "insert":
+            before, after = a > 0 and by_policy[a - 1], a < len(stream) and by_policy[a]
+            kind = OTHER if after else LOST if before else LACK
+            yield kind, f"{theirs!r} {place}"
         elif change == "delete":
             thought = ours.strip() and not without_thoughts(ours).strip()
-            found.append((KEPT if thought else MORE, f"{ours!r} {place}"))
-        else:
-            found.append((OTHER, f"{ours!r}, and it writes {theirs!r}, {place}"))
-    return found
+            yield KEPT if thought else MORE, f"{ours!r} {place}"
+        elif change == "replace":
+            yield OTHER, f"{ours!r}, where it writes {theirs!r}, {place}"
 
 
 def two_calls(
-    builder: ContinuousTokenBuilder, tools: list[dict] | None
+    builder: ContinuousTokenBuilder, tools: list[dict] | None, call_id: Callable[[list[int]], str | None]
 ) -> tuple[list[int], list[bool], list[int]]:
-    """(the loop's tokens, which of them the policy wrote, the template's tokens of the whole conversation)."""
-    messages, end = [QUESTION], turn_end(builder)
-    stream = builder.build_initial_tokens(messages, tools=tools)
+    """(the loop's tokens, which of them the policy wrote, the template's tokens of the whole conversation).
+
+    Raises CannotAppend where verl's builder raises, and the template's own exception for its text of the whole.
+    """
+    ours, theirs, end = [QUESTION], [QUESTION], turn_end(builder)
+    with _appending("cannot write a question"):
+        stream = builder.build_initial_tokens(ours, tools=tools)
     by_policy = [False] * len(stream)
-    for query, result in SEARCHES:
-        call, turn = _turn(builder, messages, query, tools, end and end[0])
-        called = [*messages, call]
-        merged = builder.merge_assistant_tokens(stream, turn)
-        by_policy += [True] * len(turn)
-        messages = [*called, {"role": "tool", "content": result}]
-        merged = builder.merge_context_tokens(called, messages, merged.token_ids, tools=tools)
-        mask, _ = builder.align_response_metadata(merged, by_policy)
+    for number, (query, result) in enumerate(SEARCHES):
+        call, turn = _turn(builder, theirs, query, f"call{number:05}", tools, end and end[0])
+        # The loop's messages have no ids where the parser gives none; the template's text of the whole may demand them.
+        called = [*ours, {name: call[name] for name in ("role", "content", "tool_calls")}]
+        returned = {"role": "tool", "content": result}
+        theirs = [*theirs, call, {**returned, "tool_call_id": call["tool_calls"][0]["id"]}]
+        id = call_id(turn)
+        ours = [*called, returned if id is None else {**returned, "tool_call_id": id}]
+        tokens = builder.merge_assistant_tokens(stream, turn).token_ids
+        with _appending("cannot write what a call returns after the policy's tokens"):
+            merged = builder.merge_context_tokens(called, ours, tokens, tools=tools)
+        mask, _ = builder.align_response_metadata(merged, [*by_policy, *([True] * len(turn))])
         stream, by_policy = merged.token_ids, [bool(own) for own in mask]
-    return stream, by_policy, builder._render_tokens(messages, add_generation_prompt=True, tools=tools)
+    return stream, by_policy, builder._render_tokens(theirs, add_generation_prompt=True, tools=tools)
+
+
+@contextmanager
+def _appending(what: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # a template may raise any exception
+        raise CannotAppend(f"{what}: {_reason(error)}") from error
+
+
+def _reason(error: BaseException) -> str:
+    """The template's own exception: verl tries again with a message before it, and that fails for another reason."""
+    while error.__context__ is not None:
+        error = error.__context__
+    return line_of(error)[:300]
+
+
+def _call_id(config: DictConfig, tokenizer) -> Callable[[list[int]], str | None]:
+    """The id that the run's parser gives to the call of a turn; most give none."""
+
+    def call_id(turn: list[int]) -> str | None:
+        try:
+            parser = ToolParser.get_tool_parser(config.actor_rollout_ref.rollout.multi_turn.format, tokenizer)
+            return asyncio.run(parser.extract_tool_calls(turn))[1][0].tool_call_id
+        except Exception:  # the template check says which calls the parser does not read
+            return None
+
+    return call_id
 
 
 def _turn(
-    builder: ContinuousTokenBuilder, messages: list[dict], query: str, tools, end: int | None
+    builder: ContinuousTokenBuilder, messages: list[dict], query: str, id: str, tools, end: int | None
 ) -> tuple[dict, list[int]]:
-    """The message of a call, and the tokens of the policy that writes it as the template does, up to the turn's end. It
-    thinks first, unless the header has closed the thought."""
+    """The message of a call, and the tokens of a policy that writes it as the template does, up to the turn's end. The
+    policy thinks first, unless the header has closed the thought."""
+    without = builder._render_tokens(messages, add_generation_prompt=False, tools=tools)
     before = builder._render_tokens(messages, add_generation_prompt=True, tools=tools)
+    header = before[len(without) :]
     function = {"name": "search", "arguments": {"query": query}}
-    call = {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]}
+    calls = [{"id": id, "type": "function", "function": function}]
+    call = {"role": "assistant", "content": "", "tool_calls": calls}
     for message in (call | {"reasoning_content": THOUGHT}, call):
         written = builder._render_tokens([*messages, message], add_generation_prompt=False, tools=tools)
-        shared = common_start(before, written)
-        if shared == len(before):
+        starts = range(len(written) - len(header), 0, -1)
+        own = next(
+            (n + len(header) for n in starts if header and written[n : n + len(header)] == header), None
+        )
+        if own is not None:
             break
-    turn = written[shared:]
+    turn = written[common_start(before, written) if own is None else own :]
     if end is not None and end in turn:
         turn = turn[: len(turn) - turn[::-1].index(end)]
     return message, turn
