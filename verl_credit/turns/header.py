@@ -18,7 +18,8 @@ def assistant_header(tokenizer, chat_template_kwargs: Mapping | None = None) -> 
     """
     with_header = _written(tokenizer, chat_template_kwargs, header=True)
     without = _written(tokenizer, chat_template_kwargs, header=False)
-    if not with_header.startswith(without) or with_header.endswith(QUESTION):
+    after = with_header.rpartition(QUESTION)[2]
+    if not with_header.startswith(without) or after in ("", with_header):
         raise ValueError(f"the chat template of {tokenizer.name_or_path} has no generation prompt to append")
     newline = "\n" if without.endswith("\n") and with_header != without else ""
     return tokenizer(newline + with_header[len(without) :], add_special_tokens=False)["input_ids"]

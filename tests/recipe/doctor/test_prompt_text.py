@@ -10,6 +10,7 @@ from kit import chat_templates as forms
 from kit.recipes import load_config
 from verl_credit.cli.train import start
 from verl_credit.config.settings import CreditSettings
+from verl_credit.recipe.compose import recipes_folder
 from verl_credit.recipe.doctor import prompt_text
 from verl_credit.recipe.doctor.context import Context
 from verl_credit.recipe.doctor.data import TRAIN
@@ -95,10 +96,11 @@ def test_nothing_is_decided_where_nothing_is_scored():
 
 def test_the_qwen3_recipes_score_after_the_empty_thought_as_before():
     """They had it as a fixed value; Qwen3's form of template gives the same text."""
-    for model in ("qwen3_1_7b", "qwen3_4b", "qwen3_8b"):
-        context = context_of(forms.QWEN3, f"model={model}", "run_dir=x", recipe="multihop_qwen3_4b")
-        check_prefix(context)
-        assert context.answer_prefix == THOUGHT
+    for file in (recipes_folder() / "model").iterdir():
+        assert "info_gain_prefix" not in file.read_text()
+    context = context_of(forms.QWEN3, "run_dir=x", recipe="multihop_qwen3_4b")
+    check_prefix(context)
+    assert context.answer_prefix == THOUGHT
 
 
 # --- dates ---
