@@ -152,9 +152,15 @@ def test_inputs_that_are_missing_are_named(capsys, tmp_path):
 
 
 def test_what_stands_behind_a_context_is_told(capsys):
-    assert "the gold answers as '<answer> {answer}</answer>', the policy" in run(capsys, "explain")[1]
+    before = "after what the chat template writes there (auto)"
+    assert (
+        f"the gold answers as '<answer> {{answer}}</answer>' {before}, the policy"
+        in run(capsys, "explain")[1]
+    )
+    _, said = run(capsys, "explain", "algorithm.info_gain_prefix='So: '")
+    assert "the gold answers as '<answer> {answer}</answer>' after 'So: ', the policy" in said
     _, said = run(capsys, "explain", "--config-name", "multihop_qwen3_4b")
-    assert "by the row (auto) after '<think>" in said
+    assert f"by the row (auto) {before}" in said
 
 
 @pytest.mark.slow

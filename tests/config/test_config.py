@@ -172,21 +172,18 @@ def test_the_banner_says_whose_advantages_they_are():
     assert not grpo.scores_gain
 
 
-THOUGHT = "<think>\n\n</think>\n\n"
-
-
 @pytest.mark.parametrize(
-    "overrides, template, prefix",
+    "overrides, template",
     [
-        ([], "auto", THOUGHT),
-        (["model=qwen3_4b_instruct"], "auto", ""),
-        (["credit=released"], "<answer>{answer}</answer>", THOUGHT),
-        (["credit=paper"], "auto", THOUGHT),
+        ([], "auto"),
+        (["model=qwen3_4b_instruct"], "auto"),
+        (["credit=released"], "<answer>{answer}</answer>"),
+        (["credit=paper"], "auto"),
     ],
 )
-def test_who_thinks_first_has_a_prefix_and_released_code_writes_the_tag(overrides, template, prefix):
+def test_released_code_writes_the_tag_and_the_chat_template_decides_what_precedes_it(overrides, template):
     found = settings_of(*OWN[:2], OWN[3], *overrides, recipe="multihop_qwen3_4b").algorithm
-    assert (found.info_gain_template, found.info_gain_prefix) == (template, prefix)
+    assert (found.info_gain_template, found.info_gain_prefix) == (template, "auto")
 
 
 def test_the_released_preset_leaves_the_lab_its_tag():

@@ -36,7 +36,8 @@ def run(
 ):
     """(output, policy) of one trajectory; ``lookup`` replaces the search, ``tools`` are what the worker has loaded.
 
-    ``agent``: a name in verl's registry. ``max_tokens``: of a turn, for loops that set no budget."""
+    ``agent``: a name in verl's registry. ``max_tokens``: of a turn, for loops that set no budget. ``model_type``: of the
+    policy's config.json; by it verl chooses how it appends to the stream."""
     import hydra
     from verl.experimental.agent_loop.agent_loop import DictConfigWrap, ToolListWrap, _agent_loop_registry
     from verl.utils.dataset.rl_dataset import RLHFDataset

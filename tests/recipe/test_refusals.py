@@ -118,7 +118,7 @@ def test_a_switch_is_true_or_false(keys):
     assert failures(keys, lambda key: (1, "yes", None), right) == []
 
 
-WORDS = "expected the text between a context and"
+WORDS = "expected auto, the text between a context and"
 # fmt: off
 DECLARED = [  # (key, value, what is accepted: all names, or a part of the sentence)
     ("algorithm.info_gain_norm_mode", None, "progress, turn_gae, or a dotted"),

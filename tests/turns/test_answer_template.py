@@ -78,6 +78,8 @@ def test_header_is_what_the_template_puts_before_the_policys_turn():
         "{% if add_generation_prompt %}<|assistant|>{% endif %}"
     )
     assert tokenizer.decode(assistant_header(tokenizer)) == "\n<|assistant|>"
+    tokenizer.chat_template = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>\n{% endfor %}"
+    assert assistant_header(tokenizer) == []  # Mistral: no text marks the policy's turn
     tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
     with pytest.raises(ValueError, match="no generation prompt"):
         assistant_header(tokenizer)

@@ -30,8 +30,6 @@ from verl_credit.recipe.rules.trainer_mode import (
 )
 from verl_credit.redact import redact_value
 
-# model=qwen3_* set these for their models, so they are not the author's choice and are not listed.
-EMPTY_THOUGHT = "<think>\n\n</think>\n\n"
 _ROLLOUT, _OLD = "actor_rollout_ref.rollout", "verl's v1 trainer and its agent loops do not read it"
 UNREAD = (
     (f"{MULTI_TURN}.use_inference_chat_template", False, _OLD),
@@ -72,8 +70,6 @@ def _chosen(config: Config, name: str, value, default) -> bool:
         return value not in (default, chosen_scorer(config))
     if name == "algorithm.info_gain_template":
         return value not in (default, select(config, "lab.template"))
-    if name == "algorithm.info_gain_prefix":
-        return value not in (default, EMPTY_THOUGHT)
     if name == "algorithm.uncertainty_kind":
         return (canonical_kind(value) or value) != default
     return value != default

@@ -88,8 +88,10 @@ class TurnBook:
         self.n_turns += 1
 
     def observed(self, response_mask: list[int]) -> None:
-        """Record an observation, whose tokens are not the policy's."""
-        self.turn_ids += [-1] * (len(response_mask) - len(self.turn_ids))
+        """Record an observation, whose tokens are not the policy's. GLM's begins with the token at which the policy stopped
+        (``<|observation|>``); verl takes it out of the mask, and so it leaves the turn."""
+        kept = [turn if own else -1 for turn, own in zip(self.turn_ids, response_mask, strict=False)]
+        self.turn_ids = kept + [-1] * (len(response_mask) - len(kept))
 
     def close(self, length: int) -> list[int]:
         """Turn ids of the ``length`` tokens that are kept."""

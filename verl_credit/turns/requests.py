@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -11,6 +11,7 @@ import torch
 from verl_credit.config.keys import AUTO
 from verl_credit.config.settings import CreditSettings
 from verl_credit.turns.book import TurnBatch
+from verl_credit.turns.header import answer_prefix, assistant_header
 from verl_credit.turns.reward.golds import gold_answers
 from verl_credit.turns.reward.qa import stated_form
 
@@ -184,6 +185,9 @@ class AnswerWriter:
     def __init__(self, tokenizer, settings: CreditSettings):
         algorithm, self.tokenizer = settings.algorithm, tokenizer
         self.template, self.prefix = algorithm.info_gain_template, algorithm.info_gain_prefix
+        if self.prefix == AUTO:  # `train` decides it before Ray, where the tokenizer is on that machine
+            written = answer_prefix(tokenizer, settings.chat_template_kwargs)
+            self.prefix = "" if written.strip() and written.strip() in self.template else written
         header = algorithm.info_gain_context == "call"
         self.header = assistant_header(tokenizer, settings.chat_template_kwargs) if header else []
         self._special = set(tokenizer.all_special_ids)
@@ -235,18 +239,3 @@ class AnswerWriter:
             kept + joint.token_ids[known:], joint.gold_start + shift, joint.gold_end + shift
         )
         return (0 if appended or header else n), answer
-
-
-def assistant_header(tokenizer, chat_template_kwargs: Mapping | None = None) -> list[int]:
-    """The chat template's tokens between the end of a turn and the policy's next one.
-
-    Contexts that end at a tool call need them, because no observation with the header follows yet.
-    """
-    messages = [{"role": "user", "content": "x"}]
-    options = {**(chat_template_kwargs or {}), "tokenize": False}
-    with_header = tokenizer.apply_chat_template(messages, **options | {"add_generation_prompt": True})
-    without = tokenizer.apply_chat_template(messages, **options | {"add_generation_prompt": False})
-    if not with_header.startswith(without) or with_header == without:
-        raise ValueError(f"the chat template of {tokenizer.name_or_path} has no generation prompt to append")
-    newline = "\n" if without.endswith("\n") else ""
-    return tokenizer(newline + with_header[len(without) :], add_special_tokens=False)["input_ids"]

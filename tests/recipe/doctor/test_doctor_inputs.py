@@ -25,9 +25,8 @@ QWEN = "Qwen/Qwen3-4B-Instruct-9999"
 
 def looked_at(config, *names):
     """{check: result}; what needs verl is left out."""
-    made = [
-        c for c in INPUTS if c.name not in ("template", "verl", "tools") and (not names or c.name in names)
-    ]
+    with_verl = ("template", "stream", "verl", "tools")
+    made = [c for c in INPUTS if c.name not in with_verl and (not names or c.name in names)]
     return {result.name: result for result in checks.examine(Context(MACHINE, config), made)}
 
 

@@ -122,7 +122,9 @@ def _signals(config: DictConfig, settings: CreditSettings) -> Iterator[Stage]:
     if settings.scores_gain:
         by_row = "\\boxed{answer} or <answer>{answer}</answer>, by the row (auto)"
         written = by_row if a.info_gain_template == AUTO else repr(a.info_gain_template)
-        written += f" after {a.info_gain_prefix!r}" if a.info_gain_prefix else ""
+        before = "what the chat template writes there (auto)"
+        if a.info_gain_prefix:
+            written += f" after {before if a.info_gain_prefix == AUTO else repr(a.info_gain_prefix)}"
         yield Stage(
             "information gain",
             a.info_gain_type,

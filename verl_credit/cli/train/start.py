@@ -173,9 +173,13 @@ def _make_ready(context: Context, stack: ExitStack, progress: Progress) -> None:
 
 def _preflight(context: Context, progress: Progress) -> None:
     _check(context, progress, Stage.INPUTS)
-    if context.index_fingerprint is not None:
-        with open_dict(context.config):  # so that the run's files and a resume know the index
-            context.config.search.index_fingerprint = context.index_fingerprint
+    config = context.config
+    with open_dict(config):  # so that the run's files and a resume know them
+        if context.index_fingerprint is not None:
+            config.search.index_fingerprint = context.index_fingerprint
+        if context.answer_prefix is not None:
+            config.algorithm.info_gain_prefix = context.answer_prefix
+        config.prompt_date = context.prompt_date
 
 
 def _check(context: Context, progress: Progress, *stages: Stage) -> None:

@@ -67,6 +67,17 @@ def _template(context: Context) -> Result:
     return passed(f"the chat template writes {written}") if written else skipped("the recipe names no tool")
 
 
+def _stream(context: Context) -> Result:
+    from verl_credit.host.process.stream_check import check_stream
+
+    if not may_call(context.config):
+        return skipped("the recipe does not search")
+    lines = check_stream(context.config, PromptMeter(context.tokenizer, context.config))
+    if lines:
+        return warned("; ".join(lines))
+    return passed("the loop's tokens of two calls are the chat template's")
+
+
 def _verl(context: Context) -> Result:
     """Imports all of verl for the first time in this process; a failed import is refused with its reason."""
     try:
@@ -85,7 +96,7 @@ def _tools(context: Context) -> Result:
     return warned("; ".join(lines)) if lines else skipped("no tool beside the search")
 
 
-WITH_VERL = {"template": _template, "verl": _verl, "tools": _tools}
+WITH_VERL = {"template": _template, "stream": _stream, "verl": _verl, "tools": _tools}
 
 
 def check_with_verl(name: str, context: Context) -> Result:

@@ -209,10 +209,10 @@ class Algorithm(Section):
     info_gain_prefix: Annotated[
         str,
         Predicate(lambda prefix: "{answer}" not in prefix),
-        Expected('the text between a context and algorithm.info_gain_template, or "" for none'),
+        Expected('auto, the text between a context and algorithm.info_gain_template, or "" for none'),
         When(reads.gains),
-    ] = ""
-    """Written before the template. Qwen3 thinks first, so model=qwen3_* write an empty thought here."""
+    ] = AUTO
+    """Written before the template. auto: what the chat template writes before an answer, as Qwen3's empty thought."""
     info_gain_aliases: Annotated[Literal["max", "mean", "first"], When(reads.gains)] = "max"
     """The probability of several gold answers: the highest, their mean, or the first answer's."""
     info_gain_scorer: Annotated[Literal[SCORERS], When(reads.scorer)] = AUTO

@@ -7,11 +7,9 @@ from omegaconf import DictConfig, OmegaConf
 from verl_credit.config.keys import AUTO
 from verl_credit.errors import PreflightError
 from verl_credit.host.process.call_format import QUESTION, RESULTS, CallForm, settle
-from verl_credit.host.process.verl_checks import line_of, tool_schemas
+from verl_credit.host.process.verl_checks import reason_of, tool_schemas
 from verl_credit.recipe.agent_loops import AT_ONCE, FORMAT
 from verl_credit.turns.calls import PARALLEL_CALLS
-
-NO_SUFFIX = "suffix diff failed"  # verl's text
 
 
 def check_template(config: DictConfig, meter) -> str:
@@ -38,11 +36,14 @@ def check_template(config: DictConfig, meter) -> str:
     name, lost = form.chosen if wanted == AUTO else wanted, _unread_call(form, wanted)
     if lost and form.text:
         raise PreflightError(f"{named} {lost}")
+    from verl_credit.host.process.stream_check import loop_builder
+
     try:
-        observation = _observation(form, 1, name)
+        builder = loop_builder(config, meter)
+        observation = _observation(form, builder, 1, name)
     except Exception as error:  # a template may raise any exception
         raise PreflightError(
-            f"{named} cannot write what {call} returns (a message of the role tool after a call): {_reason(error)}"
+            f"{named} cannot write what {call} returns (a message of the role tool after a call): {reason_of(error)}"
         ) from error
     if RESULTS[0] not in observation:
         raise PreflightError(
@@ -51,7 +52,7 @@ def check_template(config: DictConfig, meter) -> str:
         )
     if lost:
         raise PreflightError(f"{named} {lost}")
-    why, at_once = _why_one_call(form, name), OmegaConf.select(config, AT_ONCE)
+    why, at_once = _why_one_call(form, builder, name), OmegaConf.select(config, AT_ONCE)
     if why and at_once not in (1, AUTO):
         raise PreflightError(
             f"{named} takes one call a message ({why}), and {AT_ONCE}={at_once}: a turn with two calls would end its "
@@ -64,25 +65,12 @@ def check_template(config: DictConfig, meter) -> str:
     return f"{tools} and what {call} returns" + (f"; {AUTO}: {decided}" if decided else "") + more
 
 
-def _reason(error: BaseException) -> str:
-    """The first error in one line: where a template raises, verl's builder tries it again with another message, and that
-    raises, too."""
-    while error.__context__ is not None:
-        error = error.__context__
-    line = line_of(error)[:300]
-    return (
-        f"{line}: it writes the dialogue before a result anew, and verl only appends"
-        if NO_SUFFIX in line
-        else line
-    )
-
-
 def _no_schema(config: DictConfig, meter, tools: str, own: str) -> str:
     """Why the policy would not see the tools; "" where it does."""
     try:
         written = meter.text(QUESTION)
     except Exception as error:  # a template may raise any exception
-        return f"cannot write a question: {_reason(error)}"
+        return f"cannot write a question: {reason_of(error)}"
     try:
         without = meter.text(QUESTION, with_tools=False)
     except Exception as error:  # it reads the tools; the agent loop always gives it some
@@ -90,7 +78,7 @@ def _no_schema(config: DictConfig, meter, tools: str, own: str) -> str:
         if not config.data.get("filter_overlong_prompts") or given:
             return ""
         return (
-            f"cannot write a question without tools ({_reason(error)}), as data.filter_overlong_prompts=true does, "
+            f"cannot write a question without tools ({reason_of(error)}), as data.filter_overlong_prompts=true does, "
             "which would leave out every prompt; set data.filter_overlong_prompts=false"
         )
     if written != without or not config.search.require_schema:
@@ -128,23 +116,17 @@ def _unread_call(form: CallForm, wanted: str) -> str:
     )
 
 
-def _why_one_call(form: CallForm, name: str) -> str:
+def _why_one_call(form: CallForm, builder, name: str) -> str:
     """Why a message may not hold two calls; "" where it may."""
     try:
-        written = _observation(form, 2, name)
+        written = _observation(form, builder, 2, name)
     except Exception as error:  # a template may raise any exception
-        return _reason(error)
+        return reason_of(error)
     return "" if all(result in written for result in RESULTS) else "it leaves out the second result"
 
 
-def _observation(form: CallForm, n: int, name: str | None) -> str:
+def _observation(form: CallForm, builder, n: int, name: str | None) -> str:
     """The text that the agent loop would append after ``n`` calls."""
-    from verl.utils.tokenizer.continuous_token_wiring import create_continuous_token_builder
-
-    meter = form.meter
     before, after = form.messages(n, name)
-    builder = create_continuous_token_builder(
-        meter.tokenizer, hf_model_type=meter.model_type, chat_template_kwargs=meter.kwargs
-    )
-    ids = builder.tokenize_context_incremental_messages(before, after, tools=meter.tools)
-    return meter.tokenizer.decode(ids)
+    ids = builder.tokenize_context_incremental_messages(before, after, tools=form.meter.tools)
+    return form.meter.tokenizer.decode(ids)

@@ -19,6 +19,8 @@ from verl_credit.recipe.agent_loops import own_loops, tools_given
 from verl_credit.recipe.rules.own import MODULES
 from verl_credit.recipe.rules.trainer_mode import CORRECTION, CORRECTION_DEFAULTS
 
+NO_SUFFIX = "suffix diff failed"  # verl's text
+
 
 def register_all() -> None:
     """Register everything of the plugin, in the process that launches a run and in the one that trains; idempotent.
@@ -155,3 +157,16 @@ def _loaded(config: DictConfig) -> tuple[list, str]:
 def line_of(error: BaseException) -> str:
     """The error's class and message on one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
+def reason_of(error: BaseException) -> str:
+    """The first error in one line: where a template raises, verl's builder tries it again with another message, and that
+    raises, too."""
+    while error.__context__ is not None:
+        error = error.__context__
+    line = line_of(error)[:300]
+    return (
+        f"{line}: it writes the dialogue before a result anew, and verl only appends"
+        if NO_SUFFIX in line
+        else line
+    )

@@ -2,7 +2,8 @@
 
 Departures from verl's ``ToolAgentLoop``: turn ids and turn rewards are returned with the tokens; a fault of the environment
 is a fault of the row (masked out, counted), never an observation that the policy is punished for; every generation has a
-token budget (search.max_new_tokens) and, where the engine takes one, a seed of its own. verl's
+token budget (search.max_new_tokens) and, where the engine takes one, a seed of its own; what the chat template writes
+between a turn's end and the next message is inserted for every model, not only for those in verl's table. verl's
 ``multi_turn.max_assistant_turns`` limits the turns; with null a row ends when the policy calls no tool or the row is full.
 """
 
@@ -28,6 +29,7 @@ from verl_credit.host.rollout.engine_client import (
     apply_sampling_mode,
     stable_seed,
 )
+from verl_credit.host.rollout.stream_builder import follow_template
 from verl_credit.names import ROLLOUT_NAME, ROW_RECORD, TURN_AGENT, TURN_IDS, TURN_REWARDS
 from verl_credit.recipe.agent_loops import BAD_JSON, FAILED
 from verl_credit.turns.book import NO_TOKEN, RowRecord, TurnBook, known_reward, rewards_of_turns
@@ -73,6 +75,7 @@ class TurnAgentLoop(ToolAgentLoop):
             name: _RewardKept(**vars(tool)) if isinstance(tool, FunctionTool) else tool
             for name, tool in self.tools.items()
         }
+        follow_template(self.continuous_token_builder)
         self.max_new_tokens = self.config.search.max_new_tokens
         self.reader = TurnReader(self.tokenizer, self.config.search.include_reasoning)
         self.tool_parser = ToolParser.get_tool_parser(self.tool_parser_name, self.reader)

@@ -14,7 +14,7 @@ from functools import partial
 from omegaconf import DictConfig
 
 from verl_credit.errors import ConfigError, PreflightError, TooLargeError
-from verl_credit.recipe.doctor import cluster, device, inputs, machine, orphans, software
+from verl_credit.recipe.doctor import cluster, device, inputs, machine, orphans, prompt_text, software
 from verl_credit.recipe.doctor.context import Context
 from verl_credit.recipe.doctor.data import TRAIN, VAL
 from verl_credit.recipe.doctor.lengths import NotHere
@@ -102,11 +102,17 @@ CHECKS: tuple[Check, ...] = (
     Check("template", INPUTS, ALWAYS, with_verl("template"),
           "the chat template writes the tools and what a call returns, and the loop reads its calls", ("tokenizer",),
           shown=True),
+    Check("stream", INPUTS, ALWAYS, with_verl("stream"),
+          "the agent loop's tokens of two calls are the chat template's text", ("template",), event="data"),
     *(
         Check(key, INPUTS, ALWAYS, partial(inputs.check_data, key=key),
               "parquet files with a prompt and a gold answer in every row, and rows enough", RECIPE, event="data")
         for key in (TRAIN, VAL)
     ),
+    Check("date", INPUTS, ALWAYS, prompt_text.check_date, "the chat template writes no date of today into the prompts",
+          ("tokenizer", TRAIN), event="data"),
+    Check("scored text", INPUTS, ALWAYS, prompt_text.check_prefix, "the chat template's text is before a scored answer",
+          ("tokenizer",), event="data", shown=True),
     *(
         Check(f"prompts of {key}", INPUTS, ALWAYS, partial(inputs.check_prompts, key=key),
               "every prompt fits data.max_prompt_length", ("tokenizer", key), event="data")

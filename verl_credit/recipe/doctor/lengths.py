@@ -22,7 +22,8 @@ from verl_credit.config.settings import CreditSettings
 from verl_credit.errors import PreflightError
 from verl_credit.recipe.doctor.data import Row, rows_needed
 from verl_credit.recipe.doctor.model import model_values, wrong_model
-from verl_credit.turns.requests import AnswerWriter, aliases_that_count, assistant_header, auto_template
+from verl_credit.turns.header import assistant_header
+from verl_credit.turns.requests import AnswerWriter, aliases_that_count, auto_template
 from verl_credit.turns.reward.qa import stated_form
 from verl_credit.turns.scorers import SCORERS
 from verl_credit.turns.search.protocol import SCHEMA

@@ -11,7 +11,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from verl_credit.address import loopback
 from verl_credit.config.fit import DEFAULT
-from verl_credit.config.keys import LOSS, OURS, VERLS, PolicyLoss, read_section
+from verl_credit.config.keys import AUTO, LOSS, OURS, VERLS, PolicyLoss, read_section
 from verl_credit.config.keys.section import Section, no_value
 from verl_credit.config.resolved import Config, Tree, leaves, resolved, select, written
 from verl_credit.config.settings import CreditSettings
@@ -171,7 +171,7 @@ def _weights(config: Tree, settings: CreditSettings) -> None:
 def _gains(config: Tree, settings: CreditSettings) -> None:
     algorithm = settings.algorithm
     prefix, template = algorithm.info_gain_prefix, algorithm.info_gain_template
-    if prefix.strip() and prefix.strip() in template:
+    if prefix != AUTO and prefix.strip() and prefix.strip() in template:
         key, beside = "algorithm.info_gain_prefix", {"algorithm.info_gain_template": repr(template)}
         use = f"the prefix would be written twice; leave it out of the template, or set {key}=''"
         raise ConfigError(key=key, value=prefix, shown=repr(prefix), beside=beside, accepted=use)

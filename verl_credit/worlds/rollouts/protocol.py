@@ -146,7 +146,7 @@ class Protocol:
 
     def _after(self, state: State, ids: Ids, texts: Sequence[str]) -> State | None:
         """The state after the tool's answers; None where they do not fit the row, which ends the trajectory."""
-        # verl puts the newline after <|im_end|> where the turn ended with it, and nothing after a turn that was cut.
+        # The agent loop puts the newline after <|im_end|> where the turn ended with it; after a turn that was cut, nothing.
         newline = self._newline if ids[-1] == self._turn_end else ()
         after = (*state.ids, *ids, *newline, *self._tool_ids(tuple(texts)))
         if self._room(after, state) <= 0:

@@ -1,0 +1,93 @@
+"""The tokens between a turn's end and what follows it, as the chat template writes them.
+
+verl appends the template's text of a tool's answer to the policy's tokens, which stop at the token that ends the turn
+(``<|im_end|>``). A template may write more after that token (ChatML: a newline). verl's builder inserts it for the model
+types that its table has (Qwen, MiniMax) and leaves it out for every other one, so that a Llama or a SmolLM with ChatML would
+train on ``<|im_end|><|im_start|>``, which it has never read. Here the template itself says what is inserted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+
+from verl.utils.tokenizer.continuous_token import (
+    ContinuousTokenBuilder,
+    MergeResult,
+    MiniMaxContinuousTokenBuilder,
+    QwenContinuousTokenBuilder,
+)
+
+from verl_credit.turns.search.protocol import SCHEMA
+
+_SEPARATING = {
+    builder._merge_context_token_ids
+    for builder in (ContinuousTokenBuilder, QwenContinuousTokenBuilder, MiniMaxContinuousTokenBuilder)
+}
+"""verl's merges that insert a newline or nothing. Those of other families (GLM, Gemma, DeepSeek) have rules of their own."""
+
+
+def follow_template(builder: ContinuousTokenBuilder) -> ContinuousTokenBuilder:
+    """Makes verl's builder insert what the template writes between the end of a turn and the next message, with mask 0."""
+    if type(builder)._merge_context_token_ids in _SEPARATING:
+        builder._merge_context_token_ids = _Merge(builder)
+    return builder
+
+
+class _Merge:
+    """Stands in for the builder's ``_merge_context_token_ids``. The template is measured at the first merge."""
+
+    def __init__(self, builder: ContinuousTokenBuilder) -> None:
+        self._builder = builder
+
+    @cached_property
+    def _end(self) -> tuple[int, list[int]] | None:
+        return turn_end(self._builder)
+
+    def __call__(self, runtime_ids: list[int], appended_ids: list[int], **messages) -> MergeResult:
+        if self._end is None:
+            verls = type(self._builder)._merge_context_token_ids
+            return verls(self._builder, runtime_ids, appended_ids, **messages)
+        end, separator = self._end
+        # A turn that was cut at its budget did not end; verl puts nothing after it either.
+        inserted = separator if list(runtime_ids[-1:]) == [end] else []
+        return MergeResult(
+            token_ids=[*runtime_ids, *inserted, *appended_ids],
+            appended_token_count=len(appended_ids),
+            inserted_token_ids=list(inserted),
+        )
+
+
+def turn_end(builder: ContinuousTokenBuilder) -> tuple[int, list[int]] | None:
+    """(the token that ends a turn with a call, the tokens that the template writes between it and the next message).
+
+    Two such turns that differ in text and call end alike: the last special token of that common end is the turn's. None
+    where the template cannot write a call, or ends it with no special token.
+    """
+    tokenizer = builder.tokenizer
+    special = {id for id, token in tokenizer.added_tokens_decoder.items() if token.special}
+    special |= set(tokenizer.all_special_ids)
+    try:
+        one, other = (
+            builder._render_tokens(_called(query), add_generation_prompt=False, tools=[SCHEMA])[::-1]
+            for query in ("1", "two")
+        )
+    except Exception:  # a template may raise any exception; the checks before the start name it
+        return None
+    shared = one[: common_start(one, other)]
+    if shared == one:  # the template leaves the turn out
+        return None
+    place = next((place for place, token in enumerate(shared) if token in special), None)
+    return None if place is None else (shared[place], shared[:place][::-1])
+
+
+def common_start(one: Sequence[int], other: Sequence[int]) -> int:
+    """The number of tokens with which both begin."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((n for n, (a, b) in pairs if a != b), min(len(one), len(other)))
+
+
+def _called(query: str) -> list[dict]:
+    function = {"name": SCHEMA["function"]["name"], "arguments": {"query": query}}
+    calls = [{"type": "function", "function": function}]
+    return [{"role": "user", "content": "x"}, {"role": "assistant", "content": query, "tool_calls": calls}]
