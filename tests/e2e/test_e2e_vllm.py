@@ -35,7 +35,6 @@ SETTINGS = [
     f"{ROLLOUT}.tensor_model_parallel_size=1",
     f"{ENGINE}.kv_cache_memory_bytes=536870912",
     f"{ENGINE}.block_size=32",
-    f"{ENGINE}.worker_extension_cls=verl_credit.host.cpu.vllm_extension.CPUWorkerExtension",
     # verl then reports the largest and the smallest ratio of trainer to engine over all sampled tokens.
     "algorithm.rollout_correction.rollout_is=token",
 ]
