@@ -38,7 +38,7 @@ TRAINING_MODES = (TRAINER_MODE, *ASYNC_MODES)
 MEASURE_MODE = "credit_fidelity"
 TRAINER_MODES = (*TRAINING_MODES, MEASURE_MODE)
 """The trainers, and the one that `verl-credit fidelity` starts, which makes no step."""
-ROLLOUT_NAME = "hf"
+ROLLOUT_NAME, SGLANG = "hf", "sglang"
 VLLM_EXTENSION = "verl_credit.host.vllm_rollout.worker_extension.WorkerExtension"
 """The class that extends vLLM's worker."""
 

@@ -85,7 +85,8 @@ def _model_len(config: DictConfig) -> None:
         by_turns = algorithm.get("adv_estimator") == ADV_ESTIMATOR and (mode != "none" or own is not None)
         scorer = SCORERS.get(algorithm.get("info_gain_scorer"))  # another name is refused later
         served = scorer is not None and scorer.in_rollout and by_turns
-        OmegaConf.update(config, MODEL_LEN, engine_tokens(sum(lengths), served))
+        engine = str(OmegaConf.select(config, ENGINE))
+        OmegaConf.update(config, MODEL_LEN, engine_tokens(sum(lengths), served, engine=engine))
 
 
 def _extension(config: DictConfig) -> None:
