@@ -4,6 +4,7 @@ vLLM itself is not here: stand-ins have the names that verl imports, and a model
 """
 
 import asyncio
+import gc
 import importlib.util
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -71,6 +72,7 @@ def rollout(monkeypatch):
     yield SimpleNamespace(sync=sync, extension=extension, stock=stock, cpu=cpu, ops=ops)
     for name in [*names, f"{OURS}.sync", f"{OURS}.worker_extension"]:
         sys.modules.pop(name, None)
+    gc.collect()  # verl's receiver leaves its shared memory open after a failure, until nothing refers to it
 
 
 class Tied(torch.nn.Module):
@@ -189,6 +191,17 @@ def test_an_exception_of_the_loader_ends_the_sync_with_its_words(rollout, tmp_pa
     )
 
 
+def test_an_exception_before_vllm_connects_has_its_words_too(rollout, tmp_path, monkeypatch):
+    """verl's sender would wait for a peer."""
+
+    def broken(*_):
+        raise ZeroDivisionError("preparing")
+
+    monkeypatch.setattr(sys.modules[f"{STOCK}.utils"], "patch_vllm_moe_model_weight_loader", broken)
+    with pytest.raises(rollout.sync.WeightsNotTaken, match="ZeroDivisionError: preparing"):
+        sync_weights(rollout, Tied(), new_weights()[1], tmp_path)
+
+
 def test_an_exception_after_the_last_bucket_has_its_words_too(rollout, tmp_path, monkeypatch):
     def broken(*_):
         raise ZeroDivisionError("a transform")
@@ -254,7 +267,7 @@ def test_a_rank_without_a_call_of_its_own_waits_for_the_answer(rollout):
     """Its engine's failure is reported by the rank that made the call."""
     polled = []
     socket = SimpleNamespace(
-        poll=lambda ms: polled.append(ms) or len(polled) > 2, recv=lambda: b"done", closed=False
+        poll=lambda *given: polled.append(given) or len(polled) > 2, recv=lambda: b"done", closed=False
     )
     watched = rollout.sync.WatchedSocket(socket, None)
     assert watched.recv() == b"done" and len(polled) == 3

@@ -22,17 +22,24 @@ class WeightsNotTaken(RuntimeError):
 
 
 class WatchedSocket:
-    """A socket whose `recv` ends when the call that should answer has ended."""
+    """A socket that stops waiting when the call that should answer has ended. Before vLLM connects, sending waits too."""
 
     def __init__(self, socket: zmq.Socket, receiver: Future | None):
         self._socket, self._receiver = socket, receiver
 
     def recv(self) -> bytes:
-        while not self._socket.poll(POLL_MS):
-            if self._receiver is not None and self._receiver.done() and not self._socket.poll(0):
+        self._wait(zmq.POLLIN)
+        return self._socket.recv()
+
+    def send_pyobj(self, message: Any) -> None:
+        self._wait(zmq.POLLOUT)
+        self._socket.send_pyobj(message)
+
+    def _wait(self, event: int) -> None:
+        while not self._socket.poll(POLL_MS, event):
+            if self._receiver is not None and self._receiver.done() and not self._socket.poll(0, event):
                 self._receiver.result()  # raises what ended it
                 raise WeightsNotTaken("the receiver returned before all weights were sent")
-        return self._socket.recv()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._socket, name)
