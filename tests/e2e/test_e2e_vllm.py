@@ -5,7 +5,9 @@ and after an update, shows that weights arrive, that tokens are aligned, and tha
 """
 
 import importlib.metadata
+import json
 import math
+import os
 from itertools import pairwise
 from pathlib import Path
 
@@ -14,6 +16,7 @@ import pytest
 
 from kit import train_run
 from kit.run_values import assert_agree, measured_by_run
+from verl_credit.errors import ExitCode
 from verl_credit.records.run.files import METRICS, VALIDATION, read_json_lines
 from verl_credit.records.run.rollouts import read_samples
 from verl_credit.turns.requests import pseudo_answer
@@ -35,7 +38,8 @@ SETTINGS = [
     f"{ROLLOUT}.tensor_model_parallel_size=1",
     f"{ENGINE}.kv_cache_memory_bytes=536870912",
     f"{ENGINE}.block_size=32",
-    f"{ENGINE}.worker_extension_cls=verl_credit.host.cpu.vllm_extension.CPUWorkerExtension",
+    # The lab's tied policy has 2.2 MB, so that its head comes in another bucket than its embedding.
+    f"{ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes=1",
     # verl then reports the largest and the smallest ratio of trainer to engine over all sampled tokens.
     "algorithm.rollout_correction.rollout_is=token",
 ]
@@ -85,12 +89,18 @@ def two_steps(folder):
 
 def train(folder, name, *overrides):
     """The run's folder."""
-    places = f"lab.dir={folder / 'lab'}", f"run_dir={folder / name}"
-    code, output = train_run.train(
-        folder / f"{name}.log", "--config-name", "lab", *places, *SETTINGS, *overrides, environment=ENVIRONMENT, seconds=900
-    )  # fmt: skip
+    code, output = start(folder, name, *overrides)
     assert code == 0, output
     return folder / name
+
+
+def start(folder, name, *overrides, **environment):
+    """(exit code, everything printed)."""
+    places = f"lab.dir={folder / 'lab'}", f"run_dir={folder / name}"
+    return train_run.train(
+        folder / f"{name}.log", "--config-name", "lab", *places, *SETTINGS, *overrides,
+        environment=ENVIRONMENT | environment, seconds=900,
+    )  # fmt: skip
 
 
 def assert_engine_and_trainer_agree(row):
@@ -110,6 +120,23 @@ def test_engine_and_trainer_agree_and_gains_are_measured(two_steps):
     # Step 2 was sampled from weights that step 1 had moved, somewhere past the clip range.
     assert rows[0]["actor/pg_clipfrac"] > 0
     assert [row["step"] for row in read_json_lines(two_steps / VALIDATION)] == [0, 2]
+
+
+def test_a_tied_model_went_to_vllm_in_several_buckets(folder, two_steps):
+    """Engine and trainer agree in both steps (above): every weight of every bucket arrived."""
+    config = json.loads((folder / "lab" / "policy" / "config.json").read_text())
+    assert config["tie_word_embeddings"]
+    assert (folder / "lab" / "policy" / "model.safetensors").stat().st_size > 2 << 20
+
+
+def test_a_sync_that_fails_ends_the_run_with_its_words(folder):
+    extension = f"{ENGINE}.worker_extension_cls=kit.failing_extension.FailingExtension"
+    path = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+    code, output = start(folder, "fails", extension, "trainer.total_training_steps=1", PYTHONPATH=path)
+    assert code == ExitCode.FAILED, output
+    assert (
+        "vLLM did not take the weights" in output and "ValueError: this extension takes no weights" in output
+    )
 
 
 def test_values_by_vllm_are_those_of_the_sampler(two_steps, tmp_path, monkeypatch):

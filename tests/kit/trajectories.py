@@ -32,12 +32,15 @@ def run(
     max_tokens=None,
     versions=(),
     model_type="qwen3",
+    policy=None,
+    params=None,
     **row,
 ):
     """(output, policy) of one trajectory; ``lookup`` replaces the search, ``tools`` are what the worker has loaded.
 
-    ``agent``: a name in verl's registry. ``max_tokens``: of a turn, for loops that set no budget. ``model_type``: of the
-    policy's config.json; by it verl chooses how it appends to the stream."""
+    ``policy``: another client of an engine. ``agent``: a name in verl's registry. ``max_tokens``: of a turn, for loops that
+    set no budget. ``params``: further sampling parameters, which verl sends with every turn. ``model_type``: of the policy's
+    config.json; by it verl chooses how it appends to the stream."""
     import hydra
     from verl.experimental.agent_loop.agent_loop import DictConfigWrap, ToolListWrap, _agent_loop_registry
     from verl.utils.dataset.rl_dataset import RLHFDataset
@@ -45,7 +48,7 @@ def run(
     from verl_credit.host.rollout import search_agent  # noqa: F401  (the import registers both agents)
 
     config = load_config("search_cpu", [*REQUIRED, *overrides])
-    policy = ScriptedPolicy(tokenizer, script)
+    policy = policy or ScriptedPolicy(tokenizer, script)
     policy.scores, policy.versions = scores, versions
 
     async def found(query):
@@ -67,8 +70,8 @@ def run(
         if getattr(loop, "search", None) is not None:
             loop.search.lookup = lookup or found
         question = [{"role": "user", "content": "Who?"}]
-        params = {"temperature": 1.0} | ({"max_tokens": max_tokens} if max_tokens else {})
-        return await loop.run(params, raw_prompt=question, uid="u", session_id=0, global_steps=step, **row)
+        sent = {"temperature": 1.0} | (params or {}) | ({"max_tokens": max_tokens} if max_tokens else {})
+        return await loop.run(sent, raw_prompt=question, uid="u", session_id=0, global_steps=step, **row)
 
     return asyncio.run(trajectory()), policy
 

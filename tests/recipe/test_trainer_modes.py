@@ -141,15 +141,18 @@ def test_every_engine_that_is_accepted_can_abort():
     import verl_credit
 
     hf = Path(verl_credit.__file__).parent / "host/hf_rollout/server.py"
-    vllm = Path(find_spec("verl").origin).parent / "workers/rollout/vllm_rollout/vllm_async_server.py"
-    for source in (hf, vllm):  # vLLM itself is not installed here
+    rollouts = Path(find_spec("verl").origin).parent / "workers/rollout"
+    vllm, sglang = (
+        rollouts / "vllm_rollout/vllm_async_server.py",
+        rollouts / "sglang_rollout/async_sglang_server.py",
+    )
+    for source in (hf, vllm, sglang):  # vLLM and SGLang are not installed here
         names = {node.name for node in ast.walk(ast.parse(source.read_text())) if hasattr(node, "name")}
         assert {"abort_all_requests", "resume_generation"} <= names, source
-    for engine in ("sglang", "trtllm"):
-        with pytest.raises(ConfigError) as caught:
-            check(COLOCATE, f"actor_rollout_ref.rollout.name={engine}")
-        assert (caught.value.key, caught.value.value) == ("actor_rollout_ref.rollout.name", engine)
-        assert "built for and tested with hf and vllm" in caught.value.accepted
+    with pytest.raises(ConfigError) as caught:
+        check(COLOCATE, "actor_rollout_ref.rollout.name=trtllm")
+    assert (caught.value.key, caught.value.value) == ("actor_rollout_ref.rollout.name", "trtllm")
+    assert "built for and tested with hf and vllm, and hands requests on to sglang" in caught.value.accepted
 
 
 def test_the_defaults_are_verls():

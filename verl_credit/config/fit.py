@@ -2,6 +2,7 @@
 
     a micro-batch:  row + contexts x answer + masked responses (infopo)  <=  tokens x ranks that share a sequence
     the engine:     context + answer + the token that the server draws    <=  actor_rollout_ref.rollout.max_model_len
+                    (a row + 1 for SGLang)
 
 The length limits give the longest row. With max_model_len=null the engine takes all positions of the model, and refuses
 longer requests itself. Recipe rules and `doctor` check this before the start, scorers for every request.
@@ -25,6 +26,7 @@ SHORT_ANSWER = 8  # tokens of the answer tag and a short answer, which follow ev
 SERVED_ANSWER = 256  # tokens reserved for an answer that the server scores, with header, prefix and template
 MASKED_OBSERVATION = 24  # tokens of the shortest tool message with a placeholder, for the turn signal infopo
 DRAWN = 1  # a server draws a token even when it only scores
+UNUSED = {"sglang": 1}  # positions of max_model_len that verl's server of an engine never fills
 
 
 class Scorer(Protocol):
@@ -65,12 +67,12 @@ def least_log_prob_tokens(row: int, contexts: int) -> int:
     return row + contexts * SHORT_ANSWER
 
 
-def engine_tokens(row: int, served: bool, answer: int = SERVED_ANSWER) -> int:
+def engine_tokens(row: int, served: bool, answer: int = SERVED_ANSWER, *, engine: str = "") -> int:
     """The tokens of the longest sequence sent to the engine and of the token that it draws (``rollout.max_model_len=auto``).
 
-    ``served``: the rollout server scores answers after the row (info_gain_scorer=server).
+    ``served``: the rollout server scores answers after the row (info_gain_scorer=server). ``engine``: ``rollout.name``.
     """
-    return row + served * (answer + DRAWN)
+    return row + served * (answer + DRAWN) + UNUSED.get(engine, 0)
 
 
 def does_not_fit(context: int, answer: int, max_model_len: int | None) -> str:

@@ -6,7 +6,8 @@ from verl_credit import names
 
 
 def register_parts() -> None:
-    """Register the CPU platform, and the rollout engine of `rollout.name=hf`; a second call changes nothing.
+    """Register the CPU platform, the rollout engine of `rollout.name=hf`, and our sender of weights to vLLM; a second call
+    changes nothing.
 
     The platform comes first, because verl reads it while it is imported. verl imports replica and adapter only where it
     uses them. It has no function to register an adapter, therefore its private dict gets one entry.
@@ -17,6 +18,7 @@ def register_parts() -> None:
 
     RolloutReplicaRegistry.register(names.ROLLOUT_NAME, _load_replica)
     _ROLLOUT_REGISTRY[(names.ROLLOUT_NAME, "async")] = "verl_credit.host.hf_rollout.sync.ServerAdapter"
+    _ROLLOUT_REGISTRY[("vllm", "async")] = "verl_credit.host.vllm_rollout.sync.ServerAdapter"
 
 
 def _load_replica() -> type:

@@ -14,7 +14,7 @@ from verl_credit.config.fit import MODEL_LEN, engine_tokens
 from verl_credit.config.keys import LOSS
 from verl_credit.config.resolved import Config, select
 from verl_credit.credit.plugins import find_turn_mode
-from verl_credit.names import ADV_ESTIMATOR, LOSS_MODE, SEPARATE_MODE
+from verl_credit.names import ADV_ESTIMATOR, LOSS_MODE, SEPARATE_MODE, VLLM_EXTENSION
 from verl_credit.precision import cpu_precision
 from verl_credit.recipe.family import decide_family
 from verl_credit.turns.scorers import SCORERS
@@ -22,6 +22,8 @@ from verl_credit.turns.scorers import SCORERS
 COMPUTES_IN = "actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype"
 FULL = ("fp32", "float32")
 ENGINE_DTYPE = "actor_rollout_ref.rollout.dtype"
+ENGINE = "actor_rollout_ref.rollout.name"
+EXTENSION = "actor_rollout_ref.rollout.engine_kwargs.vllm.worker_extension_cls"
 ENGINES = {"bf16": "bfloat16", "fp32": "float32"}
 
 MODE = "trainer.v1.trainer_mode"
@@ -31,12 +33,20 @@ BATCH, MINI_BATCH = "data.train_batch_size", "actor_rollout_ref.actor.ppo_mini_b
 
 
 def decide_auto(config: DictConfig, policy: Mapping[str, Any]) -> DictConfig:
-    """Decides every ``auto`` whose other keys have values; a key that is wrong is refused later, by its name.
+    """Decides every ``auto`` whose other keys have values, and names our extension of vLLM's worker where the recipe names
+    none; a key that is wrong is refused later, by its name.
 
     ``policy``: its config.json (`policy_values`).
     """
     if all(isinstance(config.get(section), DictConfig) for section in ("algorithm", "data")):
-        for decide in (partial(decide_family, values=policy), _clip, _precision, _trainer, _model_len):
+        for decide in (
+            partial(decide_family, values=policy),
+            _clip,
+            _precision,
+            _trainer,
+            _model_len,
+            _extension,
+        ):
             with suppress(OmegaConfBaseException):
                 decide(config)
     return config
@@ -89,4 +99,12 @@ def _model_len(config: DictConfig) -> None:
         by_turns = algorithm.get("adv_estimator") == ADV_ESTIMATOR and (mode != "none" or own is not None)
         scorer = SCORERS.get(algorithm.get("info_gain_scorer"))  # another name is refused later
         served = scorer is not None and scorer.in_rollout and by_turns
-        OmegaConf.update(config, MODEL_LEN, engine_tokens(sum(lengths), served))
+        engine = str(OmegaConf.select(config, ENGINE))
+        OmegaConf.update(config, MODEL_LEN, engine_tokens(sum(lengths), served, engine=engine))
+
+
+def _extension(config: DictConfig) -> None:
+    """vLLM's worker gets our extension, on a GPU and on a CPU, because verl's own cannot load a tied model in several
+    buckets since vLLM 0.29, and none on a CPU since oneDNN packs weights."""
+    if OmegaConf.select(config, ENGINE) == "vllm" and select(config, EXTENSION) is None:
+        OmegaConf.update(config, EXTENSION, VLLM_EXTENSION, force_add=True)

@@ -1,7 +1,7 @@
 """Python loads this at its start where the folder is on PYTHONPATH: every process of a run under test (kit/faults.py).
 
 It carries out the one fault that VERL_CREDIT_PLANTED describes, when some function is called for the nth time in a process:
-it kills a process of the run, or lets the call fail as on a full disk, or cuts the file that the call has written.
+it kills a process of the run, or lets the call fail (as on a full disk), or cuts the file that the call has written.
 """
 
 import errno
@@ -57,6 +57,8 @@ def with_fault(function, planted: dict):
             return function(*args, **kwargs)
         if planted["do"] == "full_disk":
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        if planted["do"] == "fail":
+            raise ValueError("a planted failure")
         if planted["do"] == "cut_file":  # killed in the middle of writing it
             function(*args, **kwargs)
             path = next(arg for arg in (*args, *kwargs.values()) if isinstance(arg, str | Path))

@@ -7,9 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 import verl
+from packaging.specifiers import SpecifierSet
 
 from kit.machine import FAIL, GB10, H100, LAPTOP, MACHINE, PASS, SKIP, WARN, cases, on_cuda, says
 from kit.recipes import load_config
+from verl_credit.recipe import machine
 from verl_credit.recipe.doctor import software
 from verl_credit.recipe.doctor.context import Context
 from verl_credit.recipe.doctor.software import requirements_of
@@ -126,6 +128,61 @@ def test_these_are_the_requirements_that_verl_really_has():
     assert software.pinned(lines) == "==0.24.0"
 
 
+def test_a_transformers_above_verls_range_and_inside_ours_passes():
+    """verl's metadata end below 5.11; what they leave out in between, and what we have not run, is still refused."""
+    tried = {"transformers": SpecifierSet(">=5.5.3,<5.20")}
+    for version, status in {
+        "5.10.4": PASS,
+        "5.19.0": PASS,
+        "5.20.0": FAIL,
+        "5.6.0": FAIL,
+        "5.5.2": FAIL,
+    }.items():
+        packages = {"transformers": version, "tensordict": "0.10.0"}
+        found = software.judge_requirements("x", VERLS, "", packages, tried=tried)
+        assert says(found, status), version
+        assert ("above verl's range and inside ours" in found.found) is (version == "5.19.0")
+
+
+def test_our_range_is_the_one_that_is_tried():
+    facts = replace(MACHINE, packages={**machine.installed(), "transformers": "5.19.0"})
+    verls, ours = software.check_requirements(Context(facts, None))
+    assert says(verls, PASS, "transformers 5.19.0 is above verl's range and inside ours")
+    assert ours.status is PASS
+
+
+def both(**packages):
+    return replace(MACHINE, packages=packages)
+
+
+test_combinations = cases(
+    software.check_combinations,
+    (both(transformers="5.10.4", tokenizers="0.22.2"), None, PASS),
+    (
+        both(transformers="5.10.4", tokenizers="0.23.1"),
+        None,
+        FAIL,
+        "does not import",
+        "pip install 'transformers==5.10.4'",
+    ),
+    (
+        both(transformers="5.15.1", tokenizers="0.23.2"),
+        LAB,
+        FAIL,
+        "transformers <5.16 wants another tokenizers",
+    ),
+    (both(transformers="5.16.0", tokenizers="0.23.1"), CUDA, PASS),
+    (
+        both(transformers="5.19.0", tokenizers="0.22.2"),
+        CUDA,
+        FAIL,
+        "transformers 5.19.0 beside tokenizers 0.22.2",
+    ),
+    (both(transformers="5.19.0"), None, PASS),
+    (both(transformers="mine", tokenizers="0.22.2"), None, PASS),
+)
+
+
 def installed(version):
     return replace(MACHINE, packages={"vllm": version} if version else {})
 
@@ -135,7 +192,9 @@ test_vllm = cases(
     software.check_vllm,
     (installed("0.24.0"), CUDA, PASS, "the one verl pins"),
     (installed("0.24.0+cu130"), CUDA, PASS, "the one verl pins"),
-    (installed("0.21.0"), CUDA, WARN, "vllm 0.21.0", "vllm==0.24.0"),
+    (installed("0.21.0"), CUDA, WARN, "vllm 0.21.0", "vllm==0.24.0", "our range is <0.33,>=0.24"),
+    (installed("0.32.0"), CUDA, PASS, "vllm 0.32.0, in our range <0.33,>=0.24", "verl pins 0.24.0"),
+    (installed("0.33.0"), CUDA, WARN, "vllm 0.33.0"),
     (installed("0.17.1"), CUDA, FAIL, "older than 0.18.0", "pip install 'vllm==0.24.0'"),
     (installed("0.17.1"), HF, WARN, "older than 0.18.0"),
     (installed(None), CUDA, FAIL, "not installed"),
@@ -143,6 +202,16 @@ test_vllm = cases(
     (installed("mine"), CUDA, FAIL, "no version number"),
     (installed("0.27.1+cpu"), CUDA, FAIL, "a CPU build, and trainer.device=cuda"),
     (installed("0.27.1+cpu"), ON_CPU, PASS, "a CPU build; not compared"),
+)
+
+
+SGLANG = on_cuda(LAB, actor_rollout_ref__rollout__name="sglang")
+test_sglang = cases(
+    software.check_sglang,
+    (MACHINE, CUDA, SKIP, "does not roll out with sglang"),
+    (MACHINE, None, SKIP),
+    (MACHINE, SGLANG, FAIL, "sglang is not installed", "pip install 'sglang==0.5.12'"),
+    (both(sglang="0.5.12"), SGLANG, WARN, "sglang 0.5.12", "never on a GPU", "rollout_probs_diff_max"),
 )
 
 

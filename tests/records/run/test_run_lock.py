@@ -151,9 +151,7 @@ def test_train_refuses_cuda_where_there_is_none(tmp_path, capsys, monkeypatch, n
 def test_train_refuses_a_vllm_that_is_not_there(tmp_path, capsys, monkeypatch, nothing_heavy):
     monkeypatch.setattr("verl_credit.recipe.machine.installed", lambda: {"ray": "2.60.0", "vllm": "0.11.0"})
     rollout = "actor_rollout_ref.rollout"
-    extension = "verl_credit.host.cpu.vllm_extension.CPUWorkerExtension"
-    on_cpu = f"+{rollout}.engine_kwargs.vllm.worker_extension_cls={extension}"
-    code, lines = run(capsys, tmp_path, f"{rollout}.name=vllm", on_cpu)
+    code, lines = run(capsys, tmp_path, f"{rollout}.name=vllm")
     assert code == 4 and len(lines) == 1
     assert "vllm 0.11.0 is older than 0.18.0" in lines[0]
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, requires
+from typing import NamedTuple
 
 from omegaconf import DictConfig
 from packaging.requirements import Requirement
@@ -15,6 +16,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
+from verl_credit.names import SGLANG
 from verl_credit.recipe.doctor.context import Context
 from verl_credit.recipe.doctor.result import Result, failed, passed, skipped, warned
 
@@ -66,10 +68,11 @@ def check_torch(context: Context) -> Result:
 
 def check_requirements(context: Context) -> list[Result]:
     """Returns a result for verl's requirements and a result for ours, each with all packages missing or out of range."""
-    installed = context.facts.packages
+    installed, ours = context.facts.packages, requirements_of("verl-credit")
+    tried = {r.name: r.specifier for r in map(Requirement, ours or []) if r.name == "transformers"}
     return [
-        judge_requirements("verl's requirements", requirements_of("verl"), "", installed),
-        judge_requirements("our requirements", requirements_of("verl-credit"), "verl", installed, warned),
+        judge_requirements("verl's requirements", requirements_of("verl"), "", installed, tried=tried),
+        judge_requirements("our requirements", ours, "verl", installed, warned),
     ]
 
 
@@ -80,29 +83,95 @@ def requirements_of(distribution: str) -> list[str] | None:
 
 
 def judge_requirements(
-    name: str, lines: Iterable[str] | None, extra: str, installed: Mapping[str, str], outside=failed
+    name: str,
+    lines: Iterable[str] | None,
+    extra: str,
+    installed: Mapping[str, str],
+    outside=failed,
+    tried: Mapping[str, SpecifierSet] | None = None,
 ) -> Result:
     """Judges the ``lines`` of a distribution's metadata, the requirements of ``extra`` included.
 
     ``outside`` judges a version out of range; a missing package is a failure. Our ranges end where our tests end, verl's
-    where verl breaks.
+    where verl breaks, except for packages that ``tried`` gives a wider range: above verl's, and inside that one, they pass.
     """
     if lines is None:
         return failed("the distribution is not installed", "stock verl 0.9.1 beside verl-credit",
                       "pip install 'verl-credit[verl]'", name)  # fmt: skip
     wanted = [r for r in map(Requirement, lines) if r.marker is None or r.marker.evaluate({"extra": extra})]
-    wrong, judge = {}, outside
+    wrong, above, judge = {}, "", outside
     for requirement in wanted:
         version = installed.get(canonicalize_name(requirement.name))
         plain = f"{requirement.name}{requirement.specifier}"
+        if version is not None and _only_above(requirement, version, tried or {}):
+            above += f"; {requirement.name} {version} is above verl's range and inside ours"
+            continue
         if version is None:
             wrong[plain], judge = f"{requirement.name} is missing", failed
         elif not requirement.specifier.contains(version, prereleases=True):
             wrong[plain] = f"{requirement.name} {version}"
     if not wrong:
-        return passed(f"{len(wanted)} packages, all in range", name)
+        return passed(f"{len(wanted)} packages, all in range{above}", name)
     fix = "pip install " + " ".join(f"'{right}'" for right in wrong)
     return judge(", ".join(wrong.values()), ", ".join(wrong), fix, name)
+
+
+def _only_above(requirement: Requirement, version: str, tried: Mapping[str, SpecifierSet]) -> bool:
+    """Is the version above the requirement's range, inside that of ``tried``, and none that the requirement leaves out?"""
+    if requirement.name not in tried or requirement.specifier.contains(version, prereleases=True):
+        return False
+    open_above = SpecifierSet(
+        ",".join(str(s) for s in requirement.specifier if s.operator not in ("<", "<="))
+    )
+    return open_above.contains(version) and tried[requirement.name].contains(version)
+
+
+class Broken(NamedTuple):
+    """Versions of two packages that were seen to fail together, although each is in our range."""
+
+    package: str
+    versions: str
+    beside: str
+    others: str
+    effect: str
+
+
+BROKEN = (
+    Broken("transformers", "<5.16", "tokenizers", ">0.23.0", "transformers does not import"),
+    Broken("transformers", ">=5.16", "tokenizers", "<0.23.1", "transformers does not import"),
+)
+
+
+def check_combinations(context: Context) -> Result:
+    packages = context.facts.packages
+    for one in BROKEN:
+        version, other = packages.get(one.package), packages.get(one.beside)
+        if version and other and _in(version, one.versions) and _in(other, one.others):
+            found = f"{one.package} {version} beside {one.beside} {other}: {one.effect}"
+            right = f"{one.package} {one.versions} wants another {one.beside} (docs/host.md#versions)"
+            return failed(found, right, f"pip install '{one.package}=={version}'")
+    return passed("none that is known to fail")
+
+
+def _in(version: str, versions: str) -> bool:
+    with suppress(InvalidVersion):
+        return SpecifierSet(versions).contains(Version(version).public, prereleases=True)
+    return False
+
+
+def check_sglang(context: Context) -> Result:
+    """Is it installed where the recipe rolls out with it? That nobody has tried it on a GPU is a warning."""
+    version, config = context.facts.packages.get(SGLANG), context.config
+    if config is None or config.actor_rollout_ref.rollout.name != SGLANG:
+        return skipped("the recipe does not roll out with sglang")
+    package = f"sglang{pinned(requirements_of('verl') or [], SGLANG)}"
+    if version is None:
+        return failed(
+            "sglang is not installed", f"verl's sglang extra has {package}", f"pip install '{package}'"
+        )
+    found = f"sglang {version}: our agent loop ran over verl's SGLang server with a scripted engine, and never on a GPU"
+    right = "training/rollout_probs_diff_max of step 1 says whether its log-probs are the trainer's"
+    return warned(found, right, f"verl pins {package}")
 
 
 def check_environment(context: Context) -> Result:
@@ -155,16 +224,25 @@ def check_vllm(context: Context) -> Result:
         return refused(f"vllm {version!r} is no version number")
     if number < Version(SMALLEST_VLLM):
         return refused(f"vllm {version} is older than {SMALLEST_VLLM}, the oldest that verl accepts")
-    if pin and number.public not in Requirement(f"vllm{pin}").specifier:
-        return warned(f"vllm {version}; {wanted}", "the pinned one is what verl was tested with", fix)
-    return passed(f"vllm {version}, the one verl pins")
+    if not pin or number.public in SpecifierSet(pin):
+        return passed(f"vllm {version}, the one verl pins")
+    ours = pinned(requirements_of("verl-credit") or [])
+    if ours and number.public in SpecifierSet(ours):
+        return passed(
+            f"vllm {version}, in our range {ours} (docs/host.md#versions); verl pins {pin.lstrip('=')}"
+        )
+    return warned(
+        f"vllm {version}; {wanted}",
+        f"the pinned one is what verl was tested with, and our range is {ours}",
+        fix,
+    )
 
 
-def pinned(requirements: list[str]) -> str:
-    """The specifier that verl's ``vllm`` extra gives ("==0.24.0"); "" when it names none."""
+def pinned(requirements: list[str], engine: str = "vllm") -> str:
+    """The specifier that the extra of an engine's name gives ("==0.24.0"); "" when it names none."""
     for requirement in map(Requirement, requirements):
         marker = requirement.marker
-        if requirement.name == "vllm" and marker and marker.evaluate({"extra": "vllm"}):
+        if requirement.name == engine and marker and marker.evaluate({"extra": engine}):
             return str(requirement.specifier)
     return ""
 

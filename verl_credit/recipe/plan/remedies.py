@@ -86,7 +86,7 @@ def _switch(what: str, needed: Callable[[Job, Hardware], bool], *overrides: str,
 
 def _shorter_sequences(case: Case) -> Iterator[Candidate]:
     """The engine reserves cache for one sequence of max_model_len; the longest row is enough."""
-    least = engine_tokens(case.job.longest_row, case.job.served_answers)
+    least = engine_tokens(case.job.longest_row, case.job.served_answers, engine=case.job.engine)
     length = case.job.model_len or case.shape.positions or least
     if case.job.engine in RESERVING and length > least:
         key = f"{ROLLOUT}.max_model_len={least}"

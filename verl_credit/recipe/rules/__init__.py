@@ -150,12 +150,6 @@ def _resume(config: Tree, settings: CreditSettings) -> None:
 def _weights(config: Tree, settings: CreditSettings) -> None:
     """Checks that the rollout engine can take the actor's weights."""
     rollout, model = config.actor_rollout_ref.rollout, config.actor_rollout_ref.model
-    extension = select(rollout, "engine_kwargs.vllm.worker_extension_cls")
-    if select(config, "trainer.device") == "cpu" and rollout.name == "vllm" and extension is None:
-        use = "with vLLM's own CPU products the first sync of weights waits for ever; add "
-        use += "+actor_rollout_ref.rollout.engine_kwargs.vllm.worker_extension_cls="
-        use += "verl_credit.host.cpu.vllm_extension.CPUWorkerExtension (docs/host.md)"
-        raise ConfigError.of(config, "actor_rollout_ref.rollout.name", "trainer.device", accepted=use)
     if rollout.name == ROLLOUT_NAME and (model.get("lora_rank") or 0) > 0 and not select(model, "lora.merge"):
         rank = "actor_rollout_ref.model.lora_rank"
         use = f"that engine takes whole weights, no adapters; set {rank}=0, or actor_rollout_ref.model.lora.merge=true"

@@ -12,7 +12,7 @@ from verl_credit.config.fit import DEFAULT, ULYSSES
 from verl_credit.config.resolved import Config, Tree, select
 from verl_credit.config.settings import CreditSettings
 from verl_credit.errors import ConfigError
-from verl_credit.names import AGENT_NAME, AGENTS, ROLLOUT_NAME, TURN_AGENT
+from verl_credit.names import AGENT_NAME, AGENTS, ROLLOUT_NAME, SGLANG, TURN_AGENT
 from verl_credit.policy.families import ATTENTION, OURS, Keys
 from verl_credit.recipe.agent_loops import (
     KEYS,
@@ -24,7 +24,8 @@ from verl_credit.recipe.agent_loops import (
 from verl_credit.turns.scorers import SCORERS
 
 STRATEGIES = ("fsdp", "fsdp2")
-ENGINES = (ROLLOUT_NAME, "vllm")
+TESTED = (ROLLOUT_NAME, "vllm")
+ENGINES = (*TESTED, SGLANG)
 MANAGER = "reward.reward_manager"
 HAND_ON = ("naive", "rate_limited", "remote")
 """The managers of verl 0.9.1 that hand the agent loop's record (``tool_extra_fields``) to the reward function."""
@@ -62,16 +63,31 @@ def validate_rollout(config: Tree, settings: CreditSettings) -> None:
         use = "verl's FSDP engine replays no routes of experts, so that it would do nothing; set it to false"
         raise ConfigError.of(config, "actor_rollout_ref.rollout.enable_rollout_routing_replay", accepted=use)
     if name not in ENGINES:
-        use = f"verl_credit is built for and tested with {' and '.join(ENGINES)}; whether turns keep their token "
-        use += "budget and rows their log-probs with another engine has not been looked at"
+        use = f"verl_credit is built for and tested with {' and '.join(TESTED)}, and hands requests on to {SGLANG}; whether "
+        use += "turns keep their token budget and rows their log-probs with another engine has not been looked at"
         raise ConfigError.of(config, "actor_rollout_ref.rollout.name", accepted=use)
     own_loops(config)
     served = settings.scores_gain and SCORERS[settings.algorithm.info_gain_scorer].in_rollout
+    if name == SGLANG:
+        _sglang(config, served)
     if served and select(config, DEFAULT) not in AGENTS:
         use = f"the scores are asked for by {' and '.join(AGENTS)}; with an agent loop of your own take branch or rows"
         raise ConfigError.of(config, "algorithm.info_gain_scorer", DEFAULT, accepted=use)
     _other_tools(config)
     _reward_manager(config)
+
+
+def _sglang(config: Tree, served: bool) -> None:
+    """Raises ConfigError for what verl's SGLang server cannot do, or does in a way that nobody has compared."""
+    if config.trainer.device == "cpu":
+        use = f"verl starts SGLang on GPUs alone; take {ROLLOUT_NAME} or vllm on a CPU"
+        raise ConfigError.of(config, "actor_rollout_ref.rollout.name", "trainer.device", accepted=use)
+    if served:
+        use = "its requests have parameters that vLLM knows and SGLang refuses, and SGLang's log-probs of a prompt have not "
+        use += "been compared with the policy's; set algorithm.info_gain_scorer=branch or rows"
+        raise ConfigError.of(
+            config, "algorithm.info_gain_scorer", "actor_rollout_ref.rollout.name", accepted=use
+        )
 
 
 def _other_tools(config: Tree) -> None:
@@ -129,8 +145,14 @@ def validate_rows_fit(config: Tree, settings: CreditSettings) -> None:
     row, scorer = fit.longest_row(config), SCORERS[settings.algorithm.info_gain_scorer]
     # At a shorter length the engine would cut a response, or refuse a prompt in the middle of a trajectory.
     length, served = rollout.max_model_len, settings.scores_gain and scorer.in_rollout
-    if length is not None and length < (needed := fit.engine_tokens(row, served, fit.SHORT_ANSWER)):
+    needed = fit.engine_tokens(row, served, fit.SHORT_ANSWER, engine=rollout.name)
+    if length is not None and length < needed:
         also = ", and an answer after it (algorithm.info_gain_scorer=server)" if served else ""
+        also += (
+            ", and the last position, which verl's SGLang server leaves free"
+            if rollout.name == SGLANG
+            else ""
+        )
         use = f"{needed} or more, or auto"
         message = f"{fit.MODEL_LEN}={length} cannot hold a row of data.max_prompt_length + {RESPONSE} = {row} tokens{also}: "
         raise ConfigError(f"{message}set it to {use}", key=fit.MODEL_LEN, value=length, accepted=use)
