@@ -21,6 +21,7 @@ from verl_credit.errors import ExitCode, PreflightError
 from verl_credit.records.run.files import EVENTS, METRICS, VALIDATION, append_json, read_json_lines
 from verl_credit.records.run.lock import LOCK, run_lock
 from verl_credit.records.run.state import TRACKER, last_checkpoint, nothing_left, save_state
+from verl_credit.worlds.lab.protocol import make_tokenizer
 
 HOLD = "import sys; from pathlib import Path; from verl_credit.records.run.lock import run_lock\n" \
        "with run_lock(Path(sys.argv[1])): print('held', flush=True); sys.stdin.read()"  # fmt: skip
@@ -168,10 +169,11 @@ def test_train_refuses_a_port_in_use(tmp_path, capsys, nothing_heavy):
 def test_train_refuses_missing_data(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("verl_credit.recipe.doctor.inputs.ask_servers", lambda search: (None, "ready"))
     monkeypatch.setattr(train_module, "_launch", lambda *_: pytest.fail("it was started"))
-    (tmp_path / "model").mkdir()
+    make_tokenizer([]).save_pretrained(tmp_path / "model")
     (tmp_path / "model" / "config.json").write_text("{}")
     rows = write(tmp_path / "val.parquet", [GOOD])
     arguments = [
+        "search.require_schema=false",
         f"data.train_files={tmp_path}/absent.parquet",
         f"data.val_files={rows}",
         "search.url=http://x",
