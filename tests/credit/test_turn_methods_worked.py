@@ -173,6 +173,32 @@ def test_hgpo_base_group_counts_each_trajectory_once():
     assert [found[0], found[2], found[3]] == expected
 
 
+@pytest.mark.parametrize("parity", ["none", "released"])
+def test_hgpo_a_better_outcome_lowers_an_answer_that_comes_to_a_state_a_second_time(parity):
+    """Two visits return r / 2 and r, another trajectory's .25.
+
+    r = .5: .25, .5, .25 have mean 1/3 and variance 1/72; (1/6) / std = sqrt(2).
+    r = 1: .5, 1, .25 have mean 7/12 and variance 7/72; (5/12) / std = sqrt(25/14). Released code gives 1.41420 and 1.33630.
+    """
+    for outcome, answer in ((0.5, 2**0.5), (1.0, (25 / 14) ** 0.5)):
+        given, more = batch([[0.0], []], [outcome, 0.25])
+        credit = hgpo(*given, **more, anchor_B_K1=torch.zeros(2, 2).long(), gamma=0.5, parity=parity)
+        assert credit.advantage_B_K1[0, 1].item() == pytest.approx(answer, abs=2e-5)
+
+
+def test_turn_group_worked_where_gains_undo_outcomes():
+    """Outcomes 1 and 0, gains -1 and 0: s = 1, acc = gamma^2 - 1 and 0, and d, half of their distance, is their std."""
+    gamma = 0.9996**0.5
+    for factor in (1.0, 3.0):
+        given, more = batch([[-1.0], [0.0]], [factor, 0.0])
+        d, half = factor * 2e-4, factor * 0.5
+        z, outcome = d / ((d**2 + 1e-8) ** 0.5 + 1e-6), half / ((half**2 + 1e-8) ** 0.5 + 1e-6)
+        credit = MODES["turn-group"](*given, **more, gamma=gamma)
+        assert turns(credit, 2, 2) == close((-z + 1.5 * outcome, outcome), (z - 1.5 * outcome, -outcome))
+        bare = MODES["turn-group"](*given, **more, gamma=gamma, variance_floor=0.0, eps=1e-300)
+        assert turns(bare, 2, 2) == close((0.5, 1.0), (-0.5, -1.0))
+
+
 @pytest.mark.parametrize("mode", [gigpo, hgpo], ids=lambda mode: mode.name)
 @pytest.mark.parametrize("seed", range(3))
 def test_a_turn_without_an_anchor_is_alone_in_its_state(mode, seed):
@@ -383,6 +409,8 @@ def test_other_options_keep_the_laws_too(name, options):
 
     subject = registered_subject("turn", name)
     exempt = {"ties": "", "no_gains": ""} if options == LAST_TURN else subject.exempt
+    if options.get("norm") == "mean_norm":  # without a std to divide by, hgpo's answer never falls
+        exempt = {"better_tools" if law == "better" else law: why for law, why in exempt.items()}
     subject = replace(subject, run=run, properties=None, exempt=exempt)
     wrong = [finding for finding in check(subject) if finding.wrong]
     assert not wrong, "\n".join(f"{finding.name}: {finding.detail}" for finding in wrong)

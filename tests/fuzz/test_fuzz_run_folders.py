@@ -107,7 +107,7 @@ def checker(work: Path) -> Iterator[Check]:
         yield check
 
 
-@cuts(20, share=5, failed=(1130,))
+@cuts(20, share=5, failed=(1130, 30247))
 def test_a_damaged_run_is_told_in_a_report_or_in_one_line(seeds, tmp_path):
     with checker(tmp_path) as check:
         try_all(check, seeds)

@@ -118,6 +118,7 @@ def test_the_files_of_a_recipe_are_read_with_its_agent_loops(tmp_path):
         ("- {name: a}\n", "expected a YAML file with a list of {name"),
         ("- a\n", "expected a YAML file"),
         ("a: [", "expected a YAML file"),
+        ("[" * 3000, "expected a YAML file"),
         ("- {name: turn_agent, _target_: x.Y}\n", "it would replace turn_agent; rename your agent loop"),
         (None, "expected a YAML file"),
     ],

@@ -38,7 +38,7 @@ def run_config(folder: Path) -> DictConfig:
         raise ConfigError(f"{folder}: no {CONFIG} there; a run writes it when it starts")
     try:
         config = OmegaConf.load(StringIO(place_now(path.read_text(encoding="utf-8"))))
-    except (YAMLError, OmegaConfBaseException, OSError, UnicodeDecodeError) as error:
+    except (YAMLError, OmegaConfBaseException, OSError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{path} cannot be read: {' '.join(str(error).split())[:300]}") from error
     if not isinstance(config, DictConfig):
         raise ConfigError(f"{path} holds no keys; expected a run's resolved configuration")

@@ -69,9 +69,10 @@ class Example:
 def examined(law: Callable, subject: Subject, world: World, *, own_errors: bool = True) -> Example | None:
     """The world as an example, if it breaks the law, as an operator's exception does, and a law's with ``own_errors``."""
     runs: list[Run] = []
-    apply = None if subject.apply is None else partial(_logged, subject.apply, runs)
+    calls = {name: getattr(subject, name) for name in ("run", "apply", "unfloored")}
+    calls = {name: call and partial(_logged, call, runs) for name, call in calls.items()}
     try:
-        law(replace(subject, run=partial(_logged, subject.run, runs), apply=apply), world)
+        law(replace(subject, **calls), world)
     except Broken as broken:
         return Example(law, world, str(broken), runs[-broken.runs :])
     except Exception as error:

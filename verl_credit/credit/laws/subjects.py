@@ -34,6 +34,7 @@ from verl_credit.credit.turn.turns import spread
 GAMMA = 0.9
 SEPA_LAMBDA = 0.6
 BESIDE = "turn-group-v1d"  # gives turns of a row different advantages
+NO_EPS = 1e-300  # an eps of 0 is refused
 GTPO_BETA = 1.0  # the largest at which no weight of an uncertainty can fall below 0
 # The small input of `small_call`.
 REWARDS, TOKENS, PLANNING = [1.0, 0.0], [[0.5, 1.0], [2.0, 0.25, 1.0]], [[0, 1], [1, 0, 0]]
@@ -64,6 +65,8 @@ class Subject:
     run: Callable[[World], Result]
     apply: Callable[[World, torch.Tensor], torch.Tensor] | None = None
     """Token level: from the turns' advantages to the tokens' advantages."""
+    unfloored: Callable[[World], Result] | None = None
+    """Our turn modes that declare `normalised`: `run` with nothing added to a variance or a std."""
     given: Callable[[World], Result] | None = None
     """Token level: the turns' advantages that `run` applies it to."""
     reads_turns: bool = False
@@ -90,6 +93,8 @@ def registered_subject(level: str, name: str) -> Subject:
         more["run"] = partial(run_turn_mode, mode=MODES["none"], outcome_operator=name)
     elif level == "turn":
         more |= {"run": partial(run_turn_mode, mode=MODES[name]), "tables": tables_given(MODES[name])}
+        if "normalised" in operator.properties:
+            more["unfloored"] = partial(more["run"], variance_floor=0.0, eps=NO_EPS)
     elif level == "token":
         more |= {
             "given": partial(run_turn_mode, mode=MODES[BESIDE]),

@@ -205,7 +205,8 @@ def validate_places(values: Iterable[tuple[str, Any]]) -> None:
             _imports(key, value, Path(value))
         if key in (LISTED, TOOLS):
             content = None
-            with suppress(OSError, UnicodeDecodeError, yaml.YAMLError):  # refused where the file is read
+            # Refused where the file is read.
+            with suppress(OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError):
                 content = yaml.safe_load(Path(value).expanduser().read_text(encoding="utf-8"))
             for name, place in leaves(content):
                 if name.rpartition(".")[2] in CLASSES and isinstance(place, str):

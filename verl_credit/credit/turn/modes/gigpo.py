@@ -16,6 +16,10 @@ BY_DISTANCE = (
 BY_VISITS = (
     "a better outcome raises every visit of its trajectory, and beside the others one of them can fall"
 )
+BY_OWN_VISITS = (
+    "where a trajectory comes to a state twice, a better outcome raises both visits and the std that divides them, and "
+    "either can fall, the answer, too; where it comes to each state once, none falls"
+)
 
 
 @turn_mode(
@@ -202,7 +206,7 @@ def ties(
     ),
     source="2602.22817; langfengQ/verl-agent",
     whole_returns=True,
-    exempt={"ties": BY_DISTANCE, "better_tools": BY_VISITS, "no_gains": BEYOND_OUTCOMES},
+    exempt={"ties": BY_DISTANCE, "better": BY_OWN_VISITS, "no_gains": BEYOND_OUTCOMES},
 )
 def hgpo(
     tables: Tables,
@@ -227,6 +231,7 @@ def hgpo(
     z divides by the population std plus eps with
     norm="mean_std_norm". No level with two members: 0. base_group adds GiGPO's first term as one more level of weight 1
     (ddof 1); without it a turn in a state of its own gets 0, success or not.
+    A trajectory that comes to a state twice is compared with itself: a better outcome can then lower its answer's z.
     A trajectory with a lost or a missing turn reward is no member and reads its outcome's advantage alone
     (`Tables.missing_reward_B_K`).
     Released defects that are not here: a level whose advantage is 0 (a tie, or a return at the mean) is dropped, and the
