@@ -62,7 +62,8 @@ def check_template(config: DictConfig, meter) -> str:
     more = (
         "; it takes one call a message, and further calls of a turn are counted as bad calls" if why else ""
     )
-    return f"{tools} and what {call} returns" + (f"; {AUTO}: {decided}" if decided else "") + more
+    shown = f"{tools} and " if config.search.require_schema else ""  # otherwise it need not write them
+    return f"{shown}what {call} returns" + (f"; {AUTO}: {decided}" if decided else "") + more
 
 
 def _no_schema(config: DictConfig, meter, tools: str, own: str) -> str:
