@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import torch
-from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+
+from kit.missing_families import MISSING
 
 VOCABULARY = 97
 WINDOW = 9
@@ -144,10 +146,8 @@ FAMILIES: dict[str, dict] = {
     "deepseek_v4": {},
     "mellum": _EXPERTS | {"sliding_window": WINDOW, "layer_types": _MIX},
 }  # fmt: skip
-# transformers 5.5.3, the oldest of our range, has all but these.
-for _family in ("hy_v3", "cohere2_moe", "laguna", "deepseek_v4", "mellum"):
-    if _family not in CONFIG_MAPPING:
-        del FAMILIES[_family]
+for _family in MISSING:
+    del FAMILIES[_family]
 _TYPE = {"gemma4_shared": "gemma4_text", "granite4_dense": "granitemoehybrid"}
 
 
