@@ -7,7 +7,7 @@ import asyncio
 import gc
 import importlib.util
 import sys
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import chain
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -272,6 +272,24 @@ def test_a_rank_without_a_call_of_its_own_waits_for_the_answer(rollout):
     watched = rollout.sync.WatchedSocket(socket, None)
     assert watched.recv() == b"done" and len(polled) == 3
     assert watched.closed is False
+
+
+@pytest.mark.parametrize("arrives", [True, False])
+def test_the_last_answer_may_arrive_after_the_call_returned(rollout, arrives):
+    """A busy machine delivers it later than Ray delivers the call's result."""
+    returned, polled = Future(), []
+    returned.set_result(None)
+
+    def poll(wait_ms, event):
+        polled.append(wait_ms)
+        return arrives and wait_ms > 0 and len(polled) > 1
+
+    watched = rollout.sync.WatchedSocket(SimpleNamespace(poll=poll, recv=lambda: b"done"), returned)
+    if arrives:
+        assert watched.recv() == b"done"
+    else:
+        with pytest.raises(rollout.sync.WeightsNotTaken, match="returned before all weights were sent"):
+            watched.recv()
 
 
 @pytest.mark.parametrize("is_cpu", [True, False])

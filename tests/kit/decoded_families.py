@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
+from kit.missing_families import MISSING
+
 VOCABULARY = 97
 WINDOW = 9
 _SHAPE = {
@@ -144,6 +146,8 @@ FAMILIES: dict[str, dict] = {
     "deepseek_v4": {},
     "mellum": _EXPERTS | {"sliding_window": WINDOW, "layer_types": _MIX},
 }  # fmt: skip
+for _family in MISSING:
+    del FAMILIES[_family]
 _TYPE = {"gemma4_shared": "gemma4_text", "granite4_dense": "granitemoehybrid"}
 
 

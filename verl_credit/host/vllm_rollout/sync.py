@@ -37,9 +37,10 @@ class WatchedSocket:
 
     def _wait(self, event: int) -> None:
         while not self._socket.poll(POLL_MS, event):
-            if self._receiver is not None and self._receiver.done() and not self._socket.poll(0, event):
+            if self._receiver is not None and self._receiver.done():
                 self._receiver.result()  # raises what ended it
-                raise WeightsNotTaken("the receiver returned before all weights were sent")
+                if not self._socket.poll(POLL_MS, event):  # its last answer may arrive after its return
+                    raise WeightsNotTaken("the receiver returned before all weights were sent")
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._socket, name)

@@ -105,6 +105,6 @@ def keep_plain_weights(custom_ops: ModuleType) -> None:
     if not hasattr(custom_ops, SWITCH):
         raise RuntimeError(
             f"this vLLM has no vllm._custom_ops.{SWITCH}, so weights cannot be sent to it on a CPU; use a version of "
-            ".ci/constraints-vllm-*.txt"
+            ".ci/constraints-oldest.txt or -newest.txt"
         )
     setattr(custom_ops, SWITCH, False)
