@@ -31,7 +31,7 @@ def row(place, mode, em, fault=""):
 def run_dir(tmp_path_factory):
     """A run with steps 1 and 2, and step 3 half written."""
     folder = tmp_path_factory.mktemp("run") / "r"
-    config = composed("lab", [f"run_dir={folder}"])
+    config = composed("lab", [f"run_dir={folder}", "probe.every=1"])
     config.search.url, config.max_hours = "http://127.0.0.1:1", 5.0
     for step in (1, 2, 3):
         (folder / "checkpoints" / f"global_step_{step}" / "actor").mkdir(parents=True)
@@ -84,6 +84,7 @@ def test_the_last_whole_step_of_a_run_on_other_questions(run_dir, data, started,
     assert (rollout.val_kwargs.n, list(config.evaluation.modes)) == (4, ["greedy", "sampled"])
     assert list(config.data.val_files) == list(config.data.train_files) == [str(data)]
     assert config.data.val_max_samples == -1 and config.max_hours is None and config.search.url is None
+    assert config.data.train_batch_size == 1 and config.probe.every == 0
     assert str(run_dir) not in str([config.run_dir, trainer.default_local_dir, config.lineage.dir])
     result = json.loads((out / "evaluation.json").read_text())
     assert (result["step"], result["samples"], result["left_out"]) == (2, 4, 5)

@@ -95,6 +95,8 @@ def _fixed(policy: Policy, folder: Path, data: list[str], samples: int) -> dict:
         "data.gen_batch_size": None,
         "actor_rollout_ref.actor.ppo_mini_batch_size": prompts,
         "critic.ppo_mini_batch_size": prompts,
+        "trainer.v1.separate_async.parameter_sync_step": "auto",
+        "probe.every": 0,
         "actor_rollout_ref.rollout.val_kwargs.n": max(samples, 1),
         "evaluation.modes": ["greedy", "sampled"] if samples else ["greedy"],
         "evaluation.keep_trajectories": True,
