@@ -3,6 +3,7 @@
 One update a step, so that no row's mini-batch depends on how rows are shared out.
 """
 
+from collections import Counter
 from contextlib import suppress
 from ipaddress import ip_address
 from itertools import islice
@@ -21,12 +22,14 @@ from kit.run_values import assert_agree, measured_by_run
 from kit.stored_facts import facts_of
 from kit.train_run import TrainRun, train
 from kit.twin_batch import adamw_of, objective_of, turns_of
+from verl_credit.cli import main
 from verl_credit.cli.another_run import collect
 from verl_credit.config.settings import CreditSettings
 from verl_credit.policy.attention.implementation import AUTO, install
 from verl_credit.policy.packed import PackedPolicy
 from verl_credit.records.report.again import as_the_run_did, token_tables, turn_tables
 from verl_credit.records.run.files import EVENTS, METRICS, PHASES, VALIDATION, read_json_lines
+from verl_credit.records.run.held_out import read_held_out
 from verl_credit.records.run.rollouts import read_samples, read_tokens, token_steps
 from verl_credit.records.run.tables import TURNS, read_table, table_path, tables_of
 from verl_credit.study.probe.checkpoint import build_model, read_checkpoint
@@ -261,6 +264,29 @@ def test_values_by_the_runs_own_rollouts_are_those_of_the_sampler(one_rank, tmp_
     assert contents(one_rank.run_dir) == before
     assert "this run: turn-group-v1d" in found.output
     assert_agree(found)
+
+
+@pytest.mark.nightly
+def test_a_checkpoint_and_its_first_model_are_evaluated(one_rank, tmp_path, capsys):
+    """The trajectories have the means that verl computes of the same evaluation."""
+    before = contents(one_rank.run_dir)
+    command = ["evaluate", str(one_rank.run_dir), "data.val_max_samples=8", "--samples", "2"]
+    for step in ("0", "3"):
+        assert main([*command, "--step", step, "--out", str(tmp_path / step)]) == 0, capsys.readouterr()
+    assert contents(one_rank.run_dir) == before
+    for step in (0, 3):
+        folder = tmp_path / str(step)
+        rows = read_held_out(folder, step)
+        assert Counter(row["mode"] for row in rows) == {"greedy": 8, "sampled": 16}
+        assert all(row["turns"] and row["question"] for row in rows) and not (folder / METRICS).exists()
+        (own,) = read_json_lines(folder / VALIDATION)
+        for measure in ("em", "f1"):
+            mean = sum(row["scores"][measure] for row in rows if row["mode"] == "sampled") / 16
+            (name,) = (key for key in own if key.endswith(f"/lab-sampled/{measure}/mean@2"))
+            assert own[name] == pytest.approx(mean)
+    capsys.readouterr()
+    assert main(["evaluate", "compare", str(tmp_path / "3"), str(tmp_path / "0")]) == 0
+    assert "lab, greedy, 8 questions" in capsys.readouterr().out
 
 
 def contents(folder):

@@ -11,8 +11,10 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from kit.recipes import check
 from verl_credit.errors import EvaluationOverrun, IntegrityError
 from verl_credit.host.step import recorded
+from verl_credit.host.step.metrics import check_evaluation_faults
 from verl_credit.records.run import events
 from verl_credit.records.run.files import EVENTS, VALIDATION, read_json_lines
+from verl_credit.records.run.held_out import read_held_out
 
 ROWS = [{"raw_prompt": [1, 2]}, {"raw_prompt": [3, 4]}]
 
@@ -105,9 +107,44 @@ def test_the_generations_of_each_mode_have_a_file(trainer, tmp_path, monkeypatch
 
 def test_evaluation_rows_carry_their_mode_and_keep_their_source():
     batches = [{"raw_prompt": np.array([1, 2]), "data_source": np.array(["nq", "lab"], dtype=object)}]
-    (batch,) = recorded.with_mode(batches, "greedy", lambda: None)
-    assert batch["sampling"].tolist() == ["greedy"] * 2 and batch["data_source"].tolist() == ["nq", "lab"]
+    (batch,) = recorded.with_mode(batches, "sampled", 3, lambda: None)
+    assert batch["sampling"].tolist() == ["sampled"] * 2 and batch["data_source"].tolist() == ["nq", "lab"]
+    assert batch["__rollout_n__"].tolist() == [3, 3]
     assert "sampling" not in batches[0]
+
+
+def test_a_question_has_one_greedy_trajectory_and_as_many_sampled_ones_as_the_recipe_says(trainer):
+    expected = []
+    trainer.watch.begin = expected.append
+    trainer.config.actor_rollout_ref.rollout.val_kwargs.n = 3
+    trainer._validate()
+    assert expected == [4, 12]
+
+
+def test_faults_of_several_samples_stop_an_evaluation():
+    """verl names the mean of three samples mean@3."""
+    with pytest.raises(IntegrityError, match="tool_fault/mean@3 = 0.500"):
+        check_evaluation_faults({"val-aux/lab-sampled/tool_fault/mean@3": 0.5}, 0.25, None)
+    check_evaluation_faults({"val-aux/lab-sampled/tool_fault/mean@3": 0.25}, 0.25, None)
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_the_trajectories_of_all_modes_are_written_together(trainer, monkeypatch, keep):
+    """They are read when a batch is sampled, because verl clears it before its metrics are there."""
+    monkeypatch.setattr(recorded, "held_out_rows", lambda batch, mode, _: [{"id": batch, "mode": mode}])
+    before = PPOTrainerSync._validate
+
+    def validate(self):
+        if self.watch.seen is not None:
+            self.watch.seen("a batch")
+        return before(self)
+
+    monkeypatch.setattr(PPOTrainerSync, "_validate", validate)
+    trainer.tokenizer, trainer.config.evaluation.keep_trajectories = None, keep
+    trainer._validate()
+    written = [{"id": "a batch", "mode": mode} for mode in ("greedy", "sampled")]
+    assert read_held_out(trainer.run_dir, 5) == (written if keep else [])
+    assert trainer.watch.seen is None
 
 
 def labelled(trainer, monkeypatch, update):

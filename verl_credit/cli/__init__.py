@@ -20,6 +20,11 @@ COMMANDS = {
     "prepare": ("prepare", "write verl's parquet files from a published question set"),
     "prepare check": ("prepare", "can the rows of a file train? and how the policy sees one"),
     "report": ("report", "write the report of a run or a campaign; of two runs, a page that compares them"),
+    "evaluate": ("evaluate.evaluate", "a run's policy or a model on held-out questions, with its tools"),
+    "evaluate compare": (
+        "evaluate.evaluate",
+        "the paired difference of two evaluations of the same questions",
+    ),
     "probe": ("probe", "does a saved step's update change the entropy as first order says?"),
     "fidelity": ("fidelity.fidelity", "does each mode's credit agree with the true advantages of turns?"),
     "fidelity lens": ("fidelity.lens", "the true advantages of the turns in the credit lens of a lab's run"),

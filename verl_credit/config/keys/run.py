@@ -123,6 +123,8 @@ class Evaluation(Section):
     max_hours: Annotated[float, Field(ge=1e-3)] | None = None
     """Hours that an evaluation may take, all modes together; a longer evaluation ends the run after the current batch;
     null: no limit."""
+    keep_trajectories: bool = False
+    """Write every held-out trajectory with its texts and scores to `held_out/` in the run's folder (docs/evaluate.md)."""
 
 
 class Probe(Section):

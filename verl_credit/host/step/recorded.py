@@ -15,6 +15,7 @@ from verl.utils.debug import marked_timer
 
 from verl_credit.errors import EvaluationOverrun
 from verl_credit.host.hf_rollout.sync import server_name
+from verl_credit.host.step.held_out import held_out_rows
 from verl_credit.host.step.metrics import check_evaluation_faults
 from verl_credit.host.step.rollouts import keep_rollouts
 from verl_credit.names import ROLLOUT_NAME
@@ -27,6 +28,7 @@ from verl_credit.records.run.files import (
     read_json_lines,
     rewind,
 )
+from verl_credit.records.run.held_out import write_held_out
 from verl_credit.records.run.resume import delete_old, without_limits
 from verl_credit.records.run.state import TimeLimit, describe_resume, save_state
 
@@ -100,20 +102,28 @@ class RecordedTrainer(PPOTrainer):
                 raise EvaluationOverrun(text)
 
         loader, merged = self.val_dataloader, {}
-        rows = len(self.val_dataset) * self.config.actor_rollout_ref.rollout.val_kwargs.n
+        kept: list[dict] | None = [] if self.config.evaluation.keep_trajectories else None
         try:
             for mode in self.config.evaluation.modes:
+                samples = 1 if mode == "greedy" else self.config.actor_rollout_ref.rollout.val_kwargs.n
+                rows = len(self.val_dataset) * samples
                 self.watch.begin(rows)
-                self._evaluation_mode, self.val_dataloader = mode, with_mode(loader, mode, in_time)
+                self.watch.seen = None if kept is None else lambda batch: kept.extend(self._held_out(batch))
+                self._evaluation_mode, self.val_dataloader = mode, with_mode(loader, mode, samples, in_time)
                 merged |= super()._validate()
                 self.watch.settle(rows - len(self.watch.errors))
         finally:
-            self.val_dataloader, self._evaluation_mode = loader, None
+            self.val_dataloader, self._evaluation_mode, self.watch.seen = loader, None, None
         faulty = self.agent_loop_manager.drain_held_out_faults()
         check_evaluation_faults(merged, self.config.faults.max_tool_faults, self.config.search.url, faulty)
+        if kept is not None:
+            write_held_out(self.run_dir, self.global_steps, kept)
         append_json(self.run_dir / VALIDATION, {"step": self.global_steps, **merged})
         in_time()
         return merged
+
+    def _held_out(self, batch) -> list[dict]:
+        return held_out_rows(batch, self._evaluation_mode, self.tokenizer)
 
     def _dump_generations(self, inputs, outputs, gts, scores, reward_extra_infos_dict, dump_path):
         """verl names the file by the step alone: each mode has a folder, or the last one would overwrite the others."""
@@ -213,14 +223,18 @@ class RecordedTrainer(PPOTrainer):
         return ray.get(getattr(ray.get_actor(server_name(0)), method).remote())
 
 
-def with_mode(loader: Iterable[dict], mode: str, before_batch: Callable[[], None]) -> Iterator[dict]:
-    """The validation data with a sampling mode on every row.
+def with_mode(
+    loader: Iterable[dict], mode: str, samples: int, before_batch: Callable[[], None]
+) -> Iterator[dict]:
+    """The validation data with a sampling mode and a number of samples on every row.
 
     verl fixes validation sampling once for all workers. Therefore our agent loops read the mode from the row, so that greedy
-    and sampled accuracy come from the same weights.
+    and sampled accuracy come from the same weights. verl's workers read the number of samples from the row, too.
     """
     for batch in loader:
         before_batch()
-        modes = np.empty(len(batch["raw_prompt"]), dtype=object)
-        modes[:] = mode
-        yield {**batch, "sampling": modes}
+        given = {}
+        for name, value in (("sampling", mode), ("__rollout_n__", samples)):
+            given[name] = np.empty(len(batch["raw_prompt"]), dtype=object)
+            given[name][:] = value
+        yield {**batch, **given}

@@ -175,12 +175,14 @@ def run_time(
     steps: int,
     step_seconds: float,
 ) -> RunTime:
-    """An evaluation generates once per question, mode and sample. verl also evaluates and saves at the last step."""
+    """An evaluation generates once per question and mode, and in the mode "sampled" once per sample. verl also evaluates and
+    saves at the last step."""
     questions = job.val_rows or int(assumed.val_rows)
     evaluation = None
     if questions:
-        held_out = replace(job, prompts=questions * job.val_samples, rollouts=1)
-        evaluation = job.val_modes * sum(rollout_seconds(shape, held_out, hw, assumed, runner).values())
+        samples = [1 if mode == "greedy" else job.val_samples for mode in job.val_modes]
+        asked = [replace(job, prompts=questions * number, rollouts=1) for number in samples]
+        evaluation = sum(sum(rollout_seconds(shape, one, hw, assumed, runner).values()) for one in asked)
     return RunTime(
         steps=steps,
         training=steps * step_seconds,

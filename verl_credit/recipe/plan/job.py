@@ -95,7 +95,7 @@ class Job:
     val_first: bool = _key(True, "flag", "trainer.val_before_train")
     val_rows: int = 0
     """Held-out questions; 0 when not known."""
-    val_modes: int = 1
+    val_modes: tuple[str, ...] = ("greedy",)
     val_samples: int = _key(1, "count", f"{_R}.val_kwargs.n")
     search_timeout_s: float = _key(20.0, "number", "search.timeout_s")
     keep: int | None = _key(None, "whole", "trainer.max_actor_ckpt_to_keep")
@@ -171,7 +171,7 @@ def read_job(config: Mapping, *, flash_attn: bool) -> Job:
         served_answers=gains and scorer.in_rollout,
         bucket_bytes=get.whole(f"{_R}.checkpoint_engine.update_weights_bucket_megabytes", 2048) * 2**20,
         val_rows=max(0, get.whole("data.val_max_samples", -1)),
-        val_modes=len(get("evaluation.modes", ["greedy"])),
+        val_modes=tuple(get("evaluation.modes", ["greedy"])),
         named=tuple(get("keep_checkpoints", ())),
     )
     if not on_cpu and job.engine != "hf" and not get.flag(f"{_R}.enforce_eager", False):

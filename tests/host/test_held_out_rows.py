@@ -1,0 +1,80 @@
+"""The rows of held-out trajectories, as they are read from verl's queue."""
+
+import json
+
+import pytest
+import torch
+from tensordict import NonTensorStack, TensorDict
+from transfer_queue import KVBatchMeta
+
+from kit.fake_store import FakeStore
+from verl_credit.errors import IntegrityError
+from verl_credit.host.step.held_out import held_out_rows, last_outputs
+from verl_credit.names import ROW_RECORD, TURN_IDS
+from verl_credit.turns.book import RowRecord
+
+KEYS = ["p_0_0", "p_1_0", "q_0_0"]
+
+
+class Tokenizer:
+    def decode(self, ids):
+        return " ".join(map(str, ids))
+
+
+def nested(*rows):
+    return torch.nested.as_nested_tensor([torch.tensor(row) for row in rows], layout=torch.jagged)
+
+
+def stored(monkeypatch, **more):
+    """Two samples of one question and one of another, whose search failed."""
+    search = RowRecord("answer", n_searches=1, searches=[{"turn": 0, "query": "x", "pages": ["7"]}])
+    records = [search, RowRecord("no_answer"), RowRecord("tool_fault", tool_fault="connect")]
+    infos = [{"em": 1.0, "f1": 1.0, "note": "text"}, {"em": 0.0, "f1": 0.5}, {"em": 0.0, "f1": 0.0}]
+    fields = {
+        "prompts": nested([1], [1], [2]),
+        "responses": nested([5, 6, 7, 8], [5], [5]),
+        "response_mask": nested([1, 1, 0, 1], [1], [0]),
+        TURN_IDS: nested([0, 0, -1, 1], [0], [-1]),
+        "rm_scores": nested([0.0, 0.0, 0.0, 1.0], [-0.5], [0.0]),
+        "extra_fields": NonTensorStack(
+            *(
+                {ROW_RECORD: record.as_dict(), "reward_extra_info": info}
+                for record, info in zip(records, infos, strict=True)
+            )
+        ),
+        "reward_model": NonTensorStack(*({"ground_truth": {"target": [gold]}} for gold in "aab")),
+        "extra_info": NonTensorStack({"question": "P?"}, {"question": "P?"}, {"index": 3}),
+        "raw_prompt": NonTensorStack(*([{"role": "user", "content": text}] for text in ("P", "P", "Q"))),
+        "data_source": NonTensorStack("nq", "nq", "lab"),
+    } | more
+    store = FakeStore().install(monkeypatch)
+    tensors = {name: value for name, value in fields.items() if value is not None}
+    store.kv_batch_put(KEYS, "val", TensorDict(tensors, batch_size=3), tags=[{}] * 3)
+    return KVBatchMeta(keys=KEYS, tags=[{}] * 3, partition_id="val")
+
+
+def test_a_row_has_the_texts_and_the_scores_of_a_trajectory(monkeypatch):
+    first, second, third = held_out_rows(stored(monkeypatch), "sampled", Tokenizer())
+    assert first["turns"] == [{"text": "5 6", "observation": "7"}, {"text": "8", "observation": ""}]
+    assert (first["question"], first["golds"], first["source"]) == ("P?", ["a"], "nq")
+    assert (first["outcome"], first["scores"]) == (1.0, {"em": 1.0, "f1": 1.0})  # text is no score
+    assert (first["mode"], first["calls"], first["searches"][0]["query"]) == ("sampled", 1, "x")
+    assert (second["outcome"], second["stop_reason"]) == (-0.5, "no_answer")
+    assert (third["question"], third["tool_fault"], third["turns"]) == ("Q", "connect", [])
+    assert first["id"] == second["id"] != third["id"]
+    json.dumps([first, second, third], allow_nan=False)
+
+
+def test_the_same_prompt_of_another_source_is_another_question(monkeypatch):
+    other = NonTensorStack("nq", "hotpot", "lab")
+    first, second, _ = held_out_rows(stored(monkeypatch, data_source=other), "greedy", Tokenizer())
+    assert first["id"] != second["id"]
+
+
+def test_rows_without_a_score_stop_the_run(monkeypatch):
+    with pytest.raises(IntegrityError, match="keep_trajectories=true: the held-out rows have no score"):
+        held_out_rows(stored(monkeypatch, rm_scores=None), "greedy", Tokenizer())
+
+
+def test_of_several_outputs_the_last_one_counts():
+    assert last_outputs(["a_0_1", "a_0_10", "a_0_2", "a_1_0", "b_0_0"]) == [1, 3, 4]

@@ -1,0 +1,84 @@
+"""The policy that `verl-credit evaluate` starts, with its configuration: a step of a run, or a model with a recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from omegaconf import DictConfig
+
+from verl_credit.cli.saved_run import CONFIG, checkpoints_of, run_config, saved_step, saved_steps
+from verl_credit.errors import PreflightError
+from verl_credit.recipe.compose import quoted, unchecked_config
+from verl_credit.records.run.resume import STEP
+
+
+@dataclass(frozen=True)
+class Policy:
+    """``checkpoint``: None for a model and for step 0, the model that a run starts from. ``run_dir``: None for a model."""
+
+    name: str
+    config: DictConfig
+    step: int = 0
+    checkpoint: Path | None = None
+    run_dir: Path | None = None
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the evaluation, unless the user names another."""
+        home = Path("runs") if self.run_dir is None else self.run_dir.parent
+        return home / "evaluations" / self.name
+
+
+def find_policy(
+    target: str, step: int | None, recipe: str | None, config_dir: str | None, overrides: Sequence[str]
+) -> Policy:
+    """``overrides`` are of the ``recipe``; those of a run are left to its new start. Raises PreflightError, ConfigError."""
+    folder = Path(target).expanduser()
+    if (folder / CONFIG).is_file() or STEP.fullmatch(folder.name):
+        if recipe is not None:
+            raise PreflightError(
+                f"--config-name {recipe}: expected with a model; a run has its own configuration"
+            )
+        return _of_run(folder.resolve(), step)
+    if step is not None:
+        raise PreflightError(f"--step {step}: expected with a run's folder, which has a {CONFIG}")
+    if folder.exists() and not (folder / "config.json").is_file():
+        accepted = (
+            f"expected a run's folder ({CONFIG}), a checkpoint of a run, or a model's folder (config.json)"
+        )
+        raise PreflightError(accepted)
+    if not folder.exists() and target.startswith(("/", ".", "~")):
+        raise PreflightError("no such folder; expected a run's, a model's, or a model's name on the hub")
+    if recipe is None:
+        raise PreflightError(
+            "a model needs --config-name RECIPE, which says how it is asked, with which tools and engine"
+        )
+    model = str(folder.resolve()) if folder.exists() else target
+    config = unchecked_config(
+        recipe, [f"actor_rollout_ref.model.path={quoted(model)}", *overrides], config_dir, may_fetch=True
+    )
+    return Policy(model.strip("/").rpartition("/")[2], config)
+
+
+def _of_run(folder: Path, step: int | None) -> Policy:
+    if STEP.fullmatch(folder.name):
+        if step is not None:
+            raise PreflightError(
+                f"--step {step}: expected with the folder of the run, not with one of its steps"
+            )
+        saved = saved_step(folder)
+        return Policy(
+            f"{saved.run_dir.name}-step-{saved.step}", saved.config, saved.step, saved.folder, saved.run_dir
+        )
+    config = run_config(folder)
+    if step == 0:
+        return Policy(f"{folder.name}-step-0", config, run_dir=folder)
+    checkpoints = checkpoints_of(folder, config)
+    steps = saved_steps(checkpoints)
+    if step is None and not steps:
+        at_start = "--step 0 evaluates the model that it starts from"
+        raise PreflightError(f"no whole checkpoint in {checkpoints} (trainer.save_freq); {at_start}")
+    saved = saved_step(checkpoints / f"global_step_{max(steps) if step is None else step}")
+    return Policy(f"{folder.name}-step-{saved.step}", config, saved.step, saved.folder, folder)
