@@ -138,9 +138,9 @@ def test_what_the_policy_did_wrongly_it_reads_and_no_row_is_lost(url, name, argu
 def test_half_a_character_does_not_end_the_session_of_all_rows(url):
     made = tool(url, "lookup")
     response, *_ = execute(made, {"query": "Du\ud800ne"})
-    keeper = made.session._keeper
+    connection = made.session._connection
     assert response.text.startswith("Du?ne") and execute(made, {"query": "Emma"})[0].text.startswith("Emma")
-    assert made.session._keeper is keeper
+    assert made.session._connection is connection
 
 
 def test_a_server_that_does_not_answer_masks_the_row_at_the_deadline(url):

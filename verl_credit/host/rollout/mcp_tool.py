@@ -140,7 +140,7 @@ def _text_of(result) -> str:
     """The result's text. What is no text is named in it."""
     parts = []
     for block in result.content:
-        text = getattr(block, "text", None) or getattr(getattr(block, "resource", None), "text", None)
+        text = getattr(getattr(block, "resource", block), "text", None)
         parts.append(
             text if isinstance(text, str) else f"[{block.type}: {getattr(block, 'uri', 'left out')}]"
         )

@@ -10,6 +10,7 @@ import atexit
 import threading
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -29,8 +30,27 @@ class _Lost(Exception):
     """The connection ended, or there was none."""
 
 
+@dataclass
+class _Connection:
+    opened: asyncio.Future
+    """The SDK's client, once the server has answered."""
+    closing: asyncio.Event
+    keeper: asyncio.Task | None = None
+    status: str = ""
+    """The last answer's, where it is an error of HTTP."""
+    unknown: bool = False
+    """The server does not know the session any more: it answered 404, whatever the error in it."""
+
+    def answered(self, status: int) -> None:
+        self.status = f"status {status}" if status >= 400 else ""
+        self.unknown |= status == 404
+
+    def why(self, text: str) -> str:
+        return f"{text} ({self.status})" if self.status else text
+
+
 class Session:
-    """A session that is opened by its first request and opened again once when it was lost.
+    """A session that is opened by its first request, and opened again once when it was lost.
 
     `deadline`, `connect` and `bad_answer` of SearchFault are faults of the server. A call whose connection ends may reach
     the server twice.
@@ -40,12 +60,7 @@ class Session:
 
     def __init__(self, server: Server) -> None:
         self.server = server
-        self._keeper: asyncio.Task | None = None
-        self._opened: asyncio.Future | None = None
-        self._closing: asyncio.Event | None = None
-        self._status = ""
-        self._unknown = False
-        """The server does not know the session any more: it answered 404, whatever the error in it."""
+        self._connection: _Connection | None = None
 
     @classmethod
     def of(cls, server: Server) -> Session:
@@ -87,51 +102,58 @@ class Session:
         from mcp import MCPError
         from mcp.types import CONNECTION_CLOSED, INVALID_PARAMS
 
-        if self._keeper is None or self._keeper.done():
-            self._opened, self._closing = asyncio.get_running_loop().create_future(), asyncio.Event()
-            self._keeper = asyncio.create_task(self._keep(self._opened, self._closing))
-        keeper, closing = self._keeper, self._closing
-        client = await asyncio.shield(self._opened)
+        here = self._connected()
+        client = await asyncio.shield(here.opened)
         asked = asyncio.ensure_future(request(client))
         try:
-            await asyncio.wait({asked, keeper}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({asked, here.keeper}, return_when=asyncio.FIRST_COMPLETED)
             if not asked.done():
-                raise _Lost(self._why("the connection ended"))
+                raise _Lost(here.why("the connection ended"))
             return asked.result()
         except MCPError as error:
             if error.code == INVALID_PARAMS:
                 raise Refused(str(error)) from error
             # An answer that was too long would be so again.
             closed = error.code == CONNECTION_CLOSED and "SSE stream failed" not in str(error)
-            if closed or self._unknown:
-                self._forget(keeper, closing)
-                raise _Lost(self._why(str(error))) from error
-            raise self._fault("bad_answer", self._why(f"error {error.code}: {error}")) from error
+            if closed or here.unknown:
+                self._forget(here)
+                raise _Lost(here.why(str(error))) from error
+            raise self._fault("bad_answer", here.why(f"error {error.code}: {error}")) from error
         except (_Lost, asyncio.CancelledError):
             raise
         except Exception as error:  # the SDK checks results against their schemas
-            raise self._fault("bad_answer", self._why(_first(error))) from error
+            raise self._fault("bad_answer", here.why(_first(error))) from error
         finally:
             asked.cancel()
 
-    async def _keep(self, opened: asyncio.Future, closing: asyncio.Event) -> None:
-        """Holds a session open, begin and end in one task."""
+    def _connected(self) -> _Connection:
+        """The present connection, or a new one."""
+        if self._connection is None or self._connection.keeper.done():
+            here = _Connection(asyncio.get_running_loop().create_future(), asyncio.Event())
+            here.keeper = asyncio.create_task(self._keep(here))
+            self._connection = here
+        return self._connection
+
+    async def _keep(self, here: _Connection) -> None:
+        """Holds a connection, begin and end in one task."""
         from mcp import Client
 
         try:
-            async with asyncio.timeout(self.server.timeout_s) as limit:
-                async with Client(self._transport()) as client:
-                    limit.reschedule(None)
-                    self._unknown = False
-                    opened.set_result(client)
-                    await closing.wait()
+            async with (
+                asyncio.timeout(self.server.timeout_s) as limit,
+                Client(self._transport(here)) as client,
+            ):
+                limit.reschedule(None)
+                here.unknown = False  # a server may answer 404 to a question for a later protocol
+                here.opened.set_result(client)
+                await here.closing.wait()
         except Exception as error:
-            if not opened.done():
-                opened.set_exception(_Lost(self._why(_first(error) or "no connection in time")))
+            if not here.opened.done():
+                here.opened.set_exception(_Lost(here.why(_first(error))))
         finally:
-            opened.cancel()
+            here.opened.cancel()
 
-    def _transport(self):
+    def _transport(self, here: _Connection):
         headers, env = self.server.secrets()
         if self.server.command:
             from mcp import StdioServerParameters, stdio_client
@@ -140,25 +162,18 @@ class Session:
             return stdio_client(StdioServerParameters(command=command, args=args, env=env))
         from verl_credit.turns.mcp.http import connected
 
-        return connected(self.server.url, headers, self.server.timeout_s, self._answered)
+        return connected(self.server.url, headers, self.server.timeout_s, here.answered)
 
-    def _answered(self, status: int) -> None:
-        self._status = f"status {status}" if status >= 400 else ""
-        self._unknown |= status == 404
-
-    def _why(self, text: str) -> str:
-        return f"{text} ({self._status})" if self._status else text
-
-    def _forget(self, keeper: asyncio.Task, closing: asyncio.Event) -> None:
-        """Ends a session that was lost, unless another call has opened a new one."""
-        closing.set()
-        if self._keeper is keeper:
-            self._keeper = None
+    def _forget(self, lost: _Connection) -> None:
+        """Ends a connection, which another call may have replaced."""
+        lost.closing.set()
+        if self._connection is lost:
+            self._connection = None
 
     async def _close(self) -> None:
-        if self._keeper is not None:
-            self._closing.set()
-            await asyncio.wait({self._keeper})
+        if (here := self._connection) is not None:
+            here.closing.set()
+            await asyncio.wait({here.keeper})
 
     def _fault(self, code: str, detail: str) -> SearchFault:
         return SearchFault(code, f"{self.server}: {detail}")
