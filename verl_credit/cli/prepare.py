@@ -52,6 +52,11 @@ def prepare_check(
     ] = None,
     no_search: Annotated[bool, Option("--no-search", help="for runs with search.max_searches=0")] = False,
     calls: Annotated[str, Option("--format", help="multi_turn.format of the run")] = "auto",
+    corpus: Annotated[
+        Path | None, Option(help="count the questions that it can answer: JSON lines, or an index's folder")
+    ] = None,
+    search: Annotated[str | None, Option(help="the same by searches at this address of a server")] = None,
+    topk: Annotated[int, Option(parser=int, help="pages of a search")] = 3,
 ) -> int:
     """Prints a row in the policy's form and what is odd about the rows. Exit code 4, and one line, for what cannot train."""
     from verl_credit.errors import ExitCode
@@ -65,6 +70,7 @@ def prepare_check(
         rows = read_rows(str(file), "prepare check", searches=not no_search, other_tools=True)
         odd = look_at(rows, "prepare check", Reads(calls, calls=not no_search))
         lines = _prompt(rows[0], model, not no_search)
+        lines += _answerable(file, corpus, search, topk)
     except (PreflightError, NotHere) as error:
         print(error)
         return ExitCode.PREFLIGHT
@@ -74,6 +80,28 @@ def prepare_check(
         "\n".join([f"{len(rows)} rows can train", *odd, *lines, f"gold answers, read from {form}: {golds}"])
     )
     return ExitCode.DONE
+
+
+def _answerable(file: Path, corpus: Path | None, search: str | None, topk: int) -> list[str]:
+    """A line for the corpus and one for the server, where they are given. Raises PreflightError."""
+    from verl_credit.redact import redact
+    from verl_credit.turns.search.client import SearchClient, SearchFault
+    from verl_credit.worlds.data.answerable import draw, in_corpus, in_search, pages_of
+
+    if corpus is None and search is None:
+        return []
+    questions, rows = draw([str(file)])
+    lines = []
+    try:
+        if corpus is not None:
+            found = in_corpus(questions, rows, lambda: pages_of(corpus.expanduser()))
+            lines.append(f"{corpus}: {found.line()}")
+        if search is not None:
+            found = in_search(questions, rows, SearchClient(search, topk=topk))
+            lines.append(f"{redact(search)}: {found.line()}")
+    except (OSError, ValueError, SearchFault) as error:
+        raise PreflightError(redact(error)) from error
+    return lines
 
 
 def _prompt(row: Row, model: str | None, searches: bool) -> list[str]:

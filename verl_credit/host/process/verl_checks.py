@@ -14,11 +14,13 @@ from verl_credit.config.fit import DEFAULT, turns_at_most
 from verl_credit.config.keys import AUTO
 from verl_credit.errors import ConfigError, PreflightError
 from verl_credit.host.registry import register_parts
+from verl_credit.names import MCP_TOOL
 from verl_credit.recipe.agent_loops import KEYS as TOOL_KEYS
 from verl_credit.recipe.agent_loops import own_loops, tools_given
 from verl_credit.recipe.rules.own import MODULES
 from verl_credit.recipe.rules.trainer_mode import CORRECTION, CORRECTION_DEFAULTS
 
+MCP = f"take ours with class_name: {MCP_TOOL} and type: native (docs/agent-loops.md#mcp)"
 NO_SUFFIX = "suffix diff failed"  # verl's text
 
 
@@ -117,10 +119,15 @@ def check_other_tools(config: DictConfig) -> list[str]:
     names = [tool.name for tool in tools]
     if not names:
         raise PreflightError(f"{settings}: holds no tool")
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise PreflightError(
+            f"{settings}: several tools are called {', '.join(twice)}; rename them (an MCP tool by config.name)"
+        )
     search = SCHEMA["function"]["name"]
     if search in names and config.search.max_searches:
         raise PreflightError(
-            f"{settings}: a tool is called {search!r}, as the search tool is, which would take its place; rename it"
+            f"{settings}: a tool is called {search!r}, as the search tool is, which would take its place; rename it "
+            "(an MCP tool by config.name)"
         )
     what = "tools beside the search" if config.search.max_searches else "tools"
     key, turns = turns_at_most(config)
@@ -150,7 +157,7 @@ def _loaded(config: DictConfig) -> tuple[list, str]:
         paths = {key: multi_turn.get(key) and resolve_config_path(multi_turn[key]) for key in TOOL_KEYS}
         return load_all_tools(**paths), settings
     except Exception as error:  # a user's module may raise any exception
-        mcp = "; verl 0.9.1 has no MCP tools: type: native" if "ToolType" in str(error) else ""
+        mcp = f"; verl 0.9.1 has no MCP tools: {MCP}" if "ToolType" in str(error) else ""
         raise PreflightError(f"{settings}: verl cannot load it ({line_of(error)[:300]}){mcp}") from error
 
 

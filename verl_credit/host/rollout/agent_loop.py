@@ -31,7 +31,7 @@ from verl_credit.host.rollout.engine_client import (
 )
 from verl_credit.host.rollout.stream_builder import follow_template
 from verl_credit.names import ROLLOUT_NAME, ROW_RECORD, TURN_AGENT, TURN_IDS, TURN_REWARDS
-from verl_credit.recipe.agent_loops import BAD_JSON, FAILED
+from verl_credit.recipe.agent_loops import BAD_JSON, FAILED, FAULT
 from verl_credit.turns.book import NO_TOKEN, RowRecord, TurnBook, known_reward, rewards_of_turns
 from verl_credit.turns.calls import shown_calls
 from verl_credit.turns.gains import PLACEHOLDER
@@ -244,10 +244,13 @@ class TurnAgentLoop(ToolAgentLoop):
         return await self._execute(call, tool_call, tools_kwargs, agent_data)
 
     async def _execute(self, call: dict, tool_call, tools_kwargs, agent_data):
-        """Counts the errors of tools, which verl turns into observations. ValueError: a reward that is no number."""
+        """Counts the errors of tools, which verl turns into observations. ValueError: a reward that is no number. RowFault:
+        the tool's server failed."""
         response, reward, metrics = await super()._call_tool(tool_call, tools_kwargs, agent_data)
         text = response.text or ""
         self.record.n_other_calls += 1
+        if (fault := (metrics or {}).get(FAULT)) is not None:
+            raise RowFault(fault.code) from fault
         self.record.other_errors += text.startswith(FAILED)
         name = f"'{call['name']}'"  # quoted as verl does
         # Only the observation shows that verl could not run the tool, or that the tool raised: the reward is then verl's 0.

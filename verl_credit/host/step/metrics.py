@@ -18,6 +18,7 @@ from verl_credit.records.run.events import ROWS_LEFT_OUT, TURNS_CUT
 from verl_credit.redact import redact
 from verl_credit.turns.assign import StepCredit
 from verl_credit.turns.book import NO_TOKEN, STOP_REASONS, TurnBatch
+from verl_credit.turns.mcp.settings import MCP_SERVER
 from verl_credit.turns.search.faults import FAULT_CODES
 from verl_credit.turns.signals.signal import turns_with, turns_without
 
@@ -132,14 +133,14 @@ def check_tool_faults(records: Sequence[Mapping], tolerated_share: float, url) -
         return None
     kinds = _kinds(faulty)
     by_engine = all(code == NO_TOKEN for code, _ in kinds)
-    by = "the engine (actor_rollout_ref.rollout.name)" if by_engine else _server(url)
+    by = "the engine (actor_rollout_ref.rollout.name)" if by_engine else _server(url, faulty)
     line = (
         f"{len(faulty)} of {len(records)} rows were masked out after faults of {by}: "
         f"{_causes(faulty)}; a share of {tolerated_share:g} is tolerated (faults.max_tool_faults)"
     )
     if len(faulty) <= tolerated_share * len(records):
         return line
-    up = " Is the server up? (GET URL/readyz)" if url and kinds[0][0] in NO_ANSWER else ""
+    up = " Is the server up? (GET URL/readyz)" if kinds[0][0] in NO_ANSWER and "search server" in by else ""
     raise IntegrityError(f"{line}.{up}")
 
 
@@ -169,13 +170,17 @@ def check_evaluation_faults(
         if "/tool_fault/mean@" in name and share > tolerated_share:
             raise IntegrityError(
                 f"held-out evaluation: {name} = {share:.3f} of the rows were masked out after faults of "
-                f"{_server(url)}{causes}; a share of {tolerated_share:g} is tolerated (faults.max_tool_faults)"
+                f"{_server(url, faulty)}{causes}; a share of {tolerated_share:g} is tolerated (faults.max_tool_faults)"
             )
 
 
-def _server(url: str | None) -> str:
+def _server(url: str | None, faulty: Sequence[Mapping]) -> str:
     """Names the tools that failed. Without a search server these are tools in the user's own agent loop."""
-    return f"the search server at {redact(url)}" if url else "tools"
+    details = [record.get("fault_detail") or "" for record in faulty]
+    if details and all(detail.startswith(MCP_SERVER) for detail in details):
+        return "MCP servers"
+    also = " and MCP servers" if any(detail.startswith(MCP_SERVER) for detail in details) else ""
+    return f"the search server at {redact(url)}{also}" if url else "tools"
 
 
 def check_turns_have_rewards(step: StepCredit, names: set[str]) -> None:

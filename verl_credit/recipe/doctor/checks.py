@@ -111,6 +111,8 @@ CHECKS: tuple[Check, ...] = (
               "parquet files with a prompt and a gold answer in every row, and rows enough", RECIPE, event="data")
         for key in (TRAIN, VAL)
     ),
+    Check("corpus", INPUTS, NEVER, inputs.check_corpus, "most questions can be answered from the index",
+          ("retriever", TRAIN)),
     Check("date", INPUTS, ALWAYS, prompt_text.check_date, "the chat template writes no date of today into the prompts",
           ("tokenizer", TRAIN), event="data"),
     Check("scored text", INPUTS, ALWAYS, prompt_text.check_prefix, "the chat template's text is before a scored answer",

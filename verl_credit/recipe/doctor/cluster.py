@@ -20,6 +20,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_credit.address import loopback
 from verl_credit.config.keys import FOLDERS
+from verl_credit.config.resolved import select
+from verl_credit.recipe.agent_loops import TOOLS, mcp_addresses
 from verl_credit.recipe.doctor.context import PROBE_S, Context, answer_of
 from verl_credit.recipe.doctor.machine import existing
 from verl_credit.recipe.doctor.network import ADDRESS, given_address, run_address, unreachable
@@ -218,6 +220,12 @@ def judge_nodes(nodes: Sequence[dict], marks: Sequence[Mark], config: DictConfig
             "an address that every node reaches",
             "verl-credit-retriever serve --host ADDRESS --allow-remote --token-file FILE, search.url=http://ADDRESS:PORT, "
             "search.token_env",
+        )
+    if len(machines) > 1 and (alone := [url for url in mcp_addresses(config) if loopback(url)]):
+        return failed(
+            f"the MCP server {alone[0]} is another machine on every node, and agent loops run on {', '.join(machines)}",
+            "an address that every node reaches",
+            f"config.url in {select(config, TOOLS)}",
         )
     shared = " and ".join(f"{mark.key}={mark.folder}" for mark in marks)
     return passed(f"{', '.join(node['host'] for node in nodes)} see {shared}")

@@ -23,6 +23,7 @@ from verl_credit.redact import redact
 from verl_credit.turns.scorers import SCORERS
 from verl_credit.turns.search.client import SearchFault, client_for, token_of, urls_of
 from verl_credit.turns.search.connections import ServedIndex, agreed, served_index
+from verl_credit.worlds.data.answerable import draw, in_search
 
 ADAPTER = "actor_rollout_ref.model.lora_adapter_path"
 
@@ -65,6 +66,26 @@ def ask_servers(settings) -> tuple[str | None, str]:
         ) from error
     except ValueError as error:
         raise PreflightError(redact(error)) from error
+
+
+def check_corpus(context: Context) -> Result:
+    """Asks the search servers for questions of the training files. Warns where fewer than half seem answerable."""
+    search, files = context.config.search, context.value(TRAIN)
+    questions, rows = draw([files] if isinstance(files, str) else list(files), context.config.data.prompt_key)
+
+    try:
+        found = in_search(questions, rows, client_for(search))
+    except SearchFault as error:
+        raise PreflightError(f"search.url={redact(search.url)}: {redact(error)}") from error
+    if not found.judged:
+        return skipped(found.line())
+    if found.share < 0.5:
+        return warned(
+            found.line(),
+            "most questions can be answered from the index",
+            "verl-credit prepare check FILE --corpus CORPUS looks at every page of the corpus",
+        )
+    return passed(found.line())
 
 
 def check_resume(context: Context) -> Result:

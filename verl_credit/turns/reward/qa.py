@@ -30,7 +30,7 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _TAGS = re.compile("(</?answer>)")
 _PAIR = ("<answer>", "</answer>")
 _MENTIONS = ("", "and", "...", "…")
-_WHOLE = ("yes", "no", "noanswer")
+WHOLE = ("yes", "no", "noanswer")
 
 
 def normalize_answer(text: str) -> str:
@@ -88,9 +88,15 @@ def token_f1(prediction: str | None, golds: Iterable[str]) -> float:
 
 def _compared(prediction: str, gold: str) -> tuple[str, str]:
     """(prediction, gold) in the form in which they are compared."""
+    step, wanted = comparison(gold)
+    return step(prediction), wanted
+
+
+def comparison(gold: str) -> tuple[Callable[[str], str], str]:
+    """The function that brings a text into the form in which it is compared with the gold answer, and the answer in it."""
     steps: tuple[Callable[[str], str], ...] = (normalize_answer, _with_articles, _as_it_stands)
     step = next((step for step in steps if step(gold)), _as_it_stands)
-    return step(prediction), step(gold)
+    return step, step(gold)
 
 
 def _with_articles(text: str) -> str:
@@ -102,7 +108,7 @@ def _as_it_stands(text: str) -> str:
 
 
 def _f1(prediction: str, wanted: str) -> float:
-    if prediction != wanted and (prediction in _WHOLE or wanted in _WHOLE):
+    if prediction != wanted and (prediction in WHOLE or wanted in WHOLE):
         return 0.0
     predicted, gold = prediction.split(), wanted.split()
     common = sum((Counter(predicted) & Counter(gold)).values())

@@ -16,7 +16,7 @@ MOST_SECONDS = 2.0
 
 
 class SearchFault(Exception):
-    """A search that failed for a reason outside the policy; counted as credit/tool/fault_CODE.
+    """A search, or a call of an MCP tool, that failed for a reason outside the policy; counted as credit/tool/fault_CODE.
 
     `code` is one of FAULT_CODES: "connect" no connection, or a broken one; "deadline" no answer in time, or 504;
     "overload" 429 or 503; "http_4xx" and "http_5xx" any other status of that kind; "bad_answer" any other answer

@@ -1,0 +1,238 @@
+"""How many questions of a data file can be answered from an index: their gold pages are in it, or an answer's text is.
+
+At most ``MOST`` rows are asked, drawn with a fixed seed. A row may name its gold pages: ``extra_info.gold_ids`` (ids) or
+``extra_info.supporting`` (titles, as `verl-credit prepare` writes them). Without them, and where one is missing, an alias of
+the gold answer is looked for as whole words, both in the form in which the reward compares them.
+
+`in_corpus` reads every page of a corpus and is exact. `in_search` asks a search server for the question, and for each title:
+a page that another query would find stays unseen, and so its share is a lower bound.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from verl_credit.errors import one_line
+from verl_credit.turns.reward.golds import gold_answers
+from verl_credit.turns.reward.qa import BOXED, WHOLE, answer_form, comparison
+from verl_credit.turns.search.client import SearchClient
+from verl_credit.turns.search.protocol import Page
+
+MOST, SEED, EXAMPLES = 256, 0, 5
+AT_ONCE = 16  # searches
+
+
+@dataclass(frozen=True)
+class Question:
+    where: str
+    """The file and the row's number."""
+    text: str
+    golds: tuple[str, ...]
+    ids: frozenset[str] = frozenset()
+    titles: frozenset[str] = frozenset()
+
+    @property
+    def names_pages(self) -> bool:
+        return bool(self.ids or self.titles)
+
+    @property
+    def needles(self) -> tuple[str, ...]:
+        """The answers that a page can hold. "yes" stands on any page."""
+        return tuple(gold for gold in self.golds if gold.lower().strip() not in WHOLE)
+
+
+@dataclass
+class Coverage:
+    """``page``: questions whose gold pages are all there; ``answer``: others with an answer's text; ``without``: neither."""
+
+    rows: int
+    """Of the files."""
+    how: str
+    """Where an answer was looked for."""
+    page: int = 0
+    answer: int = 0
+    without: list[Question] = field(default_factory=list)
+    unjudged: int = 0
+    """No gold page is named, and the answer is yes, no, or mathematics."""
+
+    @property
+    def judged(self) -> int:
+        return self.page + self.answer + len(self.without)
+
+    @property
+    def share(self) -> float:
+        return (self.page + self.answer) / self.judged if self.judged else 0.0
+
+    def line(self) -> str:
+        asked = self.judged + self.unjudged
+        drawn = f", drawn with seed {SEED} from {self.rows} rows" if asked < self.rows else ""
+        if not self.judged:
+            return f"none of {asked} questions{drawn} names its pages or has an answer that a page can hold"
+        text = (
+            f"{self.page + self.answer} of {self.judged} questions ({self.share:.0%}{drawn}) can be answered: "
+            f"{self.page} by all their gold pages, {self.answer} by the text of an answer {self.how}"
+        )
+        if self.unjudged:
+            text += f"; {self.unjudged} more have no answer that a page can hold"
+        shown = [
+            f"{one_line(question.text)[:100]!r} ({one_line(question.golds[0])[:40]!r}, {question.where})"
+            for question in self.without[:EXAMPLES]
+        ]
+        return f"{text}; not: {'; '.join(shown)}" if shown else text
+
+
+def draw(files: Sequence[str], prompt_key: str = "prompt") -> tuple[list[Question], int]:
+    """At most ``MOST`` questions of the files, which can train, and the number of all rows."""
+    import pyarrow.dataset as arrow_dataset
+    import pyarrow.parquet as parquet
+
+    sets = [arrow_dataset.dataset(parquet.ParquetDataset(Path(f).expanduser()).files) for f in files]
+    sizes = [one.count_rows() for one in sets]
+    total, chosen = sum(sizes), range(sum(sizes))
+    if total > MOST:
+        chosen = sorted(random.Random(SEED).sample(range(total), MOST))
+    questions, first = [], 0
+    for path, one, size in zip(files, sets, sizes, strict=True):
+        rows = [row - first for row in chosen if first <= row < first + size]
+        names = [name for name in (prompt_key, "reward_model", "extra_info") if name in one.schema.names]
+        columns = one.take(rows, columns=names).to_pylist() if rows else []
+        questions += [
+            question_of(f"{path} row {row}", given, prompt_key)
+            for row, given in zip(rows, columns, strict=True)
+        ]
+        first += size
+    return questions, total
+
+
+def question_of(where: str, row: dict, prompt_key: str = "prompt") -> Question:
+    """The question as ``extra_info.question`` has it, else as the last message of the user does."""
+    about, truth = row.get("extra_info") or {}, row["reward_model"]["ground_truth"]
+    asked = about.get("question")
+    if not isinstance(asked, str) or not asked.strip():
+        said = [
+            m["content"] for m in row[prompt_key] if m["role"] == "user" and isinstance(m["content"], str)
+        ]
+        asked = said[-1].rpartition("Question:")[2].strip() if said else ""
+    golds = () if answer_form(truth) == BOXED else tuple(gold_answers(truth))
+    ids, titles = (frozenset(map(str, about.get(name) or ())) for name in ("gold_ids", "supporting"))
+    return Question(where, asked, golds, ids, titles)
+
+
+def in_corpus(questions: Sequence[Question], rows: int, pages: Callable[[], Iterable[Page]]) -> Coverage:
+    """Counts over all ``pages``, which are read once for ids and titles, and once more for answers where some are left."""
+    ids = {id for question in questions for id in question.ids}
+    titles = {_title(title) for question in questions for title in question.titles}
+    found: set[str] = set()
+    titled: set[str] = set()
+    if ids or titles:
+        for page in pages():
+            found |= {page.id} & ids
+            titled |= {_title(page.title)} & titles
+    by_page = [_has_pages(question, found, titled) for question in questions]
+    left = [question for question, has in zip(questions, by_page, strict=True) if not has]
+    held = _Needles(left).read(pages()) if any(question.needles for question in left) else set()
+    by_text = [any(gold in held for gold in question.needles) for question in questions]
+    return _counted(questions, by_page, by_text, Coverage(rows, "anywhere in the corpus"))
+
+
+def in_search(questions: Sequence[Question], rows: int, client: SearchClient) -> Coverage:
+    """Counts over what a search for the question, and one for each title of a gold page, returns. Closes the client.
+
+    Errors: SearchFault.
+    """
+    results = asyncio.run(_searched(questions, client))
+    by_page, by_text = [page for page, _ in results], [text for _, text in results]
+    how = f"in the top {client.topk} of a search for the question (another query may find more)"
+    return _counted(questions, by_page, by_text, Coverage(rows, how))
+
+
+async def _searched(questions: Sequence[Question], client: SearchClient) -> list[tuple[bool, bool]]:
+    """Of each question: are all gold pages among the results, and is an answer?"""
+    free = asyncio.Semaphore(AT_ONCE)
+
+    async def asked(query: str) -> Sequence[Page]:
+        async with free:
+            return (await client.search(query)).pages
+
+    async def judged(question: Question) -> tuple[bool, bool]:
+        if not question.text or not (question.names_pages or question.needles):
+            return False, False
+        pages = await asyncio.gather(*map(asked, (question.text, *sorted(question.titles))))
+        seen = [page for result in pages for page in result]
+        titles = {_title(page.title) for page in seen}
+        return _has_pages(question, {page.id for page in seen}, titles), bool(_Needles([question]).read(seen))
+
+    try:
+        return await asyncio.gather(*map(judged, questions))
+    finally:
+        await client.aclose()
+
+
+def _counted(questions, by_page: list[bool], by_text: list[bool], coverage: Coverage) -> Coverage:
+    for question, page, text in zip(questions, by_page, by_text, strict=True):
+        if page:
+            coverage.page += 1
+        elif text:
+            coverage.answer += 1
+        elif question.names_pages or question.needles:
+            coverage.without.append(question)
+        else:
+            coverage.unjudged += 1
+    return coverage
+
+
+def _has_pages(question: Question, ids: set[str], titles: set[str]) -> bool:
+    if question.ids:
+        return question.ids <= ids
+    return bool(question.titles) and {_title(title) for title in question.titles} <= titles
+
+
+def _title(title: str) -> str:
+    """A corpus may quote its titles, as Wiki-18's does."""
+    return " ".join(title.strip().strip('"').casefold().split())
+
+
+class _Needles:
+    """The answers of questions by the first word of the form in which the reward compares them."""
+
+    def __init__(self, questions: Iterable[Question]) -> None:
+        self._of: dict[Callable, dict[str, list[tuple[list[str], str]]]] = defaultdict(
+            lambda: defaultdict(list)
+        )
+        for gold in {gold for question in questions for gold in question.needles}:
+            form, text = comparison(gold)
+            if words := text.split():
+                self._of[form][words[0]].append((words, gold))
+
+    def read(self, pages: Iterable[Page]) -> set[str]:
+        """The answers that some page holds, its title included."""
+        found: set[str] = set()
+        for page in pages:
+            for form, starts in self._of.items():
+                words = form(f"{page.title}\n{page.text}").split()
+                for place, word in enumerate(words):
+                    for needle, gold in starts.get(word, ()):
+                        if words[place : place + len(needle)] == needle:
+                            found.add(gold)
+        return found
+
+
+def pages_of(corpus: Path) -> Iterable[Page]:
+    """The pages of a corpus as the retriever reads them: a file of JSON lines, or an index's folder, which has a copy.
+
+    Raises CorpusError of the retriever for a line that is no page, OSError without the file.
+    """
+    from verl_credit_retriever.index.corpus import parse_line
+
+    file = corpus / "corpus.jsonl" if corpus.is_dir() else corpus
+    with open(file, "rb") as lines:
+        for number, line in enumerate(lines):
+            if line.strip():
+                page = parse_line(line, f"{file}:{number + 1}", number)
+                title, _, text = page["contents"].partition("\n")
+                yield Page(page["id"], title, text, None)
