@@ -170,7 +170,8 @@ def main() -> None:
             steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
             results[f"{family}, {scorer}"] = {
                 "seconds": round(seconds, 1), "steps": len(steps), **compare(policy, run),
-                "searches_per_row": steps[0]["credit/tool/searches_per_row"], "gain_turns": [s["credit/gain/turns"] for s in steps],
+                "searches_per_row": steps[0]["credit/tool/searches_per_row"],
+                "gain_turns": [s["credit/gain/turns"] for s in steps],
             }  # fmt: skip
             print(json.dumps({f"{family}, {scorer}": results[f"{family}, {scorer}"]}), flush=True)
     (out / "lab.json").write_text(json.dumps(results, indent=1) + "\n")

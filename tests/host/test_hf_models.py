@@ -78,9 +78,7 @@ def test_a_server_scores_and_samples_as_the_trained_model_does(family, architect
 
 
 def test_a_family_that_is_not_decoded_is_refused_before_its_weights_are_made():
-    with pytest.raises(
-        ValueError, match=r"hf cannot decode model_type=minimax: .*rollout\.name=vllm"
-    ):
+    with pytest.raises(ValueError, match=r"hf cannot decode model_type=minimax: .*rollout\.name=vllm"):
         server_with(config_for("minimax", "MiniMaxForCausalLM"))
 
 

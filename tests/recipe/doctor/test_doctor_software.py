@@ -19,6 +19,10 @@ from verl_credit.recipe.machine import Torch
 
 LAB = load_config("lab", [])
 CUDA = on_cuda(LAB)
+MODEL = "+actor_rollout_ref.model.override_config"
+DELTA_NET = load_config(
+    "lab", [f"{MODEL}.model_type=qwen3_5_text", f"{MODEL}.layer_types=[linear_attention]"]
+)
 
 
 test_python = cases(
@@ -180,6 +184,9 @@ test_combinations = cases(
     ),
     (both(transformers="5.19.0"), None, PASS),
     (both(transformers="mine", tokenizers="0.22.2"), None, PASS),
+    (both(transformers="5.14.0"), DELTA_NET, PASS),
+    (both(transformers="5.15.0"), DELTA_NET, FAIL, "qwen3_5_text", "pip install 'transformers<5.15'"),
+    (both(transformers="5.15.0"), LAB, PASS),
 )
 
 

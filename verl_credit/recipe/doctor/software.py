@@ -16,9 +16,13 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-from verl_credit.names import SGLANG
+from verl_credit.config.resolved import select
+from verl_credit.names import ROLLOUT_NAME, SGLANG
+from verl_credit.policy.families import ATTENTION, family_of
+from verl_credit.policy.families import OURS as ATTENTIONS
 from verl_credit.recipe.doctor.context import Context
 from verl_credit.recipe.doctor.result import Result, failed, passed, skipped, warned
+from verl_credit.recipe.family import policy_values
 
 PLUGINS, PLATFORM = "VERL_USE_EXTERNAL_PLUGINS", "VERL_PLATFORM"
 OURS = "verl_credit"  # the name of our entry point in the group verl.plugins
@@ -141,6 +145,9 @@ BROKEN = (
     Broken("transformers", ">=5.16", "tokenizers", "<0.23.1", "transformers does not import"),
 )
 
+STATES = "<5.15"
+"""transformers whose recurrent layers `policy/delta_net.py` and `policy/cache.py` know; 5.15 wrote them anew."""
+
 
 def check_combinations(context: Context) -> Result:
     packages = context.facts.packages
@@ -150,6 +157,16 @@ def check_combinations(context: Context) -> Result:
             found = f"{one.package} {version} beside {one.beside} {other}: {one.effect}"
             right = f"{one.package} {one.versions} wants another {one.beside} (docs/host.md#versions)"
             return failed(found, right, f"pip install '{one.package}=={version}'")
+    if (version := packages.get("transformers")) and context.config and not _in(version, STATES):
+        family, config = family_of(policy_values(context.config)), context.config
+        ours = family.rows_apart and select(config, ATTENTION) in ATTENTIONS
+        if ours or (family.mixes and config.actor_rollout_ref.rollout.name == ROLLOUT_NAME):
+            found = (
+                f"transformers {version}: its recurrent layers ({family.name}) are not those that we compute"
+            )
+            return failed(
+                found, f"transformers {STATES}, for this model", f"pip install 'transformers{STATES}'"
+            )
     return passed("none that is known to fail")
 
 
