@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM
 from kit.families import VOCABULARY, family_config
 from kit.tiny_engine import batch, build_engine, infer
 from kit.tiny_models import log_probs
+from verl_credit.policy.families import dropouts, family_of
 from verl_credit.recipe.plan.model_shape import shape_of
 from verl_credit.turns.branches import plan_branches
 from verl_credit.turns.requests import PseudoAnswer, Request
@@ -58,10 +59,6 @@ class Result:
 
 def choice(config) -> Keys:
     """The keys of the family's row of `verl_credit/policy/families.py`."""
-    try:
-        from verl_credit.policy.families import dropouts, family_of
-    except ImportError:
-        return Keys("auto", True, "branch", {})
     family = family_of(config)
     attention, packed, scorer = family.chosen()
     off = dict.fromkeys(dropouts(config), 0.0)
@@ -153,8 +150,7 @@ class Family:
             str(self.folder), keys.attention, training=True, enable_gradient_checkpointing=False,
             use_remove_padding=keys.packed,
         )  # fmt: skip
-        if keys.packed and engine.packs:
-            prove(engine, VOCABULARY)
+        prove(engine, VOCABULARY)
         settings = {"temperature": 1.0, "calculate_entropy": False, "max_token_len_per_gpu": 1024}
         settings["use_remove_padding"] = keys.packed
 

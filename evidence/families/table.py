@@ -5,14 +5,16 @@
     python evidence/families/table.py --write              # into this folder: numbers.json and the README's table
 
 Models are tiny and random (`tests/kit/families.py`), in float32. Our side is verl's FSDP2 engine with the keys that the run
-would choose, and the generator of `rollout.name=hf`. Differences are the largest, in nats; of gradients the largest relative
-norm of a parameter's difference.
+would choose, and the generator of `rollout.name=hf`. `before.json` has the numbers of the version without the table of
+families, whose keys were the same for all: our attention, packed rows, `branch`. Differences are the largest, in nats; of
+gradients the largest relative norm of a parameter's difference.
 """
 
 from __future__ import annotations
 
 import argparse
 import io
+import json
 import os
 import sys
 import tempfile
@@ -34,14 +36,27 @@ from kit.families import FAMILIES  # noqa: E402
 from kit.tiny_engine import single_rank  # noqa: E402
 
 MARKS = ("<!-- table -->", "<!-- end of the table -->")
-HEAD = "| family | keys of the run | rows | gradients | `branch` | `rows` | `hf`: drawn | `hf`: prompt | plan | refused |"
+HEAD = (
+    "| family | keys of the run | rows | gradients | `branch` | `rows` | `hf`: drawn | `hf`: prompt | plan "
+    "| before: rows, gradients, drawn | refused |"
+)
+BEFORE = json.loads((HERE / "before.json").read_text(encoding="utf-8"))
 
 
 def line(name: str, result: Result) -> str:
     numbers = (getattr(result, key) for key in ("rows", "gradients", "branch", "by_rows", "drawn", "prompt"))
     cells = ("" if number is None else f"{number:.0e}" for number in numbers)
     refused = result.refused.replace("|", "\\|")
-    return f"| {name} | {result.keys} | {' | '.join(cells)} | {result.plan} | {refused[:200]} |"
+    return (
+        f"| {name} | {result.keys} | {' | '.join(cells)} | {result.plan} | {before(name)} | {refused[:200]} |"
+    )
+
+
+def before(name: str) -> str:
+    """The three numbers in which the versions differ; a dash where nothing was computed."""
+    row = dict(zip(BEFORE["columns"], BEFORE["families"][name], strict=True))
+    numbers = (row[key] for key in ("rows", "gradients", "drawn"))
+    return ", ".join("-" if number is None else f"{number:.0e}" for number in numbers)
 
 
 def markdown(results: dict[str, Result]) -> str:
@@ -86,9 +101,9 @@ def main() -> None:
     (out / "numbers.json").write_text(as_text(numbers(results)), encoding="utf-8")
     if given.write:
         page = HERE / "README.md"
-        before, _, rest = page.read_text(encoding="utf-8").partition(MARKS[0])
+        start, _, rest = page.read_text(encoding="utf-8").partition(MARKS[0])
         after = rest.partition(MARKS[1])[2]
-        page.write_text(f"{before}{MARKS[0]}\n{markdown(results)}\n{MARKS[1]}{after}", encoding="utf-8")
+        page.write_text(f"{start}{MARKS[0]}\n{markdown(results)}\n{MARKS[1]}{after}", encoding="utf-8")
     else:
         (out / "table.md").write_text(markdown(results) + "\n", encoding="utf-8")
 

@@ -1,6 +1,6 @@
 """What the checks before a start find in chat templates: tools, the format of a call, two calls, stream, prefix, dates.
 
-    python evidence/families/templates.py FOLDER              # files MODEL_TYPE@NAME.jinja; without @ the type is llama
+    python evidence/families/templates.py FOLDER              # files NAME.jinja, or MODEL_TYPE@NAME.jinja
     python evidence/families/templates.py FOLDER --only Qwen3
 
 Published templates have licences of their own and are not part of the project. Each gets a byte-level tokenizer with its
@@ -23,14 +23,32 @@ sys.path.insert(0, str(HERE.parents[1] / "tests"))
 from kit.byte_world import make_tokenizer  # noqa: E402
 from kit.recipes import load_config  # noqa: E402
 from verl_credit.errors import PreflightError  # noqa: E402
+from verl_credit.host.process.call_format import CallForm  # noqa: E402
+from verl_credit.host.process.stream_check import check_stream  # noqa: E402
 from verl_credit.host.process.template_check import check_template  # noqa: E402
 from verl_credit.recipe.doctor.lengths import PromptMeter  # noqa: E402
+from verl_credit.turns.header import answer_prefix, before_answer  # noqa: E402
 
 QUESTION = {"role": "user", "content": "Where does the Nile end?"}
 QUERIES = ("mouth of the river Nile", "delta of the Nile")
 BAR = "[|\uff5c]"  # DeepSeek's is the wide one
-CONTROL = re.compile(rf"<{BAR}[^<>|\uff5c]{{1,40}}{BAR}>|</?[a-z]+_of_[a-z]+>|\[/?[A-Z_]{{3,24}}\]")
+CONTROL = re.compile(
+    rf"<{BAR}[^<>|\uff5c]{{1,40}}{BAR}>|<\|[a-z_]{{1,40}}>|<[a-z_]{{1,40}}\|>|</?[a-z]+_of_[a-z]+>|\[/?[A-Z_]{{3,24}}\]"
+    r"|\[e~\[|\]~!?b[\[\]]"  # MiniMax
+)
 DATE = "@date@"
+TYPES = {
+    "DeepSeek-R1-Distill-Qwen": "qwen2", "DeepSeek-V3": "deepseek_v3", "deepseek-r1": "deepseek_v3",
+    "GigaChat3": "deepseek_v3", "Qwen2.5": "qwen2", "QwQ": "qwen2", "Qwen3.5": "qwen3_5", "Qwen3-Coder": "qwen3_moe",
+    "Qwen3": "qwen3", "GLM-4.7-Flash": "glm4_moe_lite", "GLM-4": "glm4_moe", "Kimi-K2": "kimi_k2",
+    "MiniMax-M2": "minimax_m2", "Mistral-Small-3.2": "mistral3", "Ministral-3": "mistral3", "Devstral": "mistral",
+    "Mistral": "mistral", "mistral": "mistral", "Bielik": "mistral", "Nemotron": "nemotron_h", "Step": "step3p5",
+    "Seed-OSS": "seed_oss", "Solar": "solar_open", "SmolLM3": "smollm3", "LFM2-8B": "lfm2_moe",
+    "LFM2.5-8B": "lfm2_moe", "LFM2": "lfm2", "gpt-oss": "gpt_oss", "gemma-2": "gemma2", "gemma-4": "gemma4",
+    "granite-4": "granitemoehybrid", "granite": "granite", "Phi": "phi3", "command-r7b": "cohere2",
+    "command-r": "cohere", "Apertus": "apertus", "Apriel": "llava", "MiMo-VL": "qwen2_5_vl", "rwkv": "rwkv7",
+}  # fmt: skip
+"""The model_type of a file whose name has this part, the first that fits; llama without any."""
 HEAD = "| template | model_type | tools | formats that read its call | two calls | stream | before an answer | date |"
 
 
@@ -39,7 +57,7 @@ class Template:
 
     def __init__(self, file: Path, folder: Path):
         kind, _, self.name = file.stem.rpartition("@")
-        self.model_type = kind or "llama"
+        self.model_type = kind or next((TYPES[part] for part in TYPES if part in self.name), "llama")
         self.tokenizer = make_tokenizer()
         self.tokenizer.chat_template = text = file.read_text(encoding="utf-8")
         control = sorted({*CONTROL.findall(text), "<s>", "</s>"} - set(self.tokenizer.get_vocab()))
@@ -52,27 +70,24 @@ class Template:
     def cells(self) -> list[str]:
         tools, formats = self._formats()
         parts = (self._two_calls, self._stream, self._before_answer, self._date)
-        return [self.name, self.model_type, tools, formats, *map(_tried, parts)]
+        starts = formats not in ("", "none")
+        return [
+            self.name,
+            self.model_type,
+            tools,
+            formats,
+            *(_tried(part) if starts else "" for part in parts),
+        ]
 
     def _formats(self) -> tuple[str, str]:
-        """What `check_template` says, and the formats with which it accepts the template."""
-        from verl.experimental.agent_loop.tool_parser import ToolParser
-
-        accepted, refused = [], []
-        for name in ToolParser._registry:
-            self.config.actor_rollout_ref.rollout.multi_turn.format = name
-            try:
-                check_template(self.config, self.meter)
-                accepted.append(name)
-            except PreflightError as error:
-                refused.append(re.sub(r"^.*?the chat template \(.*?\) ", "", str(error)))
-        if not accepted:
-            unread = [text for text in refused if "does not read" in text]
-            return ("written", "none") if unread else (f"refused: {_short(refused[0])}", "")
-        if len(accepted) == len(ToolParser._registry):
-            return "written", "not judged: it writes no call"
-        self.config.actor_rollout_ref.rollout.multi_turn.format = accepted[0]
-        return "written", ", ".join(accepted)
+        """What `check_template` says of the tools, and the formats that read the template's call, that of ``auto`` first."""
+        try:
+            check_template(self.config, self.meter)
+        except PreflightError as error:
+            why = re.sub(r"^.*?the chat template \(.*?\) ", "", str(error))
+            return ("written", "none") if "which no parser" in why else (f"refused: {_short(why)}", "")
+        chosen = self.config.actor_rollout_ref.rollout.multi_turn.format
+        return "written", ", ".join(dict.fromkeys((chosen, *CallForm(self.meter).readers)))
 
     def _two_calls(self) -> str:
         calls = [
@@ -90,18 +105,11 @@ class Template:
 
     def _stream(self) -> str:
         """The loop's tokens of a conversation beside the template's text of it."""
-        try:
-            from verl_credit.host.process.stream_check import check_stream
-        except ImportError:
-            return "not compared"
-        return "; ".join(check_stream(self.config, self.meter)) or "equal"
+        lines = check_stream(self.config, self.meter)
+        return _short("; ".join(line.removeprefix("the agent loop's tokens ") for line in lines)) or "equal"
 
     def _before_answer(self) -> str:
         """The text between a question and the gold answer, with the prefix that the template itself would write."""
-        try:
-            from verl_credit.turns.header import answer_prefix, before_answer
-        except ImportError:
-            return repr(self.meter.text([QUESTION]).rpartition(QUESTION["content"])[2])
         return repr(before_answer(self.tokenizer)) + " + " + repr(answer_prefix(self.tokenizer))
 
     def _date(self) -> str:

@@ -63,12 +63,22 @@ def test_the_page_has_a_row_of_numbers_for_every_family():
     assert rows == list(written) == list(FAMILIES)
 
 
+def test_what_is_computed_with_the_keys_of_the_run_is_exact():
+    table = json.loads((FOLDER / "numbers.json").read_text())
+    of_columns = {
+        family: [row[table["columns"].index(column)] for column in COLUMNS]
+        for family, row in table["families"].items()
+    }
+    wrong = {family: row for family, row in of_columns.items() if any(not (n or 0) < ROUNDING for n in row)}
+    assert wrong == {}
+
+
 def test_numbers_have_two_digits_and_cells_one():
     result = replace(measure.Result(), keys="auto, packed, branch", rows=1.2345e-6, plan="exact")
     assert numbers({"llama": result})["families"]["llama"] == [result.keys, 1.2e-6, *[None] * 5, "exact"]
     assert (
         markdown({"llama": result}).splitlines()[-1]
-        == "| llama | auto, packed, branch | 1e-06 |  |  |  |  |  | exact |  |"
+        == "| llama | auto, packed, branch | 1e-06 |  |  |  |  |  | exact | 6e-06, 2e-06, 4e-06 |  |"
     )
 
 
@@ -89,7 +99,7 @@ CHATML = (
         (CHATML, 4, "both written"),
         (CHATML, 7, ""),
         (CHATML.replace("tools", "none"), 2, "refused: writes the same text with and without"),
-        (CHATML.replace("<tool_call>", "<|call|>"), 3, "none"),
+        (CHATML.replace("{{ c.function | tojson }}", "search: {{ c.function.arguments.query }}"), 3, "none"),
         (CHATML.replace("m.tool_calls or []", "(m.tool_calls or [])[:1]"), 4, "left out"),
         (CHATML.replace(" if model_dates", ""), 7, "today's"),
     ],

@@ -35,7 +35,7 @@ _SPARSE = {"decoder_sparse_step": 1, "mlp_only_layers": []}
 # The rotary embedding of a model that was trained on 64 tokens, stretched to 512.
 _ROPE = {"rope_theta": 10000.0, "factor": 8.0, "original_max_position_embeddings": 64}
 _LONGROPE = {
-    "rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 64, "short_factor": [1.0] * 8,
+    "rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 320, "short_factor": [1.0] * 8,
     "long_factor": [4.0] * 8,
 }  # fmt: skip
 
@@ -102,7 +102,7 @@ FAMILIES: dict[str, tuple[str, dict]] = {
     "phi3_swa": ("phi3", {"sliding_window": WINDOW}),
     "phi3_longrope": (
         "phi3",
-        {"rope_parameters": _LONGROPE, "original_max_position_embeddings": 64, "sliding_window": None},
+        {"rope_parameters": _LONGROPE, "original_max_position_embeddings": 320, "sliding_window": None},
     ),
     "phimoe": ("phimoe", _LOCAL),
     "glm": ("glm", {}),

@@ -85,7 +85,8 @@ VARIANTS = [  # (variant, model_type, changes, what `auto` chooses)
     ("mamba2", "mamba2", {}, PADDED_EAGER),
     ("gpt_oss", "gpt_oss", {}, PADDED_EAGER),
     ("bloom", "bloom", {}, PADDED_EAGER),
-    *((name, name, {}, PACKED_SDPA) for name in ("stablelm", "nemotron", "doge", "diffllama")),
+    ("doge", "doge", {}, Keys("eager", True, "rows")),
+    *((name, name, {}, PACKED_SDPA) for name in ("stablelm", "nemotron", "diffllama")),
     *((name, name, {}, REFUSED) for name in ("nemotron_h", "zamba2", "glm_moe_dsa", "deepseek_v4", "phimoe")),
     *((name, name, {}, REFUSED) for name in ("gemma3", "llama4", "qwen2_5_vl", "qwen3_vl", "mistral3")),
 ]  # fmt: skip
@@ -145,6 +146,7 @@ FAULTS = [  # (model_type, changes, the keys, the one that is refused)
     ("gemma2", {}, ("sdpa", True), ATTENTION),
     ("gemma2", {}, ("sdpa", False), ATTENTION),
     ("stablelm", {}, ("credit_sdpa", True), ATTENTION),
+    ("doge", {}, ("sdpa", False), ATTENTION),
     ("llama4_text", {}, ("flash_attention_2", True), PACKED),
     ("qwen3_next", {}, ("flash_attention_2", True), PACKED),
     ("qwen3_next", {}, ("auto", False), PACKED),
@@ -229,6 +231,7 @@ def test_auto_follows_the_keys_that_are_given(attention):
         ({"model_type": "phi3", "rope_parameters": LONGROPE, "original_max_position_embeddings": 1024}, 1024),
         ({"model_type": "llama", "rope_scaling": {"type": "dynamic"}, "max_position_embeddings": 2048}, 2048),
         ({"model_type": "gemma4", "rope_parameters": {"full_attention": LONGROPE}}, 4096),
+        ({"model_type": "doge", "keep_window_size": 2048, "max_position_embeddings": 4096}, 2048),
         ({"model_type": "llama", "rope_scaling": {"type": "yarn"}, "max_position_embeddings": 2048}, None),
     ],
 )

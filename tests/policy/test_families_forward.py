@@ -40,7 +40,8 @@ MODELS = {
     "opt": ("opt", {"word_embed_proj_dim": 32, "ffn_dim": 48}),
     "qwen2_moe, window": ("qwen2_moe", {**EXPERTS, "num_experts": 4, "moe_intermediate_size": 24, "sliding_window": 7,
                           "shared_expert_intermediate_size": 24, "use_sliding_window": True, "max_window_layers": 1}),
-    **{name: (name, {}) for name in ("stablelm", "nemotron", "diffllama", "doge")},
+    **{name: (name, {}) for name in ("stablelm", "nemotron", "diffllama")},
+    "doge": ("doge", {"keep_window_size": BORDER}),
     "nemotron_h": ("nemotron_h", {"layers_block_type": ["mamba", "attention"], "ssm_state_size": 8, "mamba_num_heads": 8,
                                   "mamba_head_dim": 8, "n_groups": 1, "chunk_size": 16}),
     "zamba2": ("zamba2", {"layers_block_type": ["mamba", "hybrid"], "num_mem_blocks": 1, "mamba_d_state": 8,
@@ -127,9 +128,16 @@ def test_what_the_table_refuses_is_wrong(name, attention):
     assert off(name, attention, rows_of(*LENGTHS)) > WRONG
 
 
+def test_doge_is_exact_with_eager_up_to_its_window_and_sees_the_future_with_sdpa():
+    assert family_of(model_of("doge", "eager").config).longest == BORDER
+    assert off("doge", "eager", rows_of(BORDER, *LENGTHS)) < EXACT
+    assert off("doge", "eager", rows_of(20, BORDER + 20)) > WRONG
+    assert off("doge", "sdpa", rows_of(30)) > WRONG
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", ["gpt_oss", "bamba", "gemma2", "granite4_dense", *(name for name, _ in UNMASKED)]
+    "name", ["gpt_oss", "bamba", "gemma2", "granite4_dense", "doge", *(name for name, _ in UNMASKED)]
 )
 def test_padded_rows_are_exact_where_packed_ones_are_refused(name):
     attention = family_of(model_of(name, "eager").config).stock[0]
@@ -137,7 +145,7 @@ def test_padded_rows_are_exact_where_packed_ones_are_refused(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["stablelm", "nemotron", "diffllama", "doge", "qwen2_moe, window"])
+@pytest.mark.parametrize("name", ["stablelm", "nemotron", "diffllama", "qwen2_moe, window"])
 def test_transformers_attention_reads_packed_rows_apart_where_ours_is_not_called(name):
     row = family_of(model_of(name, "eager").config)
     assert row.chosen()[:2] == ("sdpa", True) and not row.ours

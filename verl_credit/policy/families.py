@@ -52,7 +52,6 @@ RECURRENT = ("rwkv", "xlstm")
 NO_CALL = {
     "gpt_oss": ("its attention has sinks, which only eager computes here", ("eager",)),
     **dict.fromkeys(("bloom", "mpt"), ("its attention takes positions from its mask", ("eager",))),
-    "doge": ("it makes a mask of its own", STOCK),
     "stablelm": ("its layers do not pass on the keywords that our attention reads", STOCK),
     **dict.fromkeys(("nemotron", "diffllama"), ("it has a table of attention classes of its own", STOCK)),
 }
@@ -183,6 +182,9 @@ def family_of(config: Mapping[str, Any] | Any) -> Family:
         return Family(
             name, "its sliding window is in its mask alone, which our attention does not read", ours=False
         )
+    if tokens := text.get("keep_window_size"):  # doge
+        why = f"its mask drops tokens of rows longer than {tokens}, and with sdpa a row alone sees the future"
+        return Family(name, why, ours=False, stock=("eager",), longest=tokens)
     if (found := listed(NO_CALL)) is not None:
         why, stock = NO_CALL[found]
         return Family(name, why, ours=False, stock=stock, unmasked=unmasked)

@@ -17,8 +17,10 @@ from itertools import pairwise
 import torch
 from transformers import PreTrainedModel
 
+from verl_credit.errors import PreflightError
 from verl_credit.policy.attention.implementation import AUTO, install
 from verl_credit.policy.attention.pack import PACK, pack_rows
+from verl_credit.policy.families import family_of
 from verl_credit.policy.log_probs import log_probs_from_logits, token_values
 
 Shape = list[tuple[int, int]]
@@ -107,11 +109,22 @@ def _shared(a: torch.Tensor, b: torch.Tensor) -> int:
 
 
 class PackedPolicy:
-    """``budget``: tokens of a micro-batch; a longer row or family is one of its own. ``temperature``: the rollouts'."""
+    """``budget``: tokens of a micro-batch; a longer row or family is one of its own. ``temperature``: the rollouts'.
+
+    Raises PreflightError for a model whose log-probs would be others here.
+    """
 
     def __init__(self, model: PreTrainedModel, *, temperature: float = 1.0, budget: int = 2048):
+        family = family_of(model.config)
+        if family.fault(AUTO, True, "branch"):
+            raise PreflightError(
+                f"{family.name}: {family.why}; the rollouts of a prompt are one packed row in this process, which needs a "
+                "model with layers of full or sliding attention alone"
+            )
         install()
         self.model, self.budget, self._temperature = model, budget, temperature
+        self._family = family
+        self._require_plain_logits()
 
     @contextmanager
     def packing(self) -> Iterator[None]:
@@ -122,6 +135,27 @@ class PackedPolicy:
             yield
         finally:
             self.model.set_attn_implementation(before)
+
+    @torch.no_grad()
+    def _require_plain_logits(self) -> None:
+        """Some models scale or cap the logits after `lm_head`, which is all that is computed here."""
+        ids, pack = torch.zeros(1, 2, dtype=torch.long, device=self.model.device), pack_rows([2], [[]])
+        given = {
+            "input_ids": ids,
+            "position_ids": pack.position_ids()[None].to(ids.device),
+            "use_cache": False,
+            PACK: pack,
+        }
+        training = self.model.training
+        self.model.eval()
+        with self.packing():
+            logits = self.model(**given).logits
+            plain = self.model.lm_head(self.model.model(**given).last_hidden_state)
+        self.model.train(training)
+        if not torch.allclose(logits, plain):
+            raise PreflightError(
+                f"{self._family.name}: the model changes the logits of its lm_head, which are used as they are here"
+            )
 
     def responses(
         self,
@@ -163,9 +197,15 @@ class PackedPolicy:
         shapes = [[] for _ in streams] if branches is None else list(branches)
         trunks = [len(s) - sum(n for _, n in shape) for s, shape in zip(streams, shapes, strict=True)]
         pack = pack_rows(trunks, shapes)
+        position_N = pack.position_ids()
+        longest = self._family.longest
+        if longest is not None and int(position_N.max()) >= longest:
+            raise PreflightError(
+                f"{self._family.name}: {self._family.why}, and a row has {int(position_N.max()) + 1}"
+            )
         output = self.model.model(
             input_ids=torch.cat(list(streams))[None],
-            position_ids=pack.position_ids()[None],
+            position_ids=position_N[None],
             use_cache=False,
             **{PACK: pack},
         )

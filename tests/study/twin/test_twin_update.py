@@ -6,6 +6,10 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from kit.delta_models import delta_model
+from kit.families import family_config
+from kit.tiny_models import tiny_model
+from verl_credit.errors import PreflightError
 from verl_credit.policy.attention.implementation import AUTO, install
 from verl_credit.policy.packed import PackedPolicy, families
 from verl_credit.study.twin_step import Objective, UpdateBatch, update
@@ -50,6 +54,28 @@ def test_packed_rows_are_read_as_alone(model, budget, temperature):
         torch.testing.assert_close(log_prob_B_T[row, : len(response)], log_prob, atol=1e-5, rtol=0)
         torch.testing.assert_close(entropy_B_T[row, : len(response)], entropy, atol=1e-5, rtol=0)
         assert not log_prob_B_T[row, len(response) :].any()
+
+
+@pytest.mark.parametrize("family", ["qwen3_next", "qwen3_5_text", "qwen3_5"])
+def test_a_hybrid_is_refused(family):
+    """Its states would run from one rollout of a prompt into the next."""
+    with pytest.raises(PreflightError, match=f"{family}: .* carry a state .* one packed row"):
+        PackedPolicy(delta_model(family))
+
+
+def test_a_model_that_caps_its_logits_is_refused():
+    with pytest.raises(PreflightError, match="gemma2: the model changes the logits"):
+        PackedPolicy(tiny_model("gemma2"))
+    PackedPolicy(tiny_model("gemma2", final_logit_softcapping=None))
+
+
+def test_rows_past_the_border_of_longrope_are_refused():
+    torch.manual_seed(0)
+    policy = PackedPolicy(LlamaForCausalLM(family_config("llama_dynamic", max_position_embeddings=4)))
+    with policy.packing():
+        assert policy.hidden([torch.arange(4), torch.arange(3)])[0].shape[0] == 4
+        with pytest.raises(PreflightError, match="more than 4 tokens beside it, and a row has 5"):
+            policy.hidden([torch.arange(5)])
 
 
 def test_rows_of_a_prompt_are_one_trunk_with_branches():
