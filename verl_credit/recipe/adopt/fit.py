@@ -75,8 +75,8 @@ def _fully_async(adoption: Adoption, given: Mapping[str, str]) -> None:
         )
     if stale := given.get(STALE):
         adoption.put(AHEAD, stale, "the share of a batch by which rollouts run ahead", old=f"{STALE}={stale}")
-    told = (UPDATES, AT_ONCE, TOTAL, STALE)
-    adoption.dropped = [change for change in adoption.dropped if change.old.partition("=")[0] not in told]
+    counted = (UPDATES, AT_ONCE, TOTAL, STALE)
+    adoption.dropped = [change for change in adoption.dropped if change.old.partition("=")[0] not in counted]
 
 
 def _rows_of_forks(adoption: Adoption, given: Mapping[str, str]) -> None:
@@ -204,14 +204,14 @@ def _budgets(adoption: Adoption, many: bool) -> None:
     if not adoption.is_on(f"{ACTOR}.use_dynamic_bsz"):
         return
     turns = (adoption.number(SEARCHES, 0) or adoption.number(MOST, 1) or 1) + 1
-    behind = turns * ANSWERS if many else 0
+    answers = turns * ANSWERS if many else 0
     _budget(adoption, UPDATE, adoption.number(UPDATE, 16384), row, "the longest row")
     update = adoption.number(UPDATE, 16384)
     _budget(
         adoption,
         LOG_PROB,
         adoption.number(LOG_PROB, update),
-        row + behind,
+        row + answers,
         "the longest row and the answers scored after it",
     )
     if adoption.is_on(f"{ACTOR}.use_kl_loss") and adoption.is_on(f"{REF}.log_prob_use_dynamic_bsz", True):
