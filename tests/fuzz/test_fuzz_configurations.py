@@ -68,7 +68,8 @@ class Case:
         return [*written, *(key for key, _ in self.changes), *self.removed]
 
 
-RECIPES = shipped_recipes()
+NEUTRAL = "verl"  # refused until a launch gives its groups (tests/recipe/adopt)
+RECIPES = [name for name in shipped_recipes() if name != NEUTRAL]
 CUT = 40  # its cases have two recipes, because composing one takes as long as ten cases
 
 

@@ -73,7 +73,7 @@ def vllm_ranks(monkeypatch):
 
 
 def test_the_recipes_that_are_promised_are_shipped():
-    assert {*GPU, SINGLE, *REAL, "lab", "search_cpu"} == set(shipped_recipes())
+    assert {*GPU, SINGLE, *REAL, "lab", "search_cpu", "verl"} == set(shipped_recipes())
     assert options("hardware") == ["h100x1", "laptop", "node4", "node8", "spark"]
     assert {"qwen3_1_7b", "qwen3_4b", "qwen3_8b", "qwen2_5_7b"} <= set(options("model"))
 

@@ -29,6 +29,7 @@ COMMANDS = {
     "fidelity": ("fidelity.fidelity", "does each mode's credit agree with the true advantages of turns?"),
     "fidelity lens": ("fidelity.lens", "the true advantages of the turns in the credit lens of a lab's run"),
     "bench": ("bench", "what is a turn mode worth? laws, exact bias, true advantages, learning curves"),
+    "adopt": ("recipe.adopt", "make a recipe with turn credit of your launch of verl.trainer.main_ppo"),
     "explain": ("recipe.show", "show the pipeline that a recipe with overrides would run"),
     "doctor": ("recipe.doctor", "check this machine, and what a recipe asks of it"),
     "diff": ("recipe.show", "what differs between two runs or recipes"),

@@ -16,6 +16,7 @@ from yaml import YAMLError, safe_load
 from verl_credit.errors import ConfigError, one_line
 
 RECIPES = "verl_credit_recipes"
+DEFAULTS = "credit_defaults"
 
 
 def folders(config_dir: str | None) -> list[Path]:
@@ -97,6 +98,20 @@ def circle(name: str, folders: Sequence[Path]) -> ConfigError:
     fault = f"defaults list {entry!r}, which leads back to this file; list another recipe"
     message = f"{file}, line {number}: {fault}"
     return ConfigError(message, key="defaults", value=entry)
+
+
+def lists_ours(name: str, folders: Sequence[Path]) -> bool:
+    """Does the file of this name, or one that its defaults list, start from our defaults?"""
+    seen: set[str] = set()
+
+    def walk(path: str) -> bool:
+        file = next((f / f"{path}.yaml" for f in folders if (f / f"{path}.yaml").is_file()), None)
+        if path == DEFAULTS or file is None or path in seen:
+            return path == DEFAULTS
+        seen.add(path)
+        return any(walk(entry.removeprefix("/")) for entry in _listed(file))
+
+    return walk(name.removesuffix(".yaml"))
 
 
 def _listed(file: Path) -> list[str]:

@@ -27,6 +27,7 @@ from verl_credit.names import place_now
 from verl_credit.policy.families import is_random
 from verl_credit.recipe.agent_loops import LISTED, TOOLS
 from verl_credit.recipe.files import recipes_folder, verl_folder
+from verl_credit.recipe.older_verl import MANAGER, OLDER
 from verl_credit.recipe.rules.own import MODULES
 
 # verl's code reads these, and its configuration does not list them.
@@ -34,7 +35,6 @@ READ_BY_VERL = (
     "data.audio_key", "data.cache_dir", "data.filter_overlong_prompts_workers", "data.filter_prompts",
     "data.image_patch_size", "data.need_tools_kwargs", "reward.timeout", "trainer.checkpoint_callback_class",
 )  # fmt: skip
-MANAGER = "reward.reward_manager"
 REWARD = "reward.custom_reward_function"
 REWARD_KWARGS = f"{REWARD}.reward_kwargs"
 # These mappings take any key; so do mappings that are empty in verl's configuration.
@@ -49,17 +49,6 @@ WITH_KEYS = (
     "data", "reward", MANAGER, "actor_rollout_ref.model", "actor_rollout_ref.model.override_config",
     "actor_rollout_ref.rollout.multi_turn",
 )  # fmt: skip
-
-
-OLDER = {
-    "reward_model.reward_manager": f"{MANAGER}.name", "reward_model.reward_loop_source": f"{MANAGER}.source",
-    "reward_model.reward_loop_module_path": f"{MANAGER}.module.path", "reward_model.num_workers": "reward.num_workers",
-    "reward_model.reward_loop_class_name": f"{MANAGER}.module.name", "reward_model.reward_kwargs": "reward.reward_kwargs",
-    "reward_model.model.path": "reward.reward_model.model_path",
-    **{name: f"reward.{name}" for name in ("custom_reward_function", "sandbox_fusion", "reward_model")},
-}  # fmt: skip
-"""Keys of older versions of verl, and sections, which verl 0.9.1 lists as null and its v1 trainer never reads: their places
-now. The longest name that fits a key is its own."""
 
 
 class Known(NamedTuple):

@@ -1,0 +1,171 @@
+"""`verl-credit adopt`: what it prints, the file that it writes, and what it refuses."""
+
+import shlex
+
+import pytest
+import yaml
+
+from kit.recipes import composed_once
+from verl_credit.cli import main
+from verl_credit.recipe import compose
+from verl_credit.recipe.adopt import sources
+from verl_credit.recipe.adopt.adoption import value_of
+
+LAUNCH = "python -m verl.trainer.main_ppo algorithm.adv_estimator=grpo actor_rollout_ref.rollout.n=4"
+MICRO = "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=2"
+TOOLS = "actor_rollout_ref.rollout.multi_turn.tool_config_path=tools.yaml"
+
+
+@pytest.fixture(autouse=True)
+def once(monkeypatch):
+    monkeypatch.setattr(compose, "compose_recipe", composed_once)
+
+
+def run(capsys, *arguments):
+    code = main(["adopt", *arguments])
+    return code, capsys.readouterr().out
+
+
+def test_overrides_are_translated_and_the_new_command_is_accepted(capsys):
+    older = [
+        "algorithm.adv_estimator=grpo",
+        "custom_reward_function.path=mine.py",
+        "trainer.device=npu",
+        TOOLS,
+    ]
+    code, printed = run(capsys, "--", *older, "actor_rollout_ref.rollout.n=4", "+my.key=1", MICRO)
+    assert code == 0
+    for line in (
+        "algorithm.adv_estimator=grpo -> algorithm.advantage_mode=grpo",
+        "custom_reward_function.path=mine.py -> reward.custom_reward_function.path=mine.py",
+        "trainer.device=npu   (Ascend NPUs are not possible",
+        "my.key=1   (neither verl 0.9.1 nor verl_credit reads it)",
+    ):
+        assert line in printed
+    (command,) = (line for line in printed.splitlines() if line.startswith("verl-credit explain "))
+    assert main(shlex.split(command)[1:]) == 0
+    assert "turn: turn-group-v1d" in capsys.readouterr().out
+
+
+def test_a_script_becomes_a_recipe_in_a_file_that_explain_reads(capsys, tmp_path):
+    (tmp_path / "run.sh").write_text(
+        f"{LAUNCH} {MICRO} trainer.logger=['console'] data.train_files=\"['a b.parquet']\"\n"
+    )
+    file = tmp_path / "mine" / "adopted.yaml"
+    code, printed = run(
+        capsys, "--from", str(tmp_path / "run.sh"), "--write", str(file), "--", "hardware=h100x1", TOOLS
+    )
+    assert code == 0 and "explain accepts it" in printed
+    recipe = yaml.safe_load(file.read_text())
+    assert recipe["defaults"] == ["verl", {"override hardware": "h100x1"}, "_self_"]
+    assert recipe["data"]["train_files"] == ["a b.parquet"] and recipe["trainer"]["logger"] == ["console"]
+    named = ["--config-dir", str(file.parent), "--config-name", "adopted"]
+    assert shlex.join(["verl-credit", "explain", *named]) in printed
+    assert main(["explain", *named]) == 0
+    assert main(["adopt", "--write", str(file), "--", MICRO]) == 4
+    assert f"--write={file}: expected the name of a new file" in capsys.readouterr().out.splitlines()[-1]
+
+
+def test_a_yaml_of_ones_own_stands_below_the_overrides(capsys, tmp_path):
+    own = tmp_path / "mine.yaml"
+    own.write_text(
+        "hydra: {searchpath: [x]}\ndefaults: [ppo_trainer, _self_, {other: choice}]\n"
+        "actor_rollout_ref:\n"
+        "  rollout: {n: 4, name: sglang_async, multi_turn: {tool_config_path: t.yaml, max_turns: 3}}\n"
+        "trainer: {project_name: 'it''s \"mine\", 1', experiment_name: '12'}\n"
+        "custom_reward_function: {path: null}\ndata: {max_response_length: 600, train_files: [a, b]}\n"
+    )
+    code, printed = run(capsys, "--config", str(own), "--", MICRO, "data.max_response_length=300")
+    assert code == 0
+    assert "its defaults list other: choice, whose keys are missing here" in printed
+    assert "search.max_new_tokens=100" in printed and "'data.train_files=[a,b]'" in printed
+    assert "requests are handed on, and no GPU has run it" in printed
+    found = sources.read_launch(None, str(own), [])
+    values = {key: value_of(key, text) for key, text in found.pairs}
+    assert (values["trainer.project_name"], values["trainer.experiment_name"]) == ('it\'s "mine", 1', "12")
+    again = tmp_path / "run.sh"
+    again.write_text(f"python -m verl.trainer.main_ppo --config-path={tmp_path} --config-name mine {MICRO}\n")
+    assert "'data.train_files=[a,b]'" in run(capsys, "--from", str(again))[1]
+
+
+def test_what_is_not_possible_is_named_with_what_is(capsys):
+    megatron = [
+        "actor_rollout_ref.actor.strategy=megatron",
+        "actor_rollout_ref.actor.megatron.param_offload=True",
+    ]
+    ranks = "actor_rollout_ref.actor.ulysses_sequence_parallel_size=4"
+    code, printed = run(capsys, "--", "actor_rollout_ref.rollout.n=4", *megatron, ranks, MICRO)
+    assert code == 0
+    assert "FSDP engine, which takes its place; Megatron is not possible" in printed
+    assert f"{ranks}   (attention over several ranks is not built" in printed
+    assert "attn_implementation=flash_attention_2" in printed
+
+
+@pytest.mark.parametrize(
+    "arguments, says",
+    [
+        ([], "nothing to adopt: give the overrides after --"),
+        (["--from", "nowhere.sh"], "--from nowhere.sh: it cannot be read"),
+        (["--from", "{tmp}/other.sh"], "it starts trl.scripts.grpo"),
+        (["--config", "nowhere.yaml"], "nowhere.yaml cannot be read"),
+        (["--config", "{tmp}/list.yaml"], "expected keys of verl.trainer.main_ppo"),
+        (["--", "train"], "'train': expected KEY=VALUE"),
+        (
+            ["--", "actor_rollout_ref.rollout.n=4", "data.train_batch_size=many"],
+            "explain refuses the result: data.train_batch_size",
+        ),
+        (
+            ["--", "actor_rollout_ref.rollout.n=1"],
+            "explain refuses the result: actor_rollout_ref.rollout.n=1",
+        ),
+        (["--write", "{tmp}/x.txt", "--", "actor_rollout_ref.rollout.n=4"], "ends in .yaml"),
+    ],
+)
+def test_a_launch_that_cannot_be_adopted_ends_with_4_and_one_line(arguments, says, capsys, tmp_path):
+    (tmp_path / "other.sh").write_text("python -m trl.scripts.grpo --model x\n")
+    (tmp_path / "list.yaml").write_text("[1, 2]\n")
+    code, printed = run(capsys, *(text.format(tmp=tmp_path) for text in arguments))
+    last = printed.splitlines()[-1]
+    assert code == 4 and last.startswith("verl-credit adopt: ") and says in last
+
+
+@pytest.mark.parametrize(
+    "estimator, operator, why",
+    [("rloo", "rloo", "on top"), ("gae", "grpo", "no critic"), ("grppo", "grpo", "no such outcome operator")],
+)
+def test_an_estimator_is_replaced_aloud(estimator, operator, why, capsys):
+    _, printed = run(
+        capsys, "--", f"algorithm.adv_estimator={estimator}", "actor_rollout_ref.rollout.n=4", TOOLS
+    )
+    (line,) = (
+        line for line in printed.splitlines() if line.startswith(f"  algorithm.adv_estimator={estimator} -> ")
+    )
+    assert f"algorithm.advantage_mode={operator}" in line and why in line
+
+
+def test_five_typos_in_a_yaml_are_in_one_answer(capsys, tmp_path):
+    typos = {"train_batch_siez": 1, "max_promt_length": 2, "shufle": 3, "truncatoin": 4, "val_fils": 5}
+    (tmp_path / "mine.yaml").write_text(
+        yaml.safe_dump({"defaults": ["ppo_trainer", "_self_"], "data": typos})
+    )
+    _, printed = run(capsys, "--config", str(tmp_path / "mine.yaml"), "--", "actor_rollout_ref.rollout.n=4")
+    for name, value in typos.items():
+        assert f"data.{name}={value}   (neither" in printed
+    assert "did you mean data.train_batch_size?" in printed
+
+
+@pytest.mark.parametrize("text", ["max_turns=many", "env.max_steps=", "max_turns=-3"])
+@pytest.mark.parametrize(
+    "beside",
+    [
+        (),
+        ("data.max_obs_length=x",),
+        ("search.topk=0", "data.max_obs_length=5"),
+        ("data.max_start_length=y",),
+    ],
+)
+def test_odd_numbers_are_refused_and_never_a_traceback(text, beside, capsys):
+    odd = ("data.train_batch_size=0", "actor_rollout_ref.actor.ppo_mini_batch_size=0", "trainer.nnodes=0")
+    micro = "actor_rollout_ref.actor.ppo_micro_batch_size=8"
+    for given in ((text, *beside), (text, *beside, *odd, micro)):
+        assert run(capsys, "--", "actor_rollout_ref.rollout.n=4", *given)[0] == 4

@@ -1,0 +1,151 @@
+"""Keys and values of older versions of verl, of its forks and of its other trainers: their place now, or why there is none.
+
+`adopt` translates a user's launch by these tables, and the rules refuse by `OLDER` what would be accepted and do nothing.
+"""
+
+from __future__ import annotations
+
+from verl_credit.names import (
+    ADV_ESTIMATOR,
+    COLOCATE_MODE,
+    SEPARATE_MODE,
+    SGLANG,
+    TRAINER_MODE,
+    TURN_AGENT,
+)
+
+MANAGER = "reward.reward_manager"
+ROLLOUT, ACTOR, REF = (f"actor_rollout_ref.{role}" for role in ("rollout", "actor", "ref"))
+MULTI_TURN = f"{ROLLOUT}.multi_turn"
+OLDER = {
+    "reward_model.reward_manager": f"{MANAGER}.name", "reward_model.reward_loop_source": f"{MANAGER}.source",
+    "reward_model.reward_loop_module_path": f"{MANAGER}.module.path", "reward_model.num_workers": "reward.num_workers",
+    "reward_model.reward_loop_class_name": f"{MANAGER}.module.name", "reward_model.reward_kwargs": "reward.reward_kwargs",
+    "reward_model.model.path": "reward.reward_model.model_path",
+    **{name: f"reward.{name}" for name in ("custom_reward_function", "sandbox_fusion", "reward_model")},
+}  # fmt: skip
+"""Keys of older versions of verl, and sections, which verl 0.9.1 lists as null and its v1 trainer never reads: their places
+now. The longest name that fits a key is its own."""
+
+RENAMED = {
+    **OLDER,
+    "reward_model.overlong_buffer": "reward.reward_kwargs.overlong_buffer_cfg",
+    f"{MULTI_TURN}.max_turns": f"{MULTI_TURN}.max_assistant_turns",
+    "data.train_data_num": "data.train_max_samples",
+    "data.val_data_num": "data.val_max_samples",
+    "data.shuffle_train_dataloader": "data.shuffle",
+    "data.max_model_len": f"{ROLLOUT}.max_model_len",
+    f"{ROLLOUT}.n_agent": f"{ROLLOUT}.n",
+    "agent_grpo.n": f"{ROLLOUT}.n",
+    "env.rollout.n": f"{ROLLOUT}.n",
+    "env.seed": "seed",
+    "env.search.search_url": "search.url",
+    "retriever.url": "search.url",
+    "retriever.topk": "search.topk",
+    "rollout.nnodes": f"{ROLLOUT}.nnodes",
+    "rollout.n_gpus_per_node": f"{ROLLOUT}.n_gpus_per_node",
+    "rollout.n": f"{ROLLOUT}.n",
+    "algorithm.gigpo.step_advantage_w": "algorithm.turn_params.step_weight",
+    "algorithm.gigpo.mode": "algorithm.turn_params.norm",
+    "algorithm.gigpo.similarity_thresh": "algorithm.turn_anchor_similarity",
+}
+"""A key, or the section of a key, and its place now. The longest name that fits is the key's own."""
+
+PER_GPU = {
+    f"{role}.{name}": f"{role}.{name}_per_gpu"
+    for role, name in (
+        (ACTOR, "ppo_micro_batch_size"), (ROLLOUT, "log_prob_micro_batch_size"), (REF, "log_prob_micro_batch_size"),
+    )
+}  # fmt: skip
+"""Keys that counted the rows of all GPUs, and those that count the rows of one."""
+
+MEGATRON = "the turns are built for verl's FSDP engine, which takes its place; Megatron is not possible"
+NPU = "Ascend NPUs are not possible; the recipe is for CUDA (or hardware=laptop)"
+ONE_RANK = (
+    "attention over several ranks is not built, so that a row has to fit one GPU; possible with flash-attn: "
+    "attn_implementation=flash_attention_2, use_remove_padding=true, algorithm.info_gain_scorer=rows"
+)
+_BY_FAMILY = "attention and padding follow from the model's family (docs/families.md)"
+NO_CRITIC = "this trainer has no critic"
+GONE = {
+    "critic": NO_CRITIC,
+    "trainer.critic_warmup": NO_CRITIC,
+    f"{ACTOR}.megatron": MEGATRON,
+    f"{REF}.megatron": MEGATRON,
+    f"{ACTOR}.ulysses_sequence_parallel_size": ONE_RANK,
+    f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size": ONE_RANK,
+    f"{REF}.ulysses_sequence_parallel_size": ONE_RANK,
+    f"{REF}.fsdp_config.ulysses_sequence_parallel_size": ONE_RANK,
+    "actor_rollout_ref.model.use_remove_padding": _BY_FAMILY,
+    "actor_rollout_ref.model.override_config.attn_implementation": _BY_FAMILY,
+    "actor_rollout_ref.model.use_fused_kernels": "verl's fused head does not hand the rows' places on to the model",
+    "actor_rollout_ref.model.fused_kernel_options": "verl's fused head is off",
+    f"{ACTOR}.fsdp_config.grad_offload": "verl's engine offloads gradients together with the parameters",
+    f"{ACTOR}.state_masking": "what tools return is never trained on here",
+    f"{ACTOR}.use_invalid_action_penalty": "there is no penalty for a bad call; credit/tool/bad_calls counts them",
+    f"{ACTOR}.invalid_action_penalty_coef": "there is no penalty for a bad call; credit/tool/bad_calls counts them",
+    "trainer.use_v1": "verl_credit trains with verl's v1 trainer, whose older one verl removes",
+    "trainer.default_hdfs_dir": "verl 0.9.1 saves to trainer.default_local_dir",
+    "algorithm.no_think_rl": "thoughts are the policy's own tokens (search.include_reasoning)",
+    **{
+        f"algorithm.{name}": "algorithm.info_gain_curriculum has the weights of gains and outcomes"
+        for name in (
+            "use_curriculum",
+            "curriculum_f1_init",
+            "curriculum_f1_final",
+            "curriculum_ig_init",
+            "curriculum_ig_final",
+        )
+    },
+    "algorithm.gigpo.enable_similarity": "a number in algorithm.turn_anchor_similarity is the switch",
+    "algorithm.gigpo": "verl-credit modes lists the options of gigpo",
+    "env": "a dialogue keeps its whole history here, and its environment is the search or a tool",
+    "search_engine": "search.url names the server",
+    "codeact_env_disabled": "no code runs here unless a tool of yours runs it",
+    "async_training.partial_rollout": "rollouts always run on into the next weights in that trainer",
+    "async_training": "verl's v1 trainer has no such key",
+    "rollout": "verl's v1 trainer counts steps",
+    "hydra": "verl-credit writes into run_dir",
+}
+"""A key, or the section of a key, that has no place, and the reason. The longest name that fits is the key's own."""
+
+KEEPS_TURNS = "yours has to return turn_ids, the turn of each token (docs/agent-loops.md)"
+VALUES = {
+    ("trainer.device", "npu"): (None, NPU),
+    ("model_engine", "megatron"): (None, MEGATRON),
+    (f"{ACTOR}.strategy", "megatron"): (None, MEGATRON),
+    (f"{REF}.strategy", "megatron"): (None, MEGATRON),
+    ("trainer.v1.trainer_mode", "sync"): (TRAINER_MODE, "the same trainer, with turns"),
+    ("trainer.v1.trainer_mode", "colocate_async"): (COLOCATE_MODE, "the same trainer, with turns"),
+    ("trainer.v1.trainer_mode", "separate_async"): (SEPARATE_MODE, "the same trainer, with turns"),
+    (f"{ROLLOUT}.name", "sglang_async"): (SGLANG, "every engine is asynchronous in verl 0.9.1"),
+    (f"{ROLLOUT}.name", "vllm_async"): ("vllm", "every engine is asynchronous in verl 0.9.1"),
+    (f"{MULTI_TURN}.format", "qwen"): ("auto", "the chat template decides how a call is written"),
+    (f"{MULTI_TURN}.format", "llama3_json"): ("auto", "the chat template decides how a call is written"),
+    (f"{ROLLOUT}.agent.default_agent_loop", "tool_agent"): (TURN_AGENT, "verl's loop writes no turns"),
+    (f"{ROLLOUT}.agent.default_agent_loop", "single_turn_agent"): (None, "verl's loop writes no turns"),
+}
+"""The value now of a key with an older value, or of another engine (None: the key is left out), and the reason."""
+
+IN_OUR_PLACE = (
+    f"your outcomes' advantages, and each turn's credit on top (algorithm.adv_estimator={ADV_ESTIMATOR})"
+)
+NEAREST = "verl_credit has no such outcome operator: group-normalised outcomes take its place"
+ESTIMATORS = {
+    "grpo": ("grpo", IN_OUR_PLACE), "grpo_vectorized": ("grpo", IN_OUR_PLACE), "rloo": ("rloo", IN_OUR_PLACE),
+    "rloo_vectorized": ("rloo", IN_OUR_PLACE), "reinforce_plus_plus": ("reinforce_pp", IN_OUR_PLACE),
+    "reinforce_plus_plus_baseline": ("reinforce_pp", IN_OUR_PLACE), ADV_ESTIMATOR: ("grpo", "it is ours"),
+    "gigpo": ("grpo", "the turn mode gigpo"), "gae": ("grpo", f"{NO_CRITIC}: group-normalised outcomes take its place"),
+}  # fmt: skip
+"""An estimator's outcome operator here (``algorithm.advantage_mode``), and the reason; `NEAREST` for any other."""
+
+
+def longest(table: dict[str, str], key: str) -> str | None:
+    """The longest name in ``table`` that is the key, or a section of it."""
+    return max((name for name in table if f"{key}.".startswith(f"{name}.")), key=len, default=None)
+
+
+def renamed(key: str) -> str | None:
+    """The place now of a key; None where the tables know of none."""
+    old = longest(RENAMED, key)
+    return None if old is None else RENAMED[old] + key.removeprefix(old)
