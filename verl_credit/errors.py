@@ -42,7 +42,8 @@ class ConfigError(ValueError):
         key=value with other=thing: sentence
 
     ``beside``: the other keys that make the value wrong. ``shown``: the text of the value, by default as on the command
-    line. A ``message`` replaces the rendering, for errors that are not about one value of one key.
+    line. A ``message`` replaces the rendering, for errors that are not about one value of one key. ``meant``: the
+    key for which an unknown key was probably written.
     """
 
     def __init__(
@@ -54,8 +55,9 @@ class ConfigError(ValueError):
         accepted: str | Iterable[str] = "",
         beside: Mapping[str, Any] | None = None,
         shown: str | None = None,
+        meant: str = "",
     ) -> None:
-        self.key, self.value = key, value
+        self.key, self.value, self.meant, self.beside = key, value, meant, tuple(beside or ())
         self.accepted = accepted if isinstance(accepted, str) else list(accepted)
         text = f"{printable(key)}={show_value(value) if shown is None else shown}"
         if beside:
@@ -72,6 +74,31 @@ class ConfigError(ValueError):
         names = (key, *beside)
         values = {name: reduce(lambda node, part: node[part], name.split("."), config) for name in names}
         return cls(key=key, value=values.pop(key), accepted=accepted, beside=values)
+
+
+class ConfigErrors(ConfigError):
+    """Every refusal of one configuration, in order. Key, value and accepted values are those of the first."""
+
+    def __init__(self, errors: Iterable[ConfigError]) -> None:
+        self.errors: list[ConfigError] = []
+        for error in errors:
+            for one in error.errors if isinstance(error, ConfigErrors) else [error]:
+                if not any(_explains(earlier, one) for earlier in self.errors):
+                    self.errors.append(one)
+        first = self.errors[0]
+        known = {"key": first.key, "value": first.value, "accepted": first.accepted, "meant": first.meant}
+        super().__init__(shown="", **known)  # a value may be too long to be written
+        self.beside = first.beside
+        self.args = ("\n  also: ".join(map(str, self.errors)),)
+
+
+def _explains(earlier: ConfigError, later: ConfigError) -> bool:
+    """Would the later refusal probably go away with the earlier one, because it is about the same key?"""
+    changed, about = {earlier.key, earlier.meant} - {""}, {later.key, *later.beside}
+    nested = any(
+        f"{key}.".startswith(f"{later.key}.") or f"{later.key}.".startswith(f"{key}.") for key in changed
+    )
+    return str(earlier) == str(later) or bool(changed & about) or (nested and bool(later.key))
 
 
 def show_value(value: Any) -> str:
@@ -98,18 +125,42 @@ def did_you_mean(name: object, names: Iterable[str], show: Callable[[str], str] 
 
 
 def unknown_key(
-    parent: str, name: str, names: Iterable[str], value: Any = None, elsewhere: str | None = None
+    parent: str,
+    name: str,
+    names: Iterable[str],
+    value: Any = None,
+    elsewhere: str | None = None,
+    remedy: str = "",
 ) -> ConfigError:
     """The error for a ``name`` that is not among the ``names`` below ``parent``. ``value``: its text without secrets.
-    ``elsewhere``: the key of this name in another section."""
+    ``elsewhere``: the key of this name in another section. ``remedy``: what to write for another project's key."""
     below, names = f"{parent}." if parent else "", list(names)
     given = "" if value is None else f"={value}"
-    hint = did_you_mean(name.partition(".")[0], names, lambda near: below + near)
-    if elsewhere is not None:
-        hint = f" (did you mean {elsewhere}?)"
+    unknown = f"unknown key {below}{printable(name)}{given}"
+    if remedy:
+        meant = remedy.partition("=")[0].lstrip("+")
+        use = remedy if remedy.startswith("leave it out") else f"write {remedy}"
+        return ConfigError(f"{unknown}: {use}", key=below + name, value=value, accepted=use, meant=meant)
+    near = difflib.get_close_matches(name.partition(".")[0], names, n=1, cutoff=NEAR_KEY)
+    meant = elsewhere or (below + near[0] if near else "")
+    hint = f" (did you mean {meant}?)" if meant else ""
     where = f" below {parent}" if parent else ""
-    message = f"unknown key {below}{printable(name)}{given}{hint}: accepted{where} are {', '.join(names)}"
-    return ConfigError(message, key=below + name, value=value, accepted=names)
+    message = f"{unknown}{hint}: {_listed(name.partition('.')[0], names, where)}"
+    return ConfigError(message, key=below + name, value=value, accepted=names, meant=meant)
+
+
+NEAR_KEY = 0.71
+"""Below it a suggestion is another word: model_engine for search_engine, trainer for retriever."""
+FEW = 30
+
+
+def _listed(name: str, names: list[str], where: str) -> str:
+    """The accepted names, of which a long list has the nearest alone, because it would hide the sentence before it."""
+    if len(names) <= FEW:
+        return f"accepted{where} are {', '.join(names)}"
+    near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+    others = f"{len(names) - len(near)} {'other ' if near else ''}keys (docs/keys.md, verl's configuration)"
+    return f"accepted{where} are {', '.join(near)}{' and ' if near else ''}{others}"
 
 
 class PreflightError(RuntimeError):

@@ -77,7 +77,7 @@ def test_the_price_of_rows_is_told(capsys):
             [],
         ),
         (
-            ["algorithm.adv_estimator=grpo", f"{LOSS}.dynamic_clip=false"],
+            ["credit=verl"],
             ["advantage: verl's grpo"],
             ["turn:"],
         ),

@@ -15,7 +15,7 @@ from kit.fuzz import ACCEPTED, REFUSED, Check, cuts, told, try_all
 from kit.recipes import OWN, load_config
 from verl_credit.cli.recipe.stages import explanation
 from verl_credit.config.keys import OURS, VERLS, keys_of
-from verl_credit.errors import ConfigError, printable
+from verl_credit.errors import ConfigError, ConfigErrors, printable
 from verl_credit.recipe.files import shipped_recipes
 from verl_credit.recipe.rules import validate
 from verl_credit.recipe.rules.known import REWARD
@@ -135,7 +135,8 @@ def law(case: Case, explained: bool = True) -> str:
         validate(config)
     except ConfigError as error:
         said = str(error)
-        assert said.isprintable(), f"more than one plain line: {said!r}"
+        lines = map(str, error.errors) if isinstance(error, ConfigErrors) else [said]
+        assert all(line.isprintable() for line in lines), f"a refusal has more than one plain line: {said!r}"
         assert any(named(printable(key), said) for key in case.mutated()), (
             f"names none of {case.mutated()}: {said}"
         )

@@ -195,8 +195,11 @@ def test_the_worker_keeps_the_faults_of_held_out_rows(monkeypatch, validate):
 def test_the_commands_of_the_page_are_accepted(my_agent, tmp_path):
     commands = re.findall(r"```\nverl-credit train (.*?)```", PAGE, re.DOTALL)
     assert len(commands) == 2
+    (tmp_path / "tools.yaml").write_text("tools: []\n")
     for command in commands:
-        given = re.findall(r"[\w.]+=\S+", command.replace("my_loops.yaml", str(tmp_path / "my_loops.yaml")))
+        for file in ("my_loops.yaml", "tools.yaml"):
+            command = command.replace(file, str(tmp_path / file))
+        given = re.findall(r"[\w.]+=\S+", command)
         validate(load_config("multihop_qwen3_4b", [*FILES, *given]))
 
 

@@ -11,7 +11,7 @@ from verl_credit.recipe.agent_loops import LISTED, MULTI_TURN, agents_of_rows, o
 from verl_credit.recipe.doctor.context import Context
 from verl_credit.recipe.rules import validate
 
-TOOLS = f"{MULTI_TURN}.tool_config_path=tools.yaml"
+TOOLS = f"{MULTI_TURN}.tool_config_path={__file__}"  # a file that is there, which these rules do not read
 TURN_AGENT = f"{DEFAULT}=turn_agent"
 NO_SEARCH = ("search.max_searches=0", "search.url=null")
 OWN = "- {name: my_agent, _target_: my_loops.MyAgentLoop}\n"

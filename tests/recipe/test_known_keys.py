@@ -133,7 +133,7 @@ HANDED_ON = [
     ["+actor_rollout_ref.model.override_config.attn_implementaton=sdpa"],
     ["+data.mm_processor_kwargs.max_pixels=3"],
     [f"+{ROLLOUT}.engine_kwargs.vllm.max_num_batched_tokens=3"],
-    ["+data.extra=1", "data.custom_cls.path=mine.py"],
+    ["+data.extra=1", f"data.custom_cls.path={__file__}"],
 ]
 
 
@@ -151,7 +151,7 @@ def test_a_plan_knows_the_keys_too(capsys):
 
 
 def test_a_reward_function_of_ones_own_takes_any_key():
-    config = load_config("lab", [f"{REWARD}.path=mine.py", f"+{REWARD}.reward_kwargs.scale=2"])
+    config = load_config("lab", [f"{REWARD}.path={__file__}", f"+{REWARD}.reward_kwargs.scale=2"])
     validate(config)
     assert handed_on(config) == []
 

@@ -21,7 +21,7 @@ FACTORIAL = {  # the eight conditions C1 to C8, in order: two outcome operators,
     "maxrl_gtpo_sepa": ("maxrl", "gtpo_sepa"),
 }
 TURN_PRESETS = ("paper", "released")
-PRESETS = (*FACTORIAL, "grpo", "grpo_gtpo_sepa_hicra", "maxrl_gtpo_sepa_hicra", *TURN_PRESETS)
+PRESETS = (*FACTORIAL, "grpo", "verl", "grpo_gtpo_sepa_hicra", "maxrl_gtpo_sepa_hicra", *TURN_PRESETS)
 
 
 def flat(node, prefix=""):
@@ -49,7 +49,7 @@ def test_every_preset_is_valid_and_all_of_it_is_read(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in PRESETS if name not in TURN_PRESETS])
+@pytest.mark.parametrize("name", [name for name in PRESETS if name not in (*TURN_PRESETS, "verl")])
 def test_presets_of_the_token_level_have_no_turns_in_them(name):
     config, settings, _ = preset(name)
     outcome, _, transform = name.partition("_")

@@ -227,7 +227,7 @@ REASONING = "reward.custom_reward_function.reward_kwargs.include_reasoning"
 BYPASS = "rollout_correction.bypass_mode=true"  # the branch scorer needs the forward that it saves
 CLIP_OFF = f"{LOSS}.dynamic_clip=false"
 ALONE = (f"{MODE}=none", CLIP_OFF)  # no turn mode
-VERLS_OWN = ("adv_estimator=grpo", CLIP_OFF)
+VERLS_OWN = ("adv_estimator=grpo", *ALONE)
 OWN, ENTROPY = f"algorithm_mode={mine('own_algorithm')}", "uncertainty_kind=shannon_entropy"
 # fmt: off
 RULES = [  # (overrides, the first one refused; a part of what is said of it)
@@ -249,7 +249,7 @@ RULES = [  # (overrides, the first one refused; a part of what is said of it)
     ([f"{MODE}=turn-group-v1d", OWN], "would do nothing; set it to none"),
     (["advantage_mode=maxrl", OWN, *ALONE], "would do nothing; set it to grpo"),
     (["transform_mode=gtpo", OWN, *ALONE], "would do nothing; set it to none"),
-    *(([override, *VERLS_OWN], "would do nothing; set algorithm.adv_estimator=info_gain")
+    *(([*VERLS_OWN, override], "would do nothing; leave algorithm.adv_estimator out .* or choose credit=verl")
       for override in ("advantage_mode=maxrl", "transform_mode=gtpo", OWN)),
     # outcome level
     *(([f"advantage_mode={outcome}", f"{MODE}={mode}", CLIP_OFF], f"with algorithm.{MODE}={mode}: .* others: none, separate")
@@ -278,7 +278,7 @@ RULES = [  # (overrides, the first one refused; a part of what is said of it)
     (["info_gain_prefix='<answer>'"], "would be written twice"),
     (["info_gain_curriculum.gain=[1,0.5]", f"{MODE}=turn-group", CLIP_OFF], "turn-group: that mode normalises gains and"),
     ([f"{LOSS}.dynamic_clip=true", f"{MODE}=joint"], "only turn-group-v1d, turn-group-unbiased give turns a clip scale"),
-    ([f"{LOSS}.dynamic_clip=true", "adv_estimator=grpo"], "with algorithm.adv_estimator=grpo"),
+    ([f"{LOSS}.dynamic_clip=true", "adv_estimator=grpo", f"{MODE}=none"], "with algorithm.adv_estimator=grpo"),
     (["search.max_searches=0"], f"with algorithm.{MODE}=turn-group-v1d: without a tool"),
     ([f"{ROLLOUT}.n=1"], "groups of at least 2"),
     # sizes
@@ -333,7 +333,7 @@ ACCEPTED = [
     *([f"transform_mode={mode}", "uncertainty_kind=entropy", *ALONE] for mode in CANONICAL),
     ["advantage_mode=maxrl", f"{MODE}=separate", CLIP_OFF, f"{PENALTY}=0"],
     ["search.include_reasoning=true"],
-    ["reward.custom_reward_function.path=mine.py", f"{REASONING}=true"],
+    [f"reward.custom_reward_function.path={__file__}", f"{REASONING}=true"],
     ["advantage_mode=grpo", f"{MODE}=joint", CLIP_OFF, f"{PENALTY}=0.5", "use_kl_in_reward=true"],
     [f"{MODE}=turn-group-unbiased"],
     [f"advantage_mode={mine('own_outcome')}", "+algorithm.advantage_params.a=1"],
@@ -368,7 +368,7 @@ def test_anchors_with_a_model_are_accepted(tmp_path):
     checked("planning.detector=anchors", f"planning.model={tmp_path}")
 
 
-@pytest.mark.parametrize("override", [f"{MODE}=joint", "adv_estimator=grpo"])
-def test_a_clip_that_would_have_no_scale_is_off_when_it_is_automatic(override):
-    assert checked(override).actor_rollout_ref.actor.policy_loss.dynamic_clip is False
+@pytest.mark.parametrize("overrides", [[f"{MODE}=joint"], ["adv_estimator=grpo", f"{MODE}=none"]])
+def test_a_clip_that_would_have_no_scale_is_off_when_it_is_automatic(overrides):
+    assert checked(*overrides).actor_rollout_ref.actor.policy_loss.dynamic_clip is False
     assert checked().actor_rollout_ref.actor.policy_loss.dynamic_clip is True

@@ -12,7 +12,7 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from verl_credit.errors import ConfigError, ExitCode, PreflightError, one_line
+from verl_credit.errors import ConfigError, ConfigErrors, ExitCode, PreflightError, one_line
 
 PLAIN = {"add_completion": False, "rich_markup_mode": None}
 SHIPPED = "a shipped recipe (lab) or a file in --config-dir"
@@ -46,7 +46,8 @@ def ends(
             try:
                 return work(*given, **named) or ExitCode.DONE
             except (ConfigError, PreflightError, *refused) as error:
-                text, code = one_line(str(error)), ExitCode.PREFLIGHT
+                several = isinstance(error, ConfigErrors)
+                text, code = str(error) if several else one_line(str(error)), ExitCode.PREFLIGHT
             except tuple(failed) as error:
                 text, code = str(error), next(failed[kind] for kind in failed if isinstance(error, kind))
             except KeyboardInterrupt:

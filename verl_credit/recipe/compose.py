@@ -20,21 +20,21 @@ from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.types import Quote, QuotedString
 from hydra.core.plugins import Plugins
-from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from hydra.errors import HydraException, MissingConfigException
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from verl_credit.config.keys import LOSS, defaults_tree, place_of
-from verl_credit.config.keys.run import REPLACED, replaced_key
+from verl_credit.config.keys import LOSS, defaults_tree
 from verl_credit.config.keys.section import no_value
 from verl_credit.config.resolved import data, resolved
-from verl_credit.errors import ConfigError, did_you_mean, printable, unknown_key
+from verl_credit.errors import ConfigError, ConfigErrors, did_you_mean
 from verl_credit.recipe import files
 from verl_credit.recipe.auto import decide_auto
 from verl_credit.recipe.family import policy_values
 from verl_credit.recipe.files import folders, recipes_folder, verl_folder
+from verl_credit.recipe.overrides import WrongOverrides, unreadable, wrong_keys
 from verl_credit.recipe.rules import validate
 from verl_credit.redact import redact_value
 
@@ -51,10 +51,21 @@ def load_config(
 ) -> DictConfig:
     """A recipe with Hydra overrides, composed from the shipped recipes (or from ``config_dir``) and checked.
 
-    ``may_fetch``: the policy's config.json may come from the hub. Raises ConfigError for the first fault.
+    ``may_fetch``: the policy's config.json may come from the hub. Raises ConfigError for a fault, ConfigErrors for several.
     """
-    config = unchecked_config(name, overrides, config_dir, may_fetch=may_fetch)
-    validate(config)
+    refused: list[ConfigError] = []
+    while True:
+        try:
+            config = unchecked_config(name, overrides, config_dir, may_fetch=may_fetch)
+            break
+        except WrongOverrides as wrong:  # the recipe and the other overrides are checked without them
+            refused += wrong.errors
+            overrides = wrong.rest
+        except ConfigError as error:
+            if refused:
+                raise ConfigErrors([*refused, error]) from error
+            raise
+    validate(config, refused)
     return config
 
 
@@ -173,14 +184,11 @@ def _refusal(name: str, overrides: Sequence[str], config_dir: str | None, error:
     """Adds the accepted keys to Hydra's message."""
     if isinstance(error, MissingConfigException):
         return _missing(name, config_dir, error)
-    if isinstance(error, OverrideParseException):  # Hydra's message does not always name the override
-        key, _, value = error.override.partition("=")
-        reason = error.message.partition("\nSee ")[0].replace(error.override, "").rstrip(" ^\n:")
-        use = f"Hydra cannot read that override ({reason}); quote the value"
-        return ConfigError(key=printable(key.lstrip("+~")), value=value, accepted=use)
+    if wrong := unreadable(overrides):
+        return WrongOverrides(wrong, overrides)
     message = " ".join(str(error).split())
     cause = " ".join(str(error.__cause__).split()) if error.__cause__ else ""
-    match = re.search(r"Could not override '([^']+)'", message)
+    match = re.search(r"Could not (?:override '|append to config. An item is already at ')([^']+)'", message)
     if match is None:
         # Without this, the error of an interpolation in a list of defaults would not name the recipe.
         where = "" if name in message else name
@@ -190,18 +198,11 @@ def _refusal(name: str, overrides: Sequence[str], config_dir: str | None, error:
         base = compose_recipe(name, _groups(overrides), config_dir)
     except HydraException:  # the override is in a file's defaults, not on the command line
         return ConfigError(message, key=key)
+    if wrong := wrong_keys(base, overrides, [*folders(config_dir), verl_folder()]):
+        return WrongOverrides(wrong, overrides)
     value = next((o.partition("=")[2] for o in overrides if o.lstrip("+~").partition("=")[0] == key), None)
-    if key in REPLACED:
-        return replaced_key(key, value)
-    if isinstance(OmegaConf.select(base, key), DictConfig):
-        use = f"a new key below it is added with +{key}.NAME=VALUE"
-        return ConfigError(key=key, value=value, accepted=use)
-    parent, _, _ = key.rpartition(".")
-    while parent and not isinstance(OmegaConf.select(base, parent), DictConfig):
-        parent, _, _ = parent.rpartition(".")
-    names = map(str, OmegaConf.select(base, parent) if parent else base)
-    below = key.removeprefix(f"{parent}.")
-    return unknown_key(parent, below, names, redact_value(key, value), place_of(below))
+    use = f"a new key below it is added with +{key}.NAME=VALUE"
+    return ConfigError(key=key, value=redact_value(key, value), accepted=use)
 
 
 def _groups(overrides: Sequence[str]) -> list[str]:

@@ -15,7 +15,7 @@ from verl_credit.config.settings import CreditSettings
 from verl_credit.credit.token.sepa_controller import auto_can_lead, first_auto_step, first_ramp_step
 from verl_credit.credit.token.uncertainty import canonical_kind
 from verl_credit.errors import show_value
-from verl_credit.names import AGENT_NAME
+from verl_credit.names import AGENT_NAME, LOSS_MODE
 from verl_credit.policy.families import SCORER
 from verl_credit.precision import cpu_precision
 from verl_credit.recipe.agent_loops import LISTED, MULTI_TURN, may_call, tools_given
@@ -48,6 +48,8 @@ CUTS_TOOLS = (
     (f"{MULTI_TURN}.tool_response_truncate_side", "middle"),
 )
 CHARACTERS = 4  # English has about so many per token
+MEAN_RATIOS, WIDE_FOR_MEANS = ("turn", "sequence"), 0.1
+"""The levels whose ratio is a mean over tokens, and the clip range from which on such a ratio is hardly ever clipped."""
 NORMALISES_TWICE = {"gdpo": "per group and reward, then over the whole batch"}
 
 
@@ -193,6 +195,13 @@ def _of_updates(config: Config) -> Iterator[str]:
             f"the clip can never act: with actor_rollout_ref.actor.ppo_mini_batch_size={actor.ppo_mini_batch_size}, "
             f"ppo_epochs={actor.ppo_epochs} and data.train_batch_size={batch} there is one update a step, at which every "
             "ratio is 1; a smaller mini-batch makes several"
+        )
+    loss, high = actor.policy_loss, max(actor.clip_ratio_low, actor.clip_ratio_high)
+    if loss.loss_mode == LOSS_MODE and loss.ratio_level in MEAN_RATIOS and high >= WIDE_FOR_MEANS:
+        yield (
+            f"actor_rollout_ref.actor.clip_ratio_low={actor.clip_ratio_low}, clip_ratio_high={actor.clip_ratio_high}: "
+            f"a range for the ratio of a token; with {LOSS}.ratio_level={loss.ratio_level} the ratio is a mean over many "
+            f"tokens, which hardly leaves it, so that nothing is clipped. Set .003 and .004, or {LOSS}.ratio_level=token"
         )
     estimator = config.algorithm.adv_estimator
     if estimator in NORMALISES_TWICE:

@@ -11,7 +11,7 @@ from omegaconf import DictConfig
 from typer import Option
 
 from verl_credit.cli.command import SHIPPED, AsJson, ConfigDir, Overrides
-from verl_credit.errors import ConfigError, ExitCode
+from verl_credit.errors import ConfigError, ConfigErrors, ExitCode
 from verl_credit.recipe.doctor.result import Result, Status, failed, passed, skipped
 
 SIGNS = {
@@ -35,7 +35,7 @@ def doctor(
     from verl_credit.recipe.machine import gather
 
     config, first = _recipe(config_name, overrides, config_dir)
-    results = examine(Context(gather(), config), first=[first])
+    results = examine(Context(gather(), config), first=first)
     failures = [r for r in results if r.status is Status.FAIL]
     code = ExitCode.PREFLIGHT if failures else ExitCode.DONE
     if as_json:
@@ -54,19 +54,22 @@ def doctor(
 
 def _recipe(
     name: str | None, overrides: list[str], config_dir: str | None
-) -> tuple[DictConfig | None, Result]:
+) -> tuple[DictConfig | None, list[Result]]:
     if name is None and overrides:
-        return None, failed(f"overrides without a recipe: {' '.join(overrides)}",
-                            "a recipe that they belong to", "--config-name NAME", "recipe")  # fmt: skip
+        return None, [failed(f"overrides without a recipe: {' '.join(overrides)}",
+                             "a recipe that they belong to", "--config-name NAME", "recipe")]  # fmt: skip
     if name is None:
         why = "no recipe was given: the machine alone is looked at (--config-name NAME)"
-        return None, skipped(why, "recipe")
+        return None, [skipped(why, "recipe")]
     from verl_credit.recipe.compose import load_config
 
     try:
         config = load_config(name, overrides, config_dir, may_fetch=True)
     except ConfigError as error:
         right = "a recipe that `verl-credit explain` accepts"
-        return None, failed(str(error), right, "fix that key", "recipe")
+        several = error.errors if isinstance(error, ConfigErrors) else [error]
+        return None, [failed(str(one), right, "fix that key", "recipe") for one in several]
     device = f"{config.trainer.nnodes} x {config.trainer.n_gpus_per_node} {config.trainer.device}"
-    return config, passed(f"{name}: {device}, rollouts by {config.actor_rollout_ref.rollout.name}", "recipe")
+    return config, [
+        passed(f"{name}: {device}, rollouts by {config.actor_rollout_ref.rollout.name}", "recipe")
+    ]

@@ -63,12 +63,10 @@ def plan(
 
 def _load(name: str, overrides: Sequence[str], config_dir: str | None = None) -> dict:
     """Composes a recipe; our own blocks may be set without being in the recipe."""
-    from verl_credit.recipe.compose import unchecked_config
-    from verl_credit.recipe.rules.known import validate_keys
+    from verl_credit.recipe.compose import load_config
 
     ours = [item for item in overrides if item.lstrip("+").startswith(OURS)]
-    config = unchecked_config(name, [item for item in overrides if item not in ours], config_dir)
-    validate_keys(config)
+    config = load_config(name, [item for item in overrides if item not in ours], config_dir)
     return _values(config, ours)
 
 

@@ -67,7 +67,9 @@ def stages(config: DictConfig, settings: CreditSettings) -> Iterator[Stage]:
     """Yields the stages in the order in which they act."""
     if not settings.turn_estimator:
         name = f"verl's {settings.algorithm.adv_estimator}"
-        yield Stage("advantage", name, "verl's own estimator", "verl's batch")
+        says = "verl's own estimator, one advantage for all turns of a trajectory or a critic's values; off: turn credit "
+        says += "(turn signals, gains, modes, the clip by turn) and token transforms"
+        yield Stage("advantage", name, says, "verl's batch")
     else:
         yield from _signals(config, settings)
         yield from _credit(config, settings)
@@ -168,7 +170,11 @@ def _credit(config: DictConfig, settings: CreditSettings) -> Iterator[Stage]:
     else:
         own = f"f(rewards, {redact_value('', pipeline.advantage_params)})"
         yield _registered("outcome", pipeline.advantage_mode, own)
-    yield _registered("turn", pipeline.info_gain_norm_mode, note=_options(settings))
+    turn = _registered("turn", pipeline.info_gain_norm_mode, note=_options(settings))
+    if ("turn", pipeline.info_gain_norm_mode) not in REGISTRY:
+        mode = pipeline.turn_mode
+        turn = Stage("turn", mode.name, f"yours  [{_options(settings)}]", ", ".join(mode.reads))
+    yield turn
     if pipeline.own_transform:
         yield Stage(
             "token",

@@ -138,7 +138,7 @@ class Algorithm(Section):
     prefix = "algorithm"
 
     adv_estimator: str = ADV_ESTIMATOR
-    """info_gain is our estimator. With the name of a verl estimator, none of the keys below acts."""
+    """info_gain is our estimator. With the name of a verl estimator (credit=verl), none of the keys below acts."""
     advantage_mode: named(OUTCOME_OPERATORS) = "grpo"
     """Outcome level: how a prompt's outcomes become an advantage per trajectory; or my_module.my_operator."""
     advantage_params: Annotated[

@@ -23,7 +23,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
 from verl_credit.config.resolved import Config, data, select
-from verl_credit.errors import ConfigError, did_you_mean
+from verl_credit.errors import ConfigError, ConfigErrors, did_you_mean
 from verl_credit.redact import redact_value
 
 Declared = TypeVar("Declared")
@@ -99,7 +99,7 @@ def keys_of(section: type[Section], prefix: str | None = None, path: tuple[str, 
 
 
 def read_section(section: type[Section], config: Config) -> Section:
-    """Reads the section's values. Raises ConfigError for the first value that is not accepted."""
+    """Reads the section's values. Raises ConfigError, for several values that are not accepted `ConfigErrors`."""
     node = select(config, section.prefix) if section.prefix else config
     if not isinstance(node, Mapping) and not (node is None and section.lenient):
         raise ConfigError(key=section.prefix, value=node, accepted="expected a section with keys")
@@ -107,7 +107,9 @@ def read_section(section: type[Section], config: Config) -> Section:
     try:
         return section.model_validate(values)
     except ValidationError as error:
-        raise refusal(section, values, error) from None
+        first, *others = [_refusal(section, values, complaint) for complaint in _in_order(error)]
+        others = [] if node is None else others  # the section is null, and with it all of them
+        raise (ConfigErrors([first, *others]) if others else first) from None
 
 
 def _plain(section: type[Section], node: Mapping, prefix: str) -> dict[str, Any]:
@@ -165,7 +167,14 @@ def refusal(model: Any, tree: dict[str, Any], error: ValidationError, source: st
     (``source``: its file) the field's description does, and the message has the wrong part. An unknown key comes first,
     because a typo explains a missing key.
     """
-    complaint = min(error.errors(), key=lambda one: one["type"] not in _UNKNOWN)
+    return _refusal(model, tree, _in_order(error)[0], source)
+
+
+def _in_order(error: ValidationError) -> list[Any]:
+    return sorted(error.errors(), key=lambda one: one["type"] not in _UNKNOWN)
+
+
+def _refusal(model: Any, tree: dict[str, Any], complaint: Any, source: str = "") -> ConfigError:
     path = [part for part in complaint["loc"] if part != "[key]"]
     names, value, owner, field = [] if source else [model.prefix] * bool(model.prefix), tree, model, None
     for part in path:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +26,13 @@ from verl_credit.recipe.rules.engines import (
     validate_rows_fit,
     validate_turns_fit,
 )
-from verl_credit.recipe.rules.known import validate_keys, validate_older, validate_places
+from verl_credit.recipe.rules.estimator import validate_estimator
+from verl_credit.recipe.rules.files import validate_files, validate_loop
+from verl_credit.recipe.rules.known import validate_keys, validate_places
+from verl_credit.recipe.rules.older import validate_older
 from verl_credit.recipe.rules.own import validate_loss
 from verl_credit.recipe.rules.pipeline import validate_pipeline
+from verl_credit.recipe.rules.refusals import Refusals, with_defaults
 from verl_credit.recipe.rules.trainer_mode import (
     validate_correction,
     validate_entropy_probe,
@@ -43,28 +47,59 @@ from verl_credit.turns.search.client import urls_of
 WORD = 63  # bits of a whole number that tensors and floating-point arithmetic take; verl does not check
 
 
-def validate(config: DictConfig) -> None:
-    """Raises ConfigError for the first wrong key, then for the first wrong combination of keys."""
+def validate(config: DictConfig, refused: Iterable[ConfigError] = ()) -> None:
+    """Raises ConfigError for a fault, and ConfigErrors for several: of keys, then of values, then of combinations.
+
+    ``refused``: what was wrong with the overrides, which ``config`` is composed without.
+    """
+    plain = written(config)
+    found = Refusals(refused, plain)
     try:
-        plain = written(config)
         values = list(leaves(plain))
-        validate_older(values)
-        validate_keys(config, plain)
-        validate_places(values)
-        # The lengths in data come first, because max_model_len=auto is made of them.
-        for key, value in sorted(values, key=lambda one: not one[0].startswith("data.")):
-            if isinstance(value, int) and value.bit_length() > WORD:
-                use = f"expected a whole number of at most {WORD} bits"
-                shown = f"a number of {value.bit_length()} bits"
-                raise ConfigError(key=key, value=value, accepted=use, shown=shown)
+        found.collect(validate_older, values)
+        found.collect(validate_keys, config, plain)
+        found.collect(validate_places, values)
+        for error in _too_long(values):
+            found.add(error)
+            found.finish()  # the other numbers may be made of it
         tree = _resolved(config, plain)
     except OmegaConfBaseException as error:  # a key is absent, is ???, or refers to nothing
-        raise no_value(str(error.full_key), error) from error
-    for section in _sections(tree):
-        read_section(section, tree)
-    settings = CreditSettings.from_config(tree)
+        found.add(no_value(str(error.full_key), error))
+        found.finish(error)
+    except ConfigError as error:
+        found.add(error)
+        found.finish()
+    found.collect(_wrong_values, tree)
+    with_defaults(tree, found.errors)
+    try:
+        settings = CreditSettings.from_config(tree)
+    except ConfigError as error:
+        found.add(error)
+        found.finish()
+    except (AttributeError, TypeError):  # a refused value stands in place of a section
+        found.finish()
+        raise
     for rule in RULES:
-        rule(tree, settings)
+        found.collect(rule, tree, settings)
+    found.finish()
+
+
+def _wrong_values(tree: Tree) -> Iterator[ConfigError]:
+    for section in _sections(tree):
+        try:
+            read_section(section, tree)
+        except ConfigError as error:
+            yield error
+
+
+def _too_long(values: list[tuple[str, Any]]) -> Iterator[ConfigError]:
+    # The lengths in data come first, because max_model_len=auto is made of them.
+    for key, value in sorted(values, key=lambda one: not one[0].startswith("data.")):
+        if isinstance(value, int) and value.bit_length() > WORD:
+            use = f"expected a whole number of at most {WORD} bits"
+            shown = f"a number of {value.bit_length()} bits"
+            yield ConfigError(key=key, value=value, accepted=use, shown=shown)
+            return
 
 
 def _resolved(config: DictConfig, plain: dict[str, Any]) -> Tree:
@@ -84,7 +119,7 @@ def _sections(config: Config) -> list[type[Section]]:
     return [section for section in (*own, *OURS, *VERLS) if section is not PolicyLoss]
 
 
-def _reached_from_everywhere(config: Tree, settings: CreditSettings) -> None:
+def _reached_from_everywhere(config: Tree, settings: CreditSettings) -> Iterator[ConfigError]:
     """Checks that every node reaches the search servers, because agent loops run on all nodes."""
     nodes = config.trainer.nnodes
     if nodes == 1 or config.search.url is None or not config.search.max_searches:
@@ -94,42 +129,42 @@ def _reached_from_everywhere(config: Tree, settings: CreditSettings) -> None:
         use += "them reach the server, which has to listen there (verl-credit-retriever serve --host ADDRESS "
         use += "--allow-remote --token-file FILE)"
         beside = {"trainer.nnodes": nodes}
-        raise ConfigError(key="search.url", value=redact(url), beside=beside, accepted=use)
+        yield ConfigError(key="search.url", value=redact(url), beside=beside, accepted=use)
 
 
-def _combinations(config: Tree, settings: CreditSettings) -> None:
+def _combinations(config: Tree, settings: CreditSettings) -> Iterator[ConfigError]:
     estimator = select(config, "algorithm.adv_estimator")
     ours = select(config, f"{LOSS}.loss_mode") == LOSS_MODE
     dynamic = ours and select(config, f"{LOSS}.dynamic_clip")
     if dynamic and (estimator != ADV_ESTIMATOR or not settings.algorithm.turn_mode.scales_clip):
         use = f"only {modes_that('scales_clip')} give turns a clip scale; elsewhere the switch would do nothing. "
         use += f"Set {LOSS}.dynamic_clip=false"
-        raise ConfigError.of(config, f"{LOSS}.dynamic_clip", "algorithm.adv_estimator", MODE, accepted=use)
+        yield ConfigError.of(config, f"{LOSS}.dynamic_clip", "algorithm.adv_estimator", MODE, accepted=use)
     n = select(config, "actor_rollout_ref.rollout.n")
     if estimator == ADV_ESTIMATOR and n < 2:
         use = "group-relative credit needs groups of at least 2"
-        raise ConfigError.of(config, "actor_rollout_ref.rollout.n", accepted=use)
+        yield ConfigError.of(config, "actor_rollout_ref.rollout.n", accepted=use)
     batch, mini = config.data.train_batch_size, config.actor_rollout_ref.actor.ppo_mini_batch_size
     if batch % mini:
         size = "actor_rollout_ref.actor.ppo_mini_batch_size"
         message = f"data.train_batch_size={batch} is not a multiple of {size}={mini}"
-        raise ConfigError(message, key="data.train_batch_size", value=batch, accepted=f"a multiple of {mini}")
+        yield ConfigError(message, key="data.train_batch_size", value=batch, accepted=f"a multiple of {mini}")
     if estimator == ADV_ESTIMATOR and not may_call(config) and select(config, MODE) != "none":
         use = "without a tool there is one turn, and none that could have a gain; set info_gain_norm_mode=none, or, for "
         use += f"tools of your own, {DEFAULT}={TURN_AGENT}"
-        raise ConfigError.of(config, "search.max_searches", MODE, accepted=use)
+        yield ConfigError.of(config, "search.max_searches", MODE, accepted=use)
 
 
-def _steps(config: Tree, settings: CreditSettings) -> None:
+def _steps(config: Tree, settings: CreditSettings) -> Iterator[ConfigError]:
     if "total_training_steps" not in config.trainer:
         key = "trainer.total_training_steps"
-        raise ConfigError(f"{key} is missing: set it to null to train for trainer.total_epochs", key=key)
+        yield ConfigError(f"{key} is missing: set it to null to train for trainer.total_epochs", key=key)
     if config.max_hours is not None and config.trainer.save_freq <= 0:
         use = "the last step would be lost; set trainer.save_freq"
-        raise ConfigError.of(config, "max_hours", "trainer.save_freq", accepted=use)
+        yield ConfigError.of(config, "max_hours", "trainer.save_freq", accepted=use)
     if config.keep_checkpoints and config.trainer.get("del_local_ckpt_after_load"):
         use = "a resume from one of these steps would delete it; set it to false"
-        raise ConfigError.of(config, "trainer.del_local_ckpt_after_load", "keep_checkpoints", accepted=use)
+        yield ConfigError.of(config, "trainer.del_local_ckpt_after_load", "keep_checkpoints", accepted=use)
 
 
 def _resume(config: Tree, settings: CreditSettings) -> None:
@@ -147,35 +182,38 @@ def _resume(config: Tree, settings: CreditSettings) -> None:
         raise ConfigError.of(config, key, "trainer.resume_mode", accepted=use)
 
 
-def _weights(config: Tree, settings: CreditSettings) -> None:
+def _weights(config: Tree, settings: CreditSettings) -> Iterator[ConfigError]:
     """Checks that the rollout engine can take the actor's weights."""
     rollout, model = config.actor_rollout_ref.rollout, config.actor_rollout_ref.model
     if rollout.name == ROLLOUT_NAME and (model.get("lora_rank") or 0) > 0 and not select(model, "lora.merge"):
         rank = "actor_rollout_ref.model.lora_rank"
         use = f"that engine takes whole weights, no adapters; set {rank}=0, or actor_rollout_ref.model.lora.merge=true"
-        raise ConfigError.of(config, rank, "actor_rollout_ref.rollout.name", accepted=use)
+        yield ConfigError.of(config, rank, "actor_rollout_ref.rollout.name", accepted=use)
     if rollout.name == ROLLOUT_NAME and select(config, "trainer.device") != "cpu":
         for size in ("tensor_model", "data", "pipeline_model"):
             if (select(rollout, f"{size}_parallel_size") or 1) > 1:
                 use = "that engine takes one GPU and leaves the others idle; set it to 1, and every GPU has an engine"
                 size = f"actor_rollout_ref.rollout.{size}_parallel_size"
-                raise ConfigError.of(config, size, "actor_rollout_ref.rollout.name", accepted=use)
+                yield ConfigError.of(config, size, "actor_rollout_ref.rollout.name", accepted=use)
 
 
-def _gains(config: Tree, settings: CreditSettings) -> None:
+def _gains(config: Tree, settings: CreditSettings) -> Iterator[ConfigError]:
     algorithm = settings.algorithm
     prefix, template = algorithm.info_gain_prefix, algorithm.info_gain_template
     if prefix != AUTO and prefix.strip() and prefix.strip() in template:
         key, beside = "algorithm.info_gain_prefix", {"algorithm.info_gain_template": repr(template)}
         use = f"the prefix would be written twice; leave it out of the template, or set {key}=''"
-        raise ConfigError(key=key, value=prefix, shown=repr(prefix), beside=beside, accepted=use)
+        yield ConfigError(key=key, value=prefix, shown=repr(prefix), beside=beside, accepted=use)
     for name, ends in algorithm.info_gain_curriculum:
         if ends != (1, 1) and not algorithm.turn_mode.curriculum:
             use = "that mode normalises gains and outcome together; use another mode"
-            raise ConfigError.of(config, f"algorithm.info_gain_curriculum.{name}", MODE, accepted=use)
+            yield ConfigError.of(config, f"algorithm.info_gain_curriculum.{name}", MODE, accepted=use)
 
 
-RULES: tuple[Callable[[Tree, CreditSettings], None], ...] = (
+RULES: tuple[Callable[[Tree, CreditSettings], Iterable[ConfigError] | None], ...] = (
+    validate_estimator,
+    validate_files,
+    validate_loop,
     validate_turn_mode,
     validate_turn_signals,
     validate_loss,
@@ -195,4 +233,4 @@ RULES: tuple[Callable[[Tree, CreditSettings], None], ...] = (
     validate_rollout,
     validate_rows_fit,
 )
-"""The rules in the order in which they are tried; each raises ConfigError for the first fault."""
+"""The rules in the order in which they are tried; each yields its refusals, or raises the first."""

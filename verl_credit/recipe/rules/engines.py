@@ -5,7 +5,7 @@ Checks without the data that turns, rows and answers fit the lengths of their pl
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from verl_credit.config import fit
 from verl_credit.config.fit import DEFAULT, ULYSSES
@@ -35,23 +35,23 @@ UPDATE = "actor_rollout_ref.actor.ppo_max_token_len_per_gpu"
 REFERENCE = "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu"
 
 
-def validate_actor(config: Tree, settings: CreditSettings) -> None:
-    """Raises ConfigError for the first fault."""
+def validate_actor(config: Tree, settings: CreditSettings) -> Iterator[ConfigError]:
+    """Yields a refusal for every fault."""
     attention = select(config, ATTENTION)
     model, actor = config.actor_rollout_ref.model, config.actor_rollout_ref.actor
     if actor.strategy not in STRATEGIES:
         use = "built for and tested with verl's FSDP engine, whichever algorithm.info_gain_scorer; use fsdp2 or fsdp"
-        raise ConfigError.of(config, "actor_rollout_ref.actor.strategy", accepted=use)
+        yield ConfigError.of(config, "actor_rollout_ref.actor.strategy", accepted=use)
     if attention in OURS:
         for role in ("actor", "ref"):
             for name in (f"{role}.{ULYSSES}", f"{role}.fsdp_config.{ULYSSES}"):
                 if (select(config.actor_rollout_ref, name) or 1) > 1:
                     use = "attention over several ranks is not built; set it to 1, or "
                     use += str(Keys("flash_attention_2", True, "rows"))
-                    raise ConfigError.of(config, f"actor_rollout_ref.{name}", ATTENTION, accepted=use)
+                    yield ConfigError.of(config, f"actor_rollout_ref.{name}", ATTENTION, accepted=use)
         if model.get("use_fused_kernels", False):
             use = "verl's fused head does not hand the rows' places on to the model; set it to false"
-            raise ConfigError.of(config, "actor_rollout_ref.model.use_fused_kernels", ATTENTION, accepted=use)
+            yield ConfigError.of(config, "actor_rollout_ref.model.use_fused_kernels", ATTENTION, accepted=use)
     if settings.uses_scorer:
         SCORERS[settings.algorithm.info_gain_scorer].needs(config)
 

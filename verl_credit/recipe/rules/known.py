@@ -27,7 +27,8 @@ from verl_credit.names import place_now
 from verl_credit.policy.families import is_random
 from verl_credit.recipe.agent_loops import LISTED, TOOLS
 from verl_credit.recipe.files import recipes_folder, verl_folder
-from verl_credit.recipe.older_verl import MANAGER, OLDER
+from verl_credit.recipe.older_verl import MANAGER
+from verl_credit.recipe.rules.older import remedy_of
 from verl_credit.recipe.rules.own import MODULES
 
 # verl's code reads these, and its configuration does not list them.
@@ -60,57 +61,55 @@ class Known(NamedTuple):
     """verl's mappings with their own keys, where a value of another kind is refused."""
 
 
-def validate_keys(config: DictConfig, plain: dict[str, Any] | None = None) -> None:
-    """Raises ConfigError for the first unknown key, or value in place of a section. ``plain``: `written` of ``config``."""
-    for _ in _unlisted(config, written(config) if plain is None else plain):
-        pass
-
-
-def validate_older(values: Iterable[tuple[str, Any]]) -> None:
-    """Raises ConfigError for a key of an older verl, which would be accepted and do nothing."""
-    for key, value in values:
-        old = next((name for name in OLDER if f"{key}.".startswith(f"{name}.")), None)
-        if old is not None and value is not None:
-            now = OLDER[old] + key.removeprefix(old)
-            raise ConfigError(
-                key=key, value=value, accepted=f"a key of an older verl, which nothing reads now; use {now}"
-            )
+def validate_keys(config: DictConfig, plain: dict[str, Any] | None = None) -> Iterator[ConfigError]:
+    """Yields a refusal for every unknown key, and for a value in place of a section. ``plain``: `written` of ``config``."""
+    for found in _unlisted(config, written(config) if plain is None else plain):
+        if isinstance(found, ConfigError):
+            yield found
 
 
 def handed_on(config: DictConfig) -> list[str]:
     """Returns keys below verl's open mappings that verl_credit does not read, so that only their reader can check them."""
-    keys = [
-        key for key in _unlisted(config, written(config)) if not is_random(key, 1)
-    ]  # dropouts: `recipe/family.py`
+    found = [key for key in _unlisted(config, written(config)) if isinstance(key, str)]
+    keys = [key for key in found if not is_random(key, 1)]  # dropouts: `recipe/family.py`
     return [key for key in keys if not any(f"{key}.".startswith(f"{ours}.") for ours in OURS)]
 
 
-def _unlisted(config: DictConfig, plain: dict[str, Any]) -> Iterator[str]:
-    """Yields the keys below open mappings. Raises ConfigError for another unknown key."""
+def _unlisted(config: DictConfig, plain: dict[str, Any]) -> Iterator[str | ConfigError]:
+    """Yields the keys below open mappings, and a refusal for every other unknown key."""
     known = known_keys(str(config.get("model_engine")))
 
-    def walk(prefix: str, node: dict[str, Any]) -> Iterator[str]:
+    def walk(prefix: str, node: dict[str, Any]) -> Iterator[str | ConfigError]:
         names = known.names.get(prefix, [])
         for name, value in node.items():
             key = str(name)
             full = f"{prefix}.{key}" if prefix else key
             if full in REPLACED and not isinstance(value, dict):
-                raise replaced_key(full, value)
-            if key in names:
+                yield replaced_key(full, value)
+            elif key in names:
                 if isinstance(value, dict):
                     yield from walk(full, value)
                 elif isinstance(value, str) and (value == MISSING or "${" in value):
                     pass  # checked once it is resolved
                 elif full in WITH_KEYS or (full in known.sections and value is not None):
-                    raise ConfigError(key=full, value=value, accepted="expected a section with keys")
+                    yield ConfigError(key=full, value=value, accepted="expected a section with keys")
             elif not names or prefix in known.open or _read_by_own_code(config, prefix, node):
                 yield full
             elif not _referred_to(plain, full):
                 accepted = [*names, *_fields(str(node.get("_target_") or ""))]
                 if key not in accepted:
-                    raise unknown_key(prefix, key, dict.fromkeys(accepted), elsewhere=place_of(key))
+                    yield from _unknown(prefix, key, value, accepted)
 
     yield from walk("", plain)
+
+
+def _unknown(prefix: str, key: str, value: Any, accepted: list[str]) -> Iterator[ConfigError]:
+    """Yields the refusals of an unknown key; for a section of another project those of its keys."""
+    below = [f"{key}.{name}" for name, _ in leaves(value)] if isinstance(value, dict) else []
+    known = [name for name in below if remedy_of(f"{prefix}.{name}" if prefix else name)]
+    for name in known or [key]:
+        remedy = remedy_of(f"{prefix}.{name}" if prefix else name)
+        yield unknown_key(prefix, name, dict.fromkeys(accepted), elsewhere=place_of(key), remedy=remedy)
 
 
 def _referred_to(plain: dict[str, Any], key: str) -> bool:
@@ -184,14 +183,14 @@ CLASSES = ("_target_", "class_name")
 """The keys that name a class in the files of agent loops and tools."""
 
 
-def validate_places(values: Iterable[tuple[str, Any]]) -> None:
-    """Raises ConfigError for an old place. ``values``: the full names and values of a configuration."""
+def validate_places(values: Iterable[tuple[str, Any]]) -> Iterator[ConfigError]:
+    """Yields a refusal for every old place. ``values``: the full names and values of a configuration."""
     for key, value in values:
         if not isinstance(value, str):
             continue
-        _refuse(key, value, value)
+        yield from _old(key, value, value)
         if value.endswith(".py"):
-            _imports(key, value, Path(value))
+            yield from _imports(key, value, Path(value))
         if key in (LISTED, TOOLS):
             content = None
             # Refused where the file is read.
@@ -199,31 +198,30 @@ def validate_places(values: Iterable[tuple[str, Any]]) -> None:
                 content = yaml.safe_load(Path(value).expanduser().read_text(encoding="utf-8"))
             for name, place in leaves(content):
                 if name.rpartition(".")[2] in CLASSES and isinstance(place, str):
-                    _refuse(key, value, place)
-                    _module(key, value, place.rpartition(".")[0])
+                    yield from _old(key, value, place)
+                    yield from _module(key, value, place.rpartition(".")[0])
         if key.startswith(MODULES):
-            _module(key, value, value)
+            yield from _module(key, value, value)
 
 
-def _refuse(key: str, value: str, place: str) -> None:
+def _old(key: str, value: str, place: str) -> Iterator[ConfigError]:
     now = place_now(place)
     if now != place and PLACE.fullmatch(place):
-        if value == place:
-            raise ConfigError(key=key, value=value, accepted=[now])
-        raise ConfigError(f"{key}={value}: {place} in it is {now} now", key=key, value=value, accepted=[now])
+        message = "" if value == place else f"{key}={value}: {place} in it is {now} now"
+        yield ConfigError(message, key=key, value=value, accepted=[now])
 
 
-def _module(key: str, value: str, module: str) -> None:
+def _module(key: str, value: str, module: str) -> Iterator[ConfigError]:
     file = None
     with suppress(ImportError, ValueError, AttributeError):  # verl reports why it cannot be imported
         file = getattr(find_spec(module), "origin", None)
     if file is not None and file.endswith(".py"):
-        _imports(key, value, Path(file))
+        yield from _imports(key, value, Path(file))
 
 
-def _imports(key: str, value: str, file: Path) -> None:
+def _imports(key: str, value: str, file: Path) -> Iterator[ConfigError]:
     with suppress(OSError, UnicodeDecodeError):
         for number, line in enumerate(file.expanduser().read_text(encoding="utf-8").splitlines(), 1):
             if re.match(r"\s*(from|import)\s", line) and (now := place_now(line)) != line:
                 message = f"{key}={value}: {file}, line {number} imports an old place; write {now.strip()}"
-                raise ConfigError(message, key=key, value=value, accepted=[now.strip()])
+                yield ConfigError(message, key=key, value=value, accepted=[now.strip()])

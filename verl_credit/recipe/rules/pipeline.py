@@ -16,7 +16,6 @@ from verl_credit.credit.token.token_transforms import TRANSFORMS
 from verl_credit.credit.token.uncertainty import UNCERTAINTY_KINDS, canonical_kind
 from verl_credit.credit.turn.modes import modes_that
 from verl_credit.errors import ConfigError
-from verl_credit.names import ADV_ESTIMATOR
 from verl_credit.recipe.rows import OURS
 from verl_credit.recipe.rules.own import load_own, try_detector, try_operator
 
@@ -31,11 +30,7 @@ PENALTY, REASONING = (f"{REWARD}.reward_kwargs.{name}" for name in ("format_pena
 
 def validate_pipeline(config: Tree, settings: CreditSettings) -> None:
     """Raises ConfigError for the first wrong combination; single values have been checked before."""
-    algorithm, estimator = settings.algorithm, config.algorithm.adv_estimator
-    if estimator != ADV_ESTIMATOR:
-        off = {"advantage_mode": "grpo", "transform_mode": "none", "algorithm_mode": None}
-        remedy = f"set algorithm.adv_estimator={ADV_ESTIMATOR}"
-        _would_do_nothing(config, off, "adv_estimator", "verl's estimator replaces ours", remedy)
+    algorithm = settings.algorithm
     kind = algorithm.uncertainty_kind
     kinds = UNCERTAINTY_KINDS if canonical_kind(kind) is None else [kind]
     own = {
@@ -56,13 +51,11 @@ def validate_pipeline(config: Tree, settings: CreditSettings) -> None:
             try_operator(config, algorithm, operator, key, kind)
 
 
-def _would_do_nothing(
-    config: Config, off: dict[str, str | None], name: str, why: str, remedy: str = ""
-) -> None:
+def _would_do_nothing(config: Config, off: dict[str, str], name: str, why: str) -> None:
     """Refuses other values than ``off`` for keys that ``algorithm.<name>`` leaves without effect."""
     for key, default in off.items():
         if config.algorithm[key] != default:
-            use = f"{why}, so that this key would do nothing; {remedy or f'set it to {default}'}"
+            use = f"{why}, so that this key would do nothing; set it to {default}"
             raise ConfigError.of(config, f"algorithm.{key}", f"algorithm.{name}", accepted=use)
 
 

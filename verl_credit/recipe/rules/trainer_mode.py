@@ -45,39 +45,39 @@ READ_BY = {
 """Maps a key below trainer.v1 to verl's default and to our modes that read it."""
 
 
-def validate_trainer_mode(config: Tree, settings: CreditSettings) -> None:
-    """Raises ConfigError for the first fault."""
+def validate_trainer_mode(config: Tree, settings: CreditSettings) -> Iterator[ConfigError]:
+    """Yields a refusal for every fault."""
     if select(config, MODE) not in ASYNC_MODES:
         return
     if not select(config, LOG_PROBS):
         use = "the ratio of a token is to the weights that wrote it, and only the engine knows its log-prob; set it to true"
-        raise ConfigError.of(config, LOG_PROBS, MODE, accepted=use)
+        yield ConfigError.of(config, LOG_PROBS, MODE, accepted=use)
     if select(config, PROBE):
         use = "the entropy probe needs rollouts of the new weights, and these may be older; set it to 0"
-        raise ConfigError.of(config, PROBE, MODE, accepted=use)
+        yield ConfigError.of(config, PROBE, MODE, accepted=use)
     if select(config, OLDEST) is None:
         use = "weights of any age could have written a rollout, and its tokens be clipped; set a whole number"
-        raise ConfigError.of(config, OLDEST, MODE, accepted=use)
+        yield ConfigError.of(config, OLDEST, MODE, accepted=use)
     if select(config, KEPT) is None:
         use = "who reads all takes them for rollouts of one policy, and these may be of several; set a whole number"
-        raise ConfigError.of(config, KEPT, MODE, accepted=use)
+        yield ConfigError.of(config, KEPT, MODE, accepted=use)
     if select(config, MODE) != SEPARATE_MODE:
         return
     # verl only asserts these.
     for key in (f"{ROLLOUT}.nnodes", f"{ROLLOUT}.n_gpus_per_node"):
         if not select(config, key):
             use = "its rollouts have devices of their own, and trainer.n_gpus_per_node counts those that train; set it"
-            raise ConfigError.of(config, key, MODE, accepted=use)
+            yield ConfigError.of(config, key, MODE, accepted=use)
     if select(config, BACKEND) == "naive":
         use = "weights go to other devices: nccl, nixl, mooncake or another backend of verl's; object_store on CPUs"
-        raise ConfigError.of(config, BACKEND, MODE, accepted=use)
+        yield ConfigError.of(config, BACKEND, MODE, accepted=use)
     if select(config, REWARDS) and not select(config, POOL):
         use = "the reward model would share devices with rollouts that never pause; set it to true"
-        raise ConfigError.of(config, POOL, MODE, accepted=use)
+        yield ConfigError.of(config, POOL, MODE, accepted=use)
     batch, mini, updates = (select(config, key) for key in (BATCH, MINI_BATCH, UPDATES))
     if batch != mini * updates:
         use = f"every update takes a mini-batch of its own, so that it is {BATCH} / {MINI_BATCH}; set it to auto"
-        raise ConfigError.of(config, UPDATES, MODE, BATCH, MINI_BATCH, accepted=use)
+        yield ConfigError.of(config, UPDATES, MODE, BATCH, MINI_BATCH, accepted=use)
 
 
 def rollouts_too_old(config: Config) -> Iterator[str]:
@@ -180,8 +180,8 @@ SWITCHES = {
 """The switches that have to be off, with the reason."""
 
 
-def validate_entropy_probe(config: Tree, settings: CreditSettings) -> None:
-    """Raises ConfigError for the first fault."""
+def validate_entropy_probe(config: Tree, settings: CreditSettings) -> Iterator[ConfigError]:
+    """Yields a refusal for every fault."""
     probe, rollout = config.probe, config.actor_rollout_ref.rollout
     if not probe.every:
         return
@@ -198,12 +198,12 @@ def validate_entropy_probe(config: Tree, settings: CreditSettings) -> None:
         wrong[COMPUTES_IN] = why
     for key, why in wrong.items():
         beside = {PROBE: probe.every}
-        raise ConfigError(key=key, value=select(config, key), beside=beside, accepted=f"{why}, {OFF}")
+        yield ConfigError(key=key, value=select(config, key), beside=beside, accepted=f"{why}, {OFF}")
     backend = select(config, KERNEL)
     if select(config, FUSED) and backend != "torch":
         why = "the gradient of that kernel's entropies has not been looked at; set it to torch, or use_fused_kernels=false"
         beside = {FUSED: True, PROBE: probe.every}
-        raise ConfigError(key=KERNEL, value=backend, beside=beside, accepted=f"{why}, {OFF}")
+        yield ConfigError(key=KERNEL, value=backend, beside=beside, accepted=f"{why}, {OFF}")
     if config.data.train_batch_size < probe.groups:
         why = "every group needs a prompt of the step; at most data.train_batch_size"
-        raise ConfigError.of(config, "probe.groups", "data.train_batch_size", accepted=why)
+        yield ConfigError.of(config, "probe.groups", "data.train_batch_size", accepted=why)

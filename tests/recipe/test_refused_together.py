@@ -1,0 +1,111 @@
+"""All refusals of one configuration come at once, in order; what follows from another refusal does not come."""
+
+import pytest
+
+from kit.recipes import check, load_config
+from verl_credit.cli import main
+from verl_credit.errors import ConfigError, ConfigErrors
+from verl_credit.recipe.rules import validate
+from verl_credit.recipe.rules.older import FOREIGN
+
+ROLLOUT = "actor_rollout_ref.rollout"
+
+
+def refused(*overrides, recipe="lab") -> ConfigError:
+    with pytest.raises(ConfigError) as caught:
+        check(*overrides, recipe=recipe)
+    return caught.value
+
+
+def keys_of(error) -> list[str]:
+    return [one.key for one in (error.errors if isinstance(error, ConfigErrors) else [error])]
+
+
+def test_five_typos_of_a_file_are_one_answer(tmp_path, capsys):
+    (tmp_path / "mine.yaml").write_text(
+        "defaults: [lab, _self_]\nseeed: 7\nalgorithm: {gama: 0.5}\ntrainer: {total_epoch: 3}\n"
+        "search: {topk: many}\nactor_rollout_ref: {rollout: {temprature: 1}}\n"
+    )
+    with pytest.raises(ConfigErrors) as caught:
+        validate(load_config("mine", (), str(tmp_path)))
+    typos = {"seeed", "algorithm.gama", "trainer.total_epoch", "search.topk", f"{ROLLOUT}.temprature"}
+    assert set(keys_of(caught.value)) == typos
+    assert main(["explain", "--config-name", "mine", "--config-dir", str(tmp_path)]) == 4
+    said = capsys.readouterr().out.splitlines()
+    assert len(said) == 5 and said[0].startswith("verl-credit explain: this would be refused: ")
+    assert all(line.startswith("  also: ") for line in said[1:])
+    for near in ("seed", "algorithm.gamma", "trainer.total_epochs", f"{ROLLOUT}.temperature"):
+        assert sum(f"(did you mean {near}?)" in line for line in said) == 1
+
+
+def test_overrides_that_hydra_refuses_come_with_those_that_the_rules_refuse():
+    error = refused("max_turns=3", "seeed=1", "algorithm.gamma=4", f"{ROLLOUT}.n=1", "+data.shuffle=true")
+    assert keys_of(error) == ["max_turns", "seeed", "data.shuffle", "algorithm.gamma", f"{ROLLOUT}.n"]
+    assert "data.shuffle=true, without the +" in error.errors[2].accepted
+    assert (error.key, error.accepted) == ("max_turns", error.errors[0].accepted)
+
+
+def test_unreadable_overrides_come_together_with_the_rest():
+    assert keys_of(refused("run_dir=[1", "search.topk=}", "seeed=1")) == ["run_dir", "search.topk", "seeed"]
+
+
+def test_every_value_of_a_section_is_refused_at_once():
+    error = refused("algorithm.gamma=4", "algorithm.info_gain_type=x", "search.topk=-1")
+    assert set(keys_of(error)) == {"algorithm.gamma", "algorithm.info_gain_type", "search.topk"}
+
+
+def test_a_refusal_that_another_explains_does_not_come():
+    """The typo leaves the length at its default, which then does not hold the turns."""
+    turns, typo = "search.max_new_tokens=900", "+data.max_respnse_length=9000"
+    assert keys_of(refused(turns)) == ["data.max_response_length"]
+    assert keys_of(refused(turns, typo)) == ["data.max_respnse_length"]
+    # The refused value of the first is in the second's sentence.
+    assert keys_of(refused("algorithm.info_gain_norm_mode=x", "actor_rollout_ref.rollout.n=0")) == [
+        "actor_rollout_ref.rollout.n", "algorithm.info_gain_norm_mode",
+    ]  # fmt: skip
+
+
+def test_one_refusal_is_the_error_itself():
+    error = refused("algorithm.gamma=4")
+    assert type(error) is ConfigError and "\n" not in str(error)
+
+
+def test_doctor_has_a_result_for_each_refusal_and_plan_a_line(capsys):
+    wrong = ["algorithm.gamma=4", "search.topk=-1"]
+    assert main(["plan", "--config-name", "lab", *wrong]) == 4
+    said = capsys.readouterr().out
+    assert "algorithm.gamma=4" in said and "also: search.topk=-1" in said
+
+
+@pytest.mark.parametrize(
+    "key, place",
+    [
+        ("max_turns", "search.max_searches"),
+        ("retriever.url", "search.url"),
+        ("+algorithm.gigpo.step_advantage_w", "+algorithm.turn_params.step_weight"),
+        ("+algorithm.gigpo.anything", "algorithm.info_gain_norm_mode=gigpo"),
+        ("search_engine", "search.url"),
+        ("rollout.nnodes", f"{ROLLOUT}.nnodes"),
+        ("+env.max_steps", "search.max_searches"),
+    ],
+)
+def test_a_key_of_another_project_gets_the_key_that_takes_its_place(key, place):
+    error = refused(f"{key}=1")
+    assert str(error).startswith(f"unknown key {key.lstrip('+')}") and f": write {place}" in str(error)
+    assert "did you mean" not in str(error)
+
+
+def test_the_places_of_other_projects_keys_are_keys():
+    from verl_credit.recipe.rules.known import known_keys
+
+    names = known_keys("dp").names
+    for remedy in FOREIGN.values():
+        if not remedy.startswith("leave it out"):
+            parent, _, leaf = remedy.partition("=")[0].lstrip("+").rpartition(".")
+            assert leaf in names[parent] or parent == "algorithm.turn_params", remedy
+
+
+def test_a_long_list_of_accepted_keys_is_cut_to_the_near_ones():
+    error = refused("+algorithm.zzz=1")
+    assert "did you mean" not in str(error) and len(str(error)) < 150 and len(error.accepted) > 30
+    assert "gamma" in str(refused("+algorithm.gama=1")) and "hicra" not in str(refused("+algorithm.gama=1"))

@@ -1,0 +1,90 @@
+"""Finds all overrides that Hydra would refuse, because Hydra names the first alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import OverrideParseException
+from omegaconf import DictConfig
+
+from verl_credit.config.keys import place_of
+from verl_credit.config.keys.run import REPLACED, replaced_key
+from verl_credit.config.resolved import written
+from verl_credit.errors import ConfigError, ConfigErrors, printable, unknown_key
+from verl_credit.recipe.rules.older import remedy_of
+from verl_credit.redact import redact_value
+
+
+class WrongOverrides(ConfigErrors):
+    """The refusals of overrides. ``rest``: the other overrides."""
+
+    def __init__(self, wrong: Mapping[str, ConfigError], overrides: Sequence[str]) -> None:
+        super().__init__(wrong.values())
+        self.rest = [override for override in overrides if override not in wrong]
+
+
+def unreadable(overrides: Sequence[str]) -> dict[str, ConfigError]:
+    """Maps the overrides that Hydra cannot parse to their refusals."""
+    wrong = {}
+    for text in overrides:
+        try:
+            OverridesParser.create().parse_overrides([text])
+        except OverrideParseException as error:
+            key, _, value = text.partition("=")
+            reason = error.message.partition("\nSee ")[0].replace(text, "").rstrip(" ^\n:")
+            use = f"Hydra cannot read that override ({reason}); quote the value"
+            wrong[text] = ConfigError(key=printable(key.lstrip("+~")), value=value, accepted=use)
+    return wrong
+
+
+def wrong_keys(base: DictConfig, overrides: Sequence[str], folders: Sequence[Path]) -> dict[str, ConfigError]:
+    """Maps the overrides of keys that are not in ``base`` to their refusals, and those with a + that are in it.
+
+    ``folders``: where Hydra looks for groups, whose choice is no value.
+    """
+    tree, wrong, added = written(base), {}, []
+    for override in OverridesParser.create().parse_overrides(list(overrides)):
+        key = override.key_or_group
+        if any((folder / key).is_dir() for folder in folders) or override.is_delete():
+            continue
+        text, there = override.input_line, _is_there(tree, key)
+        if override.is_add() and there and not isinstance(override.value(), dict):
+            use = f"the recipe has that key; write {key}={_value(override)}, without the +"
+            wrong[text] = ConfigError(key=key, value=_value(override), accepted=use)
+        elif override.is_add() or override.is_force_add():
+            added.append(key)
+        elif not there and not any(f"{key}.".startswith(f"{new}.") for new in added):
+            wrong[text] = _unknown(tree, key, override)
+    return wrong
+
+
+def _unknown(tree: dict[str, Any], key: str, override: Override) -> ConfigError:
+    value = _value(override)
+    if key in REPLACED:
+        return replaced_key(key, override.input_line.partition("=")[2])
+    parent, node = "", tree
+    for part in key.split("."):
+        if not isinstance(node.get(part), dict):
+            break
+        parent, node = f"{parent}.{part}" if parent else part, node[part]
+    below = key.removeprefix(f"{parent}.") if parent else key
+    return unknown_key(parent, below, map(str, node), value, place_of(below), remedy_of(key))
+
+
+def _value(override: Override) -> str:
+    return redact_value(override.key_or_group, override.input_line.partition("=")[2])
+
+
+def _is_there(node: Any, key: str) -> bool:
+    """Is the key in a configuration? A list's elements, and what an interpolation may hold, are not looked at."""
+    for part in key.split("."):
+        if not isinstance(node, dict):
+            return isinstance(node, list) or "${" in str(node)
+        if part not in node:
+            return False
+        node = node[part]
+    return True

@@ -1,0 +1,75 @@
+"""Collects the refusals of one configuration, so that a user reads all of them at once."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from functools import reduce
+from typing import Any
+
+from verl_credit.config.keys import AUTO, our_keys
+from verl_credit.config.resolved import Tree, select
+from verl_credit.errors import ConfigError, ConfigErrors
+
+REFERENCE = re.compile(r"\$\{(?:oc\.select:)?([\w.]+)")
+
+
+class Refusals:
+    """``written``: the configuration with its interpolations, since a value may be another key's."""
+
+    def __init__(self, errors: Iterable[ConfigError], written: Mapping[str, Any]) -> None:
+        self.errors = list(errors)
+        self._written = written
+
+    def add(self, error: ConfigError) -> None:
+        for one in error.errors if isinstance(error, ConfigErrors) else [error]:
+            if one.value == AUTO and self.errors:
+                continue  # it is decided by the keys that are refused
+            one.beside = (*one.beside, *self._made_of(one.key))
+            self.errors.append(one)
+
+    def _made_of(self, key: str) -> list[str]:
+        """The keys that the key's value refers to, also through other keys."""
+        names, open_ = [], [key]
+        while open_:
+            text = reduce(lambda node, part: node.get(part) if isinstance(node, dict) else None,
+                          open_.pop().split("."), self._written)  # fmt: skip
+            new = (
+                [name for name in REFERENCE.findall(text) if name not in names]
+                if isinstance(text, str)
+                else []
+            )
+            names += new
+            open_ += new
+        return names
+
+    def collect(self, rule: Callable, *given) -> None:
+        """Calls a rule, which yields its refusals or raises the first."""
+        try:
+            for error in rule(*given) or ():
+                self.add(error)
+        except ConfigError as error:
+            self.add(error)
+        except Exception:
+            if not self.errors:  # else a value that has been refused is what the rule could not read
+                raise
+
+    def finish(self, cause: BaseException | None = None) -> None:
+        """Raises what was found; one refusal as it is."""
+        if not self.errors:
+            return
+        several = ConfigErrors(self.errors)
+        if len(several.errors) > 1:
+            raise several from cause
+        [only] = several.errors
+        raise only from cause or only.__cause__
+
+
+def with_defaults(tree: Tree, errors: Iterable[ConfigError]) -> None:
+    """Puts the default in place of every refused value of ours, so that the rules can look at the other keys."""
+    defaults = {key.name: key for key in our_keys() if not key.field.is_required()}
+    for one in ConfigErrors(errors).errors if errors else []:
+        parent, _, name = one.key.rpartition(".")
+        section = select(tree, parent) if parent else tree
+        if one.key in defaults and isinstance(section, dict):
+            section[name] = defaults[one.key].default
