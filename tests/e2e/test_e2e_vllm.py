@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from packaging.version import Version
 
 from kit import train_run
 from kit.run_values import assert_agree, measured_by_run
@@ -176,10 +177,15 @@ def test_a_server_of_its_own_gets_every_steps_weights(folder):
 
     Tokens of age 0 are those of the trainer's own weights: there engine and trainer agree, after every sync.
     """
-    run = train(
-        folder, "separate", "trainer.v1.trainer_mode=credit_separate_async", "data.train_batch_size=8",
+    settings = (
+        "trainer.v1.trainer_mode=credit_separate_async", "data.train_batch_size=8",
         "trainer.total_training_steps=3", "trainer.test_freq=-1", "trainer.val_before_train=false",
     )  # fmt: skip
+    if Version(importlib.metadata.version("vllm")) >= Version("0.32"):  # verl 0.9.1 cannot stop its requests
+        code, output = start(folder, "separate", *settings)
+        assert code == ExitCode.PREFLIGHT and "pip install 'vllm<0.32'" in output
+        return
+    run = train(folder, "separate", *settings)
     rows = read_json_lines(run / METRICS)
     assert [row["step"] for row in rows] == [1, 2, 3]
     for row in rows:

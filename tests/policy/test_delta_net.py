@@ -4,6 +4,8 @@ from functools import cache, partial
 
 import pytest
 import torch
+import transformers
+from packaging.version import Version
 
 from kit.delta_models import TEXTS, delta_config, delta_model, no_casts
 from kit.tiny_models import VOCABULARY, tiny_config
@@ -11,6 +13,9 @@ from verl_credit.policy import delta_net
 from verl_credit.policy.attention.implementation import AUTO
 from verl_credit.policy.attention.pack import PACK, pack_rows
 
+pytestmark = pytest.mark.skipif(
+    Version(transformers.__version__) >= Version("5.15"), reason="doctor refuses these layers there"
+)
 LENGTHS = (5, 1, 70, 2, 64, 3)
 """Shorter than the convolution, at the rule's block of 64 tokens, and after it."""
 

@@ -11,6 +11,7 @@ from packaging.specifiers import SpecifierSet
 
 from kit.machine import FAIL, GB10, H100, LAPTOP, MACHINE, PASS, SKIP, WARN, cases, on_cuda, says
 from kit.recipes import load_config
+from verl_credit.names import COLOCATE_MODE
 from verl_credit.recipe import machine
 from verl_credit.recipe.doctor import software
 from verl_credit.recipe.doctor.context import Context
@@ -20,6 +21,8 @@ from verl_credit.recipe.machine import Torch
 LAB = load_config("lab", [])
 CUDA = on_cuda(LAB)
 MODEL = "+actor_rollout_ref.model.override_config"
+ABORTS = on_cuda(LAB)
+ABORTS.trainer.v1.trainer_mode = COLOCATE_MODE
 DELTA_NET = load_config(
     "lab", [f"{MODEL}.model_type=qwen3_5_text", f"{MODEL}.layer_types=[linear_attention]"]
 )
@@ -187,6 +190,9 @@ test_combinations = cases(
     (both(transformers="5.14.0"), DELTA_NET, PASS),
     (both(transformers="5.15.0"), DELTA_NET, FAIL, "qwen3_5_text", "pip install 'transformers<5.15'"),
     (both(transformers="5.15.0"), LAB, PASS),
+    (both(vllm="0.31.0"), ABORTS, PASS),
+    (both(vllm="0.32.0+cpu"), ABORTS, FAIL, "vllm 0.32.0+cpu", "pip install 'vllm<0.32'"),
+    (both(vllm="0.32.0"), CUDA, PASS),
 )
 
 

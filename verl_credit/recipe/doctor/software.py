@@ -5,7 +5,7 @@ Packages are checked by their metadata alone, because importing them takes secon
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, requires
 from typing import NamedTuple
@@ -17,7 +17,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from verl_credit.config.resolved import select
-from verl_credit.names import ROLLOUT_NAME, SGLANG
+from verl_credit.names import ASYNC_MODES, ROLLOUT_NAME, SGLANG
 from verl_credit.policy.families import ATTENTION, family_of
 from verl_credit.policy.families import OURS as ATTENTIONS
 from verl_credit.recipe.doctor.context import Context
@@ -145,8 +145,15 @@ BROKEN = (
     Broken("transformers", ">=5.16", "tokenizers", "<0.23.1", "transformers does not import"),
 )
 
-STATES = "<5.15"
-"""transformers whose recurrent layers `policy/delta_net.py` and `policy/cache.py` know; 5.15 wrote them anew."""
+
+def _first_broken(config: DictConfig) -> Iterator[tuple[str, str, str]]:
+    """Yields a package, its first version with which this recipe fails, and why."""
+    family, engine = family_of(policy_values(config)), config.actor_rollout_ref.rollout.name
+    ours = family.rows_apart and select(config, ATTENTION) in ATTENTIONS
+    if ours or (family.mixes and engine == ROLLOUT_NAME):  # `policy/delta_net.py`, `policy/cache.py`
+        yield "transformers", "5.15", f"its recurrent layers ({family.name}) are not those that we compute"
+    if engine == "vllm" and config.trainer.v1.trainer_mode in ASYNC_MODES:
+        yield "vllm", "0.32", "it has no call with which verl 0.9.1 stops requests before a sync of weights"
 
 
 def check_combinations(context: Context) -> Result:
@@ -157,16 +164,10 @@ def check_combinations(context: Context) -> Result:
             found = f"{one.package} {version} beside {one.beside} {other}: {one.effect}"
             right = f"{one.package} {one.versions} wants another {one.beside} (docs/host.md#versions)"
             return failed(found, right, f"pip install '{one.package}=={version}'")
-    if (version := packages.get("transformers")) and context.config and not _in(version, STATES):
-        family, config = family_of(policy_values(context.config)), context.config
-        ours = family.rows_apart and select(config, ATTENTION) in ATTENTIONS
-        if ours or (family.mixes and config.actor_rollout_ref.rollout.name == ROLLOUT_NAME):
-            found = (
-                f"transformers {version}: its recurrent layers ({family.name}) are not those that we compute"
-            )
-            return failed(
-                found, f"transformers {STATES}, for this model", f"pip install 'transformers{STATES}'"
-            )
+    for name, first, why in () if context.config is None else _first_broken(context.config):
+        if (version := packages.get(name)) and _in(version, f">={first}"):
+            use = f"{name}<{first}"
+            return failed(f"{name} {version}: {why}", f"{use}, for this recipe", f"pip install '{use}'")
     return passed("none that is known to fail")
 
 
