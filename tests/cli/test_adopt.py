@@ -17,8 +17,12 @@ TOOLS = "actor_rollout_ref.rollout.multi_turn.tool_config_path=tools.yaml"
 
 
 @pytest.fixture(autouse=True)
-def once(monkeypatch):
+def once(monkeypatch, tmp_path_factory):
     monkeypatch.setattr(compose, "compose_recipe", composed_once)
+    folder = tmp_path_factory.mktemp("own")
+    for name in ("mine.py", "tools.yaml", "t.yaml"):
+        (folder / name).touch()
+    monkeypatch.chdir(folder)
 
 
 def run(capsys, *arguments):

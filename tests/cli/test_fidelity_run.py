@@ -157,7 +157,7 @@ def test_a_refused_start_leaves_the_folder_free(run_dir, started, tmp_path):
 
 
 def test_an_engine_without_seeds_begins_elsewhere_when_it_goes_on(run_dir, started, tmp_path, monkeypatch):
-    monkeypatch.setattr(compose, "validate", lambda config: None)  # vLLM asks for more than this test sets
+    monkeypatch.setattr(compose, "validate", lambda *_: None)  # vLLM asks for more than this test sets
     config = OmegaConf.load(run_dir / "config.yaml")
     config.actor_rollout_ref.rollout.name = "vllm"
     OmegaConf.save(config, run_dir / "config.yaml")

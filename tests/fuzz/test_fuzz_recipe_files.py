@@ -1,4 +1,4 @@
-"""Recipes of one's own with damaged YAML: they are composed, or refused in one line that names file or key."""
+"""Recipes of one's own with damaged YAML: they are composed, or refused in lines that name file or key."""
 
 from __future__ import annotations
 
@@ -67,7 +67,8 @@ def law(folder: Path, tree: dict) -> str:
         config = load_config("mine", [], str(folder))
     except ConfigError as error:
         said = str(error)
-        assert said.isprintable() and said, f"not one line: {said!r:.600}"
+        for line in said.splitlines() or [""]:  # one refusal each
+            assert line.isprintable() and line, f"not one line: {said!r:.600}"
         words = ("mine", "base", *map(str, tree), "defaults", "part")
         assert any(word in said for word in words), f"names neither file nor key: {said!r:.600}"
         return REFUSED

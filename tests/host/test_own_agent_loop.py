@@ -32,7 +32,9 @@ FILES = ("data.train_files=x", "data.val_files=x", "search.url=http://127.0.0.1:
 
 def block(kind):
     """The block of the page that names the loop."""
-    (found,) = (text for text in re.findall(rf"```{kind}\n(.*?)```", PAGE, re.DOTALL) if "MyAgentLoop" in text)
+    (found,) = (
+        text for text in re.findall(rf"```{kind}\n(.*?)```", PAGE, re.DOTALL) if "MyAgentLoop" in text
+    )
     return found
 
 

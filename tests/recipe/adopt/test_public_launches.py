@@ -72,14 +72,19 @@ TURNS = {  # (turn mode, agent loop, turns at most)
 
 
 @pytest.fixture(autouse=True)
-def once(monkeypatch):
+def once(monkeypatch, tmp_path):
     monkeypatch.setattr(compose, "compose_recipe", composed_once)
+    monkeypatch.chdir(tmp_path)
 
 
 def adopted(name, tmp_path):
     launch = launches.read(name)
     given = read_launch(None, launch.config and str(launch.config), launch.overrides)
     pairs = [pair for pair in given.pairs if pair[0] != LOOPS]
+    for _, value in pairs:  # the author's files
+        if value.endswith((".py", ".yaml", ".json")) and not value.startswith("/"):
+            (tmp_path / value).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / value).touch()
     if name == "tau2":
         (tmp_path / "loops.yaml").write_text(
             "- {name: tau2_agent, _target_: tau2_agent_loop.Tau2AgentLoop}\n"
