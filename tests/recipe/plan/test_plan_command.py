@@ -346,8 +346,8 @@ def test_all_recipes_as_a_table(capsys):
     assert out.splitlines()[0].startswith("recipe")
     for name in shipped_recipes():
         (said,) = (line for line in out.splitlines() if line.startswith((f"{name} ", f"{name}: cannot")))
-        if name == "verl":  # a launch gives it the micro-batches
-            assert "ppo_micro_batch_size_per_gpu=null: set it" in said
+        if name == "verl":  # a launch gives it the rollouts of a prompt
+            assert "rollout.n=1: group-relative" in said
         else:
             assert said.endswith("fits"), name
 
