@@ -11,6 +11,7 @@ from omegaconf import OmegaConf
 
 from kit.tiny_engine import build_engine, single_rank
 from kit.tiny_models import VOCABULARY, tiny_config, tiny_model
+from verl_credit.errors import IntegrityError
 from verl_credit.host.actor import worker
 from verl_credit.host.engine import attention_proof, log_prob_engine
 from verl_credit.host.engine.attention_proof import BRANCH_SHAPES, PACK_TOKENS, ROWS, prove
@@ -282,7 +283,7 @@ def test_every_attention_is_proven(case, process, tmp_path):
     if case in ACCEPTED:
         assert prove(engine, VOCABULARY).startswith(says)
     else:
-        with pytest.raises((RuntimeError, NotImplementedError), match=re.escape(says)):
+        with pytest.raises(IntegrityError, match=re.escape(says)):
             prove(engine, VOCABULARY)
     assert engine.module_attention == attention
 

@@ -5,8 +5,8 @@ import pytest
 from kit.recipes import check, load_config
 from verl_credit.cli import main
 from verl_credit.errors import ConfigError, ConfigErrors
+from verl_credit.recipe.older_verl import INSTEAD, RENAMED, remedy_of
 from verl_credit.recipe.rules import validate
-from verl_credit.recipe.rules.older import FOREIGN
 
 ROLLOUT = "actor_rollout_ref.rollout"
 
@@ -96,13 +96,12 @@ def test_a_key_of_another_project_gets_the_key_that_takes_its_place(key, place):
 
 
 def test_the_places_of_other_projects_keys_are_keys():
-    from verl_credit.recipe.rules.known import known_keys
+    from verl_credit.recipe.rules.known import OPEN, known_keys
 
     names = known_keys("dp").names
-    for remedy in FOREIGN.values():
-        if not remedy.startswith("leave it out"):
-            parent, _, leaf = remedy.partition("=")[0].lstrip("+").rpartition(".")
-            assert leaf in names[parent] or parent == "algorithm.turn_params", remedy
+    for key in {**RENAMED, **INSTEAD}:
+        parent, _, leaf = remedy_of(key).partition("=")[0].lstrip("+").rpartition(".")
+        assert parent in (*OPEN, "algorithm.turn_params") or leaf in names[parent], key
 
 
 def test_a_long_list_of_accepted_keys_is_cut_to_the_near_ones():

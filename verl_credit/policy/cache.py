@@ -139,4 +139,6 @@ def _layer(kind: type, most: int | None) -> Cache:
         return _StateLayer()
     if kind is LinearAttentionAndFullAttentionLayer:
         return _StateAndGrowingLayer(most)
-    raise NotImplementedError(f"a cache layer {kind.__name__}")
+    raise ValueError(
+        f"hf cannot decode a model with cache layers of the kind {kind.__name__}; use actor_rollout_ref.rollout.name=vllm"
+    )

@@ -1,6 +1,7 @@
 """Keys and values of older versions of verl, of its forks and of its other trainers: their place now, or why there is none.
 
-`adopt` translates a user's launch by these tables, and the rules refuse by `OLDER` what would be accepted and do nothing.
+`adopt` translates a user's launch by these tables. The rules refuse by `OLDER` what would be accepted and do nothing, and
+name by `remedy_of` the place of a key that nothing here has, whose nearest spelling would be another key.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ RENAMED = {
     "env.rollout.n": f"{ROLLOUT}.n",
     "env.seed": "seed",
     "env.search.search_url": "search.url",
+    "env.search.topk": "search.topk",
+    f"{ROLLOUT}.max_turns": f"{MULTI_TURN}.max_assistant_turns",
     "retriever.url": "search.url",
     "retriever.topk": "search.topk",
     "rollout.nnodes": f"{ROLLOUT}.nnodes",
@@ -81,6 +84,7 @@ GONE = {
     "actor_rollout_ref.model.use_fused_kernels": "verl's fused head does not hand the rows' places on to the model",
     "actor_rollout_ref.model.fused_kernel_options": "verl's fused head is off",
     f"{ACTOR}.fsdp_config.grad_offload": "verl's engine offloads gradients together with the parameters",
+    "algorithm.state_masking": "what tools return is never trained on here",
     f"{ACTOR}.state_masking": "what tools return is never trained on here",
     f"{ACTOR}.use_invalid_action_penalty": "there is no penalty for a bad call; credit/tool/bad_calls counts them",
     f"{ACTOR}.invalid_action_penalty_coef": "there is no penalty for a bad call; credit/tool/bad_calls counts them",
@@ -108,6 +112,21 @@ GONE = {
     "hydra": "verl-credit writes into run_dir",
 }
 """A key, or the section of a key, that has no place, and the reason. The longest name that fits is the key's own."""
+
+_SEARCHES = "search.max_searches=N, the calls of a trajectory; the turn that answers is one more"
+INSTEAD = {
+    "max_turns": _SEARCHES,
+    "env.max_steps": _SEARCHES,
+    "do_search": "search.max_searches=0, which switches the search off",
+    "data.max_obs_length": "search.max_page_chars=N, the characters of a page",
+    "data.max_start_length": "data.max_prompt_length=N",
+    "search_engine": "search.url=URL, of a server with POST /retrieve",
+    "algorithm.use_info_gain": "algorithm.info_gain_norm_mode=joint, IGPO's mode",
+    "algorithm.gigpo": "algorithm.info_gain_norm_mode=gigpo, whose options are keys of algorithm.turn_params",
+    "algorithm.hgpo": "algorithm.info_gain_norm_mode=hgpo, whose options are keys of algorithm.turn_params",
+    f"{ROLLOUT}.micro_batch_size": f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu=N",
+}
+"""What to write in place of a key whose value has another meaning here."""
 
 KEEPS_TURNS = "yours has to return turn_ids, the turn of each token (docs/agent-loops.md)"
 VALUES = {
@@ -149,3 +168,14 @@ def renamed(key: str) -> str | None:
     """The place now of a key; None where the tables know of none."""
     old = longest(RENAMED, key)
     return None if old is None else RENAMED[old] + key.removeprefix(old)
+
+
+def remedy_of(key: str) -> str:
+    """What to write in place of a key that nothing here has; "" where the tables know of none."""
+    name = longest(RENAMED | GONE | INSTEAD, key)
+    if name in INSTEAD:
+        return INSTEAD[name]
+    if (place := renamed(key)) and name in RENAMED:
+        plus = "+" if place.startswith("algorithm.turn_params.") else ""
+        return f"{plus}{place}=VALUE"
+    return "" if name is None else f"leave it out: {GONE[name]}"

@@ -15,7 +15,7 @@ from verl_credit.config.keys import place_of
 from verl_credit.config.keys.run import REPLACED, replaced_key
 from verl_credit.config.resolved import written
 from verl_credit.errors import ConfigError, ConfigErrors, printable, unknown_key
-from verl_credit.recipe.rules.older import remedy_of
+from verl_credit.recipe.older_verl import remedy_of
 from verl_credit.redact import redact_value
 
 

@@ -27,8 +27,7 @@ from verl_credit.names import place_now
 from verl_credit.policy.families import is_random
 from verl_credit.recipe.agent_loops import LISTED, TOOLS
 from verl_credit.recipe.files import recipes_folder, verl_folder
-from verl_credit.recipe.older_verl import MANAGER
-from verl_credit.recipe.rules.older import remedy_of
+from verl_credit.recipe.older_verl import MANAGER, remedy_of
 from verl_credit.recipe.rules.own import MODULES
 
 # verl's code reads these, and its configuration does not list them.

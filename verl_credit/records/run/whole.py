@@ -23,8 +23,9 @@ LIMIT_S = 60.0
 CHUNK = 1 << 22
 NO_CHECKSUM = 0
 """The CRC32 of every tensor after torch.serialization.set_crc32_options(False)."""
-DAMAGED_ZIP = (zipfile.BadZipFile, EOFError, ValueError, NotImplementedError, RuntimeError)
-"""What Python's reader of archives raises for damaged ones."""
+DAMAGED_ZIP = (zipfile.BadZipFile, EOFError, ValueError, RuntimeError)
+"""What Python's reader of archives raises for damaged ones. RuntimeError: a flipped bit says that a member is encrypted, or
+compressed in a way that it does not know."""
 
 
 def cut(path: Path) -> str | None:
