@@ -6,8 +6,11 @@ from tensordict import NonTensorData, NonTensorStack, TensorDict
 
 from kit.fake_store import FakeStore
 from verl_credit.host.engine.log_prob_engine import nested
+from verl_credit.host.step.async_trainers import AsyncSteps
 from verl_credit.host.step.store import announce_prompts, narrow_turn_ids
+from verl_credit.host.step.trainer import CreditSteps
 from verl_credit.names import TURN_IDS
+from verl_credit.records.run.files import EVENTS, read_json_lines
 
 IDS = {"a": [0, 0, -1, 1], "b": [0, -1], "c": [0]}
 
@@ -51,3 +54,19 @@ def test_rows_of_this_version_and_rows_without_the_field_stay_as_they_are(store)
     written = len([call for call in store.calls if call[0] == "written"])
     assert narrow_turn_ids("train") == 0 == narrow_turn_ids("empty")
     assert len([call for call in store.calls if call[0] == "written"]) == written
+
+
+def test_an_asynchronous_trainer_does_so_once_verl_has_loaded_its_checkpoint(store, monkeypatch, tmp_path):
+    loaded = []
+    monkeypatch.setattr(
+        CreditSteps,
+        "_load_checkpoint",
+        lambda self: loaded.append(put(store, "a", torch.int64)),
+        raising=False,
+    )
+    trainer = object.__new__(AsyncSteps)
+    trainer.run_dir = tmp_path
+    trainer._load_checkpoint()
+    assert loaded and store.rows["train", "a"][TURN_IDS].dtype == torch.int16
+    [note] = read_json_lines(tmp_path / EVENTS)
+    assert "1 rollouts" in note["text"]
