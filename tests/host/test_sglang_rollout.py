@@ -5,8 +5,6 @@ from itertools import pairwise
 
 import pytest
 
-pytest.importorskip("verl")
-
 from kit.byte_world import make_tokenizer
 from kit.recipes import load_config
 from kit.sglang_server import SGLangClient, verls_sglang
