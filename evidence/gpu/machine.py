@@ -58,7 +58,10 @@ def here(device: str) -> dict:
 def environment() -> dict[str, str]:
     """Variables for child processes, so that they find this folder's package and the project."""
     paths = [str(ROOT), str(ROOT / "evidence"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    # vLLM imports flashinfer for its sampler without asking whether it is there.
+    sampler = {} if importlib.util.find_spec("flashinfer") else {"VLLM_USE_FLASHINFER_SAMPLER": "0"}
     return {
+        **sampler,
         **os.environ,
         "PYTHONPATH": os.pathsep.join(paths),
         "TOKENIZERS_PARALLELISM": "false",

@@ -67,6 +67,38 @@ def test_every_package_that_is_imported_is_declared():
     assert undeclared == set()
 
 
+def test_training_imports_nothing_that_only_another_extra_brings():
+    """FAISS above all: a search server is often on another machine, and `pip install verl-credit[verl]` lacks it."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    others = {need.name for extra in extras if extra not in ("verl", "dev", "docs") for need in needs(extra)}
+    others -= {need.name for need in needs("verl")}
+    modules = {module for module, names in packages_distributions().items() if others & set(names)}
+    assert {"faiss", "statsmodels", "gguf"} <= modules
+    host = ROOT / "verl_credit" / "host"
+    pending, seen = [host / "process/verl_checks.py", *host.glob("*.py"), *host.glob("step/*.py")], set()
+    while pending:
+        seen.add(path := pending.pop())
+        names = imported_when_loaded(path)
+        assert not (modules & {name.partition(".")[0] for name in names}), path.relative_to(ROOT)
+        found = (ROOT / (name.replace(".", "/") + end) for name in names for end in (".py", "/__init__.py"))
+        pending += [source for source in found if source.exists() and source not in seen]
+    assert ROOT / "verl_credit/study/fidelity/workers.py" in seen
+
+
+def imported_when_loaded(path):
+    """Names of what a file's module level imports."""
+    names, pending = set(), list(ast.parse(path.read_text()).body)
+    while pending:
+        node = pending.pop()
+        if isinstance(node, ast.Import):
+            names |= {one.name for one in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names |= {node.module, *(f"{node.module}.{one.name}" for one in node.names)}
+        elif not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            pending += ast.iter_child_nodes(node)
+    return names
+
+
 def test_no_extra_of_the_retriever_brings_two_wheels_of_one_faiss():
     """faiss-cpu and faiss-gpu-cu12 own the same files: together the one that was installed last wins."""
     wheels = {"retriever": {"faiss-cpu"}, "retriever-gpu": {"faiss-gpu-cu12"}, "retriever-exact": set()}

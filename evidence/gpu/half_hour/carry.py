@@ -19,6 +19,7 @@ import os
 import re
 import subprocess
 import sys
+import sysconfig
 import tarfile
 import time
 from collections.abc import Sequence
@@ -86,9 +87,12 @@ def unpack(pieces: list[Path], site: Path) -> int:
             print(f"{piece.name} is not unpacked: {reason}", flush=True)
     print(f"unpacked in {time.monotonic() - started:.0f} s", flush=True)
     started = time.monotonic()
-    # It ends with 1 where a package has files for another Python: nothing imports those.
+    # Where no import writes bytecode, what the machine has of its own is compiled, too: every process would compile torch for
+    # itself. The command ends with 1 where a package has files for another Python: nothing imports those.
+    own = {sysconfig.get_path(name) for name in ("purelib", "platlib")} if sys.dont_write_bytecode else ()
+    folders = [str(site), *own]
     subprocess.run(
-        [sys.executable, "-m", "compileall", "-qq", "-j", "0", str(site)], stdout=subprocess.DEVNULL
+        [sys.executable, "-m", "compileall", "-qq", "-j", "0", *folders], stdout=subprocess.DEVNULL
     )
     print(f"compiled in {time.monotonic() - started:.0f} s", flush=True)
     missing = [fact for fact in manifest["pieces"] if not (site / DONE / fact["sha256"]).exists()]

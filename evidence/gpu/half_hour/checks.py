@@ -20,7 +20,7 @@ SMOKE = """
 import sys
 from vllm import LLM, SamplingParams
 engine = LLM(sys.argv[1], dtype="bfloat16", max_model_len=512, gpu_memory_utilization=0.3, enforce_eager=True, seed=0)
-found = engine.generate([{"prompt_token_ids": [1, 2, 3, 4]}], SamplingParams(max_tokens=8, ignore_eos=True))
+found = engine.generate([{"prompt_token_ids": [1, 2, 3, 4]}], SamplingParams(max_tokens=8, ignore_eos=True), use_tqdm=False)
 assert len(found[0].outputs[0].token_ids) == 8, found
 """
 

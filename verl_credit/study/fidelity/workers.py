@@ -9,11 +9,10 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from math import ceil
 from multiprocessing.connection import Connection
 
-import faiss
 import torch
 
 from verl_credit.errors import PreflightError
@@ -93,7 +92,10 @@ def _begin(load: Callable[[], Subject], parent: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the process that started us, too
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     torch.set_num_threads(1)
-    faiss.omp_set_num_threads(1)
+    with suppress(ModuleNotFoundError):  # a subject without an index of FAISS does without it
+        import faiss
+
+        faiss.omp_set_num_threads(1)
     _subject = load()
 
 
