@@ -87,8 +87,8 @@ def unpack(pieces: list[Path], site: Path) -> int:
             print(f"{piece.name} is not unpacked: {reason}", flush=True)
     print(f"unpacked in {time.monotonic() - started:.0f} s", flush=True)
     started = time.monotonic()
-    # Where no import writes bytecode, what the machine has of its own is compiled, too: every process would compile torch for
-    # itself. The command ends with 1 where a package has files for another Python: nothing imports those.
+    # Where no import writes bytecode, what the machine has of its own is compiled, too: every process would compile torch.
+    # The command ends with 1 where a package has files for another Python: nothing imports those.
     own = {sysconfig.get_path(name) for name in ("purelib", "platlib")} if sys.dont_write_bytecode else ()
     folders = [str(site), *own]
     subprocess.run(
