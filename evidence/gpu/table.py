@@ -65,10 +65,14 @@ def _device(parts: list[dict], notes: str = "") -> str:
     one = parts[0]
     size = "toy sizes" if one["tiny"] else f"hardware={one['hardware']}"
     gpus = f"{one['gpus']} x " if one["gpus"] else ""
-    software = ", ".join(f"{name} {version}" for name, version in one["software"].items())
+    machines = {}
+    for part in parts:
+        software = ", ".join(f"{name} {version}" for name, version in part["software"].items())
+        machines.setdefault(f"Python {part['python']}, {software}", []).append(part["part"])
+    found = [f"{', '.join(of)}: {one}." if len(machines) > 1 else f"{one}." for one, of in machines.items()]
     lines = [
         f"\n## {gpus}{one['device']}, {size}\n",
-        f"Python {one['python']}, {software}.\n",
+        "\n\n".join(found) + "\n",
         *([notes] if notes else []),
         _parts(parts),
     ]

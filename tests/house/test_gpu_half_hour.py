@@ -19,6 +19,7 @@ from gpu.half_hour import drive, order  # noqa: E402
 
 pytestmark = pytest.mark.slow  # each starts a driver, which starts commands
 FAKE = ROOT / "tests" / "kit" / "fake_drive.py"
+QUEUE = {run.name: run for run in order.QUEUE}
 H100 = {
     "device": "NVIDIA H100",
     "gpus": 1,
@@ -167,9 +168,9 @@ def test_follow_shows_the_table_and_stop_ends_the_queue(half_hour, capsys):
 
 
 def test_nothing_starts_that_cannot_reach_its_first_step(half_hour):
-    found = half_hour("R1,R3", minutes=order.QUEUE[3].first_step_s / 60 - 0.1)
+    found = half_hour("R1,R3", minutes=QUEUE["R3"].first_step_s / 60 - 0.1)
     assert states(found) == {"R1": "not run", "R3": "not run"}
-    assert "its first step takes 200" in found["runs"]["R1"]["why"]
+    assert f"its first step takes {QUEUE['R1'].first_step_s}" in found["runs"]["R1"]["why"]
     assert found["runs"]["R3"]["why"] == "R2 left no checkpoint"
 
 

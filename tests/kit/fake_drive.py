@@ -143,7 +143,7 @@ def drive(settings: dict) -> int:
         return 0
     return drive.main([
         "--foreground", "--out", settings["out"], "--work", settings["work"], "--only", settings["only"],
-        "--minutes", str(settings.get("minutes", 5)),
+        "--minutes", str(settings.get("minutes", 10)),
     ])  # fmt: skip
 
 

@@ -54,7 +54,7 @@ def queue(
 ) -> bool:
     children.adopt_orphans()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    runs = [one for one in QUEUE if one.name in only]
+    runs = sorted((one for one in QUEUE if one.name in only), key=lambda one: only.index(one.name))
     hardware = "spark" if setting.hardware == "spark" else "h100x1"  # one GPU is enough, wherever it is
     return HalfHour(
         kept, out, work, setting.device, setting.tiny, hardware, minutes, facts, queue=runs
@@ -172,7 +172,9 @@ def _parser() -> argparse.ArgumentParser:
         "--work", type=Path, default=Path("runs/half_hour_work"), help="runs with their checkpoints"
     )
     parser.add_argument("--minutes", type=float, default=MINUTES, help="that are left; nothing runs longer")
-    parser.add_argument("--only", help="runs with commas between; default: all, in order of value")
+    parser.add_argument(
+        "--only", help="runs with commas between, in that order; default: all, in order of value"
+    )
     parser.add_argument(
         "--hardware", choices=("h100x1", "spark"), default="h100x1", help="recipes/hardware of one GPU"
     )
