@@ -65,8 +65,13 @@ class _StateLayer(LinearAttentionLayer):
             ("conv_states", self.update_conv_state),
             ("recurrent_states", self.update_recurrent_state),
         ):
-            if getattr(others[0], name) is not None:
-                update(torch.cat([getattr(layer, name) for layer in others]))
+            states = [getattr(layer, name) for layer in others]
+            if isinstance(states[0], dict):  # by number, from transformers 5.15 on
+                for number, first in states[0].items():
+                    if first is not None:
+                        update(torch.cat([state[number] for state in states]), state_idx=number)
+            elif states[0] is not None:
+                update(torch.cat(states))
 
 
 class _StateAndGrowingLayer(LinearAttentionAndFullAttentionLayer, _StateLayer, _GrowingLayer):

@@ -12,6 +12,7 @@ pass, whichever micro-batch that is for. No branches: they would need the state 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 
@@ -41,13 +42,27 @@ def _forward(forward: Callable, net: torch.nn.Module, *given, **named):
     pack = named.get(PACK)
     if pack is None:
         return forward(*given, **named)
-    rule, convolution = net.chunk_gated_delta_rule, net.causal_conv1d_fn
-    net.chunk_gated_delta_rule = partial(packed_rule, rule, pack)
-    net.causal_conv1d_fn = partial(packed_convolution, convolution, pack)
+    home, rule_name = _functions(net)
+    rule, convolution = getattr(home, rule_name), home.causal_conv1d_fn
+    setattr(home, rule_name, partial(packed_rule, rule, pack))
+    home.causal_conv1d_fn = partial(packed_convolution, convolution if home is net else None, pack)
     try:
         return forward(*given, **named)
     finally:
-        net.chunk_gated_delta_rule, net.causal_conv1d_fn = rule, convolution
+        setattr(home, rule_name, rule)
+        home.causal_conv1d_fn = convolution
+
+
+def _functions(net: torch.nn.Module) -> tuple[object, str]:
+    """(what has the layer's rule and convolution, the rule's name there): the layer; from transformers 5.15 on its module.
+
+    A function of the module chooses its kernel when it is called. The rule is right with any, because its rows are padded,
+    and the convolution is ours.
+    """
+    if hasattr(net, "chunk_gated_delta_rule"):
+        return net, "chunk_gated_delta_rule"
+    home = next(kind.__module__ for kind in type(net).__mro__ if kind.__module__.startswith("transformers."))
+    return sys.modules[home], "torch_chunk_gated_delta_rule"
 
 
 def packed_rule(rule: Callable, pack: Pack, query, key, value, *, g, beta, **options):
@@ -71,7 +86,7 @@ def packed_rule(rule: Callable, pack: Pack, query, key, value, *, g, beta, **opt
 
 
 def packed_convolution(
-    convolution: Callable | None, pack: Pack, x, weight, bias=None, activation=None, seq_idx=None
+    convolution: Callable | None, pack: Pack, x, weight, bias=None, activation=None, **options
 ):
     """silu of the causal convolution of x [1, C, N] with weight [C, K]; no row sees the one before."""
     pack.require("a Gated-DeltaNet layer", x.shape[0], x.shape[2])

@@ -23,9 +23,6 @@ CUDA = on_cuda(LAB)
 MODEL = "+actor_rollout_ref.model.override_config"
 ABORTS = on_cuda(LAB)
 ABORTS.trainer.v1.trainer_mode = COLOCATE_MODE
-DELTA_NET = load_config(
-    "lab", [f"{MODEL}.model_type=qwen3_5_text", f"{MODEL}.layer_types=[linear_attention]"]
-)
 
 
 test_python = cases(
@@ -187,9 +184,6 @@ test_combinations = cases(
     ),
     (both(transformers="5.19.0"), None, PASS),
     (both(transformers="mine", tokenizers="0.22.2"), None, PASS),
-    (both(transformers="5.14.0"), DELTA_NET, PASS),
-    (both(transformers="5.15.0"), DELTA_NET, FAIL, "qwen3_5_text", "pip install 'transformers<5.15'"),
-    (both(transformers="5.15.0"), LAB, PASS),
     (both(vllm="0.31.0"), ABORTS, PASS),
     (both(vllm="0.32.0+cpu"), ABORTS, FAIL, "vllm 0.32.0+cpu", "pip install 'vllm<0.32'"),
     (both(vllm="0.32.0"), CUDA, PASS),

@@ -16,13 +16,9 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-from verl_credit.config.resolved import select
-from verl_credit.names import ASYNC_MODES, ROLLOUT_NAME, SGLANG
-from verl_credit.policy.families import ATTENTION, family_of
-from verl_credit.policy.families import OURS as ATTENTIONS
+from verl_credit.names import ASYNC_MODES, SGLANG
 from verl_credit.recipe.doctor.context import Context
 from verl_credit.recipe.doctor.result import Result, failed, passed, skipped, warned
-from verl_credit.recipe.family import policy_values
 
 PLUGINS, PLATFORM = "VERL_USE_EXTERNAL_PLUGINS", "VERL_PLATFORM"
 OURS = "verl_credit"  # the name of our entry point in the group verl.plugins
@@ -148,10 +144,7 @@ BROKEN = (
 
 def _first_broken(config: DictConfig) -> Iterator[tuple[str, str, str]]:
     """Yields a package, its first version with which this recipe fails, and why."""
-    family, engine = family_of(policy_values(config)), config.actor_rollout_ref.rollout.name
-    ours = family.rows_apart and select(config, ATTENTION) in ATTENTIONS
-    if ours or (family.mixes and engine == ROLLOUT_NAME):  # `policy/delta_net.py`, `policy/cache.py`
-        yield "transformers", "5.15", f"its recurrent layers ({family.name}) are not those that we compute"
+    engine = config.actor_rollout_ref.rollout.name
     if engine == "vllm" and config.trainer.v1.trainer_mode in ASYNC_MODES:
         yield "vllm", "0.32", "it has no call with which verl 0.9.1 stops requests before a sync of weights"
 
