@@ -1,4 +1,4 @@
-"""README and docs beside evidence/gpu: what they say has run on a GPU did, and what they say has not did not."""
+"""README, changelog and docs beside evidence/gpu: what they say has run on a GPU did, and what they say has not did not."""
 
 import json
 import re
@@ -10,7 +10,7 @@ from verl_credit.recipe.files import shipped_recipes
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "evidence" / "gpu" / "results"
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 RECIPES = set(shipped_recipes())
 KERNELS = {"varlen": "credit_varlen", "sdpa": "credit_sdpa", "flex": "credit_flex"}
