@@ -1,4 +1,4 @@
-"""The exit codes of commands, and the errors that have one (docs/host.md)."""
+"""The exit codes of commands, and the errors that have one (docs/run.md)."""
 
 from __future__ import annotations
 

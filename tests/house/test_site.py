@@ -1,4 +1,5 @@
-"""What `make docs` does not see: the citation's version, public names that the reference lacks, and its own staging."""
+"""What `make docs` does not see: the citation's version, pages that code names, public names that the reference lacks,
+and its own staging."""
 
 import importlib
 import importlib.util
@@ -22,6 +23,46 @@ def test_the_citation_names_the_version():
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     assert citation["cff-version"] == "1.2.0"
     assert (citation["version"], citation["license"]) == (project["version"], project["license"])
+
+
+NAMED = re.compile(r"\bdocs/[\w/-]+\.md(?:#[\w-]+)?")
+CODE = (
+    "verl_credit/**/*.py",
+    "retriever/**/*.py",
+    "recipes/**/*.yaml",
+    "evidence/**/*.py",
+    ".ci/*",
+    "Makefile",
+    "*.toml",
+)
+
+
+def anchors(page: Path) -> set[str]:
+    """As GitHub and the site name the headings of a page."""
+    headings = re.findall(r"^#+ (.*)", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def missing_pages(text: str) -> set[str]:
+    """The pages and headings that a text names as docs/PAGE.md#HEADING and that are not there."""
+    found = {one: (ROOT / one.partition("#")[0], one.partition("#")[2]) for one in NAMED.findall(text)}
+    return {
+        one
+        for one, (page, heading) in found.items()
+        if not page.is_file() or (heading and heading not in anchors(page))
+    }
+
+
+def test_the_pages_that_code_and_messages_name_are_there():
+    files = [path for pattern in CODE for path in ROOT.glob(pattern) if path.is_file()]
+    texts = {path: path.read_text(errors="replace") for path in files}
+    assert sum("docs/" in text for text in texts.values()) > 20
+    assert {path: lost for path, text in texts.items() if (lost := missing_pages(text))} == {}
+
+
+def test_a_page_or_a_heading_that_is_not_there_is_seen():
+    text = "docs/host.md#versions docs/engines.md#versions docs/api/none.md docs/lab.md (docs/run.md#exit-codes)."
+    assert missing_pages(text) == {"docs/host.md#versions", "docs/api/none.md"}
 
 
 HOST_SIDE = {

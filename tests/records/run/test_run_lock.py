@@ -259,7 +259,7 @@ def test_a_damaged_file_of_the_run_is_told_and_nothing_starts(tmp_path, capsys, 
 
 
 def test_the_codes_are_documented():
-    documented = (train_module.Path(__file__).parents[3] / "docs" / "host.md").read_text()
+    documented = (train_module.Path(__file__).parents[3] / "docs" / "run.md").read_text()
     section = documented.split("## Exit codes", 1)[1].split("\n## ", 1)[0]
     assert {int(n) for n in re.findall(r"^\| (\d+) \|", section, re.MULTILINE)} == {
         c.value for c in ExitCode

@@ -48,7 +48,7 @@ def fit_to_turns(adoption: Adoption, given: Mapping[str, str], *, asynchronous: 
         adoption.drop(MODE, mode, "there is one turn, because no tool and no search is named")
     if adoption.given.get(ENGINE) == SGLANG:
         adoption.notes.append(
-            f"{ENGINE}={SGLANG}: requests are handed on, and no GPU has run it (docs/host.md)"
+            f"{ENGINE}={SGLANG}: requests are handed on, and no GPU has run it (docs/engines.md#sglang)"
         )
     _reward(adoption, many)
     _batches(adoption)

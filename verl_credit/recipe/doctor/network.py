@@ -77,11 +77,11 @@ def network_lines(environment: Mapping[str, str], config: DictConfig) -> list[st
         ]
     lines = []
     if opened := _beyond_loopback(environment, config):
-        lines.append(f"network: {', '.join(opened)}: this opens ports beyond loopback (docs/host.md#network)")
+        lines.append(f"network: {', '.join(opened)}: this opens ports beyond loopback (docs/run.md#network)")
     if (engine := config.actor_rollout_ref.rollout.name) != "hf":
         lines.append(
             f"network: loopback, except for ports that the engines of rollout.name={engine} open: vLLM's open one for "
-            "torch's store on all interfaces, without credentials (docs/host.md#network)"
+            "torch's store on all interfaces, without credentials (docs/run.md#network)"
         )
     return lines
 
