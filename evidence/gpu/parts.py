@@ -85,7 +85,7 @@ PARTS = (
     Part(
         "server", "gpu.part_server",
         "scorer `server`: vLLM's log-probs of a prompt with and without a cache hit, against `branch`",
-        "a shorter or a full list, aligned from the end; bf16: 0.045 nats (docs/host.md: 1.4e-6 in fp32)",
+        "a shorter or a full list, aligned from the end; bf16: 0.045 nats (docs/engines.md: 1.4e-6 in fp32)",
         files=(
             "evidence/gpu/part_server.py", "evidence/gpu/part_branches.py", FORWARD, *WORLD, *ATTENTION,
             "verl_credit/turns/scorers/*.py",

@@ -4,6 +4,8 @@ from itertools import accumulate
 
 import pytest
 import torch
+import transformers
+from packaging.version import Version
 
 from kit.tiny_models import VOCABULARY, log_probs, tiny_model
 from verl_credit.policy.attention.pack import pack_rows
@@ -132,7 +134,8 @@ def test_doge_is_exact_with_eager_up_to_its_window_and_sees_the_future_with_sdpa
     assert family_of(model_of("doge", "eager").config).longest == BORDER
     assert off("doge", "eager", rows_of(BORDER, *LENGTHS)) < EXACT
     assert off("doge", "eager", rows_of(20, BORDER + 20)) > WRONG
-    assert off("doge", "sdpa", rows_of(30)) > WRONG
+    if Version(transformers.__version__) < Version("5.18"):  # its mask is mended there
+        assert off("doge", "sdpa", rows_of(30)) > WRONG
 
 
 @pytest.mark.slow
