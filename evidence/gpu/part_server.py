@@ -21,7 +21,7 @@ from gpu.record import at_least, at_most
 from verl_credit.policy.attention.implementation import forced
 
 ROWS, LENGTH, TURNS = 4, 2048, 6
-SOURCE = "docs/host.md; in bf16 log-probs with and without the cache differ by up to 0.045"
+SOURCE = "docs/engines.md; in bf16 log-probs with and without the cache differ by up to 0.045"
 
 
 def run(setting, record) -> None:
