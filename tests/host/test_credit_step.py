@@ -1,5 +1,7 @@
 """The registered estimator: turns reach it through their step, and padding rows reach nothing."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -9,6 +11,7 @@ from kit.turn_rows import Row, credited, estimate, lost_row, padding_row, step_i
 from verl_credit.credit import turn_credit, turn_table
 from verl_credit.errors import IntegrityError
 from verl_credit.host.step.estimator import bring_turns, info_gain_advantage
+from verl_credit.records.run.alarms import ANSWER_WHEN_SOLVED
 from verl_credit.turns.assign import group_numbers
 
 SEARCHED = [Row(("call", "page") * n + ("done",)) for n in (2, 1, 0, 2, 2, 1, 2, 1)]
@@ -88,6 +91,17 @@ def test_every_policy_token_has_its_turns_credit_and_no_other_token_has_any(toke
             credit = step.credit.advantage_B_K1[row, turn].item() if turn >= 0 else 0.0
             scale = step.credit.clip_scale_B_K1[row, turn].item() if turn >= 0 else 1.0
             assert (advantages[row, token], step.clip_scale_B_T[row, token]) == (credit, scale)
+
+
+def test_the_gold_answers_probability_is_a_mean_over_the_rows_that_are_right(tokenizer):
+    """Rows 0, 2, 3 and 4 are right. Row 2's was not scored; 5 was lost to a fault; 7's outcome of .5 is not above .5."""
+    probability = torch.tensor([0.9, 0.1, float("nan"), 0.6, 0.3, 1.0, 0.2, 1.0, 0.0])
+    turns = turn_batch(BATCH, tokenizer)
+    inputs = replace(step_inputs(turns, GAINS), answer_B=probability)
+    outcomes = [*OUTCOMES[:5], 1.0, *OUTCOMES[6:]]
+    step = estimate(inputs, turns, outcomes, GROUPS)
+    assert step.metrics[ANSWER_WHEN_SOLVED] == pytest.approx((0.9 + 0.6 + 0.3) / 3)
+    assert ANSWER_WHEN_SOLVED not in estimate(inputs, turns, [0.0] * ROWS, GROUPS).metrics
 
 
 @pytest.mark.parametrize("mode", ["turn-group-v1d", "turn-group-unbiased"])

@@ -72,7 +72,11 @@ def score(tokenizer, rows, probability=PROBABILITY, info_gain_aliases="first", *
     return gain, mask, metrics, belief.asked
 
 
-def scored(turns, tokenizer, belief, metrics, *, step=True, **changes):
+def scored(*arguments, **changes):
+    return gains(*arguments, **changes)[:2]
+
+
+def gains(turns, tokenizer, belief, metrics, *, step=True, **changes):
     plan = plan_gains(turns, settings(info_gain_scorer="rows", **changes), tokenizer, scored=step)
     forward = SimpleNamespace(score_rows=lambda rows: score_rows(belief, rows, dp_size=1))
     return score_gains(plan, forward, metrics)
@@ -101,6 +105,15 @@ def test_worked_gains(tokenizer, kind, first_turn):
         "credit/gain/contexts_scored": 5,  # two rows share their prompt
         "credit/gain/prior": pytest.approx((0.25 + 0.25 + 0.75) / 3),
     }
+
+
+@pytest.mark.parametrize("kind", ["prob_diff", "log_prob_diff"])
+def test_the_answers_probability_is_that_after_the_last_context(tokenizer, kind):
+    """A row without a search has its prompt's; one that was lost, or a step that scores nothing, has none."""
+    turns = turn_batch([*BATCH, lost_row("connect")], tokenizer)
+    of = gains(turns, tokenizer, Belief(tokenizer, PROBABILITY), {}, info_gain_type=kind)
+    torch.testing.assert_close(of.answer_B, torch.tensor([0.375, 0.125, 0.75, NAN]).double(), equal_nan=True)
+    assert gains(turns, tokenizer, None, {}, step=False).answer_B.isnan().all()
 
 
 def test_every_context_is_followed_by_the_alias_in_the_template(tokenizer):
@@ -272,7 +285,7 @@ def riding(tokenizer, budget, **changes):
         len(p) + len(r) + more
         for p, r, more in zip(turns.prompt_ids, turns.response_ids, plan.branches.tokens_B, strict=True)
     ]
-    return *score_gains(plan, SimpleNamespace(carried=carried), metrics), metrics, lengths
+    return *score_gains(plan, SimpleNamespace(carried=carried), metrics)[:2], metrics, lengths
 
 
 def test_answers_that_do_not_fit_their_row_stop_the_run_or_count_as_failed(tokenizer):

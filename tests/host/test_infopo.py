@@ -110,7 +110,7 @@ def measured(tokenizer, model, rows, change=lambda forward: None, **changes):
     plan = plan.scorer.before_forward(plan, SimpleNamespace(carry=lambda field: None, budget=None))
     forward.branches_B = plan.branches.branches_B
     change(forward)
-    return score_infopo(plan, forward), score_gains(plan, forward, {}), plan
+    return score_infopo(plan, forward), score_gains(plan, forward, {})[:2], plan
 
 
 def by_hand(tokenizer, model, before, response):

@@ -12,7 +12,7 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from kit.recipes import load_config
 from verl_credit.credit.token.sepa_controller import SepaController
 from verl_credit.host.step import recorded
-from verl_credit.records.run.files import METRICS, VALIDATION, append_json
+from verl_credit.records.run.files import EVENTS, METRICS, VALIDATION, append_json, read_json_lines
 
 STEP, HELD_OUT = 3, {"val-core/lab-greedy/em/mean@1": 0.25}
 UPDATE = {"actor/grad_norm": 0.5, "credit/outcome/em": 0.75}
@@ -54,6 +54,7 @@ def trainer(tmp_path, monkeypatch):
         made.config, made.run_dir = load_config("lab", [f"run_dir={tmp_path}", folder]), tmp_path
         made.controller = made._limit = made._shortened_from = None
         made._restored, made._stages, made.use_critic, made.steps_per_epoch = {}, set(), False, 2
+        made._noted, made._alarms = set(), None
         made.total_training_steps, made.global_steps = 4, step
         made.resource_pool_manager = SimpleNamespace(get_n_gpus=lambda: 1)
         made._rollout_moe_lb_metrics_accumulator = []
@@ -119,3 +120,21 @@ def test_a_ramp_goes_on_where_the_checkpoint_left_it(trainer):
     assert not again.controller.gate_open
     again._load_checkpoint()
     assert again.controller.gate_open and again.controller.state_dict() == first.controller.state_dict()
+
+
+def test_an_alarm_is_an_event_once_a_start_with_half_of_the_runs_learning_rate(tmp_path, trainer):
+    running = trainer(0)
+    for step in range(1, 21):
+        metrics = {"actor/entropy": 0.2 if step <= 10 else 2.0, "critic/score/mean": 0.5}
+        running._alarm(step, metrics)
+        append_json(tmp_path / METRICS, {"step": step} | metrics)
+    (event,) = read_json_lines(tmp_path / EVENTS)
+    assert event["kind"] == "entropy_explodes" and event["text"].startswith("warning: in step 12 ")
+    assert f"actor_rollout_ref.actor.optim.lr={5e-4 / 2:g} " in event["text"]
+
+    resumed = trainer(20)  # a start that goes on has five steps of its own before the same alarm
+    for step in range(21, 26):
+        resumed._alarm(step, {"actor/entropy": 2.0, "critic/score/mean": 0.5})
+    assert [row["text"][:25] for row in read_json_lines(tmp_path / EVENTS)][1:] == [
+        "warning: in step 25 entro"
+    ]

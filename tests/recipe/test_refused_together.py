@@ -108,3 +108,41 @@ def test_a_long_list_of_accepted_keys_is_cut_to_the_near_ones():
     error = refused("+algorithm.zzz=1")
     assert "did you mean" not in str(error) and len(str(error)) < 150 and len(error.accepted) > 30
     assert "gamma" in str(refused("+algorithm.gama=1")) and "hicra" not in str(refused("+algorithm.gama=1"))
+
+
+def test_five_violations_of_one_rule_and_another_are_one_answer():
+    """Rules of the engine, of rows, of the loss and of the pipeline, which each refused their first fault alone."""
+    rollout = ("enable_rollout_routing_replay=true", "name=nobody", "log_prob_max_token_len_per_gpu=9")
+    error = refused(
+        *(f"{ROLLOUT}.{one}" for one in rollout),
+        "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=9",
+        "algorithm.advantage_mode=maxrl",
+        "reward.custom_reward_function.reward_kwargs.format_penalty=0.5",
+        "algorithm.use_kl_in_reward=true",
+    )
+    assert set(keys_of(error)) == {
+        f"{ROLLOUT}.enable_rollout_routing_replay",
+        f"{ROLLOUT}.name",
+        f"{ROLLOUT}.log_prob_max_token_len_per_gpu",
+        "actor_rollout_ref.actor.ppo_max_token_len_per_gpu",
+        "reward.custom_reward_function.reward_kwargs.format_penalty",
+        "algorithm.use_kl_in_reward",
+    }
+
+
+def test_every_option_that_a_mode_lacks_is_refused_and_an_unknown_signal_too():
+    params = ("+algorithm.turn_params.gamma=1", "+algorithm.turn_params.nothing=2")
+    error = refused(*params, "algorithm.turn_signals={none_such: 2}")
+    options = ["algorithm.turn_params.gamma", "algorithm.turn_params.nothing"]
+    assert keys_of(error) == [*options, "algorithm.turn_signals"]
+
+
+def test_every_name_that_verl_does_not_know_is_refused_at_once():
+    from verl_credit.host.process.verl_checks import check_names, register_all
+
+    register_all()
+    loss = "actor_rollout_ref.actor.policy_loss.loss_mode"
+    config = load_config("lab", [f"{loss}=nobody", f"{ROLLOUT}.multi_turn.format=nothing"])
+    with pytest.raises(ConfigErrors) as caught:
+        check_names(config)
+    assert keys_of(caught.value) == [loss, f"{ROLLOUT}.multi_turn.format"]

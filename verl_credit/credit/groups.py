@@ -12,6 +12,7 @@ import torch
 from verl_credit.credit.checks import as_bool, as_group_ids, check_dims, check_shape, refuse_rows
 
 VARIANCE_FLOOR = 1e-8  # released A2TGPO: std = sqrt(var + 1e-8)
+SOLVED_ABOVE = 0.5  # a row is solved if its outcome is above it
 EPS = 1e-6  # released A2TGPO and verl: divide by (std + 1e-6)
 
 
@@ -160,7 +161,7 @@ def group_counts(
     *,
     row_valid_B: torch.Tensor | None = None,
     group_size: int | None = None,
-    solved_above: float = 0.5,
+    solved_above: float = SOLVED_ABOVE,
 ) -> dict[str, int]:
     """The number of groups, and of those without an outcome signal.
 

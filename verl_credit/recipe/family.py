@@ -5,7 +5,7 @@ Nothing is fetched here unless ``may_fetch``: `train` and `doctor` fetch the sma
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -76,35 +76,36 @@ def chosen_scorer(config: Config) -> str:
     return family.chosen(select(config, ATTENTION), appends=not select(config, BYPASS)).scorer
 
 
-def validate_family(config: Tree, settings: CreditSettings) -> None:
-    """Raises ConfigError for keys with which this family's numbers would be wrong."""
+def validate_family(config: Tree, settings: CreditSettings) -> Iterator[ConfigError]:
+    """Yields refusals of keys with which this family's numbers would be wrong."""
     values = policy_values(config)
     for name, value in dropouts(
         values
     ).items():  # given, or of a config.json that was not here when auto was decided
-        raise ConfigError(key=f"{OVERRIDE}.{name}", value=value, accepted=f"{EVALUATED}; set it to 0")
+        yield ConfigError(key=f"{OVERRIDE}.{name}", value=value, accepted=f"{EVALUATED}; set it to 0")
     family = family_of(values)
     scorer = settings.algorithm.info_gain_scorer if settings.uses_scorer else None
     if fault := family.fault(select(config, ATTENTION), select(config, PACKED), scorer):
         key, use = fault
         beside = {ATTENTION: SCORER if scorer == "branch" else PACKED, PACKED: ATTENTION}.get(key, MODEL)
-        raise ConfigError.of(config, key or MODEL, *({beside} - {key or MODEL}), accepted=use)
+        yield ConfigError.of(config, key or MODEL, *({beside} - {key or MODEL}), accepted=use)
     if select(config, ENGINE) == ROLLOUT_NAME and (why := why_not_decoded(values)):
-        raise ConfigError.of(config, ENGINE, MODEL, accepted=why)
+        yield ConfigError.of(config, ENGINE, MODEL, accepted=why)
     if family.longest is not None:
-        _within(config, family.longest, f"{family.name}: {family.why}")
+        yield from _within(config, family.longest, f"{family.name}: {family.why}")
 
 
-def _within(config: Tree, longest: int, why: str) -> None:
+def _within(config: Tree, longest: int, why: str) -> Iterator[ConfigError]:
     """Checks that no row and no request passes the length beyond which positions change for the rows beside it."""
     row, engine = select(config, PROMPT) + select(config, RESPONSE), select(config, MODEL_LEN)
     if row > longest:
         use = f"{why}; shorten the rows to {longest} tokens in all, or take another model: no keys make longer rows exact"
-        raise ConfigError.of(config, RESPONSE, PROMPT, MODEL, accepted=use)
+        yield ConfigError.of(config, RESPONSE, PROMPT, MODEL, accepted=use)
+        return  # max_model_len=auto is the row's length
     unbounded = engine is None and select(config, ENGINE) != ROLLOUT_NAME
     if unbounded or (engine or 0) > longest:
         use = f"{why}, and an engine with that length rotates as for long rows; set it to {longest} or less"
-        raise ConfigError.of(config, MODEL_LEN, MODEL, accepted=use)
+        yield ConfigError.of(config, MODEL_LEN, MODEL, accepted=use)
 
 
 def family_line(config: Config) -> str:

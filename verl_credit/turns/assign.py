@@ -16,10 +16,12 @@ import torch
 
 from verl_credit.config.settings import FORWARD_SIGNALS, CreditSettings
 from verl_credit.credit import TurnCredit, spread, turn_table
+from verl_credit.credit.groups import SOLVED_ABOVE
 from verl_credit.credit.plugins import TurnInputs, load
 from verl_credit.credit.turn.anchors import exact_anchors, similar_anchors
 from verl_credit.credit.turn.turn_credit import BatchTables, credit_of
 from verl_credit.errors import IntegrityError
+from verl_credit.records.run.alarms import ANSWER_WHEN_SOLVED
 from verl_credit.turns.book import TurnBatch
 from verl_credit.turns.gains import score_gains, score_infopo
 from verl_credit.turns.scorers import Forward, GainPlan
@@ -64,6 +66,8 @@ class StepInputs:
     gain_B_K: torch.Tensor
     has_gain_B_K: torch.Tensor
     infopo_B: Sequence[Sequence[float]] | None = None
+    answer_B: torch.Tensor | None = None
+    """The gold answer's probability before the answer turn (`Gains`); None where no gain was planned."""
     scored: bool = True
     """False: no gain and no infopo is measured in this step (`info_gain_every`, `info_gain_warmup_steps`)."""
     gain_scale: float = 1.0
@@ -108,9 +112,10 @@ def step_inputs(
     run: CreditRun, plan: GainPlan, forward: Forward, metrics: dict, *, step: int, planned_steps: int
 ) -> StepInputs:
     """The inputs after the forward of the step; ``metrics`` gets the gains' metrics."""
-    gain_B_K, has_gain_B_K = score_gains(plan, forward, metrics)
+    gains = score_gains(plan, forward, metrics)
     infopo_B, scales = score_infopo(plan, forward), run.settings.curriculum_at(step, planned_steps)
-    return StepInputs(run, plan.turns, gain_B_K, has_gain_B_K, infopo_B, plan.scored, *scales)
+    given = gains.info_gain_B_K, gains.turn_mask_B_K, infopo_B, gains.answer_B
+    return StepInputs(run, plan.turns, *given, plan.scored, *scales)
 
 
 def assign(
@@ -130,6 +135,10 @@ def assign(
         turns, run.tokenizer.decode, outcome_B, group_B, inputs.gain_B_K, inputs.has_gain_B_K, inputs.infopo_B
     )
     tables, signals, metrics = _tables(inputs, rows)
+    if inputs.answer_B is not None:
+        solved_B = turns.row_valid_B & (outcome_B > SOLVED_ABOVE) & inputs.answer_B.isfinite()
+        if solved_B.any():
+            metrics[ANSWER_WHEN_SOLVED] = inputs.answer_B[solved_B].double().mean().item()
     credit = credit_of(run.settings.algorithm.turn_mode, tables, _options(inputs))
     clip_scale_B_T = spread(credit.clip_scale_B_K1, turns.turn_ids_B_T, mask_B_T, fill=1.0)
     advantage_B_T = spread(credit.advantage_B_K1, turns.turn_ids_B_T, mask_B_T)

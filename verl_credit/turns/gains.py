@@ -12,6 +12,7 @@ each turn. I_k is the log ratio of a single sample and may be negative. Source: 
 from __future__ import annotations
 
 from math import isfinite, nan
+from typing import NamedTuple
 
 import torch
 
@@ -25,6 +26,13 @@ from verl_credit.turns.scorers import SCORERS, Forward, GainPlan
 
 PLACEHOLDER = "No information found."
 """The text that replaces the content of every tool message of the turn; the markup around it stays."""
+
+
+class Gains(NamedTuple):
+    info_gain_B_K: torch.Tensor
+    turn_mask_B_K: torch.Tensor
+    answer_B: torch.Tensor
+    """Probability of the gold answer after the row's last scored context; NaN where none was scored."""
 
 
 def plan_gains(turns: TurnBatch, settings: CreditSettings, tokenizer, *, scored: bool = True) -> GainPlan:
@@ -74,8 +82,8 @@ def score_infopo(plan: GainPlan, forward: Forward) -> list[list[float]] | None:
     return rewards
 
 
-def score_gains(plan: GainPlan, forward: Forward, metrics: dict) -> tuple[torch.Tensor, torch.Tensor]:
-    """(info_gain_B_K, turn_mask_B_K). A step that scores nothing has no turn with a gain.
+def score_gains(plan: GainPlan, forward: Forward, metrics: dict) -> Gains:
+    """The gains of a step. A step that scores nothing has no turn with a gain.
 
     Failed scores (not finite) stop the run; with ``info_gain_on_error=drop`` the gain is NaN, a missing one to every turn
     mode (up to ``faults.max_lost_rewards``); with ``zero`` it is 0. ``credit/gain/failed_rows`` counts the rows with one.
@@ -84,7 +92,8 @@ def score_gains(plan: GainPlan, forward: Forward, metrics: dict) -> tuple[torch.
     metrics["credit/gain/scored"] = float(scored)
     if not scored:
         rows, width = len(plan.turns.records), _columns(plan) - 1
-        return torch.zeros(rows, width), torch.zeros(rows, width, dtype=torch.bool)
+        no_B_K = torch.zeros(rows, width)
+        return Gains(no_B_K, no_B_K.bool(), torch.full((rows,), nan))
     return gains_of(plan, *score_answers(plan, forward), metrics)
 
 
@@ -96,9 +105,7 @@ def score_answers(plan: GainPlan, forward: Forward) -> tuple[torch.Tensor, torch
     return score_table(gains.requests, scores, len(plan.turns.records), _columns(plan), aliases)
 
 
-def gains_of(
-    plan: GainPlan, score_B_K1: torch.Tensor, requested_B_K1: torch.Tensor, metrics: dict
-) -> tuple[torch.Tensor, torch.Tensor]:
+def gains_of(plan: GainPlan, score_B_K1: torch.Tensor, requested_B_K1: torch.Tensor, metrics: dict) -> Gains:
     """`score_gains` for known scores."""
     turns, settings = plan.turns, plan.settings
     gain = info_gain(
@@ -122,7 +129,13 @@ def gains_of(
             "run goes on without them"
         )
     gain_B_K = gain.info_gain_B_K if on_error == "drop" else gain.info_gain_B_K.nan_to_num(0.0)
-    return gain_B_K, gain.turn_mask_B_K
+    return Gains(gain_B_K, gain.turn_mask_B_K, _last_probability(score_B_K1, requested_B_K1))
+
+
+def _last_probability(score_B_K1: torch.Tensor, requested_B_K1: torch.Tensor) -> torch.Tensor:
+    last_B = requested_B_K1.shape[1] - 1 - requested_B_K1.flip(1).int().argmax(dim=1)
+    probability_B = score_B_K1.gather(1, last_B[:, None])[:, 0].exp()
+    return probability_B.masked_fill(~requested_B_K1.any(dim=1), nan)
 
 
 def _columns(plan: GainPlan) -> int:

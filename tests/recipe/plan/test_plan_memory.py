@@ -443,6 +443,26 @@ def test_a_share_that_holds_no_row_is_raised():
 def test_figures_of_a_row_can_be_replaced():
     row = find_hardware("h100", {"memory_gib": 40, "mfu": 0.5, "peak_tflops": 500})
     assert (row.memory, row.mfu, row.peak_bf16) == (40 * GIB, 0.5, 500e12)
+    assert row.source == (
+        "NVIDIA H100 SXM 80 GB data sheet: 3.35 TB/s; given: peak_tflops=500, memory_gib=40, mfu=0.5"
+    )
+
+
+OWN_CARD = {"memory_gib": 23.5, "peak_tflops": 165, "bandwidth_gb_s": 1008}
+
+
+def test_a_card_of_ones_own_has_three_figures_and_no_data_sheet():
+    row = find_hardware("RTX4090", OWN_CARD)
+    assert (row.name, row.device, row.memory, row.bandwidth) == ("rtx4090", "cuda", 23.5 * GIB, 1008e9)
+    assert row.peak_bf16 == row.peak_fp32 == 165e12
+    assert row.source == "given: peak_tflops=165, memory_gib=23.5, bandwidth_gb_s=1008"
+
+
+@pytest.mark.parametrize("missing", OWN_CARD)
+def test_a_card_of_ones_own_without_a_figure_is_refused_with_all_three(missing):
+    with pytest.raises(ConfigError, match="hardware.name=rtx4090") as caught:
+        find_hardware("rtx4090", {key: value for key, value in OWN_CARD.items() if key != missing})
+    assert all(f"hardware.{key}=" in str(caught.value) for key in OWN_CARD)
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,8 @@ def plan(
     config_dir: ConfigDir = None,
     every: Annotated[bool, Option("--all", help="every shipped recipe, as a table")] = False,
     hardware: Annotated[
-        str | None, Option(help="h20, h100, h200, a100, gb10 (spark), cpu (this machine)")
+        str | None,
+        Option(help="h20, h100, h200, a100, gb10 (spark), cpu (this machine), or your own (docs/plan.md)"),
     ] = None,
     devices: Annotated[
         int | None, Option(parser=int, help="devices in all; the recipe's number otherwise")

@@ -23,6 +23,7 @@ from verl_credit.host.process.reward_check import check_reward_function
 from verl_credit.host.process.verl_checks import check_correction, check_names, line_of, register_all
 from verl_credit.host.registry import registered_names, require_registered
 from verl_credit.recipe.doctor.network import loopback_settings, run_address, unreachable, why_not_loopback
+from verl_credit.recipe.rules.refusals import Refusals
 from verl_credit.records.run import events
 from verl_credit.redact import without_secrets
 
@@ -73,9 +74,10 @@ def check_with_verl(config: DictConfig) -> None:
     """Check that the plugin is registered, every name is known, and verl accepts the configuration."""
     register_all()
     require_registered("the launching process", registered_names())
-    check_names(config)
-    check_correction(config)
-    check_reward_function(config)
+    found = Refusals([], {})
+    for check in (check_names, check_correction, check_reward_function):
+        found.collect(check, config)
+    found.finish()
     try:
         validate_config(config, need_reference_policy(config), need_critic(config))
     except (AssertionError, ValueError, TypeError) as error:

@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_credit.config.fit import DEFAULT, turns_at_most
 from verl_credit.config.keys import AUTO
-from verl_credit.errors import ConfigError, PreflightError
+from verl_credit.errors import ConfigError, ConfigErrors, PreflightError
 from verl_credit.host.registry import register_parts
 from verl_credit.names import MCP_TOOL
 from verl_credit.recipe.agent_loops import KEYS as TOOL_KEYS
@@ -54,6 +54,7 @@ def check_names(config: DictConfig) -> None:
     estimators = {str(getattr(n, "value", n)) for n in (*ADV_ESTIMATOR_REGISTRY, *AdvantageEstimator)}
     # verl's own loops write no turn ids
     loops = {n for n, entry in _agent_loop_registry.items() if not entry["_target_"].startswith("verl.")}
+    wrong = []
     for key, accepted in {
         "algorithm.adv_estimator": estimators,
         "actor_rollout_ref.actor.policy_loss.loss_mode": POLICY_LOSS_REGISTRY,
@@ -61,7 +62,9 @@ def check_names(config: DictConfig) -> None:
         DEFAULT: loops | {*own_loops(config)},
     }.items():
         if (value := OmegaConf.select(config, key)) not in accepted:
-            raise ConfigError(key=key, value=value, accepted=sorted(accepted), shown=repr(value))
+            wrong.append(ConfigError(key=key, value=value, accepted=sorted(accepted), shown=repr(value)))
+    if wrong:
+        raise ConfigErrors(wrong)
 
 
 def check_correction(config: DictConfig) -> None:

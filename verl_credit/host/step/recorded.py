@@ -20,6 +20,7 @@ from verl_credit.host.step.metrics import check_evaluation_faults
 from verl_credit.host.step.rollouts import keep_rollouts
 from verl_credit.names import ROLLOUT_NAME
 from verl_credit.records.run import events
+from verl_credit.records.run.alarms import Watch
 from verl_credit.records.run.files import (
     METRICS,
     TRAJECTORIES,
@@ -43,6 +44,8 @@ class RecordedTrainer(PPOTrainer):
         self._shortened_from: int | None = None
         self._saved_step: int | None = None
         self._stages: set[str] = set()
+        self._noted: set[str] = set()
+        self._alarms: Watch | None = None
         self._restored: dict[str, float] = {}
         super().__init__(config)
 
@@ -63,9 +66,24 @@ class RecordedTrainer(PPOTrainer):
 
     def _compute_metrics(self, batch, metrics, timing_raw, global_steps, epoch):
         super()._compute_metrics(batch, metrics, timing_raw, global_steps=global_steps, epoch=epoch)
+        self._alarm(global_steps, metrics)
         append_json(self.run_dir / METRICS, {"step": global_steps, **metrics})
         self._stage("the first step is finished")
         self._keep_time(timing_raw)
+
+    def _alarm(self, step: int, metrics: dict) -> None:
+        if self._alarms is None:
+            workers = self.config.actor_rollout_ref
+            remedies = {"half_lr": f"{workers.actor.optim.lr / 2:g}", "twice_n": 2 * workers.rollout.n}
+            self._alarms = Watch(self.run_dir, step - 1, remedies)
+        for kind, text in self._alarms.see(step, metrics):
+            self._note_once(kind, text)
+
+    def _note_once(self, kind: str, text: str | None) -> None:
+        """Notes a kind of event once in a run; the metrics have every step's numbers."""
+        if text and kind not in self._noted:
+            events.note(self.run_dir, kind, text)
+            self._noted.add(kind)
 
     def _stage(self, text: str) -> None:
         """Records how far the start of this process is, once."""

@@ -68,7 +68,6 @@ class CreditSteps(ProbingTrainer, RecordedTrainer):
         self.settings = CreditSettings.from_config(config)
         self.run_dir = Path(config.run_dir)
         self._states_checked = self._planning_checked = False
-        self._noted: set[str] = set()
         note = partial(events.note, self.run_dir, "no_rewards")
         self._unrewarded = UnrewardedSteps(config.faults.max_unrewarded_steps, note)
         self._issued = (-1, 0)  # (step, prompts handed out in it)
@@ -206,12 +205,6 @@ class CreditSteps(ProbingTrainer, RecordedTrainer):
         if plan.scored:
             metrics.update(plan.scorer.cost(plan, self.timing_raw["info_gain"], forward_s))
         return forward.batch
-
-    def _note_once(self, kind: str, text: str | None) -> None:
-        """Notes a kind of event once in a run; the metrics have every step's numbers."""
-        if text and kind not in self._noted:
-            events.note(self.run_dir, kind, text)
-            self._noted.add(kind)
 
     def _compute_advantage(self, batch, metrics):
         inputs, stage = self._inputs, self.credit.stage

@@ -1,7 +1,8 @@
 """Known devices, and the cost of searching an index on them. A recipe may choose one in an optional top-level block:
 
     hardware:
-      name: h100            # a row of the table below (aliases: spark, laptop)
+      name: h100            # a row of the table below (aliases: spark, laptop); or a card of your own, by any name, with
+                            # memory_gib, peak_tflops and bandwidth_gb_s
       devices: 8            # checked against trainer.nnodes x trainer.n_gpus_per_node
       memory_gib: 79.2      # replaces a figure of the row: memory_gib, host_memory_gib,
       peak_tflops: 989      # peak_tflops, bandwidth_gb_s, mfu, flash_attn
@@ -15,7 +16,7 @@ device the H100; the plan then has a note.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from verl_credit.errors import ConfigError, unknown_key
 from verl_credit.recipe.machine import cores, memory
@@ -46,26 +47,38 @@ class Hardware:
     cores: int = 64
     """CPU cores per node; assumed for the GPU rows."""
     source: str = ""
+    """Where the figures are from; those of the ``hardware`` block are given."""
+    figures: Mapping[str, str] = field(default_factory=dict)
+    """Figures as the source has them, by the key that replaces each."""
 
 
 def _gpu(name, gib, bandwidth_tb, bf16, fp32, mfu, source, **more):
+    figures = {"bandwidth_gb_s": f"{bandwidth_tb:g} TB/s", "peak_tflops": f"{bf16:g} TFLOPS bf16 dense"}
     return Hardware(
         name, "cuda", gib * GIB, bandwidth_tb * TERA, bf16 * TERA, fp32 * TERA, mfu,
-        **{"flash_attn": True, "host_memory": 1000 * GB, "source": source, **more},
+        **{"flash_attn": True, "host_memory": 1000 * GB, "source": source, "figures": figures, **more},
     )  # fmt: skip
+
+
+def _own(name: str) -> Hardware:
+    """A card that is no row of the table; its block replaces the zeros. fp32 counts with the given peak, too."""
+    return Hardware(name, "cuda", 0.0, 0.0, 0.0, 0.0, 0.35, flash_attn=True, host_memory=1000 * GB)
 
 
 # Memory is as torch reports it. Peaks are dense (data sheets without sparsity); fp32 is without tensor cores.
 TABLE = {
     row.name: row
     for row in (
-        _gpu("h20", 95.1, 4.0, 148, 44, 0.50, "NVIDIA H20 96 GB: 4.0 TB/s, 148 TFLOPS bf16 dense"),
-        _gpu("h100", 79.1, 3.35, 989, 67, 0.35, "NVIDIA H100 SXM 80 GB data sheet: 3.35 TB/s, 989 TFLOPS bf16 dense"),
-        _gpu("h200", 139.8, 4.8, 989, 67, 0.35, "NVIDIA H200 SXM data sheet: 141 GB, 4.8 TB/s, 989 TFLOPS bf16 dense"),
-        _gpu("a100", 79.1, 2.039, 312, 19.5, 0.40, "NVIDIA A100 SXM 80 GB data sheet: 2.04 TB/s, 312 TFLOPS bf16 dense"),
+        _gpu("h20", 95.1, 4.0, 148, 44, 0.50, "NVIDIA H20 96 GB"),
+        _gpu("h100", 79.1, 3.35, 989, 67, 0.35, "NVIDIA H100 SXM 80 GB data sheet"),
+        _gpu("h200", 139.8, 4.8, 989, 67, 0.35, "NVIDIA H200 SXM 141 GB data sheet"),
+        _gpu("a100", 79.1, 2.039, 312, 19.5, 0.40, "NVIDIA A100 SXM 80 GB data sheet"),
         _gpu(
-            "gb10", 121 * GB / GIB, 0.273, 125, 31, 0.30,
-            "NVIDIA DGX Spark: 121 GB visible, 273 GB/s; 1 PFLOPS fp4 with sparsity is 500 dense, hence 125 in bf16",
+            "gb10", 121 * GB / GIB, 0.273, 125, 31, 0.30, "NVIDIA DGX Spark",
+            figures={
+                "memory_gib": "121 GB visible", "bandwidth_gb_s": "273 GB/s",
+                "peak_tflops": "1 PFLOPS fp4 with sparsity is 500 dense, hence 125 in bf16",
+            },
             flash_attn=False, unified=True, host_memory=0.0, cores=20,
         ),
     )
@@ -102,7 +115,9 @@ _FACTORS = {
     "bandwidth_gb_s": ("bandwidth", GB),
     "mfu": ("mfu", 1.0),
 }
-KEYS = ("name", "devices", "peak_tflops", "flash_attn", "index_bytes", "index", *_FACTORS)
+OWN = ("memory_gib", "peak_tflops", "bandwidth_gb_s")
+FIGURES = ("peak_tflops", "flash_attn", *_FACTORS)
+KEYS = ("name", "devices", "index_bytes", "index", *FIGURES)
 
 
 def find_hardware(name: str, block: Mapping | None = None) -> Hardware:
@@ -112,18 +127,23 @@ def find_hardware(name: str, block: Mapping | None = None) -> Hardware:
     if unknown:
         raise unknown_key("hardware", str(unknown[0]), KEYS)
     name = ALIASES.get(str(name).lower(), str(name).lower())
-    if name not in TABLE and name != "cpu":
-        raise ConfigError(key="hardware.name", value=name, accepted=[*TABLE, "cpu", *ALIASES])
-    row = this_cpu() if name == "cpu" else TABLE[name]
+    if name not in TABLE and name != "cpu" and not all(key in block for key in OWN):
+        own = "or any name with " + ", ".join(f"hardware.{key}=..." for key in OWN)
+        raise ConfigError(key="hardware.name", value=name, accepted=[*TABLE, "cpu", *ALIASES, own])
+    row = this_cpu() if name == "cpu" else TABLE.get(name) or _own(name)
     changes = {to: _positive(key, block[key]) * unit for key, (to, unit) in _FACTORS.items() if key in block}
     if "peak_tflops" in block:
         peak = _positive("peak_tflops", block["peak_tflops"]) * TERA
-        changes |= {"peak_bf16": peak} if row.device == "cuda" else {"peak_bf16": peak, "peak_fp32": peak}
+        changes |= {"peak_bf16": peak} if name in TABLE else {"peak_bf16": peak, "peak_fp32": peak}
     if "flash_attn" in block:
         changes["flash_attn"] = bool(block["flash_attn"])
         if row.flash_attn and not changes["flash_attn"]:
             changes.setdefault("mfu", row.mfu * SDPA_SPEED)
-    return replace(row, **changes)
+    figures = {key: text for key, text in row.figures.items() if key not in block}
+    given = ", ".join(f"{key}={block[key]}" for key in FIGURES if key in block)
+    cited = f"{row.source}: {', '.join(figures.values())}" if figures else ""
+    source = "; ".join(part for part in (cited, given and f"given: {given}") if part)
+    return replace(row, source=source, figures=figures, **changes)
 
 
 def this_cpu() -> Hardware:
@@ -134,8 +154,11 @@ def this_cpu() -> Hardware:
     usable = float(here.total if here.limit is None else min(here.total, here.limit))
     return Hardware(
         "cpu", "cpu", usable, CPU_BANDWIDTH, peak, peak, 0.2, False, unified=True, cores=count,
-        source=f"this machine: {count} cores, {CPU_FLOPS_PER_CORE / GB:.0f} GFLOPS each and "
-        f"{CPU_BANDWIDTH / GB:.0f} GB/s assumed",
+        source=f"this machine, {count} cores",
+        figures={
+            "peak_tflops": f"{CPU_FLOPS_PER_CORE / GB:.0f} GFLOPS each, assumed",
+            "bandwidth_gb_s": f"{CPU_BANDWIDTH / GB:.0f} GB/s, assumed",
+        },
     )  # fmt: skip
 
 

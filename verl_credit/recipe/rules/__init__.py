@@ -233,4 +233,4 @@ RULES: tuple[Callable[[Tree, CreditSettings], Iterable[ConfigError] | None], ...
     validate_rollout,
     validate_rows_fit,
 )
-"""The rules in the order in which they are tried; each yields its refusals, or raises the first."""
+"""The rules in the order in which they are tried; each yields its refusals, or raises one."""

@@ -21,6 +21,7 @@ from verl_credit.recipe.agent_loops import (
     own_loops,
     tools_given,
 )
+from verl_credit.recipe.rules.refusals import refusals_of
 from verl_credit.turns.scorers import SCORERS
 
 STRATEGIES = ("fsdp", "fsdp2")
@@ -56,55 +57,59 @@ def validate_actor(config: Tree, settings: CreditSettings) -> Iterator[ConfigErr
         SCORERS[settings.algorithm.info_gain_scorer].needs(config)
 
 
-def validate_rollout(config: Tree, settings: CreditSettings) -> None:
-    """Raises ConfigError for the first fault."""
+def validate_rollout(config: Tree, settings: CreditSettings) -> Iterator[ConfigError]:
+    """Yields a refusal for every fault."""
     name = config.actor_rollout_ref.rollout.name
     if config.actor_rollout_ref.rollout.enable_rollout_routing_replay:
         use = "verl's FSDP engine replays no routes of experts, so that it would do nothing; set it to false"
-        raise ConfigError.of(config, "actor_rollout_ref.rollout.enable_rollout_routing_replay", accepted=use)
+        yield ConfigError.of(config, "actor_rollout_ref.rollout.enable_rollout_routing_replay", accepted=use)
     if name not in ENGINES:
         use = f"verl_credit is built for and tested with {' and '.join(TESTED)}, and hands requests on to {SGLANG}; whether "
         use += "turns keep their token budget and rows their log-probs with another engine has not been looked at"
-        raise ConfigError.of(config, "actor_rollout_ref.rollout.name", accepted=use)
-    own_loops(config)
+        yield ConfigError.of(config, "actor_rollout_ref.rollout.name", accepted=use)
+    yield from refusals_of(_own_loops, config)
     served = settings.scores_gain and SCORERS[settings.algorithm.info_gain_scorer].in_rollout
     if name == SGLANG:
-        _sglang(config, served)
+        yield from _sglang(config, served)
     if served and select(config, DEFAULT) not in AGENTS:
         use = f"the scores are asked for by {' and '.join(AGENTS)}; with an agent loop of your own take branch or rows"
-        raise ConfigError.of(config, "algorithm.info_gain_scorer", DEFAULT, accepted=use)
-    _other_tools(config)
-    _reward_manager(config)
+        yield ConfigError.of(config, "algorithm.info_gain_scorer", DEFAULT, accepted=use)
+    yield from _other_tools(config)
+    yield from _reward_manager(config)
 
 
-def _sglang(config: Tree, served: bool) -> None:
-    """Raises ConfigError for what verl's SGLang server cannot do, or does in a way that nobody has compared."""
+def _own_loops(config: Tree) -> None:
+    own_loops(config)
+
+
+def _sglang(config: Tree, served: bool) -> Iterator[ConfigError]:
+    """Yields refusals of what verl's SGLang server cannot do, or does in a way that nobody has compared."""
     if config.trainer.device == "cpu":
         use = f"verl starts SGLang on GPUs alone; take {ROLLOUT_NAME} or vllm on a CPU"
-        raise ConfigError.of(config, "actor_rollout_ref.rollout.name", "trainer.device", accepted=use)
+        yield ConfigError.of(config, "actor_rollout_ref.rollout.name", "trainer.device", accepted=use)
     if served:
         use = "its requests have parameters that vLLM knows and SGLang refuses, and SGLang's log-probs of a prompt have not "
         use += "been compared with the policy's; set algorithm.info_gain_scorer=branch or rows"
-        raise ConfigError.of(
+        yield ConfigError.of(
             config, "algorithm.info_gain_scorer", "actor_rollout_ref.rollout.name", accepted=use
         )
 
 
-def _other_tools(config: Tree) -> None:
-    """Raises ConfigError where the agent loop would offer no tool of the recipe's, or the recipe has no tool to offer."""
+def _other_tools(config: Tree) -> Iterator[ConfigError]:
+    """Yields a refusal where the agent loop would offer no tool of the recipe's, or the recipe has no tool to offer."""
     given = tools_given(config)
     if given and not may_call(config):
         key = next(iter(given))
         use = f"there is one turn and no call, so that its tools would never be used; set {DEFAULT}={TURN_AGENT}, which "
         use += f"calls them without a search, or {key}=null"
-        raise ConfigError.of(config, key, "search.max_searches", accepted=use)
+        yield ConfigError.of(config, key, "search.max_searches", accepted=use)
     if not given and select(config, DEFAULT) == TURN_AGENT:
         files = " and ".join(f"{MULTI_TURN}.{key}" for key in KEYS)
         use = f"it calls the tools that {files} name, and both are null; give one, or use {AGENT_NAME}"
-        raise ConfigError.of(config, DEFAULT, accepted=use)
+        yield ConfigError.of(config, DEFAULT, accepted=use)
 
 
-def _reward_manager(config: Tree) -> None:
+def _reward_manager(config: Tree) -> Iterator[ConfigError]:
     """Checks that verl's manager passes on what the reward function reads, and leaves outcomes as MaxRL needs them."""
     if not isinstance(config.reward, Mapping):
         raise ConfigError.of(config, "reward", accepted="a section with keys")
@@ -115,10 +120,10 @@ def _reward_manager(config: Tree) -> None:
         use = "it does not hand the agent loop's record to the reward function, so that an answer in what a tool returns "
         use += f"would count as the policy's; use one of {', '.join(HAND_ON)}"
         calls = "search.max_searches" if config.search.max_searches else DEFAULT
-        raise ConfigError.of(config, f"{MANAGER}.name", calls, accepted=use)
+        yield ConfigError.of(config, f"{MANAGER}.name", calls, accepted=use)
     if manager.name == "dapo" and config.algorithm.advantage_mode == "maxrl" and select(config, OVERLONG):
         use = "maxrl divides by the mean outcome, and the penalty makes outcomes of long rows negative; set it to false"
-        raise ConfigError.of(config, OVERLONG, f"{MANAGER}.name", "algorithm.advantage_mode", accepted=use)
+        yield ConfigError.of(config, OVERLONG, f"{MANAGER}.name", "algorithm.advantage_mode", accepted=use)
 
 
 def overlong_unread(config: Config) -> list[str]:
@@ -139,8 +144,8 @@ def validate_turns_fit(config: Tree, settings: CreditSettings) -> None:
         raise ConfigError(message, key=RESPONSE, value=budget, accepted=f"at least {turns * tokens}")
 
 
-def validate_rows_fit(config: Tree, settings: CreditSettings) -> None:
-    """Raises ConfigError where the longest row, with a short answer per context, exceeds the engine or a micro-batch."""
+def validate_rows_fit(config: Tree, settings: CreditSettings) -> Iterator[ConfigError]:
+    """Yields a refusal where the longest row, with a short answer per context, exceeds the engine or a micro-batch."""
     actor, rollout, ref = (config.actor_rollout_ref[name] for name in ("actor", "rollout", "ref"))
     row, scorer = fit.longest_row(config), SCORERS[settings.algorithm.info_gain_scorer]
     # At a shorter length the engine would cut a response, or refuse a prompt in the middle of a trajectory.
@@ -155,28 +160,33 @@ def validate_rows_fit(config: Tree, settings: CreditSettings) -> None:
         )
         use = f"{needed} or more, or auto"
         message = f"{fit.MODEL_LEN}={length} cannot hold a row of data.max_prompt_length + {RESPONSE} = {row} tokens{also}: "
-        raise ConfigError(f"{message}set it to {use}", key=fit.MODEL_LEN, value=length, accepted=use)
+        yield ConfigError(f"{message}set it to {use}", key=fit.MODEL_LEN, value=length, accepted=use)
     if actor.use_dynamic_bsz != rollout.log_prob_use_dynamic_bsz:
         other = "actor_rollout_ref.rollout.log_prob_use_dynamic_bsz"
         use = "verl wants them equal"
-        raise ConfigError.of(config, "actor_rollout_ref.actor.use_dynamic_bsz", other, accepted=use)
-    referred = actor.use_kl_loss or config.algorithm.use_kl_in_reward
-    if referred and ref.log_prob_use_dynamic_bsz:
-        _must_hold(REFERENCE, ref.log_prob_max_token_len_per_gpu, fit.sequence_parallel(ref), row)
-    if not actor.use_dynamic_bsz:
-        return
-    ranks = fit.sequence_parallel(actor)
-    _must_hold(UPDATE, actor.ppo_max_token_len_per_gpu, ranks, row)
-    answers = scorer.answers_behind_row(config) if settings.scores_gain else 0
-    also = f" and {answers} short answer{'s' * (answers > 1)} of {fit.SHORT_ANSWER} tokens" if answers else ""
-    if masked := fit.masked_tokens(config, settings, scorer):
-        also += f" and, for the turn signal infopo, {masked} tokens of masked observations and the responses after them"
-    needed = fit.least_log_prob_tokens(row, answers) + masked
-    _must_hold(fit.LOG_PROB, rollout.log_prob_max_token_len_per_gpu, ranks, needed, also)
+        yield ConfigError.of(config, "actor_rollout_ref.actor.use_dynamic_bsz", other, accepted=use)
+    if actor.use_dynamic_bsz:
+        ranks = fit.sequence_parallel(actor)
+        yield from _must_hold(UPDATE, actor.ppo_max_token_len_per_gpu, ranks, row)
+        answers = scorer.answers_behind_row(config) if settings.scores_gain else 0
+        also = (
+            f" and {answers} short answer{'s' * (answers > 1)} of {fit.SHORT_ANSWER} tokens"
+            if answers
+            else ""
+        )
+        if masked := fit.masked_tokens(config, settings, scorer):
+            also += f" and, for the turn signal infopo, {masked} tokens of masked observations and the responses after them"
+        needed = fit.least_log_prob_tokens(row, answers) + masked
+        yield from _must_hold(fit.LOG_PROB, rollout.log_prob_max_token_len_per_gpu, ranks, needed, also)
+    # The last, because in the recipes its budget is the update's.
+    if (actor.use_kl_loss or config.algorithm.use_kl_in_reward) and ref.log_prob_use_dynamic_bsz:
+        yield from _must_hold(REFERENCE, ref.log_prob_max_token_len_per_gpu, fit.sequence_parallel(ref), row)
 
 
-def _must_hold(key: str, budget: int | None, ranks: int, needed: int, also: str = "") -> None:
+def _must_hold(
+    key: str, budget: int | None, ranks: int, needed: int, also: str = ""
+) -> Iterator[ConfigError]:
     if budget is None or budget * ranks < needed:
         accepted = f"{needed} tokens{f' over {ranks} ranks' if ranks > 1 else ''}"
         message = f"{key}={budget} cannot hold a row of data.max_prompt_length + {RESPONSE}{also}: {accepted}"
-        raise ConfigError(message, key=key, value=budget, accepted=accepted)
+        yield ConfigError(message, key=key, value=budget, accepted=accepted)

@@ -144,20 +144,20 @@ def own_modules(config: Config) -> list[str]:
     return [module for module in modules if module not in ("", OURS)]
 
 
-def validate_loss(config: Tree, settings: CreditSettings) -> None:
-    """Raises ConfigError for a loss that no module registers, or that does not support the setting of another key."""
+def validate_loss(config: Tree, settings: CreditSettings) -> Iterator[ConfigError]:
+    """Yields a refusal of a loss that no module registers, or that does not support the setting of another key."""
     loss, name, key = select(config, LOSS), own_loss(config), f"{LOSS}._target_"
     if (given := loss.get("_target_")) != TARGET:
-        raise ConfigError(key=key, value=given, accepted=f"it has to take our keys beside it; use {TARGET}")
+        yield ConfigError(key=key, value=given, accepted=f"it has to take our keys beside it; use {TARGET}")
     if loss.loss_mode != LOSS_MODE and select(config, f"{LOSS}.dynamic_clip") is True:
         use = f"only {LOSS_MODE} reads a turn's clip scale, {loss.loss_mode} would clip every turn alike; set it to false, "
         use += f"or loss_mode to {LOSS_MODE}"
-        raise ConfigError.of(config, f"{LOSS}.dynamic_clip", f"{LOSS}.loss_mode", accepted=use)
+        yield ConfigError.of(config, f"{LOSS}.dynamic_clip", f"{LOSS}.loss_mode", accepted=use)
     if loss.loss_mode == "dro" and not loss.get("dro_beta"):
         use = "that loss needs its quadratic penalty: a number above 0"
-        raise ConfigError.of(config, f"{LOSS}.dro_beta", f"{LOSS}.loss_mode", accepted=use)
+        yield ConfigError.of(config, f"{LOSS}.dro_beta", f"{LOSS}.loss_mode", accepted=use)
     if name is not None and not own_modules(config):
         known = [LOSS_MODE, *VERLS_LOSSES]
         error = ConfigError(key=f"{LOSS}.loss_mode", value=name, accepted=known)
         own = f"or a loss of yours that a module in {MODULES} registers with verl (docs/plugins.md)"
-        raise ConfigError(f"{error}, {own}", key=error.key, value=name, accepted=known)
+        yield ConfigError(f"{error}, {own}", key=error.key, value=name, accepted=known)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from verl_credit.credit.turn.modes import modes_that
 from verl_credit.errors import ConfigError
 from verl_credit.recipe.rows import OURS
 from verl_credit.recipe.rules.own import load_own, try_detector, try_operator
+from verl_credit.recipe.rules.refusals import refusals_of
 
 MODE, OUTCOME, TRANSFORM, KIND, ALGORITHM, DETECTOR = (
     f"algorithm.{name}"
@@ -28,8 +30,8 @@ REWARD = "reward.custom_reward_function"
 PENALTY, REASONING = (f"{REWARD}.reward_kwargs.{name}" for name in ("format_penalty", "include_reasoning"))
 
 
-def validate_pipeline(config: Tree, settings: CreditSettings) -> None:
-    """Raises ConfigError for the first wrong combination; single values have been checked before."""
+def validate_pipeline(config: Tree, settings: CreditSettings) -> Iterator[ConfigError]:
+    """Yields a refusal for every wrong combination; single values have been checked before."""
     algorithm = settings.algorithm
     kind = algorithm.uncertainty_kind
     kinds = UNCERTAINTY_KINDS if canonical_kind(kind) is None else [kind]
@@ -41,32 +43,31 @@ def validate_pipeline(config: Tree, settings: CreditSettings) -> None:
     if algorithm.algorithm_mode:
         own["algorithm"] = ALGORITHM, load_own(ALGORITHM, algorithm.algorithm_mode)
         off = {"advantage_mode": "grpo", "transform_mode": "none", "info_gain_norm_mode": "none"}
-        _would_do_nothing(config, off, "algorithm_mode", "that replaces the whole pipeline")
-    _reward_reads_as_the_loop(config)
-    _outcome_level(config, algorithm)
-    _token_level(config, algorithm)
-    _planning(config, algorithm)
+        yield from _would_do_nothing(config, off, "algorithm_mode", "that replaces the whole pipeline")
+    yield from refusals_of(_reward_reads_as_the_loop, config)
+    for rule in (_outcome_level, _token_level, _planning):
+        yield from refusals_of(rule, config, algorithm)
     for kind, (key, operator) in own.items():
         if operator is not None:
-            try_operator(config, algorithm, operator, key, kind)
+            yield from refusals_of(try_operator, config, algorithm, operator, key, kind)
 
 
-def _would_do_nothing(config: Config, off: dict[str, str], name: str, why: str) -> None:
+def _would_do_nothing(config: Config, off: dict[str, str], name: str, why: str) -> Iterator[ConfigError]:
     """Refuses other values than ``off`` for keys that ``algorithm.<name>`` leaves without effect."""
     for key, default in off.items():
         if config.algorithm[key] != default:
             use = f"{why}, so that this key would do nothing; set it to {default}"
-            raise ConfigError.of(config, f"algorithm.{key}", f"algorithm.{name}", accepted=use)
+            yield ConfigError.of(config, f"algorithm.{key}", f"algorithm.{name}", accepted=use)
 
 
-def _outcome_level(config: Tree, algorithm: Algorithm) -> None:
+def _outcome_level(config: Tree, algorithm: Algorithm) -> Iterator[ConfigError]:
     if algorithm.advantage_mode != "grpo" and not algorithm.turn_mode.any_outcome_operator:
         use = "that mode normalises outcomes itself and accepts grpo only; others: "
         use += modes_that("any_outcome_operator")
-        raise ConfigError.of(config, OUTCOME, MODE, accepted=use)
+        yield ConfigError.of(config, OUTCOME, MODE, accepted=use)
     if algorithm.info_gain_on_error == "zero" and algorithm.turn_mode.unbiased:
         use = "a gain of 0 without a measurement would be in every baseline; drop leaves out the row instead"
-        raise ConfigError.of(config, "algorithm.info_gain_on_error", MODE, accepted=use)
+        yield ConfigError.of(config, "algorithm.info_gain_on_error", MODE, accepted=use)
     if algorithm.advantage_mode != "maxrl":
         return
     penalty = select(config, PENALTY, 0.0)
@@ -75,10 +76,10 @@ def _outcome_level(config: Tree, algorithm: Algorithm) -> None:
     negative = "that mode divides by the mean outcome, and this can make outcomes negative"
     if penalty > 0:
         use = f"{negative}; set it to 0"
-        raise ConfigError.of(config, PENALTY, OUTCOME, accepted=use)
+        yield ConfigError.of(config, PENALTY, OUTCOME, accepted=use)
     if config.algorithm.use_kl_in_reward:
         use = f"{negative}; use actor_rollout_ref.actor.use_kl_loss instead"
-        raise ConfigError.of(config, "algorithm.use_kl_in_reward", OUTCOME, accepted=use)
+        yield ConfigError.of(config, "algorithm.use_kl_in_reward", OUTCOME, accepted=use)
 
 
 def _reward_reads_as_the_loop(config: Tree) -> None:
@@ -90,32 +91,36 @@ def _reward_reads_as_the_loop(config: Tree) -> None:
         )
 
 
-def _token_level(config: Tree, algorithm: Algorithm) -> None:
+def _token_level(config: Tree, algorithm: Algorithm) -> Iterator[ConfigError]:
     mode, kind = algorithm.transform_mode, algorithm.uncertainty_kind
     if algorithm.canonical_transform:
         off = {"info_gain_norm_mode": "none", "advantage_mode": "grpo"}
-        _would_do_nothing(config, off, "transform_mode", "that transform shapes rewards itself")
+        yield from _would_do_nothing(config, off, "transform_mode", "that transform shapes rewards itself")
         if canonical_kind(kind) != "shannon_entropy":
             use = "that transform is defined on the policy's entropy: set algorithm.uncertainty_kind=shannon_entropy"
-            raise ConfigError.of(config, KIND, TRANSFORM, accepted=use)
+            yield ConfigError.of(config, KIND, TRANSFORM, accepted=use)
     correction = config.algorithm.get("rollout_correction") or {}
     if canonical_kind(kind) == "shannon_entropy" and correction.get("bypass_mode", False):
         use = "entropies come with old_log_probs, which are then not computed; use surprisal or predictive_variance"
-        raise ConfigError.of(config, KIND, "algorithm.rollout_correction.bypass_mode", accepted=use)
+        yield ConfigError.of(config, KIND, "algorithm.rollout_correction.bypass_mode", accepted=use)
     transform, sepa = TRANSFORMS.get(mode), algorithm.sepa
     if transform and transform.uses_sepa_controller and sepa.schedule == "linear" and sepa.steps == 0:
         use = "SEPA would stay off; give the steps of its ramp"
-        raise ConfigError.of(config, "algorithm.sepa.steps", TRANSFORM, accepted=use)
+        yield ConfigError.of(config, "algorithm.sepa.steps", TRANSFORM, accepted=use)
 
 
-def _planning(config: Tree, algorithm: Algorithm) -> None:
+def _detector(name: str) -> None:
+    if (own := load_own(DETECTOR, name, DETECTORS)) is not None:
+        try_detector(own, DETECTOR, name)
+
+
+def _planning(config: Tree, algorithm: Algorithm) -> Iterator[ConfigError]:
     planning, grams = algorithm.planning, algorithm.strategic_grams
-    if (own := load_own(DETECTOR, planning.detector, DETECTORS)) is not None:
-        try_detector(own, DETECTOR, planning.detector)
+    yield from refusals_of(_detector, planning.detector)
     folder = planning.model
     if planning.detector == "anchors" and not (folder and Path(folder, "config.json").expanduser().exists()):
         use = "algorithm.planning.detector=anchors needs the folder of a sentence encoder in Hugging Face format"
-        raise ConfigError.of(config, "algorithm.planning.model", accepted=use)
+        yield ConfigError.of(config, "algorithm.planning.model", accepted=use)
     if grams is not None:
         try:
             parse_grams(grams)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import reduce
 from typing import Any
 
@@ -12,6 +12,14 @@ from verl_credit.config.resolved import Tree, select
 from verl_credit.errors import ConfigError, ConfigErrors
 
 REFERENCE = re.compile(r"\$\{(?:oc\.select:)?([\w.]+)")
+
+
+def refusals_of(rule: Callable[..., Iterable[ConfigError] | None], *given) -> Iterator[ConfigError]:
+    """What a rule yields, and last what it raises."""
+    try:
+        yield from rule(*given) or ()
+    except ConfigError as error:
+        yield error
 
 
 class Refusals:
@@ -44,12 +52,10 @@ class Refusals:
         return names
 
     def collect(self, rule: Callable, *given) -> None:
-        """Calls a rule, which yields its refusals or raises the first."""
+        """Calls a rule, which yields its refusals or raises one."""
         try:
-            for error in rule(*given) or ():
+            for error in refusals_of(rule, *given):
                 self.add(error)
-        except ConfigError as error:
-            self.add(error)
         except Exception:
             if not self.errors:  # else a value that has been refused is what the rule could not read
                 raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator
 
 from verl_credit.config.fit import DEFAULT
 from verl_credit.config.keys import Algorithm, reads
@@ -16,6 +17,7 @@ from verl_credit.names import AGENT_NAME, AGENTS
 from verl_credit.policy.families import SCORER
 from verl_credit.recipe.agent_loops import own_loops, tools_given
 from verl_credit.recipe.rules.own import OWN, load_own, refuse_what_is_no_operator, trial, try_operator
+from verl_credit.recipe.rules.refusals import refusals_of
 from verl_credit.redact import redact_value
 from verl_credit.turns.assign import ANCHOR_KEY as ANCHOR
 from verl_credit.turns.assign import ANCHORS
@@ -45,8 +47,8 @@ BROUGHT = ("anchor_B_K1", "turn_tokens_B_K1")
 """The optional tables that the host makes."""
 
 
-def validate_turn_mode(config: Tree, settings: CreditSettings) -> None:
-    """Raises ConfigError for a mode that cannot be loaded, called or given its tables, and for options that it lacks."""
+def validate_turn_mode(config: Tree, settings: CreditSettings) -> Iterator[ConfigError]:
+    """Yields refusals of a mode that cannot be loaded, called or given its tables, and for options that it lacks."""
     name = settings.algorithm.info_gain_norm_mode
     if name not in MODES and not is_path(name):
         raise ConfigError(key=MODE, value=name, accepted=[*MODES, OWN], shown=repr(name))
@@ -62,16 +64,22 @@ def validate_turn_mode(config: Tree, settings: CreditSettings) -> None:
         use = f"it needs {', '.join(missing)}, {why}; call it in the library instead"
         raise ConfigError(key=MODE, value=name, accepted=use)
     if reads.anchored(settings):
-        _anchor(config, settings.algorithm)
+        yield from refusals_of(_anchor, config, settings.algorithm)
+    refused = False
     for option, value in settings.algorithm.turn_params.items():
         key = f"{PARAMS}.{option}"
         if option in KEYS:
             use = f"that option has a key of its own: {KEYS[option]}"
-            raise ConfigError(key=key, value=value, accepted=use)
-        if option not in mode.options and not mode.takes_any_option:
+            yield ConfigError(key=key, value=value, accepted=use)
+        elif option not in mode.options and not mode.takes_any_option:
             has = [known for known in mode.options if known not in KEYS] or ["no options of its own"]
             use = f"it has {', '.join(has)}{did_you_mean(option, has)}"
-            raise ConfigError(key=key, value=value, beside={MODE: name}, accepted=use)
+            yield ConfigError(key=key, value=value, beside={MODE: name}, accepted=use)
+        else:
+            continue
+        refused = True
+    if refused:
+        return  # the mode cannot be called with them
     try:
         mode.check_options(settings.turn_options)
     except ValueError as error:
@@ -103,8 +111,8 @@ def _anchor(config: Tree, algorithm: Algorithm) -> None:
             raise ValueError(f"{[len(each) for each in states]} states for trajectories of 2 and 1 turns")
 
 
-def validate_turn_signals(config: Tree, settings: CreditSettings) -> None:
-    """Raises ConfigError for the first fault."""
+def validate_turn_signals(config: Tree, settings: CreditSettings) -> Iterator[ConfigError]:
+    """Yields a refusal for every fault."""
     algorithm = settings.algorithm
     if not settings.turn_estimator:
         return  # `unread` lists keys without effect
@@ -125,10 +133,10 @@ def validate_turn_signals(config: Tree, settings: CreditSettings) -> None:
         use = "that mode compares turn rewards and has none to compare; set info_gain_norm_mode=none, or a signal"
         raise ConfigError.of(config, SIGNAL, MODE, accepted=use)
     for each in algorithm.signal_weights:
-        _check(config, settings, SIGNAL if several is None else SEVERAL, each)
+        yield from refusals_of(_check, config, settings, SIGNAL if several is None else SEVERAL, each)
 
 
-def _check(config: Tree, settings: CreditSettings, key: str, name: str) -> None:
+def _check(config: Tree, settings: CreditSettings, key: str, name: str) -> Iterator[ConfigError]:
     own = is_path(name)
     if not own and name not in SIGNALS and not (name.startswith(COLUMN) and name != COLUMN):
         hint = did_you_mean(name, [*SIGNALS])
@@ -140,7 +148,7 @@ def _check(config: Tree, settings: CreditSettings, key: str, name: str) -> None:
         use += "and no agent loop of yours (agent_loop_config_path), whose rows may have rewards"
         raise ConfigError(key=key, value=name, accepted=use)
     if name == INFOPO:
-        _infopo(config, settings, key)
+        yield from _infopo(config, settings, key)
     if not own:
         return
     try:
@@ -164,17 +172,17 @@ def _check(config: Tree, settings: CreditSettings, key: str, name: str) -> None:
         raise ConfigError(key=key, value=name, beside=beside, accepted=use) from None
 
 
-def _infopo(config: Tree, settings: CreditSettings, key: str) -> None:
+def _infopo(config: Tree, settings: CreditSettings, key: str) -> Iterator[ConfigError]:
     """Checks that infopo's two terms come from the same policy at the same temperature."""
     if SCORERS[settings.algorithm.info_gain_scorer].in_rollout:
         use = "infopo scores next responses after masked observations, which that scorer does not; use branch or rows"
-        raise ConfigError.of(config, SCORER, key, accepted=use)
+        yield ConfigError.of(config, SCORER, key, accepted=use)
     if select(config, BYPASS):
         use = "infopo compares old_log_probs of the trained policy, which are then not computed; set it to false"
-        raise ConfigError.of(config, BYPASS, key, accepted=use)
+        yield ConfigError.of(config, BYPASS, key, accepted=use)
     if select(config, TEMPERATURE) != 1:
         use = "infopo compares old_log_probs, taken at it, with scores at temperature 1; set it to 1"
-        raise ConfigError.of(config, TEMPERATURE, key, accepted=use)
+        yield ConfigError.of(config, TEMPERATURE, key, accepted=use)
 
 
 _CALL = {"turn": 0, "name": "search", "arguments": '{"query": "river of Paris"}', "reward": None}

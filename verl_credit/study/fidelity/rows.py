@@ -145,7 +145,7 @@ def tables_of(
     measured = rows_settings(settings, adv_estimator=ADV_ESTIMATOR, info_gain_norm_mode=mode, **changes)
     plan = plan_gains(batch, measured, tokenizer)
     score_B_K1, asked_B_K1 = score_answers(plan, forward)
-    gain_B_K, has_gain_B_K = gains_of(plan, score_B_K1, asked_B_K1, {})
+    gain_B_K, has_gain_B_K, _ = gains_of(plan, score_B_K1, asked_B_K1, {})
     outcome_B, group_B = outcomes_of(groups)
     rows = StepRows(batch, tokenizer.decode, outcome_B, group_B, gain_B_K, has_gain_B_K)
     table = turn_table(batch.turn_ids_B_T, batch.turn_ids_B_T >= 0)

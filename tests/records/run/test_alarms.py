@@ -1,0 +1,181 @@
+"""Alarms of a run that collapses: each sees its own collapse, none a healthy run; page and remedies are right."""
+
+import importlib.util
+import math
+from pathlib import Path
+
+import pytest
+
+from kit.recipes import load_config
+from verl_credit.recipe.rules import validate
+from verl_credit.records.report.write import write_report
+from verl_credit.records.run.alarms import ALARMS, ANSWER_WHEN_SOLVED, Watch, table
+from verl_credit.records.run.events import note
+from verl_credit.records.run.files import METRICS, VALIDATION, append_json
+
+ROOT = Path(__file__).parents[3]
+SETTINGS = {"half_lr": "0.00025", "twice_n": 16}
+HELD_OUT = "val-core/qa-greedy/reward/mean@1"
+HEALTHY = {
+    "critic/score/mean": 0.6,
+    "actor/entropy": 0.3,
+    ANSWER_WHEN_SOLVED: 0.8,
+    "credit/turns_per_row": 3.0,
+    "credit/tool/searches_per_row": 2.0,
+    "response_length/mean": 500.0,
+    "credit/stop/answer": 0.9,
+    "actor/grad_norm": 0.4,
+    "credit/groups/groups": 16.0,
+    "credit/groups/tied": 8.0,
+    "credit/groups/all_failed": 3.0,
+    HELD_OUT: 0.7,
+}
+STUCK = {"credit/groups/all_failed": 5.0}
+# alarm: what falls or grows after ten healthy steps; by a little less, which is none yet
+COLLAPSES = {
+    "held_out_falls": ({HELD_OUT: 0.5}, {HELD_OUT: 0.53}),
+    "reward_falls": ({"critic/score/mean": 0.29}, {"critic/score/mean": 0.31}),
+    "entropy_falls": ({"actor/entropy": 0.029} | STUCK, {"actor/entropy": 0.031} | STUCK),
+    "entropy_explodes": ({"actor/entropy": 0.91}, {"actor/entropy": 0.89}),
+    "right_answers_fall": ({ANSWER_WHEN_SOLVED: 0.59}, {ANSWER_WHEN_SOLVED: 0.61}),
+    "turns_shrink": ({"credit/turns_per_row": 1.7}, {"credit/turns_per_row": 1.9}),
+    "searches_stop": ({"credit/tool/searches_per_row": 0.1}, {"credit/tool/searches_per_row": 0.3}),
+    "responses_grow": ({"response_length/mean": 1010.0}, {"response_length/mean": 990.0}),
+    "answers_stop": ({"credit/stop/answer": 0.44}, {"credit/stop/answer": 0.46}),
+    "gradients_grow": ({"actor/grad_norm": 2.1}, {"actor/grad_norm": 1.9}),
+    "no_contrast": ({"credit/groups/tied": 15.0}, {"credit/groups/tied": 14.0}),
+    "gradient_not_finite": ({"actor/grad_norm": math.inf}, {"actor/grad_norm": 0.5}),
+}
+
+
+def alarms(rows, run_dir=Path("no run"), before=0):
+    """The alarms of each step after ``before``."""
+    watch = Watch(run_dir, before, SETTINGS)
+    return [{name for name, _ in watch.see(before + 1 + i, row)} for i, row in enumerate(rows)]
+
+
+@pytest.mark.parametrize("name", [alarm.name for alarm in ALARMS])
+def test_an_alarm_sees_its_own_collapse_and_nothing_else_does(name):
+    collapsed, shaken = COLLAPSES[name]
+    rows = [HEALTHY] * 10 + [HEALTHY | collapsed] * 5
+    assert alarms(rows)[-1] == {name}
+    assert set().union(*alarms(rows)[:10]) == set()
+    assert set().union(*alarms([HEALTHY] * 10 + [HEALTHY | shaken] * 20)) == set()
+
+
+@pytest.mark.parametrize(
+    ("learns", "with_it"),
+    [
+        ({"credit/turns_per_row": 1.2}, {"critic/score/mean": 0.7}),
+        ({"response_length/mean": 1200.0}, {"critic/score/mean": 0.8}),
+        ({"actor/entropy": 0.01}, {"credit/groups/all_failed": 1.0}),
+    ],
+)
+def test_what_changes_because_the_policy_learns_is_no_alarm(learns, with_it):
+    assert set().union(*alarms([HEALTHY] * 10 + [HEALTHY | learns | with_it] * 20)) == set()
+    assert alarms([HEALTHY] * 10 + [HEALTHY | learns | STUCK] * 20)[-1]
+
+
+def test_one_bad_step_is_no_collapse_but_an_infinite_gradient_is_told_at_once():
+    collapses = {key: value for name, (row, _) in COLLAPSES.items() for key, value in row.items()}
+    once = HEALTHY | collapses | {"actor/grad_norm": 1.0, HELD_OUT: 0.6, "actor/entropy": 0.9}
+    assert set().union(*alarms([HEALTHY] * 10 + [once] + [HEALTHY] * 10)) == set()
+    assert alarms([HEALTHY, HEALTHY | {"actor/grad_norm": math.nan}, HEALTHY]) == [
+        set(),
+        {"gradient_not_finite"},
+        set(),
+    ]
+
+
+def test_a_reward_of_zero_that_stays_there_is_not_rising():
+    """Without this no alarm of a run that never solved anything could fire."""
+    nothing = HEALTHY | {"critic/score/mean": 0.0, HELD_OUT: 0.0}
+    assert alarms([nothing] * 10 + [nothing | {"credit/turns_per_row": 1.0}] * 5)[-1] == {"turns_shrink"}
+
+
+def test_metrics_that_a_run_does_not_have_are_no_alarm():
+    assert alarms([{}] * 20) == [set()] * 20
+    sometimes = [
+        {ANSWER_WHEN_SOLVED: 0.9 if step < 25 else 0.1} if step % 5 == 0 else {} for step in range(60)
+    ]
+    assert [bool(seen) for seen in alarms(sometimes)] == [False] * 45 + [True] * 15  # ten measured steps
+
+
+def test_a_start_that_goes_on_compares_its_own_steps_with_the_beginning_of_the_run(tmp_path):
+    """A remedy gets a window of steps before the same alarm can come again."""
+    for step in range(1, 21):
+        append_json(
+            tmp_path / METRICS, {"step": step} | HEALTHY | ({"actor/entropy": 2.0} if step > 10 else {})
+        )
+    append_json(tmp_path / VALIDATION, {"step": 0, HELD_OUT: 0.9})
+    still = alarms([HEALTHY | {"actor/entropy": 2.0}] * 6, tmp_path, before=20)
+    assert [bool(seen) for seen in still] == [False] * 4 + [True] * 2
+    assert alarms([HEALTHY] * 10, tmp_path, before=20) == [set()] * 10
+
+
+def test_the_text_has_the_numbers_and_the_overrides():
+    watch = Watch(Path("no run"), 0, SETTINGS)
+    rows = [HEALTHY] * 10 + [HEALTHY | {"actor/entropy": 2.0}] * 5
+    text = dict([list(watch.see(step, row)) for step, row in enumerate(rows, 1)][-1])["entropy_explodes"]
+    assert text == (
+        "warning: in step 15 entropy explodes: actor/entropy has mean 2 over the last 5, the first 5 0.3. The policy's "
+        "tokens become random. Try actor_rollout_ref.actor.entropy_coeff=0 actor_rollout_ref.actor.optim.lr=0.00025 "
+        "actor_rollout_ref.actor.checkpoint.load_contents=[model] actor_rollout_ref.actor.use_kl_loss=true "
+        "actor_rollout_ref.actor.kl_loss_coef=0.001 (docs/collapse.md)"
+    )
+
+
+def test_the_report_shows_an_alarm(tmp_path):
+    watch = Watch(tmp_path, 0, SETTINGS)
+    for step, row in enumerate([HEALTHY] * 10 + [HEALTHY | {"actor/entropy": 2.0}] * 5, 1):
+        for kind, text in watch.see(step, row):
+            note(tmp_path, kind, text)
+        append_json(tmp_path / METRICS, {"step": step} | row)
+    write_report(tmp_path)
+    assert "entropy explodes: actor/entropy has mean 2 " in (tmp_path / "report.html").read_text()
+
+
+def test_the_page_has_the_table_of_the_code():
+    assert table() in (ROOT / "docs" / "collapse.md").read_text(encoding="utf-8")
+
+
+def _placeholders(remedy):
+    other = {
+        "RUN/checkpoints/global_step_N": "/run/checkpoints/global_step_3",
+        "OTHER_QUESTIONS": "other.parquet",
+    }
+    for name, value in other.items():
+        remedy = remedy.replace(name, value)
+    return remedy.format(**SETTINGS).split()
+
+
+def test_every_remedy_is_accepted_by_the_rules():
+    """Every override of the table, those of one alarm together, in as few compositions as their values allow."""
+    together: list[dict[str, str]] = []
+    for alarm in ALARMS:
+        own = dict(override.split("=", 1) for override in _placeholders(alarm.remedy))
+        for known in together:
+            if all(known.get(key, value) == value for key, value in own.items()):
+                known.update(own)
+                break
+        else:
+            together.append(own)
+    for known in together:
+        config = load_config("lab", [f"{key}={value}" for key, value in known.items()])
+        validate(config)
+
+
+def _check():
+    path = ROOT / "evidence" / "collapse" / "check.py"
+    spec = importlib.util.spec_from_file_location("collapse_check", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_recorded_runs_give_the_alarms_that_the_evidence_says():
+    """No alarm for runs that learned, or that never learned; what collapsed is seen."""
+    printed = _check().table()
+    assert printed in (ROOT / "evidence" / "collapse" / "README.md").read_text(encoding="utf-8")
+    healthy = [line for line in printed.splitlines()[2:] if "whole, collapsed" not in line]
+    assert healthy and all(line.endswith("| none |") for line in healthy)
