@@ -42,7 +42,7 @@ def test_the_report_begins_with_a_group_and_both_credits(run_dir):
     group = lens(run_dir, 3, SCALES).groups[0]
     first = beginning(run_dir)
     assert group["question"] == "Where?" and "One group, two creditsWhere?" in re.sub(r"\n", "", first)
-    assert "3 rollouts, 1 right" in first
+    assert "3 rollouts, 1 right · turn mode turn-group-v1d" in first
     rows = [row for row in Page(report(run_dir)).rows if row and re.match(r"\d(right|wrong)", row[0])]
     assert [row[0] for row in rows] == ["1right", "2wrong", "3wrong"]
     theirs = ("+1.155", f"{MINUS}0.577", f"{MINUS}0.577")
@@ -50,14 +50,19 @@ def test_the_report_begins_with_a_group_and_both_credits(run_dir):
         cells = [cell for cell in row[1:] if "this run" in cell]
         wanted = [f"this run {signed(credit)} GRPO {grpo}" for credit in credits]
         assert len(cells) == len(wanted) and all(map(str.__contains__, cells, wanted))
-    assert "The credits differ most at rollout 1, turn 1: +1.714 where GRPO gives +1.155." in first
+    assert (
+        "This run\N{RIGHT SINGLE QUOTATION MARK}s differs most at rollout 1, turn 1: +1.714 where GRPO gives +1.155."
+        in " ".join(first.split())
+    )
 
 
 def test_a_run_that_gives_grpos_credit_says_so(run_dir):
     write_step(run_dir, info_gain_norm_mode="none")
     group = lens(run_dir, 3, SCALES | {"advantage": Scale(1.0)}).groups[0]
     assert group["grpo"] == [pytest.approx(row, abs=1e-6) for row in group["given"]["advantage"]]
-    assert "So does this run (none) in the groups that it kept." in beginning(run_dir)
+    assert "This run\N{RIGHT SINGLE QUOTATION MARK}s is the same in the groups that it kept." in beginning(
+        run_dir
+    )
 
 
 def test_bars_stay_inside_their_cells_and_meet_grpos_mark_where_the_credits_agree():
