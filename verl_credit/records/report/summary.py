@@ -65,12 +65,12 @@ def ending(run: Run) -> Ending:
     return Ending(f"{text}: {why}" if why else f"{text}.", end["reason"] in ERRORS, command)
 
 
-_WARNING = re.compile("(warning|alarm|without effect): ")
+_WARNING = re.compile("(warning|without effect): ")
 
 
 def notes(run: Run) -> tuple[list[str], list[str]]:
-    """What the run warned of, the last of warnings that differ in numbers alone; and its other notes: the banner in force,
-    what has no use, every resume."""
+    """Returns the run's warnings, of those that differ in their numbers alone the last; and its other notes: the last
+    banner, which is in force, the keys that nothing reads, and every resume."""
     texts = [str(row.get("text", "")) for row in run.events]
     warnings = {re.sub(r"\d+", "", text): text for text in texts if _WARNING.match(text)}
     idle = [text for text in dict.fromkeys(run.event("idle")) if not _WARNING.match(text)]
