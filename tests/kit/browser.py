@@ -11,6 +11,13 @@ def keep(browser, name, selector=None):
         browser.screenshot(Path(PICTURES) / f"{name}.png", selector)
 
 
+def keep_view(browser, name, selector):
+    """The window with the element at its top."""
+    browser.value(f"document.querySelector({selector!r}).scrollIntoView()")
+    if PICTURES:
+        browser.screenshot(Path(PICTURES) / f"{name}.png", whole=False)
+
+
 # The least contrast of a visible text with its ground, as WCAG 2 measures it.
 CONTRAST = """(() => {
   const channel = (c) => { c /= 255; return c <= 0.03928 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4; };

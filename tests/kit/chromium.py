@@ -145,7 +145,8 @@ class Chromium:
             mobile=False,
         )
 
-    def screenshot(self, path: Path, selector: str | None = None) -> None:
+    def screenshot(self, path: Path, selector: str | None = None, *, whole: bool = True) -> None:
+        """``whole``: the page or the element, without scrollbars; otherwise what the window shows."""
         clip = {}
         if selector:
             box = self.value(
@@ -153,5 +154,5 @@ class Chromium:
                 " return {x: b.x + scrollX, y: b.y + scrollY, width: b.width, height: b.height, scale: 1}; })()"
             )
             clip = {"clip": box}
-        data = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=True, **clip)["data"]
+        data = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole, **clip)["data"]
         Path(path).write_bytes(base64.b64decode(data))

@@ -3,6 +3,10 @@
 import json
 from html.parser import HTMLParser
 
+from verl_credit.records.report.text import Scale
+
+SCALES = {"advantage": Scale(0.0), "reward": Scale(0.0)}  # nothing but 0 is noise
+
 
 def turn(text="<think>look</think>", observation="Page 1: Town\nA town.", gain=0.25, advantage=0.5, clip=1.1):
     return {

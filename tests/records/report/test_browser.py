@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from kit.browser import CONTRAST, keep
+from kit.browser import CONTRAST, keep, keep_view
 from kit.credit_tables import ROWS, rollout, write_step
-from kit.report_page import report, training, write_lines, write_run
+from kit.report_page import SCALES, report, training, write_lines, write_run
 from verl_credit.records.report.lens import lens
 from verl_credit.records.report.text import signed
 
@@ -59,7 +59,7 @@ def test_every_part_is_there(page):
     images = page.value("[...document.images].map(i => [i.complete, i.naturalWidth > 0, i.alt.length > 20])")
     assert len(images) == len(titles) - titles.count("") and all(all(image) for image in images)
     assert page.value("document.querySelectorAll('.rollout').length") == 3
-    assert text(page, "#lens-said").startswith("In this group every rollout is right, and 2 searches")
+    assert text(page, "#lens-said").startswith("In this group 1 of 3 rollouts are right, and 1 search")
     assert (
         page.value("performance.getEntriesByType('resource').filter(e => !e.name.startsWith('data:')).length")
         == 0
@@ -72,13 +72,13 @@ def heads(browser):
 
 
 def test_a_switch_shows_the_credit_that_python_made(page, tmp_path):
-    (group, *_) = lens(tmp_path, 3).groups
+    (group, *_) = lens(tmp_path, 3, SCALES).groups
     modes = {mode["name"]: mode for mode in group["modes"]}
     before = heads(page)
     choose(page, "mode", "joint")
     choose(page, "gamma", "0")
     flat = [value for row in modes["joint"]["credit"]["|0"]["advantage"] for value in row]
-    assert [head.split("advantage ")[1].split(" ·")[0] for head in heads(page)] == [
+    assert [head.split("advantage ")[1].split(" (GRPO")[0] for head in heads(page)] == [
         signed(value) for value in flat
     ]
     assert heads(page) != before and text(page, "#lens-said") == modes["joint"]["credit"]["|0"]["said"]
@@ -115,13 +115,12 @@ def test_a_choice_lasts_when_the_page_is_read_again(page):
 def test_another_group_is_a_switch_away(page):
     choose(page, "group", "2")
     assert page.value("document.querySelectorAll('.rollout').length") == 3
-    assert "2 rollouts" not in text(page, "#lens-said") and "1 of 3 rollouts are right" in text(
-        page, "#lens-said"
-    )
+    assert text(page, "#lens-said").startswith("In this group every rollout is right, and 2 searches")
 
 
 def test_the_keyboard_reaches_and_moves_everything(page):
     """Tab from the first control on; the arrow changes a native select; in a turn the arrows walk over its tokens."""
+    choose(page, "group", "2")  # its first turn has planning tokens
     page.value("document.getElementById('lens-group').focus()")
     reached = []
     for _ in range(9):
@@ -175,6 +174,40 @@ def test_text_is_readable_in_both_themes(page, theme):
     keep(page, f"lens-{theme}", "#lens")
 
 
+# Per scroll container: [is wider than its window, height of its scrollbar, fade, reached by Tab, room after its last part].
+SCROLLS = """[...document.querySelectorAll('.wide, .scrolls, .rollouts')].map((e) => {
+  e.scrollLeft = 0;
+  const fade = getComputedStyle(e, '::after'), box = e.getBoundingClientRect(), wide = e.scrollWidth > e.clientWidth;
+  e.scrollLeft = e.scrollWidth;
+  const parts = [...e.querySelectorAll('tr > :last-child, .rollout')];
+  const room = box.right - Math.max(...parts.map((p) => p.getBoundingClientRect().right)) - parseFloat(fade.width);
+  e.scrollLeft = 0;
+  return [wide, e.offsetHeight - e.clientHeight, fade.backgroundImage, e.tabIndex, room];
+})"""
+CREDITS = "[...document.querySelectorAll('#opening td:not(.absent)')].map(e => e.textContent)"
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1440])
+def test_the_first_group_shows_both_credits_and_what_is_wide_scrolls_visibly(page, width, theme):
+    page.size(width, 900)
+    page.theme(theme)
+    assert page.value("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
+    credits = page.value(CREDITS)
+    assert len(credits) == 6 and all("this run" in one and "GRPO" in one for one in credits)
+    assert page.value("document.querySelector('#opening td').getBoundingClientRect().right") <= width
+    assert page.value("document.querySelector('section').id") == "opening"
+    found = page.value(SCROLLS)
+    assert len(found) >= 3
+    for wide, bar, fade, tab, room in found:
+        assert tab == 0 and (not wide or (bar >= 8 and "linear-gradient" in fade and room >= -1)), found
+    opening, _, lens_of_rollouts = (one[0] for one in found[:3])
+    assert (opening and lens_of_rollouts) is (width == 390)
+    for part in ("header", "#opening", "#lens-rollouts"):
+        keep_view(page, f"{part.removeprefix('#')}-{width}-{theme}", part)
+    keep(page, f"report-{width}-{theme}")  # last: it hides the scrollbars
+
+
 @pytest.mark.parametrize("width", [1280, 400])
 def test_text_at_200_percent_and_narrow_screens_need_no_scrolling_sideways(page, width):
     page.size(width, 900)
@@ -185,6 +218,7 @@ def test_text_at_200_percent_and_narrow_screens_need_no_scrolling_sideways(page,
 
 
 def test_planning_is_marked_without_colour(page):
+    choose(page, "group", "2")
     style = page.value("getComputedStyle(document.querySelector('.rollout .planning')).textDecorationLine")
     assert style == "underline"
     assert (

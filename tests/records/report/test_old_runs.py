@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kit.report_page import report, write_run
+from kit.report_page import SCALES, report, write_run
 from kit.stored_facts import facts_of
 from kit.stored_rollouts import COLUMNS, UPDATE
 from verl_credit.records.report.lens import lens
@@ -27,10 +27,20 @@ def old(tmp_path):
 def test_its_page_is_as_it_was(old):
     """`page.json`: what version 1 put on the page of the same files, but for the credit of other settings."""
     before = json.loads((OLD / "page.json").read_text())
-    groups = lens(old, 3).groups
+    groups = lens(old, 3, SCALES).groups
     for group in groups:
-        assert group.pop("modes") and group.pop("transforms")
-    assert json.loads(json.dumps(groups)) == before["lens"] and len(groups) == 4
+        assert group.pop("modes") and group.pop("transforms") and group.pop("grpo")
+        assert (group.pop("limit"), group.pop("floor")) == (1.0, 0.0)
+        for turn in [turn for row in group["rollouts"] for turn in row["turns"]]:
+            assert turn.pop("gained") is (turn["reward"] or "").startswith("+")
+    for group in before["lens"]:
+        del group["limit"]  # version 1: the group's largest advantage
+
+    def place(group):
+        return group["step"], group["question"]
+
+    assert json.loads(json.dumps(sorted(groups, key=place))) == sorted(before["lens"], key=place)
+    assert len(groups) == 4
     run = read_run(old)
     assert choose(run.trajectories) == before["chosen"] and not run.trajectory_problems
     assert "Made again with the run's own settings" in report(old)

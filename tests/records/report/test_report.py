@@ -2,6 +2,7 @@
 
 import base64
 import html
+import math
 import re
 from pathlib import Path
 
@@ -22,10 +23,10 @@ from verl_credit.records.report.text import (
     NEGATIVE,
     NEUTRAL,
     POSITIVE,
+    Scale,
     clean,
     colour,
     dialogue,
-    limit,
     percent,
     points,
     seconds_change,
@@ -76,8 +77,8 @@ def test_banner_resume_and_settings_are_told(run_dir):
     for words in (
         "verl_credit: advantage=turn-group-v1d",
         "resume: exact (step 2)",
-        "warning: in step 2 8% of the turns were cut",
-        "warning: in step 2 30% of the rows are left out",
+        "Warning: in step 2 8% of the turns were cut",
+        "Warning: in step 2 30% of the rows are left out",
         "algorithm.info_gain_norm_mode",
     ):
         assert words in text
@@ -91,7 +92,8 @@ def test_trajectory_shows_number_colour_and_words(run_dir):
     assert "Information gain +0.250 gold answer likelier" in page.text
     assert "no gain" in page.text
     backgrounds = set(re.findall(r"background:(#[0-9a-f]{6})", " ".join(page.values("span", "style"))))
-    assert {colour(-0.75, 0.75), colour(0.5, 0.75), colour(0.25, 0.25)} <= backgrounds
+    spread = math.sqrt((0.5**2 + 0.75**2) / 2)  # of all turns; full colour at twice as much
+    assert {colour(-0.75, 2 * spread), colour(0.5, 2 * spread), colour(0.25, 0.5)} <= backgrounds
     assert "Page 1: Town\nA town." in page.text and "here or there" in page.text
 
 
@@ -270,7 +272,12 @@ def test_choice_prefers_other_questions_and_outcomes():
 def test_colour_scale_is_symmetric_clamped_and_legible():
     as_hex = ["#" + "".join(f"{part:02x}" for part in end) for end in (NEGATIVE, NEUTRAL, POSITIVE)]
     assert [colour(v, 2.0) for v in (-2.0, 0.0, 2.0)] == as_hex == [colour(v, 2.0) for v in (-9.0, None, 9.0)]
-    assert limit([None, -0.5, 0.25]) == 0.5 and limit([0.0]) == limit([]) == 1.0
+    scale = Scale.of([None, 3.0, -4.0, 0.0, 0.0])
+    assert (scale.spread, scale.limit, scale.floor) == (2.5, 5.0, 0.125)
+    assert scale.colour(-0.125) == scale.colour(None) == as_hex[1] != scale.colour(-0.5)
+    assert scale.colour(5.0) == scale.colour(9.0) == as_hex[2]
+    for nothing in (Scale.of([None]), Scale.of([0.0])):
+        assert nothing.limit == 1.0 and not nothing.counts(0.0) and nothing.counts(1e-9)
     for share in range(-10, 11):
         assert _contrast("#1d2126", colour(share / 10, 1.0)) > 7
 

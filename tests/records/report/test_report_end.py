@@ -121,10 +121,11 @@ def test_held_out_questions_come_with_an_interval(run_dir):
     assert "95 % interval" not in Page(report(run_dir)).text
     rows = [evaluation(0, 0.375, 0.2), evaluation(3, 0.625, 0.4) | {"val-aux/lab-greedy/questions": 64}]
     write_lines(run_dir / "validation.jsonl", rows)
-    said = (
-        "Held-out exact match at step 3 (greedy, lab): 62.5 % of 64 questions, 95 % interval 50.3 % to 73.3 %"
-    )
-    assert said in Page(report(run_dir)).text
+    page = Page(report(run_dir))
+    known = "64 questions, 95 % interval 50.3 % to 73.3 %"
+    said = f"Held-out exact match (EM, greedy, lab): 62.5 % at step 3 ({known}), 37.5 % at step 0."
+    assert said in page.text
+    assert ["Exact match (EM), greedy", "37.5 %", f"62.5 %{known}", "+25.0 points"] in page.rows
     assert interval(0.0, 10) == pytest.approx((0.0, 0.2775), abs=1e-4)  # Wilson's table values
     assert interval(0.5, 100) == pytest.approx((0.4038, 0.5962), abs=1e-4)
     assert [duration(s) for s in (5.4, 125, 7260)] == ["5 s", "2 min 5 s", "2 h 1 min"]

@@ -6,7 +6,7 @@ pytest.importorskip("matplotlib")
 
 from kit.report_page import Page, report, sibling, trajectory, turn, write_lines
 from verl_credit.records.report.page import choose
-from verl_credit.records.report.text import MINUS
+from verl_credit.records.report.text import MINUS, colour
 
 RELATIVE = "Credit is relative to the group"
 TIED = "This group tied: all"
@@ -75,7 +75,9 @@ def test_a_group_with_several_outcomes_is_shown_before_a_tied_one():
 def test_one_colour_scale_holds_for_the_group_too(run_dir):
     group = [sibling(1.0, (0.5, 1.0, 3.0), (None, None, 0.5)), *MIXED]
     page_of(run_dir, group=group, turns=[turn(), turn("<answer>x</answer>", "", None)])
-    assert f"{MINUS}3.000" in Page(report(run_dir)).text  # the scale's end
+    shown = report(run_dir)
+    assert f"Advantage{MINUS}1.000\n+1.000" in Page(shown).text  # the ends: twice .5, which both turns have
+    assert f'background:{colour(1.0, 1.0)}">+3.000' in shown
 
 
 def test_another_signal_than_information_gain_is_called_a_turn_reward(run_dir):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
@@ -50,6 +51,12 @@ class TurnTables:
             self.outcome_B, self.reward_B_K, self.has_reward_B_K, self.group_B, self.valid_B, self.n_tool_turns_B,
             {"turn_tokens_B_K1": self.tokens_B_K1} | anchor,
         )  # fmt: skip
+
+    @cached_property
+    def grpo_B_K1(self) -> torch.Tensor:
+        """GRPO's advantage, every turn's that of its rollout, with the run's `norm_adv_by_std_in_grpo`."""
+        norm = {key: value for key, value in self.pipeline["shared"].items() if key == "norm_by_std"}
+        return credit_of(MODES["none"], self.batch, norm).advantage_B_K1
 
 
 def turn_tables(table: StepTable) -> TurnTables:

@@ -16,9 +16,9 @@
     if (text !== undefined) made.textContent = text;
     return made;
   };
-  const shade = (value, limit) => {
-    const half = (shades.length - 1) / 2;
-    return shades[half + Math.round(half * Math.max(-1, Math.min(1, value / limit)))];
+  const shade = (value) => {
+    const half = (shades.length - 1) / 2, share = Math.abs(value) > group.floor ? value / group.limit : 0;
+    return shades[half + Math.round(half * Math.max(-1, Math.min(1, share)))];
   };
 
   let group, shown; // shown: per rollout { turns: [{ box, head, texts }], spans, values }
@@ -57,7 +57,7 @@
   const rollout = (data, number) => {
     if (number === 0) shown = [];
     const column = element("article", "rollout");
-    column.append(element("h3", "", `Rollout ${number + 1}: ${data.right ? "right" : "wrong"}`));
+    column.append(element("h3", "", `Rollout ${number + 1} of ${group.rollouts.length}: ${data.right ? "right" : "wrong"}`));
     column.append(element("p", "facts", `outcome ${data.outcome} \u00b7 ${data.stop}`));
     const list = element("ol", "lens-turns");
     const record = { turns: [], spans: [], values: [] };
@@ -117,16 +117,16 @@
       shown[r].values = data.turn.map((k, i) => {
         const turn = turns.advantage[r][k];
         const value = given ? own[i] : turn < 0 ? -turn * (down ? down[i] : -up[i]) : turn * up[i];
-        spans[i].style.background = shade(value, group.limit);
+        spans[i].style.background = shade(value);
         return value;
       });
       boxes.forEach(({ box, head, name }, k) => {
-        const advantage = turns.advantage[r][k], clip = turns.clip[r][k], { reward, star } = data.turns[k];
-        const good = reward !== null && reward.startsWith("+") && advantage < 0;
-        box.style.borderColor = shade(advantage, group.limit);
+        const advantage = turns.advantage[r][k], clip = turns.clip[r][k], { reward, gained, star } = data.turns[k];
+        const good = gained && advantage < -group.floor;
+        box.style.borderColor = shade(advantage);
         box.classList.toggle("against", good);
         head.replaceChildren(element("b", "", name), ` \u00b7 ${reward === null ? `no ${group.reward}` : `${group.reward} ${reward}`}`,
-          ` \u00b7 advantage ${signed(advantage)}${star === null ? "" : ` \u00b7 A* ${star}`} \u00b7 clip range \u00d7 ${clip.toFixed(2)}`);
+          ` \u00b7 advantage ${signed(advantage)} (GRPO ${signed(group.grpo[r][k])})${star === null ? "" : ` \u00b7 A* ${star}`} \u00b7 clip range \u00d7 ${clip.toFixed(2)}`);
         if (good) head.append(element("span", "lens-flag", `positive ${group.reward}, negative credit`));
       });
     });

@@ -16,7 +16,7 @@ from markupsafe import Markup
 
 from verl_credit.records.report.again import token_tables, turn_tables
 from verl_credit.records.report.lens_settings import ROLLOUTS, TOKENS_A_ROLLOUT, Group, settings_of
-from verl_credit.records.report.text import STOPPED, clean, colour, limit, plain, signed
+from verl_credit.records.report.text import STOPPED, Scale, clean, colour, plain, signed
 from verl_credit.records.run.files import DamagedFile, read_json_lines
 from verl_credit.records.run.rollouts import read_tokens, token_steps
 from verl_credit.records.run.tables import TURNS, DamagedTable, StepTable, read_table, tables_of
@@ -56,8 +56,11 @@ class Lens:
         return base64.b64encode(hashlib.sha256(self.script.encode()).digest()).decode("ascii")
 
 
-def lens(run_dir: Path, last_step: int) -> Lens:
-    """Makes the lens of the last steps up to ``last_step``; later tables belong to a step that is not finished."""
+def lens(run_dir: Path, last_step: int, scales: Mapping[str, Scale]) -> Lens:
+    """Makes the lens of the last steps up to ``last_step``; later tables belong to a step that is not finished.
+
+    The group whose credit differs most from GRPO's comes first. ``scales``: of the run's advantages and rewards.
+    """
     problems: list[str] = []
     ranked: list[tuple[tuple, int, int, Group]] = []
     turn_paths, token_paths = tables_of(run_dir, TURNS), token_steps(run_dir)
@@ -71,7 +74,7 @@ def lens(run_dir: Path, last_step: int) -> Lens:
             c, turns = read_table(path, ("group", "row")).columns, turn_tables(read_table(turn_paths[step]))
             for number in dict.fromkeys(c["group"]):
                 rows = [row for row, one in zip(c["row"], c["group"], strict=True) if one == number]
-                group = Group(turns, rows)
+                group = Group(turns, rows, scales)
                 ranked.append((_rank(group, step), step, number, group))
     groups, left = [], TOKENS_IN_ALL
     for _, step, number, group in sorted(ranked, key=lambda entry: entry[0], reverse=True)[:GROUPS]:
@@ -99,9 +102,8 @@ def _problems_named(problems: list[str], step: int) -> Iterator[None]:
 
 
 def _rank(group: Group, step: int) -> tuple:
-    """First what a reader would miss: all right, and good turns with negative credit. Then mixed groups, then the latest."""
-    right, punished = group.right_G, group.punished(group.given_G_K1)
-    return (all(right) and punished > 0, 0 < sum(right) < len(right), punished > 0, step)
+    """The contrast with GRPO, then mixed groups, then the latest."""
+    return (group.contrast, 0 < sum(group.right_G) < len(group.rows), step)
 
 
 def _cut(group: Group, table: StepTable, stars: Mapping[tuple[int, int], str]) -> dict:
@@ -110,7 +112,6 @@ def _cut(group: Group, table: StepTable, stars: Mapping[tuple[int, int], str]) -
     lines = {row: place for place, row in enumerate(c["row"])}
     rows = group.tokens.rows[:ROLLOUTS]
     first, whole = lines[rows[0]], len(group.tokens.rows)
-    given = group.given_G_K1.flatten().tolist()
     notes = []
     if whole > len(rows):
         notes.append(f"{whole - len(rows)} of {whole} rollouts are not shown.")
@@ -124,14 +125,15 @@ def _cut(group: Group, table: StepTable, stars: Mapping[tuple[int, int], str]) -
         "question": clean(c["question"][first]),
         "golds": [clean(gold) for gold in c["golds"][first][:5]],
         "notes": notes,
-        "limit": limit(given),
+        "limit": group.scales["advantage"].limit,
+        "floor": group.scales["advantage"].floor,
         "reward": "gain" if list(table.pipeline["signals"]) == ["info_gain"] else "reward",
         "rollouts": [_rollout(group, c, place, lines[row], stars) for place, row in enumerate(rows)],
     }
 
 
 def _rollout(group: Group, c: dict, place: int, line: int, stars: Mapping[tuple[int, int], str]) -> dict:
-    rewards = group.reward_G_K[place].tolist()
+    rewards, gained = group.reward_G_K[place].tolist(), group.gained_G_K[place].tolist()
     n_turns = int(group.turns.n_tool_turns_B[group.place_G[place]]) + 1
     observations = c["observations"][line]
     turns = []
@@ -142,6 +144,7 @@ def _rollout(group: Group, c: dict, place: int, line: int, stars: Mapping[tuple[
         turns.append(
             {
                 "reward": None if reward is None or reward != reward else signed(reward),
+                "gained": reward is not None and gained[turn],
                 "star": stars.get((c["row"][line], turn)),
                 "seen": clean(seen[:OBSERVATION]),
                 "more": max(length - OBSERVATION, 0),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -18,7 +19,7 @@ from verl_credit.records.report.again import (
     credit_of_turns,
     places,
 )
-from verl_credit.records.report.text import plain
+from verl_credit.records.report.text import Scale, plain
 
 ALPHAS, GAMMAS = (0.0, 0.3, 1.0), (0.0, 0.5, 0.9, 1.0)
 EQUAL = 1e-6
@@ -32,6 +33,8 @@ class Group:
 
     turns: TurnTables
     rows: list[int]
+    scales: Mapping[str, Scale]
+    """Of advantages and rewards; they decide what is noise."""
     tokens: TokenTables | None = None
     """The tokens are large, so they are None until they are needed."""
 
@@ -51,6 +54,11 @@ class Group:
         return torch.where(known, self.turns.reward_B_K, torch.nan)[self.place_G]
 
     @property
+    def gained_G_K(self) -> torch.Tensor:
+        """Turns with a reward above 0 that is no noise."""
+        return self.reward_G_K > self.scales["reward"].floor
+
+    @property
     def right_G(self) -> list[bool]:
         return (self.turns.outcome_B[self.place_G] > 0.5).tolist()
 
@@ -59,9 +67,21 @@ class Group:
         """Each turn's advantage, as it was given."""
         return self.turns.advantage_B_K1[self.place_G]
 
+    @property
+    def grpo_G_K1(self) -> torch.Tensor:
+        return self.turns.grpo_B_K1[self.place_G]
+
+    @property
+    def contrast(self) -> float:
+        """Root mean square of the given advantage minus GRPO's, over the group's turns; 0 where it is noise."""
+        turn_G_K1 = torch.arange(self.given_G_K1.shape[1]) <= self.turns.n_tool_turns_B[self.place_G, None]
+        apart = (self.given_G_K1 - self.grpo_G_K1)[turn_G_K1].square().mean().sqrt().item()
+        return apart if self.scales["advantage"].counts(apart) else 0.0
+
     def punished(self, advantage_G_K1: torch.Tensor) -> int:
-        """Turns with a reward above 0 and an advantage below 0."""
-        return int(((self.reward_G_K > 0) & (advantage_G_K1[:, : self.reward_G_K.shape[1]] < 0)).sum())
+        """Turns that gained and have an advantage below 0 that is no noise."""
+        lower_G_K1 = advantage_G_K1 < -self.scales["advantage"].floor
+        return int((self.gained_G_K & lower_G_K1[:, : self.gained_G_K.shape[1]]).sum())
 
     def sentence(self, advantage_G_K1: torch.Tensor) -> str:
         """Returns the group's result and the number of rewarded turns with negative credit."""
@@ -106,6 +126,7 @@ def settings_of(group: Group) -> dict:
             **_numbers(group.given_G_K1, group.turns.clip_scale_B_K1[group.place_G], group),
             "tokens": packed(group.tokens.advantage_G_T, group.tokens),
         },
+        "grpo": _rounded(group.grpo_G_K1, group),
         "check": check(group),
     }
 
@@ -156,12 +177,13 @@ def _mode(group: Group, name: str, alphas: list[float], gammas: list[float]) -> 
 
 
 def _numbers(advantage_G_K1: torch.Tensor, clip_G_K1: torch.Tensor, group: Group) -> dict:
-    counts = (group.turns.n_tool_turns_B[group.place_G] + 1).tolist()
-    advantage, clip = (
-        [[round(v, 6) for v in row[:n]] for row, n in zip(values_G_K1.tolist(), counts, strict=True)]
-        for values_G_K1 in (advantage_G_K1, clip_G_K1)
-    )
+    advantage, clip = (_rounded(values_G_K1, group) for values_G_K1 in (advantage_G_K1, clip_G_K1))
     return {"advantage": advantage, "clip": clip, "said": group.sentence(advantage_G_K1)}
+
+
+def _rounded(values_G_K1: torch.Tensor, group: Group) -> list[list[float]]:
+    counts = (group.turns.n_tool_turns_B[group.place_G] + 1).tolist()
+    return [[round(v, 6) for v in row[:n]] for row, n in zip(values_G_K1.tolist(), counts, strict=True)]
 
 
 def _lambdas(tokens: TokenTables, name: str) -> list[float | None]:

@@ -11,9 +11,16 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from verl_credit.records.report import text
 from verl_credit.records.report.curves import panel_data_uri
 from verl_credit.records.report.lens import NO_TABLES, lens
+from verl_credit.records.report.opening import opening
 from verl_credit.records.report.panels import BLUE, VERMILION, Line, Panel
 from verl_credit.records.report.run_data import Run
-from verl_credit.records.report.summary import ending, held_out_lines, held_out_rows, training_rows
+from verl_credit.records.report.summary import (
+    ending,
+    held_out_lines,
+    held_out_rows,
+    notes,
+    training_rows,
+)
 from verl_credit.records.run.files import VALIDATION
 
 # Longer blocks scroll, so that one page of search results does not push the next turn out of sight.
@@ -86,8 +93,8 @@ def searches(group: list[dict]) -> int:
     return max((len(one["turns"]) - 1 for one in group), default=0)
 
 
-def sentences(row: dict) -> list[str]:
-    """Returns the sentences that explain the advantages of ``row``, which has its group."""
+def sentences(row: dict, scale: text.Scale) -> list[str]:
+    """Returns the sentences that explain the advantages of ``row``, which has its group. ``scale``: of the advantages."""
     group = row["group"]
     turns = [turn for one in group for turn in one["turns"]]
     lines = ["Credit is relative to the group: every rollout is compared with its siblings."]
@@ -98,7 +105,7 @@ def sentences(row: dict) -> list[str]:
         ]
     if len(group) > 1 and not mixed(row):
         all_did = "solved" if solved(group[0]) else "failed"
-        if not any(turn["advantage"] for turn in turns):
+        if not any(scale.counts(turn["advantage"]) for turn in turns):
             effect = "so the update learns nothing from them"
         elif any(turn["reward"] is not None for turn in turns):
             effect = "so the outcomes cancel and only the turn rewards act"
@@ -108,10 +115,11 @@ def sentences(row: dict) -> list[str]:
     return lines
 
 
-def direction(value: float | None, above: str, below: str, zero: str) -> str:
+def direction(value: float | None, scale: text.Scale, above: str, below: str, zero: str) -> str:
+    """The sign in words; noise has none."""
     if value is None:
         return "not recorded"
-    return zero if text.signed(value) == "0.000" else above if value > 0 else below
+    return zero if not scale.counts(value) else above if value > 0 else below
 
 
 @cache
@@ -128,22 +136,27 @@ def template(name: str) -> Template:
 def page(run: Run, panels: list[Panel], refresh_s: int | None = None) -> str:
     """A complete HTML document, which a browser reads again every ``refresh_s`` seconds.
 
-    Both colour scales are shared by all turns shown, so that equal colours mean equal values."""
-    chosen = choose(run.trajectories)
-    turns = [turn for row in chosen for one in (row, *row["group"]) for turn in one["turns"]]
+    Both colour scales are the run's, so that equal colours mean equal values."""
+    turns = [turn for row in run.trajectories for turn in row["turns"]]
+    scales = {name: text.Scale.of(turn[name] for turn in turns) for name in ("advantage", "reward")}
+    found = lens(run.folder, run.metrics[-1]["step"], scales)
+    warnings, others = notes(run)
     return template("page.html").render(
         run=run,
         refresh_s=refresh_s,
         title=f"Run report: {run.folder.resolve().name}",
         ending=ending(run),
         held_out_lines=held_out_lines(run),
+        warnings=warnings,
+        notes=others,
+        opening=opening(found.groups[0], scales["advantage"]) if found.groups else None,
         groups=[("Held-out questions", held_out_rows(run)), ("Training", training_rows(run))],
         panels=panels,
         picture=panel_data_uri,
-        lens=lens(run.folder, run.metrics[-1]["step"]),
+        lens=found,
         no_tables=NO_TABLES,
-        chosen=chosen,
-        scales={name: text.limit(turn.get(name) for turn in turns) for name in ("advantage", "reward")},
+        chosen=choose(run.trajectories),
+        scales=scales,
         signal=SIGNALS[run.other_signal],
         compared=GAIN_MEANS.get(
             run.settings.get("algorithm.info_gain_context", "observation"), "than before"
@@ -153,7 +166,6 @@ def page(run: Run, panels: list[Panel], refresh_s: int | None = None) -> str:
         heading=heading,
         searches=searches,
         sentences=sentences,
-        colour=text.colour,
         direction=direction,
         scroll_characters=SCROLL_CHARACTERS,
         validation=VALIDATION,

@@ -1,11 +1,12 @@
-"""How the run ended, and the rows of the table of first and last values."""
+"""How the run ended, what it warned of, and the rows of the table of first and last values."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import NamedTuple
 
-from verl_credit.records.report.run_data import Run, Series, number
+from verl_credit.records.report.run_data import HeldOut, Run, Series, number
 from verl_credit.records.report.text import (
     duration,
     interval,
@@ -64,19 +65,41 @@ def ending(run: Run) -> Ending:
     return Ending(f"{text}: {why}" if why else f"{text}.", end["reason"] in ERRORS, command)
 
 
+_WARNING = re.compile("(warning|without effect): ")
+
+
+def notes(run: Run) -> tuple[list[str], list[str]]:
+    """Returns the run's warnings, of those that differ in their numbers alone the last; and its other notes: the last
+    banner, which is in force, the keys that nothing reads, and every resume."""
+    texts = [str(row.get("text", "")) for row in run.events]
+    warnings = {re.sub(r"\d+", "", text): text for text in texts if _WARNING.match(text)}
+    idle = [text for text in dict.fromkeys(run.event("idle")) if not _WARNING.match(text)]
+    return list(warnings.values()), run.event("banner")[-1:] + idle + run.event("resume")
+
+
 def held_out_lines(run: Run) -> list[str]:
-    """The last evaluation of each source and mode: exact match with its interval, where the number of questions is known."""
-    lines = []
-    for entry in run.held_out():
-        step, em = entry.em.steps[-1], entry.em.values[-1]
-        counts = dict(zip(entry.questions.steps, entry.questions.values, strict=True))
-        if (count := int(counts.get(step, 0))) > 0 and 0.0 <= em <= 1.0:
-            low, high = interval(em, count)
-            lines.append(
-                f"Held-out exact match at step {step} ({entry.mode}, {entry.source}): {percent(em)} of {count} questions, "
-                f"95 % interval {percent(low)} to {percent(high)}"
-            )
-    return lines
+    """The first and the last exact match of each source, of greedy answers where there are some."""
+    lines = {}
+    for entry in run.held_out():  # greedy comes before sampled
+        steps, ems = entry.em.steps, entry.em.values
+        line = (
+            f"Held-out exact match (EM, {entry.mode}, {entry.source}): {percent(ems[-1])} at step {steps[-1]}"
+        )
+        line += f" ({known})" if (known := _interval(entry)) else ""
+        lines.setdefault(
+            entry.source, line + (f", {percent(ems[0])} at step {steps[0]}." if len(steps) > 1 else ".")
+        )
+    return list(lines.values())
+
+
+def _interval(entry: HeldOut) -> str:
+    """The interval of the last exact match, where the number of questions is known."""
+    em = entry.em.values[-1]
+    count = dict(zip(entry.questions.steps, entry.questions.values, strict=True)).get(entry.em.steps[-1], 0)
+    if count < 1 or not 0.0 <= em <= 1.0:
+        return ""
+    low, high = interval(em, int(count))
+    return f"{count:.0f} questions, 95 % interval {percent(low)} to {percent(high)}"
 
 
 class Row(NamedTuple):
@@ -84,6 +107,8 @@ class Row(NamedTuple):
     series: Series
     value: Callable[[float], str]
     change: Callable[[float], str]
+    note: str = ""
+    """What the last value needs beside it."""
 
 
 def held_out_rows(run: Run) -> list[Row]:
@@ -92,7 +117,7 @@ def held_out_rows(run: Run) -> list[Row]:
     rows = []
     for entry in held_out:
         suffix = entry.mode + (f", {entry.source}" if several else "")
-        rows.append(Row(f"Exact match (EM), {suffix}", entry.em, percent, points))
+        rows.append(Row(f"Exact match (EM), {suffix}", entry.em, percent, points, _interval(entry)))
         rows.append(Row(f"EM of well-formatted answers, {suffix}", entry.em_well_formatted, percent, points))
     return rows or [Row(f"Exact match (EM), {m}", Series(), percent, points) for m in ("greedy", "sampled")]
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from markupsafe import Markup, escape
 
@@ -58,17 +59,41 @@ def seconds_change(value: float) -> str:
 NEGATIVE, NEUTRAL, POSITIVE = (0xF2, 0x9D, 0x5C), (0xF6, 0xF5, 0xF2), (0x76, 0xB0, 0xE6)
 
 
-def limit(values: Iterable[float | None]) -> float:
-    """Half width of the scale: the largest absolute value on the page; 1 when all values are 0 or missing."""
-    return max((abs(value) for value in values if value is not None), default=0.0) or 1.0
-
-
 def colour(value: float | None, limit: float) -> str:
     """``#rrggbb`` of a value in [-limit, limit]; no value has the colour of zero."""
     share = 0.0 if value is None else max(-1.0, min(1.0, value / limit))
     end = POSITIVE if share > 0 else NEGATIVE
     mixed = (round(n + abs(share) * (e - n)) for n, e in zip(NEUTRAL, end, strict=True))
     return "#" + "".join(f"{part:02x}" for part in mixed)
+
+
+@dataclass(frozen=True)
+class Scale:
+    """The run's own spread decides which colour a value has, and which values are noise: those have none."""
+
+    spread: float
+    """Root mean square of the run's values."""
+
+    @classmethod
+    def of(cls, values: Iterable[float | None]) -> Scale:
+        known = [value for value in values if value is not None]
+        return cls(math.hypot(*known) / math.sqrt(len(known) or 1))
+
+    @property
+    def limit(self) -> float:
+        """Values from here on have the full colour."""
+        return 2 * self.spread or 1.0
+
+    @property
+    def floor(self) -> float:
+        """A value is noise up to here."""
+        return self.spread / 20
+
+    def counts(self, value: float | None) -> bool:
+        return value is not None and abs(value) > self.floor
+
+    def colour(self, value: float | None) -> str:
+        return colour(value if self.counts(value) else None, self.limit)
 
 
 STOPPED = {

@@ -1,0 +1,124 @@
+"""The report's beginning: exact match once, the run's warnings, and one group with GRPO's credit beside its own."""
+
+import re
+
+import pytest
+
+pytest.importorskip("matplotlib")
+
+from kit.credit_tables import GAINS, ROWS, rollout, write_step
+from kit.report_page import SCALES, Page, report, write_lines
+from verl_credit.records.report.lens import lens
+from verl_credit.records.report.opening import GIST, gist, opening
+from verl_credit.records.report.text import MINUS, Scale, signed
+
+
+def beginning(folder):
+    """The text before the first curve."""
+    before, curves, _ = Page(report(folder)).text.partition("Learning curves")
+    assert curves
+    return before
+
+
+@pytest.mark.parametrize(
+    "text, said",
+    [
+        ('<think> first</think>\n<tool_call>\n{"arguments": {"query": " the  town"}}\n</tool_call>', "the town"),
+        ('<tool_call>{"arguments": {"query": ["a town", "b"]}}</tool_call>', "a town"),
+        ("<think>so</think><answer> here</answer><|im_end|>", "here"),
+        ("<tool_call><function=search><parameter=query>\nthe town\n</parameter></function>", "the town"),
+        ("<think>never ends", "never ends"),
+        ("", ""),
+        ("x" * 99, "x" * (GIST - 1) + "…"),
+    ],
+)  # fmt: skip
+def test_a_turn_in_one_line(text, said):
+    assert gist(text) == said
+
+
+def test_the_report_begins_with_a_group_and_both_credits(run_dir):
+    """ "Where?" differs most: outcomes 1, 0, 0 give GRPO's 1.155 and -.577 (ddof 1), which all turns of a rollout have."""
+    write_step(run_dir)
+    group = lens(run_dir, 3, SCALES).groups[0]
+    first = beginning(run_dir)
+    assert group["question"] == "Where?" and "One group, two creditsWhere?" in re.sub(r"\n", "", first)
+    assert "3 rollouts, 1 right · turn mode turn-group-v1d" in first
+    rows = [row for row in Page(report(run_dir)).rows if row and re.match(r"\d(right|wrong)", row[0])]
+    assert [row[0] for row in rows] == ["1right", "2wrong", "3wrong"]
+    theirs = ("+1.155", f"{MINUS}0.577", f"{MINUS}0.577")
+    for row, credits, grpo in zip(rows, group["given"]["advantage"], theirs, strict=True):
+        cells = [cell for cell in row[1:] if "this run" in cell]
+        wanted = [f"this run {signed(credit)} GRPO {grpo}" for credit in credits]
+        assert len(cells) == len(wanted) and all(map(str.__contains__, cells, wanted))
+    assert (
+        "This run\N{RIGHT SINGLE QUOTATION MARK}s differs most at rollout 1, turn 1: +1.714 where GRPO gives +1.155."
+        in " ".join(first.split())
+    )
+
+
+def test_a_run_that_gives_grpos_credit_says_so(run_dir):
+    write_step(run_dir, info_gain_norm_mode="none")
+    group = lens(run_dir, 3, SCALES | {"advantage": Scale(1.0)}).groups[0]
+    assert group["grpo"] == [pytest.approx(row, abs=1e-6) for row in group["given"]["advantage"]]
+    assert "This run\N{RIGHT SINGLE QUOTATION MARK}s is the same in the groups that it kept." in beginning(
+        run_dir
+    )
+
+
+def test_bars_stay_inside_their_cells_and_meet_grpos_mark_where_the_credits_agree():
+    group = {
+        "given": {"advantage": [[-3.0, 1.0], [0.01]]},
+        "grpo": [[-1.0, 1.0], [0.0]],
+        "rollouts": [
+            {"text": ["a", "b"], "turn": [0, 1], "right": True, "turns": [{"reward": "+0.1"}, {"reward": None}]},
+            {"text": ["c"], "turn": [0], "right": False, "turns": [{"reward": None}]},
+        ],
+    }  # fmt: skip
+    shown = opening(group, Scale(1.0))
+    (first, same), (noise,) = (turns for _, turns in shown["rows"])
+    assert (first["left"], first["width"], first["mark"]) == (0.0, 50.0, pytest.approx(50 - 50 / 3))
+    assert same["left"] + same["width"] == pytest.approx(same["mark"]) and not same["most"]
+    assert (noise["sign"], first["sign"], same["sign"]) == ("noise", "less", "more")
+    assert first["most"] and shown["most"] == "rollout 1, turn 1" and shown["right"] == 1
+    assert opening(group | {"grpo": group["given"]["advantage"]}, Scale(1.0))["most"] == ""
+
+
+def test_exact_match_stands_once_before_the_first_curve(run_dir):
+    write_step(run_dir)
+    assert (
+        len(re.findall(r"[Ee]xact match|\bEM\b", beginning(run_dir).replace("exact match (EM,", "EM"))) == 1
+    )
+
+
+def test_warnings_come_before_the_group_and_settings_after_everything(run_dir):
+    write_step(run_dir)
+    cut = "warning: in step {} {}% of the turns were cut"
+    rows = [
+        {"time": 1.0, "kind": "banner", "text": "verl_credit: advantage=turn-group-v1d"},
+        {"time": 1.5, "kind": "idle", "text": "without effect: gtpo.beta"},
+        {"time": 1.6, "kind": "idle", "text": "unused keys: algorithm.x"},
+        {"time": 2.0, "kind": "turn_length", "text": cut.format(2, 8)},
+        {"time": 3.0, "kind": "turn_length", "text": cut.format(9, 30)},
+        {"time": 4.0, "kind": "of_your_own", "text": "warning: <b>"},
+    ]
+    write_lines(run_dir / "events.jsonl", rows)
+    text = report(run_dir)
+    shown = re.findall(r'<p class="warning"><b>(.*?)</b>(.*?)</p>', text)
+    assert shown == [
+        ("Without effect:", " gtpo.beta"),
+        ("Warning:", " in step 9 30% of the turns were cut"),
+        ("Warning:", " &lt;b&gt;"),
+    ]
+    assert text.rindex('class="warning"') < text.index("One group, two credits")
+    for settings in ("verl_credit: advantage=turn-group-v1d", "unused keys: algorithm.x"):
+        assert (
+            text.index(settings) > text.index("<h2>Settings and versions</h2>") and text.count(settings) == 1
+        )
+
+
+def test_text_of_a_rollout_is_text(run_dir):
+    attack = "<script>alert(1)</script>\u202e"
+    rows = [*ROWS[:4], rollout(f'{{"query": "{attack}"}}', "page", "no", prompt="Where?"), *ROWS[5:]]
+    write_step(run_dir, rows=rows, gains=GAINS)
+    text = report(run_dir)
+    assert text.count("<script") == 2 and "&lt;script&gt;alert(1)&lt;/script&gt;[U+202E]" in text
