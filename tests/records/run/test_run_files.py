@@ -23,7 +23,7 @@ from verl_credit.records.run.files import (
     rewind,
 )
 from verl_credit.records.run.progress import Progress, evaluation_line, step_line
-from verl_credit.records.run.state import UNUSED, describe_resume, save_state
+from verl_credit.records.run.state import CONTENTS, UNUSED, describe_resume, save_state
 
 OWN = ["data.train_files=x", "data.val_files=x", "actor_rollout_ref.model.path=x", "search.url=http://x"]
 
@@ -162,6 +162,17 @@ def test_resume_says_what_differs(tmp_path):
     with pytest.raises(ValueError, match="step 3; expected 1, 4"):
         folder.rename(folder.with_name("global_step_4"))
         describe_resume(config, 4)
+
+
+def test_a_learning_rate_that_the_checkpoint_overrules_is_not_silent(tmp_path):
+    """verl restores the rate with the optimizer's state, unless only the model is loaded."""
+    own = [*OWN, f"run_dir={tmp_path}"]
+    save_state(tmp_path / "checkpoints" / "global_step_3", load_config("search_cpu", own), 3, {})
+    rate, contents = "actor_rollout_ref.actor.optim.lr=0.5", f"{CONTENTS}=[model]"
+    said = describe_resume(load_config("search_cpu", [*own, rate]), 3)[0]
+    assert "optim.lr was" in said and "is 0.5, but the checkpoint's value holds" in said and contents in said
+    said = describe_resume(load_config("search_cpu", [*own, rate, contents]), 3)[0]
+    assert "is 0.5;" in said and "value holds" not in said
 
 
 def test_the_state_of_sepa_travels_with_the_checkpoint(tmp_path):

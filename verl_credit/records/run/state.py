@@ -70,6 +70,11 @@ def planned_steps(folder: Path, config) -> int | None:
     return steps if epochs == config.trainer.total_epochs and then == now else None
 
 
+CONTENTS = "actor_rollout_ref.actor.checkpoint.load_contents"
+IN_OPTIMIZER = tuple(f"actor_rollout_ref.actor.optim.{key} was" for key in ("lr", "weight_decay", "betas"))
+"""Keys whose values verl's optimizer state has, so that a new value changes nothing after a resume."""
+
+
 def describe_resume(config, step: int) -> tuple[str, dict, dict | None]:
     """(``resume: exact ...`` or the reasons why not, the metrics saved with the step, SEPA's state).
 
@@ -88,6 +93,9 @@ def describe_resume(config, step: int) -> tuple[str, dict, dict | None]:
             f"{path} says version {state.get('version')}, step {state.get('step')}; expected {VERSION}, {step}"
         )
     differences = _differences(state["config"], deciding_keys(config))
+    if "optimizer" in (OmegaConf.select(config, CONTENTS) or ("optimizer",)):
+        kept = f", but the checkpoint's value holds with its optimizer; {CONTENTS}=[model] begins a new one"
+        differences = [line + (kept if line.startswith(IN_OPTIMIZER) else "") for line in differences]
     if not (folder / "data.pt").exists():
         differences.append(f"{folder / 'data.pt'} is missing: data order starts again")
     if (before := state["config"].get(MODE)) in ASYNC_MODES:
