@@ -20,7 +20,13 @@ from verl.utils.config import validate_config
 
 from verl_credit.errors import ConfigError, IntegrityError, PreflightError, Terminated
 from verl_credit.host.process.reward_check import check_reward_function
-from verl_credit.host.process.verl_checks import check_correction, check_names, line_of, register_all
+from verl_credit.host.process.verl_checks import (
+    check_correction,
+    check_names,
+    check_trace,
+    line_of,
+    register_all,
+)
 from verl_credit.host.registry import registered_names, require_registered
 from verl_credit.recipe.doctor.network import loopback_settings, run_address, unreachable, why_not_loopback
 from verl_credit.records.run import events
@@ -75,6 +81,7 @@ def check_with_verl(config: DictConfig) -> None:
     require_registered("the launching process", registered_names())
     check_names(config)
     check_correction(config)
+    check_trace(config)
     check_reward_function(config)
     try:
         validate_config(config, need_reference_policy(config), need_critic(config))
