@@ -1,5 +1,8 @@
 """Both command lines: what they hand on, and how a wrong line and Ctrl-C end."""
 
+import os
+import sys
+
 import pytest
 
 from verl_credit.cli import main
@@ -68,3 +71,12 @@ def test_a_page_that_cannot_be_written_ends_with_4_and_one_line(command, monkeyp
         assert (
             capsys.readouterr().err == "verl-credit: the output cannot be written: No space left on device\n"
         )
+
+
+def test_the_command_finds_modules_in_the_current_folder(tmp_path, monkeypatch, capsys):
+    """As `python -m verl.trainer.main_ppo` does, after everything that is installed."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(sys, "argv", ["verl-credit", "--help"])
+    assert main() == 0 and sys.path[-1] == os.getcwd()
+    assert "adopt" in capsys.readouterr().out

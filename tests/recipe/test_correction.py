@@ -8,7 +8,7 @@ from verl.trainer.config.algorithm import RolloutCorrectionConfig
 from kit.idle import idle_lines
 from kit.recipes import check, load_config
 from verl_credit.errors import ConfigError
-from verl_credit.host.process.verl_checks import check_correction
+from verl_credit.host.process.verl_checks import check_correction, check_trace
 from verl_credit.names import TRAINING_MODES
 from verl_credit.recipe.rules.trainer_mode import (
     CORRECTION_DEFAULTS,
@@ -167,3 +167,14 @@ def test_that_bypass_mode_applies_nothing_is_still_true_of_verl():
 
     source = inspect.getsource(trainer_base)
     assert "and not bypass_recomputing_logprobs" in source and "apply_bypass_mode" not in source
+
+
+def test_a_trace_whose_package_is_not_installed_is_refused_before_ray():
+    key = "actor_rollout_ref.rollout.trace.backend"
+    check_trace(load_config("lab"))
+    config = load_config("lab")
+    config.actor_rollout_ref.rollout.trace.backend = "no_such_tracer"
+    with pytest.raises(
+        ConfigError, match=f"{key}=no_such_tracer.* pip install no_such_tracer, or {key}=null"
+    ):
+        check_trace(config)

@@ -148,8 +148,9 @@ def test_each_doubt_is_said_with_key_and_value(overrides, said):
     assert len(found) == bool(said) and all(said in line for line in found)
 
 
-def test_the_search_recipe_gives_no_reason_to_doubt_but_for_verls_clip_range():
-    (clip,) = warnings_of(load_config("search_cpu"))
+def test_the_search_recipe_gives_no_reason_to_doubt_and_verls_clip_range_does():
+    assert warnings_of(load_config("search_cpu")) == []
+    (clip,) = warnings_of(load_config("real_cpu", ["real.questions=q.json"]))
     assert "clip_ratio_low=0.2, clip_ratio_high=0.2: a range for the ratio of a token" in clip
 
 

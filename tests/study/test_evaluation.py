@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from verl_credit.records.report.text import interval as wilson
-from verl_credit.study.evaluation import ALL, Measured, mean, measure, paired, pass_at
+from verl_credit.study.evaluation import ALL, Measured, mean, measure, not_measured, paired, pass_at
 
 
 def row(id_, em, *, source="nq", mode="sampled", fault="", scores=None, calls=1):
@@ -73,6 +73,14 @@ def test_a_reward_without_exact_match_has_no_exact_match_and_decides_what_is_rig
     assert [name for *_, name in found] == ["answered", "calls", "reward", "pass@2"]
     assert found["nq", "sampled", "reward"].by_question == {"p": 0.5}
     assert found["nq", "sampled", "pass@2"].mean.value == 1.0
+
+
+def test_a_measure_that_one_trajectory_lacks_is_left_out_aloud():
+    rows = [row("p", 1.0), row("q", 1.0, scores={"f1": 1.0}), row("r", 1.0, scores={}, fault="connect")]
+    assert ("nq", "sampled", "em") not in measured(rows) and ("nq", "sampled", "f1") in measured(rows)
+    (line,) = not_measured(rows)
+    assert line == "nq, sampled: no em, because 1 of 2 trajectories have none from the reward function"
+    assert not_measured([row("p", 1.0)]) == []
 
 
 def test_the_interval_of_shares_is_wilsons_and_of_other_values_the_standard_error():

@@ -1,5 +1,6 @@
 """The `verl-credit` command."""
 
+import os
 import sys
 from importlib import import_module
 
@@ -69,6 +70,9 @@ app = Commands(
 
 
 def main(argv: list[str] | None = None) -> int:
+    # `python -m verl.trainer.main_ppo` finds an author's modules in the current folder, and so do Ray's workers.
+    if argv is None and os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
     try:
         app(argv, prog_name="verl-credit")
     except SystemExit as end:

@@ -125,6 +125,21 @@ def _of_questions(questions: Mapping[str, Sequence[Mapping]]) -> Iterable[tuple[
             yield f"pass@{k}", {id_: pass_at(k, len(rows), right[id_]) for id_, rows in questions.items()}
 
 
+def not_measured(rows: Sequence[Mapping]) -> list[str]:
+    """A line for each measure that `measure` leaves out because some trajectories have none: a mean over the others would be
+    of a selection that the reward function made."""
+    of: dict[tuple[str, str], list[Mapping]] = {}
+    for row in rows:
+        if not row["tool_fault"]:
+            of.setdefault((row["source"], row["mode"]), []).append(row)
+    return [
+        f"{source}, {mode}: no {name}, because {lacking} of {len(some)} trajectories have none from the reward function"
+        for (source, mode), some in sorted(of.items())
+        for name, value_of in MEASURES.items()
+        if (lacking := sum(value_of(row) is None for row in some))
+    ]
+
+
 @dataclass(frozen=True)
 class Paired:
     """A measure of two policies on the questions that both answered. ``difference``: A minus B, question by question."""

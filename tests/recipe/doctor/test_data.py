@@ -2,6 +2,7 @@
 
 import inspect
 import random
+from dataclasses import replace
 
 import pyarrow as pa
 import pyarrow.parquet as parquet
@@ -10,8 +11,11 @@ import pytest
 from kit.preflight import GOOD, write
 from kit.recipes import load_config
 from verl_credit.errors import PreflightError
+from verl_credit.recipe.compose import unchecked_config
+from verl_credit.recipe.doctor.checks import CHECKS, examine
 from verl_credit.recipe.doctor.context import Context
-from verl_credit.recipe.doctor.data import STEERING, TRAIN, VAL, read_rows
+from verl_credit.recipe.doctor.data import LOOP_FILE, STEERING, TRAIN, VAL, read_rows
+from verl_credit.recipe.doctor.result import Status
 
 USER = {"role": "user", "content": "q"}
 
@@ -230,6 +234,43 @@ def test_a_row_names_an_agent_loop_that_the_recipe_can_use(tmp_path, agents, sai
         PreflightError, match="'turn_agent': expected 'search_agent'; the recipe names no tool that turn_ag"
     ):
         read_rows(file("turn_agent"), "k", agents=("search_agent",))
+
+
+def test_the_refusal_of_verls_own_loop_says_how_ours_takes_its_rows(tmp_path):
+    """verl's preparation of GSM8K with tools writes that name; a file of loops gives it to ours."""
+    file = write(tmp_path / "rows.parquet", [{**GOOD, "agent_name": "tool_agent"}])
+    with pytest.raises(PreflightError) as caught:
+        read_rows(file, "k", agents=("turn_agent",))
+    loops, _, line = str(caught.value).partition("agent_loop_config_path=FILE, a YAML file with the line ")
+    assert "calls the same tools" in loops
+    (tmp_path / "loops.yaml").write_text(f"{line}\n")
+    given = ["search.max_searches=0", f"data.train_files={file}", "data.train_batch_size=1"]
+    given += [
+        "actor_rollout_ref.rollout.multi_turn.tool_config_path=t.yaml",
+        f"{LOOP_FILE}={tmp_path}/loops.yaml",
+    ]
+    config = unchecked_config("lab", [*given, "reward.custom_reward_function.path=null"])
+    assert Context(None, config).rows(TRAIN)[0].agent == "tool_agent"
+
+
+def test_an_answer_without_a_form_is_what_a_reward_function_of_ones_own_makes_of_it(tmp_path):
+    file = write(tmp_path / "rows.parquet", [answered("72")])
+    with pytest.raises(PreflightError, match="'72' has no form"):
+        read_rows(file, "k", searches=False)
+    assert read_rows(file, "k", searches=False, our_reward=False)[0].truth == "72"
+
+
+def test_rows_that_a_dataset_class_makes_are_not_read_and_that_is_no_secret(tmp_path):
+    write(tmp_path / "rows.parquet", [{"problem": "6 x 7?", "answer": "42"}])
+    own = ["data.custom_cls.path=mine.py", "data.custom_cls.name=Mine"]
+    config = unchecked_config("lab", [*own, f"data.train_files={tmp_path}/rows.parquet"])
+    data, prompts = (check for check in CHECKS if check.name in (TRAIN, f"prompts of {TRAIN}"))
+    given, lengths = examine(Context(None, config), [replace(data, needs=()), replace(prompts, needs=())])
+    assert (
+        given.status is Status.WARN
+        and "data.custom_cls.path=mine.py: that class makes the rows" in given.found
+    )
+    assert lengths.status is Status.SKIP and "mine.py" in lengths.found
 
 
 def test_a_column_of_one_file_is_null_in_the_others(tmp_path):

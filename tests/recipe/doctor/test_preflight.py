@@ -49,6 +49,13 @@ def test_a_model_without_positions_for_the_longest_row_is_refused(tmp_path, over
             require_positions(config)
 
 
+def test_an_engine_length_above_the_models_positions_is_refused_where_the_rows_fit(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"max_position_embeddings": 512}))
+    length = "actor_rollout_ref.rollout.max_model_len=15000"
+    with pytest.raises(PreflightError, match=r"set actor_rollout_ref.rollout.max_model_len=auto, or take"):
+        require_positions(load_config("lab", [f"actor_rollout_ref.model.path={tmp_path}", length]))
+
+
 def test_a_config_that_is_no_json_is_named(tmp_path):
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(PreflightError, match="model.path=.*config.json is not JSON"):

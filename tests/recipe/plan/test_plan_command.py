@@ -307,6 +307,26 @@ def test_a_family_without_formulas_is_planned_and_its_estimates_are_noted(capsys
     assert "Estimated: activations" in noted and "the state of recurrent layers" in noted
 
 
+def test_adapters_that_peft_does_not_make_are_noted(capsys, tmp_path):
+    family_config("falcon_h1").save_pretrained(tmp_path)
+    model = (f"actor_rollout_ref.model.path={tmp_path}", "actor_rollout_ref.model.lora.merge=true")
+    notes = []
+    for rank in (0, 8):
+        _, out = run(
+            capsys,
+            *SEARCH_CPU,
+            *model,
+            f"actor_rollout_ref.model.lora_rank={rank}",
+            "hardware.memory_gib=500",
+        )
+        notes.append([line for line in out.splitlines() if line.startswith("note: LoRA: peft")])
+    assert (
+        notes[0] == []
+        and "Incompatible modules" in notes[1][0]
+        and "target_modules of your own" in notes[1][0]
+    )
+
+
 def test_json_of_a_recipe(capsys):
     code, out = run(capsys, *SEARCH_CPU, "--json", MODEL, "hardware.memory_gib=500")
     found = json.loads(out)

@@ -106,6 +106,8 @@ def test_p_at_best():
     assert differences([0.1, 0.2, 0.4]).p == differences([0.1, 0.2, 0.4]).smallest_p == 0.25
     assert differences([0.1]).p == 1.0 and differences([0.0, 0.0, 0.0]).p == 1.0
     assert differences([]).p is None
+    # 2^-1023; 2^1024 is more than a float holds
+    assert differences([0.0] * 1024).smallest_p == math.ldexp(1.0, -1023)
 
 
 def test_runs_are_paired_by_what_they_share():

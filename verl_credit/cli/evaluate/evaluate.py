@@ -54,7 +54,7 @@ def evaluate(
     from verl_credit.cli.evaluate.policy import find_policy
     from verl_credit.cli.evaluate.run import data_files, evaluate_policy
     from verl_credit.records.report.evaluation_page import write_pages
-    from verl_credit.study.evaluation import is_right, measure
+    from verl_credit.study.evaluation import is_right, measure, not_measured
 
     found = find_policy(policy, step, config_name, config_dir, overrides)
     files, folder = data_files(data, found.config), (out or found.folder).expanduser().resolve()
@@ -72,12 +72,17 @@ def evaluate(
         "data": list(map(str, files)),
         "samples": samples,
         "left_out": sum(bool(row["tool_fault"]) for row in rows),
+        "not_measured": not_measured(rows),
         "measures": [one.as_dict() for one in measure(rows)],
     }
     page = write_pages(folder, result, rows, is_right)
     text = json.dumps(plain(result), indent=1, allow_nan=False)
     write_text(folder / RESULT, text + "\n")
-    print(text if as_json else "\n".join([*_lines(result["measures"], _value), str(page)]))
+    print(
+        text
+        if as_json
+        else "\n".join([*_lines(result["measures"], _value), *result["not_measured"], str(page)])
+    )
 
 
 @ends("evaluate compare {a} {b}", OSError, DamagedFile)
@@ -94,14 +99,22 @@ def evaluate_compare(
     if not pairs:
         raise PreflightError("they have no question in common; expected evaluations of the same questions")
     questions = [{id_ for one in of for id_ in one.by_question} for of in (of_a, of_b)]
+    names = [{f"{one.name} of {one.source}, {one.mode}" for one in of} for of in (of_a, of_b)]
+    measures = {
+        "measures_only_a": sorted(names[0] - names[1]),
+        "measures_only_b": sorted(names[1] - names[0]),
+    }
     alone = {"only_a": len(questions[0] - questions[1]), "only_b": len(questions[1] - questions[0])}
-    result = {"a": result_a["policy"], "b": result_b["policy"], **alone, "measures": pairs}
+    result = {"a": result_a["policy"], "b": result_b["policy"], **alone, **measures, "measures": pairs}
     if as_json:
         print(json.dumps(plain(result), indent=1, allow_nan=False))
         return
     print(f"A: {result['a']}\nB: {result['b']}")
     if any(alone.values()):
         print(f"left out: {alone['only_a']} questions that only A has, {alone['only_b']} that only B has")
+    for name, only in zip("AB", measures.values(), strict=True):
+        if only:
+            print(f"left out, because only {name} has it: {'; '.join(only)}")
     print("\n".join(_lines(pairs, _difference)))
 
 

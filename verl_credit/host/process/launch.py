@@ -20,7 +20,13 @@ from verl.utils.config import validate_config
 
 from verl_credit.errors import ConfigError, IntegrityError, PreflightError, Terminated
 from verl_credit.host.process.reward_check import check_reward_function
-from verl_credit.host.process.verl_checks import check_correction, check_names, line_of, register_all
+from verl_credit.host.process.verl_checks import (
+    check_correction,
+    check_names,
+    check_trace,
+    line_of,
+    register_all,
+)
 from verl_credit.host.registry import registered_names, require_registered
 from verl_credit.recipe.doctor.network import loopback_settings, run_address, unreachable, why_not_loopback
 from verl_credit.recipe.rules.refusals import Refusals
@@ -75,7 +81,7 @@ def check_with_verl(config: DictConfig) -> None:
     register_all()
     require_registered("the launching process", registered_names())
     found = Refusals([], {})
-    for check in (check_names, check_correction, check_reward_function):
+    for check in (check_names, check_correction, check_trace, check_reward_function):
         found.collect(check, config)
     found.finish()
     try:

@@ -6,6 +6,7 @@ verl itself would refuse the same later, in a worker or at its first step.
 from __future__ import annotations
 
 from importlib import import_module
+from importlib.util import find_spec
 
 import torch
 from omegaconf import DictConfig, OmegaConf
@@ -65,6 +66,15 @@ def check_names(config: DictConfig) -> None:
             wrong.append(ConfigError(key=key, value=value, accepted=sorted(accepted), shown=repr(value)))
     if wrong:
         raise ConfigErrors(wrong)
+
+
+def check_trace(config: DictConfig) -> None:
+    """Refuse with ConfigError a trace whose package is not installed; verl imports it in every worker."""
+    key = "actor_rollout_ref.rollout.trace.backend"
+    backend = OmegaConf.select(config, key)
+    if backend and find_spec(backend) is None:
+        use = f"the package {backend} is not installed: pip install {backend}, or {key}=null"
+        raise ConfigError(key=key, value=backend, accepted=use)
 
 
 def check_correction(config: DictConfig) -> None:

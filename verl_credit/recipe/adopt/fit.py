@@ -21,6 +21,8 @@ SEARCHES, TOKENS, PAGES, CHARS = (
     f"search.{n}" for n in ("max_searches", "max_new_tokens", "topk", "max_page_chars")
 )
 OVERLONG_SECTION = OVERLONG.rpartition(".")[0]
+REWARD, TEMPLATE = "reward.custom_reward_function.path", "algorithm.info_gain_template"
+SIGNALS = ("algorithm.turn_signal", "algorithm.turn_signals")
 ANSWERS = 64
 """Tokens for the gold answers that are scored after each context."""
 ROUND = 256
@@ -114,7 +116,7 @@ def _rows_of_forks(adoption: Adoption, given: Mapping[str, str]) -> None:
     elif (dialogue := adoption.number(PROMPT, 0)) > QUESTION:
         adoption.put(PROMPT, QUESTION, "that key counted the whole dialogue", old=f"{PROMPT}={dialogue}")
     adoption.put(
-        "reward.custom_reward_function.path",
+        REWARD,
         OURS,
         "the fork's exact match of <answer> stands in its own code",
     )
@@ -175,10 +177,16 @@ def _reward(adoption: Adoption, many: bool) -> None:
         adoption.put(f"{MANAGER}.name", "naive", why, old=f"{MANAGER}.name={name}")
         for key in [key for key in adoption.given if key.startswith(OVERLONG_SECTION)]:
             adoption.drop(key, adoption.given[key], "the manager naive knows no penalty for long rows")
-    if not adoption.has("reward.custom_reward_function.path") and not own:
+    if not adoption.has(REWARD) and not own:
         adoption.notes.append(
             "no reward function is given: verl's own score for each row's data_source is the outcome (ours, exact match of "
             f"an answer: reward.custom_reward_function.path={OURS})"
+        )
+    scored = many and adoption.given.get(MODE) != "none" and not {*SIGNALS} & adoption.given.keys()
+    if scored and TEMPLATE not in adoption.given and adoption.given.get(REWARD) != OURS:
+        adoption.notes.append(
+            f"{TEMPLATE} is not given: each turn is scored by the probability of <answer>GOLD</answer>, unless the rows' "
+            f"answers have a form; write it as your reward reads an answer, for example {TEMPLATE}='#### {{answer}}'"
         )
 
 

@@ -20,10 +20,12 @@ from verl_credit.recipe.doctor.lengths import NotHere, load_tokenizer
 from verl_credit.recipe.doctor.model import parameters_of
 from verl_credit.recipe.doctor.result import Result, Status, failed
 from verl_credit.recipe.machine import Facts, in_a_process
+from verl_credit.recipe.rows import OURS
 from verl_credit.recipe.world import MODEL, world_of
 
 WITH_VERL = "verl_credit.cli.train.with_verl"
 PROBE_S = 180.0
+DATASET = "data.custom_cls.path"
 DECIDED = "decided"
 """Beside the results of that process: keys that it decided in place of ``auto``."""
 
@@ -95,6 +97,11 @@ class Context:
         return f"{world.called} is not built yet: `verl-credit train` or `{world.command()}` builds it"
 
     def rows(self, key: str) -> list[Row]:
+        """Reads the rows once. Raises PreflightError, and NotHere where a dataset class of the user's makes them."""
+        if own := self.value(DATASET):
+            raise NotHere(
+                f"{DATASET}={own}: that class makes the rows of the files, and the start does not run it"
+            )
         if key not in self._rows:
             config, others = self.config, bool(tools_given(self.config))
             self._rows[key] = read_rows(
@@ -102,6 +109,7 @@ class Context:
                 key,
                 at_least=rows_needed(config, key),
                 searches=bool(config.search.max_searches),
+                our_reward=config.reward.custom_reward_function.path == OURS,
                 other_tools=others,
                 agents=agents_of_rows(config, tools=others),
                 prompt_key=config.data.prompt_key,

@@ -17,10 +17,12 @@ from verl_credit.turns.search.protocol import SCHEMA
 
 TRAIN, VAL = DATA
 LOOP = "actor_rollout_ref.rollout.agent.default_agent_loop"
+LOOP_FILE = "actor_rollout_ref.rollout.agent.agent_loop_config_path"
 TOOL = SCHEMA["function"]["name"]
 COLUMNS = ["reward_model", "data_source"]
 """The columns that a run reads beside the prompt's column (data.prompt_key)."""
 SELECTION = "tool_selection"
+TURN_LOOP = "verl_credit.host.rollout.agent_loop.TurnAgentLoop"
 ROLES = ("system", "user", "assistant", "tool")
 STEERING = {
     *("sampling", "priority", "global_steps", "sampling_params", "__do_sample__", "__rollout_n__"),
@@ -53,6 +55,7 @@ def read_rows(
     *,
     at_least: int = 1,
     searches: bool = True,
+    our_reward: bool = True,
     other_tools: bool = False,
     agents: Sequence[str] = AGENTS,
     prompt_key: str = "prompt",
@@ -60,7 +63,7 @@ def read_rows(
 ) -> list[Row]:
     """Reads all rows of the files. Raises PreflightError for a row that cannot train, and for too few rows.
 
-    ``searches=False``: the run has no tool, so the prompt has to name the form of an answer.
+    ``searches=False``: the run has no search, so the prompt has to name the form of an answer that ``our_reward`` reads.
     ``other_tools``: there are tools beside the search; only verl knows their names. ``agents``: loops that a row may name.
     ``prompt_key``: the column of the prompts. ``default_loop``: the agent loop of rows that name none.
     """
@@ -80,7 +83,7 @@ def read_rows(
             f"expected {' or '.join(agents)}, which say to which turn a token belongs"
         )
     checks = {
-        "searches": searches,
+        "needs_form": not searches and our_reward,
         "agents": agents if names_agent else None,
         "tools": [TOOL] if searches and not other_tools else None,
         "prompt_key": prompt_key,
@@ -152,7 +155,7 @@ def checked_row(
     where: str,
     columns: dict,
     *,
-    searches: bool,
+    needs_form: bool,
     agents: Sequence[str] | None,
     tools: list[str] | None,
     prompt_key: str = "prompt",
@@ -176,7 +179,7 @@ def checked_row(
         gold_answers(truth)
         answer_form(truth)
         # Without the tool nothing but the prompt names the form of an answer.
-        if not searches and stated_form(truth) is None and "<answer>" not in str(prompt):
+        if needs_form and stated_form(truth) is None and "<answer>" not in str(prompt):
             raise ValueError(
                 f"reward_model.ground_truth={truth!r} has no form, so that the answer is read from "
                 "<answer>...</answer>, and the prompt asks for no such tag (search.max_searches=0): every reward would be "
@@ -194,10 +197,15 @@ def _wrong_agent(name: object, agents: Sequence[str]) -> str:
         return f"{text}; with search.max_searches=0 {AGENT_NAME} has one turn and offers no tool"
     if name == TURN_AGENT:
         return f"{text}; the recipe names no tool that {TURN_AGENT} could call"
+    if name == "tool_agent" and TURN_AGENT in agents:
+        return (
+            f"{text}, which calls the same tools; verl's loop does not say to which turn a token belongs. Leave the column "
+            f"out of every file, or keep it and list ours under verl's name: {LOOP_FILE}=FILE, a YAML file with the line "
+            f"- {{name: {name}, _target_: {TURN_LOOP}}}"
+        )
     return (
         f"{text}, which say to which turn a token belongs; or leave the column out of every file. An agent loop of your own "
-        "is named in actor_rollout_ref.rollout.agent.agent_loop_config_path and puts extra_fields['turn_ids'] into its "
-        "output (docs/agent-loops.md)"
+        f"is named in {LOOP_FILE} and puts extra_fields['turn_ids'] into its output (docs/agent-loops.md)"
     )
 
 

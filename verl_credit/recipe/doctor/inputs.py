@@ -152,7 +152,11 @@ def check_data(context: Context, key: str) -> Result | list[Result]:
     paths = [files] if files is None or isinstance(files, str) else list(files)
     if unbuilt := context.unbuilt(*paths):
         return skipped(unbuilt)
-    rows, config = context.rows(key), context.config
+    config = context.config
+    try:
+        rows = context.rows(key)
+    except NotHere as error:
+        return warned(f"{error}: prompts, gold answers, lengths and loops of {key} are not checked")
     reads = Reads(
         format=config.actor_rollout_ref.rollout.multi_turn.format,
         calls=may_call(config),

@@ -33,7 +33,7 @@ SLACK = 16  # tokens by which a template may differ between two texts
 
 
 class NotHere(RuntimeError):
-    """The tokenizer is on no local path and could not be fetched; the message names it and the reason."""
+    """An input cannot be read before the start; the message names it and the reason."""
 
 
 def load_tokenizer(model: DictConfig, *, may_fetch: bool = True):

@@ -198,9 +198,12 @@ def require_positions(config: DictConfig) -> str:
     length = rollout.max_model_len or row
     positions = _text_value(model_values(model.path) or {}, "max_position_embeddings")
     if positions is not None and length > positions:
+        shorter = positions - (length - row)
+        ways = ["set actor_rollout_ref.rollout.max_model_len=auto"] * (row <= positions)
+        ways += [f"shorten the rows to {shorter} tokens"] * (shorter > 0)
         raise PreflightError(
             f"actor_rollout_ref.rollout.max_model_len={rollout.max_model_len}, data.max_prompt_length + "
             f"data.max_response_length = {row}: {model.path} has {positions} positions (max_position_embeddings of its "
-            f"config.json); shorten the rows to {positions - (length - row)} tokens, or take another model"
+            f"config.json); {', '.join(ways)}, or take another model"
         )
     return f"{length} tokens at most, {positions or 'an unknown number of'} positions"

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -93,10 +93,14 @@ class BuiltShape(ModelShape):
         return bytes_per_number * (kept / ranks + self.state / split)
 
     def lora_parameters(self, rank: int) -> int:
-        return rank * sum(_adapters(self.config_json)) if rank else 0
+        return rank * sum(_adapters(self.config_json).widths) if rank else 0
 
     def lora_matrix(self, rank: int) -> int:
-        return rank * max(_adapters(self.config_json)) if rank else 0
+        return rank * max(_adapters(self.config_json).widths) if rank else 0
+
+    @property
+    def without_adapters(self) -> str:
+        return _adapters(self.config_json).refusal
 
 
 def built_shape(config: Mapping, name: str) -> BuiltShape:
@@ -143,8 +147,14 @@ def _with_infinity(values: dict) -> Any:
     return float(values["__float__"]) if values.keys() == {"__float__"} else values
 
 
+class _Adapters(NamedTuple):
+    widths: list[int]
+    refusal: str = ""
+    """peft's words, where it makes none."""
+
+
 @lru_cache(maxsize=8)
-def _adapters(config_json: str) -> list[int]:
+def _adapters(config_json: str) -> _Adapters:
     """Numbers of each matrix that peft adds for `target_modules=all-linear` at rank 1; it takes three seconds.
 
     peft has conversions of its own for packed experts of some families. Where it refuses the family, these are the
@@ -163,9 +173,9 @@ def _adapters(config_json: str) -> list[int]:
             )  # its own conversion names experts that the model lacks
             wanted = LoraConfig(r=1, target_modules="all-linear", task_type="CAUSAL_LM")
             wrapped = get_peft_model(model, wanted)
-    except ValueError:
-        return found
-    return [p.numel() for p in wrapped.parameters() if p.requires_grad]
+    except ValueError as error:
+        return _Adapters(found, " ".join(str(error).split())[:150])
+    return _Adapters([p.numel() for p in wrapped.parameters() if p.requires_grad])
 
 
 def _measure(model: nn.Module, config: Any, family: str, name: str) -> BuiltShape:

@@ -153,6 +153,11 @@ class ModelShape:
             self.layers * attention + self.dense_layers * 3 * (h + f) + self.expert_layers * experts
         )
 
+    @property
+    def without_adapters(self) -> str:
+        """peft's reason, where it makes no adapters of ``target_modules=all-linear`` and their counts are an estimate."""
+        return ""
+
     def lora_matrix(self, rank: int) -> int:
         """The largest matrix of these adapters."""
         dense = self.intermediate if self.dense_layers else 0

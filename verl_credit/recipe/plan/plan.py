@@ -105,7 +105,11 @@ def make_plan(
         run=None if steps is None else run_time(shape, job, hw, assumed, runner, steps, one.total_seconds),
         disk=disk_bytes(shape, job, steps),
         remedies=remedies(case),
-        notes=(*notes, *_estimates(shape), *_notes(job, hw, assumed, index, config.get("algorithm") or {})),
+        notes=(
+            *notes,
+            *_estimates(shape, job),
+            *_notes(job, hw, assumed, index, config.get("algorithm") or {}),
+        ),
     )
 
 
@@ -140,13 +144,19 @@ def assumptions(given: Mapping, job: Job, hw: Hardware, index: Index) -> Assumpt
     return result
 
 
-def _estimates(shape: ModelShape) -> list[str]:
+def _estimates(shape: ModelShape, job: Job) -> list[str]:
     if not shape.estimated:
         return []
-    return [
+    notes = [
         f"model_type={shape.family}: transformers built the model without its weights; its parameters, layers and adapters "
         f"are counted there. Estimated: {'; '.join(shape.estimated)}"
     ]
+    if job.lora_rank and (refusal := shape.without_adapters):
+        notes.append(
+            f"LoRA: peft makes no adapters of target_modules=all-linear for model_type={shape.family} ({refusal}); the plan "
+            "counts those of its linear modules, and the run needs target_modules of your own"
+        )
+    return notes
 
 
 def _notes(job: Job, hw: Hardware, assumed: Assumptions, index: Index, algorithm: Mapping) -> list[str]:

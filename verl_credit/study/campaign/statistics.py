@@ -100,7 +100,7 @@ def compare(a: str, b: str, runs_a: Runs, runs_b: Runs) -> Comparison:
         why = "all differences are equal: their spread is not known"
     else:
         d_z = float(d.mean() / d.std(ddof=1))
-    smallest = min(1.0, 2.0 / 2 ** len(d)) if len(d) else None
+    smallest = 2.0 ** (1 - len(d)) if len(d) else None  # 2.0 / 2 ** n overflows from 1,024 pairs on
     return Comparison(a, b, mean(d), p, exact, smallest, d_z, why)
 
 
