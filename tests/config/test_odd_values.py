@@ -189,3 +189,9 @@ def test_the_names_are_verl_s():
     assert f"{TurnPolicyLossConfig.__module__}.{TurnPolicyLossConfig.__name__}" == TARGET
     for name in KL_PENALTIES:
         assert kl_penalty(torch.zeros(1), torch.zeros(1), name) == 0
+
+
+@pytest.mark.parametrize("value", ["abc", "3"])
+def test_a_value_in_place_of_the_models_section_is_refused_although_its_model_is_read_first(value):
+    with pytest.raises(ConfigError, match=r"override_config=.*: expected a section with keys"):
+        check(f"++actor_rollout_ref.model.override_config={value}")
