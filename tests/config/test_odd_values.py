@@ -8,13 +8,16 @@ from kit.recipes import check, load_config
 from verl_credit.config.keys import LOSS
 from verl_credit.config.keys.verl import KL_PENALTIES, LOGGERS, VERLS_LOSSES
 from verl_credit.errors import ConfigError
+from verl_credit.recipe.agent_loops import KEYS, LISTED, MULTI_TURN
 from verl_credit.recipe.rules import validate
+from verl_credit.recipe.rules.files import CODE
 
 ACTOR, ROLLOUT, REF = (f"actor_rollout_ref.{role}" for role in ("actor", "rollout", "ref"))
 BUDGETS = (f"{ACTOR}.ppo", f"{ROLLOUT}.log_prob", f"{REF}.log_prob")
 ULYSSES = "ulysses_sequence_parallel_size"
 OWN = "or a dotted path to your own"
 LONG = "x" * 300
+TOOL_FILES = [f"{MULTI_TURN}.{key}" for key in KEYS]
 # fmt: off
 REFUSED = [  # (key, value as it is written, what is accepted)
     ("algorithm.uncertainty_kind", "[a]", OWN),
@@ -51,6 +54,12 @@ REFUSED = [  # (key, value as it is written, what is accepted)
     ("run_dir", "'~nobody_at_all/x'", "the home of no user"),
     ("run_dir", f"'a/{'é' * 130}/b'", "at most 255 bytes"),
     ("run_dir", "/".join(["x" * 200] * 20), "at most 3840 bytes"),
+    *((key, value, "there is no such file") for key in CODE for value in (LONG, "[a]")),
+    *((key, value, "there is no such file") for key in TOOL_FILES for value in (LONG, "[a]", "3", "true")),
+    *((key, f"'~nobody_at_all/x{ending}'", "~nobody_at_all is the home of no user; expected a path")
+      for key in (*CODE, *TOOL_FILES, LISTED, "actor_rollout_ref.model.path", "data.train_files")
+      for ending in ("", ".py")),
+    (f"{LOSS}.loss_mode", "'~nobody_at_all/x.py'", "turn_ppo"),
 ]
 # fmt: on
 
@@ -180,3 +189,9 @@ def test_the_names_are_verl_s():
     assert f"{TurnPolicyLossConfig.__module__}.{TurnPolicyLossConfig.__name__}" == TARGET
     for name in KL_PENALTIES:
         assert kl_penalty(torch.zeros(1), torch.zeros(1), name) == 0
+
+
+@pytest.mark.parametrize("value", ["abc", "3"])
+def test_a_value_in_place_of_the_models_section_is_refused_although_its_model_is_read_first(value):
+    with pytest.raises(ConfigError, match=r"override_config=.*: expected a section with keys"):
+        check(f"++actor_rollout_ref.model.override_config={value}")

@@ -27,7 +27,7 @@ LONG, DEEP = "x" * 300, {"a": {"b": [{"c": None}]}}
 NUMBERS = (0, 1, 2, 7, -1, -(2**62), 2**63, 10**400, 0.5, -0.5, 1e-300, 1e308, float("nan"), float("inf"), float("-inf"))
 TEXTS = (
     "", " ", "abc", "true", "1", "1e3", "auto", "null", "none", LONG, "é" * 200, "/".join(["x" * 200] * 20), "a\nb", "a\tb",
-    "\x00", "\x1b[31m", "\ud800", "'", '"', "{", "a: b", "a,b", "os.system", "os:abort", "no.such", ":", ".", "~nobody/x",
+    "\x00", "\x1b[31m", "\ud800", "'", '"', "{", "a: b", "a,b", "os.system", "os:abort", "no.such", ":", ".", "~no_one/x",
     "~", "/", "/dev/null/x", "http://", "http://x:99999", "http://[", "http://a,http://b", "???", "${nothing.there}",
     "${seed}", "${oc.env:NOT_SET_AT_ALL}", "${no_such_resolver:1}", "${trainer}", "${run_dir}/${run_dir}",
 )

@@ -15,7 +15,7 @@ from omegaconf import DictConfig
 from kit.damage import damaged_bytes, damaged_value
 from kit.fuzz import ACCEPTED, REFUSED, Check, contents, cuts, told, try_all
 from verl_credit.errors import ConfigError
-from verl_credit.recipe.compose import load_config
+from verl_credit.recipe.compose import unchecked_config
 
 # Of a small recipe: to compose a shipped one takes seconds, whichever file of one's own is damaged.
 BASE = {
@@ -64,7 +64,7 @@ def write(folder: Path) -> None:
 def law(folder: Path, tree: dict) -> str:
     before = contents(folder)
     try:
-        config = load_config("mine", [], str(folder))
+        config = unchecked_config("mine", [], str(folder))  # the recipe is too small to train
     except ConfigError as error:
         said = str(error)
         for line in said.splitlines() or [""]:  # one refusal each

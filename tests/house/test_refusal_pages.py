@@ -1,11 +1,15 @@
-"""The pages of findings name tests that exist, and no finding without a test passes for closed."""
+"""Pages of findings name tests that exist, no finding without a test passes for closed, refusals are quoted as printed."""
 
 import ast
 import re
+import runpy
 from functools import cache
 from pathlib import Path
 
 import pytest
+
+from kit.recipes import composed_once
+from verl_credit.recipe import compose
 
 TESTS = Path(__file__).parents[1]
 PAGES = TESTS.parent / "evidence" / "refusals"
@@ -31,3 +35,10 @@ def test_a_finding_has_a_test_or_is_open(page, least):
     findings = [row for row in rows if not row.startswith("| found")]
     assert len(findings) > least
     assert [row for row in findings if "::" not in row and "**open**" not in row] == []
+
+
+@pytest.mark.slow
+def test_the_page_has_the_refusals_that_are_printed(monkeypatch):
+    monkeypatch.setattr(compose, "compose_recipe", composed_once)
+    page = runpy.run_path(str(PAGES / "printed.py"))["page"]()
+    assert page == (PAGES / "README.md").read_text(encoding="utf-8")

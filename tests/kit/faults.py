@@ -92,6 +92,7 @@ KILL_POINTS = (
     KillPoint("saving", f"{RECORDED}:delete_old", who="self", call=2),
     KillPoint("evaluation", f"{TRAINER}._validate", call=2),
     KillPoint("evaluation", f"{TRAINER}._validate", "SIGTERM", call=3),
+    KillPoint("evaluation", f"{TRAINER}._validate", who="verl_credit_retriever", call=2),
     KillPoint("report", "verl_credit.records.report.write:write_report"),
 )
 STEP = "verl_credit.host.step.trainer:CreditSteps"

@@ -64,13 +64,15 @@ def why(error: BaseException) -> str:
 
 
 def try_all(check: Check, seeds: Iterable[int]) -> None:
-    """The seeds of a test; the first that fails ends it."""
+    """The seeds of a test; the first that fails ends it. Where every input is refused, none reaches what is tested."""
+    found = set()
     for seed in seeds:
         try:
             with time_limit():
-                check(seed)
+                found.add(check(seed))
         except (Exception, TooSlow) as error:
             pytest.fail(f"seed {seed}: {why(error)}", pytrace=False)
+    assert ACCEPTED in found, "every input is refused"
 
 
 def cuts(first: int, share: int = 1, failed: tuple[int, ...] = ()):

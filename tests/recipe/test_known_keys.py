@@ -202,6 +202,11 @@ def test_a_key_of_an_earlier_version_is_refused_with_the_line_that_takes_its_pla
     check(remedy.removeprefix("use "))
 
 
+def test_a_key_that_no_file_system_takes_as_a_name_is_unknown():
+    """A key may be a group, which is a folder."""
+    assert refused_on_the_command_line(f"{'x' * 300}=1").key == "x" * 300
+
+
 def refused_on_the_command_line(override):
     with pytest.raises(ConfigError) as caught:
         check(override)

@@ -132,6 +132,14 @@ def test_a_recipe_or_choice_that_is_nowhere_is_told_with_those_of_both_folders(t
     assert "defaults: [lab, _self_]" in str(refused("bare", [], own))
 
 
+def test_a_file_that_is_nested_too_deeply_or_names_too_long_a_file_is_named(tmp_path):
+    own = write(
+        tmp_path, deep=f"defaults: [lab]\nsearch: {'[' * 3000}\n", long=f"defaults: [{'x' * 300}, long]\n"
+    )
+    assert str(refused("deep", [], own)) == f"{own}/deep.yaml cannot be read: it is nested too deeply"
+    assert f"{own}/long.yaml, line 1: defaults list 'long', which leads back" in str(refused("long", [], own))
+
+
 NO_SECTION = (
     "algorithm",
     "data",

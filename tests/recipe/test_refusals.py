@@ -255,7 +255,8 @@ RULES = [  # (overrides, the first one refused; a part of what is said of it)
     *(([f"advantage_mode={outcome}", f"{MODE}={mode}", CLIP_OFF], f"with algorithm.{MODE}={mode}: .* others: none, separate")
       for outcome in ("maxrl", "reinforce_pp", mine("own_outcome")) for mode in ("joint", "turn-group")),
     ([f"{PENALTY}=0.5", "advantage_mode=maxrl"], "divides by the mean outcome, .* set it to 0"),
-    ([f"{PENALTY}=null", "advantage_mode=maxrl"], "expected a number"),
+    *(([f"{PENALTY}={value}", *more], "expected a number")
+      for value in ("null", "abc", "inf", "[1]", "true") for more in ((), ("advantage_mode=maxrl",))),
     ([f"{REASONING}=true"], r"expected \$\{search.include_reasoning\}, so that loop and reward read"),
     (["use_kl_in_reward=true", "advantage_mode=maxrl"], "divides by the mean outcome, .*use_kl_loss instead"),
     # token level

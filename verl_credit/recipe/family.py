@@ -46,7 +46,10 @@ def policy_values(config: Config, *, may_fetch: bool = False) -> dict[str, Any]:
                 fetch_config(path)
         with suppress(PreflightError, OSError):  # OSError: no file can have that name
             values = model_values(path)
-    return _merged(values or {}, data(select(config, OVERRIDE)) or {})
+    changes = data(select(config, OVERRIDE))
+    return _merged(
+        values or {}, changes if isinstance(changes, Mapping) else {}
+    )  # another value is refused later
 
 
 def _merged(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

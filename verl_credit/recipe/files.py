@@ -6,6 +6,7 @@ import importlib.util
 import re
 from collections.abc import Sequence
 from functools import cache
+from os.path import isfile  # pathlib raises OSError for a name that no file system takes
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +80,7 @@ def circle(name: str, folders: Sequence[Path]) -> ConfigError:
     """The error for ``defaults`` of ``name`` that lead back to a recipe that is being read."""
 
     def walk(path: str, above: tuple[str, ...]) -> tuple[Path, str] | None:
-        file = next((f / f"{path}.yaml" for f in folders if (f / f"{path}.yaml").is_file()), None)
+        file = next((f / f"{path}.yaml" for f in folders if isfile(f / f"{path}.yaml")), None)
         group = path.rpartition("/")[0]
         for entry in _listed(file) if file else []:
             below = entry.removeprefix("/") if entry.startswith("/") or not group else f"{group}/{entry}"
@@ -105,7 +106,7 @@ def lists_ours(name: str, folders: Sequence[Path]) -> bool:
     seen: set[str] = set()
 
     def walk(path: str) -> bool:
-        file = next((f / f"{path}.yaml" for f in folders if (f / f"{path}.yaml").is_file()), None)
+        file = next((f / f"{path}.yaml" for f in folders if isfile(f / f"{path}.yaml")), None)
         if path == DEFAULTS or file is None or path in seen:
             return path == DEFAULTS
         seen.add(path)
@@ -117,7 +118,11 @@ def lists_ours(name: str, folders: Sequence[Path]) -> bool:
 def _listed(file: Path) -> list[str]:
     """Returns the names in the file's ``defaults``, groups as GROUP/CHOICE."""
     names = []
-    for entry in (safe_load(file.read_text(encoding="utf-8")) or {}).get("defaults") or []:
+    try:
+        tree = safe_load(file.read_text(encoding="utf-8")) or {}
+    except RecursionError as error:
+        raise ConfigError(f"{file} cannot be read: it is nested too deeply") from error
+    for entry in tree.get("defaults") or []:
         pairs = entry.items() if isinstance(entry, dict) else [(None, entry)]
         for group, choice in pairs:
             group = re.sub(r"^(override|optional)\s+", "", group).partition("@")[0] if group else None

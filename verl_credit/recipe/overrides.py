@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from os.path import isdir  # pathlib raises OSError for a name that no file system takes
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ def wrong_keys(base: DictConfig, overrides: Sequence[str], folders: Sequence[Pat
     tree, wrong, added = written(base), {}, []
     for override in OverridesParser.create().parse_overrides(list(overrides)):
         key = override.key_or_group
-        if any((folder / key).is_dir() for folder in folders) or override.is_delete():
+        if any(isdir(folder / key) for folder in folders) or override.is_delete():
             continue
         text, there = override.input_line, _is_there(tree, key)
         if override.is_add() and there and not isinstance(override.value(), dict):

@@ -430,3 +430,9 @@ def test_a_lab_that_is_not_built_yet_is_planned_by_the_policy_that_it_will_have(
     (tmp_path / "lab" / "policy").mkdir(parents=True)  # one that is there is read
     with pytest.raises(ConfigError, match=r"no config\.json there"):
         make_plan(config)
+
+
+@pytest.mark.parametrize("model", ["x" * 300, "\0", "~nobody_at_all/model"])
+def test_a_model_that_no_file_system_takes_as_a_name_is_refused(model):
+    with pytest.raises(ConfigError, match="no config.json there and not a known name"):
+        shape_of(model)

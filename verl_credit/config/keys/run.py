@@ -25,9 +25,15 @@ def _can_be_made(folder: str) -> str:
             f"expected a folder's name without null bytes, of at most {LONGEST_PATH} bytes, and at most {LONGEST_NAME} "
             "bytes between two slashes"
         )
-    if os.path.expanduser(folder).startswith("~"):
-        raise ValueError(f"{folder.partition('/')[0]} is the home of no user; expected a folder's name")
+    if no_home(folder):
+        raise ValueError(f"{no_home(folder)}; expected a folder's name")
     return folder
+
+
+def no_home(path: str) -> str:
+    """Says that the path begins with a home which is not there; empty for any other path."""
+    missing = os.path.expanduser(path).startswith("~")
+    return f"{path.partition('/')[0]} is the home of no user" if missing else ""
 
 
 Folder = Annotated[

@@ -6,6 +6,7 @@ import json
 import zipfile
 from contextlib import suppress
 from math import prod
+from os.path import expanduser  # pathlib raises RuntimeError for a home that is not there
 from pathlib import Path
 
 from huggingface_hub import constants, hf_hub_download, try_to_load_from_cache
@@ -126,7 +127,7 @@ def require_model(path: str | None) -> None:
     is of another format, as a download that failed leaves them."""
     if not path or not isinstance(path, str):
         raise wrong_model(path, "give a model folder or a hub name")
-    folder = Path(path).expanduser()
+    folder = Path(expanduser(path))
     looks_local = path.startswith(("/", ".", "~")) or folder.exists()
     if looks_local and not (folder / CONFIG).exists():
         raise wrong_model(path, "no config.json there; expected a model folder")
@@ -152,7 +153,7 @@ def wrong_model(path: object, why: object) -> PreflightError:
 
 def folders_of(path: str) -> list[Path]:
     """The folders of this machine that can have the model's files: the path itself, and the hub's cache of that name."""
-    folders = [Path(path).expanduser()]
+    folders = [Path(expanduser(path))]
     with suppress(HFValidationError):
         file = try_to_load_from_cache(path, CONFIG)
         folders += [Path(file).parent] if isinstance(file, str) else []

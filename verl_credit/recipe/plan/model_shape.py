@@ -5,6 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from os.path import (
+    expanduser,
+    isfile,
+)  # pathlib raises for a home that is not there, and for a name that is too long
 from pathlib import Path
 
 from verl_credit.errors import ConfigError
@@ -189,9 +193,9 @@ def shape_of(model: str | Path | Mapping) -> ModelShape:
     """A config (mapping), a model folder, or the name of a published model. Raises `ConfigError`."""
     if isinstance(model, Mapping):
         return _from_config(model, str(model.get("_name_or_path") or model.get("model_type")))
-    folder = Path(model).expanduser()
+    folder = Path(expanduser(model))
     config = folder / "config.json"
-    if config.is_file():
+    if isfile(config):
         try:
             return _from_config(json.loads(config.read_text(encoding="utf-8")), str(model))
         except json.JSONDecodeError as error:

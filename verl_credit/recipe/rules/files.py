@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from importlib.util import find_spec
+from os.path import isfile  # pathlib raises OSError for a name that no file system takes
 from pathlib import Path
 
 from verl_credit.config.fit import DEFAULT
@@ -34,7 +35,8 @@ def validate_files(config: Tree, settings: CreditSettings) -> Iterator[ConfigErr
             yield ConfigError(key=key, value=path, accepted=use)
     verl = verl_folder().parents[1]
     for key, path in tools_given(config).items():
-        if not any((root / path).is_file() for root in (Path(), verl.parent, verl)):  # as verl looks for it
+        roots = (Path(), verl.parent, verl)  # as verl looks for it
+        if not isinstance(path, str) or not any(isfile(root / path) for root in roots):
             use = "there is no such file, neither from here nor in verl's package"
             yield ConfigError(key=key, value=path, accepted=use)
 
@@ -47,7 +49,7 @@ def _module_there(path: str) -> bool:
             return False
         except Exception:  # the user's package raises when it is imported, which `train` reports
             return True
-    return Path(path.removeprefix("file://")).is_file()
+    return isfile(path.removeprefix("file://"))
 
 
 def validate_loop(config: Tree, settings: CreditSettings) -> Iterator[ConfigError]:

@@ -20,7 +20,7 @@ import yaml
 from omegaconf import DictConfig
 
 from verl_credit.config.keys import defaults_tree, place_of
-from verl_credit.config.keys.run import REPLACED, replaced_key
+from verl_credit.config.keys.run import REPLACED, no_home, replaced_key
 from verl_credit.config.resolved import MISSING, leaves, select, written
 from verl_credit.errors import ConfigError, unknown_key
 from verl_credit.names import place_now
@@ -180,12 +180,20 @@ def _classes(module: str) -> dict[str, ast.ClassDef]:
 PLACE = re.compile(r"(pkg://)?[\w.:]+")
 CLASSES = ("_target_", "class_name")
 """The keys that name a class in the files of agent loops and tools."""
+PATHS = re.compile(r"(path|_files|dir)(\.\d+)?$")
+"""What the names of keys end with that hold paths, also several."""
 
 
 def validate_places(values: Iterable[tuple[str, Any]]) -> Iterator[ConfigError]:
-    """Yields a refusal for every old place. ``values``: the full names and values of a configuration."""
+    """Yields a refusal for every old place, and for a home that is not there, where pathlib raises RuntimeError.
+
+    ``values``: the full names and values of a configuration.
+    """
     for key, value in values:
         if not isinstance(value, str):
+            continue
+        if PATHS.search(key) and (wrong := no_home(value)):
+            yield ConfigError(key=key, value=value, accepted=f"{wrong}; expected a path")
             continue
         yield from _old(key, value, value)
         if value.endswith(".py"):
@@ -193,7 +201,7 @@ def validate_places(values: Iterable[tuple[str, Any]]) -> Iterator[ConfigError]:
         if key in (LISTED, TOOLS):
             content = None
             # Refused where the file is read.
-            with suppress(OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError):
+            with suppress(OSError, ValueError, RecursionError, yaml.YAMLError):
                 content = yaml.safe_load(Path(value).expanduser().read_text(encoding="utf-8"))
             for name, place in leaves(content):
                 if name.rpartition(".")[2] in CLASSES and isinstance(place, str):
@@ -219,7 +227,7 @@ def _module(key: str, value: str, module: str) -> Iterator[ConfigError]:
 
 
 def _imports(key: str, value: str, file: Path) -> Iterator[ConfigError]:
-    with suppress(OSError, UnicodeDecodeError):
+    with suppress(OSError, ValueError, RuntimeError):
         for number, line in enumerate(file.expanduser().read_text(encoding="utf-8").splitlines(), 1):
             if re.match(r"\s*(from|import)\s", line) and (now := place_now(line)) != line:
                 message = f"{key}={value}: {file}, line {number} imports an old place; write {now.strip()}"

@@ -68,11 +68,11 @@ def _outcome_level(config: Tree, algorithm: Algorithm) -> Iterator[ConfigError]:
     if algorithm.info_gain_on_error == "zero" and algorithm.turn_mode.unbiased:
         use = "a gain of 0 without a measurement would be in every baseline; drop leaves out the row instead"
         yield ConfigError.of(config, "algorithm.info_gain_on_error", MODE, accepted=use)
-    if algorithm.advantage_mode != "maxrl":
-        return
-    penalty = select(config, PENALTY, 0.0)
-    if isinstance(penalty, bool) or not isinstance(penalty, int | float) or not math.isfinite(penalty):
+    maxrl, penalty = algorithm.advantage_mode == "maxrl", select(config, PENALTY, 0.0)
+    if (maxrl or select(config, f"{REWARD}.path") == OURS) and not _is_number(penalty):
         raise ConfigError(key=PENALTY, value=penalty, accepted="expected a number")
+    if not maxrl:
+        return
     negative = "that mode divides by the mean outcome, and this can make outcomes negative"
     if penalty > 0:
         use = f"{negative}; set it to 0"
@@ -80,6 +80,10 @@ def _outcome_level(config: Tree, algorithm: Algorithm) -> Iterator[ConfigError]:
     if config.algorithm.use_kl_in_reward:
         use = f"{negative}; use actor_rollout_ref.actor.use_kl_loss instead"
         yield ConfigError.of(config, "algorithm.use_kl_in_reward", OUTCOME, accepted=use)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _reward_reads_as_the_loop(config: Tree) -> None:
