@@ -1,4 +1,4 @@
-"""One thread for torch, here and in what the tests start: the models are tiny, and machines are shared."""
+"""One thread for torch and no network, here and in what the tests start: the models are tiny, and machines are shared."""
 
 import gc
 import os
@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ["HF_HUB_OFFLINE"] = "1"  # no test asks the hub
 os.environ["PYTHONPATH"] = os.pathsep.join(
     filter(None, [str(Path(__file__).parent / "kit" / "quick_start"), os.environ.get("PYTHONPATH")])
 )
