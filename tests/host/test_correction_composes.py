@@ -68,7 +68,15 @@ CORRECTIONS = {
 }
 # fmt: on
 OF_EACH_KIND = ("token, IcePop", "sequence", "seq_mean_k1", "both")  # the trainers do not look at which it is
-PAIRS = [(mode, name) for mode in KINDS for name in CORRECTIONS if mode == "credit" or name in OF_EACH_KIND]
+PAIRS = [
+    *(("credit", name) for name in CORRECTIONS),
+    *(
+        pytest.param(mode, name, marks=pytest.mark.slow)
+        for mode in KINDS
+        for name in OF_EACH_KIND
+        if mode != "credit"
+    ),
+]
 
 
 @pytest.fixture

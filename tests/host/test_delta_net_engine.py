@@ -109,6 +109,7 @@ def test_packed_rows_are_single_rows(case, built):
         require_same(measured(engine, turns), by_transformers(model, turns))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["qwen3_5_text", pytest.param("qwen3_next", marks=pytest.mark.nightly)])
 def test_with_an_adapter_too(family, built):
     """Against single rows through the same engine with transformers' own layers."""

@@ -62,8 +62,9 @@ async def answers(server, trained, prompt):
 
 
 @pytest.mark.parametrize(("family", "architecture"), [
-    ("gpt_oss", "GptOssForCausalLM"), ("qwen3_5_text", "Qwen3_5ForCausalLM"),
-    ("qwen3_5", "Qwen3_5ForConditionalGeneration"), ("mistral_swa", "MistralForCausalLM"),
+    ("gpt_oss", "GptOssForCausalLM"), ("qwen3_5", "Qwen3_5ForConditionalGeneration"),
+    pytest.param("qwen3_5_text", "Qwen3_5ForCausalLM", marks=pytest.mark.slow),
+    pytest.param("mistral_swa", "MistralForCausalLM", marks=pytest.mark.slow),
 ])  # fmt: skip
 def test_a_server_scores_and_samples_as_the_trained_model_does(family, architecture):
     config = config_for(family, architecture)

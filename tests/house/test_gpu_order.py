@@ -11,7 +11,10 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "evidence"))
 from gpu.half_hour import order
 
 
-@pytest.mark.parametrize("engine", [order.VLLM, order.HF, "rehearsal"])
+@pytest.mark.parametrize(
+    "engine",
+    [order.VLLM, *(pytest.param(engine, marks=pytest.mark.slow) for engine in (order.HF, "rehearsal"))],
+)
 @pytest.mark.parametrize("run", order.QUEUE, ids=lambda run: run.name)
 def test_a_run_is_accepted_and_cuts_rows_in_number_only(run, engine, tmp_path, monkeypatch):
     """No GPU is here to start them: that they compose and pass validation is what can be known."""

@@ -292,7 +292,7 @@ def test_on_a_gpu_flash_attn_goes_first_and_flex_last():
     assert PREFERENCE["cuda"] == ("varlen", "sdpa", "flex")
 
 
-@pytest.mark.parametrize("head_dim", [8, 32])
+@pytest.mark.parametrize("head_dim", [pytest.param(8, marks=pytest.mark.slow), 32])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 def test_the_plain_kernel_is_taken_in_every_precision(dtype, head_dim):
     for gradients in (False, True):

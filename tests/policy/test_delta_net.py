@@ -61,7 +61,7 @@ def stock(rows):
     return of
 
 
-@pytest.mark.parametrize("checkpointed", [False, True])
+@pytest.mark.parametrize("checkpointed", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize("family", TEXTS)
 def test_values_and_gradients_are_those_of_single_rows(family, checkpointed, rows, stock):
     """Two packs before one backward: recomputation has to find the pack of its own forward."""

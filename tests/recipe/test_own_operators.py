@@ -106,8 +106,14 @@ THEIRS = [
 ]
 
 
-@pytest.mark.parametrize("kind", KEYS)
-@pytest.mark.parametrize("path", [*THEIRS, "mine_tried.system", "mine_tried.bound"])
+@pytest.mark.parametrize(
+    "kind, path",
+    [
+        pytest.param(kind, path, marks=[pytest.mark.slow] * (kind != "outcome" and path != "os.system"))
+        for kind in KEYS
+        for path in (*THEIRS, "mine_tried.system", "mine_tried.bound")
+    ],
+)
 def test_what_is_pythons_own_is_refused_and_not_called(mine, kind, path, monkeypatch):
     monkeypatch.setattr(subprocess, "Popen", lambda *a, **k: pytest.fail("it was called"))
     with pytest.raises(ConfigError) as caught:

@@ -8,9 +8,10 @@ from kit.preflight import policy
 from kit.recipes import load_config
 from verl_credit.cli import main
 from verl_credit.errors import PreflightError
+from verl_credit.recipe import compose
 from verl_credit.recipe.doctor import checks
 from verl_credit.recipe.doctor.data import read_rows
-from verl_credit.recipe.world import without_value
+from verl_credit.recipe.world import DATA, without_value
 
 
 def write(path, rows):
@@ -61,17 +62,33 @@ LACKING = {"math_sepa": [], "multihop_qwen3_4b": [SERVER], "search_cpu": [MODEL,
 
 
 @pytest.mark.parametrize("recipe, keys", LACKING.items())
-def test_what_has_no_value_is_said_at_once_and_verls_own_is_not_taken(recipe, keys, tmp_path, capsys):
-    """verl's defaults are its authors' GSM8K and model."""
+def test_what_has_no_value_is_said_at_once_and_verls_own_is_not_taken(
+    recipe, keys, tmp_path, capsys, monkeypatch
+):
+    """verl's defaults are its authors' GSM8K and model. The hub is not asked for a run that lacks a value."""
+    asked = []
+    monkeypatch.setattr("verl_credit.recipe.family.fetch_config", asked.append)
     assert main(["train", "--config-name", recipe, f"run_dir={tmp_path}/run"]) == 4
     said = capsys.readouterr().out
     keys = ["no value for data.train_files, data.val_files (parquet files", *keys]
     assert said.count("\n") == 1 and all(key in said for key in keys)
-    assert not (tmp_path / "run").exists()
+    assert not (tmp_path / "run").exists() and asked == []
     code = main(["explain", "--config-name", recipe])
     missing = capsys.readouterr().out.splitlines()[-1]
     assert code == 0 and missing.startswith("missing before it can run: data.train_files")
     assert ("model.path" in missing, "search.url" in missing) == ("model.path" in said, "search.url" in said)
+
+
+def test_the_hub_is_asked_once_nothing_is_missing(monkeypatch):
+    asked, data = [], ["data.train_files=a.parquet", "data.val_files=b.parquet"]
+    monkeypatch.setattr("verl_credit.recipe.family.fetch_config", asked.append)
+    model = compose.load_config("math_sepa", data, may_fetch=True).actor_rollout_ref.model.path
+    assert asked == [model]
+    compose.unchecked_config("math_sepa", ["search=5"], may_fetch=True)  # refused later, by its name
+    compose.unchecked_config("math_sepa", [], may_fetch=True, set_later=DATA[:1])
+    assert asked == [model]
+    compose.unchecked_config("math_sepa", [], may_fetch=True, set_later=DATA)
+    assert asked == [model, model]
 
 
 @pytest.mark.parametrize("value", ["null", "'???'", "[]", "''"])

@@ -221,6 +221,7 @@ main(sys.argv[1:])
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["serve", "check", "index"])
 def test_threads_are_set_before_numpy_reads_them(command, tmp_path):
     needed = {

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
@@ -36,6 +36,7 @@ from verl_credit.recipe.family import policy_values
 from verl_credit.recipe.files import folders, recipes_folder, verl_folder
 from verl_credit.recipe.overrides import WrongOverrides, unreadable, wrong_keys
 from verl_credit.recipe.rules import validate
+from verl_credit.recipe.world import without_value
 from verl_credit.redact import redact_value
 
 GROUPS = ("hardware", "model")  # values chosen by these groups do not depart from a preset
@@ -51,7 +52,8 @@ def load_config(
 ) -> DictConfig:
     """A recipe with Hydra overrides, composed from the shipped recipes (or from ``config_dir``) and checked.
 
-    ``may_fetch``: the policy's config.json may come from the hub. Raises ConfigError for a fault, ConfigErrors for several.
+    ``may_fetch``: the policy's config.json may come from the hub, once no required key is without a value.
+    Raises ConfigError for a fault, ConfigErrors for several.
     """
     refused: list[ConfigError] = []
     while True:
@@ -70,16 +72,24 @@ def load_config(
 
 
 def unchecked_config(
-    name: str, overrides: Sequence[str], config_dir: str | None = None, *, may_fetch: bool = False
+    name: str,
+    overrides: Sequence[str],
+    config_dir: str | None = None,
+    *,
+    may_fetch: bool = False,
+    set_later: Collection[str] = (),
 ) -> DictConfig:
-    """Composes as `load_config` does, for callers that read a part of it or check it by other rules."""
+    """Composes as `load_config` does, for callers that read a part of it or check it by other rules.
+
+    ``set_later``: the required keys that the caller sets itself.
+    """
     try:
         with _quiet():
             config = compose_recipe(name, overrides, config_dir)
             preset = _preset_of(config, name, overrides, config_dir)
             policy = {}
             with suppress(OmegaConfBaseException):  # a key refers to nothing, which is refused by its name
-                policy = policy_values(config, may_fetch=may_fetch)
+                policy = policy_values(config, may_fetch=may_fetch and _is_complete(config, set_later))
             decide_auto(config, policy)
             if preset is not None:
                 config.credit_overrides = _departures(config, decide_auto(preset, policy))
@@ -97,6 +107,14 @@ def unchecked_config(
         raise ConfigError(f"{' '.join([name, *overrides])}: {reason}"[:500], key="defaults") from error
     except ValueError as error:  # Hydra's: a group that is given a number, no list of defaults
         raise ConfigError(f"{' '.join(overrides) or name}: {error}") from error
+
+
+def _is_complete(config: DictConfig, set_later: Collection[str]) -> bool:
+    """A run that lacks a value is refused for that, so nothing is fetched for it."""
+    try:
+        return set(without_value(config)) <= set(set_later)
+    except (OmegaConfBaseException, AttributeError, TypeError):  # a wrong value, refused later by its name
+        return False
 
 
 def _preset_of(

@@ -1,6 +1,7 @@
 """Decides, checks and describes the keys that depend on the policy's family (`policy/families.py`), from its config.json.
 
-Nothing is fetched here unless ``may_fetch``: `train` and `doctor` fetch the small file, other commands read what is there.
+Nothing is fetched here unless ``may_fetch``: `train`, `doctor` and `evaluate` fetch the small file once nothing is missing,
+other commands read what is there.
 """
 
 from __future__ import annotations

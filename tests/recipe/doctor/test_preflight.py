@@ -15,6 +15,7 @@ from verl_credit.cli import main
 from verl_credit.config.keys import Search
 from verl_credit.errors import PreflightError
 from verl_credit.recipe.doctor.inputs import ask_servers
+from verl_credit.recipe.doctor.lengths import NotHere, load_tokenizer
 from verl_credit.recipe.doctor.model import HubError, fetch_config, require_model, require_positions
 
 
@@ -132,8 +133,23 @@ def test_what_the_hub_answers_is_said(hub, monkeypatch, error, said):
     def download(name, file, **_):
         raise error.__new__(error)
 
+    monkeypatch.setattr("verl_credit.recipe.doctor.model.ask_hub", lambda name: None)
     with pytest.raises(HubError, match=said):
         fetch_config("a/b", download)
+
+
+def test_without_a_network_the_hub_is_asked_once_and_no_retry_is_printed(hub, monkeypatch, caplog):
+    """A model that is not here, and the tokenizer of one."""
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("time.sleep", lambda seconds: pytest.fail("a retry"))
+    with dead_port() as url:
+        where = url + "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", where)
+        with pytest.raises(HubError, match=r"^the hub cannot be asked .*refused.*hf download a/b\)$"):
+            fetch_config("a/b")
+        with pytest.raises(NotHere, match="the tokenizer of a/b cannot be loaded here"):
+            load_tokenizer(OmegaConf.create({"path": "a/b"}))
+    assert caplog.text == ""
 
 
 SEARCH = Search(timeout_s=5.0, max_retries=0).model_dump()

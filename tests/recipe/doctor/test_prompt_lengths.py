@@ -141,8 +141,8 @@ def test_a_tokenizer_without_a_chat_template_is_refused(config, tokenizer, tmp_p
     )
 
 
-@pytest.mark.parametrize("may_fetch", [True, False])
-def test_a_tokenizer_that_cannot_be_loaded(config, tmp_path, monkeypatch, may_fetch):
+@pytest.mark.parametrize("may_fetch, answers", [(True, True), (True, False), (False, True)])
+def test_a_tokenizer_that_cannot_be_loaded(config, tmp_path, monkeypatch, may_fetch, answers):
     config.actor_rollout_ref.model.path = str(tmp_path)
     loaded, train, val = looked_at(config)
     assert says(loaded, FAIL, f"model.path={tmp_path}: no tokenizer can be loaded from there")
@@ -153,7 +153,12 @@ def test_a_tokenizer_that_cannot_be_loaded(config, tmp_path, monkeypatch, may_fe
         asked.append(local_files_only)
         raise OSError("no network")
 
+    def ask(name):
+        if not answers:
+            raise OSError("unreachable")
+
     monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", refuse)
+    monkeypatch.setattr("verl_credit.recipe.doctor.lengths.ask_hub", ask)
     config.actor_rollout_ref.model.path = "hub/name"
     monkeypatch.setattr(Context, "rows", lambda self, key: [])
     loaded, train, val = looked_at(config, may_fetch=may_fetch)
@@ -161,4 +166,4 @@ def test_a_tokenizer_that_cannot_be_loaded(config, tmp_path, monkeypatch, may_fe
     rest = ["its chat template was not tried", "neither prompts nor answers were counted"]
     assert says(loaded, WARN, missing, *rest, "data.max_prompt_length=400 would lose their beginning")
     assert says(train, SKIP, missing) and says(val, SKIP, missing)
-    assert asked == [not may_fetch]
+    assert asked == [not (may_fetch and answers)]

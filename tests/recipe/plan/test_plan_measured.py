@@ -34,8 +34,15 @@ def measure():
     return module
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize(
+    "checkpointing, dtype",
+    [
+        (False, torch.float32),
+        (True, torch.bfloat16),
+        pytest.param(True, torch.float32, marks=pytest.mark.slow),
+        pytest.param(False, torch.bfloat16, marks=pytest.mark.slow),
+    ],
+)
 def test_the_peak_of_an_update_and_of_a_log_prob_forward(measure, checkpointing, dtype):
     """20 % is asked for; wrong counts of single tensors would hide in that."""
     found = measure.compare(TINY, rows=ROWS, length=LENGTH, checkpointing=checkpointing, dtype=dtype)

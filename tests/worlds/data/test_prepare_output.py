@@ -188,6 +188,7 @@ def test_parts_of_a_data_set_of_the_hub(hub, tmp_path):
         prepare("nq", "mandarjoshi/trivia_qa", tmp_path / "o")
 
 
+@pytest.mark.slow
 def test_a_hub_that_cannot_be_reached_is_one_line(tmp_path):
     command = [sys.executable, "-m", "verl_credit.cli", "prepare", "nq", "--source", "nobody/nothing"]
     done = subprocess.run(

@@ -11,6 +11,7 @@ from omegaconf import DictConfig
 from verl_credit.cli.saved_run import CONFIG, checkpoints_of, run_config, saved_step, saved_steps
 from verl_credit.errors import PreflightError
 from verl_credit.recipe.compose import quoted, unchecked_config
+from verl_credit.recipe.world import DATA
 from verl_credit.records.run.resume import STEP
 
 
@@ -57,7 +58,11 @@ def find_policy(
         )
     model = str(folder.resolve()) if folder.exists() else target
     config = unchecked_config(
-        recipe, [f"actor_rollout_ref.model.path={quoted(model)}", *overrides], config_dir, may_fetch=True
+        recipe,
+        [f"actor_rollout_ref.model.path={quoted(model)}", *overrides],
+        config_dir,
+        may_fetch=True,
+        set_later=DATA,
     )
     return Policy(model.strip("/").rpartition("/")[2], config)
 

@@ -21,7 +21,7 @@ from verl_credit.config.keys import AUTO
 from verl_credit.config.settings import CreditSettings
 from verl_credit.errors import PreflightError
 from verl_credit.recipe.doctor.data import Row, rows_needed
-from verl_credit.recipe.doctor.model import model_values, wrong_model
+from verl_credit.recipe.doctor.model import ask_hub, model_values, wrong_model
 from verl_credit.turns.header import assistant_header
 from verl_credit.turns.requests import AnswerWriter, aliases_that_count, auto_template
 from verl_credit.turns.reward.qa import stated_form
@@ -46,6 +46,11 @@ def load_tokenizer(model: DictConfig, *, may_fetch: bool = True):
 
     path = str(model.get("tokenizer_path") or model.path)
     folder = Path(path).expanduser()
+    if may_fetch and not folder.exists():
+        try:
+            ask_hub(path)
+        except Exception:  # no network, or no name of the hub; the cache may have it
+            may_fetch = False
     try:
         tokenizer = AutoTokenizer.from_pretrained(
             str(folder) if folder.exists() else path,

@@ -9,10 +9,17 @@ from math import prod
 from os.path import expanduser  # pathlib raises RuntimeError for a home that is not there
 from pathlib import Path
 
-from huggingface_hub import constants, hf_hub_download, try_to_load_from_cache
+from huggingface_hub import (
+    constants,
+    get_hf_file_metadata,
+    hf_hub_download,
+    hf_hub_url,
+    try_to_load_from_cache,
+)
 from huggingface_hub.errors import (
     EntryNotFoundError,
     GatedRepoError,
+    HfHubHTTPError,
     HFValidationError,
     LocalEntryNotFoundError,
     RepositoryNotFoundError,
@@ -175,6 +182,7 @@ def fetch_config(name: str, download=hf_hub_download) -> str:
     if constants.HF_HUB_OFFLINE:
         raise HubError(f"HF_HUB_OFFLINE is set, and it is not {where}; {fetch}")
     try:
+        ask_hub(name)
         return download(name, CONFIG, etag_timeout=TIMEOUT_S)
     except Exception as error:  # the client's transport raises what its version of httpx does
         reason = " ".join(str(error).split())[:300]
@@ -186,6 +194,15 @@ def fetch_config(name: str, download=hf_hub_download) -> str:
             Exception: f"the hub cannot be asked ({type(error).__name__}: {reason}); {fetch}",
         }
         raise HubError(next(text for kind, text in answers.items() if isinstance(error, kind))) from error
+
+
+def ask_hub(name: str) -> None:
+    """Asks the hub once, because without a network its client repeats a download's first request for 23 seconds.
+
+    Raises what the client's transport raises. A status of an error is an answer too: the download says what it means.
+    """
+    with suppress(HfHubHTTPError):
+        get_hf_file_metadata(hf_hub_url(name, CONFIG), timeout=TIMEOUT_S)
 
 
 def _fetch(name: str) -> str:
