@@ -84,6 +84,7 @@ def test_the_last_whole_step_of_a_run_on_other_questions(run_dir, data, started,
     assert (rollout.val_kwargs.n, list(config.evaluation.modes)) == (4, ["greedy", "sampled"])
     assert list(config.data.val_files) == list(config.data.train_files) == [str(data)]
     assert config.data.val_max_samples == -1 and config.max_hours is None and config.search.url is None
+    assert config.data.val_batch_size == 256  # 1,024 rows of 4 samples
     assert config.data.train_batch_size == 1 and config.probe.every == 0
     assert str(run_dir) not in str([config.run_dir, trainer.default_local_dir, config.lineage.dir])
     result = json.loads((out / "evaluation.json").read_text())

@@ -270,7 +270,8 @@ def test_values_by_the_runs_own_rollouts_are_those_of_the_sampler(one_rank, tmp_
 def test_a_checkpoint_and_its_first_model_are_evaluated(one_rank, tmp_path, capsys):
     """The trajectories have the means that verl computes of the same evaluation."""
     before = contents(one_rank.run_dir)
-    command = ["evaluate", str(one_rank.run_dir), "data.val_max_samples=8", "--samples", "2"]
+    batches = ["data.val_max_samples=8", "data.val_batch_size=3"]
+    command = ["evaluate", str(one_rank.run_dir), *batches, "--samples", "2"]
     for step in ("0", "3"):
         assert main([*command, "--step", step, "--out", str(tmp_path / step)]) == 0, capsys.readouterr()
     assert contents(one_rank.run_dir) == before

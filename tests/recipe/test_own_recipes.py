@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import sys
 from pathlib import Path
 
 import pytest
@@ -133,10 +134,16 @@ def test_a_recipe_or_choice_that_is_nowhere_is_told_with_those_of_both_folders(t
 
 
 def test_a_file_that_is_nested_too_deeply_or_names_too_long_a_file_is_named(tmp_path):
-    own = write(
-        tmp_path, deep=f"defaults: [lab]\nsearch: {'[' * 3000}\n", long=f"defaults: [{'x' * 300}, long]\n"
-    )
-    assert str(refused("deep", [], own)) == f"{own}/deep.yaml cannot be read: it is nested too deeply"
+    values = {"deep": "[" * 3000 + "]" * 3000, "open": "[" * 3000}
+    texts = {name: f"defaults: [lab]\nsearch: {value}\n" for name, value in values.items()}
+    own = write(tmp_path, **texts, long=f"defaults: [{'x' * 300}, long]\n")
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(1000)  # Python's own; libraries raise it
+    try:
+        assert "nested too deeply" in str(refused("deep", [], own))
+        assert f"{own}/open.yaml" in str(refused("open", [], own))
+    finally:
+        sys.setrecursionlimit(limit)
     assert f"{own}/long.yaml, line 1: defaults list 'long', which leads back" in str(refused("long", [], own))
 
 

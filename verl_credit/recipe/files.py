@@ -91,7 +91,10 @@ def circle(name: str, folders: Sequence[Path]) -> ConfigError:
 
     place = walk(name.removesuffix(".yaml"), ())
     if place is None:
-        return ConfigError(f"recipe {name}: the values or defaults lead back to themselves", key="defaults")
+        return ConfigError(
+            f"recipe {name}: values are nested too deeply, or they or the defaults lead back to themselves",
+            key="defaults",
+        )
     file, entry = place
     lines = file.read_text(encoding="utf-8").splitlines()
     word = re.compile(rf"(?<![\w/]){re.escape(entry)}(?![\w/])")

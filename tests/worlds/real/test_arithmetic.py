@@ -63,7 +63,7 @@ def test_a_row_has_the_projects_schema_and_the_reward_accepts_the_form_of_its_ex
     write_arithmetic(tmp_path)
     assert parquet.read_schema(tmp_path / "train.parquet").equals(SCHEMA)
     row = rows_of(tmp_path / "train.parquet")[0]
-    checked_row("row 0", row, searches=False, agents=[AGENT_NAME], tools=None)
+    checked_row("row 0", row, needs_form=True, agents=[AGENT_NAME], tools=None)
     assert [m["role"] for m in row["prompt"]] == ["user", "assistant"] * len(WORKED) + ["user"]
     for asked, answered in zip(row["prompt"][:-1:2], row["prompt"][1::2], strict=True):
         truth = {
