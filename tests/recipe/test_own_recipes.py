@@ -147,6 +147,11 @@ def test_a_file_that_is_nested_too_deeply_or_names_too_long_a_file_is_named(tmp_
     assert f"{own}/long.yaml, line 1: defaults list 'long', which leads back" in str(refused("long", [], own))
 
 
+def test_self_as_the_choice_of_a_group_is_refused(tmp_path):
+    own = write(tmp_path, mine="defaults: [{override nothing: _self_}]\nseed: 7\n")
+    assert "recipe mine: its defaults cannot be read" in str(refused("mine", [], own))
+
+
 NO_SECTION = (
     "algorithm",
     "data",

@@ -100,6 +100,11 @@ def unchecked_config(
         raise
     except YAMLError as error:
         raise files.not_yaml(error) from error
+    except AssertionError as error:  # Hydra's, where `_self_` is the choice of a group
+        fault = (
+            f"recipe {name}: its defaults cannot be read; expected NAME, GROUP: CHOICE, or _self_ by itself"
+        )
+        raise ConfigError(fault, key="defaults") from error
     except RecursionError as error:
         raise files.circle(name, folders(config_dir)) from error
     except OSError as error:  # the choice is not a valid file name
