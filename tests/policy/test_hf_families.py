@@ -16,7 +16,7 @@ SOFTCAP = {"attn_logit_softcapping": 2.0}
 # Three layers of the delta rule round by more than 1e-5; small logits hide errors, and so does a window that no row leaves.
 DELTA = {"layer_types": ["linear_attention", "full_attention"] * 2}
 CHANGES = {
-    "gemma2": SOFTCAP, "doge": {"keep_window_size": WINDOW},
+    "gemma2": SOFTCAP, "doge": {"keep_window_size": 9},
     **{family: {"logit_scale": 1.0} for family in ("cohere", "cohere2", "cohere2_moe")},
     **{family: DELTA for family in ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")},
 }  # fmt: skip
