@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from importlib.util import find_spec
 from pathlib import Path
 
 from verl_credit.config.fit import place_of_answers
@@ -13,7 +14,7 @@ from verl_credit.recipe.doctor.context import Context
 from verl_credit.recipe.doctor.data import TRAIN
 from verl_credit.recipe.doctor.lengths import NotHere, answers_fit, count_prompts
 from verl_credit.recipe.doctor.model import Unreadable, folders_of, read_json, read_model, require_model
-from verl_credit.recipe.doctor.result import Result, passed, skipped, warned
+from verl_credit.recipe.doctor.result import Result, failed, passed, skipped, warned
 from verl_credit.recipe.family import EVALUATED, family_line, validate_family
 from verl_credit.recipe.rows import OURS, Reads, look_at
 from verl_credit.recipe.world import MODEL, serves_search
@@ -26,6 +27,7 @@ from verl_credit.turns.search.connections import ServedIndex, agreed, served_ind
 from verl_credit.worlds.data.answerable import draw, in_search
 
 ADAPTER = "actor_rollout_ref.model.lora_adapter_path"
+MODULE_OF_LOGGER = {"vemlp_wandb": "volcengine_ml_platform"}  # the others have the logger's name
 
 
 def check_retriever(context: Context) -> Result:
@@ -110,6 +112,17 @@ def check_model(context: Context) -> Result:
         return skipped(unbuilt)
     require_model(path)
     return passed(path)
+
+
+def check_loggers(context: Context) -> Result:
+    """Is there what verl's loggers import? verl imports it in a worker of Ray, where a missing module ends the run."""
+    given = context.config.trainer.logger
+    names = [given] if isinstance(given, str) else list(given)
+    modules = [MODULE_OF_LOGGER.get(name, name) for name in names if name not in ("console", "file")]
+    if absent := ", ".join(module for module in modules if find_spec(module) is None):
+        found = f"trainer.logger={','.join(names)}: {absent} is not installed"
+        return failed(found, "what verl imports for it", f"install {absent}, or name another logger")
+    return passed(", ".join(names))
 
 
 def check_family(context: Context) -> Result:
