@@ -27,6 +27,7 @@ def pipeline(step: StepCredit) -> dict:
         "tied_groups": algorithm.tied_groups,
         "shared": {
             "gamma": algorithm.gamma,
+            "lam": algorithm.lam,
             "alpha": algorithm.adv_rescale_alpha,
             "clip_beta": settings.clip_beta,
             "norm_by_std": algorithm.norm_adv_by_std_in_grpo,

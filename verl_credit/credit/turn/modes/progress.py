@@ -115,6 +115,7 @@ def _differences(score_B_K1: torch.Tensor, before_B: torch.Tensor) -> torch.Tens
     ),
     source="1506.02438; RAGEN (mll-lab-nu/RAGEN) for turns",
     scope="row",
+    default_signal="none",
     exempt={"ties": NO_GROUP, "no_gains": NO_GROUP},
 )
 def turn_gae(
