@@ -247,6 +247,10 @@ class CreditSteps(ProbingTrainer, RecordedTrainer):
     def controller(self):
         return None if self.credit.stage is None else self.credit.stage.controller
 
+    @property
+    def values(self):
+        return self.credit.values
+
 
 @register_trainer(TRAINER_MODE)
 class CreditTrainer(CreditSteps, PPOTrainerSync):
