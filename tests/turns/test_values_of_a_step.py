@@ -67,7 +67,7 @@ def inputs_of(turns, provider, values=None, **changes):
     signals = {InfoGainSignal("info_gain"): 1.0} if given["turn_signal"] == "info_gain" else {}
     gains = [[0.125] * max(int(n) - 1, 0) for n in turns.n_turns_B]
     inputs = step_inputs(turns, gains, signals=signals, lam=0.5, **given)
-    values = TurnValues.of(inputs.run.settings) if values is None else values
+    values = inputs.run.values if values is None else values
     gold_B_K1 = torch.linspace(0, 1, 30).view(10, 3).masked_fill(torch.arange(3) == 2, NAN)
     return replace(inputs, run=replace(inputs.run, values=values), gold_B_K1=gold_B_K1)
 

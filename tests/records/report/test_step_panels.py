@@ -13,7 +13,7 @@ def write_turns(folder, step, advantages, clips, rewards, valid=None):
     n = len(advantages)
     same = {
         "uid": "a", "group": 0, "turn": 0, "answer": False, "tokens": 1, "has_reward": True, "signals": [],
-        "z": None, "anchor": None, "outcome": 0.0, "outcome_advantage": 0.0,
+        "z": None, "anchor": None, "value": None, "outcome": 0.0, "outcome_advantage": 0.0,
     }  # fmt: skip
     columns = {name: [value] * n for name, value in same.items()} | {
         "row": list(range(n)), "advantage": advantages, "clip_scale": clips, "reward": rewards,
