@@ -127,7 +127,7 @@ def fault(checkpoint: Path, config: DictConfig, needs_data: bool = True) -> str 
             f"many, or merge the weights (python -m verl.model_merger merge --backend fsdp --local_dir {folder} "
             f"--target_dir NEW) and start another run from {MODEL}.path=NEW"
         )
-    return _unfinished(checkpoint, config, needs_data=needs_data) or _of_another_model(checkpoint, config)
+    return _unfinished(checkpoint, config, needs_data=needs_data) or _of_another_run(checkpoint, config)
 
 
 def _loaded(checkpoint: Path, config: DictConfig, contents: list[str] | None = None) -> list[Path]:
@@ -235,7 +235,7 @@ def _refusal(what: str, folder: Path, config: DictConfig) -> PreflightError:
     return PreflightError(printable(f"{what}; {whole or f'{folder} has no step that is whole'}; {begins}"))
 
 
-def _of_another_model(checkpoint: Path, config: DictConfig) -> str | None:
+def _of_another_run(checkpoint: Path, config: DictConfig) -> str | None:
     state = _json(checkpoint / STATE).get("config")
     before = state if isinstance(state, dict) else {}
     for key in LAYOUT:
