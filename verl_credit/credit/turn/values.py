@@ -125,7 +125,8 @@ def explained_variance_of_changes(
 
     Both errors are of the same return: G_k - r_k - gamma V_(k+1) = gamma (G_(k+1) - V_(k+1)). 0: the change V_(k+1) - V_k
     says nothing of the outcome that V_k did not say; below 0: it misleads, and advantages at a small lam are noise. With
-    true values at gamma 1 it is E (V_(k+1) - V_k)^2 / E (G_k - V_k)^2.
+    true values at gamma 1 it is E (V_(k+1) - V_k)^2 / E (G_k - V_k)^2. A turn reward that was earned between the two states
+    is known in the later one, and counts.
     """
     error_B_K1 = return_B_K1 - value_B_K1
     pair_B_K = turn_B_K1[:, :-1] & turn_B_K1[:, 1:] & (error_B_K1[:, :-1] + error_B_K1[:, 1:]).isfinite()
