@@ -10,9 +10,12 @@ from verl.trainer.ppo.v1 import trainer_base
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
 from kit.recipes import load_config
+from kit.settings import settings
 from verl_credit.credit.token.sepa_controller import SepaController
+from verl_credit.credit.turn.values import States
 from verl_credit.host.step import recorded
-from verl_credit.records.run.files import EVENTS, METRICS, VALIDATION, append_json, read_json_lines
+from verl_credit.records.run.files import EVENTS, METRICS, VALIDATION, VALUES, append_json, read_json_lines
+from verl_credit.turns.values import TurnValues
 
 STEP, HELD_OUT = 3, {"val-core/lab-greedy/em/mean@1": 0.25}
 UPDATE = {"actor/grad_norm": 0.5, "credit/outcome/em": 0.75}
@@ -120,6 +123,25 @@ def test_a_ramp_goes_on_where_the_checkpoint_left_it(trainer):
     assert not again.controller.gate_open
     again._load_checkpoint()
     assert again.controller.gate_open and again.controller.state_dict() == first.controller.state_dict()
+
+
+def test_values_go_on_with_the_steps_that_the_checkpoint_has(tmp_path, trainer):
+    def values():
+        return TurnValues(settings(info_gain_norm_mode="turn_gae", turn_values="group"))
+
+    first, again = trainer(STEP), trainer(STEP)
+    first.values, again.values = values(), values()
+    saved(lambda step: first)
+    states = States(
+        torch.rand(3, 12).double(), torch.tensor([1.0, 0, float("nan")]).double(), torch.arange(3)
+    )
+    first.values._replay.append(states)
+    first._save_checkpoint()
+    assert (tmp_path / "checkpoints" / f"global_step_{STEP}" / VALUES).exists()
+    again._load_checkpoint()
+    (restored,) = again.values._replay
+    for name, table in vars(states).items():
+        assert torch.equal(getattr(restored, name).nan_to_num(9), table.nan_to_num(9))
 
 
 def test_an_alarm_is_an_event_once_a_start_with_half_of_the_runs_learning_rate(tmp_path, trainer):

@@ -84,6 +84,7 @@ class CreditSettings:
         a = self.algorithm
         known = {
             "gamma": a.gamma,
+            "lam": a.lam,
             "alpha": a.adv_rescale_alpha,
             "clip_beta": self.clip_beta,
             "norm_by_std": a.norm_adv_by_std_in_grpo,
@@ -156,6 +157,8 @@ def _pipeline(a: Algorithm) -> list[str]:
             parts.append(f"hicra={a.hicra.alpha:g}")
         if transform.needs_planning:
             parts.append(f"planning={a.planning.detector}")
+    if a.turn_values:
+        parts.append(f"values={a.turn_values} ridge={a.turn_values_ridge:g} replay={a.turn_values_replay}")
     if a.tied_groups != "keep":
         parts.append(f"tied_groups={a.tied_groups}")
     return parts

@@ -33,6 +33,8 @@ class Gains(NamedTuple):
     turn_mask_B_K: torch.Tensor
     answer_B: torch.Tensor
     """Probability of the gold answer after the row's last scored context; NaN where none was scored."""
+    gold_B_K1: torch.Tensor
+    """That before every turn."""
 
 
 def plan_gains(turns: TurnBatch, settings: CreditSettings, tokenizer, *, scored: bool = True) -> GainPlan:
@@ -93,7 +95,8 @@ def score_gains(plan: GainPlan, forward: Forward, metrics: dict) -> Gains:
     if not scored:
         rows, width = len(plan.turns.records), _columns(plan) - 1
         no_B_K = torch.zeros(rows, width)
-        return Gains(no_B_K, no_B_K.bool(), torch.full((rows,), nan))
+        no_gold_B_K1 = torch.full((rows, width + 1), nan)
+        return Gains(no_B_K, no_B_K.bool(), no_gold_B_K1[:, 0], no_gold_B_K1)
     return gains_of(plan, *score_answers(plan, forward), metrics)
 
 
@@ -129,13 +132,9 @@ def gains_of(plan: GainPlan, score_B_K1: torch.Tensor, requested_B_K1: torch.Ten
             "run goes on without them"
         )
     gain_B_K = gain.info_gain_B_K if on_error == "drop" else gain.info_gain_B_K.nan_to_num(0.0)
-    return Gains(gain_B_K, gain.turn_mask_B_K, _last_probability(score_B_K1, requested_B_K1))
-
-
-def _last_probability(score_B_K1: torch.Tensor, requested_B_K1: torch.Tensor) -> torch.Tensor:
+    gold_B_K1 = score_B_K1.exp().masked_fill(~requested_B_K1, nan)
     last_B = requested_B_K1.shape[1] - 1 - requested_B_K1.flip(1).int().argmax(dim=1)
-    probability_B = score_B_K1.gather(1, last_B[:, None])[:, 0].exp()
-    return probability_B.masked_fill(~requested_B_K1.any(dim=1), nan)
+    return Gains(gain_B_K, gain.turn_mask_B_K, gold_B_K1.gather(1, last_B[:, None])[:, 0], gold_B_K1)
 
 
 def _columns(plan: GainPlan) -> int:

@@ -167,6 +167,19 @@ class Algorithm(Section):
     """State that a turn starts from (gigpo, hgpo, your algorithm): the last observation, or all tokens before the turn."""
     turn_anchor_similarity: Annotated[Annotated[float, Field(gt=0, lt=1)] | None, When(reads.anchored)] = None
     """Texts with at least this difflib ratio are one state; null: only equal texts are."""
+    turn_values: Annotated[
+        str | None,
+        Expected("null, group, features, column:NAME, or a dotted path to your own (my_module.my_features)"),
+        When(reads.values_read),
+    ] = None
+    """Values for turn_gae: a regression on the prompt's other outcomes and the turn (group), and on what is observed
+    (features: the gold answer was read, searches, its measured probability; or a column; or your function's numbers)."""
+    turn_values_replay: Annotated[Count, When(reads.valued)] = 4
+    """Earlier steps whose turns join each fit; saved with checkpoints."""
+    turn_values_ridge: Annotated[float, Field(gt=0), When(reads.valued)] = 0.03
+    """Penalty of the fit's weights, on features of variance 1 and per turn."""
+    turn_values_folds: Annotated[int, Field(ge=2), When(reads.valued)] = 8
+    """A step's prompts are split into so many folds, each valued by a fit that has not seen it."""
     turn_judge: TurnJudge = Field(default_factory=TurnJudge)
     tied_groups: Annotated[Literal["keep", "skip"], When(reads.ours)] = "keep"
     """A question whose rollouts all score the same keeps training on gains (released code), or is skipped."""
@@ -229,6 +242,8 @@ class Algorithm(Section):
         Share, When(lambda s: not s.turn_estimator or "gamma" in s.algorithm.turn_mode.options)
     ] = 1.0
     """Discount of later turns' rewards."""
+    lam: Annotated[Share, When(lambda s: s.turn_estimator and "lam" in s.algorithm.turn_mode.options)] = 1.0
+    """Weight of later turns' changes of value (turn_gae): 0 the turn's own alone, 1 the return minus the value."""
     adv_rescale_alpha: Annotated[AtLeast0, When(reads.rescaled)] = 0.3
     """Weight of the gains beside the outcome (released recipe: 0.3, paper: 1)."""
     norm_adv_by_std_in_grpo: Annotated[bool, When(reads.divides)] = True

@@ -39,6 +39,14 @@ def anchored(s) -> bool:
     return ours(s) and "anchor_B_K1" in s.algorithm.turn_mode.tables
 
 
+def values_read(s) -> bool:
+    return ours(s) and "value_B_K1" in s.algorithm.turn_mode.tables
+
+
+def valued(s) -> bool:
+    return values_read(s) and s.algorithm.turn_values is not None
+
+
 def is_path(name: str) -> bool:
     """Is the name a dotted path (my_module.my_signal, my_module:my_signal), and not a built-in name or a column?"""
     return bool({".", ":"} & set(name)) and not name.startswith(COLUMN)

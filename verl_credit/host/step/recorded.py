@@ -31,13 +31,15 @@ from verl_credit.records.run.files import (
 )
 from verl_credit.records.run.held_out import write_held_out
 from verl_credit.records.run.resume import delete_old, without_limits
-from verl_credit.records.run.state import TimeLimit, describe_resume, save_state
+from verl_credit.records.run.state import TimeLimit, describe_resume, resumed_folder, save_state
+from verl_credit.turns.values import TurnValues
 
 
 class RecordedTrainer(PPOTrainer):
     """Expects ``run_dir``, ``watch``, ``controller`` (SEPA's, or None), ``_turns`` and ``_credited`` (of the step)."""
 
     _evaluation_mode: str | None = None
+    values: TurnValues | None = None
 
     def __init__(self, config):
         self._limit = None if config.max_hours is None else TimeLimit(config.max_hours)
@@ -169,6 +171,8 @@ class RecordedTrainer(PPOTrainer):
     def _save_checkpoint(self):
         folder = Path(self.config.trainer.default_local_dir) / f"global_step_{self.global_steps}"
         sepa = None if self.controller is None else self.controller.state_dict()
+        if self.values is not None:
+            self.values.save(folder)
         metrics = self._metrics_but_times()
         save_state(folder, self.config, self.global_steps, metrics, sepa, self.planned_steps)
         config, self.config = self.config, without_limits(self.config)
@@ -201,6 +205,8 @@ class RecordedTrainer(PPOTrainer):
             message, saved, sepa = describe_resume(self.config, self.global_steps)
             if self.controller is not None and sepa is not None:
                 self.controller.load_state_dict(sepa)
+            if self.values is not None:
+                self.values.restore(resumed_folder(self.config, self.global_steps))
             events.note(self.run_dir, "resume", message)
             self._restored = saved
 

@@ -179,8 +179,7 @@ class CreditSteps(ProbingTrainer, RecordedTrainer):
 
     def _compute_old_log_prob(self, batch, metrics):
         with marked_timer("info_gain", self.timing_raw):
-            columns = [name for signal in self.credit.signals for name in signal.columns]
-            self._turns = store.fetch_turn_batch(batch, columns)
+            self._turns = store.fetch_turn_batch(batch, self.credit.columns)
             batch = store.write_turn_ids(batch, self._turns)
             metrics.update(row_metrics(self._turns))
             pairs = zip(self._turns.records, self._turns.is_padding, strict=True)
@@ -247,6 +246,10 @@ class CreditSteps(ProbingTrainer, RecordedTrainer):
     @property
     def controller(self):
         return None if self.credit.stage is None else self.credit.stage.controller
+
+    @property
+    def values(self):
+        return self.credit.values
 
 
 @register_trainer(TRAINER_MODE)

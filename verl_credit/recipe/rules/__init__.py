@@ -39,6 +39,7 @@ from verl_credit.recipe.rules.trainer_mode import (
     validate_trainer_mode,
 )
 from verl_credit.recipe.rules.turn_mode import MODE, validate_turn_mode, validate_turn_signals
+from verl_credit.recipe.rules.turn_values import validate_turn_values
 from verl_credit.recipe.world import WORLDS
 from verl_credit.records.run.resume import STEP
 from verl_credit.redact import redact
@@ -216,6 +217,7 @@ RULES: tuple[Callable[[Tree, CreditSettings], Iterable[ConfigError] | None], ...
     validate_loop,
     validate_turn_mode,
     validate_turn_signals,
+    validate_turn_values,
     validate_loss,
     _gains,
     _steps,

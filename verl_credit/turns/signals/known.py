@@ -74,6 +74,7 @@ class ColumnSignal(Signal):
 
     says = "a list with an entry per tool turn; null: the turn has no reward"
     reads = "the reward function's values, else the row's extra_info, else the data file's column"
+    place = "among the reward function's values"
 
     def __init__(self, name: str):
         super().__init__(name)
@@ -82,10 +83,14 @@ class ColumnSignal(Signal):
     def rewards(self, rows: StepRows) -> Table:
         return self.table(rows, lambda row: self._values_of(rows, row))
 
+    def of_rollout(self, rows: StepRows, row: int) -> dict:
+        """The lists that belong to the rollout, at ``place``."""
+        return rows.turns.scores[row]
+
     def _values_of(self, rows: StepRows, row: int) -> Any:
         turns, (column,) = rows.turns, self.columns
         places = {
-            "among the reward function's values": turns.scores[row],
+            self.place: self.of_rollout(rows, row),
             "in extra_info": turns.extra_infos[row],
             "in the data file": turns.columns[row],
         }
@@ -109,12 +114,12 @@ class ColumnSignal(Signal):
             raise IntegrityError(
                 f"{of} is null {null[0]}; expected a list with a number or null for each of its tool turns"
             )
-        scores, extra_info = (
-            ", ".join(map(str, names)) for names in (turns.scores[row], turns.extra_infos[row])
+        of_rollout, extra_info = (
+            ", ".join(map(str, names)) for names in (self.of_rollout(rows, row), turns.extra_infos[row])
         )
         raise IntegrityError(
-            f"turn signal {self.name!r}: row {row} has no {column!r}, neither among the reward function's values "
-            f"({scores or 'none'}) nor in extra_info ({extra_info or 'empty'}) nor as a column of the data file"
+            f"turn signal {self.name!r}: row {row} has no {column!r}, neither {self.place} "
+            f"({of_rollout or 'none'}) nor in extra_info ({extra_info or 'empty'}) nor as a column of the data file"
         )
 
 

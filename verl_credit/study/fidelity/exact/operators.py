@@ -183,7 +183,8 @@ def _adds_gain(mode: str, label: str, weight: float = 1.0, **options) -> Credit:
     gamma = options.get("gamma", 1.0)
     gain = "gain" if gamma == 1 else f"discounted gain (gamma {gamma:g})"
     own_name = f"r + {gain}" if weight == 1 else f"r + {weight:g} {gain}"
-    return turn_credit_of(mode, label, own=with_gain(weight, gamma), own_name=own_name, **options)
+    own = {"own": with_gain(weight, gamma), "own_name": own_name}
+    return turn_credit_of(mode, label, gains=True, **own, **options)
 
 
 def all_credits() -> list[Credit]:
