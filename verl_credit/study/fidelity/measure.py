@@ -22,6 +22,7 @@ from verl_credit.study.fidelity.credits import (
     nested,
 )
 from verl_credit.study.fidelity.gradients import gradient_agreement
+from verl_credit.study.fidelity.headroom import MODE, headroom, true_values
 from verl_credit.study.fidelity.request import Measured, Request, check_about
 from verl_credit.study.fidelity.result import Result
 from verl_credit.study.fidelity.rows import run_credit, tables_of
@@ -79,7 +80,8 @@ def measure(
     count = sum(1 for _ in takewhile(bool, complete))  # prompts before the first one without a value
     groups, again = sampled[:count], again[:count]
     values = {name: values[name] for name in {digest(state.ids) for state in states_of([*groups, *again])}}
-    tables, gains, gold, credits = _credits(subject, groups, find_modes(request.modes))
+    modes = [mode for mode in find_modes(request.modes) if mode.name != MODE]  # it has the true values
+    tables, gains, gold, credits = _credits(subject, groups, modes)
     turns = score_turns(groups, values, gains, gold, first_brought(groups, subject.data))
     (out / TURNS).unlink(missing_ok=True)
     for turn in turns:
@@ -87,6 +89,7 @@ def measure(
     agreements = Agreements(turns)
     second = Agreements(by_second_half(turns, values), one_half=True)
     credits += controls(tables, groups, values, subject.data, seed)
+    credits += true_values(tables, groups, values)
     gradients = {}
     if request.gradient:
         gradients = gradient_agreement(
@@ -106,6 +109,7 @@ def measure(
         values,
         [(one, (second if one.held_out else agreements).of_credit(one)) for one in credits],
         gradients,
+        headroom(gradients, subject.config.data.train_batch_size),
         len(sampled),
         agreements.reliability,
         agreements.sure,
