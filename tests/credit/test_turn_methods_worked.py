@@ -395,7 +395,7 @@ VARIANTS = [
     ("leave_one_out", {"baseline": "present_only"}),
     ("mt_grpo", {"parity": "released"}),
     ("progress", {"parity": "released", "beta": 0.3}),
-    ("turn_gae", {"lam": 0.5}),
+    ("turn_gae", {"lam": 0.5, "negative": 0.5}),
 ]
 
 

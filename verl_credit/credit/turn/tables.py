@@ -92,12 +92,8 @@ class Tables:
         return padded_B_K1 + torch.where(self.is_answer_B_K1, answer_B[:, None], 0.0)
 
     def return_to_go(self, reward_B_K1: torch.Tensor, gamma: float) -> torch.Tensor:
-        """G_k = sum over j >= k of gamma^(j-k) r_j; columns past a row's answer turn must be 0."""
-        columns, next_B = [], torch.zeros_like(reward_B_K1[:, 0])
-        for k in reversed(range(reward_B_K1.shape[1])):
-            next_B = reward_B_K1[:, k] + gamma * next_B
-            columns.append(next_B)
-        return torch.stack(columns[::-1], dim=1)
+        """`return_to_go` of these rewards."""
+        return return_to_go(reward_B_K1, gamma)
 
     def rounding(self, gamma: float) -> torch.Tensor:
         """How far G_k of equal sums may be apart, because rewards were rounded to their dtype: two steps of sum |r|."""
@@ -132,6 +128,15 @@ class Tables:
 
     def ones(self) -> torch.Tensor:
         return torch.ones_like(self.reward_B_K)
+
+
+def return_to_go(reward_B_K1: torch.Tensor, gamma: float) -> torch.Tensor:
+    """G_k = sum over j >= k of gamma^(j-k) r_j; columns past a row's answer turn must be 0."""
+    columns, next_B = [], torch.zeros_like(reward_B_K1[:, 0])
+    for k in reversed(range(reward_B_K1.shape[1])):
+        next_B = reward_B_K1[:, k] + gamma * next_B
+        columns.append(next_B)
+    return torch.stack(columns[::-1], dim=1)
 
 
 def make_tables(
