@@ -189,7 +189,7 @@ def test_gradients_of_the_same_credits_in_a_second_table(tiny_lab, tmp_path, cap
     assert policy["gradients"]["none, grpo"]["own"]["value"] is None  # fewer prompts than a batch
     answer = policy["headroom"]["says"]
     assert answer in said and answer in (tmp_path / "fidelity.html").read_text()
-    assert "Not known: own cosine needs at least 18 questions" in answer
+    assert "Not known, own cosine needs at least 18 questions" in answer
     assert (tmp_path / "fidelity.html").read_text().count("data:image/svg") == 5
 
 
