@@ -10,6 +10,7 @@ from verl_credit.cli import main
 from verl_credit.cli.fidelity import policies
 from verl_credit.cli.fidelity.by_run import why_by_run
 from verl_credit.cli.fidelity.policies import policies_of
+from verl_credit.study import bench
 
 
 @pytest.fixture
@@ -71,3 +72,14 @@ def test_questions_from_elsewhere_are_rolled_out_by_the_run_whichever_split_has_
     assert why_by_run(config, "train") is None
     assert why_by_run(config, "dev") is None
     assert why_by_run(config, "test") == "data.val_files=mine.parquet"
+
+
+def test_the_bench_asks_what_its_runs_train_on(tmp_path, monkeypatch):
+    config, found = (
+        load_config("lab", [f"lab.dir={tmp_path}", f"data.train_files={tmp_path}/hard.parquet"]),
+        [],
+    )
+    monkeypatch.setattr(bench, "load_policy", lambda folder: (None, None))
+    monkeypatch.setattr(bench, "make_subject", lambda *_, questions, **__: found.append(questions))
+    bench._subject("", config, tmp_path, 1, 0)
+    assert found == [tmp_path / "hard.parquet"]
