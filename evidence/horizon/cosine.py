@@ -17,6 +17,7 @@ import argparse
 import time
 from collections.abc import Mapping
 from functools import partial
+from hashlib import blake2b
 from itertools import chain
 from pathlib import Path
 from statistics import fmean
@@ -90,7 +91,9 @@ def measure_policy(policy: Policy, given: argparse.Namespace) -> None:
     begun = time.monotonic()
     load = partial(policy.load, lab=None, split=given.split, prompts=given.prompts)
     subject, explained = load(), {}
-    out = given.file.with_suffix("") / "_".join(policy.folder.parts[-3:])
+    of_run = str(policy.folder if policy.step is None else config.run_dir)
+    name = blake2b(f"{is_of}".encode(), digest_size=4).hexdigest()
+    out = given.file.with_suffix("") / f"{policy.folder.name}_{name}"
     request = Request(
         str(out), **size, rollouts=config.actor_rollout_ref.rollout.n, modes=MODES, gradient=True
     )
@@ -113,7 +116,7 @@ def measure_policy(policy: Policy, given: argparse.Namespace) -> None:
         {
             **is_of,
             "hops": "mix" if hops is None else hops,
-            "run": str(policy.folder.parent),
+            "run": of_run,
             "right": right,
             "turns": len(result.turns) / sum(map(len, result.groups)),
             "headroom": result.headroom["says"],
@@ -161,8 +164,9 @@ def learned(
 
 def explained_without_noise(
     value_B_K1: torch.Tensor, halves: list[torch.Tensor], turn_B_K1: torch.Tensor
-) -> list[float]:
-    """[EV of V*, EV of V*_{k+1} - V*_k]:  1 - E[(V - V') (V - V'')] / cov(V', V'')  with V* by each half."""
+) -> list[float | None]:
+    """[EV of V*, EV of V*_{k+1} - V*_k]:  1 - E[(V - V') (V - V'')] / cov(V', V'')  with V* by each half.
+    None: V* does not differ, as far as the halves agree."""
     pair_B_K = turn_B_K1[:, 1:]
     tables = [
         [x[turn_B_K1] for x in (value_B_K1, *halves)],
@@ -171,7 +175,7 @@ def explained_without_noise(
     shares = []
     for v, first, second in tables:
         of_true = ((first - first.mean()) * (second - second.mean())).mean()
-        shares.append(float(1 - ((v - first) * (v - second)).mean() / of_true))
+        shares.append(float(1 - ((v - first) * (v - second)).mean() / of_true) if of_true > 0 else None)
     return shares
 
 
