@@ -122,9 +122,8 @@ def test_a_forced_answer_has_no_gradient(rolled):
 def test_longer_chains_have_more_to_win_by_differences_and_not_by_baselines():
     won = {}
     for hops in (1, 4):
-        found = own_cosines(hops, 40)
+        found = own_cosines(hops, 40, explained=())
         for lam in ("0", "1"):
             won[hops, lam] = float((found[f"true values, lam {lam}"] - found["grpo"]).mean())
-        assert torch.equal(found["true values, lam 1"], own_cosines(hops, 40)["true values, lam 1"])
     assert 0.01 < won[1, "0"] < 0.05 and 0.06 < won[4, "0"] < 0.11
     assert max(won[1, "1"], won[4, "1"]) < 0.03
