@@ -12,8 +12,6 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
 
-import torch
-
 from verl_credit.config.settings import FORWARD_SIGNALS, CreditSettings
 from verl_credit.credit import TurnCredit, spread, turn_table
 from verl_credit.credit.groups import SOLVED_ABOVE
@@ -21,6 +19,7 @@ from verl_credit.credit.plugins import TurnInputs, load
 from verl_credit.credit.turn.anchors import exact_anchors, similar_anchors
 from verl_credit.credit.turn.turn_credit import BatchTables, credit_of
 from verl_credit.errors import IntegrityError
+from verl_credit.lazy import torch
 from verl_credit.records.run.alarms import ANSWER_WHEN_SOLVED
 from verl_credit.turns.book import TurnBatch
 from verl_credit.turns.gains import score_gains, score_infopo

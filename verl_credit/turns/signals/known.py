@@ -5,13 +5,11 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
-import numpy as np
-import torch
-
 from verl_credit.config.keys.reads import COLUMN
 from verl_credit.config.settings import INFO_GAIN, INFOPO, CreditSettings
 from verl_credit.credit.plugins import load
 from verl_credit.errors import IntegrityError
+from verl_credit.lazy import torch
 from verl_credit.turns.gains import PLACEHOLDER
 from verl_credit.turns.signals.own import own_signal
 from verl_credit.turns.signals.signal import Signal, StepRows, Table
@@ -83,6 +81,8 @@ class ColumnSignal(Signal):
         return self.table(rows, lambda row: self._values_of(rows, row))
 
     def _values_of(self, rows: StepRows, row: int) -> Any:
+        import numpy as np
+
         turns, (column,) = rows.turns, self.columns
         places = {
             "among the reward function's values": turns.scores[row],
