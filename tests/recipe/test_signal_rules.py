@@ -67,7 +67,7 @@ def test_the_key_and_the_page_name_every_signal():
     (key,) = (key for key in our_keys() if key.name == "algorithm.turn_signal")
     page = Path(__file__).parents[2] / "docs/turn-signals.md"
     for name in (*SIGNALS, "column:NAME"):
-        assert name in key.expected and name in key.field.description and f"| `{name}` |" in page.read_text()
+        assert name in key.expected and name in key.sentence and f"| `{name}` |" in page.read_text()
 
 
 def test_without_information_gain_nothing_is_scored():

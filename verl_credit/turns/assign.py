@@ -10,14 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-
 from verl_credit.config.settings import FORWARD_SIGNALS, CreditSettings
 from verl_credit.credit import TurnCredit, spread, turn_table
 from verl_credit.credit.groups import SOLVED_ABOVE
 from verl_credit.credit.plugins import TurnInputs
 from verl_credit.credit.turn.turn_credit import BatchTables, credit_of
 from verl_credit.errors import IntegrityError
+from verl_credit.lazy import torch
 from verl_credit.records.run.alarms import ANSWER_WHEN_SOLVED
 from verl_credit.turns.anchors import anchor_table, observations
 from verl_credit.turns.book import TurnBatch

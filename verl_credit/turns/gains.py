@@ -14,11 +14,10 @@ from __future__ import annotations
 from math import isfinite, nan
 from typing import NamedTuple
 
-import torch
-
 from verl_credit.config.settings import CreditSettings
 from verl_credit.credit import info_gain
 from verl_credit.errors import IntegrityError
+from verl_credit.lazy import torch
 from verl_credit.turns.book import TurnBatch
 from verl_credit.turns.branches import plan_branches
 from verl_credit.turns.requests import PseudoAnswer, Request, gain_requests, score_table, turn_spans

@@ -5,13 +5,14 @@ number, a list, a dict, an array; None where there is none), rows of different l
 of the longest row, or ``columns``, and -1 where there is no state.
 """
 
+from __future__ import annotations
+
 import difflib
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
-import torch
-
 from verl_credit.credit.operator import Range
+from verl_credit.lazy import torch
 
 
 def exact_anchors(

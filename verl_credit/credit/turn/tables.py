@@ -1,9 +1,10 @@
 """Every turn mode reads these checked float64 tables and shares the operations here."""
 
+from __future__ import annotations
+
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-
-import torch
 
 from verl_credit.credit.checks import (
     as_bool,
@@ -16,6 +17,7 @@ from verl_credit.credit.checks import (
 )
 from verl_credit.credit.groups import group_counts, valid_rows, z_score_per_turn
 from verl_credit.credit.outcome import OUTCOME_OPERATORS
+from verl_credit.lazy import torch
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,7 @@ class Tables:
     """Score of the state before the first turn; NaN: not scored."""
     turn_tokens_B_K1: torch.Tensor | None = None
     """The policy's tokens of each turn."""
-    resolution: float = torch.finfo(torch.float64).eps
+    resolution: float = sys.float_info.epsilon
     """The step from 1 to the next number in the dtype of outcomes and rewards: float32's, or float64's if both have it."""
     result_turn_B: torch.Tensor | None = None
     """The first turn that a tool answered with a result; -1: none."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from importlib.util import find_spec
 from pathlib import Path
 
+from verl_credit.address import urls_of
 from verl_credit.config.fit import place_of_answers
 from verl_credit.config.resolved import resolved
 from verl_credit.errors import ConfigErrors, PreflightError
@@ -22,9 +22,6 @@ from verl_credit.records.run import events
 from verl_credit.records.run.resume import compared, resumes_from, unnamed_step
 from verl_credit.redact import redact
 from verl_credit.turns.scorers import SCORERS
-from verl_credit.turns.search.client import SearchFault, client_for, token_of, urls_of
-from verl_credit.turns.search.connections import ServedIndex, agreed, served_index
-from verl_credit.worlds.data.answerable import draw, in_search
 
 ADAPTER = "actor_rollout_ref.model.lora_adapter_path"
 MODULE_OF_LOGGER = {"vemlp_wandb": "volcengine_ml_platform"}  # the others have the logger's name
@@ -46,6 +43,11 @@ def ask_servers(settings) -> tuple[str | None, str]:
 
     Returns (fingerprint of the index or None, the servers' description of it).
     """
+    import asyncio
+
+    from verl_credit.turns.search.client import SearchFault, client_for, token_of
+    from verl_credit.turns.search.connections import ServedIndex, agreed, served_index
+
     if not settings.url:
         raise PreflightError("search.url has no value: give the URL of a running retriever")
 
@@ -72,6 +74,9 @@ def ask_servers(settings) -> tuple[str | None, str]:
 
 def check_corpus(context: Context) -> Result:
     """Asks the search servers for questions of the training files. Warns where fewer than half seem answerable."""
+    from verl_credit.turns.search.client import SearchFault, client_for
+    from verl_credit.worlds.data.answerable import draw, in_search
+
     search, files = context.config.search, context.value(TRAIN)
     questions, rows = draw([files] if isinstance(files, str) else list(files), context.config.data.prompt_key)
 

@@ -92,7 +92,8 @@ def validate_turn_mode(config: Tree, settings: CreditSettings) -> Iterator[Confi
             beside[KEYS["norm_by_std"]] = settings.turn_options["norm_by_std"]
         value = settings.algorithm.turn_params
         raise ConfigError(key=PARAMS, value=value, beside=beside, accepted=str(error)) from error
-    if settings.turn_estimator:
+    own = name not in MODES or settings.algorithm.turn_params  # the laws hold for a shipped mode's defaults
+    if settings.turn_estimator and own:
         try_operator(config, settings.algorithm, mode, MODE, "turn")
 
 

@@ -11,12 +11,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Protocol
 
-import torch
-
 from verl_credit.config.fit import SHORT_ANSWER, turns_at_most
 from verl_credit.config.resolved import Config, select
 from verl_credit.config.settings import CreditSettings
 from verl_credit.errors import ConfigError, IntegrityError
+from verl_credit.lazy import torch
 from verl_credit.policy.families import SCORER
 from verl_credit.turns.book import RowRecord, TurnBatch
 from verl_credit.turns.branches import BranchPlan

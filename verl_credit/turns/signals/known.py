@@ -5,13 +5,11 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
-import numpy as np
-import torch
-
 from verl_credit.config.keys.reads import COLUMN
 from verl_credit.config.settings import INFO_GAIN, INFOPO, CreditSettings
 from verl_credit.credit.plugins import load
 from verl_credit.errors import IntegrityError
+from verl_credit.lazy import torch
 from verl_credit.turns.gains import PLACEHOLDER
 from verl_credit.turns.signals.own import own_signal
 from verl_credit.turns.signals.signal import Signal, StepRows, Table
@@ -88,6 +86,8 @@ class ColumnSignal(Signal):
         return rows.turns.scores[row]
 
     def _values_of(self, rows: StepRows, row: int) -> Any:
+        import numpy as np
+
         turns, (column,) = rows.turns, self.columns
         places = {
             self.place: self.of_rollout(rows, row),

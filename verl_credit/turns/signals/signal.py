@@ -13,11 +13,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar
 
-import torch
-
 from verl_credit.config.settings import FORWARD_SIGNALS, CreditSettings
 from verl_credit.credit.groups import z_score
 from verl_credit.errors import IntegrityError
+from verl_credit.lazy import torch
 from verl_credit.turns.book import TurnBatch, as_number, shown
 from verl_credit.turns.reward.golds import gold_answers
 
@@ -127,7 +126,7 @@ class StepRows:
         return make_trajectory(*known, outcome=float(self.outcome_B[row]), **more)
 
 
-Table = tuple[torch.Tensor, torch.Tensor]
+Table = tuple["torch.Tensor", "torch.Tensor"]
 """(reward_B_K, has_reward_B_K)"""
 
 

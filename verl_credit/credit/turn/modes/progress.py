@@ -2,12 +2,11 @@
 
 from typing import Literal
 
-import torch
-
 from verl_credit.credit.groups import group_stats
 from verl_credit.credit.operator import CENTRED, AtLeastZero, Share, WithoutGains
 from verl_credit.credit.turn.mode import ModeOutput, turn_mode
 from verl_credit.credit.turn.tables import Tables
+from verl_credit.lazy import torch
 
 NO_GROUP = "its baseline is the values, not the prompt's other trajectories"
 
@@ -78,7 +77,7 @@ def progress(
     return *tables.split(level_B[:, None] + beta * (credit_B_K1 - mean_B_1)), tables.ones()
 
 
-def _scores(tables: Tables) -> tuple[torch.Tensor, torch.Tensor]:
+def _scores(tables: Tables) -> tuple["torch.Tensor", "torch.Tensor"]:
     """(score after each turn, score before the first); NaN where a state has none."""
     if tables.state_score_B_K1 is not None:
         initial_B = tables.initial_score_B
@@ -95,7 +94,7 @@ def _scores(tables: Tables) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.where(measured_B_K1 & known_B[:, None], running_B_K1, torch.nan), nothing_B
 
 
-def _differences(score_B_K1: torch.Tensor, before_B: torch.Tensor) -> torch.Tensor:
+def _differences(score_B_K1: "torch.Tensor", before_B: "torch.Tensor") -> "torch.Tensor":
     """Each score minus the last one before it; 0 where either is missing."""
     columns = []
     for score_B in score_B_K1.unbind(dim=1):
