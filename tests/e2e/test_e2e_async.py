@@ -39,9 +39,8 @@ def test_a_killed_run_goes_on_from_its_checkpoint(mode, tiny_lab, tmp_path):
         columns = read_table(table_path(run_dir, TURNS, row["step"])).columns
         assert len(set(columns["row"])) == 64 / UPDATES[mode]
     assert all(row["credit/gain/scored"] == 1 and row["actor/grad_norm"] > 0 for row in rows[1:])
-    # Each fit has the steps before it, also after the resume.
-    states = [row["credit/values/states"] for row in rows]
-    assert states == sorted(states) and len(set(states)) == len(states)
+    # Right after the resume the fits have the steps before it; without them they would be as small as at the start.
+    assert rows[SAVED]["credit/values/states"] > 2 * rows[0]["credit/values/states"]
     # Prompts of two steps are under way from the beginning.
     assert rows[1]["credit/staleness/mean"] > 0
     said = [
