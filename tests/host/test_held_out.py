@@ -159,7 +159,9 @@ def test_metrics_of_an_evaluation_are_named_after_its_mode(trainer, monkeypatch)
         assert expected_acc_counts == {("lab-greedy", "u"): 1}
         return {f"val-core/{sources[0]}/em/mean@1": 1.0, "val-aux/num_turns/mean": 2}
 
-    named = labelled(trainer, monkeypatch, update)(["lab"] * 3, ["u", "u", "v"], {}, [], {("lab", "u"): 1})
+    named = labelled(trainer, monkeypatch, update)(
+        ["lab"] * 3, ["u", "u", "v"], {}, [], expected_acc_counts={("lab", "u"): 1}
+    )
     assert named == {
         "val-core/lab-greedy/em/mean@1": 1.0,
         "val-aux/lab-greedy/questions": 2,
@@ -182,5 +184,7 @@ def test_a_list_per_turn_among_the_rewards_values_does_not_end_the_evaluation(tr
         "shown": [np.zeros(2), None, np.zeros(1)],
         "said": [{"a": 1}, {}, None],
     }
-    named = labelled(trainer, monkeypatch, update)(["lab"] * 3, ["u"] * 3, infos, [], None)
+    named = labelled(trainer, monkeypatch, update)(
+        ["lab"] * 3, ["u"] * 3, infos, [], expected_acc_counts=None
+    )
     assert set(named) == {"reward/mean", "val-aux/lab-greedy/questions"}

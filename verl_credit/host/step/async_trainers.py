@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import logging
-
 from verl.experimental.separation.engine_workers import DetachActorWorker
-from verl.trainer.ppo.v1 import trainer_separate_async
 from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.trainer.ppo.v1.trainer_colocate_async import PPOTrainerColocateAsync
+from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
 from verl.utils.device import get_device_name
 
+from verl_credit.host import compat
 from verl_credit.host.actor.worker import CreditWorker
 from verl_credit.host.step import store
 from verl_credit.host.step.trainer import CreditSteps
@@ -94,7 +93,7 @@ class DetachedCreditWorker(CreditWorker, DetachActorWorker):
 
 
 @register_trainer(SEPARATE_MODE)
-class CreditSeparateAsync(AsyncSteps, trainer_separate_async.PPOTrainerSeparateAsync):
+class CreditSeparateAsync(AsyncSteps, PPOTrainerSeparateAsync):
     """Rollouts have devices of their own, and go on while others are trained on.
 
     A step has ``parameter_sync_step`` updates, each with credit of its own; then the weights are sent. The tables of a step
@@ -119,6 +118,5 @@ class CreditSeparateAsync(AsyncSteps, trainer_separate_async.PPOTrainerSeparateA
             workers.clear_cpu_model(NOW)
 
     def _setup(self):
-        # With hybrid_engine=false verl 0.9.1 logs a line with arguments that its logger does not take.
-        trainer_separate_async.logger.setLevel(logging.WARNING)
+        compat.quiet_separate_async()
         super()._setup()

@@ -148,7 +148,7 @@ class RecordedTrainer(PPOTrainer):
         folder = Path(dump_path) / self._evaluation_mode if self._evaluation_mode else dump_path
         super()._dump_generations(inputs, outputs, gts, scores, reward_extra_infos_dict, str(folder))
 
-    def _val_metrics_update(self, sources, uids, infos, turns, expected_acc_counts=None):
+    def _val_metrics_update(self, sources, uids, infos, turns, **counts):
         """Appends the mode to data sources ("lab" becomes "lab-greedy") in the metrics' names only: reward functions see the
         source as it is. Adds the number of questions. verl averages every value of the reward function; a list per turn
         (`column:NAME`) has no mean, therefore verl gets only values that are no containers."""
@@ -158,9 +158,13 @@ class RecordedTrainer(PPOTrainer):
             for name, values in infos.items()
             if not any(isinstance(value, several) for value in values)
         }
-        expected = {(f"{source}-{mode}", uid): n for (source, uid), n in (expected_acc_counts or {}).items()}
+        # 0.9.1 gives the counts as expected_acc_counts, releases before it give none.
+        counts = {
+            key: expected and {(f"{source}-{mode}", uid): n for (source, uid), n in expected.items()}
+            for key, expected in counts.items()
+        }
         named = [f"{source}-{mode}" for source in sources]
-        metrics = super()._val_metrics_update(named, uids, infos, turns, expected_acc_counts=expected or None)
+        metrics = super()._val_metrics_update(named, uids, infos, turns, **counts)
         for source in set(named):
             questions = {uid for uid, of in zip(uids, named, strict=True) if of == source}
             metrics[f"val-aux/{source}/questions"] = len(questions)
