@@ -1,12 +1,10 @@
 """A measurement's subject behind a run: what is kept, what is refused; its rollouts are made up."""
 
-from types import SimpleNamespace
-
 import pytest
 from omegaconf import OmegaConf
 
 from verl_credit.errors import IntegrityError
-from verl_credit.host.measure import RunSubject
+from verl_credit.host.measure import RunSubject, questions_of
 from verl_credit.host.measured_rows import Row
 from verl_credit.study.fidelity.request import ROLLOUTS, Request
 from verl_credit.study.fidelity.result import Result, as_dict
@@ -55,14 +53,12 @@ def made(tmp_path):
 
     def make(prompts=3, split="train"):
         data = [{"reward_model": {"ground_truth": str(n)}, "extra_info": {}} for n in range(4)]
-        trainer = SimpleNamespace(config=CONFIG, tokenizer=None, train_dataset=data, val_dataset=data[:2])
         request = Request(
             out=str(tmp_path), prompts=prompts, rollouts=4, continuations=4, split=split, name="step_5", policy="p",
             step=5, about={"engine": "run"}, folder=".",
         )  # fmt: skip
-        subject = RunSubject(trainer, request)
-        subject._generate = Rollouts()
-        return subject, subject._generate
+        data, rollouts = questions_of(request, CONFIG, data, data[:2]), Rollouts()
+        return RunSubject(request, CONFIG, None, data, rollouts, None), rollouts
 
     return make
 
