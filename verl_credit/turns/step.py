@@ -63,8 +63,9 @@ class StepHost(Forward, Protocol):
         """Makes the next step the last one: it is saved and evaluated."""
 
 
-def scored(host: StepHost, run: CreditRun, turns: TurnBatch) -> StepInputs:
-    """Computes the step's log-probs and scores its gold answers with them, as the run's scorer does."""
+def scored(host: StepHost, run: CreditRun, turns: TurnBatch) -> tuple[StepInputs, dict[str, float]]:
+    """Computes the step's log-probs and scores its gold answers with them, as the run's scorer does; returns also metrics of
+    the time that this took."""
     began, metrics = time.perf_counter(), {}
     plan = plan_gains(turns, run.settings, run.tokenizer, scored=run.settings.scores_at(host.step))
     if plan.scored:
@@ -73,10 +74,9 @@ def scored(host: StepHost, run: CreditRun, turns: TurnBatch) -> StepInputs:
     host.log_probs()
     forward_s = time.perf_counter() - start
     inputs = step_inputs(run, plan, host, metrics, step=host.step, planned_steps=host.planned_steps)
-    if plan.scored:
-        metrics |= plan.scorer.cost(plan, time.perf_counter() - began - forward_s, forward_s)
     host.report(metrics)
-    return inputs
+    around_s = time.perf_counter() - began - forward_s
+    return inputs, plan.scorer.cost(plan, around_s, forward_s) if plan.scored else {}
 
 
 def credited(host: StepHost, inputs: StepInputs) -> StepCredit | None:

@@ -147,7 +147,8 @@ class CreditSteps(PPOTrainer):
         began, host = time.perf_counter(), self._enter(batch, metrics)
         self._turns = host.turns(column for signal in self.credit.signals for column in signal.columns)
         self.checks.rows(host, self._turns)
-        self._inputs = scored(host, self.credit, self._turns)
+        self._inputs, cost = scored(host, self.credit, self._turns)
+        host.report(cost)
         around_s = time.perf_counter() - began - host.forward_s
         self.timing_raw["info_gain"] = self.timing_raw.get("info_gain", 0.0) + around_s
         return host.batch
