@@ -52,7 +52,7 @@ def train(tmp_path, monkeypatch):
         trainer.config.keep_checkpoints, trainer.config.trainer.max_actor_ckpt_to_keep = list(named), most
         trainer.timing_raw, trainer.recorder = {}, recorded.Recorder(trainer.config)
         trainer.host = V1Host(trainer.config, None, None)
-        trainer._metrics_so_far, trainer._metrics_of_verl = {}, dict
+        trainer._metrics_to_save = dict
         monkeypatch.setattr(recorded, "save_state", lambda *_: None)
         monkeypatch.setattr(recorded, "of_rollout_server", lambda *_: None)
         monkeypatch.setattr(PPOTrainerSync, "on_step_end", lambda self: None)

@@ -1,10 +1,14 @@
 """A measurement's subject behind a run: what is kept, what is refused; its rollouts are made up."""
 
+from types import SimpleNamespace
+
 import pytest
 from omegaconf import OmegaConf
+from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
+from kit.recipes import load_config
 from verl_credit.errors import IntegrityError
-from verl_credit.host.measure import RunSubject, questions_of
+from verl_credit.host.measure import MeasuringTrainer, RunSubject, questions_of
 from verl_credit.host.measured_rows import Row
 from verl_credit.study.fidelity.request import ROLLOUTS, Request
 from verl_credit.study.fidelity.result import Result, as_dict
@@ -135,3 +139,22 @@ def test_one_prompt_with_two_answers_is_refused(made):
 def test_too_many_prompts_are_refused_with_the_file(made):
     with pytest.raises(IntegrityError, match="--prompts 3: test.parquet \\(data.val_files\\) has 2"):
         made(split="test")
+
+
+@pytest.fixture
+def trainer(tmp_path, monkeypatch):
+    monkeypatch.setattr(PPOTrainer, "__init__", lambda self, config: setattr(self, "config", config))
+    made = MeasuringTrainer(load_config("lab", [f"run_dir={tmp_path}"]))
+    made.global_steps, made.total_training_steps, made.actor_rollout_wg = 5, 40, "workers"
+    return made
+
+
+def test_a_start_without_a_request_is_refused(trainer, tmp_path):
+    with pytest.raises(IntegrityError, match=f"credit_fidelity: {tmp_path} has no "):
+        trainer.fit(None)
+
+
+def test_its_forward_is_the_trainers_while_the_engine_sleeps(trainer):
+    slept = []
+    trainer.checkpoint_manager = SimpleNamespace(sleep_replicas=lambda: slept.append(True))
+    assert (trainer._forward().workers, slept) == ("workers", [True])

@@ -39,10 +39,10 @@ from verl_credit.worlds.rollouts.sampler import Ids, digest
 @register_trainer(MEASURE_MODE)
 class MeasuringTrainer(CreditTrainer):
     def fit(self, agent_loop_manager):
-        request = Request.read(self.run_dir)
-        if request is None:
+        run_dir = self.recorder.run_dir
+        if (request := Request.read(run_dir)) is None:
             raise IntegrityError(
-                f"trainer.v1.trainer_mode={MEASURE_MODE}: {self.run_dir} has no {REQUEST}; `verl-credit fidelity` starts it"
+                f"trainer.v1.trainer_mode={MEASURE_MODE}: {run_dir} has no {REQUEST}; `verl-credit fidelity` starts it"
             )
         self._check_workers(agent_loop_manager)
         self.agent_loop_manager = agent_loop_manager
@@ -55,7 +55,7 @@ class MeasuringTrainer(CreditTrainer):
             self._shutdown_dump_executor()
 
     def _measure(self, request: Request) -> None:
-        say = Throttled(partial(events.note, self.run_dir, "fidelity"), f"fidelity {request.name}")
+        say = Throttled(partial(events.note, self.recorder.run_dir, "fidelity"), f"fidelity {request.name}")
         data = questions_of(request, self.config, self.train_dataset, self.val_dataset)
         parts = self.watch, self.agent_loop_manager, self.replay_buffer
         generate = Generator(self.config, data, *parts, step=self.global_steps)

@@ -179,8 +179,8 @@ class CreditSteps(PPOTrainer):
         return batch
 
     def _save_checkpoint(self):
-        state, metrics = self.host.state, self._metrics_so_far | self._metrics_of_verl()
-        self.recorder.save(self.global_steps, metrics, state, self.host.planned_steps)
+        saved = self._metrics_to_save(), self.host.state, self.host.planned_steps
+        self.recorder.save(self.global_steps, *saved)
         config, self.config = self.config, without_limits(self.config)
         try:
             super()._save_checkpoint()
@@ -235,7 +235,7 @@ class CreditSteps(PPOTrainer):
         self.host.enter(batch, metrics, workers=self.actor_rollout_wg, at_sync=at_sync, **place)
         return self.host
 
-    def _metrics_of_verl(self) -> dict[str, float]:
+    def _metrics_to_save(self) -> dict[str, float]:
         """The metrics of the step that is being saved: verl computes most of them later, and the run could end before."""
         metrics, counted = dict(self._metrics_so_far), self._rollout_moe_lb_metrics_accumulator
         self._rollout_moe_lb_metrics_accumulator = copy.deepcopy(counted)  # verl counts the step later
