@@ -172,25 +172,24 @@ def test_a_step_without_variance_and_the_first_step_of_one_prompt(turns):
     assert values_of(step)[:, 0].tolist() == [0.5, 1.0, 0.5]  # the mean of the others
 
 
-def test_the_replay_has_the_last_steps_and_a_resumed_run_goes_on_exactly(turns, tmp_path):
+def test_the_replay_has_the_last_steps_and_a_resumed_run_goes_on_exactly(turns):
     ran = TurnValues.of(inputs_of(turns, "features", turn_values_replay=2).run.settings)
     draws = [[float((3 * k + place) % 4 < 2) for place in range(10)] for k in range(4)]
     for outcomes in draws[:3]:
         step_of(turns, "features", outcomes, ran)
-    ran.save(tmp_path)
+    saved = ran.state_dict()
     resumed = TurnValues.of(inputs_of(turns, "features", turn_values_replay=2).run.settings)
-    resumed.restore(tmp_path)
+    resumed.load_state_dict(saved)
     went_on, again = (step_of(turns, "features", draws[3], one) for one in (ran, resumed))
     assert torch.equal(values_of(went_on), values_of(again)) and went_on.metrics == again.metrics
     assert went_on.metrics["credit/values/states"] == 3 * int(turns.n_turns_B[turns.row_valid_B].sum())
     fresh = TurnValues.of(inputs_of(turns, "features").run.settings)
-    fresh.restore(tmp_path / "absent")
     assert not torch.equal(values_of(step_of(turns, "features", draws[3], fresh)), values_of(again))
 
 
 @pytest.mark.parametrize(("provider", "signal"), [("group", "none"), ("features", "info_gain")])
-def test_a_resume_with_other_features_is_refused(turns, tmp_path, provider, signal):
-    TurnValues.of(inputs_of(turns, "features").run.settings).save(tmp_path)
+def test_a_resume_with_other_features_is_refused(turns, provider, signal):
+    saved = TurnValues.of(inputs_of(turns, "features").run.settings).state_dict()
     other = TurnValues.of(inputs_of(turns, provider, turn_signal=signal).run.settings)
     with pytest.raises(IntegrityError, match=rf"algorithm.turn_values={provider} observes .* begin again"):
-        other.restore(tmp_path)
+        other.load_state_dict(saved)

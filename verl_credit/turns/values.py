@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from hashlib import blake2b
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -27,7 +26,6 @@ from verl_credit.credit.turn.values import (
 )
 from verl_credit.errors import IntegrityError
 from verl_credit.records.run.alarms import EXPLAINED_VARIANCE
-from verl_credit.records.run.files import VALUES
 from verl_credit.turns.signals.signal import StepRows
 from verl_credit.turns.state_features import KEY, provider_of
 
@@ -92,22 +90,19 @@ class TurnValues:
             )
         return States(*map(torch.cat, zip(*(vars(one).values() for one in self._replay), strict=True)))
 
-    def save(self, folder: Path) -> None:
-        """The replay, into a checkpoint's folder."""
-        Path(folder).mkdir(parents=True, exist_ok=True)
+    def state_dict(self) -> dict:
+        """The replay, for a checkpoint."""
         steps = [vars(states) for states in self._replay]
-        saved = {"provider": self._name, "features": list(self.provider.names), "steps": steps}
-        torch.save(saved, Path(folder) / VALUES)
+        return {"provider": self._name, "features": list(self.provider.names), "steps": steps}
 
-    def restore(self, folder: Path) -> None:
-        """The replay of a checkpoint, if it has one. Raises IntegrityError for one with other features."""
-        if not (path := Path(folder) / VALUES).exists():
-            return
-        saved, names = torch.load(path, weights_only=True), list(self.provider.names)
+    def load_state_dict(self, saved: Mapping) -> None:
+        """Takes over the replay of a checkpoint. Raises IntegrityError for one with other features."""
+        names = list(self.provider.names)
         if (saved["provider"], saved["features"]) != (self._name, names):
             raise IntegrityError(
-                f"{KEY}={self._name} observes {names}, and the states in {path} were saved under {KEY}={saved['provider']} "
-                f"with {saved['features']}; go on as they were saved, or begin again with trainer.resume_mode=disable"
+                f"{KEY}={self._name} observes {names}, and the states of the checkpoint were saved under "
+                f"{KEY}={saved['provider']} with {saved['features']}; go on as they were saved, or begin again with "
+                "trainer.resume_mode=disable"
             )
         self._replay.extend(States(**states) for states in saved["steps"])
 
