@@ -73,7 +73,7 @@ def test_a_result_says_which_engine_it_was_measured_with(made):
     values = {name: Value(name, "10") for name in (digest(state.ids) for state in states_of(groups))}
     result = Result(
         groups=groups, turns=score_turns(groups, values), values=values, credits=[], gradients={},
-        of_prompts=3, reliability=Measure(None), sure_pairs=(0, 0), headroom=None,
+        of_prompts=3, reliability=Measure(None), sure_pairs=(0, 0), headroom={},
     )  # fmt: skip
     said = as_dict(subject, result)
     assert (said["policy"], said["step"], said["engine"]) == (subject.name, 5, "run")
