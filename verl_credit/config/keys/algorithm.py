@@ -164,7 +164,7 @@ class Algorithm(Section):
     turn_signal_params: Annotated[Params, When(lambda s: any(map(reads.is_path, s.turn_signals)))] = {}
     """Handed to turn signals of yours."""
     turn_anchor: Annotated[named(("observation", "prefix")), When(reads.anchored)] = "observation"
-    """State that a turn starts from (gigpo, hgpo, your algorithm): the last observation, or all tokens before the turn."""
+    """State that a turn starts from (gigpo, hgpo, g2po, gagpo): the last observation, or all tokens before the turn."""
     turn_anchor_similarity: Annotated[Annotated[float, Field(gt=0, lt=1)] | None, When(reads.anchored)] = None
     """Texts with at least this difflib ratio are one state; null: only equal texts are."""
     turn_judge: TurnJudge = Field(default_factory=TurnJudge)
