@@ -2,9 +2,8 @@
 
     g_k = log p(gold | trajectory) - log p(gold | trajectory with turn k and its observation := "[DELETE]")
 
-log p: mean over the gold answer's tokens, in the context before the answer turn. The text stands where turn k begins, and
-what the next turn wrote follows it. The later turns are read anew, so that nothing of turn k is left in their states: each
-context is a row of its own. Source: arXiv 2607.13501 (its abstract; no released code).
+log p: mean over the gold answer's tokens before the answer turn. What the next turn wrote follows the text. Later turns are
+read anew, so that nothing of turn k is left in their states. Source: arXiv 2607.13501 (its abstract; no released code).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Every turn mode reads these checked float64 tables and shares the operations here."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -132,12 +132,6 @@ class Tables:
 
     def ones(self) -> torch.Tensor:
         return torch.ones_like(self.reward_B_K)
-
-    def outcomes_alone(self) -> "Tables":
-        """The tables without turn rewards, none of which is missing then."""
-        none_B_K = torch.zeros_like(self.has_reward_B_K)
-        reward_B_K = torch.zeros_like(self.reward_B_K)
-        return replace(self, reward_B_K=reward_B_K, has_reward_B_K=none_B_K, lost_reward_B_K=none_B_K)
 
 
 def make_tables(

@@ -6,15 +6,7 @@ from typing import Literal
 import torch
 
 from verl_credit.credit.groups import EPS, group_stats, z_score
-from verl_credit.credit.operator import (
-    CENTRED,
-    NORMALISED,
-    AtLeastZero,
-    Count,
-    Positive,
-    WithoutGains,
-    refuse_unread,
-)
+from verl_credit.credit.operator import CENTRED, NORMALISED, AtLeastZero, Count, Positive, WithoutGains
 from verl_credit.credit.turn.mode import ModeOutput, turn_mode
 from verl_credit.credit.turn.tables import Tables
 
@@ -57,8 +49,8 @@ def calibadv(
     clip is for rewards that are shares (a tool's reward, a gain of probability), sigmoid for those without bounds: equal
     rewards give q = 1/2. A turn without a reward, or with a lost one, has q = 0.
     """
-    if evidence == "sigmoid":
-        refuse_unread("evidence='sigmoid'", "q is below 1", zero_if_all_found=(zero_if_all_found, False))
+    if evidence == "sigmoid" and zero_if_all_found:
+        raise ValueError("zero_if_all_found=True with evidence='sigmoid': q is below 1; leave it at False")
     norm = {"norm_by_std": norm_by_std, "ddof": ddof, "variance_floor": variance_floor, "eps": eps}
     outcome_B = tables.outcome_advantage(outcome_operator, **norm)
     q_B_K, group_B, R_B_1 = _evidence(tables, evidence), tables.group_B, outcome_B[:, None]

@@ -1,5 +1,6 @@
 """g2po and gagpo: a prompt's trajectories as paths through shared states, whose values are mean returns of their visits."""
 
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -7,26 +8,15 @@ import torch
 from verl_credit.credit.groups import EPS, group_stats, z_score
 from verl_credit.credit.operator import AtLeastZero, Positive, Share
 from verl_credit.credit.turn.mode import ModeOutput, turn_mode
-from verl_credit.credit.turn.modes.gigpo import (
-    BY_DISTANCE,
-    compared,
-    episode_advantage,
-    norm_options,
-    state_visits,
-)
+from verl_credit.credit.turn.modes import gigpo
 from verl_credit.credit.turn.tables import Tables
 
-BY_STATES = (
-    "a better outcome raises the values of all states of its trajectory, and a turn from one of them can fall"
-)
-BEYOND_OUTCOMES = "turns are compared by the states that they lead to, without turn rewards, too"
+BY_STATES = "a better outcome raises the value of its trajectory's states, and a turn from one can fall"
 
 
-def state_values(
-    tables: Tables, return_B_K1: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def state_values(tables: Tables, return_B_K1: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """(mean return of all visits of the turn's state, state, is a visit); a turn without an anchor has its own return."""
-    state_B_K1, visit_B_K1 = state_visits(tables)
+    state_B_K1, visit_B_K1 = gigpo.state_visits(tables)
     stats = group_stats(return_B_K1.flatten(), state_B_K1.flatten(), member_N=visit_B_K1.flatten())
     value_B_K1 = torch.where(visit_B_K1, stats.mean_N.view_as(return_B_K1), return_B_K1)
     return torch.where(tables.turn_B_K1, value_B_K1, 0.0), state_B_K1, visit_B_K1
@@ -51,7 +41,7 @@ def next_value(tables: Tables, value_B_K1: torch.Tensor, end_B: torch.Tensor) ->
         "parity=released: the first term as released"
     ),
     source="2606.22995; Nala-YN/G2PO",
-    exempt={"ties": BY_DISTANCE, "better": BY_STATES, "no_gains": BEYOND_OUTCOMES},
+    exempt={"ties": gigpo.BY_DISTANCE, "better": BY_STATES, "no_gains": gigpo.BEYOND_OUTCOMES},
 )
 def g2po(
     tables: Tables,
@@ -72,21 +62,21 @@ def g2po(
     Turn rewards are not read. A state is an anchor id of a prompt; a turn without an anchor is alone in its state, where
     the first comparison gives 0.
     """
-    norm_by = norm_options(norm, variance_floor, eps)
-    plain = tables.outcomes_alone()
+    norm_by = gigpo.norm_options(norm, variance_floor, eps)
+    no_B_K = torch.zeros_like(tables.has_reward_B_K)
+    no_rewards = {"reward_B_K": no_B_K.double(), "has_reward_B_K": no_B_K, "lost_reward_B_K": no_B_K}
+    plain = replace(tables, **no_rewards)
     return_B_K1 = gamma * plain.return_to_go(plain.reward_B_K1(), gamma)
     value_B_K1, state_B_K1, visit_B_K1 = state_values(plain, return_B_K1)
     next_B_K1 = next_value(plain, value_B_K1, plain.outcome_B)
     group_B_K1 = plain.group_B[:, None].expand_as(state_B_K1)
 
     def z(value_B_K1, of_B_K1, member_B_K1):
-        z_N = z_score(
-            value_B_K1.flatten(), of_B_K1.flatten(), member_N=member_B_K1.flatten(), ddof=1, **norm_by
-        )
-        return z_N.view_as(value_B_K1)
+        given = {"member_N": member_B_K1.flatten(), "ddof": 1, **norm_by}
+        return z_score(value_B_K1.flatten(), of_B_K1.flatten(), **given).view_as(value_B_K1)
 
     step_B_K1 = z(next_B_K1, state_B_K1, visit_B_K1) + z(next_B_K1 - value_B_K1, group_B_K1, plain.turn_B_K1)
-    episode_B_K1, _ = episode_advantage(plain, released=parity == "released", **norm_by)
+    episode_B_K1, _ = gigpo.episode_advantage(plain, released=parity == "released", **norm_by)
     return *plain.split(episode_B_K1 + step_weight * step_B_K1), plain.ones()
 
 
@@ -103,7 +93,7 @@ def g2po(
     departures="no release; lam .8 is that of a public adaptation, the paper's was not read",
     source="2605.13217",
     whole_returns=True,
-    exempt={"ties": BY_DISTANCE, "better": BY_STATES, "no_gains": BEYOND_OUTCOMES},
+    exempt={"ties": gigpo.BY_DISTANCE, "better": BY_STATES, "no_gains": gigpo.BEYOND_OUTCOMES},
 )
 def gagpo(
     tables: Tables,
@@ -122,21 +112,23 @@ def gagpo(
 
     z as in gigpo. A trajectory with a lost or a missing turn reward is no member and reads its outcome's advantage alone.
     """
-    norm_by = norm_options(norm, variance_floor, eps)
+    norm_by = gigpo.norm_options(norm, variance_floor, eps)
     reward_B_K1 = tables.reward_B_K1()
     value_B_K1, _, _ = state_values(tables, tables.return_to_go(reward_B_K1, gamma))
     next_B_K1 = next_value(tables, value_B_K1, torch.zeros_like(tables.outcome_B))
     delta_B_K1 = torch.where(tables.turn_B_K1, reward_B_K1 + gamma * next_B_K1 - value_B_K1, 0.0)
     member_B_K1 = tables.turn_B_K1 & tables.known_B[:, None]
-    z_B_K1, _ = compared(
-        tables.return_to_go(delta_B_K1, gamma * lam),
+    group_B_K1, steps = (
         tables.group_B[:, None].expand_as(member_B_K1),
+        4 * member_B_K1.shape[1],
+    )  # of rounding
+    compare = (
+        tables.return_to_go(delta_B_K1, gamma * lam),
+        group_B_K1,
         member_B_K1,
-        4 * member_B_K1.shape[1] * tables.rounding(1.0),
-        released=False,
-        ddof=1,
-        **norm_by,
+        steps * tables.rounding(1.0),
     )
+    z_B_K1, _ = gigpo.compared(*compare, released=False, ddof=1, **norm_by)
     outcome_B = tables.outcome_advantage("grpo", ddof=1, **norm_by)
     advantage_B_K1 = torch.where(tables.known_B[:, None], z_B_K1, outcome_B[:, None])
     return *tables.split(advantage_B_K1), tables.ones()
