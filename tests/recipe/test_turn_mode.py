@@ -127,7 +127,7 @@ def test_a_text_option_is_one_of_its_choices():
 def test_modes_with_anchors_need_no_signal_and_take_a_state_of_ones_own():
     from verl_credit.config.settings import CreditSettings
 
-    for mode in ("gigpo", "hgpo"):
+    for mode in ("gigpo", "hgpo", "g2po", "gagpo"):
         assert CreditSettings.from_config(check(f"{MODE}={mode}")).turn_signals == {}
     check(f"{MODE}=gigpo", f"algorithm.turn_anchor={HERE}.first_words", f"+{PARAMS}.step_weight=0.5")
     check(f"{MODE}=gigpo", "algorithm.turn_signal=info_gain")

@@ -6,12 +6,11 @@ from array import array
 from hashlib import blake2b
 from typing import Any
 
-import torch
-
 from verl_credit.config.settings import CreditSettings
 from verl_credit.credit.plugins import load
 from verl_credit.credit.turn.anchors import exact_anchors, similar_anchors
 from verl_credit.errors import IntegrityError
+from verl_credit.lazy import torch
 from verl_credit.turns.signals.signal import StepRows
 
 ANCHORS = ("observation", "prefix")

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from verl_credit.config.settings import FORWARD_SIGNALS, CreditSettings
+from verl_credit.config.settings import FORWARD_SIGNALS, INFOPO, LAPO, CreditSettings
 from verl_credit.credit import TurnCredit, spread, turn_table
 from verl_credit.credit.groups import SOLVED_ABOVE
 from verl_credit.credit.plugins import TurnInputs
@@ -21,6 +21,7 @@ from verl_credit.records.run.alarms import ANSWER_WHEN_SOLVED
 from verl_credit.turns.anchors import anchor_table, observations
 from verl_credit.turns.book import TurnBatch
 from verl_credit.turns.gains import score_gains, score_infopo
+from verl_credit.turns.lapo import score_lapo
 from verl_credit.turns.scorers import Forward, GainPlan
 from verl_credit.turns.signals.known import signals_of
 from verl_credit.turns.signals.signal import Signal, StepRows, step_rewards
@@ -68,7 +69,8 @@ class StepInputs:
     turns: TurnBatch
     gain_B_K: torch.Tensor
     has_gain_B_K: torch.Tensor
-    infopo_B: Sequence[Sequence[float]] | None = None
+    scored_B: Mapping[str, Sequence[Sequence[float]] | None] = field(default_factory=dict)
+    """The values of signals that the forward scores (`StepRows`)."""
     answer_B: torch.Tensor | None = None
     """The gold answer's probability before the answer turn (`Gains`); None where no gain was planned."""
     gold_B_K1: torch.Tensor | None = None
@@ -118,8 +120,9 @@ def step_inputs(
 ) -> StepInputs:
     """The inputs after the forward of the step; ``metrics`` gets the gains' metrics."""
     gains = score_gains(plan, forward, metrics)
-    infopo_B, scales = score_infopo(plan, forward), run.settings.curriculum_at(step, planned_steps)
-    given = gains.info_gain_B_K, gains.turn_mask_B_K, infopo_B, gains.answer_B, gains.gold_B_K1
+    scored_B = {INFOPO: score_infopo(plan, forward), LAPO: score_lapo(plan, forward)}
+    scales = run.settings.curriculum_at(step, planned_steps)
+    given = gains.info_gain_B_K, gains.turn_mask_B_K, scored_B, gains.answer_B, gains.gold_B_K1
     return StepInputs(run, plan.turns, *given, plan.scored, *scales)
 
 
@@ -137,7 +140,7 @@ def assign(
     run, turns = inputs.run, inputs.turns
     _check_outcomes(inputs, outcome_B)
     rows = StepRows(
-        turns, run.tokenizer.decode, outcome_B, group_B, inputs.gain_B_K, inputs.has_gain_B_K, inputs.infopo_B
+        turns, run.tokenizer.decode, outcome_B, group_B, inputs.gain_B_K, inputs.has_gain_B_K, inputs.scored_B
     )
     tables, signals, metrics = _tables(inputs, rows)
     if inputs.answer_B is not None:

@@ -20,6 +20,7 @@ from verl_credit.errors import IntegrityError
 from verl_credit.lazy import torch
 from verl_credit.turns.book import TurnBatch
 from verl_credit.turns.branches import plan_branches
+from verl_credit.turns.lapo import deleted_requests
 from verl_credit.turns.requests import PseudoAnswer, Request, gain_requests, score_table, turn_spans
 from verl_credit.turns.scorers import SCORERS, Forward, GainPlan
 
@@ -41,9 +42,10 @@ def plan_gains(turns: TurnBatch, settings: CreditSettings, tokenizer, *, scored:
     scored = scored and settings.uses_scorer
     gains = gain_requests(turns, settings, tokenizer) if scored and settings.scores_gain else []
     masked = masked_requests(turns) if scored and settings.masks_observations else []
-    requests = gains + masked
-    scorer = SCORERS[settings.algorithm.info_gain_scorer]
-    return GainPlan(turns, settings, scorer, scored, requests, plan_branches(requests, turns), len(gains))
+    deleted = deleted_requests(turns, settings, tokenizer) if scored and settings.deletes_turns else []
+    requests = gains + masked + deleted
+    scorer, numbers = SCORERS[settings.algorithm.info_gain_scorer], (len(gains), len(masked))
+    return GainPlan(turns, settings, scorer, scored, requests, plan_branches(requests, turns), *numbers)
 
 
 def masked_requests(turns: TurnBatch) -> list[Request]:

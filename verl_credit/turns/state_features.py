@@ -10,12 +10,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from verl_credit.config.keys.reads import COLUMN
 from verl_credit.config.settings import CreditSettings
 from verl_credit.credit.plugins import load
 from verl_credit.errors import IntegrityError
+from verl_credit.lazy import torch
 from verl_credit.turns.book import as_number
 from verl_credit.turns.reward.qa import stands_in
 from verl_credit.turns.signals.known import ColumnSignal

@@ -12,8 +12,6 @@ from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from typing import TYPE_CHECKING
 
-import torch
-
 from verl_credit.config.settings import CreditSettings
 from verl_credit.credit.turn.tables import return_to_go
 from verl_credit.credit.turn.values import (
@@ -25,6 +23,7 @@ from verl_credit.credit.turn.values import (
     loo_mean,
 )
 from verl_credit.errors import IntegrityError
+from verl_credit.lazy import torch
 from verl_credit.records.run.alarms import EXPLAINED_VARIANCE
 from verl_credit.turns.signals.signal import StepRows
 from verl_credit.turns.state_features import KEY, provider_of

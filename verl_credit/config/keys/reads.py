@@ -20,7 +20,7 @@ def transform(s) -> TokenTransform:
     return TRANSFORMS.get(s.algorithm.transform_mode, TokenTransform())
 
 
-gains, scorer = attrgetter("scores_gain"), attrgetter("uses_scorer")
+gains, gold, scorer = map(attrgetter, ("scores_gain", "scores_gold", "uses_scorer"))
 searches, canonical = attrgetter("search.max_searches"), attrgetter("algorithm.canonical_transform")
 
 

@@ -4,10 +4,12 @@ A state is what stands before a turn's response. N states in any order, D featur
 `prompt_N` is any whole number that the states of a prompt share. All in float64.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
+from verl_credit.lazy import torch
 
 TURNS, MEAN_TURNS = 8, 3
 

@@ -9,7 +9,7 @@ from verl_credit.config.fit import DEFAULT
 from verl_credit.config.keys import Algorithm, reads
 from verl_credit.config.keys.reads import COLUMN, is_path
 from verl_credit.config.resolved import Tree, select
-from verl_credit.config.settings import INFOPO, CreditSettings
+from verl_credit.config.settings import INFOPO, LAPO, CreditSettings
 from verl_credit.credit.turn.anchors import exact_anchors, similar_anchors
 from verl_credit.credit.turn.modes import MODES
 from verl_credit.errors import ConfigError, did_you_mean
@@ -154,6 +154,9 @@ def _check(config: Tree, settings: CreditSettings, key: str, name: str) -> Itera
         raise ConfigError(key=key, value=name, accepted=use)
     if name == INFOPO:
         yield from _infopo(config, settings, key)
+    if name == LAPO and settings.algorithm.info_gain_scorer != "rows":
+        use = "lapo takes turns out, and what came after them has to be read anew, in rows of its own; set it to rows"
+        yield ConfigError.of(config, SCORER, key, accepted=use)
     if not own:
         return
     try:

@@ -65,7 +65,9 @@ class GainPlan:
     branches: BranchPlan
     """A branch per distinct context and answer."""
     n_gains: int = 0
-    """The number of first requests that are for information gain; the others are for infopo."""
+    """The number of first requests that are for information gain."""
+    n_masked: int = 0
+    """The number of requests after them that are for infopo; the others are for lapo."""
 
     @property
     def gains(self) -> GainPlan:
@@ -75,7 +77,12 @@ class GainPlan:
     @property
     def masked(self) -> GainPlan:
         """The plan with only the requests of infopo."""
-        return self._part(slice(self.n_gains, None))
+        return self._part(slice(self.n_gains, self.n_gains + self.n_masked))
+
+    @property
+    def deleted(self) -> GainPlan:
+        """The plan with only the requests of lapo."""
+        return self._part(slice(self.n_gains + self.n_masked, None))
 
     def _part(self, part: slice) -> GainPlan:
         branches = replace(self.branches, place_N=self.branches.place_N[part])

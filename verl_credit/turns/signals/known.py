@@ -6,11 +6,13 @@ from functools import lru_cache
 from typing import Any
 
 from verl_credit.config.keys.reads import COLUMN
-from verl_credit.config.settings import INFO_GAIN, INFOPO, CreditSettings
+from verl_credit.config.settings import INFO_GAIN, INFOPO, LAPO, CreditSettings
+from verl_credit.credit.groups import group_stats
 from verl_credit.credit.plugins import load
 from verl_credit.errors import IntegrityError
 from verl_credit.lazy import torch
 from verl_credit.turns.gains import PLACEHOLDER
+from verl_credit.turns.lapo import DELETED
 from verl_credit.turns.signals.own import own_signal
 from verl_credit.turns.signals.signal import Signal, StepRows, Table
 
@@ -46,10 +48,26 @@ class InfoPOSignal(Signal):
     )
 
     def rewards(self, rows: StepRows) -> Table:
-        return self.table(rows, lambda row: rows.infopo_B[row])
+        return self.table(rows, lambda row: rows.scored_B[self.name][row])
 
     def why_lost(self, record: dict) -> str:
         return NOT_SCORED
+
+
+class LapoSignal(InfoPOSignal):
+    """What the gold answer loses without a turn (`turns/lapo.py`), where the prompt's mean agrees with its sign."""
+
+    says = f"mean log p(gold) before the answer turn - that with {DELETED!r} in place of the turn and its observation; "
+    says += "0 where the sign is not that of its distance from the mean of the prompt's turns"
+    reads = "the scorer's log-probs of the gold answer"
+    cost = "a row of its own for every tool turn, and one more for every row with tool turns (info_gain_scorer=rows)"
+
+    def rewards(self, rows: StepRows) -> Table:
+        loss_B_K, has_B_K = super().rewards(rows)
+        group_B_K, known_B_K = rows.group_B[:, None].expand_as(loss_B_K), has_B_K & loss_B_K.isfinite()
+        compared = group_stats(loss_B_K.flatten(), group_B_K.flatten(), member_N=known_B_K.flatten())
+        agrees_B_K = compared.deviation_N.view_as(loss_B_K) * loss_B_K > 0
+        return torch.where(known_B_K & ~agrees_B_K, 0.0, loss_B_K), has_B_K
 
 
 class ToolRewardSignal(Signal):
@@ -123,7 +141,7 @@ class ColumnSignal(Signal):
         )
 
 
-SIGNALS = {INFO_GAIN: InfoGainSignal, INFOPO: InfoPOSignal, "tool_reward": ToolRewardSignal}
+SIGNALS = {INFO_GAIN: InfoGainSignal, INFOPO: InfoPOSignal, LAPO: LapoSignal, "tool_reward": ToolRewardSignal}
 
 
 def find_signal(name: str, params: dict, key: str = KEY) -> Signal:

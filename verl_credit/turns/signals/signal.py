@@ -110,8 +110,8 @@ class StepRows:
     gain_B_K: torch.Tensor
     """Information gain (0 where none was measured); NaN: missing."""
     has_gain_B_K: torch.Tensor
-    infopo_B: Sequence[Sequence[float]] | None = None
-    """The values of each row's tool turns (`turns/gains.py`); None: not measured."""
+    scored_B: Mapping[str, Sequence[Sequence[float]] | None] = field(default_factory=dict)
+    """The values of each row's tool turns, by the name of their signal (infopo, lapo); None: not measured."""
 
     @cached_property
     def n_tool_turns(self) -> list[int]:
