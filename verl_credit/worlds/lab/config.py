@@ -54,6 +54,8 @@ class LabConfig:
     encoder_steps: int = 100
     demonstrations: int = 6000
     style: DemoStyle = field(default_factory=DemoStyle)
+    first_style: DemoStyle | None = None
+    """the style of the first demonstrations, where it is another one"""
     warm_start: WarmStart = field(default_factory=WarmStart)
     gate: Gate | None = field(default_factory=Gate)
 
@@ -69,8 +71,8 @@ SIZES = {
     ),
 }
 
-# The share of demonstrations that follow the chain to its end, in a lab with hops. A policy imitates it and adds errors of
-# its own, so that its sampled exact match rises towards this share and stays inside the gate.
+# The share of faulty demonstrations that follow the chain to its end, in a lab with hops: a policy that answers more questions
+# than the gate allows learns to err from them, and answers at most about as many as they do.
 WHOLE = 0.44
 TURNS_A_BATCH = 40
 """Longer demonstrations come in smaller batches, with about as many turns of the policy as the mix has."""
@@ -86,18 +88,22 @@ def config_of(size: str, hops: int | None) -> LabConfig:
         raise ValueError(f"hops={hops!r}: expected a whole number from 1 to {MOST_HOPS}, or None")
     # A chain can take a wrong relation at every hop, and stop early at every hop but the last.
     config, wrong = SIZES[size], 1 - WHOLE ** (1 / (2 * hops - 1))
-    style = replace(config.style, stop_early=wrong, wrong_relation=wrong)
-    shares, turns = {hops: 1.0}, hops + 1
-    warm_start = replace(config.warm_start, batch=TURNS_A_BATCH // turns)
-    gate = config.gate and Gate(low=0.25, chunk_steps=250, max_chunks=4)
+    first_style = replace(config.style, stop_early=0.0, wrong_answer=0.0, quote=1.0)
+    style = replace(
+        first_style, stop_early=wrong, wrong_relation=wrong, wrong_answer=config.style.wrong_answer
+    )
+    shares, warm_start = {hops: 1.0}, config.warm_start
+    steps, batch = min(warm_start.steps, 500), TURNS_A_BATCH // (hops + 1)
     return replace(
         config,
         hops=hops,
         question_hops=shares,
         demo_hops=shares,
+        demonstrations=config.demonstrations // 2,
         style=style,
-        warm_start=warm_start,
-        gate=gate,
+        first_style=first_style,
+        warm_start=replace(warm_start, steps=steps, batch=batch, short_steps=0),
+        gate=config.gate and Gate(low=0.25, chunk_steps=100, max_chunks=8),
     )
 
 
