@@ -1,10 +1,12 @@
 """Labs whose questions have a number of hops: questions, limits, key and demonstrations, without building one."""
 
+import json
 import random
 
 import pytest
 
 from kit.recipes import check, load_config
+from verl_credit.cli.fidelity.policies import policies_of
 from verl_credit.errors import ConfigError
 from verl_credit.recipe.world import LabWorld
 from verl_credit.turns.reward.qa import exact_match, extract_answer
@@ -134,6 +136,15 @@ def test_hops_make_another_lab_and_another_command():
     assert settings_of(0, "full")["hops"] is None  # as a manifest that was written before the key
     assert LabWorld(load_config("lab", ["lab.hops=2"])).command().endswith(" --hops 2")
     assert "--hops" not in LabWorld(load_config("lab", [])).command()
+
+
+@pytest.mark.parametrize("hops", [None, 4])
+def test_a_policy_that_no_run_made_is_measured_within_the_limits_of_its_lab(tmp_path, hops):
+    (tmp_path / "policy").mkdir()
+    (tmp_path / "policy" / "config.json").write_text("{}")
+    (tmp_path / "manifest.json").write_text(json.dumps(settings_of(0, "full", hops) | {"files": {}}))
+    (policy,) = policies_of(tmp_path / "policy", None, None)
+    assert policy.config.search.max_searches == limits_of(hops).max_searches
 
 
 @pytest.mark.parametrize("hops", HOPS)

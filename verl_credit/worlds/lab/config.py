@@ -71,8 +71,8 @@ SIZES = {
     ),
 }
 
-# The share of faulty demonstrations that follow the chain to its end, in a lab with hops: a policy that answers more questions
-# than the gate allows learns to err from them, and answers at most about as many as they do.
+# The share of faulty demonstrations that follow the chain to its end, in a lab with hops. A policy above the gate learns to
+# err from them, and then answers about as many questions as they do, or fewer.
 WHOLE = 0.44
 TURNS_A_BATCH = 40
 """Longer demonstrations come in smaller batches, with about as many turns of the policy as the mix has."""
