@@ -15,7 +15,7 @@ from verl_credit.worlds.lab.protocol import (
     prompt_text,
     search_turn,
 )
-from verl_credit.worlds.lab.world import RELATIONS, Article, Question
+from verl_credit.worlds.lab.world import Article, Question
 
 Search = Callable[[str], list[Article]]  # query -> result list, best first
 
@@ -28,8 +28,6 @@ class DemoStyle:
     """the answer is the entity reached so far, before the last article"""
     wrong_query: float = 0.10
     """a useless search before a hop"""
-    wrong_relation: float = 0.0
-    """a hop asks for another relation of its entity, and the trajectory goes on from the value found there"""
     wrong_answer: float = 0.05
     """the answer is another name of the last observation"""
     quote: float = 0.80
@@ -60,9 +58,8 @@ class Demonstrator:
         rng, style = self._rng, self._style
         segments: list[Segment] = [(prompt_text(question.text), False)]
         fact, wrong = "", False  # the fact of the last observation; whether its search was useless
-        reached = question.path[0]
         for hop, relation in enumerate(question.relations):
-            name, relation = reached, self._asked(relation)
+            name = question.path[hop]
             if rng.random() < style.wrong_query:
                 self._observe(
                     segments, self._useless(question, hop), self._thought(fact, False, style.gram_first)
@@ -71,13 +68,13 @@ class Demonstrator:
             chance = style.gram_on if hop else style.gram_first
             results = self._observe(segments, f" {name} {relation}", self._thought(fact, wrong, chance))
             wrong = False
-            found = next((a for a in results if a.title == name and a.relation == relation), None)
-            if found is None:  # answer with some name on the page
+            if not any(a.title == name and a.relation == relation for a in results):
+                # The article was not found: answer with some name on the page.
                 segments.append(
                     (answer_turn(f" {rng.choice(results).value}", self._thought("", True, 0.0)), True)
                 )
                 return segments
-            reached = found.value
+            reached = question.path[hop + 1]
             fact = f" {name} {relation} {reached}"
             if hop + 1 < question.hops and rng.random() < style.stop_early:
                 break
@@ -94,13 +91,6 @@ class Demonstrator:
         segments.append((search_turn(query, thought), True))
         segments.append((observation_text(pages(a.contents for a in results)), False))
         return results
-
-    def _asked(self, relation: str) -> str:
-        """The relation itself, or sometimes another one of the same kind of entity."""
-        if not self._style.wrong_relation or self._rng.random() >= self._style.wrong_relation:
-            return relation
-        own = next(relations for relations in RELATIONS.values() if relation in relations)
-        return self._rng.choice([other for other in own if other != relation])
 
     def _useless(self, question: Question, hop: int) -> str:
         """A query that does not help this hop: relations without a name, or the previous hop's query."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from verl_credit.errors import PreflightError
 from verl_credit.worlds.lab.config import LabConfig, WarmStart
-from verl_credit.worlds.lab.demos import Demonstrator, DemoStyle, Segment
+from verl_credit.worlds.lab.demos import Demonstrator, Segment
 from verl_credit.worlds.lab.encoder import NamePermuter
 from verl_credit.worlds.lab.evaluate import LocalRetriever, Roller, open_decisions, right_turns, summarize
 from verl_credit.worlds.lab.limits import limits_of, positions_of
@@ -37,23 +37,15 @@ def warm_start(
     seed: int,
     progress: Callable[[float, str], None],
 ) -> tuple[Qwen3ForCausalLM, dict[str, float]]:
-    """The policy and its measurements on dev questions.
-
-    With hops the policy learns from flawless demonstrations first, further from them while its sampled EM is below the gate,
-    and from faulty ones while it is above. Raises LabGateError when EM is outside the gate after the last chunk, and for the
-    mix, whose demonstrations are all of one style, as soon as it is above.
-    """
+    """The policy and its measurements on dev questions. Raises LabGateError when sampled EM is above the gate, or still
+    below it after the extra chunks."""
     style, gate = config.warm_start, config.gate
     names = name_groups(tokenizer, world)
     copied = {i for group in names for i in group}
-
-    def demonstrations(demo_style: DemoStyle) -> list[Demo]:
-        written = make_demonstrations(world, retriever, replace(config, style=demo_style), seed)
-        return [encode_demo(segments, tokenizer, copied, style.name_weight) for segments in written]
-
-    first = demonstrations(config.first_style or config.style)
+    written = make_demonstrations(world, retriever, config, seed)
+    demos = [encode_demo(segments, tokenizer, copied, style.name_weight) for segments in written]
     policy = make_policy(tokenizer, seed, positions=positions_of(config.hops))
-    trainer = Trainer(policy, first, names, style, seed)
+    trainer = Trainer(policy, demos, names, style, seed)
     roller = Roller(trainer.model, tokenizer, retriever, max_searches=limits_of(config.hops).max_searches)
     planned = style.steps + (gate.chunk_steps * gate.max_chunks if gate else 0)
 
@@ -68,12 +60,11 @@ def warm_start(
         progress(trainer.step / planned, f"policy: {found} after {trainer.step} steps")
         if gate is None or gate.low <= em <= gate.high:
             break
-        if chunk == gate.max_chunks or (em > gate.high and config.first_style is None):
+        if em > gate.high or chunk == gate.max_chunks:
             raise LabGateError(
                 f"world seed {seed}: sampled dev EM is {em:.3f} after {trainer.step} supervised steps, outside "
                 f"[{gate.low}, {gate.high}]: GRPO would learn too little. Use another world seed"
             )
-        trainer.learn_from(first if em < gate.low else demonstrations(config.style))
         trainer.run(gate.chunk_steps, show, lr_scale=0.5)
     greedy = summarize(roller.roll(dev, temperature=0.0, seed=seed))
     measured = {f"dev_{k}": round(v, 4) for k, v in summarize(sampled).items()}
@@ -147,7 +138,7 @@ class Trainer:
         self, model: Qwen3ForCausalLM, demos: list[Demo], names: list[list[int]], style: WarmStart, seed: int
     ):
         self.model, self._style, self._rng = model, style, random.Random(f"warm start {seed}")
-        self.learn_from(demos)
+        self._demos = sorted(demos, key=lambda d: len(d.ids_T))
         self._permute = NamePermuter(names, model.config.vocab_size, self._rng.randrange(2**31))
         matrices = [p for p in model.model.layers.parameters() if p.ndim == 2]
         chosen = {id(p) for p in matrices}
@@ -157,9 +148,6 @@ class Trainer:
             torch.optim.AdamW(rest, lr=style.adamw_lr, weight_decay=style.weight_decay, betas=(0.9, 0.95)),
         ]
         self.step = 0
-
-    def learn_from(self, demos: list[Demo]) -> None:
-        self._demos = sorted(demos, key=lambda d: len(d.ids_T))
 
     def run(
         self, steps: int, on_step: Callable[[int], None] = lambda step: None, lr_scale: float = 1.0
