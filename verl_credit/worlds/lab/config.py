@@ -39,6 +39,9 @@ class Gate:
     high: float = 0.45
     chunk_steps: int = 150
     max_chunks: int = 3
+    scales_logits: bool = False
+    """In place of a chunk the logits are scaled, so that a policy that follows the chain greedily errs as often as the gate
+    wants when it samples."""
 
 
 @dataclass(frozen=True)
@@ -71,8 +74,6 @@ SIZES = {
 
 TURNS_A_BATCH = 40
 """Longer demonstrations come in smaller batches, with about as many turns of the policy as the mix has."""
-STEPS = {1: 200, 2: 300, 3: 500, 4: 500, 5: 500, 6: 500}
-"""Supervised steps by hops, after which the policy answers no more than the gate allows. The chunks raise it slowly."""
 
 
 def config_of(size: str, hops: int | None) -> LabConfig:
@@ -81,10 +82,10 @@ def config_of(size: str, hops: int | None) -> LabConfig:
         raise ValueError(f"size={size!r}: expected one of {sorted(SIZES)}")
     if hops is None:
         return SIZES[size]
-    if hops not in STEPS:
+    if hops not in range(1, MOST_HOPS + 1):
         raise ValueError(f"hops={hops!r}: expected a whole number from 1 to {MOST_HOPS}, or None")
     config, shares = SIZES[size], {hops: 1.0}
-    steps, batch = min(config.warm_start.steps, STEPS[hops]), TURNS_A_BATCH // (hops + 1)
+    steps, batch = min(config.warm_start.steps, 500), TURNS_A_BATCH // (hops + 1)
     return replace(
         config,
         hops=hops,
@@ -93,7 +94,7 @@ def config_of(size: str, hops: int | None) -> LabConfig:
         demonstrations=config.demonstrations // 2,
         style=replace(config.style, stop_early=0.0, wrong_answer=0.0, quote=1.0),
         warm_start=replace(config.warm_start, steps=steps, batch=batch, short_steps=0),
-        gate=config.gate and Gate(low=0.25, chunk_steps=100, max_chunks=8),
+        gate=config.gate and Gate(low=0.25, chunk_steps=0, max_chunks=8, scales_logits=True),
     )
 
 

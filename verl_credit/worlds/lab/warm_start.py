@@ -23,6 +23,9 @@ from verl_credit.worlds.supervised import token_losses, updates
 # Quintic Newton-Schulz coefficients: they push every singular value towards 1, fast rather than exactly.
 _A, _B, _C = 3.4445, -4.7750, 2.0315
 
+# The weight of the last norm, and so every logit, is multiplied by a scale: the lowest, the first to be tried, the highest.
+LOGIT_SCALES = (0.4, 1.0, 2.5)
+
 
 class LabGateError(PreflightError):
     """The warm start ended outside the gate."""
@@ -38,7 +41,7 @@ def warm_start(
     progress: Callable[[float, str], None],
 ) -> tuple[Qwen3ForCausalLM, dict[str, float]]:
     """The policy and its measurements on dev questions. Raises LabGateError when sampled EM is above the gate, or still
-    below it after the extra chunks."""
+    below it after the extra chunks; with hops, when no scale of the logits brings it inside."""
     style, gate = config.warm_start, config.gate
     names = name_groups(tokenizer, world)
     copied = {i for group in names for i in group}
@@ -53,6 +56,8 @@ def warm_start(
         progress(step / planned, f"policy: supervised step {step}")
 
     trainer.run(style.steps, show)
+    norm, (low, scale, high) = trainer.model.model.norm, LOGIT_SCALES
+    learned_D = norm.weight.detach().clone()
     for chunk in range(gate.max_chunks + 1 if gate else 1):
         sampled = roller.roll(dev, temperature=1.0, seed=seed)
         em, right = summarize(sampled)["em"], right_turns(sampled)
@@ -60,17 +65,23 @@ def warm_start(
         progress(trainer.step / planned, f"policy: {found} after {trainer.step} steps")
         if gate is None or gate.low <= em <= gate.high:
             break
-        if em > gate.high or chunk == gate.max_chunks:
+        if chunk == gate.max_chunks or (em > gate.high and not gate.scales_logits):
             raise LabGateError(
                 f"world seed {seed}: sampled dev EM is {em:.3f} after {trainer.step} supervised steps, outside "
                 f"[{gate.low}, {gate.high}]: GRPO would learn too little. Use another world seed"
             )
-        trainer.run(gate.chunk_steps, show, lr_scale=0.5)
+        if gate.scales_logits:
+            low, high = (scale, high) if em < gate.low else (low, scale)
+            scale = (low * high) ** 0.5
+            norm.weight.data.copy_(learned_D * scale)
+        else:
+            trainer.run(gate.chunk_steps, show, lr_scale=0.5)
     greedy = summarize(roller.roll(dev, temperature=0.0, seed=seed))
     measured = {f"dev_{k}": round(v, 4) for k, v in summarize(sampled).items()}
     measured |= {f"dev_greedy_{k}": round(v, 4) for k, v in greedy.items() if k.startswith("em")}
     measured |= {f"dev_right_turn_{k}": round(share, 4) for k, share in enumerate(right)}
     measured |= {"dev_open_decisions": open_decisions(right), "supervised_steps": trainer.step}
+    measured |= {"logit_scale": round(scale, 4)}
     return trainer.model, measured
 
 
