@@ -127,11 +127,14 @@ def lab(
     folder: Annotated[Path, Option("--dir")],
     world_seed: Annotated[int, Option(parser=int)] = 0,
     size: Literal["full", "tiny"] = "full",
+    hops: Annotated[
+        int | None, Option(parser=int, help="searches that every question needs; without it a mix of 1 to 3")
+    ] = None,
 ) -> None:
     from verl_credit.records.run.progress import Throttled, say_at_once
     from verl_credit.worlds.lab.build import build_lab
 
-    paths = build_lab(folder, world_seed=world_seed, size=size, progress=Throttled(say_at_once))
+    paths = build_lab(folder, world_seed=world_seed, size=size, hops=hops, progress=Throttled(say_at_once))
     print(f"lab ready: {paths.root}")
 
 

@@ -18,6 +18,7 @@ from verl_credit.names import ADV_ESTIMATOR, LOSS_MODE, SEPARATE_MODE, VLLM_EXTE
 from verl_credit.precision import cpu_precision
 from verl_credit.recipe.family import decide_family
 from verl_credit.turns.scorers import SCORERS
+from verl_credit.worlds.lab.limits import MOST_HOPS, limits_of
 
 COMPUTES_IN = "actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype"
 FULL = ("fp32", "float32")
@@ -28,6 +29,8 @@ ENGINES = {"bf16": "bfloat16", "fp32": "float32"}
 
 MODE = "trainer.v1.trainer_mode"
 HYBRID = "actor_rollout_ref.hybrid_engine"
+LAB_CACHE = "${oc.env:VERL_CREDIT_LAB,${oc.env:XDG_CACHE_HOME,${oc.env:HOME}/.cache}/verl_credit/lab}"
+LAB_DIR = f"{LAB_CACHE}/${{lab.size}}-${{lab.world_seed}}"
 UPDATES = "trainer.v1.separate_async.parameter_sync_step"
 BATCH, MINI_BATCH = "data.train_batch_size", "actor_rollout_ref.actor.ppo_mini_batch_size"
 
@@ -49,6 +52,27 @@ def decide_auto(config: DictConfig, policy: Mapping[str, Any]) -> DictConfig:
         ):
             with suppress(OmegaConfBaseException):
                 decide(config)
+    return config
+
+
+def decide_lab(config: DictConfig) -> DictConfig:
+    """Decides the lab's folder and the limits that follow from its hops. The model is in the folder, so this comes before
+    `decide_auto`."""
+    lab = config.get("lab")
+    if not isinstance(lab, DictConfig):
+        return config
+    hops = lab.get("hops")
+    hops = hops if hops in range(1, MOST_HOPS + 1) else None  # another value is refused later
+    limits = limits_of(hops)
+    of_key = {
+        "search.max_searches": limits.max_searches,
+        "data.max_response_length": limits.max_response_length,
+        "lab.dir": LAB_DIR + ("" if hops is None else "-${lab.hops}hop"),
+    }
+    for key, value in of_key.items():
+        with suppress(OmegaConfBaseException):
+            if OmegaConf.select(config, key) == "auto":
+                OmegaConf.update(config, key, value)
     return config
 
 

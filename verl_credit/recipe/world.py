@@ -64,7 +64,9 @@ class LabWorld(World):
 
         at = self.at
         try:
-            lab = build_lab(Path(at.dir), world_seed=at.world_seed, size=at.size, progress=progress)
+            lab = build_lab(
+                Path(at.dir), world_seed=at.world_seed, size=at.size, hops=at.hops, progress=progress
+            )
         except (LabGateError, FileExistsError) as error:
             raise PreflightError(f"lab.dir={at.dir}: {error}") from error
         return Path(at.index) if at.index else lab.index, lab.encoder
@@ -72,6 +74,7 @@ class LabWorld(World):
     def command(self) -> str:
         at = self.at
         given = ["--dir", str(at.dir), "--world-seed", str(at.world_seed), "--size", at.size]
+        given += [] if at.hops is None else ["--hops", str(at.hops)]
         return shlex.join(["verl-credit", "lab", *given])
 
 

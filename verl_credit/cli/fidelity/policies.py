@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,11 +10,13 @@ import pyarrow
 import pyarrow.parquet
 from omegaconf import DictConfig, OmegaConf
 
+from verl_credit.built_folder import read_manifest
 from verl_credit.cli.saved_run import CONFIG, checkpoints_of, run_config, saved_step, saved_steps
 from verl_credit.errors import ConfigError, PreflightError
 from verl_credit.recipe.compose import load_config, quoted
 from verl_credit.records.run.state import last_checkpoint
 from verl_credit.study.fidelity.subject import Subject, load_checkpoint, load_policy, make_subject
+from verl_credit.worlds.lab.config import NAME
 
 QUESTION_FILES = {"train": "data.train_files", "test": "data.val_files"}
 """The key of a run that names a split's file. The split ``dev`` is the lab's own."""
@@ -88,7 +91,11 @@ def policies_of(folder: Path, steps: list[int] | None, lab: Path | None) -> list
         raise PreflightError(f"--steps {given}: expected with a run's folder, which has a {CONFIG}")
     if (folder / "config.json").is_file():
         home = (lab or folder.parent).expanduser().resolve()
-        return [Policy(folder, load_config("lab", [f"lab.dir={quoted(str(home))}"]), None)]
+        given = [f"lab.dir={quoted(str(home))}"]
+        with suppress(ValueError):  # no lab is there, which is refused where its files are read
+            hops = read_manifest(home, NAME).get("hops")
+            given += [] if hops is None else [f"lab.hops={hops}"]
+        return [Policy(folder, load_config("lab", given), None)]
     if is_run:
         return _of_run(folder, steps, lab)
     saved = saved_step(folder)

@@ -195,9 +195,11 @@ class Lab(Section):
     prefix = "lab"
 
     dir: Folder
-    """Folder of the lab's files; absent files are built."""
+    """Folder of the lab's files; absent files are built. auto: its folder in the cache."""
     world_seed: Annotated[int, Field(ge=0)]
     """Seed of the encyclopedia."""
+    hops: Annotated[int, Field(ge=1, le=6)] | None
+    """The searches that every question needs, in a lab of its own; null: a mix of 1 to 3."""
     size: Literal["full", "tiny"]
     """tiny: for tests."""
     template: Annotated[str, Field(pattern=r"\{answer\}"), Expected("a text that contains {answer}")]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 import pyarrow
@@ -12,25 +13,20 @@ from transformers.utils import logging as transformers_logging
 
 from verl_credit.built_folder import Progress, reuse_or_build
 from verl_credit.precision import one_thread
-from verl_credit.worlds.lab import protocol
-from verl_credit.worlds.lab.config import NAME, PARTS, SIZES, LabConfig, LabPaths, settings_of
+from verl_credit.worlds.lab.config import NAME, PARTS, LabConfig, LabPaths, config_of, settings_of
 from verl_credit.worlds.lab.encoder import train_encoder
 from verl_credit.worlds.lab.evaluate import LocalRetriever, recall
+from verl_credit.worlds.lab.limits import MAX_NEW_TOKENS, TOP_K, limits_of
 from verl_credit.worlds.lab.protocol import make_tokenizer
 from verl_credit.worlds.lab.warm_start import warm_start
 from verl_credit.worlds.lab.world import Question, World, make_splits, make_world, to_rows
 from verl_credit_retriever.index.search import build_index
 
-# Lengths for recipes, in tokens of the lab's tokenizer. A response has at most
-# MAX_SEARCHES * (MAX_NEW_TOKENS + 54 of an observation of three pages) + MAX_NEW_TOKENS = 416 tokens.
-RECIPE = {
-    "max_prompt_length": 48,
-    "max_response_length": 416,
-    "max_new_tokens_per_turn": protocol.MAX_NEW_TOKENS,
-    "max_searches": protocol.MAX_SEARCHES,
-    "top_k": protocol.TOP_K,
-    "tools_in_prompt": False,
-}
+
+def recipe_of(hops: int | None) -> dict[str, object]:
+    """What a run's configuration must have, in tokens of the lab's tokenizer."""
+    fixed = {"max_new_tokens_per_turn": MAX_NEW_TOKENS, "top_k": TOP_K, "tools_in_prompt": False}
+    return asdict(limits_of(hops)) | fixed
 
 
 def build_lab(
@@ -38,26 +34,27 @@ def build_lab(
     *,
     world_seed: int = 0,
     size: str = "full",
+    hops: int | None = None,
     progress: Progress = lambda share, text: None,
 ) -> LabPaths:
-    """Build the lab of ``world_seed`` in ``directory``, or reuse a valid one.
+    """Build the lab of ``world_seed`` in ``directory``, or reuse a valid one. Its questions have ``hops`` hops; None: one to
+    three.
 
     The build uses one thread. It then gives the same bits on every processor of one kind (others round differently, and the
     policy is then another one), and more threads would only slow so small a model down. Torch's number of threads and
     global random state are unchanged afterwards.
 
-    Raises ValueError for an unknown size, FileExistsError when ``directory`` contains other files, and LabGateError
-    when the policy's exact match is outside the gate.
+    Raises ValueError for an unknown size or number of hops, FileExistsError when ``directory`` contains other files, and
+    LabGateError when the policy's exact match is outside the gate.
     """
-    if size not in SIZES:
-        raise ValueError(f"size={size!r}: expected one of {sorted(SIZES)}")
+    config = config_of(size, hops)
     directory = Path(directory).resolve()
 
     def fill(folder: Path) -> dict:
         with one_thread():
-            return _fill(LabPaths(folder), SIZES[size], world_seed, progress)
+            return _fill(LabPaths(folder), config, world_seed, progress)
 
-    settings = settings_of(world_seed, size)
+    settings = settings_of(world_seed, size, hops)
     reuse_or_build(directory, settings, fill, parts=PARTS, name=NAME, progress=progress)
     return LabPaths(directory)
 
@@ -67,7 +64,7 @@ def _fill(paths: LabPaths, config: LabConfig, seed: int, progress: Progress) -> 
     progress(0.0, "world and tokenizer")
     world = make_world(seed, config.world)
     tokenizer = make_tokenizer(world.names())
-    splits = make_splits(world, config.world, seed)
+    splits = make_splits(world, config.world, seed, hop_shares=config.question_hops)
     _write_corpus(world, paths.corpus)
     for split, questions in splits.items():
         rows = to_rows(questions, split)
@@ -93,7 +90,7 @@ def _fill(paths: LabPaths, config: LabConfig, seed: int, progress: Progress) -> 
     measured |= _measure_recall(retriever, splits["dev"])
     measured |= {"build_seconds": round(time.monotonic() - started, 1)}
     measured |= {"articles": len(world.articles), **{f"questions_{s}": len(q) for s, q in splits.items()}}
-    return {"recipe": RECIPE, "measured": measured}
+    return {"recipe": recipe_of(config.hops), "measured": measured}
 
 
 def _write_corpus(world: World, path: Path) -> None:

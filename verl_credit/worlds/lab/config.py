@@ -1,13 +1,14 @@
-"""The settings of the lab in two sizes, ``full`` to learn in and ``tiny`` for tests, and its files."""
+"""The settings of the lab by size (``full`` to learn in, ``tiny`` for tests) and by the hops of its questions; its files."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from verl_credit.built_folder import MANIFEST
 from verl_credit.worlds.lab.demos import DemoStyle
-from verl_credit.worlds.lab.world import WorldSize
+from verl_credit.worlds.lab.limits import MOST_HOPS
+from verl_credit.worlds.lab.world import HOP_SHARES, WorldSize
 
 # Increase this whenever a build would give another lab than before; cached labs are then rebuilt.
 GENERATOR_VERSION = 2
@@ -38,12 +39,20 @@ class Gate:
     high: float = 0.45
     chunk_steps: int = 150
     max_chunks: int = 3
+    scales_logits: bool = False
+    """In place of a chunk the logits are scaled, so that a policy that follows the chain greedily errs as often as the gate
+    wants when it samples."""
 
 
 @dataclass(frozen=True)
 class LabConfig:
     """All settings of a lab except its seed."""
 
+    hops: int | None = None
+    """every question has so many; None: the mix ``question_hops``"""
+    question_hops: dict[int, float] = field(default_factory=lambda: HOP_SHARES)
+    demo_hops: dict[int, float] = field(default_factory=lambda: {1: 0.30, 2: 0.40, 3: 0.30})
+    """more long questions than in the splits: demonstrations that stop early contain fewer later hops"""
     world: WorldSize = field(default_factory=WorldSize)
     encoder_steps: int = 100
     demonstrations: int = 6000
@@ -62,6 +71,31 @@ SIZES = {
         gate=None,
     ),
 }
+
+TURNS_A_BATCH = 40
+"""Longer demonstrations come in smaller batches, with about as many turns of the policy as the mix has."""
+
+
+def config_of(size: str, hops: int | None) -> LabConfig:
+    """Raises ValueError for an unknown size and for hops outside the range."""
+    if size not in SIZES:
+        raise ValueError(f"size={size!r}: expected one of {sorted(SIZES)}")
+    if hops is None:
+        return SIZES[size]
+    if hops not in range(1, MOST_HOPS + 1):
+        raise ValueError(f"hops={hops!r}: expected a whole number from 1 to {MOST_HOPS}, or None")
+    config, shares = SIZES[size], {hops: 1.0}
+    steps, batch = min(config.warm_start.steps, 500), TURNS_A_BATCH // (hops + 1)
+    return replace(
+        config,
+        hops=hops,
+        question_hops=shares,
+        demo_hops=shares,
+        demonstrations=config.demonstrations // 2,
+        style=replace(config.style, stop_early=0.0, wrong_answer=0.0, quote=1.0),
+        warm_start=replace(config.warm_start, steps=steps, batch=batch, short_steps=0),
+        gate=config.gate and Gate(low=0.25, chunk_steps=0, max_chunks=8, scales_logits=True),
+    )
 
 
 NAME = "the lab"
@@ -82,6 +116,6 @@ class LabPaths:
         return self.root / f"{split}.parquet"
 
 
-def settings_of(world_seed: int, size: str) -> dict[str, object]:
-    """The settings that determine a lab's contents."""
-    return {"generator_version": GENERATOR_VERSION, "world_seed": world_seed, "size": size}
+def settings_of(world_seed: int, size: str, hops: int | None = None) -> dict[str, object]:
+    """The settings that determine a lab's contents. A manifest without hops is one of a lab with mixed hops."""
+    return {"generator_version": GENERATOR_VERSION, "world_seed": world_seed, "size": size, "hops": hops}

@@ -14,6 +14,7 @@ from verl_credit.policy.generation import BatchGenerator, SamplingParams
 from verl_credit.turns.reward.qa import exact_match, extract_answer
 from verl_credit.turns.thoughts import without_thoughts
 from verl_credit.worlds.lab import protocol
+from verl_credit.worlds.lab.limits import MAX_NEW_TOKENS, SEARCHES_OF_MIX, TOP_K
 from verl_credit.worlds.lab.world import Question
 from verl_credit_retriever.encoder import SentenceEncoder
 from verl_credit_retriever.index.search import SearchIndex
@@ -22,7 +23,7 @@ from verl_credit_retriever.index.search import SearchIndex
 class LocalRetriever:
     """Finds documents for queries; every distinct query is searched once."""
 
-    def __init__(self, encoder: Path, index: Path, *, k: int = protocol.TOP_K):
+    def __init__(self, encoder: Path, index: Path, *, k: int = TOP_K):
         self._encoder, self._index, self._k = SentenceEncoder(encoder), SearchIndex.load(index), k
         self._index.check_encoder(self._encoder)
         self._known: dict[str, list[dict]] = {}
@@ -80,19 +81,26 @@ class Rollout:
 class Roller:
     """Rolls out questions with a policy and a retriever, as the agent loop does."""
 
-    def __init__(self, model, tokenizer: PreTrainedTokenizerFast, retriever: LocalRetriever):
+    def __init__(
+        self,
+        model,
+        tokenizer: PreTrainedTokenizerFast,
+        retriever: LocalRetriever,
+        *,
+        max_searches: int = SEARCHES_OF_MIX,
+    ):
         self._generator = BatchGenerator(model, pad_token_id=tokenizer.pad_token_id)
-        self._tokenizer, self._retriever = tokenizer, retriever
+        self._tokenizer, self._retriever, self._max_searches = tokenizer, retriever, max_searches
 
     def roll(self, questions: Sequence[Question], *, temperature: float, seed: int) -> list[Rollout]:
         """Rolls out each question once (repeat a question for several samples)."""
         rng = random.Random(seed)
         rollouts = [Rollout(q, self._encode(protocol.prompt_text(q.text))) for q in questions]
         active = rollouts
-        for turn in range(protocol.MAX_SEARCHES + 1):
+        for turn in range(self._max_searches + 1):
             params = [
                 SamplingParams(
-                    max_new_tokens=protocol.MAX_NEW_TOKENS,
+                    max_new_tokens=MAX_NEW_TOKENS,
                     temperature=temperature,
                     seed=rng.randrange(2**31),
                     stop_token_ids=(self._tokenizer.eos_token_id,),
@@ -108,7 +116,7 @@ class Roller:
                 rollout.turns.append(self._tokenizer.decode(output.token_ids))
                 text, ended = without_thoughts(rollout.turns[-1]), output.finish_reason == "stop"
                 query = protocol.parse_query(text) if ended else None
-                if query is not None and turn < protocol.MAX_SEARCHES:
+                if query is not None and turn < self._max_searches:
                     calls.append((rollout, query))
             for (rollout, _), results in zip(calls, self._retriever.search(q for _, q in calls), strict=True):
                 rollout.found_ids.append([doc["id"] for doc in results])
@@ -140,6 +148,36 @@ def summarize(rollouts: Sequence[Rollout]) -> dict[str, float]:
     for hops in sorted({r.question.hops for r in rollouts}):
         summary[f"em_{hops}hop"] = _mean([r.em for r in rollouts if r.question.hops == hops])
     return summary
+
+
+OPEN = (0.05, 0.95)
+"""A decision is open where a turn succeeds with a probability between these."""
+
+
+def right_turns(rollouts: Sequence[Rollout]) -> list[float]:
+    """P(a turn is right | k searches were right before it) for k = 0, 1, ... up to the hops of the longest question.
+
+    A search is right when it returns the article of the next hop, an answer after all hops when it is the gold answer. Other
+    searches leave k as it is. A k that no rollout reaches has probability 0.
+    """
+    longest = max(r.question.hops for r in rollouts)
+    turns, right = [0] * (longest + 1), [0] * (longest + 1)
+    for rollout in rollouts:
+        needed, done = rollout.question.gold_ids, 0
+        for found in rollout.found_ids:
+            turns[done] += 1
+            if done < len(needed) and needed[done] in found:
+                right[done] += 1
+                done += 1
+        if len(rollout.turns) > len(rollout.found_ids):
+            turns[done] += 1
+            right[done] += int(done == len(needed) and rollout.em)
+    return [one / max(of, 1) for one, of in zip(right, turns, strict=True)]
+
+
+def open_decisions(probabilities: Sequence[float]) -> int:
+    """The number of turns whose success is neither rare nor nearly certain."""
+    return sum(OPEN[0] < one < OPEN[1] for one in probabilities)
 
 
 def _mean(values: Sequence[float]) -> float:

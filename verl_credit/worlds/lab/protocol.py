@@ -12,10 +12,6 @@ from transformers import PreTrainedTokenizerFast
 
 from verl_credit.worlds.lab.world import FILLER, RELATIONS, World
 
-MAX_SEARCHES = 4
-TOP_K = 3
-MAX_NEW_TOKENS = 40
-
 CALL_HEAD = '{"name": "search", "arguments": {"query": "'
 CALL_TAIL = '"}}'
 PAD, TURN_START, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"

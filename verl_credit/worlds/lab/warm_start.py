@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
@@ -15,15 +14,17 @@ from verl_credit.errors import PreflightError
 from verl_credit.worlds.lab.config import LabConfig, WarmStart
 from verl_credit.worlds.lab.demos import Demonstrator, Segment
 from verl_credit.worlds.lab.encoder import NamePermuter
-from verl_credit.worlds.lab.evaluate import LocalRetriever, Roller, summarize
+from verl_credit.worlds.lab.evaluate import LocalRetriever, Roller, open_decisions, right_turns, summarize
+from verl_credit.worlds.lab.limits import limits_of, positions_of
 from verl_credit.worlds.lab.protocol import name_groups
 from verl_credit.worlds.lab.world import Article, Question, World, make_questions
 from verl_credit.worlds.supervised import token_losses, updates
 
 # Quintic Newton-Schulz coefficients: they push every singular value towards 1, fast rather than exactly.
 _A, _B, _C = 3.4445, -4.7750, 2.0315
-# More long questions than in the splits: demonstrations that stop early contain fewer later hops.
-DEMO_HOPS = {1: 0.30, 2: 0.40, 3: 0.30}
+
+# The weight of the last norm, and so every logit, is multiplied by a scale: the lowest, the first to be tried, the highest.
+LOGIT_SCALES = (0.4, 1.0, 2.5)
 
 
 class LabGateError(PreflightError):
@@ -40,36 +41,48 @@ def warm_start(
     progress: Callable[[float, str], None],
 ) -> tuple[Qwen3ForCausalLM, dict[str, float]]:
     """The policy and its measurements on dev questions. Raises LabGateError when sampled EM is above the gate, or still
-    below it after the extra chunks."""
+    below it after the extra chunks; with hops, when no scale of the logits brings it inside."""
     style, gate = config.warm_start, config.gate
     names = name_groups(tokenizer, world)
     copied = {i for group in names for i in group}
     written = make_demonstrations(world, retriever, config, seed)
     demos = [encode_demo(segments, tokenizer, copied, style.name_weight) for segments in written]
-    trainer = Trainer(make_policy(tokenizer, seed), demos, names, style, seed)
-    roller = Roller(trainer.model, tokenizer, retriever)
+    policy = make_policy(tokenizer, seed, positions=positions_of(config.hops))
+    trainer = Trainer(policy, demos, names, style, seed)
+    roller = Roller(trainer.model, tokenizer, retriever, max_searches=limits_of(config.hops).max_searches)
     planned = style.steps + (gate.chunk_steps * gate.max_chunks if gate else 0)
 
     def show(step: int) -> None:
         progress(step / planned, f"policy: supervised step {step}")
 
     trainer.run(style.steps, show)
+    norm, (low, scale, high) = trainer.model.model.norm, LOGIT_SCALES
+    learned_D = norm.weight.detach().clone()
     for chunk in range(gate.max_chunks + 1 if gate else 1):
         sampled = roller.roll(dev, temperature=1.0, seed=seed)
-        em = summarize(sampled)["em"]
-        progress(trainer.step / planned, f"policy: sampled dev EM {em:.3f} after {trainer.step} steps")
+        em, right = summarize(sampled)["em"], right_turns(sampled)
+        found = f"sampled dev EM {em:.3f}, {open_decisions(right)} of {len(right)} decisions open"
+        progress(trainer.step / planned, f"policy: {found} after {trainer.step} steps")
         if gate is None or gate.low <= em <= gate.high:
             break
-        if em > gate.high or chunk == gate.max_chunks:
+        if chunk == gate.max_chunks or (em > gate.high and not gate.scales_logits):
             raise LabGateError(
                 f"world seed {seed}: sampled dev EM is {em:.3f} after {trainer.step} supervised steps, outside "
                 f"[{gate.low}, {gate.high}]: GRPO would learn too little. Use another world seed"
             )
-        trainer.run(gate.chunk_steps, show, lr_scale=0.5)
+        if gate.scales_logits:
+            low, high = (scale, high) if em < gate.low else (low, scale)
+            scale = (low * high) ** 0.5
+            norm.weight.data.copy_(learned_D * scale)
+        else:
+            trainer.run(gate.chunk_steps, show, lr_scale=0.5)
     greedy = summarize(roller.roll(dev, temperature=0.0, seed=seed))
     measured = {f"dev_{k}": round(v, 4) for k, v in summarize(sampled).items()}
     measured |= {f"dev_greedy_{k}": round(v, 4) for k, v in greedy.items() if k.startswith("em")}
-    return trainer.model, measured | {"supervised_steps": trainer.step}
+    measured |= {f"dev_right_turn_{k}": round(share, 4) for k, share in enumerate(right)}
+    measured |= {"dev_open_decisions": open_decisions(right), "supervised_steps": trainer.step}
+    measured |= {"logit_scale": round(scale, 4)}
+    return trainer.model, measured
 
 
 def make_demonstrations(
@@ -84,7 +97,9 @@ def make_demonstrations(
         return [articles[doc["id"]] for doc in retriever.search([query])[0]]
 
     demonstrator = Demonstrator(search, config.style, rng)
-    questions = make_questions(world, "train", config.demonstrations, rng, hop_shares=DEMO_HOPS, repeat=True)
+    questions = make_questions(
+        world, "train", config.demonstrations, rng, hop_shares=config.demo_hops, repeat=True
+    )
     return [demonstrator.write(question) for question in questions]
 
 
@@ -96,12 +111,14 @@ class Demo:
     weight_T: torch.Tensor
 
 
-def make_policy(tokenizer: PreTrainedTokenizerFast, seed: int, *, layers: int = 3) -> Qwen3ForCausalLM:
+def make_policy(
+    tokenizer: PreTrainedTokenizerFast, seed: int, *, layers: int = 3, positions: int = 1024
+) -> Qwen3ForCausalLM:
     """A Qwen3 of about 0.7 M parameters. With the library's initial std of 0.02 it learns to copy much later."""
     config = Qwen3Config(
         vocab_size=len(tokenizer), hidden_size=128, num_hidden_layers=layers, num_attention_heads=4,
         num_key_value_heads=2, head_dim=32, intermediate_size=256, tie_word_embeddings=True,
-        initializer_range=0.06, max_position_embeddings=1024, pad_token_id=tokenizer.pad_token_id,
+        initializer_range=0.06, max_position_embeddings=positions, pad_token_id=tokenizer.pad_token_id,
         eos_token_id=tokenizer.eos_token_id, bos_token_id=None,
     )  # fmt: skip
     with torch.random.fork_rng():
@@ -189,11 +206,10 @@ class Muon(torch.optim.Optimizer):
                     raise ValueError(f"Muon takes matrices, got a parameter of shape {tuple(p.shape)}")
 
     def step(self) -> None:
-        """Computes two matrices at a time, on two cores. Each is computed as it would be alone, bit by bit."""
-        pairs = [(p, group) for group in self.param_groups for p in group["params"] if p.grad is not None]
-        if not hasattr(self, "_threads"):  # the first step of this optimizer, or of a copy
-            self._threads = ThreadPoolExecutor(2)
-        list(self._threads.map(lambda pair: self._update(*pair), pairs))
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    self._update(p, group)
 
     @torch.no_grad()
     def _update(self, p: torch.Tensor, group: dict) -> None:

@@ -1,5 +1,5 @@
 """The encyclopedia: people, companies, towns and works with one-word names, and the relations among them; and questions of
-one to three hops over it, which only the articles can answer.
+one or several hops over it, which only the articles can answer.
 
 Every entity has three articles, one per relation: a title line (the entity's name) and a sentence with the fact. A name
 is one token of the lab's tokenizer, so that an answer can be copied in one step. Names are drawn at random, so that they
@@ -186,10 +186,14 @@ def make_questions(
     return questions
 
 
-def make_splits(world: World, size: WorldSize, seed: int) -> dict[str, list[Question]]:
+def make_splits(
+    world: World, size: WorldSize, seed: int, *, hop_shares: dict[int, float] = HOP_SHARES
+) -> dict[str, list[Question]]:
     """The questions of train, dev and test."""
     return {
-        split: make_questions(world, split, getattr(size, split), random.Random(f"{split} {seed}"))
+        split: make_questions(
+            world, split, getattr(size, split), random.Random(f"{split} {seed}"), hop_shares=hop_shares
+        )
         for split in SPLITS
     }
 
