@@ -145,7 +145,7 @@ class CreditSteps(PPOTrainer):
 
     def _compute_old_log_prob(self, batch, metrics):
         began, host = time.perf_counter(), self._enter(batch, metrics)
-        self._turns = host.turns(column for signal in self.credit.signals for column in signal.columns)
+        self._turns = host.turns([name for signal in self.credit.signals for name in signal.columns])
         self.checks.rows(host, self._turns)
         self._inputs, cost = scored(host, self.credit, self._turns)
         host.report(cost)
