@@ -46,6 +46,15 @@ def test_advantages_and_clip_scales_come_to_the_rows(step, tmp_path):
     assert not any(row.any() for row in advantages[4:])  # what fills the batch
 
 
+def test_a_column_of_the_data_file_rewards_turns_as_tools_do(step):
+    """The rows have the same numbers in both."""
+    of_tools, field = step(CreditTrainer)
+    advantages = [row.tolist() for row in field("advantages")]
+    of_column, field = step(CreditTrainer, "algorithm.turn_signal=column:of_turns")
+    assert [row.tolist() for row in field("advantages")] == advantages
+    assert of_column["credit/turn_reward/turns"] == of_tools["credit/turn_reward/turns"] == 4
+
+
 @pytest.mark.parametrize("signal", ["tool_reward", "none"])
 def test_turn_ids_that_our_loops_wrote_are_written_again_only_in_a_filled_batch(stored, signal):
     """verl's copy has the ids of the row that it was made from, and another length. Real rows come out bit for bit."""

@@ -18,7 +18,12 @@ from verl_credit.turns.book import RowRecord
 
 TURNS_OF_TWO = ("call", "page", "done")
 ROWS = [
-    Row(TURNS_OF_TWO, turn_rewards=(reward,), record=RowRecord(stop_reason="answer", versions=versions))
+    Row(
+        TURNS_OF_TWO,
+        turn_rewards=(reward,),
+        columns={"of_turns": [reward]},
+        record=RowRecord(stop_reason="answer", versions=versions),
+    )
     for reward, versions in (
         (0.4, [[4, 4], [5, 5]]),
         (0.1, [[5, 5], [5, 5]]),
@@ -100,6 +105,7 @@ def put(kept: FakeStore, turns):
         "uid": objects(prompts),
         "reward_model": objects([{"ground_truth": truth} for truth in turns.ground_truths]),
         "extra_info": objects(turns.extra_infos),
+        "of_turns": objects([turns.columns[row].get("of_turns") for row in n]),
         "extra_fields": objects(
             [{ROW_RECORD: turns.records[row], TURN_REWARDS: turns.turn_rewards[row]} for row in n]
         ),

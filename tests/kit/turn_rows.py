@@ -39,7 +39,7 @@ def lost_row(code: str, **changes) -> Row:
 
 def padding_row(of: Row) -> Row:
     """What verl appends: a stub sequence that carries everything else of the row it was made from."""
-    return Row((), "", of.golds, of.scores, of.record, is_padding=True)
+    return Row((), "", of.golds, of.scores, of.columns, of.record, is_padding=True)
 
 
 def turn_batch(rows: list[Row], tokenizer) -> TurnBatch:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -141,7 +141,7 @@ class TwinHost(PackedForward):
         padded_B_T = torch.nn.utils.rnn.pad_sequence(self.responses, batch_first=True)
         self._fields = {"responses": padded_B_T, "response_mask": turns.response_mask_B_T}
 
-    def turns(self, columns: Iterable[str] = ()) -> TurnBatch:
+    def turns(self, columns: Sequence[str] = ()) -> TurnBatch:
         return self._turns
 
     def read(self, *names: str, rows: list[int] | None = None) -> dict[str, torch.Tensor]:

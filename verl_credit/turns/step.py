@@ -7,7 +7,7 @@ its forward for log-probs, and `credited` where it computes advantages; between 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -31,7 +31,7 @@ class StepHost(Forward, Protocol):
     planned_steps: int
     """The number of steps of the whole run."""
 
-    def turns(self, columns: Iterable[str] = ()) -> TurnBatch:
+    def turns(self, columns: Sequence[str] = ()) -> TurnBatch:
         """Reads the rows with their turns. ``columns``: of the data file."""
 
     def read(self, *names: str, rows: list[int] | None = None) -> Mapping[str, torch.Tensor]:

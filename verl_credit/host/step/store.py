@@ -6,7 +6,7 @@ new fields.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 import transfer_queue as tq
@@ -91,7 +91,7 @@ def narrow_turn_ids(partition: str) -> int:
     return len(wide)
 
 
-def fetch_turn_batch(batch, columns: Iterable[str] = ()) -> TurnBatch:
+def fetch_turn_batch(batch, columns: Sequence[str] = ()) -> TurnBatch:
     """Turn ids, the agent loops' records, and which rows are valid. ``columns``: of the data file, which verl writes beside
     the trajectory; a tensor of that name is a field of verl's, and no column.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -50,7 +50,7 @@ class V1Host:
 
     # --- the rows ----------------------------------------------------------------------------------
 
-    def turns(self, columns: Iterable[str] = ()) -> TurnBatch:
+    def turns(self, columns: Sequence[str] = ()) -> TurnBatch:
         self._turns = store.fetch_turn_batch(self.batch, columns)
         self.batch = store.write_turn_ids(self.batch, self._turns)
         return self._turns
