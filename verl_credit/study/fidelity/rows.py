@@ -25,7 +25,6 @@ from verl_credit.turns.requests import turn_spans
 from verl_credit.turns.signals.known import signals_of
 from verl_credit.turns.signals.own import TrajectorySignal
 from verl_credit.turns.signals.signal import Signal, StepRows
-from verl_credit.turns.token_stage import TokenStage
 from verl_credit.worlds.rollouts.protocol import Protocol, State, Step
 from verl_credit.worlds.rollouts.rollout import Groups, Trajectory
 from verl_credit.worlds.rollouts.sampler import Ids
@@ -205,7 +204,7 @@ def run_credit(
         if reason := _not_here(settings, signals):
             return Credit(name, None, reason, "run")
         settings = rows_settings(settings, transform_mode="none")
-        run = CreditRun(settings, tokenizer, signals, TokenStage(settings.algorithm, tokenizer))
+        run = CreditRun.of(settings, tokenizer)
         plan = plan_gains(batch, settings, tokenizer)
         inputs = step_inputs(run, plan, forward, {}, step=step, planned_steps=planned_steps)
         step_credit = assign(inputs, *outcomes_of(groups), batch.response_mask_B_T.bool())

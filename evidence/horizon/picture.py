@@ -1,0 +1,55 @@
+"""Draws what turn credit wins over GRPO by horizon in the chain world, from numbers_chain.json.
+
+python evidence/horizon/picture.py docs/horizon.png
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+NUMBERS = Path(__file__).parent / "numbers_chain.json"
+COSINES = {
+    "true values, lam 0.5": ("turn_gae, true values, lam .5", "#0072b2", "-"),
+    "values of EV 0.5, lam 0.5": ("turn_gae, values that explain half of V, lam .5", "#0072b2", ":"),
+    "gigpo": ("gigpo", "#56b4e9", "--"),
+    "half_negative": ("half_negative", "#888888", "--"),
+}
+AREAS = {
+    "true values, lam 0.5": ("turn_gae, true values, lam .5", "#0072b2", "-"),
+    "learned, lam 0.5": ("turn_gae, learned values, lam .5", "#009e73", "-"),
+    "learned, lam 0.5, halved": ("the same, half the weight below 0", "#d55e00", "-"),
+    "gigpo": ("gigpo", "#56b4e9", "--"),
+    "half_negative": ("half_negative", "#888888", "--"),
+}
+
+
+def draw(numbers: dict, path: Path) -> None:
+    figure, axes = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
+    panels = (
+        (numbers["own_cosine"], numbers["hops"], COSINES, "own cosine less GRPO's"),
+        (numbers["area"], numbers["learns"], AREAS, "area of exact success less GRPO's, points"),
+    )
+    for axis, (found, hops, shown, label) in zip(axes, panels, strict=True):
+        for name, (legend, colour, line) in shown.items():
+            mean, half = zip(*found[name], strict=True)
+            axis.errorbar(hops, mean, half, fmt=line, color=colour, label=legend, marker="o", markersize=3)
+        axis.axhline(0, color="black", linewidth=0.8)
+        axis.set_xlabel("right searches that an answer needs")
+        axis.set_xticks(hops)
+        axis.set_ylabel(label)
+        axis.legend(fontsize=8)
+        axis.grid(alpha=0.3)
+    figure.suptitle("The chain world: what turn credit wins over GRPO, with 95 % intervals", fontsize=11)
+    figure.savefig(path, dpi=90)
+    plt.close(figure)
+
+
+if __name__ == "__main__":
+    draw(json.loads(NUMBERS.read_text()), Path(sys.argv[1]))
