@@ -18,8 +18,18 @@ from verl.workers.utils.padding import response_from_nested
 from verl_credit.config.fit import tokens_per_micro_batch
 from verl_credit.credit import turn_table
 from verl_credit.host.engine.log_prob_engine import nested
-from verl_credit.names import AGENTS, BRANCH_LOG_PROBS, BRANCHES, SCORE_BRANCHES, TURN_IDS
+from verl_credit.names import (
+    AGENTS,
+    BRANCH_LOG_PROBS,
+    BRANCHES,
+    HIDDEN_SPANS,
+    HIDDEN_STATES,
+    READ_HIDDEN,
+    SCORE_BRANCHES,
+    TURN_IDS,
+)
 from verl_credit.turns.book import TurnBatch, record_of, turn_ids_of, turn_rewards_of
+from verl_credit.turns.hidden import encode_spans
 from verl_credit.turns.scorers import ScoreRow
 from verl_credit.turns.token_stage import TokenInputs
 
@@ -203,10 +213,18 @@ class TrainerForward:
         self.batch = write(self.batch, {BRANCHES: branches})
         self.batch.extra_info[SCORE_BRANCHES] = True
 
+    def read_hidden(self, turns: TurnBatch, spans: Sequence[Sequence[tuple[int, int]]]) -> None:
+        self.batch = write(self.batch, {HIDDEN_SPANS: encode_spans(spans)})
+        self.batch.extra_info[READ_HIDDEN] = True
+
     def ran(self, batch) -> None:
         """Take over ``batch``, the handle that the forward returned."""
         self.batch = batch
-        batch.extra_info.pop(SCORE_BRANCHES, None)
+        for flag in (SCORE_BRANCHES, READ_HIDDEN):
+            batch.extra_info.pop(flag, None)
+
+    def hidden(self) -> list[torch.Tensor]:
+        return list(read(self.batch, HIDDEN_STATES)[HIDDEN_STATES].unbind())
 
     def carried(self) -> list[torch.Tensor]:
         return list(read(self.batch, BRANCH_LOG_PROBS)[BRANCH_LOG_PROBS].unbind())
