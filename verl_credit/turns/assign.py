@@ -74,6 +74,8 @@ class StepInputs:
     outcome_scale: float = 1.0
     tokens: TokenInputs | None = None
     """The token level's inputs; None when no token level is active."""
+    hidden_B_K1_D: torch.Tensor | None = None
+    """The policy's hidden state before every turn (`turns/hidden.py`); None where nothing asks for it."""
 
     @property
     def rewarding(self) -> bool:
