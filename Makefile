@@ -6,6 +6,8 @@
 # make evidence-raw: the raw results behind evidence's tables, unpacked into build/evidence (evidence/archive.py).
 # make gpu-evidence [HARDWARE=node8|h100x1|spark] [ARGS="--model FOLDER"]: what a GPU machine shows (evidence/gpu/).
 # make gpu-rehearsal: the training runs of gpu-evidence at a size for two cores, with the same driver; minutes.
+# make contacts [VERL=PATH]: the names and methods of verl that the host uses, beside another verl (evidence/host/).
+# make test-host VERL_TREE=PATH: verl's own CPU tests from that checkout, with and without the plugin (evidence/host/).
 # make docs: the site with the API reference, in build/site; its environment needs neither torch nor verl.
 # make real QUESTIONS=FILE: five steps with trained weights on HotpotQA's questions (docs/real.md), and their report.
 # make test-browser: the pages in a headless Chromium of the system (Debian: apt-get install chromium); pictures in build/browser.
@@ -29,7 +31,7 @@ TORCH := torch==2.13.0
 # Processes of Python keep what they compiled, also where the environment forbids it: each of a dozen would compile 900 files anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo real weights test test-fast test-slow test-e2e test-nightly test-browser test-vllm fuzz reliability docs evidence-raw gpu-evidence gpu-rehearsal lint install clean
+.PHONY: demo real weights test test-fast test-slow test-e2e test-nightly test-browser test-vllm fuzz reliability docs evidence-raw gpu-evidence gpu-rehearsal contacts test-host lint install clean
 
 install: $(VENV)/.installed
 
@@ -132,6 +134,14 @@ gpu-evidence:
 gpu-rehearsal: install
 	rm -rf build/gpu-rehearsal
 	$(BIN)/python evidence/gpu/half_hour/drive.py --device cpu --tiny --foreground --out build/gpu-rehearsal --work build/gpu-rehearsal/work
+
+# A table of what differs, and a failure where something does. VERL is a checkout, the package's folder or a wheel.
+contacts: install
+	$(BIN)/python evidence/host/contacts.py $(if $(VERL),--verl $(VERL)) $(ARGS)
+
+# Minutes. The tests run with the installed verl, whatever verl the checkout has.
+test-host: install
+	$(BIN)/python evidence/host/stock_tests.py $(or $(VERL_TREE),$(error name a checkout of verl: make test-host VERL_TREE=PATH)) $(ARGS)
 
 lint: install
 	$(BIN)/ruff check .

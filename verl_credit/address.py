@@ -1,15 +1,21 @@
 """Addresses of search servers: a check, the address without its password, and whether it is a loopback address."""
 
+from __future__ import annotations
+
 from ipaddress import ip_address
 from socket import inet_aton
-
-import httpx
+from typing import TYPE_CHECKING
 
 from verl_credit.redact import redact
+
+if TYPE_CHECKING:
+    import httpx
 
 
 def endpoint(url: str) -> str:
     """The address of POST /retrieve, from itself or from the server's address. Errors: ValueError names the address."""
+    import httpx
+
     wrong = f"address {redact(url)!r}; expected http://HOST:PORT"
     try:
         parts = httpx.URL(url)
@@ -28,6 +34,8 @@ def endpoint(url: str) -> str:
 
 def without_password(url: str) -> tuple[httpx.URL, httpx.BasicAuth | None]:
     """The address, and its user and password for a header: httpx logs the address of every request."""
+    import httpx
+
     address = httpx.URL(url)
     if not address.userinfo:
         return address, None
@@ -36,6 +44,8 @@ def without_password(url: str) -> tuple[httpx.URL, httpx.BasicAuth | None]:
 
 def loopback(url: str) -> bool:
     """Returns whether every machine resolves the address to itself: localhost, 127.0.0.0/8, ::1, the "any" addresses."""
+    import httpx
+
     host = httpx.URL(url).host.rstrip(".").lower()
     if host == "localhost" or host.endswith(".localhost"):
         return True
@@ -53,3 +63,8 @@ def loopback(url: str) -> bool:
 def base(url: str) -> str:
     """The server's address without /retrieve and a final slash."""
     return endpoint(url).removesuffix("/retrieve")
+
+
+def urls_of(settings) -> list[str]:
+    """The addresses of ``search.url`` as a list."""
+    return [settings.url] if isinstance(settings.url, str) else list(settings.url)

@@ -34,6 +34,7 @@ from verl_credit.host.rollout.agent_loop import TurnAgentLoopOutput
 from verl_credit.host.step import store, trainer
 from verl_credit.names import BRANCH_LOG_PROBS, BRANCHES, ROW_RECORD, TURN_REWARDS
 from verl_credit.recipe.compose import unchecked_config
+from verl_credit.turns import step as credit_step
 from verl_credit.turns.book import RowRecord
 from verl_credit.turns.branches import decode_branches
 from verl_credit.worlds.lab.protocol import make_tokenizer
@@ -158,7 +159,7 @@ def step(n: int, folder: str, tokenizer) -> dict[str, dict]:
         made.global_steps, made.total_training_steps, made.actor_rollout_wg = 1, 10, None
         made.credit = trainer.CreditRun.of(made.settings, tokenizer)
         patch(store, "fetch_turn_batch", timed(made, "fetch", store.fetch_turn_batch))
-        patch(trainer, "plan_gains", timed(made, "plan", trainer.plan_gains))
+        patch(credit_step, "plan_gains", timed(made, "plan", credit_step.plan_gains))
         batch = timed(made, "log_probs", made._compute_old_log_prob)(batch, metrics)
         timed(made, "advantages", made._compute_advantage)(batch, metrics)
     made.timing["log_probs"] -= made.timing.pop("forward")

@@ -35,8 +35,12 @@ REFUSED = [  # what is given: overrides of recipe lab, or the name of another re
     f"{BYPASS}=true algorithm.info_gain_scorer=branch",
     f"{BYPASS}=true algorithm.info_gain_scorer=rows algorithm.transform_mode=gtpo "
     "algorithm.uncertainty_kind=shannon_entropy",
+    "algorithm.turn_signal=lapo algorithm.info_gain_scorer=branch",
     f"{MODE}=turn-group algorithm.info_gain_curriculum.gain=[1,0.5]",
     f"{MODE}=joint {CLIP}=true",
+    f"{MODE}=turn_gae",
+    f"{MODE}=turn_gae algorithm.turn_values=feature",
+    f"{MODE}=turn-group-v1d algorithm.turn_values=features",
     f"{MODE}=turn-group-v1d algorithm.adv_estimator=grpo",
     f"{MODE}=none algorithm.adv_estimator=grpo algorithm.advantage_mode=maxrl",
     f"{MODE}=turn-group-v1d {WHOLE}",

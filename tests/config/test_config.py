@@ -19,6 +19,7 @@ from verl_credit.config.keys import (  # fmt: skip
     our_keys,
     read_section,
 )
+from verl_credit.config.resolved import written
 from verl_credit.config.settings import CreditSettings
 from verl_credit.credit import INFO_GAIN_NORM_MODES
 from verl_credit.credit.turn.modes import MODES
@@ -55,7 +56,10 @@ def test_what_the_tests_compose_is_what_hydra_composes(recipe, preset):
         "run_dir=${hardware.name}/x",
         "search.index_fingerprint=null",
     ]
-    assert composed_once(recipe, overrides) == compose_recipe(recipe, overrides)
+    config = compose_recipe(recipe, overrides)
+    assert composed_once(recipe, overrides) == config
+    config.search, config.data, config.reward = None, "???", "${algorithm}"  # a section without its keys
+    assert written(config) == OmegaConf.to_container(config, resolve=False)
 
 
 def test_our_defaults_are_the_declared_ones():
@@ -78,7 +82,7 @@ def test_our_defaults_are_the_declared_ones():
 def test_every_declared_key_has_a_sentence_and_a_default_that_it_accepts_and_a_recipe_has_it():
     config = load_config("search_cpu", [])
     for key in our_keys():
-        assert key.field.description, key.name
+        assert key.sentence, key.name
         assert OmegaConf.select(config, key.name.rpartition(".")[0] or "hardware") is not None
     tree = OmegaConf.create(defaults_tree() | {"run_dir": "x"})
     for section in OURS:

@@ -166,6 +166,16 @@ class Oracle:
         found = self.turn_group_unbiased()
         return {row: (tool, answer, [1.0] * self.turns) for row, (tool, answer, _) in found.items()}
 
+    def calibadv(self):
+        answer = self.outcome_z(ddof=1, floor=0.0)
+        result = {}
+        for row in self.outcomes:
+            q = [min(1.0, max(0.0, self.gains.get((row, k), 0.0))) for k in range(self.turns)]
+            own = self.segments(row)
+            left = [1 - q[k] if answer[row] < 0 and own and k <= own[-1] else 1.0 for k in range(self.turns)]
+            result[row] = ([answer[row] * share for share in left], answer[row], [1.0] * self.turns)
+        return result
+
     def mt_grpo(self):
         constants = {"ddof": 1, "floor": 0.0, "eps": 1e-4}
         answer = z_scores_within(self.outcomes, self.prompt_of, True, **constants)

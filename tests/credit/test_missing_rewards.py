@@ -7,7 +7,7 @@ from kit.modes import batch
 from verl_credit.credit import MODES
 
 NAN = float("nan")
-WHOLE_RETURNS = ["turn-group-unbiased", "leave_one_out", "gigpo", "hgpo"]
+WHOLE_RETURNS = ["turn-group-unbiased", "leave_one_out", "gigpo", "hgpo", "gagpo"]
 WITH_MISSING = [
     [[0.4, 0.2], [None, None], [0.1, 0.0]],
     [[0.4, 0.2], [0.3, None], [0.1], [0.6, 0.1]],
@@ -62,7 +62,7 @@ def test_the_rows_that_a_mode_leaves_out_are_counted_by_it(mode):
     """What row 2 earned at its second turn moves no advantage if its row is left out."""
     group = [0, 0, 0, 1, 1]
     found = [
-        credit_of(mode, [[0.3, 0.2], [0.1, 0.5], [None, later], [], [None]], [1.0, 0.0, 1.0, 0.0, 1.0], group)
+        credit_of(mode, [[0.3, 0.2], [0.1, 0.5], [None, later], [], [None]], [1.0, 1.0, 0.0, 0.0, 1.0], group)
         for later in (0.9, -0.9)
     ]
     assert torch.equal(*(credit.advantage_B_K1 for credit in found)) == MODES[mode].whole_returns
@@ -75,7 +75,7 @@ def test_two_rows_of_which_one_is_not_measured_are_not_compared(mode):
     assert credit_of(mode, [[0.5], [0.0]], [0.0, 0.0]).advantage_B_K1.any()
 
 
-@pytest.mark.parametrize("mode", [*WHOLE_RETURNS, "progress", "mt_grpo", "turn_gae"])
+@pytest.mark.parametrize("mode", [*WHOLE_RETURNS, "progress", "mt_grpo", "calibadv", "turn_gae"])
 def test_a_prompt_without_any_reward_is_as_one_whose_turns_earned_nothing(mode):
     """Prompt 1; prompt 0 has rewards."""
     outcomes, group = [1.0, 0.0, 1.0, 0.0], [0, 0, 1, 1]

@@ -391,11 +391,14 @@ VARIANTS = [
     ("gigpo", {"norm": "mean_std_norm", "visits": "first"}),
     ("gigpo", {"norm": "mean_std_norm", "visits": "first", "variance_floor": 1e-8}),
     ("hgpo", {"norm": "mean_norm", "base_group": True, "history_length": 4}),
+    ("g2po", {"norm": "mean_std_norm", "parity": "released"}),
+    ("gagpo", {"norm": "mean_norm", "lam": 1.0}),
+    ("calibadv", {"evidence": "sigmoid"}),
     ("leave_one_out", LAST_TURN),
     ("leave_one_out", {"baseline": "present_only"}),
     ("mt_grpo", {"parity": "released"}),
     ("progress", {"parity": "released", "beta": 0.3}),
-    ("turn_gae", {"lam": 0.5}),
+    ("turn_gae", {"lam": 0.5, "negative": 0.5}),
 ]
 
 

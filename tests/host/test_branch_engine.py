@@ -239,7 +239,7 @@ def test_the_trainer_fits_branches_by_the_budget_of_every_rank(tmp_path):
     refuses what exceeds its budget (`fit_branches`), which is verl's of these forwards, and not the update's."""
     from verl.workers.engine_workers import ActorRolloutRefWorker
 
-    from verl_credit.host.step.store import TrainerForward
+    from verl_credit.host.step.v1_host import V1Host
 
     tiny_model("qwen3", attention="sdpa").save_pretrained(tmp_path)
     role = "actor_rollout_ref"
@@ -264,7 +264,7 @@ def test_the_trainer_fits_branches_by_the_budget_of_every_rank(tmp_path):
         inspect.unwrap(ActorRolloutRefWorker.init_model)(worker)
     (engine,) = made
     assert engine.use_dynamic_bsz and engine.max_token_len_per_gpu == 3000
-    assert TrainerForward(None, None, config).budget == engine.infer_max_token_len_per_gpu == 2000
+    assert V1Host(config, None, None).budget == engine.infer_max_token_len_per_gpu == 2000
 
 
 def test_an_engine_refuses_a_model_that_branches_do_not_fit_before_it_is_built(engine):

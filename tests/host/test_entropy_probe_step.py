@@ -5,7 +5,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 from tensordict import TensorDict
-from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
 from verl_credit.config.keys import Probe
 from verl_credit.host.step import entropy_probe
@@ -114,52 +113,50 @@ class Actors:
 def make(tmp_path, monkeypatch, ranks=1, total=7, micro=None, **probe):
     world, clock = World(), SimpleNamespace(now=0.0)
     clock.perf_counter = lambda: clock.now
-    trainer = object.__new__(type("Probing", (entropy_probe.ProbingTrainer, PPOTrainerSync), {}))
-    trainer.probe = Probe(**{"every": 2, "budget": 1.0, "groups": 2} | probe)
-    trainer.actor_rollout_wg, trainer.world, trainer.clock = Actors(world, clock, ranks), world, clock
     actor = SimpleNamespace(use_dynamic_bsz=micro is None, ppo_micro_batch_size_per_gpu=micro)
     rollout = SimpleNamespace(temperature=0.9)
-    trainer.config = SimpleNamespace(actor_rollout_ref=SimpleNamespace(actor=actor, rollout=rollout))
-    trainer.run_dir, trainer._turns, trainer.total_training_steps = tmp_path, world.turns, total
+    workers = SimpleNamespace(actor=actor, rollout=rollout)
+    settings = Probe(**{"every": 2, "budget": 1.0, "groups": 2} | probe)
+    monkeypatch.setattr(entropy_probe, "read_section", lambda *_: settings)
+    made = entropy_probe.EntropyProbe(SimpleNamespace(run_dir=tmp_path, actor_rollout_ref=workers))
+    probing = SimpleNamespace(
+        probe=made, workers=Actors(world, clock, ranks), world=world, clock=clock, total=total
+    )
     monkeypatch.setattr(entropy_probe, "time", clock)
     monkeypatch.setattr(entropy_probe.store, "read", world.read)
     monkeypatch.setattr(entropy_probe.store, "prompt_ids", lambda batch: PROMPTS)
-    monkeypatch.setattr(PPOTrainerSync, "_update_actor", lambda self, batch, metrics: batch)
-    monkeypatch.setattr(PPOTrainerSync, "_compute_metrics", lambda *_, **__: None)
-    return trainer
+    return probing
 
 
-def run_step(trainer, step, others_s=10.0):
-    metrics, before = {}, trainer.clock.now
-    trainer.global_steps = step
-    trainer._update_actor("batch", metrics)
-    trainer.clock.now += others_s
-    timing = {"step": trainer.clock.now - before}
-    trainer._compute_metrics("batch", metrics, timing, global_steps=step, epoch=0)
+def run_step(probing, step, others_s=10.0):
+    before, last = probing.clock.now, step >= probing.total
+    metrics = probing.probe.before_update("batch", probing.world.turns, probing.workers, step=step, last=last)
+    probing.clock.now += others_s
+    probing.probe.finished(metrics, step, probing.clock.now - before)
     return metrics
 
 
 def test_every_nth_update_is_measured_in_the_next_step(tmp_path, monkeypatch):
-    trainer = make(tmp_path, monkeypatch, total=6)
-    rows = [run_step(trainer, step) for step in range(1, 7)]
+    probing = make(tmp_path, monkeypatch, total=6)
+    rows = [run_step(probing, step) for step in range(1, 7)]
     assert [row.get("credit/probe/of_step") for row in rows] == [None, None, 2, None, 4, None]
-    assert len(trainer.actor_rollout_wg.kept) == 2  # no step follows the last one
+    assert len(probing.workers.kept) == 2  # no step follows the last one
     assert not (tmp_path / EVENTS).exists()
 
 
 def test_switched_off_it_does_nothing(tmp_path, monkeypatch):
-    trainer = make(tmp_path, monkeypatch, every=0)
-    assert [run_step(trainer, step) for step in range(1, 4)] == [{}, {}, {}]
-    assert trainer.actor_rollout_wg.kept == []
+    probing = make(tmp_path, monkeypatch, every=0)
+    assert [run_step(probing, step) for step in range(1, 4)] == [{}, {}, {}]
+    assert probing.workers.kept == []
 
 
 @pytest.mark.parametrize("ranks, micro", [(1, None), (2, None), (2, 3)])
 def test_on_all_prompts_it_is_the_probe_of_a_checkpoint(tmp_path, monkeypatch, ranks, micro):
     """The same gradient, prediction and truth as `verl_credit.study.probe` has of the rows that count; padding is no row."""
-    trainer = make(tmp_path, monkeypatch, ranks, micro=micro, every=1)
-    assert run_step(trainer, 1) == {}
-    run_step(trainer, 2)  # one prompt a group
-    found, w = run_step(trainer, 3), trainer.world
+    probing = make(tmp_path, monkeypatch, ranks, micro=micro, every=1)
+    assert run_step(probing, 1) == {}
+    run_step(probing, 2)  # one prompt a group
+    found, w = run_step(probing, 3), probing.world
     number = torch.tensor(["abcdef".index(name) for name in PROMPTS[:COUNTED]])
     new, old, slope = (
         Tokens(t.log_prob_B_T[:COUNTED], t.entropy_B_T[:COUNTED]) for t in (w.new, w.old, w.slope)
@@ -178,23 +175,23 @@ def test_on_all_prompts_it_is_the_probe_of_a_checkpoint(tmp_path, monkeypatch, r
 
 
 def test_the_first_takes_the_least_and_the_next_what_the_budget_holds(tmp_path, monkeypatch):
-    trainer = make(tmp_path, monkeypatch, every=1, budget=0.5)
-    trainer.actor_rollout_wg.row_s = 2.0
-    run_step(trainer, 1)
-    first = run_step(trainer, 2)
+    probing = make(tmp_path, monkeypatch, every=1, budget=0.5)
+    probing.workers.row_s = 2.0
+    run_step(probing, 1)
+    first = run_step(probing, 2)
     assert (first["credit/probe/prompts"], first["credit/probe/rows"]) == (2, 4)  # a and b
     assert first["credit/probe/time_s"] == 8.0 and first["credit/probe/time_share"] == pytest.approx(8 / 18)
     # 4 rows had 24 tokens, a third of a second each; a prompt has 62 / 6 of them: 3.4 s. 10 s hold two.
-    assert run_step(trainer, 3)["credit/probe/prompts"] == 2
-    run_step(trainer, 4, others_s=20.0)
-    assert run_step(trainer, 5, others_s=20.0)["credit/probe/prompts"] == 4
+    assert run_step(probing, 3)["credit/probe/prompts"] == 2
+    run_step(probing, 4, others_s=20.0)
+    assert run_step(probing, 5, others_s=20.0)["credit/probe/prompts"] == 4
     assert not (tmp_path / EVENTS).exists()
 
 
 def test_a_share_above_the_budget_is_said_once(tmp_path, monkeypatch):
-    trainer = make(tmp_path, monkeypatch, every=1, budget=0.1)
-    trainer.actor_rollout_wg.row_s = 2.0
-    shares = [run_step(trainer, step).get("credit/probe/time_share", 0) for step in range(1, 5)]
+    probing = make(tmp_path, monkeypatch, every=1, budget=0.1)
+    probing.workers.row_s = 2.0
+    shares = [run_step(probing, step).get("credit/probe/time_share", 0) for step in range(1, 5)]
     assert shares[1:] == [pytest.approx(8 / 18)] * 3
     (note,) = read_json_lines(tmp_path / EVENTS)
     assert note["text"] == (
@@ -204,12 +201,12 @@ def test_a_share_above_the_budget_is_said_once(tmp_path, monkeypatch):
 
 
 def test_a_step_with_too_few_prompts_measures_nothing_and_says_so(tmp_path, monkeypatch):
-    trainer = make(tmp_path, monkeypatch, every=2, groups=7)
-    run_step(trainer, 2)
-    assert run_step(trainer, 3) == {}
-    trainer._turns.row_valid_B[:] = False
-    run_step(trainer, 4)
-    assert run_step(trainer, 5) == {}
+    probing = make(tmp_path, monkeypatch, every=2, groups=7)
+    run_step(probing, 2)
+    assert run_step(probing, 3) == {}
+    probing.world.turns.row_valid_B[:] = False
+    run_step(probing, 4)
+    assert run_step(probing, 5) == {}
     said = [row["text"] for row in read_json_lines(tmp_path / EVENTS)]
     text = "the update of step {} is not measured: step {} has valid rows of {} prompts, and probe.groups=7"
     assert said == [text.format(2, 3, 6), text.format(4, 5, 0)]

@@ -177,6 +177,7 @@ def test_rows_fill_micro_batches_of_a_fixed_size(dp_size, count):
 @pytest.mark.parametrize("dynamic, micro_batch", [("false", 4), ("true", 1)])
 def test_the_trainer_says_how_its_workers_divide_rows(monkeypatch, dynamic, micro_batch):
     from verl_credit.host.step import store
+    from verl_credit.host.step.v1_host import score_rows
 
     asked = {}
     monkeypatch.setattr(store, "score_rows", lambda compute, rows, **how: asked.update(how))
@@ -186,7 +187,7 @@ def test_the_trainer_says_how_its_workers_divide_rows(monkeypatch, dynamic, micr
         for key in ("actor.use_dynamic_bsz", "rollout.log_prob_use_dynamic_bsz")
     ]
     workers = SimpleNamespace(compute_log_prob=None, _dispatch_info={"actor": [0, 0, 1, 1]})
-    store.TrainerForward(None, workers, load_config("lab", [*static, size])).score_rows([])
+    score_rows(workers, load_config("lab", [*static, size]), [])
     assert asked == {"dp_size": 2, "micro_batch": micro_batch}
 
 

@@ -10,11 +10,12 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
 from kit.recipes import check
 from verl_credit.errors import EvaluationOverrun, IntegrityError
-from verl_credit.host.step import recorded
-from verl_credit.host.step.metrics import check_evaluation_faults
+from verl_credit.host.step import held_out
+from verl_credit.host.step.trainer import CreditSteps
 from verl_credit.records.run import events
 from verl_credit.records.run.files import EVENTS, VALIDATION, read_json_lines
 from verl_credit.records.run.held_out import read_held_out
+from verl_credit.turns.step_metrics import check_evaluation_faults
 
 ROWS = [{"raw_prompt": [1, 2]}, {"raw_prompt": [3, 4]}]
 
@@ -23,7 +24,7 @@ ROWS = [{"raw_prompt": [1, 2]}, {"raw_prompt": [3, 4]}]
 def trainer(tmp_path, monkeypatch):
     """Its evaluation reads every batch; a batch takes 36 minutes."""
     clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
-    trainer = object.__new__(type("Evaluating", (recorded.RecordedTrainer, PPOTrainerSync), {}))
+    trainer = object.__new__(type("Evaluating", (CreditSteps, PPOTrainerSync), {}))
     trainer.batches = Counter()
 
     def validate(self):
@@ -31,22 +32,21 @@ def trainer(tmp_path, monkeypatch):
             trainer.batches[batch["sampling"][0]] += 1
             clock.now += 0.6 * 3600
         share = len(trainer.faulty) / len(self.val_dataset)
-        name = f"val-aux/lab-{self._evaluation_mode}"
+        name = f"val-aux/lab-{self.evaluation.mode}"
         return {f"{name}/em/mean@1": 0.5} | ({f"{name}/tool_fault/mean@1": share} if trainer.faulty else {})
 
-    monkeypatch.setattr(recorded, "time", clock)
+    monkeypatch.setattr(held_out, "time", clock)
     monkeypatch.setattr(PPOTrainerSync, "_validate", validate)
-    trainer.run_dir, trainer.global_steps, trainer.val_dataset, trainer.val_dataloader = (
-        tmp_path,
-        5,
-        [1] * 4,
-        ROWS,
+    trainer.global_steps, trainer.val_dataset, trainer.val_dataloader = 5, [1] * 4, ROWS
+    trainer.tokenizer, trainer.watch = (
+        None,
+        SimpleNamespace(begin=lambda rows: None, settle=lambda rows: None, errors=(), seen=None),
     )
-    trainer.watch = SimpleNamespace(begin=lambda rows: None, settle=lambda rows: None, errors=())
     trainer.faulty = []
     trainer.agent_loop_manager = SimpleNamespace(drain_held_out_faults=lambda: trainer.faulty)
-    trainer.config = check()
+    trainer.config = check(f"run_dir={tmp_path}")
     OmegaConf.set_struct(trainer.config, False)
+    trainer.evaluation = held_out.Evaluation(trainer.config, trainer.watch)
     return trainer
 
 
@@ -55,15 +55,17 @@ def test_a_longer_evaluation_ends_before_its_next_batch(trainer):
     with pytest.raises(EvaluationOverrun, match=r"evaluation.max_hours=1.5: .* step 5"):
         trainer._validate()
     assert trainer.batches == {"greedy": 2, "sampled": 1} and trainer.val_dataloader is ROWS
-    (note,) = read_json_lines(trainer.run_dir / EVENTS)
-    assert note["kind"] == events.EVALUATION_OVERRUN and not (trainer.run_dir / VALIDATION).exists()
+    (note,) = read_json_lines(trainer.evaluation.run_dir / EVENTS)
+    assert (
+        note["kind"] == events.EVALUATION_OVERRUN and not (trainer.evaluation.run_dir / VALIDATION).exists()
+    )
 
 
 def test_one_that_ends_too_late_is_written_down_first(trainer):
     trainer.config.evaluation.max_hours = 2.0
     with pytest.raises(EvaluationOverrun):
         trainer._validate()
-    (row,) = read_json_lines(trainer.run_dir / VALIDATION)
+    (row,) = read_json_lines(trainer.evaluation.run_dir / VALIDATION)
     assert row["step"] == 5 and row["val-aux/lab-sampled/em/mean@1"] == 0.5
     assert trainer._validate() == {
         name: value for name, value in row.items() if name != "step"
@@ -73,7 +75,7 @@ def test_one_that_ends_too_late_is_written_down_first(trainer):
 @pytest.mark.parametrize("hours", [None, 3.0])
 def test_one_in_time_ends_nothing(trainer, hours):
     trainer.config.evaluation.max_hours = hours
-    assert len(trainer._validate()) == 2 and not (trainer.run_dir / EVENTS).exists()
+    assert len(trainer._validate()) == 2 and not (trainer.evaluation.run_dir / EVENTS).exists()
 
 
 def test_a_stop_after_faults_names_the_cause_that_was_seen_most(trainer):
@@ -83,7 +85,7 @@ def test_a_stop_after_faults_names_the_cause_that_was_seen_most(trainer):
     with pytest.raises(IntegrityError, match="tool_fault/mean@1 = 0.750 of the rows") as stopped:
         trainer._validate()
     assert f": 2 bad_answer, 1 connect (most often: {other}); a share of 0.25" in str(stopped.value)
-    assert not (trainer.run_dir / VALIDATION).exists()
+    assert not (trainer.evaluation.run_dir / VALIDATION).exists()
 
 
 def test_the_generations_of_each_mode_have_a_file(trainer, tmp_path, monkeypatch):
@@ -91,7 +93,7 @@ def test_the_generations_of_each_mode_have_a_file(trainer, tmp_path, monkeypatch
     folder = tmp_path / "validation"
 
     def validate(self):
-        self._dump_generations(["q"], [f"a {self._evaluation_mode}"], ["a"], [1.0], {}, str(folder))
+        self._dump_generations(["q"], [f"a {self.evaluation.mode}"], ["a"], [1.0], {}, str(folder))
         return {}
 
     monkeypatch.setattr(PPOTrainerSync, "_validate", validate)
@@ -107,7 +109,7 @@ def test_the_generations_of_each_mode_have_a_file(trainer, tmp_path, monkeypatch
 
 def test_evaluation_rows_carry_their_mode_and_keep_their_source():
     batches = [{"raw_prompt": np.array([1, 2]), "data_source": np.array(["nq", "lab"], dtype=object)}]
-    (batch,) = recorded.with_mode(batches, "sampled", 3, lambda: None)
+    (batch,) = held_out.with_mode(batches, "sampled", 3, lambda: None)
     assert batch["sampling"].tolist() == ["sampled"] * 2 and batch["data_source"].tolist() == ["nq", "lab"]
     assert batch["__rollout_n__"].tolist() == [3, 3]
     assert "sampling" not in batches[0]
@@ -131,7 +133,7 @@ def test_faults_of_several_samples_stop_an_evaluation():
 @pytest.mark.parametrize("keep", [True, False])
 def test_the_trajectories_of_all_modes_are_written_together(trainer, monkeypatch, keep):
     """They are read when a batch is sampled, because verl clears it before its metrics are there."""
-    monkeypatch.setattr(recorded, "held_out_rows", lambda batch, mode, _: [{"id": batch, "mode": mode}])
+    monkeypatch.setattr(held_out, "held_out_rows", lambda batch, mode, _: [{"id": batch, "mode": mode}])
     before = PPOTrainerSync._validate
 
     def validate(self):
@@ -140,17 +142,17 @@ def test_the_trajectories_of_all_modes_are_written_together(trainer, monkeypatch
         return before(self)
 
     monkeypatch.setattr(PPOTrainerSync, "_validate", validate)
-    trainer.tokenizer, trainer.config.evaluation.keep_trajectories = None, keep
+    trainer.config.evaluation.keep_trajectories = keep
     trainer._validate()
     written = [{"id": "a batch", "mode": mode} for mode in ("greedy", "sampled")]
-    assert read_held_out(trainer.run_dir, 5) == (written if keep else [])
+    assert read_held_out(trainer.evaluation.run_dir, 5) == (written if keep else [])
     assert trainer.watch.seen is None
 
 
 def labelled(trainer, monkeypatch, update):
     """Metrics of an evaluation in the mode "greedy", with ``update`` in place of verl's."""
     monkeypatch.setattr(PPOTrainerSync, "_val_metrics_update", staticmethod(update))
-    trainer._evaluation_mode = "greedy"
+    trainer.evaluation.mode = "greedy"
     return trainer._val_metrics_update
 
 
@@ -159,7 +161,9 @@ def test_metrics_of_an_evaluation_are_named_after_its_mode(trainer, monkeypatch)
         assert expected_acc_counts == {("lab-greedy", "u"): 1}
         return {f"val-core/{sources[0]}/em/mean@1": 1.0, "val-aux/num_turns/mean": 2}
 
-    named = labelled(trainer, monkeypatch, update)(["lab"] * 3, ["u", "u", "v"], {}, [], {("lab", "u"): 1})
+    named = labelled(trainer, monkeypatch, update)(
+        ["lab"] * 3, ["u", "u", "v"], {}, [], expected_acc_counts={("lab", "u"): 1}
+    )
     assert named == {
         "val-core/lab-greedy/em/mean@1": 1.0,
         "val-aux/lab-greedy/questions": 2,
@@ -182,5 +186,7 @@ def test_a_list_per_turn_among_the_rewards_values_does_not_end_the_evaluation(tr
         "shown": [np.zeros(2), None, np.zeros(1)],
         "said": [{"a": 1}, {}, None],
     }
-    named = labelled(trainer, monkeypatch, update)(["lab"] * 3, ["u"] * 3, infos, [], None)
+    named = labelled(trainer, monkeypatch, update)(
+        ["lab"] * 3, ["u"] * 3, infos, [], expected_acc_counts=None
+    )
     assert set(named) == {"reward/mean", "val-aux/lab-greedy/questions"}

@@ -9,7 +9,8 @@ import torch
 from transformers import AutoConfig
 from verl.utils.model import get_hf_auto_model_class
 
-from kit.decoded_families import config_of, model_of, row_log_probs
+from kit.families import family_config, family_model
+from kit.tiny_models import log_probs
 from verl_credit.host.hf_rollout.batcher import RequestBatcher
 from verl_credit.host.hf_rollout.model import build_model, max_model_len
 from verl_credit.host.hf_rollout.server import HFServer
@@ -18,15 +19,17 @@ from verl_credit.policy import decodable
 from verl_credit.policy.generation import BatchGenerator
 from verl_credit.policy.sampling import SamplingParams
 
+# Three layers of the delta rule round by more than the test allows.
+DELTA = {"layer_types": ["linear_attention", "full_attention"] * 2}
 VISION = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 32}
 
 
 def config_for(family, architecture):
     if family == "qwen3_5":
-        text = config_of("qwen3_5_text").to_dict()
+        text = family_config("qwen3_5_text", **DELTA).to_dict()
         config = AutoConfig.for_model("qwen3_5", text_config=text, vision_config=VISION)
     else:
-        config = config_of(family)
+        config = family_config(family, **(DELTA if family == "qwen3_5_text" else {}))
     config.architectures = [architecture]
     return config
 
@@ -68,13 +71,13 @@ async def answers(server, trained, prompt):
 ])  # fmt: skip
 def test_a_server_scores_and_samples_as_the_trained_model_does(family, architecture):
     config = config_for(family, architecture)
-    trained = model_of(config_for(family, architecture), "eager")
+    trained = family_model(config_for(family, architecture), "eager")
     assert type(trained).__name__ == architecture
     assert type(trained) in get_hf_auto_model_class(config)._model_mapping.values()
     server, prompt = server_with(config), [5, 6, 7, *range(20, 45)]
     assert type(server._model) is type(trained)
     scored, sampled = asyncio.run(answers(server, trained, prompt))
-    expected = row_log_probs(trained, [*prompt, *sampled.token_ids])
+    expected = log_probs(trained, [*prompt, *sampled.token_ids])
     assert torch.tensor(scored + sampled.log_probs) == pytest.approx(expected, abs=1e-5)
 
 
@@ -89,7 +92,7 @@ def test_a_server_whose_first_weights_decode_wrongly_takes_no_requests(monkeypat
 
     async def update_and_ask():
         with pytest.raises(RuntimeError, match="model_type=doge samples differ"):
-            await update(server, model_of(config_of("doge"), "eager"))
+            await update(server, family_model(family_config("doge"), "eager"))
         with pytest.raises(WeightError, match="a weight update has begun and not finished"):
             await server._batcher.submit([5, 6], SamplingParams(2))
 
@@ -97,9 +100,9 @@ def test_a_server_whose_first_weights_decode_wrongly_takes_no_requests(monkeypat
 
 
 def test_longrope_leaves_the_positions_of_the_models_first_context():
-    rope = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [4.0] * 4, "factor": 4.0}
+    rope = {"rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": [4.0] * 8, "factor": 4.0}
     rope |= {"original_max_position_embeddings": 64, "rope_theta": 10000.0}
-    config = config_of("phi3", rope_parameters=rope, original_max_position_embeddings=64)
+    config = family_config("phi3", rope_parameters=rope, original_max_position_embeddings=64)
     assert max_model_len(config, None) == 64
     with pytest.raises(ValueError, match="max_model_len=65: .* 64 positions"):
         max_model_len(config, 65)

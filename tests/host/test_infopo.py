@@ -6,46 +6,30 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from tensordict import TensorDict
 
 from kit.byte_world import make_tokenizer
+from kit.plain_forward import ONE, TWO, WHO, ModelForward, by_hand, made, observed
 from kit.settings import settings
-from kit.tiny_models import in_float64, log_probs, tiny_model
 from kit.trajectories import policy_text, record, run
 from kit.turn_rows import Row, lost_row, padding_row, turn_batch
 from verl_credit.errors import IntegrityError
-from verl_credit.host.step.store import score_rows
-from verl_credit.policy.attention.pack import pack_rows
 from verl_credit.turns import gains
 from verl_credit.turns.book import RowRecord
 from verl_credit.turns.gains import plan_gains, score_gains, score_infopo
 from verl_credit.turns.requests import turn_spans
 from verl_credit.turns.signals.known import find_signal
 from verl_credit.turns.signals.signal import StepRows, step_rewards
-from verl_credit.worlds.lab.protocol import TURN_END, answer_turn, prompt_text, search_turn
+from verl_credit.worlds.lab.protocol import TURN_END, answer_turn, search_turn
 
 NAN = math.nan
 
 
-def observed(*pages):
-    found = "".join(f"\n<tool_response>\n{page}\n</tool_response>" for page in pages)
-    return f"\n<|im_start|>user{found}{TURN_END}\n<|im_start|>assistant\n"
-
-
 MASKED = observed("No information found.")
-WHO = prompt_text("Who?")
-TWO = (search_turn("a"), observed("A page"), search_turn("b"), observed("B"), answer_turn("x"))
-ONE = (search_turn("c"), observed("C"), answer_turn("yes"))
 
 
 @pytest.fixture(scope="module")
 def tokenizer():
     return make_tokenizer()
-
-
-def made(tokenizer, attention):
-    shape = {"vocab_size": len(tokenizer), "max_position_embeddings": 1024}
-    return in_float64(tiny_model("qwen3", attention, **shape))
 
 
 @pytest.fixture(scope="module")
@@ -69,39 +53,6 @@ def rows_of(tokenizer):
     return [told[0], lost, told[1], Row((answer_turn("x"),), WHO), padding_row(told[0])]
 
 
-class ModelForward:
-    """Stands in for the trainer's forward: a tiny model that reads rows with their branches."""
-
-    def __init__(self, model, turns):
-        self.model, self.turns, self.branches_B = model, turns, None
-        self.rows_B = [p + r for p, r in zip(turns.prompt_ids, turns.response_ids, strict=True)]
-
-    def carried(self):
-        found = []
-        for row, branches in zip(self.rows_B, self.branches_B, strict=True):
-            pack = pack_rows([len(row)], [[(b.base, len(b.token_ids)) for b in branches]])
-            ids = [*row, *(token for b in branches for token in b.token_ids)]
-            values = log_probs(self.model, ids, pack.position_ids(), pack)
-            found.append(torch.cat([values, values.new_zeros(1)])[len(row) :])
-        return found
-
-    def written(self):
-        both = zip(self.turns.prompt_ids, self.rows_B, strict=True)
-        return [self._row(row)[len(prompt) - 1 :] for prompt, row in both]
-
-    def _row(self, ids):
-        return log_probs(self.model, ids, pack=pack_rows([len(ids)]))
-
-    def score_rows(self, rows):
-        return score_rows(self._compute, rows, dp_size=1)
-
-    def _compute(self, batch):
-        values = [self._row(ids) for ids in batch["input_ids"].unbind()]
-        padded = [torch.cat([value, value.new_zeros(1)]) for value in values]
-        nested = torch.nested.as_nested_tensor(padded, layout=torch.jagged)
-        return TensorDict({"log_probs": nested}, batch_size=len(padded))
-
-
 def measured(tokenizer, model, rows, change=lambda forward: None, **changes):
     """(infopo per row, gains, plan) of a step."""
     turns = turn_batch(rows, tokenizer)
@@ -111,15 +62,6 @@ def measured(tokenizer, model, rows, change=lambda forward: None, **changes):
     forward.branches_B = plan.branches.branches_B
     change(forward)
     return score_infopo(plan, forward), score_gains(plan, forward, {})[:2], plan
-
-
-def by_hand(tokenizer, model, before, response):
-    """Mean log p of the response's tokens behind a text, by one plain forward pass."""
-    n = len(tokenizer(response, add_special_tokens=False)["input_ids"])
-    ids = tokenizer(before + response, add_special_tokens=False)["input_ids"]
-    logits = model(input_ids=torch.tensor([ids]), use_cache=False).logits[0]
-    probability = logits.detach().log_softmax(-1)
-    return sum(float(probability[at - 1, ids[at]]) for at in range(len(ids) - n, len(ids))) / n
 
 
 @pytest.mark.parametrize("scorer", ["branch", "rows"])
@@ -180,7 +122,9 @@ def test_a_score_that_is_not_finite_is_lost_and_never_0(tokenizer, model, bad):
     found, (gain, mask), plan = measured(tokenizer, model, rows_of(tokenizer), spoil)
     assert all(map(math.isfinite, found[0])) and [math.isnan(value) for value in found[2]] == [True]
     turns, signals = plan.turns, {find_signal("infopo", {}): 1.0}
-    rows = StepRows(turns, tokenizer.decode, torch.zeros(5), torch.tensor([0, 0, 0, 0, 1]), gain, mask, found)
+    rows = StepRows(
+        turns, tokenizer.decode, torch.zeros(5), torch.tensor([0, 0, 0, 0, 1]), gain, mask, {"infopo": found}
+    )
 
     def rewards(share):
         return step_rewards(signals, plan.settings, rows, scored=True, tolerated_share=share)

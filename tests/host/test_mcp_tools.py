@@ -18,12 +18,12 @@ from kit.trajectories import REQUIRED, record, run
 from verl_credit.errors import ConfigError, IntegrityError, PreflightError
 from verl_credit.host.process.verl_checks import check_other_tools, tool_schemas
 from verl_credit.host.rollout.mcp_tool import MCPTool
-from verl_credit.host.step.metrics import check_tool_faults
 from verl_credit.names import MCP_TOOL
 from verl_credit.recipe.agent_loops import FAULT, MULTI_TURN
 from verl_credit.recipe.doctor.cluster import judge_nodes
 from verl_credit.turns.mcp.session import Session
 from verl_credit.turns.mcp.settings import ToolSettings
+from verl_credit.turns.step_metrics import check_tool_faults
 from verl_credit.worlds.lab.protocol import TURN_END, answer_turn
 
 SECRET = "Bearer s3cr3t-of-the-library"

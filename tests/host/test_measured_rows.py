@@ -133,7 +133,7 @@ class Made(Generator):
     """``faults``: of the next rollouts, in order; then there are none."""
 
     def __init__(self, faults=()):
-        super().__init__(SimpleNamespace(config=SMALL), [])
+        super().__init__(SMALL, [], None, None, None, step=0)
         self.asked, self.faults = [], list(faults)
 
     def _made(self, wanted):
@@ -182,13 +182,12 @@ def test_agent_loops_are_told_the_policys_step_and_what_stands_already(monkeypat
         given.append(batch)
         raise Asked
 
-    trainer = SimpleNamespace(
-        config=SMALL, global_steps=7, watch=SimpleNamespace(begin=lambda count: None),
-        agent_loop_manager=SimpleNamespace(generate_sequences=generate_sequences),
-    )  # fmt: skip
+    watch = SimpleNamespace(begin=lambda count: None)
+    loops = SimpleNamespace(generate_sequences=generate_sequences)
     data = [{"raw_prompt": [question]} for question in ("first", "second")]
     with pytest.raises(Asked):
-        next(Generator(trainer, data)([Wanted(1, 4, "a", ((10, 11),)), Wanted(0, 2, "b", ())]))
+        made = Generator(SMALL, data, watch, loops, None, step=7)
+        next(made([Wanted(1, 4, "a", ((10, 11),)), Wanted(0, 2, "b", ())]))
     (batch,) = given
     told = {name: tu.get_non_tensor_data(batch, name, None) for name in ("global_steps", "validate")}
     assert told == {"global_steps": 7, "validate": True}
@@ -206,7 +205,7 @@ def test_an_agent_loop_that_returns_several_rows_is_not_measured(monkeypatch):
     rewards = {"rm_scores": torch.nested.as_nested_tensor([torch.tensor([1.0])], layout=torch.jagged)}
     monkeypatch.setattr("verl_credit.host.measured_rows.store.fetch_turn_batch", lambda batch: turns)
     monkeypatch.setattr("verl_credit.host.measured_rows.store.read", lambda batch, *fields: rewards)
-    made = Generator(SimpleNamespace(config=SMALL), [])
+    made = Generator(SMALL, [], None, None, None, step=0)
     (found,) = made._rows(SimpleNamespace(keys=["uid_of_it_3_0"]))["uid_of_it"].items()
     assert found[0] == 3 and found[1]["turn_ids"] == [0] and found[1]["outcome"] == 1.0
     with pytest.raises(IntegrityError, match="rollout uid_of_it_3_1: .*several rows"):

@@ -9,6 +9,8 @@ from kit.idle import without_effect
 from kit.recipes import check, load_config
 from verl_credit.errors import ConfigError
 from verl_credit.host.step import recorded
+from verl_credit.host.step.trainer import CreditSteps
+from verl_credit.host.step.v1_host import V1Host
 from verl_credit.records.run.files import METRICS, append_json, count_kept, count_written
 from verl_credit.records.run.resume import resumes_from, saved_steps
 from verl_credit.records.run.state import TRACKER
@@ -45,14 +47,14 @@ def train(tmp_path, monkeypatch):
 
     def run(steps, *, save_freq, most, named=(), first=1, killed=None):
         worker = Worker(folder)
-        trainer = object.__new__(type("Recorded", (recorded.RecordedTrainer, PPOTrainerSync), {}))
+        trainer = object.__new__(type("Recorded", (CreditSteps, PPOTrainerSync), {}))
         trainer.config = lab.copy()
         trainer.config.keep_checkpoints, trainer.config.trainer.max_actor_ckpt_to_keep = list(named), most
-        trainer.timing_raw, trainer._saved_step = {}, None
-        trainer.controller, trainer._metrics_but_times = None, dict
-        trainer.total_training_steps, trainer._shortened_from, trainer._weights = steps, None, None
+        trainer.timing_raw, trainer.recorder = {}, recorded.Recorder(trainer.config)
+        trainer.host = V1Host(trainer.config, None, None)
+        trainer._metrics_to_save = dict
         monkeypatch.setattr(recorded, "save_state", lambda *_: None)
-        monkeypatch.setattr(recorded.RecordedTrainer, "_rollout_checksum", lambda self: None)
+        monkeypatch.setattr(recorded, "of_rollout_server", lambda *_: None)
         monkeypatch.setattr(PPOTrainerSync, "on_step_end", lambda self: None)
 
         def save(self):

@@ -1,14 +1,17 @@
 """Rollouts that an older version left in the queue have turn ids of int64, beside which no int16 can be written."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 
 from kit.fake_store import FakeStore
+from kit.recipes import load_config
 from verl_credit.host.engine.log_prob_engine import nested
-from verl_credit.host.step.async_trainers import AsyncSteps
+from verl_credit.host.step.ahead import RolloutsAhead
+from verl_credit.host.step.async_trainers import CreditColocateAsync
 from verl_credit.host.step.store import announce_prompts, narrow_turn_ids
-from verl_credit.host.step.trainer import CreditSteps
 from verl_credit.names import TURN_IDS
 from verl_credit.records.run.files import EVENTS, read_json_lines
 
@@ -57,16 +60,13 @@ def test_rows_of_this_version_and_rows_without_the_field_stay_as_they_are(store)
 
 
 def test_an_asynchronous_trainer_does_so_once_verl_has_loaded_its_checkpoint(store, monkeypatch, tmp_path):
-    loaded = []
-    monkeypatch.setattr(
-        CreditSteps,
-        "_load_checkpoint",
-        lambda self: loaded.append(put(store, "a", torch.int64)),
-        raising=False,
-    )
-    trainer = object.__new__(AsyncSteps)
-    trainer.run_dir = tmp_path
+    verls = CreditColocateAsync.__mro__[2]
+    monkeypatch.setattr(verls, "_load_checkpoint", lambda self: put(store, "a", torch.int64), raising=False)
+    trainer, recorder = object.__new__(CreditColocateAsync), SimpleNamespace(resumed=lambda step: None)
+    config = load_config("lab", [f"run_dir={tmp_path}"])
+    trainer.ahead, trainer.recorder = RolloutsAhead(config, "colocate_async", "branch"), recorder
+    trainer.global_steps, trainer.credit = 0, SimpleNamespace(stage=None, values=None)
     trainer._load_checkpoint()
-    assert loaded and store.rows["train", "a"][TURN_IDS].dtype == torch.int16
+    assert store.rows["train", "a"][TURN_IDS].dtype == torch.int16
     [note] = read_json_lines(tmp_path / EVENTS)
     assert "1 rollouts" in note["text"]

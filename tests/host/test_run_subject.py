@@ -4,9 +4,11 @@ from types import SimpleNamespace
 
 import pytest
 from omegaconf import OmegaConf
+from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
+from kit.recipes import load_config
 from verl_credit.errors import IntegrityError
-from verl_credit.host.measure import RunSubject
+from verl_credit.host.measure import MeasuringTrainer, RunSubject, questions_of
 from verl_credit.host.measured_rows import Row
 from verl_credit.study.fidelity.request import ROLLOUTS, Request
 from verl_credit.study.fidelity.result import Result, as_dict
@@ -55,14 +57,12 @@ def made(tmp_path):
 
     def make(prompts=3, split="train"):
         data = [{"reward_model": {"ground_truth": str(n)}, "extra_info": {}} for n in range(4)]
-        trainer = SimpleNamespace(config=CONFIG, tokenizer=None, train_dataset=data, val_dataset=data[:2])
         request = Request(
             out=str(tmp_path), prompts=prompts, rollouts=4, continuations=4, split=split, name="step_5", policy="p",
             step=5, about={"engine": "run"}, folder=".",
         )  # fmt: skip
-        subject = RunSubject(trainer, request)
-        subject._generate = Rollouts()
-        return subject, subject._generate
+        data, rollouts = questions_of(request, CONFIG, data, data[:2]), Rollouts()
+        return RunSubject(request, CONFIG, None, data, rollouts, None), rollouts
 
     return make
 
@@ -73,7 +73,7 @@ def test_a_result_says_which_engine_it_was_measured_with(made):
     values = {name: Value(name, "10") for name in (digest(state.ids) for state in states_of(groups))}
     result = Result(
         groups=groups, turns=score_turns(groups, values), values=values, credits=[], gradients={},
-        of_prompts=3, reliability=Measure(None), sure_pairs=(0, 0),
+        of_prompts=3, reliability=Measure(None), sure_pairs=(0, 0), headroom={},
     )  # fmt: skip
     said = as_dict(subject, result)
     assert (said["policy"], said["step"], said["engine"]) == (subject.name, 5, "run")
@@ -139,3 +139,22 @@ def test_one_prompt_with_two_answers_is_refused(made):
 def test_too_many_prompts_are_refused_with_the_file(made):
     with pytest.raises(IntegrityError, match="--prompts 3: test.parquet \\(data.val_files\\) has 2"):
         made(split="test")
+
+
+@pytest.fixture
+def trainer(tmp_path, monkeypatch):
+    monkeypatch.setattr(PPOTrainer, "__init__", lambda self, config: setattr(self, "config", config))
+    made = MeasuringTrainer(load_config("lab", [f"run_dir={tmp_path}"]))
+    made.global_steps, made.total_training_steps, made.actor_rollout_wg = 5, 40, "workers"
+    return made
+
+
+def test_a_start_without_a_request_is_refused(trainer, tmp_path):
+    with pytest.raises(IntegrityError, match=f"credit_fidelity: {tmp_path} has no "):
+        trainer.fit(None)
+
+
+def test_its_forward_is_the_trainers_while_the_engine_sleeps(trainer):
+    slept = []
+    trainer.checkpoint_manager = SimpleNamespace(sleep_replicas=lambda: slept.append(True))
+    assert (trainer._forward().workers, slept) == ("workers", [True])

@@ -10,9 +10,17 @@ from verl.trainer.ppo.v1 import trainer_base
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
 from kit.recipes import load_config
+from kit.settings import settings
 from verl_credit.credit.token.sepa_controller import SepaController
-from verl_credit.host.step import recorded
-from verl_credit.records.run.files import EVENTS, METRICS, VALIDATION, append_json, read_json_lines
+from verl_credit.credit.turn.values import States
+from verl_credit.host.step.entropy_probe import EntropyProbe
+from verl_credit.host.step.recorded import Recorder
+from verl_credit.host.step.trainer import CreditSteps
+from verl_credit.host.step.v1_host import V1Host
+from verl_credit.records.run.events import STAGE
+from verl_credit.records.run.files import EVENTS, METRICS, VALIDATION, VALUES, append_json, read_json_lines
+from verl_credit.turns.step import state_of
+from verl_credit.turns.values import TurnValues
 
 STEP, HELD_OUT = 3, {"val-core/lab-greedy/em/mean@1": 0.25}
 UPDATE = {"actor/grad_norm": 0.5, "credit/outcome/em": 0.75}
@@ -36,13 +44,12 @@ ROWS = TensorDict(
 )
 
 
-class Recorded(recorded.RecordedTrainer, PPOTrainerSync):
+class Recorded(CreditSteps, PPOTrainerSync):
     """Before verl's synchronous trainer."""
 
 
 @pytest.fixture
 def trainer(tmp_path, monkeypatch):
-    monkeypatch.setattr(recorded, "keep_rollouts", lambda *_: None)
     monkeypatch.setattr(trainer_base.tq, "kv_batch_get", lambda **_: ROWS.clone())
     monkeypatch.setattr(PPOTrainerSync, "step", lambda self, metrics, timing_raw: metrics.pop("batch"))
     for name in ("_save_checkpoint", "_load_checkpoint"):
@@ -51,16 +58,31 @@ def trainer(tmp_path, monkeypatch):
     def make(step):
         made = object.__new__(Recorded)
         folder = f"trainer.default_local_dir={tmp_path / 'checkpoints'}"
-        made.config, made.run_dir = load_config("lab", [f"run_dir={tmp_path}", folder]), tmp_path
-        made.controller = made._limit = made._shortened_from = None
-        made._restored, made._stages, made.use_critic, made.steps_per_epoch = {}, set(), False, 2
-        made._noted, made._alarms = set(), None
+        made.config = load_config("lab", [f"run_dir={tmp_path}", folder])
+        made.recorder, made.probe = Recorder(made.config), EntropyProbe(made.config)
+        made.host, made.credit = V1Host(made.config, None, None), run_with(None)
+        made.ahead, made.actor_rollout_wg, made.use_critic, made.steps_per_epoch = None, None, False, 2
         made.total_training_steps, made.global_steps = 4, step
+        made._enter(None, {})
         made.resource_pool_manager = SimpleNamespace(get_n_gpus=lambda: 1)
         made._rollout_moe_lb_metrics_accumulator = []
         return made
 
     return make
+
+
+def run_with(controller=None, values=None):
+    stage = controller and SimpleNamespace(controller=controller)
+    return SimpleNamespace(stage=stage, values=values)
+
+
+def alarms(tmp_path):
+    return [row for row in read_json_lines(tmp_path / EVENTS) if row["kind"] != STAGE]
+
+
+def finish(trainer, metrics):
+    trainer._enter(None, metrics)
+    trainer.recorder.finished(trainer.host, metrics, {}, last=False)
 
 
 def saved(trainer):
@@ -69,6 +91,7 @@ def saved(trainer):
     batch = SimpleNamespace(keys=["a", "b"], partition_id="train", tags=[tag, tag])
     first, metrics = trainer(STEP), UPDATE | {"batch": batch}
     first.step(metrics, {})
+    first.host.keep(None)
     first._save_checkpoint()
     return first, batch, metrics
 
@@ -112,29 +135,48 @@ def test_a_ramp_goes_on_where_the_checkpoint_left_it(trainer):
     """SEPA's gate, once open, stays open: the state is in the checkpoint, and a run without one has none to load."""
 
     first, _, _ = saved(trainer)
-    first.controller = SepaController(correct_rate_gate=0.5)
-    first.controller.observe(STEP, 0.75, torch.rand(4))
+    controller = SepaController(correct_rate_gate=0.5)
+    controller.observe(STEP, 0.75, torch.rand(4))
+    first.host.keep(state_of(run_with(controller)))
     first._save_checkpoint()
-    again = trainer(STEP)
-    again.controller = SepaController(correct_rate_gate=0.5)
-    assert not again.controller.gate_open
+    again, fresh = trainer(STEP), SepaController(correct_rate_gate=0.5)
+    again.credit = run_with(fresh)
+    assert not fresh.gate_open
     again._load_checkpoint()
-    assert again.controller.gate_open and again.controller.state_dict() == first.controller.state_dict()
+    assert fresh.gate_open and fresh.state_dict() == controller.state_dict()
+
+
+def test_values_go_on_with_the_steps_that_the_checkpoint_has(tmp_path, trainer):
+    def values():
+        return TurnValues(settings(info_gain_norm_mode="turn_gae", turn_values="group"))
+
+    first, _, _ = saved(trainer)
+    fitted, fresh = values(), values()
+    target_N = torch.tensor([1.0, 0, float("nan")]).double()
+    states = States(torch.rand(3, 12).double(), target_N, torch.arange(3))
+    fitted._replay.append(states)
+    first.host.keep(state_of(run_with(values=fitted)))
+    first._save_checkpoint()
+    assert (tmp_path / "checkpoints" / f"global_step_{STEP}" / VALUES).exists()
+    again = trainer(STEP)
+    again.credit = run_with(values=fresh)
+    again._load_checkpoint()
+    (restored,) = fresh._replay
+    for name, table in vars(states).items():
+        assert torch.equal(getattr(restored, name).nan_to_num(9), table.nan_to_num(9))
 
 
 def test_an_alarm_is_an_event_once_a_start_with_half_of_the_runs_learning_rate(tmp_path, trainer):
     running = trainer(0)
-    for step in range(1, 21):
-        metrics = {"actor/entropy": 0.2 if step <= 10 else 2.0, "critic/score/mean": 0.5}
-        running._alarm(step, metrics)
-        append_json(tmp_path / METRICS, {"step": step} | metrics)
-    (event,) = read_json_lines(tmp_path / EVENTS)
+    for running.global_steps in range(1, 21):
+        finish(
+            running, {"actor/entropy": 0.2 if running.global_steps <= 10 else 2.0, "critic/score/mean": 0.5}
+        )
+    (event,) = alarms(tmp_path)
     assert event["kind"] == "entropy_explodes" and event["text"].startswith("warning: in step 12 ")
     assert f"actor_rollout_ref.actor.optim.lr={5e-4 / 2:g} " in event["text"]
 
     resumed = trainer(20)  # a start that goes on has five steps of its own before the same alarm
-    for step in range(21, 26):
-        resumed._alarm(step, {"actor/entropy": 2.0, "critic/score/mean": 0.5})
-    assert [row["text"][:25] for row in read_json_lines(tmp_path / EVENTS)][1:] == [
-        "warning: in step 25 entro"
-    ]
+    for resumed.global_steps in range(21, 26):
+        finish(resumed, {"actor/entropy": 2.0, "critic/score/mean": 0.5})
+    assert [row["text"][:25] for row in alarms(tmp_path)][1:] == ["warning: in step 25 entro"]

@@ -7,11 +7,11 @@ import torch
 
 from kit.byte_world import make_tokenizer
 from kit.modes import NO_TABLES
+from kit.recipes import load_config
 from kit.settings import settings
 from kit.turn_rows import Row, credited, lost_row, padding_row, turn_batch
 from verl_credit.credit import MODES, TurnCredit
 from verl_credit.credit.turn.turn_credit import BatchTables
-from verl_credit.host.step.metrics import COUNTED, credit_metrics, gain_metrics, row_metrics
 from verl_credit.records.run.events import (
     ROWS_LEFT_OUT,
     TURNS_CUT,
@@ -23,6 +23,7 @@ from verl_credit.records.run.files import EVENTS, read_json_lines
 from verl_credit.turns.assign import CreditRun, StepCredit, StepInputs
 from verl_credit.turns.book import NO_TOKEN, STOP_REASONS, RowRecord
 from verl_credit.turns.search.faults import FAULT_CODES
+from verl_credit.turns.step_metrics import COUNTED, credit_metrics, gain_metrics, row_metrics
 
 GARBAGE = 1e9  # stands where nothing may be read
 GROUP_SIZE = 2
@@ -134,13 +135,12 @@ def test_a_few_turns_that_were_cut_are_no_news_and_many_are():
 
 
 def test_a_warning_is_noted_once_a_run(tmp_path):
-    from verl_credit.host.step.trainer import CreditTrainer
+    from verl_credit.host.step.v1_host import V1Host
 
-    trainer = object.__new__(CreditTrainer)
-    trainer.run_dir, trainer._noted = tmp_path, set()
+    host = V1Host(load_config("lab", [f"run_dir={tmp_path}"]), None, None)
     for step, share in enumerate((0.01, 0.2, 0.5), 1):
-        trainer._note_once("turn_length", cut_note(share, step, 884))
-        trainer._note_once("rows_left_out", left_out_note(share, step, "gigpo"))
+        host.note("turn_length", cut_note(share, step, 884))
+        host.note("rows_left_out", left_out_note(share, step, "gigpo"))
     cut, left_out = read_json_lines(tmp_path / EVENTS)
     assert cut["kind"] == "turn_length" and "step 2 20%" in cut["text"]
     assert left_out["kind"] == "rows_left_out" and "step 3 50%" in left_out["text"]

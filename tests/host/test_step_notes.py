@@ -29,8 +29,6 @@ def steps(tmp_path, monkeypatch):
     def run(mode, *gains, signal="info_gain", overrides=(), planning=()):
         turns, metrics = turn_batch(ROWS, tokenizer), {}
         own = [f"run_dir={tmp_path}", "keep_rollouts.steps=0", f"algorithm.info_gain_norm_mode={mode}"]
-        made = trainer.CreditTrainer(load_config("lab", [*own, *overrides]))
-        made._turns, made.tokenizer = turns, tokenizer
 
         def estimated(self, batch, metrics):
             """By the registered estimator, with the metrics of signals and planning that the test asks for."""
@@ -43,6 +41,9 @@ def steps(tmp_path, monkeypatch):
             return batch
 
         monkeypatch.setattr(PPOTrainerSync, "_compute_advantage", estimated)
+        made = trainer.CreditTrainer(load_config("lab", [*own, *overrides]))
+        made._turns, made.host._turns, made.tokenizer = turns, turns, tokenizer
+        made.total_training_steps, made.actor_rollout_wg = 9, None
         for number, of in enumerate(gains, start=1):
             made.global_steps = number
             changes = {"info_gain_norm_mode": mode, "turn_signal": signal, "dynamic_clip": False}

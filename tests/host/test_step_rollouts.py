@@ -10,9 +10,10 @@ from kit.credit_tables import GROUPS, OUTCOMES, ROWS, credited_step, tokenizer
 from kit.recipes import load_config
 from kit.turn_rows import lost_row
 from verl_credit.host.step import store
-from verl_credit.host.step.recorded import RecordedTrainer
 from verl_credit.host.step.rollouts import credited_rows, keep_rollouts
 from verl_credit.host.step.tables import pipeline
+from verl_credit.host.step.trainer import CreditSteps
+from verl_credit.host.step.v1_host import V1Host
 from verl_credit.names import CLIP_SCALE
 from verl_credit.records.run.rollouts import token_steps
 from verl_credit.records.run.tables import (
@@ -58,9 +59,12 @@ def kept(tmp_path, monkeypatch, *overrides, without=(), rejected=(0,)):
     }  # fmt: skip
     fields = {name: value for name, value in fields.items() if name not in without}
 
-    def read(batch, *names):
+    def read(batch, *names, rows=None):
         cut = {
-            name: [fields[name][row, : len(turns.response_ids[row])] for row in batch.keys]
+            name: [
+                fields[name][row, : len(turns.response_ids[row])]
+                for row in (batch.keys if rows is None else rows)
+            ]
             for name in names
             if name in fields
         }
@@ -71,7 +75,9 @@ def kept(tmp_path, monkeypatch, *overrides, without=(), rejected=(0,)):
 
     monkeypatch.setattr(store, "read", read)
     config, batch = config_with(*overrides), Handle(list(range(9)))
-    credited = credited_rows(batch, step, 7, config.keep_rollouts, entropy="entropy" in fields)
+    host = V1Host(config, None, None)
+    host.enter(batch, {}, step=7, last_step=9, workers=None)
+    credited = credited_rows(host, step, config.keep_rollouts)
     keep_rollouts(tmp_path, batch, turns, credited, 7, config, tokenizer())
     table = read_table(table_path(tmp_path, ROLLOUTS, 7))
     assert table.step == 7 and table.pipeline == pipeline(step)
@@ -200,12 +206,14 @@ def test_a_step_that_is_made_again_has_no_texts_of_before(tmp_path, monkeypatch)
 
 def test_the_trainer_keeps_them_before_its_update(monkeypatch):
     calls = []
-    monkeypatch.setattr("verl_credit.host.step.recorded.keep_rollouts", lambda *given: calls.append(given))
+    monkeypatch.setattr("verl_credit.host.step.trainer.keep_rollouts", lambda *given: calls.append(given))
     monkeypatch.setattr(
         PPOTrainerSync, "_update_actor", lambda self, batch, metrics: calls.append("update") or batch
     )
-    trainer = object.__new__(type("Recorded", (RecordedTrainer, PPOTrainerSync), {}))
-    trainer.run_dir, trainer._turns, trainer.global_steps, trainer.config = "folder", "turns", 4, "config"
-    trainer._credited, trainer.tokenizer = "credited", "tokenizer"
+    trainer = object.__new__(type("Recorded", (CreditSteps, PPOTrainerSync), {}))
+    trainer.recorder, trainer._turns = SimpleNamespace(run_dir="folder"), "turns"
+    trainer.probe = SimpleNamespace(before_update=lambda *_, **__: calls.append("probe") or {})
+    trainer.global_steps, trainer.total_training_steps, trainer.config = 4, 9, "config"
+    trainer._credited, trainer.tokenizer, trainer.actor_rollout_wg = "credited", "tokenizer", None
     assert trainer._update_actor("batch", {}) == "batch"
-    assert calls == [("folder", "batch", "turns", "credited", 4, "config", "tokenizer"), "update"]
+    assert calls == ["probe", ("folder", "batch", "turns", "credited", 4, "config", "tokenizer"), "update"]

@@ -52,8 +52,9 @@ def in_standard_library(module):
 
 
 def test_credit_imports_torch_and_nothing_else():
-    """Beside them only ``verl_credit.errors`` and ``verl_credit.names``, which import the standard library alone."""
-    ours = ("verl_credit.credit", "verl_credit.errors", "verl_credit.names")
+    """Beside them only ``verl_credit.errors`` and ``verl_credit.names``, which import the standard library alone, and
+    ``verl_credit.lazy``, which is torch at its first use."""
+    ours = ("verl_credit.credit", "verl_credit.errors", "verl_credit.names", "verl_credit.lazy")
 
     def forbidden(module):
         return not (in_standard_library(module) or within(module, "torch", *ours))
@@ -62,6 +63,8 @@ def test_credit_imports_torch_and_nothing_else():
     assert not offenders("verl_credit/credit", forbidden)
     for name in ("errors.py", "names.py"):
         assert all(in_standard_library(m) for m in imported_modules(ROOT / "verl_credit" / name))
+    lazy = imported_modules(ROOT / "verl_credit" / "lazy.py")
+    assert all(in_standard_library(module) or module == "torch" for module in lazy)
 
 
 def test_what_serves_on_a_cluster_needs_no_verl():

@@ -16,6 +16,7 @@ PICKLES = ("pickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "mars
 READS = ("load", "loads", "Unpickler", "open")
 SAFE_YAML = re.compile("(C?Safe|C?Base)Loader$")
 ALLOWED = {  # what is found -> why it may stay
+    "verl_credit/recipe/packaged.py: yaml.load(file, LOADER)": "OmegaConf's loader of every recipe, a SafeLoader",
     "verl_credit/credit/laws/laws.py: pickle.loads(pickle.dumps(subject.function))": "its own bytes, of a moment before",
     "verl_credit/recipe/doctor/lengths.py: trust_remote_code=bool(model.get('trust_remote_code'))": (
         "verl's key of the user's model, false unless the user sets it; the run would do the same"
@@ -38,7 +39,7 @@ def unsafe(source: str) -> list[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
             first, _, rest = ast.unparse(node.func).partition(".")
-            name = real.get(first, first) + (f".{rest}" if rest else "")
+            name = real.get(first, first).removeprefix("verl_credit.lazy.") + (f".{rest}" if rest else "")
             found += _in_call(node, name)
         elif isinstance(node, ast.Dict):
             for key, value in zip(node.keys, node.values, strict=True):
@@ -102,6 +103,7 @@ UNSAFE = [
     "eval('1')", "exec(text)", "import os; os.system('ls')", "import subprocess; subprocess.run('ls', shell=True)",
     "import yaml; yaml.load(text)", "import yaml; yaml.load(text, Loader=yaml.FullLoader)", "import yaml; yaml.full_load(t)",
     "import torch; torch.load(f)", "import torch; torch.load(f, weights_only=False)", "from torch import load; load(f)",
+    "from verl_credit.lazy import torch; torch.load(f)",
     "import numpy as np; np.load(f, allow_pickle=True)", "AutoModel.from_pretrained(x, trust_remote_code=True)",
     "AutoModel.from_pretrained(x, trust_remote_code=flag)", "options = {'trust_remote_code': True}",
 ]  # fmt: skip

@@ -83,7 +83,7 @@ KILL_POINTS = (
     KillPoint("scoring", f"{TRAINER}._compute_old_log_prob", who="ray::WorkerDict", call=2),
     KillPoint("scoring", f"{TRAINER}._compute_advantage", who="ray::CreditTaskRunner", call=3),
     KillPoint("update", "verl_credit.host.actor.loss:ppo_loss", who="self", call=3),
-    KillPoint("update", f"{RECORDED}:RecordedTrainer._update_actor", "SIGTERM", call=4),
+    KillPoint("update", f"{TRAINER}._update_actor", "SIGTERM", call=4),
     KillPoint("update", f"{RECORDED}:append_json", "full_disk", call=3),
     KillPoint("saving", f"{RECORDED}:save_state", call=2),
     KillPoint("saving", "torch:save", "cut_file", "self", call=5),
@@ -99,7 +99,7 @@ STEP = "verl_credit.host.step.trainer:CreditSteps"
 ASYNC_KILL_POINTS = (
     KillPoint("saving", f"{RECORDED}:save_state", call=2),
     KillPoint("waiting", f"{STEP}.on_sample_begin", call=3),
-    KillPoint("update", f"{RECORDED}:RecordedTrainer._update_actor", call=3),
+    KillPoint("update", f"{STEP}._update_actor", call=3),
     KillPoint("waiting", f"{STEP}.on_sample_begin", who="ray::HFServer", call=3),
 )
 """Of the asynchronous trainers; in all of them rollouts are under way."""

@@ -127,7 +127,7 @@ class StoredStep:
         monkeypatch.setattr(
             PPOTrainer, "__init__", lambda trainer, config: setattr(trainer, "config", config)
         )
-        tokenizer = make_tokenizer()
+        self.tokenizer = tokenizer = make_tokenizer()
         monkeypatch.setattr(PPOTrainer, "_update_actor", lambda trainer, batch, metrics: batch)
         monkeypatch.setattr(
             PPOTrainer, "_init_tokenizer", lambda trainer: setattr(trainer, "tokenizer", tokenizer)

@@ -14,6 +14,7 @@ from verl_credit.turns.assign import CreditRun, StepCredit, StepInputs
 from verl_credit.turns.book import RowRecord, TurnBatch
 from verl_credit.turns.signals.known import InfoGainSignal
 from verl_credit.turns.token_stage import TokenStage
+from verl_credit.turns.values import TurnValues
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,7 @@ def step_inputs(
         {InfoGainSignal("info_gain"): 1.0} if signals is None else signals,
         None if tokenizer is None else TokenStage(chosen.algorithm, tokenizer),
         tolerated_share=1.0,
+        values=TurnValues.of(chosen),
     )
     return StepInputs(
         run,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoConfig
 
-from kit.missing_families import MISSING
+from kit.families import MISSING
 from verl_credit.policy import families
 from verl_credit.policy.attention.implementation import KERNELS, PREFIX
 from verl_credit.policy.families import (

@@ -8,12 +8,8 @@ import pytest
 import torch
 from torch.autograd import gradcheck
 
-from verl_credit.policy.log_probs import (
-    chunk_tokens,
-    entropy_from_logits,
-    log_probs_and_entropy,
-    log_probs_from_logits,
-)
+from verl_credit.policy.log_prob_path import chunk_tokens
+from verl_credit.policy.log_probs import entropy_from_logits, log_probs_and_entropy, log_probs_from_logits
 
 TOKENS, VOCABULARY = 23, 301
 CHUNKS = (1, 7, 23, 64)  # 7: a last chunk of 2; 64: more than there are

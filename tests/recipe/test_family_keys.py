@@ -10,6 +10,7 @@ from verl_credit.cli import main
 from verl_credit.config.settings import CreditSettings
 from verl_credit.errors import ConfigError, PreflightError
 from verl_credit.policy.families import ATTENTION, PACKED, SCORER, Keys
+from verl_credit.recipe import family
 from verl_credit.recipe.doctor.context import Context
 from verl_credit.recipe.doctor.inputs import ADAPTER, check_family
 from verl_credit.recipe.doctor.result import Status
@@ -76,6 +77,12 @@ def test_a_recipe_gets_what_is_exact_without_a_key_of_the_users(values, keys, of
     assert check_family(Context(None, config)).found == line
     plain = check(of(values), "credit=grpo")
     assert unused(plain, CreditSettings.from_config(plain)) == []
+
+
+def test_installed_kernels_that_were_never_run_are_named(of, monkeypatch):
+    monkeypatch.setattr(family, "find_spec", {"fla": "installed"}.get)
+    assert family_line(check(of(QWEN3_NEXT))).endswith("never run with the kernels of fla that are installed")
+    assert "kernels" not in family_line(check(of({"model_type": "gpt_oss"})))
 
 
 def test_without_the_config_the_proof_decides_and_that_is_said():

@@ -9,6 +9,7 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from kit.recipes import load_config
 from verl_credit.config.settings import CreditSettings
 from verl_credit.host.rollout.agent_manager import CreditAgentLoopManager
+from verl_credit.host.step import start
 from verl_credit.host.step.trainer import CreditTrainer
 from verl_credit.records.run.files import EVENTS
 
@@ -29,9 +30,9 @@ def notes(tmp_path, monkeypatch, *overrides, steps=40):
     config = load_config("lab", [*overrides, f"run_dir={tmp_path}", "trainer.total_epochs=1"])
     trainer = object.__new__(CreditTrainer)
     trainer.config, trainer.settings = config, CreditSettings.from_config(config)
-    trainer.run_dir, trainer.total_training_steps = tmp_path, steps
+    trainer.total_training_steps, trainer.ahead = steps, None
     trainer.watch, trainer._worker_notes = SimpleNamespace(), {}
-    trainer._of_rollout_server = lambda method: None
+    monkeypatch.setattr(start, "of_rollout_server", lambda config, method: None)
     monkeypatch.setattr(PPOTrainerSync, "fit", lambda self, manager: None)
     trainer.fit(Manager())
     rows = [json.loads(line) for line in (tmp_path / EVENTS).read_text().splitlines()]

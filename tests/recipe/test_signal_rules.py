@@ -67,7 +67,7 @@ def test_the_key_and_the_page_name_every_signal():
     (key,) = (key for key in our_keys() if key.name == "algorithm.turn_signal")
     page = Path(__file__).parents[2] / "docs/turn-signals.md"
     for name in (*SIGNALS, "column:NAME"):
-        assert name in key.expected and name in key.field.description and f"| `{name}` |" in page.read_text()
+        assert name in key.expected and name in key.sentence and f"| `{name}` |" in page.read_text()
 
 
 def test_without_information_gain_nothing_is_scored():
@@ -103,6 +103,12 @@ def test_a_judge_is_bound_but_not_called():
         ([f"{SIGNAL}=os.abort"], SIGNAL, "Python's own"),
         ([*INFOPO, f"{SCORER}=server"], SCORER, "use branch or rows"),
         ([f"{SEVERAL}={{info_gain:1,infopo:1}}", f"{SCORER}=server"], SCORER, "algorithm.turn_signals={"),
+        ([f"{SIGNAL}=lapo"], SCORER, "in rows of its own; set it to rows"),
+        (
+            [f"{SEVERAL}={{info_gain:1,lapo:1}}", f"{SCORER}=server"],
+            SCORER,
+            "in rows of its own; set it to rows",
+        ),
         ([*INFOPO, f"{ROLLOUT}.temperature=0.7"], f"{ROLLOUT}.temperature", "set it to 1"),
         ([*INFOPO, f"{SCORER}=rows", f"{BYPASS}=true"], BYPASS, "which are then not computed"),
     ],
@@ -208,6 +214,17 @@ def test_infopo_measures_no_gain_and_reads_the_scorers_keys():
     assert "no gold answer" in shown and "information gain:" not in shown
     assert unused(config) == ["algorithm.info_gain_type=log_prob_diff"]
     assert "signal=infopo scorer=rows | gain every 2 steps after 0" in chosen.banner()
+
+
+def test_lapo_measures_no_gain_and_reads_how_the_gold_answer_is_written():
+    written = ["algorithm.info_gain_aliases=mean", "algorithm.info_gain_prefix=So"]
+    given = [f"{SIGNAL}=lapo", f"{SCORER}=rows", *written, "algorithm.info_gain_type=log_prob_diff"]
+    config = check(*given)
+    chosen, shown = CreditSettings.from_config(config), explanation("lab", config)
+    assert (chosen.scores_gain, chosen.scores_gold, chosen.uses_scorer) == (False, True, True)
+    assert "turn signal: lapo" in shown and "'[DELETE]' in place of the turn" in shown
+    assert unused(config) == ["algorithm.info_gain_type=log_prob_diff"]
+    assert "signal=lapo scorer=rows gold=mean" in chosen.banner()
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ def halved(tables, *, share: float = 0.5):
 
 
 def from_values(tables):
-    raise AssertionError("called without values")
+    raise AssertionError("called with values" if tables.value_B_K1 is not None else "called without values")
 
 
 from_values.needs, from_values.reads = ("value_B_K1",), ("rewards", "values")
@@ -112,10 +112,10 @@ def test_a_signal_with_gaps_is_taken_by_every_mode_that_compares_whole_returns()
 
 
 @pytest.mark.parametrize("mode", ["turn_gae", f"{HERE}.from_values"])
-def test_a_mode_that_needs_values_is_refused_because_no_critic_makes_them(mode):
+def test_a_mode_that_needs_values_is_refused_without_them(mode):
     error = refused(f"{MODE}={mode}")
     assert (error.key, error.value) == (MODE, mode)
-    assert "needs value_B_K1, and this trainer has no critic" in error.accepted
+    assert "needs value_B_K1, and algorithm.turn_values is null: set it to group, features" in error.accepted
 
 
 def test_a_text_option_is_one_of_its_choices():
@@ -127,7 +127,7 @@ def test_a_text_option_is_one_of_its_choices():
 def test_modes_with_anchors_need_no_signal_and_take_a_state_of_ones_own():
     from verl_credit.config.settings import CreditSettings
 
-    for mode in ("gigpo", "hgpo"):
+    for mode in ("gigpo", "hgpo", "g2po", "gagpo"):
         assert CreditSettings.from_config(check(f"{MODE}={mode}")).turn_signals == {}
     check(f"{MODE}=gigpo", f"algorithm.turn_anchor={HERE}.first_words", f"+{PARAMS}.step_weight=0.5")
     check(f"{MODE}=gigpo", "algorithm.turn_signal=info_gain")

@@ -10,7 +10,7 @@ from kit.recipes import load_config
 from kit.tiny_models import tiny_model
 from kit.turn_rows import Row, lost_row, padding_row, turn_batch
 from verl_credit.errors import ConfigError
-from verl_credit.host.step.store import TrainerForward
+from verl_credit.host.step.v1_host import V1Host
 from verl_credit.names import HIDDEN_SPANS, HIDDEN_STATES, READ_HIDDEN
 from verl_credit.policy.packed import PackedPolicy
 from verl_credit.study.forward import PackedRows
@@ -67,7 +67,8 @@ def test_through_the_store(turns, monkeypatch):
     kept = FakeStore().install(monkeypatch)
     keys, spans = [str(row) for row in range(len(BATCH))], before_turns(turns)
     batch = KVBatchMeta(keys=keys, tags=[{} for _ in keys], partition_id="train", fields=[])
-    forward = TrainerForward(batch, None, load_config("lab"))
+    forward = V1Host(load_config("lab"), lambda batch, metrics: batch, None)
+    forward.enter(batch, {}, step=1, last_step=1, workers=None)
     forward.read_hidden(turns, spans)
     assert forward.batch.extra_info[READ_HIDDEN]
     given = kept.kv_batch_get(keys, "train", [HIDDEN_SPANS])[HIDDEN_SPANS]
@@ -75,7 +76,7 @@ def test_through_the_store(turns, monkeypatch):
     states = [100 * row + torch.arange(3.0 * max(1, len(of))) for row, of in enumerate(spans)]
     for key, state in zip(keys, states, strict=True):
         kept.rows["train", key][HIDDEN_STATES] = state.bfloat16()
-    forward.ran(forward.batch)
+    forward.log_probs()
     table = hidden_table(forward, spans)
     assert READ_HIDDEN not in forward.batch.extra_info and table.dtype == torch.bfloat16
     assert table[1].float().nan_to_num(-1).tolist() == [[100, 101, 102], [103, 104, 105], [-1, -1, -1]]

@@ -62,7 +62,7 @@ def keys_page() -> str:
 
 
 def _row(key: Key) -> str:
-    cells = (f"`{key.name}`", f"`{written(key.default)}`", key.expected, key.field.description or "")
+    cells = (f"`{key.name}`", f"`{written(key.default)}`", key.expected, key.sentence)
     return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
 
 

@@ -118,7 +118,7 @@ def place_of_answers(config: Config, settings: CreditSettings, scorer: Scorer) -
     if settings.scores_gain and scorer.in_rollout:
         length = rollout.max_model_len
         return None if length is None else Place(MODEL_LEN, length, length - DRAWN - row, 1)
-    contexts = scorer.answers_behind_row(config) if settings.scores_gain else 0
+    contexts = scorer.answers_behind_row(config) if settings.scores_gold else 0
     if not contexts or not actor.use_dynamic_bsz:
         return None
     budget = rollout.log_prob_max_token_len_per_gpu

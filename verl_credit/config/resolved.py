@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from functools import reduce
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, Node, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from verl_credit.errors import ConfigError
@@ -79,8 +79,16 @@ def leaves(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def written(config: DictConfig) -> dict[str, Any]:
-    """Returns the configuration as plain data, with interpolations unresolved."""
-    return OmegaConf.to_container(config, resolve=False)
+    """Returns the configuration as plain data, with interpolations unresolved: OmegaConf's `to_container`, but much
+    faster, because a configuration that is composed of YAML has no other nodes than these."""
+
+    def plain(node: Node) -> Any:
+        content = node._value()
+        if isinstance(content, dict):
+            return {name: plain(one) for name, one in content.items()}
+        return [plain(one) for one in content] if isinstance(content, list) else content
+
+    return plain(config)
 
 
 def resolved(

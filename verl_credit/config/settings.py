@@ -10,8 +10,8 @@ from verl_credit.credit.token.token_transforms import TRANSFORMS
 from verl_credit.names import ADV_ESTIMATOR, LOSS_MODE
 from verl_credit.policy.families import ATTENTION
 
-INFO_GAIN, INFOPO = "info_gain", "infopo"
-FORWARD_SIGNALS = {INFO_GAIN, INFOPO}
+INFO_GAIN, INFOPO, LAPO = "info_gain", "infopo", "lapo"
+FORWARD_SIGNALS = {INFO_GAIN, INFOPO, LAPO}
 """Turn signals that are scored with the policy's forward, in the steps that `scores_at` names."""
 
 
@@ -62,9 +62,19 @@ class CreditSettings:
         return INFOPO in self.turn_signals
 
     @property
+    def deletes_turns(self) -> bool:
+        """The turn signal lapo is on, which scores the gold answer without a turn."""
+        return LAPO in self.turn_signals
+
+    @property
+    def scores_gold(self) -> bool:
+        """A turn signal needs the gold answer's log-probs."""
+        return self.scores_gain or self.deletes_turns
+
+    @property
     def uses_scorer(self) -> bool:
         """A turn signal needs `info_gain_scorer`."""
-        return self.scores_gain or self.masks_observations
+        return self.scores_gold or self.masks_observations
 
     @property
     def ratio_level(self) -> str:
@@ -84,6 +94,7 @@ class CreditSettings:
         a = self.algorithm
         known = {
             "gamma": a.gamma,
+            "lam": a.lam,
             "alpha": a.adv_rescale_alpha,
             "clip_beta": self.clip_beta,
             "norm_by_std": a.norm_adv_by_std_in_grpo,
@@ -126,6 +137,8 @@ class CreditSettings:
             )
         if self.masks_observations:
             parts.append(f"signal=infopo scorer={a.info_gain_scorer}")
+        if self.deletes_turns:
+            parts.append(f"signal=lapo scorer={a.info_gain_scorer} gold={a.info_gain_aliases}")
         if self.uses_scorer and (a.info_gain_every > 1 or a.info_gain_warmup_steps):
             parts.append(f"gain every {a.info_gain_every} steps after {a.info_gain_warmup_steps}")
         if self.scores_gain:
@@ -156,6 +169,8 @@ def _pipeline(a: Algorithm) -> list[str]:
             parts.append(f"hicra={a.hicra.alpha:g}")
         if transform.needs_planning:
             parts.append(f"planning={a.planning.detector}")
+    if a.turn_values:
+        parts.append(f"values={a.turn_values} ridge={a.turn_values_ridge:g} replay={a.turn_values_replay}")
     if a.tied_groups != "keep":
         parts.append(f"tied_groups={a.tied_groups}")
     return parts

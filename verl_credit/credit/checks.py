@@ -1,10 +1,11 @@
 """Argument checks; their errors name the argument, the row and what is expected."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable
 
-import torch
-
 from verl_credit.errors import did_you_mean
+from verl_credit.lazy import torch
 
 
 def check_tensor(name: str, tensor: object) -> None:

@@ -4,12 +4,13 @@ All comparisons within a group (outcomes of one prompt, gains of one prompt and 
 `group_stats`, in float64.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import torch
-
 from verl_credit.credit.checks import as_bool, as_group_ids, check_dims, check_shape, refuse_rows
+from verl_credit.lazy import torch
 
 VARIANCE_FLOOR = 1e-8  # released A2TGPO: std = sqrt(var + 1e-8)
 SOLVED_ABOVE = 0.5  # a row is solved if its outcome is above it

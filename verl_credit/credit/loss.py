@@ -1,8 +1,9 @@
 """Clipped policy loss with the importance ratio of a token, of a turn, or of the whole trajectory."""
 
-import torch
+from __future__ import annotations
 
 from verl_credit.credit.checks import check_name, check_shape, output_dtype
+from verl_credit.lazy import torch
 
 
 def turn_policy_loss(

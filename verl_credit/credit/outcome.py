@@ -1,12 +1,13 @@
 """The outcome operators: how a prompt's outcomes become an advantage per trajectory."""
 
-from collections.abc import Callable
+from __future__ import annotations
 
-import torch
+from collections.abc import Callable
 
 from verl_credit.credit.checks import check_name, check_shape, output_dtype, refuse_rows
 from verl_credit.credit.groups import EPS, finite_rows, group_stats, minus_others, over_std
 from verl_credit.credit.operator import CENTRED, NORMALISED, Operator, Range
+from verl_credit.lazy import torch
 
 OUTCOME_OPERATORS: dict[str, Operator] = {}
 

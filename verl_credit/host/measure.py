@@ -8,18 +8,18 @@ another answer than before, the turns are valued after that answer, and such rol
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
 
+from omegaconf import DictConfig
 from verl.trainer.ppo.v1.trainer_base import register_trainer
 
 from verl_credit.errors import ConfigError, IntegrityError, PreflightError
 from verl_credit.host.measured_rows import Generator, Row, Wanted, reaches, replayed, trajectory_of
-from verl_credit.host.step.store import TrainerForward
 from verl_credit.host.step.trainer import CreditTrainer
 from verl_credit.names import MEASURE_MODE
 from verl_credit.records.run import events
@@ -30,6 +30,7 @@ from verl_credit.study.fidelity.request import REQUEST, RESULT, ROLLOUTS, TABLE,
 from verl_credit.study.fidelity.result import as_dict, table, write_result
 from verl_credit.study.fidelity.rows import turn_batch
 from verl_credit.turns.book import TurnBatch
+from verl_credit.turns.scorers import Forward
 from verl_credit.worlds.rollouts.protocol import State
 from verl_credit.worlds.rollouts.rollout import Groups, Start, Trajectory
 from verl_credit.worlds.rollouts.sampler import Ids, digest
@@ -38,10 +39,10 @@ from verl_credit.worlds.rollouts.sampler import Ids, digest
 @register_trainer(MEASURE_MODE)
 class MeasuringTrainer(CreditTrainer):
     def fit(self, agent_loop_manager):
-        request = Request.read(self.run_dir)
-        if request is None:
+        run_dir = self.recorder.run_dir
+        if (request := Request.read(run_dir)) is None:
             raise IntegrityError(
-                f"trainer.v1.trainer_mode={MEASURE_MODE}: {self.run_dir} has no {REQUEST}; `verl-credit fidelity` starts it"
+                f"trainer.v1.trainer_mode={MEASURE_MODE}: {run_dir} has no {REQUEST}; `verl-credit fidelity` starts it"
             )
         self._check_workers(agent_loop_manager)
         self.agent_loop_manager = agent_loop_manager
@@ -54,35 +55,53 @@ class MeasuringTrainer(CreditTrainer):
             self._shutdown_dump_executor()
 
     def _measure(self, request: Request) -> None:
-        say = Throttled(partial(events.note, self.run_dir, "fidelity"), f"fidelity {request.name}")
-        subject, out = RunSubject(self, request, say), Path(request.out)
+        say = Throttled(partial(events.note, self.recorder.run_dir, "fidelity"), f"fidelity {request.name}")
+        data = questions_of(request, self.config, self.train_dataset, self.val_dataset)
+        parts = self.watch, self.agent_loop_manager, self.replay_buffer
+        generate = Generator(self.config, data, *parts, step=self.global_steps)
+        subject = RunSubject(request, self.config, self.tokenizer, data, generate, self._forward, say)
+        out = Path(request.out)
         result = measure(subject, request, say=say, enough=request.timer(), prompts_at_once=1)
         write_text(out / TABLE, "\n".join(table(subject.name, result)) + "\n")
         write_result(out / RESULT, request.settings, [as_dict(subject, result) | {"swaps": {}}])
 
+    def _forward(self) -> Forward:
+        """The actor's workers; the engine sleeps from here on, as in training."""
+        self.checkpoint_manager.sleep_replicas()
+        return self._enter(None, {})
+
+
+def questions_of(
+    request: Request, config: DictConfig, train: Sequence[dict], test: Sequence[dict]
+) -> list[dict]:
+    """The first rows of the data that the request names. Raises IntegrityError where there are fewer."""
+    key, rows = ("val_files", test) if request.split == "test" else ("train_files", train)
+    if request.prompts > len(rows):
+        raise IntegrityError(f"--prompts {request.prompts}: {config.data[key]} (data.{key}) has {len(rows)}")
+    return [rows[number] for number in range(request.prompts)]
+
 
 class RunSubject:
-    """The policy of ``trainer``, which has loaded it and whose engine is ready. ``say`` gets the progress of rollouts."""
+    """The policy that a trainer has loaded, and whose engine is ready. ``data``: the rows of its questions; ``forward``: the
+    trainer's log-probs, for which the engine sleeps; ``say`` gets the progress of rollouts."""
 
     def __init__(
-        self, trainer, request: Request, say: Callable[[float, str], None] = lambda share, text: None
+        self,
+        request: Request,
+        config: DictConfig,
+        tokenizer,
+        data: list[dict],
+        generate: Callable[[Sequence[Wanted]], Iterable[list[Row]]],
+        forward: Callable[[], Forward],
+        say: Callable[[float, str], None] = lambda share, text: None,
     ):
-        self.name, self.step, self.config = request.policy, request.step, trainer.config
-        self.tokenizer, self._trainer, self._say = trainer.tokenizer, trainer, say
+        self.name, self.step, self.config, self.data = request.policy, request.step, config, data
+        self.tokenizer, self._generate, self._forward, self._say = tokenizer, generate, forward, say
         self._path, self._about = Path(request.out) / ROLLOUTS, request.about
         self.engine = request.about["engine"]
-        key, dataset = "train_files", trainer.train_dataset
-        if request.split == "test":
-            key, dataset = "val_files", trainer.val_dataset
-        if request.prompts > len(dataset):
-            raise IntegrityError(
-                f"--prompts {request.prompts}: {self.config.data[key]} (data.{key}) has {len(dataset)}"
-            )
-        self.data = [dataset[number] for number in range(request.prompts)]
-        self.truths = [row["reward_model"]["ground_truth"] for row in self.data]
+        self.truths = [row["reward_model"]["ground_truth"] for row in data]
         # Agent loops render the prompts: their tokens are known when a rollout is back.
-        self.prompts = [State(question, 0, ()) for question in range(len(self.data))]
-        self._generate = Generator(trainer, self.data)
+        self.prompts = [State(question, 0, ()) for question in range(len(data))]
         self._turns: dict[Ids, list[Ids]] = {}
         self._question: dict[Ids, int] = {}
 
@@ -111,10 +130,8 @@ class RunSubject:
         )
 
     @contextmanager
-    def forward(self) -> Iterator[TrainerForward]:
-        """The actor's workers; the engine sleeps from here on, as in training."""
-        self._trainer.checkpoint_manager.sleep_replicas()
-        yield TrainerForward(None, self._trainer.actor_rollout_wg, self.config)
+    def forward(self) -> Iterator[Forward]:
+        yield self._forward()
 
     def _from_prompts(self, starts: Sequence[Start]) -> list[list[Row]]:
         """Rollouts are written as they come, because an engine without seeds would not make the same ones again."""

@@ -8,10 +8,12 @@ from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 
 import numpy as np
+from omegaconf import DictConfig
 from verl.utils import tensordict_utils as tu
 from verl.utils.dataset.rl_dataset import collate_fn
 
 from verl_credit.errors import IntegrityError
+from verl_credit.host.rollout.agent_manager import RolloutWatch
 from verl_credit.host.rollout.engine_client import DRAW, REPLAY, replay_column
 from verl_credit.host.step import store
 from verl_credit.turns.requests import turn_spans
@@ -68,10 +70,14 @@ class Wanted:
 
 
 class Generator:
-    """Makes rollouts. ``data[question]`` is the row of the data set, as verl's loader has it."""
+    """Makes rollouts. ``data[question]`` is the row of the data set, as verl's loader has it; ``loops`` and ``buffer`` are
+    the trainer's agent loops and replay buffer, ``step`` its step."""
 
-    def __init__(self, trainer, data: Sequence[dict]):
-        self._trainer, self._data = trainer, data
+    def __init__(
+        self, config: DictConfig, data: Sequence[dict], watch: RolloutWatch, loops, buffer, *, step: int
+    ):
+        self._config, self._data, self._step = config, data, step
+        self._watch, self._loops, self._buffer = watch, loops, buffer
 
     def __call__(self, wanted: Sequence[Wanted]) -> Iterator[list[Row]]:
         """Yield the rollouts of each, as they come, as many at a time as a step of training has, which engine and search
@@ -79,8 +85,7 @@ class Generator:
 
         Raises IntegrityError where one is missing, fails every time, or is neither right nor wrong.
         """
-        config = self._trainer.config
-        most = config.data.train_batch_size * config.actor_rollout_ref.rollout.n
+        most = self._config.data.train_batch_size * self._config.actor_rollout_ref.rollout.n
         pieces = [piece for one in wanted for piece in pieces_of(one, most)]
         groups = (group for part in parts_of(pieces, most) for group in self._without_faults(part))
         for one in wanted:
@@ -107,14 +112,13 @@ class Generator:
         return groups
 
     def _made(self, wanted: Sequence[Wanted]) -> list[list[Row]]:
-        trainer, uids = self._trainer, [str(uuid.uuid5(uuid.NAMESPACE_OID, one.name)) for one in wanted]
-        trainer.watch.begin(sum(one.count for one in wanted))
-        store.announce_prompts(uids, PARTITION, trainer.global_steps)
-        trainer.agent_loop_manager.generate_sequences(self._batch(wanted, uids))
-        batch, _ = trainer.replay_buffer.sample(
-            global_steps=trainer.global_steps, partition_id=PARTITION, batch_size=len(wanted)
-        )
-        trainer.watch.settle(len(batch.keys))
+        uids = [str(uuid.uuid5(uuid.NAMESPACE_OID, one.name)) for one in wanted]
+        self._watch.begin(sum(one.count for one in wanted))
+        store.announce_prompts(uids, PARTITION, self._step)
+        self._loops.generate_sequences(self._batch(wanted, uids))
+        sampled = {"global_steps": self._step, "partition_id": PARTITION, "batch_size": len(wanted)}
+        batch, _ = self._buffer.sample(**sampled)
+        self._watch.settle(len(batch.keys))
         rows = self._rows(batch)
         store.clear(batch)
         groups = []
@@ -139,7 +143,7 @@ class Generator:
             columns[name] = np.empty(len(wanted), dtype=object)
             columns[name][:] = values
         batch = tu.get_tensordict(columns)
-        tu.assign_non_tensor_data(batch, "global_steps", self._trainer.global_steps)
+        tu.assign_non_tensor_data(batch, "global_steps", self._step)
         tu.assign_non_tensor_data(batch, "validate", True)
         return batch
 

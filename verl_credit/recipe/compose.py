@@ -16,12 +16,9 @@ from traceback import walk_tb
 from typing import NamedTuple
 
 from hydra import compose, initialize_config_dir
-from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.types import Quote, QuotedString
-from hydra.core.plugins import Plugins
 from hydra.errors import HydraException, MissingConfigException
-from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
@@ -30,7 +27,7 @@ from verl_credit.config.keys import LOSS, defaults_tree
 from verl_credit.config.keys.section import no_value
 from verl_credit.config.resolved import data, resolved
 from verl_credit.errors import ConfigError, ConfigErrors, did_you_mean
-from verl_credit.recipe import files
+from verl_credit.recipe import files, packaged
 from verl_credit.recipe.auto import decide_auto
 from verl_credit.recipe.family import policy_values
 from verl_credit.recipe.files import folders, recipes_folder, verl_folder
@@ -163,6 +160,7 @@ def _quiet() -> Iterator[None]:
 
 
 ConfigStore.instance().store("credit_keys", node=defaults_tree(), package="_global_", provider="verl_credit")
+packaged.register()
 
 
 _READ_DEFAULTS = ("hydra._internal.config_repository", "hydra._internal.defaults_list")
@@ -187,20 +185,6 @@ def compose_recipe(name: str, overrides: Sequence[str], config_dir: str | None =
         if not isinstance(config[key], DictConfig):
             raise ConfigError(key=key, value=config[key], accepted="expected a section with keys")
     return config
-
-
-class SearchPath(SearchPathPlugin):
-    """Adds the shipped recipes and verl's configuration to the folders where a recipe's parts are searched.
-
-    verl's folder is a path, because ``pkg://verl.trainer.config`` would import verl, which takes several seconds.
-    """
-
-    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
-        for provider, folder in ((files.RECIPES, recipes_folder()), ("verl", verl_folder())):
-            search_path.append(provider, f"file://{folder}")
-
-
-Plugins.instance().register(SearchPath)
 
 
 def _refusal(name: str, overrides: Sequence[str], config_dir: str | None, error: Exception) -> ConfigError:

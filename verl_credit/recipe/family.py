@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from importlib.util import find_spec
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -34,6 +35,8 @@ OVERRIDE = "actor_rollout_ref.model.override_config"
 BYPASS = "algorithm.rollout_correction.bypass_mode"
 PROMPT, RESPONSE = "data.max_prompt_length", "data.max_response_length"
 MODEL_LEN, ENGINE = "actor_rollout_ref.rollout.max_model_len", "actor_rollout_ref.rollout.name"
+RECURRENT_KERNELS = ("fla", "causal_conv1d", "mamba_ssm")
+"""transformers' recurrent layers take these where they are installed. They need a GPU, and were never run."""
 EVALUATED = "old_log_probs are computed without it, so that the ratios of an update differ from 1 before its first step"
 
 
@@ -124,4 +127,8 @@ def family_line(config: Config) -> str:
         key for key, value in leaves(data(select(config, OVERRIDE)) or {}) if value == 0 and is_random(key, 1)
     ]
     zero = f"; {', '.join(off)} of the model set to 0 ({EVALUATED})" if off else ""
-    return f"family: {family.name}, {keys}: {family.why}{zero}"
+    kernels = ", ".join(name for name in RECURRENT_KERNELS if family.mixes and find_spec(name))
+    untried = (
+        f"; its layers were never run with the kernels of {kernels} that are installed" if kernels else ""
+    )
+    return f"family: {family.name}, {keys}: {family.why}{zero}{untried}"

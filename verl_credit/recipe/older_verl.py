@@ -124,6 +124,8 @@ INSTEAD = {
     "algorithm.use_info_gain": "algorithm.info_gain_norm_mode=joint, IGPO's mode",
     "algorithm.gigpo": "algorithm.info_gain_norm_mode=gigpo, whose options are keys of algorithm.turn_params",
     "algorithm.hgpo": "algorithm.info_gain_norm_mode=hgpo, whose options are keys of algorithm.turn_params",
+    "algorithm.g2po": "algorithm.info_gain_norm_mode=g2po, whose options are keys of algorithm.turn_params",
+    "algorithm.less_negative": "algorithm.info_gain_norm_mode=calibadv, whose options are keys of algorithm.turn_params",
     f"{ROLLOUT}.micro_batch_size": f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu=N",
 }
 """What to write in place of a key whose value has another meaning here."""

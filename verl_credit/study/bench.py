@@ -148,7 +148,7 @@ def agreed(
 
 def _subject(name: str, config: DictConfig, folder: Path, prompts: int, step: int) -> Subject:
     lab = Path(config.lab.dir)
-    policy, questions = load_policy(folder), lab / "train.parquet"
+    policy, questions = load_policy(folder), Path(config.data.train_files)
     return make_subject(name, config, *policy, questions=questions, lab=lab, prompts=prompts, step=step)
 
 

@@ -47,11 +47,9 @@ class PackedRows:
 class PackedForward(PackedRows):
     """Serves the scorer ``branch`` for one batch, without a gradient: `carry` appends answers to its rows."""
 
-    def __init__(self, policy: PackedPolicy, turns: TurnBatch, log_prob_B_T: torch.Tensor):
+    def __init__(self, policy: PackedPolicy, turns: TurnBatch):
         super().__init__(policy)
-        self._log_prob_B_T = log_prob_B_T
         self._rows = [torch.tensor(p + r) for p, r in zip(turns.prompt_ids, turns.response_ids, strict=True)]
-        self._lengths = [len(ids) for ids in turns.response_ids]
         self._carried: list[torch.Tensor] = []
 
     @torch.no_grad()
@@ -92,9 +90,6 @@ class PackedForward(PackedRows):
 
     def carried(self) -> list[torch.Tensor]:
         return self._carried
-
-    def written(self) -> list[torch.Tensor]:
-        return [row[:n] for row, n in zip(self._log_prob_B_T, self._lengths, strict=True)]
 
 
 def _answers(encoded: torch.Tensor) -> Iterator[tuple[int, tuple[int, ...]]]:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 
 from verl_credit.credit import turn_policy_loss
 from verl_credit.credit.loss import aggregate
+from verl_credit.names import CLIP_SCALE
 from verl_credit.policy.packed import PackedPolicy, families
 from verl_credit.study.forward import PackedForward
-from verl_credit.turns.assign import CreditRun, StepCredit, assign, step_inputs
+from verl_credit.turns.assign import CreditRun, StepCredit, StepInputs, assign
 from verl_credit.turns.book import TurnBatch
-from verl_credit.turns.gains import plan_gains
-from verl_credit.turns.token_stage import TokenInputs
+from verl_credit.turns.step import credited as give_credit
+from verl_credit.turns.step import scored
 
 
 @dataclass(frozen=True)
@@ -113,6 +114,85 @@ def _loss(batch, objective, part, log_prob_b_T, entropy_b_T, tokens):
     return loss, metrics
 
 
+class TwinHost(PackedForward):
+    """A step of the twin as a `turns.step.StepHost`. Its rows are in memory, and its estimator is `assign` itself."""
+
+    def __init__(
+        self,
+        policy: PackedPolicy,
+        turns: TurnBatch,
+        outcome_B: torch.Tensor,
+        group_B: torch.Tensor,
+        *,
+        step: int,
+        planned_steps: int,
+        entropy: bool,
+        say: Callable[[str], None] = print,
+    ) -> None:
+        super().__init__(policy, turns)
+        self.step, self.planned_steps, self.last_step = step, planned_steps, planned_steps
+        self.metrics: dict[str, float] = {}
+        self.state: dict | None = None
+        self._turns, self._outcome_B, self._group_B = turns, outcome_B, group_B
+        self._entropy, self._say = entropy, say
+        self.prompts, self.responses = (
+            [torch.tensor(row) for row in ids] for ids in (turns.prompt_ids, turns.response_ids)
+        )
+        padded_B_T = torch.nn.utils.rnn.pad_sequence(self.responses, batch_first=True)
+        self._fields = {"responses": padded_B_T, "response_mask": turns.response_mask_B_T}
+
+    def turns(self, columns: Iterable[str] = ()) -> TurnBatch:
+        return self._turns
+
+    def read(self, *names: str, rows: list[int] | None = None) -> dict[str, torch.Tensor]:
+        found = {name: self._fields[name] for name in names if name in self._fields}
+        return found if rows is None else {name: values[rows] for name, values in found.items()}
+
+    def write(self, name: str, values_B_T: torch.Tensor) -> None:
+        self._fields[name] = values_B_T
+
+    def order(self) -> None:
+        """The rows are in the order of their prompts already."""
+
+    @torch.no_grad()
+    def log_probs(self) -> None:
+        mask_B_T = self._turns.response_mask_B_T.bool()
+        rows = self.prompts, self.responses, mask_B_T
+        log_prob_B_T, entropy_B_T = self._policy.responses(*rows, entropy=self._entropy)
+        self.write("old_log_probs", log_prob_B_T)
+        if entropy_B_T is not None:
+            self.write("entropy", entropy_B_T)
+
+    def written(self) -> list[torch.Tensor]:
+        log_prob_B_T = self._fields["old_log_probs"]
+        return [row[: len(ids)] for row, ids in zip(log_prob_B_T, self.responses, strict=True)]
+
+    def estimate(self, inputs: StepInputs) -> StepCredit:
+        credit = assign(inputs, self._outcome_B, self._group_B, self._turns.response_mask_B_T.bool())
+        self.write("advantages", credit.advantage_B_T.float())
+        return credit
+
+    def report(self, metrics: Mapping[str, float]) -> None:
+        self.metrics.update(metrics)
+
+    def note(self, kind: str, text: str | None) -> None:
+        if text:
+            self._say(text)
+
+    def keep(self, state: dict | None) -> None:
+        self.state = state
+
+    def stop(self) -> None:
+        self.last_step = self.step + 1
+
+    def batch(self) -> UpdateBatch:
+        """The rows for `update`, once they have their credit."""
+        names = ("old_log_probs", "advantages", CLIP_SCALE)
+        mask_B_T = self._turns.response_mask_B_T.bool()
+        tables = self._turns.turn_ids_B_T, mask_B_T, *(self._fields[name] for name in names)
+        return UpdateBatch(self.prompts, self.responses, *tables)
+
+
 def credited(
     run: CreditRun,
     policy: PackedPolicy,
@@ -124,33 +204,8 @@ def credited(
     planned_steps: int,
 ) -> tuple[UpdateBatch, StepCredit, dict[str, float]]:
     """(rows for `update`, the step's credit, metrics of gains and tokens). ``step`` counts from 1."""
-    prompts, responses = ([torch.tensor(i) for i in ids] for ids in (turns.prompt_ids, turns.response_ids))
-    mask_B_T, tokenwise = turns.response_mask_B_T.bool(), run.stage.active
-    with torch.no_grad():
-        log_prob_B_T, entropy_B_T = policy.responses(prompts, responses, mask_B_T, entropy=tokenwise)
-    forward, metrics = PackedForward(policy, turns, log_prob_B_T), {}
-    plan = plan_gains(turns, run.settings, run.tokenizer, scored=run.settings.scores_at(step))
-    if plan.scored:
-        plan = plan.scorer.before_forward(plan, forward)
-    inputs = step_inputs(run, plan, forward, metrics, step=step, planned_steps=planned_steps)
-    if tokenwise:
-        tokens = TokenInputs(
-            step=step,
-            mask_B_T=mask_B_T,
-            token_ids_B_T=torch.nn.utils.rnn.pad_sequence(responses, batch_first=True),
-            log_prob_B_T=log_prob_B_T,
-            entropy_B_T=entropy_B_T,
-            row_valid_B=turns.row_valid_B,
-        )
-        inputs = replace(inputs, tokens=tokens)
-    credit = assign(inputs, outcome_B, group_B, mask_B_T)
-    rows = UpdateBatch(
-        prompts,
-        responses,
-        turns.turn_ids_B_T,
-        mask_B_T,
-        log_prob_B_T,
-        credit.advantage_B_T.float(),
-        credit.clip_scale_B_T.float(),
-    )
-    return rows, credit, metrics | credit.metrics
+    steps = {"step": step, "planned_steps": planned_steps}
+    host = TwinHost(policy, turns, outcome_B, group_B, **steps, entropy=run.stage.active)
+    inputs, _ = scored(host, run, host.turns())
+    credit = give_credit(host, inputs)
+    return host.batch(), credit, host.metrics

@@ -6,36 +6,32 @@ The trainer, the twin and `fidelity` make `StepInputs` after the policy's forwar
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from hashlib import blake2b
 from typing import Any
 
-import torch
-
-from verl_credit.config.settings import FORWARD_SIGNALS, CreditSettings
+from verl_credit.config.settings import FORWARD_SIGNALS, INFOPO, LAPO, CreditSettings
 from verl_credit.credit import TurnCredit, spread, turn_table
 from verl_credit.credit.groups import SOLVED_ABOVE
-from verl_credit.credit.plugins import TurnInputs, load
-from verl_credit.credit.turn.anchors import exact_anchors, similar_anchors
+from verl_credit.credit.plugins import TurnInputs
 from verl_credit.credit.turn.turn_credit import BatchTables, credit_of
 from verl_credit.errors import IntegrityError
+from verl_credit.lazy import torch
 from verl_credit.records.run.alarms import ANSWER_WHEN_SOLVED
+from verl_credit.turns.anchors import anchor_table, observations
 from verl_credit.turns.book import TurnBatch
 from verl_credit.turns.gains import score_gains, score_infopo
+from verl_credit.turns.lapo import score_lapo
 from verl_credit.turns.scorers import Forward, GainPlan
 from verl_credit.turns.signals.known import signals_of
 from verl_credit.turns.signals.signal import Signal, StepRows, step_rewards
 from verl_credit.turns.token_stage import TokenInputs, TokenStage
-
-ANCHORS = ("observation", "prefix")
-ANCHOR_KEY = "algorithm.turn_anchor"
+from verl_credit.turns.values import TurnValues
 
 
 @dataclass(frozen=True)
 class CreditRun:
-    """The parts that all steps of a run share. Only the token level's SEPA controller changes between steps."""
+    """The parts that all steps of a run share. The token level's SEPA controller and the values change between steps."""
 
     settings: CreditSettings
     tokenizer: Any
@@ -47,14 +43,22 @@ class CreditRun:
     """The share of a signal's turn rewards that may be missing (``faults.max_lost_rewards``)."""
     note: Callable[[str], None] = print
     """The function that gets messages about missing rewards and their reason."""
+    values: TurnValues | None = None
+    """The values of turns' states (`algorithm.turn_values`), for a turn mode that reads them."""
 
     @classmethod
     def of(cls, settings: CreditSettings, tokenizer, **faults) -> CreditRun:
         """verl's own estimators have neither turn signals nor a token level. ``faults``: share and note."""
         if not settings.turn_estimator:
             return cls(settings, tokenizer)
-        stage = TokenStage(settings.algorithm, tokenizer)
-        return cls(settings, tokenizer, signals_of(settings), stage, **faults)
+        stage, values = TokenStage(settings.algorithm, tokenizer), TurnValues.of(settings)
+        return cls(settings, tokenizer, signals_of(settings), stage, values=values, **faults)
+
+    @property
+    def columns(self) -> list[str]:
+        """The data file's columns that turn signals and values read."""
+        readers = [*self.signals, *([self.values.provider] if self.values else [])]
+        return [name for reader in readers for name in reader.columns]
 
 
 @dataclass(frozen=True)
@@ -65,9 +69,12 @@ class StepInputs:
     turns: TurnBatch
     gain_B_K: torch.Tensor
     has_gain_B_K: torch.Tensor
-    infopo_B: Sequence[Sequence[float]] | None = None
+    scored_B: Mapping[str, Sequence[Sequence[float]] | None] = field(default_factory=dict)
+    """The values of signals that the forward scores (`StepRows`)."""
     answer_B: torch.Tensor | None = None
     """The gold answer's probability before the answer turn (`Gains`); None where no gain was planned."""
+    gold_B_K1: torch.Tensor | None = None
+    """That before every turn."""
     scored: bool = True
     """False: no gain and no infopo is measured in this step (`info_gain_every`, `info_gain_warmup_steps`)."""
     gain_scale: float = 1.0
@@ -115,8 +122,9 @@ def step_inputs(
 ) -> StepInputs:
     """The inputs after the forward of the step; ``metrics`` gets the gains' metrics."""
     gains = score_gains(plan, forward, metrics)
-    infopo_B, scales = score_infopo(plan, forward), run.settings.curriculum_at(step, planned_steps)
-    given = gains.info_gain_B_K, gains.turn_mask_B_K, infopo_B, gains.answer_B
+    scored_B = {INFOPO: score_infopo(plan, forward), LAPO: score_lapo(plan, forward)}
+    scales = run.settings.curriculum_at(step, planned_steps)
+    given = gains.info_gain_B_K, gains.turn_mask_B_K, scored_B, gains.answer_B, gains.gold_B_K1
     return StepInputs(run, plan.turns, *given, plan.scored, *scales)
 
 
@@ -134,7 +142,7 @@ def assign(
     run, turns = inputs.run, inputs.turns
     _check_outcomes(inputs, outcome_B)
     rows = StepRows(
-        turns, run.tokenizer.decode, outcome_B, group_B, inputs.gain_B_K, inputs.has_gain_B_K, inputs.infopo_B
+        turns, run.tokenizer.decode, outcome_B, group_B, inputs.gain_B_K, inputs.has_gain_B_K, inputs.scored_B
     )
     tables, signals, metrics = _tables(inputs, rows)
     if inputs.answer_B is not None:
@@ -181,6 +189,10 @@ def _tables(inputs: StepInputs, rows: StepRows) -> tuple[BatchTables, dict, dict
     optional, algorithm = {"turn_tokens_B_K1": table.n_tokens_B_K1}, run.settings.algorithm
     if algorithm.algorithm_mode is not None or "anchor_B_K1" in algorithm.turn_mode.tables:
         optional["anchor_B_K1"] = anchor_table(run.settings, rows)
+    if run.values is not None:
+        earned_B_K = torch.where(has_reward_B_K, reward_B_K, 0.0)
+        of_values = run.values.of_step(rows, inputs, earned_B_K, table.n_tool_turns_B)
+        optional["value_B_K1"], metrics = of_values[0], metrics | of_values[1]
     known = reward_B_K, has_reward_B_K, rows.group_B, turns.row_valid_B, table.n_tool_turns_B
     return BatchTables(rows.outcome_B, *known, optional), signals, metrics
 
@@ -240,59 +252,3 @@ def group_numbers(uids) -> torch.Tensor:
     """Prompt ids of any type -> 0, 1, ... in order of first appearance."""
     number: dict = {}
     return torch.tensor([number.setdefault(uid, len(number)) for uid in uids])
-
-
-def anchor_table(settings: CreditSettings, rows: StepRows) -> torch.Tensor:
-    """anchor_B_K1: equal ids are equal states of a prompt, -1 is none.
-
-    ``turn_anchor`` observation: the state is the last observation (every rollout's first turn starts from the prompt).
-    prefix: the state is all tokens before the turn. Otherwise it is the path of `f(trajectory) -> a state per turn`.
-    """
-    turns, algorithm = rows.turns, settings.algorithm
-    states: list[list[Any]] = [[] for _ in turns.records]
-    own = None if algorithm.turn_anchor in ANCHORS else load(algorithm.turn_anchor, ANCHOR_KEY)
-    observed = observations(rows) if algorithm.turn_anchor == "observation" else []
-    for row in rows.turns.valid_rows:
-        n_turns = int(turns.n_turns_B[row])
-        if own is not None:
-            states[row] = _own_states(own, algorithm.turn_anchor, rows, row, n_turns)
-        elif algorithm.turn_anchor == "prefix":
-            turn_ids, digest, before = turns.turn_ids_B_T[row].tolist(), blake2b(digest_size=16), 0
-            for start in map(turn_ids.index, range(n_turns)):
-                digest.update(array("q", turns.response_ids[row][before:start]))
-                states[row].append(digest.digest())
-                before = start
-        else:
-            states[row] = ["", *observed[row]][:n_turns]
-    groups, columns = rows.group_B.tolist(), rows.gain_B_K.shape[1] + 1
-    try:
-        if algorithm.turn_anchor_similarity is None:
-            return exact_anchors(states, groups, columns=columns)
-        order = [tuple(ids) for ids in turns.response_ids]  # the same whatever the order of the batch
-        threshold = algorithm.turn_anchor_similarity
-        return similar_anchors(states, groups, threshold=threshold, row_key_B=order, columns=columns)
-    except (TypeError, ValueError) as error:
-        raise IntegrityError(f"{ANCHOR_KEY}={algorithm.turn_anchor}: {error}") from error
-
-
-def observations(rows: StepRows) -> list[list[str]]:
-    """The tools' texts, per row and tool turn; an empty list for an invalid row."""
-    texts: list[list[str]] = [[] for _ in rows.turns.records]
-    for row in rows.turns.valid_rows:
-        texts[row] = [turn.observation for turn in rows.trajectory(row).tool_turns]
-    return texts
-
-
-def _own_states(own, name: str, rows: StepRows, row: int, n_turns: int) -> list:
-    try:
-        states = own(rows.trajectory(row))
-    except Exception as error:
-        text = " ".join(f"{type(error).__name__}: {error}".split())
-        raise IntegrityError(f"{ANCHOR_KEY}={name} raised for row {row}: {text}") from error
-    if not isinstance(states, list | tuple) or len(states) != n_turns:
-        got = f"{len(states)} states" if isinstance(states, list | tuple) else type(states).__name__
-        raise IntegrityError(
-            f"{ANCHOR_KEY}={name} returned {got} for row {row}; expected a list with a state for each of its {n_turns} "
-            "turns, None where there is none"
-        )
-    return list(states)

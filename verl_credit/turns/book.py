@@ -13,8 +13,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from operator import index
 
-import torch
-
+from verl_credit.lazy import torch
 from verl_credit.names import ROW_RECORD, TURN_IDS, TURN_REWARDS
 
 STOP_REASONS = ("answer", "no_answer", "turn_length", "bad_call", "length", "max_turns", "tool_fault")

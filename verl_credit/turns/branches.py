@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-
+from verl_credit.lazy import torch
 from verl_credit.turns.book import TurnBatch
 from verl_credit.turns.requests import Request
 

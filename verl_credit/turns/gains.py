@@ -14,13 +14,13 @@ from __future__ import annotations
 from math import isfinite, nan
 from typing import NamedTuple
 
-import torch
-
 from verl_credit.config.settings import CreditSettings
 from verl_credit.credit import info_gain
 from verl_credit.errors import IntegrityError
+from verl_credit.lazy import torch
 from verl_credit.turns.book import TurnBatch
 from verl_credit.turns.branches import plan_branches
+from verl_credit.turns.lapo import deleted_requests
 from verl_credit.turns.requests import PseudoAnswer, Request, gain_requests, score_table, turn_spans
 from verl_credit.turns.scorers import SCORERS, Forward, GainPlan
 
@@ -33,6 +33,8 @@ class Gains(NamedTuple):
     turn_mask_B_K: torch.Tensor
     answer_B: torch.Tensor
     """Probability of the gold answer after the row's last scored context; NaN where none was scored."""
+    gold_B_K1: torch.Tensor
+    """That before every turn."""
 
 
 def plan_gains(turns: TurnBatch, settings: CreditSettings, tokenizer, *, scored: bool = True) -> GainPlan:
@@ -40,9 +42,10 @@ def plan_gains(turns: TurnBatch, settings: CreditSettings, tokenizer, *, scored:
     scored = scored and settings.uses_scorer
     gains = gain_requests(turns, settings, tokenizer) if scored and settings.scores_gain else []
     masked = masked_requests(turns) if scored and settings.masks_observations else []
-    requests = gains + masked
-    scorer = SCORERS[settings.algorithm.info_gain_scorer]
-    return GainPlan(turns, settings, scorer, scored, requests, plan_branches(requests, turns), len(gains))
+    deleted = deleted_requests(turns, settings, tokenizer) if scored and settings.deletes_turns else []
+    requests = gains + masked + deleted
+    scorer, numbers = SCORERS[settings.algorithm.info_gain_scorer], (len(gains), len(masked))
+    return GainPlan(turns, settings, scorer, scored, requests, plan_branches(requests, turns), *numbers)
 
 
 def masked_requests(turns: TurnBatch) -> list[Request]:
@@ -93,7 +96,8 @@ def score_gains(plan: GainPlan, forward: Forward, metrics: dict) -> Gains:
     if not scored:
         rows, width = len(plan.turns.records), _columns(plan) - 1
         no_B_K = torch.zeros(rows, width)
-        return Gains(no_B_K, no_B_K.bool(), torch.full((rows,), nan))
+        no_gold_B_K1 = torch.full((rows, width + 1), nan)
+        return Gains(no_B_K, no_B_K.bool(), no_gold_B_K1[:, 0], no_gold_B_K1)
     return gains_of(plan, *score_answers(plan, forward), metrics)
 
 
@@ -129,13 +133,9 @@ def gains_of(plan: GainPlan, score_B_K1: torch.Tensor, requested_B_K1: torch.Ten
             "run goes on without them"
         )
     gain_B_K = gain.info_gain_B_K if on_error == "drop" else gain.info_gain_B_K.nan_to_num(0.0)
-    return Gains(gain_B_K, gain.turn_mask_B_K, _last_probability(score_B_K1, requested_B_K1))
-
-
-def _last_probability(score_B_K1: torch.Tensor, requested_B_K1: torch.Tensor) -> torch.Tensor:
+    gold_B_K1 = score_B_K1.exp().masked_fill(~requested_B_K1, nan)
     last_B = requested_B_K1.shape[1] - 1 - requested_B_K1.flip(1).int().argmax(dim=1)
-    probability_B = score_B_K1.gather(1, last_B[:, None])[:, 0].exp()
-    return probability_B.masked_fill(~requested_B_K1.any(dim=1), nan)
+    return Gains(gain_B_K, gain.turn_mask_B_K, gold_B_K1.gather(1, last_B[:, None])[:, 0], gold_B_K1)
 
 
 def _columns(plan: GainPlan) -> int:

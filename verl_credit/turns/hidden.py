@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
-
 from verl_credit.config.fit import ULYSSES, turns_at_most
 from verl_credit.config.resolved import Config, select
 from verl_credit.errors import ConfigError
+from verl_credit.lazy import torch
 from verl_credit.turns.book import TurnBatch
 from verl_credit.turns.scorers import Forward
 from verl_credit.turns.scorers.scorer import BYPASS

@@ -6,10 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-import torch
-
 from verl_credit.config.keys import AUTO
 from verl_credit.config.settings import CreditSettings
+from verl_credit.lazy import torch
 from verl_credit.turns.book import TurnBatch
 from verl_credit.turns.header import answer_prefix, assistant_header
 from verl_credit.turns.reward.golds import gold_answers

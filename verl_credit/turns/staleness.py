@@ -13,8 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
-
+from verl_credit.lazy import torch
 from verl_credit.turns.book import TurnBatch
 
 NAME = "credit/staleness"

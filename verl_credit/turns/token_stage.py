@@ -6,8 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-import torch
-
 from verl_credit.config.keys import Algorithm
 from verl_credit.credit.outcome import OUTCOME_OPERATORS
 from verl_credit.credit.planning.anchors import planning_mask_by_anchors
@@ -27,6 +25,7 @@ from verl_credit.credit.token.sepa_controller import SepaController
 from verl_credit.credit.token.token_credit import token_credit, token_stats
 from verl_credit.credit.token.token_transforms import TRANSFORMS
 from verl_credit.credit.token.uncertainty import canonical_kind, uncertainty
+from verl_credit.lazy import torch
 
 
 @dataclass(frozen=True)
@@ -170,7 +169,7 @@ def weight_metrics(weight_B_T: torch.Tensor, mask_B_T: torch.Tensor) -> dict[str
     }
 
 
-Detector = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+Detector = Callable[["torch.Tensor", "torch.Tensor"], "torch.Tensor"]
 
 
 def planning_detector(settings: Algorithm, tokenizer) -> Detector:

@@ -184,3 +184,15 @@ def test_the_retriever_and_its_index(config, monkeypatch):
     assert says(looked_at(config, "retriever")["retriever"], FAIL, "not ready", "all from one index")
     config.search.max_searches = 0
     assert says(inputs.check_retriever(Context(MACHINE, config)), SKIP, "does not search")
+
+
+@pytest.mark.parametrize(("given", "status", "texts"), [
+    (["console", "file"], PASS, ["console, file"]), ("wandb", PASS, ["wandb"]),
+    (["console", "mlflow", "vemlp_wandb"], FAIL,
+     ["trainer.logger=console,mlflow,vemlp_wandb: mlflow, volcengine_ml_platform is not installed"]),
+    ("mlflow", FAIL, ["trainer.logger=mlflow", "install mlflow, or name another logger"]),
+])  # fmt: skip
+def test_a_logger_whose_module_is_missing_is_refused(given, status, texts, config, monkeypatch):
+    monkeypatch.setattr(inputs, "find_spec", {"wandb": "installed"}.get)
+    config.trainer.logger = given
+    assert says(inputs.check_loggers(Context(MACHINE, config)), status, *texts)

@@ -206,15 +206,19 @@ def test_searching_depends_on_the_index_and_on_the_cores():
 @pytest.mark.parametrize(
     ("algorithm", "said"),
     [
-        ({"turn_signal": "infopo"}, True),
-        ({"turn_signals": {"info_gain": 1.0, "infopo": 1.0}}, True),
-        ({"turn_signal": "infopo", "info_gain_norm_mode": "none"}, False),
-        ({"turn_signal": "tool_reward"}, False),
+        ({"turn_signal": "infopo"}, ["infopo"]),
+        ({"turn_signals": {"lapo": 1.0, "infopo": 1.0}}, ["infopo", "lapo"]),
+        ({"turn_signal": "lapo"}, ["lapo"]),
+        ({"turn_signal": "infopo", "info_gain_norm_mode": "none"}, []),
+        ({"turn_signal": "tool_reward"}, []),
     ],
 )
-def test_what_infopo_scores_is_said_not_to_be_counted(algorithm, said):
+def test_what_infopo_and_lapo_score_is_said_not_to_be_counted(algorithm, said):
     plan = make_plan(changed("algorithm", {"info_gain_norm_mode": "joint"} | algorithm))
-    assert said == any("turn signal infopo scores is not counted" in note for note in plan.notes)
+    found = [
+        name for name in ("infopo", "lapo") if any(f"signal {name} scores is not" in n for n in plan.notes)
+    ]
+    assert found == said
 
 
 @pytest.mark.parametrize("place", ["elsewhere", "device"])

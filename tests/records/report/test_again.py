@@ -63,6 +63,8 @@ def test_the_runs_own_settings_give_its_advantages(tmp_path, mode, transform):
     {"advantage_mode": "maxrl"}, {"advantage_mode": "reinforce_pp"}, {"norm_adv_by_std_in_grpo": False},
     {"tied_groups": "skip"}, {"info_gain_norm_mode": "mt_grpo", "turn_params": {"turn_weight": 0.5}}, {"clip_beta": 0.7},
     {"info_gain_norm_mode": "gigpo"}, {"info_gain_norm_mode": "hgpo"},
+    {"info_gain_norm_mode": "turn_gae", "turn_values": "group", "lam": 0.5,
+     "turn_params": {"scale": "rms", "negative": 0.5}},
     {"info_gain_norm_mode": "turn-group", "gains": LOSSES},
 ])  # fmt: skip
 def test_other_keys_of_the_run_act_again(tmp_path, changes):

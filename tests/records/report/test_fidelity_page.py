@@ -34,6 +34,7 @@ def policy(step, **changes):
             "constant": credit("control", pearson=NONE, same_turn=NONE, pairs=NONE, end_pairs=NONE),
         },
         "gradients": {},
+        "headroom": {},
         "swaps": {},
         "integrity": [
             {"name": "turn 1", "mean": 0.01, "z": -3.5, "n": 3},
@@ -79,7 +80,9 @@ def test_a_policy_has_its_table_its_pictures_and_its_checks():
 def test_gradients_have_a_table_and_two_pictures():
     of = {name: VALUE for name in ("own", "own_difference", "bias", "signal_to_noise")}
     silent = dict.fromkeys(of, NONE)
-    html, said = page(policy(3, gradients={"none, grpo": of, "constant": silent}))
+    given = {"gradients": {"none, grpo": of, "constant": silent}, "headroom": {"says": "Worth it? <Yes>."}}
+    html, said = page(policy(3, **given))
+    assert "Worth it? &lt;Yes&gt;." in said
     assert html.count("data:image/svg") == 5
     assert "minus GRPO" in said and "constant undefined undefined undefined undefined" in said
 

@@ -13,7 +13,7 @@ def write_turns(folder, step, advantages, clips, rewards, valid=None):
     n = len(advantages)
     same = {
         "uid": "a", "group": 0, "turn": 0, "answer": False, "tokens": 1, "has_reward": True, "signals": [],
-        "z": None, "anchor": None, "outcome": 0.0, "outcome_advantage": 0.0,
+        "z": None, "anchor": None, "value": None, "outcome": 0.0, "outcome_advantage": 0.0,
     }  # fmt: skip
     columns = {name: [value] * n for name, value in same.items()} | {
         "row": list(range(n)), "advantage": advantages, "clip_scale": clips, "reward": rewards,
@@ -82,3 +82,14 @@ def test_sepa_phases_and_reasons(folder):
     assert list(lines(found["Variance of uncertainty"])) == ["planning, before"]
     assert lines(found["Time by phase"]) == {"gen": {1: 2.0}, "update actor": {1: 1.0}}
     assert lines(found["Why rollouts stopped"]) == {"answer": {1: 0.75}, "turn length": {1: 0.25}}
+
+
+def test_a_run_with_values_shows_what_they_explain(tmp_path):
+    name = "credit/values/explained_variance"
+    steps = [
+        training(step) | {name: value, f"{name}_of_changes": change}
+        for step, value, change in ((1, 0.1, -0.2), (2, 0.5, 0.1))
+    ]
+    write_lines(tmp_path / "metrics.jsonl", steps)
+    panel = drawn(tmp_path)["Explained variance of values"]
+    assert lines(panel) == {"outcomes": {1: 0.1, 2: 0.5}, "changes": {1: -0.2, 2: 0.1}}

@@ -9,7 +9,7 @@ import pytest
 from kit.recipes import load_config
 from verl_credit.recipe.rules import validate
 from verl_credit.records.report.write import write_report
-from verl_credit.records.run.alarms import ALARMS, ANSWER_WHEN_SOLVED, Watch, table
+from verl_credit.records.run.alarms import ALARMS, ANSWER_WHEN_SOLVED, EXPLAINED_VARIANCE, Watch, table
 from verl_credit.records.run.events import note
 from verl_credit.records.run.files import METRICS, VALIDATION, append_json
 
@@ -29,6 +29,7 @@ HEALTHY = {
     "credit/groups/tied": 8.0,
     "credit/groups/all_failed": 3.0,
     HELD_OUT: 0.7,
+    EXPLAINED_VARIANCE: 0.5,
 }
 STUCK = {"credit/groups/all_failed": 5.0}
 # alarm: what falls or grows after ten healthy steps; by a little less, which is none yet
@@ -44,6 +45,7 @@ COLLAPSES = {
     "answers_stop": ({"credit/stop/answer": 0.44}, {"credit/stop/answer": 0.46}),
     "gradients_grow": ({"actor/grad_norm": 2.1}, {"actor/grad_norm": 1.9}),
     "no_contrast": ({"credit/groups/tied": 15.0}, {"credit/groups/tied": 14.0}),
+    "values_say_nothing": ({EXPLAINED_VARIANCE: 0.04}, {EXPLAINED_VARIANCE: 0.06}),
     "gradient_not_finite": ({"actor/grad_norm": math.inf}, {"actor/grad_norm": 0.5}),
 }
 

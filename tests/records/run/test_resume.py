@@ -156,6 +156,10 @@ def test_every_rank_has_its_files_and_another_number_of_ranks_is_refused(tmp_pat
             "actor_rollout_ref.actor.strategy=fsdp2, and this run has fsdp",
         ),
         (
+            {"algorithm__turn_values": "features"},
+            "is of a run with algorithm.turn_values=group, and this run has features: its values were fitted on other",
+        ),
+        (
             {"actor_rollout_ref__model__override_config__hidden_size": 32},
             "is of a model with hidden_size=64, and ",
         ),
@@ -164,6 +168,7 @@ def test_every_rank_has_its_files_and_another_number_of_ranks_is_refused(tmp_pat
 def test_a_checkpoint_that_does_not_fit_the_run_is_refused(tmp_path, of, keys, said):
     folder = saved_run(tmp_path, 5)
     before = {"actor_rollout_ref.model.lora_rank": "0", "actor_rollout_ref.actor.strategy": "fsdp2"}
+    before["algorithm.turn_values"] = "group"
     write_text(folder / "global_step_5" / STATE, json.dumps({"config": before}))
     write_text(folder / "global_step_5/actor/huggingface/config.json", json.dumps({"hidden_size": 64}))
     right = {

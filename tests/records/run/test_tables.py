@@ -22,8 +22,8 @@ PIPELINE = {"mode": "none"}
 def turns(n=2, **changes):
     line = {
         "uid": "a", "group": 0, "row": 0, "turn": 0, "answer": False, "tokens": 5, "has_reward": True, "reward": 0.1,
-        "z": 0.5, "signals": [("info_gain", 0.1)], "anchor": None, "advantage": 0.5, "clip_scale": 1.0, "valid": True,
-        "outcome": 1.0, "outcome_advantage": 0.25,
+        "z": 0.5, "signals": [("info_gain", 0.1)], "anchor": None, "value": None, "advantage": 0.5, "clip_scale": 1.0,
+        "valid": True, "outcome": 1.0, "outcome_advantage": 0.25,
     }  # fmt: skip
     return {name: [value] * n for name, value in (line | changes).items()}
 
@@ -33,7 +33,14 @@ def test_what_is_written_is_read(tmp_path):
     table = read_table(path)
     assert path.name == "turns_000012.parquet" and (table.step, table.pipeline) == (12, PIPELINE)
     assert table.columns["reward"] == [0.1, 0.1] and table.columns["signals"][0] == [("info_gain", 0.1)]
-    assert table.columns["anchor"] == [None, None]
+    assert table.columns["anchor"] == table.columns["value"] == [None, None]
+
+
+def test_a_table_from_before_values_is_read(tmp_path):
+    path = write_table(tmp_path, TURNS, 1, turns(value=0.5), PIPELINE)
+    assert read_table(path).columns["value"] == [0.5, 0.5]
+    parquet.write_table(parquet.read_table(path).drop_columns("value"), path)
+    assert read_table(path).columns["value"] == [None, None]
 
 
 def test_a_step_made_again_replaces_its_own_and_leaves_nothing_beside_it(tmp_path):

@@ -1,7 +1,5 @@
 """max_hours: the step that is made last, by a clock of our own."""
 
-from types import SimpleNamespace
-
 import pytest
 
 from kit.recipes import load_config
@@ -74,14 +72,17 @@ def test_a_limit_without_checkpoints_is_refused():
 
 
 def test_an_early_end_does_not_move_the_curriculum(tmp_path):
-    from verl_credit.host.step.trainer import CreditTrainer
+    from verl_credit.host.step.recorded import Recorder
+    from verl_credit.host.step.v1_host import V1Host
 
-    config = load_config("lab", [f"run_dir={tmp_path}", "algorithm.info_gain_curriculum.gain=[1,0]"])
-    trainer = object.__new__(CreditTrainer)
-    trainer.run_dir, trainer.config = tmp_path, SimpleNamespace(max_hours=1.0)
-    trainer._limit, trainer._shortened_from = TimeLimit(1e-9, Clock()), None
-    trainer.global_steps, trainer.total_training_steps = 2, 101
-    trainer._keep_time({"step": 100.0, "gen": 50.0})
-    assert trainer.total_training_steps == 3  # what verl stops at
+    config = load_config(
+        "lab", [f"run_dir={tmp_path}", "algorithm.info_gain_curriculum.gain=[1,0]", "max_hours=1"]
+    )
+    host, recorder = V1Host(config, None, None), Recorder(config)
+    recorder._limit = TimeLimit(1e-9, Clock())
+    host.enter(None, {}, step=2, last_step=101, workers=None)
+    recorder.finished(host, {}, {"step": 100.0, "gen": 50.0}, last=False)
+    assert host.last_step == 3  # what verl stops at
+    host.enter(None, {}, step=3, last_step=3, workers=None)
     settings = CreditSettings.from_config(config)
-    assert settings.curriculum_at(3, trainer.planned_steps)[0] == pytest.approx(0.98)
+    assert settings.curriculum_at(3, host.planned_steps)[0] == pytest.approx(0.98)

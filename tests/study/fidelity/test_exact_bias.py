@@ -132,10 +132,13 @@ def test_turn_gae_with_exact_values_is_unbiased_at_any_lam_without_gains_and_at_
         found_D = of(turn_credit_of("turn_gae", gains=False, lam=lam), question, 4)
         torch.testing.assert_close(found_D, true(reward, question), **TIGHT)
     torch.testing.assert_close(
-        of(turn_credit_of("turn_gae"), question, 4), true(with_gain(1.0), question), **TIGHT
+        of(turn_credit_of("turn_gae", gains=True), question, 4), true(with_gain(1.0), question), **TIGHT
     )
     assert (
-        cosine(of(turn_credit_of("turn_gae", lam=0.0), question, 4), true(with_gain(1.0), question)) < 0.999
+        cosine(
+            of(turn_credit_of("turn_gae", gains=True, lam=0.0), question, 4), true(with_gain(1.0), question)
+        )
+        < 0.999
     )
 
 

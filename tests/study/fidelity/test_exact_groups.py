@@ -71,7 +71,7 @@ def test_the_expected_gradient_is_the_sum_over_ordered_groups():
 @pytest.mark.parametrize(
     "credit",
     [outcome_credit_of("grpo"), turn_credit_of("turn-group-v1d", alpha=1.0), turn_credit_of("joint"),
-     turn_credit_of("turn_gae")],
+     turn_credit_of("turn_gae", gains=True)],
     ids=lambda credit: credit.name,
 )  # fmt: skip
 def test_sampled_groups_agree_with_the_enumeration(credit):

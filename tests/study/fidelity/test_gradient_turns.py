@@ -10,7 +10,7 @@ import torch
 from kit.tiny_models import exact_norms, tiny_model
 from verl_credit.policy.attention.implementation import AUTO
 from verl_credit.policy.packed import PackedPolicy
-from verl_credit.study.fidelity.credits import per_turn
+from verl_credit.study.fidelity.credits import Credit, per_turn
 from verl_credit.study.fidelity.gradients import (
     CountSketch,
     credited,
@@ -106,7 +106,7 @@ def test_a_turns_gradient_is_that_of_its_written_tokens(model):
 
 def test_a_batchs_sum_is_the_gradient_of_the_trainers_packed_loss(model):
     """Token-mean over both prompts, on-policy: the step of gradient descent is - sum of A G / tokens."""
-    found = credited(GROUPS, turn_gradients(model, PATHS), ADVANTAGES)
+    found = credited(GROUPS, turn_gradients(model, PATHS), Credit("", ADVANTAGES))
     tokens = tokens_of(GROUPS)
     assert tokens.tolist() == [12, 7]
     batch = turn_batch(PATHS, [None])
@@ -142,10 +142,14 @@ def test_true_advantages_stand_in_halves(model):
     ]
     found = true_credit(GROUPS, gradients, turns)
     for half, flat in (("first_P_S", halves["a_first"]), ("second_P_S", halves["a_second"])):
-        wanted = credited(GROUPS, gradients, per_turn(GROUPS, flat)).first_P_S
+        wanted = credited(GROUPS, gradients, Credit("", per_turn(GROUPS, flat))).first_P_S
         np.testing.assert_allclose(getattr(found, half), wanted)
-    star = credited(GROUPS, gradients, per_turn(GROUPS, [turn.a_star for turn in turns]))
+    star = credited(GROUPS, gradients, Credit("", per_turn(GROUPS, [turn.a_star for turn in turns])))
     np.testing.assert_allclose(found.both_P_S, star.both_P_S)
+    parts = tuple(per_turn(GROUPS, half) for half in halves.values())
+    crossed = credited(GROUPS, gradients, Credit("", None, halves=parts))
+    np.testing.assert_allclose(crossed.first_P_S, found.first_P_S)
+    np.testing.assert_allclose(crossed.second_P_S, found.second_P_S)
     one, other = ([gradients[step.state.ids, step.turn_ids] for step in path.steps] for path in GROUPS[0])
     cross = (1.0 * one[0] + 2 * one[1]) @ (1.0 * other[0]) + (3.0 * other[0] + 4 * other[1]) @ (-one[0])
     assert found.square_P[0] == pytest.approx(2 * cross, rel=1e-5)

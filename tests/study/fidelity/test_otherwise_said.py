@@ -11,6 +11,6 @@ from verl_credit.study.stats import Measure
 def test_the_table_says_where_a_star_is_not_exact(otherwise, lines_wanted):
     values = {"a": Value("a", "10", otherwise), "b": Value("b", "11")}
     turn = ScoredTurn(0, 0, 0, "ending", "a", None, 0.5, 0.0, 1.0, 0.1, 0.01, 0.0, None, 1.0)
-    result = Result([[]], [turn], values, [], {}, 1, Measure(None), (0, 0))
+    result = Result([[]], [turn], values, [], {}, {}, 1, Measure(None), (0, 0))
     lines = [line for line in table("p", result) if "gave another answer" in line]
     assert len(lines) == lines_wanted and all("25% of continuations" in line for line in lines)

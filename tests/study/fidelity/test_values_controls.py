@@ -5,7 +5,7 @@ import pytest
 
 from kit.choice_world import exact_value, found, world
 from verl_credit.study.fidelity.agreements import Agreements
-from verl_credit.study.fidelity.credits import brought, monte_carlo, per_turn
+from verl_credit.study.fidelity.credits import brought, flat, monte_carlo, per_turn
 from verl_credit.study.fidelity.values import (
     Value,
     by_second_half,
@@ -40,10 +40,6 @@ def scored(made, values):
     return score_turns(made, values, [[[0.0] * len(t.steps) for t in group] for group in made])
 
 
-def flat(credit):
-    return [one for group in credit.advantages for turns in group for one in turns]
-
-
 def test_advantages_are_those_of_the_scored_turns(made):
     values = valued(made, 8)
     assert true_advantages(made, values) == pytest.approx([turn.a_star for turn in scored(made, values)])
@@ -67,25 +63,57 @@ def test_monte_carlo_is_compared_with_continuations_that_it_does_not_have(made):
     for seed in range(8):
         values = valued(made, 32, seed)
         credits = {credit.name: credit for credit in monte_carlo(made, values, np.random.default_rng(seed))}
-        assert list(credits) == [f"Monte Carlo, {n}" for n in ("4", "8", "16", "16, shuffled")]
-        credit, turns = flat(credits["Monte Carlo, 16"]), scored(made, values)
+        names = ("4", "8", "16", "16, halved", "16, shuffled")
+        assert list(credits) == [f"Monte Carlo, {n}" for n in names]
+        credit, turns = flat(credits["Monte Carlo, 16"].advantages), scored(made, values)
         agreements = Agreements(by_second_half(turns, values), one_half=True, resamples=2)
         tool = [turn.kind == "tool" for turn in turns]
         apart.append(agreements.of(credit).pearson.value)
         shared.append(Agreements(turns, resamples=2).of(credit).pearson.value)
         wanted.append(np.corrcoef(np.array(credit)[tool], np.array(star)[tool])[0, 1])
-        dealt = agreements.of(flat(credits["Monte Carlo, 16, shuffled"])).same_turn.value
+        dealt = agreements.of(flat(credits["Monte Carlo, 16, shuffled"].advantages)).same_turn.value
         assert abs(dealt) < 0.2
     assert np.mean(apart) == pytest.approx(np.mean(wanted), abs=0.04)
     assert np.mean(shared) > np.mean(wanted) + 0.08
 
 
-@pytest.mark.parametrize("continuations, missing", [(8, ["8"]), (12, ["8"]), (6, ["4", "8"])])
-def test_too_few_continuations_for_a_reference_of_their_own_are_said(made, continuations, missing):
+@pytest.mark.parametrize("continuations, missing", [(8, []), (12, []), (6, ["8"]), (2, ["4", "8"])])
+def test_no_more_continuations_are_asked_for_than_the_credit_takes(made, continuations, missing):
     values = {digest(state.ids): Value("", "01" * (continuations // 2)) for state in states_of(made)}
     credits = monte_carlo(made, values, np.random.default_rng(0))
     assert [c.name for c in credits if c.advantages is None] == [f"Monte Carlo, {n}" for n in missing]
-    assert all("--continuations 16" in c.reason for c in credits if c.name == "Monte Carlo, 8")
+    assert all("--continuations 8 at" in c.reason for c in credits if c.name == "Monte Carlo, 8" and c.reason)
+
+
+@pytest.mark.parametrize("continuations", [8, 12])
+def test_parts_of_all_continuations_are_compared_with_the_other_half(made, continuations):
+    """The correlation is that with the exact advantages, though the credit takes continuations of its reference."""
+    exact = {digest(state.ids): exact_value(*found(state.ids)) for state in states_of(made)}
+    star = []
+    for trajectory in (t for group in made for t in group):
+        star += list(
+            np.diff([exact[digest(step.state.ids)] for step in trajectory.steps] + [trajectory.reward])
+        )
+    crossed, shared, wanted = [], [], []
+    for seed in range(12):
+        values = valued(made, continuations, seed)
+        (credit,) = (
+            one for one in monte_carlo(made, values, np.random.default_rng(0)) if one.name == "Monte Carlo, 8"
+        )
+        first, second = (flat(part) for part in credit.halves)
+        assert flat(credit.advantages) == pytest.approx((first + second) / 2)
+        if continuations == 8:
+            assert flat(credit.advantages) == pytest.approx(np.array(true_advantages(made, values)))
+        turns = scored(made, values)
+        agreements = Agreements(turns, resamples=2)
+        agreement = agreements.of_credit(credit)
+        assert agreement.pairs.value is agreement.end_pairs.value is None
+        tool = [turn.kind == "tool" for turn in turns]
+        crossed.append(agreement.pearson.value)
+        shared.append(agreements.of(flat(credit.advantages)).pearson.value)
+        wanted.append(np.corrcoef(flat(credit.advantages)[tool], np.array(star)[tool])[0, 1])
+    assert np.mean(crossed) == pytest.approx(np.mean(wanted), abs=0.04)
+    assert np.mean(shared) > np.mean(wanted) + 0.08
 
 
 def test_an_article_counts_when_it_is_brought_first():

@@ -118,7 +118,8 @@ def test_the_command_prints_a_table_and_goes_on_where_it_was_cut_off(tiny_lab, t
     lines = [
         line for line in said if line.startswith(("none, grpo ", "turn-group-v1d, alpha 0.3", "turn_gae"))
     ]
-    assert len(lines) == 3 and "not measured: it needs values" in lines[-1]
+    assert len(lines) == 10 and not any("not measured" in line for line in lines)
+    assert lines[2].startswith("turn_gae, true values, lam 0 ")
     home = tmp_path / "policy"
     values = (home / "values.jsonl").read_text()
     turns = [json.loads(line) for line in (home / "turns.jsonl").read_text().splitlines()]
@@ -137,7 +138,7 @@ def test_the_command_prints_a_table_and_goes_on_where_it_was_cut_off(tiny_lab, t
     assert {"run", "mode", "control"} >= {credit["kind"] for credit in policy["credits"].values()}
     assert "pearson" in policy["credits"]["brought a needed article"]  # the lab's data name them
     assert "none, grpo" in policy["credits"] and json.loads((home / "fidelity.json").read_text()) == result
-    assert policy["gradients"] == policy["swaps"] == {}
+    assert policy["gradients"] == policy["headroom"] == policy["swaps"] == {}
     (home / "values.jsonl").write_text("\n".join(values.splitlines()[:2]) + "\n")
     assert command(capsys, *words)[0] == 0
     assert (home / "values.jsonl").read_text().splitlines()[:2] == values.splitlines()[:2]
@@ -186,6 +187,9 @@ def test_gradients_of_the_same_credits_in_a_second_table(tiny_lab, tmp_path, cap
     made = {name for name, credit in policy["credits"].items() if "reason" not in credit}
     assert set(policy["gradients"]) == {*made, "Monte Carlo, all continuations"}
     assert policy["gradients"]["none, grpo"]["own"]["value"] is None  # fewer prompts than a batch
+    answer = policy["headroom"]["says"]
+    assert answer in said and answer in (tmp_path / "fidelity.html").read_text()
+    assert "Not known, own cosine needs at least 18 questions" in answer
     assert (tmp_path / "fidelity.html").read_text().count("data:image/svg") == 5
 
 

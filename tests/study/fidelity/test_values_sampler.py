@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from kit.decoded_families import config_of, model_of
+from kit.families import family_config, family_model
 from kit.tiny_models import tiny_model
 from lakes.integrity import Fit
 from verl_credit.policy.generation import BatchGenerator
@@ -150,6 +150,6 @@ def test_a_fit_by_hand():
 
 
 def test_recurrent_layers_are_refused_because_padding_would_enter_their_state():
-    model = model_of(config_of("lfm2"), "sdpa")
+    model = family_model(family_config("lfm2"), "sdpa")
     with pytest.raises(ValueError, match="model_type=lfm2: only models without recurrent layers"):
         ModelDecoder(model, pad_token_id=0)

@@ -27,7 +27,7 @@ from verl_credit.cli.another_run import (
     run_alone,
     write_recipe,
 )
-from verl_credit.cli.fidelity.policies import Policy
+from verl_credit.cli.fidelity.policies import QUESTION_FILES, Policy
 from verl_credit.config.fit import DEFAULT
 from verl_credit.config.keys import AUTO
 from verl_credit.errors import ConfigError, PreflightError
@@ -47,11 +47,14 @@ DECIDES = ("search.", "reward.", "data.max_", "actor_rollout_ref.rollout.", "act
 """The keys that, beside the weights, decide a rollout's continuation and its reward."""
 
 
-def why_by_run(config: DictConfig) -> str | None:
-    """The reason why a policy of this run cannot be rolled out in this process; None where it can."""
+def why_by_run(config: DictConfig, split: str = "train") -> str | None:
+    """The reason why a policy of this run cannot be rolled out in this process; None where it can.
+
+    ``split``: whose questions are asked. Those of a file outside of the lab's folder may not be the lab's.
+    """
     if "lab" not in config:
         return "the run is not of the lab"
-    reward, train = config.reward.custom_reward_function, str(config.data.train_files)
+    reward, key = config.reward.custom_reward_function, QUESTION_FILES.get(split)
     own = {
         DEFAULT: OmegaConf.select(config, DEFAULT) not in (None, AGENT_NAME),
         **dict.fromkeys(tools_given(config), True),
@@ -60,7 +63,7 @@ def why_by_run(config: DictConfig) -> str | None:
         "search.shuffle_seed": config.search.shuffle_seed is not None,
         f"{MULTI_TURN}.max_user_turns": bool(config.actor_rollout_ref.rollout.multi_turn.max_user_turns),
         "reward.custom_reward_function.path": reward.path != OURS,
-        "data.train_files": not Path(train).is_relative_to(config.lab.dir),
+        **({key: not Path(str(OmegaConf.select(config, key))).is_relative_to(config.lab.dir)} if key else {}),
     }
     return next((f"{key}={OmegaConf.select(config, key)}" for key, is_own in own.items() if is_own), None)
 
@@ -132,7 +135,7 @@ def _about(config: DictConfig, checkpoint: Path | None, request: Request) -> dic
     decides = {key: text for key, text in deciding_keys(config).items() if key.startswith(DECIDES)}
     decides.pop("actor_rollout_ref.rollout.seed", None)
     files = [*tools_given(config).values(), config.reward.custom_reward_function.path]
-    data = config.data.train_files if request.split == "train" else config.data.val_files
+    data = OmegaConf.select(config, QUESTION_FILES[request.split])
     weights = checkpoint / "actor" if checkpoint is not None else config.actor_rollout_ref.model.path
     return {
         "policy": [request.policy, _stamps([weights])],

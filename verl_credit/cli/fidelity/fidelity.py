@@ -85,7 +85,7 @@ def fidelity(
     with one_thread(), modules_from_here():
         _check(request)
         policies = policies_of(folder, step_numbers(steps), lab)
-        why = by_run.why_by_run(policies[0].config)
+        why = by_run.why_by_run(policies[0].config, split)
         through_run = engine == "run" or (engine == "auto" and why is not None)
         if through_run:
             of_sampler = {"--gradient": gradient, "--swaps": swaps, "--parallel": parallel, "--lab": lab}

@@ -5,13 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from omegaconf import DictConfig
+import pyarrow
+import pyarrow.parquet
+from omegaconf import DictConfig, OmegaConf
 
 from verl_credit.cli.saved_run import CONFIG, checkpoints_of, run_config, saved_step, saved_steps
-from verl_credit.errors import PreflightError
+from verl_credit.errors import ConfigError, PreflightError
 from verl_credit.recipe.compose import load_config, quoted
 from verl_credit.records.run.state import last_checkpoint
 from verl_credit.study.fidelity.subject import Subject, load_checkpoint, load_policy, make_subject
+
+QUESTION_FILES = {"train": "data.train_files", "test": "data.val_files"}
+"""The key of a run that names a split's file. The split ``dev`` is the lab's own."""
+COLUMNS = ("prompt", "reward_model")
 
 
 @dataclass(frozen=True)
@@ -30,9 +36,29 @@ class Policy:
     def load(self, *, lab: Path | None, split: str, prompts: int | None) -> Subject:
         """Loads the policy. ``lab``: the lab's present folder; None for the configuration's."""
         lab = Path(lab or self.config.lab.dir).expanduser().resolve()
+        questions = self._questions(split, lab)
         policy = (load_checkpoint if self.step else load_policy)(self.folder)
-        given = {"questions": lab / f"{split}.parquet", "lab": lab, "prompts": prompts, "step": self.step}
+        given = {"questions": questions, "lab": lab, "prompts": prompts, "step": self.step}
         return make_subject(str(self.folder), self.config, *policy, **given)
+
+    def _questions(self, split: str, lab: Path) -> Path:
+        """The file with the questions of the split. Raises ConfigError where a run's is not one."""
+        key = QUESTION_FILES.get(split)
+        if self.step is None or key is None:
+            return lab / f"{split}.parquet"
+        path = in_lab(Path(OmegaConf.select(self.config, key)), self.config, lab)
+        try:
+            has = pyarrow.parquet.read_schema(path).names
+        except (OSError, pyarrow.ArrowInvalid):
+            has = []
+        if missing := set(COLUMNS) - set(has):
+            raise ConfigError(
+                key=key,
+                value=str(path),
+                accepted=f"expected a parquet file with the columns {' and '.join(COLUMNS)} "
+                f"({'has no ' + ', '.join(sorted(missing)) if has else 'it cannot be read as one'})",
+            )
+        return path
 
 
 def step_numbers(text: str | None) -> list[int] | None:
@@ -94,9 +120,14 @@ def _start(config: DictConfig, lab: Path | None) -> Path:
     path = Path(config.actor_rollout_ref.model.path)
     if "lab" not in config:  # it may be a hub name, which the run itself loads
         return path
-    if lab is not None and path.is_relative_to(config.lab.dir):
-        path = lab.expanduser().resolve() / path.relative_to(config.lab.dir)
+    if lab is not None:
+        path = in_lab(path, config, lab.expanduser().resolve())
     if not path.is_dir():
         where = f"actor_rollout_ref.model.path={path}"
         raise PreflightError(f"--steps 0: {where} does not exist; expected a folder (--lab, if it was moved)")
     return path
+
+
+def in_lab(path: Path, config: DictConfig, lab: Path) -> Path:
+    """The same place in the lab's present folder, if the path is below the configuration's."""
+    return lab / path.relative_to(config.lab.dir) if path.is_relative_to(config.lab.dir) else path

@@ -188,13 +188,15 @@ def _credit(config: DictConfig, settings: CreditSettings) -> Iterator[Stage]:
 
 
 def _options(settings: CreditSettings) -> str:
-    """The options of the turn mode as this run sets them, and the state that defines its anchors."""
+    """The options of the turn mode as this run sets them, the state that defines its anchors, and its values."""
     a, mode = settings.algorithm, settings.algorithm.turn_mode
     chosen = {**mode.options, **settings.turn_options}
     elsewhere = ("outcome_operator", "gain_scale", "outcome_scale")
     options = [f"{name}={value}" for name, value in redact_value("", chosen).items() if name not in elsewhere]
     if "anchor_B_K1" in mode.tables:
         options += [f"turn_anchor={a.turn_anchor}", f"turn_anchor_similarity={a.turn_anchor_similarity}"]
+    if "value_B_K1" in mode.tables:
+        options += [f"turn_values={a.turn_values}"]
     return " ".join([*options, f"tied_groups={a.tied_groups}"])
 
 

@@ -23,7 +23,7 @@ from verl_credit.names import ADV_ESTIMATOR
 
 AUTO = "auto"
 DETECTORS = ("grams", "anchors")
-TURN_SIGNALS = (AUTO, "none", "info_gain", "infopo", "tool_reward", "column:NAME")
+TURN_SIGNALS = (AUTO, "none", "info_gain", "infopo", "lapo", "tool_reward", "column:NAME")
 SCORERS = (AUTO, "branch", "rows", "server")
 
 AtLeast0 = Annotated[float, Field(ge=0)]
@@ -150,7 +150,7 @@ class Algorithm(Section):
     turn_params: Params = {}
     """Options of the turn mode that have no key of their own (`verl-credit modes` lists them)."""
     turn_signal: Annotated[named(TURN_SIGNALS), When(reads.turn_level)] = AUTO
-    """Turn reward: info_gain, infopo, tool_reward, column:NAME, none, my_module.my_signal; auto: what the mode needs."""
+    """Turn reward: info_gain, infopo, lapo, tool_reward, column:NAME, none, my_module.my_signal; auto: the mode's own."""
     turn_signals: Annotated[
         dict[str, float] | None,
         Expected("null, or a mapping of turn signals to weights"),
@@ -164,9 +164,22 @@ class Algorithm(Section):
     turn_signal_params: Annotated[Params, When(lambda s: any(map(reads.is_path, s.turn_signals)))] = {}
     """Handed to turn signals of yours."""
     turn_anchor: Annotated[named(("observation", "prefix")), When(reads.anchored)] = "observation"
-    """State that a turn starts from (gigpo, hgpo, your algorithm): the last observation, or all tokens before the turn."""
+    """State that a turn starts from (gigpo, hgpo, g2po, gagpo): the last observation, or all tokens before the turn."""
     turn_anchor_similarity: Annotated[Annotated[float, Field(gt=0, lt=1)] | None, When(reads.anchored)] = None
     """Texts with at least this difflib ratio are one state; null: only equal texts are."""
+    turn_values: Annotated[
+        str | None,
+        Expected("null, group, features, column:NAME, or a dotted path to your own (my_module.my_features)"),
+        When(reads.values_read),
+    ] = None
+    """Values for turn_gae: a regression on the prompt's other outcomes and the turn (group), and on what is observed
+    (features: the gold answer was read, searches, its measured probability; or a column; or your function's numbers)."""
+    turn_values_replay: Annotated[Count, When(reads.valued)] = 4
+    """Earlier steps whose turns join each fit; saved with checkpoints."""
+    turn_values_ridge: Annotated[float, Field(gt=0), When(reads.valued)] = 0.03
+    """Penalty of the fit's weights, on features of variance 1 and per turn."""
+    turn_values_folds: Annotated[int, Field(ge=2), When(reads.valued)] = 8
+    """A step's prompts are split into so many folds, each valued by a fit that has not seen it."""
     turn_judge: TurnJudge = Field(default_factory=TurnJudge)
     tied_groups: Annotated[Literal["keep", "skip"], When(reads.ours)] = "keep"
     """A question whose rollouts all score the same keeps training on gains (released code), or is skipped."""
@@ -200,20 +213,20 @@ class Algorithm(Section):
     """prob_diff (paper) or log_prob_diff (released code); of exp(mean log-prob of the gold answer's tokens)."""
     info_gain_first_turn: Annotated[Literal[tuple(FIRST_TURN)], When(reads.gains)] = "prior"
     """prior: the first turn's gain is measured against the bare prompt. none: the first turn has no gain (released code)."""
-    info_gain_context: Annotated[Literal["observation", "call"], When(reads.gains)] = "observation"
+    info_gain_context: Annotated[Literal["observation", "call"], When(reads.gold)] = "observation"
     """observation: the context includes what the turn's search returned. call: it ends at the call (released code)."""
     info_gain_template: Annotated[
-        str, Field(pattern=r"^auto$|\{answer\}"), Expected("auto, or a text with {answer}"), When(reads.gains)
+        str, Field(pattern=r"^auto$|\{answer\}"), Expected("auto, or a text with {answer}"), When(reads.gold)
     ] = AUTO
     """The text scored after each context: a text with {answer}; auto: the form of the row's answers, a tag or a box."""
     info_gain_prefix: Annotated[
         str,
         Predicate(lambda prefix: "{answer}" not in prefix),
         Expected('auto, the text between a context and algorithm.info_gain_template, or "" for none'),
-        When(reads.gains),
+        When(reads.gold),
     ] = AUTO
     """Written before the template. auto: what the chat template writes before an answer, as Qwen3's empty thought."""
-    info_gain_aliases: Annotated[Literal["max", "mean", "first"], When(reads.gains)] = "max"
+    info_gain_aliases: Annotated[Literal["max", "mean", "first"], When(reads.gold)] = "max"
     """The probability of several gold answers: the highest, their mean, or the first answer's."""
     info_gain_scorer: Annotated[Literal[SCORERS], When(reads.scorer)] = AUTO
     """branch: answers join their rows' old_log_probs forward; rows: a row for every context; server: the rollout server;
@@ -229,6 +242,8 @@ class Algorithm(Section):
         Share, When(lambda s: not s.turn_estimator or "gamma" in s.algorithm.turn_mode.options)
     ] = 1.0
     """Discount of later turns' rewards."""
+    lam: Annotated[Share, When(lambda s: s.turn_estimator and "lam" in s.algorithm.turn_mode.options)] = 1.0
+    """Weight of later turns' changes of value (turn_gae): 0 the turn's own alone, 1 the return minus the value."""
     adv_rescale_alpha: Annotated[AtLeast0, When(reads.rescaled)] = 0.3
     """Weight of the gains beside the outcome (released recipe: 0.3, paper: 1)."""
     norm_adv_by_std_in_grpo: Annotated[bool, When(reads.divides)] = True

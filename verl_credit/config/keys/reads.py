@@ -20,7 +20,7 @@ def transform(s) -> TokenTransform:
     return TRANSFORMS.get(s.algorithm.transform_mode, TokenTransform())
 
 
-gains, scorer = attrgetter("scores_gain"), attrgetter("uses_scorer")
+gains, gold, scorer = map(attrgetter, ("scores_gain", "scores_gold", "uses_scorer"))
 searches, canonical = attrgetter("search.max_searches"), attrgetter("algorithm.canonical_transform")
 
 
@@ -37,6 +37,14 @@ def anchored(s) -> bool:
     if s.algorithm.algorithm_mode is not None:
         return s.turn_estimator
     return ours(s) and "anchor_B_K1" in s.algorithm.turn_mode.tables
+
+
+def values_read(s) -> bool:
+    return ours(s) and "value_B_K1" in s.algorithm.turn_mode.tables
+
+
+def valued(s) -> bool:
+    return values_read(s) and s.algorithm.turn_values is not None
 
 
 def is_path(name: str) -> bool:

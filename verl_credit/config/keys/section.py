@@ -12,9 +12,12 @@ docs/keys.md. pydantic checks; the sentences are ours, so that every refusal nam
 
 from __future__ import annotations
 
+import ast
+import inspect
 import types
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le
@@ -33,9 +36,7 @@ _UNKNOWN = "extra_forbidden", "unexpected_keyword_argument"
 class Section(BaseModel):
     """The keys below ``prefix``. ``lenient``: an absent key is null."""
 
-    model_config = ConfigDict(
-        strict=True, frozen=True, allow_inf_nan=False, extra="ignore", use_attribute_docstrings=True
-    )
+    model_config = ConfigDict(strict=True, frozen=True, allow_inf_nan=False, extra="ignore", defer_build=True)
     prefix: ClassVar[str] = ""
     lenient: ClassVar[bool] = False
 
@@ -67,7 +68,8 @@ class Key:
 
     name: str
     field: FieldInfo
-    path: tuple[str, ...]
+    path: tuple[str, ...] = ()
+    section: type[Section] = Section
 
     @property
     def default(self) -> Any:
@@ -83,6 +85,13 @@ class Key:
         return next((m.show for m in self.field.metadata if isinstance(m, Shown)), None)
 
     @property
+    def sentence(self) -> str:
+        """The text below the key. It is read here: pydantic would read every section's source in every process."""
+        body = ast.parse(inspect.getsource(self.section)).body[0].body
+        below = (text for line, text in pairwise(body) if ast.unparse(line).startswith(f"{self.path[-1]}:"))
+        return inspect.cleandoc(next(below).value.value)
+
+    @property
     def expected(self) -> str:
         return expected(self.field.annotation, self.field.metadata)
 
@@ -95,7 +104,7 @@ def keys_of(section: type[Section], prefix: str | None = None, path: tuple[str, 
         if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
             yield from keys_of(field.annotation, full, (*path, name))
         else:
-            yield Key(full, field, (*path, name))
+            yield Key(full, field, (*path, name), section)
 
 
 def read_section(section: type[Section], config: Config) -> Section:
@@ -195,7 +204,7 @@ def _refusal(model: Any, tree: dict[str, Any], complaint: Any, source: str = "")
         owner = known.annotation if known is not None and _fields(known.annotation) else None
     key, of_ours = ".".join(names), complaint["type"] in ("value_error", "assertion_error")
     if not source:
-        show = Key(key, field, ()).shown
+        show = Key(key, field).shown
         accepted = choices(field.annotation) or f"expected {expected(field.annotation, field.metadata)}"
         if of_ours:
             accepted = str(complaint["ctx"]["error"])

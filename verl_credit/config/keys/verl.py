@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from itertools import groupby
 from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field, create_model
+from pydantic import Field, create_model
 
 from verl_credit.config.keys.run import Folder
 from verl_credit.config.keys.section import Expected, Section, When
@@ -57,9 +57,6 @@ Loggers = Annotated[
 class VerlSection(Section):
     """A key that is absent is null."""
 
-    model_config = ConfigDict(
-        use_attribute_docstrings=False
-    )  # pydantic would look for a class in this file's text
     lenient = True
 
 

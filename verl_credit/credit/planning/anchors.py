@@ -1,14 +1,15 @@
 """A second detector of planning: windows of words compared with example sentences by their embeddings."""
 
+from __future__ import annotations
+
 import re
 from collections.abc import Callable, Iterator, Sequence
 
-import torch
-
 from verl_credit.credit.operator import Range
 from verl_credit.credit.planning.token_text import BARRIER, Decode, Pieces, mark, policy_texts
+from verl_credit.lazy import torch
 
-Encode = Callable[[list[str]], torch.Tensor]
+Encode = Callable[[list[str]], "torch.Tensor"]
 
 PLANNING_ANCHORS = (
     "Wait, something here is off, so I should look at it again.",

@@ -1,5 +1,7 @@
 """The planning mask: the policy's tokens that belong to a strategic gram ("let me check", "what if we")."""
 
+from __future__ import annotations
+
 import json
 import re
 from collections.abc import Iterable
@@ -7,10 +9,9 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 from itertools import pairwise
 
-import torch
-
 from verl_credit.credit.checks import as_bool, check_shape
 from verl_credit.credit.planning.token_text import BARRIER, Decode, Pieces, mark, policy_texts
+from verl_credit.lazy import torch
 
 STRATEGIC_GRAMS = (
     "wait let me",

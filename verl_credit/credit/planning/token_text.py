@@ -1,12 +1,13 @@
 """Converts token ids to text and back: the policy's tokens to one string, character spans to runs of tokens."""
 
+from __future__ import annotations
+
 from array import array
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-import torch
-
 from verl_credit.credit.checks import checked_ids
+from verl_credit.lazy import torch
 
 Decode = Callable[[list[int]], list[str]]
 BARRIER = "\0"  # marks in the text where the policy's tokens end: at an observation, at the end of a row

@@ -1,10 +1,10 @@
 """Runs a user's operators on a batch: of outcomes, an uncertainty, a transform, an algorithm. They read plain lists."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, replace
 from typing import Any
-
-import torch
 
 from verl_credit.credit.checks import as_bool, as_group_ids, output_dtype
 from verl_credit.credit.groups import valid_rows
@@ -18,6 +18,7 @@ from verl_credit.credit.plugins.types import (
     UncertaintySpec,
 )
 from verl_credit.credit.token.gtpo import gtpo_weights, hicra
+from verl_credit.lazy import torch
 
 
 def groups_of(group_B: torch.Tensor, row_valid_B: torch.Tensor) -> Iterable[list[int]]:

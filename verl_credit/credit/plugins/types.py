@@ -4,13 +4,14 @@ Names and fields are those of retrain's plug-in interface, so that its plug-ins 
 prompt; token lists contain only the policy's own tokens, without observations.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-
 from verl_credit.credit.token.gtpo import gtpo_weights, hicra, sepa_amp, sepa_pool
+from verl_credit.lazy import torch
 
 Lists = list[list[float]]
 

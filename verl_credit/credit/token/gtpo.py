@@ -1,13 +1,14 @@
 """The parts of token transforms: GTPO's weights; SEPA, which pools uncertainties before them; the entropy mask; HICRA."""
 
-import math
+from __future__ import annotations
 
-import torch
+import math
 
 from verl_credit.credit.checks import as_bool, as_group_ids, check_shape, output_dtype
 from verl_credit.credit.groups import in_canonical_order, row_mean
 from verl_credit.credit.operator import Range
 from verl_credit.credit.token.uncertainty import MAX_SURPRISAL
+from verl_credit.lazy import torch
 
 EPS = 1e-8
 SMALLEST_MEAN = 1e-7  # below it a row's uncertainties are rounding noise, and its weights 1

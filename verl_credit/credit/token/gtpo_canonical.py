@@ -1,6 +1,6 @@
 """GTPO and GRPO-S as their paper defines them: rewards shaped by entropy, separately for good and bad trajectories."""
 
-import torch
+from __future__ import annotations
 
 from verl_credit.credit.checks import (
     as_bool,
@@ -12,6 +12,7 @@ from verl_credit.credit.checks import (
 )
 from verl_credit.credit.groups import row_chunks, row_mean, valid_rows, z_score, z_score_of_one
 from verl_credit.credit.operator import Operator
+from verl_credit.lazy import torch
 
 SOLVED_ABOVE = 0.5
 EPS = 1e-8  # added to entropies, so that equal ones keep exactly equal shares

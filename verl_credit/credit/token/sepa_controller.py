@@ -1,20 +1,20 @@
 """SEPA's pooling strength: a ramp over steps, a gate on the share of correct outcomes, a variance schedule."""
 
-import math
-from dataclasses import dataclass
+from __future__ import annotations
 
-import torch
+import math
+import sys
+from dataclasses import dataclass
 
 from verl_credit.credit.checks import check_name
 from verl_credit.credit.operator import Range
+from verl_credit.lazy import torch
 
 SCHEDULES = ("linear", "auto")
 RAMPS = ("start", "gate")
 STATE = ("var_ema", "var_0", "warmup_seen", "gate_open", "gate_step", "last_step")
 EPS = 1e-8
-LARGEST = math.sqrt(
-    torch.finfo(torch.float64).max
-)  # the square of a larger number, and then the mean, is inf
+LARGEST = math.sqrt(sys.float_info.max)  # the square of a larger number, and then the mean, is inf
 
 
 @dataclass(kw_only=True, eq=False)

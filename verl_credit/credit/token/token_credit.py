@@ -1,13 +1,14 @@
 """`token_credit`: from one advantage per turn to one per token."""
 
-from dataclasses import dataclass, field
+from __future__ import annotations
 
-import torch
+from dataclasses import dataclass, field
 
 from verl_credit.credit.checks import as_bool, check_name, check_shape, output_dtype, refuse_rows
 from verl_credit.credit.groups import row_chunks
 from verl_credit.credit.token.gtpo import hicra
 from verl_credit.credit.token.token_transforms import TRANSFORMS, token_weights
+from verl_credit.lazy import torch
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,15 @@
 """Token transforms: each declares its parts here, from which follows what it reads, and what is known of it."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
-
 from verl_credit.credit.operator import CENTRED, CONSERVES, NORMALISED, WEIGHS, Operator, equation_of
 from verl_credit.credit.token.gtpo import entropy_mask, gtpo_weights, hicra, sepa_amp, sepa_amp_c, sepa_pool
+from verl_credit.lazy import torch
 
-Pool = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float], torch.Tensor]
+Pool = Callable[["torch.Tensor", "torch.Tensor", "torch.Tensor", float], "torch.Tensor"]
 
 
 @dataclass(frozen=True)

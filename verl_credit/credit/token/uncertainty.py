@@ -1,10 +1,11 @@
 """The policy's uncertainty of each token, from log-probs or from entropies."""
 
+from __future__ import annotations
+
 import math
 
-import torch
-
 from verl_credit.credit.checks import as_bool, check_name, check_shape, first_row, output_dtype
+from verl_credit.lazy import torch
 
 MAX_SURPRISAL = 50.0
 UNCERTAINTY_KINDS = ("surprisal", "predictive_variance", "shannon_entropy")

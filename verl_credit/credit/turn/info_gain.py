@@ -1,10 +1,11 @@
 """Information gain: how much more likely the gold answer became through a turn."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 
-import torch
-
 from verl_credit.credit.checks import as_bool, check_name, check_shape, output_dtype, refuse_rows
+from verl_credit.lazy import torch
 
 INFO_GAIN_TYPES = ("prob_diff", "log_prob_diff")
 FIRST_TURN = ("prior", "none")

@@ -11,13 +11,13 @@ A turn without a reward reads the advantage and clip scale of the row's next rew
 this. A mode that compares whole returns leaves such a row out (`Tables.known_B`). Other modes say what they do with it.
 """
 
+from __future__ import annotations
+
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, get_args, get_origin
-
-import torch
 
 from verl_credit.credit.checks import check_name, check_returned, output_dtype, refuse_rows
 from verl_credit.credit.groups import tied_rows
@@ -25,8 +25,9 @@ from verl_credit.credit.operator import Operator, Range, WithoutGains, refuse_un
 from verl_credit.credit.outcome import OUTCOME_OPERATORS
 from verl_credit.credit.turn.tables import Tables, make_tables
 from verl_credit.errors import did_you_mean
+from verl_credit.lazy import torch
 
-ModeOutput = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+ModeOutput = tuple["torch.Tensor", "torch.Tensor", "torch.Tensor"]
 
 # What a mode reads beside outcomes, groups and turn rewards: the name in `Operator.reads`, and its tables.
 OPTIONAL_TABLES = {

@@ -1,9 +1,10 @@
 """Every turn mode reads these checked float64 tables and shares the operations here."""
 
+from __future__ import annotations
+
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-
-import torch
 
 from verl_credit.credit.checks import (
     as_bool,
@@ -16,6 +17,7 @@ from verl_credit.credit.checks import (
 )
 from verl_credit.credit.groups import group_counts, valid_rows, z_score_per_turn
 from verl_credit.credit.outcome import OUTCOME_OPERATORS
+from verl_credit.lazy import torch
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,7 @@ class Tables:
     """Score of the state before the first turn; NaN: not scored."""
     turn_tokens_B_K1: torch.Tensor | None = None
     """The policy's tokens of each turn."""
-    resolution: float = torch.finfo(torch.float64).eps
+    resolution: float = sys.float_info.epsilon
     """The step from 1 to the next number in the dtype of outcomes and rewards: float32's, or float64's if both have it."""
     result_turn_B: torch.Tensor | None = None
     """The first turn that a tool answered with a result; -1: none."""
@@ -92,12 +94,8 @@ class Tables:
         return padded_B_K1 + torch.where(self.is_answer_B_K1, answer_B[:, None], 0.0)
 
     def return_to_go(self, reward_B_K1: torch.Tensor, gamma: float) -> torch.Tensor:
-        """G_k = sum over j >= k of gamma^(j-k) r_j; columns past a row's answer turn must be 0."""
-        columns, next_B = [], torch.zeros_like(reward_B_K1[:, 0])
-        for k in reversed(range(reward_B_K1.shape[1])):
-            next_B = reward_B_K1[:, k] + gamma * next_B
-            columns.append(next_B)
-        return torch.stack(columns[::-1], dim=1)
+        """`return_to_go` of these rewards."""
+        return return_to_go(reward_B_K1, gamma)
 
     def rounding(self, gamma: float) -> torch.Tensor:
         """How far G_k of equal sums may be apart, because rewards were rounded to their dtype: two steps of sum |r|."""
@@ -132,6 +130,15 @@ class Tables:
 
     def ones(self) -> torch.Tensor:
         return torch.ones_like(self.reward_B_K)
+
+
+def return_to_go(reward_B_K1: torch.Tensor, gamma: float) -> torch.Tensor:
+    """G_k = sum over j >= k of gamma^(j-k) r_j; columns past a row's answer turn must be 0."""
+    columns, next_B = [], torch.zeros_like(reward_B_K1[:, 0])
+    for k in reversed(range(reward_B_K1.shape[1])):
+        next_B = reward_B_K1[:, k] + gamma * next_B
+        columns.append(next_B)
+    return torch.stack(columns[::-1], dim=1)
 
 
 def make_tables(

@@ -1,15 +1,16 @@
 """`turn_credit`: one advantage per turn from outcomes, turn rewards and explicit turn masks."""
 
+from __future__ import annotations
+
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-
 from verl_credit.credit.checks import check_name
 from verl_credit.credit.turn.mode import TurnCredit, TurnMode, as_turn_mode
 from verl_credit.credit.turn.modes import MODES
+from verl_credit.lazy import torch
 
 
 def turn_credit(

@@ -4,12 +4,13 @@ A row's policy tokens have the ids 0, 1, ..., n in order: n tool turns and then 
 the number of tool turns. Ids are read where the response mask is 1 and nowhere else.
 """
 
-from dataclasses import dataclass
+from __future__ import annotations
 
-import torch
+from dataclasses import dataclass
 
 from verl_credit.credit.checks import check_shape, checked_ids
 from verl_credit.credit.groups import row_chunks
+from verl_credit.lazy import torch
 
 NAMES = "turn_ids_B_T", "response_mask_B_T", "turn ids"
 

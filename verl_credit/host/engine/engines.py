@@ -17,7 +17,8 @@ from verl_credit.host.engine.hidden_engine import PLACES, HiddenEngine
 from verl_credit.host.engine.log_prob_engine import BranchEngine, LogProbEngine, option, whole_vocabulary
 from verl_credit.names import READ_HIDDEN, SCORE_BRANCHES
 from verl_credit.policy.attention.pack import PACK, pack_rows
-from verl_credit.policy.log_probs import OURS, token_values
+from verl_credit.policy.log_prob_path import OURS
+from verl_credit.policy.log_probs import token_values
 from verl_credit.policy.packed import Family, Reads, families, reads
 
 SHARED = "shared_prompts"

@@ -20,15 +20,8 @@ from verl_credit.policy.attention.implementation import NAMES
 from verl_credit.policy.attention.pack import PACK, pack_rows
 from verl_credit.policy.delta_net import is_delta_net, keep_rows_apart
 from verl_credit.policy.families import WITHOUT_OURS, family_of
-from verl_credit.policy.log_probs import (
-    FLASH,
-    LOOP,
-    OURS,
-    describe,
-    entropy_from_logits,
-    log_prob_path,
-    token_values,
-)
+from verl_credit.policy.log_prob_path import FLASH, LOOP, OURS, describe, log_prob_path
+from verl_credit.policy.log_probs import entropy_from_logits, token_values
 from verl_credit.turns.branches import decode_branches
 
 WANT_LOGITS = ("distillation_use_topk", "distillation_only", "calculate_sum_pi_squared")

@@ -81,7 +81,8 @@ def is_ours(launch: Launch) -> bool:
 def our_keys_in(overrides: Sequence[str]) -> list[str]:
     from verl_credit.config.keys import our_keys
 
-    own = {key.name for key in our_keys()} - {"algorithm.gamma", "algorithm.norm_adv_by_std_in_grpo"}
+    verls = {"algorithm.gamma", "algorithm.lam", "algorithm.norm_adv_by_std_in_grpo"}
+    own = {key.name for key in our_keys()} - verls
     found = []
     for word in overrides:
         key, _, value = word.lstrip("+~").partition("=")

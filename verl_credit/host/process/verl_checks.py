@@ -159,8 +159,8 @@ def tool_schemas(config: DictConfig) -> list[dict]:
 
 def _loaded(config: DictConfig) -> tuple[list, str]:
     """Returns the recipe's tools and the settings that name their files; "" where there are none."""
+    from verl.experimental.agent_loop.utils import resolve_config_path
     from verl.tools.tool_registry import load_all_tools
-    from verl.utils.import_utils import resolve_config_path
 
     multi_turn = config.actor_rollout_ref.rollout.multi_turn
     settings = ", ".join(f"{key}={path}" for key, path in tools_given(config).items())

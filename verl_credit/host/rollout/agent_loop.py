@@ -20,6 +20,7 @@ from verl.tools.function_tool import FunctionTool, normalize_function_tool_retur
 from verl.tools.schemas import ToolResponse
 
 from verl_credit.config.settings import CreditSettings
+from verl_credit.host.compat import MERGE_MESSAGES
 from verl_credit.host.rollout import tool_parsers  # noqa: F401  (the import registers ours)
 from verl_credit.host.rollout.engine_client import (
     DRAW,
@@ -220,7 +221,8 @@ class TurnAgentLoop(ToolAgentLoop):
             before, tools = agent_data.messages[:count], agent_data.messages[count:]
             masked = [*before, *({**message, "content": PLACEHOLDER} for message in tools)]
             schemas = getattr(agent_data, "_active_tool_schemas", self.tool_schemas)
-            merged, merged_mask, _ = await self.ct_merge_context_msg(before, masked, ids, mask, tools=schemas)
+            merge = getattr(self, MERGE_MESSAGES)
+            merged, merged_mask, _ = await merge(before, masked, ids, mask, tools=schemas)
             after = next(n for n, own in enumerate(reversed(merged_mask)) if own)
             self.record.masked_observations.append(merged.token_ids[len(merged.token_ids) - after :])
         return state

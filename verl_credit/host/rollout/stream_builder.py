@@ -18,10 +18,11 @@ from verl.utils.tokenizer.continuous_token import (
     QwenContinuousTokenBuilder,
 )
 
+from verl_credit.host.compat import MERGE_TOKENS
 from verl_credit.turns.search.protocol import SCHEMA
 
 _SEPARATING = {
-    builder._merge_context_token_ids
+    getattr(builder, MERGE_TOKENS)
     for builder in (ContinuousTokenBuilder, QwenContinuousTokenBuilder, MiniMaxContinuousTokenBuilder)
 }
 """verl's merges that insert a newline or nothing. Those of other families (GLM, Gemma, DeepSeek) have rules of their own."""
@@ -29,13 +30,13 @@ _SEPARATING = {
 
 def follow_template(builder: ContinuousTokenBuilder) -> ContinuousTokenBuilder:
     """Makes verl's builder insert what the template writes between the end of a turn and the next message, with mask 0."""
-    if type(builder)._merge_context_token_ids in _SEPARATING:
-        builder._merge_context_token_ids = _Merge(builder)
+    if getattr(type(builder), MERGE_TOKENS) in _SEPARATING:
+        setattr(builder, MERGE_TOKENS, _Merge(builder))
     return builder
 
 
 class _Merge:
-    """Stands in for the builder's ``_merge_context_token_ids``. The template is measured at the first merge."""
+    """Stands in for the builder's `MERGE_TOKENS`. The template is measured at the first merge."""
 
     def __init__(self, builder: ContinuousTokenBuilder) -> None:
         self._builder = builder
@@ -46,7 +47,7 @@ class _Merge:
 
     def __call__(self, runtime_ids: list[int], appended_ids: list[int], **messages) -> MergeResult:
         if self._end is None:
-            verls = type(self._builder)._merge_context_token_ids
+            verls = getattr(type(self._builder), MERGE_TOKENS)
             return verls(self._builder, runtime_ids, appended_ids, **messages)
         end, separator = self._end
         # A turn that was cut at its budget did not end; verl puts nothing after it either.

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
-from verl.trainer.ppo.v1.trainer_base import PPOTrainer
+from omegaconf import DictConfig
 from verl.utils import tensordict_utils as tu
 
 from verl_credit.config.keys import Probe, read_section
@@ -78,70 +79,69 @@ class Sample:
         )
 
 
-class ProbingTrainer(PPOTrainer):
-    """The class that inherits from it must have ``run_dir``, and ``_turns`` of the step."""
+class EntropyProbe:
+    """Keeps parameters before an update, and compares with them in the next step; one for a run."""
 
-    _kept_step: int | None = None
-    """The update before which the actors have kept their parameters."""
-    _probe_s = 0.0
-    """Seconds that the probe has taken in this step."""
-    _step_s: float | None = None
-    """Seconds that the last step took without the probe."""
-    _token_s: float | None = None
-    """Seconds per token that the last measurement took, prompts included."""
-    _over_noted = False
+    def __init__(self, config: DictConfig) -> None:
+        self.config, self.settings = config, read_section(Probe, config)
+        self._kept_step: int | None = None
+        """The update before which the actors have kept their parameters."""
+        self._probe_s = 0.0
+        """Seconds that the probe has taken in this step."""
+        self._step_s: float | None = None
+        """Seconds that the last step took without the probe."""
+        self._token_s: float | None = None
+        """Seconds per token that the last measurement took, prompts included."""
+        self._over_noted = False
 
-    def __init__(self, config):
-        self.probe = read_section(Probe, config)
-        super().__init__(config)
-
-    def _update_actor(self, batch, metrics):
-        start, step = time.perf_counter(), self.global_steps
+    def before_update(self, batch, turns: TurnBatch, workers, *, step: int, last: bool) -> dict[str, float]:
+        """Measures the update of the step before, and keeps the parameters where this one is to be measured."""
+        start, metrics = time.perf_counter(), {}
         if self._kept_step is not None:
-            metrics.update(self._measure_update(batch))
+            metrics = self._measure_update(batch, turns, workers, step)
             self._kept_step = None
-        if self.probe.every and step % self.probe.every == 0 and step < self.total_training_steps:
-            self.actor_rollout_wg.keep_parameters()
+        if self.settings.every and step % self.settings.every == 0 and not last:
+            workers.keep_parameters()
             self._kept_step = step
         self._probe_s = time.perf_counter() - start
-        return super()._update_actor(batch, metrics)
+        return metrics
 
-    def _compute_metrics(self, batch, metrics, timing_raw, global_steps, epoch):
+    def finished(self, metrics: dict, step: int, step_s: float) -> None:
+        """Adds the probe's share of the time to the metrics of a step that it has measured in."""
         if OF_STEP in metrics:
-            share = self._probe_s / timing_raw["step"]
+            share = self._probe_s / step_s
             metrics |= {f"{NAME}/time_s": self._probe_s, f"{NAME}/time_share": share}
-            self._note_over(metrics, share)
-        self._step_s, self._probe_s = timing_raw["step"] - self._probe_s, 0.0
-        super()._compute_metrics(batch, metrics, timing_raw, global_steps=global_steps, epoch=epoch)
+            self._note_over(metrics, step, share)
+        self._step_s, self._probe_s = step_s - self._probe_s, 0.0
 
-    def _measure_update(self, batch) -> dict[str, float]:
+    def _measure_update(self, batch, turns: TurnBatch, workers, step: int) -> dict[str, float]:
         start = time.perf_counter()
-        sample, groups = Sample.of_step(batch, self._turns), self.probe.groups
+        sample, groups = Sample.of_step(batch, turns), self.settings.groups
         available, prompt_s = 0, None
         if sample is not None:
             available = int(sample.prompt_B.max()) + 1
             if self._token_s is not None:
                 prompt_s = self._token_s * float(sample.tokens_B.sum()) / available
-        n = prompts_within(self.probe.budget, groups, available, self._step_s, prompt_s)
+        n = prompts_within(self.settings.budget, groups, available, self._step_s, prompt_s)
         if n == 0:
-            text = f"the update of step {self._kept_step} is not measured: step {self.global_steps} has valid rows of "
+            text = f"the update of step {self._kept_step} is not measured: step {step} has valid rows of "
             text += f"{available} prompts, and probe.groups={groups}"
-            events.note(self.run_dir, "entropy_probe", text)
+            events.note(Path(self.config.run_dir), "entropy_probe", text)
             return {}
         rows_G = group_prompts(sample.prompt_B, list(range(n)), groups)
-        metrics = self._measured(batch, sample, rows_G)
+        metrics = self._measured(batch, sample, rows_G, workers)
         rows = [row for group in rows_G for row in group]
         self._token_s = (time.perf_counter() - start) / float(sample.tokens_B[rows].sum())
         return metrics | {f"{NAME}/prompts": n, f"{NAME}/rows": len(rows), OF_STEP: self._kept_step}
 
-    def _measured(self, batch, sample: Sample, rows_G: list[list[int]]) -> dict[str, float]:
+    def _measured(self, batch, sample: Sample, rows_G: list[list[int]], workers) -> dict[str, float]:
         config = self.config.actor_rollout_ref
-        ranks = max(self.actor_rollout_wg._dispatch_info["actor"]) + 1
+        ranks = max(workers._dispatch_info["actor"]) + 1
         micro = 1 if config.actor.use_dynamic_bsz else config.actor.ppo_micro_batch_size_per_gpu
         dealt = deal(rows_G, ranks, micro)
         data = rows_for_actors(batch, sample, dealt)
         tu.assign_non_tensor(data, temperature=config.rollout.temperature)
-        output = self.actor_rollout_wg.measure_update(data)
+        output = workers.measure_update(data)
         place = {row: at for at, (row, _, counts) in enumerate(dealt) if counts}
         rows = [row for group in rows_G for row in group]
         order, written_B_T = [place[row] for row in rows], sample.written_B_T[rows]
@@ -165,16 +165,16 @@ class ProbingTrainer(PPOTrainer):
             f"{NAME}/grad_norm": float(along_G_2[-1, 1].sqrt() / tokens_G.sum()),
         }
 
-    def _note_over(self, metrics, share: float) -> None:
+    def _note_over(self, metrics, step: int, share: float) -> None:
         """Write an event the first time that the probe takes more than its budget; the metric has every time."""
-        if share <= self.probe.budget or self._over_noted:
+        if share <= self.settings.budget or self._over_noted:
             return
         self._over_noted = True
         prompts = int(metrics[f"{NAME}/prompts"])
-        least = ", the least that it can measure (probe.groups)" if prompts == self.probe.groups else ""
-        text = f"the entropy probe took {share:.1%} of step {self.global_steps}, more than probe.budget="
-        text += f"{self.probe.budget:g}: it measured {prompts} prompts{least}"
-        events.note(self.run_dir, "entropy_probe", text)
+        least = ", the least that it can measure (probe.groups)" if prompts == self.settings.groups else ""
+        text = f"the entropy probe took {share:.1%} of step {step}, more than probe.budget="
+        text += f"{self.settings.budget:g}: it measured {prompts} prompts{least}"
+        events.note(Path(self.config.run_dir), "entropy_probe", text)
 
 
 def rows_for_actors(batch, sample: Sample, dealt: list[tuple[int, int, bool]]):

@@ -21,6 +21,7 @@ from verl_credit.turns.assign import StepCredit, group_numbers
 from verl_credit.turns.book import TurnBatch
 from verl_credit.turns.reward.golds import gold_answers
 from verl_credit.turns.signals.signal import turn_texts
+from verl_credit.turns.step import StepHost, token_inputs
 from verl_credit.turns.token_stage import TokenInputs, pieces_of, planning_detector
 
 _UNFINISHED = "\ufffd"  # a character that a token boundary divides
@@ -51,14 +52,13 @@ class Credited:
     pipeline: dict
 
 
-def credited_rows(batch, step: StepCredit, number: int, keep: DictConfig, *, entropy: bool) -> Credited:
-    """Called while ``batch`` has the log-probs that the credit was made with: an asynchronous trainer replaces them before
-    the update. ``entropy``: verl computed entropies in this step."""
+def credited_rows(host: StepHost, step: StepCredit, keep: DictConfig) -> Credited:
+    """Called while the rows have the log-probs that the credit was made with: an asynchronous trainer replaces them before
+    the update."""
     rows = step.inputs.turns.valid_rows if keep.groups is None else sampled_rows(step, keep.groups)
     if not keep.steps or not rows:
         return Credited([], {}, {})
-    part = batch.select_keys([batch.keys[row] for row in rows])
-    tokens = store.token_inputs(part, number, step.tables.valid_B[rows], entropy=entropy)
+    tokens = token_inputs(host, step.tables.valid_B[rows], rows=rows)
     return Credited(rows, credit_columns(step, rows, tokens), pipeline(step))
 
 

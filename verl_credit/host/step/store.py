@@ -1,4 +1,4 @@
-"""The rows of a step in TransferQueue (no other module calls it), and the trainer's forward for scorers.
+"""The rows of a step in TransferQueue (no other module calls it), and rows beside them that are scored.
 
 verl hands a handle of the rows (``KVBatchMeta``) from method to method. Only the handle that a write returns has the
 new fields.
@@ -10,28 +10,15 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 import transfer_queue as tq
-from omegaconf import DictConfig
 from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 from verl.workers.utils.padding import response_from_nested
 
-from verl_credit.config.fit import tokens_per_micro_batch
 from verl_credit.credit import turn_table
 from verl_credit.host.engine.log_prob_engine import nested
-from verl_credit.names import (
-    AGENTS,
-    BRANCH_LOG_PROBS,
-    BRANCHES,
-    HIDDEN_SPANS,
-    HIDDEN_STATES,
-    READ_HIDDEN,
-    SCORE_BRANCHES,
-    TURN_IDS,
-)
+from verl_credit.names import AGENTS, TURN_IDS
 from verl_credit.turns.book import TurnBatch, record_of, turn_ids_of, turn_rewards_of
-from verl_credit.turns.hidden import encode_spans
 from verl_credit.turns.scorers import ScoreRow
-from verl_credit.turns.token_stage import TokenInputs
 
 
 def read(batch, *names: str, rows: list[int] | None = None) -> TensorDict:
@@ -43,28 +30,6 @@ def read(batch, *names: str, rows: list[int] | None = None) -> TensorDict:
 def prompt_ids(batch) -> list[str]:
     """verl's ``uid`` of each row: rollouts of one prompt share it."""
     return [str(uid) for uid in _objects(read(batch, "uid")["uid"])]
-
-
-def token_inputs(
-    batch, step: int, row_valid_B: torch.Tensor, *, entropy: bool, mask_B_T: torch.Tensor | None = None
-) -> TokenInputs:
-    """Log-probs and entropies of the policy that is trained, as verl computed them for this step.
-
-    ``entropy`` False: ``rollout_correction.bypass_mode`` leaves out verl's forward, and with it the entropies.
-    ``mask_B_T``: the response mask, if it is known.
-    """
-    names = ["old_log_probs", "responses", *(["entropy"] if entropy else [])]
-    names += ["response_mask"] if mask_B_T is None else []
-    data = read(batch, *names)
-    padded = {name: data[name].to_padded_tensor(padding=0) for name in names}
-    return TokenInputs(
-        step=step,
-        mask_B_T=(padded["response_mask"] if mask_B_T is None else mask_B_T).bool(),
-        token_ids_B_T=padded["responses"],
-        log_prob_B_T=padded["old_log_probs"],
-        entropy_B_T=padded.get("entropy"),
-        row_valid_B=row_valid_B,
-    )
 
 
 def write(batch, fields: dict[str, torch.Tensor]):
@@ -197,49 +162,6 @@ def _turn_ids(batch, data, extra_fields, response_ids, rows: list[int]) -> Itera
 def _objects(column) -> list:
     """A non-tensor column as a list; TransferQueue returns lists, stacks or wrapped items by backend."""
     return [getattr(item, "data", item) for item in column]
-
-
-class TrainerForward:
-    """A `turns.scorers.Forward`: branches in the ``old_log_probs`` forward, or rows through verl's ``compute_log_prob``.
-
-    ``batch``: the handle of the step's rows, with the fields that a scorer has added.
-    """
-
-    def __init__(self, batch, workers, config: DictConfig) -> None:
-        self.batch, self._workers, self._config = batch, workers, config
-        self.budget = tokens_per_micro_batch(config)
-
-    def carry(self, branches: torch.Tensor) -> None:
-        self.batch = write(self.batch, {BRANCHES: branches})
-        self.batch.extra_info[SCORE_BRANCHES] = True
-
-    def read_hidden(self, turns: TurnBatch, spans: Sequence[Sequence[tuple[int, int]]]) -> None:
-        self.batch = write(self.batch, {HIDDEN_SPANS: encode_spans(spans)})
-        self.batch.extra_info[READ_HIDDEN] = True
-
-    def ran(self, batch) -> None:
-        """Take over ``batch``, the handle that the forward returned."""
-        self.batch = batch
-        for flag in (SCORE_BRANCHES, READ_HIDDEN):
-            batch.extra_info.pop(flag, None)
-
-    def hidden(self) -> list[torch.Tensor]:
-        return list(read(self.batch, HIDDEN_STATES)[HIDDEN_STATES].unbind())
-
-    def carried(self) -> list[torch.Tensor]:
-        return list(read(self.batch, BRANCH_LOG_PROBS)[BRANCH_LOG_PROBS].unbind())
-
-    def written(self) -> list[torch.Tensor]:
-        return list(read(self.batch, "old_log_probs")["old_log_probs"].unbind())
-
-    def score_rows(self, rows: Sequence[ScoreRow]) -> torch.Tensor:
-        known = self._workers._dispatch_info
-        if "actor" not in known:  # verl fills this entry at the first step
-            known["actor"] = self._workers._query_dispatch_info("actor")
-        rollout, dp_size = self._config.actor_rollout_ref.rollout, max(known["actor"]) + 1
-        # Dynamic batching takes any number of rows.
-        fixed = 1 if rollout.log_prob_use_dynamic_bsz else rollout.log_prob_micro_batch_size_per_gpu
-        return score_rows(self._workers.compute_log_prob, rows, dp_size=dp_size, micro_batch=fixed)
 
 
 def score_rows(

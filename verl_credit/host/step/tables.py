@@ -27,6 +27,7 @@ def pipeline(step: StepCredit) -> dict:
         "tied_groups": algorithm.tied_groups,
         "shared": {
             "gamma": algorithm.gamma,
+            "lam": algorithm.lam,
             "alpha": algorithm.adv_rescale_alpha,
             "clip_beta": settings.clip_beta,
             "norm_by_std": algorithm.norm_adv_by_std_in_grpo,
@@ -53,6 +54,8 @@ def turn_columns(step: StepCredit, uids: list[str]) -> dict[str, list]:
     known = (tables.has_reward_B_K & tables.reward_B_K.isfinite()).tolist()
     anchor_B_K1 = tables.optional.get("anchor_B_K1")
     anchor = None if anchor_B_K1 is None else anchor_B_K1.tolist()
+    value_B_K1 = tables.optional.get("value_B_K1")
+    values = None if value_B_K1 is None else value_B_K1.tolist()
     signals = {
         name: (value_B_K.double().tolist(), (has_B_K & value_B_K.isfinite()).tolist())
         for name, (value_B_K, has_B_K) in step.signals.items()
@@ -82,6 +85,7 @@ def turn_columns(step: StepCredit, uids: list[str]) -> dict[str, list]:
                 ],
                 "z": z[row][turn] if tool and z is not None and rewarded[row][turn] else None,
                 "anchor": None if anchor is None else anchor[row][turn],
+                "value": None if values is None else values[row][turn],
                 "advantage": advantage[row][turn],
                 "clip_scale": clip[row][turn],
                 "valid": bool(turns.row_valid_B[row]),

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
 
-import torch
+from verl_credit.lazy import torch
 
 # Limits of the memory for scored answers at a time, which `plan` reads. Without them, 100 answers of 12 tokens after each
 # of 7 contexts of up to 8,192 tokens would need the keys of 3 million tokens (varlen: 13 GB for a layer of Qwen3-4B), or a

@@ -76,6 +76,7 @@ CHECKS: tuple[Check, ...] = (
     Check("environment", MACHINE, ALWAYS, software.check_environment, "verl loads the plugin, for the recipe's device"),
     Check("vllm", MACHINE, ALWAYS, software.check_vllm, "a vLLM that verl can start, where the recipe uses one"),
     Check("sglang", MACHINE, ALWAYS, software.check_sglang, "SGLang is installed, where the recipe uses it"),
+    Check("loggers", MACHINE, ALWAYS, inputs.check_loggers, "what verl imports for trainer.logger is installed", RECIPE),
     Check("flashinfer", MACHINE, ON_CUDA, software.check_flashinfer, "its packages are of one version"),
     Check("cuda", MACHINE, ON_CUDA, device.check_cuda, "driver and devices, as many as the recipe takes on a node"),
     Check("ptxas", MACHINE, NEVER, device.check_ptxas, "the assembler that triton calls knows the device (Blackwell)"),

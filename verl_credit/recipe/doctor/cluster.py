@@ -18,7 +18,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_credit.address import loopback
+from verl_credit.address import loopback, urls_of
 from verl_credit.config.keys import FOLDERS
 from verl_credit.config.resolved import select
 from verl_credit.recipe.agent_loops import TOOLS, mcp_addresses
@@ -30,7 +30,6 @@ from verl_credit.recipe.doctor.software import wants_cuda
 from verl_credit.recipe.machine import Facts, in_a_process
 from verl_credit.recipe.world import serves_search
 from verl_credit.redact import redact
-from verl_credit.turns.search.client import urls_of
 
 PROBES = "verl_credit.host.process.doctor_probes"
 CPUS_PER_RANK = 3  # verl's placement group of every rank has this many

@@ -11,8 +11,7 @@ from contextlib import suppress
 from omegaconf import DictConfig, OmegaConf
 
 from verl_credit.errors import ConfigError
-from verl_credit.policy.attention.implementation import named
-from verl_credit.policy.families import ATTENTION, AUTO
+from verl_credit.policy.families import ATTENTION, AUTO, OURS
 from verl_credit.recipe.doctor.context import Context
 from verl_credit.recipe.doctor.machine import device_free
 from verl_credit.recipe.doctor.model import folders_of
@@ -28,7 +27,7 @@ from verl_credit.recipe.world import MODEL
 FIRST_PTXAS = {
     (10, 0): (12, 8), (10, 1): (12, 8), (10, 3): (12, 9), (11, 0): (13, 0), (12, 0): (12, 8), (12, 1): (12, 9),
 }  # fmt: skip
-VARLEN, SDPA, FLEX = named("varlen"), named("sdpa"), named("flex")
+_, VARLEN, SDPA, FLEX = OURS
 TRIAL_S = 240.0  # a first compilation takes tens of seconds, more where the assembler starts from cold disks
 HEADS = (32, 8, 128)  # (query heads, key heads, head size) of Qwen3-4B and 8B
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
+from importlib.util import find_spec
 from pathlib import Path
 
+from verl_credit.address import urls_of
 from verl_credit.config.fit import place_of_answers
 from verl_credit.config.resolved import resolved
 from verl_credit.errors import ConfigErrors, PreflightError
@@ -13,7 +14,7 @@ from verl_credit.recipe.doctor.context import Context
 from verl_credit.recipe.doctor.data import TRAIN
 from verl_credit.recipe.doctor.lengths import NotHere, answers_fit, count_prompts
 from verl_credit.recipe.doctor.model import Unreadable, folders_of, read_json, read_model, require_model
-from verl_credit.recipe.doctor.result import Result, passed, skipped, warned
+from verl_credit.recipe.doctor.result import Result, failed, passed, skipped, warned
 from verl_credit.recipe.family import EVALUATED, family_line, validate_family
 from verl_credit.recipe.rows import OURS, Reads, look_at
 from verl_credit.recipe.world import MODEL, serves_search
@@ -21,11 +22,9 @@ from verl_credit.records.run import events
 from verl_credit.records.run.resume import compared, resumes_from, unnamed_step
 from verl_credit.redact import redact
 from verl_credit.turns.scorers import SCORERS
-from verl_credit.turns.search.client import SearchFault, client_for, token_of, urls_of
-from verl_credit.turns.search.connections import ServedIndex, agreed, served_index
-from verl_credit.worlds.data.answerable import draw, in_search
 
 ADAPTER = "actor_rollout_ref.model.lora_adapter_path"
+MODULE_OF_LOGGER = {"vemlp_wandb": "volcengine_ml_platform"}  # the others have the logger's name
 
 
 def check_retriever(context: Context) -> Result:
@@ -44,6 +43,11 @@ def ask_servers(settings) -> tuple[str | None, str]:
 
     Returns (fingerprint of the index or None, the servers' description of it).
     """
+    import asyncio
+
+    from verl_credit.turns.search.client import SearchFault, client_for, token_of
+    from verl_credit.turns.search.connections import ServedIndex, agreed, served_index
+
     if not settings.url:
         raise PreflightError("search.url has no value: give the URL of a running retriever")
 
@@ -70,6 +74,9 @@ def ask_servers(settings) -> tuple[str | None, str]:
 
 def check_corpus(context: Context) -> Result:
     """Asks the search servers for questions of the training files. Warns where fewer than half seem answerable."""
+    from verl_credit.turns.search.client import SearchFault, client_for
+    from verl_credit.worlds.data.answerable import draw, in_search
+
     search, files = context.config.search, context.value(TRAIN)
     questions, rows = draw([files] if isinstance(files, str) else list(files), context.config.data.prompt_key)
 
@@ -110,6 +117,17 @@ def check_model(context: Context) -> Result:
         return skipped(unbuilt)
     require_model(path)
     return passed(path)
+
+
+def check_loggers(context: Context) -> Result:
+    """Is there what verl's loggers import? verl imports it in a worker of Ray, where a missing module ends the run."""
+    given = context.config.trainer.logger
+    names = [given] if isinstance(given, str) else list(given)
+    modules = [MODULE_OF_LOGGER.get(name, name) for name in names if name not in ("console", "file")]
+    if absent := ", ".join(module for module in modules if find_spec(module) is None):
+        found = f"trainer.logger={','.join(names)}: {absent} is not installed"
+        return failed(found, "what verl imports for it", f"install {absent}, or name another logger")
+    return passed(", ".join(names))
 
 
 def check_family(context: Context) -> Result:

@@ -7,7 +7,6 @@ import socket
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-import psutil
 from omegaconf import DictConfig, OmegaConf
 
 from verl_credit.recipe.compose import flat_values
@@ -122,6 +121,8 @@ def port_holder(port: int) -> str | None:
             return None
         except OSError as error:
             reason = error.strerror or str(error)
+    import psutil
+
     try:
         for connection in psutil.net_connections("tcp"):
             if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port and connection.pid:

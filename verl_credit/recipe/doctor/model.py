@@ -4,27 +4,12 @@ from __future__ import annotations
 
 import json
 import zipfile
+from collections.abc import Callable
 from contextlib import suppress
 from math import prod
 from os.path import expanduser  # pathlib raises RuntimeError for a home that is not there
 from pathlib import Path
 
-from huggingface_hub import (
-    constants,
-    get_hf_file_metadata,
-    hf_hub_download,
-    hf_hub_url,
-    try_to_load_from_cache,
-)
-from huggingface_hub.errors import (
-    EntryNotFoundError,
-    GatedRepoError,
-    HfHubHTTPError,
-    HFValidationError,
-    LocalEntryNotFoundError,
-    RepositoryNotFoundError,
-)
-from huggingface_hub.utils import validate_repo_id
 from omegaconf import DictConfig
 from safetensors import SafetensorError, safe_open
 
@@ -144,6 +129,8 @@ def require_model(path: str | None) -> None:
             raise wrong_model(path, f"{file.name} is {what}")
     if looks_local or "://" in path:  # verl fetches hdfs:// itself
         return
+    from huggingface_hub import constants
+
     try:
         cache = Path(fetch_config(path)).parent
         if constants.HF_HUB_OFFLINE and not {".safetensors", ".bin"} & {f.suffix for f in cache.iterdir()}:
@@ -161,17 +148,31 @@ def wrong_model(path: object, why: object) -> PreflightError:
 def folders_of(path: str) -> list[Path]:
     """The folders of this machine that can have the model's files: the path itself, and the hub's cache of that name."""
     folders = [Path(expanduser(path))]
-    with suppress(HFValidationError):
-        file = try_to_load_from_cache(path, CONFIG)
-        folders += [Path(file).parent] if isinstance(file, str) else []
+    if not path.startswith(("/", ".", "~")) and path.count("/") < 2:  # else it cannot be a name of the hub
+        from huggingface_hub import try_to_load_from_cache
+        from huggingface_hub.errors import HFValidationError
+
+        with suppress(HFValidationError):
+            file = try_to_load_from_cache(path, CONFIG)
+            folders += [Path(file).parent] if isinstance(file, str) else []
     return [folder for folder in folders if folder.is_dir()]
 
 
-def fetch_config(name: str, download=hf_hub_download) -> str:
+def fetch_config(name: str, download: Callable[..., str] | None = None) -> str:
     """Returns the path of the model's config.json, fetched when the cache lacks it, with the environment's token.
 
     Raises HubError when the model does not exist or may not be read, and when the cache lacks it and the hub is unreachable.
     """
+    from huggingface_hub import constants, hf_hub_download, try_to_load_from_cache
+    from huggingface_hub.errors import (
+        EntryNotFoundError,
+        GatedRepoError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+    )
+    from huggingface_hub.utils import validate_repo_id
+
     try:
         validate_repo_id(name)
     except HFValidationError as error:
@@ -183,7 +184,7 @@ def fetch_config(name: str, download=hf_hub_download) -> str:
         raise HubError(f"HF_HUB_OFFLINE is set, and it is not {where}; {fetch}")
     try:
         ask_hub(name)
-        return download(name, CONFIG, etag_timeout=TIMEOUT_S)
+        return (download or hf_hub_download)(name, CONFIG, etag_timeout=TIMEOUT_S)
     except Exception as error:  # the client's transport raises what its version of httpx does
         reason = " ".join(str(error).split())[:300]
         answers = {
@@ -201,6 +202,9 @@ def ask_hub(name: str) -> None:
 
     Raises what the client's transport raises. A status of an error is an answer too: the download says what it means.
     """
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url
+    from huggingface_hub.errors import HfHubHTTPError
+
     with suppress(HfHubHTTPError):
         get_hf_file_metadata(hf_hub_url(name, CONFIG), timeout=TIMEOUT_S)
 

@@ -9,7 +9,6 @@ import ipaddress
 import socket
 from collections.abc import Mapping, MutableMapping
 
-import psutil
 from omegaconf import DictConfig, OmegaConf
 
 # Ray's own switch for "no cluster, so loopback". Every process of a run reads it once, when it imports Ray.
@@ -106,6 +105,8 @@ def is_loopback(host: str) -> bool:
 
 
 def _loopback() -> dict[str, str]:
+    import psutil
+
     interfaces = psutil.net_if_addrs().items()
     # lo on Linux, lo0 on macOS
     name = next((n for n, found in interfaces if any(is_loopback(a.address) for a in found)), "lo")

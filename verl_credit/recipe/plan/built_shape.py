@@ -15,10 +15,8 @@ from functools import lru_cache
 from math import prod
 from typing import Any, NamedTuple
 
-import torch
-from torch import nn
-
 from verl_credit.errors import ConfigError
+from verl_credit.lazy import torch
 from verl_credit.recipe.plan.model_shape import ModelShape
 
 ESTIMATED = "activations (a Qwen layer's formula with this model's widths; other families keep 30 % less to 40 % more)"
@@ -129,7 +127,7 @@ def _shape(config_json: str, name: str) -> BuiltShape:
         ) from error
 
 
-def _build(config_json: str) -> tuple[nn.Module, Any]:
+def _build(config_json: str) -> tuple[torch.nn.Module, Any]:
     """The model without memory, and the config of its decoder. verl builds a multimodal model whole."""
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
@@ -164,7 +162,7 @@ def _adapters(config_json: str) -> _Adapters:
 
     model, _ = _build(config_json)
     head = model.get_output_embeddings()
-    linear = [m for m in model.modules() if isinstance(m, nn.Linear) and m is not head]
+    linear = [m for m in model.modules() if isinstance(m, torch.nn.Linear) and m is not head]
     found = [width for m in linear for width in (m.in_features, m.out_features)]
     try:
         with torch.device("meta"), warnings.catch_warnings():
@@ -178,8 +176,8 @@ def _adapters(config_json: str) -> _Adapters:
     return _Adapters([p.numel() for p in wrapped.parameters() if p.requires_grad])
 
 
-def _measure(model: nn.Module, config: Any, family: str, name: str) -> BuiltShape:
-    layers = max((m for m in model.get_decoder().modules() if isinstance(m, nn.ModuleList)), key=_count)
+def _measure(model: torch.nn.Module, config: Any, family: str, name: str) -> BuiltShape:
+    layers = max((m for m in model.get_decoder().modules() if isinstance(m, torch.nn.ModuleList)), key=_count)
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings().weight
     heads = _largest(config, "num_attention_heads", "n_head", "num_heads") or 1
     latent, rope = _largest(config, "kv_lora_rank") or 0, _largest(config, "qk_rope_head_dim") or 0
@@ -208,7 +206,7 @@ def _measure(model: nn.Module, config: Any, family: str, name: str) -> BuiltShap
     return _with_caches(shape, layers, config)
 
 
-def _with_caches(shape: BuiltShape, layers: nn.ModuleList, config: Any) -> BuiltShape:
+def _with_caches(shape: BuiltShape, layers: torch.nn.ModuleList, config: Any) -> BuiltShape:
     """Adds the attention blocks, their widths and windows, and the state of recurrent layers."""
     kinds = getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None) or ()
     shared = _largest(config, "num_kv_shared_layers") or 0
@@ -217,7 +215,7 @@ def _with_caches(shape: BuiltShape, layers: nn.ModuleList, config: Any) -> Built
     for index, layer in enumerate(layers):
         kind = kinds[index] if index < len(kinds) else ""
         modules = dict(layer.named_modules())
-        convolutions = [m for m in modules.values() if isinstance(m, nn.Conv1d)]
+        convolutions = [m for m in modules.values() if isinstance(m, torch.nn.Conv1d)]
         if convolutions or kind in ("linear_attention", "mamba"):
             recurrent = True
             state += sum(m.weight.shape[0] * m.weight.shape[2] for m in convolutions)
@@ -259,7 +257,7 @@ def _recurrent_state(config: Any) -> int:
     return 0
 
 
-def _count(module: nn.Module) -> int:
+def _count(module: torch.nn.Module) -> int:
     return sum(p.numel() for p in module.parameters())
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
-from verl_credit.config.settings import INFOPO
+from verl_credit.config.settings import INFOPO, LAPO
 from verl_credit.errors import ConfigError, unknown_key
 from verl_credit.names import ROLLOUT_NAME
 from verl_credit.recipe.plan.assumptions import Assumptions
@@ -179,6 +179,10 @@ def _notes(job: Job, hw: Hardware, assumed: Assumptions, index: Index, algorithm
         notes.append(
             "what the turn signal infopo scores is not counted: nearly as many tokens once more as the policy wrote, after "
             "the rows of log-probs (info_gain_scorer=branch) or as rows of their own (rows)"
+        )
+    if LAPO in signals and algorithm.get("info_gain_norm_mode") != "none":
+        notes.append(
+            "what the turn signal lapo scores is not counted: as many rows more as the step has turns"
         )
     if searches and index.place != "host" and not assumed.search_core_seconds:
         where = "on the device" if index.place == "device" else "elsewhere"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from verl_credit.config.fit import engine_tokens, least_log_prob_tokens
-from verl_credit.policy.log_probs import FLASH, LOOP
+from verl_credit.policy.log_prob_path import FLASH, LOOP
 from verl_credit.recipe.plan.assumptions import Assumptions
 from verl_credit.recipe.plan.hardware import BYTES_PER_NUMBER, GIB, Hardware, Index
 from verl_credit.recipe.plan.job import Job

@@ -9,7 +9,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from verl_credit.address import loopback
+from verl_credit.address import loopback, urls_of
 from verl_credit.config.fit import DEFAULT
 from verl_credit.config.keys import AUTO, LOSS, OURS, VERLS, PolicyLoss, read_section
 from verl_credit.config.keys.section import Section, no_value
@@ -39,10 +39,10 @@ from verl_credit.recipe.rules.trainer_mode import (
     validate_trainer_mode,
 )
 from verl_credit.recipe.rules.turn_mode import MODE, validate_turn_mode, validate_turn_signals
+from verl_credit.recipe.rules.turn_values import validate_turn_values
 from verl_credit.recipe.world import WORLDS
 from verl_credit.records.run.resume import STEP
 from verl_credit.redact import redact
-from verl_credit.turns.search.client import urls_of
 
 WORD = 63  # bits of a whole number that tensors and floating-point arithmetic take; verl does not check
 
@@ -216,6 +216,7 @@ RULES: tuple[Callable[[Tree, CreditSettings], Iterable[ConfigError] | None], ...
     validate_loop,
     validate_turn_mode,
     validate_turn_signals,
+    validate_turn_values,
     validate_loss,
     _gains,
     _steps,

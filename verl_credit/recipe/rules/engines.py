@@ -168,7 +168,7 @@ def validate_rows_fit(config: Tree, settings: CreditSettings) -> Iterator[Config
     if actor.use_dynamic_bsz:
         ranks = fit.sequence_parallel(actor)
         yield from _must_hold(UPDATE, actor.ppo_max_token_len_per_gpu, ranks, row)
-        answers = scorer.answers_behind_row(config) if settings.scores_gain else 0
+        answers = scorer.answers_behind_row(config) if settings.scores_gold else 0
         also = (
             f" and {answers} short answer{'s' * (answers > 1)} of {fit.SHORT_ANSWER} tokens"
             if answers

@@ -23,6 +23,7 @@ ELSEWHERE = {
     "igpo": f"{MODE}=joint",
     "gigpo": f"{MODE}=gigpo",
     "hgpo": f"{MODE}=hgpo",
+    "g2po": f"{MODE}=g2po",
     "a2tgpo": "credit=released or credit=paper",
     "mt_grpo": f"{MODE}=mt_grpo",
     "gtpo": "algorithm.transform_mode=gtpo",

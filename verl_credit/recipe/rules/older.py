@@ -6,6 +6,7 @@ verl 0.9.1 composes them without reading them, so that a user's reward function 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import cache
 from typing import Any
 
 from verl_credit.errors import ConfigError
@@ -20,8 +21,13 @@ def validate_older(values: Iterable[tuple[str, Any]]) -> Iterator[ConfigError]:
         if key == OLD_TRAINER and value is not None and not value:
             use = "turns are trained by verl's v1 trainer alone, and nothing here starts the older one; leave it out"
             yield ConfigError(key=key, value=value, accepted=use)
-        old = next((name for name in OLDER if f"{key}.".startswith(f"{name}.")), None)
+        old = _older(key)
         if old is not None and value is not None:
             now = OLDER[old] + key.removeprefix(old)
             use = f"a key of an older verl, which nothing reads now; use {now}"
             yield ConfigError(key=key, value=value, accepted=use, meant=now)
+
+
+@cache
+def _older(key: str) -> str | None:
+    return next((name for name in OLDER if f"{key}.".startswith(f"{name}.")), None)

@@ -15,18 +15,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from verl_credit.config.keys import LOSS, Algorithm
 from verl_credit.config.keys.reads import is_path
 from verl_credit.config.keys.verl import TARGET, VERLS_LOSSES
 from verl_credit.config.resolved import Config, Tree, select
 from verl_credit.config.settings import CreditSettings
-from verl_credit.credit.laws import own_subject
-from verl_credit.credit.laws.world import make_world
 from verl_credit.credit.plugins import TransformSpec, UncertaintySpec, load
 from verl_credit.credit.plugins.load import kind_of
 from verl_credit.errors import ConfigError
+from verl_credit.lazy import torch
 from verl_credit.names import LOSS_MODE
 
 AsSpec = Callable[[Any, str], Any]
@@ -74,6 +71,9 @@ def refuse_what_is_no_operator(found: Any, key: str, value: str) -> None:
 
 def try_operator(config: Tree, algorithm: Algorithm, found: Any, key: str, kind: str) -> None:
     """Raises ConfigError when the operator raises, or returns a wrong result."""
+    from verl_credit.credit.laws import own_subject
+    from verl_credit.credit.laws.world import make_world
+
     name, params_key = config.algorithm[key.removeprefix("algorithm.")], f"algorithm.{PARAMS[kind]}"
     params = getattr(algorithm, PARAMS[kind])
     if _may_be_called(found, kind):
@@ -83,6 +83,8 @@ def try_operator(config: Tree, algorithm: Algorithm, found: Any, key: str, kind:
 
 def try_detector(found: Callable, key: str, name: str) -> None:
     """Raises ConfigError when the detector raises, or returns no mask of the same shape."""
+    from verl_credit.credit.laws.world import make_world
+
     if not _of_the_user(found):
         return
     with trial(key, name, "a call with a small batch"):

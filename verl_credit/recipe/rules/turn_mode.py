@@ -9,7 +9,7 @@ from verl_credit.config.fit import DEFAULT
 from verl_credit.config.keys import Algorithm, reads
 from verl_credit.config.keys.reads import COLUMN, is_path
 from verl_credit.config.resolved import Tree, select
-from verl_credit.config.settings import INFOPO, CreditSettings
+from verl_credit.config.settings import INFOPO, LAPO, CreditSettings
 from verl_credit.credit.turn.anchors import exact_anchors, similar_anchors
 from verl_credit.credit.turn.modes import MODES
 from verl_credit.errors import ConfigError, did_you_mean
@@ -19,12 +19,14 @@ from verl_credit.recipe.agent_loops import own_loops, tools_given
 from verl_credit.recipe.rules.own import OWN, load_own, refuse_what_is_no_operator, trial, try_operator
 from verl_credit.recipe.rules.refusals import refusals_of
 from verl_credit.redact import redact_value
-from verl_credit.turns.assign import ANCHOR_KEY as ANCHOR
-from verl_credit.turns.assign import ANCHORS
+from verl_credit.turns.anchors import ANCHOR_KEY as ANCHOR
+from verl_credit.turns.anchors import ANCHORS
 from verl_credit.turns.scorers import SCORERS
 from verl_credit.turns.signals.known import SIGNALS, find_signal
 from verl_credit.turns.signals.own import GroupSignal, TrajectorySignal
 from verl_credit.turns.signals.signal import Trajectory, Turn
+from verl_credit.turns.state_features import KEY as VALUES
+from verl_credit.turns.state_features import PROVIDERS
 
 MODE, PARAMS = "algorithm.info_gain_norm_mode", "algorithm.turn_params"
 SIGNAL, SEVERAL = "algorithm.turn_signal", "algorithm.turn_signals"
@@ -35,6 +37,7 @@ ACCEPTED = ["auto", "none", *SIGNALS, f"{COLUMN}NAME", "or a dotted path to your
 # These options have their own keys.
 KEYS = {
     "gamma": "algorithm.gamma",
+    "lam": "algorithm.lam",
     "alpha": "algorithm.adv_rescale_alpha",
     "clip_beta": "actor_rollout_ref.actor.policy_loss.clip_beta",
     "norm_by_std": "algorithm.norm_adv_by_std_in_grpo",
@@ -58,11 +61,12 @@ def validate_turn_mode(config: Tree, settings: CreditSettings) -> Iterator[Confi
         raise ConfigError(str(error), key=MODE, value=name, accepted=[*MODES]) from error
     if name not in MODES:
         refuse_what_is_no_operator(mode.function, MODE, name)
-    if missing := [table for table in mode.needs if table not in BROUGHT]:
-        critic = missing == ["value_B_K1"]
-        why = "and this trainer has no critic" if critic else "which this trainer does not bring"
-        use = f"it needs {', '.join(missing)}, {why}; call it in the library instead"
-        raise ConfigError(key=MODE, value=name, accepted=use)
+    brought = (*BROUGHT, *(["value_B_K1"] if settings.algorithm.turn_values else []))
+    if missing := [table for table in mode.needs if table not in brought]:
+        use = "which this trainer does not bring; call it in the library instead"
+        if missing == ["value_B_K1"]:
+            use = f"and {VALUES} is null: set it to {', '.join(PROVIDERS)}, {COLUMN}NAME or my_module.my_features"
+        raise ConfigError(key=MODE, value=name, accepted=f"it needs {', '.join(missing)}, {use}")
     if reads.anchored(settings):
         yield from refusals_of(_anchor, config, settings.algorithm)
     refused = False
@@ -88,7 +92,8 @@ def validate_turn_mode(config: Tree, settings: CreditSettings) -> Iterator[Confi
             beside[KEYS["norm_by_std"]] = settings.turn_options["norm_by_std"]
         value = settings.algorithm.turn_params
         raise ConfigError(key=PARAMS, value=value, beside=beside, accepted=str(error)) from error
-    if settings.turn_estimator:
+    own = name not in MODES or settings.algorithm.turn_params  # the laws hold for a shipped mode's defaults
+    if settings.turn_estimator and own:
         try_operator(config, settings.algorithm, mode, MODE, "turn")
 
 
@@ -149,6 +154,9 @@ def _check(config: Tree, settings: CreditSettings, key: str, name: str) -> Itera
         raise ConfigError(key=key, value=name, accepted=use)
     if name == INFOPO:
         yield from _infopo(config, settings, key)
+    if name == LAPO and settings.algorithm.info_gain_scorer != "rows":
+        use = "lapo takes turns out, and what came after them has to be read anew, in rows of its own; set it to rows"
+        yield ConfigError.of(config, SCORER, key, accepted=use)
     if not own:
         return
     try:

@@ -43,13 +43,15 @@ class TurnTables:
     anchor_B_K1: torch.Tensor | None
     advantage_B_K1: torch.Tensor
     clip_scale_B_K1: torch.Tensor
+    value_B_K1: torch.Tensor | None = None
 
     @property
     def batch(self) -> BatchTables:
-        anchor = {} if self.anchor_B_K1 is None else {"anchor_B_K1": self.anchor_B_K1}
+        optional = {"anchor_B_K1": self.anchor_B_K1, "value_B_K1": self.value_B_K1}
+        known = {name: table for name, table in optional.items() if table is not None}
         return BatchTables(
             self.outcome_B, self.reward_B_K, self.has_reward_B_K, self.group_B, self.valid_B, self.n_tool_turns_B,
-            {"turn_tokens_B_K1": self.tokens_B_K1} | anchor,
+            {"turn_tokens_B_K1": self.tokens_B_K1} | known,
         )  # fmt: skip
 
     @cached_property
@@ -75,7 +77,7 @@ def turn_tables(table: StepTable) -> TurnTables:
     def per_row(name: str) -> list:
         return list(dict(zip(c["row"], c[name], strict=True)).values())
 
-    anchored = any(anchor is not None for anchor in c["anchor"])
+    anchored, valued = (any(one is not None for one in c[name]) for name in ("anchor", "value"))
     return TurnTables(
         pipeline=table.pipeline,
         rows=list(order),
@@ -90,6 +92,7 @@ def turn_tables(table: StepTable) -> TurnTables:
         anchor_B_K1=filled("anchor", -1, torch.int64) if anchored else None,
         advantage_B_K1=filled("advantage", 0.0),
         clip_scale_B_K1=filled("clip_scale", 1.0),
+        value_B_K1=filled("value", torch.nan) if valued else None,
     )
 
 

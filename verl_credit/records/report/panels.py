@@ -12,6 +12,7 @@ import torch
 
 from verl_credit.records.report.run_data import Run, Series
 from verl_credit.records.report.text import percent, plain, seconds, signed
+from verl_credit.records.run.alarms import EXPLAINED_VARIANCE
 from verl_credit.records.run.tables import TURNS, DamagedTable, read_table, tables_of
 
 # Okabe and Ito's palette, which colour-blind readers can distinguish, and greys.
@@ -151,6 +152,13 @@ def step_panels(run: Run) -> list[Panel]:
     stop_lines = _lines(run, {name.removeprefix("credit/stop/").replace("_", " "): name for name in stops})
     candidates = [
         *_distributions(run.folder, run.metrics[-1]["step"]),
+        Panel(
+            "Explained variance of values", "share of the variance",
+            "Of outcomes, on questions that the fit has not seen; and how much less each state leaves open than the one "
+            "before it. At 0 the values, or their changes, say nothing.",
+            _lines(run, {"outcomes": EXPLAINED_VARIANCE, "changes": f"{EXPLAINED_VARIANCE}_of_changes"}),
+            f"{EXPLAINED_VARIANCE} in metrics.jsonl", signed, zero=True,
+        ),
         Panel(
             "SEPA's lambda", "lambda",
             "How far uncertainties of execution tokens are pooled: 0 not at all, 1 to their mean.",

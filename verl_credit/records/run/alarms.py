@@ -16,6 +16,7 @@ from pathlib import Path
 from verl_credit.records.run.files import METRICS, VALIDATION, plain, read_json_lines
 
 ANSWER_WHEN_SOLVED = "credit/gain/answer_when_solved"
+EXPLAINED_VARIANCE = "credit/values/explained_variance"
 REWARD = "critic/score/mean"
 HELD_OUT = r"val-(?:core|aux)/.+/(?:em|acc|reward)/mean@\d+"
 GROUPS = "credit/groups/groups"
@@ -156,6 +157,12 @@ ALARMS = (
         "In nine of ten groups all rollouts have the same outcome, so outcomes teach nothing there. All solved: the "
         "questions are too easy by now; all failed: too hard",
         "actor_rollout_ref.rollout.n={twice_n} data.train_files=OTHER_QUESTIONS",
+    ),
+    Alarm(
+        "values_say_nothing", "values of turns explain nothing", (Condition(EXPLAINED_VARIANCE, "below", 0.05),),
+        "On questions that the fit has not seen, values predict outcomes hardly better than their mean does, so "
+        "advantages between turns are noise. Observe more (docs/turn-values.md), or train without values",
+        "algorithm.info_gain_norm_mode=none algorithm.turn_values=null",
     ),
     Alarm(
         "gradient_not_finite", "the gradient is not finite", (Condition("actor/grad_norm", NOT_FINITE),),

@@ -16,6 +16,7 @@ TRAJECTORIES = "trajectories.jsonl"  # version 1 of the tables has it
 EVENTS = "events.jsonl"
 PHASES = "phases.jsonl"
 STATE = "verl_credit_state.json"
+VALUES = "turn_values.pt"
 
 
 def append_json(path: Path, row: dict) -> None:

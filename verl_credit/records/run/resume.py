@@ -18,7 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from verl_credit.errors import PreflightError, printable, show_value
 from verl_credit.names import ASYNC_MODES
 from verl_credit.records.run import events
-from verl_credit.records.run.files import STATE, read_json_lines, write_text
+from verl_credit.records.run.files import STATE, VALUES, read_json_lines, write_text
 from verl_credit.records.run.state import MODE, TRACKER
 from verl_credit.records.run.whole import LIMIT_S, changed, cut
 
@@ -33,6 +33,7 @@ SHAPE = (
     "vocab_size",
 )  # fmt: skip
 MODEL, CHECKPOINT = "actor_rollout_ref.model", "actor_rollout_ref.actor.checkpoint"
+TURN_VALUES = "algorithm.turn_values"
 LAYOUT = (f"{MODEL}.lora_rank", "actor_rollout_ref.actor.strategy")
 """Keys under another value of which verl cannot load the weights."""
 
@@ -126,7 +127,7 @@ def fault(checkpoint: Path, config: DictConfig, needs_data: bool = True) -> str 
             f"many, or merge the weights (python -m verl.model_merger merge --backend fsdp --local_dir {folder} "
             f"--target_dir NEW) and start another run from {MODEL}.path=NEW"
         )
-    return _unfinished(checkpoint, config, needs_data=needs_data) or _of_another_model(checkpoint, config)
+    return _unfinished(checkpoint, config, needs_data=needs_data) or _of_another_run(checkpoint, config)
 
 
 def _loaded(checkpoint: Path, config: DictConfig, contents: list[str] | None = None) -> list[Path]:
@@ -151,7 +152,9 @@ def _unfinished(
             return f"{folder} has no weights"
     (*shards, data) = _loaded(checkpoint, config, contents)
     written = [path for folder in _roles(checkpoint) for path in sorted(folder.rglob("*.safetensors"))]
-    read_here = [path for path in (checkpoint / STATE, checkpoint / SAVED_MODEL) if path.exists()]
+    read_here = [
+        path for path in (checkpoint / STATE, checkpoint / VALUES, checkpoint / SAVED_MODEL) if path.exists()
+    ]
     last = [data] if needs_data or data.exists() else []
     files = (*shards, *written, *read_here, *_queue(checkpoint, config), *last)
     return next((wrong for path in files if (wrong := cut(path))), None)
@@ -232,13 +235,17 @@ def _refusal(what: str, folder: Path, config: DictConfig) -> PreflightError:
     return PreflightError(printable(f"{what}; {whole or f'{folder} has no step that is whole'}; {begins}"))
 
 
-def _of_another_model(checkpoint: Path, config: DictConfig) -> str | None:
+def _of_another_run(checkpoint: Path, config: DictConfig) -> str | None:
     state = _json(checkpoint / STATE).get("config")
     before = state if isinstance(state, dict) else {}
     for key in LAYOUT:
         now = OmegaConf.select(config, key)
         if key in before and before[key] != str(now):
             return f"{checkpoint} is of a run with {key}={before[key]}, and this run has {show_value(now)}"
+    before, now = before.get(TURN_VALUES, "None"), str(OmegaConf.select(config, TURN_VALUES))
+    if "None" not in (before, now) and before != now:
+        also = f"its values were fitted on other features; set {TURN_VALUES}={before}"
+        return f"{checkpoint} is of a run with {TURN_VALUES}={before}, and this run has {now}: {also}"
     saved = _json(checkpoint / SAVED_MODEL)
     path = OmegaConf.select(config, f"{MODEL}.path")
     own = OmegaConf.select(config, f"{MODEL}.override_config") or {}

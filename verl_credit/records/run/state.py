@@ -11,7 +11,7 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 
 from verl_credit.names import ASYNC_MODES, place_now
-from verl_credit.records.run.files import STATE, VALIDATION, plain, read_json_lines, write_text
+from verl_credit.records.run.files import STATE, VALIDATION, VALUES, plain, read_json_lines, write_text
 from verl_credit.redact import without_secrets
 
 VERSION = 1
@@ -75,14 +75,19 @@ IN_OPTIMIZER = tuple(f"actor_rollout_ref.actor.optim.{key} was" for key in ("lr"
 """Keys whose values verl's optimizer state has, so that a new value changes nothing after a resume."""
 
 
+def resumed_folder(config, step: int) -> Path:
+    """The checkpoint that verl has loaded."""
+    if config.trainer.resume_mode == "resume_path":
+        return Path(config.trainer.resume_from_path)
+    return Path(config.trainer.default_local_dir) / f"global_step_{step}"
+
+
 def describe_resume(config, step: int) -> tuple[str, dict, dict | None]:
     """(``resume: exact ...`` or the reasons why not, the metrics saved with the step, SEPA's state).
 
     Raises ValueError for a state of another version or step.
     """
-    folder = Path(config.trainer.default_local_dir) / f"global_step_{step}"
-    if config.trainer.resume_mode == "resume_path":
-        folder = Path(config.trainer.resume_from_path)
+    folder = resumed_folder(config, step)
     path = folder / STATE
     if not path.exists():
         message = f"resume: from step {step}, not exact: {path} is missing (a checkpoint of stock verl?)"
@@ -98,6 +103,8 @@ def describe_resume(config, step: int) -> tuple[str, dict, dict | None]:
         differences = [line + (kept if line.startswith(IN_OPTIMIZER) else "") for line in differences]
     if not (folder / "data.pt").exists():
         differences.append(f"{folder / 'data.pt'} is missing: data order starts again")
+    if OmegaConf.select(config, "algorithm.turn_values") and not (folder / VALUES).exists():
+        differences.append(f"{folder / VALUES} is missing: the replay of the values starts again")
     if (before := state["config"].get(MODE)) in ASYNC_MODES:
         fate = "ahead of the step are left out"
         if OmegaConf.select(config, MODE) in ASYNC_MODES:

@@ -41,6 +41,7 @@ TURNS_SCHEMA = pa.schema(
         ("signals", pa.map_(pa.string(), pa.float64())),  # each signal's own value, where the turn has it
         ("z", pa.float64()),  # compares the siblings' same turn; null: the turn mode compares otherwise
         ("anchor", pa.int32()),  # null: the turn mode reads none
+        ("value", pa.float64()),  # of the state before the turn; null: the turn mode reads none
         ("advantage", pa.float32()),
         ("clip_scale", pa.float32()),
         ("valid", pa.bool_()),
@@ -108,6 +109,7 @@ _NOT_IN_VERSION_1 = {
         *("pieces", "planning", "uncertainty", "pooled_uncertainty", "weight"),
     },
 }
+_ADDED_TO_VERSION_2 = {"value"}
 _SCHEMAS = {
     TURNS: TURNS_SCHEMA, ROLLOUTS: ROLLOUTS_SCHEMA, SAMPLES: pa.schema(_SAMPLE), TOKENS: TOKENS_SCHEMA
 }  # fmt: skip
@@ -167,6 +169,7 @@ def read_table(path: Path, names: Sequence[str] | None = None) -> StepTable:
             raise DamagedTable(f"{path} is no table that this version wrote")
         names = names or _SCHEMAS[kind].names
         absent = _NOT_IN_VERSION_1.get(kind, set()) if version == 1 else set()
+        absent = absent | (_ADDED_TO_VERSION_2 - set(file.schema_arrow.names))
         schema = pa.schema([_SCHEMAS[kind].field(name) for name in names if name not in absent])
         read = file.read(columns=schema.names).select(schema.names).cast(schema).to_pydict()
         columns = {name: read.get(name, [None] * file.metadata.num_rows) for name in names}

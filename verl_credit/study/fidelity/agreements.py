@@ -5,6 +5,13 @@
     pairs       share of a trajectory's pairs of tool turns in the right order, of those whose A* differ by 4 standard errors
     end pairs   the same for its ending turn beside each tool turn
 
+A credit with a part from each half of the continuations (``Credit.halves``) shares the noise of A*. Each part is correlated
+with the other half's A*: c is the mean of the parts c' and c'', a' and a'' are A* by the halves.
+
+    pearson     (cov(c', a'') + cov(c'', a')) / 2 / sqrt(var(c) cov(a', a''))
+
+An order takes the whole credit and the whole A*, so there it has none.
+
 A credit that is constant (over the tool turns, in every cell, in every sure pair) has neither correlation nor order: None.
 Reliability is that of the mean of two halves with the correlation rho, 2 rho / (1 + rho) (Spearman-Brown). The noise of the
 credit is not corrected: it is part of the credit.
@@ -18,7 +25,7 @@ from itertools import combinations
 
 import numpy as np
 
-from verl_credit.study.fidelity.credits import Credit
+from verl_credit.study.fidelity.credits import Advantages, Credit
 from verl_credit.study.fidelity.values import ScoredTurn
 from verl_credit.study.stats import RESAMPLES, Measure, prompt_weights, with_interval
 
@@ -77,7 +84,14 @@ class Agreements:
         """The agreement of a whole credit; None where it has no advantages."""
         if credit.advantages is None:
             return None
-        return self.of([credit.advantages[prompt][path][turn] for prompt, path, turn in self._places])
+        if credit.halves is not None:
+            parts = [self._of_turns(part) for part in credit.halves]
+            crossed = (self._crossed(*parts), self._crossed(*parts, self._cell))
+            return Agreement(*crossed, pairs=Measure(None), end_pairs=Measure(None))
+        return self.of(self._of_turns(credit.advantages))
+
+    def _of_turns(self, advantages: Advantages) -> np.ndarray:
+        return np.array([advantages[prompt][path][turn] for prompt, path, turn in self._places])
 
     @property
     def reliability(self) -> Measure:
@@ -86,14 +100,20 @@ class Agreements:
         return with_interval(reliability, int(self._tool.sum()))
 
     def _correlation(self, credit_N: np.ndarray, cell: np.ndarray | None = None) -> Measure:
-        tables = [x[self._tool] for x in (credit_N, self._star, *self._halves)]
-        if cell is not None and len(cell):  # less the mean of each cell
-            count = np.bincount(cell)
-            tables = [x - (np.bincount(cell, weights=x) / count)[cell] for x in tables]
-        x, star, *halves = tables
+        x, star, *halves = _less_means([x[self._tool] for x in (credit_N, self._star, *self._halves)], cell)
         with np.errstate(invalid="ignore", divide="ignore"):
             r = self._pearson(x, star) / np.sqrt(self._reliability(*halves))
         return with_interval(r, len(x))
+
+    def _crossed(self, first_N: np.ndarray, second_N: np.ndarray, cell: np.ndarray | None = None) -> Measure:
+        tables = [x[self._tool] for x in (first_N, second_N, *self._halves)]
+        first, second, a_first, a_second = _less_means(tables, cell)
+        variance, _, _ = self._moments((first + second) / 2, a_first)
+        true = self._moments(a_first, a_second)[2]
+        crossed = (self._moments(first, a_second)[2] + self._moments(second, a_first)[2]) / 2
+        with np.errstate(invalid="ignore", divide="ignore"):
+            r = crossed / np.sqrt(variance * true)
+        return with_interval(np.where((variance > _CONSTANT) & (true > _CONSTANT), r, np.nan), len(first))
 
     def _reliability(self, first: np.ndarray, second: np.ndarray) -> np.ndarray:
         rho = self._pearson(first, second)
@@ -102,15 +122,20 @@ class Agreements:
 
     def _pearson(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
         """[1 + resamples], NaN where one of them is constant."""
+        vx, vy, vxy = self._moments(x, y)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            r = vxy / np.sqrt(vx * vy)
+        return np.where((vx > _CONSTANT) & (vy > _CONSTANT), r, np.nan)
+
+    def _moments(self, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Both variances and the covariance, [1 + resamples] each."""
         prompt = self._prompt[self._tool]
         x, y = x - x.mean(), y - y.mean()  # against cancellation
         terms = np.stack([np.ones_like(x), x, y, x * x, y * y, x * y])
         sums = np.stack([np.bincount(prompt, weights=term, minlength=self._prompts) for term in terms])
         n, sx, sy, sxx, syy, sxy = sums @ self._weights.T
         with np.errstate(invalid="ignore", divide="ignore"):
-            vx, vy, vxy = sxx / n - (sx / n) ** 2, syy / n - (sy / n) ** 2, sxy / n - sx * sy / n**2
-            r = vxy / np.sqrt(vx * vy)
-        return np.where((vx > _CONSTANT) & (vy > _CONSTANT), r, np.nan)
+            return sxx / n - (sx / n) ** 2, syy / n - (sy / n) ** 2, sxy / n - sx * sy / n**2
 
     def _order(self, credit_N: np.ndarray, pairs: Sequence[tuple[int, int]]) -> Measure:
         """A tie has the weight 0.5; when every pair ties there is no order."""
@@ -149,6 +174,14 @@ def sure_pairs(turns: Sequence[ScoredTurn]) -> list[tuple[int, int]]:
             if abs(b.a_star - a.a_star) > SURE * variance**0.5:
                 pairs.append((i, j) if b.a_star > a.a_star else (j, i))
     return pairs
+
+
+def _less_means(tables: list[np.ndarray], cell: np.ndarray | None) -> list[np.ndarray]:
+    """Less the mean of each cell; unchanged without cells."""
+    if cell is None or not len(cell):
+        return tables
+    count = np.bincount(cell)
+    return [x - (np.bincount(cell, weights=x) / count)[cell] for x in tables]
 
 
 def _numbered(keys: Sequence[Hashable]) -> np.ndarray:

@@ -5,10 +5,12 @@
     fewer turns       GRPO of the outcome less `PENALTY` per turn: good only because it favours fewer turns
     brought           1 where a search brings a needed article for the first time, else 0; less its mean over the prompt
     Monte Carlo, M    A* by M continuations of each context: the quality at that price
+    halved            A* by half of them, at half weight where it is below 0
     shuffled          A* by half of them, dealt anew to the turns of the prompt: the value of knowing only the prompt
 
-The last two are made from the first half of the continuations and compared with A* by the second half (``held_out``):
-with the reference that all continuations make they would share its noise.
+With the reference that all continuations make the last three would share its noise. They are made from the first half of
+the continuations and compared with A* by the second half (``held_out``). Where M is more than that, one part of the credit
+is made from each half, and each part is compared with the other half's A* (``halves``).
 """
 
 from __future__ import annotations
@@ -54,6 +56,8 @@ class Credit:
     """``run``: as the run gives it; ``mode``; ``control``."""
     held_out: bool = False
     """The credit is made from the first half of the continuations, and compared with A* by the second half."""
+    halves: tuple[Advantages, Advantages] | None = None
+    """The credit by the first and by the second half of the continuations; ``advantages`` is the mean of the two."""
 
 
 _control = partial(Credit, kind="control")
@@ -211,18 +215,36 @@ def first_brought(groups: Groups, data: Sequence[Mapping]) -> list[list[list[boo
 
 
 def monte_carlo(groups: Groups, values: Mapping[str, Value], drawn: np.random.Generator) -> list[Credit]:
-    """A* by 4, by 8 and by half of the continuations, and the last one shuffled."""
-    half = next(iter(values.values())).continuations // 2
-    credit_of = {
-        f"Monte Carlo, {n}": (n, per_turn(groups, true_advantages(groups, part_of(values, slice(n)))))
-        for n in sorted({*CONTINUATIONS, half})
-    }
-    by_half = [list(chain(*group)) for group in credit_of[f"Monte Carlo, {half}"][1]]
-    dealt = [one for of_prompt in by_half for one in drawn.permutation(of_prompt)]
-    credit_of[f"Monte Carlo, {half}, shuffled"] = half, per_turn(groups, dealt)
+    """A* by 4, by 8 and by half of the continuations, and the last one halved below 0, and shuffled."""
+    whole = next(iter(values.values())).continuations
+    half = whole // 2
+
+    def by(part: slice) -> Advantages:
+        return per_turn(groups, true_advantages(groups, part_of(values, part)))
+
     credits = []
-    for name, (n, credit) in credit_of.items():
-        more = f"as many again are its reference; expected --continuations {2 * n} at least"
-        given = (credit, "") if n <= half else (None, more)
-        credits.append(_control(name, *given, held_out=True))
-    return credits
+    for n in sorted({*CONTINUATIONS, half}):
+        name = f"Monte Carlo, {n}"
+        if n <= half:
+            credits.append(_control(name, by(slice(n)), held_out=True))
+        elif n <= whole:
+            parts = by(slice(n // 2)), by(slice(half, half + n // 2))
+            mean = (flat(parts[0]) + flat(parts[1])) / 2
+            credits.append(_control(name, per_turn(groups, mean), halves=parts))
+        else:
+            credits.append(_control(name, None, f"expected --continuations {n} at least"))
+    by_half = by(slice(half))
+    dealt = [one for of_prompt in by_half for one in drawn.permutation([*chain(*of_prompt)])]
+    changed = {"halved": halved(by_half), "shuffled": per_turn(groups, dealt)}
+    return credits + [
+        _control(f"Monte Carlo, {half}, {how}", credit, held_out=True) for how, credit in changed.items()
+    ]
+
+
+def halved(credit: Advantages) -> Advantages:
+    """Half the weight for what is below 0."""
+    return [[[max(one, one / 2) for one in turns] for turns in of_prompt] for of_prompt in credit]
+
+
+def flat(credit: Advantages) -> np.ndarray:
+    return np.array([one for of_prompt in credit for turns in of_prompt for one in turns])

@@ -87,12 +87,16 @@ def turn_log_prob(model: PreTrainedModel, context: Ids, written: Ids) -> torch.T
     return log_prob_n_V.gather(1, torch.tensor(written)[:, None]).sum()
 
 
-def credited(
-    groups: Groups, gradients: TurnGradients, advantages: Advantages, *, held_out: bool = False
-) -> PromptSums:
+def credited(groups: Groups, gradients: TurnGradients, credit: Credit) -> PromptSums:
     """The sums of a mode or a control."""
-    sums_P_S = np.stack([rows.sum(0) for rows in _by_trajectory(groups, gradients, advantages)])
-    return PromptSums(sums_P_S, sums_P_S, held_out)
+
+    def sums(advantages: Advantages) -> np.ndarray:
+        return np.stack([rows.sum(0) for rows in _by_trajectory(groups, gradients, advantages)])
+
+    if credit.halves is not None:
+        return PromptSums(*map(sums, credit.halves))
+    sums_P_S = sums(credit.advantages)
+    return PromptSums(sums_P_S, sums_P_S, credit.held_out)
 
 
 def true_credit(groups: Groups, gradients: TurnGradients, turns: Sequence[ScoredTurn]) -> PromptSums:
@@ -160,10 +164,7 @@ def gradient_agreement(
     paths = [path for group in (*groups, *replicate) for path in group]
     gradients = turn_gradients(model, paths, buckets=buckets, seed=seed, say=say)
     true = true_credit(groups, gradients, turns)
-    sums = {
-        name: credited(groups, gradients, credit.advantages, held_out=credit.held_out)
-        for name, credit in usable.items()
-    }
+    sums = {name: credited(groups, gradients, credit) for name, credit in usable.items()}
     alignment = Alignment(
         true,
         true_credit(replicate, gradients, replicate_turns),

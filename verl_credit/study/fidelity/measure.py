@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import chain, takewhile
 from pathlib import Path
@@ -22,6 +22,7 @@ from verl_credit.study.fidelity.credits import (
     nested,
 )
 from verl_credit.study.fidelity.gradients import gradient_agreement
+from verl_credit.study.fidelity.headroom import MODE, headroom, true_values
 from verl_credit.study.fidelity.request import Measured, Request, check_about
 from verl_credit.study.fidelity.result import Result
 from verl_credit.study.fidelity.rows import run_credit, tables_of
@@ -29,13 +30,14 @@ from verl_credit.study.fidelity.values import (
     PROMPTS_AT_ONCE,
     TURNS,
     VALUES,
+    Value,
     by_second_half,
     score_turns,
     states_of,
     values_of,
 )
 from verl_credit.study.fidelity.workers import Workers
-from verl_credit.worlds.rollouts.rollout import Start, Trajectory
+from verl_credit.worlds.rollouts.rollout import Groups, Start, Trajectory
 from verl_credit.worlds.rollouts.sampler import digest
 
 
@@ -47,11 +49,12 @@ def measure(
     enough: Callable[[], bool] = lambda: False,
     workers: Workers | None = None,
     prompts_at_once: int = PROMPTS_AT_ONCE,
+    further: Callable[[TurnTables, Groups, Mapping[str, Value]], list[Credit]] = lambda *_: [],
 ) -> Result:
     """Writes ``values.jsonl`` as values come, and ``turns.jsonl`` at the end. A second call with the same request continues.
 
     A gradient takes other rollouts of the same prompts and their values, too. Once ``enough`` is true no more prompts are
-    valued. ``workers`` value contexts; None: this process does.
+    valued. ``workers`` value contexts; None: this process does. ``further`` gives credits beside the modes and controls.
     Raises PreflightError where the folder has the values of another policy or of other settings.
     """
     out, seed = Path(request.out), request.seed
@@ -79,7 +82,8 @@ def measure(
     count = sum(1 for _ in takewhile(bool, complete))  # prompts before the first one without a value
     groups, again = sampled[:count], again[:count]
     values = {name: values[name] for name in {digest(state.ids) for state in states_of([*groups, *again])}}
-    tables, gains, gold, credits = _credits(subject, groups, find_modes(request.modes))
+    modes = [mode for mode in find_modes(request.modes) if mode.name != MODE]  # it has the true values
+    tables, gains, gold, credits = _credits(subject, groups, modes)
     turns = score_turns(groups, values, gains, gold, first_brought(groups, subject.data))
     (out / TURNS).unlink(missing_ok=True)
     for turn in turns:
@@ -87,6 +91,7 @@ def measure(
     agreements = Agreements(turns)
     second = Agreements(by_second_half(turns, values), one_half=True)
     credits += controls(tables, groups, values, subject.data, seed)
+    credits += [*true_values(tables, groups, values), *further(tables, groups, values)]
     gradients = {}
     if request.gradient:
         gradients = gradient_agreement(
@@ -106,6 +111,7 @@ def measure(
         values,
         [(one, (second if one.held_out else agreements).of_credit(one)) for one in credits],
         gradients,
+        headroom(gradients, subject.config.data.train_batch_size, request.continuations),
         len(sampled),
         agreements.reliability,
         agreements.sure,

@@ -31,6 +31,8 @@ class Result:
     """The run's, every mode's and the controls', with the agreement with A*; None where there is no credit."""
     gradients: dict[str, GradientAgreement]
     """The gradients' agreement by the name of the credit, and of `REFERENCE`; empty when not requested."""
+    headroom: dict
+    """What true values win (`headroom`); empty without gradients."""
     of_prompts: int
     """The number of requested prompts."""
     reliability: Measure
@@ -56,26 +58,28 @@ def table(name: str, result: Result) -> list[str]:
     lines = [
         f"{name}: {cut}{tools} tool turns of {len(result.turns)}, {len(result.values)} distinct contexts, "
         f"{result.sure_pairs[0]} + {result.sure_pairs[1]} sure pairs, reliability of A* {shown(result.reliability)}",
-        f"{'credit':<34} {'pearson':<20} {'same turn':<20} {'pairs in order':<20} with the ending turn",
+        f"{'credit':<38} {'pearson':<20} {'same turn':<20} {'pairs in order':<20} with the ending turn",
     ]
     for credit, agreement in result.credits:
         if agreement is not None:
             cells = (agreement.pearson, agreement.same_turn, agreement.pairs, agreement.end_pairs)
-            lines.append(f"{credit.name:<34} " + " ".join(f"{shown(cell):<20}" for cell in cells).rstrip())
+            lines.append(f"{credit.name:<38} " + " ".join(f"{shown(cell):<20}" for cell in cells).rstrip())
     lines += not_measured(result.credits)
     if result.otherwise:
         lines.append(
             f"in {result.otherwise:.0%} of continuations a tool gave another answer than in the rollout: A* of the turns "
             "after it is not exact, and need not be 0 on average"
         )
-    lines.append("Monte Carlo: credit by the first half of the continuations, compared with A* by the second")
+    lines.append(
+        "Monte Carlo and true values: by the first half of the continuations, compared with A* by the second"
+    )
     zs = [(one, "-" if one.z is None else f"{one.z:+.1f}") for one in martingale(result.turns)]
     scores = ", ".join(f"{one.name} {one.mean:+.3f} (z {z})" for one, z in zs)
     return [*lines, f"0 on average: mean A* at {scores}", *gradient_table(result)]
 
 
 def not_measured(credits: Sequence[tuple[Credit, Any]]) -> list[str]:
-    return [f"{one.name:<34} not measured: {one.reason}" for one, agreement in credits if agreement is None]
+    return [f"{one.name:<38} not measured: {one.reason}" for one, agreement in credits if agreement is None]
 
 
 def gradient_table(result: Result) -> list[str]:
@@ -83,10 +87,10 @@ def gradient_table(result: Result) -> list[str]:
     if not result.gradients:
         return []
     names = f"{'own cosine':<20} {'minus GRPO':<22} {'cosine of E[g]':<20} signal to noise"
-    lines = [f"{'gradient of':<34} {names}"]
+    lines = [f"{'gradient of':<38} {names}"]
     for name, agreement in result.gradients.items():
         cells = (agreement.own, agreement.own_difference, agreement.bias, agreement.signal_to_noise)
-        lines.append(f"{name:<34} " + " ".join(f"{shown(cell):<20}" for cell in cells).rstrip())
+        lines.append(f"{name:<38} " + " ".join(f"{shown(cell):<20}" for cell in cells).rstrip())
     if RLOO in result.gradients:
         bias, holds_1 = integrity(result.gradients)
         doubt = "; its interval should hold 1" if holds_1 is False else ""
@@ -94,7 +98,7 @@ def gradient_table(result: Result) -> list[str]:
     first = next(iter(result.gradients.values()))
     if needed := prompts_for(first.own):
         lines.append(f"own cosine to +-.05 takes about {needed} prompts, by the interval found here")
-    return lines
+    return [*lines, result.headroom["says"]]
 
 
 def shown(measure: Measure) -> str:
@@ -124,6 +128,7 @@ def as_dict(subject: Measured, result: Result) -> dict:
         "reliability": asdict(result.reliability),
         "credits": credits_as_dict(result.credits),
         "gradients": {name: asdict(agreement) for name, agreement in result.gradients.items()},
+        "headroom": result.headroom,
         "integrity": [asdict(score) for score in martingale(result.turns)],
     }
 

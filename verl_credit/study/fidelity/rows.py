@@ -17,7 +17,8 @@ from verl_credit.errors import ConfigError, IntegrityError, PreflightError
 from verl_credit.names import ADV_ESTIMATOR
 from verl_credit.records.report.again import TurnTables
 from verl_credit.study.fidelity.credits import Credit, nested
-from verl_credit.turns.assign import CreditRun, anchor_table, assign, step_inputs
+from verl_credit.turns.anchors import anchor_table
+from verl_credit.turns.assign import CreditRun, assign, step_inputs
 from verl_credit.turns.book import RowRecord, TurnBatch
 from verl_credit.turns.gains import gains_of, plan_gains, score_answers
 from verl_credit.turns.requests import turn_spans
@@ -145,7 +146,7 @@ def tables_of(
     measured = rows_settings(settings, adv_estimator=ADV_ESTIMATOR, info_gain_norm_mode=mode, **changes)
     plan = plan_gains(batch, measured, tokenizer)
     score_B_K1, asked_B_K1 = score_answers(plan, forward)
-    gain_B_K, has_gain_B_K, _ = gains_of(plan, score_B_K1, asked_B_K1, {})
+    gain_B_K, has_gain_B_K, _, gold_B_K1 = gains_of(plan, score_B_K1, asked_B_K1, {})
     outcome_B, group_B = outcomes_of(groups)
     rows = StepRows(batch, tokenizer.decode, outcome_B, group_B, gain_B_K, has_gain_B_K)
     table = turn_table(batch.turn_ids_B_T, batch.turn_ids_B_T >= 0)
@@ -159,6 +160,7 @@ def tables_of(
             "tied_groups": a.tied_groups,
             "shared": {
                 "gamma": a.gamma,
+                "lam": a.lam,
                 "alpha": a.adv_rescale_alpha,
                 "clip_beta": settings.clip_beta,
                 "norm_by_std": a.norm_adv_by_std_in_grpo,
@@ -180,7 +182,7 @@ def tables_of(
         advantage_B_K1=torch.zeros(shape),  # no run gave credit
         clip_scale_B_K1=torch.ones(shape),
     )
-    return tables, score_B_K1.exp().masked_fill(~asked_B_K1, torch.nan)
+    return tables, gold_B_K1
 
 
 def run_credit(

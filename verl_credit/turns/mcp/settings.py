@@ -7,8 +7,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
-import httpx
-
 from verl_credit.errors import ConfigError, unknown_key
 from verl_credit.redact import redact
 
@@ -101,6 +99,8 @@ def _texts(given: object) -> bool:
 
 
 def _check_address(url: object) -> None:
+    import httpx
+
     use = "expected http://HOST:PORT/PATH or https://HOST/PATH, without a password or a query: secrets are in config.headers"
     try:
         address = httpx.URL(url)

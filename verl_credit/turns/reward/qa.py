@@ -99,6 +99,15 @@ def comparison(gold: str) -> tuple[Callable[[str], str], str]:
     return step, step(gold)
 
 
+def stands_in(text: str, golds: Iterable[str]) -> bool:
+    """Does an alias stand in the text, as whole words, in the form in which answers are compared?"""
+    wanted_of: dict[Callable[[str], str], list[str]] = {}
+    for step, wanted in map(comparison, golds):
+        wanted_of.setdefault(step, []).append(f" {wanted} ")
+    forms = ((f" {step(text)} ", wanted) for step, wanted in wanted_of.items())
+    return any(one in form for form, wanted in forms for one in wanted if one.strip())
+
+
 def _with_articles(text: str) -> str:
     return _as_it_stands(text.translate(_PUNCTUATION))
 

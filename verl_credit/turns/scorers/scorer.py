@@ -11,12 +11,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Protocol
 
-import torch
-
 from verl_credit.config.fit import SHORT_ANSWER, turns_at_most
 from verl_credit.config.resolved import Config, select
 from verl_credit.config.settings import CreditSettings
 from verl_credit.errors import ConfigError, IntegrityError
+from verl_credit.lazy import torch
 from verl_credit.policy.families import SCORER
 from verl_credit.turns.book import RowRecord, TurnBatch
 from verl_credit.turns.branches import BranchPlan
@@ -72,7 +71,9 @@ class GainPlan:
     branches: BranchPlan
     """A branch per distinct context and answer."""
     n_gains: int = 0
-    """The number of first requests that are for information gain; the others are for infopo."""
+    """The number of first requests that are for information gain."""
+    n_masked: int = 0
+    """The number of requests after them that are for infopo; the others are for lapo."""
 
     @property
     def gains(self) -> GainPlan:
@@ -82,7 +83,12 @@ class GainPlan:
     @property
     def masked(self) -> GainPlan:
         """The plan with only the requests of infopo."""
-        return self._part(slice(self.n_gains, None))
+        return self._part(slice(self.n_gains, self.n_gains + self.n_masked))
+
+    @property
+    def deleted(self) -> GainPlan:
+        """The plan with only the requests of lapo."""
+        return self._part(slice(self.n_gains + self.n_masked, None))
 
     def _part(self, part: slice) -> GainPlan:
         branches = replace(self.branches, place_N=self.branches.place_N[part])

@@ -10,11 +10,10 @@ import math
 import time
 from collections.abc import Sequence
 
-import torch
-
 from verl_credit.config.fit import does_not_fit, turns_at_most
 from verl_credit.config.resolved import Config
 from verl_credit.config.settings import CreditSettings
+from verl_credit.lazy import torch
 from verl_credit.names import ROLLOUT_NAME
 from verl_credit.turns.book import RowRecord
 from verl_credit.turns.requests import Request

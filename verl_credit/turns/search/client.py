@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import httpx
 
-from verl_credit.address import endpoint
+from verl_credit.address import endpoint, urls_of
 from verl_credit.turns.search.connections import Connections
 from verl_credit.turns.search.faults import FailedAttempt, SearchFault, ServerList, backoff, retry_after_pause
 from verl_credit.turns.search.protocol import Page, format_pages, parse_answer
@@ -220,11 +220,6 @@ class SearchClient:
         if served != expected:
             problem = f"answers from index {served[:80]!r}" if served else f"no longer sends {INDEX_HEADER}"
             raise FailedAttempt("bad_answer", f"{url}: {problem}; search.index_fingerprint={expected}")
-
-
-def urls_of(settings) -> list[str]:
-    """The addresses as a list."""
-    return [settings.url] if isinstance(settings.url, str) else list(settings.url)
 
 
 def token_of(settings) -> str | None:

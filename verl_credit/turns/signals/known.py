@@ -5,14 +5,14 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
-import numpy as np
-import torch
-
 from verl_credit.config.keys.reads import COLUMN
-from verl_credit.config.settings import INFO_GAIN, INFOPO, CreditSettings
+from verl_credit.config.settings import INFO_GAIN, INFOPO, LAPO, CreditSettings
+from verl_credit.credit.groups import group_stats
 from verl_credit.credit.plugins import load
 from verl_credit.errors import IntegrityError
+from verl_credit.lazy import torch
 from verl_credit.turns.gains import PLACEHOLDER
+from verl_credit.turns.lapo import DELETED
 from verl_credit.turns.signals.own import own_signal
 from verl_credit.turns.signals.signal import Signal, StepRows, Table
 
@@ -48,10 +48,26 @@ class InfoPOSignal(Signal):
     )
 
     def rewards(self, rows: StepRows) -> Table:
-        return self.table(rows, lambda row: rows.infopo_B[row])
+        return self.table(rows, lambda row: rows.scored_B[self.name][row])
 
     def why_lost(self, record: dict) -> str:
         return NOT_SCORED
+
+
+class LapoSignal(InfoPOSignal):
+    """What the gold answer loses without a turn (`turns/lapo.py`), where the prompt's mean agrees with its sign."""
+
+    says = f"mean log p(gold) before the answer turn - that with {DELETED!r} in place of the turn and its observation; "
+    says += "0 where the sign is not that of its distance from the mean of the prompt's turns"
+    reads = "the scorer's log-probs of the gold answer"
+    cost = "a row of its own for every tool turn, and one more for every row with tool turns (info_gain_scorer=rows)"
+
+    def rewards(self, rows: StepRows) -> Table:
+        loss_B_K, has_B_K = super().rewards(rows)
+        group_B_K, known_B_K = rows.group_B[:, None].expand_as(loss_B_K), has_B_K & loss_B_K.isfinite()
+        compared = group_stats(loss_B_K.flatten(), group_B_K.flatten(), member_N=known_B_K.flatten())
+        agrees_B_K = compared.deviation_N.view_as(loss_B_K) * loss_B_K > 0
+        return torch.where(known_B_K & ~agrees_B_K, 0.0, loss_B_K), has_B_K
 
 
 class ToolRewardSignal(Signal):
@@ -74,6 +90,7 @@ class ColumnSignal(Signal):
 
     says = "a list with an entry per tool turn; null: the turn has no reward"
     reads = "the reward function's values, else the row's extra_info, else the data file's column"
+    place = "among the reward function's values"
 
     def __init__(self, name: str):
         super().__init__(name)
@@ -82,10 +99,16 @@ class ColumnSignal(Signal):
     def rewards(self, rows: StepRows) -> Table:
         return self.table(rows, lambda row: self._values_of(rows, row))
 
+    def of_rollout(self, rows: StepRows, row: int) -> dict:
+        """The lists that belong to the rollout, at ``place``."""
+        return rows.turns.scores[row]
+
     def _values_of(self, rows: StepRows, row: int) -> Any:
+        import numpy as np
+
         turns, (column,) = rows.turns, self.columns
         places = {
-            "among the reward function's values": turns.scores[row],
+            self.place: self.of_rollout(rows, row),
             "in extra_info": turns.extra_infos[row],
             "in the data file": turns.columns[row],
         }
@@ -109,16 +132,16 @@ class ColumnSignal(Signal):
             raise IntegrityError(
                 f"{of} is null {null[0]}; expected a list with a number or null for each of its tool turns"
             )
-        scores, extra_info = (
-            ", ".join(map(str, names)) for names in (turns.scores[row], turns.extra_infos[row])
+        of_rollout, extra_info = (
+            ", ".join(map(str, names)) for names in (self.of_rollout(rows, row), turns.extra_infos[row])
         )
         raise IntegrityError(
-            f"turn signal {self.name!r}: row {row} has no {column!r}, neither among the reward function's values "
-            f"({scores or 'none'}) nor in extra_info ({extra_info or 'empty'}) nor as a column of the data file"
+            f"turn signal {self.name!r}: row {row} has no {column!r}, neither {self.place} "
+            f"({of_rollout or 'none'}) nor in extra_info ({extra_info or 'empty'}) nor as a column of the data file"
         )
 
 
-SIGNALS = {INFO_GAIN: InfoGainSignal, INFOPO: InfoPOSignal, "tool_reward": ToolRewardSignal}
+SIGNALS = {INFO_GAIN: InfoGainSignal, INFOPO: InfoPOSignal, LAPO: LapoSignal, "tool_reward": ToolRewardSignal}
 
 
 def find_signal(name: str, params: dict, key: str = KEY) -> Signal:

@@ -13,11 +13,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar
 
-import torch
-
 from verl_credit.config.settings import FORWARD_SIGNALS, CreditSettings
 from verl_credit.credit.groups import z_score
 from verl_credit.errors import IntegrityError
+from verl_credit.lazy import torch
 from verl_credit.turns.book import TurnBatch, as_number, shown
 from verl_credit.turns.reward.golds import gold_answers
 
@@ -111,8 +110,8 @@ class StepRows:
     gain_B_K: torch.Tensor
     """Information gain (0 where none was measured); NaN: missing."""
     has_gain_B_K: torch.Tensor
-    infopo_B: Sequence[Sequence[float]] | None = None
-    """The values of each row's tool turns (`turns/gains.py`); None: not measured."""
+    scored_B: Mapping[str, Sequence[Sequence[float]] | None] = field(default_factory=dict)
+    """The values of each row's tool turns, by the name of their signal (infopo, lapo); None: not measured."""
 
     @cached_property
     def n_tool_turns(self) -> list[int]:
@@ -127,7 +126,7 @@ class StepRows:
         return make_trajectory(*known, outcome=float(self.outcome_B[row]), **more)
 
 
-Table = tuple[torch.Tensor, torch.Tensor]
+Table = tuple["torch.Tensor", "torch.Tensor"]
 """(reward_B_K, has_reward_B_K)"""
 
 

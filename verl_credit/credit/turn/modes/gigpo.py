@@ -2,12 +2,11 @@
 
 from typing import Literal
 
-import torch
-
 from verl_credit.credit.groups import EPS, group_stats, over_std
 from verl_credit.credit.operator import AtLeastZero, Count, Number, Positive, Share, refuse_unread
 from verl_credit.credit.turn.mode import ModeOutput, turn_mode
 from verl_credit.credit.turn.tables import Tables
+from verl_credit.lazy import torch
 
 BEYOND_OUTCOMES = "visits of a state are compared without turn rewards, too"
 BY_DISTANCE = (
@@ -86,7 +85,7 @@ def gigpo(
 
 def _against_first_visits(
     return_B_K1, state_B_K1, visit_B_K1, rounding_B_K1, *, norm_by_std, variance_floor, eps
-) -> torch.Tensor:
+) -> "torch.Tensor":
     same_B_K1_K1 = (state_B_K1[:, :, None] == state_B_K1[:, None, :]) & visit_B_K1[:, None, :]
     first_B_K1 = visit_B_K1 & ~same_B_K1_K1.tril(-1).any(dim=2)
     return_N, state_N, first_N = return_B_K1.flatten(), state_B_K1.flatten(), first_B_K1.flatten()
@@ -108,7 +107,7 @@ def norm_options(norm: str, variance_floor: float, eps: float) -> dict:
     return {"norm_by_std": norm == "mean_std_norm", "variance_floor": variance_floor, "eps": eps}
 
 
-def episode_advantage(tables: Tables, *, released: bool, **norm) -> tuple[torch.Tensor, torch.Tensor]:
+def episode_advantage(tables: Tables, *, released: bool, **norm) -> tuple["torch.Tensor", "torch.Tensor"]:
     """`compared` for R_b, the sum of a row's rewards, over the prompt with ddof 1, in every column.
 
     Each trajectory counts once, and groups of one give 0. ``released``: it counts once per turn, and a prompt of one turn
@@ -127,7 +126,7 @@ def episode_advantage(tables: Tables, *, released: bool, **norm) -> tuple[torch.
     return z_B_K1.gather(1, at_answer), several_B_K1.gather(1, at_answer)
 
 
-def state_visits(tables: Tables) -> tuple[torch.Tensor, torch.Tensor]:
+def state_visits(tables: Tables) -> tuple["torch.Tensor", "torch.Tensor"]:
     """(state_B_K1, member_B_K1): equal numbers are visits of the same state of the same prompt.
 
     Members are the turns of rows whose rewards are all known, where they have an anchor.
@@ -136,24 +135,24 @@ def state_visits(tables: Tables) -> tuple[torch.Tensor, torch.Tensor]:
     return joined(tables.group_B[:, None].expand_as(member_B_K1), tables.anchor_B_K1), member_B_K1
 
 
-def joined(first_B_K: torch.Tensor, second_B_K: torch.Tensor) -> torch.Tensor:
+def joined(first_B_K: "torch.Tensor", second_B_K: "torch.Tensor") -> "torch.Tensor":
     """Numbers of pairs: equal where both are equal."""
     pair_N = torch.stack([first_B_K.flatten(), second_B_K.flatten()], dim=1)
     return torch.unique(pair_N, dim=0, return_inverse=True)[1].view_as(first_B_K)
 
 
 def compared(
-    value_B_K1: torch.Tensor,
-    group_B_K1: torch.Tensor,
-    member_B_K1: torch.Tensor,
-    rounding_B_K1: torch.Tensor,
+    value_B_K1: "torch.Tensor",
+    group_B_K1: "torch.Tensor",
+    member_B_K1: "torch.Tensor",
+    rounding_B_K1: "torch.Tensor",
     *,
     released: bool,
     norm_by_std: bool,
     ddof: int,
     variance_floor: float,
     eps: float,
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple["torch.Tensor", "torch.Tensor"]:
     """(z, True where the group has several members), z as in `groups.z_score`, and 0 where the members tie.
 
     ``rounding_B_K1``: how far values may be apart that are equal but for rounding (`Tables.rounding`).
@@ -179,8 +178,8 @@ def compared(
 
 
 def ties(
-    deviation_N: torch.Tensor, group_N: torch.Tensor, member_N: torch.Tensor, rounding_N: torch.Tensor
-) -> torch.Tensor:
+    deviation_N: "torch.Tensor", group_N: "torch.Tensor", member_N: "torch.Tensor", rounding_N: "torch.Tensor"
+) -> "torch.Tensor":
     """True in groups where no member is further from the mean than the largest rounding. group_N: below N."""
     zeros_G = deviation_N.new_zeros(len(deviation_N))
     furthest_G, allowed_G = (
@@ -264,6 +263,6 @@ def hgpo(
     return *tables.split(advantage_B_K1), tables.ones()
 
 
-def _after(table_B_K1: torch.Tensor) -> torch.Tensor:
+def _after(table_B_K1: "torch.Tensor") -> "torch.Tensor":
     """Each turn's entry at the next turn; 0 at the first."""
     return torch.nn.functional.pad(table_B_K1[:, :-1], (1, 0))

@@ -2,8 +2,6 @@
 
 from collections.abc import Callable
 
-import torch
-
 from verl_credit.credit.groups import EPS, VARIANCE_FLOOR, z_score
 from verl_credit.credit.operator import (
     CENTRED,
@@ -17,6 +15,7 @@ from verl_credit.credit.operator import (
 )
 from verl_credit.credit.turn.mode import ModeOutput, turn_mode
 from verl_credit.credit.turn.tables import Tables
+from verl_credit.lazy import torch
 
 
 @turn_mode(
@@ -32,7 +31,7 @@ def none(
     tables: Tables,
     *,
     outcome_scale: AtLeastZero = 1.0,
-    outcome_operator: str | Callable[..., torch.Tensor] = "grpo",
+    outcome_operator: str | Callable[..., "torch.Tensor"] = "grpo",
     norm_by_std: bool = True,
     ddof: Count = 1,
     variance_floor: AtLeastZero = 0.0,
@@ -115,7 +114,7 @@ def separate(
     gamma: Share = 1.0,
     gain_scale: AtLeastZero = 1.0,
     outcome_scale: AtLeastZero = 1.0,
-    outcome_operator: str | Callable[..., torch.Tensor] = "grpo",
+    outcome_operator: str | Callable[..., "torch.Tensor"] = "grpo",
     norm_by_std: bool = True,
     ddof: Count = 0,
     variance_floor: AtLeastZero = VARIANCE_FLOOR,

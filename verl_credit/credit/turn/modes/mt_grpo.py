@@ -2,12 +2,11 @@
 
 from typing import Literal
 
-import torch
-
 from verl_credit.credit.groups import z_score
 from verl_credit.credit.operator import CENTRED, AtLeastZero, Positive
 from verl_credit.credit.turn.mode import ModeOutput, turn_mode
 from verl_credit.credit.turn.tables import Tables
+from verl_credit.lazy import torch
 
 
 @turn_mode(
@@ -60,7 +59,7 @@ def mt_grpo(
     return outcome_B[:, None] + turn_B_K, outcome_B, tables.ones()
 
 
-def _released(tables: Tables, outcome_B: torch.Tensor, turn_weight: float, norm: dict) -> torch.Tensor:
+def _released(tables: Tables, outcome_B: "torch.Tensor", turn_weight: float, norm: dict) -> "torch.Tensor":
     result_B = tables.result_turn_B
     if result_B is None:
         reward_or_end_B_K1 = torch.nn.functional.pad(tables.has_reward_B_K, (0, 1), value=True)

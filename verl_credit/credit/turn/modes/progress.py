@@ -2,12 +2,11 @@
 
 from typing import Literal
 
-import torch
-
 from verl_credit.credit.groups import group_stats
 from verl_credit.credit.operator import CENTRED, AtLeastZero, Share, WithoutGains
 from verl_credit.credit.turn.mode import ModeOutput, turn_mode
 from verl_credit.credit.turn.tables import Tables
+from verl_credit.lazy import torch
 
 NO_GROUP = "its baseline is the values, not the prompt's other trajectories"
 
@@ -78,7 +77,7 @@ def progress(
     return *tables.split(level_B[:, None] + beta * (credit_B_K1 - mean_B_1)), tables.ones()
 
 
-def _scores(tables: Tables) -> tuple[torch.Tensor, torch.Tensor]:
+def _scores(tables: Tables) -> tuple["torch.Tensor", "torch.Tensor"]:
     """(score after each turn, score before the first); NaN where a state has none."""
     if tables.state_score_B_K1 is not None:
         initial_B = tables.initial_score_B
@@ -95,7 +94,7 @@ def _scores(tables: Tables) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.where(measured_B_K1 & known_B[:, None], running_B_K1, torch.nan), nothing_B
 
 
-def _differences(score_B_K1: torch.Tensor, before_B: torch.Tensor) -> torch.Tensor:
+def _differences(score_B_K1: "torch.Tensor", before_B: "torch.Tensor") -> "torch.Tensor":
     """Each score minus the last one before it; 0 where either is missing."""
     columns = []
     for score_B in score_B_K1.unbind(dim=1):
@@ -115,16 +114,26 @@ def _differences(score_B_K1: torch.Tensor, before_B: torch.Tensor) -> torch.Tens
     ),
     source="1506.02438; RAGEN (mll-lab-nu/RAGEN) for turns",
     scope="row",
+    default_signal="none",
     exempt={"ties": NO_GROUP, "no_gains": NO_GROUP},
 )
-def turn_gae(tables: Tables, *, gamma: Share = 1.0, lam: Share = 1.0) -> ModeOutput:
+def turn_gae(
+    tables: Tables,
+    *,
+    gamma: Share = 1.0,
+    lam: Share = 1.0,
+    scale: Literal["none", "rms"] = "none",
+    negative: AtLeastZero = 1.0,
+) -> ModeOutput:
     """Estimates advantages over turns from the values of their states.
 
         A_k = delta_k + gamma lam A_(k+1)
         delta_k = r_k + gamma V_(k+1) - V_k, the answer turn's r is the outcome
 
     V_k is the value of the state before turn k's response, V after the answer turn is bootstrap_B (0, if not given: a real
-    end). Raw: no whitening; returns are A + V.
+    end). Raw by default: no whitening; returns are A + V.
+    scale="rms": A is divided by the root of its mean square over all turns of the batch, so that a step's size does not
+    follow the values; other prompts then change it. negative: the weight of what is below 0, after that (1: as it is).
     A turn is one because the tables say so: a reward of exactly 0 is a reward (released code skips such turns).
     A turn that lost its reward and the turns before it get 0, because what they led to is not known. A turn that has none
     earns 0: rewards of different rows are not compared here, and the values expect what is earned.
@@ -138,4 +147,10 @@ def turn_gae(tables: Tables, *, gamma: Share = 1.0, lam: Share = 1.0) -> ModeOut
     advantage_B_K1 = tables.return_to_go(delta_B_K1, gamma * lam)
     lost_B_K1 = torch.nn.functional.pad(tables.lost_reward_B_K.long(), (0, 1))
     unknown_B_K1 = lost_B_K1.flip(1).cumsum(1).flip(1) > 0
-    return *tables.split(torch.where(unknown_B_K1, 0.0, advantage_B_K1)), tables.ones()
+    known_B_K1 = tables.turn_B_K1 & ~unknown_B_K1
+    advantage_B_K1 = torch.where(known_B_K1, advantage_B_K1, 0.0)
+    if scale == "rms":
+        rms = (advantage_B_K1.square().sum() / known_B_K1.sum().clamp(min=1)).sqrt()
+        advantage_B_K1 = advantage_B_K1 / torch.where(rms > 0, rms, 1.0)
+    advantage_B_K1 = torch.where(advantage_B_K1 < 0, negative * advantage_B_K1, advantage_B_K1)
+    return *tables.split(advantage_B_K1), tables.ones()

@@ -3,8 +3,6 @@
 from collections.abc import Callable
 from typing import Literal
 
-import torch
-
 from verl_credit.credit.groups import EPS, VARIANCE_FLOOR, group_stats, minus_others
 from verl_credit.credit.operator import (
     CENTRED,
@@ -19,6 +17,7 @@ from verl_credit.credit.operator import (
 )
 from verl_credit.credit.turn.mode import ModeOutput, turn_mode
 from verl_credit.credit.turn.tables import Tables
+from verl_credit.lazy import torch
 
 
 @turn_mode(
@@ -71,7 +70,7 @@ def turn_group(
     return tables.backward(outcome_B, lambda k, _: turn_B_K[:, k]), outcome_B, tables.ones()
 
 
-def _batch_sigma(values_N: torch.Tensor, member_N: torch.Tensor, sigma_floor: float) -> torch.Tensor:
+def _batch_sigma(values_N: "torch.Tensor", member_N: "torch.Tensor", sigma_floor: float) -> "torch.Tensor":
     """Population std of all members, at least sigma_floor; 1 for one member or none (0-dim)."""
     if not values_N.numel():
         return values_N.new_ones(())
@@ -97,7 +96,7 @@ def turn_group_v1d(
     clip_beta: BelowOne = 0.3,
     gain_scale: AtLeastZero = 1.0,
     outcome_scale: AtLeastZero = 1.0,
-    outcome_operator: str | Callable[..., torch.Tensor] = "grpo",
+    outcome_operator: str | Callable[..., "torch.Tensor"] = "grpo",
     norm_by_std: bool = True,
     ddof: Count = 0,
     variance_floor: AtLeastZero = VARIANCE_FLOOR,
@@ -123,7 +122,7 @@ def turn_group_v1d(
     return advantage_B_K, outcome_B, clip_scale_B_K
 
 
-def adaptive_clip_scale(z: torch.Tensor, beta: float) -> torch.Tensor:
+def adaptive_clip_scale(z: "torch.Tensor", beta: float) -> "torch.Tensor":
     """c = 1 + beta (2 sigmoid(z) - 1), in (1 - beta, 1 + beta): a wider range for a turn that gained more."""
     return 1 + beta * (2 * z.sigmoid() - 1)
 
@@ -182,8 +181,8 @@ def leave_one_out(
 
 
 def return_minus_others(
-    tables: Tables, gamma: float, reward_B_K1: torch.Tensor | None = None, *, baseline: str = "absent_zero"
-) -> torch.Tensor:
+    tables: Tables, gamma: float, reward_B_K1: "torch.Tensor | None" = None, *, baseline: str = "absent_zero"
+) -> "torch.Tensor":
     """G_k minus the mean of the others' G_k; 0 in rows whose rewards are not all known.
 
     Rewards: those of the tool turns, if None.
@@ -220,7 +219,7 @@ def turn_group_unbiased(
     clip_beta: BelowOne = 0.3,
     gain_scale: AtLeastZero = 1.0,
     outcome_scale: AtLeastZero = 1.0,
-    outcome_operator: str | Callable[..., torch.Tensor] = "grpo",
+    outcome_operator: str | Callable[..., "torch.Tensor"] = "grpo",
     variance_floor: AtLeastZero = VARIANCE_FLOOR,
     eps: Positive = EPS,
 ) -> ModeOutput:

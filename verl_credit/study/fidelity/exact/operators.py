@@ -183,7 +183,8 @@ def _adds_gain(mode: str, label: str, weight: float = 1.0, **options) -> Credit:
     gamma = options.get("gamma", 1.0)
     gain = "gain" if gamma == 1 else f"discounted gain (gamma {gamma:g})"
     own_name = f"r + {gain}" if weight == 1 else f"r + {weight:g} {gain}"
-    return turn_credit_of(mode, label, own=with_gain(weight, gamma), own_name=own_name, **options)
+    own = {"own": with_gain(weight, gamma), "own_name": own_name}
+    return turn_credit_of(mode, label, gains=True, **own, **options)
 
 
 def all_credits() -> list[Credit]:
@@ -212,6 +213,11 @@ def all_credits() -> list[Credit]:
         turn_credit_of("mt_grpo"),
         turn_credit_of("gigpo", own=reward, own_name="r"),
         turn_credit_of("hgpo", own=reward, own_name="r"),
+        turn_credit_of("g2po", own=reward, own_name="r"),
+        turn_credit_of("gagpo", own=reward, own_name="r"),
+        turn_credit_of("gagpo", "gagpo, lam 1", own=reward, own_name="r", lam=1.0),
+        turn_credit_of("calibadv"),
+        turn_credit_of("calibadv", "calibadv, sigmoid, upper limit", evidence="sigmoid", upper_limit=True),
         turn_credit_of("progress"),
         _adds_gain("turn_gae", "turn_gae"),
         _adds_gain("turn_gae", "turn_gae, lam .9", lam=0.9),

@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
-import torch
-
 from verl_credit.config.settings import FORWARD_SIGNALS, INFO_GAIN
 from verl_credit.credit.groups import group_counts
 from verl_credit.errors import IntegrityError, one_line
+from verl_credit.lazy import torch
 from verl_credit.records.run.events import ROWS_LEFT_OUT, TURNS_CUT
 from verl_credit.redact import redact
 from verl_credit.turns.assign import StepCredit

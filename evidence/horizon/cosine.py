@@ -1,0 +1,221 @@
+"""Own cosine by horizon: policies of the lab, each with the modes, the controls, true values and learned ones.
+
+    python evidence/horizon/cosine.py FILE FOLDER [FOLDER ...] [--steps 0,10,20] [--prompts 96] [--continuations 32]
+    python evidence/horizon/cosine.py FILE             # the tables of what FILE has
+
+FOLDER: what `verl-credit fidelity` takes: a run (with --steps), a checkpoint, or LAB/policy. FILE (JSON lines) gets a line
+for each policy when it is measured. Its values lie beside FILE, so that the same command goes on where it was stopped.
+
+Learned values are cross-fitted over all of the policy's questions: `group` is the mean outcome of the prompt's other
+rollouts and the turn, `seen` adds whether the right answer was read. They explain ("EV") a share of the variance of V* and
+of its changes from turn to turn, without the noise of V*. The horizon is lab.hops; without that key it is "mix".
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Mapping
+from functools import partial
+from hashlib import blake2b
+from itertools import chain
+from pathlib import Path
+from statistics import fmean
+
+import torch
+from omegaconf import OmegaConf
+
+from verl_credit.cli.fidelity.policies import Policy, policies_of, step_numbers
+from verl_credit.credit.turn.values import States, crossfit, group_features, loo_mean
+from verl_credit.precision import one_thread
+from verl_credit.records.report.again import TurnTables
+from verl_credit.records.run.files import append_json, read_json_lines
+from verl_credit.records.run.progress import Throttled, say_at_once
+from verl_credit.study.fidelity.credits import Credit
+from verl_credit.study.fidelity.headroom import by_values, of_turns
+from verl_credit.study.fidelity.measure import measure
+from verl_credit.study.fidelity.request import Request
+from verl_credit.study.fidelity.subject import Subject
+from verl_credit.study.fidelity.values import Value, part_of
+from verl_credit.study.fidelity.workers import workers_of
+from verl_credit.worlds.rollouts.rollout import Groups
+
+MODES = ["none", "gigpo", "turn-group-v1d", "turn-group-unbiased", "joint", "separate"]
+SHRINK, FOLDS = 0.03, 8
+LAMS = (0.5, 0.8)
+SHOWN = [
+    "none, half_negative",
+    "gigpo",
+    "turn-group-v1d, alpha 0.3",
+    "turn-group-unbiased, alpha 0.3",
+    "joint",
+    "separate",
+]
+SHOWN += [f"turn_gae, true values, lam {lam}" for lam in ("0", "0.5", "0.8", "1", "0.5, halved")]
+SHOWN += [
+    f"turn_gae, learned ({of}), lam {lam:g}{how}"
+    for of in ("group", "seen")
+    for lam in LAMS
+    for how in ("", ", halved")
+]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("file", type=Path)
+    parser.add_argument("folders", type=Path, nargs="*")
+    parser.add_argument("--steps", help="of each run")
+    parser.add_argument("--split", default="train", choices=("train", "dev", "test"))
+    parser.add_argument("--prompts", type=int, default=96)
+    parser.add_argument("--continuations", type=int, default=32)
+    parser.add_argument("--parallel", type=int, help="processes; as many as there are cores if not given")
+    given = parser.parse_args()
+    with one_thread():
+        for folder in given.folders:
+            for policy in policies_of(folder, step_numbers(given.steps), None):
+                measure_policy(policy, given)
+    print(page(read_json_lines(given.file)))
+
+
+def measure_policy(policy: Policy, given: argparse.Namespace) -> None:
+    """Appends a line, unless the file has it."""
+    config, size = (
+        policy.config,
+        {name: getattr(given, name) for name in ("split", "prompts", "continuations")},
+    )
+    is_of = {"folder": str(policy.folder), "step": policy.step, **size}
+    if any(is_of.items() <= row.items() for row in read_json_lines(given.file)):
+        return
+    begun = time.monotonic()
+    load = partial(policy.load, lab=None, split=given.split, prompts=given.prompts)
+    subject, explained = load(), {}
+    of_run = str(policy.folder if policy.step is None else config.run_dir)
+    name = blake2b(f"{is_of}".encode(), digest_size=4).hexdigest()
+    out = given.file.with_suffix("") / f"{policy.folder.name}_{name}"
+    request = Request(
+        str(out), **size, rollouts=config.actor_rollout_ref.rollout.n, modes=MODES, gradient=True
+    )
+    with workers_of(load, given.prompts, given.parallel) as workers:
+        say = Throttled(say_at_once, f"cosine {policy.folder.name}")
+        further = partial(learned, subject, explained)
+        result = measure(subject, request, say=say, workers=workers, further=further)
+    right = fmean(path.reward for group in result.groups for path in group)
+    cosines = {
+        kind: {
+            name: [m.value, m.low, m.high]
+            for name, found in result.gradients.items()
+            for m in [getattr(found, kind)]
+        }
+        for kind in ("own", "own_difference")
+    }
+    hops = OmegaConf.select(config, "lab.hops")
+    append_json(
+        given.file,
+        {
+            **is_of,
+            "hops": "mix" if hops is None else hops,
+            "run": of_run,
+            "right": right,
+            "turns": len(result.turns) / sum(map(len, result.groups)),
+            "headroom": result.headroom["says"],
+            **cosines,
+            "explained": explained,
+            "seconds": round(time.monotonic() - begun),
+        },
+    )
+
+
+def learned(
+    subject: Subject, explained: dict, tables: TurnTables, groups: Groups, values: Mapping[str, Value]
+) -> list[Credit]:
+    """`turn_gae` with learned values; ``explained`` gets what they explain of V* and of its changes."""
+    paths = [*chain(*groups)]
+    columns_K1 = torch.arange(tables.tokens_B_K1.shape[1])
+    turn_B_K1 = columns_K1 <= tables.n_tool_turns_B[:, None]
+    mean_B = loo_mean(tables.outcome_B, tables.group_B, tables.valid_B)
+    group_B_K1_D = group_features(mean_B, len(columns_K1))
+    seen_B_K1 = torch.zeros(turn_B_K1.shape, dtype=torch.float64)
+    for row, path in enumerate(paths):
+        aliases = [alias.lower() for alias in subject.truths[path.steps[0].state.question]["target"]]
+        for turn, step in enumerate(path.steps[:-1]):
+            ids = step.next.ids[len(step.state.ids) + len(step.turn_ids) :]
+            if any(alias in subject.tokenizer.decode(ids).lower() for alias in aliases):
+                seen_B_K1[row, turn + 1 :] = 1.0
+    half = next(iter(values.values())).continuations // 2
+    halves = [of_turns(tables, groups, part_of(values, part)) for part in (slice(half), slice(half, None))]
+    credits = []
+    for name, x_B_K1_D in (
+        ("group", group_B_K1_D),
+        ("seen", torch.cat([group_B_K1_D, seen_B_K1[..., None]], dim=2)),
+    ):
+        outcome, prompt, mean = (
+            x_B[:, None].expand(turn_B_K1.shape)[turn_B_K1]
+            for x_B in (tables.outcome_B, tables.group_B, mean_B)
+        )
+        states = States(x_B_K1_D[turn_B_K1], outcome.double(), prompt)
+        value_B_K1 = torch.zeros(turn_B_K1.shape, dtype=torch.float64)
+        value_B_K1[turn_B_K1], _ = crossfit(states, None, mean, shrink=SHRINK, folds=FOLDS)
+        explained[name] = explained_without_noise(value_B_K1, halves, turn_B_K1)
+        credits += by_values(f"learned ({name})", tables, groups, value_B_K1, LAMS)
+    return credits
+
+
+def explained_without_noise(
+    value_B_K1: torch.Tensor, halves: list[torch.Tensor], turn_B_K1: torch.Tensor
+) -> list[float | None]:
+    """[EV of V*, EV of V*_{k+1} - V*_k]:  1 - E[(V - V') (V - V'')] / cov(V', V'')  with V* by each half.
+    None: V* does not differ, as far as the halves agree."""
+    pair_B_K = turn_B_K1[:, 1:]
+    tables = [
+        [x[turn_B_K1] for x in (value_B_K1, *halves)],
+        [(x[:, 1:] - x[:, :-1])[pair_B_K] for x in (value_B_K1, *halves)],
+    ]
+    shares = []
+    for v, first, second in tables:
+        of_true = ((first - first.mean()) * (second - second.mean())).mean()
+        shares.append(float(1 - ((v - first) * (v - second)).mean() / of_true) if of_true > 0 else None)
+    return shares
+
+
+def page(rows: list[dict]) -> str:
+    """For every horizon the mean over its policies of own cosine minus GRPO's. ± is by the jackknife over questions, as if
+    policies were independent. Those of one run are not, so the number of runs stands beside."""
+    of = {}
+    for row in rows:
+        of.setdefault(str(row["hops"]), []).append(row)
+    heads = [f"{'' if hops == 'mix' else 'H '}{hops}" for hops in of]
+    lines = [f"| own cosine minus GRPO's | {' | '.join(heads)} |", "|---" * (1 + len(of)) + "|"]
+
+    def line(name: str, cells: list[str]) -> None:
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+
+    line("policies of runs", [f"{len(some)} of {len({one['run'] for one in some})}" for some in of.values()])
+    for name, key in (("right", "right"), ("turns", "turns")):
+        line(name, [f"{fmean(one[key] for one in some):.2f}" for some in of.values()])
+    line(
+        "GRPO's own cosine", [mean_of([one["own"]["none, grpo"] for one in some], "") for some in of.values()]
+    )
+    for name in SHOWN:
+        line(name, [mean_of([one["own_difference"].get(name) for one in some], "+") for some in of.values()])
+    for name, place in (("EV of V", 0), ("EV of changes", 1)):
+        for features in ("group", "seen"):
+            cells = [
+                f"{fmean(one['explained'][features][place] for one in some):.2f}" for some in of.values()
+            ]
+            line(f"{name}, {features}", cells)
+    line("minutes of a policy", [f"{fmean(one['seconds'] for one in some) / 60:.1f}" for some in of.values()])
+    return "\n".join(lines)
+
+
+def mean_of(measures: list[list[float | None] | None], sign: str) -> str:
+    known = [one for one in measures if one is not None and None not in one]
+    if not known:
+        return "undefined"
+    half = sum(((high - low) / 2) ** 2 for _, low, high in known) ** 0.5 / len(known)
+    return f"{fmean(value for value, _, _ in known):{sign}.3f} ± {half:.3f}"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""evidence/horizon: the chain's page is what its script prints, what is declared reads, and differences are paired."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from verl_credit.records.run.files import append_json
+from verl_credit.study.campaign.file import read_campaign
+
+HORIZON = Path(__file__).parents[2] / "evidence" / "horizon"
+
+
+@pytest.fixture(autouse=True)
+def scripts(monkeypatch):
+    monkeypatch.syspath_prepend(str(HORIZON))
+
+
+def rows(text):
+    return [line for line in text.splitlines() if line.startswith("|") and "---" not in line]
+
+
+def test_the_chains_tables_are_those_of_its_numbers():
+    import chain
+
+    printed = chain.page(json.loads((HORIZON / "numbers_chain.json").read_text()))
+    page = (HORIZON / "README.md").read_text()
+    assert len(rows(printed)) > 25
+    assert [line for line in rows(printed) if line not in page] == []
+
+
+def test_the_chains_script_measures_every_credit(tmp_path, monkeypatch, capsys):
+    import chain
+    from chain_learning import CREDITS
+
+    size = {"hops": [1], "batches": 4, "learns": [1], "runs": 2, "steps": 2}
+    found = json.loads(chain.as_text(chain.measure(**size)))
+    assert set(found["area"]) == set(CREDITS) and set(chain.SHOWN) < set(found["own_cosine"])
+    assert all(np.isfinite(half) for of in found["own_cosine"].values() for _, half in of)
+    assert "GRPO's area" in chain.page(found)
+
+
+def test_runs_of_every_credit_begin_with_the_same_questions_and_learning_repeats():
+    from chain_learning import curve
+
+    options = {"hops": 1, "runs": 2, "steps": 2, "pool": 32}
+    a, explained = curve("learned, lam 0.5", **options)
+    again, _ = curve("learned, lam 0.5", **options)
+    assert (a == again).all() and len(explained) == 2 and (a > 0.3).all()
+    other, _ = curve("grpo", **options)
+    assert not (a == other).all()
+
+
+def test_what_is_declared_has_pairs_enough_and_a_choice_on_other_seeds():
+    curves, _ = read_campaign(str(HORIZON / "curves.yaml"))
+    choice, _ = read_campaign(str(HORIZON / "choice.yaml"))
+    assert curves.cannot_resolve() == "" and len(curves.blocks()) == 15
+    assert curves.budget.runs == len(curves.blocks()) * len(curves.conditions)
+    assert not set(curves.seeds) & set(choice.seeds)
+    learned = {*curves.conditions["learned"]} - {*choice.overrides}
+    assert learned in [set(of) for of in choice.conditions.values()]
+
+
+def test_only_pairs_that_both_conditions_have_are_compared():
+    import curves
+
+    a, b = {(1, 0): 3.0, (2, 0): 5.0, (3, 0): 9.0}, {(1, 0): 1.0, (2, 0): 1.0, (4, 0): 0.0}
+    mean, half, above, pairs, p = curves.difference(a, b)
+    assert (mean, above, pairs) == (3.0, 2, 2)
+    assert half == pytest.approx(12.706 * 1.0, abs=0.01) and p == pytest.approx(0.2048, abs=1e-3)
+    assert np.isnan(curves.difference(a, {})[0])
+
+
+def test_cosines_are_a_mean_over_the_policies_of_a_horizon(tmp_path):
+    import cosine
+
+    def policy(hops, value, half):
+        measures = {name: [value, value - half, value + half] for name in ("none, grpo", "gigpo")}
+        return {
+            "hops": hops, "run": "r", "right": 0.5, "turns": 2.0, "seconds": 60, "own": measures, "own_difference": measures,
+            "explained": {"group": [0.5, 0.25], "seen": [0.75, 0.5]},
+        }  # fmt: skip
+
+    for row in (policy(2, 0.5, 0.3), policy(2, 0.7, 0.4), policy("mix", 0.1, 0.1)):
+        append_json(tmp_path / "cosine.jsonl", row)
+    printed = cosine.page([json.loads(line) for line in (tmp_path / "cosine.jsonl").read_text().splitlines()])
+    assert "| own cosine minus GRPO's | H 2 | mix |" in printed
+    assert "| gigpo | +0.600 ± 0.250 | +0.100 ± 0.100 |" in printed
+    assert (
+        "| policies of runs | 2 of 1 | 1 of 1 |" in printed and "| joint | undefined | undefined |" in printed
+    )
+    assert "| EV of changes, seen | 0.50 | 0.50 |" in printed
+
+
+def test_explained_variance_has_no_noise_of_the_values():
+    import cosine
+    import torch
+
+    drawn = torch.Generator().manual_seed(0)
+    true = torch.rand(4000, 3, generator=drawn, dtype=torch.float64)
+    halves = [true + 0.5 * torch.randn(true.shape, generator=drawn, dtype=torch.float64) for _ in range(2)]
+    turn = torch.ones(true.shape, dtype=torch.bool)
+    assert cosine.explained_without_noise(true, halves, turn) == pytest.approx([1, 1], abs=0.1)
+    guess = (true + 0.5) / 2  # half of the way: 1 - 1/4
+    assert cosine.explained_without_noise(guess, halves, turn) == pytest.approx([0.75, 0.75], abs=0.1)

@@ -1,0 +1,121 @@
+"""`algorithm.turn_values` before a start: what is accepted, and what a function may not read."""
+
+import pytest
+
+from kit.recipes import check
+from verl_credit.config.settings import CreditSettings
+from verl_credit.errors import ConfigError
+from verl_credit.recipe.unread import unused
+
+KEY, MODE = "algorithm.turn_values", "algorithm.info_gain_norm_mode"
+GAE, HERE = f"{MODE}=turn_gae", __name__
+
+
+def refused(*overrides) -> ConfigError:
+    with pytest.raises(ConfigError) as found:
+        check(*overrides)
+    return found.value
+
+
+def observed_words(trajectory):
+    """Words on the pages before each turn, and the turn's number."""
+    words, states = 0, []
+    for number, turn in enumerate(trajectory.turns):
+        states.append([words, number])
+        words += len(turn.observation.split())
+    return states
+
+
+def outcome(trajectory):
+    return [trajectory.outcome] * len(trajectory.turns)
+
+
+def score(trajectory):
+    return [trajectory.scores.get("em", 0.5)] * len(trajectory.turns)
+
+
+def answered(trajectory):
+    return [float(trajectory.golds[0] in trajectory.turns[-1].text)] * len(trajectory.turns)
+
+
+def own_response(trajectory):
+    return [len(turn.text) for turn in trajectory.turns]
+
+
+def number_of_turns(trajectory):
+    return [len(trajectory.turns)] * len(trajectory.turns)
+
+
+def one_number(trajectory):
+    return 0.5
+
+
+def text(trajectory):
+    return ["page"] * len(trajectory.turns)
+
+
+@pytest.mark.parametrize("name", ["group", "features", "column:belief", f"{HERE}.observed_words"])
+def test_providers(name):
+    settings = CreditSettings.from_config(check(GAE, f"{KEY}={name}"))
+    assert settings.algorithm.turn_values == name and settings.turn_signals == {}
+
+
+def test_a_signal_beside_values_and_the_modes_options():
+    more = {"scale": "rms", "negative": 0.5}
+    options = [
+        "algorithm.lam=0.5",
+        *(f"+algorithm.turn_params.{name}={value}" for name, value in more.items()),
+    ]
+    settings = CreditSettings.from_config(
+        check(GAE, f"{KEY}=features", "algorithm.turn_signal=info_gain", *options)
+    )
+    assert settings.turn_options == {"gamma": 1.0, "lam": 0.5} | more and settings.scores_gain
+
+
+def test_lam_has_a_key_and_says_where_nothing_reads_it():
+    error = refused(GAE, f"{KEY}=group", "+algorithm.turn_params.lam=0.5")
+    assert error.key == "algorithm.turn_params.lam" and "algorithm.lam" in error.accepted
+    config = check(f"{MODE}=turn-group-v1d", "algorithm.lam=0.5")
+    assert "algorithm.lam=0.5" in unused(config, CreditSettings.from_config(config))
+
+
+@pytest.mark.parametrize("mode", ["none", "turn-group-v1d", "gigpo"])
+def test_values_that_nothing_reads_are_refused(mode):
+    error = refused(f"{MODE}={mode}", f"{KEY}=features")
+    assert (error.key, error.value) == (KEY, "features") and f"{MODE}={mode}" in str(error)
+    assert "set it to null, or algorithm.info_gain_norm_mode=turn_gae" in error.accepted
+
+
+def test_another_name_is_refused_with_all_names_and_the_nearest():
+    error = refused(GAE, f"{KEY}=feature")
+    assert (error.key, error.value) == (KEY, "feature") and "did you mean features?" in str(error)
+    assert error.accepted[:3] == ["group", "features", "column:NAME"]
+    assert refused(GAE, f"{KEY}=column:").value == "column:"
+
+
+@pytest.mark.parametrize("name", ["outcome", "score", "answered", "own_response", "number_of_turns"])
+def test_a_function_that_reads_what_comes_after_the_state_is_refused(name):
+    error = refused(GAE, f"{KEY}={HERE}.{name}")
+    assert (error.key, error.value) == (KEY, f"{HERE}.{name}")
+    assert "with outcome, scores, stop reason and the last turn hidden, as in training" in error.accepted
+    assert "a value may read what stands before its turn's response alone" in error.accepted
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("one_number", "returned float; expected a list with an entry for each of 2 turns"),
+        ("text", "turn 0 has ['page']; expected as many finite numbers for each turn"),
+        ("absent", "has no 'absent'"),
+    ],
+)
+def test_a_function_of_another_form_is_refused(name, why):
+    error = refused(GAE, f"{KEY}={HERE}.{name}")
+    assert (error.key, error.value) == (KEY, f"{HERE}.{name}") and why in str(error)
+
+
+@pytest.mark.parametrize("given", ["replay=-1", "ridge=0", "folds=1"])
+def test_ranges(given):
+    name, _, value = given.partition("=")
+    error = refused(GAE, f"{KEY}=group", f"{KEY}_{name}={value}")
+    assert (error.key, error.value) == (f"{KEY}_{name}", float(value))

@@ -1,0 +1,133 @@
+"""g2po and gagpo: a prompt's trajectories as paths through shared states, whose values are mean returns of their visits."""
+
+from dataclasses import replace
+from typing import Literal
+
+from verl_credit.credit.groups import EPS, group_stats, z_score
+from verl_credit.credit.operator import AtLeastZero, Positive, Share
+from verl_credit.credit.turn.mode import ModeOutput, turn_mode
+from verl_credit.credit.turn.modes import gigpo
+from verl_credit.credit.turn.tables import Tables
+from verl_credit.lazy import torch
+
+BY_STATES = "a better outcome raises the value of its trajectory's states, and a turn from one can fall"
+
+
+def state_values(tables: Tables, return_B_K1: "torch.Tensor") -> "tuple[torch.Tensor, ...]":
+    """(mean return of all visits of the turn's state, state, is a visit); a turn without an anchor has its own return."""
+    state_B_K1, visit_B_K1 = gigpo.state_visits(tables)
+    stats = group_stats(return_B_K1.flatten(), state_B_K1.flatten(), member_N=visit_B_K1.flatten())
+    value_B_K1 = torch.where(visit_B_K1, stats.mean_N.view_as(return_B_K1), return_B_K1)
+    return torch.where(tables.turn_B_K1, value_B_K1, 0.0), state_B_K1, visit_B_K1
+
+
+def next_value(tables: Tables, value_B_K1: "torch.Tensor", end_B: "torch.Tensor") -> "torch.Tensor":
+    """The value of the state that each turn leads to: ``end_B`` after the answer turn."""
+    next_B_K1 = torch.nn.functional.pad(value_B_K1[:, 1:], (0, 1))
+    return torch.where(tables.is_answer_B_K1, end_B[:, None], next_B_K1)
+
+
+@turn_mode(
+    name="g2po",
+    reads=("rewards", "groups", "anchors"),
+    needs=("anchor_B_K1",),
+    default_signal="none",
+    reduces_to="gigpo's first term at step_weight 0",
+    bias="own sample in the values and means; longer trajectories have more turns in the prompt's mean",
+    departures=(
+        "each trajectory counts once in the first term; the end of a trajectory is worth its outcome (released: 10 for an "
+        "outcome of 10, else 0); no penalty for invalid actions; a prompt of one turn gives 0 (released: NaN); "
+        "parity=released: the first term as released"
+    ),
+    source="2606.22995; Nala-YN/G2PO",
+    exempt={"ties": gigpo.BY_DISTANCE, "better": BY_STATES, "no_gains": gigpo.BEYOND_OUTCOMES},
+)
+def g2po(
+    tables: Tables,
+    *,
+    gamma: Share = 0.95,
+    norm: Literal["mean_norm", "mean_std_norm"] = "mean_norm",
+    step_weight: AtLeastZero = 1.0,
+    variance_floor: AtLeastZero = 0.0,
+    eps: Positive = EPS,
+    parity: Literal["none", "released"] = "none",
+) -> ModeOutput:
+    """Compares the states that turns lead to, among turns from the same state, and how far each turn came.
+
+        A_k = z(R) + step_weight (z(V_(k+1) among visits of state k) + z(V_(k+1) - V_k among all turns of the prompt))
+        V_k = mean over the visits of state k of gamma^(turns that are left, this one included) R;  V after the answer: R
+        z(x) = x - mean with norm="mean_norm", over std + eps (ddof 1) with norm="mean_std_norm"
+
+    Turn rewards are not read. A state is an anchor id of a prompt; a turn without an anchor is alone in its state, where
+    the first comparison gives 0.
+    """
+    norm_by = gigpo.norm_options(norm, variance_floor, eps)
+    no_B_K = torch.zeros_like(tables.has_reward_B_K)
+    no_rewards = {"reward_B_K": no_B_K.double(), "has_reward_B_K": no_B_K, "lost_reward_B_K": no_B_K}
+    plain = replace(tables, **no_rewards)
+    return_B_K1 = gamma * plain.return_to_go(plain.reward_B_K1(), gamma)
+    value_B_K1, state_B_K1, visit_B_K1 = state_values(plain, return_B_K1)
+    next_B_K1 = next_value(plain, value_B_K1, plain.outcome_B)
+    group_B_K1 = plain.group_B[:, None].expand_as(state_B_K1)
+
+    def z(value_B_K1, of_B_K1, member_B_K1):
+        given = {"member_N": member_B_K1.flatten(), "ddof": 1, **norm_by}
+        return z_score(value_B_K1.flatten(), of_B_K1.flatten(), **given).view_as(value_B_K1)
+
+    step_B_K1 = z(next_B_K1, state_B_K1, visit_B_K1) + z(next_B_K1 - value_B_K1, group_B_K1, plain.turn_B_K1)
+    episode_B_K1, _ = gigpo.episode_advantage(plain, released=parity == "released", **norm_by)
+    return *plain.split(episode_B_K1 + step_weight * step_B_K1), plain.ones()
+
+
+@turn_mode(
+    name="gagpo",
+    reads=("rewards", "groups", "gains", "anchors"),
+    needs=("anchor_B_K1",),
+    default_signal="none",
+    reduces_to="gigpo's second term over the std of the prompt's turns, at lam 1",
+    bias=(
+        "own sample in the values: a turn from a state that no other trajectory came to has advantage 0 until the paths "
+        "meet; at lam below 1 that of the values; a trajectory that misses a turn's reward reads its outcome alone"
+    ),
+    departures="no release; lam .8 is that of a public adaptation, the paper's was not read",
+    source="2605.13217",
+    whole_returns=True,
+    exempt={"ties": gigpo.BY_DISTANCE, "better": BY_STATES, "no_gains": gigpo.BEYOND_OUTCOMES},
+)
+def gagpo(
+    tables: Tables,
+    *,
+    gamma: Share = 1.0,
+    lam: Share = 0.8,
+    norm: Literal["mean_norm", "mean_std_norm"] = "mean_std_norm",
+    variance_floor: AtLeastZero = 0.0,
+    eps: Positive = EPS,
+) -> ModeOutput:
+    """Estimates advantages over turns from mean returns of equal states, and compares them within the prompt.
+
+        A_k = z(a_k among all turns of the prompt), a_k = delta_k + gamma lam a_(k+1)
+        delta_k = r_k + gamma V_(k+1) - V_k, V_k = mean of G over the visits of state k, V after the answer: 0
+        G_k = sum over j >= k of gamma^(j-k) r_j, the answer turn's r is the outcome
+
+    z as in gigpo. A trajectory with a lost or a missing turn reward is no member and reads its outcome's advantage alone.
+    """
+    norm_by = gigpo.norm_options(norm, variance_floor, eps)
+    reward_B_K1 = tables.reward_B_K1()
+    value_B_K1, _, _ = state_values(tables, tables.return_to_go(reward_B_K1, gamma))
+    next_B_K1 = next_value(tables, value_B_K1, torch.zeros_like(tables.outcome_B))
+    delta_B_K1 = torch.where(tables.turn_B_K1, reward_B_K1 + gamma * next_B_K1 - value_B_K1, 0.0)
+    member_B_K1 = tables.turn_B_K1 & tables.known_B[:, None]
+    group_B_K1, steps = (
+        tables.group_B[:, None].expand_as(member_B_K1),
+        4 * member_B_K1.shape[1],
+    )  # of rounding
+    compare = (
+        tables.return_to_go(delta_B_K1, gamma * lam),
+        group_B_K1,
+        member_B_K1,
+        steps * tables.rounding(1.0),
+    )
+    z_B_K1, _ = gigpo.compared(*compare, released=False, ddof=1, **norm_by)
+    outcome_B = tables.outcome_advantage("grpo", ddof=1, **norm_by)
+    advantage_B_K1 = torch.where(tables.known_B[:, None], z_B_K1, outcome_B[:, None])
+    return *tables.split(advantage_B_K1), tables.ones()

@@ -1,0 +1,138 @@
+"""Values of turns' states: a ridge regression of returns on features, which has not seen the prompts that it predicts.
+
+A state is what stands before a turn's response. N states in any order, D features each; NaN is a feature without a value.
+`prompt_N` is any whole number that the states of a prompt share. All in float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from verl_credit.lazy import torch
+
+TURNS, MEAN_TURNS = 8, 3
+
+
+@dataclass(frozen=True)
+class States:
+    """States with the return that followed each; NaN: not known, so that no fit reads the state."""
+
+    x_N_D: torch.Tensor
+    return_N: torch.Tensor
+    prompt_N: torch.Tensor
+
+
+def loo_mean(outcome_B: torch.Tensor, group_B: torch.Tensor, valid_B: torch.Tensor) -> torch.Tensor:
+    """Mean outcome of the prompt's other valid rows. The row's own outcome is in no bit of it.
+
+        m_i = 1 / (n - 1) sum over j != i of r_j
+
+    NaN for the only valid row of a prompt, and for a row that is not valid. The mean of other prompts is no substitute: the
+    own outcome would be among the features of theirs, and so in the fit that predicts the row.
+    """
+    mean_B = torch.full(outcome_B.shape, torch.nan, dtype=torch.float64)
+    outcome_B = outcome_B.to(torch.float64)
+    for group in group_B[valid_B].unique():
+        rows_n = (valid_B & (group_B == group)).nonzero().flatten()
+        if len(rows_n) > 1:
+            others_n_n = outcome_B[rows_n].expand(len(rows_n), -1).clone().fill_diagonal_(0.0)
+            mean_B[rows_n] = others_n_n.sum(dim=1) / (len(rows_n) - 1)
+    return mean_B
+
+
+def group_features(mean_B: torch.Tensor, columns: int) -> torch.Tensor:
+    """[B, columns, 12] from the mean m of the row's others and the turn's number k.
+
+    m, m 1(k>0), m 1(k>1), m 1(k>2), 1(k>0), ... 1(k>7)
+    """
+    after_K1_D = (torch.arange(columns)[:, None] > torch.arange(TURNS)).to(torch.float64)
+    weights_K1_D = torch.cat([torch.ones(columns, 1), after_K1_D[:, :MEAN_TURNS]], dim=1).to(torch.float64)
+    of_mean_B_K1_D = torch.where(weights_K1_D > 0, mean_B[:, None, None], 0.0)
+    return torch.cat([of_mean_B_K1_D, after_K1_D.expand(len(mean_B), -1, -1)], dim=2)
+
+
+def ridge(states: States, shrink: float) -> Callable[[torch.Tensor], torch.Tensor]:
+    """The fitted function x_N_D -> V_N.
+
+        V(x) = mean y + z(x) w,   w = (Z'Z / N + shrink I)^-1 Z'(y - mean y) / N,   z = (x - mean x) / std x
+
+    The intercept is not shrunk, and ``shrink`` does not depend on the number of states. A feature without a value is at its
+    mean; one that is the same in all states has no weight.
+    """
+    if not shrink > 0:
+        raise ValueError(f"shrink={shrink!r}: expected a number above 0, because features may be equal")
+    x_N_D, y_N = states.x_N_D, states.return_N
+    known_N_D, n = x_N_D.isfinite(), len(y_N)
+    count_D = known_N_D.sum(dim=0).clamp(min=1)
+    mean_D = torch.where(known_N_D, x_N_D, 0.0).sum(dim=0) / count_D
+    std_D = (torch.where(known_N_D, x_N_D - mean_D, 0.0).square().sum(dim=0) / count_D).sqrt()
+    moves_D = std_D > 1e-9 * (1 + mean_D.abs())  # less is rounding
+
+    def standardised(x_N_D: torch.Tensor) -> torch.Tensor:
+        z_N_D = (x_N_D - mean_D) / torch.where(moves_D, std_D, 1.0)
+        return torch.where(x_N_D.isfinite() & moves_D, z_N_D, 0.0)
+
+    z_N_D, mean = standardised(x_N_D), y_N.mean()
+    gram_D_D = z_N_D.T @ z_N_D / n + shrink * torch.eye(x_N_D.shape[1], dtype=torch.float64)
+    w_D = torch.linalg.solve(gram_D_D, z_N_D.T @ (y_N - mean) / n)
+    return lambda x_N_D: mean + standardised(x_N_D) @ w_D
+
+
+def crossfit(
+    states: States, replay: States | None, mean_N: torch.Tensor, *, shrink: float, folds: int
+) -> tuple[torch.Tensor, int]:
+    """(value_N, number of states with a known return), each value from a fit without any state of its prompt.
+
+    The distinct numbers of prompts, in their order, are dealt out to ``folds`` folds in turn, so that neither the order of
+    the rows nor an outcome decides. All of ``replay`` but the fold's own prompts joins each fit. Where no other state has a
+    known return, V is ``mean_N``, the mean outcome of the row's others, or 0 where that is NaN.
+    """
+    pool = states
+    if replay is not None:
+        pairs = zip(vars(states).values(), vars(replay).values(), strict=True)
+        pool = States(*(torch.cat(pair) for pair in pairs))
+    value_N, known_M = mean_N.nan_to_num(0.0), pool.return_N.isfinite()
+    prompts = states.prompt_N.unique()  # sorted
+    for fold in range(min(folds, len(prompts))):
+        members = prompts[fold::folds]
+        fit_M = known_M & ~torch.isin(pool.prompt_N, members)
+        if fit_M.any():
+            own_N = torch.isin(states.prompt_N, members)
+            predict = ridge(States(*(one[fit_M] for one in vars(pool).values())), shrink)
+            value_N[own_N] = predict(states.x_N_D[own_N])
+    return value_N, int(known_M.sum())
+
+
+def explained_variance(value_N: torch.Tensor, return_N: torch.Tensor) -> float | None:
+    """The share of the returns' variance that values explain; None where returns do not differ.
+
+        EV = 1 - mean (G - V)^2 / var G
+
+    G has the noise of one rollout, so that the true values have an EV below 1. Below 0: the mean return is a better guess.
+    """
+    known_N = return_N.isfinite()
+    return_n, value_n = return_N[known_N], value_N[known_N]
+    if not len(return_n) or return_n.amax() == return_n.amin():
+        return None
+    return 1 - float((return_n - value_n).square().mean() / return_n.var(correction=0))
+
+
+def explained_variance_of_changes(
+    value_B_K1: torch.Tensor, return_B_K1: torch.Tensor, turn_B_K1: torch.Tensor, gamma: float = 1.0
+) -> float | None:
+    """How much less a state leaves open than the state before it, over all neighbours of a row; None without any.
+
+        EV = 1 - sum gamma^2 (G_(k+1) - V_(k+1))^2 / sum (G_k - V_k)^2
+
+    Both errors are of the same return: G_k - r_k - gamma V_(k+1) = gamma (G_(k+1) - V_(k+1)). 0: the change V_(k+1) - V_k
+    says nothing of the outcome that V_k did not say; below 0: it misleads, and advantages at a small lam are noise. With
+    true values at gamma 1 it is E (V_(k+1) - V_k)^2 / E (G_k - V_k)^2. A turn reward that was earned between the two states
+    is known in the later one, and counts.
+    """
+    error_B_K1 = return_B_K1 - value_B_K1
+    pair_B_K = turn_B_K1[:, :-1] & turn_B_K1[:, 1:] & (error_B_K1[:, :-1] + error_B_K1[:, 1:]).isfinite()
+    open_p, left_p = error_B_K1[:, :-1][pair_B_K], gamma * error_B_K1[:, 1:][pair_B_K]
+    if not open_p.any():
+        return None
+    return 1 - float(left_p.square().sum() / open_p.square().sum())

@@ -1,0 +1,160 @@
+"""verl's v1 trainer as the host of a step's credit (`turns.step.StepHost`). Its rows are in TransferQueue (`store`)."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from omegaconf import DictConfig
+from verl.utils import tensordict_utils as tu
+
+from verl_credit.config.fit import tokens_per_micro_batch
+from verl_credit.host.step import store
+from verl_credit.host.step.estimator import bring_turns
+from verl_credit.names import (
+    BRANCH_LOG_PROBS,
+    BRANCHES,
+    HIDDEN_SPANS,
+    HIDDEN_STATES,
+    READ_HIDDEN,
+    SCORE_BRANCHES,
+)
+from verl_credit.records.run import events
+from verl_credit.turns.assign import StepCredit, StepInputs
+from verl_credit.turns.book import TurnBatch
+from verl_credit.turns.hidden import Span, encode_spans
+from verl_credit.turns.scorers import ScoreRow
+
+NOW, AT_SYNC = "now", 0
+"""Copies of the weights: verl numbers its own, the first is that of the last sync."""
+
+
+class V1Host:
+    """One for a run; `enter` begins a step. ``batch`` is the handle of its rows with all fields that were written.
+
+    ``log_probs`` and ``estimate``: verl's own methods of the trainer, from a batch and metrics to the next batch.
+    """
+
+    def __init__(self, config: DictConfig, log_probs: Callable, estimate: Callable) -> None:
+        self.config, self.run_dir = config, Path(config.run_dir)
+        self.budget = tokens_per_micro_batch(config)
+        self.state: dict | None = None
+        self.planned_steps: int | None = None
+        self._log_probs, self._estimate = log_probs, estimate
+        self._noted: set[str] = set()
+        self._issued = (-1, 0)  # (step, prompts handed out in it)
+
+    def enter(
+        self, batch, metrics: dict, *, step: int, last_step: int, workers, at_sync: bool = False
+    ) -> None:
+        """``at_sync``: extra rows are scored by the weights of the last sync, which the workers have a copy of."""
+        self.batch, self._metrics, self.step, self.last_step = batch, metrics, step, last_step
+        self.planned_steps = self.planned_steps or last_step  # the first is that of the whole run
+        self.workers, self._at_sync = workers, at_sync
+
+    # --- the rows ----------------------------------------------------------------------------------
+
+    def turns(self, columns: Iterable[str] = ()) -> TurnBatch:
+        self._turns = store.fetch_turn_batch(self.batch, columns)
+        self.batch = store.write_turn_ids(self.batch, self._turns)
+        return self._turns
+
+    def read(self, *names: str, rows: list[int] | None = None) -> Mapping[str, torch.Tensor]:
+        found = store.read(self.batch, *names, rows=rows)
+        return {name: found[name].to_padded_tensor(padding=0) for name in names if name in found}
+
+    def write(self, name: str, values_B_T: torch.Tensor) -> None:
+        self.batch = store.write_tokens(self.batch, self._turns, name, values_B_T)
+
+    def order(self) -> None:
+        self.batch.reorder(sorted(range(len(self.batch.keys)), key=lambda row: self.batch.keys[row]))
+
+    def name_prompts(self, batch, step: int):
+        """verl draws random prompt ids; ours follow from seed, step and place, so row order repeats."""
+        before, issued = self._issued
+        first = issued if before == step else 0
+        self._issued = (step, first + len(batch))
+        names = [f"{self.config.seed}/{step}/{number}" for number in range(first, first + len(batch))]
+        batch.pop("uid")
+        uids = [str(uuid.uuid5(uuid.NAMESPACE_OID, name)) for name in names]
+        tu.assign_non_tensor_stack(batch, "uid", uids)
+        return batch
+
+    # --- log-probs and credit ------------------------------------------------------------------------
+
+    def carry(self, branches: torch.Tensor) -> None:
+        self.batch = store.write(self.batch, {BRANCHES: branches})
+        self.batch.extra_info[SCORE_BRANCHES] = True
+
+    def read_hidden(self, turns: TurnBatch, spans: Sequence[Sequence[Span]]) -> None:
+        self.batch = store.write(self.batch, {HIDDEN_SPANS: encode_spans(spans)})
+        self.batch.extra_info[READ_HIDDEN] = True
+
+    def log_probs(self) -> None:
+        start = time.perf_counter()
+        self.batch = self._log_probs(self.batch, self._metrics)
+        for flag in (SCORE_BRANCHES, READ_HIDDEN):
+            self.batch.extra_info.pop(flag, None)
+        self.forward_s = time.perf_counter() - start
+
+    def carried(self) -> list[torch.Tensor]:
+        return list(store.read(self.batch, BRANCH_LOG_PROBS)[BRANCH_LOG_PROBS].unbind())
+
+    def hidden(self) -> list[torch.Tensor]:
+        return list(store.read(self.batch, HIDDEN_STATES)[HIDDEN_STATES].unbind())
+
+    def written(self) -> list[torch.Tensor]:
+        return list(store.read(self.batch, "old_log_probs")["old_log_probs"].unbind())
+
+    def score_rows(self, rows: Sequence[ScoreRow]) -> torch.Tensor:
+        with self._weights_of_sync():
+            return score_rows(self.workers, self.config, rows)
+
+    @contextmanager
+    def _weights_of_sync(self) -> Iterator[None]:
+        if not self._at_sync:
+            yield
+            return
+        self.workers.save_model_to_cpu(NOW)
+        self.workers.restore_model_from_cpu(AT_SYNC)
+        try:
+            yield
+        finally:
+            self.workers.restore_model_from_cpu(NOW)
+            self.workers.clear_cpu_model(NOW)
+
+    def estimate(self, inputs: StepInputs) -> StepCredit | None:
+        with bring_turns(inputs) as brought:
+            self.batch = self._estimate(self.batch, self._metrics)
+        return brought.credit
+
+    # --- the run -------------------------------------------------------------------------------------
+
+    def report(self, metrics: Mapping[str, float]) -> None:
+        self._metrics.update(metrics)
+
+    def note(self, kind: str, text: str | None) -> None:
+        if text and kind not in self._noted:
+            events.note(self.run_dir, kind, text)
+            self._noted.add(kind)
+
+    def keep(self, state: dict | None) -> None:
+        self.state = state
+
+    def stop(self) -> None:
+        self.last_step = self.step + 1
+
+
+def score_rows(workers, config: DictConfig, rows: Sequence[ScoreRow]) -> torch.Tensor:
+    """`store.score_rows` by the trainer's workers."""
+    known = workers._dispatch_info
+    if "actor" not in known:  # verl fills this entry at the first step
+        known["actor"] = workers._query_dispatch_info("actor")
+    rollout, dp_size = config.actor_rollout_ref.rollout, max(known["actor"]) + 1
+    # Dynamic batching takes any number of rows.
+    fixed = 1 if rollout.log_prob_use_dynamic_bsz else rollout.log_prob_micro_batch_size_per_gpu
+    return store.score_rows(workers.compute_log_prob, rows, dp_size=dp_size, micro_batch=fixed)

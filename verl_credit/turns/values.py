@@ -1,0 +1,111 @@
+"""`algorithm.turn_values`: the value of the state before every turn, by a regression over this step and the last ones.
+
+The features are those of the group and what a provider observes (`state_features.py`); `credit/turn/values.py` fits. No
+value follows its own row's outcome: the fit has not seen the row's prompt, and no provider sees the outcome.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from collections.abc import Mapping, Sequence
+from hashlib import blake2b
+from typing import TYPE_CHECKING
+
+from verl_credit.config.settings import CreditSettings
+from verl_credit.credit.turn.tables import return_to_go
+from verl_credit.credit.turn.values import (
+    States,
+    crossfit,
+    explained_variance,
+    explained_variance_of_changes,
+    group_features,
+    loo_mean,
+)
+from verl_credit.errors import IntegrityError
+from verl_credit.lazy import torch
+from verl_credit.records.run.alarms import EXPLAINED_VARIANCE
+from verl_credit.turns.signals.signal import StepRows
+from verl_credit.turns.state_features import KEY, provider_of
+
+if TYPE_CHECKING:
+    from verl_credit.turns.assign import StepInputs
+
+
+class TurnValues:
+    """The values of a run's steps. The states of the last steps are kept for the next fits, and saved with checkpoints."""
+
+    def __init__(self, settings: CreditSettings):
+        a = settings.algorithm
+        self.provider, self._name = provider_of(settings), a.turn_values
+        self._gamma = settings.turn_options.get("gamma", 1.0)
+        self._fit = {"shrink": a.turn_values_ridge, "folds": a.turn_values_folds}
+        self._replay: deque[States] = deque(maxlen=a.turn_values_replay)
+
+    @classmethod
+    def of(cls, settings: CreditSettings) -> TurnValues | None:
+        return None if settings.algorithm.turn_values is None else cls(settings)
+
+    def of_step(
+        self, rows: StepRows, inputs: StepInputs, reward_B_K: torch.Tensor, n_tool_turns_B: torch.Tensor
+    ) -> tuple[torch.Tensor, dict[str, float]]:
+        """(value_B_K1, metrics) of the step, which then joins the replay. ``reward_B_K``: NaN is lost, 0 is none.
+
+        V_k estimates the return that turn_gae passes back, sum over j >= k of gamma^(j-k) r_j with the outcome at the end.
+        Turns that are not a valid row's have the value 0.
+        """
+        outcome_B, valid_B = rows.outcome_B.to(torch.float64), rows.turns.row_valid_B
+        columns_K1 = torch.arange(reward_B_K.shape[1] + 1)
+        turn_B_K1 = valid_B[:, None] & (columns_K1 <= n_tool_turns_B[:, None])
+        mean_B = loo_mean(outcome_B, rows.group_B, valid_B)
+        of_group_B_K1_D = group_features(mean_B, len(columns_K1))
+        x_B_K1_D = torch.cat([of_group_B_K1_D, self.provider.observe(rows, inputs)], dim=2)
+        at_end_B_K1 = torch.where(columns_K1 == n_tool_turns_B[:, None], outcome_B[:, None], 0.0)
+        reward_B_K1 = torch.nn.functional.pad(reward_B_K.to(torch.float64), (0, 1)) + at_end_B_K1
+        return_B_K1 = return_to_go(torch.where(turn_B_K1, reward_B_K1, 0.0), self._gamma)
+        prompt_B = torch.tensor([_number(ids) for ids in rows.turns.prompt_ids])
+        tables = x_B_K1_D, return_B_K1, prompt_B[:, None].expand_as(turn_B_K1)
+        states = States(*(table[turn_B_K1] for table in tables))
+        mean_N = mean_B[:, None].expand_as(turn_B_K1)[turn_B_K1]
+        value_N, fitted = crossfit(states, self._pooled(states), mean_N, **self._fit)
+        value_B_K1 = torch.zeros(turn_B_K1.shape, dtype=torch.float64).masked_scatter(turn_B_K1, value_N)
+        self._replay.append(states)
+        changes = explained_variance_of_changes(value_B_K1, return_B_K1, turn_B_K1, self._gamma)
+        metrics = {
+            "credit/values/states": float(fitted),
+            EXPLAINED_VARIANCE: explained_variance(value_N, states.return_N),
+            f"{EXPLAINED_VARIANCE}_of_changes": changes,
+        }
+        return value_B_K1, {name: value for name, value in metrics.items() if value is not None}
+
+    def _pooled(self, states: States) -> States | None:
+        if not self._replay:
+            return None
+        before, now = self._replay[-1].x_N_D.shape[1], states.x_N_D.shape[1]
+        if before != now:
+            raise IntegrityError(
+                f"{KEY}={self._name} gave {now} features for each state, group's included, and {before} in the step before; "
+                "expected as many in every step"
+            )
+        return States(*map(torch.cat, zip(*(vars(one).values() for one in self._replay), strict=True)))
+
+    def state_dict(self) -> dict:
+        """The replay, for a checkpoint."""
+        steps = [vars(states) for states in self._replay]
+        return {"provider": self._name, "features": list(self.provider.names), "steps": steps}
+
+    def load_state_dict(self, saved: Mapping) -> None:
+        """Takes over the replay of a checkpoint. Raises IntegrityError for one with other features."""
+        names = list(self.provider.names)
+        if (saved["provider"], saved["features"]) != (self._name, names):
+            raise IntegrityError(
+                f"{KEY}={self._name} observes {names}, and the states of the checkpoint were saved under "
+                f"{KEY}={saved['provider']} with {saved['features']}; go on as they were saved, or begin again with "
+                "trainer.resume_mode=disable"
+            )
+        self._replay.extend(States(**states) for states in saved["steps"])
+
+
+def _number(prompt_ids: Sequence[int]) -> int:
+    """The prompt as a number, the same in every step and process."""
+    return int.from_bytes(blake2b(array("q", prompt_ids).tobytes(), digest_size=7).digest())
