@@ -107,3 +107,4 @@ def test_the_size_is_named():
     )
     assert f"{states:,} states of 2,560" in says(config, 2560)
     assert f"{states * 2560 * 2 / 1e6:,.1f} MB" in says(config, 2560)
+    assert "5 steps of them with the replay" in says(config, 2560)

@@ -36,7 +36,7 @@ class PackedRows:
         return torch.stack([value[row] for row in rows])
 
     def read_hidden(self, turns: TurnBatch, spans: Sequence[Sequence[tuple[int, int]]]) -> None:
-        """A separate forward: that of the log-probs is over before the scorer has this one."""
+        """Reads them in a forward of their own."""
         tokens = ([torch.tensor(ids) for ids in rows] for rows in (turns.prompt_ids, turns.response_ids))
         self._hidden = self._policy.span_states(*tokens, spans)
 

@@ -33,17 +33,20 @@ def needs(config: Config, key: str) -> None:
             raise ConfigError.of(config, name, key, accepted=use)
 
 
-def says(config: Config, width: int) -> str:
-    """The most that a step's states take, for `explain`. ``width``: the policy's hidden size."""
+def says(config: Config, width: int | None) -> str:
+    """The most that a step's states take. ``width``: the policy's hidden size; None: not known yet."""
     rows, contexts = (
         config.data.train_batch_size * config.actor_rollout_ref.rollout.n,
         turns_at_most(config)[1],
     )
-    if contexts is None:
-        return f"{2 * width:,} bytes a turn in bf16, read in the old_log_probs forward"
-    states = rows * contexts
-    size = f"up to {states * width * 2 / 1e6:,.1f} MB a step in bf16 ({states:,} states of {width:,})"
-    return f"{size}, read in the old_log_probs forward"
+    size = (
+        "2 bytes for each number of a turn's hidden state" if width is None else f"{2 * width:,} bytes a turn"
+    )
+    if None not in (width, contexts):
+        states = rows * contexts
+        size = f"up to {max(states * width * 2 / 1e6, 0.1):,.1f} MB a step ({states:,} states of {width:,})"
+    steps = 1 + config.algorithm.turn_values_replay
+    return f"no forward of its own; {size} in bf16, {steps} steps of them with the replay"
 
 
 def before_turns(turns: TurnBatch) -> list[list[Span]]:
@@ -69,7 +72,8 @@ def hidden_table(forward: Forward, spans: Sequence[Sequence[Span]]) -> torch.Ten
         flat.view(max(1, len(of_row)), -1)[: len(of_row)]
         for flat, of_row in zip(forward.hidden(), spans, strict=True)
     ]
-    table = states[0].new_full((len(spans), max(map(len, spans)), states[0].shape[1]), torch.nan)
+    columns = max(1, *map(len, spans))  # as wide as the step's other tables
+    table = states[0].new_full((len(spans), columns, states[0].shape[1]), torch.nan)
     for row, state_K_D in enumerate(states):
         table[row, : len(state_K_D)] = state_K_D
     return table
