@@ -119,11 +119,7 @@ class Learning:
             )
             states.append(States(x_B_K1_D[here], outcome, asked))
             before = [step[run] for step in self._replay]
-            replay = (
-                States(*map(torch.cat, zip(*(vars(one).values() for one in before), strict=True)))
-                if before
-                else None
-            )
+            replay = States.joined(before) if before else None
             value_B_K1[here], _ = crossfit(states[-1], replay, mean, shrink=0.01, folds=8)
         self._replay.append(states)
         return value_B_K1

@@ -81,6 +81,8 @@ class StepInputs:
     outcome_scale: float = 1.0
     tokens: TokenInputs | None = None
     """The token level's inputs; None when no token level is active."""
+    hidden_B_K1_D: torch.Tensor | None = None
+    """The policy's hidden state before every turn (`turns/hidden.py`); None where nothing asks for it."""
 
     @property
     def rewarding(self) -> bool:
@@ -116,14 +118,21 @@ class StepCredit:
 
 
 def step_inputs(
-    run: CreditRun, plan: GainPlan, forward: Forward, metrics: dict, *, step: int, planned_steps: int
+    run: CreditRun,
+    plan: GainPlan,
+    forward: Forward,
+    metrics: dict,
+    *,
+    step: int,
+    planned_steps: int,
+    hidden_B_K1_D: torch.Tensor | None = None,
 ) -> StepInputs:
     """The inputs after the forward of the step; ``metrics`` gets the gains' metrics."""
     gains = score_gains(plan, forward, metrics)
     scored_B = {INFOPO: score_infopo(plan, forward), LAPO: score_lapo(plan, forward)}
     scales = run.settings.curriculum_at(step, planned_steps)
     given = gains.info_gain_B_K, gains.turn_mask_B_K, scored_B, gains.answer_B, gains.gold_B_K1
-    return StepInputs(run, plan.turns, *given, plan.scored, *scales)
+    return StepInputs(run, plan.turns, *given, plan.scored, *scales, hidden_B_K1_D=hidden_B_K1_D)
 
 
 def assign(

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from verl_credit.turns.assign import StepInputs
 
 KEY = "algorithm.turn_values"
-PROVIDERS = ("group", "features")
+HIDDEN = "hidden"
+PROVIDERS = ("group", "features", HIDDEN)
 LATER = "a value may read what stands before its turn's response alone, and the same each time"
 
 
@@ -37,13 +38,16 @@ class Provider:
     names: tuple[str, ...]
     columns: tuple[str, ...] = ()
     """The data file's columns that it reads."""
+    hidden: bool = False
+    """The policy's hidden state before the turn is a feature, too (`turns/hidden.py`)."""
 
 
 def provider_of(settings: CreditSettings) -> Provider:
     """Raises ValueError for a path that cannot be loaded."""
     name = settings.algorithm.turn_values
-    if name == "group":
-        return Provider(lambda rows, inputs: _filled(rows, 0, lambda row: []), ())
+    if name in ("group", HIDDEN):
+        names = (HIDDEN,) if name == HIDDEN else ()
+        return Provider(lambda rows, inputs: _filled(rows, 0, lambda row: []), names, hidden=bool(names))
     if name == "features":
         gold = ("gold probability",) if settings.scores_gain else ()
         return Provider(_features, ("gold seen", "searches", *gold))

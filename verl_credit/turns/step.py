@@ -16,6 +16,7 @@ from verl_credit.names import CLIP_SCALE
 from verl_credit.turns.assign import CreditRun, StepCredit, StepInputs, step_inputs
 from verl_credit.turns.book import TurnBatch
 from verl_credit.turns.gains import plan_gains
+from verl_credit.turns.hidden import before_turns, hidden_table
 from verl_credit.turns.scorers import Forward
 from verl_credit.turns.token_stage import TokenInputs
 
@@ -23,7 +24,7 @@ from verl_credit.turns.token_stage import TokenInputs
 class StepHost(Forward, Protocol):
     """A trainer in one step: its rows, their log-probs, its estimator, and what a run writes down.
 
-    ``Forward`` has the log-probs of extra rows (`score_rows`) and of branches (`carry`, `carried`).
+    ``Forward`` has the log-probs of extra rows (`score_rows`) and of branches (`carry`, `carried`), and hidden states.
     """
 
     step: int
@@ -73,10 +74,16 @@ def scored(host: StepHost, run: CreditRun, turns: TurnBatch) -> tuple[StepInputs
     plan = plan_gains(turns, run.settings, run.tokenizer, scored=run.settings.scores_at(host.step))
     if plan.scored:
         plan = plan.scorer.before_forward(plan, host)
-    start = time.perf_counter()
+    start, hidden_B_K1_D = time.perf_counter(), None
+    spans = before_turns(turns) if run.values is not None and run.values.provider.hidden else None
+    if spans is not None:
+        host.read_hidden(turns, spans)
     host.log_probs()
+    if spans is not None:
+        hidden_B_K1_D = hidden_table(host, spans)
     forward_s = time.perf_counter() - start
-    inputs = step_inputs(run, plan, host, metrics, step=host.step, planned_steps=host.planned_steps)
+    steps = {"step": host.step, "planned_steps": host.planned_steps}
+    inputs = step_inputs(run, plan, host, metrics, **steps, hidden_B_K1_D=hidden_B_K1_D)
     host.report(metrics)
     around_s = time.perf_counter() - began - forward_s
     return inputs, plan.scorer.cost(plan, around_s, forward_s) if plan.scored else {}

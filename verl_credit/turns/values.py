@@ -64,7 +64,9 @@ class TurnValues:
         reward_B_K1 = torch.nn.functional.pad(reward_B_K.to(torch.float64), (0, 1)) + at_end_B_K1
         return_B_K1 = return_to_go(torch.where(turn_B_K1, reward_B_K1, 0.0), self._gamma)
         prompt_B = torch.tensor([_number(ids) for ids in rows.turns.prompt_ids])
-        tables = x_B_K1_D, return_B_K1, prompt_B[:, None].expand_as(turn_B_K1)
+        tables = [x_B_K1_D, return_B_K1, prompt_B[:, None].expand_as(turn_B_K1)]
+        if self.provider.hidden:
+            tables.append(inputs.hidden_B_K1_D.bfloat16())  # half the replay; a GPU's forward gives no more
         states = States(*(table[turn_B_K1] for table in tables))
         mean_N = mean_B[:, None].expand_as(turn_B_K1)[turn_B_K1]
         value_N, fitted = crossfit(states, self._pooled(states), mean_N, **self._fit)
@@ -87,7 +89,7 @@ class TurnValues:
                 f"{KEY}={self._name} gave {now} features for each state, group's included, and {before} in the step before; "
                 "expected as many in every step"
             )
-        return States(*map(torch.cat, zip(*(vars(one).values() for one in self._replay), strict=True)))
+        return States.joined(self._replay)
 
     def state_dict(self) -> dict:
         """The replay, for a checkpoint."""

@@ -23,6 +23,7 @@ from verl_credit.recipe.doctor.checks import before_training
 from verl_credit.recipe.family import family_line
 from verl_credit.recipe.rules.engines import STRATEGIES
 from verl_credit.recipe.rules.own import own_loss, own_modules
+from verl_credit.recipe.rules.turn_values import hidden_line
 from verl_credit.recipe.unread import idle_lines
 from verl_credit.recipe.world import DATA, MODEL, with_expectations, without_value, world_of
 from verl_credit.records.lineage.store import TABLE
@@ -30,6 +31,7 @@ from verl_credit.records.run.resume import resumes_from
 from verl_credit.redact import redact_value
 from verl_credit.turns.scorers import SCORERS
 from verl_credit.turns.signals.known import find_signal
+from verl_credit.turns.state_features import HIDDEN
 
 PYTHON_LISTS = "Python lists, a call per prompt"
 
@@ -170,6 +172,11 @@ def _credit(config: DictConfig, settings: CreditSettings) -> Iterator[Stage]:
     else:
         own = f"f(rewards, {redact_value('', pipeline.advantage_params)})"
         yield _registered("outcome", pipeline.advantage_mode, own)
+    if pipeline.turn_values == HIDDEN:
+        says = (
+            "V of each turn: a ridge on the prompt's other outcomes, the turn, and the hidden state before it"
+        )
+        yield Stage("values", HIDDEN, says, "outcomes, the policy's last hidden states", hidden_line(config))
     turn = _registered("turn", pipeline.info_gain_norm_mode, note=_options(settings))
     if ("turn", pipeline.info_gain_norm_mode) not in REGISTRY:
         mode = pipeline.turn_mode

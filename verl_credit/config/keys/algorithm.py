@@ -169,15 +169,18 @@ class Algorithm(Section):
     """Texts with at least this difflib ratio are one state; null: only equal texts are."""
     turn_values: Annotated[
         str | None,
-        Expected("null, group, features, column:NAME, or a dotted path to your own (my_module.my_features)"),
+        Expected(
+            "null, group, features, hidden, column:NAME, or a dotted path to your own (my_module.my_features)"
+        ),
         When(reads.values_read),
     ] = None
     """Values for turn_gae: a regression on the prompt's other outcomes and the turn (group), and on what is observed
-    (features: the gold answer was read, searches, its measured probability; or a column; or your function's numbers)."""
+    (features: the gold answer was read, searches, its measured probability; hidden: the policy's last hidden state before
+    the turn; or a column; or your function's numbers)."""
     turn_values_replay: Annotated[Count, When(reads.valued)] = 4
     """Earlier steps whose turns join each fit; saved with checkpoints."""
     turn_values_ridge: Annotated[float, Field(gt=0), When(reads.valued)] = 0.03
-    """Penalty of the fit's weights, on features of variance 1 and per turn."""
+    """Penalty of the fit's weights, on features of variance 1 and per turn; hidden states have one that the fit chooses."""
     turn_values_folds: Annotated[int, Field(ge=2), When(reads.valued)] = 8
     """A step's prompts are split into so many folds, each valued by a fit that has not seen it."""
     turn_judge: TurnJudge = Field(default_factory=TurnJudge)

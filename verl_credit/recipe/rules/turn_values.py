@@ -7,16 +7,18 @@ from dataclasses import replace
 
 from verl_credit.config.keys import reads
 from verl_credit.config.keys.reads import COLUMN, is_path
-from verl_credit.config.resolved import Tree
+from verl_credit.config.resolved import Config, Tree
 from verl_credit.config.settings import CreditSettings
 from verl_credit.credit.turn.modes import MODES
 from verl_credit.errors import ConfigError
+from verl_credit.recipe.family import policy_values
 from verl_credit.recipe.rules.own import OWN, load_own, trial
 from verl_credit.recipe.rules.turn_mode import CALL, MODE, TRIAL
+from verl_credit.turns.hidden import needs, says
 from verl_credit.turns.signals.signal import Trajectory
-from verl_credit.turns.state_features import KEY, LATER, PROVIDERS, concealed, same, state_features
+from verl_credit.turns.state_features import HIDDEN, KEY, LATER, PROVIDERS, concealed, same, state_features
 
-HIDDEN = "with outcome, scores, stop reason and the last turn hidden, as in training"
+CONCEALED = "with outcome, scores, stop reason and the last turn hidden, as in training"
 
 
 def validate_turn_values(config: Tree, settings: CreditSettings) -> Iterator[ConfigError]:
@@ -34,12 +36,20 @@ def validate_turn_values(config: Tree, settings: CreditSettings) -> Iterator[Con
         raise ConfigError(key=KEY, value=name, accepted=[*PROVIDERS, f"{COLUMN}NAME", OWN])
     if own:
         _try(name)
+    if name == HIDDEN:
+        needs(config, KEY)
+
+
+def hidden_line(config: Config) -> str:
+    """What the hidden states of a step take, as far as the policy's config.json is there."""
+    values = policy_values(config)
+    return says(config, values.get("text_config", values).get("hidden_size"))
 
 
 def _try(name: str) -> None:
     """Refuses a function that does not take the trajectories of training, or reads what comes after a state."""
     function = load_own(KEY, name)
-    with trial(KEY, name, f"{CALL}, {HIDDEN},"):
+    with trial(KEY, name, f"{CALL}, {CONCEALED},"):
         known = [state_features(function, concealed(one)) for one in TRIAL]
         if len({len(state) for states in known for state in states}) > 1:
             raise ValueError(f"it returned {known}; expected as many numbers for every turn")
@@ -48,7 +58,7 @@ def _try(name: str) -> None:
             with trial(KEY, name, CALL):
                 found = state_features(function, changed)[: len(states)]
             if not same(found, states[: len(found)]):
-                use = f"it gave {found} for a trajectory for which it gave {states} {HIDDEN}; {LATER}"
+                use = f"it gave {found} for a trajectory for which it gave {states} {CONCEALED}; {LATER}"
                 raise ConfigError(key=KEY, value=name, accepted=use)
 
 

@@ -51,6 +51,12 @@ class Forward(Protocol):
     def score_rows(self, rows: Sequence[ScoreRow]) -> torch.Tensor:
         """Mean log-prob of the gold tokens of ordinary rows, by a separate forward."""
 
+    def read_hidden(self, turns: TurnBatch, spans: Sequence[Sequence[tuple[int, int]]]) -> None:
+        """Has the hidden states of these spans of the rows read (`turns/hidden.py`); called before the forward."""
+
+    def hidden(self) -> list[torch.Tensor]:
+        """Returns each row's states, one after the other, after the forward; one of width D for a row without spans."""
+
 
 @dataclass(frozen=True)
 class GainPlan:

@@ -1,0 +1,53 @@
+"""A step of the twin whose values read the policy's hidden states."""
+
+import pytest
+import torch
+
+from kit.byte_world import make_tokenizer
+from kit.settings import settings
+from kit.tiny_models import tiny_model
+from kit.turn_rows import Row, lost_row, turn_batch
+from verl_credit.policy.packed import PackedPolicy
+from verl_credit.study.twin_step import TwinHost
+from verl_credit.turns.assign import CreditRun
+from verl_credit.turns.step import credited, scored
+
+ROWS = [Row(("ask", page, "so", page[::-1], answer), prompt) for prompt, page, answer in [
+    ("Who?", "a page", "Paris"), ("Who?", "another", "Rome"), ("Where?", "maps", "Oslo"), ("Where?", "a sea", "Rome"),
+    ("When?", "never", "Oslo"), ("When?", "always", "Paris")]]  # fmt: skip
+ROWS += [Row(("Oslo",), "Who?"), lost_row("connect", prompt="Who?")]
+OUTCOMES, GROUPS = torch.tensor([1.0, 0, 0, 1, 1, 0, 1, 0]), torch.tensor([0, 0, 1, 1, 2, 2, 0, 0])
+
+
+@pytest.fixture
+def step_of():
+    tokenizer, policy = make_tokenizer(), PackedPolicy(tiny_model("qwen3", vocab_size=300).eval())
+    turns = turn_batch(ROWS, tokenizer)
+
+    def step_of(provider):
+        chosen = settings(info_gain_norm_mode="turn_gae", turn_signal="none", turn_values=provider, lam=0.5)
+        host = TwinHost(policy, turns, OUTCOMES, GROUPS, step=1, planned_steps=2, entropy=False)
+        with policy.packing():
+            inputs, _ = scored(host, CreditRun.of(chosen, tokenizer), host.turns())
+            return host, inputs, credited(host, inputs)
+
+    return step_of
+
+
+def test_values_of_hidden_states_reach_the_advantages(step_of):
+    host, inputs, credit = step_of("hidden")
+    assert inputs.hidden_B_K1_D.shape == (8, 3, 32)
+    known = torch.arange(3) < torch.tensor([3] * 6 + [1, 0])[:, None]
+    assert torch.equal(inputs.hidden_B_K1_D.isfinite().all(dim=2), known)
+    (saved,) = host.state["values"]["steps"]
+    assert torch.equal(saved["hidden_N_H"], inputs.hidden_B_K1_D[known].bfloat16())
+    value_B_K1 = credit.tables.optional["value_B_K1"]
+    last = credit.credit.advantage_B_K1[:6, 2].double()
+    torch.testing.assert_close(last, OUTCOMES[:6] - value_B_K1[:6, 2])
+    assert host.batch().advantage_B_T[:7].any() and "credit/values/explained_variance" in host.metrics
+
+
+def test_another_provider_asks_for_none(step_of, monkeypatch):
+    monkeypatch.setattr(TwinHost, "read_hidden", None)
+    _, inputs, credit = step_of("group")
+    assert inputs.hidden_B_K1_D is None and credit.tables.optional["value_B_K1"][:7].any()

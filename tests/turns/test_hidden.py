@@ -1,0 +1,110 @@
+"""Which tokens' hidden states stand before the turns of a step, and the way from rows to the table of states."""
+
+import pytest
+import torch
+from transfer_queue import KVBatchMeta
+
+from kit.byte_world import make_tokenizer
+from kit.fake_store import FakeStore
+from kit.recipes import load_config
+from kit.tiny_models import tiny_model
+from kit.turn_rows import Row, lost_row, padding_row, turn_batch
+from verl_credit.errors import ConfigError
+from verl_credit.host.step.v1_host import V1Host
+from verl_credit.names import HIDDEN_SPANS, HIDDEN_STATES, READ_HIDDEN
+from verl_credit.policy.packed import PackedPolicy
+from verl_credit.study.forward import PackedRows
+from verl_credit.turns.hidden import before_turns, encode_spans, hidden_table, needs, says
+
+ROWS = [Row(("ask", "page", "again", "page two", "done")), Row(("ask", "pages", "done")), Row(("ask",))]
+BATCH = [*ROWS, lost_row("connect"), padding_row(ROWS[0])]
+KEY = "algorithm.turn_values"
+ULYSSES = "actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size"
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return make_tokenizer()
+
+
+@pytest.fixture(scope="module")
+def turns(tokenizer):
+    return turn_batch(BATCH, tokenizer)
+
+
+def texts(turns, tokenizer, spans):
+    rows = [prompt + response for prompt, response in zip(turns.prompt_ids, turns.response_ids, strict=True)]
+    return [[tokenizer.decode(ids[at : at + n]) for at, n in of] for ids, of in zip(rows, spans, strict=True)]
+
+
+def test_a_turns_state_is_the_token_before_its_response(turns, tokenizer):
+    assert texts(turns, tokenizer, before_turns(turns)) == [["?", "e", "o"], ["?", "s"], ["?"], [], []]
+
+
+def test_the_twins_states_are_those_of_rows_alone(turns):
+    """The rows share their prompt, so that they are one packed row; of a span the mean."""
+    model = tiny_model("qwen3", vocab_size=300).eval()
+    policy = PackedPolicy(model)
+    for spans in (before_turns(turns), [[(0, 4), (7, 3)], [(6, 2)], [(1, 1)], [], []]):
+        with policy.packing():
+            forward = PackedRows(policy)
+            forward.read_hidden(turns, spans)
+            table = hidden_table(forward, spans)
+        model.set_attn_implementation("sdpa")
+        for row, of_row in enumerate(spans):
+            ids = torch.tensor([turns.prompt_ids[row] + turns.response_ids[row]])
+            with torch.no_grad():
+                hidden_N_D = model(ids, output_hidden_states=True).hidden_states[-1][0]
+            for k, (at, n) in enumerate(of_row):
+                torch.testing.assert_close(
+                    table[row, k], hidden_N_D[at : at + n].mean(0), atol=2e-5, rtol=1e-4
+                )
+            assert table[row, len(of_row) :].isnan().all()
+
+
+def test_through_the_store(turns, monkeypatch):
+    """The flag is on the rows' handle for this forward alone."""
+    kept = FakeStore().install(monkeypatch)
+    keys, spans = [str(row) for row in range(len(BATCH))], before_turns(turns)
+    batch = KVBatchMeta(keys=keys, tags=[{} for _ in keys], partition_id="train", fields=[])
+    forward = V1Host(load_config("lab"), lambda batch, metrics: batch, None)
+    forward.enter(batch, {}, step=1, last_step=1, workers=None)
+    forward.read_hidden(turns, spans)
+    assert forward.batch.extra_info[READ_HIDDEN]
+    given = kept.kv_batch_get(keys, "train", [HIDDEN_SPANS])[HIDDEN_SPANS]
+    assert torch.equal(given.values(), encode_spans(spans).values())
+    states = [100 * row + torch.arange(3.0 * max(1, len(of))) for row, of in enumerate(spans)]
+    for key, state in zip(keys, states, strict=True):
+        kept.rows["train", key][HIDDEN_STATES] = state.bfloat16()
+    forward.log_probs()
+    table = hidden_table(forward, spans)
+    assert READ_HIDDEN not in forward.batch.extra_info and table.dtype == torch.bfloat16
+    assert table[1].float().nan_to_num(-1).tolist() == [[100, 101, 102], [103, 104, 105], [-1, -1, -1]]
+    assert table[3:].isnan().all()
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("algorithm.rollout_correction.bypass_mode", "true"),
+        ("actor_rollout_ref.model.use_remove_padding", "false"),
+        (ULYSSES, "2"),
+        (ULYSSES.replace("fsdp_config.", ""), "2"),
+    ],
+)
+def test_forwards_that_have_none_are_refused_by_key(key, value):
+    config = load_config("lab", [f"+{KEY}=hidden", f"++{key}={value}"])
+    with pytest.raises(ConfigError) as refused:
+        needs(config, KEY)
+    assert key in str(refused.value) and KEY in str(refused.value)
+
+
+def test_the_size_is_named():
+    config = load_config("lab")
+    needs(config, KEY)
+    states = (
+        config.data.train_batch_size * config.actor_rollout_ref.rollout.n * (config.search.max_searches + 1)
+    )
+    assert f"{states:,} states of 2,560" in says(config, 2560)
+    assert f"{states * 2560 * 2 / 1e6:,.1f} MB" in says(config, 2560)
+    assert "5 steps of them with the replay" in says(config, 2560)

@@ -1,0 +1,48 @@
+"""The policy's last hidden states at chosen tokens, read from a forward that is made anyway.
+
+A span is (first token, token after the last one) of a row; its state is the mean over its tokens. The state of one token is
+the span of that token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+
+@contextmanager
+def hidden_states(model: nn.Module) -> Iterator[list[torch.Tensor]]:
+    """The list gets the last hidden states, which `lm_head` reads, of every forward of ``model`` inside the block.
+
+    ``model``: a causal language model of transformers, also below peft or FSDP. The hook copies nothing.
+    """
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    body, read = getattr(inner, inner.base_model_prefix), []
+    hook = body.register_forward_hook(lambda module, given, output: read.append(output[0]))
+    try:
+        yield read
+    finally:
+        hook.remove()
+
+
+def span_means(
+    hidden_N_D: torch.Tensor,
+    first_P: torch.Tensor,
+    tokens_P: torch.Tensor,
+    place_M: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """[P, D] means over spans, added in float32, in the dtype of ``hidden_N_D``.
+
+    ``first_P``, ``tokens_P``: each span's first token and number of tokens, at least 1, in the rows that follow each other.
+    ``place_M``: the places of these tokens in ``hidden_N_D``; None: they stand there in this order.
+    """
+    span_M = torch.repeat_interleave(tokens_P)
+    before_P = tokens_P.cumsum(0) - tokens_P
+    token_M = torch.arange(len(span_M), device=span_M.device) + (first_P - before_P)[span_M]
+    chosen_M_D = hidden_N_D[token_M if place_M is None else place_M[token_M]]
+    sum_P_D = torch.zeros(len(tokens_P), hidden_N_D.shape[1], device=hidden_N_D.device)
+    sum_P_D.index_add_(0, span_M, chosen_M_D.float())
+    return (sum_P_D / tokens_P[:, None]).to(hidden_N_D.dtype)
