@@ -44,11 +44,18 @@ def pytest_collection_finish():
 
 @pytest.fixture(scope="session", autouse=True)
 def recipes_composed_once():
-    """The project composes each recipe once in a process (kit/recipes.py). ``tests/config`` compares it with Hydra."""
-    from kit.recipes import composed_once
+    """The project composes each recipe and reads each text once in a process (kit/recipes.py). ``tests/config`` compares
+    what it composes with Hydra."""
+    from omegaconf._utils import OmegaConfDumper
 
+    from kit.recipes import composed_once, read_once
+
+    assert issubclass(OmegaConfDumper, yaml.CDumper), (
+        "a plugin of pytest imports OmegaConf first: see addopts"
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("verl_credit.recipe.compose.compose_recipe", composed_once)
+        patch.setattr("omegaconf.OmegaConf.load", staticmethod(read_once))
         yield
 
 

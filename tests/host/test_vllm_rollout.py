@@ -29,8 +29,14 @@ def stand_in(patch, name, **content):
     return module
 
 
+@pytest.fixture(scope="module")
+def frozen():
+    """The garbage collector walks through what these tests make, and not through all that was there before."""
+    gc.freeze()
+
+
 @pytest.fixture
-def rollout(monkeypatch):
+def rollout(monkeypatch, frozen):
     """Our two modules over verl's, read with stand-ins for vLLM; ``cpu``: is vLLM's platform a CPU?"""
     monkeypatch.setenv("VERL_PLATFORM", "cpu")
     from verl.plugin.platform import platform_manager

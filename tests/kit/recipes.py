@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack, contextmanager
-from functools import cache
+from functools import cache, lru_cache
+from io import StringIO
+from pathlib import Path
 from unittest import mock
 
 import omegaconf.base
 import yaml
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from omegaconf import DictConfig, ListConfig
+from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from verl_credit.recipe import compose
 from verl_credit.recipe.packaged import copied
@@ -19,8 +21,10 @@ from verl_credit.recipe.packaged import copied
 OWN = ["data.train_files=x", "data.val_files=x", "actor_rollout_ref.model.path=x", "search.url=http://x"]
 GROUPS = (*compose.GROUPS, "credit")
 _compose = compose.compose_recipe
+_load = OmegaConf.load
 # Every recipe is composed of the same 24 files, with the same 150 interpolations.
 yaml.SafeLoader = yaml.CSafeLoader
+yaml.BaseLoader = yaml.CBaseLoader  # reports read a run's settings with it
 omegaconf.base.parse = cache(omegaconf.base.parse)
 
 
@@ -50,6 +54,20 @@ def composed_once(name: str, overrides: Sequence[str], config_dir: str | None = 
     changes = OverridesParser.create().parse_overrides([o for o in overrides if o not in groups])
     ConfigLoaderImpl._apply_overrides_to_config(changes, config)
     return config
+
+
+@lru_cache(maxsize=16)
+def _read(text: str) -> DictConfig | ListConfig:
+    return _load(StringIO(text))
+
+
+def read_once(file: str | Path | StringIO) -> DictConfig | ListConfig:
+    """Replaces ``OmegaConf.load``: a copy is thirty times as fast as reading the text of a run's configuration again."""
+    try:
+        text = file.getvalue() if isinstance(file, StringIO) else Path(file).read_text(encoding="utf-8")
+        return copied(_read(text))
+    except Exception:  # what cannot be read has OmegaConf's own error, which names the file
+        return _load(file)
 
 
 def load_config(name: str, overrides: Sequence[str] = (), config_dir: str | None = None) -> DictConfig:

@@ -65,7 +65,7 @@ def page(*policies, turns=TURNS):
     return text, re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", text))
 
 
-def test_a_policy_has_its_table_its_pictures_and_its_checks():
+def test_a_policy_has_its_table_its_pictures_and_its_checks(pictures):
     html, said = page(policy(3, prompts=4))
     assert "my_module:&lt;mode&gt; 0.12 0.50 [\N{MINUS SIGN}0.25, 0.75]" in said
     assert "constant undefined undefined undefined undefined" in said
@@ -77,7 +77,7 @@ def test_a_policy_has_its_table_its_pictures_and_its_checks():
     assert "Correlation with A*" not in said.split("Step 3")[0]
 
 
-def test_gradients_have_a_table_and_two_pictures():
+def test_gradients_have_a_table_and_two_pictures(pictures):
     of = {name: VALUE for name in ("own", "own_difference", "bias", "signal_to_noise")}
     silent = dict.fromkeys(of, NONE)
     given = {"gradients": {"none, grpo": of, "constant": silent}, "headroom": {"says": "Worth it? <Yes>."}}
@@ -118,7 +118,7 @@ def test_several_steps_stand_beside_each_other():
     assert "none 0.50 [\N{MINUS SIGN}0.25, 0.75] not measured" in said
 
 
-def test_turns_that_never_search_have_a_picture():
+def test_turns_that_never_search_have_a_picture(pictures):
     html, _ = page(policy(3), turns=TURNS[2:])
     assert html.count("data:image/svg") == 3
 

@@ -55,6 +55,18 @@ def campaign(tmp_path):
     return declare
 
 
+@pytest.fixture
+def pictures():
+    """Asked for by the tests whose pictures differ in kind; the others do without, to be quick."""
+
+
+@pytest.fixture(autouse=True)
+def _draw_only_where_asked(request, monkeypatch):
+    if "pictures" not in request.fixturenames:
+        for place in ("records.report.curves", "study.campaign.report"):
+            monkeypatch.setattr(f"verl_credit.{place}.saved", lambda figure, kind, **options: b"\x89PNG")
+
+
 def whole(folder, **left_out):
     for name in TREE["conditions"]:
         for seed in TREE["seeds"]:
@@ -93,7 +105,7 @@ def page(folder):
     return found
 
 
-def test_a_whole_campaign_ends_in_a_conclusion(campaign):
+def test_a_whole_campaign_ends_in_a_conclusion(campaign, pictures):
     folder = campaign()
     whole(folder)
     (folder / "joint/seed-1/report.html").write_text("the run's own")
@@ -133,7 +145,7 @@ def test_some_runs(campaign):
     assert "an interval needs at least 3 values" in found.text
 
 
-def test_no_run_at_all(campaign):
+def test_no_run_at_all(campaign, pictures):
     found = page(campaign())
     assert "0 of 21 runs are done; 21 not started." in found.text
     assert "No data: " in found.text and "no values" in found.text
@@ -189,7 +201,7 @@ def test_text_is_escaped(campaign):
 
 
 @pytest.mark.slow
-def test_the_same_runs_give_the_same_page(campaign):
+def test_the_same_runs_give_the_same_page(campaign, pictures):
     folder = campaign()
     whole(folder)
     first = {
