@@ -21,7 +21,6 @@ from verl_credit.worlds.lab.limits import (
     OBSERVATION,
     TOP_K,
     limits_of,
-    positions_of,
 )
 from verl_credit.worlds.lab.world import Question, WorldSize, make_splits, make_world
 
@@ -87,7 +86,7 @@ def test_the_longest_row_fits_its_limits(world, tokenizer, splits, hops):
     used = limits.max_searches * (MAX_NEW_TOKENS + observation) + MAX_NEW_TOKENS
     assert used <= limits.max_response_length and limits.max_searches > (hops or 3)
     answer = length("<answer> Name</answer>")
-    assert limits.max_prompt_length + limits.max_response_length + answer <= positions_of(hops)
+    assert limits.max_prompt_length + limits.max_response_length + answer <= 1024  # the policy's positions
 
 
 def test_the_mix_has_the_limits_that_it_always_had():
@@ -99,7 +98,7 @@ def test_the_mix_has_the_limits_that_it_always_had():
         "top_k": 3,
         "tools_in_prompt": False,
     }
-    assert config_of("full", None) is SIZES["full"] and positions_of(None) == 1024
+    assert config_of("full", None) is SIZES["full"]
 
 
 def test_the_recipe_follows_the_hops(monkeypatch):

@@ -30,9 +30,3 @@ def limits_of(hops: int | None) -> Limits:
     searches = SEARCHES_OF_MIX if hops is None else hops + 2
     response = searches * (MAX_NEW_TOKENS + OBSERVATION) + MAX_NEW_TOKENS
     return Limits(max_searches=searches, max_prompt_length=48, max_response_length=response)
-
-
-def positions_of(hops: int | None) -> int:
-    """Positions of the policy: a power of two that holds the longest row and an answer after it."""
-    limits = limits_of(hops)
-    return 1024 if limits.max_prompt_length + limits.max_response_length + MAX_NEW_TOKENS <= 1024 else 2048

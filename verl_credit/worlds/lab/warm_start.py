@@ -15,7 +15,7 @@ from verl_credit.worlds.lab.config import LabConfig, WarmStart
 from verl_credit.worlds.lab.demos import Demonstrator, Segment
 from verl_credit.worlds.lab.encoder import NamePermuter
 from verl_credit.worlds.lab.evaluate import LocalRetriever, Roller, open_decisions, right_turns, summarize
-from verl_credit.worlds.lab.limits import limits_of, positions_of
+from verl_credit.worlds.lab.limits import limits_of
 from verl_credit.worlds.lab.protocol import name_groups
 from verl_credit.worlds.lab.world import Article, Question, World, make_questions
 from verl_credit.worlds.supervised import token_losses, updates
@@ -47,7 +47,7 @@ def warm_start(
     copied = {i for group in names for i in group}
     written = make_demonstrations(world, retriever, config, seed)
     demos = [encode_demo(segments, tokenizer, copied, style.name_weight) for segments in written]
-    policy = make_policy(tokenizer, seed, positions=positions_of(config.hops))
+    policy = make_policy(tokenizer, seed)
     trainer = Trainer(policy, demos, names, style, seed)
     roller = Roller(trainer.model, tokenizer, retriever, max_searches=limits_of(config.hops).max_searches)
     planned = style.steps + (gate.chunk_steps * gate.max_chunks if gate else 0)
@@ -111,14 +111,12 @@ class Demo:
     weight_T: torch.Tensor
 
 
-def make_policy(
-    tokenizer: PreTrainedTokenizerFast, seed: int, *, layers: int = 3, positions: int = 1024
-) -> Qwen3ForCausalLM:
+def make_policy(tokenizer: PreTrainedTokenizerFast, seed: int, *, layers: int = 3) -> Qwen3ForCausalLM:
     """A Qwen3 of about 0.7 M parameters. With the library's initial std of 0.02 it learns to copy much later."""
     config = Qwen3Config(
         vocab_size=len(tokenizer), hidden_size=128, num_hidden_layers=layers, num_attention_heads=4,
         num_key_value_heads=2, head_dim=32, intermediate_size=256, tie_word_embeddings=True,
-        initializer_range=0.06, max_position_embeddings=positions, pad_token_id=tokenizer.pad_token_id,
+        initializer_range=0.06, max_position_embeddings=1024, pad_token_id=tokenizer.pad_token_id,
         eos_token_id=tokenizer.eos_token_id, bos_token_id=None,
     )  # fmt: skip
     with torch.random.fork_rng():
