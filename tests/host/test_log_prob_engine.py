@@ -267,10 +267,15 @@ def test_both_engines_have_it():
         CreditFSDPEngineWithLMHead,
         SharedPromptEngine,
     )
+    from verl_credit.host.engine.hidden_engine import HiddenEngine
     from verl_credit.host.engine.log_prob_engine import LogProbEngine
 
-    hooks = {CPUFSDPEngineWithLMHead: SharedPromptEngine, CreditFSDPEngineWithLMHead: LogProbEngine}
-    for engine, first in hooks.items():  # the first passes on what is not its own to the second
-        assert engine.prepare_model_outputs is first.prepare_model_outputs
-        assert issubclass(engine, LogProbEngine)
+    both = [HiddenEngine, LogProbEngine, FSDPEngineWithLMHead]
+    hooks = {
+        CPUFSDPEngineWithLMHead: [HiddenEngine, SharedPromptEngine, *both[1:]],
+        CreditFSDPEngineWithLMHead: both,
+    }
+    for engine, order in hooks.items():  # each passes on what is not its own to the next
+        defining = [one for one in engine.__mro__ if "prepare_model_outputs" in vars(one)]
+        assert defining[: len(order)] == order
         assert FSDPEngineWithLMHead in engine.__mro__[engine.__mro__.index(LogProbEngine) :]
