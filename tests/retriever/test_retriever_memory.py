@@ -231,6 +231,9 @@ def test_threads_are_set_before_numpy_reads_them(command, tmp_path):
     }
     arguments = [command, "--encoder", "e", *needed[command], "--threads", "3"]
     arguments += ["--index", "i"] if command != "index" else []
+    if command == "serve":  # without an index it is refused before numpy is imported
+        corpus, encoder = write_rows(tmp_path / "corpus.jsonl", 5), TableEncoder(np.eye(5, dtype=np.float32))
+        build_index(corpus, encoder, tmp_path / "i")
     environment = {key: value for key, value in os.environ.items() if key != "OMP_NUM_THREADS"}
     ran = subprocess.run(
         [sys.executable, "-c", THREADS, *arguments],
