@@ -97,6 +97,11 @@ class Tables:
         """`return_to_go` of these rewards."""
         return return_to_go(reward_B_K1, gamma)
 
+    def next_value(self, value_B_K1: torch.Tensor, end_B: torch.Tensor) -> torch.Tensor:
+        """The value of the state that each turn leads to: ``end_B`` after the answer turn."""
+        next_B_K1 = torch.nn.functional.pad(value_B_K1[:, 1:], (0, 1))
+        return torch.where(self.is_answer_B_K1, end_B[:, None], next_B_K1)
+
     def rounding(self, gamma: float) -> torch.Tensor:
         """How far G_k of equal sums may be apart, because rewards were rounded to their dtype: two steps of sum |r|."""
         return 2 * self.resolution * self.return_to_go(self.reward_B_K1().abs(), gamma)

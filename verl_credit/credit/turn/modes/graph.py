@@ -21,12 +21,6 @@ def state_values(tables: Tables, return_B_K1: "torch.Tensor") -> "tuple[torch.Te
     return torch.where(tables.turn_B_K1, value_B_K1, 0.0), state_B_K1, visit_B_K1
 
 
-def next_value(tables: Tables, value_B_K1: "torch.Tensor", end_B: "torch.Tensor") -> "torch.Tensor":
-    """The value of the state that each turn leads to: ``end_B`` after the answer turn."""
-    next_B_K1 = torch.nn.functional.pad(value_B_K1[:, 1:], (0, 1))
-    return torch.where(tables.is_answer_B_K1, end_B[:, None], next_B_K1)
-
-
 @turn_mode(
     name="g2po",
     reads=("rewards", "groups", "anchors"),
@@ -67,7 +61,7 @@ def g2po(
     plain = replace(tables, **no_rewards)
     return_B_K1 = gamma * plain.return_to_go(plain.reward_B_K1(), gamma)
     value_B_K1, state_B_K1, visit_B_K1 = state_values(plain, return_B_K1)
-    next_B_K1 = next_value(plain, value_B_K1, plain.outcome_B)
+    next_B_K1 = plain.next_value(value_B_K1, plain.outcome_B)
     group_B_K1 = plain.group_B[:, None].expand_as(state_B_K1)
 
     def z(value_B_K1, of_B_K1, member_B_K1):
@@ -114,7 +108,7 @@ def gagpo(
     norm_by = gigpo.norm_options(norm, variance_floor, eps)
     reward_B_K1 = tables.reward_B_K1()
     value_B_K1, _, _ = state_values(tables, tables.return_to_go(reward_B_K1, gamma))
-    next_B_K1 = next_value(tables, value_B_K1, torch.zeros_like(tables.outcome_B))
+    next_B_K1 = tables.next_value(value_B_K1, torch.zeros_like(tables.outcome_B))
     delta_B_K1 = torch.where(tables.turn_B_K1, reward_B_K1 + gamma * next_B_K1 - value_B_K1, 0.0)
     member_B_K1 = tables.turn_B_K1 & tables.known_B[:, None]
     group_B_K1, steps = (

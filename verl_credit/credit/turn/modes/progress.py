@@ -140,9 +140,7 @@ def turn_gae(
     """
     bootstrap_B = torch.zeros_like(tables.outcome_B) if tables.bootstrap_B is None else tables.bootstrap_B
     value_B_K1 = torch.where(tables.turn_B_K1, tables.value_B_K1, 0.0)
-    next_B_K1 = torch.nn.functional.pad(value_B_K1[:, 1:], (0, 1))
-    next_B_K1 = torch.where(tables.is_answer_B_K1, bootstrap_B[:, None], next_B_K1)
-    delta_B_K1 = tables.reward_B_K1() + gamma * next_B_K1 - value_B_K1
+    delta_B_K1 = tables.reward_B_K1() + gamma * tables.next_value(value_B_K1, bootstrap_B) - value_B_K1
     delta_B_K1 = torch.where(tables.turn_B_K1, delta_B_K1, 0.0)
     advantage_B_K1 = tables.return_to_go(delta_B_K1, gamma * lam)
     lost_B_K1 = torch.nn.functional.pad(tables.lost_reward_B_K.long(), (0, 1))
