@@ -3,63 +3,16 @@
 import asyncio
 import json
 import math
-import time
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
 
-import httpx
 import numpy as np
 
-TIE = 1e-5  # scores this close (relative above 1) count as equal; a vector depends on its batch by less
-SCORE_ERROR = 1e-4  # an exact kind's score may differ from the exact one by this much, relative above 1
+from verl_credit_retriever.asking import Replies, Served, ask, just_below
+from verl_credit_retriever.settings import SCORE_ERROR
+
 ORACLE_CHUNK = 64  # queries of one exact search
 HARMLESS = ("200", "429", "503", "504")  # overload is answered with these; anything else is a fault
-AT_A_TIME = 8
-BUSY_S, BUSY_PAUSE_S = 120.0, 0.2
-MOST_BYTES = 8 << 20
-"""A longer body is not read on, as by the client of `verl_credit`."""
-
-
-class MalformedAnswer(ValueError):
-    """A 200 whose body does not answer the request."""
-
-
-@dataclass(frozen=True)
-class Served:
-    """A hit of an answer."""
-
-    id: str
-    contents: str
-    score: float
-
-
-def parse_served(body: object, k: int, rows: int) -> list[Served]:
-    """The hits of a POST /retrieve answer to one query with return_scores, best first.
-
-    Errors: MalformedAnswer unless there are exactly min(k, rows) different documents with finite scores that
-    do not rise.
-    """
-    try:
-        (hits,) = body["result"]
-        served = [Served(hit["document"]["id"], hit["document"]["contents"], hit["score"]) for hit in hits]
-    except (KeyError, TypeError, ValueError) as error:
-        raise MalformedAnswer(f"not one list of hits with document and score: {error!r}") from None
-    if len(served) != min(k, rows):
-        raise MalformedAnswer(f"{len(served)} hits; expected {min(k, rows)} (k={k}, {rows} rows)")
-    for hit in served:
-        if not isinstance(hit.id, str) or not isinstance(hit.contents, str) or not hit.contents:
-            raise MalformedAnswer(f"document {hit.id!r} has no text id and contents")
-        number = isinstance(hit.score, int | float) and not isinstance(hit.score, bool)
-        if not number or not math.isfinite(hit.score):
-            raise MalformedAnswer(f"document {hit.id!r}: score={hit.score!r}; expected a finite number")
-    if len({hit.id for hit in served}) != len(served):
-        raise MalformedAnswer("a document is there twice")
-    if any(_just_below(after.score) > before.score for before, after in pairwise(served)):
-        raise MalformedAnswer("scores rise: the hits are not best first")
-    return served
 
 
 def exact_answers(index, vectors_N_D: np.ndarray, k: int) -> list[dict[str, Served]]:
@@ -74,7 +27,7 @@ def exact_answers(index, vectors_N_D: np.ndarray, k: int) -> list[dict[str, Serv
         chunk_N_D = vectors_N_D[start : start + ORACLE_CHUNK]
         depth = min(2 * k, len(index))
         hits_N = index.search(chunk_N_D, depth)
-        while depth < len(index) and any(hits[-1][1] >= _just_below(hits[k - 1][1]) for hits in hits_N):
+        while depth < len(index) and any(hits[-1][1] >= just_below(hits[k - 1][1]) for hits in hits_N):
             depth = min(2 * depth, len(index))
             hits_N = index.search(chunk_N_D, depth)
         for hits in hits_N:
@@ -90,7 +43,7 @@ def recall_at(served: list[Served], exact: dict[str, Served], k: int) -> float:
     k-th best of them. Any of several documents with equal scores may be served.
     """
     best = sorted((hit.score for hit in exact.values()), reverse=True)[:k]
-    right = sum(hit.id in exact and exact[hit.id].score >= _just_below(best[-1]) for hit in served[:k])
+    right = sum(hit.id in exact and exact[hit.id].score >= just_below(best[-1]) for hit in served[:k])
     return right / len(best)
 
 
@@ -105,18 +58,20 @@ def score_error(served: list[Served], exact: dict[str, Served]) -> float:
     return max((abs(hit.score - exact[hit.id].score) for hit in served if hit.id in exact), default=0.0)
 
 
-def wrong_score(served: list[Served], exact: dict[str, Served]) -> str | None:
-    """The first hit whose score is further than SCORE_ERROR from the exact one, with both."""
+def equal_list(served: list[Served], exact: dict[str, Served]) -> bool:
+    """Are these the best documents in their order? Documents whose scores differ by rounding may change places."""
+    found = [exact[hit.id].score if hit.id in exact else -math.inf for hit in served]
+    best = sorted((hit.score for hit in exact.values()), reverse=True)
+    return all(score >= just_below(right) for score, right in zip(found, best, strict=False))
+
+
+def wrong_score(served: list[Served], exact: dict[str, Served], most: float = SCORE_ERROR) -> str | None:
+    """The first hit whose score is further than ``most`` from the exact one, relative above 1, with both."""
     for hit in served:
         right = exact[hit.id].score if hit.id in exact else hit.score
-        if not abs(hit.score - right) <= SCORE_ERROR * max(1.0, abs(right)):
+        if not abs(hit.score - right) <= most * max(1.0, abs(right)):
             return f"document {hit.id!r} has score {hit.score:.6g}; exact: {right:.6g}"
     return None
-
-
-def _just_below(score: float) -> float:
-    """The lowest score that is taken as equal to `score`."""
-    return score - TIE * max(1.0, abs(score))
 
 
 def has_exact_scores(manifest: dict) -> bool:
@@ -159,6 +114,7 @@ def check_servers(
     *,
     ks: Sequence[int] = (3, 10),
     min_recall: float | None = None,
+    max_score_error: float = SCORE_ERROR,
     token: str | None = None,
 ) -> dict:
     """Compare the answers of `urls` with exact search over `index` (backend "exact").
@@ -178,8 +134,8 @@ def check_servers(
     exact = exact_answers(index, encoder.encode_queries(list(queries)), top)
     problems, servers = [], {}
     for url in urls:
-        replies = asyncio.run(_ask(url, queries, top, rows=len(index), token=token))
-        servers[url], of_server = _judge(replies, exact, index, ks, min_recall)
+        replies = asyncio.run(ask(url, queries, top, rows=len(index), token=token))
+        servers[url], of_server = _judge(replies, exact, index, ks, min_recall, max_score_error)
         problems += [f"{url}: {problem}" for problem in of_server]
     return {
         "fingerprint": index.fingerprint,
@@ -192,77 +148,13 @@ def check_servers(
     }
 
 
-@dataclass
-class Replies:
-    """A server's replies: numbers by status or error, answers by place in the list of queries, and malformed ones."""
-
-    statuses: Counter = field(default_factory=Counter)
-    answers: dict[int, list[Served]] = field(default_factory=dict)
-    malformed: list[str] = field(default_factory=list)
-    fingerprint: str = ""
-
-
-async def _ask(url: str, queries: Sequence[str], k: int, *, rows: int, token: str | None) -> Replies:
-    """Send every query as a request of its own. No error of the server is raised: all are counted."""
-    replies, waiting = Replies(), iter(enumerate(queries))
-
-    async def next_ones() -> None:
-        for place, query in waiting:
-            try:
-                status, body = await _post(client, f"{url}/retrieve", query, k)
-                replies.statuses[str(status)] += 1
-                if status == 200:
-                    replies.answers[place] = parse_served(json.loads(body), k, rows)
-            except httpx.HTTPError as error:
-                replies.statuses[type(error).__name__] += 1
-            except (ValueError, RecursionError) as error:  # malformed, or no JSON
-                replies.malformed.append(f"{query[:80]!r}: {error}")
-
-    headers = {"Accept-Encoding": "identity"}
-    headers |= {} if token is None else {"Authorization": f"Bearer {token}"}
-    # The environment's proxies are not used.
-    async with httpx.AsyncClient(headers=headers, timeout=60.0, trust_env=False) as client:
-        await asyncio.gather(*(next_ones() for _ in range(AT_A_TIME)))
-        replies.fingerprint = await _served_fingerprint(client, url)
-    return replies
-
-
-async def _post(client: httpx.AsyncClient, url: str, query: str, k: int) -> tuple[int, bytes]:
-    busy_until = time.monotonic() + BUSY_S
-    while True:
-        request = {"queries": [query], "topk": k, "return_scores": True}
-        status, body = await _read(client, "POST", url, json=request)
-        if status not in (429, 503) or time.monotonic() >= busy_until:
-            return status, body
-        await asyncio.sleep(BUSY_PAUSE_S)
-
-
-async def _read(client: httpx.AsyncClient, method: str, url: str, **options) -> tuple[int, bytes]:
-    """Status and body. Errors: MalformedAnswer for a body of more than MOST_BYTES, and for a compressed one, of which a few
-    bytes can become gigabytes."""
-    body = bytearray()
-    async with client.stream(method, url, **options) as answer:
-        if (encoding := answer.headers.get("Content-Encoding", "identity")) != "identity":
-            raise MalformedAnswer(f"Content-Encoding: {encoding[:40]!r}; identity was asked for")
-        async for piece in answer.aiter_raw():
-            body += piece
-            if len(body) > MOST_BYTES:
-                raise MalformedAnswer(f"more than {MOST_BYTES} bytes, the most that is read")
-        return answer.status_code, bytes(body)
-
-
-async def _served_fingerprint(client: httpx.AsyncClient, url: str) -> str:
-    try:
-        status, body = await _read(client, "GET", f"{url}/info", timeout=30)
-        if status != 200:
-            raise ValueError(f"status {status}")
-        return str(json.loads(body)["fingerprint"])
-    except (httpx.HTTPError, ValueError, KeyError, TypeError, RecursionError) as error:
-        return f"none: GET /info: {type(error).__name__} {error}"
-
-
 def _judge(
-    replies: Replies, exact: list[dict], index, ks: Sequence[int], min_recall: float
+    replies: Replies,
+    exact: list[dict],
+    index,
+    ks: Sequence[int],
+    min_recall: float,
+    max_score_error: float,
 ) -> tuple[dict, list[str]]:
     """(the report of one server, its problems); a query without an answer has recall 0."""
     answers = [(hits, exact[place]) for place, hits in replies.answers.items()]
@@ -276,6 +168,7 @@ def _judge(
         "fingerprint": replies.fingerprint,
         "recall": recall,
         "max_score_error": max((score_error(*answer) for answer in answers), default=None),
+        "equal_lists": sum(equal_list(*answer) for answer in answers) / len(exact),
         "answered": len(answers),
         "statuses": statuses,
     }
@@ -294,6 +187,6 @@ def _judge(
         if recall[k] < min_recall:
             problems.append(f"recall@{k}={recall[k]:.4f}; expected at least {min_recall}")
     scored = answers if has_exact_scores(index.manifest) else ()
-    if wrong := [problem for answer in scored if (problem := wrong_score(*answer))]:
+    if wrong := [problem for answer in scored if (problem := wrong_score(*answer, max_score_error))]:
         problems.append(f"{len(wrong)} answers with wrong scores, the first: {wrong[0]}")
     return report, problems

@@ -12,6 +12,7 @@ from typer import Option, Typer
 
 from verl_credit_retriever.cli_index import index
 from verl_credit_retriever.settings import (
+    SCORE_ERROR,
     TOKEN_VARIABLE,
     Device,
     Limits,
@@ -29,7 +30,7 @@ TokenFile = Annotated[Path | None, Option(help=f"file with a bearer token; or se
 Address = Annotated[str, Option(help="of the Ray cluster; auto: RAY_ADDRESS, or the one of this machine")]
 DEPLOYERS = "verl_credit_retriever.deploy"
 """The group of entry points (pyproject.toml) in which a module with `connect`, `deploy` and `undeploy` is registered."""
-DEPLOYED = ("backend", "host", "device", "default_topk", "max_topk", "max_request_queries")
+DEPLOYED = ("backend", "host", "device", "encode_with", "default_topk", "max_topk", "max_request_queries")
 DEPLOYED += ("max_queue_queries", "cache_entries")
 
 app = Typer(
@@ -124,6 +125,9 @@ def check(
     queries: Annotated[Path, Option(help='.txt (one a line) or .jsonl ("query" or "question")')],
     k: Annotated[str, Option(help="recall at these numbers of documents")] = "3,10",
     min_recall: Annotated[float | None, number("default: 0.99 (flat, exact) or 0.95", parser=float)] = None,
+    max_score_error: Annotated[
+        float, number("of a kind with exact scores, relative above 1; a bf16 encoder needs .02", parser=float)
+    ] = SCORE_ERROR,
     token_file: TokenFile = None,
     as_json: Annotated[bool, Option("--json", help="print the report as JSON")] = False,
     device: Device = "cpu",
@@ -152,7 +156,8 @@ def check(
         torch.set_num_threads(threads)
     exact = SearchIndex.load(index, backend="exact", mmap=True, **search)
     model = SentenceEncoder.for_index(encoder, exact.manifest, device=device)
-    report = check_servers(urls, exact, model, texts, ks=ks, min_recall=min_recall, token=token)
+    bounds = {"min_recall": min_recall, "max_score_error": max_score_error}
+    report = check_servers(urls, exact, model, texts, ks=ks, **bounds, token=token)
     print(json.dumps(report, indent=2) if as_json else _table(report))
     for problem in report["problems"]:
         print(f"problem: {problem}", file=sys.stderr)
@@ -177,7 +182,8 @@ def _table(report: dict) -> str:
         same = "as the folder" if server["fingerprint"] == report["fingerprint"] else "NOT the folder's"
         lines += [f"{url}", f"  {recall}  (against exact search)"]
         if server["max_score_error"] is not None:
-            lines.append(f"  largest score error {server['max_score_error']:.2g}")
+            equal = f"{server['equal_lists']:.4f} of the lists are equal"
+            lines.append(f"  largest score error {server['max_score_error']:.2g}; {equal}")
         lines.append(f"  fingerprint {same}")
     lines.append(f"fingerprint  search.index_fingerprint={report['fingerprint']}")
     lines.append("PROBLEMS" if report["problems"] else "ok")

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from transformers import AutoModel, AutoTokenizer
 
+from verl_credit_retriever.engines import torch_forward
 from verl_credit_retriever.foreign import what_it_is
 from verl_credit_retriever.settings import POOLINGS
 
@@ -71,12 +72,13 @@ class SentenceEncoder:
         self._tokenizer = AutoTokenizer.from_pretrained(str(self.path), **LOCAL)
         # cls pooling reads position 0, and real tokens keep their positions.
         self._tokenizer.padding_side = "right"
-        self._model = load_model(self.path)
-        self._model.to(self.device, COMPUTE[dtype]).eval()
-        self.dim = int(self._model.config.hidden_size)
-        positions = getattr(self._model.config, "max_position_embeddings", None) or sys.maxsize
+        self.model = load_model(self.path)
+        self.model.to(self.device, COMPUTE[dtype]).eval()
+        self.forward = torch_forward(self.model)
+        self.dim = int(self.model.config.hidden_size)
+        positions = getattr(self.model.config, "max_position_embeddings", None) or sys.maxsize
         # RoBERTa-style encoders number real tokens from padding_idx + 1, and lose that many positions.
-        table = getattr(getattr(self._model, "embeddings", None), "position_embeddings", None)
+        table = getattr(getattr(self.model, "embeddings", None), "position_embeddings", None)
         padding = getattr(table, "padding_idx", None)
         positions -= 0 if padding is None else padding + 1
         self.max_length = min(max_length, self._tokenizer.model_max_length, positions)
@@ -116,8 +118,7 @@ class SentenceEncoder:
             rows = order_N[start : start + self.batch_size]
             batch = self._tokenizer.pad({"input_ids": [ids_N[row] for row in rows]}, return_tensors="pt")
             batch = batch.to(self.device)
-            hidden_N_L_D = self._model(**batch).last_hidden_state.float()
-            out_N_D[rows] = self._pool(hidden_N_L_D, batch["attention_mask"]).cpu().numpy()
+            out_N_D[rows] = self._pool(self.forward(batch), batch["attention_mask"]).cpu().numpy()
         length_N = np.linalg.norm(out_N_D, axis=1)
         # NaN fails every comparison, so both conditions refuse zero and non-finite vectors.
         good_N = np.abs(length_N - 1) < 1e-3 if self.normalize else (length_N > 0) & (length_N < np.inf)

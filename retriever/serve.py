@@ -155,6 +155,7 @@ def _load_app(settings: ServeSettings):
     import torch
     import transformers
 
+    from verl_credit_retriever import engines
     from verl_credit_retriever.encoder import SentenceEncoder
     from verl_credit_retriever.http.server import CANARY, create_app
     from verl_credit_retriever.index.search import SearchIndex
@@ -172,6 +173,7 @@ def _load_app(settings: ServeSettings):
 
         faiss.omp_set_num_threads(settings.threads)
     encoder = SentenceEncoder.for_index(settings.encoder, index.manifest, device=settings.device)
+    print(engines.use(encoder, settings.encode_with), flush=True)
     app = create_app(index, encoder, limits=settings.limits, token=settings.token, hosts=settings.hosts)
     index.search(encoder.encode_queries([CANARY]), 1)
     return app

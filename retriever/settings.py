@@ -10,6 +10,9 @@ from typing import Annotated, Literal, get_origin
 from typer import Option
 
 POOLINGS = ("mean", "cls")
+ENGINES = ("torch", "auto", "onednn", "openvino", "torch-bf16", "openvino-bf16")
+SCORE_ERROR = 1e-4
+"""An exact kind's score may differ from the exact one by this much, relative above 1."""
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 TOKEN_VARIABLE = "VERL_CREDIT_RETRIEVER_TOKEN"
 
@@ -148,6 +151,12 @@ class ServeSettings:
     parent_pid: Annotated[int | None, number("exit when this process ends")] = None
     workers: Annotated[int, number("processes on the same port; limits are per process")] = 1
     device: Device = "cpu"
+    encode_with: Annotated[
+        Literal[ENGINES],
+        Option(
+            help="what computes the encoder on a CPU; auto: the fastest, by measuring, of those with fp32's answers"
+        ),
+    ] = "torch"
     threads: Threads = None
     index_pin: str | None = None
     """`manifest.fingerprint` of the one manifest that may be served; None: any."""

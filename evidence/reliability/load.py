@@ -34,13 +34,8 @@ from results import FOLDER, RUNS
 from scipy import stats
 from towns import K, build
 
-from verl_credit_retriever.check import (
-    MalformedAnswer,
-    parse_served,
-    recall_at,
-    wrong_score,
-    wrong_text,
-)
+from verl_credit_retriever.asking import MalformedAnswer, parse_served
+from verl_credit_retriever.check import recall_at, wrong_score, wrong_text
 from verl_credit_retriever.launch import start_server
 
 KILL_EVERY_S, QUIET_S = 60.0, 15.0

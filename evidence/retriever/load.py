@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import httpx
 
-from verl_credit_retriever.check import Served, parse_served
+from verl_credit_retriever.asking import Served, parse_served
 
 BUSY_PAUSE_S = 0.2
 

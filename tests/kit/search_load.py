@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 
 import httpx
 
-from verl_credit_retriever.check import exact_answers, parse_served, recall_at, wrong_score, wrong_text
+from verl_credit_retriever.asking import parse_served
+from verl_credit_retriever.check import exact_answers, recall_at, wrong_score, wrong_text
 from verl_credit_retriever.encoder import SentenceEncoder
 from verl_credit_retriever.index.search import SearchIndex
 

@@ -20,16 +20,18 @@ import pytest
 
 from kit.retriever_world import make_corpus
 from kit.scripted_server import scripted_server
-from verl_credit_retriever.check import (
+from verl_credit_retriever.asking import (
     MOST_BYTES,
     MalformedAnswer,
     Served,
-    _post,
-    _served_fingerprint,
+    parse_served,
+    post,
+    served_fingerprint,
+)
+from verl_credit_retriever.check import (
     check_servers,
     exact_answers,
     has_exact_scores,
-    parse_served,
     read_queries,
     recall_at,
     score_error,
@@ -249,9 +251,9 @@ def test_scores_of_every_kind_are_as_exact_as_check_expects(checked, tmp_path, k
 def test_an_answer_is_read_to_a_bound_and_none_is_unpacked(body, headers, said):
     async def ask():
         async with httpx.AsyncClient(trust_env=False) as client:
-            fingerprint = await _served_fingerprint(client, server.url)
+            fingerprint = await served_fingerprint(client, server.url)
             with pytest.raises(MalformedAnswer, match=said):
-                await _post(client, f"{server.url}/retrieve", "a", 3)
+                await post(client, f"{server.url}/retrieve", "a", 3)
             return fingerprint
 
     with scripted_server() as server:

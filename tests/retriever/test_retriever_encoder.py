@@ -30,7 +30,7 @@ def test_pooling_is_the_mean_over_real_tokens(world):
     _, encoder = world
     tokens = encoder._tokenizer("passage: river bridge", return_tensors="pt")
     with torch.inference_mode():
-        mean_D = encoder._model(**tokens).last_hidden_state[0].mean(0).numpy()
+        mean_D = encoder.model(**tokens).last_hidden_state[0].mean(0).numpy()
     found_D = encoder.encode_passages(["a much longer text about the river", "river bridge"])[1]
     np.testing.assert_allclose(found_D, mean_D / np.linalg.norm(mean_D), atol=1e-6)
 

@@ -297,7 +297,7 @@ def test_pooling_and_normalisation_are_options_and_part_of_the_fingerprint(world
     cls = SentenceEncoder(root / "encoder", pooling="cls", normalize=False)
     tokens = encoder._tokenizer("query: river bridge", return_tensors="pt")
     with torch.inference_mode():
-        first_D = encoder._model(**tokens).last_hidden_state[0, 0].numpy()
+        first_D = encoder.model(**tokens).last_hidden_state[0, 0].numpy()
     found_D = cls.encode_queries(["who is the mayor of the town", "river bridge"])[1]
     np.testing.assert_allclose(found_D, first_D, atol=1e-5)
     assert abs(np.linalg.norm(found_D) - 1) > 0.1

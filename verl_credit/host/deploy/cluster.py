@@ -282,6 +282,7 @@ def app_builder(settings: ServeSettings, parts: Sequence[Part]) -> Callable:
 def _make_app(settings: ServeSettings, parts: Sequence[Part]):
     import torch
 
+    from verl_credit_retriever import engines
     from verl_credit_retriever.encoder import SentenceEncoder
     from verl_credit_retriever.http.server import create_app
 
@@ -290,6 +291,7 @@ def _make_app(settings: ServeSettings, parts: Sequence[Part]):
     handles = [serve.get_deployment_handle(shard_name(part), APP) for part in parts]
     index = ShardedIndex.open(settings.index, parts, Asking(parts, handles, _living))
     encoder = SentenceEncoder.for_index(settings.encoder, index.manifest, device=settings.device)
+    print(engines.use(encoder, settings.encode_with), flush=True)  # into the replica's log
     return create_app(index, encoder, limits=settings.limits, token=settings.token, hosts=settings.hosts)
 
 
