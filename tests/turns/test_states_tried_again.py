@@ -7,7 +7,9 @@ from kit.byte_world import make_tokenizer
 from kit.settings import settings
 from kit.turn_rows import Row, lost_row, padding_row, turn_batch
 from verl_credit.credit.turn.values import with_measured
+from verl_credit.errors import IntegrityError
 from verl_credit.turns.continuations import Continued, chosen_states, continues_at, states_of
+from verl_credit.turns.values import TurnValues
 
 NAN = float("nan")
 ROWS = [
@@ -87,3 +89,15 @@ def test_steps_that_make_them():
     on = settings(turn_values="monte_carlo", **given)
     assert [step for step in range(1, 9) if continues_at(on, step)] == [1, 4, 7]
     assert not continues_at(settings(turn_values="group", **given), 1)
+
+
+def test_a_resume_with_another_value_of_the_other_states_is_refused():
+    def values(otherwise):
+        plan = {"turn_values": "monte_carlo", "turn_continuations__otherwise": otherwise}
+        return TurnValues.of(settings(info_gain_norm_mode="turn_gae", **plan))
+
+    saved = values("leave_one_out").state_dict()
+    assert saved["steps"] == []
+    values("leave_one_out").load_state_dict(saved)
+    with pytest.raises(IntegrityError, match=r"observes \[\], and .* with \['leave_one_out'\]"):
+        values("group").load_state_dict(saved)

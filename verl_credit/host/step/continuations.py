@@ -11,6 +11,7 @@ import time
 from omegaconf import DictConfig
 from tensordict import TensorDict
 
+from verl_credit.config.keys import reads
 from verl_credit.config.settings import CreditSettings
 from verl_credit.host.rollout.agent_manager import RolloutWatch
 from verl_credit.host.step import store
@@ -38,6 +39,8 @@ class Continuations:
 
     def asked(self, batch: TensorDict) -> TensorDict:
         """Remembers the prompts that the agent loops get, by their ids."""
+        if not reads.continued(self._settings):
+            return batch
         columns = {name: [getattr(one, "data", one) for one in values] for name, values in batch.items()}
         for number, uid in enumerate(columns["uid"]):
             self._data[uid] = {name: values[number] for name, values in columns.items()}
