@@ -8,10 +8,15 @@ from verl_credit.records.run.tables import TURNS, read_table, table_path
 
 pytestmark = [pytest.mark.e2e, pytest.mark.nightly]
 
+REWARD = """
+def compute_score(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
+    return float(len(solution_str) % 2)
+"""
+"""Every row of the tiny lab fails, so that outcomes have to differ by something else."""
 STATES, COUNT, CONTINUATIONS = 6, 3, "algorithm.turn_continuations"
 SETTINGS = (
     "trainer.total_training_steps=3", "trainer.val_before_train=false", "trainer.test_freq=-1", "trainer.save_freq=3",
-    "data.train_batch_size=8", "actor_rollout_ref.rollout.n=4", "actor_rollout_ref.actor.ppo_mini_batch_size=8",
+    "data.train_batch_size=4", "actor_rollout_ref.rollout.n=4", "actor_rollout_ref.actor.ppo_mini_batch_size=4",
     "algorithm.info_gain_norm_mode=turn_gae", "algorithm.turn_values=monte_carlo", "algorithm.lam=0",
     "algorithm.transform_mode=none", f"{CONTINUATIONS}.states={STATES}", f"{CONTINUATIONS}.count={COUNT}",
     f"{CONTINUATIONS}.every=2", f"{CONTINUATIONS}.choose=uncertainty",
@@ -19,7 +24,8 @@ SETTINGS = (
 
 
 def test_every_second_step_measures_values_of_a_few_states(tiny_lab, tmp_path):
-    run_dir = tmp_path / "run"
+    run_dir, reward = tmp_path / "run", tmp_path / "reward.py"
+    reward.write_text(REWARD)
     settings = [
         "--config-name",
         "lab",
@@ -27,6 +33,7 @@ def test_every_second_step_measures_values_of_a_few_states(tiny_lab, tmp_path):
         f"lab.dir={tiny_lab.root}",
         f"run_dir={run_dir}",
         *SETTINGS,
+        f"reward.custom_reward_function.path={reward}",
     ]
     code, output = train(tmp_path / "log", *settings)
     assert code == 0, output
@@ -39,7 +46,7 @@ def test_every_second_step_measures_values_of_a_few_states(tiny_lab, tmp_path):
             for name in ("states", "count", "left_out", "tokens")
         }
         table = read_table(table_path(run_dir, TURNS, row["step"])).columns
-        assert len(set(table["row"])) == 32 and row["credit/rollouts_failed"] == 0
+        assert len(set(table["row"])) == 16 and row["credit/rollouts_failed"] == 0
         if row["step"] == 2:
             assert set(made.values()) == {None} and "timing_s/continuations" not in row
         else:
