@@ -9,7 +9,8 @@ from verl.utils import tensordict_utils as tu
 
 from kit.fake_store import FakeStore
 from verl_credit.errors import IntegrityError
-from verl_credit.host.measured_rows import (
+from verl_credit.host.rollout.engine_client import DRAW, REPLAY
+from verl_credit.host.step.measured_rows import (
     Generator,
     Row,
     Wanted,
@@ -20,7 +21,6 @@ from verl_credit.host.measured_rows import (
     replayed,
     trajectory_of,
 )
-from verl_credit.host.rollout.engine_client import DRAW, REPLAY
 from verl_credit.turns.book import RowRecord
 
 
@@ -203,8 +203,8 @@ def test_an_agent_loop_that_returns_several_rows_is_not_measured(monkeypatch):
         turn_rewards=[[]],
     )  # fmt: skip
     rewards = {"rm_scores": torch.nested.as_nested_tensor([torch.tensor([1.0])], layout=torch.jagged)}
-    monkeypatch.setattr("verl_credit.host.measured_rows.store.fetch_turn_batch", lambda batch: turns)
-    monkeypatch.setattr("verl_credit.host.measured_rows.store.read", lambda batch, *fields: rewards)
+    monkeypatch.setattr("verl_credit.host.step.measured_rows.store.fetch_turn_batch", lambda batch: turns)
+    monkeypatch.setattr("verl_credit.host.step.measured_rows.store.read", lambda batch, *fields: rewards)
     made = Generator(SMALL, [], None, None, None, step=0)
     (found,) = made._rows(SimpleNamespace(keys=["uid_of_it_3_0"]))["uid_of_it"].items()
     assert found[0] == 3 and found[1]["turn_ids"] == [0] and found[1]["outcome"] == 1.0

@@ -9,7 +9,7 @@ from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from kit.recipes import load_config
 from verl_credit.errors import IntegrityError
 from verl_credit.host.measure import MeasuringTrainer, RunSubject, questions_of
-from verl_credit.host.measured_rows import Row
+from verl_credit.host.step.measured_rows import Row
 from verl_credit.study.fidelity.request import ROLLOUTS, Request
 from verl_credit.study.fidelity.result import Result, as_dict
 from verl_credit.study.fidelity.values import Value, score_turns, states_of, values_of

@@ -19,7 +19,14 @@ from omegaconf import DictConfig
 from verl.trainer.ppo.v1.trainer_base import register_trainer
 
 from verl_credit.errors import ConfigError, IntegrityError, PreflightError
-from verl_credit.host.measured_rows import Generator, Row, Wanted, reaches, replayed, trajectory_of
+from verl_credit.host.step.measured_rows import (
+    Generator,
+    Row,
+    Wanted,
+    check_replayed,
+    reaches,
+    trajectory_of,
+)
 from verl_credit.host.step.trainer import CreditTrainer
 from verl_credit.names import MEASURE_MODE
 from verl_credit.records.run import events
@@ -142,7 +149,7 @@ class RunSubject:
         new = [s for s in starts if len(kept.get((s.name, s.state.question), ())) != s.count]
         groups = self._generate([_wanted(start, ()) for start in new])
         for done, (start, rows) in enumerate(zip(new, groups, strict=True), start=1):
-            self._check_replayed(rows, ())
+            check_replayed(rows, (), self.config)
             name, question = start.name, start.state.question
             line = {"name": name, "question": question, "rows": [asdict(row) for row in rows]}
             append_json(self._path, line)
@@ -154,19 +161,11 @@ class RunSubject:
         turns = [self._turns[start.state.ids] for start in starts]
         groups = list(self._generate([_wanted(*one) for one in zip(starts, turns, strict=True)]))
         for rows, before in zip(groups, turns, strict=True):
-            self._check_replayed(rows, before)
+            check_replayed(rows, before, self.config)
         return [
             [trajectory_of(row, otherwise=not reaches(row, start.state)) for row in rows]
             for start, rows in zip(starts, groups, strict=True)
         ]
-
-    def _check_replayed(self, rows: Sequence[Row], turns: Sequence[Ids]) -> None:
-        if not all(replayed(row, turns) for row in rows):
-            loop = self.config.actor_rollout_ref.rollout.agent.default_agent_loop
-            raise IntegrityError(
-                f"an agent loop ({loop}, or a row's agent_name) did not begin with the turns that it was given "
-                "(credit_replay): it cannot go on from a context; expected turn_agent, search_agent or a class of them"
-            )
 
     def _check_prompt(self, row: Row) -> None:
         """A context is identified by its tokens; therefore they have to identify the question."""

@@ -128,10 +128,10 @@ class PackedPolicy:
         self._require_plain_logits()
 
     @contextmanager
-    def packing(self) -> Iterator[None]:
-        """Inside the block the model has the project's attention; a sampler with a cache takes the one it had before."""
+    def packing(self, attention: str = AUTO) -> Iterator[None]:
+        """Inside the block the model has the project's attention; a sampler with a cache takes another one."""
         before = self.model.config._attn_implementation
-        self.model.set_attn_implementation(AUTO)
+        self.model.set_attn_implementation(attention)
         try:
             yield
         finally:

@@ -14,6 +14,7 @@ from verl_credit.policy.packed import PackedPolicy, families
 from verl_credit.study.forward import PackedForward
 from verl_credit.turns.assign import CreditRun, StepCredit, StepInputs, assign
 from verl_credit.turns.book import TurnBatch
+from verl_credit.turns.continuations import Continued
 from verl_credit.turns.step import credited as give_credit
 from verl_credit.turns.step import scored
 
@@ -127,6 +128,7 @@ class TwinHost(PackedForward):
         step: int,
         planned_steps: int,
         entropy: bool,
+        go_on: Callable[[torch.Tensor], Continued] | None = None,
         say: Callable[[str], None] = print,
     ) -> None:
         super().__init__(policy, turns)
@@ -134,7 +136,7 @@ class TwinHost(PackedForward):
         self.metrics: dict[str, float] = {}
         self.state: dict | None = None
         self._turns, self._outcome_B, self._group_B = turns, outcome_B, group_B
-        self._entropy, self._say = entropy, say
+        self._entropy, self._say, self._go_on = entropy, say, go_on
         self.prompts, self.responses = (
             [torch.tensor(row) for row in ids] for ids in (turns.prompt_ids, turns.response_ids)
         )
@@ -166,6 +168,10 @@ class TwinHost(PackedForward):
     def written(self) -> list[torch.Tensor]:
         log_prob_B_T = self._fields["old_log_probs"]
         return [row[: len(ids)] for row, ids in zip(log_prob_B_T, self.responses, strict=True)]
+
+    def measured(self, turns: TurnBatch) -> tuple[torch.Tensor, dict[str, float]]:
+        made = self._go_on(self._fields["old_log_probs"])
+        return made.measured(turns, [str(group) for group in self._group_B.tolist()]), made.metrics()
 
     def estimate(self, inputs: StepInputs) -> StepCredit:
         credit = assign(inputs, self._outcome_B, self._group_B, self._turns.response_mask_B_T.bool())
@@ -202,10 +208,12 @@ def credited(
     *,
     step: int,
     planned_steps: int,
+    go_on: Callable[[torch.Tensor], Continued] | None = None,
 ) -> tuple[UpdateBatch, StepCredit, dict[str, float]]:
-    """(rows for `update`, the step's credit, metrics of gains and tokens). ``step`` counts from 1."""
+    """(rows for `update`, the step's credit, metrics of gains and tokens). ``step`` counts from 1; ``go_on``: makes
+    continuations, from the log-probs of the responses."""
     steps = {"step": step, "planned_steps": planned_steps}
-    host = TwinHost(policy, turns, outcome_B, group_B, **steps, entropy=run.stage.active)
+    host = TwinHost(policy, turns, outcome_B, group_B, **steps, entropy=run.stage.active, go_on=go_on)
     inputs, _ = scored(host, run, host.turns())
     credit = give_credit(host, inputs)
     return host.batch(), credit, host.metrics

@@ -83,6 +83,8 @@ class StepInputs:
     """The token level's inputs; None when no token level is active."""
     hidden_B_K1_D: torch.Tensor | None = None
     """The policy's hidden state before every turn (`turns/hidden.py`); None where nothing asks for it."""
+    measured_B_K1: torch.Tensor | None = None
+    """Values by continuations (`turns/continuations.py`), NaN for other states; None in a step without any."""
 
     @property
     def rewarding(self) -> bool:

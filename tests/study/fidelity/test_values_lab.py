@@ -242,6 +242,10 @@ def test_the_credit_of_the_run_has_its_own_mode_signal_and_outcome_operator(subj
             [f"{mode}=turn_gae", "algorithm.turn_values=hidden"],
             "turn_values=hidden: the hidden states are read in training",
         ),
+        (
+            [f"{mode}=turn_gae", "algorithm.turn_values=monte_carlo"],
+            "turn_values=monte_carlo: continuations are made in training",
+        ),
         (["algorithm.transform_mode=grpo_s"], "gives credit to tokens"),
         (["algorithm.adv_estimator=grpo"], "is one of verl's own"),
     ]:

@@ -10,6 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_credit.cli.train.trial_row import kept_when, store_folder
 from verl_credit.config.keys import AUTO, Algorithm
+from verl_credit.config.keys.reads import MONTE_CARLO
 from verl_credit.config.settings import INFO_GAIN, CreditSettings
 from verl_credit.credit import REGISTRY
 from verl_credit.credit.operator import leave_one_out_factor
@@ -172,11 +173,16 @@ def _credit(config: DictConfig, settings: CreditSettings) -> Iterator[Stage]:
     else:
         own = f"f(rewards, {redact_value('', pipeline.advantage_params)})"
         yield _registered("outcome", pipeline.advantage_mode, own)
-    if pipeline.turn_values == HIDDEN:
+    if pipeline.observed_values == HIDDEN:
         says = (
             "V of each turn: a ridge on the prompt's other outcomes, the turn, and the hidden state before it"
         )
         yield Stage("values", HIDDEN, says, "outcomes, the policy's last hidden states", hidden_line(config))
+    if pipeline.turn_values == MONTE_CARLO:
+        c = pipeline.turn_continuations
+        says = f"V of {c.states} states: the mean outcome of {c.count} continuations; of the others: {c.otherwise}"
+        cost = f"up to {c.states * c.count:,} rollouts from the middle in every {c.every}. step; none is a row of it"
+        yield Stage("values", MONTE_CARLO, says, "outcomes", cost)
     turn = _registered("turn", pipeline.info_gain_norm_mode, note=_options(settings))
     if ("turn", pipeline.info_gain_norm_mode) not in REGISTRY:
         mode = pipeline.turn_mode

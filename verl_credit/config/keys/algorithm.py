@@ -9,6 +9,7 @@ from annotated_types import Predicate
 from pydantic import Field
 
 from verl_credit.config.keys import reads
+from verl_credit.config.keys.continuations import Continuations
 from verl_credit.config.keys.run import Folder
 from verl_credit.config.keys.section import Expected, Section, When
 from verl_credit.credit.outcome import OUTCOME_OPERATORS
@@ -169,19 +170,18 @@ class Algorithm(Section):
     """Texts with at least this difflib ratio are one state; null: only equal texts are."""
     turn_values: Annotated[
         str | None,
-        Expected(
-            "null, group, features, hidden, column:NAME, or a dotted path to your own (my_module.my_features)"
-        ),
+        Expected("null, group, features, hidden, column:NAME, monte_carlo, or my_module.my_features"),
         When(reads.values_read),
     ] = None
     """Values for turn_gae: a regression on the prompt's other outcomes and the turn (group), and on what is observed
     (features: the gold answer was read, searches, its measured probability; hidden: the policy's last hidden state before
-    the turn; or a column; or your function's numbers)."""
-    turn_values_replay: Annotated[Count, When(reads.valued)] = 4
+    the turn; or a column; or your function's numbers). monte_carlo: continuations from some of a step's states."""
+    turn_continuations: Continuations = Field(default_factory=Continuations)
+    turn_values_replay: Annotated[Count, When(reads.fitted)] = 4
     """Earlier steps whose turns join each fit; saved with checkpoints."""
-    turn_values_ridge: Annotated[float, Field(gt=0), When(reads.valued)] = 0.03
+    turn_values_ridge: Annotated[float, Field(gt=0), When(reads.fitted)] = 0.03
     """Penalty of the fit's weights, on features of variance 1 and per turn; hidden states have one that the fit chooses."""
-    turn_values_folds: Annotated[int, Field(ge=2), When(reads.valued)] = 8
+    turn_values_folds: Annotated[int, Field(ge=2), When(reads.fitted)] = 8
     """A step's prompts are split into so many folds, each valued by a fit that has not seen it."""
     turn_judge: TurnJudge = Field(default_factory=TurnJudge)
     tied_groups: Annotated[Literal["keep", "skip"], When(reads.ours)] = "keep"
@@ -262,6 +262,12 @@ class Algorithm(Section):
         default = self.turn_mode.default_signal if self.turn_mode.reads_turn_rewards else "none"
         name = default if self.turn_signal == AUTO else self.turn_signal
         return {} if name == "none" else {name: 1.0}
+
+    @property
+    def observed_values(self) -> str | None:
+        """`turn_values`, or of the states without continuations."""
+        name = self.turn_values
+        return self.turn_continuations.otherwise if name == reads.MONTE_CARLO else name
 
     @property
     def takes_turn_rewards(self) -> bool:

@@ -13,6 +13,8 @@ from verl_credit.credit.token.uncertainty import canonical_kind
 
 COLUMN = "column:"
 """The prefix in the name of a turn signal that is a column of the rows."""
+MONTE_CARLO, LEAVE_ONE_OUT = "monte_carlo", "leave_one_out"
+"""Values by continuations, and those of the states without any."""
 
 
 def transform(s) -> TokenTransform:
@@ -45,6 +47,15 @@ def values_read(s) -> bool:
 
 def valued(s) -> bool:
     return values_read(s) and s.algorithm.turn_values is not None
+
+
+def continued(s) -> bool:
+    return values_read(s) and s.algorithm.turn_values == MONTE_CARLO
+
+
+def fitted(s) -> bool:
+    """The values, or those of the states without continuations, are a regression's."""
+    return valued(s) and s.algorithm.observed_values != LEAVE_ONE_OUT
 
 
 def is_path(name: str) -> bool:

@@ -48,7 +48,7 @@ def note_engines(config: DictConfig, settings: CreditSettings, of_workers: Mappi
     events.note(run_dir, "banner", f"{settings.banner()} | index={index}")
     rollouts = {"rollouts": of_rollout_server(config, "start_line")}
     values = {}
-    if valued(settings) and settings.algorithm.turn_values == HIDDEN:
+    if valued(settings) and settings.algorithm.observed_values == HIDDEN:
         values = {"values": f"values by hidden states: {hidden_line(config)}"}
     for kind, text in {**of_workers, **rollouts, **values}.items():
         if text:

@@ -26,6 +26,7 @@ from verl_credit.names import (
 from verl_credit.records.run import events
 from verl_credit.turns.assign import StepCredit, StepInputs
 from verl_credit.turns.book import TurnBatch
+from verl_credit.turns.continuations import Continued
 from verl_credit.turns.hidden import Span, encode_spans
 from verl_credit.turns.scorers import ScoreRow
 
@@ -43,6 +44,8 @@ class V1Host:
         self.config, self.run_dir = config, Path(config.run_dir)
         self.budget = tokens_per_micro_batch(config)
         self.state: dict | None = None
+        self.made: Continued | None = None
+        """The step's continuations: the engine made them before it slept."""
         self.planned_steps: int | None = None
         self._log_probs, self._estimate = log_probs, estimate
         self._noted: set[str] = set()
@@ -126,6 +129,9 @@ class V1Host:
         finally:
             self.workers.restore_model_from_cpu(NOW)
             self.workers.clear_cpu_model(NOW)
+
+    def measured(self, turns: TurnBatch) -> tuple[torch.Tensor, dict[str, float]]:
+        return self.made.measured(turns, store.prompt_ids(self.batch)), self.made.metrics()
 
     def estimate(self, inputs: StepInputs) -> StepCredit | None:
         with bring_turns(inputs) as brought:

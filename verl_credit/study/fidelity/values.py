@@ -113,9 +113,11 @@ def check_continuations(continuations: int) -> None:
         raise PreflightError(f"--continuations {continuations}: expected an even number of at least 2")
 
 
-def value_part(part: Sequence[State], roll: Roll, *, continuations: int, seed: int) -> list[Value]:
+def value_part(
+    part: Sequence[State], roll: Roll, *, continuations: int, seed: int, name: str = "value"
+) -> list[Value]:
     values = []
-    rolled = roll([Start(state, continuations, seed, "value") for state in part])
+    rolled = roll([Start(state, continuations, seed, name) for state in part])
     for state, paths in zip(part, rolled, strict=True):
         outcomes = "".join("1" if path.reward else "0" for path in paths)
         values.append(Value(digest(state.ids), outcomes, sum(path.otherwise for path in paths)))

@@ -1,4 +1,4 @@
-"""Makes rollouts of given prompts with the trainer's agent loops, engine and reward, without a step, to measure them."""
+"""Makes rollouts of given prompts with the trainer's agent loops, engine and reward, which are no rows of a step."""
 
 from __future__ import annotations
 
@@ -78,6 +78,7 @@ class Generator:
     ):
         self._config, self._data, self._step = config, data, step
         self._watch, self._loops, self._buffer = watch, loops, buffer
+        self._most = config.data.train_batch_size * config.actor_rollout_ref.rollout.n
 
     def __call__(self, wanted: Sequence[Wanted]) -> Iterator[list[Row]]:
         """Yield the rollouts of each, as they come, as many at a time as a step of training has, which engine and search
@@ -85,14 +86,20 @@ class Generator:
 
         Raises IntegrityError where one is missing, fails every time, or is neither right nor wrong.
         """
-        most = self._config.data.train_batch_size * self._config.actor_rollout_ref.rollout.n
-        pieces = [piece for one in wanted for piece in pieces_of(one, most)]
-        groups = (group for part in parts_of(pieces, most) for group in self._without_faults(part))
+        pieces = [piece for one in wanted for piece in pieces_of(one, self._most)]
+        groups = (group for part in parts_of(pieces, self._most) for group in self._without_faults(part))
         for one in wanted:
             rows: list[Row] = []
             while len(rows) < one.count:
                 rows += next(groups)
             yield rows
+
+    def once(self, wanted: Sequence[Wanted]) -> list[list[Row]]:
+        """The rollouts of each that arrive, as many at a time; none is drawn again."""
+        return [rows for part in parts_of(wanted, self._most) for rows in self._arrived(part)]
+
+    def outcome(self, scores: dict, reward: float) -> float:
+        return outcome_of(scores, reward)
 
     def _without_faults(self, wanted: Sequence[Wanted]) -> list[list[Row]]:
         groups = self._made(wanted)
@@ -112,6 +119,14 @@ class Generator:
         return groups
 
     def _made(self, wanted: Sequence[Wanted]) -> list[list[Row]]:
+        groups = self._arrived(wanted)
+        for one, rows in zip(wanted, groups, strict=True):
+            if len(rows) != one.count:
+                share = f"{len(rows)} rollouts of {one.count}"
+                raise IntegrityError(f"{share} arrived for question {one.question}")
+        return groups
+
+    def _arrived(self, wanted: Sequence[Wanted]) -> list[list[Row]]:
         uids = [str(uuid.uuid5(uuid.NAMESPACE_OID, one.name)) for one in wanted]
         self._watch.begin(sum(one.count for one in wanted))
         store.announce_prompts(uids, PARTITION, self._step)
@@ -121,14 +136,11 @@ class Generator:
         self._watch.settle(len(batch.keys))
         rows = self._rows(batch)
         store.clear(batch)
-        groups = []
-        for one, uid in zip(wanted, uids, strict=True):
-            arrived = rows.get(uid, {})
-            if len(arrived) != one.count:
-                share = f"{len(arrived)} rollouts of {one.count}"
-                raise IntegrityError(f"{share} arrived for question {one.question}")
-            groups.append([Row(question=one.question, **arrived[number]) for number in sorted(arrived)])
-        return groups
+        arrived = [rows.get(uid, {}) for uid in uids]
+        return [
+            [Row(question=one.question, **found[number]) for number in sorted(found)]
+            for one, found in zip(wanted, arrived, strict=True)
+        ]
 
     def _batch(self, wanted: Sequence[Wanted], uids: Sequence[str]):
         columns = collate_fn([self._data[one.question] for one in wanted])
@@ -165,7 +177,7 @@ class Generator:
                 "record": turns.records[place],
                 "scores": turns.scores[place],
                 "turn_rewards": turns.turn_rewards[place],
-                "outcome": outcome_of(turns.scores[place], float(rewards[place].double().sum())),
+                "outcome": self.outcome(turns.scores[place], float(rewards[place].double().sum())),
             }
         return by_uid
 
@@ -229,6 +241,15 @@ def replayed(row: Row, turns: Sequence[Ids]) -> bool:
         return texts[: len(turns)] == turns
     *before, last = texts
     return before == turns[: len(before)] and turns[len(before)][: len(last)] == last
+
+
+def check_replayed(rows: Sequence[Row], turns: Sequence[Ids], config: DictConfig) -> None:
+    if not all(replayed(row, turns) for row in rows):
+        loop = config.actor_rollout_ref.rollout.agent.default_agent_loop
+        raise IntegrityError(
+            f"an agent loop ({loop}, or a row's agent_name) did not begin with the turns that it was given "
+            "(credit_replay): it cannot go on from a context; expected turn_agent, search_agent or a class of them"
+        )
 
 
 def reaches(row: Row, state: State) -> bool:
