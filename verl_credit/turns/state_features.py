@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from verl_credit.config.keys.reads import COLUMN
+from verl_credit.config.keys.reads import COLUMN, CRITIC
 from verl_credit.config.settings import CreditSettings
 from verl_credit.credit.plugins import load
 from verl_credit.errors import IntegrityError
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 KEY = "algorithm.turn_values"
 HIDDEN = "hidden"
-PROVIDERS = ("group", "features", HIDDEN)
+PROVIDERS = ("group", "features", HIDDEN, CRITIC)
 LATER = "a value may read what stands before its turn's response alone, and the same each time"
 
 
@@ -40,14 +40,16 @@ class Provider:
     """The data file's columns that it reads."""
     hidden: bool = False
     """The policy's hidden state before the turn is a feature, too (`turns/hidden.py`)."""
+    critic: bool = False
+    """verl's critic has the values (`turns/critic.py`)."""
 
 
 def provider_of(settings: CreditSettings) -> Provider:
     """Raises ValueError for a path that cannot be loaded."""
     name = settings.algorithm.turn_values
-    if name in ("group", HIDDEN):
-        names = (HIDDEN,) if name == HIDDEN else ()
-        return Provider(lambda rows, inputs: _filled(rows, 0, lambda row: []), names, hidden=bool(names))
+    if name in ("group", HIDDEN, CRITIC):
+        names, read = () if name == "group" else (name,), {"hidden": name == HIDDEN, "critic": name == CRITIC}
+        return Provider(lambda rows, inputs: _filled(rows, 0, lambda row: []), names, **read)
     if name == "features":
         gold = ("gold probability",) if settings.scores_gain else ()
         return Provider(_features, ("gold seen", "searches", *gold))

@@ -15,6 +15,7 @@ from verl_credit.lazy import torch
 from verl_credit.names import CLIP_SCALE
 from verl_credit.turns.assign import CreditRun, StepCredit, StepInputs, step_inputs
 from verl_credit.turns.book import TurnBatch
+from verl_credit.turns.critic import VALUES
 from verl_credit.turns.gains import plan_gains
 from verl_credit.turns.hidden import before_turns, hidden_table
 from verl_credit.turns.scorers import Forward
@@ -95,6 +96,8 @@ def credited(host: StepHost, inputs: StepInputs) -> StepCredit | None:
     if stage is not None and stage.active:
         tokens = token_inputs(host, turns.row_valid_B, mask_B_T=turns.response_mask_B_T)
         inputs = replace(inputs, tokens=tokens)
+    if inputs.run.values is not None and inputs.run.values.provider.critic:
+        inputs = replace(inputs, value_B_T=host.read(VALUES).get(VALUES))
     credit = host.estimate(inputs)
     ones_B_T = torch.ones(turns.turn_ids_B_T.shape)
     host.write(CLIP_SCALE, ones_B_T if credit is None else credit.clip_scale_B_T.float())

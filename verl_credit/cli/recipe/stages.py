@@ -31,7 +31,7 @@ from verl_credit.records.run.resume import resumes_from
 from verl_credit.redact import redact_value
 from verl_credit.turns.scorers import SCORERS
 from verl_credit.turns.signals.known import find_signal
-from verl_credit.turns.state_features import HIDDEN
+from verl_credit.turns.state_features import CRITIC, HIDDEN
 
 PYTHON_LISTS = "Python lists, a call per prompt"
 
@@ -177,6 +177,9 @@ def _credit(config: DictConfig, settings: CreditSettings) -> Iterator[Stage]:
             "V of each turn: a ridge on the prompt's other outcomes, the turn, and the hidden state before it"
         )
         yield Stage("values", HIDDEN, says, "outcomes, the policy's last hidden states", hidden_line(config))
+    if pipeline.turn_values == CRITIC:
+        says = "V of each turn: verl's critic at the token before it, trained on the returns"
+        yield Stage("values", CRITIC, says, "the rows", "a forward and an update of a second model")
     turn = _registered("turn", pipeline.info_gain_norm_mode, note=_options(settings))
     if ("turn", pipeline.info_gain_norm_mode) not in REGISTRY:
         mode = pipeline.turn_mode

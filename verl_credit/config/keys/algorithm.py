@@ -170,18 +170,18 @@ class Algorithm(Section):
     turn_values: Annotated[
         str | None,
         Expected(
-            "null, group, features, hidden, column:NAME, or a dotted path to your own (my_module.my_features)"
+            "null, group, features, hidden, critic, column:NAME, or a dotted path to your own (my_module.my_features)"
         ),
         When(reads.values_read),
     ] = None
     """Values for turn_gae: a regression on the prompt's other outcomes and the turn (group), and on what is observed
     (features: the gold answer was read, searches, its measured probability; hidden: the policy's last hidden state before
-    the turn; or a column; or your function's numbers)."""
-    turn_values_replay: Annotated[Count, When(reads.valued)] = 4
+    the turn; or a column; or your function's numbers). critic: the values of verl's critic, a model of its own."""
+    turn_values_replay: Annotated[Count, When(reads.fitted)] = 4
     """Earlier steps whose turns join each fit; saved with checkpoints."""
-    turn_values_ridge: Annotated[float, Field(gt=0), When(reads.valued)] = 0.03
+    turn_values_ridge: Annotated[float, Field(gt=0), When(reads.fitted)] = 0.03
     """Penalty of the fit's weights, on features of variance 1 and per turn; hidden states have one that the fit chooses."""
-    turn_values_folds: Annotated[int, Field(ge=2), When(reads.valued)] = 8
+    turn_values_folds: Annotated[int, Field(ge=2), When(reads.fitted)] = 8
     """A step's prompts are split into so many folds, each valued by a fit that has not seen it."""
     turn_judge: TurnJudge = Field(default_factory=TurnJudge)
     tied_groups: Annotated[Literal["keep", "skip"], When(reads.ours)] = "keep"

@@ -11,6 +11,8 @@ from verl_credit.credit.plugins import load
 from verl_credit.credit.token.token_transforms import TRANSFORMS, TokenTransform
 from verl_credit.credit.token.uncertainty import canonical_kind
 
+CRITIC = "critic"
+"""The values of verl's critic."""
 COLUMN = "column:"
 """The prefix in the name of a turn signal that is a column of the rows."""
 
@@ -45,6 +47,15 @@ def values_read(s) -> bool:
 
 def valued(s) -> bool:
     return values_read(s) and s.algorithm.turn_values is not None
+
+
+def by_critic(s) -> bool:
+    return valued(s) and s.algorithm.turn_values == CRITIC
+
+
+def fitted(s) -> bool:
+    """The values are a regression's."""
+    return valued(s) and not by_critic(s)
 
 
 def is_path(name: str) -> bool:
