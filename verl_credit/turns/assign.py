@@ -83,7 +83,7 @@ class StepInputs:
     tokens: TokenInputs | None = None
     """The token level's inputs; None when no token level is active."""
     hidden_B_K1_D: torch.Tensor | None = None
-    """The policy's hidden state before every turn (`turns/hidden.py`); None where nothing asks for it."""
+    """The policy's hidden state of every turn's state (`turns/hidden.py`); None where nothing asks for it."""
     value_B_T: torch.Tensor | None = None
     """The critic's value of the state before each token (`turns/critic.py`); None without such a critic."""
 
@@ -203,7 +203,7 @@ def _tables(
     table = turn_table(turns.turn_ids_B_T, turns.turn_ids_B_T >= 0)
     optional, algorithm = {"turn_tokens_B_K1": table.n_tokens_B_K1}, run.settings.algorithm
     if algorithm.algorithm_mode is not None or "anchor_B_K1" in algorithm.turn_mode.tables:
-        optional["anchor_B_K1"] = anchor_table(run.settings, rows)
+        optional["anchor_B_K1"] = anchor_table(run.settings, rows, inputs.hidden_B_K1_D)
     if run.values is not None:
         earned_B_K = torch.where(has_reward_B_K, reward_B_K, 0.0)
         given = rows, inputs, earned_B_K, table.n_tool_turns_B

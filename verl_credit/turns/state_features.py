@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from verl_credit.config.keys.reads import COLUMN, CRITIC
+from verl_credit.config.keys.reads import COLUMN, CRITIC, HIDDEN
 from verl_credit.config.settings import CreditSettings
 from verl_credit.credit.plugins import load
 from verl_credit.errors import IntegrityError
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from verl_credit.turns.assign import StepInputs
 
 KEY = "algorithm.turn_values"
-HIDDEN = "hidden"
 PROVIDERS = ("group", "features", HIDDEN, CRITIC)
 LATER = "a value may read what stands before its turn's response alone, and the same each time"
 

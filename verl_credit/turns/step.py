@@ -17,7 +17,7 @@ from verl_credit.turns.assign import CreditRun, StepCredit, StepInputs, step_inp
 from verl_credit.turns.book import TurnBatch
 from verl_credit.turns.critic import VALUES
 from verl_credit.turns.gains import plan_gains
-from verl_credit.turns.hidden import before_turns, hidden_table
+from verl_credit.turns.hidden import hidden_table, spans_of
 from verl_credit.turns.scorers import Forward
 from verl_credit.turns.token_stage import TokenInputs
 
@@ -76,7 +76,7 @@ def scored(host: StepHost, run: CreditRun, turns: TurnBatch) -> tuple[StepInputs
     if plan.scored:
         plan = plan.scorer.before_forward(plan, host)
     start, hidden_B_K1_D = time.perf_counter(), None
-    spans = before_turns(turns) if run.values is not None and run.values.provider.hidden else None
+    spans = spans_of(run.settings, turns)
     if spans is not None:
         host.read_hidden(turns, spans)
     host.log_probs()
