@@ -19,8 +19,7 @@ class ValueEngine(BranchEngine, FSDPEngineWithValueHead):
     """verl's `load_valuehead_model` asks for flash-attn, whatever ``attn_implementation`` is. Therefore the model is loaded
     as verl loads a policy, by the class that its config.json names: the policy's class becomes the one with a head.
 
-    Departure from verl: the head of a model that had none is 0 and not drawn, so that all values are 0 at first, in every
-    start.
+    Departure from verl: the head of a model that had none is 0 and not drawn, so that all values are 0 at first.
     """
 
     def _build_module(self) -> torch.nn.Module:

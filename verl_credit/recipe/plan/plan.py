@@ -186,7 +186,7 @@ def _notes(job: Job, hw: Hardware, assumed: Assumptions, index: Index, algorithm
         )
     if algorithm.get("turn_values") == "critic":
         notes.append(
-            "memory and time of the critic are not counted: nearly those of the policy's update again"
+            "memory, time and disk of the critic are not counted: nearly those of the policy's update again"
         )
     if searches and index.place != "host" and not assumed.search_core_seconds:
         where = "on the device" if index.place == "device" else "elsewhere"
