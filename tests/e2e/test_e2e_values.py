@@ -13,6 +13,10 @@ SETTINGS = (
     "algorithm.turn_values_replay=2", "algorithm.lam=0.5", "+algorithm.turn_params.scale=rms",
     "algorithm.transform_mode=none", "algorithm.info_gain_warmup_steps=0",
 )  # fmt: skip
+CRITIC = (
+    "algorithm.info_gain_norm_mode=turn_gae", "algorithm.turn_values=critic", "algorithm.lam=0.5", "critic.enable=true",
+    "critic.optim.lr=1e-3", "algorithm.transform_mode=none", "algorithm.info_gain_warmup_steps=0",
+)  # fmt: skip
 KILLED = KillPoint("update", f"{RECORDED}:RecordedTrainer._update_actor", call=SAVED + 1)
 
 
@@ -28,3 +32,14 @@ def test_a_resumed_run_has_the_values_of_one_that_nothing_disturbed(tiny_lab, tm
     assert [row["credit/values/states"] for row in rows] == wanted
     assert all("credit/values/explained_variance" in row and row["actor/grad_norm"] > 0 for row in rows)
     assert (run_dir / "checkpoints" / "global_step_4" / VALUES).exists()
+
+
+def test_a_resumed_run_has_the_critic_of_one_that_nothing_disturbed(tiny_lab, tmp_path):
+    straight = run_straight(tmp_path / "straight", tiny_lab.root, *CRITIC)
+    outcome = run_killed(tmp_path / "killed", tiny_lab.root, KILLED, straight, *CRITIC)
+    assert outcome.lost == [] and outcome.resumed_from == SAVED, outcome
+    rows = read_json_lines(tmp_path / "killed" / "run" / METRICS)
+    assert rows[0]["critic/values/mean"] == 0 and all(row["critic/grad_norm"] > 0 for row in rows)
+    assert all("credit/values/explained_variance" in row for row in rows)
+    assert len({row["critic/values/mean"] for row in rows}) == len(rows)
+    assert (tmp_path / "killed/run/checkpoints/global_step_4/critic").is_dir()

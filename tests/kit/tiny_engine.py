@@ -72,7 +72,9 @@ def batch(turns, plan=None, **settings):
     return data
 
 
-def build_engine(folder, attention="auto", precision="fp32", training=False, engine=None, **model):
+def build_engine(
+    folder, attention="auto", precision="fp32", training=False, engine=None, kind="language_model", **model
+):
     """``model``: keys of `HFModelConfig`; ``engine``: of `FSDPEngineConfig`. With ``training`` it has an optimizer, of
     learning rate 0.
 
@@ -90,10 +92,14 @@ def build_engine(folder, attention="auto", precision="fp32", training=False, eng
     mixed = {"param_dtype": precision, "reduce_dtype": stored, "buffer_dtype": stored}
     optimizer = FSDPOptimizerConfig(lr=0.0, total_training_steps=1, lr_warmup_steps=0) if training else None
     built = EngineRegistry.new(
-        model_type="language_model",
+        model_type=kind,
         backend="fsdp2",
         model_config=HFModelConfig(
-            path=folder, load_tokenizer=False, override_config={"attn_implementation": attention}, **model
+            path=folder,
+            model_type=kind,
+            load_tokenizer=False,
+            override_config={"attn_implementation": attention},
+            **model,
         ),
         engine_config=FSDPEngineConfig(
             strategy="fsdp2",

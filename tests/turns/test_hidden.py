@@ -14,7 +14,7 @@ from verl_credit.host.step.v1_host import V1Host
 from verl_credit.names import HIDDEN_SPANS, HIDDEN_STATES, READ_HIDDEN
 from verl_credit.policy.packed import PackedPolicy
 from verl_credit.study.forward import PackedRows
-from verl_credit.turns.hidden import before_turns, encode_spans, hidden_table, needs, says
+from verl_credit.turns.hidden import before_turns, encode_spans, hidden_table, needs, says, since_last_turns
 
 ROWS = [Row(("ask", "page", "again", "page two", "done")), Row(("ask", "pages", "done")), Row(("ask",))]
 BATCH = [*ROWS, lost_row("connect"), padding_row(ROWS[0])]
@@ -39,6 +39,19 @@ def texts(turns, tokenizer, spans):
 
 def test_a_turns_state_is_the_token_before_its_response(turns, tokenizer):
     assert texts(turns, tokenizer, before_turns(turns)) == [["?", "e", "o"], ["?", "s"], ["?"], [], []]
+
+
+def test_what_was_read_since_the_last_turn_is_the_prompt_and_then_what_the_tool_returned(turns, tokenizer):
+    spans = since_last_turns(turns)
+    assert texts(turns, tokenizer, spans) == [
+        ["Who?", "page", "page two"],
+        ["Who?", "pages"],
+        ["Who?"],
+        [],
+        [],
+    ]
+    bare = turn_batch([Row(("ask", "", "again"))], tokenizer)  # a tool that returned nothing
+    assert texts(bare, tokenizer, since_last_turns(bare)) == [["Who?", "k"]]
 
 
 def test_the_twins_states_are_those_of_rows_alone(turns):

@@ -175,9 +175,8 @@ def _pipeline(a: Algorithm) -> list[str]:
             f"values={a.turn_values} states={c.states} count={c.count} every={c.every} choose={c.choose}"
         )
     if a.observed_values not in (None, reads.LEAVE_ONE_OUT):
-        parts.append(
-            f"values={a.observed_values} ridge={a.turn_values_ridge:g} replay={a.turn_values_replay}"
-        )
+        fit = f" ridge={a.turn_values_ridge:g} replay={a.turn_values_replay}"
+        parts.append(f"values={a.observed_values}{fit if a.observed_values != reads.CRITIC else ''}")
     if a.tied_groups != "keep":
         parts.append(f"tied_groups={a.tied_groups}")
     return parts

@@ -69,7 +69,7 @@ ONE_RANK = (
     "attn_implementation=flash_attention_2, use_remove_padding=true, algorithm.info_gain_scorer=rows"
 )
 _BY_FAMILY = "attention and padding follow from the model's family (docs/families.md)"
-NO_CRITIC = "this trainer has no critic"
+NO_CRITIC = "no critic is adopted (algorithm.turn_values=critic makes one)"
 GONE = {
     "critic": NO_CRITIC,
     "trainer.critic_warmup": NO_CRITIC,

@@ -25,6 +25,7 @@ WITHOUT = {
     f"{A}.optim.lr_warmup_steps": -1,
     f"{A}.optim.lr_warmup_steps_ratio": 0.0,
     "actor_rollout_ref.model.lora_rank": 0,
+    "critic.enable": False,
     COMPUTES_IN: "fp32",
     "algorithm.rollout_correction.rollout_is": None,
     "algorithm.rollout_correction.rollout_rs": None,

@@ -20,6 +20,7 @@ from verl_credit.lazy import torch
 from verl_credit.records.run.alarms import ANSWER_WHEN_SOLVED
 from verl_credit.turns.anchors import anchor_table, observations
 from verl_credit.turns.book import TurnBatch
+from verl_credit.turns.critic import learned_by_critic
 from verl_credit.turns.gains import score_gains, score_infopo
 from verl_credit.turns.lapo import score_lapo
 from verl_credit.turns.scorers import Forward, GainPlan
@@ -82,7 +83,9 @@ class StepInputs:
     tokens: TokenInputs | None = None
     """The token level's inputs; None when no token level is active."""
     hidden_B_K1_D: torch.Tensor | None = None
-    """The policy's hidden state before every turn (`turns/hidden.py`); None where nothing asks for it."""
+    """The policy's hidden state of every turn's state (`turns/hidden.py`); None where nothing asks for it."""
+    value_B_T: torch.Tensor | None = None
+    """The critic's value of the state before each token (`turns/critic.py`); None without such a critic."""
     measured_B_K1: torch.Tensor | None = None
     """Values by continuations (`turns/continuations.py`), NaN for other states; None in a step without any."""
 
@@ -107,6 +110,8 @@ class StepCredit:
     """Metrics of signals and of the token level."""
     signals: Mapping[str, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
     """Each turn signal's own (values_B_K, has_B_K), before weights."""
+    return_B_T: torch.Tensor | None = None
+    """What the critic learns; None without a critic that has the values."""
 
     @property
     def settings(self) -> CreditSettings:
@@ -153,7 +158,7 @@ def assign(
     rows = StepRows(
         turns, run.tokenizer.decode, outcome_B, group_B, inputs.gain_B_K, inputs.has_gain_B_K, inputs.scored_B
     )
-    tables, signals, metrics = _tables(inputs, rows)
+    tables, signals, return_B_K1, metrics = _tables(inputs, rows)
     if inputs.answer_B is not None:
         solved_B = turns.row_valid_B & (outcome_B > SOLVED_ABOVE) & inputs.answer_B.isfinite()
         if solved_B.any():
@@ -184,12 +189,15 @@ def assign(
     if counted_B_T.any():
         spread_t = advantage_B_T[counted_B_T].double().std(correction=0)
         metrics["credit/advantage/token_std"] = spread_t.item()
-    return StepCredit(inputs, tables, credit, advantage_B_T, clip_scale_B_T, metrics, signals)
+    return_B_T = learned_by_critic(inputs, return_B_K1, mask_B_T)
+    return StepCredit(inputs, tables, credit, advantage_B_T, clip_scale_B_T, metrics, signals, return_B_T)
 
 
-def _tables(inputs: StepInputs, rows: StepRows) -> tuple[BatchTables, dict, dict[str, float]]:
-    """(tables of the turn mode, each signal's own rewards, metrics)."""
-    run, turns, signals = inputs.run, inputs.turns, {}
+def _tables(
+    inputs: StepInputs, rows: StepRows
+) -> tuple[BatchTables, dict, torch.Tensor | None, dict[str, float]]:
+    """(tables of the turn mode, each signal's own rewards, returns where there are values, metrics)."""
+    run, turns, signals, return_B_K1 = inputs.run, inputs.turns, {}, None
     faults = {"tolerated_share": run.tolerated_share, "note": run.note}
     reward_B_K, has_reward_B_K, metrics = step_rewards(
         run.signals, run.settings, rows, scored=inputs.scored, parts=signals, **faults
@@ -197,13 +205,14 @@ def _tables(inputs: StepInputs, rows: StepRows) -> tuple[BatchTables, dict, dict
     table = turn_table(turns.turn_ids_B_T, turns.turn_ids_B_T >= 0)
     optional, algorithm = {"turn_tokens_B_K1": table.n_tokens_B_K1}, run.settings.algorithm
     if algorithm.algorithm_mode is not None or "anchor_B_K1" in algorithm.turn_mode.tables:
-        optional["anchor_B_K1"] = anchor_table(run.settings, rows)
+        optional["anchor_B_K1"] = anchor_table(run.settings, rows, inputs.hidden_B_K1_D)
     if run.values is not None:
         earned_B_K = torch.where(has_reward_B_K, reward_B_K, 0.0)
-        of_values = run.values.of_step(rows, inputs, earned_B_K, table.n_tool_turns_B)
-        optional["value_B_K1"], metrics = of_values[0], metrics | of_values[1]
+        given = rows, inputs, earned_B_K, table.n_tool_turns_B
+        optional["value_B_K1"], return_B_K1, of_values = run.values.of_step(*given)
+        metrics |= of_values
     known = reward_B_K, has_reward_B_K, rows.group_B, turns.row_valid_B, table.n_tool_turns_B
-    return BatchTables(rows.outcome_B, *known, optional), signals, metrics
+    return BatchTables(rows.outcome_B, *known, optional), signals, return_B_K1, metrics
 
 
 def _options(inputs: StepInputs) -> dict[str, Any]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from verl_credit.config.fit import ULYSSES, turns_at_most
+from verl_credit.config.keys import reads
 from verl_credit.config.resolved import Config, select
+from verl_credit.config.settings import CreditSettings
 from verl_credit.errors import ConfigError
 from verl_credit.lazy import torch
 from verl_credit.turns.book import TurnBatch
@@ -47,6 +49,26 @@ def says(config: Config, width: int | None) -> str:
         size = f"up to {max(states * width * 2 / 1e6, 0.1):,.1f} MB a step ({states:,} states of {width:,})"
     steps = 1 + config.algorithm.turn_values_replay
     return f"no forward of its own; {size} in bf16, {steps} steps of them with the replay"
+
+
+def spans_of(settings: CreditSettings, turns: TurnBatch) -> list[list[Span]] | None:
+    """The spans whose states the step reads; None: it reads none."""
+    if reads.valued(settings) and settings.algorithm.observed_values == reads.HIDDEN:
+        return before_turns(turns)
+    return since_last_turns(turns) if reads.near(settings) else None
+
+
+def since_last_turns(turns: TurnBatch) -> list[list[Span]]:
+    """What the policy has read since its last turn, row by row: the prompt, then what tools returned."""
+    spans = []
+    for (row, prompt), n_turns in zip(enumerate(turns.prompt_ids), turns.n_turns_B.tolist(), strict=True):
+        ids, before, of_row = turns.turn_ids_B_T[row].tolist(), 0, []
+        for turn in range(n_turns):
+            start = len(prompt) + ids.index(turn)
+            of_row.append((min(before, start - 1), max(start - before, 1)))
+            before = len(prompt) + max(place for place, one in enumerate(ids) if one == turn) + 1
+        spans.append(of_row)
+    return spans
 
 
 def before_turns(turns: TurnBatch) -> list[list[Span]]:

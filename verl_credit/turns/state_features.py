@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from verl_credit.config.keys.reads import COLUMN, LEAVE_ONE_OUT, MONTE_CARLO
+from verl_credit.config.keys.reads import COLUMN, CRITIC, HIDDEN, LEAVE_ONE_OUT, MONTE_CARLO
 from verl_credit.config.settings import CreditSettings
 from verl_credit.credit.plugins import load
 from verl_credit.errors import IntegrityError
@@ -24,9 +24,8 @@ if TYPE_CHECKING:
     from verl_credit.turns.assign import StepInputs
 
 KEY = "algorithm.turn_values"
-HIDDEN = "hidden"
 OBSERVED = ("group", "features", HIDDEN)
-PROVIDERS = (*OBSERVED, MONTE_CARLO)
+PROVIDERS = (*OBSERVED, CRITIC, MONTE_CARLO)
 LATER = "a value may read what stands before its turn's response alone, and the same each time"
 
 
@@ -43,16 +42,19 @@ class Provider:
     """The policy's hidden state before the turn is a feature, too (`turns/hidden.py`)."""
     fits: bool = True
     """False: V is the mean outcome of the prompt's other rollouts itself, and nothing is observed."""
+    critic: bool = False
+    """verl's critic has the values (`turns/critic.py`)."""
 
 
 def provider_of(settings: CreditSettings) -> Provider:
     """Raises ValueError for a path that cannot be loaded."""
     name = settings.algorithm.observed_values
-    if name in ("group", HIDDEN, LEAVE_ONE_OUT):
+    if name in ("group", HIDDEN, CRITIC, LEAVE_ONE_OUT):
         names, flags = (
             () if name == "group" else (name,),
-            {"hidden": name == HIDDEN, "fits": name != LEAVE_ONE_OUT},
+            {"hidden": name == HIDDEN, "critic": name == CRITIC},
         )
+        flags["fits"] = name not in (CRITIC, LEAVE_ONE_OUT)
         return Provider(lambda rows, inputs: _filled(rows, 0, lambda row: []), names, **flags)
     if name == "features":
         gold = ("gold probability",) if settings.scores_gain else ()

@@ -16,8 +16,9 @@ from verl_credit.names import CLIP_SCALE
 from verl_credit.turns.assign import CreditRun, StepCredit, StepInputs, step_inputs
 from verl_credit.turns.book import TurnBatch
 from verl_credit.turns.continuations import continues_at
+from verl_credit.turns.critic import VALUES
 from verl_credit.turns.gains import plan_gains
-from verl_credit.turns.hidden import before_turns, hidden_table
+from verl_credit.turns.hidden import hidden_table, spans_of
 from verl_credit.turns.scorers import Forward
 from verl_credit.turns.token_stage import TokenInputs
 
@@ -79,7 +80,7 @@ def scored(host: StepHost, run: CreditRun, turns: TurnBatch) -> tuple[StepInputs
     if plan.scored:
         plan = plan.scorer.before_forward(plan, host)
     start, hidden_B_K1_D = time.perf_counter(), None
-    spans = before_turns(turns) if run.values is not None and run.values.provider.hidden else None
+    spans = spans_of(run.settings, turns)
     if spans is not None:
         host.read_hidden(turns, spans)
     host.log_probs()
@@ -103,6 +104,8 @@ def credited(host: StepHost, inputs: StepInputs) -> StepCredit | None:
     if stage is not None and stage.active:
         tokens = token_inputs(host, turns.row_valid_B, mask_B_T=turns.response_mask_B_T)
         inputs = replace(inputs, tokens=tokens)
+    if inputs.run.values is not None and inputs.run.values.provider.critic:
+        inputs = replace(inputs, value_B_T=host.read(VALUES).get(VALUES))
     credit = host.estimate(inputs)
     ones_B_T = torch.ones(turns.turn_ids_B_T.shape)
     host.write(CLIP_SCALE, ones_B_T if credit is None else credit.clip_scale_B_T.float())

@@ -27,6 +27,7 @@ from verl_credit.credit.turn.values import (
 from verl_credit.errors import IntegrityError
 from verl_credit.lazy import torch
 from verl_credit.records.run.alarms import EXPLAINED_VARIANCE
+from verl_credit.turns.critic import turns_of_critic
 from verl_credit.turns.signals.signal import StepRows
 from verl_credit.turns.state_features import KEY, provider_of
 
@@ -50,21 +51,37 @@ class TurnValues:
 
     def of_step(
         self, rows: StepRows, inputs: StepInputs, reward_B_K: torch.Tensor, n_tool_turns_B: torch.Tensor
-    ) -> tuple[torch.Tensor, dict[str, float]]:
-        """(value_B_K1, metrics) of the step, which then joins the replay. ``reward_B_K``: NaN is lost, 0 is none.
+    ) -> tuple[torch.Tensor, torch.Tensor, dict[str, float]]:
+        """(value_B_K1, return_B_K1, metrics) of the step, which then joins the replay.
 
-        V_k estimates the return that turn_gae passes back, sum over j >= k of gamma^(j-k) r_j with the outcome at the end.
-        Turns that are not a valid row's have the value 0.
+        ``reward_B_K``: NaN is lost, 0 is none. V_k estimates the return that turn_gae passes back, sum over j >= k of
+        gamma^(j-k) r_j with the outcome at the end. Turns that are not a valid row's have the value 0 and the return NaN.
         """
         outcome_B, valid_B = rows.outcome_B.to(torch.float64), rows.turns.row_valid_B
         columns_K1 = torch.arange(reward_B_K.shape[1] + 1)
         turn_B_K1 = valid_B[:, None] & (columns_K1 <= n_tool_turns_B[:, None])
-        mean_B = loo_mean(outcome_B, rows.group_B, valid_B)
-        of_group_B_K1_D = group_features(mean_B, len(columns_K1))
-        x_B_K1_D = torch.cat([of_group_B_K1_D, self.provider.observe(rows, inputs)], dim=2)
         at_end_B_K1 = torch.where(columns_K1 == n_tool_turns_B[:, None], outcome_B[:, None], 0.0)
         reward_B_K1 = torch.nn.functional.pad(reward_B_K.to(torch.float64), (0, 1)) + at_end_B_K1
         return_B_K1 = return_to_go(torch.where(turn_B_K1, reward_B_K1, 0.0), self._gamma)
+        return_B_K1 = torch.where(turn_B_K1, return_B_K1, torch.nan)
+        if self.provider.critic:
+            value_B_K1, metrics = turns_of_critic(inputs, turn_B_K1), {}
+        else:
+            value_B_K1, metrics = self._fitted(rows, inputs, turn_B_K1, return_B_K1)
+        metrics |= {
+            EXPLAINED_VARIANCE: explained_variance(value_B_K1[turn_B_K1], return_B_K1[turn_B_K1]),
+            f"{EXPLAINED_VARIANCE}_of_changes": explained_variance_of_changes(
+                value_B_K1, return_B_K1, turn_B_K1, self._gamma
+            ),
+        }
+        return value_B_K1, return_B_K1, {name: value for name, value in metrics.items() if value is not None}
+
+    def _fitted(
+        self, rows: StepRows, inputs: StepInputs, turn_B_K1: torch.Tensor, return_B_K1: torch.Tensor
+    ) -> tuple[torch.Tensor, dict[str, float | None]]:
+        mean_B = loo_mean(rows.outcome_B.to(torch.float64), rows.group_B, rows.turns.row_valid_B)
+        of_group_B_K1_D = group_features(mean_B, turn_B_K1.shape[1])
+        x_B_K1_D = torch.cat([of_group_B_K1_D, self.provider.observe(rows, inputs)], dim=2)
         prompt_B = torch.tensor([_number(ids) for ids in rows.turns.prompt_ids])
         tables = [x_B_K1_D, return_B_K1, prompt_B[:, None].expand_as(turn_B_K1)]
         if self.provider.hidden:
@@ -80,13 +97,7 @@ class TurnValues:
             value_B_K1 = (
                 with_measured(value_B_K1, inputs.measured_B_K1, hold=not self.provider.fits) * turn_B_K1
             )
-        changes = explained_variance_of_changes(value_B_K1, return_B_K1, turn_B_K1, self._gamma)
-        metrics = {
-            "credit/values/states": float(fitted),
-            EXPLAINED_VARIANCE: explained_variance(value_B_K1[turn_B_K1], states.return_N),
-            f"{EXPLAINED_VARIANCE}_of_changes": changes,
-        }
-        return value_B_K1, {name: value for name, value in metrics.items() if value is not None}
+        return value_B_K1, {"credit/values/states": float(fitted)}
 
     def _pooled(self, states: States) -> States | None:
         if not self._replay:

@@ -18,7 +18,7 @@ from verl_credit.recipe.doctor.result import Status
 from verl_credit.records.run import events
 from verl_credit.records.run.files import METRICS, STATE, append_json, read_json_lines, write_text
 from verl_credit.records.run.resume import delete_old, resumes_from, saved_steps, write_tracker
-from verl_credit.records.run.state import TRACKER, save_state
+from verl_credit.records.run.state import TRACKER, describe_resume, save_state
 
 WEIGHTS = "actor/model_world_size_1_rank_0.pt"
 
@@ -142,6 +142,28 @@ def test_every_rank_has_its_files_and_another_number_of_ranks_is_refused(tmp_pat
     os.remove(folder / "global_step_5/actor/optim_world_size_2_rank_1.pt")
     with pytest.raises(PreflightError, match="optim_world_size_2_rank_1.pt is missing"):
         resumes_from(of(trainer__n_gpus_per_node=2))
+
+
+def test_a_run_with_a_critic_goes_on_from_a_checkpoint_that_has_one(tmp_path, of):
+    folder, critic = saved_run(tmp_path, 5), of(critic__enable=True)
+    assert resumes_from(of()) is not None
+    with pytest.raises(PreflightError, match="global_step_5/critic has no weights"):
+        resumes_from(critic)
+    write_actor(folder / "global_step_5/critic")
+    assert resumes_from(critic) is not None
+    os.remove(folder / "global_step_5/critic/optim_world_size_1_rank_0.pt")
+    with pytest.raises(PreflightError, match="critic/optim_world_size_1_rank_0.pt is missing"):
+        resumes_from(critic)
+
+
+def test_another_key_of_the_critic_is_no_exact_resume_where_there_is_a_critic(tmp_path, of):
+    for enabled in (False, True):
+        folder = tmp_path / "checkpoints/global_step_5"
+        folder.mkdir(parents=True, exist_ok=True)
+        save_state(folder, of(critic__enable=enabled), 5, {})
+        (folder / "data.pt").touch()
+        said = describe_resume(of(critic__enable=enabled, critic__optim__lr=0.5), 5)[0]
+        assert said.startswith("resume: exact") != enabled and ("critic.optim.lr was" in said) == enabled
 
 
 @pytest.mark.parametrize(

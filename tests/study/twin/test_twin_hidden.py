@@ -24,8 +24,14 @@ def step_of():
     tokenizer, policy = make_tokenizer(), PackedPolicy(tiny_model("qwen3", vocab_size=300).eval())
     turns = turn_batch(ROWS, tokenizer)
 
-    def step_of(provider):
-        chosen = settings(info_gain_norm_mode="turn_gae", turn_signal="none", turn_values=provider, lam=0.5)
+    def step_of(provider, **changes):
+        given = {
+            "info_gain_norm_mode": "turn_gae",
+            "turn_signal": "none",
+            "turn_values": provider,
+            "lam": 0.5,
+        }
+        chosen = settings(**given | changes)
         host = TwinHost(policy, turns, OUTCOMES, GROUPS, step=1, planned_steps=2, entropy=False)
         with policy.packing():
             inputs, _ = scored(host, CreditRun.of(chosen, tokenizer), host.turns())
@@ -51,3 +57,17 @@ def test_another_provider_asks_for_none(step_of, monkeypatch):
     monkeypatch.setattr(TwinHost, "read_hidden", None)
     _, inputs, credit = step_of("group")
     assert inputs.hidden_B_K1_D is None and credit.tables.optional["value_B_K1"][:7].any()
+
+
+def test_clusters_of_hidden_states_are_the_anchors_of_gigpo(step_of):
+    """At distance 0 rollouts of a question share its prompt alone, since no page was shown twice."""
+    given = {"info_gain_norm_mode": "gigpo", "turn_anchor": "hidden"}
+    for distance, states in ((0.0, [3 + 12]), (0.99, range(3, 15))):
+        _, inputs, credit = step_of(None, **given, turn_anchor_distance=distance)
+        anchor_B_K1 = credit.tables.optional["anchor_B_K1"]
+        assert len(anchor_B_K1[anchor_B_K1 >= 0].unique()) in states
+        assert torch.equal(anchor_B_K1 >= 0, inputs.hidden_B_K1_D.isfinite().all(dim=2))
+        assert len(anchor_B_K1[[0, 1, 6], 0].unique()) == 1
+    exact = step_of(None, **given | {"turn_anchor": "observation"})[2]
+    at_0 = step_of(None, **given, turn_anchor_distance=0.0)[2]
+    assert torch.equal(at_0.credit.advantage_B_K1, exact.credit.advantage_B_K1)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from omegaconf import DictConfig, OmegaConf
 
 from verl_credit.cli.train.trial_row import kept_when, store_folder
-from verl_credit.config.keys import AUTO, Algorithm
+from verl_credit.config.keys import AUTO, Algorithm, reads
 from verl_credit.config.keys.reads import MONTE_CARLO
 from verl_credit.config.settings import INFO_GAIN, CreditSettings
 from verl_credit.credit import REGISTRY
@@ -32,7 +32,7 @@ from verl_credit.records.run.resume import resumes_from
 from verl_credit.redact import redact_value
 from verl_credit.turns.scorers import SCORERS
 from verl_credit.turns.signals.known import find_signal
-from verl_credit.turns.state_features import HIDDEN
+from verl_credit.turns.state_features import CRITIC, HIDDEN
 
 PYTHON_LISTS = "Python lists, a call per prompt"
 
@@ -183,6 +183,9 @@ def _credit(config: DictConfig, settings: CreditSettings) -> Iterator[Stage]:
         says = f"V of {c.states} states: the mean outcome of {c.count} continuations; of the others: {c.otherwise}"
         cost = f"up to {c.states * c.count:,} rollouts from the middle in every {c.every}. step; none is a row of it"
         yield Stage("values", MONTE_CARLO, says, "outcomes", cost)
+    if pipeline.turn_values == CRITIC:
+        says = "V of each turn: verl's critic at the token before it, trained on the returns"
+        yield Stage("values", CRITIC, says, "the rows", "a forward and an update of a second model")
     turn = _registered("turn", pipeline.info_gain_norm_mode, note=_options(settings))
     if ("turn", pipeline.info_gain_norm_mode) not in REGISTRY:
         mode = pipeline.turn_mode
@@ -208,6 +211,7 @@ def _options(settings: CreditSettings) -> str:
     options = [f"{name}={value}" for name, value in redact_value("", chosen).items() if name not in elsewhere]
     if "anchor_B_K1" in mode.tables:
         options += [f"turn_anchor={a.turn_anchor}", f"turn_anchor_similarity={a.turn_anchor_similarity}"]
+        options += [f"turn_anchor_distance={a.turn_anchor_distance}"] * reads.near(settings)
     if "value_B_K1" in mode.tables:
         options += [f"turn_values={a.turn_values}"]
     return " ".join([*options, f"tied_groups={a.tied_groups}"])

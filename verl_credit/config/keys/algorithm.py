@@ -164,18 +164,17 @@ class Algorithm(Section):
     """group: signals are z-scored over their question's turns and added; none: added unscaled, where all are present."""
     turn_signal_params: Annotated[Params, When(lambda s: any(map(reads.is_path, s.turn_signals)))] = {}
     """Handed to turn signals of yours."""
-    turn_anchor: Annotated[named(("observation", "prefix")), When(reads.anchored)] = "observation"
-    """State that a turn starts from (gigpo, hgpo, g2po, gagpo): the last observation, or all tokens before the turn."""
+    turn_anchor: Annotated[named(("observation", "prefix", "hidden")), When(reads.anchored)] = "observation"
+    """State that a turn starts from (gigpo, hgpo, g2po, gagpo): the last observation, all tokens before the turn, or BiPACE's
+    cluster of the policy's hidden states of what it has read since its last turn."""
     turn_anchor_similarity: Annotated[Annotated[float, Field(gt=0, lt=1)] | None, When(reads.anchored)] = None
     """Texts with at least this difflib ratio are one state; null: only equal texts are."""
-    turn_values: Annotated[
-        str | None,
-        Expected("null, group, features, hidden, column:NAME, monte_carlo, or my_module.my_features"),
-        When(reads.values_read),
-    ] = None
+    turn_anchor_distance: Annotated[float, Field(ge=0, lt=1), When(reads.near)] = 0.05
+    """Hidden states join the nearest cluster up to this cosine distance; BiPACE: .05 with 1.5B parameters, .10 with 7B."""
+    turn_values: Annotated[str | None, Expected(reads.VALUES), When(reads.values_read)] = None
     """Values for turn_gae: a regression on the prompt's other outcomes and the turn (group), and on what is observed
     (features: the gold answer was read, searches, its measured probability; hidden: the policy's last hidden state before
-    the turn; or a column; or your function's numbers). monte_carlo: continuations from some of a step's states."""
+    the turn; or a column; or your function's numbers). critic: verl's. monte_carlo: continuations from some of the states."""
     turn_continuations: Continuations = Field(default_factory=Continuations)
     turn_values_replay: Annotated[Count, When(reads.fitted)] = 4
     """Earlier steps whose turns join each fit; saved with checkpoints."""

@@ -12,7 +12,7 @@ from verl.single_controller.base.decorator import (
     register,
 )
 from verl.utils import tensordict_utils as tu
-from verl.workers.engine_workers import ActorRolloutRefWorker
+from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker, TrainingWorkerConfig
 
 from verl_credit.host.actor.entropy_probe import KeptParameters, measure
 from verl_credit.host.actor.loss import credit_ppo_loss
@@ -87,6 +87,15 @@ class CreditWorker(ActorRolloutRefWorker):
         )
         kept, self._kept = self._kept, None
         return measure(engine, kept, data)
+
+
+class CriticWorker(TrainingWorker):
+    """verl's critic. Our engines are registered before it looks for one."""
+
+    def __init__(self, config: TrainingWorkerConfig):
+        register_parts()
+        register_engines()
+        super().__init__(config)
 
 
 def _proven(engine) -> str | None:

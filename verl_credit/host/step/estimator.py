@@ -56,4 +56,5 @@ def info_gain_advantage(
         )
     outcome_B, group_B = token_level_rewards.sum(dim=-1), group_numbers(index)
     step.credit = assign(step.inputs, outcome_B, group_B, response_mask)
-    return step.credit.advantage_B_T, step.credit.advantage_B_T.clone()
+    advantage_B_T, return_B_T = step.credit.advantage_B_T, step.credit.return_B_T
+    return advantage_B_T, advantage_B_T.clone() if return_B_T is None else return_B_T.float()

@@ -19,7 +19,7 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.debug import marked_timer
 
 from verl_credit.config.settings import CreditSettings
-from verl_credit.host.actor.worker import CreditWorker
+from verl_credit.host.actor.worker import CreditWorker, CriticWorker
 from verl_credit.host.rollout.agent_manager import RolloutWatch
 from verl_credit.host.step import start
 from verl_credit.host.step.ahead import RolloutsAhead
@@ -89,6 +89,8 @@ class CreditSteps(PPOTrainer):
         for role in (Role.Actor, Role.ActorRollout, Role.ActorRolloutRef, Role.RefPolicy):
             if role in self.role_worker_mapping:
                 self.role_worker_mapping[role] = ray.remote(self.WORKER)
+        if Role.Critic in self.role_worker_mapping:
+            self.role_worker_mapping[Role.Critic] = ray.remote(CriticWorker)
 
     def _load_checkpoint(self):
         super()._load_checkpoint()

@@ -184,6 +184,10 @@ def _notes(job: Job, hw: Hardware, assumed: Assumptions, index: Index, algorithm
         notes.append(
             "what the turn signal lapo scores is not counted: as many rows more as the step has turns"
         )
+    if algorithm.get("turn_values") == "critic":
+        notes.append(
+            "memory, time and disk of the critic are not counted: nearly those of the policy's update again"
+        )
     if searches and index.place != "host" and not assumed.search_core_seconds:
         where = "on the device" if index.place == "device" else "elsewhere"
         return [*notes, f"the index is {where}: the time of its searches is not counted"]

@@ -21,6 +21,7 @@ from verl_credit.recipe.rules.refusals import refusals_of
 from verl_credit.redact import redact_value
 from verl_credit.turns.anchors import ANCHOR_KEY as ANCHOR
 from verl_credit.turns.anchors import ANCHORS
+from verl_credit.turns.hidden import needs
 from verl_credit.turns.scorers import SCORERS
 from verl_credit.turns.signals.known import SIGNALS, find_signal
 from verl_credit.turns.signals.own import GroupSignal, TrajectorySignal
@@ -103,6 +104,11 @@ def _anchor(config: Tree, algorithm: Algorithm) -> None:
     if name == "prefix" and similarity is not None:
         use = "a prefix is a list of tokens, similarity compares texts; set it to null, or use observation"
         raise ConfigError.of(config, "algorithm.turn_anchor_similarity", ANCHOR, accepted=use)
+    if name == reads.HIDDEN:
+        needs(config, ANCHOR)
+        if similarity is not None:
+            use = "that compares texts, and hidden states have turn_anchor_distance; set it to null"
+            raise ConfigError.of(config, "algorithm.turn_anchor_similarity", ANCHOR, accepted=use)
     own = load_own(ANCHOR, name, ANCHORS)
     if own is None:
         return

@@ -19,7 +19,7 @@ from verl_credit.errors import PreflightError, printable, show_value
 from verl_credit.names import ASYNC_MODES
 from verl_credit.records.run import events
 from verl_credit.records.run.files import STATE, VALUES, read_json_lines, write_text
-from verl_credit.records.run.state import MODE, TRACKER
+from verl_credit.records.run.state import CRITIC, MODE, TRACKER
 from verl_credit.records.run.whole import LIMIT_S, changed, cut
 
 STEP = re.compile(r"global_step_(\d+)")
@@ -136,22 +136,25 @@ def _loaded(checkpoint: Path, config: DictConfig, contents: list[str] | None = N
     ranks = _ranks(config)
     names = [f"{file}_world_size_{ranks}_rank_" for name, file in FILES.items() if name in wanted]
     shards = [f"{name}{rank}.pt" for name in names for rank in range(ranks)]
-    return [*(folder / shard for folder in _roles(checkpoint) for shard in shards), checkpoint / DATA]
+    return [*(folder / shard for folder in _roles(checkpoint, config) for shard in shards), checkpoint / DATA]
 
 
-def _roles(checkpoint: Path) -> list[Path]:
-    return [checkpoint / role for role in LIMITS if role == "actor" or (checkpoint / role).is_dir()]
+def _roles(checkpoint: Path, config: DictConfig) -> list[Path]:
+    wanted = {"actor"} | ({"critic"} if OmegaConf.select(config, CRITIC) else set())
+    return [checkpoint / role for role in LIMITS if role in wanted or (checkpoint / role).is_dir()]
 
 
 def _unfinished(
     checkpoint: Path, config: DictConfig, contents: list[str] | None = None, needs_data: bool = True
 ) -> str | None:
     """Which file is missing, or is cut short."""
-    for folder in _roles(checkpoint):
+    for folder in _roles(checkpoint, config):
         if not (folder.is_dir() and any(folder.iterdir())):
             return f"{folder} has no weights"
     (*shards, data) = _loaded(checkpoint, config, contents)
-    written = [path for folder in _roles(checkpoint) for path in sorted(folder.rglob("*.safetensors"))]
+    written = [
+        path for folder in _roles(checkpoint, config) for path in sorted(folder.rglob("*.safetensors"))
+    ]
     read_here = [
         path for path in (checkpoint / STATE, checkpoint / VALUES, checkpoint / SAVED_MODEL) if path.exists()
     ]

@@ -30,8 +30,10 @@ FREE = (
     "algorithm.turn_judge.", "data.val_", "ray_kwargs.", "transfer_queue.", "global_profiler.",
     "trainer.total_", "trainer.save_freq", "trainer.test_freq", "trainer.val_", "trainer.logger", "trainer.project_name",
     "trainer.experiment_name", "trainer.default_local_dir", "trainer.resume_", "trainer.max_actor_ckpt_to_keep",
-    "actor_rollout_ref.actor.optim.total_training_steps", "critic.",
+    "actor_rollout_ref.actor.optim.total_training_steps", "critic.optim.total_training_steps", "critic.profiler.",
+    "trainer.max_critic_ckpt_to_keep",
 )  # fmt: skip
+CRITIC = "critic.enable"
 
 
 def save_state(
@@ -120,12 +122,13 @@ def describe_resume(config, step: int) -> tuple[str, dict, dict | None]:
 def deciding_keys(config) -> dict[str, str]:
     """Every resolved key that can change what a step computes, as text; secrets are hidden."""
     flat: dict[str, str] = {}
+    free = FREE if OmegaConf.select(config, CRITIC) else (*FREE, "critic.")
 
     def walk(prefix: str, node) -> None:
         if isinstance(node, dict):
             for key, value in node.items():
                 walk(f"{prefix}.{key}" if prefix else str(key), value)
-        elif not prefix.startswith(FREE):
+        elif not prefix.startswith(free):
             flat[prefix] = str(without_secrets(prefix, node))
 
     walk("", OmegaConf.to_container(config, resolve=True))
