@@ -16,7 +16,7 @@ from verl_credit.credit.plugins import find_turn_mode
 from verl_credit.credit.token.gtpo_canonical import CANONICAL
 from verl_credit.credit.token.token_transforms import TRANSFORMS
 from verl_credit.credit.token.uncertainty import UNCERTAINTY_KINDS
-from verl_credit.credit.turn.info_gain import FIRST_TURN, INFO_GAIN_TYPES
+from verl_credit.credit.turn.info_gain import FIRST_TURN, GAP_EPSILON, INFO_GAIN_TYPES
 from verl_credit.credit.turn.mode import TurnMode
 from verl_credit.credit.turn.modes import MODES
 from verl_credit.names import ADV_ESTIMATOR
@@ -24,7 +24,7 @@ from verl_credit.names import ADV_ESTIMATOR
 AUTO = "auto"
 DETECTORS = ("grams", "anchors")
 TURN_SIGNALS = (AUTO, "none", "info_gain", "infopo", "lapo", "tool_reward", "column:NAME")
-SCORERS = (AUTO, "branch", "rows", "server")
+SCORERS = (AUTO, "branch", "rows", "server", "reference")
 
 AtLeast0 = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -150,7 +150,7 @@ class Algorithm(Section):
     turn_params: Params = {}
     """Options of the turn mode that have no key of their own (`verl-credit modes` lists them)."""
     turn_signal: Annotated[named(TURN_SIGNALS), When(reads.turn_level)] = AUTO
-    """Turn reward: info_gain, infopo, lapo, tool_reward, column:NAME, none, my_module.my_signal; auto: the mode's own."""
+    """Turn reward: info_gain, infopo, lapo, tool_reward, column:NAME, none, my_module.f; auto: the mode's."""
     turn_signals: Annotated[
         dict[str, float] | None,
         Expected("null, or a mapping of turn signals to weights"),
@@ -213,7 +213,10 @@ class Algorithm(Section):
     ] = None
     """JSON list or comma list; null: the 18 published grams."""
     info_gain_type: Annotated[Literal[tuple(INFO_GAIN_TYPES)], When(reads.gains)] = "prob_diff"
-    """prob_diff (paper) or log_prob_diff (released code); of exp(mean log-prob of the gold answer's tokens)."""
+    """prob_diff (paper) or log_prob_diff (released code), of exp(mean log-prob of the gold answer's tokens); log_gap: the
+    fall of log(epsilon - mean log-prob), TRACE's."""
+    info_gain_gap_epsilon: Annotated[float, Field(gt=0), When(reads.gap)] = GAP_EPSILON
+    """The epsilon of log_gap, with which a sure answer has a finite value."""
     info_gain_first_turn: Annotated[Literal[tuple(FIRST_TURN)], When(reads.gains)] = "prior"
     """prior: the first turn's gain is measured against the bare prompt. none: the first turn has no gain (released code)."""
     info_gain_context: Annotated[Literal["observation", "call"], When(reads.gold)] = "observation"
@@ -233,7 +236,8 @@ class Algorithm(Section):
     """The probability of several gold answers: the highest, their mean, or the first answer's."""
     info_gain_scorer: Annotated[Literal[SCORERS], When(reads.scorer)] = AUTO
     """branch: answers join their rows' old_log_probs forward; rows: a row for every context; server: the rollout server;
-    auto: branch where the model's layers and attention allow it (families.md), else rows."""
+    reference: rows, by the frozen reference; auto: branch where the model's layers and attention allow it (families.md),
+    else rows."""
     info_gain_every: Annotated[int, Field(ge=1), When(reads.scorer)] = 1
     """Gains are measured in every n-th step; the steps between are plain GRPO."""
     info_gain_warmup_steps: Annotated[Count, When(reads.scorer)] = 0

@@ -232,7 +232,9 @@ class CreditSteps(PPOTrainer):
     def _enter(self, batch, metrics) -> V1Host:
         at_sync = bool(self.ahead) and self.ahead.scores_at_sync(self.local_trigger_step)
         place = {"step": self.global_steps, "last_step": self.total_training_steps}
-        self.host.enter(batch, metrics, workers=self.actor_rollout_wg, at_sync=at_sync, **place)
+        # verl sets the attribute where the configuration asks for a reference.
+        workers = {"workers": self.actor_rollout_wg, "reference": getattr(self, "ref_policy_wg", None)}
+        self.host.enter(batch, metrics, **workers, at_sync=at_sync, **place)
         return self.host
 
     def _metrics_to_save(self) -> dict[str, float]:

@@ -182,8 +182,10 @@ def _check(config: Tree, settings: CreditSettings, key: str, name: str) -> Itera
 
 def _infopo(config: Tree, settings: CreditSettings, key: str) -> Iterator[ConfigError]:
     """Checks that infopo's two terms come from the same policy at the same temperature."""
-    if SCORERS[settings.algorithm.info_gain_scorer].in_rollout:
-        use = "infopo scores next responses after masked observations, which that scorer does not; use branch or rows"
+    scorer = SCORERS[settings.algorithm.info_gain_scorer]
+    if scorer.in_rollout or scorer.frozen:
+        use = "infopo scores next responses after masked observations by the policy, which that scorer does not; use branch "
+        use += "or rows"
         yield ConfigError.of(config, SCORER, key, accepted=use)
     if select(config, BYPASS):
         use = "infopo compares old_log_probs of the trained policy, which are then not computed; set it to false"
