@@ -23,6 +23,10 @@ HERE = __name__
 INFOPO, SCORER, ROLLOUT = [f"{SIGNAL}=infopo"], "algorithm.info_gain_scorer", "actor_rollout_ref.rollout"
 BYPASS, BUDGET = "algorithm.rollout_correction.bypass_mode", f"{ROLLOUT}.log_prob_max_token_len_per_gpu"
 KL = "actor_rollout_ref.actor.use_kl_loss=true"
+TOOLS_ALONE = (
+    f"{ROLLOUT}.agent.default_agent_loop=turn_agent", f"{ROLLOUT}.multi_turn.tool_config_path={__file__}",
+    "search.max_searches=0", "search.url=null",
+)  # fmt: skip
 
 
 def lengths(group, *, scale=1.0):
@@ -113,6 +117,7 @@ def test_a_judge_is_bound_but_not_called():
         ([f"{SCORER}=reference"], SCORER, "loads no reference; set actor_rollout_ref.actor.use_kl_loss=true"),
         ([*INFOPO, f"{SCORER}=reference", KL], SCORER, "use branch or rows"),
         ([f"{SIGNAL}=lapo", f"{SCORER}=reference", KL], SCORER, "in rows of its own; set it to rows"),
+        ([f"{SIGNAL}=provenance", *TOOLS_ALONE], SIGNAL, "tools name no pages"),
         ([*INFOPO, f"{ROLLOUT}.temperature=0.7"], f"{ROLLOUT}.temperature", "set it to 1"),
         ([*INFOPO, f"{SCORER}=rows", f"{BYPASS}=true"], BYPASS, "which are then not computed"),
     ],

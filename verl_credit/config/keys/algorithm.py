@@ -23,7 +23,7 @@ from verl_credit.names import ADV_ESTIMATOR
 
 AUTO = "auto"
 DETECTORS = ("grams", "anchors")
-TURN_SIGNALS = (AUTO, "none", "info_gain", "infopo", "lapo", "tool_reward", "column:NAME")
+TURN_SIGNALS = (AUTO, "none", "info_gain", "infopo", "lapo", "provenance", "tool_reward", "column:NAME")
 SCORERS = (AUTO, "branch", "rows", "server", "reference")
 
 AtLeast0 = Annotated[float, Field(ge=0)]
@@ -150,7 +150,7 @@ class Algorithm(Section):
     turn_params: Params = {}
     """Options of the turn mode that have no key of their own (`verl-credit modes` lists them)."""
     turn_signal: Annotated[named(TURN_SIGNALS), When(reads.turn_level)] = AUTO
-    """Turn reward: info_gain, infopo, lapo, tool_reward, column:NAME, none, my_module.f; auto: the mode's."""
+    """Turn reward: info_gain, infopo, lapo, provenance, tool_reward, column:NAME, none, my_module.f; auto: the mode's."""
     turn_signals: Annotated[
         dict[str, float] | None,
         Expected("null, or a mapping of turn signals to weights"),
