@@ -87,7 +87,7 @@ class Workers:
 def test_verls_reference_is_asked_by_its_own_keys_and_the_actor_only_without_its_adapter(overrides, asked):
     config, workers = load_config("lab", overrides), Workers({"actor": 2, "ref": 4})
     host = V1Host(config, None, None)
-    host.enter(None, {}, step=1, last_step=2, workers=None, reference=workers)
+    host.reference = workers
     assert host.score_by_reference(ASKED).tolist() == [-3.5, -3.5]
     assert workers.asked == [asked]
     assert score_rows(workers, config, ASKED).tolist() == [-3.5, -3.5]  # the policy's own, with its adapter

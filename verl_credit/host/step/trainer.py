@@ -96,6 +96,7 @@ class CreditSteps(PPOTrainer):
 
     def _setup(self):
         super()._setup()
+        self.host.reference = getattr(self, "ref_policy_wg", None)
         self._worker_notes = start.check_actors(self.config, self.actor_rollout_wg.credit_probe())
 
     def on_init_end(self):
@@ -232,9 +233,7 @@ class CreditSteps(PPOTrainer):
     def _enter(self, batch, metrics) -> V1Host:
         at_sync = bool(self.ahead) and self.ahead.scores_at_sync(self.local_trigger_step)
         place = {"step": self.global_steps, "last_step": self.total_training_steps}
-        # verl sets the attribute where the configuration asks for a reference.
-        workers = {"workers": self.actor_rollout_wg, "reference": getattr(self, "ref_policy_wg", None)}
-        self.host.enter(batch, metrics, **workers, at_sync=at_sync, **place)
+        self.host.enter(batch, metrics, workers=self.actor_rollout_wg, at_sync=at_sync, **place)
         return self.host
 
     def _metrics_to_save(self) -> dict[str, float]:

@@ -43,27 +43,19 @@ class V1Host:
         self.config, self.run_dir = config, Path(config.run_dir)
         self.budget = tokens_per_micro_batch(config)
         self.state: dict | None = None
+        self.reference = None  # the workers of verl's reference, where the run has one
         self.planned_steps: int | None = None
         self._log_probs, self._estimate = log_probs, estimate
         self._noted: set[str] = set()
         self._issued = (-1, 0)  # (step, prompts handed out in it)
 
     def enter(
-        self,
-        batch,
-        metrics: dict,
-        *,
-        step: int,
-        last_step: int,
-        workers,
-        reference=None,
-        at_sync: bool = False,
+        self, batch, metrics: dict, *, step: int, last_step: int, workers, at_sync: bool = False
     ) -> None:
-        """``at_sync``: extra rows are scored by the weights of the last sync, which the workers have a copy of.
-        ``reference``: the workers that compute the reference's log-probs, which are ``workers`` with LoRA."""
+        """``at_sync``: extra rows are scored by the weights of the last sync, which the workers have a copy of."""
         self.batch, self._metrics, self.step, self.last_step = batch, metrics, step, last_step
         self.planned_steps = self.planned_steps or last_step  # the first is that of the whole run
-        self.workers, self.reference, self._at_sync = workers, reference, at_sync
+        self.workers, self._at_sync = workers, at_sync
 
     # --- the rows ----------------------------------------------------------------------------------
 
