@@ -33,6 +33,7 @@ REFUSED = [  # what is given: overrides of recipe lab, or the name of another re
     f"{MODEL}.use_fused_kernels=true",
     f"{ACTOR}.use_dynamic_bsz=true actor_rollout_ref.rollout.log_prob_use_dynamic_bsz=false",
     f"{BYPASS}=true algorithm.info_gain_scorer=branch",
+    "algorithm.info_gain_scorer=reference",
     f"{BYPASS}=true algorithm.info_gain_scorer=rows algorithm.transform_mode=gtpo "
     "algorithm.uncertainty_kind=shannon_entropy",
     "algorithm.turn_signal=lapo algorithm.info_gain_scorer=branch",

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from verl_credit.credit import info_gain, turn_credit
+from verl_credit.credit import INFO_GAIN_TYPES, info_gain, turn_credit
 
 SCORE = torch.tensor([[-3.0, -2.0, -0.5], [-1.0, -4.0, 0.0], [-2.0, 0.0, 0.0]])
 MASK = torch.tensor([[True, True, True], [True, True, False], [True, False, False]])
@@ -21,6 +21,19 @@ def test_prob_diff_and_log_prob_diff():
     assert not gain.failed_B_K.any()
     gain = info_gain(SCORE, MASK, info_gain_type="log_prob_diff")
     assert gain.info_gain_B_K.tolist() == [[1.0, 1.5], [-3.0, 0.0], [0.0, 0.0]]
+
+
+def test_log_gap_is_the_log_of_how_much_the_gap_shrank():
+    """d = .1 - score: from -3 to -.5 it is .6 of 3.1; a sure answer leaves .1, and half precision may round above 0."""
+    gain = info_gain(SCORE, MASK, info_gain_type="log_gap").info_gain_B_K
+    assert gain[0].tolist() == pytest.approx([math.log(3.1 / 2.1), math.log(2.1 / 0.6)])
+    assert gain[1].tolist() == pytest.approx([math.log(1.1 / 4.1), 0])
+    sure = info_gain(
+        torch.tensor([[-1.0, 5e-4]]), torch.ones(1, 2), info_gain_type="log_gap", gap_epsilon=0.5
+    )
+    assert sure.info_gain_B_K.item() == pytest.approx(math.log(1.5 / 0.5))
+    with pytest.raises(ValueError, match=r"gap_epsilon=0.*above 0"):
+        info_gain(SCORE, MASK, info_gain_type="log_gap", gap_epsilon=0.0)
 
 
 def test_gains_telescope():
@@ -46,7 +59,7 @@ def test_without_a_first_turn_gain_the_prompt_is_not_read():
 
 
 @pytest.mark.parametrize("bad", [NAN, INF, -INF])
-@pytest.mark.parametrize("kind", ["prob_diff", "log_prob_diff"])
+@pytest.mark.parametrize("kind", INFO_GAIN_TYPES)
 def test_a_score_that_is_not_finite_costs_its_two_gains_and_is_counted(bad, kind):
     score = SCORE.clone()
     score[0, 1] = bad

@@ -176,6 +176,21 @@ class Oracle:
             result[row] = ([answer[row] * share for share in left], answer[row], [1.0] * self.turns)
         return result
 
+    def trace(self):
+        answer, result = self.outcome_z(floor=0.0), {}
+        for row in self.outcomes:
+            own = self.segments(row)
+            tool = [answer[row]] * self.turns
+            for k in range(own[-1] + 1 if own else 0):  # a row's tool turns end with its last gain
+                known = [j for j in own if k <= j < k + 3]
+                if known:
+                    weight = sum(0.8 ** (j - k) for j in known)
+                    mean = sum(0.8 ** (j - k) * self.gains[row, j] for j in known) / weight
+                    last = own[-1] - k
+                    tool[k] += 0.2 * (mean + (2 * 0.8 ** (last + 1) * answer[row] if last < 3 else 0.0))
+            result[row] = (tool, answer[row], [1.0] * self.turns)
+        return result
+
     def mt_grpo(self):
         constants = {"ddof": 1, "floor": 0.0, "eps": 1e-4}
         answer = z_scores_within(self.outcomes, self.prompt_of, True, **constants)

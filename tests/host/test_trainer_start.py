@@ -24,14 +24,15 @@ class Workers:
 @pytest.mark.parametrize("trainer", [CreditTrainer, CreditColocateAsync, CreditSeparateAsync])
 def test_workers_that_train_with_another_loss_are_named(trainer, monkeypatch):
     def verls(self):
-        self.actor_rollout_wg = Workers(loss)
+        self.actor_rollout_wg, self.ref_policy_wg = Workers(loss), "the reference's"
 
     verls_own = next(c for c in trainer.__mro__ if c.__module__.startswith("verl.") and "_setup" in vars(c))
     monkeypatch.setattr(verls_own, "_setup", verls)
     made = object.__new__(trainer)
-    made.config = load_config("lab")
+    made.config, made.host = load_config("lab"), SimpleNamespace()
     loss = "credit_ppo_loss"
     made._setup()
+    assert made.host.reference == "the reference's"
     assert made._worker_notes == {"attention": "a", "log_probs": "l"}
     loss = "ppo_loss"
     with pytest.raises(RuntimeError, match="worker 0 .* ppo_loss, not credit_ppo_loss"):

@@ -122,8 +122,8 @@ WORDS = "expected auto, the text between a context and"
 # fmt: off
 DECLARED = [  # (key, value, what is accepted: all names, or a part of the sentence)
     ("algorithm.info_gain_norm_mode", None, "progress, turn_gae, or a dotted"),
-    ("algorithm.info_gain_type", "diff", ["prob_diff", "log_prob_diff"]),
-    ("algorithm.info_gain_scorer", None, ["auto", "branch", "rows", "server"]),
+    ("algorithm.info_gain_type", "diff", ["prob_diff", "log_prob_diff", "log_gap"]),
+    ("algorithm.info_gain_scorer", None, ["auto", "branch", "rows", "server", "reference"]),
     ("algorithm.info_gain_curriculum.gain", [1], "expected [first step, last step]"),
     ("algorithm.info_gain_curriculum.outcome", [0.5, -1], "at least 0"),
     ("algorithm.info_gain_template", "x", "a text with {answer}"),

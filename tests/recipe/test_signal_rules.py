@@ -22,6 +22,11 @@ SIGNAL, SEVERAL, MODE = (
 HERE = __name__
 INFOPO, SCORER, ROLLOUT = [f"{SIGNAL}=infopo"], "algorithm.info_gain_scorer", "actor_rollout_ref.rollout"
 BYPASS, BUDGET = "algorithm.rollout_correction.bypass_mode", f"{ROLLOUT}.log_prob_max_token_len_per_gpu"
+KL = "actor_rollout_ref.actor.use_kl_loss=true"
+TOOLS_ALONE = (
+    f"{ROLLOUT}.agent.default_agent_loop=turn_agent", f"{ROLLOUT}.multi_turn.tool_config_path={__file__}",
+    "search.max_searches=0", "search.url=null",
+)  # fmt: skip
 
 
 def lengths(group, *, scale=1.0):
@@ -109,6 +114,10 @@ def test_a_judge_is_bound_but_not_called():
             SCORER,
             "in rows of its own; set it to rows",
         ),
+        ([f"{SCORER}=reference"], SCORER, "loads no reference; set actor_rollout_ref.actor.use_kl_loss=true"),
+        ([*INFOPO, f"{SCORER}=reference", KL], SCORER, "use branch or rows"),
+        ([f"{SIGNAL}=lapo", f"{SCORER}=reference", KL], SCORER, "in rows of its own; set it to rows"),
+        ([f"{SIGNAL}=provenance", *TOOLS_ALONE], SIGNAL, "tools name no pages"),
         ([*INFOPO, f"{ROLLOUT}.temperature=0.7"], f"{ROLLOUT}.temperature", "set it to 1"),
         ([*INFOPO, f"{SCORER}=rows", f"{BYPASS}=true"], BYPASS, "which are then not computed"),
     ],
@@ -202,6 +211,23 @@ def test_explain_names_every_signal_and_their_sum():
     shown = explanation("lab", config)
     assert f"turn signal: {HERE}.lengths" in shown and "a call of your function per question" in shown
     assert f"1 info_gain + 0.5 {HERE}.lengths, each z-scored over its question's turns" in shown
+
+
+@pytest.mark.parametrize("given", [[KL], ["actor_rollout_ref.model.lora_rank=4"]])
+def test_a_reference_of_its_own_or_under_an_adapter_scores(given):
+    lora = ["actor_rollout_ref.model.lora.merge=true"] * (given != [KL])
+    config = check(f"{SCORER}=reference", *given, *lora)
+    by = "compute_ref_log_prob" if given == [KL] else "compute_log_prob without the adapter"
+    shown = explanation("lab", config)
+    assert f"through {by}: 640 a step" in shown and "the reference\n" in shown
+
+
+@pytest.mark.parametrize("preset, mode", [("trace", "trace"), ("cigpo", "separate")])
+def test_the_presets_of_reference_scored_methods_leave_no_key_unread(preset, mode):
+    config = check(f"credit={preset}")
+    chosen = CreditSettings.from_config(config).algorithm
+    assert (chosen.info_gain_norm_mode, chosen.info_gain_scorer) == (mode, "reference")
+    assert unused(config) == []
 
 
 def test_infopo_measures_no_gain_and_reads_the_scorers_keys():

@@ -18,6 +18,7 @@ from verl_credit.names import AGENT_NAME, AGENTS
 
 MODEL_LEN = "actor_rollout_ref.rollout.max_model_len"
 LOG_PROB = "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu"
+REFERENCE = "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu"
 ULYSSES = "ulysses_sequence_parallel_size"
 MOST = "actor_rollout_ref.rollout.multi_turn.max_assistant_turns"
 DEFAULT = "actor_rollout_ref.rollout.agent.default_agent_loop"
@@ -34,6 +35,7 @@ class Scorer(Protocol):
 
     rides: bool
     in_rollout: bool
+    frozen: bool
 
     def answers_behind_row(self, config: Config) -> int: ...
 
@@ -47,6 +49,18 @@ def turns_at_most(config: Config) -> tuple[str, int | None]:
     if select(config, DEFAULT) in (None, AGENT_NAME):
         return "search.max_searches+1", config.search.max_searches + 1
     return MOST, select(config, MOST) or None
+
+
+def reference_in_actor(config: Config) -> bool:
+    """verl's condition: with LoRA the reference is the actor without its adapter, and no other model is loaded."""
+    model = config.actor_rollout_ref.model
+    rank = select(model, "lora.rank") or select(model, "lora_rank") or 0
+    return rank > 0 or select(model, "lora_adapter_path") is not None
+
+
+def in_references_batches(config: Config, settings: CreditSettings, scorer: Scorer) -> bool:
+    """Answers are scored in micro-batches of the reference, not of the actor."""
+    return settings.scores_gold and scorer.frozen and not reference_in_actor(config)
 
 
 def sequence_parallel(role: Config) -> int:
@@ -118,6 +132,11 @@ def place_of_answers(config: Config, settings: CreditSettings, scorer: Scorer) -
     if settings.scores_gain and scorer.in_rollout:
         length = rollout.max_model_len
         return None if length is None else Place(MODEL_LEN, length, length - DRAWN - row, 1)
+    if in_references_batches(config, settings, scorer):
+        ref = config.actor_rollout_ref.ref
+        budget = ref.log_prob_max_token_len_per_gpu
+        left = budget * sequence_parallel(ref) - row
+        return Place(REFERENCE, budget, left, 1) if ref.log_prob_use_dynamic_bsz else None
     contexts = scorer.answers_behind_row(config) if settings.scores_gold else 0
     if not contexts or not actor.use_dynamic_bsz:
         return None

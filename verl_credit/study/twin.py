@@ -7,6 +7,7 @@ with other random numbers, so a run is another seed of the same experiment, not 
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -27,6 +28,7 @@ from verl_credit.study.twin_step import Objective, credited, update
 from verl_credit.turns.assign import CreditRun
 from verl_credit.turns.book import TurnBatch
 from verl_credit.turns.continuations import Continued, chosen_states
+from verl_credit.turns.scorers import SCORERS
 from verl_credit.worlds.rollouts.rollout import Start, Trajectory, roll
 
 
@@ -43,12 +45,15 @@ class Twin:
             for questions in (config.data.train_files, config.data.val_files)
         )
         actor, temperature = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout.temperature
-        self.policy = PackedPolicy(model, temperature=temperature, budget=actor.ppo_max_token_len_per_gpu)
+        packed = {"temperature": temperature, "budget": actor.ppo_max_token_len_per_gpu}
+        self.policy, settings = PackedPolicy(model, **packed), CreditSettings.from_config(config)
+        frozen = settings.uses_scorer and SCORERS[settings.algorithm.info_gain_scorer].frozen
+        self.reference = PackedPolicy(copy.deepcopy(model), **packed) if frozen else None
         optim = actor.optim
         self.optimizer = torch.optim.AdamW(
             model.parameters(), lr=optim.lr, betas=tuple(optim.betas), weight_decay=optim.weight_decay
         )
-        self.credit = CreditRun.of(CreditSettings.from_config(config), self.tokenizer)
+        self.credit = CreditRun.of(settings, self.tokenizer)
         self.objective = objective_of(config)
 
     def run(self) -> None:
@@ -92,7 +97,8 @@ class Twin:
             steps = {"step": step, "planned_steps": self.config.trainer.total_training_steps}
             again = partial(self._go_on, rows, turns, step)
             given = turns, outcome_B, group_B
-            batch, _, metrics = credited(self.credit, self.policy, *given, **steps, go_on=again)
+            steps |= {"reference": self.reference, "go_on": again}
+            batch, _, metrics = credited(self.credit, self.policy, *given, **steps)
             credit_given = time.perf_counter()
             updates = update(self.policy, self.optimizer, batch, self.objective)
         times = {"gen": generated - began, "credit": credit_given - generated}

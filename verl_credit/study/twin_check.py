@@ -10,6 +10,7 @@ from verl_credit.names import ADV_ESTIMATOR, LOSS_MODE
 from verl_credit.recipe.auto import COMPUTES_IN
 from verl_credit.recipe.world import world_of
 from verl_credit.turns.scorers import SCORERS
+from verl_credit.turns.scorers.reference import KL_LOSS
 
 A = "actor_rollout_ref.actor"
 REWARD = "reward.custom_reward_function"
@@ -17,7 +18,7 @@ WITHOUT = {
     "algorithm.adv_estimator": ADV_ESTIMATOR,
     "algorithm.use_kl_in_reward": False,
     f"{A}.policy_loss.loss_mode": LOSS_MODE,
-    f"{A}.use_kl_loss": False,
+    KL_LOSS: False,
     f"{A}.shuffle": False,
     f"{A}.optim.optimizer": "AdamW",
     f"{A}.optim.optimizer_impl": "torch.optim",
@@ -59,6 +60,8 @@ def check_twin(config: DictConfig) -> None:
         raise ConfigError(key="keep_rollouts.groups", value=None, accepted=use)
     for key, only in WITHOUT.items():
         value = OmegaConf.select(config, key)
+        if key == KL_LOSS and config.actor_rollout_ref.actor.kl_loss_coef == 0:
+            continue  # it loads a reference, and adds 0 to the loss
         if value is not None and value != only:
             use = f"the twin knows {only} alone; `train` takes every value"
             raise ConfigError(key=key, value=value, accepted=use)

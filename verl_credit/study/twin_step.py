@@ -11,10 +11,11 @@ from verl_credit.credit import turn_policy_loss
 from verl_credit.credit.loss import aggregate
 from verl_credit.names import CLIP_SCALE
 from verl_credit.policy.packed import PackedPolicy, families
-from verl_credit.study.forward import PackedForward
+from verl_credit.study.forward import PackedForward, PackedRows
 from verl_credit.turns.assign import CreditRun, StepCredit, StepInputs, assign
 from verl_credit.turns.book import TurnBatch
 from verl_credit.turns.continuations import Continued
+from verl_credit.turns.scorers import ScoreRow
 from verl_credit.turns.step import credited as give_credit
 from verl_credit.turns.step import scored
 
@@ -129,6 +130,7 @@ class TwinHost(PackedForward):
         planned_steps: int,
         entropy: bool,
         go_on: Callable[[torch.Tensor], Continued] | None = None,
+        reference: PackedPolicy | None = None,
         say: Callable[[str], None] = print,
     ) -> None:
         super().__init__(policy, turns)
@@ -136,7 +138,8 @@ class TwinHost(PackedForward):
         self.metrics: dict[str, float] = {}
         self.state: dict | None = None
         self._turns, self._outcome_B, self._group_B = turns, outcome_B, group_B
-        self._entropy, self._say, self._go_on = entropy, say, go_on
+        self._entropy, self._say = entropy, say
+        self._reference, self._go_on = reference, go_on
         self.prompts, self.responses = (
             [torch.tensor(row) for row in ids] for ids in (turns.prompt_ids, turns.response_ids)
         )
@@ -164,6 +167,10 @@ class TwinHost(PackedForward):
         self.write("old_log_probs", log_prob_B_T)
         if entropy_B_T is not None:
             self.write("entropy", entropy_B_T)
+
+    def score_by_reference(self, rows: Sequence[ScoreRow]) -> torch.Tensor:
+        with self._reference.packing():
+            return PackedRows(self._reference).score_rows(rows)
 
     def written(self) -> list[torch.Tensor]:
         log_prob_B_T = self._fields["old_log_probs"]
@@ -208,12 +215,13 @@ def credited(
     *,
     step: int,
     planned_steps: int,
+    reference: PackedPolicy | None = None,
     go_on: Callable[[torch.Tensor], Continued] | None = None,
 ) -> tuple[UpdateBatch, StepCredit, dict[str, float]]:
-    """(rows for `update`, the step's credit, metrics of gains and tokens). ``step`` counts from 1; ``go_on``: makes
-    continuations, from the log-probs of the responses."""
-    steps = {"step": step, "planned_steps": planned_steps}
-    host = TwinHost(policy, turns, outcome_B, group_B, **steps, entropy=run.stage.active, go_on=go_on)
+    """(rows for `update`, the step's credit, metrics of gains and tokens). ``step`` counts from 1. ``reference``: of
+    info_gain_scorer=reference. ``go_on``: makes continuations, from the log-probs of the responses."""
+    steps = {"step": step, "planned_steps": planned_steps, "reference": reference, "go_on": go_on}
+    host = TwinHost(policy, turns, outcome_B, group_B, **steps, entropy=run.stage.active)
     inputs, _ = scored(host, run, host.turns())
     credit = give_credit(host, inputs)
     return host.batch(), credit, host.metrics

@@ -32,7 +32,7 @@ class Gains(NamedTuple):
     info_gain_B_K: torch.Tensor
     turn_mask_B_K: torch.Tensor
     answer_B: torch.Tensor
-    """Probability of the gold answer after the row's last scored context; NaN where none was scored."""
+    """Probability of the gold answer after the row's last scored context; NaN where the policy's was not scored."""
     gold_B_K1: torch.Tensor
     """That before every turn."""
 
@@ -117,6 +117,7 @@ def gains_of(plan: GainPlan, score_B_K1: torch.Tensor, requested_B_K1: torch.Ten
         requested_B_K1,
         info_gain_type=settings.algorithm.info_gain_type,
         first_turn=settings.algorithm.info_gain_first_turn,
+        gap_epsilon=settings.algorithm.info_gain_gap_epsilon,
     )
     metrics["credit/gain/failed_rows"] = gain.failed_rows
     metrics["credit/gain/contexts"] = len(plan.gains.requests)
@@ -135,7 +136,10 @@ def gains_of(plan: GainPlan, score_B_K1: torch.Tensor, requested_B_K1: torch.Ten
     gain_B_K = gain.info_gain_B_K if on_error == "drop" else gain.info_gain_B_K.nan_to_num(0.0)
     gold_B_K1 = score_B_K1.exp().masked_fill(~requested_B_K1, nan)
     last_B = requested_B_K1.shape[1] - 1 - requested_B_K1.flip(1).int().argmax(dim=1)
-    return Gains(gain_B_K, gain.turn_mask_B_K, gold_B_K1.gather(1, last_B[:, None])[:, 0], gold_B_K1)
+    answer_B = gold_B_K1.gather(1, last_B[:, None])[:, 0]
+    if plan.scorer.frozen:  # it says nothing about the policy's collapse
+        answer_B = torch.full_like(answer_B, nan)
+    return Gains(gain_B_K, gain.turn_mask_B_K, answer_B, gold_B_K1)
 
 
 def _columns(plan: GainPlan) -> int:

@@ -7,7 +7,7 @@ from kit.machine import SKIP, says
 from kit.recipes import load_config
 from kit.settings import settings
 from kit.turn_rows import Row, turn_batch
-from verl_credit.config.fit import MODEL_LEN, engine_tokens, place_of_answers
+from verl_credit.config.fit import MODEL_LEN, REFERENCE, engine_tokens, place_of_answers
 from verl_credit.config.settings import CreditSettings
 from verl_credit.errors import ConfigError, PreflightError
 from verl_credit.recipe.doctor.context import Context
@@ -15,7 +15,7 @@ from verl_credit.recipe.doctor.data import Row as DataRow
 from verl_credit.recipe.doctor.inputs import check_answers
 from verl_credit.recipe.doctor.lengths import answers_fit, worst_row
 from verl_credit.recipe.rules import validate
-from verl_credit.recipe.rules.engines import REFERENCE, UPDATE
+from verl_credit.recipe.rules.engines import UPDATE
 from verl_credit.turns.branches import plan_branches
 from verl_credit.turns.requests import gain_requests
 from verl_credit.turns.scorers import SCORERS
@@ -24,6 +24,8 @@ from verl_credit.worlds.lab.protocol import TURN_END, answer_turn, prompt_text, 
 ROLLOUT, ACTOR = (f"actor_rollout_ref.{role}" for role in ("rollout", "actor"))
 BUDGET = f"{ROLLOUT}.log_prob_max_token_len_per_gpu"
 ROW = 48 + 416  # of the lab
+BY_REFERENCE = ["credit=trace"]
+LORA = ["actor_rollout_ref.model.lora_rank=4", "actor_rollout_ref.model.lora.merge=true"]
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +42,8 @@ def tokenizer():
         ([f"{BUDGET}={ROW - 1}", "credit=grpo"], BUDGET, ROW - 1, "464 tokens"),
         ([f"{UPDATE}={ROW - 1}"], UPDATE, ROW - 1, "464 tokens"),
         ([f"{REFERENCE}={ROW - 1}", f"{ACTOR}.use_kl_loss=true"], REFERENCE, ROW - 1, "464 tokens"),
+        ([f"{REFERENCE}={ROW}", *BY_REFERENCE], REFERENCE, ROW, "472 tokens"),
+        ([f"{BUDGET}={ROW}", *BY_REFERENCE, *LORA], BUDGET, ROW, "472 tokens"),
         (
             [f"{ROLLOUT}.log_prob_use_dynamic_bsz=false"],
             f"{ACTOR}.use_dynamic_bsz",
@@ -76,6 +80,14 @@ def fitted(tokenizer, given, *overrides):
     credit = CreditSettings.from_config(config)
     place = place_of_answers(config, credit, SCORERS[credit.algorithm.info_gain_scorer])
     return answers_fit(config, credit, place, tokenizer, given)
+
+
+def test_an_answer_for_the_reference_has_to_fit_its_own_micro_batches(tokenizer):
+    given, own = rows(["y" * 10], ["z" * 20]), ("credit=trace", TEMPLATE, f"{BUDGET}={ROW}")
+    told = fitted(tokenizer, given, *own, f"{REFERENCE}={ROW + 21}")
+    assert f"{REFERENCE}={ROW + 21} has room for 21" in told
+    with pytest.raises(PreflightError, match=f"{REFERENCE}={ROW + 20}"):
+        fitted(tokenizer, given, *own, f"{REFERENCE}={ROW + 20}")
 
 
 TEMPLATE = "algorithm.info_gain_template='<answer>{answer}'"

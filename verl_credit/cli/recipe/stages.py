@@ -125,6 +125,7 @@ def _signals(config: DictConfig, settings: CreditSettings) -> Iterator[Stage]:
     """Yields the turn signals, and the rule that combines several into a turn reward."""
     a = settings.algorithm
     if settings.scores_gain:
+        scorer = SCORERS[a.info_gain_scorer]
         by_row = "\\boxed{answer} or <answer>{answer}</answer>, by the row (auto)"
         written = by_row if a.info_gain_template == AUTO else repr(a.info_gain_template)
         before = "what the chat template writes there (auto)"
@@ -135,8 +136,8 @@ def _signals(config: DictConfig, settings: CreditSettings) -> Iterator[Stage]:
             a.info_gain_type,
             f"p = exp(mean log-prob of the gold answer's tokens; aliases: {a.info_gain_aliases}), before the first search "
             f"and after each; gain = what a search added ({a.info_gain_context}, first_turn={a.info_gain_first_turn})",
-            f"the gold answers as {written}, the policy",
-            SCORERS[a.info_gain_scorer].says(config, settings),
+            f"the gold answers as {written}, the {'reference' if scorer.frozen else 'policy'}",
+            scorer.says(config, settings),
         )
     for name in settings.turn_signals:
         if name != INFO_GAIN:

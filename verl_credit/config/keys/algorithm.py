@@ -17,15 +17,15 @@ from verl_credit.credit.plugins import find_turn_mode
 from verl_credit.credit.token.gtpo_canonical import CANONICAL
 from verl_credit.credit.token.token_transforms import TRANSFORMS
 from verl_credit.credit.token.uncertainty import UNCERTAINTY_KINDS
-from verl_credit.credit.turn.info_gain import FIRST_TURN, INFO_GAIN_TYPES
+from verl_credit.credit.turn.info_gain import FIRST_TURN, GAP_EPSILON, INFO_GAIN_TYPES
 from verl_credit.credit.turn.mode import TurnMode
 from verl_credit.credit.turn.modes import MODES
 from verl_credit.names import ADV_ESTIMATOR
 
 AUTO = "auto"
 DETECTORS = ("grams", "anchors")
-TURN_SIGNALS = (AUTO, "none", "info_gain", "infopo", "lapo", "tool_reward", "column:NAME")
-SCORERS = (AUTO, "branch", "rows", "server")
+TURN_SIGNALS = (AUTO, "none", "info_gain", "infopo", "lapo", "provenance", "tool_reward", "column:NAME")
+SCORERS = (AUTO, "branch", "rows", "server", "reference")
 
 AtLeast0 = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -151,7 +151,7 @@ class Algorithm(Section):
     turn_params: Params = {}
     """Options of the turn mode that have no key of their own (`verl-credit modes` lists them)."""
     turn_signal: Annotated[named(TURN_SIGNALS), When(reads.turn_level)] = AUTO
-    """Turn reward: info_gain, infopo, lapo, tool_reward, column:NAME, none, my_module.my_signal; auto: the mode's own."""
+    """Turn reward: info_gain, infopo, lapo, provenance, tool_reward, column:NAME, none, my_module.f; auto: the mode's."""
     turn_signals: Annotated[
         dict[str, float] | None,
         Expected("null, or a mapping of turn signals to weights"),
@@ -165,8 +165,8 @@ class Algorithm(Section):
     turn_signal_params: Annotated[Params, When(lambda s: any(map(reads.is_path, s.turn_signals)))] = {}
     """Handed to turn signals of yours."""
     turn_anchor: Annotated[named(("observation", "prefix", "hidden")), When(reads.anchored)] = "observation"
-    """State that a turn starts from (gigpo, hgpo, g2po, gagpo): the last observation, all tokens before the turn, or BiPACE's
-    cluster of the policy's hidden states of what it has read since its last turn."""
+    """State that a turn starts from (gigpo, hgpo, g2po, gagpo): the last observation, all tokens before the turn, or a
+    cluster (BiPACE) of the policy's hidden states of what it has read since its last turn."""
     turn_anchor_similarity: Annotated[Annotated[float, Field(gt=0, lt=1)] | None, When(reads.anchored)] = None
     """Texts with at least this difflib ratio are one state; null: only equal texts are."""
     turn_anchor_distance: Annotated[float, Field(ge=0, lt=1), When(reads.near)] = 0.05
@@ -174,7 +174,7 @@ class Algorithm(Section):
     turn_values: Annotated[str | None, Expected(reads.VALUES), When(reads.values_read)] = None
     """Values for turn_gae: a regression on the prompt's other outcomes and the turn (group), and on what is observed
     (features: the gold answer was read, searches, its measured probability; hidden: the policy's last hidden state before
-    the turn; or a column; or your function's numbers). critic: verl's. monte_carlo: continuations from some of the states."""
+    the turn; or a column; or your function's numbers). critic: verl's. monte_carlo: continuations from some states."""
     turn_continuations: Continuations = Field(default_factory=Continuations)
     turn_values_replay: Annotated[Count, When(reads.fitted)] = 4
     """Earlier steps whose turns join each fit; saved with checkpoints."""
@@ -212,7 +212,10 @@ class Algorithm(Section):
     ] = None
     """JSON list or comma list; null: the 18 published grams."""
     info_gain_type: Annotated[Literal[tuple(INFO_GAIN_TYPES)], When(reads.gains)] = "prob_diff"
-    """prob_diff (paper) or log_prob_diff (released code); of exp(mean log-prob of the gold answer's tokens)."""
+    """prob_diff (paper) or log_prob_diff (released code), of exp(mean log-prob of the gold answer's tokens); log_gap: the
+    fall of log(epsilon - mean log-prob), TRACE's."""
+    info_gain_gap_epsilon: Annotated[float, Field(gt=0), When(reads.gap)] = GAP_EPSILON
+    """The epsilon of log_gap, with which a sure answer has a finite value."""
     info_gain_first_turn: Annotated[Literal[tuple(FIRST_TURN)], When(reads.gains)] = "prior"
     """prior: the first turn's gain is measured against the bare prompt. none: the first turn has no gain (released code)."""
     info_gain_context: Annotated[Literal["observation", "call"], When(reads.gold)] = "observation"
@@ -232,7 +235,8 @@ class Algorithm(Section):
     """The probability of several gold answers: the highest, their mean, or the first answer's."""
     info_gain_scorer: Annotated[Literal[SCORERS], When(reads.scorer)] = AUTO
     """branch: answers join their rows' old_log_probs forward; rows: a row for every context; server: the rollout server;
-    auto: branch where the model's layers and attention allow it (families.md), else rows."""
+    reference: rows, by the frozen reference; auto: branch where the model's layers and attention allow it (families.md),
+    else rows."""
     info_gain_every: Annotated[int, Field(ge=1), When(reads.scorer)] = 1
     """Gains are measured in every n-th step; the steps between are plain GRPO."""
     info_gain_warmup_steps: Annotated[Count, When(reads.scorer)] = 0

@@ -29,6 +29,10 @@ gains, gold, scorer = map(attrgetter, ("scores_gain", "scores_gold", "uses_score
 searches, canonical = attrgetter("search.max_searches"), attrgetter("algorithm.canonical_transform")
 
 
+def gap(s) -> bool:
+    return s.scores_gain and s.algorithm.info_gain_type == "log_gap"
+
+
 def ours(s) -> bool:
     return s.turn_estimator and not s.algorithm.replaces_turns
 

@@ -170,17 +170,21 @@ def score_rows(
     *,
     dp_size: int,
     micro_batch: int = 1,
+    adapter: bool = True,
 ) -> torch.Tensor:
     """Mean log-prob of the gold tokens for every row, float64 [N], at temperature 1. Identical rows are computed once.
 
     score = (1/|gold|) sum_j log pi(gold_j | context, template, gold_<j)
 
     Without dynamic batching verl divides every rank's rows into micro-batches of ``micro_batch`` rows, and refuses a
-    remainder; therefore the first row is repeated until there is none.
+    remainder; therefore the first row is repeated until there is none. ``adapter`` False: LoRA's is left out.
     """
     distinct = list(dict.fromkeys(rows))
     padded = distinct + [distinct[0]] * (-len(distinct) % (dp_size * micro_batch))
-    output = compute_log_prob(_log_prob_batch(padded))
+    batch = _log_prob_batch(padded)
+    if not adapter:
+        tu.assign_non_tensor(batch, no_lora_adapter=True)
+    output = compute_log_prob(batch)
     answers = nested([torch.ones(len(row.answer.token_ids)) for row in padded])
     log_probs = response_from_nested(output["log_probs"], answers)
     value = {

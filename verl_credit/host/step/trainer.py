@@ -100,6 +100,7 @@ class CreditSteps(PPOTrainer):
 
     def _setup(self):
         super()._setup()
+        self.host.reference = getattr(self, "ref_policy_wg", None)
         self._worker_notes = start.check_actors(self.config, self.actor_rollout_wg.credit_probe())
 
     def on_init_end(self):

@@ -12,7 +12,7 @@ import torch
 from omegaconf import DictConfig
 from verl.utils import tensordict_utils as tu
 
-from verl_credit.config.fit import tokens_per_micro_batch
+from verl_credit.config.fit import reference_in_actor, tokens_per_micro_batch
 from verl_credit.host.step import store
 from verl_credit.host.step.estimator import bring_turns
 from verl_credit.names import (
@@ -46,6 +46,7 @@ class V1Host:
         self.state: dict | None = None
         self.made: Continued | None = None
         """The step's continuations: the engine made them before it slept."""
+        self.reference = None  # the workers of verl's reference, where the run has one
         self.planned_steps: int | None = None
         self._log_probs, self._estimate = log_probs, estimate
         self._noted: set[str] = set()
@@ -117,6 +118,9 @@ class V1Host:
         with self._weights_of_sync():
             return score_rows(self.workers, self.config, rows)
 
+    def score_by_reference(self, rows: Sequence[ScoreRow]) -> torch.Tensor:
+        return score_rows(self.reference, self.config, rows, reference=True)
+
     @contextmanager
     def _weights_of_sync(self) -> Iterator[None]:
         if not self._at_sync:
@@ -155,12 +159,17 @@ class V1Host:
         self.last_step = self.step + 1
 
 
-def score_rows(workers, config: DictConfig, rows: Sequence[ScoreRow]) -> torch.Tensor:
-    """`store.score_rows` by the trainer's workers."""
-    known = workers._dispatch_info
-    if "actor" not in known:  # verl fills this entry at the first step
-        known["actor"] = workers._query_dispatch_info("actor")
-    rollout, dp_size = config.actor_rollout_ref.rollout, max(known["actor"]) + 1
+def score_rows(
+    workers, config: DictConfig, rows: Sequence[ScoreRow], *, reference: bool = False
+) -> torch.Tensor:
+    """`store.score_rows` by the trainer's workers, or by its reference."""
+    apart = reference and not reference_in_actor(config)
+    mesh, known = "ref" if apart else "actor", workers._dispatch_info
+    if mesh not in known:  # verl fills this entry at the first step
+        known[mesh] = workers._query_dispatch_info(mesh)
+    keys = config.actor_rollout_ref["ref" if apart else "rollout"]
     # Dynamic batching takes any number of rows.
-    fixed = 1 if rollout.log_prob_use_dynamic_bsz else rollout.log_prob_micro_batch_size_per_gpu
-    return store.score_rows(workers.compute_log_prob, rows, dp_size=dp_size, micro_batch=fixed)
+    fixed = 1 if keys.log_prob_use_dynamic_bsz else keys.log_prob_micro_batch_size_per_gpu
+    compute = workers.compute_ref_log_prob if apart else workers.compute_log_prob
+    split = {"dp_size": max(known[mesh]) + 1, "micro_batch": fixed}
+    return store.score_rows(compute, rows, **split, adapter=apart or not reference)

@@ -33,7 +33,6 @@ HAND_ON = ("naive", "rate_limited", "remote")
 OVERLONG = "reward.reward_kwargs.overlong_buffer_cfg.enable"
 RESPONSE = "data.max_response_length"
 UPDATE = "actor_rollout_ref.actor.ppo_max_token_len_per_gpu"
-REFERENCE = "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu"
 
 
 def validate_actor(config: Tree, settings: CreditSettings) -> Iterator[ConfigError]:
@@ -180,7 +179,10 @@ def validate_rows_fit(config: Tree, settings: CreditSettings) -> Iterator[Config
         yield from _must_hold(fit.LOG_PROB, rollout.log_prob_max_token_len_per_gpu, ranks, needed, also)
     # The last, because in the recipes its budget is the update's.
     if (actor.use_kl_loss or config.algorithm.use_kl_in_reward) and ref.log_prob_use_dynamic_bsz:
-        yield from _must_hold(REFERENCE, ref.log_prob_max_token_len_per_gpu, fit.sequence_parallel(ref), row)
+        answer = fit.SHORT_ANSWER * fit.in_references_batches(config, settings, scorer)
+        also = f" and a short answer of {answer} tokens" if answer else ""
+        limits = ref.log_prob_max_token_len_per_gpu, fit.sequence_parallel(ref)
+        yield from _must_hold(fit.REFERENCE, *limits, row + answer, also)
 
 
 def _must_hold(

@@ -9,11 +9,11 @@ from verl_credit.config.fit import DEFAULT
 from verl_credit.config.keys import Algorithm, reads
 from verl_credit.config.keys.reads import COLUMN, is_path
 from verl_credit.config.resolved import Tree, select
-from verl_credit.config.settings import INFOPO, LAPO, CreditSettings
+from verl_credit.config.settings import INFOPO, LAPO, PROVENANCE, CreditSettings
 from verl_credit.credit.turn.anchors import exact_anchors, similar_anchors
 from verl_credit.credit.turn.modes import MODES
 from verl_credit.errors import ConfigError, did_you_mean
-from verl_credit.names import AGENT_NAME, AGENTS
+from verl_credit.names import AGENT_NAME, AGENTS, TURN_AGENT
 from verl_credit.policy.families import SCORER
 from verl_credit.recipe.agent_loops import own_loops, tools_given
 from verl_credit.recipe.rules.own import OWN, load_own, refuse_what_is_no_operator, trial, try_operator
@@ -158,6 +158,10 @@ def _check(config: Tree, settings: CreditSettings, key: str, name: str) -> Itera
         use = "the search gives no reward, and the recipe names no other tool (multi_turn.tool_config_path) "
         use += "and no agent loop of yours (agent_loop_config_path), whose rows may have rewards"
         raise ConfigError(key=key, value=name, accepted=use)
+    if name == PROVENANCE and loop == TURN_AGENT and not own_loops(config):
+        use = f"that loop's tools name no pages, so that no turn would have a reward; set {DEFAULT}={AGENT_NAME}, or take "
+        use += "another signal"
+        raise ConfigError(key=key, value=name, beside={DEFAULT: loop}, accepted=use)
     if name == INFOPO:
         yield from _infopo(config, settings, key)
     if name == LAPO and settings.algorithm.info_gain_scorer != "rows":
@@ -188,8 +192,10 @@ def _check(config: Tree, settings: CreditSettings, key: str, name: str) -> Itera
 
 def _infopo(config: Tree, settings: CreditSettings, key: str) -> Iterator[ConfigError]:
     """Checks that infopo's two terms come from the same policy at the same temperature."""
-    if SCORERS[settings.algorithm.info_gain_scorer].in_rollout:
-        use = "infopo scores next responses after masked observations, which that scorer does not; use branch or rows"
+    scorer = SCORERS[settings.algorithm.info_gain_scorer]
+    if scorer.in_rollout or scorer.frozen:
+        use = "infopo scores next responses after masked observations by the policy, which that scorer does not; use branch "
+        use += "or rows"
         yield ConfigError.of(config, SCORER, key, accepted=use)
     if select(config, BYPASS):
         use = "infopo compares old_log_probs of the trained policy, which are then not computed; set it to false"

@@ -23,6 +23,7 @@ from verl_credit.turns.assign import CreditRun, assign, step_inputs
 from verl_credit.turns.book import RowRecord, TurnBatch
 from verl_credit.turns.gains import gains_of, plan_gains, score_answers
 from verl_credit.turns.requests import turn_spans
+from verl_credit.turns.scorers import SCORERS
 from verl_credit.turns.signals.known import signals_of
 from verl_credit.turns.signals.own import TrajectorySignal
 from verl_credit.turns.signals.signal import Signal, StepRows
@@ -231,6 +232,10 @@ def _not_here(settings: CreditSettings, signals: dict[Signal, float]) -> str | N
         return "the turn signal infopo is scored in training alone"
     if algorithm.turn_values == MONTE_CARLO:
         return f"{KEY}={MONTE_CARLO}: continuations are made in training alone"
+    if settings.uses_scorer and SCORERS[algorithm.info_gain_scorer].frozen:
+        return (
+            f"algorithm.info_gain_scorer={algorithm.info_gain_scorer}: the reference scores in training alone"
+        )
     if algorithm.turn_values == HIDDEN:
         return f"{KEY}={HIDDEN}: the hidden states are read in training alone"
     if algorithm.turn_values == CRITIC:

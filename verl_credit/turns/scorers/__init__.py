@@ -1,8 +1,11 @@
 """The scorers of information gain. `config/keys/algorithm.py` lists their names for the key."""
 
+from verl_credit.turns.scorers.reference import ReferenceScorer
 from verl_credit.turns.scorers.scorer import BranchScorer, Forward, GainPlan, RowScorer, Scorer, ScoreRow
 from verl_credit.turns.scorers.server import ServerScorer
 
-SCORERS: dict[str, Scorer] = {scorer.name: scorer for scorer in (BranchScorer(), RowScorer(), ServerScorer())}
+SCORERS: dict[str, Scorer] = {
+    scorer.name: scorer for scorer in (BranchScorer(), RowScorer(), ServerScorer(), ReferenceScorer())
+}
 
 __all__ = ["SCORERS", "Forward", "GainPlan", "ScoreRow", "Scorer"]

@@ -51,6 +51,9 @@ class Forward(Protocol):
     def score_rows(self, rows: Sequence[ScoreRow]) -> torch.Tensor:
         """Mean log-prob of the gold tokens of ordinary rows, by a separate forward."""
 
+    def score_by_reference(self, rows: Sequence[ScoreRow]) -> torch.Tensor:
+        """`score_rows` by the frozen reference."""
+
     def read_hidden(self, turns: TurnBatch, spans: Sequence[Sequence[tuple[int, int]]]) -> None:
         """Has the hidden states of these spans of the rows read (`turns/hidden.py`); called before the forward."""
 
@@ -103,6 +106,8 @@ class Scorer(ABC):
     """The answers are appended to their rows in the old_log_probs forward."""
     in_rollout: ClassVar[bool] = False
     """The rollout server scores, at the end of each trajectory (`score_rollout`)."""
+    frozen: ClassVar[bool] = False
+    """The reference scores, whose weights training does not change."""
 
     def needs(self, config: Config) -> None:  # noqa: B027  (most need nothing)
         """Raise ConfigError for a configuration that this scorer cannot work with."""
@@ -149,9 +154,12 @@ class RowScorer(Scorer):
     name = "rows"
 
     def score(self, plan: GainPlan, forward: Forward) -> torch.Tensor:
+        return forward.score_rows(self.rows(plan))
+
+    def rows(self, plan: GainPlan) -> list[ScoreRow]:
         turns, rows = plan.turns, {request.row for request in plan.requests}
         ids_of = {row: turns.prompt_ids[row] + turns.response_ids[row] for row in rows}
-        return forward.score_rows([ScoreRow(tuple(ids_of[r.row][: r.base]), r.answer) for r in plan.requests])
+        return [ScoreRow(tuple(ids_of[r.row][: r.base]), r.answer) for r in plan.requests]
 
     def says(self, config: Config, settings: CreditSettings) -> str:
         rows = config.data.train_batch_size * config.actor_rollout_ref.rollout.n

@@ -6,7 +6,7 @@ from functools import lru_cache
 from typing import Any
 
 from verl_credit.config.keys.reads import COLUMN
-from verl_credit.config.settings import INFO_GAIN, INFOPO, LAPO, CreditSettings
+from verl_credit.config.settings import INFO_GAIN, INFOPO, LAPO, PROVENANCE, CreditSettings
 from verl_credit.credit.groups import group_stats
 from verl_credit.credit.plugins import load
 from verl_credit.errors import IntegrityError
@@ -14,6 +14,7 @@ from verl_credit.lazy import torch
 from verl_credit.turns.gains import PLACEHOLDER
 from verl_credit.turns.lapo import DELETED
 from verl_credit.turns.signals.own import own_signal
+from verl_credit.turns.signals.provenance import ProvenanceSignal
 from verl_credit.turns.signals.signal import Signal, StepRows, Table
 
 KEY = "algorithm.turn_signal"
@@ -141,7 +142,10 @@ class ColumnSignal(Signal):
         )
 
 
-SIGNALS = {INFO_GAIN: InfoGainSignal, INFOPO: InfoPOSignal, LAPO: LapoSignal, "tool_reward": ToolRewardSignal}
+SIGNALS = {
+    INFO_GAIN: InfoGainSignal, INFOPO: InfoPOSignal, LAPO: LapoSignal, PROVENANCE: ProvenanceSignal,
+    "tool_reward": ToolRewardSignal,
+}  # fmt: skip
 
 
 def find_signal(name: str, params: dict, key: str = KEY) -> Signal:

@@ -218,6 +218,7 @@ def all_credits() -> list[Credit]:
         turn_credit_of("gagpo", "gagpo, lam 1", own=reward, own_name="r", lam=1.0),
         turn_credit_of("calibadv"),
         turn_credit_of("calibadv", "calibadv, sigmoid, upper limit", evidence="sigmoid", upper_limit=True),
+        turn_credit_of("trace"),
         turn_credit_of("progress"),
         _adds_gain("turn_gae", "turn_gae"),
         _adds_gain("turn_gae", "turn_gae, lam .9", lam=0.9),
