@@ -123,6 +123,7 @@ def test_a_change_elsewhere_repeats_nothing(tmp_path, monkeypatch):
     assert changed == {"half_hour", "kernels", "branches", "forward", "server", "said"}
 
 
+@pytest.mark.slow
 def test_a_wrong_kernel_is_off(setting, tmp_path, monkeypatch):
     """Its branches see the whole trunk, whatever their base: nothing that 128 tokens would show."""
 

@@ -60,6 +60,7 @@ def rows(root: Path, name: str = "questions") -> list[dict]:
 # --- what is prepared ---
 
 
+@pytest.mark.slow
 def test_equal_calls_write_equal_files(tiny, tmp_path):
     world.prepare(tmp_path, tiny=True)
     assert hashes(tmp_path / "world") == hashes(tiny / "world")
@@ -77,6 +78,7 @@ def test_a_valid_world_is_kept_and_a_new_one_takes_its_weights_away(tiny, tmp_pa
     assert manifest.stat().st_ino != before and not (tmp_path / "models").exists()
 
 
+@pytest.mark.slow
 def test_the_real_world_is_small(real):
     assert sum(file.stat().st_size for file in (real / "world").rglob("*") if file.is_file()) < 3 << 20
 

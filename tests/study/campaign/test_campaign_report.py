@@ -105,6 +105,7 @@ def page(folder):
     return found
 
 
+@pytest.mark.slow
 def test_a_whole_campaign_ends_in_a_conclusion(campaign, pictures):
     folder = campaign()
     whole(folder)
