@@ -51,7 +51,7 @@ def test_a_training_worker_has_what_it_uses_once_its_class_is_imported(imported)
 
 
 @pytest.mark.slow
-def test_an_agent_loop_worker_has_what_it_uses_once_it_is_made(tmp_path):
+def test_an_agent_loop_worker_has_what_it_uses_once_it_is_made_and_registering_completes_that(tmp_path):
     """Ray pickles the class of an actor by value, so that the actor's process does not import the class's module."""
     pickled = tmp_path / "class"
     pickled.write_bytes(cloudpickle.dumps(CreditAgentLoopWorker.__ray_metadata__.modified_class))
@@ -60,20 +60,14 @@ def test_an_agent_loop_worker_has_what_it_uses_once_it_is_made(tmp_path):
         f"Worker = cloudpickle.loads(Path({str(pickled)!r}).read_bytes())\n"
         "base = next(one for one in Worker.__mro__ if one.__name__ == 'AgentLoopWorkerTQ')\n"
         "base.__init__ = lambda self: None\n"
-        "print(json.dumps(Worker().credit_probe()))"
-    )
-    assert {AGENT_LOOP, TURN_LOOP} <= {name for name, there in json.loads(python(code)).items() if there}
-
-
-@pytest.mark.slow
-def test_registering_after_a_first_import_of_ours_completes_it():
-    code = (
-        "import verl_credit.host.actor.loss\n"
+        "made = Worker().credit_probe()\n"
         "from verl_credit.host.process.verl_checks import register_all\n"
         "from verl_credit.host.registry import registered_names\n"
-        "register_all(); register_all(); print(all(registered_names().values()))"
+        "register_all(); register_all(); print(json.dumps([made, registered_names()]))"
     )
-    assert python(code) == "True"
+    made, completed = json.loads(python(code))
+    assert {AGENT_LOOP, TURN_LOOP} <= {name for name, there in made.items() if there}
+    assert not all(made.values()) and all(completed.values())
 
 
 def test_a_process_without_the_plugin_is_named():
