@@ -164,6 +164,7 @@ def test_what_cannot_be_evaluated_is_refused(run_dir, data, started, tmp_path, c
     assert not started and contents(run_dir) == before and not (tmp_path / "e").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "error, code",
     [(PreflightError("no evaluation: x"), ExitCode.PREFLIGHT), (ChildFailed("x"), ExitCode.FAILED)],

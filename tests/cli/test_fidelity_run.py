@@ -76,6 +76,7 @@ def started(monkeypatch):
     return found
 
 
+@pytest.mark.slow
 def test_a_run_of_its_own_that_loads_the_policy_and_makes_no_step(run_dir, started, tmp_path, capsys):
     out = tmp_path / "out"
     code = fidelity(run_dir, out, **SETTINGS | {"steps": "0,5", "overrides": ["search.topk=2"]})
@@ -106,6 +107,7 @@ def test_a_run_of_its_own_that_loads_the_policy_and_makes_no_step(run_dir, start
     assert "one line\nanother" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_time_that_is_left_is_divided(run_dir, started, tmp_path):
     assert (
         fidelity(run_dir, tmp_path / "out", **SETTINGS | {"steps": "0,5", "minutes": 10.0}) == ExitCode.DONE
@@ -114,6 +116,7 @@ def test_the_time_that_is_left_is_divided(run_dir, started, tmp_path):
     assert 4.5 < first.minutes <= 5 and 9 < second.minutes <= 10
 
 
+@pytest.mark.slow
 def test_the_same_measurement_goes_on_and_another_one_is_refused(run_dir, started, tmp_path, capsys):
     """A refused call leaves the first measurement as it is; the number of prompts, time and addresses may change."""
     out = tmp_path / "out"
@@ -156,6 +159,7 @@ def test_a_refused_start_leaves_the_folder_free(run_dir, started, tmp_path):
     assert fidelity(run_dir, out, **SETTINGS | {"steps": "5"}) == ExitCode.DONE
 
 
+@pytest.mark.slow
 def test_an_engine_without_seeds_begins_elsewhere_when_it_goes_on(run_dir, started, tmp_path, monkeypatch):
     monkeypatch.setattr(compose, "validate", lambda *_: None)  # vLLM asks for more than this test sets
     config = OmegaConf.load(run_dir / "config.yaml")

@@ -98,6 +98,7 @@ def require_same(ours, theirs):
         assert (gradient - other).norm() <= 1e-6 * other.norm(), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "case",
     [*CASES, *(pytest.param(case, marks=pytest.mark.nightly) for case in MORE)],

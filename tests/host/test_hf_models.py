@@ -64,6 +64,7 @@ async def answers(server, trained, prompt):
     return [value for (value,) in scored.extra_fields["prompt_logprobs"][:-1]], sampled
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("family", "architecture"), [
     ("gpt_oss", "GptOssForCausalLM"), ("qwen3_5", "Qwen3_5ForConditionalGeneration"),
     pytest.param("qwen3_5_text", "Qwen3_5ForCausalLM", marks=pytest.mark.slow),

@@ -106,6 +106,7 @@ def test_how_many_stay_when_the_number_of_steps_is_not_known():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("most", [1, 2, None])
 def test_a_kill_between_the_weights_and_the_tracker_leaves_a_run_that_goes_on(train, tmp_path, most):
     """With a limit of 1, verl's own manager would have deleted the only step that the tracker can name."""

@@ -8,8 +8,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from ray import cloudpickle
 
 from verl_credit.host.registry import AGENT_LOOP, LOSS, TRAINERS, TURN_LOOP, require_registered
+from verl_credit.host.rollout.agent_manager import CreditAgentLoopWorker
 
 
 def python(code):
@@ -20,57 +22,52 @@ def python(code):
     return done.stdout.splitlines()[-1]
 
 
+@pytest.fixture(scope="module")
+def imported():
+    """What a process has after ``import verl``, and what it has once it also imports the class of a training worker."""
+    return json.loads(
+        python(
+            "import json, sys, verl\n"
+            "from verl.plugin.platform import get_platform\n"
+            "ours = {name.split('.')[2] for name in sys.modules if name.startswith('verl_credit.host.')}\n"
+            "alone = type(get_platform()).__name__, sorted(ours), 'verl_credit.credit' in sys.modules\n"
+            "import verl_credit.host.actor.worker\n"
+            "from torch.distributed.rendezvous import _rendezvous_handlers as torchs\n"
+            "from verl_credit.host.registry import registered_names\n"
+            "print(json.dumps([alone, {**registered_names(), 'loopback': 'loopback' in torchs}]))"
+        )
+    )
+
+
 @pytest.mark.slow
-def test_importing_verl_alone_registers_the_platform_and_imports_nothing_else_of_ours():
+def test_importing_verl_alone_registers_the_platform_and_imports_nothing_else_of_ours(imported):
     """Every process of a run imports verl; most use nothing of ours."""
-    code = (
-        "import sys, verl\n"
-        "from verl.plugin.platform import get_platform\n"
-        "ours = {name.split('.')[2] for name in sys.modules if name.startswith('verl_credit.host.')}\n"
-        "print(type(get_platform()).__name__, sorted(ours), 'verl_credit.credit' in sys.modules)"
-    )
-    assert python(code) == "PlatformCPU ['cpu', 'external'] False"
+    assert imported[0] == ["PlatformCPU", ["cpu", "external"], False]
 
 
 @pytest.mark.slow
-def test_a_training_worker_has_what_it_uses_once_its_class_is_imported():
-    code = (
-        "import json, verl, verl_credit.host.actor.worker\n"
-        "from torch.distributed.rendezvous import _rendezvous_handlers as torchs\n"
-        "from verl_credit.host.registry import registered_names\n"
-        "print(json.dumps({**registered_names(), 'loopback': 'loopback' in torchs}))"
-    )
-    assert {LOSS, "loopback"} <= {name for name, there in json.loads(python(code)).items() if there}
+def test_a_training_worker_has_what_it_uses_once_its_class_is_imported(imported):
+    assert {LOSS, "loopback"} <= {name for name, there in imported[1].items() if there}
 
 
 @pytest.mark.slow
-def test_an_agent_loop_worker_has_what_it_uses_once_it_is_made(tmp_path):
+def test_an_agent_loop_worker_has_what_it_uses_once_it_is_made_and_registering_completes_that(tmp_path):
     """Ray pickles the class of an actor by value, so that the actor's process does not import the class's module."""
     pickled = tmp_path / "class"
-    python(
-        "from pathlib import Path; from ray import cloudpickle\n"
-        "from verl_credit.host.rollout.agent_manager import CreditAgentLoopWorker as Worker\n"
-        f"Path({str(pickled)!r}).write_bytes(cloudpickle.dumps(Worker.__ray_metadata__.modified_class)); print()"
-    )
+    pickled.write_bytes(cloudpickle.dumps(CreditAgentLoopWorker.__ray_metadata__.modified_class))
     code = (
         "import json; from pathlib import Path; from ray import cloudpickle\n"
         f"Worker = cloudpickle.loads(Path({str(pickled)!r}).read_bytes())\n"
         "base = next(one for one in Worker.__mro__ if one.__name__ == 'AgentLoopWorkerTQ')\n"
         "base.__init__ = lambda self: None\n"
-        "print(json.dumps(Worker().credit_probe()))"
-    )
-    assert {AGENT_LOOP, TURN_LOOP} <= {name for name, there in json.loads(python(code)).items() if there}
-
-
-@pytest.mark.slow
-def test_registering_after_a_first_import_of_ours_completes_it():
-    code = (
-        "import verl_credit.host.actor.loss\n"
+        "made = Worker().credit_probe()\n"
         "from verl_credit.host.process.verl_checks import register_all\n"
         "from verl_credit.host.registry import registered_names\n"
-        "register_all(); register_all(); print(all(registered_names().values()))"
+        "register_all(); register_all(); print(json.dumps([made, registered_names()]))"
     )
-    assert python(code) == "True"
+    made, completed = json.loads(python(code))
+    assert {AGENT_LOOP, TURN_LOOP} <= {name for name, there in made.items() if there}
+    assert not all(made.values()) and all(completed.values())
 
 
 def test_a_process_without_the_plugin_is_named():

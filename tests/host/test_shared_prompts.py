@@ -128,6 +128,7 @@ def outputs(engine, settings):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_values_and_gradients_are_those_of_rows_alone(case, measured):
     shared, alone = measured(case)["shared"], measured(case)["alone"]

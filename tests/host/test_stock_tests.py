@@ -41,6 +41,7 @@ def tree(tmp_path):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_a_checkout_is_run_without_what_starts_ray(stock, tree):
     files = stock.files_of(tree)
     assert files == ["tests/trainer/test_gone_on_cpu.py", "tests/trainer/test_small_on_cpu.py"]

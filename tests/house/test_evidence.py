@@ -113,6 +113,7 @@ def test_a_script_that_a_page_names_is_there_or_the_page_names_its_commit(page):
 # Campaigns.
 
 
+@pytest.mark.slow
 def test_a_campaigns_page_is_made_from_the_archive(raw, tmp_path):
     folder = shutil.copytree(raw / "campaigns/turn_modes_lab", tmp_path / "turn_modes_lab")
     page = write_campaign_report(folder).read_text()
@@ -149,6 +150,7 @@ def test_the_campaign_that_was_written_down_and_not_run_can_be_run():
 # Tables that a script prints.
 
 
+@pytest.mark.slow
 def test_the_tables_of_exact_bias_are_those_of_the_archive(raw, tmp_path, capsys):
     shutil.copyfile(raw / "fidelity/exact_bias.json", tmp_path / "exact_bias.json")
     start("fidelity/exact_bias.py", "--again", "--folder", tmp_path)
@@ -239,6 +241,7 @@ MUTANTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", MUTANTS)
 def test_mutants_are_counted_as_published(reliability, seed):
     """The numbers of places, which stand before, are those of today's code."""

@@ -123,6 +123,7 @@ def test_a_change_elsewhere_repeats_nothing(tmp_path, monkeypatch):
     assert changed == {"half_hour", "kernels", "branches", "forward", "server", "said"}
 
 
+@pytest.mark.slow
 def test_a_wrong_kernel_is_off(setting, tmp_path, monkeypatch):
     """Its branches see the whole trunk, whatever their base: nothing that 128 tokens would show."""
 
@@ -221,6 +222,7 @@ def scripted(setting, tmp_path, monkeypatch):
     return go
 
 
+@pytest.mark.slow
 def test_a_part_that_is_done_is_not_run_again(scripted, setting, monkeypatch):
     assert scripted()
     found = content(setting, "kernels")
@@ -244,6 +246,7 @@ def test_a_part_that_breaks_keeps_its_rows_and_stops_no_other(scripted, setting)
     assert scripted() and [row["name"] for row in content(setting, "kernels")["rows"]] == ["first", "second"]
 
 
+@pytest.mark.slow
 def test_a_part_goes_on_with_what_its_file_says_of_its_runs(scripted, setting):
     (scripted.work / "break").touch()
     assert not scripted()

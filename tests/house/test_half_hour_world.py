@@ -60,6 +60,7 @@ def rows(root: Path, name: str = "questions") -> list[dict]:
 # --- what is prepared ---
 
 
+@pytest.mark.slow
 def test_equal_calls_write_equal_files(tiny, tmp_path):
     world.prepare(tmp_path, tiny=True)
     assert hashes(tmp_path / "world") == hashes(tiny / "world")
@@ -77,10 +78,12 @@ def test_a_valid_world_is_kept_and_a_new_one_takes_its_weights_away(tiny, tmp_pa
     assert manifest.stat().st_ino != before and not (tmp_path / "models").exists()
 
 
+@pytest.mark.slow
 def test_the_real_world_is_small(real):
     assert sum(file.stat().st_size for file in (real / "world").rglob("*") if file.is_file()) < 3 << 20
 
 
+@pytest.mark.slow
 def test_pages_have_the_length_that_the_recipes_read(real, tokenizer):
     pages = [json.loads(line)["contents"] for line in (real / "world" / "corpus.jsonl").open()]
     assert {len(page) for page in pages} == {1000}
@@ -91,6 +94,7 @@ def test_pages_have_the_length_that_the_recipes_read(real, tokenizer):
 # --- tokenizer and template ---
 
 
+@pytest.mark.slow
 def test_every_id_has_a_text_and_texts_keep_their_tokens(real, tokenizer):
     small = AutoTokenizer.from_pretrained(real / "world" / "tokenizer")
     assert len(tokenizer) == VOCABULARY > len(small)
@@ -117,6 +121,7 @@ def test_the_template_writes_the_tool_and_a_prompt_fits_its_recipes(name, reques
 # --- replayed turns ---
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["tiny", "real"])
 def test_replayed_turns_are_calls_and_fit_their_turn(name, request):
     from verl.experimental.agent_loop.tool_parser import ToolParser

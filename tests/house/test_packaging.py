@@ -6,6 +6,7 @@ import tomllib
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
+import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -48,6 +49,7 @@ def test_constraints_agree_with_the_declared_ranges():
     assert not wrong
 
 
+@pytest.mark.slow
 def test_every_package_that_is_imported_is_declared():
     """One that merely comes through another could be gone, or of another version, after that one's next release."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

@@ -12,7 +12,10 @@ from verl_credit.policy.attention.kernels import BRANCHES, TRUNKS, row_by_row
 from verl_credit.policy.attention.pack import PACK, pack_rows
 
 CPU = torch.device("cpu")
-FAMILIES = ("qwen3", "gemma2")  # plain; with windows in every second layer and a softcap
+FAMILIES = (
+    pytest.param("qwen3", marks=pytest.mark.nightly),
+    "gemma2",
+)  # the second has windows in every second layer, and a softcap
 ROLLOUTS = [  # micro-batches of old_log_probs: rows, and answers behind them
     ([200, 150, 90], [[(200, 6), (120, 4)], [(150, 6)], []]),
     ([301], [[(301, 5), (256, 5), (128, 5), (30, 5)]]),

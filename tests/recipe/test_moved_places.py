@@ -36,6 +36,7 @@ def test_a_value_that_names_an_old_place_is_refused_with_the_new_one(key, old, n
     assert refused(f"{key}='{old}'") == (key, old, [now])
 
 
+@pytest.mark.slow
 def test_every_old_place_is_refused_wherever_it_stands():
     for old, now in MOVED.items():
         assert refused(f"{MODULES}=[json,{old}.part]") == (f"{MODULES}.1", f"{old}.part", [f"{now}.part"])

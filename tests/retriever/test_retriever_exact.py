@@ -78,6 +78,7 @@ def test_exact_refuses_vectors_that_are_not_finite(value):
         ExactSearch(vectors_M_D, chunk_rows=3).search(np.ones((1, 3), dtype=np.float32), 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["fp32", "fp16"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_exact_backend_of_every_kind_is_brute_force_over_its_vectors(folder, kind, dtype):

@@ -57,6 +57,7 @@ def rows_and_scores(index, queries_N_D, k):
     return [[d["id"] for d, _ in hits] for hits in found], np.array([[s for _, s in hits] for hits in found])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shards", [1, 2, 7, 20])
 @pytest.mark.parametrize("name", ["flat-fp32", "flat-fp16", "exact-fp32", "exact-fp16"])
 def test_shards_find_what_the_whole_index_finds(root, name, shards):

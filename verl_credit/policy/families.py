@@ -111,11 +111,6 @@ class Family:
     refused: bool = False
     """No keys are exact."""
 
-    @property
-    def rows_apart(self) -> bool:
-        """Our engine computes its recurrent layers row by row (`policy/delta_net.py`)."""
-        return self.mixes and self.ours
-
     def packs(self, attention: str | None) -> bool:
         """Do packed rows read nothing of each other?"""
         return attention in OURS or not (self.mixes or (self.unmasked and attention in STOCK))

@@ -16,6 +16,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cache
 from importlib.metadata import distributions
 from importlib.util import find_spec
 from pathlib import Path
@@ -164,12 +165,14 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+@cache
 def installed() -> dict[str, str]:
     """Returns versions by distribution; of two distributions with one name the first on the path wins, as for an import."""
     by_name: dict[str, str] = {}
     for distribution in distributions():
-        if name := distribution.metadata["Name"]:
-            by_name.setdefault(canonicalize_name(name), distribution.version)
+        metadata = distribution.metadata  # parsed anew at every access
+        if name := metadata["Name"]:
+            by_name.setdefault(canonicalize_name(name), metadata["Version"])
     return by_name
 
 

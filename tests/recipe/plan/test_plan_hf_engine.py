@@ -44,6 +44,7 @@ def fused_attention(query, key, value, *, attn_mask=None, **unused):
     return torch.empty_like(query)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "rows", "prompt", "new", "sampling", "least"),
     [

@@ -34,6 +34,7 @@ def measure():
     return module
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "checkpointing, dtype",
     [

@@ -119,6 +119,7 @@ def test_a_mix_of_dense_and_expert_layers_is_counted():
 MAMBA = ("falcon_h1", "nemotron_h", "mamba2")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", [pytest.param(1, marks=pytest.mark.slow), 8])
 @pytest.mark.parametrize(
     "name",

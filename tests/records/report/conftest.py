@@ -1,4 +1,4 @@
-"""What the report's tests share: a run's folder, and pictures only where a test looks at them."""
+"""What the report's tests share: a run's folder."""
 
 import pytest
 
@@ -9,16 +9,3 @@ from kit.report_page import write_run
 def run_dir(tmp_path):
     write_run(tmp_path)
     return tmp_path
-
-
-@pytest.fixture
-def pictures():
-    """Asked for by the tests that look at the pictures; the others do without, to be quick."""
-
-
-@pytest.fixture(autouse=True)
-def _draw_only_where_asked(request, monkeypatch):
-    if "pictures" not in request.fixturenames:
-        monkeypatch.setattr("verl_credit.records.report.page.panel_data_uri", lambda panel: "data:,")
-        monkeypatch.setattr("verl_credit.records.report.write.curves_png", lambda panels: b"")
-        monkeypatch.setattr("verl_credit.records.report.curves.saved", lambda figure, kind, **options: b"")

@@ -127,7 +127,7 @@ def test_the_lens_opens_where_the_credit_differs_from_grpo_and_noise_is_not_coun
 
 @pytest.mark.slow
 @pytest.mark.parametrize("transform_mode", ["none", "gtpo_sepa_hicra"])
-def test_every_switch_shows_what_the_library_gives(tmp_path, transform_mode):
+def test_every_switch_shows_what_the_library_gives(tmp_path, transform_mode, all_settings):
     write_step(tmp_path, transform_mode=transform_mode, reject=[1])
     for number, page in enumerate(lens(tmp_path, 3, SCALES).groups):
         names = {"Who?": 0, "Where?": 2, "When?": 3}
@@ -153,7 +153,7 @@ def test_every_switch_shows_what_the_library_gives(tmp_path, transform_mode):
     ]
 
 
-def test_as_the_run_was_trained_is_what_was_stored(tmp_path):
+def test_as_the_run_was_trained_is_what_was_stored(tmp_path, all_settings):
     advantages_B_T, _, turns, *_ = write_step(
         tmp_path, transform_mode="gtpo_sepa_hicra", adv_rescale_alpha=0.45
     )

@@ -24,7 +24,8 @@ def old(tmp_path):
     return Path(shutil.copytree(OLD, tmp_path, dirs_exist_ok=True))
 
 
-def test_its_page_is_as_it_was(old):
+@pytest.mark.slow
+def test_its_page_is_as_it_was(old, all_settings):
     """`page.json`: what version 1 put on the page of the same files, but for the credit of other settings."""
     before = json.loads((OLD / "page.json").read_text())
     groups = lens(old, 3, SCALES).groups

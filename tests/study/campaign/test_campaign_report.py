@@ -105,6 +105,7 @@ def page(folder):
     return found
 
 
+@pytest.mark.slow
 def test_a_whole_campaign_ends_in_a_conclusion(campaign, pictures):
     folder = campaign()
     whole(folder)
@@ -174,6 +175,7 @@ def test_what_was_added_later_is_said(campaign):
     )
 
 
+@pytest.mark.slow
 def test_a_factorial(campaign):
     conditions = {name: [f"a={name}"] for name in ("C1", "C2", "C3", "C4")}
     factors = {

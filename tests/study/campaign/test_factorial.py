@@ -68,6 +68,7 @@ def test_means_of_levels():
     assert means["outcome"]["maxrl"] - means["outcome"]["grpo"] == pytest.approx(0.305)
 
 
+@pytest.mark.slow
 def test_a_block_that_lacks_a_condition_is_left_out():
     values = campaign(outcome=0.05)
     whole = factorial(LEVELS, {c: {k: v for k, v in of.items() if k != (2, 0)} for c, of in values.items()})

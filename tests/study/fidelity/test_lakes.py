@@ -38,6 +38,7 @@ def measured(context, slippery, memory=0.0, seed=0):
     return compare(values, of_states(world, states, state_values(world, decoder)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slippery", [False, True])
 @pytest.mark.parametrize("context", ["state", "history"])
 def test_continuations_scatter_about_the_values_of_dynamic_programming(context, slippery):

@@ -28,6 +28,7 @@ def state(request):
     return request.param, measured("state", request.param)
 
 
+@pytest.mark.slow
 def test_the_best_critic_is_a_star_but_for_the_luck(state):
     slippery, result = state
     found = by_name(result)["turn_gae, lam 0, exact V"]

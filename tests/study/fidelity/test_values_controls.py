@@ -85,6 +85,7 @@ def test_no_more_continuations_are_asked_for_than_the_credit_takes(made, continu
     assert all("--continuations 8 at" in c.reason for c in credits if c.name == "Monte Carlo, 8" and c.reason)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("continuations", [8, 12])
 def test_parts_of_all_continuations_are_compared_with_the_other_half(made, continuations):
     """The correlation is that with the exact advantages, though the credit takes continuations of its reference."""

@@ -104,6 +104,7 @@ def test_what_is_0_on_average(sample):
     assert martingale(tools)[0].z > 3.5  # of tool turns alone it is not: that it searched at all is good news
 
 
+@pytest.mark.slow
 def test_exact_credit_agrees_whatever_the_noise_of_the_values(sample):
     """The correction gives back the correlation with the exact advantages: 1 for those themselves."""
     made, _, _ = sample

@@ -57,6 +57,7 @@ def assert_unbiased(bench, group_B, settings):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", ESTIMATORS, ids=name)
 def test_the_expectation_over_all_pairs_and_triples_of_rollouts_is_the_gradient(settings):
     bench = small(Sampling())

@@ -55,6 +55,11 @@ class TurnTables:
         )  # fmt: skip
 
     @cached_property
+    def credits(self) -> dict[tuple, TurnCredit]:
+        """What the lens computed already: the credit of a setting is that of all groups of the step."""
+        return {}
+
+    @cached_property
     def grpo_B_K1(self) -> torch.Tensor:
         """GRPO's advantage, every turn's that of its rollout, with the run's `norm_adv_by_std_in_grpo`."""
         norm = {key: value for key, value in self.pipeline["shared"].items() if key == "norm_by_std"}

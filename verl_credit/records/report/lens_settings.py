@@ -166,9 +166,12 @@ def _mode(group: Group, name: str, alphas: list[float], gammas: list[float]) -> 
     try:
         for i, alpha in enumerate(alphas) if reads["alpha"] else [("", None)]:
             for j, gamma in enumerate(gammas) if reads["gamma"] else [("", None)]:
-                changes = {"alpha": alpha, "gamma": gamma}
-                given = {key: value for key, value in changes.items() if value is not None}
-                credit, at = credit_of_turns(group.turns, name, **given), group.place_G
+                at, known, key = group.place_G, group.turns.credits, (name, alpha, gamma)
+                if key not in known:
+                    changes = {"alpha": alpha, "gamma": gamma}
+                    given = {option: value for option, value in changes.items() if value is not None}
+                    known[key] = credit_of_turns(group.turns, name, **given)
+                credit = known[key]
                 numbers = _numbers(credit.advantage_B_K1[at], credit.clip_scale_B_K1[at], group)
                 setting["credit"][f"{i}|{j}"] = numbers
     except NotOffered as error:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
+from verl_credit.config.resolved import resolved
 from verl_credit.names import ASYNC_MODES, place_now
 from verl_credit.records.run.files import STATE, VALIDATION, VALUES, plain, read_json_lines, write_text
 from verl_credit.redact import without_secrets
@@ -131,7 +132,7 @@ def deciding_keys(config) -> dict[str, str]:
         elif not prefix.startswith(free):
             flat[prefix] = str(without_secrets(prefix, node))
 
-    walk("", OmegaConf.to_container(config, resolve=True))
+    walk("", resolved(config, keep_missing=True))
     curriculum = config.algorithm.get("info_gain_curriculum") or {}
     if any(ends[0] != ends[1] for ends in curriculum.values()):  # its weights depend on where the run ends
         for key in ("total_training_steps", "total_epochs"):
