@@ -158,9 +158,7 @@ class Algorithm(Section):
         When(reads.turn_level),
     ] = None
     """Several turn signals with their weights, {info_gain: 1.0, tool_reward: 0.5}; replaces turn_signal."""
-    turn_signal_normalise: Annotated[Literal["group", "none"], When(lambda s: len(s.turn_signals) > 1)] = (
-        "group"
-    )
+    turn_signal_normalise: Annotated[Literal["group", "none"], When(reads.several)] = "group"
     """group: signals are z-scored over their question's turns and added; none: added unscaled, where all are present."""
     turn_signal_params: Annotated[Params, When(lambda s: any(map(reads.is_path, s.turn_signals)))] = {}
     """Handed to turn signals of yours."""

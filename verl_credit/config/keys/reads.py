@@ -60,6 +60,10 @@ def valued(s) -> bool:
     return values_read(s) and s.algorithm.turn_values is not None
 
 
+def several(s) -> bool:
+    return len(s.turn_signals) > 1
+
+
 def by_critic(s) -> bool:
     return valued(s) and s.algorithm.turn_values == CRITIC
 
