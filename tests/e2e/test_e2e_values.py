@@ -14,8 +14,9 @@ SETTINGS = (
     "algorithm.transform_mode=none", "algorithm.info_gain_warmup_steps=0",
 )  # fmt: skip
 CRITIC = (
-    "algorithm.info_gain_norm_mode=turn_gae", "algorithm.turn_values=critic", "algorithm.lam=0.5", "critic.enable=true",
-    "critic.optim.lr=1e-3", "algorithm.transform_mode=none", "algorithm.info_gain_warmup_steps=0",
+    "algorithm.info_gain_norm_mode=turn_gae", "algorithm.turn_values=critic", "algorithm.turn_signal=info_gain",
+    "algorithm.lam=0.5", "critic.enable=true", "critic.optim.lr=1e-3", "algorithm.transform_mode=none",
+    "algorithm.info_gain_warmup_steps=0",
 )  # fmt: skip
 KILLED = KillPoint("update", f"{RECORDED}:RecordedTrainer._update_actor", call=SAVED + 1)
 
