@@ -79,7 +79,7 @@ def test_cosines_are_a_mean_over_the_policies_of_a_horizon(tmp_path):
         measures = {name: [value, value - half, value + half] for name in ("none, grpo", "gigpo")}
         return {
             "hops": hops, "run": "r", "right": 0.5, "turns": 2.0, "seconds": 60, "own": measures, "own_difference": measures,
-            "explained": {"group": [0.5, 0.25], "seen": [0.75, 0.5]},
+            "explained": {"group": [0.5, 0.25], "features": [0.75, 0.5]},
         }  # fmt: skip
 
     for row in (policy(2, 0.5, 0.3), policy(2, 0.7, 0.4), policy("mix", 0.1, 0.1)):
@@ -90,7 +90,7 @@ def test_cosines_are_a_mean_over_the_policies_of_a_horizon(tmp_path):
     assert (
         "| policies of runs | 2 of 1 | 1 of 1 |" in printed and "| joint | undefined | undefined |" in printed
     )
-    assert "| EV of changes, seen | 0.50 | 0.50 |" in printed
+    assert "| EV of changes, features | 0.50 | 0.50 |" in printed
 
 
 def test_explained_variance_has_no_noise_of_the_values():
