@@ -55,7 +55,7 @@ def test_runs_of_every_credit_begin_with_the_same_questions_and_learning_repeats
 def test_what_is_declared_has_pairs_enough_and_a_choice_on_other_seeds():
     curves, _ = read_campaign(str(HORIZON / "curves.yaml"))
     choice, _ = read_campaign(str(HORIZON / "choice.yaml"))
-    assert curves.cannot_resolve() == "" and len(curves.blocks()) == 15
+    assert curves.cannot_resolve() == "" and len(curves.blocks()) == 16
     assert curves.budget.runs == len(curves.blocks()) * len(curves.conditions)
     assert not set(curves.seeds) & set(choice.seeds)
     learned = {*curves.conditions["learned"]} - {*choice.overrides}
