@@ -24,6 +24,7 @@ from pathlib import Path
 from statistics import fmean
 
 import torch
+from cosine_page import LAMS, above, page
 from omegaconf import OmegaConf
 
 from verl_credit.cli.fidelity.policies import Policy, policies_of, step_numbers
@@ -52,29 +53,6 @@ from verl_credit.worlds.rollouts.rollout import Groups
 
 MEASURED = ["none", "gigpo", "turn-group-v1d", "turn-group-unbiased", "joint", "separate", "calibadv", "g2po"]
 SHRINK, FOLDS = 0.03, 8
-LAMS = (0.5, 0.8)
-SHOWN = [
-    "none, half_negative",
-    "gigpo",
-    "turn-group-v1d, alpha 0.3",
-    "turn-group-unbiased, alpha 0.3",
-    "joint",
-    "separate",
-    "calibadv",
-    "calibadv, lapo",
-    "turn-group-v1d, lapo, alpha 0.3",
-    "g2po",
-    "gagpo",
-]
-SHOWN += [
-    f"turn_gae, true values, lam {lam}" for lam in ("0", "0.5", "0.8", "1", "0.5, halved", "0.8, halved")
-]
-SHOWN += [
-    f"turn_gae, learned ({of}), lam {lam:g}{how}"
-    for of in ("group", "features")
-    for lam in LAMS
-    for how in ("", ", halved")
-]
 
 
 def main() -> None:
@@ -87,13 +65,15 @@ def main() -> None:
     parser.add_argument("--split", default="train", choices=("train", "dev", "test"))
     parser.add_argument("--prompts", type=int, default=96)
     parser.add_argument("--continuations", type=int, default=32)
+    parser.add_argument("--above", help="a credit that is compared with every credit which knows no value")
     parser.add_argument("--parallel", type=int, help="processes; as many as there are cores if not given")
     given = parser.parse_args()
     with one_thread():
         for folder in given.folders:
             for policy in policies_of(folder, step_numbers(given.steps), None):
                 measure_policy(policy, given)
-    print(page(read_json_lines(given.file)))
+    rows = read_json_lines(given.file)
+    print(page(rows), *([above(rows, given.above)] if given.above else []), sep="\n\n")
 
 
 def measure_policy(policy: Policy, given: argparse.Namespace) -> None:
@@ -220,44 +200,6 @@ def explained_without_noise(
         of_true = ((first - first.mean()) * (second - second.mean())).mean()
         shares.append(float(1 - ((v - first) * (v - second)).mean() / of_true) if of_true > 0 else None)
     return shares
-
-
-def page(rows: list[dict]) -> str:
-    """For every horizon the mean over its policies of own cosine minus GRPO's. ± is by the jackknife over questions, as if
-    policies were independent. Those of one run are not, so the number of runs stands beside."""
-    of = {}
-    for row in rows:
-        of.setdefault(str(row["hops"]), []).append(row)
-    heads = [f"{'' if hops == 'mix' else 'H '}{hops}" for hops in of]
-    lines = [f"| own cosine minus GRPO's | {' | '.join(heads)} |", "|---" * (1 + len(of)) + "|"]
-
-    def line(name: str, cells: list[str]) -> None:
-        lines.append(f"| {name} | {' | '.join(cells)} |")
-
-    line("policies of runs", [f"{len(some)} of {len({one['run'] for one in some})}" for some in of.values()])
-    for name, key in (("right", "right"), ("turns", "turns")):
-        line(name, [f"{fmean(one[key] for one in some):.2f}" for some in of.values()])
-    line(
-        "GRPO's own cosine", [mean_of([one["own"]["none, grpo"] for one in some], "") for some in of.values()]
-    )
-    for name in SHOWN:
-        line(name, [mean_of([one["own_difference"].get(name) for one in some], "+") for some in of.values()])
-    for name, place in (("EV of V", 0), ("EV of changes", 1)):
-        for features in ("group", "features"):
-            cells = [
-                f"{fmean(one['explained'][features][place] for one in some):.2f}" for some in of.values()
-            ]
-            line(f"{name}, {features}", cells)
-    line("minutes of a policy", [f"{fmean(one['seconds'] for one in some) / 60:.1f}" for some in of.values()])
-    return "\n".join(lines)
-
-
-def mean_of(measures: list[list[float | None] | None], sign: str) -> str:
-    known = [one for one in measures if one is not None and None not in one]
-    if not known:
-        return "undefined"
-    half = sum(((high - low) / 2) ** 2 for _, low, high in known) ** 0.5 / len(known)
-    return f"{fmean(value for value, _, _ in known):{sign}.3f} ± {half:.3f}"
 
 
 if __name__ == "__main__":

@@ -73,7 +73,7 @@ def test_only_pairs_that_both_conditions_have_are_compared():
 
 
 def test_cosines_are_a_mean_over_the_policies_of_a_horizon(tmp_path):
-    import cosine
+    import cosine_page
 
     def policy(hops, value, half):
         measures = {name: [value, value - half, value + half] for name in ("none, grpo", "gigpo")}
@@ -84,13 +84,27 @@ def test_cosines_are_a_mean_over_the_policies_of_a_horizon(tmp_path):
 
     for row in (policy(2, 0.5, 0.3), policy(2, 0.7, 0.4), policy("mix", 0.1, 0.1)):
         append_json(tmp_path / "cosine.jsonl", row)
-    printed = cosine.page([json.loads(line) for line in (tmp_path / "cosine.jsonl").read_text().splitlines()])
-    assert "| own cosine minus GRPO's | H 2 | mix |" in printed
-    assert "| gigpo | +0.600 ± 0.250 | +0.100 ± 0.100 |" in printed
-    assert (
-        "| policies of runs | 2 of 1 | 1 of 1 |" in printed and "| joint | undefined | undefined |" in printed
+    printed = cosine_page.page(
+        [json.loads(line) for line in (tmp_path / "cosine.jsonl").read_text().splitlines()]
     )
-    assert "| EV of changes, features | 0.50 | 0.50 |" in printed
+    assert "| own cosine minus GRPO's | H 2 | mix | all |" in printed
+    assert "| gigpo | +0.600 ± 0.250 | +0.100 ± 0.100 | +0.433 ± 0.170 |" in printed
+    assert (
+        "| policies of runs | 2 of 1 | 1 of 1 | 3 of 1 |" in printed
+        and "| joint | undefined | undefined | undefined |" in printed
+    )
+    assert "| EV of changes, features | 0.50 | 0.50 | 0.50 |" in printed
+
+
+def test_a_credit_is_compared_with_the_others_on_the_same_policies():
+    import cosine_page
+
+    def policy(learned, gigpo):
+        own = {"learned": [learned, None, None], "gigpo": [gigpo, None, None], "joint": [None, None, None]}
+        return {"hops": 4, "own": own}
+
+    printed = cosine_page.above([policy(0.5, 0.4), policy(0.8, 0.4), policy(0.2, 0.4)], "learned")
+    assert "| gigpo | +0.100 ± 0.745 (2 of 3) |" in printed and "| joint | undefined |" in printed
 
 
 def test_explained_variance_has_no_noise_of_the_values():
