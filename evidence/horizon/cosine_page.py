@@ -87,9 +87,18 @@ def above(rows: list[dict], name: str) -> str:
     return "\n".join(lines)
 
 
-def mean_of(measures: list[list[float | None] | None], sign: str) -> str:
+Measures = list[list[float | None] | None]
+"""[value, low, high] of each policy"""
+
+
+def mean_and_half(measures: Measures) -> tuple[float, float] | None:
     known = [one for one in measures if one is not None and None not in one]
     if not known:
-        return "undefined"
+        return None
     half = sum(((high - low) / 2) ** 2 for _, low, high in known) ** 0.5 / len(known)
-    return f"{fmean(value for value, _, _ in known):{sign}.3f} ± {half:.3f}"
+    return fmean(value for value, _, _ in known), half
+
+
+def mean_of(measures: Measures, sign: str) -> str:
+    found = mean_and_half(measures)
+    return "undefined" if found is None else f"{found[0]:{sign}.3f} ± {found[1]:.3f}"
