@@ -72,6 +72,29 @@ def test_only_pairs_that_both_conditions_have_are_compared():
     assert np.isnan(curves.difference(a, {})[0])
 
 
+def test_areas_and_held_out_answers_are_two_families():
+    import curves
+
+    of = {"grpo": 0.0, "half_negative": 3.0, "gigpo": 1.0, "turn-group-v1d": 0.0, "learned": 4.0}
+    same = {"campaign": "horizon_curves", "hops": 4, "world": 0, "greedy": 90.0, "em": [0.25, 0.5]}
+    rows = [
+        {
+            **same,
+            "condition": name,
+            "seed": seed,
+            "area": value + seed * (1 + value / 10),
+            "sampled": value * seed,
+        }
+        | {"explained": [0.5] if name == "learned" else []}
+        for name, value in of.items()
+        for seed in (1, 2, 3)
+    ]
+    printed = curves.page(rows)
+    assert "| learned | 3 | 6.8 | 25.0 | 50.0 | 90.0 | 8.0 | 0.50 |" in printed
+    assert "| area, 3 pairs | learned - grpo | +4.8 ± 1.0 | 3 of 3 | 0.0023 | 0.0115 |" in printed
+    assert "| sampled, 3 pairs | learned - grpo | +8.0 ± 9.9 | 3 of 3 | 0.0742 |" in printed
+
+
 def test_cosines_are_a_mean_over_the_policies_of_a_horizon(tmp_path):
     import cosine_page
 
