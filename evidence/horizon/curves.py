@@ -24,6 +24,8 @@ from verl_credit.study.campaign.file import read_campaign
 from verl_credit.study.campaign.record import read_record
 from verl_credit.study.campaign.state import states
 
+CHOSEN = "learned"
+"""Of curves.yaml: page has its area less that of every other condition, also where that was not declared."""
 FAMILIES = (("area",), ("greedy", "sampled"))
 NAMED = ("campaign", "hops", "condition", "seed", "world")
 EXPLAINED = "credit/values/explained_variance"
@@ -80,7 +82,33 @@ def page(rows: list[dict]) -> str:
             *means(some),
             *compared(some, campaign.pairs()),
         ]
-    return "\n".join(tables)
+    return "\n".join([*tables, *not_declared([row for row in rows if row["condition"] == CHOSEN], rows)])
+
+
+def not_declared(chosen: list[dict], rows: list[dict]) -> list[str]:
+    """The areas of `CHOSEN` less those of each other condition, by horizon and over all of them; p is not corrected."""
+    hops = sorted({row["hops"] for row in chosen})
+    heads = [*(f"{one} searches" for one in hops), *(["both"] if len(hops) > 1 else [])]
+    if not hops:
+        return []
+    lines = ["", f"| area of {CHOSEN} minus that of | {' | '.join(heads)} |", "|---" * (1 + len(heads)) + "|"]
+    keys = {(row["campaign"], row["hops"]) for row in chosen}
+    others = dict.fromkeys(row["condition"] for row in rows if (row["campaign"], row["hops"]) in keys)
+    for other in [one for one in others if one != CHOSEN]:
+        cells = []
+        for some in [[one] for one in hops] + ([hops] if len(hops) > 1 else []):
+            a, b = (
+                {
+                    (row["hops"], row["seed"], row["world"]): row["area"]
+                    for row in rows
+                    if row["condition"] == name and row["hops"] in some
+                }
+                for name in (CHOSEN, other)
+            )
+            mean, half, above, n, p = difference(a, b)
+            cells.append(f"{mean:+.1f} ± {half:.1f} ({above} of {n}, p {p:.4f})")
+        lines.append(f"| {other} | {' | '.join(cells)} |")
+    return lines
 
 
 def means(rows: list[dict]) -> list[str]:

@@ -50,19 +50,27 @@ def draw(numbers: dict, rows: list[dict], path: Path) -> None:
         for name in LAB
     }
     panels = (
-        (numbers["own_cosine"], numbers["hops"], COSINES, "chain world: own cosine less GRPO's"),
-        (numbers["area"], numbers["learns"], AREAS, "chain world: area of exact success less GRPO's, points"),
-        (lab, [*of], LAB, "lab: own cosine less GRPO's"),
+        (numbers["own_cosine"], numbers["hops"], COSINES, "chain world", "own cosine less GRPO's"),
+        (
+            numbers["area"],
+            numbers["learns"],
+            AREAS,
+            "chain world",
+            "area of exact success less GRPO's, points",
+        ),
+        (lab, [*of], LAB, "lab, a language model", "own cosine less GRPO's"),
     )
-    for axis, (found, hops, shown, label) in zip(axes, panels, strict=True):
-        for name, (legend, colour, line) in shown.items():
+    for axis, (found, hops, shown, title, label) in zip(axes, panels, strict=True):
+        for number, (name, (legend, colour, line)) in enumerate(shown.items()):
             mean, half = zip(*found[name], strict=True)
-            axis.errorbar(hops, mean, half, fmt=line, color=colour, label=legend, marker="o", markersize=3)
+            beside = [one + 0.05 * (number - 2) for one in hops]  # so that intervals do not hide each other
+            axis.errorbar(beside, mean, half, fmt=line, color=colour, label=legend, marker="o", markersize=3)
         axis.axhline(0, color="black", linewidth=0.8)
         axis.set_xlabel("right searches that an answer needs")
         axis.set_xticks(hops)
+        axis.set_title(title, fontsize=10)
         axis.set_ylabel(label)
-        axis.legend(fontsize=8)
+        axis.legend(fontsize=7)
         axis.grid(alpha=0.3)
     figure.suptitle("What turn credit wins over GRPO, with 95 % intervals", fontsize=11)
     figure.savefig(path, dpi=90)
