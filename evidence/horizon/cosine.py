@@ -7,8 +7,9 @@ FOLDER: what `verl-credit fidelity` takes: a run (with --steps), a checkpoint, o
 for each policy when it is measured. Its values lie beside FILE, so that the same command goes on where it was stopped.
 
 Learned values are cross-fitted over all of the policy's questions: `group` is the mean outcome of the prompt's other
-rollouts and the turn, `seen` adds whether the right answer was read. They explain ("EV") a share of the variance of V* and
-of its changes from turn to turn, without the noise of V*. The horizon is lab.hops; without that key it is "mix".
+rollouts and the turn, `features` adds what `algorithm.turn_values=features` observes. They explain ("EV") a share of the
+variance of V* and of its changes from turn to turn, without the noise of V*. The horizon is lab.hops; without that key it
+is "mix".
 """
 
 from __future__ import annotations
@@ -16,48 +17,42 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from hashlib import blake2b
-from itertools import chain
 from pathlib import Path
 from statistics import fmean
 
 import torch
+from cosine_page import LAMS, above, page
 from omegaconf import OmegaConf
 
 from verl_credit.cli.fidelity.policies import Policy, policies_of, step_numbers
+from verl_credit.config.settings import LAPO, CreditSettings
+from verl_credit.credit import MODES
+from verl_credit.credit.turn.turn_credit import credit_of
 from verl_credit.credit.turn.values import States, crossfit, group_features, loo_mean
+from verl_credit.names import ADV_ESTIMATOR
 from verl_credit.precision import one_thread
 from verl_credit.records.report.again import TurnTables
 from verl_credit.records.run.files import append_json, read_json_lines
 from verl_credit.records.run.progress import Throttled, say_at_once
-from verl_credit.study.fidelity.credits import Credit
+from verl_credit.study.fidelity.credits import Credit, batches, nested
 from verl_credit.study.fidelity.headroom import by_values, of_turns
 from verl_credit.study.fidelity.measure import measure
 from verl_credit.study.fidelity.request import Request
+from verl_credit.study.fidelity.rows import outcomes_of, rows_settings
 from verl_credit.study.fidelity.subject import Subject
 from verl_credit.study.fidelity.values import Value, part_of
 from verl_credit.study.fidelity.workers import workers_of
+from verl_credit.turns.assign import CreditRun, StepInputs, step_inputs
+from verl_credit.turns.gains import plan_gains
+from verl_credit.turns.signals.known import LapoSignal
+from verl_credit.turns.signals.signal import StepRows
 from verl_credit.worlds.rollouts.rollout import Groups
 
-MODES = ["none", "gigpo", "turn-group-v1d", "turn-group-unbiased", "joint", "separate"]
+MEASURED = ["none", "gigpo", "turn-group-v1d", "turn-group-unbiased", "joint", "separate", "calibadv", "g2po"]
 SHRINK, FOLDS = 0.03, 8
-LAMS = (0.5, 0.8)
-SHOWN = [
-    "none, half_negative",
-    "gigpo",
-    "turn-group-v1d, alpha 0.3",
-    "turn-group-unbiased, alpha 0.3",
-    "joint",
-    "separate",
-]
-SHOWN += [f"turn_gae, true values, lam {lam}" for lam in ("0", "0.5", "0.8", "1", "0.5, halved")]
-SHOWN += [
-    f"turn_gae, learned ({of}), lam {lam:g}{how}"
-    for of in ("group", "seen")
-    for lam in LAMS
-    for how in ("", ", halved")
-]
 
 
 def main() -> None:
@@ -70,13 +65,15 @@ def main() -> None:
     parser.add_argument("--split", default="train", choices=("train", "dev", "test"))
     parser.add_argument("--prompts", type=int, default=96)
     parser.add_argument("--continuations", type=int, default=32)
+    parser.add_argument("--above", help="a credit that is compared with every credit which knows no value")
     parser.add_argument("--parallel", type=int, help="processes; as many as there are cores if not given")
     given = parser.parse_args()
     with one_thread():
         for folder in given.folders:
             for policy in policies_of(folder, step_numbers(given.steps), None):
                 measure_policy(policy, given)
-    print(page(read_json_lines(given.file)))
+    rows = read_json_lines(given.file)
+    print(page(rows), *([above(rows, given.above)] if given.above else []), sep="\n\n")
 
 
 def measure_policy(policy: Policy, given: argparse.Namespace) -> None:
@@ -95,7 +92,7 @@ def measure_policy(policy: Policy, given: argparse.Namespace) -> None:
     name = blake2b(f"{is_of}".encode(), digest_size=4).hexdigest()
     out = given.file.with_suffix("") / f"{policy.folder.name}_{name}"
     request = Request(
-        str(out), **size, rollouts=config.actor_rollout_ref.rollout.n, modes=MODES, gradient=True
+        str(out), **size, rollouts=config.actor_rollout_ref.rollout.n, modes=MEASURED, gradient=True
     )
     with workers_of(load, given.prompts, given.parallel) as workers:
         say = Throttled(say_at_once, f"cosine {policy.folder.name}")
@@ -130,26 +127,18 @@ def measure_policy(policy: Policy, given: argparse.Namespace) -> None:
 def learned(
     subject: Subject, explained: dict, tables: TurnTables, groups: Groups, values: Mapping[str, Value]
 ) -> list[Credit]:
-    """`turn_gae` with learned values; ``explained`` gets what they explain of V* and of its changes."""
-    paths = [*chain(*groups)]
-    columns_K1 = torch.arange(tables.tokens_B_K1.shape[1])
-    turn_B_K1 = columns_K1 <= tables.n_tool_turns_B[:, None]
+    """`turn_gae` with learned values, and the credits of `others`; ``explained`` gets what values explain of V* and of its
+    changes."""
+    turn_B_K1 = torch.arange(tables.tokens_B_K1.shape[1]) <= tables.n_tool_turns_B[:, None]
     mean_B = loo_mean(tables.outcome_B, tables.group_B, tables.valid_B)
-    group_B_K1_D = group_features(mean_B, len(columns_K1))
-    seen_B_K1 = torch.zeros(turn_B_K1.shape, dtype=torch.float64)
-    for row, path in enumerate(paths):
-        aliases = [alias.lower() for alias in subject.truths[path.steps[0].state.question]["target"]]
-        for turn, step in enumerate(path.steps[:-1]):
-            ids = step.next.ids[len(step.state.ids) + len(step.turn_ids) :]
-            if any(alias in subject.tokenizer.decode(ids).lower() for alias in aliases):
-                seen_B_K1[row, turn + 1 :] = 1.0
+    features = {"group": group_features(mean_B, turn_B_K1.shape[1])}
+    rows, inputs = step_rows(subject, groups, "turn_gae", "none", turn_values="features")
+    observed_B_K1_D = inputs.run.values.provider.observe(rows, inputs).nan_to_num()
+    features["features"] = torch.cat([features["group"], observed_B_K1_D], dim=2)
     half = next(iter(values.values())).continuations // 2
     halves = [of_turns(tables, groups, part_of(values, part)) for part in (slice(half), slice(half, None))]
-    credits = []
-    for name, x_B_K1_D in (
-        ("group", group_B_K1_D),
-        ("seen", torch.cat([group_B_K1_D, seen_B_K1[..., None]], dim=2)),
-    ):
+    credits = others(subject, tables, groups)
+    for name, x_B_K1_D in features.items():
         outcome, prompt, mean = (
             x_B[:, None].expand(turn_B_K1.shape)[turn_B_K1]
             for x_B in (tables.outcome_B, tables.group_B, mean_B)
@@ -160,6 +149,40 @@ def learned(
         explained[name] = explained_without_noise(value_B_K1, halves, turn_B_K1)
         credits += by_values(f"learned ({name})", tables, groups, value_B_K1, LAMS)
     return credits
+
+
+def others(subject: Subject, tables: TurnTables, groups: Groups) -> list[Credit]:
+    """GAGPO without turn rewards, as it is by default, and modes whose turn reward is LAPO."""
+    rows, _ = step_rows(subject, groups, "calibadv", LAPO, turn_params={"evidence": "sigmoid"})
+    reward_B_K, has_B_K = LapoSignal(LAPO).rewards(rows)
+    lapo = replace(tables, reward_B_K=reward_B_K, has_reward_B_K=has_B_K)
+    bare = replace(tables, reward_B_K=torch.zeros_like(reward_B_K), has_reward_B_K=torch.zeros_like(has_B_K))
+    credits = []
+    for name, of, mode, options in (
+        ("gagpo", bare, "gagpo", {}),
+        ("turn-group-v1d, lapo, alpha 0.3", lapo, "turn-group-v1d", {"alpha": 0.3}),
+        ("calibadv, lapo", lapo, "calibadv", {"evidence": "sigmoid"}),
+    ):
+        parts = batches(of, subject.config.data.train_batch_size)
+        given = torch.cat([credit_of(MODES[mode], part.batch, options).advantage_B_K1 for part in parts])
+        credits.append(
+            Credit(name, nested(given, tables.n_tool_turns_B, [*map(len, groups)]), kind="control")
+        )
+    return credits
+
+
+def step_rows(
+    subject: Subject, groups: Groups, mode: str, signal: str, **changes
+) -> tuple[StepRows, StepInputs]:
+    """The groups as the rows of a step with this turn signal, by the trainer's functions."""
+    changes |= {"adv_estimator": ADV_ESTIMATOR, "info_gain_norm_mode": mode, "turn_signal": signal}
+    settings = rows_settings(CreditSettings.from_config(subject.config), turn_signals=None, **changes)
+    batch, run = subject.batch(groups), CreditRun.of(settings, subject.tokenizer)
+    with subject.forward() as forward:
+        plan = plan_gains(batch, settings, subject.tokenizer)
+        inputs = step_inputs(run, plan, forward, {}, step=1, planned_steps=1)
+    gains = inputs.gain_B_K, inputs.has_gain_B_K, inputs.scored_B
+    return StepRows(batch, subject.tokenizer.decode, *outcomes_of(groups), *gains), inputs
 
 
 def explained_without_noise(
@@ -177,44 +200,6 @@ def explained_without_noise(
         of_true = ((first - first.mean()) * (second - second.mean())).mean()
         shares.append(float(1 - ((v - first) * (v - second)).mean() / of_true) if of_true > 0 else None)
     return shares
-
-
-def page(rows: list[dict]) -> str:
-    """For every horizon the mean over its policies of own cosine minus GRPO's. ± is by the jackknife over questions, as if
-    policies were independent. Those of one run are not, so the number of runs stands beside."""
-    of = {}
-    for row in rows:
-        of.setdefault(str(row["hops"]), []).append(row)
-    heads = [f"{'' if hops == 'mix' else 'H '}{hops}" for hops in of]
-    lines = [f"| own cosine minus GRPO's | {' | '.join(heads)} |", "|---" * (1 + len(of)) + "|"]
-
-    def line(name: str, cells: list[str]) -> None:
-        lines.append(f"| {name} | {' | '.join(cells)} |")
-
-    line("policies of runs", [f"{len(some)} of {len({one['run'] for one in some})}" for some in of.values()])
-    for name, key in (("right", "right"), ("turns", "turns")):
-        line(name, [f"{fmean(one[key] for one in some):.2f}" for some in of.values()])
-    line(
-        "GRPO's own cosine", [mean_of([one["own"]["none, grpo"] for one in some], "") for some in of.values()]
-    )
-    for name in SHOWN:
-        line(name, [mean_of([one["own_difference"].get(name) for one in some], "+") for some in of.values()])
-    for name, place in (("EV of V", 0), ("EV of changes", 1)):
-        for features in ("group", "seen"):
-            cells = [
-                f"{fmean(one['explained'][features][place] for one in some):.2f}" for some in of.values()
-            ]
-            line(f"{name}, {features}", cells)
-    line("minutes of a policy", [f"{fmean(one['seconds'] for one in some) / 60:.1f}" for some in of.values()])
-    return "\n".join(lines)
-
-
-def mean_of(measures: list[list[float | None] | None], sign: str) -> str:
-    known = [one for one in measures if one is not None and None not in one]
-    if not known:
-        return "undefined"
-    half = sum(((high - low) / 2) ** 2 for _, low, high in known) ** 0.5 / len(known)
-    return f"{fmean(value for value, _, _ in known):{sign}.3f} ± {half:.3f}"
 
 
 if __name__ == "__main__":

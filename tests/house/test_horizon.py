@@ -55,7 +55,7 @@ def test_runs_of_every_credit_begin_with_the_same_questions_and_learning_repeats
 def test_what_is_declared_has_pairs_enough_and_a_choice_on_other_seeds():
     curves, _ = read_campaign(str(HORIZON / "curves.yaml"))
     choice, _ = read_campaign(str(HORIZON / "choice.yaml"))
-    assert curves.cannot_resolve() == "" and len(curves.blocks()) == 15
+    assert curves.cannot_resolve() == "" and len(curves.blocks()) == 16
     assert curves.budget.runs == len(curves.blocks()) * len(curves.conditions)
     assert not set(curves.seeds) & set(choice.seeds)
     learned = {*curves.conditions["learned"]} - {*choice.overrides}
@@ -72,25 +72,62 @@ def test_only_pairs_that_both_conditions_have_are_compared():
     assert np.isnan(curves.difference(a, {})[0])
 
 
+def test_areas_and_held_out_answers_are_two_families():
+    import curves
+
+    of = {"grpo": 0.0, "half_negative": 3.0, "gigpo": 1.0, "turn-group-v1d": 0.0, "learned": 4.0}
+    same = {"campaign": "horizon_curves", "hops": 4, "world": 0, "greedy": 90.0, "em": [0.25, 0.5]}
+    rows = [
+        {
+            **same,
+            "condition": name,
+            "seed": seed,
+            "area": value + seed * (1 + value / 10),
+            "sampled": value * seed,
+        }
+        | {"explained": [0.5] if name == "learned" else []}
+        for name, value in of.items()
+        for seed in (1, 2, 3)
+    ]
+    printed = curves.page(rows)
+    assert "| learned | 3 | 6.8 | 25.0 | 50.0 | 90.0 | 8.0 | 0.50 |" in printed
+    assert "| area, 3 pairs | learned - grpo | +4.8 ± 1.0 | 3 of 3 | 0.0023 | 0.0115 |" in printed
+    assert "| sampled, 3 pairs | learned - grpo | +8.0 ± 9.9 | 3 of 3 | 0.0742 |" in printed
+
+
 def test_cosines_are_a_mean_over_the_policies_of_a_horizon(tmp_path):
-    import cosine
+    import cosine_page
 
     def policy(hops, value, half):
         measures = {name: [value, value - half, value + half] for name in ("none, grpo", "gigpo")}
         return {
             "hops": hops, "run": "r", "right": 0.5, "turns": 2.0, "seconds": 60, "own": measures, "own_difference": measures,
-            "explained": {"group": [0.5, 0.25], "seen": [0.75, 0.5]},
+            "explained": {"group": [0.5, 0.25], "features": [0.75, 0.5]},
         }  # fmt: skip
 
     for row in (policy(2, 0.5, 0.3), policy(2, 0.7, 0.4), policy("mix", 0.1, 0.1)):
         append_json(tmp_path / "cosine.jsonl", row)
-    printed = cosine.page([json.loads(line) for line in (tmp_path / "cosine.jsonl").read_text().splitlines()])
-    assert "| own cosine minus GRPO's | H 2 | mix |" in printed
-    assert "| gigpo | +0.600 ± 0.250 | +0.100 ± 0.100 |" in printed
-    assert (
-        "| policies of runs | 2 of 1 | 1 of 1 |" in printed and "| joint | undefined | undefined |" in printed
+    printed = cosine_page.page(
+        [json.loads(line) for line in (tmp_path / "cosine.jsonl").read_text().splitlines()]
     )
-    assert "| EV of changes, seen | 0.50 | 0.50 |" in printed
+    assert "| own cosine minus GRPO's | H 2 | mix | all |" in printed
+    assert "| gigpo | +0.600 ± 0.250 | +0.100 ± 0.100 | +0.433 ± 0.170 |" in printed
+    assert (
+        "| policies of runs | 2 of 1 | 1 of 1 | 3 of 1 |" in printed
+        and "| joint | undefined | undefined | undefined |" in printed
+    )
+    assert "| EV of changes, features | 0.50 | 0.50 | 0.50 |" in printed
+
+
+def test_a_credit_is_compared_with_the_others_on_the_same_policies():
+    import cosine_page
+
+    def policy(learned, gigpo):
+        own = {"learned": [learned, None, None], "gigpo": [gigpo, None, None], "joint": [None, None, None]}
+        return {"hops": 4, "own": own}
+
+    printed = cosine_page.above([policy(0.5, 0.4), policy(0.8, 0.4), policy(0.2, 0.4)], "learned")
+    assert "| gigpo | +0.100 ± 0.745 (2 of 3) |" in printed and "| joint | undefined |" in printed
 
 
 def test_explained_variance_has_no_noise_of_the_values():

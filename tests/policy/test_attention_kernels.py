@@ -148,6 +148,14 @@ def test_what_is_held_at_a_time_is_bounded(small_pieces):
         assert all(numbers <= 24 or tokens in (2, 30) for tokens, numbers in sizes)  # those of one branch
 
 
+def test_long_branches_are_pieces_of_their_own_and_short_ones_are_together():
+    """Together every query is scored with the places of all the others, which none of them sees."""
+    for tokens, expected in ((300, [300] * 4), (12, [48])):
+        pack = pack_rows([400], [[(300, tokens)] * 4])
+        pieces = [piece for piece in sdpa_kernel._pieces(pack, None, CPU) if piece.mask is not None]
+        assert [piece.end - piece.start for piece in pieces] == expected
+
+
 def test_gradients_flow_through_trunks_and_branches():
     pack = pack_rows([5, 3], [[(5, 2), (2, 2)], []])
     grads = []

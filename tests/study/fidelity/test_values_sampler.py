@@ -12,6 +12,7 @@ from kit.families import family_config, family_model
 from kit.tiny_models import tiny_model
 from lakes.integrity import Fit
 from verl_credit.policy.generation import BatchGenerator
+from verl_credit.worlds.rollouts import prefixes
 from verl_credit.worlds.rollouts.sampler import Ask, ModelDecoder, TurnSampler, digest, uniforms
 
 STOP, WORDS, LONGEST = 2, (2, 3, 4, 5), 3
@@ -153,3 +154,55 @@ def test_recurrent_layers_are_refused_because_padding_would_enter_their_state():
     model = family_model(family_config("lfm2"), "sdpa")
     with pytest.raises(ValueError, match="model_type=lfm2: only models without recurrent layers"):
         ModelDecoder(model, pad_token_id=0)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 5}]
+)
+def test_a_context_that_begins_like_a_row_before_it_is_not_read_again(options):
+    model = tiny_model(
+        "qwen3",
+        attention="sdpa",
+        vocab_size=16,
+        num_hidden_layers=2,
+        use_sliding_window=bool(options),
+        **options,
+    )
+    drawn, read = torch.Generator().manual_seed(0), []
+    model.register_forward_pre_hook(lambda *call: read.append(call[2]["input_ids"].shape), with_kwargs=True)
+
+    def ids(n):
+        return tuple(torch.randint(16, (n,), generator=drawn).tolist())
+
+    first = [ids(30), ids(9), ids(25)]
+    on = torch.tensor([0, 0, 1, 2]), torch.tensor([5, 6, 7, 8])
+    # two texts of one context, one that ended a token earlier, one that differs from its row early, and two unknown ones
+    after = [
+        first[0] + (5, 1) + ids(9),
+        first[0] + (6,) + ids(4),
+        first[1] + (7, 2) + ids(3),
+        first[1] + ids(4),
+        ids(40),
+        ids(3),
+    ]
+    known, fresh = (ModelDecoder(model, pad_token_id=0) for _ in range(2))
+    known.start(first, 4)
+    known.extend(*on)
+    known.extend(torch.tensor([0, 2, 3]), torch.tensor([1, 2, 3]))
+    read.clear()
+    mine, parents = known.start(after, 4), torch.tensor([0, 0, 1, 2, 3, 4, 5])
+    assert read == [(2, 40), (4, 9)]
+    torch.testing.assert_close(mine, fresh.start(after, 4), atol=1e-5, rtol=0)
+    mine, theirs = (decoder.extend(parents, torch.arange(7)) for decoder in (known, fresh))
+    torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=0)
+
+
+def test_the_oldest_rows_are_forgotten(model, monkeypatch):
+    shape = model.config.num_hidden_layers, 2, model.config.num_key_value_heads, model.config.head_dim
+    monkeypatch.setattr(prefixes, "MOST_BYTES", 8 * 4 * np.prod(shape))  # of eight tokens in float32
+    decoder = ModelDecoder(model, pad_token_id=0)
+    for context in ((1, 3, 4, 5), (1, 4, 4, 4), (1, 5, 5, 5)):
+        decoder.start([context], 1)
+    decoder.start([(3,)], 1)
+    kept = decoder._prefixes
+    assert [kept.nearest((1, n, n, n, 3))[1] for n in (3, 4, 5)] == [1, 4, 4]

@@ -21,6 +21,8 @@ from verl_credit.policy.attention.pack import MASK_NUMBERS, Pack, PackedRow
 
 LEAST_QUERIES = 512
 """Least queries of a piece, also under a shorter window, to avoid many small calls."""
+UNSEEN = 2**15
+"""A branch joins the branches before it in one piece while this adds no more scores of places that no query sees."""
 
 # Backends on a GPU. cuDNN's is left out because it plans again for every new length (half a second each on a B200:
 # FunASR#3704), and torch's own because it makes all scores: a call that no fused backend accepts is an error.
@@ -102,8 +104,10 @@ def _branches(pack: Pack, row: PackedRow, window: int | None, device) -> Iterato
     first = last = row.start + row.trunk
     furthest = 0
     for base, tokens in row.branches:
-        queries, trunk = last + tokens - first, max(furthest, base)
-        if last > first and queries * (trunk + queries) > MASK_NUMBERS:
+        before, queries = last - first, last + tokens - first
+        together = queries * (max(furthest, base) + queries)
+        apart = before * (furthest + before) + tokens * (base + tokens)
+        if last > first and (together > MASK_NUMBERS or together - apart > UNSEEN):
             yield _branch_piece(pack, row, first, last, furthest, window, device)
             first, furthest = last, 0
         last, furthest = last + tokens, max(furthest, base)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Protocol
@@ -22,6 +22,7 @@ from transformers import PreTrainedModel
 from verl_credit.policy.cache import RowCache
 from verl_credit.policy.decoding import decoding, require_decodable
 from verl_credit.policy.sampling import inverse_cdf
+from verl_credit.worlds.rollouts.prefixes import Ids, Prefixes
 
 
 class Decoder(Protocol):
@@ -48,47 +49,81 @@ class ModelDecoder:
                 f"model_type={model.config.model_type}: only models without recurrent layers are sampled"
             )
         self._model, self._pad = model, pad_token_id
+        self._prefixes, self._ids_R, self._cache = Prefixes(), [], None
 
     @torch.inference_mode()
     def start(self, contexts: Sequence[Sequence[int]], most_new_tokens: int) -> torch.Tensor:
+        self._keep(range(len(self._ids_R)))
+        contexts = [tuple(context) for context in contexts]
         width = max(map(len, contexts))
-        ids_R_P = torch.full((len(contexts), width), self._pad, dtype=torch.long)
-        visible_R_L = torch.ones(len(contexts), width + most_new_tokens, dtype=torch.bool)
+        self._visible_R_L = torch.ones(len(contexts), width + most_new_tokens, dtype=torch.bool)
         for row, context in enumerate(contexts):
-            ids_R_P[row, width - len(context) :] = torch.tensor(context)
-            visible_R_L[row, : width - len(context)] = False
-        self._visible_R_L, self._depth, self._width = visible_R_L, 0, width
-        self._length_R = visible_R_L[:, :width].sum(dim=1)
-        self._cache = RowCache(self._model.config)
-        positions_R_P = (visible_R_L[:, :width].long().cumsum(dim=1) - 1).clamp(min=0)
-        padded = not bool(visible_R_L.all())
-        return self._forward(ids_R_P, positions_R_P, visible_R_L[:, :width] if padded else None)
+            self._visible_R_L[row, : width - len(context)] = False
+        self._ids_R, self._depth, self._width = contexts, 0, width
+        self._length_R = self._visible_R_L[:, :width].sum(dim=1)
+        nearest = [self._prefixes.nearest(context) for context in contexts]
+        halves = [2 * n >= len(context) for context, (_, n) in zip(contexts, nearest, strict=True)]
+        parts = [[row for row, read in enumerate(halves) if read is known] for known in (False, True)]
+        caches, log_probs = [], []
+        for rows in filter(None, parts):
+            caches.append(RowCache(self._model.config))
+            log_probs.append(self._read(rows, [nearest[row] for row in rows], halves[rows[0]], caches[-1]))
+        self._cache = caches[0]
+        if len(caches) == 1:
+            return log_probs[0]
+        joined, order = RowCache(self._model.config), torch.tensor(parts[0] + parts[1]).argsort()
+        joined.join(caches)
+        joined.select_rows(order)
+        self._cache = joined
+        return torch.cat(log_probs)[order]
+
+    def _read(self, rows, nearest, known: bool, cache: RowCache) -> torch.Tensor:
+        """log_prob_r_V after these rows, of whose tokens those of a kept row are not read again where they are ``known``."""
+        lengths = [len(self._ids_R[row]) for row in rows]
+        width = max(lengths)
+        new = max(n - taken for n, (_, taken) in zip(lengths, nearest, strict=True)) if known else width
+        if new < width:
+            taken = [(ids, max(n - new, 0)) for n, (ids, _) in zip(lengths, nearest, strict=True)]
+            self._prefixes.fill(cache, taken, width - new)
+        ids_r_N = torch.full((len(rows), new), self._pad, dtype=torch.long)
+        for i, row in enumerate(rows):
+            own = self._ids_R[row][-new:]
+            ids_r_N[i, new - len(own) :] = torch.tensor(own)
+        visible_r_L = self._visible_R_L[rows, self._width - width : self._width]
+        positions_r_L = (visible_r_L.long().cumsum(dim=1) - 1).clamp(min=0)
+        padded = new < width or not bool(visible_r_L.all())
+        return self._forward(ids_r_N, positions_r_L[:, -new:], visible_r_L if padded else None, cache)
 
     @torch.inference_mode()
     def extend(self, parent_R: torch.Tensor, token_R: torch.Tensor) -> torch.Tensor:
         rows = len(self._length_R)
         if len(parent_R) != rows or not torch.equal(parent_R, torch.arange(rows)):
+            self._keep(sorted({*range(rows)} - {*parent_R.tolist()}))
             self._cache.select_rows(parent_R)
             self._visible_R_L, self._length_R = self._visible_R_L[parent_R], self._length_R[parent_R]
+        pairs = zip(parent_R.tolist(), token_R.tolist(), strict=True)
+        self._ids_R = [(*self._ids_R[parent], token) for parent, token in pairs]
         mask = self._visible_R_L[:, : self._width + self._depth + 1]
         positions_R_1 = (self._length_R + self._depth)[:, None]
         self._depth += 1
-        return self._forward(token_R[:, None], positions_R_1, mask)
+        return self._forward(token_R[:, None], positions_R_1, mask, self._cache)
 
-    def _forward(self, ids: torch.Tensor, positions: torch.Tensor, mask) -> torch.Tensor:
+    def _keep(self, rows: Iterable[int]) -> None:
+        """Keeps rows that no longer go on: a context that follows begins like one of them."""
+        if self._cache is not None:
+            self._prefixes.keep([(row, self._ids_R[row]) for row in rows], self._cache)
+
+    def _forward(self, ids: torch.Tensor, positions: torch.Tensor, mask, cache: RowCache) -> torch.Tensor:
         with decoding(self._model):
             output = self._model(
                 input_ids=ids,
                 position_ids=positions,
                 attention_mask=mask,
-                past_key_values=self._cache,
+                past_key_values=cache,
                 use_cache=True,
                 logits_to_keep=1,
             )
         return output.logits[:, -1].double().log_softmax(dim=-1)
-
-
-Ids = tuple[int, ...]
 
 
 @dataclass(frozen=True)
