@@ -188,7 +188,7 @@ def test_the_trainer_says_how_its_workers_divide_rows(monkeypatch, dynamic, micr
     ]
     workers = SimpleNamespace(compute_log_prob=None, _dispatch_info={"actor": [0, 0, 1, 1]})
     score_rows(workers, load_config("lab", [*static, size]), [])
-    assert asked == {"dp_size": 2, "micro_batch": micro_batch}
+    assert asked == {"dp_size": 2, "micro_batch": micro_batch, "adapter": True}
 
 
 def test_what_is_asked_of_the_workers():

@@ -20,7 +20,7 @@ FACTORIAL = {  # the eight conditions C1 to C8, in order: two outcome operators,
     "maxrl_gtpo_hicra": ("maxrl", "gtpo_hicra"),
     "maxrl_gtpo_sepa": ("maxrl", "gtpo_sepa"),
 }
-TURN_PRESETS = ("paper", "released")
+TURN_PRESETS = ("paper", "released", "cigpo", "trace")
 PRESETS = (*FACTORIAL, "grpo", "verl", "grpo_gtpo_sepa_hicra", "maxrl_gtpo_sepa_hicra", *TURN_PRESETS)
 
 

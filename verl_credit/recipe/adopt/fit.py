@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from verl_credit.config.fit import DEFAULT, LOG_PROB, MODEL_LEN, MOST
+from verl_credit.config.fit import DEFAULT, LOG_PROB, MODEL_LEN, MOST, REFERENCE
 from verl_credit.config.keys import Algorithm, Search
 from verl_credit.names import AGENTS, SEPARATE_MODE, SGLANG, TURN_AGENT
 from verl_credit.recipe.adopt.adoption import NULL, Adoption, shown, whole
@@ -13,7 +13,7 @@ from verl_credit.recipe.auto import BATCH, ENGINE, MINI_BATCH
 from verl_credit.recipe.auto import MODE as TRAINER
 from verl_credit.recipe.older_verl import ACTOR, KEEPS_TURNS, MANAGER, PER_GPU, REF, ROLLOUT
 from verl_credit.recipe.rows import OURS
-from verl_credit.recipe.rules.engines import HAND_ON, OVERLONG, REFERENCE, RESPONSE, UPDATE
+from verl_credit.recipe.rules.engines import HAND_ON, OVERLONG, RESPONSE, UPDATE
 from verl_credit.recipe.unread import CHARACTERS
 
 MODE, PROMPT = "algorithm.info_gain_norm_mode", "data.max_prompt_length"
