@@ -2,7 +2,7 @@
 
 import pytest
 
-from kit.faults import RECORDED, SAVED, KillPoint, run_killed, run_straight
+from kit.faults import SAVED, TRAINER, KillPoint, run_killed, run_straight
 from verl_credit.records.run.files import METRICS, VALUES, read_json_lines
 from verl_credit.records.run.tables import TURNS, read_table, table_path
 
@@ -18,7 +18,7 @@ CRITIC = (
     "algorithm.lam=0.5", "critic.enable=true", "critic.optim.lr=1e-3", "algorithm.transform_mode=none",
     "algorithm.info_gain_warmup_steps=0",
 )  # fmt: skip
-KILLED = KillPoint("update", f"{RECORDED}:RecordedTrainer._update_actor", call=SAVED + 1)
+KILLED = KillPoint("update", f"{TRAINER}._update_actor", call=SAVED + 1)
 
 
 def test_a_resumed_run_has_the_values_of_one_that_nothing_disturbed(tiny_lab, tmp_path):
