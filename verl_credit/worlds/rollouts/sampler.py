@@ -38,6 +38,8 @@ class Decoder(Protocol):
 class ModelDecoder:
     """A transformers causal language model with its key-value cache; contexts are padded on the left.
 
+    It keeps what it has read, so the weights must not change while it is used: a step of training takes a new one.
+
     The distribution is the one at temperature 1 over the whole vocabulary, float64 [R, V], as the rollout server draws from.
     Raises ValueError for a model whose layers have a recurrent state, which the padding would enter.
     """
