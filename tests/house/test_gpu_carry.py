@@ -215,6 +215,24 @@ def built(tmp_path, monkeypatch):
     return out, [out / fact["piece"] for fact in pieces]
 
 
+@pytest.fixture(autouse=True)
+def bytecode_is_written(monkeypatch):
+    """Otherwise all packages of this environment would be compiled."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+
+
+def test_where_no_import_writes_bytecode_the_machines_packages_are_compiled(built, tmp_path, monkeypatch):
+    own = tmp_path / "own"
+    own.mkdir()
+    (own / "torch.py").touch()
+    monkeypatch.setattr(carry.sysconfig, "get_path", lambda name: str(own))
+    unpacked(built[1][:1], tmp_path / "site")
+    assert not list(own.glob("__pycache__/*.pyc"))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    unpacked(built[1][1:], tmp_path / "site")
+    assert list(own.glob("__pycache__/*.pyc"))
+
+
 def unpacked(pieces, site):
     return carry.main(["unpack", *map(str, pieces), "--to", str(site)])
 
