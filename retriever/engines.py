@@ -1,6 +1,6 @@
 """What computes the encoder's forward pass in a server: torch, or one of the faster ways that a CPU may have.
 
-On an AMD processor torch's MKL multiplies with AVX2 even where AVX512 is there; oneDNN and OpenVINO do not
+torch's fp32 products come from MKL, which on an AMD processor is half as fast as oneDNN and OpenVINO
 (`evidence/retriever/engines.py` measures all of them).
 """
 
