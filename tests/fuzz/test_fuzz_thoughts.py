@@ -108,7 +108,7 @@ def checker(work: Path) -> Iterator[Check]:
         yield check
 
 
-@cuts(40, share=2)
+@cuts(15, share=2)
 def test_calls_and_answers_are_those_outside_the_thoughts(seeds, tmp_path):
     with checker(tmp_path) as one:
         try_all(one, seeds)

@@ -74,7 +74,7 @@ def checker(work: Path) -> Iterator[Check]:
         yield check
 
 
-@cuts(100)
+@cuts(40)
 def test_a_row_is_whole_whatever_the_policy_writes_and_the_search_finds(seeds, tmp_path):
     with checker(tmp_path) as check:
         try_all(check, seeds)

@@ -73,7 +73,9 @@ def tensors(pack, seed=0):
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    "method", [pytest.param(one, marks=[pytest.mark.slow] * (one == "flex")) for one in METHODS]
+)
 @given(pack=trees(), window=st.sampled_from([None, 1, 3, 50]), softcap=st.sampled_from([None, 1.5]))
 @settings(max_examples=25, deadline=None, derandomize=True)
 def test_every_kernel_is_the_definition(method, pack, window, softcap):
