@@ -57,10 +57,11 @@ def pytest_collection_modifyitems(config, items):
 
 def pytest_collection_finish():
     """The garbage collector no longer walks through what is imported by now: tests of recipes take a third less time.
-    It starts once in 50,000 new objects, not once in 700: it took a sixth of the rest."""
+    It starts once in 50,000 new objects, not once in 700: it took a sixth of the rest. Where older objects are collected,
+    too, in every 40th start, not in every 10th, it takes a thirtieth less of the tests of recipes."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(50_000)
+    gc.set_threshold(50_000, 40)
     gc.enable()
 
 
