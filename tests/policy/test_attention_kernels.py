@@ -204,8 +204,14 @@ def largest_difference(model, pack, ids, positions=None, told=None):
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-@pytest.mark.parametrize("kernel", ["sdpa", pytest.param("flex", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "family, kernel",
+    [
+        *((family, "sdpa") for family in FAMILIES),
+        pytest.param("gemma2", "flex", marks=pytest.mark.slow),  # windows and a softcap
+        *(pytest.param(one, "flex", marks=pytest.mark.nightly) for one in FAMILIES if one != "gemma2"),
+    ],
+)
 def test_a_branch_is_a_row_of_its_own(family, kernel):
     pack = pack_rows(TRUNKS, BRANCHES)
     ids, model = stream(pack), tiny_model(family)
