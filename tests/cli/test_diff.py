@@ -5,6 +5,7 @@ import json
 import pytest
 from omegaconf import OmegaConf
 
+from kit.each import each
 from kit.recipes import load_config
 from verl_credit.cli import main
 from verl_credit.cli.recipe.differences import (
@@ -181,7 +182,7 @@ def test_a_damaged_run_ends_with_4_and_the_file_is_named(tmp_path, capsys, name,
     assert code == 4 and said in told
 
 
-@pytest.mark.parametrize(
+@each(
     "key, group",
     [
         ("algorithm.sepa.steps", "credit"),

@@ -4,6 +4,7 @@ import math
 import re
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from verl_credit.cli import COMMANDS, main
 from verl_credit.cli.pages import keys_page, modes_page
 from verl_credit.cli.recipe.stages import missing
 from verl_credit.config.keys import our_keys
-from verl_credit.credit import REGISTRY
+from verl_credit.credit import REGISTRY, laws
 from verl_credit.credit.turn.modes import MODES
 from verl_credit.recipe.rules.turn_mode import KEYS
 
@@ -164,7 +165,10 @@ def test_what_stands_behind_a_context_is_told(capsys):
 
 
 @pytest.mark.slow
-def test_all_registered_operators_are_checked_from_the_command_line(capsys):
+def test_all_registered_operators_are_checked_from_the_command_line(capsys, monkeypatch):
+    """With a third of the worlds and few calls in a row: ``tests/credit/test_laws.py`` tries the operators themselves."""
+    monkeypatch.setattr(laws, "check", partial(laws.check, seeds=range(1)))
+    monkeypatch.setattr("verl_credit.credit.laws.laws.CALLS", 100)
     code, said = run(capsys, "check")
     assert code == 0
     assert f"{len(REGISTRY)} operators, 0 broken" in said

@@ -4,7 +4,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from kit import recipes
-from kit.recipes import OWN, check, composed_once
+from kit.recipes import OWN, check, composed_once, omegaconfs_copies
 from kit.settings import settings
 from verl_credit.config.keys import (  # fmt: skip
     LOSS,
@@ -56,7 +56,8 @@ def test_what_the_tests_compose_is_what_hydra_composes(recipe, preset):
         "run_dir=${hardware.name}/x",
         "search.index_fingerprint=null",
     ]
-    config = compose_recipe(recipe, overrides)
+    with omegaconfs_copies():
+        config = compose_recipe(recipe, overrides)
     assert composed_once(recipe, overrides) == config
     config.search, config.data, config.reward = None, "???", "${algorithm}"  # a section without its keys
     assert written(config) == OmegaConf.to_container(config, resolve=False)

@@ -9,6 +9,7 @@ import torch
 
 from kit.fuzz import LAW_SEEDS
 from verl_credit.credit.laws import LAWS, PROPERTIES, check, own_subject
+from verl_credit.credit.laws import laws as steady
 from verl_credit.credit.laws.check import FIRST, counterexample, lines, smallest
 from verl_credit.credit.laws.effects import weighs_by
 from verl_credit.credit.laws.laws import Broken, nonfinite, same, travels
@@ -412,7 +413,9 @@ def test_what_a_transform_is_called_with_thousands_of_times_is_as_in_training():
 
 @pytest.mark.slow
 @each_planted
-def test_check_finds_a_planted_violation_among_its_findings(operator, law):
+def test_check_finds_a_planted_violation_among_its_findings(operator, law, monkeypatch):
+    if law != "pure":  # what happens after thousands of calls
+        monkeypatch.setattr(steady, "CALLS", 100)
     broken = [finding.name for finding in check(subject_of(operator), LAW_SEEDS) if finding.wrong]
     assert law in broken
     assert law != "pure" or broken == ["pure"]

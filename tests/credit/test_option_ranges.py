@@ -4,12 +4,13 @@ import math
 
 import pytest
 
+from kit.each import each
 from verl_credit.credit.turn.modes import MODES
 
 RANGES = {(name, option): range for name, mode in MODES.items() for option, range in mode.ranges.items()}
 
 
-@pytest.mark.parametrize("mode, option", RANGES)
+@each("mode, option", RANGES)
 def test_a_bound_is_accepted_where_it_belongs_to_the_range(mode, option):
     of_option = RANGES[mode, option]
     for bound, allowed in ((of_option.low, of_option.low_allowed), (of_option.high, of_option.high_allowed)):

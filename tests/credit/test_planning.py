@@ -6,6 +6,7 @@ import re
 import pytest
 import torch
 
+from kit.each import each
 from kit.gram_oracle import APOSTROPHES, oracle
 from verl_credit.credit.planning.planning import STRATEGIC_GRAMS, coverage, planning_mask, planning_matches
 from verl_credit.credit.planning.token_text import Pieces
@@ -93,7 +94,7 @@ def test_the_list_is_complete_and_every_gram_is_found():
     assert (matches.last_M - matches.first_M + 1).tolist() == [len(g.split()) for g in STRATEGIC_GRAMS]
 
 
-@pytest.mark.parametrize(
+@each(
     "text",
     [
         "LET ME THINK", "Let  me\n\tthink", "let, me... think!", "**let** me _think_", "(let me) \u201cthink\u201d",
@@ -107,7 +108,7 @@ def test_the_same_gram(text):
     assert found(text)
 
 
-@pytest.mark.parametrize(
+@each(
     "text",
     [
         "outlet me think", "let me thinking", "let me rethink", "let them think", "letme think", "let me",

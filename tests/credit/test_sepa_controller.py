@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 
+from kit.each import each
 from verl_credit.credit.token.sepa_controller import SepaController
 
 VAR_1, VAR_0 = (
@@ -190,7 +191,7 @@ BAD_STATES += [
 BAD_STATES += [("warmup_seen", None)] + [("gate_open", bad) for bad in (None, 1, "true")]
 
 
-@pytest.mark.parametrize(("name", "bad"), BAD_STATES)
+@each("name, bad", BAD_STATES)
 def test_states_that_make_no_sense(name, bad):
     ours = fed(controller(), [1, 1])
     saved = ours.state_dict()
@@ -252,7 +253,7 @@ BAD_SETTINGS += [
 ]
 
 
-@pytest.mark.parametrize(("name", "bad"), BAD_SETTINGS)
+@each("name, bad", BAD_SETTINGS)
 def test_settings_out_of_range(name, bad):
     with pytest.raises(ValueError, match=rf"^{name}={bad}: expected a (whole )?number"):
         SepaController(**{name: bad})

@@ -7,6 +7,7 @@ import re
 import pytest
 import torch
 
+from kit.each import each
 from kit.idle import without_effect
 from kit.recipes import load_config
 from verl_credit.credit.token.sepa_controller import (
@@ -31,7 +32,7 @@ def lambdas(settings, last):
     return found
 
 
-@pytest.mark.parametrize(
+@each(
     "decay, threshold, warmup",
     [*itertools.product((0, 0.3, 0.5, 0.9, 0.97), (0.05, 0.2, 0.25, 0.5, 1), (1, 4))],
 )

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from kit.each import each
 from kit.modes import batch
 from verl_credit.credit import (
     MODES,
@@ -369,7 +370,7 @@ REFUSED = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("mode, options, message", REFUSED)
+@each("mode, options, message", REFUSED)
 def test_what_they_refuse(mode, options, message):
     given, optional = world()
     options = of(mode, optional) | options

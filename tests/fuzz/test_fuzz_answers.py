@@ -157,7 +157,7 @@ def checker(work: Path) -> Iterator[Check]:
     yield check
 
 
-@cuts(60, failed=(10756, 13195))  # a tuple that was cut in its first answer, after a comma
+@cuts(25, failed=(10756, 13195))  # a tuple that was cut in its first answer, after a comma
 def test_a_right_answer_scores_or_its_row_is_named(seeds, tmp_path):
     with checker(tmp_path) as check:
         try_all(check, seeds)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from kit.damage import damaged_value
 from kit.fuzz import Check, cuts, told, try_all
-from kit.played import each_recipe_once, play
+from kit.played import play
 from verl_credit.turns.search.protocol import MAX_QUERY_CHARS, bad_query_reason
 from verl_credit.worlds.lab.protocol import TURN_END, answer_turn
 
@@ -73,8 +73,7 @@ def checker(work: Path) -> Iterator[Check]:
             script = [call.encode("utf-8", "replace").decode() + TURN_END, answer_turn("c"), answer_turn("c")]
             return play(script, ["text", None][seed % 7 == 0 :] * 20, OVERRIDES, {})
 
-    with each_recipe_once():
-        yield check
+    yield check
 
 
 @cuts(20)

@@ -96,7 +96,7 @@ def checker(work: Path) -> Iterator[Check]:
     yield check
 
 
-@cuts(20, failed=(575, 1587, 2312))
+@cuts(8, failed=(575, 1587, 2312))
 def test_a_recipe_of_ones_own_is_composed_or_refused_in_one_line(seeds, tmp_path):
     with checker(tmp_path) as check:
         try_all(check, seeds)

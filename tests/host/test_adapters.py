@@ -22,7 +22,8 @@ CASES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("family", ["glm4_moe", pytest.param("deepseek_v3", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("family", CASES)
 def test_all_linear_is_refused_with_layers_that_work(family, tmp_path):
     changes, names = CASES[family]
     tiny_model(family, attention="eager", **changes).save_pretrained(tmp_path)

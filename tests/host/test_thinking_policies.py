@@ -2,7 +2,6 @@
 
 import pytest
 
-from kit.played import each_recipe_once
 from kit.thinking import CALLS, FORM, call_in, ended, thinking_tokenizer, thought_in
 from kit.trajectories import policy_text, record, run
 from verl_credit.recipe.asked import READ
@@ -22,12 +21,7 @@ OWN_FORM = {
     "harmony": "<|channel|>analysis<|message|>",
 }
 CASES = [(parser, form) for parser in CALLS for form in {"<think>": 0, OWN_FORM.get(parser, "[THINK]"): 0}]
-
-
-@pytest.fixture(autouse=True)
-def composed():
-    with each_recipe_once():
-        yield
+COMMON = [pytest.param(*case, marks=[pytest.mark.slow] * (case[1] != "<think>")) for case in CASES]
 
 
 def queries(output) -> list[str]:
@@ -66,7 +60,7 @@ def test_a_call_that_is_only_thought_is_no_call(parser, form):
     assert [policy_text(tokenizer, output, turn) for turn in (0, 1)] == policy.script
 
 
-@pytest.mark.parametrize("parser, form", CASES)
+@pytest.mark.parametrize("parser, form", COMMON)
 def test_with_include_reasoning_the_call_is_made(parser, form):
     if form.startswith("<|channel|>"):
         return  # verl's own parser leaves out the thoughts of gpt-oss
@@ -77,7 +71,7 @@ def test_with_include_reasoning_the_call_is_made(parser, form):
     assert record(output)["stop_reason"] == "answer" and ANSWER in record(output)["final_text"]
 
 
-@pytest.mark.parametrize("parser, form", CASES)
+@pytest.mark.parametrize("parser, form", COMMON)
 def test_nothing_counts_in_a_thought_that_never_closes(parser, form):
     tokenizer, inside = thinking_tokenizer(), form + call_in(parser)("x") + ANSWER
     output, _ = run(tokenizer, [ended(inside)], *LONG, FORM.format(parser))
@@ -89,7 +83,7 @@ def test_nothing_counts_in_a_thought_that_never_closes(parser, form):
     assert ended_as(output) == ("length", 0, ["y"]) and em(output) == 0.0
 
 
-@pytest.mark.parametrize("parser, form", CASES)
+@pytest.mark.parametrize("parser, form", COMMON)
 def test_a_template_may_open_the_thought(parser, form):
     """The closing mark alone ends it, in the first turn and after an observation."""
     call, parsed, close = call_in(parser), FORM.format(parser), FORMS[form]

@@ -105,7 +105,7 @@ def test_every_id_has_a_text_and_texts_keep_their_tokens(real, tokenizer):
     assert tokenizer.eos_token == "<|im_end|>" and tokenizer.pad_token == "<|endoftext|>"
 
 
-@pytest.mark.parametrize("name", ["tiny", "real"])
+@pytest.mark.parametrize("name", ["tiny", pytest.param("real", marks=pytest.mark.slow)])
 def test_the_template_writes_the_tool_and_a_prompt_fits_its_recipes(name, request):
     root = request.getfixturevalue(name)
     tokenizer = AutoTokenizer.from_pretrained(root / "world" / "tokenizer")

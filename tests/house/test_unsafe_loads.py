@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from kit.each import each
+
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("verl_credit", "retriever", "recipes", "evidence")
 PICKLES = ("pickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal")
@@ -116,7 +118,7 @@ SAFE = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("source", UNSAFE)
+@each("source", UNSAFE)
 def test_each_unsafe_call_is_found(source):
     assert unsafe(source)
 

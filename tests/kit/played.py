@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache
 
-import pytest
-
-from kit import trajectories
 from kit.byte_world import make_tokenizer
 from kit.fuzz import ACCEPTED, REFUSED
 from kit.trajectories import record, run
@@ -17,15 +12,6 @@ from verl_credit.turns.book import STOP_REASONS
 from verl_credit.turns.search.client import SearchFault
 
 tokenizer = cache(make_tokenizer)
-composed = cache(trajectories.load_config)
-
-
-@contextmanager
-def each_recipe_once() -> Iterator[None]:
-    """A loop changes nothing in its configuration."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trajectories, "load_config", lambda name, overrides: composed(name, tuple(overrides)))
-        yield
 
 
 def play(script: list[str], found: list[str | None], overrides: tuple[str, ...], row: dict) -> str:

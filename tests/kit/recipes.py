@@ -20,7 +20,6 @@ from verl_credit.recipe.packaged import copied
 
 OWN = ["data.train_files=x", "data.val_files=x", "actor_rollout_ref.model.path=x", "search.url=http://x"]
 GROUPS = (*compose.GROUPS, "credit")
-_compose = compose.compose_recipe
 _load = OmegaConf.load
 # Every recipe is composed of the same 24 files, with the same 150 interpolations.
 yaml.SafeLoader = yaml.CSafeLoader
@@ -28,23 +27,22 @@ yaml.BaseLoader = yaml.CBaseLoader  # reports read a run's settings with it
 omegaconf.base.parse = cache(omegaconf.base.parse)
 
 
+_slow = {container: container.__deepcopy__ for container in (DictConfig, ListConfig)}
+for (
+    _container
+) in _slow:  # Hydra copies what it composes often, OmegaConf what it merges, and tests what they change
+    _container.__deepcopy__ = lambda self, memo: copied(self, self.__dict__["_parent"])
+
+
 @contextmanager
-def copied_fast():
-    """Hydra copies what it composes often."""
-
-    def deepcopy(self, memo):
-        return copied(self, self.__dict__["_parent"])
-
+def omegaconfs_copies():
     with ExitStack() as stack:
-        for container in (DictConfig, ListConfig):
+        for container, deepcopy in _slow.items():
             stack.enter_context(mock.patch.object(container, "__deepcopy__", deepcopy))
         yield
 
 
-@cache
-def _composed(name: str, groups: tuple[str, ...], config_dir: str | None) -> DictConfig:
-    with copied_fast():
-        return _compose(name, groups, config_dir)
+_composed = cache(compose.compose_recipe)
 
 
 def composed_once(name: str, overrides: Sequence[str], config_dir: str | None = None) -> DictConfig:

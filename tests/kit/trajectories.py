@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from functools import lru_cache
 from types import SimpleNamespace
+
+from omegaconf import OmegaConf
 
 from kit.recipes import load_config
 from verl_credit.names import ROW_RECORD
@@ -18,6 +21,14 @@ REQUIRED = [
     "actor_rollout_ref.rollout.multi_turn.format=hermes",  # as the start decides it by the lab's template
     "actor_rollout_ref.rollout.multi_turn.max_parallel_calls=4",
 ]
+
+
+@lru_cache(maxsize=64)
+def _composed(*overrides):
+    """A loop changes nothing in its configuration."""
+    config = load_config("search_cpu", [*REQUIRED, *overrides])
+    OmegaConf.set_readonly(config, True)
+    return config
 
 
 def run(
@@ -47,7 +58,7 @@ def run(
 
     from verl_credit.host.rollout import search_agent  # noqa: F401  (the import registers both agents)
 
-    config = load_config("search_cpu", [*REQUIRED, *overrides])
+    config = _composed(*overrides)
     policy = policy or ScriptedPolicy(tokenizer, script)
     policy.scores, policy.versions = scores, versions
 

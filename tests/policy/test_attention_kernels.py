@@ -73,7 +73,9 @@ def tensors(pack, seed=0):
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    "method", [pytest.param(one, marks=[pytest.mark.slow] * (one == "flex")) for one in METHODS]
+)
 @given(pack=trees(), window=st.sampled_from([None, 1, 3, 50]), softcap=st.sampled_from([None, 1.5]))
 @settings(max_examples=25, deadline=None, derandomize=True)
 def test_every_kernel_is_the_definition(method, pack, window, softcap):
@@ -202,8 +204,14 @@ def largest_difference(model, pack, ids, positions=None, told=None):
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-@pytest.mark.parametrize("kernel", ["sdpa", pytest.param("flex", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "family, kernel",
+    [
+        *((family, "sdpa") for family in FAMILIES),
+        pytest.param("gemma2", "flex", marks=pytest.mark.slow),  # windows and a softcap
+        *(pytest.param(one, "flex", marks=pytest.mark.nightly) for one in FAMILIES if one != "gemma2"),
+    ],
+)
 def test_a_branch_is_a_row_of_its_own(family, kernel):
     pack = pack_rows(TRUNKS, BRANCHES)
     ids, model = stream(pack), tiny_model(family)

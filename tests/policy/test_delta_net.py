@@ -61,8 +61,16 @@ def stock(rows):
     return of
 
 
-@pytest.mark.parametrize("checkpointed", [pytest.param(False, marks=pytest.mark.slow), True])
-@pytest.mark.parametrize("family", TEXTS)
+@pytest.mark.parametrize(
+    "family, checkpointed",
+    [
+        pytest.param(
+            family, checkpointed, marks=[pytest.mark.slow] * ((family, checkpointed) != (TEXTS[0], True))
+        )
+        for family in TEXTS
+        for checkpointed in (True, False)
+    ],
+)
 def test_values_and_gradients_are_those_of_single_rows(family, checkpointed, rows, stock):
     """Two packs before one backward: recomputation has to find the pack of its own forward."""
     model = separate(family).double()

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoConfig
 
+from kit.each import each
 from kit.families import MISSING
 from verl_credit.policy import families
 from verl_credit.policy.attention.implementation import KERNELS, PREFIX
@@ -100,9 +101,7 @@ def config_of(family, changes):
     )
 
 
-@pytest.mark.parametrize(
-    "family, changes, chosen", [case[1:] for case in VARIANTS], ids=[case[0] for case in VARIANTS]
-)
+@each("family, changes, chosen", [case[1:] for case in VARIANTS])
 def test_what_auto_chooses_for_every_variant_and_that_it_is_exact(family, changes, chosen):
     config = config_of(family, changes)
     row = family_of(config)
@@ -272,7 +271,7 @@ def pages_rows():
         yield from ((name, chosen) for name in re.findall(r"`(\w+)`", f"{names}`"))
 
 
-@pytest.mark.parametrize("family, chosen", [row for row in pages_rows() if row[0] not in MISSING])
+@each("family, chosen", [row for row in pages_rows() if row[0] not in MISSING])
 def test_the_page_of_families_is_the_table(family, chosen):
     row = family_of(AutoConfig.for_model(family))
     assert (None if row.refused else row.chosen()) == chosen

@@ -13,6 +13,7 @@ from verl_credit.config.keys.section import choices
 from verl_credit.credit.plugins import TransformSpec, UncertaintySpec
 from verl_credit.credit.token.token_transforms import TRANSFORMS
 from verl_credit.errors import ConfigError, unknown_key
+from verl_credit.recipe.packaged import copied
 
 SECTIONS = (*OURS, *VERLS, Lab)
 KEYS = {key.name: key for section in SECTIONS for key in keys_of(section)}
@@ -21,15 +22,20 @@ RANGES = {key: (low, high, whole) for section in SECTIONS for key, low, high, wh
 
 @cache
 def good(section):
-    return read_section(section, load_config("lab")).model_dump()
+    values = read_section(section, load_config("lab")).model_dump()
+    config = OmegaConf.create({} if section.prefix else values)
+    if section.prefix:
+        OmegaConf.update(config, section.prefix, values)
+    return config
+
+
+SECTION_OF = {key.name: section for section in reversed(SECTIONS) for key in keys_of(section)}
 
 
 def refused(key, value):
     """The error of a section in which all is right but this value."""
-    section = next(s for s in SECTIONS if key in {k.name for k in keys_of(s)})
-    config = OmegaConf.create(good(section) if not section.prefix else {})
-    if section.prefix:
-        OmegaConf.update(config, section.prefix, good(section))
+    section = SECTION_OF[key]
+    config = copied(good(section))
     OmegaConf.update(config, key, value)
     with pytest.raises(ConfigError) as caught:
         read_section(section, config)

@@ -1,5 +1,6 @@
 """The HTTP interface keeps its own OpenAPI document, whatever is sent to it."""
 
+import pytest
 import schemathesis
 from hypothesis import settings
 from schemathesis.checks import not_a_server_error
@@ -15,6 +16,7 @@ schema = schemathesis.openapi.from_asgi(
 )
 
 
+@pytest.mark.slow
 @schema.parametrize()
 @settings(max_examples=40, deadline=None, derandomize=True)
 def test_every_answer_is_one_that_the_document_allows_and_a_success_is_right(case):

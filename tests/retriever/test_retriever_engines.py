@@ -39,7 +39,10 @@ def slow_torch(encoder, monkeypatch):
     return encoder
 
 
-@pytest.mark.parametrize("name", [name for name in engines.EXACT if name != "torch"])
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(one, marks=[pytest.mark.slow] * (one == "openvino")) for one in engines.EXACT[1:]],
+)
 def test_an_engine_in_fp32_gives_the_vectors_of_torch(slow_torch, name):
     if name == "openvino":
         pytest.importorskip("openvino")

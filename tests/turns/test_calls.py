@@ -5,6 +5,7 @@ import random
 
 import pytest
 
+from kit.each import each
 from kit.thinking import CALLS, call_in
 from verl_credit.turns.calls import READERS, shown_calls
 
@@ -18,7 +19,7 @@ def read(form, text):
     return calls, turn.opened, turn.closed, turn.content
 
 
-@pytest.mark.parametrize(
+@each(
     "form, text, calls, opened, closed, content",
     [
         ("llama3", '{"name": "f", "parameters": {"query": "a"}}<|eot_id|>', [("f", PLAIN)], 1, 1, ""),

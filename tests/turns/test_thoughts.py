@@ -5,13 +5,14 @@ import time
 
 import pytest
 
+from kit.each import each
 from verl_credit.turns.reward.qa import compute_score
 from verl_credit.turns.thoughts import FORMS, opened_by, without_thoughts
 
 A = "<answer>a</answer>"
 
 
-@pytest.mark.parametrize(
+@each(
     "text, rest",
     [
         ("no thought", "no thought"),

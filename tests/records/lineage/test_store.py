@@ -286,8 +286,8 @@ def test_two_first_writers_write_one_header(tmp_path):
 
 
 @pytest.mark.slow
-def test_16_processes_write_200_rows_each(tmp_path):
-    together(tmp_path, 16, 200)
+def test_8_processes_write_100_rows_each(tmp_path):
+    together(tmp_path, 8, 100)
 
 
 def test_a_row_is_on_the_disk_when_append_returns(tmp_path, monkeypatch):

@@ -6,6 +6,7 @@ import pytest
 import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
+from kit.each import each
 from verl_credit.errors import ConfigError
 from verl_credit.study.campaign.design import composed, overrides_of, planned
 from verl_credit.study.campaign.file import parse, read_campaign
@@ -31,7 +32,7 @@ def campaign(**changes):
     return parse({key: value for key, value in {**GOOD, **changes}.items() if value != "absent"}, "f.yaml")
 
 
-@pytest.mark.parametrize(
+@each(
     "changes, key, value, accepted",
     [
         ({"sedes": [1]}, "sedes", None, ["name", "hypothesis", "expected_delta"]),

@@ -7,6 +7,7 @@ from html.parser import HTMLParser
 import pytest
 
 from verl_credit.cli import main
+from verl_credit.study.campaign import report
 from verl_credit.study.campaign.file import parse
 from verl_credit.study.campaign.record import keep_record
 from verl_credit.study.campaign.report import write_campaign_report
@@ -22,6 +23,7 @@ TREE = {
     "seeds": [1, 2, 3, 4, 5, 6, 7],
     "metric": {"name": METRIC, "window": [0, 30]},
 }
+PNG = b"\x89PNG"
 BETTER = {"grpo": 0.0, "joint": 0.2, "worse": -0.001}
 
 
@@ -63,8 +65,11 @@ def pictures():
 @pytest.fixture(autouse=True)
 def _draw_only_where_asked(request, monkeypatch):
     if "pictures" not in request.fixturenames:
-        for place in ("records.report.curves", "study.campaign.report"):
-            monkeypatch.setattr(f"verl_credit.{place}.saved", lambda figure, kind, **options: b"\x89PNG")
+        monkeypatch.setattr(report, "curves_png", lambda panels: PNG)
+        monkeypatch.setattr(report, "panel_data_uri", lambda panel: "data:,")
+        monkeypatch.setattr(
+            report, "differences_picture", lambda _, written: "data:," if written is report.svg_uri else PNG
+        )
 
 
 def whole(folder, **left_out):
@@ -101,7 +106,7 @@ def page(folder):
     found.text = re.sub(r"\s+", " ", found.text)
     assert all(link.startswith("data:") or (folder / link).is_file() for link in found.links)
     for name in ("campaign-curves.png", "campaign-differences.png"):
-        assert (folder / name).read_bytes().startswith(b"\x89PNG")
+        assert (folder / name).read_bytes().startswith(PNG)
     return found
 
 

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import shutil
 from contextlib import contextmanager
 
 import pytest
@@ -331,10 +332,16 @@ def refused_with(accepted, folder):
     assert re.search(accepted, error.value.accepted)
 
 
-@pytest.mark.parametrize("what", REFUSED)
-def test_what_is_missing_or_does_not_fit_is_refused(live, tmp_path, what):
-    folder = save_fsdp2(tmp_path, *live, 2)
+@pytest.fixture(scope="module")
+def whole(live, tmp_path_factory):
+    folder = save_fsdp2(tmp_path_factory.mktemp("whole"), *live, 2)
     read_checkpoint(folder)
+    return folder
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_is_missing_or_does_not_fit_is_refused(whole, tmp_path, what):
+    folder = shutil.copytree(whole, tmp_path / whole.name)
     damage, message = REFUSED[what]
     damage(folder)
     refused_with(message, folder)

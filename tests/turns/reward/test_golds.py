@@ -7,6 +7,7 @@ from decimal import Decimal
 import numpy as np
 import pytest
 
+from kit.each import each
 from verl_credit.turns.reward.golds import doubt, gold_answers
 from verl_credit.turns.reward.literal import NotALiteral, literal
 from verl_credit.turns.reward.qa import compute_score, stated_form
@@ -22,7 +23,7 @@ TRIVIA = {
 ARRAY = "{'text': array(['Ann Lee', 'A. Lee'], dtype=object), 'answer_start': array([3, 9], dtype=int32)}"
 
 
-@pytest.mark.parametrize(
+@each(
     "held, golds",
     [
         # text
@@ -76,7 +77,7 @@ def test_what_can_mean_one_thing_only_is_decoded(held, golds):
         assert compute_score("x", f"<answer>{gold}</answer>", held)["em"] == 1.0
 
 
-@pytest.mark.parametrize(
+@each(
     "gold",
     [
         "[sic]", "(1995)", "{}", "()", "A|B test", "[0, 1]", "[1995]", "(0, 1]", "{1, 2}", "('Heroes')", '"Heroes"',
@@ -88,7 +89,7 @@ def test_a_real_answer_that_looks_odd_stays_as_it_stands(gold):
     assert gold_answers(gold) == gold_answers({"target": [gold]}) == [gold]
 
 
-@pytest.mark.parametrize(
+@each(
     "held, why",
     [
         (True, "True is neither text nor a finite number"),
@@ -144,7 +145,7 @@ def test_the_form_of_a_row_is_read_from_text_too():
     assert stated_form("['a']") is stated_form("Paris") is None
 
 
-@pytest.mark.parametrize(
+@each(
     "gold, number, what",
     [
         ("Paris|City of Light", False, "several answers joined by '|'"),

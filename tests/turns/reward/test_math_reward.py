@@ -6,12 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kit.each import each
 from verl_credit.turns.reward.qa import boxed_match, compute_score, extract_boxed, final_answer, number
 
 TRUTH = {"target": ["1234"], "form": "boxed"}
 
 
-@pytest.mark.parametrize(
+@each(
     "text, value",
     [
         ("72", 72),

@@ -6,11 +6,12 @@ from decimal import Decimal
 
 import pytest
 
+from kit.each import each
 from verl_credit.turns.reward.golds import gold_answers
 from verl_credit.turns.reward.qa import compute_score, exact_match, extract_answer, token_f1
 
 
-@pytest.mark.parametrize(
+@each(
     "prediction, golds, em",
     [
         ("The Eiffel Tower!", ["eiffel tower"], 1.0),
