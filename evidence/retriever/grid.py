@@ -22,6 +22,7 @@ import asyncio
 import itertools
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -83,7 +84,7 @@ def search_r1(options, name: str, index: Path, encoder: Path, log: Path):
             time.sleep(0.2)
         yield port
     finally:
-        process.terminate()
+        process.kill()  # it would wait for what is under way
         process.wait()
 
 
@@ -284,6 +285,7 @@ def main() -> None:
         for line in file.read_text().splitlines():
             take(json.loads(line))
     torch.set_num_threads(1)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the servers end, too
     for rows in [] if options.table else options.rows:
         measure(options, rows, done, keep)
     print(table(done, options))
