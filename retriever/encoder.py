@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from transformers import AutoModel, AutoTokenizer
 
-from verl_credit_retriever.engines import torch_forward
+from verl_credit_retriever.engines import CALL_TOKENS, calls, torch_forward
 from verl_credit_retriever.foreign import what_it_is
 from verl_credit_retriever.settings import POOLINGS
 
@@ -96,28 +96,28 @@ class SentenceEncoder:
 
     def encode_passages(self, passages: list[str]) -> np.ndarray:
         """Vectors of passages: float32 [N, D]; [0, D] for no passage."""
-        return self.encode_tokens(self._tokenize(passages, self.passage_prefix))
+        return self.encode_tokens(self._tokenize(passages, self.passage_prefix), split=False)
 
     def tokenize_queries(self, queries: list[str]) -> list[list[int]]:
         """Token ids of each prefixed query, cut to `max_length`, for `encode_tokens`."""
         return self._tokenize(queries, self.query_prefix)
 
     @torch.inference_mode()
-    def encode_tokens(self, ids_N: list[list[int]]) -> np.ndarray:
+    def encode_tokens(self, ids_N: list[list[int]], *, split: bool = True) -> np.ndarray:
         """Vectors of tokenized texts: float32 [N, D] in the order given.
 
-        Texts of similar length share a model call of up to `batch_size` texts, which saves padding. Errors:
-        ValueError for an empty or overlong row, and for a vector that is zero or not finite.
+        Texts of similar length share a model call of at most `batch_size`, or of fewer where padding costs more than a call
+        (`split`). Errors: ValueError for an empty or overlong row, and for a vector that is zero or not finite.
         """
         out_N_D = np.zeros((len(ids_N), self.dim), dtype=np.float32)
         for row, ids in enumerate(ids_N):
             if not 1 <= len(ids) <= self.max_length:
                 raise ValueError(f"row {row}: {len(ids)} tokens; expected 1 to max_length={self.max_length}")
-        order_N = sorted(range(len(ids_N)), key=lambda row: len(ids_N[row]))
-        for start in range(0, len(order_N), self.batch_size):
-            rows = order_N[start : start + self.batch_size]
-            batch = self._tokenizer.pad({"input_ids": [ids_N[row] for row in rows]}, return_tensors="pt")
-            batch = batch.to(self.device)
+        # Passages are not split: an index keeps its last bits.
+        padding = CALL_TOKENS if split and self.device.type == "cpu" else sys.maxsize
+        for rows in calls([len(ids) for ids in ids_N], self.batch_size, padding):
+            padded = {"input_ids": [ids_N[row] for row in rows]}
+            batch = self._tokenizer.pad(padded, return_tensors="pt").to(self.device)
             out_N_D[rows] = self._pool(self.forward(batch), batch["attention_mask"]).cpu().numpy()
         length_N = np.linalg.norm(out_N_D, axis=1)
         # NaN fails every comparison, so both conditions refuse zero and non-finite vectors.

@@ -20,6 +20,8 @@ EXACT = ("torch", "onednn", "openvino")
 """The engines that compute in fp32: `auto` takes the fastest of these."""
 CLOSE = 1e-5
 """The largest difference from torch's vectors that counts as rounding. bf16's are about 1e-2."""
+CALL_TOKENS = 12
+"""What a call costs on a CPU beside its tokens, in tokens: 12 to 17 with torch and OpenVINO in e5-base's shape."""
 ROUNDS = 3
 PROBES = (
     ["query"],
@@ -70,6 +72,19 @@ def _measured(encoder) -> tuple[np.ndarray, float]:
         vectors = [encoder.encode_queries(texts) for texts in PROBES]
         rounds.append(time.perf_counter() - start)
     return np.concatenate(vectors), min(rounds[1:])
+
+
+def calls(length_N: list[int], most: int, padding: int) -> list[list[int]]:
+    """The rows in calls of at most `most`, by length: a longer one begins a call if it adds more than `padding` tokens to
+    the others."""
+    found: list[list[int]] = []
+    for row in sorted(range(len(length_N)), key=length_N.__getitem__):
+        call = found[-1] if found else []
+        if not call or len(call) == most or len(call) * (length_N[row] - length_N[call[-1]]) > padding:
+            found.append([row])
+        else:
+            call.append(row)
+    return found
 
 
 def torch_forward(model: torch.nn.Module) -> Forward:

@@ -160,8 +160,10 @@ class SearchIndex:
     def _search(self, vectors_N_D: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
         if self._faiss is None:
             return self._checked(*self._exactly(vectors_N_D, k))
+        from verl_credit_retriever.index import few_queries  # which imports FAISS
+
         candidates = min(len(self), k * self.search_parameters.get("refine", 1))
-        scores_N_K, rows_N_K = self._faiss.search(vectors_N_D, candidates)
+        scores_N_K, rows_N_K = few_queries.search(self._faiss, vectors_N_D, candidates)
         if self.manifest["kind"] == "ivfpq":  # its codes are rough: the candidates' own vectors decide
             scores_N_K, rows_N_K = self._exact.among(vectors_N_D, rows_N_K, k)
         short_N = (rows_N_K == -1).any(axis=1)

@@ -26,6 +26,21 @@ def test_vectors_are_unit_float32_and_do_not_depend_on_the_batch(world):
     assert encoder.encode_queries([]).shape == (0, 32)
 
 
+def test_queries_are_split_where_padding_costs_more_than_a_call_and_passages_are_not(world, monkeypatch):
+    _, encoder = world
+    plain, shapes = encoder.forward, []
+    monkeypatch.setattr(
+        encoder, "forward", lambda batch: shapes.append(tuple(batch["input_ids"].shape)) or plain(batch)
+    )
+    lengths = [5] * 13 + [6, 4, 30]  # 14 rows in the first call: the 15th would add 24 tokens to each
+    ids_N = [[encoder._tokenizer.cls_token_id] * length for length in lengths]
+    split_N_D = encoder.encode_tokens(ids_N)
+    assert shapes == [(14, 5), (1, 6), (1, 30)]
+    shapes.clear()
+    np.testing.assert_allclose(encoder.encode_tokens(ids_N, split=False), split_N_D, atol=1e-6)
+    assert shapes == [(16, 30)]
+
+
 def test_pooling_is_the_mean_over_real_tokens(world):
     _, encoder = world
     tokens = encoder._tokenizer("passage: river bridge", return_tensors="pt")
