@@ -95,8 +95,6 @@ class CreditSteps(PPOTrainer):
     def _load_checkpoint(self):
         super()._load_checkpoint()
         restore(self.credit, self.recorder.resumed(self.global_steps))
-        if self.ahead:
-            self.ahead.resumed()
 
     def _setup(self):
         super()._setup()
