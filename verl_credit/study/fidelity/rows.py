@@ -27,7 +27,7 @@ from verl_credit.turns.scorers import SCORERS
 from verl_credit.turns.signals.known import signals_of
 from verl_credit.turns.signals.own import TrajectorySignal
 from verl_credit.turns.signals.signal import Signal, StepRows
-from verl_credit.turns.state_features import CRITIC, HIDDEN, KEY
+from verl_credit.turns.state_features import CRITIC, KEY
 from verl_credit.worlds.rollouts.protocol import Protocol, State, Step
 from verl_credit.worlds.rollouts.rollout import Groups, Trajectory
 from verl_credit.worlds.rollouts.sampler import Ids
@@ -234,8 +234,6 @@ def _not_here(settings: CreditSettings, signals: dict[Signal, float]) -> str | N
         return (
             f"algorithm.info_gain_scorer={algorithm.info_gain_scorer}: the reference scores in training alone"
         )
-    if algorithm.turn_values == HIDDEN:
-        return f"{KEY}={HIDDEN}: the hidden states are read in training alone"
     if algorithm.turn_values == CRITIC:
         return f"{KEY}={CRITIC}: the critic is there in training alone"
     coroutines = (signal.name for signal in signals if isinstance(signal, TrajectorySignal))
