@@ -107,7 +107,7 @@ def test_damaged_versions_are_said_and_the_rest_is_shown(run_dir, damage, said):
 
 
 def test_the_command_is_that_of_the_start_whose_end_is_told(run_dir):
-    events.start(run_dir, 20)  # of an earlier version
+    events.start(run_dir, 20)
     assert "verl-credit train" not in Page(report(run_dir)).text
     for seed, code in ((1, ExitCode.FAILED), (2, ExitCode.INTEGRITY), (3, ExitCode.NOTHING_LEFT)):
         events.start(run_dir, 20, f"verl-credit train --config-name lab seed={seed} 'a=<b>'")
