@@ -59,8 +59,6 @@ class Run(Section):
         ),
     ] = Field(default_factory=list)
     """Steps that are saved and kept independently of trainer.save_freq and trainer.max_actor_ckpt_to_keep."""
-    poll_interval_s: Annotated[float, Field(ge=1e-3, le=60)] = 0.1
-    """Seconds between two polls of the trainer for finished rollouts (verl: 2.0)."""
     cpu_threads: Annotated[int, Field(ge=1, le=1024)] = 1
     """Threads of torch in the actor and in the engine hf of a run without a GPU; the actor's: OMP_NUM_THREADS goes first."""
     max_hours: Annotated[float, Field(ge=1e-3)] | None = None

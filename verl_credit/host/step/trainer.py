@@ -69,7 +69,7 @@ class CreditSteps(PPOTrainer):
 
     def _build_replay_buffer(self):
         buffer = super()._build_replay_buffer()
-        buffer.poll_interval = self.config.poll_interval_s
+        buffer.poll_interval = 0.1  # seconds between two looks for finished rollouts; verl: 2.0
         self.watch.attach(buffer)
         if self.ahead:
             self.ahead.attach(buffer)
