@@ -108,13 +108,13 @@ def _reads(row: dict, k: int, y: float) -> list[str]:
 def _siblings(group: list[dict], place: int, k: int, turn: dict, y: float) -> list[str]:
     """A dot for every rollout that has a z at this turn; equal ones are stacked."""
     if turn["z"] is None:
-        words = "no gain" if turn["info_gain"] is None else "not compared"
+        words = "no gain" if turn["reward"] is None else "not compared"
         return [text(GAIN, y + 5, words, 12, SOFT)]
     middle, half = STRIP + 85, 75
-    parts = [text(GAIN, y + 6, signed(turn["info_gain"]), 16, more='font-weight="700"')]
+    parts = [text(GAIN, y + 6, signed(turn["reward"]), 16, more='font-weight="700"')]
     parts += [line(middle - half - 8, y, middle + half + 8, y), line(middle, y - 5, middle, y + 5, SOFT)]
     have = [n for n, one in enumerate(group) if k < len(one["turns"]) and one["turns"][k]["z"] is not None]
-    others = [group[n]["turns"][k]["info_gain"] for n in have if n != place]
+    others = [group[n]["turns"][k]["reward"] for n in have if n != place]
     if others:
         parts.append(text(GAIN, y + 24, f"siblings {signed(sum(others) / len(others))}", 12, SOFT))
     stacked: Counter = Counter()
@@ -157,8 +157,6 @@ def main(run_dir: str, question: str, out: str) -> None:
     rows = [row for row in samples if question in row["question"]]
     if not rows:
         sys.exit(" ".join([f"{run_dir} has kept no rollout of a question with {question!r}.", *problems]))
-    if "group" not in rows[-1]:
-        sys.exit(f"{run_dir} has no groups: it is of an earlier version")
     actor = OmegaConf.load(Path(run_dir) / "config.yaml").actor_rollout_ref.actor
     Path(out).write_text(draw(rows[-1], actor.clip_ratio_low, actor.clip_ratio_high), encoding="utf-8")
 

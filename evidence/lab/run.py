@@ -149,7 +149,7 @@ def gain_by_kind(rows: list[dict], last_step: int) -> dict:
             continue
         seen: set[str] = set()
         for turn, entry in enumerate(row["turns"]):
-            if entry["info_gain"] is None:
+            if entry["reward"] is None:
                 continue
             pages = {page for search in row["searches"] if search["turn"] == turn for page in search["pages"]}
             new = pages - seen
@@ -160,7 +160,7 @@ def gain_by_kind(rows: list[dict], last_step: int) -> dict:
                 kind = "intermediate"
             else:
                 kind = "useless"
-            gains[kind].append(entry["info_gain"])
+            gains[kind].append(entry["reward"])
     return {kind: moments(values) for kind, values in gains.items()} | {"steps": f"1-{last_step}"}
 
 

@@ -169,9 +169,12 @@ def _prepare(corpus: Path, encoder, out: Path, dtype, batch_size, shard_rows, ov
 
         encoder = SentenceEncoder(encoder, batch_size=batch_size)
     settings = {"encoder": {key: value for key, value in encoder.fingerprint().items() if key != "name"}}
-    settings |= {"dtype": dtype, "shard_rows": shard_rows, "batch_size": batch_size}
-    if encoder.dtype != "fp32":  # builds that an older version began have no such key
-        settings["encode_dtype"] = encoder.dtype
+    settings |= {
+        "dtype": dtype,
+        "shard_rows": shard_rows,
+        "batch_size": batch_size,
+        "encode_dtype": encoder.dtype,
+    }
     out.parent.mkdir(parents=True, exist_ok=True)
     layout = {"shard_rows": shard_rows, "dim": encoder.dim, "dtype": DTYPES[dtype], "settings": settings}
     return encoder, out.with_name(f".{out.name}.building"), layout

@@ -19,7 +19,7 @@ FORMAT = 3
 KINDS = ("flat", "sq8", "ivf", "ivfpq", "hnsw", "exact")
 APPROXIMATE = ("sq8", "ivf", "ivfpq", "hnsw")
 DTYPES = {"fp16": "float16", "fp32": "float32"}
-OWN_HASH = "manifest_sha256"  # the hash of all other keys; formats 1 and 2 have none
+OWN_HASH = "manifest_sha256"  # the hash of all other keys
 # Keys on which no answer depends, or that the hashes of the files cover.
 NOT_ANSWERS = ("versions", "format", OWN_HASH, "encoded_in")
 NO_ROOM = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
@@ -82,11 +82,7 @@ def write_manifest(
 
 
 def read_manifest(folder: Path) -> dict:
-    """Read and check `folder/manifest.json`. Errors: IndexMismatch names key, value and what is accepted.
-
-    Format 1 holds flat float32 indexes of normalised vectors only. Formats 1 and 2 have no hash of the manifest;
-    they are read with a warning, so that no corpus has to be encoded again.
-    """
+    """Read and check `folder/manifest.json`. Errors: IndexMismatch names key, value and what is accepted."""
     path = folder / "manifest.json"
     if not path.is_file():
         raise IndexMismatch(f"{path} does not exist; {_missing_hint(folder)}")
@@ -96,19 +92,12 @@ def read_manifest(folder: Path) -> dict:
         raise IndexMismatch(f"{path} is not JSON ({error}); rebuild the index") from None
     if not isinstance(manifest, dict):
         raise IndexMismatch(f"{path}: {str(manifest)[:80]!r} is not an object; rebuild the index")
-    _require_one_of(path, manifest, "format", range(1, FORMAT + 1))
-    if OWN_HASH not in manifest and manifest["format"] < 3:
-        log.warning(
-            "%s (format %s) has no %s: a changed prefix, pooling or length would go unnoticed; rebuild to get one",
-            *(path, manifest["format"], OWN_HASH),
-        )
-    elif manifest.get(OWN_HASH) != (digest := own_hash(manifest)):
+    _require_one_of(path, manifest, "format", (FORMAT,))
+    if manifest.get(OWN_HASH) != (digest := own_hash(manifest)):
         raise IndexMismatch(
             f"{path}: {OWN_HASH}={manifest.get(OWN_HASH)!r}, but its values have {digest!r}: one was changed; "
             "restore the file or rebuild the index"
         )
-    if manifest["format"] == 1:
-        manifest = {"parameters": {}, "search": {}, **manifest}
     _require_one_of(path, manifest, "kind", KINDS)
     _require_one_of(path, manifest, "metric", ("inner_product",))
     _require_one_of(path, manifest, "dtype", DTYPES.values())
@@ -167,12 +156,11 @@ def check_files(folder: Path, manifest: dict, hash_of: Callable[[Path], str] | N
 
 
 def check_encoder(manifest: dict, encoder: dict) -> None:
-    """Refuse an encoder other than the one that built the index. `encoder`: SentenceEncoder.fingerprint().
+    """Refuse an encoder other than the one that built the index; a key that the manifest lacks is different.
 
-    A key that the manifest lacks is different, except those that format 1 did not record.
+    `encoder`: SentenceEncoder.fingerprint().
     """
-    unknown = {"normalize": True, "config_sha256": encoder.get("config_sha256")}
-    built_with = (unknown if manifest["format"] == 1 else {}) | manifest["encoder"]
+    built_with = manifest["encoder"]
     for key in [*built_with, *sorted(encoder.keys() - built_with.keys())]:
         own, expected = encoder.get(key), built_with.get(key)
         if key != "name" and (own != expected or key not in built_with):

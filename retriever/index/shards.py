@@ -86,20 +86,19 @@ class Shards:
         Errors: BuildRefused when lines of a finished shard were changed or deleted, or it was encoded with other
         settings; with `overwrite` that shard is encoded again instead.
         """
-        # An older version recorded its settings once, for the folder: without that file those of a shard are unknown.
-        ours = self._settings if (self.work / PLAN).is_file() else {}
         for path in sorted(self.work.glob("shard-*.json")):
             shard = int(path.stem.split("-")[1])
             record = _read_json(path)
-            if shard < self.count and shard not in self._share and (ours or "settings" in record):
+            if shard < self.count and shard not in self._share:
                 continue
-            if not record.keys() >= {"rows", "corpus_sha256", "vectors_sha256"}:
+            if not record.keys() >= {"rows", "corpus_sha256", "vectors_sha256", "settings"}:
                 continue  # damaged: this shard is encoded again
-            theirs = record.get("settings", ours)
-            differing = _differing(self._settings, theirs)
+            differing = _differing(self._settings, record["settings"])
             if differing and not overwrite:
-                other = f"was encoded with other settings: {differing}" if theirs else "records no settings"
-                raise BuildRefused(f"{path} {other}; remove it{_or_overwrite(overwrite, 'encode it anew')}")
+                raise BuildRefused(
+                    f"{path} was encoded with other settings: {differing}; remove it"
+                    f"{_or_overwrite(overwrite, 'encode it anew')}"
+                )
             first, last = self._range(shard)
             if differing or (shard < self.count and record["rows"] < last - first):
                 continue  # as the last shard, to which lines were added since

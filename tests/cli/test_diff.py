@@ -141,19 +141,6 @@ def test_what_cannot_be_read_ends_with_4_and_is_named(capsys, text, said):
     assert code == 4 and said in told
 
 
-def test_a_run_of_an_earlier_version_names_what_moved_as_one_of_today_does(tmp_path, capsys):
-    old = {
-        "reward": "pkg://verl_credit.reward.qa",
-        "keep_rollouts": 0,
-        "keep_token_tables": 10,
-        "sample_trajectories": 3,
-    }
-    new = {"reward": "pkg://verl_credit.turns.reward.qa", "keep_rollouts": {"steps": 10, "groups": 3}}
-    a, b = run_folder(tmp_path / "a", VALUES | old), run_folder(tmp_path / "b", VALUES | new)
-    code, output = diff(capsys, a, b)
-    assert code == 0 and output.endswith("\n\nequal\n")
-
-
 def test_a_run_with_keys_that_nothing_knows_now_stays_readable(tmp_path, capsys):
     a, b = (run_folder(tmp_path / name, VALUES | {"since_removed": name}) for name in "ab")
     code, said = diff(capsys, a, b)

@@ -204,7 +204,7 @@ def test_a_password_that_no_run_stores_is_asked_for(tmp_path):
 )
 def test_how_the_step_ended_is_told(monkeypatch, tmp_path, code, error, said):
     script = f"print('said first\\n\\nholds 3 rows'); exit({int(code)})"
-    monkeypatch.setattr(another_run, "train_command", lambda *_: [sys.executable, "-c", script])
+    monkeypatch.setattr(another_run, "run_command", lambda *_: [sys.executable, "-c", script])
     if error is None:
         return another_run.run_alone(tmp_path, [], "no rollouts")
     with pytest.raises(error) as raised:

@@ -329,17 +329,6 @@ def test_what_a_mode_of_ones_own_reads_is_0_in_rows_that_do_not_count():
     assert tables.reward_B_K.tolist() == [[1.0, 1.0], [0.0, 0.0], [0.0, 0.0]]
 
 
-def test_the_old_name_of_turn_rewards_is_understood_and_told():
-    outcome, gain, mask, group = batch()
-    with pytest.warns(DeprecationWarning, match="info_gain_B_K .*turn_reward_B_K"):
-        credit = turn_credit(outcome, turn_mask_B_K=mask, group_B=group, info_gain_B_K=gain)
-    assert_same(credit, turn_credit(outcome, gain, mask, group))
-    with pytest.raises(TypeError, match="turn_reward_B_K .*info_gain_B_K are both given"):
-        turn_credit(outcome, gain, mask, group, info_gain_B_K=gain)
-    with pytest.raises(TypeError, match="turn_credit needs outcome_B"):
-        turn_credit(outcome, turn_mask_B_K=mask, group_B=group)
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
 def test_the_resolution_is_that_of_the_coarser_input_but_not_below_float32s(dtype):
     seen = []

@@ -8,7 +8,6 @@ import torch
 
 from verl_credit.credit import turn_gae
 from verl_credit.credit.turn.values import (
-    HIDDEN_SHRINK,
     States,
     crossfit,
     explained_variance,
@@ -71,66 +70,6 @@ def test_ridge_against_least_squares_with_rows_for_the_penalty():
     w = np.linalg.lstsq(rows, np.concatenate([y - y.mean(), np.zeros(3)]), rcond=None)[0]
     predict = ridge(States(torch.tensor(x), torch.tensor(y), torch.zeros(40)), shrink)
     torch.testing.assert_close(predict(torch.tensor(x)), torch.tensor(z @ w + y.mean()))
-
-
-def hidden_states(kind, prompts=12, rows=6, width=20):
-    """``kind``: "noise", or a line of the outcome through the states. Every row has one state."""
-    draw = torch.Generator().manual_seed(3)
-    state_N_H = torch.randn(prompts * rows, width, generator=draw, dtype=torch.float64)
-    line_N = torch.zeros(len(state_N_H)) if kind == "noise" else 2 * state_N_H[:, :4].sum(1)
-    noise_N = torch.randn(len(state_N_H), generator=draw, dtype=torch.float64)
-    prompt_N = torch.arange(prompts).repeat_interleave(rows) * 11
-    return States(noise_N[:, None].roll(1, 0), line_N + noise_N, prompt_N, state_N_H.float())
-
-
-@pytest.mark.parametrize(("kind", "penalties"), [("line", HIDDEN_SHRINK[3:]), ("noise", HIDDEN_SHRINK[:2])])
-def test_the_hidden_features_penalty_is_that_which_predicts_held_out_prompts(kind, penalties):
-    """By hand: a least-squares fit with rows for the penalties, which has not seen every fourth prompt."""
-    states = hidden_states(kind)
-    x, y = states.features_N_F.numpy(), states.return_N.numpy()
-    out = np.isin(states.prompt_N, np.unique(states.prompt_N)[::4])
-
-    def predicted(fit, shrink):
-        mean, std = x[fit].mean(0), x[fit].std(0)
-        z, rows = (x - mean) / std, np.diag(np.sqrt(fit.sum() * np.array([0.03] + [shrink] * 20)))
-        right = np.concatenate([y[fit] - y[fit].mean(), np.zeros(21)])
-        return z @ np.linalg.lstsq(np.vstack([z[fit], rows]), right, rcond=None)[0] + y[fit].mean()
-
-    errors = [((y - predicted(~out, shrink))[out] ** 2).sum() for shrink in HIDDEN_SHRINK]
-    best = HIDDEN_SHRINK[int(np.argmin(errors))]
-    assert best in penalties
-    wanted = torch.tensor(predicted(np.full(len(y), True), best))
-    torch.testing.assert_close(ridge(states, 0.03)(states.features_N_F), wanted, rtol=1e-9, atol=1e-9)
-
-
-def test_hidden_features_of_one_prompt_and_of_equal_outcomes_are_left_out():
-    states, mean_N = hidden_states("line", prompts=2), torch.zeros(12).double()
-    value_N, _ = crossfit(states, None, mean_N, shrink=0.03, folds=2)  # each fit has one prompt
-    without, _ = crossfit(replace(states, hidden_N_H=None), None, mean_N, shrink=0.03, folds=2)
-    torch.testing.assert_close(value_N, without, atol=1e-4, rtol=0)
-    assert not torch.equal(value_N, without)
-    states = replace(hidden_states("line"), return_N=torch.full((72,), 0.25).double())
-    assert ridge(states, 0.03)(states.features_N_F).tolist() == pytest.approx([0.25] * 72)
-
-
-def test_the_choice_of_the_penalty_does_not_see_the_own_outcome():
-    states, mean_N = hidden_states("line", rows=3), torch.zeros(36).double()
-    usual, _ = crossfit(states, None, mean_N, shrink=0.03, folds=4)
-    for own in range(0, 36, 5):
-        other = replace(states, return_N=states.return_N.clone().index_fill_(0, torch.tensor(own), 1e3))
-        changed, _ = crossfit(other, None, mean_N, shrink=0.03, folds=4)
-        assert torch.equal(changed[own], usual[own]) and not torch.equal(changed, usual)
-
-
-def test_hidden_states_in_the_replay_join_the_fit_in_their_dtype():
-    states = hidden_states("line")
-    replay = replace(states, hidden_N_H=states.hidden_N_H.bfloat16(), prompt_N=states.prompt_N + 1)
-    mean_N = torch.zeros(72).double()
-    now = replace(replay, prompt_N=states.prompt_N)
-    value_N, n = crossfit(now, replay, mean_N, shrink=0.03, folds=3)
-    alone, _ = crossfit(now, None, mean_N, shrink=0.03, folds=3)
-    assert n == 144 and States.joined([now, replay]).hidden_N_H.dtype == torch.bfloat16
-    assert explained_variance(value_N, now.return_N) > explained_variance(alone, now.return_N) > 0.7
 
 
 def test_ridge_without_spread_and_without_values_is_the_mean():

@@ -97,7 +97,7 @@ def test_most_questions_see_a_successful_search(straight):
     searched = [row for row in rows if "<tool_response>\nPage 1:" in row["turns"][0]["observation"]]
     assert len(searched) >= N_QUESTIONS // 2
     for row in searched:
-        assert row["turns"][0]["info_gain"] is not None and row["turns"][-1]["info_gain"] is None
+        assert row["turns"][0]["reward"] is not None and row["turns"][-1]["reward"] is None
 
 
 def test_report_and_banner(straight):

@@ -167,7 +167,7 @@ def test_gains_scored_by_the_server_are_those_of_the_policy(folder, two_steps):
         if "\ufffd" in "".join(turn["text"] for turn in trajectory["turns"]):
             continue  # bytes that are no text: the tokens cannot be had back
         expected += gains(policy, trajectory)
-        found += [turn["info_gain"] for turn in trajectory["turns"][:-1]]
+        found += [turn["reward"] for turn in trajectory["turns"][:-1]]
     assert len(expected) > 20 and max(map(abs, expected)) > 0.1
     assert found == pytest.approx(expected, abs=AGREE)
 

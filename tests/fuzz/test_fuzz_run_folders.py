@@ -27,7 +27,7 @@ def write(folder: Path) -> None:
 
 def damage(folder: Path, draw: random.Random) -> str:
     """One damage; returns what was done."""
-    files = sorted(path for path in folder.iterdir() if path.is_file())
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
     file, other = draw.choice(files), draw.choice(files)
     content = file.read_bytes()
     place = draw.randrange(len(content) + 1)

@@ -101,7 +101,7 @@ def test_turns_hold_what_the_policy_wrote_and_what_it_read_next(step, tmp_path):
 
 def test_a_turn_without_a_gain_has_none_and_a_gain_of_zero_is_one(step, tmp_path):
     gains = {
-        question: [turn["info_gain"] for turn in row["turns"]]
+        question: [turn["reward"] for turn in row["turns"]]
         for question, row in samples(tmp_path, step).items()
     }
     assert gains == {

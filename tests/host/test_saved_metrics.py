@@ -153,7 +153,7 @@ def test_values_go_on_with_the_steps_that_the_checkpoint_has(tmp_path, trainer):
     first, _, _ = saved(trainer)
     fitted, fresh = values(), values()
     target_N = torch.tensor([1.0, 0, float("nan")]).double()
-    states = States(torch.rand(3, 12).double(), target_N, torch.arange(3), torch.rand(3, 4).bfloat16())
+    states = States(torch.rand(3, 12).double(), target_N, torch.arange(3))
     fitted._replay.append(states)
     first.host.keep(state_of(run_with(values=fitted)))
     first._save_checkpoint()

@@ -19,7 +19,6 @@ from verl_credit.records.run.rollouts import token_steps
 from verl_credit.records.run.tables import (
     ROLLOUTS,
     SAMPLES,
-    TOKENS,
     DamagedTable,
     read_table,
     table_path,
@@ -188,18 +187,16 @@ def test_of_older_steps_the_texts_stay_and_without_the_key_there_is_none(tmp_pat
     assert not tables_of(tmp_path, ROLLOUTS)
 
 
-def test_an_old_file_that_is_damaged_or_of_version_1_stops_no_run(tmp_path, monkeypatch):
+def test_an_old_file_that_is_damaged_stops_no_run(tmp_path, monkeypatch):
     kept(tmp_path, monkeypatch)
-    for name in (f"{ROLLOUTS}_000003.parquet", f"{TOKENS}_000004.parquet"):
-        (tmp_path / "tables" / name).write_text("damaged")
+    table_path(tmp_path, ROLLOUTS, 3).write_text("damaged")
     kept(tmp_path, monkeypatch)
     assert [path.name for path in (tmp_path / "tables").iterdir()] == ["rollouts_000007.parquet"]
 
 
 def test_a_step_that_is_made_again_has_no_texts_of_before(tmp_path, monkeypatch):
     kept(tmp_path, monkeypatch)
-    for name in (f"{TOKENS}_000007.parquet", f"{SAMPLES}_000007.parquet"):
-        (tmp_path / "tables" / name).write_text("of before")
+    table_path(tmp_path, SAMPLES, 7).write_text("of before")
     kept(tmp_path, monkeypatch)
     assert [path.name for path in (tmp_path / "tables").iterdir()] == ["rollouts_000007.parquet"]
 

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from verl_credit.recipe.compose import load_config
-from verl_credit.records.run.files import METRICS, TRAJECTORIES, VALIDATION, append_json, read_json_lines
+from verl_credit.records.run.files import METRICS, VALIDATION, append_json, read_json_lines
 from verl_credit.study.campaign.design import planned
 from verl_credit.study.campaign.file import read_campaign
 from verl_credit.study.campaign.report import write_campaign_report
@@ -330,7 +330,7 @@ GOLD = {"gold_ids": ["a", "b"]}
 
 def searched(step, *turns, **changes):
     """A trajectory; of each turn (information gain, the pages that its search brought)."""
-    said = [{"text": "<think>let me check</think>", "info_gain": gain} for gain, _ in turns]
+    said = [{"text": "<think>let me check</think>", "reward": gain} for gain, _ in turns]
     searches = [{"turn": turn, "pages": pages} for turn, (_, pages) in enumerate(turns)]
     return {"step": step, "turns": said, "searches": searches} | GOLD | changes
 
@@ -360,7 +360,6 @@ def test_the_lab_and_a_run_on_it_are_measured(tiny_lab, tmp_path, monkeypatch, c
         rest = {"actor/pg_clipfrac": 0.01, "actor/ppo_kl": 0.0, "actor/entropy": 1.0, "timing_s/step": 2.0}
         for step in range(1, 31):
             append_json(folder / METRICS, {"step": step, "credit/outcome/em": 0.5} | rest)
-            append_json(folder / TRAJECTORIES, searched(step, (0.5 + step / 8, ["b"]), (0.1, ["x"])))
         for step, em in ((0, 0.25), (30, 0.75)):
             scores = {"em": em, "format_ok": 1.0}
             row = {
@@ -373,6 +372,8 @@ def test_the_lab_and_a_run_on_it_are_measured(tiny_lab, tmp_path, monkeypatch, c
     for script in (labs, run):
         monkeypatch.setattr(script, "build_lab", lambda *given, **more: tiny_lab)
     monkeypatch.setattr(run.subprocess, "run", train)
+    kept = [searched(step, (0.5 + step / 8, ["b"]), (0.1, ["x"])) for step in range(1, 31)]
+    monkeypatch.setattr(run, "read_samples", lambda folder: (kept, []))
     out = ["--seeds", "5", "--out"]
     monkeypatch.setattr(sys, "argv", ["labs.py", *out, str(tmp_path / "results/labs.json")])
     labs.main()

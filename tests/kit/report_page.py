@@ -1,9 +1,11 @@
 """A run's folder as the report reads it, and the report as a browser would see it."""
 
 import json
+import shutil
 from html.parser import HTMLParser
 
 from verl_credit.records.report.text import Scale
+from verl_credit.records.run.tables import SAMPLE_NAMES, SAMPLES, TURNS, TURNS_SCHEMA, write_table
 
 SCALES = {"advantage": Scale(0.0), "reward": Scale(0.0)}  # nothing but 0 is noise
 
@@ -12,7 +14,8 @@ def turn(text="<think>look</think>", observation="Page 1: Town\nA town.", gain=0
     return {
         "text": text,
         "observation": observation,
-        "info_gain": gain,
+        "reward": gain,
+        "z": None,
         "advantage": advantage,
         "clip_scale": clip,
     }
@@ -27,13 +30,15 @@ def trajectory(step=3, outcome=1.0, n_turns=2, question="Where is the town?", **
         "golds": ["here", "there"],
         "outcome": outcome,
         "stop_reason": "answer",
+        "place": 0,
     }
-    return row | {"turns": turns} | changes
+    row = row | {"turns": turns} | changes
+    return {"group": [{"outcome": row["outcome"], "turns": row["turns"]}]} | row
 
 
 def sibling(outcome, *turns):
     """A member of a group; of every turn (gain, z, advantage)."""
-    names = ("info_gain", "z", "advantage")
+    names = ("reward", "z", "advantage")
     return {"outcome": outcome, "turns": [dict(zip(names, one, strict=True)) for one in turns]}
 
 
@@ -69,11 +74,40 @@ def write_lines(path, rows):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
+def write_trajectories(folder, rows, signals=("info_gain",)):
+    """The tables in which a run keeps the texts of ``rows``, in place of those of `write_run`.
+
+    The numbers of a row are those of its member at ``place``.
+    """
+    shutil.rmtree(folder / "tables", ignore_errors=True)
+    for step in {row["step"] for row in rows}:
+        samples, turns = dict.fromkeys(SAMPLE_NAMES, ()), dict.fromkeys(TURNS_SCHEMA.names, ())
+        for group, row in enumerate(one for one in rows if one["step"] == step):
+            number = 100 * group + row["place"]
+            sample = {"gold_ids": "[]", "searches": "[]"} | row | {"group": group, "row": number}
+            for name, values in (("texts", "text"), ("observations", "observation")):
+                sample[name] = [turn[values] for turn in row["turns"]]
+            samples = {name: (*column, sample[name]) for name, column in samples.items()}
+            for place, member in enumerate(row["group"]):
+                for turn in member["turns"]:
+                    line = {
+                        "row": 100 * group + place,
+                        "group": group,
+                        "valid": True,
+                        "clip_scale": 1.0,
+                    } | turn
+                    line |= {"outcome": member["outcome"]}
+                    turns = {name: (*column, line.get(name)) for name, column in turns.items()}
+        pipeline = {"signals": signals}
+        write_table(folder, SAMPLES, step, {name: list(column) for name, column in samples.items()}, pipeline)
+        write_table(folder, TURNS, step, {name: list(column) for name, column in turns.items()}, pipeline)
+
+
 def write_run(folder):
     write_lines(folder / "metrics.jsonl", [training(step) for step in (1, 2, 3)])
     write_lines(folder / "validation.jsonl", [evaluation(0, 0.375, 0.2), evaluation(3, 0.625, 0.4)])
     rows = [trajectory(), trajectory(outcome=0.0, question="Who?"), trajectory(step=1, question="What?")]
-    write_lines(folder / "trajectories.jsonl", rows)
+    write_trajectories(folder, rows)
     write_lines(
         folder / "events.jsonl",
         [

@@ -200,19 +200,6 @@ def test_how_many_tokens_at_a_time():
     assert chunk_tokens(2**25, "cuda") == 1
 
 
-@pytest.mark.parametrize(
-    ("logits", "labels", "temperature", "said"),
-    [
-        (torch.zeros(1, 4, 9), torch.zeros(4), None, r"logits of shape \(1, 4, 9\)"),
-        (torch.zeros(4, 9), torch.zeros(3), None, r"labels of shape \(3,\)"),
-        (torch.zeros(4, 9), torch.zeros(4), torch.ones(4, 1), r"temperatures of shape \(4, 1\)"),
-    ],
-)
-def test_wrong_shapes_are_named(logits, labels, temperature, said):
-    with pytest.raises(ValueError, match=said):
-        log_probs_from_logits(logits, labels.long(), temperature)
-
-
 @pytest.mark.slow
 def test_they_need_torch_alone():
     """A GPU machine without verl can import them."""

@@ -22,7 +22,7 @@ def refused(*overrides) -> ConfigError:
     return found.value
 
 
-@pytest.mark.parametrize("otherwise", ["leave_one_out", "group", "features", "hidden", "column:belief"])
+@pytest.mark.parametrize("otherwise", ["leave_one_out", "group", "features", "column:belief"])
 def test_the_values_of_the_other_states(otherwise):
     settings = CreditSettings.from_config(check(*CHOSEN, f"{C}.otherwise={otherwise}"))
     assert settings.algorithm.observed_values == otherwise
@@ -31,7 +31,7 @@ def test_the_values_of_the_other_states(otherwise):
 def test_no_other_name_and_not_itself():
     error = refused(f"{C}.otherwise=monte_carlo")
     assert (error.key, error.value) == (f"{C}.otherwise", "monte_carlo")
-    assert error.accepted[:4] == ["leave_one_out", "group", "features", "hidden"]
+    assert error.accepted[:3] == ["leave_one_out", "group", "features"]
     with pytest.raises(ConfigError) as found:
         check(CHOSEN[0], f"{KEY}=leave_one_out")
     assert found.value.key == KEY

@@ -5,12 +5,11 @@ from pathlib import Path
 
 import pytest
 import yaml
-from omegaconf import OmegaConf, open_dict
+from omegaconf import OmegaConf
 
 from kit.idle import idle_lines
 from kit.recipes import OWN, check, load_config
 from verl_credit.cli import main
-from verl_credit.cli.saved_run import run_config
 from verl_credit.config.keys import place_of
 from verl_credit.errors import ConfigError
 from verl_credit.recipe.files import recipes_folder, verl_folder
@@ -185,23 +184,6 @@ def test_a_key_that_only_other_hardware_has_is_not_offered_again():
     assert "object_store_memory" not in caught.value.accepted
 
 
-@pytest.mark.parametrize(
-    "key, value, remedy",
-    [
-        ("sample_trajectories", 16, "use keep_rollouts.groups=16"),
-        ("keep_token_tables", 30, "use keep_rollouts.steps=30"),
-        ("keep_rollouts", 2, "use keep_rollouts={steps: 2, groups: null}"),
-    ],
-)
-def test_a_key_of_an_earlier_version_is_refused_with_the_line_that_takes_its_place(key, value, remedy):
-    config = load_config("lab", [])
-    with open_dict(config):
-        config[key] = value
-    for error in (refused(config), refused_on_the_command_line(f"{key}={value}")):
-        assert (error.key, str(error.value), error.accepted) == (key, str(value), remedy)
-    check(remedy.removeprefix("use "))
-
-
 def test_a_key_that_no_file_system_takes_as_a_name_is_unknown():
     """A key may be a group, which is a folder."""
     assert refused_on_the_command_line(f"{'x' * 300}=1").key == "x" * 300
@@ -211,18 +193,6 @@ def refused_on_the_command_line(override):
     with pytest.raises(ConfigError) as caught:
         check(override)
     return caught.value
-
-
-@pytest.mark.parametrize(
-    "whole, kept", [(0, {"steps": 20, "groups": 5}), (30, {"steps": 30, "groups": None})]
-)
-def test_the_configuration_of_an_earlier_versions_run_has_todays_key(tmp_path, whole, kept):
-    config = load_config("lab", [])
-    with open_dict(config):
-        config.keep_rollouts, config.keep_token_tables, config.sample_trajectories = whole, 20, 5
-    OmegaConf.save(config, tmp_path / "config.yaml", resolve=True)
-    found = run_config(tmp_path)
-    assert found.keep_rollouts == kept and set(found) == set(load_config("lab", []))
 
 
 @pytest.mark.parametrize(

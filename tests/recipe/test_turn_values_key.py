@@ -3,7 +3,6 @@
 import pytest
 
 from kit.recipes import check
-from verl_credit.cli.recipe.stages import explanation
 from verl_credit.config.settings import CreditSettings
 from verl_credit.errors import ConfigError
 from verl_credit.recipe.unread import unused
@@ -55,7 +54,7 @@ def text(trajectory):
     return ["page"] * len(trajectory.turns)
 
 
-@pytest.mark.parametrize("name", ["group", "features", "hidden", "column:belief", f"{HERE}.observed_words"])
+@pytest.mark.parametrize("name", ["group", "features", "column:belief", f"{HERE}.observed_words"])
 def test_providers(name):
     settings = CreditSettings.from_config(check(GAE, f"{KEY}={name}"))
     assert settings.algorithm.turn_values == name and settings.turn_signals == {}
@@ -90,23 +89,8 @@ def test_values_that_nothing_reads_are_refused(mode):
 def test_another_name_is_refused_with_all_names_and_the_nearest():
     error = refused(GAE, f"{KEY}=feature")
     assert (error.key, error.value) == (KEY, "feature") and "did you mean features?" in str(error)
-    assert error.accepted[:6] == ["group", "features", "hidden", "critic", "monte_carlo", "column:NAME"]
+    assert error.accepted[:5] == ["group", "features", "critic", "monte_carlo", "column:NAME"]
     assert refused(GAE, f"{KEY}=column:").value == "column:"
-
-
-def test_hidden_states_need_a_forward_that_has_them():
-    bypass = "algorithm.rollout_correction.bypass_mode"
-    error = refused(GAE, f"{KEY}=hidden", f"{bypass}=true", "algorithm.info_gain_scorer=rows")
-    assert error.key == bypass and f"{KEY}=hidden" in str(error)
-
-
-def test_explain_says_what_hidden_states_take():
-    text = explanation("lab", check(GAE, f"{KEY}=hidden"))
-    assert (
-        "values: hidden\n" in text
-        and "no forward of its own; up to 0.2 MB a step (640 states of 128)" in text
-    )
-    assert "values: " not in explanation("lab", check(GAE, f"{KEY}=group"))
 
 
 @pytest.mark.parametrize("name", ["outcome", "score", "answered", "own_response", "number_of_turns"])

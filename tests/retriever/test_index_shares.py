@@ -1,6 +1,5 @@
 """Encoding in parts: shares of the shards on several machines, a process for each device, half precision."""
 
-import json
 import os
 import shutil
 from concurrent.futures import Future
@@ -116,28 +115,6 @@ def test_a_shard_of_another_build_among_the_files_is_refused(corpus, encoder, tm
     with pytest.raises(BuildRefused, match=named):
         build_index(out=out, **right, **SMALL)
     assert {name: content for name, content in _content_of_files(work).items() if name in before} == before
-
-
-@pytest.mark.parametrize("how", ["merge", "share", "build"])
-def test_a_shard_without_settings_is_refused_where_the_folder_has_none(corpus, encoder, tmp_path, how):
-    out, work = tmp_path / "out", tmp_path / ".out.building"
-    encode_share(corpus, encoder, out, (1, 1), **SMALL)
-    for path in work.glob("shard-*.json"):  # as an older version wrote them
-        record = json.loads(path.read_text())
-        del record["settings"]
-        path.write_text(json.dumps(record))
-    settings = (work / "settings.json").read_text()
-    (work / "settings.json").unlink()
-    other = TableEncoder(clustered(ROWS, 8, seed=2), name="other")
-    with pytest.raises(BuildRefused, match="shard-000000.json .*no settings"):
-        if how == "share":  # it would record its own settings as those of the folder, also for shard 0
-            encode_share(corpus, other, out, (2, 2), **SMALL)
-        else:
-            build_index(corpus, other, out, merge=how == "merge", **SMALL)
-    assert not (work / "settings.json").exists() and other.calls == 0
-    (work / "settings.json").write_text(settings)
-    build_index(corpus, encoder, out, merge=True, **SMALL)
-    assert encoder.calls == 7
 
 
 def _content_of_files(folder):
@@ -257,7 +234,7 @@ def test_half_precision_changes_no_form_and_is_recorded(world, tmp_path):
     assert manifest["encoded_in"] == "bf16"
     SearchIndex.load(tmp_path / "out").check_encoder(whole)  # queries may be encoded in fp32
     encode_share(corpus, half, tmp_path / "again", (1, 2), shard_rows=20)
-    with pytest.raises(BuildRefused, match="encode_dtype=None .was 'bf16'"):
+    with pytest.raises(BuildRefused, match="encode_dtype='fp32' .was 'bf16'"):
         build_index(corpus, whole, tmp_path / "again", shard_rows=20)
 
 

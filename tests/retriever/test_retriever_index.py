@@ -130,17 +130,6 @@ def test_one_wrong_byte_anywhere_in_the_manifest_is_refused(world, tmp_path, mon
             assert manifest == json.loads(good)  # blank for blank
 
 
-def test_a_manifest_written_before_it_had_a_hash_is_read_with_a_warning(world, tmp_path, caplog):
-    shutil.copytree(world[0] / "index", tmp_path / "index")
-    manifest = json.loads((tmp_path / "index" / "manifest.json").read_text())
-    named = SearchIndex.load(tmp_path / "index").fingerprint
-    assert not caplog.records
-    del manifest["manifest_sha256"]
-    (tmp_path / "index" / "manifest.json").write_text(json.dumps(manifest | {"format": 2}))
-    assert SearchIndex.load(tmp_path / "index").fingerprint == named
-    assert "has no manifest_sha256" in caplog.text
-
-
 @pytest.mark.parametrize(
     "damage, message",
     [
@@ -148,6 +137,7 @@ def test_a_manifest_written_before_it_had_a_hash_is_read_with_a_warning(world, t
         (lambda d: (d / "manifest.json").write_text("{"), "manifest.json is not JSON"),
         (lambda d: _edit_manifest(d, rows=49), "index.faiss: rows=50; expected 49"),
         (lambda d: _edit_manifest(d, dim=16), "index.faiss: dim=32; expected 16"),
+        (lambda d: _edit_manifest(d, format=2), "format=2; this version reads 3"),
         (lambda d: _edit_manifest(d, kind="pq"), "kind='pq'; this version reads 'flat' or 'sq8'"),
         (lambda d: _edit_manifest(d, kind="sq8"), r"files\['vectors.npy'\]=None"),
         (lambda d: _edit_manifest(d, kind="ivf"), "parameters.*nprobe=None"),
@@ -191,13 +181,12 @@ def test_another_encoder_or_prefix_is_refused(world, tmp_path):
         index.check_encoder(SentenceEncoder(root / "encoder", query_prefix="q: "))
 
 
-@pytest.mark.parametrize("version", [1, 2])
-def test_a_manifest_that_does_not_say_by_which_encoder_is_refused(world, tmp_path, version):
+def test_a_manifest_that_does_not_say_by_which_encoder_is_refused(world, tmp_path):
     root, encoder = world
     shutil.copytree(root / "index", tmp_path / "index")
     for key in ("weights_sha256", "tokenizer_sha256", "passage_prefix", "max_length", "pooling"):
         described = {name: value for name, value in encoder.fingerprint().items() if name != key}
-        _edit_manifest(tmp_path / "index", format=version, encoder=described)
+        _edit_manifest(tmp_path / "index", encoder=described)
         with pytest.raises(IndexMismatch, match=f"encoder {key}=.*; .* None"):
             SearchIndex.load(tmp_path / "index").check_encoder(encoder)
 
@@ -274,22 +263,6 @@ def test_an_impossible_hit_never_leaves_the_index(world, monkeypatch, damage):
     monkeypatch.setattr(index._faiss, "search", search)
     with pytest.raises(IndexMismatch, match="rebuild the index"):
         index.search(encoder.encode_queries(["river"]), 3)
-
-
-def test_a_format_1_manifest_is_read_as_flat_float32(world, tmp_path):
-    root, encoder = world
-    shutil.copytree(root / "index", tmp_path / "index")
-    manifest = json.loads((tmp_path / "index" / "manifest.json").read_text())
-    for key in ("parameters", "search"):
-        del manifest[key]
-    for key in ("normalize", "config_sha256"):
-        del manifest["encoder"][key]
-    del manifest["manifest_sha256"]
-    (tmp_path / "index" / "manifest.json").write_text(json.dumps(manifest | {"format": 1}))
-    index = SearchIndex.load(tmp_path / "index")
-    index.check_encoder(encoder)
-    with pytest.raises(IndexMismatch, match="normalize=False"):
-        index.check_encoder(SentenceEncoder(root / "encoder", normalize=False))
 
 
 def test_pooling_and_normalisation_are_options_and_part_of_the_fingerprint(world):

@@ -14,11 +14,11 @@ from verl_credit.host.step.v1_host import V1Host
 from verl_credit.names import HIDDEN_SPANS, HIDDEN_STATES, READ_HIDDEN
 from verl_credit.policy.packed import PackedPolicy
 from verl_credit.study.forward import PackedRows
-from verl_credit.turns.hidden import before_turns, encode_spans, hidden_table, needs, says, since_last_turns
+from verl_credit.turns.hidden import encode_spans, hidden_table, needs, since_last_turns
 
 ROWS = [Row(("ask", "page", "again", "page two", "done")), Row(("ask", "pages", "done")), Row(("ask",))]
 BATCH = [*ROWS, lost_row("connect"), padding_row(ROWS[0])]
-KEY = "algorithm.turn_values"
+KEY = "algorithm.turn_anchor"
 ULYSSES = "actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size"
 
 
@@ -35,10 +35,6 @@ def turns(tokenizer):
 def texts(turns, tokenizer, spans):
     rows = [prompt + response for prompt, response in zip(turns.prompt_ids, turns.response_ids, strict=True)]
     return [[tokenizer.decode(ids[at : at + n]) for at, n in of] for ids, of in zip(rows, spans, strict=True)]
-
-
-def test_a_turns_state_is_the_token_before_its_response(turns, tokenizer):
-    assert texts(turns, tokenizer, before_turns(turns)) == [["?", "e", "o"], ["?", "s"], ["?"], [], []]
 
 
 def test_what_was_read_since_the_last_turn_is_the_prompt_and_then_what_the_tool_returned(turns, tokenizer):
@@ -58,7 +54,7 @@ def test_the_twins_states_are_those_of_rows_alone(turns):
     """The rows share their prompt, so that they are one packed row; of a span the mean."""
     model = tiny_model("qwen3", vocab_size=300).eval()
     policy = PackedPolicy(model)
-    for spans in (before_turns(turns), [[(0, 4), (7, 3)], [(6, 2)], [(1, 1)], [], []]):
+    for spans in (since_last_turns(turns), [[(0, 4), (7, 3)], [(6, 2)], [(1, 1)], [], []]):
         with policy.packing():
             forward = PackedRows(policy)
             forward.read_hidden(turns, spans)
@@ -78,7 +74,7 @@ def test_the_twins_states_are_those_of_rows_alone(turns):
 def test_through_the_store(turns, monkeypatch):
     """The flag is on the rows' handle for this forward alone."""
     kept = FakeStore().install(monkeypatch)
-    keys, spans = [str(row) for row in range(len(BATCH))], before_turns(turns)
+    keys, spans = [str(row) for row in range(len(BATCH))], since_last_turns(turns)
     batch = KVBatchMeta(keys=keys, tags=[{} for _ in keys], partition_id="train", fields=[])
     forward = V1Host(load_config("lab"), lambda batch, metrics: batch, None)
     forward.enter(batch, {}, step=1, last_step=1, workers=None)
@@ -106,18 +102,7 @@ def test_through_the_store(turns, monkeypatch):
     ],
 )
 def test_forwards_that_have_none_are_refused_by_key(key, value):
-    config = load_config("lab", [f"+{KEY}=hidden", f"++{key}={value}"])
+    config = load_config("lab", [f"{KEY}=hidden", f"++{key}={value}"])
     with pytest.raises(ConfigError) as refused:
         needs(config, KEY)
     assert key in str(refused.value) and KEY in str(refused.value)
-
-
-def test_the_size_is_named():
-    config = load_config("lab")
-    needs(config, KEY)
-    states = (
-        config.data.train_batch_size * config.actor_rollout_ref.rollout.n * (config.search.max_searches + 1)
-    )
-    assert f"{states:,} states of 2,560" in says(config, 2560)
-    assert f"{states * 2560 * 2 / 1e6:,.1f} MB" in says(config, 2560)
-    assert "5 steps of them with the replay" in says(config, 2560)

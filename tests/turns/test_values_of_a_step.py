@@ -36,7 +36,7 @@ ROWS = [
     row("so Paris", answer="Paris", prompt="Why?"),
 ]
 BATCH = [*ROWS, lost_row("connect", prompt="Who?"), padding_row(ROWS[0])]
-PROVIDERS = ["group", "features", "hidden", "column:belief", f"{HERE}.observed_words"]
+PROVIDERS = ["group", "features", "column:belief", f"{HERE}.observed_words"]
 
 
 @pytest.fixture(scope="module")
@@ -69,11 +69,7 @@ def inputs_of(turns, provider, values=None, **changes):
     inputs = step_inputs(turns, gains, signals=signals, lam=0.5, **given)
     values = inputs.run.values if values is None else values
     gold_B_K1 = torch.linspace(0, 1, 30).view(10, 3).masked_fill(torch.arange(3) == 2, NAN)
-    states = torch.randn(len(BATCH), 3, 4, generator=torch.Generator().manual_seed(5))
-    known = turns.row_valid_B[:, None] & (torch.arange(3) < turns.n_turns_B[:, None])
-    hidden_B_K1_D = states[: len(known)].masked_fill(~known[..., None], NAN)
-    given = {"gold_B_K1": gold_B_K1, "hidden_B_K1_D": hidden_B_K1_D}
-    return replace(inputs, run=replace(inputs.run, values=values), **given)
+    return replace(inputs, run=replace(inputs.run, values=values), gold_B_K1=gold_B_K1)
 
 
 def step_of(turns, provider, outcomes=OUTCOMES, values=None, groups=GROUPS, **changes):
@@ -176,19 +172,8 @@ def test_a_step_without_variance_and_the_first_step_of_one_prompt(turns):
     assert values_of(step)[:, 0].tolist() == [0.5, 1.0, 0.5]  # the mean of the others
 
 
-def test_hidden_states_are_saved_in_bf16_beside_the_groups_features(turns, tmp_path):
-    inputs = inputs_of(turns, "hidden")
-    estimate(inputs, turns, OUTCOMES, GROUPS)
-    torch.save(inputs.run.values.state_dict(), tmp_path / "values.pt")
-    (step,) = torch.load(tmp_path / "values.pt", weights_only=True)["steps"]
-    rows = [place for place in turns.valid_rows for _ in range(int(turns.n_turns_B[place]))]
-    turn = [k for place in turns.valid_rows for k in range(int(turns.n_turns_B[place]))]
-    assert torch.equal(step["hidden_N_H"], inputs.hidden_B_K1_D[rows, turn].bfloat16())
-    assert step["x_N_D"].shape == (len(rows), 12)
-
-
-@pytest.mark.parametrize("provider", ["features", "hidden"])
-def test_the_replay_has_the_last_steps_and_a_resumed_run_goes_on_exactly(turns, provider):
+def test_the_replay_has_the_last_steps_and_a_resumed_run_goes_on_exactly(turns):
+    provider = "features"
     ran = TurnValues.of(inputs_of(turns, provider, turn_values_replay=2).run.settings)
     draws = [[float((3 * k + place) % 4 < 2) for place in range(10)] for k in range(4)]
     for outcomes in draws[:3]:

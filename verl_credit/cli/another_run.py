@@ -21,7 +21,7 @@ from verl_credit.recipe.world import serves_search
 from verl_credit.records.run.lock import holder_is_gone
 from verl_credit.records.run.state import planned_steps
 from verl_credit.records.run.tables import ROLLOUTS, table_path, tables_of
-from verl_credit.study.campaign.child import Children, train_command
+from verl_credit.study.campaign.child import Children, run_command
 
 RECIPE, LOG = "another_run", "train.log"
 
@@ -112,7 +112,7 @@ def run_alone(folder: Path, overrides: Sequence[str], otherwise: str) -> None:
     """
     log = folder / LOG
     with Children() as children:
-        children.start("", train_command(RECIPE, overrides, str(folder)), log)
+        children.start("", run_command("train", RECIPE, overrides, str(folder)), log)
         _, code = children.wait()
     if children.stopped or code == ExitCode.INTERRUPTED:
         raise KeyboardInterrupt

@@ -110,20 +110,11 @@ def render(
     folder: Store = STORE,
     out: Annotated[Path | None, Option(help="the file; none: KNOWLEDGE.md in the folder")] = None,
     specialist: Annotated[str, Option("--for", help="who reads it")] = "verl-credit",
-    top_k: Annotated[int, Option(min=0, help="kept trials on the leaderboard")] = 20,
-    recent_n: Annotated[int, Option(min=0, help="trials in the table of recent activity")] = 30,
-    last_m_full: Annotated[int, Option(min=0, help="trials with their whole hypothesis")] = 10,
     lower_is_better: Lower = None,
 ) -> None:
     """Writes KNOWLEDGE.md, into the store's folder where ``out`` is not given."""
     store = _open(folder, lower_is_better, ordered=True)
-    page = store.render_prompt(
-        specialist,
-        top_k=top_k,
-        recent_n=recent_n,
-        last_m_full=last_m_full,
-        session_timestamp=f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}",
-    )
+    page = store.render_prompt(specialist, session_timestamp=f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}")
     path = out or folder / KNOWLEDGE
     try:
         write_text(path, page.rendered_prompt)

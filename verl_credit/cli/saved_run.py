@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from io import StringIO
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
@@ -11,7 +10,6 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from verl_credit.errors import ConfigError, PreflightError
-from verl_credit.names import place_now
 from verl_credit.records.run import resume
 from verl_credit.records.run.resume import STEP
 from verl_credit.records.run.state import last_checkpoint
@@ -31,18 +29,16 @@ class SavedStep:
 
 def run_config(folder: Path) -> DictConfig:
     """Reads a run's resolved configuration. Raises ConfigError where it is absent or damaged."""
-    from verl_credit.config.keys.run import with_one_store  # imports torch, which --help does without
-
     path = folder / CONFIG
     if not path.is_file():
         raise ConfigError(f"{folder}: no {CONFIG} there; a run writes it when it starts")
     try:
-        config = OmegaConf.load(StringIO(place_now(path.read_text(encoding="utf-8"))))
+        config = OmegaConf.load(path)
     except (YAMLError, OmegaConfBaseException, OSError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{path} cannot be read: {' '.join(str(error).split())[:300]}") from error
     if not isinstance(config, DictConfig):
         raise ConfigError(f"{path} holds no keys; expected a run's resolved configuration")
-    return with_one_store(config)
+    return config
 
 
 def saved_step(checkpoint: Path) -> SavedStep:

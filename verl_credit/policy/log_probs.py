@@ -77,7 +77,6 @@ def entropy_from_logits(
 class _Chunked(torch.autograd.Function):
     @staticmethod
     def forward(ctx, logits_T_V, labels_T, temperature_T, entropy, inplace, chunk_size):
-        _check(logits_T_V, labels_T, temperature_T)
         tokens, vocabulary = logits_T_V.shape
         step = chunk_size or chunk_tokens(vocabulary, logits_T_V.device.type)
         norm_T = logits_T_V.new_empty(tokens, dtype=torch.promote_types(logits_T_V.dtype, torch.float32))
@@ -124,16 +123,6 @@ class _Chunked(torch.autograd.Function):
             gradient_T_V[rows] = gradient
             del gradient  # or it would live beside the next chunk's
         return gradient_T_V, *nothing
-
-
-def _check(logits_T_V, labels_T, temperature_T) -> None:
-    if logits_T_V.dim() != 2:
-        raise ValueError(f"logits of shape {tuple(logits_T_V.shape)}: expected [tokens, vocabulary]")
-    for name, given in (("labels", labels_T), ("temperatures", temperature_T)):
-        if given is not None and given.shape != logits_T_V.shape[:1]:
-            raise ValueError(
-                f"{name} of shape {tuple(given.shape)} for logits of {tuple(logits_T_V.shape)}: expected one a token"
-            )
 
 
 def _chunks(tokens: int, step: int) -> Iterator[slice]:

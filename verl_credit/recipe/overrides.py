@@ -13,7 +13,6 @@ from hydra.errors import OverrideParseException
 from omegaconf import DictConfig
 
 from verl_credit.config.keys import place_of
-from verl_credit.config.keys.run import REPLACED, replaced_key
 from verl_credit.config.resolved import written
 from verl_credit.errors import ConfigError, ConfigErrors, printable, unknown_key
 from verl_credit.recipe.older_verl import remedy_of
@@ -65,8 +64,6 @@ def wrong_keys(base: DictConfig, overrides: Sequence[str], folders: Sequence[Pat
 
 def _unknown(tree: dict[str, Any], key: str, override: Override) -> ConfigError:
     value = _value(override)
-    if key in REPLACED:
-        return replaced_key(key, override.input_line.partition("=")[2])
     parent, node = "", tree
     for part in key.split("."):
         if not isinstance(node.get(part), dict):

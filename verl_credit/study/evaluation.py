@@ -45,8 +45,6 @@ def pass_at(k: int, n: int, right: int) -> float:
 
     k = 1 is the mean of the samples.
     """
-    if not 1 <= k <= n:
-        raise ValueError(f"pass@{k} of {n} samples: expected 1 <= k <= n")
     return 1.0 - comb(n - right, k) / comb(n, k)
 
 

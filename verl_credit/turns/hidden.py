@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from verl_credit.config.fit import ULYSSES, turns_at_most
+from verl_credit.config.fit import ULYSSES
 from verl_credit.config.keys import reads
 from verl_credit.config.resolved import Config, select
 from verl_credit.config.settings import CreditSettings
@@ -35,26 +35,8 @@ def needs(config: Config, key: str) -> None:
             raise ConfigError.of(config, name, key, accepted=use)
 
 
-def says(config: Config, width: int | None) -> str:
-    """The most that a step's states take. ``width``: the policy's hidden size; None: not known yet."""
-    rows, contexts = (
-        config.data.train_batch_size * config.actor_rollout_ref.rollout.n,
-        turns_at_most(config)[1],
-    )
-    size = (
-        "2 bytes for each number of a turn's hidden state" if width is None else f"{2 * width:,} bytes a turn"
-    )
-    if None not in (width, contexts):
-        states = rows * contexts
-        size = f"up to {max(states * width * 2 / 1e6, 0.1):,.1f} MB a step ({states:,} states of {width:,})"
-    steps = 1 + config.algorithm.turn_values_replay
-    return f"no forward of its own; {size} in bf16, {steps} steps of them with the replay"
-
-
 def spans_of(settings: CreditSettings, turns: TurnBatch) -> list[list[Span]] | None:
     """The spans whose states the step reads; None: it reads none."""
-    if reads.valued(settings) and settings.algorithm.observed_values == reads.HIDDEN:
-        return before_turns(turns)
     return since_last_turns(turns) if reads.near(settings) else None
 
 
@@ -69,17 +51,6 @@ def since_last_turns(turns: TurnBatch) -> list[list[Span]]:
             before = len(prompt) + max(place for place, one in enumerate(ids) if one == turn) + 1
         spans.append(of_row)
     return spans
-
-
-def before_turns(turns: TurnBatch) -> list[list[Span]]:
-    """The last token before each turn's response, row by row: the policy has read all of the state there, and has not begun
-    to write."""
-    return [
-        [(len(prompt) + ids.index(turn) - 1, 1) for turn in range(n_turns)]
-        for ids, prompt, n_turns in zip(
-            turns.turn_ids_B_T.tolist(), turns.prompt_ids, turns.n_turns_B.tolist(), strict=True
-        )
-    ]
 
 
 def encode_spans(spans: Sequence[Sequence[Span]]) -> torch.Tensor:

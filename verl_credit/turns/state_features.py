@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from verl_credit.config.keys.reads import COLUMN, CRITIC, HIDDEN, LEAVE_ONE_OUT, MONTE_CARLO
+from verl_credit.config.keys.reads import COLUMN, CRITIC, LEAVE_ONE_OUT
 from verl_credit.config.settings import CreditSettings
 from verl_credit.credit.plugins import load
 from verl_credit.errors import IntegrityError
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from verl_credit.turns.assign import StepInputs
 
 KEY = "algorithm.turn_values"
-OBSERVED = ("group", "features", HIDDEN)
-PROVIDERS = (*OBSERVED, CRITIC, MONTE_CARLO)
 LATER = "a value may read what stands before its turn's response alone, and the same each time"
 
 
@@ -38,8 +36,6 @@ class Provider:
     names: tuple[str, ...]
     columns: tuple[str, ...] = ()
     """The data file's columns that it reads."""
-    hidden: bool = False
-    """The policy's hidden state before the turn is a feature, too (`turns/hidden.py`)."""
     fits: bool = True
     """False: V is the mean outcome of the prompt's other rollouts itself, and nothing is observed."""
     critic: bool = False
@@ -49,13 +45,14 @@ class Provider:
 def provider_of(settings: CreditSettings) -> Provider:
     """Raises ValueError for a path that cannot be loaded."""
     name = settings.algorithm.observed_values
-    if name in ("group", HIDDEN, CRITIC, LEAVE_ONE_OUT):
-        names, flags = (
-            () if name == "group" else (name,),
-            {"hidden": name == HIDDEN, "critic": name == CRITIC},
+    if name in ("group", CRITIC, LEAVE_ONE_OUT):
+        names = () if name == "group" else (name,)
+        return Provider(
+            lambda rows, inputs: _filled(rows, 0, lambda row: []),
+            names,
+            fits=name == "group",
+            critic=name == CRITIC,
         )
-        flags["fits"] = name not in (CRITIC, LEAVE_ONE_OUT)
-        return Provider(lambda rows, inputs: _filled(rows, 0, lambda row: []), names, **flags)
     if name == "features":
         gold = ("gold probability",) if settings.scores_gain else ()
         return Provider(_features, ("gold seen", "searches", *gold))

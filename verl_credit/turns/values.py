@@ -84,8 +84,6 @@ class TurnValues:
         x_B_K1_D = torch.cat([of_group_B_K1_D, self.provider.observe(rows, inputs)], dim=2)
         prompt_B = torch.tensor([_number(ids) for ids in rows.turns.prompt_ids])
         tables = [x_B_K1_D, return_B_K1, prompt_B[:, None].expand_as(turn_B_K1)]
-        if self.provider.hidden:
-            tables.append(inputs.hidden_B_K1_D.bfloat16())  # half the replay; a GPU's forward gives no more
         states = States(*(table[turn_B_K1] for table in tables))
         mean_N = mean_B[:, None].expand_as(turn_B_K1)[turn_B_K1]
         value_N, fitted = mean_N.nan_to_num(0.0), 0

@@ -118,10 +118,10 @@ def test_a_folder_without_a_table_and_a_snapshot_that_is_gone(run, store, capsys
 
 
 def test_render_writes_the_page_of_the_store(run, store, tmp_path):
-    code, out, _ = run("render", "--for", "ana", "--recent-n", "0")
+    code, out, _ = run("render", "--for", "ana")
     text = (store.root / "KNOWLEDGE.md").read_text()
     assert code == 0 and out == f"{store.root / 'KNOWLEDGE.md'}\n"
-    assert "You are specialist **ana**. Current best: **exp_b**" in text and "(last 0)" in text
+    assert "You are specialist **ana**. Current best: **exp_b**" in text
     assert text.startswith("# Session start — 20")
     assert run("render", "--out", str(tmp_path / "own.md"))[0] == 0
     assert "## Recent Activity (last 3)" in (tmp_path / "own.md").read_text()

@@ -15,7 +15,7 @@ def measured(run_dir):
     """A run whose step 3 has A* of row 0's turns."""
     write_step(run_dir)
     columns = read_tokens(table_path(run_dir, ROLLOUTS, 3)).columns
-    text = text_digest(columns["text"][columns["row"].index(0)])
+    text = text_digest(columns["pieces"][columns["row"].index(0)])
     for turn, star in enumerate((0.25, -0.125, 0.0)):
         append_json(
             stars_path(run_dir, 3), {"row": 0, "turn": turn, "text": text, "a_star": star, "se": 0.0625}

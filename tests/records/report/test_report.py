@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 pytest.importorskip("matplotlib")
 
 import verl_credit.records.report
-from kit.report_page import Page, report, training, trajectory, turn, write_lines
+from kit.report_page import Page, report, training, trajectory, turn, write_lines, write_trajectories
 from verl_credit.cli import main
 from verl_credit.errors import ExitCode
 from verl_credit.records.report.page import RECENT_STEPS, choose
@@ -33,6 +33,7 @@ from verl_credit.records.report.text import (
     signed,
 )
 from verl_credit.records.report.write import write_report
+from verl_credit.records.run.tables import SAMPLES, tables_of
 
 ATTACK = '<script>alert("1")</script><img src=x onerror=alert(2)>"\'&amp;\x00\ud800'
 
@@ -61,7 +62,7 @@ def test_page_is_one_offline_accessible_document(run_dir, pictures):
     assert addresses and all(address.startswith("data:image/svg+xml;base64,") for address in addresses)
     assert "http://" not in text and "https://" not in text and "@import" not in text and "url(" not in text
     alts = page.values("img", "alt")
-    assert len(alts) == len(addresses) == 6
+    assert len(alts) == len(addresses) == 8
     assert (
         alts[0].startswith("Exact match")
         and "held-out, greedy: 37.5 % at step 0, 62.5 % at step 3" in alts[0]
@@ -101,41 +102,34 @@ def test_ten_megabytes_of_text_make_no_large_page(run_dir):
     """The file stays whole: what is left out of the page is counted."""
     huge = "x" * 10_000_000
     turns = [turn(huge, huge), turn("<answer>x</answer>", "", None)]
-    write_lines(
-        run_dir / "trajectories.jsonl",
-        [trajectory(turns=turns, question=huge, golds=[huge], stop_reason=huge)],
-    )
-    size = (run_dir / "trajectories.jsonl").stat().st_size
+    write_trajectories(run_dir, [trajectory(turns=turns, question=huge, golds=[huge], stop_reason=huge)])
+    (path,) = tables_of(run_dir, SAMPLES).values()
+    before = path.read_bytes()
     text = report(run_dir)
     assert len(text) < 300_000 and text.count("9,980,000 more characters") >= 4
-    assert (run_dir / "trajectories.jsonl").stat().st_size == size
+    assert path.read_bytes() == before
 
 
 @pytest.mark.parametrize("character", ["\u202e", "\u2066", "\u200f", "\u2028", "\x85", "\ufeff"])
 def test_characters_that_change_what_stands_beside_them_are_named(run_dir, character):
-    write_lines(
-        run_dir / "trajectories.jsonl", [trajectory(turns=[turn(f"a{character}b"), turn("", "", None)])]
-    )
+    write_trajectories(run_dir, [trajectory(turns=[turn(f"a{character}b"), turn("", "", None)])])
     text = report(run_dir)
     assert character not in text and f"a[U+{ord(character):04X}]b" in text
 
 
 def test_no_gain_is_not_a_zero_gain(run_dir):
     turns = [turn(gain=None), turn(gain=0.0), turn("<answer>x</answer>", "", None)]
-    write_lines(run_dir / "trajectories.jsonl", [trajectory(turns=turns)])
+    write_trajectories(run_dir, [trajectory(turns=turns)])
     text = Page(report(run_dir)).text
     assert text.count("no gain") == 2
     assert "Information gain 0.000 no difference" in text
 
 
 def test_nothing_in_the_files_acts_on_the_page(run_dir, pictures):
-    hostile = trajectory(
-        question=ATTACK,
-        golds=[ATTACK],
-        stop_reason=ATTACK,
-        turns=[turn(ATTACK, ATTACK), turn(ATTACK, "", None)],
-    )
-    write_lines(run_dir / "trajectories.jsonl", [hostile])
+    text = ATTACK.rstrip("\ud800")  # which no table holds
+    turns = [turn(text, text), turn(text, "", None)]
+    hostile = trajectory(question=text, golds=[text], stop_reason=text, turns=turns)
+    write_trajectories(run_dir, [hostile])
     write_lines(run_dir / "events.jsonl", [{"time": 0, "kind": "banner", "text": ATTACK}])
     write_lines(run_dir / "validation.jsonl", [{"step": 0, f"val-core/{ATTACK}-greedy/em/mean@1": 0.5}])
     (run_dir / "config.yaml").write_text('seed: <script>alert("1")</script>\n')
@@ -266,7 +260,7 @@ def test_choice_prefers_other_questions_and_outcomes():
     assert other in choose([*same, other], count=2)
     half = trajectory(question="s", outcome=0.75)
     assert half in choose([same[0], trajectory(question="t", outcome=0.0), other, half])
-    assert choose([]) == [] and choose([{"step": 1, "turns": []}]) == []
+    assert choose([]) == []
 
 
 def test_colour_scale_is_symmetric_clamped_and_legible():

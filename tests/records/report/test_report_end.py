@@ -10,7 +10,7 @@ pytest.importorskip("matplotlib")
 
 from matplotlib.figure import Figure
 
-from kit.report_page import Page, evaluation, report, sibling, training, trajectory, write_lines
+from kit.report_page import Page, evaluation, report, training, write_lines
 from verl_credit.errors import ExitCode
 from verl_credit.records.report.curves import _draw
 from verl_credit.records.report.panels import panels
@@ -107,7 +107,7 @@ def test_damaged_versions_are_said_and_the_rest_is_shown(run_dir, damage, said):
 
 
 def test_the_command_is_that_of_the_start_whose_end_is_told(run_dir):
-    events.start(run_dir, 20)  # of an earlier version
+    events.start(run_dir, 20)
     assert "verl-credit train" not in Page(report(run_dir)).text
     for seed, code in ((1, ExitCode.FAILED), (2, ExitCode.INTEGRITY), (3, ExitCode.NOTHING_LEFT)):
         events.start(run_dir, 20, f"verl-credit train --config-name lab seed={seed} 'a=<b>'")
@@ -174,7 +174,6 @@ def test_a_value_of_another_kind_ends_in_a_page_or_in_one_line(run_dir, odd):
     files = {
         "metrics": training(2),
         "validation": evaluation(3, 0.6, 0.4) | {"val-aux/lab-greedy/questions": 64},
-        "trajectories": trajectory(group=[sibling(1.0, (0.5, 1.0, 0.5))], place=0),
         "events": read_json_lines(run_dir / EVENTS)[-1],
     }
     for name, row in files.items():

@@ -4,7 +4,7 @@ import pytest
 
 pytest.importorskip("matplotlib")
 
-from kit.report_page import Page, report, sibling, trajectory, turn, write_lines
+from kit.report_page import Page, report, sibling, trajectory, turn, write_trajectories
 from verl_credit.records.report.page import choose
 from verl_credit.records.report.text import MINUS, colour
 
@@ -19,7 +19,7 @@ MIXED = [
 
 
 def page_of(run_dir, **changes):
-    write_lines(run_dir / "trajectories.jsonl", [trajectory(**changes)])
+    write_trajectories(run_dir, [trajectory(**changes)])
     return Page(report(run_dir))
 
 
@@ -55,15 +55,6 @@ def test_a_mode_without_z_says_what_is_compared(run_dir):
     assert "gain +0.500+0.500" in [cell for row in page.rows for cell in row]
 
 
-@pytest.mark.parametrize(
-    "changes", [{}, {"group": []}, {"group": "x", "place": "y"}, {"group": [{}, 1], "place": 7}]
-)
-def test_a_file_without_groups_still_gives_its_trajectories(run_dir, changes):
-    text = page_of(run_dir, **changes).text
-    assert RELATIVE not in text and "The group:" not in text
-    assert "Where is the town?" in text and "Advantage +0.500 more likely" in text
-
-
 def test_a_group_with_several_outcomes_is_shown_before_a_tied_one():
     tied = trajectory(step=9, n_turns=5, group=[sibling(1.0, (None, None, 0.0))] * 2)
     several = trajectory(step=8, question="Who?", group=MIXED)
@@ -73,20 +64,19 @@ def test_a_group_with_several_outcomes_is_shown_before_a_tied_one():
 
 
 def test_one_colour_scale_holds_for_the_group_too(run_dir):
-    group = [sibling(1.0, (0.5, 1.0, 3.0), (None, None, 0.5)), *MIXED]
-    page_of(run_dir, group=group, turns=[turn(), turn("<answer>x</answer>", "", None)])
+    group = [
+        sibling(1.0, (0.5, 1.0, 3.0), (None, None, 0.5)),
+        sibling(0.0, (0.5, 0.5, 0.5), (None, None, -0.5)),
+    ]
+    page_of(run_dir, group=group, place=1)
     shown = report(run_dir)
     assert f"Advantage{MINUS}1.000\n+1.000" in Page(shown).text  # the ends: twice .5, which both turns have
     assert f'background:{colour(1.0, 1.0)}">+3.000' in shown
 
 
 def test_another_signal_than_information_gain_is_called_a_turn_reward(run_dir):
-    for name, before, after in (
-        ("metrics.jsonl", "credit/gain/", "credit/turn_reward/"),
-        ("trajectories.jsonl", '"info_gain"', '"turn_reward"'),
-    ):
-        file = run_dir / name
-        file.write_text(file.read_text().replace(before, after))
+    file = run_dir / "metrics.jsonl"
+    file.write_text(file.read_text().replace("credit/gain/", "credit/turn_reward/"))
     shown = Page(report(run_dir)).text
     assert "Turn reward, mean" in shown and "what algorithm.turn_signal gave the turn" in shown
     assert "Information gain" not in shown and "gold answer likelier" not in shown

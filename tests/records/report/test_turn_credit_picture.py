@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kit.report_page import sibling, trajectory, turn, write_lines, write_run
+from kit.report_page import sibling, trajectory, turn, write_run, write_trajectories
 
 SCRIPT = runpy.run_path(str(Path(__file__).parents[3] / "evidence/lab/picture.py"))
 CALL = '<tool_call>\n{"name": "search", "arguments": {"query": " a <town>"}}\n</tool_call>'
@@ -20,15 +20,13 @@ def words(path):
 @pytest.mark.parametrize("sign, shown", [(1.0, "+0.500"), (-1.0, "\N{MINUS SIGN}0.500")])
 def test_the_picture_has_every_turn_with_its_numbers(tmp_path, sign, shown):
     group = [
-        sibling(1.0, (0.25, 1.0, 0.5), (None, None, 0.5)),
+        sibling(1.0, (0.25, 1.0, sign * 0.5), (None, None, sign * 0.75)),
         sibling(0.0, (0.125, -1.0, -0.5), (None, None, -0.5)),
     ]
-    turns = [
-        turn(CALL, advantage=sign * 0.5) | {"z": 1.0},
-        turn("<answer> here</answer>", "", None, sign * 0.75, 1.0) | {"z": None},
-    ]
+    group[0]["turns"][0]["clip_scale"] = 1.1
+    turns = [turn(CALL), turn("<answer> here</answer>", "", None)]
     write_run(tmp_path)
-    write_lines(tmp_path / "trajectories.jsonl", [trajectory(turns=turns, group=group, place=0)])
+    write_trajectories(tmp_path, [trajectory(turns=turns, group=group)])
     (tmp_path / "config.yaml").write_text(CLIP)
     SCRIPT["main"](str(tmp_path), "the town", str(tmp_path / "out.svg"))
     found = words(tmp_path / "out.svg")
@@ -50,5 +48,3 @@ def test_a_question_that_is_not_there_is_said(tmp_path):
     write_run(tmp_path)
     with pytest.raises(SystemExit, match=r"has kept no rollout of a question with 'Nowhere'"):
         SCRIPT["main"](str(tmp_path), "Nowhere", str(tmp_path / "out.svg"))
-    with pytest.raises(SystemExit, match=r"has no groups: it is of an earlier version"):
-        SCRIPT["main"](str(tmp_path), "the town", str(tmp_path / "out.svg"))

@@ -29,7 +29,7 @@ def two(tmp_path, monkeypatch):
 
 def test_settings_and_curves(two, capsys):
     a, b = two
-    before = {path: path.read_bytes() for path in (*a.iterdir(), *b.iterdir())}
+    before = {path: path.read_bytes() for path in (*a.rglob("*.*"), *b.rglob("*.*"))}
     assert main(["report", str(a), str(b)]) == ExitCode.DONE
     path = a / "compared_with_b__i_.html"
     assert capsys.readouterr().out.strip() == str(path)

@@ -1,9 +1,6 @@
 """Files of a run survive kills and resumes; progress and evaluation read what was written."""
 
 import json
-from importlib import import_module
-from importlib.util import find_spec
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,10 +8,8 @@ import torch
 
 from kit.recipes import load_config
 from verl_credit.credit.token.sepa_controller import SepaController
-from verl_credit.names import MOVED, VLLM_EXTENSION, place_now
 from verl_credit.records.run.files import (
     METRICS,
-    STATE,
     VALIDATION,
     DamagedFile,
     GrowingFile,
@@ -23,7 +18,7 @@ from verl_credit.records.run.files import (
     rewind,
 )
 from verl_credit.records.run.progress import Progress, evaluation_line, step_line
-from verl_credit.records.run.state import CONTENTS, UNUSED, describe_resume, save_state
+from verl_credit.records.run.state import CONTENTS, describe_resume, save_state
 
 OWN = ["data.train_files=x", "data.val_files=x", "actor_rollout_ref.model.path=x", "search.url=http://x"]
 
@@ -208,41 +203,3 @@ def test_lines_show_only_what_is_there():
     assert step_line({"step": 1}, None, None) == "step   1"
     row = {"step": 3, "val-core/lab-sampled/em/mean@1": 0.5, "val-aux/lab-sampled/f1/mean@1": 0.9}
     assert evaluation_line(json.loads(json.dumps(row))) == "held-out EM after step 3: lab-sampled 0.500"
-
-
-def test_a_run_that_began_before_a_module_moved_goes_on_exactly(tmp_path):
-    """Saved configurations name modules; those that moved are known by their old names."""
-    config = load_config("search_cpu", [*OWN, f"run_dir={tmp_path}"])
-    folder = tmp_path / "checkpoints" / "global_step_3"
-    save_state(folder, config, 3, {})
-    (folder / "data.pt").write_bytes(b"")
-    path, saved = folder / STATE, (folder / STATE).read_text()
-    state = json.loads(saved)
-    host = "verl_credit.host"
-    oldest = {
-        f"{host}.actor.loss.TurnPolicyLossConfig": f"{host}.loss.TurnPolicyLossConfig",
-        f"{host}.rollout.agent_manager.CreditAgentLoopManager": f"{host}.agent_manager.CreditAgentLoopManager",
-        "pkg://verl_credit.turns.reward.qa": f"pkg://{host}.reward",
-    }
-    before_ten_rooms = {"pkg://verl_credit.turns.reward.qa": "pkg://verl_credit.reward.qa"}
-    assert oldest.keys() <= set(state["config"].values())  # a run of today saves these
-    for names in (oldest, before_ten_rooms):
-        older = {key: names.get(value, value) for key, value in state["config"].items()}
-        older["actor_rollout_ref.model.external_lib"] = UNUSED
-        older["algorithm.turn_judge.retries"] = "7"  # was saved until it was known to decide nothing
-        path.write_text(json.dumps(state | {"config": older}))
-        assert describe_resume(config, 3)[0] == "resume: exact, from step 3"
-
-
-def test_every_old_place_leads_to_a_module_or_to_a_name_in_one():
-    for old, new in MOVED.items():
-        module, _, name = new.rpartition(".")
-        if new == VLLM_EXTENSION:  # importing it needs vLLM
-            assert f"class {name}(" in Path(find_spec(module).origin).read_text()
-        else:
-            assert hasattr(import_module(module), name) or find_spec(new) is not None
-        assert place_now(f"pkg://{old}.qa") == f"pkg://{new}.qa"
-        with pytest.raises(ModuleNotFoundError):
-            find_spec(f"{old}.anything")
-    longer = "verl_credit.runs verl_credit.host.losses my.verl_credit_search"
-    assert place_now(longer) == longer

@@ -36,13 +36,6 @@ def test_what_is_written_is_read(tmp_path):
     assert table.columns["anchor"] == table.columns["value"] == [None, None]
 
 
-def test_a_table_from_before_values_is_read(tmp_path):
-    path = write_table(tmp_path, TURNS, 1, turns(value=0.5), PIPELINE)
-    assert read_table(path).columns["value"] == [0.5, 0.5]
-    parquet.write_table(parquet.read_table(path).drop_columns("value"), path)
-    assert read_table(path).columns["value"] == [None, None]
-
-
 def test_a_step_made_again_replaces_its_own_and_leaves_nothing_beside_it(tmp_path):
     write_table(tmp_path, TURNS, 1, turns(2), PIPELINE)
     write_table(tmp_path, TURNS, 2, turns(2), PIPELINE)
@@ -81,7 +74,7 @@ def half(path):
 
 
 def lacking(path):
-    about = b'{"version": 1, "step": 1, "pipeline": {}}'
+    about = b'{"version": 2, "step": 1, "pipeline": {}, "update": null}'
     parquet.write_table(
         pa.table({"x": [1]}, schema=pa.schema([("x", pa.int32())], {b"verl_credit": about})), path
     )
@@ -111,7 +104,7 @@ def test_other_files_in_the_folder_are_no_tables(tmp_path):
     folder = table_path(tmp_path, TURNS, 1).parent
     assert tables_of(tmp_path, TURNS) == {}
     folder.mkdir()
-    for name in ("turns_000001.parquet.partial", "turns_1.parquet", "notes.txt", "tokens_000001.parquet"):
+    for name in ("turns_000001.parquet.partial", "turns_1.parquet", "notes.txt", "others_000001.parquet"):
         (folder / name).write_text("")
     assert tables_of(tmp_path, TURNS) == {}
 

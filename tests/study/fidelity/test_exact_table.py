@@ -12,11 +12,10 @@ from verl_credit.study.fidelity.exact.operators import (
     Credit,
     all_credits,
     outcome_credit_of,
-    own_credit,
     reward,
     turn_credit_of,
 )
-from verl_credit.study.fidelity.exact.question import ONE_HOP, TWO_HOPS, Place, Question
+from verl_credit.study.fidelity.exact.question import ONE_HOP, Place, Question
 
 SMALL = Question("small", {"a": Place(0.2, 0.5, {"q": ("b", 1.0)}), "b": Place(0.6, 1.0)}, "a", 2)
 
@@ -61,34 +60,6 @@ def test_large_groups_of_batch_scope_are_left_out():
     sizes = [2, LARGEST_OF_BATCH_SCOPE + 1]
     rows = exact_bias([credit], [SMALL], group_sizes=sizes, stops=[0.3])
     assert [row["group_size"] for row in rows] == [2]
-
-
-def leave_one_out(rewards):
-    return [r - (sum(rewards) - r) / (len(rewards) - 1) for r in rewards]
-
-
-def search_more(tables):
-    """A user's turn mode: the outcome, centred, and .2 for every search."""
-    outcome_B = tables.outcome_advantage("rloo")
-    return outcome_B[:, None] + 0.2 * tables.ones(), outcome_B, tables.ones()
-
-
-def by_value(tables):
-    answer_B = tables.outcome_B
-    return answer_B[:, None] - tables.value_B_K1[:, :-1], answer_B, tables.ones()
-
-
-by_value.reads = ("rewards", "values")
-by_value.needs = ("value_B_K1",)
-
-
-def test_operators_of_ones_own():
-    mine = [own_credit(leave_one_out, "mine"), own_credit(search_more, "more")]
-    rows = exact_bias(mine, [TWO_HOPS], group_sizes=[3], stops=[0.3])
-    assert rows[0]["cosine"] == pytest.approx(1, abs=1e-6)
-    assert rows[0]["norm_ratio"] == pytest.approx(1, abs=1e-6)
-    assert rows[1]["cosine"] < 0.999
-    assert own_credit(by_value, "value").reads_policy
 
 
 def test_an_operator_that_reads_the_policy_without_saying_so_is_noticed():

@@ -76,8 +76,6 @@ def test_a_sketch_is_linear_and_of_its_seed_alone():
     assert not torch.equal(sketch([x]), CountSketch(5000, seed=4)([x]))
     cosine = torch.nn.functional.cosine_similarity
     assert abs(cosine(sketch([x]), sketch([x + y]), 0) - cosine(x, x + y, 0)) < 4 * math.sqrt(2 / 16_384)
-    with pytest.raises(ValueError, match="4 entries; expected 5000"):
-        sketch([torch.zeros(4)])
 
 
 def test_a_turns_gradient_is_that_of_its_written_tokens(model):

@@ -1,8 +1,6 @@
 """`verl-credit fidelity lens` on a tiny lab: a run's kept rollouts get the A* that sampled ones would have."""
 
 import json
-import shutil
-from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
@@ -13,8 +11,6 @@ from verl_credit.records.report.lens import stars_path
 from verl_credit.records.run.tables import (
     ROLLOUTS,
     ROLLOUTS_SCHEMA,
-    TOKENS,
-    table_path,
     write_table,
 )
 from verl_credit.study.fidelity.measure import sample_groups
@@ -24,8 +20,6 @@ from verl_credit.study.fidelity.subject import load_policy, make_subject
 from verl_credit.study.fidelity.values import score_turns, states_of, values_of
 
 pytestmark = pytest.mark.slow  # a lab is trained
-
-OLD_TOKENS = Path(__file__).parents[2] / "records/report/old_run/tables/tokens_000003.parquet"
 
 
 def tables(run, step, paths):
@@ -78,8 +72,3 @@ def test_kept_rollouts_have_the_true_advantages_of_the_policy_that_wrote_them(ti
         (2 + turn.prompt, turn.turn, turn.before, turn.a_star, turn.se) for turn in wanted
     ]
     assert not stars_path(tmp_path, 4).exists()
-
-    # Version 1 kept the tokens in a file of their own.
-    shutil.copy(OLD_TOKENS, table_path(tmp_path, TOKENS, 1))
-    code, said = command("--steps", "1")
-    assert code == 4 and "the tables of step 1 are of other rollouts" in said[-1]

@@ -239,10 +239,6 @@ def test_the_credit_of_the_run_has_its_own_mode_signal_and_outcome_operator(subj
         (["algorithm.turn_signal=infopo"], "infopo is scored in training alone"),
         (["algorithm.turn_signal=tool_reward"], "no turn has a reward"),
         (
-            [f"{mode}=turn_gae", "algorithm.turn_values=hidden"],
-            "turn_values=hidden: the hidden states are read in training",
-        ),
-        (
             [f"{mode}=turn_gae", "algorithm.turn_values=monte_carlo"],
             "turn_values=monte_carlo: continuations are made in training",
         ),

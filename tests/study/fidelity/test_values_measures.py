@@ -110,13 +110,6 @@ def test_reliability_that_is_rounding_gives_nothing():
     assert agreements.of([1.0, 2.0, 3.0, 5.0]).pearson.value is None
 
 
-def test_credit_has_an_entry_per_turn():
-    with pytest.raises(
-        ValueError, match=r"credit has shape \(2,\); expected one per turn: 6|2,.*one per turn: 6"
-    ):
-        Agreements(tool_turns(), resamples=5).of([1.0, 2.0])
-
-
 def chain(prompt, trajectory, stars, variance):
     """Turns that follow each other: the state after one is the state before the next."""
     names = "abcdefg"

@@ -40,19 +40,6 @@ def test_the_page_lists_every_key_with_its_default():
     assert read(**OmegaConf.to_container(OmegaConf.create(defaults_page()))) == ProbeSettings()
 
 
-@pytest.mark.parametrize(
-    ("tree", "estimand"),
-    [
-        ({}, "per_token"),
-        ({"rb_normalize_by_length": True}, "per_sequence_mean"),
-        ({"rb_normalize_by_length": False}, "per_sequence"),
-        ({"rb_normalize_by_length": False, "estimand": "per_sequence"}, "per_sequence"),
-    ],
-)
-def test_the_founding_plans_switch_names_an_estimand(tree, estimand):
-    assert read(estimator=tree).estimator.estimand == estimand
-
-
 def test_a_biased_estimate_says_so():
     settings = read(generation={"rb_requires_grad": False})
     assert settings.banner().endswith("WITHOUT the pathwise term: X is biased")
@@ -88,11 +75,6 @@ def test_what_cannot_be_used_is_refused_by_its_key(tree, key, accepted):
 @pytest.mark.parametrize(
     ("tree", "key", "named"),
     [
-        (
-            {"estimator": {"estimand": "per_token", "rb_normalize_by_length": True}},
-            "estimator",
-            "estimand=per_token with rb_normalize_by_length=true, which means per_sequence_mean",
-        ),
         ({"estimator": {"baseline": {"ema_decay": 0.5}}}, BASELINE, "ema_decay=0.5 .* mode=residual_mu with fit=leave"),
         ({"estimator": {"baseline": {"mode": "none", "fit": "previous"}}}, BASELINE, "fit=previous .* mode=none"),
         ({"estimator": NAIVE | {"baseline": {"mode": "none"}}}, "estimator", "baseline .* x_estimator_mode=naive"),

@@ -46,8 +46,3 @@ def test_a_copy_makes_the_same_step(again):
     optimizer.step()
     copied.step()
     assert torch.equal(its, p) and its is not p
-
-
-def test_a_vector_is_refused():
-    with pytest.raises(ValueError, match="Muon takes matrices"):
-        Muon([torch.nn.Parameter(torch.ones(3))])

@@ -53,11 +53,10 @@ def _measurable(folder: Path, steps: Sequence[int] | None) -> list[int]:
     """Returns the steps whose rollouts and policy are saved. Raises PreflightError where there is no such step, or where
     one of ``steps`` is not among them."""
     from verl_credit.records.run.rollouts import token_steps
-    from verl_credit.records.run.tables import ROLLOUTS, tables_of
 
     if not (folder / CONFIG).is_file():
         raise PreflightError(f"expected a run's folder, which has a {CONFIG}")
-    stored = sorted(token_steps(folder).keys() & tables_of(folder, ROLLOUTS).keys())
+    stored = sorted(token_steps(folder))
     if not stored:
         raise PreflightError(
             "tables/ has no step with rollouts: train with keep_rollouts.steps=N, which keeps those of the last N steps"
@@ -82,7 +81,7 @@ def _measurable(folder: Path, steps: Sequence[int] | None) -> list[int]:
 def _measure(folder: Path, step: int, subject: Subject, continuations: int, seed: int) -> tuple[int, int]:
     """Measures a step. Returns the numbers of turns and rollouts that have A*."""
     from verl_credit.records.report.lens import stars_path, text_digest
-    from verl_credit.records.run.rollouts import read_tokens, token_steps
+    from verl_credit.records.run.rollouts import read_tokens
     from verl_credit.records.run.tables import ROLLOUTS, read_table, table_path
     from verl_credit.study.fidelity.request import check_about
     from verl_credit.study.fidelity.rows import kept_trajectories
@@ -92,15 +91,9 @@ def _measure(folder: Path, step: int, subject: Subject, continuations: int, seed
     out = path.parent
     out.mkdir(parents=True, exist_ok=True)
     check_about(out, subject.about(), continuations=continuations, seed=seed, otherwise="delete that folder")
-    tokens = read_tokens(token_steps(folder)[step]).columns
-    rollouts = read_table(table_path(folder, ROLLOUTS, step)).columns
-    written = dict(zip(rollouts["row"], rollouts["turn"], strict=True))
-    for row, turns in zip(tokens["row"], tokens["turn"], strict=True):
-        if [turn for turn in written.get(row, ()) if turn >= 0] != turns:
-            raise PreflightError(
-                f"the tables of step {step} are of other rollouts: row {row} has other turns"
-            )
-    trajectories = kept_trajectories(rollouts, set(tokens["row"]), subject.prompts, subject.protocol)
+    table = table_path(folder, ROLLOUTS, step)
+    kept, pieces = read_table(table).columns, read_tokens(table).columns["pieces"]
+    trajectories = kept_trajectories(kept, subject.prompts, subject.protocol)
     groups = [[trajectory] for trajectory in trajectories.values()]
     say = Throttled(say_at_once, f"fidelity lens, step {step}")
     values = values_of(
@@ -111,7 +104,7 @@ def _measure(folder: Path, step: int, subject: Subject, continuations: int, seed
         path=out / VALUES,
         say=lambda done, of: say(done / of, f"values of the contexts of {done} of {of} prompts"),
     )
-    texts = {row: text_digest(text) for row, text in zip(tokens["row"], tokens["text"], strict=True)}
+    texts = {row: text_digest(text) for row, text in zip(kept["row"], pieces, strict=True)}
     scored, rows = score_turns(groups, values), list(trajectories)
     path.unlink(missing_ok=True)
     names = ("turn", "kind", "before", "after", "value", "a_star", "se", "outcome")

@@ -30,7 +30,7 @@ GROUPS = (
     ("model", ("actor_rollout_ref.model.",)),
     ("data", ("data.", "lab.", "search.", "reward.")),
     ("optimiser", (ACTOR, "actor_rollout_ref.ref.", "critic.", "trainer.total_", "trainer.critic_")),
-    ("rollout", ("actor_rollout_ref.rollout.", "max_hours", "poll_interval_s")),
+    ("rollout", ("actor_rollout_ref.rollout.", "max_hours")),
     ("machine", ("trainer.device", "trainer.nnodes", "trainer.n_gpus_per_node", "ray_kwargs.", "transfer_queue.")),
     ("other", ("*",)),
 )  # fmt: skip

@@ -24,7 +24,6 @@ from verl_credit.recipe.doctor.checks import before_training
 from verl_credit.recipe.family import family_line
 from verl_credit.recipe.rules.engines import STRATEGIES
 from verl_credit.recipe.rules.own import own_loss, own_modules
-from verl_credit.recipe.rules.turn_values import hidden_line
 from verl_credit.recipe.unread import idle_lines
 from verl_credit.recipe.world import DATA, MODEL, with_expectations, without_value, world_of
 from verl_credit.records.lineage.store import TABLE
@@ -32,7 +31,7 @@ from verl_credit.records.run.resume import resumes_from
 from verl_credit.redact import redact_value
 from verl_credit.turns.scorers import SCORERS
 from verl_credit.turns.signals.known import find_signal
-from verl_credit.turns.state_features import CRITIC, HIDDEN
+from verl_credit.turns.state_features import CRITIC
 
 PYTHON_LISTS = "Python lists, a call per prompt"
 
@@ -174,11 +173,6 @@ def _credit(config: DictConfig, settings: CreditSettings) -> Iterator[Stage]:
     else:
         own = f"f(rewards, {redact_value('', pipeline.advantage_params)})"
         yield _registered("outcome", pipeline.advantage_mode, own)
-    if pipeline.observed_values == HIDDEN:
-        says = (
-            "V of each turn: a ridge on the prompt's other outcomes, the turn, and the hidden state before it"
-        )
-        yield Stage("values", HIDDEN, says, "outcomes, the policy's last hidden states", hidden_line(config))
     if pipeline.turn_values == MONTE_CARLO:
         c = pipeline.turn_continuations
         says = f"V of {c.states} states: the mean outcome of {c.count} continuations; of the others: {c.otherwise}"

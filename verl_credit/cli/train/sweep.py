@@ -19,7 +19,7 @@ from verl_credit.config.keys.run import LONGEST_NAME
 from verl_credit.errors import ConfigError, ExitCode
 from verl_credit.recipe.compose import load_config, quoted, unchecked_config
 from verl_credit.recipe.doctor.machine import sweep_warnings
-from verl_credit.study.campaign.child import in_folder, run_child, train_command
+from verl_credit.study.campaign.child import in_folder, run_child, run_command
 
 ASKED = {
     "lineage.hypothesis": "what is tried and what it should change",
@@ -114,7 +114,7 @@ def sweep(name: str, overrides: list[str], config_dir: str | None = None) -> int
     answers, codes = ask_for(configs), {}
     for number, (label, run_dir, chosen, _) in enumerate(runs, start=1):
         print(f"run {number} of {len(runs)}: {label} in {run_dir}", flush=True)
-        codes[label] = run_child(train_command(name, [*chosen, *answers], config_dir))
+        codes[label] = run_child(run_command("train", name, [*chosen, *answers], config_dir))
         if codes[label] in ENDS_ALL:
             return codes[label]
     for label, code in codes.items():

@@ -66,13 +66,9 @@ def _exact_match(run: Run) -> Metric:
     step = max(em.steps[-1] for _, em in entries)
     entries = [(one, em) for one, em in entries if em.steps[-1] == step]
     questions = [one.questions for one, _ in entries]
-    counts = [dict(zip(one.steps, one.values, strict=True)).get(step, 0) for one in questions]
+    counts = [dict(zip(one.steps, one.values, strict=True))[step] for one in questions]
     domain = ", ".join(one.source for one, _ in entries)
     name = f"exact match, {mode}"
-    if not all(counts):  # an earlier version wrote no counts
-        if len(entries) > 1:
-            return Metric(name, why="no held-out metric: the number of questions of each source is not known")
-        return Metric(name, entries[0][1].values[-1], step, domain=domain)
     n = int(sum(counts))
     share = sum(em.values[-1] * count for (_, em), count in zip(entries, counts, strict=True)) / n
     return Metric(name, share, step, n, interval(share, n) if 0 <= share <= 1 else None, domain)

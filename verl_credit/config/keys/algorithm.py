@@ -169,15 +169,19 @@ class Algorithm(Section):
     """Texts with at least this difflib ratio are one state; null: only equal texts are."""
     turn_anchor_distance: Annotated[float, Field(ge=0, lt=1), When(reads.near)] = 0.05
     """Hidden states join the nearest cluster up to this cosine distance; BiPACE: .05 with 1.5B parameters, .10 with 7B."""
-    turn_values: Annotated[str | None, Expected(reads.VALUES), When(reads.values_read)] = None
+    turn_values: Annotated[
+        str | None,
+        Expected(f"null, {', '.join(reads.PROVIDERS)}, {reads.COLUMN}NAME, or my_module.my_features"),
+        When(reads.values_read),
+    ] = None
     """Values for turn_gae: a regression on the prompt's other outcomes and the turn (group), and on what is observed
-    (features: the gold answer was read, searches, its measured probability; hidden: the policy's last hidden state before
-    the turn; or a column; or your function's numbers). critic: verl's. monte_carlo: continuations from some states."""
+    (features: the gold answer was read, searches, its measured probability; or a column; or your function's numbers).
+    critic: verl's. monte_carlo: continuations from some states."""
     turn_continuations: Continuations = Field(default_factory=Continuations)
     turn_values_replay: Annotated[Count, When(reads.fitted)] = 4
     """Earlier steps whose turns join each fit; saved with checkpoints."""
     turn_values_ridge: Annotated[float, Field(gt=0), When(reads.fitted)] = 0.03
-    """Penalty of the fit's weights, on features of variance 1 and per turn; hidden states have one that the fit chooses."""
+    """Penalty of the fit's weights, on features of variance 1 and per turn."""
     turn_values_folds: Annotated[int, Field(ge=2), When(reads.fitted)] = 8
     """A step's prompts are split into so many folds, each valued by a fit that has not seen it."""
     turn_judge: TurnJudge = Field(default_factory=TurnJudge)

@@ -23,7 +23,9 @@ class Continuations(Section):
     """uncertainty: the states after the turns whose tokens had the lowest mean log-prob; random: any states."""
     otherwise: Annotated[
         str,
-        Expected("leave_one_out, group, features, hidden, column:NAME, or a dotted path to your own"),
+        Expected(
+            f"{', '.join((reads.LEAVE_ONE_OUT, *reads.OBSERVED))}, {reads.COLUMN}NAME, or a dotted path to your own"
+        ),
         When(reads.continued),
     ] = "leave_one_out"
     """V of the other states. leave_one_out: the mean outcome of the prompt's other rollouts, and after a state that was

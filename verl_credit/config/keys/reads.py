@@ -15,9 +15,10 @@ CRITIC, HIDDEN = "critic", "hidden"
 """What verl's critic has, and the policy's hidden states."""
 COLUMN = "column:"
 """The prefix in the name of a turn signal that is a column of the rows."""
-VALUES = "null, group, features, hidden, critic, column:NAME, monte_carlo, or my_module.my_features"
 MONTE_CARLO, LEAVE_ONE_OUT = "monte_carlo", "leave_one_out"
 """Values by continuations, and those of the states without any."""
+OBSERVED = ("group", "features")
+PROVIDERS = (*OBSERVED, CRITIC, MONTE_CARLO)
 
 
 def transform(s) -> TokenTransform:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from typing import Annotated, Literal
 
-from omegaconf import DictConfig
 from pydantic import AfterValidator, Field
 
 from verl_credit.config.keys.section import Expected, Section
-from verl_credit.errors import ConfigError
 from verl_credit.names import bare_id
 
 EVALUATION_MODES = ("greedy", "sampled")
@@ -49,28 +46,6 @@ class KeepRollouts(Section):
     """Groups of a step whose rollouts are stored, the longest rollouts first; null: all, which the entropy probe needs."""
 
 
-REPLACED = {
-    "sample_trajectories": "use keep_rollouts.groups={}",
-    "keep_token_tables": "use keep_rollouts.steps={}",
-    "keep_rollouts": "use keep_rollouts={{steps: {}, groups: null}}",
-}
-"""The keys of earlier versions; the last was a number."""
-
-
-def replaced_key(key: str, value: object) -> ConfigError:
-    return ConfigError(key=key, value=value, accepted=REPLACED[key].format(value))
-
-
-def with_one_store(config: DictConfig) -> DictConfig:
-    """Replaces the three keys of an earlier version's run with today's key."""
-    old = {key: config.pop(key) for key in REPLACED if key in config and not isinstance(config[key], Mapping)}
-    if old:
-        whole = old.get("keep_rollouts", 0)
-        steps, groups = old.get("keep_token_tables", 10), old.get("sample_trajectories", 3)
-        config.keep_rollouts = {"steps": max(whole, steps), "groups": None if whole else groups}
-    return config
-
-
 class Run(Section):
     seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = 1
     """The seed of data order, rollouts and actor."""
@@ -84,8 +59,6 @@ class Run(Section):
         ),
     ] = Field(default_factory=list)
     """Steps that are saved and kept independently of trainer.save_freq and trainer.max_actor_ckpt_to_keep."""
-    poll_interval_s: Annotated[float, Field(ge=1e-3, le=60)] = 0.1
-    """Seconds between two polls of the trainer for finished rollouts (verl: 2.0)."""
     cpu_threads: Annotated[int, Field(ge=1, le=1024)] = 1
     """Threads of torch in the actor and in the engine hf of a run without a GPU; the actor's: OMP_NUM_THREADS goes first."""
     max_hours: Annotated[float, Field(ge=1e-3)] | None = None

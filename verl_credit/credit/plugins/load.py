@@ -23,7 +23,6 @@ from verl_credit.credit.turn.mode import TurnMode, as_turn_mode
 from verl_credit.credit.turn.modes import MODES
 from verl_credit.credit.turn.tables import Tables
 from verl_credit.errors import did_you_mean
-from verl_credit.names import place_now
 
 # Plug-ins for retrain contain `from retrain import TransformOutput`.
 PUBLISHED_HOME = "retrain"
@@ -45,9 +44,7 @@ def load(path: str, key: str) -> Any:
         try:
             module = importlib.import_module(module_name)
         except ImportError as error:
-            moved = place_now(error.name or "")
-            hint = f"; {error.name} is {moved} now" if moved != (error.name or "") else ""
-            raise ValueError(f"{key}={path!r}: cannot import {module_name!r} ({error}{hint})") from error
+            raise ValueError(f"{key}={path!r}: cannot import {module_name!r} ({error})") from error
         except Exception as error:
             raise ValueError(
                 f"{key}={path!r}: importing {module_name!r} raised {type(error).__name__}: {error}"

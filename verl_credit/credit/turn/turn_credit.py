@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,12 +14,11 @@ from verl_credit.lazy import torch
 
 def turn_credit(
     outcome_B: torch.Tensor,
-    turn_reward_B_K: torch.Tensor | None = None,
-    turn_mask_B_K: torch.Tensor | None = None,
-    group_B: torch.Tensor | None = None,
+    turn_reward_B_K: torch.Tensor,
+    turn_mask_B_K: torch.Tensor,
+    group_B: torch.Tensor,
     *,
     info_gain_norm_mode: str | Callable = "turn-group-v1d",
-    info_gain_B_K: torch.Tensor | None = None,
     **keywords,
 ) -> TurnCredit:
     """Credit every turn of every trajectory. The equations are with the modes (`modes/`), each a function of its own
@@ -55,7 +53,7 @@ def turn_credit(
     last tool turn.
 
     info_gain_norm_mode is a name, or a function `f(tables, *, ...) -> (advantage_B_K, outcome_advantage_B,
-    clip_scale_B_K)` of your own (`as_turn_mode`). info_gain_B_K is the old name of turn_reward_B_K.
+    clip_scale_B_K)` of your own (`as_turn_mode`).
 
     `counts` reports invalid_rows, nonfinite_outcomes, nonfinite_rewards, turns_without_reward, skipped_rows,
     `group_counts`, and the groups per prompt and turn: turn_groups, turn_groups_of_one, turn_groups_of_two. With anchors:
@@ -67,13 +65,6 @@ def turn_credit(
     compared with is the same tool turn, not the same ordinal among non-zero gains; float64.
     Source: A2TGPO, 2605.06200; joint and separate: IGPO, 2510.14967.
     """
-    if info_gain_B_K is not None:
-        if turn_reward_B_K is not None:
-            raise TypeError("turn_reward_B_K and its old name info_gain_B_K are both given")
-        warnings.warn("info_gain_B_K is the old name of turn_reward_B_K", DeprecationWarning, stacklevel=2)
-        turn_reward_B_K = info_gain_B_K
-    if turn_reward_B_K is None or turn_mask_B_K is None or group_B is None:
-        raise TypeError("turn_credit needs outcome_B, turn_reward_B_K, turn_mask_B_K and group_B")
     mode = info_gain_norm_mode
     if callable(mode):
         mode = as_turn_mode(mode, getattr(mode, "__name__", type(mode).__name__))

@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from verl_credit.lazy import torch
 
 TURNS, MEAN_TURNS = 8, 3
-HIDDEN_SHRINK, HELD_OUT = (1e6, 100.0, 10.0, 1.0, 0.1), 4
-"""Penalties of a hidden feature: the first leaves them out. Each is tried on every fourth prompt of a fit."""
 
 
 @dataclass(frozen=True)
@@ -23,21 +21,14 @@ class States:
     x_N_D: torch.Tensor
     return_N: torch.Tensor
     prompt_N: torch.Tensor
-    hidden_N_H: torch.Tensor | None = None
-    """The policy's hidden states, kept in the dtype in which they came. They have a penalty of their own."""
 
     @classmethod
     def joined(cls, parts: Iterable[States]) -> States:
         fields = zip(*(vars(one).values() for one in parts), strict=True)
-        return cls(*(None if of_all[0] is None else torch.cat(of_all) for of_all in fields))
+        return cls(*map(torch.cat, fields))
 
     def at(self, chosen_N: torch.Tensor) -> States:
-        return States(*(None if one is None else one[chosen_N] for one in vars(self).values()))
-
-    @property
-    def features_N_F(self) -> torch.Tensor:
-        """All features in float64, the hidden ones last."""
-        return self.x_N_D if self.hidden_N_H is None else torch.cat([self.x_N_D, self.hidden_N_H.double()], 1)
+        return States(*(one[chosen_N] for one in vars(self).values()))
 
 
 def loo_mean(outcome_B: torch.Tensor, group_B: torch.Tensor, valid_B: torch.Tensor) -> torch.Tensor:
@@ -70,34 +61,20 @@ def group_features(mean_B: torch.Tensor, columns: int) -> torch.Tensor:
 
 
 Predict = Callable[[torch.Tensor], torch.Tensor]
-"""A fitted function, features_N_F -> V_N."""
+"""A fitted function, x_N_D -> V_N."""
 
 
 def ridge(states: States, shrink: float) -> Predict:
-    """The fit with the penalty ``shrink`` of all features but the hidden ones.
+    """The fit with the penalty ``shrink``.
 
-        V(x) = mean y + z(x) w,   w = (Z'Z / N + S)^-1 Z'(y - mean y) / N,   z = (x - mean x) / std x,   S diagonal
+        V(x) = mean y + z(x) w,   w = (Z'Z / N + shrink I)^-1 Z'(y - mean y) / N,   z = (x - mean x) / std x
 
     The intercept is not shrunk, and a penalty does not depend on the number of states. A feature without a value is at its
-    mean; one that is the same in all states has no weight. The penalty of the hidden features is the one of `HIDDEN_SHRINK`
-    whose fit on three quarters of the prompts predicts the others best, on equal errors the largest.
+    mean; one that is the same in all states has no weight.
     """
     if not shrink > 0:
         raise ValueError(f"shrink={shrink!r}: expected a number above 0, because features may be equal")
-    if states.hidden_N_H is None:
-        return _ridges(states, shrink, [shrink])[0]
-    out_N = torch.isin(states.prompt_N, states.prompt_N.unique()[::HELD_OUT])
-    best = 0
-    if not out_N.all():
-        out = states.at(out_N)
-        values = [predict(out.features_N_F) for predict in _ridges(states.at(~out_N), shrink, HIDDEN_SHRINK)]
-        best = int(torch.stack([(out.return_N - value_N).square().sum() for value_N in values]).argmin())
-    return _ridges(states, shrink, HIDDEN_SHRINK[best : best + 1])[0]
-
-
-def _ridges(states: States, shrink: float, of_hidden: Iterable[float]) -> list[Predict]:
-    """A fit for each penalty of the hidden features."""
-    x_N_D, y_N = states.features_N_F, states.return_N
+    x_N_D, y_N = states.x_N_D, states.return_N
     known_N_D, n = x_N_D.isfinite(), len(y_N)
     count_D = known_N_D.sum(dim=0).clamp(min=1)
     mean_D = torch.where(known_N_D, x_N_D, 0.0).sum(dim=0) / count_D
@@ -110,14 +87,8 @@ def _ridges(states: States, shrink: float, of_hidden: Iterable[float]) -> list[P
 
     z_N_D, mean = standardised(x_N_D), y_N.mean()
     gram_D_D, right_D = z_N_D.T @ z_N_D / n, z_N_D.T @ (y_N - mean) / n
-
-    def fitted(of_hidden: float) -> Predict:
-        shrink_D = torch.full_like(right_D, shrink)
-        shrink_D[states.x_N_D.shape[1] :] = of_hidden
-        w_D = torch.linalg.solve(gram_D_D + shrink_D.diag(), right_D)
-        return lambda x_N_D: mean + standardised(x_N_D) @ w_D
-
-    return [fitted(one) for one in of_hidden]
+    w_D = torch.linalg.solve(gram_D_D + torch.full_like(right_D, shrink).diag(), right_D)
+    return lambda x_N_D: mean + standardised(x_N_D) @ w_D
 
 
 def crossfit(
@@ -137,7 +108,7 @@ def crossfit(
         fit_M = known_M & ~torch.isin(pool.prompt_N, members)
         if fit_M.any():
             own_N = torch.isin(states.prompt_N, members)
-            value_N[own_N] = ridge(pool.at(fit_M), shrink)(states.at(own_N).features_N_F)
+            value_N[own_N] = ridge(pool.at(fit_M), shrink)(states.at(own_N).x_N_D)
     return value_N, int(known_M.sum())
 
 

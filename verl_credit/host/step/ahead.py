@@ -33,11 +33,6 @@ class RolloutsAhead:
         select = buffer._select_prompt_uids
         buffer._select_prompt_uids = lambda partition, uids, size: select(partition, sorted(uids), size)
 
-    def resumed(self) -> None:
-        if rows := store.narrow_turn_ids("train"):
-            text = f"resume: {rows} rollouts of an older version have turn ids of int16 now"
-            events.note(Path(self.config.run_dir), "resume", text)
-
     def note(self) -> None:
         """Notes the trainer, and the weights that a token's ratio is to."""
         writer = compares_with_the_writer(self.config)

@@ -16,7 +16,6 @@ from verl_credit.records.run.alarms import Watch
 from verl_credit.records.run.files import (
     METRICS,
     PHASES,
-    TRAJECTORIES,
     VALIDATION,
     VALUES,
     append_json,
@@ -111,7 +110,7 @@ class Recorder:
 
     def resumed(self, step: int) -> dict | None:
         """Cuts the files of the run back to ``step``; returns our state of its checkpoint."""
-        for name in (METRICS, VALIDATION, TRAJECTORIES):
+        for name in (METRICS, VALIDATION):
             rewind(self.run_dir / name, step)
         if step == 0:
             return None

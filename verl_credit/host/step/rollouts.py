@@ -16,7 +16,7 @@ from verl_credit.host.step.tables import pipeline, sampled_rows
 from verl_credit.names import CLIP_SCALE
 from verl_credit.records.run.files import plain
 from verl_credit.records.run.rollouts import keep_samples
-from verl_credit.records.run.tables import ROLLOUTS, SAMPLES, TOKENS, table_path, tables_of, write_table
+from verl_credit.records.run.tables import ROLLOUTS, SAMPLES, table_path, tables_of, write_table
 from verl_credit.turns.assign import StepCredit, group_numbers
 from verl_credit.turns.book import TurnBatch
 from verl_credit.turns.reward.golds import gold_answers
@@ -76,8 +76,8 @@ def keep_rollouts(
     ``credited``: None where verl's own estimator made the advantages; it knows no groups to choose among.
     """
     steps, whole = config.keep_rollouts.steps, config.keep_rollouts.groups is None
-    for kind in (SAMPLES, TOKENS):  # the same step may have written them before a resume
-        table_path(run_dir, kind, number).unlink(missing_ok=True)
+    # The same step may have written it before a resume.
+    table_path(run_dir, SAMPLES, number).unlink(missing_ok=True)
     if credited is None:
         credited = Credited(turns.valid_rows if steps and whole else [], dict.fromkeys(CREDIT), {})
     if rows := credited.rows:
@@ -92,9 +92,6 @@ def keep_rollouts(
     for old in tables_of(run_dir, ROLLOUTS):
         if old <= number - steps:
             keep_samples(run_dir, old)
-    for old, path in tables_of(run_dir, TOKENS).items():
-        if old <= number - steps:
-            path.unlink(missing_ok=True)
 
 
 def rollout_columns(turns: TurnBatch, rows: list[int], data) -> dict[str, list]:

@@ -7,16 +7,13 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from verl_credit.config.keys.reads import valued
 from verl_credit.config.settings import CreditSettings
 from verl_credit.host.registry import AGENT_LOOP, LOSS, require_registered
 from verl_credit.host.rollout.agent_manager import CreditAgentLoopManager
 from verl_credit.host.step.recorded import of_rollout_server
 from verl_credit.names import LOSS_MODE
-from verl_credit.recipe.rules.turn_values import hidden_line
 from verl_credit.recipe.unread import without_effect_in
 from verl_credit.records.run import events
-from verl_credit.turns.state_features import HIDDEN
 
 
 def check_actors(config: DictConfig, probed: list[dict]) -> dict[str, str | None]:
@@ -46,11 +43,7 @@ def note_engines(config: DictConfig, settings: CreditSettings, of_workers: Mappi
     search, run_dir = config.search, Path(config.run_dir)
     index = (search.index_fingerprint or "not named by its server") if search.max_searches else "none"
     events.note(run_dir, "banner", f"{settings.banner()} | index={index}")
-    rollouts = {"rollouts": of_rollout_server(config, "start_line")}
-    values = {}
-    if valued(settings) and settings.algorithm.observed_values == HIDDEN:
-        values = {"values": f"values by hidden states: {hidden_line(config)}"}
-    for kind, text in {**of_workers, **rollouts, **values}.items():
+    for kind, text in {**of_workers, "rollouts": of_rollout_server(config, "start_line")}.items():
         if text:
             events.note(run_dir, kind, text)
 

@@ -70,27 +70,6 @@ def write_turn_ids(batch, turns: TurnBatch):
     return write_tokens(batch, turns, TURN_IDS, turns.turn_ids_B_T.to(torch.int16))
 
 
-def narrow_turn_ids(partition: str) -> int:
-    """Writes the rows of an older version anew, whose turn ids are int64; returns their number.
-
-    TransferQueue keeps one dtype per field until the last row that has it is cleared. Until then it takes a row of int16
-    without an error, and never counts it as finished.
-    """
-    tags = tq.kv_list(partition).get(partition, {})
-    tags = {
-        key: tag for key, tag in tags.items() if not tag.get("is_prompt") and tag.get("status") == "success"
-    }
-    # One by one: of several rows only those fields come back that all of them have.
-    rows = {key: tq.kv_batch_get(keys=[key], partition_id=partition) for key in tags}
-    wide = {key: row for key, row in rows.items() if TURN_IDS in row and row[TURN_IDS].dtype != torch.int16}
-    if wide:
-        tq.kv_clear(keys=list(wide), partition_id=partition)
-    for key, row in wide.items():
-        row[TURN_IDS] = nested([ids.to(torch.int16) for ids in row[TURN_IDS].unbind()])
-        tq.kv_batch_put(keys=[key], partition_id=partition, fields=row, tags=[tags[key]])
-    return len(wide)
-
-
 def fetch_turn_batch(batch, columns: Sequence[str] = ()) -> TurnBatch:
     """Turn ids, the agent loops' records, and which rows are valid. ``columns``: of the data file, which verl writes beside
     the trajectory; a tensor of that name is a field of verl's, and no column.

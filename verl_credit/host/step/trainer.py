@@ -69,7 +69,7 @@ class CreditSteps(PPOTrainer):
 
     def _build_replay_buffer(self):
         buffer = super()._build_replay_buffer()
-        buffer.poll_interval = self.config.poll_interval_s
+        buffer.poll_interval = 0.1  # seconds between two looks for finished rollouts; verl: 2.0
         self.watch.attach(buffer)
         if self.ahead:
             self.ahead.attach(buffer)
@@ -95,8 +95,6 @@ class CreditSteps(PPOTrainer):
     def _load_checkpoint(self):
         super()._load_checkpoint()
         restore(self.credit, self.recorder.resumed(self.global_steps))
-        if self.ahead:
-            self.ahead.resumed()
 
     def _setup(self):
         super()._setup()

@@ -29,7 +29,7 @@ from verl_credit.recipe.rules.engines import (
 )
 from verl_credit.recipe.rules.estimator import validate_estimator
 from verl_credit.recipe.rules.files import validate_files, validate_loop
-from verl_credit.recipe.rules.known import validate_keys, validate_places
+from verl_credit.recipe.rules.known import validate_homes, validate_keys
 from verl_credit.recipe.rules.older import validate_older
 from verl_credit.recipe.rules.own import validate_loss
 from verl_credit.recipe.rules.pipeline import validate_pipeline
@@ -59,7 +59,7 @@ def validate(config: DictConfig, refused: Iterable[ConfigError] = ()) -> None:
         values = list(leaves(plain))
         found.collect(validate_older, values)
         found.collect(validate_keys, config, plain)
-        found.collect(validate_places, values)
+        found.collect(validate_homes, values)
         for error in _too_long(values):
             found.add(error)
             found.finish()  # the other numbers may be made of it

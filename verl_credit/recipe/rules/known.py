@@ -1,34 +1,23 @@
-"""Refuses keys that neither verl nor verl_credit reads: a mistyped key would silently change nothing.
-
-Refuses a module's old place (`names.MOVED`) in a value, or in a file that a value names, with the new place. Without
-this, verl would raise ModuleNotFoundError in the middle of a start or in a worker. Our own loader of plug-ins refuses old
-places itself (`credit/plugins/load.py`).
-"""
+"""Refuses keys that neither verl nor verl_credit reads: a mistyped key would silently change nothing."""
 
 from __future__ import annotations
 
 import ast
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
 from functools import cache
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
 from omegaconf import DictConfig
 
 from verl_credit.config.keys import defaults_tree, place_of
-from verl_credit.config.keys.run import REPLACED, no_home, replaced_key
+from verl_credit.config.keys.run import no_home
 from verl_credit.config.resolved import MISSING, leaves, select, written
 from verl_credit.errors import ConfigError, unknown_key
-from verl_credit.names import place_now
 from verl_credit.policy.families import is_random
-from verl_credit.recipe.agent_loops import LISTED, TOOLS
 from verl_credit.recipe.files import recipes_folder, verl_folder
 from verl_credit.recipe.older_verl import MANAGER, remedy_of
-from verl_credit.recipe.rules.own import MODULES
 
 # verl's code reads these, and its configuration does not list them.
 READ_BY_VERL = (
@@ -83,9 +72,7 @@ def _unlisted(config: DictConfig, plain: dict[str, Any]) -> Iterator[str | Confi
         for name, value in node.items():
             key = str(name)
             full = f"{prefix}.{key}" if prefix else key
-            if full in REPLACED and not isinstance(value, dict):
-                yield replaced_key(full, value)
-            elif key in names:
+            if key in names:
                 if isinstance(value, dict):
                     yield from walk(full, value)
                 elif isinstance(value, str) and (value == MISSING or "${" in value):
@@ -177,58 +164,15 @@ def _classes(module: str) -> dict[str, ast.ClassDef]:
     return {node.name: node for tree in parsed for node in tree.body if isinstance(node, ast.ClassDef)}
 
 
-PLACE = re.compile(r"(pkg://)?[\w.:]+")
-CLASSES = ("_target_", "class_name")
-"""The keys that name a class in the files of agent loops and tools."""
 PATHS = re.compile(r"(path|_files|dir)(\.\d+)?$")
 """What the names of keys end with that hold paths, also several."""
 
 
-def validate_places(values: Iterable[tuple[str, Any]]) -> Iterator[ConfigError]:
-    """Yields a refusal for every old place, and for a home that is not there, where pathlib raises RuntimeError.
+def validate_homes(values: Iterable[tuple[str, Any]]) -> Iterator[ConfigError]:
+    """Yields a refusal for every path below a home that is not there, where pathlib raises RuntimeError.
 
     ``values``: the full names and values of a configuration.
     """
     for key, value in values:
-        if not isinstance(value, str):
-            continue
-        if PATHS.search(key) and (wrong := no_home(value)):
+        if isinstance(value, str) and PATHS.search(key) and (wrong := no_home(value)):
             yield ConfigError(key=key, value=value, accepted=f"{wrong}; expected a path")
-            continue
-        yield from _old(key, value, value)
-        if value.endswith(".py"):
-            yield from _imports(key, value, Path(value))
-        if key in (LISTED, TOOLS):
-            content = None
-            # Refused where the file is read.
-            with suppress(OSError, ValueError, RecursionError, yaml.YAMLError):
-                content = yaml.safe_load(Path(value).expanduser().read_text(encoding="utf-8"))
-            for name, place in leaves(content):
-                if name.rpartition(".")[2] in CLASSES and isinstance(place, str):
-                    yield from _old(key, value, place)
-                    yield from _module(key, value, place.rpartition(".")[0])
-        if key.startswith(MODULES):
-            yield from _module(key, value, value)
-
-
-def _old(key: str, value: str, place: str) -> Iterator[ConfigError]:
-    now = place_now(place)
-    if now != place and PLACE.fullmatch(place):
-        message = "" if value == place else f"{key}={value}: {place} in it is {now} now"
-        yield ConfigError(message, key=key, value=value, accepted=[now])
-
-
-def _module(key: str, value: str, module: str) -> Iterator[ConfigError]:
-    file = None
-    with suppress(ImportError, ValueError, AttributeError):  # verl reports why it cannot be imported
-        file = getattr(find_spec(module), "origin", None)
-    if file is not None and file.endswith(".py"):
-        yield from _imports(key, value, Path(file))
-
-
-def _imports(key: str, value: str, file: Path) -> Iterator[ConfigError]:
-    with suppress(OSError, ValueError, RuntimeError):
-        for number, line in enumerate(file.expanduser().read_text(encoding="utf-8").splitlines(), 1):
-            if re.match(r"\s*(from|import)\s", line) and (now := place_now(line)) != line:
-                message = f"{key}={value}: {file}, line {number} imports an old place; write {now.strip()}"
-                yield ConfigError(message, key=key, value=value, accepted=[now.strip()])

@@ -37,7 +37,6 @@ PARAMS = {  # kind of operator: the key of its params
 }
 INSTALLED = {"site-packages", "dist-packages"}
 MODULES, IN_ENVIRONMENT = "actor_rollout_ref.model.external_lib", "VERL_USE_EXTERNAL_MODULES"
-OURS = "verl_credit.host.external"  # older recipes list this module, which registers no loss
 
 
 def load_own(key: str, value: str, names: Iterable[str] = (), as_spec: AsSpec | None = None) -> Any:
@@ -143,7 +142,7 @@ def own_modules(config: Config) -> list[str]:
     modules = select(config, MODULES) or []
     modules = [modules] if isinstance(modules, str) else list(modules)
     modules += os.environ.get(IN_ENVIRONMENT, "").split(",")
-    return [module for module in modules if module not in ("", OURS)]
+    return [module for module in modules if module]
 
 
 def validate_loss(config: Tree, settings: CreditSettings) -> Iterator[ConfigError]:

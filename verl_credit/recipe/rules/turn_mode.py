@@ -27,7 +27,6 @@ from verl_credit.turns.signals.known import SIGNALS, find_signal
 from verl_credit.turns.signals.own import GroupSignal, TrajectorySignal
 from verl_credit.turns.signals.signal import Trajectory, Turn
 from verl_credit.turns.state_features import KEY as VALUES
-from verl_credit.turns.state_features import PROVIDERS
 
 MODE, PARAMS = "algorithm.info_gain_norm_mode", "algorithm.turn_params"
 SIGNAL, SEVERAL = "algorithm.turn_signal", "algorithm.turn_signals"
@@ -66,7 +65,7 @@ def validate_turn_mode(config: Tree, settings: CreditSettings) -> Iterator[Confi
     if missing := [table for table in mode.needs if table not in brought]:
         use = "which this trainer does not bring; call it in the library instead"
         if missing == ["value_B_K1"]:
-            use = f"and {VALUES} is null: set it to {', '.join(PROVIDERS)}, {COLUMN}NAME or my_module.my_features"
+            use = f"and {VALUES} is null: set it to {', '.join(reads.PROVIDERS)}, {COLUMN}NAME or my_module.my_features"
         raise ConfigError(key=MODE, value=name, accepted=f"it needs {', '.join(missing)}, {use}")
     if reads.anchored(settings):
         yield from refusals_of(_anchor, config, settings.algorithm)

@@ -6,23 +6,18 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from verl_credit.config.keys import reads
-from verl_credit.config.keys.reads import COLUMN, LEAVE_ONE_OUT, MONTE_CARLO, is_path
-from verl_credit.config.resolved import Config, Tree
+from verl_credit.config.keys.reads import COLUMN, LEAVE_ONE_OUT, MONTE_CARLO, OBSERVED, PROVIDERS, is_path
+from verl_credit.config.resolved import Tree
 from verl_credit.config.settings import CreditSettings
 from verl_credit.credit.turn.modes import MODES
 from verl_credit.errors import ConfigError
-from verl_credit.recipe.family import policy_values
 from verl_credit.recipe.rules.continuations import CONTINUATIONS, validate_continuations
 from verl_credit.recipe.rules.own import OWN, load_own, trial
 from verl_credit.recipe.rules.turn_mode import CALL, MODE, TRIAL
-from verl_credit.turns.hidden import needs, says
 from verl_credit.turns.signals.signal import Trajectory
 from verl_credit.turns.state_features import (
-    HIDDEN,
     KEY,
     LATER,
-    OBSERVED,
-    PROVIDERS,
     concealed,
     same,
     state_features,
@@ -50,14 +45,6 @@ def validate_turn_values(config: Tree, settings: CreditSettings) -> Iterator[Con
         raise ConfigError(key=key, value=name, accepted=[*known, f"{COLUMN}NAME", OWN])
     if own:
         _try(key, name)
-    if name == HIDDEN:
-        needs(config, key)
-
-
-def hidden_line(config: Config) -> str:
-    """What the hidden states of a step take, as far as the policy's config.json is there."""
-    values = policy_values(config)
-    return says(config, values.get("text_config", values).get("hidden_size"))
 
 
 def _try(key: str, name: str) -> None:

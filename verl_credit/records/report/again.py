@@ -158,7 +158,7 @@ def token_tables(table: StepTable, group: int) -> TokenTables:
         return pad_sequence(rows, batch_first=True, padding_value=fill)
 
     trained_G_T = padded("trained", 0, torch.bool)
-    uncertainty_G_T, log_prob_G_T = padded("uncertainty", 0.0), padded("log_prob", 0.0)
+    uncertainty_G_T, log_prob_G_T = padded("uncertainty", 0.0), padded("old_log_prob", 0.0)
     missing = uncertainty_G_T is None and log_prob_G_T is not None
     if missing and canonical_kind(table.pipeline["uncertainty"]) is None:
         uncertainty_G_T = uncertainty("surprisal", log_prob_G_T, trained_G_T)

@@ -26,7 +26,7 @@ GROUPS, TOKENS_IN_ALL = 4, 40_000
 OBSERVATION = 1500
 SHADES = 40  # the colour scale has so many on each side of 0
 NO_TABLES = (
-    "tables/ has no rollouts of a finished step: this run is of an earlier version, its advantages are verl's own, or "
+    "tables/ has no rollouts of a finished step: its advantages are verl's own, or "
     "keep_rollouts.steps or keep_rollouts.groups is 0."
 )
 
@@ -139,7 +139,6 @@ def _rollout(group: Group, c: dict, place: int, line: int, stars: Mapping[tuple[
     turns = []
     for turn in range(n_turns):
         seen = observations[turn] if turn < len(observations) else ""
-        length = c["observation_characters"][line][turn] if turn < len(observations) else 0
         reward = rewards[turn] if turn < min(len(rewards), n_turns - 1) else None
         turns.append(
             {
@@ -147,7 +146,7 @@ def _rollout(group: Group, c: dict, place: int, line: int, stars: Mapping[tuple[
                 "gained": reward is not None and gained[turn],
                 "star": stars.get((c["row"][line], turn)),
                 "seen": clean(seen[:OBSERVATION]),
-                "more": max(length - OBSERVATION, 0),
+                "more": max(len(seen) - OBSERVATION, 0),
             }
         )
     keep = slice(TOKENS_A_ROLLOUT)
@@ -158,12 +157,12 @@ def _rollout(group: Group, c: dict, place: int, line: int, stars: Mapping[tuple[
         "outcome": plain(float(group.turns.outcome_B[group.place_G[place]])),
         "stop": STOPPED.get(c["stop_reason"][line], f"stop reason {clean(c['stop_reason'][line])}"),
         "turns": turns,
-        "text": [clean(text) for text in c["text"][line][keep]],
+        "text": [clean(text) for text in c["pieces"][line][keep]],
         "turn": c["turn"][line][keep],
         "planning": [place for place, plans in enumerate(planning[keep]) if plans],
         "rejected": [place for place, trained in enumerate(c["trained"][line][keep]) if not trained],
         "uncertainty": [round(value, 3) for value in uncertainty[keep]],
-        "more": max(len(c["text"][line]) - TOKENS_A_ROLLOUT, 0),
+        "more": max(len(c["pieces"][line]) - TOKENS_A_ROLLOUT, 0),
     }
 
 
@@ -186,7 +185,9 @@ def read_stars(
     """
     path, stars = stars_path(run_dir, step), {}
     try:
-        written = {row: text_digest(text) for row, text in zip(columns["row"], columns["text"], strict=True)}
+        written = {
+            row: text_digest(text) for row, text in zip(columns["row"], columns["pieces"], strict=True)
+        }
         for line in read_json_lines(path):
             if written.get(line["row"]) != line["text"]:
                 again = "measure again (verl-credit fidelity lens)"

@@ -42,12 +42,12 @@ RECENT_STEPS = 10
 
 def solved(trajectory: dict) -> bool:
     """An outcome above 0.5, as the group metrics count it."""
-    return (trajectory.get("outcome") or 0.0) > 0.5
+    return trajectory["outcome"] > 0.5
 
 
 def mixed(row: dict) -> bool:
     """Its group has several outcomes: outcomes and gains both act."""
-    return len({one.get("outcome") for one in row.get("group") or ()}) > 1
+    return len({one["outcome"] for one in row["group"]}) > 1
 
 
 def choose(trajectories: list[dict], count: int = 3) -> list[dict]:
@@ -57,30 +57,25 @@ def choose(trajectories: list[dict], count: int = 3) -> list[dict]:
     from its siblings', then more turns, then the later step; older trajectories are taken only when the recent ones do
     not suffice. Solved trajectories are listed first.
     """
-    usable = [row for row in trajectories if row.get("turns")]
-    recent = set(sorted({_step(row) for row in usable})[-RECENT_STEPS:])
+    recent = set(sorted({row["step"] for row in trajectories})[-RECENT_STEPS:])
 
     def rank(row: dict) -> tuple:
-        turns, step = row["turns"], _step(row)
-        stands_out = any(abs(turn.get("z") or 0.0) > 0.5 for turn in turns)
+        turns, step = row["turns"], row["step"]
+        stands_out = any(abs(turn["z"] or 0.0) > 0.5 for turn in turns)
         return (
             (True, mixed(row), stands_out, len(turns), step) if step in recent else (False, step, len(turns))
         )
 
-    ordered = sorted(usable, key=rank, reverse=True)
+    ordered = sorted(trajectories, key=rank, reverse=True)
     chosen: list[dict] = []
     for wanted in (True, False):
         chosen += [row for row in ordered if solved(row) is wanted][:1]
     while len(chosen) < min(count, len(ordered)):
         left = [row for row in ordered if not any(row is taken for taken in chosen)]
-        seen = {name: {taken.get(name) for taken in chosen} for name in ("question", "outcome")}
+        seen = {name: {taken[name] for taken in chosen} for name in ("question", "outcome")}
         # A new question comes first, then a new outcome; max() keeps the order among equals.
-        chosen.append(max(left, key=lambda row: [row.get(name) not in known for name, known in seen.items()]))
+        chosen.append(max(left, key=lambda row: [row[name] not in known for name, known in seen.items()]))
     return sorted(chosen[:count], key=solved, reverse=True)
-
-
-def _step(row: dict) -> int:
-    return row.get("step") or 0
 
 
 def heading(group: list[dict]) -> str:
@@ -90,11 +85,11 @@ def heading(group: list[dict]) -> str:
 
 def searches(group: list[dict]) -> int:
     """Columns of the table: the most turns before the answer."""
-    return max((len(one["turns"]) - 1 for one in group), default=0)
+    return max(len(one["turns"]) - 1 for one in group)
 
 
 def sentences(row: dict, scale: text.Scale) -> list[str]:
-    """Returns the sentences that explain the advantages of ``row``, which has its group. ``scale``: of the advantages."""
+    """Returns the sentences that explain the advantages of ``row``. ``scale``: of the advantages."""
     group = row["group"]
     turns = [turn for one in group for turn in one["turns"]]
     lines = ["Credit is relative to the group: every rollout is compared with its siblings."]

@@ -147,7 +147,7 @@ def _gain(run: Run) -> Panel:
 
 
 def step_panels(run: Run) -> list[Panel]:
-    """Returns the panels that have data: not every run has SEPA, and runs of earlier versions have no tables."""
+    """Returns the panels that have data: not every run has SEPA, or tables."""
     stops = sorted({name for row in run.metrics for name in row if re.fullmatch(r"credit/stop/\w+", name)})
     stop_lines = _lines(run, {name.removeprefix("credit/stop/").replace("_", " "): name for name in stops})
     candidates = [

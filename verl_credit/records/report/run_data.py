@@ -60,7 +60,7 @@ class HeldOut:
     em: Series
     em_well_formatted: Series
     questions: Series
-    """How many there were; runs of earlier versions did not write it down."""
+    """How many there were."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ def read_run(folder: Path) -> Run:
         folder,
         metrics,
         _by_step(folder / VALIDATION),
-        [_trajectory(row) for row in samples],
+        samples,
         problems,
         read_json_lines(folder / EVENTS),
         *read_settings(folder / "config.yaml"),
@@ -185,38 +185,6 @@ def number(value: object) -> float | None:
     except OverflowError:  # an integer of more than 308 digits
         return None
     return parsed if math.isfinite(parsed) else None
-
-
-def _trajectory(row: dict) -> dict:
-    """Numbers where the page needs numbers, lists where it needs lists; every other value is treated as not recorded."""
-    golds, place = row.get("golds"), row.get("place")
-    group = [
-        {"outcome": number(one.get("outcome")), "turns": _turns(one)} for one in _objects(row.get("group"))
-    ]
-    whole = {
-        "step": row.get("step") if type(row.get("step")) is int else None,
-        "question": str(row.get("question", "")),
-        "outcome": number(row.get("outcome")),
-        "golds": golds if isinstance(golds, list) else [golds] if isinstance(golds, str) else [],
-        "turns": _turns(row),
-        "group": [one for one in group if one["turns"]],
-        "place": place if type(place) is int else None,
-    }
-    return row | whole
-
-
-def _turns(row: dict) -> list[dict]:
-    names = ("advantage", "z", "clip_scale")
-    return [
-        turn
-        | {name: number(turn.get(name)) for name in names}
-        | {"reward": number(turn.get("turn_reward", turn.get("info_gain")))}
-        for turn in _objects(row.get("turns"))
-    ]
-
-
-def _objects(value: object) -> list[dict]:
-    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
 
 
 def _by_step(path: Path) -> list[dict]:

@@ -85,7 +85,7 @@ def ended(folder: Path) -> bool:
     """The last start of the run has an end, or its process is gone. A run without a start waits for one."""
     kinds = [row.get("kind") for row in read_json_lines(folder / EVENTS) if row.get("kind") in (START, END)]
     if not kinds:
-        return _has_steps(folder) > 0  # earlier versions wrote no events
+        return _has_steps(folder) > 0  # its events.jsonl is gone: nothing says that it goes on
     return kinds[-1] == END or holder_is_gone(folder)
 
 

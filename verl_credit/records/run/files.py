@@ -12,7 +12,6 @@ from typing import BinaryIO
 
 METRICS = "metrics.jsonl"
 VALIDATION = "validation.jsonl"
-TRAJECTORIES = "trajectories.jsonl"  # version 1 of the tables has it
 EVENTS = "events.jsonl"
 PHASES = "phases.jsonl"
 STATE = "verl_credit_state.json"

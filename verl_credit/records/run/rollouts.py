@@ -4,42 +4,41 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from verl_credit.records.run import tables
-from verl_credit.records.run.files import TRAJECTORIES, read_json_lines
+from verl_credit.records.run.files import plain
 
 STEPS = 100
 """Steps whose texts are read at most; the latest that have some."""
-_NAMES = {"text": "pieces", "log_prob": "old_log_prob"}  # the names in version 1
+OVER_TOKENS = ("pieces", "trained", "turn", "advantage", "old_log_prob", "planning", "uncertainty")
+"""What a credit lens reads of each token."""
 
 
 def token_steps(run_dir: Path) -> dict[int, Path]:
     """Steps of our estimator whose rollouts are kept token by token, and the file that has them."""
-    kept = tables.tables_of(run_dir, tables.TOKENS)
+    kept = {}
     for step, path in tables.tables_of(run_dir, tables.ROLLOUTS).items():
         with suppress(tables.DamagedTable):  # the file's reader reports it
             if not tables.read_table(path, ("row",)).pipeline:
                 continue
-        kept.setdefault(step, path)
-    return dict(sorted(kept.items()))
+        kept[step] = path
+    return kept
 
 
 def read_tokens(path: Path) -> tables.StepTable:
-    """The columns of `TOKENS_SCHEMA`, with lists over the tokens that the policy wrote. Raises DamagedTable."""
+    """A table of rollouts whose lists `OVER_TOKENS` have the policy's tokens alone. Raises DamagedTable."""
     table = tables.read_table(path)
-    if path.name.startswith(tables.TOKENS):
-        return table
     c = table.columns
-    columns = {name: c[name] for name in tables.TOKENS_SCHEMA.names if name in c}
-    columns["observation_characters"] = [[len(text) for text in row] for row in c["observations"]]
-    for name in tables.PER_TOKEN:
-        lists = c[_NAMES.get(name, name)]
-        columns[name] = [
+    cut = {
+        name: [
             values and [value for value, ours in zip(values, written, strict=True) if ours]
-            for values, written in zip(lists, c["written"], strict=True)
+            for values, written in zip(c[name], c["written"], strict=True)
         ]
-    return tables.StepTable(table.step, columns, table.pipeline)
+        for name in OVER_TOKENS
+    }
+    return replace(table, columns=c | cut)
 
 
 def keep_samples(run_dir: Path, step: int) -> None:
@@ -64,9 +63,9 @@ def read_samples(run_dir: Path, last_step: int | None = None) -> tuple[list[dict
     """(rollouts of the latest `STEPS` steps up to ``last_step`` that have some, what cannot be read).
 
     A rollout has the credit of its turns, and its whole ``group`` in numbers, itself at ``place``: credit means nothing
-    without the siblings. Those of version 1 come first. Raises DamagedFile for a line that is no JSON.
+    without the siblings.
     """
-    rows, problems = read_json_lines(Path(run_dir) / TRAJECTORIES), []
+    rows, problems = [], []
     kept = tables.tables_of(run_dir, tables.SAMPLES) | tables.tables_of(run_dir, tables.ROLLOUTS)
     for step in sorted(step for step in kept if last_step is None or step <= last_step)[-STEPS:]:
         try:
@@ -83,7 +82,6 @@ def read_samples(run_dir: Path, last_step: int | None = None) -> tuple[list[dict
 
 
 def _with_credit(table: tables.StepTable, turns: tables.StepTable) -> list[dict]:
-    reward = "info_gain" if list(table.pipeline["signals"]) == ["info_gain"] else "turn_reward"
     credit: dict[int, dict] = {}  # each valid row has an entry
     t = turns.columns
     group_of = dict(zip(t["row"], t["group"], strict=True))
@@ -91,7 +89,7 @@ def _with_credit(table: tables.StepTable, turns: tables.StepTable) -> list[dict]
         if t["valid"][line]:
             turns_of_row = credit.setdefault(row, {"outcome": t["outcome"][line], "turns": []})["turns"]
             numbers = {name: t[name][line] for name in ("z", "advantage", "clip_scale")}
-            turns_of_row.append({reward: t["reward"][line]} | numbers)
+            turns_of_row.append(plain({"reward": t["reward"][line]} | numbers))
     c, rows = table.columns, []
     for line, row in enumerate(c["row"]):
         texts = zip(c["texts"][line], c["observations"][line], credit[row]["turns"], strict=True)

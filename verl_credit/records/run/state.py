@@ -11,7 +11,7 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 
 from verl_credit.config.resolved import resolved
-from verl_credit.names import ASYNC_MODES, place_now
+from verl_credit.names import ASYNC_MODES
 from verl_credit.records.run.files import STATE, VALIDATION, VALUES, plain, read_json_lines, write_text
 from verl_credit.redact import without_secrets
 
@@ -19,13 +19,9 @@ VERSION = 1
 MODE = "trainer.v1.trainer_mode"
 TRACKER = "latest_checkpointed_iteration.txt"  # verl's; names the last complete checkpoint
 
-UNUSED = "verl_credit.host.external"
-"""Older runs name this module as actor_rollout_ref.model.external_lib. No run needs it; the key is null now."""
-
 # Keys that do not change what a step computes.
 FREE = (
-    "run_dir", "keep_rollouts", "keep_checkpoints", "poll_interval_s", "max_hours", "phase_memory",
-    "sample_trajectories", "keep_token_tables",  # earlier versions had these
+    "run_dir", "keep_rollouts", "keep_checkpoints", "max_hours", "phase_memory",
     "hardware.", "plan.", "evaluation.", "faults.", "lineage.", "probe.", "lab.dir",
     "search.url", "search.timeout_s", "search.max_retries", "search.breaker_", "search.token_env",
     "algorithm.turn_judge.", "data.val_", "ray_kwargs.", "transfer_queue.", "global_profiler.",
@@ -141,11 +137,6 @@ def deciding_keys(config) -> dict[str, str]:
 
 
 def _differences(before: dict, now: dict) -> list[str]:
-    before = {
-        key: str(without_secrets(key, "None" if value == UNUSED else place_now(value)))
-        for key, value in before.items()
-        if not key.startswith(FREE)
-    }
     keys = list(dict.fromkeys([*before, *now]))
     return [f"{k} was {before.get(k)}, is {now.get(k)}" for k in keys if before.get(k) != now.get(k)]
 

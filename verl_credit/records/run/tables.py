@@ -7,7 +7,6 @@ kept rollout of the last steps, with its texts and with lists over the tokens of
 The metadata has, as JSON, the settings that made the credit, so that a report can recompute the credit. Where a step
 is kept whole, it also has the settings of the update, so that a probe can repeat it. A file is written under another
 name and then renamed: a reader finds it whole or not at all, and a repeated step replaces its own files.
-In version 1 tokens and texts of a step stood apart from its rollouts, the texts in `trajectories.jsonl`.
 """
 
 from __future__ import annotations
@@ -24,7 +23,6 @@ import pyarrow.parquet as parquet
 from verl_credit.records.run.files import DamagedFile, replaced
 
 TABLES, TURNS, ROLLOUTS, SAMPLES = "tables", "turns", "rollouts", "samples"
-TOKENS = "tokens"  # version 1 has it
 _ABOUT, _VERSION = b"verl_credit", 2
 _NAME = re.compile(r"([a-z]+)_(\d{6,})\.parquet")
 
@@ -84,35 +82,7 @@ ROLLOUTS_SCHEMA = pa.schema(
         ("weight", _FLOATS),
     ]
 )
-TOKENS_SCHEMA = pa.schema(
-    [
-        ("group", pa.int32()),
-        ("row", pa.int32()),
-        ("question", pa.string()),
-        ("golds", _TEXTS),
-        ("stop_reason", pa.string()),
-        ("observations", _TEXTS),  # per turn, their first 4000 characters
-        ("observation_characters", pa.list_(pa.int32())),
-        ("text", _TEXTS),  # this and the next: over the tokens that the policy wrote
-        ("turn", pa.list_(pa.int16())),
-        ("trained", _FLAGS),
-        ("planning", _FLAGS),
-        *((name, _FLOATS) for name in ("log_prob", "entropy", "uncertainty", "pooled_uncertainty")),
-        *((name, _FLOATS) for name in ("weight", "advantage")),
-    ]
-)
-PER_TOKEN = TOKENS_SCHEMA.names[TOKENS_SCHEMA.names.index("text") :]
-_NOT_IN_VERSION_1 = {
-    TURNS: {"z"},
-    ROLLOUTS: {
-        *("question", "golds", "gold_ids", "searches", "stop_reason", "texts", "observations"),
-        *("pieces", "planning", "uncertainty", "pooled_uncertainty", "weight"),
-    },
-}
-_ADDED_TO_VERSION_2 = {"value"}
-_SCHEMAS = {
-    TURNS: TURNS_SCHEMA, ROLLOUTS: ROLLOUTS_SCHEMA, SAMPLES: pa.schema(_SAMPLE), TOKENS: TOKENS_SCHEMA
-}  # fmt: skip
+_SCHEMAS = {TURNS: TURNS_SCHEMA, ROLLOUTS: ROLLOUTS_SCHEMA, SAMPLES: pa.schema(_SAMPLE)}
 SAMPLE_NAMES = tuple(_SCHEMAS[SAMPLES].names)
 
 
@@ -159,25 +129,18 @@ def tables_of(run_dir: Path, kind: str) -> dict[int, Path]:
 
 def read_table(path: Path, names: Sequence[str] | None = None) -> StepTable:
     """Reads all columns, or the columns ``names``. Raises DamagedTable for a file that is half written, not Parquet, not
-    ours, or of a later version."""
+    ours, or of another version."""
     kind = path.name.partition("_")[0]
     try:
         file = parquet.ParquetFile(path)
         about = json.loads((file.schema_arrow.metadata or {}).get(_ABOUT, b"null"))
         version = about.get("version") if isinstance(about, dict) else None
-        if version not in (1, _VERSION):
+        if version != _VERSION:
             raise DamagedTable(f"{path} is no table that this version wrote")
         names = names or _SCHEMAS[kind].names
-        absent = _NOT_IN_VERSION_1.get(kind, set()) if version == 1 else set()
-        absent = absent | (_ADDED_TO_VERSION_2 - set(file.schema_arrow.names))
-        schema = pa.schema([_SCHEMAS[kind].field(name) for name in names if name not in absent])
-        read = file.read(columns=schema.names).select(schema.names).cast(schema).to_pydict()
-        columns = {name: read.get(name, [None] * file.metadata.num_rows) for name in names}
-        pipeline = dict(about["pipeline"])
-        update = about["update"] if version == _VERSION else None
-        if version == 1 and kind == ROLLOUTS:  # it had the update's settings alone
-            pipeline, update = {}, pipeline
-        return StepTable(int(about["step"]), columns, pipeline, update)
+        schema = pa.schema([_SCHEMAS[kind].field(name) for name in names])
+        columns = file.read(columns=schema.names).select(schema.names).cast(schema).to_pydict()
+        return StepTable(int(about["step"]), columns, dict(about["pipeline"]), about["update"])
     except DamagedTable:
         raise
     except (pa.ArrowException, OSError, ValueError, TypeError, KeyError, RecursionError) as error:

@@ -14,10 +14,6 @@ from verl_credit.errors import ExitCode
 from verl_credit.recipe.compose import quoted
 
 
-def train_command(recipe: str, overrides: Sequence[str], config_dir: str | None = None) -> list[str]:
-    return run_command("train", recipe, overrides, config_dir)
-
-
 def run_command(
     engine: str, recipe: str, overrides: Sequence[str], config_dir: str | None = None
 ) -> list[str]:

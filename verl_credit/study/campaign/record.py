@@ -12,9 +12,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from verl_credit.config.keys.run import REPLACED
 from verl_credit.errors import ConfigError
-from verl_credit.names import place_now
 from verl_credit.records.run.files import plain, write_text
 from verl_credit.redact import override_without_secrets
 from verl_credit.study.campaign.design import flat
@@ -131,5 +129,5 @@ def _config_changes(folder: Path, name: str, now: dict | None) -> list[str]:
     return [
         f"condition {name}: {key} was {value!r:.80} and is {now.get(key)!r:.80}"
         for key, value in before.items()
-        if key not in REPLACED and now.get(key) != (place_now(value) if isinstance(value, str) else value)
+        if now.get(key) != value
     ]

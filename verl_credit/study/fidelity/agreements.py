@@ -71,8 +71,6 @@ class Agreements:
     def of(self, credit: Sequence[float]) -> Agreement:
         """``credit``: an advantage per turn, ending turns included."""
         credit_N = np.asarray(credit, dtype=np.float64)
-        if credit_N.shape != self._star.shape:
-            raise ValueError(f"credit has {credit_N.shape} entries; expected one per turn: {len(self._star)}")
         return Agreement(
             pearson=self._correlation(credit_N),
             same_turn=self._correlation(credit_N, self._cell),

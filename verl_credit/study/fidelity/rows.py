@@ -27,7 +27,7 @@ from verl_credit.turns.scorers import SCORERS
 from verl_credit.turns.signals.known import signals_of
 from verl_credit.turns.signals.own import TrajectorySignal
 from verl_credit.turns.signals.signal import Signal, StepRows
-from verl_credit.turns.state_features import CRITIC, HIDDEN, KEY
+from verl_credit.turns.state_features import CRITIC, KEY
 from verl_credit.worlds.rollouts.protocol import Protocol, State, Step
 from verl_credit.worlds.rollouts.rollout import Groups, Trajectory
 from verl_credit.worlds.rollouts.sampler import Ids
@@ -82,10 +82,10 @@ def _record(trajectory: Trajectory) -> dict:
 
 
 def kept_trajectories(
-    columns: Mapping[str, list[Any]], rows: Collection[int], prompts: Collection[State], protocol: Protocol
+    columns: Mapping[str, list[Any]], prompts: Collection[State], protocol: Protocol
 ) -> dict[int, Trajectory]:
-    """Rebuilds ``rows`` (indices in the batch) from the ``columns`` of a table of rollouts. The outcome is the protocol's,
-    exact match.
+    """Rebuilds rows, by their index in the batch, from the ``columns`` of a table of rollouts. The outcome is the
+    protocol's, exact match.
 
     A row whose last turn the protocol would have answered ended for a reason of the run's, such as a fault; it is left out.
     Raises PreflightError for a prompt that is not among ``prompts``.
@@ -93,8 +93,6 @@ def kept_trajectories(
     starts, trajectory_of = {state.ids: state for state in prompts}, {}
     lines = zip(*(columns[name] for name in ("row", "prompt_ids", "response_ids", "turn")), strict=True)
     for row, prompt, response, turns in lines:
-        if row not in rows:
-            continue
         start = starts.get(tuple(prompt))
         if start is None:
             among = f"not among the {len(starts)} of the lab's split train"
@@ -236,8 +234,6 @@ def _not_here(settings: CreditSettings, signals: dict[Signal, float]) -> str | N
         return (
             f"algorithm.info_gain_scorer={algorithm.info_gain_scorer}: the reference scores in training alone"
         )
-    if algorithm.turn_values == HIDDEN:
-        return f"{KEY}={HIDDEN}: the hidden states are read in training alone"
     if algorithm.turn_values == CRITIC:
         return f"{KEY}={CRITIC}: the critic is there in training alone"
     coroutines = (signal.name for signal in signals if isinstance(signal, TrajectorySignal))

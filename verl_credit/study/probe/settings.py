@@ -50,22 +50,13 @@ class EstimatorSettings(Part):
 
     x_estimator_mode: Literal["naive", "rb_residual"] = "rb_residual"
     """naive (-log q of the sampled tokens) or rb_residual (the entropy of every state, with a baseline)"""
-    estimand: Literal["per_sequence", "per_sequence_mean", "per_token"] | None = None
-    """per_sequence, per_sequence_mean or per_token; null: the value of rb_normalize_by_length, else per_token"""
-    rb_normalize_by_length: bool | None = None
-    """the founding plan's switch: true is estimand=per_sequence_mean, false is per_sequence; null with estimand"""
+    estimand: Literal["per_sequence", "per_sequence_mean", "per_token"] = PER_TOKEN
+    """per_sequence, per_sequence_mean or per_token"""
     baseline: BaselineSettings = Field(default_factory=BaselineSettings)
     """a mapping with mode, fit, ema_decay, ridge_lambda, folds"""
 
     @model_validator(mode="after")
-    def _one_estimand(self) -> EstimatorSettings:
-        chosen = {None: None, True: PER_SEQUENCE_MEAN, False: PER_SEQUENCE}[self.rb_normalize_by_length]
-        if chosen and self.estimand not in (None, chosen):
-            switch = (
-                f"rb_normalize_by_length={str(self.rb_normalize_by_length).lower()}, which means {chosen}"
-            )
-            raise ValueError(f"estimand={self.estimand} with {switch}: give one of the two")
-        object.__setattr__(self, "estimand", chosen or self.estimand or PER_TOKEN)
+    def _naive(self) -> EstimatorSettings:
         naive = "x_estimator_mode=naive"
         if self.x_estimator_mode == "naive" and self.baseline != BaselineSettings():
             raise ValueError(f"baseline is not read by {naive}, which subtracts the other rollouts' mean")
@@ -131,7 +122,7 @@ class ProbeSettings(Part):
     """A probe's file."""
 
     estimator: EstimatorSettings = Field(default_factory=EstimatorSettings)
-    """a mapping: x_estimator_mode, estimand, rb_normalize_by_length, baseline"""
+    """a mapping: x_estimator_mode, estimand, baseline"""
     generation: GenerationSettings = Field(default_factory=GenerationSettings)
     """a mapping: rb_requires_grad, source"""
     batch_config: BatchSettings = Field(default_factory=BatchSettings)

@@ -117,5 +117,5 @@ class LabPaths:
 
 
 def settings_of(world_seed: int, size: str, hops: int | None = None) -> dict[str, object]:
-    """The settings that determine a lab's contents. A manifest without hops is one of a lab with mixed hops."""
+    """The settings that determine a lab's contents."""
     return {"generator_version": GENERATOR_VERSION, "world_seed": world_seed, "size": size, "hops": hops}

@@ -192,16 +192,12 @@ class Trainer:
 class Muon(torch.optim.Optimizer):
     """W <- W (1 - lr wd) - lr sqrt(max(1, rows / columns)) NS(g + momentum * m),  m <- momentum * m + g.
 
-    NS(.) is five Newton-Schulz steps towards the nearest (semi-)orthogonal matrix. Only for 2-D parameters;
-    another shape raises ValueError. Source: K. Jordan et al., "Muon: an optimizer for hidden layers" (2024).
+    NS(.) is five Newton-Schulz steps towards the nearest (semi-)orthogonal matrix. Only for 2-D parameters.
+    Source: K. Jordan et al., "Muon: an optimizer for hidden layers" (2024).
     """
 
     def __init__(self, params: Iterable, lr: float = 0.02, momentum: float = 0.95, weight_decay: float = 0.0):
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
-        for group in self.param_groups:
-            for p in group["params"]:
-                if p.ndim != 2:
-                    raise ValueError(f"Muon takes matrices, got a parameter of shape {tuple(p.shape)}")
 
     def step(self) -> None:
         for group in self.param_groups:

@@ -9,11 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 
-from verl_credit.credit.laws import own_subject
 from verl_credit.credit.laws.subjects import Result, run_turn_mode
 from verl_credit.credit.laws.world import World
 from verl_credit.credit.outcome import OUTCOME_OPERATORS
@@ -135,13 +133,6 @@ def outcome_credit_of(operator: str, label: str | None = None, *, own=None, own_
     run = partial(run_turn_mode, mode=MODES["none"], outcome_operator=operator, **options)
     scope = OUTCOME_OPERATORS[operator].scope
     return Credit(label or operator, run, scope=scope, own=own, own_name=own_name)
-
-
-def own_credit(operator: Any, name: str, *, kind: str | None = None, params: dict | None = None) -> Credit:
-    """A user's operator of any kind, as `verl-credit check` runs it."""
-    subject = own_subject(operator, name, kind=kind, params=params)
-    reads_policy = subject.level in ("token", "whole") or "value_B_K1" in subject.tables
-    return Credit(name, subject.run, scope=subject.scope, reads_policy=reads_policy)
 
 
 def turn_penalty(penalty: float) -> Credit:

@@ -38,28 +38,6 @@ class Question:
     start: str
     turns: int
 
-    def __post_init__(self) -> None:
-        if self.turns < 1:
-            raise ValueError(f"question {self.name!r}: turns={self.turns}; expected at least 1, the answer")
-        self._known(self.start, "start")
-        for name, place in self.places.items():
-            where = f"question {self.name!r}, place {name!r}"
-            if not 0 < place.potential <= 1:
-                raise ValueError(f"{where}: potential={place.potential}; expected above 0 and at most 1")
-            if not 0 <= place.success <= 1:
-                raise ValueError(f"{where}: success={place.success}; expected 0 to 1")
-            if STOP in place.searches:
-                raise ValueError(f"{where}: a search named {STOP!r}; that is the answer's name, take another")
-            shares = [share for _, share in place.searches.values()]
-            if shares and (min(shares) <= 0 or abs(sum(shares) - 1) > 1e-12):
-                raise ValueError(f"{where}: shares {shares}; expected numbers above 0 with sum 1")
-            for query, (to, _) in place.searches.items():
-                self._known(to, f"place {name!r}, search {query!r}")
-
-    def _known(self, place: str, what: str) -> None:
-        if place not in self.places:
-            raise ValueError(f"question {self.name!r}, {what}: {place!r}; expected {', '.join(self.places)}")
-
 
 # The page with the answer is one search away. Reading on without need makes the answer harder to find.
 ONE_HOP = Question(
@@ -128,8 +106,6 @@ class Choices:
 
     def logits_with_stop(self, stop: float) -> torch.Tensor:
         """Logits of the policy that stops with probability ``stop`` wherever it may search, and searches by the shares."""
-        if not 0 < stop < 1:
-            raise ValueError(f"stop={stop}; expected a probability above 0 and below 1")
         chosen_D = torch.where(self.next_D < 0, stop, (1 - stop) * self.share_D)
         return torch.where(self.free_D, chosen_D, 1.0).log()
 
