@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import psutil
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from verl_credit.cli.train.trial_row import TrialRow
@@ -135,7 +136,7 @@ def _progress(run_dir: Path, config: DictConfig, command: str) -> Progress:
     """Reads all files of the run, because a damaged file would end the run at its first step."""
     try:
         planned = planned_in_all(config)
-        events.start(run_dir, planned, command)
+        events.start(run_dir, planned, command, began=psutil.Process().create_time())
         return Progress(run_dir, planned)
     except DamagedFile as error:
         raise PreflightError(f"{error}; fix the line or take another run_dir") from error
