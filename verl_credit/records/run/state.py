@@ -24,7 +24,7 @@ UNUSED = "verl_credit.host.external"
 
 # Keys that do not change what a step computes.
 FREE = (
-    "run_dir", "keep_rollouts", "keep_checkpoints", "poll_interval_s", "max_hours", "phase_memory",
+    "run_dir", "keep_rollouts", "keep_checkpoints", "poll_interval_s", "max_hours", "phase_memory", "fork_workers",
     "sample_trajectories", "keep_token_tables",  # earlier versions had these
     "hardware.", "plan.", "evaluation.", "faults.", "lineage.", "probe.", "lab.dir",
     "search.url", "search.timeout_s", "search.max_retries", "search.breaker_", "search.token_env",
