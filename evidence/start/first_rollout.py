@@ -40,21 +40,28 @@ def measure(name: str, folder: Path, fork_workers: str, cold: bool) -> dict[str,
         Path("/proc/sys/vm/drop_caches").write_text("3")
     places = [f"run_dir={folder / name}", f"lab.dir={folder / 'lab'}", f"lineage.dir={folder / 'lineage'}"]
     words = ["train", "--config-name", "lab", *places, *OPTIONS, f"fork_workers={fork_workers}"]
-    cpu, memory, began = {}, 0.0, time.time()
+    cpu, began = {}, time.time()
     with (folder / f"{name}.log").open("wb") as log:
         run = subprocess.Popen([sys.executable, "-c", PROGRAM, *words], stdout=log, stderr=subprocess.STDOUT)
         root, found = psutil.Process(run.pid), {}
         while run.poll() is None and LAST not in found:
             found = stages(folder / name, began)
-            for process in [root, *root.children(recursive=True)]:
+            for process in family(root):
                 with suppress(psutil.Error):
                     used = process.cpu_times()
                     cpu[process.pid, process.create_time()] = used.user + used.system
             time.sleep(0.5)
-        memory = sum(pss(process) for process in [root, *root.children(recursive=True)])
+        memory = sum(pss(process) for process in family(root))
         if run.wait() != 0 or LAST not in found:
             raise SystemExit((folder / f"{name}.log").read_text())
+    found = {text: seconds for text, seconds in found.items() if seconds <= found[LAST]}
     return {**found, CPU: sum(cpu.values()), SHARED: memory / 2**20}
+
+
+def family(root: psutil.Process) -> list[psutil.Process]:
+    with suppress(psutil.Error):
+        return [root, *root.children(recursive=True)]
+    return []
 
 
 def pss(process: psutil.Process) -> int:
