@@ -16,7 +16,7 @@ from omegaconf import OmegaConf
 
 from verl_credit.errors import ConfigError
 from verl_credit.host.process import fork_client, fork_imports, fork_server
-from verl_credit.host.process.fork_workers import RUNTIME_ENV, SERVER, why_not
+from verl_credit.host.process.fork_workers import RUNTIME_ENV, SERVER, _environment, why_not
 from verl_credit.records.run.files import EVENTS, read_json_lines
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the fork server needs Linux")
@@ -222,3 +222,12 @@ def test_which_runs_have_one(monkeypatch):
     joined = settings()
     joined.ray_kwargs.ray_init.address = "10.0.0.1:6379"
     assert "joins the cluster at 10.0.0.1:6379" in why_not(joined)
+
+
+def test_the_server_has_the_folder_that_a_shell_would_write(tmp_path, monkeypatch):
+    (tmp_path / "link").symlink_to(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    for given, seen in (("/", tmp_path), ("/none", tmp_path), (tmp_path / "link", tmp_path / "link")):
+        monkeypatch.setenv("PWD", str(given))
+        shell = subprocess.run(["bash", "-c", "echo $PWD"], capture_output=True, text=True, check=True).stdout
+        assert _environment()["PWD"] == str(seen) == shell.strip()

@@ -37,8 +37,6 @@ LATE = (
     "verl_credit.host.hf_rollout.server",
     "verl_credit.host.hf_rollout.sync",
 )
-WRITTEN = {"LAZY_LEGACY_OP": "False"}
-"""verl writes it into the environment of `train`, from which every worker has it when it imports tensordict."""
 RUNTIME_ENV = "ray_kwargs.ray_init.runtime_env"
 PY_EXECUTABLE = f"{RUNTIME_ENV}.py_executable"
 OTHER_PYTHONS = ("py_executable", "pip", "uv", "conda", "container", "image_uri")
@@ -65,6 +63,14 @@ def why_not(config: DictConfig) -> str:
     return impossible
 
 
+def _environment() -> dict[str, str]:
+    """What a worker sees of the environment of `train`: verl has written there that tensordict is not lazy, and the shell
+    that Ray starts a worker with corrects the folder."""
+    folder = os.environ.get("PWD", "")
+    right = os.path.isdir(folder) and os.path.samefile(folder, ".")
+    return {"LAZY_LEGACY_OP": "False", **os.environ, "PWD": folder if right else os.getcwd()}
+
+
 @contextmanager
 def fork_server(config: DictConfig) -> Iterator[str | None]:
     """Gives the command that Ray runs as a worker's Python; None where the workers start Python themselves.
@@ -81,7 +87,7 @@ def fork_server(config: DictConfig) -> Iterator[str | None]:
         with log.open("wb") as out:
             command = [sys.executable, "-m", SERVER, address, str(run_dir), ",".join(EARLY), ",".join(LATE)]
             streams = {"stdin": subprocess.PIPE, "stdout": out, "stderr": subprocess.STDOUT}
-            server = subprocess.Popen(command, env=WRITTEN | os.environ, start_new_session=True, **streams)
+            server = subprocess.Popen(command, env=_environment(), start_new_session=True, **streams)
         try:
             yield shlex.join([sys.executable, "-I", "-S", fork_client.__file__, address])
         finally:
