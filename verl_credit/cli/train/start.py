@@ -5,16 +5,19 @@ from __future__ import annotations
 import os
 import shlex
 import signal
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+import psutil
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from verl_credit.cli.train.trial_row import TrialRow
 from verl_credit.cli.train.with_verl import check_with_verl, set_environment
 from verl_credit.config.resolved import resolved
 from verl_credit.errors import ConfigError, ExitCode, IntegrityError, PreflightError, Terminated
+from verl_credit.host.process.fork_workers import PY_EXECUTABLE, fork_server
 from verl_credit.recipe.compose import load_config
 from verl_credit.recipe.doctor.checks import Stage, require
 from verl_credit.recipe.doctor.context import Context
@@ -82,11 +85,14 @@ def _run(config: DictConfig, run_dir: Path, progress: Progress, row: TrialRow) -
         trial = row.begin()
         context = Context(gather(torch=wants_cuda(config)), config, check_with_verl, may_fetch=True)
         row.machine(context.facts)
+        python = stack.enter_context(fork_server(config))
         _make_ready(context, stack, progress)
         progress.note("lineage", trial) if row.failed else progress.say(trial)
         save_config(config, run_dir)
         progress.note(events.STAGE, "starting Ray and the workers")
         stack.enter_context(progress)
+        if python is not None:  # this start's alone, therefore not among the saved settings
+            OmegaConf.update(config, PY_EXECUTABLE, python, force_add=True)
         return _launch(config, progress.say)
 
 
@@ -135,7 +141,7 @@ def _progress(run_dir: Path, config: DictConfig, command: str) -> Progress:
     """Reads all files of the run, because a damaged file would end the run at its first step."""
     try:
         planned = planned_in_all(config)
-        events.start(run_dir, planned, command)
+        events.start(run_dir, planned, command, began=psutil.Process().create_time())
         return Progress(run_dir, planned)
     except DamagedFile as error:
         raise PreflightError(f"{error}; fix the line or take another run_dir") from error
@@ -148,14 +154,23 @@ def _prepare_world(world: World, config: DictConfig, stack: ExitStack, progress:
     served = world.build(Throttled(progress.say, world.section))
     if served is None or config.search.url is not None:
         return
+    beside = threading.Thread(target=_import_verl, daemon=True)
+    beside.start()
     try:
         server = start_server(*served, log_path=Path(config.run_dir) / "retriever.log")
     except (RuntimeError, TimeoutError) as error:
         raise PreflightError(f"{world.section}.dir={config[world.section].dir}: {error}") from error
     stack.callback(server.stop)
+    beside.join()
     with open_dict(config):
         config.search.url = server.url
     progress.note(events.STAGE, f"retriever ready at {server.url}")
+
+
+def _import_verl() -> None:
+    """Seconds of CPU that the checks need next, while the search server imports its own."""
+    with suppress(Exception):  # the check of verl imports it again, and says what is wrong
+        from verl_credit.host.process import launch  # noqa: F401
 
 
 def _make_ready(context: Context, stack: ExitStack, progress: Progress) -> None:

@@ -55,12 +55,12 @@ def record(run_dir: Path, kind: str, text: str, **more) -> None:
     append_json(Path(run_dir) / EVENTS, {"time": time.time(), "kind": kind, "text": redact(text), **more})
 
 
-def start(run_dir: Path, planned: int | None, command: str | None = None) -> None:
+def start(run_dir: Path, planned: int | None, command: str | None = None, **more) -> None:
     """The first event of every start. A start before it that has no end gets one here: it was killed."""
     before = _last_start(run_dir)
     if before and before[-1].get("kind") != END:
         _end(run_dir, Reason.KILLED, "found at the next start", None, before[0].get("planned"))
-    record(run_dir, START, "start", planned=planned, command=command)
+    record(run_dir, START, "start", planned=planned, command=command, **more)
 
 
 def how(run_dir: Path, code: ExitCode, why: str, planned: int | None) -> tuple[Reason, str]:

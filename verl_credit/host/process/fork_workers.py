@@ -1,0 +1,104 @@
+"""Starts the fork server of a run (`fork_server`) where the run may have one."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from omegaconf import DictConfig, OmegaConf
+
+from verl_credit.config.keys import AUTO
+from verl_credit.errors import ConfigError
+from verl_credit.host.process import fork_client
+from verl_credit.host.process.fork_server import KIND
+from verl_credit.recipe.doctor.network import run_address
+from verl_credit.records.run import events
+
+KEY = "fork_workers"
+SERVER = "verl_credit.host.process.fork_server"
+EARLY = (
+    "tensordict", "transformers", "transformers.modeling_layers", "transformers.models.auto.auto_factory", "aiohttp",
+    "datasets", "fastapi", "peft.utils.save_and_load", "requests", "numpy", "jsonschema", "hydra", "psutil",
+)  # fmt: skip
+"""What verl, Ray and TransferQueue import; nothing in it imports Ray."""
+LATE = (
+    "ray._private.workers.default_worker",
+    "verl_credit.host.process.launch",
+    "verl_credit.host.step.trainer",
+    "verl_credit.host.actor.worker",
+    "verl_credit.host.rollout.agent_loop",
+    "verl_credit.host.rollout.agent_manager",
+    "verl_credit.host.hf_rollout.server",
+    "verl_credit.host.hf_rollout.sync",
+)
+RUNTIME_ENV = "ray_kwargs.ray_init.runtime_env"
+PY_EXECUTABLE = f"{RUNTIME_ENV}.py_executable"
+OTHER_PYTHONS = ("py_executable", "pip", "uv", "conda", "container", "image_uri")
+END_S = 10.0
+
+
+def why_not(config: DictConfig) -> str:
+    """Why the workers of this run start Python themselves; empty where a fork server makes them."""
+    impossible = ""
+    theirs = [name for name in OTHER_PYTHONS if (OmegaConf.select(config, RUNTIME_ENV) or {}).get(name)]
+    if sys.platform != "linux":
+        impossible = "a fork server needs Linux"
+    elif theirs:
+        impossible = f"{RUNTIME_ENV}.{theirs[0]} chooses the workers' Python"
+    elif address := run_address(os.environ, config):
+        impossible = f"the run joins the cluster at {address}"
+    choice = config.get(KEY, AUTO)
+    if choice is True and impossible:
+        raise ConfigError(key=KEY, value=choice, accepted=f"auto or false: {impossible}")
+    if choice is False:
+        return f"{KEY}=false"
+    if choice == AUTO and config.trainer.device != "cpu":
+        return f"trainer.device={config.trainer.device}: fork_workers=auto is for runs without a GPU"
+    return impossible
+
+
+def _environment() -> dict[str, str]:
+    """What a worker sees of the environment of `train`: verl has written there that tensordict is not lazy, and the shell
+    that Ray starts a worker with corrects the folder."""
+    folder = os.environ.get("PWD", "")
+    right = os.path.isdir(folder) and os.path.samefile(folder, ".")
+    return {"LAZY_LEGACY_OP": "False", **os.environ, "PWD": folder if right else os.getcwd()}
+
+
+@contextmanager
+def fork_server(config: DictConfig) -> Iterator[str | None]:
+    """Gives the command that Ray runs as a worker's Python; None where the workers start Python themselves.
+
+    The socket is in a folder of this user's alone, which goes with the server.
+    """
+    run_dir = Path(config.run_dir)
+    if why := why_not(config):
+        events.record(run_dir, KIND, f"every worker makes its own imports: {why}")
+        yield None
+        return
+    with tempfile.TemporaryDirectory(prefix="verl-credit-") as folder:
+        address, log = os.path.join(folder, "socket"), Path(folder, "log")
+        with log.open("wb") as out:
+            command = [sys.executable, "-m", SERVER, address, str(run_dir), ",".join(EARLY), ",".join(LATE)]
+            streams = {"stdin": subprocess.PIPE, "stdout": out, "stderr": subprocess.STDOUT}
+            server = subprocess.Popen(command, env=_environment(), start_new_session=True, **streams)
+        try:
+            yield shlex.join([sys.executable, "-I", "-S", fork_client.__file__, address])
+        finally:
+            died = server.poll() is not None
+            server.stdin.close()
+            try:
+                server.wait(END_S)
+            except subprocess.TimeoutExpired:
+                server.kill()
+                server.wait()
+            if died:
+                last = log.read_text(errors="replace").strip().splitlines()[-1:]
+                why = f"the fork server ended early, with {server.returncode}: {' '.join(last)}"
+                events.record(run_dir, KIND, why)
