@@ -58,6 +58,11 @@ def spans_of(settings: CreditSettings, turns: TurnBatch) -> list[list[Span]] | N
     return since_last_turns(turns) if reads.near(settings) else None
 
 
+def layer_of(settings: CreditSettings) -> int:
+    """The layer of these states; values read the last one."""
+    return settings.algorithm.turn_anchor_layer if reads.near(settings) else -1
+
+
 def since_last_turns(turns: TurnBatch) -> list[list[Span]]:
     """What the policy has read since its last turn, row by row: the prompt, then what tools returned."""
     spans = []

@@ -18,7 +18,7 @@ from verl_credit.turns.book import TurnBatch
 from verl_credit.turns.continuations import continues_at
 from verl_credit.turns.critic import VALUES
 from verl_credit.turns.gains import plan_gains
-from verl_credit.turns.hidden import hidden_table, spans_of
+from verl_credit.turns.hidden import hidden_table, layer_of, spans_of
 from verl_credit.turns.scorers import Forward
 from verl_credit.turns.token_stage import TokenInputs
 
@@ -82,7 +82,7 @@ def scored(host: StepHost, run: CreditRun, turns: TurnBatch) -> tuple[StepInputs
     start, hidden_B_K1_D = time.perf_counter(), None
     spans = spans_of(run.settings, turns)
     if spans is not None:
-        host.read_hidden(turns, spans)
+        host.read_hidden(turns, spans, layer_of(run.settings))
     host.log_probs()
     if spans is not None:
         hidden_B_K1_D = hidden_table(host, spans)
