@@ -21,6 +21,15 @@ SHOWN = [
     "turn-group-v1d, lapo, alpha 0.3",
     "g2po",
     "gagpo",
+    "trace, frozen start",
+    "cigpo, frozen start",
+    "turn-group-v1d, provenance, alpha 0.3",
+    "calibadv, provenance",
+    "bipace",
+    "bipace, hidden",
+    "bipace, hidden, layer -2",
+    "bipace, hidden, means of all",
+    "gigpo, hidden",
 ]
 SHOWN += [
     f"turn_gae, true values, lam {lam}" for lam in ("0", "0.5", "0.8", "1", "0.5, halved", "0.8, halved")

@@ -201,6 +201,7 @@ def all_credits() -> list[Credit]:
         turn_credit_of("joint"),
         turn_credit_of("joint", "joint, no std", norm_by_std=False),
         turn_credit_of("separate"),
+        turn_credit_of("separate", "separate, gamma 0, gains .2", gamma=0.0, gain_scale=0.2),
         turn_credit_of("turn-group"),
         turn_credit_of("turn-group-v1d", "turn-group-v1d, alpha .3", alpha=0.3),
         turn_credit_of("turn-group-v1d", "turn-group-v1d, alpha 1", alpha=1.0),
