@@ -21,6 +21,15 @@ SHOWN = [
     "turn-group-v1d, lapo, alpha 0.3",
     "g2po",
     "gagpo",
+    "trace, frozen start",
+    "cigpo, frozen start",
+    "turn-group-v1d, provenance, alpha 0.3",
+    "calibadv, provenance",
+    "bipace",
+    "bipace, hidden",
+    "bipace, hidden, layer -2",
+    "bipace, hidden, means of all",
+    "gigpo, hidden",
 ]
 SHOWN += [
     f"turn_gae, true values, lam {lam}" for lam in ("0", "0.5", "0.8", "1", "0.5, halved", "0.8, halved")
@@ -34,8 +43,9 @@ SHOWN += [
 
 
 def page(rows: list[dict]) -> str:
-    """For every horizon, and for all policies, the mean of own cosine minus GRPO's. ± is by the jackknife over questions, as
-    if policies were independent. Those of one run are not, so the number of runs stands beside."""
+    """For every horizon, and for all policies, the mean of own cosine minus GRPO's; "(2 of 5)" is on 2 of 5 policies. ± is
+    by the jackknife over questions, as if policies were independent. Those of one run are not, so the number of runs stands
+    beside."""
     of = by_horizon(rows)
     heads = list(of)
     lines = [f"| own cosine minus GRPO's | {' | '.join(heads)} |", "|---" * (1 + len(of)) + "|"]
@@ -100,5 +110,6 @@ def mean_and_half(measures: Measures) -> tuple[float, float] | None:
 
 
 def mean_of(measures: Measures, sign: str) -> str:
-    found = mean_and_half(measures)
-    return "undefined" if found is None else f"{found[0]:{sign}.3f} ± {found[1]:.3f}"
+    found, known = mean_and_half(measures), sum(one is not None for one in measures)
+    on = "" if known == len(measures) else f" ({known} of {len(measures)})"
+    return "undefined" if found is None else f"{found[0]:{sign}.3f} ± {found[1]:.3f}{on}"

@@ -42,17 +42,17 @@ def plain(engine, folder, adapter: bool) -> torch.nn.Module:
 
 
 @torch.no_grad()
-def expected(model, turns) -> list[torch.Tensor]:
+def expected(model, turns, layer) -> list[torch.Tensor]:
     rows = []
     for prompt, response, spans in zip(turns.prompt_ids, turns.response_ids, SPANS, strict=True):
         output = model(input_ids=torch.tensor([prompt + response]), output_hidden_states=True)
-        hidden_N_D = output.hidden_states[-1][0]
+        hidden_N_D = output.hidden_states[layer][0]
         rows.append(torch.cat([hidden_N_D[at : at + n].mean(0) for at, n in spans or [(0, 1)]]))
     return rows
 
 
-def given(turns, plan=None, *, shared: bool, read: bool = True):
-    data = batch(turns, plan, temperature=1.0, **{READ_HIDDEN: True} if read else {})
+def given(turns, plan=None, *, shared: bool, read: int = -1):
+    data = batch(turns, plan, temperature=1.0, **{READ_HIDDEN: read} if read else {})
     if shared:  # verl's trainer has both; without them rows share no prompt
         for name, rows in (("prompts", turns.prompt_ids), ("responses", turns.response_ids)):
             data[name] = torch.nested.as_nested_tensor([*map(torch.tensor, rows)], layout=torch.jagged)
@@ -63,25 +63,25 @@ def given(turns, plan=None, *, shared: bool, read: bool = True):
 
 
 @pytest.mark.parametrize(
-    ("family", "model", "shared", "branches"),
+    ("family", "model", "shared", "branches", "layer"),
     [
-        ("qwen3", {}, False, False),
-        ("qwen3", {}, True, False),
-        ("qwen3", {}, False, True),
-        ("qwen3", LORA, True, False),
-        ("gemma2", {}, False, False),
+        ("qwen3", {}, False, False, -1),
+        ("qwen3", {}, True, False, -2),
+        ("qwen3", {}, False, True, -1),
+        ("qwen3", LORA, True, False, -2),
+        ("gemma2", {}, False, False, -1),
     ],
 )
-def test_states_are_those_of_a_plain_forward(models, family, model, shared, branches):
+def test_states_are_those_of_a_plain_forward(models, family, model, shared, branches, layer):
     turns = Trajectories(ROWS)
     plan = plan_branches(turns.requests(), turns) if branches else None
     with single_rank():
         engine = build_engine(str(models / family), enable_gradient_checkpointing=False, **model)
-        without = infer(engine, given(turns, plan, shared=shared, read=False))
-        output = infer(engine, given(turns, plan, shared=shared))
+        without = infer(engine, given(turns, plan, shared=shared, read=0))
+        output = infer(engine, given(turns, plan, shared=shared, read=layer))
         oracle = plain(engine, models / family, bool(model))
     states = output.pop(HIDDEN_STATES).unbind()
-    for state, want in zip(states, expected(oracle, turns), strict=True):
+    for state, want in zip(states, expected(oracle, turns, layer), strict=True):
         torch.testing.assert_close(state, want, atol=2e-5, rtol=1e-4)
     assert without.keys() == output.keys()
     for name, value in without.items():

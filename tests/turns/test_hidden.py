@@ -54,16 +54,16 @@ def test_the_twins_states_are_those_of_rows_alone(turns):
     """The rows share their prompt, so that they are one packed row; of a span the mean."""
     model = tiny_model("qwen3", vocab_size=300).eval()
     policy = PackedPolicy(model)
-    for spans in (since_last_turns(turns), [[(0, 4), (7, 3)], [(6, 2)], [(1, 1)], [], []]):
+    for layer, spans in ((-1, since_last_turns(turns)), (-2, [[(0, 4), (7, 3)], [(6, 2)], [(1, 1)], [], []])):
         with policy.packing():
             forward = PackedRows(policy)
-            forward.read_hidden(turns, spans)
+            forward.read_hidden(turns, spans, layer)
             table = hidden_table(forward, spans)
         model.set_attn_implementation("sdpa")
         for row, of_row in enumerate(spans):
             ids = torch.tensor([turns.prompt_ids[row] + turns.response_ids[row]])
             with torch.no_grad():
-                hidden_N_D = model(ids, output_hidden_states=True).hidden_states[-1][0]
+                hidden_N_D = model(ids, output_hidden_states=True).hidden_states[layer][0]
             for k, (at, n) in enumerate(of_row):
                 torch.testing.assert_close(
                     table[row, k], hidden_N_D[at : at + n].mean(0), atol=2e-5, rtol=1e-4
@@ -78,8 +78,8 @@ def test_through_the_store(turns, monkeypatch):
     batch = KVBatchMeta(keys=keys, tags=[{} for _ in keys], partition_id="train", fields=[])
     forward = V1Host(load_config("lab"), lambda batch, metrics: batch, None)
     forward.enter(batch, {}, step=1, last_step=1, workers=None)
-    forward.read_hidden(turns, spans)
-    assert forward.batch.extra_info[READ_HIDDEN]
+    forward.read_hidden(turns, spans, -2)
+    assert forward.batch.extra_info[READ_HIDDEN] == -2
     given = kept.kv_batch_get(keys, "train", [HIDDEN_SPANS])[HIDDEN_SPANS]
     assert torch.equal(given.values(), encode_spans(spans).values())
     states = [100 * row + torch.arange(3.0 * max(1, len(of))) for row, of in enumerate(spans)]

@@ -1,4 +1,4 @@
-"""The policy's last hidden states at chosen tokens, read from a forward that is made anyway.
+"""The policy's hidden states at chosen tokens, read from a forward that is made anyway.
 
 A span is (first token, token after the last one) of a row; its state is the mean over its tokens. The state of one token is
 the span of that token.
@@ -14,14 +14,18 @@ from torch import nn
 
 
 @contextmanager
-def hidden_states(model: nn.Module) -> Iterator[list[torch.Tensor]]:
-    """The list gets the last hidden states, which `lm_head` reads, of every forward of ``model`` inside the block.
+def hidden_states(model: nn.Module, layer: int = -1) -> Iterator[list[torch.Tensor]]:
+    """The list gets the hidden states [1, tokens, D] of every forward of ``model`` inside the block.
 
+    ``layer``: as transformers counts from the end; -1 are the states after the last norm, which `lm_head` reads.
     ``model``: a causal language model of transformers, also below peft or FSDP. The hook copies nothing.
     """
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
     body, read = getattr(inner, inner.base_model_prefix), []
-    hook = body.register_forward_hook(lambda module, given, output: read.append(output[0]))
+    place = body if layer == -1 else body.layers[layer]
+    hook = place.register_forward_hook(
+        lambda module, given, output: read.append(output if isinstance(output, torch.Tensor) else output[0])
+    )
     try:
         yield read
     finally:

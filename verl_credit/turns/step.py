@@ -82,7 +82,7 @@ def scored(host: StepHost, run: CreditRun, turns: TurnBatch) -> tuple[StepInputs
     start, hidden_B_K1_D = time.perf_counter(), None
     spans = spans_of(run.settings, turns)
     if spans is not None:
-        host.read_hidden(turns, spans)
+        host.read_hidden(turns, spans, run.settings.algorithm.turn_anchor_layer)
     host.log_probs()
     if spans is not None:
         hidden_B_K1_D = hidden_table(host, spans)

@@ -55,6 +55,10 @@ def test_clusters_of_hidden_states_are_the_anchors_of_gigpo(step_of):
         assert len(anchor_B_K1[anchor_B_K1 >= 0].unique()) in states
         assert torch.equal(anchor_B_K1 >= 0, inputs.hidden_B_K1_D.isfinite().all(dim=2))
         assert len(anchor_B_K1[[0, 1, 6], 0].unique()) == 1
+    first = step_of(None, **given, turn_anchor_layer=-2)[1].hidden_B_K1_D
+    assert first.shape == inputs.hidden_B_K1_D.shape and not torch.allclose(
+        first, inputs.hidden_B_K1_D, equal_nan=True
+    )
     exact = step_of(None, **given | {"turn_anchor": "observation"})[2]
     at_0 = step_of(None, **given, turn_anchor_distance=0.0)[2]
     assert torch.equal(at_0.credit.advantage_B_K1, exact.credit.advantage_B_K1)

@@ -206,7 +206,8 @@ def _options(settings: CreditSettings) -> str:
     options = [f"{name}={value}" for name, value in redact_value("", chosen).items() if name not in elsewhere]
     if "anchor_B_K1" in mode.tables:
         options += [f"turn_anchor={a.turn_anchor}", f"turn_anchor_similarity={a.turn_anchor_similarity}"]
-        options += [f"turn_anchor_distance={a.turn_anchor_distance}"] * reads.near(settings)
+        near = f"turn_anchor_distance={a.turn_anchor_distance} turn_anchor_layer={a.turn_anchor_layer}"
+        options += [near] * reads.near(settings)
     if "value_B_K1" in mode.tables:
         options += [f"turn_values={a.turn_values}"]
     return " ".join([*options, f"tied_groups={a.tied_groups}"])

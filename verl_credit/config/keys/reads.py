@@ -19,6 +19,7 @@ MONTE_CARLO, LEAVE_ONE_OUT = "monte_carlo", "leave_one_out"
 """Values by continuations, and those of the states without any."""
 OBSERVED = ("group", "features")
 PROVIDERS = (*OBSERVED, CRITIC, MONTE_CARLO)
+VALUES = f"null, {', '.join(PROVIDERS)}, {COLUMN}NAME, or my_module.my_features"
 
 
 def transform(s) -> TokenTransform:
@@ -122,6 +123,10 @@ def _transform_called(name: str) -> Callable[[Any], bool]:
 
 
 gtpo_canonical, grpo_s = map(_transform_called, ("gtpo_canonical", "grpo_s"))
+
+
+def uncertain(s) -> bool:
+    return weighted(s) or canonical(s)
 
 
 def by_anchors(s) -> bool:

@@ -2,7 +2,7 @@
 
 ``HIDDEN_SPANS`` of a row is [first token, tokens] of each span, one after the other, at least one a row. Its
 ``HIDDEN_STATES`` are the spans' states, one after the other, because every output of verl's engine is a row of numbers.
-Without the flag ``READ_HIDDEN`` nothing is done.
+``READ_HIDDEN`` is their layer, below 0; without it nothing is done.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ class HiddenEngine:
     """This mixin stands before all others, so that its rows are those of the model's own forward."""
 
     def forward_step(self, micro_batch, loss_function, forward_only):
-        if not (forward_only and option(micro_batch, READ_HIDDEN)):
+        layer = forward_only and option(micro_batch, READ_HIDDEN)
+        if not layer:
             return super().forward_step(micro_batch, loss_function, forward_only)
         if self.ulysses_sequence_parallel_size > 1 or not option(micro_batch, "use_remove_padding", True):
             raise ValueError("hidden states are read from packed rows that one rank holds whole")
-        with hidden_states(self.module) as self._hidden:
+        with hidden_states(self.module, layer) as self._hidden:
             return super().forward_step(micro_batch, loss_function, forward_only)
 
     def prepare_model_outputs(self, output, output_args, micro_batch, logits_processor_func):

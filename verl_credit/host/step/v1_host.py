@@ -94,9 +94,9 @@ class V1Host:
         self.batch = store.write(self.batch, {BRANCHES: branches})
         self.batch.extra_info[SCORE_BRANCHES] = True
 
-    def read_hidden(self, turns: TurnBatch, spans: Sequence[Sequence[Span]]) -> None:
+    def read_hidden(self, turns: TurnBatch, spans: Sequence[Sequence[Span]], layer: int) -> None:
         self.batch = store.write(self.batch, {HIDDEN_SPANS: encode_spans(spans)})
-        self.batch.extra_info[READ_HIDDEN] = True
+        self.batch.extra_info[READ_HIDDEN] = layer
 
     def log_probs(self) -> None:
         start = time.perf_counter()
