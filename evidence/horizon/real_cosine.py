@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -24,6 +26,7 @@ from cosine_page import page
 from real_start import train_upper
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from verl_credit.policy.packed import PackedPolicy
 from verl_credit.precision import cpu_precision, one_thread
 from verl_credit.recipe.compose import load_config
 from verl_credit.records.run.files import append_json, read_json_lines
@@ -31,6 +34,8 @@ from verl_credit.records.run.progress import Throttled, say_at_once
 from verl_credit.study.fidelity.measure import measure
 from verl_credit.study.fidelity.request import Request
 from verl_credit.study.fidelity.subject import Subject, load_policy
+from verl_credit.study.forward import PackedRows
+from verl_credit.turns.scorers import Forward
 from verl_credit.turns.search.protocol import SCHEMA
 from verl_credit.worlds.real.build import RealPaths
 from verl_credit.worlds.rollouts.protocol import Limits, Protocol, State
@@ -42,7 +47,13 @@ from verl_credit_retriever.index.search import SearchIndex
 @dataclass(frozen=True)
 class RealSubject(Subject):
     drawn_from: PreTrainedModel | None = None
-    """The same weights in the precision of rollouts."""
+    """The same weights in the precision of rollouts and gains."""
+
+    @contextmanager
+    def forward(self) -> Iterator[Forward]:
+        policy = PackedPolicy(self.drawn_from)
+        with policy.packing():
+            yield PackedRows(policy)
 
     def sampler(self, **options) -> TurnSampler:
         decoder = ModelDecoder(self.drawn_from, self.tokenizer.pad_token_id)
