@@ -42,6 +42,7 @@ from verl_credit.study.fidelity.credits import Credit, batches, nested
 from verl_credit.study.fidelity.headroom import by_values, of_turns
 from verl_credit.study.fidelity.measure import measure
 from verl_credit.study.fidelity.request import Request
+from verl_credit.study.fidelity.result import Result
 from verl_credit.study.fidelity.rows import outcomes_of, rows_settings
 from verl_credit.study.fidelity.subject import Subject, load_policy
 from verl_credit.study.fidelity.values import Value, part_of
@@ -99,9 +100,19 @@ def measure_policy(policy: Policy, given: argparse.Namespace) -> None:
     )
     with workers_of(load, given.prompts, given.parallel) as workers:
         say = Throttled(say_at_once, f"cosine {policy.folder.name}")
-        further = partial(learned, subject, explained)
+
+        def further(tables: TurnTables, groups: Groups, values: Mapping[str, Value]) -> list[Credit]:
+            by_values = learned(subject, explained, tables, groups, values)
+            return [*others(subject, tables, groups), *by_values]
+
         result = measure(subject, request, say=say, workers=workers, further=further)
-    right = fmean(path.reward for group in result.groups for path in group)
+    hops = OmegaConf.select(config, "lab.hops")
+    found = {"hops": "mix" if hops is None else hops, "run": of_run} | found_by(result, explained)
+    append_json(given.file, {**is_of, **found, "seconds": round(time.monotonic() - begun)})
+
+
+def found_by(result: Result, explained: dict) -> dict:
+    """The part of a line that the measurement gives."""
     cosines = {
         kind: {
             name: [m.value, m.low, m.high]
@@ -110,28 +121,19 @@ def measure_policy(policy: Policy, given: argparse.Namespace) -> None:
         }
         for kind in ("own", "own_difference")
     }
-    hops = OmegaConf.select(config, "lab.hops")
-    append_json(
-        given.file,
-        {
-            **is_of,
-            "hops": "mix" if hops is None else hops,
-            "run": of_run,
-            "right": right,
-            "turns": len(result.turns) / sum(map(len, result.groups)),
-            "headroom": result.headroom["says"],
-            **cosines,
-            "explained": explained,
-            "seconds": round(time.monotonic() - begun),
-        },
-    )
+    return {
+        "right": fmean(path.reward for group in result.groups for path in group),
+        "turns": len(result.turns) / sum(map(len, result.groups)),
+        "headroom": result.headroom["says"],
+        **cosines,
+        "explained": explained,
+    }
 
 
 def learned(
     subject: Subject, explained: dict, tables: TurnTables, groups: Groups, values: Mapping[str, Value]
 ) -> list[Credit]:
-    """`turn_gae` with learned values, and the credits of `others`; ``explained`` gets what values explain of V* and of its
-    changes."""
+    """`turn_gae` with learned values; ``explained`` gets what values explain of V* and of its changes."""
     turn_B_K1 = torch.arange(tables.tokens_B_K1.shape[1]) <= tables.n_tool_turns_B[:, None]
     mean_B = loo_mean(tables.outcome_B, tables.group_B, tables.valid_B)
     features = {"group": group_features(mean_B, turn_B_K1.shape[1])}
@@ -140,7 +142,7 @@ def learned(
     features["features"] = torch.cat([features["group"], observed_B_K1_D], dim=2)
     half = next(iter(values.values())).continuations // 2
     halves = [of_turns(tables, groups, part_of(values, part)) for part in (slice(half), slice(half, None))]
-    credits = others(subject, tables, groups)
+    credits = []
     for name, x_B_K1_D in features.items():
         outcome, prompt, mean = (
             x_B[:, None].expand(turn_B_K1.shape)[turn_B_K1]

@@ -63,18 +63,20 @@ def page(rows: list[dict]) -> str:
         line(name, [mean_of([one["own_difference"].get(name) for one in some], "+") for some in of.values()])
     for name, place in (("EV of V", 0), ("EV of changes", 1)):
         for features in ("group", "features"):
-            cells = [
-                f"{fmean(one['explained'][features][place] for one in some):.2f}" for some in of.values()
-            ]
-            line(f"{name}, {features}", cells)
+            line(f"{name}, {features}", [share(some, features, place) for some in of.values()])
     line("minutes of a policy", [f"{fmean(one['seconds'] for one in some) / 60:.1f}" for some in of.values()])
     return "\n".join(lines)
+
+
+def share(rows: list[dict], features: str, place: int) -> str:
+    known = [row["explained"][features][place] for row in rows]
+    return "undefined" if None in known else f"{fmean(known):.2f}"
 
 
 def by_horizon(rows: list[dict]) -> dict[str, list[dict]]:
     of = {}
     for row in sorted(rows, key=lambda row: str(row["hops"])):
-        of.setdefault("mix" if row["hops"] == "mix" else f"H {row['hops']}", []).append(row)
+        of.setdefault(f"H {row['hops']}" if isinstance(row["hops"], int) else row["hops"], []).append(row)
     return of | ({"all": rows} if len(of) > 1 else {})
 
 

@@ -18,6 +18,7 @@ from verl_credit.recipe.rules import validate
 from verl_credit.study.fidelity.request import REQUEST, RESULT, TABLE, Request
 
 TOOLS = "actor_rollout_ref.rollout.multi_turn.tool_config_path=tools.yaml"
+MODEL = "actor_rollout_ref.model"
 LOOP = "actor_rollout_ref.rollout.agent.default_agent_loop=turn_agent"
 SETTINGS = {
     "prompts": 4,
@@ -197,7 +198,14 @@ def test_a_run_without_the_lab_has_to():
 @pytest.mark.parametrize(
     "changes, said",
     [
-        ({"gradient": True, "prompts": 16}, "--gradient: not with --engine run, only with the sampler"),
+        (
+            {"gradient": True, "overrides": [f"{MODEL}.lora_rank=8", f"{MODEL}.lora.merge=true"]},
+            f"{MODEL}.lora_rank=8: expected a policy without an adapter: --gradient is over all of its weights",
+        ),
+        (
+            {"gradient": True, "overrides": [f"{MODEL}.lora_adapter_path=mine", f"{MODEL}.lora.merge=true"]},
+            f"{MODEL}.lora_adapter_path=mine: expected a policy without an adapter",
+        ),
         (
             {"parallel": 2},
             "--parallel: not with --engine run, where as many rollouts run at a time as a step",

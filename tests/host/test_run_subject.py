@@ -1,5 +1,6 @@
 """A measurement's subject behind a run: what is kept, what is refused; its rollouts are made up."""
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -7,9 +8,11 @@ from omegaconf import OmegaConf
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
 from kit.recipes import load_config
+from kit.tiny_models import tiny_model
 from verl_credit.errors import IntegrityError
-from verl_credit.host.measure import MeasuringTrainer, RunSubject, questions_of
+from verl_credit.host.measure import MeasuringTrainer, RunSubject, load_model, questions_of
 from verl_credit.host.step.measured_rows import Row
+from verl_credit.study.fidelity.gradients import turn_gradients
 from verl_credit.study.fidelity.request import ROLLOUTS, Request
 from verl_credit.study.fidelity.result import Result, as_dict
 from verl_credit.study.fidelity.values import Value, score_turns, states_of, values_of
@@ -81,6 +84,21 @@ def test_a_result_says_which_engine_it_was_measured_with(made):
 
 def starts(subject, name="rollout"):
     return [Start(state, 4, 0, name) for state in subject.prompts]
+
+
+@pytest.mark.parametrize("step", [0, 5])
+def test_the_gradients_of_its_turns_are_those_of_the_policy_in_its_folder(made, tmp_path, monkeypatch, step):
+    """Read by what the step has: Hugging Face's folder at the start, verl's checkpoint afterwards."""
+    model, read = tiny_model("qwen3", "sdpa", num_hidden_layers=1), []
+    for name in ("load_policy", "load_checkpoint"):
+        loaded = lambda folder, name=name: read.append((name, folder)) or (model, None)  # noqa: E731
+        monkeypatch.setattr(f"verl_credit.study.fidelity.subject.{name}", loaded)
+    subject, _ = made()
+    subject.model = load_model(Request(str(tmp_path), 3, 4, 4, policy="here", step=step))
+    assert read == [("load_checkpoint" if step else "load_policy", Path("here"))]
+    paths = subject.roll(starts(subject))[1]
+    found = turn_gradients(subject.model, paths)
+    assert list(found) == [((1, 1), (11,)), ((1, 1, 11, 30), (20,))]
 
 
 def test_rollouts_are_kept_and_more_prompts_can_be_added(made, tmp_path):

@@ -16,6 +16,7 @@ from itertools import chain
 from pathlib import Path
 
 from omegaconf import DictConfig
+from transformers import PreTrainedModel
 from verl.trainer.ppo.v1.trainer_base import register_trainer
 
 from verl_credit.errors import ConfigError, IntegrityError, PreflightError
@@ -66,7 +67,9 @@ class MeasuringTrainer(CreditTrainer):
         data = questions_of(request, self.config, self.train_dataset, self.val_dataset)
         parts = self.watch, self.agent_loop_manager, self.replay_buffer
         generate = Generator(self.config, data, *parts, step=self.global_steps)
-        subject = RunSubject(request, self.config, self.tokenizer, data, generate, self._forward, say)
+        # Refused before anything is rolled out, if it is; verl's workers keep weights of their own.
+        model = load_model(request) if request.gradient else None
+        subject = RunSubject(request, self.config, self.tokenizer, data, generate, self._forward, say, model)
         out = Path(request.out)
         result = measure(subject, request, say=say, enough=request.timer(), prompts_at_once=1)
         write_text(out / TABLE, "\n".join(table(subject.name, result)) + "\n")
@@ -88,9 +91,17 @@ def questions_of(
     return [rows[number] for number in range(request.prompts)]
 
 
+def load_model(request: Request) -> PreTrainedModel:
+    """The request's policy in this process, on the CPU, in float32, for its gradients."""
+    from verl_credit.study.fidelity.subject import load_checkpoint, load_policy  # needs the lab's packages
+
+    model, _ = (load_checkpoint if request.step else load_policy)(Path(request.policy))
+    return model
+
+
 class RunSubject:
     """The policy that a trainer has loaded, and whose engine is ready. ``data``: the rows of its questions; ``forward``: the
-    trainer's log-probs, for which the engine sleeps; ``say`` gets the progress of rollouts."""
+    trainer's log-probs, for which the engine sleeps; ``say`` gets the progress of rollouts; ``model``: for gradients."""
 
     def __init__(
         self,
@@ -101,7 +112,9 @@ class RunSubject:
         generate: Callable[[Sequence[Wanted]], Iterable[list[Row]]],
         forward: Callable[[], Forward],
         say: Callable[[float, str], None] = lambda share, text: None,
+        model: PreTrainedModel | None = None,
     ):
+        self.model = model
         self.name, self.step, self.config, self.data = request.policy, request.step, config, data
         self.tokenizer, self._generate, self._forward, self._say = tokenizer, generate, forward, say
         self._path, self._about = Path(request.out) / ROLLOUTS, request.about

@@ -16,10 +16,10 @@ from typing import ClassVar
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_credit.built_folder import Progress
+from verl_credit.built_folder import Progress, read_manifest
 from verl_credit.config.keys.run import Lab, Real
 from verl_credit.config.keys.section import Section
-from verl_credit.errors import ExitCode, PreflightError
+from verl_credit.errors import ExitCode, PreflightError, show_value
 from verl_credit.records.run.progress import Throttled, say_at_once
 
 
@@ -60,9 +60,11 @@ class LabWorld(World):
 
     def build(self, progress: Progress) -> tuple[Path, Path]:
         from verl_credit.worlds.lab.build import build_lab
+        from verl_credit.worlds.lab.config import NAME
         from verl_credit.worlds.lab.warm_start import LabGateError
 
         at = self.at
+        self._require_same(NAME)
         try:
             lab = build_lab(
                 Path(at.dir), world_seed=at.world_seed, size=at.size, hops=at.hops, progress=progress
@@ -70,6 +72,17 @@ class LabWorld(World):
         except (LabGateError, FileExistsError) as error:
             raise PreflightError(f"lab.dir={at.dir}: {error}") from error
         return Path(at.index) if at.index else lab.index, lab.encoder
+
+    def _require_same(self, name: str) -> None:
+        """A lab of other settings is not replaced: other runs may need it."""
+        try:
+            there = read_manifest(Path(self.at.dir), name)
+        except ValueError:  # none is there, or it is damaged
+            return
+        for key in ("world_seed", "size", "hops"):
+            if (known := there.get(key)) != self.at[key]:
+                use = f"expected {show_value(known)}, as the lab in lab.dir={self.at.dir} has it, or another lab.dir"
+                raise PreflightError(f"lab.{key}={show_value(self.at[key])}: {use}")
 
     def command(self) -> str:
         at = self.at

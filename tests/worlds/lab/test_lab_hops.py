@@ -6,8 +6,9 @@ import random
 import pytest
 
 from kit.recipes import check, load_config
+from verl_credit.built_folder import write_manifest
 from verl_credit.cli.fidelity.policies import policies_of
-from verl_credit.errors import ConfigError
+from verl_credit.errors import ConfigError, PreflightError
 from verl_credit.recipe.world import LabWorld
 from verl_credit.turns.reward.qa import exact_match, extract_answer
 from verl_credit.worlds.lab import protocol
@@ -135,6 +136,24 @@ def test_hops_make_another_lab_and_another_command():
     assert settings_of(0, "full")["hops"] is None  # as a manifest that was written before the key
     assert LabWorld(load_config("lab", ["lab.hops=2"])).command().endswith(" --hops 2")
     assert "--hops" not in LabWorld(load_config("lab", [])).command()
+
+
+@pytest.mark.parametrize(
+    "given, says",
+    [
+        ("lab.hops=4", "lab.hops=4: expected 2, as"),
+        ("lab.hops=null", "lab.hops=null: expected 2, as"),
+        ("lab.world_seed=1", "lab.world_seed=1: expected 0, as"),
+        ("lab.size=tiny", "lab.size=tiny: expected full, as"),
+    ],
+)
+def test_a_run_does_not_replace_a_lab_of_other_settings(given, says, tmp_path):
+    write_manifest(tmp_path, settings_of(0, "full", 2), {})
+    config = load_config("lab", [f"lab.dir={tmp_path}", "lab.hops=2", given])
+    with pytest.raises(PreflightError) as refused:
+        LabWorld(config).build(lambda share, text: None)
+    assert str(refused.value) == f"{says} the lab in lab.dir={tmp_path} has it, or another lab.dir"
+    assert [path.name for path in tmp_path.iterdir()] == ["manifest.json"]
 
 
 @pytest.mark.parametrize("hops", [None, 4])

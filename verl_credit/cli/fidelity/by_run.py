@@ -28,7 +28,7 @@ from verl_credit.cli.another_run import (
     write_recipe,
 )
 from verl_credit.cli.fidelity.policies import QUESTION_FILES, Policy
-from verl_credit.config.fit import DEFAULT
+from verl_credit.config.fit import DEFAULT, reference_in_actor
 from verl_credit.config.keys import AUTO
 from verl_credit.errors import ConfigError, PreflightError
 from verl_credit.names import AGENT_NAME, MEASURE_MODE, ROLLOUT_NAME
@@ -96,6 +96,11 @@ def measure_policy(policy: Policy, request: Request, overrides: Sequence[str]) -
     if model.enable and not model.enable_resource_pool:
         use = "expected reward.reward_model.enable_resource_pool=true: verl asks a model beside the actor in steps alone"
         raise ConfigError.of(composed, "reward.reward_model.enable", accepted=use)
+    if request.gradient and reference_in_actor(composed):
+        model, path = "actor_rollout_ref.model", "lora_adapter_path"
+        key = path if OmegaConf.select(composed, f"{model}.{path}") else "lora_rank"
+        use = "expected a policy without an adapter: --gradient is over all of its weights"
+        raise ConfigError.of(composed, f"{model}.{key}", accepted=use)
     request = replace(request, about=_about(composed, checkpoint, request))
     check_about(out, request.about, continuations=request.continuations, seed=request.seed)
     if checkpoint is not None:

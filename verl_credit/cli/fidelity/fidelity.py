@@ -88,7 +88,7 @@ def fidelity(
         why = by_run.why_by_run(policies[0].config, split)
         through_run = engine == "run" or (engine == "auto" and why is not None)
         if through_run:
-            of_sampler = {"--gradient": gradient, "--swaps": swaps, "--parallel": parallel, "--lab": lab}
+            of_sampler = {"--swaps": swaps, "--parallel": parallel, "--lab": lab}
             _check_by_run(why, policies[0], split, of_sampler)
         elif why is not None:
             raise PreflightError(f"--engine sampler: {why}; expected run")

@@ -5,7 +5,8 @@ The gradient of every distinct turn is sketched:
     G = grad sum over the turn's tokens of log pi(token | context, tokens before it)        at temperature 1
 
 The turn's tokens are those that the policy wrote, with the stop token that it sampled: those of training's response mask.
-The tool's answers are context. The gradient is over all parameters. Equal turns (context and text) have equal gradients.
+The tool's answers are context. The gradient is over all parameters that require one. Equal turns (context and text) have
+equal gradients.
 
 A count sketch S keeps a long vector in few numbers, and inner products on average:
 
@@ -43,13 +44,18 @@ class CountSketch:
     def __init__(self, length: int, *, buckets: int = BUCKETS, seed: int = 0):
         random = torch.Generator().manual_seed(seed)
         self.buckets = buckets
-        self._bucket_L = torch.randint(buckets, (length,), generator=random)
-        self._sign_L = torch.randint(2, (length,), generator=random).float() * 2 - 1
+        # Five bytes an entry, because a model has many.
+        self._bucket_L = torch.randint(buckets, (length,), generator=random).int()
+        self._sign_L = torch.randint(2, (length,), generator=random).mul_(2).sub_(1).to(torch.int8)
 
     def __call__(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
         """The sketch [buckets] of the concatenated parts, in their dtype."""
-        vector_L = torch.cat([part.flatten() for part in parts])
-        return vector_L.new_zeros(self.buckets).scatter_add_(0, self._bucket_L, vector_L * self._sign_L)
+        lengths = [part.numel() for part in parts]
+        sketch_S = parts[0].new_zeros(self.buckets)
+        places = self._bucket_L.split(lengths), self._sign_L.split(lengths)
+        for part, bucket, sign in zip(parts, *places, strict=True):
+            sketch_S.index_add_(0, bucket, part.flatten() * sign)
+        return sketch_S
 
 
 TurnGradients = dict[tuple[Ids, Ids], np.ndarray]
@@ -66,7 +72,7 @@ def turn_gradients(
 ) -> TurnGradients:
     """Makes a backward pass for each distinct turn; the model is in eval mode, its weights in float32 or float64."""
     turns = dict.fromkeys((step.state.ids, step.turn_ids) for path in trajectories for step in path.steps)
-    parameters = list(model.parameters())
+    parameters = [weight for weight in model.parameters() if weight.requires_grad]
     sketch = CountSketch(sum(p.numel() for p in parameters), buckets=buckets, seed=seed)
     gradients = {}
     for turn in turns:
