@@ -59,7 +59,7 @@ def page(rows: list[dict]) -> str:
     line(
         "GRPO's own cosine", [mean_of([one["own"]["none, grpo"] for one in some], "") for some in of.values()]
     )
-    for name in SHOWN:
+    for name in (name for name in SHOWN if any(name in one["own_difference"] for one in rows)):
         line(name, [mean_of([one["own_difference"].get(name) for one in some], "+") for some in of.values()])
     for name, place in (("EV of V", 0), ("EV of changes", 1)):
         for features in ("group", "features"):
