@@ -40,7 +40,6 @@ LATE = (
 RUNTIME_ENV = "ray_kwargs.ray_init.runtime_env"
 PY_EXECUTABLE = f"{RUNTIME_ENV}.py_executable"
 OTHER_PYTHONS = ("py_executable", "pip", "uv", "conda", "container", "image_uri")
-END_S = 10.0
 
 
 def why_not(config: DictConfig) -> str:
@@ -92,12 +91,9 @@ def fork_server(config: DictConfig) -> Iterator[str | None]:
             yield shlex.join([sys.executable, "-I", "-S", fork_client.__file__, address])
         finally:
             died = server.poll() is not None
+            server.terminate()  # also while it still imports, so that a refused start does not wait
+            server.wait()
             server.stdin.close()
-            try:
-                server.wait(END_S)
-            except subprocess.TimeoutExpired:
-                server.kill()
-                server.wait()
             if died:
                 last = log.read_text(errors="replace").strip().splitlines()[-1:]
                 why = f"the fork server ended early, with {server.returncode}: {' '.join(last)}"
