@@ -10,10 +10,8 @@ from collections import deque
 from collections.abc import Callable
 
 import torch
-from torch.nn.functional import normalize, one_hot
-
-from verl_credit.credit.turn.values import States, crossfit, explained_variance, group_features, loo_mean
-from verl_credit.study.fidelity.exact.chain import (
+from chain_credit import OUTCOMES
+from chain_world import (
     PRIVATE,
     QUESTIONS,
     WASTED,
@@ -22,7 +20,9 @@ from verl_credit.study.fidelity.exact.chain import (
     roll,
     values,
 )
-from verl_credit.study.fidelity.exact.chain_credit import OUTCOMES
+from torch.nn.functional import normalize, one_hot
+
+from verl_credit.credit.turn.values import States, crossfit, explained_variance, group_features, loo_mean
 
 Give = Callable[["Learning", Paths, torch.Tensor], torch.Tensor]
 """(the learning runs, a step's trajectories, V of their states) -> an advantage per turn, [B, K1]."""

@@ -1,11 +1,15 @@
 """The chain world against a list of all its trajectories, and laws of its credit."""
 
 import math
+import sys
+from pathlib import Path
 
 import pytest
 import torch
 
-from verl_credit.study.fidelity.exact.chain import (
+sys.path.insert(0, str(Path(__file__).parents[3] / "evidence/horizon"))
+from chain_credit import own_cosines
+from chain_world import (
     ANSWER,
     FORWARD,
     PRIVATE,
@@ -18,7 +22,6 @@ from verl_credit.study.fidelity.exact.chain import (
     roll,
     values,
 )
-from verl_credit.study.fidelity.exact.chain_credit import own_cosines
 
 WORLDS, QUESTIONS = 2, 3
 

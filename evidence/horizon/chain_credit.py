@@ -11,15 +11,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch.nn.functional import cosine_similarity
-
-from verl_credit.study.fidelity.exact.chain import (
+from chain_world import (
     QUESTIONS,
     exact_gradient,
     first_policy,
     roll,
     values,
 )
+from torch.nn.functional import cosine_similarity
 
 LAMS = (0.0, 0.5, 0.8, 1.0)
 HALF = {"": 1.0, ", halved": 0.5}
