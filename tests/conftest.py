@@ -1,6 +1,7 @@
 """One thread for torch and no network, here and in what the tests start: the models are tiny, and machines are shared."""
 
 import gc
+import logging
 import os
 import re
 import shutil
@@ -53,6 +54,14 @@ def pytest_collection_modifyitems(config, items):
     if WORKER:  # the order has to be the same in all workers
         kept.sort(key=lambda item: item.path.parts)
     items[:] = sorted(kept, key=lambda item: item.get_closest_marker("e2e") is None)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown():
+    """A test that leaves logging off fails, not those that read a log after it, in whatever order they come."""
+    yield
+    level, logging.root.manager.disable = logging.root.manager.disable, 0
+    assert level == 0, f"the test leaves logging disabled up to level {level}"
 
 
 def pytest_collection_finish():

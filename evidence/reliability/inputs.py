@@ -17,7 +17,8 @@ import logging
 import sys
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from results import FOLDER
@@ -91,6 +92,16 @@ def table(rows: Iterable[dict]) -> str:
     return "\n".join(lines)
 
 
+@contextmanager
+def without_logs() -> Iterator[None]:
+    """What is refused is logged, too, in tens of thousands of lines."""
+    logging.disable()
+    try:
+        yield
+    finally:
+        logging.disable(logging.NOTSET)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -101,7 +112,6 @@ def main() -> None:
     parser.add_argument("--failed", action="store_true", help="run ranges again that have failures")
     parser.add_argument("--jsonl", type=Path, default=FOLDER / "inputs.jsonl")
     options = parser.parse_args()
-    logging.disable()
     done, begin = read_lines(options.jsonl), time.monotonic()
     # Kind by kind in turns, so that an end before the end has some of each.
     wanted = [
@@ -116,7 +126,7 @@ def main() -> None:
         if options.minutes is not None and time.monotonic() - begin > 60 * options.minutes:
             break
         checker = importlib.import_module(f"fuzz.test_fuzz_{kind}").checker
-        with tempfile.TemporaryDirectory() as work, checker(Path(work)) as check:
+        with tempfile.TemporaryDirectory() as work, checker(Path(work)) as check, without_logs():
             row = {"kind": kind, **run_span(check, first, last)}
         with options.jsonl.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")

@@ -123,8 +123,7 @@ def drive(settings: dict) -> int:
     from gpu.half_hour import checks, drive
 
     checks.measure_ceilings = lambda *given: None  # it imports torch
-    if "room" in settings:
-        checks.room = lambda path: settings["room"]
+    checks.room = lambda path: settings.get("room", 2.0 * checks.LEAST_DISK_GIB)  # not that of this machine
     drive.here = lambda device: settings["facts"]
     if "first_step_s" in settings:
         drive.QUEUE = [replace(run, first_step_s=settings["first_step_s"]) for run in drive.QUEUE]
