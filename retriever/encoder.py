@@ -87,7 +87,7 @@ class SentenceEncoder:
     @classmethod
     def for_index(cls, path: str | Path, manifest: dict, **machine) -> Self:
         """The encoder in `path` with the conventions of the index's manifest; `machine`: device, batch_size, dtype."""
-        built_with = {"normalize": True, **manifest["encoder"]}
+        built_with = manifest["encoder"]
         return cls(path, **machine, **{key: built_with[key] for key in CONVENTIONS if key in built_with})
 
     def encode_queries(self, queries: list[str]) -> np.ndarray:

@@ -76,7 +76,7 @@ class Limits:
     """The encoder cuts at its own number of tokens, which are far fewer characters."""
     max_body_bytes: Annotated[int, number("largest request body")] = 8 << 20
     max_queue_queries: Annotated[int, number("most queries that wait in a worker or front; more: 429")] = 8192
-    max_batch_tokens: Annotated[int, number("tokens of one encoder call, padding included")] = 4096
+    max_batch_tokens: Annotated[int, number("tokens of a batch for the encoder, padding included")] = 4096
     """The longest text times the number of texts; a single text always fits."""
     cache_entries: Annotated[int, number("most answers that a worker or front keeps; 0: none")] = 65_536
     cache_bytes: Annotated[int, number("most memory for kept answers")] = 256 << 20

@@ -34,7 +34,7 @@ class ServerMetrics:
         self.request_seconds = metric(Histogram, "request_seconds", "Time taken", ("route",), buckets=SECONDS)
         each = "queue: per query; tokenize, encode, search (with reading documents): per batch; serialize: per answer"
         self.stage_seconds = metric(Histogram, "stage_seconds", each, ("stage",), buckets=SECONDS)
-        self.batch_queries = metric(Histogram, "batch_queries", "Texts of one encoder call", buckets=QUERIES)
+        self.batch_queries = metric(Histogram, "batch_queries", "Texts of a batch", buckets=QUERIES)
         self.batch_tokens = metric(Histogram, "batch_tokens", "Tokens of a padded batch", buckets=TOKENS)
         self.queue_queries = metric(Gauge, "queue_queries", "Queries that wait for the encoder", **live)
         self.dropped = metric(Counter, "dropped_queries_total", "Queries given up while waiting", ("reason",))

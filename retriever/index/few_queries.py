@@ -10,8 +10,9 @@ LEAST = 1 << 23
 
 
 def search(index, queries_N_D: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-    """(scores float32 [N, K], rows int64 [N, K]) as `index.search` gives them. Where there are more threads than queries,
-    each thread takes a part of a flat index's rows."""
+    """(scores float32 [N, K], rows int64 [N, K]) with the scores of `index.search`. Where there are more threads than
+    queries, each thread takes a part of a flat index's rows. Which of several rows with the k-th score are found depends on
+    the parts: FAISS drops the first of them when a better row comes later."""
     rows, dim = index.ntotal, index.d
     parts = min(faiss.omp_get_max_threads() // len(queries_N_D), rows * dim // LEAST)
     if parts < 2 or k > rows // parts or not isinstance(index, faiss.IndexFlat):
@@ -26,5 +27,5 @@ def search(index, queries_N_D: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarr
     with ThreadPoolExecutor(parts) as threads:
         found = [*threads.map(part, range(parts))]
     scores_N_K, rows_N_K = (np.concatenate(several, axis=1) for several in zip(*found, strict=True))
-    best_N_K = np.lexsort((rows_N_K, -scores_N_K), axis=1)[:, :k]  # of equal scores FAISS keeps the first
+    best_N_K = np.lexsort((rows_N_K, -scores_N_K), axis=1)[:, :k]
     return np.take_along_axis(scores_N_K, best_N_K, 1), np.take_along_axis(rows_N_K, best_N_K, 1)

@@ -279,3 +279,7 @@ def test_parts_keep_the_first_of_equal_scores(monkeypatch):
     index.add(np.concatenate([row_1_D * n for n in [1, 2, 3] * 30]))
     scores_N_K, rows_N_K = few_queries.search(index, row_1_D, 5)
     assert scores_N_K.tolist() == [[12.0] * 5] and rows_N_K.tolist() == [[2, 5, 8, 11, 14]]
+    index.add(row_1_D * 4)  # a better row at the end: which of the equal ones are beside it is not settled
+    scores_N_K, rows_N_K = few_queries.search(index, row_1_D, 3)
+    assert scores_N_K.tolist() == index.search(row_1_D, 3)[0].tolist() == [[16.0, 12.0, 12.0]]
+    assert rows_N_K[0, 0] == 90 and set(rows_N_K[0, 1:].tolist()) < set(range(2, 90, 3))

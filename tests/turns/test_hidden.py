@@ -12,6 +12,7 @@ from kit.turn_rows import Row, lost_row, padding_row, turn_batch
 from verl_credit.errors import ConfigError
 from verl_credit.host.step.v1_host import V1Host
 from verl_credit.names import HIDDEN_SPANS, HIDDEN_STATES, READ_HIDDEN
+from verl_credit.policy.hidden import hidden_states
 from verl_credit.policy.packed import PackedPolicy
 from verl_credit.study.forward import PackedRows
 from verl_credit.turns.hidden import encode_spans, hidden_table, needs, since_last_turns
@@ -69,6 +70,15 @@ def test_the_twins_states_are_those_of_rows_alone(turns):
                     table[row, k], hidden_N_D[at : at + n].mean(0), atol=2e-5, rtol=1e-4
                 )
             assert table[row, len(of_row) :].isnan().all()
+
+
+def test_a_layer_that_the_policy_lacks_is_refused_with_those_that_it_has():
+    model = tiny_model("qwen3", vocab_size=300)
+    layers = model.config.num_hidden_layers
+    with hidden_states(model, -layers):
+        pass
+    with pytest.raises(ValueError, match=f"expected -{layers} to -1"), hidden_states(model, -layers - 1):
+        pass
 
 
 def test_through_the_store(turns, monkeypatch):

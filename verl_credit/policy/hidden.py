@@ -18,10 +18,13 @@ def hidden_states(model: nn.Module, layer: int = -1) -> Iterator[list[torch.Tens
     """The list gets the hidden states [1, tokens, D] of every forward of ``model`` inside the block.
 
     ``layer``: as transformers counts from the end; -1 are the states after the last norm, which `lm_head` reads.
-    ``model``: a causal language model of transformers, also below peft or FSDP. The hook copies nothing.
+    ``model``: a causal language model of transformers, also below peft or FSDP. The hook copies nothing. ValueError: the
+    model has no such layer.
     """
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
     body, read = getattr(inner, inner.base_model_prefix), []
+    if layer < -1 and -layer > len(body.layers):
+        raise ValueError(f"layer {layer}: expected -{len(body.layers)} to -1, the policy's layers")
     place = body if layer == -1 else body.layers[layer]
     hook = place.register_forward_hook(
         lambda module, given, output: read.append(output if isinstance(output, torch.Tensor) else output[0])

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin
 
-from annotated_types import Ge, Gt, Le
+from annotated_types import Ge, Gt, Le, Lt
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
@@ -250,8 +250,8 @@ def _range(metadata: list[Any]) -> str:
     low = next((m.ge for m in metadata if isinstance(m, Ge)), None)
     above = next((m.gt for m in metadata if isinstance(m, Gt)), None)
     high = next((m.le for m in metadata if isinstance(m, Le)), None)
+    below = next((m.lt for m in metadata if isinstance(m, Lt)), None)
     if low is not None and high is not None:
         return f" from {low:g} to {high:g}"
-    if low is not None:
-        return f" of at least {low:g}"
-    return f" above {above:g}" if above is not None else ""
+    bounds = {"of at least": low, "above": above, "of at most": high, "below": below}
+    return " and".join(f" {words} {bound:g}" for words, bound in bounds.items() if bound is not None)

@@ -1,8 +1,8 @@
 """Anchors by hidden states: states of one prompt whose vectors point nearly the same way are one state.
 
-Source: BiPACE (2606.25556). Departures: the clusters alone are here, for any mode that reads anchors; BiPACE's Q of equal
-actions and its own advantage are not. The vectors are the policy's last hidden states, where the paper takes a layer in
-the middle, and the mean over the state's tokens, where it names no pooling.
+Source: BiPACE (2606.25556). The clusters serve every mode that reads anchors; BiPACE's advantage is the mode `bipace`.
+Departures: the layer is `algorithm.turn_anchor_layer`, the last one unless it is set, where the paper takes one in the
+middle; the vector is the mean over the state's tokens, where the paper names no pooling.
 """
 
 from __future__ import annotations
