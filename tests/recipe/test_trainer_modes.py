@@ -47,6 +47,13 @@ def test_what_separate_devices_need_is_asked_for_by_them_alone(override):
     check(override, COLOCATE)
 
 
+def test_sepa_is_refused_where_a_step_has_several_updates():
+    batch = "data.train_batch_size=12", "actor_rollout_ref.actor.ppo_mini_batch_size=4"
+    refused("algorithm.transform_mode=gtpo_sepa", SEPARATE, "or data.train_batch_size=4", *batch)
+    check("algorithm.transform_mode=gtpo_sepa", SEPARATE, "data.train_batch_size=4", batch[1])
+    check("algorithm.transform_mode=gtpo_sepa", COLOCATE, *batch)
+
+
 def test_a_reward_model_needs_devices_beside_rollouts_that_never_pause():
     refused(SHARED_REWARD[1], SEPARATE, "rollouts that never pause; set it to true", SHARED_REWARD[0])
     check(COLOCATE, *SHARED_REWARD)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from verl_credit.config.keys import LOSS
+from verl_credit.config.keys import LOSS, reads
 from verl_credit.config.resolved import Config, Tree, select
 from verl_credit.config.settings import CreditSettings
 from verl_credit.errors import ConfigError
@@ -78,6 +78,10 @@ def validate_trainer_mode(config: Tree, settings: CreditSettings) -> Iterator[Co
     if batch != mini * updates:
         use = f"every update takes a mini-batch of its own, so that it is {BATCH} / {MINI_BATCH}; set it to auto"
         yield ConfigError.of(config, UPDATES, MODE, BATCH, MINI_BATCH, accepted=use)
+    elif updates > 1 and reads.transform(settings).uses_sepa_controller:
+        use = "SEPA observes a step once, and every update has a credit of its own; set a transform without sepa"
+        use += f", or {BATCH}={mini}"
+        yield ConfigError.of(config, "algorithm.transform_mode", MODE, UPDATES, accepted=use)
 
 
 def rollouts_too_old(config: Config) -> Iterator[str]:
