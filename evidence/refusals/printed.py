@@ -62,6 +62,8 @@ REFUSED = [  # what is given: overrides of recipe lab, or the name of another re
     "actor_rollout_ref.model.path='~no_one/model'",
     "actor_rollout_ref.rollout.multi_turn.function_tool_path=3",
 ]
+NO_LAB = "lab.dir=labs/not_built"
+"""A refusal may name the family of a policy that is there, and the usual lab is there only after its first run."""
 HEAD = """# What a refusal prints
 
 What a newcomer's review found, and what happens now: [newcomer.md](newcomer.md). What strangers' files broke:
@@ -91,7 +93,7 @@ def own_module() -> ModuleType:
 def printed(given: str) -> str:
     recipe, overrides = (given.split()[1], []) if given.startswith("--") else ("lab", given.split())
     try:
-        load_config(recipe, overrides)
+        load_config(recipe, [*overrides, NO_LAB])
     except ConfigError as error:
         return str(error)
     raise SystemExit(f"{given} is accepted")
