@@ -8,6 +8,7 @@ import socket
 import struct
 import subprocess
 import sys
+from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
@@ -26,6 +27,7 @@ facts = {
     "paths": sys.path, "folder": os.getcwd(), "umask": mask, "environment": dict(os.environ), "input": sys.stdin.read(),
     "files": resource.getrlimit(resource.RLIMIT_NOFILE), "nice": os.nice(0),
     "blocked": sorted(map(int, signal.pthread_sigmask(signal.SIG_BLOCK, ()))),
+    "oom_score": open("/proc/self/oom_score_adj").read(),
     "open": sorted(os.listdir("/proc/self/fd")), "wakes": signal.set_wakeup_fd(-1),
     "handlers": [str(signal.getsignal(one)) for one in sorted(signal.valid_signals())],
 }
@@ -52,6 +54,7 @@ def test_a_worker_is_what_python_would_start(tmp_path, settings):
             resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 200), hard))
             signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
             os.nice(1)
+            Path("/proc/self/oom_score_adj").write_text("300")
 
         command = served.command(FACTS, "--a", "b c", forked=forked)
         environment = {**served.environment, "OF_THE_WORKER": "ä", "RAY_JOB": "7"}
@@ -100,6 +103,8 @@ def test_without_a_server_the_client_becomes_the_worker(served):
     served.end()
     client, worker = served.start(WAITS)
     assert worker == client.pid
+    said = subprocess.run(served.command(""), capture_output=True, text=True).stderr
+    assert "this worker makes its own imports, without the fork server: " in said
 
 
 @pytest.mark.parametrize("name", ["OMP_NUM_THREADS", "PYTHONHASHSEED", "TORCH_CPP_LOG_LEVEL", "LC_TIME"])
@@ -129,13 +134,19 @@ def test_another_user_is_refused(monkeypatch):
 
 
 def test_garbage_is_refused_and_the_server_goes_on(served):
-    for words in (b"", b"\n[1]\n", b'\n{"words": []}\n'):
+    assert subprocess.run(served.command(""), env=served.environment).returncode == 0
+    files = f"/proc/{served.process.pid}/fd"
+    before = len(os.listdir(files))
+    with_one_file = json.dumps({"words": ["/none"], **fork_client.state_of_process()}).encode()
+    for words in (b"\n", b"\n[1]\n", b'\n{"words": []}\n', b"\n" + with_one_file + b"\n"):
         with socket.socket(socket.AF_UNIX) as client:
             client.connect(f"\0{served.name}")
-            client.sendall(words)
+            socket.send_fds(client, [words], [1])
             client.shutdown(socket.SHUT_WR)
             assert client.recv(100) == b'{"starts": false}\n'
+    assert len(os.listdir(files)) <= before + 1  # the last connection may still be open
     assert subprocess.run(served.command("raise SystemExit(3)"), env=served.environment).returncode == 3
+    assert "its standard files did not arrive" in served.lines()[-1]
 
 
 def test_a_fork_that_fails_is_a_reason_and_its_client_becomes_the_worker(served):
