@@ -3,21 +3,19 @@
 import json
 import os
 import resource
-import select
 import signal
 import socket
+import struct
 import subprocess
 import sys
-import threading
-from contextlib import suppress
+from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
-from omegaconf import OmegaConf
 
-from verl_credit.errors import ConfigError
-from verl_credit.host.process import fork_client, fork_imports, fork_server
-from verl_credit.host.process.fork_workers import RUNTIME_ENV, SERVER, _environment, why_not
-from verl_credit.records.run.files import EVENTS, read_json_lines
+from kit.fork_served import WAITS, gone, serving
+from verl_credit.host.process import fork_client, fork_server
+from verl_credit.records.run.files import EVENTS
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the fork server needs Linux")
 
@@ -29,69 +27,23 @@ facts = {
     "paths": sys.path, "folder": os.getcwd(), "umask": mask, "environment": dict(os.environ), "input": sys.stdin.read(),
     "files": resource.getrlimit(resource.RLIMIT_NOFILE), "nice": os.nice(0),
     "blocked": sorted(map(int, signal.pthread_sigmask(signal.SIG_BLOCK, ()))),
-    "open": sorted(int(name) for name in os.listdir("/proc/self/fd"))[:3],
+    "oom_score": open("/proc/self/oom_score_adj").read(),
+    "open": sorted(os.listdir("/proc/self/fd")), "wakes": signal.set_wakeup_fd(-1),
+    "handlers": [str(signal.getsignal(one)) for one in sorted(signal.valid_signals())],
 }
 print(json.dumps(facts))
 print("to stderr", file=sys.stderr)
 """
-WAITS = "import os\nprint(os.getpid(), flush=True)\nimport signal\nsignal.pause()"
-
-
-class Served:
-    """A fork server of `this`, whose print says that the server listens, and later `fractions`; and what its clients run."""
-
-    def __init__(self, folder, **environment):
-        self.folder, self.address = folder, str(folder / "socket")
-        command = [sys.executable, "-m", SERVER, self.address, str(folder), "this", "fractions"]
-        self.environment = {**os.environ, **environment}
-        streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-        self.process = subprocess.Popen(command, env=self.environment, **streams)
-        self.process.stdout.readline()
-        self.clients: list[subprocess.Popen] = []
-
-    def command(self, script, *words, forked=True):
-        path = self.folder / "worker.py"
-        path.write_text(script)
-        client = ["-I", "-S", fork_client.__file__, self.address] if forked else []
-        return [sys.executable, *client, str(path), *words]
-
-    def start(self, script):
-        """(the client, the id of its worker)."""
-        client = subprocess.Popen(self.command(script), stdout=subprocess.PIPE, env=self.environment)
-        self.clients.append(client)
-        return client, int(client.stdout.readline())
-
-    def lines(self):
-        return [row["text"] for row in read_json_lines(self.folder / EVENTS)]
-
-    def end(self):
-        self.process.stdin.close()
-        self.process.stdout.close()
-        return self.process.wait(20)
 
 
 @pytest.fixture
 def served(tmp_path):
-    one = Served(tmp_path)
-    yield one
-    for client in one.clients:
-        client.kill()
-        client.wait()
-        client.stdout.close()
-    if one.process.poll() is None:
-        assert one.end() == 0
+    with serving(tmp_path) as one:
+        yield one
 
 
-def gone(process_id):
-    """Waits for the end of a process that may be nobody's child."""
-    with suppress(ProcessLookupError):
-        handle = os.pidfd_open(process_id)
-        assert select.select([handle], [], [], 20)[0], "it is alive"
-        os.close(handle)
-    return True
-
-
-def test_a_worker_is_what_python_would_start(served, tmp_path):
+@pytest.mark.parametrize("settings", [{}, {"PYTHONSAFEPATH": "1"}])
+def test_a_worker_is_what_python_would_start(tmp_path, settings):
     (tmp_path / "elsewhere").mkdir()
 
     def facts(forked):
@@ -102,19 +54,21 @@ def test_a_worker_is_what_python_would_start(served, tmp_path):
             resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 200), hard))
             signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
             os.nice(1)
+            Path("/proc/self/oom_score_adj").write_text("300")
 
         command = served.command(FACTS, "--a", "b c", forked=forked)
-        environment = {**os.environ, "OF_THE_WORKER": "ä", "RAY_JOB": "7"}
+        environment = {**served.environment, "OF_THE_WORKER": "ä", "RAY_JOB": "7"}
         return subprocess.run(
             command, input="in", cwd=tmp_path / "elsewhere", env=environment, preexec_fn=inherit,
             capture_output=True, text=True, check=True,
         )  # fmt: skip
 
-    forked, own = facts(True), facts(False)
-    assert json.loads(forked.stdout) == json.loads(own.stdout)
-    assert forked.stderr == own.stderr == "to stderr\n"
-    assert json.loads(forked.stdout)["environment"]["OF_THE_WORKER"] == "ä"
-    assert served.lines() == [fork_server.IMPORTED]  # it was forked, or there were a reason
+    with serving(tmp_path, **settings) as served:
+        forked, own = facts(True), facts(False)
+        assert json.loads(forked.stdout) == json.loads(own.stdout)
+        assert forked.stderr == own.stderr == "to stderr\n"
+        assert json.loads(forked.stdout)["environment"]["OF_THE_WORKER"] == "ä"
+        assert served.lines() == [fork_server.IMPORTED]  # it was forked, or there were a reason
 
 
 @pytest.mark.parametrize(
@@ -149,85 +103,99 @@ def test_without_a_server_the_client_becomes_the_worker(served):
     served.end()
     client, worker = served.start(WAITS)
     assert worker == client.pid
+    said = subprocess.run(served.command(""), capture_output=True, text=True).stderr
+    assert "this worker makes its own imports, without the fork server: " in said
 
 
-@pytest.mark.parametrize("name", ["OMP_NUM_THREADS", "PYTHONHASHSEED", "TORCH_CPP_LOG_LEVEL"])
+@pytest.mark.parametrize("name", ["OMP_NUM_THREADS", "PYTHONHASHSEED", "TORCH_CPP_LOG_LEVEL", "LC_TIME"])
 def test_a_worker_with_another_value_that_an_import_reads_starts_python_itself(served, name):
     other = {**os.environ, name: "11"}
     assert subprocess.run(served.command(""), env=other).returncode == 0
     assert subprocess.run(served.command(""), env=served.environment).returncode == 0
-    reason = f"a worker imports verl itself: the fork server has another {name}"
+    reason = f"a worker makes its own imports: the fork server has another {name}"
     assert served.lines() == [reason, fork_server.IMPORTED]
     served.environment = other
     client, worker = served.start(WAITS)
     assert worker == client.pid and served.lines()[2:] == [reason]
 
 
-def test_the_variables_that_imports_read_are_known(monkeypatch):
-    monkeypatch.setenv("READ_BY_INDEX", "1")
-    with fork_imports.variables_read() as names:
-        os.environ["READ_BY_INDEX"], os.getenv("READ_BY_GETENV"), os.environ.get("READ_BY_GET")
-        "READ_BY_IN" in os.environ  # noqa: B015
-        list(os.environ.items()), os.environ.copy()  # no single variable
-    assert names == {"READ_BY_INDEX", "READ_BY_GETENV", "READ_BY_GET", "READ_BY_IN"}
-    os.environ.get("AFTERWARDS")
-    assert "AFTERWARDS" not in names
-    assert fork_imports.differing(
-        {"A": "1", "B": "1", "C": "1"}, {"A": "1", "C": "2", "D": "1"}, {"A", "B"}
-    ) == ["B"]
-
-
-def test_a_second_thread_is_a_reason_not_to_fork():
-    assert (fork_imports.more_threads() == "") == (len(os.listdir("/proc/self/task")) == 1)
-    stop = threading.Event()
-    thread = threading.Thread(target=stop.wait)
-    thread.start()
-    assert "threads" in fork_imports.more_threads()
-    stop.set()
-    thread.join()
-
-
 def test_another_user_is_refused(monkeypatch):
     here, there = socket.socketpair()
     with here, there:
         assert fork_server.is_ours(here)
-        monkeypatch.setattr(os, "getuid", lambda: 12345678)
+        monkeypatch.setattr(os, "getuid", lambda: 2**31 + 5)
         assert not fork_server.is_ours(here)
+        assert fork_server.is_ours(Mock(getsockopt=lambda *_: struct.pack("iII", 7, 2**31 + 5, 8)))
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind("\0verl-credit-test-of-another-user")
+        server.listen()
+        with pytest.raises(PermissionError):
+            fork_client.ask("verl-credit-test-of-another-user", [])
 
 
 def test_garbage_is_refused_and_the_server_goes_on(served):
-    for words in (b"", b"\n[1]\n", b'\n{"words": []}\n'):
+    assert subprocess.run(served.command(""), env=served.environment).returncode == 0
+    files = f"/proc/{served.process.pid}/fd"
+    before = len(os.listdir(files))
+    with_one_file = json.dumps({"words": ["/none"], **fork_client.state_of_process()}).encode()
+    for words in (b"\n", b"\n[1]\n", b'\n{"words": []}\n', b"\n" + with_one_file + b"\n"):
         with socket.socket(socket.AF_UNIX) as client:
-            client.connect(served.address)
-            client.sendall(words)
+            client.connect(f"\0{served.name}")
+            socket.send_fds(client, [words], [1])
             client.shutdown(socket.SHUT_WR)
             assert client.recv(100) == b'{"starts": false}\n'
+    assert len(os.listdir(files)) <= before + 1  # the last connection may still be open
     assert subprocess.run(served.command("raise SystemExit(3)"), env=served.environment).returncode == 3
+    assert "its standard files did not arrive" in served.lines()[-1]
 
 
-def settings(choice="auto", device="cpu", **runtime_env):
-    config = {"fork_workers": choice, "trainer": {"device": device}}
-    return OmegaConf.create(
-        {**config, "ray_kwargs": {"ray_init": {"runtime_env": runtime_env, "address": "local"}}}
-    )
+def test_a_fork_that_fails_is_a_reason_and_its_client_becomes_the_worker(served):
+    with socket.socket(socket.AF_UNIX) as client:
+        served.ask(client, folder="/none")
+        assert client.recv(100) == b'{"starts": false}\n'
+    assert subprocess.run(served.command("raise SystemExit(3)"), env=served.environment).returncode == 3
+    assert "a worker makes its own imports: the fork failed: FileNotFoundError" in served.lines()[-1]
 
 
-def test_which_runs_have_one(monkeypatch):
-    assert why_not(settings()) == why_not(settings(True)) == why_not(settings(True, "cuda")) == ""
-    assert why_not(settings(False)) == "fork_workers=false"
-    assert "for runs without a GPU" in why_not(settings(device="cuda"))
-    assert f"{RUNTIME_ENV}.pip" in why_not(settings(pip=["a"]))
-    with pytest.raises(ConfigError, match="fork_workers=true: auto or false: .*py_executable"):
-        why_not(settings(True, py_executable="other"))
-    joined = settings()
-    joined.ray_kwargs.ray_init.address = "10.0.0.1:6379"
-    assert "joins the cluster at 10.0.0.1:6379" in why_not(joined)
+def test_nothing_is_forked_for_a_client_that_has_ended(served):
+    assert subprocess.run(served.command(""), env=served.environment).returncode == 0
+    served.process.send_signal(signal.SIGSTOP)
+    with socket.socket(socket.AF_UNIX) as client:
+        served.ask(client)
+    served.process.send_signal(signal.SIGCONT)
+    assert subprocess.run(served.command(""), env=served.environment).returncode == 0
+    [_, line] = served.lines()
+    assert "its client has ended, or has waited for 30 seconds" in line
 
 
-def test_the_server_has_the_folder_that_a_shell_would_write(tmp_path, monkeypatch):
-    (tmp_path / "link").symlink_to(tmp_path)
-    monkeypatch.chdir(tmp_path)
-    for given, seen in (("/", tmp_path), ("/none", tmp_path), (tmp_path / "link", tmp_path / "link")):
-        monkeypatch.setenv("PWD", str(given))
-        shell = subprocess.run(["bash", "-c", "echo $PWD"], capture_output=True, text=True, check=True).stdout
-        assert _environment()["PWD"] == str(seen) == shell.strip()
+@pytest.mark.parametrize("fault", ["raise ValueError('no good')", "raise SystemExit('no good')"])
+def test_an_import_that_fails_is_every_workers_reason(tmp_path, fault):
+    (tmp_path / "faulty.py").write_text(fault)
+    path = os.pathsep.join([str(tmp_path), os.environ["PYTHONPATH"]])
+    with serving(tmp_path, late="faulty", PYTHONPATH=path) as served:
+        for _ in range(2):
+            assert (
+                subprocess.run(served.command("raise SystemExit(3)"), env=served.environment).returncode == 3
+            )
+        [first, second] = served.lines()
+        assert "own imports: an import of the fork server failed: " in first == second and "no good" in first
+
+
+def test_events_that_cannot_be_written_end_no_worker(served):
+    (served.folder / EVENTS).mkdir()
+    client, worker = served.start(WAITS)
+    assert subprocess.run(served.command(""), env={**os.environ, "OMP_NUM_THREADS": "11"}).returncode == 0
+    assert served.process.poll() is client.poll() is None and worker != client.pid
+
+
+def test_a_server_that_can_open_no_more_files_keeps_its_workers(served):
+    client, worker = served.start(WAITS)
+    opened = set(map(int, os.listdir(f"/proc/{served.process.pid}/fd")))
+    first_free = min(set(range(max(opened) + 2)) - opened)
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.prlimit(served.process.pid, resource.RLIMIT_NOFILE, (first_free, hard))
+    for _ in range(2):
+        other, own = served.start(WAITS)
+        assert own == other.pid
+    assert served.process.poll() is client.poll() is None and worker != client.pid
+    assert "every further worker makes its own imports: " in served.lines()[-1]

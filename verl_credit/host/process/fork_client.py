@@ -1,6 +1,6 @@
-"""Ray runs this file in place of Python where it starts a worker: ``python -I -S fork_client.py SOCKET SCRIPT WORDS...``
+"""Ray runs this file in place of Python where it starts a worker: ``python -I -S fork_client.py NAME SCRIPT WORDS...``
 
-It asks the fork server behind the socket for the worker, waits for the worker's end and ends in the same way. Without an
+It asks the fork server of this name for the worker, waits for the worker's end and ends in the same way. Without an
 answer, or with a refusal, it becomes the Python that Ray would have started. It imports only what starts in milliseconds.
 """
 
@@ -12,12 +12,18 @@ import socket
 import sys
 
 PATIENCE_S = 30.0
-"""Half of the time after which Ray gives up a worker that has not registered."""
+"""Ray gives up a worker that has not registered after twice this time."""
 LIMITS = (resource.RLIMIT_NOFILE, resource.RLIMIT_CORE)
 
 
+def is_ours(connection: socket.socket) -> bool:
+    """Whether the process at the other end has this user: process, user and group have four bytes each."""
+    other = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+    return int.from_bytes(other[4:8], sys.byteorder) == os.getuid()
+
+
 def state_of_process() -> dict:
-    """What a worker inherits from the process that starts it, beside the three standard files."""
+    """Gives what a worker inherits from the process that starts it, beside the three standard files."""
     umask = os.umask(0)
     os.umask(umask)
     with open("/proc/self/oom_score_adj", encoding="ascii") as file:
@@ -33,11 +39,13 @@ def state_of_process() -> dict:
     }
 
 
-def ask(address: str, words: list[str]) -> dict:
-    """How the worker ended, {"status": as waitpid has it}; {} where the server starts none."""
+def ask(name: str, words: list[str]) -> dict:
+    """Returns how the worker ended, {"status": as waitpid has it}, and {} where the server starts none."""
     with socket.socket(socket.AF_UNIX) as server:
         server.settimeout(PATIENCE_S)
-        server.connect(address)
+        server.connect(f"\0{name}")
+        if not is_ours(server):
+            raise PermissionError("it is another user's")
         socket.send_fds(server, [b"\n"], [0, 1, 2])
         server.sendall(json.dumps({"words": words, **state_of_process()}).encode() + b"\n")
         with server.makefile("rb") as answers:
@@ -63,7 +71,8 @@ def end_as(status: int) -> None:
 if __name__ == "__main__":
     try:
         answer = ask(sys.argv[1], sys.argv[2:])
-    except (OSError, ValueError):
+    except (OSError, ValueError) as error:
+        print(f"this worker makes its own imports, without the fork server: {error}", file=sys.stderr)
         answer = {}
     if "status" in answer:
         end_as(answer["status"])

@@ -1,14 +1,14 @@
 """Imports what every worker of a run imports, once, and makes each worker by fork:
 
-    python -m verl_credit.host.process.fork_server SOCKET RUN_DIR EARLY LATE    (EARLY, LATE: modules with commas)
+    python -m verl_credit.host.process.fork_server NAME RUN_DIR EARLY LATE    (EARLY, LATE: modules with commas)
 
 A run on the CPU starts eight Python processes, and each spends seconds of CPU on the same imports. Ray starts a worker with
 ``runtime_env.py_executable``; that is `fork_client`, which asks here. The forked process takes over the client's files,
 folder, environment and limits, and runs the same script (Ray's default_worker.py), so that it registers under its own id.
 
-A worker is forked only if it cannot differ from a fresh process (`fork_imports`). Else the client starts Python itself, and
-the run's events give the reason. The server ends when its standard input does, thus with `train`; its workers get SIGKILL
-when it ends, and a worker when its client ends.
+A worker is forked only if we know of nothing in which it would differ from a fresh process (`fork_imports`). Else the client
+starts Python itself, and the run's events give the reason. The server ends when its standard input does, thus with `train`;
+its workers get SIGKILL when it ends, and a worker when its client ends.
 """
 
 from __future__ import annotations
@@ -18,16 +18,17 @@ import json
 import os
 import resource
 import runpy
+import select
 import selectors
 import signal
 import socket
-import struct
 import sys
 import time
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from verl_credit.host.process.fork_client import PATIENCE_S, is_ours
 from verl_credit.host.process.fork_imports import Imports
 from verl_credit.records.run import events
 
@@ -38,7 +39,7 @@ PR_SET_PDEATHSIG = 1
 
 
 class Request(NamedTuple):
-    """What `fork_client` sends."""
+    """The message that `fork_client` sends."""
 
     words: list[str]
     environment: dict[str, str]
@@ -50,20 +51,26 @@ class Request(NamedTuple):
     limits: list[list[int]]
 
 
-def is_ours(connection: socket.socket) -> bool:
-    _, user, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-    return user == os.getuid()
-
-
-def receive(connection: socket.socket) -> tuple[Request, list[int]]:
+def receive(connection: socket.socket, files: list[int]) -> Request:
+    """Adds the client's standard files to ``files``, also where its request cannot be read."""
+    if not is_ours(connection):
+        raise ValueError("another user asks for a worker")
     connection.settimeout(REQUEST_S)
-    _, files, _, _ = socket.recv_fds(connection, 1, 3)
+    files += socket.recv_fds(connection, 1, 3)[1]
     with connection.makefile("rb") as lines:
-        return Request(**json.loads(lines.readline())), files
+        request = Request(**json.loads(lines.readline()))
+    if len(files) < 3:
+        raise ValueError("its standard files did not arrive")
+    return request
+
+
+def has_ended(connection: socket.socket) -> bool:
+    """Whether a client has closed its end: it says nothing after its request."""
+    return bool(select.select([connection], [], [], 0)[0])
 
 
 def answer(connection: socket.socket, **fields) -> None:
-    with suppress(OSError):  # the end of a client has its worker ended
+    with suppress(OSError):  # when a client has ended, its worker is killed
         connection.sendall(json.dumps(fields).encode() + b"\n")
 
 
@@ -74,8 +81,14 @@ class Server:
         self._waiting = selectors.DefaultSelector()
         self._waiting.register(listener, selectors.EVENT_READ)
         self._waiting.register(0, selectors.EVENT_READ)
-        self._workers: dict[int, tuple[int, socket.socket]] = {}
-        """The id and the client of each worker, by its pidfd."""
+        self._workers: dict[int, socket.socket] = {}
+        """The client of each worker, by the worker's id."""
+        self._ends = socket.socketpair()
+        """The signal that a worker has ended writes into the second; many Pythons have no `os.pidfd_open`."""
+        self._ends[1].setblocking(False)
+        signal.set_wakeup_fd(self._ends[1].fileno(), warn_on_full_buffer=False)
+        self._before = signal.signal(signal.SIGCHLD, lambda *_: None)
+        self._waiting.register(self._ends[0], selectors.EVENT_READ)
 
     def serve(self) -> Request | None:
         """Returns the request in the worker's process, and None in the server when its standard input ends."""
@@ -85,67 +98,91 @@ class Server:
             if key.fd == 0:
                 return None
             if key.fileobj is self._listener:
-                connection, _ = self._listener.accept()
-                if (request := self._asked(connection)) is not None:
+                if (request := self._asked()) is not None:
                     return request
-            elif key.fd in self._workers:
-                self._ended(key.fd)
+            elif key.fileobj is self._ends[0]:
+                self._ends[0].recv(4096)
+                self._reap()
             else:  # a client says nothing: this is its end
-                os.kill(self._workers[key.data][0], signal.SIGKILL)
+                os.kill(key.data, signal.SIGKILL)
                 self._waiting.unregister(key.fileobj)
 
-    def _asked(self, connection: socket.socket) -> Request | None:
+    def _record(self, kind: str, text: str, **more) -> None:
+        with suppress(OSError):  # a full disk does not end the workers
+            events.record(self.run_dir, kind, text, **more)
+
+    def _refuse(self, connection: socket.socket, why: str) -> None:
+        self._record(KIND, f"a worker makes its own imports: {why}")
+        answer(connection, starts=False)
+        connection.close()
+
+    def _asked(self) -> Request | None:
+        try:
+            connection, _ = self._listener.accept()
+        except OSError as error:  # too many open files, for instance; the workers go on
+            self._waiting.unregister(self._listener)
+            self._listener.close()
+            self._record(KIND, f"every further worker makes its own imports: {error}")
+            return None
         files: list[int] = []
         try:
-            if not is_ours(connection):
-                raise ValueError("another user asks for a worker")
-            request, files = receive(connection)
-            began, late = time.monotonic(), bool(self.imports.late)
+            request = receive(connection, files)
+            began, late = time.monotonic(), self.imports.late
             why = self.imports.why_not(request.environment)
-            if late and not self.imports.late:
-                events.record(self.run_dir, events.STAGE, IMPORTED, seconds=time.monotonic() - began)
+            if late and not why:
+                self._record(events.STAGE, IMPORTED, seconds=time.monotonic() - began)
+            if not why and has_ended(connection):
+                why = f"its client has ended, or has waited for {PATIENCE_S:.0f} seconds"
             worker = None if why else os.fork()
-        except (OSError, ValueError, TypeError) as error:
-            worker, why = None, f"its request failed: {error}"
+        except Exception as error:
+            worker, why = None, f"its request failed: {error!r}"
         if worker == 0:
-            self._let_go(connection, files)
+            self._become(request, connection, files)
             return request
-        answer(connection, starts=worker is not None)
         for file in files:
             os.close(file)
         if worker is None:
-            events.record(self.run_dir, KIND, f"a worker imports verl itself: {why}")
-            connection.close()
+            self._refuse(connection, why)
         else:
-            pidfd = os.pidfd_open(worker)
-            self._workers[pidfd] = worker, connection
-            self._waiting.register(pidfd, selectors.EVENT_READ)
-            self._waiting.register(connection, selectors.EVENT_READ, pidfd)
+            self._workers[worker] = connection
+            self._waiting.register(connection, selectors.EVENT_READ, worker)
         return None
 
-    def _let_go(self, connection: socket.socket, files: list[int]) -> None:
-        """In a worker: takes the client's standard files, and closes those of the server."""
+    def _become(self, request: Request, connection: socket.socket, files: list[int]) -> None:
+        """Makes this fork the client's worker, and answers; the client starts Python where that fails."""
+        try:
+            self._let_go(files)
+            self.imports.move_to(request.environment)
+            take_over(request)
+        except Exception as error:
+            self._refuse(connection, f"the fork failed: {error!r}")
+            os._exit(1)
+        answer(connection, starts=True)
+        connection.close()
+
+    def _let_go(self, files: list[int]) -> None:
+        """Takes the client's standard files, and closes those of the server."""
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != self._pid:
             os._exit(1)
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, self._before)
         for to, file in enumerate(files):
             os.dup2(file, to)
             os.close(file)
         self._waiting.close()
-        connection.close()
-        for pidfd, (_, other) in self._workers.items():
-            os.close(pidfd)
-            other.close()
+        for one in (*self._ends, *self._workers.values()):
+            one.close()
 
-    def _ended(self, pidfd: int) -> None:
-        worker, connection = self._workers.pop(pidfd)
-        _, status = os.waitpid(worker, 0)
-        self._waiting.unregister(pidfd)
-        os.close(pidfd)
-        if connection in self._waiting.get_map():
-            self._waiting.unregister(connection)
-        answer(connection, status=status)
-        connection.close()
+    def _reap(self) -> None:
+        for worker, connection in list(self._workers.items()):
+            ended, status = os.waitpid(worker, os.WNOHANG)
+            if ended:
+                del self._workers[worker]
+                if connection in self._waiting.get_map():
+                    self._waiting.unregister(connection)
+                answer(connection, status=status)
+                connection.close()
 
 
 def take_over(request: Request) -> None:
@@ -156,23 +193,23 @@ def take_over(request: Request) -> None:
     for name, soft, hard in request.limits:
         resource.setrlimit(name, (soft, hard))
     os.setpriority(os.PRIO_PROCESS, 0, request.niceness)
-    Path("/proc/self/oom_score_adj").write_text(request.oom_score)
+    if (oom_score := Path("/proc/self/oom_score_adj")).read_text() != request.oom_score:
+        oom_score.write_text(request.oom_score)
     sys.argv[:] = request.words
-    sys.path.insert(0, os.path.dirname(request.words[0]))
+    if not sys.flags.safe_path:
+        sys.path.insert(0, os.path.dirname(request.words[0]))
     signal.pthread_sigmask(signal.SIG_SETMASK, request.blocked)
 
 
-def main(address: str, run_dir: Path, early: list[str], late: list[str]) -> None:
+def main(name: str, run_dir: Path, early: list[str], late: list[str]) -> None:
     if not sys.flags.safe_path:
         sys.path.pop(0)  # the folder of `train`, in which a worker's Python does not look
     with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(address)
+        listener.bind(f"\0{name}")
         listener.listen(64)
         imports = Imports(early, late)
         request = Server(listener, imports, run_dir).serve()
     if request is not None:
-        imports.move_to(request.environment)
-        take_over(request)
         runpy.run_path(request.words[0], run_name="__main__")
 
 

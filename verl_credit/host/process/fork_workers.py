@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shlex
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -17,7 +20,7 @@ from verl_credit.config.keys import AUTO
 from verl_credit.errors import ConfigError
 from verl_credit.host.process import fork_client
 from verl_credit.host.process.fork_server import KIND
-from verl_credit.recipe.doctor.network import run_address
+from verl_credit.recipe.doctor.network import INIT, run_address
 from verl_credit.records.run import events
 
 KEY = "fork_workers"
@@ -26,7 +29,7 @@ EARLY = (
     "tensordict", "transformers", "transformers.modeling_layers", "transformers.models.auto.auto_factory", "aiohttp",
     "datasets", "fastapi", "peft.utils.save_and_load", "requests", "numpy", "jsonschema", "hydra", "psutil",
 )  # fmt: skip
-"""What verl, Ray and TransferQueue import; nothing in it imports Ray."""
+"""verl, Ray and TransferQueue import these; none of them imports Ray."""
 LATE = (
     "ray._private.workers.default_worker",
     "verl_credit.host.process.launch",
@@ -37,9 +40,10 @@ LATE = (
     "verl_credit.host.hf_rollout.server",
     "verl_credit.host.hf_rollout.sync",
 )
-RUNTIME_ENV = "ray_kwargs.ray_init.runtime_env"
+RUNTIME_ENV = f"{INIT}.runtime_env"
 PY_EXECUTABLE = f"{RUNTIME_ENV}.py_executable"
-OTHER_PYTHONS = ("py_executable", "pip", "uv", "conda", "container", "image_uri")
+OTHER_PYTHONS = ("py_executable", "pip", "uv", "conda", "container", "image_uri", "_nsight", "_rocprof_sys")
+ISOLATION = f"{INIT}.enable_resource_isolation"
 
 
 def why_not(config: DictConfig) -> str:
@@ -52,6 +56,12 @@ def why_not(config: DictConfig) -> str:
         impossible = f"{RUNTIME_ENV}.{theirs[0]} chooses the workers' Python"
     elif address := run_address(os.environ, config):
         impossible = f"the run joins the cluster at {address}"
+    elif OmegaConf.select(config, ISOLATION):
+        impossible = f"{ISOLATION}=true: Ray would isolate the client, and not the worker"
+    elif "OMP_NUM_THREADS" not in os.environ:
+        impossible = (
+            "OMP_NUM_THREADS is not set: Ray sets it in a worker, after a fork has loaded what reads it"
+        )
     choice = config.get(KEY, AUTO)
     if choice is True and impossible:
         raise ConfigError(key=KEY, value=choice, accepted=f"auto or false: {impossible}")
@@ -72,29 +82,35 @@ def _environment() -> dict[str, str]:
 
 @contextmanager
 def fork_server(config: DictConfig) -> Iterator[str | None]:
-    """Gives the command that Ray runs as a worker's Python; None where the workers start Python themselves.
-
-    The socket is in a folder of this user's alone, which goes with the server.
-    """
+    """Gives the command that Ray runs as a worker's Python; None where the workers start Python themselves. No file of the
+    server has a name, so that nothing is left of it where `train` is killed."""
     run_dir = Path(config.run_dir)
     if why := why_not(config):
         events.record(run_dir, KIND, f"every worker makes its own imports: {why}")
         yield None
         return
-    with tempfile.TemporaryDirectory(prefix="verl-credit-") as folder:
-        address, log = os.path.join(folder, "socket"), Path(folder, "log")
-        with log.open("wb") as out:
-            command = [sys.executable, "-m", SERVER, address, str(run_dir), ",".join(EARLY), ",".join(LATE)]
-            streams = {"stdin": subprocess.PIPE, "stdout": out, "stderr": subprocess.STDOUT}
-            server = subprocess.Popen(command, env=_environment(), start_new_session=True, **streams)
+    name, ending = f"verl-credit-{secrets.token_hex(16)}", threading.Event()
+    with tempfile.TemporaryFile() as log:
+        command = [sys.executable, "-m", SERVER, name, str(run_dir), ",".join(EARLY), ",".join(LATE)]
+        streams = {"stdin": subprocess.PIPE, "stdout": log, "stderr": subprocess.STDOUT}
+        server = subprocess.Popen(command, env=_environment(), start_new_session=True, **streams)
+        watch = threading.Thread(target=_record_early_end, args=(server, log, run_dir, ending), daemon=True)
+        watch.start()
         try:
-            yield shlex.join([sys.executable, "-I", "-S", fork_client.__file__, address])
+            yield shlex.join([sys.executable, "-I", "-S", fork_client.__file__, name])
         finally:
-            died = server.poll() is not None
+            ending.set()
             server.terminate()  # also while it still imports, so that a refused start does not wait
-            server.wait()
+            watch.join()
             server.stdin.close()
-            if died:
-                last = log.read_text(errors="replace").strip().splitlines()[-1:]
-                why = f"the fork server ended early, with {server.returncode}: {' '.join(last)}"
-                events.record(run_dir, KIND, why)
+
+
+def _record_early_end(
+    server: subprocess.Popen, log: BinaryIO, run_dir: Path, ending: threading.Event
+) -> None:
+    code = server.wait()
+    if not ending.is_set():
+        log.seek(0)
+        last = log.read().decode(errors="replace").strip().splitlines()[-1:]
+        with suppress(OSError):
+            events.record(run_dir, KIND, f"the fork server ended early, with {code}: {' '.join(last)}")
