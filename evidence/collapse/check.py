@@ -69,7 +69,7 @@ def runs() -> Iterator[tuple[str, str, list[dict]]]:
             metrics = read_json_lines(path.with_name("metrics.jsonl"))
             yield path.parts[-4], f"{path.parts[-3]} {path.parts[-2]}", read_json_lines(path) + metrics
         for path in sorted(Path(folder, "async", "h100").glob("*.json")):
-            yield "lab on an H100", path.stem, json.loads(path.read_text())["steps"]
+            yield "real_math_cpu on an H100", path.stem, json.loads(path.read_text())["steps"]
         for path in sorted(Path(folder, "collapse").glob("*/*/metrics.jsonl")):
             rows = read_json_lines(path) + read_json_lines(path.with_name("validation.jsonl"))
             yield f"whole, {path.parts[-3]}", path.parts[-2], rows
