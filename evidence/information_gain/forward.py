@@ -177,17 +177,23 @@ def status_bytes(name: str) -> int:
     return int(line.split()[1]) * 1024
 
 
-def main() -> None:
+def options_of(description: str, *, repeats: int) -> argparse.ArgumentParser:
+    """The model, and how often each way is timed."""
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--kernel", default="auto")
     parser.add_argument("--hidden", type=int, default=256)
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--vocabulary", type=int, default=4096)
-    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--repeats", type=int, default=repeats)
     parser.add_argument("--json", type=Path)
+    return parser
+
+
+def main() -> None:
+    parser = options_of(__doc__, repeats=7)
     parser.add_argument("--peak-of", nargs=3, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     torch.set_num_threads(1)

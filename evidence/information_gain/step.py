@@ -9,14 +9,12 @@ GPU: seconds), medians of --repeats, all interleaved.
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import time
-from pathlib import Path
 
 import torch
-from forward import METHODS, SHAPES, build, inputs, run, wait
+from forward import METHODS, SHAPES, build, inputs, options_of, run, wait
 
 from verl_credit.policy.attention.pack import PACK, pack_rows
 
@@ -56,17 +54,7 @@ def measure(arguments, model, length: int, turns: int) -> dict:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
-    parser.add_argument("--kernel", default="auto")
-    parser.add_argument("--hidden", type=int, default=256)
-    parser.add_argument("--layers", type=int, default=4)
-    parser.add_argument("--vocabulary", type=int, default=4096)
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--json", type=Path)
-    arguments = parser.parse_args()
+    arguments = options_of(__doc__, repeats=3).parse_args()
     torch.set_num_threads(1)
     model, found = build(arguments), []
     print("| L, T | step without gains | of it the update |", *(f" {name} |" for name in METHODS[1:]), sep="")
