@@ -93,7 +93,8 @@ def not_declared(chosen: list[dict], rows: list[dict]) -> list[str]:
         return []
     lines = ["", f"| area of {CHOSEN} minus that of | {' | '.join(heads)} |", "|---" * (1 + len(heads)) + "|"]
     keys = {(row["campaign"], row["hops"]) for row in chosen}
-    others = dict.fromkeys(row["condition"] for row in rows if (row["campaign"], row["hops"]) in keys)
+    rows = [row for row in rows if (row["campaign"], row["hops"]) in keys]  # another campaign may have other labs
+    others = dict.fromkeys(row["condition"] for row in rows)
     for other in [one for one in others if one != CHOSEN]:
         cells = []
         for some in [[one] for one in hops] + ([hops] if len(hops) > 1 else []):
