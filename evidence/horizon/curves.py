@@ -93,7 +93,8 @@ def not_declared(chosen: list[dict], rows: list[dict]) -> list[str]:
         return []
     lines = ["", f"| area of {CHOSEN} minus that of | {' | '.join(heads)} |", "|---" * (1 + len(heads)) + "|"]
     keys = {(row["campaign"], row["hops"]) for row in chosen}
-    rows = [row for row in rows if (row["campaign"], row["hops"]) in keys]  # another campaign may have other labs
+    # Another campaign may have other labs.
+    rows = [row for row in rows if (row["campaign"], row["hops"]) in keys]
     others = dict.fromkeys(row["condition"] for row in rows)
     for other in [one for one in others if one != CHOSEN]:
         cells = []
