@@ -77,7 +77,10 @@ def test_a_layer_that_the_policy_lacks_is_refused_with_those_that_it_has():
     layers = model.config.num_hidden_layers
     with hidden_states(model, -layers):
         pass
-    with pytest.raises(ValueError, match=f"expected -{layers} to -1"), hidden_states(model, -layers - 1):
+    with (
+        pytest.raises(ValueError, match=f"turn_anchor_layer=-{layers + 1}: expected -{layers} to -1"),
+        hidden_states(model, -layers - 1),
+    ):
         pass
 
 

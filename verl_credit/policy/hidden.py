@@ -24,7 +24,8 @@ def hidden_states(model: nn.Module, layer: int = -1) -> Iterator[list[torch.Tens
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
     body, read = getattr(inner, inner.base_model_prefix), []
     if layer < -1 and -layer > len(body.layers):
-        raise ValueError(f"layer {layer}: expected -{len(body.layers)} to -1, the policy's layers")
+        expected = f"expected -{len(body.layers)} to -1, the policy's layers"
+        raise ValueError(f"algorithm.turn_anchor_layer={layer}: {expected}")
     place = body if layer == -1 else body.layers[layer]
     hook = place.register_forward_hook(
         lambda module, given, output: read.append(output if isinstance(output, torch.Tensor) else output[0])
