@@ -6,6 +6,7 @@ name by `remedy_of` the place of a key that nothing here has, whose nearest spel
 
 from __future__ import annotations
 
+from verl_credit.config.gone import gone_key
 from verl_credit.names import (
     ADV_ESTIMATOR,
     COLOCATE_MODE,
@@ -174,6 +175,8 @@ def renamed(key: str) -> str | None:
 
 def remedy_of(key: str) -> str:
     """What to write in place of a key that nothing here has; "" where the tables know of none."""
+    if before := gone_key(key):
+        return before
     name = longest(RENAMED | GONE | INSTEAD, key)
     if name in INSTEAD:
         return INSTEAD[name]

@@ -1,0 +1,39 @@
+"""Keys, values and paths of before name their place now, or the commit that last had them."""
+
+from __future__ import annotations
+
+import pytest
+
+from verl_credit.config import gone
+from verl_credit.config.keys import our_keys
+from verl_credit.errors import ConfigError
+from verl_credit.recipe.compose import load_config
+
+
+def test_nothing_that_is_gone_is_declared():
+    declared = {key.name for key in our_keys()}
+    assert not [name for name in gone.KEYS if any(f"{key}.".startswith(f"{name}.") for key in declared)]
+
+
+def test_a_key_of_before_names_its_place_or_its_commit(monkeypatch):
+    monkeypatch.setitem(gone.KEYS, "algorithm.was_here", gone.no_more("a reason"))
+    monkeypatch.setitem(gone.KEYS, "algorithm.was_here.moved", "search.topk=N")
+    with pytest.raises(ConfigError) as error:
+        load_config("lab", ["+algorithm.was_here.other=1"])
+    assert error.value.key == "algorithm.was_here.other" and gone.LAST in error.value.accepted
+    with pytest.raises(ConfigError) as error:
+        load_config("lab", ["algorithm.was_here.moved=1"])
+    assert error.value.meant == "search.topk"
+
+
+def test_a_value_of_before_names_its_place(monkeypatch):
+    monkeypatch.setitem(
+        gone.VALUES, ("algorithm.turn_signal", "was_here"), "algorithm.turn_signal=tool_reward"
+    )
+    monkeypatch.setitem(gone.PATHS, "my_package.old", "my_package.new")
+    with pytest.raises(ConfigError) as error:
+        load_config("lab", ["algorithm.turn_signal=was_here"])
+    assert error.value.value == "was_here" and "tool_reward" in error.value.accepted
+    with pytest.raises(ConfigError) as error:
+        load_config("lab", ["algorithm.turn_signal=my_package.old:f"])
+    assert "my_package.new.f" in error.value.accepted

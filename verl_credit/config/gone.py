@@ -1,0 +1,41 @@
+"""Keys, values and plug-in paths that verl_credit had and has no more, each with its place now or its last commit.
+
+The rules refuse them by this table, so that a recipe of before never runs without what it names.
+"""
+
+from __future__ import annotations
+
+LAST = "23dae403"
+"""The commit that last had what the tables below call gone."""
+
+KEYS: dict[str, str] = {}
+"""A key, or the section of a key, and what to write in its place; `no_more` where there is nothing to write."""
+
+VALUES: dict[tuple[str, str], str] = {}
+"""A key with a value that it accepted, and what to write in its place; `no_more` where there is nothing to write."""
+
+PATHS: dict[str, str] = {}
+"""A dotted path, or a module, that a recipe may name, and its place now."""
+
+
+def no_more(reason: str, commit: str = LAST) -> str:
+    """The remedy for what has no successor: why it went, and the commit that last had it."""
+    return f"leave it out: {reason} (commit {commit} last had it)"
+
+
+def gone_key(key: str) -> str:
+    """What to write in place of a key of before; "" for any other key. The longest name that fits is the key's own."""
+    name = max((name for name in KEYS if f"{key}.".startswith(f"{name}.")), key=len, default=None)
+    return "" if name is None else KEYS[name]
+
+
+def gone_value(key: str, value: object) -> str:
+    """What to write in place of a value of before; "" for any other value."""
+    if not isinstance(value, str | bool):
+        return ""
+    text = str(value).lower() if isinstance(value, bool) else value
+    path = text.replace(":", ".")
+    name = max((name for name in PATHS if f"{path}.".startswith(f"{name}.")), key=len, default=None)
+    return VALUES.get((key, text), "") or (
+        "" if name is None else f"{key}={PATHS[name] + path.removeprefix(name)}"
+    )
