@@ -10,11 +10,12 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from verl_credit.config.engines import ENGINE, engine_of
 from verl_credit.config.fit import MODEL_LEN, engine_tokens
 from verl_credit.config.keys import LOSS
 from verl_credit.config.resolved import Config, select
 from verl_credit.credit.plugins import find_turn_mode
-from verl_credit.names import ADV_ESTIMATOR, LOSS_MODE, SEPARATE_MODE, VLLM_EXTENSION
+from verl_credit.names import ADV_ESTIMATOR, LOSS_MODE, SEPARATE_MODE
 from verl_credit.precision import cpu_precision
 from verl_credit.recipe.family import decide_family
 from verl_credit.turns.scorers import SCORERS
@@ -23,8 +24,6 @@ from verl_credit.worlds.lab.limits import MOST_HOPS, limits_of
 COMPUTES_IN = "actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype"
 FULL = ("fp32", "float32")
 ENGINE_DTYPE = "actor_rollout_ref.rollout.dtype"
-ENGINE = "actor_rollout_ref.rollout.name"
-EXTENSION = "actor_rollout_ref.rollout.engine_kwargs.vllm.worker_extension_cls"
 ENGINES = {"bf16": "bfloat16", "fp32": "float32"}
 
 MODE = "trainer.v1.trainer_mode"
@@ -130,5 +129,7 @@ def _model_len(config: DictConfig) -> None:
 def _extension(config: DictConfig) -> None:
     """vLLM's worker gets our extension, on a GPU and on a CPU, because verl's own cannot load a tied model in several
     buckets since vLLM 0.29, and none on a CPU since oneDNN packs weights."""
-    if OmegaConf.select(config, ENGINE) == "vllm" and select(config, EXTENSION) is None:
-        OmegaConf.update(config, EXTENSION, VLLM_EXTENSION, force_add=True)
+    engine = engine_of(config)
+    key = f"actor_rollout_ref.rollout.engine_kwargs.{engine.name}.worker_extension_cls"
+    if engine.extension and select(config, key) is None:
+        OmegaConf.update(config, key, engine.extension, force_add=True)

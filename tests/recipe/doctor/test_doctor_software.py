@@ -103,7 +103,7 @@ def test_our_own_requirements():
 
 
 def test_these_are_the_requirements_that_verl_really_has():
-    assert software.pinned(requirements_of("verl")) == "==0.24.0" and requirements_of("no-such") == []
+    assert software.pinned(requirements_of("verl"), "vllm") == "==0.24.0" and requirements_of("no-such") == []
 
 
 def both(**packages):
@@ -135,9 +135,6 @@ test_combinations = cases(
     ),
     (both(transformers="5.19.0"), None, PASS),
     (both(transformers="mine", tokenizers="0.22.2"), None, PASS),
-    (both(vllm="0.31.0"), ABORTS, PASS),
-    (both(vllm="0.32.0+cpu"), ABORTS, FAIL, "vllm 0.32.0+cpu", "pip install 'vllm<0.32'"),
-    (both(vllm="0.32.0"), CUDA, PASS),
 )
 
 
@@ -146,28 +143,22 @@ def installed(version):
 
 
 HF, ON_CPU = on_cuda(LAB, actor_rollout_ref__rollout__name="hf"), on_cuda(LAB, trainer__device="cpu")
-test_vllm = cases(
-    software.check_vllm,
-    (installed("0.24.0"), CUDA, PASS, "the one verl pins"),
-    (installed("0.24.0+cu130"), CUDA, PASS, "the one verl pins"),
+SGLANG = on_cuda(LAB, actor_rollout_ref__rollout__name="sglang")
+test_engine = cases(
+    software.check_engine,
+    (installed("0.24.0"), CUDA, PASS, "vllm 0.24.0", "vllm==0.24.0"),
+    (installed("0.24.0+cu130"), CUDA, PASS),
     (installed("0.21.0"), CUDA, WARN, "vllm 0.21.0", "vllm==0.24.0", "our range is <0.33,>=0.24"),
-    (installed("0.32.0"), CUDA, PASS, "vllm 0.32.0, in our range <0.33,>=0.24", "verl pins 0.24.0"),
+    (installed("0.32.0"), CUDA, PASS, "vllm 0.32.0", "our range is <0.33,>=0.24"),
     (installed("0.33.0"), CUDA, WARN, "vllm 0.33.0"),
-    (installed("0.17.1"), CUDA, FAIL, "older than 0.18.0", "pip install 'vllm==0.24.0'"),
-    (installed("0.17.1"), HF, WARN, "older than 0.18.0"),
+    (installed("0.17.1"), CUDA, FAIL, "0.18.0", "pip install 'vllm==0.24.0'"),
     (installed(None), CUDA, FAIL, "not installed"),
     (installed(None), HF, SKIP, "rolls out with hf"),
-    (installed("mine"), CUDA, FAIL, "no version number"),
-    (installed("0.27.1+cpu"), CUDA, FAIL, "a CPU build, and trainer.device=cuda"),
+    (installed("mine"), CUDA, FAIL, "vllm mine"),
+    (installed("0.27.1+cpu"), CUDA, FAIL, "a CPU build", "trainer.device=cuda"),
     (installed("0.27.1+cpu"), ON_CPU, PASS, "a CPU build; not compared"),
-)
-
-
-SGLANG = on_cuda(LAB, actor_rollout_ref__rollout__name="sglang")
-test_sglang = cases(
-    software.check_sglang,
-    (MACHINE, CUDA, SKIP, "does not roll out with sglang"),
-    (MACHINE, None, SKIP),
+    (installed("0.31.0"), ABORTS, PASS),
+    (installed("0.32.0+cpu"), ABORTS, FAIL, "vllm 0.32.0+cpu", "pip install 'vllm<0.32'"),
     (MACHINE, SGLANG, FAIL, "sglang is not installed", "pip install 'sglang==0.5.12'"),
-    (both(sglang="0.5.12"), SGLANG, WARN, "sglang 0.5.12", "never on a GPU", "rollout_probs_diff_max"),
+    (both(sglang="0.5.12"), SGLANG, WARN, "sglang 0.5.12", "no GPU has run it"),
 )

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
+from verl_credit.config.engines import engine_of
 from verl_credit.recipe.compose import flat_values
 from verl_credit.recipe.doctor.context import Context
 from verl_credit.recipe.doctor.model import parameters_of
@@ -55,7 +56,7 @@ def _device_memory(name: str, device: Device, context: Context) -> Result:
     if share is not None and free < share * device.total:
         return failed(
             state,
-            f"vLLM takes {SHARE}={share:g} of all of it = {size(share * device.total)} when it starts",
+            f"{engine_of(context.config).name} takes {SHARE}={share:g} of it at its start: {size(share * device.total)}",
             "end what holds it (nvidia-smi names it), or lower that share",
             name,
         )

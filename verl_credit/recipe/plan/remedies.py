@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
+from verl_credit.config.engines import engine_named
 from verl_credit.config.fit import engine_tokens, least_log_prob_tokens
 from verl_credit.policy.log_prob_path import FLASH, LOOP
 from verl_credit.recipe.plan.assumptions import Assumptions
 from verl_credit.recipe.plan.hardware import BYTES_PER_NUMBER, GIB, Hardware, Index
 from verl_credit.recipe.plan.job import Job
-from verl_credit.recipe.plan.memory import RESERVING, Phase, engine, phases
+from verl_credit.recipe.plan.memory import Phase, engine, phases
 from verl_credit.recipe.plan.model_shape import ModelShape
 
 LORA_RANK = 32
@@ -88,7 +89,7 @@ def _shorter_sequences(case: Case) -> Iterator[Candidate]:
     """The engine reserves cache for one sequence of max_model_len; the longest row is enough."""
     least = engine_tokens(case.job.longest_row, case.job.served_answers, engine=case.job.engine)
     length = case.job.model_len or case.shape.positions or least
-    if case.job.engine in RESERVING and length > least:
+    if engine_named(case.job.engine).reserves and length > least:
         key = f"{ROLLOUT}.max_model_len={least}"
         yield "sequences no longer than the rows", (key,), case.changed(model_len=least)
 
@@ -140,7 +141,7 @@ def _fewer_rows(case: Case) -> Iterator[Candidate]:
 
 def _smaller_share(case: Case) -> Iterator[Candidate]:
     share = case.job.utilization
-    while (case.job.engine in RESERVING or case.hw.device == "cuda") and share > 0.1:
+    while (engine_named(case.job.engine).reserves or case.hw.device == "cuda") and share > 0.1:
         share = round(share - 0.05, 2)
         if _too_small(case, share):
             return
@@ -173,7 +174,7 @@ LADDER: tuple[Propose, ...] = (
             f"{ACTOR}.entropy_from_logits_with_chunking=true", entropy="chunked"),
     _micro_batch,
     # the hf engine takes whole weights only
-    _switch("LoRA", lambda job, hw: not job.lora_rank and job.engine in RESERVING,
+    _switch("LoRA", lambda job, hw: not job.lora_rank and engine_named(job.engine).reserves,
             f"{MODEL}.lora_rank={LORA_RANK}", f"{ROLLOUT}.load_format=safetensors", lora_rank=LORA_RANK),
     _switch("LoRA on bf16 weights", lambda job, hw: job.lora_rank > 0 and job.weight_bytes == 4,
             f"{FSDP}.model_dtype=bf16", weight_bytes=2),
