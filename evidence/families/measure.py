@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,6 @@ from kit.families import VOCABULARY, family_config
 from kit.tiny_engine import batch, build_engine, infer
 from kit.tiny_models import log_probs
 from verl_credit.policy.families import dropouts, family_of
-from verl_credit.recipe.plan.model_shape import shape_of
 from verl_credit.turns.branches import plan_branches
 from verl_credit.turns.requests import PseudoAnswer, Request
 
@@ -53,7 +51,6 @@ class Result:
     by_rows: float | None = None
     drawn: float | None = None
     prompt: float | None = None
-    plan: str = ""
     refused: str = ""
 
 
@@ -116,7 +113,6 @@ class Family:
             setattr(config, key, value)
         save_model(config, folder)
         self.eager = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
-        self.count = sum(p.numel() for p in self.eager.parameters())
         self.result = Result()
         if not self.keys.refused:
             packed = "packed" if self.keys.packed else "padded"
@@ -128,7 +124,6 @@ class Family:
         else:
             self._try("engine", self._engine)
         self._try("hf", self._rollouts)
-        self._try("plan", self._plan)
         return self.result
 
     def _try(self, part: str, run: Callable[[], None]) -> None:
@@ -233,11 +228,6 @@ class Family:
         self.result.prompt = _apart(
             torch.tensor(generator.prompt_log_probs(long)), log_probs(self.eager, long)
         )
-
-    def _plan(self) -> None:
-        shape = shape_of(json.loads((self.folder / "config.json").read_text(encoding="utf-8")))
-        exact = "exact" if shape.parameters == self.count else f"{shape.parameters} for {self.count}"
-        self.result.plan = exact + (f", {len(shape.estimated)} estimated" if shape.estimated else "")
 
 
 def _apart(ours: torch.Tensor, theirs: torch.Tensor) -> float:

@@ -37,7 +37,7 @@ from kit.tiny_engine import single_rank  # noqa: E402
 
 MARKS = ("<!-- table -->", "<!-- end of the table -->")
 HEAD = (
-    "| family | keys of the run | rows | gradients | `branch` | `rows` | `hf`: drawn | `hf`: prompt | plan "
+    "| family | keys of the run | rows | gradients | `branch` | `rows` | `hf`: drawn | `hf`: prompt "
     "| before: rows, gradients, drawn | refused |"
 )
 BEFORE = json.loads((HERE / "before.json").read_text(encoding="utf-8"))
@@ -47,9 +47,7 @@ def line(name: str, result: Result) -> str:
     numbers = (getattr(result, key) for key in ("rows", "gradients", "branch", "by_rows", "drawn", "prompt"))
     cells = ("" if number is None else f"{number:.0e}" for number in numbers)
     refused = result.refused.replace("|", "\\|")
-    return (
-        f"| {name} | {result.keys} | {' | '.join(cells)} | {result.plan} | {before(name)} | {refused[:200]} |"
-    )
+    return f"| {name} | {result.keys} | {' | '.join(cells)} | {before(name)} | {refused[:200]} |"
 
 
 def before(name: str) -> str:

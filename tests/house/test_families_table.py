@@ -38,7 +38,7 @@ def results(tmp_path_factory):
 def test_a_right_family_agrees_in_every_column(results):
     found = results["same"]
     assert all(getattr(found, column) < ROUNDING for column in COLUMNS)
-    assert found.plan == "exact" and found.refused == ""
+    assert found.refused == ""
 
 
 @pytest.mark.slow
@@ -50,10 +50,10 @@ def test_a_family_that_cannot_be_built_is_a_row_with_the_reason(tmp_path, monkey
     def fail(self):
         raise ValueError("no | such\nattention")
 
-    for part in ("_engine", "_rollouts", "_plan"):
+    for part in ("_engine", "_rollouts"):
         monkeypatch.setattr(measure.Family, part, fail)
     result = measure.Family("llama", tmp_path / "llama").measure()
-    assert line("llama", result).count("no \\| such attention") == 3
+    assert line("llama", result).count("no \\| such attention") == 2
 
 
 def test_the_page_has_a_row_of_numbers_for_every_family():
@@ -74,11 +74,11 @@ def test_what_is_computed_with_the_keys_of_the_run_is_exact():
 
 
 def test_numbers_have_two_digits_and_cells_one():
-    result = replace(measure.Result(), keys="auto, packed, branch", rows=1.2345e-6, plan="exact")
-    assert numbers({"llama": result})["families"]["llama"] == [result.keys, 1.2e-6, *[None] * 5, "exact"]
+    result = replace(measure.Result(), keys="auto, packed, branch", rows=1.2345e-6)
+    assert numbers({"llama": result})["families"]["llama"] == [result.keys, 1.2e-6, *[None] * 5]
     assert (
         markdown({"llama": result}).splitlines()[-1]
-        == "| llama | auto, packed, branch | 1e-06 |  |  |  |  |  | exact | 6e-06, 2e-06, 4e-06 |  |"
+        == "| llama | auto, packed, branch | 1e-06 |  |  |  |  |  | 6e-06, 2e-06, 4e-06 |  |"
     )
 
 

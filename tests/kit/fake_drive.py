@@ -55,7 +55,7 @@ def plan(given: list[str], behaviour: dict) -> None:
     }
     phase |= {"total": GIB if fits else 3 * GIB, "fits": fits}
     phases = [phase | {"name": name} for name in PHASES]
-    remedy = {"what": "LoRA", "overrides": [behaviour.get("remedy", "x=1")], "missing": 0}
+    remedy = behaviour.get("remedy", "x=1")
     print(json.dumps({
         "fits": fits, "phases": phases, "remedies": [] if fits else [remedy], "assumptions": {"mfu": 0.35},
         "hardware": {"peak_bf16": 1e15}, "run": {"checkpoint_disk_bytes": behaviour.get("disk", 0)},

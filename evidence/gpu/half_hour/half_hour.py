@@ -162,9 +162,7 @@ class HalfHour:
         given += [*self._module.overrides(self.root, url, model, run.recipe), f"run_dir={self._run_dir(run)}"]
         self._out(run).mkdir(parents=True, exist_ok=True)
         planned = self._plan(run, given)
-        remedies = (
-            [] if planned.get("fits", True) else [o for r in planned["remedies"] for o in r["overrides"]]
-        )
+        remedies = [] if planned.get("fits", True) else [one for one in planned["remedies"] if " " not in one]
         if remedies:
             planned = self._plan(run, given := [*given, *remedies])
         if "error" in planned:

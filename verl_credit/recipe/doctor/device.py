@@ -101,9 +101,8 @@ def check_plan(context: Context) -> Result:
     )
     if plan.fits and state <= phase.capacity:
         return passed(sizes)
-    overrides = dict.fromkeys(o for remedy in plan.remedies for o in remedy.overrides)
     judge = failed if state > phase.capacity else warned
-    fix = " ".join(overrides) or "a smaller model, or more devices"
+    fix = "; ".join([*plan.remedies, "a smaller model, or more devices"])
     return judge(sizes, f"at most {size(phase.capacity)} a device", fix)
 
 
