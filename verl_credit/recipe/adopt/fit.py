@@ -10,8 +10,8 @@ from verl_credit.config.keys import Algorithm, Search
 from verl_credit.names import AGENTS, SEPARATE_MODE, TURN_AGENT
 from verl_credit.recipe.adopt.adoption import NULL, Adoption, shown, whole
 from verl_credit.recipe.agent_loops import KEYS, LISTED, MULTI_TURN
-from verl_credit.recipe.auto import BATCH, MINI_BATCH
-from verl_credit.recipe.auto import MODE as TRAINER
+from verl_credit.recipe.decisions import BATCH, MINI_BATCH
+from verl_credit.recipe.decisions import MODE as TRAINER
 from verl_credit.recipe.older_verl import ACTOR, KEEPS_TURNS, MANAGER, PER_GPU, REF, ROLLOUT
 from verl_credit.recipe.rows import OURS
 from verl_credit.recipe.rules.engines import HAND_ON, OVERLONG, RESPONSE, UPDATE

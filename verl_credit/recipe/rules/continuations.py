@@ -9,7 +9,7 @@ from verl_credit.config.settings import CreditSettings
 from verl_credit.errors import ConfigError
 from verl_credit.names import ASYNC_MODES
 from verl_credit.recipe.agent_loops import LISTED, tools_given
-from verl_credit.recipe.auto import MODE
+from verl_credit.recipe.decisions import MODE
 from verl_credit.recipe.rules.trainer_mode import LOG_PROBS, POOL, REWARDS, ROLLOUT
 from verl_credit.turns.state_features import KEY
 
