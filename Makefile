@@ -147,6 +147,7 @@ lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
+	$(BIN)/python .ci/gate.py
 
 clean:
 	rm -rf $(VENV) $(VLLM_VENV) $(VLLM_VENV)-newest $(DOCS_VENV) .venv-audit runs build *.egg-info .pytest_cache .ruff_cache .hypothesis
