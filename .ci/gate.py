@@ -2,7 +2,7 @@
 
     python .ci/gate.py
 
-A limit is raised only in a commit that says what was deleted for it and why that was not enough. The standard library is enough.
+A limit is raised only in a commit that says what was deleted for it and why that was not enough.
 """
 
 from __future__ import annotations
