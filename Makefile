@@ -144,6 +144,7 @@ lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
+	$(BIN)/python .ci/gate.py
 
 clean:
 	rm -rf $(VENV) $(VLLM_VENV) $(VLLM_VENV)-newest $(DOCS_VENV) runs build *.egg-info .pytest_cache .ruff_cache .hypothesis
