@@ -130,7 +130,7 @@ gpu-evidence:
 
 gpu-rehearsal: install
 	rm -rf build/gpu-rehearsal
-	$(BIN)/python evidence/gpu/half_hour/drive.py --device cpu --tiny --foreground --out build/gpu-rehearsal --work build/gpu-rehearsal/work
+	$(BIN)/python evidence/gpu/half_hour/drive.py --device cpu --tiny --out build/gpu-rehearsal --work build/gpu-rehearsal/work
 
 # A table of what differs, and a failure where something does. VERL is a checkout, the package's folder or a wheel.
 contacts: install

@@ -8,7 +8,7 @@ import pytest
 
 from verl_credit.study.campaign.file import read_campaign
 
-HORIZON = Path(__file__).parents[2] / "evidence" / "horizon"
+HORIZON = Path(__file__).parents[3] / "evidence" / "horizon"
 
 
 @pytest.fixture(autouse=True)
