@@ -1,7 +1,7 @@
 """What computes the encoder's forward pass in a server: torch, or one of the faster ways that a CPU may have.
 
 torch's fp32 products come from MKL, which on an AMD processor is half as fast as oneDNN and OpenVINO
-(`evidence/retriever/engines.py` measures all of them).
+(measured in `evidence/retriever/README.md`).
 """
 
 import sys

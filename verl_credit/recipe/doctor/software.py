@@ -99,7 +99,9 @@ def check_combinations(context: Context) -> Result:
         version, other = packages.get(one.package), packages.get(one.beside)
         if version and other and _in(version, one.versions) and _in(other, one.others):
             found = f"{one.package} {version} beside {one.beside} {other}: {one.effect}"
-            right = f"{one.package} {one.versions} wants another {one.beside} (docs/engines.md#versions)"
+            right = (
+                f"{one.package} {one.versions} wants another {one.beside} (docs/compatibility.md#versions)"
+            )
             return failed(found, right, f"pip install '{one.package}=={version}'")
     return passed("none that is known to fail")
 
