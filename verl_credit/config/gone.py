@@ -8,7 +8,9 @@ from __future__ import annotations
 LAST = "23dae403"
 """The commit that last had what the tables below call gone."""
 
-KEYS: dict[str, str] = {}
+KEYS: dict[str, str] = {
+    "fork_workers": f"leave it out: every worker starts Python itself (commit {LAST} last had forks)",
+}
 """A key, or the section of a key, and what to write in its place; `no_more` where there is nothing to write."""
 
 VALUES: dict[tuple[str, str], str] = {}

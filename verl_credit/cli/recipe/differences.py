@@ -31,8 +31,7 @@ GROUPS = (
     ("data", ("data.", "lab.", "search.", "reward.")),
     ("optimiser", (ACTOR, "actor_rollout_ref.ref.", "critic.", "trainer.total_", "trainer.critic_")),
     ("rollout", ("actor_rollout_ref.rollout.", "max_hours")),
-    ("machine", ("trainer.device", "trainer.nnodes", "trainer.n_gpus_per_node", "ray_kwargs.", "transfer_queue.",
-                 "fork_workers")),
+    ("machine", ("trainer.device", "trainer.nnodes", "trainer.n_gpus_per_node", "ray_kwargs.", "transfer_queue.")),
     ("other", ("*",)),
 )  # fmt: skip
 LAST = "paths and logging"

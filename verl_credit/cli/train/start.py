@@ -17,7 +17,6 @@ from verl_credit.cli.train.trial_row import TrialRow
 from verl_credit.cli.train.with_verl import check_with_verl, set_environment
 from verl_credit.config.resolved import resolved
 from verl_credit.errors import ConfigError, ExitCode, IntegrityError, PreflightError, Terminated
-from verl_credit.host.process.fork_workers import PY_EXECUTABLE, fork_server
 from verl_credit.recipe.compose import load_config
 from verl_credit.recipe.doctor.checks import Stage, require
 from verl_credit.recipe.doctor.context import Context
@@ -85,14 +84,11 @@ def _run(config: DictConfig, run_dir: Path, progress: Progress, row: TrialRow) -
         trial = row.begin()
         context = Context(gather(torch=wants_cuda(config)), config, check_with_verl, may_fetch=True)
         row.machine(context.facts)
-        python = stack.enter_context(fork_server(config))
         _make_ready(context, stack, progress)
         progress.note("lineage", trial) if row.failed else progress.say(trial)
         save_config(config, run_dir)
         progress.note(events.STAGE, "starting Ray and the workers")
         stack.enter_context(progress)
-        if python is not None:  # this start's alone, therefore not among the saved settings
-            OmegaConf.update(config, PY_EXECUTABLE, python, force_add=True)
         return _launch(config, progress.say)
 
 
