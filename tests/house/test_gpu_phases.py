@@ -9,9 +9,9 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[2] / "evidence"))
 
 from gpu.half_hour import phases
-from gpu.half_hour.phases import rows, sample, timeline
+from gpu.half_hour.phases import PHASES, rows, sample, timeline
 
-from verl_credit.records.run.files import EVENTS, PHASES, append_json, read_json_lines
+from verl_credit.records.run.files import EVENTS, append_json, read_json_lines
 
 GIB = 2**30
 LIVE = ("weights", "gradients", "temporaries", "logits", "bucket")

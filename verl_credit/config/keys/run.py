@@ -63,8 +63,6 @@ class Run(Section):
     """Threads of torch in the actor and in the engine hf of a run without a GPU; the actor's: OMP_NUM_THREADS goes first."""
     max_hours: Annotated[float, Field(ge=1e-3)] | None = None
     """Hours after which a run ends cleanly: a step that would end later is the last, saved and evaluated; null: no limit."""
-    phase_memory: bool = False
-    """Record the actor's peak memory in every phase of a step, in phases.jsonl (docs/run.md#metrics)."""
     credit_preset: str | None = None
     """The chosen preset of recipes/credit/ (credit=NAME); null: none."""
     credit_overrides: list[str] = Field(default_factory=list)
