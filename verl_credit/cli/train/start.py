@@ -59,7 +59,7 @@ def _train(config: DictConfig, command: str) -> int:
     run_dir = Path(config.run_dir)
     set_environment(config)
     with terminate_as_interrupt(), run_lock(run_dir, say_at_once):
-        say, row, error = say_at_once, TrialRow(config, command), None
+        say, row, error = say_at_once, TrialRow(config), None
         try:
             progress = _progress(run_dir, config, command)
             say = progress.say
@@ -83,7 +83,6 @@ def _run(config: DictConfig, run_dir: Path, progress: Progress, row: TrialRow) -
             return ExitCode.NOTHING_LEFT, reason
         trial = row.begin()
         context = Context(gather(torch=wants_cuda(config)), config, check_with_verl, may_fetch=True)
-        row.machine(context.facts)
         _make_ready(context, stack, progress)
         progress.note("lineage", trial) if row.failed else progress.say(trial)
         save_config(config, run_dir)
