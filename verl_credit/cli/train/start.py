@@ -30,7 +30,6 @@ from verl_credit.records.run import events
 from verl_credit.records.run.files import METRICS, DamagedFile
 from verl_credit.records.run.lock import run_lock
 from verl_credit.records.run.progress import Progress, Throttled, say_at_once
-from verl_credit.records.run.resume import write_tracker
 from verl_credit.records.run.state import nothing_left, planned_in_all
 from verl_credit.records.run.versions import write_versions
 from verl_credit.redact import override_without_secrets, without_secrets
@@ -77,8 +76,6 @@ def _run(config: DictConfig, run_dir: Path, progress: Progress, row: TrialRow) -
         checkpoints = Path(config.trainer.default_local_dir).resolve()
         if checkpoints != run_dir:  # two runs that wrote into it would resume from each other's checkpoints
             stack.enter_context(run_lock(checkpoints, say_at_once, "trainer.default_local_dir"))
-        if ended := write_tracker(config):
-            progress.note("resume", ended)
         if reason := nothing_left(config):
             return ExitCode.NOTHING_LEFT, reason
         trial = row.begin()
