@@ -1,4 +1,4 @@
-"""README: its figures are those of evidence, its sections stand in the order in which a newcomer asks."""
+"""README: its figures are those of evidence."""
 
 import json
 import re
@@ -25,18 +25,3 @@ def test_nothing_is_learned_where_nothing_can_be_found():
     swapped = [rows[-1][1] for name, rows in found.items() if name.startswith("swapped")]
     (said,) = re.findall(r"nothing is learned: ([\d.]+) % at most", " ".join(README.split()))
     assert len(swapped) == 3 and max(swapped) <= float(said) / 100 <= 0.01
-
-
-def test_the_sections_stand_in_their_order():
-    """The figure comes before the first of them."""
-    order = [
-        "Your verl script",
-        "What ran where",
-        "The demo",
-        "The result",
-        "Your own data",
-        "Where to go on",
-    ]
-    headings = re.findall(r"^## (.*)", README, re.MULTILINE)
-    assert len(headings) == len(order) and all(map(str.startswith, headings, order))
-    assert README.index("docs/turn-credit.svg") < README.index("## ")

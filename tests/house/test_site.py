@@ -61,7 +61,7 @@ def test_the_pages_that_code_and_messages_name_are_there():
 
 
 def test_a_page_or_a_heading_that_is_not_there_is_seen():
-    text = "docs/host.md#versions docs/engines.md#versions docs/api/none.md docs/lab.md (docs/run.md#exit-codes)."
+    text = "docs/host.md#versions docs/compatibility.md#versions docs/api/none.md docs/lab.md (docs/run.md#exit-codes)."
     assert missing_pages(text) == {"docs/host.md#versions", "docs/api/none.md"}
 
 
