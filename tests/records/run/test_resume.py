@@ -210,10 +210,9 @@ def test_a_stranded_run_goes_on_with_the_weights_that_are_left(tmp_path, of):
     os.remove(folder / "global_step_10/data.pt")
     with pytest.raises(PreflightError) as refused:
         resumes_from(of())
-    assert (
-        f"names step 5: {folder}/global_step_5/actor has no weights; " in str(refused.value)
-        and "data.pt" in str(refused.value)
-    )
+    assert f"names step 5: {folder}/global_step_5/actor has no weights; " in str(
+        refused.value
+    ) and "data.pt" in str(refused.value)
     ten = of(trainer__resume_mode="resume_path", trainer__resume_from_path=f"{folder}/global_step_10")
     assert resumes_from(ten) == folder / "global_step_10"
 

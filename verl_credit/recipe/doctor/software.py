@@ -155,7 +155,9 @@ def check_combinations(context: Context) -> Result:
         version, other = packages.get(one.package), packages.get(one.beside)
         if version and other and _in(version, one.versions) and _in(other, one.others):
             found = f"{one.package} {version} beside {one.beside} {other}: {one.effect}"
-            right = f"{one.package} {one.versions} wants another {one.beside} (docs/compatibility.md#versions)"
+            right = (
+                f"{one.package} {one.versions} wants another {one.beside} (docs/compatibility.md#versions)"
+            )
             return failed(found, right, f"pip install '{one.package}=={version}'")
     for name, first, why in () if context.config is None else _first_broken(context.config):
         if (version := packages.get(name)) and _in(version, f">={first}"):
