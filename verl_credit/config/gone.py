@@ -8,7 +8,16 @@ from __future__ import annotations
 LAST = "23dae403"
 """The commit that last had what the tables below call gone."""
 
-KEYS: dict[str, str] = {}
+
+def no_more(reason: str, commit: str = LAST) -> str:
+    """The remedy for what has no successor: why it went, and the commit that last had it."""
+    return f"leave it out: {reason} (commit {commit} last had it)"
+
+
+KEYS: dict[str, str] = {
+    "fork_workers": f"leave it out: every worker starts Python itself (commit {LAST} last had forks)",
+    "phase_memory": no_more("`plan` counts the phases' memory"),
+}
 """A key, or the section of a key, and what to write in its place; `no_more` where there is nothing to write."""
 
 VALUES: dict[tuple[str, str], str] = {}
@@ -16,11 +25,6 @@ VALUES: dict[tuple[str, str], str] = {}
 
 PATHS: dict[str, str] = {}
 """A dotted path, or a module, that a recipe may name, and its place now."""
-
-
-def no_more(reason: str, commit: str = LAST) -> str:
-    """The remedy for what has no successor: why it went, and the commit that last had it."""
-    return f"leave it out: {reason} (commit {commit} last had it)"
 
 
 def gone_key(key: str) -> str:
