@@ -35,7 +35,6 @@ from verl_credit.credit.turn.turn_credit import credit_of
 from verl_credit.credit.turn.values import States, crossfit, group_features, loo_mean
 from verl_credit.names import ADV_ESTIMATOR
 from verl_credit.precision import one_thread
-from verl_credit.records.report.again import TurnTables
 from verl_credit.records.run.files import append_json, read_json_lines
 from verl_credit.records.run.progress import Throttled, say_at_once
 from verl_credit.study.fidelity.credits import Credit, batches, nested
@@ -45,6 +44,7 @@ from verl_credit.study.fidelity.request import Request
 from verl_credit.study.fidelity.result import Result
 from verl_credit.study.fidelity.rows import outcomes_of, rows_settings
 from verl_credit.study.fidelity.subject import Subject, load_policy
+from verl_credit.study.fidelity.turn_tables import TurnTables
 from verl_credit.study.fidelity.values import Value, part_of
 from verl_credit.study.fidelity.workers import workers_of
 from verl_credit.turns.anchors import anchor_table

@@ -28,7 +28,7 @@ from verl_credit.credit.outcome import OUTCOME_OPERATORS
 from verl_credit.credit.plugins import find_turn_mode
 from verl_credit.credit.turn.mode import TurnMode
 from verl_credit.errors import PreflightError, did_you_mean
-from verl_credit.records.report.again import NotOffered, TurnTables, credit_of_turns
+from verl_credit.study.fidelity.turn_tables import NotOffered, TurnTables, credit_of_turns
 from verl_credit.study.fidelity.values import Value, part_of, true_advantages
 from verl_credit.worlds.rollouts.rollout import Groups
 
@@ -116,8 +116,6 @@ def batches(tables: TurnTables, prompts: int) -> list[TurnTables]:
 def rows_of(tables: TurnTables, chosen_B: torch.Tensor) -> TurnTables:
     """Returns only these rows, with unchanged group numbers."""
     part = {name: value[chosen_B] for name, value in vars(tables).items() if isinstance(value, torch.Tensor)}
-    places = chosen_B.nonzero()[:, 0].tolist()
-    part |= {name: [getattr(tables, name)[i] for i in places] for name in ("rows", "uids")}
     return replace(tables, **part)
 
 
@@ -165,7 +163,7 @@ def controls(
 
 def fewer_turns(tables: TurnTables, sizes: Sequence[int]) -> Credit:
     penalised = replace(tables, outcome_B=tables.outcome_B - PENALTY * (tables.n_tool_turns_B + 1))
-    credit = credit_of_turns(penalised, "none", outcome_operator="grpo")
+    credit = credit_of_turns(penalised, MODES["none"], outcome_operator="grpo")
     advantages = nested(credit.advantage_B_K1, tables.n_tool_turns_B, sizes)
     return _control(f"none, {PENALTY:g} less per turn", advantages)
 
