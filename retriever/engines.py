@@ -41,7 +41,9 @@ def use(encoder, name: str) -> str:
         ) from None
     except Exception as error:  # OpenVINO does not know every model
         reason = f"{type(error).__name__}: {str(error)[:200]}"
-        raise ValueError(f"--encode-with={name}: it cannot take this encoder ({reason}); use torch") from error
+        raise ValueError(
+            f"--encode-with={name}: it cannot take this encoder ({reason}); use torch"
+        ) from error
     if not apart <= CLOSE:
         raise ValueError(
             f"--encode-with={name}: its vectors differ from torch's by {apart:.1g}, more than {CLOSE:g}; use torch"

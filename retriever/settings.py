@@ -154,7 +154,9 @@ class ServeSettings:
     parent_pid: Annotated[int | None, number("exit when this process ends")] = None
     workers: Annotated[int, number("processes on the same port; limits are per process")] = 1
     device: Device = "cpu"
-    encode_with: Annotated[str, Option(help="what computes the encoder on a CPU: torch or openvino")] = "torch"
+    encode_with: Annotated[str, Option(help="what computes the encoder on a CPU: torch or openvino")] = (
+        "torch"
+    )
     threads: Threads = None
     index_pin: str | None = None
     """`manifest.fingerprint` of the one manifest that may be served; None: any."""

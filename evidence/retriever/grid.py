@@ -258,7 +258,7 @@ def main() -> None:
         "--servers",
         nargs="+",
         choices=(*THEIRS, *ENGINES),
-        default=["search-r1", "torch", "openvino", "openvino-bf16"],
+        default=["search-r1", "torch", "openvino"],
     )
     parser.add_argument("--encoder", default="e5-base", choices=SHAPES, help="its shape; tiny: for a test")
     parser.add_argument("--threads", type=int, default=os.cpu_count())

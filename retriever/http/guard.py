@@ -1,36 +1,24 @@
-"""What a server refuses before its app reads a request: connections, slow headers, hosts, tokens, and bodies."""
+"""What a server refuses before its app reads a request: hosts, tokens, and bodies."""
 
 import asyncio
 import hmac
-import logging
-import resource
 import time
 from collections.abc import Collection
-from contextlib import suppress
 from urllib.parse import urlsplit
 
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
-from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from verl_credit_retriever.http.metrics import ServerMetrics
 
 OPEN_ROUTE = "/livez"  # a process supervisor needs no token for it
-ROUTES = ("/retrieve", "/v1/search", "/livez", "/readyz", "/metrics", "/info", "/openapi.json")
+ROUTES = ("/retrieve", "/livez", "/readyz", "/metrics", "/info")
 BODY_SECONDS = 30.0
 """A body that has not arrived by then is given up."""
 BODIES_AT_A_TIME = 8
 """The number of bodies of the largest size that may be arriving at the same time; the limit is their bytes in all."""
 CLOSE = {"Connection": "close"}
 """The rest of the body may still arrive; it looks like a next request."""
-HEADER_SECONDS = 20.0
-ACCEPTED_AT_A_TIME = 16
-"""Connections that asyncio accepts before the protocol sees the first of them (it takes the server's backlog)."""
-RESERVED_FILES = 64 + 4 * ACCEPTED_AT_A_TIME
-"""Descriptors of no connection: libraries, the index's files, pipes; and connections that are being closed."""
-MOST_FILES = 1 << 20
-LOG_EVERY_S = 60.0
-log = logging.getLogger("verl_credit_retriever")
 
 
 class Guard:
@@ -125,66 +113,3 @@ def _name(host: bytes) -> str:
         return urlsplit(f"//{host.decode('ascii')}").hostname or ""
     except ValueError:
         return ""
-
-
-def most_connections() -> int:
-    """How many connections this process can hold, once its soft limit of open files is its hard one, or a million."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
-    if wanted > soft != resource.RLIM_INFINITY:
-        with suppress(ValueError, OSError):  # the kernel may allow fewer than the hard limit
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-            soft = wanted
-    return max(1, (MOST_FILES if soft == resource.RLIM_INFINITY else soft) - RESERVED_FILES)
-
-
-def limited(most: int, header_seconds: float = HEADER_SECONDS) -> type[asyncio.Protocol]:
-    """The protocol of one server process.
-
-    A connection above `most` is closed at once; with a log line at most once a minute. So is a connection whose headers are
-    not complete after `header_seconds`, counted from the connection or from the first byte of its next request.
-    """
-    last_warning = -LOG_EVERY_S
-
-    class LimitedProtocol(AutoHTTPProtocol):
-        _refused, _headers_due = False, None
-
-        def connection_made(self, transport) -> None:
-            nonlocal last_warning
-            self._refused = len(self.connections) >= most
-            if not self._refused:
-                super().connection_made(transport)
-                return self._await_headers()
-            transport.abort()
-            if time.monotonic() - last_warning >= LOG_EVERY_S:
-                last_warning = time.monotonic()
-                log.warning("%d connections are open, which is the limit; further ones are closed", most)
-
-        def data_received(self, data: bytes) -> None:
-            if self._refused:
-                return
-            super().data_received(data)
-            if self.cycle is None or self.cycle.response_complete:
-                self._await_headers()
-            else:
-                self._headers_have_come()
-
-        def connection_lost(self, error) -> None:
-            self._headers_have_come()
-            if not self._refused:
-                super().connection_lost(error)
-
-        def on_response_complete(self) -> None:
-            self._headers_have_come()  # a pipelined request has sent its own; uvicorn's time for an idle connection begins
-            super().on_response_complete()
-
-        def _await_headers(self) -> None:
-            if self._headers_due is None:
-                self._headers_due = self.loop.call_later(header_seconds, self.transport.abort)
-
-        def _headers_have_come(self) -> None:
-            if self._headers_due is not None:
-                self._headers_due.cancel()
-                self._headers_due = None
-
-    return LimitedProtocol

@@ -1,4 +1,4 @@
-"""Builds, reads, checks and searches FAISS indexes. Only this file and few_queries.py import FAISS at the top."""
+"""Builds, reads, checks and searches FAISS indexes. Only this file imports FAISS at the top."""
 
 from collections.abc import Callable, Iterable
 from importlib.metadata import distributions

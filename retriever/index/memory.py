@@ -1,9 +1,6 @@
-"""The memory that an index takes, computed before its files are read, the memory that is available here,
-and mapped files brought into it."""
+"""The memory that an index takes, computed before its files are read, and the memory that is available here."""
 
-import logging
 import shutil
-import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -16,9 +13,7 @@ from verl_credit_retriever.index.manifest import IndexMismatch
 
 GPU_BUFFERS = 1536 << 20  # FAISS takes this on every GPU for its own work
 SEARCH_BUFFERS = 192 << 20  # two of exact.CHUNK_BYTES, and what is derived from the scores
-READ = 8 << 20
 V1, V2 = ("memory.limit_in_bytes", "memory.usage_in_bytes"), ("memory.max", "memory.current")  # in cgroups
-log = logging.getLogger("verl_credit_retriever")
 
 
 class MemoryRefused(ValueError):
@@ -206,39 +201,3 @@ def require_disk(folder: Path, needed: int, what: str) -> None:
     free = shutil.disk_usage(folder).free
     if needed > free:
         raise OSError(f"{folder}: {what} take {gigabytes(needed)}; the disk has {gigabytes(free)} free")
-
-
-class Warming:
-    """Reads mapped `files` once in a thread, so that no query waits for the disk; they are read as usual meanwhile.
-
-    Files that are larger than the free memory are not read: reading them would drop their own pages again.
-    """
-
-    def __init__(self, files: Sequence[Path]):
-        self._files, self._read = files, 0
-        self._total = sum(path.stat().st_size for path in files)
-        self.thread: threading.Thread | None = None
-        if self._total > (free := available_memory()):
-            log.warning(
-                "%s of mapped files are not warmed: %s of memory are free; queries read the disk",
-                *(gigabytes(self._total), gigabytes(free)),
-            )
-            return
-        self.thread = threading.Thread(target=self._warm, name="warming", daemon=True)
-        self.thread.start()
-
-    def text(self) -> str | None:
-        """The progress as "warming: 12.3 GB of 64.8 GB"; None when nothing is read any more."""
-        if self.thread is None or not self.thread.is_alive():
-            return None
-        return f"warming: {gigabytes(self._read)} of {gigabytes(self._total)}"
-
-    def _warm(self) -> None:
-        buffer = bytearray(READ)
-        try:
-            for path in self._files:
-                with open(path, "rb", buffering=0) as file:
-                    while size := file.readinto(buffer):
-                        self._read += size
-        except OSError as error:
-            log.warning("%s: warming ended: %s", path, error)

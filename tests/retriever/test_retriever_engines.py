@@ -35,7 +35,9 @@ def off(model):
     return lambda batch: plain(batch) + torch.linspace(0, 1e-2, model.config.hidden_size)
 
 
-@pytest.mark.parametrize("make, says", [(raises, "RuntimeError: no such operator"), (off, "differ from torch's")])
+@pytest.mark.parametrize(
+    "make, says", [(raises, "RuntimeError: no such operator"), (off, "differ from torch's")]
+)
 def test_a_model_that_it_cannot_take_or_computes_otherwise_is_refused(encoder, monkeypatch, make, says):
     monkeypatch.setattr(engines, "_openvino", make)
     with pytest.raises(ValueError, match=f"--encode-with=openvino: .*{says}"):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from kit.retriever_vectors import TableEncoder, clustered, write_rows
-from verl_credit_retriever.index import exact, faiss_kinds, few_queries
+from verl_credit_retriever.index import exact, faiss_kinds
 from verl_credit_retriever.index.exact import ExactSearch
 from verl_credit_retriever.index.manifest import files_of
 from verl_credit_retriever.index.search import SearchIndex, build_index
@@ -254,32 +254,3 @@ for action in (
         timeout=120,
     )
     assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.parametrize("mmap", [False, True])
-@pytest.mark.parametrize(("queries", "parts"), [(1, 5), (2, 2), (3, 1)])
-def test_few_queries_get_the_bits_of_one_thread_from_all_threads(folder, monkeypatch, mmap, queries, parts):
-    sizes, knn = [], faiss.knn
-    monkeypatch.setattr(faiss, "knn", lambda q, rows, *more: sizes.append(len(rows)) or knn(q, rows, *more))
-    monkeypatch.setattr(faiss, "omp_get_max_threads", lambda: 5)
-    monkeypatch.setattr(few_queries, "LEAST", 300 * DIM)
-    index = SearchIndex.load(folder / "flat-fp32", mmap=mmap)
-    right = index._faiss.search(_queries(queries), K)
-    for found, one in zip(few_queries.search(index._faiss, _queries(queries), K), right, strict=True):
-        np.testing.assert_array_equal(found, one)
-    assert sum(sizes) == (ROWS if parts > 1 else 0) and len(sizes) == (parts if parts > 1 else 0)
-    few_queries.search(index._faiss, _queries(queries), ROWS)  # more than a part has
-    assert len(sizes) == (parts if parts > 1 else 0)
-
-
-def test_parts_keep_the_first_of_equal_scores(monkeypatch):
-    monkeypatch.setattr(faiss, "omp_get_max_threads", lambda: 3)
-    monkeypatch.setattr(few_queries, "LEAST", 100)
-    index, row_1_D = faiss.IndexFlatIP(4), np.ones((1, 4), dtype=np.float32)
-    index.add(np.concatenate([row_1_D * n for n in [1, 2, 3] * 30]))
-    scores_N_K, rows_N_K = few_queries.search(index, row_1_D, 5)
-    assert scores_N_K.tolist() == [[12.0] * 5] and rows_N_K.tolist() == [[2, 5, 8, 11, 14]]
-    index.add(row_1_D * 4)  # a better row at the end: which of the equal ones are beside it is not settled
-    scores_N_K, rows_N_K = few_queries.search(index, row_1_D, 3)
-    assert scores_N_K.tolist() == index.search(row_1_D, 3)[0].tolist() == [[16.0, 12.0, 12.0]]
-    assert rows_N_K[0, 0] == 90 and set(rows_N_K[0, 1:].tolist()) < set(range(2, 90, 3))
