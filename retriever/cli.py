@@ -43,7 +43,7 @@ app = Typer(
 app.command(help="encode a corpus and write an index")(index)
 
 
-@app.command(help="answer POST /retrieve and POST /v1/search")
+@app.command(help="answer POST /retrieve as Search-R1's server does")
 @takes(ServeSettings, Limits)
 def serve(
     verify: Annotated[bool, Option("--verify", help="hash all files, also unchanged ones")] = False,

@@ -70,12 +70,10 @@ class Limits:
 
     default_topk: Annotated[int, number("documents per query when a request names none", "--topk")] = 3
     max_topk: Annotated[int, number("most documents per query")] = 100
-    max_request_queries: Annotated[
-        int, number("most queries of a request of /v1/search; /retrieve works on more in pieces of as many")
-    ] = 4096
+    max_request_queries: Annotated[int, number("queries of a request that are worked on together")] = 4096
     max_request_documents: Annotated[int, number("most queries times documents per query")] = 409_600
     """They are in memory when the answer is written."""
-    max_query_chars: Annotated[int, number("longest query in characters; /retrieve cuts there")] = 10_000
+    max_query_chars: Annotated[int, number("longest query in characters; a longer one is cut")] = 10_000
     """The encoder cuts at its own number of tokens, which are far fewer characters."""
     max_body_bytes: Annotated[int, number("largest request body")] = 8 << 20
     max_queue_queries: Annotated[int, number("most queries that wait in a worker or front; more: 429")] = 8192
@@ -96,41 +94,22 @@ class Limits:
             if getattr(self, name) > getattr(self, most):
                 raise ValueError(f"{name}={getattr(self, name)}; at most {most}={getattr(self, most)}")
 
-    def refusal(self, queries: int, k: int, k_name: str) -> str | None:
+    def refusal(self, queries: int, k: int) -> str | None:
         """Returns the limit that an answer of this size exceeds, as "field: value; what is accepted", or None."""
         if k > self.max_topk:
-            return f"{k_name}: {k}; at most {self.max_topk}"
+            return f"topk: {k}; at most {self.max_topk}"
         if queries * k > self.max_request_documents:
             most = self.max_request_documents // k
             return f"queries: {queries} of them; at most {most} with {k} documents each"
         return None
 
-    def strict_refusal(self, queries: list[str]) -> str | None:
-        """As `refusal`, for what /v1/search refuses and /retrieve takes as Search-R1's server does."""
-        if len(queries) > self.max_request_queries:
-            return f"queries: {len(queries)} of them; at most {self.max_request_queries}"
-        for row, query in enumerate(queries):
-            if len(query) > self.max_query_chars:
-                return f"queries.{row}: {len(query)} characters; at most {self.max_query_chars}"
-            if not _is_text(query):
-                return f"queries.{row}: holds a lone surrogate, which is not text"
-        return None
-
     def mended(self, queries: list[str]) -> tuple[list[str], dict[str, int]]:
         """(the queries cut to their longest and with "?" for lone surrogates, how many were mended by reason)"""
         cut = [query[: self.max_query_chars] for query in queries]
-        whole = [query if _is_text(query) else query.encode("utf-8", "replace").decode() for query in cut]
+        whole = [query.encode("utf-8", "replace").decode() for query in cut]  # JSON allows a lone surrogate
         long = sum(len(query) > self.max_query_chars for query in queries)
-        odd = sum(one is not other for one, other in zip(cut, whole, strict=True))
+        odd = sum(one != other for one, other in zip(cut, whole, strict=True))
         return whole, {"cut": long, "not_text": odd}
-
-
-def _is_text(query: str) -> bool:
-    try:
-        query.encode()
-    except UnicodeEncodeError:  # a lone surrogate, which JSON allows
-        return False
-    return True
 
 
 @dataclass(frozen=True)
