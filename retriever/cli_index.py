@@ -38,12 +38,11 @@ def index(
         Path | None,
         Option(
             "--import",
-            help="a FAISS index (flat, HNSW, IVF) of this corpus and encoder, taken over without encoding",
+            help="a flat FAISS index of this corpus and encoder, taken over without encoding",
         ),
     ] = None,
     kind: Annotated[Literal[KINDS], Option(help="exact needs no FAISS")] = "flat",
     dtype: Annotated[Literal[tuple(DTYPES)], Option(help="of the stored vectors")] = "fp32",
-    gpu: Annotated[bool, Option("--gpu", help="learn ivf's lists on a GPU; needs faiss-gpu-cu12")] = False,
     batch_size: Annotated[int, number("texts per call of the encoder")] = 128,
     shard_rows: Annotated[int, number("rows encoded between two savings")] = 20_000,
     max_length: Annotated[int, number("tokens kept of a text")] = 256,
@@ -91,19 +90,18 @@ def index(
     for note in loaded.notes:
         print(f"note: {note}", file=sys.stderr)
     if import_ is not None:
-        if (kind, dtype, gpu) != ("flat", "fp32", False):
-            raise ValueError(
-                f"--import={import_}: keeps the kind of the file; leave out --kind, --dtype and --gpu"
-            )
+        if (kind, dtype) != ("flat", "fp32"):
+            raise ValueError(f"--import={import_}: keeps the kind of the file; leave out --kind and --dtype")
         resolve("flat", 1, 1, parameters)  # refuses what flat does not use
     if import_ is not None:
         manifest = import_index(import_, corpus, loaded, out, overwrite=overwrite)
     else:
         build = {"kind": kind, "dtype": dtype, "batch_size": batch_size, "shard_rows": shard_rows}
-        build |= {"overwrite": overwrite, "devices": devices, "on_progress": _progress_line(), "gpu": gpu}
+        build |= {"overwrite": overwrite, "devices": devices, "on_progress": _progress_line()}
         manifest = build_index(corpus, loaded, out, **build, **parameters)
     print(f"{out}: {manifest['rows']} rows of {manifest['dim']} dimensions")
     print(f"to load it: {plan_memory(manifest).text()}")
+    return 0
 
 
 def _progress_line() -> Callable:

@@ -14,8 +14,6 @@ ENGINES = ("torch", "openvino")
 SLOWER = "it was slower than openvino on every machine measured; use openvino"
 ROUNDED = "its scores differed from the exact ones by about 1e-2; use openvino"
 GONE_ENGINES = {"auto": "name the engine", "onednn": SLOWER, "torch-bf16": ROUNDED, "openvino-bf16": ROUNDED}
-SCORE_ERROR = 1e-4
-"""An exact kind's score may differ from the exact one by this much, relative above 1."""
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 TOKEN_VARIABLE = "VERL_CREDIT_RETRIEVER_TOKEN"
 

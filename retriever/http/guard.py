@@ -13,10 +13,6 @@ from verl_credit_retriever.http.metrics import ServerMetrics
 
 OPEN_ROUTE = "/livez"  # a process supervisor needs no token for it
 ROUTES = ("/retrieve", "/livez", "/readyz", "/metrics", "/info")
-BODY_SECONDS = 30.0
-"""A body that has not arrived by then is given up."""
-BODIES_AT_A_TIME = 8
-"""The number of bodies of the largest size that may be arriving at the same time; the limit is their bytes in all."""
 CLOSE = {"Connection": "close"}
 """The rest of the body may still arrive; it looks like a next request."""
 
@@ -26,8 +22,8 @@ class Guard:
 
     421: its Host is none of `hosts` (None: any), so that no web page can reach this server by a name of its own.
     401: with a token every route except /livez requires `Authorization: Bearer TOKEN`, compared in constant time. 413: its
-    body is over `max_body_bytes`, by its Content-Length or once more bytes have arrived. 408: the body takes longer than
-    BODY_SECONDS. 503: too many bytes of bodies are arriving. While `state.draining` every answer closes its connection.
+    body is over `max_body_bytes`, by its Content-Length or once more bytes have arrived. While `state.draining` every
+    answer closes its connection.
     `scope["arrived"]` is the event loop's time when the request began.
     """
 
@@ -45,7 +41,6 @@ class Guard:
         self._metrics, self._max_body_bytes = metrics, max_body_bytes
         self._token = None if token is None else token.encode()
         self._too_large = f"body: more than {max_body_bytes} bytes, which is the limit"
-        self._arriving = 0  # bytes so far of all bodies that are not complete
 
     async def __call__(self, scope, receive, send) -> None:
         if scope["type"] != "http":
@@ -63,33 +58,18 @@ class Guard:
 
         if refusal := self._refusal(route, dict(scope["headers"])):
             return await refusal(scope, receive, counted_send)
-        size, complete = 0, False  # bytes of this body so far, and whether it has ended
+        size = 0  # bytes of this body so far
 
         async def counted_receive():
-            nonlocal size, complete
-            if complete:  # the app waits for the client's end
-                return await receive()
-            try:
-                async with asyncio.timeout_at(scope["arrived"] + BODY_SECONDS):
-                    message = await receive()
-            except TimeoutError:
-                raise HTTPException(408, f"body: not complete after {BODY_SECONDS:g} s", CLOSE) from None
-            complete, more = not message.get("more_body", False), len(message.get("body", b""))
-            size += more
-            self._arriving += more
+            nonlocal size
+            message = await receive()
+            size += len(message.get("body", b""))
             # FastAPI passes an HTTPException on; every other error it reports as a malformed body.
             if size > self._max_body_bytes:
                 raise HTTPException(413, self._too_large, CLOSE)
-            if self._arriving > BODIES_AT_A_TIME * self._max_body_bytes:
-                raise HTTPException(503, "too many bodies arrive at a time", {"Retry-After": "1", **CLOSE})
-            if complete:
-                self._arriving, size = self._arriving - size, 0
             return message
 
-        try:
-            await self._app(scope, counted_receive, counted_send)
-        finally:
-            self._arriving -= size
+        await self._app(scope, counted_receive, counted_send)
 
     def _refusal(self, route: str, headers: dict[bytes, bytes]) -> JSONResponse | None:
         if self._hosts is not None and _name(headers.get(b"host", b"")) not in self._hosts:

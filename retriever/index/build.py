@@ -31,7 +31,6 @@ def build_index(
     batch_size: int = 128,
     shard_rows: int = SHARD_ROWS,
     overwrite: bool = False,
-    gpu: bool = False,
     devices: Sequence[str] = (),
     on_progress: Callable[[Progress], None] | None = None,
     **parameters: int | None,
@@ -53,7 +52,9 @@ def build_index(
     or other lines and `overwrite` is not set; MemoryRefused; OSError when the disk is too full; ValueError for
     parameters.
     """
-    corpus, out, faiss_kinds = Path(corpus), Path(out), _faiss(kind, gpu)
+    corpus, out, faiss_kinds = Path(corpus), Path(out), None
+    if kind != "exact":  # missing software is reported before anything is encoded
+        faiss_kinds = need_faiss(f"kind={kind!r}", " or use exact")
     if dtype not in DTYPES:
         raise ValueError(f"dtype={dtype!r}; accepted: {', '.join(DTYPES)}")
     if batch_size < 1 or shard_rows < 1:
@@ -96,9 +97,7 @@ def build_index(
                 start_over(work, settings, keep=stage)
             encode_missing(shards, encoder, batch_size, done=done, report=on_progress, devices=devices)
             if faiss_kinds:
-                index = faiss_kinds.create(
-                    kind, shards.blocks, shards.take, **shape, parameters=built_with, gpu=gpu
-                )
+                index = faiss_kinds.create(kind, shards.blocks, shards.take, **shape, parameters=built_with)
                 faiss_kinds.write(index, stage / "index.faiss")
             if "vectors.npy" in files:
                 size = shape["rows"], shape["dim"]
@@ -123,16 +122,3 @@ def build_index(
 def require_corpus(corpus: Path) -> None:
     if not corpus.is_file():
         raise FileNotFoundError(f"corpus={str(corpus)!r} does not exist; expected a JSONL file")
-
-
-def _faiss(kind: str, gpu: bool):
-    """The module that builds `kind`; None for exact. Missing software is reported before anything is encoded."""
-    if gpu and kind != "ivf":
-        use = "it speeds up ivf; --device puts the encoder on a GPU"
-        raise ValueError(f"gpu: has no effect on building kind={kind!r}; {use}")
-    if kind == "exact":
-        return None
-    faiss_kinds = need_faiss(f"kind={kind!r}", " or use exact")
-    if gpu:
-        faiss_kinds.require_gpu(kind)
-    return faiss_kinds

@@ -136,15 +136,14 @@ def require_recorded(folder: Path, manifest: dict, **how) -> tuple[dict, MemoryP
 def plan_gpus(spec: dict, free: Sequence[int] | None, gpus: int) -> MemoryPlan:
     """Plans the memory of each of the `gpus`, over which FAISS divides the rows; `free` is what each has, None: not known.
 
-    flat and ivf as in `plan_memory`, b·D rounded up to whole rows per GPU; every GPU has all centres of ivf's lists.
-    Errors: MemoryRefused when one has too little, with the plan and what would fit.
+    b·D of `plan_memory` is rounded up to whole rows per GPU. Errors: MemoryRefused when one has too little, with the plan
+    and what would fit.
     """
 
     def each(spec: dict, gpus: int) -> MemoryPlan:
-        part = plan_memory({**spec, "rows": -(-spec["rows"] // gpus)}).resident
-        parts = {name: size for name, size in part.items() if name != "search buffers"}
+        vectors = plan_memory({**spec, "rows": -(-spec["rows"] // gpus)}).resident["vectors"]
         what = f"{spec['rows']:,} rows x {spec['dim']} {spec['dtype']}, {spec['kind']}, each of {gpus} GPUs"
-        return MemoryPlan(what, {**parts, "FAISS's buffers": GPU_BUFFERS}, {})
+        return MemoryPlan(what, {"vectors": vectors, "FAISS's buffers": GPU_BUFFERS}, {})
 
     plan = each(spec, gpus)
     if free is None or plan.total <= min(free):
@@ -152,8 +151,7 @@ def plan_gpus(spec: dict, free: Sequence[int] | None, gpus: int) -> MemoryPlan:
     fitting = []
     if spec["dtype"] == "float32" and (half := each({**spec, "dtype": "float16"}, gpus).total) <= min(free):
         fitting.append(f"an index in --dtype fp16: {gigabytes(half)} each")
-    for_vectors = min(free) - (plan.total - plan.resident["vectors"])
-    if for_vectors > 0:
+    if (for_vectors := min(free) - GPU_BUFFERS) > 0:
         fitting.append(f"about {-(-plan.resident['vectors'] * gpus // for_vectors)} such GPUs")
     least = ", ".join(f"cuda:{number} {gigabytes(size)}" for number, size in enumerate(free))
     raise MemoryRefused(

@@ -102,7 +102,7 @@ class SearchIndex:
         if backend == "faiss":
             faiss_kinds = need_faiss("backend='faiss'", " or use backend='exact'")
             if gpu:
-                index._load_on_gpus(faiss_kinds, mmap)
+                index._load_on_gpus(faiss_kinds)
             else:
                 index._faiss = faiss_kinds.read(folder / "index.faiss", manifest, mmap=mmap)
                 faiss_kinds.set_search(index._faiss, search)
@@ -164,17 +164,13 @@ class SearchIndex:
         order_N_K = np.lexsort((rows_N_K, -scores_N_K), axis=1)
         return np.take_along_axis(scores_N_K, order_N_K, 1), np.take_along_axis(rows_N_K, order_N_K, 1)
 
-    def _load_on_gpus(self, faiss_kinds, mmap: bool) -> None:
+    def _load_on_gpus(self, faiss_kinds) -> None:
         faiss_kinds.require_gpu(self.manifest["kind"])
         gpus, free = faiss_kinds.free_gpu_memory()
         log.info("%s: %s", self.folder, plan_gpus(self.manifest, free, gpus).text())
         if free is None:
             log.warning("torch does not see the %d GPUs of FAISS: their free memory is not known", gpus)
-        if self.manifest["kind"] == "flat":
-            self._faiss = faiss_kinds.flat_on_gpus(self.vectors_M_D, gpus)
-            return
-        index = faiss_kinds.read(self.folder / "index.faiss", self.manifest, mmap=mmap)
-        self._faiss = faiss_kinds.ivf_on_gpus(index, gpus, self.search_parameters)
+        self._faiss = faiss_kinds.flat_on_gpus(self.vectors_M_D, gpus)
 
 
 def _open_documents(folder: Path, manifest: dict) -> Documents:

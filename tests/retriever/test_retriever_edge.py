@@ -6,16 +6,15 @@ import signal
 import socket
 import threading
 import time
-from contextlib import ExitStack, contextmanager
 
 import httpx
 import pytest
 
-from kit.retriever_fakes import app_of, client_of, metric
+from kit.retriever_fakes import app_of, client_of
 from kit.retriever_serving import served
 from verl_credit_retriever import serve
-from verl_credit_retriever.http import guard, server
-from verl_credit_retriever.settings import LOOPBACK, Limits
+from verl_credit_retriever.http import server
+from verl_credit_retriever.settings import LOOPBACK
 
 POST = b"POST /retrieve HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
 
@@ -43,91 +42,6 @@ def test_what_is_no_http_is_a_400_that_says_so():
         client.sendall(b"no request at all\r\n\r\n")
         head, _, body = all_of(client).partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 400") and body == b"Invalid HTTP request received."
-
-
-def test_a_body_that_does_not_come_is_408(monkeypatch):
-    monkeypatch.setattr(guard, "BODY_SECONDS", 0.2)
-    app, encoder = app_of()
-    with served(app) as port:
-        with socket.create_connection(("127.0.0.1", port)) as slow:
-            slow.sendall(POST + b'Content-Length: 100\r\n\r\n{"queries"')
-            head, _, body = all_of(slow).partition(b"\r\n\r\n")
-        assert head.startswith(b"HTTP/1.1 408") and b"connection: close" in head.lower()
-        assert json.loads(body) == {"error": "body: not complete after 0.2 s"}
-        assert encoder.encoded == [] and ask(port).status_code == 200
-
-
-def test_a_client_that_waits_for_its_answer_is_not_hurried(monkeypatch):
-    monkeypatch.setattr(guard, "BODY_SECONDS", 0.1)
-    gate = threading.Event()
-    app, encoder = app_of(gate=gate)
-    with served(app) as port:
-        answers = []
-        asking = threading.Thread(target=lambda: answers.append(ask(port)))
-        asking.start()
-        assert encoder.entered.wait(30)
-        gate.wait(0.3)  # longer than a body may take
-        gate.set()
-        asking.join()
-    assert answers[0].status_code == 200
-
-
-def test_bodies_that_arrive_together_are_bounded(monkeypatch):
-    monkeypatch.setattr(guard, "BODIES_AT_A_TIME", 2)
-    app, _ = app_of(limits=Limits(max_body_bytes=1000))
-    part = b"Content-Length: 1000\r\n\r\n" + b" " * 900
-    with served(app) as port:
-        with ExitStack() as stack:
-            opened = [stack.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(3)]
-            for connection in opened:
-                connection.sendall(POST + part)
-            refused = next(c for c in opened if readable(opened, c))
-            head, _, body = all_of(refused).partition(b"\r\n\r\n")
-            assert head.startswith(b"HTTP/1.1 503") and b"retry-after: 1" in head.lower()
-            assert json.loads(body) == {"error": "too many bodies arrive at a time"}
-        with ask_until_answered(port) as answer:
-            assert answer.status_code == 200
-
-
-def test_bodies_that_have_come_do_not_count_while_their_requests_wait(monkeypatch):
-    monkeypatch.setattr(guard, "BODIES_AT_A_TIME", 2)
-    gate = threading.Event()
-    app, encoder = app_of(gate=gate, limits=Limits(max_body_bytes=1000))
-    with served(app) as port:
-        answers = []
-        body = {"queries": ["a"], "more": "x" * 800}
-        asking = [threading.Thread(target=lambda: answers.append(ask(port, json=body))) for _ in range(4)]
-        asking[0].start()
-        assert encoder.entered.wait(30)
-        for thread in asking[1:]:
-            thread.start()
-        deadline = time.monotonic() + 30
-        while metric_of(port, "cache_misses_total") < 4:
-            assert time.monotonic() < deadline and not answers
-        gate.set()
-        for thread in asking:
-            thread.join()
-    assert [answer.status_code for answer in answers] == [200] * 4
-
-
-def metric_of(port, name) -> float:
-    return metric(httpx.get(f"http://127.0.0.1:{port}/metrics", trust_env=False).text, name)
-
-
-def readable(connections, one) -> bool:
-    import select
-
-    ready, _, _ = select.select(connections, [], [], 30)
-    return one in ready
-
-
-@contextmanager
-def ask_until_answered(port):
-    """The bytes of a client that has gone count until the server notices."""
-    deadline = time.monotonic() + 30
-    while (answer := ask(port)).status_code == 503:
-        assert time.monotonic() < deadline
-    yield answer
 
 
 def test_a_body_in_many_small_parts_is_one_body():
