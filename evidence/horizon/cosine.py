@@ -28,7 +28,6 @@ from cosine_page import LAMS, above, page
 from omegaconf import OmegaConf
 
 from verl_credit.cli.fidelity.policies import Policy, policies_of, step_numbers
-from verl_credit.config.keys.reads import HIDDEN
 from verl_credit.config.settings import LAPO, PROVENANCE, CreditSettings
 from verl_credit.credit import MODES
 from verl_credit.credit.turn.turn_credit import credit_of
@@ -47,10 +46,8 @@ from verl_credit.study.fidelity.rows import outcomes_of, rows_settings
 from verl_credit.study.fidelity.subject import Subject, load_policy
 from verl_credit.study.fidelity.values import Value, part_of
 from verl_credit.study.fidelity.workers import workers_of
-from verl_credit.turns.anchors import anchor_table
 from verl_credit.turns.assign import CreditRun, StepInputs, step_inputs
 from verl_credit.turns.gains import plan_gains
-from verl_credit.turns.hidden import hidden_table, since_last_turns
 from verl_credit.turns.signals.known import LapoSignal, ProvenanceSignal
 from verl_credit.turns.signals.signal import StepRows
 from verl_credit.worlds.rollouts.rollout import Groups
@@ -158,8 +155,8 @@ def learned(
 
 def others(subject: Subject, tables: TurnTables, groups: Groups) -> list[Credit]:
     """GAGPO without turn rewards, as it is by default, and modes whose turn reward is LAPO, provenance, or a gain under the
-    frozen start of the run; modes whose states are clusters of hidden states."""
-    rows, inputs = step_rows(subject, groups, "calibadv", LAPO, turn_params={"evidence": "sigmoid"})
+    frozen start of the run."""
+    rows, _ = step_rows(subject, groups, "calibadv", LAPO, turn_params={"evidence": "sigmoid"})
     reward_B_K, has_B_K = LapoSignal(LAPO).rewards(rows)
     lapo = replace(tables, reward_B_K=reward_B_K, has_reward_B_K=has_B_K)
     bare = replace(tables, reward_B_K=torch.zeros_like(reward_B_K), has_reward_B_K=torch.zeros_like(has_B_K))
@@ -168,7 +165,6 @@ def others(subject: Subject, tables: TurnTables, groups: Groups) -> list[Credit]
     gap, log_ratio = (of_the_start(subject, groups, kind) for kind in ("log_gap", "log_prob_diff"))
     trace = replace(tables, reward_B_K=gap[0], has_reward_B_K=gap[1])
     cigpo = replace(tables, reward_B_K=log_ratio[0], has_reward_B_K=log_ratio[1])
-    near, middle = (replace(bare, anchor_B_K1=clusters(subject, inputs, rows, layer)) for layer in (-1, -2))
     credits = []
     for name, of, mode, options in (
         ("gagpo", bare, "gagpo", {}),
@@ -178,11 +174,6 @@ def others(subject: Subject, tables: TurnTables, groups: Groups) -> list[Credit]
         ("cigpo, frozen start", cigpo, "separate", {"gamma": 0.0, "gain_scale": 0.2}),
         ("turn-group-v1d, provenance, alpha 0.3", shown, "turn-group-v1d", {"alpha": 0.3}),
         ("calibadv, provenance", shown, "calibadv", {}),
-        ("bipace", bare, "bipace", {}),
-        ("bipace, hidden", near, "bipace", {}),
-        ("bipace, hidden, layer -2", middle, "bipace", {}),
-        ("bipace, hidden, means of all", near, "bipace", {"means": "all"}),
-        ("gigpo, hidden", near, "gigpo", {}),
     ):
         parts = batches(of, subject.config.data.train_batch_size)
         given = torch.cat([credit_of(MODES[mode], part.batch, options).advantage_B_K1 for part in parts])
@@ -197,16 +188,6 @@ def of_the_start(subject: Subject, groups: Groups, kind: str) -> tuple[torch.Ten
     start = replace(subject, model=load_policy(Path(subject.config.actor_rollout_ref.model.path))[0])
     _, inputs = step_rows(start, groups, "trace", "info_gain", info_gain_type=kind)
     return inputs.gain_B_K.double(), inputs.has_gain_B_K
-
-
-def clusters(subject: Subject, inputs: StepInputs, rows: StepRows, layer: int) -> torch.Tensor:
-    """Anchors by the policy's hidden states, as `algorithm.turn_anchor=hidden` makes them."""
-    given, near = inputs.run.settings, {"turn_anchor": HIDDEN, "turn_anchor_layer": layer}
-    settings = replace(given, algorithm=given.algorithm.model_copy(update=near))
-    spans = since_last_turns(rows.turns)
-    with subject.forward() as forward:
-        forward.read_hidden(rows.turns, spans, layer)
-        return anchor_table(settings, rows, hidden_table(forward, spans))
 
 
 def step_rows(

@@ -25,11 +25,6 @@ SHOWN = [
     "cigpo, frozen start",
     "turn-group-v1d, provenance, alpha 0.3",
     "calibadv, provenance",
-    "bipace",
-    "bipace, hidden",
-    "bipace, hidden, layer -2",
-    "bipace, hidden, means of all",
-    "gigpo, hidden",
 ]
 SHOWN += [
     f"turn_gae, true values, lam {lam}" for lam in ("0", "0.5", "0.8", "1", "0.5, halved", "0.8, halved")

@@ -8,19 +8,31 @@ from __future__ import annotations
 LAST = "23dae403"
 """The commit that last had what the tables below call gone."""
 
-KEYS: dict[str, str] = {}
-"""A key, or the section of a key, and what to write in its place; `no_more` where there is nothing to write."""
-
-VALUES: dict[tuple[str, str], str] = {}
-"""A key with a value that it accepted, and what to write in its place; `no_more` where there is nothing to write."""
-
-PATHS: dict[str, str] = {}
-"""A dotted path, or a module, that a recipe may name, and its place now."""
-
 
 def no_more(reason: str, commit: str = LAST) -> str:
     """The remedy for what has no successor: why it went, and the commit that last had it."""
     return f"leave it out: {reason} (commit {commit} last had it)"
+
+
+_STATES = "states by hidden states won nothing over equal observations"
+
+KEYS: dict[str, str] = {
+    "algorithm.turn_anchor_distance": no_more(_STATES),
+    "algorithm.turn_anchor_layer": no_more(_STATES),
+}
+"""A key, or the section of a key, and what to write in its place; `no_more` where there is nothing to write."""
+
+VALUES: dict[tuple[str, str], str] = {
+    ("algorithm.turn_anchor", "hidden"): f"observation or prefix: {_STATES} (commit {LAST} last had them)",
+    (
+        "algorithm.info_gain_norm_mode",
+        "bipace",
+    ): f"gigpo: bipace was not told apart from GRPO (commit {LAST} last had it)",
+}
+"""A key with a value that it accepted, and what to write in its place; `no_more` where there is nothing to write."""
+
+PATHS: dict[str, str] = {}
+"""A dotted path, or a module, that a recipe may name, and its place now."""
 
 
 def gone_key(key: str) -> str:

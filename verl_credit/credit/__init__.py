@@ -30,7 +30,7 @@ from verl_credit.credit.turn.turns import TurnTable, spread, turn_table
 
 (
     none, joint, separate, turn_group, turn_group_v1d, turn_group_unbiased, leave_one_out,
-    gigpo, hgpo, bipace, g2po, gagpo, calibadv, trace, mt_grpo, progress, turn_gae,
+    gigpo, hgpo, g2po, gagpo, calibadv, trace, mt_grpo, progress, turn_gae,
 ) = MODES.values()  # fmt: skip
 INFO_GAIN_NORM_MODES = tuple(MODES)
 TRANSFORM_MODES = tuple(TRANSFORMS)
@@ -50,6 +50,6 @@ __all__ = [
     # `token_credit`.
     "grpo", "half_negative", "low_baseline", "maxrl", "reinforce_pp", "rloo",
     "grpo_s", "gtpo_canonical",
-    "bipace", "calibadv", "g2po", "gagpo", "gigpo", "hgpo", "joint", "leave_one_out", "mt_grpo", "none",
+    "calibadv", "g2po", "gagpo", "gigpo", "hgpo", "joint", "leave_one_out", "mt_grpo", "none",
     "progress", "separate", "trace", "turn_gae", "turn_group", "turn_group_unbiased", "turn_group_v1d",
 ]  # fmt: skip

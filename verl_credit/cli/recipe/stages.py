@@ -9,7 +9,7 @@ from typing import NamedTuple
 from omegaconf import DictConfig, OmegaConf
 
 from verl_credit.cli.train.trial_row import kept_when, store_folder
-from verl_credit.config.keys import AUTO, Algorithm, reads
+from verl_credit.config.keys import AUTO, Algorithm
 from verl_credit.config.keys.reads import MONTE_CARLO
 from verl_credit.config.settings import INFO_GAIN, CreditSettings
 from verl_credit.credit import REGISTRY
@@ -206,8 +206,6 @@ def _options(settings: CreditSettings) -> str:
     options = [f"{name}={value}" for name, value in redact_value("", chosen).items() if name not in elsewhere]
     if "anchor_B_K1" in mode.tables:
         options += [f"turn_anchor={a.turn_anchor}", f"turn_anchor_similarity={a.turn_anchor_similarity}"]
-        near = f"turn_anchor_distance={a.turn_anchor_distance} turn_anchor_layer={a.turn_anchor_layer}"
-        options += [near] * reads.near(settings)
     if "value_B_K1" in mode.tables:
         options += [f"turn_values={a.turn_values}"]
     return " ".join([*options, f"tied_groups={a.tied_groups}"])

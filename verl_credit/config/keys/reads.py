@@ -11,8 +11,8 @@ from verl_credit.credit.plugins import load
 from verl_credit.credit.token.token_transforms import TRANSFORMS, TokenTransform
 from verl_credit.credit.token.uncertainty import canonical_kind
 
-CRITIC, HIDDEN = "critic", "hidden"
-"""What verl's critic has, and the policy's hidden states."""
+CRITIC = "critic"
+"""verl's critic has the values."""
 COLUMN = "column:"
 """The prefix in the name of a turn signal that is a column of the rows."""
 MONTE_CARLO, LEAVE_ONE_OUT = "monte_carlo", "leave_one_out"
@@ -48,10 +48,6 @@ def anchored(s) -> bool:
     if s.algorithm.algorithm_mode is not None:
         return s.turn_estimator
     return ours(s) and "anchor_B_K1" in s.algorithm.turn_mode.tables
-
-
-def near(s) -> bool:
-    return anchored(s) and s.algorithm.turn_anchor == HIDDEN
 
 
 def values_read(s) -> bool:

@@ -16,13 +16,11 @@ from verl_credit.errors import ConfigError, did_you_mean
 from verl_credit.names import AGENT_NAME, AGENTS, TURN_AGENT
 from verl_credit.policy.families import SCORER
 from verl_credit.recipe.agent_loops import own_loops, tools_given
-from verl_credit.recipe.family import policy_values
 from verl_credit.recipe.rules.own import OWN, load_own, refuse_what_is_no_operator, trial, try_operator
 from verl_credit.recipe.rules.refusals import refusals_of
 from verl_credit.redact import redact_value
 from verl_credit.turns.anchors import ANCHOR_KEY as ANCHOR
 from verl_credit.turns.anchors import ANCHORS
-from verl_credit.turns.hidden import needs
 from verl_credit.turns.scorers import SCORERS
 from verl_credit.turns.signals.known import SIGNALS, find_signal
 from verl_credit.turns.signals.own import GroupSignal, TrajectorySignal
@@ -104,16 +102,6 @@ def _anchor(config: Tree, algorithm: Algorithm) -> None:
     if name == "prefix" and similarity is not None:
         use = "a prefix is a list of tokens, similarity compares texts; set it to null, or use observation"
         raise ConfigError.of(config, "algorithm.turn_anchor_similarity", ANCHOR, accepted=use)
-    if name == reads.HIDDEN:
-        needs(config, ANCHOR)
-        values = policy_values(config)
-        layers = values.get("text_config", values).get("num_hidden_layers")
-        if layers is not None and -algorithm.turn_anchor_layer > layers:
-            use = f"the policy has {layers} layers; expected -{layers} to -1"
-            raise ConfigError.of(config, f"{ANCHOR}_layer", ANCHOR, accepted=use)
-        if similarity is not None:
-            use = "that compares texts, and hidden states have turn_anchor_distance; set it to null"
-            raise ConfigError.of(config, "algorithm.turn_anchor_similarity", ANCHOR, accepted=use)
     own = load_own(ANCHOR, name, ANCHORS)
     if own is None:
         return
