@@ -84,8 +84,6 @@ class StepInputs:
     """The token level's inputs; None when no token level is active."""
     value_B_T: torch.Tensor | None = None
     """The critic's value of the state before each token (`turns/critic.py`); None without such a critic."""
-    measured_B_K1: torch.Tensor | None = None
-    """Values by continuations (`turns/continuations.py`), NaN for other states; None in a step without any."""
 
     @property
     def rewarding(self) -> bool:

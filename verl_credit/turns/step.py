@@ -15,7 +15,6 @@ from verl_credit.lazy import torch
 from verl_credit.names import CLIP_SCALE
 from verl_credit.turns.assign import CreditRun, StepCredit, StepInputs, step_inputs
 from verl_credit.turns.book import TurnBatch
-from verl_credit.turns.continuations import continues_at
 from verl_credit.turns.critic import VALUES
 from verl_credit.turns.gains import plan_gains
 from verl_credit.turns.scorers import Forward
@@ -47,9 +46,6 @@ class StepHost(Forward, Protocol):
 
     def log_probs(self) -> None:
         """Computes ``old_log_probs`` of the rows, with the branches that `carry` has appended."""
-
-    def measured(self, turns: TurnBatch) -> tuple[torch.Tensor, dict[str, float]]:
-        """measured_B_K1 and metrics of continuations from some of the rows' states, in a step that `continues_at` names."""
 
     def estimate(self, inputs: StepInputs) -> StepCredit | None:
         """Computes outcomes, calls the estimator and writes ``advantages``; None where another estimator is registered."""
@@ -84,10 +80,6 @@ def scored(host: StepHost, run: CreditRun, turns: TurnBatch) -> tuple[StepInputs
     inputs = step_inputs(run, plan, host, metrics, step=host.step, planned_steps=host.planned_steps)
     host.report(metrics)
     around_s = time.perf_counter() - began - forward_s
-    if continues_at(run.settings, host.step):
-        measured_B_K1, metrics = host.measured(turns)
-        inputs = replace(inputs, measured_B_K1=measured_B_K1)
-        host.report(metrics)
     return inputs, plan.scorer.cost(plan, around_s, forward_s) if plan.scored else {}
 
 

@@ -238,10 +238,6 @@ def test_the_credit_of_the_run_has_its_own_mode_signal_and_outcome_operator(subj
     for overrides, why in [
         (["algorithm.turn_signal=infopo"], "infopo is scored in training alone"),
         (["algorithm.turn_signal=tool_reward"], "no turn has a reward"),
-        (
-            [f"{mode}=turn_gae", "algorithm.turn_values=monte_carlo"],
-            "turn_values=monte_carlo: continuations are made in training",
-        ),
         (["algorithm.transform_mode=grpo_s"], "gives credit to tokens"),
         (["algorithm.adv_estimator=grpo"], "is one of verl's own"),
     ]:

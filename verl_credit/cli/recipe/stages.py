@@ -10,7 +10,6 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_credit.cli.train.trial_row import kept_when, store_folder
 from verl_credit.config.keys import AUTO, Algorithm
-from verl_credit.config.keys.reads import MONTE_CARLO
 from verl_credit.config.settings import INFO_GAIN, CreditSettings
 from verl_credit.credit import REGISTRY
 from verl_credit.credit.operator import leave_one_out_factor
@@ -173,11 +172,6 @@ def _credit(config: DictConfig, settings: CreditSettings) -> Iterator[Stage]:
     else:
         own = f"f(rewards, {redact_value('', pipeline.advantage_params)})"
         yield _registered("outcome", pipeline.advantage_mode, own)
-    if pipeline.turn_values == MONTE_CARLO:
-        c = pipeline.turn_continuations
-        says = f"V of {c.states} states: the mean outcome of {c.count} continuations; of the others: {c.otherwise}"
-        cost = f"up to {c.states * c.count:,} rollouts from the middle in every {c.every}. step; none is a row of it"
-        yield Stage("values", MONTE_CARLO, says, "outcomes", cost)
     if pipeline.turn_values == CRITIC:
         says = "V of each turn: verl's critic at the token before it, trained on the returns"
         yield Stage("values", CRITIC, says, "the rows", "a forward and an update of a second model")

@@ -9,7 +9,6 @@ from annotated_types import Predicate
 from pydantic import Field
 
 from verl_credit.config.keys import reads
-from verl_credit.config.keys.continuations import Continuations
 from verl_credit.config.keys.run import Folder
 from verl_credit.config.keys.section import Expected, Section, When
 from verl_credit.credit.outcome import OUTCOME_OPERATORS
@@ -169,8 +168,7 @@ class Algorithm(Section):
     turn_values: Annotated[str | None, Expected(reads.VALUES), When(reads.values_read)] = None
     """Values for turn_gae: a regression on the prompt's other outcomes and the turn (group), and on what is observed
     (features: the gold answer was read, searches, its measured probability; or a column; or your function's numbers).
-    critic: verl's. monte_carlo: continuations from some states."""
-    turn_continuations: Continuations = Field(default_factory=Continuations)
+    critic: verl's."""
     turn_values_replay: Annotated[Count, When(reads.fitted)] = 4
     """Earlier steps whose turns join each fit; saved with checkpoints."""
     turn_values_ridge: Annotated[float, Field(gt=0), When(reads.fitted)] = 0.03
@@ -258,12 +256,6 @@ class Algorithm(Section):
         default = self.turn_mode.default_signal if self.turn_mode.reads_turn_rewards else "none"
         name = default if self.turn_signal == AUTO else self.turn_signal
         return {} if name == "none" else {name: 1.0}
-
-    @property
-    def observed_values(self) -> str | None:
-        """`turn_values`, or of the states without continuations."""
-        name = self.turn_values
-        return self.turn_continuations.otherwise if name == reads.MONTE_CARLO else name
 
     @property
     def takes_turn_rewards(self) -> bool:

@@ -23,7 +23,6 @@ from verl_credit.names import (
 from verl_credit.records.run import events
 from verl_credit.turns.assign import StepCredit, StepInputs
 from verl_credit.turns.book import TurnBatch
-from verl_credit.turns.continuations import Continued
 from verl_credit.turns.scorers import ScoreRow
 
 NOW, AT_SYNC = "now", 0
@@ -40,8 +39,6 @@ class V1Host:
         self.config, self.run_dir = config, Path(config.run_dir)
         self.budget = tokens_per_micro_batch(config)
         self.state: dict | None = None
-        self.made: Continued | None = None
-        """The step's continuations: the engine made them before it slept."""
         self.reference = None  # the workers of verl's reference, where the run has one
         self.planned_steps: int | None = None
         self._log_probs, self._estimate = log_probs, estimate
@@ -121,9 +118,6 @@ class V1Host:
         finally:
             self.workers.restore_model_from_cpu(NOW)
             self.workers.clear_cpu_model(NOW)
-
-    def measured(self, turns: TurnBatch) -> tuple[torch.Tensor, dict[str, float]]:
-        return self.made.measured(turns, store.prompt_ids(self.batch)), self.made.metrics()
 
     def estimate(self, inputs: StepInputs) -> StepCredit | None:
         with bring_turns(inputs) as brought:

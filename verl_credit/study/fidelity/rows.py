@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from verl_credit.config.keys.reads import MONTE_CARLO
 from verl_credit.config.settings import CreditSettings
 from verl_credit.credit.outcome import OUTCOME_OPERATORS
 from verl_credit.credit.turn.turns import turn_table
@@ -228,8 +227,6 @@ def _not_here(settings: CreditSettings, signals: dict[Signal, float]) -> str | N
         return f"algorithm.transform_mode={algorithm.transform_mode} gives credit to tokens, not to turns"
     if settings.masks_observations:
         return "the turn signal infopo is scored in training alone"
-    if algorithm.turn_values == MONTE_CARLO:
-        return f"{KEY}={MONTE_CARLO}: continuations are made in training alone"
     if settings.uses_scorer and SCORERS[algorithm.info_gain_scorer].frozen:
         return (
             f"algorithm.info_gain_scorer={algorithm.info_gain_scorer}: the reference scores in training alone"
