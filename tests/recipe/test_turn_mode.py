@@ -137,21 +137,6 @@ def first_words(trajectory):
     return [turn.text.split(" ")[0] for turn in trajectory.turns]
 
 
-def words_so_far(trajectory):
-    return [turn.text.split() for turn in trajectory.turns]
-
-
-def test_similarity_compares_texts_which_is_known_before_the_start():
-    similarity = "algorithm.turn_anchor_similarity"
-    error = refused(f"{MODE}=gigpo", "algorithm.turn_anchor=prefix", f"{similarity}=0.9")
-    assert (error.key, error.value) == (similarity, 0.9) and "a prefix is a list of tokens" in error.accepted
-    own = f"algorithm.turn_anchor={HERE}.words_so_far"
-    check(f"{MODE}=gigpo", own)
-    error = refused(f"{MODE}=gigpo", own, f"{similarity}=0.9")
-    assert error.key == "algorithm.turn_anchor" and "holds a list; similarity needs texts" in error.accepted
-    check(f"{MODE}=gigpo", f"algorithm.turn_anchor={HERE}.first_words", f"{similarity}=0.9")
-
-
 def one_short(trajectory):
     return [turn.text for turn in trajectory.tool_turns]
 

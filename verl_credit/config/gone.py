@@ -20,6 +20,7 @@ _AGAIN = "at equal rollouts continuations lost to more questions at every horizo
 
 KEYS: dict[str, str] = {
     "algorithm.turn_continuations": no_more(_AGAIN),
+    "algorithm.turn_anchor_similarity": no_more("no recipe set it, and no measurement used it"),
     "algorithm.turn_anchor_distance": no_more(_STATES),
     "algorithm.turn_anchor_layer": no_more(_STATES),
 }

@@ -20,7 +20,7 @@ from verl_credit.credit.token.sepa_controller import SepaController
 from verl_credit.credit.token.token_credit import TokenCredit, token_credit
 from verl_credit.credit.token.token_transforms import TOKEN_OPERATORS, TRANSFORMS
 from verl_credit.credit.token.uncertainty import UNCERTAINTY_KINDS, uncertainty
-from verl_credit.credit.turn.anchors import exact_anchors, similar_anchors
+from verl_credit.credit.turn.anchors import exact_anchors
 from verl_credit.credit.turn.info_gain import FIRST_TURN, INFO_GAIN_TYPES, InfoGain, info_gain
 from verl_credit.credit.turn.mode import TurnCredit, TurnMode
 from verl_credit.credit.turn.modes import MODES
@@ -44,7 +44,7 @@ __all__ = [
     "TRANSFORM_MODES", "UNCERTAINTY_KINDS", "GroupStats", "InfoGain", "SepaController", "Tables", "TokenCredit",
     "TurnCredit", "TurnMode", "TurnTable", "aggregate", "entropy_mask", "exact_anchors", "group_counts",
     "group_stats", "gtpo_weights", "hicra", "info_gain", "planning_mask", "planning_mask_by_anchors",
-    "sepa_amp", "sepa_amp_c", "sepa_pool", "similar_anchors", "spread", "token_credit", "turn_credit",
+    "sepa_amp", "sepa_amp_c", "sepa_pool", "spread", "token_credit", "turn_credit",
     "turn_policy_loss", "turn_table", "uncertainty", "z_score",
     # The operators of the registry: a turn mode is its `TurnMode`, the others are functions. Transforms are names of
     # `token_credit`.

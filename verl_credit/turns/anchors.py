@@ -8,7 +8,7 @@ from typing import Any
 
 from verl_credit.config.settings import CreditSettings
 from verl_credit.credit.plugins import load
-from verl_credit.credit.turn.anchors import exact_anchors, similar_anchors
+from verl_credit.credit.turn.anchors import exact_anchors
 from verl_credit.errors import IntegrityError
 from verl_credit.lazy import torch
 from verl_credit.turns.signals.signal import StepRows
@@ -24,7 +24,6 @@ def anchor_table(settings: CreditSettings, rows: StepRows) -> torch.Tensor:
     prefix: the state is all tokens before the turn. Otherwise it is the path of `f(trajectory) -> a state per turn`.
     """
     turns, algorithm = rows.turns, settings.algorithm
-    order = [tuple(ids) for ids in turns.response_ids]  # the same whatever the order of the batch
     states: list[list[Any]] = [[] for _ in turns.records]
     own = None if algorithm.turn_anchor in ANCHORS else load(algorithm.turn_anchor, ANCHOR_KEY)
     observed = observations(rows) if algorithm.turn_anchor == "observation" else []
@@ -42,10 +41,7 @@ def anchor_table(settings: CreditSettings, rows: StepRows) -> torch.Tensor:
             states[row] = ["", *observed[row]][:n_turns]
     groups, columns = rows.group_B.tolist(), rows.gain_B_K.shape[1] + 1
     try:
-        if algorithm.turn_anchor_similarity is None:
-            return exact_anchors(states, groups, columns=columns)
-        threshold = algorithm.turn_anchor_similarity
-        return similar_anchors(states, groups, threshold=threshold, row_key_B=order, columns=columns)
+        return exact_anchors(states, groups, columns=columns)
     except (TypeError, ValueError) as error:
         raise IntegrityError(f"{ANCHOR_KEY}={algorithm.turn_anchor}: {error}") from error
 

@@ -199,7 +199,7 @@ def _options(settings: CreditSettings) -> str:
     elsewhere = ("outcome_operator", "gain_scale", "outcome_scale")
     options = [f"{name}={value}" for name, value in redact_value("", chosen).items() if name not in elsewhere]
     if "anchor_B_K1" in mode.tables:
-        options += [f"turn_anchor={a.turn_anchor}", f"turn_anchor_similarity={a.turn_anchor_similarity}"]
+        options += [f"turn_anchor={a.turn_anchor}"]
     if "value_B_K1" in mode.tables:
         options += [f"turn_values={a.turn_values}"]
     return " ".join([*options, f"tied_groups={a.tied_groups}"])

@@ -163,8 +163,6 @@ class Algorithm(Section):
     """Handed to turn signals of yours."""
     turn_anchor: Annotated[named(("observation", "prefix")), When(reads.anchored)] = "observation"
     """State that a turn starts from (gigpo, hgpo, g2po, gagpo): the last observation, or all tokens before the turn."""
-    turn_anchor_similarity: Annotated[Annotated[float, Field(gt=0, lt=1)] | None, When(reads.anchored)] = None
-    """Texts with at least this difflib ratio are one state; null: only equal texts are."""
     turn_values: Annotated[str | None, Expected(reads.VALUES), When(reads.values_read)] = None
     """Values for turn_gae: a regression on the prompt's other outcomes and the turn (group), and on what is observed
     (features: the gold answer was read, searches, its measured probability; or a column; or your function's numbers).

@@ -6,11 +6,11 @@ import inspect
 from collections.abc import Iterator
 
 from verl_credit.config.fit import DEFAULT
-from verl_credit.config.keys import Algorithm, reads
+from verl_credit.config.keys import reads
 from verl_credit.config.keys.reads import COLUMN, is_path
 from verl_credit.config.resolved import Tree, select
 from verl_credit.config.settings import INFOPO, LAPO, PROVENANCE, CreditSettings
-from verl_credit.credit.turn.anchors import exact_anchors, similar_anchors
+from verl_credit.credit.turn.anchors import exact_anchors
 from verl_credit.credit.turn.modes import MODES
 from verl_credit.errors import ConfigError, did_you_mean
 from verl_credit.names import AGENT_NAME, AGENTS, TURN_AGENT
@@ -67,7 +67,7 @@ def validate_turn_mode(config: Tree, settings: CreditSettings) -> Iterator[Confi
             use = f"and {VALUES} is null: set it to {', '.join(reads.PROVIDERS)}, {COLUMN}NAME or my_module.my_features"
         raise ConfigError(key=MODE, value=name, accepted=f"it needs {', '.join(missing)}, {use}")
     if reads.anchored(settings):
-        yield from refusals_of(_anchor, config, settings.algorithm)
+        _anchor(settings.algorithm.turn_anchor)
     refused = False
     for option, value in settings.algorithm.turn_params.items():
         key = f"{PARAMS}.{option}"
@@ -96,21 +96,14 @@ def validate_turn_mode(config: Tree, settings: CreditSettings) -> Iterator[Confi
         try_operator(config, settings.algorithm, mode, MODE, "turn")
 
 
-def _anchor(config: Tree, algorithm: Algorithm) -> None:
+def _anchor(name: str) -> None:
     """Calls a user's anchor once for each of two small trajectories."""
-    name, similarity = algorithm.turn_anchor, algorithm.turn_anchor_similarity
-    if name == "prefix" and similarity is not None:
-        use = "a prefix is a list of tokens, similarity compares texts; set it to null, or use observation"
-        raise ConfigError.of(config, "algorithm.turn_anchor_similarity", ANCHOR, accepted=use)
     own = load_own(ANCHOR, name, ANCHORS)
     if own is None:
         return
     with trial(ANCHOR, name, CALL):
         states, groups = [own(trajectory) for trajectory in TRIAL], [0] * len(TRIAL)
-        if similarity is None:
-            exact_anchors(states, groups)
-        else:
-            similar_anchors(states, groups, threshold=similarity)
+        exact_anchors(states, groups)
         if [len(each) for each in states] != [len(trajectory.turns) for trajectory in TRIAL]:
             raise ValueError(f"{[len(each) for each in states]} states for trajectories of 2 and 1 turns")
 
