@@ -187,7 +187,6 @@ def _preflight(context: Context, progress: Progress) -> None:
             config.search.index_fingerprint = context.index_fingerprint
         if context.answer_prefix is not None:
             config.algorithm.info_gain_prefix = context.answer_prefix
-        config.prompt_date = context.prompt_date
 
 
 def _check(context: Context, progress: Progress, *stages: Stage) -> None:

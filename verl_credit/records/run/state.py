@@ -138,7 +138,8 @@ def deciding_keys(config) -> dict[str, str]:
 
 def _differences(before: dict, now: dict) -> list[str]:
     keys = list(dict.fromkeys([*before, *now]))
-    return [f"{k} was {before.get(k)}, is {now.get(k)}" for k in keys if before.get(k) != now.get(k)]
+    pairs = ((k, str(before.get(k)), str(now.get(k))) for k in keys)  # a key that is gone or new is None
+    return [f"{k} was {old}, is {new}" for k, old, new in pairs if old != new]
 
 
 def nothing_left(config: DictConfig) -> str | None:
