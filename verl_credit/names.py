@@ -18,12 +18,6 @@ BRANCH_LOG_PROBS = "credit_branch_log_probs"
 SCORE_BRANCHES = "credit_score_branches"
 """Flag on a batch: use its branches."""
 
-HIDDEN_SPANS, HIDDEN_STATES = "credit_hidden_spans", "credit_hidden_states"
-"""The spans of each row whose hidden states are read in that forward, and the states (`host/engine/hidden_engine.py`)."""
-
-READ_HIDDEN = "credit_read_hidden"
-"""Flag on a batch: read its spans' hidden states."""
-
 ROW_RECORD = "credit"
 """Key in verl's per-row ``extra_fields``: the agent loop's record of the row (`turns/book.py`)."""
 

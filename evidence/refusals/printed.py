@@ -42,8 +42,6 @@ REFUSED = [  # what is given: overrides of recipe lab, or the name of another re
     f"{MODE}=turn_gae",
     f"{MODE}=turn_gae algorithm.turn_values=feature",
     f"{MODE}=turn-group-v1d algorithm.turn_values=features",
-    f"{MODE}=gigpo algorithm.turn_anchor=hidden {BYPASS}=true",
-    f"{MODE}=gigpo algorithm.turn_anchor=hidden {MODEL}.use_remove_padding=false",
     f"{MODE}=turn-group-v1d algorithm.adv_estimator=grpo",
     f"{MODE}=none algorithm.adv_estimator=grpo algorithm.advantage_mode=maxrl",
     f"{MODE}=turn-group-v1d {WHOLE}",

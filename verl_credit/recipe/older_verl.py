@@ -51,7 +51,6 @@ RENAMED = {
     "rollout.n": f"{ROLLOUT}.n",
     "algorithm.gigpo.step_advantage_w": "algorithm.turn_params.step_weight",
     "algorithm.gigpo.mode": "algorithm.turn_params.norm",
-    "algorithm.gigpo.similarity_thresh": "algorithm.turn_anchor_similarity",
 }
 """A key, or the section of a key, and its place now. The longest name that fits is the key's own."""
 
@@ -102,7 +101,8 @@ GONE = {
             "curriculum_ig_final",
         )
     },
-    "algorithm.gigpo.enable_similarity": "a number in algorithm.turn_anchor_similarity is the switch",
+    "algorithm.gigpo.enable_similarity": "equal states alone are one state here",
+    "algorithm.gigpo.similarity_thresh": "equal states alone are one state here",
     "algorithm.gigpo": "verl-credit modes lists the options of gigpo",
     "env": "a dialogue keeps its whole history here, and its environment is the search or a tool",
     "search_engine": "search.url names the server",

@@ -42,7 +42,6 @@ WITHOUT = {
     "trainer.n_gpus_per_node": 1,
     "trainer.nnodes": 1,
     "max_hours": None,
-    "phase_memory": False,
     "probe.every": 0,
 }
 """The only value that each key may have: the twin has no code for other values."""

@@ -68,7 +68,6 @@ def overrides(run: Run, *, tiny: bool, engine: str, hardware: str) -> list[str]:
     given = [
         f"hardware={'laptop' if tiny else hardware}",
         f"trainer.total_training_steps={run.steps}",
-        "phase_memory=true",
     ]
     if engine == HF:
         given += [one for one in run.overrides if not one.startswith(OF_VLLM)]

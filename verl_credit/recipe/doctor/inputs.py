@@ -20,7 +20,7 @@ from verl_credit.recipe.family import EVALUATED, family_line, validate_family
 from verl_credit.recipe.rows import OURS, Reads, look_at
 from verl_credit.recipe.world import MODEL, serves_search
 from verl_credit.records.run import events
-from verl_credit.records.run.resume import compared, resumes_from, unnamed_step
+from verl_credit.records.run.resume import resumes_from
 from verl_credit.redact import redact
 from verl_credit.turns.scorers import SCORERS
 
@@ -102,8 +102,7 @@ def check_resume(context: Context) -> Result:
     if None in (context.value("run_dir"), context.value("trainer.default_local_dir")):
         return skipped("run_dir has no value")
     if (place := resumes_from(config)) is not None:
-        killed = ", whose save was killed before its last file" if unnamed_step(config) is not None else ""
-        return passed(f"goes on from {place}{killed}{compared(place, config)}")
+        return passed(f"goes on from {place}")
     if not (done := events.steps_done(config.run_dir)):
         return passed("begins at step 1")
     why = "none of them was saved"

@@ -15,9 +15,6 @@ from verl_credit.records.run.files import count_kept, count_written
 GAIN_BYTES = 16
 """Of a token, through the store, for a gain: its id, masks, turn, clip scale (evidence/information_gain)."""
 
-LEFT = 0.5
-"""Share of a rollout that is left after a state, on average."""
-
 
 @dataclass(frozen=True)
 class Step:
@@ -84,12 +81,6 @@ def step(shape: ModelShape, job: Job, hw: Hardware, assumed: Assumptions, runner
         "trained": job.rows * row * job.epochs,
         "branches": job.rows * answers,
     }
-    if job.continued:  # what stands before a state is in the engine's cache
-        again = replace(job, prompts=LEFT * job.continued, rollouts=1)
-        read = forward_flops(shape, row - generated, head=False)
-        flops["continuations"] = again.rows * (read + generated * 2.0 * shape.matmul_per_token)
-        seconds["continuations"] = sum(rollout_seconds(shape, again, hw, assumed, runner).values())
-        tokens["continued"] = again.rows * generated
     seconds["overhead"] = assumed.step_overhead_seconds
     return Step(tokens, flops, {name: value for name, value in seconds.items() if value})
 

@@ -64,11 +64,6 @@ def _time_lines(plan: Plan) -> list[str]:
         f"tokens per step: {tokens['trained']:,.0f} trained in {tokens['rows']:,.0f} rows of {tokens['per row']:,.0f}, "
         f"{tokens['generated']:,.0f} generated, {tokens['branches']:,.0f} in scored answers",
     ]
-    if plan.job.continued:
-        made = (
-            f"{plan.job.continued:,.0f} continuations (algorithm.turn_continuations; states x count / every)"
-        )
-        lines.append(f"beside them, per step: {made}, {tokens['continued']:,.0f} tokens generated")
     if plan.steps is None:
         lines.append("run: length unknown; set trainer.total_training_steps or plan.train_rows")
     else:

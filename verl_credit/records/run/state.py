@@ -21,7 +21,7 @@ TRACKER = "latest_checkpointed_iteration.txt"  # verl's; names the last complete
 
 # Keys that do not change what a step computes.
 FREE = (
-    "run_dir", "keep_rollouts", "keep_checkpoints", "max_hours", "phase_memory", "fork_workers",
+    "run_dir", "keep_rollouts", "keep_checkpoints", "max_hours",
     "hardware.", "plan.", "evaluation.", "faults.", "lineage.", "probe.", "lab.dir",
     "search.url", "search.timeout_s", "search.max_retries", "search.breaker_", "search.token_env",
     "algorithm.turn_judge.", "data.val_", "ray_kwargs.", "transfer_queue.", "global_profiler.",
