@@ -65,8 +65,14 @@ def test_train_refuses_keys_that_ray_refuses_beside_a_cluster(
 
 
 def test_train_refuses_a_folder_that_a_node_does_not_see(tmp_path, capsys, monkeypatch, alone, nothing_heavy):
-    blind = {"host": "spark-2", "cpus": 20.0, "found": ["No such file or directory"]}
-    answer = (0, json.dumps({"nodes": [blind]}))
+    blind = {
+        "host": "spark-2",
+        "cpus": 20.0,
+        "gpus": 1.0,
+        "plugin": {},
+        "found": ["No such file or directory"],
+    }
+    answer = (0, json.dumps([blind]))
     monkeypatch.setattr(cluster, "in_a_process", lambda arguments, timeout_s: answer)
     keys = [f"ray_kwargs.ray_init.{key}=null" for key in ("num_cpus", "num_gpus", "object_store_memory")]
     with socket.create_server(("127.0.0.1", 0)) as server:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
@@ -90,16 +90,13 @@ def check_shm(context: Context) -> Result:
     )
 
 
-def check_ports(context: Context, holder: Callable[[int], str | None] | None = None) -> Result:
+def check_ports(context: Context) -> Result:
     """Checks that every port with a number in the recipe is free."""
     wanted = dict(named_ports(context.config))
-    taken = {key: who for key, port in wanted.items() if (who := (holder or port_holder)(port))}
+    taken = {key: why for key, port in wanted.items() if (why := why_taken(port))}
     if taken:
-        return failed(
-            "; ".join(f"{key}={wanted[key]} is in use by {who}" for key, who in taken.items()),
-            "ports that are free",
-            " ".join(f"{key}=ANOTHER" for key in taken),
-        )
+        found = "; ".join(f"{key}={wanted[key]} cannot be bound ({why})" for key, why in taken.items())
+        return failed(found, "ports that are free", " ".join(f"{key}=ANOTHER" for key in taken))
     return passed(f"free: {', '.join(f'{k}={p}' for k, p in wanted.items())}" if wanted else "none is fixed")
 
 
@@ -117,24 +114,15 @@ def named_ports(config: DictConfig) -> Iterator[tuple[str, int]]:
             yield key, value
 
 
-def port_holder(port: int) -> str | None:
-    """The process that listens on ``port`` of this machine ("process 12 (python)"); None when the port is free."""
+def why_taken(port: int) -> str:
+    """The reason why no process can listen on ``port`` of this machine; "" when the port is free."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port in TIME_WAIT is free
         try:
             probe.bind(("0.0.0.0", port))
-            return None
         except OSError as error:
-            reason = error.strerror or str(error)
-    import psutil
-
-    try:
-        for connection in psutil.net_connections("tcp"):
-            if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port and connection.pid:
-                return f"process {connection.pid} ({psutil.Process(connection.pid).name()})"
-    except (psutil.Error, OSError):
-        pass
-    return f"another process ({reason})"
+            return error.strerror or str(error)
+    return ""
 
 
 def check_disk(context: Context, usage=shutil.disk_usage) -> Result:
