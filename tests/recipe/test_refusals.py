@@ -6,14 +6,13 @@ import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
-from kit.recipes import check, load_config
+from kit.recipes import check, copied, load_config
 from kit.settings import numbers
 from verl_credit.config.keys import CANONICAL, LOSS, OURS, VERLS, Algorithm, Lab, keys_of, read_section
 from verl_credit.config.keys.section import choices
 from verl_credit.credit.plugins import TransformSpec, UncertaintySpec
 from verl_credit.credit.token.token_transforms import TRANSFORMS
 from verl_credit.errors import ConfigError, unknown_key
-from verl_credit.recipe.packaged import copied
 
 SECTIONS = (*OURS, *VERLS, Lab)
 KEYS = {key.name: key for section in SECTIONS for key in keys_of(section)}

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from verl_credit.address import urls_of
 from verl_credit.config.fit import place_of_answers
-from verl_credit.config.resolved import resolved
 from verl_credit.errors import ConfigErrors, PreflightError
 from verl_credit.recipe.agent_loops import may_call
 from verl_credit.recipe.decisions import decide_prefix
@@ -134,7 +133,7 @@ def check_family(context: Context) -> Result:
     """The recipe was checked when it was composed; by now a world may have been built, or a config.json fetched."""
     if unbuilt := context.unbuilt(context.value(MODEL)):
         return skipped(unbuilt)
-    if refused := [*validate_family(resolved(context.config), context.settings)]:
+    if refused := [*validate_family(context.config, context.settings)]:
         raise ConfigErrors(refused)
     _adapter_without_dropout(context.value(ADAPTER))
     return passed(family_line(context.config))

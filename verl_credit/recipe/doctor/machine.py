@@ -10,7 +10,7 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 
 from verl_credit.config.engines import engine_of
-from verl_credit.recipe.compose import flat_values
+from verl_credit.config.resolved import flat_values
 from verl_credit.recipe.doctor.context import Context
 from verl_credit.recipe.doctor.model import parameters_of
 from verl_credit.recipe.doctor.result import Result, failed, passed, skipped, warned

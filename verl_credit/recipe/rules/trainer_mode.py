@@ -110,7 +110,7 @@ def trainer_mode_without_effect(config: Config) -> Iterator[str]:
     if mode == SEPARATE_MODE and select(config, switched) and not select(config, HYBRID):
         yield f"{switched}=true: with {HYBRID}=false the devices that train never roll out"
     for name, (default, modes) in READ_BY.items():
-        value = select(config, f"{V1}.{name}", default)
+        value = select(config, f"{V1}.{name}", default=default)
         if value != default and mode not in modes:
             yield f"{V1}.{name}={value}: only {MODE}={' or '.join(modes)} reads it"
 
