@@ -226,9 +226,7 @@ def test_a_row_names_an_agent_loop_that_the_recipe_can_use(tmp_path, agents, sai
     assert [len(read_rows(file(name), "k", agents=agents)) for name in agents] == [1] * len(agents)
     with pytest.raises(PreflightError, match=f"row 0: agent_name='search_agent': {said}"):
         read_rows(file("search_agent"), "k", agents=agents)
-    with pytest.raises(
-        PreflightError, match=r"agent_name='his': .*agent_loop_config_path"
-    ):
+    with pytest.raises(PreflightError, match=r"agent_name='his': .*agent_loop_config_path"):
         read_rows(file("his"), "k", agents=agents)
     with pytest.raises(
         PreflightError, match="'turn_agent': expected 'search_agent'.* no tool that turn_agent could call"

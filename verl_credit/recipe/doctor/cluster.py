@@ -17,11 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from verl_credit.address import loopback, urls_of
 from verl_credit.config.keys import FOLDERS
 from verl_credit.config.resolved import select
-from verl_credit.recipe.agent_loops import TOOLS, mcp_addresses
+from verl_credit.names import MCP_TOOL
+from verl_credit.recipe.agent_loops import MULTI_TURN
 from verl_credit.recipe.doctor.context import PROBE_S, Context, answer_of
 from verl_credit.recipe.doctor.machine import existing
 from verl_credit.recipe.doctor.network import ADDRESS, given_address, run_address, unreachable
@@ -32,6 +35,7 @@ from verl_credit.recipe.world import serves_search
 from verl_credit.redact import redact
 
 PROBES = "verl_credit.host.process.doctor_probes"
+TOOLS = f"{MULTI_TURN}.tool_config_path"
 CPUS_PER_RANK = 3  # verl's placement group of every rank has this many
 # ray.init refuses these beside an address.
 LOCAL_ONLY = ("num_cpus", "num_gpus", "resources", "labels", "object_store_memory")
@@ -189,6 +193,19 @@ def judge_nodes(nodes: Sequence[dict], marks: Sequence[Mark], config: DictConfig
         )
     shared = " and ".join(f"{mark.key}={mark.folder}" for mark in marks)
     return passed(f"{', '.join(node['host'] for node in nodes)} see {shared}")
+
+
+def mcp_addresses(config: DictConfig) -> list[str]:
+    """The addresses of the MCP servers in the recipe's tool file. Without one, or where it is not what verl reads, none: the
+    check `tools` loads it with verl and names the fault."""
+    if not (path := select(config, TOOLS)):
+        return []
+    try:
+        tools = OmegaConf.load(path).get("tools") or []
+    except (OSError, YAMLError, OmegaConfBaseException):
+        return []
+    given = [tool for tool in tools if isinstance(tool, DictConfig) and tool.get("class_name") == MCP_TOOL]
+    return [str(url) for tool in given if (url := select(tool, "config.url"))]
 
 
 def loopback_server(config: DictConfig) -> str:
