@@ -18,7 +18,6 @@ from omegaconf import DictConfig, OmegaConf
 from verl_credit.config.keys.run import LONGEST_NAME
 from verl_credit.errors import ConfigError, ExitCode
 from verl_credit.recipe.compose import load_config, quoted, unchecked_config
-from verl_credit.recipe.doctor.machine import sweep_warnings
 from verl_credit.study.campaign.child import in_folder, run_child, run_command
 
 ASKED = {
@@ -109,8 +108,6 @@ def sweep(name: str, overrides: list[str], config_dir: str | None = None) -> int
         taken[folder] = label
         runs.append((label or name, run_dir, chosen, config))
     configs = [config for *_, config in runs]
-    for line in sweep_warnings(configs):
-        print(line, flush=True)
     answers, codes = ask_for(configs), {}
     for number, (label, run_dir, chosen, _) in enumerate(runs, start=1):
         print(f"run {number} of {len(runs)}: {label} in {run_dir}", flush=True)
