@@ -14,7 +14,7 @@ from verl.workers.rollout.replica import RolloutMode
 from kit.tiny_models import tiny_config
 from verl_credit.host.hf_rollout.batcher import RequestBatcher, RequestRejected
 from verl_credit.host.hf_rollout.model import max_model_len
-from verl_credit.host.hf_rollout.options import engine_options, read_sampling_params
+from verl_credit.host.hf_rollout.options import num_threads, read_sampling_params
 from verl_credit.host.hf_rollout.replica import HFReplica
 from verl_credit.host.hf_rollout.server import HFServer
 from verl_credit.host.hf_rollout.sync import (
@@ -223,12 +223,10 @@ def test_a_prompt_without_room_is_refused():
 
 
 def test_engine_options():
-    assert engine_options({}) == (1, 0.01)
-    assert engine_options({"hf": {"num_threads": 2, "quiet_ms": None}}) == (2, 0.01)
-    with pytest.raises(ValueError, match="engine_kwargs.hf.threads .*: accepted are num_threads, quiet_ms"):
-        engine_options({"hf": {"threads": 2}})
-    with pytest.raises(ValueError, match="engine_kwargs.hf.num_threads=0"):
-        engine_options({"hf": {"num_threads": 0}})
+    assert num_threads({}) == 1 and num_threads({"hf": {"num_threads": 2, "threads": None}}) == 2
+    for name, value in (("threads", 2), ("num_threads", 0)):
+        with pytest.raises(ValueError, match=f"engine_kwargs.hf.{name}"):
+            num_threads({"hf": {name: value}})
 
 
 # --- batching ---
