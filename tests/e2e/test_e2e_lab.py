@@ -27,11 +27,10 @@ from verl_credit.cli.another_run import collect
 from verl_credit.config.settings import CreditSettings
 from verl_credit.policy.attention.implementation import AUTO, install
 from verl_credit.policy.packed import PackedPolicy
-from verl_credit.records.report.again import as_the_run_did, token_tables, turn_tables
 from verl_credit.records.run.files import EVENTS, METRICS, VALIDATION, read_json_lines
 from verl_credit.records.run.held_out import read_held_out
-from verl_credit.records.run.rollouts import read_samples, read_tokens, token_steps
-from verl_credit.records.run.tables import TURNS, read_table, table_path, tables_of
+from verl_credit.records.run.rollouts import read_samples, token_steps
+from verl_credit.records.run.tables import TURNS, tables_of
 from verl_credit.study.probe.checkpoint import build_model, read_checkpoint
 from verl_credit.study.probe.policy import ModelPolicy, Sampling, gradient, norm
 from verl_credit.study.probe.rollouts import read_rollouts
@@ -145,12 +144,6 @@ def test_resume(one_rank):
     assert [row["step"] for row in one_rank.rows] == [1, 2, 3]
     assert [row["credit/sepa_lambda"] for row in one_rank.rows] == [0.1, 0.2, 0.3]
     assert list(tables_of(one_rank.run_dir, TURNS)) == list(token_steps(one_rank.run_dir)) == [1, 2, 3]
-    for step, path in token_steps(one_rank.run_dir).items():
-        table, turns = read_tokens(path), turn_tables(read_table(table_path(one_rank.run_dir, TURNS, step)))
-        for group in set(table.columns["group"]):
-            tokens = token_tables(table, group)
-            made_G_T = as_the_run_did(turns, tokens).float()
-            assert torch.allclose(made_G_T, tokens.advantage_G_T, atol=1e-6, rtol=0), (step, group)
     # step 2 was evaluated before the resume and is not evaluated again
     assert [row["step"] for row in read_json_lines(one_rank.run_dir / VALIDATION)] == [0, 2]
     events = [row for row in read_json_lines(one_rank.run_dir / EVENTS) if row["kind"] != "stage"]
