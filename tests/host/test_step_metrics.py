@@ -134,8 +134,8 @@ def test_small_groups_are_warned_of_where_turns_are_compared_and_they_are_many()
     said = small_groups_note(MODES["turn-group-v1d"], of_groups(20, 4, 2), 3, 16)
     for words in (
         "in step 3 30% of the groups",
-        "one member (4,",
-        "two (2,",
+        "one member (4)",
+        "two (2)",
         "rollout.n (now 16)",
         "search.max_searches",
     ):
