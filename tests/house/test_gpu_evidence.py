@@ -21,7 +21,7 @@ from gpu.parts import PARTS  # noqa: E402
 
 from kit.recipes import OWN, load_config  # noqa: E402
 from verl_credit.recipe.rules import validate  # noqa: E402
-from verl_credit.records.run.files import EVENTS, PHASES, append_json  # noqa: E402
+from verl_credit.records.run.files import EVENTS, append_json  # noqa: E402
 
 GIB = 2**30
 
@@ -97,7 +97,7 @@ def test_a_run_is_accepted_and_cuts_rows_in_number_only(run, engine, tmp_path, m
     config, own = load_config(run.recipe, [*given, f"run_dir={tmp_path}"]), load_config(run.recipe, OWN)
     validate(config)
     assert config.actor_rollout_ref.rollout.name == (order.HF if tiny else engine)
-    assert config.trainer.total_training_steps == run.steps and config.phase_memory
+    assert config.trainer.total_training_steps == run.steps
     lengths = (
         "data.max_prompt_length",
         "data.max_response_length",
@@ -252,7 +252,7 @@ def test_the_peak_of_every_phase_is_beside_the_plan(tmp_path):
     for step, peaks in {1: (50, 50), 2: (10, 18), 3: (15, 16)}.items():
         for phase, start, end in (("rollout", 1, 4), ("falling asleep", 4, 4.5)):
             append_json(
-                tmp_path / PHASES,
+                tmp_path / phases.PHASES,
                 {"step": step, "phase": phase, "start": 10 * step + start, "end": 10 * step + end},
             )
         for phase, gib in zip(("log-prob", "update"), peaks, strict=True):
@@ -264,7 +264,7 @@ def test_the_peak_of_every_phase_is_beside_the_plan(tmp_path):
                 "device": "cuda",
                 "note": None,
             }
-            append_json(tmp_path / PHASES, row | {"allocated": gib * GIB, "reserved": (gib + 1) * GIB})
+            append_json(tmp_path / phases.PHASES, row | {"allocated": gib * GIB, "reserved": (gib + 1) * GIB})
     for at, mib in ((12, 99_999), (22, 40_960), (33.9, 45_056), (24.7, 10_240), (26.5, 70_000)):
         append_json(tmp_path / "device.jsonl", {"time": at, "gpu": 0, "mib": mib})
     rows = phases.rows(tmp_path, {"phases": list(plan.values())}, tmp_path / "device.jsonl")
