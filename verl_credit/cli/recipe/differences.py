@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from verl_credit.cli.saved_run import CONFIG, run_config
+from verl_credit.config.resolved import flat_values
 from verl_credit.errors import ConfigError, show_value
-from verl_credit.recipe.compose import ABSENT, Default, defaults, flat_values, load_config
+from verl_credit.recipe.compose import ABSENT, Default, defaults, load_config
 from verl_credit.records.run.files import METRICS, VALIDATION, read_json_lines
 from verl_credit.records.run.versions import installed_versions, read_versions
 

@@ -15,7 +15,6 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from verl_credit.cli.train.trial_row import TrialRow
 from verl_credit.cli.train.with_verl import check_with_verl, set_environment
-from verl_credit.config.resolved import resolved
 from verl_credit.errors import ConfigError, ExitCode, IntegrityError, PreflightError, Terminated
 from verl_credit.recipe.compose import load_config
 from verl_credit.recipe.doctor.checks import Stage, require
@@ -187,7 +186,6 @@ def _preflight(context: Context, progress: Progress) -> None:
             config.search.index_fingerprint = context.index_fingerprint
         if context.answer_prefix is not None:
             config.algorithm.info_gain_prefix = context.answer_prefix
-        config.prompt_date = context.prompt_date
 
 
 def _check(context: Context, progress: Progress, *stages: Stage) -> None:
@@ -201,7 +199,7 @@ def _check(context: Context, progress: Progress, *stages: Stage) -> None:
 
 
 def save_config(config: DictConfig, run_dir: Path) -> None:
-    stored = without_secrets("", resolved(config, keep_missing=True))
+    stored = without_secrets("", OmegaConf.to_container(config, resolve=True))
     OmegaConf.save(OmegaConf.create(stored), run_dir / "config.yaml")
     write_versions(run_dir)
 

@@ -67,9 +67,6 @@ class Run(Section):
     """The chosen preset of recipes/credit/ (credit=NAME); null: none."""
     credit_overrides: list[str] = Field(default_factory=list)
     """The credit keys that differ from the preset; filled in at the start."""
-    prompt_date: str | None = None
-    """The date that the chat template writes into the prompts of this day; filled in at the start, so that a resume of
-    another day says that its prompts are others. null: the template writes none."""
 
 
 class Faults(Section):

@@ -16,6 +16,7 @@ from verl_credit.credit.turn.turns import turn_table
 from verl_credit.errors import ConfigError, IntegrityError, PreflightError
 from verl_credit.names import ADV_ESTIMATOR
 from verl_credit.study.fidelity.credits import Credit, nested
+from verl_credit.study.fidelity.turn_tables import TurnTables
 from verl_credit.turns.anchors import anchor_table
 from verl_credit.turns.assign import CreditRun, assign, step_inputs
 from verl_credit.turns.book import RowRecord, TurnBatch
