@@ -75,6 +75,12 @@ def test_a_script_that_a_page_names_is_there_or_the_page_names_its_commit():
     assert lost == {}
 
 
+def test_numbers_stay_small(raw):
+    """A reader of the repository gets them all; raw results are packed."""
+    assert {path.name for path in raw.iterdir()} > {"campaigns", "fidelity"}
+    assert max(path.stat().st_size for path in EVIDENCE.rglob("numbers*.json")) <= 20_000
+
+
 def test_campaigns_that_were_declared_can_be_run():
     for path in EVIDENCE.rglob("*.yaml"):
         if "conditions:" in path.read_text():
