@@ -112,7 +112,7 @@ def test_a_script_prints_what_is_published(raw, started, monkeypatch, command, p
     lines = (EVIDENCE / page).read_text().splitlines()
     published = {_numbers(line) for line in lines if line.startswith("|")}
     found = {row for row in printed if len(row) > 1}
-    assert len(found) > 3 and len(found - published) <= 0.1 * len(found)
+    assert len(found) > 3 and len(found - published) <= 0.2 * len(found)
 
 
 def _numbers(line):
