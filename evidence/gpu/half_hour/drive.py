@@ -134,6 +134,8 @@ class Queue:
         given += [*self.made.overrides(root, url, model, run.recipe), f"run_dir={run_dir}"]
         state.update(state=RUNNING, engine=self.engine)
         self._keep()
+        out.mkdir(parents=True, exist_ok=True)
+        (out / SAMPLES).unlink(missing_ok=True)
         with sample(out / SAMPLES):
             train = [*self.command, "train", "--config-name", run.recipe, *given]
             ended = self._child(out / "stdout.txt", train, min(run.limit_s, left))
