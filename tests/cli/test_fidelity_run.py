@@ -11,9 +11,9 @@ from verl_credit.cli.another_run import RECIPE
 from verl_credit.cli.fidelity import by_run
 from verl_credit.cli.fidelity.by_run import why_by_run
 from verl_credit.cli.fidelity.fidelity import fidelity
+from verl_credit.config.resolved import flat_values
 from verl_credit.errors import ExitCode
 from verl_credit.recipe import compose
-from verl_credit.recipe.compose import flat_values
 from verl_credit.recipe.rules import validate
 from verl_credit.study.fidelity.request import REQUEST, RESULT, TABLE, Request
 

@@ -10,8 +10,6 @@ from typing import Any
 
 import torch
 
-from verl_credit.config.keys import reads
-from verl_credit.config.keys.reads import HIDDEN, MONTE_CARLO
 from verl_credit.config.settings import CreditSettings
 from verl_credit.credit.outcome import OUTCOME_OPERATORS
 from verl_credit.credit.turn.turns import turn_table
@@ -19,7 +17,7 @@ from verl_credit.errors import ConfigError, IntegrityError, PreflightError
 from verl_credit.names import ADV_ESTIMATOR
 from verl_credit.study.fidelity.credits import Credit, nested
 from verl_credit.study.fidelity.turn_tables import TurnTables
-from verl_credit.turns.anchors import ANCHOR_KEY, anchor_table
+from verl_credit.turns.anchors import anchor_table
 from verl_credit.turns.assign import CreditRun, assign, step_inputs
 from verl_credit.turns.book import RowRecord, TurnBatch
 from verl_credit.turns.gains import gains_of, plan_gains, score_answers
@@ -135,8 +133,7 @@ def tables_of(
     """(outcomes, gains, states before turns and lengths, as turn modes read them; gold_B_K1).
 
     gold_B_K1 is the gold answer's probability before every turn; NaN where it was not scored. Gains of ``prob_diff`` are its
-    differences. States are compared by the last observation where the run compares hidden states, which are read in training
-    alone.
+    differences.
     """
     a = settings.algorithm
     mode = a.info_gain_norm_mode if settings.scores_gain else "turn-group-v1d"
@@ -152,7 +149,6 @@ def tables_of(
     outcome_B, group_B = outcomes_of(groups)
     rows = StepRows(batch, tokenizer.decode, outcome_B, group_B, gain_B_K, has_gain_B_K)
     table = turn_table(batch.turn_ids_B_T, batch.turn_ids_B_T >= 0)
-    by = "observation" if a.turn_anchor == HIDDEN else a.turn_anchor
     tables = TurnTables(
         pipeline={
             "mode": a.info_gain_norm_mode,
@@ -177,7 +173,7 @@ def tables_of(
         valid_B=batch.row_valid_B,
         n_tool_turns_B=table.n_tool_turns_B,
         tokens_B_K1=table.n_tokens_B_K1,
-        anchor_B_K1=anchor_table(rows_settings(settings, turn_anchor=by), rows),
+        anchor_B_K1=anchor_table(settings, rows),
     )
     return tables, gold_B_K1
 
@@ -225,10 +221,6 @@ def _not_here(settings: CreditSettings, signals: dict[Signal, float]) -> str | N
         return f"algorithm.transform_mode={algorithm.transform_mode} gives credit to tokens, not to turns"
     if settings.masks_observations:
         return "the turn signal infopo is scored in training alone"
-    if reads.near(settings):
-        return f"{ANCHOR_KEY}={HIDDEN}: the hidden states are read in training alone"
-    if algorithm.turn_values == MONTE_CARLO:
-        return f"{KEY}={MONTE_CARLO}: continuations are made in training alone"
     if settings.uses_scorer and SCORERS[algorithm.info_gain_scorer].frozen:
         return (
             f"algorithm.info_gain_scorer={algorithm.info_gain_scorer}: the reference scores in training alone"
