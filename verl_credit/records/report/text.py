@@ -14,7 +14,9 @@ MINUS = "\N{MINUS SIGN}"
 
 
 def plain(value: float) -> str:
-    return f"{value:.2f}".replace("-", MINUS)
+    """The number with two decimals; a number that rounds to zero has no sign."""
+    text = f"{value:.2f}"
+    return "0.00" if float(text) == 0 else text.replace("-", MINUS)
 
 
 def signed(value: float, decimals: int = 3) -> str:
