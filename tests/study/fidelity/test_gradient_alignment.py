@@ -168,7 +168,7 @@ def test_what_has_no_direction_is_undefined_and_never_0():
     assert against.signal_to_noise.low < against.signal_to_noise.high < 0
     assert against.own.value is not None
     few = Alignment(sums(h), replicate, np.ones(PROMPTS), sums(g), batch_prompts=PROMPTS - 1).of(sums(g))
-    assert few.bias.value is not None and (few.step, few.own, few.own_difference) == (nothing,) * 3
+    assert few.bias.value is not None and (few.own, few.own_difference) == (nothing,) * 2
 
 
 def test_every_prompt_is_in_as_many_batches_as_others():
