@@ -30,7 +30,7 @@ from verl_credit.turns.gains import plan_gains
 from verl_credit.turns.lapo import score_lapo
 from verl_credit.turns.reward.qa import stands_in
 from verl_credit.turns.search.protocol import Page, format_pages
-from verl_credit.worlds.data.catalogue import read_hotpotqa
+from verl_credit.worlds.data.catalogue import DATA_SETS
 from verl_credit.worlds.data.output import PROMPTS
 from verl_credit.worlds.lab.protocol import answer_turn, observation_text, search_turn
 
@@ -44,7 +44,7 @@ FIRST = ("bridge", "distractor 1")
 def questions(file: Path) -> Iterator[tuple[str, str, list[list[Page]]]]:
     """(question, answer, pages of the two rows) where one of the supporting pages holds the answer."""
     for raw in json.loads(file.read_text(encoding="utf-8")):
-        record, titles = read_hotpotqa(raw), set(raw["supporting_facts"]["title"])
+        record, titles = DATA_SETS["hotpotqa"].read(raw), set(raw["supporting_facts"]["title"])
         answer, pages = record.answers[0], {True: [], False: []}
         for title, text in record.paragraphs:
             pages[title in titles].append(Page("", title, text.strip(), 0.0))
