@@ -215,8 +215,7 @@ def check_states_are_shared(step: StepCredit) -> None:
         a = step.settings.algorithm
         raise IntegrityError(
             f"algorithm.info_gain_norm_mode={a.info_gain_norm_mode} compares turns that start from the same state, but none "
-            f"of the {counts['states']} states of the step has a second turn (algorithm.turn_anchor={a.turn_anchor}, "
-            f"turn_anchor_similarity={a.turn_anchor_similarity})"
+            f"of the {counts['states']} states of the step has a second turn (algorithm.turn_anchor={a.turn_anchor})"
         )
 
 
