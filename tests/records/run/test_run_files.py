@@ -125,8 +125,7 @@ def test_resume_says_what_differs(tmp_path):
     (folder / "data.pt").write_bytes(b"")
     assert describe_resume(config, 3) == ("resume: exact, from step 3", {"credit/outcome/em": 0.5}, None)
     elsewhere = [*OWN, f"run_dir={tmp_path}", "trainer.total_training_steps=99", "search.url=http://y"]
-    elsewhere += ["search.token_env=TOKEN", "search.breaker_failures=9", "search.breaker_pause_s=1"]
-    elsewhere += ["algorithm.turn_judge.retries=9", "algorithm.turn_judge.breaker_failures=9"]
+    elsewhere += ["search.token_env=TOKEN", "search.max_retries=9", "algorithm.turn_judge.retries=9"]
     assert describe_resume(load_config("search_cpu", elsewhere), 3)[0] == "resume: exact, from step 3"
     inexact = (
         "search.topk=4",

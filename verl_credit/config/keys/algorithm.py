@@ -119,10 +119,6 @@ class TurnJudge(Section):
     """Seconds that a call may take."""
     retries: Annotated[Count, When(reads.judged)] = 2
     """Further tries after a call that raised or took too long; then the trajectory's rewards are missing."""
-    breaker_failures: Annotated[int, Field(ge=1), When(reads.judged)] = 5
-    """The judge is paused after so many trajectories in a row failed all tries (simultaneous failures count once)."""
-    breaker_pause_s: Annotated[float, Field(ge=1e-3), When(reads.judged)] = 2.0
-    """Seconds of that pause. Rewards are missing at once during the pause; then one trajectory tries the judge."""
 
 
 class Curriculum(Section):
