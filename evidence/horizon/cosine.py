@@ -29,8 +29,8 @@ from omegaconf import OmegaConf
 
 from verl_credit.cli.fidelity.policies import Policy, policies_of, step_numbers
 from verl_credit.config.keys.reads import HIDDEN
-from verl_credit.config.settings import LAPO, PROVENANCE, CreditSettings
-from verl_credit.credit import MODES
+from verl_credit.config.settings import LAPO, CreditSettings
+from verl_credit.credit.plugins import find_turn_mode
 from verl_credit.credit.turn.turn_credit import credit_of
 from verl_credit.credit.turn.values import States, crossfit, group_features, loo_mean
 from verl_credit.names import ADV_ESTIMATOR
@@ -51,7 +51,7 @@ from verl_credit.turns.anchors import anchor_table
 from verl_credit.turns.assign import CreditRun, StepInputs, step_inputs
 from verl_credit.turns.gains import plan_gains
 from verl_credit.turns.hidden import hidden_table, since_last_turns
-from verl_credit.turns.signals.known import LapoSignal, ProvenanceSignal
+from verl_credit.turns.signals.known import LapoSignal, find_signal
 from verl_credit.turns.signals.signal import StepRows
 from verl_credit.worlds.rollouts.rollout import Groups
 
@@ -163,7 +163,7 @@ def others(subject: Subject, tables: TurnTables, groups: Groups) -> list[Credit]
     reward_B_K, has_B_K = LapoSignal(LAPO).rewards(rows)
     lapo = replace(tables, reward_B_K=reward_B_K, has_reward_B_K=has_B_K)
     bare = replace(tables, reward_B_K=torch.zeros_like(reward_B_K), has_reward_B_K=torch.zeros_like(has_B_K))
-    reward_B_K, has_B_K = ProvenanceSignal(PROVENANCE).rewards(rows)
+    reward_B_K, has_B_K = find_signal("provenance", {}).rewards(rows)
     shown = replace(tables, reward_B_K=reward_B_K, has_reward_B_K=has_B_K)
     gap, log_ratio = (of_the_start(subject, groups, kind) for kind in ("log_gap", "log_prob_diff"))
     trace = replace(tables, reward_B_K=gap[0], has_reward_B_K=gap[1])
@@ -185,7 +185,9 @@ def others(subject: Subject, tables: TurnTables, groups: Groups) -> list[Credit]
         ("gigpo, hidden", near, "gigpo", {}),
     ):
         parts = batches(of, subject.config.data.train_batch_size)
-        given = torch.cat([credit_of(MODES[mode], part.batch, options).advantage_B_K1 for part in parts])
+        given = torch.cat(
+            [credit_of(find_turn_mode(mode), part.batch, options).advantage_B_K1 for part in parts]
+        )
         credits.append(
             Credit(name, nested(given, tables.n_tool_turns_B, [*map(len, groups)]), kind="control")
         )

@@ -14,7 +14,15 @@ KEYS: dict[str, str] = {}
 VALUES: dict[tuple[str, str], str] = {}
 """A key with a value that it accepted, and what to write in its place; `no_more` where there is nothing to write."""
 
-PATHS: dict[str, str] = {}
+PATHS: dict[str, str] = {
+    f"verl_credit.credit.{home}{name}": f"verl_credit_recipes.methods.{name}.{name}"
+    for name, homes in {
+        "trace": ("", "turn.modes.trace."),
+        "calibadv": ("", "turn.modes.calibadv."),
+        "gagpo": ("", "turn.modes.graph."),
+    }.items()
+    for home in homes
+}
 """A dotted path, or a module, that a recipe may name, and its place now."""
 
 

@@ -10,7 +10,7 @@ from verl_credit.credit.token.token_transforms import TRANSFORMS
 from verl_credit.names import ADV_ESTIMATOR, LOSS_MODE
 from verl_credit.policy.families import ATTENTION
 
-INFO_GAIN, INFOPO, LAPO, PROVENANCE = "info_gain", "infopo", "lapo", "provenance"
+INFO_GAIN, INFOPO, LAPO = "info_gain", "infopo", "lapo"
 FORWARD_SIGNALS = {INFO_GAIN, INFOPO, LAPO}
 """Turn signals that are scored with the policy's forward, in the steps that `scores_at` names."""
 

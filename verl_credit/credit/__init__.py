@@ -1,8 +1,8 @@
 """Credit assignment for multi-turn GRPO as pure functions of tensors, with torch only."""
 
-from verl_credit.credit.groups import GroupStats, group_counts, group_stats, z_score
+from verl_credit.credit.groups import EPS, GroupStats, group_counts, group_stats, z_score
 from verl_credit.credit.loss import AGG_MODES, RATIO_LEVELS, aggregate, turn_policy_loss
-from verl_credit.credit.operator import Operator
+from verl_credit.credit.operator import AtLeastZero, Count, Number, Operator, Positive, Share
 from verl_credit.credit.outcome import (
     OUTCOME_OPERATORS,
     grpo,
@@ -30,7 +30,7 @@ from verl_credit.credit.turn.turns import TurnTable, spread, turn_table
 
 (
     none, joint, separate, turn_group, turn_group_v1d, turn_group_unbiased, leave_one_out,
-    gigpo, hgpo, bipace, g2po, gagpo, calibadv, trace, mt_grpo, progress, turn_gae,
+    gigpo, hgpo, bipace, g2po, mt_grpo, progress, turn_gae,
 ) = MODES.values()  # fmt: skip
 INFO_GAIN_NORM_MODES = tuple(MODES)
 TRANSFORM_MODES = tuple(TRANSFORMS)
@@ -46,10 +46,12 @@ __all__ = [
     "group_stats", "gtpo_weights", "hicra", "info_gain", "planning_mask", "planning_mask_by_anchors",
     "sepa_amp", "sepa_amp_c", "sepa_pool", "similar_anchors", "spread", "token_credit", "turn_credit",
     "turn_policy_loss", "turn_table", "uncertainty", "z_score",
+    # Bounds of an operator's options, as their annotations.
+    "EPS", "AtLeastZero", "Count", "Number", "Positive", "Share",
     # The operators of the registry: a turn mode is its `TurnMode`, the others are functions. Transforms are names of
     # `token_credit`.
     "grpo", "half_negative", "low_baseline", "maxrl", "reinforce_pp", "rloo",
     "grpo_s", "gtpo_canonical",
-    "bipace", "calibadv", "g2po", "gagpo", "gigpo", "hgpo", "joint", "leave_one_out", "mt_grpo", "none",
-    "progress", "separate", "trace", "turn_gae", "turn_group", "turn_group_unbiased", "turn_group_v1d",
+    "bipace", "g2po", "gigpo", "hgpo", "joint", "leave_one_out", "mt_grpo", "none",
+    "progress", "separate", "turn_gae", "turn_group", "turn_group_unbiased", "turn_group_v1d",
 ]  # fmt: skip

@@ -24,7 +24,7 @@ from verl_credit.names import ADV_ESTIMATOR
 
 AUTO = "auto"
 DETECTORS = ("grams", "anchors")
-TURN_SIGNALS = (AUTO, "none", "info_gain", "infopo", "lapo", "provenance", "tool_reward", "column:NAME")
+TURN_SIGNALS = (AUTO, "none", "info_gain", "infopo", "lapo", "tool_reward", "column:NAME")
 SCORERS = (AUTO, "branch", "rows", "server", "reference")
 
 AtLeast0 = Annotated[float, Field(ge=0)]
@@ -151,7 +151,7 @@ class Algorithm(Section):
     turn_params: Params = {}
     """Options of the turn mode that have no key of their own (`verl-credit modes` lists them)."""
     turn_signal: Annotated[named(TURN_SIGNALS), When(reads.turn_level)] = AUTO
-    """Turn reward: info_gain, infopo, lapo, provenance, tool_reward, column:NAME, none, my_module.f; auto: the mode's."""
+    """Turn reward: info_gain, infopo, lapo, tool_reward, column:NAME, none, my_module.f; auto: the mode's."""
     turn_signals: Annotated[
         dict[str, float] | None,
         Expected("null, or a mapping of turn signals to weights"),
@@ -160,10 +160,10 @@ class Algorithm(Section):
     """Several turn signals with their weights, {info_gain: 1.0, tool_reward: 0.5}; replaces turn_signal."""
     turn_signal_normalise: Annotated[Literal["group", "none"], When(reads.several)] = "group"
     """group: signals are z-scored over their question's turns and added; none: added unscaled, where all are present."""
-    turn_signal_params: Annotated[Params, When(lambda s: any(map(reads.is_path, s.turn_signals)))] = {}
+    turn_signal_params: Annotated[Params, When(lambda s: bool(reads.own_signals(s)))] = {}
     """Handed to turn signals of yours."""
     turn_anchor: Annotated[named(("observation", "prefix", "hidden")), When(reads.anchored)] = "observation"
-    """State that a turn starts from (gigpo, hgpo, bipace, g2po, gagpo): the last observation, all tokens before the turn,
+    """State that a turn starts from (gigpo, hgpo, bipace, g2po): the last observation, all tokens before the turn,
     or a cluster (BiPACE) of the policy's hidden states of what it has read since its last turn."""
     turn_anchor_similarity: Annotated[Annotated[float, Field(gt=0, lt=1)] | None, When(reads.anchored)] = None
     """Texts with at least this difflib ratio are one state; null: only equal texts are."""

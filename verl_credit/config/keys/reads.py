@@ -7,7 +7,7 @@ from inspect import iscoroutinefunction
 from operator import attrgetter
 from typing import Any
 
-from verl_credit.credit.plugins import load
+from verl_credit.credit.plugins.load import load, plugin_path
 from verl_credit.credit.token.token_transforms import TRANSFORMS, TokenTransform
 from verl_credit.credit.token.uncertainty import canonical_kind
 
@@ -84,10 +84,14 @@ def is_path(name: str) -> bool:
     return bool({".", ":"} & set(name)) and not name.startswith(COLUMN)
 
 
+def own_signals(s) -> list[str]:
+    """The dotted paths of the turn signals that are plug-ins."""
+    return [path for name in s.turn_signals if not name.startswith(COLUMN) and (path := plugin_path(name))]
+
+
 def judged(s) -> bool:
     """A user's turn signal is a coroutine."""
-    own = filter(is_path, s.turn_signals)
-    return any(iscoroutinefunction(load(name, "algorithm.turn_signal")) for name in own)
+    return any(iscoroutinefunction(load(path, "algorithm.turn_signal")) for path in own_signals(s))
 
 
 def rescaled(s) -> bool:

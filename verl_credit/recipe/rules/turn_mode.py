@@ -9,7 +9,8 @@ from verl_credit.config.fit import DEFAULT
 from verl_credit.config.keys import Algorithm, reads
 from verl_credit.config.keys.reads import COLUMN, is_path
 from verl_credit.config.resolved import Tree, select
-from verl_credit.config.settings import INFOPO, LAPO, PROVENANCE, CreditSettings
+from verl_credit.config.settings import INFOPO, LAPO, CreditSettings
+from verl_credit.credit.plugins.load import plugin_path
 from verl_credit.credit.turn.anchors import exact_anchors, similar_anchors
 from verl_credit.credit.turn.modes import MODES
 from verl_credit.errors import ConfigError, did_you_mean
@@ -54,7 +55,7 @@ BROUGHT = ("anchor_B_K1", "turn_tokens_B_K1")
 def validate_turn_mode(config: Tree, settings: CreditSettings) -> Iterator[ConfigError]:
     """Yields refusals of a mode that cannot be loaded, called or given its tables, and for options that it lacks."""
     name = settings.algorithm.info_gain_norm_mode
-    if name not in MODES and not is_path(name):
+    if name not in MODES and not plugin_path(name):
         raise ConfigError(key=MODE, value=name, accepted=[*MODES, OWN], shown=repr(name))
     try:
         mode = settings.algorithm.turn_mode
@@ -153,7 +154,7 @@ def validate_turn_signals(config: Tree, settings: CreditSettings) -> Iterator[Co
 
 
 def _check(config: Tree, settings: CreditSettings, key: str, name: str) -> Iterator[ConfigError]:
-    own = is_path(name)
+    own = not name.startswith(COLUMN) and name not in SIGNALS and bool(plugin_path(name))
     if not own and name not in SIGNALS and not (name.startswith(COLUMN) and name != COLUMN):
         hint = did_you_mean(name, [*SIGNALS])
         raise ConfigError(key=key, value=name, accepted=ACCEPTED, shown=f"{name!r}{hint}")
@@ -163,10 +164,6 @@ def _check(config: Tree, settings: CreditSettings, key: str, name: str) -> Itera
         use = "the search gives no reward, and the recipe names no other tool (multi_turn.tool_config_path) "
         use += "and no agent loop of yours (agent_loop_config_path), whose rows may have rewards"
         raise ConfigError(key=key, value=name, accepted=use)
-    if name == PROVENANCE and loop == TURN_AGENT and not own_loops(config):
-        use = f"that loop's tools name no pages, so that no turn would have a reward; set {DEFAULT}={AGENT_NAME}, or take "
-        use += "another signal"
-        raise ConfigError(key=key, value=name, beside={DEFAULT: loop}, accepted=use)
     if name == INFOPO:
         yield from _infopo(config, settings, key)
     if name == LAPO and settings.algorithm.info_gain_scorer != "rows":
@@ -179,6 +176,10 @@ def _check(config: Tree, settings: CreditSettings, key: str, name: str) -> Itera
     except ValueError as error:
         raise ConfigError(str(error), key=key, value=name, accepted=ACCEPTED) from error
     refuse_what_is_no_operator(signal.function, key, name)
+    if "pages" in signal.wants and loop == TURN_AGENT and not own_loops(config):
+        use = f"that loop's tools name no pages, so that no turn would have a reward; set {DEFAULT}={AGENT_NAME}, or take "
+        use += "another signal"
+        raise ConfigError(key=key, value=name, beside={DEFAULT: loop}, accepted=use)
     if isinstance(signal, TrajectorySignal) and loop not in AGENTS:  # a row may name another loop
         use = f"that signal is a coroutine, and only {' and '.join(AGENTS)} await one; set {DEFAULT} to one of them, or "
         use += "take a signal that your loop gives (tool_reward: its turn_rewards) or a function of a prompt's rollouts"
@@ -214,7 +215,7 @@ _CALL = {"turn": 0, "name": "search", "arguments": '{"query": "river of Paris"}'
 TRIAL = [
     Trajectory(
         [
-            Turn("<tool_call>...</tool_call>", [_CALL], "Paris lies on the Seine.", 0.5),
+            Turn("<tool_call>...</tool_call>", [_CALL], "Paris lies on the Seine.", 0.5, ["p1"]),
             Turn("<answer>Seine</answer>"),
         ],
         ["Seine"],

@@ -9,6 +9,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from verl_credit.credit.outcome import OUTCOME_OPERATORS
+from verl_credit.credit.plugins.load import shipped_mode
 from verl_credit.credit.token.token_credit import token_credit
 from verl_credit.credit.token.token_transforms import TRANSFORMS
 from verl_credit.credit.token.uncertainty import canonical_kind, uncertainty
@@ -106,9 +107,9 @@ def credit_of_turns(tables: TurnTables, mode: str | TurnMode, **changes: float) 
 
     Raises NotOffered where the tables lack what the mode reads, and for the name of a mode of the user's.
     """
-    if isinstance(mode, str) and mode not in MODES:
+    turn_mode = mode if isinstance(mode, TurnMode) else shipped_mode(mode)
+    if turn_mode is None:
         raise _not_loaded(mode)
-    turn_mode = mode if isinstance(mode, TurnMode) else MODES[mode]
     pipeline, batch = tables.pipeline, tables.batch
     for name in turn_mode.reads:
         if any(one in turn_mode.needs and one not in batch.optional for one in OPTIONAL_TABLES.get(name, ())):

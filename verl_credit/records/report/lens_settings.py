@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from verl_credit.credit.plugins.load import shipped_mode
 from verl_credit.credit.token.token_transforms import TRANSFORMS
 from verl_credit.credit.turn.modes import MODES
 from verl_credit.records.report.again import (
@@ -160,7 +161,8 @@ def _names(own: str, known) -> list[str]:
 
 
 def _mode(group: Group, name: str, alphas: list[float], gammas: list[float]) -> dict:
-    options = MODES[name].options if name in MODES else {}
+    mode = shipped_mode(name)
+    options = {} if mode is None else mode.options
     reads = {"alpha": "alpha" in options, "gamma": "gamma" in options}
     setting = {"name": name, **reads, "reason": "", "credit": {}}
     try:

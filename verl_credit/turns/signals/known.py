@@ -6,15 +6,14 @@ from functools import lru_cache
 from typing import Any
 
 from verl_credit.config.keys.reads import COLUMN
-from verl_credit.config.settings import INFO_GAIN, INFOPO, LAPO, PROVENANCE, CreditSettings
+from verl_credit.config.settings import INFO_GAIN, INFOPO, LAPO, CreditSettings
 from verl_credit.credit.groups import group_stats
-from verl_credit.credit.plugins import load
+from verl_credit.credit.plugins.load import load, plugin_path
 from verl_credit.errors import IntegrityError
 from verl_credit.lazy import torch
 from verl_credit.turns.gains import PLACEHOLDER
 from verl_credit.turns.lapo import DELETED
 from verl_credit.turns.signals.own import own_signal
-from verl_credit.turns.signals.provenance import ProvenanceSignal
 from verl_credit.turns.signals.signal import Signal, StepRows, Table
 
 KEY = "algorithm.turn_signal"
@@ -143,7 +142,7 @@ class ColumnSignal(Signal):
 
 
 SIGNALS = {
-    INFO_GAIN: InfoGainSignal, INFOPO: InfoPOSignal, LAPO: LapoSignal, PROVENANCE: ProvenanceSignal,
+    INFO_GAIN: InfoGainSignal, INFOPO: InfoPOSignal, LAPO: LapoSignal,
     "tool_reward": ToolRewardSignal,
 }  # fmt: skip
 
@@ -154,7 +153,7 @@ def find_signal(name: str, params: dict, key: str = KEY) -> Signal:
         return SIGNALS[name](name)
     if name.startswith(COLUMN):
         return ColumnSignal(name)
-    return own_signal(name, _loaded(name, key), params)
+    return own_signal(name, _loaded(plugin_path(name) or name, key), params)
 
 
 def signals_of(settings: CreditSettings) -> dict[Signal, float]:

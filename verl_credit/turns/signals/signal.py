@@ -32,6 +32,8 @@ class Turn:
     """"" for the answer turn."""
     reward: float | None = None
     """The sum of its tools' rewards, or the agent loop's; None: no reward."""
+    pages: list[str] | None = None
+    """The ids of the pages that its searches returned; None: it made no search that the agent loop recorded."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,8 @@ class Trajectory:
     """The row's extra_info (question, index, ...)."""
     scores: dict = field(default_factory=dict)
     """The reward function's other values (em, f1, ...)."""
+    ground_truth: Any = None
+    """The row's gold answers as the data file has them, with the form that the row requests."""
 
     @property
     def tool_turns(self) -> list[Turn]:
@@ -85,18 +89,21 @@ def make_trajectory(
     extra_info: dict | None = None,
     scores: dict | None = None,
 ) -> Trajectory:
+    pages: dict[int, list[str]] = {}
+    for search in record.get("searches", []):
+        pages.setdefault(search["turn"], []).extend(search["pages"])
     turns = [
         Turn(
             text,
             [call for call in record.get("calls", []) if call["turn"] == number],
             observation,
             rewards[number] if number < len(rewards) else None,
+            pages.get(number),
         )
         for number, (text, observation) in enumerate(texts)
     ]
-    return Trajectory(
-        turns, gold_answers(truth), record["stop_reason"], outcome, dict(extra_info or {}), dict(scores or {})
-    )
+    more = outcome, dict(extra_info or {}), dict(scores or {}), truth
+    return Trajectory(turns, gold_answers(truth), record["stop_reason"], *more)
 
 
 @dataclass(frozen=True)
