@@ -29,7 +29,7 @@ from omegaconf import OmegaConf
 
 from verl_credit.cli.fidelity.policies import Policy, policies_of, step_numbers
 from verl_credit.config.keys.reads import HIDDEN
-from verl_credit.config.settings import LAPO, CreditSettings
+from verl_credit.config.settings import CreditSettings
 from verl_credit.credit.plugins import find_turn_mode
 from verl_credit.credit.turn.turn_credit import credit_of
 from verl_credit.credit.turn.values import States, crossfit, group_features, loo_mean
@@ -51,7 +51,7 @@ from verl_credit.turns.anchors import anchor_table
 from verl_credit.turns.assign import CreditRun, StepInputs, step_inputs
 from verl_credit.turns.gains import plan_gains
 from verl_credit.turns.hidden import hidden_table, since_last_turns
-from verl_credit.turns.signals.known import LapoSignal, find_signal
+from verl_credit.turns.signals.known import find_signal
 from verl_credit.turns.signals.signal import StepRows
 from verl_credit.worlds.rollouts.rollout import Groups
 
@@ -157,13 +157,11 @@ def learned(
 
 
 def others(subject: Subject, tables: TurnTables, groups: Groups) -> list[Credit]:
-    """GAGPO without turn rewards, as it is by default, and modes whose turn reward is LAPO, provenance, or a gain under the
-    frozen start of the run; modes whose states are clusters of hidden states."""
-    rows, inputs = step_rows(subject, groups, "calibadv", LAPO, turn_params={"evidence": "sigmoid"})
-    reward_B_K, has_B_K = LapoSignal(LAPO).rewards(rows)
-    lapo = replace(tables, reward_B_K=reward_B_K, has_reward_B_K=has_B_K)
-    bare = replace(tables, reward_B_K=torch.zeros_like(reward_B_K), has_reward_B_K=torch.zeros_like(has_B_K))
+    """GAGPO without turn rewards, as it is by default, and modes whose turn reward is provenance, or a gain under the frozen
+    start of the run; modes whose states are clusters of hidden states."""
+    rows, inputs = step_rows(subject, groups, "calibadv", "none")
     reward_B_K, has_B_K = find_signal("provenance", {}).rewards(rows)
+    bare = replace(tables, reward_B_K=torch.zeros_like(reward_B_K), has_reward_B_K=torch.zeros_like(has_B_K))
     shown = replace(tables, reward_B_K=reward_B_K, has_reward_B_K=has_B_K)
     gap, log_ratio = (of_the_start(subject, groups, kind) for kind in ("log_gap", "log_prob_diff"))
     trace = replace(tables, reward_B_K=gap[0], has_reward_B_K=gap[1])
@@ -172,8 +170,6 @@ def others(subject: Subject, tables: TurnTables, groups: Groups) -> list[Credit]
     credits = []
     for name, of, mode, options in (
         ("gagpo", bare, "gagpo", {}),
-        ("turn-group-v1d, lapo, alpha 0.3", lapo, "turn-group-v1d", {"alpha": 0.3}),
-        ("calibadv, lapo", lapo, "calibadv", {"evidence": "sigmoid"}),
         ("trace, frozen start", trace, "trace", {}),
         ("cigpo, frozen start", cigpo, "separate", {"gamma": 0.0, "gain_scale": 0.2}),
         ("turn-group-v1d, provenance, alpha 0.3", shown, "turn-group-v1d", {"alpha": 0.3}),
@@ -221,7 +217,7 @@ def step_rows(
     with subject.forward() as forward:
         plan = plan_gains(batch, settings, subject.tokenizer)
         inputs = step_inputs(run, plan, forward, {}, step=1, planned_steps=1)
-    gains = inputs.gain_B_K, inputs.has_gain_B_K, inputs.scored_B
+    gains = inputs.gain_B_K, inputs.has_gain_B_K
     return StepRows(batch, subject.tokenizer.decode, *outcomes_of(groups), *gains), inputs
 
 

@@ -36,7 +36,6 @@ REFUSED = [  # what is given: overrides of recipe lab, or the name of another re
     "algorithm.info_gain_scorer=reference",
     f"{BYPASS}=true algorithm.info_gain_scorer=rows algorithm.transform_mode=gtpo "
     "algorithm.uncertainty_kind=shannon_entropy",
-    "algorithm.turn_signal=lapo algorithm.info_gain_scorer=branch",
     f"{MODE}=turn-group algorithm.info_gain_curriculum.gain=[1,0.5]",
     f"{MODE}=joint {CLIP}=true",
     f"{MODE}=turn_gae",

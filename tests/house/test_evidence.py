@@ -177,15 +177,6 @@ def test_exact_bias_at_a_tiny_size_has_the_numbers_of_the_published_run(raw, tmp
             ), row[:4]
 
 
-def test_the_numbers_of_lapo_on_real_text_are_those_of_its_questions():
-    """The archive's gains of the same pages are in the published rows."""
-    numbers = json.loads((EVIDENCE / "real/numbers.json").read_text())
-    (of_lapo,) = (part for name, part in numbers.items() if name.startswith("LAPO"))
-    rows = of_lapo.pop("lapo of both, information gain of both, per question")
-    found = module("real/lapo.py").summary([{"lapo": row[:2], "info_gain": row[2:]} for row in rows])
-    assert found == {name: pytest.approx(value, abs=1e-3) for name, value in of_lapo.items()}
-
-
 def test_the_tables_of_the_lab_are_those_of_the_archive(raw, capsys):
     start("lab/summarize.py", raw / "lab/results")
     assert capsys.readouterr().out == (EVIDENCE / "lab/tables.md").read_text()

@@ -8,10 +8,23 @@ from __future__ import annotations
 LAST = "23dae403"
 """The commit that last had what the tables below call gone."""
 
+
+def no_more(reason: str, commit: str = LAST) -> str:
+    """The remedy for what has no successor: why it went, and the commit that last had it."""
+    return f"leave it out: {reason} (commit {commit} last had it)"
+
+
 KEYS: dict[str, str] = {}
 """A key, or the section of a key, and what to write in its place; `no_more` where there is nothing to write."""
 
-VALUES: dict[tuple[str, str], str] = {}
+_SIGNAL = "algorithm.turn_signal"
+VALUES: dict[tuple[str, str], str] = {
+    (_SIGNAL, "lapo"): f"info_gain: measured, lapo points worse than GRPO (commit {LAST} last had it)",
+    (
+        _SIGNAL,
+        "infopo",
+    ): f"info_gain, or a signal of yours: nothing was measured with it (commit {LAST} last had it)",
+}
 """A key with a value that it accepted, and what to write in its place; `no_more` where there is nothing to write."""
 
 PATHS: dict[str, str] = {
@@ -24,11 +37,6 @@ PATHS: dict[str, str] = {
     for home in homes
 }
 """A dotted path, or a module, that a recipe may name, and its place now."""
-
-
-def no_more(reason: str, commit: str = LAST) -> str:
-    """The remedy for what has no successor: why it went, and the commit that last had it."""
-    return f"leave it out: {reason} (commit {commit} last had it)"
 
 
 def gone_key(key: str) -> str:

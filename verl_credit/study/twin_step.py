@@ -172,10 +172,6 @@ class TwinHost(PackedForward):
         with self._reference.packing():
             return PackedRows(self._reference).score_rows(rows)
 
-    def written(self) -> list[torch.Tensor]:
-        log_prob_B_T = self._fields["old_log_probs"]
-        return [row[: len(ids)] for row, ids in zip(log_prob_B_T, self.responses, strict=True)]
-
     def measured(self, turns: TurnBatch) -> tuple[torch.Tensor, dict[str, float]]:
         made = self._go_on(self._fields["old_log_probs"])
         return made.measured(turns, [str(group) for group in self._group_B.tolist()]), made.metrics()

@@ -203,24 +203,6 @@ def test_searching_depends_on_the_index_and_on_the_cores():
     assert seconds({**indexed(), "plan": {"search_core_seconds": 0.85}}) == pytest.approx(flat * 2)
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "said"),
-    [
-        ({"turn_signal": "infopo"}, ["infopo"]),
-        ({"turn_signals": {"lapo": 1.0, "infopo": 1.0}}, ["infopo", "lapo"]),
-        ({"turn_signal": "lapo"}, ["lapo"]),
-        ({"turn_signal": "infopo", "info_gain_norm_mode": "none"}, []),
-        ({"turn_signal": "tool_reward"}, []),
-    ],
-)
-def test_what_infopo_and_lapo_score_is_said_not_to_be_counted(algorithm, said):
-    plan = make_plan(changed("algorithm", {"info_gain_norm_mode": "joint"} | algorithm))
-    found = [
-        name for name in ("infopo", "lapo") if any(f"signal {name} scores is not" in n for n in plan.notes)
-    ]
-    assert found == said
-
-
 @pytest.mark.parametrize("place", ["elsewhere", "device"])
 def test_searching_that_is_not_counted_is_said(place):
     plan = make_plan(indexed(place=place))

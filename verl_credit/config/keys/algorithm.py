@@ -24,7 +24,7 @@ from verl_credit.names import ADV_ESTIMATOR
 
 AUTO = "auto"
 DETECTORS = ("grams", "anchors")
-TURN_SIGNALS = (AUTO, "none", "info_gain", "infopo", "lapo", "tool_reward", "column:NAME")
+TURN_SIGNALS = (AUTO, "none", "info_gain", "tool_reward", "column:NAME")
 SCORERS = (AUTO, "branch", "rows", "server", "reference")
 
 AtLeast0 = Annotated[float, Field(ge=0)]
@@ -151,7 +151,7 @@ class Algorithm(Section):
     turn_params: Params = {}
     """Options of the turn mode that have no key of their own (`verl-credit modes` lists them)."""
     turn_signal: Annotated[named(TURN_SIGNALS), When(reads.turn_level)] = AUTO
-    """Turn reward: info_gain, infopo, lapo, tool_reward, column:NAME, none, my_module.f; auto: the mode's."""
+    """Turn reward: info_gain, tool_reward, column:NAME, none, my_module.f; auto: the mode's."""
     turn_signals: Annotated[
         dict[str, float] | None,
         Expected("null, or a mapping of turn signals to weights"),
@@ -216,31 +216,31 @@ class Algorithm(Section):
     """The epsilon of log_gap, with which a sure answer has a finite value."""
     info_gain_first_turn: Annotated[Literal[tuple(FIRST_TURN)], When(reads.gains)] = "prior"
     """prior: the first turn's gain is measured against the bare prompt. none: the first turn has no gain (released code)."""
-    info_gain_context: Annotated[Literal["observation", "call"], When(reads.gold)] = "observation"
+    info_gain_context: Annotated[Literal["observation", "call"], When(reads.gains)] = "observation"
     """observation: the context includes what the turn's search returned. call: it ends at the call (released code)."""
     info_gain_template: Annotated[
-        str, Field(pattern=r"^auto$|\{answer\}"), Expected("auto, or a text with {answer}"), When(reads.gold)
+        str, Field(pattern=r"^auto$|\{answer\}"), Expected("auto, or a text with {answer}"), When(reads.gains)
     ] = AUTO
     """The text scored after each context: a text with {answer}; auto: the form of the row's answers, a tag or a box."""
     info_gain_prefix: Annotated[
         str,
         Predicate(lambda prefix: "{answer}" not in prefix),
         Expected('auto, the text between a context and algorithm.info_gain_template, or "" for none'),
-        When(reads.gold),
+        When(reads.gains),
     ] = AUTO
     """Written before the template. auto: what the chat template writes before an answer, as Qwen3's empty thought."""
-    info_gain_aliases: Annotated[Literal["max", "mean", "first"], When(reads.gold)] = "max"
+    info_gain_aliases: Annotated[Literal["max", "mean", "first"], When(reads.gains)] = "max"
     """The probability of several gold answers: the highest, their mean, or the first answer's."""
-    info_gain_scorer: Annotated[Literal[SCORERS], When(reads.scorer)] = AUTO
+    info_gain_scorer: Annotated[Literal[SCORERS], When(reads.gains)] = AUTO
     """branch: answers join their rows' old_log_probs forward; rows: a row for every context; server: the rollout server;
     reference: rows, by the frozen reference; auto: branch where the model's layers and attention allow it (families.md),
     else rows."""
-    info_gain_every: Annotated[int, Field(ge=1), When(reads.scorer)] = 1
+    info_gain_every: Annotated[int, Field(ge=1), When(reads.gains)] = 1
     """Gains are measured in every n-th step; the steps between are plain GRPO."""
-    info_gain_warmup_steps: Annotated[Count, When(reads.scorer)] = 0
+    info_gain_warmup_steps: Annotated[Count, When(reads.gains)] = 0
     """Steps at the start without a turn level."""
     info_gain_curriculum: Curriculum = Field(default_factory=Curriculum)
-    info_gain_on_error: Annotated[Literal["raise", "drop", "zero"], When(reads.scorer)] = "raise"
+    info_gain_on_error: Annotated[Literal["raise", "drop", "zero"], When(reads.gains)] = "raise"
     """A gain that cannot be scored stops the run, is missing (drop), or is 0; credit/gain/failed_rows counts them."""
     gamma: Annotated[
         Share, When(lambda s: not s.turn_estimator or "gamma" in s.algorithm.turn_mode.options)

@@ -27,7 +27,7 @@ def transform(s) -> TokenTransform:
     return TRANSFORMS.get(s.algorithm.transform_mode, TokenTransform())
 
 
-gains, gold, scorer = map(attrgetter, ("scores_gain", "scores_gold", "uses_scorer"))
+gains = attrgetter("scores_gain")
 searches, canonical = attrgetter("search.max_searches"), attrgetter("algorithm.canonical_transform")
 
 

@@ -111,9 +111,6 @@ class V1Host:
     def hidden(self) -> list[torch.Tensor]:
         return list(store.read(self.batch, HIDDEN_STATES)[HIDDEN_STATES].unbind())
 
-    def written(self) -> list[torch.Tensor]:
-        return list(store.read(self.batch, "old_log_probs")["old_log_probs"].unbind())
-
     def score_rows(self, rows: Sequence[ScoreRow]) -> torch.Tensor:
         with self._weights_of_sync():
             return score_rows(self.workers, self.config, rows)

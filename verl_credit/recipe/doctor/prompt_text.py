@@ -27,7 +27,7 @@ ARGUMENTS = "+data.apply_chat_template_kwargs"
 def check_prefix(context: Context) -> Result:
     """Decides ``info_gain_prefix=auto``, and says what precedes a scored answer, which may be inside a thought."""
     settings = context.settings
-    if not settings.scores_gold:
+    if not settings.scores_gain:
         return skipped("no gold answer is scored")
     given, arguments = settings.algorithm.info_gain_prefix, settings.chat_template_kwargs
     try:
