@@ -57,7 +57,6 @@ REFUSED = [  # what is given: overrides of recipe lab, or the name of another re
     f"{KWARGS}.format_penalty=null",
     "reward.reward_manager.name=dapo",
     "algorithm.transform_mode=gtpo_sepa algorithm.sepa.steps=0",
-    "algorithm.transform_mode=gtpo_hicra algorithm.planning.detector=anchors",
     "actor_rollout_ref.model.path='~no_one/model'",
     "actor_rollout_ref.rollout.multi_turn.function_tool_path=3",
 ]

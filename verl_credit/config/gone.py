@@ -14,11 +14,16 @@ def no_more(reason: str, commit: str = LAST) -> str:
     return f"leave it out: {reason} (commit {commit} last had it)"
 
 
-KEYS: dict[str, str] = {}
+_ENCODER = "the planning detector by a sentence encoder was in no recipe, and nothing was measured with it"
+KEYS: dict[str, str] = {
+    "algorithm.planning.model": no_more(_ENCODER),
+    "algorithm.planning.threshold": no_more(_ENCODER),
+}
 """A key, or the section of a key, and what to write in its place; `no_more` where there is nothing to write."""
 
 _SIGNAL = "algorithm.turn_signal"
 VALUES: dict[tuple[str, str], str] = {
+    ("algorithm.planning.detector", "anchors"): f"grams: {_ENCODER} (commit {LAST} last had it)",
     (_SIGNAL, "lapo"): f"info_gain: measured, lapo points worse than GRPO (commit {LAST} last had it)",
     (
         _SIGNAL,

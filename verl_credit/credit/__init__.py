@@ -12,7 +12,6 @@ from verl_credit.credit.outcome import (
     reinforce_pp,
     rloo,
 )
-from verl_credit.credit.planning.anchors import planning_mask_by_anchors
 from verl_credit.credit.planning.planning import STRATEGIC_GRAMS, planning_mask
 from verl_credit.credit.token.gtpo import entropy_mask, gtpo_weights, hicra, sepa_amp, sepa_amp_c, sepa_pool
 from verl_credit.credit.token.gtpo_canonical import CANONICAL, grpo_s, gtpo_canonical
@@ -43,7 +42,7 @@ __all__ = [
     "AGG_MODES", "FIRST_TURN", "INFO_GAIN_NORM_MODES", "INFO_GAIN_TYPES", "RATIO_LEVELS", "STRATEGIC_GRAMS",
     "TRANSFORM_MODES", "UNCERTAINTY_KINDS", "GroupStats", "InfoGain", "SepaController", "Tables", "TokenCredit",
     "TurnCredit", "TurnMode", "TurnTable", "aggregate", "entropy_mask", "exact_anchors", "group_counts",
-    "group_stats", "gtpo_weights", "hicra", "info_gain", "planning_mask", "planning_mask_by_anchors",
+    "group_stats", "gtpo_weights", "hicra", "info_gain", "planning_mask",
     "sepa_amp", "sepa_amp_c", "sepa_pool", "similar_anchors", "spread", "token_credit", "turn_credit",
     "turn_policy_loss", "turn_table", "uncertainty", "z_score",
     # Bounds of an operator's options, as their annotations.

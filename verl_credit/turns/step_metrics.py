@@ -227,7 +227,7 @@ def check_planning_has_signal(step: StepCredit) -> None:
         raise IntegrityError(
             f"algorithm.transform_mode={pipeline.transform_mode} needs planning tokens, but "
             f"algorithm.planning.detector={pipeline.planning.detector} found none in the first step: the policy's texts "
-            "contain none of the phrases looked for (algorithm.strategic_grams, algorithm.planning.threshold)"
+            "contain none of the phrases looked for (algorithm.strategic_grams)"
         )
 
 

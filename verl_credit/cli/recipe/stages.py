@@ -229,11 +229,6 @@ def _token(pipeline: Algorithm) -> Iterator[Stage]:
         )
     if transform.needs_planning:
         says, cost = "which tokens plan rather than execute", "one pass over the text (evidence/credit)"
-        if pipeline.planning.detector == "anchors":
-            says, cost = (
-                f"sentences near those of {pipeline.planning.model}",
-                "an encoder pass over every sentence",
-            )
         text = "the decoded text of every trajectory"
         yield Stage("planning mask", pipeline.planning.detector, says, text, cost)
     if transform.uses_sepa_controller:

@@ -10,7 +10,6 @@ from pydantic import Field
 
 from verl_credit.config.keys import reads
 from verl_credit.config.keys.continuations import Continuations
-from verl_credit.config.keys.run import Folder
 from verl_credit.config.keys.section import Expected, Section, When
 from verl_credit.credit.outcome import OUTCOME_OPERATORS
 from verl_credit.credit.plugins import find_turn_mode
@@ -23,7 +22,7 @@ from verl_credit.credit.turn.modes import MODES
 from verl_credit.names import ADV_ESTIMATOR
 
 AUTO = "auto"
-DETECTORS = ("grams", "anchors")
+DETECTORS = ("grams",)
 TURN_SIGNALS = (AUTO, "none", "info_gain", "tool_reward", "column:NAME")
 SCORERS = (AUTO, "branch", "rows", "server", "reference")
 
@@ -104,11 +103,7 @@ class Canonical(Section):
 
 class Planning(Section):
     detector: Annotated[named(DETECTORS), When(reads.planned)] = "grams"
-    """Finds planning tokens: grams, anchors, or my_module.my_detector."""
-    model: Annotated[Folder | None, When(reads.by_anchors)] = None
-    """Folder of a sentence encoder in Hugging Face format (anchors)."""
-    threshold: Annotated[float, Field(ge=-1, le=1), When(reads.by_anchors)] = 0.02
-    """A sentence plans when its similarity to an anchor is above this."""
+    """Finds planning tokens: grams, or my_module.my_detector."""
 
 
 class TurnJudge(Section):

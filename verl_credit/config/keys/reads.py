@@ -133,9 +133,5 @@ def uncertain(s) -> bool:
     return weighted(s) or canonical(s)
 
 
-def by_anchors(s) -> bool:
-    return planned(s) and s.algorithm.planning.detector == "anchors"
-
-
 def own_transform(s) -> bool:
     return s.algorithm.own_transform or canonical_kind(s.algorithm.uncertainty_kind) is None
