@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
+from verl_credit.config.engines import engine_named
 from verl_credit.config.resolved import Config, select
 from verl_credit.config.settings import CreditSettings
 from verl_credit.names import AGENT_NAME
@@ -26,7 +27,6 @@ DEFAULT = "actor_rollout_ref.rollout.agent.default_agent_loop"
 SHORT_ANSWER = 8  # tokens of the answer tag and a short answer, which follow every context
 SERVED_ANSWER = 256  # tokens reserved for an answer that the server scores, with header, prefix and template
 DRAWN = 1  # a server draws a token even when it only scores
-UNUSED = {"sglang": 1}  # positions of max_model_len that verl's server of an engine never fills
 
 
 class Scorer(Protocol):
@@ -85,7 +85,7 @@ def engine_tokens(row: int, served: bool, answer: int = SERVED_ANSWER, *, engine
 
     ``served``: the rollout server scores answers after the row (info_gain_scorer=server). ``engine``: ``rollout.name``.
     """
-    return row + served * (answer + DRAWN) + UNUSED.get(engine, 0)
+    return row + served * (answer + DRAWN) + engine_named(engine).unused
 
 
 def does_not_fit(context: int, answer: int, max_model_len: int | None) -> str:

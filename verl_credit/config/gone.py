@@ -14,21 +14,34 @@ def no_more(reason: str, commit: str = LAST) -> str:
     return f"leave it out: {reason} (commit {commit} last had it)"
 
 
+_STATES = "states by hidden states won nothing over equal observations"
+_AGAIN = "at equal rollouts continuations lost to more questions at every horizon that was measured"
 _ENCODER = "the planning detector by a sentence encoder was in no recipe, and nothing was measured with it"
+
 KEYS: dict[str, str] = {
+    "fork_workers": f"leave it out: every worker starts Python itself (commit {LAST} last had forks)",
+    "phase_memory": no_more("`plan` counts the phases' memory"),
+    "prompt_date": no_more("the start warns of a chat template that writes today's date"),
+    "plan.encoder_core_seconds": "plan.search_core_seconds=SECONDS of index and encoder",
     "algorithm.planning.model": no_more(_ENCODER),
     "algorithm.planning.threshold": no_more(_ENCODER),
+    "algorithm.turn_continuations": no_more(_AGAIN),
+    "algorithm.turn_anchor_similarity": no_more("no recipe set it, and no measurement used it"),
+    "algorithm.turn_anchor_distance": no_more(_STATES),
+    "algorithm.turn_anchor_layer": no_more(_STATES),
 }
 """A key, or the section of a key, and what to write in its place; `no_more` where there is nothing to write."""
 
-_SIGNAL = "algorithm.turn_signal"
+_TURNS, _SIGNAL, _ANCHOR, _VALUES = (
+    f"algorithm.{name}" for name in ("info_gain_norm_mode", "turn_signal", "turn_anchor", "turn_values")
+)
 VALUES: dict[tuple[str, str], str] = {
-    ("algorithm.planning.detector", "anchors"): f"grams: {_ENCODER} (commit {LAST} last had it)",
+    (_TURNS, "bipace"): f"gigpo: bipace was not told apart from GRPO (commit {LAST} last had it)",
     (_SIGNAL, "lapo"): f"info_gain: measured, lapo points worse than GRPO (commit {LAST} last had it)",
-    (
-        _SIGNAL,
-        "infopo",
-    ): f"info_gain, or a signal of yours: nothing was measured with it (commit {LAST} last had it)",
+    (_SIGNAL, "infopo"): f"info_gain: nothing was measured with infopo (commit {LAST} last had it)",
+    (_ANCHOR, "hidden"): f"observation or prefix: {_STATES} (commit {LAST} last had them)",
+    (_VALUES, "monte_carlo"): f"features, and more questions a step: {_AGAIN} (commit {LAST} last had them)",
+    ("algorithm.planning.detector", "anchors"): f"grams: {_ENCODER} (commit {LAST} last had it)",
 }
 """A key with a value that it accepted, and what to write in its place; `no_more` where there is nothing to write."""
 

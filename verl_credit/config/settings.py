@@ -144,14 +144,9 @@ def _pipeline(a: Algorithm) -> list[str]:
             parts.append(f"hicra={a.hicra.alpha:g}")
         if transform.needs_planning:
             parts.append(f"planning={a.planning.detector}")
-    if a.turn_values == reads.MONTE_CARLO:
-        c = a.turn_continuations
-        parts.append(
-            f"values={a.turn_values} states={c.states} count={c.count} every={c.every} choose={c.choose}"
-        )
-    if a.observed_values not in (None, reads.LEAVE_ONE_OUT):
+    if a.turn_values is not None:
         fit = f" ridge={a.turn_values_ridge:g} replay={a.turn_values_replay}"
-        parts.append(f"values={a.observed_values}{fit if a.observed_values != reads.CRITIC else ''}")
+        parts.append(f"values={a.turn_values}{fit if a.turn_values != reads.CRITIC else ''}")
     if a.tied_groups != "keep":
         parts.append(f"tied_groups={a.tied_groups}")
     return parts

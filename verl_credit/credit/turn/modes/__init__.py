@@ -6,7 +6,7 @@ from verl_credit.credit.turn.modes import gigpo, graph, joint, mt_grpo, progress
 MODES: dict[str, TurnMode] = {function.mode.name: function.mode for function in (
     joint.none, joint.joint, joint.separate,
     turn_group.turn_group, turn_group.turn_group_v1d, turn_group.turn_group_unbiased, turn_group.leave_one_out,
-    gigpo.gigpo, gigpo.hgpo, graph.bipace, graph.g2po,
+    gigpo.gigpo, gigpo.hgpo, graph.g2po,
     mt_grpo.mt_grpo, progress.progress, progress.turn_gae,
 )}  # fmt: skip
 
