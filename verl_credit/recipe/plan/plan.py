@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from verl_credit.config.settings import INFOPO, LAPO
+from verl_credit.credit.turn.value_providers import PROVIDERS
 from verl_credit.errors import ConfigError, unknown_key
 from verl_credit.names import ROLLOUT_NAME
 from verl_credit.recipe.plan.assumptions import Assumptions
@@ -184,10 +185,9 @@ def _notes(job: Job, hw: Hardware, assumed: Assumptions, index: Index, algorithm
         notes.append(
             "what the turn signal lapo scores is not counted: as many rows more as the step has turns"
         )
-    if algorithm.get("turn_values") == "critic":
-        notes.append(
-            "memory, time and disk of the critic are not counted: nearly those of the policy's update again"
-        )
+    provider = PROVIDERS.get(algorithm.get("turn_values"))
+    if provider is not None and provider.uncounted:
+        notes.append(provider.uncounted)
     if searches and index.place != "host" and not assumed.search_core_seconds:
         where = "on the device" if index.place == "device" else "elsewhere"
         return [*notes, f"the index is {where}: the time of its searches is not counted"]
