@@ -36,7 +36,7 @@ TRAINING_MODES = (TRAINER_MODE, *ASYNC_MODES)
 MEASURE_MODE = "credit_fidelity"
 TRAINER_MODES = (*TRAINING_MODES, MEASURE_MODE)
 """The trainers, and the one that `verl-credit fidelity` starts, which makes no step."""
-ROLLOUT_NAME, SGLANG = "hf", "sglang"
+ROLLOUT_NAME = "hf"
 MCP_TOOL = "verl_credit.host.rollout.mcp_tool.MCPTool"
 """``class_name`` of an MCP tool in the tool file."""
 VLLM_EXTENSION = "verl_credit.host.vllm_rollout.worker_extension.WorkerExtension"

@@ -18,8 +18,9 @@ from verl_credit.cli.recipe.differences import (
     number,
     read_side,
 )
+from verl_credit.config.resolved import flat_values
 from verl_credit.errors import ConfigError
-from verl_credit.recipe.compose import ABSENT, Default, changed_values, defaults, flat_values
+from verl_credit.recipe.compose import ABSENT, Default, changed_values, defaults
 from verl_credit.records.run.files import METRICS, VALIDATION, append_json
 from verl_credit.records.run.versions import VERSIONS, installed_versions, read_versions, write_versions
 

@@ -11,9 +11,9 @@ from verl_credit.cli.another_run import RECIPE
 from verl_credit.cli.fidelity import by_run
 from verl_credit.cli.fidelity.by_run import why_by_run
 from verl_credit.cli.fidelity.fidelity import fidelity
+from verl_credit.config.resolved import flat_values
 from verl_credit.errors import ExitCode
 from verl_credit.recipe import compose
-from verl_credit.recipe.compose import flat_values
 from verl_credit.recipe.rules import validate
 from verl_credit.study.fidelity.request import REQUEST, RESULT, TABLE, Request
 
@@ -27,7 +27,6 @@ SETTINGS = {
     "steps": None,
     "modes": "none,joint",
     "gradient": False,
-    "swaps": 0,
     "minutes": None,
     "parallel": None,
     "lab": None,
@@ -215,7 +214,6 @@ def test_a_run_without_the_lab_has_to():
             "--lab: not with --engine run, which reads the folders that the run had",
         ),
         ({"continuations": 7}, "--continuations 7: expected an even number of at least 2"),
-        ({"swaps": 2}, "--swaps: not with --engine run"),
         (
             {"split": "dev"},
             "--split dev: --engine run has train (data.train_files) and test (data.val_files)",

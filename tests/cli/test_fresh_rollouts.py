@@ -11,8 +11,8 @@ from kit.stored_rollouts import stored
 from verl_credit.cli import another_run
 from verl_credit.cli.another_run import RECIPE, collect
 from verl_credit.cli.saved_run import saved_step
+from verl_credit.config.resolved import flat_values
 from verl_credit.errors import ConfigError, ExitCode, PreflightError
-from verl_credit.recipe.compose import flat_values
 from verl_credit.records.run.lock import run_lock
 from verl_credit.records.run.tables import ROLLOUTS, table_path
 

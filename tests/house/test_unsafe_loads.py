@@ -18,7 +18,6 @@ PICKLES = ("pickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "mars
 READS = ("load", "loads", "Unpickler", "open")
 SAFE_YAML = re.compile("(C?Safe|C?Base)Loader$")
 ALLOWED = {  # what is found -> why it may stay
-    "verl_credit/recipe/packaged.py: yaml.load(file, LOADER)": "OmegaConf's loader of every recipe, a SafeLoader",
     "verl_credit/credit/laws/laws.py: pickle.loads(pickle.dumps(subject.function))": "its own bytes, of a moment before",
     "verl_credit/recipe/doctor/lengths.py: trust_remote_code=bool(model.get('trust_remote_code'))": (
         "verl's key of the user's model, false unless the user sets it; the run would do the same"

@@ -13,10 +13,9 @@ import omegaconf.base
 import yaml
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, Node, OmegaConf
 
 from verl_credit.recipe import compose
-from verl_credit.recipe.packaged import copied
 
 OWN = ["data.train_files=x", "data.val_files=x", "actor_rollout_ref.model.path=x", "search.url=http://x"]
 GROUPS = (*compose.GROUPS, "credit")
@@ -25,6 +24,23 @@ _load = OmegaConf.load
 yaml.SafeLoader = yaml.CSafeLoader
 yaml.BaseLoader = yaml.CBaseLoader  # reports read a run's settings with it
 omegaconf.base.parse = cache(omegaconf.base.parse)
+
+
+def copied(node: Node, parent: Node | None = None) -> Node:
+    """A deep copy of a configuration, ten times as fast as OmegaConf's: values are plain, and only containers have flags."""
+    new = object.__new__(type(node))
+    values = new.__dict__
+    values.update(node.__dict__, _parent=parent, _flags_cache=None)
+    content = values.get("_content")
+    if isinstance(content, dict | list):
+        metadata = object.__new__(type(node._metadata))
+        metadata.__dict__.update(node._metadata.__dict__, flags=dict(node._metadata.flags or {}))
+        values["_metadata"] = metadata
+        if isinstance(content, dict):
+            values["_content"] = {key: copied(child, new) for key, child in content.items()}
+        else:
+            values["_content"] = [copied(child, new) for child in content]
+    return new
 
 
 _slow = {container: container.__deepcopy__ for container in (DictConfig, ListConfig)}

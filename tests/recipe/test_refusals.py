@@ -6,14 +6,13 @@ import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
-from kit.recipes import check, load_config
+from kit.recipes import check, copied, load_config
 from kit.settings import numbers
 from verl_credit.config.keys import CANONICAL, LOSS, OURS, VERLS, Algorithm, Lab, keys_of, read_section
 from verl_credit.config.keys.section import choices
 from verl_credit.credit.plugins import TransformSpec, UncertaintySpec
 from verl_credit.credit.token.token_transforms import TRANSFORMS
 from verl_credit.errors import ConfigError, unknown_key
-from verl_credit.recipe.packaged import copied
 
 SECTIONS = (*OURS, *VERLS, Lab)
 KEYS = {key.name: key for section in SECTIONS for key in keys_of(section)}
@@ -302,10 +301,10 @@ RULES = [  # (overrides, the first one refused; a part of what is said of it)
     ([BYPASS, BRANCH], "answers ride on the old_log_probs"),
     ([f"{MODEL}.use_fused_kernels=true"], "rows' places"),
     # rollouts
-    ([f"{ROLLOUT}.name=sglang"], "trainer.device=cpu: verl starts SGLang on GPUs alone"),
-    ([f"{SCORER}=server", f"{ROLLOUT}.name=sglang", "trainer.device=cuda"], "SGLang refuses, .* set .*=branch or rows"),
-    ([f"{ROLLOUT}.max_model_len=464", f"{ROLLOUT}.name=sglang", "trainer.device=cuda"], "the last position.* set it to 465"),
-    ([f"{ROLLOUT}.name=trtllm", f"{SCORER}=server"], "tested with hf and vllm"),
+    ([f"{ROLLOUT}.name=sglang"], "trainer.device=cpu: accepted are hf, vllm"),
+    ([f"{SCORER}=server", f"{ROLLOUT}.name=sglang", "trainer.device=cuda"], "SGLang refuses; set .*=branch or rows"),
+    ([f"{ROLLOUT}.max_model_len=464", f"{ROLLOUT}.name=sglang", "trainer.device=cuda"], "and 1 that verl.* set it to 465"),
+    ([f"{ROLLOUT}.name=trtllm", f"{SCORER}=server"], "accepted are hf, vllm, sglang"),
     ([f"{ROLLOUT}.enable_rollout_routing_replay=true"], "verl's FSDP engine replays no routes"),
 ]
 # fmt: on

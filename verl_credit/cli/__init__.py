@@ -1,6 +1,5 @@
 """The `verl-credit` command."""
 
-import gc
 import os
 import sys
 from importlib import import_module
@@ -74,11 +73,7 @@ def main(argv: list[str] | None = None) -> int:
     # `python -m verl.trainer.main_ppo` finds an author's modules in the current folder, and so do Ray's workers.
     if argv is None and os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
-    gc.set_threshold(50_000)  # Python's 700 takes a tenth of a short command: what it imports is no garbage
     try:
         app(argv, prog_name="verl-credit")
     except SystemExit as end:
         return end.code or 0
-    finally:
-        if argv is None:
-            gc.freeze()  # else Python looks for garbage once more when it ends, a sixth of a short command

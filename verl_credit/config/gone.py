@@ -19,6 +19,10 @@ _STATES = "states by hidden states won nothing over equal observations"
 _AGAIN = "at equal rollouts continuations lost to more questions at every horizon that was measured"
 
 KEYS: dict[str, str] = {
+    "fork_workers": f"leave it out: every worker starts Python itself (commit {LAST} last had forks)",
+    "phase_memory": no_more("`plan` counts the phases' memory"),
+    "prompt_date": no_more("the start warns of a chat template that writes today's date"),
+    "plan.encoder_core_seconds": "plan.search_core_seconds=SECONDS of index and encoder",
     "algorithm.turn_continuations": no_more(_AGAIN),
     "algorithm.turn_anchor_similarity": no_more("no recipe set it, and no measurement used it"),
     "algorithm.turn_anchor_distance": no_more(_STATES),

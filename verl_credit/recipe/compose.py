@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import re
 import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
@@ -25,10 +25,10 @@ from yaml import YAMLError
 
 from verl_credit.config.keys import LOSS, defaults_tree
 from verl_credit.config.keys.section import no_value
-from verl_credit.config.resolved import data, resolved
+from verl_credit.config.resolved import flat_values, select
 from verl_credit.errors import ConfigError, ConfigErrors, did_you_mean
-from verl_credit.recipe import files, packaged
-from verl_credit.recipe.auto import decide_auto, decide_lab
+from verl_credit.recipe import files
+from verl_credit.recipe.decisions import decide_auto, decide_lab
 from verl_credit.recipe.family import policy_values
 from verl_credit.recipe.files import folders, recipes_folder, verl_folder
 from verl_credit.recipe.overrides import WrongOverrides, unreadable, wrong_keys
@@ -139,9 +139,14 @@ def _preset_of(
 
 def _departures(config: DictConfig, preset: DictConfig) -> list[str]:
     """Returns ``key=value`` for every credit key that differs from the preset."""
-    ours, theirs = flat_values(config), flat_values(preset)
-    credit = [key for key in ours if key.startswith(("algorithm.", f"{LOSS}."))]
-    return [f"{key}={ours[key]}" for key in credit if key not in theirs or str(ours[key]) != str(theirs[key])]
+
+    def values(config: DictConfig) -> dict[str, str]:
+        sections = {name: select(config, name) for name in (LOSS, "algorithm")}
+        flat = [flat_values(at, name) for name, at in sections.items() if isinstance(at, DictConfig)]
+        return {key: str(value) for one in flat for key, value in one.items()}
+
+    theirs = values(preset)
+    return [f"{key}={value}" for key, value in values(config).items() if theirs.get(key) != value]
 
 
 @contextmanager
@@ -160,17 +165,20 @@ def _quiet() -> Iterator[None]:
 
 
 ConfigStore.instance().store("credit_keys", node=defaults_tree(), package="_global_", provider="verl_credit")
-packaged.register()
-
 
 _READ_DEFAULTS = ("hydra._internal.config_repository", "hydra._internal.defaults_list")
 
 
 def compose_recipe(name: str, overrides: Sequence[str], config_dir: str | None = None) -> DictConfig:
     """Composes files and overrides; ``auto`` is not decided yet."""
-    with initialize_config_dir(str(folders(config_dir)[0]), version_base=None):
+    own, *others = [
+        *folders(config_dir),
+        verl_folder(),
+    ]  # pkg://verl.trainer.config would import verl, which takes seconds
+    path = f"hydra.searchpath=[{','.join(quoted(f'file://{folder}') for folder in others)}]"
+    with initialize_config_dir(str(own), version_base=None):
         try:
-            config = compose(name, list(overrides))
+            config = compose(name, [*overrides, path])
         except (AssertionError, TypeError) as error:
             *_, (frame, _) = walk_tb(error.__traceback__)
             # Hydra reads lists of defaults there, and takes a group's name and choice for texts.
@@ -249,22 +257,6 @@ def defaults() -> dict[str, Default]:
     own = flat_values(OmegaConf.merge(defaults_tree(), ours))
     known = {key: Default(value, "verl_credit") for key, value in own.items()}
     return known | {key: Default(value, "verl") for key, value in verl.items()}
-
-
-def flat_values(config: DictConfig) -> dict[str, object]:
-    """Maps flattened keys to resolved values (a list is one value); "???" where a key or what it refers to has none."""
-    flat: dict[str, object] = {}
-
-    def walk(prefix: str, node: Mapping) -> None:
-        for key, value in node.items():
-            name = f"{prefix}.{key}" if prefix else str(key)
-            if isinstance(value, dict) and value:
-                walk(name, value)
-            else:
-                flat[name] = data(value)
-
-    walk("", resolved(config, keep_missing=True))
-    return flat
 
 
 def changed_values(config: DictConfig) -> list[tuple[str, object, Default]]:

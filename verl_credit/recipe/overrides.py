@@ -10,10 +10,9 @@ from typing import Any
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import OverrideParseException
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from verl_credit.config.keys import place_of
-from verl_credit.config.resolved import written
 from verl_credit.errors import ConfigError, ConfigErrors, printable, unknown_key
 from verl_credit.recipe.older_verl import remedy_of
 from verl_credit.redact import redact_value
@@ -46,7 +45,7 @@ def wrong_keys(base: DictConfig, overrides: Sequence[str], folders: Sequence[Pat
 
     ``folders``: where Hydra looks for groups, whose choice is no value.
     """
-    tree, wrong, added = written(base), {}, []
+    tree, wrong, added = OmegaConf.to_container(base), {}, []
     for override in OverridesParser.create().parse_overrides(list(overrides)):
         key = override.key_or_group
         if any(isdir(folder / key) for folder in folders) or override.is_delete():

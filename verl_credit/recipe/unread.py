@@ -10,7 +10,7 @@ from omegaconf import DictConfig
 
 from verl_credit.config.fit import MOST
 from verl_credit.config.keys import LOSS, Algorithm, PolicyLoss, Search, keys_of, read_section, reads
-from verl_credit.config.resolved import Config, resolved, select
+from verl_credit.config.resolved import Config, select
 from verl_credit.config.settings import CreditSettings
 from verl_credit.credit.token.sepa_controller import auto_can_lead, first_auto_step, first_ramp_step
 from verl_credit.credit.token.uncertainty import canonical_kind
@@ -19,7 +19,7 @@ from verl_credit.names import AGENT_NAME, LOSS_MODE
 from verl_credit.policy.families import SCORER
 from verl_credit.precision import cpu_precision
 from verl_credit.recipe.agent_loops import LISTED, MULTI_TURN, may_call, tools_given
-from verl_credit.recipe.auto import COMPUTES_IN, FULL, compute_dtype
+from verl_credit.recipe.decisions import COMPUTES_IN, FULL, compute_dtype
 from verl_credit.recipe.family import chosen_scorer
 from verl_credit.recipe.rules.engines import overlong_unread
 from verl_credit.recipe.rules.known import handed_on
@@ -174,13 +174,12 @@ def _sepa_without_effect(sepa: dict, steps: int, source: str) -> list[str]:
 
 def idle_lines(config: DictConfig, settings: CreditSettings) -> list[str]:
     """Returns the run's notes: unread keys, parts without effect, keys that are handed on unread, and warnings."""
-    tree = resolved(config)
-    keys = unused(tree, settings)
+    keys = unused(config, settings)
     lines = [f"unused keys: {', '.join(keys)}"] if keys else []
-    lines += [f"without effect: {line}" for line in without_effect(tree, settings)]
+    lines += [f"without effect: {line}" for line in without_effect(config, settings)]
     if others := handed_on(config):
         lines.append(f"handed on as they are, and nothing here reads them: {', '.join(others)}")
-    return lines + [f"warning: {line}" for line in warnings_of(tree)]
+    return lines + [f"warning: {line}" for line in warnings_of(config)]
 
 
 def warnings_of(config: Config) -> list[str]:

@@ -17,7 +17,7 @@ from verl_credit.records.run.events import ROWS_LEFT_OUT, TURNS_CUT
 from verl_credit.redact import redact
 from verl_credit.turns.assign import StepCredit
 from verl_credit.turns.book import NO_TOKEN, STOP_REASONS, TurnBatch
-from verl_credit.turns.mcp.settings import MCP_SERVER
+from verl_credit.turns.mcp import MCP_SERVER
 from verl_credit.turns.search.faults import FAULT_CODES
 from verl_credit.turns.signals.signal import turns_with, turns_without
 

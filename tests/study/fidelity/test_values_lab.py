@@ -138,7 +138,7 @@ def test_the_command_prints_a_table_and_goes_on_where_it_was_cut_off(tiny_lab, t
     assert {"run", "mode", "control"} >= {credit["kind"] for credit in policy["credits"].values()}
     assert "pearson" in policy["credits"]["brought a needed article"]  # the lab's data name them
     assert "none, grpo" in policy["credits"] and json.loads((home / "fidelity.json").read_text()) == result
-    assert policy["gradients"] == policy["headroom"] == policy["swaps"] == {}
+    assert policy["gradients"] == policy["headroom"] == {}
     (home / "values.jsonl").write_text("\n".join(values.splitlines()[:2]) + "\n")
     assert command(capsys, *words)[0] == 0
     assert (home / "values.jsonl").read_text().splitlines()[:2] == values.splitlines()[:2]

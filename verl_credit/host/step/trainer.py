@@ -83,7 +83,7 @@ class CreditSteps(PPOTrainer):
         super()._init_resource_pool_mgr()
         # A worker gets this part of the configuration.
         with open_dict(self.config.actor_rollout_ref) as workers:
-            workers.run_dir, workers.phase_memory = self.config.run_dir, self.config.phase_memory
+            workers.run_dir = self.config.run_dir
         for role in (Role.Actor, Role.ActorRollout, Role.ActorRolloutRef, Role.RefPolicy):
             if role in self.role_worker_mapping:
                 self.role_worker_mapping[role] = ray.remote(self.WORKER)
@@ -130,13 +130,11 @@ class CreditSteps(PPOTrainer):
         super().on_sample_begin()
         prompts = self.config.data.train_batch_size // self.parameter_sync_step
         self.watch.begin(prompts * self.config.actor_rollout_ref.rollout.n)
-        self.recorder.sampling()
 
     def on_sample_end(self):
         """The rollouts are finished; verl's trainer puts the rollout engine to sleep."""
-        self.recorder.sampled()
         super().on_sample_end()
-        self.recorder.asleep(self.global_steps)
+        self.recorder.stage("the first rollouts are finished")
 
     def _balance_batch(self, batch, metrics, *args, **kwargs):
         """Orders the sampled rows and stops on failed rollouts, because no earlier hook sees these rows."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 
+from verl_credit.config.engines import engine_named
 from verl_credit.errors import ConfigError
 from verl_credit.policy.log_prob_path import FLASH, log_prob_path
 
@@ -174,9 +175,10 @@ def read_job(config: Mapping, *, flash_attn: bool) -> Job:
         val_modes=tuple(get("evaluation.modes", ["greedy"])),
         named=tuple(get("keep_checkpoints", ())),
     )
-    if not on_cpu and job.engine != "hf" and not get.flag(f"{_R}.enforce_eager", False):
+    engine = engine_named(job.engine)
+    if not on_cpu and not engine.ours and not get.flag(f"{_R}.enforce_eager", False):
         job = replace(job, graphs=_graphs(get, job.max_seqs))
-    if job.engine != "hf" and devices % job.tensor_parallel:
+    if engine.splits and devices % job.tensor_parallel:
         key = f"{_R}.tensor_model_parallel_size"
         raise ConfigError(f"{key}={job.tensor_parallel} does not divide {devices} devices", key=key)
     update = _tokens(get, f"{_A}.use_dynamic_bsz", f"{_A}.ppo", job, job.mini_batch * job.rollouts)

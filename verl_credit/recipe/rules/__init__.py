@@ -6,18 +6,19 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from verl_credit.address import loopback, urls_of
+from verl_credit.config.engines import ENGINE, engine_of
 from verl_credit.config.fit import DEFAULT
 from verl_credit.config.keys import AUTO, LOSS, OURS, VERLS, PolicyLoss, read_section
 from verl_credit.config.keys.section import Section, no_value
-from verl_credit.config.resolved import Config, Tree, leaves, resolved, select, written
+from verl_credit.config.resolved import Config, leaves, select
 from verl_credit.config.settings import CreditSettings
 from verl_credit.credit.turn.modes import modes_that
 from verl_credit.errors import ConfigError
-from verl_credit.names import ADV_ESTIMATOR, LOSS_MODE, ROLLOUT_NAME, TURN_AGENT
+from verl_credit.names import ADV_ESTIMATOR, LOSS_MODE, TURN_AGENT
 from verl_credit.recipe.agent_loops import may_call
 from verl_credit.recipe.family import validate_family
 from verl_credit.recipe.rules.engines import (
@@ -47,32 +48,32 @@ from verl_credit.redact import redact
 WORD = 63  # bits of a whole number that tensors and floating-point arithmetic take; verl does not check
 
 
-def validate(config: DictConfig, refused: Iterable[ConfigError] = ()) -> None:
+def validate(config: Config, refused: Iterable[ConfigError] = ()) -> None:
     """Raises ConfigError for a fault, and ConfigErrors for several: of keys, then of values, then of combinations.
 
     ``refused``: what was wrong with the overrides, which ``config`` is composed without.
     """
-    plain = written(config)
+    plain = OmegaConf.to_container(config)
     found = Refusals(refused, plain)
     try:
         values = list(leaves(plain))
         found.collect(validate_older, values)
-        found.collect(validate_keys, config, plain)
+        found.collect(validate_keys, config)
         found.collect(validate_homes, values)
         for error in _too_long(values):
             found.add(error)
             found.finish()  # the other numbers may be made of it
-        tree = _resolved(config, plain)
+        _resolve(config)
     except OmegaConfBaseException as error:  # a key is absent, is ???, or refers to nothing
         found.add(no_value(str(error.full_key), error))
         found.finish(error)
     except ConfigError as error:
         found.add(error)
         found.finish()
-    found.collect(_wrong_values, tree)
-    with_defaults(tree, found.errors)
+    found.collect(_wrong_values, config)
+    config = with_defaults(config, found.errors)
     try:
-        settings = CreditSettings.from_config(tree)
+        settings = CreditSettings.from_config(config)
     except ConfigError as error:
         found.add(error)
         found.finish()
@@ -80,14 +81,14 @@ def validate(config: DictConfig, refused: Iterable[ConfigError] = ()) -> None:
         found.finish()
         raise
     for rule in RULES:
-        found.collect(rule, tree, settings)
+        found.collect(rule, config, settings)
     found.finish()
 
 
-def _wrong_values(tree: Tree) -> Iterator[ConfigError]:
-    for section in _sections(tree):
+def _wrong_values(config: Config) -> Iterator[ConfigError]:
+    for section in _sections(config):
         try:
-            read_section(section, tree)
+            read_section(section, config)
         except ConfigError as error:
             yield error
 
@@ -102,14 +103,13 @@ def _too_long(values: list[tuple[str, Any]]) -> Iterator[ConfigError]:
             return
 
 
-def _resolved(config: DictConfig, plain: dict[str, Any]) -> Tree:
+def _resolve(config: Config) -> None:
     """Resolves every interpolation, because it must not fail later in a worker."""
     try:
-        return resolved(config, plain)
+        OmegaConf.to_container(config, resolve=True)
     except OmegaConfBaseException:
         for section in _sections(config):  # a declared key without a value comes before one that refers to it
             read_section(section, config)
-        OmegaConf.to_container(config, resolve=True)
         raise
 
 
@@ -119,7 +119,7 @@ def _sections(config: Config) -> list[type[Section]]:
     return [section for section in (*own, *OURS, *VERLS) if section is not PolicyLoss]
 
 
-def _reached_from_everywhere(config: Tree, settings: CreditSettings) -> Iterator[ConfigError]:
+def _reached_from_everywhere(config: Config, settings: CreditSettings) -> Iterator[ConfigError]:
     """Checks that every node reaches the search servers, because agent loops run on all nodes."""
     nodes = config.trainer.nnodes
     if nodes == 1 or config.search.url is None or not config.search.max_searches:
@@ -132,7 +132,7 @@ def _reached_from_everywhere(config: Tree, settings: CreditSettings) -> Iterator
         yield ConfigError(key="search.url", value=redact(url), beside=beside, accepted=use)
 
 
-def _combinations(config: Tree, settings: CreditSettings) -> Iterator[ConfigError]:
+def _combinations(config: Config, settings: CreditSettings) -> Iterator[ConfigError]:
     estimator = select(config, "algorithm.adv_estimator")
     ours = select(config, f"{LOSS}.loss_mode") == LOSS_MODE
     dynamic = ours and select(config, f"{LOSS}.dynamic_clip")
@@ -155,7 +155,7 @@ def _combinations(config: Tree, settings: CreditSettings) -> Iterator[ConfigErro
         yield ConfigError.of(config, "search.max_searches", MODE, accepted=use)
 
 
-def _steps(config: Tree, settings: CreditSettings) -> Iterator[ConfigError]:
+def _steps(config: Config, settings: CreditSettings) -> Iterator[ConfigError]:
     if "total_training_steps" not in config.trainer:
         key = "trainer.total_training_steps"
         yield ConfigError(f"{key} is missing: set it to null to train for trainer.total_epochs", key=key)
@@ -167,7 +167,7 @@ def _steps(config: Tree, settings: CreditSettings) -> Iterator[ConfigError]:
         yield ConfigError.of(config, "trainer.del_local_ckpt_after_load", "keep_checkpoints", accepted=use)
 
 
-def _resume(config: Tree, settings: CreditSettings) -> None:
+def _resume(config: Config, settings: CreditSettings) -> None:
     """Checks that verl would read the path, and that it can read a step's number from it."""
     key, mode = "trainer.resume_from_path", select(config, "trainer.resume_mode")
     path, use = select(config, key), ""
@@ -182,22 +182,23 @@ def _resume(config: Tree, settings: CreditSettings) -> None:
         raise ConfigError.of(config, key, "trainer.resume_mode", accepted=use)
 
 
-def _weights(config: Tree, settings: CreditSettings) -> Iterator[ConfigError]:
+def _weights(config: Config, settings: CreditSettings) -> Iterator[ConfigError]:
     """Checks that the rollout engine can take the actor's weights."""
     rollout, model = config.actor_rollout_ref.rollout, config.actor_rollout_ref.model
-    if rollout.name == ROLLOUT_NAME and (model.get("lora_rank") or 0) > 0 and not select(model, "lora.merge"):
+    engine = engine_of(config)
+    if not engine.adapters and (model.get("lora_rank") or 0) > 0 and not select(model, "lora.merge"):
         rank = "actor_rollout_ref.model.lora_rank"
         use = f"that engine takes whole weights, no adapters; set {rank}=0, or actor_rollout_ref.model.lora.merge=true"
-        yield ConfigError.of(config, rank, "actor_rollout_ref.rollout.name", accepted=use)
-    if rollout.name == ROLLOUT_NAME and select(config, "trainer.device") != "cpu":
+        yield ConfigError.of(config, rank, ENGINE, accepted=use)
+    if not engine.splits and select(config, "trainer.device") != "cpu":
         for size in ("tensor_model", "data", "pipeline_model"):
             if (select(rollout, f"{size}_parallel_size") or 1) > 1:
                 use = "that engine takes one GPU and leaves the others idle; set it to 1, and every GPU has an engine"
                 size = f"actor_rollout_ref.rollout.{size}_parallel_size"
-                yield ConfigError.of(config, size, "actor_rollout_ref.rollout.name", accepted=use)
+                yield ConfigError.of(config, size, ENGINE, accepted=use)
 
 
-def _gains(config: Tree, settings: CreditSettings) -> Iterator[ConfigError]:
+def _gains(config: Config, settings: CreditSettings) -> Iterator[ConfigError]:
     algorithm = settings.algorithm
     prefix, template = algorithm.info_gain_prefix, algorithm.info_gain_template
     if prefix != AUTO and prefix.strip() and prefix.strip() in template:
@@ -210,7 +211,7 @@ def _gains(config: Tree, settings: CreditSettings) -> Iterator[ConfigError]:
             yield ConfigError.of(config, f"algorithm.info_gain_curriculum.{name}", MODE, accepted=use)
 
 
-RULES: tuple[Callable[[Tree, CreditSettings], Iterable[ConfigError] | None], ...] = (
+RULES: tuple[Callable[[Config, CreditSettings], Iterable[ConfigError] | None], ...] = (
     validate_estimator,
     validate_files,
     validate_loop,

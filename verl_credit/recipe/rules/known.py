@@ -9,11 +9,11 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import yaml
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from verl_credit.config.keys import defaults_tree, place_of
 from verl_credit.config.keys.run import no_home
-from verl_credit.config.resolved import MISSING, leaves, select, written
+from verl_credit.config.resolved import MISSING, leaves, select
 from verl_credit.errors import ConfigError, unknown_key
 from verl_credit.policy.families import is_random
 from verl_credit.recipe.files import recipes_folder, verl_folder
@@ -49,23 +49,21 @@ class Known(NamedTuple):
     """verl's mappings with their own keys, where a value of another kind is refused."""
 
 
-def validate_keys(config: DictConfig, plain: dict[str, Any] | None = None) -> Iterator[ConfigError]:
-    """Yields a refusal for every unknown key, and for a value in place of a section. ``plain``: `written` of ``config``."""
-    for found in _unlisted(config, written(config) if plain is None else plain):
-        if isinstance(found, ConfigError):
-            yield found
+def validate_keys(config: DictConfig) -> Iterator[ConfigError]:
+    """Yields a refusal for every unknown key, and for a value in place of a section."""
+    return (found for found in _unlisted(config) if isinstance(found, ConfigError))
 
 
 def handed_on(config: DictConfig) -> list[str]:
     """Returns keys below verl's open mappings that verl_credit does not read, so that only their reader can check them."""
-    found = [key for key in _unlisted(config, written(config)) if isinstance(key, str)]
+    found = [key for key in _unlisted(config) if isinstance(key, str)]
     keys = [key for key in found if not is_random(key, 1)]  # dropouts: `recipe/family.py`
     return [key for key in keys if not any(f"{key}.".startswith(f"{ours}.") for ours in OURS)]
 
 
-def _unlisted(config: DictConfig, plain: dict[str, Any]) -> Iterator[str | ConfigError]:
+def _unlisted(config: DictConfig) -> Iterator[str | ConfigError]:
     """Yields the keys below open mappings, and a refusal for every other unknown key."""
-    known = known_keys(str(config.get("model_engine")))
+    known, plain = known_keys(str(config.get("model_engine"))), OmegaConf.to_container(config)
 
     def walk(prefix: str, node: dict[str, Any]) -> Iterator[str | ConfigError]:
         names = known.names.get(prefix, [])

@@ -68,7 +68,7 @@ def _outcome_level(config: Tree, algorithm: Algorithm) -> Iterator[ConfigError]:
     if algorithm.info_gain_on_error == "zero" and algorithm.turn_mode.unbiased:
         use = "a gain of 0 without a measurement would be in every baseline; drop leaves out the row instead"
         yield ConfigError.of(config, "algorithm.info_gain_on_error", MODE, accepted=use)
-    maxrl, penalty = algorithm.advantage_mode == "maxrl", select(config, PENALTY, 0.0)
+    maxrl, penalty = algorithm.advantage_mode == "maxrl", select(config, PENALTY, default=0.0)
     if (maxrl or select(config, f"{REWARD}.path") == OURS) and not _is_number(penalty):
         raise ConfigError(key=PENALTY, value=penalty, accepted="expected a number")
     if not maxrl:
@@ -87,7 +87,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _reward_reads_as_the_loop(config: Tree) -> None:
-    given, wanted = select(config, REASONING, False), config.search.include_reasoning
+    given, wanted = select(config, REASONING, default=False), config.search.include_reasoning
     if select(config, f"{REWARD}.path") == OURS and given != wanted:
         use = "expected ${search.include_reasoning}, so that loop and reward read the same text"
         raise ConfigError(

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from copy import deepcopy
 from functools import reduce
 from typing import Any
 
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
 from verl_credit.config.keys import AUTO, our_keys
-from verl_credit.config.resolved import Tree, select
+from verl_credit.config.keys.section import no_value
+from verl_credit.config.resolved import Config, select
 from verl_credit.errors import ConfigError, ConfigErrors
 
 REFERENCE = re.compile(r"\$\{(?:oc\.select:)?([\w.]+)")
@@ -20,6 +25,8 @@ def refusals_of(rule: Callable[..., Iterable[ConfigError] | None], *given) -> It
         yield from rule(*given) or ()
     except ConfigError as error:
         yield error
+    except OmegaConfBaseException as error:  # a key that the rule reads is absent, or is ???
+        yield no_value(str(error.full_key), error)
 
 
 class Refusals:
@@ -71,11 +78,14 @@ class Refusals:
         raise only from cause or only.__cause__
 
 
-def with_defaults(tree: Tree, errors: Iterable[ConfigError]) -> None:
-    """Puts the default in place of every refused value of ours, so that the rules can look at the other keys."""
-    defaults = {key.name: key for key in our_keys() if not key.field.is_required()}
-    for one in ConfigErrors(errors).errors if errors else []:
-        parent, _, name = one.key.rpartition(".")
-        section = select(tree, parent) if parent else tree
-        if one.key in defaults and isinstance(section, dict):
-            section[name] = defaults[one.key].default
+def with_defaults(config: Config, errors: list[ConfigError]) -> Config:
+    """Returns the configuration with the default in place of every refused value of ours, for rules of other keys."""
+    if not errors:
+        return config
+    config, defaults = deepcopy(config), {key.name: key for key in our_keys() if not key.field.is_required()}
+    for one in ConfigErrors(errors).errors:
+        parent = one.key.rpartition(".")[0]
+        section = select(config, parent) if parent else config
+        if one.key in defaults and isinstance(section, DictConfig):
+            OmegaConf.update(config, one.key, defaults[one.key].default, force_add=True)
+    return config

@@ -14,7 +14,7 @@ from verl_credit.config.resolved import Config, Tree, select
 from verl_credit.config.settings import CreditSettings
 from verl_credit.errors import ConfigError
 from verl_credit.names import ASYNC_MODES, COLOCATE_MODE, SEPARATE_MODE, TRAINER_MODE
-from verl_credit.recipe.auto import BATCH, COMPUTES_IN, FULL, HYBRID, MINI_BATCH, MODE, UPDATES
+from verl_credit.recipe.decisions import BATCH, COMPUTES_IN, FULL, HYBRID, MINI_BATCH, MODE, UPDATES
 
 V1 = "trainer.v1"
 ROLLOUT = "actor_rollout_ref.rollout"
@@ -110,7 +110,7 @@ def trainer_mode_without_effect(config: Config) -> Iterator[str]:
     if mode == SEPARATE_MODE and select(config, switched) and not select(config, HYBRID):
         yield f"{switched}=true: with {HYBRID}=false the devices that train never roll out"
     for name, (default, modes) in READ_BY.items():
-        value = select(config, f"{V1}.{name}", default)
+        value = select(config, f"{V1}.{name}", default=default)
         if value != default and mode not in modes:
             yield f"{V1}.{name}={value}: only {MODE}={' or '.join(modes)} reads it"
 

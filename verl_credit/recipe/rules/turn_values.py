@@ -6,9 +6,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
+from omegaconf import DictConfig
+
 from verl_credit.config.keys import reads
 from verl_credit.config.keys.reads import COLUMN, is_path
-from verl_credit.config.resolved import Tree, select
+from verl_credit.config.resolved import select
 from verl_credit.config.settings import CreditSettings
 from verl_credit.credit.turn.modes import MODES
 from verl_credit.credit.turn.value_providers import KEY, PROVIDERS
@@ -26,7 +28,7 @@ from verl_credit.turns.state_features import (
 CONCEALED = "with outcome, scores, stop reason and the last turn hidden, as in training"
 
 
-def validate_turn_values(config: Tree, settings: CreditSettings) -> Iterator[ConfigError]:
+def validate_turn_values(config: DictConfig, settings: CreditSettings) -> Iterator[ConfigError]:
     """Yields a refusal for every fault."""
     name, algorithm = settings.algorithm.turn_values, settings.algorithm
     if not settings.turn_estimator:

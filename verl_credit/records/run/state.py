@@ -10,7 +10,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_credit.config.resolved import resolved
+from verl_credit.config.resolved import flat_values
 from verl_credit.names import ASYNC_MODES
 from verl_credit.records.run.files import STATE, VALIDATION, VALUES, plain, read_json_lines, write_text
 from verl_credit.redact import without_secrets
@@ -21,7 +21,7 @@ TRACKER = "latest_checkpointed_iteration.txt"  # verl's; names the last complete
 
 # Keys that do not change what a step computes.
 FREE = (
-    "run_dir", "keep_rollouts", "keep_checkpoints", "max_hours", "phase_memory", "fork_workers",
+    "run_dir", "keep_rollouts", "keep_checkpoints", "max_hours",
     "hardware.", "plan.", "evaluation.", "faults.", "lineage.", "probe.", "lab.dir",
     "search.url", "search.timeout_s", "search.max_retries", "search.breaker_", "search.token_env",
     "algorithm.turn_judge.", "data.val_", "ray_kwargs.", "transfer_queue.", "global_profiler.",
@@ -118,17 +118,12 @@ def describe_resume(config, step: int) -> tuple[str, dict, dict | None]:
 
 def deciding_keys(config) -> dict[str, str]:
     """Every resolved key that can change what a step computes, as text; secrets are hidden."""
-    flat: dict[str, str] = {}
     free = FREE if OmegaConf.select(config, CRITIC) else (*FREE, "critic.")
-
-    def walk(prefix: str, node) -> None:
-        if isinstance(node, dict):
-            for key, value in node.items():
-                walk(f"{prefix}.{key}" if prefix else str(key), value)
-        elif not prefix.startswith(free):
-            flat[prefix] = str(without_secrets(prefix, node))
-
-    walk("", resolved(config, keep_missing=True))
+    flat = {
+        key: str(without_secrets(key, value))
+        for key, value in flat_values(config).items()
+        if value != {} and not key.startswith(free)
+    }
     curriculum = config.algorithm.get("info_gain_curriculum") or {}
     if any(ends[0] != ends[1] for ends in curriculum.values()):  # its weights depend on where the run ends
         for key in ("total_training_steps", "total_epochs"):
@@ -138,7 +133,8 @@ def deciding_keys(config) -> dict[str, str]:
 
 def _differences(before: dict, now: dict) -> list[str]:
     keys = list(dict.fromkeys([*before, *now]))
-    return [f"{k} was {before.get(k)}, is {now.get(k)}" for k in keys if before.get(k) != now.get(k)]
+    pairs = ((k, str(before.get(k)), str(now.get(k))) for k in keys)  # a key that is gone or new is None
+    return [f"{k} was {old}, is {new}" for k, old, new in pairs if old != new]
 
 
 def nothing_left(config: DictConfig) -> str | None:

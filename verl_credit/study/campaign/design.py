@@ -7,8 +7,9 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from verl_credit.config.resolved import flat_values
 from verl_credit.errors import ConfigError
-from verl_credit.recipe.compose import flat_values, load_config, quoted, unchecked_config
+from verl_credit.recipe.compose import load_config, quoted, unchecked_config
 from verl_credit.recipe.world import missing_line
 from verl_credit.redact import redact_value
 from verl_credit.study.campaign.child import in_folder

@@ -16,8 +16,8 @@ from verl_credit.credit.turn.turns import turn_table
 from verl_credit.credit.turn.value_providers import KEY, PROVIDERS
 from verl_credit.errors import ConfigError, IntegrityError, PreflightError
 from verl_credit.names import ADV_ESTIMATOR
-from verl_credit.records.report.again import TurnTables
 from verl_credit.study.fidelity.credits import Credit, nested
+from verl_credit.study.fidelity.turn_tables import TurnTables
 from verl_credit.turns.anchors import anchor_table
 from verl_credit.turns.assign import CreditRun, assign, step_inputs
 from verl_credit.turns.book import RowRecord, TurnBatch
@@ -149,11 +149,9 @@ def tables_of(
     outcome_B, group_B = outcomes_of(groups)
     rows = StepRows(batch, tokenizer.decode, outcome_B, group_B, gain_B_K, has_gain_B_K)
     table = turn_table(batch.turn_ids_B_T, batch.turn_ids_B_T >= 0)
-    shape = len(outcome_B), gain_B_K.shape[1] + 1
     tables = TurnTables(
         pipeline={
             "mode": a.info_gain_norm_mode,
-            "signals": {"info_gain": 1.0},
             # Only `run_credit` reads a user's operator.
             "outcome_operator": a.advantage_mode if a.advantage_mode in OUTCOME_OPERATORS else "grpo",
             "tied_groups": a.tied_groups,
@@ -168,8 +166,6 @@ def tables_of(
             },
             "turn_params": dict(a.turn_params),
         },
-        rows=list(range(len(outcome_B))),
-        uids=[str(group) for group in group_B.tolist()],
         outcome_B=outcome_B,
         reward_B_K=gain_B_K.double(),
         has_reward_B_K=has_gain_B_K,
@@ -178,8 +174,6 @@ def tables_of(
         n_tool_turns_B=table.n_tool_turns_B,
         tokens_B_K1=table.n_tokens_B_K1,
         anchor_B_K1=anchor_table(settings, rows),
-        advantage_B_K1=torch.zeros(shape),  # no run gave credit
-        clip_scale_B_K1=torch.ones(shape),
     )
     return tables, gold_B_K1
 

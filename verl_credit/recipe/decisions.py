@@ -1,4 +1,4 @@
-"""Replaces every ``auto`` of a composed recipe with a value, key by key."""
+"""Replaces every ``auto`` of a composed recipe with a value, key by key; one needs the tokenizer and comes later."""
 
 from __future__ import annotations
 
@@ -10,23 +10,28 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from verl_credit.config.engines import ENGINE, engine_of
 from verl_credit.config.fit import MODEL_LEN, engine_tokens
-from verl_credit.config.keys import LOSS
+from verl_credit.config.keys import AUTO, LOSS
 from verl_credit.config.resolved import Config, select
+from verl_credit.config.settings import CreditSettings
 from verl_credit.credit.plugins import find_turn_mode
-from verl_credit.names import ADV_ESTIMATOR, LOSS_MODE, SEPARATE_MODE, VLLM_EXTENSION
+from verl_credit.errors import PreflightError
+from verl_credit.names import ADV_ESTIMATOR, LOSS_MODE, SEPARATE_MODE
 from verl_credit.precision import cpu_precision
 from verl_credit.recipe.family import decide_family
+from verl_credit.turns.header import answer_prefix, before_answer
+from verl_credit.turns.requests import ANSWER_TAG, AnswerWriter
 from verl_credit.turns.scorers import SCORERS
+from verl_credit.turns.thoughts import without_thoughts
 from verl_credit.worlds.lab.limits import MOST_HOPS, limits_of
 
 COMPUTES_IN = "actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype"
 FULL = ("fp32", "float32")
 ENGINE_DTYPE = "actor_rollout_ref.rollout.dtype"
-ENGINE = "actor_rollout_ref.rollout.name"
-EXTENSION = "actor_rollout_ref.rollout.engine_kwargs.vllm.worker_extension_cls"
 ENGINES = {"bf16": "bfloat16", "fp32": "float32"}
 
+PREFIX = "algorithm.info_gain_prefix"
 MODE = "trainer.v1.trainer_mode"
 HYBRID = "actor_rollout_ref.hybrid_engine"
 LAB_CACHE = "${oc.env:VERL_CREDIT_LAB,${oc.env:XDG_CACHE_HOME,${oc.env:HOME}/.cache}/verl_credit/lab}"
@@ -130,5 +135,29 @@ def _model_len(config: DictConfig) -> None:
 def _extension(config: DictConfig) -> None:
     """vLLM's worker gets our extension, on a GPU and on a CPU, because verl's own cannot load a tied model in several
     buckets since vLLM 0.29, and none on a CPU since oneDNN packs weights."""
-    if OmegaConf.select(config, ENGINE) == "vllm" and select(config, EXTENSION) is None:
-        OmegaConf.update(config, EXTENSION, VLLM_EXTENSION, force_add=True)
+    engine = engine_of(config)
+    key = f"actor_rollout_ref.rollout.engine_kwargs.{engine.name}.worker_extension_cls"
+    if engine.extension and select(config, key) is None:
+        OmegaConf.update(config, key, engine.extension, force_add=True)
+
+
+def decide_prefix(tokenizer: Any, settings: CreditSettings) -> tuple[str, str, bool]:
+    """Decides ``info_gain_prefix=auto`` by the chat template. Returns the text before a scored answer, a sentence about
+    it, and whether the template itself writes another text there, or the answer would be a part of a thought.
+
+    Raises PreflightError for a template that cannot write an answer.
+    """
+    given, arguments = settings.algorithm.info_gain_prefix, settings.chat_template_kwargs
+    try:
+        writer = AnswerWriter(tokenizer, settings)
+        header, expected = before_answer(tokenizer, arguments), answer_prefix(tokenizer, arguments)
+    except Exception as error:  # a template may raise any exception
+        raise PreflightError(f"the chat template cannot write an answer: {error}") from error
+    ids = tokenizer(header, add_special_tokens=False)["input_ids"]
+    before = header + writer.prefix_at(ids, after_turn=False)
+    scored = before + (ANSWER_TAG if writer.template == AUTO else writer.template)
+    told = f"a gold answer is scored as {scored!r} after a question ({PREFIX}={given!r})"
+    odd = given != AUTO and expected.strip() != "" and before != header + expected
+    if odd := odd or "{answer}" not in without_thoughts(scored):
+        told += f"; the chat template itself writes {header + expected!r} before an answer: {PREFIX}=auto takes that text"
+    return writer.prefix, told, odd
