@@ -15,7 +15,7 @@ from verl_credit.host.step.trainer import CreditSteps
 from verl_credit.records.run import events
 from verl_credit.records.run.files import EVENTS, VALIDATION, read_json_lines
 from verl_credit.records.run.held_out import read_held_out
-from verl_credit.turns.step_metrics import check_evaluation_faults
+from verl_credit.turns.step_checks import check_evaluation_faults
 
 ROWS = [{"raw_prompt": [1, 2]}, {"raw_prompt": [3, 4]}]
 

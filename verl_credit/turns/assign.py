@@ -17,7 +17,7 @@ from verl_credit.credit.plugins import TurnInputs
 from verl_credit.credit.turn.turn_credit import BatchTables, credit_of
 from verl_credit.errors import IntegrityError
 from verl_credit.lazy import torch
-from verl_credit.records.run.alarms import ANSWER_WHEN_SOLVED
+from verl_credit.names import ANSWER_WHEN_SOLVED
 from verl_credit.turns.anchors import anchor_table, observations
 from verl_credit.turns.book import TurnBatch
 from verl_credit.turns.gains import score_gains, score_infopo

@@ -26,7 +26,7 @@ from verl_credit.credit.turn.values import (
 )
 from verl_credit.errors import IntegrityError
 from verl_credit.lazy import torch
-from verl_credit.records.run.alarms import EXPLAINED_VARIANCE
+from verl_credit.names import EXPLAINED_VARIANCE
 from verl_credit.turns.signals.signal import StepRows
 from verl_credit.turns.state_features import provider_of, seen_of
 

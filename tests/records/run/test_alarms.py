@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from kit.recipes import load_config
+from verl_credit.names import ANSWER_WHEN_SOLVED, EXPLAINED_VARIANCE
 from verl_credit.recipe.rules import validate
 from verl_credit.records.report.write import write_report
-from verl_credit.records.run.alarms import ALARMS, ANSWER_WHEN_SOLVED, EXPLAINED_VARIANCE, Watch, table
+from verl_credit.records.run.alarms import ALARMS, Watch, table
 from verl_credit.records.run.events import note
 from verl_credit.records.run.files import METRICS, VALIDATION, append_json
 

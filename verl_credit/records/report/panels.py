@@ -10,9 +10,9 @@ from pathlib import Path
 
 import torch
 
+from verl_credit.names import EXPLAINED_VARIANCE
 from verl_credit.records.report.run_data import Run, Series
 from verl_credit.records.report.text import percent, plain, seconds, signed
-from verl_credit.records.run.alarms import EXPLAINED_VARIANCE
 from verl_credit.records.run.tables import TURNS, DamagedTable, read_table, tables_of
 
 # Okabe and Ito's palette, which colour-blind readers can distinguish, and greys.

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import NamedTuple
 
+from verl_credit.names import TURNS_CUT
 from verl_credit.records.report.run_data import HeldOut, Run, Series, number
 from verl_credit.records.report.text import (
     duration,
@@ -18,7 +19,7 @@ from verl_credit.records.report.text import (
     seconds_change,
     signed,
 )
-from verl_credit.records.run.events import END, STAGE, START, TURNS_CUT, Reason
+from verl_credit.records.run.events import END, STAGE, START, Reason
 
 SAID = {
     Reason.DONE: "Done",

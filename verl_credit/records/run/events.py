@@ -105,7 +105,6 @@ def steps_done(run_dir: Path) -> int:
 
 
 TURNS_CUT_SHARE = 0.05  # above it the budget, and not the policy, decides many outcomes
-TURNS_CUT = "credit/turns_cut"
 
 
 def cut_note(share: float, step: int, budget: int) -> str | None:
@@ -137,7 +136,6 @@ def small_groups_note(mode: TurnMode, metrics: Mapping[str, float], step: int, n
 
 
 LEFT_OUT_SHARE = 0.25  # share of a step's valid rows
-ROWS_LEFT_OUT = "credit/rows_left_out"
 
 
 def left_out_note(share: float, step: int, mode: str) -> str | None:
