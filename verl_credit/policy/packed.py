@@ -29,7 +29,7 @@ Shape = list[tuple[int, int]]
 
 @dataclass(frozen=True)
 class Group:
-    """Neighbouring rows of one prompt. ``stream`` holds the prefix's tokens, then the tokens of the branches in ``shape``."""
+    """Neighbouring rows of a prompt. ``stream`` holds the prefix's tokens, then those of the branches in ``shape``."""
 
     rows: range
     stream: torch.Tensor
