@@ -30,14 +30,8 @@ ALONE = {"full_attention", "sliding_attention", "attention", "moe", "mlp"}
 """Kinds of layers in which a token reads the tokens that it attends to, and nothing else."""
 KINDS = ("layer_types", "layers_block_type", "block_types")
 MIXING = (
-    "mamba_",
-    "ssm_",
-    "state_size",
-    "linear_attn",
-    "linear_num_",
-    "conv_L_cache",
-    "attention_chunk_size",
-)
+    "mamba_", "ssm_", "state_size", "linear_attn", "linear_num_", "conv_L_cache", "attention_chunk_size",
+)  # fmt: skip
 """How the keys of other kinds of layers begin, for configs that do not list their layers."""
 LENGTHS = {
     "dynamic": "max_position_embeddings",

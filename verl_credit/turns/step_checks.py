@@ -12,11 +12,7 @@ from verl_credit.config.settings import FORWARD_SIGNALS, CreditSettings
 from verl_credit.errors import IntegrityError, one_line
 from verl_credit.names import ROWS_LEFT_OUT, TURNS_CUT
 from verl_credit.records.run import events
-from verl_credit.records.run.events import (
-    cut_note,
-    left_out_note,
-    small_groups_note,
-)
+from verl_credit.records.run.events import cut_note, left_out_note, small_groups_note
 from verl_credit.redact import redact
 from verl_credit.turns.assign import StepCredit
 from verl_credit.turns.book import NO_TOKEN, TurnBatch
