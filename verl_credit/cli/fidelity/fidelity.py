@@ -51,7 +51,8 @@ def fidelity(
         bool, Option("--gradient", help="the gradients of modes, too; about three times as long")
     ] = False,
     minutes: Annotated[
-        float | None, Option(help="stop after this time and report the finished prompts; the same call goes on")
+        float | None,
+        Option(help="stop after this time and report the finished prompts; the same call goes on"),
     ] = None,
     parallel: Annotated[
         int | None,
