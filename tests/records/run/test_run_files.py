@@ -1,5 +1,7 @@
 """Files of a run survive kills and resumes; progress and evaluation read what was written."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
