@@ -21,7 +21,7 @@ from verl_credit.names import MCP_TOOL, TOOL_FAULT
 from verl_credit.recipe.agent_loops import MULTI_TURN
 from verl_credit.recipe.doctor.cluster import judge_nodes
 from verl_credit.turns.mcp import ToolSettings
-from verl_credit.turns.step_metrics import check_tool_faults
+from verl_credit.turns.step_checks import check_tool_faults
 from verl_credit.worlds.lab.protocol import TURN_END, answer_turn
 
 SECRET = "Bearer s3cr3t-of-the-library"

@@ -155,9 +155,8 @@ class Algorithm(Section):
     turn_anchor: Annotated[named(("observation", "prefix")), When(reads.anchored)] = "observation"
     """State that a turn starts from (gigpo, hgpo, g2po): the last observation, or all tokens before the turn."""
     turn_values: Annotated[str | None, Expected(reads.VALUES), When(reads.values_read)] = None
-    """Values for turn_gae: a regression on the prompt's other outcomes and the turn (group), and on what is observed
-    (features: the gold answer was read, searches, its measured probability; or a column; or your function's numbers).
-    critic: verl's."""
+    """Values for turn_gae: a regression on the prompt's other outcomes, the turn and what is observed, or verl's critic
+    (turn-values.md)."""
     turn_values_replay: Annotated[Count, When(reads.fitted)] = 4
     """Earlier steps whose turns join each fit; saved with checkpoints."""
     turn_values_ridge: Annotated[float, Field(gt=0), When(reads.fitted)] = 0.03
