@@ -43,7 +43,7 @@ class Engine:
 
     @property
     def ours(self) -> bool:
-        """It generates with transformers, in verl_credit's own code."""
+        """It generates with transformers, in verl_credit's own code: with a seed per request, and without a prefix cache."""
         return not self.package
 
 

@@ -191,22 +191,3 @@ def test_no_more_rides_than_was_counted(tokenizer, context, template):
     counted = 3 * tokens
     exact = context == "observation"
     assert plan.tokens_B[0] == counted if exact else plan.tokens_B[0] < counted
-
-
-def test_rows_that_surely_fit_are_not_tokenised(tokenizer):
-    """80,000 questions cost no minute where there is room: only the longest text is looked at."""
-
-    class Counting:
-        calls = 0
-
-        def __call__(self, *args, **options):
-            Counting.calls += 1
-            return tokenizer(*args, **options)
-
-        def __getattr__(self, name):
-            return getattr(tokenizer, name)
-
-    given = rows(*(["x" * n] for n in range(1, 40)))
-    where, tokens, _ = worst_row(Counting(), settings(), given, 1000)
-    assert (where, tokens) == ("x row 38", 40) and Counting.calls < 5
-    assert worst_row(Counting(), settings(), given, 0)[1] == 40

@@ -94,11 +94,6 @@ def test_a_row_that_cannot_train_is_named_with_its_value(tmp_path, row, said, ke
     assert f"rows.parquet row 0: {said}" in refused(tmp_path, [row], key)
 
 
-def test_the_row_is_counted(tmp_path):
-    rows = [GOOD, {**GOOD, "data_source": None}]
-    assert "rows.parquet row 1: data_source=None" in refused(tmp_path, rows)
-
-
 @pytest.mark.parametrize(
     "row, said",
     [
@@ -204,11 +199,6 @@ def test_a_row_that_can_train_is_taken(tmp_path, row):
     assert len(read_rows(write(tmp_path / "rows.parquet", [row, row]), "data.train_files")) == 2
 
 
-def test_names_of_tools_that_only_verl_knows_are_not_looked_at(tmp_path):
-    file = write(tmp_path / "rows.parquet", [selecting(["calculator"])])
-    assert len(read_rows(file, "data.train_files", other_tools=True)) == 1
-
-
 @pytest.mark.parametrize(
     "agents, said",
     [
@@ -298,15 +288,6 @@ def test_files_that_are_no_data(tmp_path):
         read_rows(None, "data.train_files")
     with pytest.raises(PreflightError, match="holds 1 rows; at least 8 are needed"):
         read_rows(write(tmp_path / "a.parquet", [GOOD]), "data.train_files", at_least=8)
-
-
-def test_a_file_is_decoded_once_and_rows_of_all_its_batches_are_read(tmp_path, monkeypatch):
-    rows = [selecting(["search"]), {**GOOD, "extra_info": None}, selecting(["serach"])]
-    file = tmp_path / "groups.parquet"
-    parquet.write_table(pa.Table.from_pylist(rows), file, row_group_size=1)
-    monkeypatch.setattr(parquet.ParquetDataset, "read", lambda *_, **__: pytest.fail("decoded again"))
-    with pytest.raises(PreflightError, match=r"row 2.*no tool is called 'serach'"):
-        read_rows(str(file), TRAIN)
 
 
 def test_two_columns_of_one_name_are_refused(tmp_path):

@@ -237,9 +237,3 @@ def test_a_recipe_that_is_refused_fails_and_the_machine_is_still_looked_at(faked
     assert "did you mean algorithm.gamma" in said and "Python 3.11.9" in said
     assert main(["doctor", "algorithm.gamma=1"]) == 4
     assert "--config-name NAME" in capsys.readouterr().out
-
-
-def test_a_machine_without_a_recipe_is_looked_at():
-    inputs = [check for check in CHECKS if check.stage is Stage.INPUTS]
-    _, *found = examine(Context(MACHINE), inputs, [skipped("none was given", "recipe")])
-    assert {result.found for result in found} == {"see recipe"}

@@ -67,7 +67,7 @@ def test_a_prompt_that_just_fits_passes_and_one_more_token_is_refused(tokenizer,
     limit = config.data.max_prompt_length
     message = (
         rf"data.val_files: 1 of 3 prompts are longer than data.max_prompt_length={limit} tokens \(the longest, x row 1, has "
-        rf"{limit + 1}\).*search tool counted.*Raise data.max_prompt_length to {limit + 1}.*filter_overlong_prompts=true"
+        rf"{limit + 1}\).*search tool counted.*raise data.max_prompt_length to {limit + 1}.*filter_overlong_prompts=true"
     )
     with pytest.raises(PreflightError, match=message):
         counted(config, tokenizer, prompts)
@@ -93,7 +93,7 @@ def test_more_doubtful_prompts_than_are_counted_is_said(tokenizer, config):
     """Control tokens are many bytes of one token: doubtful by their bytes, short when counted."""
     prompts = ["<tool_call>" * n for n in (60, 50, 40)]
     (line,) = counted(config, tokenizer, prompts, most=2)
-    assert line == "data.val_files: the 2 longest of 3 prompts were counted, 1 that may be too long were not"
+    assert line == "data.val_files: 1 prompts that may be too long were not counted, only the 2 longest"
     assert counted(config, tokenizer, prompts) == []
 
 

@@ -28,10 +28,11 @@ from verl_credit.cli.another_run import (
     write_recipe,
 )
 from verl_credit.cli.fidelity.policies import QUESTION_FILES, Policy
+from verl_credit.config.engines import engine_of
 from verl_credit.config.fit import DEFAULT, reference_in_actor
 from verl_credit.config.keys import AUTO
 from verl_credit.errors import ConfigError, PreflightError
-from verl_credit.names import AGENT_NAME, MEASURE_MODE, ROLLOUT_NAME
+from verl_credit.names import AGENT_NAME, MEASURE_MODE
 from verl_credit.recipe.agent_loops import FORMAT, MULTI_TURN, tools_given
 from verl_credit.recipe.compose import load_config
 from verl_credit.recipe.rows import OURS
@@ -126,7 +127,7 @@ def _fixed(config: DictConfig, folder: Path, checkpoint: Path | None, request: R
         "faults.max_failed_rollouts": 0.0,
         **({"trainer.resume_mode": "disable"} if checkpoint is None else resumed(folder, checkpoint)),
     }
-    if config.actor_rollout_ref.rollout.name != ROLLOUT_NAME:
+    if not engine_of(config).ours:
         # An engine without a seed per request begins with the same random numbers at every start.
         begun = sum(len(read_json_lines(folder.parent / name)) for name in (VALUES, ROLLOUTS))
         fixed["actor_rollout_ref.rollout.seed"] = request.seed + begun

@@ -141,31 +141,22 @@ def count_prompts(
             (left_out if dropped else cut).append((n, row.where))
 
     def longer(found: list[tuple[float, str]]) -> str:
-        n, where = max(found)
-        return (
-            f"{key}: {'at least ' if unread else ''}{len(found)} of {len(rows)} prompts are longer than "
-            f"data.max_prompt_length={limit} tokens (the longest, {where}, has {n})"
-        )
+        (n, where), least = max(found), "at least " if unread else ""
+        many = f"{least}{len(found)} of {len(rows)} prompts are longer than data.max_prompt_length={limit} tokens"
+        return f"{key}: {many} (the longest, {where}, has {n})"
 
     if cut:
-        way_out = ", shorten them, or leave them out with data.filter_overlong_prompts=true"
-        if filters:
-            way_out = (
-                "; data.filter_overlong_prompts does not see them, it counts without the search tool's schema"
-            )
-        raise PreflightError(
-            f"{longer(cut)}, chat template and search tool counted: their beginning would be cut off. "
-            f"Raise data.max_prompt_length to {max(cut)[0]}{way_out}"
-        )
-    if len(rows) - len(left_out) < needed:
-        raise PreflightError(
-            f"{longer(left_out)}; data.filter_overlong_prompts=true leaves {len(rows) - len(left_out)} rows, and at "
-            f"least {needed} are needed"
-        )
+        leave = "verl's filter does not see them, for it counts without the search tool's schema"
+        leave = leave if filters else "shorten them, or set data.filter_overlong_prompts=true"
+        use = f"raise data.max_prompt_length to {max(cut)[0]}; {leave}"
+        raise PreflightError(f"{longer(cut)}, chat template and search tool counted, and would be cut: {use}")
+    if (left := len(rows) - len(left_out)) < needed:
+        use = f"data.filter_overlong_prompts=true leaves {left} rows, and at least {needed} are needed"
+        raise PreflightError(f"{longer(left_out)}; {use}")
     lines = [f"{longer(left_out)} and left out (data.filter_overlong_prompts=true)"] if left_out else []
     if unread:
         lines.append(
-            f"{key}: the {most} longest of {len(rows)} prompts were counted, {unread} that may be too long were not"
+            f"{key}: {unread} prompts that may be too long were not counted, only the {most} longest"
         )
     return lines
 

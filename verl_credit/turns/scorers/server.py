@@ -12,10 +12,10 @@ from collections.abc import Sequence
 
 from omegaconf import DictConfig
 
+from verl_credit.config.engines import engine_of
 from verl_credit.config.fit import does_not_fit, turns_at_most
 from verl_credit.config.settings import CreditSettings
 from verl_credit.lazy import torch
-from verl_credit.names import ROLLOUT_NAME
 from verl_credit.turns.book import RowRecord
 from verl_credit.turns.requests import Request
 from verl_credit.turns.scorers.scorer import Forward, GainPlan, Generate, Scorer
@@ -76,8 +76,9 @@ class ServerScorer(Scorer):
         contexts = turns_at_most(config)[1]
         prompts = "a prompt per context" if contexts is None else f"up to {contexts} prompts per trajectory"
         prompts += " and alias to the replica that wrote it"
-        own = config.actor_rollout_ref.rollout.name == ROLLOUT_NAME  # it has no prefix cache
-        return prompts if own else f"{prompts}, cheap where its prefix cache still has them"
+        return (
+            prompts if engine_of(config).ours else f"{prompts}, cheap where its prefix cache still has them"
+        )
 
 
 async def server_score(
