@@ -11,7 +11,7 @@ from kit.turn_rows import Row, credited, estimate, lost_row, padding_row, step_i
 from verl_credit.credit import turn_credit, turn_table
 from verl_credit.errors import IntegrityError
 from verl_credit.host.step.estimator import bring_turns, info_gain_advantage
-from verl_credit.records.run.alarms import ANSWER_WHEN_SOLVED
+from verl_credit.names import ANSWER_WHEN_SOLVED
 from verl_credit.turns.assign import group_numbers
 
 SEARCHED = [Row(("call", "page") * n + ("done",)) for n in (2, 1, 0, 2, 2, 1, 2, 1)]

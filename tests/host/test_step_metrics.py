@@ -11,9 +11,8 @@ from kit.settings import settings
 from kit.turn_rows import Row, credited, lost_row, padding_row, turn_batch
 from verl_credit.credit import MODES, TurnCredit
 from verl_credit.credit.turn.turn_credit import BatchTables
+from verl_credit.names import ROWS_LEFT_OUT, TURNS_CUT
 from verl_credit.records.run.events import (
-    ROWS_LEFT_OUT,
-    TURNS_CUT,
     left_out_note,
     small_groups_note,
 )

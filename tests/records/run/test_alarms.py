@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from kit.recipes import load_config
+from verl_credit.names import ANSWER_WHEN_SOLVED, EXPLAINED_VARIANCE
 from verl_credit.recipe.rules import validate
-from verl_credit.records.run.alarms import ALARMS, ANSWER_WHEN_SOLVED, EXPLAINED_VARIANCE, Watch, table
+from verl_credit.records.run.alarms import ALARMS, Watch, table
 from verl_credit.records.run.files import METRICS, VALIDATION, append_json
 
 ROOT = Path(__file__).parents[3]

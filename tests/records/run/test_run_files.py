@@ -1,5 +1,7 @@
 """Files of a run survive kills and resumes; progress and evaluation read what was written."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -125,8 +127,7 @@ def test_resume_says_what_differs(tmp_path):
     (folder / "data.pt").write_bytes(b"")
     assert describe_resume(config, 3) == ("resume: exact, from step 3", {"credit/outcome/em": 0.5}, None)
     elsewhere = [*OWN, f"run_dir={tmp_path}", "trainer.total_training_steps=99", "search.url=http://y"]
-    elsewhere += ["search.token_env=TOKEN", "search.breaker_failures=9", "search.breaker_pause_s=1"]
-    elsewhere += ["algorithm.turn_judge.retries=9", "algorithm.turn_judge.breaker_failures=9"]
+    elsewhere += ["search.token_env=TOKEN", "search.max_retries=9", "algorithm.turn_judge.retries=9"]
     assert describe_resume(load_config("search_cpu", elsewhere), 3)[0] == "resume: exact, from step 3"
     inexact = (
         "search.topk=4",
@@ -137,6 +138,12 @@ def test_resume_says_what_differs(tmp_path):
     for change in inexact:
         said, *_ = describe_resume(load_config("search_cpu", [*OWN, f"run_dir={tmp_path}", change]), 3)
         assert "not exact" in said and change.partition("=")[0] in said
+    state = json.loads((folder / "verl_credit_state.json").read_text())
+    gone = {"algorithm.turn_continuations.states": "16", "algorithm.turn_anchor_layer": "-1"}
+    (folder / "verl_credit_state.json").write_text(json.dumps(state | {"config": gone | state["config"]}))
+    assert describe_resume(config, 3)[0] == (
+        f"resume: from step 3, not exact: nothing reads {', '.join(gone)} any more"
+    )
     mode = "trainer.v1.trainer_mode=credit_colocate_async"
     colocate = load_config("search_cpu", [*OWN, f"run_dir={tmp_path}", mode])
     assert "trainer_mode was credit, is credit_colocate_async" in describe_resume(colocate, 3)[0]

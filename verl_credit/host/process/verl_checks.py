@@ -15,7 +15,7 @@ from verl_credit.config.fit import DEFAULT, turns_at_most
 from verl_credit.config.keys import AUTO
 from verl_credit.errors import ConfigError, ConfigErrors, PreflightError
 from verl_credit.host.registry import register_parts
-from verl_credit.names import MCP_TOOL
+from verl_credit.names import MCP_TOOL, MEASURE_MODE
 from verl_credit.recipe.agent_loops import KEYS as TOOL_KEYS
 from verl_credit.recipe.agent_loops import own_loops, tools_given
 from verl_credit.recipe.rules.own import MODULES
@@ -25,14 +25,16 @@ MCP = f"take ours with class_name: {MCP_TOOL} and type: native (docs/agent-loops
 NO_SUFFIX = "suffix diff failed"  # verl's text
 
 
-def register_all() -> None:
+def register_all(trainer_mode: str | None = None) -> None:
     """Register everything of the plugin, in the process that launches a run and in the one that trains; idempotent.
 
+    Only a run whose ``trainer_mode`` measures a policy imports the studies.
     Actors and agent-loop workers register what they use (`verl_credit.host.registry`), and the trainer checks it there.
     Raises ImportError where verl or a dependency is missing.
     """
     register_parts()
-    from verl_credit.host import measure as measuring  # noqa: F401
+    if trainer_mode == MEASURE_MODE:
+        from verl_credit.host import measure as measuring  # noqa: F401
     from verl_credit.host.actor import loss  # noqa: F401  (decorators register)
     from verl_credit.host.rollout import search_agent  # noqa: F401
     from verl_credit.host.step import async_trainers, estimator  # noqa: F401

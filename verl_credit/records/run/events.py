@@ -107,7 +107,6 @@ def steps_done(run_dir: Path) -> int:
 TURNS_CUT_SHARE = 0.05  # above it the budget, and not the policy, decides many outcomes
 SMALL_GROUPS_SHARE = 0.25  # share of a step's groups per prompt and tool turn
 LEFT_OUT_SHARE = 0.25  # share of a step's valid rows
-TURNS_CUT, ROWS_LEFT_OUT = "credit/turns_cut", "credit/rows_left_out"
 
 
 def cut_note(share: float, step: int, budget: int) -> str | None:
