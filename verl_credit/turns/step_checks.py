@@ -165,7 +165,7 @@ def check_planning_has_signal(step: StepCredit) -> None:
         raise IntegrityError(
             f"algorithm.transform_mode={pipeline.transform_mode} needs planning tokens, but "
             f"algorithm.planning.detector={pipeline.planning.detector} found none in the first step: the policy's texts "
-            "contain none of the phrases looked for (algorithm.strategic_grams, algorithm.planning.threshold)"
+            "contain none of the phrases looked for (algorithm.strategic_grams)"
         )
 
 
@@ -181,7 +181,7 @@ class UnrewardedSteps:
 
     The first step that measures a signal has to give some turn a reward. ``note`` gets a message for the first of
     consecutive steps. More than ``tolerated`` such steps stop the run; None tolerates any number. Steps without a tool turn
-    do not count, because a policy may learn that it needs no tool. Gains and infopo stop no run, because only the policy
+    do not count, because a policy may learn that it needs no tool. Gains stop no run, because only the policy
     can leave a step without them.
     """
 

@@ -123,14 +123,6 @@ def test_a_table_of_something_else_is_not_written_to(tmp_path):
     assert store.path.read_text() == "name\tscore\na\t1\n" and len(store.damaged()) == 2
 
 
-def test_a_folder_that_cannot_be_written_or_read_is_an_os_error(tmp_path):
-    (tmp_path / "results.tsv").mkdir()
-    store = LineageStore(tmp_path, lower_is_better=False)
-    for work in (lambda: store.append(lambda _: trial("a")), store.all_trials):
-        with pytest.raises(OSError, match="results.tsv"):
-            work()
-
-
 def test_the_verdict_is_made_under_the_lock_and_by_the_threshold(tmp_path):
     store = LineageStore(tmp_path, lower_is_better=False)
 

@@ -1,8 +1,5 @@
 """`verl-credit train` writes its own row: every way to end, a kill, a second start, a store that cannot be written."""
 
-import signal
-from contextlib import suppress
-
 import pytest
 from omegaconf import OmegaConf
 
@@ -90,31 +87,6 @@ def test_every_other_end_has_its_label(ends_with, start, store, ending, status, 
     start("a")
     (trial,) = store.all_trials()
     assert trial.status == status and why in trial.notes and "2 of 5 steps" in trial.notes
-
-
-def test_sigterm_is_an_overrun_though_ray_raises_what_ctrl_c_does(ends_with, start, store, monkeypatch):
-    """In ray.get a handler's error becomes a plain KeyboardInterrupt. More signals come while the end is recorded."""
-    ends_with()
-
-    def launched(config, say):
-        append_json(train_module.Path(config.run_dir) / METRICS, {"step": 1})
-        with suppress(KeyboardInterrupt):
-            signal.raise_signal(signal.SIGTERM)
-        raise KeyboardInterrupt
-
-    def written(run_dir):
-        signal.raise_signal(signal.SIGTERM)
-        return run_dir
-
-    monkeypatch.setattr("verl_credit.host.process.launch.launch", launched)
-    monkeypatch.setattr("verl_credit.records.report.write.write_report", written)
-    append = LineageStore.append
-    monkeypatch.setattr(
-        LineageStore, "append", lambda *given: (signal.raise_signal(signal.SIGTERM), append(*given))[1]
-    )
-    assert start("a")[0] == ExitCode.INTERRUPTED == 130
-    (trial,) = store.all_trials()
-    assert trial.status == "train_budget_overrun"
 
 
 def test_an_evaluation_that_took_too_long_is_an_overrun_of_its_own(ends_with, start, store):

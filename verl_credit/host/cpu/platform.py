@@ -4,7 +4,6 @@ import os
 import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import psutil
@@ -115,8 +114,8 @@ def device_module() -> ModuleType:
     module.mem_get_info = _mem_get_info
     module.memory_allocated = module.memory_reserved = _resident_bytes
     module.max_memory_allocated = module.max_memory_reserved = _peak_resident_bytes
-    module.reset_peak_memory_stats = _reset_peak
-    for name in ("empty_cache", "ipc_collect", "set_device", "synchronize", "reset_accumulated_memory_stats"):
+    resets = ("reset_peak_memory_stats", "reset_accumulated_memory_stats")
+    for name in ("empty_cache", "ipc_collect", "set_device", "synchronize", *resets):
         setattr(module, name, _nothing)
     module.manual_seed = module.manual_seed_all = torch.manual_seed
     module.get_rng_state = lambda device=None: torch.get_rng_state()
@@ -131,17 +130,12 @@ def _resident_bytes(device: object = None) -> int:
 
 
 def _peak_resident_bytes(device: object = None) -> int:
-    """The largest resident size of this process since `_reset_peak` (ru_maxrss is in KiB on Linux, in bytes on macOS)."""
+    """The largest resident size of this process (ru_maxrss is in KiB on Linux, in bytes on macOS)."""
     import resource
 
     unit = 1 if platform.system() == "Darwin" else 1024
     # The kernel updates its peak late, so it can be a little below the current size.
     return max(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit, _resident_bytes())
-
-
-def _reset_peak(device: object = None) -> None:
-    """Raises OSError where the system has no such file: Linux alone can set a process's peak to its present size."""
-    Path("/proc/self/clear_refs").write_text("5")
 
 
 def _mem_get_info(device: object = None) -> tuple[int, int]:

@@ -37,11 +37,20 @@ def page(
         ]
         if best.snapshot_path:
             current.append(f"- **snapshot**: `{_flat(best.snapshot_path)}`")
+    kept = [
+        (t.exp_id, _metric(t.core_metric), _delta(t.delta_vs_best), t.specialist, _cut(t.hypothesis, 100))
+        for t in top
+    ]
+    done = [
+        (t.exp_id, t.specialist, t.status, _metric(t.core_metric), _cut(t.hypothesis, 80)) for t in recent
+    ]
+    board = ("exp", "core_metric", "Δ", "specialist", "hypothesis")
+    activity = ("exp", "specialist", "status", "core_metric", "hypothesis")
     lines = [
         f"# Session start — {_flat(session_timestamp) or NONE}",
         f"You are specialist **{_flat(for_specialist)}**. Current best: **{label}** (core_metric={metric}).",
         *("", "## LEADERBOARD.md", "", "## Current Best", *current, ""),
-        *(f"## Top {len(top)} Kept Trials", "", *_leaderboard(top), ""),
+        *(f"## Top {len(top)} Kept Trials", "", *(_table(board, kept) if top else ["*(no keeps yet)*"]), ""),
         *(
             "## KNOWLEDGE.md",
             "",
@@ -51,27 +60,17 @@ def page(
             "```",
             "",
         ),
-        *(f"## Recent Activity (last {len(recent)})", "", *_activity(recent), ""),
+        *(f"## Recent Activity (last {len(recent)})", "", *_table(activity, done), ""),
     ]
     if full:
         lines += [f"## Recent Activity (most recent {len(full)} — full hypothesis)", *_in_full(full), ""]
     return "\n".join(lines) + "\n"
 
 
-def _leaderboard(top: Sequence[Trial]) -> Iterable[str]:
-    if not top:
-        yield "*(no keeps yet)*"
-        return
-    yield "| exp | core_metric | Δ | specialist | hypothesis |"
-    yield "|-----|-------------|---|------------|------------|"
-    for t in top:
-        yield _row(
-            t.exp_id,
-            _metric(t.core_metric),
-            _delta(t.delta_vs_best),
-            t.specialist,
-            _cut(t.hypothesis, 100),
-        )
+def _table(names: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterable[str]:
+    yield f"| {' | '.join(names)} |"
+    yield f"|{'|'.join('-' * (len(name) + 2) for name in names)}|"
+    yield from (f"| {' | '.join(map(_flat, cells))} |" for cells in rows)
 
 
 def _steps(to_best: Sequence[Trial]) -> Iterable[str]:
@@ -79,13 +78,6 @@ def _steps(to_best: Sequence[Trial]) -> Iterable[str]:
         before, after = (" └─ " if t is not to_best[0] else ""), (" ← BEST" if t is to_best[-1] else "")
         facts = _facts(one_line(t.specialist) or "baseline", t)
         yield f"{before}{one_line(t.label)} {facts} {_cut(t.hypothesis, 100)}{after}"
-
-
-def _activity(recent: Sequence[Trial]) -> Iterable[str]:
-    yield "| exp | specialist | status | core_metric | hypothesis |"
-    yield "|-----|------------|--------|-------------|------------|"
-    for t in recent:
-        yield _row(t.exp_id, t.specialist, t.status, _metric(t.core_metric), _cut(t.hypothesis, 80))
 
 
 def _in_full(full: Sequence[Trial]) -> Iterable[str]:
@@ -116,7 +108,3 @@ def _cut(text: str, n: int) -> str:
 def _flat(text: str) -> str:
     """Escapes the text so that nothing in it ends a Markdown line, a cell or a span of code."""
     return one_line(text).replace("`", "\\`").replace("|", "\\|")
-
-
-def _row(*cells: str) -> str:
-    return f"| {' | '.join(map(_flat, cells))} |"
