@@ -66,7 +66,6 @@ def tool_of(server, **changes) -> SearchTool:
         "url": server.url,
         "timeout_s": 30,
         "index_fingerprint": INDEX,
-        "breaker_failures": 1000,
         **changes,
     }
     chosen = load_config(
@@ -179,7 +178,7 @@ async def judge(trajectory, *, url):
 def judged(server, steps, tool, *overrides):
     """A trajectory for every step of the judge's script."""
     told = (f"algorithm.turn_signal={JUDGE}", f"+algorithm.turn_signal_params.url={server.url}/judge")
-    told += ("algorithm.turn_judge.retries=0", "algorithm.turn_judge.breaker_failures=1000", *overrides)
+    told += ("algorithm.turn_judge.retries=0", *overrides)
     outputs = []
     for step in steps:
         server.script = [step]

@@ -74,17 +74,6 @@ class Buffer:
         return SimpleNamespace(keys=list(keys)), {}
 
 
-def test_the_first_error_of_a_rollout_stops_the_wait_and_is_named():
-    buffer, watch = Buffer(), RolloutWatch(0.0, every_s=0.0)
-    watch.attach(buffer)
-    watch.begin(8)
-    watch.drain = lambda: []
-    assert buffer.sample()[0].keys == ["a"] and buffer.waited == ("train", 0.0) and watch.settle(8) == 0
-    watch.drain = lambda: ["KeyError: no such column"]
-    with pytest.raises(IntegrityError, match="no such column"):
-        buffer.sample()
-
-
 @pytest.mark.parametrize(
     "left",
     [

@@ -170,10 +170,6 @@ class TwinHost(PackedForward):
         with self._reference.packing():
             return PackedRows(self._reference).score_rows(rows)
 
-    def written(self) -> list[torch.Tensor]:
-        log_prob_B_T = self._fields["old_log_probs"]
-        return [row[: len(ids)] for row, ids in zip(log_prob_B_T, self.responses, strict=True)]
-
     def estimate(self, inputs: StepInputs) -> StepCredit:
         credit = assign(inputs, self._outcome_B, self._group_B, self._turns.response_mask_B_T.bool())
         self.write("advantages", credit.advantage_B_T.float())

@@ -6,11 +6,11 @@ The trainer, the twin and `fidelity` make `StepInputs` after the policy's forwar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from verl_credit.config.settings import FORWARD_SIGNALS, INFOPO, LAPO, CreditSettings
+from verl_credit.config.settings import INFO_GAIN, CreditSettings
 from verl_credit.credit import TurnCredit, spread, turn_table
 from verl_credit.credit.groups import SOLVED_ABOVE
 from verl_credit.credit.plugins import TurnInputs
@@ -20,8 +20,7 @@ from verl_credit.lazy import torch
 from verl_credit.names import ANSWER_WHEN_SOLVED
 from verl_credit.turns.anchors import anchor_table, observations
 from verl_credit.turns.book import TurnBatch
-from verl_credit.turns.gains import score_gains, score_infopo
-from verl_credit.turns.lapo import score_lapo
+from verl_credit.turns.gains import score_gains
 from verl_credit.turns.scorers import Forward, GainPlan
 from verl_credit.turns.signals.known import signals_of
 from verl_credit.turns.signals.signal import Signal, StepRows, step_rewards
@@ -69,14 +68,12 @@ class StepInputs:
     turns: TurnBatch
     gain_B_K: torch.Tensor
     has_gain_B_K: torch.Tensor
-    scored_B: Mapping[str, Sequence[Sequence[float]] | None] = field(default_factory=dict)
-    """The values of signals that the forward scores (`StepRows`)."""
     answer_B: torch.Tensor | None = None
     """The gold answer's probability before the answer turn (`Gains`); None where no gain was planned."""
     gold_B_K1: torch.Tensor | None = None
     """That before every turn."""
     scored: bool = True
-    """False: no gain and no infopo is measured in this step (`info_gain_every`, `info_gain_warmup_steps`)."""
+    """False: no gain is measured in this step (`info_gain_every`, `info_gain_warmup_steps`)."""
     gain_scale: float = 1.0
     outcome_scale: float = 1.0
     tokens: TokenInputs | None = None
@@ -86,9 +83,8 @@ class StepInputs:
 
     @property
     def rewarding(self) -> bool:
-        """False: a step without turn rewards, because all of the run's signals need the policy's forward."""
-        names = set(self.run.settings.turn_signals)
-        return self.scored or not names or not names <= FORWARD_SIGNALS
+        """False: a step without turn rewards, because the run's only signal is information gain."""
+        return self.scored or set(self.run.settings.turn_signals) != {INFO_GAIN}
 
 
 @dataclass(frozen=True)
@@ -124,9 +120,8 @@ def step_inputs(
 ) -> StepInputs:
     """The inputs after the forward of the step; ``metrics`` gets the gains' metrics."""
     gains = score_gains(plan, forward, metrics)
-    scored_B = {INFOPO: score_infopo(plan, forward), LAPO: score_lapo(plan, forward)}
     scales = run.settings.curriculum_at(step, planned_steps)
-    given = gains.info_gain_B_K, gains.turn_mask_B_K, scored_B, gains.answer_B, gains.gold_B_K1
+    given = gains.info_gain_B_K, gains.turn_mask_B_K, gains.answer_B, gains.gold_B_K1
     return StepInputs(run, plan.turns, *given, plan.scored, *scales)
 
 
@@ -143,9 +138,7 @@ def assign(
     """
     run, turns = inputs.run, inputs.turns
     _check_outcomes(inputs, outcome_B)
-    rows = StepRows(
-        turns, run.tokenizer.decode, outcome_B, group_B, inputs.gain_B_K, inputs.has_gain_B_K, inputs.scored_B
-    )
+    rows = StepRows(turns, run.tokenizer.decode, outcome_B, group_B, inputs.gain_B_K, inputs.has_gain_B_K)
     tables, signals, return_B_K1, metrics = _tables(inputs, rows)
     if inputs.answer_B is not None:
         solved_B = turns.row_valid_B & (outcome_B > SOLVED_ABOVE) & inputs.answer_B.isfinite()

@@ -24,7 +24,7 @@ TRACKER = "latest_checkpointed_iteration.txt"  # verl's; names the last complete
 FREE = (
     "run_dir", "keep_rollouts", "keep_checkpoints", "max_hours",
     "hardware.", "plan.", "evaluation.", "faults.", "lineage.", "probe.", "lab.dir",
-    "search.url", "search.timeout_s", "search.max_retries", "search.breaker_", "search.token_env",
+    "search.url", "search.timeout_s", "search.max_retries", "search.token_env",
     "algorithm.turn_judge.", "data.val_", "ray_kwargs.", "transfer_queue.", "global_profiler.",
     "trainer.total_", "trainer.save_freq", "trainer.test_freq", "trainer.val_", "trainer.logger", "trainer.project_name",
     "trainer.experiment_name", "trainer.default_local_dir", "trainer.resume_", "trainer.max_actor_ckpt_to_keep",

@@ -219,9 +219,7 @@ def _not_here(settings: CreditSettings, signals: dict[Signal, float]) -> str | N
         return f"algorithm.algorithm_mode={algorithm.algorithm_mode} gives credit to tokens, not to turns"
     if algorithm.canonical_transform:
         return f"algorithm.transform_mode={algorithm.transform_mode} gives credit to tokens, not to turns"
-    if settings.masks_observations:
-        return "the turn signal infopo is scored in training alone"
-    if settings.uses_scorer and SCORERS[algorithm.info_gain_scorer].frozen:
+    if settings.scores_gain and SCORERS[algorithm.info_gain_scorer].frozen:
         return (
             f"algorithm.info_gain_scorer={algorithm.info_gain_scorer}: the reference scores in training alone"
         )
