@@ -13,7 +13,7 @@ import torch
 
 from gpu.models import give_back, shape_for
 from gpu.record import at_most, within_factor
-from verl_credit.policy.log_prob_path import FLASH, LOOP, LOOP_SECONDS, OURS
+from verl_credit.config.log_prob_path import FLASH, LOOP, LOOP_SECONDS, OURS
 from verl_credit.recipe.plan.activations import loss
 from verl_credit.recipe.plan.job import Job
 

@@ -78,7 +78,7 @@ PARTS = (
         "ours and flash-attn's within 1e-6 of float64; memory as verl_credit/recipe/plan/activations.py counts it",
         files=(
             "evidence/gpu/part_log_probs.py", "evidence/gpu/models.py", "verl_credit/policy/log_probs.py",
-            "verl_credit/policy/log_prob_path.py",
+            "verl_credit/config/log_prob_path.py", "verl_credit/policy/log_prob_chunks.py",
             "verl_credit/recipe/plan/activations.py", "verl_credit/recipe/plan/job.py",
         ),
         limit_s=900,

@@ -31,9 +31,10 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from verl.utils.fsdp_utils import apply_fsdp2
 
 from verl_credit.cli.recipe.plan import _load
+from verl_credit.config.log_prob_path import OURS
 from verl_credit.policy.attention.implementation import choice, install, named
 from verl_credit.policy.attention.pack import PACK, pack_rows
-from verl_credit.policy.log_prob_path import OURS, chunk_tokens
+from verl_credit.policy.log_prob_chunks import chunk_tokens
 from verl_credit.policy.log_probs import log_probs_and_entropy, log_probs_from_logits
 from verl_credit.recipe.files import shipped_recipes
 from verl_credit.recipe.plan.job import Job

@@ -12,7 +12,7 @@ import torch
 
 from kit.tiny_engine import TRUNKS, Trajectories, batch, build_engine, gloo_rank, infer, on_ranks
 from kit.tiny_models import tiny_model
-from verl_credit.policy.log_prob_path import FLASH, FUSED, LOOP, OURS, describe, log_prob_path
+from verl_credit.config.log_prob_path import FLASH, FUSED, LOOP, OURS, describe, log_prob_path
 
 GPU_RECIPE = {
     "use_torch_compile": True,

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.autograd import gradcheck
 
-from verl_credit.policy.log_prob_path import chunk_tokens
+from verl_credit.policy.log_prob_chunks import chunk_tokens
 from verl_credit.policy.log_probs import entropy_from_logits, log_probs_and_entropy, log_probs_from_logits
 
 TOKENS, VOCABULARY = 23, 301

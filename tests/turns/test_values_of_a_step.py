@@ -126,6 +126,9 @@ def test_what_features_observe(turns):
     torch.testing.assert_close(observed, wanted, equal_nan=True)
     returns = inputs.run.values._replay[0].return_N  # gains are earned on the way
     assert returns[:3].tolist() == [1.25, 1.125, 1.0] and values_of(step).isfinite().all()
+    without = inputs_of(turns, "features")  # no gain is measured
+    estimate(without, turns, OUTCOMES, GROUPS)
+    torch.testing.assert_close(without.run.values._replay[0].x_N_D[:, 12:], wanted[:, :2], equal_nan=True)
 
 
 def test_a_column_is_known_after_its_turn_and_the_reward_functions_is_not_read(turns):
@@ -188,9 +191,13 @@ def test_the_replay_has_the_last_steps_and_a_resumed_run_goes_on_exactly(turns):
     assert not torch.equal(values_of(step_of(turns, provider, draws[3], fresh)), values_of(again))
 
 
-@pytest.mark.parametrize(("provider", "signal"), [("group", "none"), ("features", "info_gain")])
-def test_a_resume_with_other_features_is_refused(turns, provider, signal):
+@pytest.mark.parametrize(
+    ("provider", "signal", "names"),
+    [("group", "none", ()), ("features", "info_gain", ("gold seen", "searches", "gold probability"))],
+)
+def test_a_resume_with_other_features_is_refused(turns, provider, signal, names):
     saved = TurnValues.of(inputs_of(turns, "features").run.settings).state_dict()
     other = TurnValues.of(inputs_of(turns, provider, turn_signal=signal).run.settings)
+    assert other.provider.names == names
     with pytest.raises(IntegrityError, match=rf"algorithm.turn_values={provider} observes .* begin again"):
         other.load_state_dict(saved)

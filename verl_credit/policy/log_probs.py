@@ -17,7 +17,7 @@ from collections.abc import Iterator
 import torch
 from torch.autograd.function import once_differentiable
 
-from verl_credit.policy.log_prob_path import chunk_tokens
+from verl_credit.policy.log_prob_chunks import chunk_tokens
 
 
 def log_probs_from_logits(

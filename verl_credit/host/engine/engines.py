@@ -13,10 +13,10 @@ from verl.utils.model import extract_multi_modal_inputs
 from verl.workers.engine import EngineRegistry
 from verl.workers.engine.fsdp import FSDPEngineWithLMHead
 
+from verl_credit.config.log_prob_path import OURS
 from verl_credit.host.engine.log_prob_engine import BranchEngine, LogProbEngine, option, whole_vocabulary
 from verl_credit.names import SCORE_BRANCHES
 from verl_credit.policy.attention.pack import PACK, pack_rows
-from verl_credit.policy.log_prob_path import OURS
 from verl_credit.policy.log_probs import token_values
 from verl_credit.policy.packed import Reads, groups_of, reads
 

@@ -14,13 +14,13 @@ from torch.distributed.tensor import DTensor
 from verl.utils import tensordict_utils as tu
 from verl.utils.device import get_device_name
 
+from verl_credit.config.log_prob_path import FLASH, LOOP, OURS, describe, log_prob_path
 from verl_credit.errors import IntegrityError
 from verl_credit.names import BRANCH_LOG_PROBS, BRANCHES, SCORE_BRANCHES
 from verl_credit.policy.attention.implementation import NAMES
 from verl_credit.policy.attention.pack import PACK, pack_rows
 from verl_credit.policy.delta_net import is_delta_net, keep_rows_apart
 from verl_credit.policy.families import WITHOUT_OURS, family_of
-from verl_credit.policy.log_prob_path import FLASH, LOOP, OURS, describe, log_prob_path
 from verl_credit.policy.log_probs import entropy_from_logits, token_values
 from verl_credit.turns.branches import decode_branches
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from math import isqrt
 
+from verl_credit.config.log_prob_path import FLASH, FUSED, LOOP, OURS
 from verl_credit.policy.attention.pack import KEY_TOKENS, MASK_NUMBERS
-from verl_credit.policy.log_prob_path import FLASH, FUSED, HELD_BYTES, LOOP, OURS, chunk_tokens
+from verl_credit.policy.log_prob_chunks import HELD_BYTES, chunk_tokens
 from verl_credit.recipe.plan.job import Job
 from verl_credit.recipe.plan.model_shape import ModelShape
 

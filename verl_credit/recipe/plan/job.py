@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 
 from verl_credit.config.engines import engine_named
+from verl_credit.config.log_prob_path import FLASH, log_prob_path
 from verl_credit.errors import ConfigError
-from verl_credit.policy.log_prob_path import FLASH, log_prob_path
 
 BYTES = {
     "fp32": 4, "float32": 4, "float": 4, "bf16": 2, "bfloat16": 2, "fp16": 2, "float16": 2, "half": 2, "auto": 2,
@@ -44,7 +44,7 @@ class Job:
     attention: str = "flash"
     """flash (flash-attn or FlexAttention) | sdpa (piece by piece, the output in two copies)."""
     log_prob_path: str = FLASH
-    """Code of the log-probs (verl_credit/policy/log_prob_path.py): flash | ours | loop (verl's) | fused (verl's head)."""
+    """Code of the log-probs (verl_credit/config/log_prob_path.py): flash | ours | loop (verl's) | fused (verl's head)."""
     softmax_bytes: int = 4
     """Bytes per number of a (log-)softmax of the logits: CUDA's autocast makes it fp32, the CPU's leaves bf16 alone."""
     device_type: str = "cuda"

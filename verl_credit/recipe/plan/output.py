@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from verl_credit.policy.log_prob_path import describe
+from verl_credit.config.log_prob_path import describe
 from verl_credit.recipe.plan.hardware import GIB
 from verl_credit.recipe.plan.plan import Plan
 

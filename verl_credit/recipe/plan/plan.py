@@ -9,9 +9,9 @@ from pathlib import Path
 from verl_credit.config.engines import engine_named
 from verl_credit.config.fit import LOG_PROB, MODEL_LEN
 from verl_credit.config.gone import gone_key
+from verl_credit.config.log_prob_path import FLASH, LOOP
 from verl_credit.credit.turn.value_providers import PROVIDERS
 from verl_credit.errors import ConfigError, unknown_key
-from verl_credit.policy.log_prob_path import FLASH, LOOP
 from verl_credit.recipe.plan.assumptions import Assumptions
 from verl_credit.recipe.plan.compute import RunTime, Step, disk_bytes, run_steps, run_time, step
 from verl_credit.recipe.plan.hardware import Hardware, Index, find_hardware, find_index

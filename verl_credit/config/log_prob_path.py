@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
+from verl_credit.policy.log_prob_chunks import HELD_BYTES, chunk_tokens
+
 FLASH, OURS, LOOP, FUSED = "flash", "ours", "loop", "fused"
 LOOP_SECONDS = 1e-4
 """Seconds per token of verl's loop: 40 to 130 microseconds of Python, measured on CPUs."""
-CHUNK_LOGITS, CHUNK_LOGITS_CPU = 2**24, 2**20
-"""Logits in one chunk of our path. On a CPU a chunk stays in the cache; elsewhere it is worth a kernel's launch."""
-HELD_BYTES = 8
-"""Bytes per logit of a chunk, which is held twice in float32."""
 
 
 def log_prob_path(*, flash: bool, fused: bool = False, distills: bool = False) -> str:
@@ -37,8 +35,3 @@ def describe(path: str, vocabulary: int, device_type: str, no_flash: str) -> str
         f"log-probs and entropies: the project's own ({no_flash}), {chunk_tokens(vocabulary, device_type)} tokens at a time "
         f"in float32: at most {held:.0f} MiB beside the logits, which the gradient overwrites"
     )
-
-
-def chunk_tokens(vocabulary: int, device_type: str) -> int:
-    """Tokens in one chunk of our path, at least one."""
-    return max(1, (CHUNK_LOGITS_CPU if device_type == "cpu" else CHUNK_LOGITS) // vocabulary)
