@@ -50,7 +50,7 @@ REFUSED = [  # (key, value as it is written, what is accepted)
         "seed", "algorithm.sepa.steps", "algorithm.gamma", "search.max_page_chars", "trainer.nnodes",
         "data.max_response_length", f"{ROLLOUT}.n", f"{ACTOR}.checkpoint.save_contents")),
     *((key, LONG, "at most 255 bytes") for key in (
-        "run_dir", "trainer.default_local_dir", "lab.dir", "lab.index", "algorithm.planning.model")),
+        "run_dir", "trainer.default_local_dir", "lab.dir", "lab.index")),
     ("run_dir", "'~nobody_at_all/x'", "the home of no user"),
     ("run_dir", f"'a/{'é' * 130}/b'", "at most 255 bytes"),
     ("run_dir", "/".join(["x" * 200] * 20), "at most 3840 bytes"),

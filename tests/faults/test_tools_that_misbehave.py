@@ -26,7 +26,8 @@ from verl_credit.turns.book import RowRecord
 from verl_credit.turns.search.client import client_for
 from verl_credit.turns.signals.known import find_signal
 from verl_credit.turns.signals.signal import StepRows, step_rewards
-from verl_credit.turns.step_metrics import check_tool_faults, row_metrics
+from verl_credit.turns.step_checks import check_tool_faults
+from verl_credit.turns.step_metrics import row_metrics
 from verl_credit.worlds.lab.protocol import answer_turn, search_turn
 
 INDEX, JUDGE = "a" * 64, "test_tools_that_misbehave.judge"

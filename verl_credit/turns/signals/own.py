@@ -31,6 +31,8 @@ class OwnSignal(Signal):
     def __init__(self, name: str, function: Callable, params: dict):
         super().__init__(name)
         self.function, self.params = function, params
+        self.wants = frozenset(getattr(function, "reads", ()))
+        """What it declares to need of a rollout and may lack: "pages"."""
 
     def message(self, error: BaseException) -> str:
         """The error in one line, without addresses' passwords and the values of params that are secrets."""
