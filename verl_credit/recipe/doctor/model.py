@@ -22,7 +22,7 @@ READ = (".json", ".txt", ".model", ".safetensors", ".bin")
 """Suffixes of configurations, tokenizers and weights."""
 TIMEOUT_S = 10.0
 FOREIGN = {
-    b"version https://git-lfs": "a Git-LFS pointer: run git lfs pull in its clone",
+    b"version https://git-lfs": "a Git-LFS pointer: the file itself was not downloaded; run git lfs pull in its clone",
     b"<!doctype html": "a web page (HTML), such as a page to log in: download the file again",
     b"<html": "a web page (HTML), such as a page to log in: download the file again",
     b"<?xml": "an XML page, such as an error of a storage service: download the file again",
