@@ -50,20 +50,6 @@ def test_pooling_is_the_mean_over_real_tokens(world):
     np.testing.assert_allclose(found_D, mean_D / np.linalg.norm(mean_D), atol=1e-6)
 
 
-def test_prefixes_tell_queries_from_passages(world):
-    _, encoder = world
-    assert np.abs(encoder.encode_queries(["river"]) - encoder.encode_passages(["river"])).max() > 1e-3
-    np.testing.assert_array_equal(
-        encoder.encode_passages(["river"]), encoder.encode_tokens(encoder._tokenize(["passage: river"], ""))
-    )
-
-
-def test_length_limit_is_the_encoders_when_that_is_smaller(world):
-    root, encoder = world
-    assert encoder.max_length == 64
-    assert SentenceEncoder(root / "encoder", max_length=16).max_length == 16
-
-
 def test_encoder_refuses_pickled_weights_and_missing_folders(world, tmp_path):
     root, _ = world
     with pytest.raises(FileNotFoundError, match="nowhere"):
