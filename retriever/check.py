@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -52,18 +51,6 @@ def wrong_text(served: list[Served], exact: dict[str, Served]) -> str | None:
     """The id of a hit whose contents differ from the corpus, among those in the exact answer."""
     wrong = (hit.id for hit in served if hit.id in exact and exact[hit.id].contents != hit.contents)
     return next(wrong, None)
-
-
-def score_error(served: list[Served], exact: dict[str, Served]) -> float:
-    """The largest |served score - exact score| over the hits in the exact answer; 0 for none."""
-    return max((abs(hit.score - exact[hit.id].score) for hit in served if hit.id in exact), default=0.0)
-
-
-def equal_list(served: list[Served], exact: dict[str, Served]) -> bool:
-    """Are these the best documents in their order? Documents whose scores differ by rounding may change places."""
-    found = [exact[hit.id].score if hit.id in exact else -math.inf for hit in served]
-    best = sorted((hit.score for hit in exact.values()), reverse=True)
-    return all(score >= just_below(right) for score, right in zip(found, best, strict=False))
 
 
 def wrong_score(served: list[Served], exact: dict[str, Served]) -> str | None:
@@ -162,8 +149,6 @@ def _judge(
     report = {
         "fingerprint": replies.fingerprint,
         "recall": recall,
-        "max_score_error": max((score_error(*answer) for answer in answers), default=None),
-        "equal_lists": sum(equal_list(*answer) for answer in answers) / len(exact),
         "answered": len(answers),
         "statuses": statuses,
     }

@@ -172,9 +172,6 @@ def _table(report: dict) -> str:
         recall = "  ".join(f"recall@{k} {value:.4f}" for k, value in server["recall"].items())
         same = "as the folder" if server["fingerprint"] == report["fingerprint"] else "NOT the folder's"
         lines += [f"{url}", f"  {recall}  (against exact search)"]
-        if server["max_score_error"] is not None:
-            equal = f"{server['equal_lists']:.4f} of the lists are equal"
-            lines.append(f"  largest score error {server['max_score_error']:.2g}; {equal}")
         lines.append(f"  fingerprint {same}")
     lines.append(f"fingerprint  search.index_fingerprint={report['fingerprint']}")
     lines.append("PROBLEMS" if report["problems"] else "ok")

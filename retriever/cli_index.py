@@ -87,8 +87,6 @@ def index(
     conventions |= {"pooling": pooling, "normalize": not no_normalize}
     here = devices[0] if len(devices) == 1 else "cpu"  # each process loads its own
     loaded = SentenceEncoder(encoder, **conventions, device=here, batch_size=batch_size, dtype=encode_dtype)
-    for note in loaded.notes:
-        print(f"note: {note}", file=sys.stderr)
     if import_ is not None:
         if (kind, dtype) != ("flat", "fp32"):
             raise ValueError(f"--import={import_}: keeps the kind of the file; leave out --kind and --dtype")

@@ -31,7 +31,7 @@ class SentenceEncoder:
 
     Queries and passages differ only by their prefix ("query: " and "passage: " for e5). `pooling` is the mean over
     real tokens (e5) or the first token ("cls", as bge); the default is that of sentence-transformers' files in the
-    folder, else the mean. `notes` lists options of those files that are not followed. `normalize=False` keeps the
+    folder, else the mean. `normalize=False` keeps the
     encoder's vector lengths. Texts longer than `max_length` tokens are cut; `self.max_length` is the smallest of the
     argument, the tokenizer's limit and the encoder's positions. A text's vector does not depend on its batch, up to
     the rounding of `dtype`, in which the model computes (fp32: 1e-6); pooling and vectors are float32.
@@ -66,7 +66,7 @@ class SentenceEncoder:
         if max_length < 3 or batch_size < 1:
             raise ValueError(f"max_length={max_length}, batch_size={batch_size}: need at least 3 and 1")
         self.query_prefix, self.passage_prefix = query_prefix, passage_prefix
-        self.pooling, self.notes = _pooling_and_notes(self.path, pooling, normalize)
+        self.pooling = _pooling_of(self.path, pooling, normalize)
         self.normalize = bool(normalize)
         self.device, self.batch_size, self.dtype = device_for(device, dtype), batch_size, dtype
         self._tokenizer = AutoTokenizer.from_pretrained(str(self.path), **LOCAL)
@@ -222,15 +222,15 @@ def _first(names: list[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
-def _pooling_and_notes(path: Path, pooling: str | None, normalize: bool) -> tuple[str, list[str]]:
-    """(the pooling in force, notes for the user): sentence-transformers' files are followed, refused or noted.
+def _pooling_of(path: Path, pooling: str | None, normalize: bool) -> str:
+    """The pooling in force: the argument, else that of sentence-transformers' files, else the mean.
 
-    The pooling is the argument, else that of the files, else the mean. Errors: ValueError names file and value of a
+    Errors: ValueError names file and value of a
     module, pooling or option that would give other vectors than ours.
     """
     if pooling not in (None, *POOLINGS):
         raise ValueError(f"pooling={pooling!r}; accepted: {', '.join(POOLINGS)}")
-    modules, notes = path / "modules.json", []
+    modules = path / "modules.json"
     listed = _modules(modules) if modules.is_file() else {}
     pooling_file, own = path / (listed.get("Pooling") or "1_Pooling") / "config.json", None
     if pooling_file.is_file():
@@ -244,15 +244,7 @@ def _pooling_and_notes(path: Path, pooling: str | None, normalize: bool) -> tupl
         )
     if "Normalize" in listed and not normalize:
         raise ValueError(f"normalize=False; {modules} lists Normalize: the encoder's vectors have length 1")
-    if listed and "Normalize" not in listed:
-        notes.append(f"{modules} lists no Normalize; --no-normalize keeps the vectors' lengths")
-    options, prompts = path / "sentence_bert_config.json", path / "config_sentence_transformers.json"
-    for key, value in _read(options, dict).items() if options.is_file() else ():
-        if key == "max_seq_length" or (key == "do_lower_case" and value):
-            notes.append(f"{options}: {key}={value!r} is not followed; --max-length and the tokenizer decide")
-    if prompts.is_file() and (texts := _read(prompts, dict).get("prompts")):
-        notes.append(f"{prompts}: prompts={texts!r} is not followed; --query-prefix, --passage-prefix decide")
-    return pooling or own or "mean", notes
+    return pooling or own or "mean"
 
 
 def _modules(file: Path) -> dict[str, str]:

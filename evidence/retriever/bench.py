@@ -30,7 +30,7 @@ import transformers
 from bench_world import SHAPES, make_encoder, make_index, make_queries
 from load import Load, send_all
 
-from verl_credit_retriever.check import exact_answers, recall_at, score_error, wrong_text
+from verl_credit_retriever.check import exact_answers, recall_at, wrong_text
 from verl_credit_retriever.encoder import SentenceEncoder
 from verl_credit_retriever.index.search import SearchIndex
 from verl_credit_retriever.launch import start_server
@@ -159,7 +159,7 @@ def checked(work: Path, number: int, clients: int, threads: int, *server_options
         {"query": queries[place], "served": [(hit.id, hit.score) for hit in hits]}
         for place, hits in load.answers.items()
         if recall_at(hits, exact[place], K) < 1
-        or score_error(hits, exact[place]) > 1e-5
+        or any(abs(hit.score - exact[place][hit.id].score) > 1e-5 for hit in hits if hit.id in exact[place])
         or wrong_text(hits, exact[place]) is not None
     ]
     found = {"wrong_200": len(wrong) + len(load.malformed), "first_wrong": wrong[:3] + load.malformed[:3]}

@@ -133,11 +133,5 @@ FAMILIES = {
         "harmony", '<|channel|>commentary to=functions.search <|constrain|>json<|message|>{"query": "{}"}<|call|>', "",
         "gpt_oss", ("<|start|>", "<|end|>", "<|channel|>", "<|message|>", "<|call|>", "<|constrain|>"),
     ),
-    # Leaves a call out.
-    "lfm2": Family(
-        _chat(_CHATML, _CHATML_END, "", "<|im_start|>tool\n{{ m.content }}<|im_end|>\n"),
-        "lfm2", '<|tool_call_start|>[search(query="{}")]<|tool_call_end|>', "<|im_end|>", "lfm2",
-        ("<|tool_call_start|>", "<|tool_call_end|>"),
-    ),
 }  # fmt: skip
 """By the family whose form it is."""

@@ -27,7 +27,6 @@ CALLS = {
     '{{"query": "{}"}}<|call|>',
     "llama3": '{{"name": "search", "parameters": {{"query": "{}"}}}}',
     "mistral": '[TOOL_CALLS]search[ARGS]{{"query": "{}"}}',
-    "lfm2": '<|tool_call_start|>[search(query="{}")]<|tool_call_end|>',
     "gemma4": '<|tool_call>call:search{{query:<|"|>{}<|"|>}}<tool_call|>',
 }
 FORM = "actor_rollout_ref.rollout.multi_turn.format={}"

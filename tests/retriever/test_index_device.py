@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 COMMAND = re.compile(r"^verl-credit-retriever (index .*)$", re.MULTILINE)
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/recipes.md", "docs/spark.md"])
+@pytest.mark.parametrize("page", ["docs/recipes.md", "docs/spark.md"])
 def test_published_commands_that_encode_a_large_corpus_do_it_on_a_gpu(page, monkeypatch):
     (command,) = COMMAND.findall((ROOT / page).read_text())
     devices = []
@@ -34,7 +34,7 @@ def test_published_commands_that_encode_a_large_corpus_do_it_on_a_gpu(page, monk
 )
 def test_an_idle_gpu_is_told(seen, device, told, monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: seen)
-    monkeypatch.setattr(encoder, "SentenceEncoder", lambda *_, **__: SimpleNamespace(notes=()))
+    monkeypatch.setattr(encoder, "SentenceEncoder", lambda *_, **__: SimpleNamespace())
 
     def stop(*_, **__):
         raise ValueError("far enough")

@@ -1,24 +1,20 @@
 """Encoding by a process for each device, and in half precision."""
 
-import os
 from concurrent.futures import Future
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import torch
 
 from kit.retriever_vectors import TableEncoder, clustered, write_rows
 from verl_credit_retriever.cli import main
-from verl_credit_retriever.encoder import SentenceEncoder, device_for
-from verl_credit_retriever.index import build, encoding
+from verl_credit_retriever.encoder import SentenceEncoder
+from verl_credit_retriever.index import encoding
 from verl_credit_retriever.index.build import build_index
-from verl_credit_retriever.index.manifest import write_whole
 from verl_credit_retriever.index.search import SearchIndex
 from verl_credit_retriever.index.shards import BuildRefused
 
 ROWS = 100
-SMALL = {"batch_size": 1, "shard_rows": 16}  # 7 shards
 
 
 @pytest.fixture
@@ -33,16 +29,6 @@ def corpus(tmp_path):
 
 def _content(folder):
     return {path.name: path.read_bytes() for path in folder.iterdir()}
-
-
-def test_a_write_that_fails_leaves_no_file(tmp_path, monkeypatch):
-    def full(descriptor):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="No space left"):
-        write_whole(tmp_path / "settings.json", b"{}")
-    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
@@ -64,17 +50,6 @@ def test_what_cannot_be_done_is_said_in_a_line(folders, tmp_path, capsys, option
     assert main(["index", *paths, f"--out={tmp_path / 'out'}", *options]) == 2
     assert said in capsys.readouterr().err.strip().splitlines()[-1]
     assert not list(tmp_path.iterdir())
-
-
-def test_an_old_gpu_is_told_that_it_has_no_bf16(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(
-        torch.cuda, "get_device_capability", lambda device: (7, 5) if device.index else (8, 0)
-    )
-    assert device_for("cuda:0", "bf16") == torch.device("cuda:0")
-    assert device_for("cuda:1", "fp16") == torch.device("cuda:1")
-    with pytest.raises(ValueError, match="device='cuda:1': .* 7.5, bf16 needs 8.0"):
-        device_for("cuda:1", "bf16")
 
 
 def test_half_precision_changes_no_form_and_is_recorded(world, tmp_path):
@@ -117,19 +92,6 @@ def test_two_devices_write_the_bytes_of_one_and_a_killed_process_loses_its_shard
     build_index(folders / "corpus.jsonl", loaded, out, **options)
     build_index(folders / "corpus.jsonl", loaded, tmp_path / "straight", **options)
     assert _content(out) == _content(tmp_path / "straight")
-
-
-def test_the_command_names_the_devices(folders, tmp_path, monkeypatch, capsys):
-    given = {}
-
-    def stop(*_, **options):
-        given.update(options)
-        raise ValueError("far enough")
-
-    monkeypatch.setattr(build, "build_index", stop)
-    paths = [f"--corpus={folders / 'corpus.jsonl'}", f"--encoder={folders / 'encoder'}"]
-    assert main(["index", *paths, f"--out={tmp_path / 'out'}", "--device=cpu, cpu"]) == 2
-    assert given["devices"] == ["cpu", "cpu"]
 
 
 def test_a_task_of_a_process_encodes_its_shard(folders, tmp_path, monkeypatch):

@@ -20,8 +20,6 @@ from verl_credit_retriever.index import build, encoding, memory
 from verl_credit_retriever.index import search as index_module
 from verl_credit_retriever.index.corpus import BOM, CorpusError, Documents, copy_corpus
 from verl_credit_retriever.index.encoding import Progress
-from verl_credit_retriever.index.exact import write_array
-from verl_credit_retriever.index.faiss_kinds import fill
 from verl_credit_retriever.index.manifest import IndexMismatch
 from verl_credit_retriever.index.search import SearchIndex, build_index
 from verl_credit_retriever.index.shards import BuildRefused
@@ -124,23 +122,6 @@ def test_the_same_seed_gives_the_same_bytes_and_another_seed_others(corpus, enco
     if seed:
         build_index(corpus, encoder, tmp_path / "c", kind=kind, **{**seed, "seed": 6})
         assert _hashes(tmp_path / "a")["index.faiss"] != _hashes(tmp_path / "c")["index.faiss"]
-
-
-@pytest.mark.parametrize(
-    "factory",
-    ["Flat", "SQfp16", "SQ8", "IVF7,Flat", "IVF7,SQfp16", "IVF7,PQ4x8np", "HNSW4,Flat", "HNSW4,SQfp16"],
-)
-def test_room_made_beforehand_changes_no_byte(factory):
-    table_M_D = clustered(500, DIM, seed=1)
-    indexes = [faiss.index_factory(DIM, factory, faiss.METRIC_INNER_PRODUCT) for _ in range(2)]
-    for index in indexes:
-        index.train(table_M_D)
-    blocks = np.array_split(table_M_D, 6)
-    fill(indexes[0], lambda: blocks, 500)
-    for block in blocks:
-        indexes[1].add(block)
-    assert indexes[0].ntotal == 500
-    np.testing.assert_array_equal(*map(faiss.serialize_index, indexes))
 
 
 @pytest.mark.parametrize(
@@ -344,13 +325,6 @@ def test_what_a_killed_import_left_goes_with_the_next_command(corpus, encoder, t
     assert not left.exists()
 
 
-def test_offsets_are_saved_as_numpy_saves_them(tmp_path):
-    offsets = np.arange(5, dtype=np.int64)
-    np.save(tmp_path / "numpy.npy", offsets)
-    write_array(tmp_path / "ours.npy", [offsets], offsets.shape, "int64")
-    assert (tmp_path / "ours.npy").read_bytes() == (tmp_path / "numpy.npy").read_bytes()
-
-
 @pytest.mark.parametrize(
     "rows, limit, kind, named",
     [
@@ -426,13 +400,6 @@ def test_progress_counts_only_this_runs_rows_for_its_rate(monkeypatch):
     assert "unknown time left" in Progress(0, 1000, 0.0).text()
 
 
-def test_a_build_reports_every_row(corpus, encoder, tmp_path):
-    seen = []
-    build_index(corpus, encoder, tmp_path / "out", on_progress=seen.append, **SMALL)
-    assert [progress.done for progress in seen] == [0, 16, 32, 48, 64, 80, 96, 100]
-    assert {progress.total for progress in seen} == {100}
-
-
 def test_a_byte_order_mark_and_one_blank_line_at_the_end_are_no_rows(tmp_path):
     rows = [{"id": str(n), "contents": f"Town {n}\nOn the river."} for n in range(3)]
     plain = "".join(json.dumps(row) + "\n" for row in rows).encode()
@@ -442,16 +409,6 @@ def test_a_byte_order_mark_and_one_blank_line_at_the_end_are_no_rows(tmp_path):
         assert offsets.tolist() == expected
         assert (tmp_path / "copy").read_bytes() == (tmp_path / "expected").read_bytes() == plain
         assert [Documents(tmp_path / "copy", offsets)[row] for row in range(3)] == rows
-
-
-@pytest.mark.parametrize(
-    "at, content",
-    [(2, b"%s\n\n%s\n"), (3, b"%s\n%s\n\n\n"), (1, b"\n%s\n%s\n"), (2, b"%s\n\xef\xbb\xbf%s\n")],
-)
-def test_other_blank_lines_and_marks_are_refused_by_their_line(tmp_path, at, content):
-    lines = [json.dumps({"id": name, "contents": "text"}).encode() for name in "ab"]
-    with pytest.raises(CorpusError, match=f"corpus:{at}: not JSON"):
-        copy_corpus(_file(tmp_path / "corpus", content % tuple(lines)), tmp_path / "copy")
 
 
 @pytest.mark.parametrize(
@@ -563,12 +520,6 @@ def test_a_text_that_nobody_sees_is_empty(tmp_path, key, text):
     row = {"id": "a", "contents": "text", key: text}
     with pytest.raises(CorpusError, match=f":1: {key}=.*non-empty"):
         copy_corpus(_file(tmp_path / "corpus", json.dumps(row).encode()), tmp_path / "copy")
-
-
-def test_an_older_index_with_such_a_text_still_answers(tmp_path):
-    line = json.dumps({"id": "a", "contents": "\u200b"}).encode() + b"\n"
-    path = _file(tmp_path / "corpus", line)
-    assert Documents(path, np.array([0, len(line)]))[0]["contents"] == "\u200b"
 
 
 def _file(path, content):

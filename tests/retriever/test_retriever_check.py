@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import threading
@@ -15,16 +14,14 @@ import numpy as np
 import pytest
 
 from kit.retriever_world import make_corpus
-from verl_credit_retriever.asking import MalformedAnswer, Served, parse_served
+from verl_credit_retriever.asking import Served
 from verl_credit_retriever.check import (
     check_servers,
     exact_answers,
     has_exact_scores,
     read_queries,
     recall_at,
-    score_error,
     wrong_score,
-    wrong_text,
 )
 from verl_credit_retriever.cli import main
 from verl_credit_retriever.encoder import SentenceEncoder
@@ -73,26 +70,7 @@ def test_a_right_server_passes_with_full_recall(server, checked, capsys):
     assert report["fingerprint"] == SearchIndex.load(checked / "index").fingerprint
     (answers,) = report["servers"].values()
     assert answers["recall"] == {"3": 1.0, "10": 1.0} and answers["fingerprint"] == report["fingerprint"]
-    assert answers["max_score_error"] < 1e-5 and answers["answered"] == len(QUERIES)
-
-
-@pytest.mark.slow
-def test_the_table_ends_with_the_fingerprint(server, checked, capsys):
-    assert _check(checked, server.url, "--k", "1") == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[-2:] == [
-        f"fingerprint  search.index_fingerprint={SearchIndex.load(checked / 'index').fingerprint}",
-        "ok",
-    ]
-    assert any("recall@1 1.0000" in line for line in lines)
-
-
-@pytest.mark.slow
-def test_another_index_is_found_by_its_fingerprint_and_recall(server, checked, capsys):
-    assert _check(checked, server.url, "--index", checked / "other") == 1
-    errors = capsys.readouterr().err
-    assert f"fingerprint={SearchIndex.load(checked / 'index').fingerprint}; the folder has" in errors
-    assert "problem: " in errors and "recall@" in errors
+    assert answers["answered"] == len(QUERIES)
 
 
 @pytest.mark.parametrize(
@@ -107,11 +85,6 @@ def test_another_index_is_found_by_its_fingerprint_and_recall(server, checked, c
 def test_wrong_arguments_are_exit_code_2(checked, capsys, arguments, named):
     assert _check(checked, "http://127.0.0.1:9", *arguments) == 2
     assert named in capsys.readouterr().err
-
-
-def test_a_url_without_scheme_is_refused(checked, capsys):
-    assert _check(checked, "127.0.0.1:8000") == 2
-    assert "--url='127.0.0.1:8000'; expected http://HOST:PORT" in capsys.readouterr().err
 
 
 def test_no_server_is_a_problem_not_a_crash(checked, capsys):
@@ -267,31 +240,6 @@ def test_the_oracle_goes_deep_enough_for_all_ties(exact):
     assert recall_at([found["0"], found["14"], found["15"]], found, 3) == 1.0
 
 
-def test_recall_equals_the_definition_on_real_vectors(exact):
-    index, encoder = exact
-    vectors_N_D = encoder.encode_queries(QUERIES)
-    for answers, hits in zip(
-        exact_answers(index, vectors_N_D, 5), index.search(vectors_N_D, 10), strict=True
-    ):
-        served = [Served(d["id"], d["contents"], s) for d, s in hits]
-        best = {hit.id for hit in served if hit.score >= served[4].score - 1e-5}
-        skipped = served[0:1] + served[2:]
-        assert recall_at(skipped, answers, 5) == len({hit.id for hit in skipped[:5]} & best) / 5
-        assert score_error(served, answers) < 1e-6 and wrong_text(served, answers) is None
-
-
-@pytest.mark.parametrize("body", [None, [], {}, {"result": []}, {"result": [[], []]}, {"result": [["x"]]}])
-def test_an_answer_of_another_shape_is_malformed(body):
-    with pytest.raises(MalformedAnswer):
-        parse_served(body, 1, 10)
-
-
-@pytest.mark.parametrize("score", [float("nan"), float("inf"), True, "1"])
-def test_a_score_that_is_no_finite_number_is_malformed(score):
-    with pytest.raises(MalformedAnswer, match="score="):
-        parse_served({"result": [[{"document": {"id": "a", "contents": "t"}, "score": score}]]}, 1, 10)
-
-
 def test_queries_are_read_from_text_and_jsonl(tmp_path):
     (tmp_path / "q.txt").write_text("first\n\n second \n")
     assert read_queries(tmp_path / "q.txt") == ["first", "second"]
@@ -324,14 +272,6 @@ def test_a_search_r1_client_works_unchanged(server, exact, tmp_path, with_reques
         lines = [f"Doc {number}(Title: {title})" for number, title in enumerate(titles, start=1)]
         start = done.stdout.index(query)
         assert all(line in done.stdout[start : start + 600] for line in lines)
-
-
-@pytest.mark.slow
-def test_a_damaged_folder_is_refused_before_any_request(server, checked, tmp_path):
-    shutil.copytree(checked / "index", tmp_path / "copy")
-    corpus = tmp_path / "copy" / "corpus.jsonl"
-    corpus.write_text(corpus.read_text().replace("mayor", "baker"))
-    assert _check(checked, server.url, "--index", tmp_path / "copy") == 2
 
 
 def test_the_memory_table_of_the_docs_is_what_is_computed():

@@ -9,9 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from verl_credit_retriever.cli import main
 from verl_credit_retriever.encoder import SentenceEncoder
-from verl_credit_retriever.index.search import SearchIndex
 
 TEXTS = ["who is the mayor of town 3", "river", "bridge " * 40, "baker, violin?", "ünknown 東京", ""]
 
@@ -48,20 +46,6 @@ def test_pooling_is_the_mean_over_real_tokens(world):
         mean_D = encoder.model(**tokens).last_hidden_state[0].mean(0).numpy()
     found_D = encoder.encode_passages(["a much longer text about the river", "river bridge"])[1]
     np.testing.assert_allclose(found_D, mean_D / np.linalg.norm(mean_D), atol=1e-6)
-
-
-def test_prefixes_tell_queries_from_passages(world):
-    _, encoder = world
-    assert np.abs(encoder.encode_queries(["river"]) - encoder.encode_passages(["river"])).max() > 1e-3
-    np.testing.assert_array_equal(
-        encoder.encode_passages(["river"]), encoder.encode_tokens(encoder._tokenize(["passage: river"], ""))
-    )
-
-
-def test_length_limit_is_the_encoders_when_that_is_smaller(world):
-    root, encoder = world
-    assert encoder.max_length == 64
-    assert SentenceEncoder(root / "encoder", max_length=16).max_length == 16
 
 
 def test_encoder_refuses_pickled_weights_and_missing_folders(world, tmp_path):
@@ -221,23 +205,8 @@ def test_modules_that_would_give_other_vectors_are_refused(world, tmp_path, file
         SentenceEncoder(folder)
 
 
-def test_options_of_the_folder_that_are_not_followed_are_told(world, tmp_path, capsys):
-    root, _ = world
-    told = {
-        "modules.json": _modules("Transformer", "Pooling"),
-        "sentence_bert_config.json": {"max_seq_length": 512, "do_lower_case": False},
-        "config_sentence_transformers.json": {"prompts": {"query": "Represent: "}},
-    }
-    folder = _sentence_transformers(root / "encoder", tmp_path / "encoder", {**CLS, **told})
-    arguments = ["--corpus", root / "corpus.jsonl", "--encoder", folder, "--out", tmp_path / "out"]
-    assert main(["index", *map(str, arguments)]) == 0
-    notes = [line for line in capsys.readouterr().err.splitlines() if line.startswith("note: ")]
-    assert ["no Normalize" in notes[0], "max_seq_length=512" in notes[1], "Represent: " in notes[2]] == [
-        True
-    ] * 3
-    assert len(notes) == 3
-    assert SearchIndex.load(tmp_path / "out").manifest["encoder"]["pooling"] == "cls"
-    folder = _sentence_transformers(root / "encoder", tmp_path / "normalized", BGE)
+def test_vectors_that_the_folder_normalises_keep_their_length(world, tmp_path):
+    folder = _sentence_transformers(world[0] / "encoder", tmp_path / "normalized", BGE)
     with pytest.raises(ValueError, match="normalize=False; .*modules.json lists Normalize"):
         SentenceEncoder(folder, normalize=False)
 

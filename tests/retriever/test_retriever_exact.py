@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from kit.retriever_vectors import TableEncoder, clustered, write_rows
-from verl_credit_retriever.index import exact, faiss_kinds
 from verl_credit_retriever.index.exact import ExactSearch
 from verl_credit_retriever.index.manifest import files_of
 from verl_credit_retriever.index.search import SearchIndex, build_index
@@ -58,18 +57,6 @@ def test_exact_equals_brute_force_with_ties_by_row(dtype, chunk_rows, k):
     assert scores_N_K.shape == (9, min(k, 200))
 
 
-def test_chunks_shrink_with_the_number_of_queries(monkeypatch):
-    vectors_M_D, queries_N_D = clustered(100, 8, 1), clustered(50, 8, 2)
-    expected = _brute_force(queries_N_D, vectors_M_D, 5)[1]
-    monkeypatch.setattr(exact, "CHUNK_BYTES", 4 * 50 * 3)  # the scores of 50 queries over 3 rows
-    chunks, finite = [], np.isfinite
-    monkeypatch.setattr(exact.np, "isfinite", lambda found: chunks.append(found.shape) or finite(found))
-    _, rows_N_K = ExactSearch(vectors_M_D, chunk_rows=64).search(queries_N_D, 5)
-    monkeypatch.undo()
-    np.testing.assert_array_equal(rows_N_K, expected)
-    assert chunks == [(50, 3)] * 33 + [(50, 1)]
-
-
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_exact_refuses_vectors_that_are_not_finite(value):
     vectors_M_D = np.ones((10, 3), dtype=np.float32)
@@ -86,17 +73,6 @@ def test_the_exact_backend_of_every_kind_is_brute_force_over_its_vectors(folder,
     stored_M_D = clustered(ROWS, DIM, seed=1).astype({"fp32": "float32", "fp16": "float16"}[dtype])
     np.testing.assert_array_equal(index.vectors_M_D, stored_M_D)
     assert _rows(index, _queries()) == _brute_force(_queries(), stored_M_D, K)[1].tolist()
-
-
-@pytest.mark.parametrize("dtype", ["fp32", "fp16"])
-def test_flat_equals_exact(folder, dtype):
-    flat, exact = (
-        SearchIndex.load(folder / f"flat-{dtype}", backend=backend) for backend in ("faiss", "exact")
-    )
-    assert flat._faiss is not None and exact._faiss is None
-    assert _rows(flat, _queries()) == _rows(exact, _queries())
-    for found, expected in zip(flat.search(_queries(), K), exact.search(_queries(), K), strict=True):
-        np.testing.assert_allclose([s for _, s in found], [s for _, s in expected], atol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "fp16"])
@@ -190,24 +166,6 @@ def test_parameters_without_effect_or_out_of_bounds_are_refused(folder, kind, pa
 def test_a_gpu_is_refused_where_faiss_has_none(folder):
     with pytest.raises(ValueError, match="without GPU support"):
         SearchIndex.load(folder / "flat-fp32", gpu=True)
-
-
-@pytest.mark.parametrize(
-    "installed, advice",
-    [
-        ({"faiss-cpu"}, "pip uninstall faiss-cpu, then pip install faiss-gpu-cu12$"),
-        (
-            {"faiss-cpu", "faiss-gpu-cu12"},
-            "faiss-cpu and faiss-gpu-cu12 are .* uninstall faiss-cpu, .* --force-reinstall .*faiss-gpu-cu12$",
-        ),
-        (set(), "support; install faiss-gpu-cu12$"),
-    ],
-)
-def test_two_wheels_of_one_faiss_are_told_apart(monkeypatch, installed, advice):
-    monkeypatch.delattr(faiss, "StandardGpuResources", raising=False)
-    monkeypatch.setattr(faiss_kinds, "distributions", lambda name: [name] if name in installed else [])
-    with pytest.raises(ValueError, match=advice):
-        faiss_kinds.require_gpu("flat")
 
 
 def test_vectors_are_kept_once(folder):

@@ -9,10 +9,9 @@ import httpx
 import numpy as np
 import pytest
 
-from kit.retriever_fakes import ROWS, FakeEncoder, FakeIndex, app_of, client_of, metric, until
+from kit.retriever_fakes import ROWS, app_of, client_of, metric, until
 from verl_credit_retriever.http import batcher
 from verl_credit_retriever.http.metrics import ServerMetrics
-from verl_credit_retriever.http.server import create_app
 from verl_credit_retriever.settings import Limits
 
 
@@ -113,23 +112,6 @@ def test_a_damaged_answer_never_leaves_the_server(damage):
     assert answer.json()["error"].startswith("BadHits: the search")
 
 
-class _Vectors(FakeEncoder):
-    """Gives vectors that `spoil` has changed."""
-
-    spoil = staticmethod(lambda vectors_N_D: vectors_N_D)
-
-    def encode_tokens(self, ids_N):
-        return self.spoil(super().encode_tokens(ids_N))
-
-
-@pytest.mark.parametrize("spoil", [lambda v: v * math.nan, lambda v: v[:-1]], ids=["NaN", "one less"])
-def test_vectors_that_are_none_are_a_500(spoil):
-    encoder = _Vectors()
-    encoder.spoil = spoil
-    answer = _post(create_app(FakeIndex(encoder), encoder), {"queries": ["a", "b"], "topk": 3})
-    assert answer.status_code == 500 and "the encoder gave vectors" in answer.json()["error"]
-
-
 def test_a_fault_passes_and_leaves_nothing_in_the_cache():
     app, encoder = app_of()
     encoder.broken["a"] = MemoryError("no memory")
@@ -210,50 +192,6 @@ def test_a_request_waits_for_room_before_it_is_refused_but_only_so_many_do(monke
     answered, late, at_once = asyncio.run(run())
     assert answered == [200] * 3
     assert (late.status_code, at_once.status_code) == (504, 429)
-
-
-class _SkippingLoop(asyncio.SelectorEventLoop):
-    skipped_s = 0.0
-
-    def time(self):
-        return super().time() + self.skipped_s
-
-
-def test_the_line_holds_4096_queries_for_five_seconds():
-    """The docs give both numbers; with 1,024 and one second, 2,000 clients got half of the answers that there could be."""
-
-    async def run():
-        engine, loop = _Gated(), asyncio.get_running_loop()
-        waiting = batcher.Batcher(engine, Limits(max_queue_queries=4, max_request_queries=4), ServerMetrics())
-
-        async def turns():
-            for _ in range(5):
-                await asyncio.sleep(0)
-
-        def send(text, queries):
-            return asyncio.create_task(waiting.submit([f"{text}/{n}" for n in range(queries)], 1))
-
-        first = send("encoded", 1)
-        await turns()
-        queued = send("queued", 4)
-        await turns()
-        line = [send(f"line {n}", 4) for n in range(1024)]
-        await turns()
-        beyond = send("beyond", 1)
-        await turns()
-        assert isinstance(beyond.exception(), batcher.QueueFull) and not any(task.done() for task in line)
-        loop.skipped_s += 4.0
-        await turns()
-        assert not any(task.done() for task in line)
-        loop.skipped_s += 1.0
-        for _ in range(4):
-            await turns()
-        assert all(isinstance(task.exception(), batcher.QueueFull) for task in line)
-        engine.gate.set()
-        await asyncio.gather(first, queued)
-
-    with asyncio.Runner(loop_factory=_SkippingLoop) as runner:
-        runner.run(asyncio.wait_for(run(), 60))
 
 
 class _Gated:

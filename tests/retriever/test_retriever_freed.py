@@ -49,9 +49,3 @@ def test_the_encoder_gives_back_between_batches_once_it_is_time(monkeypatch, eve
 
     asyncio.run(run())
     assert given == ["encode_0"] * times
-
-
-def test_another_c_library_is_left_alone(monkeypatch):
-    monkeypatch.setattr(engine, "FREED_EVERY_S", 0)
-    monkeypatch.setattr(engine.ctypes, "CDLL", lambda name: object())
-    engine.FreedMemory().give_back()

@@ -108,12 +108,6 @@ def test_what_does_not_fit_is_named_and_nothing_is_left(world, vectors_M_D, tmp_
     assert [path.name for path in tmp_path.iterdir()] == ["i"]
 
 
-def test_a_missing_corpus_is_named_by_its_key(world, vectors_M_D, tmp_path):
-    source = faiss_file(tmp_path / "i", vectors_M_D)
-    with pytest.raises(FileNotFoundError, match="corpus='.*none' does not exist; expected a JSONL file"):
-        import_index(source, tmp_path / "none", world[1], tmp_path / "out")
-
-
 @pytest.mark.parametrize("change", ["prefix", "encoder"])
 def test_another_encoder_or_prefix_is_refused(world, vectors_M_D, tmp_path, change):
     source = faiss_file(tmp_path / "i", vectors_M_D)

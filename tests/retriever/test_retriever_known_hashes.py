@@ -52,26 +52,6 @@ def test_a_store_that_others_could_write_or_that_is_damaged_is_not_believed(tmp_
     assert known_sha256(path) == sha256(path) and read == ["vectors"] * 2
 
 
-def test_without_a_place_for_it_files_are_read_every_time(tmp_path, read, monkeypatch):
-    (tmp_path / "file").write_text("no folder")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    path = tmp_path / "vectors"
-    path.write_bytes(b"one")
-    assert known_sha256(path) == known_sha256(path) == sha256(path)
-    assert read == ["vectors"] * 2
-
-
-def test_a_full_disk_leaves_no_part_of_the_store(tmp_path, read, monkeypatch):
-    def full(*_):
-        raise OSError(28, "No space left on device")
-
-    path = tmp_path / "vectors"
-    path.write_bytes(b"one")
-    monkeypatch.setattr(manifest.os, "replace", full)
-    assert known_sha256(path) == sha256(path)
-    assert not list((tmp_path / "cache" / "verl_credit_retriever").iterdir())
-
-
 def test_an_index_is_loaded_without_reading_it_again_and_a_changed_one_refused(world, tmp_path, read):
     import shutil
 

@@ -130,17 +130,6 @@ def test_what_does_not_fit_is_refused_with_what_would(monkeypatch, available, fi
     assert all(word in choices for word in fitting) and not any(word in choices for word in not_fitting)
 
 
-def test_what_fits_exactly_is_not_refused(monkeypatch):
-    total = plan_memory(WIKI).total
-    monkeypatch.setattr(memory, "available_memory", lambda: total)
-    assert require_memory(WIKI) == plan_memory(WIKI)
-    with pytest.raises(MemoryRefused, match="training 0.0 MB"):
-        require_memory(WIKI, also={"training": 1})
-    monkeypatch.setattr(memory, "available_memory", lambda: total - 1)
-    with pytest.raises(MemoryRefused):
-        require_memory(WIKI)
-
-
 def _machine(root, patch, *, groups=None, membership="0::/a/b\n"):
     """What is available in a machine that has 1,024,000 bytes, and these cgroups."""
     patch.setattr(memory.psutil, "virtual_memory", lambda: SimpleNamespace(available=1_024_000))
@@ -181,16 +170,6 @@ def test_cgroup_v1_limits_count(tmp_path, monkeypatch):
     files = {"memory.limit_in_bytes": "5000", "memory.usage_in_bytes": "1000", "memory.stat": "cache 3\n"}
     membership = "4:cpu,cpuacct:/c\n2:memory:/a\n"
     assert _machine(tmp_path, monkeypatch, groups={"memory/a": files}, membership=membership) == 4000
-
-
-def test_a_limit_of_v1_that_is_none_leaves_what_the_machine_has(tmp_path, monkeypatch):
-    files = {"memory.limit_in_bytes": f"{2**63 - 4096}", "memory.usage_in_bytes": "1000", "memory.stat": ""}
-    groups = {"memory/a": files}
-    assert _machine(tmp_path, monkeypatch, groups=groups, membership="2:memory:/a\n") == 1_024_000
-
-
-def test_this_machine_has_some_memory():
-    assert 0 < available_memory() <= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def test_workers_that_load_at_the_same_time_are_counted(tmp_path, monkeypatch):

@@ -50,11 +50,6 @@ def test_every_field_is_an_option_with_its_default():
     assert options["default_topk"].opts == ["--topk"]
 
 
-def test_what_a_command_declares_itself_replaces_the_field():
-    assert _options("deploy")["threads"].default == 1 and _options("serve")["threads"].default is None
-    assert "workers" not in _options("deploy") and "max_body_bytes" not in _options("deploy")
-
-
 def test_every_option_reaches_the_settings(run):
     limits = {field.name: field.default + 1 for field in fields(Limits)}
     own = {"backend": "exact", "nprobe": 2, "refine": 3, "ef_search": 4, "host": "localhost", "port": 0}

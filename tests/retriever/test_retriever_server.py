@@ -14,11 +14,8 @@ import httpx
 import pytest
 
 from kit.retriever_fakes import metric
-from kit.retriever_world import make_encoder
 from verl_credit.turns.search.client import SearchClient, SearchFault
-from verl_credit_retriever.cli import main
 from verl_credit_retriever.encoder import SentenceEncoder
-from verl_credit_retriever.http.server import create_app
 from verl_credit_retriever.index.manifest import IndexMismatch
 from verl_credit_retriever.index.search import SearchIndex
 from verl_credit_retriever.launch import start_server
@@ -71,12 +68,6 @@ def test_with_scores_a_hit_is_document_and_score(server, folders, fields, k):
 
 
 @pytest.mark.slow
-def test_no_query_gives_no_result_and_an_empty_query_is_searched(server):
-    assert _post(server.url, {"queries": []}).json() == {"result": []}
-    assert len(_post(server.url, {"queries": [""]}).json()["result"][0]) == 3
-
-
-@pytest.mark.slow
 def test_health_and_info(server, folders):
     assert httpx.get(f"{server.url}/livez").status_code == 200
     assert httpx.get(f"{server.url}/readyz").json() == {"status": "ready"}
@@ -102,12 +93,6 @@ def test_concurrent_single_queries_equal_one_by_one_and_one_batch(server):
         for result in (alone, together):
             assert [page.id for page in result.pages] == ids
             assert [page.score for page in result.pages] == pytest.approx(scores, abs=1e-5)
-
-
-def test_an_encoder_that_did_not_build_the_index_is_refused(folders, tmp_path):
-    other = SentenceEncoder(make_encoder(tmp_path / "other", seed=1))
-    with pytest.raises(IndexMismatch, match="weights_sha256"):
-        create_app(SearchIndex.load(folders / "index"), other)
 
 
 def _cli(folders, *more, **options):
@@ -270,26 +255,3 @@ def test_launch_reports_why_a_server_did_not_start(folders, tmp_path):
         RuntimeError, match="code 2 before it was ready\n.*\nerror: .*manifest.json does not exist"
     ):
         start_server(tmp_path, folders / "encoder", log_path=tmp_path / "log")
-
-
-def test_other_hosts_need_a_flag(folders, capsys):
-    arguments = [
-        "serve",
-        "--index",
-        str(folders / "index"),
-        "--encoder",
-        str(folders / "encoder"),
-        "--host",
-        "0.0.0.0",
-    ]
-    assert main(arguments) == 2
-    assert "--allow-remote" in capsys.readouterr().err
-
-
-def test_index_command_writes_what_build_index_writes(folders, tmp_path, capsys):
-    arguments = ["--corpus", str(folders / "corpus.jsonl"), "--encoder", str(folders / "encoder")]
-    assert main(["index", *arguments, "--out", str(tmp_path / "index")]) == 0
-    for name in ("index.faiss", "corpus.jsonl", "offsets.npy", "manifest.json"):
-        assert (tmp_path / "index" / name).read_bytes() == (folders / "index" / name).read_bytes()
-    assert main(["index", *arguments, "--out", str(tmp_path / "index")]) == 2
-    assert "error: out=" in capsys.readouterr().err

@@ -83,25 +83,6 @@ def test_requests_take_turns():
         assert _ids(answer) == [[f"{query}/0"] for query in queries]
 
 
-def test_who_comes_while_others_are_tokenized_does_not_cut_their_batch_short():
-    async def run():
-        waiting = WaitingQueries(Limits(max_batch_tokens=30), ServerMetrics())
-        loop = asyncio.get_running_loop()
-        requests = [Request(loop.create_future(), [], 0, None) for _ in range(3)]
-
-        def items(request, number, ids):
-            return [Item(request, row, f"{id(request)} {row}", 1, ids=ids) for row in range(number)]
-
-        waiting.append(items(requests[0], 50, [0]))
-        waiting.append(items(requests[1], 1, None) + items(requests[2], 20, None))
-        assert [item.request for item in waiting.take()] == [requests[0]] * 30
-        for item in waiting.together():
-            item.ids = [0]
-        assert {item.request for item in waiting.take()} == {*requests}
-
-    asyncio.run(run())
-
-
 @pytest.mark.parametrize("seed", range(20))
 def test_no_item_is_lost_or_taken_twice_whoever_comes_and_goes(seed):
     draw = random.Random(seed)
@@ -143,14 +124,6 @@ def test_no_item_is_lost_or_taken_twice_whoever_comes_and_goes(seed):
             assert len(waiting) == sum(map(len, there.values()))
 
     asyncio.run(run())
-
-
-def test_a_large_request_is_split_and_answered_in_order():
-    app, encoder, _, gate = _held(Limits(max_batch_tokens=64))
-    queries = [f"text {n:03d}" for n in range(50)]  # 8 tokens each
-    answers, _ = asyncio.run(_after_first(app, encoder, gate, [(queries, 2)]))
-    assert encoder.calls == [1] + [8] * 6 + [2]
-    assert _ids(answers[0]) == [[f"{query}/0", f"{query}/1"] for query in queries]
 
 
 def test_equal_texts_are_encoded_once_and_k_is_each_ones_own():

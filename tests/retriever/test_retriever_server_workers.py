@@ -1,6 +1,5 @@
 """The parent of several workers: it replaces the dead, does not hurry the broken, and leaves nobody behind."""
 
-import io
 import json
 import os
 import signal
@@ -17,7 +16,7 @@ import pytest
 
 from verl_credit_retriever import serve, workers
 from verl_credit_retriever.index.manifest import fingerprint, write_manifest
-from verl_credit_retriever.serve import EXIT_PORT_IN_USE, bind, run_server
+from verl_credit_retriever.serve import EXIT_PORT_IN_USE, run_server
 from verl_credit_retriever.settings import ServeSettings
 from verl_credit_retriever.workers import run_workers
 
@@ -188,66 +187,6 @@ def test_the_port_of_several_workers_is_taken_also_before_one_listens(tmp_path, 
     assert run_server(replace(settings, port=0)) == 0
 
 
-def test_folders_of_killed_servers_are_removed(tmp_path, monkeypatch):
-    ended = subprocess.Popen(["true"])
-    ended.wait()
-    names = {
-        f"retriever-metrics-{ended.pid}-x",
-        f"retriever-metrics-{os.getpid()}-x",
-        "retriever-metrics-old",
-        "other",
-    }
-    for name in names:
-        (tmp_path / name).mkdir()
-    monkeypatch.setattr(workers.tempfile, "tempdir", str(tmp_path))
-    new = Path(workers._metrics_folder())
-    left = {path.name for path in tmp_path.iterdir()}
-    assert left == names - {f"retriever-metrics-{ended.pid}-x"} | {new.name}
-
-
-@pytest.mark.slow
-def test_one_that_is_not_running_does_not_spoil_the_end_of_the_others(start):
-    server = start()
-    before = server.ready().workers()
-    (server.folder / "fail").touch()
-    os.kill(max(before), signal.SIGKILL)
-    in_time(lambda: len(server.errors) == 2)
-    server.process.terminate()
-    assert server.wait() == 0
-
-
-class _Ended:
-    """A process that has just ended; without a `code` it could not even be started."""
-
-    def __init__(self, code):
-        if code is None:
-            raise BlockingIOError(11, "Resource temporarily unavailable")
-        self.stdin, self.pid, self.returncode = io.BytesIO(), 1 << 30, code
-
-    def poll(self):
-        return self.returncode
-
-
-def test_however_long_starting_fails_it_is_tried_again(tmp_path, monkeypatch, capsys):
-    """For more than a thousand times in a row, also when the machine has no room for a process."""
-    now, codes = [0.0], iter([3] * 600 + [None] * 600)
-    monkeypatch.setattr(workers.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(workers.subprocess, "Popen", lambda *_, **__: _Ended(next(codes)))
-    settings, failures = ServeSettings(Path("index"), Path("encoder"), threads=1), 1200
-    with bind("127.0.0.1", 0, shared=True) as listener:
-        descriptors = len(os.listdir("/proc/self/fd"))
-        worker = workers._Worker(["command"], settings, listener, str(tmp_path))
-        said = ""
-        while said.count("\n") < failures:
-            now[0] += 31
-            worker.poll()
-            said += capsys.readouterr().err
-        assert len(os.listdir("/proc/self/fd")) <= descriptors
-    lines = said.splitlines()
-    assert lines[0].endswith("ended with code 3; the next starts in 0.5 s")
-    assert lines[-1].startswith("no worker can be started") and lines[-1].endswith("in 30 s")
-
-
 def test_all_workers_are_told_which_index_was_verified(tmp_path, monkeypatch):
     for name in ("vectors.npy", "corpus.jsonl", "offsets.npy"):
         (tmp_path / name).write_text(name)
@@ -265,16 +204,6 @@ def test_all_workers_are_told_which_index_was_verified(tmp_path, monkeypatch):
         run_workers(settings, None)
     (each,) = told
     assert (each.verify, each.index_pin) == ("none", fingerprint(manifest))
-
-
-def test_a_signal_while_the_files_are_verified_ends_at_once(tmp_path, monkeypatch):
-    handlers = {}
-    monkeypatch.setattr(workers.signal, "signal", lambda number, handler: handlers.update({number: handler}))
-    monkeypatch.setattr(workers, "read_manifest", lambda _: {})
-    monkeypatch.setattr(workers, "check_files", lambda *_: handlers[signal.SIGTERM](signal.SIGTERM, None))
-    with pytest.raises(SystemExit) as caught:
-        run_workers(ServeSettings(tmp_path, Path("encoder"), workers=2), None)
-    assert caught.value.code == 0
 
 
 @pytest.mark.slow

@@ -86,17 +86,6 @@ def test_equal_scores_come_in_order_of_their_rows_also_across_shards(root, shard
         np.testing.assert_array_equal(scores, expected_scores)
 
 
-def test_every_row_is_in_one_shard(root):
-    index = SearchIndex.load(root / "tied")
-    for shards in (1, 2, 10, ROWS):
-        parts = cut(index, shards, "exact")
-        assert [row for part in parts for row in range(part.first, part.last)] == list(range(ROWS))
-        assert max(p.last - p.first for p in parts) - min(p.last - p.first for p in parts) <= 1
-    for shards in (0, ROWS + 1):
-        with pytest.raises(ValueError, match=f"--shards={shards}; expected 1 to {ROWS}"):
-            cut(index, shards, "exact")
-
-
 def test_a_kind_that_is_no_list_of_rows_is_cut_for_the_exact_backend_only(root):
     with pytest.raises(ValueError, match=r"kind='sq8' cannot be cut by rows; use --backend exact"):
         cut(SearchIndex.load(root / "sq8-fp32"), 2, "faiss")

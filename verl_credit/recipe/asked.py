@@ -23,7 +23,6 @@ READ = {
     "gemma4": r"<\|tool_call>",
     "llama3": r"{\"name\": [^{}]*\"parameters\":",
     "mistral": r"\[TOOL_CALLS\]",
-    "lfm2": r"<\|tool_call_start\|>",
     "harmony": r"to=functions\.",
 }
 """What the parsers of verl and of verl_credit read, by ``multi_turn.format``."""

@@ -181,14 +181,35 @@ def _driver() -> str:
     return match[1] if match else ""
 
 
+def _cgroup_limits(proc: Path, root: Path) -> list[tuple[int, int]]:
+    """(limit, bytes used without cached files) of each limited cgroup (v1 and v2) from this process's up."""
+    try:
+        lines = (proc / "self" / "cgroup").read_text().splitlines()
+    except OSError:
+        return []
+    found = []
+    for _, controllers, path in (line.split(":", 2) for line in lines):
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        base, most, now, cache = root, "memory.max", "memory.current", "inactive_file"
+        if controllers:
+            base, most, now = root / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes"
+            cache = "total_inactive_file"
+        group = base / path.lstrip("/")
+        for folder in (group, *group.parents):  # a container may show a path of the host, which is not here
+            with suppress(OSError, ValueError):  # a folder without a limit has the text "max", or no file
+                limit, used = int((folder / most).read_text()), int((folder / now).read_text())
+                statistics = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+                found.append((limit, max(0, used - int(statistics.get(cache, 0)))))
+    return found
+
+
 def memory(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> Memory:
     import psutil  # imported here, because the plan of a GPU machine does not need it
 
-    from verl_credit_retriever.index.memory import cgroup_limits
-
     now = psutil.virtual_memory()
     # psutil's "available" is MemAvailable: free memory and files that can be dropped
-    limit, used = min(cgroup_limits(proc, cgroups), default=(None, 0))
+    limit, used = min(_cgroup_limits(proc, cgroups), default=(None, 0))
     if limit is not None and limit >= now.total:
         limit = None
     shm = shutil.disk_usage("/dev/shm") if Path("/dev/shm").is_dir() else None

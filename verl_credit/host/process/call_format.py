@@ -22,8 +22,6 @@ IDS = ("search000", "search001")
 """Mistral's templates demand ids of nine letters or digits, and Kimi's write the id in place of the name."""
 FAMILIES = {
     "gpt_oss": ("harmony", "gpt-oss"),
-    "lfm2": ("lfm2",),
-    "lfm2_moe": ("lfm2",),
     "smollm3": ("hermes",),
 }
 """The formats in which models of a ``model_type`` call: the template of gpt-oss writes a call in a form that verl's parser

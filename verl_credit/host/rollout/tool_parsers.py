@@ -33,11 +33,6 @@ class MistralParser(TextParser):
     form = "mistral"
 
 
-@ToolParser.register("lfm2")
-class LFM2Parser(TextParser):
-    form = "lfm2"
-
-
 @ToolParser.register("harmony")
 class HarmonyParser(GptOssToolParser):
     """gpt-oss. verl's own ``gpt-oss`` reads a call only after a thought in the same turn, and not as the model's template

@@ -16,12 +16,20 @@ from safetensors import SafetensorError, safe_open
 from verl_credit.errors import ConfigError, PreflightError
 from verl_credit.recipe.plan.model_shape import shape_of
 from verl_credit.recipe.world import MODEL
-from verl_credit_retriever.foreign import what_it_is
 
 CONFIG = "config.json"
 READ = (".json", ".txt", ".model", ".safetensors", ".bin")
 """Suffixes of configurations, tokenizers and weights."""
 TIMEOUT_S = 10.0
+FOREIGN = {
+    b"version https://git-lfs": "a Git-LFS pointer: the file itself was not downloaded; run git lfs pull in its clone",
+    b"<!doctype html": "a web page (HTML), such as a page to log in: download the file again",
+    b"<html": "a web page (HTML), such as a page to log in: download the file again",
+    b"<?xml": "an XML page, such as an error of a storage service: download the file again",
+    b"\x1f\x8b\x08": "compressed with gzip: unpack it first",
+    b"pk\x03\x04": "a ZIP archive: unpack it first",
+}
+"""What lies in the place of a model's file, by its first bytes in lower case."""
 
 
 class Unreadable(PreflightError):
@@ -75,6 +83,13 @@ def read_json(path: Path) -> dict:
     if not isinstance(values, dict):
         raise Unreadable(f"{path} holds {type(values).__name__}; expected an object")
     return values
+
+
+def what_it_is(path: Path) -> str | None:
+    """The name of a format that lies in the place of a model's file, and what to do; None for any other file."""
+    with open(path, "rb") as file:
+        start = file.read(64).lstrip().lower()
+    return next((name for first, name in FOREIGN.items() if start.startswith(first)), None)
 
 
 def parameters_of(path: str | None) -> int | None:

@@ -4,7 +4,6 @@ A parser leaves out a call that it cannot read and says nothing. The agent loop 
 that a broken call is a mistake of the policy in every format.
 """
 
-from verl_credit.turns.calls.lfm2 import read_lfm2
 from verl_credit.turns.calls.llama3 import read_llama3
 from verl_credit.turns.calls.marks import marked
 from verl_credit.turns.calls.mistral import read_mistral
@@ -14,7 +13,7 @@ NO_TOOL = "hermes"
 """The format of a run whose policy calls no tool: verl makes a parser all the same."""
 PARALLEL_CALLS = 4
 """``max_parallel_calls=auto``, but for templates that take one call a message."""
-READERS = {"llama3": read_llama3, "mistral": read_mistral, "lfm2": read_lfm2}
+READERS = {"llama3": read_llama3, "mistral": read_mistral}
 """Our readers by ``multi_turn.format``, for the families that no parser of verl 0.9.1 reads."""
 
 

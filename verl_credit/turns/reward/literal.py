@@ -8,27 +8,13 @@ import re
 import warnings
 
 DEEPEST = 5
-LONGEST_NUMBER = 200  # digits; Python refuses to parse much longer numbers
 
+_TEXT = r'"(?:[^"\\]|\\.)*"|\'(?:[^\'\\]|\\.)*\''
 _TOKEN = re.compile(
-    r"""(?P<text>"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')"""
-    r"|(?P<number>[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)(?!\w)"
-    r"|(?P<word>[A-Za-z_]\w*)"
-    r"|(?P<mark>[][(){},:=])"
-    r"|(?P<space>\s+)",
-    re.DOTALL | re.ASCII,
+    rf"(?P<text>{_TEXT})(?P<next>\s*(?=[\"']))?|(?P<word>\b(?:null|nan|NaN|true|false|array)\b|,\s*dtype=(?:{_TEXT}|\w+))",
+    re.DOTALL,
 )
-_WORDS = {
-    "null": None,
-    "None": None,
-    "nan": None,
-    "NaN": None,
-    "True": True,
-    "true": True,
-    "False": False,
-    "false": False,
-}
-_CLOSING = {"[": "]", "(": ")", "{": "}"}
+_WORDS = {"null": "None", "nan": "None", "NaN": "None", "true": "True", "false": "False"}
 
 
 class NotALiteral(ValueError):
@@ -38,129 +24,86 @@ class NotALiteral(ValueError):
 def literal(text: str) -> tuple[list | dict, int]:
     """(the list or mapping, how many quoted texts are in it). Raises NotALiteral.
 
-    Members of a list are separated by commas, or all of them by blanks as numpy does. Round and curly brackets are a list
-    where they hold two quoted texts or more and nothing else.
+    Members of a list are separated by commas, or texts by blanks as numpy does. Round and curly brackets are a list where
+    they hold two quoted texts or more and nothing else.
     """
-    reader = _Reader(text)
-    value = reader.value(0)
-    if reader.left() or not isinstance(value, list | dict):
-        raise NotALiteral("something stands behind it")
-    return value, reader.quoted
-
-
-class _Reader:
-    def __init__(self, text: str):
-        self.tokens, self.place, self.quoted = [], 0, 0
-        at, after_blank = 0, True
-        while at < len(text):
-            found = _TOKEN.match(text, at)
-            if found is None:
-                raise NotALiteral(f"unexpected {text[at]!r}")
-            if found.lastgroup != "space":
-                self.tokens.append((found.lastgroup, found[0], after_blank))
-            at, after_blank = found.end(), found.lastgroup == "space"
-
-    def left(self) -> bool:
-        return self.place < len(self.tokens)
-
-    def next(self, *expected: str) -> tuple[str, str, bool]:
-        if not self.left():
-            raise NotALiteral("it is cut off")
-        token = self.tokens[self.place]
-        if expected and token[1] not in expected:
-            raise NotALiteral(f"{token[1][:20]!r} where {' or '.join(expected)} belongs")
-        self.place += 1
-        return token
-
-    def peek(self) -> str:
-        return self.tokens[self.place][1] if self.left() else ""
-
-    def value(self, depth: int):
-        if depth > DEEPEST:
-            raise NotALiteral(f"nested more than {DEEPEST} deep")
-        kind, token, _ = self.next()
-        if kind == "text":
-            self.quoted += 1
-            return _text(token)
-        if kind == "number":
-            if len(token) > LONGEST_NUMBER:
-                raise NotALiteral("a number of that length")
-            return float(token) if set(token) & set(".eE") else int(token)
-        if token in _WORDS:
-            return _WORDS[token]
-        if token == "array":
-            return self.array(depth)
-        if token == "{" and self.is_mapping():
-            return self.mapping(depth)
-        if token in _CLOSING:
-            return self.members(token, depth)
-        raise NotALiteral(f"{token[:20]!r} without quotes")
-
-    def array(self, depth: int) -> list:
-        self.next("(")
-        self.next("[")
-        members = self.members("[", depth)
-        if self.peek() == ",":
-            for expected in (",", "dtype", "="):
-                self.next(expected)
-            self.next()
-        self.next(")")
-        return members
-
-    def is_mapping(self) -> bool:
-        after = self.tokens[self.place : self.place + 2]
-        return bool(after) and (after[0][1] == "}" or (len(after) == 2 and after[1][1] == ":"))
-
-    def mapping(self, depth: int) -> dict:
-        entries: dict = {}
-        while self.peek() != "}":
-            kind, token, _ = self.next()
-            if kind != "text" or (key := _text(token)) in entries:
-                raise NotALiteral(f"{token[:20]!r} as a key")
-            self.next(":")
-            entries[key] = self.value(depth + 1)
-            if self.peek() != "}":
-                self.next(",")
-        self.next("}")
-        return entries
-
-    def members(self, opening: str, depth: int) -> list:
-        closing, members, commas, blanks, quoted = _CLOSING[opening], [], 0, 0, self.quoted
-        while self.peek() != closing:
-            if members and self.left() and self.tokens[self.place - 1][1] != ",":
-                if not self.tokens[self.place][2]:
-                    raise NotALiteral("two texts without a comma or a blank between them")
-                blanks += 1
-            members.append(self.value(depth + 1))
-            if self.peek() == ",":
-                self.next()
-                commas += 1
-        self.next(closing)
-        if commas and blanks:
-            raise NotALiteral("a comma is missing")
-        if opening != "[" and not (commas and self.quoted - quoted == len(members) > 1):
-            raise NotALiteral(f"no list in {opening}{closing}")
-        return members
-
-
-def _text(token: str) -> str:
-    if "\\" not in token:
-        return token[1:-1]
     try:
-        if token[0] == '"':
-            try:
-                return _without_control(json.loads(token, strict=False))
-            except ValueError:
-                pass
+        value = json.loads(text, object_pairs_hook=_mapping, parse_constant=_constant)
+    except NotALiteral:
+        raise
+    except (ValueError, RecursionError):
+        value = _of_python(text)
+    if not isinstance(value, list | dict):
+        raise NotALiteral("it is no list")
+    return value, _quoted(value, 0)
+
+
+def _of_python(text: str) -> object:
+    blanks = 0
+
+    def written(found: re.Match) -> str:
+        nonlocal blanks
+        if word := found["word"]:
+            return _WORDS.get(word, "")  # "array" and its dtype go, and leave a list in brackets
+        if found["next"] is None:
+            return found["text"]
+        if not found["next"]:
+            raise NotALiteral("two texts without a comma or a blank between them")
+        blanks += 1
+        return f"{found['text']},"
+
+    plain = _TOKEN.sub(written, text)
+    if blanks and (text[0] != "[" or _TOKEN.sub("", text).count(",")):
+        raise NotALiteral("a comma is missing")
+    try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Python warns of an escape that it does not know
-            return _without_control(ast.literal_eval(token.replace("\n", "\\n")))
-    except (ValueError, SyntaxError, MemoryError, RecursionError) as error:
-        raise NotALiteral(f"{token[:40]!r}: {error}") from None
+            return _value(ast.parse(plain, mode="eval").body)
+    except (SyntaxError, MemoryError, RecursionError) as error:
+        raise NotALiteral(f"{type(error).__name__}: {error}"[:200]) from None
 
 
-def _without_control(text: str) -> str:
-    r"""LaTeX whose backslashes were not doubled: "\frac" would become a form feed and "rac"."""
-    if any(ord(character) < 32 or "\ud800" <= character < "\ue000" for character in text.rstrip("\n")):
+def _value(node: ast.expr | None) -> object:
+    match node:
+        case ast.List(elts=members):
+            return [_value(member) for member in members]
+        case ast.Tuple(elts=members) | ast.Set(elts=members):
+            values = [_value(member) for member in members]
+            if len(values) < 2 or not all(isinstance(value, str) for value in values):
+                raise NotALiteral("brackets that are no list")
+            return values
+        case ast.Dict(keys=keys, values=values):
+            return _mapping(list(zip(map(_value, keys), map(_value, values), strict=True)))
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as number)):
+            return -number
+        case ast.Constant(value=None | str() | int() | float() as value):
+            return value
+    raise NotALiteral("something in it is no text, number, list or mapping")
+
+
+def _mapping(pairs: list[tuple[object, object]]) -> dict:
+    found = dict(pair for pair in pairs if isinstance(pair[0], str))
+    if len(found) < len(pairs):
+        raise NotALiteral("a key that is no text, or occurs twice")
+    return found
+
+
+def _constant(word: str) -> None:
+    if word != "NaN":
+        raise NotALiteral(f"{word} in it")
+
+
+def _quoted(value: object, depth: int) -> int:
+    """The number of texts in the value. Raises NotALiteral for deep nesting and for a text that was not written so."""
+    if depth > DEEPEST + 1:
+        raise NotALiteral(f"nested more than {DEEPEST} deep")
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list):
+        return sum(_quoted(member, depth + 1) for member in value)
+    if not isinstance(value, str):
+        return 0
+    # LaTeX whose backslashes were not doubled: "\frac" would become a form feed and "rac".
+    if any(ord(character) < 32 or "\ud800" <= character < "\ue000" for character in value.rstrip("\n")):
         raise NotALiteral("an escape that gives a control character or half of a character")
-    return text
+    return 1
