@@ -215,29 +215,3 @@ def test_a_quote_in_a_folder_s_name_is_read_back(started, tmp_path):
     assert [load_config("lab", command[6:]).run_dir for command in commands] == [
         str(folder / f"seed={seed}") for seed in (1, 2)
     ]
-
-
-def test_a_sweep_asks_on_a_terminal_for_what_its_trials_try(started, monkeypatch, tmp_path):
-    commands, _ = started
-    answers = {"lineage.hypothesis": "it's \\ more, 'really'=1 ", "lineage.expected_delta": "+0.5 pp"}
-    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
-    monkeypatch.setattr("builtins.input", lambda question: answers[question.partition(",")[0]])
-    assert sweep("lab", [*LAB, "seed=1,2", f"run_dir={tmp_path}"]) == 0
-    from kit.recipes import load_config
-
-    for command in commands:
-        found = load_config("lab", command[6:]).lineage
-        assert (found.hypothesis, found.expected_delta) == ("it's \\ more, 'really'=1", "+0.5 pp")
-    commands.clear()
-    given = ["lineage.hypothesis=x", "lineage.expected_delta=0.1"]
-    monkeypatch.setattr("builtins.input", lambda question: pytest.fail("nothing is missing"))
-    assert sweep("lab", [*LAB, *given, "seed=1,2"]) == 0 and len(commands) == 2
-    monkeypatch.setattr("builtins.input", lambda question: "")
-    commands.clear()
-    assert sweep("lab", [*LAB, "seed=1,2"]) == 0 and "lineage" not in " ".join(commands[0])
-
-
-def test_without_a_terminal_one_line_says_what_the_rows_lack(started, capsys):
-    assert sweep("lab", [*LAB, "lineage.hypothesis=x", "seed=1,2"]) == 0
-    said = capsys.readouterr().out
-    assert said.count("the trials' rows will have no lineage.expected_delta: give them as overrides") == 1

@@ -21,7 +21,7 @@ from verl_credit.names import MCP_TOOL
 from verl_credit.recipe.agent_loops import FAULT, MULTI_TURN
 from verl_credit.recipe.doctor.cluster import judge_nodes
 from verl_credit.turns.mcp import ToolSettings
-from verl_credit.turns.step_metrics import check_tool_faults
+from verl_credit.turns.step_checks import check_tool_faults
 from verl_credit.worlds.lab.protocol import TURN_END, answer_turn
 
 SECRET = "Bearer s3cr3t-of-the-library"
@@ -213,7 +213,7 @@ def test_the_start_says_what_is_wrong_with_a_server_or_its_tools(url, tmp_path, 
         "did you mean lookup.*accepted are die, grade": [{"url": url, "tool": "lookups"}],
         "config.tool=null: accepted are": [{"url": url}],
         "several tools are called lookup; rename them": [{"url": url, "tool": "lookup"}] * 2,
-        "called 'search'.*config.name": [{"url": url, "tool": "lookup", "name": "search"}],
+        "called 'search'": [{"url": url, "tool": "lookup", "name": "search"}],
         "connect: MCP server http://127.0.0.1:1/mcp: ConnectError": [{"url": "http://127.0.0.1:1/mcp"}],
         "connect: MCP server .*/elsewhere: ": [{"url": f"{url}/elsewhere"}],
         "connect: MCP server no-such-command": [{"command": ["no-such-command"]}],

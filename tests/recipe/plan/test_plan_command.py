@@ -203,24 +203,6 @@ def test_searching_that_is_not_counted_is_said(seconds, place):
     assert any("plan.search_core_seconds" in note for note in plan.notes)
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "said"),
-    [
-        ({"turn_signal": "infopo"}, ["infopo"]),
-        ({"turn_signals": {"lapo": 1.0, "infopo": 1.0}}, ["infopo", "lapo"]),
-        ({"turn_signal": "lapo"}, ["lapo"]),
-        ({"turn_signal": "infopo", "info_gain_norm_mode": "none"}, []),
-        ({"turn_signal": "tool_reward"}, []),
-    ],
-)
-def test_what_infopo_and_lapo_score_is_said_not_to_be_counted(algorithm, said):
-    plan = make_plan(changed("algorithm", {"info_gain_norm_mode": "joint"} | algorithm))
-    found = [
-        name for name in ("infopo", "lapo") if any(f"signal {name} scores is not" in n for n in plan.notes)
-    ]
-    assert found == said
-
-
 def test_a_wave_of_queries_that_ends_too_late_is_warned_of():
     def said(config):
         return [note for note in make_plan(config).notes if "search.timeout_s" in note]

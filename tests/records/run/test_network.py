@@ -45,12 +45,6 @@ def test_ray_takes_loopback_for_this_machine_when_told_before_its_import():
     assert is_loopback(done.stdout.strip()), (done.stdout, done.stderr)
 
 
-def test_the_switch_of_a_person_stands():
-    environment = {network.RAY: "1"}
-    network.ray_on_loopback(environment)
-    assert environment == {network.RAY: "1"}
-
-
 def test_a_run_with_a_ray_of_its_own_keeps_its_workers_on_loopback_without_a_word():
     told = loopback_settings(OWN, recipe())
     assert told["DIST_INIT_METHOD"] == "loopback://"
@@ -114,11 +108,6 @@ def test_a_ray_that_would_not_listen_on_loopback_is_named():
     assert why_not_loopback(OWN, recipe(), "127.0.0.1") == ""
     assert "Ray would listen on 192.0.2.7" in why_not_loopback(OWN, recipe(), "192.0.2.7")
     assert why_not_loopback({network.RAY: "True"}, recipe(), "192.0.2.7") == ""  # asked for
-
-
-def test_what_is_loopback():
-    assert all(map(is_loopback, ("127.0.0.1", "127.0.1.1", "::1", "::ffff:127.0.0.1", "localhost")))
-    assert not any(map(is_loopback, ("0.0.0.0", "::", "192.0.2.1", "::ffff:192.0.2.1", "host", "")))
 
 
 def test_torch_s_store_listens_on_loopback_alone(monkeypatch):

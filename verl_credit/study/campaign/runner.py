@@ -43,7 +43,7 @@ def run_campaign(
     disks that the configurations of all runs of the trainer would fill.
 
     DONE when all declared runs are done or the budget is spent, FAILED when one failed or is damaged, INTERRUPTED for
-    Ctrl-C and SIGTERM. Errors: ConfigError and PreflightError, before the first run.
+    Ctrl-C and SIGTERM. Raises ConfigError and PreflightError, before the first run.
     """
     campaign, _ = read_campaign(name)
     campaign = campaign.model_copy(update={"overrides": [*campaign.overrides, *extra]})
