@@ -21,6 +21,9 @@ SCORE_BRANCHES = "credit_score_branches"
 ROW_RECORD = "credit"
 """Key in verl's per-row ``extra_fields``: the agent loop's record of the row (`turns/book.py`)."""
 
+TOOL_FAULT = "verl_credit_fault"
+"""Key among the metrics of a call: the `SearchFault` of a tool whose server failed. verl hands metrics on as they are."""
+
 AGENT_NAME = "search_agent"
 TURN_AGENT = "turn_agent"
 AGENTS = (AGENT_NAME, TURN_AGENT)

@@ -5,7 +5,6 @@ import signal
 import sys
 import threading
 import time
-from collections import namedtuple
 
 import pytest
 
@@ -13,8 +12,6 @@ from verl_credit.cli import main
 from verl_credit.cli.train import sweep as module
 from verl_credit.cli.train.sweep import expand
 from verl_credit.errors import ConfigError
-from verl_credit.recipe.doctor import machine
-from verl_credit.recipe.machine import GIB
 
 MODES = "algorithm.info_gain_norm_mode=joint,separate,turn-group,turn-group-v1d"
 LAB = ["lab.size=tiny", "trainer.total_training_steps=2"]
@@ -153,31 +150,6 @@ def test_runs_that_would_share_their_checkpoints_are_refused(started, capsys, tm
     assert commands == []
     assert "seed=1 and seed=2 would share their checkpoints" in capsys.readouterr().out
     assert sweep("lab", [*own, "trainer.default_local_dir=${run_dir}/elsewhere"]) == 0 and len(commands) == 2
-
-
-def test_checkpoints_of_all_runs_are_weighed_before_the_first(started, capsys, tmp_path, monkeypatch, hub):
-    """12 runs keep two checkpoints of 4 B parameters each: 24 x 45 GiB, and one being written."""
-    commands, _ = started
-    Usage = namedtuple("Usage", "free")
-    given = ["data.train_files=x", "data.val_files=x", "search.url=http://x", f"run_dir={tmp_path}"]
-    given += [MODES, "actor_rollout_ref.actor.policy_loss.dynamic_clip=auto", "seed=1,2,3"]
-    configs = []
-    monkeypatch.setattr(module, "sweep_warnings", lambda all: configs.extend(all) or ["warning: disk"])
-    assert sweep("multihop_qwen3_4b", given) == 0 and len(commands) == 12
-    out = capsys.readouterr().out
-    assert out.index("warning: disk") < out.index("run 1 of 12")
-
-    def said(free):
-        return machine.sweep_warnings(configs, lambda path: Usage(free * GIB))
-
-    (line,) = said(1120)
-    assert "1123.9 GiB more" in line and "max_actor_ckpt_to_keep=1" in line
-    assert not said(1130)
-    held = tmp_path / "info_gain_norm_mode=joint,seed=1" / "checkpoints"
-    held.mkdir(parents=True)
-    with (held / "optim.pt").open("wb") as file:
-        file.truncate(90 * GIB)  # sparse: nothing is written
-    assert not said(1040)  # what a run wrote before needs no room again
 
 
 @pytest.mark.parametrize("second", ["seed=3,4", "seed=3", "++seed=3"])

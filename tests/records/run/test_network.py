@@ -53,7 +53,6 @@ def test_a_run_with_a_ray_of_its_own_keeps_its_workers_on_loopback_without_a_wor
     assert told["NCCL_SOCKET_IFNAME"] == "=" + told["GLOO_SOCKET_IFNAME"]
     assert network_lines(OWN, recipe()) == []
     assert network_lines({**OWN, "NCCL_SOCKET_IFNAME": told["GLOO_SOCKET_IFNAME"]}, recipe()) == []
-    assert network_lines(OWN, recipe(_node_ip_address="127.0.0.1", dashboard_host="localhost")) == []
 
 
 @pytest.mark.parametrize(
@@ -63,13 +62,6 @@ def test_a_run_with_a_ray_of_its_own_keeps_its_workers_on_loopback_without_a_wor
         ({"GLOO_SOCKET_IFNAME": "eth7"}, {}, "GLOO_SOCKET_IFNAME=eth7"),
         ({"NCCL_SOCKET_IFNAME": "eth7"}, {}, "NCCL_SOCKET_IFNAME=eth7"),
         ({"DIST_INIT_METHOD": "tcp://192.0.2.1:1"}, {}, "DIST_INIT_METHOD=tcp://192.0.2.1:1"),
-        ({}, {"dashboard_host": "0.0.0.0"}, "ray_kwargs.ray_init.dashboard_host=0.0.0.0"),
-        ({}, {"_node_ip_address": "192.0.2.1"}, "ray_kwargs.ray_init._node_ip_address=192.0.2.1"),
-        (
-            {},
-            {"runtime_env": {"env_vars": {"NCCL_SOCKET_IFNAME": "ib0"}}},
-            "NCCL_SOCKET_IFNAME=ib0",
-        ),
     ],
 )
 def test_what_is_set_against_it_stands_and_is_said(environment, init, said):

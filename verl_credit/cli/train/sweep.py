@@ -16,7 +16,6 @@ from hydra.errors import HydraException
 from verl_credit.config.keys.run import LONGEST_NAME
 from verl_credit.errors import ConfigError, ExitCode
 from verl_credit.recipe.compose import load_config, unchecked_config
-from verl_credit.recipe.doctor.machine import sweep_warnings
 from verl_credit.study.campaign.child import in_folder, run_child, run_command
 
 DONE = (ExitCode.DONE, ExitCode.NOTHING_LEFT)
@@ -102,8 +101,6 @@ def sweep(name: str, overrides: list[str], config_dir: str | None = None) -> int
             raise ConfigError(key="trainer.default_local_dir", value=folder, accepted=use)
         taken[folder] = label
         runs.append((label or name, run_dir, chosen, config))
-    for line in sweep_warnings([config for *_, config in runs]):
-        print(line, flush=True)
     codes = {}
     for number, (label, run_dir, chosen, _) in enumerate(runs, start=1):
         print(f"run {number} of {len(runs)}: {label} in {run_dir}", flush=True)
