@@ -66,7 +66,7 @@ The reviews of a newcomer's first day and of strangers' files are `newcomer.md` 
 
 Each row is given to recipe `lab`, or names another recipe, and has the refusal that `verl-credit explain` and
 `verl-credit train` print (exit code 4). `my_module` is a user's. `python evidence/refusals/printed.py` prints this page,
-and a test compares the two (`tests/house/test_refusal_pages.py`).
+and a test compares the two (`tests/recipe/test_printed_refusals.py`).
 
 | given | printed |
 |---|---|"""

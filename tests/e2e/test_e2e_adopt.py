@@ -17,6 +17,7 @@ from kit import launches
 from kit.train_run import train
 from verl_credit.cli import main
 from verl_credit.records.run.files import METRICS, read_json_lines
+from verl_credit.turns.search.protocol import SCHEMA
 
 pytestmark = [pytest.mark.e2e, pytest.mark.nightly]
 
@@ -117,18 +118,6 @@ def compute_score(data_source, solution_str, ground_truth, extra_info, **kwargs)
     score = 1.0 if right else min(-0.6, -1 + (extra_info["num_turns"] - 2) / 2 * 0.1)
     return {"score": score, "acc": right, "pred": ""}
 '''
-SCHEMA = {
-    "type": "function",
-    "function": {
-        "name": "search",
-        "description": "Search.",
-        "parameters": {
-            "type": "object",
-            "properties": {"query": {"type": "string", "description": "words"}},
-            "required": ["query"],
-        },
-    },
-}
 LOOPS = "- {name: tool_agent, _target_: verl_credit.host.rollout.agent_loop.TurnAgentLoop}\n"
 PROMPTS, STEPS = 4, 2
 

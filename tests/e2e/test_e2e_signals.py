@@ -15,6 +15,7 @@ import yaml
 
 from kit.train_run import train
 from verl_credit.records.run.files import EVENTS, METRICS, read_json_lines
+from verl_credit.turns.search.protocol import SCHEMA
 
 pytestmark = pytest.mark.e2e
 
@@ -55,18 +56,6 @@ def plus_reward(tables, *, share=0.5):
 plus_reward.reads = ("rewards", "groups", "gains", "anchors")
 plus_reward.whole_returns = True
 '''
-SCHEMA = {
-    "type": "function",
-    "function": {
-        "name": "search",
-        "description": "Search.",
-        "parameters": {
-            "type": "object",
-            "properties": {"query": {"type": "string", "description": "words"}},
-            "required": ["query"],
-        },
-    },
-}
 SIGNALS = {"tool_reward": 1.0, "mine.wordy": 0.5, "mine.short": 0.2, "column:of_turns": 0.1}
 OF_TURNS = [0.1, 0.3, 0.2]  # a rollout has at most three tool turns
 MULTI_TURN = "actor_rollout_ref.rollout.multi_turn"

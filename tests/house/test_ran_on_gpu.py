@@ -70,18 +70,3 @@ def named(text: str) -> set[str]:
     return {one for one in SUBJECTS if any(code == one or one.endswith(f"name={code}") for code in codes)} | (
         {SEVERAL} if SEVERAL in text else set()
     )
-
-
-def test_results_of_a_cpu_and_runs_without_a_step_are_none():
-    part = {"part": "half_hour", "gpus": 1, "tiny": False, "rows": []}
-    run = {"recipe": "math_sepa", "engine": "hf", "state": "cut"}
-    before = ran([])
-    assert ran([part | {"runs": {"R2": run | {"state": "not run"}}}]) == before
-    assert ran([part | {"runs": {"R2": run | {"steps": "0 of 2"}}}]) == before
-    assert ran([part | {"runs": {"R2": run | {"steps": "1 of 2"}}, "gpus": 0}]) == before
-    assert ran([part | {"runs": {"R2": run | {"steps": "1 of 2"}}}]) - before == {
-        "math_sepa",
-        "rollout.name=hf",
-    }
-    kernels = {"part": "kernels", "gpus": 1, "tiny": False}
-    assert "credit_varlen" not in ran([kernels | {"rows": [{"name": "varlen, fp32", "found": {}}]}])

@@ -107,23 +107,6 @@ SPEC.loader.exec_module(stage)
 CONFIG = ROOT / ".ci" / "site" / "mkdocs.yml"
 
 
-def test_the_staged_folder_has_the_pages_and_what_they_link_to(tmp_path):
-    root, staged = tmp_path / "root", tmp_path / "staged"
-    (root / "docs").mkdir(parents=True)
-    (root / "README.md").write_text(
-        "[page](docs/a.md) [code](code.py#L3) [web](https://x.org/b.py) ![p](docs/p.svg)"
-    )
-    (root / "docs" / "a.md").write_text("[outside](../../outside.txt) [up](../README.md)")
-    for name in ("code.py", "docs/p.svg", "not_linked.py", "../outside.txt"):
-        (root / name).write_text(name)
-    staged.mkdir()
-    (staged / "old.md").write_text("a page of an earlier build")
-    stage.stage(root, staged)
-    found = {path.relative_to(staged).as_posix() for path in staged.rglob("*") if path.is_file()}
-    assert found == {"README.md", "docs/a.md", "code.py", "docs/p.svg", "site.css"}
-    assert (staged / "code.py").read_text() == "code.py"
-
-
 def test_every_page_is_declared(tmp_path):
     stage.stage(ROOT, tmp_path)
     pages = {page.relative_to(tmp_path).with_suffix(".html").as_posix() for page in tmp_path.rglob("*.md")}

@@ -7,24 +7,17 @@ from contextlib import contextmanager
 from unittest import mock
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+from transformers import AutoConfig
 
-from kit.tiny_models import SHAPE
+from kit.families import FAMILIES, SHAPE, family_config, family_model
 from verl_credit.policy.attention.implementation import install
 
-LAYERS = {
-    "num_hidden_layers": 3, "layer_types": ["linear_attention", "full_attention", "linear_attention"],
-    "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8,
-}  # fmt: skip
-EXPERTS = {
-    "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "shared_expert_intermediate_size": 24,
-}  # fmt: skip
 MROPE = {
     "rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5, "mrope_section": [1, 1, 0],
     "mrope_interleaved": True,
 }  # fmt: skip
 VISION = {
-    "depth": 1, "hidden_size": 16, "num_heads": 2, "intermediate_size": 16, "out_hidden_size": 32, "patch_size": 4,
+    "depth": 1, "hidden_size": 16, "num_heads": 2, "intermediate_size": 16, "out_hidden_size": 64, "patch_size": 4,
     "num_position_embeddings": 16,
 }  # fmt: skip
 TOKENS = {"image_token_id": 60, "video_token_id": 59, "vision_start_token_id": 58, "vision_end_token_id": 57}
@@ -33,28 +26,18 @@ ROOTS = ("qwen3_5", "qwen3_5_moe")
 
 
 def delta_config(family: str):
-    shape = SHAPE | LAYERS | (EXPERTS if family == "qwen3_next" or "moe" in family else {})
-    if family in ROOTS:
-        return AutoConfig.for_model(
-            family, text_config=shape | {"rope_parameters": MROPE}, vision_config=VISION, **TOKENS
-        )
-    return AutoConfig.for_model(family, **shape)
+    if family in TEXTS:
+        return family_config(family)
+    text = SHAPE | FAMILIES[f"{family}_text"][1] | {"rope_parameters": MROPE}
+    return AutoConfig.for_model(family, text_config=text, vision_config=VISION, **TOKENS)
 
 
 def delta_model(family: str, attention: str = "eager"):
     install()
-    torch.manual_seed(0)
-    auto = AutoModelForImageTextToText if family in ROOTS else AutoModelForCausalLM
     config = delta_config(family)
-    model = auto.from_config(config, attn_implementation=attention, dtype=torch.float32)
+    model = family_model(config, attention)
     config.get_text_config()._experts_implementation = "eager"  # the grouped kernels know no float64
-    with torch.no_grad():
-        for name, weight in model.named_parameters():
-            if weight.dim() > 1:
-                torch.nn.init.normal_(weight, std=0.15)
-            elif "norm" in name:
-                weight.add_(0.1 * torch.randn_like(weight))
-    return model.eval()
+    return model
 
 
 @contextmanager
