@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from verl_credit.config.keys import LOSS, Algorithm, PolicyLoss, Search, read_section, reads
+from verl_credit.config.keys import LOSS, Algorithm, PolicyLoss, Search, read_section
 from verl_credit.config.resolved import Config, data, select
 from verl_credit.credit.token.token_transforms import TRANSFORMS
+from verl_credit.credit.turn.value_providers import regressed
 from verl_credit.names import ADV_ESTIMATOR, LOSS_MODE
 from verl_credit.policy.families import ATTENTION
 
-INFO_GAIN, INFOPO, LAPO, PROVENANCE = "info_gain", "infopo", "lapo", "provenance"
-FORWARD_SIGNALS = {INFO_GAIN, INFOPO, LAPO}
-"""Turn signals that are scored with the policy's forward, in the steps that `scores_at` names."""
+INFO_GAIN = "info_gain"
+"""The turn signal that is scored with the policy's forward, in the steps that `scores_at` names."""
 
 
 @dataclass(frozen=True)
@@ -53,28 +53,8 @@ class CreditSettings:
 
     @property
     def scores_gain(self) -> bool:
-        """Information gain is measured only where it is one of the turn signals."""
+        """Information gain is measured, by `info_gain_scorer`, only where it is one of the turn signals."""
         return INFO_GAIN in self.turn_signals
-
-    @property
-    def masks_observations(self) -> bool:
-        """The turn signal infopo is on, which scores the next responses after masked observations."""
-        return INFOPO in self.turn_signals
-
-    @property
-    def deletes_turns(self) -> bool:
-        """The turn signal lapo is on, which scores the gold answer without a turn."""
-        return LAPO in self.turn_signals
-
-    @property
-    def scores_gold(self) -> bool:
-        """A turn signal needs the gold answer's log-probs."""
-        return self.scores_gain or self.deletes_turns
-
-    @property
-    def uses_scorer(self) -> bool:
-        """A turn signal needs `info_gain_scorer`."""
-        return self.scores_gold or self.masks_observations
 
     @property
     def ratio_level(self) -> str:
@@ -102,18 +82,18 @@ class CreditSettings:
         return {name: value for name, value in known.items() if name in a.turn_mode.options} | a.turn_params
 
     def scores_at(self, step: int) -> bool:
-        """Gains and infopo are measured at this step (counted from 1); other steps are plain GRPO."""
+        """Gains are measured at this step (counted from 1); other steps are plain GRPO."""
         after = step - self.algorithm.info_gain_warmup_steps
-        return self.uses_scorer and after >= 1 and (after - 1) % self.algorithm.info_gain_every == 0
+        return self.scores_gain and after >= 1 and (after - 1) % self.algorithm.info_gain_every == 0
 
     def signals_at(self, step: int) -> set[str]:
         """Names of the turn signals that are measured at this step."""
-        return {name for name in self.turn_signals if name not in FORWARD_SIGNALS or self.scores_at(step)}
+        return {name for name in self.turn_signals if name != INFO_GAIN or self.scores_at(step)}
 
     def curriculum_at(self, step: int, steps: int) -> tuple[float, float]:
         """Returns (weight of gains, weight of outcomes) at a step that measures gains, linear from the first such step to
         the last of ``steps``. Other steps are plain GRPO with weights 1."""
-        if not self.scores_gain or not self.scores_at(step):
+        if not self.scores_at(step):
             return 1.0, 1.0
         first = self.algorithm.info_gain_warmup_steps + 1
         share = 0.0 if steps <= first else min(1.0, (step - first) / (steps - first))
@@ -135,11 +115,7 @@ class CreditSettings:
                 f"gain={a.info_gain_type}/{a.info_gain_context}/first_turn={a.info_gain_first_turn} "
                 f"scorer={a.info_gain_scorer} gold={a.info_gain_aliases}"
             )
-        if self.masks_observations:
-            parts.append(f"signal=infopo scorer={a.info_gain_scorer}")
-        if self.deletes_turns:
-            parts.append(f"signal=lapo scorer={a.info_gain_scorer} gold={a.info_gain_aliases}")
-        if self.uses_scorer and (a.info_gain_every > 1 or a.info_gain_warmup_steps):
+        if self.scores_gain and (a.info_gain_every > 1 or a.info_gain_warmup_steps):
             parts.append(f"gain every {a.info_gain_every} steps after {a.info_gain_warmup_steps}")
         if self.scores_gain:
             gain, outcome = a.info_gain_curriculum.gain, a.info_gain_curriculum.outcome
@@ -171,7 +147,7 @@ def _pipeline(a: Algorithm) -> list[str]:
             parts.append(f"planning={a.planning.detector}")
     if a.turn_values is not None:
         fit = f" ridge={a.turn_values_ridge:g} replay={a.turn_values_replay}"
-        parts.append(f"values={a.turn_values}{fit if a.turn_values != reads.CRITIC else ''}")
+        parts.append(f"values={a.turn_values}{fit if regressed(a.turn_values) else ''}")
     if a.tied_groups != "keep":
         parts.append(f"tied_groups={a.tied_groups}")
     return parts

@@ -9,10 +9,11 @@ from typing import NamedTuple
 from omegaconf import DictConfig, OmegaConf
 
 from verl_credit.cli.train.trial_row import kept_when, store_folder
-from verl_credit.config.keys import AUTO, Algorithm
+from verl_credit.config.keys import AUTO, Algorithm, reads
 from verl_credit.config.settings import INFO_GAIN, CreditSettings
 from verl_credit.credit import REGISTRY
 from verl_credit.credit.operator import leave_one_out_factor
+from verl_credit.credit.plugins.load import origin
 from verl_credit.credit.token.token_transforms import TRANSFORMS
 from verl_credit.credit.token.uncertainty import canonical_kind
 from verl_credit.credit.turn.mode import TurnMode
@@ -30,7 +31,7 @@ from verl_credit.records.run.resume import resumes_from
 from verl_credit.redact import redact_value
 from verl_credit.turns.scorers import SCORERS
 from verl_credit.turns.signals.known import find_signal
-from verl_credit.turns.state_features import CRITIC
+from verl_credit.turns.state_features import provider_of
 
 PYTHON_LISTS = "Python lists, a call per prompt"
 
@@ -140,7 +141,9 @@ def _signals(config: DictConfig, settings: CreditSettings) -> Iterator[Stage]:
     for name in settings.turn_signals:
         if name != INFO_GAIN:
             signal = find_signal(name, a.turn_signal_params)
-            says = signal.says or f"yours; turn_signal_params={redact_value('', a.turn_signal_params)}"
+            says = (
+                signal.says or f"{origin(name)}; turn_signal_params={redact_value('', a.turn_signal_params)}"
+            )
             yield Stage("turn signal", name, says, signal.reads, signal.cost)
     if len(settings.turn_signals) > 1:
         parts = " + ".join(f"{weight:g} {name}" for name, weight in settings.turn_signals.items())
@@ -172,13 +175,13 @@ def _credit(config: DictConfig, settings: CreditSettings) -> Iterator[Stage]:
     else:
         own = f"f(rewards, {redact_value('', pipeline.advantage_params)})"
         yield _registered("outcome", pipeline.advantage_mode, own)
-    if pipeline.turn_values == CRITIC:
-        says = "V of each turn: verl's critic at the token before it, trained on the returns"
-        yield Stage("values", CRITIC, says, "the rows", "a forward and an update of a second model")
+    if reads.valued(settings):
+        provider = provider_of(settings)
+        yield Stage("values", provider.name, provider.says, "the rows", provider.cost)
     turn = _registered("turn", pipeline.info_gain_norm_mode, note=_options(settings))
     if ("turn", pipeline.info_gain_norm_mode) not in REGISTRY:
         mode = pipeline.turn_mode
-        turn = Stage("turn", mode.name, f"yours  [{_options(settings)}]", ", ".join(mode.reads))
+        turn = Stage("turn", mode.name, f"{origin(mode.name)}  [{_options(settings)}]", ", ".join(mode.reads))
     yield turn
     if pipeline.own_transform:
         yield Stage(
@@ -218,11 +221,6 @@ def _token(pipeline: Algorithm) -> Iterator[Stage]:
         )
     if transform.needs_planning:
         says, cost = "which tokens plan rather than execute", "one pass over the text (evidence/credit)"
-        if pipeline.planning.detector == "anchors":
-            says, cost = (
-                f"sentences near those of {pipeline.planning.model}",
-                "an encoder pass over every sentence",
-            )
         text = "the decoded text of every trajectory"
         yield Stage("planning mask", pipeline.planning.detector, says, text, cost)
     if transform.uses_sepa_controller:

@@ -111,10 +111,7 @@ def check_correction(config: DictConfig) -> None:
             weight = kept_1_1.item() * scale
         if weight != 1:
             effect = "be rejected" if kind == "rollout_rs" else f"weigh {weight:.3g}, and not 1"
-            inside = (
-                f"a token of unchanged probability would {effect}: 1 must lie within the bounds. Two bounds are written "
-                "0.5_5.0, each with a point: 0.5_5 is read as the number 0.55"
-            )
+            inside = f"bounds with 1 inside (0.5_5.0, each with a point): a token of unchanged probability would {effect}"
             raise ConfigError.of(
                 config, f"{CORRECTION}.{kind}_threshold", f"{CORRECTION}.{kind}", accepted=inside
             )
@@ -135,22 +132,14 @@ def check_other_tools(config: DictConfig) -> list[str]:
     if not names:
         raise PreflightError(f"{settings}: holds no tool")
     if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise PreflightError(
-            f"{settings}: several tools are called {', '.join(twice)}; rename them (an MCP tool by config.name)"
-        )
+        raise PreflightError(f"{settings}: several tools are called {', '.join(twice)}; rename them")
     search = SCHEMA["function"]["name"]
     if search in names and config.search.max_searches:
-        raise PreflightError(
-            f"{settings}: a tool is called {search!r}, as the search tool is, which would take its place; rename it "
-            "(an MCP tool by config.name)"
-        )
+        raise PreflightError(f"{settings}: a tool is called {search!r}, as the search tool is; rename it")
     what = "tools beside the search" if config.search.max_searches else "tools"
     key, turns = turns_at_most(config)
     most = f"at most {key}={turns}" if turns else "as many as fit the row"
-    return [
-        f"{what}: {', '.join(names)}; their calls are turns ({most}), the policy reads their errors "
-        "(credit/tool/other_errors)"
-    ]
+    return [f"{what}: {', '.join(names)}; their calls are turns ({most})"]
 
 
 def tool_schemas(config: DictConfig) -> list[dict]:

@@ -6,9 +6,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from verl_credit.names import EXPLAINED_VARIANCE
 from verl_credit.records.report.run_data import Run, Series
 from verl_credit.records.report.text import percent, plain, seconds, signed
-from verl_credit.records.run.alarms import EXPLAINED_VARIANCE
 
 # Okabe and Ito's palette, which colour-blind readers can distinguish, and greys.
 INK, GREY, BLUE, VERMILION, GREEN = "#222222", "#8a8f98", "#0072b2", "#d55e00", "#009e73"

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from typing import NamedTuple
 
+from verl_credit.names import TURNS_CUT
 from verl_credit.records.report.run_data import HeldOut, Run, Series, number
 from verl_credit.records.report.text import (
     duration,
@@ -17,7 +18,7 @@ from verl_credit.records.report.text import (
     seconds_change,
     signed,
 )
-from verl_credit.records.run.events import END, START, TURNS_CUT, Reason
+from verl_credit.records.run.events import END, START, Reason
 
 SAID = {
     Reason.DONE: "Done",
