@@ -134,7 +134,7 @@ def test_the_command_prints_a_table_and_goes_on_where_it_was_cut_off(tiny_lab, t
     result = json.loads((tmp_path / "fidelity.json").read_text())
     (policy,) = result["policies"]
     assert (policy["turns"], policy["prompts"], policy["step"]) == (len(turns), 3, None)
-    assert (tmp_path / "fidelity.html").read_text().count("data:image/svg") == 3
+    assert (tmp_path / "fidelity.html").read_text().count("data:image/svg") == 1
     assert {"run", "mode", "control"} >= {credit["kind"] for credit in policy["credits"].values()}
     assert "pearson" in policy["credits"]["brought a needed article"]  # the lab's data name them
     assert "none, grpo" in policy["credits"] and json.loads((home / "fidelity.json").read_text()) == result
@@ -190,7 +190,7 @@ def test_gradients_of_the_same_credits_in_a_second_table(tiny_lab, tmp_path, cap
     answer = policy["headroom"]["says"]
     assert answer in said and answer in (tmp_path / "fidelity.html").read_text()
     assert "Not known, own cosine needs at least 18 questions" in answer
-    assert (tmp_path / "fidelity.html").read_text().count("data:image/svg") == 5
+    assert (tmp_path / "fidelity.html").read_text().count("data:image/svg") == 2
 
 
 OWN = """

@@ -10,19 +10,16 @@ import pytest
 import torch
 
 import verl_credit.study.probe.policy as policy_module
-from kit.exact_policies import by_settings, estimator
 from kit.tiny_models import VOCABULARY, in_float64, log_probs, tiny_model
 from verl_credit.study.probe.policy import (
     ModelPolicy,
     Sampling,
     along,
-    dot,
     gradient,
     log_prob_and_entropy,
     moved,
     observe,
 )
-from verl_credit.study.probe.prediction import predict
 from verl_credit.study.probe.rollouts import Rollouts
 
 pytestmark = pytest.mark.slow
@@ -122,15 +119,6 @@ def test_a_family_whose_norm_asks_for_float32_by_name():
     generator = torch.Generator().manual_seed(1)
     direction = {n: torch.randn(p.shape, generator=generator).double() for n, p in model.named_parameters()}
     assert off_central_difference(ModelPolicy(model, rollouts(), Sampling(0.7)), direction) < 1e-7
-
-
-def test_the_gradient_times_the_direction_is_the_slope(policy, direction):
-    rows = rollouts()
-    weights = by_settings(observe(policy, 4, 2), rows.written_B_T, rows.group_B, estimator())
-    slope = predict(weights, along(policy, direction, 4, 2)).slope
-    combined = weights.combined()
-    whole = gradient(policy, combined.score_B_T, combined.path_B_T, 2)
-    assert dot(whole, direction) == pytest.approx(slope, rel=1e-10)
 
 
 def test_a_nucleus_without_a_sampled_token_is_refused(model):

@@ -20,7 +20,7 @@ from verl_credit.cli.command import (
 )
 from verl_credit.errors import ExitCode, IntegrityError, PreflightError
 from verl_credit.precision import one_thread
-from verl_credit.records.run.files import DamagedFile, plain, read_json_lines, write_text
+from verl_credit.records.run.files import DamagedFile, plain, write_text
 from verl_credit.records.run.progress import Throttled, say_at_once
 
 if TYPE_CHECKING:
@@ -80,7 +80,6 @@ def fidelity(
     from verl_credit.records.report.fidelity_page import fidelity_page
     from verl_credit.study.fidelity.request import RESULT, Request
     from verl_credit.study.fidelity.result import write_result
-    from verl_credit.study.fidelity.values import TURNS
 
     names = None if modes is None else list(dict.fromkeys(n.strip() for n in modes.split(",") if n.strip()))
     request = Request(str(out), prompts, rollouts, continuations, split, seed, names, gradient, minutes)
@@ -103,8 +102,7 @@ def fidelity(
             left = minutes and (minutes - (time.monotonic() - began) / 60) / (len(policies) - place)
             results.append(measure(policy, replace(request, out=str(out / policy.name), minutes=left)))
         write_result(out / RESULT, request.settings, results)
-        turns = [read_json_lines(out / policy.name / TURNS) for policy in policies]
-        page = fidelity_page(plain({"settings": request.settings, "policies": results}), turns)
+        page = fidelity_page(plain({"settings": request.settings, "policies": results}))
         write_text(out / "fidelity.html", page)
     print(out / RESULT, out / "fidelity.html", sep="\n")
 

@@ -12,26 +12,16 @@ from matplotlib.figure import Figure
 
 from verl_credit.records.report.curves import STYLE, svg_uri
 from verl_credit.records.report.page import template
-from verl_credit.records.report.panels import BLUE, GREEN, GREY, VERMILION
+from verl_credit.records.report.panels import BLUE, GREY, VERMILION
 from verl_credit.records.report.text import plain, signed
 
-Turn = Mapping[str, Any]
-"""A line of ``turns.jsonl``."""
-KINDS = (
-    ("brought", "search that brings a needed article", GREEN),
-    ("other", "any other search", BLUE),
-    ("tool", "turn that searches", BLUE),
-    ("ending", "turn that ends", VERMILION),
-)
 
-
-def fidelity_page(result: Mapping[str, Any], turns: Sequence[Sequence[Mapping[str, Any]]]) -> str:
-    """A complete HTML document without a script. ``result``: what ``fidelity.json`` has; ``turns``: of each of its policies,
-    the lines of ``turns.jsonl``."""
+def fidelity_page(result: Mapping[str, Any]) -> str:
+    """Returns a complete HTML document without a script. ``result``: what ``fidelity.json`` has."""
     policies = result["policies"]
     return template("fidelity.html").render(
         settings=result["settings"],
-        policies=[(one, _name(one), its) for one, its in zip(policies, turns, strict=True)],
+        policies=[(one, _name(one)) for one in policies],
         names=[_name(one) for one in policies],
         overview=_overview(policies) if len(policies) > 1 else [],
         of_kind=_of_kind,
@@ -40,7 +30,6 @@ def fidelity_page(result: Mapping[str, Any], turns: Sequence[Sequence[Mapping[st
         plain=plain,
         agreement_picture=agreement_picture,
         difference_picture=difference_picture,
-        star_picture=star_picture,
     )
 
 
@@ -117,44 +106,3 @@ def _with_intervals(credits: Mapping[Any, Mapping[str, Any]], measure: str) -> l
     """Returns the values that are defined and have an interval."""
     measured = [(name, one[measure]) for name, one in credits.items()]
     return [(name, one) for name, one in measured if None not in (one["value"], one["low"])]
-
-
-def kind_of(turn: Turn) -> str:
-    """Returns a name of `KINDS`; ``tool`` when the data set does not name the needed articles."""
-    if turn["kind"] == "ending" or turn["brought"] is None:
-        return turn["kind"]
-    return "brought" if turn["brought"] else "other"
-
-
-def star_picture(turns: Sequence[Turn]) -> Markup:
-    """Boxes from quartile to quartile, whiskers from the 5th to the 95th percentile; below a tick the number of turns."""
-    stars: dict[str, dict[int, list[float]]] = {}
-    for turn in turns:
-        stars.setdefault(kind_of(turn), {}).setdefault(turn["turn"] + 1, []).append(turn["a_star"])
-    kinds = [kind for kind in KINDS if kind[0] in stars]
-    width = 0.8 / len(kinds)
-    with rc_context(STYLE):
-        figure = Figure(figsize=(5.3, 3.4), layout="constrained")
-        axes = figure.add_subplot()
-        handles = []
-        for place, (kind, label, color) in enumerate(kinds):
-            boxes = axes.boxplot(
-                list(stars[kind].values()),
-                positions=[number + width * (place - (len(kinds) - 1) / 2) for number in stars[kind]],
-                widths=0.85 * width,
-                whis=(5, 95),
-                showfliers=False,
-                patch_artist=True,
-                boxprops={"facecolor": color, "alpha": 0.35, "edgecolor": color},
-                medianprops={"color": color, "linewidth": 2},
-            )
-            handles.append((boxes["boxes"][0], label))
-        axes.axhline(0, color=GREY, linewidth=0.9, zorder=0)
-        numbers = range(1, max(turn["turn"] for turn in turns) + 2)
-        counts = [sum(turn["turn"] + 1 == number for turn in turns) for number in numbers]
-        axes.set_xticks(numbers, [f"{number}\n{n}" for number, n in zip(numbers, counts, strict=True)])
-        axes.set_xlabel("number of the turn, and how many there are")
-        axes.set_ylabel("A*")
-        above = {"loc": "lower left", "bbox_to_anchor": (0, 1), "ncols": 2}
-        axes.legend(*zip(*handles, strict=True), **above, frameon=False, fontsize=8.5)
-        return svg_uri(figure)
