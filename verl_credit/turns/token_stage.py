@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from verl_credit.config.keys import Algorithm
+from verl_credit.credit.groups import SOLVED_ABOVE
 from verl_credit.credit.outcome import OUTCOME_OPERATORS
 from verl_credit.credit.planning.planning import STRATEGIC_GRAMS, coverage, parse_grams, planning_mask
 from verl_credit.credit.plugins import (
@@ -151,7 +152,7 @@ class TokenStage:
         if self.controller is not None:
             values |= self.controller.metrics(inputs.step) | {"sepa_lambda": lam}
             outcomes_b = outcome_B[inputs.row_valid_B]
-            correct = (outcomes_b > 0.5).double().mean().item()  # NaN without a valid row
+            correct = (outcomes_b > SOLVED_ABOVE).double().mean().item()  # NaN without a valid row
             self.controller.observe(inputs.step, correct, uncertainty_B_T[mask_B_T & ~planning_B_T.bool()])
         return advantage_B_T, {f"credit/{name}": float(value) for name, value in values.items()}
 

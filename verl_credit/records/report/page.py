@@ -8,6 +8,7 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
+from verl_credit.credit.groups import SOLVED_ABOVE
 from verl_credit.records.report import text
 from verl_credit.records.report.curves import panel_data_uri
 from verl_credit.records.report.lens import NO_TABLES, lens
@@ -43,7 +44,7 @@ RECENT_STEPS = 10
 
 def solved(trajectory: dict) -> bool:
     """An outcome above 0.5, as the group metrics count it."""
-    return trajectory["outcome"] > 0.5
+    return trajectory["outcome"] > SOLVED_ABOVE
 
 
 def mixed(row: dict) -> bool:
