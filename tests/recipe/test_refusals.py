@@ -149,7 +149,6 @@ DECLARED = [  # (key, value, what is accepted: all names, or a part of the sente
     ("search.url", "localhost:8000", "address 'localhost:8000'; expected http://HOST:PORT"),
     ("search.token_env", 5, "expected the name of an environment variable"),
     ("search.token_env", "", "expected the name of an environment variable"),
-    ("search.shuffle_seed", "yes", "expected a whole number"),
     ("search.index_fingerprint", 12, "expected text"),
 ]
 # fmt: on
@@ -357,8 +356,7 @@ ACCEPTED = [
     ["info_gain_prefix='So: '"],
     ["search.url=null"],
     ["search.url=[http://a:8000,http://b:8000/retrieve]"],
-    ["search.token_env=RETRIEVER_TOKEN", "search.index_fingerprint=ab12", "search.shuffle_seed=3"],
-    ["search.breaker_pause_s=0.5"],
+    ["search.token_env=RETRIEVER_TOKEN", "search.index_fingerprint=ab12"],
 ]
 
 

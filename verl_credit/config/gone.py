@@ -14,12 +14,18 @@ def no_more(reason: str, commit: str = LAST) -> str:
     return f"leave it out: {reason} (commit {commit} last had it)"
 
 
+_BREAKER = no_more("five failures in a row pause it for some seconds; no recipe set another number")
 _STATES = "states by hidden states won nothing over equal observations"
 _AGAIN = "at equal rollouts continuations lost to more questions at every horizon that was measured"
 _ENCODER = "the planning detector by a sentence encoder was in no recipe, and nothing was measured with it"
 
 KEYS: dict[str, str] = {
     "fork_workers": f"leave it out: every worker starts Python itself (commit {LAST} last had forks)",
+    "search.breaker_failures": _BREAKER,
+    "search.breaker_pause_s": _BREAKER,
+    "search.shuffle_seed": no_more("a control of one measurement, which is done"),
+    "algorithm.turn_judge.breaker_failures": _BREAKER,
+    "algorithm.turn_judge.breaker_pause_s": _BREAKER,
     "phase_memory": no_more("`plan` counts the phases' memory"),
     "prompt_date": no_more("the start warns of a chat template that writes today's date"),
     "plan.encoder_core_seconds": "plan.search_core_seconds=SECONDS of index and encoder",

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from verl_credit.config.keys import LOSS, Algorithm, PolicyLoss, Search, read_section, reads
+from verl_credit.config.keys import LOSS, Algorithm, PolicyLoss, Search, read_section
 from verl_credit.config.resolved import Config, data, select
 from verl_credit.credit.token.token_transforms import TRANSFORMS
+from verl_credit.credit.turn.value_providers import regressed
 from verl_credit.names import ADV_ESTIMATOR, LOSS_MODE
 from verl_credit.policy.families import ATTENTION
 
@@ -146,7 +147,7 @@ def _pipeline(a: Algorithm) -> list[str]:
             parts.append(f"planning={a.planning.detector}")
     if a.turn_values is not None:
         fit = f" ridge={a.turn_values_ridge:g} replay={a.turn_values_replay}"
-        parts.append(f"values={a.turn_values}{fit if a.turn_values != reads.CRITIC else ''}")
+        parts.append(f"values={a.turn_values}{fit if regressed(a.turn_values) else ''}")
     if a.tied_groups != "keep":
         parts.append(f"tied_groups={a.tied_groups}")
     return parts

@@ -25,7 +25,7 @@ def em(row: Mapping) -> float | None:
 
 
 def is_right(row: Mapping) -> bool:
-    """Exact match, or an outcome above 0.5 where the reward function gives no exact match."""
+    """Exact match, or a solved row's outcome where the reward function gives no exact match."""
     return (row["outcome"] if em(row) is None else em(row)) > SOLVED_ABOVE
 
 

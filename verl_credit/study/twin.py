@@ -67,7 +67,7 @@ class Twin:
                 self.evaluate(step)
 
     def steps(self) -> Iterator[tuple[int, dict[str, float]]]:
-        """(number, metrics) of every planned step, as it ends."""
+        """Yields (number, metrics) of every planned step, as it ends."""
         last, prompts = self.config.trainer.total_training_steps, self._prompts()
         for step in range(1, last + 1):
             began = time.perf_counter()

@@ -21,7 +21,7 @@ class Gains(NamedTuple):
     answer_B: torch.Tensor
     """Probability of the gold answer after the row's last scored context; NaN where the policy's was not scored."""
     gold_B_K1: torch.Tensor
-    """That before every turn."""
+    """The gold answer's probability before every turn."""
 
 
 def plan_gains(turns: TurnBatch, settings: CreditSettings, tokenizer, *, scored: bool = True) -> GainPlan:

@@ -91,7 +91,7 @@ class TokenStage:
         """(advantage_B_T, metrics) with lambda as it was before this step; then the controller observes the step.
 
         ``trained_B_T``: the policy's tokens in the loss. They lack the tokens that rollout correction (``rollout_rs``)
-        rejects, so that no statistic of uncertainties has these; planning phrases are sought in the whole text. ``turns``:
+        rejects: token statistics exclude them, and planning phrases are matched in the full text. ``turns``:
         an argument of the user's algorithm.
         """
         settings, written_B_T = self.settings, inputs.mask_B_T.bool() & inputs.row_valid_B[:, None]

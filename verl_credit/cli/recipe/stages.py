@@ -9,7 +9,7 @@ from typing import NamedTuple
 from omegaconf import DictConfig, OmegaConf
 
 from verl_credit.cli.train.trial_row import kept_when, store_folder
-from verl_credit.config.keys import AUTO, Algorithm
+from verl_credit.config.keys import AUTO, Algorithm, reads
 from verl_credit.config.settings import INFO_GAIN, CreditSettings
 from verl_credit.credit import REGISTRY
 from verl_credit.credit.operator import leave_one_out_factor
@@ -31,7 +31,7 @@ from verl_credit.records.run.resume import resumes_from
 from verl_credit.redact import redact_value
 from verl_credit.turns.scorers import SCORERS
 from verl_credit.turns.signals.known import find_signal
-from verl_credit.turns.state_features import CRITIC
+from verl_credit.turns.state_features import provider_of
 
 PYTHON_LISTS = "Python lists, a call per prompt"
 
@@ -176,9 +176,9 @@ def _credit(config: DictConfig, settings: CreditSettings) -> Iterator[Stage]:
     else:
         own = f"f(rewards, {redact_value('', pipeline.advantage_params)})"
         yield _registered("outcome", pipeline.advantage_mode, own)
-    if pipeline.turn_values == CRITIC:
-        says = "V of each turn: verl's critic at the token before it, trained on the returns"
-        yield Stage("values", CRITIC, says, "the rows", "a forward and an update of a second model")
+    if reads.valued(settings):
+        provider = provider_of(settings)
+        yield Stage("values", provider.name, provider.says, "the rows", provider.cost)
     turn = _registered("turn", pipeline.info_gain_norm_mode, note=_options(settings))
     if ("turn", pipeline.info_gain_norm_mode) not in REGISTRY:
         mode = pipeline.turn_mode

@@ -114,10 +114,6 @@ class TurnJudge(Section):
     """Seconds that a call may take."""
     retries: Annotated[Count, When(reads.judged)] = 2
     """Further tries after a call that raised or took too long; then the trajectory's rewards are missing."""
-    breaker_failures: Annotated[int, Field(ge=1), When(reads.judged)] = 5
-    """The judge is paused after so many trajectories in a row failed all tries (simultaneous failures count once)."""
-    breaker_pause_s: Annotated[float, Field(ge=1e-3), When(reads.judged)] = 2.0
-    """Seconds of that pause. Rewards are missing at once during the pause; then one trajectory tries the judge."""
 
 
 class Curriculum(Section):
@@ -157,9 +153,8 @@ class Algorithm(Section):
     turn_anchor: Annotated[named(("observation", "prefix")), When(reads.anchored)] = "observation"
     """State that a turn starts from (gigpo, hgpo, g2po): the last observation, or all tokens before the turn."""
     turn_values: Annotated[str | None, Expected(reads.VALUES), When(reads.values_read)] = None
-    """Values for turn_gae: a regression on the prompt's other outcomes and the turn (group), and on what is observed
-    (features: the gold answer was read, searches, its measured probability; or a column; or your function's numbers).
-    critic: verl's."""
+    """Values for turn_gae: a regression on the prompt's other outcomes, the turn and what is observed, or verl's critic
+    (turn-values.md)."""
     turn_values_replay: Annotated[Count, When(reads.fitted)] = 4
     """Earlier steps whose turns join each fit; saved with checkpoints."""
     turn_values_ridge: Annotated[float, Field(gt=0), When(reads.fitted)] = 0.03

@@ -10,13 +10,10 @@ from typing import Any
 from verl_credit.credit.plugins.load import load, plugin_path
 from verl_credit.credit.token.token_transforms import TRANSFORMS, TokenTransform
 from verl_credit.credit.token.uncertainty import canonical_kind
+from verl_credit.credit.turn.value_providers import PROVIDERS, regressed
 
-CRITIC = "critic"
-"""verl's critic has the values."""
 COLUMN = "column:"
 """The prefix in the name of a turn signal that is a column of the rows."""
-OBSERVED = ("group", "features")
-PROVIDERS = (*OBSERVED, CRITIC)
 VALUES = f"null, {', '.join(PROVIDERS)}, {COLUMN}NAME, or my_module.my_features"
 
 
@@ -52,13 +49,9 @@ def valued(s) -> bool:
     return values_read(s) and s.algorithm.turn_values is not None
 
 
-def by_critic(s) -> bool:
-    return valued(s) and s.algorithm.turn_values == CRITIC
-
-
 def fitted(s) -> bool:
     """The values are a regression's."""
-    return valued(s) and s.algorithm.turn_values != CRITIC
+    return valued(s) and regressed(s.algorithm.turn_values)
 
 
 def is_path(name: str) -> bool:

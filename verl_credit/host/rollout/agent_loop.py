@@ -20,6 +20,7 @@ from verl.tools.function_tool import FunctionTool, normalize_function_tool_retur
 from verl.tools.schemas import ToolResponse
 
 from verl_credit.config.settings import CreditSettings
+from verl_credit.host.compat import BAD_JSON, FAILED
 from verl_credit.host.rollout import tool_parsers  # noqa: F401  (the import registers ours)
 from verl_credit.host.rollout.engine_client import (
     DRAW,
@@ -30,8 +31,7 @@ from verl_credit.host.rollout.engine_client import (
     stable_seed,
 )
 from verl_credit.host.rollout.stream_builder import follow_template
-from verl_credit.names import ROLLOUT_NAME, ROW_RECORD, TURN_AGENT, TURN_IDS, TURN_REWARDS
-from verl_credit.recipe.agent_loops import BAD_JSON, FAILED, FAULT
+from verl_credit.names import ROLLOUT_NAME, ROW_RECORD, TOOL_FAULT, TURN_AGENT, TURN_IDS, TURN_REWARDS
 from verl_credit.turns.book import NO_TOKEN, RowRecord, TurnBook, known_reward, rewards_of_turns
 from verl_credit.turns.calls import shown_calls
 from verl_credit.turns.requests import RowPlanner
@@ -237,7 +237,7 @@ class TurnAgentLoop(ToolAgentLoop):
         response, reward, metrics = await super()._call_tool(tool_call, tools_kwargs, agent_data)
         text = response.text or ""
         self.record.n_other_calls += 1
-        if (fault := (metrics or {}).get(FAULT)) is not None:
+        if (fault := (metrics or {}).get(TOOL_FAULT)) is not None:
             raise RowFault(fault.code) from fault
         self.record.other_errors += text.startswith(FAILED)
         name = f"'{call['name']}'"  # quoted as verl does

@@ -14,6 +14,8 @@ from verl_credit.config.settings import CreditSettings
 from verl_credit.credit.plugins.load import plugin_path
 from verl_credit.credit.turn.anchors import exact_anchors
 from verl_credit.credit.turn.modes import MODES
+from verl_credit.credit.turn.value_providers import KEY as VALUES
+from verl_credit.credit.turn.value_providers import PROVIDERS
 from verl_credit.errors import ConfigError, did_you_mean
 from verl_credit.names import AGENT_NAME, AGENTS, TURN_AGENT
 from verl_credit.recipe.agent_loops import own_loops, tools_given
@@ -25,7 +27,6 @@ from verl_credit.turns.anchors import ANCHORS
 from verl_credit.turns.signals.known import SIGNALS, find_signal
 from verl_credit.turns.signals.own import GroupSignal, TrajectorySignal
 from verl_credit.turns.signals.signal import Trajectory, Turn
-from verl_credit.turns.state_features import KEY as VALUES
 
 MODE, PARAMS = "algorithm.info_gain_norm_mode", "algorithm.turn_params"
 SIGNAL, SEVERAL = "algorithm.turn_signal", "algorithm.turn_signals"
@@ -62,7 +63,7 @@ def validate_turn_mode(config: Tree, settings: CreditSettings) -> Iterator[Confi
     if missing := [table for table in mode.needs if table not in brought]:
         use = "which this trainer does not bring; call it in the library instead"
         if missing == ["value_B_K1"]:
-            use = f"and {VALUES} is null: set it to {', '.join(reads.PROVIDERS)}, {COLUMN}NAME or my_module.my_features"
+            use = f"and {VALUES} is null: set it to {', '.join(PROVIDERS)}, {COLUMN}NAME or my_module.my_features"
         raise ConfigError(key=MODE, value=name, accepted=f"it needs {', '.join(missing)}, {use}")
     if reads.anchored(settings):
         _anchor(settings.algorithm.turn_anchor)

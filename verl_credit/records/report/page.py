@@ -20,7 +20,6 @@ from verl_credit.records.report.summary import (
     held_out_lines,
     held_out_rows,
     notes,
-    start_parts,
     training_rows,
 )
 from verl_credit.records.run.files import VALIDATION
@@ -43,7 +42,7 @@ RECENT_STEPS = 10
 
 
 def solved(trajectory: dict) -> bool:
-    """An outcome above 0.5, as the group metrics count it."""
+    """Is it solved, as the group metrics count it?"""
     return trajectory["outcome"] > SOLVED_ABOVE
 
 
@@ -148,7 +147,6 @@ def page(run: Run, panels: list[Panel], refresh_s: int | None = None) -> str:
         notes=others,
         opening=opening(found.groups[0], scales["advantage"]) if found.groups else None,
         groups=[("Held-out questions", held_out_rows(run)), ("Training", training_rows(run))],
-        start_parts=start_parts(run),
         panels=panels,
         picture=panel_data_uri,
         lens=found,

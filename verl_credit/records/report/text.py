@@ -1,5 +1,5 @@
-"""How numbers and texts appear on the page. Numbers have a true minus sign, and as many digits as a reader can use; texts
-are escaped and bounded, and nothing in them acts on what stands beside them."""
+"""How numbers and texts appear on a page: numbers with a true minus sign and few decimals; texts escaped and bounded, with
+control characters and those that change the direction of text made visible."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ MINUS = "\N{MINUS SIGN}"
 
 
 def plain(value: float) -> str:
-    return f"{value:.2f}".replace("-", MINUS)
+    """The number with two decimals; a number that rounds to zero has no sign."""
+    text = f"{value:.2f}"
+    return "0.00" if float(text) == 0 else text.replace("-", MINUS)
 
 
 def signed(value: float, decimals: int = 3) -> str:
