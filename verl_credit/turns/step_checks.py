@@ -8,7 +8,7 @@ from functools import partial
 
 from omegaconf import DictConfig
 
-from verl_credit.config.settings import FORWARD_SIGNALS, CreditSettings
+from verl_credit.config.settings import INFO_GAIN, CreditSettings
 from verl_credit.errors import IntegrityError, one_line
 from verl_credit.names import ROWS_LEFT_OUT, TURNS_CUT
 from verl_credit.records.run import events
@@ -181,7 +181,7 @@ class UnrewardedSteps:
 
     The first step that measures a signal has to give some turn a reward. ``note`` gets a message for the first of
     consecutive steps. More than ``tolerated`` such steps stop the run; None tolerates any number. Steps without a tool turn
-    do not count, because a policy may learn that it needs no tool. Gains and infopo stop no run, because only the policy
+    do not count, because a policy may learn that it needs no tool. Gains stop no run, because only the policy
     can leave a step without them.
     """
 
@@ -203,7 +203,7 @@ class UnrewardedSteps:
                 counted.clear()
                 self._noted.discard(name)
                 continue
-            stops = self._tolerated is not None and tool_turns > 0 and name not in FORWARD_SIGNALS
+            stops = self._tolerated is not None and tool_turns > 0 and name != INFO_GAIN
             if name not in self._noted or (stops and not counted):
                 gave = (
                     f"none of the {tool_turns} tool turns a reward"
