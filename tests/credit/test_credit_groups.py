@@ -104,4 +104,3 @@ def test_counts():
         "all_failed_groups": 1,
         "short_groups": 2,
     }
-    assert group_counts(outcome[:2], group[:2], solved_above=1.5)["all_failed_groups"] == 1

@@ -28,12 +28,8 @@ def test_log_gap_is_the_log_of_how_much_the_gap_shrank():
     gain = info_gain(SCORE, MASK, info_gain_type="log_gap").info_gain_B_K
     assert gain[0].tolist() == pytest.approx([math.log(3.1 / 2.1), math.log(2.1 / 0.6)])
     assert gain[1].tolist() == pytest.approx([math.log(1.1 / 4.1), 0])
-    sure = info_gain(
-        torch.tensor([[-1.0, 5e-4]]), torch.ones(1, 2), info_gain_type="log_gap", gap_epsilon=0.5
-    )
-    assert sure.info_gain_B_K.item() == pytest.approx(math.log(1.5 / 0.5))
-    with pytest.raises(ValueError, match=r"gap_epsilon=0.*above 0"):
-        info_gain(SCORE, MASK, info_gain_type="log_gap", gap_epsilon=0.0)
+    sure = info_gain(torch.tensor([[-1.0, 5e-4]]), torch.ones(1, 2), info_gain_type="log_gap")
+    assert sure.info_gain_B_K.item() == pytest.approx(math.log(1.1 / 0.1))
 
 
 def test_gains_telescope():

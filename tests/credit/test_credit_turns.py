@@ -25,27 +25,6 @@ def test_spread_reads_ids_only_where_the_mask_is_1():
     assert spread(values.half(), IDS, MASK.float()).dtype == torch.float16
 
 
-def test_inserting_observation_tokens_changes_nothing_on_policy_tokens():
-    values = torch.randn(3, 3, generator=torch.Generator().manual_seed(0))
-    at = [0, 1, 1, 1, 2, 3, 3, 4, 5, 6, 7, 7]  # repeats become observation tokens
-    inserted = torch.tensor([i in at[:n] for n, i in enumerate(at)])
-    ids, mask = IDS[:, at].clone(), MASK[:, at].clone()
-    mask[:, inserted], ids[:, inserted] = 0, 77
-    assert torch.equal(spread(values, ids, mask)[:, ~inserted], spread(values, IDS, MASK))
-    assert torch.equal(turn_table(ids, mask).n_tokens_B_K1, turn_table(IDS, MASK).n_tokens_B_K1)
-
-
-@pytest.mark.parametrize("under", [-1, 0, 1, 2, 77])
-@pytest.mark.parametrize(
-    "rows", [[0, 1, 2], [2, 1, 0]]
-)  # the batch begins with a policy token, and with an observation
-def test_ids_under_observations_are_not_read(under, rows):
-    ids_B_T, mask_B_T = IDS[rows], MASK[rows]
-    table, other = turn_table(ids_B_T, mask_B_T), turn_table(ids_B_T.where(mask_B_T == 1, under), mask_B_T)
-    assert torch.equal(other.n_turns_B, table.n_turns_B)
-    assert torch.equal(other.n_tokens_B_K1, table.n_tokens_B_K1)
-
-
 def test_every_answer_turn_reads_the_outcome():
     """The tables of `turn_credit` spread without knowing how many tool turns a row has."""
     outcome = torch.tensor([1.0, 0.0, 0.5])

@@ -72,62 +72,13 @@ def test_an_exemption_is_needed(level, name):
         assert counterexample(LAWS["others"], subject, SEEDS) is not None
 
 
-def first_wins(rewards):
-    return [float(i == 0) for i in range(len(rewards))]
-
-
 def raw(rewards):
     return list(rewards)
-
-
-def undefined_when_tied(rewards):
-    spread = max(rewards) - min(rewards)
-    return [math.nan if spread == 0 else (r - min(rewards)) / spread for r in rewards]
-
-
-CALLS = []
-
-
-def remembers(rewards):
-    CALLS.append(len(rewards))
-    mean = sum(rewards) / len(rewards)
-    return [len(CALLS) * (r - mean) for r in rewards]
 
 
 def centred(rewards):
     mean = math.fsum(rewards) / len(rewards)
     return [0.0 if max(rewards) == min(rewards) else r - mean for r in rewards]
-
-
-def too_short(context: TransformContext):
-    return [[a] for a in context.episode_advantages]
-
-
-def additive(context: TransformContext):
-    return [
-        [a - 0.1 * h for h in row]
-        for a, row in zip(context.episode_advantages, context.uncertainties_G, strict=True)
-    ]
-
-
-def broken_laws(found):
-    return {finding.name for finding in check(own_subject(found, found.__name__), range(1)) if finding.wrong}
-
-
-@pytest.mark.parametrize(
-    "function, broken",
-    [
-        (first_wins, {"order", "ties"}),
-        (raw, {"ties"}),
-        (undefined_when_tied, {"ties", "edges", "nonfinite"}),
-        (remembers, {"pure"}),
-        (too_short, {"runs"}),
-        (additive, {"ties"}),
-    ],
-)
-def test_a_broken_operator_is_found_out(function, broken):
-    found = broken_laws(function)
-    assert broken <= found, found
 
 
 def test_properties_are_reported_and_count_when_declared():

@@ -31,6 +31,10 @@ KEYS: dict[str, str] = {
     "plan.encoder_core_seconds": "plan.search_core_seconds=SECONDS of index and encoder",
     "algorithm.planning.model": no_more(_ENCODER),
     "algorithm.planning.threshold": no_more(_ENCODER),
+    "algorithm.turn_signal_normalise": no_more(
+        "several signals are always z-scored over their question's turns"
+    ),
+    "algorithm.info_gain_gap_epsilon": no_more("log_gap has TRACE's constant, .1"),
     "algorithm.turn_continuations": no_more(_AGAIN),
     "algorithm.turn_anchor_similarity": no_more("no recipe set it, and no measurement used it"),
     "algorithm.turn_anchor_distance": no_more(_STATES),

@@ -162,12 +162,11 @@ def group_counts(
     *,
     row_valid_B: torch.Tensor | None = None,
     group_size: int | None = None,
-    solved_above: float = SOLVED_ABOVE,
 ) -> dict[str, int]:
     """The number of groups, and of those without an outcome signal.
 
     groups; singleton_groups (one valid row); tied_groups (two or more valid rows, all outcomes equal), split into
-    all_solved_groups (outcome above `solved_above`) and all_failed_groups; short_groups (fewer valid rows than
+    all_solved_groups (outcome above `SOLVED_ABOVE`) and all_failed_groups; short_groups (fewer valid rows than
     `group_size`, if given; a group without a valid row counts only here).
     """
     valid_B = valid_rows(outcome_B, group_B, row_valid_B) & outcome_B.isfinite()
@@ -183,8 +182,8 @@ def group_counts(
         "groups": int((size_G > 0).sum()),
         "singleton_groups": int((size_G == 1).sum()),
         "tied_groups": int(tied_G.sum()),
-        "all_solved_groups": int((tied_G & (low_G > solved_above)).sum()),
-        "all_failed_groups": int((tied_G & (low_G <= solved_above)).sum()),
+        "all_solved_groups": int((tied_G & (low_G > SOLVED_ABOVE)).sum()),
+        "all_failed_groups": int((tied_G & (low_G <= SOLVED_ABOVE)).sum()),
     }
     if group_size is not None:
         counts["short_groups"] = int((size_G < group_size).sum())

@@ -71,7 +71,7 @@ class StepInputs:
     answer_B: torch.Tensor | None = None
     """The gold answer's probability before the answer turn (`Gains`); None where no gain was planned."""
     gold_B_K1: torch.Tensor | None = None
-    """That before every turn."""
+    """The gold answer's probability before every turn."""
     scored: bool = True
     """False: no gain is measured in this step (`info_gain_every`, `info_gain_warmup_steps`)."""
     gain_scale: float = 1.0

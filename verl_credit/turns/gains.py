@@ -21,7 +21,7 @@ class Gains(NamedTuple):
     answer_B: torch.Tensor
     """Probability of the gold answer after the row's last scored context; NaN where the policy's was not scored."""
     gold_B_K1: torch.Tensor
-    """That before every turn."""
+    """The gold answer's probability before every turn."""
 
 
 def plan_gains(turns: TurnBatch, settings: CreditSettings, tokenizer, *, scored: bool = True) -> GainPlan:
@@ -62,7 +62,6 @@ def gains_of(plan: GainPlan, score_B_K1: torch.Tensor, requested_B_K1: torch.Ten
         requested_B_K1,
         info_gain_type=settings.algorithm.info_gain_type,
         first_turn=settings.algorithm.info_gain_first_turn,
-        gap_epsilon=settings.algorithm.info_gain_gap_epsilon,
     )
     metrics["credit/gain/failed_rows"] = gain.failed_rows
     metrics["credit/gain/contexts"] = len(plan.requests)

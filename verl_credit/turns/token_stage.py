@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from verl_credit.config.keys import Algorithm
+from verl_credit.credit.groups import SOLVED_ABOVE
 from verl_credit.credit.outcome import OUTCOME_OPERATORS
 from verl_credit.credit.planning.planning import STRATEGIC_GRAMS, coverage, parse_grams, planning_mask
 from verl_credit.credit.plugins import (
@@ -90,7 +91,7 @@ class TokenStage:
         """(advantage_B_T, metrics) with lambda as it was before this step; then the controller observes the step.
 
         ``trained_B_T``: the policy's tokens in the loss. They lack the tokens that rollout correction (``rollout_rs``)
-        rejects, so that no statistic of uncertainties has these; planning phrases are sought in the whole text. ``turns``:
+        rejects: token statistics exclude them, and planning phrases are matched in the full text. ``turns``:
         an argument of the user's algorithm.
         """
         settings, written_B_T = self.settings, inputs.mask_B_T.bool() & inputs.row_valid_B[:, None]
@@ -151,7 +152,7 @@ class TokenStage:
         if self.controller is not None:
             values |= self.controller.metrics(inputs.step) | {"sepa_lambda": lam}
             outcomes_b = outcome_B[inputs.row_valid_B]
-            correct = (outcomes_b > 0.5).double().mean().item()  # NaN without a valid row
+            correct = (outcomes_b > SOLVED_ABOVE).double().mean().item()  # NaN without a valid row
             self.controller.observe(inputs.step, correct, uncertainty_B_T[mask_B_T & ~planning_B_T.bool()])
         return advantage_B_T, {f"credit/{name}": float(value) for name, value in values.items()}
 

@@ -147,8 +147,9 @@ def _signals(config: DictConfig, settings: CreditSettings) -> Iterator[Stage]:
             yield Stage("turn signal", name, says, signal.reads, signal.cost)
     if len(settings.turn_signals) > 1:
         parts = " + ".join(f"{weight:g} {name}" for name, weight in settings.turn_signals.items())
-        scored = ", each z-scored over its question's turns" if a.turn_signal_normalise == "group" else ""
-        yield Stage("turn reward", "sum", f"{parts}{scored}", "the turn signals")
+        yield Stage(
+            "turn reward", "sum", f"{parts}, each z-scored over its question's turns", "the turn signals"
+        )
 
 
 def _credit(config: DictConfig, settings: CreditSettings) -> Iterator[Stage]:

@@ -15,7 +15,7 @@ from verl_credit.credit.plugins import find_turn_mode
 from verl_credit.credit.token.gtpo_canonical import CANONICAL
 from verl_credit.credit.token.token_transforms import TRANSFORMS
 from verl_credit.credit.token.uncertainty import UNCERTAINTY_KINDS
-from verl_credit.credit.turn.info_gain import FIRST_TURN, GAP_EPSILON, INFO_GAIN_TYPES
+from verl_credit.credit.turn.info_gain import FIRST_TURN, INFO_GAIN_TYPES
 from verl_credit.credit.turn.mode import TurnMode
 from verl_credit.credit.turn.modes import MODES
 from verl_credit.names import ADV_ESTIMATOR
@@ -148,8 +148,6 @@ class Algorithm(Section):
         When(reads.turn_level),
     ] = None
     """Several turn signals with their weights, {info_gain: 1.0, tool_reward: 0.5}; replaces turn_signal."""
-    turn_signal_normalise: Annotated[Literal["group", "none"], When(reads.several)] = "group"
-    """group: signals are z-scored over their question's turns and added; none: added unscaled, where all are present."""
     turn_signal_params: Annotated[Params, When(lambda s: bool(reads.own_signals(s)))] = {}
     """Handed to turn signals of yours."""
     turn_anchor: Annotated[named(("observation", "prefix")), When(reads.anchored)] = "observation"
@@ -192,9 +190,7 @@ class Algorithm(Section):
     """JSON list or comma list; null: the 18 published grams."""
     info_gain_type: Annotated[Literal[tuple(INFO_GAIN_TYPES)], When(reads.gains)] = "prob_diff"
     """prob_diff (paper) or log_prob_diff (released code), of exp(mean log-prob of the gold answer's tokens); log_gap: the
-    fall of log(epsilon - mean log-prob), TRACE's."""
-    info_gain_gap_epsilon: Annotated[float, Field(gt=0), When(reads.gap)] = GAP_EPSILON
-    """The epsilon of log_gap, with which a sure answer has a finite value."""
+    fall of log(.1 - mean log-prob), TRACE's."""
     info_gain_first_turn: Annotated[Literal[tuple(FIRST_TURN)], When(reads.gains)] = "prior"
     """prior: the first turn's gain is measured against the bare prompt. none: the first turn has no gain (released code)."""
     info_gain_context: Annotated[Literal["observation", "call"], When(reads.gains)] = "observation"

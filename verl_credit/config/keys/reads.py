@@ -26,10 +26,6 @@ gains = attrgetter("scores_gain")
 searches, canonical = attrgetter("search.max_searches"), attrgetter("algorithm.canonical_transform")
 
 
-def gap(s) -> bool:
-    return s.scores_gain and s.algorithm.info_gain_type == "log_gap"
-
-
 def ours(s) -> bool:
     return s.turn_estimator and not s.algorithm.replaces_turns
 
@@ -51,10 +47,6 @@ def values_read(s) -> bool:
 
 def valued(s) -> bool:
     return values_read(s) and s.algorithm.turn_values is not None
-
-
-def several(s) -> bool:
-    return len(s.turn_signals) > 1
 
 
 def fitted(s) -> bool:

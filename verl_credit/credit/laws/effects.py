@@ -1,6 +1,6 @@
 """The laws of effects: what rewards, turns and uncertainties change in the advantages. Then the optional properties.
 
-Properties are tested like laws and reported; one that does not hold is an error only if it is declared.
+Properties are tested like laws and reported; a property that fails is an error only if the operator declares it.
 """
 
 from collections.abc import Callable, Iterable
@@ -92,10 +92,10 @@ def no_gains(subject: Subject, world: World) -> None:
         return
     world = world.without_gains()
     stated = subject.operator.without_gains
-    plain = run_turn_mode(world, mode=MODES["none"], norm_by_std=stated.norm_by_std)
+    bare = run_turn_mode(world, mode=MODES["none"], norm_by_std=stated.norm_by_std)
     size_B = (world.group_B[:, None] == world.group_B).sum(dim=1)
     factor_B = torch.tensor([stated.factor(int(n)) for n in size_B], dtype=torch.float64)
-    expected = (plain.advantage_B_T * factor_B[:, None], plain.clip_scale_B_T)
+    expected = (bare.advantage_B_T * factor_B[:, None], bare.clip_scale_B_T)
     same(run(subject, world), expected, tolerance=1e-5, runs=1)  # the variance floor is inside
 
 
@@ -180,8 +180,8 @@ def flat(subject: Subject, world: World) -> None:
         return
     for value in (1.0, 1e-12, 0.0):
         constant_B_T = torch.where(world.mask_B_T, value, world.entropy_B_T)
-        flat = world.but(log_prob_B_T=-constant_B_T, entropy_B_T=constant_B_T)
-        finite(run(subject, flat), what=f"uncertainties of {value:g} went in, and")
+        constant = world.but(log_prob_B_T=-constant_B_T, entropy_B_T=constant_B_T)
+        finite(run(subject, constant), what=f"uncertainties of {value:g} went in, and")
 
 
 def weighs_by(subject: Subject, world: World) -> None:
@@ -209,13 +209,13 @@ def absent(subject: Subject, world: World) -> None:
 
 
 def centred(subject: Subject, world: World) -> None:
-    """A constant added to all outcomes does nothing."""
+    """Adding a constant to all outcomes leaves the advantages unchanged."""
     shifted = world.but(outcome_B=world.outcome_B + 16)
     same(run(subject, shifted), run(subject, world), tolerance=ABOUT)
 
 
 def normalised(subject: Subject, world: World) -> None:
-    """Outcomes times a positive constant do nothing (up to the variance floor)."""
+    """Multiplying all outcomes by a positive constant leaves the advantages unchanged (up to the variance floor)."""
     scaled, tolerance = world.but(outcome_B=world.outcome_B * 3), ABOUT
     if (
         subject.unfloored is not None

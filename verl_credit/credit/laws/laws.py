@@ -42,7 +42,7 @@ def scale_of(values: torch.Tensor) -> float:
 
 
 def same(ours, expected, *, tolerance: float | None = None, what: str = "", runs: int = 2) -> None:
-    """Equal up to ``tolerance`` (without it, that of what the operator returns) times the scale of ``expected``."""
+    """Raises unless ``|ours - expected| <= tolerance * max |expected|``; the default is `CLOSE` of the dtype."""
     for name, a, b in zip(("advantage", "clip scale"), ours, expected, strict=False):
         limit = CLOSE[a.dtype] if tolerance is None else tolerance
         far = (a - b).abs() > limit * scale_of(b)

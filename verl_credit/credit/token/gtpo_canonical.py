@@ -10,11 +10,10 @@ from verl_credit.credit.checks import (
     output_dtype,
     refuse_rows,
 )
-from verl_credit.credit.groups import row_chunks, row_mean, valid_rows, z_score, z_score_of_one
+from verl_credit.credit.groups import SOLVED_ABOVE, row_chunks, row_mean, valid_rows, z_score, z_score_of_one
 from verl_credit.credit.operator import Operator
 from verl_credit.lazy import torch
 
-SOLVED_ABOVE = 0.5
 EPS = 1e-8  # added to entropies, so that equal ones keep exactly equal shares
 POPULATIONS = ("polarity", "all", "joint")
 

@@ -19,8 +19,8 @@ def exact_anchors(
     """Ids of equal states of a prompt, int64 [rows, turns].
 
     Types and shapes count: True, 1 and 1.0 are three states, and so are arrays of equal content and different shape
-    (released code takes them for one). Raises TypeError for what has no fixed value (a set of lists, a type of one's own
-    that cannot be hashed), and ValueError for NaN, with row and turn.
+    (released code takes them for one). Raises TypeError for what has no fixed value (a set of lists, an
+    unhashable type of the user's), and ValueError for NaN, with row and turn.
     """
     ids: dict[Any, int] = {}
     rows = []

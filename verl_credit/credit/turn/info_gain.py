@@ -37,13 +37,12 @@ def info_gain(
     *,
     info_gain_type: str = "prob_diff",
     first_turn: str = "prior",
-    gap_epsilon: float = GAP_EPSILON,
 ) -> InfoGain:
     """Difference of consecutive contexts' scores.
 
         prob_diff:      gain[k] = exp(score[k+1]) - exp(score[k])
         log_prob_diff:  gain[k] = score[k+1] - score[k]
-        log_gap:        gain[k] = log(d[k] / d[k+1]), d = gap_epsilon - score
+        log_gap:        gain[k] = log(d[k] / d[k+1]), d = .1 - score
 
     `score_B_K1` is the mean log-probability of the gold tokens in each context: column 0 the bare prompt,
     column k + 1 the context after tool turn k. `context_mask_B_K1` says which contexts a row has.
@@ -56,7 +55,7 @@ def info_gain(
     mode, and `failed_B_K` has them. The released code instead measures the next gain from the last good score,
     across two turns.
     Raises ValueError for unknown names, shapes, and scores above 0 (they are log-probabilities).
-    log_gap is the change of TRACE's value log(d[0] / d[k]) of a state (2607.13988), whose gap_epsilon is 0.1.
+    log_gap is the change of TRACE's value log(d[0] / d[k]) of a state (2607.13988), with its constant .1.
     Released defaults are log_prob_diff and none; the paper's (2605.06200, equation 3) are the ones here.
     """
     check_name("info_gain_type", info_gain_type, INFO_GAIN_TYPES)
@@ -72,9 +71,7 @@ def info_gain(
     if info_gain_type == "prob_diff":
         score = score.exp()
     elif info_gain_type == "log_gap":
-        if not gap_epsilon > 0:
-            raise ValueError(f"gap_epsilon={gap_epsilon!r}: expected a number above 0")
-        score = -(gap_epsilon - score.clamp(max=0)).log()
+        score = -(GAP_EPSILON - score.clamp(max=0)).log()
     exists_B_K = asked_B_K1[:, 1:] & asked_B_K1[:, :-1]
     if first_turn == "none":
         exists_B_K = exists_B_K & (torch.arange(exists_B_K.shape[1], device=score.device) > 0)

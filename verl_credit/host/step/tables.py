@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from verl_credit.credit.groups import z_score_per_turn
+from verl_credit.credit.groups import SOLVED_ABOVE, z_score_per_turn
 from verl_credit.host.step import store
 from verl_credit.records.run.tables import TURNS, write_table
 from verl_credit.turns.assign import StepCredit
@@ -122,7 +122,7 @@ def _tells(step: StepCredit, group: int) -> bool:
     tables = step.tables
     rows_B = tables.valid_B & (tables.group_B == group)
     against_B_K = step.rewarded_B_K & (tables.reward_B_K > 0) & (step.credit.advantage_B_K < 0)
-    return bool((tables.outcome_B[rows_B] > 0.5).all()) and bool(against_B_K[rows_B].any())
+    return bool((tables.outcome_B[rows_B] > SOLVED_ABOVE).all()) and bool(against_B_K[rows_B].any())
 
 
 def _z(step: StepCredit) -> torch.Tensor | None:

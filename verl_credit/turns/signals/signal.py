@@ -241,8 +241,7 @@ def step_rewards(
         known = reward_B_K[has_B_K & reward_B_K.isfinite()]
         if len(known):
             metrics |= {f"{name}/mean": known.mean().item(), f"{name}/std": known.std(correction=0).item()}
-    normalise = settings.algorithm.turn_signal_normalise if len(signals) > 1 else "none"
-    return *combined(tables, active, rows, normalise), metrics
+    return *combined(tables, active, rows, normalised=len(signals) > 1), metrics
 
 
 def _why_lost(signal: Signal, lost_B_K: torch.Tensor, records: list[dict]) -> str:
@@ -267,27 +266,25 @@ def turns_without(name: str) -> str:
 
 
 def combined(
-    tables: Mapping[Signal, Table], weights: Mapping[Signal, float], rows: StepRows, normalise: str
+    tables: Mapping[Signal, Table], weights: Mapping[Signal, float], rows: StepRows, *, normalised: bool
 ) -> Table:
     """(reward_B_K, has_reward_B_K): sum over signals of weight times reward.
 
-    normalise="group": each signal is z-scored over the prompt's turns that have it, before it is weighed; a signal that is
-    equal everywhere then adds 0. A turn that lacks a signal gets the others: 0 is that signal's mean. "none": signals are
-    added as they are, for turns that have all of them: 0 would be a reward, and perhaps the best reward.
+    ``normalised``: each signal is z-scored over the prompt's turns that have it, before it is weighed; a signal that is
+    equal everywhere then adds 0. A turn that lacks a signal gets the other signals: 0 is the mean of the missing one.
     A turn whose reward is missing in one signal has none in the sum.
     """
     total_B_K = torch.zeros_like(rows.gain_B_K, dtype=torch.float64)
-    together, start = (torch.logical_or, False) if normalise == "group" else (torch.logical_and, True)
-    sum_B_K = torch.full_like(rows.has_gain_B_K, start)
+    sum_B_K = torch.zeros_like(rows.has_gain_B_K)
     for signal, (reward_B_K, has_B_K) in tables.items():
         known_B_K = has_B_K & reward_B_K.isfinite()
         part_B_K = torch.where(known_B_K, reward_B_K.to(torch.float64), 0.0)
-        if normalise == "group":
+        if normalised:
             group_B_K = rows.group_B[:, None].expand_as(part_B_K)
             member_B_K = known_B_K & rows.turns.row_valid_B[:, None]
             z_N = z_score(part_B_K.flatten(), group_B_K.flatten(), member_N=member_B_K.flatten())
             part_B_K = z_N.view_as(part_B_K)
         missing_B_K = has_B_K & ~known_B_K
         total_B_K = total_B_K + weights[signal] * torch.where(missing_B_K, torch.nan, part_B_K)
-        sum_B_K = together(sum_B_K, has_B_K)
+        sum_B_K = sum_B_K | has_B_K
     return torch.where(sum_B_K, total_B_K, 0.0), sum_B_K

@@ -41,7 +41,8 @@ def none(
 
         A_k = R for every turn
 
-    Other outcome operators have no constants: norm_by_std does nothing to them, and the others are refused beside them.
+    Other outcome operators have no constants: they ignore norm_by_std; ddof, variance_floor and eps are refused with
+    them.
     """
     if outcome_operator != "grpo":
         unread = {"ddof": (ddof, 1), "variance_floor": (variance_floor, 0.0), "eps": (eps, EPS)}
