@@ -33,7 +33,7 @@ class Seen:
     """The step's rollouts, for a user's function and for columns (`turns.signals.signal.StepRows`)."""
 
 
-Make = Callable[[Seen], torch.Tensor]
+Make = Callable[[Seen], "torch.Tensor"]
 
 
 @dataclass(frozen=True)
