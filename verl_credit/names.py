@@ -10,7 +10,7 @@ CLIP_SCALE = "clip_scale"
 """The factor on the clip range of each response token's turn."""
 
 BRANCHES = "credit_branches"
-"""The answers that are appended to each row in the old_log_probs forward (`turns/branches.py`)."""
+"""The answers that are appended to each row in the old_log_probs forward (`turns/score/branches.py`)."""
 
 BRANCH_LOG_PROBS = "credit_branch_log_probs"
 """The log-probs of these answers' tokens in that forward."""
@@ -19,7 +19,7 @@ SCORE_BRANCHES = "credit_score_branches"
 """Flag on a batch: use its branches."""
 
 ROW_RECORD = "credit"
-"""Key in verl's per-row ``extra_fields``: the agent loop's record of the row (`turns/book.py`)."""
+"""Key in verl's per-row ``extra_fields``: the agent loop's record of the row (`turns/rollout/book.py`)."""
 
 TOOL_FAULT = "verl_credit_fault"
 """Key among the metrics of a call: the `SearchFault` of a tool whose server failed. verl hands metrics on as they are."""

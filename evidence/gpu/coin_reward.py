@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from verl_credit.turns.reward.qa import compute_score as score
+from verl_credit.turns.rollout.reward.qa import compute_score as score
 
 
 def compute_score(

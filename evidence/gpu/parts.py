@@ -89,7 +89,7 @@ PARTS = (
         "a shorter or a full list, aligned from the end; bf16: 0.045 nats (docs/engines.md: 1.4e-6 in fp32)",
         files=(
             "evidence/gpu/part_server.py", "evidence/gpu/part_branches.py", FORWARD, *WORLD, *ATTENTION,
-            "verl_credit/turns/scorers/*.py",
+            "verl_credit/turns/score/scorers/*.py",
         ),
         needs=("verl", "vllm", "cuda"), limit_s=1200,
         on_cpu="vLLM is needed; `make test-vllm` checks it on a CPU",

@@ -6,12 +6,12 @@ with the answer's text; 0 for other turns that searched; a turn without a search
 Exact bias: none is known, because the exact world has no pages.
 Own cosine minus GRPO's on the lab's policies (9): -.007 ± .020 in turn-group-v1d, -.010 ± .053 as calibadv's evidence.
 Area over GRPO: not run.
-Commit: 23dae403 had it in verl_credit.turns.signals.
+Commit: 23dae403 had it in turns/signals/provenance.py.
 """
 
-from verl_credit.turns.reward.qa import final_answer, stands_in
-from verl_credit.turns.signals.signal import Group, Trajectory
-from verl_credit.turns.thoughts import without_thoughts
+from verl_credit.turns.rollout.reward.qa import final_answer, stands_in
+from verl_credit.turns.rollout.thoughts import without_thoughts
+from verl_credit.turns.step.signals.signal import Group, Trajectory
 
 
 def provenance(group: Group) -> list[list[float | None]]:

@@ -137,7 +137,7 @@ def test_the_text_that_a_gain_scores_is_noted_where_the_reward_is_not_ours(capsy
     note = "algorithm.info_gain_template is not given: each turn is scored by the probability of <answer>GOLD</answer>"
     launch = ("--", TOOLS, "actor_rollout_ref.rollout.n=4", MICRO)
     assert note in run(capsys, *launch)[1]
-    ours = "reward.custom_reward_function.path=pkg://verl_credit.turns.reward.qa"
+    ours = "reward.custom_reward_function.path=pkg://verl_credit.turns.rollout.reward.qa"
     for given in ("algorithm.info_gain_template='#### {answer}'", "algorithm.turn_signal=tool_reward", ours):
         assert note not in run(capsys, *launch, given)[1]
 

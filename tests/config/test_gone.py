@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from verl_credit.cli.saved_run import CONFIG, run_config
 from verl_credit.config import gone
 from verl_credit.config.keys import our_keys
 from verl_credit.errors import ConfigError
@@ -37,3 +38,13 @@ def test_a_value_of_before_names_its_place(monkeypatch):
     with pytest.raises(ConfigError) as error:
         load_config("lab", ["algorithm.turn_signal=my_package.old:f"])
     assert "my_package.new.f" in error.value.accepted
+
+
+def test_a_run_of_before_has_its_paths_at_their_places_now(tmp_path):
+    path = "pkg://verl_credit.turns.reward.qa"
+    (tmp_path / CONFIG).write_text(
+        f"reward: {{custom_reward_function: {{path: {path}}}}}\nfork_workers: auto\n"
+    )
+    config = run_config(tmp_path)
+    assert config.reward.custom_reward_function.path == "pkg://verl_credit.turns.rollout.reward.qa"
+    assert "fork_workers" not in config

@@ -7,8 +7,8 @@ from omegaconf import OmegaConf, open_dict
 
 from kit.recipes import OWN, check
 from kit.scripted_server import scripted_server
-from verl_credit.turns.search.client import client_for, token_of
-from verl_credit.turns.search.faults import SearchFault
+from verl_credit.turns.rollout.search.client import client_for, token_of
+from verl_credit.turns.rollout.search.faults import SearchFault
 
 
 def section(*overrides):

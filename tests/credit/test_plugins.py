@@ -19,7 +19,7 @@ from verl_credit.credit.plugins import (
     load,
     run_uncertainty,
 )
-from verl_credit.turns.token_stage import TokenInputs, TokenStage
+from verl_credit.turns.step.token_stage import TokenInputs, TokenStage
 
 NAN = float("nan")
 # Rows 0 and 2 are of one prompt, row 1 of another, row 3 does not count. Observations and padding hold NaN.

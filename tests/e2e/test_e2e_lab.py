@@ -36,7 +36,7 @@ from verl_credit.study.probe.policy import ModelPolicy, Sampling, gradient, norm
 from verl_credit.study.probe.rollouts import read_rollouts
 from verl_credit.study.probe.update import adamw_step, credit_weights
 from verl_credit.study.twin_step import credited, update
-from verl_credit.turns.assign import CreditRun, group_numbers
+from verl_credit.turns.step.assign import CreditRun, group_numbers
 
 pytestmark = pytest.mark.e2e
 

@@ -114,7 +114,7 @@ def test_a_lost_retriever_stops_the_run(straight):
 
 FAILING = 3
 FAILS_SOMETIMES = f"""
-from verl_credit.turns.reward.qa import compute_score as score
+from verl_credit.turns.rollout.reward.qa import compute_score as score
 
 calls = 0
 

@@ -20,7 +20,7 @@ from kit.run_values import assert_agree, measured_by_run
 from verl_credit.errors import ExitCode
 from verl_credit.records.run.files import METRICS, VALIDATION, read_json_lines
 from verl_credit.records.run.rollouts import read_samples
-from verl_credit.turns.requests import pseudo_answer
+from verl_credit.turns.score.requests import pseudo_answer
 
 pytestmark = pytest.mark.vllm
 

@@ -22,12 +22,12 @@ from kit.trajectories import record, run
 from kit.turn_rows import Row, credited, turn_batch
 from verl_credit.errors import IntegrityError
 from verl_credit.host.rollout.search_agent import SearchTool
-from verl_credit.turns.book import RowRecord
-from verl_credit.turns.search.client import client_for
-from verl_credit.turns.signals.known import find_signal
-from verl_credit.turns.signals.signal import StepRows, step_rewards
-from verl_credit.turns.step_checks import check_tool_faults
-from verl_credit.turns.step_metrics import row_metrics
+from verl_credit.turns.rollout.book import RowRecord
+from verl_credit.turns.rollout.search.client import client_for
+from verl_credit.turns.step.signals.known import find_signal
+from verl_credit.turns.step.signals.signal import StepRows, step_rewards
+from verl_credit.turns.step.step_checks import check_tool_faults
+from verl_credit.turns.step.step_metrics import row_metrics
 from verl_credit.worlds.lab.protocol import answer_turn, search_turn
 
 INDEX, JUDGE = "a" * 64, "test_tools_that_misbehave.judge"

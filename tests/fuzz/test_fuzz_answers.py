@@ -19,7 +19,7 @@ import pyarrow.parquet as parquet
 from kit.fuzz import ACCEPTED, REFUSED, Check, command, cuts, one_plain_line, told, try_all
 from kit.prepared import report, rows_of
 from verl_credit.errors import ExitCode
-from verl_credit.turns.reward.qa import compute_score
+from verl_credit.turns.rollout.reward.qa import compute_score
 
 PIECES = (
     "Ann", "Lee", "O'Neil", "'", '"', "\\", "é", "日本", ",", " ", "  ", "]", "[", "(", ")", "{", "}", ":", "|", ";", "1995",

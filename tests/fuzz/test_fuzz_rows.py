@@ -21,7 +21,7 @@ from kit.damage import damaged_bytes, damaged_value
 from kit.fuzz import ACCEPTED, REFUSED, Check, command, cuts, one_plain_line, told, try_all
 from verl_credit.errors import ExitCode
 from verl_credit.recipe.doctor.data import read_rows
-from verl_credit.turns.reward.qa import compute_score
+from verl_credit.turns.rollout.reward.qa import compute_score
 
 GOOD = {
     "data_source": "qa",

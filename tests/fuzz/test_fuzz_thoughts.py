@@ -10,8 +10,8 @@ from pathlib import Path
 from kit.fuzz import ACCEPTED, REFUSED, Check, cuts, told, try_all
 from kit.thinking import CALLS, FORM, call_in, ended, thinking_tokenizer
 from kit.trajectories import policy_text, record, run
-from verl_credit.turns.reward.qa import extract_answer
-from verl_credit.turns.thoughts import FORMS
+from verl_credit.turns.rollout.reward.qa import extract_answer
+from verl_credit.turns.rollout.thoughts import FORMS
 
 FILLER = ("", " ", "\n", "word ", "é", "🜂", "<", "</", "think", "[", "|>", "<|im_start|>", "I search first. ")
 OVERRIDES = ("search.max_searches=4", "search.max_new_tokens=4000", "data.max_response_length=20000")

@@ -155,7 +155,7 @@ def test_a_page_cannot_end_the_observation(tokenizer):
 
 
 def test_a_fault_of_the_server_masks_the_row_and_shows_no_observation(tokenizer):
-    from verl_credit.turns.search.client import SearchFault
+    from verl_credit.turns.rollout.search.client import SearchFault
 
     async def down(query):
         raise SearchFault("connect", "refused", 3)

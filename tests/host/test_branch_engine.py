@@ -25,8 +25,8 @@ from kit.tiny_engine import (
 )
 from kit.tiny_models import VOCABULARY, tiny_config, tiny_model
 from verl_credit.errors import IntegrityError
-from verl_credit.turns.branches import decode_branches, encode_branches, plan_branches
-from verl_credit.turns.requests import Request
+from verl_credit.turns.score.branches import decode_branches, encode_branches, plan_branches
+from verl_credit.turns.score.requests import Request
 
 
 def rank_main(rank, ranks, folder, store, results):
@@ -77,7 +77,7 @@ def measure(folder, rank, ranks, options):
     from verl_credit.host.engine.attention_proof import prove
     from verl_credit.host.step.store import score_rows
     from verl_credit.names import BRANCH_LOG_PROBS
-    from verl_credit.turns.scorers.scorer import RowScorer
+    from verl_credit.turns.score.scorers.scorer import RowScorer
 
     engine = build_engine(folder, **{"enable_gradient_checkpointing": False} | options)
     # layers are checkpointed in training mode only

@@ -11,7 +11,7 @@ from kit.trajectories import policy_text, record, run
 from verl_credit.host.process.template_check import check_template
 from verl_credit.recipe.agent_loops import AT_ONCE, FORMAT
 from verl_credit.recipe.doctor.lengths import PromptMeter
-from verl_credit.turns.reward.qa import compute_score
+from verl_credit.turns.rollout.reward.qa import compute_score
 
 ANSWER = "<answer>c</answer>"
 

@@ -12,7 +12,7 @@ from verl_credit.credit import turn_credit, turn_table
 from verl_credit.errors import IntegrityError
 from verl_credit.host.step.estimator import bring_turns, info_gain_advantage
 from verl_credit.names import ANSWER_WHEN_SOLVED
-from verl_credit.turns.assign import group_numbers
+from verl_credit.turns.step.assign import group_numbers
 
 SEARCHED = [Row(("call", "page") * n + ("done",)) for n in (2, 1, 0, 2, 2, 1, 2, 1)]
 BATCH = [*SEARCHED[:5], lost_row("connect"), *SEARCHED[5:]]

@@ -13,7 +13,7 @@ from kit.tiny_models import exact_norms
 from verl_credit.host.engine import log_prob_engine
 from verl_credit.host.engine.attention_proof import _attention, prove
 from verl_credit.policy.attention.implementation import chosen
-from verl_credit.turns.branches import plan_branches
+from verl_credit.turns.score.branches import plan_branches
 
 ROWS = [(5, 12), (3, 20), (5, 1), (7, 90), (5, 17), (2, 1)]
 TEMPERATURE = 0.7

@@ -7,8 +7,8 @@ import pytest
 from kit.byte_world import make_tokenizer
 from kit.trajectories import policy_text, record, run
 from verl_credit.host.rollout.engine_client import DRAW, REPLAY, RowClient, replay_column
-from verl_credit.turns.book import RowRecord
-from verl_credit.turns.requests import turn_spans
+from verl_credit.turns.rollout.book import RowRecord
+from verl_credit.turns.score.requests import turn_spans
 from verl_credit.worlds.lab.protocol import answer_turn, search_turn
 
 SCRIPT = [search_turn("a"), search_turn("b"), answer_turn("c")]

@@ -10,9 +10,9 @@ from verl.workers.engine.utils import prepare_micro_batches
 
 from kit.recipes import load_config
 from verl_credit.host.step.store import score_rows
-from verl_credit.turns.book import TurnBook
-from verl_credit.turns.requests import PseudoAnswer, context_ends
-from verl_credit.turns.scorers import ScoreRow
+from verl_credit.turns.rollout.book import TurnBook
+from verl_credit.turns.score.requests import PseudoAnswer, context_ends
+from verl_credit.turns.score.scorers import ScoreRow
 
 VOCAB, LENGTH = 11, 64
 PARIS = PseudoAnswer((1, 2, 7, 8, 9, 3), gold_start=2, gold_end=5)

@@ -12,8 +12,8 @@ from kit.settings import settings
 from kit.turn_rows import Row, lost_row, padding_row, turn_batch
 from verl_credit.errors import IntegrityError
 from verl_credit.host.step.store import score_rows
-from verl_credit.turns.gains import plan_gains, score_gains
-from verl_credit.turns.scorers.scorer import fit_branches
+from verl_credit.turns.score.gains import plan_gains, score_gains
+from verl_credit.turns.score.scorers.scorer import fit_branches
 from verl_credit.worlds.lab.protocol import TURN_END, answer_turn, prompt_text, search_turn
 
 HEADER = "\n<|im_start|>assistant\n"

@@ -11,7 +11,7 @@ from kit.fake_store import FakeStore
 from verl_credit.errors import IntegrityError
 from verl_credit.host.step.held_out import held_out_rows, last_outputs
 from verl_credit.names import ROW_RECORD, TURN_IDS
-from verl_credit.turns.book import RowRecord
+from verl_credit.turns.rollout.book import RowRecord
 
 KEYS = ["p_0_0", "p_1_0", "q_0_0"]
 

@@ -20,8 +20,8 @@ from verl_credit.host.rollout.mcp_tool import MCPTool
 from verl_credit.names import MCP_TOOL, TOOL_FAULT
 from verl_credit.recipe.agent_loops import MULTI_TURN
 from verl_credit.recipe.doctor.cluster import judge_nodes
-from verl_credit.turns.mcp import ToolSettings
-from verl_credit.turns.step_checks import check_tool_faults
+from verl_credit.turns.rollout.mcp import ToolSettings
+from verl_credit.turns.step.step_checks import check_tool_faults
 from verl_credit.worlds.lab.protocol import TURN_END, answer_turn
 
 SECRET = "Bearer s3cr3t-of-the-library"

@@ -21,7 +21,7 @@ from verl_credit.host.step.measured_rows import (
     replayed,
     trajectory_of,
 )
-from verl_credit.turns.book import RowRecord
+from verl_credit.turns.rollout.book import RowRecord
 
 
 def row(**changes):

@@ -18,8 +18,8 @@ from kit.trajectories import run
 from verl_credit.host.rollout.agent_manager import CreditAgentLoopWorker
 from verl_credit.host.step.store import fetch_turn_batch
 from verl_credit.recipe.agent_loops import LISTED, own_loops
-from verl_credit.turns.book import RowRecord
-from verl_credit.turns.search.client import SearchFault
+from verl_credit.turns.rollout.book import RowRecord
+from verl_credit.turns.rollout.search.client import SearchFault
 from verl_credit.worlds.lab.protocol import answer_turn, search_turn
 
 PAGE = (Path(__file__).parents[2] / "docs/agent-loops.md").read_text()

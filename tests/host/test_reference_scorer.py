@@ -15,11 +15,11 @@ from verl_credit.names import ANSWER_WHEN_SOLVED
 from verl_credit.policy.packed import PackedPolicy
 from verl_credit.study.twin_check import check_twin
 from verl_credit.study.twin_step import TwinHost
-from verl_credit.turns.assign import CreditRun
-from verl_credit.turns.gains import plan_gains, score_answers
-from verl_credit.turns.requests import PseudoAnswer
-from verl_credit.turns.scorers import ScoreRow
-from verl_credit.turns.step import credited, scored
+from verl_credit.turns.score.gains import plan_gains, score_answers
+from verl_credit.turns.score.requests import PseudoAnswer
+from verl_credit.turns.score.scorers import ScoreRow
+from verl_credit.turns.step.assign import CreditRun
+from verl_credit.turns.step.step import credited, scored
 
 ROWS = [Row(TWO, WHO), Row(ONE, WHO)]
 OUTCOMES, GROUPS = torch.tensor([1.0, 0.0]), torch.tensor([0, 0])

@@ -7,8 +7,8 @@ from ray.exceptions import RayActorError
 
 from verl_credit.errors import IntegrityError
 from verl_credit.host.rollout.agent_manager import RolloutWatch, check_rollouts
-from verl_credit.turns.book import NO_TOKEN, RowRecord
-from verl_credit.turns.step_checks import check_evaluation_faults, check_tool_faults
+from verl_credit.turns.rollout.book import NO_TOKEN, RowRecord
+from verl_credit.turns.step.step_checks import check_evaluation_faults, check_tool_faults
 
 
 def test_failed_rollouts_stop_the_run_unless_tolerated():

@@ -17,7 +17,7 @@ from verl_credit.study.fidelity.request import ROLLOUTS, Request
 from verl_credit.study.fidelity.result import Result, as_dict
 from verl_credit.study.fidelity.values import Value, score_turns, states_of, values_of
 from verl_credit.study.stats import Measure
-from verl_credit.turns.book import RowRecord
+from verl_credit.turns.rollout.book import RowRecord
 from verl_credit.worlds.rollouts.rollout import Start
 from verl_credit.worlds.rollouts.sampler import digest
 

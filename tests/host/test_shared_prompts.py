@@ -13,7 +13,7 @@ from kit.tiny_engine import Trajectories, batch, build_engine, infer, single_ran
 from kit.tiny_models import tiny_model
 from verl_credit.host.engine.engines import COMPUTED, SharedPromptEngine
 from verl_credit.names import BRANCHES, SCORE_BRANCHES
-from verl_credit.turns.branches import encode_branches
+from verl_credit.turns.score.branches import encode_branches
 
 ROWS = [(5, 12), (4, 7), (5, 1), (5, 9), (4, 7), (3, 6), (5, 12)]
 """Prompt and response tokens: four rollouts of the first prompt, not neighbours; its last repeats its first."""

@@ -6,8 +6,8 @@ from kit.byte_world import make_tokenizer
 from kit.settings import settings
 from kit.turn_rows import Row, credited, turn_batch
 from verl_credit.errors import IntegrityError
-from verl_credit.turns.signals.known import signals_of
-from verl_credit.turns.step_checks import UnrewardedSteps, check_turns_have_rewards
+from verl_credit.turns.step.signals.known import signals_of
+from verl_credit.turns.step.step_checks import UnrewardedSteps, check_turns_have_rewards
 
 BOTH = {"info_gain": 1.0, "tool_reward": 0.5}
 GAINS = [[0.5, 0.1], [0.2], [0.3], [0.0, 0.2]]

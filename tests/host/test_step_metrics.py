@@ -16,10 +16,10 @@ from verl_credit.records.run.events import (
     left_out_note,
     small_groups_note,
 )
-from verl_credit.turns.assign import CreditRun, StepCredit, StepInputs
-from verl_credit.turns.book import NO_TOKEN, STOP_REASONS, RowRecord
-from verl_credit.turns.search.faults import FAULT_CODES
-from verl_credit.turns.step_metrics import COUNTED, credit_metrics, gain_metrics, row_metrics
+from verl_credit.turns.rollout.book import NO_TOKEN, STOP_REASONS, RowRecord
+from verl_credit.turns.rollout.search.faults import FAULT_CODES
+from verl_credit.turns.step.assign import CreditRun, StepCredit, StepInputs
+from verl_credit.turns.step.step_metrics import COUNTED, credit_metrics, gain_metrics, row_metrics
 
 GARBAGE = 1e9  # stands where nothing may be read
 GROUP_SIZE = 2

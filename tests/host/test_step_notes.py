@@ -12,7 +12,7 @@ from kit.turn_rows import Row, estimate, step_inputs, turn_batch
 from verl_credit.errors import IntegrityError
 from verl_credit.host.step import estimator, store, trainer
 from verl_credit.records.run.files import EVENTS
-from verl_credit.turns.signals.signal import turns_with, turns_without
+from verl_credit.turns.step.signals.signal import turns_with, turns_without
 
 ROWS = [Row(("call", "page", "call", "page", "done"))] * 2 + [Row(("call", "page", "done"))] * 2
 GROUPS, OUTCOMES = [0, 0, 1, 1], [1.0, 0.0, 1.0, 0.0]

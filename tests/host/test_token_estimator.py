@@ -15,7 +15,7 @@ from verl_credit.credit import gtpo_weights
 from verl_credit.credit.token.token_transforms import TRANSFORMS
 from verl_credit.credit.token.uncertainty import uncertainty
 from verl_credit.errors import IntegrityError
-from verl_credit.turns.token_stage import TokenInputs
+from verl_credit.turns.step.token_stage import TokenInputs
 
 PLANS, CALLS = "let me check call", "call it"
 BATCH = [

@@ -12,9 +12,9 @@ from verl_credit.config.settings import CreditSettings
 from verl_credit.host.step import store
 from verl_credit.host.step.trainer import CreditTrainer
 from verl_credit.names import CLIP_SCALE
-from verl_credit.turns.assign import CreditRun
-from verl_credit.turns.step import credited, scored
-from verl_credit.turns.step_checks import StepChecks
+from verl_credit.turns.step.assign import CreditRun
+from verl_credit.turns.step.step import credited, scored
+from verl_credit.turns.step.step_checks import StepChecks
 
 NAMES = [f"{prompt}_{number}_0" for number, prompt in enumerate(PROMPTS)]
 GAINS = "algorithm.turn_signal=auto", "algorithm.info_gain_scorer=rows"

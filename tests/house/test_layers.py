@@ -96,8 +96,8 @@ def test_recipes_hold_yaml_and_methods():
     assert not any((ROOT / "recipes" / path).read_text() for path in code - methods)
 
 
-PLUGIN_INTERFACE = {"verl_credit.credit", "verl_credit.turns.reward.qa", "verl_credit.turns.signals.signal",
-                    "verl_credit.turns.thoughts"}  # fmt: skip
+PLUGIN_INTERFACE = {"verl_credit.credit", "verl_credit.turns.rollout.reward.qa", "verl_credit.turns.step.signals.signal",
+                    "verl_credit.turns.rollout.thoughts"}  # fmt: skip
 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda path: path.stem)

@@ -13,8 +13,8 @@ from verl_credit.host.step.rollouts import credit_columns, rollout_columns, text
 from verl_credit.host.step.tables import pipeline, sampled_rows, turn_columns
 from verl_credit.names import CLIP_SCALE
 from verl_credit.records.run.tables import ROLLOUTS, TURNS, write_table
-from verl_credit.turns.book import RowRecord
-from verl_credit.turns.token_stage import TokenInputs
+from verl_credit.turns.rollout.book import RowRecord
+from verl_credit.turns.step.token_stage import TokenInputs
 
 PLANS, CALLS = "let me check the town", "call it"
 

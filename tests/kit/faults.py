@@ -21,7 +21,7 @@ from kit.train_run import TrainRun
 from verl_credit.errors import ExitCode
 from verl_credit.records.run.files import METRICS, VALIDATION, read_json_lines
 from verl_credit.records.run.tables import TURNS, read_table, table_path
-from verl_credit.turns.staleness import NAME as STALENESS
+from verl_credit.turns.step.staleness import NAME as STALENESS
 
 PLANTED = Path(__file__).with_name("planted")
 STEPS, SAVED = 4, 2  # every SAVED steps: a checkpoint and an evaluation

@@ -8,8 +8,8 @@ from kit.byte_world import make_tokenizer
 from kit.fuzz import ACCEPTED, REFUSED
 from kit.trajectories import record, run
 from verl_credit.names import TURN_IDS
-from verl_credit.turns.book import STOP_REASONS
-from verl_credit.turns.search.client import SearchFault
+from verl_credit.turns.rollout.book import STOP_REASONS
+from verl_credit.turns.rollout.search.client import SearchFault
 
 tokenizer = cache(make_tokenizer)
 

@@ -5,7 +5,7 @@ import json
 import pyarrow.parquet as parquet
 
 from verl_credit.recipe.doctor.data import read_rows
-from verl_credit.turns.reward.qa import BOXED, compute_score
+from verl_credit.turns.rollout.reward.qa import BOXED, compute_score
 from verl_credit.worlds.data.catalogue import DATA_SETS
 from verl_credit_retriever.index.corpus import Documents, copy_corpus
 

@@ -7,7 +7,7 @@ import torch
 from kit.byte_world import make_tokenizer
 from kit.settings import settings
 from kit.turn_rows import turn_batch
-from verl_credit.turns.signals.signal import StepRows, step_rewards
+from verl_credit.turns.step.signals.signal import StepRows, step_rewards
 
 
 def step_of(*rows, gains=None):

@@ -14,7 +14,7 @@ from kit.recipes import load_config
 from kit.turn_rows import Row, padding_row, turn_batch
 from verl_credit.host.step import store
 from verl_credit.names import ROW_RECORD, TURN_IDS, TURN_REWARDS
-from verl_credit.turns.book import RowRecord
+from verl_credit.turns.rollout.book import RowRecord
 
 TURNS_OF_TWO = ("call", "page", "done")
 ROWS = [

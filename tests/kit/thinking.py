@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import cache
 
 from kit.byte_world import make_tokenizer
-from verl_credit.turns.thoughts import FORMS
+from verl_credit.turns.rollout.thoughts import FORMS
 from verl_credit.worlds.lab.protocol import TURN_END
 
 _DSML = "\uff5cDSML\uff5c"

@@ -11,7 +11,7 @@ import torch
 import torch.multiprocessing as mp
 
 from kit.tiny_models import VOCABULARY, exact_norms
-from verl_credit.turns.requests import PseudoAnswer, Request
+from verl_credit.turns.score.requests import PseudoAnswer, Request
 
 TRUNKS = [(5, 12), (3, 20), (5, 1), (7, 9), (4, 17)]  # prompt and response tokens
 ANSWERS = [

@@ -10,11 +10,11 @@ from kit.byte_world import make_tokenizer
 from kit.settings import settings
 from verl_credit.credit import turn_table
 from verl_credit.host.step.estimator import bring_turns, info_gain_advantage
-from verl_credit.turns.assign import CreditRun, StepCredit, StepInputs
-from verl_credit.turns.book import RowRecord, TurnBatch
-from verl_credit.turns.signals.known import InfoGainSignal
-from verl_credit.turns.token_stage import TokenStage
-from verl_credit.turns.values import TurnValues
+from verl_credit.turns.rollout.book import RowRecord, TurnBatch
+from verl_credit.turns.step.assign import CreditRun, StepCredit, StepInputs
+from verl_credit.turns.step.signals.known import InfoGainSignal
+from verl_credit.turns.step.token_stage import TokenStage
+from verl_credit.turns.step.values import TurnValues
 
 
 @dataclass(frozen=True)

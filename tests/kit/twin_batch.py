@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from verl_credit.study.twin_step import Objective
-from verl_credit.turns.book import TurnBatch
+from verl_credit.turns.rollout.book import TurnBatch
 
 
 def turns_of(rollouts, facts, tokenizer, data) -> TurnBatch:

@@ -5,9 +5,9 @@ import torch
 
 from kit.byte_world import make_tokenizer
 from kit.turn_rows import Row, lost_row, turn_batch
-from verl_credit.turns.book import RowRecord
-from verl_credit.turns.signals.known import find_signal
-from verl_credit.turns.signals.signal import StepRows
+from verl_credit.turns.rollout.book import RowRecord
+from verl_credit.turns.step.signals.known import find_signal
+from verl_credit.turns.step.signals.signal import StepRows
 
 SEARCHES = [(0, ["p1", "p2"]), (1, ["p2", "p3"]), (2, [])]
 PAGES = ("Page 1: The Nile flows north", "Page 1: Rivers\nIn Cairo, the Nile.", "")

@@ -70,7 +70,7 @@ def test_a_loop_of_ones_own_has_its_own_budgets(tmp_path):
 @pytest.mark.parametrize("scorer", ["branch", "rows", "server"])
 def test_scorers_count_the_contexts_of_the_turn_agent(scorer):
     from verl_credit.config.settings import CreditSettings
-    from verl_credit.turns.scorers import SCORERS
+    from verl_credit.turns.score.scorers import SCORERS
 
     def said(*overrides):
         config = lab(TURN_AGENT, TOOLS, *NO_SEARCH, *overrides)

@@ -14,8 +14,8 @@ from verl_credit.names import ROW_RECORD
 from verl_credit.recipe.rules import validate
 from verl_credit.recipe.rules.engines import HAND_ON, MANAGER
 from verl_credit.recipe.unread import warnings_of
-from verl_credit.turns.book import RowRecord
-from verl_credit.turns.reward.qa import compute_score
+from verl_credit.turns.rollout.book import RowRecord
+from verl_credit.turns.rollout.reward.qa import compute_score
 
 SINGLE = ("search.max_searches=0", "search.url=null", "credit=grpo")
 MAXRL = ("algorithm.advantage_mode=maxrl",)

@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from kit.retriever_fakes import metric
-from verl_credit.turns.search.client import SearchClient, SearchFault
+from verl_credit.turns.rollout.search.client import SearchClient, SearchFault
 from verl_credit_retriever.encoder import SentenceEncoder
 from verl_credit_retriever.index.manifest import IndexMismatch
 from verl_credit_retriever.index.search import SearchIndex

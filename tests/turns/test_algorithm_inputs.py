@@ -8,9 +8,9 @@ import torch
 from kit.byte_world import make_tokenizer
 from kit.settings import settings
 from kit.turn_rows import Row, lost_row, turn_batch
-from verl_credit.turns.assign import CreditRun, assign, step_inputs
-from verl_credit.turns.gains import plan_gains
-from verl_credit.turns.token_stage import TokenInputs
+from verl_credit.turns.score.gains import plan_gains
+from verl_credit.turns.step.assign import CreditRun, assign, step_inputs
+from verl_credit.turns.step.token_stage import TokenInputs
 
 ASKED = []
 

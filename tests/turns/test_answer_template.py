@@ -6,7 +6,7 @@ from transformers import PreTrainedTokenizerFast
 
 from kit.settings import settings
 from verl_credit.config.keys import AUTO
-from verl_credit.turns.requests import (
+from verl_credit.turns.score.requests import (
     ANSWER_TAG,
     BOXED,
     AnswerWriter,

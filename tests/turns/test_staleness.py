@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from verl_credit.turns.book import RowRecord
-from verl_credit.turns.staleness import staleness_metrics
+from verl_credit.turns.rollout.book import RowRecord
+from verl_credit.turns.step.staleness import staleness_metrics
 
 STEP = 6  # trains version 5
 TURN_IDS = torch.tensor([[0, 0, -1, 1], [0, -1, 1, -1], [0, 0, 0, 0]])

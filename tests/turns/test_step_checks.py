@@ -8,7 +8,7 @@ from omegaconf import OmegaConf
 from kit.byte_world import make_tokenizer
 from kit.turn_rows import Row, estimate, step_inputs, turn_batch
 from verl_credit.errors import IntegrityError
-from verl_credit.turns.step_checks import StepChecks
+from verl_credit.turns.step.step_checks import StepChecks
 
 
 def test_states_that_no_second_turn_starts_from_end_the_run(tmp_path):

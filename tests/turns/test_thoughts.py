@@ -6,8 +6,8 @@ import time
 import pytest
 
 from kit.each import each
-from verl_credit.turns.reward.qa import compute_score
-from verl_credit.turns.thoughts import FORMS, opened_by, without_thoughts
+from verl_credit.turns.rollout.reward.qa import compute_score
+from verl_credit.turns.rollout.thoughts import FORMS, opened_by, without_thoughts
 
 A = "<answer>a</answer>"
 

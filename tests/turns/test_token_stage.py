@@ -13,7 +13,7 @@ from verl_credit.credit import turn_credit
 from verl_credit.credit.plugins import TransformSpec
 from verl_credit.credit.token import token_credit
 from verl_credit.credit.token.token_transforms import TRANSFORMS
-from verl_credit.turns.token_stage import TokenInputs, TokenStage
+from verl_credit.turns.step.token_stage import TokenInputs, TokenStage
 
 WORDS = (" so", " let", " me", " check", " the", " page", " then", " answer", " Paris", ".")
 ROWS, WIDTH = 8, 12

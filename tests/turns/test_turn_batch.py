@@ -13,7 +13,7 @@ from verl.utils.tensordict_utils import get_tensordict
 
 from verl_credit.host.step.store import fetch_turn_batch
 from verl_credit.names import ROW_RECORD, TURN_IDS
-from verl_credit.turns.book import RowRecord
+from verl_credit.turns.rollout.book import RowRecord
 
 EOS = 9
 RECORD = RowRecord(stop_reason="answer", n_searches=1, final_text="x").as_dict()

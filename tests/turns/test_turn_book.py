@@ -2,8 +2,8 @@
 
 import pytest
 
-from verl_credit.turns.book import TurnBook, known_reward, rewards_of_turns
-from verl_credit.turns.requests import context_ends
+from verl_credit.turns.rollout.book import TurnBook, known_reward, rewards_of_turns
+from verl_credit.turns.score.requests import context_ends
 
 
 def written(*events):

@@ -12,11 +12,11 @@ from kit.signal_step import rewards, step_of
 from kit.turn_rows import Row
 from verl_credit.config.keys import TurnJudge
 from verl_credit.errors import IntegrityError
-from verl_credit.turns.book import RowRecord
-from verl_credit.turns.search.faults import CircuitBreaker
-from verl_credit.turns.signals import own
-from verl_credit.turns.signals.own import ask_signals, own_signal
-from verl_credit.turns.signals.signal import Trajectory, Turn
+from verl_credit.turns.rollout.book import RowRecord
+from verl_credit.turns.rollout.search.faults import CircuitBreaker
+from verl_credit.turns.step.signals import own
+from verl_credit.turns.step.signals.own import ask_signals, own_signal
+from verl_credit.turns.step.signals.signal import Trajectory, Turn
 
 ONE = Trajectory([Turn("ask", [], "page"), Turn("done")], ["Paris"], "answer")
 SKIPPED = "not asked, because it failed too often just now: ConnectionError: refused"

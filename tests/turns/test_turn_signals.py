@@ -11,10 +11,10 @@ from kit.settings import settings
 from kit.turn_rows import Row, lost_row, padding_row, turn_batch
 from verl_credit.config.keys import TurnJudge
 from verl_credit.errors import IntegrityError
-from verl_credit.turns.book import RowRecord
-from verl_credit.turns.signals.known import find_signal
-from verl_credit.turns.signals.own import ask_signals, own_signal
-from verl_credit.turns.signals.signal import Group, StepRows, Trajectory, Turn, step_rewards, turn_texts
+from verl_credit.turns.rollout.book import RowRecord
+from verl_credit.turns.step.signals.known import find_signal
+from verl_credit.turns.step.signals.own import ask_signals, own_signal
+from verl_credit.turns.step.signals.signal import Group, StepRows, Trajectory, Turn, step_rewards, turn_texts
 
 NAN = math.nan
 CALLS = [{"turn": 0, "name": "search", "arguments": "{}", "reward": 0.25}]
@@ -237,7 +237,9 @@ def test_a_judge_is_asked_again_and_then_its_rewards_are_lost_never_0():
 
 def test_pauses_before_a_judges_tries_begin_with_the_shortest(monkeypatch):
     asked_for = []
-    monkeypatch.setattr("verl_credit.turns.signals.own.backoff", lambda n, jitter: asked_for.append(n) or 0.0)
+    monkeypatch.setattr(
+        "verl_credit.turns.step.signals.own.backoff", lambda n, jitter: asked_for.append(n) or 0.0
+    )
 
     async def down(trajectory):
         raise ConnectionError("refused")

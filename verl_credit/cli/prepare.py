@@ -63,8 +63,8 @@ def prepare_check(
     from verl_credit.recipe.doctor.data import read_rows
     from verl_credit.recipe.doctor.lengths import NotHere
     from verl_credit.recipe.rows import Reads, look_at
-    from verl_credit.turns.reward.golds import gold_answers
-    from verl_credit.turns.reward.qa import BOXED, answer_form
+    from verl_credit.turns.rollout.reward.golds import gold_answers
+    from verl_credit.turns.rollout.reward.qa import BOXED, answer_form
 
     try:
         rows = read_rows(str(file), "prepare check", searches=not no_search, other_tools=True)
@@ -85,7 +85,7 @@ def prepare_check(
 def _answerable(file: Path, corpus: Path | None, search: str | None, topk: int) -> list[str]:
     """A line for the corpus and one for the server, where they are given. Raises PreflightError."""
     from verl_credit.redact import redact
-    from verl_credit.turns.search.client import SearchClient, SearchFault
+    from verl_credit.turns.rollout.search.client import SearchClient, SearchFault
     from verl_credit.worlds.data.answerable import draw, in_corpus, in_search, pages_of
 
     if corpus is None and search is None:

@@ -30,7 +30,7 @@ DRAWN = 1  # a server draws a token even when it only scores
 
 
 class Scorer(Protocol):
-    """The attributes of a scorer that decide whether rows fit. `turns/scorers` imports this file, so this is a protocol."""
+    """The attributes of a scorer that decide whether rows fit. `turns/score` imports this file, so this is a protocol."""
 
     rides: bool
     in_rollout: bool

@@ -66,6 +66,14 @@ PATHS: dict[str, str] = {
         "gagpo": ("", "turn.modes.graph."),
     }.items()
     for home in homes
+} | {
+    f"verl_credit.turns.{name}": f"verl_credit.turns.{room}.{name}"
+    for room, names in {
+        "rollout": ("book", "calls", "header", "reward", "search", "thoughts"),
+        "score": ("branches", "gains", "requests", "scorers"),
+        "step": ("anchors", "assign", "signals", "staleness", "state_features", "token_stage", "values"),
+    }.items()
+    for name in names
 }
 """A dotted path, or a module, that a recipe may name, and its place now."""
 
@@ -76,13 +84,18 @@ def gone_key(key: str) -> str:
     return "" if name is None else KEYS[name]
 
 
+def place_now(value: str) -> str:
+    """Returns a dotted path that has moved at its place now, and any other text as it is."""
+    scheme = "pkg://" if value.startswith("pkg://") else ""
+    path = value.removeprefix(scheme).replace(":", ".")
+    name = max((name for name in PATHS if f"{path}.".startswith(f"{name}.")), key=len, default=None)
+    return value if name is None else scheme + PATHS[name] + path.removeprefix(name)
+
+
 def gone_value(key: str, value: object) -> str:
     """What to write in place of a value of before; "" for any other value."""
     if not isinstance(value, str | bool):
         return ""
     text = str(value).lower() if isinstance(value, bool) else value
-    path = text.replace(":", ".")
-    name = max((name for name in PATHS if f"{path}.".startswith(f"{name}.")), key=len, default=None)
-    return VALUES.get((key, text), "") or (
-        "" if name is None else f"{key}={PATHS[name] + path.removeprefix(name)}"
-    )
+    now = place_now(text)
+    return VALUES.get((key, text), "") or ("" if now == text else f"{key}={now}")

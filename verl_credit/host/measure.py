@@ -37,8 +37,8 @@ from verl_credit.study.fidelity.measure import measure
 from verl_credit.study.fidelity.request import REQUEST, RESULT, ROLLOUTS, TABLE, Request
 from verl_credit.study.fidelity.result import as_dict, table, write_result
 from verl_credit.study.fidelity.rows import turn_batch
-from verl_credit.turns.book import TurnBatch
-from verl_credit.turns.scorers import Forward
+from verl_credit.turns.rollout.book import TurnBatch
+from verl_credit.turns.score.scorers import Forward
 from verl_credit.worlds.rollouts.protocol import State
 from verl_credit.worlds.rollouts.rollout import Groups, Start, Trajectory
 from verl_credit.worlds.rollouts.sampler import Ids, digest

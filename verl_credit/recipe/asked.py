@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from verl_credit.turns.reward.qa import BOXED, TAG
+from verl_credit.turns.rollout.reward.qa import BOXED, TAG
 
 READ = {
     "hermes": r"<tool_call>(?!\s*<function=|[^<{]*<arg_key>)",

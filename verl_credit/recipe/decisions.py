@@ -20,10 +20,10 @@ from verl_credit.errors import PreflightError
 from verl_credit.names import ADV_ESTIMATOR, LOSS_MODE, SEPARATE_MODE
 from verl_credit.precision import cpu_precision
 from verl_credit.recipe.family import decide_family
-from verl_credit.turns.header import answer_prefix, before_answer
-from verl_credit.turns.requests import ANSWER_TAG, AnswerWriter
-from verl_credit.turns.scorers import SCORERS
-from verl_credit.turns.thoughts import without_thoughts
+from verl_credit.turns.rollout.header import answer_prefix, before_answer
+from verl_credit.turns.rollout.thoughts import without_thoughts
+from verl_credit.turns.score.requests import ANSWER_TAG, AnswerWriter
+from verl_credit.turns.score.scorers import SCORERS
 from verl_credit.worlds.lab.limits import MOST_HOPS, limits_of
 
 COMPUTES_IN = "actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype"

@@ -1,4 +1,4 @@
-"""A policy in this process as the forward of a scorer of information gain (`turns.scorers.Forward`)."""
+"""A policy in this process as the forward of a scorer of information gain (`turns.score.scorers.Forward`)."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from verl_credit.policy.packed import PackedPolicy
-from verl_credit.turns.book import TurnBatch
-from verl_credit.turns.branches import decode_branches
-from verl_credit.turns.scorers import ScoreRow
+from verl_credit.turns.rollout.book import TurnBatch
+from verl_credit.turns.score.branches import decode_branches
+from verl_credit.turns.score.scorers import ScoreRow
 
 
 class PackedRows:

@@ -24,8 +24,8 @@ from verl_credit.records.run.files import METRICS, VALIDATION, append_json
 from verl_credit.study.fidelity.rows import turn_batch
 from verl_credit.study.fidelity.subject import Subject, load_policy, make_subject
 from verl_credit.study.twin_step import Objective, credited, update
-from verl_credit.turns.assign import CreditRun
-from verl_credit.turns.scorers import SCORERS
+from verl_credit.turns.score.scorers import SCORERS
+from verl_credit.turns.step.assign import CreditRun
 from verl_credit.worlds.rollouts.rollout import Start, Trajectory, roll
 
 

@@ -9,8 +9,8 @@ from verl_credit.errors import ConfigError
 from verl_credit.names import ADV_ESTIMATOR, LOSS_MODE
 from verl_credit.recipe.decisions import COMPUTES_IN
 from verl_credit.recipe.world import world_of
-from verl_credit.turns.scorers import SCORERS
-from verl_credit.turns.scorers.reference import KL_LOSS
+from verl_credit.turns.score.scorers import SCORERS
+from verl_credit.turns.score.scorers.reference import KL_LOSS
 
 A = "actor_rollout_ref.actor"
 REWARD = "reward.custom_reward_function"
@@ -31,7 +31,7 @@ WITHOUT = {
     "algorithm.rollout_correction.rollout_is": None,
     "algorithm.rollout_correction.rollout_rs": None,
     "algorithm.rollout_correction.bypass_mode": False,
-    f"{REWARD}.path": "pkg://verl_credit.turns.reward.qa",
+    f"{REWARD}.path": "pkg://verl_credit.turns.rollout.reward.qa",
     f"{REWARD}.name": "compute_score",
     f"{REWARD}.reward_kwargs.format_penalty": 0.0,
     "data.shuffle": True,

@@ -12,11 +12,11 @@ from verl_credit.credit.loss import aggregate
 from verl_credit.names import CLIP_SCALE
 from verl_credit.policy.packed import PackedPolicy, groups_of
 from verl_credit.study.forward import PackedForward, PackedRows
-from verl_credit.turns.assign import CreditRun, StepCredit, StepInputs, assign
-from verl_credit.turns.book import TurnBatch
-from verl_credit.turns.scorers import ScoreRow
-from verl_credit.turns.step import credited as give_credit
-from verl_credit.turns.step import scored
+from verl_credit.turns.rollout.book import TurnBatch
+from verl_credit.turns.score.scorers import ScoreRow
+from verl_credit.turns.step.assign import CreditRun, StepCredit, StepInputs, assign
+from verl_credit.turns.step.step import credited as give_credit
+from verl_credit.turns.step.step import scored
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from gpu.half_hour.weights import SHAPES, write_weights
 from verl_credit.built_folder import read_manifest, reuse_or_build
 from verl_credit.names import AGENT_NAME
 from verl_credit.precision import one_thread
-from verl_credit.turns.reward.qa import BOXED, TAG
+from verl_credit.turns.rollout.reward.qa import BOXED, TAG
 from verl_credit.worlds.data.output import PROMPTS, SCHEMA
 from verl_credit.worlds.lab.config import GENERATOR_VERSION, SIZES
 
@@ -111,7 +111,7 @@ def _tokenizer(root: Path):
 
 
 def _fill(folder: Path, lengths: Lengths) -> None:
-    from verl_credit.turns.search.protocol import SCHEMA as TOOL
+    from verl_credit.turns.rollout.search.protocol import SCHEMA as TOOL
     from verl_credit.worlds.lab.encoder import train_encoder
     from verl_credit.worlds.lab.protocol import make_tokenizer as lab_tokenizer
     from verl_credit.worlds.lab.world import make_splits, make_world

@@ -123,7 +123,7 @@ def test_every_key_is_kept_translated_or_dropped_with_a_reason(name, tmp_path):
 REWARDS = {
     "retool": "verl-recipe/retool/retool.py",
     "async_retool": "recipe/retool/retool.py",
-    **dict.fromkeys(("search_r1", "gigpo_search", "igpo"), "pkg://verl_credit.turns.reward.qa"),
+    **dict.fromkeys(("search_r1", "gigpo_search", "igpo"), "pkg://verl_credit.turns.rollout.reward.qa"),
 }
 
 

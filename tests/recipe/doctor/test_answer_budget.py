@@ -16,9 +16,9 @@ from verl_credit.recipe.doctor.inputs import check_answers
 from verl_credit.recipe.doctor.lengths import answers_fit, worst_row
 from verl_credit.recipe.rules import validate
 from verl_credit.recipe.rules.engines import UPDATE
-from verl_credit.turns.branches import plan_branches
-from verl_credit.turns.requests import gain_requests
-from verl_credit.turns.scorers import SCORERS
+from verl_credit.turns.score.branches import plan_branches
+from verl_credit.turns.score.requests import gain_requests
+from verl_credit.turns.score.scorers import SCORERS
 from verl_credit.worlds.lab.protocol import TURN_END, answer_turn, prompt_text, search_turn
 
 ROLLOUT, ACTOR = (f"actor_rollout_ref.{role}" for role in ("rollout", "actor"))

@@ -14,8 +14,8 @@ from verl_credit.errors import ConfigError
 from verl_credit.records.run.files import STATE
 from verl_credit.records.run.state import describe_resume, save_state
 from verl_credit.redact import override_without_secrets, redact_value, without_secrets
-from verl_credit.turns.search.client import SearchClient
-from verl_credit.turns.search.faults import SearchFault
+from verl_credit.turns.rollout.search.client import SearchClient
+from verl_credit.turns.rollout.search.faults import SearchFault
 
 PARAMS = "algorithm.turn_signal_params"
 HERE = __name__

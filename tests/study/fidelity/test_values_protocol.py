@@ -7,7 +7,7 @@ import pytest
 from kit.byte_world import make_tokenizer
 from kit.trajectories import record, run
 from verl_credit.names import ROW_RECORD
-from verl_credit.turns.reward.qa import compute_score
+from verl_credit.turns.rollout.reward.qa import compute_score
 from verl_credit.worlds.lab.protocol import TURN_END, answer_turn, search_turn
 from verl_credit.worlds.rollouts.protocol import Limits, Protocol, State
 

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from verl_credit.turns.reward.qa import compute_score, extract_answer, extract_boxed, token_f1
+from verl_credit.turns.rollout.reward.qa import compute_score, extract_answer, extract_boxed, token_f1
 
 
 def took(function, text):

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from kit.each import each
-from verl_credit.turns.reward.golds import doubt, gold_answers
-from verl_credit.turns.reward.literal import NotALiteral, literal
-from verl_credit.turns.reward.qa import compute_score, stated_form
+from verl_credit.turns.rollout.reward.golds import doubt, gold_answers
+from verl_credit.turns.rollout.reward.literal import NotALiteral, literal
+from verl_credit.turns.rollout.reward.qa import compute_score, stated_form
 
 TWO = ["Ann Lee", "A. Lee"]
 QUOTES = ["O'Neil", 'the "Fox"', "back\\slash", "é"]

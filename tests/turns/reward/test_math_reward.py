@@ -7,7 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kit.each import each
-from verl_credit.turns.reward.qa import boxed_match, compute_score, extract_boxed, final_answer, number
+from verl_credit.turns.rollout.reward.qa import (
+    boxed_match,
+    compute_score,
+    extract_boxed,
+    final_answer,
+    number,
+)
 
 TRUTH = {"target": ["1234"], "form": "boxed"}
 

@@ -7,8 +7,8 @@ from decimal import Decimal
 import pytest
 
 from kit.each import each
-from verl_credit.turns.reward.golds import gold_answers
-from verl_credit.turns.reward.qa import compute_score, exact_match, extract_answer, token_f1
+from verl_credit.turns.rollout.reward.golds import gold_answers
+from verl_credit.turns.rollout.reward.qa import compute_score, exact_match, extract_answer, token_f1
 
 
 @each(

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from verl_credit.turns.search.faults import CircuitBreaker
+from verl_credit.turns.rollout.search.faults import CircuitBreaker
 
 
 class Clock:

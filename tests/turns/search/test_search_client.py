@@ -5,9 +5,9 @@ import asyncio
 import pytest
 
 from kit.scripted_server import dead_port, hits, scripted_server, search
-from verl_credit.turns.search.client import SearchClient, SearchFault
-from verl_credit.turns.search.faults import FAULT_CODES
-from verl_credit.turns.search.protocol import Page, bad_query_reason, format_pages
+from verl_credit.turns.rollout.search.client import SearchClient, SearchFault
+from verl_credit.turns.rollout.search.faults import FAULT_CODES
+from verl_credit.turns.rollout.search.protocol import Page, bad_query_reason, format_pages
 
 
 @pytest.fixture

@@ -7,9 +7,9 @@ from contextlib import ExitStack
 import pytest
 
 from kit.scripted_server import FakeTime, dead_port, hits, scripted_server
-from verl_credit.turns.search import faults
-from verl_credit.turns.search.client import SearchClient, SearchFault
-from verl_credit.turns.search.faults import FAULT_CODES, backoff, retry_after_pause
+from verl_credit.turns.rollout.search import faults
+from verl_credit.turns.rollout.search.client import SearchClient, SearchFault
+from verl_credit.turns.rollout.search.faults import FAULT_CODES, backoff, retry_after_pause
 
 BUSY = (429, b"busy")
 

@@ -10,7 +10,7 @@ from verl_credit.built_folder import write_manifest
 from verl_credit.cli.fidelity.policies import policies_of
 from verl_credit.errors import ConfigError, PreflightError
 from verl_credit.recipe.world import LabWorld
-from verl_credit.turns.reward.qa import exact_match, extract_answer
+from verl_credit.turns.rollout.reward.qa import exact_match, extract_answer
 from verl_credit.worlds.lab import protocol
 from verl_credit.worlds.lab.build import build_lab, recipe_of
 from verl_credit.worlds.lab.config import SIZES, config_of, settings_of

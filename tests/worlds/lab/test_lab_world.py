@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from verl_credit.turns.reward.qa import exact_match, extract_answer, normalize_answer
+from verl_credit.turns.rollout.reward.qa import exact_match, extract_answer, normalize_answer
 from verl_credit.worlds.lab.demos import Demonstrator, DemoStyle
 from verl_credit.worlds.lab.protocol import GRAMS, gram_spans, gram_token_mask, phrase
 from verl_credit.worlds.lab.world import RELATIONS, SPLITS, WorldSize, make_questions, make_world, to_rows

@@ -6,7 +6,7 @@ import pyarrow.parquet as parquet
 
 from verl_credit.names import AGENT_NAME
 from verl_credit.recipe.doctor.data import checked_row
-from verl_credit.turns.reward.qa import compute_score
+from verl_credit.turns.rollout.reward.qa import compute_score
 from verl_credit.worlds.data.output import SCHEMA
 from verl_credit.worlds.real.arithmetic import WORKED, make_records, write_arithmetic
 

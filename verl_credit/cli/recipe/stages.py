@@ -29,9 +29,9 @@ from verl_credit.recipe.world import DATA, MODEL, with_expectations, without_val
 from verl_credit.records.lineage.store import TABLE
 from verl_credit.records.run.resume import resumes_from
 from verl_credit.redact import redact_value
-from verl_credit.turns.scorers import SCORERS
-from verl_credit.turns.signals.known import find_signal
-from verl_credit.turns.state_features import provider_of
+from verl_credit.turns.score.scorers import SCORERS
+from verl_credit.turns.step.signals.known import find_signal
+from verl_credit.turns.step.state_features import provider_of
 
 PYTHON_LISTS = "Python lists, a call per prompt"
 

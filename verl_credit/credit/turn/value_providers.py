@@ -30,7 +30,7 @@ class Seen:
     value_B_T: torch.Tensor | None = None
     """The critic's value of the state before each token; None without a critic."""
     rows: Any = None
-    """The step's rollouts, for a user's function and for columns (`turns.signals.signal.StepRows`)."""
+    """The step's rollouts, for a user's function and for columns (`turns.step.signals.signal.StepRows`)."""
 
 
 Make = Callable[[Seen], "torch.Tensor"]

@@ -33,7 +33,7 @@ from verl_credit.errors import IntegrityError
 from verl_credit.host.engine.log_prob_engine import nested, refuse_model
 from verl_credit.names import BRANCH_LOG_PROBS, BRANCHES, SCORE_BRANCHES
 from verl_credit.policy.attention.implementation import AUTO, chosen, recorded, require_windows
-from verl_credit.turns.branches import encode_branches
+from verl_credit.turns.score.branches import encode_branches
 
 # 639 tokens in five blocks of 128. Bases after, on and before the borders at 128 and, with row 2 from 457 on, 512.
 ROWS = (301, 140, 170)

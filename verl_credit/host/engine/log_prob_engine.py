@@ -22,7 +22,7 @@ from verl_credit.policy.attention.pack import PACK, pack_rows
 from verl_credit.policy.delta_net import is_delta_net, keep_rows_apart
 from verl_credit.policy.families import WITHOUT_OURS, family_of
 from verl_credit.policy.log_probs import entropy_from_logits, token_values
-from verl_credit.turns.branches import decode_branches
+from verl_credit.turns.score.branches import decode_branches
 
 WANT_LOGITS = ("distillation_use_topk", "distillation_only", "calculate_sum_pi_squared")
 """Options of a batch that need verl's scaled logits. verl's v1 trainer sets them only for distillation."""

@@ -32,16 +32,16 @@ from verl_credit.host.rollout.engine_client import (
 )
 from verl_credit.host.rollout.stream_builder import follow_template
 from verl_credit.names import ROLLOUT_NAME, ROW_RECORD, TOOL_FAULT, TURN_AGENT, TURN_IDS, TURN_REWARDS
-from verl_credit.turns.book import NO_TOKEN, RowRecord, TurnBook, known_reward, rewards_of_turns
-from verl_credit.turns.calls import shown_calls
-from verl_credit.turns.requests import RowPlanner
-from verl_credit.turns.reward.qa import final_answer
-from verl_credit.turns.scorers import SCORERS, Scorer
-from verl_credit.turns.search.protocol import control_tokens, without_markup
-from verl_credit.turns.signals.known import signals_of
-from verl_credit.turns.signals.own import TrajectorySignal, ask_signals
-from verl_credit.turns.signals.signal import make_trajectory, turn_texts
-from verl_credit.turns.thoughts import TurnReader
+from verl_credit.turns.rollout.book import NO_TOKEN, RowRecord, TurnBook, known_reward, rewards_of_turns
+from verl_credit.turns.rollout.calls import shown_calls
+from verl_credit.turns.rollout.reward.qa import final_answer
+from verl_credit.turns.rollout.search.protocol import control_tokens, without_markup
+from verl_credit.turns.rollout.thoughts import TurnReader
+from verl_credit.turns.score.requests import RowPlanner
+from verl_credit.turns.score.scorers import SCORERS, Scorer
+from verl_credit.turns.step.signals.known import signals_of
+from verl_credit.turns.step.signals.own import TrajectorySignal, ask_signals
+from verl_credit.turns.step.signals.signal import make_trajectory, turn_texts
 
 
 class TurnAgentLoopOutput(AgentLoopOutput):

@@ -14,7 +14,7 @@ from typing import Any
 
 from verl.workers.rollout.replica import TokenOutput
 
-from verl_credit.turns.book import RowRecord
+from verl_credit.turns.rollout.book import RowRecord
 
 REPLAY = "credit_replay"
 """Column of a prompt: token ids of the turns that are given, as JSON, because verl has no column of lists in lists."""

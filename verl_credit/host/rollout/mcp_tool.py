@@ -20,8 +20,8 @@ from verl.tools.schemas import (
 from verl_credit.errors import ConfigError
 from verl_credit.host.compat import FAILED
 from verl_credit.names import TOOL_FAULT
-from verl_credit.turns.mcp import Refused, ToolSettings, ask
-from verl_credit.turns.search.faults import SearchFault
+from verl_credit.turns.rollout.mcp import Refused, ToolSettings, ask
+from verl_credit.turns.rollout.search.faults import SearchFault
 
 MOST_ERROR_CHARS = 1000
 DEEPEST = 32

@@ -10,9 +10,9 @@ from verl_credit.host.step import store
 from verl_credit.host.step.v1_host import V1Host
 from verl_credit.recipe.rules.trainer_mode import compares_with_the_writer
 from verl_credit.records.run import events
-from verl_credit.turns.book import TurnBatch
-from verl_credit.turns.scorers.scorer import RowScorer
-from verl_credit.turns.staleness import staleness_metrics
+from verl_credit.turns.rollout.book import TurnBatch
+from verl_credit.turns.score.scorers.scorer import RowScorer
+from verl_credit.turns.step.staleness import staleness_metrics
 
 
 class RolloutsAhead:

@@ -21,7 +21,7 @@ from verl_credit.credit.entropy_gradient import PER_TOKEN, Surrogate, Tokens, en
 from verl_credit.host.step import store
 from verl_credit.host.step.probe_rows import deal, group_prompts, padded_to, prompts_within, rows_for_actors
 from verl_credit.records.run import events
-from verl_credit.turns.book import TurnBatch
+from verl_credit.turns.rollout.book import TurnBatch
 
 NAME = "credit/probe"
 OF_STEP = f"{NAME}/of_step"

@@ -16,7 +16,7 @@ import torch
 from verl.trainer.ppo.core_algos import register_adv_est
 
 from verl_credit.names import ADV_ESTIMATOR, TRAINER_MODE
-from verl_credit.turns.assign import StepCredit, StepInputs, assign, group_numbers
+from verl_credit.turns.step.assign import StepCredit, StepInputs, assign, group_numbers
 
 
 @dataclass
@@ -44,7 +44,7 @@ def bring_turns(inputs: StepInputs) -> Iterator[Step]:
 def info_gain_advantage(
     token_level_rewards: torch.Tensor, response_mask: torch.Tensor, index=None, config=None, **_
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(advantages_B_T, returns_B_T), by ``verl_credit.turns.assign``.
+    """(advantages_B_T, returns_B_T), by ``verl_credit.turns.step.assign``.
 
     The outcome of a row is the sum of its token rewards (with ``use_kl_in_reward`` the KL penalty is in it).
     """

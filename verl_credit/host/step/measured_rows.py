@@ -16,7 +16,7 @@ from verl_credit.errors import IntegrityError
 from verl_credit.host.rollout.agent_manager import RolloutWatch
 from verl_credit.host.rollout.engine_client import DRAW, REPLAY, replay_column
 from verl_credit.host.step import store
-from verl_credit.turns.requests import turn_spans
+from verl_credit.turns.score.requests import turn_spans
 from verl_credit.worlds.rollouts.protocol import SEARCH, Call, State, Step
 from verl_credit.worlds.rollouts.rollout import Trajectory
 from verl_credit.worlds.rollouts.sampler import Ids

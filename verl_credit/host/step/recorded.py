@@ -22,7 +22,7 @@ from verl_credit.records.run.files import (
 )
 from verl_credit.records.run.resume import delete_old
 from verl_credit.records.run.state import TimeLimit, describe_resume, resumed_folder, save_state
-from verl_credit.turns.step import SEPA, TURN_VALUES, StepHost
+from verl_credit.turns.step.step import SEPA, TURN_VALUES, StepHost
 
 
 class Recorder:

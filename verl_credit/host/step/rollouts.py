@@ -17,12 +17,12 @@ from verl_credit.names import CLIP_SCALE
 from verl_credit.records.run.files import plain
 from verl_credit.records.run.rollouts import keep_samples
 from verl_credit.records.run.tables import ROLLOUTS, SAMPLES, table_path, tables_of, write_table
-from verl_credit.turns.assign import StepCredit, group_numbers
-from verl_credit.turns.book import TurnBatch
-from verl_credit.turns.reward.golds import gold_answers
-from verl_credit.turns.signals.signal import turn_texts
-from verl_credit.turns.step import StepHost, token_inputs
-from verl_credit.turns.token_stage import TokenInputs, pieces_of, planning_detector
+from verl_credit.turns.rollout.book import TurnBatch
+from verl_credit.turns.rollout.reward.golds import gold_answers
+from verl_credit.turns.step.assign import StepCredit, group_numbers
+from verl_credit.turns.step.signals.signal import turn_texts
+from verl_credit.turns.step.step import StepHost, token_inputs
+from verl_credit.turns.step.token_stage import TokenInputs, pieces_of, planning_detector
 
 _UNFINISHED = "\ufffd"  # a character that a token boundary divides
 OBJECTIVE = (

@@ -17,8 +17,8 @@ from verl.workers.utils.padding import response_from_nested
 from verl_credit.credit import turn_table
 from verl_credit.host.engine.log_prob_engine import nested
 from verl_credit.names import AGENTS, TURN_IDS
-from verl_credit.turns.book import TurnBatch, record_of, turn_ids_of, turn_rewards_of
-from verl_credit.turns.scorers import ScoreRow
+from verl_credit.turns.rollout.book import TurnBatch, record_of, turn_ids_of, turn_rewards_of
+from verl_credit.turns.score.scorers import ScoreRow
 
 
 def read(batch, *names: str, rows: list[int] | None = None) -> TensorDict:

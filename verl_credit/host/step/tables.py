@@ -9,7 +9,7 @@ import torch
 from verl_credit.credit.groups import SOLVED_ABOVE, z_score_per_turn
 from verl_credit.host.step import store
 from verl_credit.records.run.tables import TURNS, write_table
-from verl_credit.turns.assign import StepCredit
+from verl_credit.turns.step.assign import StepCredit
 
 
 def keep_turns(run_dir: Path, batch, step: StepCredit, number: int) -> None:

@@ -32,9 +32,9 @@ from verl_credit.host.step.v1_host import V1Host
 from verl_credit.names import TRAINER_MODE
 from verl_credit.records.run import events
 from verl_credit.records.run.resume import without_limits
-from verl_credit.turns.assign import CreditRun
-from verl_credit.turns.step import credited, restore, scored
-from verl_credit.turns.step_checks import StepChecks
+from verl_credit.turns.step.assign import CreditRun
+from verl_credit.turns.step.step import credited, restore, scored
+from verl_credit.turns.step.step_checks import StepChecks
 
 
 class CreditSteps(PPOTrainer):

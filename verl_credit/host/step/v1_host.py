@@ -21,9 +21,9 @@ from verl_credit.names import (
     SCORE_BRANCHES,
 )
 from verl_credit.records.run import events
-from verl_credit.turns.assign import StepCredit, StepInputs
-from verl_credit.turns.book import TurnBatch
-from verl_credit.turns.scorers import ScoreRow
+from verl_credit.turns.rollout.book import TurnBatch
+from verl_credit.turns.score.scorers import ScoreRow
+from verl_credit.turns.step.assign import StepCredit, StepInputs
 
 NOW, AT_SYNC = "now", 0
 """Copies of the weights: verl numbers its own, the first is that of the last sync."""

@@ -21,7 +21,7 @@ from verl_credit.recipe.world import MODEL, serves_search
 from verl_credit.records.run import events
 from verl_credit.records.run.resume import resumes_from
 from verl_credit.redact import redact
-from verl_credit.turns.scorers import SCORERS
+from verl_credit.turns.score.scorers import SCORERS
 
 ADAPTER = "actor_rollout_ref.model.lora_adapter_path"
 MODULE_OF_LOGGER = {"vemlp_wandb": "volcengine_ml_platform"}  # the others have the logger's name
@@ -45,8 +45,8 @@ def ask_servers(settings) -> tuple[str | None, str]:
     """
     import asyncio
 
-    from verl_credit.turns.search.client import SearchFault, client_for, token_of
-    from verl_credit.turns.search.connections import ServedIndex, agreed, served_index
+    from verl_credit.turns.rollout.search.client import SearchFault, client_for, token_of
+    from verl_credit.turns.rollout.search.connections import ServedIndex, agreed, served_index
 
     if not settings.url:
         raise PreflightError("search.url has no value: give the URL of a running retriever")
@@ -74,7 +74,7 @@ def ask_servers(settings) -> tuple[str | None, str]:
 
 def check_corpus(context: Context) -> Result:
     """Asks the search servers for questions of the training files. Warns where fewer than half seem answerable."""
-    from verl_credit.turns.search.client import SearchFault, client_for
+    from verl_credit.turns.rollout.search.client import SearchFault, client_for
     from verl_credit.worlds.data.answerable import draw, in_search
 
     search, files = context.config.search, context.value(TRAIN)

@@ -22,11 +22,11 @@ from verl_credit.config.settings import CreditSettings
 from verl_credit.errors import PreflightError
 from verl_credit.recipe.doctor.data import Row, rows_needed
 from verl_credit.recipe.doctor.model import ask_hub, model_values, wrong_model
-from verl_credit.turns.header import assistant_header
-from verl_credit.turns.requests import AnswerWriter, aliases_that_count, auto_template
-from verl_credit.turns.reward.qa import stated_form
-from verl_credit.turns.scorers import SCORERS
-from verl_credit.turns.search.protocol import SCHEMA
+from verl_credit.turns.rollout.header import assistant_header
+from verl_credit.turns.rollout.reward.qa import stated_form
+from verl_credit.turns.rollout.search.protocol import SCHEMA
+from verl_credit.turns.score.requests import AnswerWriter, aliases_that_count, auto_template
+from verl_credit.turns.score.scorers import SCORERS
 
 MOST = 5000  # at most this many prompts of a key are tokenised
 SLACK = 16  # tokens by which a template may differ between two texts

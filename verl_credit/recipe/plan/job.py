@@ -122,7 +122,7 @@ class Job:
 
 def read_job(config: Mapping, *, flash_attn: bool) -> Job:
     """Reads a composed configuration (OmegaConf, or plain dictionaries). Raises `ConfigError`."""
-    from verl_credit.turns.scorers import (
+    from verl_credit.turns.score.scorers import (
         SCORERS,
     )  # here, because the formulas that take a Job need torch alone
 

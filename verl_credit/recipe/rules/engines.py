@@ -23,7 +23,7 @@ from verl_credit.recipe.agent_loops import (
     tools_given,
 )
 from verl_credit.recipe.rules.refusals import refusals_of
-from verl_credit.turns.scorers import SCORERS
+from verl_credit.turns.score.scorers import SCORERS
 
 STRATEGIES = ("fsdp", "fsdp2")
 MANAGER = "reward.reward_manager"

@@ -22,11 +22,11 @@ from verl_credit.recipe.agent_loops import own_loops, tools_given
 from verl_credit.recipe.rules.own import OWN, load_own, refuse_what_is_no_operator, trial, try_operator
 from verl_credit.recipe.rules.refusals import refusals_of
 from verl_credit.redact import redact_value
-from verl_credit.turns.anchors import ANCHOR_KEY as ANCHOR
-from verl_credit.turns.anchors import ANCHORS
-from verl_credit.turns.signals.known import SIGNALS, find_signal
-from verl_credit.turns.signals.own import GroupSignal, TrajectorySignal
-from verl_credit.turns.signals.signal import Trajectory, Turn
+from verl_credit.turns.step.anchors import ANCHOR_KEY as ANCHOR
+from verl_credit.turns.step.anchors import ANCHORS
+from verl_credit.turns.step.signals.known import SIGNALS, find_signal
+from verl_credit.turns.step.signals.own import GroupSignal, TrajectorySignal
+from verl_credit.turns.step.signals.signal import Trajectory, Turn
 
 MODE, PARAMS = "algorithm.info_gain_norm_mode", "algorithm.turn_params"
 SIGNAL, SEVERAL = "algorithm.turn_signal", "algorithm.turn_signals"

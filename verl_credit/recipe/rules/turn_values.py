@@ -17,8 +17,8 @@ from verl_credit.credit.turn.value_providers import KEY, PROVIDERS
 from verl_credit.errors import ConfigError
 from verl_credit.recipe.rules.own import OWN, load_own, trial
 from verl_credit.recipe.rules.turn_mode import CALL, MODE, TRIAL
-from verl_credit.turns.signals.signal import Trajectory
-from verl_credit.turns.state_features import (
+from verl_credit.turns.step.signals.signal import Trajectory
+from verl_credit.turns.step.state_features import (
     LATER,
     concealed,
     same,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_credit.config.gone import gone_key
+from verl_credit.config.gone import gone_key, place_now
 from verl_credit.config.resolved import flat_values
 from verl_credit.names import ASYNC_MODES
 from verl_credit.records.run.files import STATE, VALIDATION, VALUES, plain, read_json_lines, write_text
@@ -136,7 +136,7 @@ def _differences(before: dict, now: dict) -> list[str]:
     """A line for each key with another value, and one for all keys that verl_credit has no more."""
     gone = [key for key in before if key not in now and gone_key(key)]
     keys = (key for key in dict.fromkeys([*before, *now]) if key not in gone)
-    pairs = ((k, str(before.get(k)), str(now.get(k))) for k in keys)  # a new key was None
+    pairs = ((k, place_now(str(before.get(k))), str(now.get(k))) for k in keys)  # a new key was None
     lines = [f"{k} was {old}, is {new}" for k, old, new in pairs if old != new]
     return lines + ([f"nothing reads {', '.join(gone)} any more"] if gone else [])
 

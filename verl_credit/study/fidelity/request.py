@@ -14,8 +14,8 @@ from omegaconf import DictConfig
 
 from verl_credit.errors import PreflightError
 from verl_credit.records.run.files import write_text
-from verl_credit.turns.book import TurnBatch
-from verl_credit.turns.scorers import Forward
+from verl_credit.turns.rollout.book import TurnBatch
+from verl_credit.turns.score.scorers import Forward
 from verl_credit.worlds.rollouts.protocol import State
 from verl_credit.worlds.rollouts.rollout import Groups, Start, Trajectory
 

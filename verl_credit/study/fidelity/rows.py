@@ -18,15 +18,15 @@ from verl_credit.errors import ConfigError, IntegrityError, PreflightError
 from verl_credit.names import ADV_ESTIMATOR
 from verl_credit.study.fidelity.credits import Credit, nested
 from verl_credit.study.fidelity.turn_tables import TurnTables
-from verl_credit.turns.anchors import anchor_table
-from verl_credit.turns.assign import CreditRun, assign, step_inputs
-from verl_credit.turns.book import RowRecord, TurnBatch
-from verl_credit.turns.gains import gains_of, plan_gains, score_answers
-from verl_credit.turns.requests import turn_spans
-from verl_credit.turns.scorers import SCORERS
-from verl_credit.turns.signals.known import signals_of
-from verl_credit.turns.signals.own import TrajectorySignal
-from verl_credit.turns.signals.signal import Signal, StepRows
+from verl_credit.turns.rollout.book import RowRecord, TurnBatch
+from verl_credit.turns.score.gains import gains_of, plan_gains, score_answers
+from verl_credit.turns.score.requests import turn_spans
+from verl_credit.turns.score.scorers import SCORERS
+from verl_credit.turns.step.anchors import anchor_table
+from verl_credit.turns.step.assign import CreditRun, assign, step_inputs
+from verl_credit.turns.step.signals.known import signals_of
+from verl_credit.turns.step.signals.own import TrajectorySignal
+from verl_credit.turns.step.signals.signal import Signal, StepRows
 from verl_credit.worlds.rollouts.protocol import Protocol, State, Step
 from verl_credit.worlds.rollouts.rollout import Groups, Trajectory
 from verl_credit.worlds.rollouts.sampler import Ids

@@ -21,9 +21,9 @@ from verl_credit.policy.packed import PackedPolicy
 from verl_credit.study.fidelity.rows import turn_batch
 from verl_credit.study.forward import PackedRows
 from verl_credit.study.probe.checkpoint import build_model, read_checkpoint
-from verl_credit.turns.book import TurnBatch
-from verl_credit.turns.calls import PARALLEL_CALLS
-from verl_credit.turns.scorers import Forward
+from verl_credit.turns.rollout.book import TurnBatch
+from verl_credit.turns.rollout.calls import PARALLEL_CALLS
+from verl_credit.turns.score.scorers import Forward
 from verl_credit.worlds.lab.evaluate import LocalRetriever
 from verl_credit.worlds.rollouts.protocol import Limits, Protocol, State
 from verl_credit.worlds.rollouts.rollout import Groups, Start, Trajectory, roll

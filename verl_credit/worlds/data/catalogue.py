@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from verl_credit.errors import did_you_mean
-from verl_credit.turns.reward.golds import decoded, of_mapping, texts_of
-from verl_credit.turns.reward.qa import BOXED, TAG
+from verl_credit.turns.rollout.reward.golds import decoded, of_mapping, texts_of
+from verl_credit.turns.rollout.reward.qa import BOXED, TAG
 from verl_credit.worlds.data.records import (
     NO_QUESTION,
     ODD_ANSWER,
@@ -32,7 +32,7 @@ class DataSet:
 
     name: str
     form: str = TAG
-    """How the policy answers: in the answer tag, or in a box (``turns/reward/qa.py``)."""
+    """How the policy answers: in the answer tag, or in a box (``turns/rollout/reward/qa.py``)."""
     ability: str = "qa"
     other_names: tuple[str, ...] = ()
     """The set's other names in ``data_source`` and in hub configurations."""

@@ -18,7 +18,7 @@ import pyarrow.parquet as parquet
 
 from verl_credit.errors import printable
 from verl_credit.names import AGENT_NAME
-from verl_credit.turns.reward.qa import BOXED, TAG
+from verl_credit.turns.rollout.reward.qa import BOXED, TAG
 from verl_credit.worlds.data.catalogue import DataSet
 from verl_credit.worlds.data.records import PrepareError, Record, is_text
 

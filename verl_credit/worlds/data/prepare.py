@@ -8,8 +8,8 @@ from contextlib import closing
 from pathlib import Path
 
 from verl_credit.built_folder import sha256_of
-from verl_credit.turns.reward.golds import doubt
-from verl_credit.turns.reward.qa import BOXED
+from verl_credit.turns.rollout.reward.golds import doubt
+from verl_credit.turns.rollout.reward.qa import BOXED
 from verl_credit.worlds.data.catalogue import DataSet, find
 from verl_credit.worlds.data.output import CorpusWriter, Tally, check_free, staged, write_rows
 from verl_credit.worlds.data.records import DUPLICATE, UNREADABLE, PrepareError, Record, Rejected, clean

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from verl_credit.turns.reward.qa import BOXED, exact_match, extract_answer, normalize_answer, number
+from verl_credit.turns.rollout.reward.qa import BOXED, exact_match, extract_answer, normalize_answer, number
 
 # Why a record is dropped; the report has a line for each.
 UNREADABLE = "unreadable"

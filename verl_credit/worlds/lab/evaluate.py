@@ -11,8 +11,8 @@ from pathlib import Path
 from transformers import PreTrainedTokenizerFast
 
 from verl_credit.policy.generation import BatchGenerator, SamplingParams
-from verl_credit.turns.reward.qa import exact_match, extract_answer
-from verl_credit.turns.thoughts import without_thoughts
+from verl_credit.turns.rollout.reward.qa import exact_match, extract_answer
+from verl_credit.turns.rollout.thoughts import without_thoughts
 from verl_credit.worlds.lab import protocol
 from verl_credit.worlds.lab.limits import MAX_NEW_TOKENS, SEARCHES_OF_MIX, TOP_K
 from verl_credit.worlds.lab.world import Question

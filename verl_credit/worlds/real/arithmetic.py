@@ -14,7 +14,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as parquet
 
-from verl_credit.turns.reward.qa import BOXED
+from verl_credit.turns.rollout.reward.qa import BOXED
 from verl_credit.worlds.data.catalogue import DataSet
 from verl_credit.worlds.data.output import SCHEMA, to_row
 from verl_credit.worlds.data.records import Record

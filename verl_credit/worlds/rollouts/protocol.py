@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from verl_credit.names import ROW_RECORD
-from verl_credit.turns.reward.qa import compute_score
-from verl_credit.turns.search.protocol import (
+from verl_credit.turns.rollout.reward.qa import compute_score
+from verl_credit.turns.rollout.search.protocol import (
     SCHEMA,
     Page,
     bad_query_reason,
@@ -21,7 +21,7 @@ from verl_credit.turns.search.protocol import (
     format_pages,
     without_markup,
 )
-from verl_credit.turns.thoughts import TurnReader
+from verl_credit.turns.rollout.thoughts import TurnReader
 from verl_credit.worlds.rollouts.sampler import Ids
 
 SEARCH = SCHEMA["function"]["name"]

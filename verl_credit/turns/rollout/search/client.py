@@ -1,0 +1,231 @@
+"""Async client of a Search-R1-compatible retriever with one deadline, bounded retries and fault codes."""
+
+import asyncio
+import json
+import math
+import os
+import random
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import httpx
+
+from verl_credit.address import endpoint, urls_of, without_password
+from verl_credit.turns.rollout.search.connections import ask
+from verl_credit.turns.rollout.search.faults import (
+    FailedAttempt,
+    SearchFault,
+    ServerList,
+    backoff,
+    retry_after_pause,
+)
+from verl_credit.turns.rollout.search.protocol import Page, format_pages, parse_answer
+
+INDEX_HEADER = "X-Index-Fingerprint"
+# uvicorn closes idle connections after 5 s by default; ours are closed before that. The pool has no bound: httpx can lose
+# the place of a request that was cancelled.
+LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=3.0)
+PROTOCOL = 'POST {"queries": [...], "topk": 3, "return_scores": true}'
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """Pages, best first, the number of attempts, and the seconds that all attempts took."""
+
+    pages: list[Page]
+    attempts: int
+    seconds: float
+
+
+class SearchClient:
+    """Searches `POST {url}/retrieve` of one server, or of several in turn.
+
+    `timeout_s` bounds a whole search including retries and pauses. Every request carries the time that is left
+    (X-Deadline-Ms), so that the server can drop expired requests. A failed connection, 429 and 503 are retried at most
+    `max_retries` times, on the next server and after a pause (jittered and exponential, or Retry-After); other faults
+    are not retried. A server that failed FAILURES times in a row gets no search for PAUSE_S seconds, then one as a probe
+    (see CircuitBreaker); when this holds for all servers, a search fails at once. `token` is sent as a bearer token. With
+    `index_fingerprint` an answer from another index is a fault: a server that once sent X-Index-Fingerprint must keep
+    sending this value. A server that never sends the header is trusted, because Search-R1's servers do not have it. The
+    environment's proxies are not used.
+
+    One client serves concurrent searches and several event loops, each with its own connections. `clock`, `sleep` and
+    `jitter` are for tests. Errors: ValueError for arguments, SearchFault from `search`.
+    """
+
+    def __init__(
+        self,
+        urls: list[str] | str,
+        *,
+        topk: int = 3,
+        timeout_s: float = 10.0,
+        max_retries: int = 2,
+        max_page_chars: int = 1000,
+        token: str | None = None,
+        index_fingerprint: str | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        jitter: random.Random | None = None,
+    ):
+        self.urls = [endpoint(url) for url in ([urls] if isinstance(urls, str) else urls)]
+        if not self.urls:
+            raise ValueError("urls=[]; give the address of at least one retriever")
+        least_of = {"topk": (topk, 1), "max_retries": (max_retries, 0), "max_page_chars": (max_page_chars, 1)}
+        for name, (value, least) in least_of.items():
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise ValueError(f"{name}={value!r}; expected an integer of at least {least}")
+        if not 0 < timeout_s < math.inf:
+            raise ValueError(f"timeout_s={timeout_s!r}; expected a positive number of seconds")
+        if token is not None:  # the messages do not contain it
+            if not token or any(not "!" <= character <= "~" for character in token):
+                raise ValueError("token: expected printable ASCII without spaces")
+            if any(httpx.URL(url).userinfo for url in self.urls):
+                raise ValueError("token: an address has user and password; a request can have one")
+        self.topk, self.timeout_s, self.max_retries = topk, timeout_s, max_retries
+        self.max_page_chars, self._index_fingerprint, self._token = max_page_chars, index_fingerprint, token
+        self._clock, self._sleep, self._jitter = clock, sleep, jitter or random.Random()
+        # Connections belong to the event loop that opened them.
+        self._connections: dict[asyncio.AbstractEventLoop, httpx.AsyncClient] = {}
+        self._naming: set[str] = set()  # servers that have named their index
+        self._failure = ""  # the last one, which a search that no breaker admits names
+        self._servers = ServerList(self.urls, clock)
+
+    async def search(self, query: str) -> SearchResult:
+        """The `topk` best pages for `query`. Errors: SearchFault."""
+        begin, start = self._clock(), next(self._servers.turns)
+        fault, ready = None, {}  # ready: the time when a server's Retry-After is over
+        for attempt in range(self.max_retries + 1):
+            left_s = begin + self.timeout_s - self._clock()
+            if fault is not None and left_s <= 0:
+                break
+            picked = self._servers.pick(start, attempt, ready)
+            if picked is None:
+                break
+            try:
+                pages = await self._attempt(*picked, query, left_s)
+                return SearchResult(pages, attempt + 1, self._clock() - begin)
+            except FailedAttempt as failure:
+                self._failure = str(failure)
+                before = f"; before that: {fault}" if fault and failure.code == "deadline" else ""
+                fault = SearchFault(failure.code, f"{failure} (attempt {attempt + 1}){before}", attempt + 1)
+                fault.__cause__ = failure
+                if not failure.again or attempt == self.max_retries:
+                    break
+                ready[picked[0].url] = self._clock() + retry_after_pause(failure.retry_after, self._jitter)
+            pause_s = max(backoff(attempt, self._jitter), self._servers.wait(ready))
+            # Waiting until the deadline would only replace the fault by "deadline".
+            if self._clock() + pause_s >= begin + self.timeout_s:
+                break
+            await self._sleep(pause_s)
+        if fault is None:
+            fault = SearchFault(
+                "breaker_open",
+                f"{', '.join(self.urls)}: failed too often just now; before that: {self._failure}",
+                0,
+            )
+        raise fault
+
+    def render(self, result: SearchResult) -> str:
+        """`format_pages` with this client's `max_page_chars`."""
+        return format_pages(result.pages, self.max_page_chars)
+
+    async def check(self) -> None:
+        """Run one search on every server before a job starts. Errors: SearchFault names the server."""
+        for url in self.urls:
+            single = SearchClient(
+                url, topk=self.topk, timeout_s=self.timeout_s, max_retries=0, token=self._token
+            )
+            try:
+                await single.search("who founded the town by the river")
+            except SearchFault as fault:
+                raise SearchFault(fault.code, f"retriever {url}: {fault.detail}") from fault
+            finally:
+                await single.aclose()
+
+    async def aclose(self) -> None:
+        """Close this event loop's connections; a later search opens new ones."""
+        connections = self._connections.pop(asyncio.get_running_loop(), None)
+        if connections is not None:
+            await connections.aclose()
+
+    def _own_connections(self) -> httpx.AsyncClient:
+        loop = asyncio.get_running_loop()
+        if loop not in self._connections:
+            for ended in [other for other in self._connections if other.is_closed()]:
+                del self._connections[ended]
+            # Connecting may take a share of the deadline, which leaves time for another server.
+            timeout = httpx.Timeout(None, connect=self.timeout_s / (self.max_retries + 1))
+            self._connections[loop] = httpx.AsyncClient(timeout=timeout, limits=LIMITS, trust_env=False)
+        return self._connections[loop]
+
+    async def _attempt(self, server, ticket: int, query: str, left_s: float) -> list[Page]:
+        """Pages from one server; reports the outcome to its breaker. Errors: FailedAttempt."""
+        report = server.breaker.cancelled
+        try:
+            pages = await self._post(server.url, query, left_s)
+            report = server.breaker.succeeded
+            return pages
+        except FailedAttempt as failure:
+            report = server.breaker.failed if failure.blames_server else server.breaker.succeeded
+            raise
+        finally:
+            report(ticket)
+
+    async def _post(self, url: str, query: str, left_s: float) -> list[Page]:
+        # json escapes to ASCII: a query may contain characters that UTF-8 cannot encode; the server refuses those.
+        body = json.dumps({"queries": [query], "topk": self.topk, "return_scores": True})
+        headers = {"Content-Type": "application/json", "X-Deadline-Ms": str(max(1, int(left_s * 1000)))}
+        if self._token is not None:
+            headers["Authorization"] = f"Bearer {self._token}"
+        try:
+            async with asyncio.timeout(left_s):
+                address, auth = without_password(url)
+                client = self._own_connections()
+                answer = await ask(client, "POST", address, headers=headers, content=body, auth=auth)
+        except TimeoutError:
+            raise FailedAttempt("deadline", f"{url}: no answer in {self.timeout_s:g} s") from None
+        except httpx.TransportError as error:
+            raise FailedAttempt("connect", f"{url}: {type(error).__name__} {error}", again=True) from error
+        except httpx.HTTPError as error:
+            raise FailedAttempt("bad_answer", f"{url}: {type(error).__name__} {error}") from error
+        if answer.status_code != 200:
+            detail, pause = f"{answer.start} from {url}", answer.headers.get("Retry-After")
+            if answer.status_code in (404, 405):
+                detail += f"; it has no search by {PROTOCOL}, as Search-R1's servers do: is it a server of another kind?"
+            raise FailedAttempt.of_status(answer.status_code, detail, pause)
+        self._check_index(url, answer.headers.get(INDEX_HEADER))
+        try:
+            return parse_answer(json.loads(answer.body), self.topk)
+        except (ValueError, RecursionError) as error:
+            what = str(error) if type(error) is ValueError else f"{type(error).__name__} {error}"
+            raise FailedAttempt("bad_answer", f"{url}: {what[:200]} in {answer.start!r}") from error
+
+    def _check_index(self, url: str, served: str | None) -> None:
+        expected = self._index_fingerprint
+        if expected is None or (served is None and url not in self._naming):
+            return
+        self._naming.add(url)
+        if served != expected:
+            problem = f"answers from index {served[:80]!r}" if served else f"no longer sends {INDEX_HEADER}"
+            raise FailedAttempt("bad_answer", f"{url}: {problem}; search.index_fingerprint={expected}")
+
+
+def token_of(settings) -> str | None:
+    """The token in the environment variable `search.token_env`. Raises ValueError when it is not set."""
+    if settings.token_env is None:
+        return None
+    token = os.environ.get(settings.token_env, "")
+    if not token:
+        raise ValueError(
+            f"search.token_env={settings.token_env}: this environment variable is not set, or empty; "
+            "export the servers' token in it where the run is started, and on every node"
+        )
+    return token
+
+
+def client_for(settings) -> SearchClient:
+    """The client for the search tool and for the check before the run. Raises ValueError."""
+    names = ("topk", "timeout_s", "max_retries", "max_page_chars", "index_fingerprint")
+    options = {name: getattr(settings, name) for name in names}
+    return SearchClient(urls_of(settings), token=token_of(settings), **options)

@@ -1,0 +1,18 @@
+"""The scorers of information gain. `config/keys/algorithm.py` lists their names for the key."""
+
+from verl_credit.turns.score.scorers.reference import ReferenceScorer
+from verl_credit.turns.score.scorers.scorer import (
+    BranchScorer,
+    Forward,
+    GainPlan,
+    RowScorer,
+    Scorer,
+    ScoreRow,
+)
+from verl_credit.turns.score.scorers.server import ServerScorer
+
+SCORERS: dict[str, Scorer] = {
+    scorer.name: scorer for scorer in (BranchScorer(), RowScorer(), ServerScorer(), ReferenceScorer())
+}
+
+__all__ = ["SCORERS", "Forward", "GainPlan", "ScoreRow", "Scorer"]

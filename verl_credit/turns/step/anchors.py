@@ -1,0 +1,69 @@
+"""The state before every turn as a number (`algorithm.turn_anchor`), for turn modes that compare turns of equal states."""
+
+from __future__ import annotations
+
+from array import array
+from hashlib import blake2b
+from typing import Any
+
+from verl_credit.config.settings import CreditSettings
+from verl_credit.credit.plugins import load
+from verl_credit.credit.turn.anchors import exact_anchors
+from verl_credit.errors import IntegrityError
+from verl_credit.lazy import torch
+from verl_credit.turns.step.signals.signal import StepRows
+
+ANCHORS = ("observation", "prefix")
+ANCHOR_KEY = "algorithm.turn_anchor"
+
+
+def anchor_table(settings: CreditSettings, rows: StepRows) -> torch.Tensor:
+    """anchor_B_K1: equal ids are equal states of a prompt, -1 is none.
+
+    ``turn_anchor`` observation: the state is the last observation (every rollout's first turn starts from the prompt).
+    prefix: the state is all tokens before the turn. Otherwise it is the path of `f(trajectory) -> a state per turn`.
+    """
+    turns, algorithm = rows.turns, settings.algorithm
+    states: list[list[Any]] = [[] for _ in turns.records]
+    own = None if algorithm.turn_anchor in ANCHORS else load(algorithm.turn_anchor, ANCHOR_KEY)
+    observed = observations(rows) if algorithm.turn_anchor == "observation" else []
+    for row in rows.turns.valid_rows:
+        n_turns = int(turns.n_turns_B[row])
+        if own is not None:
+            states[row] = _own_states(own, algorithm.turn_anchor, rows, row, n_turns)
+        elif algorithm.turn_anchor == "prefix":
+            turn_ids, digest, before = turns.turn_ids_B_T[row].tolist(), blake2b(digest_size=16), 0
+            for start in map(turn_ids.index, range(n_turns)):
+                digest.update(array("q", turns.response_ids[row][before:start]))
+                states[row].append(digest.digest())
+                before = start
+        else:
+            states[row] = ["", *observed[row]][:n_turns]
+    groups, columns = rows.group_B.tolist(), rows.gain_B_K.shape[1] + 1
+    try:
+        return exact_anchors(states, groups, columns=columns)
+    except (TypeError, ValueError) as error:
+        raise IntegrityError(f"{ANCHOR_KEY}={algorithm.turn_anchor}: {error}") from error
+
+
+def observations(rows: StepRows) -> list[list[str]]:
+    """The tools' texts, per row and tool turn; an empty list for an invalid row."""
+    texts: list[list[str]] = [[] for _ in rows.turns.records]
+    for row in rows.turns.valid_rows:
+        texts[row] = [turn.observation for turn in rows.trajectory(row).tool_turns]
+    return texts
+
+
+def _own_states(own, name: str, rows: StepRows, row: int, n_turns: int) -> list:
+    try:
+        states = own(rows.trajectory(row))
+    except Exception as error:
+        text = " ".join(f"{type(error).__name__}: {error}".split())
+        raise IntegrityError(f"{ANCHOR_KEY}={name} raised for row {row}: {text}") from error
+    if not isinstance(states, list | tuple) or len(states) != n_turns:
+        got = f"{len(states)} states" if isinstance(states, list | tuple) else type(states).__name__
+        raise IntegrityError(
+            f"{ANCHOR_KEY}={name} returned {got} for row {row}; expected a list with a state for each of its {n_turns} "
+            "turns, None where there is none"
+        )
+    return list(states)

@@ -1,0 +1,290 @@
+"""The interface of turn signals, the data that they may read of a step, and the turn rewards of a step.
+
+A signal gives every tool turn a reward, or none. Turn modes (`credit/turn/modes/`) turn rewards into advantages. NaN is a
+missing reward (a judge that was down): no mode reads it as 0.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, ClassVar
+
+from verl_credit.config.settings import INFO_GAIN, CreditSettings
+from verl_credit.credit.groups import z_score
+from verl_credit.errors import IntegrityError
+from verl_credit.lazy import torch
+from verl_credit.turns.rollout.book import TurnBatch, as_number, shown
+from verl_credit.turns.rollout.reward.golds import gold_answers
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A response of the policy and the observation after it."""
+
+    text: str
+    calls: list[dict] = field(default_factory=list)
+    """Executed calls: {"turn", "name", "arguments", "reward"}; reward is None where the tool returned none."""
+    observation: str = ""
+    """"" for the answer turn."""
+    reward: float | None = None
+    """The sum of its tools' rewards, or the agent loop's; None: no reward."""
+    pages: list[str] | None = None
+    """The ids of the pages that its searches returned; None: it made no search that the agent loop recorded."""
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """A rollout. The last turn is the answer turn, which gets no turn reward."""
+
+    turns: list[Turn]
+    golds: list[str]
+    stop_reason: str
+    outcome: float | None = None
+    """The outcome; None in a signal that runs in the agent loop, because the reward is not known there."""
+    extra_info: dict = field(default_factory=dict)
+    """The row's extra_info (question, index, ...)."""
+    scores: dict = field(default_factory=dict)
+    """The reward function's other values (em, f1, ...)."""
+    ground_truth: Any = None
+    """The row's gold answers as the data file has them, with the form that the row requests."""
+
+    @property
+    def tool_turns(self) -> list[Turn]:
+        """The turns that a signal rewards: all but the last."""
+        return self.turns[:-1]
+
+
+@dataclass(frozen=True)
+class Group:
+    """The rollouts of one prompt, for a signal that compares them."""
+
+    trajectories: list[Trajectory]
+
+
+def turn_texts(
+    ids: Sequence[int], turn_ids: Sequence[int], n_turns: int, decode: Callable[[list[int]], str]
+) -> list[tuple[str, str]]:
+    """(the policy's text, the observation after it) per turn; tokens before the first turn are dropped."""
+    written: list[list[int]] = [[] for _ in range(n_turns)]
+    observed: list[list[int]] = [[] for _ in range(n_turns)]
+    current = -1
+    for token, turn in zip(ids, turn_ids, strict=False):
+        current = turn if turn >= 0 else current
+        if current >= 0:
+            (written if turn >= 0 else observed)[current].append(token)
+    return [(decode(w), decode(o)) for w, o in zip(written, observed, strict=True)]
+
+
+def make_trajectory(
+    texts: Sequence[tuple[str, str]],
+    record: dict,
+    rewards: Sequence[float | None],
+    truth: Any,
+    *,
+    outcome: float | None = None,
+    extra_info: dict | None = None,
+    scores: dict | None = None,
+) -> Trajectory:
+    pages: dict[int, list[str]] = {}
+    for search in record.get("searches", []):
+        pages.setdefault(search["turn"], []).extend(search["pages"])
+    turns = [
+        Turn(
+            text,
+            [call for call in record.get("calls", []) if call["turn"] == number],
+            observation,
+            rewards[number] if number < len(rewards) else None,
+            pages.get(number),
+        )
+        for number, (text, observation) in enumerate(texts)
+    ]
+    more = outcome, dict(extra_info or {}), dict(scores or {}), truth
+    return Trajectory(turns, gold_answers(truth), record["stop_reason"], *more)
+
+
+@dataclass(frozen=True)
+class StepRows:
+    """The rows of a step, after outcomes and groups are known."""
+
+    turns: TurnBatch
+    decode: Callable[[list[int]], str]
+    outcome_B: torch.Tensor
+    group_B: torch.Tensor
+    gain_B_K: torch.Tensor
+    """Information gain (0 where none was measured); NaN: missing."""
+    has_gain_B_K: torch.Tensor
+
+    @cached_property
+    def n_tool_turns(self) -> list[int]:
+        return (self.turns.n_turns_B - 1).clamp(min=0).tolist()
+
+    def trajectory(self, row: int) -> Trajectory:
+        turns = self.turns
+        ids, turn_ids = turns.response_ids[row], turns.turn_ids_B_T[row].tolist()
+        texts = turn_texts(ids, turn_ids, int(turns.n_turns_B[row]), self.decode)
+        known = texts, turns.records[row], turns.turn_rewards[row], turns.ground_truths[row]
+        more = {"extra_info": turns.extra_infos[row], "scores": turns.scores[row]}
+        return make_trajectory(*known, outcome=float(self.outcome_B[row]), **more)
+
+
+Table = tuple["torch.Tensor", "torch.Tensor"]
+"""(reward_B_K, has_reward_B_K)"""
+
+
+class Signal(ABC):
+    """A turn signal. The texts ``says``, ``reads`` and ``cost`` are for `explain`."""
+
+    says: ClassVar[str] = ""
+    reads: ClassVar[str] = ""
+    cost: ClassVar[str] = ""
+    columns: tuple[str, ...] = ()
+    """The data file's columns that it reads beside `extra_info`."""
+
+    def __init__(self, name: str):
+        self.name = name
+
+    @abstractmethod
+    def rewards(self, rows: StepRows) -> Table:
+        """(reward_B_K, has_reward_B_K); NaN with has_reward True is a missing reward."""
+
+    def why_lost(self, record: dict) -> str:
+        """The reason for the missing rewards of the row with this record."""
+        return "the signal gave NaN"
+
+    def counts(self, rows: StepRows) -> dict[str, int]:
+        """Further counts of a step, by the last part of the metric's name."""
+        return {}
+
+    def table(self, rows: StepRows, values_of: Callable[[int], Any]) -> Table:
+        """Rewards from one list per valid row: a number, None (no reward) or NaN (missing) for each of its tool turns."""
+        reward_B_K = torch.zeros(rows.gain_B_K.shape, dtype=torch.float64)
+        has_B_K = torch.zeros(rows.gain_B_K.shape, dtype=torch.bool)
+        for row in rows.turns.valid_rows:
+            values = self.checked(values_of(row), rows.n_tool_turns[row], f"row {row}")
+            for turn, value in enumerate(values):
+                if value is not None:
+                    reward_B_K[row, turn], has_B_K[row, turn] = value, True
+        return reward_B_K, has_B_K
+
+    def checked(self, values: Any, n_tool_turns: int, where: str) -> list[float | None]:
+        """Returns a number or None per tool turn. Raises IntegrityError that names signal, row and turn."""
+        if isinstance(values, torch.Tensor) or type(values).__module__ == "numpy":
+            values = values.tolist()
+        if not isinstance(values, list | tuple):
+            raise IntegrityError(
+                f"turn signal {self.name!r} gave {type(values).__name__} for {where}; expected a list with a number or None "
+                f"for each of its {n_tool_turns} tool turns"
+            )
+        if len(values) != n_tool_turns:
+            raise IntegrityError(
+                f"turn signal {self.name!r} gave {len(values)} values for {where}, which has {n_tool_turns} tool turns "
+                "(the answer turn gets none)"
+            )
+        numbers = [None if value is None else as_number(value) for value in values]
+        for turn, number in enumerate(numbers):
+            if number is not None and math.isinf(number):
+                raise IntegrityError(
+                    f"turn signal {self.name!r} gave {shown(values[turn])} for {where}, turn {turn}; expected a finite "
+                    "number, None (no reward) or NaN (a missing reward)"
+                )
+        return numbers
+
+
+SHOWN = 8  # rows that a message names
+
+
+def step_rewards(
+    signals: dict[Signal, float],
+    settings: CreditSettings,
+    rows: StepRows,
+    *,
+    scored: bool,
+    tolerated_share: float,
+    parts: dict[str, Table] | None = None,
+    note: Callable[[str], None] = print,
+) -> tuple[torch.Tensor, torch.Tensor, dict[str, float]]:
+    """(turn_reward_B_K, turn_mask_B_K, metrics). ``scored`` False: the step has no gains, so that the other signals
+    are its signals. A run's single signal is not normalised here, because turn modes do that. ``parts`` gets each
+    signal's own table by its name. ``note`` gets a message per signal about missing rewards and the first reason.
+
+    Raises IntegrityError where more than ``tolerated_share`` of a signal's rewards are missing. Information gains can be
+    missing under ``info_gain_on_error=drop`` alone.
+    """
+    active = {signal: weight for signal, weight in signals.items() if scored or signal.name != INFO_GAIN}
+    if not active:
+        return torch.zeros_like(rows.gain_B_K), torch.zeros_like(rows.has_gain_B_K), {}
+    tables = {signal: signal.rewards(rows) for signal in active}
+    metrics: dict[str, float] = {}
+    tool_turns = sum(rows.n_tool_turns[row] for row in rows.turns.valid_rows)
+    for signal, (reward_B_K, has_B_K) in tables.items():
+        has_B_K = has_B_K & rows.turns.row_valid_B[:, None]
+        if parts is not None:
+            parts[signal.name] = reward_B_K, has_B_K
+        lost_B_K, name = has_B_K & reward_B_K.isnan(), f"credit/signal/{signal.name}"
+        lost, rewarded = int(lost_B_K.sum()), int(has_B_K.sum())
+        if lost:
+            reasons = _why_lost(signal, lost_B_K, rows.turns.records)
+            message = f"turn signal {signal.name!r} lost {lost} of {rewarded} rewards ({reasons})"
+            if lost > tolerated_share * rewarded:
+                raise IntegrityError(
+                    f"{message}; a share of {tolerated_share:g} is tolerated (faults.max_lost_rewards)"
+                )
+            note(message)
+        metrics[turns_with(signal.name)] = rewarded
+        metrics[turns_without(signal.name)] = tool_turns - rewarded
+        metrics[f"{name}/lost"] = lost
+        metrics |= {f"{name}/{counted}": count for counted, count in signal.counts(rows).items()}
+        known = reward_B_K[has_B_K & reward_B_K.isfinite()]
+        if len(known):
+            metrics |= {f"{name}/mean": known.mean().item(), f"{name}/std": known.std(correction=0).item()}
+    return *combined(tables, active, rows, normalised=len(signals) > 1), metrics
+
+
+def _why_lost(signal: Signal, lost_B_K: torch.Tensor, records: list[dict]) -> str:
+    """The first reason and its rows."""
+    places: dict[str, list[int]] = {}
+    for row in lost_B_K.any(dim=1).nonzero().flatten().tolist():
+        places.setdefault(signal.why_lost(records[row]), []).append(row)
+    (reason, first), *others = places.items()
+    listed = ", ".join(map(str, first[:SHOWN])) + (f" and {len(first) - SHOWN} more" if first[SHOWN:] else "")
+    more = f"; {sum(len(each) for _, each in others)} more for other reasons" if others else ""
+    return f"{reason}; rows {listed}{more}"
+
+
+def turns_with(name: str) -> str:
+    """The metric that counts the turns with a signal's reward, also a missing one."""
+    return f"credit/signal/{name}/turns"
+
+
+def turns_without(name: str) -> str:
+    """The metric that counts the other tool turns."""
+    return f"credit/signal/{name}/without"
+
+
+def combined(
+    tables: Mapping[Signal, Table], weights: Mapping[Signal, float], rows: StepRows, *, normalised: bool
+) -> Table:
+    """(reward_B_K, has_reward_B_K): sum over signals of weight times reward.
+
+    ``normalised``: each signal is z-scored over the prompt's turns that have it, before it is weighed; a signal that is
+    equal everywhere then adds 0. A turn that lacks a signal gets the other signals: 0 is the mean of the missing one.
+    A turn whose reward is missing in one signal has none in the sum.
+    """
+    total_B_K = torch.zeros_like(rows.gain_B_K, dtype=torch.float64)
+    sum_B_K = torch.zeros_like(rows.has_gain_B_K)
+    for signal, (reward_B_K, has_B_K) in tables.items():
+        known_B_K = has_B_K & reward_B_K.isfinite()
+        part_B_K = torch.where(known_B_K, reward_B_K.to(torch.float64), 0.0)
+        if normalised:
+            group_B_K = rows.group_B[:, None].expand_as(part_B_K)
+            member_B_K = known_B_K & rows.turns.row_valid_B[:, None]
+            z_N = z_score(part_B_K.flatten(), group_B_K.flatten(), member_N=member_B_K.flatten())
+            part_B_K = z_N.view_as(part_B_K)
+        missing_B_K = has_B_K & ~known_B_K
+        total_B_K = total_B_K + weights[signal] * torch.where(missing_B_K, torch.nan, part_B_K)
+        sum_B_K = sum_B_K | has_B_K
+    return torch.where(sum_B_K, total_B_K, 0.0), sum_B_K
