@@ -239,7 +239,7 @@ def test_infopo_measures_no_gain_and_reads_the_scorers_keys():
     assert "turn signal: infopo" in shown and "'No information found.' in its place" in shown
     assert "no gold answer" in shown and "information gain:" not in shown
     assert unused(config) == ["algorithm.info_gain_type=log_prob_diff"]
-    assert "signal=infopo scorer=rows | gain every 2 steps after 0" in chosen.banner()
+    assert "algorithm.turn_signal=infopo" in chosen.banner()
 
 
 def test_lapo_measures_no_gain_and_reads_how_the_gold_answer_is_written():
@@ -250,7 +250,7 @@ def test_lapo_measures_no_gain_and_reads_how_the_gold_answer_is_written():
     assert (chosen.scores_gain, chosen.scores_gold, chosen.uses_scorer) == (False, True, True)
     assert "turn signal: lapo" in shown and "'[DELETE]' in place of the turn" in shown
     assert unused(config) == ["algorithm.info_gain_type=log_prob_diff"]
-    assert "signal=lapo scorer=rows gold=mean" in chosen.banner()
+    assert "algorithm.turn_signal=lapo" in chosen.banner()
 
 
 @pytest.mark.parametrize(

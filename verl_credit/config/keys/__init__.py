@@ -10,7 +10,7 @@ from verl_credit.config.keys import reads
 from verl_credit.config.keys.algorithm import AUTO, CANONICAL, DETECTORS, SCORERS, Algorithm, TurnJudge
 from verl_credit.config.keys.run import FOLDERS, Evaluation, Faults, Lab, Lineage, Probe, Real, Run
 from verl_credit.config.keys.search import Search
-from verl_credit.config.keys.section import Key, Section, keys_of, read_section
+from verl_credit.config.keys.section import Key, Section, chosen, keys_of, read_section
 from verl_credit.config.keys.verl import LOSS, VERLS, PolicyLoss
 
 # The sections are checked in this order.
@@ -45,5 +45,5 @@ def defaults_tree() -> dict[str, Any]:
 __all__ = [
     "AUTO", "CANONICAL", "DETECTORS", "FOLDERS", "LOSS", "SCORERS",
     "Algorithm", "TurnJudge", "PolicyLoss", "Search", "Run", "Faults", "Evaluation", "Probe", "Lineage", "Lab", "Real",
-    "OURS", "VERLS", "Key", "Section", "defaults_tree", "keys_of", "our_keys", "place_of", "read_section", "reads",
+    "OURS", "VERLS", "Key", "Section", "chosen", "defaults_tree", "keys_of", "our_keys", "place_of", "read_section", "reads",
 ]  # fmt: skip

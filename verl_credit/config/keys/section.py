@@ -17,6 +17,7 @@ import inspect
 import types
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import reduce
 from itertools import pairwise
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin
 
@@ -75,9 +76,13 @@ class Key:
     def default(self) -> Any:
         return self.field.get_default(call_default_factory=True)
 
-    @property
-    def read(self) -> Callable[[Any], bool] | None:
-        return next((m.read for m in self.field.metadata if isinstance(m, When)), None)
+    def is_read(self, settings: Any) -> bool:
+        """Does the pipeline of these `CreditSettings` read the key?"""
+        return all(mark.read(settings) for mark in self.field.metadata if isinstance(mark, When))
+
+    def written(self, value: Any) -> str:
+        """Returns ``key=value`` without secrets."""
+        return f"{self.name}={self.shown(value) if self.shown else redact_value('', value)}"
 
     @property
     def shown(self) -> Callable[[Any], str] | None:
@@ -105,6 +110,15 @@ def keys_of(section: type[Section], prefix: str | None = None, path: tuple[str, 
             yield from keys_of(field.annotation, full, (*path, name))
         else:
             yield Key(full, field, (*path, name), section)
+
+
+def chosen(*sections: Section | None) -> Iterator[tuple[Key, Any]]:
+    """Yields the keys of these sections whose values are not the defaults, with the values."""
+    for section in sections:
+        for key in keys_of(type(section)) if section is not None else ():
+            value = reduce(getattr, key.path, section)
+            if value != key.default:
+                yield key, value
 
 
 def read_section(section: type[Section], config: Config) -> Section:
