@@ -74,16 +74,13 @@ fuzz: install
 	VERL_CREDIT_FUZZ_CASES=$(CASES) $(BIN)/python -m pytest tests/fuzz tests/credit $(READERS) -m slow -n logical --maxprocesses 8
 	$(BIN)/python -m pytest -m drawn -n logical --maxprocesses 8
 
-# All of it anew, into $(RELIABILITY); the published results lie in evidence/reliability. What is done is left out the next time, but
-# for heap.py and supply.py, which keep nothing. The last one needs the network.
+# All of it anew, into $(RELIABILITY); the published results lie in evidence/reliability. What is done is left out the next time.
 reliability: export RELIABILITY := $(RELIABILITY)
 reliability: install weights
 	$(BIN)/pip install --quiet coverage
 	test -f build/mutants/lines.json || $(BIN)/python evidence/reliability/mutants.py map
-	for part in kills.py long_run.py inputs.py load.py heap.py "mutants.py run"; do \
+	for part in kills.py long_run.py inputs.py load.py "mutants.py run"; do \
 	$(BIN)/python evidence/reliability/$$part || exit 1; done
-	test -x .venv-audit/bin/pip-audit || { $(PYTHON) -m venv .venv-audit && .venv-audit/bin/pip install --quiet pip-audit; }
-	PIP_AUDIT=.venv-audit/bin/pip-audit $(BIN)/python evidence/reliability/supply.py
 
 # Also what reads transformers' insides, with the oldest and the newest that the ranges allow.
 READS_TRANSFORMERS = tests/policy tests/host/test_hf_rollout.py tests/host/test_agent_loop.py tests/host/test_vllm_rollout.py
@@ -133,7 +130,7 @@ gpu-evidence:
 
 gpu-rehearsal: install
 	rm -rf build/gpu-rehearsal
-	$(BIN)/python evidence/gpu/half_hour/drive.py --device cpu --tiny --foreground --out build/gpu-rehearsal --work build/gpu-rehearsal/work
+	$(BIN)/python evidence/gpu/half_hour/drive.py --device cpu --tiny --out build/gpu-rehearsal --work build/gpu-rehearsal/work
 
 # A table of what differs, and a failure where something does. VERL is a checkout, the package's folder or a wheel.
 contacts: install
@@ -147,6 +144,7 @@ lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
+	$(BIN)/python .ci/gate.py
 
 clean:
-	rm -rf $(VENV) $(VLLM_VENV) $(VLLM_VENV)-newest $(DOCS_VENV) .venv-audit runs build *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VLLM_VENV) $(VLLM_VENV)-newest $(DOCS_VENV) runs build *.egg-info .pytest_cache .ruff_cache .hypothesis

@@ -1,7 +1,6 @@
-"""What servers answer to queries, read with bounds and judged as answers."""
+"""What servers answer to queries, and whether these are answers."""
 
 import asyncio
-import json
 import math
 import time
 from collections import Counter
@@ -14,8 +13,6 @@ import httpx
 TIE = 1e-5  # scores this close (relative above 1) count as equal; a vector depends on its batch by less
 AT_A_TIME = 8
 BUSY_S, BUSY_PAUSE_S = 120.0, 0.2
-MOST_BYTES = 8 << 20
-"""A longer body is not read on, as by the client of `verl_credit`."""
 
 
 class MalformedAnswer(ValueError):
@@ -79,17 +76,16 @@ async def ask(url: str, queries: Sequence[str], k: int, *, rows: int, token: str
     async def next_ones() -> None:
         for place, query in waiting:
             try:
-                status, body = await post(client, f"{url}/retrieve", query, k)
-                replies.statuses[str(status)] += 1
-                if status == 200:
-                    replies.answers[place] = parse_served(json.loads(body), k, rows)
+                answer = await post(client, f"{url}/retrieve", query, k)
+                replies.statuses[str(answer.status_code)] += 1
+                if answer.status_code == 200:
+                    replies.answers[place] = parse_served(answer.json(), k, rows)
             except httpx.HTTPError as error:
                 replies.statuses[type(error).__name__] += 1
             except (ValueError, RecursionError) as error:  # malformed, or no JSON
                 replies.malformed.append(f"{query[:80]!r}: {error}")
 
-    headers = {"Accept-Encoding": "identity"}
-    headers |= {} if token is None else {"Authorization": f"Bearer {token}"}
+    headers = {} if token is None else {"Authorization": f"Bearer {token}"}
     # The environment's proxies are not used.
     async with httpx.AsyncClient(headers=headers, timeout=60.0, trust_env=False) as client:
         await asyncio.gather(*(next_ones() for _ in range(AT_A_TIME)))
@@ -97,35 +93,17 @@ async def ask(url: str, queries: Sequence[str], k: int, *, rows: int, token: str
     return replies
 
 
-async def post(client: httpx.AsyncClient, url: str, query: str, k: int) -> tuple[int, bytes]:
+async def post(client: httpx.AsyncClient, url: str, query: str, k: int) -> httpx.Response:
     busy_until = time.monotonic() + BUSY_S
     while True:
-        request = {"queries": [query], "topk": k, "return_scores": True}
-        status, body = await read(client, "POST", url, json=request)
-        if status not in (429, 503) or time.monotonic() >= busy_until:
-            return status, body
+        answer = await client.post(url, json={"queries": [query], "topk": k, "return_scores": True})
+        if answer.status_code not in (429, 503) or time.monotonic() >= busy_until:
+            return answer
         await asyncio.sleep(BUSY_PAUSE_S)
-
-
-async def read(client: httpx.AsyncClient, method: str, url: str, **options) -> tuple[int, bytes]:
-    """Status and body. Errors: MalformedAnswer for a body of more than MOST_BYTES, and for a compressed one, of which a few
-    bytes can become gigabytes."""
-    body = bytearray()
-    async with client.stream(method, url, **options) as answer:
-        if (encoding := answer.headers.get("Content-Encoding", "identity")) != "identity":
-            raise MalformedAnswer(f"Content-Encoding: {encoding[:40]!r}; identity was asked for")
-        async for piece in answer.aiter_raw():
-            body += piece
-            if len(body) > MOST_BYTES:
-                raise MalformedAnswer(f"more than {MOST_BYTES} bytes, the most that is read")
-        return answer.status_code, bytes(body)
 
 
 async def served_fingerprint(client: httpx.AsyncClient, url: str) -> str:
     try:
-        status, body = await read(client, "GET", f"{url}/info", timeout=30)
-        if status != 200:
-            raise ValueError(f"status {status}")
-        return str(json.loads(body)["fingerprint"])
+        return str((await client.get(f"{url}/info")).raise_for_status().json()["fingerprint"])
     except (httpx.HTTPError, ValueError, KeyError, TypeError, RecursionError) as error:
         return f"none: GET /info: {type(error).__name__} {error}"

@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 
 from verl_credit_retriever.asking import Replies, Served, ask, just_below
-from verl_credit_retriever.settings import SCORE_ERROR
 
+SCORE_ERROR = 1e-4
+"""An exact kind's score may differ from the exact one by this much, relative above 1."""
 ORACLE_CHUNK = 64  # queries of one exact search
 HARMLESS = ("200", "429", "503", "504")  # overload is answered with these; anything else is a fault
 
@@ -65,11 +66,11 @@ def equal_list(served: list[Served], exact: dict[str, Served]) -> bool:
     return all(score >= just_below(right) for score, right in zip(found, best, strict=False))
 
 
-def wrong_score(served: list[Served], exact: dict[str, Served], most: float = SCORE_ERROR) -> str | None:
-    """The first hit whose score is further than ``most`` from the exact one, relative above 1, with both."""
+def wrong_score(served: list[Served], exact: dict[str, Served]) -> str | None:
+    """The first hit whose score is further than `SCORE_ERROR` from the exact one, relative above 1, with both."""
     for hit in served:
         right = exact[hit.id].score if hit.id in exact else hit.score
-        if not abs(hit.score - right) <= most * max(1.0, abs(right)):
+        if not abs(hit.score - right) <= SCORE_ERROR * max(1.0, abs(right)):
             return f"document {hit.id!r} has score {hit.score:.6g}; exact: {right:.6g}"
     return None
 
@@ -114,7 +115,6 @@ def check_servers(
     *,
     ks: Sequence[int] = (3, 10),
     min_recall: float | None = None,
-    max_score_error: float = SCORE_ERROR,
     token: str | None = None,
 ) -> dict:
     """Compare the answers of `urls` with exact search over `index` (backend "exact").
@@ -135,7 +135,7 @@ def check_servers(
     problems, servers = [], {}
     for url in urls:
         replies = asyncio.run(ask(url, queries, top, rows=len(index), token=token))
-        servers[url], of_server = _judge(replies, exact, index, ks, min_recall, max_score_error)
+        servers[url], of_server = _judge(replies, exact, index, ks, min_recall)
         problems += [f"{url}: {problem}" for problem in of_server]
     return {
         "fingerprint": index.fingerprint,
@@ -149,12 +149,7 @@ def check_servers(
 
 
 def _judge(
-    replies: Replies,
-    exact: list[dict],
-    index,
-    ks: Sequence[int],
-    min_recall: float,
-    max_score_error: float,
+    replies: Replies, exact: list[dict], index, ks: Sequence[int], min_recall: float
 ) -> tuple[dict, list[str]]:
     """(the report of one server, its problems); a query without an answer has recall 0."""
     answers = [(hits, exact[place]) for place, hits in replies.answers.items()]
@@ -187,6 +182,6 @@ def _judge(
         if recall[k] < min_recall:
             problems.append(f"recall@{k}={recall[k]:.4f}; expected at least {min_recall}")
     scored = answers if has_exact_scores(index.manifest) else ()
-    if wrong := [problem for answer in scored if (problem := wrong_score(*answer, max_score_error))]:
+    if wrong := [problem for answer in scored if (problem := wrong_score(*answer))]:
         problems.append(f"{len(wrong)} answers with wrong scores, the first: {wrong[0]}")
     return report, problems

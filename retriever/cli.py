@@ -6,13 +6,11 @@ from dataclasses import fields
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated
-from urllib.parse import urlsplit
 
 from typer import Option, Typer
 
 from verl_credit_retriever.cli_index import index
 from verl_credit_retriever.settings import (
-    SCORE_ERROR,
     TOKEN_VARIABLE,
     Device,
     Limits,
@@ -29,7 +27,7 @@ AllowRemote = Annotated[bool, Option("--allow-remote", help="allow a host other 
 TokenFile = Annotated[Path | None, Option(help=f"file with a bearer token; or set {TOKEN_VARIABLE}")]
 Address = Annotated[str, Option(help="of the Ray cluster; auto: RAY_ADDRESS, or the one of this machine")]
 DEPLOYERS = "verl_credit_retriever.deploy"
-"""The group of entry points (pyproject.toml) in which a module with `connect`, `deploy` and `undeploy` is registered."""
+"""The entry-point group; its module provides `connect`, `deploy` and `undeploy`."""
 DEPLOYED = ("backend", "host", "device", "encode_with", "default_topk", "max_topk", "max_request_queries")
 DEPLOYED += ("max_queue_queries", "cache_entries")
 
@@ -43,7 +41,7 @@ app = Typer(
 app.command(help="encode a corpus and write an index")(index)
 
 
-@app.command(help="answer POST /retrieve and POST /v1/search")
+@app.command(help="answer POST /retrieve as Search-R1's server does")
 @takes(ServeSettings, Limits)
 def serve(
     verify: Annotated[bool, Option("--verify", help="hash all files, also unchanged ones")] = False,
@@ -87,11 +85,13 @@ def deploy(
     except CannotListen as error:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_PORT_IN_USE
+    return 0
 
 
 @app.command(help="take the deployment away again")
 def undeploy(address: Address = "auto"):
     _cluster(address).undeploy()
+    return 0
 
 
 def _settings(values: dict, token_file: Path | None, allow_remote: bool, **more) -> ServeSettings:
@@ -125,9 +125,6 @@ def check(
     queries: Annotated[Path, Option(help='.txt (one a line) or .jsonl ("query" or "question")')],
     k: Annotated[str, Option(help="recall at these numbers of documents")] = "3,10",
     min_recall: Annotated[float | None, number("default: 0.99 (flat, exact) or 0.95", parser=float)] = None,
-    max_score_error: Annotated[
-        float, number("of a kind with exact scores, relative above 1; a bf16 encoder needs .02", parser=float)
-    ] = SCORE_ERROR,
     token_file: TokenFile = None,
     as_json: Annotated[bool, Option("--json", help="print the report as JSON")] = False,
     device: Device = "cpu",
@@ -139,7 +136,13 @@ def check(
         ks = [int(part) for part in k.split(",")]
     except ValueError:
         raise ValueError(f"--k={k!r}; expected integers with commas, such as 3,10") from None
-    urls, token = _urls(url), read_token(token_file)
+    urls = list(dict.fromkeys(part.strip().rstrip("/").removesuffix("/retrieve") for part in url.split(",")))
+    for one in urls:
+        if "@" in one:
+            raise ValueError("--url: holds a user or password; give a token with --token-file instead")
+        if not one.startswith(("http://", "https://")):
+            raise ValueError(f"--url={one!r}; expected http://HOST:PORT")
+    token = read_token(token_file)
     if min_recall is not None and not 0 <= min_recall <= 1:
         raise ValueError(f"--min-recall={min_recall}; expected 0 to 1")
 
@@ -156,23 +159,11 @@ def check(
         torch.set_num_threads(threads)
     exact = SearchIndex.load(index, backend="exact", mmap=True, **search)
     model = SentenceEncoder.for_index(encoder, exact.manifest, device=device)
-    bounds = {"min_recall": min_recall, "max_score_error": max_score_error}
-    report = check_servers(urls, exact, model, texts, ks=ks, **bounds, token=token)
+    report = check_servers(urls, exact, model, texts, ks=ks, min_recall=min_recall, token=token)
     print(json.dumps(report, indent=2) if as_json else _table(report))
     for problem in report["problems"]:
         print(f"problem: {problem}", file=sys.stderr)
     return 1 if report["problems"] else 0
-
-
-def _urls(text: str) -> list[str]:
-    urls = [url.strip().rstrip("/").removesuffix("/retrieve") for url in text.split(",") if url.strip()]
-    for url in urls or [text]:
-        parts = urlsplit(url)
-        if "@" in parts.netloc:
-            raise ValueError("--url: holds a user or password; give a token with --token-file instead")
-        if parts.scheme not in ("http", "https") or not parts.netloc:
-            raise ValueError(f"--url={url!r}; expected http://HOST:PORT")
-    return list(dict.fromkeys(urls))
 
 
 def _table(report: dict) -> str:
@@ -197,7 +188,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         app(arguments, prog_name="verl-credit-retriever")
     except SystemExit as end:
-        return end.code or 0
+        return end.code
     except (OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

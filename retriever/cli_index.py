@@ -38,12 +38,11 @@ def index(
         Path | None,
         Option(
             "--import",
-            help="a FAISS index (flat, HNSW, IVF) of this corpus and encoder, taken over without encoding",
+            help="a flat FAISS index of this corpus and encoder, taken over without encoding",
         ),
     ] = None,
     kind: Annotated[Literal[KINDS], Option(help="exact needs no FAISS")] = "flat",
     dtype: Annotated[Literal[tuple(DTYPES)], Option(help="of the stored vectors")] = "fp32",
-    gpu: Annotated[bool, Option("--gpu", help="learn ivf's lists on a GPU; needs faiss-gpu-cu12")] = False,
     batch_size: Annotated[int, number("texts per call of the encoder")] = 128,
     shard_rows: Annotated[int, number("rows encoded between two savings")] = 20_000,
     max_length: Annotated[int, number("tokens kept of a text")] = 256,
@@ -55,11 +54,6 @@ def index(
     ] = None,
     no_normalize: Annotated[bool, Option("--no-normalize", help="keep the vectors' lengths")] = False,
     overwrite: Annotated[bool, Option("--overwrite", help="replace an index or interrupted build")] = False,
-    shard: Annotated[
-        str | None,
-        Option(help="i/n: encode every n-th shard only, on one of n machines; --merge makes the index"),
-    ] = None,
-    merge: Annotated[bool, Option("--merge", help="make the index of shards that are all there")] = False,
     device: Annotated[str, Option(help="torch device of the encoder, or several with commas")] = "cpu",
     encode_dtype: Annotated[
         Literal["fp32", "bf16", "fp16"],
@@ -72,22 +66,11 @@ def index(
     import transformers
 
     from verl_credit_retriever.encoder import SentenceEncoder, device_for
-    from verl_credit_retriever.index.build import build_index, encode_share
+    from verl_credit_retriever.index.build import build_index
     from verl_credit_retriever.index.importing import import_index
     from verl_credit_retriever.index.kinds import need_faiss, resolve
     from verl_credit_retriever.index.memory import plan_memory
 
-    share = None
-    if shard is not None:
-        try:
-            part, parts = map(int, shard.split("/"))
-        except ValueError:
-            raise ValueError(f"--shard={shard!r}; expected i/n, such as 1/4") from None
-        share = part, parts
-    if [import_ is not None, shard is not None, merge].count(True) > 1:
-        raise ValueError("--import, --shard and --merge: give one of them")
-    if shard is not None and gpu:
-        raise ValueError(f"--gpu: has no effect with --shard={shard}; give it with --merge")
     devices = [name.strip() for name in device.split(",")]
     for name in devices if len(devices) > 1 else ():  # a single one is checked where it is used
         device_for(name, encode_dtype)
@@ -107,30 +90,18 @@ def index(
     for note in loaded.notes:
         print(f"note: {note}", file=sys.stderr)
     if import_ is not None:
-        if (kind, dtype, gpu) != ("flat", "fp32", False):
-            raise ValueError(
-                f"--import={import_}: keeps the kind of the file; leave out --kind, --dtype and --gpu"
-            )
+        if (kind, dtype) != ("flat", "fp32"):
+            raise ValueError(f"--import={import_}: keeps the kind of the file; leave out --kind and --dtype")
         resolve("flat", 1, 1, parameters)  # refuses what flat does not use
-    build = {"kind": kind, "dtype": dtype, "batch_size": batch_size, "shard_rows": shard_rows, **parameters}
-    build |= {"overwrite": overwrite, "devices": devices, "on_progress": _progress_line()}
-    if share is not None:
-        shards = encode_share(corpus, loaded, out, share, **build)
-        if not shards.rows:
-            return print(
-                f"shard {shard}: nothing to encode here, because the corpus has only {shards.count} of {shard_rows:,} rows "
-                "(a smaller --shard-rows on all machines makes more)"
-            )
-        return print(
-            f"{shards.work}: {shards.rows:,} of {shards.all_rows:,} rows are encoded here (shard {shard}); with all "
-            "shards in this folder, --merge instead of --shard makes the index"
-        )
     if import_ is not None:
         manifest = import_index(import_, corpus, loaded, out, overwrite=overwrite)
     else:
-        manifest = build_index(corpus, loaded, out, gpu=gpu, merge=merge, **build)
+        build = {"kind": kind, "dtype": dtype, "batch_size": batch_size, "shard_rows": shard_rows}
+        build |= {"overwrite": overwrite, "devices": devices, "on_progress": _progress_line()}
+        manifest = build_index(corpus, loaded, out, **build, **parameters)
     print(f"{out}: {manifest['rows']} rows of {manifest['dim']} dimensions")
     print(f"to load it: {plan_memory(manifest).text()}")
+    return 0
 
 
 def _progress_line() -> Callable:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import resource
 import select
 import signal
 import socket
@@ -10,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 
@@ -94,6 +95,9 @@ def serve_in_this_process(
     signal.signal(signal.SIGINT, end)
     if settings.parent_pid is not None:
         end_with(settings.parent_pid, force_after=END_SECONDS)
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError, OSError):  # every connection is an open file, and the usual soft limit is 1024
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     server = _make_server(_load_app(settings))
     asyncio.run(_serve(server, listener, on_ready))
     return 0
@@ -101,8 +105,6 @@ def serve_in_this_process(
 
 def _make_server(app):
     import uvicorn
-
-    from verl_credit_retriever.http.guard import ACCEPTED_AT_A_TIME, limited, most_connections
 
     class DrainingServer(uvicorn.Server):
         """The app refuses new requests from the first signal on; once the earlier requests are answered, the server ends.
@@ -131,8 +133,7 @@ def _make_server(app):
 
     config = uvicorn.Config(
         app,
-        http=limited(most_connections()),
-        backlog=ACCEPTED_AT_A_TIME,
+        backlog=BACKLOG,
         log_level="warning",
         access_log=False,
         timeout_keep_alive=30,
@@ -146,7 +147,6 @@ async def _serve(server, listener: socket.socket, on_ready: Callable[[], None]) 
     while not server.started and not serving.done():
         await asyncio.sleep(0.01)
     if server.started:
-        listener.listen(BACKLOG)  # asyncio has set it to what it accepts at a time
         on_ready()
     await serving
 
@@ -165,7 +165,6 @@ def _load_app(settings: ServeSettings):
         torch.set_num_threads(settings.threads)
     names = ("verify", "backend", "mmap", "gpu", "nprobe", "refine", "ef_search")
     index = SearchIndex.load(settings.index, **{name: getattr(settings, name) for name in names})
-    index.warm()
     if settings.index_pin not in (None, fingerprint(index.manifest)):
         raise IndexMismatch(f"{settings.index}: replaced since this server started; restart it")
     if settings.threads is not None and index.backend == "faiss":  # the exact backend runs without FAISS

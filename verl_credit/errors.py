@@ -69,7 +69,7 @@ class ConfigError(ValueError):
         super().__init__(one_line(message or text))
 
     @classmethod
-    def of(cls, config: Mapping, key: str, *beside: str, accepted: str) -> ConfigError:
+    def of(cls, config: Mapping, key: str, *beside: str, accepted: str | Iterable[str]) -> ConfigError:
         """The error with the values that ``config`` has for ``key`` and for the keys ``beside`` it."""
         names = (key, *beside)
         values = {name: reduce(lambda node, part: node[part], name.split("."), config) for name in names}

@@ -18,12 +18,6 @@ BRANCH_LOG_PROBS = "credit_branch_log_probs"
 SCORE_BRANCHES = "credit_score_branches"
 """Flag on a batch: use its branches."""
 
-HIDDEN_SPANS, HIDDEN_STATES = "credit_hidden_spans", "credit_hidden_states"
-"""The spans of each row whose hidden states are read in that forward, and the states (`host/engine/hidden_engine.py`)."""
-
-READ_HIDDEN = "credit_read_hidden"
-"""Flag on a batch: read its spans' hidden states."""
-
 ROW_RECORD = "credit"
 """Key in verl's per-row ``extra_fields``: the agent loop's record of the row (`turns/book.py`)."""
 
@@ -42,7 +36,7 @@ TRAINING_MODES = (TRAINER_MODE, *ASYNC_MODES)
 MEASURE_MODE = "credit_fidelity"
 TRAINER_MODES = (*TRAINING_MODES, MEASURE_MODE)
 """The trainers, and the one that `verl-credit fidelity` starts, which makes no step."""
-ROLLOUT_NAME, SGLANG = "hf", "sglang"
+ROLLOUT_NAME = "hf"
 MCP_TOOL = "verl_credit.host.rollout.mcp_tool.MCPTool"
 """``class_name`` of an MCP tool in the tool file."""
 VLLM_EXTENSION = "verl_credit.host.vllm_rollout.worker_extension.WorkerExtension"

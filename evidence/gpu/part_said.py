@@ -11,7 +11,7 @@ from gpu.machine import environment
 from gpu.record import same
 
 # doctor's check -> its kernel in the part `kernels`
-CHECKS = {"flash-attn": "varlen", "sdpa": "sdpa", "flex-attention": "flex"}
+CHECKS = {"attention credit_varlen": "varlen", "attention credit_sdpa": "sdpa"}
 SOURCE = "verl-credit doctor"
 
 

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from gpu import record
-from gpu.half_hour import table as half_hour
 from gpu.parts import PARTS
 
 SHOWN_ROWS = 80  # of a part; the JSON has all
@@ -23,9 +22,16 @@ code at a small size.
 
 The first part, `half_hour`, trains the recipes for larger models on one GPU: five runs with random weights in Qwen3's
 shapes, prepared trajectories that search, and a coin as reward ([`half_hour/order.py`](half_hour/order.py)). It can be
-started alone, and then it outlives its shell: `python evidence/gpu/half_hour/drive.py --help`. Its
-`half_hour.json` belongs to the device's results. `make gpu-rehearsal` runs the same driver on two cores, in minutes.
+started alone: `python evidence/gpu/half_hour/drive.py --help`. Its `half_hour.json` belongs to the device's results.
+`make gpu-rehearsal` runs the same queue on two cores, in minutes.
 """
+COLUMNS = {
+    "run": "run", "recipe": "recipe", "state": "state", "steps": "steps", "first_step_s": "s to the first step",
+    "seconds": "s in all", "estimate_s": "s expected", "step_s": "s/step", "step_s_with_gains": "with gains",
+    "step_s_without": "without", "contexts_scored": "contexts scored", "clip_scale_std": "clip scales' spread",
+    "farthest_phase": "memory farthest from its plan", "mfu": "MFU", "verl_mfu": "verl's MFU", "k3": "k3",
+    "resume": "resume", "engine": "engine", "why": "",
+}  # fmt: skip
 NO_GPU = """
 **No GPU has run this yet.** The table below is of a CPU at toy sizes: it shows that the command works and says nothing about
 a GPU.
@@ -78,8 +84,8 @@ def _device(parts: list[dict], notes: str = "") -> str:
     ]
     for part in parts:
         if part["rows"]:
-            runs = [half_hour.runs(part), ""] if part.get("runs") else []
-            lines += [f"\n### {part['part']}\n", *runs, _rows(part)]
+            of_runs = [runs(part), ""] if part.get("runs") else []
+            lines += [f"\n### {part['part']}\n", *of_runs, _rows(part)]
     return "\n".join(lines) + "\n"
 
 
@@ -110,6 +116,27 @@ def _rows(part: Mapping) -> str:
         lines.append(_line([f"{len(part['rows']) - SHOWN_ROWS} more in the JSON", "", "", ""]))
     sources = list(dict.fromkeys(row["source"] for row in part["rows"] if row["source"]))
     return "\n".join([*lines, *([f"\nPredicted by: {'; '.join(sources)}."] if sources else [])])
+
+
+def runs(part: Mapping) -> str:
+    """Returns a line per training run; columns in which no run has anything are left out."""
+    lines = [
+        {
+            "run": name,
+            **{key: value for key, value in state.items() if key in COLUMNS},
+            **state.get("numbers", {}),
+        }
+        for name, state in part.get("runs", {}).items()
+    ]
+    used = [column for column in COLUMNS if any(_cell(one.get(column)) for one in lines)]
+    rows = [[COLUMNS[column] for column in used], ["---"] * len(used)]
+    rows += [[_cell(one.get(column)) for column in used] for one in lines]
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+
+
+def _cell(value) -> str:
+    text = "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
+    return " ".join(text.split()).replace("|", "\\|")
 
 
 def _line(cells: list) -> str:

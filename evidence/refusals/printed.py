@@ -42,8 +42,6 @@ REFUSED = [  # what is given: overrides of recipe lab, or the name of another re
     f"{MODE}=turn_gae",
     f"{MODE}=turn_gae algorithm.turn_values=feature",
     f"{MODE}=turn-group-v1d algorithm.turn_values=features",
-    f"{MODE}=gigpo algorithm.turn_anchor=hidden {BYPASS}=true",
-    f"{MODE}=gigpo algorithm.turn_anchor=hidden {MODEL}.use_remove_padding=false",
     f"{MODE}=turn-group-v1d algorithm.adv_estimator=grpo",
     f"{MODE}=none algorithm.adv_estimator=grpo algorithm.advantage_mode=maxrl",
     f"{MODE}=turn-group-v1d {WHOLE}",
@@ -66,8 +64,7 @@ NO_LAB = "lab.dir=labs/not_built"
 """A refusal may name the family of a policy that is there, and the usual lab is there only after its first run."""
 HEAD = """# What a refusal prints
 
-What a newcomer's review found, and what happens now: [newcomer.md](newcomer.md). What strangers' files broke:
-[strangers.md](strangers.md).
+The reviews of a newcomer's first day and of strangers' files are `newcomer.md` and `strangers.md` of commit 23dae403.
 
 Each row is given to recipe `lab`, or names another recipe, and has the refusal that `verl-credit explain` and
 `verl-credit train` print (exit code 4). `my_module` is a user's. `python evidence/refusals/printed.py` prints this page,

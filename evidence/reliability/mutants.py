@@ -35,6 +35,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
+import yaml
 from line_map import IMPORT
 from places import Place, places
 from results import FOLDER
@@ -362,6 +363,7 @@ def where_it_is_now(row: dict) -> int:
 
 
 def _load(half: str) -> None:
+    yaml.Dumper = yaml.CDumper  # before OmegaConf derives its own from it, as in tests/conftest.py
     for name in LOADED_ONCE[half]:
         importlib.import_module(name)
     for plugin in entry_points(group="pytest11"):

@@ -1,9 +1,9 @@
-"""The HTTP interface: Search-R1's POST /retrieve, a strict POST /v1/search, health, metrics and /info."""
+"""The HTTP interface: Search-R1's POST /retrieve, health, metrics and /info."""
 
 import asyncio
 import json
 import logging
-from collections.abc import Callable, Collection, Coroutine
+from collections.abc import Collection, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import asdict
 from io import BytesIO
@@ -11,25 +11,15 @@ from typing import Annotated
 
 from fastapi import FastAPI, Header, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, PlainTextResponse, Response
+from fastapi.responses import JSONResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST
-from pydantic import BeforeValidator, Field
+from pydantic import BaseModel, BeforeValidator, Field, StrictBool
 from starlette.exceptions import HTTPException
 
 from verl_credit_retriever.http.batcher import Batcher, QueueFull
 from verl_credit_retriever.http.engine import Engine, Hits
 from verl_credit_retriever.http.guard import Guard
 from verl_credit_retriever.http.metrics import ServerMetrics
-from verl_credit_retriever.http.schema import (
-    RetrieveAnswer,
-    RetrieveRequest,
-    SearchAnswer,
-    SearchRequest,
-    Status,
-    StrictJsonRoute,
-    add_limits,
-    problems,
-)
 from verl_credit_retriever.http.waiting import DeadlineExceeded
 from verl_credit_retriever.settings import Limits
 
@@ -39,19 +29,7 @@ CANARY_SECONDS = 10.0
 HITS_IN_THE_LOOP = 1000  # an answer of more is written in a thread
 INDEX_HEADER = "X-Index-Fingerprint"
 CLIENT_GONE = 499  # the client has left; the status is only counted
-FORMS = {  # a query's hits: of /retrieve with and without scores, and of /v1/search
-    "scored": lambda hits: [{"document": document, "score": score} for document, score in hits],
-    "plain": lambda hits: [document for document, _ in hits],
-    "flat": lambda hits: [{"id": d["id"], "contents": d["contents"], "score": score} for d, score in hits],
-}
 log = logging.getLogger("verl_credit_retriever")
-
-SEARCH_ANSWERS = {
-    200: {
-        "headers": {INDEX_HEADER: {"description": "The index's fingerprint", "schema": {"type": "string"}}}
-    },
-    **problems(401, 408, 413, 421, 422, 429, 500, 503, 504),
-}
 
 
 def _digits(text: str) -> str:
@@ -61,13 +39,22 @@ def _digits(text: str) -> str:
     return text
 
 
-# "int | None" would make the OpenAPI document allow the text "null"; an absent header is None anyway.
-DeadlineMs = Annotated[
-    int,
-    Field(ge=0, le=2**31),
-    BeforeValidator(_digits),
-    Header(description="Milliseconds the client will still wait, counted from the request"),
-]
+def _whole(value: object) -> object:
+    # JSON takes 3.0 as an integer. Strings and booleans stay refused.
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+DeadlineMs = Annotated[int, Field(ge=0, le=2**31), BeforeValidator(_digits), Header()]
+"""The milliseconds that the client will still wait, counted from the request."""
+
+
+class RetrieveRequest(BaseModel):
+    """Body of POST /retrieve, with Search-R1's names and defaults; unknown fields are ignored."""
+
+    queries: list[str]
+    topk: Annotated[int, Field(strict=True, ge=0), BeforeValidator(_whole)] | None = None
+    """Documents per query; 0, null or nothing: the server's default."""
+    return_scores: StrictBool = False
 
 
 def create_app(
@@ -78,8 +65,8 @@ def create_app(
     token: str | None = None,
     hosts: Collection[str] | None = None,
 ) -> FastAPI:
-    """The search service over one index and the encoder that built it: POST /retrieve and /v1/search, whose bodies,
-    answers and problems `schema` has; GET /livez, /readyz (runs a real query, else 503), /metrics, /info.
+    """The search service over one index and the encoder that built it: POST /retrieve, GET /livez, /readyz (runs a real
+    query, else 503), /metrics, /info.
 
     /retrieve takes what Search-R1's server takes: an empty list of queries, "", more queries than fit the queue (in
     pieces), queries that are too long (cut) or no valid text (mended). k above the number of rows gives all rows. Every
@@ -100,16 +87,8 @@ def create_app(
         yield
         batcher.close()
 
-    app = FastAPI(
-        title="verl-credit-retriever",
-        lifespan=lifespan,
-        docs_url=None,
-        redoc_url=None,
-        redirect_slashes=False,
-    )
-    app.router.route_class = StrictJsonRoute
+    app = FastAPI(lifespan=lifespan, openapi_url=None, redirect_slashes=False)
     app.state.draining = False
-    app.state.warming = getattr(index, "warming", lambda: None)
     app.add_middleware(
         Guard,
         state=app.state,
@@ -119,8 +98,6 @@ def create_app(
         metrics=metrics,
     )
     _add_error_answers(app)
-    plain_openapi = app.openapi
-    app.openapi = lambda: add_limits(plain_openapi(), limits)
 
     async def in_pieces(queries: list[str], k: int, deadline: float | None) -> list[Hits]:
         hits_N, most = [], limits.max_request_queries
@@ -153,13 +130,14 @@ def create_app(
             log.exception("search failed for %d queries", len(queries))
             raise HTTPException(500, f"{type(error).__name__}: {error}") from None
 
-    async def answer(head: bytes, form: Callable[[Hits], list], hits_N: list[Hits]) -> Response:
+    async def answer(hits_N: list[Hits], scores: bool) -> Response:
         def render() -> bytes:
             with metrics.stage("serialize"):
                 body = BytesIO()  # a large answer is in memory once
-                body.write(head + b"[")
+                body.write(b'{"result":[')
                 for row, hits in enumerate(hits_N):
-                    body.write(b"," * (row > 0) + _json(form(hits)))
+                    documents = [{"document": d, "score": s} if scores else d for d, s in hits]
+                    body.write(b"," * (row > 0) + _json(documents))
                 body.write(b"]}")
                 return body.getvalue()
 
@@ -168,21 +146,12 @@ def create_app(
         body = await asyncio.to_thread(render) if large else render()
         return Response(body, media_type="application/json", headers=named)
 
-    @app.post("/retrieve", response_model=RetrieveAnswer, responses=SEARCH_ANSWERS)
+    @app.post("/retrieve")
     async def retrieve(request: Request, body: RetrieveRequest, x_deadline_ms: DeadlineMs = None) -> Response:
         k = body.topk or limits.default_topk
-        if problem := limits.refusal(len(body.queries), k, "topk"):
+        if problem := limits.refusal(len(body.queries), k):
             raise HTTPException(422, problem)
-        hits_N = await search(request, mended(body.queries), k, x_deadline_ms)
-        return await answer(b'{"result":', FORMS["scored" if body.return_scores else "plain"], hits_N)
-
-    @app.post("/v1/search", response_model=SearchAnswer, responses=SEARCH_ANSWERS)
-    async def search_v1(request: Request, body: SearchRequest, x_deadline_ms: DeadlineMs = None) -> Response:
-        problem = limits.refusal(len(body.queries), body.k, "k") or limits.strict_refusal(body.queries)
-        if problem:
-            raise HTTPException(422, problem)
-        hits_N = await search(request, body.queries, body.k, x_deadline_ms)
-        return await answer(b'{"fingerprint":%s,"results":' % _json(index.fingerprint), FORMS["flat"], hits_N)
+        return await answer(await search(request, mended(body.queries), k, x_deadline_ms), body.return_scores)
 
     served = {"fingerprint": index.fingerprint, "default_topk": limits.default_topk}
     _add_state_routes(app, batcher, metrics, {**index.manifest, **served, "limits": asdict(limits)})
@@ -203,16 +172,14 @@ def _add_state_routes(app: FastAPI, batcher: Batcher, metrics: ServerMetrics, de
             canary = asyncio.create_task(batcher.submit([CANARY], 1, canary=True))
         await asyncio.wait_for(asyncio.shield(canary), CANARY_SECONDS)
 
-    @app.get("/livez", response_model=Status)
+    @app.get("/livez")
     async def livez() -> Response:
         return JSONResponse({"status": "alive"})
 
-    @app.get("/readyz", response_model=Status, responses={**problems(401), 503: {"model": Status}})
+    @app.get("/readyz")
     async def readyz() -> Response:
         if app.state.draining:
             return JSONResponse({"status": "not ready", "error": "the server is ending"}, 503)
-        if left := app.state.warming():
-            return JSONResponse({"status": "not ready", "error": left}, 503)
         try:
             await ask_canary()
         except Exception as error:
@@ -220,11 +187,11 @@ def _add_state_routes(app: FastAPI, batcher: Batcher, metrics: ServerMetrics, de
             return JSONResponse({"status": "not ready", "error": f"{type(error).__name__}: {error}"}, 503)
         return JSONResponse({"status": "ready"})
 
-    @app.get("/metrics", response_class=PlainTextResponse, responses=problems(401))
+    @app.get("/metrics")
     async def render_metrics() -> Response:
         return Response(metrics.render(), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
-    @app.get("/info", responses=problems(401))
+    @app.get("/info")
     async def info() -> dict:
         return description
 

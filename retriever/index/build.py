@@ -12,7 +12,7 @@ from verl_credit_retriever.index.kinds import need_faiss, resolve
 from verl_credit_retriever.index.manifest import DTYPES, files_of, write_manifest
 from verl_credit_retriever.index.memory import SEARCH_BUFFERS, plan_memory, require_disk, require_memory
 from verl_credit_retriever.index.place import check_out, lock, move_into_place, restore
-from verl_credit_retriever.index.shards import BuildRefused, Shards, begin, can_resume, start_over
+from verl_credit_retriever.index.shards import Shards, can_resume, start_over
 
 if TYPE_CHECKING:
     from verl_credit_retriever.encoder import SentenceEncoder
@@ -31,8 +31,6 @@ def build_index(
     batch_size: int = 128,
     shard_rows: int = SHARD_ROWS,
     overwrite: bool = False,
-    merge: bool = False,
-    gpu: bool = False,
     devices: Sequence[str] = (),
     on_progress: Callable[[Progress], None] | None = None,
     **parameters: int | None,
@@ -43,27 +41,40 @@ def build_index(
     Vectors are stored in `dtype` fp32 or fp16. The whole corpus is checked first, then encoded shard by shard in the
     folder `.<out>.building` beside `out`.
     The same command resumes an interrupted build there and writes the same bytes; another kind may resume it too,
-    because it needs the same vectors. `merge` takes shards that are all there (`encode_share`) and encodes none.
-    Several torch `devices` each get a process with the encoder; the caller's module must be importable then, as
-    multiprocessing asks. One rename at the end creates `out`, so that it is complete or absent.
+    because it needs the same vectors. Several torch `devices` each get a process with the encoder; the caller's module
+    must be importable then, as multiprocessing asks. One rename at the end creates `out`, so that it is complete or absent.
     `overwrite` deletes nothing until corpus, parameters, memory and disk have passed. Returns the manifest.
 
     Disk: the corpus once, the vectors twice, thrice for ivf and hnsw.
 
     Errors: CorpusError names the line; FileExistsError when `out` exists, unless it is an index and
-    `overwrite` is set; BuildRefused when another build of `out` runs, an interrupted one has other settings
-    or other lines and `overwrite` is not set, or `merge` misses a shard; MemoryRefused; OSError when the disk is too
-    full; ValueError for parameters.
+    `overwrite` is set; BuildRefused when another build of `out` runs, or an interrupted one has other settings
+    or other lines and `overwrite` is not set; MemoryRefused; OSError when the disk is too full; ValueError for
+    parameters.
     """
-    corpus, out, faiss_kinds = Path(corpus), Path(out), _faiss(kind, gpu)
-    encoder, work, layout = _prepare(corpus, encoder, out, dtype, batch_size, shard_rows, overwrite)
+    corpus, out, faiss_kinds = Path(corpus), Path(out), None
+    if kind != "exact":  # missing software is reported before anything is encoded
+        faiss_kinds = need_faiss(f"kind={kind!r}", " or use exact")
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype={dtype!r}; accepted: {', '.join(DTYPES)}")
+    if batch_size < 1 or shard_rows < 1:
+        raise ValueError(f"batch_size={batch_size}, shard_rows={shard_rows}: both need at least 1")
+    check_out(out, overwrite)
+    require_corpus(corpus)
+    if isinstance(encoder, str | Path):
+        from verl_credit_retriever.encoder import SentenceEncoder
+
+        encoder = SentenceEncoder(encoder, batch_size=batch_size)
+    # The bits of the vectors depend on these.
+    settings = {"encoder": {key: value for key, value in encoder.fingerprint().items() if key != "name"}}
+    settings |= {"dtype": dtype, "shard_rows": shard_rows, "batch_size": batch_size}
+    settings["encode_dtype"] = encoder.dtype
+    out.parent.mkdir(parents=True, exist_ok=True)
+    work = out.with_name(f".{out.name}.building")
     with lock(out):
         restore(out)
         check_out(out, overwrite)  # another build may have ended since
-        replace = None if merge else overwrite
-        resume = can_resume(work, layout["settings"], overwrite=replace)
-        if merge and not resume:
-            raise BuildRefused(f"{work} holds no shards to merge; encode them with --shard")
+        resume = can_resume(work, settings, overwrite=overwrite)
         stage = work / STAGE
         try:
             documents = take_corpus(corpus, stage)
@@ -74,10 +85,8 @@ def build_index(
             also = {"training": max(sample, 8 * shape["rows"])} if sample else None
             spec = {"kind": kind, "parameters": built_with, **shape}
             require_memory(spec, mmap=kind == "exact", also=also)
-            shards = Shards(work, documents, **layout)
-            done = shards.find_done(overwrite=replace) if resume else 0
-            if merge:
-                shards.require_all()
+            shards = Shards(work, documents, shard_rows, encoder.dim, DTYPES[dtype])
+            done = shards.find_done(overwrite=overwrite) if resume else 0
             # Shards, vectors.npy and index.faiss are written, as the kind has them, and shards of another build deleted.
             files, freed = files_of(kind), sum(path.stat().st_size for path in work.glob("shard-*.vectors"))
             bytes_of = {"vectors.npy": shards.rows * shards.row_bytes}
@@ -85,12 +94,10 @@ def build_index(
             needed = (shards.rows - done) * shards.row_bytes + sum(bytes_of.get(name, 0) for name in files)
             require_disk(work, needed - (0 if resume else freed), "vectors and index")
             if not resume:  # only now: encoded vectors are kept until every check has passed
-                start_over(work, layout["settings"], keep=stage)
+                start_over(work, settings, keep=stage)
             encode_missing(shards, encoder, batch_size, done=done, report=on_progress, devices=devices)
             if faiss_kinds:
-                index = faiss_kinds.create(
-                    kind, shards.blocks, shards.take, **shape, parameters=built_with, gpu=gpu
-                )
+                index = faiss_kinds.create(kind, shards.blocks, shards.take, **shape, parameters=built_with)
                 faiss_kinds.write(index, stage / "index.faiss")
             if "vectors.npy" in files:
                 size = shape["rows"], shape["dim"]
@@ -112,87 +119,6 @@ def build_index(
     return manifest
 
 
-def encode_share(
-    corpus: str | Path,
-    encoder: "str | Path | SentenceEncoder",
-    out: str | Path,
-    share: tuple[int, int],
-    *,
-    kind: str = "flat",
-    dtype: str = "fp32",
-    batch_size: int = 128,
-    shard_rows: int = SHARD_ROWS,
-    overwrite: bool = False,
-    devices: Sequence[str] = (),
-    on_progress: Callable[[Progress], None] | None = None,
-    **parameters: int | None,
-) -> Shards:
-    """Encode share (i, n), every n-th shard from the i-th on, into the work folder of `out`; makes no index.
-
-    n machines do this with the same corpus, on a shared disk or each on its own; `build_index(merge=True)` makes the
-    index once all shard files are in one work folder. `kind` and `parameters` are checked here and used there. Nothing
-    of other shares is deleted, whatever `overwrite` says: it allows that `out` exists. Errors: as `build_index`.
-    """
-    corpus, out, (part, parts) = Path(corpus), Path(out), share
-    if not 1 <= part <= parts:
-        raise ValueError(f"shard={part}/{parts}; expected i/n with i from 1 to n")
-    encoder, work, layout = _prepare(corpus, encoder, out, dtype, batch_size, shard_rows, overwrite)
-    stage = work / f"{STAGE}-{part}-of-{parts}"
-    with lock(out, share):
-        can_resume(work, layout["settings"], overwrite=None)
-        try:
-            documents = take_corpus(corpus, stage)
-            resolve(kind, len(documents), encoder.dim, parameters)
-            shards = Shards(work, documents, **layout, share=share)
-            done = shards.find_done(overwrite=None)
-            require_disk(work, (shards.rows - done) * shards.row_bytes, "vectors")
-            begin(work, layout["settings"])
-            encode_missing(shards, encoder, batch_size, done=done, report=on_progress, devices=devices)
-        finally:
-            shutil.rmtree(stage, ignore_errors=True)
-    return shards
-
-
-def _prepare(corpus: Path, encoder, out: Path, dtype, batch_size, shard_rows, overwrite) -> tuple:
-    """(the loaded encoder, the work folder, the arguments of `Shards`), once the other arguments are checked.
-
-    The bits of the vectors depend on the `settings` of `Shards`.
-    """
-    if dtype not in DTYPES:
-        raise ValueError(f"dtype={dtype!r}; accepted: {', '.join(DTYPES)}")
-    if batch_size < 1 or shard_rows < 1:
-        raise ValueError(f"batch_size={batch_size}, shard_rows={shard_rows}: both need at least 1")
-    check_out(out, overwrite)
-    require_corpus(corpus)
-    if isinstance(encoder, str | Path):
-        from verl_credit_retriever.encoder import SentenceEncoder
-
-        encoder = SentenceEncoder(encoder, batch_size=batch_size)
-    settings = {"encoder": {key: value for key, value in encoder.fingerprint().items() if key != "name"}}
-    settings |= {
-        "dtype": dtype,
-        "shard_rows": shard_rows,
-        "batch_size": batch_size,
-        "encode_dtype": encoder.dtype,
-    }
-    out.parent.mkdir(parents=True, exist_ok=True)
-    layout = {"shard_rows": shard_rows, "dim": encoder.dim, "dtype": DTYPES[dtype], "settings": settings}
-    return encoder, out.with_name(f".{out.name}.building"), layout
-
-
 def require_corpus(corpus: Path) -> None:
     if not corpus.is_file():
         raise FileNotFoundError(f"corpus={str(corpus)!r} does not exist; expected a JSONL file")
-
-
-def _faiss(kind: str, gpu: bool):
-    """The module that builds `kind`; None for exact. Missing software is reported before anything is encoded."""
-    if gpu and kind != "ivf":
-        use = "it speeds up ivf; --device puts the encoder on a GPU"
-        raise ValueError(f"gpu: has no effect on building kind={kind!r}; {use}")
-    if kind == "exact":
-        return None
-    faiss_kinds = need_faiss(f"kind={kind!r}", " or use exact")
-    if gpu:
-        faiss_kinds.require_gpu(kind)
-    return faiss_kinds

@@ -1,4 +1,4 @@
-"""Builds, reads, checks and searches FAISS indexes. Only this file and few_queries.py import FAISS at the top."""
+"""Builds, reads, checks and searches FAISS indexes. Only this file imports FAISS at the top."""
 
 from collections.abc import Callable, Iterable
 from importlib.metadata import distributions
@@ -11,8 +11,6 @@ from verl_credit_retriever.foreign import what_it_is
 from verl_credit_retriever.index.manifest import IndexMismatch, require_equal
 
 STORED = {"float32": "Flat", "float16": "SQfp16"}
-ON_GPU = ("flat", "ivf")
-KEEPING = (faiss.IndexFlat, faiss.IndexScalarQuantizer, faiss.IndexIVFFlat, faiss.IndexIVFScalarQuantizer)
 BLOCK = 1 << 17  # rows that are copied to a GPU at a time
 # Flat search uses one matrix product from this many queries on. FAISS 1.15 ignores its own default and reads the
 # vectors once per query: 64 queries over 50,000 rows then take six times as long.
@@ -28,7 +26,6 @@ def create(
     dim: int,
     dtype: str,
     parameters: dict,
-    gpu: bool = False,
 ):
     """A trained FAISS index that holds all rows, by inner product.
 
@@ -57,22 +54,12 @@ def create(
         for clustering in [index.cp] + ([index.pq.cp] if kind == "ivfpq" else []):
             clustering.seed, clustering.min_points_per_centroid = parameters["seed"], 1
         index.cp.max_points_per_centroid = parameters["train_rows"]  # the rows are sampled already
-        if gpu:
-            require_gpu(kind)
-            resources = faiss.StandardGpuResources()
-            index = faiss.index_cpu_to_gpu(resources, 0, index)
-            # They must live as long as the index; FAISS takes no other attribute.
-            index.referenced_objects = [resources]
         index.train(_float32(take(np.sort(sample))))
     elif kind == "hnsw":
         index.hnsw.efConstruction = parameters["ef_construction"]
         index.hnsw.rng = faiss.RandomGenerator(parameters["seed"])
     if not index.is_trained:
         index.train(np.zeros((1, dim), dtype=np.float32))  # only sets a flag for float16 storage
-    if gpu and kind == "ivf":
-        for block in blocks():
-            index.add(_float32(block))
-        return faiss.index_gpu_to_cpu(index)
     fill(index, blocks, rows)
     return index
 
@@ -108,47 +95,26 @@ def read(path: Path, manifest: dict, *, mmap: bool = False):
     return index
 
 
-def read_foreign(path: Path, dim: int) -> tuple:
-    """(an index that another program wrote, its properties under the manifest's names, was it inside an IDMap?)
-
-    Its vectors stay in the file. Errors: IndexMismatch for what is no flat, hnsw or ivf index of float32 or float16 vectors
-    by inner product of this dimension, or whose ids are not the numbers of its rows.
-    """
+def read_foreign(path: Path, dim: int) -> dict:
+    """The properties of an index that another program wrote, under the manifest's names. Errors: IndexMismatch for what is
+    no flat index of float32 or float16 vectors by inner product of this dimension."""
     if what := what_it_is(path):
         raise IndexMismatch(f"{path}: {what}; expected a FAISS index")
-    with open(path, "rb") as file:
-        lists = file.read(2) == b"Iw"
     try:
-        index = faiss.read_index(str(path), faiss.IO_FLAG_MMAP if lists else faiss.IO_FLAG_MMAP_IFC)
+        index = faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC)
     except (RuntimeError, MemoryError) as error:
         raise IndexMismatch(f"{path}: FAISS cannot read it ({str(error).strip().splitlines()[-1]})") from None
-    name, ids = type(index).__name__, np.arange(index.ntotal)
-    if mapped := isinstance(index, faiss.IndexIDMap):
-        ids = faiss.vector_to_array(index.id_map)
-        whole, index = index, faiss.downcast_index(index.index)
-        index.referenced_objects = [whole]  # which owns it
-        name += f" of {type(index).__name__}"
-    storage = faiss.downcast_index(index.storage) if isinstance(index, faiss.IndexHNSW) else index
     properties = _describe(index)
-    if not isinstance(storage, KEEPING) or properties["dtype"] not in STORED:
+    if properties["kind"] != "flat" or properties["dtype"] not in STORED:
         raise IndexMismatch(
-            f"{path}: {name}; taken over are flat, HNSW and IVF indexes that keep float32 or float16 vectors: encode the "
-            "corpus here, with the --kind that you want"
+            f"{path}: {type(index).__name__}; a flat index of float32 or float16 vectors is taken over: encode the corpus "
+            "here, with the --kind that you want"
         )
     if index.metric_type != faiss.METRIC_INNER_PRODUCT:
         raise IndexMismatch(f"{path}: metric {index.metric_type}; expected the inner product, 0")
     if index.d != dim:
         raise IndexMismatch(f"{path}: {index.d} dimensions; the encoder has {dim}")
-    if isinstance(index, faiss.IndexIVF) and not mapped:
-        held = index.invlists
-        sizes = map(held.list_size, range(index.nlist))
-        ids = [faiss.rev_swig_ptr(held.get_ids(n), size).copy() for n, size in enumerate(sizes) if size]
-        ids = np.sort(np.concatenate(ids)) if ids else np.arange(0)
-    if not np.array_equal(ids, np.arange(index.ntotal)):
-        raise IndexMismatch(
-            f"{path}: {name}, whose ids are not the numbers of its rows: row r has to be line r of the corpus"
-        )
-    return index, properties, mapped
+    return properties
 
 
 def set_search(index, search: dict) -> None:
@@ -177,16 +143,6 @@ def flat_on_gpus(vectors_M_D: np.ndarray, gpus: int):
     return whole
 
 
-def ivf_on_gpus(index, gpus: int, search: dict):
-    """The index's lists divided over the first `gpus` GPUs by FAISS; each has all centres and the `search` parameters."""
-    options = faiss.GpuMultipleClonerOptions()
-    options.shard = True
-    divided = faiss.index_cpu_to_all_gpus(index, options, gpus)
-    for name, value in search.items():
-        faiss.GpuParameterSpace().set_index_parameter(divided, name, value)
-    return divided
-
-
 def free_gpu_memory() -> tuple[int, list[int] | None]:
     """(GPUs that FAISS sees, the free bytes of each; None where torch does not see all of them)."""
     import torch
@@ -208,8 +164,8 @@ def _flat_on(device: int, dim: int, *, half: bool):
 
 def require_gpu(kind: str) -> None:
     """Errors: ValueError with the reason when this kind cannot be on a GPU here."""
-    if kind not in ON_GPU:
-        raise ValueError(f"gpu: no GPU index for kind={kind!r}; use {' or '.join(ON_GPU)}")
+    if kind != "flat":
+        raise ValueError(f"gpu: no GPU index for kind={kind!r}; use flat")
     if not hasattr(faiss, "StandardGpuResources"):
         here = {name for name in ("faiss-cpu", "faiss-gpu-cu12") if any(distributions(name=name))}
         install = "install faiss-gpu-cu12"

@@ -1,11 +1,10 @@
 """Takes over vectors that another program computed for the same corpus, such as Search-R1's e5_Flat.index.
 
-Flat, HNSW and IVF indexes that keep their vectors in float32 or float16 are taken as they are.
+A flat index of float32 or float16 vectors is taken as it is.
 """
 
 import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,8 +12,8 @@ import numpy as np
 
 from verl_credit_retriever.index.build import require_corpus
 from verl_credit_retriever.index.corpus import take_corpus
-from verl_credit_retriever.index.exact import open_vectors, write_array
-from verl_credit_retriever.index.kinds import need_faiss, resolve
+from verl_credit_retriever.index.exact import open_vectors
+from verl_credit_retriever.index.kinds import need_faiss
 from verl_credit_retriever.index.manifest import IndexMismatch, files_of, write_manifest
 from verl_credit_retriever.index.memory import require_disk
 from verl_credit_retriever.index.place import check_out, import_stage, lock, move_into_place, restore
@@ -27,8 +26,6 @@ ALIKE = 0.99
 LENGTH_OFF = 0.02
 SAMPLE = 64
 BLOCK = 1 << 16
-BUILT = {"ivf": "nlist", "hnsw": "m"}
-"""What the memory plan and the search need to know of a kind; the rest of how it was built is not in the file."""
 
 
 def import_index(
@@ -41,10 +38,9 @@ def import_index(
 ) -> dict:
     """Make `out` from the index `source`, whose row r is line r of `corpus`. Returns the manifest.
 
-    Its kind and dtype are those of the file; hnsw and ivf also get their vectors as vectors.npy. The first, the last
-    and SAMPLE seeded rows are encoded and compared with the stored vectors; the others are taken on trust, but for NaN
-    and infinity. The file is linked where it can be, else copied, and written anew without an IDMap. One rename at the
-    end creates `out`, as in `build_index`.
+    Its dtype is that of the file. The first, the last and SAMPLE seeded rows are encoded and compared with the stored
+    vectors; the others are taken on trust, but for NaN and infinity. The file is linked where it can be, else copied.
+    One rename at the end creates `out`, as in `build_index`.
 
     Errors: IndexMismatch for another type, number of rows, dimension or metric, and for a sampled row whose vector is
     another; CorpusError, FileExistsError, BuildRefused and OSError as `build_index`; ValueError without FAISS.
@@ -55,10 +51,8 @@ def import_index(
     require_corpus(corpus)
     check_out(out, overwrite)
     faiss_kinds = need_faiss("import", "")
-    index, properties, mapped = faiss_kinds.read_foreign(source, encoder.dim)
-    kind, shape = properties["kind"], {key: properties[key] for key in ("rows", "dim", "dtype")}
-    rows, built_with = index.ntotal, {name: properties[name] for name in [BUILT.get(kind)] if name}
-    _, searched_with = resolve(kind, rows, index.d, built_with)
+    properties = faiss_kinds.read_foreign(source, encoder.dim)
+    rows, dtype = properties["rows"], properties["dtype"]
     out.parent.mkdir(parents=True, exist_ok=True)
     with lock(out):
         restore(out)
@@ -68,18 +62,12 @@ def import_index(
             documents = take_corpus(corpus, stage)
             if len(documents) != rows:
                 raise IndexMismatch(f"{source}: {rows} rows; {corpus} has {len(documents)}")
-            if mapped:
-                require_disk(stage, source.stat().st_size, "the index")
-                faiss_kinds.write(index, stage / "index.faiss")
-            else:
-                _link_or_copy(source, stage / "index.faiss")
-            if "vectors.npy" in files_of(kind):
-                require_disk(stage, rows * index.d * np.dtype(shape["dtype"]).itemsize, "the vectors")
-                write_array(stage / "vectors.npy", _blocks(index), (rows, index.d), shape["dtype"])
-            _compare(source, corpus, open_vectors(stage, {"kind": kind, **shape}), documents, encoder)
-            made_with = {"dtype": shape["dtype"], "parameters": built_with, "search": searched_with}
-            manifest = write_manifest(stage, kind=kind, rows=rows, encoder=encoder.fingerprint(), **made_with)
-            move_into_place(stage, out, files_of(kind))
+            _link_or_copy(source, stage / "index.faiss")
+            _compare(source, corpus, open_vectors(stage, properties), documents, encoder)
+            manifest = write_manifest(
+                stage, kind="flat", rows=rows, encoder=encoder.fingerprint(), dtype=dtype
+            )
+            move_into_place(stage, out, files_of("flat"))
         finally:
             shutil.rmtree(stage, ignore_errors=True)
     return manifest
@@ -91,12 +79,6 @@ def _link_or_copy(source: Path, target: Path) -> None:
     except OSError:  # another file system, or one without links
         require_disk(target.parent, source.stat().st_size, "the copy of the index")
         shutil.copyfile(source, target)
-
-
-def _blocks(index) -> Iterator[np.ndarray]:
-    """All vectors in the order of rows, a block at a time."""
-    for first in range(0, index.ntotal, BLOCK):
-        yield index.reconstruct_n(first, min(BLOCK, index.ntotal - first))
 
 
 def _compare(source, corpus, stored_M_D, documents, encoder) -> None:

@@ -1,9 +1,6 @@
-"""The memory that an index takes, computed before its files are read, the memory that is available here,
-and mapped files brought into it."""
+"""The memory that an index takes, computed before its files are read, and the memory that is available here."""
 
-import logging
 import shutil
-import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -16,9 +13,7 @@ from verl_credit_retriever.index.manifest import IndexMismatch
 
 GPU_BUFFERS = 1536 << 20  # FAISS takes this on every GPU for its own work
 SEARCH_BUFFERS = 192 << 20  # two of exact.CHUNK_BYTES, and what is derived from the scores
-READ = 8 << 20
 V1, V2 = ("memory.limit_in_bytes", "memory.usage_in_bytes"), ("memory.max", "memory.current")  # in cgroups
-log = logging.getLogger("verl_credit_retriever")
 
 
 class MemoryRefused(ValueError):
@@ -141,15 +136,14 @@ def require_recorded(folder: Path, manifest: dict, **how) -> tuple[dict, MemoryP
 def plan_gpus(spec: dict, free: Sequence[int] | None, gpus: int) -> MemoryPlan:
     """Plans the memory of each of the `gpus`, over which FAISS divides the rows; `free` is what each has, None: not known.
 
-    flat and ivf as in `plan_memory`, b·D rounded up to whole rows per GPU; every GPU has all centres of ivf's lists.
-    Errors: MemoryRefused when one has too little, with the plan and what would fit.
+    b·D of `plan_memory` is rounded up to whole rows per GPU. Errors: MemoryRefused when one has too little, with the plan
+    and what would fit.
     """
 
     def each(spec: dict, gpus: int) -> MemoryPlan:
-        part = plan_memory({**spec, "rows": -(-spec["rows"] // gpus)}).resident
-        parts = {name: size for name, size in part.items() if name != "search buffers"}
+        vectors = plan_memory({**spec, "rows": -(-spec["rows"] // gpus)}).resident["vectors"]
         what = f"{spec['rows']:,} rows x {spec['dim']} {spec['dtype']}, {spec['kind']}, each of {gpus} GPUs"
-        return MemoryPlan(what, {**parts, "FAISS's buffers": GPU_BUFFERS}, {})
+        return MemoryPlan(what, {"vectors": vectors, "FAISS's buffers": GPU_BUFFERS}, {})
 
     plan = each(spec, gpus)
     if free is None or plan.total <= min(free):
@@ -157,8 +151,7 @@ def plan_gpus(spec: dict, free: Sequence[int] | None, gpus: int) -> MemoryPlan:
     fitting = []
     if spec["dtype"] == "float32" and (half := each({**spec, "dtype": "float16"}, gpus).total) <= min(free):
         fitting.append(f"an index in --dtype fp16: {gigabytes(half)} each")
-    for_vectors = min(free) - (plan.total - plan.resident["vectors"])
-    if for_vectors > 0:
+    if (for_vectors := min(free) - GPU_BUFFERS) > 0:
         fitting.append(f"about {-(-plan.resident['vectors'] * gpus // for_vectors)} such GPUs")
     least = ", ".join(f"cuda:{number} {gigabytes(size)}" for number, size in enumerate(free))
     raise MemoryRefused(
@@ -206,39 +199,3 @@ def require_disk(folder: Path, needed: int, what: str) -> None:
     free = shutil.disk_usage(folder).free
     if needed > free:
         raise OSError(f"{folder}: {what} take {gigabytes(needed)}; the disk has {gigabytes(free)} free")
-
-
-class Warming:
-    """Reads mapped `files` once in a thread, so that no query waits for the disk; they are read as usual meanwhile.
-
-    Files that are larger than the free memory are not read: reading them would drop their own pages again.
-    """
-
-    def __init__(self, files: Sequence[Path]):
-        self._files, self._read = files, 0
-        self._total = sum(path.stat().st_size for path in files)
-        self.thread: threading.Thread | None = None
-        if self._total > (free := available_memory()):
-            log.warning(
-                "%s of mapped files are not warmed: %s of memory are free; queries read the disk",
-                *(gigabytes(self._total), gigabytes(free)),
-            )
-            return
-        self.thread = threading.Thread(target=self._warm, name="warming", daemon=True)
-        self.thread.start()
-
-    def text(self) -> str | None:
-        """The progress as "warming: 12.3 GB of 64.8 GB"; None when nothing is read any more."""
-        if self.thread is None or not self.thread.is_alive():
-            return None
-        return f"warming: {gigabytes(self._read)} of {gigabytes(self._total)}"
-
-    def _warm(self) -> None:
-        buffer = bytearray(READ)
-        try:
-            for path in self._files:
-                with open(path, "rb", buffering=0) as file:
-                    while size := file.readinto(buffer):
-                        self._read += size
-        except OSError as error:
-            log.warning("%s: warming ended: %s", path, error)

@@ -5,7 +5,6 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from glob import escape
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -29,24 +28,9 @@ def import_stage(out: Path) -> Path:
 
 
 @contextmanager
-def lock(out: Path, share: tuple[int, int] | None = None) -> Iterator[None]:
-    """Allows one build of `out` at a time, or all shares (i, n) of one n. The lock ends with the process in any case."""
-    whole = out.with_name(f".{out.name}.lock")
-    own = whole if share is None else out.with_name(f".{out.name}.share-{share[0]}-of-{share[1]}.lock")
-    with _held(own, out):
-        shares = list(out.parent.glob(f".{escape(out.name)}.share-*.lock"))
-        if share is not None:  # shares of another n write some of the same shards
-            shares = [whole, *(path for path in shares if not path.name.endswith(f"-of-{share[1]}.lock"))]
-        for other in shares:
-            with _held(other, out):  # refuses when another process has it
-                pass
-        # No import runs now: a killed one left this, perhaps with a copy of 65 GB.
-        shutil.rmtree(import_stage(out), ignore_errors=True)
-        yield
-
-
-@contextmanager
-def _held(path: Path, out: Path) -> Iterator[None]:
+def lock(out: Path) -> Iterator[None]:
+    """Allows one build of `out` at a time. The lock ends with the process in any case."""
+    path = out.with_name(f".{out.name}.lock")
     # The timeout is not 0: the last owner may just be removing the file, which is then tried again.
     held = FileLock(path, timeout=0.1, fallback_to_soft=False)
     try:
@@ -56,6 +40,8 @@ def _held(path: Path, out: Path) -> Iterator[None]:
         raise BuildRefused(f"out={str(out)!r}: process {owner} is building it; wait for its end") from None
     try:
         path.write_text(str(os.getpid()))
+        # No import runs now: a killed one left this, perhaps with a copy of 65 GB.
+        shutil.rmtree(import_stage(out), ignore_errors=True)
         yield
     finally:
         path.unlink(missing_ok=True)

@@ -19,7 +19,7 @@ from verl_credit_retriever.index.manifest import (
     read_manifest,
     require_equal,
 )
-from verl_credit_retriever.index.memory import Warming, plan_gpus, require_recorded
+from verl_credit_retriever.index.memory import plan_gpus, require_recorded
 from verl_credit_retriever.index.place import refuse_replacement
 
 __all__ = ["BACKENDS", "SearchIndex", "build_index"]
@@ -43,8 +43,6 @@ class SearchIndex:
         self.vectors_M_D = vectors_M_D
         self._exact = ExactSearch(vectors_M_D)
         self._faiss = None
-        self._warming: Warming | None = None
-        self._on_gpus = False
 
     def __len__(self) -> int:
         return len(self.documents)
@@ -104,31 +102,13 @@ class SearchIndex:
         if backend == "faiss":
             faiss_kinds = need_faiss("backend='faiss'", " or use backend='exact'")
             if gpu:
-                index._load_on_gpus(faiss_kinds, mmap)
+                index._load_on_gpus(faiss_kinds)
             else:
                 index._faiss = faiss_kinds.read(folder / "index.faiss", manifest, mmap=mmap)
                 faiss_kinds.set_search(index._faiss, search)
         elif not mmap:
             index._exact = ExactSearch(np.array(index.vectors_M_D))
         return index
-
-    def warm(self) -> None:
-        """Begin to read the mapped files into memory, where they fit; `warming` says how far that is.
-
-        Not what was copied to GPUs: nothing reads its file again.
-        """
-        mapped, files = set(self.memory.mapped), {self.folder / "offsets.npy"}
-        codes = self.manifest["kind"] == "ivfpq"
-        if "vectors" in mapped and (self.backend == "exact" or codes):
-            files.add(Path(self.vectors_M_D.filename))
-        of_faiss = mapped - {"offsets", *(["vectors"] if codes else [])}
-        if of_faiss and self.backend == "faiss" and not self._on_gpus:
-            files.add(self.folder / "index.faiss")
-        self._warming = Warming(sorted(files))
-
-    def warming(self) -> str | None:
-        """How far the mapped files are read, such as "warming: 12.3 GB of 64.8 GB"; None: no reading is under way."""
-        return self._warming and self._warming.text()
 
     def check_encoder(self, encoder) -> None:
         """Refuse an encoder other than the one that built the index. Errors: IndexMismatch."""
@@ -160,10 +140,8 @@ class SearchIndex:
     def _search(self, vectors_N_D: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
         if self._faiss is None:
             return self._checked(*self._exactly(vectors_N_D, k))
-        from verl_credit_retriever.index import few_queries  # which imports FAISS
-
         candidates = min(len(self), k * self.search_parameters.get("refine", 1))
-        scores_N_K, rows_N_K = few_queries.search(self._faiss, vectors_N_D, candidates)
+        scores_N_K, rows_N_K = self._faiss.search(vectors_N_D, candidates)
         if self.manifest["kind"] == "ivfpq":  # its codes are rough: the candidates' own vectors decide
             scores_N_K, rows_N_K = self._exact.among(vectors_N_D, rows_N_K, k)
         short_N = (rows_N_K == -1).any(axis=1)
@@ -186,18 +164,13 @@ class SearchIndex:
         order_N_K = np.lexsort((rows_N_K, -scores_N_K), axis=1)
         return np.take_along_axis(scores_N_K, order_N_K, 1), np.take_along_axis(rows_N_K, order_N_K, 1)
 
-    def _load_on_gpus(self, faiss_kinds, mmap: bool) -> None:
+    def _load_on_gpus(self, faiss_kinds) -> None:
         faiss_kinds.require_gpu(self.manifest["kind"])
-        self._on_gpus = True
         gpus, free = faiss_kinds.free_gpu_memory()
         log.info("%s: %s", self.folder, plan_gpus(self.manifest, free, gpus).text())
         if free is None:
             log.warning("torch does not see the %d GPUs of FAISS: their free memory is not known", gpus)
-        if self.manifest["kind"] == "flat":
-            self._faiss = faiss_kinds.flat_on_gpus(self.vectors_M_D, gpus)
-            return
-        index = faiss_kinds.read(self.folder / "index.faiss", self.manifest, mmap=mmap)
-        self._faiss = faiss_kinds.ivf_on_gpus(index, gpus, self.search_parameters)
+        self._faiss = faiss_kinds.flat_on_gpus(self.vectors_M_D, gpus)
 
 
 def _open_documents(folder: Path, manifest: dict) -> Documents:

@@ -27,7 +27,6 @@ SETTINGS = {
     "steps": None,
     "modes": "none,joint",
     "gradient": False,
-    "swaps": 0,
     "minutes": None,
     "parallel": None,
     "lab": None,
@@ -215,7 +214,6 @@ def test_a_run_without_the_lab_has_to():
             "--lab: not with --engine run, which reads the folders that the run had",
         ),
         ({"continuations": 7}, "--continuations 7: expected an even number of at least 2"),
-        ({"swaps": 2}, "--swaps: not with --engine run"),
         (
             {"split": "dev"},
             "--split dev: --engine run has train (data.train_files) and test (data.val_files)",

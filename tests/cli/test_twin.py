@@ -27,7 +27,6 @@ REFUSED = [
     "data.shuffle=false",
     "data.train_max_samples=8",
     "probe.every=5",
-    "phase_memory=true",
     "algorithm.adv_estimator=grpo",
     "actor_rollout_ref.actor.policy_loss.loss_mode=vanilla",
 ]

@@ -29,9 +29,6 @@ REFUSED = [  # (key, value as it is written, what is accepted)
     ("algorithm.info_gain_template", "[a]", "expected auto, or a text with {answer}"),
     ("algorithm.kl_penalty", "nope", "low_var_kl"),
     ("algorithm.use_kl_in_reward", "maybe", "true or false"),
-    ("algorithm.turn_anchor_layer", "0", "a whole number of at most -1"),
-    ("algorithm.turn_anchor_distance", "1", "a number of at least 0 and below 1"),
-    ("algorithm.turn_anchor_similarity", "1", "a number above 0 and below 1 or null"),
     ("lab.world_seed", "abc", "a whole number of at least 0"),
     *((f"{budget}_max_token_len_per_gpu", value, "a whole number of at least 1")
       for budget in BUDGETS for value in ("2k", "[1]")),

@@ -7,7 +7,7 @@ from kit.modes import batch
 from verl_credit.credit import MODES
 
 NAN = float("nan")
-WHOLE_RETURNS = ["turn-group-unbiased", "leave_one_out", "gigpo", "hgpo", "bipace", "gagpo"]
+WHOLE_RETURNS = ["turn-group-unbiased", "leave_one_out", "gigpo", "hgpo", "gagpo"]
 WITH_MISSING = [
     [[0.4, 0.2], [None, None], [0.1, 0.0]],
     [[0.4, 0.2], [0.3, None], [0.1], [0.6, 0.1]],

@@ -5,6 +5,7 @@ released code, which parity="released" reproduces; ``default`` and ``oracle`` co
 """
 
 import json
+from difflib import SequenceMatcher
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,6 @@ from verl_credit.credit import (
     mt_grpo,
     progress,
     rloo,
-    similar_anchors,
     turn_gae,
 )
 
@@ -88,13 +88,24 @@ def anchors_of(trajectories, expected, kind):
     states, group = [t["anchors"] for t in trajectories], groups(trajectories)
     if not expected.get("enable_similarity"):
         return exact_anchors(states, group)
-    order = expected.get("row_order") or [(b, k) for b, turns in enumerate(states) for k in range(len(turns))]
-    return similar_anchors(
-        states,
-        group,
-        threshold=expected["similarity_thresh"],
-        released_order=None if kind == "default" else order,
-    )
+    places = [(b, k) for b, turns in enumerate(states) for k in range(len(turns))]
+    order = places if kind == "default" else expected.get("row_order") or places
+    return alike(states, group, order, expected["similarity_thresh"], autojunk=kind != "default")
+
+
+def alike(states, group, order, threshold, *, autojunk):
+    """Ids of the released clusters: a text joins the first one of its prompt whose first member is alike."""
+    first, ids = [], torch.full((len(states), max(map(len, states))), -1)
+    for row, turn in order:
+        text, prompt = states[row][turn], int(group[row])
+        found = (
+            number
+            for number, (of, one) in enumerate(first)
+            if of == prompt and SequenceMatcher(None, text, one, autojunk=autojunk).ratio() >= threshold
+        )
+        ids[row, turn] = next(found, len(first))
+        first += [(prompt, text)] if ids[row, turn] == len(first) else []
+    return ids
 
 
 def gigpo_of(trajectories, expected, kind):

@@ -27,11 +27,10 @@ from verl_credit.cli.another_run import collect
 from verl_credit.config.settings import CreditSettings
 from verl_credit.policy.attention.implementation import AUTO, install
 from verl_credit.policy.packed import PackedPolicy
-from verl_credit.records.report.again import as_the_run_did, token_tables, turn_tables
-from verl_credit.records.run.files import EVENTS, METRICS, PHASES, VALIDATION, read_json_lines
+from verl_credit.records.run.files import EVENTS, METRICS, VALIDATION, read_json_lines
 from verl_credit.records.run.held_out import read_held_out
-from verl_credit.records.run.rollouts import read_samples, read_tokens, token_steps
-from verl_credit.records.run.tables import TURNS, read_table, table_path, tables_of
+from verl_credit.records.run.rollouts import read_samples, token_steps
+from verl_credit.records.run.tables import TURNS, tables_of
 from verl_credit.study.probe.checkpoint import build_model, read_checkpoint
 from verl_credit.study.probe.policy import ModelPolicy, Sampling, gradient, norm
 from verl_credit.study.probe.rollouts import read_rollouts
@@ -55,7 +54,6 @@ SETTINGS = [
     "algorithm.sepa.steps=10",
     "algorithm.sepa.correct_rate_gate=0",
     "algorithm.info_gain_warmup_steps=1",
-    "phase_memory=true",
 ]
 STAGES = [
     "the machine is checked", "starting Ray and the workers", "Ray is up", "the task runner is up",
@@ -146,12 +144,6 @@ def test_resume(one_rank):
     assert [row["step"] for row in one_rank.rows] == [1, 2, 3]
     assert [row["credit/sepa_lambda"] for row in one_rank.rows] == [0.1, 0.2, 0.3]
     assert list(tables_of(one_rank.run_dir, TURNS)) == list(token_steps(one_rank.run_dir)) == [1, 2, 3]
-    for step, path in token_steps(one_rank.run_dir).items():
-        table, turns = read_tokens(path), turn_tables(read_table(table_path(one_rank.run_dir, TURNS, step)))
-        for group in set(table.columns["group"]):
-            tokens = token_tables(table, group)
-            made_G_T = as_the_run_did(turns, tokens).float()
-            assert torch.allclose(made_G_T, tokens.advantage_G_T, atol=1e-6, rtol=0), (step, group)
     # step 2 was evaluated before the resume and is not evaluated again
     assert [row["step"] for row in read_json_lines(one_rank.run_dir / VALIDATION)] == [0, 2]
     events = [row for row in read_json_lines(one_rank.run_dir / EVENTS) if row["kind"] != "stage"]
@@ -329,23 +321,6 @@ def test_two_nodes_straight_on_have_the_losses_of_one_rank_that_was_interrupted_
         gain = ("credit/gain/mean",) if ours["step"] > 1 else ()
         for key in (*SAME, *gain):
             assert ours[key] == pytest.approx(expected[key], rel=2e-3, abs=2e-6), (ours["step"], key)
-    peaks = [line for line in read_json_lines(run_dir / PHASES) if "rank" in line]
-    phases = {
-        (step, phase)
-        for step in (1, 2, 3)
-        for phase in ("log-prob", "update", "optimizer step", "weight sync")
-    }
-    assert {(line["rank"], line["step"], line["phase"]) for line in peaks} == {
-        (rank, *phase) for rank in (0, 1) for phase in phases | {(0, "weight sync")}
-    }
-    for row in rows:  # verl's metric is the peak of rank 0 since its start, over all phases
-        first = [line for line in peaks if line["rank"] == 0 and line["step"] <= row["step"]]
-        so_far = [
-            line["allocated"]
-            for line in first
-            if (row["step"], "weight sync") != (line["step"], line["phase"])
-        ]
-        assert row["actor/perf/max_memory_allocated_gb"] * 2**30 >= max(so_far) > 0
     events = read_json_lines(run_dir / EVENTS)
     assert [
         row["text"] for row in events if row["kind"] == "stage" and "retriever" not in row["text"]

@@ -19,7 +19,7 @@ from verl_credit.policy.sampling import SamplingParams
 from verl_credit.recipe.plan.assumptions import Assumptions
 from verl_credit.recipe.plan.hardware import GIB, find_hardware
 from verl_credit.recipe.plan.job import Job
-from verl_credit.recipe.plan.memory import engine
+from verl_credit.recipe.plan.memory import engine_memory
 from verl_credit.recipe.plan.model_shape import shape_of
 
 PARAMS = SamplingParams(8, 0.0)
@@ -179,7 +179,7 @@ def test_the_plan_counts_the_rows_that_the_engine_takes(share, seqs):
         prompts=64,
         rollouts=8,
     )
-    planned = engine(shape_of("Qwen/Qwen3-4B"), job, H100, Assumptions())
+    planned = engine_memory(shape_of("Qwen/Qwen3-4B"), job, H100, Assumptions())
     assert planned.rows == bound.rows and not planned.problems
     assert planned.share <= share * H100.memory
 

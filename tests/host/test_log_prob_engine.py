@@ -267,12 +267,11 @@ def test_both_engines_have_it():
         CreditFSDPEngineWithLMHead,
         SharedPromptEngine,
     )
-    from verl_credit.host.engine.hidden_engine import HiddenEngine
     from verl_credit.host.engine.log_prob_engine import LogProbEngine
 
-    both = [HiddenEngine, LogProbEngine, FSDPEngineWithLMHead]
+    both = [LogProbEngine, FSDPEngineWithLMHead]
     hooks = {
-        CPUFSDPEngineWithLMHead: [HiddenEngine, SharedPromptEngine, *both[1:]],
+        CPUFSDPEngineWithLMHead: [SharedPromptEngine, *both],
         CreditFSDPEngineWithLMHead: both,
     }
     for engine, order in hooks.items():  # each passes on what is not its own to the next

@@ -4,7 +4,6 @@ import json
 import signal
 import socket
 import sys
-from dataclasses import replace
 from types import ModuleType, SimpleNamespace
 from unittest.mock import patch
 
@@ -12,7 +11,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from kit.lab_run import run
-from kit.machine import FAIL, LAPTOP, PASS, says
+from kit.machine import FAIL, LAPTOP, says
 from kit.recipes import load_config
 from verl_credit.cli.train import start as train_module
 from verl_credit.cli.train.with_verl import check_with_verl
@@ -23,7 +22,6 @@ from verl_credit.recipe import compose, files
 from verl_credit.recipe.compose import compose_recipe
 from verl_credit.recipe.doctor import cluster
 from verl_credit.recipe.doctor.context import Context
-from verl_credit.recipe.machine import Process
 
 ADDRESS = "ray_kwargs.ray_init.address"
 
@@ -130,8 +128,6 @@ def test_auto_needs_a_cluster_to_find(alone):
     config = load_config("lab", [])
     OmegaConf.update(config, ADDRESS, "auto", force_add=True)
     assert says(cluster.check_cluster(Context(LAPTOP, config)), FAIL, f"{ADDRESS}=auto, and no cluster")
-    head = Process(7, 1, "gcs_server", ("/x/ray/core/src/ray/gcs/gcs_server",))
-    assert says(cluster.check_cluster(Context(replace(LAPTOP, processes=(head,)), config)), PASS)
 
 
 @pytest.fixture

@@ -1,8 +1,5 @@
 """A step's credit from the rows in the store to the rows in the store, by verl's own methods and ours, without Ray."""
 
-import runpy
-from pathlib import Path
-
 import pytest
 import torch
 from verl.trainer.ppo.v1.replay_buffer import ReplayBufferAsync
@@ -77,19 +74,6 @@ def test_the_response_mask_of_the_step_is_read_once(stored):
     stored.make(CreditTrainer, "algorithm.transform_mode=gtpo", "keep_rollouts.steps=0", filled=False)
     assert stored.kept.calls.count(("read", "entropy")) == 2  # the second time for the token level
     assert stored.kept.calls.count(("read", "response_mask")) == 1 + 2
-
-
-def test_the_script_of_the_trainers_own_work_counts_what_goes_through_the_store(tmp_path):
-    """evidence/information_gain publishes its figures: ids of two bytes, and every column read once."""
-    script = runpy.run_path(str(Path(__file__).parents[2] / "evidence/information_gain/driver.py"))
-    found = script["step"](16, str(tmp_path), script["make_tokenizer"]([]))
-    tokens, written = found["bytes"]["read responses"] // 8, {"credit_branches", "clip_scale"}
-    assert {name for name in found["bytes"] if "written" in name} == {f"written {name}" for name in written}
-    assert found["bytes"]["read response_mask"] == 8 * tokens
-    assert (
-        found["bytes"]["read turn_ids"] == 2 * tokens and found["bytes"]["written clip_scale"] == 4 * tokens
-    )
-    assert set(found["cpu_s"]) == {"fetch", "plan", "log_probs", "advantages"} and found["contexts"] >= 16 * 3
 
 
 def test_samples_of_the_step_are_kept(step, tmp_path):

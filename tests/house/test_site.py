@@ -60,11 +60,6 @@ def test_the_pages_that_code_and_messages_name_are_there():
     assert {path: lost for path, text in texts.items() if (lost := missing_pages(text))} == {}
 
 
-def test_a_page_or_a_heading_that_is_not_there_is_seen():
-    text = "docs/host.md#versions docs/engines.md#versions docs/api/none.md docs/lab.md (docs/run.md#exit-codes)."
-    assert missing_pages(text) == {"docs/host.md#versions", "docs/api/none.md"}
-
-
 HOST_SIDE = {
     "as_transform_spec",
     "as_uncertainty_spec",
@@ -129,24 +124,7 @@ def test_the_staged_folder_has_the_pages_and_what_they_link_to(tmp_path):
     assert (staged / "code.py").read_text() == "code.py"
 
 
-def test_a_page_that_is_missing_or_not_declared_is_named(tmp_path):
-    staged, site = tmp_path / "staged", tmp_path / "site"
-    stage.stage(ROOT, staged)
-    for page in stage.expected(CONFIG, staged):
-        (site / page).parent.mkdir(parents=True, exist_ok=True)
-        (site / page).touch()
-    (site / "404.html").touch()
-    assert stage.check(CONFIG, staged, site) == ""
-    (site / "docs" / "lab.html").unlink()
-    (site / "docs" / "new.html").touch()
-    assert (
-        stage.check(CONFIG, staged, site)
-        == "not built: docs/lab.html; built, but not in mkdocs.yml: docs/new.html"
-    )
-
-
 def test_every_page_is_declared(tmp_path):
-    """`make docs` finds that, too, after a build."""
     stage.stage(ROOT, tmp_path)
     pages = {page.relative_to(tmp_path).with_suffix(".html").as_posix() for page in tmp_path.rglob("*.md")}
     assert {page.replace("README.html", "index.html") for page in pages} == stage.expected(CONFIG, tmp_path)

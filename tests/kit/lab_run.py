@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from functools import cache
 from pathlib import Path
 
 from verl_credit.cli import main
 from verl_credit.cli.train import start as train_module
-from verl_credit.cli.train import trial_row
 from verl_credit.records.run import events
 from verl_credit.records.run.files import METRICS, VALIDATION, append_json
-
-_code = cache(trial_row.code_version)  # five processes of git
 
 
 def run(capsys, tmp_path, *overrides):
@@ -41,7 +37,6 @@ def launches(monkeypatch):
 
     for name in ("_prepare_world", "_preflight"):
         monkeypatch.setattr(train_module, name, lambda *_: None)
-    monkeypatch.setattr(trial_row, "code_version", _code)
     monkeypatch.setattr("verl_credit.records.report.write.write_report", lambda run_dir: run_dir)
     set_up.failed = launch.RunFailed
     return set_up

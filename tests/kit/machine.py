@@ -27,7 +27,6 @@ MACHINE = Facts(
     memory=Memory(128 * GIB, 100 * GIB, shm_total=64 * GIB, shm_free=64 * GIB),
     driver="13.0",
     cpus=16,
-    now=10_000.0,
 )
 
 

@@ -7,14 +7,11 @@ from contextlib import contextmanager
 
 import uvicorn
 
-from verl_credit_retriever.http.guard import limited
-
 
 @contextmanager
-def served(app, of=None, **limits):
+def served(app, of=None):
     """The port of a server of the app, in a thread of this process."""
-    limits = {"most": 100} | limits
-    serving = of or uvicorn.Server(uvicorn.Config(app, log_level="error", http=limited(**limits)))
+    serving = of or uvicorn.Server(uvicorn.Config(app, log_level="error"))
     with socket.create_server(("127.0.0.1", 0), backlog=512) as listening:
         thread = threading.Thread(target=serving.run, kwargs={"sockets": [listening]})
         thread.start()

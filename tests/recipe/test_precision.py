@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from verl_credit.precision import cpu_precision
-from verl_credit.recipe.auto import COMPUTES_IN, compute_dtype
 from verl_credit.recipe.compose import load_config
+from verl_credit.recipe.decisions import COMPUTES_IN, compute_dtype
 from verl_credit.recipe.unread import warnings_of
 
 CPUS = [

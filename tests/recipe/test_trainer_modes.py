@@ -125,4 +125,4 @@ def test_every_engine_that_is_accepted_can_abort():
     with pytest.raises(ConfigError) as caught:
         check(COLOCATE, "actor_rollout_ref.rollout.name=trtllm")
     assert (caught.value.key, caught.value.value) == ("actor_rollout_ref.rollout.name", "trtllm")
-    assert "built for and tested with hf and vllm, and hands requests on to sglang" in caught.value.accepted
+    assert caught.value.accepted == ["hf", "vllm", "sglang"]

@@ -4,12 +4,9 @@ import pytest
 import torch
 
 from kit.recipes import check
-from verl_credit.cli.recipe.stages import explanation
 from verl_credit.config.settings import CreditSettings
 from verl_credit.credit import INFO_GAIN_NORM_MODES
 from verl_credit.errors import ConfigError
-from verl_credit.recipe.rules import turn_mode
-from verl_credit.recipe.unread import unused
 
 MODE, PARAMS = "algorithm.info_gain_norm_mode", "algorithm.turn_params"
 HERE = __name__
@@ -129,9 +126,8 @@ def test_a_text_option_is_one_of_its_choices():
 
 
 def test_modes_with_anchors_need_no_signal_and_take_a_state_of_ones_own():
-    from verl_credit.config.settings import CreditSettings
 
-    for mode in ("gigpo", "hgpo", "bipace", "g2po", "gagpo"):
+    for mode in ("gigpo", "hgpo", "g2po", "gagpo"):
         assert CreditSettings.from_config(check(f"{MODE}={mode}")).turn_signals == {}
     check(f"{MODE}=gigpo", f"algorithm.turn_anchor={HERE}.first_words", f"+{PARAMS}.step_weight=0.5")
     check(f"{MODE}=gigpo", "algorithm.turn_signal=info_gain")
@@ -139,21 +135,6 @@ def test_modes_with_anchors_need_no_signal_and_take_a_state_of_ones_own():
 
 def first_words(trajectory):
     return [turn.text.split(" ")[0] for turn in trajectory.turns]
-
-
-def words_so_far(trajectory):
-    return [turn.text.split() for turn in trajectory.turns]
-
-
-def test_similarity_compares_texts_which_is_known_before_the_start():
-    similarity = "algorithm.turn_anchor_similarity"
-    error = refused(f"{MODE}=gigpo", "algorithm.turn_anchor=prefix", f"{similarity}=0.9")
-    assert (error.key, error.value) == (similarity, 0.9) and "a prefix is a list of tokens" in error.accepted
-    own = f"algorithm.turn_anchor={HERE}.words_so_far"
-    check(f"{MODE}=gigpo", own)
-    error = refused(f"{MODE}=gigpo", own, f"{similarity}=0.9")
-    assert error.key == "algorithm.turn_anchor" and "holds a list; similarity needs texts" in error.accepted
-    check(f"{MODE}=gigpo", f"algorithm.turn_anchor={HERE}.first_words", f"{similarity}=0.9")
 
 
 def one_short(trajectory):
@@ -171,25 +152,3 @@ def test_an_anchor_that_cannot_be_meant_is_refused(anchor, accepted):
     error = refused(f"{MODE}=gigpo", f"algorithm.turn_anchor={anchor}")
     assert (error.key, error.value) == ("algorithm.turn_anchor", anchor)
     assert accepted in (error.accepted if isinstance(error.accepted, str) else ", ".join(error.accepted))
-
-
-def test_hidden_anchors_need_their_forward_and_read_a_distance(monkeypatch):
-    anchor, distance = "algorithm.turn_anchor=hidden", "algorithm.turn_anchor_distance"
-    text = explanation("lab", check(f"{MODE}=gigpo", anchor, f"{distance}=0.1"))
-    assert "turn_anchor=hidden" in text and "turn_anchor_distance=0.1 turn_anchor_layer=-1" in text
-    assert "turn_anchor_distance" not in explanation("lab", check(f"{MODE}=gigpo"))
-    bypass = "algorithm.rollout_correction.bypass_mode"
-    error = refused(f"{MODE}=gigpo", anchor, f"{bypass}=true", "algorithm.info_gain_scorer=rows")
-    assert error.key == bypass and anchor in str(error)
-    similarity = "algorithm.turn_anchor_similarity"
-    error = refused(f"{MODE}=gigpo", anchor, f"{similarity}=0.9")
-    assert error.key == similarity and "hidden states have turn_anchor_distance" in error.accepted
-    assert refused(f"{MODE}=gigpo", anchor, f"{distance}=1").key == distance
-    layer = "algorithm.turn_anchor_layer"
-    assert refused(f"{MODE}=bipace", anchor, f"{layer}=0").key == layer
-    monkeypatch.setattr(turn_mode, "policy_values", lambda config: {"num_hidden_layers": 4})
-    check(f"{MODE}=bipace", anchor, f"{layer}=-4")
-    error = refused(f"{MODE}=bipace", anchor, f"{layer}=-5")
-    assert error.key == layer and "has 4 layers; expected -4 to -1" in error.accepted
-    idle = unused(config := check(f"{MODE}=gigpo", f"{distance}=0.2"), CreditSettings.from_config(config))
-    assert [line for line in idle if line.startswith(f"{distance}=0.2")]

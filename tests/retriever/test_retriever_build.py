@@ -299,6 +299,14 @@ def test_a_damaged_shard_is_encoded_anew(corpus, encoder, tmp_path, damage):
     np.testing.assert_array_equal(SearchIndex.load(out).vectors_M_D, encoder.table_M_D)
 
 
+def test_a_stray_file_among_the_shards_is_named(corpus, encoder, tmp_path):
+    _interrupt(corpus, encoder, tmp_path / "out")
+    stray = tmp_path / ".out.building" / "shard-x.json"
+    stray.write_text("{}")
+    with pytest.raises(BuildRefused, match=f"{stray} is no shard"):
+        build_index(corpus, encoder, tmp_path / "out", **SMALL)
+
+
 def test_a_bad_line_found_late_keeps_what_was_encoded(corpus, encoder, tmp_path):
     out = tmp_path / "out"
     _interrupt(corpus, encoder, out)
@@ -328,15 +336,11 @@ def test_a_full_disk_is_found_before_anything_is_encoded(corpus, encoder, tmp_pa
     assert encoder.calls == 0
 
 
-@pytest.mark.parametrize("command", ["build", "share"])
-def test_what_a_killed_import_left_goes_with_the_next_command(corpus, encoder, tmp_path, command):
+def test_what_a_killed_import_left_goes_with_the_next_command(corpus, encoder, tmp_path):
     left = tmp_path / ".out.importing"
     left.mkdir()
     (left / "index.faiss").write_bytes(b"65 GB")
-    if command == "build":
-        build_index(corpus, encoder, tmp_path / "out", **SMALL)
-    else:
-        build.encode_share(corpus, encoder, tmp_path / "out", (1, 2), **SMALL)
+    build_index(corpus, encoder, tmp_path / "out", **SMALL)
     assert not left.exists()
 
 

@@ -42,10 +42,11 @@ def cluster(tmp_path):
 
 
 def ask(url, queries):
-    answer = httpx.post(f"{url}/v1/search", json={"queries": queries, "k": K}, timeout=60, trust_env=False)
+    body = {"queries": queries, "topk": K, "return_scores": True}
+    answer = httpx.post(f"{url}/retrieve", json=body, timeout=60, trust_env=False)
     assert answer.status_code == 200, answer.text
     fingerprint = answer.headers["X-Index-Fingerprint"]
-    return fingerprint, answer.json()["results"]
+    return fingerprint, answer.json()["result"]
 
 
 def test_a_killed_node_costs_connections_but_no_answer_is_wrong_or_short(folders, cluster):
@@ -63,18 +64,17 @@ def test_a_killed_node_costs_connections_but_no_answer_is_wrong_or_short(folders
     assert f"fingerprint {fingerprint}" in said
     found_by, found = ask(url, QUERIES[::10])
     assert found_by == fingerprint
-    assert [[hit["id"] for hit in hits] for hits in found] == [
-        [hit["id"] for hit in hits] for hits in expected
+    assert [[hit["document"] for hit in hits] for hits in found] == [
+        [hit["document"] for hit in hits] for hits in expected
     ]
     scores, right = ([hit["score"] for hits in each for hit in hits] for each in (found, expected))
     np.testing.assert_allclose(scores, right, atol=1e-6)
 
     assert httpx.get(f"{url}/info").json()["fingerprint"] == fingerprint
-    assert httpx.get(f"{url}/retrieve/").json() == {
-        "error": "Not Found"
-    }  # Ray's proxy adds no routes of its own
-    too_many = httpx.post(f"{url}/v1/search", json={"queries": ["a"], "k": 101})
-    assert (too_many.status_code, too_many.json()) == (422, {"error": "k: 101; at most 100"})
+    # Ray's proxy adds no routes of its own.
+    assert "there is no GET '/retrieve/'" in httpx.get(f"{url}/retrieve/").json()["error"]
+    too_many = httpx.post(f"{url}/retrieve", json={"queries": ["a"], "topk": 101})
+    assert (too_many.status_code, too_many.json()) == (422, {"error": "topk: 101; at most 100"})
     assert httpx.get(f"{url}/readyz", headers={"Host": "other.example"}).status_code == 421
 
     exact = oracle(folders, QUERIES, K)
@@ -94,8 +94,8 @@ def test_a_killed_node_costs_connections_but_no_answer_is_wrong_or_short(folders
     assert not load.wrong
     assert load.seen.keys() - LOST <= {"200", "503"}, (load.seen, load.bodies)
 
-    assert [[hit["id"] for hit in hits] for hits in ask(url, QUERIES[::10])[1]] == [
-        [hit["id"] for hit in hits] for hits in expected
+    assert [[hit["document"] for hit in hits] for hits in ask(url, QUERIES[::10])[1]] == [
+        [hit["document"] for hit in hits] for hits in expected
     ]
     assert httpx.get(f"{url}/readyz").json() == {"status": "ready"}
     assert command("undeploy", "--address", cluster.address)[0] == 0

@@ -1,6 +1,7 @@
 """What `deploy` refuses, in one line each. Marked slow because Ray Serve takes seconds to import."""
 
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -54,6 +55,10 @@ def test_without_ray_deploy_names_what_to_install(monkeypatch, capsys):
     assert "pip install 'verl-credit[retriever-ray]'" in capsys.readouterr().err
 
 
+def settings(**given):
+    return ServeSettings(**{"index": Path("index"), "encoder": Path("encoder")} | given)
+
+
 @pytest.mark.slow
 class TestOnACluster:
     @pytest.fixture
@@ -76,24 +81,49 @@ class TestOnACluster:
         assert problem.startswith(f"error: --address={address}: no Ray cluster") and problem.count("\n") == 1
 
     def test_more_processes_than_cpus(self, cluster):
-        with pytest.raises(
-            ValueError, match=r"\(shards \+ 1\) x replicas x threads = 9 CPUs; the cluster has 8"
-        ):
-            cluster._require_cpus(9)
-        cluster._require_cpus(8)
+        with pytest.raises(ValueError, match=r"9 CPUs; the cluster has 8"):
+            cluster.require_room(settings(), shards=2, replicas=3)
+        cluster.require_room(settings(), shards=3, replicas=2)
 
-    def test_only_machines_that_can_hold_a_process_count(self, cluster):
+    def test_only_machines_that_can_hold_a_process_count(self, cluster, monkeypatch):
         """With a head node without CPUs among them, too few replicas were allowed on each, and some never started."""
-        assert [cluster._machines(threads) for threads in (1, 2, 3, 4)] == [2, 2, 1, 1]
+        found = [cluster.require_room(settings(threads=n), shards=1, replicas=1) for n in (1, 2, 3, 4)]
+        assert found == [2, 2, 1, 1]
+        monkeypatch.setattr(cluster.ray, "cluster_resources", lambda: {"CPU": 80.0})
         with pytest.raises(ValueError, match="--threads=5; .* 4 CPUs"):
-            cluster._machines(5)
+            cluster.require_room(settings(threads=5), shards=1, replicas=1)
+
+    @pytest.mark.parametrize(
+        "gpus, threads, replicas, room",
+        [
+            ((0, 0, 0), 1, 1, 0),
+            ((0, 4, 0), 1, 1, 0),  # the machine with GPUs has no CPU
+            ((1, 0, 0), 1, 2, 1),
+            ((4, 0, 0), 2, 2, None),
+            ((1, 0, 1), 1, 2, None),
+        ],
+    )
+    def test_fronts_on_gpus_need_gpus_with_cpus_beside_them(
+        self, cluster, monkeypatch, gpus, threads, replicas, room
+    ):
+        """A cluster without GPUs was waited for, 30 minutes."""
+        nodes = [
+            node | {"Resources": node["Resources"] | ({"GPU": gpu} if gpu else {})}
+            for node, gpu in zip(cluster.ray.nodes()[:3], gpus, strict=True)
+        ]
+        monkeypatch.setattr(cluster.ray, "nodes", lambda: nodes)
+        given = {"settings": settings(threads=threads, device="cuda"), "shards": 1, "replicas": replicas}
+        if room is None:
+            assert cluster.require_room(**given) == 2
+            return
+        with pytest.raises(ValueError, match=f"--device=cuda --replicas={replicas}: .* room for {room};"):
+            cluster.require_room(**given)
 
     @pytest.mark.parametrize("queue", [16, 8192])
-    def test_the_front_itself_refuses_what_is_too_much(self, cluster, tmp_path, queue):
+    def test_the_front_itself_refuses_what_is_too_much(self, cluster, queue):
         """Ray admits more requests than the queue and the line before it hold, and the rest has a limit."""
-        limits = Limits(max_request_queries=16, max_queue_queries=queue)
-        settings = ServeSettings(tmp_path, tmp_path, limits=limits)
-        app = cluster._application(settings, [Part(0, 1, 0, 9, "f")], "exact", {"num_replicas": 1})
+        given = settings(limits=Limits(max_request_queries=16, max_queue_queries=queue))
+        app = cluster._application(given, [Part(0, 1, 0, 9, "f")], "exact", 1, 1)
         front = app._bound_deployment
         assert front.name == cluster.FRONT
         assert front.max_ongoing_requests > queue + max(HELD, queue)
@@ -108,15 +138,14 @@ class TestOnACluster:
         with pytest.raises(CannotListen, match=r"--port=8000: .*Failed to bind to address '127.0.0.1:8000'"):
             cluster._start_serve(SimpleNamespace(host="127.0.0.1", port=8000))
 
-    def test_what_is_deployed_is_not_deployed_over(self, cluster, monkeypatch):
+    def test_what_is_deployed_is_not_deployed_over(self, cluster, monkeypatch, folders):
         with pytest.raises(ValueError, match="nothing is deployed as 'verl-credit-retriever'"):
             cluster.undeploy()
-        cluster._refuse_second()
         monkeypatch.setattr(
             cluster.serve, "status", lambda: SimpleNamespace(applications={cluster.APP: None})
         )
         with pytest.raises(ValueError, match="deployed on this cluster already"):
-            cluster._refuse_second()
+            cluster.deploy(settings(index=folders / "index"), shards=1, replicas=1, ready_seconds=1)
 
     def test_serve_that_listens_elsewhere(self, cluster, monkeypatch):
         """It would show the texts to more machines than this command was told to."""

@@ -1,28 +1,20 @@
-"""What reaches a server before its app: connections, headers, bodies, host names, and requests while it ends."""
+"""What reaches a server before its app: bodies, host names, and requests while it ends."""
 
 import asyncio
 import json
-import resource
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
-from contextlib import ExitStack, contextmanager
-from pathlib import Path
 
 import httpx
 import pytest
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from kit.retriever_fakes import app_of, client_of, metric
+from kit.retriever_fakes import app_of, client_of
 from kit.retriever_serving import served
 from verl_credit_retriever import serve
-from verl_credit_retriever.http import guard, server
-from verl_credit_retriever.http.guard import limited
-from verl_credit_retriever.http.schema import PROBLEMS
-from verl_credit_retriever.settings import LOOPBACK, Limits
+from verl_credit_retriever.http import server
+from verl_credit_retriever.settings import LOOPBACK
 
 POST = b"POST /retrieve HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
 
@@ -44,174 +36,12 @@ def all_of(connection) -> bytes:
     return b"".join(parts)
 
 
-def test_connections_above_the_limit_are_closed_and_those_below_served(caplog):
-    app, _ = app_of()
-    with served(app, most=3) as port, ExitStack() as stack:
-        open_ones = [stack.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(3)]
-        for _ in range(5):
-            with socket.create_connection(("127.0.0.1", port)) as more:
-                assert all_of(more) == b""
-        open_ones[0].sendall(POST + b'Content-Length: 17\r\nConnection: close\r\n\r\n{"queries":["a"]}')
-        assert b"200 OK" in all_of(open_ones[0])
-        with ask_until_free(port) as answer:
-            assert answer.status_code == 200
-    said = [
-        record.getMessage() for record in caplog.records if "further ones are closed" in record.getMessage()
-    ]
-    assert said == ["3 connections are open, which is the limit; further ones are closed"]
-
-
-@pytest.mark.parametrize(
-    "soft, hard, allowed, most",
-    [
-        (150, 200, True, 72),  # 128 are for files that are no connections
-        (150, 200, False, 22),
-        (64, 64, True, 1),
-        (1024, resource.RLIM_INFINITY, True, (1 << 20) - 128),
-        (resource.RLIM_INFINITY, resource.RLIM_INFINITY, True, (1 << 20) - 128),
-    ],
-)
-def test_the_limit_of_open_files_is_raised_and_connections_stay_below(monkeypatch, soft, hard, allowed, most):
-    def set_limit(kind, limits):
-        if not allowed:
-            raise ValueError("not allowed to raise maximum limit")
-        assert (kind, limits) == (resource.RLIMIT_NOFILE, (most + 128, hard))
-
-    monkeypatch.setattr(guard.resource, "getrlimit", lambda kind: (soft, hard))
-    monkeypatch.setattr(guard.resource, "setrlimit", set_limit)
-    assert guard.most_connections() == most
-
-
-def test_bodies_are_parsed_by_httptools():
-    """uvicorn's other parser stalled everybody for seconds over a body of 300,000 chunks."""
-    assert issubclass(limited(1), HttpToolsProtocol)
-
-
 def test_what_is_no_http_is_a_400_that_says_so():
     app, _ = app_of()
     with served(app) as port, socket.create_connection(("127.0.0.1", port)) as client:
         client.sendall(b"no request at all\r\n\r\n")
         head, _, body = all_of(client).partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 400") and body == b"Invalid HTTP request received."
-
-
-def test_the_table_of_the_docs_has_every_status():
-    text = (Path(__file__).parents[2] / "docs" / "retriever.md").read_text(encoding="utf-8")
-    _, table = text.split("| status | when |\n|---|---|\n")
-    cells = (line.split("|")[1] for line in table.partition("\n\n")[0].splitlines())
-    listed = {int(status) for cell in cells for status in cell.split(",")}
-    assert listed == {*PROBLEMS, 400, 404, 405}  # those three are no route's
-
-
-@contextmanager
-def ask_until_free(port):
-    """The server notices a little later that a client has closed."""
-    deadline = time.monotonic() + 30
-    while True:
-        try:
-            answer = ask(port)
-            break
-        except httpx.TransportError:
-            assert time.monotonic() < deadline
-    yield answer
-
-
-def test_headers_that_never_end_are_given_up_and_others_are_answered():
-    app, _ = app_of()
-    with served(app, header_seconds=0.2) as port:
-        with socket.create_connection(("127.0.0.1", port)) as silent:
-            assert all_of(silent) == b""
-        with socket.create_connection(("127.0.0.1", port)) as second:
-            second.sendall(POST + b"Content-Length: 17\r\n\r\n" + b'{"queries":["a"]}')
-            assert b"200 OK" in second.recv(65536)
-            second.sendall(POST)  # another request, whose headers stop here
-            all_of(second)
-        assert ask(port).status_code == 200
-
-
-def test_a_body_that_does_not_come_is_408(monkeypatch):
-    monkeypatch.setattr(guard, "BODY_SECONDS", 0.2)
-    app, encoder = app_of()
-    with served(app) as port:
-        with socket.create_connection(("127.0.0.1", port)) as slow:
-            slow.sendall(POST + b'Content-Length: 100\r\n\r\n{"queries"')
-            head, _, body = all_of(slow).partition(b"\r\n\r\n")
-        assert head.startswith(b"HTTP/1.1 408") and b"connection: close" in head.lower()
-        assert json.loads(body) == {"error": "body: not complete after 0.2 s"}
-        assert encoder.encoded == [] and ask(port).status_code == 200
-
-
-def test_a_client_that_waits_for_its_answer_is_not_hurried(monkeypatch):
-    monkeypatch.setattr(guard, "BODY_SECONDS", 0.1)
-    gate = threading.Event()
-    app, encoder = app_of(gate=gate)
-    with served(app) as port:
-        answers = []
-        asking = threading.Thread(target=lambda: answers.append(ask(port)))
-        asking.start()
-        assert encoder.entered.wait(30)
-        gate.wait(0.3)  # longer than a body may take
-        gate.set()
-        asking.join()
-    assert answers[0].status_code == 200
-
-
-def test_bodies_that_arrive_together_are_bounded(monkeypatch):
-    monkeypatch.setattr(guard, "BODIES_AT_A_TIME", 2)
-    app, _ = app_of(limits=Limits(max_body_bytes=1000))
-    part = b"Content-Length: 1000\r\n\r\n" + b" " * 900
-    with served(app) as port:
-        with ExitStack() as stack:
-            opened = [stack.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(3)]
-            for connection in opened:
-                connection.sendall(POST + part)
-            refused = next(c for c in opened if readable(opened, c))
-            head, _, body = all_of(refused).partition(b"\r\n\r\n")
-            assert head.startswith(b"HTTP/1.1 503") and b"retry-after: 1" in head.lower()
-            assert json.loads(body) == {"error": "too many bodies arrive at a time"}
-        with ask_until_answered(port) as answer:
-            assert answer.status_code == 200
-
-
-def test_bodies_that_have_come_do_not_count_while_their_requests_wait(monkeypatch):
-    monkeypatch.setattr(guard, "BODIES_AT_A_TIME", 2)
-    gate = threading.Event()
-    app, encoder = app_of(gate=gate, limits=Limits(max_body_bytes=1000))
-    with served(app) as port:
-        answers = []
-        body = {"queries": ["a"], "more": "x" * 800}
-        asking = [threading.Thread(target=lambda: answers.append(ask(port, json=body))) for _ in range(4)]
-        asking[0].start()
-        assert encoder.entered.wait(30)
-        for thread in asking[1:]:
-            thread.start()
-        deadline = time.monotonic() + 30
-        while metric_of(port, "cache_misses_total") < 4:
-            assert time.monotonic() < deadline and not answers
-        gate.set()
-        for thread in asking:
-            thread.join()
-    assert [answer.status_code for answer in answers] == [200] * 4
-
-
-def metric_of(port, name) -> float:
-    return metric(httpx.get(f"http://127.0.0.1:{port}/metrics", trust_env=False).text, name)
-
-
-def readable(connections, one) -> bool:
-    import select
-
-    ready, _, _ = select.select(connections, [], [], 30)
-    return one in ready
-
-
-@contextmanager
-def ask_until_answered(port):
-    """The bytes of a client that has gone count until the server notices."""
-    deadline = time.monotonic() + 30
-    while (answer := ask(port)).status_code == 503:
-        assert time.monotonic() < deadline
-    yield answer
 
 
 def test_a_body_in_many_small_parts_is_one_body():
@@ -301,8 +131,7 @@ def test_while_a_server_ends_new_requests_get_503_and_old_ones_their_answer(monk
                 time.sleep(0.01)
 
 
-@pytest.mark.parametrize("path", ["/retrieve", "/v1/search"])
-def test_the_event_loop_turns_while_a_large_answer_is_written(path, monkeypatch):
+def test_the_event_loop_turns_while_a_large_answer_is_written(monkeypatch):
     app, _ = app_of()
     alive, plain = threading.Event(), server._json
 
@@ -314,8 +143,7 @@ def test_the_event_loop_turns_while_a_large_answer_is_written(path, monkeypatch)
     async def run():
         async with client_of(app) as client:
             queries = [f"q{n}" for n in range(60)]
-            body = {"queries": queries, "topk" if path == "/retrieve" else "k": 20}
-            asked = asyncio.create_task(client.post(path, json=body))
+            asked = asyncio.create_task(client.post("/retrieve", json={"queries": queries, "topk": 20}))
             while not (await client.get("/livez")).is_success or "serialize" not in began:
                 await asyncio.sleep(0)
             alive.set()
@@ -324,34 +152,6 @@ def test_the_event_loop_turns_while_a_large_answer_is_written(path, monkeypatch)
     began = []
     monkeypatch.setattr(server, "_json", lambda value: (began.append("serialize"), slow(value))[1])
     queries, answer = asyncio.run(run())
-    found = answer.json()["result" if path == "/retrieve" else "results"]
-    assert [[hit["id"] for hit in hits] for hits in found] == [
+    assert [[hit["id"] for hit in hits] for hits in answer.json()["result"]] == [
         [f"{q}/{row}" for row in range(20)] for q in queries
     ]
-
-
-@pytest.mark.slow
-def test_a_server_without_free_descriptors_answers_those_that_are_connected(folders, tmp_path):
-    """It used to hang new clients, and to write megabytes of `out of system resource` a second."""
-    command = [sys.executable, "-m", "verl_credit_retriever.cli", "serve", "--index", str(folders / "index")]
-    command += ["--encoder", str(folders / "encoder"), "--port", "0", "--threads", "1"]
-    with open(tmp_path / "log", "w+") as log:
-        started = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=log, text=True,
-            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (150, 200)),
-        )  # fmt: skip
-        try:
-            url = next(line.split()[2] for line in started.stdout if line.startswith("serving on "))
-            port = int(url.rsplit(":", 1)[1])
-            with httpx.Client(trust_env=False, timeout=30) as client, ExitStack() as stack:
-                assert client.post(f"{url}/retrieve", json={"queries": ["river"]}).status_code == 200
-                for _ in range(400):
-                    stack.enter_context(socket.create_connection(("127.0.0.1", port)))
-                assert client.post(f"{url}/retrieve", json={"queries": ["town"]}).status_code == 200
-            with ask_until_free(port) as answer:
-                assert answer.status_code == 200
-        finally:
-            started.terminate()
-            assert started.wait(60) == 0
-        log.seek(0)
-        assert log.read().count("\n") == 1  # that 72 connections are the limit

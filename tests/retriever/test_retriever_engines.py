@@ -1,4 +1,4 @@
-"""What computes the encoder: each engine in fp32 gives torch's vectors, and what cannot compute leaves torch in place."""
+"""What computes the encoder: OpenVINO gives torch's vectors, or the server does not start."""
 
 import sys
 
@@ -9,7 +9,6 @@ import torch
 from verl_credit_retriever import engines
 from verl_credit_retriever.cli import main
 from verl_credit_retriever.encoder import SentenceEncoder
-from verl_credit_retriever.settings import ENGINES
 
 TEXTS = ["river", "who is the mayor of town 3", "bridge " * 40, "baker, violin?", ""]
 
@@ -19,55 +18,12 @@ def encoder(world):
     return SentenceEncoder(world[0] / "encoder")
 
 
-def ticking(clock):
-    clock[0] += 1e-3
-    return clock[0]
-
-
-@pytest.fixture
-def slow_torch(encoder, monkeypatch):
-    """As if torch's forward pass took a second, so that whatever computes is faster."""
-    clock = [0.0]
-    plain = encoder.forward
-
-    def slow(batch):
-        clock[0] += 1.0
-        return plain(batch)
-
-    encoder.forward = slow
-    monkeypatch.setattr(engines.time, "perf_counter", lambda: ticking(clock))
-    return encoder
-
-
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(one, marks=[pytest.mark.slow] * (one == "openvino")) for one in engines.EXACT[1:]],
-)
-def test_an_engine_in_fp32_gives_the_vectors_of_torch(slow_torch, name):
-    if name == "openvino":
-        pytest.importorskip("openvino")
-    right_N_D = slow_torch.encode_queries(TEXTS)
-    line = engines.use(slow_torch, name)
-    assert line.startswith(f"encoder: {name} ") and "vectors within" in line
-    np.testing.assert_allclose(slow_torch.encode_queries(TEXTS), right_N_D, atol=1e-6)
-
-
-def test_the_copy_for_onednn_leaves_the_model_as_it_is_and_shares_the_embeddings(encoder):
-    before = {name: type(module) for name, module in encoder.model.named_modules()}
-    copy = engines._copied(encoder.model, lambda layer: torch.nn.Identity())
-    assert {name: type(module) for name, module in encoder.model.named_modules()} == before
-    assert torch.nn.Linear in before.values() and torch.nn.Linear not in map(type, copy.modules())
-    words = "embeddings.word_embeddings.weight"
-    assert copy.get_parameter(words) is encoder.model.get_parameter(words)
-
-
-def test_bf16_is_taken_by_name_alone(slow_torch, monkeypatch):
-    right_N_D = slow_torch.encode_queries(TEXTS)
-    monkeypatch.setattr(engines, "EXACT", ("torch",))
-    assert engines.use(slow_torch, "auto").startswith("encoder: torch, fp32")
-    assert engines.use(slow_torch, "torch-bf16").startswith("encoder: torch-bf16 ")
-    apart = np.abs(slow_torch.encode_queries(TEXTS) - right_N_D).max()
-    assert 1e-5 < apart < 0.05
+@pytest.mark.slow
+def test_openvino_gives_the_vectors_of_torch(encoder):
+    pytest.importorskip("openvino")
+    right_N_D = encoder.encode_queries(TEXTS)
+    assert engines.use(encoder, "openvino").startswith("encoder: openvino, vectors within")
+    np.testing.assert_allclose(encoder.encode_queries(TEXTS), right_N_D, atol=1e-6)
 
 
 def raises(model):
@@ -80,45 +36,26 @@ def off(model):
 
 
 @pytest.mark.parametrize(
-    "make, says", [(raises, "openvino does not compute here (RuntimeError: no such"), (off, "within 0.0")]
+    "make, says", [(raises, "RuntimeError: no such operator"), (off, "differ from torch's")]
 )
-@pytest.mark.parametrize("name", ["auto", "openvino"])
-def test_an_engine_that_cannot_or_differs_leaves_torch_in_place(slow_torch, monkeypatch, name, make, says):
-    plain = slow_torch.forward
-    monkeypatch.setattr(engines, "EXACT", ("torch", "openvino"))
-    monkeypatch.setitem(engines.MAKE, "openvino", make)
-    line = engines.use(slow_torch, name)
-    assert line.startswith("encoder: torch, fp32 (") and says in line
-    assert slow_torch.forward is plain
+def test_a_model_that_it_cannot_take_or_computes_otherwise_is_refused(encoder, monkeypatch, make, says):
+    monkeypatch.setattr(engines, "_openvino", make)
+    with pytest.raises(ValueError, match=f"--encode-with=openvino: .*{says}"):
+        engines.use(encoder, "openvino")
 
 
-def test_a_library_that_is_not_installed_leaves_torch_in_place(encoder, monkeypatch):
+def test_a_missing_library_and_a_gpu_are_refused(encoder, monkeypatch):
     monkeypatch.setitem(sys.modules, "openvino", None)
-    assert "openvino does not compute here (" in engines.use(encoder, "openvino")
-
-
-def test_a_slower_engine_is_not_taken(encoder, monkeypatch):
-    clock, plain = [0.0], encoder.forward
-
-    def slow(model):
-        def forward(batch):
-            clock[0] += 1.0
-            return plain(batch)
-
-        return forward
-
-    monkeypatch.setattr(engines.time, "perf_counter", lambda: ticking(clock))
-    monkeypatch.setitem(engines.MAKE, "onednn", slow)
-    assert engines.use(encoder, "onednn").startswith("encoder: torch, fp32 (onednn 0.0 times")
-    assert encoder.forward is plain
-
-
-def test_other_values_and_a_gpu_are_refused(encoder, capsys):
-    with pytest.raises(ValueError, match="encode_with='tpu'; accepted: " + ", ".join(ENGINES)):
-        engines.use(encoder, "tpu")
+    with pytest.raises(ValueError, match=r"--encode-with=openvino: .*pip install 'verl-credit\[openvino\]'"):
+        engines.use(encoder, "openvino")
     encoder.device = torch.device("cuda")
-    with pytest.raises(ValueError, match="encode_with='onednn': for a CPU"):
-        engines.use(encoder, "onednn")
-    assert engines.use(encoder, "auto") == "encoder: torch"
-    assert main(["serve", "--index=x", "--encoder=x", "--encode-with=tpu"]) == 2
-    assert "--encode-with" in capsys.readouterr().err
+    assert engines.use(encoder, "torch") == "encoder: torch"
+    with pytest.raises(ValueError, match="--encode-with=openvino: for a CPU; on device='cuda'"):
+        engines.use(encoder, "openvino")
+
+
+@pytest.mark.parametrize("name, why", [("tpu", ""), ("onednn", "is gone"), ("openvino-bf16", "is gone")])
+def test_other_values_are_refused_with_those_that_there_are(capsys, name, why):
+    assert main(["serve", "--index=x", "--encoder=x", f"--encode-with={name}"]) == 2
+    error = capsys.readouterr().err
+    assert f"--encode-with={name}: expected torch or openvino" in error and why in error

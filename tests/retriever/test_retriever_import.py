@@ -24,54 +24,23 @@ def vectors_M_D(world):
     return encoder.encode_passages([json.loads(line)["contents"] for line in lines])
 
 
-def faiss_file(path, vectors_M_D, metric=faiss.METRIC_INNER_PRODUCT, form="Flat", ids=None):
+def faiss_file(path, vectors_M_D, metric=faiss.METRIC_INNER_PRODUCT, form="Flat"):
     """As Search-R1's indexer writes it."""
     index = faiss.index_factory(vectors_M_D.shape[1], form, metric)
     index.train(vectors_M_D)
-    ids = np.arange(len(vectors_M_D)) if ids is None and "IDMap" in form else ids
-    index.add(vectors_M_D) if ids is None else index.add_with_ids(vectors_M_D, ids)
+    ids = [np.arange(len(vectors_M_D))] * ("IDMap" in form)
+    index.add_with_ids(vectors_M_D, *ids) if ids else index.add(vectors_M_D)
     faiss.write_index(index, str(path))
     return path
-
-
-@pytest.mark.parametrize(
-    "form, kind, dtype, parameters",
-    [
-        ("HNSW64", "hnsw", "float32", {"m": 64}),  # Search-R1's e5_HNSW64.index
-        ("HNSW8,SQfp16", "hnsw", "float16", {"m": 8}),
-        ("IVF4,Flat", "ivf", "float32", {"nlist": 4}),
-        ("IVF4,SQfp16", "ivf", "float16", {"nlist": 4}),
-        ("SQfp16", "flat", "float16", {}),
-        ("IDMap,Flat", "flat", "float32", {}),
-        ("IDMap2,Flat", "flat", "float32", {}),
-        ("IDMap,HNSW8", "hnsw", "float32", {"m": 8}),
-    ],
-)
-def test_an_index_of_another_form_finds_what_exact_search_finds(
-    world, vectors_M_D, tmp_path, form, kind, dtype, parameters
-):
-    folders, encoder = world
-    source = faiss_file(tmp_path / "theirs", vectors_M_D, form=form)
-    manifest = import_index(source, folders / "corpus.jsonl", encoder, tmp_path / "out")
-    assert (manifest["kind"], manifest["dtype"], manifest["parameters"]) == (kind, dtype, parameters)
-    queries_N_D = encoder.encode_queries(QUERIES)
-    right = SearchIndex.load(folders / "index", backend="exact").search(queries_N_D, 5)
-    for how in ({}, {"mmap": True}, {"backend": "exact"}):
-        found = SearchIndex.load(tmp_path / "out", **how).search(queries_N_D, 5)
-        for hits, expected in zip(found, right, strict=True):
-            scores, exact = [score for _, score in hits], [score for _, score in expected]
-            assert scores == pytest.approx(exact, abs=2e-3 if dtype == "float16" else 1e-6)
-            assert dtype == "float16" or [document for document, _ in hits] == [one for one, _ in expected]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "theirs"]
 
 
 @pytest.mark.parametrize("half", [False, True])
 def test_an_imported_index_answers_as_one_that_was_built(world, vectors_M_D, tmp_path, half):
     folders, encoder = world
-    given = vectors_M_D.astype(np.float16).astype(np.float32) if half else vectors_M_D
-    source = faiss_file(tmp_path / "e5_Flat.index", given)
+    source = faiss_file(tmp_path / "e5_Flat.index", vectors_M_D, form="SQfp16" if half else "Flat")
     manifest = import_index(source, folders / "corpus.jsonl", encoder, tmp_path / "out")
-    assert (manifest["kind"], manifest["rows"], manifest["dtype"]) == ("flat", len(vectors_M_D), "float32")
+    dtype = "float16" if half else "float32"
+    assert (manifest["kind"], manifest["rows"], manifest["dtype"]) == ("flat", len(vectors_M_D), dtype)
     assert source.stat().st_ino == (tmp_path / "out" / "index.faiss").stat().st_ino  # 65 GB are not copied
     found, built = SearchIndex.load(tmp_path / "out"), SearchIndex.load(folders / "index")
     queries_N_D = encoder.encode_queries(QUERIES)
@@ -118,18 +87,11 @@ def test_it_is_copied_where_it_cannot_be_linked(world, vectors_M_D, tmp_path, mo
         (lambda path, v: faiss_file(path, v[:-1]), "rows; .*corpus.jsonl has"),
         (lambda path, v: faiss_file(path, v[:, :-1].copy()), "dimensions; the encoder has"),
         (lambda path, v: faiss_file(path, v, faiss.METRIC_L2), "metric 1; expected the inner product"),
-        (lambda path, v: faiss_file(path, v, form="IDMap,Flat", ids=np.arange(len(v))[::-1]),
-         "IndexIDMap of IndexFlat.*, whose ids are not the numbers of its rows: row r has to be line r"),
-        (lambda path, v: faiss_file(path, v, form="IVF4,Flat", ids=np.arange(len(v)) + 1), "IndexIVFFlat, whose ids"),
-        (lambda path, v: faiss_file(path, v, form="SQ8"), "IndexScalarQuantizer; taken over are flat, HNSW and IVF"),
-        (lambda path, v: faiss_file(path, v, form="IVF4,PQ4x4"), "IndexIVFPQ; taken over"),
-        (lambda path, v: faiss_file(path, v, form="HNSW4,PQ4x4"), "IndexHNSWPQ; taken over"),
-        (lambda path, v: faiss_file(path, v, form="PCA16,Flat"), "IndexPreTransform; taken over"),
-        (lambda path, v: faiss_file(path, v, faiss.METRIC_L2, "HNSW4"), "metric 1; expected the inner product"),
-        (lambda path, v: faiss_file(path, v[:, :-1].copy(), form="IVF4,Flat"), "dimensions; the encoder has"),
-        (lambda path, v: faiss_file(path, v[::-1].copy(), form="HNSW4"), "row 0 is not .*order of lines"),
-        (lambda path, v: path.write_bytes(faiss_file(path, v, form="HNSW4").read_bytes()[:-10]), "FAISS cannot read it"),
-        (lambda path, v: path.write_bytes(faiss_file(path, v, form="IVF4,Flat").read_bytes()[:-10]), "cannot read it"),
+        (lambda path, v: faiss_file(path, v, form="SQ8"), "IndexScalarQuantizer; a flat index of float32 or float16"),
+        (lambda path, v: faiss_file(path, v, form="IVF4,Flat"), "IndexIVFFlat; a flat index"),
+        (lambda path, v: faiss_file(path, v, form="HNSW64"), "IndexHNSWFlat; a flat index .*: encode the corpus here, with"),
+        (lambda path, v: faiss_file(path, v, form="IDMap,Flat"), "IndexIDMap; a flat index"),
+        (lambda path, v: faiss_file(path, v, form="PCA16,Flat"), "IndexPreTransform; a flat index"),
         (lambda path, v: path.write_text("<!DOCTYPE html><html>log in"), "a web page .*; expected a FAISS index"),
         (lambda path, v: path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:1\n"), "git lfs pull"),
         (lambda path, v: faiss_file(path, v[::-1].copy()), r"row 0 is not .*corpus.jsonl:1 .*order of lines"),
@@ -178,7 +140,7 @@ def test_the_command_imports_and_refuses_what_would_have_no_effect(world, vector
     command = [str(word) for word in [*command, "--out", tmp_path / "out"]]
     for more in (["--kind", "sq8"], ["--dtype", "fp16"]):
         assert main([*command, *more]) == 2
-        assert "leave out --kind, --dtype and --gpu" in capsys.readouterr().err
+        assert "leave out --kind and --dtype" in capsys.readouterr().err
     assert main([*command, "--nlist", "5"]) == 2
     assert "nlist=5 has no effect on kind='flat'" in capsys.readouterr().err
     assert main(command) == 0

@@ -18,12 +18,14 @@ from verl_credit_retriever.settings import Limits
 
 
 async def _ask(client, queries, k=3, **headers):
-    return await client.post("/v1/search", json={"queries": queries, "k": k}, headers=headers)
+    return await client.post(
+        "/retrieve", json={"queries": queries, "topk": k, "return_scores": True}, headers=headers
+    )
 
 
 def _ids(answer):
     assert answer.status_code == 200, answer.text
-    return [[hit["id"] for hit in hits] for hits in answer.json()["results"]]
+    return [[hit["document"]["id"] for hit in hits] for hits in answer.json()["result"]]
 
 
 def _held(limits):

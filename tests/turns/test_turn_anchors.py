@@ -77,10 +77,6 @@ def test_a_prefix_is_compared_as_a_few_bytes_however_long_it_is(rows, monkeypatc
     assert {len(state) for row in seen for state in row} == {16}
 
 
-def test_similar_texts_are_one_state(rows):
-    assert anchors(rows, turn_anchor_similarity=0.8)[:3] == [[0, 1, 2], [0, 1, None], [0, 1, 2]]
-
-
 def length_so_far(trajectory):
     return [number for number, _ in enumerate(trajectory.turns)]
 

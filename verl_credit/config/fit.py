@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
+from verl_credit.config.engines import engine_named
 from verl_credit.config.resolved import Config, select
 from verl_credit.config.settings import CreditSettings
 from verl_credit.names import AGENT_NAME, AGENTS
@@ -27,7 +28,6 @@ SHORT_ANSWER = 8  # tokens of the answer tag and a short answer, which follow ev
 SERVED_ANSWER = 256  # tokens reserved for an answer that the server scores, with header, prefix and template
 MASKED_OBSERVATION = 24  # tokens of the shortest tool message with a placeholder, for the turn signal infopo
 DRAWN = 1  # a server draws a token even when it only scores
-UNUSED = {"sglang": 1}  # positions of max_model_len that verl's server of an engine never fills
 
 
 class Scorer(Protocol):
@@ -86,7 +86,7 @@ def engine_tokens(row: int, served: bool, answer: int = SERVED_ANSWER, *, engine
 
     ``served``: the rollout server scores answers after the row (info_gain_scorer=server). ``engine``: ``rollout.name``.
     """
-    return row + served * (answer + DRAWN) + UNUSED.get(engine, 0)
+    return row + served * (answer + DRAWN) + engine_named(engine).unused
 
 
 def does_not_fit(context: int, answer: int, max_model_len: int | None) -> str:

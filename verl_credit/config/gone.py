@@ -8,19 +8,40 @@ from __future__ import annotations
 LAST = "23dae403"
 """The commit that last had what the tables below call gone."""
 
-KEYS: dict[str, str] = {}
-"""A key, or the section of a key, and what to write in its place; `no_more` where there is nothing to write."""
-
-VALUES: dict[tuple[str, str], str] = {}
-"""A key with a value that it accepted, and what to write in its place; `no_more` where there is nothing to write."""
-
-PATHS: dict[str, str] = {}
-"""A dotted path, or a module, that a recipe may name, and its place now."""
-
 
 def no_more(reason: str, commit: str = LAST) -> str:
     """The remedy for what has no successor: why it went, and the commit that last had it."""
     return f"leave it out: {reason} (commit {commit} last had it)"
+
+
+_STATES = "states by hidden states won nothing over equal observations"
+
+_AGAIN = "at equal rollouts continuations lost to more questions at every horizon that was measured"
+
+KEYS: dict[str, str] = {
+    "fork_workers": f"leave it out: every worker starts Python itself (commit {LAST} last had forks)",
+    "phase_memory": no_more("`plan` counts the phases' memory"),
+    "prompt_date": no_more("the start warns of a chat template that writes today's date"),
+    "plan.encoder_core_seconds": "plan.search_core_seconds=SECONDS of index and encoder",
+    "algorithm.turn_continuations": no_more(_AGAIN),
+    "algorithm.turn_anchor_similarity": no_more("no recipe set it, and no measurement used it"),
+    "algorithm.turn_anchor_distance": no_more(_STATES),
+    "algorithm.turn_anchor_layer": no_more(_STATES),
+}
+"""A key, or the section of a key, and what to write in its place; `no_more` where there is nothing to write."""
+
+_TURNS, _ANCHOR, _VALUES = (
+    f"algorithm.{name}" for name in ("info_gain_norm_mode", "turn_anchor", "turn_values")
+)
+VALUES: dict[tuple[str, str], str] = {
+    (_TURNS, "bipace"): f"gigpo: bipace was not told apart from GRPO (commit {LAST} last had it)",
+    (_ANCHOR, "hidden"): f"observation or prefix: {_STATES} (commit {LAST} last had them)",
+    (_VALUES, "monte_carlo"): f"features, and more questions a step: {_AGAIN} (commit {LAST} last had them)",
+}
+"""A key with a value that it accepted, and what to write in its place; `no_more` where there is nothing to write."""
+
+PATHS: dict[str, str] = {}
+"""A dotted path, or a module, that a recipe may name, and its place now."""
 
 
 def gone_key(key: str) -> str:

@@ -20,7 +20,7 @@ from verl_credit.credit.token.sepa_controller import SepaController
 from verl_credit.credit.token.token_credit import TokenCredit, token_credit
 from verl_credit.credit.token.token_transforms import TOKEN_OPERATORS, TRANSFORMS
 from verl_credit.credit.token.uncertainty import UNCERTAINTY_KINDS, uncertainty
-from verl_credit.credit.turn.anchors import exact_anchors, similar_anchors
+from verl_credit.credit.turn.anchors import exact_anchors
 from verl_credit.credit.turn.info_gain import FIRST_TURN, INFO_GAIN_TYPES, InfoGain, info_gain
 from verl_credit.credit.turn.mode import TurnCredit, TurnMode
 from verl_credit.credit.turn.modes import MODES
@@ -30,7 +30,7 @@ from verl_credit.credit.turn.turns import TurnTable, spread, turn_table
 
 (
     none, joint, separate, turn_group, turn_group_v1d, turn_group_unbiased, leave_one_out,
-    gigpo, hgpo, bipace, g2po, gagpo, calibadv, trace, mt_grpo, progress, turn_gae,
+    gigpo, hgpo, g2po, gagpo, calibadv, trace, mt_grpo, progress, turn_gae,
 ) = MODES.values()  # fmt: skip
 INFO_GAIN_NORM_MODES = tuple(MODES)
 TRANSFORM_MODES = tuple(TRANSFORMS)
@@ -44,12 +44,12 @@ __all__ = [
     "TRANSFORM_MODES", "UNCERTAINTY_KINDS", "GroupStats", "InfoGain", "SepaController", "Tables", "TokenCredit",
     "TurnCredit", "TurnMode", "TurnTable", "aggregate", "entropy_mask", "exact_anchors", "group_counts",
     "group_stats", "gtpo_weights", "hicra", "info_gain", "planning_mask", "planning_mask_by_anchors",
-    "sepa_amp", "sepa_amp_c", "sepa_pool", "similar_anchors", "spread", "token_credit", "turn_credit",
+    "sepa_amp", "sepa_amp_c", "sepa_pool", "spread", "token_credit", "turn_credit",
     "turn_policy_loss", "turn_table", "uncertainty", "z_score",
     # The operators of the registry: a turn mode is its `TurnMode`, the others are functions. Transforms are names of
     # `token_credit`.
     "grpo", "half_negative", "low_baseline", "maxrl", "reinforce_pp", "rloo",
     "grpo_s", "gtpo_canonical",
-    "bipace", "calibadv", "g2po", "gagpo", "gigpo", "hgpo", "joint", "leave_one_out", "mt_grpo", "none",
+    "calibadv", "g2po", "gagpo", "gigpo", "hgpo", "joint", "leave_one_out", "mt_grpo", "none",
     "progress", "separate", "trace", "turn_gae", "turn_group", "turn_group_unbiased", "turn_group_v1d",
 ]  # fmt: skip

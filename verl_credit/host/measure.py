@@ -73,7 +73,7 @@ class MeasuringTrainer(CreditTrainer):
         out = Path(request.out)
         result = measure(subject, request, say=say, enough=request.timer(), prompts_at_once=1)
         write_text(out / TABLE, "\n".join(table(subject.name, result)) + "\n")
-        write_result(out / RESULT, request.settings, [as_dict(subject, result) | {"swaps": {}}])
+        write_result(out / RESULT, request.settings, [as_dict(subject, result)])
 
     def _forward(self) -> Forward:
         """The actor's workers; the engine sleeps from here on, as in training."""

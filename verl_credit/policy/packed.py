@@ -21,7 +21,6 @@ from verl_credit.errors import PreflightError
 from verl_credit.policy.attention.implementation import AUTO, install
 from verl_credit.policy.attention.pack import PACK, pack_rows
 from verl_credit.policy.families import family_of
-from verl_credit.policy.hidden import hidden_states, span_means
 from verl_credit.policy.log_probs import log_probs_from_logits, token_values
 
 Shape = list[tuple[int, int]]
@@ -211,26 +210,6 @@ class PackedPolicy:
             **{PACK: pack},
         )
         return list(output.last_hidden_state[0].split([len(stream) for stream in streams]))
-
-    @torch.no_grad()
-    def span_states(
-        self,
-        prompts: Sequence[torch.Tensor],
-        responses: Sequence[torch.Tensor],
-        spans: Sequence[Sequence[tuple[int, int]]],
-        layer: int,
-    ) -> list[torch.Tensor]:
-        """Hidden states of each row's spans, one after the other; those of the first token for a row without spans."""
-        states: list[torch.Tensor] = []
-        for members in self.family_batches(families(prompts, responses)):
-            with hidden_states(self.model, layer) as read:
-                self.hidden([one.stream for one in members], [one.shape for one in members])
-            hidden = read[0][0].split([len(one.stream) for one in members])
-            for one, hidden_N_D in zip(members, hidden, strict=True):
-                for row, places in zip(one.rows, one.places, strict=True):
-                    first_P, tokens_P = torch.tensor(spans[row] or [(0, 1)]).unbind(1)
-                    states.append(span_means(hidden_N_D, first_P, tokens_P, places).flatten())
-        return states
 
     def micro_batches(self, lengths: Sequence[int]) -> Iterator[list[int]]:
         """Neighbours of at most ``budget`` tokens together."""

@@ -28,7 +28,7 @@ from verl_credit.config.keys.section import no_value
 from verl_credit.config.resolved import flat_values, select
 from verl_credit.errors import ConfigError, ConfigErrors, did_you_mean
 from verl_credit.recipe import files
-from verl_credit.recipe.auto import decide_auto, decide_lab
+from verl_credit.recipe.decisions import decide_auto, decide_lab
 from verl_credit.recipe.family import policy_values
 from verl_credit.recipe.files import folders, recipes_folder, verl_folder
 from verl_credit.recipe.overrides import WrongOverrides, unreadable, wrong_keys

@@ -13,10 +13,10 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from verl_credit.config.engines import ENGINE, engine_of
 from verl_credit.config.resolved import Config, Tree, data, leaves, select
 from verl_credit.config.settings import CreditSettings
 from verl_credit.errors import ConfigError, PreflightError, show_value
-from verl_credit.names import ROLLOUT_NAME
 from verl_credit.policy.decodable import why_not_decoded
 from verl_credit.policy.families import (
     ATTENTION,
@@ -34,7 +34,7 @@ from verl_credit.recipe.world import MODEL
 OVERRIDE = "actor_rollout_ref.model.override_config"
 BYPASS = "algorithm.rollout_correction.bypass_mode"
 PROMPT, RESPONSE = "data.max_prompt_length", "data.max_response_length"
-MODEL_LEN, ENGINE = "actor_rollout_ref.rollout.max_model_len", "actor_rollout_ref.rollout.name"
+MODEL_LEN = "actor_rollout_ref.rollout.max_model_len"
 RECURRENT_KERNELS = ("fla", "causal_conv1d", "mamba_ssm")
 """transformers' recurrent layers take these where they are installed. They need a GPU, and were never run."""
 EVALUATED = "old_log_probs are computed without it, so that the ratios of an update differ from 1 before its first step"
@@ -96,7 +96,7 @@ def validate_family(config: Tree, settings: CreditSettings) -> Iterator[ConfigEr
         key, use = fault
         beside = {ATTENTION: SCORER if scorer == "branch" else PACKED, PACKED: ATTENTION}.get(key, MODEL)
         yield ConfigError.of(config, key or MODEL, *({beside} - {key or MODEL}), accepted=use)
-    if select(config, ENGINE) == ROLLOUT_NAME and (why := why_not_decoded(values)):
+    if engine_of(config).ours and (why := why_not_decoded(values)):
         yield ConfigError.of(config, ENGINE, MODEL, accepted=why)
     if family.longest is not None:
         yield from _within(config, family.longest, f"{family.name}: {family.why}")
@@ -109,7 +109,7 @@ def _within(config: Tree, longest: int, why: str) -> Iterator[ConfigError]:
         use = f"{why}; shorten the rows to {longest} tokens in all, or take another model: no keys make longer rows exact"
         yield ConfigError.of(config, RESPONSE, PROMPT, MODEL, accepted=use)
         return  # max_model_len=auto is the row's length
-    unbounded = engine is None and select(config, ENGINE) != ROLLOUT_NAME
+    unbounded = engine is None and not engine_of(config).ours
     if unbounded or (engine or 0) > longest:
         use = f"{why}, and an engine with that length rotates as for long rows; set it to {longest} or less"
         yield ConfigError.of(config, MODEL_LEN, MODEL, accepted=use)

@@ -12,13 +12,11 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import distributions
-from importlib.util import find_spec
 from pathlib import Path
 
 from packaging.utils import canonicalize_name
@@ -90,34 +88,6 @@ class Memory:
 
 
 @dataclass(frozen=True)
-class Process:
-    """``started``: seconds since the epoch; ``memory``: resident bytes."""
-
-    pid: int
-    parent: int
-    name: str
-    command: tuple[str, ...]
-    user: str = "?"
-    started: float = 0.0
-    memory: int = 0
-
-    @property
-    def title(self) -> str:
-        return self.command[0] if self.command and self.command[0] else self.name
-
-
-@dataclass(frozen=True)
-class Ptxas:
-    """An assembler on this machine. ``bundled``: triton brings it; ``version``: the CUDA version as (major, minor)."""
-
-    path: str
-    version: tuple[int, int]
-    bundled: bool = False
-    blackwell: bool = False
-    """triton's second assembler, used from capability 10.0 on and set by its own variable."""
-
-
-@dataclass(frozen=True)
 class Facts:
     """The machine that doctor checks. ``packages``: installed versions by canonical name."""
 
@@ -128,10 +98,7 @@ class Facts:
     driver: str = ""
     """The CUDA version that the driver supports; "" without a driver."""
     cpus: int = 1
-    processes: tuple[Process, ...] = ()
-    ptxas: tuple[Ptxas, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
-    now: float = 0.0
 
     @property
     def devices(self) -> tuple[Device, ...]:
@@ -145,18 +112,14 @@ def size(count: float) -> str:
 
 def gather(*, torch: bool = True) -> Facts:
     """Gathers all facts; without ``torch`` the CUDA probe (a few seconds) is left out."""
-    driver = _version_in(["nvidia-smi"], r"CUDA Version:\s*(\d+)\.(\d+)")
     return Facts(
         python=sys.version_info[:3],
         packages=installed(),
         torch=probe_torch() if torch else Torch(None),
         memory=memory(),
-        driver=".".join(map(str, driver or ())),
+        driver=_driver(),
         cpus=cores(),
-        processes=processes(),
-        ptxas=assemblers(),
         environment=dict(os.environ),
-        now=time.time(),
     )
 
 
@@ -208,14 +171,14 @@ def in_a_process(arguments: list[str], timeout_s: float) -> tuple[int | None, st
         return None, process.communicate()[0] or ""
 
 
-def _version_in(command: list[str], pattern: str) -> tuple[int, int] | None:
-    """Returns the (major, minor) that the pattern finds in the output; None where the command does not run."""
+def _driver() -> str:
+    """Returns the CUDA version that the driver supports, as nvidia-smi prints it; "" without a driver."""
     try:
-        output = subprocess.run(command, capture_output=True, text=True, timeout=20).stdout
+        output = subprocess.run(["nvidia-smi"], capture_output=True, text=True, timeout=20).stdout
     except (OSError, subprocess.TimeoutExpired):
-        return None
-    match = re.search(pattern, output)
-    return (int(match[1]), int(match[2])) if match else None
+        return ""
+    match = re.search(r"CUDA Version:\s*(\d+\.\d+)", output)
+    return match[1] if match else ""
 
 
 def memory(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> Memory:
@@ -230,38 +193,3 @@ def memory(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -
         limit = None
     shm = shutil.disk_usage("/dev/shm") if Path("/dev/shm").is_dir() else None
     return Memory(now.total, now.available, limit, used, *((shm.total, shm.free) if shm else (0, 0)))
-
-
-def processes() -> tuple[Process, ...]:
-    """All visible processes except zombies."""
-    import psutil
-
-    alive = []
-    for p in psutil.process_iter():
-        with suppress(psutil.Error, OSError), p.oneshot():  # the process ended meanwhile, or may not be read
-            if p.status() != psutil.STATUS_ZOMBIE:
-                known = p.pid, p.ppid(), p.name(), tuple(p.cmdline()), p.username(), p.create_time()
-                alive.append(Process(*known, p.memory_info().rss))
-    return tuple(alive)
-
-
-def assemblers() -> tuple[Ptxas, ...]:
-    """triton's ptxas and those of this machine's CUDA toolkits, if they run."""
-    spec = find_spec("triton")
-    roots = list(spec.submodule_search_locations or []) if spec else []
-    bundled = [Path(r) / "backends/nvidia/bin" / n for r in roots for n in ("ptxas", "ptxas-blackwell")]
-    toolkits = [Path(os.environ[k]) / "bin/ptxas" for k in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(k)]
-    toolkits += sorted(Path("/usr/local").glob("cuda*/bin/ptxas"))
-    chosen = [os.environ.get(key) for key in ("TRITON_PTXAS_PATH", "TRITON_PTXAS_BLACKWELL_PATH")]
-    toolkits += [Path(path) for path in (shutil.which("ptxas"), *chosen) if path]
-    working = []
-    for path in dict.fromkeys([*bundled, *toolkits]):
-        if version := ptxas_version(path):
-            own = path in bundled
-            working.append(Ptxas(str(path), version, own, own and path.name == "ptxas-blackwell"))
-    return tuple(working)
-
-
-def ptxas_version(path: Path) -> tuple[int, int] | None:
-    """Returns (12, 9) for "release 12.9" in ``ptxas --version``; None when ptxas does not run."""
-    return _version_in([str(path), "--version"], r"release (\d+)\.(\d+)")

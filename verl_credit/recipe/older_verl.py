@@ -6,12 +6,12 @@ name by `remedy_of` the place of a key that nothing here has, whose nearest spel
 
 from __future__ import annotations
 
+from verl_credit.config.engines import ENGINE, ENGINES
 from verl_credit.config.gone import gone_key
 from verl_credit.names import (
     ADV_ESTIMATOR,
     COLOCATE_MODE,
     SEPARATE_MODE,
-    SGLANG,
     TRAINER_MODE,
     TURN_AGENT,
 )
@@ -51,7 +51,6 @@ RENAMED = {
     "rollout.n": f"{ROLLOUT}.n",
     "algorithm.gigpo.step_advantage_w": "algorithm.turn_params.step_weight",
     "algorithm.gigpo.mode": "algorithm.turn_params.norm",
-    "algorithm.gigpo.similarity_thresh": "algorithm.turn_anchor_similarity",
 }
 """A key, or the section of a key, and its place now. The longest name that fits is the key's own."""
 
@@ -102,7 +101,8 @@ GONE = {
             "curriculum_ig_final",
         )
     },
-    "algorithm.gigpo.enable_similarity": "a number in algorithm.turn_anchor_similarity is the switch",
+    "algorithm.gigpo.enable_similarity": "equal states alone are one state here",
+    "algorithm.gigpo.similarity_thresh": "equal states alone are one state here",
     "algorithm.gigpo": "verl-credit modes lists the options of gigpo",
     "env": "a dialogue keeps its whole history here, and its environment is the search or a tool",
     "search_engine": "search.url names the server",
@@ -140,8 +140,7 @@ VALUES = {
     ("trainer.v1.trainer_mode", "sync"): (TRAINER_MODE, "the same trainer, with turns"),
     ("trainer.v1.trainer_mode", "colocate_async"): (COLOCATE_MODE, "the same trainer, with turns"),
     ("trainer.v1.trainer_mode", "separate_async"): (SEPARATE_MODE, "the same trainer, with turns"),
-    (f"{ROLLOUT}.name", "sglang_async"): (SGLANG, "every engine is asynchronous in verl 0.9.1"),
-    (f"{ROLLOUT}.name", "vllm_async"): ("vllm", "every engine is asynchronous in verl 0.9.1"),
+    **{(ENGINE, f"{name}_async"): (name, "every engine is asynchronous in verl 0.9.1") for name in ENGINES},
     (f"{MULTI_TURN}.format", "qwen"): ("auto", "the chat template decides how a call is written"),
     (f"{MULTI_TURN}.format", "llama3_json"): ("auto", "the chat template decides how a call is written"),
     (f"{ROLLOUT}.agent.default_agent_loop", "tool_agent"): (TURN_AGENT, "verl's loop writes no turns"),

@@ -17,7 +17,7 @@ from verl_credit.names import AGENT_NAME, LOSS_MODE
 from verl_credit.policy.families import SCORER
 from verl_credit.precision import cpu_precision
 from verl_credit.recipe.agent_loops import LISTED, may_call, tools_given
-from verl_credit.recipe.auto import COMPUTES_IN, FULL, compute_dtype
+from verl_credit.recipe.decisions import COMPUTES_IN, FULL, compute_dtype
 from verl_credit.recipe.family import chosen_scorer
 from verl_credit.recipe.rules.engines import overlong_unread
 from verl_credit.recipe.rules.known import handed_on

@@ -35,14 +35,6 @@ class PackedRows:
                 value[distinct[i]] = gold.double().mean()
         return torch.stack([value[row] for row in rows])
 
-    def read_hidden(self, turns: TurnBatch, spans: Sequence[Sequence[tuple[int, int]]], layer: int) -> None:
-        """Reads them in a forward of their own."""
-        tokens = ([torch.tensor(ids) for ids in rows] for rows in (turns.prompt_ids, turns.response_ids))
-        self._hidden = self._policy.span_states(*tokens, spans, layer)
-
-    def hidden(self) -> list[torch.Tensor]:
-        return self._hidden
-
 
 class PackedForward(PackedRows):
     """Serves the scorer ``branch`` for one batch, without a gradient: `carry` appends answers to its rows."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
 from itertools import chain
 from pathlib import Path
 
@@ -26,8 +25,6 @@ from verl_credit.study.fidelity.rows import turn_batch
 from verl_credit.study.fidelity.subject import Subject, load_policy, make_subject
 from verl_credit.study.twin_step import Objective, credited, update
 from verl_credit.turns.assign import CreditRun
-from verl_credit.turns.book import TurnBatch
-from verl_credit.turns.continuations import Continued, chosen_states
 from verl_credit.turns.scorers import SCORERS
 from verl_credit.worlds.rollouts.rollout import Start, Trajectory, roll
 
@@ -95,10 +92,8 @@ class Twin:
         group_B = torch.arange(len(questions)).repeat_interleave(n)
         with self.policy.packing():
             steps = {"step": step, "planned_steps": self.config.trainer.total_training_steps}
-            again = partial(self._go_on, rows, turns, step)
             given = turns, outcome_B, group_B
-            steps |= {"reference": self.reference, "go_on": again}
-            batch, _, metrics = credited(self.credit, self.policy, *given, **steps)
+            batch, _, metrics = credited(self.credit, self.policy, *given, reference=self.reference, **steps)
             credit_given = time.perf_counter()
             updates = update(self.policy, self.optimizer, batch, self.objective)
         times = {"gen": generated - began, "credit": credit_given - generated}
@@ -127,19 +122,6 @@ class Twin:
         seed = self.config.seed
         starts = [Start(subject.prompts[q], count, seed, f"{name} {i}") for i, q in enumerate(questions)]
         return roll(subject.sampler(greedy=greedy), subject.protocol, starts)
-
-    def _go_on(self, rows: list[Trajectory], turns: TurnBatch, step: int, log_prob_B_T) -> Continued:
-        """Draws with random numbers of their own: rollouts do not change."""
-        began, settings, seed = time.perf_counter(), self.credit.settings, self.config.seed
-        groups = [str(row // self.config.actor_rollout_ref.rollout.n) for row in range(len(rows))]
-        chosen = chosen_states(turns, groups, settings, f"{seed}/{step}", log_prob_B_T)
-        count = settings.algorithm.turn_continuations.count
-        states = [rows[row].steps[turn].state for row, turn in chosen.values()]
-        with self.policy.packing("sdpa"):
-            paths = self.train_set.roll([Start(state, count, seed, f"value {step}") for state in states])
-        outcomes = {state: [path.reward for path in ends] for state, ends in zip(chosen, paths, strict=True)}
-        tokens = sum(len(one.turn_ids) for ends in paths for path in ends for one in path.steps)
-        return Continued(outcomes, tokens, time.perf_counter() - began)
 
     def _prompts(self) -> Iterator[int]:
         """The questions in the order of verl's data loader with this seed."""

@@ -7,7 +7,7 @@ from omegaconf import DictConfig, OmegaConf
 from verl_credit.config.settings import CreditSettings
 from verl_credit.errors import ConfigError
 from verl_credit.names import ADV_ESTIMATOR, LOSS_MODE
-from verl_credit.recipe.auto import COMPUTES_IN
+from verl_credit.recipe.decisions import COMPUTES_IN
 from verl_credit.recipe.world import world_of
 from verl_credit.turns.scorers import SCORERS
 from verl_credit.turns.scorers.reference import KL_LOSS
@@ -42,7 +42,6 @@ WITHOUT = {
     "trainer.n_gpus_per_node": 1,
     "trainer.nnodes": 1,
     "max_hours": None,
-    "phase_memory": False,
     "probe.every": 0,
 }
 """The only value that each key may have: the twin has no code for other values."""

@@ -14,7 +14,6 @@ from verl_credit.policy.packed import PackedPolicy, families
 from verl_credit.study.forward import PackedForward, PackedRows
 from verl_credit.turns.assign import CreditRun, StepCredit, StepInputs, assign
 from verl_credit.turns.book import TurnBatch
-from verl_credit.turns.continuations import Continued
 from verl_credit.turns.scorers import ScoreRow
 from verl_credit.turns.step import credited as give_credit
 from verl_credit.turns.step import scored
@@ -129,7 +128,6 @@ class TwinHost(PackedForward):
         step: int,
         planned_steps: int,
         entropy: bool,
-        go_on: Callable[[torch.Tensor], Continued] | None = None,
         reference: PackedPolicy | None = None,
         say: Callable[[str], None] = print,
     ) -> None:
@@ -139,7 +137,7 @@ class TwinHost(PackedForward):
         self.state: dict | None = None
         self._turns, self._outcome_B, self._group_B = turns, outcome_B, group_B
         self._entropy, self._say = entropy, say
-        self._reference, self._go_on = reference, go_on
+        self._reference = reference
         self.prompts, self.responses = (
             [torch.tensor(row) for row in ids] for ids in (turns.prompt_ids, turns.response_ids)
         )
@@ -175,10 +173,6 @@ class TwinHost(PackedForward):
     def written(self) -> list[torch.Tensor]:
         log_prob_B_T = self._fields["old_log_probs"]
         return [row[: len(ids)] for row, ids in zip(log_prob_B_T, self.responses, strict=True)]
-
-    def measured(self, turns: TurnBatch) -> tuple[torch.Tensor, dict[str, float]]:
-        made = self._go_on(self._fields["old_log_probs"])
-        return made.measured(turns, [str(group) for group in self._group_B.tolist()]), made.metrics()
 
     def estimate(self, inputs: StepInputs) -> StepCredit:
         credit = assign(inputs, self._outcome_B, self._group_B, self._turns.response_mask_B_T.bool())
@@ -216,11 +210,10 @@ def credited(
     step: int,
     planned_steps: int,
     reference: PackedPolicy | None = None,
-    go_on: Callable[[torch.Tensor], Continued] | None = None,
 ) -> tuple[UpdateBatch, StepCredit, dict[str, float]]:
     """(rows for `update`, the step's credit, metrics of gains and tokens). ``step`` counts from 1. ``reference``: of
-    info_gain_scorer=reference. ``go_on``: makes continuations, from the log-probs of the responses."""
-    steps = {"step": step, "planned_steps": planned_steps, "reference": reference, "go_on": go_on}
+    info_gain_scorer=reference."""
+    steps = {"step": step, "planned_steps": planned_steps, "reference": reference}
     host = TwinHost(policy, turns, outcome_B, group_B, **steps, entropy=run.stage.active)
     inputs, _ = scored(host, run, host.turns())
     credit = give_credit(host, inputs)

@@ -6,36 +6,24 @@ from array import array
 from hashlib import blake2b
 from typing import Any
 
-from verl_credit.config.keys.reads import HIDDEN
 from verl_credit.config.settings import CreditSettings
 from verl_credit.credit.plugins import load
-from verl_credit.credit.turn.anchors import exact_anchors, similar_anchors
-from verl_credit.credit.turn.near_anchors import near_anchors
+from verl_credit.credit.turn.anchors import exact_anchors
 from verl_credit.errors import IntegrityError
 from verl_credit.lazy import torch
 from verl_credit.turns.signals.signal import StepRows
 
-ANCHORS = ("observation", "prefix", HIDDEN)
+ANCHORS = ("observation", "prefix")
 ANCHOR_KEY = "algorithm.turn_anchor"
 
 
-def anchor_table(
-    settings: CreditSettings, rows: StepRows, hidden_B_K1_D: torch.Tensor | None = None
-) -> torch.Tensor:
+def anchor_table(settings: CreditSettings, rows: StepRows) -> torch.Tensor:
     """anchor_B_K1: equal ids are equal states of a prompt, -1 is none.
 
     ``turn_anchor`` observation: the state is the last observation (every rollout's first turn starts from the prompt).
-    prefix: the state is all tokens before the turn. hidden: states are clusters of ``hidden_B_K1_D``, which the step's
-    forward reads. Otherwise it is the path of `f(trajectory) -> a state per turn`.
+    prefix: the state is all tokens before the turn. Otherwise it is the path of `f(trajectory) -> a state per turn`.
     """
     turns, algorithm = rows.turns, settings.algorithm
-    order = [tuple(ids) for ids in turns.response_ids]  # the same whatever the order of the batch
-    if algorithm.turn_anchor == HIDDEN:
-        if hidden_B_K1_D is None:
-            raise IntegrityError(f"{ANCHOR_KEY}={HIDDEN}: the hidden states are read in training alone")
-        state_B_K1_D = torch.where(turns.row_valid_B[:, None, None], hidden_B_K1_D, torch.nan)
-        given = {"distance": algorithm.turn_anchor_distance, "row_key_B": order}
-        return near_anchors(state_B_K1_D, rows.group_B, **given)
     states: list[list[Any]] = [[] for _ in turns.records]
     own = None if algorithm.turn_anchor in ANCHORS else load(algorithm.turn_anchor, ANCHOR_KEY)
     observed = observations(rows) if algorithm.turn_anchor == "observation" else []
@@ -53,10 +41,7 @@ def anchor_table(
             states[row] = ["", *observed[row]][:n_turns]
     groups, columns = rows.group_B.tolist(), rows.gain_B_K.shape[1] + 1
     try:
-        if algorithm.turn_anchor_similarity is None:
-            return exact_anchors(states, groups, columns=columns)
-        threshold = algorithm.turn_anchor_similarity
-        return similar_anchors(states, groups, threshold=threshold, row_key_B=order, columns=columns)
+        return exact_anchors(states, groups, columns=columns)
     except (TypeError, ValueError) as error:
         raise IntegrityError(f"{ANCHOR_KEY}={algorithm.turn_anchor}: {error}") from error
 

@@ -82,12 +82,8 @@ class StepInputs:
     outcome_scale: float = 1.0
     tokens: TokenInputs | None = None
     """The token level's inputs; None when no token level is active."""
-    hidden_B_K1_D: torch.Tensor | None = None
-    """The policy's hidden state of every turn's state (`turns/hidden.py`); None where nothing asks for it."""
     value_B_T: torch.Tensor | None = None
     """The critic's value of the state before each token (`turns/critic.py`); None without such a critic."""
-    measured_B_K1: torch.Tensor | None = None
-    """Values by continuations (`turns/continuations.py`), NaN for other states; None in a step without any."""
 
     @property
     def rewarding(self) -> bool:
@@ -125,21 +121,14 @@ class StepCredit:
 
 
 def step_inputs(
-    run: CreditRun,
-    plan: GainPlan,
-    forward: Forward,
-    metrics: dict,
-    *,
-    step: int,
-    planned_steps: int,
-    hidden_B_K1_D: torch.Tensor | None = None,
+    run: CreditRun, plan: GainPlan, forward: Forward, metrics: dict, *, step: int, planned_steps: int
 ) -> StepInputs:
     """The inputs after the forward of the step; ``metrics`` gets the gains' metrics."""
     gains = score_gains(plan, forward, metrics)
     scored_B = {INFOPO: score_infopo(plan, forward), LAPO: score_lapo(plan, forward)}
     scales = run.settings.curriculum_at(step, planned_steps)
     given = gains.info_gain_B_K, gains.turn_mask_B_K, scored_B, gains.answer_B, gains.gold_B_K1
-    return StepInputs(run, plan.turns, *given, plan.scored, *scales, hidden_B_K1_D=hidden_B_K1_D)
+    return StepInputs(run, plan.turns, *given, plan.scored, *scales)
 
 
 def assign(
@@ -205,7 +194,7 @@ def _tables(
     table = turn_table(turns.turn_ids_B_T, turns.turn_ids_B_T >= 0)
     optional, algorithm = {"turn_tokens_B_K1": table.n_tokens_B_K1}, run.settings.algorithm
     if algorithm.algorithm_mode is not None or "anchor_B_K1" in algorithm.turn_mode.tables:
-        optional["anchor_B_K1"] = anchor_table(run.settings, rows, inputs.hidden_B_K1_D)
+        optional["anchor_B_K1"] = anchor_table(run.settings, rows)
     if run.values is not None:
         earned_B_K = torch.where(has_reward_B_K, reward_B_K, 0.0)
         given = rows, inputs, earned_B_K, table.n_tool_turns_B

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from verl_credit.config.keys.reads import COLUMN, CRITIC, LEAVE_ONE_OUT
+from verl_credit.config.keys.reads import COLUMN, CRITIC
 from verl_credit.config.settings import CreditSettings
 from verl_credit.credit.plugins import load
 from verl_credit.errors import IntegrityError
@@ -36,23 +36,16 @@ class Provider:
     names: tuple[str, ...]
     columns: tuple[str, ...] = ()
     """The data file's columns that it reads."""
-    fits: bool = True
-    """False: V is the mean outcome of the prompt's other rollouts itself, and nothing is observed."""
     critic: bool = False
     """verl's critic has the values (`turns/critic.py`)."""
 
 
 def provider_of(settings: CreditSettings) -> Provider:
     """Raises ValueError for a path that cannot be loaded."""
-    name = settings.algorithm.observed_values
-    if name in ("group", CRITIC, LEAVE_ONE_OUT):
+    name = settings.algorithm.turn_values
+    if name in ("group", CRITIC):
         names = () if name == "group" else (name,)
-        return Provider(
-            lambda rows, inputs: _filled(rows, 0, lambda row: []),
-            names,
-            fits=name == "group",
-            critic=name == CRITIC,
-        )
+        return Provider(lambda rows, inputs: _filled(rows, 0, lambda row: []), names, critic=name == CRITIC)
     if name == "features":
         gold = ("gold probability",) if settings.scores_gain else ()
         return Provider(_features, ("gold seen", "searches", *gold))

@@ -15,10 +15,8 @@ from verl_credit.lazy import torch
 from verl_credit.names import CLIP_SCALE
 from verl_credit.turns.assign import CreditRun, StepCredit, StepInputs, step_inputs
 from verl_credit.turns.book import TurnBatch
-from verl_credit.turns.continuations import continues_at
 from verl_credit.turns.critic import VALUES
 from verl_credit.turns.gains import plan_gains
-from verl_credit.turns.hidden import hidden_table, spans_of
 from verl_credit.turns.scorers import Forward
 from verl_credit.turns.token_stage import TokenInputs
 
@@ -26,7 +24,7 @@ from verl_credit.turns.token_stage import TokenInputs
 class StepHost(Forward, Protocol):
     """A trainer in one step: its rows, their log-probs, its estimator, and what a run writes down.
 
-    ``Forward`` has the log-probs of extra rows (`score_rows`) and of branches (`carry`, `carried`), and hidden states.
+    ``Forward`` has the log-probs of extra rows (`score_rows`) and of branches (`carry`, `carried`).
     """
 
     step: int
@@ -48,9 +46,6 @@ class StepHost(Forward, Protocol):
 
     def log_probs(self) -> None:
         """Computes ``old_log_probs`` of the rows, with the branches that `carry` has appended."""
-
-    def measured(self, turns: TurnBatch) -> tuple[torch.Tensor, dict[str, float]]:
-        """measured_B_K1 and metrics of continuations from some of the rows' states, in a step that `continues_at` names."""
 
     def estimate(self, inputs: StepInputs) -> StepCredit | None:
         """Computes outcomes, calls the estimator and writes ``advantages``; None where another estimator is registered."""
@@ -79,22 +74,12 @@ def scored(host: StepHost, run: CreditRun, turns: TurnBatch) -> tuple[StepInputs
     plan = plan_gains(turns, run.settings, run.tokenizer, scored=run.settings.scores_at(host.step))
     if plan.scored:
         plan = plan.scorer.before_forward(plan, host)
-    start, hidden_B_K1_D = time.perf_counter(), None
-    spans = spans_of(run.settings, turns)
-    if spans is not None:
-        host.read_hidden(turns, spans, run.settings.algorithm.turn_anchor_layer)
+    start = time.perf_counter()
     host.log_probs()
-    if spans is not None:
-        hidden_B_K1_D = hidden_table(host, spans)
     forward_s = time.perf_counter() - start
-    steps = {"step": host.step, "planned_steps": host.planned_steps}
-    inputs = step_inputs(run, plan, host, metrics, **steps, hidden_B_K1_D=hidden_B_K1_D)
+    inputs = step_inputs(run, plan, host, metrics, step=host.step, planned_steps=host.planned_steps)
     host.report(metrics)
     around_s = time.perf_counter() - began - forward_s
-    if continues_at(run.settings, host.step):
-        measured_B_K1, metrics = host.measured(turns)
-        inputs = replace(inputs, measured_B_K1=measured_B_K1)
-        host.report(metrics)
     return inputs, plan.scorer.cost(plan, around_s, forward_s) if plan.scored else {}
 
 

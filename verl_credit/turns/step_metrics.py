@@ -17,7 +17,7 @@ from verl_credit.records.run.events import ROWS_LEFT_OUT, TURNS_CUT
 from verl_credit.redact import redact
 from verl_credit.turns.assign import StepCredit
 from verl_credit.turns.book import NO_TOKEN, STOP_REASONS, TurnBatch
-from verl_credit.turns.mcp.settings import MCP_SERVER
+from verl_credit.turns.mcp import MCP_SERVER
 from verl_credit.turns.search.faults import FAULT_CODES
 from verl_credit.turns.signals.signal import turns_with, turns_without
 
@@ -215,8 +215,7 @@ def check_states_are_shared(step: StepCredit) -> None:
         a = step.settings.algorithm
         raise IntegrityError(
             f"algorithm.info_gain_norm_mode={a.info_gain_norm_mode} compares turns that start from the same state, but none "
-            f"of the {counts['states']} states of the step has a second turn (algorithm.turn_anchor={a.turn_anchor}, "
-            f"turn_anchor_similarity={a.turn_anchor_similarity})"
+            f"of the {counts['states']} states of the step has a second turn (algorithm.turn_anchor={a.turn_anchor})"
         )
 
 

@@ -1,5 +1,4 @@
-"""`algorithm.turn_values`: the value of the state before every turn, by a regression over this step and the last ones, and
-for states from which the policy went on again (`continuations.py`) by the mean of these outcomes.
+"""`algorithm.turn_values`: the value of the state before every turn, by a regression over this step and the last ones.
 
 The features are those of the group and what a provider observes (`state_features.py`); `credit/turn/values.py` fits. No
 value follows its own row's outcome: the fit has not seen the row's prompt, and no provider sees the outcome.
@@ -22,7 +21,6 @@ from verl_credit.credit.turn.values import (
     explained_variance_of_changes,
     group_features,
     loo_mean,
-    with_measured,
 )
 from verl_credit.errors import IntegrityError
 from verl_credit.lazy import torch
@@ -86,15 +84,9 @@ class TurnValues:
         tables = [x_B_K1_D, return_B_K1, prompt_B[:, None].expand_as(turn_B_K1)]
         states = States(*(table[turn_B_K1] for table in tables))
         mean_N = mean_B[:, None].expand_as(turn_B_K1)[turn_B_K1]
-        value_N, fitted = mean_N.nan_to_num(0.0), 0
-        if self.provider.fits:
-            value_N, fitted = crossfit(states, self._pooled(states), mean_N, **self._fit)
-            self._replay.append(states)
+        value_N, fitted = crossfit(states, self._pooled(states), mean_N, **self._fit)
+        self._replay.append(states)
         value_B_K1 = torch.zeros(turn_B_K1.shape, dtype=torch.float64).masked_scatter(turn_B_K1, value_N)
-        if inputs.measured_B_K1 is not None:
-            value_B_K1 = (
-                with_measured(value_B_K1, inputs.measured_B_K1, hold=not self.provider.fits) * turn_B_K1
-            )
         return value_B_K1, {"credit/values/states": float(fitted)}
 
     def _pooled(self, states: States) -> States | None:

@@ -14,9 +14,9 @@ import torch
 from lakes.score import Values
 from verl_credit.credit import MODES
 from verl_credit.credit.turn.anchors import exact_anchors
-from verl_credit.records.report.again import TurnTables
 from verl_credit.study.fidelity.credits import Credit, mode_credits, nested
 from verl_credit.study.fidelity.rows import outcomes_of
+from verl_credit.study.fidelity.turn_tables import TurnTables
 from verl_credit.worlds.rollouts.protocol import State
 from verl_credit.worlds.rollouts.rollout import Trajectory
 from verl_credit.worlds.rollouts.sampler import digest
@@ -41,19 +41,15 @@ def grid_tables(groups: Groups) -> TurnTables:
     n_tool_turns_B = torch.tensor([len(trajectory.steps) - 1 for trajectory in rows])
     columns = int(n_tool_turns_B.max())
     has_reward_B_K = torch.arange(columns) < n_tool_turns_B[:, None]
-    shape = len(rows), columns + 1
     shared = {"gamma": 1.0, "norm_by_std": True}
     return TurnTables(
         pipeline={
             "mode": "none",
-            "signals": {},
             "outcome_operator": "reinforce_pp",  # beside GRPO, RLOO and MaxRL, which are always there
             "tied_groups": "keep",
             "shared": shared,
             "turn_params": {},
         },
-        rows=list(range(len(rows))),
-        uids=[str(group) for group in group_B.tolist()],
         outcome_B=outcome_B,
         reward_B_K=torch.zeros(len(rows), columns, dtype=torch.float64),
         has_reward_B_K=has_reward_B_K,
@@ -62,8 +58,6 @@ def grid_tables(groups: Groups) -> TurnTables:
         n_tool_turns_B=n_tool_turns_B,
         tokens_B_K1=_of_turns(groups, lambda step: len(step.turn_ids), 0, torch.int64),
         anchor_B_K1=None,
-        advantage_B_K1=torch.zeros(shape),  # no run gave any
-        clip_scale_B_K1=torch.ones(shape),
     )
 
 
@@ -75,7 +69,7 @@ def grid_credits(tables: TurnTables, groups: Groups) -> list[Credit]:
         states = [
             [anchor(step.state) for step in trajectory.steps] for group in groups for trajectory in group
         ]
-        anchor_B_K1 = exact_anchors(states, tables.group_B.tolist(), columns=tables.advantage_B_K1.shape[1])
+        anchor_B_K1 = exact_anchors(states, tables.group_B.tolist(), columns=tables.tokens_B_K1.shape[1])
         by_states = [mode for mode in MODES.values() if "anchor_B_K1" in mode.needs]
         for gamma in GAMMAS:
             shared = tables.pipeline["shared"] | {"gamma": gamma}

@@ -1,200 +1,127 @@
-"""Puts what a GPU machine without a network lacks into pieces of at most 52 MiB, and unpacks them there.
+"""Carries what a GPU machine without a network lacks: wheels as one archive, cut into pieces of 52 MiB.
 
-    python evidence/gpu/half_hour/carry.py build --out FOLDER [--arch 90] [--python 3.12] [--without vllm]
-    python evidence/gpu/half_hour/carry.py unpack FOLDER/*.tar.xz --to SITE        # then PYTHONPATH=SITE
+    python evidence/gpu/half_hour/carry.py pack FOLDER [--python 3.12] [--without vllm]   # here, with a network
+    python evidence/gpu/half_hour/carry.py unpack FOLDER SITE                             # there; then PYTHONPATH=SITE
 
-`build` downloads the wheels of lock-*.txt, whose hashes pip checks, and writes base-*.tar.xz (verl, Ray, transformers and
-what they import), vllm-*.tar.xz and manifest.json. repack.py has what is left out, fatbin.py how kernels of one architecture
-are kept. Every piece is an archive of its own. `unpack` needs manifest.json beside the pieces. A call that was cut is
-repeated: pieces that SITE has are passed over. Its exit code: 0: every named piece is there, and what is complete can be
-imported; 1: an import failed; 2: a piece was not unpacked. `unpack` needs Python alone, `build` pip as well.
+`pack` downloads the wheels of lock-*.txt, whose hashes pip checks, and leaves out what `NOT_NEEDED` names. `unpack` joins
+the pieces in FOLDER, refuses them unless all are there and whole, and compiles what they hold.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import hashlib
 import lzma
-import os
 import re
 import subprocess
 import sys
-import sysconfig
 import tarfile
-import time
-from collections.abc import Sequence
+import zipfile
+from fnmatch import fnmatch
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-if not __package__:
-    sys.path[:1] = [str(HERE.parents[1])]  # `gpu`; not this folder, whose files have plain names
+GROUPS = ("base", "vllm")
+PIECE, SUM = 52 * 2**20, "sha256.txt"
+# pip takes each for itself; 2.35: Ubuntu 22.04
+PLATFORMS = (
+    *(f"manylinux_2_{libc}_x86_64" for libc in range(35, 4, -1)),
+    "manylinux2014_x86_64",
+    "manylinux1_x86_64",
+)
+NOT_NEEDED = (
+    "*.dist-info/RECORD",
+    "ray/jars/*", "ray/cpp/*", *(f"ray/{name}/*" for name in ("rllib", "tune", "train", "serve", "data", "llm")),
+    "ray/dashboard/client/*",
+    "vllm/vllm-rs", "vllm/_rust_tool_parser*",  # verl starts the front end in Python
+    "vllm/vllm_flash_attn/_vllm_fa2_C*",  # Hopper has FlashAttention 3
+    "vllm/_moe_C*", "vllm/_flashmla*", "vllm/third_party/deep_gemm/*",  # mixtures of experts, DeepSeek
+    "vllm/third_party/fmha_sm100/*",  # Blackwell
+    "vllm/benchmarks/*",
+)  # fmt: skip
 
-from gpu.half_hour.repack import MIB, compressed, needed, sha256, wheels, write  # noqa: E402
 
-MANIFEST, DONE = "manifest.json", ".carried"
-# In the order in which they are needed; each has a lock-*.txt. `unpack` tries to import these modules.
-GROUPS = {
-    "base": (
-        "ray", "transformers", "hydra", "omegaconf", "tensordict", "transfer_queue", "pydantic", "zmq", "msgspec",
-        "fastapi", "uvicorn", "datasets", "verl", "verl.trainer.main_ppo",
-    ),
-    "vllm": (
-        "vllm", "vllm._C_stable_libtorch", "vllm.vllm_flash_attn._vllm_fa3_C", "vllm.platforms.cuda",
-        "vllm.v1.engine.async_llm", "verl.workers.rollout.vllm_rollout.vllm_async_server",
-    ),
-}  # fmt: skip
-
-
-def build(out: Path, piece_mib: float, arch: int, python: str, groups: Sequence[str]) -> dict:
-    """The manifest; every group begins a piece. Raises ValueError for a file that fits no piece."""
-    downloads = out / f"wheels-{python}"
-    downloads.mkdir(parents=True, exist_ok=True)
-    for path in (path for group in GROUPS for path in out.glob(f"{group}-*.tar.xz")):
-        path.unlink()  # of an earlier build
-    pieces, facts = [], []
+def download(groups: list[str], folder: Path, python: str) -> list[Path]:
+    """Returns the wheels of the groups' locks; one that the index does not have is built from its source."""
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
+    given = ["--no-deps", "--require-hashes", "--dest", str(folder), "--python-version", python, "--quiet"]
     for group in groups:
-        streams = []
-        for wheel in wheels(HERE / f"lock-{group}.txt", downloads, python):
-            files = list(needed(wheel, arch))
-            of_wheel = compressed(files)
-            streams += [(stream, wheel.name) for stream in of_wheel]
-            facts.append(
-                {
-                    "wheel": wheel.name,
-                    "group": group,
-                    "sha256": sha256(wheel),
-                    "bytes": wheel.stat().st_size,
-                    "carried_bytes": sum(map(len, of_wheel)),
-                    "files": len(files),
-                    "unpacked_bytes": sum(len(file.content) for file in files),
-                }
-            )
-        pieces += write(streams, out, group, int(piece_mib * MIB))
-    manifest = {"python": python, "arch": arch, "pieces": pieces, "wheels": facts}
-    (out / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
-    return manifest
+        lock = ["--requirement", str(HERE / f"lock-{group}.txt")]
+        subprocess.run(
+            [*pip, "download", *given, *lock, *(f"--platform={one}" for one in PLATFORMS)], check=True
+        )
+    for source in folder.glob("*.tar.gz"):
+        made = ["wheel", "--no-deps", "--quiet", "--wheel-dir", str(folder), str(source)]
+        subprocess.run([*pip, *made], check=True)
+    return sorted(folder.glob("*.whl"))
 
 
-def unpack(pieces: list[Path], site: Path) -> int:
-    """The exit code. Raises ValueError without a manifest, for another Python, and where ``site`` has another build."""
-    manifest = _manifest(pieces[0].parent / MANIFEST, site)
-    (site / DONE).mkdir(parents=True, exist_ok=True)
-    started = time.monotonic()
-    wrong = 0
-    for piece in pieces:
-        if reason := _unpack_one(piece, manifest, site):
-            wrong += 1
-            print(f"{piece.name} is not unpacked: {reason}", flush=True)
-    print(f"unpacked in {time.monotonic() - started:.0f} s", flush=True)
-    started = time.monotonic()
-    # Where no import writes bytecode, what the machine has of its own is compiled, too: every process would compile torch.
-    # The command ends with 1 where a package has files for another Python: nothing imports those.
-    own = {sysconfig.get_path(name) for name in ("purelib", "platlib")} if sys.dont_write_bytecode else ()
-    folders = [str(site), *own]
+def pack(wheels: list[Path], out: Path, piece: int = PIECE) -> list[Path]:
+    """Writes the files that are needed, as they lie in site-packages, as OUT/piece-01, ...; returns the pieces."""
+    out.mkdir(parents=True, exist_ok=True)
+    for old in out.glob("piece-*"):
+        old.unlink()
+    whole = out / "site.tar.xz"
+    with tarfile.open(whole, "w:xz", preset=6) as tar:
+        for wheel in wheels:
+            with zipfile.ZipFile(wheel) as archive:
+                for info in archive.infolist():
+                    name = re.sub(r"^[^/]+\.data/(purelib|platlib)/", "", info.filename)
+                    if info.is_dir() or ".data/" in name or any(fnmatch(name, one) for one in NOT_NEEDED):
+                        continue
+                    member = tarfile.TarInfo(name)
+                    member.size, member.mode = (
+                        info.file_size,
+                        0o755 if info.external_attr >> 16 & 0o100 else 0o644,
+                    )
+                    with archive.open(info) as file:
+                        tar.addfile(member, file)
+    with whole.open("rb") as file:
+        (out / SUM).write_text(hashlib.file_digest(file, "sha256").hexdigest())
+        file.seek(0)
+        for number, content in enumerate(iter(lambda: file.read(piece), b""), 1):
+            (out / f"piece-{number:02}").write_bytes(content)
+    whole.unlink()
+    return sorted(out.glob("piece-*"))
+
+
+def unpack(folder: Path, site: Path) -> None:
+    """Raises ValueError where a piece is missing or broken."""
+    whole = folder / "site.tar.xz"
+    with whole.open("wb") as file:
+        for piece in sorted(folder.glob("piece-*")):
+            file.write(piece.read_bytes())
+    with whole.open("rb") as file:
+        if hashlib.file_digest(file, "sha256").hexdigest() != (folder / SUM).read_text():
+            raise ValueError(f"the pieces in {folder} are not the archive of {SUM}: one is missing or broken")
+    with lzma.open(whole) as stream, tarfile.open(fileobj=stream) as tar:
+        tar.extractall(site, filter="data")
+    whole.unlink()
     subprocess.run(
-        [sys.executable, "-m", "compileall", "-qq", "-j", "0", *folders], stdout=subprocess.DEVNULL
+        [sys.executable, "-m", "compileall", "-qq", "-j", "0", str(site)], stdout=subprocess.DEVNULL
     )
-    print(f"compiled in {time.monotonic() - started:.0f} s", flush=True)
-    missing = [fact for fact in manifest["pieces"] if not (site / DONE / fact["sha256"]).exists()]
-    incomplete = {wheel for fact in missing for wheel in fact["wheels"]}
-    failed = 0
-    for group in dict.fromkeys(fact["group"] for fact in manifest["wheels"]):
-        if incomplete & {fact["wheel"] for fact in manifest["wheels"] if fact["group"] == group}:
-            print(f"{group}: not complete without {', '.join(fact['piece'] for fact in missing)}")
-        else:
-            failed += smoke(GROUPS[group], site)
-    return 2 if wrong else 1 if failed else 0
 
 
-def _manifest(path: Path, site: Path) -> dict:
-    try:
-        manifest = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path}, which `build` writes beside the pieces, cannot be read: {error}") from None
-    if manifest["python"] != (here := "{}.{}".format(*sys.version_info)):
-        raise ValueError(f"the pieces are for Python {manifest['python']}, and this is {here}")
-    if {done.name for done in site.glob(f"{DONE}/*")} - {fact["sha256"] for fact in manifest["pieces"]}:
-        raise ValueError(f"{site} has pieces of another build; name an empty folder")
-    return manifest
-
-
-def _unpack_one(piece: Path, manifest: dict, site: Path) -> str | None:
-    """Why it was not unpacked."""
-    known = {fact["piece"]: fact for fact in manifest["pieces"]}
-    if piece.name not in known:
-        return f"{MANIFEST} has only {', '.join(known)}"
-    fact = known[piece.name]
-    if (site / DONE / fact["sha256"]).exists():
-        return None
-    try:
-        if (found := sha256(piece)) != fact["sha256"]:
-            there = f"it has {piece.stat().st_size} bytes with sha256 {found[:12]}"
-            return f"{there}, and {MANIFEST} has {fact['bytes']} with {fact['sha256'][:12]}"
-        with tarfile.open(piece, "r:xz") as tar:
-            tar.extractall(site, filter="data")
-    except (tarfile.TarError, lzma.LZMAError, EOFError, OSError) as error:
-        return f"{type(error).__name__}: {error}"
-    (site / DONE / found).touch()
-    return None
-
-
-IMPORT = """
-import importlib, sys
-for name in sys.argv[1:]:
-    try:
-        importlib.import_module(name)
-        why = ""
-    except BaseException as error:
-        why = f"{type(error).__name__}: {error}".splitlines()[0]
-    print(f"import {name} {why}", flush=True)
-"""
-
-
-def smoke(names: Sequence[str], site: Path) -> int:
-    """How many of ``names`` cannot be imported; one process imports all, and its end is told from their errors."""
-    path = os.pathsep.join([str(site), *filter(None, [os.environ.get("PYTHONPATH")])])
-    command = [sys.executable, "-W", "ignore", "-c", IMPORT, *names]
-    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True)
-    said = dict(re.findall(r"^import (\S+) (.*)$", done.stdout, re.MULTILINE))
-    wrong = {name: said.get(name, f"the process ended with {done.returncode}") for name in names}
-    for name, why in wrong.items():
-        print(f"  {name}: {why or 'imported'}", flush=True)
-    return sum(why != "" for why in wrong.values())
-
-
-def main(arguments: list[str] | None = None) -> int:
+def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     commands = parser.add_subparsers(dest="command", required=True)
-    making = commands.add_parser("build")
-    making.add_argument("--out", type=Path, required=True)
-    making.add_argument("--piece-mib", type=float, default=52)
-    making.add_argument("--arch", type=int, default=90, help="90: H100 and H200")
-    making.add_argument("--python", default="3.12", help="the machine's")
-    making.add_argument("--without", action="append", choices=[*GROUPS][1:], default=[])
-    taking = commands.add_parser("unpack")
-    taking.add_argument("pieces", type=Path, nargs="+")
-    taking.add_argument("--to", type=Path, required=True)
+    packing = commands.add_parser("pack")
+    packing.add_argument("folder", type=Path)
+    packing.add_argument("--python", default="3.12", help="the machine's")
+    packing.add_argument("--without", choices=GROUPS[1:])
+    unpacking = commands.add_parser("unpack")
+    unpacking.add_argument("folder", type=Path)
+    unpacking.add_argument("site", type=Path)
     given = parser.parse_args(arguments)
-    try:
-        if given.command == "unpack":
-            return unpack(given.pieces, given.to)
-        groups = [group for group in GROUPS if group not in given.without]
-        _show(build(given.out, given.piece_mib, given.arch, given.python, groups))
-        return 0
-    except (ValueError, subprocess.CalledProcessError) as error:
-        print(error, file=sys.stderr)
-        return 2
-
-
-def _show(manifest: dict) -> None:
-    for fact in manifest["wheels"]:
-        sizes = f"{fact['bytes'] / MIB:7.2f} -> {fact['carried_bytes'] / MIB:6.2f} MiB"
-        print(f"{sizes}  {fact['wheel']}, {fact['unpacked_bytes'] / MIB:.1f} MiB unpacked")
-    for fact in manifest["pieces"]:
-        print(f"{fact['piece']}: {fact['bytes'] / MIB:.2f} MiB, {len(fact['wheels'])} wheels")
+    if given.command == "unpack":
+        unpack(given.folder, given.site)
+        return
+    groups = [group for group in GROUPS if group != given.without]
+    for piece in pack(download(groups, given.folder / "wheels", given.python), given.folder):
+        print(f"{piece}: {piece.stat().st_size / 2**20:.1f} MiB")
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main()

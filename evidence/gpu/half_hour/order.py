@@ -1,21 +1,19 @@
-"""The queue of the half hour, in order of value: what each run changes in its recipe, how long it takes, what it decides.
+"""The queue, in order of value: what each run changes in its recipe, how long it may take, what it decides.
 
-Memory is decided by the tokens of a micro-batch and by the longest row: rows are cut in number, never in length. A first
-step that is not there after ``FIRST_STEP_S`` ends a run; so does a later step that takes as long.
+Memory is decided by the tokens of a micro-batch and by the longest row: rows are cut in number, never in length.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-FIRST_STEP_S = 420
 HF = "hf"  # transformers in place of vLLM, and the engine of the rehearsal
 VLLM = "vllm"
 
 
 @dataclass(frozen=True)
 class Run:
-    """``seconds`` are an estimate of the whole run, ``first_step_s`` of its start and first step."""
+    """``limit_s``: half as much again as was estimated after R1 on one H100."""
 
     name: str
     recipe: str
@@ -23,12 +21,9 @@ class Run:
     model: str
     steps: int
     overrides: tuple[str, ...]
-    seconds: int
-    first_step_s: int
+    limit_s: int
     resumes: str = ""
     """The run whose folder and checkpoint this one takes over."""
-    asks: tuple[str, ...] = ()
-    """Rows beside steps, memory and MFU: gains, k3, resume."""
 
     def lora(self) -> bool:
         return any(one.startswith("actor_rollout_ref.model.lora_rank=") for one in self.overrides)
@@ -41,46 +36,38 @@ EAGER, GRAPHS = f"{ROLLOUT}.enforce_eager=true", f"{ROLLOUT}.enforce_eager=false
 # Each process that imports verl takes seconds of all cores at a first start.
 FEW_PROCESSES = ("reward.num_workers=1", f"{ROLLOUT}.agent.num_workers=2")
 MATH = (
-    "data.train_batch_size=16", f"{ROLLOUT}.n=4", f"{ACTOR}.optim.lr=1e-3",
+    "data.train_batch_size=16", f"{ROLLOUT}.n=4", f"{ACTOR}.optim.lr=1e-3", "actor_rollout_ref.model.lora_rank=64",
     "algorithm.rollout_correction.rollout_is=token", EAGER, "trainer.save_freq=2",
 )  # fmt: skip
-MATH_LORA = ("actor_rollout_ref.model.lora_rank=64",)
 NO_SAVE = "trainer.save_freq=-1"
 TINY = ("data.train_batch_size=2", f"{ROLLOUT}.n=4", f"{ACTOR}.ppo_mini_batch_size=1", "seed=0")
 OF_VLLM = (f"{ROLLOUT}.load_format=", f"{ROLLOUT}.enforce_eager=")
 
-# The estimates follow R1 on one H100: 156 s to an engine with weights, 146 to the end of the first step, 119 for a further
-# one. What no GPU has shown comes first.
+# What no GPU has shown comes first.
 QUEUE = (
-    Run(
-        "R2", "math_sepa", "token credit at T=.7, the adapters that the engine samples with, a checkpoint", "qwen3-4b", 2,
-        (*MATH, *MATH_LORA), seconds=370, first_step_s=270, asks=("k3",),
-    ),
+    Run("R2", "math_sepa", "token credit at T=.7, the adapters that the engine samples with, a checkpoint",
+        "qwen3-4b", 2, MATH, 560),
     Run(
         "R4", "multihop_qwen3_4b", "full fine-tuning, whole weights to the engine, CUDA graphs", "qwen3-1.7b", 2,
-        ("model=qwen3_1_7b", *GROUPS, GRAPHS, NO_SAVE), seconds=330, first_step_s=270, asks=("gains",),
+        ("model=qwen3_1_7b", *GROUPS, GRAPHS, NO_SAVE), 500,
     ),
-    Run(
-        "R3", "math_sepa", "an exact resume", "qwen3-4b", 3, (*MATH, *MATH_LORA), seconds=280, resumes="R2",
-        first_step_s=270, asks=("resume",),
-    ),
+    Run("R3", "math_sepa", "an exact resume", "qwen3-4b", 3, MATH, 420, resumes="R2"),
     Run(
         "R1", "multihop_qwen3_4b", "4 B with LoRA makes steps with gains, what gains cost, memory by phase", "qwen3-4b", 3,
-        (*GROUPS, *LORA, EAGER, NO_SAVE, "algorithm.info_gain_every=2"), seconds=540, first_step_s=310, asks=("gains",),
+        (*GROUPS, *LORA, EAGER, NO_SAVE, "algorithm.info_gain_every=2"), 810,
     ),
     Run(
         "R5", "spark_qwen3_4b", "the Spark's recipe with its rows of 5,120 tokens", "qwen3-4b", 1,
-        (*GROUPS, *LORA, EAGER, NO_SAVE, "max_hours=null"), seconds=290, first_step_s=270, asks=("gains",),
+        (*GROUPS, *LORA, EAGER, NO_SAVE, "max_hours=null"), 440,
     ),
 )  # fmt: skip
 
 
 def overrides(run: Run, *, tiny: bool, engine: str, hardware: str) -> list[str]:
-    """The run's overrides without its data, model and folder."""
+    """Returns the run's overrides without its data, model and folder."""
     given = [
         f"hardware={'laptop' if tiny else hardware}",
         f"trainer.total_training_steps={run.steps}",
-        "phase_memory=true",
     ]
     if engine == HF:
         given += [one for one in run.overrides if not one.startswith(OF_VLLM)]

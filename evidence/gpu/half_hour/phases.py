@@ -1,4 +1,4 @@
-"""Peak memory of every phase of a run that has ``phase_memory=true``, beside `verl-credit plan`; and the times of its start.
+"""Peak memory of every phase, where a run has phases.jsonl (commit 23dae403 last wrote it), and the times of its start.
 
 The actor's phases come from phases.jsonl: live tensors of its process. The rollout and the engine that sleeps come from
 the device's samples between the times that phases.jsonl has for them: everything on the device.
@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from verl_credit.records.run.events import STAGE, START
-from verl_credit.records.run.files import EVENTS, PHASES, append_json, read_json_lines
+from verl_credit.records.run.files import EVENTS, append_json, read_json_lines
 
 GIB = 2**30
+PHASES = "phases.jsonl"
 ACTOR = {
     "log-prob": ("log-prob",),
     "update": ("update: loss", "update: backward"),

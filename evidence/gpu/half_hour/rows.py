@@ -6,9 +6,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from gpu.half_hour import phases
-from gpu.half_hour.order import FIRST_STEP_S, Run
-from gpu.half_hour.table import RUNNING
+from gpu.half_hour.order import Run
+from gpu.half_hour.world import SINGLE_TURN
 from gpu.record import Record, about, at_least, at_most, same, within_factor
+from verl_credit.records.run.files import METRICS, read_json_lines
 
 MEMORY = 0.1  # of the plan's number, to both sides
 K3 = 0.01  # r - 1 - log r of a token's ratio r, in the mean; half its squared log
@@ -26,44 +27,29 @@ PLAN, QUEUE, GAINS, LORA, RESUME = (
 
 
 def measure(
-    record: Record,
-    run: Run,
-    state: Mapping,
-    metrics: list[dict],
-    run_dir: Path,
-    plan: Mapping,
-    samples: Path | None,
-    *,
-    toy: bool,
-    ceiling: float | None,
+    record: Record, run: Run, state: Mapping, run_dir: Path, plan: Mapping, samples: Path, *, toy: bool
 ) -> dict:
-    """Add the run's rows, as far as its files go; returns the numbers of its line in the table. ``toy``: predict no cost."""
-    found = {"steps": _numbers(row["step"] for row in metrics), "first_step_s": state.get("first_step_s")}
+    """Adds the run's rows; returns the numbers of its line in the table. ``toy``: predict no cost."""
+    metrics = read_json_lines(run_dir / METRICS)
+    steps = _numbers(row["step"] for row in metrics)
     expected = {"steps": same(_numbers(range(1, run.steps + 1)))}
-    expected |= {} if toy else {"first_step_s": at_most(FIRST_STEP_S)}
-    record.add(
-        f"{run.name}: run",
-        found,
-        {} if state["state"] == RUNNING else expected,
-        QUEUE,
-        why=state.get("why", ""),
-    )
+    record.add(f"{run.name}: run", {"steps": steps}, expected, QUEUE, why=state["why"])
     if stages := phases.timeline(run_dir)[1:]:
         record.add(f"{run.name}: seconds to a stage", {text: round(at, 1) for at, text in stages})
-    metrics = [row for row in metrics if row["step"] > state.get("before", 0)]
+    metrics = metrics[state["before"] :]
     if not metrics:
         return {}
     numbers = {"step_s": _first(metrics[-1], "timing_s/step")}
     for step in metrics:
         _clocks(record, run, step, {} if toy or step is not metrics[-1] else plan["step"]["seconds"])
-    if "gains" in run.asks:
+    if run.recipe != SINGLE_TURN:
         numbers |= _gains(record, run, metrics, toy)
-    numbers |= _memory(record, run, run_dir, plan, samples, toy)
-    numbers |= _mfu(record, run, metrics[-1], plan, toy, ceiling)
-    if "k3" in run.asks:
+    numbers |= _memory(record, run, run_dir, plan, samples if samples.exists() else None, toy)
+    numbers |= _mfu(record, run, metrics[-1], plan, toy)
+    if run.recipe == SINGLE_TURN and not run.resumes:
         numbers |= _k3(record, run, metrics[-1])
-    if "resume" in run.asks:
-        numbers |= _resume(record, run, state.get("resume"))
+    if run.resumes:
+        numbers |= _resume(record, run, state["resume"])
     return numbers
 
 
@@ -130,14 +116,13 @@ def _memory(record: Record, run: Run, run_dir: Path, plan: Mapping, samples: Pat
     return {"farthest_phase": f"{worst} {ratios[worst]:.2f}"}
 
 
-def _mfu(record: Record, run: Run, step: Mapping, plan: Mapping, toy: bool, ceiling: float | None) -> dict:
-    """verl's number, and the plan's FLOPs over the update's seconds as a share of the peak and of the measured product."""
+def _mfu(record: Record, run: Run, step: Mapping, plan: Mapping, toy: bool) -> dict:
+    """verl's number, and the plan's FLOPs over the update's seconds as a share of the peak."""
     seconds, verl = _first(step, "timing_s/update_actor"), _first(step, "perf/mfu/actor")
     found = {"verl": verl, "assumed": plan["assumptions"]["mfu"]}
     if seconds:
         rate = plan["step"]["flops"]["update"] / seconds
         found |= {"by_plan_flops": rate / plan["hardware"]["peak_bf16"], "update_tflops": rate / 1e12}
-        found |= {"of_the_measured_product": rate / 1e12 / ceiling} if ceiling else {}
     record.add(
         f"{run.name}: MFU", found, {} if toy else {"by_plan_flops": within_factor(found["assumed"], 2)}, PLAN
     )
@@ -154,8 +139,7 @@ def _k3(record: Record, run: Run, step: Mapping) -> dict:
     return {"k3": found["k3"]}
 
 
-def _resume(record: Record, run: Run, line: str | None) -> dict:
-    line = line or "nothing about a resume"
+def _resume(record: Record, run: Run, line: str) -> dict:
     record.add(
         f"{run.name}: resume",
         {"resume": line},

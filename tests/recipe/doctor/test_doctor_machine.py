@@ -14,10 +14,10 @@ from omegaconf import OmegaConf
 from kit.machine import FAIL, LAPTOP, MACHINE, PASS, WARN, cases, on_cuda, says
 from kit.recipes import load_config
 from verl_credit.recipe import machine as gather
-from verl_credit.recipe.doctor import machine, orphans
+from verl_credit.recipe.doctor import machine
 from verl_credit.recipe.doctor.context import Context
 from verl_credit.recipe.doctor.network import cluster_address
-from verl_credit.recipe.machine import GIB, Process, size
+from verl_credit.recipe.machine import GIB, size
 
 LAB = load_config("lab", [])
 CUDA = on_cuda(LAB)
@@ -137,66 +137,6 @@ def test_ports():
     assert machine.port_holder(port) is None
 
 
-INIT = Process(1, 0, "systemd", ("/sbin/init",))
-PYTHON = "/venv/bin/python3.11"
-RETRIEVER = (PYTHON, "-m", "verl_credit_retriever.cli", "serve")
-
-
-def test_processes_of_a_live_run_are_no_orphans():
-    live = (
-        INIT,
-        Process(50, 1, "bash", ("-bash",), started=1.0),
-        Process(60, 50, "python3.11", (PYTHON, "-W", "ignore", "-m", "verl_credit.cli", "train"), started=2.0),
-        Process(61, 60, "raylet", ("/venv/ray/core/src/ray/raylet/raylet", "--x"), started=3.0),
-        Process(62, 61, "ray::WorkerDict", ("ray::WorkerDict.train",), started=4.0),
-        Process(63, 62, "VLLM::EngineCore", ("VLLM::EngineCore",), started=5.0),
-        Process(64, 60, "python3.11", (*RETRIEVER, "--parent-pid", "60"), started=3.0),
-        Process(70, 50, "vllm", (PYTHON, "/venv/bin/vllm", "serve", "m"), started=3.0),
-    )  # fmt: skip
-    assert orphans.orphans(live) == []
-
-
-def test_orphans_are_named_with_what_they_hold():
-    dead = (
-        INIT,
-        Process(61, 1, "raylet", ("/venv/ray/core/src/ray/raylet/raylet",), "ann", 2_800.0, 2 * GIB),
-        Process(62, 61, "ray::WorkerDict", ("ray::WorkerDict.train", "", ""), "ann", 2_801.0, GIB),
-        Process(63, 1, "VLLM::EngineCor", ("VLLM::EngineCore",), "bob", 2_802.0, 40 * GIB),
-        Process(64, 1, "python3.11", (*RETRIEVER, "--parent-pid", "60"), started=2_803.0),
-        Process(65, 1, "python3.11", (PYTHON, "/home/ann/notes.py", "ray::"), started=1.0),
-        Process(66, 1, "python3.11", (PYTHON, "-m", "verl_credit_retriever", "serve"), started=1.0),
-    )  # fmt: skip
-    assert [p.pid for p in orphans.orphans(dead)] == [61, 62, 63, 64]  # 66 was started by hand
-    result = orphans.check_processes(Context(replace(MACHINE, processes=dead)))
-    assert says(result, WARN, "63 VLLM::EngineCore (user bob, 1:59:58 old, 40.0 GiB)", "kill 61 62 63 64")
-    assert says(orphans.check_processes(Context(MACHINE)), PASS)
-
-
-def test_a_reused_process_number_is_no_parent():
-    late = Process(60, 1, "bash", ("-bash",), started=9.0)
-    worker = Process(62, 60, "ray::IDLE", ("ray::IDLE",), started=5.0)
-    server = Process(64, 1, "python3", (*RETRIEVER, "--parent-pid", "60"), started=5.0)
-    assert [p.pid for p in orphans.orphans((INIT, late, worker, server))] == [62, 64]
-
-
-def test_a_cluster_that_ray_start_brought_up_has_its_right_to_be():
-    head = (
-        INIT,
-        Process(70, 1, "gcs_server", ("/r/gcs_server", "--gcs_server_port=6379"), started=1.0),
-        Process(71, 1, "raylet", ("/r/raylet", "--gcs-address=10.0.0.1:6379"), started=1.0),
-        Process(72, 71, "ray::IDLE", ("ray::IDLE",), started=2.0),
-        Process(81, 1, "raylet", ("/r/raylet", "--gcs-address=10.0.0.1:6380"), started=1.0),
-    )
-    assert [p.pid for p in orphans.orphans(head, "10.0.0.1:6379")] == [81]
-    assert len(orphans.orphans(head)) == 4
-
-
-@pytest.mark.parametrize("first, lost", [("python3.11", []), ("sleep", [9]), ("bash", [9]), ("tini", [9])])
-def test_process_1_of_a_container(first, lost):
-    found = (Process(1, 0, first, (first,)), Process(9, 1, "ray::IDLE", ("ray::IDLE",), started=5.0))
-    assert [p.pid for p in orphans.orphans(found)] == lost
-
-
 def test_where_the_cluster_is(tmp_path):
     noted = tmp_path / "ray_current_cluster"
     noted.write_text("10.0.0.2:6379\n")
@@ -212,7 +152,6 @@ def test_the_facts_of_this_machine_can_be_gathered():
     assert facts.python == sys.version_info[:3] and facts.packages["torch"] == torch.__version__
     assert facts.torch.version == torch.__version__ and facts.torch.error == ""
     assert 0 < facts.memory.available <= facts.memory.total and facts.cpus >= 1
-    assert len(facts.processes) > 1
     assert shutil.which("nvidia-smi") or facts.driver == ""
 
 

@@ -6,9 +6,7 @@ import pytest
 
 from kit.browser import CONTRAST, keep, keep_view
 from kit.credit_tables import ROWS, rollout, write_step
-from kit.report_page import SCALES, report, training, write_lines, write_run
-from verl_credit.records.report.lens import lens
-from verl_credit.records.report.text import signed
+from kit.report_page import report, training, write_lines, write_run
 
 pytestmark = pytest.mark.browser
 ATTACK = (
@@ -67,55 +65,16 @@ def test_every_part_is_there(page):
     keep(page, "report")
 
 
-def heads(browser):
-    return browser.value("[...document.querySelectorAll('.lens-head')].map(e => e.textContent)")
-
-
-def test_a_switch_shows_the_credit_that_python_made(page, tmp_path):
-    (group, *_) = lens(tmp_path, 3, SCALES).groups
-    modes = {mode["name"]: mode for mode in group["modes"]}
-    before = heads(page)
-    choose(page, "mode", "joint")
-    choose(page, "gamma", "0")
-    flat = [value for row in modes["joint"]["credit"]["|0"]["advantage"] for value in row]
-    assert [head.split("advantage ")[1].split(" (GRPO")[0] for head in heads(page)] == [
-        signed(value) for value in flat
-    ]
-    assert heads(page) != before and text(page, "#lens-said") == modes["joint"]["credit"]["|0"]["said"]
-    assert page.value("document.getElementById('lens-alpha').disabled") is True  # joint has none
-    assert "joint, gamma 0, tokens gtpo_sepa_hicra" in text(page, "#lens-shown")
-    page.value("document.getElementById('lens-own').click()")
-    assert heads(page) == before and text(page, "#lens-shown").startswith("As the run was trained, step 3.")
-    disabled = page.value(
-        "[...document.querySelectorAll('#lens-mode option')].filter(o => o.disabled).map(o => o.value)"
-    )
-    assert disabled == [name for name, mode in modes.items() if mode["reason"]] and "turn_gae" in disabled
-    assert modes["turn_gae"]["reason"] in text(page, "#lens-reasons")
-
-
-def test_a_choice_lasts_when_the_page_is_read_again(page):
-    for address, mode in (("#lens=%", "turn-group-v1d"), ("#lens=9,x,0,0,0", "turn-group-v1d")):
+def test_another_group_is_a_switch_away_and_the_choice_lasts_when_the_page_is_read_again(page):
+    for address in ("#lens=%", "#lens=9"):
         page.value(f"location.hash = {json.dumps(address)}")
         page.reload()
-        assert page.value("document.getElementById('lens-mode').value") == mode
-    choose(page, "group", "1")
-    choose(page, "mode", "separate")
-    before = heads(page)
-    page.reload()
-    assert page.value("document.getElementById('lens-group').value") == "1" and heads(page) == before
-    assert text(page, "#lens-shown").startswith("What separate")
-    assert page.value(
-        "[...document.querySelectorAll('#lens-mode option')].find(o => o.value === 'turn_gae').disabled"
-    )
-    page.value("document.getElementById('lens-own').click()")
-    page.reload()
-    assert text(page, "#lens-shown").startswith("As the run was trained")
-
-
-def test_another_group_is_a_switch_away(page):
+        assert page.value("document.getElementById('lens-group').value") == "0"
     choose(page, "group", "2")
-    assert page.value("document.querySelectorAll('.rollout').length") == 3
-    assert text(page, "#lens-said").startswith("In this group every rollout is right, and 2 searches")
+    for _ in range(2):
+        assert page.value("document.querySelectorAll('.rollout').length") == 3
+        assert text(page, "#lens-said").startswith("In this group every rollout is right, and 2 searches")
+        page.reload()
 
 
 def test_the_keyboard_reaches_and_moves_everything(page):
@@ -123,26 +82,14 @@ def test_the_keyboard_reaches_and_moves_everything(page):
     choose(page, "group", "2")  # its first turn has planning tokens
     page.value("document.getElementById('lens-group').focus()")
     reached = []
-    for _ in range(9):
+    for _ in range(3):
         reached.append(page.value("document.activeElement.id || document.activeElement.className"))
         page.press("Tab")
-    assert reached[:7] == [
-        "lens-group",
-        "lens-mode",
-        "lens-alpha",
-        "lens-gamma",
-        "lens-transform",
-        "lens-own",
-        "lens-rollouts",
-    ]
-    assert reached[7] == "tokens"
-    page.value("document.getElementById('lens-mode').focus()")
-    page.press("ArrowDown")
-    assert page.value("document.getElementById('lens-mode').value") != "turn-group-v1d"
-    assert text(page, "#lens-shown").startswith("What ")
-    page.value("document.getElementById('lens-own').focus()")
-    page.press("Enter")
-    assert text(page, "#lens-shown").startswith("As the run was trained")
+    assert reached == ["lens-group", "lens-rollouts", "tokens"]
+    page.value("document.getElementById('lens-group').focus()")
+    page.press("ArrowUp")
+    assert page.value("document.getElementById('lens-group').value") == "1"
+    choose(page, "group", "2")
     page.value("document.querySelector('.tokens').focus()")
     first = text(page, "#lens-token")
     page.press("ArrowRight", "ArrowRight")

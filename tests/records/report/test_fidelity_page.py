@@ -35,7 +35,6 @@ def policy(step, **changes):
         },
         "gradients": {},
         "headroom": {},
-        "swaps": {},
         "integrity": [
             {"name": "turn 1", "mean": 0.01, "z": -3.5, "n": 3},
             {"name": "turn 2", "mean": 0.0, "z": None, "n": 1},
@@ -85,29 +84,6 @@ def test_gradients_have_a_table_and_two_pictures(pictures):
     assert "Worth it? &lt;Yes&gt;." in said
     assert html.count("data:image/svg") == 5
     assert "minus GRPO" in said and "constant undefined undefined undefined undefined" in said
-
-
-def test_swaps_have_a_table():
-    choice = {"pairs": VALUE, "searches": NONE, "regret": VALUE, "within": NONE}
-    swaps = {
-        "decisions": 11,
-        "wanted": 12,
-        "draws_per_decision": 8,
-        "completions": 5,
-        "alternatives": 40,
-        "ending": 9,
-        "sure_pairs": [21, 4],
-        "draws": {**VALUE, "value": 0.25},
-        "credits": {"none, grpo": {"one": choice, "mean": choice}, "turn_gae": {"reason": "it needs values"}},
-    }
-    _, said = page(policy(3, swaps=swaps))
-    number = "0.50 [\N{MINUS SIGN}0.25, 0.75]"
-    assert "11 of 12 decisions" in said and "draws 0.25 [" in said and "mean of 5 completions" in said
-    cells = f"{number} undefined {number} undefined"
-    assert "21 sure pairs, 4 of two searches" in said
-    assert f"none, grpo {cells} {cells}" in said
-    assert said.count("turn_gae not measured: it needs values") == 2
-    assert "alternatives" not in page(policy(3))[1]
 
 
 def test_several_steps_stand_beside_each_other():

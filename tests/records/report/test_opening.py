@@ -46,7 +46,7 @@ def test_the_report_begins_with_a_group_and_both_credits(run_dir):
     rows = [row for row in Page(report(run_dir)).rows if row and re.match(r"\d(right|wrong)", row[0])]
     assert [row[0] for row in rows] == ["1right", "2wrong", "3wrong"]
     theirs = ("+1.155", f"{MINUS}0.577", f"{MINUS}0.577")
-    for row, credits, grpo in zip(rows, group["given"]["advantage"], theirs, strict=True):
+    for row, credits, grpo in zip(rows, group["advantage"], theirs, strict=True):
         cells = [cell for cell in row[1:] if "this run" in cell]
         wanted = [f"this run {signed(credit)} GRPO {grpo}" for credit in credits]
         assert len(cells) == len(wanted) and all(map(str.__contains__, cells, wanted))
@@ -59,7 +59,7 @@ def test_the_report_begins_with_a_group_and_both_credits(run_dir):
 def test_a_run_that_gives_grpos_credit_says_so(run_dir):
     write_step(run_dir, info_gain_norm_mode="none")
     group = lens(run_dir, 3, SCALES | {"advantage": Scale(1.0)}).groups[0]
-    assert group["grpo"] == [pytest.approx(row, abs=1e-6) for row in group["given"]["advantage"]]
+    assert group["grpo"] == [pytest.approx(row, abs=1e-6) for row in group["advantage"]]
     assert "This run\N{RIGHT SINGLE QUOTATION MARK}s is the same in the groups that it kept." in beginning(
         run_dir
     )
@@ -67,7 +67,7 @@ def test_a_run_that_gives_grpos_credit_says_so(run_dir):
 
 def test_bars_stay_inside_their_cells_and_meet_grpos_mark_where_the_credits_agree():
     group = {
-        "given": {"advantage": [[-3.0, 1.0], [0.01]]},
+        "advantage": [[-3.0, 1.0], [0.01]],
         "grpo": [[-1.0, 1.0], [0.0]],
         "rollouts": [
             {"text": ["a", "b"], "turn": [0, 1], "right": True, "turns": [{"reward": "+0.1"}, {"reward": None}]},
@@ -80,7 +80,7 @@ def test_bars_stay_inside_their_cells_and_meet_grpos_mark_where_the_credits_agre
     assert same["left"] + same["width"] == pytest.approx(same["mark"]) and not same["most"]
     assert (noise["sign"], first["sign"], same["sign"]) == ("noise", "less", "more")
     assert first["most"] and shown["most"] == "rollout 1, turn 1" and shown["right"] == 1
-    assert opening(group | {"grpo": group["given"]["advantage"]}, Scale(1.0))["most"] == ""
+    assert opening(group | {"grpo": group["advantage"]}, Scale(1.0))["most"] == ""
 
 
 def test_exact_match_stands_once_before_the_first_curve(run_dir):

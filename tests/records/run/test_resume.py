@@ -17,7 +17,7 @@ from verl_credit.recipe.doctor.inputs import check_resume
 from verl_credit.recipe.doctor.result import Status
 from verl_credit.records.run import events
 from verl_credit.records.run.files import METRICS, STATE, append_json, read_json_lines, write_text
-from verl_credit.records.run.resume import delete_old, resumes_from, saved_steps, write_tracker
+from verl_credit.records.run.resume import delete_old, resumes_from, saved_steps
 from verl_credit.records.run.state import TRACKER, describe_resume, save_state
 
 WEIGHTS = "actor/model_world_size_1_rank_0.pt"
@@ -210,29 +210,26 @@ def test_a_stranded_run_goes_on_with_the_weights_that_are_left(tmp_path, of):
     os.remove(folder / "global_step_10/data.pt")
     with pytest.raises(PreflightError) as refused:
         resumes_from(of())
-    assert (
-        f"names step 5: {folder}/global_step_5/actor has no weights; no step is whole; one that lacks only data.pt"
-        in str(refused.value)
-    )
+    assert f"names step 5: {folder}/global_step_5/actor has no weights; " in str(
+        refused.value
+    ) and "data.pt" in str(refused.value)
     ten = of(trainer__resume_mode="resume_path", trainer__resume_from_path=f"{folder}/global_step_10")
     assert resumes_from(ten) == folder / "global_step_10"
 
 
 @pytest.mark.parametrize("tracker", ["", "absent"])
-def test_a_save_that_was_killed_before_its_tracker_is_ended(tmp_path, of, tracker):
+def test_a_save_that_was_killed_before_its_tracker_is_refused_with_the_way_on(tmp_path, of, tracker):
     """Its step is not recorded yet. verl empties the tracker before it writes the number."""
-    folder = saved_run(tmp_path, 5, 10, tracker=tracker, done=9)
-    found = check_resume(Context(facts=None, config=of()))
-    assert str(folder / "global_step_10") in found.found and "killed before its last file" in found.found
-    assert (folder / TRACKER).exists() is (tracker == "")  # a check writes nothing
-    assert "the save of step 10" in write_tracker(of()) and (folder / TRACKER).read_text() == "10"
-    assert write_tracker(of()) is None and resumes_from(of()) == folder / "global_step_10"
+    folder = saved_run(tmp_path, 5, tracker=tracker, done=4)
+    with pytest.raises(PreflightError) as refused:
+        resumes_from(of())
+    assert f"trainer.resume_from_path={folder}/global_step_5;" in str(refused.value)
 
 
 def test_a_first_save_that_was_killed_begins_again_and_says_so(tmp_path, of):
     folder = saved_run(tmp_path, 5, tracker="absent", done=4)
     cut(folder / "global_step_5" / WEIGHTS)
-    assert resumes_from(of()) is None and write_tracker(of()) is None
+    assert resumes_from(of()) is None
     found = check_resume(Context(facts=None, config=of())).found
     assert found == f"begins at step 1, and makes the 4 steps in {tmp_path} again: none of them was saved"
     asked = check_resume(Context(facts=None, config=of(trainer__resume_mode="disable")))
@@ -262,6 +259,15 @@ def test_a_path_that_names_no_step_is_refused_with_the_configuration(path):
     with pytest.raises(ConfigError, match="expected the folder of a saved step") as error:
         check("trainer.resume_mode=resume_path", *given)
     assert error.value.key == "trainer.resume_from_path"
+
+
+@pytest.mark.parametrize("name", [STATE, "actor/huggingface/config.json"])
+def test_json_that_is_damaged_is_named(tmp_path, of, name):
+    path = saved_run(tmp_path, 5) / "global_step_5" / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text('{"a": ')
+    with pytest.raises(PreflightError, match=r"json \(6 bytes\) is damaged"):
+        resumes_from(of())
 
 
 def test_a_path_beside_another_mode_is_refused_or_said():

@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from verl_credit.credit.turn.modes import MODES
-from verl_credit.records.report.again import TurnTables
 from verl_credit.study.fidelity.credits import batches, mode_credits
+from verl_credit.study.fidelity.turn_tables import TurnTables
 
 SIZES = [2, 3, 2]
 PIPELINE = {
-    "mode": "none", "signals": {}, "outcome_operator": "grpo", "tied_groups": "keep", "turn_params": {},
+    "mode": "none", "outcome_operator": "grpo", "tied_groups": "keep", "turn_params": {},
     "shared": {"gamma": 1.0, "alpha": 0.5, "clip_beta": 0.3, "norm_by_std": True, "gain_scale": 1.0, "outcome_scale": 1.0},
 }  # fmt: skip
 
@@ -21,12 +21,11 @@ def tables():
     drawn = torch.Generator().manual_seed(0)
     shape = rows, turns
     return TurnTables(
-        pipeline=PIPELINE, rows=list(range(rows)), uids=[f"row {i}" for i in range(rows)],
+        pipeline=PIPELINE,
         outcome_B=torch.tensor([1.0, 0, 0, 1, 1, 0, 1]), reward_B_K=torch.rand(shape, generator=drawn).double(),
         has_reward_B_K=torch.ones(shape, dtype=torch.bool), group_B=torch.tensor([0, 0, 1, 1, 1, 2, 2]),
         valid_B=torch.ones(rows, dtype=torch.bool), n_tool_turns_B=torch.full((rows,), turns),
         tokens_B_K1=torch.ones(rows, turns + 1, dtype=torch.long), anchor_B_K1=None,
-        advantage_B_K1=torch.zeros(rows, turns + 1), clip_scale_B_K1=torch.ones(rows, turns + 1),
     )  # fmt: skip
 
 
@@ -39,7 +38,6 @@ def test_batches_hold_neighbouring_prompts_and_number_them_anew():
     whole = tables()
     first, rest = batches(whole, 2)
     assert (first.group_B.tolist(), rest.group_B.tolist()) == ([0, 0, 1, 1, 1], [0, 0])
-    assert (rest.rows, rest.uids) == ([5, 6], ["row 5", "row 6"])
     for field in dataclasses.fields(TurnTables):
         one = getattr(whole, field.name)
         if isinstance(one, torch.Tensor) and field.name != "group_B":

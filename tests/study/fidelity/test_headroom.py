@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from kit.choice_world import exact_value, found, world
-from verl_credit.records.report.again import TurnTables
 from verl_credit.study.fidelity.alignment import GradientAgreement
 from verl_credit.study.fidelity.credits import flat, monte_carlo
 from verl_credit.study.fidelity.headroom import LAMS, headroom, name_of, true_values
+from verl_credit.study.fidelity.turn_tables import TurnTables
 from verl_credit.study.fidelity.values import Value, part_of, states_of, true_advantages
 from verl_credit.study.stats import Measure
 from verl_credit.worlds.rollouts.rollout import Start, roll
@@ -41,13 +41,12 @@ def credits(groups, values):
     shape = len(rows), int(tools.max())
     wide = shape[0], shape[1] + 1
     tables = TurnTables(
-        pipeline={}, rows=list(range(shape[0])), uids=[""] * shape[0],
+        pipeline={},
         outcome_B=torch.tensor([row.reward for row in rows], dtype=torch.float64),
         # Gains are no part of what V is the chance of.
         reward_B_K=torch.full(shape, 7.0).double(), has_reward_B_K=torch.arange(shape[1]) < tools[:, None],
         group_B=torch.arange(6).repeat_interleave(4), valid_B=torch.ones(shape[0], dtype=torch.bool),
         n_tool_turns_B=tools, tokens_B_K1=torch.ones(wide, dtype=torch.long), anchor_B_K1=None,
-        advantage_B_K1=torch.zeros(wide), clip_scale_B_K1=torch.ones(wide),
     )  # fmt: skip
     return {credit.name: credit for credit in true_values(tables, groups, values)}
 

@@ -138,7 +138,7 @@ def test_the_command_prints_a_table_and_goes_on_where_it_was_cut_off(tiny_lab, t
     assert {"run", "mode", "control"} >= {credit["kind"] for credit in policy["credits"].values()}
     assert "pearson" in policy["credits"]["brought a needed article"]  # the lab's data name them
     assert "none, grpo" in policy["credits"] and json.loads((home / "fidelity.json").read_text()) == result
-    assert policy["gradients"] == policy["headroom"] == policy["swaps"] == {}
+    assert policy["gradients"] == policy["headroom"] == {}
     (home / "values.jsonl").write_text("\n".join(values.splitlines()[:2]) + "\n")
     assert command(capsys, *words)[0] == 0
     assert (home / "values.jsonl").read_text().splitlines()[:2] == values.splitlines()[:2]
@@ -238,33 +238,10 @@ def test_the_credit_of_the_run_has_its_own_mode_signal_and_outcome_operator(subj
     for overrides, why in [
         (["algorithm.turn_signal=infopo"], "infopo is scored in training alone"),
         (["algorithm.turn_signal=tool_reward"], "no turn has a reward"),
-        (
-            [f"{mode}=turn_gae", "algorithm.turn_values=monte_carlo"],
-            "turn_values=monte_carlo: continuations are made in training",
-        ),
-        (
-            [f"{mode}=bipace", "algorithm.turn_anchor=hidden"],
-            "turn_anchor=hidden: the hidden states are read in training",
-        ),
         (["algorithm.transform_mode=grpo_s"], "gives credit to tokens"),
         (["algorithm.adv_estimator=grpo"], "is one of verl's own"),
     ]:
         assert why in credit(f"{mode}=separate", *overrides).reason
-
-
-def test_the_states_of_a_run_with_hidden_ones_are_its_observations(subject, groups):
-    batch = turn_batch([t for group in groups for t in group], subject.truths, subject.data)
-    policy = PackedPolicy(subject.model)
-
-    def anchors(by):
-        config = load_config("lab", ["algorithm.info_gain_norm_mode=gigpo", f"algorithm.turn_anchor={by}"])
-        settings = CreditSettings.from_config(config)
-        with policy.packing():
-            return tables_of(batch, groups, settings, PackedRows(policy), subject.tokenizer)[
-                0
-            ].anchor_B_K1.tolist()
-
-    assert anchors("hidden") == anchors("observation")
 
 
 def test_a_runs_checkpoint_is_its_policy(subject, tiny_lab, tmp_path, capsys):

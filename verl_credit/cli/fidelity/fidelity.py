@@ -44,9 +44,6 @@ def fidelity(
     gradient: Annotated[
         bool, Option("--gradient", help="the gradients of modes, too; about three times as long")
     ] = False,
-    swaps: Annotated[
-        int, Option(min=0, help="turns that are replaced by others of the policy's; at most 2 per prompt")
-    ] = 0,
     minutes: Annotated[
         float | None, Option(help="then the prompts that are complete are used; the same call goes on")
     ] = None,
@@ -79,16 +76,14 @@ def fidelity(
     from verl_credit.study.fidelity.values import TURNS
 
     names = None if modes is None else list(dict.fromkeys(n.strip() for n in modes.split(",") if n.strip()))
-    request = Request(
-        str(out), prompts, rollouts, continuations, split, seed, names, gradient, swaps, minutes
-    )
+    request = Request(str(out), prompts, rollouts, continuations, split, seed, names, gradient, minutes)
     with one_thread(), modules_from_here():
         _check(request)
         policies = policies_of(folder, step_numbers(steps), lab)
         why = by_run.why_by_run(policies[0].config, split)
         through_run = engine == "run" or (engine == "auto" and why is not None)
         if through_run:
-            of_sampler = {"--swaps": swaps, "--parallel": parallel, "--lab": lab}
+            of_sampler = {"--parallel": parallel, "--lab": lab}
             _check_by_run(why, policies[0], split, of_sampler)
         elif why is not None:
             raise PreflightError(f"--engine sampler: {why}; expected run")
@@ -113,16 +108,12 @@ def fidelity(
 
 def _check(request: Request) -> None:
     from verl_credit.study.fidelity.credits import find_modes
-    from verl_credit.study.fidelity.decisions import PER_PROMPT
     from verl_credit.study.fidelity.values import check_continuations
 
-    prompts, swaps, minutes = request.prompts, request.swaps, request.minutes
+    prompts, minutes = request.prompts, request.minutes
     if request.rollouts < 2:
         raise PreflightError(f"--rollouts {request.rollouts}: expected at least 2, which a group compares")
     check_continuations(request.continuations)
-    if swaps > (most := PER_PROMPT * prompts):
-        each = f"{prompts} prompts have at most {PER_PROMPT} each"
-        raise PreflightError(f"--swaps {swaps}: {each}; expected at most {most}")
     if minutes is not None and minutes <= 0:
         raise PreflightError(f"--minutes {minutes:g}: expected more than 0")
     chosen = find_modes(request.modes)
@@ -144,7 +135,7 @@ def _check_by_run(why: str | None, policy: Policy, split: str, of_sampler: Mappi
             "--lab": "which reads the folders that the run had",
             "--parallel": "where as many rollouts run at a time as a step of training has",
         }
-        raise PreflightError(f"{given}: not with {because}, {instead.get(given, 'only with the sampler')}")
+        raise PreflightError(f"{given}: not with {because}, {instead[given]}")
 
 
 def _by_sampler(policy: Policy, request: Request, lab: Path | None, parallel: int | None) -> dict:
@@ -153,17 +144,11 @@ def _by_sampler(policy: Policy, request: Request, lab: Path | None, parallel: in
     from verl_credit.cli.train.start import terminate_as_interrupt
     from verl_credit.study.fidelity.measure import measure
     from verl_credit.study.fidelity.result import as_dict, table
-    from verl_credit.study.fidelity.swaps import measure_swaps, swap_table, swaps_as_dict
     from verl_credit.study.fidelity.workers import workers_of
 
-    enough = request.timer()
     load = partial(policy.load, lab=lab, split=request.split, prompts=request.prompts)
     subject, say = load(), Throttled(say_at_once, f"fidelity {policy.name}")
     with terminate_as_interrupt(), workers_of(load, request.prompts, parallel) as workers:
-        result, swapped = measure(subject, request, say=say, enough=enough, workers=workers), {}
-        print("\n".join(table(subject.name, result)))
-        if request.swaps:
-            swaps = measure_swaps(subject, request, result.groups, say=say, enough=enough)
-            print("\n".join(swap_table(swaps)))
-            swapped = swaps_as_dict(swaps)
-    return as_dict(subject, result) | {"swaps": swapped}
+        result = measure(subject, request, say=say, enough=request.timer(), workers=workers)
+    print("\n".join(table(subject.name, result)))
+    return as_dict(subject, result)

@@ -21,7 +21,7 @@ ACTOR = "actor_rollout_ref.actor."
 GROUPS = (
     ("paths and logging", (
         "run_dir", "lab.dir", "lab.index", "real.dir", "search.url", "keep_rollouts.", "credit_preset", "credit_overrides",
-        "phase_memory", "lineage.", "trainer.logger", "trainer.default_local_dir",
+        "lineage.", "trainer.logger", "trainer.default_local_dir",
         "trainer.log_val_generations", "trainer.rollout_data_dir", "trainer.validation_data_dir",
         "trainer.default_hdfs_dir", "global_profiler.", "*.save_path", "*.served_model_name",
         "*.project_name", "*.experiment_name",
@@ -32,8 +32,7 @@ GROUPS = (
     ("data", ("data.", "lab.", "search.", "reward.")),
     ("optimiser", (ACTOR, "actor_rollout_ref.ref.", "critic.", "trainer.total_", "trainer.critic_")),
     ("rollout", ("actor_rollout_ref.rollout.", "max_hours")),
-    ("machine", ("trainer.device", "trainer.nnodes", "trainer.n_gpus_per_node", "ray_kwargs.", "transfer_queue.",
-                 "fork_workers")),
+    ("machine", ("trainer.device", "trainer.nnodes", "trainer.n_gpus_per_node", "ray_kwargs.", "transfer_queue.")),
     ("other", ("*",)),
 )  # fmt: skip
 LAST = "paths and logging"

@@ -9,8 +9,7 @@ from typing import NamedTuple
 from omegaconf import DictConfig, OmegaConf
 
 from verl_credit.cli.train.trial_row import kept_when, store_folder
-from verl_credit.config.keys import AUTO, Algorithm, reads
-from verl_credit.config.keys.reads import MONTE_CARLO
+from verl_credit.config.keys import AUTO, Algorithm
 from verl_credit.config.settings import INFO_GAIN, CreditSettings
 from verl_credit.credit import REGISTRY
 from verl_credit.credit.token.token_transforms import TRANSFORMS
@@ -160,11 +159,6 @@ def _credit(config: DictConfig, settings: CreditSettings) -> Iterator[Stage]:
         yield Stage("outcome", "grpo", says, "rewards, groups")
     else:
         yield _registered("outcome", pipeline.advantage_mode, pipeline.advantage_params)
-    if pipeline.turn_values == MONTE_CARLO:
-        c = pipeline.turn_continuations
-        says = f"V of {c.states} states: the mean outcome of {c.count} continuations; of the others: {c.otherwise}"
-        cost = f"up to {c.states * c.count:,} rollouts from the middle in every {c.every}. step; none is a row of it"
-        yield Stage("values", MONTE_CARLO, says, "outcomes", cost)
     if pipeline.turn_values == CRITIC:
         says = "V of each turn: verl's critic at the token before it, trained on the returns"
         yield Stage("values", CRITIC, says, "the rows", "a forward and an update of a second model")
@@ -184,9 +178,7 @@ def _options(settings: CreditSettings) -> str:
     elsewhere = ("outcome_operator", "gain_scale", "outcome_scale")
     options = [f"{name}={value}" for name, value in redact_value("", chosen).items() if name not in elsewhere]
     if "anchor_B_K1" in mode.tables:
-        options += [f"turn_anchor={a.turn_anchor}", f"turn_anchor_similarity={a.turn_anchor_similarity}"]
-        near = f"turn_anchor_distance={a.turn_anchor_distance} turn_anchor_layer={a.turn_anchor_layer}"
-        options += [near] * reads.near(settings)
+        options += [f"turn_anchor={a.turn_anchor}"]
     if "value_B_K1" in mode.tables:
         options += [f"turn_values={a.turn_values}"]
     return " ".join([*options, f"tied_groups={a.tied_groups}"])

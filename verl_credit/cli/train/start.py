@@ -16,7 +16,6 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from verl_credit.cli.train.trial_row import TrialRow
 from verl_credit.cli.train.with_verl import check_with_verl, set_environment
 from verl_credit.errors import ConfigError, ExitCode, IntegrityError, PreflightError, Terminated
-from verl_credit.host.process.fork_workers import PY_EXECUTABLE, fork_server
 from verl_credit.recipe.compose import load_config
 from verl_credit.recipe.doctor.checks import Stage, require
 from verl_credit.recipe.doctor.context import Context
@@ -30,7 +29,6 @@ from verl_credit.records.run import events
 from verl_credit.records.run.files import METRICS, DamagedFile
 from verl_credit.records.run.lock import run_lock
 from verl_credit.records.run.progress import Progress, Throttled, say_at_once
-from verl_credit.records.run.resume import write_tracker
 from verl_credit.records.run.state import nothing_left, planned_in_all
 from verl_credit.records.run.versions import write_versions
 from verl_credit.redact import override_without_secrets, without_secrets
@@ -59,7 +57,7 @@ def _train(config: DictConfig, command: str) -> int:
     run_dir = Path(config.run_dir)
     set_environment(config)
     with terminate_as_interrupt(), run_lock(run_dir, say_at_once):
-        say, row, error = say_at_once, TrialRow(config, command), None
+        say, row, error = say_at_once, TrialRow(config), None
         try:
             progress = _progress(run_dir, config, command)
             say = progress.say
@@ -77,21 +75,15 @@ def _run(config: DictConfig, run_dir: Path, progress: Progress, row: TrialRow) -
         checkpoints = Path(config.trainer.default_local_dir).resolve()
         if checkpoints != run_dir:  # two runs that wrote into it would resume from each other's checkpoints
             stack.enter_context(run_lock(checkpoints, say_at_once, "trainer.default_local_dir"))
-        if ended := write_tracker(config):
-            progress.note("resume", ended)
         if reason := nothing_left(config):
             return ExitCode.NOTHING_LEFT, reason
         trial = row.begin()
         context = Context(gather(torch=wants_cuda(config)), config, check_with_verl, may_fetch=True)
-        row.machine(context.facts)
-        python = stack.enter_context(fork_server(config))
         _make_ready(context, stack, progress)
         progress.note("lineage", trial) if row.failed else progress.say(trial)
         save_config(config, run_dir)
         progress.note(events.STAGE, "starting Ray and the workers")
         stack.enter_context(progress)
-        if python is not None:  # this start's alone, therefore not among the saved settings
-            OmegaConf.update(config, PY_EXECUTABLE, python, force_add=True)
         return _launch(config, progress.say)
 
 
@@ -194,7 +186,6 @@ def _preflight(context: Context, progress: Progress) -> None:
             config.search.index_fingerprint = context.index_fingerprint
         if context.answer_prefix is not None:
             config.algorithm.info_gain_prefix = context.answer_prefix
-        config.prompt_date = context.prompt_date
 
 
 def _check(context: Context, progress: Progress, *stages: Stage) -> None:

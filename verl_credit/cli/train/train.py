@@ -67,7 +67,7 @@ def twin(
     with terminate_as_interrupt(), run_lock(run_dir, say_at_once):
         if (run_dir / METRICS).exists():
             raise PreflightError(f"run_dir={run_dir} has a run already; expected a new folder")
-        row, code, why, error = TrialRow(config, command), ExitCode.DONE, "", None
+        row, code, why, error = TrialRow(config), ExitCode.DONE, "", None
         events.start(run_dir, planned_in_all(config), command)
         try:
             _run_twin(config, run_dir, row)
@@ -90,12 +90,10 @@ def _run_twin(config: DictConfig, run_dir: Path, row: "TrialRow") -> None:
     import torch
 
     from verl_credit.cli.train.start import save_config
-    from verl_credit.recipe.machine import gather
     from verl_credit.recipe.world import world_of
     from verl_credit.study.twin import Twin
 
     say_at_once(row.begin())
-    row.machine(gather(torch=False))
     torch.set_num_threads(config.cpu_threads)
     world_of(config).build(Throttled(say_at_once))
     save_config(config, run_dir)

@@ -2,34 +2,28 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
-import json
-import shlex
 import time
-from collections.abc import Mapping
+from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-import verl_credit
 from verl_credit.cli.saved_run import CONFIG
 from verl_credit.errors import ExitCode, Terminated, TooLargeError, one_line
 from verl_credit.names import ADV_ESTIMATOR
-from verl_credit.recipe.machine import GIB, Facts
 from verl_credit.records.lineage import FailureLabel, LineageStore, Trial, verdict
 from verl_credit.records.run import events
 from verl_credit.records.run.events import Reason
 from verl_credit.records.run.files import DamagedFile
-from verl_credit.records.run.state import deciding_keys, planned_in_all
-from verl_credit.records.run.versions import code_version, installed_versions
+from verl_credit.records.run.state import planned_in_all
 from verl_credit.redact import redact
 
 if TYPE_CHECKING:
-    from verl_credit.cli.train.trial_numbers import Metric
+    from verl_credit.records.report.run_data import Run
 
 LABELS = {
     Reason.TIME_LIMIT: FailureLabel.TRAIN_BUDGET_OVERRUN,
@@ -39,13 +33,13 @@ LABELS = {
     Reason.FAULT: FailureLabel.DISQUALIFIED,
     Reason.INTERRUPTED: FailureLabel.HARNESS_ABORT,
 }
+ERRORS = ((Terminated, FailureLabel.TRAIN_BUDGET_OVERRUN), (TooLargeError, FailureLabel.SIZE_BLOCKED))
 
 
 def store_folder(config: DictConfig) -> Path:
-    """``lineage.dir``, or `lineage` beside the run's folder."""
-    if config.lineage.dir:
-        return Path(config.lineage.dir).expanduser().resolve()
-    return Path(config.run_dir).expanduser().resolve().parent / "lineage"
+    """Returns ``lineage.dir``, or `lineage` beside the run's folder."""
+    given = config.lineage.dir or Path(config.run_dir).expanduser().resolve().parent / "lineage"
+    return Path(given).expanduser().resolve()
 
 
 def kept_when(config: DictConfig, best: str = "the best one kept") -> str:
@@ -58,35 +52,28 @@ def kept_when(config: DictConfig, best: str = "the best one kept") -> str:
 class TrialRow:
     """The row of a start of `train`: ``begin`` is called before the checks, ``end`` at every end of the run.
 
-    A killed run has begun and has no row; its next start continues the same trial. A run that has a row and is started
-    again is a new trial, NAME.2, whose parent is the earlier trial: a row is final. A failure here is returned as a text,
-    because neither the run nor its exit code may depend on it.
+    A killed run has no row; its next start is the same trial. A run that has a row and is started again is a new trial,
+    NAME.2, whose parent is the earlier trial: a row is final. A failure here is returned as a text, because neither the
+    run nor its exit code may depend on it.
     """
 
-    def __init__(self, config: DictConfig, command: str) -> None:
-        self.config, self.command = config, command
-        self.run_dir, self.started = Path(config.run_dir), time.time()
+    def __init__(self, config: DictConfig) -> None:
+        self.config, self.run_dir, self.started = config, Path(config.run_dir), time.time()
         self.timestamp = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
         self.store = LineageStore(store_folder(config), lower_is_better=config.lineage.lower_is_better)
-        self.exp_id, self.parent, self.steps_before = "", "", 0
-        self.facts: dict[str, Any] = {}
-        self.failed = False
+        self.name = config.lineage.exp_id or self.run_dir.name.removeprefix("exp_").strip() or "run"
+        self.exp_id, self.parent, self.steps_before, self.failed = "", "", 0, False
 
     def begin(self) -> str:
-        """Records the trial's beginning; returns a line about it."""
+        """Chooses the trial's id and parent; returns a line about it."""
         return self._try(self._begin)
 
-    def machine(self, facts: Facts) -> None:
-        devices = [{"name": one.name, "memory_gib": round(one.total / GIB, 1)} for one in facts.devices]
-        memory = round(facts.memory.total / GIB, 1)
-        self.facts["hardware"] = {"devices": devices, "cpus": facts.cpus, "memory_gib": memory}
-
     def end(self, code: ExitCode, why: str, error: BaseException | None) -> str:
-        """Adds the row; returns a line about it. The line is empty for a start without remaining steps, unless an earlier
-        start was killed before it wrote a row."""
+        """Adds the row; returns a line about it. The line is empty for a start without remaining steps, unless no start of
+        the run has a row."""
         return self._try(partial(self._end, code, why, error))
 
-    def _try(self, work) -> str:
+    def _try(self, work: Callable[[], str]) -> str:
         try:
             return work()
         except Exception as error:
@@ -95,28 +82,12 @@ class TrialRow:
 
     def _begin(self) -> str:
         config, trials = self.config.lineage, self.store.all_trials()
-        mine = [trial for trial in trials if trial.job_name == str(self.run_dir)]
-        best = self.store.best()
+        mine, best = self._mine(trials), self.store.best()
         self.parent = config.parent or (mine[-1].exp_id if mine else best.exp_id if best else "")
-        world_seed = OmegaConf.select(self.config, "lab.world_seed")
-        deciding = json.dumps(deciding_keys(self.config), sort_keys=True)
-        facts = {
-            "timestamp": self.timestamp,
-            "job_name": str(self.run_dir),
-            "parent_exp": self.parent,
-            "hypothesis": config.hypothesis,
-            "expected_delta": config.expected_delta,
-            "threshold": config.threshold,
-            "lower_is_better": config.lower_is_better,
-            "command": self.command,
-            "overrides": [word for word in shlex.split(self.command) if "=" in word],
-            # Equal hashes mean equal computations: they cover every key that can change a number, and the seed.
-            "config_sha256": hashlib.sha256(deciding.encode()).hexdigest(),
-            "seeds": {"seed": self.config.seed, "world_seed": world_seed},
-            "code": code_version(Path(verl_credit.__file__).parent),
-            "versions": installed_versions(),
-        }
-        self.exp_id = self.store.start(self._free_id, lambda: facts | {"steps_before": self.steps_before})
+        self.store.root.mkdir(
+            parents=True, exist_ok=True
+        )  # a folder that cannot be written is known at the start
+        self.exp_id, self.steps_before = self._free_id(trials), events.steps_done(self.run_dir) if mine else 0
         with open_dict(self.config):  # so that the run's files and verl's loggers know the trial
             config.exp_id, config.parent = self.exp_id, self.parent or None
         rule = "the first with a metric is the baseline"
@@ -127,71 +98,47 @@ class TrialRow:
             line += f"; lineage.parent={self.parent} is not there"
         return line if config.hypothesis else f"{line}; no lineage.hypothesis was given"
 
-    def _free_id(self, trials: tuple[Trial, ...], unfinished: Mapping[str, dict]) -> str:
-        """Returns NAME, or the first of NAME.2, NAME.3, ... that has no row and is not another folder's."""
-        name = self.config.lineage.exp_id or self.run_dir.name.removeprefix("exp_").strip() or "run"
+    def _mine(self, trials: tuple[Trial, ...]) -> list[Trial]:
+        return [trial for trial in trials if trial.job_name == str(self.run_dir)]
+
+    def _free_id(self, trials: tuple[Trial, ...]) -> str:
+        """Returns NAME, or the first of NAME.2, NAME.3, ... that has no row."""
         ended = {trial.exp_id for trial in trials}
-        for number in itertools.count(1):
-            exp_id = name if number == 1 else f"{name}.{number}"
-            open_one = unfinished.get(exp_id)
-            if exp_id not in ended and (open_one is None or open_one.get("job_name") == str(self.run_dir)):
-                before = open_one.get("steps_before") if open_one else None
-                self.steps_before = before if isinstance(before, int) else events.steps_done(self.run_dir)
-                return exp_id
+        names = itertools.chain([self.name], (f"{self.name}.{number}" for number in itertools.count(2)))
+        return next(name for name in names if name not in ended)
 
     def _end(self, code: ExitCode, why: str, error: BaseException | None) -> str:
-        planned = planned_in_all(self.config)
         try:
-            reason, why = events.how(self.run_dir, code, why, planned)
+            reason, why = events.how(self.run_dir, code, why, planned_in_all(self.config))
         except DamagedFile:  # the damaged file is the reason of the refusal
             reason = events.REASONS[code]
-        if reason is Reason.NOTHING_LEFT:
-            begun = [one.get("job_name") for one in self.store.unfinished().values()]
-            if str(self.run_dir) not in begun:  # no start was killed
-                return ""
+        if reason is Reason.NOTHING_LEFT and self._mine(self.store.all_trials()):
+            return ""
         if not self.exp_id:
             self._begin()
-        from verl_credit.cli.train.trial_numbers import held_out_metric, of_steps, read_steps
-
-        run = read_steps(self.run_dir)
-        metric, steps = held_out_metric(self.config, run), of_steps(run, self.steps_before)
-        label = LABELS.get(reason)
-        if isinstance(error, Terminated):
-            label = FailureLabel.TRAIN_BUDGET_OVERRUN
-        elif isinstance(error, TooLargeError):
-            label = FailureLabel.SIZE_BLOCKED
-        trial = self.store.append(
-            partial(self._row, label, metric, steps, planned, why),
-            {
-                **self.facts,
-                "exit_code": int(code),
-                "reason": str(reason),
-                "metric": metric._asdict(),
-                "index_fingerprint": OmegaConf.select(self.config, "search.index_fingerprint"),
-                **{name: value for name, value in steps.items() if name != "train_s"},
-            },
-        )
+        run = _steps_of(self.run_dir)
+        metric = held_out_metric(self.config, run)
+        label = next((label for kind, label in ERRORS if isinstance(error, kind)), LABELS.get(reason))
+        trial = self.store.append(partial(self._row, label, metric, run, why))
         result = metric.why if metric.value is None else f"{metric.name} {metric.value:.6g}"
         return one_line(f"trial {trial.label}: {trial.status}, {result}; {self.store.path}")
 
     def _row(
-        self,
-        label: FailureLabel | None,
-        metric: Metric,
-        steps: dict[str, Any],
-        planned: int | None,
-        why: str,
-        trials: tuple[Trial, ...],
+        self, label: FailureLabel | None, metric: Metric, run: Run | None, why: str, trials: tuple[Trial, ...]
     ) -> Trial:
-        """Builds the row. The store calls this under its lock, so no other trial ends meanwhile."""
         config, algorithm = self.config.lineage, self.config.algorithm
         turns = "info_gain_norm_mode" if algorithm.adv_estimator == ADV_ESTIMATOR else "adv_estimator"
         rule = {"threshold": config.threshold, "lower_is_better": config.lower_is_better}
         judged = verdict(metric.value, trials, **rule)
-        expected = config.expected_delta
-        snapshot = self.run_dir / CONFIG
+        expected, snapshot = config.expected_delta, self.run_dir / CONFIG
+        steps = [row for row in run.metrics if row["step"] > self.steps_before] if run else []
+        planned = planned_in_all(self.config)
+        done = f"{len(steps)} of {planned}" if planned else f"{len(steps)}"
+        notes = [f"alpha={algorithm.adv_rescale_alpha:g} gamma={algorithm.gamma:g}, {done} steps"]
+        if reason := why or metric.why or judged.why:
+            notes.append(one_line(reason)[:1000])
         return Trial(
-            exp_id=self.exp_id,
+            exp_id=self._free_id(trials),  # another trial may have ended with the id of the start
             timestamp=self.timestamp,
             specialist=str(self.config.credit_preset or algorithm[turns]),
             parent_exp=self.parent,
@@ -203,19 +150,61 @@ class TrialRow:
             core_metric=metric.value,
             val_bpb=None,
             delta_vs_best=judged.delta_vs_best,
-            train_s=steps["train_s"],
+            train_s=sum(row.get("timing_s/step", 0.0) for row in steps) if steps else None,
             total_s=time.time() - self.started,
             job_name=str(self.run_dir),
             snapshot_path=str(snapshot) if snapshot.exists() else "",
-            notes=notes(self.config, steps, planned, why or (metric.why or judged.why)),
+            notes=redact("; ".join(notes)),
         )
 
 
-def notes(config: DictConfig, steps: dict[str, Any], planned: int | None, why: str) -> str:
-    """Writes the last column: alpha, gamma, clip scale, steps, and the reason for the status."""
-    algorithm = config.algorithm
-    scale = [steps[f"clip_scale_{one}"] for one in ("mean", "std")]
-    scales = " ".join("—" if one is None else f"{one:.4g}" for one in scale)
-    done = f"{steps['steps']}" + (f" of {planned}" if planned else "")
-    text = f"alpha={algorithm.adv_rescale_alpha:g} gamma={algorithm.gamma:g} clip scale mean and std {scales}, {done} steps"
-    return redact(f"{text}; {one_line(why)[:1000]}" if why else text)
+class Metric(NamedTuple):
+    """The held-out metric after the last evaluated step, or ``why`` there is none."""
+
+    name: str = ""
+    value: float | None = None
+    domain: str = ""
+    why: str = ""
+
+
+def held_out_metric(config: DictConfig, run: Run | None) -> Metric:
+    """Returns ``lineage.metric``, or exact match: greedy where it is evaluated, Σ right / Σ questions over all sources.
+
+    An evaluation before the first step does not measure the trial. There is no metric where data.val_files holds a file of
+    data.train_files, because its questions are not held out.
+    """
+    if shared := sorted(_files(config.data.train_files) & _files(config.data.val_files)):
+        return Metric(why=f"no held-out metric: {shared[0]} is in data.val_files and in data.train_files")
+    if run is None:
+        return Metric(why="no held-out metric: no step was made")
+    if name := config.lineage.metric:
+        measured = [row[name] for row in run.validation if name in row and row["step"] > 0]
+        if not measured:
+            return Metric(why=f"no held-out metric: validation.jsonl has no {name} after a training step")
+        return Metric(name, measured[-1])
+    entries = [(one, one.em.steps[-1]) for one in run.held_out() if one.em.steps[-1] > 0]
+    if not entries:
+        return Metric(
+            why="no held-out metric: no exact match was evaluated after a training step; lineage.metric names another"
+        )
+    mode = min(one.mode for one, _ in entries)  # greedy sorts before sampled
+    step = max(last for one, last in entries if one.mode == mode)
+    found = [one for one, last in entries if (one.mode, last) == (mode, step)]
+    counts = [dict(zip(one.questions.steps, one.questions.values, strict=True))[step] for one in found]
+    share = sum(one.em.values[-1] * count for one, count in zip(found, counts, strict=True)) / sum(counts)
+    return Metric(f"exact match, {mode}", share, ", ".join(one.source for one in found))
+
+
+def _files(value: object) -> set[str]:
+    names = list(value) if OmegaConf.is_list(value) else [] if value is None else [value]
+    return {str(Path(str(name)).expanduser().resolve()) for name in names}
+
+
+def _steps_of(run_dir: Path) -> Run | None:
+    """Returns what the run's files hold; None for a run without a step."""
+    from verl_credit.records.report.run_data import read_run
+
+    try:
+        return read_run(run_dir)
+    except (FileNotFoundError, ValueError):
+        return None

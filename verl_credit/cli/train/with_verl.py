@@ -16,7 +16,7 @@ from verl_credit.errors import ConfigError, PreflightError
 from verl_credit.host.process.call_format import settle
 from verl_credit.host.process.template_check import check_template
 from verl_credit.host.process.verl_checks import check_other_tools
-from verl_credit.recipe.agent_loops import AT_ONCE, FORMAT, may_call
+from verl_credit.recipe.agent_loops import FORMAT, may_call
 from verl_credit.recipe.doctor.checks import CHECKS, examine
 from verl_credit.recipe.doctor.context import DECIDED, Context
 from verl_credit.recipe.doctor.lengths import NotHere, PromptMeter
@@ -106,8 +106,9 @@ def check_with_verl(name: str, context: Context) -> Result:
 def main(config: DictConfig) -> None:
     set_environment(config)
     context = Context(gather(torch=False), config, with_verl=check_with_verl)
-    results = examine(context, [check for check in CHECKS if check.name in WITH_VERL])
-    decided = {key: OmegaConf.select(config, key) for key in (FORMAT, AT_ONCE)}
+    checks = [check for check in CHECKS if check.name in WITH_VERL]
+    results = examine(context, checks)
+    decided = {key: OmegaConf.select(config, key) for check in checks for key in check.decides}
     print("\n" + json.dumps({DECIDED: decided} | {result.name: asdict(result) for result in results}))
 
 

@@ -9,7 +9,6 @@ from annotated_types import Predicate
 from pydantic import Field
 
 from verl_credit.config.keys import reads
-from verl_credit.config.keys.continuations import Continuations
 from verl_credit.config.keys.run import Folder
 from verl_credit.config.keys.section import Expected, Section, When
 from verl_credit.credit.outcome import OUTCOME_OPERATORS
@@ -162,20 +161,12 @@ class Algorithm(Section):
     """group: signals are z-scored over their question's turns and added; none: added unscaled, where all are present."""
     turn_signal_params: Annotated[Params, When(lambda s: any(map(reads.is_path, s.turn_signals)))] = {}
     """Handed to turn signals of yours."""
-    turn_anchor: Annotated[named(("observation", "prefix", "hidden")), When(reads.anchored)] = "observation"
-    """State that a turn starts from (gigpo, hgpo, bipace, g2po, gagpo): the last observation, all tokens before the turn,
-    or a cluster (BiPACE) of the policy's hidden states of what it has read since its last turn."""
-    turn_anchor_similarity: Annotated[Annotated[float, Field(gt=0, lt=1)] | None, When(reads.anchored)] = None
-    """Texts with at least this difflib ratio are one state; null: only equal texts are."""
-    turn_anchor_distance: Annotated[float, Field(ge=0, lt=1), When(reads.near)] = 0.05
-    """Hidden states join the nearest cluster up to this cosine distance; BiPACE: .05 with 1.5B parameters, .10 with 7B."""
-    turn_anchor_layer: Annotated[int, Field(le=-1), When(reads.near)] = -1
-    """The layer of the hidden states, from the last one, as transformers counts; BiPACE: -12 with 1.5B, -8 with 7B."""
+    turn_anchor: Annotated[named(("observation", "prefix")), When(reads.anchored)] = "observation"
+    """State that a turn starts from (gigpo, hgpo, g2po, gagpo): the last observation, or all tokens before the turn."""
     turn_values: Annotated[str | None, Expected(reads.VALUES), When(reads.values_read)] = None
     """Values for turn_gae: a regression on the prompt's other outcomes and the turn (group), and on what is observed
     (features: the gold answer was read, searches, its measured probability; or a column; or your function's numbers).
-    critic: verl's. monte_carlo: continuations from some states."""
-    turn_continuations: Continuations = Field(default_factory=Continuations)
+    critic: verl's."""
     turn_values_replay: Annotated[Count, When(reads.fitted)] = 4
     """Earlier steps whose turns join each fit; saved with checkpoints."""
     turn_values_ridge: Annotated[float, Field(gt=0), When(reads.fitted)] = 0.03
@@ -263,12 +254,6 @@ class Algorithm(Section):
         default = self.turn_mode.default_signal if self.turn_mode.reads_turn_rewards else "none"
         name = default if self.turn_signal == AUTO else self.turn_signal
         return {} if name == "none" else {name: 1.0}
-
-    @property
-    def observed_values(self) -> str | None:
-        """`turn_values`, or of the states without continuations."""
-        name = self.turn_values
-        return self.turn_continuations.otherwise if name == reads.MONTE_CARLO else name
 
     @property
     def takes_turn_rewards(self) -> bool:

@@ -11,14 +11,12 @@ from verl_credit.credit.plugins import load
 from verl_credit.credit.token.token_transforms import TRANSFORMS, TokenTransform
 from verl_credit.credit.token.uncertainty import canonical_kind
 
-CRITIC, HIDDEN = "critic", "hidden"
-"""What verl's critic has, and the policy's hidden states."""
+CRITIC = "critic"
+"""verl's critic has the values."""
 COLUMN = "column:"
 """The prefix in the name of a turn signal that is a column of the rows."""
-MONTE_CARLO, LEAVE_ONE_OUT = "monte_carlo", "leave_one_out"
-"""Values by continuations, and those of the states without any."""
 OBSERVED = ("group", "features")
-PROVIDERS = (*OBSERVED, CRITIC, MONTE_CARLO)
+PROVIDERS = (*OBSERVED, CRITIC)
 VALUES = f"null, {', '.join(PROVIDERS)}, {COLUMN}NAME, or my_module.my_features"
 
 
@@ -50,10 +48,6 @@ def anchored(s) -> bool:
     return ours(s) and "anchor_B_K1" in s.algorithm.turn_mode.tables
 
 
-def near(s) -> bool:
-    return anchored(s) and s.algorithm.turn_anchor == HIDDEN
-
-
 def values_read(s) -> bool:
     return ours(s) and "value_B_K1" in s.algorithm.turn_mode.tables
 
@@ -70,13 +64,9 @@ def by_critic(s) -> bool:
     return valued(s) and s.algorithm.turn_values == CRITIC
 
 
-def continued(s) -> bool:
-    return values_read(s) and s.algorithm.turn_values == MONTE_CARLO
-
-
 def fitted(s) -> bool:
-    """The values, or those of the states without continuations, are a regression's."""
-    return valued(s) and s.algorithm.observed_values not in (LEAVE_ONE_OUT, CRITIC)
+    """The values are a regression's."""
+    return valued(s) and s.algorithm.turn_values != CRITIC
 
 
 def is_path(name: str) -> bool:

@@ -61,20 +61,12 @@ class Run(Section):
     """Steps that are saved and kept independently of trainer.save_freq and trainer.max_actor_ckpt_to_keep."""
     cpu_threads: Annotated[int, Field(ge=1, le=1024)] = 1
     """Threads of torch in the actor and in the engine hf of a run without a GPU; the actor's: OMP_NUM_THREADS goes first."""
-    fork_workers: bool | Literal["auto"] = "auto"
-    """One process imports torch and verl, and Ray's workers are forks of it (docs/run.md#the-start). auto: in runs without a
-    GPU that start Ray themselves; true is not proven on a GPU."""
     max_hours: Annotated[float, Field(ge=1e-3)] | None = None
     """Hours after which a run ends cleanly: a step that would end later is the last, saved and evaluated; null: no limit."""
-    phase_memory: bool = False
-    """Record the actor's peak memory in every phase of a step, in phases.jsonl (docs/run.md#metrics)."""
     credit_preset: str | None = None
     """The chosen preset of recipes/credit/ (credit=NAME); null: none."""
     credit_overrides: list[str] = Field(default_factory=list)
     """The credit keys that differ from the preset; filled in at the start."""
-    prompt_date: str | None = None
-    """The date that the chat template writes into the prompts of this day; filled in at the start, so that a resume of
-    another day says that its prompts are others. null: the template writes none."""
 
 
 class Faults(Section):

@@ -47,7 +47,7 @@ def turn_credit(
     stand with a single mode. `inspect.signature(mode)` lists them with their defaults.
 
     Optional tables, each of the modes that read it (`mode.OPTIONAL_TABLES`; `needs` says which cannot do without):
-    anchor_B_K1 (`exact_anchors`, `similar_anchors`), value_B_K1, bootstrap_B, state_score_B_K1, initial_score_B,
+    anchor_B_K1 (`exact_anchors`), value_B_K1, bootstrap_B, state_score_B_K1, initial_score_B,
     turn_tokens_B_K1, result_turn_B. K1 tables have a column for every tool turn and one more for the answer turn, which
     stands at column n_tool_turns_B of its row: n_tool_turns_B has to come with them, unless every row has a reward in the
     last tool turn.

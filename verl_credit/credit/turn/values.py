@@ -112,19 +112,6 @@ def crossfit(
     return value_N, int(known_M.sum())
 
 
-def with_measured(value_B_K1: torch.Tensor, measured_B_K1: torch.Tensor, *, hold: bool) -> torch.Tensor:
-    """The measured values, and where a state has none (NaN) its own of ``value_B_K1``.
-
-    ``hold``: a state without one has the value of the state that was measured last before it in its row. With nothing else
-    known that is the best guess, because V(s_k) = E[V(s_(k+1)) | s_k]; then no change is credited where none was measured.
-    """
-    columns_K1 = torch.arange(measured_B_K1.shape[1])
-    of_B_K1 = torch.where(measured_B_K1.isfinite(), columns_K1, -1)
-    if hold:
-        of_B_K1 = of_B_K1.cummax(dim=1).values
-    return torch.where(of_B_K1 >= 0, measured_B_K1.gather(1, of_B_K1.clamp(min=0)), value_B_K1)
-
-
 def explained_variance(value_N: torch.Tensor, return_N: torch.Tensor) -> float | None:
     """The share of the returns' variance that values explain; None where returns do not differ.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 
 from tensordict import TensorDict
 from verl.single_controller.base.decorator import (
@@ -16,7 +15,6 @@ from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker, T
 
 from verl_credit.host.actor.entropy_probe import KeptParameters, measure
 from verl_credit.host.actor.loss import credit_ppo_loss
-from verl_credit.host.actor.phase_memory import PhaseMemory
 from verl_credit.host.engine import process_group  # noqa: F401  (the import registers loopback://)
 from verl_credit.host.engine.adapters import refuse_adapter
 from verl_credit.host.engine.attention_proof import prove
@@ -52,8 +50,6 @@ class CreditWorker(ActorRolloutRefWorker):
             self._log_probs = engine.describe_log_probs(distills=self.distillation_enabled)
         elif engine is not None:
             self._log_probs = f"log-probs: verl's own, in {type(engine).__name__}"
-        if self._is_actor and self.config.get("phase_memory"):
-            PhaseMemory(Path(self.config.run_dir), self.rank).attach(self)
 
     def _stage(self, text: str) -> None:
         """Records a stage of the start, once for all actor workers."""

@@ -29,13 +29,13 @@ APP, FRONT = "verl-credit-retriever", "front"
 LOOK_SECONDS = 1.0
 """The living replicas of a shard are counted whenever this time passes without an answer."""
 ANSWER_SECONDS = 60.0
-"""The limit of a search. It is longer than Ray needs to notice that a machine has no power."""
+"""The limit of a search; it is longer than Ray takes to detect a dead node."""
 AGAIN_SECONDS = 0.1
 RETRY = {"Retry-After": "5"}
 CONNECT_SECONDS = 10.0
 POLL_SECONDS = 0.25
 PACKAGE = re.compile(r"^[\w.]+\.(?=\w+: )")
-"""Matches the module before the class of an error."""
+"""The module before the class of an error."""
 HEALTH_SECONDS = 2.0
 
 
@@ -63,21 +63,15 @@ def deploy(settings: ServeSettings, *, shards: int, replicas: int, ready_seconds
     index = SearchIndex.load(settings.index, backend="exact", mmap=True, verify="none")
     backend = "exact" if index.manifest["kind"] == "exact" else settings.backend
     parts = cut(index, shards, backend)
-    _refuse_second()
-    _require_cpus((shards + 1) * replicas * (settings.threads or 1))
-    machines = _machines(settings.threads or 1)
+    if APP in serve.status().applications:
+        raise ValueError(f"{APP!r} is deployed on this cluster already; take it away with `undeploy` first")
+    machines = require_room(settings, shards, replicas)
     _start_serve(settings)
-    options = {
-        "num_replicas": replicas,
-        # Replicas of one shard on different machines, as far as there are enough.
-        "max_replicas_per_node": -(-replicas // machines),
-        "ray_actor_options": {"num_cpus": settings.threads or 1},
-        "health_check_period_s": HEALTH_SECONDS,
-        "max_constructor_retry_count": replicas,  # at the start; a replica that is replaced later has no limit
-    }
+    most = -(-replicas // machines)  # replicas of one shard on different machines, as far as there are enough
+    app = _application(settings, parts, backend, replicas, most)
     try:
         serve.run_many(
-            [serve.RunTarget(_application(settings, parts, backend, options), name=APP, route_prefix="/")],
+            [serve.RunTarget(app, name=APP, route_prefix="/")],
             wait_for_ingress_deployment_creation=False,
             wait_for_applications_running=False,
         )
@@ -88,7 +82,6 @@ def deploy(settings: ServeSettings, *, shards: int, replicas: int, ready_seconds
     except BaseException:
         _remove()
         raise
-    most = options["max_replicas_per_node"]
     print(f"{machines} machine(s), at most {most} replica(s) of a shard on each")
     _say(parts, index.manifest, backend)
     print(f"serving on {url} of every machine with a replica; fingerprint {index.fingerprint}", flush=True)
@@ -108,27 +101,32 @@ def _remove() -> None:
         serve.shutdown()
 
 
-def _refuse_second() -> None:
-    if APP in serve.status().applications:
-        raise ValueError(f"{APP!r} is deployed on this cluster already; take it away with `undeploy` first")
+def require_room(settings: ServeSettings, shards: int, replicas: int) -> int:
+    """Returns the number of machines that can hold a process; often the head node cannot.
 
-
-def _require_cpus(needed: int) -> None:
-    there = ray.cluster_resources().get("CPU", 0)
-    if needed > there:
+    Raises ValueError for more CPUs or GPUs than the cluster has.
+    """
+    threads, there = settings.threads or 1, ray.cluster_resources().get("CPU", 0)
+    if (needed := (shards + 1) * replicas * threads) > there:
         raise ValueError(
             f"(shards + 1) x replicas x threads = {needed} CPUs; the cluster has {there:g}; take fewer of them"
         )
-
-
-def _machines(threads: int) -> int:
-    """The number of machines that can hold a process; often the head node cannot. Errors: ValueError when none can."""
-    cpus = [node["Resources"].get("CPU", 0) for node in ray.nodes() if node["Alive"]]
-    if threads > max(cpus, default=0):
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    holds = [int(node.get("CPU", 0) // threads) for node in nodes]
+    if not any(holds):
+        most = max((node.get("CPU", 0) for node in nodes), default=0)
+        raise ValueError(f"--threads={threads}; no machine of the cluster has more than {most:g} CPUs")
+    fronts = sum(min(int(node.get("GPU", 0)), most) for node, most in zip(nodes, holds, strict=True))
+    if on_gpu(settings) and fronts < replicas:
         raise ValueError(
-            f"--threads={threads}; no machine of the cluster has more than {max(cpus, default=0):g} CPUs"
+            f"--device={settings.device} --replicas={replicas}: each front needs a GPU with {threads} CPUs beside it; "
+            f"the cluster has room for {fronts}; take fewer replicas or --device=cpu"
         )
-    return sum(has >= threads for has in cpus)
+    return sum(map(bool, holds))
+
+
+def on_gpu(settings: ServeSettings) -> bool:
+    return settings.device.startswith("cuda")
 
 
 def _start_serve(settings: ServeSettings) -> None:
@@ -150,22 +148,29 @@ def _start_serve(settings: ServeSettings) -> None:
             )
 
 
-def _application(settings: ServeSettings, parts: Sequence[Part], backend: str, options: dict):
-    threads, replicas = settings.threads or 1, options["num_replicas"]
+def _application(settings: ServeSettings, parts: Sequence[Part], backend: str, replicas: int, most: int):
+    """``most``: the replicas of a shard on one machine."""
+    threads = settings.threads or 1
+    options = {
+        "num_replicas": replicas,
+        "max_replicas_per_node": most,
+        "ray_actor_options": {"num_cpus": threads},
+        "health_check_period_s": HEALTH_SECONDS,
+        "max_constructor_retry_count": replicas,  # at the start; a replica that is replaced later has no limit
+    }
     shards = [
         serve.deployment(Shard, name=shard_name(part), max_ongoing_requests=replicas, **options).bind(
             str(settings.index), part, backend, threads
         )
         for part in parts
     ]
-    if settings.device.startswith("cuda"):
-        options = {**options, "ray_actor_options": {**options["ray_actor_options"], "num_gpus": 1}}
-    front = serve.ingress(app_builder(settings, parts))()
-    # More than the queue and the line before it hold, so that the batcher refuses and Ray's router, where no deadline runs,
-    # does not fill first.
-    most = 4 * max(HELD, settings.limits.max_queue_queries)
+    if on_gpu(settings):  # GPUs limit the fronts of a machine
+        options |= {"max_replicas_per_node": None, "ray_actor_options": {"num_cpus": threads, "num_gpus": 1}}
+    front = serve.ingress(lambda: _make_app(settings, parts))()
+    # Above the batcher's capacity, so that it rejects overload; requests queued in Ray's router have no deadline.
+    held = 4 * max(HELD, settings.limits.max_queue_queries)
     return serve.deployment(
-        front, name=FRONT, max_ongoing_requests=most, max_queued_requests=most, **options
+        front, name=FRONT, max_ongoing_requests=held, max_queued_requests=held, **options
     ).bind(*shards)
 
 
@@ -181,7 +186,9 @@ def _await_replicas(deadline: float) -> None:
             raise ValueError("; ".join(lines) or app.message)
         if time.monotonic() > deadline:
             waiting = {name: dict(each.replica_states) for name, each in app.deployments.items()}
-            raise TimeoutError(f"not all replicas run: {waiting}; are there enough free CPUs and memory?")
+            raise TimeoutError(
+                f"not all replicas run: {waiting}; are there enough free CPUs, GPUs and memory?"
+            )
         time.sleep(POLL_SECONDS)
 
 
@@ -268,15 +275,6 @@ class Asking:
 
 def shard_name(part: Part) -> str:
     return f"shard-{part.number}"
-
-
-def app_builder(settings: ServeSettings, parts: Sequence[Part]) -> Callable:
-    """A function without arguments that makes the app in a replica, as `serve.ingress` takes it."""
-
-    def build():
-        return _make_app(settings, parts)
-
-    return build
 
 
 def _make_app(settings: ServeSettings, parts: Sequence[Part]):

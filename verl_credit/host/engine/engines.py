@@ -13,13 +13,12 @@ from verl.utils.model import extract_multi_modal_inputs
 from verl.workers.engine import EngineRegistry
 from verl.workers.engine.fsdp import FSDPEngineWithLMHead
 
-from verl_credit.host.engine.hidden_engine import PLACES, HiddenEngine
 from verl_credit.host.engine.log_prob_engine import BranchEngine, LogProbEngine, option, whole_vocabulary
-from verl_credit.names import READ_HIDDEN, SCORE_BRANCHES
+from verl_credit.names import SCORE_BRANCHES
 from verl_credit.policy.attention.pack import PACK, pack_rows
 from verl_credit.policy.log_prob_path import OURS
 from verl_credit.policy.log_probs import token_values
-from verl_credit.policy.packed import Family, Reads, families, reads
+from verl_credit.policy.packed import Reads, families, reads
 
 SHARED = "shared_prompts"
 COMPUTED = "actor/computed_tokens_share"
@@ -73,11 +72,7 @@ class SharedPromptEngine:
             torch.arange(ends[row] - 1 - len(response), ends[row] - 1)
             for row, response in zip(order, responses, strict=True)
         ]
-        output_args = {SHARED: (read, torch.cat(slots).to(stream.device))}
-        if option(micro_batch, READ_HIDDEN):
-            places = _places(members, order)
-            output_args[PLACES] = torch.cat([places[row] for row in range(len(order))]).to(stream.device)
-        return model_inputs, output_args
+        return model_inputs, {SHARED: (read, torch.cat(slots).to(stream.device))}
 
     def prepare_model_outputs(self, output, output_args, micro_batch, logits_processor_func):
         if SHARED not in output_args:
@@ -134,15 +129,6 @@ class SharedPromptEngine:
         return len(set(prompts)) < len(prompts)
 
 
-def _places(members: list[Family], order: list[int]) -> dict[int, torch.Tensor]:
-    """For each row of the batch the places of its tokens in the members' streams, which follow each other."""
-    first, places = 0, {}
-    for one in members:
-        places |= {order[row]: first + of_row for row, of_row in zip(one.rows, one.places, strict=True)}
-        first += len(one.stream)
-    return places
-
-
 def _one_temperature(micro_batch) -> float | None:
     """The temperature of all rows; None where they differ."""
     temperature = micro_batch["temperature"]
@@ -154,14 +140,12 @@ def _one_temperature(micro_batch) -> float | None:
 @EngineRegistry.register(
     model_type="language_model", backend=["fsdp", "fsdp2"], device=["cuda"], vendor=["nvidia"]
 )
-class CreditFSDPEngineWithLMHead(HiddenEngine, BranchEngine, LogProbEngine, FSDPEngineWithLMHead):
+class CreditFSDPEngineWithLMHead(BranchEngine, LogProbEngine, FSDPEngineWithLMHead):
     """verl registers its own engine for the device without a vendor, and looks for device and vendor first."""
 
 
 @EngineRegistry.register(model_type="language_model", backend=["fsdp2"], device=["cpu"])
-class CPUFSDPEngineWithLMHead(
-    HiddenEngine, SharedPromptEngine, BranchEngine, LogProbEngine, FSDPEngineWithLMHead
-):
+class CPUFSDPEngineWithLMHead(SharedPromptEngine, BranchEngine, LogProbEngine, FSDPEngineWithLMHead):
     """FSDP2 without parameter offloading, since the parameters are in main memory already.
 
     verl gives a forward-only model (the reference policy) `CPUOffloadPolicy(pin_memory=True)`, and pinning needs an

@@ -15,7 +15,7 @@ from verl.utils import tensordict_utils as tu
 from verl.utils.device import get_device_name
 
 from verl_credit.errors import IntegrityError
-from verl_credit.names import BRANCH_LOG_PROBS, BRANCHES, HIDDEN_STATES, SCORE_BRANCHES
+from verl_credit.names import BRANCH_LOG_PROBS, BRANCHES, SCORE_BRANCHES
 from verl_credit.policy.attention.implementation import NAMES
 from verl_credit.policy.attention.pack import PACK, pack_rows
 from verl_credit.policy.delta_net import is_delta_net, keep_rows_apart
@@ -236,12 +236,8 @@ def _with_branches(data, decoded):
 
 def _cut(model_output: dict, row_lengths: list[int]) -> dict:
     """The outputs of the rows alone, and the log-probs of the tokens after them as BRANCH_LOG_PROBS."""
-    cut = {
-        name: value for name, value in model_output.items() if name == HIDDEN_STATES
-    }  # no values of tokens
+    cut = {}
     for name, value in model_output.items():
-        if name in cut:
-            continue
         pairs = [*zip(value.unbind(), row_lengths, strict=True)]
         cut[name] = nested([row[:n] for row, n in pairs])
         if name == "log_probs":  # a row without branches has one 0, because nested tensors have no empty rows

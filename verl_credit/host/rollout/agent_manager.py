@@ -97,8 +97,6 @@ class RolloutWatch:
     def __init__(self, tolerated_share: float, *, every_s: float = 2.0) -> None:
         self.tolerated_share, self.every_s = tolerated_share, every_s
         self.drain: Callable[[], list[str]] | None = None
-        self.seen: Callable[[object], None] | None = None
-        """Called with each sampled batch while its rows are still stored."""
         self.errors: list[str] = []
         self.expected = 0
         self._last = float("-inf")
@@ -139,8 +137,6 @@ class RolloutWatch:
                 raise
             if not batch[0].keys:
                 self._collect()
-            if self.seen is not None:
-                self.seen(batch[0])
             return batch
 
         buffer._wait_for_next_poll, buffer.sample = watched_wait, watched_sample

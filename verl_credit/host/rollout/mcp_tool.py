@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-import math
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from pydantic import ConfigDict, Field, model_validator
@@ -18,8 +19,7 @@ from verl.tools.schemas import (
 
 from verl_credit.errors import ConfigError
 from verl_credit.recipe.agent_loops import FAILED, FAULT
-from verl_credit.turns.mcp.session import Refused, Session
-from verl_credit.turns.mcp.settings import ToolSettings
+from verl_credit.turns.mcp import Refused, ToolSettings, ask
 from verl_credit.turns.search.faults import SearchFault
 
 MOST_ERROR_CHARS = 1000
@@ -58,7 +58,7 @@ class MCPToolSchema(OpenAIFunctionToolSchema):
 
 
 class MCPTool(BaseTool):
-    """All tools of a server share the session of this process, and so do all trajectories.
+    """A tool of a server. Every call has a session of its own, so that rows share no state.
 
     ``create_kwargs`` of the row (``extra_info.tools_kwargs``) go to the server as ``_meta.create_kwargs`` of the call, which
     the policy does not see. The reward is the number in ``_meta.reward`` of the result; without it there is none. An error
@@ -71,14 +71,12 @@ class MCPTool(BaseTool):
         self.config, self.settings = config, ToolSettings.read(config)
         if tool_schema is not None:
             raise ConfigError("tool_schema: the server has it; leave it out of the file")
-        self.session = Session.of(self.settings.server)
-        self.tool = _chosen(self.session, self.settings)
+        self.tool = _chosen(self.settings)
         self.name = self.settings.name or self.tool.name
         function = {"name": self.name, "description": self.tool.description or ""}
         function["parameters"] = {"type": "object", "properties": {}, **self.tool.input_schema}
         self.tool_schema = MCPToolSchema.model_validate({"type": "function", "function": function})
         self._rows: dict[str, dict] = {}
-        self._rewards: dict[str, float | None] = {}
 
     async def create(self, instance_id: str | None = None, **kwargs) -> tuple[str, ToolResponse]:
         instance_id, response = await super().create(instance_id)
@@ -87,12 +85,12 @@ class MCPTool(BaseTool):
 
     async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs):
         """Errors: ValueError for what the policy did wrongly."""
-        row = self._rows.get(instance_id)
-        if not isinstance(parameters, dict):
-            raise ValueError("arguments: expected an object")
+        row, given = self._rows.get(instance_id), sendable(parameters)
+        meta = {"create_kwargs": row} if row else None
         try:
-            meta = {"create_kwargs": row} if row else None
-            result = await self.session.call(self.tool.name, sendable(parameters), meta)
+            result = await ask(
+                self.settings, lambda client: client.call_tool(self.tool.name, given, meta=meta)
+            )
         except Refused as refused:
             raise ValueError(str(refused)[:MOST_ERROR_CHARS]) from refused
         except SearchFault as fault:
@@ -100,35 +98,33 @@ class MCPTool(BaseTool):
         text = _text_of(result)
         if result.is_error:
             raise ValueError(text[:MOST_ERROR_CHARS])
-        reward = self._rewards[instance_id] = (result.meta or {}).get("reward")
-        return ToolResponse(text=text[: self.settings.max_chars]), reward, {}
-
-    async def calc_reward(self, instance_id: str, **kwargs) -> float | None:
-        """The reward of the instance's last call."""
-        return self._rewards.get(instance_id)
+        return ToolResponse(text=text[: self.settings.max_chars]), (result.meta or {}).get("reward"), {}
 
     async def release(self, instance_id: str, **kwargs) -> None:
         self._rows.pop(instance_id, None)
-        self._rewards.pop(instance_id, None)
 
 
-def sendable(value: Any, depth: int = 0) -> Any:
-    """The policy's value without lone surrogates. Raises ValueError for what JSON cannot hold and for deep nesting. The SDK
-    ends the session of all rows where a message cannot be written."""
-    if depth > DEEPEST:
+def sendable(parameters: Any) -> dict:
+    """The policy's arguments without lone surrogates. Raises ValueError for what is no object, what JSON cannot hold, and
+    for deep nesting, which parsers refuse: a server that cannot read a call would be taken for one that failed."""
+    if not isinstance(parameters, dict):
+        raise ValueError("arguments: expected an object")
+    if _depth(parameters) > DEEPEST:
         raise ValueError(f"arguments are nested more than {DEEPEST} deep")
-    if isinstance(value, dict):
-        return {sendable(key): sendable(one, depth + 1) for key, one in value.items()}
-    if isinstance(value, list):
-        return [sendable(one, depth + 1) for one in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        raise ValueError(f"arguments hold {value}, which is no number of JSON")
-    return value.encode("utf-8", "replace").decode("utf-8") if isinstance(value, str) else value
+    written = json.dumps(parameters, ensure_ascii=False, allow_nan=False)
+    return json.loads(written.encode("utf-8", "replace"))
 
 
-def _chosen(session: Session, settings: ToolSettings):
-    """The server's tool. Raises ConfigError where it has none of the name, or several and no name is given."""
-    tools = {tool.name: tool for tool in session.tools()}
+def _depth(value: Any) -> int:
+    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
+    return 0 if inside is None else 1 + max(map(_depth, inside), default=0)
+
+
+def _chosen(settings: ToolSettings):
+    """The server's tool. Raises ConfigError where it has none of the name, or several and no name is given; SearchFault."""
+    # verl makes tools in and outside of an event loop.
+    with ThreadPoolExecutor(1) as thread:
+        tools = thread.submit(asyncio.run, ask(settings, _tools)).result()
     if settings.tool is None and len(tools) == 1:
         return next(iter(tools.values()))
     if settings.tool not in tools:
@@ -136,14 +132,17 @@ def _chosen(session: Session, settings: ToolSettings):
     return tools[settings.tool]
 
 
+async def _tools(client) -> dict:
+    """The server's tools by name; a list may have several pages."""
+    page = await client.list_tools()
+    tools = list(page.tools)
+    while page.next_cursor is not None:
+        page = await client.list_tools(cursor=page.next_cursor)
+        tools += page.tools
+    return {tool.name: tool for tool in tools}
+
+
 def _text_of(result) -> str:
     """The result's text. What is no text is named in it."""
-    parts = []
-    for block in result.content:
-        text = getattr(getattr(block, "resource", block), "text", None)
-        parts.append(
-            text if isinstance(text, str) else f"[{block.type}: {getattr(block, 'uri', 'left out')}]"
-        )
-    if not parts and result.structured_content is not None:
-        parts = [json.dumps(result.structured_content, ensure_ascii=False)]
-    return "\n".join(parts)
+    texts = [(block, getattr(getattr(block, "resource", block), "text", None)) for block in result.content]
+    return "\n".join(text if isinstance(text, str) else f"[{block.type}: left out]" for block, text in texts)

@@ -94,13 +94,6 @@ class Generator:
                 rows += next(groups)
             yield rows
 
-    def once(self, wanted: Sequence[Wanted]) -> list[list[Row]]:
-        """The rollouts of each that arrive, as many at a time; none is drawn again."""
-        return [rows for part in parts_of(wanted, self._most) for rows in self._arrived(part)]
-
-    def outcome(self, scores: dict, reward: float) -> float:
-        return outcome_of(scores, reward)
-
     def _without_faults(self, wanted: Sequence[Wanted]) -> list[list[Row]]:
         groups = self._made(wanted)
         for again in range(1, TRIES):
@@ -119,14 +112,6 @@ class Generator:
         return groups
 
     def _made(self, wanted: Sequence[Wanted]) -> list[list[Row]]:
-        groups = self._arrived(wanted)
-        for one, rows in zip(wanted, groups, strict=True):
-            if len(rows) != one.count:
-                share = f"{len(rows)} rollouts of {one.count}"
-                raise IntegrityError(f"{share} arrived for question {one.question}")
-        return groups
-
-    def _arrived(self, wanted: Sequence[Wanted]) -> list[list[Row]]:
         uids = [str(uuid.uuid5(uuid.NAMESPACE_OID, one.name)) for one in wanted]
         self._watch.begin(sum(one.count for one in wanted))
         store.announce_prompts(uids, PARTITION, self._step)
@@ -136,11 +121,14 @@ class Generator:
         self._watch.settle(len(batch.keys))
         rows = self._rows(batch)
         store.clear(batch)
-        arrived = [rows.get(uid, {}) for uid in uids]
-        return [
-            [Row(question=one.question, **found[number]) for number in sorted(found)]
-            for one, found in zip(wanted, arrived, strict=True)
-        ]
+        groups = []
+        for one, uid in zip(wanted, uids, strict=True):
+            found = rows.get(uid, {})
+            if len(found) != one.count:
+                share = f"{len(found)} rollouts of {one.count}"
+                raise IntegrityError(f"{share} arrived for question {one.question}")
+            groups.append([Row(question=one.question, **found[number]) for number in sorted(found)])
+        return groups
 
     def _batch(self, wanted: Sequence[Wanted], uids: Sequence[str]):
         columns = collate_fn([self._data[one.question] for one in wanted])
@@ -177,7 +165,7 @@ class Generator:
                 "record": turns.records[place],
                 "scores": turns.scores[place],
                 "turn_rewards": turns.turn_rewards[place],
-                "outcome": self.outcome(turns.scores[place], float(rewards[place].double().sum())),
+                "outcome": outcome_of(turns.scores[place], float(rewards[place].double().sum())),
             }
         return by_uid
 

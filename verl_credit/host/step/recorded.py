@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import ray
@@ -15,7 +14,6 @@ from verl_credit.records.run import events
 from verl_credit.records.run.alarms import Watch
 from verl_credit.records.run.files import (
     METRICS,
-    PHASES,
     VALIDATION,
     VALUES,
     append_json,
@@ -38,7 +36,6 @@ class Recorder:
         self._alarms: Watch | None = None
         self._restored: dict[str, float] = {}
         self._weights: str | None = None
-        self._sampling_since = self._sampled = 0.0
 
     def stage(self, text: str) -> None:
         """Records how far the start of this process is, once."""
@@ -47,24 +44,6 @@ class Recorder:
             self._stages.add(text)
 
     # --- one step ------------------------------------------------------------------------------------
-
-    def sampling(self) -> None:
-        self._sampling_since = time.time()
-
-    def sampled(self) -> None:
-        self._sampled = time.time()
-
-    def asleep(self, step: int) -> None:
-        """The rollouts are finished, and the rollout engine sleeps."""
-        self.stage("the first rollouts are finished")
-        if self.config.phase_memory:
-            sampled, asleep = self._sampled, time.time()
-            for phase, start, end in (
-                ("rollout", self._sampling_since, sampled),
-                ("falling asleep", sampled, asleep),
-            ):
-                row = {"step": step, "phase": phase, "start": start, "end": end}
-                append_json(self.run_dir / PHASES, row)
 
     def finished(self, host: StepHost, metrics: dict, timing_raw: dict[str, float], *, last: bool) -> None:
         """Records the step's metrics, notes alarms, and stops the run after the next step where ``max_hours`` says so."""

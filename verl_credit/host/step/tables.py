@@ -18,7 +18,7 @@ def keep_turns(run_dir: Path, batch, step: StepCredit, number: int) -> None:
 
 
 def pipeline(step: StepCredit) -> dict:
-    """Returns the settings with which a report computes the same credit again."""
+    """Returns the settings that made the credit."""
     settings, algorithm = step.settings, step.settings.algorithm
     return {
         "mode": algorithm.info_gain_norm_mode,

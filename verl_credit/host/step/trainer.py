@@ -23,7 +23,6 @@ from verl_credit.host.actor.worker import CreditWorker, CriticWorker
 from verl_credit.host.rollout.agent_manager import RolloutWatch
 from verl_credit.host.step import start
 from verl_credit.host.step.ahead import RolloutsAhead
-from verl_credit.host.step.continuations import Continuations
 from verl_credit.host.step.entropy_probe import EntropyProbe
 from verl_credit.host.step.held_out import Evaluation, with_means
 from verl_credit.host.step.recorded import Recorder
@@ -57,7 +56,6 @@ class CreditSteps(PPOTrainer):
         self.settings = CreditSettings.from_config(config)
         self.host = V1Host(config, super()._compute_old_log_prob, super()._compute_advantage)
         self.watch = RolloutWatch(config.faults.max_failed_rollouts)
-        self.again = Continuations(config, self.settings, self.watch)
         self.ahead = None
         if self.VERL_MODE != "sync":
             self.ahead = RolloutsAhead(config, self.VERL_MODE, self.settings.algorithm.info_gain_scorer)
@@ -85,7 +83,7 @@ class CreditSteps(PPOTrainer):
         super()._init_resource_pool_mgr()
         # A worker gets this part of the configuration.
         with open_dict(self.config.actor_rollout_ref) as workers:
-            workers.run_dir, workers.phase_memory = self.config.run_dir, self.config.phase_memory
+            workers.run_dir = self.config.run_dir
         for role in (Role.Actor, Role.ActorRollout, Role.ActorRolloutRef, Role.RefPolicy):
             if role in self.role_worker_mapping:
                 self.role_worker_mapping[role] = ray.remote(self.WORKER)
@@ -126,28 +124,21 @@ class CreditSteps(PPOTrainer):
     # --- one step --------------------------------------------------------------------------------
 
     def _fetch_one_gen_batch(self):
-        return self.again.asked(self.host.name_prompts(super()._fetch_one_gen_batch(), self.global_steps))
+        return self.host.name_prompts(super()._fetch_one_gen_batch(), self.global_steps)
 
     def on_sample_begin(self):
         super().on_sample_begin()
         prompts = self.config.data.train_batch_size // self.parameter_sync_step
         self.watch.begin(prompts * self.config.actor_rollout_ref.rollout.n)
-        self.recorder.sampling()
-        self.again.begin(self.global_steps)
 
     def on_sample_end(self):
         """The rollouts are finished; verl's trainer puts the rollout engine to sleep."""
-        self.host.made = self.again.made(self.agent_loop_manager, self.replay_buffer)
-        self.recorder.sampled()
         super().on_sample_end()
-        self.recorder.asleep(self.global_steps)
+        self.recorder.stage("the first rollouts are finished")
 
     def _balance_batch(self, batch, metrics, *args, **kwargs):
         """Orders the sampled rows and stops on failed rollouts, because no earlier hook sees these rows."""
         metrics["credit/rollouts_failed"] = self.watch.settle(len(batch.keys))
-        if self.host.made is not None:  # verl's timer of rollouts has counted them
-            self.timing_raw["gen"] -= self.host.made.seconds
-            self.timing_raw["continuations"] = self.host.made.seconds
         self._enter(batch, metrics).order()
         return super()._balance_batch(batch, metrics, *args, **kwargs)
 

@@ -18,16 +18,11 @@ from verl_credit.host.step.estimator import bring_turns
 from verl_credit.names import (
     BRANCH_LOG_PROBS,
     BRANCHES,
-    HIDDEN_SPANS,
-    HIDDEN_STATES,
-    READ_HIDDEN,
     SCORE_BRANCHES,
 )
 from verl_credit.records.run import events
 from verl_credit.turns.assign import StepCredit, StepInputs
 from verl_credit.turns.book import TurnBatch
-from verl_credit.turns.continuations import Continued
-from verl_credit.turns.hidden import Span, encode_spans
 from verl_credit.turns.scorers import ScoreRow
 
 NOW, AT_SYNC = "now", 0
@@ -44,8 +39,6 @@ class V1Host:
         self.config, self.run_dir = config, Path(config.run_dir)
         self.budget = tokens_per_micro_batch(config)
         self.state: dict | None = None
-        self.made: Continued | None = None
-        """The step's continuations: the engine made them before it slept."""
         self.reference = None  # the workers of verl's reference, where the run has one
         self.planned_steps: int | None = None
         self._log_probs, self._estimate = log_probs, estimate
@@ -94,22 +87,14 @@ class V1Host:
         self.batch = store.write(self.batch, {BRANCHES: branches})
         self.batch.extra_info[SCORE_BRANCHES] = True
 
-    def read_hidden(self, turns: TurnBatch, spans: Sequence[Sequence[Span]], layer: int) -> None:
-        self.batch = store.write(self.batch, {HIDDEN_SPANS: encode_spans(spans)})
-        self.batch.extra_info[READ_HIDDEN] = layer
-
     def log_probs(self) -> None:
         start = time.perf_counter()
         self.batch = self._log_probs(self.batch, self._metrics)
-        for flag in (SCORE_BRANCHES, READ_HIDDEN):
-            self.batch.extra_info.pop(flag, None)
+        self.batch.extra_info.pop(SCORE_BRANCHES, None)
         self.forward_s = time.perf_counter() - start
 
     def carried(self) -> list[torch.Tensor]:
         return list(store.read(self.batch, BRANCH_LOG_PROBS)[BRANCH_LOG_PROBS].unbind())
-
-    def hidden(self) -> list[torch.Tensor]:
-        return list(store.read(self.batch, HIDDEN_STATES)[HIDDEN_STATES].unbind())
 
     def written(self) -> list[torch.Tensor]:
         return list(store.read(self.batch, "old_log_probs")["old_log_probs"].unbind())
@@ -133,9 +118,6 @@ class V1Host:
         finally:
             self.workers.restore_model_from_cpu(NOW)
             self.workers.clear_cpu_model(NOW)
-
-    def measured(self, turns: TurnBatch) -> tuple[torch.Tensor, dict[str, float]]:
-        return self.made.measured(turns, store.prompt_ids(self.batch)), self.made.metrics()
 
     def estimate(self, inputs: StepInputs) -> StepCredit | None:
         with bring_turns(inputs) as brought:

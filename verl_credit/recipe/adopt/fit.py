@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from verl_credit.config.engines import ENGINE, engine_named
 from verl_credit.config.fit import DEFAULT, LOG_PROB, MODEL_LEN, MOST, REFERENCE
 from verl_credit.config.keys import Algorithm, Search
-from verl_credit.names import AGENTS, SEPARATE_MODE, SGLANG, TURN_AGENT
+from verl_credit.names import AGENTS, SEPARATE_MODE, TURN_AGENT
 from verl_credit.recipe.adopt.adoption import NULL, Adoption, shown, whole
 from verl_credit.recipe.agent_loops import KEYS, LISTED, MULTI_TURN
-from verl_credit.recipe.auto import BATCH, ENGINE, MINI_BATCH
-from verl_credit.recipe.auto import MODE as TRAINER
+from verl_credit.recipe.decisions import BATCH, MINI_BATCH
+from verl_credit.recipe.decisions import MODE as TRAINER
 from verl_credit.recipe.older_verl import ACTOR, KEEPS_TURNS, MANAGER, PER_GPU, REF, ROLLOUT
 from verl_credit.recipe.rows import OURS
 from verl_credit.recipe.rules.engines import HAND_ON, OVERLONG, RESPONSE, UPDATE
@@ -48,10 +49,8 @@ def fit_to_turns(adoption: Adoption, given: Mapping[str, str], *, asynchronous: 
         adoption.put(MODE, mode, "each turn gets its own credit; none: your outcomes alone")
     if not many and (mode := adoption.given.pop(MODE, None)):
         adoption.drop(MODE, mode, "there is one turn, because no tool and no search is named")
-    if adoption.given.get(ENGINE) == SGLANG:
-        adoption.notes.append(
-            f"{ENGINE}={SGLANG}: requests are handed on, and no GPU has run it (docs/engines.md#sglang)"
-        )
+    if (name := adoption.given.get(ENGINE)) and (untried := engine_named(name).untried):
+        adoption.notes.append(f"{ENGINE}={name}: {untried}")
     _reward(adoption, many)
     _batches(adoption)
     _budgets(adoption, many)

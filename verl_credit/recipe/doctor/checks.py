@@ -14,7 +14,9 @@ from functools import partial
 from omegaconf import DictConfig
 
 from verl_credit.errors import ConfigError, PreflightError, TooLargeError
-from verl_credit.recipe.doctor import cluster, device, inputs, machine, orphans, prompt_text, software
+from verl_credit.recipe.agent_loops import AT_ONCE, FORMAT
+from verl_credit.recipe.decisions import PREFIX
+from verl_credit.recipe.doctor import cluster, device, inputs, machine, software
 from verl_credit.recipe.doctor.context import Context
 from verl_credit.recipe.doctor.data import TRAIN, VAL
 from verl_credit.recipe.doctor.lengths import NotHere
@@ -55,6 +57,8 @@ class Check:
     """The event kind under which `train` records the check's warnings."""
     shown: bool = False
     """`train` prints the result."""
+    decides: tuple[str, ...] = ()
+    """The keys that a decision sets in place of ``auto``; `train` goes on with them. A mere check decides none."""
 
 
 RECIPE = ("recipe",)
@@ -69,26 +73,20 @@ def with_verl(name: str) -> Callable[[Context], Result]:
 
 # Quick checks come first, checks that start processes last.
 CHECKS: tuple[Check, ...] = (
-    Check("python", MACHINE, NEVER, software.check_python, "a Python that verl and we support"),
     Check("torch", MACHINE, ON_CUDA, software.check_torch, "it imports, built for the recipe's device"),
-    Check("requirements", MACHINE, NEVER, software.check_requirements, "what verl and we need, in range"),
+    Check("requirements", MACHINE, NEVER, software.check_requirements, "the packages that verl-credit needs, in range"),
     Check("combinations", MACHINE, ALWAYS, software.check_combinations, "no versions that are known to fail together"),
     Check("environment", MACHINE, ALWAYS, software.check_environment, "verl loads the plugin, for the recipe's device"),
-    Check("vllm", MACHINE, ALWAYS, software.check_vllm, "a vLLM that verl can start, where the recipe uses one"),
-    Check("sglang", MACHINE, ALWAYS, software.check_sglang, "SGLang is installed, where the recipe uses it"),
+    Check("engine", MACHINE, ALWAYS, software.check_engine, "a version of the rollout engine that verl can start", RECIPE),
     Check("loggers", MACHINE, ALWAYS, inputs.check_loggers, "what verl imports for trainer.logger is installed", RECIPE),
-    Check("flashinfer", MACHINE, ON_CUDA, software.check_flashinfer, "its packages are of one version"),
     Check("cuda", MACHINE, ON_CUDA, device.check_cuda, "driver and devices, as many as the recipe takes on a node"),
-    Check("ptxas", MACHINE, NEVER, device.check_ptxas, "the assembler that triton calls knows the device (Blackwell)"),
     Check("memory", MACHINE, ALWAYS, machine.check_memory, "free memory, of the host and of every device"),
     Check("room", MACHINE, ON_CUDA, device.check_plan, "weights, gradients and optimiser fit a device", RECIPE),
-    Check("compilation", MACHINE, ON_CUDA, device.check_compilation, "compilers of a first start fit in memory (GB10)"),
     Check("/dev/shm", MACHINE, NEVER, machine.check_shm, "room for Ray's object store"),
     Check("disk", MACHINE, ALWAYS, machine.check_disk, "room for a checkpoint and those that are kept", RECIPE),
     Check("resume", MACHINE, ALWAYS, inputs.check_resume, "the files of the step it goes on from are whole", RECIPE,
           event="resume"),
     Check("ports", MACHINE, ALWAYS, machine.check_ports, "every port that the recipe gives a number to is free", RECIPE),
-    Check("processes", MACHINE, NEVER, orphans.check_processes, "no engine process whose run has ended"),
     Check("ray", CLUSTER, ALWAYS, cluster.check_cluster, "a cluster that answers, or what a local one needs"),
     Check("nodes", CLUSTER, ALWAYS, cluster.check_nodes, "every node sees the run's folders and search servers",
           ("recipe", "ray")),
@@ -104,7 +102,7 @@ CHECKS: tuple[Check, ...] = (
     Check("tokenizer", INPUTS, ALWAYS, inputs.check_tokenizer, "the model's tokenizer loads", ("model",), event="data"),
     Check("template", INPUTS, ALWAYS, with_verl("template"),
           "the chat template writes the tools and what a call returns, and the loop reads its calls", ("tokenizer",),
-          shown=True),
+          shown=True, decides=(FORMAT, AT_ONCE)),
     Check("stream", INPUTS, ALWAYS, with_verl("stream"),
           "the agent loop's tokens of two calls are the chat template's text", ("template",), event="data"),
     *(
@@ -114,10 +112,10 @@ CHECKS: tuple[Check, ...] = (
     ),
     Check("corpus", INPUTS, NEVER, inputs.check_corpus, "most questions can be answered from the index",
           ("retriever", TRAIN)),
-    Check("date", INPUTS, ALWAYS, prompt_text.check_date, "the chat template writes no date of today into the prompts",
+    Check("date", INPUTS, ALWAYS, inputs.check_date, "the chat template writes no date of today into the prompts",
           ("tokenizer", TRAIN), event="data"),
-    Check("scored text", INPUTS, ALWAYS, prompt_text.check_prefix, "the chat template's text is before a scored answer",
-          ("tokenizer",), event="data", shown=True),
+    Check("scored text", INPUTS, ALWAYS, inputs.check_scored_text, "the chat template's text is before a scored answer",
+          ("tokenizer",), event="data", shown=True, decides=(PREFIX,)),
     *(
         Check(f"prompts of {key}", INPUTS, ALWAYS, partial(inputs.check_prompts, key=key),
               "every prompt fits data.max_prompt_length", ("tokenizer", key), event="data")
@@ -129,9 +127,7 @@ CHECKS: tuple[Check, ...] = (
           ("tokenizer", TRAIN), shown=True),
     Check("plugin", TRIALS, NEVER, cluster.check_plugin, "a fresh process, or a worker of every node, has the plugin",
           ("ray",)),
-    Check("flash-attn", TRIALS, NEVER, device.check_flash, "it runs and agrees with the definition"),
-    Check("sdpa", TRIALS, NEVER, device.check_sdpa, "it runs and agrees with the definition"),
-    Check("flex-attention", TRIALS, NEVER, device.check_flex, "it compiles in time and agrees, where it is asked for"),
+    Check("attention", TRIALS, NEVER, device.check_attention, "the recipe's kernel runs and agrees with the definition"),
 )  # fmt: skip
 
 

@@ -77,7 +77,7 @@ def _local(facts: Facts, config: DictConfig | None, init) -> Result:
     if config is None:
         return passed(plan)
     nodes, ranks = config.trainer.nnodes, config.trainer.n_gpus_per_node
-    if given_address(config) == "auto" and not any(p.title.endswith("gcs_server") for p in facts.processes):
+    if given_address(config) == "auto":
         return failed(f"{ADDRESS}=auto, and no cluster runs here", "a cluster that runs",
                       f"ray start --head, or {ADDRESS}=null for a local one")  # fmt: skip
     if nodes > 1:

@@ -76,8 +76,6 @@ class Context:
     """The fingerprint of the index that the search servers serve, once they have answered."""
     answer_prefix: str | None = None
     """The text between the chat template's header and a scored answer, once the tokenizer is read."""
-    prompt_date: str | None = None
-    """The date that the chat template writes into prompts, once the tokenizer is read."""
     _rows: dict[str, list[Row]] = field(default_factory=dict)
 
     def value(self, key: str):

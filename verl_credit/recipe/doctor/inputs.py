@@ -9,16 +9,17 @@ from verl_credit.address import urls_of
 from verl_credit.config.fit import place_of_answers
 from verl_credit.errors import ConfigErrors, PreflightError
 from verl_credit.recipe.agent_loops import may_call
+from verl_credit.recipe.decisions import decide_prefix
 from verl_credit.recipe.doctor.context import Context
 from verl_credit.recipe.doctor.data import TRAIN
-from verl_credit.recipe.doctor.lengths import NotHere, answers_fit, count_prompts
+from verl_credit.recipe.doctor.lengths import NotHere, PromptMeter, answers_fit, count_prompts
 from verl_credit.recipe.doctor.model import Unreadable, folders_of, read_json, read_model, require_model
 from verl_credit.recipe.doctor.result import Result, failed, passed, skipped, warned
 from verl_credit.recipe.family import EVALUATED, family_line, validate_family
 from verl_credit.recipe.rows import OURS, Reads, look_at
 from verl_credit.recipe.world import MODEL, serves_search
 from verl_credit.records.run import events
-from verl_credit.records.run.resume import compared, resumes_from, unnamed_step
+from verl_credit.records.run.resume import resumes_from
 from verl_credit.redact import redact
 from verl_credit.turns.scorers import SCORERS
 
@@ -100,8 +101,7 @@ def check_resume(context: Context) -> Result:
     if None in (context.value("run_dir"), context.value("trainer.default_local_dir")):
         return skipped("run_dir has no value")
     if (place := resumes_from(config)) is not None:
-        killed = ", whose save was killed before its last file" if unnamed_step(config) is not None else ""
-        return passed(f"goes on from {place}{killed}{compared(place, config)}")
+        return passed(f"goes on from {place}")
     if not (done := events.steps_done(config.run_dir)):
         return passed("begins at step 1")
     why = "none of them was saved"
@@ -198,6 +198,30 @@ def check_tokenizer(context: Context) -> Result:
 def check_prompts(context: Context, key: str) -> Result | list[Result]:
     lines = count_prompts(context.config, key, context.rows(key), context.tokenizer)
     return [warned(line) for line in lines] or passed("every prompt fits data.max_prompt_length")
+
+
+def check_scored_text(context: Context) -> Result:
+    """Says what precedes a scored answer, which `train` writes into the run's configuration."""
+    if not context.settings.scores_gold:
+        return skipped("no gold answer is scored")
+    context.answer_prefix, told, odd = decide_prefix(context.tokenizer, context.settings)
+    return warned(told) if odd else passed(told)
+
+
+TODAY = "@today@"
+
+
+def check_date(context: Context) -> Result:
+    """A template that writes today's date gives other prompts to a run that is resumed on another day."""
+    meter, prompt = PromptMeter(context.tokenizer, context.config), context.rows(TRAIN)[0].prompt
+    meter.kwargs = {**meter.kwargs, "strftime_now": lambda form: TODAY}
+    if TODAY not in meter.text(prompt):
+        return passed("the chat template writes no date into the prompts")
+    return warned(
+        "the chat template writes today's date into the prompts: a run that is resumed on another day has other prompts",
+        "prompts of every day", "an argument of the template that keeps a date (+data.apply_chat_template_kwargs.NAME), "
+        "or a template without one (actor_rollout_ref.model.custom_chat_template)",
+    )  # fmt: skip
 
 
 def check_answers(context: Context) -> Result:

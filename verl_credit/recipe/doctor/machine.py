@@ -9,6 +9,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
+from verl_credit.config.engines import engine_of
 from verl_credit.config.resolved import flat_values
 from verl_credit.recipe.doctor.context import Context
 from verl_credit.recipe.doctor.model import parameters_of
@@ -23,6 +24,8 @@ RAY_SHARE = 0.3  # Ray's default share of the memory for its object store
 SOMEBODY_ELSES = ".prometheus.port"  # this server runs already; verl makes it read its configuration again
 SWITCHES = ("enable", "enabled", "include_dashboard")
 SWITCHED_ON_LATER = "transfer_queue.enable"  # false in every configuration; verl's v1 trainer sets it
+SHARE = "actor_rollout_ref.rollout.gpu_memory_utilization"
+FROZE = 0.5  # at this share of a unified memory, and at .80, a first start froze a GB10 (sglang#35860)
 BUSY = 0.1  # share of a device's memory in use by other processes from which the check warns
 
 
@@ -53,11 +56,13 @@ def _device_memory(name: str, device: Device, context: Context) -> Result:
     if share is not None and free < share * device.total:
         return failed(
             state,
-            f"vLLM takes actor_rollout_ref.rollout.gpu_memory_utilization={share:g} of all of it = "
-            f"{size(share * device.total)} when it starts",
-            "end what holds it (see processes), or lower that share",
+            f"{engine_of(context.config).name} takes {SHARE}={share:g} of it at its start: {size(share * device.total)}",
+            "end what holds it (nvidia-smi names it), or lower that share",
             name,
         )
+    if share is not None and device.unified and share >= FROZE:
+        right = f"a share below {FROZE:g}: a first start froze such a machine (docs/spark.md)"
+        return warned(f"{state}; {SHARE}={share:g}", right, f"{SHARE}=0.3", name)
     if not device.unified and free < (1 - BUSY) * device.total:
         return warned(state, "an idle device", "nvidia-smi names who holds it", name)
     return passed(state, name)

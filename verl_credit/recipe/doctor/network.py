@@ -11,6 +11,8 @@ from collections.abc import Mapping, MutableMapping
 
 from omegaconf import DictConfig, OmegaConf
 
+from verl_credit.config.engines import ENGINE, engine_of
+
 # Ray's own switch for "no cluster, so loopback". Every process of a run reads it once, when it imports Ray.
 RAY = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 STORE = "DIST_INIT_METHOD"  # verl hands it to torch, whose ranks find each other by it
@@ -77,11 +79,9 @@ def network_lines(environment: Mapping[str, str], config: DictConfig) -> list[st
     lines = []
     if opened := _beyond_loopback(environment, config):
         lines.append(f"network: {', '.join(opened)}: this opens ports beyond loopback (docs/run.md#network)")
-    if (engine := config.actor_rollout_ref.rollout.name) != "hf":
-        lines.append(
-            f"network: loopback, except for ports that the engines of rollout.name={engine} open: vLLM's open one for "
-            "torch's store on all interfaces, without credentials (docs/run.md#network)"
-        )
+    if ports := engine_of(config).ports:
+        opens = f"{ENGINE}={engine_of(config).name}: {ports}"
+        lines.append(f"network: loopback, except for the ports of {opens} (docs/run.md#network)")
     return lines
 
 

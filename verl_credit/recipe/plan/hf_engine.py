@@ -42,13 +42,10 @@ class HFEngine:
 
     @property
     def row(self) -> float:
-        """The cache of a row, one layer of it once more at the width of all heads, and the logits.
-
-        transformers' cache has the whole row for every window, and MLA's keys and values at the width of all heads.
-        """
+        """The cache of a row, one layer of it once more at the width of all heads, and the logits."""
         c = self.bytes_per_number
         cache = self.shape.kv_bytes_per_token(c) + 2 * self.shape.q_width * c
-        return self.row_tokens * cache + self.shape.state_bytes(c) + self.shape.vocabulary * LOGIT_BYTES
+        return self.row_tokens * cache + self.shape.vocabulary * LOGIT_BYTES
 
     def used(self, rows: float) -> float:
         return self.weights + self.forward + rows * self.row

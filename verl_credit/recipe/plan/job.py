@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 
+from verl_credit.config.engines import engine_named
 from verl_credit.errors import ConfigError
 from verl_credit.policy.log_prob_path import FLASH, log_prob_path
 
@@ -81,8 +82,6 @@ class Job:
     """rollout.max_model_len: tokens of the longest sequence that the engine takes; 0 (null): all positions of the model."""
     served_answers: bool = False
     """The engine scores answers after their rows."""
-    continued: float = 0.0
-    """Continuations of a step (`algorithm.turn_continuations`), on average."""
     utilization: float = _key(0.5, "number", f"{_R}.gpu_memory_utilization")
     sleeps: bool = _key(True, "flag", f"{_R}.free_cache_engine")
     max_seqs: int = _key(256, "count", f"{_R}.max_num_seqs")
@@ -144,8 +143,7 @@ def read_job(config: Mapping, *, flash_attn: bool) -> Job:
     compiled = "compiled" if get(f"{_FSDP}.use_torch_compile", True) else "eager"
     scorer = SCORERS[get("algorithm.info_gain_scorer", "branch")]
     gains = get("algorithm.info_gain_norm_mode", "none") != "none" and searches > 0
-    again, model_len = get("algorithm.turn_continuations", {}), f"{_R}.max_model_len"
-    monte_carlo = get("algorithm.turn_values", None) == "monte_carlo"
+    model_len = f"{_R}.max_model_len"
     job = replace(
         job,
         max_prompt=get.count("data.max_prompt_length", 512),
@@ -172,15 +170,15 @@ def read_job(config: Mapping, *, flash_attn: bool) -> Job:
         engine=str(get(f"{_R}.name", "vllm")),
         model_len=0 if get.whole(model_len, None) is None else get.count(model_len, 1),
         served_answers=gains and scorer.in_rollout,
-        continued=again["states"] * again["count"] / again["every"] if monte_carlo else 0.0,
         bucket_bytes=get.whole(f"{_R}.checkpoint_engine.update_weights_bucket_megabytes", 2048) * 2**20,
         val_rows=max(0, get.whole("data.val_max_samples", -1)),
         val_modes=tuple(get("evaluation.modes", ["greedy"])),
         named=tuple(get("keep_checkpoints", ())),
     )
-    if not on_cpu and job.engine != "hf" and not get.flag(f"{_R}.enforce_eager", False):
+    engine = engine_named(job.engine)
+    if not on_cpu and not engine.ours and not get.flag(f"{_R}.enforce_eager", False):
         job = replace(job, graphs=_graphs(get, job.max_seqs))
-    if job.engine != "hf" and devices % job.tensor_parallel:
+    if engine.splits and devices % job.tensor_parallel:
         key = f"{_R}.tensor_model_parallel_size"
         raise ConfigError(f"{key}={job.tensor_parallel} does not divide {devices} devices", key=key)
     update = _tokens(get, f"{_A}.use_dynamic_bsz", f"{_A}.ppo", job, job.mini_batch * job.rollouts)

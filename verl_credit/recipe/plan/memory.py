@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import inf
 
+from verl_credit.config.engines import engine_named
+from verl_credit.config.fit import MODEL_LEN
 from verl_credit.recipe.plan.assumptions import Assumptions
 from verl_credit.recipe.plan.hardware import GIB, NO_INDEX, Hardware, Index
-from verl_credit.recipe.plan.hf_engine import HFEngine
+from verl_credit.recipe.plan.hf_engine import SHARE, HFEngine
 from verl_credit.recipe.plan.job import Job
 from verl_credit.recipe.plan.model_shape import ModelShape
 from verl_credit.recipe.plan.update import (
@@ -19,8 +21,6 @@ from verl_credit.recipe.plan.update import (
     update_parts,
 )
 
-RESERVING = ("vllm", "sglang", "trtllm")
-"""Engines that reserve their share of the device at the start."""
 ASLEEP = "engine weights asleep"
 
 
@@ -50,16 +50,15 @@ class Phase:
 
 
 @dataclass(frozen=True)
-class Engine:
+class EngineMemory:
     """The rollout engine on one device."""
 
     share: float
     weights: float
     kv: float
-    """Bytes for keys and values: left of the share or, for an engine without a share, used."""
+    """Bytes for keys and values: left of the share or, for an engine that reserves none, used."""
     kv_per_token: float
-    """Bytes per token of the longest row; with windows or recurrent layers shorter rows have more."""
-    problems: tuple[str, ...]
+    problems: tuple[str, ...] = ()
     rows: float = inf
     """Rows at a time, for an engine that counts rows and not tokens."""
 
@@ -68,49 +67,43 @@ class Engine:
         return max(0.0, self.kv) / self.kv_per_token
 
 
-def engine(shape: ModelShape, job: Job, hw: Hardware, assumed: Assumptions) -> Engine:
-    """vLLM and similar engines reserve ``gpu_memory_utilization`` of the device for weights, activations and cache.
-
-    ``hf`` takes weights, and a cache for the rows that are generated at a time: on a GPU as many as its share holds.
-    """
-    split = job.tensor_parallel
-    c, row = job.engine_bytes, max(1, job.longest_row)
-    per_token = shape.cache_bytes(row, c, split) / row
-    if job.engine not in RESERVING:
-        per_token = shape.kv_bytes_per_token(c) + shape.state_bytes(c) / row
-    weights = shape.parameters * job.engine_bytes / split
-    if job.engine not in RESERVING and hw.device == "cuda":
+def engine_memory(shape: ModelShape, job: Job, hw: Hardware, assumed: Assumptions) -> EngineMemory:
+    """The memory that a rollout engine takes: a share of the device that it reserves, or what its rows need."""
+    if engine_named(job.engine).reserves:
+        return _reserved(shape, job, hw, assumed)
+    weights, per_token = shape.parameters * job.engine_bytes, shape.kv_bytes_per_token(job.engine_bytes)
+    rows = min(job.max_seqs, job.rows)
+    if hw.device == "cuda":
         hf = HFEngine(shape, job.engine_bytes, job.longest_row)
-        rows, problem = hf.rows(hw.memory, job.utilization), hf.too_small(hw.memory, job.utilization)
-        most = max(1, min(job.max_seqs, job.rows, rows))
-        kv = most * job.longest_row * per_token
-        return Engine(hf.used(most), hf.weights, kv, per_token, (problem,) if problem else (), most)
-    if job.engine not in RESERVING:
-        rows = min(job.max_seqs, job.rows)
-        kv = rows * job.longest_row * per_token
-        last_logits = 2 * rows * shape.vocabulary * 4
-        weights = shape.parameters * job.engine_bytes
-        return Engine(weights + kv + last_logits, weights, kv, per_token, ())
-    share = job.utilization * hw.memory
+        problem = hf.too_small(hw.memory, job.utilization)
+        rows = max(1, min(rows, hf.rows(hw.memory, job.utilization)))
+        kv, problems = rows * job.longest_row * per_token, (problem,) if problem else ()
+        return EngineMemory(hf.used(rows), hf.weights, kv, per_token, problems, rows)
+    kv, last_logits = rows * job.longest_row * per_token, 2 * rows * shape.vocabulary * 4
+    return EngineMemory(weights + kv + last_logits, weights, kv, per_token)
+
+
+def _reserved(shape: ModelShape, job: Job, hw: Hardware, assumed: Assumptions) -> EngineMemory:
+    """``gpu_memory_utilization`` of the device holds weights, activations, and the rest is cache."""
+    split, share = job.tensor_parallel, job.utilization * hw.memory
+    per_token = shape.kv_bytes_per_token(job.engine_bytes) / min(split, shape.kv_heads)
+    weights = shape.parameters * job.engine_bytes / split
     kv = share - weights - assumed.engine_activation_gib * GIB
     length = job.model_len or shape.positions or job.longest_row
-    need = shape.cache_bytes(length, job.engine_bytes, split)
-    problems = []
+    need, problems = length * per_token, []
     if job.longest_row > length:
-        problems.append(
-            f"rollout.max_model_len={length} cannot hold the longest row, {job.longest_row} tokens"
-        )
+        problems.append(f"{MODEL_LEN}={length} cannot hold the longest row, {job.longest_row} tokens")
     elif shape.positions and length > shape.positions:
-        problems.append(f"rollout.max_model_len={length}: {shape.name} has {shape.positions} positions")
+        problems.append(f"{MODEL_LEN}={length}: {shape.name} has {shape.positions} positions")
     if kv < need:
         least = (weights + assumed.engine_activation_gib * GIB + need) / hw.memory
         enough = f"at least {least + 0.005:.2f}" if least < 1 else "more than the device has"
-        source = "" if job.model_len else " (rollout.max_model_len=null: all positions of the model)"
+        source = "" if job.model_len else f" ({MODEL_LEN}=null: all positions of the model)"
         problems.append(
-            f"gpu_memory_utilization={job.utilization:g} leaves {max(kv, 0) / GIB:.1f} GiB of cache; one row of "
-            f"{length} tokens{source} needs {need / GIB:.1f} GiB, hence {enough}"
+            f"{SHARE}={job.utilization:g} leaves {max(kv, 0) / GIB:.1f} GiB of cache; one row of {length} tokens{source} "
+            f"needs {need / GIB:.1f} GiB, hence {enough}"
         )
-    return Engine(share, weights, kv, per_token, tuple(problems))
+    return EngineMemory(share, weights, kv, per_token, tuple(problems))
 
 
 def branch_tokens(job: Job, assumed: Assumptions) -> int:
@@ -127,7 +120,7 @@ def phases(
     """Every phase of a step in order, then the host. On unified memory the host's parts count on the device."""
     if hw.unified:  # offloading has no other memory to use
         job = replace(job, offload_weights=False, offload_optimizer=False, stays_on_host=False)
-    runner, held, on_host = engine(shape, job, hw, assumed), state(shape, job), job.stays_on_host
+    runner, held, on_host = engine_memory(shape, job, hw, assumed), state(shape, job), job.stays_on_host
     weights = held["weights"]
     resident = {
         "weights": 0.0 if job.offload_weights or on_host else weights,
@@ -182,7 +175,7 @@ def phases(
     return every_phase
 
 
-def _sync(shape: ModelShape, job: Job, runner: Engine, weights: float) -> dict[str, float]:
+def _sync(shape: ModelShape, job: Job, runner: EngineMemory, weights: float) -> dict[str, float]:
     """Weights are sent in buckets of whole tensors; an adapter is collected from the module on the device."""
     parts = {"engine weights": runner.weights if job.sleeps else runner.share}
     if job.lora_rank and not job.stays_on_host:
@@ -192,9 +185,9 @@ def _sync(shape: ModelShape, job: Job, runner: Engine, weights: float) -> dict[s
     return parts
 
 
-def _asleep(job: Job, runner: Engine, assumed: Assumptions) -> dict[str, float]:
+def _asleep(job: Job, runner: EngineMemory, assumed: Assumptions) -> dict[str, float]:
     """What the engine holds on the device while the actor works. Sleep does not free CUDA graphs."""
-    if job.engine not in RESERVING:
+    if not engine_named(job.engine).reserves:
         away = job.sleeps and job.device_type == "cuda"
         return {"engine asleep": 0.0 if away else runner.weights}
     if not job.sleeps:
@@ -219,7 +212,7 @@ def host_parts(
         parts["offloaded gradients"] = held["gradients"] * per_node
     if job.reference and not job.lora_rank:
         parts["reference model"] = shape.parameters * job.reference_bytes / job.shards * per_node
-    if job.lora_rank and job.sleeps and job.engine in RESERVING:
+    if job.lora_rank and job.sleeps and engine_named(job.engine).reserves:
         # With an adapter the engine sleeps at level 1, which keeps its weights in the host's memory.
         parts[ASLEEP] = shape.parameters * job.engine_bytes * per_node / job.tensor_parallel
     if not hw.unified:

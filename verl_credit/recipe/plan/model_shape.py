@@ -1,8 +1,9 @@
-"""The shape of a model from its Hugging Face config: sizes, exact parameter counts, bytes of the KV cache."""
+"""The shape of a model from its Hugging Face config: sizes, parameter counts, bytes of the KV cache."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from os.path import (
@@ -14,7 +15,9 @@ from pathlib import Path
 from verl_credit.errors import ConfigError
 
 FAMILIES = ("llama", "qwen2", "qwen3", "qwen3_moe")
-"""The formulas below are exact for these families, without a second of imports. Others are built (`built_shape`)."""
+"""The families for which the formulas below are exact. Any other dense decoder counts as a llama of its sizes."""
+OTHER_LAYERS = re.compile("expert|kv_lora_rank|mamba|ssm|linear_num|conv|state_size")
+"""The keys of a config.json whose layers have no formula: experts, latent attention, recurrent and convolution layers."""
 
 
 @dataclass(frozen=True)
@@ -125,23 +128,10 @@ class ModelShape:
         """Keys and values of all layers: 2 x layers x KV heads x head size x bytes."""
         return int(2 * self.layers * self.kv_width * bytes_per_number)
 
-    def state_bytes(self, bytes_per_number: float = 2) -> int:
-        """What a row has in a cache beside keys and values; attention layers alone have nothing."""
-        return 0
-
-    def cache_bytes(self, tokens: float, bytes_per_number: float = 2, split: int = 1) -> float:
-        """vLLM's cache of a row of ``tokens`` tokens on one of ``split`` ranks."""
-        return tokens * (self.kv_bytes_per_token(bytes_per_number) / min(split, self.kv_heads))
-
     @property
-    def windows(self) -> tuple[int | None, ...]:
-        """The tokens that each attention layer attends to at most; None: the whole row."""
-        return (None,) * self.layers
-
-    @property
-    def estimated(self) -> tuple[str, ...]:
-        """What is not counted from the model's own parts."""
-        return ()
+    def estimated(self) -> bool:
+        """Counted by the formulas of another family."""
+        return self.family not in FAMILIES
 
     def lora_parameters(self, rank: int) -> int:
         """Adapters of ``target_modules=all-linear``, as peft makes them: on every linear module of the layers.
@@ -156,11 +146,6 @@ class ModelShape:
         return rank * (
             self.layers * attention + self.dense_layers * 3 * (h + f) + self.expert_layers * experts
         )
-
-    @property
-    def without_adapters(self) -> str:
-        """peft's reason, where it makes no adapters of ``target_modules=all-linear`` and their counts are an estimate."""
-        return ""
 
     def lora_matrix(self, rank: int) -> int:
         """The largest matrix of these adapters."""
@@ -214,11 +199,14 @@ def shape_of(model: str | Path | Mapping) -> ModelShape:
 
 def _from_config(config: Mapping, name: str) -> ModelShape:
     family, experts = config.get("model_type"), {}
-    windows = config.get("use_sliding_window") and config.get("sliding_window")
-    if family not in FAMILIES or windows or config.get("mlp_bias"):
-        from verl_credit.recipe.plan.built_shape import built_shape  # which stands on this module
-
-        return built_shape(config, name)
+    others = [
+        key for key, value in config.items() if OTHER_LAYERS.search(key) and value not in (None, False, 0)
+    ]
+    if family not in FAMILIES and others:
+        raise ConfigError(
+            f"{name}: the plan has no formulas for layers of model_type={family} ({', '.join(others)}); give the config of "
+            "a model of about that size: plan.model={model_type: llama, hidden_size: ..., ...}"
+        )
     try:
         sizes = ("num_hidden_layers", "hidden_size", "num_attention_heads")
         layers, hidden, heads = (config[key] for key in sizes)
@@ -231,7 +219,7 @@ def _from_config(config: Mapping, name: str) -> ModelShape:
                 "expert_layers": sum(i not in dense and (i + 1) % every == 0 for i in range(layers)),
             }
         return ModelShape(
-            name=name, family=family, layers=layers, hidden=hidden, heads=heads,
+            name=name, family=str(family), layers=layers, hidden=hidden, heads=heads,
             kv_heads=config.get("num_key_value_heads") or heads,
             # transformers' default for older files without head_dim.
             head_dim=config.get("head_dim") or (128 if family == "qwen3" else hidden // heads),
@@ -241,4 +229,4 @@ def _from_config(config: Mapping, name: str) -> ModelShape:
             positions=config.get("max_position_embeddings"), **experts,
         )  # fmt: skip
     except KeyError as error:
-        raise ConfigError(f"{name}: the config lacks {error}") from error
+        raise ConfigError(f"{name}: the config of model_type={family} lacks {error}") from error

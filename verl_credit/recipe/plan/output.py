@@ -64,11 +64,6 @@ def _time_lines(plan: Plan) -> list[str]:
         f"tokens per step: {tokens['trained']:,.0f} trained in {tokens['rows']:,.0f} rows of {tokens['per row']:,.0f}, "
         f"{tokens['generated']:,.0f} generated, {tokens['branches']:,.0f} in scored answers",
     ]
-    if plan.job.continued:
-        made = (
-            f"{plan.job.continued:,.0f} continuations (algorithm.turn_continuations; states x count / every)"
-        )
-        lines.append(f"beside them, per step: {made}, {tokens['continued']:,.0f} tokens generated")
     if plan.steps is None:
         lines.append("run: length unknown; set trainer.total_training_steps or plan.train_rows")
     else:
@@ -96,19 +91,15 @@ def _verdict(plan: Plan) -> list[str]:
     if plan.fits:
         spare = min(phase.capacity - phase.total for phase in plan.phases) / GIB
         return [f"fits, {spare:.1f} GiB spare in the fullest phase"]
-    lines = ["does not fit; in this order:"]
-    for number, remedy in enumerate(plan.remedies, 1):
-        after = "then it fits" if remedy.missing <= 0 else f"then {remedy.missing / GIB:.1f} GiB are missing"
-        lines.append(f"  {number}. {remedy.what}: {' '.join(remedy.overrides)}  ({after})")
-    if not plan.remedies or plan.remedies[-1].missing > 0:
-        lines.append("  still too large after that: more devices, more memory, or a smaller model")
-    return lines
+    missing = max(phase.total - phase.capacity for phase in plan.phases) / GIB
+    short = f", {missing:.1f} GiB missing in the fullest phase" if missing > 0 else ""
+    return [f"does not fit{short}; what needs less, the cheapest first:", *(f"  {one}" for one in plan.remedies),
+            "  more devices, more memory, or a smaller model"]  # fmt: skip
 
 
 def line(plan: Plan) -> tuple[str, ...]:
     """A row of the table of several recipes."""
     run = "?" if plan.run is None else duration(plan.run.total)
-    remedy = "" if plan.fits else "; ".join(remedy.what for remedy in plan.remedies)
     return (
         plan.recipe,
         plan.shape.name.rsplit("/", 1)[-1],
@@ -118,7 +109,7 @@ def line(plan: Plan) -> tuple[str, ...]:
         f"{plan.step.total_seconds:.0f}",
         run,
         "?" if plan.disk is None else f"{plan.disk / 1e9:.1f}",
-        "fits" if plan.fits else f"does not fit: {remedy or 'a larger device'}",
+        "fits" if plan.fits else "does not fit",
     )
 
 
@@ -149,7 +140,7 @@ def as_json(plan: Plan) -> dict:
         },
         "assumptions": asdict(plan.assumed),
         "given": list(plan.given),
-        "remedies": [asdict(remedy) for remedy in plan.remedies],
+        "remedies": plan.remedies,
         "notes": list(plan.notes),
     }
 

@@ -6,18 +6,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
+from verl_credit.config.engines import engine_named
+from verl_credit.config.fit import LOG_PROB, MODEL_LEN
+from verl_credit.config.gone import gone_key
 from verl_credit.config.settings import INFOPO, LAPO
 from verl_credit.errors import ConfigError, unknown_key
-from verl_credit.names import ROLLOUT_NAME
+from verl_credit.policy.log_prob_path import FLASH, LOOP
 from verl_credit.recipe.plan.assumptions import Assumptions
 from verl_credit.recipe.plan.compute import RunTime, Step, disk_bytes, run_steps, run_time, step
 from verl_credit.recipe.plan.hardware import Hardware, Index, find_hardware, find_index
+from verl_credit.recipe.plan.hf_engine import SHARE
 from verl_credit.recipe.plan.job import Job, read_job, require_number
-from verl_credit.recipe.plan.memory import Engine, Phase, engine
+from verl_credit.recipe.plan.memory import EngineMemory, Phase, engine_memory, phases
 from verl_credit.recipe.plan.model_shape import ModelShape, shape_of
-from verl_credit.recipe.plan.remedies import Case, Remedy, remedies
 from verl_credit.redact import redact_value
 
+ACTOR = "actor_rollout_ref.actor"
+SMALLER = f"{ACTOR}.ppo_max_token_len_per_gpu, {LOG_PROB}"
 SHIPPED_WEIGHTS = "smollm2-135m"
 LAB_VOCABULARY = {"full": 1767, "tiny": 767}  # the key is lab.size; every world has as many words
 
@@ -31,20 +36,43 @@ class Plan:
     hardware: Hardware
     job: Job
     assumed: Assumptions
+    index: Index
     given: tuple[str, ...]
     """Assumptions that the recipe or the command line set."""
-    engine: Engine
+    engine: EngineMemory
     phases: list[Phase]
     step: Step
     steps: int | None
     run: RunTime | None
     disk: float | None
-    remedies: list[Remedy]
     notes: tuple[str, ...]
 
     @property
     def fits(self) -> bool:
         return all(phase.fits for phase in self.phases)
+
+    @property
+    def remedies(self) -> list[str]:
+        """The settings that need less memory and that the recipe does not have, the cheapest for the run first."""
+        job, hw, engine = self.job, self.hardware, engine_named(self.job.engine)
+        longer = engine.reserves and (job.model_len or self.shape.positions or 0) > job.longest_row
+        eager = job.entropy == "eager" and job.log_prob_path in (FLASH, LOOP)
+        whole = engine.adapters and not job.lora_rank
+        large = self.index.bytes > 0 and self.index.kind not in (None, "sq8", "sq4")
+        fsdp = f"{ACTOR}.fsdp_config"
+        wanted = {
+            f"{MODEL_LEN}=auto": longer,
+            "actor_rollout_ref.model.enable_gradient_checkpointing=true": not job.checkpointing,
+            f"{ACTOR}.entropy_from_logits_with_chunking=true": eager,
+            f"smaller micro-batches ({SMALLER}), down to a row of {job.longest_row} tokens": True,
+            "actor_rollout_ref.model.lora_rank=32, with rollout.load_format=safetensors": whole,
+            f"{fsdp}.model_dtype=bf16": job.lora_rank > 0 and job.weight_bytes == 4,
+            f"{fsdp}.optimizer_offload=true": not hw.unified and not job.offload_optimizer,
+            f"{fsdp}.param_offload=true": not hw.unified and not job.offload_weights,
+            f"another {SHARE}": engine.reserves or hw.device == "cuda",
+            "hardware.index.kind=sq8, an index of 8 bits a number": large,
+        }
+        return [] if self.fits else [text for text, helps in wanted.items() if helps]
 
     @property
     def peak(self) -> Phase:
@@ -85,11 +113,12 @@ def make_plan(
     given = dict(config.get("plan") or {})
     shape = shape_of(given.pop("model", None) or _model(config))
     index = find_index(block)
-    assumed = assumptions(given, job, hw, index)
+    assumed = assumptions(given, job, hw)
+    if index.place != "host":
+        assumed = replace(assumed, search_core_seconds=0.0)
     if index.place == "elsewhere" or job.max_turns == 1:  # no search on these machines
         index = replace(index, bytes=0.0)
-    case = Case(shape, job, hw, assumed, index)
-    runner = engine(shape, job, hw, assumed)
+    runner = engine_memory(shape, job, hw, assumed)
     steps, one = run_steps(job, assumed), step(shape, job, hw, assumed, runner)
     return Plan(
         recipe=recipe,
@@ -97,28 +126,28 @@ def make_plan(
         hardware=hw,
         job=job,
         assumed=assumed,
+        index=index,
         given=tuple(sorted(given)),
         engine=runner,
-        phases=case.phases(),
+        phases=phases(shape, job, hw, assumed, index),
         step=one,
         steps=steps,
         run=None if steps is None else run_time(shape, job, hw, assumed, runner, steps, one.total_seconds),
         disk=disk_bytes(shape, job, steps),
-        remedies=remedies(case),
         notes=(
             *notes,
-            *_estimates(shape, job),
-            *_notes(job, hw, assumed, index, config.get("algorithm") or {}),
+            *_notes(shape, job, hw, assumed, index, config.get("algorithm") or {}),
         ),
     )
 
 
-def assumptions(given: Mapping, job: Job, hw: Hardware, index: Index) -> Assumptions:
+def assumptions(given: Mapping, job: Job, hw: Hardware) -> Assumptions:
     """``plan.*`` of a recipe over the defaults. Raises `ConfigError` for unknown or negative values."""
     known = {entry.name for entry in fields(Assumptions)}
     for key, value in given.items():
         if key not in known:
-            raise unknown_key("plan", key, ["model", *sorted(known)], redact_value(key, value))
+            before = gone_key(f"plan.{key}")
+            raise unknown_key("plan", key, ["model", *sorted(known)], redact_value(key, value), remedy=before)
         require_number(f"plan.{key}", value, "a number, 0 or more", lambda v: 0 <= v < float("inf"))
     response = given.get("mean_response_tokens") or job.max_response / 2
     defaults = {
@@ -129,12 +158,10 @@ def assumptions(given: Mapping, job: Job, hw: Hardware, index: Index) -> Assumpt
         "mfu": hw.mfu,
         "branch_kernel_share": 0.12 if job.attention == "sdpa" else 0.06,
         "host_cores": hw.cores,
-        "search_core_seconds": index.core_seconds,
-        "encoder_core_seconds": index.encoder_core_seconds,
         "host_gib": 8 + 3 * job.per_node,
     }
-    if job.engine == ROLLOUT_NAME and hw.device == "cuda":
-        defaults["decode_overhead_ms"] = 25.0  # one Python process starts every kernel of every layer
+    if hw.device == "cuda":
+        defaults["decode_overhead_ms"] = engine_named(job.engine).decode_ms
     if hw.device == "cpu":
         defaults |= {"host_gib": 3.5, "context_gib": 0.0, "fragmentation": 0.0, "step_overhead_seconds": 2.0}
         defaults["branch_kernel_share"] = 0.0
@@ -144,24 +171,15 @@ def assumptions(given: Mapping, job: Job, hw: Hardware, index: Index) -> Assumpt
     return result
 
 
-def _estimates(shape: ModelShape, job: Job) -> list[str]:
-    if not shape.estimated:
-        return []
-    notes = [
-        f"model_type={shape.family}: transformers built the model without its weights; its parameters, layers and adapters "
-        f"are counted there. Estimated: {'; '.join(shape.estimated)}"
-    ]
-    if job.lora_rank and (refusal := shape.without_adapters):
-        notes.append(
-            f"LoRA: peft makes no adapters of target_modules=all-linear for model_type={shape.family} ({refusal}); the plan "
-            "counts those of its linear modules, and the run needs target_modules of your own"
-        )
-    return notes
-
-
-def _notes(job: Job, hw: Hardware, assumed: Assumptions, index: Index, algorithm: Mapping) -> list[str]:
+def _notes(
+    shape: ModelShape, job: Job, hw: Hardware, assumed: Assumptions, index: Index, algorithm: Mapping
+) -> list[str]:
     """Returns notes about what the plan leaves out, what saves nothing, and searches that would exceed their timeout."""
     notes = []
+    if shape.estimated:
+        notes.append(
+            f"model_type={shape.family} counts as a llama of its sizes; it may have a few per cent more or less"
+        )
     searches = job.max_turns > 1
     if searches and index.place != "elsewhere" and not index.bytes:
         notes.append(
@@ -188,12 +206,13 @@ def _notes(job: Job, hw: Hardware, assumed: Assumptions, index: Index, algorithm
         notes.append(
             "memory, time and disk of the critic are not counted: nearly those of the policy's update again"
         )
-    if searches and index.place != "host" and not assumed.search_core_seconds:
-        where = "on the device" if index.place == "device" else "elsewhere"
-        return [*notes, f"the index is {where}: the time of its searches is not counted"]
+    if searches and not assumed.search_core_seconds:
+        notes.append(
+            "the computing of searches is not counted (hardware.index.place, plan.search_core_seconds)"
+        )
     # All rows' first turns fit into the cache, because they are short.
     queries = min(job.rows, job.max_seqs * max(1, job.devices // job.tensor_parallel))
-    each = assumed.search_core_seconds + assumed.encoder_core_seconds
+    each = assumed.search_core_seconds
     wave = queries * each / assumed.host_cores
     if searches and wave > job.search_timeout_s:
         notes.append(

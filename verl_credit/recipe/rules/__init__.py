@@ -10,6 +10,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from verl_credit.address import loopback, urls_of
+from verl_credit.config.engines import ENGINE, engine_of
 from verl_credit.config.fit import DEFAULT
 from verl_credit.config.keys import AUTO, LOSS, OURS, VERLS, PolicyLoss, read_section
 from verl_credit.config.keys.section import Section, no_value
@@ -17,7 +18,7 @@ from verl_credit.config.resolved import Config, leaves, select
 from verl_credit.config.settings import CreditSettings
 from verl_credit.credit.turn.modes import modes_that
 from verl_credit.errors import ConfigError
-from verl_credit.names import ADV_ESTIMATOR, LOSS_MODE, ROLLOUT_NAME, TURN_AGENT
+from verl_credit.names import ADV_ESTIMATOR, LOSS_MODE, TURN_AGENT
 from verl_credit.recipe.agent_loops import may_call
 from verl_credit.recipe.family import validate_family
 from verl_credit.recipe.rules.critic import validate_critic
@@ -185,16 +186,17 @@ def _resume(config: Config, settings: CreditSettings) -> None:
 def _weights(config: Config, settings: CreditSettings) -> Iterator[ConfigError]:
     """Checks that the rollout engine can take the actor's weights."""
     rollout, model = config.actor_rollout_ref.rollout, config.actor_rollout_ref.model
-    if rollout.name == ROLLOUT_NAME and (model.get("lora_rank") or 0) > 0 and not select(model, "lora.merge"):
+    engine = engine_of(config)
+    if not engine.adapters and (model.get("lora_rank") or 0) > 0 and not select(model, "lora.merge"):
         rank = "actor_rollout_ref.model.lora_rank"
         use = f"that engine takes whole weights, no adapters; set {rank}=0, or actor_rollout_ref.model.lora.merge=true"
-        yield ConfigError.of(config, rank, "actor_rollout_ref.rollout.name", accepted=use)
-    if rollout.name == ROLLOUT_NAME and select(config, "trainer.device") != "cpu":
+        yield ConfigError.of(config, rank, ENGINE, accepted=use)
+    if not engine.splits and select(config, "trainer.device") != "cpu":
         for size in ("tensor_model", "data", "pipeline_model"):
             if (select(rollout, f"{size}_parallel_size") or 1) > 1:
                 use = "that engine takes one GPU and leaves the others idle; set it to 1, and every GPU has an engine"
                 size = f"actor_rollout_ref.rollout.{size}_parallel_size"
-                yield ConfigError.of(config, size, "actor_rollout_ref.rollout.name", accepted=use)
+                yield ConfigError.of(config, size, ENGINE, accepted=use)
 
 
 def _gains(config: Config, settings: CreditSettings) -> Iterator[ConfigError]:

@@ -9,7 +9,7 @@ from verl_credit.config.resolved import Tree, select
 from verl_credit.config.settings import CreditSettings
 from verl_credit.errors import ConfigError
 from verl_credit.names import TRAINER_MODE
-from verl_credit.recipe.auto import MODE as TRAINER
+from verl_credit.recipe.decisions import MODE as TRAINER
 from verl_credit.turns.state_features import CRITIC, KEY
 
 ENABLE, WARM_UP, LORA = "critic.enable", "trainer.critic_warmup", "critic.model.lora_rank"

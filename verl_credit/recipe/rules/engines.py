@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from verl_credit.config import fit
+from verl_credit.config.engines import ENGINE, ENGINES, engine_of
 from verl_credit.config.fit import DEFAULT, ULYSSES
 from verl_credit.config.resolved import Config, Tree, select
 from verl_credit.config.settings import CreditSettings
 from verl_credit.errors import ConfigError
-from verl_credit.names import AGENT_NAME, AGENTS, ROLLOUT_NAME, SGLANG, TURN_AGENT
+from verl_credit.names import AGENT_NAME, AGENTS, TURN_AGENT
 from verl_credit.policy.families import ATTENTION, OURS, Keys
 from verl_credit.recipe.agent_loops import (
     KEYS,
@@ -25,8 +26,6 @@ from verl_credit.recipe.rules.refusals import refusals_of
 from verl_credit.turns.scorers import SCORERS
 
 STRATEGIES = ("fsdp", "fsdp2")
-TESTED = (ROLLOUT_NAME, "vllm")
-ENGINES = (*TESTED, SGLANG)
 MANAGER = "reward.reward_manager"
 HAND_ON = ("naive", "rate_limited", "remote")
 """The managers of verl 0.9.1 that hand the agent loop's record (``tool_extra_fields``) to the reward function."""
@@ -58,18 +57,20 @@ def validate_actor(config: Tree, settings: CreditSettings) -> Iterator[ConfigErr
 
 def validate_rollout(config: Tree, settings: CreditSettings) -> Iterator[ConfigError]:
     """Yields a refusal for every fault."""
-    name = config.actor_rollout_ref.rollout.name
+    engine = engine_of(config)
     if config.actor_rollout_ref.rollout.enable_rollout_routing_replay:
         use = "verl's FSDP engine replays no routes of experts, so that it would do nothing; set it to false"
         yield ConfigError.of(config, "actor_rollout_ref.rollout.enable_rollout_routing_replay", accepted=use)
-    if name not in ENGINES:
-        use = f"verl_credit is built for and tested with {' and '.join(TESTED)}, and hands requests on to {SGLANG}; whether "
-        use += "turns keep their token budget and rows their log-probs with another engine has not been looked at"
-        yield ConfigError.of(config, "actor_rollout_ref.rollout.name", accepted=use)
+    if engine.name not in ENGINES:
+        yield ConfigError.of(config, ENGINE, accepted=ENGINES)
+    elif (device := config.trainer.device) not in engine.devices:
+        there = [other.name for other in ENGINES.values() if device in other.devices]
+        yield ConfigError.of(config, ENGINE, "trainer.device", accepted=there)
     yield from refusals_of(_own_loops, config)
     served = settings.scores_gain and SCORERS[settings.algorithm.info_gain_scorer].in_rollout
-    if name == SGLANG:
-        yield from _sglang(config, served)
+    if served and engine.no_scores:
+        use = f"{engine.no_scores}; set algorithm.info_gain_scorer=branch or rows"
+        yield ConfigError.of(config, "algorithm.info_gain_scorer", ENGINE, accepted=use)
     if served and select(config, DEFAULT) not in AGENTS:
         use = f"the scores are asked for by {' and '.join(AGENTS)}; with an agent loop of your own take branch or rows"
         yield ConfigError.of(config, "algorithm.info_gain_scorer", DEFAULT, accepted=use)
@@ -79,19 +80,6 @@ def validate_rollout(config: Tree, settings: CreditSettings) -> Iterator[ConfigE
 
 def _own_loops(config: Tree) -> None:
     own_loops(config)
-
-
-def _sglang(config: Tree, served: bool) -> Iterator[ConfigError]:
-    """Yields refusals of what verl's SGLang server cannot do, or does in a way that nobody has compared."""
-    if config.trainer.device == "cpu":
-        use = f"verl starts SGLang on GPUs alone; take {ROLLOUT_NAME} or vllm on a CPU"
-        yield ConfigError.of(config, "actor_rollout_ref.rollout.name", "trainer.device", accepted=use)
-    if served:
-        use = "its requests have parameters that vLLM knows and SGLang refuses, and SGLang's log-probs of a prompt have not "
-        use += "been compared with the policy's; set algorithm.info_gain_scorer=branch or rows"
-        yield ConfigError.of(
-            config, "algorithm.info_gain_scorer", "actor_rollout_ref.rollout.name", accepted=use
-        )
 
 
 def _other_tools(config: Tree) -> Iterator[ConfigError]:
@@ -152,11 +140,8 @@ def validate_rows_fit(config: Tree, settings: CreditSettings) -> Iterator[Config
     needed = fit.engine_tokens(row, served, fit.SHORT_ANSWER, engine=rollout.name)
     if length is not None and length < needed:
         also = ", and an answer after it (algorithm.info_gain_scorer=server)" if served else ""
-        also += (
-            ", and the last position, which verl's SGLang server leaves free"
-            if rollout.name == SGLANG
-            else ""
-        )
+        if unused := engine_of(config).unused:
+            also += f", and {unused} that verl's server of {rollout.name} leaves free"
         use = f"{needed} or more, or auto"
         message = f"{fit.MODEL_LEN}={length} cannot hold a row of data.max_prompt_length + {RESPONSE} = {row} tokens{also}: "
         yield ConfigError(f"{message}set it to {use}", key=fit.MODEL_LEN, value=length, accepted=use)

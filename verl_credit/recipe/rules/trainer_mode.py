@@ -13,7 +13,7 @@ from verl_credit.config.resolved import Config, Tree, select
 from verl_credit.config.settings import CreditSettings
 from verl_credit.errors import ConfigError
 from verl_credit.names import ASYNC_MODES, COLOCATE_MODE, SEPARATE_MODE
-from verl_credit.recipe.auto import BATCH, COMPUTES_IN, FULL, MINI_BATCH, MODE, UPDATES
+from verl_credit.recipe.decisions import BATCH, COMPUTES_IN, FULL, MINI_BATCH, MODE, UPDATES
 
 V1 = "trainer.v1"
 ROLLOUT = "actor_rollout_ref.rollout"

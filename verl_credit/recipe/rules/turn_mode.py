@@ -6,23 +6,21 @@ import inspect
 from collections.abc import Iterator
 
 from verl_credit.config.fit import DEFAULT
-from verl_credit.config.keys import Algorithm, reads
+from verl_credit.config.keys import reads
 from verl_credit.config.keys.reads import COLUMN, is_path
 from verl_credit.config.resolved import Tree, select
 from verl_credit.config.settings import INFOPO, LAPO, PROVENANCE, CreditSettings
-from verl_credit.credit.turn.anchors import exact_anchors, similar_anchors
+from verl_credit.credit.turn.anchors import exact_anchors
 from verl_credit.credit.turn.modes import MODES
 from verl_credit.errors import ConfigError, did_you_mean
 from verl_credit.names import AGENT_NAME, AGENTS, TURN_AGENT
 from verl_credit.policy.families import SCORER
 from verl_credit.recipe.agent_loops import own_loops, tools_given
-from verl_credit.recipe.family import policy_values
 from verl_credit.recipe.rules.own import OWN, load_own, refuse_what_is_no_operator, trial, try_operator
 from verl_credit.recipe.rules.refusals import refusals_of
 from verl_credit.redact import redact_value
 from verl_credit.turns.anchors import ANCHOR_KEY as ANCHOR
 from verl_credit.turns.anchors import ANCHORS
-from verl_credit.turns.hidden import needs
 from verl_credit.turns.scorers import SCORERS
 from verl_credit.turns.signals.known import SIGNALS, find_signal
 from verl_credit.turns.signals.own import GroupSignal, TrajectorySignal
@@ -69,7 +67,7 @@ def validate_turn_mode(config: Tree, settings: CreditSettings) -> Iterator[Confi
             use = f"and {VALUES} is null: set it to {', '.join(reads.PROVIDERS)}, {COLUMN}NAME or my_module.my_features"
         raise ConfigError(key=MODE, value=name, accepted=f"it needs {', '.join(missing)}, {use}")
     if reads.anchored(settings):
-        yield from refusals_of(_anchor, config, settings.algorithm)
+        _anchor(settings.algorithm.turn_anchor)
     refused = False
     for option, value in settings.algorithm.turn_params.items():
         key = f"{PARAMS}.{option}"
@@ -98,31 +96,14 @@ def validate_turn_mode(config: Tree, settings: CreditSettings) -> Iterator[Confi
         try_operator(config, settings.algorithm, mode, MODE, "turn")
 
 
-def _anchor(config: Tree, algorithm: Algorithm) -> None:
+def _anchor(name: str) -> None:
     """Calls a user's anchor once for each of two small trajectories."""
-    name, similarity = algorithm.turn_anchor, algorithm.turn_anchor_similarity
-    if name == "prefix" and similarity is not None:
-        use = "a prefix is a list of tokens, similarity compares texts; set it to null, or use observation"
-        raise ConfigError.of(config, "algorithm.turn_anchor_similarity", ANCHOR, accepted=use)
-    if name == reads.HIDDEN:
-        needs(config, ANCHOR)
-        values = policy_values(config)
-        layers = values.get("text_config", values).get("num_hidden_layers")
-        if layers is not None and -algorithm.turn_anchor_layer > layers:
-            use = f"the policy has {layers} layers; expected -{layers} to -1"
-            raise ConfigError.of(config, f"{ANCHOR}_layer", ANCHOR, accepted=use)
-        if similarity is not None:
-            use = "that compares texts, and hidden states have turn_anchor_distance; set it to null"
-            raise ConfigError.of(config, "algorithm.turn_anchor_similarity", ANCHOR, accepted=use)
     own = load_own(ANCHOR, name, ANCHORS)
     if own is None:
         return
     with trial(ANCHOR, name, CALL):
         states, groups = [own(trajectory) for trajectory in TRIAL], [0] * len(TRIAL)
-        if similarity is None:
-            exact_anchors(states, groups)
-        else:
-            similar_anchors(states, groups, threshold=similarity)
+        exact_anchors(states, groups)
         if [len(each) for each in states] != [len(trajectory.turns) for trajectory in TRIAL]:
             raise ValueError(f"{[len(each) for each in states]} states for trajectories of 2 and 1 turns")
 

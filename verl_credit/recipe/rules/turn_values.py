@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from omegaconf import DictConfig
+
 from verl_credit.config.keys import reads
-from verl_credit.config.keys.reads import COLUMN, LEAVE_ONE_OUT, MONTE_CARLO, OBSERVED, PROVIDERS, is_path
-from verl_credit.config.resolved import Tree
+from verl_credit.config.keys.reads import COLUMN, PROVIDERS, is_path
 from verl_credit.config.settings import CreditSettings
 from verl_credit.credit.turn.modes import MODES
 from verl_credit.errors import ConfigError
-from verl_credit.recipe.rules.continuations import CONTINUATIONS, validate_continuations
 from verl_credit.recipe.rules.own import OWN, load_own, trial
 from verl_credit.recipe.rules.turn_mode import CALL, MODE, TRIAL
 from verl_credit.turns.signals.signal import Trajectory
@@ -26,9 +26,9 @@ from verl_credit.turns.state_features import (
 CONCEALED = "with outcome, scores, stop reason and the last turn hidden, as in training"
 
 
-def validate_turn_values(config: Tree, settings: CreditSettings) -> Iterator[ConfigError]:
+def validate_turn_values(config: DictConfig, settings: CreditSettings) -> Iterator[ConfigError]:
     """Yields a refusal for every fault."""
-    name, algorithm, key, known = settings.algorithm.turn_values, settings.algorithm, KEY, PROVIDERS
+    name, algorithm = settings.algorithm.turn_values, settings.algorithm
     if name is None or not settings.turn_estimator:
         return  # `unread` lists keys without effect
     if not reads.values_read(settings):
@@ -36,31 +36,27 @@ def validate_turn_values(config: Tree, settings: CreditSettings) -> Iterator[Con
         use = f"nothing there reads values, so that this key would do nothing; set it to null, or {MODE}={reading}"
         beside = "algorithm.algorithm_mode" if algorithm.algorithm_mode else MODE
         yield ConfigError.of(config, KEY, beside, accepted=use)
-    if name == MONTE_CARLO:
-        yield from validate_continuations(config, settings)
-        name, key = algorithm.observed_values, f"{CONTINUATIONS}.otherwise"
-        known = LEAVE_ONE_OUT, *OBSERVED
     own = is_path(name)
-    if not own and name not in known and not (name.startswith(COLUMN) and name != COLUMN):
-        raise ConfigError(key=key, value=name, accepted=[*known, f"{COLUMN}NAME", OWN])
+    if not own and name not in PROVIDERS and not (name.startswith(COLUMN) and name != COLUMN):
+        raise ConfigError(key=KEY, value=name, accepted=[*PROVIDERS, f"{COLUMN}NAME", OWN])
     if own:
-        _try(key, name)
+        _try(name)
 
 
-def _try(key: str, name: str) -> None:
+def _try(name: str) -> None:
     """Refuses a function that does not take the trajectories of training, or reads what comes after a state."""
-    function = load_own(key, name)
-    with trial(key, name, f"{CALL}, {CONCEALED},"):
+    function = load_own(KEY, name)
+    with trial(KEY, name, f"{CALL}, {CONCEALED},"):
         known = [state_features(function, concealed(one)) for one in TRIAL]
         if len({len(state) for states in known for state in states}) > 1:
             raise ValueError(f"it returned {known}; expected as many numbers for every turn")
     for trajectory, states in zip(TRIAL, known, strict=True):
         for changed in _changed(trajectory):
-            with trial(key, name, CALL):
+            with trial(KEY, name, CALL):
                 found = state_features(function, changed)[: len(states)]
             if not same(found, states[: len(found)]):
                 use = f"it gave {found} for a trajectory for which it gave {states} {CONCEALED}; {LATER}"
-                raise ConfigError(key=key, value=name, accepted=use)
+                raise ConfigError(key=KEY, value=name, accepted=use)
 
 
 def _changed(trajectory: Trajectory) -> Iterator[Trajectory]:

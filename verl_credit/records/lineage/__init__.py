@@ -1,11 +1,6 @@
-"""The memory across runs: a table of trials that people and agents read, and what the table has no column for."""
+"""The memory across runs: a table of trials that people and agents read before the next one."""
 
-from verl_credit.records.lineage.prompt import LineageSnapshot
-from verl_credit.records.lineage.store import LineageError, LineageStore
-from verl_credit.records.lineage.table import Damage
-from verl_credit.records.lineage.trial import COLUMNS, FailureLabel, RecipeEdit, Trial, Verdict, verdict
+from verl_credit.records.lineage.store import LineageStore
+from verl_credit.records.lineage.trial import COLUMNS, FailureLabel, Trial, Verdict, verdict
 
-__all__ = [
-    "COLUMNS", "Damage", "FailureLabel", "LineageError", "LineageSnapshot", "LineageStore", "RecipeEdit", "Trial",
-    "Verdict", "verdict",
-]  # fmt: skip
+__all__ = ["COLUMNS", "FailureLabel", "LineageStore", "Trial", "Verdict", "verdict"]

@@ -1,4 +1,4 @@
-"""The credit lens: whole groups of rollouts side by side, with the credit that each setting would have given them, and A*
+"""The credit lens: whole groups of rollouts side by side, each turn and token with its credit, GRPO's beside it, and A*
 where `verl-credit fidelity lens` measured it."""
 
 from __future__ import annotations
@@ -8,14 +8,13 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from markupsafe import Markup
 
-from verl_credit.records.report.again import token_tables, turn_tables
-from verl_credit.records.report.lens_settings import ROLLOUTS, TOKENS_A_ROLLOUT, Group, settings_of
+from verl_credit.records.report.lens_group import ROLLOUTS, TOKENS_A_ROLLOUT, Group, StepTurns
 from verl_credit.records.report.text import STOPPED, Scale, clean, colour, plain, signed
 from verl_credit.records.run.files import DamagedFile, read_json_lines
 from verl_credit.records.run.rollouts import read_tokens, token_steps
@@ -62,7 +61,7 @@ def lens(run_dir: Path, last_step: int, scales: Mapping[str, Scale]) -> Lens:
     The group whose credit differs most from GRPO's comes first. ``scales``: of the run's advantages and rewards.
     """
     problems: list[str] = []
-    ranked: list[tuple[tuple, int, int, Group]] = []
+    ranked: list[tuple[tuple, int, Group]] = []
     turn_paths, token_paths = tables_of(run_dir, TURNS), token_steps(run_dir)
     for step, path in token_paths.items():
         if step > last_step:
@@ -71,19 +70,19 @@ def lens(run_dir: Path, last_step: int, scales: Mapping[str, Scale]) -> Lens:
             problems.append(f"tables/ has no {TURNS} of step {step}: its groups are left out.")
             continue
         with _problems_named(problems, step):
-            c, turns = read_table(path, ("group", "row")).columns, turn_tables(read_table(turn_paths[step]))
+            c, turns = read_table(path, ("group", "row")).columns, StepTurns.of(read_table(turn_paths[step]))
             for number in dict.fromkeys(c["group"]):
                 rows = [row for row, one in zip(c["row"], c["group"], strict=True) if one == number]
                 group = Group(turns, rows, scales)
-                ranked.append((_rank(group, step), step, number, group))
+                ranked.append((_rank(group, step), step, group))
     groups, left = [], TOKENS_IN_ALL
-    for _, step, number, group in sorted(ranked, key=lambda entry: entry[0], reverse=True)[:GROUPS]:
+    for _, step, group in sorted(ranked, key=lambda entry: entry[0], reverse=True)[:GROUPS]:
         if groups and group.shown_tokens > left:
             continue
         with _problems_named(problems, step):
             table = read_tokens(token_paths[step])
             stars = read_stars(run_dir, step, table.columns, problems)
-            cut = _cut(replace(group, tokens=token_tables(table, number)), table, stars)
+            cut = _cut(group, table, stars)
             json.dumps(cut, allow_nan=False)  # one NaN would break the whole page
             groups.append(cut)
             left -= group.shown_tokens
@@ -110,8 +109,8 @@ def _cut(group: Group, table: StepTable, stars: Mapping[tuple[int, int], str]) -
     """The group as the script reads it: rollouts and tokens beyond the bounds are left out, with a note."""
     c = table.columns
     lines = {row: place for place, row in enumerate(c["row"])}
-    rows = group.tokens.rows[:ROLLOUTS]
-    first, whole = lines[rows[0]], len(group.tokens.rows)
+    rows, turns = group.rows[:ROLLOUTS], group.turns
+    first, whole = lines[rows[0]], len(group.rows)
     notes = []
     if whole > len(rows):
         notes.append(f"{whole - len(rows)} of {whole} rollouts are not shown.")
@@ -120,8 +119,13 @@ def _cut(group: Group, table: StepTable, stars: Mapping[tuple[int, int], str]) -
             "A* of a turn is its true advantage (± standard error) under the policy that wrote these rollouts, that of step "
             f"{table.step - 1}."
         )
-    return settings_of(group) | {
+    return {
         "step": table.step,
+        "mode": table.pipeline["mode"],
+        "said": group.sentence,
+        "advantage": group.by_turn(turns.advantage_B_K1),
+        "clip": group.by_turn(turns.clip_scale_B_K1),
+        "grpo": group.by_turn(turns.grpo_B_K1),
         "question": clean(c["question"][first]),
         "golds": [clean(gold) for gold in c["golds"][first][:5]],
         "notes": notes,
@@ -159,6 +163,7 @@ def _rollout(group: Group, c: dict, place: int, line: int, stars: Mapping[tuple[
         "turns": turns,
         "text": [clean(text) for text in c["pieces"][line][keep]],
         "turn": c["turn"][line][keep],
+        "credit": [round(value, 6) for value in c["advantage"][line][keep]],
         "planning": [place for place, plans in enumerate(planning[keep]) if plans],
         "rejected": [place for place, trained in enumerate(c["trained"][line][keep]) if not trained],
         "uncertainty": [round(value, 3) for value in uncertainty[keep]],

@@ -21,7 +21,7 @@ def gist(text: str) -> str:
 
 def opening(group: dict, scale: Scale) -> dict:
     """The lens's ``group`` as the template reads it. Bars are in percent of their width, with 0 in the middle."""
-    ours, grpo, rollouts = group["given"]["advantage"], group["grpo"], group["rollouts"]
+    ours, grpo, rollouts = group["advantage"], group["grpo"], group["rollouts"]
     pairs = {(r, k): (ours[r][k], grpo[r][k]) for r in range(len(rollouts)) for k in range(len(ours[r]))}
     reach = max(scale.limit, *(abs(value) for pair in pairs.values() for value in pair))
     most = max(pairs, key=lambda at: abs(pairs[at][0] - pairs[at][1]))

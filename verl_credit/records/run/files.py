@@ -13,7 +13,6 @@ from typing import BinaryIO
 METRICS = "metrics.jsonl"
 VALIDATION = "validation.jsonl"
 EVENTS = "events.jsonl"
-PHASES = "phases.jsonl"
 STATE = "verl_credit_state.json"
 VALUES = "turn_values.pt"
 

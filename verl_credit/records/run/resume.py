@@ -1,9 +1,7 @@
 """Which checkpoint a start goes on from, whether its files are whole and fit this run, and which old ones are deleted.
 
 verl looks at these files after Ray is up, and starts again at step 1 without a word where its tracker names a folder that is
-not there. A save ends with the tracker, and a step's metrics are recorded after it. Therefore a whole checkpoint of a later
-step than the recorded ones is of a save that was killed before the tracker was written, and an unfinished one of an earlier
-step is a leftover.
+not there. A save ends with the tracker, and a step's metrics are recorded after it.
 """
 
 from __future__ import annotations
@@ -11,16 +9,16 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import zipfile
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
+from safetensors import SafetensorError, safe_open
 
 from verl_credit.errors import PreflightError, printable, show_value
-from verl_credit.names import ASYNC_MODES
 from verl_credit.records.run import events
-from verl_credit.records.run.files import STATE, VALUES, read_json_lines, write_text
-from verl_credit.records.run.state import CRITIC, MODE, TRACKER
-from verl_credit.records.run.whole import LIMIT_S, changed, cut
+from verl_credit.records.run.files import STATE, VALUES, read_json_lines
+from verl_credit.records.run.state import CRITIC, TRACKER
 
 STEP = re.compile(r"global_step_(\d+)")
 DATA, SAVED_MODEL = "data.pt", "actor/huggingface/config.json"
@@ -64,48 +62,15 @@ def resumes_from(config: DictConfig) -> Path | None:
         return named
     if text:
         raise _refusal(f"{tracker} says {text[:40]!r}, and there is no such step beside it", folder, config)
-    if (step := unnamed_step(config)) is not None:
-        return folder / f"global_step_{step}"
-    if lost := [step for step in steps if step <= done]:
+    if lost := [
+        step for step in steps if step <= done or fault(folder / f"global_step_{step}", config) is None
+    ]:
         state = "is empty" if tracker.is_file() else "is missing"
         raise _refusal(f"{tracker} {state}, and step {lost[-1]} was saved", folder, config)
     if done >= _first_save(config):
         what = f"{config.run_dir} has {done} steps, and {folder} no checkpoint of them"
         raise _refusal(what, folder, config)
     return None
-
-
-def compared(checkpoint: Path, config: DictConfig) -> str:
-    """Compares what the run loads with the checksums that it was saved with. Raises PreflightError where a file differs.
-
-    Returns what a line about ``checkpoint`` has to add: "", or how much there was no time to read.
-    """
-    wrong, unread = changed(_loaded(checkpoint, config))
-    if wrong:
-        raise _refusal(wrong, checkpoint.parent, config)
-    return (
-        f" ({unread / 1e9:.1f} GB of it were not compared with their checksums: {LIMIT_S:g} s are over)"
-        if unread
-        else ""
-    )
-
-
-def unnamed_step(config: DictConfig) -> int | None:
-    """The step whose save was killed between its last file and the tracker, so that the tracker is empty or missing."""
-    folder = Path(config.trainer.default_local_dir)
-    if config.trainer.get("resume_mode", "auto") != "auto" or _text(folder / TRACKER):
-        return None
-    step = max(saved_steps(folder), default=0)
-    whole = step > events.steps_done(config.run_dir) and fault(folder / f"global_step_{step}", config) is None
-    return step if whole else None
-
-
-def write_tracker(config: DictConfig) -> str | None:
-    """Ends the save of `unnamed_step`, where there is one; returns a line about it."""
-    if (step := unnamed_step(config)) is None:
-        return None
-    tracker = write_text(Path(config.trainer.default_local_dir) / TRACKER, str(step))
-    return f"resume: the save of step {step} had ended but for {tracker}, which names the step now"
 
 
 def saved_steps(folder: Path) -> list[int]:
@@ -130,15 +95,6 @@ def fault(checkpoint: Path, config: DictConfig, needs_data: bool = True) -> str 
     return _unfinished(checkpoint, config, needs_data=needs_data) or _of_another_run(checkpoint, config)
 
 
-def _loaded(checkpoint: Path, config: DictConfig, contents: list[str] | None = None) -> list[Path]:
-    """The files of torch that verl loads, there or not. ``contents``: verl's names of what it loads, else the run's."""
-    wanted = contents or OmegaConf.select(config, f"{CHECKPOINT}.load_contents") or FILES
-    ranks = _ranks(config)
-    names = [f"{file}_world_size_{ranks}_rank_" for name, file in FILES.items() if name in wanted]
-    shards = [f"{name}{rank}.pt" for name in names for rank in range(ranks)]
-    return [*(folder / shard for folder in _roles(checkpoint, config) for shard in shards), checkpoint / DATA]
-
-
 def _roles(checkpoint: Path, config: DictConfig) -> list[Path]:
     wanted = {"actor"} | ({"critic"} if OmegaConf.select(config, CRITIC) else set())
     return [checkpoint / role for role in LIMITS if role in wanted or (checkpoint / role).is_dir()]
@@ -147,30 +103,40 @@ def _roles(checkpoint: Path, config: DictConfig) -> list[Path]:
 def _unfinished(
     checkpoint: Path, config: DictConfig, contents: list[str] | None = None, needs_data: bool = True
 ) -> str | None:
-    """Which file is missing, or is cut short."""
+    """Returns which file is missing, or is cut short. ``contents``: verl's names of what it loads, else the run's."""
+    wanted = contents or OmegaConf.select(config, f"{CHECKPOINT}.load_contents") or FILES
+    ranks = _ranks(config)
+    names = [f"{file}_world_size_{ranks}_rank_" for name, file in FILES.items() if name in wanted]
+    files = [
+        path for path in (checkpoint / STATE, checkpoint / VALUES, checkpoint / SAVED_MODEL) if path.exists()
+    ]
     for folder in _roles(checkpoint, config):
         if not (folder.is_dir() and any(folder.iterdir())):
             return f"{folder} has no weights"
-    (*shards, data) = _loaded(checkpoint, config, contents)
-    written = [
-        path for folder in _roles(checkpoint, config) for path in sorted(folder.rglob("*.safetensors"))
-    ]
-    read_here = [
-        path for path in (checkpoint / STATE, checkpoint / VALUES, checkpoint / SAVED_MODEL) if path.exists()
-    ]
-    last = [data] if needs_data or data.exists() else []
-    files = (*shards, *written, *read_here, *_queue(checkpoint, config), *last)
-    return next((wrong for path in files if (wrong := cut(path))), None)
+        files += [folder / f"{name}{rank}.pt" for name in names for rank in range(ranks)]
+        files += sorted(folder.rglob("*.safetensors"))
+    if needs_data or (checkpoint / DATA).exists():
+        files.append(checkpoint / DATA)
+    return next((wrong for path in files if (wrong := _cut(path))), None)
 
 
-def _queue(checkpoint: Path, config: DictConfig) -> list[Path]:
-    """The files of TransferQueue, which the asynchronous modes save and load: the rollouts that were under way."""
-    folder, saved = checkpoint / "transfer_queue", _json(checkpoint / STATE).get("config")
-    was = saved.get(MODE) if isinstance(saved, dict) else None
-    if OmegaConf.select(config, MODE) not in ASYNC_MODES or not (was in ASYNC_MODES or folder.is_dir()):
-        return []
-    found = (path for path in sorted(folder.rglob("*")) if path.suffix in (".json", ".pkl"))
-    return [folder / "metadata.json", folder / "controller_state.pkl", *found]
+def _cut(path: Path) -> str | None:
+    """Returns why the file cannot be loaded: it is missing, or its end is. Its other bytes are not read."""
+    try:
+        if path.suffix == ".safetensors":
+            with safe_open(path, "np"):  # compares the header with the file's size
+                return None
+        if path.suffix == ".json":
+            json.loads(path.read_bytes())
+            return None
+        with zipfile.ZipFile(path):  # torch's files are archives, whose list of contents stands at the end
+            return None
+    except FileNotFoundError:
+        return f"{path} is missing"
+    except (zipfile.BadZipFile, ValueError, SafetensorError):
+        return f"{path} ({path.stat().st_size:,} bytes) is damaged: its end is missing"
+    except OSError as error:
+        return f"{path}: {error.strerror or error}"
 
 
 def without_limits(config: DictConfig) -> DictConfig:
@@ -223,19 +189,18 @@ def _first_save(config: DictConfig) -> float:
 
 def _refusal(what: str, folder: Path, config: DictConfig) -> PreflightError:
     """``what``, with the newest whole step and how to go on from it, or how to begin again."""
-    steps, whole = saved_steps(folder)[::-1], ""
-    lacks = (
-        f"no step is whole; one that lacks only {DATA} goes on, with the order of the data begun again, with"
-    )
-    for needs_data, text in ((True, "the newest step that is whole goes on with"), (False, lacks)):
-        places = (folder / f"global_step_{step}" for step in steps)
-        sound = (place for place in places if fault(place, config, needs_data=needs_data) is None)
-        good = next((place for place in sound if changed(_loaded(place, config))[0] is None), None)
-        if good is not None:
-            whole = f"{text} trainer.resume_mode=resume_path trainer.resume_from_path={good}"
-            break
+    places = [folder / f"global_step_{step}" for step in reversed(saved_steps(folder))]
+    whole_first = ((needs, place) for needs in (True, False) for place in places)
+    good = next((at for needs, at in whole_first if fault(at, config, needs_data=needs) is None), None)
+    whole = f"{folder} has no step that is whole"
+    if good is not None:
+        order = (
+            "" if (good / DATA).exists() else f", with the order of the data begun again (it has no {DATA})"
+        )
+        whole = f"the newest step that is whole goes on{order} with trainer.resume_mode=resume_path "
+        whole += f"trainer.resume_from_path={good}"
     begins = f"trainer.resume_mode=disable begins again at step 1 and writes over what is in run_dir={config.run_dir}"
-    return PreflightError(printable(f"{what}; {whole or f'{folder} has no step that is whole'}; {begins}"))
+    return PreflightError(printable(f"{what}; {whole}; {begins}"))
 
 
 def _of_another_run(checkpoint: Path, config: DictConfig) -> str | None:

@@ -21,7 +21,7 @@ TRACKER = "latest_checkpointed_iteration.txt"  # verl's; names the last complete
 
 # Keys that do not change what a step computes.
 FREE = (
-    "run_dir", "keep_rollouts", "keep_checkpoints", "max_hours", "phase_memory", "fork_workers",
+    "run_dir", "keep_rollouts", "keep_checkpoints", "max_hours",
     "hardware.", "plan.", "evaluation.", "faults.", "lineage.", "probe.", "lab.dir",
     "search.url", "search.timeout_s", "search.max_retries", "search.breaker_", "search.token_env",
     "algorithm.turn_judge.", "data.val_", "ray_kwargs.", "transfer_queue.", "global_profiler.",
@@ -133,7 +133,8 @@ def deciding_keys(config) -> dict[str, str]:
 
 def _differences(before: dict, now: dict) -> list[str]:
     keys = list(dict.fromkeys([*before, *now]))
-    return [f"{k} was {before.get(k)}, is {now.get(k)}" for k in keys if before.get(k) != now.get(k)]
+    pairs = ((k, str(before.get(k)), str(now.get(k))) for k in keys)  # a key that is gone or new is None
+    return [f"{k} was {old}, is {new}" for k, old, new in pairs if old != new]
 
 
 def nothing_left(config: DictConfig) -> str | None:

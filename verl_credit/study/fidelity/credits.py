@@ -15,7 +15,7 @@ is made from each half, and each part is compared with the other half's A* (``ha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, islice
@@ -28,7 +28,7 @@ from verl_credit.credit.outcome import OUTCOME_OPERATORS
 from verl_credit.credit.plugins import find_turn_mode
 from verl_credit.credit.turn.mode import TurnMode
 from verl_credit.errors import PreflightError, did_you_mean
-from verl_credit.records.report.again import NotOffered, TurnTables, credit_of_turns
+from verl_credit.study.fidelity.turn_tables import NotOffered, TurnTables, credit_of_turns
 from verl_credit.study.fidelity.values import Value, part_of, true_advantages
 from verl_credit.worlds.rollouts.rollout import Groups
 
@@ -49,8 +49,7 @@ class Credit:
     """An advantage per turn, by a mode or another method; or the reason why there is none."""
 
     name: str
-    advantages: Advantages | np.ndarray | None
-    """A swap has only the advantages of its decision's turn, [alternatives, completions]."""
+    advantages: Advantages | None
     reason: str = ""
     kind: str = "mode"
     """``run``: as the run gives it; ``mode``; ``control``."""
@@ -88,27 +87,11 @@ def mode_credits(
 
     Modes see ``batch_prompts`` prompts at a time, as in training; the last batch may be smaller.
     """
-    parts = batches(tables, batch_prompts)
-    return credits_of_parts(
-        tables.pipeline,
-        modes,
-        lambda mode, changes: parts,
-        lambda advantages: nested(torch.cat(advantages), tables.n_tool_turns_B, sizes),
-    )
-
-
-def credits_of_parts(
-    pipeline: Mapping,
-    modes: Sequence[TurnMode],
-    parts: Callable[[TurnMode, Mapping], list[TurnTables]],
-    read: Callable[[list[torch.Tensor]], Advantages | np.ndarray],
-) -> list[Credit]:
-    """Every variant of the modes. Each of its ``parts`` is credited as a batch, ``read`` takes the parts' advantages."""
-    credits = []
-    for mode, changes in variants(pipeline, modes):
+    parts, credits = batches(tables, batch_prompts), []
+    for mode, changes in variants(tables.pipeline, modes):
         try:
-            given = [credit_of_turns(part, mode, **changes) for part in parts(mode, changes)]
-            advantages = read([credit.advantage_B_K1 for credit in given])
+            given = [credit_of_turns(part, mode, **changes).advantage_B_K1 for part in parts]
+            advantages = nested(torch.cat(given), tables.n_tool_turns_B, sizes)
             credits.append(Credit(name_of(mode, changes), advantages))
         except NotOffered as error:
             credits.append(Credit(name_of(mode, changes), None, str(error)))
@@ -133,8 +116,6 @@ def batches(tables: TurnTables, prompts: int) -> list[TurnTables]:
 def rows_of(tables: TurnTables, chosen_B: torch.Tensor) -> TurnTables:
     """Returns only these rows, with unchanged group numbers."""
     part = {name: value[chosen_B] for name, value in vars(tables).items() if isinstance(value, torch.Tensor)}
-    places = chosen_B.nonzero()[:, 0].tolist()
-    part |= {name: [getattr(tables, name)[i] for i in places] for name in ("rows", "uids")}
     return replace(tables, **part)
 
 
@@ -182,7 +163,7 @@ def controls(
 
 def fewer_turns(tables: TurnTables, sizes: Sequence[int]) -> Credit:
     penalised = replace(tables, outcome_B=tables.outcome_B - PENALTY * (tables.n_tool_turns_B + 1))
-    credit = credit_of_turns(penalised, "none", outcome_operator="grpo")
+    credit = credit_of_turns(penalised, MODES["none"], outcome_operator="grpo")
     advantages = nested(credit.advantage_B_K1, tables.n_tool_turns_B, sizes)
     return _control(f"none, {PENALTY:g} less per turn", advantages)
 

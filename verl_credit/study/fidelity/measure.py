@@ -9,7 +9,6 @@ from pathlib import Path
 
 from verl_credit.config.settings import CreditSettings
 from verl_credit.credit.turn.mode import TurnMode
-from verl_credit.records.report.again import TurnTables
 from verl_credit.records.run.files import append_json
 from verl_credit.study.fidelity.agreements import Agreements
 from verl_credit.study.fidelity.credits import (
@@ -26,6 +25,7 @@ from verl_credit.study.fidelity.headroom import MODE, headroom, true_values
 from verl_credit.study.fidelity.request import Measured, Request, check_about
 from verl_credit.study.fidelity.result import Result
 from verl_credit.study.fidelity.rows import run_credit, tables_of
+from verl_credit.study.fidelity.turn_tables import TurnTables
 from verl_credit.study.fidelity.values import (
     PROMPTS_AT_ONCE,
     TURNS,

@@ -65,8 +65,6 @@ class Request:
     """All registered modes where None."""
     gradient: bool = False
     """The gradients of the credits are measured, too (`gradients`)."""
-    swaps: int = 0
-    """Decisions whose alternatives are measured, too (`swaps`)."""
     minutes: float | None = None
     """No more prompts are valued after that time."""
     name: str = ""

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from verl_credit.records.run.files import plain, write_text
 from verl_credit.study.fidelity.agreements import Agreement
@@ -64,7 +62,7 @@ def table(name: str, result: Result) -> list[str]:
         if agreement is not None:
             cells = (agreement.pearson, agreement.same_turn, agreement.pairs, agreement.end_pairs)
             lines.append(f"{credit.name:<38} " + " ".join(f"{shown(cell):<20}" for cell in cells).rstrip())
-    lines += not_measured(result.credits)
+    lines += [f"{one.name:<38} not measured: {one.reason}" for one, found in result.credits if found is None]
     if result.otherwise:
         lines.append(
             f"in {result.otherwise:.0%} of continuations a tool gave another answer than in the rollout: A* of the turns "
@@ -76,10 +74,6 @@ def table(name: str, result: Result) -> list[str]:
     zs = [(one, "-" if one.z is None else f"{one.z:+.1f}") for one in martingale(result.turns)]
     scores = ", ".join(f"{one.name} {one.mean:+.3f} (z {z})" for one, z in zs)
     return [*lines, f"0 on average: mean A* at {scores}", *gradient_table(result)]
-
-
-def not_measured(credits: Sequence[tuple[Credit, Any]]) -> list[str]:
-    return [f"{one.name:<38} not measured: {one.reason}" for one, agreement in credits if agreement is None]
 
 
 def gradient_table(result: Result) -> list[str]:
@@ -126,16 +120,12 @@ def as_dict(subject: Measured, result: Result) -> dict:
         "otherwise": result.otherwise,
         "sure_pairs": result.sure_pairs,
         "reliability": asdict(result.reliability),
-        "credits": credits_as_dict(result.credits),
+        "credits": {
+            credit.name: {"kind": credit.kind, "held_out": credit.held_out}
+            | ({"reason": credit.reason} if agreement is None else asdict(agreement))
+            for credit, agreement in result.credits
+        },
         "gradients": {name: asdict(agreement) for name, agreement in result.gradients.items()},
         "headroom": result.headroom,
         "integrity": [asdict(score) for score in martingale(result.turns)],
-    }
-
-
-def credits_as_dict(credits: Sequence[tuple[Credit, Any]]) -> dict:
-    return {
-        credit.name: {"kind": credit.kind, "held_out": credit.held_out}
-        | ({"reason": credit.reason} if agreement is None else asdict(agreement))
-        for credit, agreement in credits
     }

@@ -10,16 +10,14 @@ from typing import Any
 
 import torch
 
-from verl_credit.config.keys import reads
-from verl_credit.config.keys.reads import HIDDEN, MONTE_CARLO
 from verl_credit.config.settings import CreditSettings
 from verl_credit.credit.outcome import OUTCOME_OPERATORS
 from verl_credit.credit.turn.turns import turn_table
 from verl_credit.errors import ConfigError, IntegrityError, PreflightError
 from verl_credit.names import ADV_ESTIMATOR
-from verl_credit.records.report.again import TurnTables
 from verl_credit.study.fidelity.credits import Credit, nested
-from verl_credit.turns.anchors import ANCHOR_KEY, anchor_table
+from verl_credit.study.fidelity.turn_tables import TurnTables
+from verl_credit.turns.anchors import anchor_table
 from verl_credit.turns.assign import CreditRun, assign, step_inputs
 from verl_credit.turns.book import RowRecord, TurnBatch
 from verl_credit.turns.gains import gains_of, plan_gains, score_answers
@@ -135,8 +133,7 @@ def tables_of(
     """(outcomes, gains, states before turns and lengths, as turn modes read them; gold_B_K1).
 
     gold_B_K1 is the gold answer's probability before every turn; NaN where it was not scored. Gains of ``prob_diff`` are its
-    differences. States are compared by the last observation where the run compares hidden states, which are read in training
-    alone.
+    differences.
     """
     a = settings.algorithm
     mode = a.info_gain_norm_mode if settings.scores_gain else "turn-group-v1d"
@@ -152,12 +149,9 @@ def tables_of(
     outcome_B, group_B = outcomes_of(groups)
     rows = StepRows(batch, tokenizer.decode, outcome_B, group_B, gain_B_K, has_gain_B_K)
     table = turn_table(batch.turn_ids_B_T, batch.turn_ids_B_T >= 0)
-    shape = len(outcome_B), gain_B_K.shape[1] + 1
-    by = "observation" if a.turn_anchor == HIDDEN else a.turn_anchor
     tables = TurnTables(
         pipeline={
             "mode": a.info_gain_norm_mode,
-            "signals": {"info_gain": 1.0},
             # Only `run_credit` reads a user's operator.
             "outcome_operator": a.advantage_mode if a.advantage_mode in OUTCOME_OPERATORS else "grpo",
             "tied_groups": a.tied_groups,
@@ -172,8 +166,6 @@ def tables_of(
             },
             "turn_params": dict(a.turn_params),
         },
-        rows=list(range(len(outcome_B))),
-        uids=[str(group) for group in group_B.tolist()],
         outcome_B=outcome_B,
         reward_B_K=gain_B_K.double(),
         has_reward_B_K=has_gain_B_K,
@@ -181,9 +173,7 @@ def tables_of(
         valid_B=batch.row_valid_B,
         n_tool_turns_B=table.n_tool_turns_B,
         tokens_B_K1=table.n_tokens_B_K1,
-        anchor_B_K1=anchor_table(rows_settings(settings, turn_anchor=by), rows),
-        advantage_B_K1=torch.zeros(shape),  # no run gave credit
-        clip_scale_B_K1=torch.ones(shape),
+        anchor_B_K1=anchor_table(settings, rows),
     )
     return tables, gold_B_K1
 
@@ -231,10 +221,6 @@ def _not_here(settings: CreditSettings, signals: dict[Signal, float]) -> str | N
         return f"algorithm.transform_mode={algorithm.transform_mode} gives credit to tokens, not to turns"
     if settings.masks_observations:
         return "the turn signal infopo is scored in training alone"
-    if reads.near(settings):
-        return f"{ANCHOR_KEY}={HIDDEN}: the hidden states are read in training alone"
-    if algorithm.turn_values == MONTE_CARLO:
-        return f"{KEY}={MONTE_CARLO}: continuations are made in training alone"
     if settings.uses_scorer and SCORERS[algorithm.info_gain_scorer].frozen:
         return (
             f"algorithm.info_gain_scorer={algorithm.info_gain_scorer}: the reference scores in training alone"

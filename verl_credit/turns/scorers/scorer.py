@@ -54,12 +54,6 @@ class Forward(Protocol):
     def score_by_reference(self, rows: Sequence[ScoreRow]) -> torch.Tensor:
         """`score_rows` by the frozen reference."""
 
-    def read_hidden(self, turns: TurnBatch, spans: Sequence[Sequence[tuple[int, int]]], layer: int) -> None:
-        """Has this layer's states of these spans of the rows read (`turns/hidden.py`); called before the forward."""
-
-    def hidden(self) -> list[torch.Tensor]:
-        """Returns each row's states, one after the other, after the forward; one of width D for a row without spans."""
-
 
 @dataclass(frozen=True)
 class GainPlan:

@@ -10,8 +10,9 @@ import math
 import time
 from collections.abc import Sequence
 
+from omegaconf import DictConfig
+
 from verl_credit.config.fit import does_not_fit, turns_at_most
-from verl_credit.config.resolved import Config
 from verl_credit.config.settings import CreditSettings
 from verl_credit.lazy import torch
 from verl_credit.names import ROLLOUT_NAME
@@ -24,7 +25,7 @@ class ServerScorer(Scorer):
     name = "server"
     in_rollout = True
 
-    def answers_behind_row(self, config: Config) -> int:
+    def answers_behind_row(self, config: DictConfig) -> int:
         return 0
 
     async def score_rollout(
@@ -71,7 +72,7 @@ class ServerScorer(Scorer):
         request_s = sum(end - begin for begin, end in spans)
         return {"credit/gain/seconds": around_s + covered, "credit/gain/request_seconds": request_s}
 
-    def says(self, config: Config, settings: CreditSettings) -> str:
+    def says(self, config: DictConfig, settings: CreditSettings) -> str:
         contexts = turns_at_most(config)[1]
         prompts = "a prompt per context" if contexts is None else f"up to {contexts} prompts per trajectory"
         prompts += " and alias to the replica that wrote it"

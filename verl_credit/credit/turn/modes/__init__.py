@@ -6,7 +6,7 @@ from verl_credit.credit.turn.modes import calibadv, gigpo, graph, joint, mt_grpo
 MODES: dict[str, TurnMode] = {function.mode.name: function.mode for function in (
     joint.none, joint.joint, joint.separate,
     turn_group.turn_group, turn_group.turn_group_v1d, turn_group.turn_group_unbiased, turn_group.leave_one_out,
-    gigpo.gigpo, gigpo.hgpo, graph.bipace, graph.g2po, graph.gagpo, calibadv.calibadv, trace.trace,
+    gigpo.gigpo, gigpo.hgpo, graph.g2po, graph.gagpo, calibadv.calibadv, trace.trace,
     mt_grpo.mt_grpo, progress.progress, progress.turn_gae,
 )}  # fmt: skip
 

@@ -205,8 +205,6 @@ def all_credits() -> list[Credit]:
         turn_credit_of("mt_grpo"),
         turn_credit_of("gigpo", own=reward, own_name="r"),
         turn_credit_of("hgpo", own=reward, own_name="r"),
-        turn_credit_of("bipace", own=reward, own_name="r"),
-        turn_credit_of("bipace", "bipace, means of all", own=reward, own_name="r", means="all"),
         turn_credit_of("g2po", own=reward, own_name="r"),
         turn_credit_of("gagpo", own=reward, own_name="r"),
         turn_credit_of("gagpo", "gagpo, lam 1", own=reward, own_name="r", lam=1.0),
