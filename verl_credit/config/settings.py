@@ -117,7 +117,8 @@ class CreditSettings:
         first = self.algorithm.info_gain_warmup_steps + 1
         share = 0.0 if steps <= first else min(1.0, (step - first) / (steps - first))
         curriculum = self.algorithm.info_gain_curriculum
-        return tuple(a + share * (b - a) for a, b in (curriculum.gain, curriculum.outcome))
+        gain, outcome = (a + share * (b - a) for a, b in (curriculum.gain, curriculum.outcome))
+        return gain, outcome
 
     def banner(self) -> str:
         """Returns a line with the preset, the advantage, and the keys of credit that differ from their defaults."""
