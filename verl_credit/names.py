@@ -1,4 +1,4 @@
-"""The names of our data in verl's batches, and of our agent loops, trainers and modes, for writer and reader alike."""
+"""The names of our data in verl's batches, metrics, agent loops, trainers and modes, for writer and reader alike."""
 
 TURN_IDS = "turn_ids"
 """The index of each response token's turn, -1 for a token that the policy did not write."""
@@ -20,6 +20,9 @@ SCORE_BRANCHES = "credit_score_branches"
 
 ROW_RECORD = "credit"
 """Key in verl's per-row ``extra_fields``: the agent loop's record of the row (`turns/book.py`)."""
+
+TOOL_FAULT = "verl_credit_fault"
+"""Key among the metrics of a call: the `SearchFault` of a tool whose server failed. verl hands metrics on as they are."""
 
 AGENT_NAME = "search_agent"
 TURN_AGENT = "turn_agent"
@@ -47,6 +50,13 @@ PROBE_SCORE, PROBE_PATH = "entropy_probe_score", "entropy_probe_path"
 
 PROBE_GROUP = "entropy_probe_group"
 """The group of prompts of each row in the entropy probe's standard error."""
+
+
+ANSWER_WHEN_SOLVED = "credit/gain/answer_when_solved"
+EXPLAINED_VARIANCE = "credit/values/explained_variance"
+ROWS_LEFT_OUT = "credit/rows_left_out"
+TURNS_CUT = "credit/turns_cut"
+"""Metrics of a step that alarms, notes and the report read."""
 
 
 def bare_id(exp_id: str) -> str:

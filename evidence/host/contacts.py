@@ -31,8 +31,6 @@ NAMED = {
     "verl.trainer.ppo.v1.replay_buffer:ReplayBuffer": ("_wait_for_next_poll", "poll_interval", "sample"),
     "verl.trainer.ppo.v1.replay_buffer:ReplayBufferAsync": ("_select_prompt_uids",),
     "verl.utils.tokenizer.continuous_token:ContinuousTokenBuilder": ("_merge_context_token_ids", "_render_tokens"),
-    "verl.workers.engine.fsdp.transformer_impl:FSDPEngine": ("infer_batch", "optimizer_step"),
-    "verl.workers.engine_workers:TrainingWorker": ("_postprocess_output",),
 }  # fmt: skip
 
 

@@ -36,7 +36,6 @@ REFUSED = [  # what is given: overrides of recipe lab, or the name of another re
     "algorithm.info_gain_scorer=reference",
     f"{BYPASS}=true algorithm.info_gain_scorer=rows algorithm.transform_mode=gtpo "
     "algorithm.uncertainty_kind=shannon_entropy",
-    "algorithm.turn_signal=lapo algorithm.info_gain_scorer=branch",
     f"{MODE}=turn-group algorithm.info_gain_curriculum.gain=[1,0.5]",
     f"{MODE}=joint {CLIP}=true",
     f"{MODE}=turn_gae",
@@ -56,7 +55,6 @@ REFUSED = [  # what is given: overrides of recipe lab, or the name of another re
     f"{KWARGS}.format_penalty=null",
     "reward.reward_manager.name=dapo",
     "algorithm.transform_mode=gtpo_sepa algorithm.sepa.steps=0",
-    "algorithm.transform_mode=gtpo_hicra algorithm.planning.detector=anchors",
     "actor_rollout_ref.model.path='~no_one/model'",
     "actor_rollout_ref.rollout.multi_turn.function_tool_path=3",
 ]

@@ -12,6 +12,7 @@ from verl_credit.cli.another_run import RECIPE
 from verl_credit.cli.command import ChildFailed
 from verl_credit.cli.evaluate import run as evaluation
 from verl_credit.cli.evaluate.policy import find_policy
+from verl_credit.cli.saved_run import run_config
 from verl_credit.errors import ExitCode, PreflightError
 from verl_credit.recipe.compose import load_config
 from verl_credit.records.run.held_out import write_held_out
@@ -223,3 +224,10 @@ def test_a_folder_without_an_evaluation_and_other_questions_are_refused(tmp_path
     (tmp_path / "b" / "evaluation.json").write_text("{")
     assert main(["evaluate", "compare", a, b]) == ExitCode.PREFLIGHT
     assert "b cannot be read: JSONDecodeError" in capsys.readouterr().out
+
+
+def test_the_configuration_of_an_earlier_version_is_read_without_the_keys_that_are_gone(tmp_path):
+    (tmp_path / "config.yaml").write_text(
+        "prompt_date: null\nseed: 1\nplan: {encoder_core_seconds: 1, mfu: 1}\n"
+    )
+    assert run_config(tmp_path) == {"seed": 1, "plan": {"mfu": 1}}

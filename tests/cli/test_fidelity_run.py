@@ -179,7 +179,6 @@ def test_an_engine_without_seeds_begins_elsewhere_when_it_goes_on(run_dir, start
         ([], None),
         ([TOOLS], "tool_config_path=tools.yaml"),
         ([TOOLS, LOOP], "default_agent_loop=turn_agent"),
-        (["search.shuffle_seed=3"], "search.shuffle_seed=3"),
         (["actor_rollout_ref.rollout.multi_turn.format=glm"], "multi_turn.format=glm"),
         (["reward.custom_reward_function.path=mine.py"], "custom_reward_function.path=mine.py"),
         (["data.train_files=mine.parquet"], "data.train_files=mine.parquet"),

@@ -5,7 +5,6 @@ import signal
 import sys
 import threading
 import time
-from collections import namedtuple
 
 import pytest
 
@@ -13,8 +12,6 @@ from verl_credit.cli import main
 from verl_credit.cli.train import sweep as module
 from verl_credit.cli.train.sweep import expand
 from verl_credit.errors import ConfigError
-from verl_credit.recipe.doctor import machine
-from verl_credit.recipe.machine import GIB
 
 MODES = "algorithm.info_gain_norm_mode=joint,separate,turn-group,turn-group-v1d"
 LAB = ["lab.size=tiny", "trainer.total_training_steps=2"]
@@ -155,31 +152,6 @@ def test_runs_that_would_share_their_checkpoints_are_refused(started, capsys, tm
     assert sweep("lab", [*own, "trainer.default_local_dir=${run_dir}/elsewhere"]) == 0 and len(commands) == 2
 
 
-def test_checkpoints_of_all_runs_are_weighed_before_the_first(started, capsys, tmp_path, monkeypatch, hub):
-    """12 runs keep two checkpoints of 4 B parameters each: 24 x 45 GiB, and one being written."""
-    commands, _ = started
-    Usage = namedtuple("Usage", "free")
-    given = ["data.train_files=x", "data.val_files=x", "search.url=http://x", f"run_dir={tmp_path}"]
-    given += [MODES, "actor_rollout_ref.actor.policy_loss.dynamic_clip=auto", "seed=1,2,3"]
-    configs = []
-    monkeypatch.setattr(module, "sweep_warnings", lambda all: configs.extend(all) or ["warning: disk"])
-    assert sweep("multihop_qwen3_4b", given) == 0 and len(commands) == 12
-    out = capsys.readouterr().out
-    assert out.index("warning: disk") < out.index("run 1 of 12")
-
-    def said(free):
-        return machine.sweep_warnings(configs, lambda path: Usage(free * GIB))
-
-    (line,) = said(1120)
-    assert "1123.9 GiB more" in line and "max_actor_ckpt_to_keep=1" in line
-    assert not said(1130)
-    held = tmp_path / "info_gain_norm_mode=joint,seed=1" / "checkpoints"
-    held.mkdir(parents=True)
-    with (held / "optim.pt").open("wb") as file:
-        file.truncate(90 * GIB)  # sparse: nothing is written
-    assert not said(1040)  # what a run wrote before needs no room again
-
-
 @pytest.mark.parametrize("second", ["seed=3,4", "seed=3", "++seed=3"])
 def test_a_key_that_is_swept_stands_there_once(second):
     with pytest.raises(ConfigError) as caught:
@@ -215,29 +187,3 @@ def test_a_quote_in_a_folder_s_name_is_read_back(started, tmp_path):
     assert [load_config("lab", command[6:]).run_dir for command in commands] == [
         str(folder / f"seed={seed}") for seed in (1, 2)
     ]
-
-
-def test_a_sweep_asks_on_a_terminal_for_what_its_trials_try(started, monkeypatch, tmp_path):
-    commands, _ = started
-    answers = {"lineage.hypothesis": "it's \\ more, 'really'=1 ", "lineage.expected_delta": "+0.5 pp"}
-    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
-    monkeypatch.setattr("builtins.input", lambda question: answers[question.partition(",")[0]])
-    assert sweep("lab", [*LAB, "seed=1,2", f"run_dir={tmp_path}"]) == 0
-    from kit.recipes import load_config
-
-    for command in commands:
-        found = load_config("lab", command[6:]).lineage
-        assert (found.hypothesis, found.expected_delta) == ("it's \\ more, 'really'=1", "+0.5 pp")
-    commands.clear()
-    given = ["lineage.hypothesis=x", "lineage.expected_delta=0.1"]
-    monkeypatch.setattr("builtins.input", lambda question: pytest.fail("nothing is missing"))
-    assert sweep("lab", [*LAB, *given, "seed=1,2"]) == 0 and len(commands) == 2
-    monkeypatch.setattr("builtins.input", lambda question: "")
-    commands.clear()
-    assert sweep("lab", [*LAB, "seed=1,2"]) == 0 and "lineage" not in " ".join(commands[0])
-
-
-def test_without_a_terminal_one_line_says_what_the_rows_lack(started, capsys):
-    assert sweep("lab", [*LAB, "lineage.hypothesis=x", "seed=1,2"]) == 0
-    said = capsys.readouterr().out
-    assert said.count("the trials' rows will have no lineage.expected_delta: give them as overrides") == 1

@@ -157,13 +157,13 @@ def test_own_recipe_from_a_folder(tmp_path):
     (tmp_path / "mine.yaml").write_text(
         "hydra: {searchpath: [pkg://verl.trainer.config, pkg://verl_credit_recipes]}\n"
         "defaults: [ppo_trainer, credit_defaults, {hardware: laptop}, _self_]\n"
-        "run_dir: here\nsearch: {brekaer_failures: 3}\n"
+        "run_dir: here\nsearch: {max_retires: 3}\n"
     )
     assert unchecked_config("mine", OWN, str(tmp_path)).run_dir == "here"
     with pytest.raises(ConfigError) as caught:
         load_config("mine", OWN, str(tmp_path))
-    assert caught.value.key == "search.brekaer_failures" and "breaker_failures" in caught.value.accepted
-    assert "did you mean search.breaker_failures?" in str(caught.value)
+    assert caught.value.key == "search.max_retires" and "max_retries" in caught.value.accepted
+    assert "did you mean search.max_retries?" in str(caught.value)
     with pytest.raises(ConfigError, match="is not a directory"):
         load_config("mine", [], str(tmp_path / "nowhere"))
 

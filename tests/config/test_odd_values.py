@@ -47,10 +47,10 @@ REFUSED = [  # (key, value as it is written, what is accepted)
     (f"{LOSS}.clip_cov_ratio", "abc", "a number from 0 to 1"),
     (f"{LOSS}.ppo_kl_coef", "[1]", "a number of at least 0"),
     *((key, "9" * 400, "a whole number of at most 63 bits") for key in (
-        "seed", "algorithm.sepa.steps", "algorithm.gamma", "search.max_page_chars", "search.shuffle_seed", "trainer.nnodes",
+        "seed", "algorithm.sepa.steps", "algorithm.gamma", "search.max_page_chars", "trainer.nnodes",
         "data.max_response_length", f"{ROLLOUT}.n", f"{ACTOR}.checkpoint.save_contents")),
     *((key, LONG, "at most 255 bytes") for key in (
-        "run_dir", "trainer.default_local_dir", "lab.dir", "lab.index", "algorithm.planning.model")),
+        "run_dir", "trainer.default_local_dir", "lab.dir", "lab.index")),
     ("run_dir", "'~nobody_at_all/x'", "the home of no user"),
     ("run_dir", f"'a/{'é' * 130}/b'", "at most 255 bytes"),
     ("run_dir", "/".join(["x" * 200] * 20), "at most 3840 bytes"),

@@ -10,9 +10,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kit.modes import NO_TABLES, read_by
+from kit.modes import NO_TABLES
 from verl_credit import credit
-from verl_credit.credit import MODES, REGISTRY, turn_credit
+from verl_credit.credit import REGISTRY, turn_credit
+from verl_credit.credit.plugins import find_turn_mode
 from verl_credit.credit.token import gtpo_canonical
 
 EPS = 1e-6
@@ -235,10 +236,12 @@ def test_oracle(batch, gamma, alpha, norm_by_std):
     gains = {
         (row, k): batch["gain"][row][k] for row in outcomes for k in range(turns) if batch["mask"][row][k]
     }
-    for mode in NO_TABLES:
-        by_std = norm_by_std or "norm_by_std" not in MODES[mode].options
-        options = read_by(mode, gamma=gamma, alpha=alpha, norm_by_std=by_std)
-        credit = turn_credit(*tables, **options, row_valid_B=torch.tensor(batch["valid"]))
+    for mode in (*NO_TABLES, "calibadv", "trace"):
+        found = find_turn_mode(mode)
+        by_std = norm_by_std or "norm_by_std" not in found.options
+        options = {"gamma": gamma, "alpha": alpha, "norm_by_std": by_std}
+        options = {name: value for name, value in options.items() if name in found.options}
+        credit = found(*tables, **options, row_valid_B=torch.tensor(batch["valid"]))
         oracle = Oracle(outcomes, gains, batch["prompt"], turns, gamma, alpha, by_std)
         expected = getattr(oracle, mode.replace("-", "_"))()
         for row in range(rows):

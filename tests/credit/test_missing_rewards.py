@@ -7,7 +7,7 @@ from kit.modes import batch
 from verl_credit.credit import MODES
 
 NAN = float("nan")
-WHOLE_RETURNS = ["turn-group-unbiased", "leave_one_out", "gigpo", "hgpo", "gagpo"]
+WHOLE_RETURNS = ["turn-group-unbiased", "leave_one_out", "gigpo", "hgpo"]
 WITH_MISSING = [
     [[0.4, 0.2], [None, None], [0.1, 0.0]],
     [[0.4, 0.2], [0.3, None], [0.1], [0.6, 0.1]],
@@ -75,7 +75,7 @@ def test_two_rows_of_which_one_is_not_measured_are_not_compared(mode):
     assert credit_of(mode, [[0.5], [0.0]], [0.0, 0.0]).advantage_B_K1.any()
 
 
-@pytest.mark.parametrize("mode", [*WHOLE_RETURNS, "progress", "mt_grpo", "calibadv", "turn_gae"])
+@pytest.mark.parametrize("mode", [*WHOLE_RETURNS, "progress", "mt_grpo", "turn_gae"])
 def test_a_prompt_without_any_reward_is_as_one_whose_turns_earned_nothing(mode):
     """Prompt 1; prompt 0 has rewards."""
     outcomes, group = [1.0, 0.0, 1.0, 0.0], [0, 0, 1, 1]

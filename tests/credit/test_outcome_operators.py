@@ -308,7 +308,7 @@ def test_tied_prompts_are_kept_or_skipped(mode):
     assert (skipped.advantage_B_K1[:2] == 0).all() and (skipped.clip_scale_B_K1[:2] == 1).all()
     assert torch.equal(skipped.advantage_B_K1[2:], kept.advantage_B_K1[2:])
     assert torch.equal(skipped.clip_scale_B_K1[2:], kept.clip_scale_B_K1[2:])
-    assert (kept.advantage_B_K[:2] == 0).all() == (mode in ("none", "calibadv"))  # elsewhere the gains act on
+    assert (kept.advantage_B_K[:2] == 0).all() == (mode == "none")  # elsewhere the gains act on
     assert (kept.counts.pop("skipped_rows"), skipped.counts.pop("skipped_rows")) == (0, 2)
     assert kept.counts == skipped.counts
     assert kept.counts["tied_groups"] == kept.counts["singleton_groups"] == 1

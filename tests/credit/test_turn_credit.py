@@ -30,9 +30,7 @@ def assert_same(credit, other, *, tolerance=0.0):
 
 WHOLE_RETURNS = ("turn-group-unbiased", "leave_one_out")  # they have tests of their own
 COMPARED = [mode for mode in NO_TABLES if mode not in WHOLE_RETURNS]
-SEGMENTS = [
-    mode for mode in COMPARED if mode not in ("mt_grpo", "calibadv", "trace")
-]  # there it reads the outcome alone
+SEGMENTS = [mode for mode in COMPARED if mode != "mt_grpo"]  # there it reads the outcome alone
 
 each_mode = pytest.mark.parametrize("mode", NO_TABLES)
 each_seed = pytest.mark.parametrize("seed", range(4))

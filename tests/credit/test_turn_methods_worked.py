@@ -393,8 +393,6 @@ VARIANTS = [
     ("gigpo", {"norm": "mean_std_norm", "visits": "first", "variance_floor": 1e-8}),
     ("hgpo", {"norm": "mean_norm", "base_group": True, "history_length": 4}),
     ("g2po", {"norm": "mean_std_norm", "parity": "released"}),
-    ("gagpo", {"norm": "mean_norm", "lam": 1.0}),
-    ("calibadv", {"evidence": "sigmoid"}),
     ("leave_one_out", LAST_TURN),
     ("leave_one_out", {"baseline": "present_only"}),
     ("mt_grpo", {"parity": "released"}),

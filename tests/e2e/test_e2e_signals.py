@@ -1,5 +1,5 @@
 """Turn rewards of every kind reach the gradient: those of a tool class of verl's through turn_agent, of a judge, of a
-function, of a column of the data, and infopo's, in a mode of one's own that compares states. Tool, judge, function, mode,
+function, and of a column of the data, in a mode of one's own that compares states. Tool, judge, function, mode,
 data and recipe stand beside the run, as a user has them.
 """
 
@@ -67,7 +67,7 @@ SCHEMA = {
         },
     },
 }
-SIGNALS = {"tool_reward": 1.0, "mine.wordy": 0.5, "mine.short": 0.2, "infopo": 0.1, "column:of_turns": 0.1}
+SIGNALS = {"tool_reward": 1.0, "mine.wordy": 0.5, "mine.short": 0.2, "column:of_turns": 0.1}
 OF_TURNS = [0.1, 0.3, 0.2]  # a rollout has at most three tool turns
 MULTI_TURN = "actor_rollout_ref.rollout.multi_turn"
 
@@ -110,7 +110,7 @@ def test_turn_rewards_of_every_kind_move_the_policy(finished):
             lost = int(name == "mine.short" and row["step"] == 1)
             assert row[f"credit/signal/{name}/turns"] > 0 and row[f"credit/signal/{name}/lost"] == lost
         assert row["credit/signal/tool_reward/mean"] < 0 < row["credit/signal/mine.wordy/mean"]
-        assert row["credit/signal/mine.short/mean"] < 0 and row["credit/signal/infopo/std"] > 0
+        assert row["credit/signal/mine.short/mean"] < 0
         assert 0.1 <= row["credit/signal/column:of_turns/mean"] <= 0.3
         assert (
             row["credit/turns_without_anchor"] == 0
@@ -135,7 +135,7 @@ def test_true_advantages_with_a_tool_of_ones_own(finished):
         [*command, *options.split()], capture_output=True, text=True, timeout=420, cwd=folder
     )
     assert made.returncode == 0, made.stdout + made.stderr
-    assert re.search("this run: mine.plus_reward +not measured: the turn signal infopo", made.stdout)
+    assert re.search("this run: mine.plus_reward +not measured: the turn signal mine.short", made.stdout)
     assert "gave another answer" not in made.stdout
     turns = read_json_lines(folder / "out/step_0/turns.jsonl")
     values = read_json_lines(folder / "out/step_0/values.jsonl")

@@ -26,7 +26,8 @@ from verl_credit.turns.book import RowRecord
 from verl_credit.turns.search.client import client_for
 from verl_credit.turns.signals.known import find_signal
 from verl_credit.turns.signals.signal import StepRows, step_rewards
-from verl_credit.turns.step_metrics import check_tool_faults, row_metrics
+from verl_credit.turns.step_checks import check_tool_faults
+from verl_credit.turns.step_metrics import row_metrics
 from verl_credit.worlds.lab.protocol import answer_turn, search_turn
 
 INDEX, JUDGE = "a" * 64, "test_tools_that_misbehave.judge"
@@ -65,7 +66,6 @@ def tool_of(server, **changes) -> SearchTool:
         "url": server.url,
         "timeout_s": 30,
         "index_fingerprint": INDEX,
-        "breaker_failures": 1000,
         **changes,
     }
     chosen = load_config(
@@ -178,7 +178,7 @@ async def judge(trajectory, *, url):
 def judged(server, steps, tool, *overrides):
     """A trajectory for every step of the judge's script."""
     told = (f"algorithm.turn_signal={JUDGE}", f"+algorithm.turn_signal_params.url={server.url}/judge")
-    told += ("algorithm.turn_judge.retries=0", "algorithm.turn_judge.breaker_failures=1000", *overrides)
+    told += ("algorithm.turn_judge.retries=0", *overrides)
     outputs = []
     for step in steps:
         server.script = [step]

@@ -20,7 +20,6 @@ from kit.fuzz import ACCEPTED, REFUSED, Check, command, contents, cuts, one_plai
 from kit.prepared import WORKED, assert_law
 from verl_credit.errors import ExitCode
 
-ALIASES = [{"Q_id": "Q142", "aliases": ["FR"], "demonyms": ["French"]}]
 WORKED_OF = [(form.split()[0], record) for form, (record, *_) in WORKED.items()]
 SUFFIXES = (".json", ".jsonl", ".csv", ".tsv", ".parquet")
 OPTIONS = (
@@ -34,8 +33,8 @@ OPTIONS = (
 )
 
 
-def make(seed: int) -> tuple[str, str, list[dict], list[dict], list[str], bool]:
-    """(data set, suffix, records, aliases, options, whether the bytes are damaged, too)"""
+def make(seed: int) -> tuple[str, str, list[dict], list[str], bool]:
+    """(data set, suffix, records, options, whether the bytes are damaged, too)"""
     draw = random.Random(seed)
     name = draw.choice(WORKED_OF)[0]
     others = [record for other, record in WORKED_OF if other == name]
@@ -43,10 +42,9 @@ def make(seed: int) -> tuple[str, str, list[dict], list[dict], list[str], bool]:
     for number, one in enumerate(records):
         for key in {"question", "Question"} & set(one):
             one[key] += f" {number}"
-    aliases = copy.deepcopy(ALIASES)
     for _ in range(draw.choice((0, 1, 2, 4))):
-        damaged_value(draw.choice((records, records, records, aliases if name == "2wiki" else records)), draw)
-    return name, draw.choice(SUFFIXES), records, aliases, draw.choice(OPTIONS), draw.random() < 0.3
+        damaged_value(records, draw)
+    return name, draw.choice(SUFFIXES), records, draw.choice(OPTIONS), draw.random() < 0.3
 
 
 def held(records: list, suffix: str) -> bytes:
@@ -81,7 +79,7 @@ def law(folder: Path, name: str, source: Path, options: list[str], before_out: b
         assert after == before, "a refusal changed the folder"
         one_plain_line(said)
         assert said.startswith("verl-credit prepare: ")
-        assert any(word in said for word in ("--", str(folder), source.name, "id_aliases.json"))
+        assert any(word in said for word in ("--", str(folder), source.name))
         return REFUSED
     assert code == ExitCode.DONE and not (before_out and "--overwrite" not in options)
     assert {path: after.get(path) for path in kept} == kept, "another file has changed"
@@ -92,17 +90,16 @@ def law(folder: Path, name: str, source: Path, options: list[str], before_out: b
 @contextmanager
 def checker(work: Path) -> Iterator[Check]:
     def check(seed: int) -> str:
-        name, suffix, records, aliases, options, damaged = make(seed)
+        name, suffix, records, options, damaged = make(seed)
         draw, folder = random.Random(-seed - 1), work / str(seed)
         (folder / "data").mkdir(parents=True)
         source = folder / "data" / f"train{suffix}"
         content = held(records, suffix)
         source.write_bytes(damaged_bytes(content, draw)[1] if damaged else content)
-        (folder / "data" / "id_aliases.json").write_text("".join(json.dumps(row) + "\n" for row in aliases))
         if before_out := draw.random() < 0.2:  # what an earlier prepare wrote, and a file of the user's
             (folder / "out").mkdir()
             (folder / "out" / draw.choice(("train.parquet", "mine.txt"))).write_text("before")
-        with told((name, options, records, aliases, source.name)):
+        with told((name, options, records, source.name)):
             verdict = law(folder, name, draw.choice((source, source.parent)), options, before_out)
         shutil.rmtree(folder)
         return verdict

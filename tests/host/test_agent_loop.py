@@ -29,22 +29,6 @@ def test_every_policy_token_has_its_turn_and_no_other_token_has_one(tokenizer):
     ]
 
 
-def test_the_observation_is_what_the_chat_template_renders(tokenizer):
-    output, _ = run(tokenizer, [search_turn("a"), answer_turn("c")])
-    whole = tokenizer.decode(output.response_ids)
-    assert whole == (
-        f"{search_turn('a')}\n<|im_start|>user\n<tool_response>\nPage 1: about a\ntext\n</tool_response>{TURN_END}\n"
-        f"<|im_start|>assistant\n{answer_turn('c')}"
-    )
-
-
-def test_tensors_travel_with_turn_ids(tokenizer):
-    output, _ = run(tokenizer, [search_turn("a"), answer_turn("c")])
-    fields = output.as_dict()
-    assert fields["turn_ids"].shape == fields["responses"].shape == fields["rollout_log_probs"].shape
-    assert fields["turn_ids"].dtype == torch.int16 and fields["turn_ids"].tolist() == output.turn_ids
-
-
 def test_a_turn_that_int16_does_not_hold_is_an_error(tokenizer):
     output, _ = run(tokenizer, [answer_turn("c")])
     with pytest.raises(RuntimeError, match="without overflow"):
@@ -98,11 +82,6 @@ def test_a_turn_cut_at_its_budget_says_so(tokenizer, text, reason, bad_calls):
     assert (record(output)["stop_reason"], record(output)["bad_calls"]) == (reason, bad_calls)
     output, _ = run(tokenizer, [search_turn("a"), search_turn("b"), text], BUDGET)
     assert record(output)["stop_reason"] == ("max_turns" if reason == "bad_call" else reason)
-
-
-def test_a_turn_that_is_cut_behind_a_whole_call_searches(tokenizer):
-    output, _ = run(tokenizer, [search_turn("a").removesuffix(TURN_END) + "y" * 40, answer_turn("c")], BUDGET)
-    assert (record(output)["stop_reason"], record(output)["n_searches"]) == ("answer", 1)
 
 
 def test_a_row_that_is_full_is_no_turn_that_was_cut(tokenizer):
@@ -218,11 +197,6 @@ def test_each_turn_has_a_budget_and_a_seed_of_its_own(tokenizer):
     assert seeds != [params["seed"] for _, params in other.requests]
 
 
-def test_other_engines_get_no_seed(tokenizer):
-    _, policy = run(tokenizer, [answer_turn("c")], "actor_rollout_ref.rollout.name=vllm")
-    assert "seed" not in policy.requests[0][1]
-
-
 def test_evaluation_rows_choose_their_sampling(tokenizer):
     _, policy = run(tokenizer, [answer_turn("c")], sampling="greedy")
     assert policy.requests[0][1]["temperature"] == 0.0
@@ -298,14 +272,6 @@ def test_a_request_that_the_engine_cannot_hold_is_a_failed_score_and_is_not_sent
 SINGLE = ("search.max_searches=0", "algorithm.info_gain_norm_mode=none")
 
 
-def test_without_searches_there_is_one_turn_and_no_tool_in_the_prompt(tokenizer):
-    _, policy = run(tokenizer, [answer_turn("c")])
-    assert policy.tools == ["search"]
-    output, policy = run(tokenizer, [search_turn("a")], *SINGLE, "search.url=null")
-    assert policy.tools == [] and len(policy.requests) == 1 and set(output.turn_ids) == {0}
-    assert record(output)["stop_reason"] == "max_turns" and record(output)["n_searches"] == 0
-
-
 @pytest.mark.parametrize("form, text, reason", [
     ("boxed", r"so \boxed{4}", "answer"), ("boxed", "<answer>4</answer>", "no_answer"),
     ("tag", "<answer>4</answer>", "answer"), ("tag", r"\boxed{4}", "no_answer"),
@@ -314,13 +280,6 @@ def test_an_answer_is_what_the_row_asks_for(tokenizer, form, text, reason):
     truth = {"reward_model": {"ground_truth": {"target": ["4"], "form": form}}}
     output, _ = run(tokenizer, [text + TURN_END], *SINGLE, **truth)
     assert record(output)["stop_reason"] == reason
-
-
-def test_the_weights_that_wrote_each_turn_are_recorded(tokenizer):
-    """The second turn was interrupted by an update; nobody says who wrote the third."""
-    script = [search_turn("a"), search_turn("b"), answer_turn("c")]
-    output, _ = run(tokenizer, script, versions=[(3, 3), (3, 4)])
-    assert record(output)["versions"] == [[3, 3], [3, 4], [None, None]]
 
 
 def test_scores_by_the_server_are_no_turns(tokenizer):

@@ -4,7 +4,6 @@ import math
 
 import pytest
 import torch
-from verl.trainer.config.algorithm import RolloutCorrectionConfig
 from verl.utils import tensordict_utils as tu
 from verl.workers.config import ActorConfig
 from verl.workers.config.actor import PolicyLossConfig
@@ -215,18 +214,3 @@ def test_bypass_mode_compares_turns_with_the_engines_log_probs_without_a_forward
     assert not stored.workers.asked
     assert all(same(a, b) for a, b in zip(field("old_log_probs"), field("rollout_log_probs"), strict=True))
     turn_level_loss(stored)
-
-
-@pytest.mark.parametrize("mode", KINDS)
-def test_verls_loss_for_bypass_mode_compares_tokens_with_those_that_wrote_them(stored, mode):
-    bypass = [f"{KEY}.bypass_mode=true", "algorithm.info_gain_scorer=rows"] if mode == "credit" else []
-    stored.make(KINDS[mode], f"trainer.v1.trainer_mode={mode}", *bypass)
-    verls = PolicyLossConfig(loss_mode="bypass_mode", rollout_correction=RolloutCorrectionConfig())
-    loss, padded, now_B_T = loss_of(stored, ppo_loss, verls)
-    written_B_T = store.read(stored._batch, "rollout_log_probs")["rollout_log_probs"].to_padded_tensor(
-        padding=0
-    )
-    ratio_B_T = (now_B_T - written_B_T).exp()
-    places = padded["response_mask"].nonzero().tolist()
-    losses = [clipped(ratio_B_T[b, t].item(), padded, b, t) for b, t in places]
-    assert loss == pytest.approx(sum(losses) / len(places), abs=1e-6)

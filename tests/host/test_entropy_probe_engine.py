@@ -18,8 +18,8 @@ from kit.tiny_engine import (
     single_rank,
 )
 from kit.tiny_models import in_float64, tiny_model
+from verl_credit.host.step.probe_rows import deal
 from verl_credit.names import PROBE_GROUP, PROBE_PATH, PROBE_SCORE
-from verl_credit.study.probe.change import deal
 
 ROWS_G = [[0, 3], [1, 2, 4]]  # of TRUNKS, in groups of two and of three rows
 TEMPERATURE = 0.75  # exact in float32, as which the engine keeps it

@@ -7,12 +7,12 @@ import torch
 from tensordict import TensorDict
 
 from verl_credit.config.keys import Probe
+from verl_credit.credit.entropy_change import entropy_change
+from verl_credit.credit.entropy_gradient import Tokens, entropy_gradient
 from verl_credit.host.step import entropy_probe
 from verl_credit.names import PROBE_GROUP, PROBE_PATH, PROBE_SCORE
 from verl_credit.records.run.files import EVENTS, read_json_lines
-from verl_credit.study.probe.change import entropy_change, predict
-from verl_credit.study.probe.entropy_gradient import EstimatorSettings, entropy_gradient
-from verl_credit.study.probe.policy import Tokens
+from verl_credit.study.probe.prediction import predict
 
 PROMPTS = [
     "f",
@@ -162,7 +162,7 @@ def test_on_all_prompts_it_is_the_probe_of_a_checkpoint(tmp_path, monkeypatch, r
         Tokens(t.log_prob_B_T[:COUNTED], t.entropy_B_T[:COUNTED]) for t in (w.new, w.old, w.slope)
     )
     written = w.written[:COUNTED]
-    gradient = entropy_gradient(new, written, number, EstimatorSettings())
+    gradient = entropy_gradient(new, written, number)
     truth = entropy_change(new, old, written, number, "per_token")
     assert found["credit/probe/delta_h1"] == pytest.approx(predict(gradient, slope).slope, rel=1e-9)
     assert found["credit/probe/delta_h"] == pytest.approx(-truth.change, rel=1e-4)  # the actors' are float32

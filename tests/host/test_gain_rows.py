@@ -93,19 +93,6 @@ def test_scores_are_those_of_the_policy_row_by_row(dtype, tolerance, dp_size):
     assert scores.std() > 0.1  # the rows differ, so their order was seen
 
 
-def test_worked_span_is_the_gold_tokens_and_nothing_of_the_template():
-    """Token t of a row has log-prob -t: behind 4 context tokens PARIS' gold tokens are 6, 7, 8 and ROME's is 6."""
-
-    def minus_position(batch):
-        lengths = batch["input_ids"].offsets().diff().tolist()
-        of_next = [-torch.arange(1.0, length + 1) for length in lengths]
-        nested = torch.nested.as_nested_tensor(of_next, layout=torch.jagged)
-        return TensorDict({"log_probs": nested}, batch_size=len(lengths))
-
-    rows = [ScoreRow((0, 0, 0, 0), PARIS), ScoreRow((0, 0, 0, 0), ROME), ScoreRow((5,), PARIS)]
-    assert score_rows(minus_position, rows, dp_size=1).tolist() == [-7.0, -6.0, -4.0]
-
-
 def test_the_mean_is_taken_in_float64():
     """The sum of these three float32 log-probs is no float32 number."""
 
@@ -129,14 +116,6 @@ def test_identical_rows_are_scored_once():
         [policy.mean_gold_log_prob(row).item() for row in (first, second, third)]
     )
     assert torch.equal(scores[[2, 4, 5]], scores[[0, 1, 0]])
-
-
-def test_one_context_with_another_answer_or_span_is_another_row():
-    whole = PseudoAnswer(PARIS.token_ids, 0, len(PARIS.token_ids))
-    rows = [ScoreRow((4, 5), answer) for answer in (PARIS, ROME, whole)]
-    workers = Workers(TinyPolicy(torch.float64))
-    scores = score_rows(workers, rows, dp_size=1)
-    assert len(workers.contexts) == 3 and len(set(scores.tolist())) == 3
 
 
 @pytest.mark.parametrize("dp_size", [2, 3, 4, 8])
@@ -202,13 +181,6 @@ def test_what_is_asked_of_the_workers():
     ):
         assert torch.equal(row, torch.cat([prompt, response]))
         assert mask.tolist() == [1] * len(response)
-
-
-def test_contexts_of_a_row_padded_to_the_batch():
-    """Two searches and an answer; the -1 behind the answer only fill the batch."""
-    turn_ids = [0, 0, -1, -1, 1, 1, 1, -1, 2, -1, -1, -1]
-    assert context_ends(turn_ids, "observation") == [4, 8]
-    assert context_ends(turn_ids, "call") == [2, 7]
 
 
 def test_tokens_inside_a_turn_that_are_not_the_policys_do_not_end_its_context():

@@ -162,19 +162,6 @@ def test_questions_with_other_answers_are_asked_for_theirs(tokenizer):
     assert metrics["credit/gain/contexts"] == metrics["credit/gain/contexts_scored"] == 3
 
 
-@pytest.mark.parametrize(
-    "changes", [{"info_gain_norm_mode": "none"}, {"adv_estimator": "grpo"}, {"step": False}]
-)
-def test_modes_that_need_no_gain_ask_for_no_score(tokenizer, changes):
-    def never(_):
-        raise AssertionError("a context was scored")
-
-    turns, metrics = turn_batch(BATCH, tokenizer), {}
-    gain, mask = scored(turns, tokenizer, never, metrics, **changes)
-    assert gain.shape == mask.shape == (3, 2)
-    assert not gain.any() and not mask.any() and metrics == {"credit/gain/scored": 0.0}
-
-
 def test_rows_that_do_not_count_are_never_scored(tokenizer):
     rows = [TWO_SEARCHES, lost_row("connect", prompt=WHERE), ONE_SEARCH, padding_row(TWO_SEARCHES)]
     gain, mask, metrics, asked = score(tokenizer, rows)
@@ -223,14 +210,6 @@ def test_a_score_that_is_not_finite_stops_the_run_or_counts_as_no_gain(tokenizer
     assert torch.equal(same_mask, mask) and metrics["credit/gain/failed_rows"] == 1
 
 
-def test_failed_rows_are_counted_before_the_run_stops(tokenizer):
-    turns, metrics = turn_batch(BATCH, tokenizer), {}
-    belief = Belief(tokenizer, PROBABILITY | {WHO: NAN})
-    with pytest.raises(IntegrityError, match="^2 information gains in 2 rows"):
-        scored(turns, tokenizer, belief, metrics)
-    assert metrics["credit/gain/failed_rows"] == 2
-
-
 def test_a_prompt_that_could_not_be_scored_leaves_the_mean_prior_of_the_others(tokenizer):
     options = {"info_gain_on_error": "zero"}
     _, _, metrics, _ = score(tokenizer, BATCH, PROBABILITY | {WHO: NAN}, **options)
@@ -251,16 +230,6 @@ def test_context_call_ends_at_the_call_and_brings_the_assistant_header(tokenizer
     )
     assert [context for context, _ in asked] == [WHO, after_first, after_second]
     assert gain.tolist() == [[pytest.approx(0.25), pytest.approx(0.375)]]
-
-
-def test_both_contexts_of_a_search_end_with_the_same_header(tokenizer):
-    """The observation brings it, a call does not: the pseudo-answer always stands where the policy would write."""
-    _, _, _, seen = score(tokenizer, [ONE_SEARCH])
-    call = {WHO: 0.5, WHO + ONE_SEARCH.parts[0] + HEADER: 0.5}
-    _, _, _, called = score(tokenizer, [ONE_SEARCH], call, info_gain_context="call")
-    for context, _ in (*seen, *called):
-        assert context.endswith(HEADER) and context.count(HEADER + HEADER[1:]) == 0
-    assert "C" in seen[1][0] and "C" not in called[1][0]
 
 
 def riding(tokenizer, budget, **changes):

@@ -198,12 +198,6 @@ def test_a_share_without_a_row_is_refused_with_what_would_be_enough():
         batch_bound(shape, rollout(0.9), CUDA, 8 * GIB)
 
 
-def test_a_cpu_is_bounded_by_max_num_seqs_alone():
-    bound = batch_bound(tiny_config("qwen3", **QWEN3_4B), rollout(seqs=1000), torch.device("cpu"), 1.0)
-    assert (bound.rows, bound.tokens, bound.prefill_tokens) == (1000, inf, None)
-    assert bound.line == "rollouts: transformers on cpu, at most 1000 rows at a time (rollout.max_num_seqs)"
-
-
 def test_a_request_longer_than_the_cache_is_refused():
     server = server_of(policy(0))
     server._max_tokens = 100

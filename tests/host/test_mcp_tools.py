@@ -17,11 +17,11 @@ from kit.trajectories import REQUIRED, record, run
 from verl_credit.errors import ConfigError, IntegrityError, PreflightError
 from verl_credit.host.process.verl_checks import check_other_tools, tool_schemas
 from verl_credit.host.rollout.mcp_tool import MCPTool
-from verl_credit.names import MCP_TOOL
-from verl_credit.recipe.agent_loops import FAULT, MULTI_TURN
+from verl_credit.names import MCP_TOOL, TOOL_FAULT
+from verl_credit.recipe.agent_loops import MULTI_TURN
 from verl_credit.recipe.doctor.cluster import judge_nodes
 from verl_credit.turns.mcp import ToolSettings
-from verl_credit.turns.step_metrics import check_tool_faults
+from verl_credit.turns.step_checks import check_tool_faults
 from verl_credit.worlds.lab.protocol import TURN_END, answer_turn
 
 SECRET = "Bearer s3cr3t-of-the-library"
@@ -63,7 +63,7 @@ def execute(made, parameters, **row):
 def fault_of(made, parameters):
     response, reward, metrics = execute(made, parameters)
     assert reward is None and response.text.startswith("Error executing tool")
-    return metrics[FAULT]
+    return metrics[TOOL_FAULT]
 
 
 def file_of(folder, *configs):
@@ -213,7 +213,7 @@ def test_the_start_says_what_is_wrong_with_a_server_or_its_tools(url, tmp_path, 
         "did you mean lookup.*accepted are die, grade": [{"url": url, "tool": "lookups"}],
         "config.tool=null: accepted are": [{"url": url}],
         "several tools are called lookup; rename them": [{"url": url, "tool": "lookup"}] * 2,
-        "called 'search'.*config.name": [{"url": url, "tool": "lookup", "name": "search"}],
+        "called 'search'": [{"url": url, "tool": "lookup", "name": "search"}],
         "connect: MCP server http://127.0.0.1:1/mcp: ConnectError": [{"url": "http://127.0.0.1:1/mcp"}],
         "connect: MCP server .*/elsewhere: ": [{"url": f"{url}/elsewhere"}],
         "connect: MCP server no-such-command": [{"command": ["no-such-command"]}],
@@ -239,7 +239,8 @@ def test_a_run_that_stops_names_the_server_that_failed():
 
 
 def test_a_loopback_server_is_refused_on_several_machines(tmp_path):
-    nodes = [{"host": host, "cpus": 1, "found": []} for host in ("a", "b")]
+    seen = {"cpus": 3, "gpus": 1, "plugin": {}, "found": []}
+    nodes = [{"host": host, **seen} for host in ("a", "b")]
     for address, right in (("http://127.0.0.1:9/mcp", False), ("https://library.example/mcp", True)):
         config = loaded("search.max_searches=0", file_of(tmp_path, {"url": address}))
         found = judge_nodes(nodes, [], config)

@@ -98,14 +98,6 @@ def test_named_steps_are_saved_once_and_stay(train, save_freq, most, named, save
     )  # a named one may be among the newest
 
 
-def test_how_many_stay_when_the_number_of_steps_is_not_known():
-    assert (
-        count_kept(None, 5, 2, [3]) == 3
-        and count_kept(None, 5, None, [3]) is None
-        and count_kept(None, -1, 2, [3]) == 1
-    )
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("most", [1, 2, None])
 def test_a_kill_between_the_weights_and_the_tracker_leaves_a_run_that_goes_on(train, tmp_path, most):

@@ -13,21 +13,16 @@ from transfer_queue import KVBatchMeta
 from verl.experimental.agent_loop.agent_loop import _agent_loop_registry
 
 from kit.byte_world import make_tokenizer
-from kit.recipes import load_config
 from kit.tools import Tool, turn
 from kit.trajectories import run
 from verl_credit.host.rollout.agent_manager import CreditAgentLoopWorker
 from verl_credit.host.step.store import fetch_turn_batch
 from verl_credit.recipe.agent_loops import LISTED, own_loops
-from verl_credit.recipe.rules import validate
 from verl_credit.turns.book import RowRecord
 from verl_credit.turns.search.client import SearchFault
 from verl_credit.worlds.lab.protocol import answer_turn, search_turn
 
 PAGE = (Path(__file__).parents[2] / "docs/agent-loops.md").read_text()
-
-
-FILES = ("data.train_files=x", "data.val_files=x", "search.url=http://127.0.0.1:9")
 
 
 def block(kind):
@@ -100,15 +95,6 @@ def test_the_loop_of_the_page_trains_beside_ours(monkeypatch, my_agent):
         for n in range(4)
     ]
     assert texts == script
-
-
-def test_a_row_of_the_page_s_loop_that_ends_in_a_call_has_an_entry_more(monkeypatch, my_agent):
-    tokenizer = make_tokenizer()
-    width = len(tokenizer(turn("good"), add_special_tokens=False)["input_ids"])
-    room = f"data.max_response_length={width + 20}"
-    output, _ = run(tokenizer, [turn("good")], room, agent=my_agent, tools=[Tool(good=1)], max_tokens=200)
-    assert output.extra_fields["turn_rewards"] == [1]
-    assert read(monkeypatch, output).turn_rewards == [[]]
 
 
 def test_ids_of_tokens_that_are_not_the_policys_are_not_read(monkeypatch, my_agent):
@@ -193,19 +179,3 @@ def test_the_worker_keeps_the_faults_of_held_out_rows(monkeypatch, validate):
     outputs = [run(tokenizer, [search_turn("a")], lookup=down)[0], run(tokenizer, [answer_turn("c")])[0]]
     written(monkeypatch, outputs, validate, faults)
     assert faults == ([{"tool_fault": "connect", "fault_detail": "refused"}] if validate else [])
-
-
-def test_the_commands_of_the_page_are_accepted(my_agent, tmp_path):
-    commands = re.findall(r"```\nverl-credit train (.*?)```", PAGE, re.DOTALL)
-    assert len(commands) == 2
-    (tmp_path / "tools.yaml").write_text("tools: []\n")
-    for command in commands:
-        for file in ("my_loops.yaml", "tools.yaml"):
-            command = command.replace(file, str(tmp_path / file))
-        given = re.findall(r"[\w.]+=\S+", command)
-        validate(load_config("multihop_qwen3_4b", [*FILES, *given]))
-
-
-def test_the_page_keeps_its_promise_of_fifteen_lines():
-    body = block("python").split("class MyAgentLoop")[1]
-    assert len([line for line in body.splitlines() if line.strip()]) <= 15

@@ -72,8 +72,3 @@ def test_a_resumed_run_issues_no_id_that_was_issued_before_its_checkpoint(issued
     assert len(again[3]) == (ahead + 1) * BATCH and list(again) == [3, 4, 5]
     old, new = ({*first[1], *first[2]}, [uid for step in again.values() for uid in step])
     assert not old.intersection(new) and len(new) == len(set(new))
-
-
-def test_a_resumed_run_of_the_synchronous_trainer_issues_the_same_ids(issued):
-    first = issued("credit", 0, 1)
-    assert issued("credit", 2, 1) == {step: first[step] for step in (3, 4, 5)}

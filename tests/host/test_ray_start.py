@@ -1,6 +1,5 @@
 """A Ray that cannot be reached or started: one line and exit code 4, before anything heavy where that can be told."""
 
-import json
 import signal
 import socket
 import sys
@@ -8,10 +7,8 @@ from types import ModuleType, SimpleNamespace
 from unittest.mock import patch
 
 import pytest
-from omegaconf import OmegaConf
 
 from kit.lab_run import run
-from kit.machine import FAIL, LAPTOP, says
 from kit.recipes import load_config
 from verl_credit.cli.train import start as train_module
 from verl_credit.cli.train.with_verl import check_with_verl
@@ -20,8 +17,6 @@ from verl_credit.host.process import launch as module
 from verl_credit.host.process.launch import RunFailed, launch
 from verl_credit.recipe import compose, files
 from verl_credit.recipe.compose import compose_recipe
-from verl_credit.recipe.doctor import cluster
-from verl_credit.recipe.doctor.context import Context
 
 ADDRESS = "ray_kwargs.ray_init.address"
 
@@ -54,42 +49,6 @@ def test_train_refuses_an_address_where_nobody_answers(tmp_path, capsys, monkeyp
     assert "ray: RAY_ADDRESS says 127.0.0.1:" in lines[0] and "nobody answers there" in lines[0]
 
 
-def test_train_refuses_keys_that_ray_refuses_beside_a_cluster(
-    tmp_path, capsys, monkeypatch, alone, nothing_heavy
-):
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{server.getsockname()[1]}")
-        code, lines = run(capsys, tmp_path)
-    assert code == 4 and len(lines) == 1
-    assert "ray_kwargs.ray_init.num_cpus=16" in lines[0] and "refuses these beside a cluster" in lines[0]
-
-
-def test_train_refuses_a_folder_that_a_node_does_not_see(tmp_path, capsys, monkeypatch, alone, nothing_heavy):
-    blind = {"host": "spark-2", "cpus": 20.0, "found": ["No such file or directory"]}
-    answer = (0, json.dumps({"nodes": [blind]}))
-    monkeypatch.setattr(cluster, "in_a_process", lambda arguments, timeout_s: answer)
-    keys = [f"ray_kwargs.ray_init.{key}=null" for key in ("num_cpus", "num_gpus", "object_store_memory")]
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{server.getsockname()[1]}")
-        code, lines = run(capsys, tmp_path, *keys)
-    assert code == 4 and len(lines) == 1
-    assert f"nodes: run_dir={tmp_path}: what this machine writes there is not seen by spark-2" in lines[0]
-
-
-def test_train_refuses_two_nodes_without_a_cluster(tmp_path, capsys, alone, nothing_heavy):
-    code, lines = run(capsys, tmp_path, "trainer.nnodes=2")
-    assert code == 4 and len(lines) == 1
-    assert "no cluster, and trainer.nnodes=2" in lines[0]
-
-
-def test_train_refuses_a_verl_that_would_leave_the_plugin_out(tmp_path, capsys, monkeypatch, nothing_heavy):
-    """verl ended such a run with a traceback about an unknown platform, and exit code 1."""
-    monkeypatch.setenv("VERL_USE_EXTERNAL_PLUGINS", "none")
-    code, lines = run(capsys, tmp_path)
-    assert code == 4 and len(lines) == 1
-    assert "environment: VERL_USE_EXTERNAL_PLUGINS=none: verl would not load verl_credit" in lines[0]
-
-
 def test_a_verl_that_is_not_there_is_told_in_one_line(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(compose, "compose_recipe", compose_recipe)  # not from the cache of the tests
     monkeypatch.setattr(files.importlib.util, "find_spec", lambda name: None)
@@ -111,23 +70,6 @@ def test_a_verl_that_starts_half_way_is_told_in_one_line(monkeypatch):
     with pytest.raises(PreflightError, match="ValueError: Unknown platform 'nonsense'") as caught:
         check_with_verl("verl", None)
     assert "VERL_USE_MODELSCOPE=true" in str(caught.value) and "a-secret" not in str(caught.value)
-
-
-def test_which_cluster_a_run_would_join(alone):
-    def given(address, environment):
-        config = load_config("lab", [])
-        OmegaConf.update(config, ADDRESS, address, force_add=True)
-        return cluster.run_address(environment, config)
-
-    assert given(None, {"RAY_ADDRESS": "h:1"}) == given("auto", {"RAY_ADDRESS": "h:1"}) == "h:1"
-    assert given("g:2", {"RAY_ADDRESS": "h:1"}) == "g:2"
-    assert given("local", {"RAY_ADDRESS": "h:1"}) == ""
-
-
-def test_auto_needs_a_cluster_to_find(alone):
-    config = load_config("lab", [])
-    OmegaConf.update(config, ADDRESS, "auto", force_add=True)
-    assert says(cluster.check_cluster(Context(LAPTOP, config)), FAIL, f"{ADDRESS}=auto, and no cluster")
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ from kit.tiny_models import tiny_model
 from kit.turn_rows import Row, turn_batch
 from verl_credit.credit import info_gain
 from verl_credit.host.step.v1_host import V1Host, score_rows
+from verl_credit.names import ANSWER_WHEN_SOLVED
 from verl_credit.policy.packed import PackedPolicy
-from verl_credit.records.run.alarms import ANSWER_WHEN_SOLVED
 from verl_credit.study.twin_check import check_twin
 from verl_credit.study.twin_step import TwinHost
 from verl_credit.turns.assign import CreditRun

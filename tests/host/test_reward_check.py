@@ -5,7 +5,6 @@ from verl.trainer.ppo.reward import get_custom_reward_fn
 
 from kit.recipes import load_config
 from verl_credit.errors import ConfigError
-from verl_credit.host.process.launch import check_with_verl
 from verl_credit.host.process.reward_check import check_reward_function
 from verl_credit.recipe.rules.known import REWARD
 
@@ -74,18 +73,3 @@ def test_a_file_that_cannot_be_loaded_is_refused_with_its_reason(tmp_path, name,
     ) as refused:
         check_reward_function(config)
     assert refused.value.key == f"{REWARD}.path"
-
-
-def test_our_own_is_accepted_as_it_stands():
-    config = load_config("lab")
-    before = config.copy()
-    check_reward_function(config)
-    assert config == before
-
-
-def test_the_check_before_ray_makes_it(tmp_path):
-    (tmp_path / "mine.py").write_text("def score(other):\n    return 1\n")
-    config = load_config("lab", [f"{REWARD}.path={tmp_path}/mine.py", f"{REWARD}.name=score"])
-    with pytest.raises(ConfigError) as refused:
-        check_with_verl(config)
-    assert refused.value.key.startswith(REWARD)

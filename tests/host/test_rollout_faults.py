@@ -8,7 +8,7 @@ from ray.exceptions import RayActorError
 from verl_credit.errors import IntegrityError
 from verl_credit.host.rollout.agent_manager import RolloutWatch, check_rollouts
 from verl_credit.turns.book import NO_TOKEN, RowRecord
-from verl_credit.turns.step_metrics import check_evaluation_faults, check_tool_faults
+from verl_credit.turns.step_checks import check_evaluation_faults, check_tool_faults
 
 
 def test_failed_rollouts_stop_the_run_unless_tolerated():
@@ -72,17 +72,6 @@ class Buffer:
             raise error
         self.waited = self._wait_for_next_poll("train", 0.0)
         return SimpleNamespace(keys=list(keys)), {}
-
-
-def test_the_first_error_of_a_rollout_stops_the_wait_and_is_named():
-    buffer, watch = Buffer(), RolloutWatch(0.0, every_s=0.0)
-    watch.attach(buffer)
-    watch.begin(8)
-    watch.drain = lambda: []
-    assert buffer.sample()[0].keys == ["a"] and buffer.waited == ("train", 0.0) and watch.settle(8) == 0
-    watch.drain = lambda: ["KeyError: no such column"]
-    with pytest.raises(IntegrityError, match="no such column"):
-        buffer.sample()
 
 
 @pytest.mark.parametrize(

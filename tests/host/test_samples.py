@@ -1,7 +1,5 @@
 """Samples: each turn of a kept rollout stands beside its own numbers and those of its siblings."""
 
-import math
-
 import pytest
 
 from kit.byte_world import make_tokenizer
@@ -60,22 +58,12 @@ def test_the_longest_come_first(step, tmp_path):
     assert list(samples(tmp_path, step)) == ["b?", "e?", "c?", "d?", "a?"]
 
 
-@pytest.mark.parametrize("groups, names", [(0, ""), (1, "abe"), (2, "abcde")])
-def test_whole_groups_are_kept(step, tmp_path, groups, names):
-    assert set(samples(tmp_path, step, groups)) == {f"{name}?" for name in names}
-
-
 def test_of_an_older_step_the_longest_of_each_group_stays_with_all_siblings_numbers(step, tmp_path):
     before = samples(tmp_path, step)
     keep_samples(tmp_path, 1)
     rows, problems = read_samples(tmp_path, 1)
     assert not problems and not tables_of(tmp_path, ROLLOUTS)
     assert {row["question"]: row for row in rows} == {name: before[name] for name in ("b?", "c?")}
-
-
-def test_a_step_that_is_not_finished_has_none(step, tmp_path):
-    samples(tmp_path, step)
-    assert read_samples(tmp_path, 0) == ([], [])
 
 
 @pytest.mark.parametrize("kind", [TURNS, ROLLOUTS])
@@ -85,18 +73,6 @@ def test_tables_that_are_damaged_are_named(step, tmp_path, kind):
     path.write_bytes(path.read_bytes()[:-100])
     rows, (problem,) = read_samples(tmp_path, 1)
     assert not rows and str(path) in problem
-
-
-def test_turns_hold_what_the_policy_wrote_and_what_it_read_next(step, tmp_path):
-    shown = samples(tmp_path, step)["b?"]
-    assert [(turn["text"], turn["observation"]) for turn in shown["turns"]] == [
-        ("b call 0;", "page 0;"),
-        ("b call 1;", "page 1;"),
-        ("b says x", ""),
-    ]
-    assert shown["golds"] == ["Paris", "paris, france"] and shown["gold_ids"] is None
-    assert (shown["outcome"], shown["stop_reason"]) == (1.0, "answer")
-    assert [search["turn"] for search in shown["searches"]] == [0, 1]
 
 
 def test_a_turn_without_a_gain_has_none_and_a_gain_of_zero_is_one(step, tmp_path):
@@ -143,19 +119,3 @@ def test_every_sample_has_its_whole_group_in_numbers(step, tmp_path):
     for row in shown.values():
         own = row["group"][row["place"]]
         assert own["turns"] == [{name: turn[name] for name in own["turns"][0]} for turn in row["turns"]]
-
-
-def test_z_compares_a_gain_with_the_siblings_same_turn(step, tmp_path):
-    """q's first turns gained 0 and -0.25: z is +1 and -1. b and e are alone at their turns: 0. No gain, no z."""
-    z = {row["question"]: [turn["z"] for turn in row["turns"]] for row in samples(tmp_path, step).values()}
-    assert z["c?"] == [pytest.approx(1, abs=1e-4), None] and z["d?"] == [pytest.approx(-1, abs=1e-4), None]
-    assert z["b?"] == [0.0, None, None] and z["e?"] == [None, 0.0, None] and z["a?"] == [None]
-    scale = step.credit.clip_scale_B_K1[4, 0].item()
-    assert scale == pytest.approx(1 + 0.3 * math.tanh(z["c?"][0] / 2), abs=1e-6)
-
-
-@pytest.mark.parametrize("mode", ["none", "joint"])
-def test_a_mode_that_compares_otherwise_has_no_z(turns, tokenizer, mode, tmp_path):
-    step = credited(turns, GAINS, OUTCOMES, GROUPS, info_gain_norm_mode=mode)
-    rows = samples(tmp_path, step).values()
-    assert {turn["z"] for row in rows for turn in row["turns"]} == {None}

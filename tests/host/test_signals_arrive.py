@@ -7,7 +7,7 @@ from kit.settings import settings
 from kit.turn_rows import Row, credited, turn_batch
 from verl_credit.errors import IntegrityError
 from verl_credit.turns.signals.known import signals_of
-from verl_credit.turns.step_metrics import UnrewardedSteps, check_turns_have_rewards
+from verl_credit.turns.step_checks import UnrewardedSteps, check_turns_have_rewards
 
 BOTH = {"info_gain": 1.0, "tool_reward": 0.5}
 GAINS = [[0.5, 0.1], [0.2], [0.3], [0.0, 0.2]]
@@ -32,10 +32,6 @@ def test_one_of_several_that_never_arrives_is_named():
     said = "'tool_reward' .*first step.* info_gain alone"
     with pytest.raises(IntegrityError, match=said):
         first_step((None, None), BOTH, turn_signals=BOTH)
-
-
-def test_a_signal_is_asked_after_once():
-    first_step((None, None), {"info_gain"}, turn_signals=BOTH)
 
 
 def test_none_at_all_and_a_clip_that_cannot_act():
@@ -92,31 +88,6 @@ def test_steps_without_a_tool_turn_are_noted_and_neither_count_nor_end_a_row():
     )
     notes, done, said = followed("r-00-0-")
     assert done == "r-00-0" and "(steps 2, 5, 7)" in said and len(notes) == 1
-
-
-def test_a_step_whose_searches_failed_does_not_blame_the_policy_alone():
-    notes, step = (
-        [],
-        step_of((), ("tool_reward",), [[]] * 4, turn_signals={"tool_reward": 1.0}, dynamic_clip=False),
-    )
-    unrewarded = UnrewardedSteps(2, notes.append)
-    unrewarded.see(
-        step_of((0.5, 0.25), ("tool_reward",), turn_signals={"tool_reward": 1.0}, dynamic_clip=False), 1
-    )
-    for record in step.inputs.turns.records[:3]:
-        record["tool_fault"] = "bad_answer"
-    unrewarded.see(step, 2)
-    assert notes[0].endswith(
-        "no tool was called in the rows that are left: 3 were masked out after faults of their tools"
-    )
-
-
-def test_gains_that_the_policy_leaves_no_turn_for_stop_nothing_and_another_signal_still_does():
-    notes, done, said = followed("rnnnn0", names=("info_gain",))
-    assert done == "rnnnn0" and not said
-    assert notes == ["warning: in step 2 turn signal 'info_gain' gave none of the 6 tool turns a reward"]
-    notes, done, said = followed("r---", names=("info_gain", "tool_reward"))
-    assert done == "r--" and "'tool_reward' gave no turn" in said and len(notes) == 1
 
 
 def test_only_steps_that_measure_a_signal_are_asked():

@@ -64,7 +64,7 @@ def test_small_groups_are_said(steps):
 
 def test_rows_that_a_mode_leaves_out_are_said(steps):
     notes, metrics = steps("leave_one_out", UNKNOWN)
-    assert "50% of the rows are left out" in notes["rows_left_out"] and metrics["credit/rows_left_out"] == 0.5
+    assert "50% of the rows lack" in notes["rows_left_out"] and metrics["credit/rows_left_out"] == 0.5
     assert not steps("leave_one_out", KNOWN)[1]["credit/rows_left_out"]
 
 

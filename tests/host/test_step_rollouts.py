@@ -113,13 +113,6 @@ def test_a_line_per_valid_row_has_what_the_update_read(tmp_path, monkeypatch):
     assert c["outcome"][0] == pytest.approx(1 - 0.5 * len(c["response_ids"][0]) / turns.turn_ids_B_T.shape[1])
 
 
-def test_what_the_step_did_not_make_is_null(tmp_path, monkeypatch):
-    absent = ("entropy", "ref_log_prob", "rollout_is_weights", "token_level_rewards")
-    c, *_ = kept(tmp_path, monkeypatch, without=absent)
-    assert c["entropy"] == c["ref_log_prob"] == c["rollout_is_weight"] == [None] * 7
-    assert c["outcome"] == [OUTCOMES[row] for row in c["row"]]
-
-
 def test_the_objective_of_the_update_is_told(tmp_path, monkeypatch):
     _, about, *_ = kept(
         tmp_path,
@@ -190,13 +183,6 @@ def test_of_older_steps_the_texts_stay_and_without_the_key_there_is_none(tmp_pat
 def test_an_old_file_that_is_damaged_stops_no_run(tmp_path, monkeypatch):
     kept(tmp_path, monkeypatch)
     table_path(tmp_path, ROLLOUTS, 3).write_text("damaged")
-    kept(tmp_path, monkeypatch)
-    assert [path.name for path in (tmp_path / "tables").iterdir()] == ["rollouts_000007.parquet"]
-
-
-def test_a_step_that_is_made_again_has_no_texts_of_before(tmp_path, monkeypatch):
-    kept(tmp_path, monkeypatch)
-    table_path(tmp_path, SAMPLES, 7).write_text("of before")
     kept(tmp_path, monkeypatch)
     assert [path.name for path in (tmp_path / "tables").iterdir()] == ["rollouts_000007.parquet"]
 

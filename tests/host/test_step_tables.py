@@ -25,21 +25,6 @@ def test_a_line_per_turn_of_every_row_but_padding():
     assert answers == [None] * len(answers)
 
 
-def test_a_lost_reward_is_one_that_is_not_known():
-    gains = [[float("nan"), None], [0.1], [0.6, 0.1], [], [0.3], [-0.1, 0.05], [], [0.0], [-0.2]]
-    _, step, *_ = credited_step(gains=gains)
-    c = turn_columns(step, GROUPS)
-    assert (c["has_reward"][:2], c["reward"][:2], c["signals"][:2]) == ([True, False], [None, None], [[], []])
-    assert c["signals"][3] == [("info_gain", pytest.approx(0.1))]
-
-
-@pytest.mark.parametrize("count, groups", [(0, ""), (1, "p"), (2, "pq"), (3, "pqr"), (9, "pqr")])
-def test_whole_groups_of_the_longest_rows(count, groups):
-    """p and q have rows of three turns, p's is the first; r has two."""
-    _, step, *_ = credited_step()
-    assert sampled_rows(step, count) == [row for row in range(9) if row != 3 and GROUPS[row] in groups]
-
-
 def test_a_group_that_is_all_right_and_gives_good_turns_negative_credit_is_among_them():
     """p's rows are the shortest, and it is the one that tells."""
     words = "call it", "page"

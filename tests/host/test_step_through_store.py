@@ -69,13 +69,6 @@ def test_turn_ids_that_our_loops_wrote_are_written_again_only_in_a_filled_batch(
     assert found[0] == found[1]
 
 
-def test_the_response_mask_of_the_step_is_read_once(stored):
-    """verl's own methods read it with the log-probs and with the advantages, and ours for the rows that are kept."""
-    stored.make(CreditTrainer, "algorithm.transform_mode=gtpo", "keep_rollouts.steps=0", filled=False)
-    assert stored.kept.calls.count(("read", "entropy")) == 2  # the second time for the token level
-    assert stored.kept.calls.count(("read", "response_mask")) == 1 + 2
-
-
 def test_samples_of_the_step_are_kept(step, tmp_path):
     step(CreditTrainer)
     kept, _ = read_samples(tmp_path)

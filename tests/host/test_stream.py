@@ -15,7 +15,7 @@ from kit.settings import settings
 from kit.trajectories import run
 from verl_credit.errors import PreflightError
 from verl_credit.host.process import stream_check
-from verl_credit.host.process.stream_check import KEPT, LACK, LOST, MORE, OTHER, check_stream, differences
+from verl_credit.host.process.stream_check import check_stream, differences
 from verl_credit.host.rollout.stream_builder import turn_end
 from verl_credit.recipe.doctor.lengths import PromptMeter
 from verl_credit.turns.requests import RowPlanner
@@ -166,7 +166,7 @@ def test_a_stream_that_is_the_template_s_text_passes_without_a_word(template, mo
 @pytest.mark.parametrize("template, model_type", [(forms.QWEN3, "qwen3"), (forms.QWEN35, "qwen3_5")])
 def test_thoughts_that_the_template_drops_are_a_warning(template, model_type, tmp_path):
     (line,) = checked(template, model_type, tmp_path, **QUIET)
-    assert line.startswith(f"the agent loop's tokens {KEPT}: '<think>")
+    assert "<think>" in line
 
 
 def test_a_separator_that_is_lost_is_refused(tmp_path):
@@ -206,25 +206,25 @@ def test_text_that_the_template_adds_later_is_a_warning(tmp_path):
     )
     assert later != forms.CHATML
     (line,) = checked(later, "llama", tmp_path)
-    assert line.startswith(f"the agent loop's tokens {LACK}: '\\n' after ")
+    assert "'\\n' after " in line
 
 
 @pytest.mark.parametrize(
-    "stream, whole, kinds",
+    "stream, whole, lost",
     [
         ("qPPcc", "qPPcc", []),
-        ("qPPccP", "qPPxccP", [LOST]),
-        ("qPPcc", "qPPccx", [LACK]),
-        ("qPPcc", "qxPPcc", [OTHER]),  # the policy writes its turn as it likes
-        ("qPPcc", "qPxPcc", [OTHER]),
-        ("qPPyc", "qPPc", [MORE]),
-        ("qPPyc", "qPPxc", [OTHER]),
+        ("qPPccP", "qPPxccP", [True]),
+        ("qPPcc", "qPPccx", [False]),
+        ("qPPcc", "qxPPcc", [False]),  # the policy writes its turn as it likes
+        ("qPPcc", "qPxPcc", [False]),
+        ("qPPyc", "qPPc", [False]),
+        ("qPPyc", "qPPxc", [False]),
     ],
 )
-def test_kinds_of_differences(stream, whole, kinds):
+def test_what_the_template_alone_writes_after_a_turn_is_lost(stream, whole, lost):
     own = [letter == "P" for letter in stream]
     found = differences(*([*map(ord, stream)], own, [*map(ord, whole)]), lambda ids: "".join(map(chr, ids)))
-    assert [kind for kind, _ in found] == kinds
+    assert [is_lost for _, is_lost in found] == lost
 
 
 class Processor:

@@ -100,26 +100,12 @@ def test_a_template_may_open_the_thought(parser, form):
         assert ended_as(output) == ("no_answer", 0, [])
 
 
-def test_a_template_that_writes_an_empty_thought_opens_none():
-    tokenizer = thinking_tokenizer("<think>\n\n</think>\n\n")
-    output, _ = run(tokenizer, [search_turn("a"), answer_turn("c")], *LONG)
-    assert ended_as(output) == ("answer", 0, ["a"])
-
-
 def test_the_row_is_the_same_whether_thoughts_count():
     """Where no thought holds a call, the key changes neither a token nor a mask."""
     script = [search_turn("a", "wait let me"), search_turn("b", "so"), answer_turn("c", "<tool_call>")]
     rows = [run(thinking_tokenizer(), script, *LONG, *key)[0] for key in ((), (INCLUDED,))]
     for name in ("prompt_ids", "response_ids", "response_mask", "turn_ids", "response_logprobs"):
         assert getattr(rows[0], name) == getattr(rows[1], name), name
-
-
-def test_the_turn_agent_reads_thoughts_as_the_search_agent_does():
-    turns = [ended(thought_in("<think>", call_in("hermes")("x")) + ANSWER)]
-    output, _ = run(
-        thinking_tokenizer(), turns, *LONG, "search.max_searches=0", "search.url=null", agent="turn_agent"
-    )
-    assert record(output)["calls"] == [] and record(output)["stop_reason"] == "answer"
 
 
 def test_an_engine_without_a_token_for_the_first_turn_is_named_with_its_row():

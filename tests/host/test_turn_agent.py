@@ -159,15 +159,6 @@ def test_turns_end_where_verls_key_says_or_where_the_policy_stops_calling(tokeni
     assert len(policy.requests) == 2 and record(output)["stop_reason"] == "max_turns"
 
 
-def test_no_search_is_offered_and_every_turn_has_the_token_budget(tokenizer):
-    given = {"agent": "turn_agent", "tools": [Tool(good=1)]}  # search.max_searches stays 2
-    output, policy = run(tokenizer, [search_turn("a"), answer_turn("c")], **given)
-    assert policy.tools == ["judge"] and record(output)["n_searches"] == 0
-    assert "there is no tool 'search'; available: judge" in tokenizer.decode(output.response_ids)
-    assert [params["max_tokens"] for _, params in policy.requests] == [200, 200]
-    assert len({params["seed"] for _, params in policy.requests}) == 2
-
-
 def test_what_the_last_turns_call_earned_is_no_turn_reward(tokenizer):
     """Its observation does not fit, so that the row ends with it: it stands where the answer would."""
     tool = Tool(good=1)
@@ -175,17 +166,6 @@ def test_what_the_last_turns_call_earned_is_no_turn_reward(tokenizer):
     room = ("search.max_new_tokens=100", f"data.max_response_length={width + 20}")
     output, _ = play(tokenizer, [turn("good")], *room, tools=[tool])
     assert record(output)["stop_reason"] == "length" and earned(output) == [(0, 1.0)]
-    assert output.extra_fields[TURN_REWARDS] == []
-
-
-def test_a_row_lost_to_a_fault_has_no_turn_rewards(tokenizer):
-    from verl_credit.turns.search.client import SearchFault
-
-    async def down(query):
-        raise SearchFault("connect", "refused", 1)
-
-    output, _ = run(tokenizer, [turn("good"), search_turn("a")], lookup=down, tools=[Tool(good=1)])
-    assert record(output)["tool_fault"] == "connect" and earned(output) == [(0, 1.0), (1, None)]
     assert output.extra_fields[TURN_REWARDS] == []
 
 
@@ -204,19 +184,3 @@ def test_a_judge_is_asked_in_training_and_not_in_an_evaluation(tokenizer):
     assert record(trained)["signals"] == {f"{__name__}.judge": [1.0]}
     evaluated, _ = run(tokenizer, script, signal, sampling="greedy", **given)
     assert record(evaluated)["signals"] == {}
-
-
-def test_a_functions_reward_that_is_no_number_stops_the_rollout_too(tokenizer):
-    tools = [function("judge", ("seen", "high"))]
-    with pytest.raises(ValueError, match="turn 0: .*'judge'.* 'high'"):
-        play(tokenizer, [turn("x"), answer_turn("c")], tools=tools)
-
-
-class WithoutMetrics(Tool):
-    async def execute(self, instance_id, parameters, **kwargs):
-        return ToolResponse(text="seen"), 0.5, None
-
-
-def test_a_tool_may_leave_out_its_metrics(tokenizer):
-    output, _ = play(tokenizer, [turn("x"), answer_turn("c")], tools=[WithoutMetrics()])
-    assert earned(output) == [(0, 0.5)]

@@ -198,27 +198,6 @@ def test_an_exception_of_the_loader_ends_the_sync_with_its_words(rollout, tmp_pa
     )
 
 
-def test_an_exception_before_vllm_connects_has_its_words_too(rollout, tmp_path, monkeypatch):
-    """verl's sender would wait for a peer."""
-
-    def broken(*_):
-        raise ZeroDivisionError("preparing")
-
-    monkeypatch.setattr(sys.modules[f"{STOCK}.utils"], "patch_vllm_moe_model_weight_loader", broken)
-    with pytest.raises(rollout.sync.WeightsNotTaken, match="ZeroDivisionError: preparing"):
-        sync_weights(rollout, Tied(), new_weights()[1], tmp_path)
-
-
-def test_an_exception_after_the_last_bucket_has_its_words_too(rollout, tmp_path, monkeypatch):
-    def broken(*_):
-        raise ZeroDivisionError("a transform")
-
-    place = sys.modules["vllm.model_executor.model_loader.utils"]
-    monkeypatch.setattr(place, "process_weights_after_loading", broken)
-    with pytest.raises(rollout.sync.WeightsNotTaken, match="ZeroDivisionError: a transform"):
-        sync_weights(rollout, Tied(), new_weights()[1], tmp_path)
-
-
 def test_a_head_without_the_embedding_that_it_is_tied_to_is_refused(rollout, tmp_path):
     _, weights = new_weights()
     with pytest.raises(rollout.sync.WeightsNotTaken, match="head.weight arrived without embed.weight"):
@@ -248,15 +227,6 @@ def test_names_under_a_wrapper_for_lora_are_the_same_names(rollout):
     model.embed, model.head = Wrapped(model.embed), Wrapped(model.head)
     assert rollout.extension.tied_names(model) == {"head.weight": "embed.weight"}
     assert rollout.extension.own_name(model, "head.base_layer.weight") == "head.weight"
-
-
-def test_a_model_that_ties_nothing_gets_every_name(rollout, tmp_path):
-    _, weights = new_weights()
-    model = Tied()
-    model.head.weight = torch.nn.Parameter(torch.zeros(1000, 160))
-    model.load_weights = lambda given: model.buckets.append([name for name, _ in given])
-    sync_weights(rollout, model, weights, tmp_path)
-    assert list(chain(*model.buckets)) == [name for name, _ in weights]
 
 
 def test_an_adapters_weights_are_handed_on_as_they_are(rollout, monkeypatch):

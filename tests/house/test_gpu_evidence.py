@@ -15,15 +15,12 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "evidence"))
 
 from gpu import children, record, table  # noqa: E402
-from gpu.half_hour import carry, drive, order, phases, world  # noqa: E402
+from gpu.half_hour import carry, drive, order, world  # noqa: E402
 from gpu.machine import code_version  # noqa: E402
 from gpu.parts import PARTS  # noqa: E402
 
 from kit.recipes import OWN, load_config  # noqa: E402
 from verl_credit.recipe.rules import validate  # noqa: E402
-from verl_credit.records.run.files import EVENTS, PHASES, append_json  # noqa: E402
-
-GIB = 2**30
 
 
 @pytest.mark.nightly
@@ -97,7 +94,7 @@ def test_a_run_is_accepted_and_cuts_rows_in_number_only(run, engine, tmp_path, m
     config, own = load_config(run.recipe, [*given, f"run_dir={tmp_path}"]), load_config(run.recipe, OWN)
     validate(config)
     assert config.actor_rollout_ref.rollout.name == (order.HF if tiny else engine)
-    assert config.trainer.total_training_steps == run.steps and config.phase_memory
+    assert config.trainer.total_training_steps == run.steps
     lengths = (
         "data.max_prompt_length",
         "data.max_response_length",
@@ -205,7 +202,6 @@ def test_the_rehearsal(tmp_path):
     rows = {row["name"]: row for row in record.read(tmp_path / "out/half_hour.json")["rows"]}
     assert rows["R1: gains"]["found"]["contexts_scored"] > 0
     assert rows["R2: k3 of step 2"]["verdict"] == rows["R3: resume"]["verdict"] == "ok"
-    assert rows["R1: memory, update"]["found"]["found_gib"] > 0
 
 
 # --- what it runs on, and what is read of it ---
@@ -233,43 +229,3 @@ def test_what_is_carried_arrives_and_a_lost_piece_is_refused(tmp_path):
     pieces[0].unlink()
     with pytest.raises(ValueError, match="one is missing or broken"):
         carry.unpack(tmp_path / "out", tmp_path / "again")
-
-
-def test_the_peak_of_every_phase_is_beside_the_plan(tmp_path):
-    """The steps after the first count; the device's samples are those of the phase's time."""
-    plan = {
-        "rollout": (50, 48),
-        "log-prob": (14, 12),
-        "update: loss": (15, 14),
-        "update: backward": (28, 20),
-        "asleep": (10, 8),
-    }
-    plan = {
-        name: {"name": name, "where": "device", "total": a * GIB, "live_bytes": b * GIB}
-        for name, (a, b) in plan.items()
-    }
-    append_json(tmp_path / EVENTS, {"time": 10.0, "kind": "start", "text": "start"})
-    for step, peaks in {1: (50, 50), 2: (10, 18), 3: (15, 16)}.items():
-        for phase, start, end in (("rollout", 1, 4), ("falling asleep", 4, 4.5)):
-            append_json(
-                tmp_path / PHASES,
-                {"step": step, "phase": phase, "start": 10 * step + start, "end": 10 * step + end},
-            )
-        for phase, gib in zip(("log-prob", "update"), peaks, strict=True):
-            row = {
-                "step": step,
-                "phase": phase,
-                "start": 10 * step + 5,
-                "end": 10 * step + 6,
-                "device": "cuda",
-                "note": None,
-            }
-            append_json(tmp_path / PHASES, row | {"allocated": gib * GIB, "reserved": (gib + 1) * GIB})
-    for at, mib in ((12, 99_999), (22, 40_960), (33.9, 45_056), (24.7, 10_240), (26.5, 70_000)):
-        append_json(tmp_path / "device.jsonl", {"time": at, "gpu": 0, "mib": mib})
-    rows = phases.rows(tmp_path, {"phases": list(plan.values())}, tmp_path / "device.jsonl")
-    found = {row["phase"]: (row["found_gib"], row["planned_gib"]) for row in rows}
-    assert found == {
-        "log-prob": (15, 12), "update": (18, 20), "rollout": (44, 50), "asleep": (10, 10),
-        "optimizer step": (None, None), "weight sync": (None, None),
-    }  # fmt: skip

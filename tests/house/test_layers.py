@@ -8,7 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from verl_credit import credit
+from verl_credit.credit import plugins
+
 ROOT = Path(__file__).parents[2]
+METHODS = [path for path in sorted((ROOT / "recipes/methods").glob("*.py")) if path.name != "__init__.py"]
 TOP_LEVEL = {
     "pyproject.toml", "README.md", "LICENSE", "NOTICE", "Makefile",
     "CITATION.cff", "CONTRIBUTING.md", "CHANGELOG.md",
@@ -81,15 +85,38 @@ def test_the_search_servers_command_line_starts_without_what_only_some_of_its_co
     assert ran.stdout.strip() == "[]"
 
 
-def test_recipes_hold_yaml_and_no_code():
-    """`recipes` is an importable package only so that its YAML is found after an installation."""
+def test_recipes_hold_yaml_and_methods():
+    """`recipes` is an importable package so that its YAML and its plug-ins are found after an installation."""
     files = {
         path for path in (ROOT / "recipes").rglob("*") if path.is_file() and "__pycache__" not in path.parts
     }
-    init = ROOT / "recipes" / "__init__.py"
-    assert {path for path in files if path.suffix not in (".yaml", ".yml")} <= {init}
-    body = ast.parse(init.read_text()).body
-    assert all(isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) for node in body)
+    code = {path.relative_to(ROOT / "recipes") for path in files if path.suffix not in (".yaml", ".yml")}
+    methods = {path for path in code if path.parent.name == "methods" and path.name != "__init__.py"}
+    assert code - methods == {Path("__init__.py"), Path("methods/__init__.py")}
+    assert not any((ROOT / "recipes" / path).read_text() for path in code - methods)
+
+
+PLUGIN_INTERFACE = {"verl_credit.credit", "verl_credit.turns.reward.qa", "verl_credit.turns.signals.signal",
+                    "verl_credit.turns.thoughts"}  # fmt: skip
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda path: path.stem)
+def test_a_method_is_a_short_plugin_with_a_card(method):
+    text, page = method.read_text(), (ROOT / "docs" / "plugins.md").read_text()
+    tree = ast.parse(text)
+    assert len(text.splitlines()) <= 100
+    card = ast.get_docstring(tree)
+    assert all(part in card for part in ("Paper", "Exact bias", "Own cosine", "Area over GRPO", "Commit: "))
+    used = {
+        node.module
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and "verl_credit" in node.module
+    }
+    assert used <= PLUGIN_INTERFACE and all(name in page for name in used)
+    named = [a.name for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module == "verl_credit.credit"
+             for a in node.names]  # fmt: skip
+    assert set(named) <= set(credit.__all__)
+    assert callable(plugins.load(f"verl_credit_recipes.methods.{method.stem}.{method.stem}", "key"))
 
 
 def test_the_hosts_package_is_empty():

@@ -60,10 +60,6 @@ class DataProtoHost:
         output.rename("entropys", "entropy")
         self.data = self.data.union(output)
 
-    def written(self):
-        rows = zip(self.data.batch["old_log_probs"], self._turns.response_ids, strict=True)
-        return [row[: len(ids)] for row, ids in rows]
-
     def estimate(self, inputs):
         with bring_turns(inputs) as brought:
             given = {"adv_estimator": self._algorithm.adv_estimator, "config": self._algorithm}

@@ -12,16 +12,9 @@ from itertools import product
 
 import torch
 
-from verl_credit.study.probe.entropy_gradient import EntropyGradient, entropy_gradient
-from verl_credit.study.probe.policy import (
-    Parameters,
-    Sampling,
-    Tokens,
-    gradient,
-    log_prob_and_entropy,
-    state_features,
-)
-from verl_credit.study.probe.settings import BaselineSettings, EstimatorSettings
+from verl_credit.credit.entropy_gradient import EntropyGradient, Tokens, entropy_gradient
+from verl_credit.study.probe.policy import Parameters, Sampling, gradient, log_prob_and_entropy
+from verl_credit.study.probe.settings import EstimatorSettings
 
 END, VOCABULARY = 2, 3
 FULL = Sampling()
@@ -77,12 +70,6 @@ class ExactPolicy:
         found = log_prob_and_entropy(logits_N_V, token_N, self.sampling, sampled_N_V)
         where = written_b_T.nonzero(as_tuple=True)
         return tuple(v.new_zeros(written_b_T.shape).index_put(where, v) for v in found)
-
-    def features(self, parameters: Parameters, rows: list[int]) -> torch.Tensor:
-        logits_N_V, _, written_b_T = self._read(parameters, rows)
-        out_b_T_F = torch.zeros(*written_b_T.shape, 6, dtype=torch.float64)
-        out_b_T_F[written_b_T] = state_features(logits_N_V, self.sampling)
-        return out_b_T_F
 
     def _read(self, parameters, rows):
         drawn_b = self.drawn_B[rows]
@@ -213,14 +200,15 @@ def two_layers(
 
 
 def estimator(
-    mode: str = "rb_residual",
-    estimand: str = "per_token",
-    baseline: str = "residual_mu",
-    fit: str = "leave_one_out",
+    mode: str = "rb_residual", estimand: str = "per_token", baseline: str = "residual_mu"
 ) -> EstimatorSettings:
-    return EstimatorSettings(
-        x_estimator_mode=mode, estimand=estimand, baseline=BaselineSettings(mode=baseline, fit=fit)
-    )
+    return EstimatorSettings(x_estimator_mode=mode, estimand=estimand, baseline=baseline)
+
+
+def by_settings(
+    seen: Tokens, written_B_T, group_B, settings: EstimatorSettings, *, pathwise: bool = True
+) -> EntropyGradient:
+    return entropy_gradient(seen, written_B_T, group_B, **settings.model_dump(), pathwise=pathwise)
 
 
 ARCHITECTURES = {"tabular": tabular, "two_layers": two_layers}
@@ -235,24 +223,20 @@ class Bench:
 
     def __init__(self, policy: ExactPolicy):
         self.policy, self.values = policy, policy.values()
-        state_S_T_F = policy.features(policy.parameters, list(range(len(policy.sequences))))
-        place_T = torch.arange(policy.longest, dtype=torch.float64) / policy.longest
-        place_S_T_1 = (place_T * policy.written_S_T)[..., None]
-        self.features_S_T_F = torch.cat([state_S_T_F, place_S_T_1], -1)
 
     @cached_property
     def derivatives(self) -> Tokens:
         return self.policy.derivatives()
 
-    def weights(self, drawn_B, group_B, settings, make=entropy_gradient) -> EntropyGradient:
+    def weights(self, drawn_B, group_B, settings, make=by_settings) -> EntropyGradient:
         seen = Tokens(self.values.log_prob_B_T[drawn_B], self.values.entropy_B_T[drawn_B])
-        return make(seen, self.policy.written_S_T[drawn_B], group_B, settings, self.features_S_T_F[drawn_B])
+        return make(seen, self.policy.written_S_T[drawn_B], group_B, settings)
 
     def along(self, drawn_B, direction_D) -> Tokens:
         d = self.derivatives
         return Tokens(d.log_prob_B_T[drawn_B] @ direction_D, d.entropy_B_T[drawn_B] @ direction_D)
 
-    def placed(self, drawn_R_B, group_B, settings, make=entropy_gradient):
+    def placed(self, drawn_R_B, group_B, settings, make=by_settings):
         """The weights of X̄ on ∇log q and ∇H of every sequence, [R, S, T] each.
 
         Per token X̄ is (N' - H D') / T with the exact H and T: that is linear, and its expectation is the gradient.
@@ -271,7 +255,7 @@ class Bench:
             path_R_S_T[r].index_add_(0, drawn_B, weight_B_1 * found.numerator.path_B_T)
         return score_R_S_T, path_R_S_T
 
-    def gradients(self, drawn_R_B, group_B, settings, make=entropy_gradient) -> torch.Tensor:
+    def gradients(self, drawn_R_B, group_B, settings, make=by_settings) -> torch.Tensor:
         """X̄ of each replicate, [R, D], by the derivatives of the oracle."""
         placed = self.placed(drawn_R_B, group_B, settings, make)
         d = (self.derivatives.log_prob_B_T, self.derivatives.entropy_B_T)
@@ -280,7 +264,7 @@ class Bench:
     def exact(self, estimand: str) -> torch.Tensor:
         return flat(self.policy.gradient(lambda p: self.policy.entropy(estimand, p)))
 
-    def expectation(self, group_B, settings, make=entropy_gradient) -> torch.Tensor:
+    def expectation(self, group_B, settings, make=by_settings) -> torch.Tensor:
         """E[X̄] over every possible batch of ``len(group_B)`` rows of the one prompt, [D], by the project's backward pass."""
         assert self.policy.prompts == 1
         every = torch.arange(len(self.policy.sequences))

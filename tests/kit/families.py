@@ -149,7 +149,6 @@ FAMILIES: dict[str, tuple[str, dict]] = {
     "cohere2_moe": ("cohere2_moe", {**EXPERTS, **_MIXED}),
     "falcon_h1": ("falcon_h1", {**_MAMBA, "mamba_d_ssm": 128}),
     "bamba": ("bamba", {**_MAMBA, "attn_layer_indices": [3]}),
-    "nemotron": ("nemotron", {}),
     "nemotron_h": (
         "nemotron_h",
         {
@@ -174,10 +173,6 @@ FAMILIES: dict[str, tuple[str, dict]] = {
             "attn_layer_offset": 3, "use_mamba_kernels": False,
         },
     ),
-    "mamba2": (
-        "mamba2",
-        {"num_heads": 8, "head_dim": 16, "state_size": 16, "n_groups": 1, "chunk_size": 16, "expand": 2},
-    ),
     "minimax": ("minimax", {**_LOCAL, "layer_types": ["linear_attention", "full_attention"] * 2, "block_size": 16}),
     "minimax_m2": ("minimax_m2", {**_LOCAL, "intermediate_size": 48}),
     "ernie4_5": ("ernie4_5", {}),
@@ -196,7 +191,6 @@ FAMILIES: dict[str, tuple[str, dict]] = {
     "exaone4": ("exaone4", {**_MIXED, "sliding_window_pattern": "LG"}),
     "exaone_moe": ("exaone_moe", {**EXPERTS, **_MIXED, "num_shared_experts": 1}),
     "starcoder2": ("starcoder2", {"sliding_window": WINDOW}),
-    "stablelm": ("stablelm", {}),
     "apertus": ("apertus", {}),
     "arcee": ("arcee", {}),
     "helium": ("helium", {}),
@@ -212,10 +206,7 @@ FAMILIES: dict[str, tuple[str, dict]] = {
     "nanochat": ("nanochat", {"num_key_value_heads": 4}),
     "bitnet": ("bitnet", {}),
     "doge": ("doge", {}),
-    "diffllama": ("diffllama", {}),
     "gpt_neox": ("gpt_neox", {"num_key_value_heads": 4}),
-    "opt": ("opt", {"ffn_dim": 96, "word_embed_proj_dim": 64}),
-    "bloom": ("bloom", {"n_layer": 4, "n_head": 4, "num_key_value_heads": 4}),
     "youtu": ("youtu", {**_MLA, "qk_nope_head_dim": 16}),
     "solar_open": ("solar_open", _ROUTED),
     "hy_v3": ("hy_v3", {**EXPERTS, "num_shared_experts": 1}),

@@ -96,13 +96,6 @@ KILL_POINTS = (
     KillPoint("report", "verl_credit.records.report.write:write_report"),
 )
 STEP = "verl_credit.host.step.trainer:CreditSteps"
-ASYNC_KILL_POINTS = (
-    KillPoint("saving", f"{RECORDED}:save_state", call=2),
-    KillPoint("waiting", f"{STEP}.on_sample_begin", call=3),
-    KillPoint("update", f"{STEP}._update_actor", call=3),
-    KillPoint("waiting", f"{STEP}.on_sample_begin", who="ray::HFServer", call=3),
-)
-"""Of the asynchronous trainers; in all of them rollouts are under way."""
 # fmt: on
 
 

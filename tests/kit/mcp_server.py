@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
-import threading
 from contextlib import contextmanager
 
-import uvicorn
 from mcp.server.mcpserver import Context, MCPServer
 from mcp.types import CallToolResult, ImageContent, TextContent
+
+from kit import serving
 
 CALLS: list[tuple[str, str]] = []
 """Name and argument of the calls of the servers in this process."""
@@ -74,18 +73,9 @@ def served(port: int = 0, *, seen: list | None = None, **options):
             seen.append({key.decode().lower(): value.decode() for key, value in scope["headers"]})
         await app(scope, receive, send)
 
-    with socket.socket() as bound:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.bind(("127.0.0.1", port))
-        bound.listen()
-        server = uvicorn.Server(uvicorn.Config(noted, log_level="critical", timeout_graceful_shutdown=0))
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]})
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{bound.getsockname()[1]}/mcp"
-        finally:
-            server.should_exit = True
-            thread.join()
+    config = {"log_level": "critical", "timeout_graceful_shutdown": 0}
+    with serving.served(noted, port=port, **config) as bound:
+        yield f"http://127.0.0.1:{bound}/mcp"
 
 
 if __name__ == "__main__":

@@ -40,10 +40,6 @@ class ModelForward:
             found.append(torch.cat([values, values.new_zeros(1)])[len(row) :])
         return found
 
-    def written(self):
-        both = zip(self.turns.prompt_ids, self.rows_B, strict=True)
-        return [self._row(row)[len(prompt) - 1 :] for prompt, row in both]
-
     def _row(self, ids):
         return log_probs(self.model, ids, pack=pack_rows([len(ids)]))
 

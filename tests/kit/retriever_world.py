@@ -28,16 +28,8 @@ LETTERS = [chr(c) for c in range(ord("a"), ord("z") + 1)] + [str(d) for d in ran
 
 def make_encoder(folder: Path, seed: int = 0) -> Path:
     """A 2-layer BERT of 32 dimensions with a WordPiece vocabulary of words and letters."""
-    pieces = [
-        "[PAD]",
-        "[UNK]",
-        "[CLS]",
-        "[SEP]",
-        "[MASK]",
-        *WORDS,
-        *LETTERS,
-        *(f"##{letter}" for letter in LETTERS),
-    ]
+    marks = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    pieces = [*marks, *WORDS, *LETTERS, *(f"##{letter}" for letter in LETTERS)]
     vocabulary = {piece: number for number, piece in enumerate(dict.fromkeys(pieces))}
     tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.Lowercase()
@@ -49,14 +41,9 @@ def make_encoder(folder: Path, seed: int = 0) -> Path:
     )
     torch.manual_seed(seed)
     config = BertConfig(
-        vocab_size=len(vocabulary),
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=64,
-        max_position_embeddings=64,
-        initializer_range=0.3,
-    )
+        vocab_size=len(vocabulary), hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64,
+        max_position_embeddings=64, initializer_range=0.3,
+    )  # fmt: skip
     BertModel(config).save_pretrained(folder)
     return folder
 

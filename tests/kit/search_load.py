@@ -2,7 +2,6 @@
 
 import random
 import threading
-import time
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -34,10 +33,10 @@ def problem(answer: httpx.Response, exact: dict, k: int) -> str | None:
 
 @dataclass
 class SearchLoad:
-    """`clients` threads, each with one query after the other until `stop`; a context manager.
+    """`clients` threads, each with one query after the other until the block ends.
 
     `seen` counts right answers as "200", "wrong" ones, other statuses, and broken connections by name; `bodies` has the
-    first text of each; `times` are when right answers came.
+    first text of each.
     """
 
     url: str
@@ -47,13 +46,9 @@ class SearchLoad:
     clients: int
     seen: Counter = field(default_factory=Counter)
     bodies: dict[str, str] = field(default_factory=dict)
-    wrong: list[str] = field(default_factory=list)
-    times: list[float] = field(default_factory=list)
-    latencies_s: list[float] = field(default_factory=list)
 
     def __enter__(self) -> "SearchLoad":
         self._ended, self._came = False, threading.Condition()
-        self.times.append(time.monotonic())
         self._threads = [
             threading.Thread(target=self._ask, args=(n,), daemon=True) for n in range(self.clients)
         ]
@@ -79,27 +74,19 @@ class SearchLoad:
         none_kept = httpx.Limits(max_keepalive_connections=0)
         with httpx.Client(timeout=60, trust_env=False, limits=none_kept) as client:
             while not self._ended:
-                place, began = draw.randrange(len(self.queries)), time.monotonic()
-                body = {"queries": [self.queries[place]], "topk": self.k, "return_scores": True}
-                try:
-                    answer = client.post(f"{self.url}/retrieve", json=body)
-                except httpx.HTTPError as error:
-                    self._count(type(error).__name__, str(error))
-                    continue
-                if answer.status_code != 200:
-                    self._count(str(answer.status_code), answer.text[:300])
-                elif said := problem(answer, self.exact[place], self.k):
-                    self._count("wrong", said)
-                else:
-                    self._count("200", "", time.monotonic() - began)
+                what, said = self._one(client, draw.randrange(len(self.queries)))
+                with self._came:
+                    self.seen[what] += 1
+                    self.bodies.setdefault(what, said)
+                    self._came.notify_all()
 
-    def _count(self, what: str, said: str, latency_s: float | None = None) -> None:
-        with self._came:
-            self.seen[what] += 1
-            self.bodies.setdefault(what, said)
-            if what == "wrong":
-                self.wrong.append(said)
-            if latency_s is not None:
-                self.times.append(time.monotonic())
-                self.latencies_s.append(latency_s)
-            self._came.notify_all()
+    def _one(self, client: httpx.Client, place: int) -> tuple[str, str]:
+        body = {"queries": [self.queries[place]], "topk": self.k, "return_scores": True}
+        try:
+            answer = client.post(f"{self.url}/retrieve", json=body)
+        except httpx.HTTPError as error:
+            return type(error).__name__, str(error)
+        if answer.status_code != 200:
+            return str(answer.status_code), answer.text[:300]
+        said = problem(answer, self.exact[place], self.k)
+        return ("wrong", said) if said else ("200", "")

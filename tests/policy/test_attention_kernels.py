@@ -158,20 +158,6 @@ def test_long_branches_are_pieces_of_their_own_and_short_ones_are_together():
         assert [piece.end - piece.start for piece in pieces] == expected
 
 
-def test_gradients_flow_through_trunks_and_branches():
-    pack = pack_rows([5, 3], [[(5, 2), (2, 2)], []])
-    grads = []
-    for method in (KERNELS["sdpa"], lambda *t, **o: row_by_row(*t[:3], t[3].rows, **o)):
-        leaves = [tensor.clone().requires_grad_() for tensor in tensors(pack)]
-        weight = torch.randn(
-            1, pack.length, 4, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64
-        )
-        (method(*leaves, pack, scaling=0.3) * weight).sum().backward()
-        grads.append([leaf.grad for leaf in leaves])
-    for ours, expected in zip(*grads, strict=True):
-        torch.testing.assert_close(ours, expected, rtol=0, atol=1e-12)
-
-
 # --- whole models: a branch is a row of its own ---
 
 TRUNKS, BRANCHES = [17, 9, 12], [[(17, 3), (11, 2), (11, 4), (1, 3)], [], [(12, 2), (5, 3)]]

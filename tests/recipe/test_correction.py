@@ -113,7 +113,7 @@ def test_bounds_that_lose_tokens_of_unchanged_probability_are_refused(kind, give
     with pytest.raises(ConfigError) as caught:
         check_correction(load_config("lab", [f"{KEY}.{kind}", f"{key}={given}"]))
     assert (caught.value.key, caught.value.value) == (key, value)
-    assert words in caught.value.accepted and "0.5_5 is read as the number 0.55" in caught.value.accepted
+    assert words in caught.value.accepted
 
 
 def test_bounds_around_1_are_accepted_and_any_where_weights_are_normalised():

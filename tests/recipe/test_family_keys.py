@@ -63,7 +63,6 @@ def test_recipes_with_these_models_run_as_they_did_before_auto(recipe, family, o
         (QWEN3_NEXT, Keys("auto", True, "rows")),
         (BAMBA, Keys("sdpa", False, "rows")),
         ({"model_type": "gpt_oss"}, Keys("eager", False, "rows")),
-        ({"model_type": "stablelm"}, Keys("sdpa", True, "rows")),
         ({"model_type": "granitemoehybrid", "layer_types": ["attention"] * 4}, Keys("auto", True, "branch")),
         ({"model_type": "nobody_knows"}, Keys("auto", True, "branch")),
     ],

@@ -9,18 +9,17 @@ import pytest
 from kit.idle import unused
 from kit.recipes import check
 from verl_credit.cli.recipe.stages import explanation
-from verl_credit.config.fit import place_of_answers
+from verl_credit.config.gone import LAST
 from verl_credit.config.keys import our_keys
 from verl_credit.config.settings import CreditSettings
 from verl_credit.errors import ConfigError
-from verl_credit.turns.scorers import SCORERS
 from verl_credit.turns.signals.known import SIGNALS
 
 SIGNAL, SEVERAL, MODE = (
     f"algorithm.{name}" for name in ("turn_signal", "turn_signals", "info_gain_norm_mode")
 )
 HERE = __name__
-INFOPO, SCORER, ROLLOUT = [f"{SIGNAL}=infopo"], "algorithm.info_gain_scorer", "actor_rollout_ref.rollout"
+SCORER, ROLLOUT = "algorithm.info_gain_scorer", "actor_rollout_ref.rollout"
 BYPASS, BUDGET = "algorithm.rollout_correction.bypass_mode", f"{ROLLOUT}.log_prob_max_token_len_per_gpu"
 KL = "actor_rollout_ref.actor.use_kl_loss=true"
 TOOLS_ALONE = (
@@ -94,7 +93,11 @@ def test_a_judge_is_bound_but_not_called():
         ([f"{SIGNAL}=none"], SIGNAL, "has none to compare"),
         ([f"{SIGNAL}=info_gain", f"{SEVERAL}={{info_gain:1}}"], SIGNAL, "set one of the two"),
         ([f"{SEVERAL}={{info_gain:0}}"], SEVERAL, "weights other than 0"),
-        ([f"{SEVERAL}={{info_gain:0,infopo:1}}"], SEVERAL, "leave out a signal that is to count for nothing"),
+        (
+            [f"{SEVERAL}={{info_gain:0,tool_reward:1}}"],
+            SEVERAL,
+            "leave out a signal that is to count for nothing",
+        ),
         ([f"{SEVERAL}={{}}"], SEVERAL, "weights other than 0"),
         ([f"{SIGNAL}={HERE}.absent"], SIGNAL, "has no 'absent'"),
         ([f"{SEVERAL}={{info_gain:1,{HERE}.absent:1}}"], SEVERAL, f"{SEVERAL}='{HERE}.absent': module"),
@@ -106,20 +109,10 @@ def test_a_judge_is_bound_but_not_called():
             "unexpected keyword",
         ),
         ([f"{SIGNAL}=os.abort"], SIGNAL, "Python's own"),
-        ([*INFOPO, f"{SCORER}=server"], SCORER, "use branch or rows"),
-        ([f"{SEVERAL}={{info_gain:1,infopo:1}}", f"{SCORER}=server"], SCORER, "algorithm.turn_signals={"),
-        ([f"{SIGNAL}=lapo"], SCORER, "in rows of its own; set it to rows"),
-        (
-            [f"{SEVERAL}={{info_gain:1,lapo:1}}", f"{SCORER}=server"],
-            SCORER,
-            "in rows of its own; set it to rows",
-        ),
+        ([f"{SIGNAL}=lapo"], SIGNAL, LAST),
+        ([f"{SEVERAL}={{info_gain:1,infopo:1}}"], SEVERAL, LAST),
         ([f"{SCORER}=reference"], SCORER, "loads no reference; set actor_rollout_ref.actor.use_kl_loss=true"),
-        ([*INFOPO, f"{SCORER}=reference", KL], SCORER, "use branch or rows"),
-        ([f"{SIGNAL}=lapo", f"{SCORER}=reference", KL], SCORER, "in rows of its own; set it to rows"),
         ([f"{SIGNAL}=provenance", *TOOLS_ALONE], SIGNAL, "tools name no pages"),
-        ([*INFOPO, f"{ROLLOUT}.temperature=0.7"], f"{ROLLOUT}.temperature", "set it to 1"),
-        ([*INFOPO, f"{SCORER}=rows", f"{BYPASS}=true"], BYPASS, "which are then not computed"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(overrides, key, message):
@@ -149,7 +142,7 @@ def test_a_judge_that_the_default_agent_loop_would_not_ask_is_refused(tmp_path, 
     assert str(error).startswith(f"{key}={name} with {loop}=my_agent: ")
     # A row may name the loop in its column agent_name: the default says nothing of it.
     check(f"{key}={given.format(name)}", url, listed)
-    for own in (f"{HERE}.lengths", "tool_reward", "infopo"):
+    for own in (f"{HERE}.lengths", "tool_reward"):
         check(f"{key}={given.format(own)}", listed, f"{loop}=my_agent")
 
 
@@ -228,56 +221,6 @@ def test_the_presets_of_reference_scored_methods_leave_no_key_unread(preset, mod
     chosen = CreditSettings.from_config(config).algorithm
     assert (chosen.info_gain_norm_mode, chosen.info_gain_scorer) == (mode, "reference")
     assert unused(config) == []
-
-
-def test_infopo_measures_no_gain_and_reads_the_scorers_keys():
-    config = check(
-        *INFOPO, f"{SCORER}=rows", "algorithm.info_gain_every=2", "algorithm.info_gain_type=log_prob_diff"
-    )
-    chosen, shown = CreditSettings.from_config(config), explanation("lab", config)
-    assert (chosen.scores_gain, chosen.uses_scorer) == (False, True)
-    assert "turn signal: infopo" in shown and "'No information found.' in its place" in shown
-    assert "no gold answer" in shown and "information gain:" not in shown
-    assert unused(config) == ["algorithm.info_gain_type=log_prob_diff"]
-    assert "algorithm.turn_signal=infopo" in chosen.banner()
-
-
-def test_lapo_measures_no_gain_and_reads_how_the_gold_answer_is_written():
-    written = ["algorithm.info_gain_aliases=mean", "algorithm.info_gain_prefix=So"]
-    given = [f"{SIGNAL}=lapo", f"{SCORER}=rows", *written, "algorithm.info_gain_type=log_prob_diff"]
-    config = check(*given)
-    chosen, shown = CreditSettings.from_config(config), explanation("lab", config)
-    assert (chosen.scores_gain, chosen.scores_gold, chosen.uses_scorer) == (False, True, True)
-    assert "turn signal: lapo" in shown and "'[DELETE]' in place of the turn" in shown
-    assert unused(config) == ["algorithm.info_gain_type=log_prob_diff"]
-    assert "algorithm.turn_signal=lapo" in chosen.banner()
-
-
-@pytest.mark.parametrize(
-    ("overrides", "tokens"),
-    [
-        (
-            INFOPO,
-            464 + 4 * 40 + 4 * 24,
-        ),  # 5 turns of 40 tokens; 4 of them once more, each behind a placeholder
-        ([*INFOPO, "search.max_new_tokens=83"], 464 + 4 * 83 + 4 * 24),
-        ([f"{SEVERAL}={{info_gain:1,infopo:1}}"], 464 + 4 * 40 + 4 * 24 + 5 * 8),
-        ([*INFOPO, f"{SCORER}=rows"], 464 + 24),
-    ],
-)
-def test_what_infopo_scores_behind_a_row_needs_room(overrides, tokens):
-    check(*overrides, f"{BUDGET}={tokens}")
-    error = refused(*overrides, f"{BUDGET}={tokens - 1}")
-    assert (error.key, error.value, error.accepted) == (BUDGET, tokens - 1, f"{tokens} tokens")
-    assert "for the turn signal infopo" in str(error)
-
-
-def test_the_room_that_infopo_takes_is_no_room_for_answers():
-    def left(config):
-        return place_of_answers(config, CreditSettings.from_config(config), SCORERS["branch"]).left
-
-    both = check(f"{SEVERAL}={{info_gain:1,infopo:1}}")
-    assert left(check()) - left(both) == 4 * 40 + 4 * 24
 
 
 def test_the_signals_of_the_page_run(tmp_path, monkeypatch):

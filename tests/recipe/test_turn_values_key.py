@@ -3,9 +3,13 @@
 import pytest
 
 from kit.recipes import check
+from verl_credit.cli.recipe.stages import explanation
 from verl_credit.config.settings import CreditSettings
+from verl_credit.credit.turn.value_providers import PROVIDERS, Need, Provider
 from verl_credit.errors import ConfigError
+from verl_credit.recipe.plan.plan import make_plan
 from verl_credit.recipe.unread import unused
+from verl_credit.study.fidelity.rows import _not_here
 
 KEY, MODE = "algorithm.turn_values", "algorithm.info_gain_norm_mode"
 GAE, HERE = f"{MODE}=turn_gae", __name__
@@ -119,3 +123,22 @@ def test_ranges(given):
     name, _, value = given.partition("=")
     error = refused(GAE, f"{KEY}=group", f"{KEY}_{name}={value}")
     assert (error.key, error.value) == (f"{KEY}_{name}", float(value))
+
+
+def test_a_provider_is_one_entry(monkeypatch):
+    """Keys, refusals, `explain`, `plan` and `fidelity` go through the table of providers."""
+    need = Need("data.shuffle", True, "the order has to change")
+    mine = Provider(
+        "mine", "V by nobody", value=lambda seen: seen.turn_B_K1.double(), needs=(need,), uncounted="a fee",
+        training_alone="nobody is there",
+    )  # fmt: skip
+    monkeypatch.setitem(PROVIDERS, "mine", mine)
+    config = check(GAE, f"{KEY}=mine", f"{KEY}_replay=2")
+    settings = CreditSettings.from_config(config)
+    assert f"{KEY}_replay=2" in unused(config, settings) and "ridge" not in settings.banner()
+    assert "values: mine\n" in (text := explanation("lab", config)) and "V by nobody" in text
+    assert "a fee" in make_plan(config).notes
+    assert _not_here(settings, {}) == f"{KEY}=mine: nobody is there"
+    error = refused(GAE, f"{KEY}=mine", "data.shuffle=false")
+    assert (error.key, error.value) == ("data.shuffle", False) and error.accepted == need.why
+    assert "mine" in refused(GAE, f"{KEY}=min").accepted

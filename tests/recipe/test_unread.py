@@ -40,7 +40,6 @@ UNUSED = [  # (override, a pipeline that does not read it, pipelines that do)
     ("entropy_mask.rho=0.5", GRPO, (("transform_mode=entropy_mask",),)),
     (ENTROPY, (), (GRPO, GRPO_S)),
     (f"planning.detector={mine('own_detector')}", GRPO, (SEPA,)),
-    ("planning.threshold=0.5", HICRA, ()),
     ("strategic_grams='hold on'", GRPO, (HICRA,)),
     ("sepa.delay_steps=7", HICRA, (("transform_mode=gtpo_sepa_amp",),)),
     *((override, pipeline, ((),)) for override in OF_GAINS for pipeline in (ALONE, ("credit=grpo",))),

@@ -41,7 +41,7 @@ def test_an_estimator_that_reads_no_turn_is_refused_with_the_two_ways_out(estima
 def test_verls_own_estimator_is_chosen_aloud(estimator, capsys):
     config = check("credit=verl", f"{KEY}={estimator}")
     settings = CreditSettings.from_config(config)
-    assert not settings.turn_estimator and not settings.uses_scorer and not settings.dynamic_clip
+    assert not settings.turn_estimator and not settings.scores_gain and not settings.dynamic_clip
     assert main(["explain", "credit=verl", f"{KEY}={estimator}"]) == 0
     said = capsys.readouterr().out
     assert f"verl's {estimator}" in said and "off: turn credit" in said and "unused keys" not in said

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from kit.retriever_fakes import app_of, client_of
-from kit.retriever_serving import served
+from kit.serving import served
 from verl_credit_retriever import serve
 from verl_credit_retriever.http import server
 from verl_credit_retriever.settings import LOOPBACK

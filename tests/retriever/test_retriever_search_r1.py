@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kit.retriever_fakes import app_of, client_of, metric
-from kit.retriever_serving import served
+from kit.serving import served
 from verl_credit_retriever.settings import Limits
 
 CLIENT = Path(__file__).parents[2] / "evidence" / "retriever" / "search_r1_client.py"

@@ -60,7 +60,7 @@ def test_the_doctor_asks_a_protected_server_with_the_token(monkeypatch):
     """It used to ask /info once more without it, and to report a server that has none."""
     section = {
         **dict.fromkeys(Search.model_fields), "topk": 3, "max_searches": 2, "max_page_chars": 500,
-        "timeout_s": 30.0, "max_retries": 0, "breaker_failures": 3, "breaker_pause_s": 1.0, "token_env": "SEARCH_TOKEN",
+        "timeout_s": 30.0, "max_retries": 0, "token_env": "SEARCH_TOKEN",
     }  # fmt: skip
     app, _ = app_of(token=TOKEN)
     with socket.create_server(("127.0.0.1", 0)) as listening:

@@ -49,7 +49,6 @@ def test_states_and_texts_of_every_turn():
         (["tool_reward"], False, True),
         (["info_gain"], False, False),
         (["info_gain"], True, True),
-        (["infopo"], False, False),
         (["info_gain", "tool_reward"], False, True),
     ],
 )

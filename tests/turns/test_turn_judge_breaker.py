@@ -77,7 +77,7 @@ class World:
         return [0.5]
 
     async def ask(self, **changes) -> RowRecord:
-        record, given = RowRecord(), {"retries": 0, "breaker_failures": 3, "breaker_pause_s": 30.0} | changes
+        record, given = RowRecord(), {"retries": 0} | changes
         await ask_signals([own_signal("my.judge", self.judge, {})], ONE, TurnJudge(**given), record)
         return record
 
@@ -95,6 +95,8 @@ def world(monkeypatch):
     world = World()
     breaker = partial(CircuitBreaker, clock=lambda: world.now)
     monkeypatch.setattr(own, "CircuitBreaker", breaker)
+    monkeypatch.setattr(own, "FAILURES", 3)
+    monkeypatch.setattr(own, "PAUSE_S", 30.0)
     return world
 
 
@@ -126,7 +128,7 @@ def test_an_answer_between_failures_keeps_the_judge_in_use(world):
 
 
 def test_of_many_waiting_trajectories_only_the_first_ones_ask(world):
-    """Those that run at one time count once, so that at most concurrency times breaker_failures ask."""
+    """Those that run at one time count once, so that at most concurrency times FAILURES ask."""
 
     async def run():
         records = await asyncio.gather(*(world.ask(concurrency=4) for _ in range(64)))
@@ -165,7 +167,7 @@ def test_one_judge_that_is_down_stops_no_other(world):
         both = [own_signal("my.judge", world.judge, {}), own_signal("my.other", fine, {})]
         for _ in range(5):
             record = RowRecord()
-            await ask_signals(both, ONE, TurnJudge(retries=0, breaker_failures=3), record)
+            await ask_signals(both, ONE, TurnJudge(retries=0), record)
         assert record.signals_not_asked == ["my.judge"] and record.signals["my.other"] == [1.0]
 
     asyncio.run(run())

@@ -26,10 +26,9 @@ def run(
     parallel: Annotated[int, Option(parser=int, help="runs side by side, on CPUs")] = 1,
     overrides: Annotated[list[str], Argument(help="Hydra overrides for all runs: key=value")] = (),
 ) -> ExitCode:
-    from verl_credit.recipe.doctor.machine import sweep_warnings
     from verl_credit.study.campaign.runner import run_campaign
 
-    code, folder = run_campaign(file, folder, parallel, overrides, sweep_warnings)
+    code, folder = run_campaign(file, folder, parallel, overrides)
     _report(folder)
     return code
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -12,7 +13,7 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from verl_credit.errors import ConfigError, ConfigErrors, ExitCode, PreflightError, one_line
+from verl_credit.errors import ConfigError, ConfigErrors, ExitCode, PreflightError, Terminated, one_line
 
 PLAIN = {"add_completion": False, "rich_markup_mode": None}
 SHIPPED = "a shipped recipe (lab) or a file in --config-dir"
@@ -82,3 +83,19 @@ def json_object(text: str) -> dict:
         return dict(json.loads(text))
     except (TypeError, ValueError):
         raise ValueError(f"{text!r} is not a JSON object") from None
+
+
+@contextmanager
+def terminate_as_interrupt() -> Iterator[None]:
+    """Makes the first SIGTERM end the run as Ctrl-C does, so that Ray and the retriever are stopped. Later ones are ignored:
+    they would end that ending, and the run would be recorded as a crash or not at all."""
+
+    def interrupt(signum, frame):
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        raise Terminated
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -94,7 +94,7 @@ def _answerable(file: Path, corpus: Path | None, search: str | None, topk: int) 
     lines = []
     try:
         if corpus is not None:
-            found = in_corpus(questions, rows, lambda: pages_of(corpus.expanduser()))
+            found = in_corpus(questions, rows, pages_of(corpus.expanduser()))
             lines.append(f"{corpus}: {found.line()}")
         if search is not None:
             found = in_search(questions, rows, SearchClient(search, topk=topk))

@@ -204,7 +204,4 @@ def summary(result: dict[str, Any]) -> list[str]:
         f"norms: X {n['x']:.3g} (score term {n['x_score']:.3g}, pathwise term {n['x_pathwise']:.3g}), "
         f"gradient of the loss {n['y_gradient']:.3g}; derivatives are off by {result['derivative_check']:.1g}"
     )
-    if result["u_statistic"]:
-        s = result["u_statistic"]
-        lines.append(f"from U alone (U-statistic): {s['value']:+.4g} ± {s['jackknife_se']:.2g}")
     return lines

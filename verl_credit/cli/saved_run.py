@@ -9,6 +9,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
+from verl_credit.config.gone import KEYS
 from verl_credit.errors import ConfigError, PreflightError
 from verl_credit.records.run import resume
 from verl_credit.records.run.resume import STEP
@@ -38,6 +39,13 @@ def run_config(folder: Path) -> DictConfig:
         raise ConfigError(f"{path} cannot be read: {' '.join(str(error).split())[:300]}") from error
     if not isinstance(config, DictConfig):
         raise ConfigError(f"{path} holds no keys; expected a run's resolved configuration")
+    for key in (
+        KEYS
+    ):  # an earlier version wrote all of its keys; a value that switched on what is gone is still refused
+        parent, _, name = key.rpartition(".")
+        section = OmegaConf.select(config, parent) if parent else config
+        if isinstance(section, DictConfig):
+            section.pop(name, None)
     return config
 
 

@@ -1,6 +1,6 @@
 """Checks that a row and the answers scored with it fit into a micro-batch of log-probs and into the engine.
 
-    a micro-batch:  row + contexts x answer + masked responses (infopo)  <=  tokens x ranks that share a sequence
+    a micro-batch:  row + contexts x answer                               <=  tokens x ranks that share a sequence
     the engine:     context + answer + the token that the server draws    <=  actor_rollout_ref.rollout.max_model_len
                     (a row + 1 for SGLang)
 
@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol
 from verl_credit.config.engines import engine_named
 from verl_credit.config.resolved import Config, select
 from verl_credit.config.settings import CreditSettings
-from verl_credit.names import AGENT_NAME, AGENTS
+from verl_credit.names import AGENT_NAME
 
 MODEL_LEN = "actor_rollout_ref.rollout.max_model_len"
 LOG_PROB = "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu"
@@ -26,7 +26,6 @@ DEFAULT = "actor_rollout_ref.rollout.agent.default_agent_loop"
 
 SHORT_ANSWER = 8  # tokens of the answer tag and a short answer, which follow every context
 SERVED_ANSWER = 256  # tokens reserved for an answer that the server scores, with header, prefix and template
-MASKED_OBSERVATION = 24  # tokens of the shortest tool message with a placeholder, for the turn signal infopo
 DRAWN = 1  # a server draws a token even when it only scores
 
 
@@ -60,7 +59,7 @@ def reference_in_actor(config: Config) -> bool:
 
 def in_references_batches(config: Config, settings: CreditSettings, scorer: Scorer) -> bool:
     """Answers are scored in micro-batches of the reference, not of the actor."""
-    return settings.scores_gold and scorer.frozen and not reference_in_actor(config)
+    return settings.scores_gain and scorer.frozen and not reference_in_actor(config)
 
 
 def sequence_parallel(role: Config) -> int:
@@ -100,20 +99,6 @@ def does_not_fit(context: int, answer: int, max_model_len: int | None) -> str:
     )
 
 
-def masked_tokens(config: Config, settings: CreditSettings, scorer: Scorer) -> int:
-    """The tokens that infopo adds to the longest row of a log-prob micro-batch: a second copy of every response but the
-    first, at full length, each after a masked observation. A scorer with its own rows adds one masked observation."""
-    if not settings.masks_observations:
-        return 0
-    if not scorer.rides:
-        return MASKED_OBSERVATION
-    turns, most = turns_at_most(config)[1], config.data.max_response_length
-    own = select(config, DEFAULT) not in (None, *AGENTS)
-    if turns is None or own:  # a user's loop has its own budgets
-        return most + MASKED_OBSERVATION * max((turns or 2) - 1, 1)
-    return min(most, (turns - 1) * config.search.max_new_tokens) + (turns - 1) * MASKED_OBSERVATION
-
-
 class Place(NamedTuple):
     """The micro-batch or request in which answers are scored, with its limit of tokens."""
 
@@ -137,9 +122,9 @@ def place_of_answers(config: Config, settings: CreditSettings, scorer: Scorer) -
         budget = ref.log_prob_max_token_len_per_gpu
         left = budget * sequence_parallel(ref) - row
         return Place(REFERENCE, budget, left, 1) if ref.log_prob_use_dynamic_bsz else None
-    contexts = scorer.answers_behind_row(config) if settings.scores_gold else 0
+    contexts = scorer.answers_behind_row(config) if settings.scores_gain else 0
     if not contexts or not actor.use_dynamic_bsz:
         return None
     budget = rollout.log_prob_max_token_len_per_gpu
-    left = budget * sequence_parallel(actor) - row - masked_tokens(config, settings, scorer)
+    left = budget * sequence_parallel(actor) - row
     return Place(LOG_PROB, budget, left, contexts)

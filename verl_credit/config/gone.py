@@ -14,15 +14,23 @@ def no_more(reason: str, commit: str = LAST) -> str:
     return f"leave it out: {reason} (commit {commit} last had it)"
 
 
+_BREAKER = no_more("five failures in a row pause it for some seconds; no recipe set another number")
 _STATES = "states by hidden states won nothing over equal observations"
-
 _AGAIN = "at equal rollouts continuations lost to more questions at every horizon that was measured"
+_ENCODER = "the planning detector by a sentence encoder was in no recipe, and nothing was measured with it"
 
 KEYS: dict[str, str] = {
     "fork_workers": f"leave it out: every worker starts Python itself (commit {LAST} last had forks)",
+    "search.breaker_failures": _BREAKER,
+    "search.breaker_pause_s": _BREAKER,
+    "search.shuffle_seed": no_more("a control of one measurement, which is done"),
+    "algorithm.turn_judge.breaker_failures": _BREAKER,
+    "algorithm.turn_judge.breaker_pause_s": _BREAKER,
     "phase_memory": no_more("`plan` counts the phases' memory"),
     "prompt_date": no_more("the start warns of a chat template that writes today's date"),
     "plan.encoder_core_seconds": "plan.search_core_seconds=SECONDS of index and encoder",
+    "algorithm.planning.model": no_more(_ENCODER),
+    "algorithm.planning.threshold": no_more(_ENCODER),
     "algorithm.turn_continuations": no_more(_AGAIN),
     "algorithm.turn_anchor_similarity": no_more("no recipe set it, and no measurement used it"),
     "algorithm.turn_anchor_distance": no_more(_STATES),
@@ -30,17 +38,28 @@ KEYS: dict[str, str] = {
 }
 """A key, or the section of a key, and what to write in its place; `no_more` where there is nothing to write."""
 
-_TURNS, _ANCHOR, _VALUES = (
-    f"algorithm.{name}" for name in ("info_gain_norm_mode", "turn_anchor", "turn_values")
+_TURNS, _SIGNAL, _ANCHOR, _VALUES = (
+    f"algorithm.{name}" for name in ("info_gain_norm_mode", "turn_signal", "turn_anchor", "turn_values")
 )
 VALUES: dict[tuple[str, str], str] = {
     (_TURNS, "bipace"): f"gigpo: bipace was not told apart from GRPO (commit {LAST} last had it)",
+    (_SIGNAL, "lapo"): f"info_gain: measured, lapo points worse than GRPO (commit {LAST} last had it)",
+    (_SIGNAL, "infopo"): f"info_gain: nothing was measured with infopo (commit {LAST} last had it)",
     (_ANCHOR, "hidden"): f"observation or prefix: {_STATES} (commit {LAST} last had them)",
     (_VALUES, "monte_carlo"): f"features, and more questions a step: {_AGAIN} (commit {LAST} last had them)",
+    ("algorithm.planning.detector", "anchors"): f"grams: {_ENCODER} (commit {LAST} last had it)",
 }
 """A key with a value that it accepted, and what to write in its place; `no_more` where there is nothing to write."""
 
-PATHS: dict[str, str] = {}
+PATHS: dict[str, str] = {
+    f"verl_credit.credit.{home}{name}": f"verl_credit_recipes.methods.{name}.{name}"
+    for name, homes in {
+        "trace": ("", "turn.modes.trace."),
+        "calibadv": ("", "turn.modes.calibadv."),
+        "gagpo": ("", "turn.modes.graph."),
+    }.items()
+    for home in homes
+}
 """A dotted path, or a module, that a recipe may name, and its place now."""
 
 

@@ -9,9 +9,8 @@ from verl_credit.config.resolved import Config, data, select
 from verl_credit.names import ADV_ESTIMATOR, LOSS_MODE
 from verl_credit.policy.families import ATTENTION
 
-INFO_GAIN, INFOPO, LAPO, PROVENANCE = "info_gain", "infopo", "lapo", "provenance"
-FORWARD_SIGNALS = {INFO_GAIN, INFOPO, LAPO}
-"""Turn signals that are scored with the policy's forward, in the steps that `scores_at` names."""
+INFO_GAIN = "info_gain"
+"""The turn signal that is scored with the policy's forward, in the steps that `scores_at` names."""
 
 
 @dataclass(frozen=True)
@@ -52,28 +51,8 @@ class CreditSettings:
 
     @property
     def scores_gain(self) -> bool:
-        """Information gain is measured only where it is one of the turn signals."""
+        """Information gain is measured, by `info_gain_scorer`, only where it is one of the turn signals."""
         return INFO_GAIN in self.turn_signals
-
-    @property
-    def masks_observations(self) -> bool:
-        """The turn signal infopo is on, which scores the next responses after masked observations."""
-        return INFOPO in self.turn_signals
-
-    @property
-    def deletes_turns(self) -> bool:
-        """The turn signal lapo is on, which scores the gold answer without a turn."""
-        return LAPO in self.turn_signals
-
-    @property
-    def scores_gold(self) -> bool:
-        """A turn signal needs the gold answer's log-probs."""
-        return self.scores_gain or self.deletes_turns
-
-    @property
-    def uses_scorer(self) -> bool:
-        """A turn signal needs `info_gain_scorer`."""
-        return self.scores_gold or self.masks_observations
 
     @property
     def ratio_level(self) -> str:
@@ -101,18 +80,18 @@ class CreditSettings:
         return {name: value for name, value in known.items() if name in a.turn_mode.options} | a.turn_params
 
     def scores_at(self, step: int) -> bool:
-        """Gains and infopo are measured at this step (counted from 1); other steps are plain GRPO."""
+        """Gains are measured at this step (counted from 1); other steps are plain GRPO."""
         after = step - self.algorithm.info_gain_warmup_steps
-        return self.uses_scorer and after >= 1 and (after - 1) % self.algorithm.info_gain_every == 0
+        return self.scores_gain and after >= 1 and (after - 1) % self.algorithm.info_gain_every == 0
 
     def signals_at(self, step: int) -> set[str]:
         """Names of the turn signals that are measured at this step."""
-        return {name for name in self.turn_signals if name not in FORWARD_SIGNALS or self.scores_at(step)}
+        return {name for name in self.turn_signals if name != INFO_GAIN or self.scores_at(step)}
 
     def curriculum_at(self, step: int, steps: int) -> tuple[float, float]:
         """Returns (weight of gains, weight of outcomes) at a step that measures gains, linear from the first such step to
         the last of ``steps``. Other steps are plain GRPO with weights 1."""
-        if not self.scores_gain or not self.scores_at(step):
+        if not self.scores_at(step):
             return 1.0, 1.0
         first = self.algorithm.info_gain_warmup_steps + 1
         share = 0.0 if steps <= first else min(1.0, (step - first) / (steps - first))

@@ -1,8 +1,8 @@
 """Credit assignment for multi-turn GRPO as pure functions of tensors, with torch only."""
 
-from verl_credit.credit.groups import GroupStats, group_counts, group_stats, z_score
+from verl_credit.credit.groups import EPS, GroupStats, group_counts, group_stats, z_score
 from verl_credit.credit.loss import AGG_MODES, RATIO_LEVELS, aggregate, turn_policy_loss
-from verl_credit.credit.operator import Operator
+from verl_credit.credit.operator import AtLeastZero, Count, Number, Operator, Positive, Share
 from verl_credit.credit.outcome import (
     OUTCOME_OPERATORS,
     grpo,
@@ -12,7 +12,6 @@ from verl_credit.credit.outcome import (
     reinforce_pp,
     rloo,
 )
-from verl_credit.credit.planning.anchors import planning_mask_by_anchors
 from verl_credit.credit.planning.planning import STRATEGIC_GRAMS, planning_mask
 from verl_credit.credit.token.gtpo import entropy_mask, gtpo_weights, hicra, sepa_amp, sepa_amp_c, sepa_pool
 from verl_credit.credit.token.gtpo_canonical import CANONICAL, grpo_s, gtpo_canonical
@@ -30,7 +29,7 @@ from verl_credit.credit.turn.turns import TurnTable, spread, turn_table
 
 (
     none, joint, separate, turn_group, turn_group_v1d, turn_group_unbiased, leave_one_out,
-    gigpo, hgpo, g2po, gagpo, calibadv, trace, mt_grpo, progress, turn_gae,
+    gigpo, hgpo, g2po, mt_grpo, progress, turn_gae,
 ) = MODES.values()  # fmt: skip
 INFO_GAIN_NORM_MODES = tuple(MODES)
 TRANSFORM_MODES = tuple(TRANSFORMS)
@@ -43,13 +42,15 @@ __all__ = [
     "AGG_MODES", "FIRST_TURN", "INFO_GAIN_NORM_MODES", "INFO_GAIN_TYPES", "RATIO_LEVELS", "STRATEGIC_GRAMS",
     "TRANSFORM_MODES", "UNCERTAINTY_KINDS", "GroupStats", "InfoGain", "SepaController", "Tables", "TokenCredit",
     "TurnCredit", "TurnMode", "TurnTable", "aggregate", "entropy_mask", "exact_anchors", "group_counts",
-    "group_stats", "gtpo_weights", "hicra", "info_gain", "planning_mask", "planning_mask_by_anchors",
+    "group_stats", "gtpo_weights", "hicra", "info_gain", "planning_mask",
     "sepa_amp", "sepa_amp_c", "sepa_pool", "spread", "token_credit", "turn_credit",
     "turn_policy_loss", "turn_table", "uncertainty", "z_score",
+    # Bounds of an operator's options, as their annotations.
+    "EPS", "AtLeastZero", "Count", "Number", "Positive", "Share",
     # The operators of the registry: a turn mode is its `TurnMode`, the others are functions. Transforms are names of
     # `token_credit`.
     "grpo", "half_negative", "low_baseline", "maxrl", "reinforce_pp", "rloo",
     "grpo_s", "gtpo_canonical",
-    "calibadv", "g2po", "gagpo", "gigpo", "hgpo", "joint", "leave_one_out", "mt_grpo", "none",
-    "progress", "separate", "trace", "turn_gae", "turn_group", "turn_group_unbiased", "turn_group_v1d",
+    "g2po", "gigpo", "hgpo", "joint", "leave_one_out", "mt_grpo", "none",
+    "progress", "separate", "turn_gae", "turn_group", "turn_group_unbiased", "turn_group_v1d",
 ]  # fmt: skip

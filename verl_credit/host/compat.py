@@ -19,6 +19,10 @@ MERGE_TOKENS = next(
     for name in ("_merge_context_token_ids", "_merge_non_assistant_token_ids")
     if hasattr(ContinuousTokenBuilder, name)
 )
+FAILED = "Error executing tool"
+"""verl's observation begins so when a tool raised."""
+BAD_JSON = "Invalid JSON in arguments for"
+"""verl's observation begins so when a call cannot be parsed."""
 
 
 def quiet_separate_async() -> None:

@@ -6,27 +6,17 @@ from collections.abc import Mapping
 from typing import Any
 
 _CACHE = "its cache is a class of its own, whose rows cannot be chosen"
-_STATE = "its layers take a state of their own in place of a cache"
 _STEPS = "in transformers its steps differ by 0.1 nats from its forward of a whole row"
 NOT_DECODED = {
-    "bloom": "it has neither sdpa nor transformers' AttentionInterface",
     "deepseek_v4": _CACHE,
     "doge": "in transformers its sdpa differs by 3 nats from its eager attention",
-    "falcon": "its layers read masks by the name of stock attention",
-    "falcon_mamba": _STATE,
     "glm_moe_dsa": "its indexer keeps keys in the model, not in the cache",
-    "mamba": _STATE,
-    "mamba2": _STATE,
     "minimax": _CACHE,
     "nemotron_h": _STEPS,
     "olmo_hybrid": _CACHE,
-    "recurrent_gemma": _STATE,
-    "rwkv": _STATE,
-    "xlstm": _STATE,
-    "zamba": _STEPS,
     "zamba2": _STEPS,
 }
-"""model_type -> why. Every other family of transformers' causal language models is decoded by its own masks and layers."""
+"""model_type -> why. Every other family is decoded by its own masks and layers, and proved at the start."""
 
 WITHOUT_SDPA = ("gpt_oss",)
 """Families whose class is built with `attn_implementation=eager`; generation computes their sinks itself."""

@@ -30,8 +30,7 @@ ALONE = {"full_attention", "sliding_attention", "attention", "moe", "mlp"}
 """Kinds of layers in which a token reads the tokens that it attends to, and nothing else."""
 KINDS = ("layer_types", "layers_block_type", "block_types")
 MIXING = (
-    "mamba_", "ssm_", "state_size", "linear_attn", "linear_num_", "conv_L_cache", "lru_width", "attention_chunk_size",
-    "hybrid_override_pattern",
+    "mamba_", "ssm_", "state_size", "linear_attn", "linear_num_", "conv_L_cache", "attention_chunk_size",
 )  # fmt: skip
 """How the keys of other kinds of layers begin, for configs that do not list their layers."""
 LENGTHS = {
@@ -45,29 +44,21 @@ DELTA_NET = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 """Their linear layers are Gated DeltaNets, which our engine computes row by row; other linear layers it does not."""
 TEXT_OF = ("qwen3_5", "qwen3_5_moe")
 """These read images too, and verl trains them on text alone: the three axes of their positions are equal there."""
-EAGER = ("mamba", "mamba2", "falcon_mamba", "rwkv", "xlstm", "recurrent_gemma")
-"""transformers builds these with eager alone."""
-RECURRENT = ("rwkv", "xlstm")
-"""No key of their configs names the state that they carry."""
-NO_CALL = {
-    "gpt_oss": ("its attention has sinks, which only eager computes here", ("eager",)),
-    **dict.fromkeys(("bloom", "mpt"), ("its attention takes positions from its mask", ("eager",))),
-    "stablelm": ("its layers do not pass on the keywords that our attention reads", STOCK),
-    **dict.fromkeys(("nemotron", "diffllama"), ("it has a table of attention classes of its own", STOCK)),
-}
-"""Families in which our attention does not work, why, and the attention of transformers that is exact."""
-UNMASKED = ("afmoe", "biogpt", "bloom", "gpt_oss", "granitemoehybrid", "mpt", "opt")
+SINKS = ("gpt_oss",)
+"""Our attention has no sinks, and transformers computes them with eager alone."""
+UNMASKED = ("gpt_oss", "granitemoehybrid")
 """transformers' modules of these do not read from the positions where a packed row begins."""
 MASKED_WINDOW = ("qwen2_moe",)
 """Other families pass their sliding window to the attention."""
 REFUSED = {
     **dict.fromkeys(("nemotron_h", "zamba2"), "its recurrent layers depend on padding too"),
     **dict.fromkeys(("glm_moe_dsa", "deepseek_v4"), "its sparse attention depends on padding too"),
+    "doge": "its mask drops tokens of long rows, which no proof on short rows sees",
     "phimoe": "its router draws experts at random in training mode, so that ratios differ from 1 before the first update",
 }
 """Families that no keys make exact."""
 
-DROPOUTS = {"seed_oss": {"attention_dropout": 0.1, "residual_dropout": 0.1}, "opt": {"dropout": 0.1}}
+DROPOUTS = {"seed_oss": {"attention_dropout": 0.1, "residual_dropout": 0.1}}
 """transformers' defaults, for a config.json without these keys."""
 NOT_OF_THE_LAYERS = ("classifier", "summary")
 
@@ -167,22 +158,18 @@ def family_of(config: Mapping[str, Any] | Any) -> Family:
     if not listed(TEXT_OF) and any(root.get(key) for key in MODALITIES):
         return Family(name, "it reads images or sound, and this project trains text alone", refused=True)
     unmasked = listed(UNMASKED) is not None
-    if kinds := _mixing(text) or sorted(filter(None, [listed(RECURRENT)])):
-        stock = ("eager",) if listed(EAGER) else STOCK
+    if kinds := _mixing(text):
         why = f"its layers of the kind {', '.join(kinds)} carry a state from row to row of a packed stream"
         delta = (listed(DELTA_NET) or listed(TEXT_OF)) is not None
         why = f"{why} (but for our attention's, which has them start anew)" if delta else why
-        return Family(name, why, ours=delta, branch=False, stock=stock, mixes=True)
+        return Family(name, why, ours=delta, branch=False, mixes=True)
     if listed(MASKED_WINDOW) and text.get("use_sliding_window") and text.get("sliding_window"):
         return Family(
             name, "its sliding window is in its mask alone, which our attention does not read", ours=False
         )
-    if tokens := text.get("keep_window_size"):  # doge
-        why = f"its mask drops tokens of rows longer than {tokens}, and with sdpa a row alone sees the future"
-        return Family(name, why, ours=False, stock=("eager",), longest=tokens)
-    if (found := listed(NO_CALL)) is not None:
-        why, stock = NO_CALL[found]
-        return Family(name, why, ours=False, stock=stock, unmasked=unmasked)
+    if listed(SINKS):
+        why = "its attention has sinks, which only eager computes here"
+        return Family(name, why, ours=False, stock=("eager",), unmasked=unmasked)
     if text.get("attn_logit_softcapping"):
         why = "transformers' sdpa drops the cap on its attention's logits"
         return Family(name, why, stock=("eager",), unmasked=unmasked)
@@ -224,8 +211,6 @@ def _mixing(text: Mapping[str, Any]) -> list[str]:
     listed = [kinds for key in KINDS if isinstance(kinds := text.get(key), list | tuple) and kinds]
     if listed:
         return sorted({str(kind) for kinds in listed for kind in kinds} - ALONE)
-    if isinstance(types := text.get("attn_type_list"), list):  # MiniMax: 1 is full attention
-        return [] if all(types) else ["linear_attention"]
     return sorted({mark.strip("_") for mark in MIXING for key in text if key.startswith(mark)})
 
 

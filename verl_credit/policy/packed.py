@@ -28,8 +28,8 @@ Shape = list[tuple[int, int]]
 
 
 @dataclass(frozen=True)
-class Family:
-    """``stream`` holds the prefix's tokens, then the tokens of the branches in ``shape``."""
+class Group:
+    """Neighbouring rows of a prompt. ``stream`` holds the prefix's tokens, then those of the branches in ``shape``."""
 
     rows: range
     stream: torch.Tensor
@@ -43,13 +43,13 @@ class Family:
         return len(self.stream) - sum(tokens for _, tokens in self.shape)
 
 
-def families(prompts: Sequence[torch.Tensor], responses: Sequence[torch.Tensor]) -> list[Family]:
-    """The families in the order of the rows; a new one begins where the prompt changes."""
+def groups_of(prompts: Sequence[torch.Tensor], responses: Sequence[torch.Tensor]) -> list[Group]:
+    """The groups in the order of the rows; a new one begins where the prompt changes."""
     starts = [
         row for row in range(len(prompts)) if row == 0 or not torch.equal(prompts[row - 1], prompts[row])
     ]
     return [
-        _family(range(*ends), [torch.cat((prompts[i], responses[i])) for i in range(*ends)])
+        _group(range(*ends), [torch.cat((prompts[i], responses[i])) for i in range(*ends)])
         for ends in pairwise([*starts, len(prompts)])
     ]
 
@@ -66,7 +66,7 @@ class Reads:
 
 
 def reads(
-    members: Sequence[Family],
+    members: Sequence[Group],
     prompts: Sequence[torch.Tensor],
     responses: Sequence[torch.Tensor],
     *,
@@ -85,7 +85,7 @@ def reads(
     return Reads(pair_P // vocabulary, pair_P % vocabulary, pair_N)
 
 
-def _family(rows: range, streams: list[torch.Tensor]) -> Family:
+def _group(rows: range, streams: list[torch.Tensor]) -> Group:
     """Takes as prefix the row with which the branches have the fewest tokens of their own."""
     distinct = list({tuple(stream.tolist()): stream for stream in streams}.values())
     bases = [[_shared(trunk, stream) for stream in distinct] for trunk in distinct]
@@ -99,7 +99,7 @@ def _family(rows: range, streams: list[torch.Tensor]) -> Family:
             parts.append(own)
             shape.append((base, len(own)))
             at += len(own)
-    return Family(rows, torch.cat(parts), shape, [places[tuple(stream.tolist())] for stream in streams])
+    return Group(rows, torch.cat(parts), shape, [places[tuple(stream.tolist())] for stream in streams])
 
 
 def _shared(a: torch.Tensor, b: torch.Tensor) -> int:
@@ -109,9 +109,9 @@ def _shared(a: torch.Tensor, b: torch.Tensor) -> int:
 
 
 class PackedPolicy:
-    """``budget``: tokens of a micro-batch; a longer row or family is one of its own. ``temperature``: the rollouts'.
+    """``budget``: tokens of a micro-batch; a longer row or group is one of its own. ``temperature``: the rollouts'.
 
-    Raises PreflightError for a model whose log-probs would be others here.
+    Raises PreflightError for a model whose packed log-probs would differ from its own.
     """
 
     def __init__(self, model: PreTrainedModel, *, temperature: float = 1.0, budget: int = 2048):
@@ -148,10 +148,12 @@ class PackedPolicy:
         }
         training = self.model.training
         self.model.eval()
-        with self.packing():
-            logits = self.model(**given).logits
-            plain = self.model.lm_head(self.model.model(**given).last_hidden_state)
-        self.model.train(training)
+        try:
+            with self.packing():
+                logits = self.model(**given).logits
+                plain = self.model.lm_head(self.model.model(**given).last_hidden_state)
+        finally:
+            self.model.train(training)
         if not torch.allclose(logits, plain):
             raise PreflightError(
                 f"{self._family.name}: the model changes the logits of its lm_head, which are used as they are here"
@@ -167,10 +169,10 @@ class PackedPolicy:
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """(log_prob_B_T, entropy_B_T) in nats of the response tokens that ``read_B_T`` marks, 0 elsewhere.
 
-        Without ``entropy`` there is no second table. Neighbours of one prompt share their first tokens (`families`).
+        Without ``entropy`` there is no second table. Neighbours of one prompt share their first tokens (`groups_of`).
         """
         head, values = self.model.lm_head, []
-        for members in self.family_batches(families(prompts, responses)):
+        for members in self.group_batches(groups_of(prompts, responses)):
             streams, shapes = [one.stream for one in members], [one.shape for one in members]
             hidden_N_D = torch.cat(self.hidden(streams, shapes))
             pairs = reads(members, prompts, responses, vocabulary=head.out_features, read_B_T=read_B_T)
@@ -223,6 +225,6 @@ class PackedPolicy:
         if place:
             yield place
 
-    def family_batches(self, every: Sequence[Family]) -> Iterator[list[Family]]:
+    def group_batches(self, every: Sequence[Group]) -> Iterator[list[Group]]:
         for place in self.micro_batches([len(one.stream) for one in every]):
             yield [every[i] for i in place]

@@ -9,17 +9,12 @@ from omegaconf import OmegaConf
 from verl_credit.config.fit import DEFAULT
 from verl_credit.config.resolved import Config, data, select
 from verl_credit.errors import ConfigError
-from verl_credit.names import AGENT_NAME, AGENTS, MCP_TOOL, TURN_AGENT
+from verl_credit.names import AGENT_NAME, AGENTS, TURN_AGENT
 
 MULTI_TURN = "actor_rollout_ref.rollout.multi_turn"
 FORMAT, AT_ONCE = f"{MULTI_TURN}.format", f"{MULTI_TURN}.max_parallel_calls"
 """How a call is written, and the calls of a turn that are made; ``auto`` is decided by the chat template."""
 KEYS = ("tool_config_path", "function_tool_path")
-TOOLS = f"{MULTI_TURN}.tool_config_path"
-FAILED = "Error executing tool"  # verl's observation begins so when a tool raised
-BAD_JSON = "Invalid JSON in arguments for"  # verl's observation begins so when a call cannot be parsed
-FAULT = "verl_credit_fault"
-"""Key among the metrics of a call: the `SearchFault` of a tool whose server failed. verl hands metrics on as they are."""
 LISTED = "actor_rollout_ref.rollout.agent.agent_loop_config_path"
 
 
@@ -61,14 +56,3 @@ def tools_given(config: Config) -> dict[str, str]:
     """Maps the keys of tool files that are set to their paths."""
     multi_turn = config.actor_rollout_ref.rollout.multi_turn
     return {f"{MULTI_TURN}.{key}": multi_turn[key] for key in KEYS if multi_turn.get(key)}
-
-
-def mcp_addresses(config: Config) -> list[str]:
-    """The addresses of the MCP servers in the recipe's tool file; none where it cannot be read, which another check says."""
-    try:
-        tools = OmegaConf.load(Path(select(config, TOOLS))).tools
-        return [
-            str(tool.config.url) for tool in tools if tool.class_name == MCP_TOOL and tool.config.get("url")
-        ]
-    except Exception:  # YAML and OmegaConf raise arbitrary exceptions
-        return []

@@ -91,7 +91,7 @@ def validate_family(config: Tree, settings: CreditSettings) -> Iterator[ConfigEr
     ).items():  # given, or of a config.json that was not here when auto was decided
         yield ConfigError(key=f"{OVERRIDE}.{name}", value=value, accepted=f"{EVALUATED}; set it to 0")
     family = family_of(values)
-    scorer = settings.algorithm.info_gain_scorer if settings.uses_scorer else None
+    scorer = settings.algorithm.info_gain_scorer if settings.scores_gain else None
     if fault := family.fault(select(config, ATTENTION), select(config, PACKED), scorer):
         key, use = fault
         beside = {ATTENTION: SCORER if scorer == "branch" else PACKED, PACKED: ATTENTION}.get(key, MODEL)

@@ -81,9 +81,9 @@ def without_effect_in(config: Config, credit: CreditSettings, steps: int, source
     Where the data decide a run's length, the trainer calls this once the length is known.
     """
     idle, warm_up, every = [], credit.algorithm.info_gain_warmup_steps, credit.algorithm.info_gain_every
-    if credit.uses_scorer and warm_up >= steps:
+    if credit.scores_gain and warm_up >= steps:
         idle.append(f"algorithm.info_gain_warmup_steps={warm_up}: no gain is measured in {source}")
-    elif credit.uses_scorer and every > 1 and warm_up + every >= steps:
+    elif credit.scores_gain and every > 1 and warm_up + every >= steps:
         only = f"gains are measured in step {warm_up + 1} alone of {source}"
         idle.append(f"algorithm.info_gain_every={every}: {only}")
     if reads.transform(credit).uses_sepa_controller:

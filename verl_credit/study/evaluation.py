@@ -12,6 +12,7 @@ from math import comb
 
 import numpy as np
 
+from verl_credit.credit.groups import SOLVED_ABOVE
 from verl_credit.records.report.text import interval as wilson
 from verl_credit.study.stats import Measure, interval, mean_without
 
@@ -24,8 +25,8 @@ def em(row: Mapping) -> float | None:
 
 
 def is_right(row: Mapping) -> bool:
-    """Exact match, or an outcome above 0.5 where the reward function gives no exact match."""
-    return (row["outcome"] if em(row) is None else em(row)) > 0.5
+    """Exact match, or a solved row's outcome where the reward function gives no exact match."""
+    return (row["outcome"] if em(row) is None else em(row)) > SOLVED_ABOVE
 
 
 MEASURES: dict[str, Callable[[Mapping], float | None]] = {

@@ -44,7 +44,7 @@ class Twin:
         actor, temperature = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout.temperature
         packed = {"temperature": temperature, "budget": actor.ppo_max_token_len_per_gpu}
         self.policy, settings = PackedPolicy(model, **packed), CreditSettings.from_config(config)
-        frozen = settings.uses_scorer and SCORERS[settings.algorithm.info_gain_scorer].frozen
+        frozen = settings.scores_gain and SCORERS[settings.algorithm.info_gain_scorer].frozen
         self.reference = PackedPolicy(copy.deepcopy(model), **packed) if frozen else None
         optim = actor.optim
         self.optimizer = torch.optim.AdamW(
@@ -67,7 +67,7 @@ class Twin:
                 self.evaluate(step)
 
     def steps(self) -> Iterator[tuple[int, dict[str, float]]]:
-        """(number, metrics) of every planned step, as it ends."""
+        """Yields (number, metrics) of every planned step, as it ends."""
         last, prompts = self.config.trainer.total_training_steps, self._prompts()
         for step in range(1, last + 1):
             began = time.perf_counter()

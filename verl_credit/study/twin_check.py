@@ -66,9 +66,6 @@ def check_twin(config: DictConfig) -> None:
             raise ConfigError(key=key, value=value, accepted=use)
     settings = CreditSettings.from_config(config)
     scorer = settings.algorithm.info_gain_scorer
-    if settings.uses_scorer and SCORERS[scorer].in_rollout:
+    if settings.scores_gain and SCORERS[scorer].in_rollout:
         use = "the twin has no rollout server; expected branch or rows"
         raise ConfigError(key="algorithm.info_gain_scorer", value=scorer, accepted=use)
-    if settings.masks_observations:
-        use = "the twin masks no observations for infopo; `train` does"
-        raise ConfigError(key="algorithm.turn_signals", value=dict(settings.turn_signals), accepted=use)

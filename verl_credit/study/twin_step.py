@@ -10,7 +10,7 @@ import torch
 from verl_credit.credit import turn_policy_loss
 from verl_credit.credit.loss import aggregate
 from verl_credit.names import CLIP_SCALE
-from verl_credit.policy.packed import PackedPolicy, families
+from verl_credit.policy.packed import PackedPolicy, groups_of
 from verl_credit.study.forward import PackedForward, PackedRows
 from verl_credit.turns.assign import CreditRun, StepCredit, StepInputs, assign
 from verl_credit.turns.book import TurnBatch
@@ -73,7 +73,7 @@ def _one_update(policy, optimizer, batch, objective, rows) -> dict[str, float]:
     tokens = int(batch.mask_B_T[rows].sum())
     prompts, responses = ([each[row] for row in rows] for each in (batch.prompt_ids, batch.response_ids))
     total, clipped = 0.0, 0.0
-    for members in policy.family_batches(families(prompts, responses)):
+    for members in policy.group_batches(groups_of(prompts, responses)):
         part = [rows[i] for one in members for i in one.rows]
         prompt_ids, ids = ([each[row] for row in part] for each in (batch.prompt_ids, batch.response_ids))
         mask_b_T, entropy = batch.mask_B_T[part, : max(map(len, ids))], bool(objective.entropy_coeff)
@@ -169,10 +169,6 @@ class TwinHost(PackedForward):
     def score_by_reference(self, rows: Sequence[ScoreRow]) -> torch.Tensor:
         with self._reference.packing():
             return PackedRows(self._reference).score_rows(rows)
-
-    def written(self) -> list[torch.Tensor]:
-        log_prob_B_T = self._fields["old_log_probs"]
-        return [row[: len(ids)] for row, ids in zip(log_prob_B_T, self.responses, strict=True)]
 
     def estimate(self, inputs: StepInputs) -> StepCredit:
         credit = assign(inputs, self._outcome_B, self._group_B, self._turns.response_mask_B_T.bool())

@@ -6,28 +6,26 @@ The trainer, the twin and `fidelity` make `StepInputs` after the policy's forwar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from verl_credit.config.settings import FORWARD_SIGNALS, INFOPO, LAPO, CreditSettings
+from verl_credit.config.settings import INFO_GAIN, CreditSettings
 from verl_credit.credit import TurnCredit, spread, turn_table
 from verl_credit.credit.groups import SOLVED_ABOVE
 from verl_credit.credit.plugins import TurnInputs
 from verl_credit.credit.turn.turn_credit import BatchTables, credit_of
 from verl_credit.errors import IntegrityError
 from verl_credit.lazy import torch
-from verl_credit.records.run.alarms import ANSWER_WHEN_SOLVED
+from verl_credit.names import ANSWER_WHEN_SOLVED
 from verl_credit.turns.anchors import anchor_table, observations
 from verl_credit.turns.book import TurnBatch
-from verl_credit.turns.critic import learned_by_critic
-from verl_credit.turns.gains import score_gains, score_infopo
-from verl_credit.turns.lapo import score_lapo
+from verl_credit.turns.gains import score_gains
 from verl_credit.turns.scorers import Forward, GainPlan
 from verl_credit.turns.signals.known import signals_of
 from verl_credit.turns.signals.signal import Signal, StepRows, step_rewards
 from verl_credit.turns.token_stage import TokenInputs, TokenStage
-from verl_credit.turns.values import TurnValues
+from verl_credit.turns.values import TurnValues, learned_by_critic
 
 
 @dataclass(frozen=True)
@@ -70,26 +68,23 @@ class StepInputs:
     turns: TurnBatch
     gain_B_K: torch.Tensor
     has_gain_B_K: torch.Tensor
-    scored_B: Mapping[str, Sequence[Sequence[float]] | None] = field(default_factory=dict)
-    """The values of signals that the forward scores (`StepRows`)."""
     answer_B: torch.Tensor | None = None
     """The gold answer's probability before the answer turn (`Gains`); None where no gain was planned."""
     gold_B_K1: torch.Tensor | None = None
     """That before every turn."""
     scored: bool = True
-    """False: no gain and no infopo is measured in this step (`info_gain_every`, `info_gain_warmup_steps`)."""
+    """False: no gain is measured in this step (`info_gain_every`, `info_gain_warmup_steps`)."""
     gain_scale: float = 1.0
     outcome_scale: float = 1.0
     tokens: TokenInputs | None = None
     """The token level's inputs; None when no token level is active."""
     value_B_T: torch.Tensor | None = None
-    """The critic's value of the state before each token (`turns/critic.py`); None without such a critic."""
+    """The critic's value of the state before each token ; None without a critic that has the values."""
 
     @property
     def rewarding(self) -> bool:
-        """False: a step without turn rewards, because all of the run's signals need the policy's forward."""
-        names = set(self.run.settings.turn_signals)
-        return self.scored or not names or not names <= FORWARD_SIGNALS
+        """False: a step without turn rewards, because the run's only signal is information gain."""
+        return self.scored or set(self.run.settings.turn_signals) != {INFO_GAIN}
 
 
 @dataclass(frozen=True)
@@ -125,9 +120,8 @@ def step_inputs(
 ) -> StepInputs:
     """The inputs after the forward of the step; ``metrics`` gets the gains' metrics."""
     gains = score_gains(plan, forward, metrics)
-    scored_B = {INFOPO: score_infopo(plan, forward), LAPO: score_lapo(plan, forward)}
     scales = run.settings.curriculum_at(step, planned_steps)
-    given = gains.info_gain_B_K, gains.turn_mask_B_K, scored_B, gains.answer_B, gains.gold_B_K1
+    given = gains.info_gain_B_K, gains.turn_mask_B_K, gains.answer_B, gains.gold_B_K1
     return StepInputs(run, plan.turns, *given, plan.scored, *scales)
 
 
@@ -144,9 +138,7 @@ def assign(
     """
     run, turns = inputs.run, inputs.turns
     _check_outcomes(inputs, outcome_B)
-    rows = StepRows(
-        turns, run.tokenizer.decode, outcome_B, group_B, inputs.gain_B_K, inputs.has_gain_B_K, inputs.scored_B
-    )
+    rows = StepRows(turns, run.tokenizer.decode, outcome_B, group_B, inputs.gain_B_K, inputs.has_gain_B_K)
     tables, signals, return_B_K1, metrics = _tables(inputs, rows)
     if inputs.answer_B is not None:
         solved_B = turns.row_valid_B & (outcome_B > SOLVED_ABOVE) & inputs.answer_B.isfinite()
@@ -178,7 +170,9 @@ def assign(
     if counted_B_T.any():
         spread_t = advantage_B_T[counted_B_T].double().std(correction=0)
         metrics["credit/advantage/token_std"] = spread_t.item()
-    return_B_T = learned_by_critic(inputs, return_B_K1, mask_B_T)
+    return_B_T = None
+    if inputs.value_B_T is not None:
+        return_B_T = learned_by_critic(inputs.value_B_T, return_B_K1, turns.turn_ids_B_T, mask_B_T)
     return StepCredit(inputs, tables, credit, advantage_B_T, clip_scale_B_T, metrics, signals, return_B_T)
 
 
@@ -197,8 +191,13 @@ def _tables(
         optional["anchor_B_K1"] = anchor_table(run.settings, rows)
     if run.values is not None:
         earned_B_K = torch.where(has_reward_B_K, reward_B_K, 0.0)
-        given = rows, inputs, earned_B_K, table.n_tool_turns_B
-        optional["value_B_K1"], return_B_K1, of_values = run.values.of_step(*given)
+        optional["value_B_K1"], return_B_K1, of_values = run.values.of_step(
+            rows,
+            earned_B_K,
+            table.n_tool_turns_B,
+            gold_B_K1=inputs.gold_B_K1 if run.settings.scores_gain else None,
+            value_B_T=inputs.value_B_T,
+        )
         metrics |= of_values
     known = reward_B_K, has_reward_B_K, rows.group_B, turns.row_valid_B, table.n_tool_turns_B
     return BatchTables(rows.outcome_B, *known, optional), signals, return_B_K1, metrics

@@ -58,9 +58,6 @@ class RowRecord:
     """Why a turn signal's rewards are missing."""
     signals_not_asked: list[str] = field(default_factory=list)
     """Turn signals that were not called, because they had failed too often just before."""
-    masked_observations: list[list[int]] = field(default_factory=list)
-    """Token ids of each tool turn's tool messages with a placeholder for their contents, for the turn signal infopo. They
-    reach from the end of the turn's own tokens to the next turn."""
     versions: list[list[int]] = field(default_factory=list)
     """First and last version of the weights that wrote each turn, in steps of the trainer. None when the engine reports
     none."""

@@ -1,18 +1,17 @@
-"""What is observed of the state before every turn: the features of `algorithm.turn_values` beside the group's.
-
-A provider sees neither the row's outcome nor what was made of it: a value may not follow it.
-"""
+"""What is observed of the states before a step's turns, and the providers by a column and by a user's function."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from functools import partial
+from typing import Any
 
-from verl_credit.config.keys.reads import COLUMN, CRITIC
+from verl_credit.config.keys.reads import COLUMN
 from verl_credit.config.settings import CreditSettings
 from verl_credit.credit.plugins import load
+from verl_credit.credit.turn.value_providers import KEY, PROVIDERS, Provider, Seen
 from verl_credit.errors import IntegrityError
 from verl_credit.lazy import torch
 from verl_credit.turns.book import as_number
@@ -20,40 +19,27 @@ from verl_credit.turns.reward.qa import stands_in
 from verl_credit.turns.signals.known import ColumnSignal
 from verl_credit.turns.signals.signal import StepRows, Trajectory, Turn
 
-if TYPE_CHECKING:
-    from verl_credit.turns.assign import StepInputs
-
-KEY = "algorithm.turn_values"
 LATER = "a value may read what stands before its turn's response alone, and the same each time"
-
-
-@dataclass(frozen=True)
-class Provider:
-    """What is observed of a state, beside its prompt's other outcomes and the turn's number."""
-
-    observe: Callable[[StepRows, StepInputs], torch.Tensor]
-    """observed_B_K1_D in float64; NaN: not observed."""
-    names: tuple[str, ...]
-    columns: tuple[str, ...] = ()
-    """The data file's columns that it reads."""
-    critic: bool = False
-    """verl's critic has the values (`turns/critic.py`)."""
 
 
 def provider_of(settings: CreditSettings) -> Provider:
     """Raises ValueError for a path that cannot be loaded."""
     name = settings.algorithm.turn_values
-    if name in ("group", CRITIC):
-        names = () if name == "group" else (name,)
-        return Provider(lambda rows, inputs: _filled(rows, 0, lambda row: []), names, critic=name == CRITIC)
-    if name == "features":
-        gold = ("gold probability",) if settings.scores_gain else ()
-        return Provider(_features, ("gold seen", "searches", *gold))
+    if provider := PROVIDERS.get(name):
+        more = provider.names_with_gains if settings.scores_gain else ()
+        return replace(provider, names=(*provider.names, *more))
+    says = f"V of each turn: as `group`, and on {name}"
     if name.startswith(COLUMN):
         column = _LoopColumn(name)
-        return Provider(column.observed, (name,), column.columns)
-    own = _Own(name, load(name, KEY))
-    return Provider(own.observed, (name,))
+        return Provider(name, says, column.observed, (name,), columns=column.columns)
+    return Provider(name, says, _Own(name, load(name, KEY)).observed, (name,))
+
+
+def seen_of(
+    rows: StepRows, turn_B_K1: torch.Tensor, gold_B_K1: torch.Tensor | None, value_B_T: torch.Tensor | None
+) -> Seen:
+    """What providers may observe. ``gold_B_K1``: None where the run measures no gain."""
+    return Seen(turn_B_K1, rows.turns.turn_ids_B_T, partial(_progress, rows), gold_B_K1, value_B_T, rows)
 
 
 def _filled(rows: StepRows, width: int, of_row: Callable[[int], list[list[float]]]) -> torch.Tensor:
@@ -66,8 +52,8 @@ def _filled(rows: StepRows, width: int, of_row: Callable[[int], list[list[float]
     return observed_B_K1_D
 
 
-def _features(rows: StepRows, inputs: StepInputs) -> torch.Tensor:
-    """Whether a gold answer stands in what was observed so far, the searches so far, and the gold answer's probability."""
+def _progress(rows: StepRows) -> torch.Tensor:
+    """Whether a gold answer stands in what was observed so far, and the searches so far, in each state."""
 
     def of_row(row: int) -> list[list[float]]:
         trajectory, record = rows.trajectory(row), rows.turns.records[row]
@@ -78,11 +64,7 @@ def _features(rows: StepRows, inputs: StepInputs) -> torch.Tensor:
             states.append([float(seen), float(searches)])
         return states
 
-    observed_B_K1_D = _filled(rows, 2, of_row)
-    if inputs.run.settings.scores_gain:
-        gold_B_K1 = inputs.gold_B_K1.to(torch.float64)
-        observed_B_K1_D = torch.cat([observed_B_K1_D, gold_B_K1[:, :, None]], dim=2)
-    return observed_B_K1_D
+    return _filled(rows, 2, of_row)
 
 
 class _LoopColumn(ColumnSignal):
@@ -98,8 +80,8 @@ class _LoopColumn(ColumnSignal):
     def of_rollout(self, rows: StepRows, row: int) -> dict:
         return rows.turns.records[row]["signals"]
 
-    def observed(self, rows: StepRows, inputs: StepInputs) -> torch.Tensor:
-        value_B_K, has_B_K = self.rewards(rows)
+    def observed(self, seen: Seen) -> torch.Tensor:
+        value_B_K, has_B_K = self.rewards(seen.rows)
         known_B_K = torch.where(has_B_K, value_B_K, torch.nan)
         return torch.nn.functional.pad(known_B_K, (1, 0), value=torch.nan)[:, :, None]
 
@@ -116,7 +98,8 @@ class _Own:
     def __init__(self, name: str, function: Callable[[Trajectory], Any]):
         self._name, self._function, self._tested = name, function, False
 
-    def observed(self, rows: StepRows, inputs: StepInputs) -> torch.Tensor:
+    def observed(self, seen: Seen) -> torch.Tensor:
+        rows: StepRows = seen.rows
         trajectories = {row: rows.trajectory(row) for row in rows.turns.valid_rows}
         of_row = {row: self._of(row, one) for row, one in trajectories.items() if one.turns}
         widths = {len(state) for states in of_row.values() for state in states}

@@ -15,7 +15,6 @@ from verl_credit.lazy import torch
 from verl_credit.names import CLIP_SCALE
 from verl_credit.turns.assign import CreditRun, StepCredit, StepInputs, step_inputs
 from verl_credit.turns.book import TurnBatch
-from verl_credit.turns.critic import VALUES
 from verl_credit.turns.gains import plan_gains
 from verl_credit.turns.scorers import Forward
 from verl_credit.turns.token_stage import TokenInputs
@@ -89,8 +88,8 @@ def credited(host: StepHost, inputs: StepInputs) -> StepCredit | None:
     if stage is not None and stage.active:
         tokens = token_inputs(host, turns.row_valid_B, mask_B_T=turns.response_mask_B_T)
         inputs = replace(inputs, tokens=tokens)
-    if inputs.run.values is not None and inputs.run.values.provider.critic:
-        inputs = replace(inputs, value_B_T=host.read(VALUES).get(VALUES))
+    if inputs.run.values is not None and (field := inputs.run.values.provider.field):
+        inputs = replace(inputs, value_B_T=host.read(field).get(field))
     credit = host.estimate(inputs)
     ones_B_T = torch.ones(turns.turn_ids_B_T.shape)
     host.write(CLIP_SCALE, ones_B_T if credit is None else credit.clip_scale_B_T.float())

@@ -8,7 +8,6 @@ from functools import partial
 
 from verl_credit.config.keys import Algorithm
 from verl_credit.credit.outcome import OUTCOME_OPERATORS
-from verl_credit.credit.planning.anchors import planning_mask_by_anchors
 from verl_credit.credit.planning.planning import STRATEGIC_GRAMS, coverage, parse_grams, planning_mask
 from verl_credit.credit.plugins import (
     TurnInputs,
@@ -181,17 +180,6 @@ def planning_detector(settings: Algorithm, tokenizer) -> Detector:
     if settings.planning.detector == "grams":
         grams = STRATEGIC_GRAMS if settings.strategic_grams is None else parse_grams(settings.strategic_grams)
         return partial(planning_mask, decode=decode, grams=grams)
-    if settings.planning.detector == "anchors":
-        from verl_credit_retriever.encoder import SentenceEncoder
-
-        encoder = SentenceEncoder(settings.planning.model, query_prefix="")
-
-        def encode(texts: list[str]) -> torch.Tensor:
-            return torch.from_numpy(encoder.encode_queries(texts))
-
-        return partial(
-            planning_mask_by_anchors, decode=decode, encode=encode, threshold=settings.planning.threshold
-        )
     own = load(settings.planning.detector, "algorithm.planning.detector")
 
     def detect(token_ids_B_T: torch.Tensor, mask_B_T: torch.Tensor) -> torch.Tensor:

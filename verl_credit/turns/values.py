@@ -1,7 +1,8 @@
 """`algorithm.turn_values`: the value of the state before every turn, by a regression over this step and the last ones.
 
-The features are those of the group and what a provider observes (`state_features.py`); `credit/turn/values.py` fits. No
-value follows its own row's outcome: the fit has not seen the row's prompt, and no provider sees the outcome.
+The features are those of the group and what a provider observes (`credit/turn/value_providers.py`); `credit/turn/values.py`
+fits. No value follows its own row's outcome: the fit has not seen the row's prompt, and no provider sees the outcome. verl
+computes its critic's values before advantages, by weights that no outcome of the step has changed.
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ from array import array
 from collections import deque
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
-from typing import TYPE_CHECKING
 
 from verl_credit.config.settings import CreditSettings
+from verl_credit.credit import spread
 from verl_credit.credit.turn.tables import return_to_go
+from verl_credit.credit.turn.value_providers import KEY, Seen
 from verl_credit.credit.turn.values import (
     States,
     crossfit,
@@ -24,13 +26,9 @@ from verl_credit.credit.turn.values import (
 )
 from verl_credit.errors import IntegrityError
 from verl_credit.lazy import torch
-from verl_credit.records.run.alarms import EXPLAINED_VARIANCE
-from verl_credit.turns.critic import turns_of_critic
+from verl_credit.names import EXPLAINED_VARIANCE
 from verl_credit.turns.signals.signal import StepRows
-from verl_credit.turns.state_features import KEY, provider_of
-
-if TYPE_CHECKING:
-    from verl_credit.turns.assign import StepInputs
+from verl_credit.turns.state_features import provider_of, seen_of
 
 
 class TurnValues:
@@ -48,12 +46,19 @@ class TurnValues:
         return None if settings.algorithm.turn_values is None else cls(settings)
 
     def of_step(
-        self, rows: StepRows, inputs: StepInputs, reward_B_K: torch.Tensor, n_tool_turns_B: torch.Tensor
+        self,
+        rows: StepRows,
+        reward_B_K: torch.Tensor,
+        n_tool_turns_B: torch.Tensor,
+        *,
+        gold_B_K1: torch.Tensor | None = None,
+        value_B_T: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor, dict[str, float]]:
         """(value_B_K1, return_B_K1, metrics) of the step, which then joins the replay.
 
-        ``reward_B_K``: NaN is lost, 0 is none. V_k estimates the return that turn_gae passes back, sum over j >= k of
-        gamma^(j-k) r_j with the outcome at the end. Turns that are not a valid row's have the value 0 and the return NaN.
+        ``reward_B_K``: NaN is lost, 0 is none. ``gold_B_K1``, ``value_B_T``: as in `Seen`. V_k estimates the return that
+        turn_gae passes back, sum over j >= k of gamma^(j-k) r_j with the outcome at the end. Turns that are not a valid
+        row's have the value 0 and the return NaN.
         """
         outcome_B, valid_B = rows.outcome_B.to(torch.float64), rows.turns.row_valid_B
         columns_K1 = torch.arange(reward_B_K.shape[1] + 1)
@@ -62,10 +67,11 @@ class TurnValues:
         reward_B_K1 = torch.nn.functional.pad(reward_B_K.to(torch.float64), (0, 1)) + at_end_B_K1
         return_B_K1 = return_to_go(torch.where(turn_B_K1, reward_B_K1, 0.0), self._gamma)
         return_B_K1 = torch.where(turn_B_K1, return_B_K1, torch.nan)
-        if self.provider.critic:
-            value_B_K1, metrics = turns_of_critic(inputs, turn_B_K1), {}
+        seen = seen_of(rows, turn_B_K1, gold_B_K1, value_B_T)
+        if self.provider.value is not None:
+            value_B_K1, metrics = self.provider.value(seen), {}
         else:
-            value_B_K1, metrics = self._fitted(rows, inputs, turn_B_K1, return_B_K1)
+            value_B_K1, metrics = self._fitted(rows, seen, return_B_K1)
         metrics |= {
             EXPLAINED_VARIANCE: explained_variance(value_B_K1[turn_B_K1], return_B_K1[turn_B_K1]),
             f"{EXPLAINED_VARIANCE}_of_changes": explained_variance_of_changes(
@@ -75,11 +81,13 @@ class TurnValues:
         return value_B_K1, return_B_K1, {name: value for name, value in metrics.items() if value is not None}
 
     def _fitted(
-        self, rows: StepRows, inputs: StepInputs, turn_B_K1: torch.Tensor, return_B_K1: torch.Tensor
+        self, rows: StepRows, seen: Seen, return_B_K1: torch.Tensor
     ) -> tuple[torch.Tensor, dict[str, float | None]]:
+        turn_B_K1 = seen.turn_B_K1
         mean_B = loo_mean(rows.outcome_B.to(torch.float64), rows.group_B, rows.turns.row_valid_B)
-        of_group_B_K1_D = group_features(mean_B, turn_B_K1.shape[1])
-        x_B_K1_D = torch.cat([of_group_B_K1_D, self.provider.observe(rows, inputs)], dim=2)
+        x_B_K1_D = group_features(mean_B, turn_B_K1.shape[1])
+        if self.provider.observe is not None:
+            x_B_K1_D = torch.cat([x_B_K1_D, self.provider.observe(seen)], dim=2)
         prompt_B = torch.tensor([_number(ids) for ids in rows.turns.prompt_ids])
         tables = [x_B_K1_D, return_B_K1, prompt_B[:, None].expand_as(turn_B_K1)]
         states = States(*(table[turn_B_K1] for table in tables))
@@ -120,3 +128,14 @@ class TurnValues:
 def _number(prompt_ids: Sequence[int]) -> int:
     """The prompt as a number, the same in every step and process."""
     return int.from_bytes(blake2b(array("q", prompt_ids).tobytes(), digest_size=7).digest())
+
+
+def learned_by_critic(
+    value_B_T: torch.Tensor, return_B_K1: torch.Tensor, turn_ids_B_T: torch.Tensor, mask_B_T: torch.Tensor
+) -> torch.Tensor:
+    """return_B_T: all tokens of turn k have its return G_k, as after the whole turn.
+
+    A token without a known return (a lost turn reward, a row that is not valid) has the critic's own value: no error.
+    """
+    return_B_T = spread(return_B_K1, turn_ids_B_T, mask_B_T, fill=torch.nan)
+    return torch.where(return_B_T.isfinite(), return_B_T, value_B_T.to(return_B_T.dtype))

@@ -3,7 +3,7 @@
     python evidence/gpu/half_hour/drive.py [--out FOLDER] [--work FOLDER] [--minutes 30] [--only R1,R3]
     python evidence/gpu/half_hour/drive.py --device cpu --tiny      the same at a size for two cores
 
-FOLDER has half_hour.json, table.md, and per run what it printed, its plan, events, metrics and memory by phase. Called
+FOLDER has half_hour.json, table.md, and per run what it printed, its plan, events, metrics and the device's memory. Called
 again with the same folders, the command runs what is not done. Exit code 0: all runs are done and no row is off; 1:
 otherwise; 4: a wrong command.
 """
@@ -14,9 +14,12 @@ import argparse
 import json
 import shutil
 import signal
+import subprocess
 import sys
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -26,11 +29,11 @@ HERE = Path(__file__).resolve().parent
 sys.path[:1] = [str(HERE.parents[1]), str(HERE.parents[2])]
 
 from gpu import children, record, table  # noqa: E402
-from gpu.half_hour import phases, rows, world  # noqa: E402
+from gpu.half_hour import rows, world  # noqa: E402
 from gpu.half_hour.order import HF, QUEUE, VLLM, Run, overrides  # noqa: E402
 from gpu.machine import code_version, environment, here  # noqa: E402
 from gpu.parts import TRAINING  # noqa: E402
-from verl_credit.records.run.files import EVENTS, METRICS, read_json_lines  # noqa: E402
+from verl_credit.records.run.files import EVENTS, METRICS, append_json, read_json_lines  # noqa: E402
 
 NAME, MINUTES, PREPARE_S, SMOKE_S = "half_hour", 30, 240, 150
 CLI = (sys.executable, "-W", "ignore", "-m", "verl_credit.cli")
@@ -131,7 +134,9 @@ class Queue:
         given += [*self.made.overrides(root, url, model, run.recipe), f"run_dir={run_dir}"]
         state.update(state=RUNNING, engine=self.engine)
         self._keep()
-        with phases.sample(out / SAMPLES):
+        out.mkdir(parents=True, exist_ok=True)
+        (out / SAMPLES).unlink(missing_ok=True)
+        with sample(out / SAMPLES):
             train = [*self.command, "train", "--config-name", run.recipe, *given]
             ended = self._child(out / "stdout.txt", train, min(run.limit_s, left))
         steps = read_json_lines(run_dir / METRICS)
@@ -187,6 +192,31 @@ class Queue:
         lines = [table.runs(self.kept.content), "", *map(record.line, self.kept.content["rows"]), ""]
         self.out.mkdir(parents=True, exist_ok=True)
         (self.out / "table.md").write_text("\n".join(lines), encoding="utf-8")
+
+
+@contextmanager
+def sample(path: Path) -> Iterator[None]:
+    """Writes the memory in use on every GPU to ``path``, twice a second; no file where nvidia-smi gives no number."""
+    if shutil.which("nvidia-smi") is None:
+        yield
+        return
+    query = ["nvidia-smi", "--query-gpu=index,memory.used", "--format=csv,noheader,nounits", "-lms", "500"]
+    process = subprocess.Popen(query, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+
+    def listen():
+        for line in process.stdout:
+            gpu, _, mib = line.partition(", ")
+            if mib.strip().isdigit():  # GB10 gives none
+                append_json(path, {"time": time.time(), "gpu": int(gpu), "mib": int(mib)})
+
+    reader = threading.Thread(target=listen, daemon=True)
+    reader.start()
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
+        reader.join(5)
 
 
 def run(setting, kept: record.Record) -> None:

@@ -1,16 +1,17 @@
-"""What a run's files say beside the predictions: steps, seconds, gains and their price, memory by phase, MFU, k3, resume."""
+"""What a run's files say beside the predictions: steps, seconds, gains and their price, memory, MFU, k3, resume."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from gpu.half_hour import phases
 from gpu.half_hour.order import Run
 from gpu.half_hour.world import SINGLE_TURN
 from gpu.record import Record, about, at_least, at_most, same, within_factor
-from verl_credit.records.run.files import METRICS, read_json_lines
+from verl_credit.records.run.events import STAGE, START
+from verl_credit.records.run.files import EVENTS, METRICS, read_json_lines
 
+GIB = 2**30
 MEMORY = 0.1  # of the plan's number, to both sides
 K3 = 0.01  # r - 1 - log r of a token's ratio r, in the mean; half its squared log
 GENERATION = ("prefill", "decode", "search")
@@ -34,8 +35,8 @@ def measure(
     steps = _numbers(row["step"] for row in metrics)
     expected = {"steps": same(_numbers(range(1, run.steps + 1)))}
     record.add(f"{run.name}: run", {"steps": steps}, expected, QUEUE, why=state["why"])
-    if stages := phases.timeline(run_dir)[1:]:
-        record.add(f"{run.name}: seconds to a stage", {text: round(at, 1) for at, text in stages})
+    if stages := _stages(run_dir):
+        record.add(f"{run.name}: seconds to a stage", stages)
     metrics = metrics[state["before"] :]
     if not metrics:
         return {}
@@ -44,7 +45,7 @@ def measure(
         _clocks(record, run, step, {} if toy or step is not metrics[-1] else plan["step"]["seconds"])
     if run.recipe != SINGLE_TURN:
         numbers |= _gains(record, run, metrics, toy)
-    numbers |= _memory(record, run, run_dir, plan, samples if samples.exists() else None, toy)
+    numbers |= _memory(record, run, metrics[-1], plan, samples, toy)
     numbers |= _mfu(record, run, metrics[-1], plan, toy)
     if run.recipe == SINGLE_TURN and not run.resumes:
         numbers |= _k3(record, run, metrics[-1])
@@ -98,22 +99,39 @@ def _gains(record: Record, run: Run, metrics: list[dict], toy: bool) -> dict:
     }
 
 
-def _memory(record: Record, run: Run, run_dir: Path, plan: Mapping, samples: Path | None, toy: bool) -> dict:
+def _memory(record: Record, run: Run, step: Mapping, plan: Mapping, samples: Path, toy: bool) -> dict:
+    """The most that the actor's tensors took, by verl, and that the device had in use, by nvidia-smi, beside the plan's."""
+    phases = [phase for phase in plan["phases"] if phase["where"] == "device"]
+    live = [phase["live_bytes"] / GIB for phase in phases if phase["name"] not in ("rollout", "asleep")]
+    found = {
+        "the actor": (_first(step, "perf/max_memory_allocated_gb"), max(live, default=0.0)),
+        "the device": (
+            max((row["mib"] / 1024 for row in read_json_lines(samples)), default=None),
+            max((phase["total"] / GIB for phase in phases), default=0.0),
+        ),
+    }
     ratios = {}
-    for row in phases.rows(run_dir, plan, samples):
-        found = {"found_gib": row["found_gib"], "planned_gib": row["planned_gib"], "ratio": row["ratio"]}
-        name = f"{run.name}: memory, {row['phase']}"
-        if row["found_gib"] is None:
-            record.not_run(name, row["note"] or "not measured")
+    for name, (gib, planned) in found.items():
+        if gib is None or toy or not planned:
+            record.not_run(f"{run.name}: memory, {name}", "not measured on this device")
             continue
-        judged = {"found_gib": about(row["planned_gib"], MEMORY)} if row["planned_gib"] and not toy else {}
-        record.add(name, found | ({"note": row["note"]} if row["note"] else {}), judged, PLAN)
-        if row["ratio"] and not toy:
-            ratios[row["phase"]] = row["ratio"]
+        ratios[name] = gib / planned
+        of = {"found_gib": gib, "planned_gib": planned, "ratio": ratios[name]}
+        record.add(f"{run.name}: memory, {name}", of, {"found_gib": about(planned, MEMORY)}, PLAN)
     if not ratios:
         return {}
-    worst = max(ratios, key=lambda phase: abs(ratios[phase] - 1))
+    worst = max(ratios, key=lambda name: abs(ratios[name] - 1))
     return {"farthest_phase": f"{worst} {ratios[worst]:.2f}"}
+
+
+def _stages(run_dir: Path) -> dict[str, float]:
+    """Returns the seconds from the last start of the run to each of its stages."""
+    events = read_json_lines(run_dir / EVENTS)
+    begin = max((at for at, event in enumerate(events) if event["kind"] == START), default=len(events))
+    since = events[begin:]
+    return {
+        event["text"]: round(event["time"] - since[0]["time"], 1) for event in since if event["kind"] == STAGE
+    }
 
 
 def _mfu(record: Record, run: Run, step: Mapping, plan: Mapping, toy: bool) -> dict:

@@ -18,7 +18,6 @@ from verl_credit.recipe.doctor.cluster import (
     Mark,
     check_cluster,
     check_nodes,
-    check_plugin,
     folders,
     judge_nodes,
     loopback_server,
@@ -71,62 +70,10 @@ def test_a_cluster_that_does_not_answer():
     keys = ["ray_kwargs.ray_init.num_cpus=16", "ray_kwargs.ray_init.object_store_memory=null"]
     assert says(refused, FAIL, *keys)
     assert says(check_cluster(Context(CLUSTER, CUDA), lambda address: ""), PASS, "answers at 10.0.0.1:6379")
-    odd = check_plugin(Context(CLUSTER, CUDA), lambda *_: (1, "RuntimeError: Version mismatch"))
-    assert says(odd, FAIL, "Version mismatch")
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         assert unreachable(f"127.0.0.1:{port}") == ""
     assert unreachable(f"127.0.0.1:{port}") and unreachable("nonsense")
-
-
-@pytest.mark.parametrize(
-    "code, printed, status, texts",
-    [
-        (0, json.dumps(NAMES), PASS, ["2 names registered"]),
-        (0, json.dumps({**NAMES, "loss turn_ppo": False}), FAIL, ["lacks loss turn_ppo"]),
-        (1, "ModuleNotFoundError: no verl", FAIL, ["no verl"]),
-        (None, "", FAIL, ["no answer in 180 s"]),
-        (-9, "", FAIL, ["exit code -9"]),
-    ],
-)
-def test_the_plugin_in_a_fresh_process(code, printed, status, texts):
-    def ask(*question):
-        assert question == ("plugin",)
-        return code, printed
-
-    assert says(check_plugin(Context(MACHINE), ask), status, *texts)
-
-
-def node(host="spark-1", **changes):
-    return {"id": "a", "host": host, "cpus": 20.0, "gpus": 1.0, "plugin": NAMES, **changes}
-
-
-BROKEN = {
-    "id": "b",
-    "host": "spark-2",
-    "cpus": 20.0,
-    "gpus": 1.0,
-    "error": "ModuleNotFoundError: verl_credit",
-}
-
-
-@pytest.mark.parametrize(
-    "second, resources, of_resources, plugin, of_plugin",
-    [
-        (node("spark-2"), PASS, ["spark-2 (20 CPUs, 1 GPUs)"], PASS, ["spark-1, spark-2"]),
-        (node(gpus=0.0), FAIL, ["2 nodes with 1 GPUs and 3 CPUs each", "trainer.nnodes=1"], PASS, []),
-        (node(cpus=2.0), FAIL, [], PASS, []),
-        (BROKEN, PASS, [], FAIL, ["spark-2: ModuleNotFoundError: verl_credit"]),
-        (node("spark-2", plugin={"a": False}), PASS, [], FAIL, ["spark-2 lacks a"]),
-    ],
-)
-def test_a_cluster_has_to_have_what_the_recipe_wants(second, resources, of_resources, plugin, of_plugin):
-    def ask(*question):
-        assert question == ("cluster", "10.0.0.1:6379")
-        return 0, "a log line\n" + json.dumps({"nodes": [node(), second]}) + "\n"
-
-    found = check_plugin(Context(CLUSTER, on_cuda(LAB, trainer__nnodes=2)), ask)
-    assert says(found[0], resources, *of_resources) and says(found[1], plugin, *of_plugin)
 
 
 class FakeRay:
@@ -150,22 +97,22 @@ class FakeRay:
         ]
 
     def remote(self, function):
-        assert function is doctor_probes.registered
+        assert function is doctor_probes.look
         return self
 
     def options(self, num_cpus, max_retries, scheduling_strategy):
         assert num_cpus == 0 and not scheduling_strategy.soft
-        return SimpleNamespace(remote=lambda: scheduling_strategy.node_id)
+        return SimpleNamespace(remote=lambda paths: scheduling_strategy.node_id)
 
     def get(self, reference, timeout):
         if reference[0] == "b":
             raise RuntimeError("worker:\nModuleNotFoundError: No module named 'verl_credit'")
-        return NAMES
+        return {"plugin": NAMES, "found": []}
 
 
 def test_the_probe_asks_every_living_node():
     ray = FakeRay()
-    found = doctor_probes.cluster(ray, "h:1")["nodes"]
+    found = doctor_probes.ask_nodes(ray, "h:1", [])
     assert [(n["host"], n["cpus"], n["gpus"]) for n in found] == [("a", 4.0, 0.0), ("b", 4.0, 0.0)]
     assert found[0]["plugin"] == NAMES and "No module named 'verl_credit'" in found[1]["error"]
     assert not ray.up
@@ -174,18 +121,8 @@ def test_the_probe_asks_every_living_node():
 def test_a_worker_that_ends_without_a_word_is_reported_too():
     ray = FakeRay()
     ray.get = lambda reference, timeout: (_ for _ in ()).throw(RuntimeError())
-    found = doctor_probes.cluster(ray, "h:1")["nodes"]
+    found = doctor_probes.ask_nodes(ray, "h:1", [])
     assert [node["error"] for node in found] == ["RuntimeError: no message"] * 2
-
-
-def test_the_probe_prints_what_the_cluster_says(capsys, monkeypatch):
-    monkeypatch.setattr(doctor_probes, "cluster", lambda ray, address: {"nodes": [address]})
-    assert doctor_probes.main(["cluster", "h:1"]) == 0
-    assert json.loads(capsys.readouterr().out) == {"nodes": ["h:1"]}
-
-
-def test_the_probe_refuses_other_questions(capsys):
-    assert doctor_probes.main(["cluster"]) == 2 and "usage" in capsys.readouterr().err
 
 
 KEYS = [f"ray_kwargs.ray_init.{key}=null" for key in ("num_cpus", "num_gpus", "object_store_memory")]
@@ -246,8 +183,8 @@ MARKS = [
 ]
 
 
-def reader(host="spark-1", found=("11", "22"), cpus=20.0, **error):
-    return {"host": host, "cpus": cpus, **(error or {"found": list(found)})}
+def reader(host="spark-1", found=("11", "22"), cpus=20.0, gpus=16.0, plugin=NAMES, **error):
+    return {"host": host, "cpus": cpus, "gpus": gpus, **(error or {"plugin": plugin, "found": list(found)})}
 
 
 def test_every_node_has_to_read_what_was_written_here(config):
@@ -263,6 +200,11 @@ def test_every_node_has_to_read_what_was_written_here(config):
     assert says(other, FAIL, "trainer.default_local_dir=/big", "spark-2")
     broken = judge_nodes([reader(), reader("spark-2", error="RuntimeError: gone")], MARKS, config)
     assert says(broken, FAIL, "spark-2: RuntimeError: gone")
+    lacks = judge_nodes([reader(), reader("spark-2", plugin={"loss turn_ppo": False})], MARKS, config)
+    assert says(lacks, FAIL, "spark-2 lacks loss turn_ppo")
+    for few in ({"gpus": 0.0}, {"cpus": 2.0}):
+        small = judge_nodes([reader(**few)], MARKS, config)
+        assert says(small, FAIL, "1 nodes with 1 GPUs and 3 CPUs each", "trainer.nnodes=1")
     head = reader("head", ("No such file or directory", ""), cpus=0.0)
     assert says(
         judge_nodes([*two, head], MARKS, with_url(config, "http://a")), PASS
@@ -282,11 +224,11 @@ def test_a_server_that_only_one_of_the_machines_reaches(config):
 def test_the_cluster_is_asked_for_files_that_are_there_and_then_gone(config, tmp_path):
     asked = []
 
-    def ask(question, address, paths):
-        assert (question, address) == ("files", ADDRESS)
+    def ask(address, paths):
+        assert address == ADDRESS
         asked.extend(json.loads(paths))
         found = doctor_probes.read_files(json.loads(paths))
-        return 0, json.dumps({"nodes": [reader(found=found), reader("spark-2", found)]})
+        return 0, json.dumps([reader(found=found), reader("spark-2", found)])
 
     shared = with_url(config, "http://10.0.0.1:8000")
     shared.run_dir = str(tmp_path / "not" / "made" / "yet")

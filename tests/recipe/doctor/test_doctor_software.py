@@ -110,34 +110,6 @@ def both(**packages):
     return replace(MACHINE, packages=packages)
 
 
-test_combinations = cases(
-    software.check_combinations,
-    (both(transformers="5.10.4", tokenizers="0.22.2"), None, PASS),
-    (
-        both(transformers="5.10.4", tokenizers="0.23.1"),
-        None,
-        FAIL,
-        "does not import",
-        "pip install 'transformers==5.10.4'",
-    ),
-    (
-        both(transformers="5.15.1", tokenizers="0.23.2"),
-        LAB,
-        FAIL,
-        "transformers <5.16 wants another tokenizers",
-    ),
-    (both(transformers="5.16.0", tokenizers="0.23.1"), CUDA, PASS),
-    (
-        both(transformers="5.19.0", tokenizers="0.22.2"),
-        CUDA,
-        FAIL,
-        "transformers 5.19.0 beside tokenizers 0.22.2",
-    ),
-    (both(transformers="5.19.0"), None, PASS),
-    (both(transformers="mine", tokenizers="0.22.2"), None, PASS),
-)
-
-
 def installed(version):
     return replace(MACHINE, packages={"vllm": version} if version else {})
 

@@ -117,24 +117,15 @@ def test_a_model_that_is_not_on_the_hub_is_refused_before_the_start(tmp_path, hu
     require_model(name)
 
 
-@pytest.mark.parametrize(
-    "error, said",
-    [
-        (errors.RepositoryNotFoundError, "no such model on the hub"),
-        (errors.GatedRepoError, "accept its terms at https://huggingface.co/a/b"),
-        (errors.LocalEntryNotFoundError, "the hub does not answer"),
-        (errors.EntryNotFoundError, "without a config.json"),
-        (TimeoutError, "cannot be asked"),
-    ],
-)
-def test_what_the_hub_answers_is_said(hub, monkeypatch, error, said):
+@pytest.mark.parametrize("error", [errors.RepositoryNotFoundError, errors.GatedRepoError, TimeoutError])
+def test_what_the_hub_answers_is_said(hub, monkeypatch, error):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
 
     def download(name, file, **_):
         raise error.__new__(error)
 
     monkeypatch.setattr("verl_credit.recipe.doctor.model.ask_hub", lambda name: None)
-    with pytest.raises(HubError, match=said):
+    with pytest.raises(HubError, match=f"{error.__name__}.*hf download a/b"):
         fetch_config("a/b", download)
 
 
@@ -145,7 +136,7 @@ def test_without_a_network_the_hub_is_asked_once_and_no_retry_is_printed(hub, mo
     with dead_port() as url:
         where = url + "/{repo_id}/resolve/{revision}/{filename}"
         monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", where)
-        with pytest.raises(HubError, match=r"^the hub cannot be asked .*refused.*hf download a/b\)$"):
+        with pytest.raises(HubError, match="refused.*hf download a/b"):
             fetch_config("a/b")
         with pytest.raises(NotHere, match="the tokenizer of a/b cannot be loaded here"):
             load_tokenizer(OmegaConf.create({"path": "a/b"}))

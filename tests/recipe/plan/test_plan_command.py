@@ -169,20 +169,6 @@ def test_a_step_by_hand():
     assert found.seconds["branches: store"] == pytest.approx(1024 * 2000 * 16 / 0.4e9)
 
 
-def test_a_step_without_gains_has_no_seconds_of_them():
-    job = read_job(changed("algorithm.info_gain_norm_mode", "none"), flash_attn=True)
-    assumed = assumptions({}, job, H100)
-    found = step(SHAPE, job, H100, assumed, engine_memory(SHAPE, job, H100, assumed))
-    assert not [name for name in found.seconds if name.startswith("branches")]
-
-
-def test_the_probe_of_a_recipe_is_planned(capsys):
-    code, out = run(capsys, "--config-name", "multihop_qwen3_4b", "--json", "probe.every=5")
-    assert code == 0
-    (phase,) = (phase for phase in json.loads(out)["phases"] if phase["name"] == "entropy probe")
-    assert "parameters before the update" in phase["live"] and 0 < phase["live_bytes"] < phase["total"]
-
-
 def indexed(prompts=64, core_seconds=0.45, **index):
     config = changed("data.train_batch_size", prompts)
     config["hardware"]["index"] = {"rows": 21015324, "dim": 768, "kind": "flat", **index}
@@ -201,24 +187,6 @@ def test_searching_that_is_not_counted_is_said(seconds, place):
     plan = make_plan(indexed(core_seconds=seconds, place=place))
     assert plan.step.seconds["search"] == 2.5 * 0.5
     assert any("plan.search_core_seconds" in note for note in plan.notes)
-
-
-@pytest.mark.parametrize(
-    ("algorithm", "said"),
-    [
-        ({"turn_signal": "infopo"}, ["infopo"]),
-        ({"turn_signals": {"lapo": 1.0, "infopo": 1.0}}, ["infopo", "lapo"]),
-        ({"turn_signal": "lapo"}, ["lapo"]),
-        ({"turn_signal": "infopo", "info_gain_norm_mode": "none"}, []),
-        ({"turn_signal": "tool_reward"}, []),
-    ],
-)
-def test_what_infopo_and_lapo_score_is_said_not_to_be_counted(algorithm, said):
-    plan = make_plan(changed("algorithm", {"info_gain_norm_mode": "joint"} | algorithm))
-    found = [
-        name for name in ("infopo", "lapo") if any(f"signal {name} scores is not" in n for n in plan.notes)
-    ]
-    assert found == said
 
 
 def test_a_wave_of_queries_that_ends_too_late_is_warned_of():
@@ -265,13 +233,6 @@ def test_runs_and_disk():
     assert run_steps(endless, Assumptions(train_rows=6400)) == 100
 
 
-def test_assumptions_that_were_given_are_told_apart():
-    plan = make_plan(changed("plan", {"mfu": 0.5}))
-    assert plan.given == ("mfu",)
-    assert plan.assumed.mfu == 0.5
-    assert make_plan(CONFIG).assumed.mfu == 0.35
-
-
 def test_an_index_that_nothing_searches_is_not_counted():
     block = {"name": "gb10", "index": {"rows": 21015324, "dim": 768, "kind": "sq8"}}
     searching, alone = ({**changed("search.max_searches", n), "hardware": block} for n in (6, 0))
@@ -310,13 +271,6 @@ def test_exit_code_4_and_what_to_change(capsys):
     assert (
         "enable_gradient_checkpointing=true" in out and "lora_rank" not in out
     )  # the hf engine takes whole weights
-
-
-def test_devices_and_hardware_of_the_command_line(capsys):
-    code, out = run(capsys, *SEARCH_CPU, "--hardware", "h200", "--devices", "2", "--json", MODEL)
-    assert json.loads(out)["devices"] == 2
-    assert json.loads(out)["hardware"]["name"] == "h200"
-    assert code == 0
 
 
 def test_a_refusal_is_one_line_and_exit_code_4(capsys):
@@ -374,12 +328,6 @@ def test_a_gpu_recipe_fits_its_own_hardware_as_shipped(name, devices, hardware, 
     (row,) = (line for line in table.splitlines() if line.startswith(f"| `{name}` |"))
     recipe, *cells = output.line(plan)
     assert row.startswith(f"| `{recipe}` | {' | '.join(cells)} |")
-
-
-@pytest.mark.parametrize("name", ["multihop_qwen3_4b", "math_sepa", "spark_qwen3_4b"])
-def test_a_gpu_recipe_does_not_fit_a_device_that_is_far_too_small(capsys, name):
-    code, out = run(capsys, "--config-name", name, "hardware.memory_gib=12")
-    assert code == 4 and "DOES NOT FIT" in out
 
 
 @pytest.mark.parametrize("size", ["full", "tiny"])

@@ -63,7 +63,7 @@ def test_page_is_one_offline_accessible_document(run_dir, pictures):
     assert addresses and all(address.startswith("data:image/svg+xml;base64,") for address in addresses)
     assert "http://" not in text and "https://" not in text and "@import" not in text and "url(" not in text
     alts = page.values("img", "alt")
-    assert len(alts) == len(addresses) == 8
+    assert len(alts) == len(addresses) == 6
     assert (
         alts[0].startswith("Exact match")
         and "held-out, greedy: 37.5 % at step 0, 62.5 % at step 3" in alts[0]

@@ -1,6 +1,5 @@
 """Every start of a run leaves an end event that says how it ended."""
 
-import json
 import os
 import signal
 
@@ -14,7 +13,7 @@ from verl_credit.cli.train.start import command_line
 from verl_credit.errors import ExitCode, IntegrityError, PreflightError
 from verl_credit.records.run import events
 from verl_credit.records.run.files import EVENTS, METRICS, VALIDATION, append_json, read_json_lines
-from verl_credit.records.run.state import TRACKER, planned_in_all, save_state
+from verl_credit.records.run.state import TRACKER, save_state
 
 FIVE = "trainer.total_training_steps=5"
 
@@ -87,12 +86,6 @@ def test_a_killed_start_gets_its_end_from_the_next_one(tmp_path, capsys, ends_wi
     assert [row.get("reason") for row in rows[2:]] == [None, "done"]
 
 
-def test_an_old_run_without_start_events_was_not_killed(tmp_path):
-    events.record(tmp_path, "banner", "verl_credit: ...")
-    events.start(tmp_path, None)
-    assert [row["kind"] for row in read_json_lines(tmp_path / EVENTS)] == ["banner", "start"]
-
-
 def test_the_command_of_a_start_is_recorded_without_passwords(tmp_path, capsys, ends_with):
     ends_with()
     run(capsys, tmp_path, FIVE, "search.url=[http://me:secret@127.0.0.1:1,http://127.0.0.1:2]")
@@ -104,14 +97,6 @@ def test_the_command_of_a_start_is_recorded_without_passwords(tmp_path, capsys, 
         command_line("own", ["a=b c"], "my dir")
         == "verl-credit train --config-name own --config-dir 'my dir' 'a=b c'"
     )
-
-
-def test_a_refusal_in_the_folder_is_recorded(tmp_path, capsys, ends_with):
-    ends_with()
-    (tmp_path / METRICS).write_text('{"step": 1}\n{\n{"step": 3}\n')
-    code, lines = run(capsys, tmp_path, FIVE)
-    assert code == ExitCode.PREFLIGHT and len(lines) == 1
-    assert last_end(tmp_path)[:2] == ["refused", 4] and "fix the line" in last_end(tmp_path)[4]
 
 
 def test_a_refused_start_renews_the_report_without_a_word(tmp_path, capsys, ends_with, monkeypatch):
@@ -130,28 +115,6 @@ def test_a_damaged_events_file_is_refused_in_one_line(tmp_path, capsys, ends_wit
     code, lines = run(capsys, tmp_path, FIVE)
     assert code == ExitCode.PREFLIGHT and len(lines) == 1
     assert (tmp_path / EVENTS).read_text() == "{\n{}\n"
-
-
-def test_a_start_that_has_nothing_left_says_so(tmp_path, capsys, ends_with):
-    (tmp_path / "checkpoints" / "global_step_5").mkdir(parents=True)
-    (tmp_path / "checkpoints" / TRACKER).write_text("5")
-    append_json(tmp_path / VALIDATION, {"step": 5})
-    append_json(tmp_path / METRICS, {"step": 5})
-    assert run(capsys, tmp_path, FIVE)[0] == ExitCode.NOTHING_LEFT
-    assert last_end(tmp_path)[:4] == ["finished before", 3, 5, 5]
-
-
-def test_epochs_are_planned_in_steps_once_a_checkpoint_knows_them(tmp_path):
-    config = load_config("lab", [f"run_dir={tmp_path}", "trainer.total_training_steps=null"])
-    assert planned_in_all(config) is None
-    save_state(tmp_path / "checkpoints" / "global_step_5", config, 5, {}, None, 12)
-    (tmp_path / "checkpoints" / TRACKER).write_text("5")
-    assert planned_in_all(config) == 12
-    text = events.end(tmp_path, ExitCode.FAILED, "", None)
-    assert (
-        text == "failed, 0 steps done"
-        and json.loads((tmp_path / EVENTS).read_text())["planned_steps"] is None
-    )
 
 
 def test_a_run_that_counts_epochs_shows_its_steps_once_a_checkpoint_has_their_number(

@@ -5,7 +5,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 
@@ -13,15 +12,12 @@ import pytest
 from omegaconf import OmegaConf
 
 from kit.lab_run import run
-from kit.preflight import GOOD, write
 from kit.recipes import load_config
-from verl_credit.cli import main
 from verl_credit.cli.train import start as train_module
 from verl_credit.errors import ExitCode, PreflightError
 from verl_credit.records.run.files import EVENTS, METRICS, VALIDATION, append_json, read_json_lines
 from verl_credit.records.run.lock import LOCK, run_lock
-from verl_credit.records.run.state import TRACKER, last_checkpoint, nothing_left, save_state
-from verl_credit.worlds.lab.protocol import make_tokenizer
+from verl_credit.records.run.state import TRACKER, nothing_left, save_state
 
 HOLD = "import sys; from pathlib import Path; from verl_credit.records.run.lock import run_lock\n" \
        "with run_lock(Path(sys.argv[1])): print('held', flush=True); sys.stdin.read()"  # fmt: skip
@@ -133,56 +129,6 @@ def test_a_run_holds_the_default_folder_of_its_checkpoints_too(tmp_path, capsys,
         pass
 
 
-def test_checkpoints_in_the_run_s_own_folder_are_no_second_run(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(train_module, "_prepare_world", lambda *_: None)
-    monkeypatch.setattr(train_module, "_preflight", lambda *_: None)
-    monkeypatch.setattr(train_module, "_launch", lambda *_: (ExitCode.DONE, ""))
-    assert run(capsys, tmp_path, f"trainer.default_local_dir={tmp_path}")[0] == 0
-
-
-@pytest.mark.skipif(bool(os.environ.get("RAY_ADDRESS")), reason="a cluster may bring the devices")
-@pytest.mark.slow
-def test_train_refuses_cuda_where_there_is_none(tmp_path, capsys, monkeypatch, nothing_heavy):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    code, lines = run(capsys, tmp_path, "trainer.device=cuda")
-    assert code == 4 and len(lines) == 1
-    assert re.search("CPUs only, and trainer.device=cuda|no CUDA device is visible", lines[0])
-
-
-def test_train_refuses_a_vllm_that_is_not_there(tmp_path, capsys, monkeypatch, nothing_heavy):
-    monkeypatch.setattr("verl_credit.recipe.machine.installed", lambda: {"ray": "2.60.0", "vllm": "0.11.0"})
-    rollout = "actor_rollout_ref.rollout"
-    code, lines = run(capsys, tmp_path, f"{rollout}.name=vllm")
-    assert code == 4 and len(lines) == 1
-    assert "vllm 0.11.0 is older than 0.18.0" in lines[0]
-
-
-def test_train_refuses_a_port_in_use(tmp_path, capsys, nothing_heavy):
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-        metrics = "transfer_queue.metrics"
-        code, lines = run(capsys, tmp_path, f"{metrics}.enabled=true", f"{metrics}.port={port}")
-    assert code == 4 and len(lines) == 1
-    assert f"{metrics}.port={port} is in use by" in lines[0]
-
-
-def test_train_refuses_missing_data(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("verl_credit.recipe.doctor.inputs.ask_servers", lambda search: (None, "ready"))
-    monkeypatch.setattr(train_module, "_launch", lambda *_: pytest.fail("it was started"))
-    make_tokenizer([]).save_pretrained(tmp_path / "model")
-    (tmp_path / "model" / "config.json").write_text("{}")
-    rows = write(tmp_path / "val.parquet", [GOOD])
-    arguments = [
-        "search.require_schema=false",
-        f"data.train_files={tmp_path}/absent.parquet",
-        f"data.val_files={rows}",
-        "search.url=http://x",
-    ]
-    arguments += [f"actor_rollout_ref.model.path={tmp_path}/model", f"run_dir={tmp_path}/run"]
-    assert main(["train", "--config-name", "search_cpu", *arguments]) == 4
-    assert f"data.train_files: {tmp_path}/absent.parquet does not exist" in capsys.readouterr().out
-
-
 # --- a finished run ------------------------------------------------------------------------------------------------
 
 
@@ -227,16 +173,6 @@ def test_a_last_step_that_was_never_evaluated_is_left_to_do(tmp_path):
     five = [f"run_dir={tmp_path}", "trainer.total_training_steps=5"]
     assert nothing_left(load_config("lab", five)) is None
     assert nothing_left(load_config("lab", [*five, "trainer.val_before_train=false"])) is not None
-
-
-def test_a_checkpoint_counts_only_when_it_is_there(tmp_path):
-    assert last_checkpoint(tmp_path) is None
-    (tmp_path / TRACKER).write_text("7")
-    assert last_checkpoint(tmp_path) is None
-    (tmp_path / "global_step_7").mkdir()
-    assert last_checkpoint(tmp_path) == 7
-    (tmp_path / TRACKER).write_text("seven")
-    assert last_checkpoint(tmp_path) is None
 
 
 def test_a_finished_run_exits_3_and_starts_nothing(tmp_path, capsys, nothing_heavy):

@@ -5,8 +5,6 @@ import pyarrow.parquet as parquet
 import pytest
 
 from verl_credit.records.run.tables import (
-    ROLLOUTS,
-    ROLLOUTS_SCHEMA,
     TURNS,
     TURNS_SCHEMA,
     DamagedTable,
@@ -34,15 +32,6 @@ def test_what_is_written_is_read(tmp_path):
     assert path.name == "turns_000012.parquet" and (table.step, table.pipeline) == (12, PIPELINE)
     assert table.columns["reward"] == [0.1, 0.1] and table.columns["signals"][0] == [("info_gain", 0.1)]
     assert table.columns["anchor"] == table.columns["value"] == [None, None]
-
-
-def test_a_step_made_again_replaces_its_own_and_leaves_nothing_beside_it(tmp_path):
-    write_table(tmp_path, TURNS, 1, turns(2), PIPELINE)
-    write_table(tmp_path, TURNS, 2, turns(2), PIPELINE)
-    write_table(tmp_path, TURNS, 1, turns(5), PIPELINE)
-    found = tables_of(tmp_path, TURNS)
-    assert list(found) == [1, 2] and len(read_table(found[1]).columns["row"]) == 5
-    assert len(list((tmp_path / "tables").iterdir())) == 2
 
 
 def test_a_write_that_fails_leaves_the_old_table(tmp_path, monkeypatch):
@@ -107,43 +96,3 @@ def test_other_files_in_the_folder_are_no_tables(tmp_path):
     for name in ("turns_000001.parquet.partial", "turns_1.parquet", "notes.txt", "others_000001.parquet"):
         (folder / name).write_text("")
     assert tables_of(tmp_path, TURNS) == {}
-
-
-def test_the_disk_that_tables_take_is_bounded(tmp_path):
-    """The number that the documentation states, with values that do not repeat: 40 bytes a turn."""
-    import random
-
-    rng = random.Random(0)
-    columns = turns(4000)
-    for name in ("reward", "advantage", "clip_scale", "outcome_advantage"):
-        columns[name] = [rng.random() for _ in range(4000)]
-    columns["signals"] = [[("info_gain", value)] for value in columns["reward"]]
-    columns["row"] = [i // 4 for i in range(4000)]
-    assert write_table(tmp_path, TURNS, 1, columns, PIPELINE).stat().st_size < 40 * 4000
-
-
-def test_rollouts_take_at_most_the_disk_that_is_stated(tmp_path):
-    """60 bytes a token, with a reference, importance weights, uncertainties, and nothing that repeats."""
-    import random
-
-    rng, n = random.Random(0), 2000
-    numbers = ("advantage", "old_log_prob", "entropy", "clip_scale", "ref_log_prob", "rollout_is_weight")
-    numbers += ("uncertainty", "pooled_uncertainty", "weight")
-    columns = {name: [[rng.random() for _ in range(n)] for _ in range(8)] for name in numbers}
-    columns |= {
-        name: [[rng.random() < 0.7 for _ in range(n)] for _ in range(8)]
-        for name in ("written", "trained", "planning")
-    }
-    columns |= {
-        "turn": [[i // 500 for i in range(n)]] * 8,
-        "prompt_ids": [[1, 2, 3]] * 8,
-        "outcome": [1.0] * 8,
-    }
-    columns |= {"response_ids": [[rng.randrange(150_000) for _ in range(n)] for _ in range(8)]}
-    columns |= {"uid": ["a"] * 8, "group": [0] * 8, "row": list(range(8))}
-    columns |= {"pieces": [[f" w{rng.randrange(5000)}" for _ in range(n)] for _ in range(8)]}
-    columns = dict.fromkeys(ROLLOUTS_SCHEMA.names, [None] * 8) | columns
-    path = write_table(tmp_path, ROLLOUTS, 12, columns, {})
-    assert path.name == "rollouts_000012.parquet" and path.stat().st_size < 60 * 8 * n
-    read = read_table(path).columns
-    assert read["response_ids"] == columns["response_ids"] and read["written"] == columns["written"]

@@ -45,14 +45,6 @@ def test_what_was_not_seen_is_taken_to_last_a_step():
     assert steps == 34  # two steps are kept free for saving and evaluating
 
 
-def test_the_longest_step_counts():
-    assert steps_made(1.0, 100.0, longest=500.0)[0] < steps_made(1.0, 100.0)[0]
-
-
-def test_a_limit_shorter_than_a_step_still_makes_two():
-    assert steps_made(0.001, 100.0)[0] == 2
-
-
 @pytest.mark.parametrize(
     ("text", "value"),
     [("0", 0), ("-1", -1), (".inf", ".inf"), ("inf", float("inf")), ("soon", "soon"), ("true", True)],

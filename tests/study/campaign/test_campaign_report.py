@@ -126,17 +126,6 @@ def test_a_whole_campaign_ends_in_a_conclusion(campaign, pictures):
     assert judged["joint"].difference.mean == pytest.approx(0.2)
 
 
-def test_the_matrix_is_the_declared_comparisons_and_their_mirror(campaign):
-    folder = campaign()
-    whole(folder)
-    found = results(folder)
-    assert found.matrix["joint", "grpo"] == found.judged[0].comparison
-    there, back = found.matrix["joint", "grpo"].difference, found.matrix["grpo", "joint"].difference
-    assert (back.mean, back.low, back.high) == (-there.mean, -there.high, -there.low)
-    assert found.matrix["joint", "worse"].p_holm is None  # nobody declared it
-    assert len(found.matrix) == 6
-
-
 def test_some_runs(campaign):
     folder = campaign(budget={"hours": 30.0})
     finished(folder, "grpo", 1)

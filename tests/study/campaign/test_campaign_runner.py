@@ -151,18 +151,6 @@ def test_a_bad_condition_is_refused_before_the_first_run(stand):
     assert stand.started == [] and not stand.folder.exists()
 
 
-def test_checkpoints_of_all_runs_are_weighed_before_the_first(stand, capsys):
-    assert stand.run() == 0
-    weighed = []
-    runner.run_campaign(
-        str(stand.file), stand.folder, weigh=lambda all: weighed.extend(all) or ["warning: disk"]
-    )
-    assert [config.trainer.default_local_dir for config in weighed] == [
-        f"{stand.folder}/{name}/checkpoints" for name in (*FIRST, *SECOND)
-    ]
-    assert "warning: disk" in capsys.readouterr().out
-
-
 def test_runs_side_by_side(stand, monkeypatch):
     """The first ends when the second has ended: one after the other they would wait for ever."""
     built = []

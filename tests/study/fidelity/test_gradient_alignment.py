@@ -11,7 +11,6 @@ from verl_credit.study.fidelity.agreements import Measure
 from verl_credit.study.fidelity.alignment import (
     Alignment,
     PromptSums,
-    along_others,
     along_own,
     draw_batches,
     length_of_batches,
@@ -98,29 +97,26 @@ def replicated(random, prompts=PROMPTS):
 
 def test_cosines_of_batches_are_those_with_the_true_gradients():
     random, size = np.random.default_rng(3), 8
-    own, step, length = [], [], []
+    own, length = [], []
     for _ in range(3000):
         r, g, *_, near = replicated(random, size)
         r_b, g_b, near_b = r.sum(0), g.sum(0), near.sum(0)
         own.append([g_b @ r_b / np.linalg.norm(g_b), near_b @ r_b / np.linalg.norm(near_b)])
-        step.append([g_b[0] / np.linalg.norm(g_b), near_b[0] / np.linalg.norm(near_b)])
         length.append(r_b @ r_b)
-    own, step = np.mean(own, 0) / math.sqrt(np.mean(length)), np.mean(step, 0)
+    own = np.mean(own, 0) / math.sqrt(np.mean(length))
     found = []
     for _ in range(100):
         _, g, h, replicate, near = replicated(random)
         alignment = Alignment(sums(h), replicate, np.ones(PROMPTS), sums(g), batch_prompts=size)
         found.append([alignment.of(sums(mode)) for mode in (g, near)])
-    for mode in (0, 1):
-        for name, wanted in (("own", own[mode]), ("step", step[mode])):
-            measures = [getattr(pair[mode], name) for pair in found]
-            assert np.mean([m.value for m in measures]) == pytest.approx(wanted, abs=0.02)
-            assert np.mean([holds(m, wanted) for m in measures]) > 0.9
-    for name, wanted in (("own_difference", own[1] - own[0]), ("step_difference", step[1] - step[0])):
-        measures = [getattr(pair[1], name) for pair in found]
+    for measures, wanted in (
+        ([pair[0].own for pair in found], own[0]),
+        ([pair[1].own for pair in found], own[1]),
+        ([pair[1].own_difference for pair in found], own[1] - own[0]),
+    ):
         assert np.mean([m.value for m in measures]) == pytest.approx(wanted, abs=0.02)
         assert np.mean([holds(m, wanted) for m in measures]) > 0.9
-        assert getattr(found[0][0], name) == Measure(0.0, 0.0, 0.0, PROMPTS)
+    assert found[0][0].own_difference == Measure(0.0, 0.0, 0.0, PROMPTS)
     widths = [[m.high - m.low for m in (pair[0].own, pair[1].own, pair[1].own_difference)] for pair in found]
     first, second, paired = np.mean(widths, 0)
     assert paired < 0.7 * math.hypot(first, second)
@@ -170,9 +166,9 @@ def test_what_has_no_direction_is_undefined_and_never_0():
     against = alignment.of(sums(opposite))
     assert against.bias == nothing and against.signal_to_noise.value is None
     assert against.signal_to_noise.low < against.signal_to_noise.high < 0
-    assert against.step.value is not None
+    assert against.own.value is not None
     few = Alignment(sums(h), replicate, np.ones(PROMPTS), sums(g), batch_prompts=PROMPTS - 1).of(sums(g))
-    assert few.bias.value is not None and (few.step, few.own, few.own_difference) == (nothing,) * 3
+    assert few.bias.value is not None and (few.own, few.own_difference) == (nothing,) * 2
 
 
 def test_every_prompt_is_in_as_many_batches_as_others():
@@ -186,17 +182,15 @@ def test_along_and_its_leave_outs_by_hand():
     g_P_S, h_P_S = np.random.default_rng(7).normal(size=(2, 7, 3))
     member_R_P = draw_batches(7, 3)
     length_R = length_of_batches(g_P_S @ g_P_S.T, member_R_P)
-    own, others = (along(g_P_S @ h_P_S.T, length_R, member_R_P) for along in (along_own, along_others))
+    own = along_own(g_P_S @ h_P_S.T, length_R, member_R_P)
     for batch, member_P in enumerate(member_R_P > 0):
         g = g_P_S[member_P].sum(0)
         for column in range(8):
             kept_P = np.arange(7) != column - 1
             if not kept_P[member_P].all():
-                assert np.isnan([own[batch, column], others[batch, column]]).all()
+                assert np.isnan(own[batch, column])
                 continue
-            h, rest = h_P_S[member_P].sum(0), h_P_S[kept_P & ~member_P].mean(0)
-            wanted = np.array([g @ h, g @ rest]) / np.linalg.norm(g)
-            np.testing.assert_allclose([own[batch, column], others[batch, column]], wanted)
+            np.testing.assert_allclose(own[batch, column], g @ h_P_S[member_P].sum(0) / np.linalg.norm(g))
 
 
 def exact_sums(size, groups, seed):

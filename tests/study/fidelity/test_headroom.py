@@ -81,7 +81,7 @@ def test_halved_credit_is_halved_below_0_alone(groups, values, credits):
 def agreements(value, low, high, n=40):
     nothing = Measure(None, n=n)
     of = {lam: Measure(value + lam, low + lam, high + lam, n) for lam in LAMS}
-    return {name_of(lam): GradientAgreement(*[nothing] * 5, own_difference=one) for lam, one in of.items()}
+    return {name_of(lam): GradientAgreement(*[nothing] * 3, own_difference=one) for lam, one in of.items()}
 
 
 @pytest.mark.parametrize(
@@ -105,6 +105,6 @@ def test_the_answer_is_that_of_the_lam_that_was_named_before(measured, answer):
 def test_too_few_questions_or_continuations_and_no_gradients_are_no_answer():
     found = agreements(-0.6, -0.65, -0.55)
     assert "Not known, values are too noisy, take --continuations 32" in headroom(found, 16, 30)["says"]
-    unknown = {name: GradientAgreement(*[one.bias] * 6) for name, one in found.items()}
+    unknown = {name: GradientAgreement(*[one.bias] * 4) for name, one in found.items()}
     assert "Not known, own cosine needs at least 18 questions" in headroom(unknown, 16, 32)["says"]
     assert headroom({}, 16, 32) == {}

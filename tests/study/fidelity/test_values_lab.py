@@ -236,7 +236,6 @@ def test_the_credit_of_the_run_has_its_own_mode_signal_and_outcome_operator(subj
     signal = credit(f"{mode}=separate", f"algorithm.turn_signal={own_module}:hops")
     assert signal.reason == "" and signal.advantages is not None
     for overrides, why in [
-        (["algorithm.turn_signal=infopo"], "infopo is scored in training alone"),
         (["algorithm.turn_signal=tool_reward"], "no turn has a reward"),
         (["algorithm.transform_mode=grpo_s"], "gives credit to tokens"),
         (["algorithm.adv_estimator=grpo"], "is one of verl's own"),

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass
 from itertools import product
 
 import numpy as np
@@ -10,7 +11,6 @@ import torch
 
 from kit.families import family_config, family_model
 from kit.tiny_models import tiny_model
-from lakes.integrity import Fit
 from verl_credit.policy.generation import BatchGenerator
 from verl_credit.worlds.rollouts import prefixes
 from verl_credit.worlds.rollouts.sampler import Ask, ModelDecoder, TurnSampler, digest, uniforms
@@ -42,6 +42,20 @@ def exact(model, context):
                 log_probs = BatchGenerator(model, pad_token_id=0).prompt_log_probs([*context, *text])
                 found[text] = float(np.exp(sum(log_probs[len(context) - 1 :])))
     return found
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Pearson's chi-square of counts; on average it is its degrees of freedom."""
+
+    chi_square: float
+    degrees: int
+
+    @property
+    def z(self) -> float:
+        """Of the chi-square by Wilson and Hilferty's cube root: about standard normal."""
+        k = self.degrees
+        return ((self.chi_square / k) ** (1 / 3) - (1 - 2 / (9 * k))) / (2 / (9 * k)) ** 0.5
 
 
 def text_fit(counts: Mapping, probabilities: Mapping, least: float = 5.0) -> Fit:

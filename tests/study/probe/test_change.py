@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from kit.exact_policies import Bench, estimator, flat, tabular, two_layers
-from verl_credit.study.probe.change import entropy_change, log_log_slope, predict
-from verl_credit.study.probe.entropy_gradient import entropy_gradient
-from verl_credit.study.probe.policy import Sampling, Tokens, moved, observe
+from verl_credit.credit.entropy_change import entropy_change
+from verl_credit.credit.entropy_gradient import Tokens
+from verl_credit.study.probe.policy import Sampling, moved, observe
+from verl_credit.study.probe.prediction import log_log_slope, predict
 from verl_credit.study.probe.settings import ESTIMANDS
 
 POLICIES = {
@@ -108,7 +109,7 @@ def test_the_interval_of_the_prediction_covers_the_change_in_at_least_90_of_100_
     covered = 0
     for seed in range(100):
         drawn_B = policy.draw(torch.Generator().manual_seed(seed), 64, 1)[0]
-        weights = bench.weights(drawn_B, groups, estimator(), entropy_gradient)
+        weights = bench.weights(drawn_B, groups, estimator())
         value, se = predict(weights, bench.along(drawn_B, flat(direction))).at(eta)
         covered += abs(value - exact) < 1.96 * se
     assert covered >= 90

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kit.exact_policies import ARCHITECTURES, Bench, estimator, flat
-from verl_credit.study.probe.change import predict
-from verl_credit.study.probe.entropy_gradient import entropy_gradient
-from verl_credit.study.probe.policy import Sampling, Tokens, along, dot, gradient, moved, norm, observe
+from kit.exact_policies import ARCHITECTURES, Bench, by_settings, estimator, flat
+from verl_credit.credit.entropy_gradient import Tokens
+from verl_credit.study.probe.policy import Sampling, along, dot, gradient, moved, norm, observe
+from verl_credit.study.probe.prediction import predict
 from verl_credit.study.probe.settings import ESTIMANDS
 
 ROWS = 10
@@ -54,7 +54,7 @@ def test_parameters_that_the_direction_lacks_do_not_move(bench, drawn_B, directi
 def test_the_micro_batch_changes_nothing(bench, drawn_B, direction, micro_batch):
     policy = bench.policy.of(drawn_B)
     same(along(policy, direction, ROWS, micro_batch), along(policy, direction, ROWS, ROWS))
-    weights = entropy_gradient(
+    weights = by_settings(
         observe(policy, ROWS, micro_batch), policy.written_B_T, torch.arange(ROWS), estimator()
     ).combined()
     one, other = (gradient(policy, weights.score_B_T, weights.path_B_T, m) for m in (micro_batch, ROWS))
@@ -67,9 +67,7 @@ def test_the_gradient_times_the_direction_is_the_slope(bench, drawn_B, direction
     for estimand in ESTIMANDS:
         if (mode, estimand) == ("naive", "per_sequence_mean"):
             continue
-        weights = entropy_gradient(
-            observe(policy, ROWS, 4), policy.written_B_T, group, estimator(mode, estimand)
-        )
+        weights = by_settings(observe(policy, ROWS, 4), policy.written_B_T, group, estimator(mode, estimand))
         slope = predict(weights, along(policy, direction, ROWS, 4)).slope
         combined = weights.combined()
         whole = gradient(policy, combined.score_B_T, combined.path_B_T, 4)
@@ -104,7 +102,7 @@ def test_a_step_keeps_the_dtype_and_the_parameters_it_lacks():
 def test_rollouts_without_a_written_token_are_refused():
     nothing = torch.zeros(2, 3, dtype=torch.float64)
     with pytest.raises(ValueError, match="the policy wrote no token in any of the 2 rollouts"):
-        entropy_gradient(
+        by_settings(
             Tokens(nothing, nothing),
             torch.zeros(2, 3, dtype=torch.bool),
             torch.arange(2),

@@ -10,10 +10,8 @@ import pytest
 import torch
 
 import verl_credit.study.probe.policy as policy_module
-from kit.exact_policies import estimator
+from kit.exact_policies import by_settings, estimator
 from kit.tiny_models import VOCABULARY, in_float64, log_probs, tiny_model
-from verl_credit.study.probe.change import predict
-from verl_credit.study.probe.entropy_gradient import entropy_gradient
 from verl_credit.study.probe.policy import (
     ModelPolicy,
     Sampling,
@@ -24,6 +22,7 @@ from verl_credit.study.probe.policy import (
     moved,
     observe,
 )
+from verl_credit.study.probe.prediction import predict
 from verl_credit.study.probe.rollouts import Rollouts
 
 pytestmark = pytest.mark.slow
@@ -127,7 +126,7 @@ def test_a_family_whose_norm_asks_for_float32_by_name():
 
 def test_the_gradient_times_the_direction_is_the_slope(policy, direction):
     rows = rollouts()
-    weights = entropy_gradient(observe(policy, 4, 2), rows.written_B_T, rows.group_B, estimator())
+    weights = by_settings(observe(policy, 4, 2), rows.written_B_T, rows.group_B, estimator())
     slope = predict(weights, along(policy, direction, 4, 2)).slope
     combined = weights.combined()
     whole = gradient(policy, combined.score_B_T, combined.path_B_T, 2)

@@ -5,7 +5,8 @@ import itertools
 import pytest
 import torch
 
-from verl_credit.study.probe.change import deal, group_prompts, predicted_change, prompts_within
+from verl_credit.credit.entropy_change import predicted_change
+from verl_credit.host.step.probe_rows import deal, group_prompts, prompts_within
 
 
 def test_the_first_measurement_takes_one_prompt_a_group():

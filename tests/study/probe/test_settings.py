@@ -19,7 +19,7 @@ def read(**tree) -> ProbeSettings:
 
 def test_an_empty_file_is_the_defaults_and_says_what_is_in_use():
     assert read() == ProbeSettings()
-    said = "X=rb_residual baseline=residual_mu (leave_one_out) estimand=per_token Y=adamw/credit"
+    said = "X=rb_residual baseline=residual_mu estimand=per_token"
     assert read().banner() == said
 
 
@@ -45,13 +45,12 @@ def test_a_biased_estimate_says_so():
     assert settings.banner().endswith("WITHOUT the pathwise term: X is biased")
 
 
-NAIVE, BASELINE = {"x_estimator_mode": "naive"}, "estimator.baseline"
+NAIVE = {"x_estimator_mode": "naive"}
 SECTIONS = ["estimator", "generation", "batch_config", "update", "truth", "runtime"]
 PLACES = [
     ({"estimatr": {}}, "estimatr", SECTIONS),
-    ({"estimator": {"baseline": {"mod": "none"}}}, "estimator.baseline.mod", ["mode", "fit", "ema_decay"]),
-    ({"estimator": {"baseline": {"mode": "ema"}}}, "estimator.baseline.mode", "expected none (b_j = H_j), constant"),
-    ({"estimator": {"baseline": {"ema_decay": 1.0}}}, "estimator.baseline.ema_decay", "expected weight of the old mean"),
+    ({"estimator": {"baselin": "none"}}, "estimator.baselin", ["x_estimator_mode", "estimand", "baseline"]),
+    ({"estimator": {"baseline": {"mode": "regression"}}}, "estimator.baseline", "expected of rb_residual: none"),
     ({"runtime": {"micro_batch": 0}}, "runtime.micro_batch", "expected a whole number of at least 1"),
     ({"truth": {"etas": [1.0]}}, "truth.etas", "expected at least two numbers above 0"),
     ({"truth": {"etas": [1.0, float("inf")]}}, "truth.etas.1", "expected at least two numbers above 0"),
@@ -68,16 +67,14 @@ def test_what_cannot_be_used_is_refused_by_its_key(tree, key, accepted):
     value = tree
     for part in key.split("."):
         value = value[int(part) if part.isdigit() else part]
-    if part not in ("estimatr", "mod"):
+    if part not in ("estimatr", "baselin"):
         assert error.value.value == value
 
 
 @pytest.mark.parametrize(
     ("tree", "key", "named"),
     [
-        ({"estimator": {"baseline": {"ema_decay": 0.5}}}, BASELINE, "ema_decay=0.5 .* mode=residual_mu with fit=leave"),
-        ({"estimator": {"baseline": {"mode": "none", "fit": "previous"}}}, BASELINE, "fit=previous .* mode=none"),
-        ({"estimator": NAIVE | {"baseline": {"mode": "none"}}}, "estimator", "baseline .* x_estimator_mode=naive"),
+        ({"estimator": NAIVE | {"baseline": "none"}}, "estimator", "baseline=none .* x_estimator_mode=naive"),
         ({"estimator": NAIVE, "generation": {"rb_requires_grad": False}}, "", "rb_requires_grad=false .*=naive"),
     ],
 )  # fmt: skip

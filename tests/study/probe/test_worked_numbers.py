@@ -7,21 +7,21 @@ import math
 import pytest
 import torch
 
-from kit.exact_policies import estimator
-from verl_credit.study.probe.change import entropy_change, log_log_slope, predict, u_statistic
-from verl_credit.study.probe.entropy_gradient import (
+from kit.exact_policies import by_settings, estimator
+from verl_credit.credit.entropy_change import entropy_change
+from verl_credit.credit.entropy_gradient import (
     EntropyGradient,
     Surrogate,
-    Targets,
-    baseline,
-    entropy_gradient,
+    Tokens,
     leave_one_out_mean,
+    mean_by_prompt,
     places,
+    prompt_numbers,
     returns_to_go,
 )
-from verl_credit.study.probe.policy import Sampling, Tokens, log_prob_and_entropy, state_features
-from verl_credit.study.probe.rollouts import mean_by_prompt, prompt_numbers
-from verl_credit.study.probe.settings import BaselineSettings
+from verl_credit.credit.entropy_gradient import predicted as predicted_residuals
+from verl_credit.study.probe.policy import Sampling, log_prob_and_entropy
+from verl_credit.study.probe.prediction import log_log_slope, predict
 
 P = (0.5, 0.3, 0.15, 0.05)
 LOGITS = torch.tensor(P, dtype=torch.float64).log()
@@ -103,31 +103,11 @@ def test_impossible_sampling_is_refused(options, message):
         Sampling(**options)
 
 
-def test_state_features():
-    six = (0.3, 0.25, 0.2, 0.12, 0.08, 0.05)
-    found = state_features(torch.tensor(six, dtype=torch.float64).log()[None], Sampling())[0].tolist()
-    logs = [math.log(p) for p in six]
-    mean = sum(p * log for p, log in zip(six, logs, strict=True))
-    variance = sum(p * (log - mean) ** 2 for p, log in zip(six, logs, strict=True))
-    two = -0.3 * math.log(0.3) - 0.7 * math.log(0.7)
-    assert found == pytest.approx([-mean, 0.3, 0.05, 0.95, two, variance], abs=1e-14)
-
-
-def test_state_features_are_of_the_nucleus():
-    found = state_features(LOGITS[None], Sampling(top_p=0.7))[0]
-    q = (0.625, 0.375)
-    mean = sum(p * math.log(p) for p in q)
-    variance = sum(p * (math.log(p) - mean) ** 2 for p in q)
-    assert found.tolist() == pytest.approx([-mean, 0.625, 0.25, 1, -mean, variance], abs=1e-14)
-    assert state_features(LOGITS[None], Sampling(top_p=0.4))[0].tolist() == pytest.approx([0, 1, 1, 1, 0, 0])
-
-
 RESIDUAL, WRITTEN = table((0.75, 0.25, 0), (0.2, 0), (1.2,)), mask(3, 2, 1)
 
 
-def predicted(mode="residual_mu", fit="leave_one_out", prompt=(0, 1, 2), decay=0.9):
-    targets = Targets(RESIDUAL, WRITTEN, torch.tensor(prompt))
-    return baseline(targets, BaselineSettings(mode=mode, fit=fit, ema_decay=decay))
+def predicted(mode="residual_mu", prompt=(0, 1, 2)):
+    return predicted_residuals(RESIDUAL, WRITTEN, torch.tensor(prompt), mode)
 
 
 def test_the_mean_of_the_other_prompts_at_each_place():
@@ -142,12 +122,6 @@ def test_the_mean_of_the_other_prompts_at_all_places():
     torch.testing.assert_close(
         predicted("constant"), table((1.4 / 3, 1.4 / 3, 1.4 / 3), (2.2 / 4, 2.2 / 4), (1.2 / 5,))
     )
-
-
-def test_the_running_mean_keeps_nine_tenths_of_the_old_one():
-    # place 0: nothing, .75, .9 * .75 + .1 * .2; place 1: nothing, .25; row 2 does not reach it
-    torch.testing.assert_close(predicted(fit="previous"), table((0, 0, 0), (0.75, 0.25), (0.695,)))
-    torch.testing.assert_close(predicted(fit="previous", decay=0.5), table((0, 0, 0), (0.75, 0.25), (0.475,)))
 
 
 def test_no_baseline_predicts_nothing():
@@ -175,14 +149,14 @@ def test_the_weights_of_both_estimators_without_a_baseline():
     """Rows: log q (-1, -2), (-3); H (1, .5), (.4). One prompt each."""
     tokens, group = seen([(-1, -2), (-3,)], [(1, 0.5), (0.4,)]), torch.tensor([0, 1])
     settings = estimator("rb_residual", "per_sequence", "none")
-    rb = entropy_gradient(tokens, mask(2, 1), group, settings)
+    rb = by_settings(tokens, mask(2, 1), group, settings)
     assert rb.entropy_B.tolist() == [1.5, 0.4]
     assert rb.numerator.score_B_T.tolist() == [[0.5, 0], [0, 0]]
     assert rb.numerator.path_B_T.tolist() == [[1, 1], [1, 0]]
-    naive = entropy_gradient(tokens, mask(2, 1), group, estimator("naive", "per_sequence"))
+    naive = by_settings(tokens, mask(2, 1), group, estimator("naive", "per_sequence"))
     assert naive.entropy_B.tolist() == [3, 3]  # S = -3 and -3, so each minus the other is 0
     assert naive.numerator.score_B_T.tolist() == [[0, 0], [0, 0]]
-    per_token = entropy_gradient(tokens, mask(2, 1), group, estimator("naive", "per_token"))
+    per_token = by_settings(tokens, mask(2, 1), group, estimator("naive", "per_token"))
     assert per_token.length.score_B_T.tolist() == [[1, 1], [-1, 0]]
     assert per_token.per_token == 2.0  # (3 + 3) / (2 + 1)
     torch.testing.assert_close(per_token.combined().score_B_T, table((-2 / 3, -2 / 3), (2 / 3, 0)))
@@ -191,7 +165,7 @@ def test_the_weights_of_both_estimators_without_a_baseline():
 def test_the_mean_over_a_rollout_divides_by_its_length():
     tokens = seen([(-1, -2), (-3,)], [(1, 0.5), (0.4,)])
     settings = estimator("rb_residual", "per_sequence_mean", "none")
-    found = entropy_gradient(tokens, mask(2, 1), torch.tensor([0, 1]), settings)
+    found = by_settings(tokens, mask(2, 1), torch.tensor([0, 1]), settings)
     assert found.entropy_B.tolist() == [0.75, 0.4]
     assert found.numerator.score_B_T.tolist() == [[0.75, 0.75], [0.4, 0]]
     assert found.numerator.path_B_T.tolist() == [[0.5, 0.5], [1, 0]]
@@ -230,48 +204,9 @@ def test_the_slope_and_its_standard_errors_per_token():
 
 
 def test_one_prompt_has_no_standard_error():
-    gradient = entropy_gradient(seen([(-1, -2)], [(1, 0.5)]), mask(2), torch.tensor([0]), estimator("naive"))
+    gradient = by_settings(seen([(-1, -2)], [(1, 0.5)]), mask(2), torch.tensor([0]), estimator("naive"))
     found = predict(gradient, seen([(1, 1)], [(0, 0)]))
     assert math.isnan(found.conditional_se) and math.isnan(found.jackknife_se)
-
-
-X, Y = (1.0, 2.0, 3.0, 4.0), (2.0, 1.0, 4.0, 3.0)
-
-
-def u_of(x, y):
-    pairs = [(n, m) for n in range(len(x)) for m in range(len(x)) if n != m]
-    return sum(x[n] * y[m] for n, m in pairs) / len(pairs)
-
-
-def test_the_u_statistic():
-    x, y = torch.tensor(X, dtype=torch.float64), torch.tensor(Y, dtype=torch.float64)
-    found = u_statistic(x * y.mean(), x.mean() * y, x * y)
-    assert found.value == pytest.approx(6) == u_of(X, Y)
-    assert found.plug_in_se == pytest.approx(1.9245, abs=5e-5)
-    assert found.jackknife_se == pytest.approx(2.8868, abs=5e-5)
-
-
-def test_the_jackknife_of_the_u_statistic_is_that_of_the_statistic_itself():
-    """With six prompts and gradients of three numbers: U without prompt n, summed over all pairs that are left."""
-    generator = torch.Generator().manual_seed(1)
-    x, y = torch.randn(2, 6, 3, generator=generator, dtype=torch.float64)
-    found = u_statistic(x @ y.mean(0), y @ x.mean(0), (x * y).sum(1))
-
-    def brute(rows):
-        pairs = [(n, m) for n in rows for m in rows if n != m]
-        return sum(float(x[n] @ y[m]) for n, m in pairs) / len(pairs)
-
-    assert found.value == pytest.approx(brute(range(6)), rel=1e-13)
-    left_out = [brute([m for m in range(6) if m != n]) for n in range(6)]
-    mean = sum(left_out) / 6
-    assert found.jackknife_se == pytest.approx(
-        math.sqrt(5 / 6 * sum((u - mean) ** 2 for u in left_out)), rel=1e-12
-    )
-
-
-def test_two_prompts_are_too_few_for_the_u_statistic():
-    with pytest.raises(ValueError, match="needs at least 3 prompts, got 2"):
-        u_statistic(*torch.ones(3, 2, dtype=torch.float64))
 
 
 SPLIT = [(0.1, 0, 0, 0), (-0.05, -0.05, 0, 0, 0, 0), (0.5, -0.5)]

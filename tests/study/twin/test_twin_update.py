@@ -11,7 +11,7 @@ from kit.families import family_config
 from kit.tiny_models import tiny_model
 from verl_credit.errors import PreflightError
 from verl_credit.policy.attention.implementation import AUTO, install
-from verl_credit.policy.packed import PackedPolicy, families
+from verl_credit.policy.packed import PackedPolicy, groups_of
 from verl_credit.study.twin_step import Objective, UpdateBatch, update
 
 # Three rows of one prompt: a trunk, one that leaves it, one that is its beginning; and a row of another prompt.
@@ -81,7 +81,7 @@ def test_rows_past_the_border_of_longrope_are_refused():
 def test_rows_of_a_prompt_are_one_trunk_with_branches():
     prompts = [torch.tensor([1, 2])] * 5 + [torch.tensor([3])]
     endings = ([5, 6, 7], [5, 8], [9], [5, 8], [5, 6], [5])
-    first, second = families(prompts, [torch.tensor(ids) for ids in endings])
+    first, second = groups_of(prompts, [torch.tensor(ids) for ids in endings])
     assert (first.rows, second.rows) == (range(5), range(5, 6))
     assert first.stream.tolist() == [1, 2, 5, 6, 7, 8, 9] and first.shape == [(3, 1), (2, 1)]
     for row in first.rows:

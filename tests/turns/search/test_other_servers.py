@@ -52,7 +52,7 @@ def test_the_same_text_has_the_same_id_and_another_text_another():
 
 
 def test_a_search_that_finds_nothing_is_a_page_without_text(server):
-    client = SearchClient(server.url, shuffle_seed=1)
+    client = SearchClient(server.url)
     server.script = [(200, {"result": [[]]})]
     result = search(client)
     assert (result.pages, client.render(result), result.attempts) == ([], "", 1)

@@ -48,7 +48,7 @@ def ask(golds, **more):
 
 def judged(question, *pages):
     """("page", "answer", "without" or "unjudged") of one question, the same by the corpus and by a search that finds all."""
-    found = [in_corpus([question], 1, lambda: pages), in_search([question], 1, Client(lambda query: pages))]
+    found = [in_corpus([question], 1, pages), in_search([question], 1, Client(lambda query: pages))]
     kinds = [
         next(kind for kind in ("page", "answer", "without", "unjudged") if getattr(one, kind))
         for one in found
@@ -60,7 +60,7 @@ def judged(question, *pages):
 @pytest.mark.slow
 def test_the_lab_s_corpus_holds_every_answer_and_its_index_finds_a_part(tiny_lab):
     questions, rows = draw([str(tiny_lab.questions("dev"))])
-    whole = in_corpus(questions, rows, lambda: pages_of(tiny_lab.index))
+    whole = in_corpus(questions, rows, pages_of(tiny_lab.index))
     assert (whole.page, whole.share, whole.without) == (len(questions), 1.0, [])
     retriever = LocalRetriever(tiny_lab.encoder, tiny_lab.index)
 
@@ -90,7 +90,7 @@ def test_pages_that_are_taken_out_of_the_lab_s_corpus_are_missed(tiny_lab):
     pages = list(pages_of(tiny_lab.corpus))
     gone = random.Random(0).sample(sorted({page.id for page in pages}), len(pages) // 2)
     kept = [page for page in pages if page.id not in gone]
-    found = in_corpus(questions, rows, lambda: kept)
+    found = in_corpus(questions, rows, kept)
     assert found.page == sum(not (question.ids & set(gone)) for question in questions) < len(questions)
     texts = [f" {normalize_answer(f'{page.title} {page.text}')} " for page in kept]
     nowhere = [q for q in questions if not any(f" {normalize_answer(q.golds[0])} " in text for text in texts)]
@@ -161,7 +161,7 @@ def test_a_bounded_sample_is_drawn_the_same_each_time_and_said(tmp_path, monkeyp
     assert (len(questions), rows) == (6, 20) and questions == draw(files)[0]
     chosen = sorted(random.Random(0).sample(range(20), 6))
     assert [q.where for q in questions] == [f"{files[row // 10]} row {row % 10}" for row in chosen]
-    line = in_corpus(questions, rows, lambda: [page("T", "b")]).line()
+    line = in_corpus(questions, rows, [page("T", "b")]).line()
     assert line.startswith("0 of 6 questions (0%, drawn with seed 0 from 20 rows) can be answered: 0 by all")
     assert line.count(" row ") == 5  # examples
 

@@ -76,22 +76,6 @@ def test_triviaqas_release_holds_its_list_in_an_object(tmp_path):
     assert asked(tmp_path / "out" / "train.parquet") == ["Name?"]
 
 
-def test_2wikis_aliases_stand_in_a_file_beside_it(tmp_path):
-    raw = WORKED["2wiki release"][0]
-    (tmp_path / "d").mkdir()
-    (tmp_path / "d" / "train.json").write_text(json.dumps([raw]))
-    lines(
-        tmp_path / "d" / "id_aliases.json",
-        {"Q_id": "Q142", "aliases": ["French Republic"], "demonyms": ["French"]},
-        {"Q_id": "Q1", "aliases": ["Universe"], "demonyms": []},
-    )
-    prepare("2wiki", str(tmp_path / "d"), tmp_path / "out")
-    (row,) = rows_of(tmp_path / "out" / "train.parquet")
-    assert row["reward_model"]["ground_truth"]["target"] == ["France", "French Republic", "French"]
-    sources = json.loads((tmp_path / "out" / "manifest.json").read_text())["source"]["files"]
-    assert {Path(name).name for name in sources} == {"train.json", "id_aliases.json"}
-
-
 # --- what is dropped ---
 
 
@@ -255,7 +239,6 @@ ASKED = {"question": "Q?", "answer": "a"}
 @pytest.mark.parametrize(
     "name, odd",
     [
-        ("2wiki", {"answer_id": ["Q142"]}),
         ("musique", {"paragraphs": 5}),
         ("hotpotqa", {"supporting_facts": {"title": 5}}),
         ("hotpotqa", {"supporting_facts": {"title": ["\ud800"]}}),
@@ -266,7 +249,6 @@ ASKED = {"question": "Q?", "answer": "a"}
     ],
 )
 def test_a_field_of_another_form_is_left_out_and_its_row_stays(name, odd, tmp_path):
-    (tmp_path / "id_aliases.json").write_text(json.dumps({"Q_id": "Q142", "aliases": ["FR"]}))
     source = lines(tmp_path / "x_train.jsonl", {**ASKED, **odd})
     assert prepare(name, source, tmp_path / "out").splits["train"].kept == 1
     assert_law(tmp_path / "out")
@@ -285,22 +267,6 @@ def test_answers_that_are_nested_without_end_drop_their_row(tmp_path):
     raw = {"question": "Q?", "possible_answers": DEEP}
     with pytest.raises(PrepareError, match="possible_answers is not a JSON list"):
         prepare("popqa", lines(tmp_path / "x_train.jsonl", raw), tmp_path / "out")
-
-
-@pytest.mark.parametrize("name", [["Q142"], 5, None])
-def test_an_entity_without_a_name_is_refused_with_its_line(name, tmp_path):
-    lines(tmp_path / "id_aliases.json", {"Q_id": name, "aliases": ["FR"]})
-    with pytest.raises(PrepareError, match="id_aliases.json record 0: expected {Q_id, aliases, demonyms}"):
-        prepare("2wiki", lines(tmp_path / "x_train.jsonl", ASKED), tmp_path / "out")
-
-
-@pytest.mark.parametrize("aliases, golds", [("French Republic", ["a", "French Republic"]), (5, ["a", "5"])])
-def test_an_alias_alone_is_one_answer_not_its_letters(aliases, golds, tmp_path):
-    lines(tmp_path / "id_aliases.json", {"Q_id": "Q142", "aliases": aliases})
-    source = lines(tmp_path / "x_train.jsonl", {**ASKED, "answer_id": "Q142"})
-    prepare("2wiki", source, tmp_path / "out")
-    (row,) = rows_of(tmp_path / "out" / "train.parquet")
-    assert row["reward_model"]["ground_truth"]["target"] == golds
 
 
 # --- splits ---

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from verl_credit.study.evaluation import Measured
 
 FAILED = {IntegrityError: ExitCode.INTEGRITY, ChildFailed: ExitCode.FAILED}
-RESULT = "evaluation.json"
 
 
 @ends(
@@ -47,13 +46,14 @@ def evaluate(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Exit codes as those of `train`: 4 refused, 5 the numbers would be wrong, 1 failed, 130 interrupted."""
+    """Exit codes as those of `train`: 4 refused; 5 not reported, the numbers would be wrong; 1 failed; 130 interrupted."""
     from verl_credit.recipe.doctor.network import ray_on_loopback
 
     ray_on_loopback(os.environ)  # before Ray is imported
     from verl_credit.cli.evaluate.policy import find_policy
     from verl_credit.cli.evaluate.run import data_files, evaluate_policy
     from verl_credit.records.report.evaluation_page import write_pages
+    from verl_credit.records.run.held_out import EVALUATION
     from verl_credit.study.evaluation import is_right, measure, not_measured
 
     found = find_policy(policy, step, config_name, config_dir, overrides)
@@ -77,7 +77,7 @@ def evaluate(
     }
     page = write_pages(folder, result, rows, is_right)
     text = json.dumps(plain(result), indent=1, allow_nan=False)
-    write_text(folder / RESULT, text + "\n")
+    write_text(folder / EVALUATION, text + "\n")
     print(
         text
         if as_json
@@ -120,10 +120,10 @@ def evaluate_compare(
 
 def _read(folder: Path) -> tuple[dict[str, Any], list[Measured]]:
     """An evaluation and its measures. Raises PreflightError where the folder has none."""
-    from verl_credit.records.run.held_out import read_held_out
+    from verl_credit.records.run.held_out import EVALUATION, read_held_out
     from verl_credit.study.evaluation import measure
 
-    path = folder.expanduser() / RESULT
+    path = folder.expanduser() / EVALUATION
     if not path.is_file():
         raise PreflightError(f"{path} does not exist; expected a folder that `verl-credit evaluate` wrote")
     try:

@@ -17,12 +17,11 @@ from verl_credit.cli.another_run import (
     run_alone,
     write_recipe,
 )
-from verl_credit.cli.evaluate.evaluate import RESULT
 from verl_credit.cli.evaluate.policy import Policy
 from verl_credit.errors import ConfigError, IntegrityError, PreflightError
 from verl_credit.recipe.compose import load_config
 from verl_credit.recipe.world import missing_line
-from verl_credit.records.run.held_out import read_held_out
+from verl_credit.records.run.held_out import EVALUATION, read_held_out
 from verl_credit.records.run.lock import holder_is_gone
 
 DATA = "data.val_files"
@@ -76,7 +75,11 @@ def data_files(given: Sequence[Path], config: DictConfig) -> list[Path]:
 def _check_folder(folder: Path, policy: Policy) -> None:
     if policy.run_dir is not None and folder.is_relative_to(policy.run_dir):
         raise PreflightError(f"--out {folder} belongs to the run in {policy.run_dir}, which stays as it is")
-    if (folder / f"{RECIPE}.yaml").is_file() and not (folder / RESULT).exists() and holder_is_gone(folder):
+    if (
+        (folder / f"{RECIPE}.yaml").is_file()
+        and not (folder / EVALUATION).exists()
+        and holder_is_gone(folder)
+    ):
         shutil.rmtree(folder)  # it holds an earlier try, which failed
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise PreflightError(f"--out {folder} is not empty; give a new folder for the evaluation")

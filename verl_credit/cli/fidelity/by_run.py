@@ -60,7 +60,6 @@ def why_by_run(config: DictConfig, split: str = "train") -> str | None:
         **dict.fromkeys(tools_given(config), True),
         FORMAT: OmegaConf.select(config, FORMAT)
         not in (AUTO, NO_TOOL),  # the sampler reads Hermes' calls alone
-        "search.shuffle_seed": config.search.shuffle_seed is not None,
         f"{MULTI_TURN}.max_user_turns": bool(config.actor_rollout_ref.rollout.multi_turn.max_user_turns),
         "reward.custom_reward_function.path": reward.path != OURS,
         **({key: not Path(str(OmegaConf.select(config, key))).is_relative_to(config.lab.dir)} if key else {}),

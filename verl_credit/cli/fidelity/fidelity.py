@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Argument, Option
 
-from verl_credit.cli.command import GOES_ON, ChildFailed, ends, modules_from_here
+from verl_credit.cli.command import (
+    GOES_ON,
+    ChildFailed,
+    ends,
+    modules_from_here,
+    terminate_as_interrupt,
+)
 from verl_credit.errors import ExitCode, IntegrityError, PreflightError
 from verl_credit.precision import one_thread
 from verl_credit.records.run.files import DamagedFile, plain, read_json_lines, write_text
@@ -45,7 +51,8 @@ def fidelity(
         bool, Option("--gradient", help="the gradients of modes, too; about three times as long")
     ] = False,
     minutes: Annotated[
-        float | None, Option(help="then the prompts that are complete are used; the same call goes on")
+        float | None,
+        Option(help="stop after this time and report the finished prompts; the same call goes on"),
     ] = None,
     parallel: Annotated[
         int | None,
@@ -81,24 +88,20 @@ def fidelity(
         _check(request)
         policies = policies_of(folder, step_numbers(steps), lab)
         why = by_run.why_by_run(policies[0].config, split)
-        through_run = engine == "run" or (engine == "auto" and why is not None)
-        if through_run:
-            of_sampler = {"--parallel": parallel, "--lab": lab}
-            _check_by_run(why, policies[0], split, of_sampler)
+        if engine == "run" or (engine == "auto" and why is not None):
+            _check_by_run(why, policies[0], split, {"--parallel": parallel, "--lab": lab})
+            measure = partial(by_run.measure_policy, overrides=overrides)
         elif why is not None:
             raise PreflightError(f"--engine sampler: {why}; expected run")
         elif overrides:
             raise PreflightError(f"{' '.join(overrides)}: overrides are taken with --engine run alone")
+        else:
+            measure = partial(_by_sampler, lab=lab, parallel=parallel)
         began, results = time.monotonic(), []
         for place, policy in enumerate(policies):
             # The remaining time is divided between the remaining policies.
             left = minutes and (minutes - (time.monotonic() - began) / 60) / (len(policies) - place)
-            wanted = replace(request, out=str(out / policy.name), minutes=left)
-            if through_run:
-                results.append(by_run.measure_policy(policy, wanted, overrides))
-                continue
-            results.append(_by_sampler(policy, wanted, lab, parallel))
-            write_result(out / policy.name / RESULT, request.settings, results[-1:])
+            results.append(measure(policy, replace(request, out=str(out / policy.name), minutes=left)))
         write_result(out / RESULT, request.settings, results)
         turns = [read_json_lines(out / policy.name / TURNS) for policy in policies]
         page = fidelity_page(plain({"settings": request.settings, "policies": results}), turns)
@@ -141,9 +144,9 @@ def _check_by_run(why: str | None, policy: Policy, split: str, of_sampler: Mappi
 def _by_sampler(policy: Policy, request: Request, lab: Path | None, parallel: int | None) -> dict:
     """Measures a policy by the lab's sampler, in this process, and prints its tables. Returns its part of
     ``fidelity.json``."""
-    from verl_credit.cli.train.start import terminate_as_interrupt
     from verl_credit.study.fidelity.measure import measure
-    from verl_credit.study.fidelity.result import as_dict, table
+    from verl_credit.study.fidelity.request import RESULT
+    from verl_credit.study.fidelity.result import as_dict, table, write_result
     from verl_credit.study.fidelity.workers import workers_of
 
     load = partial(policy.load, lab=lab, split=request.split, prompts=request.prompts)
@@ -151,4 +154,6 @@ def _by_sampler(policy: Policy, request: Request, lab: Path | None, parallel: in
     with terminate_as_interrupt(), workers_of(load, request.prompts, parallel) as workers:
         result = measure(subject, request, say=say, enough=request.timer(), workers=workers)
     print("\n".join(table(subject.name, result)))
-    return as_dict(subject, result)
+    entry = as_dict(subject, result)
+    write_result(Path(request.out) / RESULT, request.settings, [entry])
+    return entry

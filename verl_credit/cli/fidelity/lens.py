@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
-from verl_credit.cli.command import GOES_ON, ends
+from verl_credit.cli.command import GOES_ON, ends, terminate_as_interrupt
 from verl_credit.cli.saved_run import CONFIG, checkpoints_of, run_config, saved_steps
 from verl_credit.errors import PreflightError
 from verl_credit.precision import one_thread
@@ -34,7 +34,6 @@ def fidelity_lens(
 ) -> None:
     from verl_credit.cli.fidelity.by_run import why_by_run
     from verl_credit.cli.fidelity.policies import policies_of, step_numbers
-    from verl_credit.cli.train.start import terminate_as_interrupt
     from verl_credit.records.report.lens import stars_path
 
     run = folder.expanduser().resolve()

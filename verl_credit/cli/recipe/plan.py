@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated
 
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf import OmegaConf
 from typer import Argument, Option
 
 from verl_credit.cli.command import SHIPPED, AsJson, ConfigDir
+from verl_credit.config.resolved import MISSING, flat_values
 from verl_credit.errors import ConfigError, ExitCode
 
 if TYPE_CHECKING:
@@ -63,45 +62,17 @@ def plan(
 
 
 def _load(name: str, overrides: Sequence[str], config_dir: str | None = None) -> dict:
-    """Composes a recipe; our own blocks may be set without being in the recipe."""
+    """Composes a recipe, without the values that are missing; our own blocks may be set without being in the recipe."""
     from verl_credit.recipe.compose import load_config
 
     ours = [item for item in overrides if item.lstrip("+").startswith(OURS)]
     config = load_config(name, [item for item in overrides if item not in ours], config_dir)
-    return _values(config, ours)
-
-
-def _values(config, ours: Sequence[str]) -> dict:
-    """Returns the values that a plan reads, after the overrides ``ours`` (``plan.`` and ``hardware.``)."""
-    blocks = (
-        "plan",
-        "hardware",
-        "data",
-        "trainer",
-        "algorithm",
-        "search",
-        "evaluation",
-        "probe",
-        "real",
-        "lab",
-    )
-    values = {block: _resolved(config, block) for block in blocks if block in config}
-    values["actor_rollout_ref"] = {
-        part: _resolved(config, f"actor_rollout_ref.{part}") for part in ("model", "actor", "rollout", "ref")
-    }
+    values = OmegaConf.create()
+    for key, value in flat_values(config).items():
+        if value != MISSING:
+            OmegaConf.update(values, key, value)
     extra = OmegaConf.from_dotlist([item.lstrip("+") for item in ours])
-    return OmegaConf.to_container(OmegaConf.merge(OmegaConf.create(values), extra), resolve=True)
-
-
-def _resolved(config, key: str) -> dict:
-    """Resolves a section without the values that are missing (???) or cannot be resolved."""
-    node = OmegaConf.select(config, key)
-    known = {}
-    for name in node or {}:
-        with suppress(OmegaConfBaseException):
-            value = node[name]
-            known[name] = _resolved(node, name) if isinstance(value, DictConfig) else value
-    return known
+    return OmegaConf.to_container(OmegaConf.merge(values, extra), resolve=True)
 
 
 def _text(plans: list[Plan], refused: list[tuple[str, str]], several: bool) -> str:

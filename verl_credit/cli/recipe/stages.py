@@ -9,9 +9,10 @@ from typing import NamedTuple
 from omegaconf import DictConfig, OmegaConf
 
 from verl_credit.cli.train.trial_row import kept_when, store_folder
-from verl_credit.config.keys import AUTO, Algorithm
+from verl_credit.config.keys import AUTO, Algorithm, reads
 from verl_credit.config.settings import INFO_GAIN, CreditSettings
 from verl_credit.credit import REGISTRY
+from verl_credit.credit.plugins.load import origin
 from verl_credit.credit.token.token_transforms import TRANSFORMS
 from verl_credit.credit.token.uncertainty import canonical_kind
 from verl_credit.errors import PreflightError, printable, show_value
@@ -27,7 +28,7 @@ from verl_credit.records.run.resume import resumes_from
 from verl_credit.redact import redact_value
 from verl_credit.turns.scorers import SCORERS
 from verl_credit.turns.signals.known import find_signal
-from verl_credit.turns.state_features import CRITIC
+from verl_credit.turns.state_features import provider_of
 
 PYTHON_LISTS = "Python lists, a call per prompt"
 
@@ -134,7 +135,11 @@ def _signals(config: DictConfig, settings: CreditSettings) -> Iterator[Stage]:
         if name != INFO_GAIN:
             signal = find_signal(name, a.turn_signal_params)
             yield Stage(
-                "turn signal", name, signal.says or _yours(a.turn_signal_params), signal.reads, signal.cost
+                "turn signal",
+                name,
+                signal.says or _yours(name, a.turn_signal_params),
+                signal.reads,
+                signal.cost,
             )
     if len(settings.turn_signals) > 1:
         parts = " + ".join(f"{weight:g} {name}" for name, weight in settings.turn_signals.items())
@@ -146,9 +151,13 @@ def _signals(config: DictConfig, settings: CreditSettings) -> Iterator[Stage]:
 def _credit(config: DictConfig, settings: CreditSettings) -> Iterator[Stage]:
     pipeline = settings.algorithm
     if pipeline.algorithm_mode:
-        reads = "rewards, log-probs, entropies, planning mask, sepa lambda"
+        sees = "rewards, log-probs, entropies, planning mask, sepa lambda"
         yield Stage(
-            "whole pipeline", pipeline.algorithm_mode, _yours(pipeline.algorithm_params), reads, PYTHON_LISTS
+            "whole pipeline",
+            pipeline.algorithm_mode,
+            _yours(pipeline.algorithm_mode, pipeline.algorithm_params),
+            reads,
+            PYTHON_LISTS,
         )
         return
     if pipeline.canonical_transform:
@@ -159,14 +168,21 @@ def _credit(config: DictConfig, settings: CreditSettings) -> Iterator[Stage]:
         yield Stage("outcome", "grpo", says, "rewards, groups")
     else:
         yield _registered("outcome", pipeline.advantage_mode, pipeline.advantage_params)
-    if pipeline.turn_values == CRITIC:
-        says = "V of each turn: verl's critic at the token before it, trained on the returns"
-        yield Stage("values", CRITIC, says, "the rows", "a forward and an update of a second model")
+    if reads.valued(settings):
+        provider = provider_of(settings)
+        yield Stage("values", provider.name, provider.says, "the rows", provider.cost)
     mode = pipeline.turn_mode
-    yield Stage("turn", mode.name, f"{mode.equation}  [{_options(settings)}]", ", ".join(mode.reads))
+    says = mode.equation if ("turn", mode.name) in REGISTRY else origin(mode.name)
+    yield Stage("turn", mode.name, f"{says}  [{_options(settings)}]", ", ".join(mode.reads))
     if pipeline.own_transform:
-        reads = f"outcome advantages, {pipeline.uncertainty_kind}"
-        yield Stage("token", pipeline.transform_mode, _yours(pipeline.transform_params), reads, PYTHON_LISTS)
+        sees = f"outcome advantages, {pipeline.uncertainty_kind}"
+        yield Stage(
+            "token",
+            pipeline.transform_mode,
+            _yours(pipeline.transform_mode, pipeline.transform_params),
+            sees,
+            PYTHON_LISTS,
+        )
     elif pipeline.transform_mode != "none":
         yield from _token(pipeline)
 
@@ -226,10 +242,10 @@ def _loss(config: DictConfig, settings: CreditSettings) -> Stage:
 def _registered(level: str, name: str, params: dict | None = None, note: str = "") -> Stage:
     operator = REGISTRY.get((level, name))
     if operator is None:
-        return Stage(level, name, _yours(params), "rewards of a prompt", PYTHON_LISTS)
+        return Stage(level, name, _yours(name, params), "rewards of a prompt", PYTHON_LISTS)
     says = operator.equation + (f"  [{note}]" if note else "")
     return Stage(level, name, says, ", ".join(operator.reads) or "the turns' advantages")
 
 
-def _yours(params: dict | None) -> str:
-    return f"yours; params={redact_value('', params)}"
+def _yours(name: str, params: dict | None) -> str:
+    return f"{origin(name)}; params={redact_value('', params)}"

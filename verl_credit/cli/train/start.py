@@ -6,13 +6,14 @@ import os
 import shlex
 import signal
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import psutil
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from verl_credit.cli.command import terminate_as_interrupt
 from verl_credit.cli.train.trial_row import TrialRow
 from verl_credit.cli.train.with_verl import check_with_verl, set_environment
 from verl_credit.errors import ConfigError, ExitCode, IntegrityError, PreflightError, Terminated
@@ -216,19 +217,3 @@ def _launch(config: DictConfig, say: Callable[[str], None]) -> tuple[ExitCode, s
     except KeyboardInterrupt as error:  # Ray raises its own in place of what a signal's handler raises
         raise Terminated if signal.getsignal(signal.SIGTERM) is signal.SIG_IGN else error from None
     return ExitCode.DONE, ""
-
-
-@contextmanager
-def terminate_as_interrupt() -> Iterator[None]:
-    """Makes the first SIGTERM end the run as Ctrl-C does, so that Ray and the retriever are stopped. Later ones are ignored:
-    they would end that ending, and the run would be recorded as a crash or not at all."""
-
-    def interrupt(signum, frame):
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        raise Terminated
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 import re
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,18 +12,12 @@ from pathlib import Path
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf
 
 from verl_credit.config.keys.run import LONGEST_NAME
 from verl_credit.errors import ConfigError, ExitCode
-from verl_credit.recipe.compose import load_config, quoted, unchecked_config
-from verl_credit.recipe.doctor.machine import sweep_warnings
+from verl_credit.recipe.compose import load_config, unchecked_config
 from verl_credit.study.campaign.child import in_folder, run_child, run_command
 
-ASKED = {
-    "lineage.hypothesis": "what is tried and what it should change",
-    "lineage.expected_delta": "the change of the metric that you expect",
-}
 DONE = (ExitCode.DONE, ExitCode.NOTHING_LEFT)
 ENDS_ALL = (ExitCode.PREFLIGHT, ExitCode.INTERRUPTED)  # other exit codes end only their run
 
@@ -108,25 +101,12 @@ def sweep(name: str, overrides: list[str], config_dir: str | None = None) -> int
             raise ConfigError(key="trainer.default_local_dir", value=folder, accepted=use)
         taken[folder] = label
         runs.append((label or name, run_dir, chosen, config))
-    configs = [config for *_, config in runs]
-    for line in sweep_warnings(configs):
-        print(line, flush=True)
-    answers, codes = ask_for(configs), {}
+    codes = {}
     for number, (label, run_dir, chosen, _) in enumerate(runs, start=1):
         print(f"run {number} of {len(runs)}: {label} in {run_dir}", flush=True)
-        codes[label] = run_child(run_command("train", name, [*chosen, *answers], config_dir))
+        codes[label] = run_child(run_command("train", name, chosen, config_dir))
         if codes[label] in ENDS_ALL:
             return codes[label]
     for label, code in codes.items():
         print(f"{label}: exit code {code}", flush=True)
     return next((code for code in codes.values() if code not in DONE), ExitCode.DONE)
-
-
-def ask_for(configs: Sequence[DictConfig]) -> list[str]:
-    """Asks on a terminal for missing facts of the trials and returns them as overrides; elsewhere prints a line."""
-    lacking = [key for key in ASKED if all(OmegaConf.select(config, key) is None for config in configs)]
-    if lacking and not sys.stdin.isatty():
-        print(f"the trials' rows will have no {' and no '.join(lacking)}: give them as overrides", flush=True)
-        return []
-    answers = {key: input(f"{key}, {ASKED[key]} (empty: none): ").strip() for key in lacking}
-    return [f"{key}={quoted(text)}" for key, text in answers.items() if text]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from omegaconf import DictConfig, open_dict
 from typer import Option
 
-from verl_credit.cli.command import SHIPPED, ConfigDir, Overrides, ends
+from verl_credit.cli.command import SHIPPED, ConfigDir, Overrides, ends, terminate_as_interrupt
 from verl_credit.errors import ExitCode, IntegrityError, PreflightError
 from verl_credit.records.run import events
 from verl_credit.records.run.files import METRICS
@@ -53,7 +53,7 @@ def twin(
     overrides: Overrides = (),
 ) -> None:
     """Runs the twin and records it as `train` does, with events and a row in the table of trials for every end."""
-    from verl_credit.cli.train.start import command_line, how_it_ended, terminate_as_interrupt
+    from verl_credit.cli.train.start import command_line, how_it_ended
     from verl_credit.cli.train.trial_row import TrialRow
     from verl_credit.recipe.compose import load_config
     from verl_credit.study.twin_check import check_twin

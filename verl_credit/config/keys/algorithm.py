@@ -9,7 +9,6 @@ from annotated_types import Predicate
 from pydantic import Field
 
 from verl_credit.config.keys import reads
-from verl_credit.config.keys.run import Folder
 from verl_credit.config.keys.section import Expected, OneOf, Section, When
 from verl_credit.credit.outcome import OUTCOME_OPERATORS
 from verl_credit.credit.plugins import find_turn_mode
@@ -22,8 +21,8 @@ from verl_credit.credit.turn.modes import MODES
 from verl_credit.names import ADV_ESTIMATOR
 
 AUTO = "auto"
-DETECTORS = ("grams", "anchors")
-TURN_SIGNALS = (AUTO, "none", "info_gain", "infopo", "lapo", "provenance", "tool_reward", "column:NAME")
+DETECTORS = ("grams",)
+TURN_SIGNALS = (AUTO, "none", "info_gain", "tool_reward", "column:NAME")
 SCORERS = (AUTO, "branch", "rows", "server", "reference")
 
 AtLeast0 = Annotated[float, Field(ge=0)]
@@ -103,11 +102,7 @@ class Canonical(Section):
 
 class Planning(Section):
     detector: Annotated[str, named(DETECTORS), When(reads.planned)] = "grams"
-    """Finds planning tokens: grams, anchors, or my_module.my_detector."""
-    model: Annotated[Folder | None, When(reads.by_anchors)] = None
-    """Folder of a sentence encoder in Hugging Face format (anchors)."""
-    threshold: Annotated[float, Field(ge=-1, le=1), When(reads.by_anchors)] = 0.02
-    """A sentence plans when its similarity to an anchor is above this."""
+    """Finds planning tokens: grams, or my_module.my_detector."""
 
 
 class TurnJudge(Section):
@@ -119,10 +114,6 @@ class TurnJudge(Section):
     """Seconds that a call may take."""
     retries: Annotated[Count, When(reads.judged)] = 2
     """Further tries after a call that raised or took too long; then the trajectory's rewards are missing."""
-    breaker_failures: Annotated[int, Field(ge=1), When(reads.judged)] = 5
-    """The judge is paused after so many trajectories in a row failed all tries (simultaneous failures count once)."""
-    breaker_pause_s: Annotated[float, Field(ge=1e-3), When(reads.judged)] = 2.0
-    """Seconds of that pause. Rewards are missing at once during the pause; then one trajectory tries the judge."""
 
 
 class Curriculum(Section):
@@ -150,7 +141,7 @@ class Algorithm(Section):
     turn_params: Params = {}
     """Options of the turn mode that have no key of their own (`verl-credit modes` lists them)."""
     turn_signal: Annotated[str, named(TURN_SIGNALS), When(reads.turn_level)] = AUTO
-    """Turn reward: info_gain, infopo, lapo, provenance, tool_reward, column:NAME, none, my_module.f; auto: the mode's."""
+    """Turn reward: info_gain, tool_reward, column:NAME, none, my_module.f; auto: the mode's."""
     turn_signals: Annotated[
         dict[str, float] | None,
         Expected("null, or a mapping of turn signals to weights"),
@@ -159,14 +150,13 @@ class Algorithm(Section):
     """Several turn signals with their weights, {info_gain: 1.0, tool_reward: 0.5}; replaces turn_signal."""
     turn_signal_normalise: Annotated[Literal["group", "none"], When(reads.several)] = "group"
     """group: signals are z-scored over their question's turns and added; none: added unscaled, where all are present."""
-    turn_signal_params: Annotated[Params, When(lambda s: any(map(reads.is_path, s.turn_signals)))] = {}
+    turn_signal_params: Annotated[Params, When(lambda s: bool(reads.own_signals(s)))] = {}
     """Handed to turn signals of yours."""
     turn_anchor: Annotated[str, named(("observation", "prefix")), When(reads.anchored)] = "observation"
-    """State that a turn starts from (gigpo, hgpo, g2po, gagpo): the last observation, or all tokens before the turn."""
+    """State that a turn starts from (gigpo, hgpo, g2po): the last observation, or all tokens before the turn."""
     turn_values: Annotated[str | None, Expected(reads.VALUES), When(reads.values_read)] = None
-    """Values for turn_gae: a regression on the prompt's other outcomes and the turn (group), and on what is observed
-    (features: the gold answer was read, searches, its measured probability; or a column; or your function's numbers).
-    critic: verl's."""
+    """Values for turn_gae: a regression on the prompt's other outcomes, the turn and what is observed, or verl's critic
+    (turn-values.md)."""
     turn_values_replay: Annotated[Count, When(reads.fitted)] = 4
     """Earlier steps whose turns join each fit; saved with checkpoints."""
     turn_values_ridge: Annotated[float, Field(gt=0), When(reads.fitted)] = 0.03
@@ -207,31 +197,31 @@ class Algorithm(Section):
     """The epsilon of log_gap, with which a sure answer has a finite value."""
     info_gain_first_turn: Annotated[str, OneOf(tuple(FIRST_TURN)), When(reads.gains)] = "prior"
     """prior: the first turn's gain is measured against the bare prompt. none: the first turn has no gain (released code)."""
-    info_gain_context: Annotated[Literal["observation", "call"], When(reads.gold)] = "observation"
+    info_gain_context: Annotated[Literal["observation", "call"], When(reads.gains)] = "observation"
     """observation: the context includes what the turn's search returned. call: it ends at the call (released code)."""
     info_gain_template: Annotated[
-        str, Field(pattern=r"^auto$|\{answer\}"), Expected("auto, or a text with {answer}"), When(reads.gold)
+        str, Field(pattern=r"^auto$|\{answer\}"), Expected("auto, or a text with {answer}"), When(reads.gains)
     ] = AUTO
     """The text scored after each context: a text with {answer}; auto: the form of the row's answers, a tag or a box."""
     info_gain_prefix: Annotated[
         str,
         Predicate(lambda prefix: "{answer}" not in prefix),
         Expected('auto, the text between a context and algorithm.info_gain_template, or "" for none'),
-        When(reads.gold),
+        When(reads.gains),
     ] = AUTO
     """Written before the template. auto: what the chat template writes before an answer, as Qwen3's empty thought."""
-    info_gain_aliases: Annotated[Literal["max", "mean", "first"], When(reads.gold)] = "max"
+    info_gain_aliases: Annotated[Literal["max", "mean", "first"], When(reads.gains)] = "max"
     """The probability of several gold answers: the highest, their mean, or the first answer's."""
-    info_gain_scorer: Annotated[str, OneOf(SCORERS), When(reads.scorer)] = AUTO
+    info_gain_scorer: Annotated[str, OneOf(SCORERS), When(reads.gains)] = AUTO
     """branch: answers join their rows' old_log_probs forward; rows: a row for every context; server: the rollout server;
     reference: rows, by the frozen reference; auto: branch where the model's layers and attention allow it (families.md),
     else rows."""
-    info_gain_every: Annotated[int, Field(ge=1), When(reads.scorer)] = 1
+    info_gain_every: Annotated[int, Field(ge=1), When(reads.gains)] = 1
     """Gains are measured in every n-th step; the steps between are plain GRPO."""
-    info_gain_warmup_steps: Annotated[Count, When(reads.scorer)] = 0
+    info_gain_warmup_steps: Annotated[Count, When(reads.gains)] = 0
     """Steps at the start without a turn level."""
     info_gain_curriculum: Curriculum = Field(default_factory=Curriculum)
-    info_gain_on_error: Annotated[Literal["raise", "drop", "zero"], When(reads.scorer)] = "raise"
+    info_gain_on_error: Annotated[Literal["raise", "drop", "zero"], When(reads.gains)] = "raise"
     """A gain that cannot be scored stops the run, is missing (drop), or is 0; credit/gain/failed_rows counts them."""
     gamma: Annotated[
         Share, When(lambda s: not s.turn_estimator or "gamma" in s.algorithm.turn_mode.options)

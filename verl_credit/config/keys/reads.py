@@ -7,16 +7,13 @@ from inspect import iscoroutinefunction
 from operator import attrgetter
 from typing import Any
 
-from verl_credit.credit.plugins import load
+from verl_credit.credit.plugins.load import load, plugin_path
 from verl_credit.credit.token.token_transforms import TRANSFORMS, TokenTransform
 from verl_credit.credit.token.uncertainty import canonical_kind
+from verl_credit.credit.turn.value_providers import PROVIDERS, regressed
 
-CRITIC = "critic"
-"""verl's critic has the values."""
 COLUMN = "column:"
 """The prefix in the name of a turn signal that is a column of the rows."""
-OBSERVED = ("group", "features")
-PROVIDERS = (*OBSERVED, CRITIC)
 VALUES = f"null, {', '.join(PROVIDERS)}, {COLUMN}NAME, or my_module.my_features"
 
 
@@ -25,7 +22,7 @@ def transform(s) -> TokenTransform:
     return TRANSFORMS.get(s.algorithm.transform_mode, TokenTransform())
 
 
-gains, gold, scorer = map(attrgetter, ("scores_gain", "scores_gold", "uses_scorer"))
+gains = attrgetter("scores_gain")
 searches, canonical = attrgetter("search.max_searches"), attrgetter("algorithm.canonical_transform")
 
 
@@ -60,13 +57,9 @@ def several(s) -> bool:
     return len(s.turn_signals) > 1
 
 
-def by_critic(s) -> bool:
-    return valued(s) and s.algorithm.turn_values == CRITIC
-
-
 def fitted(s) -> bool:
     """The values are a regression's."""
-    return valued(s) and s.algorithm.turn_values != CRITIC
+    return valued(s) and regressed(s.algorithm.turn_values)
 
 
 def is_path(name: str) -> bool:
@@ -74,10 +67,14 @@ def is_path(name: str) -> bool:
     return bool({".", ":"} & set(name)) and not name.startswith(COLUMN)
 
 
+def own_signals(s) -> list[str]:
+    """The dotted paths of the turn signals that are plug-ins."""
+    return [path for name in s.turn_signals if not name.startswith(COLUMN) and (path := plugin_path(name))]
+
+
 def judged(s) -> bool:
     """A user's turn signal is a coroutine."""
-    own = filter(is_path, s.turn_signals)
-    return any(iscoroutinefunction(load(name, "algorithm.turn_signal")) for name in own)
+    return any(iscoroutinefunction(load(path, "algorithm.turn_signal")) for path in own_signals(s))
 
 
 def rescaled(s) -> bool:
@@ -117,10 +114,6 @@ gtpo_canonical, grpo_s = map(_transform_called, ("gtpo_canonical", "grpo_s"))
 
 def uncertain(s) -> bool:
     return weighted(s) or canonical(s)
-
-
-def by_anchors(s) -> bool:
-    return planned(s) and s.algorithm.planning.detector == "anchors"
 
 
 def own_transform(s) -> bool:

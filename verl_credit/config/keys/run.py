@@ -144,11 +144,11 @@ class Lineage(Section):
     parent: Annotated[Text, Expected("a trial's id (put digits in quotes)")] | None = None
     """Trial that this trial changes; null: the trial that run_dir resumes, else the best trial at the start."""
     hypothesis: Text | None = None
-    """The change that is tried and its expected effect; `train -m` asks for it on a terminal."""
+    """The change that is tried and its expected effect."""
     expected_delta: (
         Annotated[float | Text, Expected(f"a text of at most {LONGEST_TEXT:,} characters or a number")] | None
     ) = None
-    """The expected change of the metric; `train -m` asks for it on a terminal."""
+    """The expected change of the metric."""
     threshold: Annotated[float, Field(ge=0)] = 0.005
     """A finished trial is kept when it gains more than this over the best kept trial; else it is discarded."""
     metric: ValidationMetric | None = None

@@ -35,10 +35,6 @@ class Search(Section):
     """Deadline of one search in seconds, retries and pauses included."""
     max_retries: Annotated[int, Field(ge=0, le=100), When(reads.searches)] = 2
     """Retries, each after a pause with jitter, of a failed connection, 429 and 503; other errors are not retried."""
-    breaker_failures: Annotated[int, Field(ge=1), When(reads.searches)] = 5
-    """A server is paused after so many failures in a row (simultaneous failures count once)."""
-    breaker_pause_s: Annotated[float, Field(ge=1e-3), When(reads.searches)] = 5.0
-    """Seconds of that pause; then one search tries the server. While all servers are paused, searches fail at once."""
     token_env: Annotated[
         Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")] | None,
         Expected("the name of an environment variable, or null"),
@@ -54,8 +50,6 @@ class Search(Section):
     """The index that must be served, as GET /info names it; null: any. The start fills in the servers' fingerprint."""
     require_schema: bool = True
     """The chat template must write the tool's schema, without which a policy does not see it. false: it knows the tool."""
-    shuffle_seed: Annotated[int | None, When(reads.searches)] = None
-    """A number shuffles each result list by (number, query): a control for policies that trust the rank."""
 
     @field_validator("url")
     @classmethod

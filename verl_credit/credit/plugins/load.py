@@ -26,6 +26,8 @@ from verl_credit.errors import did_you_mean
 
 # Plug-ins for retrain contain `from retrain import TransformOutput`.
 PUBLISHED_HOME = "retrain"
+METHODS = "verl_credit_recipes.methods"
+"""The package of the project's own plug-ins: a function NAME in each module NAME."""
 KINDS = ("outcome", "turn", "transform", "algorithm", "uncertainty")
 
 
@@ -59,9 +61,36 @@ def load(path: str, key: str) -> Any:
 
 
 @lru_cache(maxsize=64)
+def plugin_path(name: str) -> str:
+    """Returns the dotted path of an operator that is not built in: a path itself, or the path of a plug-in in `METHODS`.
+
+    "" for other names. A plug-in is found by its name alone: nothing else in the package knows it.
+    """
+    if {".", ":"} & set(name):
+        return name
+    home = f"{METHODS}.{name}"
+    try:
+        found = name.isidentifier() and importlib.util.find_spec(home) is not None
+    except ModuleNotFoundError:  # without the recipes
+        found = False
+    return f"{home}.{name}" if found else ""
+
+
+def origin(name: str) -> str:
+    """Returns the words of `explain` about an operator that is not built in."""
+    package, _, own = plugin_path(name).partition(f"{METHODS}.")
+    return f"plug-in recipes/methods/{own.partition('.')[0]}.py" if own and not package else "yours"
+
+
+def shipped_mode(name: str) -> TurnMode | None:
+    """Returns a mode of the core or of `METHODS`; None for a user's, whose code may not be called."""
+    return find_turn_mode(name) if name in MODES or origin(name) != "yours" else None
+
+
+@lru_cache(maxsize=64)
 def find_turn_mode(name: str, key: str = "algorithm.info_gain_norm_mode") -> TurnMode:
-    """Raises ValueError where neither a mode nor an importable function has that name."""
-    return MODES[name] if name in MODES else as_turn_mode(load(name, key), name)
+    """Returns the mode. Raises ValueError where no mode, no plug-in and no importable function has that name."""
+    return MODES[name] if name in MODES else as_turn_mode(load(plugin_path(name) or name, key), name)
 
 
 def kind_of(operator: Any, name: str) -> str:

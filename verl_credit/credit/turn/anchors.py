@@ -1,6 +1,6 @@
 """Anchors: ids of the states that turns start from, equal where the states of one prompt are the same.
 
-`gigpo`, `hgpo`, `g2po` and `gagpo` compare turns by the states that they start from. A state is given per
+`gigpo`, `hgpo` and `g2po` compare turns by the states that they start from. A state is given per
 trajectory and turn (a text, a number, a list, a dict, an array; None where there is none), rows of different length. The
 result has a column per turn of the longest row, or ``columns``, and -1 where there is no state.
 """

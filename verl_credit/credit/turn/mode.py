@@ -27,6 +27,8 @@ from verl_credit.credit.turn.tables import Tables, make_tables
 from verl_credit.errors import did_you_mean
 from verl_credit.lazy import torch
 
+SHIPPED = (f"{__package__}.modes.", "verl_credit_recipes.methods.")
+"""The packages of the modes whose options are known to be unread beside others."""
 ModeOutput = tuple["torch.Tensor", "torch.Tensor", "torch.Tensor"]
 
 # What a mode reads beside outcomes, groups and turn rewards: the name in `Operator.reads`, and its tables.
@@ -207,7 +209,7 @@ class TurnMode(Operator):
                 raise ValueError(f"{name}={value!r}: expected True or False")
             if name in self.choices:
                 check_name(name, value, self.choices[name])
-        shipped = getattr(self.function, "__module__", "").startswith(f"{__package__}.modes.")
+        shipped = getattr(self.function, "__module__", "").startswith(SHIPPED)
         if shipped and options.get("norm_by_std") is False:  # a user's function may read them all the same
             of_the_std = options.keys() & {"ddof", "variance_floor", "eps"}
             unread = {name: (options[name], self.options[name]) for name in sorted(of_the_std)}

@@ -18,7 +18,7 @@ from verl_credit.names import SCORE_BRANCHES
 from verl_credit.policy.attention.pack import PACK, pack_rows
 from verl_credit.policy.log_prob_path import OURS
 from verl_credit.policy.log_probs import token_values
-from verl_credit.policy.packed import Reads, families, reads
+from verl_credit.policy.packed import Reads, groups_of, reads
 
 SHARED = "shared_prompts"
 COMPUTED = "actor/computed_tokens_share"
@@ -53,7 +53,7 @@ class SharedPromptEngine:
         ids = [prompt.tolist() for prompt in prompts]
         order = sorted(range(len(ids)), key=lambda row: ids.index(ids[row]))  # neighbours: rows of one prompt
         prompts, responses = [prompts[row] for row in order], [responses[row] for row in order]
-        members = families(prompts, responses)
+        members = groups_of(prompts, responses)
         read = reads(
             members, prompts, responses, vocabulary=self.model_config.hf_config.get_text_config().vocab_size
         )

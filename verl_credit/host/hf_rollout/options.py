@@ -57,19 +57,15 @@ def read_sampling_params(
     )
 
 
-def engine_options(engine_kwargs: Mapping[str, Any]) -> tuple[int, float]:
-    """`rollout.engine_kwargs.hf`: torch's threads in the server process, and the seconds (from `quiet_ms`) without a new
-    request after which a batch starts. Raises ValueError for any other key."""
-    options: dict[str, Any] = {"num_threads": 1, "quiet_ms": 10.0}
+def num_threads(engine_kwargs: Mapping[str, Any]) -> int:
+    """Returns `rollout.engine_kwargs.hf.num_threads`, torch's threads in the server process. Raises ValueError for other
+    keys."""
     given = {key: value for key, value in (engine_kwargs.get("hf") or {}).items() if value is not None}
-    unknown = sorted(given.keys() - options.keys())
-    if unknown:
+    threads = given.pop("num_threads", 1)
+    if given:
         raise ValueError(
-            f"rollout.engine_kwargs.hf.{unknown[0]} is not known: accepted are {', '.join(options)}"
+            f"rollout.engine_kwargs.hf.{next(iter(given))} is not known: accepted is num_threads"
         )
-    num_threads, quiet_ms = (options | given).values()
-    if not isinstance(num_threads, int) or num_threads < 1:
-        raise ValueError(f"rollout.engine_kwargs.hf.num_threads={num_threads!r}: expected an integer >= 1")
-    if not 0 <= quiet_ms <= 1000:
-        raise ValueError(f"rollout.engine_kwargs.hf.quiet_ms={quiet_ms!r}: expected 0 to 1000")
-    return num_threads, quiet_ms / 1000
+    if not isinstance(threads, int) or threads < 1:
+        raise ValueError(f"rollout.engine_kwargs.hf.num_threads={threads!r}: expected an integer >= 1")
+    return threads

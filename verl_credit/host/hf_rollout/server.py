@@ -18,12 +18,13 @@ from verl_credit.host.hf_rollout.model import (
     leave_device,
     max_model_len,
 )
-from verl_credit.host.hf_rollout.options import engine_options, read_sampling_params
+from verl_credit.host.hf_rollout.options import num_threads, read_sampling_params
 from verl_credit.host.hf_rollout.sync import WeightError, WeightSink
 from verl_credit.policy.decoding_proof import prove_decoding
 from verl_credit.policy.generation import BatchGenerator
 from verl_credit.recipe.plan.hf_engine import SHARE
 
+QUIET_SECONDS = 0.01
 ASLEEP = "it sleeps (rollout.free_cache_engine=true), and its weights are away until it is woken or updated"
 
 
@@ -56,8 +57,7 @@ class HFServer:
             )
         self.replica_rank = replica_rank
         self.global_steps: int | None = None
-        num_threads, quiet_seconds = engine_options(self.config.engine_kwargs)
-        torch.set_num_threads(num_threads)
+        torch.set_num_threads(num_threads(self.config.engine_kwargs))
         self._device, self._mode, memory = torch.device(device), mode, inf
         if self._device.type != "cpu":
             set_expandable_segments(True)  # a cache that grows leaves pieces that would fit nothing larger
@@ -79,7 +79,7 @@ class HFServer:
             self._generate,
             max_batch_size=bound.rows,
             max_batch_tokens=bound.tokens,
-            quiet_seconds=quiet_seconds,
+            quiet_seconds=QUIET_SECONDS,
         )
         self._come_back: Callable[[], None] | None = None  # a function while the weights are away
         self._sink: WeightSink | None = None

@@ -1,8 +1,7 @@
-"""doctor's probes of Ray and verl, each in a process of its own: ``python -m verl_credit.host.process.doctor_probes ...``.
+"""doctor's probe of a Ray cluster, in a process of its own: ``doctor_probes ADDRESS PATHS``.
 
-``plugin`` reports whether the plugin is registered in a fresh process. ``cluster ADDRESS`` reports the nodes of a Ray
-cluster, and the same of a fresh worker on every node. ``files ADDRESS PATHS`` reads the files PATHS, a JSON list, on every
-node. The last line of the output is JSON. verl and ray are imported only inside a probe, so that a missing one is a result.
+A fresh worker on every node reports whether the plugin is registered there, and reads the files PATHS, a JSON list. The
+last line of the output is JSON. verl and ray are imported only inside the probe, so that a missing one is a result.
 """
 
 from __future__ import annotations
@@ -38,60 +37,43 @@ def read_files(paths: list[str]) -> list[str]:
     return texts
 
 
-def cluster(ray, address: str) -> dict:
-    """The living nodes: {"nodes": [{"id", "host", "cpus", "gpus", "plugin": {name: registered} or "error": text}]}."""
-    return ask_nodes(ray, address, "plugin", registered)
+def look(paths: list[str]) -> dict:
+    """What a run needs of a node: the registered names, and the text of each file."""
+    return {"plugin": registered(), "found": read_files(paths)}
 
 
-def ask_nodes(ray, address: str, key: str, question, *arguments) -> dict:
-    """The nodes as in `cluster`; ``key`` of each is the result of ``question(*arguments)`` in a worker on it."""
+def ask_nodes(ray, address: str, paths: list[str]) -> list[dict]:
+    """Returns the living nodes: {"host", "cpus", "gpus"} with what `look` returns in a worker there, or with "error"."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     ray.init(address=address, log_to_driver=False, logging_level="ERROR")
     try:
         nodes = [node for node in ray.nodes() if node["Alive"]]
-        task, pending = ray.remote(question), []
+        task, pending = ray.remote(look), []
         for node in nodes:
             there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-            placed = task.options(num_cpus=0, max_retries=0, scheduling_strategy=there)
-            pending.append(placed.remote(*arguments))
-        return {"nodes": [_report(ray, node, key, asked) for node, asked in zip(nodes, pending, strict=True)]}
+            pending.append(task.options(num_cpus=0, max_retries=0, scheduling_strategy=there).remote(paths))
+        return [_report(ray, node, asked) for node, asked in zip(nodes, pending, strict=True)]
     finally:
         ray.shutdown()
 
 
-def _report(ray, node: dict, key: str, reference) -> dict:
-    resources = node["Resources"]
-    report = {
-        "id": node["NodeID"][:8],
-        "host": node.get("NodeManagerHostname") or node.get("NodeManagerAddress"),
-        "cpus": resources.get("CPU", 0.0),
-        "gpus": resources.get("GPU", 0.0),
-    }
+def _report(ray, node: dict, reference) -> dict:
+    host = node.get("NodeManagerHostname") or node.get("NodeManagerAddress")
+    cpus, gpus = (node["Resources"].get(kind, 0.0) for kind in ("CPU", "GPU"))
+    report = {"host": host, "cpus": cpus, "gpus": gpus}
     try:
-        return {**report, key: ray.get(reference, timeout=WORKER_S)}
+        return report | ray.get(reference, timeout=WORKER_S)
     except Exception as error:  # whatever the worker ended with is the answer
         last = (str(error).strip().splitlines() or ["no message"])[-1]
         return {**report, "error": f"{type(error).__name__}: {last[:300]}"}
 
 
 def main(arguments: list[str]) -> int:
-    match arguments:
-        case ["plugin"]:
-            result: dict = registered()
-        case ["cluster", address]:
-            import ray
+    import ray
 
-            result = cluster(ray, address)
-        case ["files", address, paths]:
-            import ray
-
-            result = ask_nodes(ray, address, "found", read_files, json.loads(paths))
-        case _:
-            questions = "plugin | cluster ADDRESS | files ADDRESS PATHS"
-            print(f"usage: python -m verl_credit.host.process.doctor_probes {questions}", file=sys.stderr)
-            return 2
-    print(json.dumps(result))
+    address, paths = arguments
+    print(json.dumps(ask_nodes(ray, address, json.loads(paths))))
     return 0
 
 

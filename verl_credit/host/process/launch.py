@@ -49,7 +49,7 @@ class CreditTaskRunner(TaskRunnerV1.__ray_actor_class__):
     """verl's task runner, the process that owns the training loop, with the plugin registered and checked."""
 
     def run(self, config):
-        register_all()
+        register_all(config.trainer.v1.trainer_mode)
         require_registered("the task runner", registered_names())
         events.record(config.run_dir, events.STAGE, "the task runner is up")
         hide_secrets()
@@ -78,7 +78,7 @@ class RunFailed(RuntimeError):
 
 def check_with_verl(config: DictConfig) -> None:
     """Check that the plugin is registered, every name is known, and verl accepts the configuration."""
-    register_all()
+    register_all(config.trainer.v1.trainer_mode)
     require_registered("the launching process", registered_names())
     found = Refusals([], {})
     for check in (check_names, check_correction, check_trace, check_reward_function):

@@ -23,7 +23,6 @@ from verl_credit.errors import PreflightError
 from verl_credit.host.process.verl_checks import reason_of, tool_schemas
 from verl_credit.host.rollout.stream_builder import common_start, follow_template, turn_end
 from verl_credit.recipe.doctor.model import folders_of
-from verl_credit.turns.thoughts import without_thoughts
 
 QUESTION = {"role": "user", "content": "Where does the Nile end?"}
 SEARCHES = (
@@ -87,45 +86,30 @@ def check_stream(config: DictConfig, meter, builder: ContinuousTokenBuilder | No
     except Exception as error:  # a template may raise any exception
         return [f"the chat template cannot write a conversation with two calls: {reason_of(error)}"]
     found = list(differences(stream, by_policy, whole, meter.tokenizer.decode))
-    if lost := next((text for kind, text in found if kind == LOST), None):
+    if lost := next((text for text, is_lost in found if is_lost), None):
         raise PreflightError(
             f"{named} writes {lost} in a whole conversation, and the agent loop's tokens lack it, so that the policy would "
             f"read another text than the template's; {instead}"
         )
-    kinds: dict[str, str] = {}
-    for kind, text in found:
-        kinds.setdefault(kind, text)
-    return [f"the agent loop's tokens {kind}: {text}" for kind, text in kinds.items()]
+    return [f"the agent loop's tokens differ from the chat template's text: {text}" for text, _ in found[:1]]
 
 
 class CannotAppend(ValueError):
     """verl's builder cannot write the first prompt, or what follows a call."""
 
 
-LOST = "lost"
-LACK = "lack text that the chat template writes in the whole conversation"
-KEPT = "keep thoughts of earlier turns, which the chat template drops from a longer conversation"
-MORE = "have text that the chat template does not write in the whole conversation"
-OTHER = "differ from the chat template's text of the whole conversation"
-
-
 def differences(
     stream: Sequence[int], by_policy: Sequence[bool], whole: Sequence[int], decode: Callable
-) -> Iterator[tuple[str, str]]:
-    """Yields (kind, text) of every place in which the stream is not the whole text. What the whole text alone has after a
-    turn of the policy is lost: every later turn would begin in another text."""
+) -> Iterator[tuple[str, bool]]:
+    """Yields (text, whether it is lost) of every place in which the stream is not the whole text. What the whole text alone
+    has after a turn of the policy is lost: every later turn would begin in another text."""
     for change, a, b, c, d in SequenceMatcher(None, stream, whole, autojunk=False).get_opcodes():
+        if change == "equal":
+            continue
         ours, theirs = decode(list(stream[a:b])), decode(list(whole[c:d]))
+        before, after = a > 0 and by_policy[a - 1], a < len(stream) and by_policy[a]
         place = f"after {decode(list(stream[max(a - 12, 0) : a]))!r}"
-        if change == "insert":
-            before, after = a > 0 and by_policy[a - 1], a < len(stream) and by_policy[a]
-            kind = OTHER if after else LOST if before else LACK
-            yield kind, f"{theirs!r} {place}"
-        elif change == "delete":
-            thought = ours.strip() and not without_thoughts(ours).strip()
-            yield KEPT if thought else MORE, f"{ours!r} {place}"
-        elif change == "replace":
-            yield OTHER, f"{ours!r}, where it writes {theirs!r}, {place}"
+        yield f"{theirs!r} {f'for {ours!r} ' * (a < b)}{place}", change == "insert" and before and not after
 
 
 def two_calls(

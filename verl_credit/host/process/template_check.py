@@ -46,17 +46,14 @@ def check_template(config: DictConfig, meter) -> str:
             f"{named} cannot write what {call} returns (a message of the role tool after a call): {reason_of(error)}"
         ) from error
     if RESULTS[0] not in observation:
-        raise PreflightError(
-            f"{named} leaves out what {call} returns (a message of the role tool after a call), which it wrote as "
-            f"{observation[:200]!r}; take a model whose template shows tool responses, or give one with {own}"
-        )
+        wrote = f"leaves out what {call} returns, and writes {observation[:200]!r}"
+        raise PreflightError(f"{named} {wrote}; give a template that shows tool responses with {own}")
     if lost:
         raise PreflightError(f"{named} {lost}")
     why, at_once = _why_one_call(form, builder, name), OmegaConf.select(config, AT_ONCE)
     if why and at_once not in (1, AUTO):
         raise PreflightError(
-            f"{named} takes one call a message ({why}), and {AT_ONCE}={at_once}: a turn with two calls would end its "
-            f"rollout; set it to 1, or to {AUTO}"
+            f"{named} takes one call a message ({why}), and {AT_ONCE}={at_once}; set it to 1 or {AUTO}"
         )
     decided = settle(config, name, at_once=1 if why else PARALLEL_CALLS)
     more = (
@@ -78,17 +75,12 @@ def _no_schema(config: DictConfig, meter, tools: str, own: str) -> str:
         given = config.data.get("tool_config_path") or config.data.get("function_tool_path")
         if not config.data.get("filter_overlong_prompts") or given:
             return ""
-        return (
-            f"cannot write a question without tools ({reason_of(error)}), as data.filter_overlong_prompts=true does, "
-            "which would leave out every prompt; set data.filter_overlong_prompts=false"
-        )
+        use = "set data.filter_overlong_prompts=false, which would leave out every prompt"
+        return f"cannot write a question without tools ({reason_of(error)}); {use}"
     if written != without or not config.search.require_schema:
         return ""
-    return (
-        f"writes the same text with and without {tools}, so that the policy sees no tool; take a "
-        f"model whose template writes tools, give one with {own}, or, where the policy or its prompts know how to call, "
-        "set search.require_schema=false"
-    )
+    use = f"give a template that writes tools with {own}, or set search.require_schema=false"
+    return f"writes the same text with and without {tools}, so that the policy sees no tool; {use}"
 
 
 def _unread_call(form: CallForm, wanted: str) -> str:
@@ -99,22 +91,15 @@ def _unread_call(form: CallForm, wanted: str) -> str:
         return f"cannot write a dialogue with a call and what it returns: {form.error}"
     name = form.chosen if wanted == AUTO else wanted
     if name is None and not form.text:
-        return (
-            f"leaves the call out of a dialogue, so that it does not say how the policy calls; set {FORMAT}={AUTO} to the "
-            f"policy's format: {', '.join(ToolParser._registry)}"
-        )
+        formats = ", ".join(ToolParser._registry)
+        return f"leaves the call out of a dialogue; set {FORMAT}={AUTO} to the policy's format: {formats}"
     # `check_names` refuses an unknown name
     if name is not None and (name not in ToolParser._registry or form.reads(name)):
         return ""
     if not form.readers:
-        return (
-            f"writes a call as {form.excerpt()}, which no parser that verl or verl_credit has reads, so that every call "
-            f"would be lost ({FORMAT}={wanted}); take another model, or give {FORMAT} a parser of your own"
-        )
-    return (
-        f"writes a call as {form.excerpt()}, which {FORMAT}={wanted} does not read, so that every call would be lost: set "
-        f"it to {AUTO}, or to {' or '.join(form.readers)}"
-    )
+        return f"writes a call as {form.excerpt()}, which no parser reads ({FORMAT}={wanted}); give it a parser of your own"
+    readers = " or ".join(form.readers)
+    return f"writes a call as {form.excerpt()}, which {FORMAT}={wanted} does not read; set it to {AUTO} or {readers}"
 
 
 def _why_one_call(form: CallForm, builder, name: str) -> str:

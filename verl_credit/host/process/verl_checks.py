@@ -15,7 +15,7 @@ from verl_credit.config.fit import DEFAULT, turns_at_most
 from verl_credit.config.keys import AUTO
 from verl_credit.errors import ConfigError, ConfigErrors, PreflightError
 from verl_credit.host.registry import register_parts
-from verl_credit.names import MCP_TOOL
+from verl_credit.names import MCP_TOOL, MEASURE_MODE
 from verl_credit.recipe.agent_loops import KEYS as TOOL_KEYS
 from verl_credit.recipe.agent_loops import own_loops, tools_given
 from verl_credit.recipe.rules.own import MODULES
@@ -25,14 +25,16 @@ MCP = f"take ours with class_name: {MCP_TOOL} and type: native (docs/agent-loops
 NO_SUFFIX = "suffix diff failed"  # verl's text
 
 
-def register_all() -> None:
+def register_all(trainer_mode: str | None = None) -> None:
     """Register everything of the plugin, in the process that launches a run and in the one that trains; idempotent.
 
+    Only a run whose ``trainer_mode`` measures a policy imports the studies.
     Actors and agent-loop workers register what they use (`verl_credit.host.registry`), and the trainer checks it there.
     Raises ImportError where verl or a dependency is missing.
     """
     register_parts()
-    from verl_credit.host import measure as measuring  # noqa: F401
+    if trainer_mode == MEASURE_MODE:
+        from verl_credit.host import measure as measuring  # noqa: F401
     from verl_credit.host.actor import loss  # noqa: F401  (decorators register)
     from verl_credit.host.rollout import search_agent  # noqa: F401
     from verl_credit.host.step import async_trainers, estimator  # noqa: F401
@@ -109,10 +111,7 @@ def check_correction(config: DictConfig) -> None:
             weight = kept_1_1.item() * scale
         if weight != 1:
             effect = "be rejected" if kind == "rollout_rs" else f"weigh {weight:.3g}, and not 1"
-            inside = (
-                f"a token of unchanged probability would {effect}: 1 must lie within the bounds. Two bounds are written "
-                "0.5_5.0, each with a point: 0.5_5 is read as the number 0.55"
-            )
+            inside = f"bounds with 1 inside (0.5_5.0, each with a point): a token of unchanged probability would {effect}"
             raise ConfigError.of(
                 config, f"{CORRECTION}.{kind}_threshold", f"{CORRECTION}.{kind}", accepted=inside
             )
@@ -133,22 +132,14 @@ def check_other_tools(config: DictConfig) -> list[str]:
     if not names:
         raise PreflightError(f"{settings}: holds no tool")
     if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise PreflightError(
-            f"{settings}: several tools are called {', '.join(twice)}; rename them (an MCP tool by config.name)"
-        )
+        raise PreflightError(f"{settings}: several tools are called {', '.join(twice)}; rename them")
     search = SCHEMA["function"]["name"]
     if search in names and config.search.max_searches:
-        raise PreflightError(
-            f"{settings}: a tool is called {search!r}, as the search tool is, which would take its place; rename it "
-            "(an MCP tool by config.name)"
-        )
+        raise PreflightError(f"{settings}: a tool is called {search!r}, as the search tool is; rename it")
     what = "tools beside the search" if config.search.max_searches else "tools"
     key, turns = turns_at_most(config)
     most = f"at most {key}={turns}" if turns else "as many as fit the row"
-    return [
-        f"{what}: {', '.join(names)}; their calls are turns ({most}), the policy reads their errors "
-        "(credit/tool/other_errors)"
-    ]
+    return [f"{what}: {', '.join(names)}; their calls are turns ({most})"]
 
 
 def tool_schemas(config: DictConfig) -> list[dict]:

@@ -20,7 +20,7 @@ from verl.tools.function_tool import FunctionTool, normalize_function_tool_retur
 from verl.tools.schemas import ToolResponse
 
 from verl_credit.config.settings import CreditSettings
-from verl_credit.host.compat import MERGE_MESSAGES
+from verl_credit.host.compat import BAD_JSON, FAILED
 from verl_credit.host.rollout import tool_parsers  # noqa: F401  (the import registers ours)
 from verl_credit.host.rollout.engine_client import (
     DRAW,
@@ -31,11 +31,9 @@ from verl_credit.host.rollout.engine_client import (
     stable_seed,
 )
 from verl_credit.host.rollout.stream_builder import follow_template
-from verl_credit.names import ROLLOUT_NAME, ROW_RECORD, TURN_AGENT, TURN_IDS, TURN_REWARDS
-from verl_credit.recipe.agent_loops import BAD_JSON, FAILED, FAULT
+from verl_credit.names import ROLLOUT_NAME, ROW_RECORD, TOOL_FAULT, TURN_AGENT, TURN_IDS, TURN_REWARDS
 from verl_credit.turns.book import NO_TOKEN, RowRecord, TurnBook, known_reward, rewards_of_turns
 from verl_credit.turns.calls import shown_calls
-from verl_credit.turns.gains import PLACEHOLDER
 from verl_credit.turns.requests import RowPlanner
 from verl_credit.turns.reward.qa import final_answer
 from verl_credit.turns.scorers import SCORERS, Scorer
@@ -95,7 +93,6 @@ class TurnAgentLoop(ToolAgentLoop):
         self._engine = self.server_manager
         self.server_manager = RowClient(self._engine, self.record, kwargs.get(REPLAY))
         self._seed_parts = (self.config.seed, *row, kwargs["session_id"])
-        self._masks = mode is None and self._credit_of(self.config)[0].masks_observations
         self._truth = (kwargs.get("reward_model") or {}).get("ground_truth")
         # A parquet file has nulls where a row gives a tool no arguments.
         tools_kwargs = {
@@ -206,7 +203,6 @@ class TurnAgentLoop(ToolAgentLoop):
         return "no_answer"
 
     async def _handle_processing_tools_state(self, agent_data):
-        count, ids, mask = len(agent_data.messages), agent_data.prompt_ids, agent_data.response_mask
         try:
             state = await super()._handle_processing_tools_state(agent_data)
         except RowFault as fault:
@@ -215,16 +211,6 @@ class TurnAgentLoop(ToolAgentLoop):
             self.record.stop_reason = "tool_fault"
             return AgentState.TERMINATED
         self.book.observed(agent_data.response_mask)
-        if self._masks and state == AgentState.GENERATING:
-            # The new tool messages as verl renders them, with the placeholder for each content; they begin where the turn's
-            # own tokens end.
-            before, tools = agent_data.messages[:count], agent_data.messages[count:]
-            masked = [*before, *({**message, "content": PLACEHOLDER} for message in tools)]
-            schemas = getattr(agent_data, "_active_tool_schemas", self.tool_schemas)
-            merge = getattr(self, MERGE_MESSAGES)
-            merged, merged_mask, _ = await merge(before, masked, ids, mask, tools=schemas)
-            after = next(n for n, own in enumerate(reversed(merged_mask)) if own)
-            self.record.masked_observations.append(merged.token_ids[len(merged.token_ids) - after :])
         return state
 
     async def _call_tool(self, tool_call, tools_kwargs, agent_data):
@@ -251,7 +237,7 @@ class TurnAgentLoop(ToolAgentLoop):
         response, reward, metrics = await super()._call_tool(tool_call, tools_kwargs, agent_data)
         text = response.text or ""
         self.record.n_other_calls += 1
-        if (fault := (metrics or {}).get(FAULT)) is not None:
+        if (fault := (metrics or {}).get(TOOL_FAULT)) is not None:
             raise RowFault(fault.code) from fault
         self.record.other_errors += text.startswith(FAILED)
         name = f"'{call['name']}'"  # quoted as verl does

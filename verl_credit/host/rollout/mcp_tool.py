@@ -18,7 +18,8 @@ from verl.tools.schemas import (
 )
 
 from verl_credit.errors import ConfigError
-from verl_credit.recipe.agent_loops import FAILED, FAULT
+from verl_credit.host.compat import FAILED
+from verl_credit.names import TOOL_FAULT
 from verl_credit.turns.mcp import Refused, ToolSettings, ask
 from verl_credit.turns.search.faults import SearchFault
 
@@ -94,7 +95,7 @@ class MCPTool(BaseTool):
         except Refused as refused:
             raise ValueError(str(refused)[:MOST_ERROR_CHARS]) from refused
         except SearchFault as fault:
-            return ToolResponse(text=f"{FAILED} '{self.name}': {fault.code}"), None, {FAULT: fault}
+            return ToolResponse(text=f"{FAILED} '{self.name}': {fault.code}"), None, {TOOL_FAULT: fault}
         text = _text_of(result)
         if result.is_error:
             raise ValueError(text[:MOST_ERROR_CHARS])

@@ -2,7 +2,7 @@
 
 The actors keep the parameters before update t. The update is measured at step t + 1, before that step's own, on rollouts
 that the new parameters wrote; the metrics stand in step t + 1, with t as ``of_step``. Equations:
-`verl_credit.study.probe.change`.
+`verl_credit.credit.entropy_change`.
 """
 
 from __future__ import annotations
@@ -16,20 +16,11 @@ from omegaconf import DictConfig
 from verl.utils import tensordict_utils as tu
 
 from verl_credit.config.keys import Probe, read_section
-from verl_credit.host.engine.log_prob_engine import nested
+from verl_credit.credit.entropy_change import entropy_change, predicted_change
+from verl_credit.credit.entropy_gradient import PER_TOKEN, Surrogate, Tokens, entropy_gradient
 from verl_credit.host.step import store
-from verl_credit.names import PROBE_GROUP, PROBE_PATH, PROBE_SCORE
+from verl_credit.host.step.probe_rows import deal, group_prompts, padded_to, prompts_within, rows_for_actors
 from verl_credit.records.run import events
-from verl_credit.study.probe.change import (
-    deal,
-    entropy_change,
-    group_prompts,
-    predicted_change,
-    prompts_within,
-)
-from verl_credit.study.probe.entropy_gradient import Surrogate, entropy_gradient
-from verl_credit.study.probe.policy import Tokens
-from verl_credit.study.probe.settings import PER_TOKEN, EstimatorSettings
 from verl_credit.turns.book import TurnBatch
 
 NAME = "credit/probe"
@@ -63,7 +54,7 @@ class Sample:
         number = {name: n for n, name in enumerate(sorted({ids[place] for place in places}))}
         prompt_B = torch.tensor([number[ids[place]] for place in places])
         written_B_T = turns.turn_ids_B_T[places] >= 0
-        gradient = entropy_gradient(tokens, written_B_T, prompt_B, EstimatorSettings(estimand=PER_TOKEN))
+        gradient = entropy_gradient(tokens, written_B_T, prompt_B)
         rows_B = prompt_B.bincount()[prompt_B].double()
         score_B_T = gradient.numerator.score_B_T - gradient.per_token * gradient.length.score_B_T
         path_B_T = gradient.numerator.path_B_T * written_B_T
@@ -139,7 +130,7 @@ class EntropyProbe:
         ranks = max(workers._dispatch_info["actor"]) + 1
         micro = 1 if config.actor.use_dynamic_bsz else config.actor.ppo_micro_batch_size_per_gpu
         dealt = deal(rows_G, ranks, micro)
-        data = rows_for_actors(batch, sample, dealt)
+        data = rows_for_actors(batch, sample.places, sample.weights, dealt)
         tu.assign_non_tensor(data, temperature=config.rollout.temperature)
         output = workers.measure_update(data)
         place = {row: at for at, (row, _, counts) in enumerate(dealt) if counts}
@@ -175,26 +166,3 @@ class EntropyProbe:
         text = f"the entropy probe took {share:.1%} of step {step}, more than probe.budget="
         text += f"{self.settings.budget:g}: it measured {prompts} prompts{least}"
         events.note(Path(self.config.run_dir), "entropy_probe", text)
-
-
-def rows_for_actors(batch, sample: Sample, dealt: list[tuple[int, int, bool]]):
-    """The dealt rows with their weights, as `host.actor.entropy_probe.measure` takes them."""
-    rows = list(dict.fromkeys(row for row, _, _ in dealt))
-    fields = ("prompts", "responses", "input_ids", "position_ids", "response_mask", "loss_mask")
-    data = store.read(batch, *fields, rows=[sample.places[row] for row in rows])
-    at = {row: n for n, row in enumerate(rows)}
-    data = tu.index_select_tensor_dict(data, [at[row] for row, _, _ in dealt])
-    lengths = data["responses"].offsets().diff().tolist()
-    for name, weight_B_T in ((PROBE_SCORE, sample.weights.score_B_T), (PROBE_PATH, sample.weights.path_B_T)):
-        cut = [weight_B_T[row, :n] * counts for (row, _, counts), n in zip(dealt, lengths, strict=True)]
-        data[name] = nested(cut)
-    data[PROBE_GROUP] = torch.tensor([group for _, group, _ in dealt])
-    return data
-
-
-def padded_to(values: torch.Tensor, order: list[int], like_B_T: torch.Tensor) -> torch.Tensor:
-    """The rows ``order`` of a nested tensor, float64, as wide as ``like_B_T``."""
-    rows, padded_B_T = values.unbind(), torch.zeros(like_B_T.shape, dtype=torch.float64)
-    for n, at in enumerate(order):
-        padded_B_T[n, : len(rows[at])] = rows[at].double()
-    return padded_B_T

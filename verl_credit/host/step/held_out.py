@@ -23,7 +23,7 @@ from verl_credit.records.run.files import VALIDATION, append_json, plain, read_j
 from verl_credit.records.run.held_out import write_held_out
 from verl_credit.turns.reward.golds import gold_answers
 from verl_credit.turns.signals.signal import turn_texts
-from verl_credit.turns.step_metrics import check_evaluation_faults
+from verl_credit.turns.step_checks import check_evaluation_faults
 
 Loader = Iterable[dict]
 

@@ -96,9 +96,6 @@ class V1Host:
     def carried(self) -> list[torch.Tensor]:
         return list(store.read(self.batch, BRANCH_LOG_PROBS)[BRANCH_LOG_PROBS].unbind())
 
-    def written(self) -> list[torch.Tensor]:
-        return list(store.read(self.batch, "old_log_probs")["old_log_probs"].unbind())
-
     def score_rows(self, rows: Sequence[ScoreRow]) -> torch.Tensor:
         with self._weights_of_sync():
             return score_rows(self.workers, self.config, rows)

@@ -75,7 +75,6 @@ def with_verl(name: str) -> Callable[[Context], Result]:
 CHECKS: tuple[Check, ...] = (
     Check("torch", MACHINE, ON_CUDA, software.check_torch, "it imports, built for the recipe's device"),
     Check("requirements", MACHINE, NEVER, software.check_requirements, "the packages that verl-credit needs, in range"),
-    Check("combinations", MACHINE, ALWAYS, software.check_combinations, "no versions that are known to fail together"),
     Check("environment", MACHINE, ALWAYS, software.check_environment, "verl loads the plugin, for the recipe's device"),
     Check("engine", MACHINE, ALWAYS, software.check_engine, "a version of the rollout engine that verl can start", RECIPE),
     Check("loggers", MACHINE, ALWAYS, inputs.check_loggers, "what verl imports for trainer.logger is installed", RECIPE),
@@ -88,7 +87,7 @@ CHECKS: tuple[Check, ...] = (
           event="resume"),
     Check("ports", MACHINE, ALWAYS, machine.check_ports, "every port that the recipe gives a number to is free", RECIPE),
     Check("ray", CLUSTER, ALWAYS, cluster.check_cluster, "a cluster that answers, or what a local one needs"),
-    Check("nodes", CLUSTER, ALWAYS, cluster.check_nodes, "every node sees the run's folders and search servers",
+    Check("nodes", CLUSTER, ALWAYS, cluster.check_nodes, "every node has the plugin, and sees the run's folders and servers",
           ("recipe", "ray")),
     Check("retriever", INPUTS, ALWAYS, inputs.check_retriever, "every search server answers a query, all from one index",
           RECIPE, shown=True),
@@ -125,8 +124,6 @@ CHECKS: tuple[Check, ...] = (
     Check("tools", INPUTS, ALWAYS, with_verl("tools"), "verl loads the tools beside the search", RECIPE, event="tools"),
     Check("answers", INPUTS, ALWAYS, inputs.check_answers, "the longest row and its scored answers fit a micro-batch",
           ("tokenizer", TRAIN), shown=True),
-    Check("plugin", TRIALS, NEVER, cluster.check_plugin, "a fresh process, or a worker of every node, has the plugin",
-          ("ray",)),
     Check("attention", TRIALS, NEVER, device.check_attention, "the recipe's kernel runs and agrees with the definition"),
 )  # fmt: skip
 

@@ -17,11 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from verl_credit.address import loopback, urls_of
 from verl_credit.config.keys import FOLDERS
 from verl_credit.config.resolved import select
-from verl_credit.recipe.agent_loops import TOOLS, mcp_addresses
+from verl_credit.names import MCP_TOOL
+from verl_credit.recipe.agent_loops import MULTI_TURN
 from verl_credit.recipe.doctor.context import PROBE_S, Context, answer_of
 from verl_credit.recipe.doctor.machine import existing
 from verl_credit.recipe.doctor.network import ADDRESS, given_address, run_address, unreachable
@@ -32,6 +35,7 @@ from verl_credit.recipe.world import serves_search
 from verl_credit.redact import redact
 
 PROBES = "verl_credit.host.process.doctor_probes"
+TOOLS = f"{MULTI_TURN}.tool_config_path"
 CPUS_PER_RANK = 3  # verl's placement group of every rank has this many
 # ray.init refuses these beside an address.
 LOCAL_ONLY = ("num_cpus", "num_gpus", "resources", "labels", "object_store_memory")
@@ -39,8 +43,8 @@ LOCAL_ONLY = ("num_cpus", "num_gpus", "resources", "labels", "object_store_memor
 Ask = Callable[..., tuple[int | None, str]]
 
 
-def ask_host(*question: str) -> tuple[int | None, str]:
-    return in_a_process(["-m", PROBES, *question], PROBE_S)
+def ask_host(address: str, paths: str) -> tuple[int | None, str]:
+    return in_a_process(["-m", PROBES, address, paths], PROBE_S)
 
 
 def check_cluster(context: Context, reach: Callable[[str], str] | None = None) -> Result:
@@ -96,57 +100,6 @@ def _local(facts: Facts, config: DictConfig | None, init) -> Result:
     return passed(plan)
 
 
-def check_plugin(context: Context, ask: Ask = ask_host) -> Result | list[Result]:
-    """Looks for the plugin in a fresh process here, or in fresh workers of the cluster, whose resources it checks too."""
-    address = run_address(context.facts.environment, context.config)
-    if not address:
-        answer = answer_of(*ask("plugin"))
-        if isinstance(answer, str):
-            return failed(f"a fresh process: {answer}", "a process that imports verl registers the plugin",
-                          "pip install 'verl-credit[verl]' in this environment")  # fmt: skip
-        return _plugin({"a fresh process": answer})
-    answer = answer_of(*ask("cluster", address))
-    if isinstance(answer, str):
-        return failed(f"the cluster at {address}: {answer}", "a cluster that takes this Python and Ray",
-                      "the same versions of both on every node")  # fmt: skip
-    nodes = answer["nodes"]
-    if broken := _broken(nodes):
-        plugin = failed(broken, "a fresh worker of every node registers the plugin",
-                        "install verl-credit in the environment of every node")  # fmt: skip
-    elif nodes:
-        plugin = _plugin({node["host"]: node["plugin"] for node in nodes})
-    else:
-        plugin = skipped("the cluster has no node")
-    return [_resources(address, nodes, context.config), plugin]
-
-
-def _resources(address: str, nodes: list[dict], config: DictConfig | None) -> Result:
-    name, listed = (
-        "resources",
-        ", ".join(f"{n['host']} ({n['cpus']:g} CPUs, {n['gpus']:g} GPUs)" for n in nodes),
-    )
-    resources = f"cluster at {address}: {listed or 'no node'}"
-    if config is None:
-        return passed(resources, name)
-    each, count = config.trainer.n_gpus_per_node, config.trainer.nnodes
-    fit = [n for n in nodes if n["gpus"] >= each and n["cpus"] >= CPUS_PER_RANK * each]
-    if len(fit) >= count:
-        return passed(resources, name)
-    return failed(resources, f"{count} nodes with {each} GPUs and {CPUS_PER_RANK * each} CPUs each",
-                  f"start Ray on more nodes, or trainer.nnodes={max(1, len(fit))}", name)  # fmt: skip
-
-
-def _plugin(found: dict[str, dict[str, bool]]) -> Result:
-    lacking = {where: [name for name, there in names.items() if not there] for where, names in found.items()}
-    if missing := "; ".join(f"{where} lacks {', '.join(names)}" for where, names in lacking.items() if names):
-        return failed(missing, "all of ours in verl's registries", "install the same verl-credit everywhere")
-    return passed(f"{len(next(iter(found.values())))} names registered in {', '.join(found)}")
-
-
-def _broken(nodes: Sequence[dict]) -> str:
-    return "; ".join(f"{node['host']}: {node['error']}" for node in nodes if "error" in node)
-
-
 @dataclass(frozen=True)
 class Mark:
     """A file with ``text`` in the folder that ``key`` names, or in its nearest existing parent."""
@@ -169,10 +122,10 @@ def check_nodes(context: Context, ask: Ask = ask_host) -> Result:
         except OSError as error:
             return failed(f"{error.filename}: {error.strerror}", "folders that can be written",
                           " ".join(f"{key}=ELSEWHERE" for key in FOLDERS))  # fmt: skip
-        answer = answer_of(*ask("files", address, json.dumps([mark.file for mark in marks])))
+        answer = answer_of(*ask(address, json.dumps([mark.file for mark in marks])))
     if isinstance(answer, str):
         return failed(f"the cluster at {address}: {answer}", "a cluster whose nodes run a task", "see ray")
-    return judge_nodes(answer["nodes"], marks, config)
+    return judge_nodes(answer, marks, config)
 
 
 def folders(config: DictConfig) -> list[tuple[str, Path]]:
@@ -197,13 +150,25 @@ def marked(key: str, folder: Path) -> Iterator[Mark]:
 
 
 def judge_nodes(nodes: Sequence[dict], marks: Sequence[Mark], config: DictConfig) -> Result:
-    """Judges ``nodes``: {"host", "cpus", "found": [text of each mark's file, or the error]} or "error" instead of "found".
-
-    A node without a CPU gets none of our processes.
+    """Judges ``nodes``: {"host", "cpus", "gpus", "plugin": {name: registered}, "found": [text of each mark's file, or the
+    error]}, or "error" instead of the last two. A node without a CPU gets none of our processes.
     """
     nodes = [node for node in nodes if node["cpus"] > 0]
-    if broken := _broken(nodes):
-        return failed(broken, "nodes that run a task", "see ray")
+    if broken := "; ".join(f"{node['host']}: {node['error']}" for node in nodes if "error" in node):
+        fix = "verl-credit, with the same versions of Python and Ray, in the environment of every node"
+        return failed(broken, "nodes that run a task", fix)
+    for node in nodes:
+        if lacking := [name for name, there in node["plugin"].items() if not there]:
+            right = "all of ours in verl's registries of every node"
+            return failed(
+                f"{node['host']} lacks {', '.join(lacking)}", right, "install the same verl-credit everywhere"
+            )
+    each, count = config.trainer.n_gpus_per_node, config.trainer.nnodes
+    fit = [n for n in nodes if n["gpus"] >= each and n["cpus"] >= CPUS_PER_RANK * each]
+    if len(fit) < count:
+        found = ", ".join(f"{n['host']} ({n['cpus']:g} CPUs, {n['gpus']:g} GPUs)" for n in nodes) or "no node"
+        right = f"{count} nodes with {each} GPUs and {CPUS_PER_RANK * each} CPUs each"
+        return failed(found, right, f"start Ray on more nodes, or trainer.nnodes={max(1, len(fit))}")
     for number, mark in enumerate(marks):
         blind = [f"{n['host']} ({n['found'][number]})" for n in nodes if n["found"][number] != mark.text]
         if blind:
@@ -228,6 +193,19 @@ def judge_nodes(nodes: Sequence[dict], marks: Sequence[Mark], config: DictConfig
         )
     shared = " and ".join(f"{mark.key}={mark.folder}" for mark in marks)
     return passed(f"{', '.join(node['host'] for node in nodes)} see {shared}")
+
+
+def mcp_addresses(config: DictConfig) -> list[str]:
+    """The addresses of the MCP servers in the recipe's tool file. Without one, or where it is not what verl reads, none: the
+    check `tools` loads it with verl and names the fault."""
+    if not (path := select(config, TOOLS)):
+        return []
+    try:
+        tools = OmegaConf.load(path).get("tools") or []
+    except (OSError, YAMLError, OmegaConfBaseException):
+        return []
+    given = [tool for tool in tools if isinstance(tool, DictConfig) and tool.get("class_name") == MCP_TOOL]
+    return [str(url) for tool in given if (url := select(tool, "config.url"))]
 
 
 def loopback_server(config: DictConfig) -> str:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from omegaconf import DictConfig
 
 from verl_credit.errors import PreflightError, printable
-from verl_credit.names import AGENT_NAME, AGENTS, TURN_AGENT, TURN_IDS
+from verl_credit.names import AGENT_NAME, AGENTS, TURN_IDS
 from verl_credit.recipe.world import DATA
 from verl_credit.turns.reward.golds import gold_answers
 from verl_credit.turns.reward.qa import answer_form, stated_form
@@ -181,10 +181,8 @@ def checked_row(
         # Without the tool nothing but the prompt names the form of an answer.
         if needs_form and stated_form(truth) is None and "<answer>" not in str(prompt):
             raise ValueError(
-                f"reward_model.ground_truth={truth!r} has no form, so that the answer is read from "
-                "<answer>...</answer>, and the prompt asks for no such tag (search.max_searches=0): every reward would be "
-                "0. `verl-credit prepare` writes {'target': [...], 'form': 'boxed'} with a prompt that asks for \\boxed{}; "
-                "'form': 'tag' is for a policy that writes the tag unasked"
+                f"reward_model.ground_truth={truth!r} has no form, and the prompt asks for no <answer> tag: every reward "
+                "would be 0. `verl-credit prepare` writes {'target': [...], 'form': 'boxed'} with a prompt for it"
             )
     except ValueError as error:
         raise PreflightError(f"{where}: {error}") from error
@@ -192,20 +190,14 @@ def checked_row(
 
 
 def _wrong_agent(name: object, agents: Sequence[str]) -> str:
-    text = f"agent_name={name!r:.80}: expected {' or '.join(map(repr, agents))}"
-    if name == AGENT_NAME:
-        return f"{text}; with search.max_searches=0 {AGENT_NAME} has one turn and offers no tool"
-    if name == TURN_AGENT:
-        return f"{text}; the recipe names no tool that {TURN_AGENT} could call"
-    if name == "tool_agent" and TURN_AGENT in agents:
-        return (
-            f"{text}, which calls the same tools; verl's loop does not say to which turn a token belongs. Leave the column "
-            f"out of every file, or keep it and list ours under verl's name: {LOOP_FILE}=FILE, a YAML file with the line "
-            f"- {{name: {name}, _target_: {TURN_LOOP}}}"
-        )
+    text = (
+        f"agent_name={name!r:.80}: expected {' or '.join(map(repr, agents))}, or no such column in any file"
+    )
+    if name in AGENTS:
+        return f"{text}; the recipe has no tool that {name} could call"
     return (
-        f"{text}, which say to which turn a token belongs; or leave the column out of every file. An agent loop of your own "
-        f"is named in {LOOP_FILE} and puts extra_fields['turn_ids'] into its output (docs/agent-loops.md)"
+        f"{text}; these say to which turn a token belongs (docs/agent-loops.md). {LOOP_FILE} lists loops of other names: "
+        f"- {{name: {name}, _target_: {TURN_LOOP}}}"
     )
 
 
@@ -219,10 +211,7 @@ def _check_prompt(key: str, prompt: object) -> None:
         message = message if isinstance(message, dict) else {}
         role, content = message.get("role"), message.get("content")
         if role == "developer":
-            raise ValueError(
-                f"{key}[{number}].role='developer': Qwen2.5's and Qwen3's templates leave such a message out without a "
-                "word; use system"
-            )
+            raise ValueError(f"{key}[{number}].role='developer': Qwen's templates leave it out; use system")
         if role not in ROLES:
             raise ValueError(f"{key}[{number}].role={role!r:.80}: expected one of {', '.join(ROLES)}")
         if not isinstance(content, str | list) and not (content is None and message.get("tool_calls")):

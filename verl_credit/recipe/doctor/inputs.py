@@ -202,7 +202,7 @@ def check_prompts(context: Context, key: str) -> Result | list[Result]:
 
 def check_scored_text(context: Context) -> Result:
     """Says what precedes a scored answer, which `train` writes into the run's configuration."""
-    if not context.settings.scores_gold:
+    if not context.settings.scores_gain:
         return skipped("no gold answer is scored")
     context.answer_prefix, told, odd = decide_prefix(context.tokenizer, context.settings)
     return warned(told) if odd else passed(told)

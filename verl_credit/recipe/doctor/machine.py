@@ -1,10 +1,10 @@
-"""Memory, shared memory, ports, and disk space for the checkpoints of a run, or of all runs of a sweep."""
+"""Memory, shared memory, ports, and disk space for the checkpoints of a run."""
 
 from __future__ import annotations
 
 import shutil
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
@@ -12,11 +12,9 @@ from omegaconf import DictConfig, OmegaConf
 from verl_credit.config.engines import engine_of
 from verl_credit.config.resolved import flat_values
 from verl_credit.recipe.doctor.context import Context
-from verl_credit.recipe.doctor.model import parameters_of
 from verl_credit.recipe.doctor.result import Result, failed, passed, skipped, warned
 from verl_credit.recipe.doctor.software import engine_share
 from verl_credit.recipe.machine import GIB, Device, Facts, size
-from verl_credit.recipe.world import MODEL
 from verl_credit.records.run.files import count_kept
 
 SMALLEST_FREE = 4 * GIB  # the lab on a CPU peaks at 3.7 GiB over all its processes
@@ -90,16 +88,13 @@ def check_shm(context: Context) -> Result:
     )
 
 
-def check_ports(context: Context, holder: Callable[[int], str | None] | None = None) -> Result:
+def check_ports(context: Context) -> Result:
     """Checks that every port with a number in the recipe is free."""
     wanted = dict(named_ports(context.config))
-    taken = {key: who for key, port in wanted.items() if (who := (holder or port_holder)(port))}
+    taken = {key: why for key, port in wanted.items() if (why := why_taken(port))}
     if taken:
-        return failed(
-            "; ".join(f"{key}={wanted[key]} is in use by {who}" for key, who in taken.items()),
-            "ports that are free",
-            " ".join(f"{key}=ANOTHER" for key in taken),
-        )
+        found = "; ".join(f"{key}={wanted[key]} cannot be bound ({why})" for key, why in taken.items())
+        return failed(found, "ports that are free", " ".join(f"{key}=ANOTHER" for key in taken))
     return passed(f"free: {', '.join(f'{k}={p}' for k, p in wanted.items())}" if wanted else "none is fixed")
 
 
@@ -117,24 +112,15 @@ def named_ports(config: DictConfig) -> Iterator[tuple[str, int]]:
             yield key, value
 
 
-def port_holder(port: int) -> str | None:
-    """The process that listens on ``port`` of this machine ("process 12 (python)"); None when the port is free."""
+def why_taken(port: int) -> str:
+    """The reason why no process can listen on ``port`` of this machine; "" when the port is free."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port in TIME_WAIT is free
         try:
             probe.bind(("0.0.0.0", port))
-            return None
         except OSError as error:
-            reason = error.strerror or str(error)
-    import psutil
-
-    try:
-        for connection in psutil.net_connections("tcp"):
-            if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port and connection.pid:
-                return f"process {connection.pid} ({psutil.Process(connection.pid).name()})"
-    except (psutil.Error, OSError):
-        pass
-    return f"another process ({reason})"
+            return error.strerror or str(error)
+    return ""
 
 
 def check_disk(context: Context, usage=shutil.disk_usage) -> Result:
@@ -157,30 +143,6 @@ def check_disk(context: Context, usage=shutil.disk_usage) -> Result:
     if free < all_of_them:
         return warned(state, right, "make space, or trainer.max_actor_ckpt_to_keep=1")
     return passed(f"{state}; {right}")
-
-
-def sweep_warnings(configs: Sequence[DictConfig], usage=shutil.disk_usage) -> list[str]:
-    """Returns a line for every disk that cannot hold the checkpoints of all runs; existing checkpoints take no new space."""
-    # number: (folder, bytes of all runs, largest checkpoint)
-    disks: dict[int, tuple[Path, float, float]] = {}
-    for config in configs:
-        parameters = parameters_of(OmegaConf.select(config, MODEL)) if _writes(config) else None
-        if parameters is None:
-            continue
-        folder, one = _folder(config), _checkpoint_bytes(config, parameters)
-        there = existing(folder)
-        held = sum(p.stat().st_size for p in folder.rglob("*") if p.is_file()) if folder.is_dir() else 0
-        more = max(0, one * (_checkpoints_kept(config) or 1) - held)
-        disk = there.stat().st_dev
-        first, needed, largest = disks.get(disk, (there, 0, 0))
-        disks[disk] = first, needed + more, max(largest, one)
-    return [
-        f"warning: disk: {size(free)} free at {there}; the checkpoints that all runs keep, and one being written, "
-        f"take {size(needed + largest)} more: make space, or trainer.max_actor_ckpt_to_keep=1, or "
-        "trainer.default_local_dir on another disk with ${run_dir} in it"
-        for there, needed, largest in disks.values()
-        if (free := usage(there).free) < needed + largest
-    ]
 
 
 def _checkpoints_kept(config: DictConfig) -> int | None:

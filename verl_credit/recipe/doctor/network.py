@@ -77,7 +77,11 @@ def network_lines(environment: Mapping[str, str], config: DictConfig) -> list[st
             "TransferQueue can run code there: let only the nodes reach each other (docs/recipes.md#several-machines)"
         ]
     lines = []
-    if opened := _beyond_loopback(environment, config):
+    opened = [f"{RAY}={environment[RAY]}"] if _opted_out(environment) else []
+    for name, ours in _loopback().items():
+        if (given := environment.get(name, ours)).strip("=") != ours.strip("="):
+            opened.append(f"{name}={given}")
+    if opened:
         lines.append(f"network: {', '.join(opened)}: this opens ports beyond loopback (docs/run.md#network)")
     if ports := engine_of(config).ports:
         opens = f"{ENGINE}={engine_of(config).name}: {ports}"
@@ -116,18 +120,3 @@ def _loopback() -> dict[str, str]:
 
 def _opted_out(environment: Mapping[str, str]) -> bool:
     return environment.get(RAY, "").lower() in ("1", "true")  # as Ray reads it
-
-
-def _beyond_loopback(environment: Mapping[str, str], config: DictConfig) -> list[str]:
-    """Returns NAME=VALUE for every setting of the user's that leaves loopback."""
-    init = OmegaConf.select(config, INIT) or {}
-    given = OmegaConf.select(config, f"{INIT}.runtime_env.env_vars") or {}
-    variables = {**loopback_settings(environment, config), **given}
-    beyond = [f"{RAY}={environment[RAY]}"] if _opted_out(environment) else []
-    beyond += [
-        f"{name}={variables[name]}"
-        for name, ours in _loopback().items()
-        if str(variables[name]).strip("=") != ours.strip("=")
-    ]
-    hosts = {name: init.get(name) for name in ("_node_ip_address", "dashboard_host")}
-    return beyond + [f"{INIT}.{key}={host}" for key, host in hosts.items() if host and not is_loopback(host)]

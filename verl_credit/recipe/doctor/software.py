@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, requires
-from typing import NamedTuple
 
 from omegaconf import DictConfig
 from packaging.requirements import Requirement
@@ -75,35 +74,6 @@ def requirements_of(distribution: str) -> list[str]:
     with suppress(PackageNotFoundError):
         return requires(distribution) or []
     return []
-
-
-class Broken(NamedTuple):
-    """Versions of two packages that were seen to fail together, although each is in our range."""
-
-    package: str
-    versions: str
-    beside: str
-    others: str
-    effect: str
-
-
-BROKEN = (
-    Broken("transformers", "<5.16", "tokenizers", ">0.23.0", "transformers does not import"),
-    Broken("transformers", ">=5.16", "tokenizers", "<0.23.1", "transformers does not import"),
-)
-
-
-def check_combinations(context: Context) -> Result:
-    packages = context.facts.packages
-    for one in BROKEN:
-        version, other = packages.get(one.package), packages.get(one.beside)
-        if version and other and _in(version, one.versions) and _in(other, one.others):
-            found = f"{one.package} {version} beside {one.beside} {other}: {one.effect}"
-            right = (
-                f"{one.package} {one.versions} wants another {one.beside} (docs/compatibility.md#versions)"
-            )
-            return failed(found, right, f"pip install '{one.package}=={version}'")
-    return passed("none that is known to fail")
 
 
 def _in(version: str, versions: str) -> bool:

@@ -9,7 +9,7 @@ from pathlib import Path
 from verl_credit.config.engines import engine_named
 from verl_credit.config.fit import LOG_PROB, MODEL_LEN
 from verl_credit.config.gone import gone_key
-from verl_credit.config.settings import INFOPO, LAPO
+from verl_credit.credit.turn.value_providers import PROVIDERS
 from verl_credit.errors import ConfigError, unknown_key
 from verl_credit.policy.log_prob_path import FLASH, LOOP
 from verl_credit.recipe.plan.assumptions import Assumptions
@@ -192,20 +192,9 @@ def _notes(
         notes.append(
             "LoRA keeps the frozen weights in fp32 (actor.fsdp_config.model_dtype); bf16 would halve them"
         )
-    signals = algorithm.get("turn_signals") or [algorithm.get("turn_signal")]
-    if INFOPO in signals and algorithm.get("info_gain_norm_mode") != "none":
-        notes.append(
-            "what the turn signal infopo scores is not counted: nearly as many tokens once more as the policy wrote, after "
-            "the rows of log-probs (info_gain_scorer=branch) or as rows of their own (rows)"
-        )
-    if LAPO in signals and algorithm.get("info_gain_norm_mode") != "none":
-        notes.append(
-            "what the turn signal lapo scores is not counted: as many rows more as the step has turns"
-        )
-    if algorithm.get("turn_values") == "critic":
-        notes.append(
-            "memory, time and disk of the critic are not counted: nearly those of the policy's update again"
-        )
+    provider = PROVIDERS.get(algorithm.get("turn_values"))
+    if provider is not None and provider.uncounted:
+        notes.append(provider.uncounted)
     if searches and not assumed.search_core_seconds:
         notes.append(
             "the computing of searches is not counted (hardware.index.place, plan.search_core_seconds)"

@@ -21,7 +21,6 @@ from verl_credit.errors import ConfigError
 from verl_credit.names import ADV_ESTIMATOR, LOSS_MODE, TURN_AGENT
 from verl_credit.recipe.agent_loops import may_call
 from verl_credit.recipe.family import validate_family
-from verl_credit.recipe.rules.critic import validate_critic
 from verl_credit.recipe.rules.engines import (
     validate_actor,
     validate_rollout,
@@ -219,7 +218,6 @@ RULES: tuple[Callable[[Config, CreditSettings], Iterable[ConfigError] | None], .
     validate_turn_mode,
     validate_turn_signals,
     validate_turn_values,
-    validate_critic,
     validate_loss,
     _gains,
     _steps,

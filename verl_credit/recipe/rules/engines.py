@@ -51,7 +51,7 @@ def validate_actor(config: Tree, settings: CreditSettings) -> Iterator[ConfigErr
         if model.get("use_fused_kernels", False):
             use = "verl's fused head does not hand the rows' places on to the model; set it to false"
             yield ConfigError.of(config, "actor_rollout_ref.model.use_fused_kernels", ATTENTION, accepted=use)
-    if settings.uses_scorer:
+    if settings.scores_gain:
         SCORERS[settings.algorithm.info_gain_scorer].needs(config)
 
 
@@ -152,15 +152,13 @@ def validate_rows_fit(config: Tree, settings: CreditSettings) -> Iterator[Config
     if actor.use_dynamic_bsz:
         ranks = fit.sequence_parallel(actor)
         yield from _must_hold(UPDATE, actor.ppo_max_token_len_per_gpu, ranks, row)
-        answers = scorer.answers_behind_row(config) if settings.scores_gold else 0
+        answers = scorer.answers_behind_row(config) if settings.scores_gain else 0
         also = (
             f" and {answers} short answer{'s' * (answers > 1)} of {fit.SHORT_ANSWER} tokens"
             if answers
             else ""
         )
-        if masked := fit.masked_tokens(config, settings, scorer):
-            also += f" and, for the turn signal infopo, {masked} tokens of masked observations and the responses after them"
-        needed = fit.least_log_prob_tokens(row, answers) + masked
+        needed = fit.least_log_prob_tokens(row, answers)
         yield from _must_hold(fit.LOG_PROB, rollout.log_prob_max_token_len_per_gpu, ranks, needed, also)
     # The last, because in the recipes its budget is the update's.
     if (actor.use_kl_loss or config.algorithm.use_kl_in_reward) and ref.log_prob_use_dynamic_bsz:

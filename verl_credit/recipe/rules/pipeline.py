@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from verl_credit.config.keys import CANONICAL, DETECTORS, Algorithm
@@ -121,10 +120,6 @@ def _detector(name: str) -> None:
 def _planning(config: Tree, algorithm: Algorithm) -> Iterator[ConfigError]:
     planning, grams = algorithm.planning, algorithm.strategic_grams
     yield from refusals_of(_detector, planning.detector)
-    folder = planning.model
-    if planning.detector == "anchors" and not (folder and Path(folder, "config.json").expanduser().exists()):
-        use = "algorithm.planning.detector=anchors needs the folder of a sentence encoder in Hugging Face format"
-        yield ConfigError.of(config, "algorithm.planning.model", accepted=use)
     if grams is not None:
         try:
             parse_grams(grams)

@@ -6,32 +6,31 @@ import inspect
 from collections.abc import Iterator
 
 from verl_credit.config.fit import DEFAULT
+from verl_credit.config.gone import gone_value
 from verl_credit.config.keys import reads
 from verl_credit.config.keys.reads import COLUMN, is_path
 from verl_credit.config.resolved import Tree, select
-from verl_credit.config.settings import INFOPO, LAPO, PROVENANCE, CreditSettings
+from verl_credit.config.settings import CreditSettings
+from verl_credit.credit.plugins.load import plugin_path
 from verl_credit.credit.turn.anchors import exact_anchors
 from verl_credit.credit.turn.modes import MODES
+from verl_credit.credit.turn.value_providers import KEY as VALUES
+from verl_credit.credit.turn.value_providers import PROVIDERS
 from verl_credit.errors import ConfigError, did_you_mean
 from verl_credit.names import AGENT_NAME, AGENTS, TURN_AGENT
-from verl_credit.policy.families import SCORER
 from verl_credit.recipe.agent_loops import own_loops, tools_given
 from verl_credit.recipe.rules.own import OWN, load_own, refuse_what_is_no_operator, trial, try_operator
 from verl_credit.recipe.rules.refusals import refusals_of
 from verl_credit.redact import redact_value
 from verl_credit.turns.anchors import ANCHOR_KEY as ANCHOR
 from verl_credit.turns.anchors import ANCHORS
-from verl_credit.turns.scorers import SCORERS
 from verl_credit.turns.signals.known import SIGNALS, find_signal
 from verl_credit.turns.signals.own import GroupSignal, TrajectorySignal
 from verl_credit.turns.signals.signal import Trajectory, Turn
-from verl_credit.turns.state_features import KEY as VALUES
 
 MODE, PARAMS = "algorithm.info_gain_norm_mode", "algorithm.turn_params"
 SIGNAL, SEVERAL = "algorithm.turn_signal", "algorithm.turn_signals"
 SIGNAL_PARAMS = "algorithm.turn_signal_params"
-BYPASS = "algorithm.rollout_correction.bypass_mode"
-TEMPERATURE = "actor_rollout_ref.rollout.temperature"
 ACCEPTED = ["auto", "none", *SIGNALS, f"{COLUMN}NAME", "or a dotted path to your own (my_module.my_signal)"]
 # These options have their own keys.
 KEYS = {
@@ -52,7 +51,7 @@ BROUGHT = ("anchor_B_K1", "turn_tokens_B_K1")
 def validate_turn_mode(config: Tree, settings: CreditSettings) -> Iterator[ConfigError]:
     """Yields refusals of a mode that cannot be loaded, called or given its tables, and for options that it lacks."""
     name = settings.algorithm.info_gain_norm_mode
-    if name not in MODES and not is_path(name):
+    if name not in MODES and not plugin_path(name):
         raise ConfigError(key=MODE, value=name, accepted=[*MODES, OWN], shown=repr(name))
     try:
         mode = settings.algorithm.turn_mode
@@ -64,7 +63,7 @@ def validate_turn_mode(config: Tree, settings: CreditSettings) -> Iterator[Confi
     if missing := [table for table in mode.needs if table not in brought]:
         use = "which this trainer does not bring; call it in the library instead"
         if missing == ["value_B_K1"]:
-            use = f"and {VALUES} is null: set it to {', '.join(reads.PROVIDERS)}, {COLUMN}NAME or my_module.my_features"
+            use = f"and {VALUES} is null: set it to {', '.join(PROVIDERS)}, {COLUMN}NAME or my_module.my_features"
         raise ConfigError(key=MODE, value=name, accepted=f"it needs {', '.join(missing)}, {use}")
     if reads.anchored(settings):
         _anchor(settings.algorithm.turn_anchor)
@@ -134,8 +133,10 @@ def validate_turn_signals(config: Tree, settings: CreditSettings) -> Iterator[Co
 
 
 def _check(config: Tree, settings: CreditSettings, key: str, name: str) -> Iterator[ConfigError]:
-    own = is_path(name)
+    own = not name.startswith(COLUMN) and name not in SIGNALS and bool(plugin_path(name))
     if not own and name not in SIGNALS and not (name.startswith(COLUMN) and name != COLUMN):
+        if gone := gone_value(SIGNAL, name):
+            raise ConfigError(key=key, value=name, accepted=gone)
         hint = did_you_mean(name, [*SIGNALS])
         raise ConfigError(key=key, value=name, accepted=ACCEPTED, shown=f"{name!r}{hint}")
     loop = select(config, DEFAULT)
@@ -144,15 +145,6 @@ def _check(config: Tree, settings: CreditSettings, key: str, name: str) -> Itera
         use = "the search gives no reward, and the recipe names no other tool (multi_turn.tool_config_path) "
         use += "and no agent loop of yours (agent_loop_config_path), whose rows may have rewards"
         raise ConfigError(key=key, value=name, accepted=use)
-    if name == PROVENANCE and loop == TURN_AGENT and not own_loops(config):
-        use = f"that loop's tools name no pages, so that no turn would have a reward; set {DEFAULT}={AGENT_NAME}, or take "
-        use += "another signal"
-        raise ConfigError(key=key, value=name, beside={DEFAULT: loop}, accepted=use)
-    if name == INFOPO:
-        yield from _infopo(config, settings, key)
-    if name == LAPO and settings.algorithm.info_gain_scorer != "rows":
-        use = "lapo takes turns out, and what came after them has to be read anew, in rows of its own; set it to rows"
-        yield ConfigError.of(config, SCORER, key, accepted=use)
     if not own:
         return
     try:
@@ -160,6 +152,10 @@ def _check(config: Tree, settings: CreditSettings, key: str, name: str) -> Itera
     except ValueError as error:
         raise ConfigError(str(error), key=key, value=name, accepted=ACCEPTED) from error
     refuse_what_is_no_operator(signal.function, key, name)
+    if "pages" in signal.wants and loop == TURN_AGENT and not own_loops(config):
+        use = f"that loop's tools name no pages, so that no turn would have a reward; set {DEFAULT}={AGENT_NAME}, or take "
+        use += "another signal"
+        raise ConfigError(key=key, value=name, beside={DEFAULT: loop}, accepted=use)
     if isinstance(signal, TrajectorySignal) and loop not in AGENTS:  # a row may name another loop
         use = f"that signal is a coroutine, and only {' and '.join(AGENTS)} await one; set {DEFAULT} to one of them, or "
         use += "take a signal that your loop gives (tool_reward: its turn_rewards) or a function of a prompt's rollouts"
@@ -176,26 +172,11 @@ def _check(config: Tree, settings: CreditSettings, key: str, name: str) -> Itera
         raise ConfigError(key=key, value=name, beside=beside, accepted=use) from None
 
 
-def _infopo(config: Tree, settings: CreditSettings, key: str) -> Iterator[ConfigError]:
-    """Checks that infopo's two terms come from the same policy at the same temperature."""
-    scorer = SCORERS[settings.algorithm.info_gain_scorer]
-    if scorer.in_rollout or scorer.frozen:
-        use = "infopo scores next responses after masked observations by the policy, which that scorer does not; use branch "
-        use += "or rows"
-        yield ConfigError.of(config, SCORER, key, accepted=use)
-    if select(config, BYPASS):
-        use = "infopo compares old_log_probs of the trained policy, which are then not computed; set it to false"
-        yield ConfigError.of(config, BYPASS, key, accepted=use)
-    if select(config, TEMPERATURE) != 1:
-        use = "infopo compares old_log_probs, taken at it, with scores at temperature 1; set it to 1"
-        yield ConfigError.of(config, TEMPERATURE, key, accepted=use)
-
-
 _CALL = {"turn": 0, "name": "search", "arguments": '{"query": "river of Paris"}', "reward": None}
 TRIAL = [
     Trajectory(
         [
-            Turn("<tool_call>...</tool_call>", [_CALL], "Paris lies on the Seine.", 0.5),
+            Turn("<tool_call>...</tool_call>", [_CALL], "Paris lies on the Seine.", 0.5, ["p1"]),
             Turn("<answer>Seine</answer>"),
         ],
         ["Seine"],

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 from omegaconf import DictConfig
 
 from verl_credit.config.keys import reads
-from verl_credit.config.keys.reads import COLUMN, PROVIDERS, is_path
+from verl_credit.config.keys.reads import COLUMN, is_path
+from verl_credit.config.resolved import select
 from verl_credit.config.settings import CreditSettings
 from verl_credit.credit.turn.modes import MODES
+from verl_credit.credit.turn.value_providers import KEY, PROVIDERS
 from verl_credit.errors import ConfigError
 from verl_credit.recipe.rules.own import OWN, load_own, trial
 from verl_credit.recipe.rules.turn_mode import CALL, MODE, TRIAL
 from verl_credit.turns.signals.signal import Trajectory
 from verl_credit.turns.state_features import (
-    KEY,
     LATER,
     concealed,
     same,
@@ -29,8 +31,14 @@ CONCEALED = "with outcome, scores, stop reason and the last turn hidden, as in t
 def validate_turn_values(config: DictConfig, settings: CreditSettings) -> Iterator[ConfigError]:
     """Yields a refusal for every fault."""
     name, algorithm = settings.algorithm.turn_values, settings.algorithm
-    if name is None or not settings.turn_estimator:
-        return  # `unread` lists keys without effect
+    if not settings.turn_estimator:
+        return  # `unread` lists keys without effect, and verl's critic is verl's alone
+    for provider in PROVIDERS.values():
+        chosen = reads.valued(settings) and provider.name == name
+        for need in provider.why_not(partial(select, config), chosen=chosen):
+            yield ConfigError.of(config, need.key, KEY, accepted=need.why)
+    if name is None:
+        return
     if not reads.values_read(settings):
         reading = ", ".join(mode.name for mode in MODES.values() if "values" in mode.reads)
         use = f"nothing there reads values, so that this key would do nothing; set it to null, or {MODE}={reading}"

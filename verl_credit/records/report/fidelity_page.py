@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any
 
-import numpy as np
 from markupsafe import Markup
 from matplotlib import rc_context
 from matplotlib.figure import Figure
-from scipy.stats import spearmanr
 
 from verl_credit.records.report.curves import STYLE, svg_uri
 from verl_credit.records.report.page import template
@@ -42,10 +39,7 @@ def fidelity_page(result: Mapping[str, Any], turns: Sequence[Sequence[Mapping[st
         signed=signed,
         plain=plain,
         agreement_picture=agreement_picture,
-        bias_picture=bias_picture,
         difference_picture=difference_picture,
-        gold_against_value=gold_against_value,
-        gold_picture=gold_picture,
         star_picture=star_picture,
     )
 
@@ -125,28 +119,6 @@ def _with_intervals(credits: Mapping[Any, Mapping[str, Any]], measure: str) -> l
     return [(name, one) for name, one in measured if None not in (one["value"], one["low"])]
 
 
-def bias_picture(gradients: Mapping[str, Mapping[str, Any]]) -> Markup:
-    """Cosine of E[g] with grad E[r] against signal to noise, a number for each credit; numbers are named at the side."""
-    points = [
-        (name, one["signal_to_noise"]["value"], one["bias"]["value"])
-        for name, one in gradients.items()
-        if None not in (one["signal_to_noise"]["value"], one["bias"]["value"])
-    ]
-    with rc_context(STYLE):
-        figure = Figure(figsize=(7.5, 4.2), layout="constrained")
-        axes = figure.add_subplot()
-        for number, (name, across, up) in enumerate(points, start=1):
-            axes.plot(across, up, "o", color=BLUE, markersize=4, label=f"{number}  {name}")
-            axes.annotate(str(number), (across, up), xytext=(4, 3), textcoords="offset points", fontsize=7.5)
-        axes.axhline(1, color=GREY, linewidth=0.9)
-        axes.set_xlabel("signal to noise of a batch")
-        axes.set_ylabel("cosine of E[g] with grad E[r]")
-        if points:
-            bare = {"frameon": False, "handlelength": 0, "markerscale": 0}
-            axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), fontsize=7, **bare)
-        return svg_uri(figure)
-
-
 def kind_of(turn: Turn) -> str:
     """Returns a name of `KINDS`; ``tool`` when the data set does not name the needed articles."""
     if turn["kind"] == "ending" or turn["brought"] is None:
@@ -185,49 +157,4 @@ def star_picture(turns: Sequence[Turn]) -> Markup:
         axes.set_ylabel("A*")
         above = {"loc": "lower left", "bbox_to_anchor": (0, 1), "ncols": 2}
         axes.legend(*zip(*handles, strict=True), **above, frameon=False, fontsize=8.5)
-        return svg_uri(figure)
-
-
-@dataclass(frozen=True)
-class GoldAgainstValue:
-    """The gold answer's probability and V of distinct contexts.
-
-    ``rmse`` includes the noise of V. ``spearman`` is None when either is constant.
-    """
-
-    gold: np.ndarray
-    value: np.ndarray
-
-    @property
-    def rmse(self) -> float:
-        return float(np.sqrt(np.mean((self.gold - self.value) ** 2)))
-
-    @property
-    def spearman(self) -> float | None:
-        if np.ptp(self.gold) == 0 or np.ptp(self.value) == 0:
-            return None
-        return float(spearmanr(self.gold, self.value).statistic)
-
-
-def gold_against_value(turns: Iterable[Turn]) -> GoldAgainstValue | None:
-    """Returns None when no turn has the gold answer's probability."""
-    points = {
-        turn["before"]: (turn["gold_probability"], turn["value"])
-        for turn in turns
-        if None not in (turn["gold_probability"], turn["value"])
-    }
-    return GoldAgainstValue(*np.array(list(points.values())).T) if points else None
-
-
-def gold_picture(points: GoldAgainstValue) -> Markup:
-    """A point for each context; on the line the two are equal."""
-    with rc_context(STYLE):
-        figure = Figure(figsize=(5.3, 3.8), layout="constrained")
-        axes = figure.add_subplot()
-        axes.plot([0, 1], [0, 1], color=GREY, linewidth=0.9)
-        axes.plot(points.gold, points.value, "o", color=BLUE, markersize=4, alpha=0.3, markeredgewidth=0)
-        axes.set_xlim(-0.03, 1.03)
-        axes.set_ylim(-0.03, 1.03)
-        axes.set_xlabel("probability of the gold answer, as gains have it")
-        axes.set_ylabel("V: chance to answer rightly")
         return svg_uri(figure)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
+from verl_credit.credit.groups import SOLVED_ABOVE
 from verl_credit.records.report import text
 from verl_credit.records.report.curves import panel_data_uri
 from verl_credit.records.report.lens import NO_TABLES, lens
@@ -19,7 +20,6 @@ from verl_credit.records.report.summary import (
     held_out_lines,
     held_out_rows,
     notes,
-    start_parts,
     training_rows,
 )
 from verl_credit.records.run.files import VALIDATION
@@ -42,8 +42,8 @@ RECENT_STEPS = 10
 
 
 def solved(trajectory: dict) -> bool:
-    """An outcome above 0.5, as the group metrics count it."""
-    return trajectory["outcome"] > 0.5
+    """Is it solved, as the group metrics count it?"""
+    return trajectory["outcome"] > SOLVED_ABOVE
 
 
 def mixed(row: dict) -> bool:
@@ -147,7 +147,6 @@ def page(run: Run, panels: list[Panel], refresh_s: int | None = None) -> str:
         notes=others,
         opening=opening(found.groups[0], scales["advantage"]) if found.groups else None,
         groups=[("Held-out questions", held_out_rows(run)), ("Training", training_rows(run))],
-        start_parts=start_parts(run),
         panels=panels,
         picture=panel_data_uri,
         lens=found,

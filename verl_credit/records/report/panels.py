@@ -1,19 +1,14 @@
-"""The panels of the learning curves, with their lines, units and captions; and of what happened inside the steps:
-distributions of credit, SEPA, time by phase, why rollouts stopped."""
+"""The panels of the learning curves, with their lines, units and captions; and of what happened inside the steps."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
-import torch
-
+from verl_credit.names import EXPLAINED_VARIANCE
 from verl_credit.records.report.run_data import Run, Series
 from verl_credit.records.report.text import percent, plain, seconds, signed
-from verl_credit.records.run.alarms import EXPLAINED_VARIANCE
-from verl_credit.records.run.tables import TURNS, DamagedTable, read_table, tables_of
 
 # Okabe and Ito's palette, which colour-blind readers can distinguish, and greys.
 INK, GREY, BLUE, VERMILION, GREEN = "#222222", "#8a8f98", "#0072b2", "#d55e00", "#009e73"
@@ -23,8 +18,6 @@ _BY_MODE = {"greedy": BLUE, "sampled": VERMILION}
 _BY_SOURCE = ("-", (0, (1, 1)), (0, (4, 1, 1, 1)))
 # Turns are ordered, so their colours are too: dark to light along one ramp.
 _BY_TURN = ("#1b3a6b", "#2f6fa8", "#4aa3b8", "#86c9a4", "#c9dd7e")
-QUANTILES = {0.05: GREY, 0.25: BLUE, 0.5: INK, 0.75: BLUE, 0.95: GREY}
-STEPS_READ = 150
 # The parts of a step's time, in verl's order; other names are in none of them.
 PHASES = ("gen", "old_log_prob", "info_gain", "ref", "values", "adv", "update_critic", "update_actor", "update_weights",
           "save_checkpoint", "testing")  # fmt: skip
@@ -151,7 +144,6 @@ def step_panels(run: Run) -> list[Panel]:
     stops = sorted({name for row in run.metrics for name in row if re.fullmatch(r"credit/stop/\w+", name)})
     stop_lines = _lines(run, {name.removeprefix("credit/stop/").replace("_", " "): name for name in stops})
     candidates = [
-        *_distributions(run.folder, run.metrics[-1]["step"]),
         Panel(
             "Explained variance of values", "share of the variance",
             "Of outcomes, on questions that the fit has not seen; and how much less each state leaves open than the one "
@@ -164,8 +156,6 @@ def step_panels(run: Run) -> list[Panel]:
             "How far uncertainties of execution tokens are pooled: 0 not at all, 1 to their mean.",
             _lines(run, {"lambda": "credit/sepa_lambda"}), "credit/sepa_lambda in metrics.jsonl",
         ),
-        _uncertainty(run, "mean", "Mean uncertainty", "SEPA leaves the means where they are."),
-        _uncertainty(run, "var", "Variance of uncertainty", "SEPA takes it from the execution tokens."),
         Panel(
             "Time by phase", "seconds a step",
             "Where a step's time goes; evaluations and checkpoints in steps that have them.",
@@ -178,67 +168,6 @@ def step_panels(run: Run) -> list[Panel]:
         ),
     ]  # fmt: skip
     return [panel for panel in candidates if panel.lines]
-
-
-def _distributions(folder: Path, last_step: int) -> list[Panel]:
-    quantiles, unread = _read(folder, last_step)
-    left_out = f" {unread} tables could not be read and are left out." if unread else ""
-    shares = "5, 25, 50, 75 and 95 % of"
-    return [
-        Panel(
-            "Advantages of turns", "advantage", f"{shares} the turns of each step, answer turns included.{left_out}",
-            _quantile_lines(quantiles["advantage"]), "tables/", signed, zero=True,
-        ),
-        Panel(
-            "Clip scales of turns", "clip scale", f"{shares} the turns with a reward: factors on the clip range.{left_out}",
-            _quantile_lines(quantiles["clip_scale"]), "tables/", plain,
-        ),
-    ]  # fmt: skip
-
-
-def _read(folder: Path, last_step: int) -> tuple[dict[str, dict[int, list[float]]], int]:
-    """Returns `QUANTILES` by column and step, of at most ``STEPS_READ`` steps, evenly spread, with the last; and how many
-    tables could not be read."""
-    paths = [(step, path) for step, path in tables_of(folder, TURNS).items() if step <= last_step]
-    every = -(-len(paths) // STEPS_READ) or 1
-    shares = torch.tensor(list(QUANTILES), dtype=torch.float64)
-    quantiles, unread = {"advantage": {}, "clip_scale": {}}, 0
-    for step, path in paths[::-1][::every][::-1]:
-        try:
-            c = read_table(path).columns
-        except DamagedTable:
-            unread += 1
-            continue
-        lines = list(zip(c["valid"], c["reward"], c["advantage"], c["clip_scale"], strict=True))
-        advantages = [advantage for valid, _, advantage, _ in lines if valid]
-        clip_scales = [scale for valid, reward, _, scale in lines if valid and reward is not None]
-        for name, column in (("advantage", advantages), ("clip_scale", clip_scales)):
-            values = torch.tensor(column, dtype=torch.float64)
-            if len(values := values[values.isfinite()]):
-                quantiles[name][step] = values.quantile(shares).tolist()
-    return quantiles, unread
-
-
-def _quantile_lines(rows: dict[int, list[float]]) -> tuple[Line, ...]:
-    return tuple(
-        Line(
-            percent(share).replace(".0", ""), Series(tuple(rows), tuple(row[place] for row in rows.values())), color,
-            "-" if share == 0.5 else (0, (4, 2)) if color == BLUE else (0, (1, 1)), 2.2 if share == 0.5 else 1.3,
-        )
-        for place, (share, color) in enumerate(QUANTILES.items()) if rows
-    )  # fmt: skip
-
-
-def _uncertainty(run: Run, statistic: str, title: str, effect: str) -> Panel:
-    lines = []
-    for kind, name, color in (("exec", "execution", BLUE), ("plan", "planning", VERMILION)):
-        for prefix, when, dash in (("", "before", "-"), ("post_", "after", (0, (4, 2)))):
-            if series := run.series(f"credit/{prefix}{kind}_entropy_{statistic}"):
-                lines.append(Line(f"{name}, {when}", series, color, dash))
-    return Panel(
-        title, title.lower(), f"Of execution and planning tokens, before and after pooling. {effect}", tuple(lines),
-        f"credit/exec_entropy_{statistic} in metrics.jsonl",
-    )  # fmt: skip
 
 
 def _lines(run: Run, names: Mapping[str, str], *colors: str) -> tuple[Line, ...]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from itertools import pairwise
 from typing import NamedTuple
 
+from verl_credit.names import TURNS_CUT
 from verl_credit.records.report.run_data import HeldOut, Run, Series, number
 from verl_credit.records.report.text import (
     duration,
@@ -18,7 +18,7 @@ from verl_credit.records.report.text import (
     seconds_change,
     signed,
 )
-from verl_credit.records.run.events import END, STAGE, START, TURNS_CUT, Reason
+from verl_credit.records.run.events import END, START, Reason
 
 SAID = {
     Reason.DONE: "Done",
@@ -64,32 +64,6 @@ def ending(run: Run) -> Ending:
     why = str(end.get("why") or "")
     command = str(begin.get("command") or "")
     return Ending(f"{text}: {why}" if why else f"{text}.", end["reason"] in ERRORS, command)
-
-
-class Part(NamedTuple):
-    text: str
-    at: float
-    """Seconds since the command."""
-    took: float
-    """Seconds since the part before it."""
-
-
-def start_parts(run: Run) -> list[Part]:
-    """The parts of a start, by time: of the last of those starts that came furthest."""
-    starts: list[list[tuple[float, str]]] = []
-    for row in run.events:
-        time = number(row.get("time"))
-        if row.get("kind") == START and time is not None:
-            began = number(row.get("began"))
-            starts.append(
-                [(time if began is None else min(began, time), "the command"), (time, "the first event")]
-            )
-        elif row.get("kind") == STAGE and time is not None and starts:
-            starts[-1].append((time, str(row.get("text", ""))))
-    times = sorted(max(reversed(starts), key=len, default=[]))
-    if len(times) < 3:  # no part is recorded
-        return []
-    return [Part(text, at - times[0][0], at - before) for (before, _), (at, text) in pairwise(times)]
 
 
 _WARNING = re.compile("(warning|without effect): ")

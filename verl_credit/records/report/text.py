@@ -1,5 +1,5 @@
-"""How numbers and texts appear on the page. Numbers have a true minus sign, and as many digits as a reader can use; texts
-are escaped and bounded, and nothing in them acts on what stands beside them."""
+"""How numbers and texts appear on a page: numbers with a true minus sign and few decimals; texts escaped and bounded, with
+control characters and those that change the direction of text made visible."""
 
 from __future__ import annotations
 

@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from operator import gt, le, lt
 from pathlib import Path
 
+from verl_credit.names import ANSWER_WHEN_SOLVED, EXPLAINED_VARIANCE
 from verl_credit.records.run.files import METRICS, VALIDATION, plain, read_json_lines
 
-ANSWER_WHEN_SOLVED = "credit/gain/answer_when_solved"
-EXPLAINED_VARIANCE = "credit/values/explained_variance"
 REWARD = "critic/score/mean"
 HELD_OUT = r"val-(?:core|aux)/.+/(?:em|acc|reward)/mean@\d+"
 GROUPS = "credit/groups/groups"

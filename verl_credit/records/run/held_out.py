@@ -10,6 +10,8 @@ from pathlib import Path
 from verl_credit.records.run.files import plain, read_json_lines, write_text
 
 FOLDER = "held_out"
+EVALUATION = "evaluation.json"
+"""The measures of an evaluation, which are written last: a folder without this file holds a try that failed."""
 
 
 def held_out_path(run_dir: Path, step: int) -> Path:

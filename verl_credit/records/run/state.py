@@ -10,6 +10,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
+from verl_credit.config.gone import gone_key
 from verl_credit.config.resolved import flat_values
 from verl_credit.names import ASYNC_MODES
 from verl_credit.records.run.files import STATE, VALIDATION, VALUES, plain, read_json_lines, write_text
@@ -23,7 +24,7 @@ TRACKER = "latest_checkpointed_iteration.txt"  # verl's; names the last complete
 FREE = (
     "run_dir", "keep_rollouts", "keep_checkpoints", "max_hours",
     "hardware.", "plan.", "evaluation.", "faults.", "lineage.", "probe.", "lab.dir",
-    "search.url", "search.timeout_s", "search.max_retries", "search.breaker_", "search.token_env",
+    "search.url", "search.timeout_s", "search.max_retries", "search.token_env",
     "algorithm.turn_judge.", "data.val_", "ray_kwargs.", "transfer_queue.", "global_profiler.",
     "trainer.total_", "trainer.save_freq", "trainer.test_freq", "trainer.val_", "trainer.logger", "trainer.project_name",
     "trainer.experiment_name", "trainer.default_local_dir", "trainer.resume_", "trainer.max_actor_ckpt_to_keep",
@@ -132,9 +133,12 @@ def deciding_keys(config) -> dict[str, str]:
 
 
 def _differences(before: dict, now: dict) -> list[str]:
-    keys = list(dict.fromkeys([*before, *now]))
-    pairs = ((k, str(before.get(k)), str(now.get(k))) for k in keys)  # a key that is gone or new is None
-    return [f"{k} was {old}, is {new}" for k, old, new in pairs if old != new]
+    """A line for each key with another value, and one for all keys that verl_credit has no more."""
+    gone = [key for key in before if key not in now and gone_key(key)]
+    keys = (key for key in dict.fromkeys([*before, *now]) if key not in gone)
+    pairs = ((k, str(before.get(k)), str(now.get(k))) for k in keys)  # a new key was None
+    lines = [f"{k} was {old}, is {new}" for k, old, new in pairs if old != new]
+    return lines + ([f"nothing reads {', '.join(gone)} any more"] if gone else [])
 
 
 def nothing_left(config: DictConfig) -> str | None:

@@ -90,7 +90,7 @@ def composed(campaign: Campaign, folder: Path, complete: bool = True) -> dict[st
 
 
 def _window(campaign: Campaign, config: DictConfig) -> None:
-    """A run whose curve cannot cover the window would be spent for nothing."""
+    """Refuses a run that ends before the metric's window, or is first evaluated inside it."""
     (first, last), total = campaign.metric.window, config.trainer.total_training_steps
     window = f"[{first}, {last}]"
     if total is not None and last > total:

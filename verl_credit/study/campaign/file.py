@@ -118,7 +118,7 @@ def fewest_pairs(family: int) -> int:
 
 
 def read_campaign(name: str) -> tuple[Campaign, Path]:
-    """A file, or a shipped campaign by name, and where it stands. Errors: ConfigError names file, key and value."""
+    """A file, or a shipped campaign by name, and where it stands. Raises ConfigError, which names file, key and value."""
     shipped = {file.stem: file for file in sorted((recipes_folder() / "campaigns").glob("*.yaml"))}
     path = Path(name) if Path(name).is_file() else shipped.get(name)
     if path is None:
@@ -134,7 +134,7 @@ def read_campaign(name: str) -> tuple[Campaign, Path]:
 
 
 def parse(tree: Any, source: str) -> Campaign:
-    """``source``: what messages call the file. Errors: ConfigError for the first key that does not fit the others."""
+    """``source``: what messages call the file. Raises ConfigError for the first key that does not fit the others."""
     campaign = declared(Campaign, tree, source)
 
     def refuse(key: str, value: object, right: str) -> None:

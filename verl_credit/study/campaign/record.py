@@ -34,7 +34,7 @@ class Record:
 
 
 def read_record(folder: Path) -> Record:
-    """Errors: FileNotFoundError where no campaign was started; ConfigError for a record that cannot be read."""
+    """Raises FileNotFoundError where no campaign was started; ConfigError for a record that cannot be read."""
     path = folder / RECORD
     if not path.exists():
         start = f"`verl-credit campaign run FILE --dir {folder}` starts a campaign"
@@ -52,8 +52,10 @@ def read_record(folder: Path) -> Record:
 
 
 def keep_record(folder: Path, campaign: Campaign, configs: dict[str, DictConfig], ended: int) -> list[str]:
-    """Write the record, or compare it with the existing record; returns the additions. Errors: ConfigError names what has
-    changed, because runs of the old and the new would be compared."""
+    """Write the record, or compare it with the existing record; returns the additions.
+
+    Raises ConfigError, which names what has changed, because runs of the old and the new would be compared.
+    """
     hidden = {
         name: list(map(override_without_secrets, overrides))
         for name, overrides in {**campaign.conditions, "": campaign.overrides}.items()

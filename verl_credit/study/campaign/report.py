@@ -33,7 +33,7 @@ DASHES = ("-", (0, (4, 2)), (0, (1, 1)))
 def write_campaign_report(folder: Path) -> Path:
     """Write campaign.html, campaign-curves.png and campaign-differences.png into the campaign's folder; returns the page.
 
-    Each is replaced atomically. Errors: FileNotFoundError where no campaign was started, ConfigError for a damaged record.
+    Each is replaced atomically. Raises FileNotFoundError where no campaign was started, ConfigError for a damaged record.
     """
     outcome = results(Path(folder))
     png = partial(saved, kind="png", dpi=110, metadata={"Software": None})

@@ -26,7 +26,6 @@ from verl_credit.study.campaign.statistics import (
     compare,
     holm,
     mean,
-    mirrored,
     pairs_needed,
     verdict,
 )
@@ -71,8 +70,6 @@ class Results:
     """Condition to the mean of its runs' areas."""
     judged: list[Judged]
     """The declared comparisons."""
-    matrix: dict[tuple[str, str], Comparison]
-    """(a, b) to a minus b, for every pair of conditions; p_holm where it is declared."""
     factorial: Factorial | None
 
     @property
@@ -85,7 +82,7 @@ class Results:
 
 
 def results(folder: Path) -> Results:
-    """Errors: FileNotFoundError where no campaign was started, ConfigError for a damaged record."""
+    """Raises FileNotFoundError where no campaign was started, ConfigError for a damaged record."""
     record = read_record(folder)
     campaign, runs = record.campaign, states(record.campaign, folder)
     values = {name: {} for name in campaign.conditions}
@@ -98,13 +95,9 @@ def results(folder: Path) -> Results:
     judged = [
         Judged(c, pairs_needed(c, n), verdict(c, n, higher, *_absent(runs, c.a, c.b))) for c in compared
     ]
-    matrix = {(c.a, c.b): c for c in compared}
-    for a, b in itertools.combinations(campaign.conditions, 2):
-        one = matrix.get((b, a)) or matrix.get((a, b)) or compare(b, a, values[b], values[a])
-        matrix[one.a, one.b], matrix[one.b, one.a] = one, mirrored(one)
     table = factorial(campaign.levels(), values) if campaign.factors else None
     means = {name: mean(list(of.values())) for name, of in values.items()}
-    return Results(folder, campaign, record.added, runs, means, judged, matrix, table)
+    return Results(folder, campaign, record.added, runs, means, judged, table)
 
 
 def _absent(runs: list[RunState], a: str, b: str) -> tuple[int, int]:

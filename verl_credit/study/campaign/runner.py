@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -35,15 +35,13 @@ def run_campaign(
     folder: Path | None = None,
     parallel: int = 1,
     extra: Sequence[str] = (),
-    weigh: Callable[[list[DictConfig]], list[str]] = lambda configs: [],
 ) -> tuple[ExitCode, Path]:
     """Returns the exit code and the campaign's folder.
 
-    ``name``: a file or a shipped campaign; ``extra``: overrides for all runs; ``weigh``: returns warnings about
-    disks that the configurations of all runs of the trainer would fill.
+    ``name``: a file or a shipped campaign; ``extra``: overrides for all runs.
 
     DONE when all declared runs are done or the budget is spent, FAILED when one failed or is damaged, INTERRUPTED for
-    Ctrl-C and SIGTERM. Errors: ConfigError and PreflightError, before the first run.
+    Ctrl-C and SIGTERM. Raises ConfigError and PreflightError, before the first run.
     """
     campaign, _ = read_campaign(name)
     campaign = campaign.model_copy(update={"overrides": [*campaign.overrides, *extra]})
@@ -62,11 +60,6 @@ def run_campaign(
         lines += [f"campaign {campaign.name}: {ended} of {len(runs)} runs done, {len(configs)} conditions"]
         if note := campaign.cannot_resolve():
             lines.append(f"note: {note}")
-        if campaign.engine == "train":
-            every = [configs[one.run.condition].copy() for one in runs]
-            for config, one in zip(every, runs, strict=True):
-                config.run_dir = str(one.folder)
-            lines += weigh(every)
         for line in lines:
             _say(line)
         builds = world_of(next(iter(configs.values()))) is not None

@@ -140,7 +140,7 @@ def area(steps: Sequence[int], values: Sequence[float], first: int, last: int) -
         area = 1 / (last - first) * integral from first to last of the line through (step, value)
 
     Trapezoids; where the window ends between two steps, the curve is interpolated. A constant curve gives its constant.
-    ``steps`` increase, and ``first`` is below ``last``. Errors: NoArea for a curve that does not cover the window, because
+    ``steps`` increase, and ``first`` is below ``last``. Raises NoArea for a curve that does not cover the window, because
     nothing is extrapolated.
     """
     if not len(steps):

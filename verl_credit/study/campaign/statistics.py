@@ -104,14 +104,6 @@ def compare(a: str, b: str, runs_a: Runs, runs_b: Runs) -> Comparison:
     return Comparison(a, b, mean(d), p, exact, smallest, d_z, why)
 
 
-def mirrored(c: Comparison) -> Comparison:
-    """``b`` minus ``a``."""
-    d = c.difference
-    turned = [None if x is None else -x for x in (d.mean, d.high, d.low)]
-    d_z = None if c.d_z is None else -c.d_z
-    return replace(c, a=c.b, b=c.a, difference=Mean(d.n, *turned, d.why), d_z=d_z)
-
-
 def _sign_flips(d: np.ndarray) -> tuple[float, bool]:
     if np.abs(d).max() < _SAME:
         return 1.0, True

@@ -5,10 +5,9 @@ h'_p that of independent rollouts of the same prompt. A batch b has the prompts 
 
     bias             E[g] . E[h] / sqrt(|E[g]|^2 |E[h]|^2)                 each by a U-statistic over different prompts
     signal to noise  |E[g]|^2 / trace Cov[g_b]                             0.5: the noise is twice as long, squared
-    step cos         mean over b of g_b . h / |g_b|, / sqrt(|E[h]|^2)      h: the mean over prompts that are not in b
     own cos          mean over b of g_b . h'_b / |g_b|, / sqrt(mean over b of |E[h'_b | its prompts]|^2)
 
-The last two are corrected for the noise of h and h'. In the numerator it is independent of g_b and averages out. The squared
+The last one is corrected for the noise of h'. In the numerator it is independent of g_b and averages out. The squared
 lengths are estimated without it (`product_of_means`, `square_of_means`). The noise of g_b is not corrected: a training step
 has it. The length |E[h'_b]| is one number for all batches, because it is not known well of one batch. So own cos is the
 mean of the batches' cosines, weighted by their |E[h'_b]|.
@@ -61,16 +60,6 @@ def along_own(cross_P_P: np.ndarray, length_R: np.ndarray, member_R_P: np.ndarra
     return np.concatenate([along_R[:, None], without_R_P], axis=1)
 
 
-def along_others(cross_P_P: np.ndarray, length_R: np.ndarray, member_R_P: np.ndarray) -> np.ndarray:
-    """g_b . h / |g_b|, the direction h being the mean over the prompts outside of the batch, [R, 1 + P]."""
-    size, prompts = int(member_R_P[0].sum()), len(cross_P_P)
-    with_R_P = member_R_P @ cross_P_P
-    others_R = (with_R_P * (1 - member_R_P)).sum(1)
-    along_R = others_R / (prompts - size) / length_R
-    fewer_R_P = (others_R[:, None] - with_R_P) / (prompts - size - 1) / length_R[:, None]
-    return np.concatenate([along_R[:, None], np.where(member_R_P > 0, np.nan, fewer_R_P)], axis=1)
-
-
 def mean_over_batches(along_R_1P: np.ndarray) -> np.ndarray:
     """[1 + P]; NaN where no batch remains."""
     known = np.isfinite(along_R_1P)
@@ -102,18 +91,16 @@ class PromptSums:
 class GradientAgreement:
     """The agreement of one mode; ``n`` is the number of prompts.
 
-    Undefined where credit is 0 everywhere and where the estimate of a squared length is not positive. The cosines of batches
-    need two prompts more than a batch has.
+    Undefined where credit is 0 everywhere and where the estimate of a squared length is not positive. Own cosine
+    needs two prompts more than a batch has.
     """
 
     bias: Measure
     signal_to_noise: Measure
     """The value is None when |E[g]|^2 is not estimated above 0; the interval is still given."""
-    step: Measure
-    step_difference: Measure
-    """The difference to the mode `none`, paired by batch."""
     own: Measure
     own_difference: Measure
+    """The difference to the mode `none`, paired by batch."""
 
 
 class Alignment:
@@ -152,7 +139,7 @@ class Alignment:
         square_1P = product_of_means(gram_P_P)
         bias_1P = product_of_means(g_P_S @ h_P_S.T) / root(square_1P) / root(self._true_square_1P)
         signal_to_noise = self._signal_to_noise(gram_P_P, square_1P)
-        return GradientAgreement(interval(bias_1P), signal_to_noise, *self._cosines(credited))
+        return GradientAgreement(interval(bias_1P), signal_to_noise, *self._own(credited))
 
     def _signal_to_noise(self, gram_P_P: np.ndarray, square_1P: np.ndarray) -> Measure:
         """B |E[g_p]|^2 / trace Cov[g_p - R n_p]  with B prompts a batch, n_p tokens, R = sum g / sum n."""
@@ -163,25 +150,21 @@ class Alignment:
         positive = measured.value is not None and measured.value > 0
         return measured if positive else Measure(None, measured.low, measured.high, measured.n)
 
-    def _cosines(self, credited: PromptSums) -> list[Measure]:
-        """Step cosine, its difference, own cosine, its difference."""
+    def _own(self, credited: PromptSums) -> list[Measure]:
+        """Own cosine, and its difference."""
         if self._prompts < self._size + 2:
-            return [Measure(None, n=self._prompts)] * 4
-        norms = root(self._true_square_1P), root(self._own_square_1P)
-        cosines = []
-        for mode, none, norm_1P in zip(self._along(credited), self._none, norms, strict=True):
-            cosines += [interval(mean_over_batches(along) / norm_1P) for along in (mode, mode - none)]
-        return cosines
+            return [Measure(None, n=self._prompts)] * 2
+        along, norm_1P = self._along(credited), root(self._own_square_1P)
+        return [interval(mean_over_batches(one) / norm_1P) for one in (along, along - self._none)]
 
-    def _along(self, credited: PromptSums) -> tuple[np.ndarray, np.ndarray]:
-        """[R, 1 + P] each: along grad E[r] of the other prompts, and of the batch's own."""
+    def _along(self, credited: PromptSums) -> np.ndarray:
+        """Along grad E[r] of the batch's own prompts, [R, 1 + P]."""
         g_P_S, h = credited.both_P_S, self._replicate
         length_R = length_of_batches(g_P_S @ g_P_S.T, self._member_R_P)
-        others = along_others(g_P_S @ self._true.both_P_S.T, length_R, self._member_R_P)
         cross_P_P = credited.first_P_S @ h.second_P_S.T
         if not credited.held_out:
             cross_P_P = (cross_P_P + credited.second_P_S @ h.first_P_S.T) / 2
-        return others, along_own(cross_P_P, length_R, self._member_R_P)
+        return along_own(cross_P_P, length_R, self._member_R_P)
 
 
 def variance_of_ratio(gram_P_P: np.ndarray, tokens_P: np.ndarray) -> np.ndarray:

@@ -25,7 +25,7 @@ import torch
 
 from verl_credit.credit import MODES
 from verl_credit.credit.outcome import OUTCOME_OPERATORS
-from verl_credit.credit.plugins import find_turn_mode
+from verl_credit.credit.plugins.load import find_turn_mode, plugin_path
 from verl_credit.credit.turn.mode import TurnMode
 from verl_credit.errors import PreflightError, did_you_mean
 from verl_credit.study.fidelity.turn_tables import NotOffered, TurnTables, credit_of_turns
@@ -71,7 +71,7 @@ def find_modes(names: Sequence[str] | None) -> list[TurnMode]:
 
 
 def find_mode(name: str, option: str) -> TurnMode:
-    if name not in MODES and not {".", ":"} & set(name):
+    if name not in MODES and not plugin_path(name):
         accepted = f"expected my_module:my_mode, or one of {', '.join(MODES)}"
         raise PreflightError(f"{option} {name}{did_you_mean(name, MODES)}: {accepted}")
     try:

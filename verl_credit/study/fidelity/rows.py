@@ -13,6 +13,7 @@ import torch
 from verl_credit.config.settings import CreditSettings
 from verl_credit.credit.outcome import OUTCOME_OPERATORS
 from verl_credit.credit.turn.turns import turn_table
+from verl_credit.credit.turn.value_providers import KEY, PROVIDERS
 from verl_credit.errors import ConfigError, IntegrityError, PreflightError
 from verl_credit.names import ADV_ESTIMATOR
 from verl_credit.study.fidelity.credits import Credit, nested
@@ -26,7 +27,6 @@ from verl_credit.turns.scorers import SCORERS
 from verl_credit.turns.signals.known import signals_of
 from verl_credit.turns.signals.own import TrajectorySignal
 from verl_credit.turns.signals.signal import Signal, StepRows
-from verl_credit.turns.state_features import CRITIC, KEY
 from verl_credit.worlds.rollouts.protocol import Protocol, State, Step
 from verl_credit.worlds.rollouts.rollout import Groups, Trajectory
 from verl_credit.worlds.rollouts.sampler import Ids
@@ -219,14 +219,13 @@ def _not_here(settings: CreditSettings, signals: dict[Signal, float]) -> str | N
         return f"algorithm.algorithm_mode={algorithm.algorithm_mode} gives credit to tokens, not to turns"
     if algorithm.canonical_transform:
         return f"algorithm.transform_mode={algorithm.transform_mode} gives credit to tokens, not to turns"
-    if settings.masks_observations:
-        return "the turn signal infopo is scored in training alone"
-    if settings.uses_scorer and SCORERS[algorithm.info_gain_scorer].frozen:
+    if settings.scores_gain and SCORERS[algorithm.info_gain_scorer].frozen:
         return (
             f"algorithm.info_gain_scorer={algorithm.info_gain_scorer}: the reference scores in training alone"
         )
-    if algorithm.turn_values == CRITIC:
-        return f"{KEY}={CRITIC}: the critic is there in training alone"
+    provider = PROVIDERS.get(algorithm.turn_values)
+    if provider is not None and provider.training_alone:
+        return f"{KEY}={provider.name}: {provider.training_alone}"
     coroutines = (signal.name for signal in signals if isinstance(signal, TrajectorySignal))
     if name := next(coroutines, None):
         return f"the turn signal {name} is a coroutine, which agent loops alone call"

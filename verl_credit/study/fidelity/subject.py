@@ -95,8 +95,6 @@ def make_subject(
     if prompts is not None and not 1 <= prompts <= len(rows):
         raise PreflightError(f"--prompts {prompts}: {questions} has {len(rows)}; expected 1 to {len(rows)}")
     rows = rows[:prompts]
-    if config.search.shuffle_seed is not None:
-        raise PreflightError(f"search.shuffle_seed={config.search.shuffle_seed}: expected null")
     index = Path(config.lab.index) if config.lab.index else lab / "index"
     retriever, searched = LocalRetriever(lab / "encoder", index, k=config.search.topk), config.search
     if searched.index_fingerprint not in (None, retriever.fingerprint):

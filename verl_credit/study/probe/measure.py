@@ -10,36 +10,33 @@ import torch
 from scipy.stats import t as student_t
 from torch import nn
 
-from verl_credit.study.probe.change import entropy_change, log_log_slope, predict, u_statistic
-from verl_credit.study.probe.entropy_gradient import EntropyGradient, entropy_gradient, places
+from verl_credit.credit.entropy_change import entropy_change
+from verl_credit.credit.entropy_gradient import (
+    CONSTANT,
+    NAIVE,
+    NONE,
+    PER_SEQUENCE_MEAN,
+    RB_RESIDUAL,
+    RESIDUAL_MU,
+    EntropyGradient,
+    Tokens,
+    entropy_gradient,
+)
 from verl_credit.study.probe.policy import (
     ModelPolicy,
     Parameters,
     Sampling,
-    Tokens,
     along,
     dot,
     gradient,
     moved,
     norm,
     observe,
-    observe_features,
 )
+from verl_credit.study.probe.prediction import log_log_slope, predict
 from verl_credit.study.probe.rollouts import Rollouts
-from verl_credit.study.probe.settings import (
-    ESTIMANDS,
-    PER_SEQUENCE_MEAN,
-    BaselineSettings,
-    EstimatorSettings,
-    ProbeSettings,
-)
-from verl_credit.study.probe.update import (
-    OptimizerState,
-    adamw_step,
-    credit_weights,
-    diagonal_step,
-    outcome_weights,
-)
+from verl_credit.study.probe.settings import ESTIMANDS, ProbeSettings
+from verl_credit.study.probe.update import OptimizerState, adamw_step, credit_weights
 
 
 @dataclass(frozen=True)
@@ -87,8 +84,9 @@ class Probe:
         u_policy = ModelPolicy(self.model, self.u, Sampling(self.sampling.temperature))
         y_gradient, direction = self._direction(u_policy)
         seen = self._observe(e_policy, "X: log-probs and entropies")
-        features = self._features(e_policy)
-        x = self._x(self.e, seen, features, self.settings.estimator)
+        estimator = self.settings.estimator.model_dump()
+        pathwise = self.settings.generation.rb_requires_grad
+        x = entropy_gradient(seen, self.e.written_B_T, self.e.group_B, **estimator, pathwise=pathwise)
         tick = self._tick("δH₁: derivatives along the update", len(self.e))
         derivative = along(e_policy, direction, len(self.e), self.micro_batch, tick)
         prediction = predict(x, derivative)
@@ -120,8 +118,7 @@ class Probe:
             "derivative_check": self._derivative_check(e_policy, derivative, direction),
             "truth": truth,
             "log_log_slope": log_log_slope([row["eta"] for row in truth], changes) if all(changes) else None,
-            "estimators": list(self._estimators(seen, features, derivative)),
-            "u_statistic": self._u_statistic() if self.settings.update.step == "diagonal" else None,
+            "estimators": list(self._estimators(seen, derivative)),
         }
 
     def _tick(self, text: str, total: int) -> Callable[[int], None]:
@@ -140,36 +137,16 @@ class Probe:
         tick = self._tick(text, len(self.e))
         return observe(policy, len(self.e), self.micro_batch, parameters, tick)
 
-    def _weights(self, u: Rollouts) -> torch.Tensor:
-        if self.settings.update.objective == "outcome":
-            return outcome_weights(u, self.objective.tokens)
-        o = self.objective
-        return credit_weights(u, o.loss_agg_mode, o.loss_scale_factor, o.tokens)
-
     def _direction(self, policy: ModelPolicy) -> tuple[Parameters, Parameters]:
         """(gradient of the loss, δθ per unit of learning rate)."""
-        weight_B_T = self._weights(self.u)
+        o = self.objective
+        weight_B_T = credit_weights(self.u, o.loss_agg_mode, o.loss_scale_factor, o.tokens)
         if not weight_B_T.any():
             why = "every advantage in U is 0 (all rollouts of each prompt have the same reward)"
-            use = "so there is no update to probe; take more prompts (batch_config.B_U)"
-            raise ValueError(f"update.objective={self.settings.update.objective}: {why}, {use}")
+            raise ValueError(f"{why}: there is no update to probe; take more prompts (batch_config.B_U)")
         tick = self._tick("Y: the gradient of the loss", len(self.u))
         y = gradient(policy, weight_B_T, torch.zeros_like(weight_B_T), self.micro_batch, tick=tick)
-        if self.settings.update.step == "diagonal":
-            return y, diagonal_step(y, self.optimizer)
-        clip = self.objective.max_grad_norm
-        return y, adamw_step(policy.parameters, y, self.optimizer, max_grad_norm=clip)
-
-    def _features(self, policy: ModelPolicy) -> torch.Tensor:
-        """[B, T, 7]: the state's features and its place, as a share of what the run allows (never of its own length)."""
-        state_B_T_F = observe_features(policy, len(self.e), self.micro_batch)
-        place_B_T_1 = (places(self.e.written_B_T).double() / self.objective.tokens)[..., None]
-        return torch.cat([state_B_T_F, place_B_T_1], -1)
-
-    def _x(self, rollouts: Rollouts, seen: Tokens, features, estimator: EstimatorSettings) -> EntropyGradient:
-        pathwise = self.settings.generation.rb_requires_grad
-        written_B_T, group_B = rollouts.written_B_T, rollouts.group_B
-        return entropy_gradient(seen, written_B_T, group_B, estimator, features, pathwise=pathwise)
+        return y, adamw_step(policy.parameters, y, self.optimizer, max_grad_norm=o.max_grad_norm)
 
     def _by_gradients(self, policy, x: EntropyGradient, direction) -> tuple[float, dict[str, float]]:
         """X · v by reverse mode, and the norms of X and of its two terms."""
@@ -182,22 +159,19 @@ class Probe:
         norms = {"x": norm(total), "x_score": norm(score), "x_pathwise": norm(path)}
         return dot(total, direction), norms
 
-    def _estimators(self, seen: Tokens, features, derivative: Tokens) -> Iterator[dict[str, Any]]:
+    def _estimators(self, seen: Tokens, derivative: Tokens) -> Iterator[dict[str, Any]]:
         """Every estimator and baseline on the same rollouts and the same derivatives."""
         unit = self.settings.estimator.estimand
-        kinds = [{"mode": mode} for mode in ("none", "constant", "residual_mu", "regression")]
-        kinds.insert(3, {"mode": "residual_mu", "fit": "previous"})
-        choices = [EstimatorSettings(estimand=unit, baseline=BaselineSettings(**kind)) for kind in kinds]
+        choices = [(RB_RESIDUAL, baseline) for baseline in (NONE, CONSTANT, RESIDUAL_MU)]
         if unit != PER_SEQUENCE_MEAN:
-            choices.insert(0, EstimatorSettings(x_estimator_mode="naive", estimand=unit))
-        for choice in choices:
-            x = entropy_gradient(seen, self.e.written_B_T, self.e.group_B, choice, features)
+            choices.insert(0, (NAIVE, RESIDUAL_MU))
+        for mode, baseline in choices:
+            given = {"x_estimator_mode": mode, "estimand": unit, "baseline": baseline}
+            x = entropy_gradient(seen, self.e.written_B_T, self.e.group_B, **given)
             prediction = predict(x, derivative)
-            mode = choice.baseline.mode if choice.x_estimator_mode == "rb_residual" else None
             yield {
-                "x_estimator_mode": choice.x_estimator_mode,
-                "baseline": mode,
-                "fit": choice.baseline.fit if mode in ("constant", "residual_mu") else None,
+                "x_estimator_mode": mode,
+                "baseline": None if mode == NAIVE else baseline,
                 "delta_h1": self.lr * prediction.slope,
                 "se": self.lr * prediction.jackknife_se,
                 "conditional_se": self.lr * prediction.conditional_se,
@@ -225,34 +199,6 @@ class Probe:
             off += float(((getattr(up, name) - getattr(down, name)) / (2 * h) - exact).square().sum())
             size += float(exact.square().sum())
         return (off / size) ** 0.5 if size else 0.0
-
-    def _u_statistic(self) -> dict[str, float]:
-        """δH₁ when U both makes and measures the update, without products of a prompt with itself."""
-        policy = ModelPolicy(self.model, self.u, self.sampling)
-        y_policy = ModelPolicy(self.model, self.u, Sampling(self.sampling.temperature))
-        seen = observe(policy, len(self.u), self.micro_batch)
-        estimator = self.settings.estimator
-        if estimator.x_estimator_mode == "rb_residual" and estimator.baseline.mode == "regression":
-            estimator = estimator.model_copy(update={"baseline": BaselineSettings()})
-        x = self._x(self.u, seen, None, estimator).combined()
-        weight_B_T, nothing_B_T = self._weights(self.u), torch.zeros_like(x.score_B_T)
-        P = len(self.u.prompts)
-        tick = self._tick("U-statistic: gradients of U's prompts one by one", P)
-        mean_x = gradient(policy, x.score_B_T, x.path_B_T, self.micro_batch)
-        mean_y = diagonal_step(gradient(y_policy, weight_B_T, nothing_B_T, self.micro_batch), self.optimizer)
-        along_mean = x.along(along(policy, mean_y, len(self.u), self.micro_batch))
-        x_dot_mean_y, mean_x_dot_y, own = [], [], []
-        for group in self.u.prompts:
-            rows = (self.u.group_B == group).nonzero().flatten().tolist()
-            y_gradient = gradient(y_policy, weight_B_T, nothing_B_T, self.micro_batch, rows)
-            y = diagonal_step(y_gradient, self.optimizer)
-            of_group = gradient(policy, x.score_B_T, x.path_B_T, self.micro_batch, rows)
-            x_dot_mean_y.append(P * float(along_mean[rows].sum()))
-            mean_x_dot_y.append(P * dot(mean_x, y))
-            own.append(P * P * dot(of_group, y))
-            tick(1)
-        products = (torch.tensor(v, dtype=torch.float64) for v in (x_dot_mean_y, mean_x_dot_y, own))
-        return {name: self.lr * value for name, value in asdict(u_statistic(*products)).items()}
 
 
 def _size(rollouts: Rollouts) -> dict[str, int]:

@@ -65,6 +65,4 @@ def _errors(axes, result: dict[str, Any]) -> None:
 
 
 def _named(row: dict[str, Any]) -> str:
-    if row["baseline"] is None:
-        return row["x_estimator_mode"]
-    return row["baseline"] + (f" ({row['fit'].replace('_', ' ')})" if row["fit"] else "")
+    return row["baseline"] or row["x_estimator_mode"]

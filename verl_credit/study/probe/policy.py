@@ -14,6 +14,7 @@ from torch.func import functional_call, jvp
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
+from verl_credit.credit.entropy_gradient import Tokens
 from verl_credit.study.probe.rollouts import Rollouts
 
 Parameters = dict[str, torch.Tensor]
@@ -21,7 +22,7 @@ Parameters = dict[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class Sampling:
-    """Temperature and nucleus of the rollouts. Errors: ValueError with the field, its value and what would be right."""
+    """Temperature and nucleus of the rollouts. Raises ValueError with the field, its value and what would be right."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -62,11 +63,11 @@ def log_prob_and_entropy(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """log q(token) and H(q) = logsumexp_S(a) - Σ_S q a, both float64 [N], differentiable in both modes.
 
-    q is softmax(logits / T) renormalised on the nucleus S. The released probe took H of q and the score of the raw softmax:
-    the two then belong to different policies, and E[∇log q] = 0 holds for neither of them together (defect E7).
+    q is softmax(logits / T) renormalised on the nucleus S, for both: an entropy of q beside the score of the raw softmax
+    belongs to another policy, for which E[∇log q] = 0 does not hold.
     ``sampled_N_V``: the logits whose nucleus is meant; default: ``logits_N_V`` itself.
 
-    Errors: ValueError for a sampled token that the nucleus excludes, with its place and its probability.
+    Raises ValueError for a sampled token that the nucleus excludes, with its place and its probability.
     """
     scaled_N_V, kept_N_V = scaled_and_kept(logits_N_V, sampling, sampled_N_V)
     if kept_N_V is None:
@@ -85,41 +86,6 @@ def log_prob_and_entropy(
     finite_N_V = log_q_N_V.masked_fill(~kept_N_V, 0.0)
     entropy_N = -(finite_N_V.exp() * kept_N_V * finite_N_V).sum(-1)
     return finite_N_V.gather(-1, token_N[:, None]).squeeze(-1), entropy_N
-
-
-def state_features(logits_N_V: torch.Tensor, sampling: Sampling) -> torch.Tensor:
-    """The features of a state that the regression baseline reads beside the place, [N, 6] detached float64.
-
-    The columns: entropy of q; largest probability; its distance from the second; mass of the five largest; entropy of
-    (top1, 1 - top1); variance of the scaled logits under q.
-    """
-    with torch.no_grad():
-        scaled_N_V, kept_N_V = scaled_and_kept(logits_N_V, sampling)
-        if kept_N_V is not None:
-            scaled_N_V = scaled_N_V.masked_fill(~kept_N_V, -math.inf)
-        q_N_V = scaled_N_V.softmax(-1)
-        head_N_H = q_N_V.topk(min(5, q_N_V.shape[-1]), -1).values
-        top_N = head_N_H[:, 0]
-        second_N = head_N_H[:, 1] if head_N_H.shape[1] > 1 else torch.zeros_like(top_N)
-        finite_N_V = scaled_N_V.masked_fill(q_N_V == 0, 0.0)
-        mean_N_1 = (q_N_V * finite_N_V).sum(-1, keepdim=True)
-        columns = (
-            torch.special.entr(q_N_V).sum(-1),
-            top_N,
-            top_N - second_N,
-            head_N_H.sum(-1),
-            torch.special.entr(top_N) + torch.special.entr((1 - top_N).clamp_min(0)),
-            (q_N_V * (finite_N_V - mean_N_1).square()).sum(-1),
-        )
-        return torch.stack(columns, -1)
-
-
-@dataclass(frozen=True)
-class Tokens:
-    """log q(y_j | s_j) and H_j per token, [B, T]; or their derivatives along a direction."""
-
-    log_prob_B_T: torch.Tensor
-    entropy_B_T: torch.Tensor
 
 
 class ModelPolicy:
@@ -157,13 +123,6 @@ class ModelPolicy:
         values = log_prob_and_entropy(logits_N_V, token_N, self._sampling, sampled_N_V)
         return tuple(value.new_zeros(shape).index_put(where, value) for value in values)
 
-    def features(self, parameters: Parameters, rows: list[int]) -> torch.Tensor:
-        """[b, T, 6] state features, 0 where the policy wrote nothing."""
-        logits_N_V, _, where = self._logits(parameters, rows)
-        value_N_F = state_features(logits_N_V, self._sampling)
-        shape = len(rows), self._rollouts.written_B_T.shape[1], value_N_F.shape[1]
-        return value_N_F.new_zeros(shape).index_put(where, value_N_F)
-
 
 @torch.no_grad()
 def observe(
@@ -176,11 +135,6 @@ def observe(
     """Log-probs and entropies of all rows, without gradient, at ``parameters`` (default: the policy's own)."""
     at = policy.parameters if parameters is None else parameters
     return _joined((policy.tokens(at, part) for part in parts(rows, micro_batch)), tick)
-
-
-@torch.no_grad()
-def observe_features(policy: ModelPolicy, rows: int, micro_batch: int) -> torch.Tensor:
-    return torch.cat([policy.features(policy.parameters, part).cpu() for part in parts(rows, micro_batch)])
 
 
 def along(

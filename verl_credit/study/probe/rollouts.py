@@ -1,4 +1,4 @@
-"""The rollouts that a probe reads, for example those that a step stored, and means over the rollouts of a prompt."""
+"""The rollouts that a probe reads, for example those that a step stored."""
 
 from __future__ import annotations
 
@@ -64,18 +64,6 @@ class Rollouts:
             elif value is not None:
                 cut[field.name] = value[chosen, :longest] if value.dim() == 2 else value[chosen]
         return replace(self, **cut)
-
-
-def prompt_numbers(group_B: torch.Tensor) -> torch.Tensor:
-    """Groups renumbered 0, 1, ... in the order of their first row."""
-    number = {group: i for i, group in enumerate(dict.fromkeys(group_B.tolist()))}
-    return torch.tensor([number[group] for group in group_B.tolist()])
-
-
-def mean_by_prompt(value_B: torch.Tensor, prompt_B: torch.Tensor) -> torch.Tensor:
-    """Mean over each prompt's rollouts, [prompts] float64. ``prompt_B`` as `prompt_numbers` gives it."""
-    rows_P = torch.bincount(prompt_B)
-    return torch.zeros(len(rows_P), dtype=torch.float64).index_add(0, prompt_B, value_B.double()) / rows_P
 
 
 @dataclass(frozen=True)

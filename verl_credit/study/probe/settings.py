@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from verl_credit.config.keys.section import Part
+from verl_credit.credit.entropy_gradient import PER_SEQUENCE, PER_SEQUENCE_MEAN, PER_TOKEN, RESIDUAL_MU
 
-PER_SEQUENCE, PER_SEQUENCE_MEAN, PER_TOKEN = "per_sequence", "per_sequence_mean", "per_token"
 ESTIMANDS = {
     PER_SEQUENCE: "nats per rollout",
     PER_SEQUENCE_MEAN: "nats, mean of rollouts' means",
@@ -19,32 +19,6 @@ Count = Annotated[int, Field(ge=1)]
 Above0 = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
-class BaselineSettings(Part):
-    """``estimator.baseline``"""
-
-    mode: Literal["none", "constant", "residual_mu", "regression"] = "residual_mu"
-    """none (b_j = H_j), constant, residual_mu (one mean per place) or regression (ridge on seven features of the state)"""
-    fit: Literal["leave_one_out", "previous"] = "leave_one_out"
-    """the prompts that constant and residual_mu average: leave_one_out (all others) or previous (an EMA of earlier ones)"""
-    ema_decay: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    """weight of the old mean, in [0, 1): mu <- ema_decay * mu + (1 - ema_decay) * mean of one prompt; with fit=previous"""
-    ridge_lambda: Above0 = 1e-3
-    """a number above 0, for the regression: the penalty per sample, on standardised features"""
-    folds: Annotated[int, Field(ge=2)] = 5
-    """at least 2, for the regression: the number of parts of the prompts, each predicted by a fit to the other parts"""
-
-    @model_validator(mode="after")
-    def _read(self) -> BaselineSettings:
-        read = {"none": [], "regression": ["ridge_lambda", "folds"]}.get(self.mode, ["fit"])
-        if "fit" in read and self.fit == "previous":
-            read.append("ema_decay")
-        for name, declared in type(self).model_fields.items():
-            if name not in ("mode", *read) and getattr(self, name) != declared.default:
-                by = f"mode={self.mode}" + (f" with fit={self.fit}" if "fit" in read else "")
-                raise ValueError(f"{name}={getattr(self, name)} is not read by {by}")
-        return self
-
-
 class EstimatorSettings(Part):
     """``estimator``"""
 
@@ -52,14 +26,14 @@ class EstimatorSettings(Part):
     """naive (-log q of the sampled tokens) or rb_residual (the entropy of every state, with a baseline)"""
     estimand: Literal["per_sequence", "per_sequence_mean", "per_token"] = PER_TOKEN
     """per_sequence, per_sequence_mean or per_token"""
-    baseline: BaselineSettings = Field(default_factory=BaselineSettings)
-    """a mapping with mode, fit, ema_decay, ridge_lambda, folds"""
+    baseline: Literal["none", "constant", "residual_mu"] = "residual_mu"
+    """of rb_residual: none (b_j = H_j), constant, or residual_mu (one mean per place); means are of all other prompts"""
 
     @model_validator(mode="after")
     def _naive(self) -> EstimatorSettings:
         naive = "x_estimator_mode=naive"
-        if self.x_estimator_mode == "naive" and self.baseline != BaselineSettings():
-            raise ValueError(f"baseline is not read by {naive}, which subtracts the other rollouts' mean")
+        if self.x_estimator_mode == "naive" and self.baseline != RESIDUAL_MU:
+            raise ValueError(f"baseline={self.baseline} is not read by {naive}")
         if self.x_estimator_mode == "naive" and self.estimand == PER_SEQUENCE_MEAN:
             why = "-S / T estimates another quantity than Σ H / T, because T depends on the tokens"
             use = "take rb_residual, or per_sequence or per_token"
@@ -90,10 +64,6 @@ class BatchSettings(Part):
 class UpdateSettings(Part):
     """``update``"""
 
-    step: Literal["adamw", "diagonal"] = "adamw"
-    """adamw: the exact step of the optimiser (momentum, decay, clipping); diagonal: only the founding plan's P g"""
-    objective: Literal["credit", "outcome"] = "credit"
-    """credit: the run's own advantages and loss; outcome: reward minus the mean of its prompt, as in the founding plan"""
     lr: Above0 | None = None
     """learning rate, a number above 0; null: the rate of the checkpoint's optimiser"""
 
@@ -128,7 +98,7 @@ class ProbeSettings(Part):
     batch_config: BatchSettings = Field(default_factory=BatchSettings)
     """a mapping: B_E, B_U, seed"""
     update: UpdateSettings = Field(default_factory=UpdateSettings)
-    """a mapping: step, objective, lr"""
+    """a mapping: lr"""
     truth: TruthSettings = Field(default_factory=TruthSettings)
     """a mapping: etas"""
     runtime: RuntimeSettings = Field(default_factory=RuntimeSettings)
@@ -144,11 +114,7 @@ class ProbeSettings(Part):
 
     def banner(self) -> str:
         """Returns a line with the settings in use, which is printed before anything heavy starts."""
-        e, b = self.estimator, self.estimator.baseline
-        means = b.fit + (f", decay {b.ema_decay:g}" if b.fit == "previous" else "")
-        details = {"none": "b = H", "regression": f"ridge {b.ridge_lambda:g}, {b.folds} folds"}
-        naive = e.x_estimator_mode == "naive"
-        baseline = "leave one out" if naive else f"{b.mode} ({details.get(b.mode, means)})"
+        e = self.estimator
+        baseline = "leave one out" if e.x_estimator_mode == "naive" else e.baseline
         line = f"X={e.x_estimator_mode} baseline={baseline} estimand={e.estimand}"
-        line += f" Y={self.update.step}/{self.update.objective}"
         return line if self.generation.rb_requires_grad else f"{line} WITHOUT the pathwise term: X is biased"

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from verl_credit.credit.loss import aggregate
-from verl_credit.study.probe.rollouts import Rollouts, mean_by_prompt, prompt_numbers
+from verl_credit.study.probe.rollouts import Rollouts
 
 Tensors = dict[str, torch.Tensor]
 
@@ -80,25 +80,14 @@ def credit_weights(
     d loss_t / d log π_t = -A_t. ``tokens``: width of the response axis, which seq-mean-token-sum-norm divides by.
     """
     if u.advantage_B_T is None:
-        why = "these rollouts were stored without advantages"
-        raise ValueError(f"update.objective=credit: {why}; use objective=outcome")
+        raise ValueError(
+            "these rollouts were stored without advantages: the update has no credit to be made of"
+        )
     log_prob_B_T = torch.zeros_like(u.advantage_B_T, dtype=torch.float64, requires_grad=True)
     loss_B_T = -u.advantage_B_T.double() * log_prob_B_T
     scale = tokens if loss_scale_factor is None else loss_scale_factor
     loss = aggregate(loss_B_T, u.trained, loss_agg_mode, loss_scale_factor=scale)
     return torch.autograd.grad(loss, log_prob_B_T)[0]
-
-
-def outcome_weights(u: Rollouts, tokens: int) -> torch.Tensor:
-    """∇loss = -(1/P) Σ_prompts (1/G) Σ_g A_g / tokens ∇S_g with A = r - mean of the prompt, [B, T].
-
-    Source: the founding plan (dr_grpo weighting). ``tokens``: its L_max, the longest response that the run allows.
-    """
-    prompt_B = prompt_numbers(u.group_B)
-    advantage_B = u.outcome_B.double() - mean_by_prompt(u.outcome_B, prompt_B)[prompt_B]
-    rows_P = torch.bincount(prompt_B)
-    weight_B = -advantage_B / (rows_P[prompt_B] * len(rows_P) * tokens)
-    return torch.where(u.trained, weight_B[:, None], 0.0)
 
 
 def adamw_step(
@@ -139,21 +128,3 @@ def clip_factor(gradient: Tensors, max_grad_norm: float | None) -> float:
             f"the gradient's norm is {norm}: verl skips such a step, so no update follows from it"
         )
     return min(1.0, max_grad_norm / (norm + 1e-6)) if max_grad_norm else 1.0
-
-
-def diagonal_step(gradient: Tensors, state: OptimizerState) -> Tensors:
-    """−P g with P = 1 / (√v̂ + ε) and v̂ = s / (1 − β₂ᵗ): a step along the preconditioned gradient.
-
-    It is not what AdamW does next. It leaves out momentum and its (1 − β₁) / (1 − β₁ᵗ⁺¹), weight decay, clipping and the
-    gradient's own share of v̂.
-    Raises ValueError where a parameter has made no step: P would be 1/ε.
-    """
-    step = {}
-    for name, g in gradient.items():
-        own = state.parameters[name]
-        if own.step == 0:
-            raise ValueError(
-                f"{name}: the optimiser has made no step: there is no second moment to divide by"
-            )
-        step[name] = -g / ((own.exp_avg_sq.to(g) / (1 - own.betas[1] ** own.step)).sqrt() + own.eps)
-    return step

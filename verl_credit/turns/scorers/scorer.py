@@ -45,9 +45,6 @@ class Forward(Protocol):
     def carried(self) -> list[torch.Tensor]:
         """Returns the log-probs of each row's answer tokens after the forward."""
 
-    def written(self) -> list[torch.Tensor]:
-        """Returns the log-probs of each row's response after the forward."""
-
     def score_rows(self, rows: Sequence[ScoreRow]) -> torch.Tensor:
         """Mean log-prob of the gold tokens of ordinary rows, by a separate forward."""
 
@@ -67,29 +64,6 @@ class GainPlan:
     requests: list[Request]
     branches: BranchPlan
     """A branch per distinct context and answer."""
-    n_gains: int = 0
-    """The number of first requests that are for information gain."""
-    n_masked: int = 0
-    """The number of requests after them that are for infopo; the others are for lapo."""
-
-    @property
-    def gains(self) -> GainPlan:
-        """The plan with only the requests of information gain."""
-        return self._part(slice(self.n_gains))
-
-    @property
-    def masked(self) -> GainPlan:
-        """The plan with only the requests of infopo."""
-        return self._part(slice(self.n_gains, self.n_gains + self.n_masked))
-
-    @property
-    def deleted(self) -> GainPlan:
-        """The plan with only the requests of lapo."""
-        return self._part(slice(self.n_gains + self.n_masked, None))
-
-    def _part(self, part: slice) -> GainPlan:
-        branches = replace(self.branches, place_N=self.branches.place_N[part])
-        return replace(self, requests=self.requests[part], branches=branches)
 
 
 class Scorer(ABC):
@@ -223,11 +197,8 @@ def fit_branches(plan: GainPlan, budget: int | None) -> GainPlan:
     if needed <= budget:
         return plan
     if plan.settings.algorithm.info_gain_on_error == "raise":
-        masked = len(plan.requests) > plan.n_gains
-        what = "what is scored after it" if masked else "its answers"
-        other = "drop leaves out turns" if masked else "zero counts gains"
         raise IntegrityError(
-            f"actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu={budget} cannot hold a row and {what}: {needed} "
-            f"tokens. algorithm.info_gain_on_error={other} that do not fit{'' if masked else ' as 0'} instead"
+            f"actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu={budget} cannot hold a row and its answers: {needed} "
+            "tokens. algorithm.info_gain_on_error=zero counts gains that do not fit as 0 instead"
         )
     return replace(plan, branches=plan.branches.fitted(length_B, budget))

@@ -11,18 +11,21 @@ from dataclasses import dataclass
 
 import httpx
 
-from verl_credit.address import endpoint, urls_of
-from verl_credit.turns.search.connections import Connections
+from verl_credit.address import endpoint, urls_of, without_password
+from verl_credit.turns.search.connections import ask
 from verl_credit.turns.search.faults import FailedAttempt, SearchFault, ServerList, backoff, retry_after_pause
 from verl_credit.turns.search.protocol import Page, format_pages, parse_answer
 
 INDEX_HEADER = "X-Index-Fingerprint"
+# uvicorn closes idle connections after 5 s by default; ours are closed before that. The pool has no bound: httpx can lose
+# the place of a request that was cancelled.
+LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=3.0)
 PROTOCOL = 'POST {"queries": [...], "topk": 3, "return_scores": true}'
 
 
 @dataclass(frozen=True)
 class SearchResult:
-    """Pages, best first (or shuffled), the number of attempts, and the seconds that all attempts took."""
+    """Pages, best first, the number of attempts, and the seconds that all attempts took."""
 
     pages: list[Page]
     attempts: int
@@ -35,16 +38,14 @@ class SearchClient:
     `timeout_s` bounds a whole search including retries and pauses. Every request carries the time that is left
     (X-Deadline-Ms), so that the server can drop expired requests. A failed connection, 429 and 503 are retried at most
     `max_retries` times, on the next server and after a pause (jittered and exponential, or Retry-After); other faults
-    are not retried. A server that failed `breaker_failures` times in a row gets no search for `breaker_pause_s`, then one
-    as a probe (see CircuitBreaker); when this holds for all servers, a search fails at once. `token` is sent as a
-    bearer token. `shuffle_seed` puts the pages into an order drawn from (seed, query): a control for policies that
-    trust the rank instead of reading. With `index_fingerprint` an answer from another index is a fault: a server that
-    once sent X-Index-Fingerprint must keep sending this value. A server that never sends the header is trusted,
-    because Search-R1's servers do not have it. The environment's proxies are not used.
+    are not retried. A server that failed FAILURES times in a row gets no search for PAUSE_S seconds, then one as a probe
+    (see CircuitBreaker); when this holds for all servers, a search fails at once. `token` is sent as a bearer token. With
+    `index_fingerprint` an answer from another index is a fault: a server that once sent X-Index-Fingerprint must keep
+    sending this value. A server that never sends the header is trusted, because Search-R1's servers do not have it. The
+    environment's proxies are not used.
 
-    One client serves concurrent searches and several event loops, each with its own connections. It can be pickled,
-    without connections, breaker states and jitter. `clock`, `sleep` and `jitter` are for tests. Errors: ValueError for
-    arguments, SearchFault from `search`.
+    One client serves concurrent searches and several event loops, each with its own connections. `clock`, `sleep` and
+    `jitter` are for tests. Errors: ValueError for arguments, SearchFault from `search`.
     """
 
     def __init__(
@@ -55,11 +56,8 @@ class SearchClient:
         timeout_s: float = 10.0,
         max_retries: int = 2,
         max_page_chars: int = 1000,
-        shuffle_seed: int | None = None,
         token: str | None = None,
         index_fingerprint: str | None = None,
-        breaker_failures: int = 5,
-        breaker_pause_s: float = 5.0,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         jitter: random.Random | None = None,
@@ -79,11 +77,13 @@ class SearchClient:
             if any(httpx.URL(url).userinfo for url in self.urls):
                 raise ValueError("token: an address has user and password; a request can have one")
         self.topk, self.timeout_s, self.max_retries = topk, timeout_s, max_retries
-        self.max_page_chars, self.shuffle_seed = max_page_chars, shuffle_seed
-        self._index_fingerprint = index_fingerprint
-        self._breaker = {"failures": breaker_failures, "pause_s": breaker_pause_s}
-        self._token, self._clock, self._sleep = token, clock, sleep
-        self._reset(jitter)
+        self.max_page_chars, self._index_fingerprint, self._token = max_page_chars, index_fingerprint, token
+        self._clock, self._sleep, self._jitter = clock, sleep, jitter or random.Random()
+        # Connections belong to the event loop that opened them.
+        self._connections: dict[asyncio.AbstractEventLoop, httpx.AsyncClient] = {}
+        self._naming: set[str] = set()  # servers that have named their index
+        self._failure = ""  # the last one, which a search that no breaker admits names
+        self._servers = ServerList(self.urls, clock)
 
     async def search(self, query: str) -> SearchResult:
         """The `topk` best pages for `query`. Errors: SearchFault."""
@@ -98,9 +98,6 @@ class SearchClient:
                 break
             try:
                 pages = await self._attempt(*picked, query, left_s)
-                # random hashes a string seed in the same way in every process.
-                if self.shuffle_seed is not None:
-                    pages = random.Random(f"{self.shuffle_seed}:{query}").sample(pages, len(pages))
                 return SearchResult(pages, attempt + 1, self._clock() - begin)
             except FailedAttempt as failure:
                 self._failure = str(failure)
@@ -146,30 +143,14 @@ class SearchClient:
         if connections is not None:
             await connections.aclose()
 
-    def _reset(self, jitter: random.Random | None = None) -> None:
-        # Connections belong to the event loop that opened them. Every process draws its own jitter; with copies of
-        # one generator all workers would retry at the same time.
-        self._connections: dict[asyncio.AbstractEventLoop, Connections] = {}
-        self._jitter = jitter or random.Random()
-        self._naming: set[str] = set()  # servers that have named their index
-        self._failure = ""  # the last one, which a search that no breaker admits names
-        self._servers = ServerList(self.urls, clock=self._clock, **self._breaker)
-
-    def __getstate__(self) -> dict:
-        dropped = ("_connections", "_jitter", "_naming", "_servers")
-        return {key: value for key, value in self.__dict__.items() if key not in dropped}
-
-    def __setstate__(self, state: dict) -> None:
-        self.__dict__.update(state)
-        self._reset()
-
-    def _own_connections(self) -> Connections:
+    def _own_connections(self) -> httpx.AsyncClient:
         loop = asyncio.get_running_loop()
         if loop not in self._connections:
             for ended in [other for other in self._connections if other.is_closed()]:
                 del self._connections[ended]
             # Connecting may take a share of the deadline, which leaves time for another server.
-            self._connections[loop] = Connections(connect_seconds=self.timeout_s / (self.max_retries + 1))
+            timeout = httpx.Timeout(None, connect=self.timeout_s / (self.max_retries + 1))
+            self._connections[loop] = httpx.AsyncClient(timeout=timeout, limits=LIMITS, trust_env=False)
         return self._connections[loop]
 
     async def _attempt(self, server, ticket: int, query: str, left_s: float) -> list[Page]:
@@ -188,12 +169,14 @@ class SearchClient:
     async def _post(self, url: str, query: str, left_s: float) -> list[Page]:
         # json escapes to ASCII: a query may contain characters that UTF-8 cannot encode; the server refuses those.
         body = json.dumps({"queries": [query], "topk": self.topk, "return_scores": True})
-        headers = {"X-Deadline-Ms": str(max(1, int(left_s * 1000)))}
+        headers = {"Content-Type": "application/json", "X-Deadline-Ms": str(max(1, int(left_s * 1000)))}
         if self._token is not None:
             headers["Authorization"] = f"Bearer {self._token}"
         try:
             async with asyncio.timeout(left_s):
-                answer = await self._own_connections().post(url, body, headers)
+                address, auth = without_password(url)
+                client = self._own_connections()
+                answer = await ask(client, "POST", address, headers=headers, content=body, auth=auth)
         except TimeoutError:
             raise FailedAttempt("deadline", f"{url}: no answer in {self.timeout_s:g} s") from None
         except httpx.TransportError as error:
@@ -237,7 +220,6 @@ def token_of(settings) -> str | None:
 
 def client_for(settings) -> SearchClient:
     """The client for the search tool and for the check before the run. Raises ValueError."""
-    names = ("topk", "timeout_s", "max_retries", "max_page_chars", "shuffle_seed", "index_fingerprint")
-    names += ("breaker_failures", "breaker_pause_s")
+    names = ("topk", "timeout_s", "max_retries", "max_page_chars", "index_fingerprint")
     options = {name: getattr(settings, name) for name in names}
     return SearchClient(urls_of(settings), token=token_of(settings), **options)

@@ -1,18 +1,18 @@
 """The faults of a search: their codes, when a request is retried, and the breakers that spare servers which keep failing."""
 
 import itertools
-import math
 import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from email.utils import parsedate_to_datetime
 
 from verl_credit.redact import redact
 
 FAULT_CODES = ("connect", "deadline", "overload", "http_4xx", "http_5xx", "bad_answer", "breaker_open")
 FIRST_SECONDS = 0.05
 MOST_SECONDS = 2.0
+FAILURES, PAUSE_S = 5, 5.0
+"""A server is paused for PAUSE_S seconds after so many failures in a row; then one search tries it."""
 
 
 class SearchFault(Exception):
@@ -69,21 +69,10 @@ def backoff(attempt: int, jitter: random.Random) -> float:
     return min(MOST_SECONDS, FIRST_SECONDS * 2**attempt) * jitter.uniform(1.0, 2.0)
 
 
-def retry_after_pause(retry_after: str | None, jitter: random.Random, now: float | None = None) -> float:
-    """Seconds of a Retry-After header, which is whole seconds or an HTTP date, times U(1, 1.25).
-
-    0 without a header, for one that is neither, and for a past date. `now`: seconds since 1970.
-    """
+def retry_after_pause(retry_after: str | None, jitter: random.Random) -> float:
+    """Whole seconds of a Retry-After header, times U(1, 1.25); 0 without a header and for any other one."""
     text = (retry_after or "").strip()
-    if text.isascii() and text.isdigit():
-        seconds = float(text)
-    else:
-        try:
-            date = parsedate_to_datetime(text).timestamp()
-        except (ValueError, TypeError, OverflowError):
-            return 0.0
-        seconds = max(0.0, date - (time.time() if now is None else now))
-    return seconds * jitter.uniform(1.0, 1.25)
+    return float(text) * jitter.uniform(1.0, 1.25) if text.isascii() and text.isdigit() else 0.0
 
 
 class CircuitBreaker:
@@ -100,13 +89,7 @@ class CircuitBreaker:
     `clock` is monotonic, in seconds. For one event loop: there are no locks.
     """
 
-    def __init__(
-        self, *, failures: int = 5, pause_s: float = 5.0, clock: Callable[[], float] = time.monotonic
-    ):
-        if isinstance(failures, bool) or not isinstance(failures, int) or failures < 1:
-            raise ValueError(f"breaker_failures={failures!r}; expected an integer of at least 1")
-        if not 0 < pause_s < math.inf:
-            raise ValueError(f"breaker_pause_s={pause_s!r}; expected a positive number of seconds")
+    def __init__(self, failures: int, pause_s: float, clock: Callable[[], float] = time.monotonic):
         self._limit, self._pause_s, self._clock = failures, pause_s, clock
         self._in_a_row = 0
         self._counted = 0  # all counted failures; a request's ticket is the value when it began
@@ -162,10 +145,8 @@ class ServerList:
     over.
     """
 
-    def __init__(self, urls: list[str], *, failures: int, pause_s: float, clock: Callable[[], float]):
-        self.servers = [
-            Server(url, CircuitBreaker(failures=failures, pause_s=pause_s, clock=clock)) for url in urls
-        ]
+    def __init__(self, urls: list[str], clock: Callable[[], float]):
+        self.servers = [Server(url, CircuitBreaker(FAILURES, PAUSE_S, clock)) for url in urls]
         self._clock, self.turns = clock, itertools.count()
 
     def pick(self, start: int, attempt: int, ready: dict[str, float]) -> tuple[Server, int] | None:

@@ -6,15 +6,11 @@ from functools import lru_cache
 from typing import Any
 
 from verl_credit.config.keys.reads import COLUMN
-from verl_credit.config.settings import INFO_GAIN, INFOPO, LAPO, PROVENANCE, CreditSettings
-from verl_credit.credit.groups import group_stats
-from verl_credit.credit.plugins import load
+from verl_credit.config.settings import INFO_GAIN, CreditSettings
+from verl_credit.credit.plugins.load import load, plugin_path
 from verl_credit.errors import IntegrityError
 from verl_credit.lazy import torch
-from verl_credit.turns.gains import PLACEHOLDER
-from verl_credit.turns.lapo import DELETED
 from verl_credit.turns.signals.own import own_signal
-from verl_credit.turns.signals.provenance import ProvenanceSignal
 from verl_credit.turns.signals.signal import Signal, StepRows, Table
 
 KEY = "algorithm.turn_signal"
@@ -33,42 +29,6 @@ class InfoGainSignal(Signal):
 
     def why_lost(self, record: dict) -> str:
         return record.get("score_error") or NOT_SCORED
-
-
-class InfoPOSignal(Signal):
-    """The change of the policy's next response by a turn's observation (`turns/gains.py`)."""
-
-    says = (
-        "mean over the next response's tokens of log pi(token | the observation) - log pi(token | "
-        f"{PLACEHOLDER!r} in its place); one value per turn"
-    )
-    reads = "old_log_probs, and the scorer's log-probs of the next response after the masked tool messages; no gold answer"
-    cost = (
-        "per tool turn its masked tool messages and its next response: appended to the row in the old_log_probs forward "
-        "(info_gain_scorer=branch), or a row of its own (rows)"
-    )
-
-    def rewards(self, rows: StepRows) -> Table:
-        return self.table(rows, lambda row: rows.scored_B[self.name][row])
-
-    def why_lost(self, record: dict) -> str:
-        return NOT_SCORED
-
-
-class LapoSignal(InfoPOSignal):
-    """What the gold answer loses without a turn (`turns/lapo.py`), where the prompt's mean agrees with its sign."""
-
-    says = f"mean log p(gold) before the answer turn - that with {DELETED!r} in place of the turn and its observation; "
-    says += "0 where the sign is not that of its distance from the mean of the prompt's turns"
-    reads = "the scorer's log-probs of the gold answer"
-    cost = "a row of its own for every tool turn, and one more for every row with tool turns (info_gain_scorer=rows)"
-
-    def rewards(self, rows: StepRows) -> Table:
-        loss_B_K, has_B_K = super().rewards(rows)
-        group_B_K, known_B_K = rows.group_B[:, None].expand_as(loss_B_K), has_B_K & loss_B_K.isfinite()
-        compared = group_stats(loss_B_K.flatten(), group_B_K.flatten(), member_N=known_B_K.flatten())
-        agrees_B_K = compared.deviation_N.view_as(loss_B_K) * loss_B_K > 0
-        return torch.where(known_B_K & ~agrees_B_K, 0.0, loss_B_K), has_B_K
 
 
 class ToolRewardSignal(Signal):
@@ -143,7 +103,7 @@ class ColumnSignal(Signal):
 
 
 SIGNALS = {
-    INFO_GAIN: InfoGainSignal, INFOPO: InfoPOSignal, LAPO: LapoSignal, PROVENANCE: ProvenanceSignal,
+    INFO_GAIN: InfoGainSignal,
     "tool_reward": ToolRewardSignal,
 }  # fmt: skip
 
@@ -154,7 +114,7 @@ def find_signal(name: str, params: dict, key: str = KEY) -> Signal:
         return SIGNALS[name](name)
     if name.startswith(COLUMN):
         return ColumnSignal(name)
-    return own_signal(name, _loaded(name, key), params)
+    return own_signal(name, _loaded(plugin_path(name) or name, key), params)
 
 
 def signals_of(settings: CreditSettings) -> dict[Signal, float]:

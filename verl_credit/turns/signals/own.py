@@ -17,10 +17,12 @@ from verl_credit.config.keys import TurnJudge
 from verl_credit.errors import IntegrityError
 from verl_credit.redact import SECRET, redact
 from verl_credit.turns.book import RowRecord
-from verl_credit.turns.search.faults import CircuitBreaker, backoff
+from verl_credit.turns.search.faults import FAILURES, CircuitBreaker, backoff
 from verl_credit.turns.signals.signal import Group, Signal, StepRows, Table, Trajectory
 
 _JITTER = random.Random()
+PAUSE_S = 2.0
+"""Seconds without calls after FAILURES trajectories in a row that failed."""
 
 
 class OwnSignal(Signal):
@@ -29,6 +31,8 @@ class OwnSignal(Signal):
     def __init__(self, name: str, function: Callable, params: dict):
         super().__init__(name)
         self.function, self.params = function, params
+        self.wants = frozenset(getattr(function, "reads", ()))
+        """What it declares to need of a rollout and may lack: "pages"."""
 
     def message(self, error: BaseException) -> str:
         """The error in one line, without addresses' passwords and the values of params that are secrets."""
@@ -155,7 +159,7 @@ class TrajectorySignal(OwnSignal):
                         report = line.breaker.failed if reason else line.breaker.succeeded
                     finally:
                         report(ticket)
-                    self._report_down(line, judge, reason)
+                    self._report_down(line, reason)
                     return rewards, reason, True
         return [math.nan] * turns, f"not asked, because it failed too often just now: {line.last}", False
 
@@ -180,7 +184,7 @@ class TrajectorySignal(OwnSignal):
                 reason = f"no answer within {judge.deadline_s:g} s" if late else self.message(error)
         return [math.nan] * turns, reason
 
-    def _report_down(self, line: Line, judge: TurnJudge, reason: str) -> None:
+    def _report_down(self, line: Line, reason: str) -> None:
         """Print once, each time that the judge goes down, into the worker's output."""
         if not reason:
             line.reported = False
@@ -188,9 +192,8 @@ class TrajectorySignal(OwnSignal):
         line.last = reason
         if line.breaker.refuses and not line.reported:
             print(
-                f"turn signal {self.name!r} failed for {judge.breaker_failures} trajectories in a row, the last time with: "
-                f"{reason}. Until it answers again, others lose their rewards at once; one tries after each "
-                f"pause of {judge.breaker_pause_s:g} s (algorithm.turn_judge.breaker_failures, .breaker_pause_s)",
+                f"turn signal {self.name!r} failed for {FAILURES} trajectories in a row, the last time with: {reason}. "
+                f"Until it answers again, others lose their rewards at once; one tries after each pause of {PAUSE_S:g} s",
                 flush=True,
             )
             line.reported = True
@@ -202,7 +205,7 @@ async def ask_signals(
     """Call all signals at once, and write their rewards into the record. No call is running when this ends or raises."""
     called, loop = list(signals), asyncio.get_running_loop()
     gate = _gate(loop, judge.concurrency)
-    lines = [_line(loop, signal.name, judge.breaker_failures, judge.breaker_pause_s) for signal in called]
+    lines = [_line(loop, signal.name) for signal in called]
     answers = await asyncio.gather(
         *(signal.ask(trajectory, judge, gate, line) for signal, line in zip(called, lines, strict=True)),
         return_exceptions=True,
@@ -224,9 +227,9 @@ def _gate(loop: asyncio.AbstractEventLoop, concurrency: int) -> asyncio.Semaphor
 
 
 @lru_cache(maxsize=64)
-def _line(loop: asyncio.AbstractEventLoop, name: str, failures: int, pause_s: float) -> Line:
+def _line(loop: asyncio.AbstractEventLoop, name: str) -> Line:
     """The state of a judge for all trajectories of a worker."""
-    return Line(CircuitBreaker(failures=failures, pause_s=pause_s))
+    return Line(CircuitBreaker(FAILURES, PAUSE_S))
 
 
 def own_signal(name: str, function: Callable, params: dict) -> Signal:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar
 
-from verl_credit.config.settings import FORWARD_SIGNALS, CreditSettings
+from verl_credit.config.settings import INFO_GAIN, CreditSettings
 from verl_credit.credit.groups import z_score
 from verl_credit.errors import IntegrityError
 from verl_credit.lazy import torch
@@ -32,6 +32,8 @@ class Turn:
     """"" for the answer turn."""
     reward: float | None = None
     """The sum of its tools' rewards, or the agent loop's; None: no reward."""
+    pages: list[str] | None = None
+    """The ids of the pages that its searches returned; None: it made no search that the agent loop recorded."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,8 @@ class Trajectory:
     """The row's extra_info (question, index, ...)."""
     scores: dict = field(default_factory=dict)
     """The reward function's other values (em, f1, ...)."""
+    ground_truth: Any = None
+    """The row's gold answers as the data file has them, with the form that the row requests."""
 
     @property
     def tool_turns(self) -> list[Turn]:
@@ -85,18 +89,21 @@ def make_trajectory(
     extra_info: dict | None = None,
     scores: dict | None = None,
 ) -> Trajectory:
+    pages: dict[int, list[str]] = {}
+    for search in record.get("searches", []):
+        pages.setdefault(search["turn"], []).extend(search["pages"])
     turns = [
         Turn(
             text,
             [call for call in record.get("calls", []) if call["turn"] == number],
             observation,
             rewards[number] if number < len(rewards) else None,
+            pages.get(number),
         )
         for number, (text, observation) in enumerate(texts)
     ]
-    return Trajectory(
-        turns, gold_answers(truth), record["stop_reason"], outcome, dict(extra_info or {}), dict(scores or {})
-    )
+    more = outcome, dict(extra_info or {}), dict(scores or {}), truth
+    return Trajectory(turns, gold_answers(truth), record["stop_reason"], *more)
 
 
 @dataclass(frozen=True)
@@ -110,8 +117,6 @@ class StepRows:
     gain_B_K: torch.Tensor
     """Information gain (0 where none was measured); NaN: missing."""
     has_gain_B_K: torch.Tensor
-    scored_B: Mapping[str, Sequence[Sequence[float]] | None] = field(default_factory=dict)
-    """The values of each row's tool turns, by the name of their signal (infopo, lapo); None: not measured."""
 
     @cached_property
     def n_tool_turns(self) -> list[int]:
@@ -202,16 +207,14 @@ def step_rewards(
     parts: dict[str, Table] | None = None,
     note: Callable[[str], None] = print,
 ) -> tuple[torch.Tensor, torch.Tensor, dict[str, float]]:
-    """(turn_reward_B_K, turn_mask_B_K, metrics). ``scored`` False: the step has no gains and no infopo, so that the
-    others are its signals. A run's single signal is not normalised here, because turn modes do that. ``parts`` gets each
+    """(turn_reward_B_K, turn_mask_B_K, metrics). ``scored`` False: the step has no gains, so that the other signals
+    are its signals. A run's single signal is not normalised here, because turn modes do that. ``parts`` gets each
     signal's own table by its name. ``note`` gets a message per signal about missing rewards and the first reason.
 
     Raises IntegrityError where more than ``tolerated_share`` of a signal's rewards are missing. Information gains can be
     missing under ``info_gain_on_error=drop`` alone.
     """
-    active = {
-        signal: weight for signal, weight in signals.items() if scored or signal.name not in FORWARD_SIGNALS
-    }
+    active = {signal: weight for signal, weight in signals.items() if scored or signal.name != INFO_GAIN}
     if not active:
         return torch.zeros_like(rows.gain_B_K), torch.zeros_like(rows.has_gain_B_K), {}
     tables = {signal: signal.rewards(rows) for signal in active}

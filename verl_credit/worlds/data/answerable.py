@@ -11,6 +11,7 @@ a page that another query would find stays unseen, and so its share is a lower b
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -123,21 +124,11 @@ def question_of(where: str, row: dict, prompt_key: str = "prompt") -> Question:
     return Question(where, asked, golds, ids, titles)
 
 
-def in_corpus(questions: Sequence[Question], rows: int, pages: Callable[[], Iterable[Page]]) -> Coverage:
-    """Counts over all ``pages``, which are read once for ids and titles, and once more for answers where some are left."""
-    ids = {id for question in questions for id in question.ids}
-    titles = {_title(title) for question in questions for title in question.titles}
-    found: set[str] = set()
-    titled: set[str] = set()
-    if ids or titles:
-        for page in pages():
-            found |= {page.id} & ids
-            titled |= {_title(page.title)} & titles
-    by_page = [_has_pages(question, found, titled) for question in questions]
-    left = [question for question, has in zip(questions, by_page, strict=True) if not has]
-    held = _Needles(left).read(pages()) if any(question.needles for question in left) else set()
-    by_text = [any(gold in held for gold in question.needles) for question in questions]
-    return _counted(questions, by_page, by_text, Coverage(rows, "anywhere in the corpus"))
+def in_corpus(questions: Sequence[Question], rows: int, pages: Iterable[Page]) -> Coverage:
+    """Counts over all ``pages``."""
+    seen = _seen(questions, pages)
+    judged = [_judged(question, *seen) for question in questions]
+    return _counted(questions, judged, Coverage(rows, "anywhere in the corpus"))
 
 
 def in_search(questions: Sequence[Question], rows: int, client: SearchClient) -> Coverage:
@@ -145,14 +136,12 @@ def in_search(questions: Sequence[Question], rows: int, client: SearchClient) ->
 
     Errors: SearchFault.
     """
-    results = asyncio.run(_searched(questions, client))
-    by_page, by_text = [page for page, _ in results], [text for _, text in results]
+    judged = asyncio.run(_searched(questions, client))
     how = f"in the top {client.topk} of a search for the question (another query may find more)"
-    return _counted(questions, by_page, by_text, Coverage(rows, how))
+    return _counted(questions, judged, Coverage(rows, how))
 
 
 async def _searched(questions: Sequence[Question], client: SearchClient) -> list[tuple[bool, bool]]:
-    """Of each question: are all gold pages among the results, and is an answer?"""
     free = asyncio.Semaphore(AT_ONCE)
 
     async def asked(query: str) -> Sequence[Page]:
@@ -162,10 +151,8 @@ async def _searched(questions: Sequence[Question], client: SearchClient) -> list
     async def judged(question: Question) -> tuple[bool, bool]:
         if not question.text or not (question.names_pages or question.needles):
             return False, False
-        pages = await asyncio.gather(*map(asked, (question.text, *sorted(question.titles))))
-        seen = [page for result in pages for page in result]
-        titles = {_title(page.title) for page in seen}
-        return _has_pages(question, {page.id for page in seen}, titles), bool(_Needles([question]).read(seen))
+        results = await asyncio.gather(*map(asked, (question.text, *sorted(question.titles))))
+        return _judged(question, *_seen([question], [page for pages in results for page in pages]))
 
     try:
         return await asyncio.gather(*map(judged, questions))
@@ -173,8 +160,17 @@ async def _searched(questions: Sequence[Question], client: SearchClient) -> list
         await client.aclose()
 
 
-def _counted(questions, by_page: list[bool], by_text: list[bool], coverage: Coverage) -> Coverage:
-    for question, page, text in zip(questions, by_page, by_text, strict=True):
+def _judged(question: Question, ids: set[str], titles: set[str], answers: set[str]) -> tuple[bool, bool]:
+    """Are all gold pages there, and is an answer?"""
+    if question.ids:
+        whole = question.ids <= ids
+    else:
+        whole = question.names_pages and {_title(title) for title in question.titles} <= titles
+    return whole, any(gold in answers for gold in question.needles)
+
+
+def _counted(questions, judged: Iterable[tuple[bool, bool]], coverage: Coverage) -> Coverage:
+    for question, (page, text) in zip(questions, judged, strict=True):
         if page:
             coverage.page += 1
         elif text:
@@ -186,53 +182,55 @@ def _counted(questions, by_page: list[bool], by_text: list[bool], coverage: Cove
     return coverage
 
 
-def _has_pages(question: Question, ids: set[str], titles: set[str]) -> bool:
-    if question.ids:
-        return question.ids <= ids
-    return bool(question.titles) and {_title(title) for title in question.titles} <= titles
-
-
 def _title(title: str) -> str:
     """A corpus may quote its titles, as Wiki-18's does."""
     return " ".join(title.strip().strip('"').casefold().split())
 
 
-class _Needles:
-    """The answers of questions by the first word of the form in which the reward compares them."""
-
-    def __init__(self, questions: Iterable[Question]) -> None:
-        self._of: dict[Callable, dict[str, list[tuple[list[str], str]]]] = defaultdict(
-            lambda: defaultdict(list)
-        )
-        for gold in {gold for question in questions for gold in question.needles}:
-            form, text = comparison(gold)
-            if words := text.split():
-                self._of[form][words[0]].append((words, gold))
-
-    def read(self, pages: Iterable[Page]) -> set[str]:
-        """The answers that some page holds, its title included."""
-        found: set[str] = set()
-        for page in pages:
-            for form, starts in self._of.items():
-                words = form(f"{page.title}\n{page.text}").split()
-                for place, word in enumerate(words):
-                    for needle, gold in starts.get(word, ()):
-                        if words[place : place + len(needle)] == needle:
-                            found.add(gold)
-        return found
+def _seen(questions: Iterable[Question], pages: Iterable[Page]) -> tuple[set[str], set[str], set[str]]:
+    """(ids, titles and answers of the questions that some page has). Answers are looked for by their first word, in the form
+    in which the reward compares them, also in a page's title."""
+    questions = list(questions)
+    wanted = {id for question in questions for id in question.ids}
+    named = {_title(title) for question in questions for title in question.titles}
+    starts_of: dict[Callable, dict[str, list]] = defaultdict(lambda: defaultdict(list))
+    for gold in {gold for question in questions for gold in question.needles}:
+        form, text = comparison(gold)
+        if words := text.split():
+            starts_of[form][words[0]].append((words, gold))
+    ids, titles, answers = set(), set(), set()
+    for page in pages:
+        ids |= {page.id} & wanted
+        titles |= {_title(page.title)} & named
+        for form, starts in starts_of.items():
+            words = form(f"{page.title}\n{page.text}").split()
+            for place, word in enumerate(words):
+                for needle, gold in starts.get(word, ()):
+                    if words[place : place + len(needle)] == needle:
+                        answers.add(gold)
+    return ids, titles, answers
 
 
 def pages_of(corpus: Path) -> Iterable[Page]:
-    """The pages of a corpus as the retriever reads them: a file of JSON lines, or an index's folder, which has a copy.
+    """The pages of a corpus that the retriever reads: a file of JSON lines, or an index's folder, which has a copy.
 
-    Raises CorpusError of the retriever for a line that is no page, OSError without the file.
+    Raises ValueError for a line that is no page, OSError without the file.
     """
-    from verl_credit_retriever.index.corpus import parse_line
-
     file = corpus / "corpus.jsonl" if corpus.is_dir() else corpus
     with open(file, "rb") as lines:
-        for number, line in enumerate(lines):
+        for number, line in enumerate(lines, start=1):
             if line.strip():
-                page = parse_line(line, f"{file}:{number + 1}", number)
-                title, _, text = page["contents"].partition("\n")
-                yield Page(page["id"], title, text, None)
+                yield _page(line, f"{file}:{number}", number - 1)
+
+
+def _page(line: bytes, where: str, number: int) -> Page:
+    try:
+        row = json.loads(line)
+        name = next((row[key] for key in ("id", "_id", "docid") if row.get(key) is not None), number)
+        title, text = row.get("title") or "", row.get("text")
+        if row.get("contents") is not None or text is None:
+            title, _, text = row["contents"].partition("\n")
+        return Page(str(name), str(title), str(text), None)
+    except (ValueError, RecursionError, AttributeError, KeyError, TypeError) as error:
+        use = 'expected {"id": ..., "contents": "Title\\ntext"}'
+        raise ValueError(f"{where}: {line[:80]!r} is no page ({type(error).__name__}); {use}") from None

@@ -1,10 +1,10 @@
-"""The data sets that can be prepared, and how a published record of each becomes a ``Record``."""
+"""The data sets that can be prepared, and the one reader that makes a ``Record`` of a published record."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 from verl_credit.errors import did_you_mean
 from verl_credit.turns.reward.golds import decoded, of_mapping, texts_of
@@ -21,139 +21,9 @@ from verl_credit.worlds.data.records import (
     is_text,
 )
 
-
-def first(raw: Mapping, *names: str):
-    """The value of the first of these fields that the record has, else None."""
-    return next((raw[name] for name in names if name in raw), None)
-
-
-def answers_in(value, read: Callable = texts_of):
-    """The answers in a field, in any form that `reward.golds` reads. Raises Rejected for another one."""
-    try:
-        return read(value)
-    except ValueError as error:
-        raise Rejected(ODD_ANSWER, str(error)) from None
-
-
-def as_list(value) -> list:
-    """Returns one or more values as a list; None gives an empty list."""
-    if value is None:
-        return []
-    return list(value) if isinstance(value, (list, tuple)) else [value]
-
-
-def question_of(raw: Mapping, *names: str) -> str:
-    """The question in one of these fields. Raises Rejected when there is no such field or it is empty."""
-    if not any(name in raw for name in names):
-        fields = ", ".join(map(str, raw)) or "none"
-        raise Rejected(UNKNOWN_FORM, f"no field {' or '.join(names)}; the record has {fields}")
-    value = first(raw, *names)
-    if not isinstance(value, str) or not value.strip():
-        raise Rejected(NO_QUESTION, repr(value)[:80])
-    return value.strip()
-
-
-def id_of(raw: Mapping, *names: str) -> str:
-    """The id as text; "" where there is none, or none that a file can hold."""
-    value = first(raw, *names)
-    text = "" if value is None else str(value)
-    return text if is_text(text) else ""
-
-
-def read_fields(raw: Mapping) -> Record:
-    """``question`` (or ``Question``), ``answers``, ``answer`` or ``Answer`` (one or a list), and ``id`` or ``_id``."""
-    question = question_of(raw, "question", "Question")
-    return Record(question, answers_in(first(raw, "answers", "answer", "Answer")), id=id_of(raw, "_id", "id"))
-
-
-def read_flashrag(raw: Mapping, between: str = "") -> Record:
-    """FlashRAG: ``id, question, golden_answers, metadata``; multi-hop sets may have the paragraphs in the metadata."""
-    metadata = raw.get("metadata")
-    context = metadata.get("context") if isinstance(metadata, Mapping) else None
-    question, answers = question_of(raw, "question"), answers_in(raw["golden_answers"])
-    return Record(question, answers, id=id_of(raw, "id"), paragraphs=titled_sentences(context, between))
-
-
-def read_joined(raw: Mapping, names: tuple[str, ...]) -> Record:
-    """``data_source, question, ground_truth`` with answers joined by ``<|answer_split|>``; a file may mix data sets."""
-    source = str(raw.get("data_source", names[0]))
-    if source.lower() not in names:
-        raise Rejected(OTHER_SET, source)
-    return Record(question_of(raw, "question"), answers_in(raw["ground_truth"]), id=id_of(raw, "id"))
-
-
-def read_hotpotqa(raw: Mapping, between: str = "") -> Record:
-    """``_id, question, answer, supporting_facts, context``; on the hub ``id`` and context as columns."""
-    paragraphs = titled_sentences(raw.get("context"), between)
-    return replace(read_fields(raw), paragraphs=paragraphs, supporting=titles_of(raw.get("supporting_facts")))
-
-
-def read_2wiki(raw: Mapping, aliases: Mapping[str, list[str]] | None = None) -> Record:
-    """HotpotQA's fields; ``aliases`` are the other names of the entity ``answer_id``, from ``id_aliases.json``."""
-    record = read_hotpotqa(raw, between=" ")
-    if record.answers and aliases and isinstance(entity := raw.get("answer_id"), str):
-        record.answers += answers_in(aliases.get(entity))
-    return record
-
-
-def read_musique(raw: Mapping) -> Record:
-    """``id, question, answer, answer_aliases, paragraphs, answerable``."""
-    if raw.get("answerable") is False:
-        raise Rejected(UNANSWERABLE)
-    articles = [p for p in as_list(raw.get("paragraphs")) if isinstance(p, Mapping)]
-    paragraphs = [(p.get("title"), p.get("paragraph_text")) for p in articles]
-    record = read_fields(raw)
-    return replace(
-        record, answers=record.answers + answers_in(raw.get("answer_aliases")), paragraphs=paragraphs
-    )
-
-
-def read_triviaqa(raw: Mapping) -> Record:
-    """``question, question_id, answer{value, aliases, normalized_aliases}``, capitalised in the release.
-    The test set's answer is "<unk>"."""
-    question = question_of(raw, "question", "Question")
-    answer = answers_in(first(raw, "answer", "Answer"), decoded)
-    written, derived = (
-        answers_in(answer, of_mapping) if isinstance(answer, Mapping) else (answers_in(answer), [])
-    )
-    written, derived = [a for a in written if a != "<unk>"], [a for a in derived if a != "unk"]
-    return Record(question, written, id=id_of(raw, "question_id", "QuestionId"), derived=derived)
-
-
-def read_popqa(raw: Mapping) -> Record:
-    """``id, question, possible_answers``: a list in a string."""
-    record, answers = read_fields(raw), answers_in(raw.get("possible_answers"), decoded)
-    if isinstance(answers, str):
-        raise Rejected(UNKNOWN_FORM, f"possible_answers is not a JSON list: {answers!r:.80}")
-    return replace(record, answers=answers_in(answers))
-
-
-def titles_of(facts) -> list[str]:
-    """Titles from ``[[title, sentence], ..]`` or columns ``{"title", "sent_id"}``, each once; any other form gives none."""
-    if isinstance(facts, Mapping):
-        titles = as_list(facts.get("title"))
-    else:
-        titles = [fact[0] for fact in as_list(facts) if isinstance(fact, (list, tuple)) and fact]
-    return list(dict.fromkeys(title for title in titles if isinstance(title, str) and is_text(title)))
-
-
-def titled_sentences(context, between: str = "") -> list[tuple[str, str]]:
-    """Paragraphs as (title, text) from ``[[title, [sentence, ..]], ..]`` or columns ``{"title", "sentences"}``.
-
-    Sentences of HotpotQA contain their spaces; those of other sets need one ``between`` them. Some copies on the hub
-    have the context as JSON in a string. Any other context gives no paragraphs.
-    """
-    if isinstance(context, str):
-        try:
-            context = json.loads(context)
-        except (ValueError, RecursionError):
-            return []
-    if isinstance(context, Mapping):
-        sentences = first(context, "sentences", "content")
-        pairs: Iterable = zip(as_list(context.get("title")), as_list(sentences), strict=False)
-    else:
-        pairs = (p for p in as_list(context) if isinstance(p, (list, tuple)) and len(p) == 2)
-    return [(title, between.join(map(str, as_list(text)))) for title, text in pairs]
+QUESTIONS = ("question", "Question")
+ANSWERS = ("golden_answers", "ground_truth", "answers", "answer", "Answer", "possible_answers")
+IDS = ("_id", "id", "question_id", "QuestionId")
 
 
 @dataclass(frozen=True)
@@ -161,9 +31,6 @@ class DataSet:
     """How the records of one data set are read, and how its questions are answered."""
 
     name: str
-    reader: Callable[..., Record]
-    fields: str
-    """The fields of the release, for messages."""
     form: str = TAG
     """How the policy answers: in the answer tag, or in a box (``turns/reward/qa.py``)."""
     ability: str = "qa"
@@ -173,8 +40,6 @@ class DataSet:
     """Hub configurations to take by default, the best first."""
     split: str = "train"
     """The split of a file whose name contains none."""
-    alias_file: str = ""
-    """A file of the release with other names of the answers."""
     between: str = ""
     """The text between the sentences of a paragraph, in sets whose sentences contain no space between them."""
 
@@ -182,52 +47,109 @@ class DataSet:
     def names(self) -> tuple[str, ...]:
         return (self.name, *self.other_names)
 
-    def read(self, raw, aliases: Mapping[str, list[str]] | None = None) -> Record:
-        """Reads the release's form, FlashRAG's, or joined answers in ``ground_truth``. Raises Rejected."""
+    def read(self, raw) -> Record:
+        """Reads a record in FlashRAG's form, its release's, the hub's, or with joined answers. Raises Rejected."""
         if not isinstance(raw, Mapping):
             raise Rejected(UNKNOWN_FORM, f"not an object: {raw!r:.80}")
-        if "golden_answers" in raw:
-            record = read_flashrag(raw, self.between)
-        elif "ground_truth" in raw:
-            record = read_joined(raw, self.names)
-        else:
-            record = self.reader(raw, aliases) if aliases else self.reader(raw)
+        if "data_source" in raw and str(raw["data_source"]).lower() not in self.names:
+            raise Rejected(OTHER_SET, str(raw["data_source"]))
+        if raw.get("answerable") is False:  # MuSiQue
+            raise Rejected(UNANSWERABLE)
+        question = _question(raw)
+        written, derived = _answers(raw)
         if self.form == BOXED:  # the number stands after the last "####", if there is one
-            record.answers = [a.rpartition("####")[2] if isinstance(a, str) else a for a in record.answers]
-        return record
+            written = [answer.rpartition("####")[2] for answer in written]
+        paragraphs = _paragraphs(raw, self.between)
+        supporting = _titles(raw.get("supporting_facts"))
+        return Record(question, written, _id(raw), derived, paragraphs, supporting)
+
+
+def _first(raw: Mapping, names: Iterable[str]):
+    return next((raw[name] for name in names if name in raw), None)
+
+
+def _question(raw: Mapping) -> str:
+    if not any(name in raw for name in QUESTIONS):
+        fields = ", ".join(map(str, raw)) or "none"
+        raise Rejected(UNKNOWN_FORM, f"no field {' or '.join(QUESTIONS)}; the record has {fields}")
+    question = _first(raw, QUESTIONS)
+    if not isinstance(question, str) or not question.strip():
+        raise Rejected(NO_QUESTION, repr(question)[:80])
+    return question.strip()
+
+
+def _id(raw: Mapping) -> str:
+    """The id as text; "" where there is none, or none that a file can hold."""
+    value = _first(raw, IDS)
+    text = "" if value is None else str(value)
+    return text if is_text(text) else ""
+
+
+def _answers(raw: Mapping) -> tuple[list[str], list[str]]:
+    """(the gold answers, a release's normalised copies of them). Raises Rejected for a form that is not certain."""
+    try:
+        value = decoded(_first(raw, ANSWERS))
+        if isinstance(value, Mapping):
+            written, derived = of_mapping(value)
+        else:
+            written, derived = texts_of(value), []
+        written = written + texts_of(raw.get("answer_aliases"))
+    except ValueError as error:
+        raise Rejected(ODD_ANSWER, str(error)) from None
+    if isinstance(value, str) and not {*ANSWERS[:-1]} & raw.keys():
+        raise Rejected(UNKNOWN_FORM, f"possible_answers is not a JSON list: {value!r:.80}")
+    # TriviaQA's test set has "<unk>" in place of answers.
+    return ([], []) if written[:1] == ["<unk>"] else (written, derived)
+
+
+def _as_list(value) -> list:
+    """Returns one or more values as a list; None gives an empty list."""
+    if value is None:
+        return []
+    return list(value) if isinstance(value, (list, tuple)) else [value]
+
+
+def _titles(facts) -> list[str]:
+    """Titles from ``[[title, sentence], ..]`` or columns ``{"title", "sent_id"}``, each once; any other form gives none."""
+    if isinstance(facts, Mapping):
+        titles = _as_list(facts.get("title"))
+    else:
+        titles = [fact[0] for fact in _as_list(facts) if isinstance(fact, (list, tuple)) and fact]
+    return list(dict.fromkeys(title for title in titles if isinstance(title, str) and is_text(title)))
+
+
+def _paragraphs(raw: Mapping, between: str) -> list[tuple[str, str]]:
+    """Paragraphs as (title, text) from MuSiQue's ``paragraphs``, and from ``context`` of the record or FlashRAG's metadata:
+    ``[[title, [sentence, ..]], ..]`` or columns ``{"title", "sentences"}``, also as JSON in a string. Any other form gives
+    none. Sentences of HotpotQA contain their spaces."""
+    listed = [one for one in _as_list(raw.get("paragraphs")) if isinstance(one, Mapping)]
+    metadata = raw.get("metadata")
+    context = raw.get("context", metadata.get("context") if isinstance(metadata, Mapping) else None)
+    if isinstance(context, str):
+        try:
+            context = json.loads(context)
+        except (ValueError, RecursionError):
+            context = None
+    if isinstance(context, Mapping):
+        sentences = _first(context, ("sentences", "content"))
+        pairs: Iterable = zip(_as_list(context.get("title")), _as_list(sentences), strict=False)
+    else:
+        pairs = (p for p in _as_list(context) if isinstance(p, (list, tuple)) and len(p) == 2)
+    return [(one.get("title"), one.get("paragraph_text")) for one in listed] + [
+        (title, between.join(map(str, _as_list(text)))) for title, text in pairs
+    ]
 
 
 _ALL = (
-    DataSet(
-        "hotpotqa",
-        read_hotpotqa,
-        "question, answer, context",
-        other_names=("hotpot_qa", "hotpot"),
-        subsets=("distractor",),
-    ),
-    DataSet("nq", read_fields, "question, answer", other_names=("nq_open", "natural_questions")),
-    DataSet("musique", read_musique, "question, answer, answer_aliases"),
-    DataSet(
-        "2wiki",
-        read_2wiki,
-        "question, answer",
-        other_names=("2wikimultihopqa", "2wikimultihop"),
-        alias_file="id_aliases.json",
-        between=" ",
-    ),
-    DataSet(
-        "triviaqa",
-        read_triviaqa,
-        "question, answer{value, aliases}",
-        other_names=("tq", "trivia_qa"),
-        subsets=("rc.nocontext", "unfiltered.nocontext"),
-    ),
-    DataSet("popqa", read_popqa, "question, possible_answers", split="test"),
-    DataSet("bamboogle", read_fields, "Question, Answer", split="test"),
-    DataSet(
-        "gsm8k", read_fields, "question, answer with ####", form=BOXED, ability="math", subsets=("main",)
-    ),
-    DataSet("qa", read_fields, "question, answers or answer"),
+    DataSet("hotpotqa", other_names=("hotpot_qa", "hotpot"), subsets=("distractor",)),
+    DataSet("nq", other_names=("nq_open", "natural_questions")),
+    DataSet("musique"),
+    DataSet("2wiki", other_names=("2wikimultihopqa", "2wikimultihop"), between=" "),
+    DataSet("triviaqa", other_names=("tq", "trivia_qa"), subsets=("rc.nocontext", "unfiltered.nocontext")),
+    DataSet("popqa", split="test"),
+    DataSet("bamboogle", split="test"),
+    DataSet("gsm8k", form=BOXED, ability="math", subsets=("main",)),
+    DataSet("qa"),
 )
 DATA_SETS = {data_set.name: data_set for data_set in _ALL}
 

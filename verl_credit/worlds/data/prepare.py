@@ -13,7 +13,7 @@ from verl_credit.turns.reward.qa import BOXED
 from verl_credit.worlds.data.catalogue import DataSet, find
 from verl_credit.worlds.data.output import CorpusWriter, Tally, check_free, staged, write_rows
 from verl_credit.worlds.data.records import DUPLICATE, UNREADABLE, PrepareError, Record, Rejected, clean
-from verl_credit.worlds.data.sources import SPLIT_WORDS, SPLITS, FileSource, HubSource, open_source
+from verl_credit.worlds.data.sources import SPLIT_WORDS, SPLITS, Source, open_source
 
 FORMAT = 1  # manifest.json and report.json have it
 
@@ -55,7 +55,7 @@ def prepare(
             records = {split: _read(opened, split, data_set, limit, tally, corpus) for split in chosen}
         if not any(records.values()):
             read = sum(split.records for split in tally.splits.values())
-            why = f"{_reasons(tally) or 'it is empty'}. {name} has the fields {data_set.fields}"
+            why = _reasons(tally) or "it is empty"
             raise PrepareError(f"--source={source}: no row is left of {read} records: {why}")
         if val_size is not None:
             records = _hold_out(records[chosen[0]], val_size, random.Random(f"{seed} {name}"), tally)
@@ -67,7 +67,7 @@ def prepare(
         files = {file.name: {"sha256": sha256_of(file)} for file in sorted(folder.iterdir())}
         for file, counts in tally.files.items():
             files[file] |= counts
-        manifest = {"data_set": name, "source": opened.described(), "settings": settings, "files": files}
+        manifest = {"data_set": name, "source": opened.about, "settings": settings, "files": files}
         _write_json(folder / "manifest.json", {"format": FORMAT, **manifest})
     return tally
 
@@ -86,7 +86,7 @@ def _choose(there: list[str], wanted: list[str] | None) -> list[str]:
 
 
 def _read(
-    source: FileSource | HubSource,
+    source: Source,
     split: str,
     data_set: DataSet,
     limit: int | None,
@@ -101,7 +101,7 @@ def _read(
             counts.drop(UNREADABLE, item.where, item.problem)
             continue
         try:
-            record = clean(data_set.read(item.raw, source.aliases), data_set.form, tally.left_out)
+            record = clean(data_set.read(item.raw), data_set.form, tally.left_out)
         except Rejected as rejected:
             counts.drop(rejected.reason, item.where, rejected.detail)
             continue

@@ -7,13 +7,13 @@ import csv
 import hashlib
 import json
 import re
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from verl_credit.built_folder import sha256_of
-from verl_credit.worlds.data.catalogue import DataSet, as_list
+from verl_credit.worlds.data.catalogue import DataSet
 from verl_credit.worlds.data.records import PrepareError
 
 SUFFIXES = (".json", ".jsonl", ".csv", ".tsv", ".parquet")
@@ -99,19 +99,35 @@ def _parquet(path: Path) -> Iterator[Item]:
 
 def open_source(
     source: str, data_set: DataSet, subset: str | None = None, revision: str | None = None
-) -> FileSource | HubSource:
+) -> Source:
     """The source of records. Raises PrepareError when ``source`` is no file, folder or hub name, or has no records."""
     path = Path(source).expanduser()
-    if path.exists():
-        given = [f"--{key}={value}" for key, value in (("subset", subset), ("revision", revision)) if value]
-        if given:
-            raise PrepareError(f"{' '.join(given)} works only for the hub; --source={source} is a local path")
-        return FileSource(path, data_set)
-    if path.suffix in SUFFIXES or not _HUB_NAME.fullmatch(source):
-        raise PrepareError(
-            f"--source={source}: no such file or folder, and not a data set on the hub (owner/name)"
-        )
-    return HubSource(source, data_set, subset, revision)
+    if not path.exists():
+        if path.suffix in SUFFIXES or not _HUB_NAME.fullmatch(source):
+            raise PrepareError(
+                f"--source={source}: no such file or folder, and not a data set on the hub (owner/name)"
+            )
+        return _of_hub(source, data_set, subset, revision)
+    if given := [f"--{key}={value}" for key, value in (("subset", subset), ("revision", revision)) if value]:
+        raise PrepareError(f"{' '.join(given)} works only for the hub; --source={source} is a local path")
+    if path.is_file() and path.suffix not in SUFFIXES:
+        raise PrepareError(f"--source={path}: expected a file {', '.join(SUFFIXES)}")
+    files = [path] if path.is_file() else _data_files(path, "*") or _data_files(path, "*/*")
+    if not files:
+        raise PrepareError(f"--source={path} holds no file {', '.join(SUFFIXES)}")
+    # If some names in a folder contain a split, only those files are read.
+    named = [file for file in files if split_of(file.stem)] or files
+    found = Source({"kind": "files", "source": str(path)}, {})
+    found.about["not_read"] = [str(file) for file in files if file not in named]
+    hashes = found.about["files"] = {}
+
+    def items(file: Path) -> Iterator[Item]:
+        hashes[str(file)] = sha256_of(file)
+        yield from items_of(file)
+
+    for file in named:
+        found.add(split_of(file.stem) or data_set.split, partial(items, file))
+    return found
 
 
 def split_of(name: str) -> str | None:
@@ -120,114 +136,59 @@ def split_of(name: str) -> str | None:
     return next((SPLIT_WORDS[word] for word in words if word in SPLIT_WORDS), None)
 
 
-class FileSource:
-    """A file, or the files of a folder; each file's name contains its split."""
+@dataclass
+class Source:
+    """Where records come from. ``about`` is for the manifest, complete once the records are read."""
 
-    def __init__(self, path: Path, data_set: DataSet):
-        self.path = path
-        files, self.not_read = _data_files(path, data_set) if path.is_dir() else ([path], [])
-        if path.is_file() and path.suffix not in SUFFIXES:
-            raise PrepareError(f"--source={path}: expected a file {', '.join(SUFFIXES)}")
-        if not files:
-            raise PrepareError(f"--source={path} holds no file {', '.join(SUFFIXES)}")
-        self._files: dict[str, list[Path]] = {}
-        for file in files:
-            self._files.setdefault(split_of(file.stem) or data_set.split, []).append(file)
-        alias_path = (path if path.is_dir() else path.parent) / data_set.alias_file
-        self.aliases = _read_aliases(alias_path) if data_set.alias_file and alias_path.exists() else {}
-        self._read: list[Path] = [alias_path] if self.aliases else []
+    about: dict
+    parts: dict[str, list[Callable[[], Iterator[Item]]]]
+
+    def add(self, split: str, part: Callable[[], Iterator[Item]]) -> None:
+        self.parts.setdefault(split, []).append(part)
 
     def splits(self) -> list[str]:
-        return [split for split in SPLITS if split in self._files]
+        return [split for split in SPLITS if split in self.parts]
 
     def items(self, split: str) -> Iterator[Item]:
-        for file in self._files[split]:
-            self._read.append(file)
-            yield from items_of(file)
-
-    def described(self) -> dict:
-        return {
-            "kind": "files",
-            "source": str(self.path),
-            "files": {str(file): sha256_of(file) for file in self._read},
-            "not_read": [str(file) for file in self.not_read],
-        }
+        for part in self.parts[split]:
+            yield from part()
 
 
-def _data_files(folder: Path, data_set: DataSet) -> tuple[list[Path], list[Path]]:
-    """(files to read, files not to read) of the folder or, if it has none, of its subfolders. If some names contain a split,
-    only those files are read."""
-
-    def matching(pattern: str) -> list[Path]:
-        files = (f for f in folder.glob(pattern) if f.suffix in SUFFIXES and f.name != data_set.alias_file)
-        return sorted(f for f in files if f.is_file())
-
-    files = matching("*") or matching("*/*")
-    named = [file for file in files if split_of(file.stem)]
-    return (named, [file for file in files if file not in named]) if named else (files, [])
+def _data_files(folder: Path, pattern: str) -> list[Path]:
+    return sorted(file for file in folder.glob(pattern) if file.suffix in SUFFIXES and file.is_file())
 
 
-def _read_aliases(path: Path) -> dict[str, list[str]]:
-    """2WikiMultihopQA's other names of entities: lines of ``{"Q_id", "aliases", "demonyms"}``."""
-    aliases = {}
-    for item in items_of(path):
-        row = item.raw
-        if not isinstance(row, Mapping) or not isinstance(row.get("Q_id"), str):
-            raise PrepareError(f"{item.where}: expected {{Q_id, aliases, demonyms}}, found {row!r:.80}")
-        aliases[row["Q_id"]] = [*as_list(row.get("aliases")), *as_list(row.get("demonyms"))]
-    return aliases
-
-
-class HubSource:
+def _of_hub(name: str, data_set: DataSet, subset: str | None, revision: str | None) -> Source:
     """A data set on the hub, through ``datasets.load_dataset``."""
+    try:
+        import datasets
 
-    def __init__(self, name: str, data_set: DataSet, subset: str | None, revision: str | None):
-        self.name, self.revision, self.aliases = name, revision, {}
+        subset = _choose_subset(
+            datasets.get_dataset_config_names(name, revision=revision), subset, data_set, name
+        )
+        loaded = datasets.load_dataset(name, subset, revision=revision)
+    except PrepareError:
+        raise
+    except Exception as error:  # several libraries raise here: import, network, hub, formats, scripts
+        reason = " ".join(str(error).split())[:300]
+        raise PrepareError(
+            f"--source={name} cannot be loaded from the hub: {type(error).__name__}: {reason}"
+        ) from error
+    found = Source({"kind": "hub", "source": name, "subset": subset, "revision": revision}, {})
+    read = found.about["splits"] = {}
+
+    def items(split: str) -> Iterator[Item]:
+        digest, number = hashlib.sha256(), 0
         try:
-            import datasets
-
-            subsets = datasets.get_dataset_config_names(name, revision=revision)
-            self.subset = _choose_subset(subsets, subset, data_set, name)
-            self._loaded = datasets.load_dataset(name, self.subset, revision=revision)
-        except PrepareError:
-            raise
-        except Exception as error:  # several libraries raise here: import, network, hub, formats, scripts
-            reason = " ".join(str(error).split())[:300]
-            raise PrepareError(
-                f"--source={name} cannot be loaded from the hub: {type(error).__name__}: {reason}"
-            ) from error
-        self._names: dict[str, list[str]] = {}
-        for split in self._loaded:
-            self._names.setdefault(split_of(split) or data_set.split, []).append(split)
-        self._digests: dict[str, object] = {}
-        self._counts: Counter = Counter()
-
-    def splits(self) -> list[str]:
-        return [split for split in SPLITS if split in self._names]
-
-    def items(self, split: str) -> Iterator[Item]:
-        for name in self._names[split]:
-            digest = self._digests[name] = hashlib.sha256()
-            for number, raw in enumerate(self._loaded[name]):
-                self._counts[name] = number + 1
+            for number, raw in enumerate(loaded[split], start=1):
                 digest.update(json.dumps(raw, sort_keys=True, default=str).encode() + b"\n")
-                yield Item(f"{self.name} {name} record {number}", raw)
+                yield Item(f"{name} {split} record {number - 1}", raw)
+        finally:  # --limit may close it early
+            read[split] = {"records_read": number, "sha256_of_records": digest.hexdigest()}
 
-    def described(self) -> dict:
-        # The address of a download contains the commit.
-        infos = [self._loaded[name].info for name in self._digests]
-        downloads = {url for info in infos for url in info.download_checksums or {}}
-        return {
-            "kind": "hub",
-            "source": self.name,
-            "subset": self.subset,
-            "revision": self.revision,
-            "downloads": sorted(map(str, downloads)),
-            "splits": {
-                name: {"records_read": self._counts[name], "sha256_of_records": digest.hexdigest()}
-                for name, digest in self._digests.items()
-            },
-        }
+    for split in loaded:
+        found.add(split_of(split) or data_set.split, partial(items, split))
+    return found
 
 
 def _choose_subset(there: list[str], wanted: str | None, data_set: DataSet, name: str) -> str:

@@ -15,11 +15,11 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 
 from verl_credit.turns.reward.qa import BOXED
-from verl_credit.worlds.data.catalogue import DataSet, read_fields
+from verl_credit.worlds.data.catalogue import DataSet
 from verl_credit.worlds.data.output import SCHEMA, to_row
 from verl_credit.worlds.data.records import Record
 
-ARITHMETIC = DataSet("arithmetic", read_fields, "question, answer", form=BOXED, ability="math")
+ARITHMETIC = DataSet("arithmetic", form=BOXED, ability="math")
 EXAMPLES = (("7 + 5", 12), ("8 - 6", 2), ("3 * 4", 12), ("2 + 6", 8))  # no question is among them
 WORKED = (EXAMPLES[0], EXAMPLES[2])
 _DIGITS, _TO_12, _TO_20, _TO_25 = (range(2, end + 1) for end in (9, 12, 20, 25))

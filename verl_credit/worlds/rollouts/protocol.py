@@ -35,7 +35,7 @@ _CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 
 @dataclass(frozen=True)
 class Limits:
-    """The run's, by their keys."""
+    """Limits, read from the run's configuration."""
 
     max_searches: int
     max_parallel_calls: int

@@ -1,4 +1,4 @@
-"""g2po and gagpo: a prompt's trajectories as paths through shared states, whose values are visits' mean returns."""
+"""g2po: a prompt's trajectories as paths through shared states, whose values are visits' mean returns."""
 
 from dataclasses import replace
 from typing import Literal
@@ -71,57 +71,3 @@ def g2po(
     step_B_K1 = z(next_B_K1, state_B_K1, visit_B_K1) + z(next_B_K1 - value_B_K1, group_B_K1, plain.turn_B_K1)
     episode_B_K1, _ = gigpo.episode_advantage(plain, released=parity == "released", **norm_by)
     return *plain.split(episode_B_K1 + step_weight * step_B_K1), plain.ones()
-
-
-@turn_mode(
-    name="gagpo",
-    reads=("rewards", "groups", "gains", "anchors"),
-    needs=("anchor_B_K1",),
-    default_signal="none",
-    reduces_to="gigpo's second term over the std of the prompt's turns, at lam 1",
-    bias=(
-        "own sample in the values: a turn from a state that no other trajectory came to has advantage 0 until the paths "
-        "meet; at lam below 1 that of the values; a trajectory that misses a turn's reward reads its outcome alone"
-    ),
-    departures="no release; lam .8 is that of a public adaptation, the paper's was not read",
-    source="2605.13217",
-    whole_returns=True,
-    exempt={"ties": gigpo.BY_DISTANCE, "better": BY_STATES, "no_gains": gigpo.BEYOND_OUTCOMES},
-)
-def gagpo(
-    tables: Tables,
-    *,
-    gamma: Share = 1.0,
-    lam: Share = 0.8,
-    norm: Literal["mean_norm", "mean_std_norm"] = "mean_std_norm",
-    variance_floor: AtLeastZero = 0.0,
-    eps: Positive = EPS,
-) -> ModeOutput:
-    """Estimates advantages over turns from mean returns of equal states, and compares them within the prompt.
-
-        A_k = z(a_k among all turns of the prompt), a_k = delta_k + gamma lam a_(k+1)
-        delta_k = r_k + gamma V_(k+1) - V_k, V_k = mean of G over the visits of state k, V after the answer: 0
-        G_k = sum over j >= k of gamma^(j-k) r_j, the answer turn's r is the outcome
-
-    z as in gigpo. A trajectory with a lost or a missing turn reward is no member and reads its outcome's advantage alone.
-    """
-    norm_by = gigpo.norm_options(norm, variance_floor, eps)
-    reward_B_K1 = tables.reward_B_K1()
-    value_B_K1, _, _ = state_values(tables, tables.return_to_go(reward_B_K1, gamma))
-    next_B_K1 = tables.next_value(value_B_K1, torch.zeros_like(tables.outcome_B))
-    delta_B_K1 = torch.where(tables.turn_B_K1, reward_B_K1 + gamma * next_B_K1 - value_B_K1, 0.0)
-    member_B_K1 = tables.turn_B_K1 & tables.known_B[:, None]
-    group_B_K1, steps = (
-        tables.group_B[:, None].expand_as(member_B_K1),
-        4 * member_B_K1.shape[1],
-    )  # of rounding
-    compare = (
-        tables.return_to_go(delta_B_K1, gamma * lam),
-        group_B_K1,
-        member_B_K1,
-        steps * tables.rounding(1.0),
-    )
-    z_B_K1, _ = gigpo.compared(*compare, released=False, ddof=1, **norm_by)
-    outcome_B = tables.outcome_advantage("grpo", ddof=1, **norm_by)
-    advantage_B_K1 = torch.where(tables.known_B[:, None], z_B_K1, outcome_B[:, None])
-    return *tables.split(advantage_B_K1), tables.ones()

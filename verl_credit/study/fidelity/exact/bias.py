@@ -84,7 +84,7 @@ def group_probability(group_M_G: torch.Tensor, probability_N: torch.Tensor) -> t
 def advantages(credit: Credit, world: World, group_M_G: torch.Tensor) -> torch.Tensor:
     """The operator's advantage of every turn of every row of every group, float64 [M, G, K1]; 0 past the answer.
 
-    An operator whose scope is the batch gets one group a call. Errors: ValueError for an advantage that is not finite.
+    An operator whose scope is the batch gets one group a call. Raises ValueError for an advantage that is not finite.
     """
     calls = group_M_G.split(1 if credit.scope == "batch" else GROUPS_PER_CALL)
     parts = [credit.run(in_groups(world, group_m_G)).advantage_B_T.double() for group_m_G in calls]

@@ -15,6 +15,7 @@ import torch
 from verl_credit.credit.laws.subjects import Result, run_turn_mode
 from verl_credit.credit.laws.world import World
 from verl_credit.credit.outcome import OUTCOME_OPERATORS
+from verl_credit.credit.plugins import find_turn_mode
 from verl_credit.credit.turn.mode import TurnMode
 from verl_credit.credit.turn.modes import MODES
 from verl_credit.study.fidelity.exact.question import Trajectories
@@ -114,7 +115,7 @@ def turn_credit_of(
 
     Its constants are the mode's own; gamma is 1 unless given.
     """
-    declared = MODES[mode] if isinstance(mode, str) else mode
+    declared = find_turn_mode(mode) if isinstance(mode, str) else mode
     options = {"gamma": 1.0, **options} if "gamma" in declared.options else options
     gains = declared.default_signal != "none" if gains is None else gains
     run = partial(run_turn_mode, mode=declared, **options)

@@ -9,10 +9,10 @@ import uvicorn
 
 
 @contextmanager
-def served(app, of=None):
-    """The port of a server of the app, in a thread of this process."""
-    serving = of or uvicorn.Server(uvicorn.Config(app, log_level="error"))
-    with socket.create_server(("127.0.0.1", 0), backlog=512) as listening:
+def served(app, of=None, port=0, **config):
+    """The port of a server of the app, in a thread of this process; ``config``: of uvicorn."""
+    serving = of or uvicorn.Server(uvicorn.Config(app, **{"log_level": "error"} | config))
+    with socket.create_server(("127.0.0.1", port), backlog=512) as listening:
         thread = threading.Thread(target=serving.run, kwargs={"sockets": [listening]})
         thread.start()
         try:

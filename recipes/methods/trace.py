@@ -1,28 +1,22 @@
-"""trace: the outcome's advantage, plus what a turn and the next ones gained on average."""
+"""TRACE: the outcome's advantage, plus what a turn and the next ones gained on average; `credit=trace`.
+
+Paper: 2607.13988, checked with a public adaptation of its Algorithm 1; there is no release.
+Departures: a turn whose horizon has no reward has r = 0, so that a step without gains is plain GRPO; a missing or lost
+reward is left out of the mean.
+Exact bias: rewards have no baseline, so that a turn that gains less than the others' is reinforced all the same; the end's
+part scales the outcome up in the last turns; own sample in the outcome's mean and std.
+Own cosine: .994 in the exact world; minus GRPO's on 9 of the lab's policies -.016 ± .016 (gains under the frozen start).
+Area over GRPO: not run.
+Commit: 23dae403 had it in verl_credit.credit.
+"""
 
 from collections.abc import Callable
 
-from verl_credit.credit.groups import EPS
-from verl_credit.credit.operator import CENTRED, NORMALISED, AtLeastZero, Count, Number, Positive, Share
-from verl_credit.credit.turn.mode import ModeOutput, turn_mode
-from verl_credit.credit.turn.tables import Tables
-from verl_credit.lazy import torch
+import torch
+
+from verl_credit.credit import EPS, AtLeastZero, Count, Number, Positive, Share, Tables
 
 
-@turn_mode(
-    name="trace",
-    reduces_to="none over the population std, when no turn has a reward or turn_weight is 0",
-    bias=(
-        "rewards have no baseline: a turn that gains less than the others' is reinforced all the same; the end's part "
-        "scales the outcome up in the last turns; own sample in the outcome's mean and std"
-    ),
-    departures=(
-        "no release (checked with a public adaptation of its Algorithm 1); a turn whose horizon has no reward has r = 0, "
-        "so that a step without gains is plain GRPO; a missing or lost reward is left out of the mean"
-    ),
-    source="2607.13988",
-    properties=CENTRED | NORMALISED,
-)
 def trace(
     tables: Tables,
     *,
@@ -31,12 +25,12 @@ def trace(
     end_bonus: AtLeastZero = 2.0,
     outcome_weight: AtLeastZero = 1.0,
     turn_weight: AtLeastZero = 0.2,
-    outcome_operator: str | Callable[..., "torch.Tensor"] = "grpo",
+    outcome_operator: str | Callable[..., torch.Tensor] = "grpo",
     norm_by_std: bool = True,
     ddof: Count = 0,
     variance_floor: AtLeastZero = 0.0,
     eps: Positive = EPS,
-) -> ModeOutput:
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Adds the mean of a turn's reward and the next ones to the outcome's advantage.
 
         A_k = outcome_weight R + turn_weight r_k, A_answer = outcome_weight R
@@ -62,3 +56,6 @@ def trace(
     turn_B_K = torch.where(weight_B_K > 0, mean_B_K + end_B_K, 0.0)
     outcome_B_1 = outcome_weight * outcome_B_1
     return outcome_B_1 + turn_weight * turn_B_K, outcome_B_1[:, 0], tables.ones()
+
+
+trace.properties = ("centred", "normalised")

@@ -1,0 +1,67 @@
+"""δH₁ = η X · v, the change of entropy to first order, from directional derivatives, with its standard errors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from verl_credit.credit.entropy_change import jackknife, left_out
+from verl_credit.credit.entropy_gradient import EntropyGradient, Tokens, mean_by_prompt
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """``slope`` is δH₁ / η: multiply by the learning rate. Standard errors are over E, given the update."""
+
+    slope: float
+    conditional_se: float
+    jackknife_se: float
+    entropy: float
+    """H at the sampling parameters, by the same estimator and in the same unit"""
+
+    def at(self, eta: float) -> tuple[float, float]:
+        """(δH₁, jackknife standard error) at this learning rate."""
+        return eta * self.slope, abs(eta) * self.jackknife_se
+
+
+def predict(gradient: EntropyGradient, derivative: Tokens) -> Prediction:
+    """The prediction from means over prompts: N' of the numerator's, D' of the length's derivative, F of the entropy, T
+    of the length.
+
+        δH₁ / η = (N' - (F / T) D') / T        (per token)        or N' (T = 1, D' = 0)
+
+    ``conditional_se``: sqrt(sample variance over prompts / prompts) of the linearised contributions, which for T = 1 are
+    X_n · v. ``jackknife_se``: prompts left out one by one. Both are nan for fewer than two prompts.
+    """
+    zero_B, length = torch.zeros_like(gradient.entropy_B), gradient.length
+    columns = [
+        gradient.numerator.along(derivative),
+        zero_B if length is None else length.along(derivative),
+        gradient.entropy_B,
+        gradient.length_B,
+    ]
+    table_P_4 = torch.stack([mean_by_prompt(column, gradient.prompt_B) for column in columns], 1)
+    slope = _ratio(table_P_4.mean(0))
+    entropy = float(table_P_4[:, 2].mean() / table_P_4[:, 3].mean())
+    if (P := len(table_P_4)) < 2:
+        return Prediction(float(slope), float("nan"), float("nan"), entropy)
+    # The influence of each prompt on the ratio (delta method), up to a constant.
+    n_P, d_P, f_P, t_P = table_P_4.unbind(-1)
+    _, d, f, t = table_P_4.mean(0)
+    influence_P = (n_P - f / t * d_P - d * (f_P / t - f * t_P / t**2)) / t - slope * t_P / t
+    conditional = influence_P.std() / P**0.5
+    return Prediction(float(slope), float(conditional), jackknife(_ratio(left_out(table_P_4))), entropy)
+
+
+def _ratio(means: torch.Tensor) -> torch.Tensor:
+    n, d, f, t = means.unbind(-1)
+    return (n - f / t * d) / t
+
+
+def log_log_slope(etas: list[float], changes: list[float]) -> float:
+    """The least-squares slope of log |ΔH| on log η: 1 where the change is linear. Raises ValueError for a change of 0."""
+    if len(etas) < 2 or any(change == 0 for change in changes):
+        raise ValueError(f"log |ΔH| against log η needs two changes that are not 0, got {changes}")
+    x, y = (torch.tensor(v, dtype=torch.float64).abs().log() for v in (etas, changes))
+    return float(((x - x.mean()) * (y - y.mean())).sum() / (x - x.mean()).square().sum())
