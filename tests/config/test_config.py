@@ -171,7 +171,7 @@ def test_own_recipe_from_a_folder(tmp_path):
 def test_the_banner_says_whose_advantages_they_are():
     assert "advantage=turn-group-v1d" in settings_of().banner()
     grpo = settings_of("credit=verl")
-    assert "advantage=verl grpo" in grpo.banner() and "gain" not in grpo.banner()
+    assert "advantage=verl grpo" in grpo.banner() and "scorer" not in grpo.banner()
     assert not grpo.scores_gain
 
 

@@ -15,7 +15,6 @@ from verl_credit.recipe.rules.trainer_mode import (
     compares_with_the_writer,
     correction_without_effect,
 )
-from verl_credit.recipe.unread import warnings_of
 
 KEY = "algorithm.rollout_correction"
 BYPASS = (f"{KEY}.bypass_mode=true", "algorithm.info_gain_scorer=rows")
@@ -130,21 +129,6 @@ def test_bounds_around_1_are_accepted_and_any_where_weights_are_normalised():
         check_correction(load_config("lab", [f"{KEY}.rollout_is=token", f"{key}=2.0_5.0", normalise]))
     assert (caught.value.key, caught.value.value) == (key, "2.0_5.0")
     assert "would weigh 0, and not 1" in caught.value.accepted
-
-
-def test_two_bounds_that_may_have_been_read_as_one_number_are_warned_of():
-    for kind in ("rollout_is=token", "rollout_rs=token_k1"):
-        key = f"{KEY}.{kind.partition('=')[0]}_threshold"
-        for bounds in ("1_5", "1_5.0"):
-            (said,) = (
-                one
-                for one in warnings_of(load_config("lab", [f"{KEY}.{kind}", f"{key}={bounds}"]))
-                if key in one
-            )
-            assert "1_5 is read as the number 15" in said
-        assert not any(
-            key in one for one in warnings_of(load_config("lab", [f"{KEY}.{kind}", f"{key}=1.0_5.0"]))
-        )
 
 
 def test_verls_loss_for_bypass_mode_is_not_given_log_probs_of_the_trainer():

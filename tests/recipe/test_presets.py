@@ -79,4 +79,4 @@ def test_what_differs_from_a_preset_is_said():
     )
     assert settings.preset_overrides == ("algorithm.gtpo.beta=0.3",)
     assert "preset=maxrl_gtpo (overridden: algorithm.gtpo.beta=0.3) | " in settings.banner()
-    assert "outcome=maxrl | tokens=gtpo | uncertainty=surprisal beta=0.3" in settings.banner()
+    assert "algorithm.advantage_mode=maxrl" in settings.banner()

@@ -102,10 +102,12 @@ def test_a_number_is_a_number_in_its_range(keys):
     assert failures(keys, wrong, right) == []
 
 
-@pytest.mark.parametrize("keys", by_section([k for k, key in KEYS.items() if choices(key.field.annotation)]))
+@pytest.mark.parametrize(
+    "keys", by_section([k for k, key in KEYS.items() if choices(key.field.annotation, key.field.metadata)])
+)
 def test_a_name_is_one_of_those_that_are_declared(keys):
     def names(key):
-        return choices(KEYS[key].field.annotation)
+        return choices(KEYS[key].field.annotation, KEYS[key].field.metadata)
 
     def right(key, value, error):
         return (error.value, error.accepted) == (value, names(key))

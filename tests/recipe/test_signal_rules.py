@@ -154,7 +154,7 @@ def test_a_secret_among_the_params_is_never_shown():
     assert unread == ["algorithm.turn_signal_params={'api_key': '***', 'url': 'http://***@judge'}"]
     own = f"algorithm.algorithm_mode={HERE}.shaped", f"{MODE}=none"
     given = check(*own, "+algorithm.algorithm_params.api_key=hush")
-    assert "algorithm_params={'api_key': '***'}" in explanation("lab", given, values=True)
+    assert "params={'api_key': '***'}" in explanation("lab", given, values=True)
     assert "hush" not in str(refused(f"{SIGNAL}={HERE}.judge", f"{params}.api_key=hush"))
     error = refused(f"{SIGNAL}={HERE}.leaky", f"{params}.api_key=hush", f"{params}.url=http://me:hush@judge")
     assert error.key == SIGNAL
@@ -203,7 +203,7 @@ def test_explain_names_every_signal_and_their_sum():
     config = check(f"{SEVERAL}={{info_gain:1,{HERE}.lengths:0.5}}")
     shown = explanation("lab", config)
     assert f"turn signal: {HERE}.lengths" in shown and "a call of your function per question" in shown
-    assert f"1 info_gain + 0.5 {HERE}.lengths, each z-scored over its question's turns" in shown
+    assert f"1 info_gain + 0.5 {HERE}.lengths, normalised by group" in shown
 
 
 @pytest.mark.parametrize("given", [[KL], ["actor_rollout_ref.model.lora_rank=4"]])
@@ -212,7 +212,7 @@ def test_a_reference_of_its_own_or_under_an_adapter_scores(given):
     config = check(f"{SCORER}=reference", *given, *lora)
     by = "compute_ref_log_prob" if given == [KL] else "compute_log_prob without the adapter"
     shown = explanation("lab", config)
-    assert f"through {by}: 640 a step" in shown and "the reference\n" in shown
+    assert f"through {by}: 640 a step" in shown and "reads the reference;" in shown
 
 
 @pytest.mark.parametrize("preset, mode", [("trace", "trace"), ("cigpo", "separate")])

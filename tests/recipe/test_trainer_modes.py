@@ -1,13 +1,10 @@
-"""verl's trainers as keys: what the asynchronous ones refuse, and keys that another trainer reads."""
+"""verl's trainers as keys: what the asynchronous ones refuse."""
 
 import pytest
 
-from kit.idle import without_effect
 from kit.recipes import check
 from verl_credit.errors import ConfigError
 from verl_credit.names import TRAINER_MODE
-from verl_credit.recipe.files import verl_folder
-from verl_credit.recipe.rules.trainer_mode import READ_BY, V1
 from verl_credit.recipe.unread import warnings_of
 
 MODE = "trainer.v1.trainer_mode"
@@ -108,37 +105,6 @@ def test_a_mode_that_is_none_is_refused_with_those_that_are():
     assert caught.value.accepted[:3] == ["credit", "credit_colocate_async", "credit_separate_async"]
 
 
-@pytest.mark.parametrize(
-    "override, readers",
-    [
-        ("trainer.v1.sampler.max_off_policy_threshold=2", [COLOCATE, SEPARATE]),
-        ("trainer.v1.colocate_async.num_warmup_batches=2", [COLOCATE]),
-        ("trainer.v1.separate_async.num_warmup_batches=2", [SEPARATE]),
-        ("actor_rollout_ref.hybrid_engine=false", [SEPARATE]),
-        ("trainer.v1.separate_async.hybrid_rollout.switch_threshold_ratio=0.5", [SEPARATE]),
-        ("trainer.v1.sampler.sync_refill_failed_groups=True", [f"{MODE}=credit"]),
-    ],
-)
-def test_a_key_of_another_trainer_is_said_to_be_without_effect(override, readers):
-    line = f"{override}: only {MODE}={' or '.join(reader.split('=')[1] for reader in readers)} reads it"
-    for mode in (f"{MODE}=credit", COLOCATE, SEPARATE):
-        assert (line in without_effect(check(override, mode))) == (mode not in readers)
-
-
-def test_updates_between_two_syncs_are_said_to_be_without_effect_in_another_trainer():
-    line = f"trainer.v1.separate_async.parameter_sync_step=3: only {SEPARATE} reads it"
-    for mode in (f"{MODE}=credit", COLOCATE):
-        assert line in without_effect(check("trainer.v1.separate_async.parameter_sync_step=3", mode))
-        assert not any("parameter_sync_step" in said for said in without_effect(check(mode)))
-
-
-def test_devices_that_cannot_be_lent_are_said():
-    switch = "trainer.v1.separate_async.hybrid_rollout.enable_switch=true"
-    line = f"{switch}: with actor_rollout_ref.hybrid_engine=false the devices that train never roll out"
-    assert line in without_effect(check(SEPARATE, switch))
-    assert line not in without_effect(check(SEPARATE, switch, "actor_rollout_ref.hybrid_engine=true"))
-
-
 def test_every_engine_that_is_accepted_can_abort():
     """An engine that cannot would go on writing with old weights while new ones come."""
     import ast
@@ -160,14 +126,3 @@ def test_every_engine_that_is_accepted_can_abort():
         check(COLOCATE, "actor_rollout_ref.rollout.name=trtllm")
     assert (caught.value.key, caught.value.value) == ("actor_rollout_ref.rollout.name", "trtllm")
     assert caught.value.accepted == ["hf", "vllm", "sglang"]
-
-
-def test_the_defaults_are_verls():
-    import yaml
-
-    read = yaml.safe_load((verl_folder() / "ppo_trainer.yaml").read_text())["trainer"]["v1"]
-    for name, (default, _) in READ_BY.items():
-        value = read
-        for part in name.split("."):
-            value = value[part]
-        assert value == default, f"{V1}.{name}"

@@ -1,15 +1,11 @@
 """What a configuration sets to no purpose, and what its author may not have meant: said at the start, with key and value."""
 
-import re
-from pathlib import Path
-
 import pytest
-import verl
 
 from kit.idle import idle_lines, unused, without_effect
 from kit.recipes import load_config
 from verl_credit.config.keys import Algorithm, read_section
-from verl_credit.recipe.unread import UNREAD, warnings_of
+from verl_credit.recipe.unread import warnings_of
 
 LOSS = "actor_rollout_ref.actor.policy_loss"
 ROLLOUT = "actor_rollout_ref.rollout"
@@ -107,10 +103,6 @@ WITHOUT_EFFECT = [
     (("info_gain_warmup_steps=30", "trainer.total_training_steps=null"), ""),
     (("adv_rescale_alpha=0",), "the clip range only"),
     ((f"{LOSS}.clip_beta=0",), "clip_beta=0"),
-    (
-        ("data.reward_fn_key=source",),
-        "data.reward_fn_key=source: verl reads the column data_source all the same",
-    ),
 ]
 
 
@@ -127,7 +119,6 @@ DOUBTS = [
     ((MINI_BATCH,), "one update a step"),
     ((f"{ROLLOUT}.top_p=0.9",), "top_p=0.9: rollouts are drawn from a truncated distribution"),
     ((f"{ROLLOUT}.top_k=20", f"{ROLLOUT}.top_p=0.95"), "top_p=0.95, top_k=20"),
-    (("adv_estimator=gdpo",), "verl normalises twice"),
     (
         ("search.max_page_chars=1000",),
         "5 of search.max_new_tokens=40 are 200 tokens, and what 4 searches return",
@@ -157,60 +148,3 @@ def test_all_of_it_is_among_the_notes_of_a_run():
     lines = idle_lines(lab(MINI_BATCH, "gtpo.beta=0.5", "adv_rescale_alpha=0"))
     assert [line.partition(": ")[0] for line in lines] == ["unused keys", "without effect", "warning"]
     assert lines[2].startswith("warning: the clip can never act")
-
-
-MULTI_TURN = f"{ROLLOUT}.multi_turn"
-
-
-@pytest.mark.parametrize(
-    "given, why",
-    [
-        (f"{MULTI_TURN}.max_tool_response_length=50", "search.max_page_chars cuts it"),
-        (f"{MULTI_TURN}.tool_response_truncate_side=left", "search.max_page_chars cuts it"),
-        (f"{MULTI_TURN}.use_inference_chat_template=true", "do not read it"),
-        (f"{MULTI_TURN}.tokenization_sanity_check_mode=disable", "do not read it"),
-        (f"{MULTI_TURN}.num_repeat_rollouts=2", "do not read it"),
-        (f"{ROLLOUT}.over_sample_rate=0.1", "do not read it"),
-        (f"{ROLLOUT}.multi_stage_wake_up=true", "do not read it"),
-        ("data.return_raw_input_ids=true", "do not read it"),
-        ("algorithm.use_pf_ppo=true", "do not read it"),
-        ("trainer.esi_redundant_time=60", "do not read it"),
-        ("trainer.balance_batch=false", "always balances"),
-    ],
-)
-def test_a_key_of_verl_s_that_this_trainer_does_not_read_is_said(given, why):
-    before = set(without_effect(lab()))
-    (line,) = set(without_effect(lab(given))) - before
-    assert (line.startswith(f"{given}: ") and line.endswith(why)) or "always balances" in line
-    assert not any(given.partition("=")[0] in one for one in before)
-
-
-def test_lengths_of_tools_are_read_where_there_are_tools(tmp_path):
-    given = f"{MULTI_TURN}.max_tool_response_length=50"
-    assert not any(
-        given in line
-        for line in without_effect(lab(given, f"{MULTI_TURN}.tool_config_path={tmp_path}/t.yaml"))
-    )
-
-
-SRC = Path(verl.__file__).parent
-OLD_PARTS = (
-    "experimental/separation",
-    "experimental/fully_async_policy",
-    "experimental/one_step_off_policy",
-    "ray_trainer.py",
-    "main_ppo_v0.py",
-    "sft_trainer_ray.py",
-    "schemas.py",
-    "megatron",
-    "trainer/config",
-    "workers/config",
-)
-
-
-def test_verl_still_reads_none_of_them():
-    """In a newer verl one of these may be read: then it leaves the list."""
-    sources = [path for path in SRC.rglob("*.py") if not any(part in str(path) for part in OLD_PARTS)]
-    texts = "\n".join(path.read_text(errors="replace") for path in sources)
-    names = [key.rpartition(".")[2] for key, _, _ in UNREAD]
-    assert [name for name in names if re.search(rf"\b{name}\b", texts)] == []

@@ -9,13 +9,14 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 MISSING = "???"
-Config = Tree = DictConfig
+Config = DictConfig
+Tree = DictConfig
 select = OmegaConf.select
 
 
-def data(value: Any) -> Any:
+def data(value: Any, *, resolve: bool = True) -> Any:
     """Returns a section or a list as dicts and lists, which can be stored or sent to other processes."""
-    return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
+    return OmegaConf.to_container(value, resolve=resolve) if OmegaConf.is_config(value) else value
 
 
 def leaves(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -31,7 +32,7 @@ def flat_values(section: DictConfig, prefix: str = "") -> dict[str, Any]:
     """Maps full names to resolved values (a list is one value); "???" where a key or what it refers to has none."""
     flat: dict[str, Any] = {}
     for name in section:
-        key = f"{prefix}.{name}" if prefix else str(name)
+        key = f"{prefix}.{name!s}" if prefix else str(name)
         try:
             value = MISSING if OmegaConf.is_missing(section, name) else section[name]
             if isinstance(value, DictConfig) and value:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from verl_credit.config.keys import LOSS, Algorithm, PolicyLoss, Search, read_section
+from verl_credit.config.keys import LOSS, Algorithm, PolicyLoss, Search, chosen, read_section
 from verl_credit.config.resolved import Config, data, select
-from verl_credit.credit.token.token_transforms import TRANSFORMS
-from verl_credit.credit.turn.value_providers import regressed
 from verl_credit.names import ADV_ESTIMATOR, LOSS_MODE
 from verl_credit.policy.families import ATTENTION
 
@@ -98,56 +96,16 @@ class CreditSettings:
         first = self.algorithm.info_gain_warmup_steps + 1
         share = 0.0 if steps <= first else min(1.0, (step - first) / (steps - first))
         curriculum = self.algorithm.info_gain_curriculum
-        return tuple(a + share * (b - a) for a, b in (curriculum.gain, curriculum.outcome))
+        gain, outcome = (a + share * (b - a) for a, b in (curriculum.gain, curriculum.outcome))
+        return gain, outcome
 
     def banner(self) -> str:
-        """Returns a line that names the active parts."""
+        """Returns a line with the preset, the advantage, and the keys of credit that differ from their defaults."""
         a, parts = self.algorithm, []
         if self.preset:
             changed = f" (overridden: {', '.join(self.preset_overrides)})" if self.preset_overrides else ""
             parts.append(f"preset={self.preset}{changed}")
         name = a.info_gain_norm_mode if self.turn_estimator else f"verl {a.adv_estimator}"
         parts.append(f"advantage={name}")
-        if self.turn_estimator:
-            parts += _pipeline(a)
-        if self.scores_gain:
-            parts.append(
-                f"gain={a.info_gain_type}/{a.info_gain_context}/first_turn={a.info_gain_first_turn} "
-                f"scorer={a.info_gain_scorer} gold={a.info_gain_aliases}"
-            )
-        if self.scores_gain and (a.info_gain_every > 1 or a.info_gain_warmup_steps):
-            parts.append(f"gain every {a.info_gain_every} steps after {a.info_gain_warmup_steps}")
-        if self.scores_gain:
-            gain, outcome = a.info_gain_curriculum.gain, a.info_gain_curriculum.outcome
-            if gain != (1, 1) or outcome != (1, 1):
-                parts.append(f"curriculum gain={gain} outcome={outcome}")
-            parts.append(f"gamma={a.gamma:g} alpha={a.adv_rescale_alpha:g}")
-        parts.append(f"loss ratio={self.ratio_level} dynamic_clip={self.dynamic_clip}")
-        if self.dynamic_clip:
-            parts.append(f"clip_beta={self.clip_beta:g}")
+        parts += [key.written(value) for key, value in chosen(self.algorithm, self.loss) if key.is_read(self)]
         return "verl_credit: " + " | ".join(parts)
-
-
-def _pipeline(a: Algorithm) -> list[str]:
-    """Names the outcome and token levels in the order in which they act."""
-    if a.algorithm_mode:
-        return [f"algorithm={a.algorithm_mode}"]
-    parts = [f"outcome={a.advantage_mode}"] if not a.canonical_transform else []
-    if a.transform_mode != "none":
-        parts.append(f"tokens={a.transform_mode}")
-    if transform := TRANSFORMS.get(a.transform_mode):
-        if transform.weighted:
-            parts.append(f"uncertainty={a.uncertainty_kind} beta={a.gtpo.beta:g}")
-        if transform.uses_sepa_controller:
-            s = a.sepa
-            parts.append(f"sepa={s.schedule}/{s.steps}+{s.delay_steps} gate={s.correct_rate_gate:g}")
-        if transform.amplified:
-            parts.append(f"hicra={a.hicra.alpha:g}")
-        if transform.needs_planning:
-            parts.append(f"planning={a.planning.detector}")
-    if a.turn_values is not None:
-        fit = f" ridge={a.turn_values_ridge:g} replay={a.turn_values_replay}"
-        parts.append(f"values={a.turn_values}{fit if regressed(a.turn_values) else ''}")
-    if a.tied_groups != "keep":
-        parts.append(f"tied_groups={a.tied_groups}")
-    return parts

@@ -7,7 +7,7 @@ from pathlib import Path
 from omegaconf import OmegaConf
 
 from verl_credit.config.fit import DEFAULT
-from verl_credit.config.resolved import Config, select
+from verl_credit.config.resolved import Config, data, select
 from verl_credit.errors import ConfigError
 from verl_credit.names import AGENT_NAME, AGENTS, TURN_AGENT
 
@@ -41,7 +41,7 @@ def own_loops(config: Config) -> tuple[str, ...]:
     use = "expected a YAML file with a list of {name: .., _target_: my_module.MyAgentLoop} (docs/agent-loops.md)"
     try:
         listed = OmegaConf.load(Path(path))
-        names = tuple(str(entry["name"]) for entry in listed if entry["_target_"])
+        names = tuple(str(entry["name"]) for entry in data(listed) if entry["_target_"])
     except Exception as error:  # YAML and OmegaConf raise arbitrary exceptions
         reason = " ".join(str(error).split())[:200]
         use = f"{use}; {type(error).__name__}: {reason}"

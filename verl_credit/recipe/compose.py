@@ -132,9 +132,16 @@ def _preset_of(
     if config.credit_preset not in (names := [file.stem for file in files]):
         raise ConfigError(key="credit_preset", value=config.credit_preset, accepted=dict.fromkeys(names))
     composed = compose_recipe(name, [*_groups(overrides), f"credit={config.credit_preset}"], config_dir)
-    preset = OmegaConf.load(next(file for file in files if file.stem == config.credit_preset))
-    preset.pop("defaults", None)
-    return OmegaConf.merge(composed, preset)
+    preset = next(file for file in files if file.stem == config.credit_preset)
+    return _with_values_of(preset, composed)
+
+
+def _with_values_of(file: Path, config: DictConfig) -> DictConfig:
+    """Returns ``config`` with the values of a file in place of its own; the file's list of defaults is not followed."""
+    values = files.read_tree(file)
+    return DictConfig(
+        OmegaConf.merge(config, {key: value for key, value in values.items() if key != "defaults"})
+    )
 
 
 def _departures(config: DictConfig, preset: DictConfig) -> list[str]:
@@ -252,9 +259,9 @@ def defaults() -> dict[str, Default]:
     """Returns every default by its flattened key. Composing verl's ``ppo_trainer`` takes about a second."""
     with _quiet(), initialize_config_dir(str(verl_folder()), version_base=None):
         verl = flat_values(compose("ppo_trainer"))
-    ours = OmegaConf.create((recipes_folder() / "credit_defaults.yaml").read_text(encoding="utf-8"))
-    ours.pop("defaults")
-    own = flat_values(OmegaConf.merge(defaults_tree(), ours))
+    own = flat_values(
+        _with_values_of(recipes_folder() / f"{files.DEFAULTS}.yaml", OmegaConf.create(defaults_tree()))
+    )
     known = {key: Default(value, "verl_credit") for key, value in own.items()}
     return known | {key: Default(value, "verl") for key, value in verl.items()}
 

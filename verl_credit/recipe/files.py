@@ -12,7 +12,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError, safe_load
+from yaml import MarkedYAMLError, YAMLError, safe_load
 
 from verl_credit.errors import ConfigError, one_line
 
@@ -39,7 +39,7 @@ def verl_folder() -> Path:
 def _folder_of(package: str) -> Path:
     """The folder of an installed package, without importing it."""
     spec = importlib.util.find_spec(package)
-    if spec is None:
+    if spec is None or spec.submodule_search_locations is None:
         raise ConfigError(f"{package} is not installed: pip install 'verl-credit[verl]'")
     return Path(spec.submodule_search_locations[0]).resolve()
 
@@ -62,9 +62,9 @@ def read_tree(path: Path) -> Any:
 
 def not_yaml(error: YAMLError) -> ConfigError:
     """The error ``FILE, line 3: YAML's message``."""
-    begun = getattr(error, "context_mark", None)
-    mark = getattr(error, "problem_mark", None) or begun
-    if mark is None:
+    begun = error.context_mark if isinstance(error, MarkedYAMLError) else None
+    mark = (error.problem_mark or begun) if isinstance(error, MarkedYAMLError) else None
+    if not isinstance(error, MarkedYAMLError) or mark is None:
         return ConfigError(" ".join(str(error).split()))
     since = hint = ""
     if begun and begun.line != mark.line:
@@ -81,8 +81,10 @@ def circle(name: str, folders: Sequence[Path]) -> ConfigError:
 
     def walk(path: str, above: tuple[str, ...]) -> tuple[Path, str] | None:
         file = next((f / f"{path}.yaml" for f in folders if isfile(f / f"{path}.yaml")), None)
+        if file is None:
+            return None
         group = path.rpartition("/")[0]
-        for entry in _listed(file) if file else []:
+        for entry in _listed(file):
             below = entry.removeprefix("/") if entry.startswith("/") or not group else f"{group}/{entry}"
             place = (file, entry) if below in (*above, path) else walk(below, (*above, path))
             if place:

@@ -10,9 +10,10 @@ from typing import Any
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import OverrideParseException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from verl_credit.config.keys import place_of
+from verl_credit.config.resolved import data
 from verl_credit.errors import ConfigError, ConfigErrors, printable, unknown_key
 from verl_credit.recipe.older_verl import remedy_of
 from verl_credit.redact import redact_value
@@ -45,12 +46,12 @@ def wrong_keys(base: DictConfig, overrides: Sequence[str], folders: Sequence[Pat
 
     ``folders``: where Hydra looks for groups, whose choice is no value.
     """
-    tree, wrong, added = OmegaConf.to_container(base), {}, []
+    tree, wrong, added = data(base, resolve=False), {}, []
     for override in OverridesParser.create().parse_overrides(list(overrides)):
         key = override.key_or_group
         if any(isdir(folder / key) for folder in folders) or override.is_delete():
             continue
-        text, there = override.input_line, _is_there(tree, key)
+        text, there = str(override.input_line), _is_there(tree, key)
         if override.is_add() and there and not isinstance(override.value(), dict):
             use = f"the recipe has that key; write {key}={_value(override)}, without the +"
             wrong[text] = ConfigError(key=key, value=_value(override), accepted=use)
@@ -73,7 +74,7 @@ def _unknown(tree: dict[str, Any], key: str, override: Override) -> ConfigError:
 
 
 def _value(override: Override) -> str:
-    return redact_value(override.key_or_group, override.input_line.partition("=")[2])
+    return redact_value(override.key_or_group, str(override.input_line).partition("=")[2])
 
 
 def _is_there(node: Any, key: str) -> bool:

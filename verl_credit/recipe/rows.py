@@ -7,7 +7,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from verl_credit.config.keys import AUTO
 from verl_credit.errors import PreflightError
@@ -83,7 +83,8 @@ def _doubted(rows: Iterable[Row]) -> Finding:
 
 
 def _unread(rows: Iterable[Row], reads: Reads) -> Iterator[Finding]:
-    calls, answers, unasked, said = [], [], [], {}
+    calls, answers, unasked = [], [], []
+    said: dict[str, Any] = {}
     for row in rows:
         asks, form = asked(row.prompt), answer_form(row.truth)
         read = READ.keys() if reads.format == AUTO else READ.keys() & {reads.format}

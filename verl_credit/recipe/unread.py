@@ -4,77 +4,39 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from functools import reduce
 
 from omegaconf import DictConfig
 
 from verl_credit.config.fit import MOST
-from verl_credit.config.keys import LOSS, Algorithm, PolicyLoss, Search, keys_of, read_section, reads
+from verl_credit.config.keys import LOSS, Algorithm, PolicyLoss, chosen, read_section, reads
 from verl_credit.config.resolved import Config, select
 from verl_credit.config.settings import CreditSettings
-from verl_credit.credit.token.sepa_controller import auto_can_lead, first_auto_step, first_ramp_step
+from verl_credit.credit.token.sepa_controller import first_auto_step, first_ramp_step
 from verl_credit.credit.token.uncertainty import canonical_kind
-from verl_credit.errors import show_value
 from verl_credit.names import AGENT_NAME, LOSS_MODE
 from verl_credit.policy.families import SCORER
 from verl_credit.precision import cpu_precision
-from verl_credit.recipe.agent_loops import LISTED, MULTI_TURN, may_call, tools_given
+from verl_credit.recipe.agent_loops import LISTED, may_call, tools_given
 from verl_credit.recipe.decisions import COMPUTES_IN, FULL, compute_dtype
 from verl_credit.recipe.family import chosen_scorer
 from verl_credit.recipe.rules.engines import overlong_unread
 from verl_credit.recipe.rules.known import handed_on
-from verl_credit.recipe.rules.trainer_mode import (
-    correction_without_effect,
-    rollouts_too_old,
-    trainer_mode_without_effect,
-)
-from verl_credit.redact import redact_value
+from verl_credit.recipe.rules.trainer_mode import correction_without_effect, rollouts_too_old
 
-_ROLLOUT, _OLD = "actor_rollout_ref.rollout", "verl's v1 trainer and its agent loops do not read it"
-UNREAD = (
-    (f"{MULTI_TURN}.use_inference_chat_template", False, _OLD),
-    (f"{MULTI_TURN}.tokenization_sanity_check_mode", "strict", _OLD),
-    (f"{MULTI_TURN}.num_repeat_rollouts", None, _OLD),
-    (f"{_ROLLOUT}.over_sample_rate", 0, _OLD),
-    (f"{_ROLLOUT}.multi_stage_wake_up", False, _OLD),
-    ("data.return_raw_input_ids", False, _OLD),
-    ("algorithm.use_pf_ppo", False, _OLD),
-    ("trainer.esi_redundant_time", 0, _OLD),
-    ("trainer.balance_batch", True, "verl's v1 trainer always balances the rows of a step"),
-)
-"""Keys of verl with their defaults, and why another value changes nothing."""
-CUTS_TOOLS = (
-    (f"{MULTI_TURN}.max_tool_response_length", 1_000_000),
-    (f"{MULTI_TURN}.tool_response_truncate_side", "middle"),
-)
+UNCERTAINTY = Algorithm.model_fields["uncertainty_kind"].default
 CHARACTERS = 4  # English has about so many per token
 MEAN_RATIOS, WIDE_FOR_MEANS = ("turn", "sequence"), 0.1
 """The levels whose ratio is a mean over tokens, and the clip range from which on such a ratio is hardly ever clipped."""
-NORMALISES_TWICE = {"gdpo": "per group and reward, then over the whole batch"}
 
 
 def unused(config: Config, settings: CreditSettings) -> list[str]:
     """Returns ``key=value`` for keys that differ from their default and that the chosen pipeline does not read."""
-    lines = []
-    for section in (Algorithm, PolicyLoss, Search):
-        chosen = read_section(section, config)
-        for key in keys_of(section):
-            value = reduce(getattr, key.path, chosen)
-            if key.read is None or key.read(settings) or not _chosen(config, key.name, value, key.default):
-                continue
-            lines.append(f"{key.name}={key.shown(value) if key.shown else redact_value('', value)}")
-    return lines
-
-
-def _chosen(config: Config, name: str, value, default) -> bool:
-    """Did the run's author set the value?"""
-    if name == SCORER:
-        return value not in (default, chosen_scorer(config))
-    if name == "algorithm.info_gain_template":
-        return value not in (default, select(config, "lab.template"))
-    if name == "algorithm.uncertainty_kind":
-        return (canonical_kind(value) or value) != default
-    return value != default
+    decided = {SCORER: chosen_scorer(config), "algorithm.info_gain_template": select(config, "lab.template")}
+    if canonical_kind(kind := settings.algorithm.uncertainty_kind) == UNCERTAINTY:
+        decided["algorithm.uncertainty_kind"] = kind
+    values = chosen(settings.algorithm, read_section(PolicyLoss, config), settings.search)
+    idle = ((key, value) for key, value in values if not key.is_read(settings))
+    return [key.written(value) for key, value in idle if value != decided.get(key.name, key.default)]
 
 
 def without_effect(config: Config, credit: CreditSettings) -> list[str]:
@@ -103,33 +65,14 @@ def without_effect(config: Config, credit: CreditSettings) -> list[str]:
         idle += without_effect_in(config, credit, steps, f"trainer.total_training_steps={steps}")
     if not config.search.max_searches and config.search.url:
         idle.append("search.url: with search.max_searches=0 nothing is searched")
-    if (path := select(config, "trainer.resume_from_path")) and select(
-        config, "trainer.resume_mode"
-    ) == "disable":
+    path, mode = select(config, "trainer.resume_from_path"), select(config, "trainer.resume_mode")
+    if path and mode == "disable":
         idle.append(
             f"trainer.resume_from_path={path}: with trainer.resume_mode=disable the run begins at step 1"
         )
-    if (column := config.data.get("reward_fn_key")) != "data_source":
-        idle.append(f"data.reward_fn_key={column}: verl reads the column data_source all the same")
-    idle += [
-        f"{key}={show_value(select(config, key))}: {why}"
-        for key, default, why in UNREAD
-        if select(config, key) not in (None, default)
-    ]
-    if not tools_given(config) and not select(config, LISTED):
-        idle += [
-            f"{key}={select(config, key)}: nothing but a page of {AGENT_NAME} is returned, and search.max_page_chars cuts it"
-            for key, default in CUTS_TOOLS
-            if select(config, key) not in (None, default)
-        ]
     if select(config, MOST) and not tools_given(config) and not select(config, LISTED):
         idle.append(f"{MOST}={select(config, MOST)}: {AGENT_NAME} has search.max_searches+1 turns")
-    return [
-        *idle,
-        *correction_without_effect(config),
-        *trainer_mode_without_effect(config),
-        *overlong_unread(config),
-    ]
+    return [*idle, *correction_without_effect(config), *overlong_unread(config)]
 
 
 def without_effect_in(config: Config, credit: CreditSettings, steps: int, source: str) -> list[str]:
@@ -154,21 +97,12 @@ def without_effect_in(config: Config, credit: CreditSettings, steps: int, source
 
 
 def _sepa_without_effect(sepa: dict, steps: int, source: str) -> list[str]:
-    """Reports a lambda that stays 0, and a schedule=auto that equals the linear ramp."""
-    auto = sepa["schedule"] == "auto"
-    ramp, fall = first_ramp_step(sepa), first_auto_step(sepa) if auto else math.inf
-    first = min(ramp, fall)
+    """Reports a lambda that stays 0."""
+    first = min(first_ramp_step(sepa), first_auto_step(sepa) if sepa["schedule"] == "auto" else math.inf)
     if first == math.inf:
         return [f"algorithm.sepa.steps={sepa['steps']}, schedule={sepa['schedule']}: lambda is 0 for ever"]
     if first > steps:
         return [f"algorithm.sepa: lambda is 0 until step {first}, and {source}"]
-    if auto and not auto_can_lead(sepa, steps):
-        when = "never" if fall == math.inf else f"from step {fall} on at the earliest"
-        return [
-            f"algorithm.sepa.schedule=auto: lambda is the linear ramp's in every step, and {source}; with warmup="
-            f"{sepa['warmup']}, ema_decay={sepa['ema_decay']:g} and var_threshold={sepa['var_threshold']:g} the fall of the "
-            f"variance can act {when}, and counts only above the ramp. A smaller decay or warm-up, or steps=0"
-        ]
     return []
 
 
@@ -202,21 +136,6 @@ def _of_updates(config: Config) -> Iterator[str]:
             f"a range for the ratio of a token; with {LOSS}.ratio_level={loss.ratio_level} the ratio is a mean over many "
             f"tokens, which hardly leaves it, so that nothing is clipped. Set .003 and .004, or {LOSS}.ratio_level=token"
         )
-    estimator = config.algorithm.adv_estimator
-    if estimator in NORMALISES_TWICE:
-        yield (
-            f"algorithm.adv_estimator={estimator}: verl normalises twice, {NORMALISES_TWICE[estimator]}; the size of an "
-            "advantage then depends on the other prompts of the batch"
-        )
-    # YAML reads two bounds, the first a whole number, as a single large number.
-    given = config.algorithm.get("rollout_correction") or {}
-    for kind in ("rollout_is", "rollout_rs"):
-        bound = given.get(f"{kind}_threshold")
-        if given.get(kind) is not None and isinstance(bound, int | float) and bound >= 10:
-            yield (
-                f"algorithm.rollout_correction.{kind}_threshold={bound}: one bound, {bound}. Two bounds are written "
-                "1.0_5.0, each with a point: 1_5 is read as the number 15"
-            )
 
 
 def _of_rollouts(config: Config) -> Iterator[str]:

@@ -199,7 +199,10 @@ def missing_line(config: DictConfig) -> str | None:
 
 
 def main(file: Path) -> int:
-    world = world_of(OmegaConf.load(file))
+    config = OmegaConf.load(file)
+    world = world_of(config) if isinstance(config, DictConfig) else None
+    if world is None:
+        raise ValueError(f"{file} has none of the sections {', '.join(known.section for known in WORLDS)}")
     try:
         world.build(Throttled(say_at_once, world.section))
     except PreflightError as error:

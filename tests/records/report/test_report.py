@@ -28,6 +28,7 @@ from verl_credit.records.report.text import (
     colour,
     dialogue,
     percent,
+    plain,
     points,
     seconds_change,
     signed,
@@ -301,6 +302,7 @@ def _contrast(dark, light):
 
 def test_numbers_are_rounded_with_their_sign():
     assert signed(-0.0004) == "0.000" and signed(-0.0006) == f"{MINUS}0.001"
+    assert (plain(-0.001), percent(-0.0001), signed(-0.0001)) == ("0.00", "0.0 %", "0.000")
     assert points(-0.127) == f"{MINUS}12.7 points" and percent(0.5) == "50.0 %"
     assert seconds_change(0.19) == "+0.2 s" and seconds_change(-0.01) == "0.0 s"
 

@@ -12,17 +12,14 @@ from verl_credit.cli.train.trial_row import kept_when, store_folder
 from verl_credit.config.keys import AUTO, Algorithm, reads
 from verl_credit.config.settings import INFO_GAIN, CreditSettings
 from verl_credit.credit import REGISTRY
-from verl_credit.credit.operator import leave_one_out_factor
 from verl_credit.credit.plugins.load import origin
 from verl_credit.credit.token.token_transforms import TRANSFORMS
 from verl_credit.credit.token.uncertainty import canonical_kind
-from verl_credit.credit.turn.mode import TurnMode
 from verl_credit.errors import PreflightError, printable, show_value
 from verl_credit.recipe.agent_loops import AT_ONCE, FORMAT
 from verl_credit.recipe.compose import ABSENT, changed_values
 from verl_credit.recipe.doctor.checks import before_training
 from verl_credit.recipe.family import family_line
-from verl_credit.recipe.rules.engines import STRATEGIES
 from verl_credit.recipe.rules.own import own_loss, own_modules
 from verl_credit.recipe.unread import idle_lines
 from verl_credit.recipe.world import DATA, MODEL, with_expectations, without_value, world_of
@@ -125,26 +122,25 @@ def _signals(config: DictConfig, settings: CreditSettings) -> Iterator[Stage]:
     a = settings.algorithm
     if settings.scores_gain:
         scorer = SCORERS[a.info_gain_scorer]
-        by_row = "\\boxed{answer} or <answer>{answer}</answer>, by the row (auto)"
-        written = by_row if a.info_gain_template == AUTO else repr(a.info_gain_template)
-        before = "what the chat template writes there (auto)"
-        if a.info_gain_prefix:
-            written += f" after {before if a.info_gain_prefix == AUTO else repr(a.info_gain_prefix)}"
         yield Stage(
             "information gain",
             a.info_gain_type,
-            f"p = exp(mean log-prob of the gold answer's tokens; aliases: {a.info_gain_aliases}), before the first search "
-            f"and after each; gain = what a search added ({a.info_gain_context}, first_turn={a.info_gain_first_turn})",
-            f"the gold answers as {written}, the {'reference' if scorer.frozen else 'policy'}",
+            f"what a search adds to p = exp(mean log-prob of the gold answer's tokens); aliases={a.info_gain_aliases} "
+            f"context={a.info_gain_context} first_turn={a.info_gain_first_turn}",
+            f"the {'reference' if scorer.frozen else 'policy'}; template={a.info_gain_template!r} "
+            f"prefix={a.info_gain_prefix!r}",
             scorer.says(config, settings),
         )
     for name in settings.turn_signals:
         if name != INFO_GAIN:
             signal = find_signal(name, a.turn_signal_params)
-            says = (
-                signal.says or f"{origin(name)}; turn_signal_params={redact_value('', a.turn_signal_params)}"
+            yield Stage(
+                "turn signal",
+                name,
+                signal.says or _yours(name, a.turn_signal_params),
+                signal.reads,
+                signal.cost,
             )
-            yield Stage("turn signal", name, says, signal.reads, signal.cost)
     if len(settings.turn_signals) > 1:
         parts = " + ".join(f"{weight:g} {name}" for name, weight in settings.turn_signals.items())
         yield Stage(
@@ -155,41 +151,36 @@ def _signals(config: DictConfig, settings: CreditSettings) -> Iterator[Stage]:
 def _credit(config: DictConfig, settings: CreditSettings) -> Iterator[Stage]:
     pipeline = settings.algorithm
     if pipeline.algorithm_mode:
+        sees = "rewards, log-probs, entropies, planning mask, sepa lambda"
         yield Stage(
             "whole pipeline",
             pipeline.algorithm_mode,
-            f"yours; algorithm_params={redact_value('', pipeline.algorithm_params)}",
-            "rewards, log-probs, entropies, planning mask, sepa lambda",
+            _yours(pipeline.algorithm_mode, pipeline.algorithm_params),
+            reads,
             PYTHON_LISTS,
         )
         return
     if pipeline.canonical_transform:
         yield _registered("canonical", pipeline.transform_mode)
         return
-    if not pipeline.turn_mode.any_outcome_operator:
+    if pipeline.advantage_mode == "grpo":
         says = "inside the turn level, which normalises outcomes itself"
         yield Stage("outcome", "grpo", says, "rewards, groups")
-    elif pipeline.advantage_mode == "grpo" and (
-        says := outcome_formula(pipeline.turn_mode, settings.turn_options)
-    ):
-        yield Stage("outcome", "grpo", says, "rewards, groups")
     else:
-        own = f"f(rewards, {redact_value('', pipeline.advantage_params)})"
-        yield _registered("outcome", pipeline.advantage_mode, own)
+        yield _registered("outcome", pipeline.advantage_mode, pipeline.advantage_params)
     if reads.valued(settings):
         provider = provider_of(settings)
         yield Stage("values", provider.name, provider.says, "the rows", provider.cost)
-    turn = _registered("turn", pipeline.info_gain_norm_mode, note=_options(settings))
-    if ("turn", pipeline.info_gain_norm_mode) not in REGISTRY:
-        mode = pipeline.turn_mode
-        turn = Stage("turn", mode.name, f"{origin(mode.name)}  [{_options(settings)}]", ", ".join(mode.reads))
-    yield turn
+    mode = pipeline.turn_mode
+    says = mode.equation if ("turn", mode.name) in REGISTRY else origin(mode.name)
+    yield Stage("turn", mode.name, f"{says}  [{_options(settings)}]", ", ".join(mode.reads))
     if pipeline.own_transform:
+        sees = f"outcome advantages, {pipeline.uncertainty_kind}"
         yield Stage(
             "token",
             pipeline.transform_mode,
-            f"yours; transform_params={redact_value('', pipeline.transform_params)}",
-            f"outcome advantages, {pipeline.uncertainty_kind}",
+            _yours(pipeline.transform_mode, pipeline.transform_params),
+            sees,
             PYTHON_LISTS,
         )
     elif pipeline.transform_mode != "none":
@@ -209,37 +200,29 @@ def _options(settings: CreditSettings) -> str:
     return " ".join([*options, f"tied_groups={a.tied_groups}"])
 
 
-def _token(pipeline: Algorithm) -> Iterator[Stage]:
-    transform = TRANSFORMS[pipeline.transform_mode]
-    kind = canonical_kind(pipeline.uncertainty_kind)
+def _token(a: Algorithm) -> Iterator[Stage]:
+    transform, kind = TRANSFORMS[a.transform_mode], canonical_kind(a.uncertainty_kind)
     if transform.weighted:
+        source = "entropies" if kind == "shannon_entropy" else "old_log_probs"
+        cost = "" if kind else PYTHON_LISTS
         yield Stage(
-            "uncertainty",
-            kind or pipeline.uncertainty_kind,
-            "h of every token the policy wrote",
-            "entropies that come with old_log_probs" if kind == "shannon_entropy" else "old_log_probs",
-            PYTHON_LISTS if kind is None else "",
+            "uncertainty", kind or a.uncertainty_kind, "h of every token the policy wrote", source, cost
         )
     if transform.needs_planning:
-        says, cost = "which tokens plan rather than execute", "one pass over the text (evidence/credit)"
-        text = "the decoded text of every trajectory"
-        yield Stage("planning mask", pipeline.planning.detector, says, text, cost)
+        says, text = "which tokens plan rather than execute", "the decoded text of every trajectory"
+        yield Stage("planning mask", a.planning.detector, says, text)
     if transform.uses_sepa_controller:
-        sepa = pipeline.sepa
-        yield Stage(
-            "sepa controller",
-            sepa.schedule,
-            f"lambda from 0 to 1 over {sepa.steps} steps after {sepa.delay_steps}, 0 until the correct rate was once "
-            f"{sepa.correct_rate_gate:g}; ramp_from={sepa.ramp_from}",
-            "the step, outcomes, the variance of h over execution tokens",
-        )
+        sepa = a.sepa
+        says = f"lambda from 0 to 1 over {sepa.steps} steps after {sepa.delay_steps}; correct_rate_gate="
+        says += f"{sepa.correct_rate_gate:g} ramp_from={sepa.ramp_from}"
+        yield Stage("sepa controller", sepa.schedule, says, "the step, outcomes, h over execution tokens")
     notes = {
-        f"beta={pipeline.gtpo.beta:g}": transform.weighted,
-        f"hicra alpha={pipeline.hicra.alpha:g}": transform.amplified,
-        f"rho={pipeline.entropy_mask.rho:g}": transform.masked,
+        f"beta={a.gtpo.beta:g}": transform.weighted,
+        f"hicra alpha={a.hicra.alpha:g}": transform.amplified,
+        f"rho={a.entropy_mask.rho:g}": transform.masked,
     }
     note = " ".join(text for text, applies in notes.items() if applies)
-    yield _registered("token", pipeline.transform_mode, note=note)
+    yield _registered("token", a.transform_mode, note=note)
 
 
 def _loss(config: DictConfig, settings: CreditSettings) -> Stage:
@@ -247,41 +230,22 @@ def _loss(config: DictConfig, settings: CreditSettings) -> Stage:
         modules = ", ".join(own_modules(config))
         says = f"yours, not verl's: `train` asks verl for it once {modules} is imported, or ends there"
         return Stage("loss", own, says, "log-probs, advantages")
-    actor, model = config.actor_rollout_ref.actor, config.actor_rollout_ref.model
-    clip = f"clip range [1 - {actor.clip_ratio_low}, 1 + {actor.clip_ratio_high}]"
+    actor = config.actor_rollout_ref.actor
+    says = f"ratio per {settings.ratio_level}, clip range [1 - {actor.clip_ratio_low}, 1 + {actor.clip_ratio_high}]"
     if settings.dynamic_clip:
-        clip += f", times the turn's scale in (1 - {settings.clip_beta:g}, 1 + {settings.clip_beta:g})"
-    if actor.strategy not in STRATEGIES:
-        by = f"verl's {actor.strategy} engine (ours are for {' and '.join(STRATEGIES)})"
-    elif model.get("use_fused_kernels", False):
-        by = "verl's fused head"
-    elif config.trainer.device == "cpu":
-        by = "the project's log-probs"
-    else:  # the run's machine is not known yet
-        by = "flash-attn's loss where flash-attn is installed, else the project's log-probs; the start says which"
-    says, reads = f"ratio per {settings.ratio_level}, {clip}", "log-probs, advantages, turn ids"
-    return Stage("loss", actor.policy_loss.loss_mode, says, reads, f"a pass over the logits, by {by}")
+        says += f", times the turn's scale in (1 - {settings.clip_beta:g}, 1 + {settings.clip_beta:g})"
+    return Stage(
+        "loss", actor.policy_loss.loss_mode, says, "log-probs, advantages, turn ids", "a pass over the logits"
+    )
 
 
-def _registered(level: str, name: str, own: str = "", note: str = "") -> Stage:
+def _registered(level: str, name: str, params: dict | None = None, note: str = "") -> Stage:
     operator = REGISTRY.get((level, name))
     if operator is None:
-        return Stage(level, name, f"yours; {own}", "rewards of a prompt", PYTHON_LISTS)
+        return Stage(level, name, _yours(name, params), "rewards of a prompt", PYTHON_LISTS)
     says = operator.equation + (f"  [{note}]" if note else "")
     return Stage(level, name, says, ", ".join(operator.reads) or "the turns' advantages")
 
 
-def outcome_formula(mode: TurnMode, given: dict) -> str | None:
-    """The formula of R under a turn mode when ``advantage_mode`` is grpo; None where the mode declares none."""
-    if mode.without_gains.factor is leave_one_out_factor:
-        return "R_i = r_i - mean of the others' r; nothing is divided by a std"
-    options = {**mode.options, **given}
-    if not {"norm_by_std", "ddof", "variance_floor", "eps"} <= set(options):
-        return None
-    if not options["norm_by_std"]:
-        return "R_i = r_i - mean(r); nothing is divided by a std"
-    floor = f" + {options['variance_floor']:g}" if options["variance_floor"] else ""
-    over = f"n - {options['ddof']}" if options["ddof"] else "n"
-    return (
-        f"R_i = (r_i - mean(r)) / (sqrt(sum((r - mean(r))^2) / ({over}){floor}) + {options['eps']:g}), n rows"
-    )
+def _yours(name: str, params: dict | None) -> str:
+    return f"{origin(name)}; params={redact_value('', params)}"

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from verl_credit.config.keys import reads
 from verl_credit.config.keys.algorithm import AUTO, CANONICAL, DETECTORS, SCORERS, Algorithm, TurnJudge
 from verl_credit.config.keys.run import FOLDERS, Evaluation, Faults, Lab, Lineage, Probe, Real, Run
 from verl_credit.config.keys.search import Search
-from verl_credit.config.keys.section import Key, Section, keys_of, read_section
+from verl_credit.config.keys.section import Key, Section, chosen, keys_of, read_section
 from verl_credit.config.keys.verl import LOSS, VERLS, PolicyLoss
+from verl_credit.config.resolved import data
 
 # The sections are checked in this order.
 OURS: tuple[type[Section], ...] = (Algorithm, PolicyLoss, Search, Run, Faults, Evaluation, Probe, Lineage)
@@ -24,8 +25,9 @@ def our_keys() -> list[Key]:
 
 def place_of(name: str) -> str | None:
     """The full name of the one declared key or section that ends with ``name``; None where there is none, or several."""
-    places = set()
-    for section in (*OURS, *VERLS, Lab, Real):
+    places: set[str] = set()
+    sections: list[type[Section]] = [*OURS, *VERLS, Lab, Real]
+    for section in sections:
         for parts in (key.name.split(".") for key in keys_of(section)):
             if name in parts:
                 places.add(".".join(parts[: parts.index(name) + 1]))
@@ -34,16 +36,16 @@ def place_of(name: str) -> str | None:
 
 def defaults_tree() -> dict[str, Any]:
     """Returns our keys with their defaults, nested as in a recipe."""
-    tree = OmegaConf.create()
+    tree: DictConfig = OmegaConf.create({})
     for key in our_keys():
         if not key.field.is_required():
             default = list(key.default) if isinstance(key.default, tuple) else key.default
             OmegaConf.update(tree, key.name, default)
-    return OmegaConf.to_container(tree)
+    return data(tree)
 
 
 __all__ = [
     "AUTO", "CANONICAL", "DETECTORS", "FOLDERS", "LOSS", "SCORERS",
     "Algorithm", "TurnJudge", "PolicyLoss", "Search", "Run", "Faults", "Evaluation", "Probe", "Lineage", "Lab", "Real",
-    "OURS", "VERLS", "Key", "Section", "defaults_tree", "keys_of", "our_keys", "place_of", "read_section", "reads",
+    "OURS", "VERLS", "Key", "Section", "chosen", "defaults_tree", "keys_of", "our_keys", "place_of", "read_section", "reads",
 ]  # fmt: skip

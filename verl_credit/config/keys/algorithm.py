@@ -9,7 +9,7 @@ from annotated_types import Predicate
 from pydantic import Field
 
 from verl_credit.config.keys import reads
-from verl_credit.config.keys.section import Expected, Section, When
+from verl_credit.config.keys.section import Expected, OneOf, Section, When
 from verl_credit.credit.outcome import OUTCOME_OPERATORS
 from verl_credit.credit.plugins import find_turn_mode
 from verl_credit.credit.token.gtpo_canonical import CANONICAL
@@ -35,9 +35,9 @@ Pair = Annotated[
 ]
 
 
-def named(names: Iterable[str]) -> Any:
-    """The type of a key that takes a built-in name or a user's dotted path; the rules check that the path loads."""
-    return Annotated[str, Expected(f"{', '.join(names)}, or a dotted path to your own (my_module.my_name)")]
+def named(names: Iterable[str]) -> Expected:
+    """Describes a key that takes a built-in name or a user's dotted path; the rules check that the path loads."""
+    return Expected(f"{', '.join(names)}, or a dotted path to your own (my_module.my_name)")
 
 
 Params = Annotated[dict[str, Any], Expected("a mapping of names to values")]
@@ -101,7 +101,7 @@ class Canonical(Section):
 
 
 class Planning(Section):
-    detector: Annotated[named(DETECTORS), When(reads.planned)] = "grams"
+    detector: Annotated[str, named(DETECTORS), When(reads.planned)] = "grams"
     """Finds planning tokens: grams, or my_module.my_detector."""
 
 
@@ -130,17 +130,17 @@ class Algorithm(Section):
 
     adv_estimator: str = ADV_ESTIMATOR
     """info_gain is our estimator. With the name of a verl estimator (credit=verl), none of the keys below acts."""
-    advantage_mode: named(OUTCOME_OPERATORS) = "grpo"
+    advantage_mode: Annotated[str, named(OUTCOME_OPERATORS)] = "grpo"
     """Outcome level: how a prompt's outcomes become an advantage per trajectory; or my_module.my_operator."""
     advantage_params: Annotated[
         Params, When(lambda s: s.algorithm.advantage_mode not in OUTCOME_OPERATORS)
     ] = {}
     """Handed to an outcome operator of yours."""
-    info_gain_norm_mode: named(MODES) = "turn-group-v1d"
+    info_gain_norm_mode: Annotated[str, named(MODES)] = "turn-group-v1d"
     """Turn level: how turn rewards become an advantage per turn; none: verl's GRPO; or my_module.my_mode."""
     turn_params: Params = {}
     """Options of the turn mode that have no key of their own (`verl-credit modes` lists them)."""
-    turn_signal: Annotated[named(TURN_SIGNALS), When(reads.turn_level)] = AUTO
+    turn_signal: Annotated[str, named(TURN_SIGNALS), When(reads.turn_level)] = AUTO
     """Turn reward: info_gain, tool_reward, column:NAME, none, my_module.f; auto: the mode's."""
     turn_signals: Annotated[
         dict[str, float] | None,
@@ -150,7 +150,7 @@ class Algorithm(Section):
     """Several turn signals with their weights, {info_gain: 1.0, tool_reward: 0.5}; replaces turn_signal."""
     turn_signal_params: Annotated[Params, When(lambda s: bool(reads.own_signals(s)))] = {}
     """Handed to turn signals of yours."""
-    turn_anchor: Annotated[named(("observation", "prefix")), When(reads.anchored)] = "observation"
+    turn_anchor: Annotated[str, named(("observation", "prefix")), When(reads.anchored)] = "observation"
     """State that a turn starts from (gigpo, hgpo, g2po): the last observation, or all tokens before the turn."""
     turn_values: Annotated[str | None, Expected(reads.VALUES), When(reads.values_read)] = None
     """Values for turn_gae: a regression on the prompt's other outcomes, the turn and what is observed, or verl's critic
@@ -164,7 +164,7 @@ class Algorithm(Section):
     turn_judge: TurnJudge = Field(default_factory=TurnJudge)
     tied_groups: Annotated[Literal["keep", "skip"], When(reads.ours)] = "keep"
     """A question whose rollouts all score the same keeps training on gains (released code), or is skipped."""
-    transform_mode: named((*TRANSFORMS, *CANONICAL)) = "none"
+    transform_mode: Annotated[str, named((*TRANSFORMS, *CANONICAL))] = "none"
     """Token level: how a turn's advantage is spread over its tokens."""
     transform_params: Annotated[Params, When(reads.own_transform)] = {}
     """Handed to a transform or uncertainty of yours."""
@@ -174,7 +174,7 @@ class Algorithm(Section):
     """my_module.my_algorithm replaces the whole pipeline."""
     algorithm_params: Annotated[Params, When(lambda s: s.algorithm.algorithm_mode is not None)] = {}
     """Handed to an algorithm of yours."""
-    uncertainty_kind: Annotated[named(UNCERTAINTY_KINDS), When(reads.uncertain)] = "surprisal"
+    uncertainty_kind: Annotated[str, named(UNCERTAINTY_KINDS), When(reads.uncertain)] = "surprisal"
     """Measure that sets a token's weight: surprisal, predictive_variance, shannon_entropy, or my_module.my_uncertainty."""
     gtpo: Gtpo = Field(default_factory=Gtpo)
     hicra: Hicra = Field(default_factory=Hicra)
@@ -188,10 +188,10 @@ class Algorithm(Section):
         When(lambda s: reads.planned(s) and s.algorithm.planning.detector == "grams"),
     ] = None
     """JSON list or comma list; null: the 18 published grams."""
-    info_gain_type: Annotated[Literal[tuple(INFO_GAIN_TYPES)], When(reads.gains)] = "prob_diff"
+    info_gain_type: Annotated[str, OneOf(tuple(INFO_GAIN_TYPES)), When(reads.gains)] = "prob_diff"
     """prob_diff (paper) or log_prob_diff (released code), of exp(mean log-prob of the gold answer's tokens); log_gap: the
     fall of log(.1 - mean log-prob), TRACE's."""
-    info_gain_first_turn: Annotated[Literal[tuple(FIRST_TURN)], When(reads.gains)] = "prior"
+    info_gain_first_turn: Annotated[str, OneOf(tuple(FIRST_TURN)), When(reads.gains)] = "prior"
     """prior: the first turn's gain is measured against the bare prompt. none: the first turn has no gain (released code)."""
     info_gain_context: Annotated[Literal["observation", "call"], When(reads.gains)] = "observation"
     """observation: the context includes what the turn's search returned. call: it ends at the call (released code)."""
@@ -208,7 +208,7 @@ class Algorithm(Section):
     """Written before the template. auto: what the chat template writes before an answer, as Qwen3's empty thought."""
     info_gain_aliases: Annotated[Literal["max", "mean", "first"], When(reads.gains)] = "max"
     """The probability of several gold answers: the highest, their mean, or the first answer's."""
-    info_gain_scorer: Annotated[Literal[SCORERS], When(reads.gains)] = AUTO
+    info_gain_scorer: Annotated[str, OneOf(SCORERS), When(reads.gains)] = AUTO
     """branch: answers join their rows' old_log_probs forward; rows: a row for every context; server: the rollout server;
     reference: rows, by the frozen reference; auto: branch where the model's layers and attention allow it (families.md),
     else rows."""

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from verl_credit.config.keys.section import Expected, Section
+from verl_credit.config.keys.section import Expected, OneOf, Section
 from verl_credit.names import bare_id
 
 EVALUATION_MODES = ("greedy", "sampled")
@@ -89,7 +89,7 @@ class Evaluation(Section):
     prefix = "evaluation"
 
     modes: Annotated[
-        list[Literal[EVALUATION_MODES]],
+        list[Annotated[str, OneOf(EVALUATION_MODES)]],
         Field(min_length=1),
         Expected(f"a list of {list(EVALUATION_MODES)}, not empty"),
     ] = Field(default_factory=lambda: list(EVALUATION_MODES))

@@ -17,6 +17,7 @@ import inspect
 import types
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import reduce
 from itertools import pairwise
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin
 
@@ -24,6 +25,7 @@ from annotated_types import Ge, Gt, Le, Lt
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
+from pydantic_core import core_schema
 
 from verl_credit.config.resolved import Config, data, select
 from verl_credit.errors import ConfigError, ConfigErrors, did_you_mean
@@ -41,6 +43,9 @@ class Section(BaseModel):
     lenient: ClassVar[bool] = False
 
 
+SectionType = TypeVar("SectionType", bound=Section)
+
+
 @dataclass(frozen=True)
 class When:
     """``read(settings)``: does the chosen pipeline read this key? A key without this mark is always read."""
@@ -53,6 +58,16 @@ class Expected:
     """Describes the accepted values in words, where the type does not."""
 
     text: str
+
+
+@dataclass(frozen=True)
+class OneOf:
+    """The names that a key of type ``str`` accepts, where they are not known before the program runs."""
+
+    names: tuple[str, ...]
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> core_schema.CoreSchema:
+        return core_schema.literal_schema(list(self.names))
 
 
 @dataclass(frozen=True)
@@ -75,9 +90,13 @@ class Key:
     def default(self) -> Any:
         return self.field.get_default(call_default_factory=True)
 
-    @property
-    def read(self) -> Callable[[Any], bool] | None:
-        return next((m.read for m in self.field.metadata if isinstance(m, When)), None)
+    def is_read(self, settings: Any) -> bool:
+        """Does the pipeline of these `CreditSettings` read the key?"""
+        return all(mark.read(settings) for mark in self.field.metadata if isinstance(mark, When))
+
+    def written(self, value: Any) -> str:
+        """Returns ``key=value`` without secrets."""
+        return f"{self.name}={self.shown(value) if self.shown else redact_value('', value)}"
 
     @property
     def shown(self) -> Callable[[Any], str] | None:
@@ -87,9 +106,12 @@ class Key:
     @property
     def sentence(self) -> str:
         """The text below the key. It is read here: pydantic would read every section's source in every process."""
-        body = ast.parse(inspect.getsource(self.section)).body[0].body
-        below = (text for line, text in pairwise(body) if ast.unparse(line).startswith(f"{self.path[-1]}:"))
-        return inspect.cleandoc(next(below).value.value)
+        [written] = ast.parse(inspect.getsource(self.section)).body
+        assert isinstance(written, ast.ClassDef)
+        lines = pairwise(written.body)
+        text = next(below for line, below in lines if ast.unparse(line).startswith(f"{self.path[-1]}:"))
+        assert isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant)
+        return inspect.cleandoc(str(text.value.value))
 
     @property
     def expected(self) -> str:
@@ -107,7 +129,16 @@ def keys_of(section: type[Section], prefix: str | None = None, path: tuple[str, 
             yield Key(full, field, (*path, name), section)
 
 
-def read_section(section: type[Section], config: Config) -> Section:
+def chosen(*sections: Section | None) -> Iterator[tuple[Key, Any]]:
+    """Yields the keys of these sections whose values are not the defaults, with the values."""
+    for section in sections:
+        for key in keys_of(type(section)) if section is not None else ():
+            value = reduce(getattr, key.path, section)
+            if value != key.default:
+                yield key, value
+
+
+def read_section(section: type[SectionType], config: Config) -> SectionType:
     """Reads the section's values. Raises ConfigError, for several values that are not accepted `ConfigErrors`."""
     node = select(config, section.prefix) if section.prefix else config
     if not isinstance(node, Mapping) and not (node is None and section.lenient):
@@ -197,19 +228,19 @@ def _refusal(model: Any, tree: dict[str, Any], complaint: Any, source: str = "")
                 continue  # this part names the branch of a union that pydantic tried
         names.append(str(part))
         if complaint["type"] in _UNKNOWN and part == path[-1] and owner is not None:
-            key, accepted = ".".join(names), list(_fields(owner))
-            where = f"{source}: unknown key {key}{did_you_mean(part, accepted)}"
-            return ConfigError(f"{where}: accepted are {', '.join(accepted)}", key=key, accepted=accepted)
+            key, known_keys = ".".join(names), list(_fields(owner))
+            where = f"{source}: unknown key {key}{did_you_mean(part, known_keys)}"
+            return ConfigError(f"{where}: accepted are {', '.join(known_keys)}", key=key, accepted=known_keys)
         field = known or field
         owner = known.annotation if known is not None and _fields(known.annotation) else None
     key, of_ours = ".".join(names), complaint["type"] in ("value_error", "assertion_error")
     if not source:
-        show = Key(key, field).shown
-        accepted = choices(field.annotation) or f"expected {expected(field.annotation, field.metadata)}"
-        if of_ours:
-            accepted = str(complaint["ctx"]["error"])
+        assert field is not None, complaint  # a section forbids nothing, so a complaint is about a field
+        show, words = Key(key, field).shown, expected(field.annotation, field.metadata)
+        use = choices(field.annotation, field.metadata) or f"expected {words}"
+        use = str(complaint["ctx"]["error"]) if of_ours else use
         shown = None if show else repr(value)[:200]
-        return ConfigError(key=key, value=show(value) if show else value, accepted=accepted, shown=shown)
+        return ConfigError(key=key, value=show(value) if show else value, accepted=use, shown=shown)
     if of_ours:
         return ConfigError(f"{source}: {key + ': ' if key else ''}{complaint['ctx']['error']}", key=key)
     accepted = f"expected {field.description if field is not None else ''}"
@@ -223,9 +254,11 @@ def _fields(model: Any) -> dict[str, FieldInfo]:
     return getattr(model, "__pydantic_fields__", {})
 
 
-def choices(annotation: Any) -> list[str] | None:
-    """The names that a key accepts; None for other kinds of keys."""
-    return [str(name) for name in get_args(annotation)] if get_origin(annotation) is Literal else None
+def choices(annotation: Any, metadata: list[Any]) -> list[str]:
+    """Returns the names that a key accepts; an empty list for other kinds of keys."""
+    if get_origin(annotation) is Literal:
+        return [str(name) for name in get_args(annotation)]
+    return [name for mark in metadata if isinstance(mark, OneOf) for name in mark.names]
 
 
 def expected(annotation: Any, metadata: list[Any]) -> str:
@@ -238,12 +271,12 @@ def expected(annotation: Any, metadata: list[Any]) -> str:
         return expected(annotation, [*metadata, *more])
     if get_origin(annotation) in (Union, types.UnionType):
         return " or ".join(expected(one, metadata) for one in get_args(annotation))
-    if names := choices(annotation):
+    if names := choices(annotation, metadata):
         return ", ".join(names)
     if annotation in (int, float):
         return ("a whole number" if annotation is int else "a number") + _range(metadata)
-    words = {bool: "true or false", str: "text", dict: "a mapping", type(None): "null"}
-    return words.get(annotation, str(annotation))
+    kinds = {bool: "true or false", str: "text", dict: "a mapping", type(None): "null"}
+    return kinds.get(annotation, str(annotation))
 
 
 def _range(metadata: list[Any]) -> str:

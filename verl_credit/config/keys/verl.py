@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import groupby
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, create_model
 
 from verl_credit.config.keys.run import Folder
-from verl_credit.config.keys.section import Expected, Section, When
+from verl_credit.config.keys.section import Expected, OneOf, Section, When
 from verl_credit.credit.loss import RATIO_LEVELS
 from verl_credit.names import TRAINER_MODES
 
@@ -24,7 +24,7 @@ TARGET = "verl_credit.host.actor.loss.TurnPolicyLossConfig"
 class PolicyLoss(Section):
     prefix = LOSS
 
-    ratio_level: Annotated[Literal[tuple(RATIO_LEVELS)], When(lambda s: s.loss is not None)] = "turn"
+    ratio_level: Annotated[str, OneOf(tuple(RATIO_LEVELS)), When(lambda s: s.loss is not None)] = "turn"
     """Level of the importance ratio."""
     dynamic_clip: bool | Literal["auto"] = "auto"
     """Scale each turn's clip range by its gain; auto: where the mode gives turns a scale and the loss is ours."""
@@ -49,9 +49,8 @@ VERLS_LOSSES = (
 _KL = ("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3")
 KL_PENALTIES = (*_KL, *(f"{name}+" for name in _KL))
 """verl has no "full": it raises NotImplementedError."""
-Loggers = Annotated[
-    Literal[LOGGERS] | list[Literal[LOGGERS]], Expected(f"one of {', '.join(LOGGERS)}, or a list of them")
-]
+Logger = Annotated[str, OneOf(LOGGERS)]
+Loggers = Annotated[Logger | list[Logger], Expected(f"one of {', '.join(LOGGERS)}, or a list of them")]
 
 
 class VerlSection(Section):
@@ -61,7 +60,7 @@ class VerlSection(Section):
 
 
 ACTOR, ROLLOUT, REF = (f"actor_rollout_ref.{role}" for role in ("actor", "rollout", "ref"))
-_KEYS = {
+_KEYS: dict[str, Any] = {
     "algorithm.use_kl_in_reward": bool,
     "algorithm.kl_penalty": Literal[KL_PENALTIES],
     "data.prompt_key": str,
@@ -131,7 +130,7 @@ _KEYS = {
 
 
 def _section(prefix: str, names: Iterable[str]) -> type[Section]:
-    fields = {name.rpartition(".")[2]: (_KEYS[name], ...) for name in names}
+    fields: dict[str, Any] = {name.rpartition(".")[2]: (_KEYS[name], ...) for name in names}
     section = create_model(f"verl.{prefix}", __base__=VerlSection, **fields)
     section.prefix = prefix
     return section

@@ -14,7 +14,7 @@ from verl_credit.config.engines import ENGINE, engine_of
 from verl_credit.config.fit import DEFAULT
 from verl_credit.config.keys import AUTO, LOSS, OURS, VERLS, PolicyLoss, read_section
 from verl_credit.config.keys.section import Section, no_value
-from verl_credit.config.resolved import Config, leaves, select
+from verl_credit.config.resolved import Config, data, leaves, select
 from verl_credit.config.settings import CreditSettings
 from verl_credit.credit.turn.modes import modes_that
 from verl_credit.errors import ConfigError
@@ -53,7 +53,7 @@ def validate(config: Config, refused: Iterable[ConfigError] = ()) -> None:
 
     ``refused``: what was wrong with the overrides, which ``config`` is composed without.
     """
-    plain = OmegaConf.to_container(config)
+    plain = data(config, resolve=False)
     found = Refusals(refused, plain)
     try:
         values = list(leaves(plain))

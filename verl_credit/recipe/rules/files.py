@@ -57,7 +57,7 @@ def validate_loop(config: Tree, settings: CreditSettings) -> Iterator[ConfigErro
     name, known = select(config, DEFAULT), (*AGENTS, *own_loops(config))
     if name in known or (own_modules(config) and name not in VERLS_LOOPS):
         return
-    use = [*known, f"or a loop of yours that {LISTED} lists (docs/agent-loops.md)"]
+    use: str | list[str] = [*known, f"or a loop of yours that {LISTED} lists (docs/agent-loops.md)"]
     if name in VERLS_LOOPS:
         ours = AGENT_NAME if name == "single_turn_agent" else TURN_AGENT
         use = f"verl's own loops do not write which token belongs to which turn; take {ours}, or {AGENT_NAME} for the search"

@@ -9,11 +9,11 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import yaml
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from verl_credit.config.keys import defaults_tree, place_of
 from verl_credit.config.keys.run import no_home
-from verl_credit.config.resolved import MISSING, leaves, select
+from verl_credit.config.resolved import MISSING, data, leaves, select
 from verl_credit.errors import ConfigError, unknown_key
 from verl_credit.policy.families import is_random
 from verl_credit.recipe.files import recipes_folder, verl_folder
@@ -63,7 +63,7 @@ def handed_on(config: DictConfig) -> list[str]:
 
 def _unlisted(config: DictConfig) -> Iterator[str | ConfigError]:
     """Yields the keys below open mappings, and a refusal for every other unknown key."""
-    known, plain = known_keys(str(config.get("model_engine"))), OmegaConf.to_container(config)
+    known, plain = known_keys(str(config.get("model_engine"))), data(config, resolve=False)
 
     def walk(prefix: str, node: dict[str, Any]) -> Iterator[str | ConfigError]:
         names = known.names.get(prefix, [])
@@ -149,7 +149,7 @@ def _fields(target: str) -> list[str]:
     class_node = _classes(module).get(name) if module.startswith("verl.") else None
     if class_node is None:
         return []
-    fields = [line.target.id for line in class_node.body if isinstance(line, ast.AnnAssign)]
+    fields = [ast.unparse(line.target) for line in class_node.body if isinstance(line, ast.AnnAssign)]
     bases = [base.id for base in class_node.bases if isinstance(base, ast.Name)]
     return fields + [field for base in bases for field in _fields(f"{module}.{base}")]
 

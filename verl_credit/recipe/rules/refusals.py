@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import deepcopy
-from functools import reduce
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -45,15 +44,14 @@ class Refusals:
 
     def _made_of(self, key: str) -> list[str]:
         """The keys that the key's value refers to, also through other keys."""
-        names, open_ = [], [key]
+        names: list[str] = []
+        open_ = [key]
         while open_:
-            text = reduce(lambda node, part: node.get(part) if isinstance(node, dict) else None,
-                          open_.pop().split("."), self._written)  # fmt: skip
-            new = (
-                [name for name in REFERENCE.findall(text) if name not in names]
-                if isinstance(text, str)
-                else []
-            )
+            value: Any = self._written
+            for part in open_.pop().split("."):
+                value = value.get(part) if isinstance(value, dict) else None
+            found = REFERENCE.findall(value) if isinstance(value, str) else []
+            new = [name for name in found if name not in names]
             names += new
             open_ += new
         return names

@@ -1,7 +1,6 @@
 """Checks the trainer, verl's rollout correction and the entropy probe inside training.
 
-Refuses settings with which verl's asynchronous trainers or the probe cannot work, and lists keys that the chosen trainer
-does not read.
+Refuses settings with which verl's asynchronous trainers or the probe cannot work.
 """
 
 from __future__ import annotations
@@ -13,8 +12,8 @@ from verl_credit.config.keys import LOSS, reads
 from verl_credit.config.resolved import Config, Tree, select
 from verl_credit.config.settings import CreditSettings
 from verl_credit.errors import ConfigError
-from verl_credit.names import ASYNC_MODES, COLOCATE_MODE, SEPARATE_MODE, TRAINER_MODE
-from verl_credit.recipe.decisions import BATCH, COMPUTES_IN, FULL, HYBRID, MINI_BATCH, MODE, UPDATES
+from verl_credit.names import ASYNC_MODES, COLOCATE_MODE, SEPARATE_MODE
+from verl_credit.recipe.decisions import BATCH, COMPUTES_IN, FULL, MINI_BATCH, MODE, UPDATES
 
 V1 = "trainer.v1"
 ROLLOUT = "actor_rollout_ref.rollout"
@@ -27,22 +26,6 @@ WARM_UP = {
     COLOCATE_MODE: f"{V1}.colocate_async.num_warmup_batches",
     SEPARATE_MODE: f"{V1}.separate_async.num_warmup_batches",
 }
-SWITCH = "separate_async.hybrid_rollout"
-READ_BY = {
-    "sampler.max_off_policy_threshold": (8, ASYNC_MODES),
-    "sampler.max_off_policy_strategy": ("drop", ASYNC_MODES),
-    "sampler.sync_refill_failed_groups": (False, (TRAINER_MODE,)),
-    "colocate_async.num_warmup_batches": (1, (COLOCATE_MODE,)),
-    "separate_async.num_warmup_batches": (1, (SEPARATE_MODE,)),
-    f"{SWITCH}.enable_switch": (False, (SEPARATE_MODE,)),
-    f"{SWITCH}.switch_threshold_ratio": (0.4, (SEPARATE_MODE,)),
-    f"{SWITCH}.adaptive_switch_threshold": (True, (SEPARATE_MODE,)),
-    f"{SWITCH}.switch_threshold_step_up": (0.05, (SEPARATE_MODE,)),
-    f"{SWITCH}.switch_threshold_step_down": (0.03, (SEPARATE_MODE,)),
-    f"{SWITCH}.switch_threshold_release_steps": (2, (SEPARATE_MODE,)),
-    f"{SWITCH}.switch_cost_window_size": (3, (SEPARATE_MODE,)),
-}
-"""Maps a key below trainer.v1 to verl's default and to our modes that read it."""
 
 
 def validate_trainer_mode(config: Tree, settings: CreditSettings) -> Iterator[ConfigError]:
@@ -98,23 +81,6 @@ def rollouts_too_old(config: Config) -> Iterator[str]:
         )
 
 
-def trainer_mode_without_effect(config: Config) -> Iterator[str]:
-    """Yields the keys that only another trainer reads."""
-    mode = select(config, MODE)
-    if not select(config, HYBRID) and mode != SEPARATE_MODE:
-        yield f"{HYBRID}=false: only {MODE}={SEPARATE_MODE} reads it"
-    batch, mini, updates = (select(config, key) for key in (BATCH, MINI_BATCH, UPDATES))
-    if updates != batch // mini and mode != SEPARATE_MODE:
-        yield f"{UPDATES}={updates}: only {MODE}={SEPARATE_MODE} reads it"
-    switched = f"{V1}.{SWITCH}.enable_switch"
-    if mode == SEPARATE_MODE and select(config, switched) and not select(config, HYBRID):
-        yield f"{switched}=true: with {HYBRID}=false the devices that train never roll out"
-    for name, (default, modes) in READ_BY.items():
-        value = select(config, f"{V1}.{name}", default=default)
-        if value != default and mode not in modes:
-            yield f"{V1}.{name}={value}: only {MODE}={' or '.join(modes)} reads it"
-
-
 CORRECTION = "algorithm.rollout_correction"
 BYPASS = "bypass_mode"
 """The name of verl's switch and of the loss that belongs to it."""
@@ -129,12 +95,12 @@ CORRECTION_DEFAULTS = {
 }
 
 
-def validate_correction(config: Tree, settings: CreditSettings) -> None:
-    """Raises ConfigError for mistakes that verl accepts; `host.process.verl_checks` finds what verl itself refuses."""
+def validate_correction(config: Tree, settings: CreditSettings) -> Iterator[ConfigError]:
+    """Yields a refusal of a mistake that verl accepts; `host.process.verl_checks` finds what verl itself refuses."""
     if select(config, f"{LOSS}.loss_mode") == BYPASS and not compares_with_the_writer(config):
         key = f"{CORRECTION}.{BYPASS}"
         use = f"that loss takes old_log_probs for the rollout engine's, and they are the trainer's; set {key}=true"
-        raise ConfigError.of(config, f"{LOSS}.loss_mode", MODE, key, accepted=use)
+        yield ConfigError.of(config, f"{LOSS}.loss_mode", MODE, key, accepted=use)
 
 
 def compares_with_the_writer(config: Config) -> bool:

@@ -14,19 +14,21 @@ MINUS = "\N{MINUS SIGN}"
 
 
 def plain(value: float) -> str:
-    """The number with two decimals; a number that rounds to zero has no sign."""
-    text = f"{value:.2f}"
-    return "0.00" if float(text) == 0 else text.replace("-", MINUS)
+    return _with_minus(f"{value:.2f}")
 
 
 def signed(value: float, decimals: int = 3) -> str:
-    """The number with its sign; a number that rounds to zero has no sign."""
-    text = f"{value:+.{decimals}f}"
-    return text[1:] if float(text) == 0 else text.replace("-", MINUS)
+    """Returns the number with its sign."""
+    return _with_minus(f"{value:+.{decimals}f}")
 
 
 def percent(value: float) -> str:
-    return f"{100 * value:.1f} %".replace("-", MINUS)
+    return _with_minus(f"{100 * value:.1f}") + " %"
+
+
+def _with_minus(number: str) -> str:
+    """Replaces the hyphen by a minus sign; a number that rounds to zero has no sign."""
+    return number.replace("-", MINUS) if float(number) else number.lstrip("+-")
 
 
 def points(value: float) -> str:

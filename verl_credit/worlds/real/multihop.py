@@ -48,7 +48,7 @@ class WarmStart:
 class View:
     """The text of the tool and of its results for the policy, as in the recipe."""
 
-    chat_template: str
+    chat_template: str | None
     topk: int
     max_page_chars: int
     max_tokens: int
