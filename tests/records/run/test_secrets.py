@@ -1,7 +1,6 @@
 """Passwords and tokens stand in no file of a run, no output, no log and no tracker."""
 
 import logging
-from types import SimpleNamespace
 
 import pytest
 from omegaconf import OmegaConf
@@ -144,7 +143,7 @@ def test_what_verl_prints_and_hands_to_trackers_has_no_secret(tmp_path, monkeypa
     monkeypatch.setattr(main_ppo.TaskRunnerV1.__ray_actor_class__, "run", lambda self, config: None)
     monkeypatch.setattr(main_ppo, "pprint", printed.append)
     monkeypatch.setattr(trainer_base, "Tracking", lambda **settings: tracked.append(settings))
-    runner.run(object.__new__(runner), SimpleNamespace(run_dir=tmp_path))
+    runner.run(object.__new__(runner), load_config("lab", [f"run_dir={tmp_path}"]))
     trainer = {"wandb_proxy": "http://me:pass@proxy", "project_name": "mine"}
     config = {"search": {"url": "http://me:hush@h"}, "judge": {"api_key": "hush"}, "trainer": trainer}
     main_ppo.pprint(config)
