@@ -35,19 +35,21 @@ def lines(files: list[Path]) -> int:
     return sum(file.read_bytes().count(b"\n") for file in files)
 
 
-def shared_names(roles: dict[str, list[str]]) -> list[str]:
-    """Returns the names that files of the product share without playing one role.
+def shared_names(one_role: dict[str, list[str]]) -> list[str]:
+    """Returns the names that several files of one package have, with these files.
 
-    ``roles``: for a name, the files that play the same role in sibling rooms.
+    ``one_role``: the files of a name that play the same role in sibling rooms. A file of cli/ has the name of what it
+    starts, and a file of recipe/rules/ of what it refuses, so that neither is counted.
     """
-    places: dict[str, list[str]] = defaultdict(list)
+    places: dict[tuple[str, str], list[str]] = defaultdict(list)
     for file in tracked("verl_credit/*.py", "retriever/*.py"):
-        if not file.name.startswith("__"):
-            places[file.stem].append(str(file.relative_to(ROOT)))
+        place = file.relative_to(ROOT)
+        if not (file.name.startswith("__") or {"cli", "rules"} & set(place.parts)):
+            places[place.parts[0], file.stem].append(str(place))
     return [
         f"{name}: {', '.join(files)}"
-        for name, files in sorted(places.items())
-        if len(files) > 1 and sorted(roles.get(name, [])) != files
+        for (_, name), files in sorted(places.items())
+        if len(files) > 1 and sorted(one_role.get(name, [])) != files
     ]
 
 
