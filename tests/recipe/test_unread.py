@@ -148,3 +148,10 @@ def test_all_of_it_is_among_the_notes_of_a_run():
     lines = idle_lines(lab(MINI_BATCH, "gtpo.beta=0.5", "adv_rescale_alpha=0"))
     assert [line.partition(": ")[0] for line in lines] == ["unused keys", "without effect", "warning"]
     assert lines[2].startswith("warning: the clip can never act")
+
+
+def test_the_length_of_an_answer_is_read_where_there_are_tools(tmp_path):
+    key = "actor_rollout_ref.rollout.multi_turn.max_tool_response_length"
+    tools = f"actor_rollout_ref.rollout.multi_turn.tool_config_path={tmp_path}/t.yaml"
+    assert [line for line in without_effect(lab(f"{key}=50")) if line.startswith(f"{key}=50: ")]
+    assert not [line for line in without_effect(lab(f"{key}=50", tools)) if key in line]

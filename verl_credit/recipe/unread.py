@@ -11,18 +11,22 @@ from verl_credit.config.fit import MOST
 from verl_credit.config.keys import LOSS, Algorithm, PolicyLoss, chosen, read_section, reads
 from verl_credit.config.resolved import Config, select
 from verl_credit.config.settings import CreditSettings
-from verl_credit.credit.token.sepa_controller import first_auto_step, first_ramp_step
+from verl_credit.credit.token.sepa_controller import auto_can_lead, first_auto_step, first_ramp_step
 from verl_credit.credit.token.uncertainty import canonical_kind
 from verl_credit.names import AGENT_NAME, LOSS_MODE
 from verl_credit.policy.families import SCORER
 from verl_credit.precision import cpu_precision
-from verl_credit.recipe.agent_loops import LISTED, may_call, tools_given
+from verl_credit.recipe.agent_loops import LISTED, MULTI_TURN, may_call, tools_given
 from verl_credit.recipe.decisions import COMPUTES_IN, FULL, compute_dtype
 from verl_credit.recipe.family import chosen_scorer
 from verl_credit.recipe.rules.engines import overlong_unread
 from verl_credit.recipe.rules.known import handed_on
 from verl_credit.recipe.rules.trainer_mode import correction_without_effect, rollouts_too_old
 
+CUTS_TOOLS = (
+    (f"{MULTI_TURN}.max_tool_response_length", 1_000_000),
+    (f"{MULTI_TURN}.tool_response_truncate_side", "middle"),
+)
 UNCERTAINTY = Algorithm.model_fields["uncertainty_kind"].default
 CHARACTERS = 4  # English has about so many per token
 MEAN_RATIOS, WIDE_FOR_MEANS = ("turn", "sequence"), 0.1
@@ -72,6 +76,12 @@ def without_effect(config: Config, credit: CreditSettings) -> list[str]:
         )
     if select(config, MOST) and not tools_given(config) and not select(config, LISTED):
         idle.append(f"{MOST}={select(config, MOST)}: {AGENT_NAME} has search.max_searches+1 turns")
+    if not tools_given(config) and not select(config, LISTED):
+        idle += [
+            f"{key}={select(config, key)}: {AGENT_NAME} returns pages alone, and search.max_page_chars cuts them"
+            for key, default in CUTS_TOOLS
+            if select(config, key) not in (None, default)
+        ]
     return [*idle, *correction_without_effect(config), *overlong_unread(config)]
 
 
@@ -97,12 +107,21 @@ def without_effect_in(config: Config, credit: CreditSettings, steps: int, source
 
 
 def _sepa_without_effect(sepa: dict, steps: int, source: str) -> list[str]:
-    """Reports a lambda that stays 0."""
-    first = min(first_ramp_step(sepa), first_auto_step(sepa) if sepa["schedule"] == "auto" else math.inf)
+    """Reports a lambda that stays 0, and a schedule=auto that equals the linear ramp."""
+    auto = sepa["schedule"] == "auto"
+    ramp, fall = first_ramp_step(sepa), first_auto_step(sepa) if auto else math.inf
+    first = min(ramp, fall)
     if first == math.inf:
         return [f"algorithm.sepa.steps={sepa['steps']}, schedule={sepa['schedule']}: lambda is 0 for ever"]
     if first > steps:
         return [f"algorithm.sepa: lambda is 0 until step {first}, and {source}"]
+    if auto and not auto_can_lead(sepa, steps):
+        when = "never" if fall == math.inf else f"from step {fall} on at the earliest"
+        return [
+            f"algorithm.sepa.schedule=auto: lambda is the linear ramp's in every step, and {source}; with warmup="
+            f"{sepa['warmup']}, ema_decay={sepa['ema_decay']:g} and var_threshold={sepa['var_threshold']:g} the fall of the "
+            f"variance can act {when}, and counts only above the ramp. A smaller decay or warm-up, or steps=0"
+        ]
     return []
 
 
