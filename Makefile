@@ -9,7 +9,7 @@
 # make contacts [VERL=PATH]: the names and methods of verl that the host uses, beside another verl (evidence/host/).
 # make test-host VERL_TREE=PATH: verl's own CPU tests from that checkout, with and without the plugin (evidence/host/).
 # make docs: the site with the API reference, in build/site; its environment needs neither torch nor verl.
-# make real QUESTIONS=FILE: five steps with trained weights on HotpotQA's questions (docs/real.md), and their report.
+# make real QUESTIONS=FILE: five steps with trained weights on HotpotQA's questions (docs/recipes.md#trained-weights-on-a-cpu), and their report.
 # make test-browser: the pages in a headless Chromium of the system (Debian: apt-get install chromium); pictures in build/browser.
 # make test-vllm: the real vLLM on the CPU, the oldest and the newest, each in an environment of its own (Linux; minutes, 6 GB on disk).
 PYTHON ?= python3.11

@@ -250,7 +250,7 @@ def test_dropouts_of_a_text_model_have_its_section_and_those_of_no_layer_are_lef
 
 
 def pages_rows():
-    page = (Path(__file__).parents[2] / "docs" / "families.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "attention.md").read_text(encoding="utf-8")
     table = page[page.index("| families |") :].partition("\n\n")[0].splitlines()[2:]
     for line in table:
         _, names, attention, packed, scorer, *_ = (cell.strip(" `") for cell in line.split("|"))
@@ -265,7 +265,7 @@ def test_the_page_of_families_is_the_table(family, chosen):
 
 
 def test_the_page_names_every_family_that_a_name_decides_about():
-    page = (Path(__file__).parents[2] / "docs" / "families.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "attention.md").read_text(encoding="utf-8")
     named = {*DELTA_NET, *TEXT_OF, *SINKS, *UNMASKED, *NEVER, *MASKED_WINDOW}
     assert [name for name in sorted(named) if f"`{name}`" not in page] == []
 

@@ -1,4 +1,4 @@
-"""Recipes from a folder of the user's beside the shipped ones: the lines of docs/own-recipe.md, and refusals in one line."""
+"""Recipes from a folder of the user's beside the shipped ones: the lines of the page, and refusals in one line."""
 
 import re
 import shlex
@@ -17,7 +17,12 @@ from verl_credit.recipe.doctor import checks
 from verl_credit.recipe.files import recipes_folder, shipped_recipes
 from verl_credit.recipe.rules import validate
 
-PAGE = (Path(__file__).parents[2] / "docs" / "own-recipe.md").read_text()
+PAGE = (
+    (Path(__file__).parents[2] / "docs" / "recipes.md")
+    .read_text()
+    .partition("## A recipe of your own")[2]
+    .partition("\n## ")[0]
+)
 (RECIPE,) = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
 COMMANDS = re.findall(r"^verl-credit .*$", PAGE, re.MULTILINE)
 

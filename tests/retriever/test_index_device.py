@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 COMMAND = re.compile(r"^verl-credit-retriever (index .*)$", re.MULTILINE)
 
 
-@pytest.mark.parametrize("page", ["docs/recipes.md", "docs/spark.md"])
+@pytest.mark.parametrize("page", ["docs/recipes.md"])
 def test_published_commands_that_encode_a_large_corpus_do_it_on_a_gpu(page, monkeypatch):
     (command,) = COMMAND.findall((ROOT / page).read_text())
     devices = []

@@ -16,9 +16,12 @@ from traceback import walk_tb
 from typing import NamedTuple
 
 from hydra import compose, initialize_config_dir
+from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.types import Quote, QuotedString
+from hydra.core.plugins import Plugins
 from hydra.errors import HydraException, MissingConfigException
+from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
@@ -176,16 +179,25 @@ ConfigStore.instance().store("credit_keys", node=defaults_tree(), package="_glob
 _READ_DEFAULTS = ("hydra._internal.config_repository", "hydra._internal.defaults_list")
 
 
+class _SearchPath(SearchPathPlugin):
+    """Adds the shipped recipes and verl's configuration to the folders in which Hydra looks for recipes and their parts.
+
+    verl's folder is a path, because ``pkg://verl.trainer.config`` would import verl, which takes several seconds.
+    """
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        search_path.append("verl_credit", f"file://{recipes_folder()}")
+        search_path.append("verl", f"file://{verl_folder()}")
+
+
+Plugins.instance().register(_SearchPath)
+
+
 def compose_recipe(name: str, overrides: Sequence[str], config_dir: str | None = None) -> DictConfig:
     """Composes files and overrides; ``auto`` is not decided yet."""
-    own, *others = [
-        *folders(config_dir),
-        verl_folder(),
-    ]  # pkg://verl.trainer.config would import verl, which takes seconds
-    path = f"hydra.searchpath=[{','.join(quoted(f'file://{folder}') for folder in others)}]"
-    with initialize_config_dir(str(own), version_base=None):
+    with initialize_config_dir(str(folders(config_dir)[0]), version_base=None):
         try:
-            config = compose(name, [*overrides, path])
+            config = compose(name, list(overrides))
         except (AssertionError, TypeError) as error:
             *_, (frame, _) = walk_tb(error.__traceback__)
             # Hydra reads lists of defaults there, and takes a group's name and choice for texts.

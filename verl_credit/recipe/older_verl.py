@@ -68,7 +68,7 @@ ONE_RANK = (
     "attention over several ranks is not built, so that a row has to fit one GPU; possible with flash-attn: "
     "attn_implementation=flash_attention_2, use_remove_padding=true, algorithm.info_gain_scorer=rows"
 )
-_BY_FAMILY = "attention and padding follow from the model's family (docs/families.md)"
+_BY_FAMILY = "attention and padding follow from the model's family (docs/attention.md#model-families)"
 NO_CRITIC = "no critic is adopted (algorithm.turn_values=critic makes one)"
 GONE = {
     "critic": NO_CRITIC,

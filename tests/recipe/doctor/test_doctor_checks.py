@@ -44,7 +44,7 @@ def test_names_are_told_apart_and_a_check_needs_earlier_ones():
 def test_the_documented_list_is_the_list():
     rows = [f"| `{c.name}` | {c.stage} | {c.right} | {c.train} |" for c in CHECKS]
     table = "\n".join(["| check | stage | what has to hold | `train` makes it |", "|---|---|---|---|", *rows])
-    assert table in (Path(__file__).parents[3] / "docs" / "doctor.md").read_text(), f"write there:\n{table}"
+    assert table in (Path(__file__).parents[3] / "docs" / "plan.md").read_text(), f"write there:\n{table}"
 
 
 @pytest.mark.parametrize("config, without", [(LAB, ["no", "on CUDA"]), (on_cuda(LAB), ["no"])])

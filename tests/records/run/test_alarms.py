@@ -121,12 +121,12 @@ def test_the_text_has_the_numbers_and_the_overrides():
         "warning: in step 15 entropy explodes: actor/entropy has mean 2 over the last 5, the first 5 0.3. The policy's "
         "tokens become random. Try actor_rollout_ref.actor.entropy_coeff=0 actor_rollout_ref.actor.optim.lr=0.00025 "
         "actor_rollout_ref.actor.checkpoint.load_contents=[model] actor_rollout_ref.actor.use_kl_loss=true "
-        "actor_rollout_ref.actor.kl_loss_coef=0.001 (docs/collapse.md)"
+        "actor_rollout_ref.actor.kl_loss_coef=0.001 (docs/run.md#when-a-run-collapses)"
     )
 
 
 def test_the_page_has_the_table_of_the_code():
-    assert table() in (ROOT / "docs" / "collapse.md").read_text(encoding="utf-8")
+    assert table() in (ROOT / "docs" / "run.md").read_text(encoding="utf-8")
 
 
 def _placeholders(remedy):

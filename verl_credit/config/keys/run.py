@@ -98,7 +98,7 @@ class Evaluation(Section):
     """Hours that an evaluation may take, all modes together; a longer evaluation ends the run after the current batch;
     null: no limit."""
     keep_trajectories: bool = False
-    """Write every held-out trajectory with its texts and scores to `held_out/` in the run's folder (docs/evaluate.md)."""
+    """Write every held-out trajectory with its texts and scores to `held_out/` in the run's folder (docs/report.md)."""
 
 
 class Probe(Section):
@@ -133,7 +133,7 @@ ValidationMetric = Annotated[
 
 
 class Lineage(Section):
-    """The table that records a run as a trial, its hypothesis, and the rule that keeps it (docs/lineage.md)."""
+    """The table that records a run as a trial, its hypothesis, and the rule that keeps it (docs/campaigns.md)."""
 
     prefix = "lineage"
 

@@ -25,7 +25,6 @@ from annotated_types import Ge, Gt, Le, Lt
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
-from pydantic_core import core_schema
 
 from verl_credit.config.resolved import Config, data, select
 from verl_credit.errors import ConfigError, ConfigErrors, did_you_mean
@@ -66,8 +65,8 @@ class OneOf:
 
     names: tuple[str, ...]
 
-    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> core_schema.CoreSchema:
-        return core_schema.literal_schema(list(self.names))
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+        return handler.generate_schema(Literal[self.names])
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ FIXES = {
     VARLEN: "reinstall it for this torch (pip install --force-reinstall --no-build-isolation flash-attn), "
             f"or leave it out: {ATTENTION}={AUTO} takes SDPA",
     SDPA: "a torch built for this device; it needs one of SDPA's fused backends (flash, memory-efficient)",
-    FLEX: "a C compiler, Python.h (apt install gcc python3-dev), and for Blackwell a newer ptxas (docs/spark.md)",
+    FLEX: "a C compiler, Python.h (apt install gcc python3-dev), and for Blackwell a newer ptxas (docs/recipes.md)",
 }  # fmt: skip
 """The kernels that are tried, and what helps where one does not run."""
 

@@ -59,7 +59,7 @@ def _device_memory(name: str, device: Device, context: Context) -> Result:
             name,
         )
     if share is not None and device.unified and share >= FROZE:
-        right = f"a share below {FROZE:g}: a first start froze such a machine (docs/spark.md)"
+        right = f"a share below {FROZE:g}: a first start froze such a machine (docs/recipes.md#one-dgx-spark)"
         return warned(f"{state}; {SHARE}={share:g}", right, f"{SHARE}=0.3", name)
     if not device.unified and free < (1 - BUSY) * device.total:
         return warned(state, "an idle device", "nvidia-smi names who holds it", name)

@@ -47,7 +47,7 @@ def check_torch(context: Context) -> Result:
     if spark and (torch.cuda or "").startswith("12.") and (config is None or wants_cuda(config)):
         return warned(
             f"{build}, on {spark.name}",
-            "built for CUDA 13: reports say 1.9 to 2.9 times as fast there (docs/spark.md)",
+            "built for CUDA 13: reports say 1.9 to 2.9 times as fast there (docs/recipes.md#one-dgx-spark)",
             f"{CUDA_13} for the same version, and a vLLM built for CUDA 13",
         )
     return passed(build)

@@ -1,7 +1,7 @@
 """Alarms of a run that collapses: one table of metrics, conditions over the run's own steps, sentences and remedies.
 
 A condition compares the mean of a metric's last values with the run's own beginning, or with the best that the run had, so
-that it holds for every model and task. `Watch` tests the table after each step; docs/collapse.md has the same table.
+that it holds for every model and task. `Watch` tests the table after each step; docs/run.md has the same table.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Condition:
         return (now, reference) if holds else None
 
     def words(self) -> str:
-        """The condition in words, as docs/collapse.md has it."""
+        """The condition in words, as docs/run.md has it."""
         if self.side == NOT_FINITE:
             return f"`{self.metric}` is {self.side} (null in the file)"
         name = f"`{self.metric}`" + (f" / `{self.per}`" if self.per else "")
@@ -190,7 +190,10 @@ class Watch:
             found = [self._seen(condition) for condition in alarm.conditions]
             if all(found):
                 text = f"warning: in step {step} {alarm.seen}: {found[0]}. {alarm.means}. Try "
-                yield alarm.name, text + f"{alarm.remedy.format(**self._settings)} (docs/collapse.md)"
+                yield (
+                    alarm.name,
+                    text + f"{alarm.remedy.format(**self._settings)} (docs/run.md#when-a-run-collapses)",
+                )
 
     def _add(self, step: int, metrics: Mapping) -> None:
         for name, value in metrics.items():
@@ -217,7 +220,7 @@ class Watch:
 
 
 def table() -> str:
-    """The alarms as the table of docs/collapse.md."""
+    """The alarms as the table of docs/run.md."""
     lines = ["| what one sees, its event | alarm | try |", "|---|---|---|"]
     for alarm in ALARMS:
         conditions = "; and ".join(condition.words() for condition in alarm.conditions)
