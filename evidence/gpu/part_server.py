@@ -72,7 +72,7 @@ class Server:
     def scores(self, batch) -> list[float]:
         from vllm import LLM, SamplingParams
 
-        from verl_credit.turns.score.scorers.server import server_score
+        from verl_credit.turns.score.scorers.rollout_server import server_score
 
         self._engine = LLM(
             self.folder, dtype="bfloat16", max_model_len=LENGTH + 64, gpu_memory_utilization=0.4,

@@ -36,11 +36,11 @@ from verl_credit.policy.attention.implementation import choice, install, named
 from verl_credit.policy.attention.pack import PACK, pack_rows
 from verl_credit.policy.log_prob_chunks import chunk_tokens
 from verl_credit.policy.log_probs import log_probs_and_entropy, log_probs_from_logits
-from verl_credit.recipe.files import shipped_recipes
 from verl_credit.recipe.plan.job import Job
 from verl_credit.recipe.plan.model_shape import ModelShape
 from verl_credit.recipe.plan.plan import make_plan
-from verl_credit.recipe.plan.update import log_prob_parts, state, update_parts
+from verl_credit.recipe.plan.update_memory import log_prob_parts, state, update_parts
+from verl_credit.recipe.recipe_files import shipped_recipes
 
 RANKS = (1, 8)
 LORA_RANK = 32

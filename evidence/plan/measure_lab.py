@@ -6,7 +6,7 @@ profiler reports every allocation and release of the allocator, temporaries of k
 over the weights is the peak. The interpreter is not in it.
 
 Shapes: the lab's policy (--policy) and a random Qwen3 (hidden 512, 8 layers, vocabulary 8192, 2048 tokens), with and without
-gradient checkpointing, on a CPU. Predicted: `verl_credit.recipe.plan.update.actor_peak`.
+gradient checkpointing, on a CPU. Predicted: `verl_credit.recipe.plan.update_memory.actor_peak`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from verl_credit.policy.log_probs import log_probs_and_entropy, log_probs_from_l
 from verl_credit.recipe.plan.activations import answers_masks, forward_only, log_prob_loss
 from verl_credit.recipe.plan.job import Job
 from verl_credit.recipe.plan.model_shape import shape_of
-from verl_credit.recipe.plan.update import actor_peak
+from verl_credit.recipe.plan.update_memory import actor_peak
 
 TOLERANCE = 0.20
 ANSWER = 8  # tokens of a scored answer

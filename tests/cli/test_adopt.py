@@ -8,7 +8,7 @@ import yaml
 from kit.recipes import composed_once
 from verl_credit.cli import main
 from verl_credit.recipe import compose
-from verl_credit.recipe.adopt import sources
+from verl_credit.recipe.adopt import launch_files as sources
 from verl_credit.recipe.adopt.adoption import value_of
 
 LAUNCH = "python -m verl.trainer.main_ppo algorithm.adv_estimator=grpo actor_rollout_ref.rollout.n=4"

@@ -15,7 +15,7 @@ from verl_credit.cli.evaluate.policy import find_policy
 from verl_credit.cli.saved_run import run_config
 from verl_credit.errors import ExitCode, PreflightError
 from verl_credit.recipe.compose import load_config
-from verl_credit.records.run.held_out import write_held_out
+from verl_credit.records.run.validation import write_held_out
 
 QUESTION = "Who founded <script>alert(1)</script>?"
 

@@ -14,7 +14,7 @@ from verl_credit.cli.saved_run import saved_step
 from verl_credit.config.resolved import flat_values
 from verl_credit.errors import ConfigError, ExitCode, PreflightError
 from verl_credit.records.run.lock import run_lock
-from verl_credit.records.run.tables import ROLLOUTS, table_path
+from verl_credit.records.run.table_files import ROLLOUTS, table_path
 
 STEP = 11  # the file that stored() writes is of step 12
 

@@ -5,7 +5,7 @@ import pytest
 from kit.byte_world import make_tokenizer
 from kit.preflight import GOOD, different, write
 from verl_credit.cli import main
-from verl_credit.turns.rollout.search.protocol import SCHEMA
+from verl_credit.turns.rollout.search.wire import SCHEMA
 
 TEMPLATE = (
     "{% for t in tools or [] %}[{{ t.function.name }}]{% endfor %}{% for m in messages %}"

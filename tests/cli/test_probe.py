@@ -11,8 +11,8 @@ from verl_credit.cli import another_run
 from verl_credit.cli.probe import _left_out, _rounded, divide, probe, run, summary
 from verl_credit.config.keys.section import declared
 from verl_credit.errors import ConfigError, ExitCode
-from verl_credit.study.probe.rollouts import Rollouts
-from verl_credit.study.probe.settings import ProbeSettings
+from verl_credit.study.probe.file import ProbeSettings
+from verl_credit.study.probe.kept_rollouts import Rollouts
 
 
 def settings(**tree) -> ProbeSettings:

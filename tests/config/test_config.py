@@ -24,7 +24,7 @@ from verl_credit.credit import INFO_GAIN_NORM_MODES
 from verl_credit.credit.turn.modes import MODES
 from verl_credit.errors import ConfigError
 from verl_credit.recipe.compose import compose_recipe, load_config, unchecked_config
-from verl_credit.recipe.files import shipped_recipes
+from verl_credit.recipe.recipe_files import shipped_recipes
 from verl_credit.recipe.rules import validate
 
 MODE = "algorithm.info_gain_norm_mode=turn-group-v1d"

@@ -90,7 +90,7 @@ def test_a_loss_without_a_class_is_refused():
     with pytest.raises(ConfigError) as caught:
         check(f"~{LOSS}._target_")
     assert (caught.value.key, caught.value.value) == (f"{LOSS}._target_", None)
-    assert "use verl_credit.host.actor.loss" in caught.value.accepted
+    assert "use verl_credit.host.actor.policy_loss" in caught.value.accepted
 
 
 def test_a_folder_s_name_has_no_null_byte():
@@ -182,7 +182,7 @@ def test_the_names_are_verl_s():
     from verl.utils.tracking import Tracking
 
     from verl_credit.config.keys.verl import TARGET
-    from verl_credit.host.actor.loss import TurnPolicyLossConfig
+    from verl_credit.host.actor.policy_loss import TurnPolicyLossConfig
     from verl_credit.names import LOSS_MODE
 
     assert set(LOGGERS) == set(Tracking.supported_backend)

@@ -12,9 +12,9 @@ from verl_credit.credit import REGISTRY
 from verl_credit.credit.laws import LAWS, PROPERTIES, check, own_subject, registered_subject
 from verl_credit.credit.laws import laws as steady
 from verl_credit.credit.laws.check import counterexample, lines, smallest
+from verl_credit.credit.laws.drawn_world import make_world
 from verl_credit.credit.laws.effects import TOOL_TURNS
 from verl_credit.credit.laws.subjects import run_turn_mode
-from verl_credit.credit.laws.world import make_world
 from verl_credit.credit.operator import equation_of
 from verl_credit.credit.outcome import OUTCOME_OPERATORS
 from verl_credit.credit.plugins import AlgorithmContext, TransformContext, TransformSpec

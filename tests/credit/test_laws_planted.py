@@ -11,10 +11,10 @@ from kit.fuzz import LAW_SEEDS
 from verl_credit.credit.laws import LAWS, PROPERTIES, check, own_subject
 from verl_credit.credit.laws import laws as steady
 from verl_credit.credit.laws.check import FIRST, counterexample, lines, smallest
+from verl_credit.credit.laws.drawn_world import make_world
 from verl_credit.credit.laws.effects import weighs_by
 from verl_credit.credit.laws.laws import Broken, nonfinite, same, travels
 from verl_credit.credit.laws.subjects import TURNS
-from verl_credit.credit.laws.world import make_world
 from verl_credit.credit.plugins import AlgorithmContext, TransformContext, UncertaintyContext
 from verl_credit.credit.token.gtpo import SMALLEST_MEAN, gtpo_weights
 

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from verl_credit.credit.laws.check import Example, smallest
+from verl_credit.credit.laws.drawn_world import make_world
 from verl_credit.credit.laws.laws import Broken
 from verl_credit.credit.laws.subjects import own_subject
-from verl_credit.credit.laws.world import make_world
 
 
 def centred(rewards):

@@ -8,7 +8,7 @@ import torch
 
 from kit.modes import NO_TABLES
 from verl_credit.credit import grpo, half_negative, low_baseline, maxrl, reinforce_pp, rloo, turn_credit
-from verl_credit.credit.plugins.run import outcome_operator
+from verl_credit.credit.plugins.calls import outcome_operator
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 NAN = float("nan")

@@ -19,8 +19,8 @@ from verl_credit.credit import (
     turn_gae,
 )
 from verl_credit.credit.laws import check, registered_subject
+from verl_credit.credit.laws.drawn_world import make_world
 from verl_credit.credit.laws.subjects import run_turn_mode
-from verl_credit.credit.laws.world import make_world
 
 NAN = float("nan")
 none = MODES["none"]

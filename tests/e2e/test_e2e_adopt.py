@@ -17,7 +17,7 @@ from kit import launches
 from kit.train_run import train
 from verl_credit.cli import main
 from verl_credit.records.run.files import METRICS, read_json_lines
-from verl_credit.turns.rollout.search.protocol import SCHEMA
+from verl_credit.turns.rollout.search.wire import SCHEMA
 
 pytestmark = [pytest.mark.e2e, pytest.mark.nightly]
 

@@ -6,7 +6,7 @@ import pytest
 
 from kit.faults import SAVED, STEP, STEPS, KillPoint, run_killed, run_straight, wrong_ages
 from verl_credit.records.run.files import EVENTS, METRICS, read_json_lines
-from verl_credit.records.run.tables import TURNS, read_table, table_path
+from verl_credit.records.run.table_files import TURNS, read_table, table_path
 
 pytestmark = pytest.mark.e2e
 

@@ -28,12 +28,12 @@ from verl_credit.config.settings import CreditSettings
 from verl_credit.policy.attention.implementation import AUTO, install
 from verl_credit.policy.packed import PackedPolicy
 from verl_credit.records.run.files import EVENTS, METRICS, VALIDATION, read_json_lines
-from verl_credit.records.run.held_out import read_held_out
 from verl_credit.records.run.rollouts import read_samples, token_steps
-from verl_credit.records.run.tables import TURNS, tables_of
+from verl_credit.records.run.table_files import TURNS, tables_of
+from verl_credit.records.run.validation import read_held_out
 from verl_credit.study.probe.checkpoint import build_model, read_checkpoint
+from verl_credit.study.probe.kept_rollouts import read_rollouts
 from verl_credit.study.probe.policy import ModelPolicy, Sampling, gradient, norm
-from verl_credit.study.probe.rollouts import read_rollouts
 from verl_credit.study.probe.update import adamw_step, credit_weights
 from verl_credit.study.twin_step import credited, update
 from verl_credit.turns.step.assign import CreditRun, group_numbers

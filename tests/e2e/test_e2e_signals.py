@@ -15,7 +15,7 @@ import yaml
 
 from kit.train_run import train
 from verl_credit.records.run.files import EVENTS, METRICS, read_json_lines
-from verl_credit.turns.rollout.search.protocol import SCHEMA
+from verl_credit.turns.rollout.search.wire import SCHEMA
 
 pytestmark = pytest.mark.e2e
 

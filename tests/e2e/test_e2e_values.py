@@ -4,7 +4,7 @@ import pytest
 
 from kit.faults import SAVED, TRAINER, KillPoint, run_killed, run_straight
 from verl_credit.records.run.files import METRICS, VALUES, read_json_lines
-from verl_credit.records.run.tables import TURNS, read_table, table_path
+from verl_credit.records.run.table_files import TURNS, read_table, table_path
 
 pytestmark = [pytest.mark.e2e, pytest.mark.nightly]
 

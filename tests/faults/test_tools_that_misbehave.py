@@ -24,7 +24,7 @@ from verl_credit.errors import IntegrityError
 from verl_credit.host.rollout.search_agent import SearchTool
 from verl_credit.turns.rollout.book import RowRecord
 from verl_credit.turns.rollout.search.client import client_for
-from verl_credit.turns.step.signals.known import find_signal
+from verl_credit.turns.step.signals.built_in import find_signal
 from verl_credit.turns.step.signals.signal import StepRows, step_rewards
 from verl_credit.turns.step.step_checks import check_tool_faults
 from verl_credit.turns.step.step_metrics import row_metrics

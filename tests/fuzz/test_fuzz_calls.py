@@ -11,7 +11,7 @@ from pathlib import Path
 from kit.damage import damaged_value
 from kit.fuzz import Check, cuts, told, try_all
 from kit.played import play
-from verl_credit.turns.rollout.search.protocol import MAX_QUERY_CHARS, bad_query_reason
+from verl_credit.turns.rollout.search.wire import MAX_QUERY_CHARS, bad_query_reason
 from verl_credit.worlds.lab.protocol import TURN_END, answer_turn
 
 # fmt: off

@@ -16,7 +16,7 @@ from kit.recipes import OWN, load_config
 from verl_credit.cli.recipe.stages import explanation
 from verl_credit.config.keys import OURS, VERLS, keys_of
 from verl_credit.errors import ConfigError, ConfigErrors, printable
-from verl_credit.recipe.files import shipped_recipes
+from verl_credit.recipe.recipe_files import shipped_recipes
 from verl_credit.recipe.rules import validate
 from verl_credit.recipe.rules.known import REWARD
 from verl_credit.recipe.world import DATA, MODEL, missing_line

@@ -10,7 +10,7 @@ from verl.workers.config.actor import PolicyLossConfig
 from verl.workers.utils.losses import ppo_loss
 
 from kit.stored_step import StoredStep
-from verl_credit.host.actor.loss import TurnPolicyLossConfig, credit_ppo_loss
+from verl_credit.host.actor.policy_loss import TurnPolicyLossConfig, credit_ppo_loss
 from verl_credit.host.step import store
 from verl_credit.host.step.async_trainers import CreditColocateAsync, CreditSeparateAsync
 from verl_credit.host.step.trainer import CreditTrainer

@@ -10,12 +10,12 @@ from kit.byte_world import make_tokenizer
 from kit.settings import settings
 from kit.turn_rows import Row, padding_row, turn_batch
 from verl_credit.config.keys import SCORERS as NAMES
-from verl_credit.records.run.progress import step_line
+from verl_credit.records.run.progress_line import step_line
 from verl_credit.turns.rollout.book import RowRecord
 from verl_credit.turns.score.gains import plan_gains
 from verl_credit.turns.score.requests import PseudoAnswer, Request
 from verl_credit.turns.score.scorers import SCORERS, Scorer
-from verl_credit.turns.score.scorers.server import server_score
+from verl_credit.turns.score.scorers.rollout_server import server_score
 
 CONTEXT, ANSWER, N_GOLD = [5, 6, 7, 8], [11, 12, 13], 2
 GARBAGE = -1e30

@@ -14,7 +14,7 @@ from verl_credit.host.step import held_out
 from verl_credit.host.step.trainer import CreditSteps
 from verl_credit.records.run import events
 from verl_credit.records.run.files import EVENTS, VALIDATION, read_json_lines
-from verl_credit.records.run.held_out import read_held_out
+from verl_credit.records.run.validation import read_held_out
 
 ROWS = [{"raw_prompt": [1, 2]}, {"raw_prompt": [3, 4]}]
 

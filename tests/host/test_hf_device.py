@@ -11,7 +11,7 @@ from verl.workers.rollout.replica import RolloutMode
 from kit.tiny_models import tiny_config, tiny_model
 from verl_credit.host.hf_rollout import sync
 from verl_credit.host.hf_rollout.batcher import RequestBatcher
-from verl_credit.host.hf_rollout.model import batch_bound, leave_device
+from verl_credit.host.hf_rollout.loaded_model import batch_bound, leave_device
 from verl_credit.host.hf_rollout.server import HFServer
 from verl_credit.host.hf_rollout.sync import WeightError, checksum, weight_buckets
 from verl_credit.policy.generation import BatchGenerator

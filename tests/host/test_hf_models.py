@@ -12,7 +12,7 @@ from verl.utils.model import get_hf_auto_model_class
 from kit.families import family_config, family_model
 from kit.tiny_models import log_probs
 from verl_credit.host.hf_rollout.batcher import RequestBatcher
-from verl_credit.host.hf_rollout.model import build_model, max_model_len
+from verl_credit.host.hf_rollout.loaded_model import build_model, max_model_len
 from verl_credit.host.hf_rollout.server import HFServer
 from verl_credit.host.hf_rollout.sync import WeightError, checksum, weight_buckets
 from verl_credit.policy import decodable

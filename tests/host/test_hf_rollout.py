@@ -13,7 +13,7 @@ from verl.workers.rollout.replica import RolloutMode
 
 from kit.tiny_models import tiny_config
 from verl_credit.host.hf_rollout.batcher import RequestBatcher, RequestRejected
-from verl_credit.host.hf_rollout.model import max_model_len
+from verl_credit.host.hf_rollout.loaded_model import max_model_len
 from verl_credit.host.hf_rollout.options import num_threads, read_sampling_params
 from verl_credit.host.hf_rollout.replica import HFReplica
 from verl_credit.host.hf_rollout.server import HFServer

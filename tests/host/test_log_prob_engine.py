@@ -262,7 +262,7 @@ def test_both_engines_have_it():
     """The hook is a method of the class that verl builds: nothing of verl's is replaced."""
     from verl.workers.engine.fsdp import FSDPEngineWithLMHead
 
-    from verl_credit.host.engine.engines import (
+    from verl_credit.host.engine.fsdp import (
         CPUFSDPEngineWithLMHead,
         CreditFSDPEngineWithLMHead,
         SharedPromptEngine,

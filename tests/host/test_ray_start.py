@@ -15,7 +15,8 @@ from verl_credit.cli.train.with_verl import check_with_verl
 from verl_credit.errors import PreflightError, Terminated
 from verl_credit.host.process import launch as module
 from verl_credit.host.process.launch import RunFailed, launch
-from verl_credit.recipe import compose, files
+from verl_credit.recipe import compose
+from verl_credit.recipe import recipe_files as files
 from verl_credit.recipe.compose import compose_recipe
 
 ADDRESS = "ray_kwargs.ray_init.address"

@@ -10,12 +10,12 @@ from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from kit.recipes import load_config
 from kit.tiny_models import tiny_model
 from verl_credit.errors import IntegrityError
-from verl_credit.host.measure import MeasuringTrainer, RunSubject, load_model, questions_of
+from verl_credit.host.measuring_run import MeasuringTrainer, RunSubject, load_model, questions_of
 from verl_credit.host.step.measured_rows import Row
 from verl_credit.study.fidelity.gradients import turn_gradients
 from verl_credit.study.fidelity.request import ROLLOUTS, Request
 from verl_credit.study.fidelity.result import Result, as_dict
-from verl_credit.study.fidelity.values import Value, score_turns, states_of, values_of
+from verl_credit.study.fidelity.true_values import Value, score_turns, states_of, values_of
 from verl_credit.study.stats import Measure
 from verl_credit.turns.rollout.book import RowRecord
 from verl_credit.worlds.rollouts.rollout import Start

@@ -6,7 +6,7 @@ from kit.byte_world import make_tokenizer
 from kit.credit_tables import write_tables
 from kit.turn_rows import Row, credited, lost_row, padding_row, turn_batch
 from verl_credit.records.run.rollouts import keep_samples, read_samples
-from verl_credit.records.run.tables import ROLLOUTS, TURNS, table_path, tables_of
+from verl_credit.records.run.table_files import ROLLOUTS, TURNS, table_path, tables_of
 from verl_credit.turns.rollout.book import RowRecord
 
 

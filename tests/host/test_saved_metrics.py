@@ -20,7 +20,7 @@ from verl_credit.host.step.v1_host import V1Host
 from verl_credit.records.run.events import STAGE
 from verl_credit.records.run.files import EVENTS, METRICS, VALIDATION, VALUES, append_json, read_json_lines
 from verl_credit.turns.step.step import state_of
-from verl_credit.turns.step.values import TurnValues
+from verl_credit.turns.step.turn_values import TurnValues
 
 STEP, HELD_OUT = 3, {"val-core/lab-greedy/em/mean@1": 0.25}
 UPDATE = {"actor/grad_norm": 0.5, "credit/outcome/em": 0.75}

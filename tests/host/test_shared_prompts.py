@@ -11,7 +11,7 @@ from verl.workers.utils.padding import no_padding_2_padding
 
 from kit.tiny_engine import Trajectories, batch, build_engine, infer, single_rank
 from kit.tiny_models import tiny_model
-from verl_credit.host.engine.engines import COMPUTED, SharedPromptEngine
+from verl_credit.host.engine.fsdp import COMPUTED, SharedPromptEngine
 from verl_credit.names import BRANCHES, SCORE_BRANCHES
 from verl_credit.turns.score.branches import encode_branches
 

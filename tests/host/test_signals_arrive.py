@@ -6,7 +6,7 @@ from kit.byte_world import make_tokenizer
 from kit.settings import settings
 from kit.turn_rows import Row, credited, turn_batch
 from verl_credit.errors import IntegrityError
-from verl_credit.turns.step.signals.known import signals_of
+from verl_credit.turns.step.signals.built_in import signals_of
 from verl_credit.turns.step.step_checks import UnrewardedSteps, check_turns_have_rewards
 
 BOTH = {"info_gain": 1.0, "tool_reward": 0.5}

@@ -10,13 +10,13 @@ from kit.credit_tables import GROUPS, OUTCOMES, ROWS, credited_step, tokenizer
 from kit.recipes import load_config
 from kit.turn_rows import lost_row
 from verl_credit.host.step import store
-from verl_credit.host.step.rollouts import credited_rows, keep_rollouts
-from verl_credit.host.step.tables import pipeline
+from verl_credit.host.step.kept_tables import pipeline
 from verl_credit.host.step.trainer import CreditSteps
 from verl_credit.host.step.v1_host import V1Host
+from verl_credit.host.step.watch import credited_rows, keep_rollouts
 from verl_credit.names import CLIP_SCALE
 from verl_credit.records.run.rollouts import token_steps
-from verl_credit.records.run.tables import (
+from verl_credit.records.run.table_files import (
     ROLLOUTS,
     SAMPLES,
     DamagedTable,
@@ -24,7 +24,7 @@ from verl_credit.records.run.tables import (
     table_path,
     tables_of,
 )
-from verl_credit.study.probe.rollouts import read_rollouts
+from verl_credit.study.probe.kept_rollouts import read_rollouts
 
 
 class Handle:

@@ -8,9 +8,9 @@ import torch
 from kit.credit_tables import GROUPS, credited_step, rollout, rows_of, tokenizer
 from verl_credit.credit import TRANSFORMS, gtpo_weights, sepa_pool
 from verl_credit.host.step import store
-from verl_credit.host.step.rollouts import CREDIT, credit_columns, text_columns, token_texts
-from verl_credit.host.step.tables import keep_turns, pipeline, sampled_rows, turn_columns
-from verl_credit.records.run.tables import TURNS, read_table, table_path
+from verl_credit.host.step.kept_tables import keep_turns, pipeline, sampled_rows, turn_columns
+from verl_credit.host.step.watch import CREDIT, credit_columns, text_columns, token_texts
+from verl_credit.records.run.table_files import TURNS, read_table, table_path
 
 
 def test_a_line_per_turn_of_every_row_but_padding():

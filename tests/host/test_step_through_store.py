@@ -11,7 +11,7 @@ from verl_credit.host.step.async_trainers import CreditColocateAsync, CreditSepa
 from verl_credit.host.step.trainer import CreditTrainer
 from verl_credit.names import CLIP_SCALE, TURN_IDS
 from verl_credit.records.run.rollouts import read_samples
-from verl_credit.records.run.tables import TURNS, read_table, table_path
+from verl_credit.records.run.table_files import TURNS, read_table, table_path
 
 
 @pytest.fixture

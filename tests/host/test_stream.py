@@ -18,7 +18,7 @@ from verl_credit.host.process import stream_check
 from verl_credit.host.process.stream_check import check_stream, differences
 from verl_credit.host.rollout.stream_builder import turn_end
 from verl_credit.recipe.doctor.lengths import PromptMeter
-from verl_credit.turns.rollout.search.protocol import SCHEMA
+from verl_credit.turns.rollout.search.wire import SCHEMA
 from verl_credit.turns.score.requests import RowPlanner
 from verl_credit.worlds.lab.protocol import answer_turn, search_turn
 from verl_credit.worlds.real.multihop import encode

@@ -8,7 +8,7 @@ from verl.workers.config import ActorConfig
 from verl.workers.config.actor import PolicyLossConfig
 from verl.workers.utils.losses import ppo_loss
 
-from verl_credit.host.actor.loss import TurnPolicyLossConfig, credit_ppo_loss
+from verl_credit.host.actor.policy_loss import TurnPolicyLossConfig, credit_ppo_loss
 from verl_credit.names import CLIP_SCALE, LOSS_MODE, TURN_IDS
 
 ROWS = [(3, 6), (2, 9), (4, 5)]  # prompt and response tokens

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from verl_credit.recipe.files import shipped_recipes
+from verl_credit.recipe.recipe_files import shipped_recipes
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "evidence" / "gpu" / "results"

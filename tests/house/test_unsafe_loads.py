@@ -23,7 +23,7 @@ ALLOWED = {  # what is found -> why it may stay
         "verl's key of the user's model, false unless the user sets it; the run would do the same"
     ),
     "verl_credit/host/process/stream_check.py: trust_remote_code=bool(model.get('trust_remote_code'))": "the same key",
-    "verl_credit/host/hf_rollout/model.py: {'trust_remote_code': model_config.trust_remote_code}": "the same key",
+    "verl_credit/host/hf_rollout/loaded_model.py: {'trust_remote_code': model_config.trust_remote_code}": "the same key",
 }
 
 

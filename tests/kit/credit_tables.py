@@ -9,10 +9,10 @@ import torch
 
 from kit.byte_world import make_tokenizer
 from kit.turn_rows import Row, estimate, padding_row, step_inputs, turn_batch
-from verl_credit.host.step.rollouts import credit_columns, rollout_columns, text_columns
-from verl_credit.host.step.tables import pipeline, sampled_rows, turn_columns
+from verl_credit.host.step.kept_tables import pipeline, sampled_rows, turn_columns
+from verl_credit.host.step.watch import credit_columns, rollout_columns, text_columns
 from verl_credit.names import CLIP_SCALE
-from verl_credit.records.run.tables import ROLLOUTS, TURNS, write_table
+from verl_credit.records.run.table_files import ROLLOUTS, TURNS, write_table
 from verl_credit.turns.rollout.book import RowRecord
 from verl_credit.turns.step.token_stage import TokenInputs
 

@@ -13,8 +13,8 @@ from itertools import product
 import torch
 
 from verl_credit.credit.entropy_gradient import EntropyGradient, Tokens, entropy_gradient
+from verl_credit.study.probe.file import EstimatorSettings
 from verl_credit.study.probe.policy import Parameters, Sampling, gradient, log_prob_and_entropy
-from verl_credit.study.probe.settings import EstimatorSettings
 
 END, VOCABULARY = 2, 3
 FULL = Sampling()

@@ -20,7 +20,7 @@ from omegaconf import OmegaConf
 from kit.train_run import TrainRun
 from verl_credit.errors import ExitCode
 from verl_credit.records.run.files import METRICS, VALIDATION, read_json_lines
-from verl_credit.records.run.tables import TURNS, read_table, table_path
+from verl_credit.records.run.table_files import TURNS, read_table, table_path
 from verl_credit.turns.step.staleness import NAME as STALENESS
 
 PLANTED = Path(__file__).with_name("planted")
@@ -82,7 +82,7 @@ KILL_POINTS = (
     KillPoint("scoring", f"{TRAINER}._compute_old_log_prob", call=3),
     KillPoint("scoring", f"{TRAINER}._compute_old_log_prob", who="ray::WorkerDict", call=2),
     KillPoint("scoring", f"{TRAINER}._compute_advantage", who="ray::CreditTaskRunner", call=3),
-    KillPoint("update", "verl_credit.host.actor.loss:ppo_loss", who="self", call=3),
+    KillPoint("update", "verl_credit.host.actor.policy_loss:ppo_loss", who="self", call=3),
     KillPoint("update", f"{TRAINER}._update_actor", "SIGTERM", call=4),
     KillPoint("update", f"{RECORDED}:append_json", "full_disk", call=3),
     KillPoint("saving", f"{RECORDED}:save_state", call=2),

@@ -8,8 +8,8 @@ import pytest
 from omegaconf import OmegaConf
 
 from verl_credit.recipe.doctor.context import Context
-from verl_credit.recipe.doctor.result import Status
-from verl_credit.recipe.machine import GIB, Device, Facts, Memory, Torch
+from verl_credit.recipe.doctor.status import Status
+from verl_credit.recipe.this_machine import GIB, Device, Facts, Memory, Torch
 
 PASS, WARN, FAIL, SKIP = Status.PASS, Status.WARN, Status.FAIL, Status.SKIP
 

@@ -5,7 +5,7 @@ import shutil
 from html.parser import HTMLParser
 
 from verl_credit.records.report.text import Scale
-from verl_credit.records.run.tables import SAMPLE_NAMES, SAMPLES, TURNS, TURNS_SCHEMA, write_table
+from verl_credit.records.run.table_files import SAMPLE_NAMES, SAMPLES, TURNS, TURNS_SCHEMA, write_table
 
 SCALES = {"advantage": Scale(0.0), "reward": Scale(0.0)}  # nothing but 0 is noise
 

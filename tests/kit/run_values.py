@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from verl_credit.cli.fidelity.policies import policies_of
 from verl_credit.host.step.measured_rows import Row, trajectory_of
 from verl_credit.records.run.files import read_json_lines
-from verl_credit.study.fidelity.values import Value, values_of
+from verl_credit.study.fidelity.true_values import Value, values_of
 from verl_credit.turns.rollout.thoughts import TurnReader
 from verl_credit.worlds.rollouts.sampler import digest
 

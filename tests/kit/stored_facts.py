@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import torch
 
-from verl_credit.records.run.tables import read_table
-from verl_credit.study.probe.rollouts import padded, read_rollouts
+from verl_credit.records.run.table_files import read_table
+from verl_credit.study.probe.kept_rollouts import padded, read_rollouts
 
 
 def facts_of(path) -> SimpleNamespace:

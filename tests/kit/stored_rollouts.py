@@ -1,6 +1,6 @@
 """A small file of rollouts, as `keep_rollouts` leaves it."""
 
-from verl_credit.records.run.tables import ROLLOUTS, ROLLOUTS_SCHEMA, write_table
+from verl_credit.records.run.table_files import ROLLOUTS, ROLLOUTS_SCHEMA, write_table
 
 UPDATE = {
     "policy_step": 11,

@@ -12,9 +12,9 @@ from verl_credit.credit import turn_table
 from verl_credit.host.step.estimator import bring_turns, info_gain_advantage
 from verl_credit.turns.rollout.book import RowRecord, TurnBatch
 from verl_credit.turns.step.assign import CreditRun, StepCredit, StepInputs
-from verl_credit.turns.step.signals.known import InfoGainSignal
+from verl_credit.turns.step.signals.built_in import InfoGainSignal
 from verl_credit.turns.step.token_stage import TokenStage
-from verl_credit.turns.step.values import TurnValues
+from verl_credit.turns.step.turn_values import TurnValues
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import torch
 from kit.byte_world import make_tokenizer
 from kit.turn_rows import Row, lost_row, turn_batch
 from verl_credit.turns.rollout.book import RowRecord
-from verl_credit.turns.step.signals.known import find_signal
+from verl_credit.turns.step.signals.built_in import find_signal
 from verl_credit.turns.step.signals.signal import StepRows
 
 SEARCHES = [(0, ["p1", "p2"]), (1, ["p2", "p3"]), (2, [])]

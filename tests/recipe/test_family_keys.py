@@ -13,7 +13,7 @@ from verl_credit.policy.families import ATTENTION, PACKED, SCORER, Keys
 from verl_credit.recipe import family
 from verl_credit.recipe.doctor.context import Context
 from verl_credit.recipe.doctor.inputs import ADAPTER, check_family
-from verl_credit.recipe.doctor.result import Status
+from verl_credit.recipe.doctor.status import Status
 from verl_credit.recipe.family import OVERRIDE, family_line
 from verl_credit.recipe.rules.known import handed_on
 from verl_credit.recipe.unread import unused

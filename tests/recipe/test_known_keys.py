@@ -12,7 +12,7 @@ from kit.recipes import OWN, check, load_config
 from verl_credit.cli import main
 from verl_credit.config.keys import place_of
 from verl_credit.errors import ConfigError
-from verl_credit.recipe.files import recipes_folder, verl_folder
+from verl_credit.recipe.recipe_files import recipes_folder, verl_folder
 from verl_credit.recipe.rules import validate
 from verl_credit.recipe.rules.known import READ_BY_VERL, handed_on, known_keys
 

@@ -14,7 +14,7 @@ from verl_credit.errors import ConfigError
 from verl_credit.recipe import compose
 from verl_credit.recipe.compose import compose_recipe
 from verl_credit.recipe.doctor import checks
-from verl_credit.recipe.files import recipes_folder, shipped_recipes
+from verl_credit.recipe.recipe_files import recipes_folder, shipped_recipes
 from verl_credit.recipe.rules import validate
 
 PAGE = (

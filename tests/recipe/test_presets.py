@@ -8,7 +8,7 @@ from omegaconf import OmegaConf
 from kit.idle import unused
 from kit.recipes import check, load_config
 from verl_credit.config.settings import CreditSettings
-from verl_credit.recipe.files import RECIPES
+from verl_credit.recipe.recipe_files import RECIPES
 
 FACTORIAL = {  # the eight conditions C1 to C8, in order: two outcome operators, four token levels
     "grpo_nostd": ("grpo", "none"),

@@ -15,9 +15,9 @@ from omegaconf import OmegaConf
 from kit.recipes import check
 from verl_credit.errors import ConfigError
 from verl_credit.host.process.launch import check_with_verl
-from verl_credit.recipe.files import RECIPES, shipped_recipes
 from verl_credit.recipe.plan.model_shape import shape_of
 from verl_credit.recipe.plan.plan import make_plan
+from verl_credit.recipe.recipe_files import RECIPES, shipped_recipes
 from verl_credit.recipe.unread import warnings_of
 
 GPU = ("multihop_qwen3_4b", "spark_qwen3_4b", "math_sepa")

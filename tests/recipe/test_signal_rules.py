@@ -13,7 +13,7 @@ from verl_credit.config.gone import LAST
 from verl_credit.config.keys import our_keys
 from verl_credit.config.settings import CreditSettings
 from verl_credit.errors import ConfigError
-from verl_credit.turns.step.signals.known import SIGNALS
+from verl_credit.turns.step.signals.built_in import SIGNALS
 
 SIGNAL, SEVERAL, MODE = (
     f"algorithm.{name}" for name in ("turn_signal", "turn_signals", "info_gain_norm_mode")

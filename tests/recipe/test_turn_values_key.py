@@ -9,7 +9,7 @@ from verl_credit.credit.turn.value_providers import PROVIDERS, Need, Provider
 from verl_credit.errors import ConfigError
 from verl_credit.recipe.plan.plan import make_plan
 from verl_credit.recipe.unread import unused
-from verl_credit.study.fidelity.rows import _not_here
+from verl_credit.study.fidelity.turn_rows import _not_here
 
 KEY, MODE = "algorithm.turn_values", "algorithm.info_gain_norm_mode"
 GAE, HERE = f"{MODE}=turn_gae", __name__

@@ -49,7 +49,7 @@ def test_an_installation_without_what_deploys_says_so(monkeypatch, capsys):
 
 
 def test_without_ray_deploy_names_what_to_install(monkeypatch, capsys):
-    for module in ("verl_credit.host.deploy.cluster", "ray"):
+    for module in ("verl_credit.host.deploy.ray_serve", "ray"):
         monkeypatch.setitem(sys.modules, module, None)
     assert main(["undeploy"]) == 2
     assert "pip install 'verl-credit[retriever-ray]'" in capsys.readouterr().err

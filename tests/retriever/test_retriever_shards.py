@@ -10,8 +10,8 @@ from ray.exceptions import ActorDiedError, RayError, RayTaskError
 from starlette.exceptions import HTTPException
 
 from kit.retriever_vectors import TableEncoder, clustered, write_rows
-from verl_credit.host.deploy import cluster
-from verl_credit.host.deploy.cluster import Asking
+from verl_credit.host.deploy import ray_serve as cluster
+from verl_credit.host.deploy.ray_serve import Asking
 from verl_credit_retriever.index.manifest import IndexMismatch
 from verl_credit_retriever.index.parts import Part, Shard, ShardedIndex, cut
 from verl_credit_retriever.index.search import SearchIndex, build_index

@@ -14,7 +14,7 @@ from verl_credit.config.keys import Search
 from verl_credit.errors import PreflightError
 from verl_credit.recipe.doctor.context import Context
 from verl_credit.recipe.doctor.inputs import check_retriever
-from verl_credit.recipe.doctor.result import Status
+from verl_credit.recipe.doctor.status import Status
 from verl_credit_retriever.settings import TOKEN_VARIABLE, Limits, ServeSettings, check_host, read_token
 from verl_credit_retriever.workers import SETTINGS
 

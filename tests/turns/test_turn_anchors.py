@@ -7,7 +7,7 @@ from kit.byte_world import make_tokenizer
 from kit.settings import settings
 from kit.turn_rows import Row, lost_row, padding_row, turn_batch
 from verl_credit.errors import IntegrityError
-from verl_credit.turns.step.anchors import anchor_table
+from verl_credit.turns.step.anchor_table import anchor_table
 from verl_credit.turns.step.signals.signal import StepRows
 
 ROWS = [
@@ -70,7 +70,7 @@ def test_a_prefix_is_compared_as_a_few_bytes_however_long_it_is(rows, monkeypatc
     """At 1024 x 8192 tokens with 8 turns: 1 s, and 28 s where tokens are compared one by one."""
     seen = []
     monkeypatch.setattr(
-        "verl_credit.turns.step.anchors.exact_anchors",
+        "verl_credit.turns.step.anchor_table.exact_anchors",
         lambda states, groups, *, columns: seen.extend(states) or torch.zeros(len(states), columns).long(),
     )
     anchors(rows, turn_anchor="prefix")

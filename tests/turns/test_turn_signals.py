@@ -12,7 +12,7 @@ from kit.turn_rows import Row, lost_row, padding_row, turn_batch
 from verl_credit.config.keys import TurnJudge
 from verl_credit.errors import IntegrityError
 from verl_credit.turns.rollout.book import RowRecord
-from verl_credit.turns.step.signals.known import find_signal
+from verl_credit.turns.step.signals.built_in import find_signal
 from verl_credit.turns.step.signals.own import ask_signals, own_signal
 from verl_credit.turns.step.signals.signal import Group, StepRows, Trajectory, Turn, step_rewards, turn_texts
 

@@ -10,7 +10,7 @@ from kit.signal_step import rewards, step_of
 from kit.turn_rows import Row
 from verl_credit.errors import IntegrityError
 from verl_credit.turns.rollout.book import RowRecord, known_reward, record_of
-from verl_credit.turns.step.signals.known import find_signal
+from verl_credit.turns.step.signals.built_in import find_signal
 from verl_credit.turns.step.signals.own import own_signal
 
 CREDIT = r"^row 3: extra_fields\['credit'\]: "

@@ -9,8 +9,8 @@ from kit.byte_world import make_tokenizer
 from kit.turn_rows import Row, estimate, lost_row, padding_row, step_inputs, turn_batch
 from verl_credit.errors import IntegrityError
 from verl_credit.turns.rollout.book import RowRecord
-from verl_credit.turns.step.signals.known import InfoGainSignal
-from verl_credit.turns.step.values import TurnValues
+from verl_credit.turns.step.signals.built_in import InfoGainSignal
+from verl_credit.turns.step.turn_values import TurnValues
 
 HERE, NAN = __name__, float("nan")
 

@@ -20,7 +20,7 @@ from verl_credit.recipe.compose import load_config
 from verl_credit.recipe.world import serves_search
 from verl_credit.records.run.lock import holder_is_gone
 from verl_credit.records.run.state import planned_steps
-from verl_credit.records.run.tables import ROLLOUTS, table_path, tables_of
+from verl_credit.records.run.table_files import ROLLOUTS, table_path, tables_of
 from verl_credit.study.campaign.child import Children, run_command
 
 RECIPE, LOG = "another_run", "train.log"

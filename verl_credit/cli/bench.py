@@ -13,7 +13,7 @@ from verl_credit.cli.command import GOES_ON, ends, json_object, modules_from_her
 from verl_credit.errors import ExitCode
 from verl_credit.precision import one_thread
 from verl_credit.records.run.files import DamagedFile, write_text
-from verl_credit.records.run.progress import Throttled, say_at_once
+from verl_credit.records.run.progress_line import Throttled, say_at_once
 
 
 @ends("bench {mode}", DamagedFile, OSError, interrupted=GOES_ON)
@@ -38,7 +38,7 @@ def bench(
     """Rewrites the page after each part. Exit code 1 for a broken law or a failed run."""
     from verl_credit.credit.laws import check
     from verl_credit.recipe.compose import load_config
-    from verl_credit.recipe.machine import cores
+    from verl_credit.recipe.this_machine import cores
     from verl_credit.recipe.world import world_of
     from verl_credit.study.bench import GRPO, Bench, agreed, declare, exact_rows, find_candidate, page
     from verl_credit.study.campaign.results import results

@@ -131,7 +131,7 @@ def lab(
         int | None, Option(parser=int, help="searches that every question needs; without it a mix of 1 to 3")
     ] = None,
 ) -> None:
-    from verl_credit.records.run.progress import Throttled, say_at_once
+    from verl_credit.records.run.progress_line import Throttled, say_at_once
     from verl_credit.worlds.lab.build import build_lab
 
     paths = build_lab(folder, world_seed=world_seed, size=size, hops=hops, progress=Throttled(say_at_once))
@@ -153,7 +153,7 @@ def real(
 ) -> None:
     from verl_credit.recipe.compose import load_config, quoted
     from verl_credit.recipe.world import missing_line, world_of
-    from verl_credit.records.run.progress import Throttled, say_at_once
+    from verl_credit.records.run.progress_line import Throttled, say_at_once
 
     given = [f"real.dir={quoted(str(folder.expanduser().resolve()))}", f"real.data_seed={seed}"]
     given += [f"real.questions={quoted(questions)}"] if questions is not None else []

@@ -17,13 +17,13 @@ from verl_credit.cli.command import ends
 from verl_credit.cli.saved_run import SavedStep, saved_step
 from verl_credit.errors import ConfigError, ExitCode
 from verl_credit.records.run.files import plain, write_text
-from verl_credit.records.run.progress import Throttled, say_at_once
+from verl_credit.records.run.progress_line import Throttled, say_at_once
 
 if TYPE_CHECKING:  # these import torch, which --help does without
     import torch
 
-    from verl_credit.study.probe.rollouts import RolloutFacts, Rollouts
-    from verl_credit.study.probe.settings import ProbeSettings
+    from verl_credit.study.probe.file import ProbeSettings
+    from verl_credit.study.probe.kept_rollouts import RolloutFacts, Rollouts
 
 RESULT, PICTURE = "probe.json", "probe.png"
 
@@ -46,9 +46,9 @@ def probe(
 
     ray_on_loopback(os.environ)  # before Ray is imported
     from verl_credit.config.keys.section import declared
-    from verl_credit.recipe.files import read_tree
+    from verl_credit.recipe.recipe_files import read_tree
+    from verl_credit.study.probe.file import ProbeSettings
     from verl_credit.study.probe.picture import picture
-    from verl_credit.study.probe.settings import ProbeSettings
 
     settings = declared(ProbeSettings, {} if config is None else read_tree(config), str(config))
     saved = saved_step(checkpoint)
@@ -71,9 +71,9 @@ def run(saved: SavedStep, path: Path, settings: ProbeSettings, say) -> dict[str,
     import torch
 
     from verl_credit.study.probe.checkpoint import build_model, read_checkpoint
+    from verl_credit.study.probe.kept_rollouts import read_rollouts
     from verl_credit.study.probe.measure import Objective, Probe
     from verl_credit.study.probe.policy import Sampling
-    from verl_credit.study.probe.rollouts import read_rollouts
 
     rollouts, facts = read_rollouts(path)
     _check_facts(saved, path, facts)
@@ -116,7 +116,7 @@ def divide(rollouts: Rollouts, settings: ProbeSettings) -> tuple[Rollouts, Rollo
 
 def rollout_file(saved: SavedStep, folder: Path, settings: ProbeSettings, overrides: Sequence[str]) -> Path:
     from verl_credit.cli.another_run import collect
-    from verl_credit.records.run.tables import ROLLOUTS, table_path
+    from verl_credit.records.run.table_files import ROLLOUTS, table_path
 
     if settings.generation.source == "stored":
         _refuse_overrides(overrides, "generation.source=stored samples nothing")

@@ -19,7 +19,7 @@ def report(
     """Writes a report; writes nothing into a refused folder."""
     from verl_credit.records.report.write import watch as rewrite
     from verl_credit.records.report.write import write_report, write_two
-    from verl_credit.records.run.progress import say_at_once
+    from verl_credit.records.run.progress_line import say_at_once
     from verl_credit.study.campaign.record import RECORD
 
     if len(run_dir) > 2 or (watch and len(run_dir) > 1):

@@ -58,23 +58,30 @@ VALUES: dict[tuple[str, str], str] = {
 }
 """A key with a value that it accepted, and what to write in its place; `no_more` where there is nothing to write."""
 
-PATHS: dict[str, str] = {
-    f"verl_credit.credit.{home}{name}": f"verl_credit_recipes.methods.{name}.{name}"
-    for name, homes in {
-        "trace": ("", "turn.modes.trace."),
-        "calibadv": ("", "turn.modes.calibadv."),
-        "gagpo": ("", "turn.modes.graph."),
-    }.items()
-    for home in homes
-} | {
-    f"verl_credit.turns.{name}": f"verl_credit.turns.{room}.{name}"
-    for room, names in {
-        "rollout": ("book", "calls", "header", "reward", "search", "thoughts"),
-        "score": ("branches", "gains", "requests", "scorers"),
-        "step": ("anchors", "assign", "signals", "staleness", "state_features", "token_stage", "values"),
-    }.items()
-    for name in names
-}
+MOVED = {"anchors": "anchor_table", "values": "turn_values"}
+"""Files of turns/ that have another name now."""
+
+PATHS: dict[str, str] = (
+    {
+        f"verl_credit.credit.{home}{name}": f"verl_credit_recipes.methods.{name}.{name}"
+        for name, homes in {
+            "trace": ("", "turn.modes.trace."),
+            "calibadv": ("", "turn.modes.calibadv."),
+            "gagpo": ("", "turn.modes.graph."),
+        }.items()
+        for home in homes
+    }
+    | {
+        f"verl_credit.turns.{name}": f"verl_credit.turns.{room}.{MOVED.get(name, name)}"
+        for room, names in {
+            "rollout": ("book", "calls", "header", "reward", "search", "thoughts"),
+            "score": ("branches", "gains", "requests", "scorers"),
+            "step": ("anchors", "assign", "signals", "staleness", "state_features", "token_stage", "values"),
+        }.items()
+        for name in names
+    }
+    | {"verl_credit.host.actor.loss": "verl_credit.host.actor.policy_loss"}
+)
 """A dotted path, or a module, that a recipe may name, and its place now."""
 
 

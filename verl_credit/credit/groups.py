@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from verl_credit.credit.checks import as_bool, as_group_ids, check_dims, check_shape, refuse_rows
+from verl_credit.credit.arguments import as_bool, as_group_ids, check_dims, check_shape, refuse_rows
 from verl_credit.lazy import torch
 
 VARIANCE_FLOOR = 1e-8  # released A2TGPO: std = sqrt(var + 1e-8)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from verl_credit.credit.checks import check_name, check_shape, output_dtype
+from verl_credit.credit.arguments import check_name, check_shape, output_dtype
 from verl_credit.lazy import torch
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from verl_credit.credit.checks import check_name, check_shape, output_dtype, refuse_rows
+from verl_credit.credit.arguments import check_name, check_shape, output_dtype, refuse_rows
 from verl_credit.credit.groups import EPS, finite_rows, group_stats, minus_others, over_std
 from verl_credit.credit.operator import CENTRED, NORMALISED, Operator, Range
 from verl_credit.lazy import torch

@@ -30,11 +30,11 @@ from verl_credit.config.keys import LOSS, defaults_tree
 from verl_credit.config.keys.section import no_value
 from verl_credit.config.resolved import flat_values, select
 from verl_credit.errors import ConfigError, ConfigErrors, did_you_mean
-from verl_credit.recipe import files
+from verl_credit.recipe import recipe_files as files
 from verl_credit.recipe.decisions import decide_auto, decide_lab
 from verl_credit.recipe.family import policy_values
-from verl_credit.recipe.files import folders, recipes_folder, verl_folder
 from verl_credit.recipe.overrides import WrongOverrides, unreadable, wrong_keys
+from verl_credit.recipe.recipe_files import folders, recipes_folder, verl_folder
 from verl_credit.recipe.rules import validate
 from verl_credit.recipe.world import without_value
 from verl_credit.redact import redact_value

@@ -20,7 +20,7 @@ from verl_credit.built_folder import Progress, read_manifest
 from verl_credit.config.keys.run import Lab, Real
 from verl_credit.config.keys.section import Section
 from verl_credit.errors import ExitCode, PreflightError, show_value
-from verl_credit.records.run.progress import Throttled, say_at_once
+from verl_credit.records.run.progress_line import Throttled, say_at_once
 
 
 class World(ABC):

@@ -20,7 +20,7 @@ from verl_credit.recipe.compose import load_config
 from verl_credit.recipe.rules.turn_mode import KEYS
 from verl_credit.records.report.curves import panel_data_uri
 from verl_credit.records.report.page import template
-from verl_credit.records.run.progress import Throttled, say_at_once
+from verl_credit.records.run.progress_line import Throttled, say_at_once
 from verl_credit.study.campaign.file import parse
 from verl_credit.study.campaign.report import difference_format, interval, panels, value_format
 from verl_credit.study.campaign.results import Results

@@ -21,8 +21,8 @@ from torch.utils.data import RandomSampler
 from verl_credit.config.settings import CreditSettings
 from verl_credit.policy.packed import PackedPolicy
 from verl_credit.records.run.files import METRICS, VALIDATION, append_json
-from verl_credit.study.fidelity.rows import turn_batch
 from verl_credit.study.fidelity.subject import Subject, load_policy, make_subject
+from verl_credit.study.fidelity.turn_rows import turn_batch
 from verl_credit.study.twin_step import Objective, credited, update
 from verl_credit.turns.score.scorers import SCORERS
 from verl_credit.turns.step.assign import CreditRun

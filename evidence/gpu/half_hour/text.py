@@ -12,8 +12,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from transformers import PreTrainedTokenizerFast
 
 from gpu.machine import ROOT
+from verl_credit.worlds.lab.encyclopedia import FILLER, RELATIONS, Article, Question, World
 from verl_credit.worlds.lab.protocol import PAD, TAGS, TURN_END, TURN_START, search_turn
-from verl_credit.worlds.lab.world import FILLER, RELATIONS, Article, Question, World
 
 MERGES = 500  # about four characters of the pages are a token then, as `plan` assumes
 CHAT = ROOT / "recipes" / "real_cpu.yaml"

@@ -111,10 +111,10 @@ def _tokenizer(root: Path):
 
 
 def _fill(folder: Path, lengths: Lengths) -> None:
-    from verl_credit.turns.rollout.search.protocol import SCHEMA as TOOL
+    from verl_credit.turns.rollout.search.wire import SCHEMA as TOOL
     from verl_credit.worlds.lab.encoder import train_encoder
+    from verl_credit.worlds.lab.encyclopedia import make_splits, make_world
     from verl_credit.worlds.lab.protocol import make_tokenizer as lab_tokenizer
-    from verl_credit.worlds.lab.world import make_splits, make_world
     from verl_credit_retriever.index.search import build_index
 
     size, rng = SIZES["tiny"].world, random.Random("gpu half hour")

@@ -6,7 +6,7 @@ from omegaconf import OmegaConf
 from kit import launches
 from kit.recipes import composed_once
 from verl_credit.recipe import compose
-from verl_credit.recipe.adopt.sources import read_launch
+from verl_credit.recipe.adopt.launch_files import read_launch
 from verl_credit.recipe.adopt.translate import RECIPE, adopt
 
 LOOPS = "actor_rollout_ref.rollout.agent.agent_loop_config_path"

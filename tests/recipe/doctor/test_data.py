@@ -15,7 +15,7 @@ from verl_credit.recipe.compose import unchecked_config
 from verl_credit.recipe.doctor.checks import CHECKS, examine
 from verl_credit.recipe.doctor.context import Context
 from verl_credit.recipe.doctor.data import LOOP_FILE, STEERING, TRAIN, VAL, read_rows
-from verl_credit.recipe.doctor.result import Status
+from verl_credit.recipe.doctor.status import Status
 
 USER = {"role": "user", "content": "q"}
 

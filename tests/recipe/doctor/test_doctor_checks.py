@@ -20,7 +20,7 @@ from verl_credit.recipe.agent_loops import AT_ONCE, FORMAT
 from verl_credit.recipe.doctor import checks
 from verl_credit.recipe.doctor.checks import CHECKS, Check, Stage, Train, before_training, examine, require
 from verl_credit.recipe.doctor.context import DECIDED, Context, VerlProcess
-from verl_credit.recipe.doctor.result import Status, failed, passed, skipped, warned
+from verl_credit.recipe.doctor.status import Status, failed, passed, skipped, warned
 
 LAB = load_config("lab", [])
 
@@ -205,7 +205,7 @@ def faked(monkeypatch):
     """The command on MACHINE, with these results alone."""
 
     def fake(*results):
-        monkeypatch.setattr("verl_credit.recipe.machine.gather", lambda **_: MACHINE)
+        monkeypatch.setattr("verl_credit.recipe.this_machine.gather", lambda **_: MACHINE)
         monkeypatch.setattr(checks, "examine", lambda context, first: [*first, *results])
 
     return fake

@@ -11,7 +11,7 @@ from verl_credit.errors import TooLargeError
 from verl_credit.recipe.doctor import checks, device, machine
 from verl_credit.recipe.doctor.context import Context
 from verl_credit.recipe.doctor.device import check_plan, plan_here
-from verl_credit.recipe.machine import GIB, Torch
+from verl_credit.recipe.this_machine import GIB, Torch
 
 LAB = load_config("lab", [])
 CUDA = on_cuda(LAB)

@@ -13,11 +13,11 @@ from omegaconf import OmegaConf
 
 from kit.machine import FAIL, LAPTOP, MACHINE, PASS, WARN, cases, on_cuda, says
 from kit.recipes import load_config
-from verl_credit.recipe import machine as gather
+from verl_credit.recipe import this_machine as gather
 from verl_credit.recipe.doctor import machine
 from verl_credit.recipe.doctor.context import Context
 from verl_credit.recipe.doctor.network import cluster_address
-from verl_credit.recipe.machine import GIB, size
+from verl_credit.recipe.this_machine import GIB, size
 
 LAB = load_config("lab", [])
 CUDA = on_cuda(LAB)

@@ -24,7 +24,7 @@ from verl_credit.recipe.doctor.cluster import (
 )
 from verl_credit.recipe.doctor.context import Context
 from verl_credit.recipe.doctor.network import unreachable
-from verl_credit.recipe.doctor.result import skipped
+from verl_credit.recipe.doctor.status import skipped
 
 LAB = load_config("lab", [])
 CUDA = on_cuda(LAB)

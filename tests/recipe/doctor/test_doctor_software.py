@@ -11,11 +11,11 @@ import verl
 from kit.machine import FAIL, GB10, H100, LAPTOP, MACHINE, PASS, SKIP, WARN, cases, on_cuda, says
 from kit.recipes import load_config
 from verl_credit.names import COLOCATE_MODE
-from verl_credit.recipe import machine
+from verl_credit.recipe import this_machine as machine
 from verl_credit.recipe.doctor import software
 from verl_credit.recipe.doctor.context import Context
 from verl_credit.recipe.doctor.software import requirements_of
-from verl_credit.recipe.machine import Torch
+from verl_credit.recipe.this_machine import Torch
 
 LAB = load_config("lab", [])
 CUDA = on_cuda(LAB)

@@ -14,7 +14,7 @@ from verl_credit.recipe.doctor.checks import CHECKS, examine
 from verl_credit.recipe.doctor.context import Context
 from verl_credit.recipe.doctor.data import Row
 from verl_credit.recipe.doctor.lengths import PromptMeter, count_prompts
-from verl_credit.turns.rollout.search.protocol import SCHEMA
+from verl_credit.turns.rollout.search.wire import SCHEMA
 
 # Writes tools, as the templates of real models do; the tests' tokenizer has a token per byte.
 TEMPLATE = (

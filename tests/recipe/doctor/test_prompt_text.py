@@ -13,7 +13,7 @@ from verl_credit.recipe.compose import recipes_folder
 from verl_credit.recipe.doctor.context import Context
 from verl_credit.recipe.doctor.data import TRAIN
 from verl_credit.recipe.doctor.inputs import check_date, check_scored_text
-from verl_credit.recipe.doctor.result import Status
+from verl_credit.recipe.doctor.status import Status
 from verl_credit.records.run.state import describe_resume, save_state
 from verl_credit.turns.score.requests import AnswerWriter
 

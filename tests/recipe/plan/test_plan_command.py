@@ -8,7 +8,7 @@ import pytest
 from verl_credit.cli import main
 from verl_credit.cli.recipe.plan import _load as load_plan
 from verl_credit.errors import ConfigError
-from verl_credit.recipe.plan import output
+from verl_credit.recipe.plan import printed as output
 from verl_credit.recipe.plan.assumptions import Assumptions
 from verl_credit.recipe.plan.compute import (  # fmt: skip
     checkpoint_bytes,
@@ -281,7 +281,7 @@ def test_a_refusal_is_one_line_and_exit_code_4(capsys):
 
 @pytest.mark.slow
 def test_all_recipes_as_a_table(capsys):
-    from verl_credit.recipe.files import shipped_recipes
+    from verl_credit.recipe.recipe_files import shipped_recipes
 
     run_code, out = run(capsys, "--all", "plan.model=Qwen/Qwen3-0.6B", "hardware.memory_gib=500")
     assert run_code == 0
@@ -333,9 +333,9 @@ def test_a_gpu_recipe_fits_its_own_hardware_as_shipped(name, devices, hardware, 
 @pytest.mark.parametrize("size", ["full", "tiny"])
 def test_a_lab_that_is_not_built_yet_is_planned_by_the_policy_that_it_will_have(size, tmp_path):
     from verl_credit.worlds.lab.config import SIZES
+    from verl_credit.worlds.lab.encyclopedia import make_world
     from verl_credit.worlds.lab.protocol import make_tokenizer
     from verl_credit.worlds.lab.warm_start import make_policy
-    from verl_credit.worlds.lab.world import make_world
 
     lab = {"dir": str(tmp_path / "lab"), "world_seed": 3, "size": size}
     model = {"path": f"{lab['dir']}/policy"}

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from verl_credit.recipe.files import shipped_recipes
 from verl_credit.recipe.plan.model_shape import PUBLISHED
+from verl_credit.recipe.recipe_files import shipped_recipes
 
 pytestmark = pytest.mark.nightly
 WITHIN = 0.05

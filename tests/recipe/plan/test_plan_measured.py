@@ -13,7 +13,7 @@ from verl_credit.recipe.plan import activations
 from verl_credit.recipe.plan.activations import kept
 from verl_credit.recipe.plan.job import Job
 from verl_credit.recipe.plan.model_shape import shape_of
-from verl_credit.recipe.plan.update import actor_peak
+from verl_credit.recipe.plan.update_memory import actor_peak
 
 TINY = {
     "model_type": "qwen3", "hidden_size": 128, "num_hidden_layers": 3, "num_attention_heads": 4,

@@ -6,7 +6,6 @@ import pytest
 
 from verl_credit.errors import ConfigError
 from verl_credit.policy.attention.pack import KEY_TOKENS, MASK_NUMBERS
-from verl_credit.recipe.machine import Memory
 from verl_credit.recipe.plan import hardware
 from verl_credit.recipe.plan.activations import (
     answers_attention,
@@ -20,7 +19,8 @@ from verl_credit.recipe.plan.hardware import GIB, Index, find_hardware, find_ind
 from verl_credit.recipe.plan.job import Job, read_job
 from verl_credit.recipe.plan.memory import engine_memory, phases
 from verl_credit.recipe.plan.model_shape import shape_of
-from verl_credit.recipe.plan.update import actor_peak, state
+from verl_credit.recipe.plan.update_memory import actor_peak, state
+from verl_credit.recipe.this_machine import Memory
 
 SHAPE = shape_of("Qwen/Qwen3-4B")
 H100, SPARK = find_hardware("h100"), find_hardware("spark")

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from kit.trials import HEADER, line, trial
 from verl_credit.records.lineage import COLUMNS, FailureLabel, LineageStore, Trial, verdict
-from verl_credit.records.lineage.store import LOCK, read_rows
 from verl_credit.records.lineage.trial import chain, keeps_of
+from verl_credit.records.lineage.trials import LOCK, read_rows
 
 # The worked example of the public format: lower is not better, e2 is the lucky one that was discarded.
 E = (

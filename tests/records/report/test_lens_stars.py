@@ -7,7 +7,7 @@ from kit.report_page import SCALES, report
 from verl_credit.records.report.lens import lens, stars_path, text_digest
 from verl_credit.records.run.files import append_json
 from verl_credit.records.run.rollouts import read_tokens
-from verl_credit.records.run.tables import ROLLOUTS, table_path
+from verl_credit.records.run.table_files import ROLLOUTS, table_path
 
 
 @pytest.fixture

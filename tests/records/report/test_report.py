@@ -34,7 +34,7 @@ from verl_credit.records.report.text import (
     signed,
 )
 from verl_credit.records.report.write import write_report
-from verl_credit.records.run.tables import SAMPLES, tables_of
+from verl_credit.records.run.table_files import SAMPLES, tables_of
 
 ATTACK = '<script>alert("1")</script><img src=x onerror=alert(2)>"\'&amp;\x00\ud800'
 

@@ -14,7 +14,7 @@ from verl_credit.cli.recipe.stages import goes_on
 from verl_credit.errors import ConfigError, ExitCode, PreflightError
 from verl_credit.recipe.doctor.context import Context
 from verl_credit.recipe.doctor.inputs import check_resume
-from verl_credit.recipe.doctor.result import Status
+from verl_credit.recipe.doctor.status import Status
 from verl_credit.records.run import events
 from verl_credit.records.run.files import METRICS, STATE, append_json, write_text
 from verl_credit.records.run.resume import delete_old, resumes_from, saved_steps

@@ -17,7 +17,7 @@ from verl_credit.records.run.files import (
     read_json_lines,
     rewind,
 )
-from verl_credit.records.run.progress import Progress
+from verl_credit.records.run.progress_line import Progress
 from verl_credit.records.run.state import CONTENTS, describe_resume, save_state
 
 OWN = ["data.train_files=x", "data.val_files=x", "actor_rollout_ref.model.path=x", "search.url=http://x"]

@@ -4,7 +4,7 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
 
-from verl_credit.records.run.tables import (
+from verl_credit.records.run.table_files import (
     TURNS,
     TURNS_SCHEMA,
     DamagedTable,

@@ -3,7 +3,7 @@
 import pytest
 
 from verl_credit.names import ADV_ESTIMATOR
-from verl_credit.recipe.files import recipes_folder
+from verl_credit.recipe.recipe_files import recipes_folder
 from verl_credit.study.campaign.design import composed, planned
 from verl_credit.study.campaign.file import fewest_pairs, read_campaign
 

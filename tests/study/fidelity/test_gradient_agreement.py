@@ -19,7 +19,7 @@ from verl_credit.study.fidelity.gradients import (
 )
 from verl_credit.study.fidelity.measure import sample_groups
 from verl_credit.study.fidelity.request import Request
-from verl_credit.study.fidelity.values import score_turns, states_of, values_of
+from verl_credit.study.fidelity.true_values import score_turns, states_of, values_of
 from verl_credit.worlds.rollouts.rollout import Start, roll
 
 PROMPTS, ROLLOUTS = 8, 4

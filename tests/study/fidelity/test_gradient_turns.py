@@ -19,8 +19,8 @@ from verl_credit.study.fidelity.gradients import (
     true_credit,
     turn_gradients,
 )
-from verl_credit.study.fidelity.rows import turn_batch
-from verl_credit.study.fidelity.values import ScoredTurn
+from verl_credit.study.fidelity.true_values import ScoredTurn
+from verl_credit.study.fidelity.turn_rows import turn_batch
 from verl_credit.study.twin_step import Objective, UpdateBatch, update
 from verl_credit.worlds.rollouts.protocol import State, Step
 from verl_credit.worlds.rollouts.rollout import Trajectory

@@ -10,8 +10,8 @@ from kit.choice_world import exact_value, found, world
 from verl_credit.study.fidelity.alignment import GradientAgreement
 from verl_credit.study.fidelity.credits import flat, monte_carlo
 from verl_credit.study.fidelity.headroom import LAMS, headroom, name_of, true_values
+from verl_credit.study.fidelity.true_values import Value, part_of, states_of, true_advantages
 from verl_credit.study.fidelity.turn_tables import TurnTables
-from verl_credit.study.fidelity.values import Value, part_of, states_of, true_advantages
 from verl_credit.study.stats import Measure
 from verl_credit.worlds.rollouts.rollout import Start, roll
 from verl_credit.worlds.rollouts.sampler import digest

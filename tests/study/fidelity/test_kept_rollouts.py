@@ -4,7 +4,7 @@ import pytest
 
 from kit.choice_world import TURNS, world
 from verl_credit.errors import PreflightError
-from verl_credit.study.fidelity.rows import kept_trajectories, turn_batch
+from verl_credit.study.fidelity.turn_rows import kept_trajectories, turn_batch
 from verl_credit.worlds.rollouts.rollout import Start, roll
 
 QUESTIONS = 3

@@ -3,7 +3,7 @@
 import pytest
 
 from verl_credit.study.fidelity.result import Result, table
-from verl_credit.study.fidelity.values import ScoredTurn, Value
+from verl_credit.study.fidelity.true_values import ScoredTurn, Value
 from verl_credit.study.stats import Measure
 
 

@@ -6,7 +6,7 @@ import pytest
 from kit.choice_world import exact_value, found, world
 from verl_credit.study.fidelity.agreements import Agreements
 from verl_credit.study.fidelity.credits import brought, flat, monte_carlo, per_turn
-from verl_credit.study.fidelity.values import (
+from verl_credit.study.fidelity.true_values import (
     Value,
     by_second_half,
     part_of,

@@ -16,12 +16,12 @@ from verl_credit.policy.generation import BatchGenerator
 from verl_credit.policy.packed import PackedPolicy
 from verl_credit.study.fidelity.measure import sample_groups
 from verl_credit.study.fidelity.request import Request
-from verl_credit.study.fidelity.rows import run_credit, tables_of, turn_batch
 from verl_credit.study.fidelity.subject import load_checkpoint, load_policy, make_subject
+from verl_credit.study.fidelity.turn_rows import run_credit, tables_of, turn_batch
 from verl_credit.study.forward import PackedRows
 from verl_credit.worlds.lab.config import SIZES
+from verl_credit.worlds.lab.encyclopedia import make_splits, make_world
 from verl_credit.worlds.lab.evaluate import LocalRetriever, Roller
-from verl_credit.worlds.lab.world import make_splits, make_world
 from verl_credit.worlds.rollouts.rollout import Start, roll
 
 pytestmark = pytest.mark.slow  # a lab is trained

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from verl_credit.study.fidelity.agreements import Agreements, sure_pairs
-from verl_credit.study.fidelity.values import ScoredTurn, Value, martingale
+from verl_credit.study.fidelity.true_values import ScoredTurn, Value, martingale
 
 
 def turn(

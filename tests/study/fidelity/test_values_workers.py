@@ -10,7 +10,7 @@ import pytest
 
 from kit.choice_world import world
 from verl_credit.errors import PreflightError
-from verl_credit.study.fidelity.values import states_of, values_of
+from verl_credit.study.fidelity.true_values import states_of, values_of
 from verl_credit.study.fidelity.workers import Workers, workers_of
 from verl_credit.worlds.rollouts.rollout import Start, roll
 from verl_credit.worlds.rollouts.sampler import digest

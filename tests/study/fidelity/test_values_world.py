@@ -9,7 +9,7 @@ import pytest
 from kit.choice_world import TURNS, exact_value, found, world
 from verl_credit.errors import PreflightError
 from verl_credit.study.fidelity.agreements import Agreements
-from verl_credit.study.fidelity.values import martingale, score_turns, states_of, values_of
+from verl_credit.study.fidelity.true_values import martingale, score_turns, states_of, values_of
 from verl_credit.worlds.rollouts.rollout import Start, roll
 from verl_credit.worlds.rollouts.sampler import digest
 

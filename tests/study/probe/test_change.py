@@ -8,9 +8,9 @@ import torch
 from kit.exact_policies import Bench, estimator, flat, tabular, two_layers
 from verl_credit.credit.entropy_change import entropy_change
 from verl_credit.credit.entropy_gradient import Tokens
+from verl_credit.study.probe.file import ESTIMANDS
 from verl_credit.study.probe.policy import Sampling, moved, observe
 from verl_credit.study.probe.prediction import log_log_slope, predict
-from verl_credit.study.probe.settings import ESTIMANDS
 
 POLICIES = {
     "tabular": tabular(seed=3),

@@ -15,9 +15,9 @@ import kit.exact_policies
 import verl_credit.credit.entropy_gradient as estimators
 from kit.exact_policies import Bench, by_settings, estimator, tabular
 from verl_credit.credit.entropy_gradient import Surrogate
+from verl_credit.study.probe.file import ESTIMANDS, ProbeSettings
 from verl_credit.study.probe.policy import Sampling, gradient, log_prob_and_entropy
 from verl_credit.study.probe.prediction import predict
-from verl_credit.study.probe.settings import ESTIMANDS, ProbeSettings
 
 TWO_PROMPTS = torch.tensor([0, 1])
 SEEN = 0.02

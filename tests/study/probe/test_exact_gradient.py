@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from kit.exact_policies import ARCHITECTURES, Bench, estimator, tabular, two_layers
+from verl_credit.study.probe.file import ESTIMANDS, EstimatorSettings
 from verl_credit.study.probe.policy import Sampling
 from verl_credit.study.probe.prediction import predict
-from verl_credit.study.probe.settings import ESTIMANDS, EstimatorSettings
 
 SAMPLINGS = [Sampling(), Sampling(0.7), Sampling(1.0, 0.9), Sampling(0.7, 0.9)]
 BASELINES = ["none", "constant", "residual_mu"]

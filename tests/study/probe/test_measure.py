@@ -9,11 +9,11 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from kit.live_optimizer import optimizer_state
 from verl_credit.config.keys.section import declared
+from verl_credit.study.probe.file import ProbeSettings
+from verl_credit.study.probe.kept_rollouts import Rollouts
 from verl_credit.study.probe.measure import Objective, Probe
 from verl_credit.study.probe.picture import picture
 from verl_credit.study.probe.policy import ModelPolicy, Sampling, observe
-from verl_credit.study.probe.rollouts import Rollouts
-from verl_credit.study.probe.settings import ProbeSettings
 
 VOCABULARY, TOKENS, PROMPTS, ROLLOUTS = 12, 7, 4, 3
 

@@ -11,6 +11,7 @@ import torch
 
 import verl_credit.study.probe.policy as policy_module
 from kit.tiny_models import VOCABULARY, in_float64, log_probs, tiny_model
+from verl_credit.study.probe.kept_rollouts import Rollouts
 from verl_credit.study.probe.policy import (
     ModelPolicy,
     Sampling,
@@ -20,7 +21,6 @@ from verl_credit.study.probe.policy import (
     moved,
     observe,
 )
-from verl_credit.study.probe.rollouts import Rollouts
 
 pytestmark = pytest.mark.slow
 

@@ -5,8 +5,8 @@ import torch
 
 from kit.stored_facts import facts_of
 from kit.stored_rollouts import COLUMNS, UPDATE, stored
-from verl_credit.records.run.tables import TURNS, DamagedTable, table_path
-from verl_credit.study.probe.rollouts import read_rollouts
+from verl_credit.records.run.table_files import TURNS, DamagedTable, table_path
+from verl_credit.study.probe.kept_rollouts import read_rollouts
 
 
 def test_rows_are_padded_and_the_rest_is_as_it_was_stored(tmp_path):

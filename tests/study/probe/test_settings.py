@@ -8,7 +8,7 @@ from omegaconf import OmegaConf
 
 from verl_credit.config.keys.section import Part, declared
 from verl_credit.errors import ConfigError
-from verl_credit.study.probe.settings import ProbeSettings
+from verl_credit.study.probe.file import ProbeSettings
 
 PAGE = Path(__file__).parents[3] / "docs" / "probe.md"
 

@@ -14,7 +14,7 @@ from kit.fuzz import ACCEPTED, REFUSED, cuts, told, try_all
 from kit.scripted_server import hits, scripted_server, search
 from verl_credit.turns.rollout.search.client import SearchClient, SearchFault
 from verl_credit.turns.rollout.search.connections import MOST_BYTES, served_index
-from verl_credit.turns.rollout.search.protocol import Page, parse_answer
+from verl_credit.turns.rollout.search.wire import Page, parse_answer
 
 TEXT = '"Ada"\nAda wrote\nprograms.'
 HASH = hashlib.sha256(TEXT.encode()).hexdigest()[:16]

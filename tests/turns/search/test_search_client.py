@@ -7,7 +7,7 @@ import pytest
 from kit.scripted_server import dead_port, hits, scripted_server, search
 from verl_credit.turns.rollout.search.client import SearchClient, SearchFault
 from verl_credit.turns.rollout.search.faults import FAULT_CODES
-from verl_credit.turns.rollout.search.protocol import Page, bad_query_reason, format_pages
+from verl_credit.turns.rollout.search.wire import Page, bad_query_reason, format_pages
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from verl_credit.recipe.doctor.context import Context
 from verl_credit.recipe.doctor.inputs import check_corpus
 from verl_credit.turns.rollout.reward.qa import exact_match, normalize_answer
 from verl_credit.turns.rollout.search.client import SearchFault
-from verl_credit.turns.rollout.search.protocol import Page
+from verl_credit.turns.rollout.search.wire import Page
 from verl_credit.worlds.data import answerable
 from verl_credit.worlds.data.answerable import Question, draw, in_corpus, in_search, pages_of, question_of
 from verl_credit.worlds.lab.evaluate import LocalRetriever

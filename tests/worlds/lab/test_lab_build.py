@@ -16,9 +16,9 @@ from verl_credit.errors import ExitCode
 from verl_credit.worlds.lab import protocol
 from verl_credit.worlds.lab.build import build_lab
 from verl_credit.worlds.lab.config import NAME, SIZES, settings_of
+from verl_credit.worlds.lab.encyclopedia import make_splits, make_world
 from verl_credit.worlds.lab.evaluate import LocalRetriever, Roller, recall, summarize
 from verl_credit.worlds.lab.warm_start import WarmStart
-from verl_credit.worlds.lab.world import make_splits, make_world
 
 pytestmark = pytest.mark.slow  # a lab is trained
 

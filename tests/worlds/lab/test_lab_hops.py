@@ -15,6 +15,7 @@ from verl_credit.worlds.lab import protocol
 from verl_credit.worlds.lab.build import build_lab, recipe_of
 from verl_credit.worlds.lab.config import SIZES, config_of, settings_of
 from verl_credit.worlds.lab.demos import Demonstrator
+from verl_credit.worlds.lab.encyclopedia import Question, WorldSize, make_splits, make_world
 from verl_credit.worlds.lab.evaluate import Rollout, open_decisions, right_turns
 from verl_credit.worlds.lab.limits import (
     MAX_NEW_TOKENS,
@@ -23,7 +24,6 @@ from verl_credit.worlds.lab.limits import (
     TOP_K,
     limits_of,
 )
-from verl_credit.worlds.lab.world import Question, WorldSize, make_splits, make_world
 
 SMALL = WorldSize(people=80, companies=40, towns=40, works=40, train=64, dev=24, test=24)
 HOPS = range(1, MOST_HOPS + 1)

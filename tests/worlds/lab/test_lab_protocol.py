@@ -4,8 +4,8 @@ import pytest
 from transformers import AutoTokenizer
 
 from verl_credit.worlds.lab import protocol
+from verl_credit.worlds.lab.encyclopedia import WorldSize, make_world
 from verl_credit.worlds.lab.protocol import GRAMS, make_tokenizer, phrase
-from verl_credit.worlds.lab.world import WorldSize, make_world
 
 WORLD = make_world(0, WorldSize(people=20, companies=20, towns=20, works=20))
 

@@ -7,8 +7,15 @@ import pytest
 
 from verl_credit.turns.rollout.reward.qa import exact_match, extract_answer, normalize_answer
 from verl_credit.worlds.lab.demos import Demonstrator, DemoStyle
+from verl_credit.worlds.lab.encyclopedia import (
+    RELATIONS,
+    SPLITS,
+    WorldSize,
+    make_questions,
+    make_world,
+    to_rows,
+)
 from verl_credit.worlds.lab.protocol import GRAMS, gram_spans, gram_token_mask, phrase
-from verl_credit.worlds.lab.world import RELATIONS, SPLITS, WorldSize, make_questions, make_world, to_rows
 
 SMALL = WorldSize(people=80, companies=40, towns=40, works=40)
 

@@ -7,7 +7,7 @@ import yaml
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from verl_credit.turns.rollout.search.protocol import Page
+from verl_credit.turns.rollout.search.wire import Page
 from verl_credit.worlds.real.multihop import Supported, demonstrations, encode
 from verl_credit.worlds.real.packages import RealError
 

@@ -53,7 +53,7 @@ def evaluate(
     from verl_credit.cli.evaluate.policy import find_policy
     from verl_credit.cli.evaluate.run import data_files, evaluate_policy
     from verl_credit.records.report.evaluation_page import write_pages
-    from verl_credit.records.run.held_out import EVALUATION
+    from verl_credit.records.run.validation import EVALUATION
     from verl_credit.study.evaluation import is_right, measure, not_measured
 
     found = find_policy(policy, step, config_name, config_dir, overrides)
@@ -120,7 +120,7 @@ def evaluate_compare(
 
 def _read(folder: Path) -> tuple[dict[str, Any], list[Measured]]:
     """An evaluation and its measures. Raises PreflightError where the folder has none."""
-    from verl_credit.records.run.held_out import EVALUATION, read_held_out
+    from verl_credit.records.run.validation import EVALUATION, read_held_out
     from verl_credit.study.evaluation import measure
 
     path = folder.expanduser() / EVALUATION

@@ -21,8 +21,8 @@ from verl_credit.cli.evaluate.policy import Policy
 from verl_credit.errors import ConfigError, IntegrityError, PreflightError
 from verl_credit.recipe.compose import load_config
 from verl_credit.recipe.world import missing_line
-from verl_credit.records.run.held_out import EVALUATION, read_held_out
 from verl_credit.records.run.lock import holder_is_gone
+from verl_credit.records.run.validation import EVALUATION, read_held_out
 
 DATA = "data.val_files"
 ROWS_AT_ONCE = 1024

@@ -38,10 +38,10 @@ from verl_credit.recipe.compose import load_config
 from verl_credit.recipe.rows import OURS
 from verl_credit.records.run.files import read_json_lines, write_text
 from verl_credit.records.run.lock import LOCK, holder_is_gone
-from verl_credit.records.run.progress import say_at_once
+from verl_credit.records.run.progress_line import say_at_once
 from verl_credit.records.run.state import deciding_keys
 from verl_credit.study.fidelity.request import REQUEST, RESULT, ROLLOUTS, TABLE, Request, check_about
-from verl_credit.study.fidelity.values import VALUES
+from verl_credit.study.fidelity.true_values import VALUES
 from verl_credit.turns.rollout.calls import NO_TOOL
 
 DECIDES = ("search.", "reward.", "data.max_", "actor_rollout_ref.rollout.", "actor_rollout_ref.model.")

@@ -21,7 +21,7 @@ from verl_credit.cli.command import (
 from verl_credit.errors import ExitCode, IntegrityError, PreflightError
 from verl_credit.precision import one_thread
 from verl_credit.records.run.files import DamagedFile, plain, write_text
-from verl_credit.records.run.progress import Throttled, say_at_once
+from verl_credit.records.run.progress_line import Throttled, say_at_once
 
 if TYPE_CHECKING:
     from verl_credit.cli.fidelity.policies import Policy
@@ -109,7 +109,7 @@ def fidelity(
 
 def _check(request: Request) -> None:
     from verl_credit.study.fidelity.credits import find_modes
-    from verl_credit.study.fidelity.values import check_continuations
+    from verl_credit.study.fidelity.true_values import check_continuations
 
     prompts, minutes = request.prompts, request.minutes
     if request.rollouts < 2:

@@ -16,7 +16,7 @@ from verl_credit.cli.saved_run import CONFIG, checkpoints_of, run_config, saved_
 from verl_credit.errors import PreflightError
 from verl_credit.precision import one_thread
 from verl_credit.records.run.files import DamagedFile, append_json
-from verl_credit.records.run.progress import Throttled, say_at_once
+from verl_credit.records.run.progress_line import Throttled, say_at_once
 
 if TYPE_CHECKING:
     from verl_credit.study.fidelity.subject import Subject
@@ -81,10 +81,10 @@ def _measure(folder: Path, step: int, subject: Subject, continuations: int, seed
     """Measures a step. Returns the numbers of turns and rollouts that have A*."""
     from verl_credit.records.report.lens import stars_path, text_digest
     from verl_credit.records.run.rollouts import read_tokens
-    from verl_credit.records.run.tables import ROLLOUTS, read_table, table_path
+    from verl_credit.records.run.table_files import ROLLOUTS, read_table, table_path
     from verl_credit.study.fidelity.request import check_about
-    from verl_credit.study.fidelity.rows import kept_trajectories
-    from verl_credit.study.fidelity.values import VALUES, score_turns, states_of, values_of
+    from verl_credit.study.fidelity.true_values import VALUES, score_turns, states_of, values_of
+    from verl_credit.study.fidelity.turn_rows import kept_trajectories
 
     path = stars_path(folder, step)
     out = path.parent

@@ -23,7 +23,7 @@ def adopt(
     overrides: Overrides = (),
 ) -> ExitCode:
     """Exit code 0: `explain` accepts the result; 4: it refuses, and says what to change."""
-    from verl_credit.recipe.adopt.sources import read_launch
+    from verl_credit.recipe.adopt.launch_files import read_launch
     from verl_credit.recipe.adopt.translate import RECIPE
     from verl_credit.recipe.adopt.translate import adopt as translate
     from verl_credit.recipe.compose import load_config

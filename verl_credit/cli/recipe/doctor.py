@@ -12,7 +12,7 @@ from typer import Option
 
 from verl_credit.cli.command import SHIPPED, AsJson, ConfigDir, Overrides
 from verl_credit.errors import ConfigError, ConfigErrors, ExitCode
-from verl_credit.recipe.doctor.result import Result, Status, failed, passed, skipped
+from verl_credit.recipe.doctor.status import Result, Status, failed, passed, skipped
 
 SIGNS = {
     Status.FAIL: ("FAIL", "failed"),
@@ -32,7 +32,7 @@ def doctor(
     """Exit code 4 when a check failed."""
     from verl_credit.recipe.doctor.checks import examine
     from verl_credit.recipe.doctor.context import Context
-    from verl_credit.recipe.machine import gather
+    from verl_credit.recipe.this_machine import gather
 
     config, first = _recipe(config_name, overrides, config_dir)
     results = examine(Context(gather(), config), first=first)

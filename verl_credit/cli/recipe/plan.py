@@ -39,9 +39,9 @@ def plan(
 
     With ``every``, shipped recipes that need a key of yours (for example a model) are listed with the reason.
     """
-    from verl_credit.recipe.files import shipped_recipes
-    from verl_credit.recipe.plan.output import as_json as plain
     from verl_credit.recipe.plan.plan import make_plan
+    from verl_credit.recipe.plan.printed import as_json as plain
+    from verl_credit.recipe.recipe_files import shipped_recipes
 
     names = shipped_recipes() if every else list(config_name)
     plans, refused = [], []
@@ -76,7 +76,7 @@ def _load(name: str, overrides: Sequence[str], config_dir: str | None = None) ->
 
 
 def _text(plans: list[Plan], refused: list[tuple[str, str]], several: bool) -> str:
-    from verl_credit.recipe.plan.output import HEADER, columns, line, text
+    from verl_credit.recipe.plan.printed import HEADER, columns, line, text
 
     parts = []
     if several and plans:

@@ -23,11 +23,11 @@ from verl_credit.recipe.family import family_line
 from verl_credit.recipe.rules.own import own_loss, own_modules
 from verl_credit.recipe.unread import idle_lines
 from verl_credit.recipe.world import DATA, MODEL, with_expectations, without_value, world_of
-from verl_credit.records.lineage.store import TABLE
+from verl_credit.records.lineage.trials import TABLE
 from verl_credit.records.run.resume import resumes_from
 from verl_credit.redact import redact_value
 from verl_credit.turns.score.scorers import SCORERS
-from verl_credit.turns.step.signals.known import find_signal
+from verl_credit.turns.step.signals.built_in import find_signal
 from verl_credit.turns.step.state_features import provider_of
 
 PYTHON_LISTS = "Python lists, a call per prompt"

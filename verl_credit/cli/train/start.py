@@ -21,15 +21,15 @@ from verl_credit.recipe.compose import load_config
 from verl_credit.recipe.doctor.checks import Stage, require
 from verl_credit.recipe.doctor.context import Context
 from verl_credit.recipe.doctor.network import network_lines
-from verl_credit.recipe.doctor.result import Status
 from verl_credit.recipe.doctor.software import wants_cuda
-from verl_credit.recipe.machine import gather
+from verl_credit.recipe.doctor.status import Status
+from verl_credit.recipe.this_machine import gather
 from verl_credit.recipe.unread import idle_lines
 from verl_credit.recipe.world import World, missing_line, world_of
 from verl_credit.records.run import events
 from verl_credit.records.run.files import METRICS, DamagedFile
 from verl_credit.records.run.lock import run_lock
-from verl_credit.records.run.progress import Progress, Throttled, say_at_once
+from verl_credit.records.run.progress_line import Progress, Throttled, say_at_once
 from verl_credit.records.run.state import nothing_left, planned_in_all
 from verl_credit.records.run.versions import write_versions
 from verl_credit.redact import override_without_secrets, without_secrets

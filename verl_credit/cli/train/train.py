@@ -14,7 +14,7 @@ from verl_credit.errors import ExitCode, IntegrityError, PreflightError
 from verl_credit.records.run import events
 from verl_credit.records.run.files import METRICS
 from verl_credit.records.run.lock import run_lock
-from verl_credit.records.run.progress import Throttled, say_at_once
+from verl_credit.records.run.progress_line import Throttled, say_at_once
 from verl_credit.records.run.state import planned_in_all
 
 if TYPE_CHECKING:

@@ -20,8 +20,8 @@ from verl_credit.recipe.agent_loops import FORMAT, may_call
 from verl_credit.recipe.doctor.checks import CHECKS, examine
 from verl_credit.recipe.doctor.context import DECIDED, Context
 from verl_credit.recipe.doctor.lengths import NotHere, PromptMeter
-from verl_credit.recipe.doctor.result import Result, passed, skipped, warned
-from verl_credit.recipe.machine import gather
+from verl_credit.recipe.doctor.status import Result, passed, skipped, warned
+from verl_credit.recipe.this_machine import gather
 
 # Read by Ray and verl in this process and handed on to every worker.
 ENVIRONMENT = {

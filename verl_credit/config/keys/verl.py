@@ -17,7 +17,7 @@ from verl_credit.credit.loss import RATIO_LEVELS
 from verl_credit.names import TRAINER_MODES
 
 LOSS = "actor_rollout_ref.actor.policy_loss"
-TARGET = "verl_credit.host.actor.loss.TurnPolicyLossConfig"
+TARGET = "verl_credit.host.actor.policy_loss.TurnPolicyLossConfig"
 """``_target_``: verl's class refuses the keys below."""
 
 

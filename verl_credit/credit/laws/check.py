@@ -9,11 +9,11 @@ from typing import Any
 import torch
 
 from verl_credit.credit.laws import effects, laws
+from verl_credit.credit.laws.drawn_world import PER_TOKEN, World
 from verl_credit.credit.laws.effects import PROPERTIES
 from verl_credit.credit.laws.laws import Broken
 from verl_credit.credit.laws.subjects import Result, Subject
-from verl_credit.credit.laws.world import PER_TOKEN, World
-from verl_credit.credit.plugins.run import turn_lists
+from verl_credit.credit.plugins.calls import turn_lists
 
 SEEDS = range(3)
 TRIES = 200

@@ -9,9 +9,9 @@ from dataclasses import replace
 import torch
 
 from verl_credit.credit.groups import row_mean
+from verl_credit.credit.laws.drawn_world import World, make_world
 from verl_credit.credit.laws.laws import ABOUT, CLOSE, Broken, finite, on, plain, run, same, scale_of
 from verl_credit.credit.laws.subjects import Subject, run_turn_mode
-from verl_credit.credit.laws.world import World, make_world
 from verl_credit.credit.token.gtpo import SMALLEST_MEAN
 from verl_credit.credit.turn.modes import MODES
 

@@ -7,8 +7,8 @@ from contextlib import suppress
 
 import torch
 
+from verl_credit.credit.laws.drawn_world import NAN, World, beside, make_world
 from verl_credit.credit.laws.subjects import Subject
-from verl_credit.credit.laws.world import NAN, World, beside, make_world
 
 HALVES = (torch.float16, torch.bfloat16, torch.float32)
 CALLS, SECONDS = 12_000, 2.0

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from verl_credit.credit import REGISTRY
-from verl_credit.credit.laws.world import World
+from verl_credit.credit.laws.drawn_world import World
 from verl_credit.credit.operator import Operator
 from verl_credit.credit.plugins import (
     AlgorithmContext,
@@ -21,8 +21,8 @@ from verl_credit.credit.plugins import (
     run_transform,
     run_uncertainty,
 )
+from verl_credit.credit.plugins.calls import outcome_operator
 from verl_credit.credit.plugins.load import kind_of, on_lists
-from verl_credit.credit.plugins.run import outcome_operator
 from verl_credit.credit.token.gtpo import gtpo_weights
 from verl_credit.credit.token.token_credit import token_credit
 from verl_credit.credit.token.uncertainty import uncertainty

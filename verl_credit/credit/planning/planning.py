@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 from itertools import pairwise
 
-from verl_credit.credit.checks import as_bool, check_shape
+from verl_credit.credit.arguments import as_bool, check_shape
 from verl_credit.credit.planning.token_text import BARRIER, Decode, Pieces, mark, policy_texts
 from verl_credit.lazy import torch
 

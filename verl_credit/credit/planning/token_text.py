@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from verl_credit.credit.checks import checked_ids
+from verl_credit.credit.arguments import checked_ids
 from verl_credit.lazy import torch
 
 Decode = Callable[[list[int]], list[str]]

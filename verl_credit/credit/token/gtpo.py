@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from verl_credit.credit.checks import as_bool, as_group_ids, check_shape, output_dtype
+from verl_credit.credit.arguments import as_bool, as_group_ids, check_shape, output_dtype
 from verl_credit.credit.groups import in_canonical_order, row_mean
 from verl_credit.credit.operator import Range
 from verl_credit.credit.token.uncertainty import MAX_SURPRISAL

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from verl_credit.credit.checks import (
+from verl_credit.credit.arguments import (
     as_bool,
     as_group_ids,
     check_name,

@@ -6,7 +6,7 @@ import math
 import sys
 from dataclasses import dataclass
 
-from verl_credit.credit.checks import check_name
+from verl_credit.credit.arguments import check_name
 from verl_credit.credit.operator import Range
 from verl_credit.lazy import torch
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from verl_credit.credit.checks import as_bool, check_name, check_shape, output_dtype, refuse_rows
+from verl_credit.credit.arguments import as_bool, check_name, check_shape, output_dtype, refuse_rows
 from verl_credit.credit.groups import row_chunks
 from verl_credit.credit.token.gtpo import hicra
 from verl_credit.credit.token.token_transforms import TRANSFORMS, token_weights

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from verl_credit.credit.checks import as_bool, check_name, check_shape, first_row, output_dtype
+from verl_credit.credit.arguments import as_bool, check_name, check_shape, first_row, output_dtype
 from verl_credit.lazy import torch
 
 MAX_SURPRISAL = 50.0

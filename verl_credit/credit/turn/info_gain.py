@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from verl_credit.credit.checks import as_bool, check_name, check_shape, output_dtype, refuse_rows
+from verl_credit.credit.arguments import as_bool, check_name, check_shape, output_dtype, refuse_rows
 from verl_credit.lazy import torch
 
 INFO_GAIN_TYPES = ("prob_diff", "log_prob_diff", "log_gap")

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, get_args, get_origin
 
-from verl_credit.credit.checks import check_name, check_returned, output_dtype, refuse_rows
+from verl_credit.credit.arguments import check_name, check_returned, output_dtype, refuse_rows
 from verl_credit.credit.groups import tied_rows
 from verl_credit.credit.operator import Operator, Range, WithoutGains, refuse_unread
 from verl_credit.credit.outcome import OUTCOME_OPERATORS

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from verl_credit.credit.checks import (
+from verl_credit.credit.arguments import (
     as_bool,
     as_group_ids,
     check_dims,

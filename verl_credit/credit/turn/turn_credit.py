@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from verl_credit.credit.checks import check_name
+from verl_credit.credit.arguments import check_name
 from verl_credit.credit.turn.mode import TurnCredit, TurnMode, as_turn_mode
 from verl_credit.credit.turn.modes import MODES
 from verl_credit.lazy import torch

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from verl_credit.credit.checks import check_shape, checked_ids
+from verl_credit.credit.arguments import check_shape, checked_ids
 from verl_credit.credit.groups import row_chunks
 from verl_credit.lazy import torch
 

@@ -14,7 +14,7 @@ from verl.utils import tensordict_utils as tu
 from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker, TrainingWorkerConfig
 
 from verl_credit.host.actor.entropy_probe import KeptParameters, measure
-from verl_credit.host.actor.loss import credit_ppo_loss
+from verl_credit.host.actor.policy_loss import credit_ppo_loss
 from verl_credit.host.engine import process_group  # noqa: F401  (the import registers loopback://)
 from verl_credit.host.engine.adapters import refuse_adapter
 from verl_credit.host.engine.attention_proof import prove

@@ -11,7 +11,7 @@ from verl.workers.config import HFModelConfig, RolloutConfig
 from verl.workers.rollout.replica import RolloutMode, TokenOutput
 
 from verl_credit.host.hf_rollout.batcher import RequestBatcher, RequestRejected
-from verl_credit.host.hf_rollout.model import (
+from verl_credit.host.hf_rollout.loaded_model import (
     batch_bound,
     build_model,
     eos_token_ids,

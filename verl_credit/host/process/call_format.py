@@ -13,7 +13,7 @@ from verl_credit.config.keys import AUTO
 from verl_credit.host.process.verl_checks import line_of
 from verl_credit.recipe.agent_loops import AT_ONCE, FORMAT
 from verl_credit.turns.rollout.calls import NO_TOOL, PARALLEL_CALLS
-from verl_credit.turns.rollout.search.protocol import SCHEMA
+from verl_credit.turns.rollout.search.wire import SCHEMA
 
 QUESTION = [{"role": "user", "content": "Where does the Nile end?"}]
 QUERY = "mouth of the river Nile"

@@ -71,7 +71,7 @@ def read(arguments: Sequence[str]) -> Launch:
 
 def is_ours(launch: Launch) -> bool:
     """Does the launch name a recipe of ours, or one of a user's that starts from one?"""
-    from verl_credit.recipe.files import folders, lists_ours
+    from verl_credit.recipe.recipe_files import folders, lists_ours
 
     return lists_ours(
         launch.name, folders(launch.folder if launch.folder and Path(launch.folder).is_dir() else None)

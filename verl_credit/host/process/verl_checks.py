@@ -123,7 +123,7 @@ def check_other_tools(config: DictConfig) -> list[str]:
     A call of such a tool is a turn like any other, and its gain is measured. verl turns what the tool raises into an
     observation. Nothing says whether that was the policy's mistake (a wrong argument) or the tool's, so it is counted.
     """
-    from verl_credit.turns.rollout.search.protocol import SCHEMA
+    from verl_credit.turns.rollout.search.wire import SCHEMA
 
     tools, settings = _loaded(config)
     if not settings:

@@ -35,11 +35,11 @@ from verl_credit.names import ROLLOUT_NAME, ROW_RECORD, TOOL_FAULT, TURN_AGENT, 
 from verl_credit.turns.rollout.book import NO_TOKEN, RowRecord, TurnBook, known_reward, rewards_of_turns
 from verl_credit.turns.rollout.calls import shown_calls
 from verl_credit.turns.rollout.reward.qa import final_answer
-from verl_credit.turns.rollout.search.protocol import control_tokens, without_markup
+from verl_credit.turns.rollout.search.wire import control_tokens, without_markup
 from verl_credit.turns.rollout.thoughts import TurnReader
 from verl_credit.turns.score.requests import RowPlanner
 from verl_credit.turns.score.scorers import SCORERS, Scorer
-from verl_credit.turns.step.signals.known import signals_of
+from verl_credit.turns.step.signals.built_in import signals_of
 from verl_credit.turns.step.signals.own import TrajectorySignal, ask_signals
 from verl_credit.turns.step.signals.signal import make_trajectory, turn_texts
 

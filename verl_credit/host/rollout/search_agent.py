@@ -10,7 +10,7 @@ from verl.tools.schemas import OpenAIFunctionToolSchema, ToolResponse
 from verl_credit.host.rollout.agent_loop import RowFault, TurnAgentLoop
 from verl_credit.names import AGENT_NAME
 from verl_credit.turns.rollout.search.client import SearchFault, client_for
-from verl_credit.turns.rollout.search.protocol import SCHEMA, bad_query_reason, without_markup
+from verl_credit.turns.rollout.search.wire import SCHEMA, bad_query_reason, without_markup
 
 
 class SearchTool(BaseTool):

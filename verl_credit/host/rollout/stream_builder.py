@@ -19,7 +19,7 @@ from verl.utils.tokenizer.continuous_token import (
 )
 
 from verl_credit.host.compat import MERGE_TOKENS
-from verl_credit.turns.rollout.search.protocol import SCHEMA
+from verl_credit.turns.rollout.search.wire import SCHEMA
 
 _SEPARATING = {
     getattr(builder, MERGE_TOKENS)

@@ -20,7 +20,7 @@ from verl_credit.host.rollout.agent_manager import RolloutWatch
 from verl_credit.host.step import store
 from verl_credit.records.run import events
 from verl_credit.records.run.files import VALIDATION, append_json, plain, read_json_lines
-from verl_credit.records.run.held_out import write_held_out
+from verl_credit.records.run.validation import write_held_out
 from verl_credit.turns.rollout.reward.golds import gold_answers
 from verl_credit.turns.step.signals.signal import turn_texts
 from verl_credit.turns.step.step_checks import check_evaluation_faults

@@ -25,10 +25,10 @@ from verl_credit.host.step import start
 from verl_credit.host.step.ahead import RolloutsAhead
 from verl_credit.host.step.entropy_probe import EntropyProbe
 from verl_credit.host.step.held_out import Evaluation, with_means
+from verl_credit.host.step.kept_tables import keep_turns
 from verl_credit.host.step.recorded import Recorder
-from verl_credit.host.step.rollouts import credited_rows, keep_rollouts
-from verl_credit.host.step.tables import keep_turns
 from verl_credit.host.step.v1_host import V1Host
+from verl_credit.host.step.watch import credited_rows, keep_rollouts
 from verl_credit.names import TRAINER_MODE
 from verl_credit.records.run import events
 from verl_credit.records.run.resume import without_limits

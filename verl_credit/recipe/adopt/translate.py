@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from verl_credit.config.resolved import select
 from verl_credit.errors import did_you_mean
 from verl_credit.recipe import compose
+from verl_credit.recipe.adopt.adapt import fit_to_turns
 from verl_credit.recipe.adopt.adoption import CHOICES, NULL, Adoption, shown
-from verl_credit.recipe.adopt.fit import fit_to_turns
 from verl_credit.recipe.adopt.script import FULLY_ASYNC, MAIN
 from verl_credit.recipe.older_verl import (
     ESTIMATORS,

@@ -28,9 +28,9 @@ from verl_credit.recipe.agent_loops import MULTI_TURN
 from verl_credit.recipe.doctor.context import PROBE_S, Context, answer_of
 from verl_credit.recipe.doctor.machine import existing
 from verl_credit.recipe.doctor.network import ADDRESS, given_address, run_address, unreachable
-from verl_credit.recipe.doctor.result import Result, failed, passed, skipped
 from verl_credit.recipe.doctor.software import wants_cuda
-from verl_credit.recipe.machine import Facts, in_a_process
+from verl_credit.recipe.doctor.status import Result, failed, passed, skipped
+from verl_credit.recipe.this_machine import Facts, in_a_process
 from verl_credit.recipe.world import serves_search
 from verl_credit.redact import redact
 

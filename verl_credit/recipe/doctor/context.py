@@ -18,9 +18,9 @@ from verl_credit.recipe.agent_loops import agents_of_rows, tools_given
 from verl_credit.recipe.doctor.data import Row, read_rows, rows_needed
 from verl_credit.recipe.doctor.lengths import NotHere, load_tokenizer
 from verl_credit.recipe.doctor.model import parameters_of
-from verl_credit.recipe.doctor.result import Result, Status, failed
-from verl_credit.recipe.machine import Facts, in_a_process
+from verl_credit.recipe.doctor.status import Result, Status, failed
 from verl_credit.recipe.rows import OURS
+from verl_credit.recipe.this_machine import Facts, in_a_process
 from verl_credit.recipe.world import MODEL, world_of
 
 WITH_VERL = "verl_credit.cli.train.with_verl"

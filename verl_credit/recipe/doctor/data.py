@@ -13,7 +13,7 @@ from verl_credit.names import AGENT_NAME, AGENTS, TURN_IDS
 from verl_credit.recipe.world import DATA
 from verl_credit.turns.rollout.reward.golds import gold_answers
 from verl_credit.turns.rollout.reward.qa import answer_form, stated_form
-from verl_credit.turns.rollout.search.protocol import SCHEMA
+from verl_credit.turns.rollout.search.wire import SCHEMA
 
 TRAIN, VAL = DATA
 LOOP = "actor_rollout_ref.rollout.agent.default_agent_loop"

@@ -14,7 +14,7 @@ from verl_credit.recipe.doctor.context import Context
 from verl_credit.recipe.doctor.data import TRAIN
 from verl_credit.recipe.doctor.lengths import NotHere, PromptMeter, answers_fit, count_prompts
 from verl_credit.recipe.doctor.model import Unreadable, folders_of, read_json, read_model, require_model
-from verl_credit.recipe.doctor.result import Result, failed, passed, skipped, warned
+from verl_credit.recipe.doctor.status import Result, failed, passed, skipped, warned
 from verl_credit.recipe.family import EVALUATED, family_line, validate_family
 from verl_credit.recipe.rows import OURS, Reads, look_at
 from verl_credit.recipe.world import MODEL, serves_search

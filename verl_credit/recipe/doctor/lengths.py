@@ -24,7 +24,7 @@ from verl_credit.recipe.doctor.data import Row, rows_needed
 from verl_credit.recipe.doctor.model import ask_hub, model_values, wrong_model
 from verl_credit.turns.rollout.header import assistant_header
 from verl_credit.turns.rollout.reward.qa import stated_form
-from verl_credit.turns.rollout.search.protocol import SCHEMA
+from verl_credit.turns.rollout.search.wire import SCHEMA
 from verl_credit.turns.score.requests import AnswerWriter, aliases_that_count, auto_template
 from verl_credit.turns.score.scorers import SCORERS
 

@@ -12,9 +12,9 @@ from omegaconf import DictConfig, OmegaConf
 from verl_credit.config.engines import engine_of
 from verl_credit.config.resolved import flat_values
 from verl_credit.recipe.doctor.context import Context
-from verl_credit.recipe.doctor.result import Result, failed, passed, skipped, warned
 from verl_credit.recipe.doctor.software import engine_share
-from verl_credit.recipe.machine import GIB, Device, Facts, size
+from verl_credit.recipe.doctor.status import Result, failed, passed, skipped, warned
+from verl_credit.recipe.this_machine import GIB, Device, Facts, size
 from verl_credit.records.run.files import count_kept
 
 SMALLEST_FREE = 4 * GIB  # the lab on a CPU peaks at 3.7 GiB over all its processes

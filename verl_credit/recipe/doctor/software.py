@@ -17,7 +17,7 @@ from packaging.version import InvalidVersion, Version
 from verl_credit.config.engines import engine_of
 from verl_credit.names import ASYNC_MODES
 from verl_credit.recipe.doctor.context import Context
-from verl_credit.recipe.doctor.result import Result, failed, passed, skipped, warned
+from verl_credit.recipe.doctor.status import Result, failed, passed, skipped, warned
 
 PLUGINS, PLATFORM = "VERL_USE_EXTERNAL_PLUGINS", "VERL_PLATFORM"
 OURS = "verl_credit"  # the name of our entry point in the group verl.plugins

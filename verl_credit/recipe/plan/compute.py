@@ -9,7 +9,7 @@ from verl_credit.recipe.plan.hardware import GB, Hardware
 from verl_credit.recipe.plan.job import Job
 from verl_credit.recipe.plan.memory import EngineMemory
 from verl_credit.recipe.plan.model_shape import ModelShape
-from verl_credit.recipe.plan.update import trained
+from verl_credit.recipe.plan.update_memory import trained
 from verl_credit.records.run.files import count_kept, count_written
 
 GAIN_BYTES = 16

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from verl_credit.errors import ConfigError, unknown_key
-from verl_credit.recipe.machine import cores, memory
+from verl_credit.recipe.this_machine import cores, memory
 
 GB, GIB, TERA = 10**9, 2**30, 10**12
 CPU_FLOPS_PER_CORE = 50 * GB

@@ -12,7 +12,7 @@ from verl_credit.recipe.plan.hardware import GIB, NO_INDEX, Hardware, Index
 from verl_credit.recipe.plan.hf_engine import SHARE, HFEngine
 from verl_credit.recipe.plan.job import Job
 from verl_credit.recipe.plan.model_shape import ModelShape
-from verl_credit.recipe.plan.update import (
+from verl_credit.recipe.plan.update_memory import (
     KEPT,
     kept_parameters,
     log_prob_parts,

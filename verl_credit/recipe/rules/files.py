@@ -13,7 +13,7 @@ from verl_credit.config.settings import CreditSettings
 from verl_credit.errors import ConfigError
 from verl_credit.names import AGENT_NAME, AGENTS, TURN_AGENT
 from verl_credit.recipe.agent_loops import LISTED, own_loops, tools_given
-from verl_credit.recipe.files import verl_folder
+from verl_credit.recipe.recipe_files import verl_folder
 from verl_credit.recipe.rules.own import own_modules
 
 CODE = (

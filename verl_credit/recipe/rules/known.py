@@ -16,8 +16,8 @@ from verl_credit.config.keys.run import no_home
 from verl_credit.config.resolved import MISSING, data, leaves, select
 from verl_credit.errors import ConfigError, unknown_key
 from verl_credit.policy.families import is_random
-from verl_credit.recipe.files import recipes_folder, verl_folder
 from verl_credit.recipe.older_verl import MANAGER, remedy_of
+from verl_credit.recipe.recipe_files import recipes_folder, verl_folder
 
 # verl's code reads these, and its configuration does not list them.
 READ_BY_VERL = (

@@ -71,7 +71,7 @@ def refuse_what_is_no_operator(found: Any, key: str, value: str) -> None:
 def try_operator(config: Tree, algorithm: Algorithm, found: Any, key: str, kind: str) -> None:
     """Raises ConfigError when the operator raises, or returns a wrong result."""
     from verl_credit.credit.laws import own_subject
-    from verl_credit.credit.laws.world import make_world
+    from verl_credit.credit.laws.drawn_world import make_world
 
     name, params_key = config.algorithm[key.removeprefix("algorithm.")], f"algorithm.{PARAMS[kind]}"
     params = getattr(algorithm, PARAMS[kind])
@@ -82,7 +82,7 @@ def try_operator(config: Tree, algorithm: Algorithm, found: Any, key: str, kind:
 
 def try_detector(found: Callable, key: str, name: str) -> None:
     """Raises ConfigError when the detector raises, or returns no mask of the same shape."""
-    from verl_credit.credit.laws.world import make_world
+    from verl_credit.credit.laws.drawn_world import make_world
 
     if not _of_the_user(found):
         return

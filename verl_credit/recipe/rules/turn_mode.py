@@ -22,9 +22,9 @@ from verl_credit.recipe.agent_loops import own_loops, tools_given
 from verl_credit.recipe.rules.own import OWN, load_own, refuse_what_is_no_operator, trial, try_operator
 from verl_credit.recipe.rules.refusals import refusals_of
 from verl_credit.redact import redact_value
-from verl_credit.turns.step.anchors import ANCHOR_KEY as ANCHOR
-from verl_credit.turns.step.anchors import ANCHORS
-from verl_credit.turns.step.signals.known import SIGNALS, find_signal
+from verl_credit.turns.step.anchor_table import ANCHOR_KEY as ANCHOR
+from verl_credit.turns.step.anchor_table import ANCHORS
+from verl_credit.turns.step.signals.built_in import SIGNALS, find_signal
 from verl_credit.turns.step.signals.own import GroupSignal, TrajectorySignal
 from verl_credit.turns.step.signals.signal import Trajectory, Turn
 

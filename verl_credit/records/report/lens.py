@@ -18,7 +18,7 @@ from verl_credit.records.report.lens_group import ROLLOUTS, TOKENS_A_ROLLOUT, Gr
 from verl_credit.records.report.text import STOPPED, Scale, clean, colour, plain, signed
 from verl_credit.records.run.files import DamagedFile, read_json_lines
 from verl_credit.records.run.rollouts import read_tokens, token_steps
-from verl_credit.records.run.tables import TURNS, DamagedTable, StepTable, read_table, tables_of
+from verl_credit.records.run.table_files import TURNS, DamagedTable, StepTable, read_table, tables_of
 
 # What bounds the page: a token takes about 120 bytes of it.
 GROUPS, TOKENS_IN_ALL = 4, 40_000

@@ -12,7 +12,7 @@ from verl_credit.credit.groups import SOLVED_ABOVE
 from verl_credit.credit.turn.modes import MODES
 from verl_credit.credit.turn.turn_credit import BatchTables, credit_of
 from verl_credit.records.report.text import Scale
-from verl_credit.records.run.tables import StepTable
+from verl_credit.records.run.table_files import StepTable
 
 # The page shows at most this much of a group; what is told of the group is told of all its rollouts.
 ROLLOUTS, TOKENS_A_ROLLOUT = 16, 1500

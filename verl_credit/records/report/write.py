@@ -14,7 +14,7 @@ from verl_credit.records.report.run_data import read_run
 from verl_credit.records.run.events import END, START
 from verl_credit.records.run.files import EVENTS, METRICS, VALIDATION, read_json_lines, replaced, write_text
 from verl_credit.records.run.lock import holder_is_gone
-from verl_credit.records.run.tables import TABLES
+from verl_credit.records.run.table_files import TABLES
 
 REPORT = "report.html"
 CURVES = "curves.png"

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from verl_credit.records.run import tables
+from verl_credit.records.run import table_files as tables
 from verl_credit.records.run.files import plain
 
 STEPS = 100

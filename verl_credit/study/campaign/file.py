@@ -11,7 +11,7 @@ from pydantic import Field
 
 from verl_credit.config.keys.section import Part, declared
 from verl_credit.errors import ConfigError, did_you_mean
-from verl_credit.recipe.files import read_tree, recipes_folder
+from verl_credit.recipe.recipe_files import read_tree, recipes_folder
 from verl_credit.redact import redact_value
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.+-]{0,79}$")]

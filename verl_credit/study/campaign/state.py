@@ -17,7 +17,7 @@ from verl_credit.records.report.run_data import Series, number, series
 from verl_credit.records.run.events import END, START, Reason
 from verl_credit.records.run.files import EVENTS, METRICS, VALIDATION, DamagedFile, read_json_lines
 from verl_credit.records.run.lock import LOCK
-from verl_credit.records.run.tables import TABLES
+from verl_credit.records.run.table_files import TABLES
 from verl_credit.study.campaign.design import PlannedRun, planned
 from verl_credit.study.campaign.file import Campaign, Metric
 

@@ -26,7 +26,7 @@ from itertools import combinations
 import numpy as np
 
 from verl_credit.study.fidelity.credits import Advantages, Credit
-from verl_credit.study.fidelity.values import ScoredTurn
+from verl_credit.study.fidelity.true_values import ScoredTurn
 from verl_credit.study.stats import RESAMPLES, Measure, prompt_weights, with_interval
 
 SURE = 4.0

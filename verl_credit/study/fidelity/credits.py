@@ -28,8 +28,8 @@ from verl_credit.credit.outcome import OUTCOME_OPERATORS
 from verl_credit.credit.plugins.load import find_turn_mode, plugin_path
 from verl_credit.credit.turn.mode import TurnMode
 from verl_credit.errors import PreflightError, did_you_mean
+from verl_credit.study.fidelity.true_values import Value, part_of, true_advantages
 from verl_credit.study.fidelity.turn_tables import NotOffered, TurnTables, credit_of_turns
-from verl_credit.study.fidelity.values import Value, part_of, true_advantages
 from verl_credit.worlds.rollouts.rollout import Groups
 
 ALPHAS = (0.3, 1.0)

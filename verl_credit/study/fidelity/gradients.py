@@ -26,7 +26,7 @@ from transformers import PreTrainedModel
 
 from verl_credit.study.fidelity.alignment import Alignment, GradientAgreement, PromptSums
 from verl_credit.study.fidelity.credits import Advantages, Credit, per_turn
-from verl_credit.study.fidelity.values import ScoredTurn
+from verl_credit.study.fidelity.true_values import ScoredTurn
 from verl_credit.study.stats import Measure
 from verl_credit.worlds.rollouts.rollout import Groups, Trajectory
 from verl_credit.worlds.rollouts.sampler import Ids

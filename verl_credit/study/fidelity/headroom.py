@@ -19,8 +19,8 @@ from verl_credit.credit import MODES
 from verl_credit.credit.turn.turn_credit import credit_of
 from verl_credit.study.fidelity.alignment import GradientAgreement
 from verl_credit.study.fidelity.credits import Credit, nested
+from verl_credit.study.fidelity.true_values import Value, part_of
 from verl_credit.study.fidelity.turn_tables import TurnTables
-from verl_credit.study.fidelity.values import Value, part_of
 from verl_credit.study.stats import Measure, prompts_for
 from verl_credit.worlds.rollouts.rollout import Groups
 from verl_credit.worlds.rollouts.sampler import digest

@@ -24,9 +24,7 @@ from verl_credit.study.fidelity.gradients import gradient_agreement
 from verl_credit.study.fidelity.headroom import MODE, headroom, true_values
 from verl_credit.study.fidelity.request import Measured, Request, check_about
 from verl_credit.study.fidelity.result import Result
-from verl_credit.study.fidelity.rows import run_credit, tables_of
-from verl_credit.study.fidelity.turn_tables import TurnTables
-from verl_credit.study.fidelity.values import (
+from verl_credit.study.fidelity.true_values import (
     PROMPTS_AT_ONCE,
     TURNS,
     VALUES,
@@ -36,6 +34,8 @@ from verl_credit.study.fidelity.values import (
     states_of,
     values_of,
 )
+from verl_credit.study.fidelity.turn_rows import run_credit, tables_of
+from verl_credit.study.fidelity.turn_tables import TurnTables
 from verl_credit.study.fidelity.workers import Workers
 from verl_credit.worlds.rollouts.rollout import Groups, Start, Trajectory
 from verl_credit.worlds.rollouts.sampler import digest

@@ -12,7 +12,7 @@ from verl_credit.study.fidelity.alignment import GradientAgreement
 from verl_credit.study.fidelity.credits import Credit
 from verl_credit.study.fidelity.gradients import RLOO, integrity
 from verl_credit.study.fidelity.request import Measured
-from verl_credit.study.fidelity.values import ScoredTurn, Value, martingale
+from verl_credit.study.fidelity.true_values import ScoredTurn, Value, martingale
 from verl_credit.study.stats import Measure, prompts_for
 from verl_credit.worlds.rollouts.rollout import Trajectory
 

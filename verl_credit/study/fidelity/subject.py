@@ -18,7 +18,7 @@ from transformers.utils import logging as transformers_logging
 from verl_credit.config.keys import AUTO
 from verl_credit.errors import PreflightError, one_line
 from verl_credit.policy.packed import PackedPolicy
-from verl_credit.study.fidelity.rows import turn_batch
+from verl_credit.study.fidelity.turn_rows import turn_batch
 from verl_credit.study.forward import PackedRows
 from verl_credit.study.probe.checkpoint import build_model, read_checkpoint
 from verl_credit.turns.rollout.book import TurnBatch

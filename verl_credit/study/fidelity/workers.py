@@ -16,9 +16,9 @@ from multiprocessing.connection import Connection
 import torch
 
 from verl_credit.errors import PreflightError
-from verl_credit.recipe.machine import cores
+from verl_credit.recipe.this_machine import cores
 from verl_credit.study.fidelity.subject import Subject
-from verl_credit.study.fidelity.values import PROMPTS_AT_ONCE, Value, value_part
+from verl_credit.study.fidelity.true_values import PROMPTS_AT_ONCE, Value, value_part
 from verl_credit.worlds.rollouts.protocol import State
 
 FEWEST_PROMPTS = 32

@@ -22,6 +22,8 @@ from verl_credit.credit.entropy_gradient import (
     Tokens,
     entropy_gradient,
 )
+from verl_credit.study.probe.file import ESTIMANDS, ProbeSettings
+from verl_credit.study.probe.kept_rollouts import Rollouts
 from verl_credit.study.probe.policy import (
     ModelPolicy,
     Parameters,
@@ -34,8 +36,6 @@ from verl_credit.study.probe.policy import (
     observe,
 )
 from verl_credit.study.probe.prediction import log_log_slope, predict
-from verl_credit.study.probe.rollouts import Rollouts
-from verl_credit.study.probe.settings import ESTIMANDS, ProbeSettings
 from verl_credit.study.probe.update import OptimizerState, adamw_step, credit_weights
 
 

@@ -15,7 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 from verl_credit.credit.entropy_gradient import Tokens
-from verl_credit.study.probe.rollouts import Rollouts
+from verl_credit.study.probe.kept_rollouts import Rollouts
 
 Parameters = dict[str, torch.Tensor]
 

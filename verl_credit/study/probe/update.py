@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from verl_credit.credit.loss import aggregate
-from verl_credit.study.probe.rollouts import Rollouts
+from verl_credit.study.probe.kept_rollouts import Rollouts
 
 Tensors = dict[str, torch.Tensor]
 

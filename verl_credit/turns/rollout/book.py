@@ -49,7 +49,7 @@ class RowRecord:
     searches: list[dict] = field(default_factory=list)
     """Turn, query and the ids of the pages that the policy read, in order, of each search."""
     scores: list[list] = field(default_factory=list)
-    """[context, alias, mean log-prob of the gold tokens], if the rollout server scores (`turns/score/scorers/server.py`)."""
+    """[context, alias, mean log-prob of the gold tokens], if the rollout server scores."""
     score_span: list[float] = field(default_factory=list)
     """[begin, end] of that scoring in seconds since the epoch, by the clock of the agent loop's machine."""
     signals: dict[str, list] = field(default_factory=dict)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from verl_credit.turns.rollout.search.protocol import SCHEMA
+from verl_credit.turns.rollout.search.wire import SCHEMA
 from verl_credit.turns.rollout.thoughts import FORMS, opened_by
 
 QUESTION, ANSWER = "Where does the Nile end?", "In the sea."

@@ -21,11 +21,11 @@ from verl_credit.names import ANSWER_WHEN_SOLVED
 from verl_credit.turns.rollout.book import TurnBatch
 from verl_credit.turns.score.gains import score_gains
 from verl_credit.turns.score.scorers import Forward, GainPlan
-from verl_credit.turns.step.anchors import anchor_table, observations
-from verl_credit.turns.step.signals.known import signals_of
+from verl_credit.turns.step.anchor_table import anchor_table, observations
+from verl_credit.turns.step.signals.built_in import signals_of
 from verl_credit.turns.step.signals.signal import Signal, StepRows, step_rewards
 from verl_credit.turns.step.token_stage import TokenInputs, TokenStage
-from verl_credit.turns.step.values import TurnValues, learned_by_critic
+from verl_credit.turns.step.turn_values import TurnValues, learned_by_critic
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from verl_credit.errors import IntegrityError
 from verl_credit.lazy import torch
 from verl_credit.turns.rollout.book import as_number
 from verl_credit.turns.rollout.reward.qa import stands_in
-from verl_credit.turns.step.signals.known import ColumnSignal
+from verl_credit.turns.step.signals.built_in import ColumnSignal
 from verl_credit.turns.step.signals.signal import StepRows, Trajectory, Turn
 
 LATER = "a value may read what stands before its turn's response alone, and the same each time"

@@ -19,7 +19,7 @@ from verl_credit.credit.plugins import (
     run_transform,
     run_uncertainty,
 )
-from verl_credit.credit.plugins.run import outcome_operator
+from verl_credit.credit.plugins.calls import outcome_operator
 from verl_credit.credit.token.gtpo_canonical import grpo_s, gtpo_canonical
 from verl_credit.credit.token.sepa_controller import SepaController
 from verl_credit.credit.token.token_credit import token_credit, token_stats

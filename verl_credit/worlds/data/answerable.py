@@ -22,7 +22,7 @@ from verl_credit.errors import one_line
 from verl_credit.turns.rollout.reward.golds import gold_answers
 from verl_credit.turns.rollout.reward.qa import BOXED, WHOLE, answer_form, comparison
 from verl_credit.turns.rollout.search.client import SearchClient
-from verl_credit.turns.rollout.search.protocol import Page
+from verl_credit.turns.rollout.search.wire import Page
 
 MOST, SEED, EXAMPLES = 256, 0, 5
 AT_ONCE = 16  # searches

@@ -15,11 +15,11 @@ from verl_credit.built_folder import Progress, reuse_or_build
 from verl_credit.precision import one_thread
 from verl_credit.worlds.lab.config import NAME, PARTS, LabConfig, LabPaths, config_of, settings_of
 from verl_credit.worlds.lab.encoder import train_encoder
+from verl_credit.worlds.lab.encyclopedia import Question, World, make_splits, make_world, to_rows
 from verl_credit.worlds.lab.evaluate import LocalRetriever, recall
 from verl_credit.worlds.lab.limits import MAX_NEW_TOKENS, TOP_K, limits_of
 from verl_credit.worlds.lab.protocol import make_tokenizer
 from verl_credit.worlds.lab.warm_start import warm_start
-from verl_credit.worlds.lab.world import Question, World, make_splits, make_world, to_rows
 from verl_credit_retriever.index.search import build_index
 
 

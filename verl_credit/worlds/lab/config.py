@@ -7,8 +7,8 @@ from pathlib import Path
 
 from verl_credit.built_folder import MANIFEST
 from verl_credit.worlds.lab.demos import DemoStyle
+from verl_credit.worlds.lab.encyclopedia import HOP_SHARES, WorldSize
 from verl_credit.worlds.lab.limits import MOST_HOPS
-from verl_credit.worlds.lab.world import HOP_SHARES, WorldSize
 
 # Increase this whenever a build would give another lab than before; cached labs are then rebuilt.
 GENERATOR_VERSION = 2

@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from verl_credit.worlds.lab.encyclopedia import Article, Question
 from verl_credit.worlds.lab.protocol import (
     GRAMS,
     answer_turn,
@@ -15,7 +16,6 @@ from verl_credit.worlds.lab.protocol import (
     prompt_text,
     search_turn,
 )
-from verl_credit.worlds.lab.world import Article, Question
 
 Search = Callable[[str], list[Article]]  # query -> result list, best first
 

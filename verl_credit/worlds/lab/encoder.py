@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
+from verl_credit.worlds.lab.encyclopedia import RELATIONS, World, make_questions
 from verl_credit.worlds.lab.protocol import name_groups
-from verl_credit.worlds.lab.world import RELATIONS, World, make_questions
 
 QUERY, PASSAGE = "query: ", "passage: "
 TEMPERATURE = 0.05

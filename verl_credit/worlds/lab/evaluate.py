@@ -14,8 +14,8 @@ from verl_credit.policy.generation import BatchGenerator, SamplingParams
 from verl_credit.turns.rollout.reward.qa import exact_match, extract_answer
 from verl_credit.turns.rollout.thoughts import without_thoughts
 from verl_credit.worlds.lab import protocol
+from verl_credit.worlds.lab.encyclopedia import Question
 from verl_credit.worlds.lab.limits import MAX_NEW_TOKENS, SEARCHES_OF_MIX, TOP_K
-from verl_credit.worlds.lab.world import Question
 from verl_credit_retriever.encoder import SentenceEncoder
 from verl_credit_retriever.index.search import SearchIndex
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from verl_credit.worlds.lab.world import FILLER, RELATIONS, World
+from verl_credit.worlds.lab.encyclopedia import FILLER, RELATIONS, World
 
 CALL_HEAD = '{"name": "search", "arguments": {"query": "'
 CALL_TAIL = '"}}'

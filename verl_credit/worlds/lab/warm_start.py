@@ -14,10 +14,10 @@ from verl_credit.errors import PreflightError
 from verl_credit.worlds.lab.config import LabConfig, WarmStart
 from verl_credit.worlds.lab.demos import Demonstrator, Segment
 from verl_credit.worlds.lab.encoder import NamePermuter
+from verl_credit.worlds.lab.encyclopedia import Article, Question, World, make_questions
 from verl_credit.worlds.lab.evaluate import LocalRetriever, Roller, open_decisions, right_turns, summarize
 from verl_credit.worlds.lab.limits import limits_of
 from verl_credit.worlds.lab.protocol import name_groups
-from verl_credit.worlds.lab.world import Article, Question, World, make_questions
 from verl_credit.worlds.supervised import token_losses, updates
 
 # Quintic Newton-Schulz coefficients: they push every singular value towards 1, fast rather than exactly.

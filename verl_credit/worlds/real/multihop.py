@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from verl_credit.built_folder import Progress
 from verl_credit.precision import cpu_precision
-from verl_credit.turns.rollout.search.protocol import SCHEMA, Page, format_pages
+from verl_credit.turns.rollout.search.wire import SCHEMA, Page, format_pages
 from verl_credit.worlds.data.prepare import prepare
 from verl_credit.worlds.data.records import PrepareError
 from verl_credit.worlds.real.packages import RealError

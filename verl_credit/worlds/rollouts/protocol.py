@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from verl_credit.names import ROW_RECORD
 from verl_credit.turns.rollout.reward.qa import compute_score
-from verl_credit.turns.rollout.search.protocol import (
+from verl_credit.turns.rollout.search.wire import (
     SCHEMA,
     Page,
     bad_query_reason,

@@ -11,7 +11,7 @@ from itertools import combinations_with_replacement
 
 import torch
 
-from verl_credit.credit.laws.world import World
+from verl_credit.credit.laws.drawn_world import World
 from verl_credit.study.fidelity.exact.operators import Credit, all_credits, gradient, policy_free, reward
 from verl_credit.study.fidelity.exact.question import (
     QUESTIONS,

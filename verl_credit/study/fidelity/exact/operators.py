@@ -12,8 +12,8 @@ from functools import partial
 
 import torch
 
+from verl_credit.credit.laws.drawn_world import World
 from verl_credit.credit.laws.subjects import Result, run_turn_mode
-from verl_credit.credit.laws.world import World
 from verl_credit.credit.outcome import OUTCOME_OPERATORS
 from verl_credit.credit.plugins import find_turn_mode
 from verl_credit.credit.turn.mode import TurnMode

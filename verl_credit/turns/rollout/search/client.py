@@ -20,7 +20,7 @@ from verl_credit.turns.rollout.search.faults import (
     backoff,
     retry_after_pause,
 )
-from verl_credit.turns.rollout.search.protocol import Page, format_pages, parse_answer
+from verl_credit.turns.rollout.search.wire import Page, format_pages, parse_answer
 
 INDEX_HEADER = "X-Index-Fingerprint"
 # uvicorn closes idle connections after 5 s by default; ours are closed before that. The pool has no bound: httpx can lose

@@ -1,6 +1,7 @@
 """The scorers of information gain. `config/keys/algorithm.py` lists their names for the key."""
 
 from verl_credit.turns.score.scorers.reference import ReferenceScorer
+from verl_credit.turns.score.scorers.rollout_server import ServerScorer
 from verl_credit.turns.score.scorers.scorer import (
     BranchScorer,
     Forward,
@@ -9,7 +10,6 @@ from verl_credit.turns.score.scorers.scorer import (
     Scorer,
     ScoreRow,
 )
-from verl_credit.turns.score.scorers.server import ServerScorer
 
 SCORERS: dict[str, Scorer] = {
     scorer.name: scorer for scorer in (BranchScorer(), RowScorer(), ServerScorer(), ReferenceScorer())

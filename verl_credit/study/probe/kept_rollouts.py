@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from verl_credit.records.run.tables import ROLLOUTS, DamagedTable, read_table
+from verl_credit.records.run.table_files import ROLLOUTS, DamagedTable, read_table
 
 
 @dataclass(frozen=True)

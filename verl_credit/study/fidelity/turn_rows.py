@@ -22,9 +22,9 @@ from verl_credit.turns.rollout.book import RowRecord, TurnBatch
 from verl_credit.turns.score.gains import gains_of, plan_gains, score_answers
 from verl_credit.turns.score.requests import turn_spans
 from verl_credit.turns.score.scorers import SCORERS
-from verl_credit.turns.step.anchors import anchor_table
+from verl_credit.turns.step.anchor_table import anchor_table
 from verl_credit.turns.step.assign import CreditRun, assign, step_inputs
-from verl_credit.turns.step.signals.known import signals_of
+from verl_credit.turns.step.signals.built_in import signals_of
 from verl_credit.turns.step.signals.own import TrajectorySignal
 from verl_credit.turns.step.signals.signal import Signal, StepRows
 from verl_credit.worlds.rollouts.protocol import Protocol, State, Step

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
-from verl_credit.credit.checks import as_bool, as_group_ids, output_dtype
+from verl_credit.credit.arguments import as_bool, as_group_ids, output_dtype
 from verl_credit.credit.groups import valid_rows
 from verl_credit.credit.plugins.load import on_lists
 from verl_credit.credit.plugins.types import (

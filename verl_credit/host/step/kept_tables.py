@@ -8,7 +8,7 @@ import torch
 
 from verl_credit.credit.groups import SOLVED_ABOVE, z_score_per_turn
 from verl_credit.host.step import store
-from verl_credit.records.run.tables import TURNS, write_table
+from verl_credit.records.run.table_files import TURNS, write_table
 from verl_credit.turns.step.assign import StepCredit
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from verl_credit.errors import ConfigError
-from verl_credit.recipe import files
+from verl_credit.recipe import recipe_files as files
 from verl_credit.recipe.adopt.adoption import NULL, as_text
 from verl_credit.recipe.adopt.script import MAIN, read_script
 from verl_credit.recipe.older_verl import MEGATRON

@@ -12,11 +12,11 @@ from verl_credit.config.keys import Algorithm
 from verl_credit.credit.token.token_transforms import TRANSFORMS, token_weights
 from verl_credit.credit.token.uncertainty import canonical_kind, uncertainty
 from verl_credit.host.step import store
-from verl_credit.host.step.tables import pipeline, sampled_rows
+from verl_credit.host.step.kept_tables import pipeline, sampled_rows
 from verl_credit.names import CLIP_SCALE
 from verl_credit.records.run.files import plain
 from verl_credit.records.run.rollouts import keep_samples
-from verl_credit.records.run.tables import ROLLOUTS, SAMPLES, table_path, tables_of, write_table
+from verl_credit.records.run.table_files import ROLLOUTS, SAMPLES, table_path, tables_of, write_table
 from verl_credit.turns.rollout.book import TurnBatch
 from verl_credit.turns.rollout.reward.golds import gold_answers
 from verl_credit.turns.step.assign import StepCredit, group_numbers

@@ -32,11 +32,11 @@ from verl_credit.host.step.trainer import CreditTrainer
 from verl_credit.names import MEASURE_MODE
 from verl_credit.records.run import events
 from verl_credit.records.run.files import append_json, read_json_lines, write_text
-from verl_credit.records.run.progress import Throttled
+from verl_credit.records.run.progress_line import Throttled
 from verl_credit.study.fidelity.measure import measure
 from verl_credit.study.fidelity.request import REQUEST, RESULT, ROLLOUTS, TABLE, Request
 from verl_credit.study.fidelity.result import as_dict, table, write_result
-from verl_credit.study.fidelity.rows import turn_batch
+from verl_credit.study.fidelity.turn_rows import turn_batch
 from verl_credit.turns.rollout.book import TurnBatch
 from verl_credit.turns.score.scorers import Forward
 from verl_credit.worlds.rollouts.protocol import State
