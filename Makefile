@@ -145,6 +145,7 @@ lint: install
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
 	$(BIN)/python .ci/gate.py
+	$(BIN)/mypy
 
 clean:
 	rm -rf $(VENV) $(VLLM_VENV) $(VLLM_VENV)-newest $(DOCS_VENV) runs build *.egg-info .pytest_cache .ruff_cache .hypothesis

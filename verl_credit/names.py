@@ -40,6 +40,8 @@ MEASURE_MODE = "credit_fidelity"
 TRAINER_MODES = (*TRAINING_MODES, MEASURE_MODE)
 """The trainers, and the one that `verl-credit fidelity` starts, which makes no step."""
 ROLLOUT_NAME = "hf"
+OUR_REWARD = "pkg://verl_credit.turns.rollout.reward.qa"
+"""``reward.custom_reward_function.path`` of a run whose reward is ours."""
 MCP_TOOL = "verl_credit.host.rollout.mcp_tool.MCPTool"
 """``class_name`` of an MCP tool in the tool file."""
 VLLM_EXTENSION = "verl_credit.host.vllm_rollout.worker_extension.WorkerExtension"

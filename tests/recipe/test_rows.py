@@ -3,9 +3,9 @@
 import pytest
 
 from verl_credit.errors import PreflightError
-from verl_credit.recipe.asked import asked
+from verl_credit.recipe.doctor.asked import asked
 from verl_credit.recipe.doctor.data import Row
-from verl_credit.recipe.rows import Reads, look_at
+from verl_credit.recipe.doctor.rows import Reads, look_at
 
 ASKS = "Write it between <answer> and </answer>. "
 HERMES = 'Call it with <tool_call>\n{"name": "search"}\n</tool_call>. '

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from kit.retriever_vectors import TableEncoder, clustered, write_rows
-from verl_credit_retriever import workers
+from verl_credit_retriever import start
 from verl_credit_retriever.index import memory
 from verl_credit_retriever.index.memory import (
     SEARCH_BUFFERS,
@@ -21,8 +21,8 @@ from verl_credit_retriever.index.memory import (
     require_memory,
 )
 from verl_credit_retriever.index.search import SearchIndex, build_index
-from verl_credit_retriever.serve import run_server
 from verl_credit_retriever.settings import ServeSettings
+from verl_credit_retriever.start import run_server
 
 GB = 10**9
 WIKI = {"kind": "flat", "rows": 21_015_324, "dim": 768, "dtype": "float32"}
@@ -176,7 +176,7 @@ def test_workers_that_load_at_the_same_time_are_counted(tmp_path, monkeypatch):
     corpus, encoder = write_rows(tmp_path / "corpus.jsonl", 50), TableEncoder(np.eye(50, dtype=np.float32))
     total = plan_memory(build_index(corpus, encoder, tmp_path / "out", kind="ivf")).total
     started = []
-    monkeypatch.setattr(workers, "run_workers", lambda *_: started.append(True) or 0)
+    monkeypatch.setattr(start, "run_workers", lambda *_: started.append(True) or 0)
     settings = ServeSettings(tmp_path / "out", tmp_path, port=0, workers=3, gpu=True)
     monkeypatch.setattr(memory, "available_memory", lambda: 3 * total - 1)
     with pytest.raises(MemoryRefused, match="2 more workers .*Would fit: .*fewer --workers"):

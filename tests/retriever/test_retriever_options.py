@@ -7,7 +7,7 @@ import pytest
 import typer
 
 from verl_credit_retriever import cli as command
-from verl_credit_retriever import serve
+from verl_credit_retriever import start
 from verl_credit_retriever.cli import app, main
 from verl_credit_retriever.settings import Limits, ServeSettings
 
@@ -28,7 +28,7 @@ def run(monkeypatch, tmp_path):
     """Runs a command line and returns the settings that it serves."""
     given = []
     monkeypatch.delenv("VERL_CREDIT_RETRIEVER_TOKEN", raising=False)
-    monkeypatch.setattr(serve, "run_server", lambda settings: given.append(settings) or 0)
+    monkeypatch.setattr(start, "run_server", lambda settings: given.append(settings) or 0)
     cluster = type("Cluster", (), {"deploy": staticmethod(lambda settings, **more: given.append(settings))})
     monkeypatch.setattr(command, "_cluster", lambda address: cluster)
 

@@ -14,10 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from verl_credit_retriever import serve, workers
+from verl_credit_retriever import start as starting
+from verl_credit_retriever import workers
 from verl_credit_retriever.index.manifest import fingerprint, write_manifest
-from verl_credit_retriever.serve import EXIT_PORT_IN_USE, run_server
+from verl_credit_retriever.serve import EXIT_PORT_IN_USE
 from verl_credit_retriever.settings import ServeSettings
+from verl_credit_retriever.start import run_server
 from verl_credit_retriever.workers import run_workers
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the workers in /proc")
@@ -172,7 +174,7 @@ def test_the_port_of_several_workers_is_taken(start, tmp_path, capsys):
 
 def test_the_port_of_several_workers_is_taken_also_before_one_listens(tmp_path, monkeypatch, capsys):
     """Otherwise two servers, each loading its index for minutes, would then answer on one port."""
-    monkeypatch.setattr(serve, "_memory_of", lambda _: "")
+    monkeypatch.setattr(starting, "_memory_of", lambda _: "")
     codes = []
 
     def second(settings, listener):
@@ -180,7 +182,7 @@ def test_the_port_of_several_workers_is_taken_also_before_one_listens(tmp_path, 
         codes.append(run_server(other) if not codes else 0)
         return 0
 
-    monkeypatch.setattr(workers, "run_workers", second)
+    monkeypatch.setattr(starting, "run_workers", second)
     settings = ServeSettings(tmp_path, tmp_path, port=0, workers=2)
     assert (run_server(settings), codes) == (0, [EXIT_PORT_IN_USE])
     assert "Address already in use" in capsys.readouterr().err

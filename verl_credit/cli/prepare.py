@@ -62,7 +62,7 @@ def prepare_check(
     from verl_credit.errors import ExitCode
     from verl_credit.recipe.doctor.data import read_rows
     from verl_credit.recipe.doctor.lengths import NotHere
-    from verl_credit.recipe.rows import Reads, look_at
+    from verl_credit.recipe.doctor.rows import Reads, look_at
     from verl_credit.turns.rollout.reward.golds import gold_answers
     from verl_credit.turns.rollout.reward.qa import BOXED, answer_form
 

@@ -80,7 +80,7 @@ PATHS: dict[str, str] = (
         }.items()
         for name in names
     }
-    | {"verl_credit.host.actor.loss": "verl_credit.host.actor.policy_loss"}
+    | {"verl_credit.host.actor.policy_loss": "verl_credit.host.actor.policy_loss"}
 )
 """A dotted path, or a module, that a recipe may name, and its place now."""
 

@@ -28,7 +28,7 @@ from verl_credit.policy.families import (
     family_of,
     is_random,
 )
-from verl_credit.recipe.doctor.model import HubError, fetch_config, model_values
+from verl_credit.recipe.model_files import HubError, fetch_config, model_values
 from verl_credit.recipe.world import MODEL
 
 OVERRIDE = "actor_rollout_ref.model.override_config"

@@ -14,8 +14,8 @@ from kit.machine import FAIL, MACHINE, PASS, SKIP, WARN, says
 from kit.preflight import GOOD, different
 from kit.recipes import load_config
 from verl_credit.errors import PreflightError
+from verl_credit.recipe import model_files as files
 from verl_credit.recipe.doctor import checks, inputs
-from verl_credit.recipe.doctor import model as files
 from verl_credit.recipe.doctor.context import Context
 
 LAB = load_config("lab", [])

@@ -16,7 +16,7 @@ from verl_credit.config.keys import Search
 from verl_credit.errors import PreflightError
 from verl_credit.recipe.doctor.inputs import ask_servers
 from verl_credit.recipe.doctor.lengths import NotHere, load_tokenizer
-from verl_credit.recipe.doctor.model import HubError, fetch_config, require_model, require_positions
+from verl_credit.recipe.model_files import HubError, fetch_config, require_model, require_positions
 
 
 @pytest.fixture(autouse=True)
@@ -124,7 +124,7 @@ def test_what_the_hub_answers_is_said(hub, monkeypatch, error):
     def download(name, file, **_):
         raise error.__new__(error)
 
-    monkeypatch.setattr("verl_credit.recipe.doctor.model.ask_hub", lambda name: None)
+    monkeypatch.setattr("verl_credit.recipe.model_files.ask_hub", lambda name: None)
     with pytest.raises(HubError, match=f"{error.__name__}.*hf download a/b"):
         fetch_config("a/b", download)
 

@@ -32,10 +32,9 @@ from verl_credit.config.engines import engine_of
 from verl_credit.config.fit import DEFAULT, reference_in_actor
 from verl_credit.config.keys import AUTO
 from verl_credit.errors import ConfigError, PreflightError
-from verl_credit.names import AGENT_NAME, MEASURE_MODE
+from verl_credit.names import AGENT_NAME, MEASURE_MODE, OUR_REWARD
 from verl_credit.recipe.agent_loops import FORMAT, MULTI_TURN, tools_given
 from verl_credit.recipe.compose import load_config
-from verl_credit.recipe.rows import OURS
 from verl_credit.records.run.files import read_json_lines, write_text
 from verl_credit.records.run.lock import LOCK, holder_is_gone
 from verl_credit.records.run.progress_line import say_at_once
@@ -62,7 +61,7 @@ def why_by_run(config: DictConfig, split: str = "train") -> str | None:
         FORMAT: OmegaConf.select(config, FORMAT)
         not in (AUTO, NO_TOOL),  # the sampler reads Hermes' calls alone
         f"{MULTI_TURN}.max_user_turns": bool(config.actor_rollout_ref.rollout.multi_turn.max_user_turns),
-        "reward.custom_reward_function.path": reward.path != OURS,
+        "reward.custom_reward_function.path": reward.path != OUR_REWARD,
         **({key: not Path(str(OmegaConf.select(config, key))).is_relative_to(config.lab.dir)} if key else {}),
     }
     return next((f"{key}={OmegaConf.select(config, key)}" for key, is_own in own.items() if is_own), None)

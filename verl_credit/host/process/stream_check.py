@@ -22,7 +22,7 @@ from verl.utils.tokenizer.continuous_token_wiring import create_continuous_token
 from verl_credit.errors import PreflightError
 from verl_credit.host.process.verl_checks import reason_of, tool_schemas
 from verl_credit.host.rollout.stream_builder import common_start, follow_template, turn_end
-from verl_credit.recipe.doctor.model import folders_of
+from verl_credit.recipe.model_files import folders_of
 
 QUESTION = {"role": "user", "content": "Where does the Nile end?"}
 SEARCHES = (

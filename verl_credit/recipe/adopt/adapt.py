@@ -7,13 +7,12 @@ from collections.abc import Mapping
 from verl_credit.config.engines import ENGINE, engine_named
 from verl_credit.config.fit import DEFAULT, LOG_PROB, MODEL_LEN, MOST, REFERENCE
 from verl_credit.config.keys import Algorithm, Search
-from verl_credit.names import AGENTS, SEPARATE_MODE, TURN_AGENT
+from verl_credit.names import AGENTS, OUR_REWARD, SEPARATE_MODE, TURN_AGENT
 from verl_credit.recipe.adopt.adoption import NULL, Adoption, shown, whole
 from verl_credit.recipe.agent_loops import KEYS, LISTED, MULTI_TURN
 from verl_credit.recipe.decisions import BATCH, MINI_BATCH
 from verl_credit.recipe.decisions import MODE as TRAINER
 from verl_credit.recipe.older_verl import ACTOR, KEEPS_TURNS, MANAGER, PER_GPU, REF, ROLLOUT
-from verl_credit.recipe.rows import OURS
 from verl_credit.recipe.rules.engines import HAND_ON, OVERLONG, RESPONSE, UPDATE
 from verl_credit.recipe.unread import CHARACTERS
 
@@ -116,7 +115,7 @@ def _rows_of_forks(adoption: Adoption, given: Mapping[str, str]) -> None:
         adoption.put(PROMPT, QUESTION, "that key counted the whole dialogue", old=f"{PROMPT}={dialogue}")
     adoption.put(
         REWARD,
-        OURS,
+        OUR_REWARD,
         "the fork's exact match of <answer> stands in its own code",
     )
     if "search.url" not in adoption.given:
@@ -179,10 +178,10 @@ def _reward(adoption: Adoption, many: bool) -> None:
     if not adoption.has(REWARD) and not own:
         adoption.notes.append(
             "no reward function is given: verl's own score for each row's data_source is the outcome (ours, exact match of "
-            f"an answer: reward.custom_reward_function.path={OURS})"
+            f"an answer: reward.custom_reward_function.path={OUR_REWARD})"
         )
     scored = many and adoption.given.get(MODE) != "none" and not {*SIGNALS} & adoption.given.keys()
-    if scored and TEMPLATE not in adoption.given and adoption.given.get(REWARD) != OURS:
+    if scored and TEMPLATE not in adoption.given and adoption.given.get(REWARD) != OUR_REWARD:
         adoption.notes.append(
             f"{TEMPLATE} is not given: each turn is scored by the probability of <answer>GOLD</answer>, unless the rows' "
             f"answers have a form; write it as your reward reads an answer, for example {TEMPLATE}='#### {{answer}}'"

@@ -20,8 +20,8 @@ from verl_credit.recipe.doctor import cluster, device, inputs, machine, software
 from verl_credit.recipe.doctor.context import Context
 from verl_credit.recipe.doctor.data import TRAIN, VAL
 from verl_credit.recipe.doctor.lengths import NotHere
-from verl_credit.recipe.doctor.model import require_positions
 from verl_credit.recipe.doctor.status import Result, Status, failed, passed, skipped
+from verl_credit.recipe.model_files import require_positions
 
 
 class Stage(StrEnum):

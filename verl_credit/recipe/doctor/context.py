@@ -14,12 +14,12 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from verl_credit.config.settings import CreditSettings
+from verl_credit.names import OUR_REWARD
 from verl_credit.recipe.agent_loops import agents_of_rows, tools_given
 from verl_credit.recipe.doctor.data import Row, read_rows, rows_needed
 from verl_credit.recipe.doctor.lengths import NotHere, load_tokenizer
-from verl_credit.recipe.doctor.model import parameters_of
 from verl_credit.recipe.doctor.status import Result, Status, failed
-from verl_credit.recipe.rows import OURS
+from verl_credit.recipe.model_files import parameters_of
 from verl_credit.recipe.this_machine import Facts, in_a_process
 from verl_credit.recipe.world import MODEL, world_of
 
@@ -107,7 +107,7 @@ class Context:
                 key,
                 at_least=rows_needed(config, key),
                 searches=bool(config.search.max_searches),
-                our_reward=config.reward.custom_reward_function.path == OURS,
+                our_reward=config.reward.custom_reward_function.path == OUR_REWARD,
                 other_tools=others,
                 agents=agents_of_rows(config, tools=others),
                 prompt_key=config.data.prompt_key,

@@ -10,9 +10,9 @@ from omegaconf import DictConfig, OmegaConf
 from verl_credit.errors import ConfigError
 from verl_credit.policy.families import ATTENTION, AUTO, OURS
 from verl_credit.recipe.doctor.context import Context
-from verl_credit.recipe.doctor.model import folders_of
 from verl_credit.recipe.doctor.software import wants_cuda
 from verl_credit.recipe.doctor.status import Result, failed, passed, skipped, warned
+from verl_credit.recipe.model_files import folders_of
 from verl_credit.recipe.plan.model_shape import shape_of
 from verl_credit.recipe.plan.plan import Plan, make_plan
 from verl_credit.recipe.this_machine import GIB, Device, in_a_process, size

@@ -8,15 +8,16 @@ from pathlib import Path
 from verl_credit.address import urls_of
 from verl_credit.config.fit import place_of_answers
 from verl_credit.errors import ConfigErrors, PreflightError
+from verl_credit.names import OUR_REWARD
 from verl_credit.recipe.agent_loops import may_call
 from verl_credit.recipe.decisions import decide_prefix
 from verl_credit.recipe.doctor.context import Context
 from verl_credit.recipe.doctor.data import TRAIN
 from verl_credit.recipe.doctor.lengths import NotHere, PromptMeter, answers_fit, count_prompts
-from verl_credit.recipe.doctor.model import Unreadable, folders_of, read_json, read_model, require_model
+from verl_credit.recipe.doctor.rows import Reads, look_at
 from verl_credit.recipe.doctor.status import Result, failed, passed, skipped, warned
 from verl_credit.recipe.family import EVALUATED, family_line, validate_family
-from verl_credit.recipe.rows import OURS, Reads, look_at
+from verl_credit.recipe.model_files import Unreadable, folders_of, read_json, read_model, require_model
 from verl_credit.recipe.world import MODEL, serves_search
 from verl_credit.records.run import events
 from verl_credit.records.run.resume import resumes_from
@@ -177,7 +178,7 @@ def check_data(context: Context, key: str) -> Result | list[Result]:
     reads = Reads(
         format=config.actor_rollout_ref.rollout.multi_turn.format,
         calls=may_call(config),
-        answers=config.reward.custom_reward_function.path == OURS,
+        answers=config.reward.custom_reward_function.path == OUR_REWARD,
         default_loop=config.actor_rollout_ref.rollout.agent.default_agent_loop,
     )
     lines = look_at(rows, key, reads)

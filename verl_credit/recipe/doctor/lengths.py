@@ -21,7 +21,7 @@ from verl_credit.config.keys import AUTO
 from verl_credit.config.settings import CreditSettings
 from verl_credit.errors import PreflightError
 from verl_credit.recipe.doctor.data import Row, rows_needed
-from verl_credit.recipe.doctor.model import ask_hub, model_values, wrong_model
+from verl_credit.recipe.model_files import ask_hub, model_values, wrong_model
 from verl_credit.turns.rollout.header import assistant_header
 from verl_credit.turns.rollout.reward.qa import stated_form
 from verl_credit.turns.rollout.search.wire import SCHEMA

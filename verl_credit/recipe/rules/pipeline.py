@@ -16,7 +16,7 @@ from verl_credit.credit.token.token_transforms import TRANSFORMS
 from verl_credit.credit.token.uncertainty import UNCERTAINTY_KINDS, canonical_kind
 from verl_credit.credit.turn.modes import modes_that
 from verl_credit.errors import ConfigError
-from verl_credit.recipe.rows import OURS
+from verl_credit.names import OUR_REWARD
 from verl_credit.recipe.rules.own import load_own, try_detector, try_operator
 from verl_credit.recipe.rules.refusals import refusals_of
 
@@ -68,7 +68,7 @@ def _outcome_level(config: Tree, algorithm: Algorithm) -> Iterator[ConfigError]:
         use = "a gain of 0 without a measurement would be in every baseline; drop leaves out the row instead"
         yield ConfigError.of(config, "algorithm.info_gain_on_error", MODE, accepted=use)
     maxrl, penalty = algorithm.advantage_mode == "maxrl", select(config, PENALTY, default=0.0)
-    if (maxrl or select(config, f"{REWARD}.path") == OURS) and not _is_number(penalty):
+    if (maxrl or select(config, f"{REWARD}.path") == OUR_REWARD) and not _is_number(penalty):
         raise ConfigError(key=PENALTY, value=penalty, accepted="expected a number")
     if not maxrl:
         return
@@ -87,7 +87,7 @@ def _is_number(value: Any) -> bool:
 
 def _reward_reads_as_the_loop(config: Tree) -> None:
     given, wanted = select(config, REASONING, default=False), config.search.include_reasoning
-    if select(config, f"{REWARD}.path") == OURS and given != wanted:
+    if select(config, f"{REWARD}.path") == OUR_REWARD and given != wanted:
         use = "expected ${search.include_reasoning}, so that loop and reward read the same text"
         raise ConfigError(
             key=REASONING, value=given, accepted=use, beside={"search.include_reasoning": wanted}

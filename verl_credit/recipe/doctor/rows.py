@@ -13,13 +13,10 @@ from verl_credit.config.keys import AUTO
 from verl_credit.errors import PreflightError
 from verl_credit.names import AGENT_NAME, AGENTS
 from verl_credit.recipe.agent_loops import FORMAT
-from verl_credit.recipe.asked import READ, SHOWN, asked
+from verl_credit.recipe.doctor.asked import READ, SHOWN, asked
 from verl_credit.recipe.doctor.data import Row
 from verl_credit.turns.rollout.reward.golds import doubt, gold_answers
 from verl_credit.turns.rollout.reward.qa import BOXED, answer_form, stated_form
-
-OURS = "pkg://verl_credit.turns.rollout.reward.qa"
-"""``reward.custom_reward_function.path`` of a run whose reward is ours."""
 
 
 class Reads(NamedTuple):
