@@ -64,7 +64,7 @@ class TestOnACluster:
     @pytest.fixture
     def cluster(self, monkeypatch):
         """The module, with a cluster of 8 CPUs on which nothing is deployed."""
-        from verl_credit.host.deploy import cluster
+        from verl_credit.host.deploy import ray_serve as cluster
 
         monkeypatch.setattr(cluster.serve, "status", lambda: SimpleNamespace(applications={}))
         monkeypatch.setattr(cluster.ray, "cluster_resources", lambda: {"CPU": 8.0})

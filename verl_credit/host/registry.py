@@ -29,7 +29,7 @@ def _load_replica() -> type:
 
 def register_engines() -> None:
     """Register our engines in verl, and our attention in transformers; called by processes that train."""
-    from verl_credit.host.engine import engines, value_engine  # noqa: F401  (the import registers them)
+    from verl_credit.host.engine import fsdp, value_engine  # noqa: F401  (the import registers them)
     from verl_credit.policy.attention.implementation import install
 
     install()

@@ -69,7 +69,7 @@ class PlatformCPU(PlatformBase):
         CPU worker makes its group and registers the engine here.
         """
         if all(os.environ.get(name) for name in RANK_VARIABLES):
-            from verl_credit.host.engine import engines, value_engine  # noqa: F401  (the import registers them)
+            from verl_credit.host.engine import fsdp, value_engine  # noqa: F401  (the import registers them)
             from verl_credit.host.engine.process_group import init_gloo_group
 
             init_gloo_group()

@@ -34,8 +34,8 @@ def register_all(trainer_mode: str | None = None) -> None:
     """
     register_parts()
     if trainer_mode == MEASURE_MODE:
-        from verl_credit.host import measure as measuring  # noqa: F401
-    from verl_credit.host.actor import loss  # noqa: F401  (decorators register)
+        from verl_credit.host import measuring_run as measuring  # noqa: F401
+    from verl_credit.host.actor import policy_loss  # noqa: F401  (decorators register)
     from verl_credit.host.rollout import search_agent  # noqa: F401
     from verl_credit.host.step import async_trainers, estimator  # noqa: F401
 
