@@ -136,21 +136,3 @@ def first_auto_step(sepa: dict) -> float:
     while decay**k >= threshold:
         k += 1
     return max(sepa["warmup"], 1) + 1 + k
-
-
-def auto_can_lead(sepa: dict, steps: int) -> bool:
-    """Returns whether auto can exceed the linear ramp in one of steps 1..`steps`; if not, it changes no step.
-
-    The published ramp runs from the start; one that runs from the gate is assumed to begin late enough.
-    """
-    first = first_auto_step(sepa)
-    if first > steps:
-        return False
-    if sepa["ramp_from"] == "gate" and sepa["correct_rate_gate"] > 0:
-        return True
-    ramp = SepaController(**{**sepa, "schedule": "linear", "correct_rate_gate": 0.0})
-    decay, threshold = sepa["ema_decay"], max(sepa["var_threshold"], EPS)
-    return any(
-        1 - decay ** (step - 1 - max(sepa["warmup"], 1)) / threshold > ramp.lam(step)
-        for step in range(int(first), steps + 1)
-    )
