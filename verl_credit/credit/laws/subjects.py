@@ -39,7 +39,7 @@ GTPO_BETA = 1.0  # the largest at which no weight of an uncertainty can fall bel
 # The small input of `small_call`.
 REWARDS, TOKENS, PLANNING = [1.0, 0.0], [[0.5, 1.0], [2.0, 0.25, 1.0]], [[0, 1], [1, 0, 0]]
 LOG_PROBS = [[-h for h in row] for row in TOKENS]
-TURNS = {"turn_ids_G": [[0, 0], [0, 1, 1]], "turn_rewards_G": [[], [0.5]]}
+TURNS: dict[str, Any] = {"turn_ids_G": [[0, 0], [0, 1, 1]], "turn_rewards_G": [[], [0.5]]}
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,11 @@ class Subject:
 def registered_subject(level: str, name: str) -> Subject:
     """An operator of ours, by level (outcome, turn, token, canonical) and name."""
     operator = REGISTRY[level, name]
-    more = {"scope": operator.scope, "properties": operator.properties, "exempt": operator.exempt}
+    more: dict[str, Any] = {
+        "scope": operator.scope,
+        "properties": operator.properties,
+        "exempt": operator.exempt,
+    }
     if level == "outcome":
         more["run"] = partial(run_turn_mode, mode=MODES["none"], outcome_operator=name)
     elif level == "turn":
@@ -156,7 +160,7 @@ def own_subject(operator: Any, name: str, *, kind: str | None = None, params: di
     """A user's operator. It may declare ``scope`` ("batch"), ``properties``, ``reads`` and ``exempt`` ({law: reason})."""
     kind = kind or kind_of(operator, name)
     properties = getattr(operator, "properties", None)
-    more = {
+    more: dict[str, Any] = {
         "level": {"outcome": "outcome", "turn": "turn", "algorithm": "whole"}.get(kind, "token"),
         "scope": getattr(operator, "scope", "group"),
         "properties": None if properties is None else frozenset(properties),
@@ -181,11 +185,11 @@ def own_subject(operator: Any, name: str, *, kind: str | None = None, params: di
         if spec.needs_planning or spec.uses_sepa_controller:
             more["reads"] |= {"planning mask"}
     elif kind == "uncertainty":
-        spec = as_uncertainty_spec(operator, name)
-        more["uncertainty"] = partial(_uncertainties, spec=spec, params=params)
+        measure = as_uncertainty_spec(operator, name)
+        more["uncertainty"] = partial(_uncertainties, spec=measure, params=params)
         more["apply"] = partial(_apply_uncertainty, values=more["uncertainty"])
         more["given"] = partial(run_turn_mode, mode=MODES["none"])
-        more["reads"] |= set(getattr(spec.compute, "reads", ()))
+        more["reads"] |= set(getattr(measure.compute, "reads", ()))
     else:
         more["run"] = partial(_run_algorithm, function=operator, name=name, params=params)
         more["reads"] |= {"planning mask", "gains"}  # an algorithm always gets them
@@ -200,16 +204,17 @@ def small_call(operator: Any, name: str, kind: str, params: dict | None) -> Call
         call = on_lists(operator, name, params)
         return lambda: call(list(REWARDS))
     if kind == "algorithm":
-        context = AlgorithmContext(
+        whole = AlgorithmContext(
             REWARDS, LOG_PROBS, PLANNING, params, precomputed_entropies_G=TOKENS, **TURNS
         )
-        return lambda: operator(context)
+        return lambda: operator(whole)
     if kind == "uncertainty":
-        spec = as_uncertainty_spec(operator, name)
-        context = UncertaintyContext(LOG_PROBS[0], None, TOKENS[0], PLANNING[0], params)
-        return lambda: spec.compute(context)
+        compute = as_uncertainty_spec(operator, name).compute
+        token = UncertaintyContext(LOG_PROBS[0], None, TOKENS[0], PLANNING[0], params)
+        return lambda: compute(token)
     spec = as_transform_spec(operator, name)
-    if spec.compute_context is None:
+    transform = spec.compute_context
+    if transform is None:
         return lambda: None  # its parts get lists through our code, one small call at a time
     context = TransformContext(
         episode_advantages=[1.0, -1.0],
@@ -219,7 +224,7 @@ def small_call(operator: Any, name: str, kind: str, params: dict | None) -> Call
         uncertainties_G=TOKENS,
         turn_advantages_G=[[1.0, 1.0], [-0.5, -1.0, -1.0]],
     )
-    return lambda: spec.compute_context(context)
+    return lambda: transform(context)
 
 
 def _run_own_mode(world: World, *, mode: TurnMode, params: Mapping[str, Any]) -> Result:
@@ -236,8 +241,9 @@ def _run_own_mode(world: World, *, mode: TurnMode, params: Mapping[str, Any]) ->
         return outputs
 
     result = run_turn_mode(world, mode=replace(mode, function=noting), **params)
-    outputs = result.outputs() if dtypes <= {torch.float64} else (out.float() for out in result.outputs())
-    return Result(*outputs, result.counts)
+    if dtypes <= {torch.float64}:
+        return result
+    return Result(result.advantage_B_T.float(), result.clip_scale_B_T.float(), result.counts)
 
 
 def _apply_own(world: World, turn_advantage_B_T: torch.Tensor, *, spec, params) -> torch.Tensor:
