@@ -250,9 +250,9 @@ def _outputs(subject: Subject, world: World) -> Outputs | str:
         return type(error).__name__
 
 
-def repeat(made: Callable[[], Callable[[], Any]]) -> None:
+def repeat(call: Callable[[], Any]) -> None:
     """Calls the bare function `CALLS` times, or for `SECONDS` if it is slow, or until it raises."""
-    call, until = made(), time.monotonic() + SECONDS
+    until = time.monotonic() + SECONDS
     with suppress(Exception):
         for number in range(CALLS):
             call()
