@@ -72,10 +72,6 @@ def test_an_exemption_is_needed(level, name):
         assert counterexample(LAWS["others"], subject, SEEDS) is not None
 
 
-def raw(rewards):
-    return list(rewards)
-
-
 def centred(rewards):
     mean = math.fsum(rewards) / len(rewards)
     return [0.0 if max(rewards) == min(rewards) else r - mean for r in rewards]
