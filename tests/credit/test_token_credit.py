@@ -1,14 +1,11 @@
 """From one advantage per turn to one per token: every transform against a loop, and against the simpler ones."""
 
-import math
-
 import pytest
 import torch
 
 from verl_credit.credit.token.token_credit import token_credit
 from verl_credit.credit.token.token_transforms import TRANSFORMS, TokenTransform, token_weights
 
-NAN, INF = math.nan, math.inf
 OPTIONS = dict(sepa_lambda=0.4, gtpo_beta=0.7, hicra_alpha=0.3, entropy_mask_rho=0.35)
 POOLED = ("gtpo_sepa", "gtpo_sepa_hicra", "gtpo_sepa_amp", "gtpo_sepa_amp_c")
 
@@ -102,23 +99,6 @@ def test_the_published_modes_and_the_three_stage_one():
     }
 
 
-def test_worked_example():
-    """Advantage 1, planning the third and the seventh of ten tokens: SEPA at 0.5, then HICRA at 0.2."""
-    h = torch.tensor([[0.2, 0.3, 1.8, 0.1, 0.9, 0.2, 2.1, 0.3, 0.1, 0.2]])
-    one, planning = torch.ones(1, 10), torch.tensor([[0, 0, 1, 0, 0, 0, 1, 0, 0, 0]])
-    tables = dict(uncertainty_B_T=h, planning_B_T=planning, sepa_lambda=0.5)
-    pooled = [0.939315, 0.947379, 1.190323, 0.93125, 0.995766, 0.939315, 1.23871, 0.947379, 0.93125, 0.939315]
-    credit = token_credit(one, one, transform_mode="gtpo_sepa", **tables)
-    assert credit.advantage_B_T[0].tolist() == pytest.approx(pooled, abs=1e-6)
-    assert credit.stats["exec_entropy_mean"] == pytest.approx(0.2875)
-    assert credit.stats["post_exec_entropy_mean"] == pytest.approx(0.2875)
-    assert credit.stats["post_exec_entropy_var"] == pytest.approx(credit.stats["exec_entropy_var"] / 4)
-    for sign, expected in ((1, [1.428387, 1.486452]), (-1, [-0.952258, -0.990968])):
-        amplified = token_credit(sign * one, one, transform_mode="gtpo_sepa_hicra", **tables)
-        assert amplified.advantage_B_T[0, [2, 6]].tolist() == pytest.approx(expected, abs=1e-6)
-        assert torch.equal(amplified.weight_B_T, credit.weight_B_T)
-
-
 def test_hicra_on_plain_advantages_by_hand():
     """A solved and a failed row under GRPO without a std; planning the second token of each. Uncertainties do nothing."""
     turn = torch.tensor([[0.5, 0.5], [-0.5, -0.5]])
@@ -153,48 +133,10 @@ def test_reductions(seed):
     assert set((pure[mask] / turn[mask]).tolist()) == {0.0, 1.0}
 
 
-@each_seed
-@pytest.mark.parametrize("mode", ["gtpo", "gtpo_sepa", "gtpo_sepa_amp"])
-def test_a_row_s_weights_sum_to_its_tokens_and_no_sign_flips(mode, seed):
-    tables = batch(seed)
-    credit = token_credit(**tables, transform_mode=mode, sepa_lambda=0.4)
-    n = tables["mask_B_T"].sum(dim=1).double()
-    torch.testing.assert_close(credit.weight_B_T.sum(dim=1), n, rtol=1e-6, atol=0)
-    assert torch.equal(credit.advantage_B_T.sign(), tables["turn_advantage_B_T"].sign())
-
-
 @each_mode
-def test_garbage_outside_the_mask_does_not_leak(mode):
-    tables = batch(1)
-    mask = tables["mask_B_T"]
-    ours = token_credit(**tables, transform_mode=mode, **OPTIONS)
-    for garbage in (NAN, INF, 1e30):
-        dirty = changed(
-            tables, lambda name, x, g=garbage: x if not x.is_floating_point() else x.where(mask, g)
-        )
-        dirty["planning_B_T"] = dirty["planning_B_T"] | ~mask
-        theirs = token_credit(**dirty, transform_mode=mode, **OPTIONS)
-        assert torch.equal(theirs.advantage_B_T, ours.advantage_B_T)
-        assert torch.equal(theirs.weight_B_T, ours.weight_B_T)
-        assert theirs.stats == ours.stats
-    assert (ours.advantage_B_T[~mask] == 0).all() and (ours.weight_B_T[~mask] == 0).all()
-
-
-@each_mode
-def test_padding_width_and_row_order_do_not_matter(mode):
-    tables = batch(2)
-    tokens = tables["mask_B_T"].shape[1]
-    ours = token_credit(**tables, transform_mode=mode, **OPTIONS)
-    wide = changed(tables, lambda name, x: x if name == "group_B" else torch.nn.functional.pad(x, (0, 6)))
-    wide = token_credit(**wide, transform_mode=mode, **OPTIONS)
-    torch.testing.assert_close(wide.advantage_B_T[:, :tokens], ours.advantage_B_T, rtol=1e-13, atol=1e-14)
-    assert wide.stats == pytest.approx(ours.stats, rel=1e-12)
-    order = torch.randperm(8, generator=torch.Generator().manual_seed(0))
-    permuted = token_credit(**changed(tables, lambda name, x: x[order]), transform_mode=mode, **OPTIONS)
-    assert torch.equal(permuted.advantage_B_T, ours.advantage_B_T[order])
-    assert permuted.stats == pytest.approx(ours.stats, rel=1e-12)
-    empty = token_credit(**changed(tables, lambda name, x: x[:0]), transform_mode=mode, **OPTIONS)
-    assert empty.advantage_B_T.shape == (0, tokens)
+def test_a_batch_without_rows(mode):
+    tables = changed(batch(2), lambda name, x: x[:0])
+    assert token_credit(**tables, transform_mode=mode, **OPTIONS).advantage_B_T.shape == (0, 15)
 
 
 @each_mode
@@ -217,13 +159,6 @@ def test_without_a_planning_mask_every_token_counts_as_execution():
     tables["uncertainty_B_T"] = None
     bare = token_credit(**tables)
     assert bare.stats == {} and torch.equal(bare.weight_B_T, tables["mask_B_T"].double())
-
-
-@each_mode
-def test_no_gradient_flows(mode):
-    tables = changed(batch(), lambda name, x: x.requires_grad_() if x.is_floating_point() else x)
-    credit = token_credit(**tables, transform_mode=mode)
-    assert not credit.advantage_B_T.requires_grad and not credit.weight_B_T.requires_grad
 
 
 def test_what_a_mode_needs():

@@ -30,7 +30,6 @@ def assert_same(credit, other, *, tolerance=0.0):
 
 WHOLE_RETURNS = ("turn-group-unbiased", "leave_one_out")  # they have tests of their own
 COMPARED = [mode for mode in NO_TABLES if mode not in WHOLE_RETURNS]
-SEGMENTS = [mode for mode in COMPARED if mode != "mt_grpo"]  # there it reads the outcome alone
 
 each_mode = pytest.mark.parametrize("mode", NO_TABLES)
 each_seed = pytest.mark.parametrize("seed", range(4))
@@ -139,34 +138,6 @@ def test_an_empty_batch(mode):
     assert credit.counts["groups"] == 0
 
 
-@pytest.mark.parametrize("mode", ["joint", "separate", "turn-group", "turn-group-v1d"])
-def test_a_zero_gain_counts_where_no_gain_does_not(mode):
-    outcome, gain, mask, group = batch(7)
-    row = int((mask.sum(dim=1) == 2).nonzero()[0])
-    gain[row, 1] = 0.0
-    absent = mask.clone()
-    absent[row, 1] = False
-    with_zero = turn_credit(outcome, gain, mask, group, info_gain_norm_mode=mode)
-    without = turn_credit(outcome, gain, absent, group, info_gain_norm_mode=mode)
-    assert not torch.allclose(with_zero.advantage_B_K[row], without.advantage_B_K[row], atol=1e-4)
-
-
-@pytest.mark.parametrize("mode", SEGMENTS)
-def test_a_turn_without_a_gain_shares_the_next_turns_credit(mode):
-    outcome, gain, _, group = batch(8)
-    mask = torch.ones_like(gain, dtype=torch.bool)
-    mask[:, 0] = False  # first_turn="none"
-    mask[3] = torch.tensor([False, True, False, True])
-    mask[4] = False  # a single tool turn under first_turn="none": nothing to share but the outcome
-    credit = turn_credit(outcome, gain, mask, group, info_gain_norm_mode=mode)
-    advantage, scale = credit.advantage_B_K, credit.clip_scale_B_K
-    assert torch.equal(advantage[:, 0], advantage[:, 1])
-    assert torch.equal(scale[:, 0], scale[:, 1])
-    assert advantage[3, 2] == advantage[3, 3]
-    assert torch.equal(advantage[4], credit.outcome_advantage_B[4].expand(4))
-    assert torch.equal(scale[4], torch.ones(4))
-
-
 def test_the_result_travels():
     credit = turn_credit(*batch(0))
     back = pickle.loads(pickle.dumps(credit))
@@ -225,11 +196,6 @@ def test_curriculum_weights_act_after_normalisation(mode):
     torch.testing.assert_close(at(0.5, 2.0), 0.5 * gains + 2.0 * outcomes)
     scales = [turn_credit(*tables, info_gain_norm_mode=mode, gain_scale=g).clip_scale_B_K for g in (1.0, 0.1)]
     assert torch.equal(*scales)
-
-
-def test_turn_group_has_no_curriculum():
-    with pytest.raises(ValueError, match="gain_scale=0.5 with info_gain_norm_mode='turn-group'"):
-        turn_credit(*batch(3), info_gain_norm_mode="turn-group", gain_scale=0.5)
 
 
 def test_groups_per_prompt_and_turn_are_counted_by_size():

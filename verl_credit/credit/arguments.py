@@ -13,10 +13,17 @@ def check_tensor(name: str, tensor: object) -> None:
         raise TypeError(f"{name} is a {type(tensor).__name__}; expected a torch.Tensor")
 
 
-def check_dims(name: str, tensor: object, dims: int, expected: str) -> None:
+def check_dims(name: str, tensor: torch.Tensor, dims: int, expected: str) -> None:
     check_tensor(name, tensor)
     if tensor.dim() != dims:
         raise ValueError(f"{name} has shape {tuple(tensor.shape)}; expected {expected}")
+
+
+def given(name: str, tensor: torch.Tensor | None) -> torch.Tensor:
+    """Returns an optional input. Raises ValueError where it is None."""
+    if tensor is None:
+        raise ValueError(f"{name} is None; expected a torch.Tensor")
+    return tensor
 
 
 def check_shape(name: str, tensor: torch.Tensor, shape: tuple[int, ...], like: str) -> None:

@@ -65,13 +65,13 @@ def turn_policy_loss(
     delta_B_T = torch.where(mask_B_T, log_prob_B_T.to(dtype) - old_log_prob_B_T.detach().to(dtype), 0.0)
     ratio_B_T = importance_ratio(delta_B_T, mask_B_T, turn_ids_B_T, ratio_level)
 
-    scale_B_T = 1.0
-    if clip_scale_B_T is not None:
+    if clip_scale_B_T is None:
+        clipped_B_T = ratio_B_T.clamp(1 - clip_ratio_low, 1 + clip_ratio_high)
+    else:
         scale_B_T = clip_scale_B_T.detach().to(output_dtype(clip_scale_B_T)).where(mask_B_T, 1.0)
+        clipped_B_T = ratio_B_T.clamp(1 - clip_ratio_low * scale_B_T, 1 + clip_ratio_high * scale_B_T)
     free_B_T = -advantage_B_T * ratio_B_T
-    bounded_B_T = -advantage_B_T * ratio_B_T.clamp(
-        1 - clip_ratio_low * scale_B_T, 1 + clip_ratio_high * scale_B_T
-    )
+    bounded_B_T = -advantage_B_T * clipped_B_T
     loss_B_T = torch.maximum(free_B_T, bounded_B_T)
     n_tokens = mask_B_T.sum()
     count = n_tokens.clamp(min=1)

@@ -26,7 +26,8 @@ class Operator:
 
     name: str
     level: str
-    function: Callable
+    function: Any
+    """A function; a token transform's parts (`TokenTransform`)."""
     reads: tuple[str, ...] = ("rewards", "groups")
     """Inputs by name: rewards, groups, gains (turn rewards), uncertainty, planning mask, sepa lambda, entropy, and a turn
     mode's optional tables (`turn.mode.OPTIONAL_TABLES`)."""

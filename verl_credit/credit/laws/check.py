@@ -125,13 +125,14 @@ def check(subject: Subject, seeds=SEEDS) -> list[Finding]:
 
     Only findings about ``runs`` and ``pure`` are returned where these laws are broken: others would tell of the same.
     """
-    findings, kept = [], {}
+    findings: list[Finding] = []
+    kept: dict[tuple, Result] = {}
     for name, law in LAWS.items():
         exempt = subject.exempt.get(name)
         if name == "others" and subject.scope == "batch":
             exempt = "its scope is the batch"
         if exempt is not None:
-            findings.append(Finding(name, law.__doc__, "exempt", exempt))
+            findings.append(Finding(name, law.__doc__ or "", "exempt", exempt))
             continue
         example = counterexample(law, subject, seeds, kept)
         findings.append(_finding(name, law, "holds" if example is None else "BROKEN", example, subject))
@@ -156,7 +157,8 @@ def check(subject: Subject, seeds=SEEDS) -> list[Finding]:
 
 def _once(findings: list[Finding]) -> list[Finding]:
     """An operator's error, or a counterexample, that several laws have in common is reported for the first one only."""
-    first, once = {}, []
+    first: dict[Any, str] = {}
+    once = []
     for finding in findings:
         result = finding.example[-1] if finding.example else finding.name
         key = NUMBERS.sub("", result) if "Error: " in result else finding.example or finding.name
@@ -167,23 +169,26 @@ def _once(findings: list[Finding]) -> list[Finding]:
 
 
 def _finding(name: str, law: Callable, verdict: str, example: Example | None, subject: Subject) -> Finding:
+    says = law.__doc__ or ""
     if example is None or verdict != "BROKEN":
-        return Finding(name, law.__doc__, verdict, "" if example is None else example.message)
+        return Finding(name, says, verdict, "" if example is None else example.message)
     example = smallest(example, subject)
-    return Finding(name, law.__doc__, verdict, example.message, tuple(lines(example, subject)))
+    return Finding(name, says, verdict, example.message, tuple(lines(example, subject)))
 
 
 def smallest(example: Example, subject: Subject) -> Example:
     """The smallest world that a greedy search finds in `TRIES`. A call's error counts, a law's own does not."""
-    tries, smaller = 0, example
-    while smaller is not None:
-        example, smaller = smaller, None
+    tries = 0
+    while True:
         for world in _smaller(example.world):
             if (tries := tries + 1) > TRIES:
                 return example
-            if (smaller := examined(example.law, subject, world, own_errors=False)) is not None:
+            smaller = examined(example.law, subject, world, own_errors=False)
+            if smaller is not None:
+                example = smaller
                 break
-    return example
+        else:
+            return example
 
 
 def _smaller(world: World) -> Iterator[World]:
@@ -256,7 +261,7 @@ def lines(example: Example, subject: Subject) -> Iterator[str]:
             table = getattr(world, name)
             turn_B_K1 = torch.arange(table.shape[-1]) <= world.n_tool_turns_B[:, None]
             inputs[name] = _rows(table, turn_B_K1) if name.endswith("_K1") else table.tolist()
-        if subject.level == "token":
+        if subject.given is not None:
             given_B_T = subject.given(world).advantage_B_T if run.given is None else run.given
             inputs["advantages"] = _rows(given_B_T, world.mask_B_T)
         if subject.level == "whole" and "gains" in subject.reads:
@@ -272,7 +277,7 @@ def lines(example: Example, subject: Subject) -> Iterator[str]:
         if isinstance(run.result, Exception):
             yield f"  -> {type(run.result).__name__}: {run.result}"
         else:
-            out = _rows(run.result, world.mask_B_T)
+            out: list = _rows(run.result, world.mask_B_T)
             if subject.level == "outcome":
                 out = [row[0] if row else None for row in out]
             yield f"  -> {out}"

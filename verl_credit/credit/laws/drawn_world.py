@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -56,7 +57,7 @@ class World:
             return torch.zeros_like(self.group_B)
         return torch.where(self.mask_B_T, self.turn_ids_B_T, 0).amax(dim=1)
 
-    def but(self, **fields: torch.Tensor) -> World:
+    def but(self, **fields: Any) -> World:
         return dataclasses.replace(self, **fields)
 
     def map(self, change) -> World:
@@ -114,7 +115,7 @@ def make_world(
     The first ``silent_rows`` rows have no policy tokens.
     """
     random = torch.Generator().manual_seed(seed)
-    drawn = {"generator": random, "dtype": torch.float64}
+    drawn: dict[str, Any] = {"generator": random, "dtype": torch.float64}
     group_B = torch.cat([torch.full((size,), 7 * number - 5) for number, size in enumerate(group_sizes)])
     group_B = group_B[torch.randperm(len(group_B), generator=random)]
     rows = len(group_B)
@@ -145,7 +146,8 @@ def _turn_tables(tool_B_K: torch.Tensor, random: torch.Generator) -> dict[str, t
     """Optional tables, with garbage past each row's answer turn: anchors of few states, which prompts share by number."""
     rows, turns = tool_B_K.shape
     turn_B_K1 = torch.arange(turns + 1) <= tool_B_K.sum(dim=1, keepdim=True)
-    shape, drawn = (rows, turns + 1), {"generator": random, "dtype": torch.float64}
+    shape = (rows, turns + 1)
+    drawn: dict[str, Any] = {"generator": random, "dtype": torch.float64}
     score_B_K1 = torch.rand(shape, **drawn)
     score_B_K1[torch.rand(shape, generator=random) >= 0.8] = NAN
     per_turn = {

@@ -4,7 +4,6 @@ Properties are tested like laws and reported; a property that fails is an error 
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 
 import torch
 
@@ -13,6 +12,7 @@ from verl_credit.credit.laws.drawn_world import World, make_world
 from verl_credit.credit.laws.laws import ABOUT, CLOSE, Broken, finite, on, plain, run, same, scale_of
 from verl_credit.credit.laws.subjects import Subject, run_turn_mode
 from verl_credit.credit.token.gtpo import SMALLEST_MEAN
+from verl_credit.credit.turn.mode import TurnMode
 from verl_credit.credit.turn.modes import MODES
 
 INEXACT = 0.35  # a mean of such outcomes is rounded, that of 0 or 1 is exact
@@ -88,7 +88,7 @@ def signed(subject: Subject, world: World) -> None:
 
 def no_gains(subject: Subject, world: World) -> None:
     """A turn mode without gains is `none` times its stated factor of the group's size, and clips as `none`."""
-    if subject.level != "turn" or subject.operator is None:
+    if not isinstance(subject.operator, TurnMode):
         return
     world = world.without_gains()
     stated = subject.operator.without_gains
@@ -105,7 +105,7 @@ def reads(subject: Subject, world: World) -> None:
     halved = flipped.but(log_prob_B_T=world.log_prob_B_T * 0.5, entropy_B_T=world.entropy_B_T * 0.5)
     if subject.level == "turn":
         same(run(subject, halved), run(subject, world), what="tokens")
-    elif subject.level == "token":
+    elif subject.apply is not None:
         # given the turns' advantages, a token operator must not depend on outcomes and gains
         given_B_T = subject.run(world).advantage_B_T.sign()
         other = world.but(outcome_B=1 - world.outcome_B).without_gains()
@@ -116,11 +116,12 @@ def reads(subject: Subject, world: World) -> None:
 
 def turns(subject: Subject, world: World) -> None:
     """A turn's advantage goes to the turn's own tokens, at least twice as much as to those of another turn."""
-    if not subject.reads_turns:
+    apply, given = subject.apply, subject.given
+    if not subject.reads_turns or apply is None or given is None:
         return
-    given_B_T = subject.given(world).advantage_B_T
+    given_B_T = given(world).advantage_B_T
     ids_B_T = torch.where(world.counted_B_T, world.turn_ids_B_T, -1)
-    plain_B_T = subject.apply(world, given_B_T)
+    plain_B_T = apply(world, given_B_T)
     nothing = CLOSE[plain_B_T.dtype] * scale_of(plain_B_T)
     rows = [row for row in range(len(ids_B_T)) if ids_B_T[row].max() > 0][:ROWS]
     for row in rows:
@@ -128,14 +129,14 @@ def turns(subject: Subject, world: World) -> None:
         for turn in range(int(ids_B_T[row].max()) + 1):
             raised_B_T = given_B_T.clone()
             raised_B_T[row, ids_B_T[row] == turn] += 0.5
-            change_B_T = subject.apply(world, raised_B_T) - plain_B_T
+            change_B_T = apply(world, raised_B_T) - plain_B_T
             moves = [
                 change_B_T[row, ids_B_T[row] == k].mean().item() for k in ids_B_T[row].unique() if k >= 0
             ]
             own_sum += moves.pop(turn)
             other_sum += max(map(abs, moves))
         if own_sum < 2 * other_sum and max(abs(own_sum), other_sum) > nothing:
-            subject.apply(world, given_B_T)  # the report shows the last run
+            apply(world, given_B_T)  # the report shows the last run
             raise Broken(
                 f"row {row}: a turn's advantage raised by 0.5 raises its own tokens by {own_sum:.3g} and another "
                 f"turn's by up to {other_sum:.3g} (summed over the turns)",
@@ -216,18 +217,17 @@ def centred(subject: Subject, world: World) -> None:
 
 def normalised(subject: Subject, world: World) -> None:
     """Multiplying all outcomes by a positive constant leaves the advantages unchanged (up to the variance floor)."""
-    scaled, tolerance = world.but(outcome_B=world.outcome_B * 3), ABOUT
-    if (
-        subject.unfloored is not None
-    ):  # a small spread of gains and outcomes together has no bound for its floor
-        subject, tolerance = replace(subject, run=subject.unfloored), None
-    same(run(subject, scaled), run(subject, world), tolerance=tolerance)
+    scaled = world.but(outcome_B=world.outcome_B * 3)
+    if subject.unfloored is None:
+        same(run(subject, scaled), run(subject, world), tolerance=ABOUT)
+    else:  # a small spread of gains and outcomes together has no bound for its floor
+        same(subject.unfloored(scaled).outputs(), subject.unfloored(world).outputs())
 
 
 def weighs(subject: Subject, world: World) -> None:
     """Token level: advantages are multiplied by something non-negative, whatever their size."""
-    given_B_T = _given(subject, world)
-    once, thrice = subject.apply(world, given_B_T), subject.apply(world, given_B_T * 3)
+    apply, given_B_T = _applied(subject, world)
+    once, thrice = apply(world, given_B_T), apply(world, given_B_T * 3)
     same([thrice], [once * 3], what="advantages three times as large")
     if (once * given_B_T < -CLOSE[once.dtype] * scale_of(once)).any():
         raise Broken("a token's advantage has the other sign than its turn's")
@@ -235,17 +235,18 @@ def weighs(subject: Subject, world: World) -> None:
 
 def conserves(subject: Subject, world: World) -> None:
     """Token level: the mean advantage over a trajectory's tokens stays what it was, where all its turns have the same."""
-    given_B_T = _given(subject, world)
+    apply, given_B_T = _applied(subject, world)
     mask_B_T = world.counted_B_T
-    ours_B = torch.where(mask_B_T, subject.apply(world, given_B_T), 0.0).sum(dim=1)
+    ours_B = torch.where(mask_B_T, apply(world, given_B_T), 0.0).sum(dim=1)
     same([ours_B[:, None]], [torch.where(mask_B_T, given_B_T, 0.0).sum(dim=1)[:, None]], tolerance=1e-6)
 
 
-def _given(subject: Subject, world: World) -> torch.Tensor:
+def _applied(subject: Subject, world: World) -> tuple[Callable, torch.Tensor]:
+    """Returns the operator, and advantages that are the same for all turns of a row."""
     if subject.apply is None:
         raise Broken(f"{subject.level} level: the operator gets no turn advantage")
     sign_B = torch.where(torch.arange(len(world.outcome_B)) % 2 == 0, 1.0, -0.5).double()
-    return torch.where(world.counted_B_T, sign_B[:, None], 0.0)
+    return subject.apply, torch.where(world.counted_B_T, sign_B[:, None], 0.0)
 
 
 PROPERTIES: dict[str, Callable[[Subject, World], None]] = {

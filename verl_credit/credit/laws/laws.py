@@ -4,6 +4,7 @@ import pickle
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from typing import Any
 
 import torch
 
@@ -66,7 +67,7 @@ def on(worlds: Callable[[int], Iterable[World]]) -> Callable[[Law], Law]:
     """The worlds that a law is tested in, by seed, in place of the usual ones."""
 
     def mark(law: Law) -> Law:
-        law.worlds = worlds
+        vars(law)["worlds"] = worlds
         return law
 
     return mark
@@ -224,7 +225,7 @@ def pure(subject: Subject, world: World) -> None:
     _outputs(subject, make_world(7, group_sizes=(2, 3)))
     _unchanged(subject, world, first)
     if subject.call is not None and len(world.outcome_B) == 2:
-        repeat(subject)
+        repeat(subject.call)
         _unchanged(subject, world, first)
     for name, tensor in vars(before).items():
         now = getattr(world, name)
@@ -249,9 +250,9 @@ def _outputs(subject: Subject, world: World) -> Outputs | str:
         return type(error).__name__
 
 
-def repeat(subject: Subject) -> None:
+def repeat(call: Callable[[], Any]) -> None:
     """Calls the bare function `CALLS` times, or for `SECONDS` if it is slow, or until it raises."""
-    call, until = subject.call(), time.monotonic() + SECONDS
+    until = time.monotonic() + SECONDS
     with suppress(Exception):
         for number in range(CALLS):
             call()

@@ -13,6 +13,7 @@ from verl_credit.credit.operator import Operator
 from verl_credit.credit.plugins import (
     AlgorithmContext,
     TransformContext,
+    TransformSpec,
     TurnInputs,
     UncertaintyContext,
     as_transform_spec,
@@ -36,10 +37,10 @@ SEPA_LAMBDA = 0.6
 BESIDE = "turn-group-v1d"  # gives turns of a row different advantages
 NO_EPS = 1e-300  # an eps of 0 is refused
 GTPO_BETA = 1.0  # the largest at which no weight of an uncertainty can fall below 0
-# The small input of `small_call`.
+# The small input of `Subject.call`.
 REWARDS, TOKENS, PLANNING = [1.0, 0.0], [[0.5, 1.0], [2.0, 0.25, 1.0]], [[0, 1], [1, 0, 0]]
 LOG_PROBS = [[-h for h in row] for row in TOKENS]
-TURNS = {"turn_ids_G": [[0, 0], [0, 1, 1]], "turn_rewards_G": [[], [0.5]]}
+TURNS: dict[str, Any] = {"turn_ids_G": [[0, 0], [0, 1, 1]], "turn_rewards_G": [[], [0.5]]}
 
 
 @dataclass(frozen=True)
@@ -74,8 +75,8 @@ class Subject:
     reads: frozenset[str] = frozenset()
     """The inputs that it reads among those that may be absent: "planning mask", "entropy", "gains"."""
     uncertainty: Callable[[World], torch.Tensor] | None = None
-    call: Callable[[], Callable[[], Any]] | None = None
-    """Makes the bare function, ready to be called on a small input, many times."""
+    call: Callable[[], Any] | None = None
+    """The bare function on a small input, to be called many times."""
     tables: tuple[str, ...] = ()
     """Turn level: the optional tables that it reads."""
     scope: str = "group"
@@ -88,7 +89,11 @@ class Subject:
 def registered_subject(level: str, name: str) -> Subject:
     """An operator of ours, by level (outcome, turn, token, canonical) and name."""
     operator = REGISTRY[level, name]
-    more = {"scope": operator.scope, "properties": operator.properties, "exempt": operator.exempt}
+    more: dict[str, Any] = {
+        "scope": operator.scope,
+        "properties": operator.properties,
+        "exempt": operator.exempt,
+    }
     if level == "outcome":
         more["run"] = partial(run_turn_mode, mode=MODES["none"], outcome_operator=name)
     elif level == "turn":
@@ -154,24 +159,23 @@ def _run_canonical(world: World, *, function) -> Result:
 
 def own_subject(operator: Any, name: str, *, kind: str | None = None, params: dict | None = None) -> Subject:
     """A user's operator. It may declare ``scope`` ("batch"), ``properties``, ``reads`` and ``exempt`` ({law: reason})."""
-    kind = kind or kind_of(operator, name)
+    kind, small_params = kind or kind_of(operator, name), dict(params or {})
     properties = getattr(operator, "properties", None)
-    more = {
+    more: dict[str, Any] = {
         "level": {"outcome": "outcome", "turn": "turn", "algorithm": "whole"}.get(kind, "token"),
         "scope": getattr(operator, "scope", "group"),
         "properties": None if properties is None else frozenset(properties),
         "exempt": getattr(operator, "exempt", {}),
         "reads": frozenset(getattr(operator, "reads", ())),
-        "call": partial(small_call, operator, name, kind, params),
     }
     if kind == "outcome":
-        own = outcome_operator(operator, name, params)
+        own, function = outcome_operator(operator, name, params), on_lists(operator, name, small_params)
+        more["call"] = lambda: function(list(REWARDS))
         more["run"] = partial(run_turn_mode, mode=MODES["none"], outcome_operator=own)
     elif kind == "turn":
         mode = as_turn_mode(operator, name)
         more["run"] = partial(_run_own_mode, mode=mode, params=params or {})
         more["tables"] = tables_given(mode)
-        more["call"] = None
     elif kind == "transform":
         spec = as_transform_spec(operator, name)
         reads_turns = spec.compute_context is None or spec.uses_turn_advantages
@@ -180,38 +184,31 @@ def own_subject(operator: Any, name: str, *, kind: str | None = None, params: di
         more["given"] = partial(run_turn_mode, mode=MODES[BESIDE if reads_turns else "none"])
         if spec.needs_planning or spec.uses_sepa_controller:
             more["reads"] |= {"planning mask"}
+        if spec.compute_context is not None:  # parts get lists through our code, one small call at a time
+            more["call"] = partial(spec.compute_context, _small_context(spec, small_params))
     elif kind == "uncertainty":
-        spec = as_uncertainty_spec(operator, name)
-        more["uncertainty"] = partial(_uncertainties, spec=spec, params=params)
+        measure = as_uncertainty_spec(operator, name)
+        more["uncertainty"] = partial(_uncertainties, spec=measure, params=params)
         more["apply"] = partial(_apply_uncertainty, values=more["uncertainty"])
         more["given"] = partial(run_turn_mode, mode=MODES["none"])
-        more["reads"] |= set(getattr(spec.compute, "reads", ()))
+        more["reads"] |= set(getattr(measure.compute, "reads", ()))
+        token = UncertaintyContext(LOG_PROBS[0], None, TOKENS[0], PLANNING[0], small_params)
+        more["call"] = partial(measure.compute, token)
     else:
         more["run"] = partial(_run_algorithm, function=operator, name=name, params=params)
         more["reads"] |= {"planning mask", "gains"}  # an algorithm always gets them
+        whole = AlgorithmContext(
+            REWARDS, LOG_PROBS, PLANNING, small_params, precomputed_entropies_G=TOKENS, **TURNS
+        )
+        more["call"] = partial(operator, whole)
     if "given" in more:
         more["run"] = partial(run_token, apply=more["apply"], given=more["given"])
     return Subject(name=name, function=operator, **more)
 
 
-def small_call(operator: Any, name: str, kind: str, params: dict | None) -> Callable[[], Any]:
-    params = dict(params or {})
-    if kind == "outcome":
-        call = on_lists(operator, name, params)
-        return lambda: call(list(REWARDS))
-    if kind == "algorithm":
-        context = AlgorithmContext(
-            REWARDS, LOG_PROBS, PLANNING, params, precomputed_entropies_G=TOKENS, **TURNS
-        )
-        return lambda: operator(context)
-    if kind == "uncertainty":
-        spec = as_uncertainty_spec(operator, name)
-        context = UncertaintyContext(LOG_PROBS[0], None, TOKENS[0], PLANNING[0], params)
-        return lambda: spec.compute(context)
-    spec = as_transform_spec(operator, name)
-    if spec.compute_context is None:
-        return lambda: None  # its parts get lists through our code, one small call at a time
-    context = TransformContext(
+def _small_context(spec: TransformSpec, params: dict) -> TransformContext:
+    """Lists as in training: one advantage for all tokens of a turn."""
+    return TransformContext(
         episode_advantages=[1.0, -1.0],
         logprobs_G=LOG_PROBS,
         planning_masks_G=PLANNING if spec.needs_planning else [[], []],
@@ -219,7 +216,6 @@ def small_call(operator: Any, name: str, kind: str, params: dict | None) -> Call
         uncertainties_G=TOKENS,
         turn_advantages_G=[[1.0, 1.0], [-0.5, -1.0, -1.0]],
     )
-    return lambda: spec.compute_context(context)
 
 
 def _run_own_mode(world: World, *, mode: TurnMode, params: Mapping[str, Any]) -> Result:
@@ -236,8 +232,9 @@ def _run_own_mode(world: World, *, mode: TurnMode, params: Mapping[str, Any]) ->
         return outputs
 
     result = run_turn_mode(world, mode=replace(mode, function=noting), **params)
-    outputs = result.outputs() if dtypes <= {torch.float64} else (out.float() for out in result.outputs())
-    return Result(*outputs, result.counts)
+    if dtypes <= {torch.float64}:
+        return result
+    return Result(result.advantage_B_T.float(), result.clip_scale_B_T.float(), result.counts)
 
 
 def _apply_own(world: World, turn_advantage_B_T: torch.Tensor, *, spec, params) -> torch.Tensor:

@@ -97,7 +97,7 @@ def _numbers(values: Any, n: int, name: str, where: str, largest: float) -> torc
         bad_t = ~(values_t.abs() <= largest)
         if len(values_t) == n and not bad_t.any():
             return values_t
-        got = f"{len(values_t)} values" if len(values_t) != n else float(values_t[bad_t][0])
+        got = f"{len(values_t)} values" if len(values_t) != n else str(float(values_t[bad_t][0]))
     raise ValueError(f"{name} returned {got} for {where}; expected a list of {n} finite numbers")
 
 
@@ -178,7 +178,10 @@ def run_transform(
     def call(rows: list[int]) -> Any:
         params, uncertainties_G = dict(shared.params), as_lists(uncertainty_B_T, mask_B_T, rows)
         if spec.compute_context is None:
-            lists, extra = spec.post_process(as_lists(advantage_B_T, mask_B_T, rows), uncertainties_G, params)
+            output = TransformOutput(as_lists(advantage_B_T, mask_B_T, rows))
+            if spec.post_process is None:
+                return output
+            lists, extra = spec.post_process(output.token_advs, uncertainties_G, params)
             return TransformOutput(lists, extra_metrics=extra)
         context = replace(
             shared,
@@ -206,12 +209,13 @@ def _by_parts(
     uncertainty_B_T: torch.Tensor,
     planning_B_T: torch.Tensor | None,
 ) -> torch.Tensor:
-    if spec.entropy_transform is not None:
+    change = spec.entropy_transform
+    if change is not None:
         uncertainty_B_T = uncertainty_B_T.clone()
 
         def changed(rows: list[int]) -> list:
             values, plans = (as_lists(x_B_T, mask_B_T, rows)[0] for x_B_T in (uncertainty_B_T, planning_B_T))
-            return [spec.entropy_transform(values, plans, shared.sepa_lambda)]
+            return [change(values, plans, shared.sepa_lambda)]
 
         rows_with_tokens = mask_B_T.any(dim=1).nonzero().tolist()
         name = f"entropy_transform of {spec.name!r}"
@@ -239,7 +243,7 @@ class TurnInputs:
     """Number of the state before each turn, -1: none."""
     observations_B: list[list[str]] | None = None
 
-    def lists(self, mask_B_T: torch.Tensor, rows: list[int]) -> dict[str, list[list]]:
+    def lists(self, mask_B_T: torch.Tensor, rows: list[int]) -> dict[str, Any]:
         rewards_G = turn_lists(self.turn_reward_B_K, self.turn_mask_B_K, self.turn_ids_B_T, rows)
         lists = {"turn_ids_G": as_lists(self.turn_ids_B_T, mask_B_T, rows), "turn_rewards_G": rewards_G}
         if self.anchor_B_K1 is not None:

@@ -138,7 +138,7 @@ def as_transform_spec(operator: Any, name: str) -> TransformSpec:
             f"algorithm.transform_mode={name!r} gave a {type(operator).__name__}; expected a TransformSpec"
         )
     needs = ("needs_planning", "uses_sepa_controller", "uses_turn_advantages")
-    declared = {need: bool(getattr(operator, need, False)) for need in needs}
+    declared: dict[str, Any] = {need: bool(getattr(operator, need, False)) for need in needs}
     return TransformSpec(name, compute_context=operator, **declared)
 
 

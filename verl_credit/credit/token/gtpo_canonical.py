@@ -96,7 +96,8 @@ def _standardised(
         "polarity": [(shaped_R_P, side_R_P) for side_R_P in sides],
         "all": [(torch.where(side_R_P, shaped_R_P, 0.0), token_R_P) for side_R_P in sides],
     }
-    return sum(z_score_of_one(value_R_P, member_R_P, eps=eps) for value_R_P, member_R_P in parts[population])
+    scores = (z_score_of_one(value_R_P, member_R_P, eps=eps) for value_R_P, member_R_P in parts[population])
+    return sum(scores, torch.zeros_like(shaped_R_P))
 
 
 def grpo_s(

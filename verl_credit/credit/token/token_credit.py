@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from verl_credit.credit.arguments import as_bool, check_name, check_shape, output_dtype, refuse_rows
+from verl_credit.credit.arguments import as_bool, check_name, check_shape, given, output_dtype, refuse_rows
 from verl_credit.credit.groups import row_chunks
 from verl_credit.credit.token.gtpo import hicra
 from verl_credit.credit.token.token_transforms import TRANSFORMS, token_weights
@@ -73,9 +73,11 @@ def token_credit(
         if uncertainty_B_T is None:
             advantage_B_T = torch.where(mask_B_T, turn_advantage_B_T.to(dtype), 0.0)
             if transform.amplified:
-                advantage_B_T = hicra(advantage_B_T, planning_B_T, hicra_alpha)
+                advantage_B_T = hicra(advantage_B_T, given("planning_B_T", planning_B_T), hicra_alpha)
             return TokenCredit(advantage_B_T, mask_B_T.to(dtype))
-        advantage_B_T = weight_B_T = None
+        weight_dtype = output_dtype(uncertainty_B_T) if transform.weighted else uncertainty_B_T.dtype
+        advantage_B_T = mask_B_T.new_empty(mask_B_T.shape, dtype=dtype)
+        weight_B_T = mask_B_T.new_empty(mask_B_T.shape, dtype=weight_dtype)
         raw, pooled = [], []
         # The mask ranks the tokens of whole prompts.
         for rows in [slice(None)] if transform.masked else row_chunks(mask_B_T):
@@ -95,9 +97,7 @@ def token_credit(
             advantage_C_T = torch.where(mask_C_T, turn_advantage_B_T[rows].to(dtype), 0.0)
             advantage_C_T = advantage_C_T * weight_C_T.to(dtype)
             if transform.amplified:
-                advantage_C_T = hicra(advantage_C_T, planning_C_T, hicra_alpha)
-            if advantage_B_T is None:
-                advantage_B_T, weight_B_T = (x.new_empty(mask_B_T.shape) for x in (advantage_C_T, weight_C_T))
+                advantage_C_T = hicra(advantage_C_T, given("planning_B_T", planning_C_T), hicra_alpha)
             advantage_B_T[rows], weight_B_T[rows] = advantage_C_T, weight_C_T
             raw.append(row_moments(uncertainty_C_T, planning_C_T, mask_C_T))
             if transform.pool is not None:
@@ -176,7 +176,7 @@ def row_moments(
 
 def stats_of_rows(moments: list[torch.Tensor]) -> dict[str, torch.Tensor]:
     """`entropy_stats` of the rows whose `row_moments` these are, at least one table."""
-    stats = {}
+    stats: dict[str, torch.Tensor] = {}
     count_B_2, sum_B_2, square_B_2 = torch.cat(moments).unbind(dim=2)
     for kind, name in enumerate(("exec", "plan")):
         count_B, sum_B = count_B_2[:, kind], sum_B_2[:, kind]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from verl_credit.credit.arguments import given
 from verl_credit.credit.operator import CENTRED, CONSERVES, NORMALISED, WEIGHS, Operator, equation_of
 from verl_credit.credit.token.gtpo import entropy_mask, gtpo_weights, hicra, sepa_amp, sepa_amp_c, sepa_pool
 from verl_credit.lazy import torch
@@ -38,11 +39,11 @@ def _token(
     conserves: bool = True,
     **more,
 ) -> Operator:
-    parts = [transform.pool] if transform.pool else []
+    parts: list[Callable] = [transform.pool] if transform.pool else []
     parts += [gtpo_weights] if transform.weighted else []
     parts += [entropy_mask] if transform.masked else []
     parts += [hicra] if transform.amplified else []
-    reads = ("uncertainty",) if transform.weighted else ()
+    reads: tuple[str, ...] = ("uncertainty",) if transform.weighted else ()
     reads += ("planning mask",) if transform.needs_planning else ()
     reads += ("sepa lambda",) if transform.uses_sepa_controller else ()
     reads += ("groups",) if transform.masked else ()
@@ -105,10 +106,13 @@ def token_weights(
     """(weight_B_T, uncertainty_B_T after pooling). HICRA, which reads advantages, is not a weight."""
     pooled_B_T = uncertainty_B_T
     if transform.pool is not None:
-        pooled_B_T = transform.pool(uncertainty_B_T, planning_B_T, mask_B_T, sepa_lambda)
+        pooled_B_T = transform.pool(
+            uncertainty_B_T, given("planning_B_T", planning_B_T), mask_B_T, sepa_lambda
+        )
     weight_B_T = mask_B_T.to(uncertainty_B_T.dtype)
     if transform.weighted:
         weight_B_T = gtpo_weights(pooled_B_T, mask_B_T, beta=gtpo_beta)
     if transform.masked:
-        weight_B_T = weight_B_T * entropy_mask(uncertainty_B_T, mask_B_T, group_B, rho=entropy_mask_rho)
+        prompts_B = given("group_B", group_B)
+        weight_B_T = weight_B_T * entropy_mask(uncertainty_B_T, mask_B_T, prompts_B, rho=entropy_mask_rho)
     return weight_B_T, pooled_B_T

@@ -45,11 +45,10 @@ def uncertainty(
     Computed in float64; returns the input's dtype, at least float32. No gradient flows. Raises ValueError for an
     unknown kind, shapes, missing entropies, and NaN or an uncertainty of -inf on a policy token.
     """
-    if canonical_kind(kind) is None:
-        if kind == "varentropy":
-            raise ValueError("uncertainty_kind='varentropy' is named in published code but defined nowhere")
-        check_name("uncertainty_kind", kind, (*UNCERTAINTY_KINDS, *ALIASES))
-    kind = canonical_kind(kind)
+    kind = canonical_kind(kind) or kind
+    if kind == "varentropy":
+        raise ValueError("uncertainty_kind='varentropy' is named in published code but defined nowhere")
+    check_name("uncertainty_kind", kind, (*UNCERTAINTY_KINDS, *ALIASES))
     check_shape("mask_B_T", mask_B_T, log_prob_B_T.shape, "log_prob_B_T")
     mask_B_T = as_bool("mask_B_T", mask_B_T)
     source_B_T, name = log_prob_B_T, "log_prob_B_T"

@@ -191,7 +191,8 @@ class TurnMode(Operator):
                 for tensor, fill in zip(outputs, (0.0, 0.0, 1.0), strict=True)
             ]
         dtype = output_dtype(outcome_B, turn_reward_B_K)
-        return TurnCredit(*(tensor.to(dtype) for tensor in outputs), counts=counts)
+        advantage_B_K, outcome_advantage_B, scale_B_K = (tensor.to(dtype) for tensor in outputs)
+        return TurnCredit(advantage_B_K, outcome_advantage_B, scale_B_K, counts)
 
     def check_options(self, options: Mapping[str, Any]) -> None:
         """Raise ValueError for options that it does not read, or whose values it does not take."""
@@ -246,10 +247,15 @@ def turn_mode(**declared) -> Callable[[Callable], Callable]:
     """Declares the function below as a mode, which is its attribute ``mode``."""
 
     def declare(function: Callable) -> Callable:
-        function.mode = TurnMode(function=function, **declared)
+        vars(function)["mode"] = TurnMode(function=function, **declared)
         return function
 
     return declare
+
+
+def declared_mode(function: Callable) -> TurnMode:
+    """Returns the mode that `turn_mode` declared of a function."""
+    return vars(function)["mode"]
 
 
 def as_turn_mode(function: Callable, name: str) -> TurnMode:
@@ -262,5 +268,10 @@ def as_turn_mode(function: Callable, name: str) -> TurnMode:
         return function
     keys = ("reads", "needs", "scope", "properties", "exempt", "default_signal", "whole_returns")
     declared = {key: getattr(function, key) for key in keys if hasattr(function, key)}
-    about = {"equation": "yours", "reduces_to": "not stated", "bias": "not stated", "source": name}
+    about: dict[str, Any] = {
+        "equation": "yours",
+        "reduces_to": "not stated",
+        "bias": "not stated",
+        "source": name,
+    }
     return TurnMode(name=name, function=function, **about, **declared)

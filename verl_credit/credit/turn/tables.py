@@ -260,8 +260,8 @@ def _turn_counts(tables: Tables) -> dict[str, int]:
     turns, turn_B_K1 = tables.reward_B_K.shape[1], tables.turn_B_K1
     group_B_K = tables.group_B[:, None] * turns + torch.arange(turns, device=tables.group_B.device)
     size_G = group_B_K[tables.has_reward_B_K].bincount()
-    counts = {"turn_groups": size_G > 0, "turn_groups_of_one": size_G == 1, "turn_groups_of_two": size_G == 2}
-    counts = {name: int(groups.sum()) for name, groups in counts.items()}
+    sizes = {"turn_groups": size_G > 0, "turn_groups_of_one": size_G == 1, "turn_groups_of_two": size_G == 2}
+    counts = {name: int(groups.sum()) for name, groups in sizes.items()}
     if tables.anchor_B_K1 is not None:
         visit_B_K1 = turn_B_K1 & (tables.anchor_B_K1 != -1)
         pair_B_K1 = torch.stack([tables.group_B[:, None].expand_as(visit_B_K1), tables.anchor_B_K1])

@@ -90,6 +90,7 @@ class BatchTables:
 
 def credit_of(mode: TurnMode, tables: BatchTables, options: Mapping[str, Any]) -> TurnCredit:
     """The credit of a batch by a mode. Trainer, twin, fidelity, report and laws call it."""
+    read: dict[str, Any] = {name: table for name, table in tables.optional.items() if name in mode.tables}
     return mode(
         tables.outcome_B,
         tables.reward_B_K,
@@ -97,6 +98,6 @@ def credit_of(mode: TurnMode, tables: BatchTables, options: Mapping[str, Any]) -
         tables.group_B,
         row_valid_B=tables.valid_B,
         n_tool_turns_B=tables.n_tool_turns_B,
-        **{name: table for name, table in tables.optional.items() if name in mode.tables},
+        **read,
         **options,
     )

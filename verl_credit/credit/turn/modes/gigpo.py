@@ -2,6 +2,7 @@
 
 from typing import Literal
 
+from verl_credit.credit.arguments import given
 from verl_credit.credit.groups import EPS, group_stats, over_std
 from verl_credit.credit.operator import AtLeastZero, Count, Number, Positive, Share, refuse_unread
 from verl_credit.credit.turn.mode import ModeOutput, turn_mode
@@ -131,8 +132,9 @@ def state_visits(tables: Tables) -> tuple["torch.Tensor", "torch.Tensor"]:
 
     Members are the turns of rows whose rewards are all known, where they have an anchor.
     """
-    member_B_K1 = tables.turn_B_K1 & tables.known_B[:, None] & (tables.anchor_B_K1 != -1)
-    return joined(tables.group_B[:, None].expand_as(member_B_K1), tables.anchor_B_K1), member_B_K1
+    anchor_B_K1 = given("anchor_B_K1", tables.anchor_B_K1)
+    member_B_K1 = tables.turn_B_K1 & tables.known_B[:, None] & (anchor_B_K1 != -1)
+    return joined(tables.group_B[:, None].expand_as(member_B_K1), anchor_B_K1), member_B_K1
 
 
 def joined(first_B_K: "torch.Tensor", second_B_K: "torch.Tensor") -> "torch.Tensor":

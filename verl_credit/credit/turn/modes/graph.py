@@ -57,8 +57,7 @@ def g2po(
     """
     norm_by = gigpo.norm_options(norm, variance_floor, eps)
     no_B_K = torch.zeros_like(tables.has_reward_B_K)
-    no_rewards = {"reward_B_K": no_B_K.double(), "has_reward_B_K": no_B_K, "lost_reward_B_K": no_B_K}
-    plain = replace(tables, **no_rewards)
+    plain = replace(tables, reward_B_K=no_B_K.double(), has_reward_B_K=no_B_K, lost_reward_B_K=no_B_K)
     return_B_K1 = gamma * plain.return_to_go(plain.reward_B_K1(), gamma)
     value_B_K1, state_B_K1, visit_B_K1 = state_values(plain, return_B_K1)
     next_B_K1 = plain.next_value(value_B_K1, plain.outcome_B)

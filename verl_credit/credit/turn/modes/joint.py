@@ -1,6 +1,7 @@
 """The mode none reads outcomes; joint and separate (IGPO) give gains and outcomes of a prompt one mean and std, or two."""
 
 from collections.abc import Callable
+from typing import Any
 
 from verl_credit.credit.groups import EPS, VARIANCE_FLOOR, z_score
 from verl_credit.credit.operator import (
@@ -128,7 +129,12 @@ def separate(
 
     A turn without a gain reads the advantage of the row's next gain.
     """
-    norm = {"norm_by_std": norm_by_std, "ddof": ddof, "variance_floor": variance_floor, "eps": eps}
+    norm: dict[str, Any] = {
+        "norm_by_std": norm_by_std,
+        "ddof": ddof,
+        "variance_floor": variance_floor,
+        "eps": eps,
+    }
     group_B_K = tables.group_B[:, None].expand_as(tables.reward_B_K)
     member_N = tables.has_reward_B_K.flatten()
     z_N = z_score(tables.reward_B_K.flatten(), group_B_K.flatten(), member_N=member_N, **norm)

@@ -2,6 +2,7 @@
 
 from typing import Literal
 
+from verl_credit.credit.arguments import given
 from verl_credit.credit.groups import group_stats
 from verl_credit.credit.operator import CENTRED, AtLeastZero, Share, WithoutGains
 from verl_credit.credit.turn.mode import ModeOutput, turn_mode
@@ -71,7 +72,7 @@ def progress(
     columns_K1 = torch.arange(score_B_K1.shape[1], device=level_B.device, dtype=level_B.dtype)
     share_K1 = (gamma**columns_K1).cumsum(0)
     credit_B_K1 = tables.return_to_go(gained_B_K1 / share_K1, gamma)
-    tokens_B_K1 = torch.where(tables.turn_B_K1, tables.turn_tokens_B_K1, 0.0)
+    tokens_B_K1 = torch.where(tables.turn_B_K1, given("turn_tokens_B_K1", tables.turn_tokens_B_K1), 0.0)
     n_tokens_B_1 = tokens_B_K1.sum(1, keepdim=True).clamp(min=1)
     mean_B_1 = (tokens_B_K1 * credit_B_K1).sum(1, keepdim=True) / n_tokens_B_1
     return *tables.split(level_B[:, None] + beta * (credit_B_K1 - mean_B_1)), tables.ones()
@@ -139,7 +140,7 @@ def turn_gae(
     earns 0: rewards of different rows are not compared here, and the values expect what is earned.
     """
     bootstrap_B = torch.zeros_like(tables.outcome_B) if tables.bootstrap_B is None else tables.bootstrap_B
-    value_B_K1 = torch.where(tables.turn_B_K1, tables.value_B_K1, 0.0)
+    value_B_K1 = torch.where(tables.turn_B_K1, given("value_B_K1", tables.value_B_K1), 0.0)
     delta_B_K1 = tables.reward_B_K1() + gamma * tables.next_value(value_B_K1, bootstrap_B) - value_B_K1
     delta_B_K1 = torch.where(tables.turn_B_K1, delta_B_K1, 0.0)
     advantage_B_K1 = tables.return_to_go(delta_B_K1, gamma * lam)
