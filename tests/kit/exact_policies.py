@@ -14,7 +14,6 @@ import torch
 
 from verl_credit.credit.entropy_gradient import EntropyGradient, Tokens, entropy_gradient
 from verl_credit.study.probe.policy import Parameters, Sampling, gradient, log_prob_and_entropy
-from verl_credit.study.probe.settings import EstimatorSettings
 
 END, VOCABULARY = 2, 3
 FULL = Sampling()
@@ -199,16 +198,8 @@ def two_layers(
     return ExactPolicy(logits, parameters, sampling, prompts, longest)
 
 
-def estimator(
-    mode: str = "rb_residual", estimand: str = "per_token", baseline: str = "residual_mu"
-) -> EstimatorSettings:
-    return EstimatorSettings(x_estimator_mode=mode, estimand=estimand, baseline=baseline)
-
-
-def by_settings(
-    seen: Tokens, written_B_T, group_B, settings: EstimatorSettings, *, pathwise: bool = True
-) -> EntropyGradient:
-    return entropy_gradient(seen, written_B_T, group_B, **settings.model_dump(), pathwise=pathwise)
+def made(seen: Tokens, written_B_T, group_B, estimand: str) -> EntropyGradient:
+    return entropy_gradient(seen, written_B_T, group_B, estimand=estimand)
 
 
 ARCHITECTURES = {"tabular": tabular, "two_layers": two_layers}
@@ -228,15 +219,15 @@ class Bench:
     def derivatives(self) -> Tokens:
         return self.policy.derivatives()
 
-    def weights(self, drawn_B, group_B, settings, make=by_settings) -> EntropyGradient:
+    def weights(self, drawn_B, group_B, estimand, make=made) -> EntropyGradient:
         seen = Tokens(self.values.log_prob_B_T[drawn_B], self.values.entropy_B_T[drawn_B])
-        return make(seen, self.policy.written_S_T[drawn_B], group_B, settings)
+        return make(seen, self.policy.written_S_T[drawn_B], group_B, estimand)
 
     def along(self, drawn_B, direction_D) -> Tokens:
         d = self.derivatives
         return Tokens(d.log_prob_B_T[drawn_B] @ direction_D, d.entropy_B_T[drawn_B] @ direction_D)
 
-    def placed(self, drawn_R_B, group_B, settings, make=by_settings):
+    def placed(self, drawn_R_B, group_B, estimand, make=made):
         """The weights of X̄ on ∇log q and ∇H of every sequence, [R, S, T] each.
 
         Per token X̄ is (N' - H D') / T with the exact H and T: that is linear, and its expectation is the gradient.
@@ -244,9 +235,9 @@ class Bench:
         score_R_S_T = torch.zeros(len(drawn_R_B), *self.policy.written_S_T.shape, dtype=torch.float64)
         path_R_S_T = torch.zeros_like(score_R_S_T)
         with torch.no_grad():
-            entropy, length = self.policy.entropy(settings.estimand), self.policy.expected_length()
+            entropy, length = self.policy.entropy(estimand), self.policy.expected_length()
         for r, drawn_B in enumerate(drawn_R_B):
-            found = self.weights(drawn_B, group_B, settings, make)
+            found = self.weights(drawn_B, group_B, estimand, make)
             score_B_T, weight_B_1 = found.numerator.score_B_T, found.row_weight_B[:, None]
             if found.length is not None:
                 score_B_T = score_B_T - entropy * found.length.score_B_T
@@ -255,20 +246,20 @@ class Bench:
             path_R_S_T[r].index_add_(0, drawn_B, weight_B_1 * found.numerator.path_B_T)
         return score_R_S_T, path_R_S_T
 
-    def gradients(self, drawn_R_B, group_B, settings, make=by_settings) -> torch.Tensor:
+    def gradients(self, drawn_R_B, group_B, estimand, make=made) -> torch.Tensor:
         """X̄ of each replicate, [R, D], by the derivatives of the oracle."""
-        placed = self.placed(drawn_R_B, group_B, settings, make)
+        placed = self.placed(drawn_R_B, group_B, estimand, make)
         d = (self.derivatives.log_prob_B_T, self.derivatives.entropy_B_T)
         return sum(w.flatten(1) @ d_S_T_D.flatten(0, 1) for w, d_S_T_D in zip(placed, d, strict=True))
 
     def exact(self, estimand: str) -> torch.Tensor:
         return flat(self.policy.gradient(lambda p: self.policy.entropy(estimand, p)))
 
-    def expectation(self, group_B, settings, make=by_settings) -> torch.Tensor:
+    def expectation(self, group_B, estimand, make=made) -> torch.Tensor:
         """E[X̄] over every possible batch of ``len(group_B)`` rows of the one prompt, [D], by the project's backward pass."""
         assert self.policy.prompts == 1
         every = torch.arange(len(self.policy.sequences))
         drawn_R_B = torch.cartesian_prod(*[every] * len(group_B))
         q_R_1_1 = self.policy.probability_S()[drawn_R_B].prod(1)[:, None, None]
-        score, path = ((q_R_1_1 * w).sum(0) for w in self.placed(drawn_R_B, group_B, settings, make))
+        score, path = ((q_R_1_1 * w).sum(0) for w in self.placed(drawn_R_B, group_B, estimand, make))
         return flat(gradient(self.policy, score, path, micro_batch=4))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kit.exact_policies import Bench, estimator, flat, tabular, two_layers
+from kit.exact_policies import Bench, flat, tabular, two_layers
 from verl_credit.credit.entropy_change import entropy_change
 from verl_credit.credit.entropy_gradient import Tokens
 from verl_credit.study.probe.policy import Sampling, moved, observe
@@ -109,7 +109,7 @@ def test_the_interval_of_the_prediction_covers_the_change_in_at_least_90_of_100_
     covered = 0
     for seed in range(100):
         drawn_B = policy.draw(torch.Generator().manual_seed(seed), 64, 1)[0]
-        weights = bench.weights(drawn_B, groups, estimator())
+        weights = bench.weights(drawn_B, groups, "per_token")
         value, se = predict(weights, bench.along(drawn_B, flat(direction))).at(eta)
         covered += abs(value - exact) < 1.96 * se
     assert covered >= 90

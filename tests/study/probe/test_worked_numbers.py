@@ -7,13 +7,12 @@ import math
 import pytest
 import torch
 
-from kit.exact_policies import by_settings, estimator
 from verl_credit.credit.entropy_change import entropy_change
 from verl_credit.credit.entropy_gradient import (
     EntropyGradient,
     Surrogate,
     Tokens,
-    leave_one_out_mean,
+    entropy_gradient,
     mean_by_prompt,
     places,
     prompt_numbers,
@@ -106,8 +105,8 @@ def test_impossible_sampling_is_refused(options, message):
 RESIDUAL, WRITTEN = table((0.75, 0.25, 0), (0.2, 0), (1.2,)), mask(3, 2, 1)
 
 
-def predicted(mode="residual_mu", prompt=(0, 1, 2)):
-    return predicted_residuals(RESIDUAL, WRITTEN, torch.tensor(prompt), mode)
+def predicted(prompt=(0, 1, 2)):
+    return predicted_residuals(RESIDUAL, WRITTEN, torch.tensor(prompt))
 
 
 def test_the_mean_of_the_other_prompts_at_each_place():
@@ -115,24 +114,6 @@ def test_the_mean_of_the_other_prompts_at_each_place():
     torch.testing.assert_close(predicted(), table((0.7, 0, 0), (0.975, 0.25), (0.475,)))
     one_prompt = predicted(prompt=(0, 0, 1))
     torch.testing.assert_close(one_prompt, table((1.2, 0, 0), (1.2, 0), (0.475,)))
-
-
-def test_the_mean_of_the_other_prompts_at_all_places():
-    # 6 tokens, their sum 2.4; without row 0: (.2 + 0 + 1.2) / 3
-    torch.testing.assert_close(
-        predicted("constant"), table((1.4 / 3, 1.4 / 3, 1.4 / 3), (2.2 / 4, 2.2 / 4), (1.2 / 5,))
-    )
-
-
-def test_no_baseline_predicts_nothing():
-    assert not predicted("none").any()
-
-
-def test_leave_one_out_mean():
-    value, prompt = torch.tensor([1.0, 2.0, 6.0, 10.0], dtype=torch.float64), torch.tensor([0, 0, 0, 1])
-    # three siblings; the lone rollout of prompt 1 sees those of prompt 0
-    assert leave_one_out_mean(value, prompt).tolist() == [4.0, 3.5, 1.5, 3.0]
-    assert leave_one_out_mean(value[:1], prompt[:1]).tolist() == [0.0]
 
 
 def test_means_over_prompts_weigh_prompts_and_not_rollouts():
@@ -145,29 +126,26 @@ def seen(log_prob, entropy):
     return Tokens(table(*log_prob), table(*entropy))
 
 
-def test_the_weights_of_both_estimators_without_a_baseline():
-    """Rows: log q (-1, -2), (-3); H (1, .5), (.4). One prompt each."""
+def test_the_weights_by_hand():
+    """Rows: H (1, .5), (.4). One prompt each: the lone token of row 1 is predicted by row 0's residual, and the reverse."""
     tokens, group = seen([(-1, -2), (-3,)], [(1, 0.5), (0.4,)]), torch.tensor([0, 1])
-    settings = estimator("rb_residual", "per_sequence", "none")
-    rb = by_settings(tokens, mask(2, 1), group, settings)
-    assert rb.entropy_B.tolist() == [1.5, 0.4]
-    assert rb.numerator.score_B_T.tolist() == [[0.5, 0], [0, 0]]
-    assert rb.numerator.path_B_T.tolist() == [[1, 1], [1, 0]]
-    naive = by_settings(tokens, mask(2, 1), group, estimator("naive", "per_sequence"))
-    assert naive.entropy_B.tolist() == [3, 3]  # S = -3 and -3, so each minus the other is 0
-    assert naive.numerator.score_B_T.tolist() == [[0, 0], [0, 0]]
-    per_token = by_settings(tokens, mask(2, 1), group, estimator("naive", "per_token"))
-    assert per_token.length.score_B_T.tolist() == [[1, 1], [-1, 0]]
-    assert per_token.per_token == 2.0  # (3 + 3) / (2 + 1)
-    torch.testing.assert_close(per_token.combined().score_B_T, table((-2 / 3, -2 / 3), (2 / 3, 0)))
+    found = entropy_gradient(tokens, mask(2, 1), group, estimand="per_sequence")
+    assert found.entropy_B.tolist() == [1.5, 0.4] and found.length is None
+    assert found.numerator.score_B_T.tolist() == [[0.5, 0], [-0.5, 0]]
+    assert found.numerator.path_B_T.tolist() == [[1, 1], [1, 0]]
+    per_token = entropy_gradient(tokens, mask(2, 1), group)
+    assert per_token.length.score_B_T.tolist() == [[1, 0], [-1, 0]]
+    assert per_token.per_token == pytest.approx(1.9 / 3)  # (1.5 + .4) / (2 + 1)
+    # (.5 - 1.9 / 3) / 2 prompts / 1.5 tokens
+    score = (0.5 - 1.9 / 3) / 3
+    torch.testing.assert_close(per_token.combined().score_B_T, table((score, 0), (-score, 0)))
 
 
 def test_the_mean_over_a_rollout_divides_by_its_length():
     tokens = seen([(-1, -2), (-3,)], [(1, 0.5), (0.4,)])
-    settings = estimator("rb_residual", "per_sequence_mean", "none")
-    found = by_settings(tokens, mask(2, 1), torch.tensor([0, 1]), settings)
+    found = entropy_gradient(tokens, mask(2, 1), torch.tensor([0, 1]), estimand="per_sequence_mean")
     assert found.entropy_B.tolist() == [0.75, 0.4]
-    assert found.numerator.score_B_T.tolist() == [[0.75, 0.75], [0.4, 0]]
+    torch.testing.assert_close(found.numerator.score_B_T, table((0.35, 0.75), (-0.35,)))
     assert found.numerator.path_B_T.tolist() == [[0.5, 0.5], [1, 0]]
 
 
@@ -177,7 +155,7 @@ def test_the_slope_and_its_standard_errors_per_token():
     one, zero = torch.ones(3, 1, dtype=torch.float64), torch.zeros(3, 1, dtype=torch.float64)
     n_3, d_3, f_3, t_3 = (torch.tensor(c, dtype=torch.float64) for c in (n, d, f, t))
     gradient = EntropyGradient(
-        f_3, t_3, Surrogate(n_3[:, None], zero), Surrogate(d_3[:, None], zero), torch.arange(3), 0.0
+        f_3, t_3, Surrogate(n_3[:, None], zero), Surrogate(d_3[:, None], zero), torch.arange(3)
     )
     found = predict(gradient, Tokens(one, zero))
 
@@ -204,7 +182,7 @@ def test_the_slope_and_its_standard_errors_per_token():
 
 
 def test_one_prompt_has_no_standard_error():
-    gradient = by_settings(seen([(-1, -2)], [(1, 0.5)]), mask(2), torch.tensor([0]), estimator("naive"))
+    gradient = entropy_gradient(seen([(-1, -2)], [(1, 0.5)]), mask(2), torch.tensor([0]))
     found = predict(gradient, seen([(1, 1)], [(0, 0)]))
     assert math.isnan(found.conditional_se) and math.isnan(found.jackknife_se)
 
