@@ -84,7 +84,7 @@ def entropy_gradient(
 
     Weights are made from the whole batch before any backward pass, so that nothing depends on micro-batches. A row without
     a written token has weight 0. The score of the estimand per sequence is G_j - H_j - μ_j. The mean over a rollout,
-    f = Σ H / T, depends on later tokens in each of its terms, through T, so its past does not drop out: its score is f - μ_j.
+    f = Σ H / T, depends on later tokens in each of its terms, through T, so its past stays in: its score is f - μ_j.
     Raises ValueError if no row has a written token.
     """
     if not written_B_T.any():
