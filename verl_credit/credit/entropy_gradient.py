@@ -18,8 +18,6 @@ from dataclasses import dataclass
 
 from verl_credit.lazy import torch
 
-PER_SEQUENCE, PER_SEQUENCE_MEAN, PER_TOKEN = "per_sequence", "per_sequence_mean", "per_token"
-
 
 @dataclass(frozen=True)
 class Tokens:
@@ -44,20 +42,20 @@ class Surrogate:
 
 @dataclass(frozen=True)
 class EntropyGradient:
-    """X of all rollouts. ``entropy_B`` is f_i, ``length_B`` its T_i (1 unless per token).
+    """X of all rollouts. ``entropy_B`` is f_i, ``length_B`` its number of tokens T_i.
 
-    Per token, H = E[f] / E[T] is a ratio, so ∇H = (∇E[f] - H ∇E[T]) / E[T]: ``length`` is the surrogate of ∇E[T].
+    H = E[f] / E[T], nats per token, is a ratio, so ∇H = (∇E[f] - H ∇E[T]) / E[T]: ``length`` is the surrogate of ∇E[T].
     """
 
     entropy_B: torch.Tensor
     length_B: torch.Tensor
     numerator: Surrogate
-    length: Surrogate | None
+    length: Surrogate
     prompt_B: torch.Tensor
 
     @property
     def per_token(self) -> float:
-        """H̄, or the mean entropy of a rollout: means over prompts of means over their rollouts."""
+        """H̄, by means over prompts of means over their rollouts."""
         weight_B = self.row_weight_B
         return float((weight_B * self.entropy_B).sum() / (weight_B * self.length_B).sum())
 
@@ -70,45 +68,31 @@ class EntropyGradient:
     def combined(self) -> Surrogate:
         """Returns the surrogate whose gradient, summed over rows, is X̄."""
         weight_B_1 = self.row_weight_B[:, None]
-        score_B_T, path_B_T = self.numerator.score_B_T, self.numerator.path_B_T
-        if self.length is not None:
-            score_B_T = score_B_T - self.per_token * self.length.score_B_T
+        score_B_T = self.numerator.score_B_T - self.per_token * self.length.score_B_T
         mean_length = (self.row_weight_B * self.length_B).sum()
+        path_B_T = self.numerator.path_B_T
         return Surrogate(weight_B_1 * score_B_T / mean_length, weight_B_1 * path_B_T / mean_length)
 
 
-def entropy_gradient(
-    seen: Tokens, written_B_T: torch.Tensor, group_B: torch.Tensor, *, estimand: str = PER_TOKEN
-) -> EntropyGradient:
+def entropy_gradient(seen: Tokens, written_B_T: torch.Tensor, group_B: torch.Tensor) -> EntropyGradient:
     """Returns the weights of X from log-probs and entropies at the sampling parameters, all rows at once.
 
     Weights are made from the whole batch before any backward pass, so that nothing depends on micro-batches. A row without
-    a written token has weight 0. The score of the estimand per sequence is G_j - H_j - μ_j. The mean over a rollout,
-    f = Σ H / T, depends on later tokens in each of its terms, through T, so its past stays in: its score is f - μ_j.
-    Raises ValueError if no row has a written token.
+    a written token has weight 0. Raises ValueError if no row has a written token.
     """
     if not written_B_T.any():
         raise ValueError(f"the policy wrote no token in any of the {len(written_B_T)} rollouts")
-    prompt_B, tokens_B = prompt_numbers(group_B), written_B_T.sum(1).double()
+    prompt_B, one_B_T = prompt_numbers(group_B), written_B_T.double()
     entropy_B_T = torch.where(written_B_T, seen.entropy_B_T, 0.0)
-    total_B, path_B_T = entropy_B_T.sum(1), written_B_T.double()
-    if estimand == PER_SEQUENCE_MEAN:
-        divisor_B = tokens_B.clamp_min(1)
-        total_B, path_B_T = total_B / divisor_B, path_B_T / divisor_B[:, None]
-        residual_B_T = torch.where(written_B_T, total_B[:, None], 0.0)
-    else:
-        residual_B_T = returns_to_go(entropy_B_T, written_B_T) - entropy_B_T
-    score_B_T = residual_B_T - predicted(residual_B_T, written_B_T, prompt_B)
-    length = None
-    if per_token := estimand == PER_TOKEN:
-        remaining_B_T = returns_to_go(written_B_T.double(), written_B_T) - written_B_T.double()
-        left_B_T = remaining_B_T - predicted(remaining_B_T, written_B_T, prompt_B)
-        length = Surrogate(left_B_T, torch.zeros_like(path_B_T))
+    score_B_T, left_B_T = (
+        residual_B_T - predicted(residual_B_T, written_B_T, prompt_B)
+        for residual_B_T in (returns_to_go(x_B_T, written_B_T) - x_B_T for x_B_T in (entropy_B_T, one_B_T))
+    )
     return EntropyGradient(
-        entropy_B=total_B,
-        length_B=tokens_B if per_token else torch.ones_like(tokens_B),
-        numerator=Surrogate(score_B_T, path_B_T),
-        length=length,
+        entropy_B=entropy_B_T.sum(1),
+        length_B=one_B_T.sum(1),
+        numerator=Surrogate(score_B_T, one_B_T),
+        length=Surrogate(left_B_T, torch.zeros_like(one_B_T)),
         prompt_B=prompt_B,
     )
 

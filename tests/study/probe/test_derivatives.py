@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kit.exact_policies import ARCHITECTURES, Bench, flat, made
-from verl_credit.credit.entropy_gradient import Tokens
+from kit.exact_policies import ARCHITECTURES, Bench, flat
+from verl_credit.credit.entropy_gradient import Tokens, entropy_gradient
 from verl_credit.study.probe.policy import Sampling, along, gradient, moved, observe
 
 ROWS = 10
@@ -52,8 +52,8 @@ def test_parameters_that_the_direction_lacks_do_not_move(bench, drawn_B, directi
 def test_the_micro_batch_changes_nothing(bench, drawn_B, direction, micro_batch):
     policy = bench.policy.of(drawn_B)
     same(along(policy, direction, ROWS, micro_batch), along(policy, direction, ROWS, ROWS))
-    weights = made(
-        observe(policy, ROWS, micro_batch), policy.written_B_T, torch.arange(ROWS), "per_token"
+    weights = entropy_gradient(
+        observe(policy, ROWS, micro_batch), policy.written_B_T, torch.arange(ROWS)
     ).combined()
     one, other = (gradient(policy, weights.score_B_T, weights.path_B_T, m) for m in (micro_batch, ROWS))
     torch.testing.assert_close(flat(one), flat(other), rtol=1e-13, atol=1e-15)
@@ -86,9 +86,8 @@ def test_a_step_keeps_the_dtype_and_the_parameters_it_lacks():
 def test_rollouts_without_a_written_token_are_refused():
     nothing = torch.zeros(2, 3, dtype=torch.float64)
     with pytest.raises(ValueError, match="the policy wrote no token in any of the 2 rollouts"):
-        made(
+        entropy_gradient(
             Tokens(nothing, nothing),
             torch.zeros(2, 3, dtype=torch.bool),
             torch.arange(2),
-            "per_token",
         )

@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 from verl_credit.config.gone import LAST
 from verl_credit.config.keys.section import Part, declared
 from verl_credit.errors import ConfigError
-from verl_credit.study.probe.settings import ProbeSettings
+from verl_credit.study.probe.settings import GONE, ProbeSettings
 
 PAGE = Path(__file__).parents[3] / "docs" / "probe.md"
 
@@ -35,11 +35,11 @@ def test_the_page_lists_every_key_with_its_default():
     assert read(**OmegaConf.to_container(OmegaConf.create(defaults_page()))) == ProbeSettings()
 
 
-SECTIONS = ["estimator", "generation", "batch_config", "update", "truth", "runtime"]
+SECTIONS = ["generation", "batch_config", "update", "truth", "runtime"]
 PLACES = [
-    ({"estimatr": {}}, "estimatr", SECTIONS),
-    ({"estimator": {"estimad": "per_token"}}, "estimator.estimad", ["estimand"]),
-    ({"estimator": {"estimand": "per_place"}}, "estimator.estimand", "expected per_sequence"),
+    ({"generatio": {}}, "generatio", SECTIONS),
+    ({"generation": {"sorce": "run"}}, "generation.sorce", ["source"]),
+    ({"generation": {"source": "kept"}}, "generation.source", "expected run: the run's own engine"),
     ({"runtime": {"micro_batch": 0}}, "runtime.micro_batch", "expected a whole number of at least 1"),
     ({"truth": {"etas": [1.0]}}, "truth.etas", "expected at least two numbers above 0"),
     ({"truth": {"etas": [1.0, float("inf")]}}, "truth.etas.1", "expected at least two numbers above 0"),
@@ -56,13 +56,11 @@ def test_what_cannot_be_used_is_refused_by_its_key(tree, key, accepted):
     value = tree
     for part in key.split("."):
         value = value[int(part) if part.isdigit() else part]
-    if part not in ("estimatr", "estimad"):
+    if part not in ("generatio", "sorce"):
         assert error.value.value == value
 
 
-@pytest.mark.parametrize(
-    "key", ["estimator.x_estimator_mode", "estimator.baseline", "generation.rb_requires_grad"]
-)
+@pytest.mark.parametrize("key", [f"{section}.{name}" for section, keys in GONE.items() for name in keys])
 def test_a_key_of_before_is_refused_with_the_commit_that_last_had_it(key):
     section, name = key.split(".")
     with pytest.raises(ConfigError, match=rf"^probe\.yaml: .*{key}=naive.*commit {LAST} last had it"):

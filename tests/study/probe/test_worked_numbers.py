@@ -127,26 +127,16 @@ def seen(log_prob, entropy):
 
 
 def test_the_weights_by_hand():
-    """Rows: H (1, .5), (.4). One prompt each: the lone token of row 1 is predicted by row 0's residual, and the reverse."""
+    """Rows: H (1, .5), (.4). One prompt each: the first token of row 0 is predicted by row 1's, and the reverse."""
     tokens, group = seen([(-1, -2), (-3,)], [(1, 0.5), (0.4,)]), torch.tensor([0, 1])
-    found = entropy_gradient(tokens, mask(2, 1), group, estimand="per_sequence")
-    assert found.entropy_B.tolist() == [1.5, 0.4] and found.length is None
+    found = entropy_gradient(tokens, mask(2, 1), group)
+    assert found.entropy_B.tolist() == [1.5, 0.4]
     assert found.numerator.score_B_T.tolist() == [[0.5, 0], [-0.5, 0]]
     assert found.numerator.path_B_T.tolist() == [[1, 1], [1, 0]]
-    per_token = entropy_gradient(tokens, mask(2, 1), group)
-    assert per_token.length.score_B_T.tolist() == [[1, 0], [-1, 0]]
-    assert per_token.per_token == pytest.approx(1.9 / 3)  # (1.5 + .4) / (2 + 1)
-    # (.5 - 1.9 / 3) / 2 prompts / 1.5 tokens
-    score = (0.5 - 1.9 / 3) / 3
-    torch.testing.assert_close(per_token.combined().score_B_T, table((score, 0), (-score, 0)))
-
-
-def test_the_mean_over_a_rollout_divides_by_its_length():
-    tokens = seen([(-1, -2), (-3,)], [(1, 0.5), (0.4,)])
-    found = entropy_gradient(tokens, mask(2, 1), torch.tensor([0, 1]), estimand="per_sequence_mean")
-    assert found.entropy_B.tolist() == [0.75, 0.4]
-    torch.testing.assert_close(found.numerator.score_B_T, table((0.35, 0.75), (-0.35,)))
-    assert found.numerator.path_B_T.tolist() == [[0.5, 0.5], [1, 0]]
+    assert found.length.score_B_T.tolist() == [[1, 0], [-1, 0]]
+    assert found.per_token == pytest.approx(1.9 / 3)  # (1.5 + .4) / (2 + 1)
+    score = (0.5 - 1.9 / 3) / 3  # over 2 prompts and 1.5 tokens
+    torch.testing.assert_close(found.combined().score_B_T, table((score, 0), (-score, 0)))
 
 
 def test_the_slope_and_its_standard_errors_per_token():
@@ -191,19 +181,19 @@ SPLIT = [(0.1, 0, 0, 0), (-0.05, -0.05, 0, 0, 0, 0), (0.5, -0.5)]
 OLD, NEW = [(2.1, 0, 0, 0), (3, 0.1), (1.05, 0)], [(0, 0, 0, 2), (1, 2), (0.5, 0.5)]
 
 
-def changed(estimand, group=(0, 1, 2), shift=0.0):
+def changed(group=(0, 1, 2), shift=0.0):
     before = Tokens(
         torch.zeros(3, 6, dtype=torch.float64), table(*(row + (0,) * (6 - len(row)) for row in OLD))
     )
     ratio = table(*SPLIT)
     ratio[0, 0] += shift
     after = Tokens(ratio, table(*(row + (0,) * (6 - len(row)) for row in NEW)))
-    return entropy_change(before, after, mask(4, 6, 2), torch.tensor(group), estimand)
+    return entropy_change(before, after, mask(4, 6, 2), torch.tensor(group))
 
 
 def test_the_change_by_importance_sampling_per_token():
     """lw = (.1, -.1, 0), H' = (2, 3, 1), T = (4, 6, 2), H = (2.1, 3.1, 1.05)."""
-    found = changed("per_token")
+    found = changed()
     assert found.change == pytest.approx(-0.020833, abs=5e-7)
     assert found.ess == pytest.approx(2.980, abs=5e-4)
     assert found.clipped == 0
@@ -218,33 +208,22 @@ def test_the_change_by_importance_sampling_per_token():
     assert found.se == pytest.approx(math.sqrt(2 / 3 * sum((x - mean) ** 2 for x in left_out)), rel=1e-12)
 
 
-def test_the_change_per_sequence_and_of_the_mean_over_a_rollout():
-    w = (math.exp(0.1), math.exp(-0.1), 1.0)
-    weighted = [x / sum(w) for x in w]
-    per_sequence = weighted[0] * 2 + weighted[1] * 3 + weighted[2] - 6.25 / 3
-    assert changed("per_sequence").change == pytest.approx(per_sequence, abs=1e-14)
-    means = weighted[0] * 2 / 4 + weighted[1] * 3 / 6 + weighted[2] / 2 - (2.1 / 4 + 3.1 / 6 + 1.05 / 2) / 3
-    assert changed("per_sequence_mean").change == pytest.approx(means, abs=1e-14)
-
-
 def test_two_rollouts_of_a_prompt_weigh_half_each():
     """Rows 0 and 1 are one prompt: (w0 H0 + w1 H1) / 2 + w2 H2 over the same of w T."""
     w0, w1 = math.exp(0.1), math.exp(-0.1)
     new = ((w0 * 2 + w1 * 3) / 2 + 1) / ((w0 * 4 + w1 * 6) / 2 + 2)
-    assert changed("per_token", group=(5, 5, 2)).change == pytest.approx(
-        new - (5.2 / 2 + 1.05) / 7, abs=1e-14
-    )
+    assert changed(group=(5, 5, 2)).change == pytest.approx(new - (5.2 / 2 + 1.05) / 7, abs=1e-14)
 
 
 def test_a_weight_beyond_the_limit_is_cut_and_counted():
-    far, at_limit = changed("per_token", shift=14.9), changed("per_token", shift=9.9)
+    far, at_limit = changed(shift=14.9), changed(shift=9.9)
     assert far.change == pytest.approx(at_limit.change, abs=1e-12)
     assert (far.clipped, at_limit.clipped) == (pytest.approx(1 / 3), 0)
     assert far.ess == pytest.approx(1, abs=1e-3)
 
 
 def test_one_prompt_has_no_standard_error_of_the_change():
-    assert math.isnan(changed("per_token", group=(4, 4, 4)).se)
+    assert math.isnan(changed(group=(4, 4, 4)).se)
 
 
 def test_the_slope_in_logarithms():

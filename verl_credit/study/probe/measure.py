@@ -25,7 +25,7 @@ from verl_credit.study.probe.policy import (
 )
 from verl_credit.study.probe.prediction import log_log_slope, predict
 from verl_credit.study.probe.rollouts import Rollouts
-from verl_credit.study.probe.settings import ESTIMANDS, ProbeSettings
+from verl_credit.study.probe.settings import ProbeSettings
 from verl_credit.study.probe.update import OptimizerState, adamw_step, credit_weights
 
 
@@ -74,8 +74,7 @@ class Probe:
         u_policy = ModelPolicy(self.model, self.u, Sampling(self.sampling.temperature))
         y_gradient, direction = self._direction(u_policy)
         seen = self._observe(e_policy, "X: log-probs and entropies")
-        estimand = self.settings.estimator.estimand
-        x = entropy_gradient(seen, self.e.written_B_T, self.e.group_B, estimand=estimand)
+        x = entropy_gradient(seen, self.e.written_B_T, self.e.group_B)
         tick = self._tick("δH₁: derivatives along the update", len(self.e))
         derivative = along(e_policy, direction, len(self.e), self.micro_batch, tick)
         prediction = predict(x, derivative)
@@ -88,7 +87,7 @@ class Probe:
         changes = [row["change"] for row in truth]
         return {
             "settings": self.settings.model_dump(),
-            "unit": ESTIMANDS[estimand],
+            "unit": "nats per token",
             "sampling": asdict(self.sampling),
             "e": _size(self.e),
             "u": _size(self.u),
@@ -149,8 +148,7 @@ class Probe:
         eta = at * self.lr
         there = moved(policy.parameters, direction, eta)
         after = self._observe(policy, f"ΔH at {at:g} times the learning rate", there)
-        estimand = self.settings.estimator.estimand
-        change = entropy_change(seen, after, self.e.written_B_T, self.e.group_B, estimand)
+        change = entropy_change(seen, after, self.e.written_B_T, self.e.group_B)
         predicted, se = prediction.at(eta)
         return {"eta": eta, **asdict(change), "predicted": predicted, "predicted_se": se}
 

@@ -142,7 +142,7 @@ def along(
 ) -> Tokens:
     """d/dη of every log-prob and entropy at θ + η·direction, by forward-mode differentiation: one pass for all rows.
 
-    Every estimator is a weighted sum of these numbers, so one pass serves all baselines and all estimands. Parameters that
+    The prediction is a weighted sum of these numbers, so one pass serves it. Parameters that
     ``direction`` lacks do not move.
     """
     moving = {name: policy.parameters[name] for name in direction}

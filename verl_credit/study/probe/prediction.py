@@ -29,15 +29,14 @@ def predict(gradient: EntropyGradient, derivative: Tokens) -> Prediction:
     """The prediction from means over prompts: N' of the numerator's, D' of the length's derivative, F of the entropy, T
     of the length.
 
-        δH₁ / η = (N' - (F / T) D') / T        (per token)        or N' (T = 1, D' = 0)
+        δH₁ / η = (N' - (F / T) D') / T
 
-    ``conditional_se``: sqrt(sample variance over prompts / prompts) of the linearised contributions, which for T = 1 are
-    X_n · v. ``jackknife_se``: prompts left out one by one. Both are nan for fewer than two prompts.
+    ``conditional_se``: sqrt(sample variance over prompts / prompts) of the linearised contributions.
+    ``jackknife_se``: prompts left out one by one. Both are nan for fewer than two prompts.
     """
-    zero_B, length = torch.zeros_like(gradient.entropy_B), gradient.length
     columns = [
         gradient.numerator.along(derivative),
-        zero_B if length is None else length.along(derivative),
+        gradient.length.along(derivative),
         gradient.entropy_B,
         gradient.length_B,
     ]

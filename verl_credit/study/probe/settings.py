@@ -8,29 +8,15 @@ from pydantic import Field, model_validator
 
 from verl_credit.config.gone import no_more
 from verl_credit.config.keys.section import Part
-from verl_credit.credit.entropy_gradient import PER_SEQUENCE, PER_SEQUENCE_MEAN, PER_TOKEN
 
-ESTIMANDS = {
-    PER_SEQUENCE: "nats per rollout",
-    PER_SEQUENCE_MEAN: "nats, mean of rollouts' means",
-    PER_TOKEN: "nats per token",
-}
-"""Units; docs/probe.md defines the three."""
 _ONE = no_more("the entropy of every state with one mean per place as baseline is the estimator")
 GONE = {
-    "estimator": {"x_estimator_mode": _ONE, "baseline": _ONE},
+    "estimator": {"x_estimator_mode": _ONE, "baseline": _ONE, "estimand": no_more("H is in nats per token")},
     "generation": {"rb_requires_grad": no_more("X is biased without the pathwise term")},
 }
 """Keys that a probe's file had, by section."""
 Count = Annotated[int, Field(ge=1)]
 Above0 = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-
-
-class EstimatorSettings(Part):
-    """``estimator``"""
-
-    estimand: Literal["per_sequence", "per_sequence_mean", "per_token"] = PER_TOKEN
-    """per_sequence, per_sequence_mean or per_token"""
 
 
 class GenerationSettings(Part):
@@ -81,8 +67,6 @@ class RuntimeSettings(Part):
 class ProbeSettings(Part):
     """A probe's file."""
 
-    estimator: EstimatorSettings = Field(default_factory=EstimatorSettings)
-    """a mapping: estimand"""
     generation: GenerationSettings = Field(default_factory=GenerationSettings)
     """a mapping: source"""
     batch_config: BatchSettings = Field(default_factory=BatchSettings)
