@@ -68,9 +68,9 @@ def test_e5_the_micro_batch_does_not_scale_the_gradient(bench):
 
     def released(micro_batch):
         """Each micro-batch's sum is multiplied by its number of prompts."""
-        rows = list(range(len(score_S_T)))
-        parts = [rows[i : i + micro_batch] for i in range(0, len(rows), micro_batch)]
-        return sum(len(p) * gradient(bench.policy, score_S_T, path_S_T, len(p), p)["logits"] for p in parts)
+        part_S = torch.arange(len(score_S_T)) // micro_batch
+        prompts_S_1 = torch.bincount(part_S)[part_S][:, None]
+        return gradient(bench.policy, prompts_S_1 * score_S_T, prompts_S_1 * path_S_T, micro_batch)["logits"]
 
     for micro_batch in (2, 4, 15):
         torch.testing.assert_close(right(micro_batch), right(1), rtol=1e-14, atol=1e-15)

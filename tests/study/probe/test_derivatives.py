@@ -59,14 +59,6 @@ def test_the_micro_batch_changes_nothing(bench, drawn_B, direction, micro_batch)
     torch.testing.assert_close(flat(one), flat(other), rtol=1e-13, atol=1e-15)
 
 
-def test_some_rows_of_the_gradient(bench, drawn_B):
-    policy, rows = bench.policy.of(drawn_B), [7, 2]
-    score = torch.randn(ROWS, policy.longest, generator=torch.Generator().manual_seed(2)).double()
-    only = torch.zeros(ROWS, 1).index_fill(0, torch.tensor(rows), 1)
-    found = gradient(policy, score, score, 1, rows=rows)
-    torch.testing.assert_close(flat(found), flat(gradient(policy, score * only, score * only, 4)))
-
-
 def test_progress_counts_every_row_once(bench, drawn_B, direction):
     policy, ticks = bench.policy.of(drawn_B), []
     observe(policy, ROWS, 4, tick=ticks.append)
