@@ -96,7 +96,6 @@ class Probe:
             "delta_h1": {
                 "value": value,
                 "se": se,
-                "conditional_se": self.lr * prediction.conditional_se,
                 "interval_95": [value - half, value + half],
                 "by_dot_product": self.lr * x_dot,
             },
