@@ -79,9 +79,9 @@ def test_stored_rollouts_that_the_run_did_not_keep_are_refused(tmp_path, capsys)
 def test_a_typo_in_the_file_is_refused_before_anything_starts(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(another_run, "collect", None)
     file = tmp_path / "probe.yaml"
-    file.write_text("estimator: {baselin: {}}\n")
+    file.write_text("generation: {sorce: run}\n")
     assert probe(saved_run(tmp_path / "run"), file, None, []) == ExitCode.PREFLIGHT
-    assert "unknown key estimator.baselin (did you mean baseline?)" in capsys.readouterr().out
+    assert "unknown key generation.sorce (did you mean source?)" in capsys.readouterr().out
 
 
 def test_the_run_s_mini_batch_is_the_update(tmp_path, monkeypatch, capsys):

@@ -163,7 +163,7 @@ def test_on_all_prompts_it_is_the_probe_of_a_checkpoint(tmp_path, monkeypatch, r
     )
     written = w.written[:COUNTED]
     gradient = entropy_gradient(new, written, number)
-    truth = entropy_change(new, old, written, number, "per_token")
+    truth = entropy_change(new, old, written, number)
     assert found["credit/probe/delta_h1"] == pytest.approx(predict(gradient, slope).slope, rel=1e-9)
     assert found["credit/probe/delta_h"] == pytest.approx(-truth.change, rel=1e-4)  # the actors' are float32
     assert found["credit/probe/delta_h_se"] == pytest.approx(truth.se, rel=1e-4)

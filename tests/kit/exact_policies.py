@@ -13,7 +13,6 @@ from itertools import product
 import torch
 
 from verl_credit.credit.entropy_gradient import EntropyGradient, Tokens, entropy_gradient
-from verl_credit.study.probe.file import EstimatorSettings
 from verl_credit.study.probe.policy import Parameters, Sampling, gradient, log_prob_and_entropy
 
 END, VOCABULARY = 2, 3
@@ -119,14 +118,9 @@ class ExactPolicy:
         """Of each sequence, given its prompt; sums to the number of prompts."""
         return self.values(parameters).log_prob_B_T.sum(1).exp()
 
-    def entropy(self, estimand: str, parameters: Parameters | None = None) -> torch.Tensor:
-        """The exact entropy, a differentiable function of the parameters (the nucleus is that of the rollouts)."""
+    def entropy(self, parameters: Parameters | None = None) -> torch.Tensor:
+        """The exact entropy per token, a differentiable function of the parameters (the nucleus is that of the rollouts)."""
         q_S, total_S = self.probability_S(parameters), self.values(parameters).entropy_B_T.sum(1)
-        if estimand == "per_sequence":
-            return (q_S * total_S).sum() / self.prompts
-        if estimand == "per_sequence_mean":
-            return (q_S * total_S / self.length_S).sum() / self.prompts
-        assert estimand == "per_token"
         return (q_S * total_S).sum() / self.expected_length(parameters) / self.prompts
 
     def expected_length(self, parameters: Parameters | None = None) -> torch.Tensor:
@@ -199,18 +193,6 @@ def two_layers(
     return ExactPolicy(logits, parameters, sampling, prompts, longest)
 
 
-def estimator(
-    mode: str = "rb_residual", estimand: str = "per_token", baseline: str = "residual_mu"
-) -> EstimatorSettings:
-    return EstimatorSettings(x_estimator_mode=mode, estimand=estimand, baseline=baseline)
-
-
-def by_settings(
-    seen: Tokens, written_B_T, group_B, settings: EstimatorSettings, *, pathwise: bool = True
-) -> EntropyGradient:
-    return entropy_gradient(seen, written_B_T, group_B, **settings.model_dump(), pathwise=pathwise)
-
-
 ARCHITECTURES = {"tabular": tabular, "two_layers": two_layers}
 
 
@@ -228,15 +210,15 @@ class Bench:
     def derivatives(self) -> Tokens:
         return self.policy.derivatives()
 
-    def weights(self, drawn_B, group_B, settings, make=by_settings) -> EntropyGradient:
+    def weights(self, drawn_B, group_B, make=entropy_gradient) -> EntropyGradient:
         seen = Tokens(self.values.log_prob_B_T[drawn_B], self.values.entropy_B_T[drawn_B])
-        return make(seen, self.policy.written_S_T[drawn_B], group_B, settings)
+        return make(seen, self.policy.written_S_T[drawn_B], group_B)
 
     def along(self, drawn_B, direction_D) -> Tokens:
         d = self.derivatives
         return Tokens(d.log_prob_B_T[drawn_B] @ direction_D, d.entropy_B_T[drawn_B] @ direction_D)
 
-    def placed(self, drawn_R_B, group_B, settings, make=by_settings):
+    def placed(self, drawn_R_B, group_B, make=entropy_gradient):
         """The weights of X̄ on ∇log q and ∇H of every sequence, [R, S, T] each.
 
         Per token X̄ is (N' - H D') / T with the exact H and T: that is linear, and its expectation is the gradient.
@@ -244,31 +226,30 @@ class Bench:
         score_R_S_T = torch.zeros(len(drawn_R_B), *self.policy.written_S_T.shape, dtype=torch.float64)
         path_R_S_T = torch.zeros_like(score_R_S_T)
         with torch.no_grad():
-            entropy, length = self.policy.entropy(settings.estimand), self.policy.expected_length()
+            entropy, length = self.policy.entropy(), self.policy.expected_length()
         for r, drawn_B in enumerate(drawn_R_B):
-            found = self.weights(drawn_B, group_B, settings, make)
+            found = self.weights(drawn_B, group_B, make)
             score_B_T, weight_B_1 = found.numerator.score_B_T, found.row_weight_B[:, None]
-            if found.length is not None:
-                score_B_T = score_B_T - entropy * found.length.score_B_T
-                weight_B_1 = weight_B_1 / length
+            score_B_T = score_B_T - entropy * found.length.score_B_T
+            weight_B_1 = weight_B_1 / length
             score_R_S_T[r].index_add_(0, drawn_B, weight_B_1 * score_B_T)
             path_R_S_T[r].index_add_(0, drawn_B, weight_B_1 * found.numerator.path_B_T)
         return score_R_S_T, path_R_S_T
 
-    def gradients(self, drawn_R_B, group_B, settings, make=by_settings) -> torch.Tensor:
+    def gradients(self, drawn_R_B, group_B, make=entropy_gradient) -> torch.Tensor:
         """X̄ of each replicate, [R, D], by the derivatives of the oracle."""
-        placed = self.placed(drawn_R_B, group_B, settings, make)
+        placed = self.placed(drawn_R_B, group_B, make)
         d = (self.derivatives.log_prob_B_T, self.derivatives.entropy_B_T)
         return sum(w.flatten(1) @ d_S_T_D.flatten(0, 1) for w, d_S_T_D in zip(placed, d, strict=True))
 
-    def exact(self, estimand: str) -> torch.Tensor:
-        return flat(self.policy.gradient(lambda p: self.policy.entropy(estimand, p)))
+    def exact(self) -> torch.Tensor:
+        return flat(self.policy.gradient(self.policy.entropy))
 
-    def expectation(self, group_B, settings, make=by_settings) -> torch.Tensor:
+    def expectation(self, group_B, make=entropy_gradient) -> torch.Tensor:
         """E[X̄] over every possible batch of ``len(group_B)`` rows of the one prompt, [D], by the project's backward pass."""
         assert self.policy.prompts == 1
         every = torch.arange(len(self.policy.sequences))
         drawn_R_B = torch.cartesian_prod(*[every] * len(group_B))
         q_R_1_1 = self.policy.probability_S()[drawn_R_B].prod(1)[:, None, None]
-        score, path = ((q_R_1_1 * w).sum(0) for w in self.placed(drawn_R_B, group_B, settings, make))
+        score, path = ((q_R_1_1 * w).sum(0) for w in self.placed(drawn_R_B, group_B, make))
         return flat(gradient(self.policy, score, path, micro_batch=4))

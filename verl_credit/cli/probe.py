@@ -56,7 +56,6 @@ def probe(
     if (batch := settings.batch_config).B_U is None:  # the run makes an update of ppo_mini_batch_size prompts
         prompts = int(saved.config.actor_rollout_ref.actor.ppo_mini_batch_size)
         settings = settings.model_copy(update={"batch_config": batch.model_copy(update={"B_U": prompts})})
-    print(f"probe: {settings.banner()}")
     path = rollout_file(saved, folder, settings, overrides)
     result = run(saved, path, settings, say=Throttled(say_at_once, "probe"))
     folder.mkdir(parents=True, exist_ok=True)

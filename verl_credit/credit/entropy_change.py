@@ -13,13 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from verl_credit.credit.entropy_gradient import (
-    PER_SEQUENCE_MEAN,
-    PER_TOKEN,
-    Tokens,
-    mean_by_prompt,
-    prompt_numbers,
-)
+from verl_credit.credit.entropy_gradient import Tokens, mean_by_prompt, prompt_numbers
 from verl_credit.lazy import torch
 
 LOG_WEIGHT_LIMIT = 10.0
@@ -27,7 +21,7 @@ LOG_WEIGHT_LIMIT = 10.0
 
 @dataclass(frozen=True)
 class Change:
-    """``change`` = H(θ + δθ) - H(θ) in the unit of the estimand; ``clipped``: share of log-weights beyond the limit."""
+    """``change`` = H(θ + δθ) - H(θ) in nats per token; ``clipped``: share of log-weights beyond the limit."""
 
     change: float
     se: float
@@ -35,25 +29,20 @@ class Change:
     clipped: float
 
 
-def entropy_change(
-    before: Tokens, after: Tokens, written_B_T: torch.Tensor, group_B: torch.Tensor, estimand: str
-) -> Change:
+def entropy_change(before: Tokens, after: Tokens, written_B_T: torch.Tensor, group_B: torch.Tensor) -> Change:
     """Σ w F' / Σ w T - Σ F / Σ T with w_i = exp(clip(Σ_j log q'_j - log q_j, ±10)) and F' the entropies after the step.
 
-    T is the number of tokens (per token), or 1; F is ΣH, or ΣH / T for the mean over a rollout. Rows weigh 1 / (rollouts of
-    their prompt). Under top_p below 1, q' keeps the nucleus of q. ``se``: jackknife over prompts (nan below two).
+    T is the number of tokens, F is ΣH. Rows weigh 1 / (rollouts of their prompt). Under top_p below 1, q' keeps the nucleus
+    of q. ``se``: jackknife over prompts (nan below two).
     ``ess`` = (Σw)² / Σw².
-    Example (per token): log-weights (.1, -.1, 0), F' = (2, 3, 1), T = (4, 6, 2), F = (2.1, 3.1, 1.05): -.020833, ESS 2.980.
+    Example: log-weights (.1, -.1, 0), F' = (2, 3, 1), T = (4, 6, 2), F = (2.1, 3.1, 1.05): -.020833, ESS 2.980.
     """
     prompt_B = prompt_numbers(group_B)
     tokens_B = written_B_T.sum(1).double()
     f_B, new_f_B = (torch.where(written_B_T, t.entropy_B_T, 0.0).sum(1).double() for t in (before, after))
-    length_B = tokens_B if estimand == PER_TOKEN else torch.ones_like(tokens_B)
-    if estimand == PER_SEQUENCE_MEAN:
-        f_B, new_f_B = f_B / tokens_B.clamp_min(1), new_f_B / tokens_B.clamp_min(1)
     log_w_B = torch.where(written_B_T, after.log_prob_B_T - before.log_prob_B_T, 0.0).sum(1).double()
     w_B = log_w_B.clamp(-LOG_WEIGHT_LIMIT, LOG_WEIGHT_LIMIT).exp()
-    columns = [w_B * new_f_B, w_B * length_B, f_B, length_B]
+    columns = [w_B * new_f_B, w_B * tokens_B, f_B, tokens_B]
     table_P_4 = torch.stack([mean_by_prompt(column, prompt_B) for column in columns], 1)
     return Change(
         change=float(_difference(table_P_4.mean(0))),

@@ -1,27 +1,22 @@
 """X, the estimate of the entropy's gradient, as weights on ∇log q and ∇H of every token.
 
     f_i = Σ_k H_k                        the entropy of a rollout
-    ∇E[f] = E[ Σ_j (G_j - b_j) ∇log q(y_j | s_j) + Σ_k ∇H_k ],   G_j = Σ_{k >= j} H_k        (rb_residual)
-    ∇E[-S] = E[ -(S - S̄) ∇S ],   S = Σ_j log q(y_j | s_j)                                   (naive)
+    ∇E[f] = E[ Σ_j (G_j - b_j) ∇log q(y_j | s_j) + Σ_k ∇H_k ],   G_j = Σ_{k >= j} H_k
 
-``rb_residual`` takes the entropy of each state exactly where ``naive`` takes -log q of the one sampled token; both are
-unbiased. The second sum, the pathwise term, belongs to the gradient: without it the estimate is biased.
+The entropy of each state is taken exactly, not as -log q of the one sampled token. The second sum, the pathwise term,
+belongs to the gradient: without it the estimate is biased.
 
-Any function of the state s_j as baseline b_j leaves X unbiased. Each baseline predicts the *residual* R_j = G_j - H_j, the
-return without the present entropy, which s_j determines. A prediction must not know the token that it is subtracted from:
-no prediction for a rollout uses any rollout of the same prompt. A mean that holds the sample it is subtracted from shrinks
-a residual that stands alone at its place.
+Any function of the state s_j as baseline b_j leaves X unbiased. Here b_j = H_j + μ_j, where μ_j predicts the *residual*
+R_j = G_j - H_j, the return without the present entropy, which s_j determines. A prediction must not know the token that it
+is subtracted from: no prediction for a rollout uses any rollout of the same prompt. A mean that holds the sample it is
+subtracted from shrinks a residual that stands alone at its place.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from verl_credit.lazy import torch
-
-PER_SEQUENCE, PER_SEQUENCE_MEAN, PER_TOKEN = "per_sequence", "per_sequence_mean", "per_token"
-NAIVE, RB_RESIDUAL = "naive", "rb_residual"
-NONE, CONSTANT, RESIDUAL_MU = "none", "constant", "residual_mu"
 
 
 @dataclass(frozen=True)
@@ -47,22 +42,20 @@ class Surrogate:
 
 @dataclass(frozen=True)
 class EntropyGradient:
-    """X of all rollouts. ``entropy_B`` is f_i by the estimator, ``length_B`` its T_i (1 unless per token).
+    """X of all rollouts. ``entropy_B`` is f_i, ``length_B`` its number of tokens T_i.
 
-    Per token, H = E[f] / E[T] is a ratio, so ∇H = (∇E[f] - H ∇E[T]) / E[T]: ``length`` is the surrogate of ∇E[T].
+    H = E[f] / E[T], nats per token, is a ratio, so ∇H = (∇E[f] - H ∇E[T]) / E[T]: ``length`` is the surrogate of ∇E[T].
     """
 
     entropy_B: torch.Tensor
     length_B: torch.Tensor
     numerator: Surrogate
-    length: Surrogate | None
+    length: Surrogate
     prompt_B: torch.Tensor
-    residual_variance: float
-    """variance over tokens of what multiplies the score"""
 
     @property
     def per_token(self) -> float:
-        """H̄, or the mean entropy of a rollout: means over prompts of means over their rollouts."""
+        """H̄, by means over prompts of means over their rollouts."""
         weight_B = self.row_weight_B
         return float((weight_B * self.entropy_B).sum() / (weight_B * self.length_B).sum())
 
@@ -75,87 +68,33 @@ class EntropyGradient:
     def combined(self) -> Surrogate:
         """Returns the surrogate whose gradient, summed over rows, is X̄."""
         weight_B_1 = self.row_weight_B[:, None]
-        score_B_T, path_B_T = self.numerator.score_B_T, self.numerator.path_B_T
-        if self.length is not None:
-            score_B_T = score_B_T - self.per_token * self.length.score_B_T
+        score_B_T = self.numerator.score_B_T - self.per_token * self.length.score_B_T
         mean_length = (self.row_weight_B * self.length_B).sum()
+        path_B_T = self.numerator.path_B_T
         return Surrogate(weight_B_1 * score_B_T / mean_length, weight_B_1 * path_B_T / mean_length)
 
 
-def entropy_gradient(
-    seen: Tokens,
-    written_B_T: torch.Tensor,
-    group_B: torch.Tensor,
-    *,
-    x_estimator_mode: str = RB_RESIDUAL,
-    estimand: str = PER_TOKEN,
-    baseline: str = RESIDUAL_MU,
-    pathwise: bool = True,
-) -> EntropyGradient:
+def entropy_gradient(seen: Tokens, written_B_T: torch.Tensor, group_B: torch.Tensor) -> EntropyGradient:
     """Returns the weights of X from log-probs and entropies at the sampling parameters, all rows at once.
 
-    Weights are made from the whole batch before any backward pass, so that nothing depends on micro-batches. A row without a
-    written token has weight 0. ``baseline`` (of rb_residual): none predicts a residual of 0, so that b_j = H_j; constant one
-    number for all places; residual_mu one number per place. ``pathwise=False`` leaves ∇H out, which biases the estimate.
-    Raises ValueError if no row has a written token.
+    Weights are made from the whole batch before any backward pass, so that nothing depends on micro-batches. A row without
+    a written token has weight 0. Raises ValueError if no row has a written token.
     """
     if not written_B_T.any():
         raise ValueError(f"the policy wrote no token in any of the {len(written_B_T)} rollouts")
-    prompt_B, tokens_B = prompt_numbers(group_B), written_B_T.sum(1).double()
-    if x_estimator_mode == NAIVE:
-        entropy_B, numerator, length = _naive(seen, written_B_T, prompt_B)
-    else:
-        entropy_B, numerator, length = _rb_residual(seen, written_B_T, prompt_B, estimand, baseline)
-    if not pathwise:
-        numerator = replace(numerator, path_B_T=torch.zeros_like(numerator.path_B_T))
-    per_token = estimand == PER_TOKEN
-    return EntropyGradient(
-        entropy_B=entropy_B,
-        length_B=tokens_B if per_token else torch.ones_like(tokens_B),
-        numerator=numerator,
-        length=length if per_token else None,
-        prompt_B=prompt_B,
-        residual_variance=float(numerator.score_B_T[written_B_T].var(correction=0)),
-    )
-
-
-def _rb_residual(
-    seen: Tokens, written_B_T: torch.Tensor, prompt_B: torch.Tensor, estimand: str, baseline: str
-) -> tuple[torch.Tensor, Surrogate, Surrogate]:
-    """The score of the estimand per sequence is G_j - H_j - μ_j. The mean over a rollout, f = Σ H / T, depends on later
-    tokens in each of its terms, through T, so its past does not drop out: the score is f - μ_j."""
+    prompt_B, one_B_T = prompt_numbers(group_B), written_B_T.double()
     entropy_B_T = torch.where(written_B_T, seen.entropy_B_T, 0.0)
-    total_B, path_B_T = entropy_B_T.sum(1), written_B_T.double()
-    if estimand == PER_SEQUENCE_MEAN:
-        tokens_B = written_B_T.sum(1).double().clamp_min(1)
-        total_B, path_B_T = total_B / tokens_B, path_B_T / tokens_B[:, None]
-        residual_B_T = torch.where(written_B_T, total_B[:, None], 0.0)
-    else:
-        residual_B_T = returns_to_go(entropy_B_T, written_B_T) - entropy_B_T
-    remaining_B_T = returns_to_go(written_B_T.double(), written_B_T) - written_B_T.double()
     score_B_T, left_B_T = (
-        one_B_T - predicted(one_B_T, written_B_T, prompt_B, baseline)
-        for one_B_T in (residual_B_T, remaining_B_T)
+        residual_B_T - predicted(residual_B_T, written_B_T, prompt_B)
+        for residual_B_T in (returns_to_go(x_B_T, written_B_T) - x_B_T for x_B_T in (entropy_B_T, one_B_T))
     )
-    return total_B, Surrogate(score_B_T, path_B_T), Surrogate(left_B_T, torch.zeros_like(path_B_T))
-
-
-def _naive(
-    seen: Tokens, written_B_T: torch.Tensor, prompt_B: torch.Tensor
-) -> tuple[torch.Tensor, Surrogate, Surrogate]:
-    """The score is -(S_i - leave-one-out mean) for every token of the rollout.
-
-    There is no naive estimate of the mean over a rollout: E[-S / T] is not E[Σ H / T], because T depends on the sampled
-    tokens.
-    """
-    log_prob_B_T = torch.where(written_B_T, seen.log_prob_B_T, 0.0)
-
-    def surrogate(value_B: torch.Tensor) -> Surrogate:
-        score_B = value_B - leave_one_out_mean(value_B, prompt_B)
-        return Surrogate(torch.where(written_B_T, score_B[:, None], 0.0), torch.zeros_like(log_prob_B_T))
-
-    value_B = -log_prob_B_T.sum(1)
-    return value_B, surrogate(value_B), surrogate(written_B_T.sum(1).double())
+    return EntropyGradient(
+        entropy_B=entropy_B_T.sum(1),
+        length_B=one_B_T.sum(1),
+        numerator=Surrogate(score_B_T, one_B_T),
+        length=Surrogate(left_B_T, torch.zeros_like(one_B_T)),
+        prompt_B=prompt_B,
+    )
 
 
 def returns_to_go(value_B_T: torch.Tensor, written_B_T: torch.Tensor) -> torch.Tensor:
@@ -167,25 +106,12 @@ def returns_to_go(value_B_T: torch.Tensor, written_B_T: torch.Tensor) -> torch.T
     return torch.where(written_B_T, kept_B_T.flip(1).cumsum(1).flip(1), 0.0)
 
 
-def leave_one_out_mean(value_B: torch.Tensor, prompt_B: torch.Tensor) -> torch.Tensor:
-    """The mean of the other rollouts of the row's prompt; for a prompt with one rollout, of all other prompts' rollouts."""
-    rows_P = torch.bincount(prompt_B).double()
-    summed_P = torch.zeros_like(rows_P).index_add(0, prompt_B, value_B)
-    siblings_B = (summed_P[prompt_B] - value_B) / (rows_P[prompt_B] - 1).clamp_min(1)
-    others_B = (summed_P.sum() - summed_P[prompt_B]) / (rows_P.sum() - rows_P[prompt_B]).clamp_min(1)
-    return torch.where(rows_P[prompt_B] > 1, siblings_B, others_B)
+def predicted(residual_B_T: torch.Tensor, written_B_T: torch.Tensor, prompt_B: torch.Tensor) -> torch.Tensor:
+    """Returns μ, the predicted residuals [B, T] float64, 0 outside the policy's tokens.
 
-
-def predicted(
-    residual_B_T: torch.Tensor, written_B_T: torch.Tensor, prompt_B: torch.Tensor, baseline: str
-) -> torch.Tensor:
-    """Returns predicted residuals [B, T] float64, 0 outside the policy's tokens: the mean over all other prompts.
-
-    For residual_mu it is that of the same place, and 0 where no other prompt gets so far.
+    A prediction is the mean of all other prompts at the same place, and 0 where no other prompt gets so far.
     """
-    if baseline == NONE:
-        return torch.zeros_like(residual_B_T)
-    place_B_T = places(written_B_T) * (baseline != CONSTANT)
+    place_B_T = places(written_B_T)
     width = int(place_B_T.max()) + 1
     row_N, column_N = written_B_T.nonzero(as_tuple=True)
     at_N = prompt_B[row_N] * width + place_B_T[row_N, column_N]

@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kit.exact_policies import Bench, estimator, flat, tabular, two_layers
+from kit.exact_policies import Bench, flat, tabular, two_layers
 from verl_credit.credit.entropy_change import entropy_change
 from verl_credit.credit.entropy_gradient import Tokens
-from verl_credit.study.probe.file import ESTIMANDS
 from verl_credit.study.probe.policy import Sampling, moved, observe
 from verl_credit.study.probe.prediction import log_log_slope, predict
 
@@ -22,7 +21,7 @@ POLICIES = {
 def direction_of(policy):
     """At random, and up the entropy."""
     generator = torch.Generator().manual_seed(1)
-    up = policy.gradient(lambda p: policy.entropy("per_token", p))
+    up = policy.gradient(policy.entropy)
     return {name: 10 * g + torch.randn(g.shape, generator=generator).double() for name, g in up.items()}
 
 
@@ -30,9 +29,9 @@ def rows_of(tokens, drawn_B):
     return Tokens(tokens.log_prob_B_T[drawn_B], tokens.entropy_B_T[drawn_B])
 
 
-def change(policy, after, drawn_B, estimand):
+def change(policy, after, drawn_B):
     before, later = rows_of(policy.values(), drawn_B), rows_of(policy.values(after), drawn_B)
-    return entropy_change(before, later, policy.written_S_T[drawn_B], torch.arange(len(drawn_B)), estimand)
+    return entropy_change(before, later, policy.written_S_T[drawn_B], torch.arange(len(drawn_B)))
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -46,13 +45,12 @@ def test_after_a_step_the_policy_is_read_under_the_nucleus_of_its_rollouts(name)
 
 
 @pytest.mark.parametrize("name", POLICIES)
-@pytest.mark.parametrize("estimand", ESTIMANDS)
-def test_many_rollouts_find_the_exact_change(name, estimand):
+def test_many_rollouts_find_the_exact_change(name):
     policy = POLICIES[name]
     after = moved(policy.parameters, direction_of(policy), 0.2)
-    exact = float(policy.entropy(estimand, after) - policy.entropy(estimand))
+    exact = float(policy.entropy(after) - policy.entropy())
     drawn_B = policy.draw(torch.Generator().manual_seed(0), 20_000, 1)[0]
-    found = change(policy, after, drawn_B, estimand)
+    found = change(policy, after, drawn_B)
     assert abs(found.change - exact) < 4 * found.se
     assert found.se < 0.2 * abs(exact)
     assert 0.5 * 20_000 < found.ess < 20_000
@@ -61,18 +59,17 @@ def test_many_rollouts_find_the_exact_change(name, estimand):
 
 def test_no_step_is_no_change():
     policy = POLICIES["tabular"]
-    found = change(policy, policy.parameters, torch.arange(20), "per_token")
+    found = change(policy, policy.parameters, torch.arange(20))
     assert (found.change, found.se, found.ess, found.clipped) == (0, 0, 20, 0)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("estimand", ESTIMANDS)
-def test_the_jackknife_is_the_spread_of_repeated_batches(estimand):
+def test_the_jackknife_is_the_spread_of_repeated_batches():
     policy = POLICIES["tabular"]
     after = moved(policy.parameters, direction_of(policy), 0.1)
-    exact = float(policy.entropy(estimand, after) - policy.entropy(estimand))
+    exact = float(policy.entropy(after) - policy.entropy())
     drawn_R_B = policy.draw(torch.Generator().manual_seed(3), 128, 1, 2000)
-    found = [change(policy, after, drawn_B, estimand) for drawn_B in drawn_R_B]
+    found = [change(policy, after, drawn_B) for drawn_B in drawn_R_B]
     value, se = torch.tensor([(f.change, f.se) for f in found], dtype=torch.float64).T
     assert float(se.square().mean().sqrt()) == pytest.approx(float(value.std()), rel=0.05)
     covered = float(((value - exact).abs() < 1.98 * se).double().mean())  # t with 127 degrees of freedom
@@ -87,13 +84,13 @@ def test_small_steps_have_slope_one_and_the_size_that_first_order_says(name):
     """The change on all sequences, and on one batch of rollouts, against eta times the slope."""
     policy = POLICIES[name]
     direction = direction_of(policy)
-    slope = float(flat(policy.gradient(lambda p: policy.entropy("per_token", p))) @ flat(direction))
+    slope = float(flat(policy.gradient(policy.entropy)) @ flat(direction))
     drawn_B = policy.draw(torch.Generator().manual_seed(1), 64, 1)[0]
     exact, sampled = [], []
     for eta in ETAS:
         after = moved(policy.parameters, direction, eta)
-        exact.append(float(policy.entropy("per_token", after) - policy.entropy("per_token")))
-        sampled.append(change(policy, after, drawn_B, "per_token").change)
+        exact.append(float(policy.entropy(after) - policy.entropy()))
+        sampled.append(change(policy, after, drawn_B).change)
     assert exact == pytest.approx([eta * slope for eta in ETAS], rel=0.01)
     for changes in (exact, sampled):
         assert log_log_slope(ETAS, changes) == pytest.approx(1, abs=0.02)
@@ -105,11 +102,11 @@ def test_the_interval_of_the_prediction_covers_the_change_in_at_least_90_of_100_
     policy, groups, eta = POLICIES[name], torch.arange(64), 1e-4
     bench, direction = Bench(policy), direction_of(policy)
     after = moved(policy.parameters, direction, eta)
-    exact = float(policy.entropy("per_token", after) - policy.entropy("per_token"))
+    exact = float(policy.entropy(after) - policy.entropy())
     covered = 0
     for seed in range(100):
         drawn_B = policy.draw(torch.Generator().manual_seed(seed), 64, 1)[0]
-        weights = bench.weights(drawn_B, groups, estimator())
+        weights = bench.weights(drawn_B, groups)
         value, se = predict(weights, bench.along(drawn_B, flat(direction))).at(eta)
         covered += abs(value - exact) < 1.96 * se
     assert covered >= 90

@@ -6,18 +6,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 
 import pytest
 import torch
 
 import kit.exact_policies
 import verl_credit.credit.entropy_gradient as estimators
-from kit.exact_policies import Bench, by_settings, estimator, tabular
-from verl_credit.credit.entropy_gradient import Surrogate
-from verl_credit.study.probe.file import ESTIMANDS, ProbeSettings
+from kit.exact_policies import Bench, tabular
+from verl_credit.credit.entropy_gradient import Surrogate, entropy_gradient
 from verl_credit.study.probe.policy import Sampling, gradient, log_prob_and_entropy
-from verl_credit.study.probe.prediction import predict
 
 TWO_PROMPTS = torch.tensor([0, 1])
 SEEN = 0.02
@@ -29,21 +26,16 @@ def bench():
     return Bench(tabular(seed=3, prompts=1, longest=3))
 
 
-def off(bench, settings, make=by_settings, estimand=None):
-    exact_D = bench.exact(estimand or settings.estimand)
-    return float((bench.expectation(TWO_PROMPTS, settings, make) - exact_D).norm() / exact_D.norm())
+def off(bench, make=entropy_gradient):
+    exact_D = bench.exact()
+    return float((bench.expectation(TWO_PROMPTS, make) - exact_D).norm() / exact_D.norm())
 
 
-def rb(baseline="residual_mu", estimand="per_sequence"):
-    return estimator("rb_residual", estimand, baseline)
+def test_e2_a_mean_that_holds_the_sample_it_is_subtracted_from(bench, monkeypatch):
+    assert off(bench) < 1e-12
 
-
-@pytest.mark.parametrize("mode", ["constant", "residual_mu"])
-def test_e2_a_mean_that_holds_the_sample_it_is_subtracted_from(bench, mode, monkeypatch):
-    assert off(bench, rb(mode)) < 1e-12
-
-    def own_sample_included(residual_B_T, written_B_T, prompt_B, baseline):
-        place_B_T = estimators.places(written_B_T) * (baseline != "constant")
+    def own_sample_included(residual_B_T, written_B_T, prompt_B):
+        place_B_T = estimators.places(written_B_T)
         mean_J = torch.zeros(written_B_T.shape[1], dtype=torch.float64)
         for place in range(written_B_T.shape[1]):
             at_B_T = written_B_T & (place_B_T == place)
@@ -51,20 +43,18 @@ def test_e2_a_mean_that_holds_the_sample_it_is_subtracted_from(bench, mode, monk
         return torch.where(written_B_T, mean_J[place_B_T], 0.0)
 
     monkeypatch.setattr(estimators, "predicted", own_sample_included)
-    assert off(bench, rb(mode)) > SEEN
+    assert off(bench) > SEEN
 
 
-@pytest.mark.parametrize("mode", ["naive", "rb_residual"])
-def test_e4_a_pad_to_the_left_cuts_no_token_from_the_response(bench, mode):
+def test_e4_a_pad_to_the_left_cuts_no_token_from_the_response(bench):
     """Released: length = attention_mask.sum() - padded prompt length, so each pad takes a token from the end."""
-    settings = estimator(mode, "per_sequence")
-    assert off(bench, settings) < 1e-12
+    assert off(bench) < 1e-12
 
     def one_pad(seen, written_B_T, *rest):
         kept_B = (written_B_T.sum(1) - 1).clamp_min(1)
-        return by_settings(seen, torch.arange(written_B_T.shape[1]) < kept_B[:, None], *rest)
+        return entropy_gradient(seen, torch.arange(written_B_T.shape[1]) < kept_B[:, None], *rest)
 
-    assert off(bench, settings, one_pad) > SEEN
+    assert off(bench, one_pad) > SEEN
 
 
 def test_e5_the_micro_batch_does_not_scale_the_gradient(bench):
@@ -78,60 +68,42 @@ def test_e5_the_micro_batch_does_not_scale_the_gradient(bench):
 
     def released(micro_batch):
         """Each micro-batch's sum is multiplied by its number of prompts."""
-        rows = list(range(len(score_S_T)))
-        parts = [rows[i : i + micro_batch] for i in range(0, len(rows), micro_batch)]
-        return sum(len(p) * gradient(bench.policy, score_S_T, path_S_T, len(p), p)["logits"] for p in parts)
+        part_S = torch.arange(len(score_S_T)) // micro_batch
+        prompts_S_1 = torch.bincount(part_S)[part_S][:, None]
+        return gradient(bench.policy, prompts_S_1 * score_S_T, prompts_S_1 * path_S_T, micro_batch)["logits"]
 
     for micro_batch in (2, 4, 15):
         torch.testing.assert_close(right(micro_batch), right(1), rtol=1e-14, atol=1e-15)
         assert released(micro_batch).norm() > 1.5 * released(1).norm()
 
 
-def test_e6_the_return_to_go_over_the_own_length_is_the_gradient_of_no_estimand(bench):
+def test_e6_the_return_to_go_over_the_own_length_is_another_gradient(bench):
     def own_length(seen, written_B_T, *rest):
-        found = by_settings(seen, written_B_T, *rest)
+        found = entropy_gradient(seen, written_B_T, *rest)
         length_B_1 = written_B_T.sum(1, keepdim=True)
         n = found.numerator
         return replace(found, numerator=Surrogate(n.score_B_T / length_B_1, n.path_B_T / length_B_1))
 
-    for estimand in ESTIMANDS:
-        assert off(bench, rb(), own_length, estimand) > SEEN
+    assert off(bench, own_length) > SEEN
 
 
 @pytest.mark.parametrize("sampling", [Sampling(0.7), Sampling(0.7, 0.9)])
 def test_e7_entropy_and_score_belong_to_one_distribution(sampling, monkeypatch):
     bench = Bench(tabular(sampling, seed=3, prompts=1, longest=3))
-    assert off(bench, rb()) < 1e-12
+    assert off(bench) < 1e-12
 
     def mixed(logits_N_V, token_N, sampling, sampled_N_V):
         entropy_N = log_prob_and_entropy(logits_N_V, token_N, sampling, sampled_N_V)[1]
         return log_prob_and_entropy(logits_N_V, token_N, Sampling())[0], entropy_N
 
     monkeypatch.setattr(kit.exact_policies, "log_prob_and_entropy", mixed)
-    assert off(bench, rb()) > SEEN
+    assert off(bench) > SEEN
 
 
-@pytest.mark.slow
-def test_e8_the_standard_error_is_that_of_the_estimator_in_use():
-    bench, groups = Bench(tabular(seed=3)), torch.arange(16)
-    direction_D = torch.randn(90, generator=torch.Generator().manual_seed(7), dtype=torch.float64)
-    found = []
-    for drawn_B in bench.policy.draw(torch.Generator().manual_seed(2), 16, 1, 400):
-        derivative = bench.along(drawn_B, direction_D)
-        own, naive = (
-            predict(bench.weights(drawn_B, groups, s), derivative)
-            for s in (rb(estimand="per_token"), estimator("naive", "per_token"))
-        )
-        found.append((own.slope, own.jackknife_se, naive.jackknife_se))
-    slope, own, released = torch.tensor(found, dtype=torch.float64).T
-    empirical = float(slope.std())
-    assert float(own.square().mean().sqrt()) == pytest.approx(empirical, rel=0.1)
-    assert float(released.square().mean().sqrt()) > 2 * empirical
+def test_e9_without_the_pathwise_term_the_estimate_is_biased(bench):
+    def no_path(*given):
+        found = entropy_gradient(*given)
+        return replace(found, numerator=replace(found.numerator, path_B_T=0 * found.numerator.path_B_T))
 
-
-def test_e9_without_the_pathwise_term_the_estimate_is_biased_and_says_so(bench):
-    assert off(bench, rb()) < 1e-12
-    assert off(bench, rb(), partial(by_settings, pathwise=False)) > 0.1
-    without = ProbeSettings(generation={"rb_requires_grad": False})
-    assert "biased" not in ProbeSettings().banner()
-    assert "WITHOUT the pathwise term: X is biased" in without.banner()
+    assert off(bench) < 1e-12
+    assert off(bench, no_path) > 0.1

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kit.exact_policies import ARCHITECTURES, Bench, by_settings, estimator, flat
-from verl_credit.credit.entropy_gradient import Tokens
+from kit.exact_policies import ARCHITECTURES, Bench, flat
+from verl_credit.credit.entropy_gradient import Tokens, entropy_gradient
 from verl_credit.study.probe.policy import Sampling, along, gradient, moved, observe
 
 ROWS = 10
@@ -52,19 +52,11 @@ def test_parameters_that_the_direction_lacks_do_not_move(bench, drawn_B, directi
 def test_the_micro_batch_changes_nothing(bench, drawn_B, direction, micro_batch):
     policy = bench.policy.of(drawn_B)
     same(along(policy, direction, ROWS, micro_batch), along(policy, direction, ROWS, ROWS))
-    weights = by_settings(
-        observe(policy, ROWS, micro_batch), policy.written_B_T, torch.arange(ROWS), estimator()
+    weights = entropy_gradient(
+        observe(policy, ROWS, micro_batch), policy.written_B_T, torch.arange(ROWS)
     ).combined()
     one, other = (gradient(policy, weights.score_B_T, weights.path_B_T, m) for m in (micro_batch, ROWS))
     torch.testing.assert_close(flat(one), flat(other), rtol=1e-13, atol=1e-15)
-
-
-def test_some_rows_of_the_gradient(bench, drawn_B):
-    policy, rows = bench.policy.of(drawn_B), [7, 2]
-    score = torch.randn(ROWS, policy.longest, generator=torch.Generator().manual_seed(2)).double()
-    only = torch.zeros(ROWS, 1).index_fill(0, torch.tensor(rows), 1)
-    found = gradient(policy, score, score, 1, rows=rows)
-    torch.testing.assert_close(flat(found), flat(gradient(policy, score * only, score * only, 4)))
 
 
 def test_progress_counts_every_row_once(bench, drawn_B, direction):
@@ -86,9 +78,8 @@ def test_a_step_keeps_the_dtype_and_the_parameters_it_lacks():
 def test_rollouts_without_a_written_token_are_refused():
     nothing = torch.zeros(2, 3, dtype=torch.float64)
     with pytest.raises(ValueError, match="the policy wrote no token in any of the 2 rollouts"):
-        by_settings(
+        entropy_gradient(
             Tokens(nothing, nothing),
             torch.zeros(2, 3, dtype=torch.bool),
             torch.arange(2),
-            estimator(),
         )

@@ -6,21 +6,16 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
+from verl_credit.config.gone import LAST
 from verl_credit.config.keys.section import Part, declared
 from verl_credit.errors import ConfigError
-from verl_credit.study.probe.file import ProbeSettings
+from verl_credit.study.probe.file import GONE, ProbeSettings
 
 PAGE = Path(__file__).parents[3] / "docs" / "probe.md"
 
 
 def read(**tree) -> ProbeSettings:
     return declared(ProbeSettings, tree, "probe.yaml")
-
-
-def test_an_empty_file_is_the_defaults_and_says_what_is_in_use():
-    assert read() == ProbeSettings()
-    said = "X=rb_residual baseline=residual_mu estimand=per_token"
-    assert read().banner() == said
 
 
 def defaults_page(part: Part | None = None, indent: str = "") -> str:
@@ -40,17 +35,11 @@ def test_the_page_lists_every_key_with_its_default():
     assert read(**OmegaConf.to_container(OmegaConf.create(defaults_page()))) == ProbeSettings()
 
 
-def test_a_biased_estimate_says_so():
-    settings = read(generation={"rb_requires_grad": False})
-    assert settings.banner().endswith("WITHOUT the pathwise term: X is biased")
-
-
-NAIVE = {"x_estimator_mode": "naive"}
-SECTIONS = ["estimator", "generation", "batch_config", "update", "truth", "runtime"]
+SECTIONS = ["generation", "batch_config", "update", "truth", "runtime"]
 PLACES = [
-    ({"estimatr": {}}, "estimatr", SECTIONS),
-    ({"estimator": {"baselin": "none"}}, "estimator.baselin", ["x_estimator_mode", "estimand", "baseline"]),
-    ({"estimator": {"baseline": {"mode": "regression"}}}, "estimator.baseline", "expected of rb_residual: none"),
+    ({"generatio": {}}, "generatio", SECTIONS),
+    ({"generation": {"sorce": "run"}}, "generation.sorce", ["source"]),
+    ({"generation": {"source": "kept"}}, "generation.source", "expected run: the run's own engine"),
     ({"runtime": {"micro_batch": 0}}, "runtime.micro_batch", "expected a whole number of at least 1"),
     ({"truth": {"etas": [1.0]}}, "truth.etas", "expected at least two numbers above 0"),
     ({"truth": {"etas": [1.0, float("inf")]}}, "truth.etas.1", "expected at least two numbers above 0"),
@@ -67,18 +56,12 @@ def test_what_cannot_be_used_is_refused_by_its_key(tree, key, accepted):
     value = tree
     for part in key.split("."):
         value = value[int(part) if part.isdigit() else part]
-    if part not in ("estimatr", "baselin"):
+    if part not in ("generatio", "sorce"):
         assert error.value.value == value
 
 
-@pytest.mark.parametrize(
-    ("tree", "key", "named"),
-    [
-        ({"estimator": NAIVE | {"baseline": "none"}}, "estimator", "baseline=none .* x_estimator_mode=naive"),
-        ({"estimator": NAIVE, "generation": {"rb_requires_grad": False}}, "", "rb_requires_grad=false .*=naive"),
-    ],
-)  # fmt: skip
-def test_keys_that_do_not_fit_together_are_refused_by_name(tree, key, named):
-    with pytest.raises(ConfigError, match=rf"^probe\.yaml: .*{named}") as error:
-        read(**tree)
-    assert error.value.key == key
+@pytest.mark.parametrize("key", [f"{section}.{name}" for section, keys in GONE.items() for name in keys])
+def test_a_key_of_before_is_refused_with_the_commit_that_last_had_it(key):
+    section, name = key.split(".")
+    with pytest.raises(ConfigError, match=rf"^probe\.yaml: .*{key}=naive.*commit {LAST} last had it"):
+        read(**{section: {name: "naive"}})

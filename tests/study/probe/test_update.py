@@ -84,15 +84,6 @@ def test_the_step_is_the_one_that_torch_makes(build, max_grad_norm):
             torch.testing.assert_close(step[name], moved, rtol=1e-9, atol=1e-10)
 
 
-def test_the_settings_are_those_of_the_group():
-    """Reading them from the optimiser's defaults gives another step."""
-    parameters = parameters_of(2)
-    optimizer = three_groups(parameters)
-    state = optimizer_state(optimizer, parameters.items()).parameters
-    assert (state["head"].betas, state["head"].eps, state["head"].weight_decay) == ((0.5, 0.6), 0.3, 0.0)
-    assert state["bias"].weight_decay == optimizer.defaults["weight_decay"] == 9.0
-
-
 def test_worked_by_hand():
     """m̂ = (.5 × .2 + .5 × .4) / .75 = .4; v̂ = (.75 × .04 + .25 × .16) / .4375 = .16; −.4 / (.4 + .1) − .1 × 2 = −1."""
     state = alone(m=0.2, s=0.04, step=1, betas=(0.5, 0.75), eps=0.1, decay=0.1)
@@ -126,15 +117,6 @@ def test_a_state_that_was_read_is_not_changed_by_the_next_step():
         assert read.parameters[name].step == own.step
     for name, own in shallow.items():
         assert not torch.equal(own["exp_avg"], kept.parameters[name].exp_avg)
-
-
-def test_the_rate_is_the_one_that_the_scheduler_wrote_for_the_next_step():
-    parameters = parameters_of(5)
-    optimizer = one_group(parameters, lr=1.0)
-    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda made: 0.5**made)
-    take(optimizer, parameters, gradient_of(0), None)
-    scheduler.step()
-    assert optimizer_state(optimizer, parameters.items()).lr == 0.5
 
 
 def test_the_arithmetic_is_done_in_the_gradients_dtype():

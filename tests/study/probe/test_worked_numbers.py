@@ -7,13 +7,12 @@ import math
 import pytest
 import torch
 
-from kit.exact_policies import by_settings, estimator
 from verl_credit.credit.entropy_change import entropy_change
 from verl_credit.credit.entropy_gradient import (
     EntropyGradient,
     Surrogate,
     Tokens,
-    leave_one_out_mean,
+    entropy_gradient,
     mean_by_prompt,
     places,
     prompt_numbers,
@@ -106,8 +105,8 @@ def test_impossible_sampling_is_refused(options, message):
 RESIDUAL, WRITTEN = table((0.75, 0.25, 0), (0.2, 0), (1.2,)), mask(3, 2, 1)
 
 
-def predicted(mode="residual_mu", prompt=(0, 1, 2)):
-    return predicted_residuals(RESIDUAL, WRITTEN, torch.tensor(prompt), mode)
+def predicted(prompt=(0, 1, 2)):
+    return predicted_residuals(RESIDUAL, WRITTEN, torch.tensor(prompt))
 
 
 def test_the_mean_of_the_other_prompts_at_each_place():
@@ -115,24 +114,6 @@ def test_the_mean_of_the_other_prompts_at_each_place():
     torch.testing.assert_close(predicted(), table((0.7, 0, 0), (0.975, 0.25), (0.475,)))
     one_prompt = predicted(prompt=(0, 0, 1))
     torch.testing.assert_close(one_prompt, table((1.2, 0, 0), (1.2, 0), (0.475,)))
-
-
-def test_the_mean_of_the_other_prompts_at_all_places():
-    # 6 tokens, their sum 2.4; without row 0: (.2 + 0 + 1.2) / 3
-    torch.testing.assert_close(
-        predicted("constant"), table((1.4 / 3, 1.4 / 3, 1.4 / 3), (2.2 / 4, 2.2 / 4), (1.2 / 5,))
-    )
-
-
-def test_no_baseline_predicts_nothing():
-    assert not predicted("none").any()
-
-
-def test_leave_one_out_mean():
-    value, prompt = torch.tensor([1.0, 2.0, 6.0, 10.0], dtype=torch.float64), torch.tensor([0, 0, 0, 1])
-    # three siblings; the lone rollout of prompt 1 sees those of prompt 0
-    assert leave_one_out_mean(value, prompt).tolist() == [4.0, 3.5, 1.5, 3.0]
-    assert leave_one_out_mean(value[:1], prompt[:1]).tolist() == [0.0]
 
 
 def test_means_over_prompts_weigh_prompts_and_not_rollouts():
@@ -145,39 +126,26 @@ def seen(log_prob, entropy):
     return Tokens(table(*log_prob), table(*entropy))
 
 
-def test_the_weights_of_both_estimators_without_a_baseline():
-    """Rows: log q (-1, -2), (-3); H (1, .5), (.4). One prompt each."""
+def test_the_weights_by_hand():
+    """Rows: H (1, .5), (.4). One prompt each: the first token of row 0 is predicted by row 1's, and the reverse."""
     tokens, group = seen([(-1, -2), (-3,)], [(1, 0.5), (0.4,)]), torch.tensor([0, 1])
-    settings = estimator("rb_residual", "per_sequence", "none")
-    rb = by_settings(tokens, mask(2, 1), group, settings)
-    assert rb.entropy_B.tolist() == [1.5, 0.4]
-    assert rb.numerator.score_B_T.tolist() == [[0.5, 0], [0, 0]]
-    assert rb.numerator.path_B_T.tolist() == [[1, 1], [1, 0]]
-    naive = by_settings(tokens, mask(2, 1), group, estimator("naive", "per_sequence"))
-    assert naive.entropy_B.tolist() == [3, 3]  # S = -3 and -3, so each minus the other is 0
-    assert naive.numerator.score_B_T.tolist() == [[0, 0], [0, 0]]
-    per_token = by_settings(tokens, mask(2, 1), group, estimator("naive", "per_token"))
-    assert per_token.length.score_B_T.tolist() == [[1, 1], [-1, 0]]
-    assert per_token.per_token == 2.0  # (3 + 3) / (2 + 1)
-    torch.testing.assert_close(per_token.combined().score_B_T, table((-2 / 3, -2 / 3), (2 / 3, 0)))
+    found = entropy_gradient(tokens, mask(2, 1), group)
+    assert found.entropy_B.tolist() == [1.5, 0.4]
+    assert found.numerator.score_B_T.tolist() == [[0.5, 0], [-0.5, 0]]
+    assert found.numerator.path_B_T.tolist() == [[1, 1], [1, 0]]
+    assert found.length.score_B_T.tolist() == [[1, 0], [-1, 0]]
+    assert found.per_token == pytest.approx(1.9 / 3)  # (1.5 + .4) / (2 + 1)
+    score = (0.5 - 1.9 / 3) / 3  # over 2 prompts and 1.5 tokens
+    torch.testing.assert_close(found.combined().score_B_T, table((score, 0), (-score, 0)))
 
 
-def test_the_mean_over_a_rollout_divides_by_its_length():
-    tokens = seen([(-1, -2), (-3,)], [(1, 0.5), (0.4,)])
-    settings = estimator("rb_residual", "per_sequence_mean", "none")
-    found = by_settings(tokens, mask(2, 1), torch.tensor([0, 1]), settings)
-    assert found.entropy_B.tolist() == [0.75, 0.4]
-    assert found.numerator.score_B_T.tolist() == [[0.75, 0.75], [0.4, 0]]
-    assert found.numerator.path_B_T.tolist() == [[0.5, 0.5], [1, 0]]
-
-
-def test_the_slope_and_its_standard_errors_per_token():
+def test_the_slope_and_its_standard_error():
     """Prompts with (N, D, F, T): slope = (N - F / T D) / T, its jackknife by leaving each prompt out in turn."""
     n, d, f, t = (1.0, 2.0, 4.0), (0.5, -0.5, 1.5), (3.0, 2.0, 4.0), (2.0, 3.0, 1.0)
     one, zero = torch.ones(3, 1, dtype=torch.float64), torch.zeros(3, 1, dtype=torch.float64)
     n_3, d_3, f_3, t_3 = (torch.tensor(c, dtype=torch.float64) for c in (n, d, f, t))
     gradient = EntropyGradient(
-        f_3, t_3, Surrogate(n_3[:, None], zero), Surrogate(d_3[:, None], zero), torch.arange(3), 0.0
+        f_3, t_3, Surrogate(n_3[:, None], zero), Surrogate(d_3[:, None], zero), torch.arange(3)
     )
     found = predict(gradient, Tokens(one, zero))
 
@@ -191,41 +159,33 @@ def test_the_slope_and_its_standard_errors_per_token():
     assert found.jackknife_se == pytest.approx(
         math.sqrt(2 / 3 * sum((x - mean) ** 2 for x in left_out)), abs=1e-14
     )
-    influence, step = [], 1e-6
-    for r in range(3):  # the slope's derivative by the weight of prompt r
-        weighted = [[c[i] * (1 + (step if i == r else 0)) for i in range(3)] for c in (n, d, f, t)]
-        sums = [sum(c) for c in weighted]
-        influence.append(3 * ((sums[0] - sums[2] / sums[3] * sums[1]) / sums[3] - slope([0, 1, 2])) / step)
-    mean = sum(influence) / 3
-    conditional = math.sqrt(sum((x - mean) ** 2 for x in influence) / 2 / 3)
-    assert found.conditional_se == pytest.approx(conditional, rel=1e-5)
     assert found.entropy == 9 / 6
     assert found.at(-2.0) == pytest.approx((-2 * found.slope, 2 * found.jackknife_se))
 
 
 def test_one_prompt_has_no_standard_error():
-    gradient = by_settings(seen([(-1, -2)], [(1, 0.5)]), mask(2), torch.tensor([0]), estimator("naive"))
+    gradient = entropy_gradient(seen([(-1, -2)], [(1, 0.5)]), mask(2), torch.tensor([0]))
     found = predict(gradient, seen([(1, 1)], [(0, 0)]))
-    assert math.isnan(found.conditional_se) and math.isnan(found.jackknife_se)
+    assert math.isnan(found.jackknife_se)
 
 
 SPLIT = [(0.1, 0, 0, 0), (-0.05, -0.05, 0, 0, 0, 0), (0.5, -0.5)]
 OLD, NEW = [(2.1, 0, 0, 0), (3, 0.1), (1.05, 0)], [(0, 0, 0, 2), (1, 2), (0.5, 0.5)]
 
 
-def changed(estimand, group=(0, 1, 2), shift=0.0):
+def changed(group=(0, 1, 2), shift=0.0):
     before = Tokens(
         torch.zeros(3, 6, dtype=torch.float64), table(*(row + (0,) * (6 - len(row)) for row in OLD))
     )
     ratio = table(*SPLIT)
     ratio[0, 0] += shift
     after = Tokens(ratio, table(*(row + (0,) * (6 - len(row)) for row in NEW)))
-    return entropy_change(before, after, mask(4, 6, 2), torch.tensor(group), estimand)
+    return entropy_change(before, after, mask(4, 6, 2), torch.tensor(group))
 
 
 def test_the_change_by_importance_sampling_per_token():
     """lw = (.1, -.1, 0), H' = (2, 3, 1), T = (4, 6, 2), H = (2.1, 3.1, 1.05)."""
-    found = changed("per_token")
+    found = changed()
     assert found.change == pytest.approx(-0.020833, abs=5e-7)
     assert found.ess == pytest.approx(2.980, abs=5e-4)
     assert found.clipped == 0
@@ -240,33 +200,22 @@ def test_the_change_by_importance_sampling_per_token():
     assert found.se == pytest.approx(math.sqrt(2 / 3 * sum((x - mean) ** 2 for x in left_out)), rel=1e-12)
 
 
-def test_the_change_per_sequence_and_of_the_mean_over_a_rollout():
-    w = (math.exp(0.1), math.exp(-0.1), 1.0)
-    weighted = [x / sum(w) for x in w]
-    per_sequence = weighted[0] * 2 + weighted[1] * 3 + weighted[2] - 6.25 / 3
-    assert changed("per_sequence").change == pytest.approx(per_sequence, abs=1e-14)
-    means = weighted[0] * 2 / 4 + weighted[1] * 3 / 6 + weighted[2] / 2 - (2.1 / 4 + 3.1 / 6 + 1.05 / 2) / 3
-    assert changed("per_sequence_mean").change == pytest.approx(means, abs=1e-14)
-
-
 def test_two_rollouts_of_a_prompt_weigh_half_each():
     """Rows 0 and 1 are one prompt: (w0 H0 + w1 H1) / 2 + w2 H2 over the same of w T."""
     w0, w1 = math.exp(0.1), math.exp(-0.1)
     new = ((w0 * 2 + w1 * 3) / 2 + 1) / ((w0 * 4 + w1 * 6) / 2 + 2)
-    assert changed("per_token", group=(5, 5, 2)).change == pytest.approx(
-        new - (5.2 / 2 + 1.05) / 7, abs=1e-14
-    )
+    assert changed(group=(5, 5, 2)).change == pytest.approx(new - (5.2 / 2 + 1.05) / 7, abs=1e-14)
 
 
 def test_a_weight_beyond_the_limit_is_cut_and_counted():
-    far, at_limit = changed("per_token", shift=14.9), changed("per_token", shift=9.9)
+    far, at_limit = changed(shift=14.9), changed(shift=9.9)
     assert far.change == pytest.approx(at_limit.change, abs=1e-12)
     assert (far.clipped, at_limit.clipped) == (pytest.approx(1 / 3), 0)
     assert far.ess == pytest.approx(1, abs=1e-3)
 
 
 def test_one_prompt_has_no_standard_error_of_the_change():
-    assert math.isnan(changed("per_token", group=(4, 4, 4)).se)
+    assert math.isnan(changed(group=(4, 4, 4)).se)
 
 
 def test_the_slope_in_logarithms():

@@ -17,7 +17,7 @@ from verl_credit.worlds.lab import protocol
 from verl_credit.worlds.lab.build import build_lab
 from verl_credit.worlds.lab.config import NAME, SIZES, settings_of
 from verl_credit.worlds.lab.encyclopedia import make_splits, make_world
-from verl_credit.worlds.lab.evaluate import LocalRetriever, Roller, recall, summarize
+from verl_credit.worlds.lab.evaluate import LocalRetriever, Roller, recall
 from verl_credit.worlds.lab.warm_start import WarmStart
 
 pytestmark = pytest.mark.slow  # a lab is trained
@@ -158,13 +158,6 @@ def test_the_recipe_leaves_room_for_the_longest_response(lab):
     turn = recipe["max_new_tokens_per_turn"]
     searches = recipe["max_searches"] * (turn + len(tokenizer.encode(observation)))
     assert searches + turn <= recipe["max_response_length"]
-
-
-def test_a_summary_counts_exact_matches(rolled):
-    rollouts, _ = rolled
-    summary = summarize(rollouts)
-    assert summary["em"] == sum(r.em for r in rollouts) / len(rollouts)
-    assert 0 <= summary["gram_token_share"] <= 1
 
 
 def test_recall_counts_ranks(lab):

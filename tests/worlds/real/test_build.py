@@ -152,15 +152,6 @@ def test_the_questions_have_to_be_given(tmp_path, capsys):
     )
 
 
-def test_a_folder_with_other_files_is_left_alone(installed, tmp_path):
-    (tmp_path / "real" / "policy").mkdir(parents=True)
-    (tmp_path / "real" / "policy" / "thesis.txt").write_text("mine")
-    (tmp_path / "real" / "policy" / "manifest.json").write_text('{"files": {}}')
-    with pytest.raises(PreflightError, match=r"thesis\.txt"):
-        built(tmp_path, "real_math_cpu")
-    assert (tmp_path / "real" / "policy" / "thesis.txt").read_text() == "mine"
-
-
 def test_the_command_that_builds_it_is_told_as_it_is_typed(tmp_path):
     config = load_config("real_cpu", [f"real.dir={tmp_path}", "real.questions='my file.json'"])
     assert world_of(config).command() == (

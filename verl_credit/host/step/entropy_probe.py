@@ -17,7 +17,7 @@ from verl.utils import tensordict_utils as tu
 
 from verl_credit.config.keys import Probe, read_section
 from verl_credit.credit.entropy_change import entropy_change, predicted_change
-from verl_credit.credit.entropy_gradient import PER_TOKEN, Surrogate, Tokens, entropy_gradient
+from verl_credit.credit.entropy_gradient import Surrogate, Tokens, entropy_gradient
 from verl_credit.host.step import store
 from verl_credit.host.step.probe_rows import deal, group_prompts, padded_to, prompts_within, rows_for_actors
 from verl_credit.records.run import events
@@ -145,7 +145,7 @@ class EntropyProbe:
         tokens_G = torch.stack([written_B[group].sum() for group in rows_G])
         along_G_2 = output["along"][0]
         delta_h1, se = predicted_change(along_G_2[:, 0].diff(prepend=torch.zeros(1)), tokens_G)
-        change = entropy_change(tokens(""), tokens("old_"), written_B_T, sample.prompt_B[rows], PER_TOKEN)
+        change = entropy_change(tokens(""), tokens("old_"), written_B_T, sample.prompt_B[rows])
         return {
             f"{NAME}/delta_h1": delta_h1,
             f"{NAME}/delta_h1_se": se,

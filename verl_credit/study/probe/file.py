@@ -2,50 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from verl_credit.config.gone import no_more
 from verl_credit.config.keys.section import Part
-from verl_credit.credit.entropy_gradient import PER_SEQUENCE, PER_SEQUENCE_MEAN, PER_TOKEN, RESIDUAL_MU
 
-ESTIMANDS = {
-    PER_SEQUENCE: "nats per rollout",
-    PER_SEQUENCE_MEAN: "nats, mean of rollouts' means",
-    PER_TOKEN: "nats per token",
+_ONE = no_more("the entropy of every state with one mean per place as baseline is the estimator")
+GONE = {
+    "estimator": {"x_estimator_mode": _ONE, "baseline": _ONE, "estimand": no_more("H is in nats per token")},
+    "generation": {"rb_requires_grad": no_more("X is biased without the pathwise term")},
 }
-"""Units; docs/probe.md defines the three."""
+"""Keys that a probe's file had, by section."""
 Count = Annotated[int, Field(ge=1)]
 Above0 = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-
-
-class EstimatorSettings(Part):
-    """``estimator``"""
-
-    x_estimator_mode: Literal["naive", "rb_residual"] = "rb_residual"
-    """naive (-log q of the sampled tokens) or rb_residual (the entropy of every state, with a baseline)"""
-    estimand: Literal["per_sequence", "per_sequence_mean", "per_token"] = PER_TOKEN
-    """per_sequence, per_sequence_mean or per_token"""
-    baseline: Literal["none", "constant", "residual_mu"] = "residual_mu"
-    """of rb_residual: none (b_j = H_j), constant, or residual_mu (one mean per place); means are of all other prompts"""
-
-    @model_validator(mode="after")
-    def _naive(self) -> EstimatorSettings:
-        naive = "x_estimator_mode=naive"
-        if self.x_estimator_mode == "naive" and self.baseline != RESIDUAL_MU:
-            raise ValueError(f"baseline={self.baseline} is not read by {naive}")
-        if self.x_estimator_mode == "naive" and self.estimand == PER_SEQUENCE_MEAN:
-            why = "-S / T estimates another quantity than Σ H / T, because T depends on the tokens"
-            use = "take rb_residual, or per_sequence or per_token"
-            raise ValueError(f"{naive} with estimand=per_sequence_mean: {why}; {use}")
-        return self
 
 
 class GenerationSettings(Part):
     """``generation``"""
 
-    rb_requires_grad: bool = True
-    """true: the pathwise term Σ ∇H_k is part of rb_residual; false leaves it out, for comparison, and X is biased"""
     source: Literal["run", "stored"] = "run"
     """run: the run's own engine samples new rollouts from the checkpoint; stored: rollouts of keep_rollouts.groups=null"""
 
@@ -91,10 +67,8 @@ class RuntimeSettings(Part):
 class ProbeSettings(Part):
     """A probe's file."""
 
-    estimator: EstimatorSettings = Field(default_factory=EstimatorSettings)
-    """a mapping: x_estimator_mode, estimand, baseline"""
     generation: GenerationSettings = Field(default_factory=GenerationSettings)
-    """a mapping: rb_requires_grad, source"""
+    """a mapping: source"""
     batch_config: BatchSettings = Field(default_factory=BatchSettings)
     """a mapping: B_E, B_U, seed"""
     update: UpdateSettings = Field(default_factory=UpdateSettings)
@@ -104,17 +78,13 @@ class ProbeSettings(Part):
     runtime: RuntimeSettings = Field(default_factory=RuntimeSettings)
     """a mapping: dtype, device, micro_batch"""
 
-    @model_validator(mode="after")
-    def _pathwise(self) -> ProbeSettings:
-        if self.estimator.x_estimator_mode == "naive" and not self.generation.rb_requires_grad:
-            raise ValueError(
-                "generation.rb_requires_grad=false with estimator.x_estimator_mode=naive: naive has no pathwise term"
-            )
-        return self
-
-    def banner(self) -> str:
-        """Returns a line with the settings in use, which is printed before anything heavy starts."""
-        e = self.estimator
-        baseline = "leave one out" if e.x_estimator_mode == "naive" else e.baseline
-        line = f"X={e.x_estimator_mode} baseline={baseline} estimand={e.estimand}"
-        return line if self.generation.rb_requires_grad else f"{line} WITHOUT the pathwise term: X is biased"
+    @model_validator(mode="before")
+    @classmethod
+    def _gone(cls, tree: Any) -> Any:
+        """Refuses a key of before with the reason why it went."""
+        for section, keys in GONE.items():
+            given = tree.get(section) if isinstance(tree, dict) else None
+            for key in keys if isinstance(given, dict) else ():
+                if key in given:
+                    raise ValueError(f"{section}.{key}={given[key]}: {keys[key]}")
+        return tree

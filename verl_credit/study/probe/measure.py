@@ -1,8 +1,8 @@
-"""A whole probe: the update's direction, the prediction, the change itself, and how the estimators compare."""
+"""A whole probe: the update's direction, the prediction, and the change itself."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -11,18 +11,8 @@ from scipy.stats import t as student_t
 from torch import nn
 
 from verl_credit.credit.entropy_change import entropy_change
-from verl_credit.credit.entropy_gradient import (
-    CONSTANT,
-    NAIVE,
-    NONE,
-    PER_SEQUENCE_MEAN,
-    RB_RESIDUAL,
-    RESIDUAL_MU,
-    EntropyGradient,
-    Tokens,
-    entropy_gradient,
-)
-from verl_credit.study.probe.file import ESTIMANDS, ProbeSettings
+from verl_credit.credit.entropy_gradient import EntropyGradient, Tokens, entropy_gradient
+from verl_credit.study.probe.file import ProbeSettings
 from verl_credit.study.probe.kept_rollouts import Rollouts
 from verl_credit.study.probe.policy import (
     ModelPolicy,
@@ -84,9 +74,7 @@ class Probe:
         u_policy = ModelPolicy(self.model, self.u, Sampling(self.sampling.temperature))
         y_gradient, direction = self._direction(u_policy)
         seen = self._observe(e_policy, "X: log-probs and entropies")
-        estimator = self.settings.estimator.model_dump()
-        pathwise = self.settings.generation.rb_requires_grad
-        x = entropy_gradient(seen, self.e.written_B_T, self.e.group_B, **estimator, pathwise=pathwise)
+        x = entropy_gradient(seen, self.e.written_B_T, self.e.group_B)
         tick = self._tick("δH₁: derivatives along the update", len(self.e))
         derivative = along(e_policy, direction, len(self.e), self.micro_batch, tick)
         prediction = predict(x, derivative)
@@ -99,9 +87,7 @@ class Probe:
         changes = [row["change"] for row in truth]
         return {
             "settings": self.settings.model_dump(),
-            "in_use": self.settings.banner(),
-            "unbiased": self.settings.generation.rb_requires_grad,
-            "unit": ESTIMANDS[self.settings.estimator.estimand],
+            "unit": "nats per token",
             "sampling": asdict(self.sampling),
             "e": _size(self.e),
             "u": _size(self.u),
@@ -110,7 +96,6 @@ class Probe:
             "delta_h1": {
                 "value": value,
                 "se": se,
-                "conditional_se": self.lr * prediction.conditional_se,
                 "interval_95": [value - half, value + half],
                 "by_dot_product": self.lr * x_dot,
             },
@@ -118,7 +103,6 @@ class Probe:
             "derivative_check": self._derivative_check(e_policy, derivative, direction),
             "truth": truth,
             "log_log_slope": log_log_slope([row["eta"] for row in truth], changes) if all(changes) else None,
-            "estimators": list(self._estimators(seen, derivative)),
         }
 
     def _tick(self, text: str, total: int) -> Callable[[int], None]:
@@ -159,31 +143,11 @@ class Probe:
         norms = {"x": norm(total), "x_score": norm(score), "x_pathwise": norm(path)}
         return dot(total, direction), norms
 
-    def _estimators(self, seen: Tokens, derivative: Tokens) -> Iterator[dict[str, Any]]:
-        """Every estimator and baseline on the same rollouts and the same derivatives."""
-        unit = self.settings.estimator.estimand
-        choices = [(RB_RESIDUAL, baseline) for baseline in (NONE, CONSTANT, RESIDUAL_MU)]
-        if unit != PER_SEQUENCE_MEAN:
-            choices.insert(0, (NAIVE, RESIDUAL_MU))
-        for mode, baseline in choices:
-            given = {"x_estimator_mode": mode, "estimand": unit, "baseline": baseline}
-            x = entropy_gradient(seen, self.e.written_B_T, self.e.group_B, **given)
-            prediction = predict(x, derivative)
-            yield {
-                "x_estimator_mode": mode,
-                "baseline": None if mode == NAIVE else baseline,
-                "delta_h1": self.lr * prediction.slope,
-                "se": self.lr * prediction.jackknife_se,
-                "conditional_se": self.lr * prediction.conditional_se,
-                "score_weight_variance": x.residual_variance,
-            }
-
     def _truth(self, policy, seen: Tokens, direction, prediction, at: float) -> dict[str, float]:
         eta = at * self.lr
         there = moved(policy.parameters, direction, eta)
         after = self._observe(policy, f"ΔH at {at:g} times the learning rate", there)
-        estimand = self.settings.estimator.estimand
-        change = entropy_change(seen, after, self.e.written_B_T, self.e.group_B, estimand)
+        change = entropy_change(seen, after, self.e.written_B_T, self.e.group_B)
         predicted, se = prediction.at(eta)
         return {"eta": eta, **asdict(change), "predicted": predicted, "predicted_se": se}
 

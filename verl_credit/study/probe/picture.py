@@ -1,4 +1,4 @@
-"""The probe's picture: the change of entropy beside its prediction, and how sure each estimator is."""
+"""The probe's picture: the change of entropy beside its prediction."""
 
 from __future__ import annotations
 
@@ -12,12 +12,10 @@ from verl_credit.records.report.panels import BLUE, GREY, INK, VERMILION
 
 
 def picture(result: dict[str, Any]) -> bytes:
-    """PNG. Left: ΔH over the learning rate and δH₁ with its 95 % band. Right: standard error by estimator."""
+    """Returns a PNG: ΔH over the learning rate, and δH₁ with its 95 % band."""
     with rc_context(STYLE):
-        figure = Figure(figsize=(11, 4.2), layout="constrained")
-        left, right = figure.subplots(1, 2, width_ratios=(3, 2))
-        _change(left, result)
-        _errors(right, result)
+        figure = Figure(figsize=(6.6, 4.2), layout="constrained")
+        _change(figure.subplots(), result)
         return saved(figure, "png", dpi=110, metadata={"Software": None})
 
 
@@ -52,17 +50,3 @@ def _change(axes, result: dict[str, Any]) -> None:
         f"Change of entropy by one update{slope_text}", loc="left", fontsize=12, fontweight="bold", color=INK
     )
     axes.legend(frameon=False, loc="best")
-
-
-def _errors(axes, result: dict[str, Any]) -> None:
-    rows = result["estimators"]
-    axes.barh(range(len(rows)), [row["se"] for row in rows], color=BLUE, height=0.6)
-    axes.set_yticks(range(len(rows)), [_named(row) for row in rows])
-    axes.invert_yaxis()
-    axes.tick_params(axis="y", length=0)
-    axes.set_xlabel("standard error of δH₁ (jackknife over prompts)")
-    axes.set_title("Estimators on the same rollouts", loc="left", fontsize=12, fontweight="bold", color=INK)
-
-
-def _named(row: dict[str, Any]) -> str:
-    return row["baseline"] or row["x_estimator_mode"]

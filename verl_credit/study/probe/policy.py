@@ -142,7 +142,7 @@ def along(
 ) -> Tokens:
     """d/dη of every log-prob and entropy at θ + η·direction, by forward-mode differentiation: one pass for all rows.
 
-    Every estimator is a weighted sum of these numbers, so one pass serves all baselines and all estimands. Parameters that
+    The prediction is a weighted sum of these numbers, so one pass serves it. Parameters that
     ``direction`` lacks do not move.
     """
     moving = {name: policy.parameters[name] for name in direction}
@@ -161,20 +161,17 @@ def gradient(
     score_B_T: torch.Tensor,
     path_B_T: torch.Tensor,
     micro_batch: int,
-    rows: list[int] | None = None,
     tick: Callable | None = None,
 ) -> Parameters:
     """Σ_ij score_ij ∇log q_ij + path_ij ∇H_ij, summed over micro-batches in float64, whatever their size."""
-    chosen = list(range(len(score_B_T))) if rows is None else rows
     leaves = {name: p.detach().requires_grad_() for name, p in policy.parameters.items()}
     total = {name: torch.zeros_like(p, dtype=torch.float64) for name, p in policy.parameters.items()}
-    for place in parts(len(chosen), micro_batch):
-        part = [chosen[i] for i in place]
+    for part in parts(len(score_B_T), micro_batch):
         log_prob_b_T, entropy_b_T = policy.tokens(leaves, part)
         score_b_T, path_b_T = score_B_T[part].to(log_prob_b_T), path_B_T[part].to(entropy_b_T)
         surrogate = (score_b_T * log_prob_b_T).sum() + (path_b_T * entropy_b_T).sum()
         gradients = torch.autograd.grad(surrogate, list(leaves.values()), allow_unused=True)
-        for (_, summed), value in zip(total.items(), gradients, strict=True):
+        for summed, value in zip(total.values(), gradients, strict=True):
             if value is not None:
                 summed += value
         if tick:

@@ -1,4 +1,4 @@
-"""δH₁ = η X · v, the change of entropy to first order, from directional derivatives, with its standard errors."""
+"""δH₁ = η X · v, the change of entropy to first order, from directional derivatives, with its standard error."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from verl_credit.credit.entropy_gradient import EntropyGradient, Tokens, mean_by
 
 @dataclass(frozen=True)
 class Prediction:
-    """``slope`` is δH₁ / η: multiply by the learning rate. Standard errors are over E, given the update."""
+    """``slope`` is δH₁ / η: multiply by the learning rate. The standard error is over E, given the update."""
 
     slope: float
-    conditional_se: float
     jackknife_se: float
     entropy: float
     """H at the sampling parameters, by the same estimator and in the same unit"""
@@ -29,29 +28,20 @@ def predict(gradient: EntropyGradient, derivative: Tokens) -> Prediction:
     """The prediction from means over prompts: N' of the numerator's, D' of the length's derivative, F of the entropy, T
     of the length.
 
-        δH₁ / η = (N' - (F / T) D') / T        (per token)        or N' (T = 1, D' = 0)
+        δH₁ / η = (N' - (F / T) D') / T
 
-    ``conditional_se``: sqrt(sample variance over prompts / prompts) of the linearised contributions, which for T = 1 are
-    X_n · v. ``jackknife_se``: prompts left out one by one. Both are nan for fewer than two prompts.
+    ``jackknife_se``: prompts left out one by one, nan for fewer than two prompts.
     """
-    zero_B, length = torch.zeros_like(gradient.entropy_B), gradient.length
     columns = [
         gradient.numerator.along(derivative),
-        zero_B if length is None else length.along(derivative),
+        gradient.length.along(derivative),
         gradient.entropy_B,
         gradient.length_B,
     ]
     table_P_4 = torch.stack([mean_by_prompt(column, gradient.prompt_B) for column in columns], 1)
     slope = _ratio(table_P_4.mean(0))
     entropy = float(table_P_4[:, 2].mean() / table_P_4[:, 3].mean())
-    if (P := len(table_P_4)) < 2:
-        return Prediction(float(slope), float("nan"), float("nan"), entropy)
-    # The influence of each prompt on the ratio (delta method), up to a constant.
-    n_P, d_P, f_P, t_P = table_P_4.unbind(-1)
-    _, d, f, t = table_P_4.mean(0)
-    influence_P = (n_P - f / t * d_P - d * (f_P / t - f * t_P / t**2)) / t - slope * t_P / t
-    conditional = influence_P.std() / P**0.5
-    return Prediction(float(slope), float(conditional), jackknife(_ratio(left_out(table_P_4))), entropy)
+    return Prediction(float(slope), jackknife(_ratio(left_out(table_P_4))), entropy)
 
 
 def _ratio(means: torch.Tensor) -> torch.Tensor:
