@@ -203,7 +203,7 @@ def test_explain_names_every_signal_and_their_sum():
     config = check(f"{SEVERAL}={{info_gain:1,{HERE}.lengths:0.5}}")
     shown = explanation("lab", config)
     assert f"turn signal: {HERE}.lengths" in shown and "a call of your function per question" in shown
-    assert f"1 info_gain + 0.5 {HERE}.lengths, normalised by group" in shown
+    assert f"'info_gain': 1.0, '{HERE}.lengths': 0.5" in shown
 
 
 @pytest.mark.parametrize("given", [[KL], ["actor_rollout_ref.model.lora_rank=4"]])
