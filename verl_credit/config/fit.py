@@ -10,7 +10,7 @@ longer requests itself. Recipe rules and `doctor` check this before the start, s
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 from verl_credit.config.engines import engine_named
 from verl_credit.config.resolved import Config, select
@@ -32,9 +32,8 @@ DRAWN = 1  # a server draws a token even when it only scores
 class Scorer(Protocol):
     """The attributes of a scorer that decide whether rows fit. `turns/score` imports this file, so this is a protocol."""
 
-    rides: bool
-    in_rollout: bool
-    frozen: bool
+    in_rollout: ClassVar[bool]
+    frozen: ClassVar[bool]
 
     def answers_behind_row(self, config: Config) -> int: ...
 

@@ -100,7 +100,7 @@ def parameters_of(path: str | None) -> int | None:
     for folder in folders:
         with suppress(Unreadable):
             return count_parameters(folder)
-    for model in (path, *folders):
+    for model in [path, *map(str, folders)]:
         with suppress(ConfigError):
             return shape_of(model).parameters
     return None

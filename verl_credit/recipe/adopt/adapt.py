@@ -91,7 +91,7 @@ def _rows_of_forks(adoption: Adoption, given: Mapping[str, str]) -> None:
         why = "this project has no such environment; name your tools in multi_turn.tool_config_path"
         adoption.drop("env.env_name", environment, why)
         return
-    name, value = ("max_turns", turns) if steps is None else ("env.max_steps", steps)
+    name, value = ("max_turns", turns or "") if steps is None else ("env.max_steps", steps)
     # Search-R1 counts the turns that search, and lets one more answer.
     searches = max(whole(name, value) - (not observation), 0)
     adoption.put(SEARCHES, searches, "turns that may search; one more answers", old=f"{name}={value}")
@@ -111,7 +111,7 @@ def _rows_of_forks(adoption: Adoption, given: Mapping[str, str]) -> None:
         adoption.put(
             PROMPT, start, "that key counted the whole dialogue", old=f"data.max_start_length={start}"
         )
-    elif (dialogue := adoption.number(PROMPT, 0)) > QUESTION:
+    elif (dialogue := adoption.number(PROMPT)) > QUESTION:
         adoption.put(PROMPT, QUESTION, "that key counted the whole dialogue", old=f"{PROMPT}={dialogue}")
     adoption.put(
         REWARD,
@@ -127,7 +127,7 @@ def _rows_of_forks(adoption: Adoption, given: Mapping[str, str]) -> None:
 def _loop(adoption: Adoption) -> bool:
     """Has a rollout several turns? Chooses the agent loop, and the tokens of a turn."""
     tools = [f"{MULTI_TURN}.{key}" for key in KEYS if adoption.has(f"{MULTI_TURN}.{key}")]
-    searches, loop = adoption.number(SEARCHES, 0), adoption.given.get(DEFAULT)
+    searches, loop = adoption.number(SEARCHES), adoption.given.get(DEFAULT)
     if loop is not None and loop not in AGENTS:
         adoption.notes.append(f"{DEFAULT}={loop}: {KEEPS_TURNS}")
         if not adoption.has(LISTED):
@@ -209,7 +209,7 @@ def _budgets(adoption: Adoption, many: bool) -> None:
         adoption.drop(MODEL_LEN, str(length), f"a row has {row} tokens; auto is the longest row")
     if not adoption.is_on(f"{ACTOR}.use_dynamic_bsz"):
         return
-    turns = (adoption.number(SEARCHES, 0) or adoption.number(MOST, 1) or 1) + 1
+    turns = (adoption.number(SEARCHES) or adoption.number(MOST, 1) or 1) + 1
     answers = turns * ANSWERS if many else 0
     _budget(adoption, UPDATE, adoption.number(UPDATE, 16384), row, "the longest row")
     update = adoption.number(UPDATE, 16384)

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
+from verl_credit.config.resolved import data
 from verl_credit.errors import ConfigError
 from verl_credit.recipe.compose import GROUPS, quoted
 from verl_credit.redact import redact_value
@@ -45,7 +46,8 @@ class Adoption:
         self.given.pop(key, None)
         self.dropped.append(Change(shown(key, text), "", why))
 
-    def number(self, key: str, default: int | None = None) -> int | None:
+    def number(self, key: str, default: int = 0) -> int:
+        """Returns the key's value; ``default`` where it has none, or none that is a number."""
         try:
             return int(self.given[key])
         except (KeyError, ValueError):
@@ -66,11 +68,11 @@ class Adoption:
 
     def tree(self) -> dict[str, Any]:
         """The keys as nested data, for a YAML file; the choices of groups are left out."""
-        tree = OmegaConf.create()
+        tree = OmegaConf.create({})
         for key, text in self.given.items():
             if key not in CHOICES:
                 OmegaConf.update(tree, key, value_of(key, text), force_add=True)
-        return OmegaConf.to_container(tree, resolve=False)
+        return data(tree, resolve=False)
 
     def choices(self) -> dict[str, str]:
         return {key: value for key, value in self.given.items() if key in CHOICES}

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import operator
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from verl_credit.errors import ConfigError
@@ -24,7 +24,7 @@ SKIPPED = (
     "then", "else", "elif", "do", "export", "declare", "local", "readonly", "!", "time", "exec", "set", "typeset",
 )  # fmt: skip
 HERE = ("pwd", "pwd -P")
-_ARITHMETIC = {
+_ARITHMETIC: dict[type[ast.AST], Callable[..., int]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Mod: operator.mod,
     ast.Div: operator.floordiv, ast.FloorDiv: operator.floordiv, ast.USub: operator.neg,
 }  # fmt: skip
@@ -50,6 +50,8 @@ class _Shell:
 
     def assign(self, word: Word) -> None:
         match = _ASSIGNS.match(word.parts[0].text)
+        if match is None:
+            return
         name, appends = match[1], match[2]
         try:
             if word.items is not None:
@@ -150,7 +152,8 @@ def _evaluated(node: ast.AST) -> int:
 
 def read_script(text: str, name: str, environment: Mapping[str, str]) -> Launch:
     """The first launch of verl's trainer in the script. Raises ConfigError for a script without one."""
-    shell, depth, others = _Shell(environment), 0, []
+    shell, depth = _Shell(environment), 0
+    others: list[str] = []
     for command in commands(text):
         words = list(command)
         while words and words[0].plain in (*OPENS, *SHUTS, *SKIPPED):
@@ -176,7 +179,8 @@ def _assigns(word: Word) -> bool:
 
 
 def _launch(shell: _Shell, words: Iterable[Word], others: list[str]) -> Launch | None:
-    arguments, unknown = [], {}
+    arguments: list[tuple[str, str | None]] = []
+    unknown: dict[str, str] = {}
     for word in words:
         try:
             arguments += [(text, None) for text in shell.expand(word)]

@@ -94,7 +94,7 @@ CHECKS: tuple[Check, ...] = (
     Check("model", INPUTS, ALWAYS, inputs.check_model, "a folder in Hugging Face format, or a name on the hub", RECIPE),
     Check("weights", INPUTS, NEVER, inputs.check_weights, "its files can be read; a download may have been cut short",
           ("model",)),
-    Check("positions", INPUTS, ALWAYS, lambda context: passed(require_positions(context.config)),
+    Check("positions", INPUTS, ALWAYS, lambda context: passed(require_positions(context.recipe)),
           "the model has a position for every token of the longest row", ("model",)),
     Check("family", INPUTS, ALWAYS, inputs.check_family, "its numbers are exact with the recipe's attention and padding",
           ("model",), shown=True),
@@ -137,7 +137,7 @@ def before_training(config: DictConfig) -> list[Check]:
 def require(context: Context, *stages: Stage) -> list[tuple[Check, Result]]:
     """Returns the results of these stages' checks. Raises PreflightError or ConfigError for the first that fails."""
     passing = []
-    for check in before_training(context.config):
+    for check in before_training(context.recipe):
         for result in _results(check, context) if check.stage in stages else []:
             if result.status is Status.FAIL:
                 kind = TooLargeError if check.function is device.check_plan else PreflightError

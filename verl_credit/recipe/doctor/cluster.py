@@ -112,7 +112,7 @@ class Mark:
 
 def check_nodes(context: Context, ask: Ask = ask_host) -> Result:
     """Checks the nodes, only where a run would join a cluster."""
-    config = context.config
+    config = context.recipe
     address = run_address(context.facts.environment, config)
     if not address:
         return skipped("no cluster: a run has this machine alone")
@@ -122,7 +122,7 @@ def check_nodes(context: Context, ask: Ask = ask_host) -> Result:
         except OSError as error:
             return failed(f"{error.filename}: {error.strerror}", "folders that can be written",
                           " ".join(f"{key}=ELSEWHERE" for key in FOLDERS))  # fmt: skip
-        answer = answer_of(*ask(address, json.dumps([mark.file for mark in marks])))
+        answer: list[dict] | str = answer_of(*ask(address, json.dumps([mark.file for mark in marks])))
     if isinstance(answer, str):
         return failed(f"the cluster at {address}: {answer}", "a cluster whose nodes run a task", "see ray")
     return judge_nodes(answer, marks, config)
@@ -185,9 +185,9 @@ def judge_nodes(nodes: Sequence[dict], marks: Sequence[Mark], config: DictConfig
             "verl-credit-retriever serve --host ADDRESS --allow-remote --token-file FILE, search.url=http://ADDRESS:PORT, "
             "search.token_env",
         )
-    if len(machines) > 1 and (alone := [url for url in mcp_addresses(config) if loopback(url)]):
+    if len(machines) > 1 and (local := [url for url in mcp_addresses(config) if loopback(url)]):
         return failed(
-            f"the MCP server {alone[0]} is another machine on every node, and agent loops run on {', '.join(machines)}",
+            f"the MCP server {local[0]} is another machine on every node, and agent loops run on {', '.join(machines)}",
             "an address that every node reaches",
             f"config.url in {select(config, TOOLS)}",
         )
@@ -201,7 +201,7 @@ def mcp_addresses(config: DictConfig) -> list[str]:
     if not (path := select(config, TOOLS)):
         return []
     try:
-        tools = OmegaConf.load(path).get("tools") or []
+        tools = select(OmegaConf.load(path), "tools") or []
     except (OSError, YAMLError, OmegaConfBaseException):
         return []
     given = [tool for tool in tools if isinstance(tool, DictConfig) and tool.get("class_name") == MCP_TOOL]

@@ -9,11 +9,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from verl_credit.config.settings import CreditSettings
+from verl_credit.errors import PreflightError
 from verl_credit.names import OUR_REWARD
 from verl_credit.recipe.agent_loops import agents_of_rows, tools_given
 from verl_credit.recipe.doctor.data import Row, read_rows, rows_needed
@@ -30,7 +32,7 @@ DECIDED = "decided"
 """Beside the results of that process: keys that it decided in place of ``auto``."""
 
 
-def answer_of(code: int | None, printed: str) -> dict | str:
+def answer_of(code: int | None, printed: str) -> Any:
     """Returns the JSON of a process's last line, or a text with the error."""
     lines = [line for line in printed.strip().splitlines() if line.strip()]
     if code is None:
@@ -54,12 +56,12 @@ class VerlProcess:
     def __call__(self, name: str, context: Context) -> Result:
         if self._found is None:
             with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
-                OmegaConf.save(context.config, file.name)
+                OmegaConf.save(context.recipe, file.name)
                 self._found = answer_of(*self._run(["-m", WITH_VERL, file.name], PROBE_S))
         if isinstance(self._found, str):
             return failed(f"a process with verl: {self._found}", "a verl that imports", "see requirements")
         for key, value in self._found.pop(DECIDED, {}).items():
-            OmegaConf.update(context.config, key, value)
+            OmegaConf.update(context.recipe, key, value)
         found = self._found[name]
         return Result(**{**found, "status": Status(found["status"])})
 
@@ -78,17 +80,25 @@ class Context:
     """The text between the chat template's header and a scored answer, once the tokenizer is read."""
     _rows: dict[str, list[Row]] = field(default_factory=dict)
 
-    def value(self, key: str):
-        """The key's value; None where the user has not set it."""
+    @property
+    def recipe(self) -> DictConfig:
+        """The configuration, for checks that need a recipe (`checks.RECIPE`). Raises PreflightError without one."""
+        if self.config is None:
+            raise PreflightError("no recipe was given")
+        return self.config
+
+    def value(self, key: str) -> Any:
+        """Returns the key's value; None where the user has not set it."""
         with suppress(OmegaConfBaseException):
-            return OmegaConf.select(self.config, key)
+            return OmegaConf.select(self.recipe, key)
+        return None
 
     def unbuilt(self, *paths: object) -> str:
         """The reason to accept an absent file: the run builds its world's own files; else ""."""
-        world = world_of(self.config)
+        world = world_of(self.recipe)
         if world is None:
             return ""
-        folder = Path(str(self.config[world.section].dir)).expanduser()
+        folder = Path(str(self.recipe[world.section].dir)).expanduser()
         given = [Path(path) for path in paths if isinstance(path, str)]
         if all(path.exists() or not path.is_relative_to(folder) for path in given):
             return ""
@@ -101,7 +111,7 @@ class Context:
                 f"{DATASET}={own}: that class makes the rows of the files, and the start does not run it"
             )
         if key not in self._rows:
-            config, others = self.config, bool(tools_given(self.config))
+            config, others = self.recipe, bool(tools_given(self.recipe))
             self._rows[key] = read_rows(
                 self.value(key),
                 key,
@@ -117,7 +127,7 @@ class Context:
 
     @cached_property
     def settings(self) -> CreditSettings:
-        return CreditSettings.from_config(self.config)
+        return CreditSettings.from_config(self.recipe)
 
     @property
     def tokenizer(self):
@@ -129,7 +139,7 @@ class Context:
     @cached_property
     def _tokenizer(self):
         try:
-            return load_tokenizer(self.config.actor_rollout_ref.model, may_fetch=self.may_fetch)
+            return load_tokenizer(self.recipe.actor_rollout_ref.model, may_fetch=self.may_fetch)
         except NotHere as error:
             return error
 

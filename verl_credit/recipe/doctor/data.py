@@ -82,13 +82,17 @@ def read_rows(
             f"{LOOP}={default_loop}: {', '.join(paths)} has no column agent_name, so that every row would take that loop; "
             f"expected {' or '.join(agents)}, which say to which turn a token belongs"
         )
-    checks = {
-        "needs_form": not searches and our_reward,
-        "agents": agents if names_agent else None,
-        "tools": [TOOL] if searches and not other_tools else None,
-        "prompt_key": prompt_key,
-    }
-    rows = [checked_row(where, columns, **checks) for where, columns in numbered]
+    rows = [
+        checked_row(
+            where,
+            columns,
+            needs_form=not searches and our_reward,
+            agents=agents if names_agent else None,
+            tools=[TOOL] if searches and not other_tools else None,
+            prompt_key=prompt_key,
+        )
+        for where, columns in numbered
+    ]
     if len(rows) < at_least:
         raise PreflightError(
             f"{key}: {', '.join(paths)} holds {len(rows) or 'no'} rows; at least {at_least} are needed"

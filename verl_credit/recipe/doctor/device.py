@@ -7,6 +7,7 @@ from contextlib import suppress
 
 from omegaconf import DictConfig, OmegaConf
 
+from verl_credit.config.resolved import data
 from verl_credit.errors import ConfigError
 from verl_credit.policy.families import ATTENTION, AUTO, OURS
 from verl_credit.recipe.doctor.context import Context
@@ -47,14 +48,15 @@ Trial = Callable[..., tuple[int | None, str]]
 def check_cuda(context: Context) -> Result:
     """Checks the driver, the runtime, and that there are as many devices as the recipe takes on a node."""
     facts, config = context.facts, context.config
-    torch, driver, wanted = facts.torch, facts.driver, wants_cuda(config)
+    torch, driver = facts.torch, facts.driver
+    trainer = config.trainer if wants_cuda(config) else None
     # The nodes of a Ray cluster that the environment names, and not this machine, have the devices.
-    clustered = wanted and (facts.environment.get("RAY_ADDRESS") or config.trainer.nnodes > 1)
+    clustered = trainer is not None and (facts.environment.get("RAY_ADDRESS") or trainer.nnodes > 1)
     runtime = f"driver for CUDA {driver or '?'}, torch built for CUDA {torch.cuda or '-'}"
     devices = ", ".join(f"{d.name} ({_sm(d.capability)}, {size(d.total)})" for d in facts.devices)
     if not facts.devices:
         why = f": {torch.error}" if torch.error else ""
-        if not wanted:
+        if trainer is None:
             return skipped(f"no CUDA device{why}")
         if clustered:
             return skipped("no CUDA device here; the Ray cluster's nodes have to bring them (see ray)")
@@ -67,7 +69,7 @@ def check_cuda(context: Context) -> Result:
     if driver and torch.cuda and int(driver.split(".")[0]) < int(torch.cuda.split(".")[0]):
         return failed(runtime, f"a driver for CUDA {torch.cuda} or newer",
                       "update the driver, or install a torch built for its CUDA")  # fmt: skip
-    per_node = config.trainer.n_gpus_per_node if wanted else 0
+    per_node = 0 if trainer is None else trainer.n_gpus_per_node
     if len(facts.devices) < per_node and not clustered:
         return failed(
             f"{len(facts.devices)} devices ({devices}), and trainer.n_gpus_per_node={per_node}",
@@ -108,7 +110,7 @@ def check_plan(context: Context) -> Result:
 
 def plan_here(config: DictConfig, device: Device) -> Plan:
     """Plans the recipe with this device in place of its own. Raises ConfigError."""
-    plain = OmegaConf.to_container(config, resolve=True)
+    plain = data(config)
     block = dict(plain.get("hardware") or {})
     if device.unified:
         block["name"] = "gb10"
@@ -141,7 +143,7 @@ def check_attention(context: Context, trial: Trial = run_trial) -> Result | list
 def heads_of(config: DictConfig | None) -> tuple[int, int, int]:
     """The heads of the recipe's model, from its folder, its name or its config.json in the hub's cache; else `HEADS`."""
     path = None if config is None else OmegaConf.select(config, MODEL)
-    for model in (path, *folders_of(path)) if isinstance(path, str) and path else ():
+    for model in [path, *map(str, folders_of(path))] if isinstance(path, str) and path else []:
         with suppress(ConfigError):
             shape = shape_of(model)
             return shape.heads, shape.kv_heads, shape.head_dim

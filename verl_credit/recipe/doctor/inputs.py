@@ -30,10 +30,10 @@ MODULE_OF_LOGGER = {"vemlp_wandb": "volcengine_ml_platform"}  # the others have 
 
 def check_retriever(context: Context) -> Result:
     """Sends a real query with the token to every server and compares the indexes that they name."""
-    search = context.config.search
+    search = context.recipe.search
     if search.max_searches == 0:
         return skipped("the recipe does not search")
-    if search.url is None and serves_search(context.config):
+    if search.url is None and serves_search(context.recipe):
         return skipped("the run starts its own")
     context.index_fingerprint, servers = ask_servers(search)
     return passed(f"index: {servers}")
@@ -78,8 +78,8 @@ def check_corpus(context: Context) -> Result:
     from verl_credit.turns.rollout.search.client import SearchFault, client_for
     from verl_credit.worlds.data.answerable import draw, in_search
 
-    search, files = context.config.search, context.value(TRAIN)
-    questions, rows = draw([files] if isinstance(files, str) else list(files), context.config.data.prompt_key)
+    search, files = context.recipe.search, context.value(TRAIN)
+    questions, rows = draw([files] if isinstance(files, str) else list(files), context.recipe.data.prompt_key)
 
     try:
         found = in_search(questions, rows, client_for(search))
@@ -98,7 +98,7 @@ def check_corpus(context: Context) -> Result:
 
 def check_resume(context: Context) -> Result:
     """Checks the files of the checkpoint that the run goes on from."""
-    config = context.config
+    config = context.recipe
     if None in (context.value("run_dir"), context.value("trainer.default_local_dir")):
         return skipped("run_dir has no value")
     if (place := resumes_from(config)) is not None:
@@ -121,7 +121,7 @@ def check_model(context: Context) -> Result:
 
 def check_loggers(context: Context) -> Result:
     """Is there what verl's loggers import? verl imports it in a worker of Ray, where a missing module ends the run."""
-    given = context.config.trainer.logger
+    given = context.recipe.trainer.logger
     names = [given] if isinstance(given, str) else list(given)
     modules = [MODULE_OF_LOGGER.get(name, name) for name in names if name not in ("console", "file")]
     if absent := ", ".join(module for module in modules if find_spec(module) is None):
@@ -134,10 +134,10 @@ def check_family(context: Context) -> Result:
     """The recipe was checked when it was composed; by now a world may have been built, or a config.json fetched."""
     if unbuilt := context.unbuilt(context.value(MODEL)):
         return skipped(unbuilt)
-    if refused := [*validate_family(context.config, context.settings)]:
+    if refused := [*validate_family(context.recipe, context.settings)]:
         raise ConfigErrors(refused)
     _adapter_without_dropout(context.value(ADAPTER))
-    return passed(family_line(context.config))
+    return passed(family_line(context.recipe))
 
 
 def _adapter_without_dropout(path: object) -> None:
@@ -170,7 +170,7 @@ def check_data(context: Context, key: str) -> Result | list[Result]:
     paths = [files] if files is None or isinstance(files, str) else list(files)
     if unbuilt := context.unbuilt(*paths):
         return skipped(unbuilt)
-    config = context.config
+    config = context.recipe
     try:
         rows = context.rows(key)
     except NotHere as error:
@@ -191,13 +191,13 @@ def check_tokenizer(context: Context) -> Result:
     except NotHere as error:
         return warned(
             f"{error}: its chat template was not tried, and neither prompts nor answers were counted. Prompts longer "
-            f"than data.max_prompt_length={context.config.data.max_prompt_length} would lose their beginning; answers "
+            f"than data.max_prompt_length={context.recipe.data.max_prompt_length} would lose their beginning; answers "
             "that do not fit are failed scores at their step"
         )
 
 
 def check_prompts(context: Context, key: str) -> Result | list[Result]:
-    lines = count_prompts(context.config, key, context.rows(key), context.tokenizer)
+    lines = count_prompts(context.recipe, key, context.rows(key), context.tokenizer)
     return [warned(line) for line in lines] or passed("every prompt fits data.max_prompt_length")
 
 
@@ -214,7 +214,7 @@ TODAY = "@today@"
 
 def check_date(context: Context) -> Result:
     """A template that writes today's date gives other prompts to a run that is resumed on another day."""
-    meter, prompt = PromptMeter(context.tokenizer, context.config), context.rows(TRAIN)[0].prompt
+    meter, prompt = PromptMeter(context.tokenizer, context.recipe), context.rows(TRAIN)[0].prompt
     meter.kwargs = {**meter.kwargs, "strftime_now": lambda form: TODAY}
     if TODAY not in meter.text(prompt):
         return passed("the chat template writes no date into the prompts")
@@ -226,7 +226,7 @@ def check_date(context: Context) -> Result:
 
 
 def check_answers(context: Context) -> Result:
-    config, settings = context.config, context.settings
+    config, settings = context.recipe, context.settings
     place = place_of_answers(config, settings, SCORERS[settings.algorithm.info_gain_scorer])
     if place is None:
         return skipped("no answer has to fit beside a row")

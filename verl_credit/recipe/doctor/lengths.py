@@ -12,12 +12,14 @@ with contexts = search.max_searches + 1. The length limits give the longest row.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from verl_credit.config.fit import Place, longest_row
 from verl_credit.config.keys import AUTO
+from verl_credit.config.resolved import data
 from verl_credit.config.settings import CreditSettings
 from verl_credit.errors import PreflightError
 from verl_credit.recipe.doctor.data import Row, rows_needed
@@ -80,8 +82,7 @@ class PromptMeter:
     def __init__(self, tokenizer, config: DictConfig):
         self.tokenizer = tokenizer
         self.tools = [SCHEMA] if config.search.max_searches else None
-        given = config.data.get("apply_chat_template_kwargs") or {}
-        self.kwargs = OmegaConf.to_container(given, resolve=True) if OmegaConf.is_config(given) else given
+        self.kwargs = data(config.data.get("apply_chat_template_kwargs")) or {}
         self.model_type = (model_values(config.actor_rollout_ref.model.path) or {}).get("model_type")
         self._around: dict[tuple, int] = {}
 
@@ -134,7 +135,8 @@ def count_prompts(
     doubtful = [(bound, row) for row in rows if (bound := measured(row, meter.at_most)) > limit]
     doubtful.sort(key=lambda pair: -pair[0])
     unread = max(0, len(doubtful) - most)
-    left_out, cut = [], []
+    left_out: list[tuple[float, str]] = []
+    cut: list[tuple[float, str]] = []
     for _, row in doubtful[:most]:
         if (n := measured(row, meter.count)) > limit:
             dropped = filters and meter.count(row.prompt, with_tools=False) > limit
@@ -201,7 +203,7 @@ def worst_row(
     for where, prompt, truth, _ in rows:
         golds, template = aliases_that_count(truth, algorithm.info_gain_aliases), algorithm.info_gain_template
         if template == AUTO:
-            template = auto_template(stated_form(truth), lambda prompt=prompt: str(prompt))
+            template = auto_template(stated_form(truth), partial(str, prompt))
         appended = SCORERS[algorithm.info_gain_scorer].rides
         for together in [golds] if appended else [[gold] for gold in golds]:
             texts.append((counter.at_most(together, template), where, together, template))

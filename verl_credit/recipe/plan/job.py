@@ -89,7 +89,7 @@ class Job:
     """CUDA graphs that the engine captures, one per number of rows; 0 with enforce_eager."""
     bucket_bytes: int = 0
     # the run
-    steps: int | None = _key(None, "whole", "trainer.total_training_steps")
+    steps: int | None = _key(None, "may_be", "trainer.total_training_steps")
     passes: int = _key(1, "count", "trainer.total_epochs")
     save_every: int = _key(-1, "whole", "trainer.save_freq")
     test_every: int = _key(-1, "whole", "trainer.test_freq")
@@ -99,7 +99,7 @@ class Job:
     val_modes: tuple[str, ...] = ("greedy",)
     val_samples: int = _key(1, "count", f"{_R}.val_kwargs.n")
     search_timeout_s: float = _key(20.0, "number", "search.timeout_s")
-    keep: int | None = _key(None, "whole", "trainer.max_actor_ckpt_to_keep")
+    keep: int | None = _key(None, "may_be", "trainer.max_actor_ckpt_to_keep")
     named: tuple[int, ...] = ()
     """Steps whose checkpoints stay (`keep_checkpoints`)."""
 
@@ -122,9 +122,8 @@ class Job:
 
 def read_job(config: Mapping, *, flash_attn: bool) -> Job:
     """Reads a composed configuration (OmegaConf, or plain dictionaries). Raises `ConfigError`."""
-    from verl_credit.turns.score.scorers import (
-        SCORERS,
-    )  # here, because the formulas that take a Job need torch alone
+    # Here, because the formulas that take a Job need torch alone.
+    from verl_credit.turns.score.scorers import SCORERS
 
     get = _Reader(config)
     job = Job(**{
@@ -168,7 +167,7 @@ def read_job(config: Mapping, *, flash_attn: bool) -> Job:
         shards=devices if fsdp_size <= 0 or fsdp_size >= devices else fsdp_size,
         fused_step=not on_cpu,
         engine=str(get(f"{_R}.name", "vllm")),
-        model_len=0 if get.whole(model_len, None) is None else get.count(model_len, 1),
+        model_len=0 if get.may_be(model_len) is None else get.count(model_len, 1),
         served_answers=gains and scorer.in_rollout,
         bucket_bytes=get.whole(f"{_R}.checkpoint_engine.update_weights_bucket_megabytes", 2048) * 2**20,
         val_rows=max(0, get.whole("data.val_max_samples", -1)),
@@ -199,7 +198,7 @@ def _tokens(get: _Reader, switch: str, prefix: str, job: Job, all_rows: int) -> 
     rows = max(1, -(-all_rows // job.data_parallel))
     if get(switch, False):
         return min(get.count(f"{prefix}_max_token_len_per_gpu", 16384), rows * job.longest_row)
-    micro = get.whole(key := f"{prefix}_micro_batch_size_per_gpu", None)
+    micro = get.may_be(key := f"{prefix}_micro_batch_size_per_gpu")
     if micro is None:
         raise ConfigError(key=key, accepted=f"set it, or {switch}=true")
     return min(micro, rows) * job.longest_row // job.sequence_parallel
@@ -227,18 +226,24 @@ class _Reader:
     def flag(self, key: str, default: bool) -> bool:
         return bool(self(key, default))
 
-    def number(self, key: str, default, accepted: str = "a number", fits=lambda value: True) -> float | None:
+    def number(
+        self, key: str, default: float, accepted: str = "a number", fits: Callable = lambda value: True
+    ) -> float:
         value = self(key, default)
-        if value is not None:
-            require_number(key, value, accepted, fits)
+        require_number(key, value, accepted, fits)
         return value
 
     def count(self, key: str, default: int) -> int:
-        return self.number(key, default, "a whole number above 0", lambda v: isinstance(v, int) and v > 0)
+        return int(
+            self.number(key, default, "a whole number above 0", lambda v: isinstance(v, int) and v > 0)
+        )
 
-    def whole(self, key: str, default: int | None) -> int | None:
-        value = self.number(key, default, "a whole number", lambda v: v % 1 == 0)
-        return None if value is None else int(value)
+    def whole(self, key: str, default: int) -> int:
+        return int(self.number(key, default, "a whole number", lambda v: v % 1 == 0))
+
+    def may_be(self, key: str, default: None = None) -> int | None:
+        """A whole number, or None where the key has no value."""
+        return None if self(key, default) is None else self.whole(key, 0)
 
     def bytes(self, key: str, default: int) -> int:
         value = self(key, None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import Any
 
 from verl_credit.config.engines import engine_named
 from verl_credit.config.fit import LOG_PROB, MODEL_LEN
@@ -150,7 +151,7 @@ def assumptions(given: Mapping, job: Job, hw: Hardware) -> Assumptions:
             raise unknown_key("plan", key, ["model", *sorted(known)], redact_value(key, value), remedy=before)
         require_number(f"plan.{key}", value, "a number, 0 or more", lambda v: 0 <= v < float("inf"))
     response = given.get("mean_response_tokens") or job.max_response / 2
-    defaults = {
+    defaults: dict[str, Any] = {
         "mean_prompt_tokens": job.max_prompt / 4,
         "mean_response_tokens": response,
         "mean_generated_tokens": response * (0.35 if job.max_turns > 1 else 1.0),
@@ -192,7 +193,7 @@ def _notes(
         notes.append(
             "LoRA keeps the frozen weights in fp32 (actor.fsdp_config.model_dtype); bf16 would halve them"
         )
-    provider = PROVIDERS.get(algorithm.get("turn_values"))
+    provider = PROVIDERS.get(algorithm.get("turn_values") or "")
     if provider is not None and provider.uncounted:
         notes.append(provider.uncounted)
     if searches and not assumed.search_core_seconds:

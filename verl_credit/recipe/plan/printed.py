@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from verl_credit.config.log_prob_path import describe
+from verl_credit.recipe.plan.compute import RunTime
 from verl_credit.recipe.plan.hardware import GIB
 from verl_credit.recipe.plan.plan import Plan
 
@@ -64,23 +65,22 @@ def _time_lines(plan: Plan) -> list[str]:
         f"tokens per step: {tokens['trained']:,.0f} trained in {tokens['rows']:,.0f} rows of {tokens['per row']:,.0f}, "
         f"{tokens['generated']:,.0f} generated, {tokens['branches']:,.0f} in scored answers",
     ]
-    if plan.steps is None:
+    if plan.run is None:
         lines.append("run: length unknown; set trainer.total_training_steps or plan.train_rows")
     else:
-        lines.append(f"run: {duration(plan.run.total)}: {_run_parts(plan)}")
+        lines.append(f"run: {duration(plan.run.total)}: {_run_parts(plan.run)}")
     disk = "unknown: every checkpoint is kept" if plan.disk is None else f"{plan.disk / 1e9:.1f} GB"
     lines.append(f"disk for checkpoints: {disk}")
     return lines
 
 
-def _run_parts(plan: Plan) -> str:
-    run = plan.run
+def _run_parts(run: RunTime) -> str:
     parts = [f"{run.steps:,} steps {duration(run.training)}"]
     if run.evaluations and run.evaluation is None:
         parts.append(
             f"{run.evaluations} evaluations LEFT OUT (data.val_max_samples or plan.val_rows says of how many questions)"
         )
-    elif run.evaluations:
+    elif run.evaluations and run.evaluation is not None:
         parts.append(f"{run.evaluations} evaluations {duration(run.evaluations * run.evaluation)}")
     if run.saves:
         parts.append(f"{run.saves} checkpoints {duration(run.saves * run.save)}")

@@ -5,7 +5,9 @@ Checks without the data that turns, rows and answers fit the lengths of their pl
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+
+from omegaconf import DictConfig
 
 from verl_credit.config import fit
 from verl_credit.config.engines import ENGINE, ENGINES, engine_of
@@ -98,7 +100,7 @@ def _other_tools(config: Tree) -> Iterator[ConfigError]:
 
 def _reward_manager(config: Tree) -> Iterator[ConfigError]:
     """Checks that verl's manager passes on what the reward function reads, and leaves outcomes as MaxRL needs them."""
-    if not isinstance(config.reward, Mapping):
+    if not isinstance(config.reward, DictConfig):
         raise ConfigError.of(config, "reward", accepted="a section with keys")
     manager = config.reward.reward_manager
     if manager.source != "register":

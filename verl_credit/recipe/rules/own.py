@@ -106,8 +106,10 @@ def trial(key: str, value: str, call: str, beside: Mapping[str, Any] | None = No
 
 def _may_be_called(found: Any, kind: str) -> bool:
     """May the check call it? A user's code, yes; an installed package's only where it is declared as such an operator."""
-    if isinstance(found, TransformSpec | UncertaintySpec):
-        found = found.compute_context if kind == "transform" else found.compute
+    if isinstance(found, TransformSpec):
+        found = found.compute_context
+    elif isinstance(found, UncertaintySpec):
+        found = found.compute
     if found is None or _of_the_user(found):
         return True
     if not inspect.isfunction(found) or not inspect.signature(found).parameters:

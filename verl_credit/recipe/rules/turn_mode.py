@@ -25,7 +25,7 @@ from verl_credit.redact import redact_value
 from verl_credit.turns.step.anchor_table import ANCHOR_KEY as ANCHOR
 from verl_credit.turns.step.anchor_table import ANCHORS
 from verl_credit.turns.step.signals.built_in import SIGNALS, find_signal
-from verl_credit.turns.step.signals.own import GroupSignal, TrajectorySignal
+from verl_credit.turns.step.signals.own import GroupSignal, OwnSignal, TrajectorySignal
 from verl_credit.turns.step.signals.signal import Trajectory, Turn
 
 MODE, PARAMS = "algorithm.info_gain_norm_mode", "algorithm.turn_params"
@@ -132,7 +132,8 @@ def validate_turn_signals(config: Tree, settings: CreditSettings) -> Iterator[Co
         yield from refusals_of(_check, config, settings, SIGNAL if several is None else SEVERAL, each)
 
 
-def _check(config: Tree, settings: CreditSettings, key: str, name: str) -> Iterator[ConfigError]:
+def _check(config: Tree, settings: CreditSettings, key: str, name: str) -> None:
+    """Raises ConfigError for a signal that is unknown, or that this run cannot call."""
     own = not name.startswith(COLUMN) and name not in SIGNALS and bool(plugin_path(name))
     if not own and name not in SIGNALS and not (name.startswith(COLUMN) and name != COLUMN):
         if gone := gone_value(SIGNAL, name):
@@ -145,12 +146,12 @@ def _check(config: Tree, settings: CreditSettings, key: str, name: str) -> Itera
         use = "the search gives no reward, and the recipe names no other tool (multi_turn.tool_config_path) "
         use += "and no agent loop of yours (agent_loop_config_path), whose rows may have rewards"
         raise ConfigError(key=key, value=name, accepted=use)
-    if not own:
-        return
     try:
         signal = find_signal(name, settings.algorithm.turn_signal_params, key)
     except ValueError as error:
         raise ConfigError(str(error), key=key, value=name, accepted=ACCEPTED) from error
+    if not isinstance(signal, OwnSignal):
+        return
     refuse_what_is_no_operator(signal.function, key, name)
     if "pages" in signal.wants and loop == TURN_AGENT and not own_loops(config):
         use = f"that loop's tools name no pages, so that no turn would have a reward; set {DEFAULT}={AGENT_NAME}, or take "

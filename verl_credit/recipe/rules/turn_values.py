@@ -69,6 +69,6 @@ def _try(name: str) -> None:
 
 def _changed(trajectory: Trajectory) -> Iterator[Trajectory]:
     """The trajectory as it was, with other outcomes, and cut before its last turn."""
-    for outcome in (trajectory.outcome, 1 - trajectory.outcome):
+    for outcome in (0.0, 1.0):
         yield replace(trajectory, outcome=outcome, scores={"em": outcome})
     yield concealed(trajectory, before=max(len(trajectory.turns) - 2, 0))
