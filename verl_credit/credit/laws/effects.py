@@ -119,8 +119,7 @@ def turns(subject: Subject, world: World) -> None:
     apply, given = subject.apply, subject.given
     if not subject.reads_turns or apply is None or given is None:
         return
-    given_B_T = given(world).advantage_B_T
-    ids_B_T = torch.where(world.counted_B_T, world.turn_ids_B_T, -1)
+    given_B_T, ids_B_T = given(world).advantage_B_T, torch.where(world.counted_B_T, world.turn_ids_B_T, -1)
     plain_B_T = apply(world, given_B_T)
     nothing = CLOSE[plain_B_T.dtype] * scale_of(plain_B_T)
     rows = [row for row in range(len(ids_B_T)) if ids_B_T[row].max() > 0][:ROWS]

@@ -82,11 +82,6 @@ def origin(name: str) -> str:
     return f"plug-in recipes/methods/{own.partition('.')[0]}.py" if own and not package else "yours"
 
 
-def shipped_mode(name: str) -> TurnMode | None:
-    """Returns a mode of the core or of `METHODS`; None for a user's, whose code may not be called."""
-    return find_turn_mode(name) if name in MODES or origin(name) != "yours" else None
-
-
 @lru_cache(maxsize=64)
 def find_turn_mode(name: str, key: str = "algorithm.info_gain_norm_mode") -> TurnMode:
     """Returns the mode. Raises ValueError where no mode, no plug-in and no importable function has that name."""
