@@ -7,13 +7,9 @@ from __future__ import annotations
 
 import logging
 
-from verl.experimental.agent_loop.tool_agent_loop import ToolAgentLoop
 from verl.utils.tokenizer.continuous_token import ContinuousTokenBuilder
 
-# 0.9.1 appends "context" messages, 0.9.0 and the development version of August 2026 "non-assistant" ones: the same function.
-MERGE_MESSAGES = next(
-    name for name in ("ct_merge_context_msg", "ct_merge_non_assistant_msg") if hasattr(ToolAgentLoop, name)
-)
+# 0.9.1 appends "context" messages, 0.9.0 and the development version of August 2026 "non-assistant" ones.
 MERGE_TOKENS = next(
     name
     for name in ("_merge_context_token_ids", "_merge_non_assistant_token_ids")

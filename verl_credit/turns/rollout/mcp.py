@@ -96,9 +96,9 @@ async def ask(settings: ToolSettings, request: Callable[[Any], Awaitable]):
     try:
         from mcp import Client, MCPError
         from mcp.types import CONNECTION_CLOSED, INVALID_PARAMS
-    except ImportError as error:
-        use = f"MCP tools need the official SDK: pip install 'verl-credit[mcp]' ({error})"
-        raise PreflightError(use) from error
+    except ImportError as missing:
+        use = f"MCP tools need the official SDK: pip install 'verl-credit[mcp]' ({missing})"
+        raise PreflightError(use) from missing
     code = "connect"
     try:
         async with (

@@ -36,7 +36,7 @@ def staleness_metrics(
     age_B_K, spans_B_K = _ages(turns.records, n_turns_B, step)
     turns_B_K = row_valid_B[:, None] & (torch.arange(age_B_K.shape[1]) < n_turns_B[:, None])
     known_B_K = turns_B_K & (age_B_K != UNKNOWN)
-    metrics = {f"{NAME}/turns_unknown": int((turns_B_K & ~known_B_K).sum())}
+    metrics: dict[str, float] = {f"{NAME}/turns_unknown": int((turns_B_K & ~known_B_K).sum())}
     if not known_B_K.any():
         return metrics
     ages = age_B_K[known_B_K].double()

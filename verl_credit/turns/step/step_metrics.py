@@ -31,7 +31,7 @@ def row_metrics(turns: TurnBatch) -> dict[str, float]:
     real = [row for row, pad in enumerate(turns.is_padding) if not pad]
     records, rows = [turns.records[row] for row in real], max(len(real), 1)
     reasons = Counter(record["stop_reason"] for record in records)
-    metrics = {f"credit/stop/{reason}": reasons[reason] / rows for reason in STOP_REASONS}
+    metrics: dict[str, float] = {f"credit/stop/{reason}": reasons[reason] / rows for reason in STOP_REASONS}
     all_turns = int(turns.n_turns_B[real].sum())
     metrics[TURNS_CUT] = reasons["turn_length"] / max(all_turns, 1)  # a turn that is cut is its row's last
     faults = Counter(record["tool_fault"] for record in records if record["tool_fault"])
@@ -61,7 +61,7 @@ def gain_metrics(step: StepCredit) -> dict[str, float]:
     """
     mask, gain = step.rewarded_B_K, step.tables.reward_B_K
     name = "credit/gain" if list(step.settings.turn_signals) == [INFO_GAIN] else "credit/turn_reward"
-    metrics = {f"{name}/turns": int(mask.sum())}
+    metrics: dict[str, float] = {f"{name}/turns": int(mask.sum())}
     if not mask.any():
         return metrics
     values = gain[mask].double()
@@ -82,7 +82,7 @@ def credit_metrics(step: StepCredit, group_size: int) -> dict[str, float]:
     credit, tables, turns = step.credit, step.tables, step.inputs.turns
     valid, n_turns_B = tables.valid_B, turns.n_turns_B
     real = ~torch.tensor(turns.is_padding)
-    metrics = {"credit/invalid_rows": int((real & ~valid).sum())}
+    metrics: dict[str, float] = {"credit/invalid_rows": int((real & ~valid).sum())}
     metrics |= {f"credit/{name}": credit.counts[name] for name in COUNTED}
     metrics |= {f"credit/{name}": credit.counts[name] for name in OPTIONAL if name in credit.counts}
     if "rows_left_out" in credit.counts:
