@@ -130,7 +130,7 @@ def test_a_killed_worker_is_replaced_at_once(start):
     # One group of their own each: a terminal's Ctrl-C is the parent's to answer.
     in_time(lambda: all(os.getpgid(pid) == pid for pid in server.workers()))
     # A fork has the parent's command line, with the token in this test's code, until it starts its own program.
-    in_time(lambda: all(b"secret" not in Path(f"/proc/{p}/cmdline").read_bytes() for p in server.workers()))
+    in_time(lambda: all(b"secret-t" not in Path(f"/proc/{p}/cmdline").read_bytes() for p in server.workers()))
     last = server.workers()
     server.process.send_signal(signal.SIGINT)
     assert server.wait() == 0
