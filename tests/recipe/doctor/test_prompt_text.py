@@ -127,7 +127,7 @@ def test_a_checkpoint_of_before_resumes_without_the_key_of_the_date(tmp_path):
     folder = tmp_path / "global_step_1"
     folder.mkdir()
     (folder / "data.pt").touch()
-    OmegaConf.update(config, "prompt_date", "25 Nov", force_add=True)
-    save_state(folder, config, 1, {})
-    del config.prompt_date
-    assert "nothing reads prompt_date any more" in describe_resume(config, 1)[0]
+    for date, line in ((None, "exact, from step 1"), ("25 Nov", "nothing reads prompt_date any more")):
+        before = OmegaConf.create({**OmegaConf.to_container(config), "prompt_date": date})
+        save_state(folder, before, 1, {})
+        assert line in describe_resume(config, 1)[0]

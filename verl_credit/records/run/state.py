@@ -134,7 +134,7 @@ def deciding_keys(config) -> dict[str, str]:
 
 def _differences(before: dict, now: dict) -> list[str]:
     """A line for each key with another value, and one for all keys that verl_credit has no more."""
-    gone = [key for key in before if key not in now and gone_key(key)]
+    gone = [key for key in before if key not in now and before[key] != "None" and gone_key(key)]
     keys = (key for key in dict.fromkeys([*before, *now]) if key not in gone)
     pairs = ((k, place_now(str(before.get(k))), str(now.get(k))) for k in keys)  # a new key was None
     lines = [f"{k} was {old}, is {new}" for k, old, new in pairs if old != new]
