@@ -366,8 +366,12 @@ def test_a_model_that_loads_with_another_attention_scores_no_branches():
     from verl_credit.host.engine.log_prob_engine import SCORE_BRANCHES, BranchEngine
 
     engine = BranchEngine()
-    engine.model_config = SimpleNamespace(hf_config=SimpleNamespace(_attn_implementation="sdpa"))
+    engine.model_config = SimpleNamespace(
+        hf_config=SimpleNamespace(_attn_implementation="sdpa", model_type="qwen3")
+    )
     data = TensorDict({}, batch_size=[])
     tu.assign_non_tensor(data, **{SCORE_BRANCHES: True})
-    with pytest.raises(ValueError, match="info_gain_scorer=branch needs attn_implementation=.*, not sdpa"):
+    with pytest.raises(
+        ValueError, match="info_gain_scorer=branch cannot score qwen3 with attn_implementation=sdpa"
+    ):
         engine.forward_backward_batch(data, None, forward_only=True)

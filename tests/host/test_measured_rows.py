@@ -19,6 +19,7 @@ from verl_credit.host.step.measured_rows import (
     pieces_of,
     reaches,
     replayed,
+    rows_of,
     trajectory_of,
 )
 from verl_credit.turns.rollout.book import RowRecord
@@ -122,8 +123,7 @@ def test_an_outcome_that_is_neither_right_nor_wrong_is_refused(scores, reward):
 def test_no_more_rollouts_at_a_time_than_a_step_has(counts, parts):
     wanted = [Wanted(question, count, f"q{question}", ()) for question, count in enumerate(counts)]
     pieces = [piece for one in wanted for piece in pieces_of(one, 8)]
-    found = list(parts_of(pieces, 8))
-    assert [[one.count for one in part] for part in found] == parts
+    assert [[one.count for one in part] for part in parts_of(pieces, 8)] == parts
     assert len({one.name for one in pieces}) == len(pieces) and {one.name for one in wanted} <= {
         one.name for one in pieces
     }
@@ -205,8 +205,7 @@ def test_an_agent_loop_that_returns_several_rows_is_not_measured(monkeypatch):
     rewards = {"rm_scores": torch.nested.as_nested_tensor([torch.tensor([1.0])], layout=torch.jagged)}
     monkeypatch.setattr("verl_credit.host.step.measured_rows.store.fetch_turn_batch", lambda batch: turns)
     monkeypatch.setattr("verl_credit.host.step.measured_rows.store.read", lambda batch, *fields: rewards)
-    made = Generator(SMALL, [], None, None, None, step=0)
-    (found,) = made._rows(SimpleNamespace(keys=["uid_of_it_3_0"]))["uid_of_it"].items()
-    assert found[0] == 3 and found[1]["turn_ids"] == [0] and found[1]["outcome"] == 1.0
+    ((found,),) = rows_of(SimpleNamespace(keys=["uid_of_it_3_0"]), {"uid_of_it": 5})
+    assert found.question == 5 and found.turn_ids == [0] and found.outcome == 1.0
     with pytest.raises(IntegrityError, match="rollout uid_of_it_3_1: .*several rows"):
-        made._rows(SimpleNamespace(keys=["uid_of_it_3_1"]))
+        rows_of(SimpleNamespace(keys=["uid_of_it_3_1"]), {"uid_of_it": 5})

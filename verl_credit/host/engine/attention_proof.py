@@ -8,16 +8,12 @@ refusal names the first other setting that this model computes right, which is m
 In float32 no log-prob may differ by more than ``EXACT`` nats. In half precision deep models amplify rounding, so the limits
 are wider, on the largest difference, on the means over a row and a branch, and, packed against alone, over all branches:
 
-    HALF · clamp(σ, 0.1, 1),    σ = standard deviation of the log-probs under `eager`, in nats
+    HALF · clamp(σ, 0.1, 1),    σ = standard deviation of the log-probs under `eager`, in nats: flat models hide wrong masks
 
-A flat model hides a wrong mask, so the limit scales with the spread σ. Measured in bfloat16 on a CPU, on random weights
-(qwen3, mistral with a window of 7, qwen3_moe; standard deviations of 0.02, 0.1 and 0.25; 4, 28 and 48 layers; two seeds),
-divided by clamp(σ, 0.1, 1). Correct models: at most 2.03 (largest; dense ones 1.47), 0.15 (row), 0.42 (branch). Wrong ones
-at 0.1 and 0.25, 4 and 28 layers: without a causal mask, with keys moved by one or without a window, a row of at least 0.46;
-rows that see each other, a branch of at least 0.93; a window off by one, a row of 0.82 at 0.25 and of 0.28 at 0.1. At 0.02
-hardly any fault shows. A base off by one shows in the mean over all branches: at least 0.148 with trained weights and
-random ones at 0.25, where correct models have 0.089 at most (evidence/real, section 3). The limit finds 51 of 52 such
-faults, the other three 34. Extreme weights can fail although they are correct: two of 18 random models do.
+Measured in bfloat16 on random weights (three families, up to 48 layers), divided by clamp(σ, 0.1, 1): correct models have
+at most 2.03 (largest), 0.15 (row), 0.42 (branch) and 0.089 (all branches). Wrong masks have a row of at least 0.46 or a
+branch of at least 0.93; a base off by one has 0.148 over all branches; a window off by one a row of 0.28 at σ = 0.1. At
+σ = 0.02 hardly any fault shows. Two of 18 models with extreme weights fail although they are correct (evidence/real).
 """
 
 from __future__ import annotations
@@ -38,6 +34,7 @@ from verl_credit.turns.score.branches import encode_branches
 # 639 tokens in five blocks of 128. Bases after, on and before the borders at 128 and, with row 2 from 457 on, 512.
 ROWS = (301, 140, 170)
 BRANCH_SHAPES = (((301, 4), (129, 4), (128, 4), (127, 4)), (), ((56, 4), (55, 4), (54, 4)))  # (base, tokens)
+NO_BRANCHES = ((),) * len(ROWS)
 PACK_TOKENS = 1024  # all of them in one micro-batch
 EXACT = {torch.float32: 1e-3, torch.float64: 1e-5}  # `eager` has its softmax in float32
 HALF = (3.0, 0.3, 0.75, 0.15)
@@ -54,7 +51,7 @@ def prove(engine, vocabulary: int) -> str:
 
     Every rank calls it with the same rows, so that collectives match. `require_windows` may refuse first.
     """
-    shapes = BRANCH_SHAPES if engine.branches else ()
+    shapes = BRANCH_SHAPES if engine.branches else NO_BRANCHES
     with _attention(engine, "eager"):
         stock = _log_probs(engine, vocabulary, shapes)
     try:
@@ -69,36 +66,34 @@ def prove(engine, vocabulary: int) -> str:
 def _compared(engine, vocabulary: int, shapes, stock) -> tuple[str, bool]:
     """(the line, whether every difference is within its limit)."""
     packed = engine.model_config.use_remove_padding
-    together = _log_probs(engine, vocabulary, shapes, together=True, packed=packed)
+    read = partial(_log_probs, engine, vocabulary, shapes, packed=packed)
+    together = read(together=True)
     with recorded() as windows:
-        alone = _log_probs(engine, vocabulary, shapes, packed=packed)
+        alone = read()
     kernels = engine.module_attention
     if engine.packs:
         require_windows(engine.model_config.hf_config.get_text_config(), windows)
         kernels = "; ".join(dict.fromkeys(map(str, chosen(engine.module_attention))))
     apart, off = differences(together, alone), differences(alone, stock)
-    rows = f"{'packed' if packed else 'padded'} rows{' and branches' if shapes else ''}"
+    rows = f"{'packed' if packed else 'padded'} rows{' and branches' if any(shapes) else ''}"
     message = (
         f"attention: {kernels}; {rows} read as alone within {apart[0]:.1g}, alone as with eager attention within "
         f"{off[0]:.1g}"
     )
     dtype = _dtype(engine)
-    limits = allowed(stock, dtype)[: len(apart)]
-    if _within(apart, limits) and _within(off[:3], limits[:3]):
-        if dtype in EXACT or _has_experts(engine.module):
+    limits = allowed(stock, dtype)
+    if _within(apart, limits) and _within(off[:3], limits):
+        if dtype in EXACT or any(name.endswith("experts") for name, _ in engine.module.named_modules()):
             return message, True
-        beside = _log_probs(engine, vocabulary, shapes, together=True, packed=packed, first_seed=1)
+        beside = read(together=True, other_first=True)
         pairs = zip(together[1 : len(ROWS)], beside[1 : len(ROWS)], strict=True)
         moved = max(float((a - b).abs().max()) for a, b in pairs)
         if moved <= BESIDE:
             return message, True
         return f"{message}; another first row changes the others by {moved:.1g}", False
-    means = ("a row", "a branch", "all branches")[: len(apart) - 1]
-    both = zip(means, apart[1:], off[1:], limits[1:], strict=True)
-    found = "; ".join(
-        f"in the mean of {what} {a:.2g} and {b:.2g}, at most {most:.3g}" for what, a, b, most in both
-    )
-    return f"{message}, in {dtype} at most {limits[0]:.3g} is accepted; {found}", False
+    means = zip(("a row", "a branch", "all branches"), apart[1:], off[1:], limits[1:], strict=False)
+    found = [f"in the mean of {what} {a:.2g} and {b:.2g}, at most {most:.3g}" for what, a, b, most in means]
+    return f"{message}, in {dtype} at most {limits[0]:.3g} is accepted; {'; '.join(found)}", False
 
 
 def _other_way(engine, vocabulary: int, stock) -> str:
@@ -110,10 +105,8 @@ def _other_way(engine, vocabulary: int, stock) -> str:
             try:
                 if name == AUTO:
                     refuse_model(engine.model_config.hf_config, name, packed)
-                read = [
-                    _log_probs(engine, vocabulary, (), together=both, packed=packed) for both in (True, False)
-                ]
-                off = [differences(rows, stock[: len(ROWS)]) for rows in read]
+                read = partial(_log_probs, engine, vocabulary, NO_BRANCHES, packed=packed)
+                off = [differences(read(together=both), stock[: len(ROWS)]) for both in (True, False)]
                 right, why = all(_within(one, limits) for one in off), f"off by {max(off)[0]:.1g}"
             except RuntimeError as error:  # a family's own code, or a device without room for it
                 right, why = False, f"{type(error).__name__}: {' '.join(str(error).split())[:100]}"
@@ -125,10 +118,6 @@ def _other_way(engine, vocabulary: int, stock) -> str:
             )
         tried.append(f"{name} with use_remove_padding={str(packed).lower()}: {why}")
     return f"No other setting that was tried reads rows as alone (attn_implementation={'; '.join(tried)})"
-
-
-def _has_experts(model: torch.nn.Module) -> bool:
-    return any(name.endswith("experts") for name, _ in model.named_modules())
 
 
 def _dtype(engine) -> torch.dtype:
@@ -151,14 +140,9 @@ def differences(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> tuple[f
     the mean over the tokens of all branches; NaN if a log-prob is NaN."""
     apart = [(a - b).abs() for a, b in zip(ours, theirs, strict=True)]
     rows, branches = apart[: len(ROWS)], apart[len(ROWS) :]
-    largest = [torch.cat(apart).max(), _largest_mean(rows)]
-    if branches:
-        largest += [_largest_mean(branches), torch.cat(branches).mean()]
-    return tuple(map(float, largest))
-
-
-def _largest_mean(parts: list[torch.Tensor]) -> torch.Tensor:
-    return torch.stack([part.mean() for part in parts]).max()
+    means = [torch.stack([part.mean() for part in parts]).max() for parts in (rows, branches) if parts]
+    every = [torch.cat(branches).mean()] if branches else []
+    return tuple(map(float, (torch.cat(apart).max(), *means, *every)))
 
 
 def allowed(stock: list[torch.Tensor], dtype: torch.dtype) -> tuple[float, ...]:
@@ -191,52 +175,39 @@ def _attention(engine, name: str):
 
 
 def _log_probs(
-    engine, vocabulary: int, shapes, *, together: bool = False, packed: bool = True, first_seed: int = 0
+    engine, vocabulary: int, shapes, *, together: bool = False, packed: bool = True, other_first: bool = False
 ) -> list[torch.Tensor]:
     """Log-probs of every row and every branch without its last position, from one micro-batch or from single forwards."""
     draw = partial(torch.randint, 0, vocabulary, generator=torch.Generator().manual_seed(0))
     whole = [draw((n,)) for n in ROWS]
-    if first_seed:
-        whole[0] = torch.randint_like(
-            whole[0], 0, vocabulary, generator=torch.Generator().manual_seed(first_seed)
-        )
-    branches = [[(base, draw((tokens,))) for base, tokens in shape] for shape in shapes or ((),) * len(ROWS)]
+    branches = [[(base, draw((tokens,))) for base, tokens in shape] for shape in shapes]
+    if other_first:
+        whole[0] = whole[0].flip(0)
     flat = [(row, base, ids) for row, its in zip(whole, branches, strict=True) for base, ids in its]
     rows = whole if together else [*whole, *(torch.cat([row[:base], ids]) for row, base, ids in flat)]
-    data = TensorDict(
-        {
-            "input_ids": nested(rows),
-            "position_ids": nested([torch.arange(len(row)) for row in rows]),
-            "loss_mask": nested([torch.ones(len(row), dtype=torch.long) for row in rows]),
-        },
-        batch_size=len(rows),
-    )
-    if together:
-        if shapes:
-            data[BRANCHES] = nested(
-                [encode_branches([(base, ids.tolist()) for base, ids in its]) for its in branches]
-            )
-        one = {SCORE_BRANCHES: bool(shapes), "use_dynamic_bsz": True, "max_token_len_per_gpu": PACK_TOKENS}
-        tu.assign_non_tensor(data, **one)
-    else:
-        tu.assign_non_tensor(data, use_dynamic_bsz=False, micro_batch_size_per_gpu=1)
+    fields = {
+        "input_ids": nested(rows),
+        "position_ids": nested([torch.arange(len(row)) for row in rows]),
+        "loss_mask": nested([torch.ones(len(row), dtype=torch.long) for row in rows]),
+    }
+    carried = together and bool(flat)
+    if carried:
+        fields[BRANCHES] = nested(
+            [encode_branches([(base, ids.tolist()) for base, ids in its]) for its in branches]
+        )
+    data = TensorDict(fields, batch_size=len(rows))
     tu.assign_non_tensor(
         data, calculate_entropy=False, compute_loss=False, temperature=1.0, use_remove_padding=packed,
-        use_fused_kernels=False,
+        use_fused_kernels=False, use_dynamic_bsz=together, max_token_len_per_gpu=PACK_TOKENS,
+        micro_batch_size_per_gpu=1, **{SCORE_BRANCHES: carried},
     )  # fmt: skip
     with engine.eval_mode():
         output = engine.infer_batch(data)["model_output"]
     own = [row.float().cpu() for row in output["log_probs"].unbind()]
-    if not shapes:
-        ends = []
-    elif together:
-        packed_ends = zip(output[BRANCH_LOG_PROBS].unbind(), branches, strict=True)
+    ends = [row[base:] for row, (_, base, _) in zip(own[len(ROWS) :], flat, strict=False)]
+    if carried:
+        of_rows = zip(output[BRANCH_LOG_PROBS].unbind(), branches, strict=True)
         ends = [
-            end
-            for row, its in packed_ends
-            if its
-            for end in row.float().cpu().split([len(ids) for _, ids in its])
+            e for row, its in of_rows if its for e in row.float().cpu().split([len(ids) for _, ids in its])
         ]
-    else:
-        ends = [row[base:] for row, (_, base, _) in zip(own[len(ROWS) :], flat, strict=True)]
     return [part[:-1] for part in (*own[: len(ROWS)], *ends)]

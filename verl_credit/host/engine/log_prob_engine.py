@@ -54,15 +54,15 @@ class LogProbEngine:
 
     def describe_log_probs(self, *, distills: bool = False) -> str:
         """Returns one line: which code computes the log-probs in this process, why, and its memory."""
-        path = self.usual_path(distills=distills)
+        path, config = self.usual_path(distills=distills), self.engine_config
         vocabulary = self.model_config.hf_config.get_text_config().vocab_size
         line = describe(path, vocabulary, get_device_name(), no_flash_loss())
-        if path in (FLASH, LOOP):
-            config = self.engine_config
-            chunked = f"the project's own, {config.entropy_from_logits_chunk_size} tokens at a time"
-            whole = f"verl's, {'compiled' if config.use_torch_compile else 'over all tokens at once'}"
-            line += f"; entropies: {chunked if config.entropy_from_logits_with_chunking else whole}"
-        return line
+        if path not in (FLASH, LOOP):
+            return line
+        entropies = f"verl's, {'compiled' if config.use_torch_compile else 'over all tokens at once'}"
+        if config.entropy_from_logits_with_chunking:
+            entropies = f"the project's own, {config.entropy_from_logits_chunk_size} tokens at a time"
+        return f"{line}; entropies: {entropies}"
 
     def usual_path(self, *, distills: bool = False) -> str:
         """The code that computes the log-probs in this process."""
@@ -80,9 +80,9 @@ class LogProbEngine:
             return super().prepare_model_outputs(output, output_args, micro_batch, logits_processor_func)
         offsets = micro_batch["input_ids"].offsets()
         packed, logits = option(micro_batch, "use_remove_padding", True), whole_vocabulary(output.logits)
-        temperature = output_args.get("temperature_rmpad" if packed else "temperature")
-        if output_args.get("temperature_is_one"):
-            temperature = None
+        temperature = None
+        if not output_args.get("temperature_is_one"):
+            temperature = output_args.get("temperature_rmpad" if packed else "temperature")
         if packed:
             logits = logits.squeeze(0)
         else:  # padded rows: they are concatenated without their padding
@@ -152,29 +152,15 @@ class BranchEngine:
     def forward_backward_batch(self, data, loss_function, forward_only=False):
         if not (forward_only and option(data, SCORE_BRANCHES)):
             return super().forward_backward_batch(data, loss_function, forward_only=forward_only)
-        if (
-            not self.packs
-        ):  # a model that loads with another attention: branches would see each other, unnoticed
+        if not self.branches:  # they would see each other, or lack a state, unnoticed
             raise ValueError(
-                f"algorithm.info_gain_scorer=branch needs attn_implementation={'|'.join(NAMES)}, not "
-                f"{self.module_attention}"
-            )
-        if not self.branches:
-            raise ValueError(
-                f"algorithm.info_gain_scorer=branch cannot score {self.model_config.hf_config.model_type}: its "
-                "Gated-DeltaNet layers have no state at an answer's base; use rows or server"
+                f"algorithm.info_gain_scorer=branch cannot score {self.model_config.hf_config.model_type} with "
+                f"attn_implementation={self.module_attention}: it needs {'|'.join(NAMES)} and no Gated-DeltaNet layers; use "
+                "rows or server"
             )
         decoded = [decode_branches(row) for row in data[BRANCHES].unbind()]
         row_lengths = data["input_ids"].offsets().diff().tolist()
         with_branches = _with_branches(data, decoded)
-        longest = int(with_branches["input_ids"].offsets().diff().max())
-        budget = option(data, "max_token_len_per_gpu", None)
-        # verl's own assertion does not name the key. The trainer has fitted all ranks' rows to this budget (`fit_branches`).
-        if option(data, "use_dynamic_bsz", True) and budget is not None and longest > budget:
-            raise ValueError(
-                f"a row and its answer branches have {longest} tokens, more than "
-                f"actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu={budget} allows"
-            )
         output = super().forward_backward_batch(with_branches, loss_function, forward_only=True)
         if output.get("model_output"):
             output["model_output"] = _cut(output["model_output"], row_lengths)
@@ -222,9 +208,8 @@ def _with_branches(data, decoded):
     """A shallow copy of the batch whose rows end with their branches. BRANCHES is (base, length) of each row's branches, and
     no tensor: reading a tensor would wait for the device once per row."""
     ids, positions = [], []
-    for row_ids, row_positions, (shape, tokens) in zip(
-        data["input_ids"].unbind(), data["position_ids"].unbind(), decoded, strict=True
-    ):
+    rows = zip(data["input_ids"].unbind(), data["position_ids"].unbind(), decoded, strict=True)
+    for row_ids, row_positions, (shape, tokens) in rows:
         ids.append(torch.cat([row_ids, tokens.to(row_ids)]))
         parts = [torch.arange(base, base + n).to(row_positions) for base, n in shape]
         positions.append(torch.cat([row_positions, *parts]))

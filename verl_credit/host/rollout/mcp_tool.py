@@ -7,7 +7,7 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import model_validator
 from verl.tools.base_tool import BaseTool
 from verl.tools.schemas import (
     OpenAIFunctionParametersSchema,
@@ -27,10 +27,8 @@ MOST_ERROR_CHARS = 1000
 DEEPEST = 32
 
 
-class _Property(OpenAIFunctionPropertySchema):
+class _Property(OpenAIFunctionPropertySchema, extra="allow"):
     """verl's class leaves out what a schema holds beside type, description and enum, and wants a type."""
-
-    model_config = ConfigDict(extra="allow")
 
     @model_validator(mode="before")
     @classmethod
@@ -42,10 +40,8 @@ class _Property(OpenAIFunctionPropertySchema):
         return {**given, "type": list(dict.fromkeys(types)) or "object"}
 
 
-class _Parameters(OpenAIFunctionParametersSchema):
-    model_config = ConfigDict(extra="allow")
-
-    properties: dict[str, _Property] = Field(default_factory=dict)
+class _Parameters(OpenAIFunctionParametersSchema, extra="allow"):
+    properties: dict[str, _Property]
 
 
 class _Function(OpenAIFunctionSchema):

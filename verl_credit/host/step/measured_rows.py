@@ -96,19 +96,19 @@ class Generator:
 
     def _without_faults(self, wanted: Sequence[Wanted]) -> list[list[Row]]:
         groups = self._made(wanted)
-        for again in range(1, TRIES):
-            faulty = {n: sum(bool(row.fault) for row in group) for n, group in enumerate(groups)}
-            faulty = {n: count for n, count in faulty.items() if count}
+        for again in range(1, TRIES + 1):
+            faults = {n: [row.fault for row in group if row.fault] for n, group in enumerate(groups)}
+            faulty = {n: texts for n, texts in faults.items() if texts}
             if not faulty:
-                return groups
-            names = [(n, f"{wanted[n].name}, again {again}") for n in faulty]
-            made = self._made([replace(wanted[n], count=faulty[n], name=name) for n, name in names])
+                break
+            if again == TRIES:
+                count, (text, *_) = sum(map(len, faulty.values())), next(iter(faulty.values()))
+                more = "what was made stays, and the same call goes on"
+                raise IntegrityError(f"{count} rollouts failed {TRIES} times ({text}); {more}")
+            names = {n: f"{wanted[n].name}, again {again}" for n in faulty}
+            made = self._made([replace(wanted[n], count=len(faulty[n]), name=names[n]) for n in faulty])
             for n, new in zip(faulty, made, strict=True):
                 groups[n] = [row for row in groups[n] if not row.fault] + new
-        if faults := [row.fault for group in groups for row in group if row.fault]:
-            raise IntegrityError(
-                f"{len(faults)} rollouts failed {TRIES} times ({faults[0]}); what was made stays, and the same call goes on"
-            )
         return groups
 
     def _made(self, wanted: Sequence[Wanted]) -> list[list[Row]]:
@@ -119,16 +119,13 @@ class Generator:
         sampled = {"global_steps": self._step, "partition_id": PARTITION, "batch_size": len(wanted)}
         batch, _ = self._buffer.sample(**sampled)
         self._watch.settle(len(batch.keys))
-        rows = self._rows(batch)
+        rows = rows_of(batch, {uid: one.question for uid, one in zip(uids, wanted, strict=True)})
         store.clear(batch)
-        groups = []
-        for one, uid in zip(wanted, uids, strict=True):
-            found = rows.get(uid, {})
+        for one, found in zip(wanted, rows, strict=True):
             if len(found) != one.count:
                 share = f"{len(found)} rollouts of {one.count}"
                 raise IntegrityError(f"{share} arrived for question {one.question}")
-            groups.append([Row(question=one.question, **found[number]) for number in sorted(found)])
-        return groups
+        return rows
 
     def _batch(self, wanted: Sequence[Wanted], uids: Sequence[str]):
         columns = collate_fn([self._data[one.question] for one in wanted])
@@ -147,27 +144,28 @@ class Generator:
         tu.assign_non_tensor_data(batch, "validate", True)
         return batch
 
-    def _rows(self, batch) -> dict[str, dict[int, dict]]:
-        """The fields of rows by prompt and number."""
-        turns = store.fetch_turn_batch(batch)
-        rewards = store.read(batch, "rm_scores")["rm_scores"].unbind()
-        by_uid: dict[str, dict[int, dict]] = {}
-        for place, key in enumerate(batch.keys):
-            uid, number, part = key.rsplit("_", 2)
-            if part != "0":
-                why = "an agent loop that returns several rows is not measured"
-                raise IntegrityError(f"rollout {key}: {why}")
-            response = turns.response_ids[place]
-            by_uid.setdefault(uid, {})[int(number)] = {
-                "prompt_ids": turns.prompt_ids[place],
-                "response_ids": response,
-                "turn_ids": turns.turn_ids_B_T[place, : len(response)].tolist(),
-                "record": turns.records[place],
-                "scores": turns.scores[place],
-                "turn_rewards": turns.turn_rewards[place],
-                "outcome": outcome_of(turns.scores[place], float(rewards[place].double().sum())),
-            }
-        return by_uid
+
+def rows_of(batch, question_of: dict[str, int]) -> list[list[Row]]:
+    """The rollouts of each prompt id, in the order of their numbers."""
+    turns = store.fetch_turn_batch(batch)
+    rewards = store.read(batch, "rm_scores")["rm_scores"].unbind()
+    found: dict[str, dict[int, Row]] = {uid: {} for uid in question_of}
+    for place, key in enumerate(batch.keys):
+        uid, number, part = key.rsplit("_", 2)
+        if part != "0":
+            raise IntegrityError(f"rollout {key}: an agent loop that returns several rows is not measured")
+        response, scores = turns.response_ids[place], turns.scores[place]
+        found[uid][int(number)] = Row(
+            question=question_of[uid],
+            prompt_ids=turns.prompt_ids[place],
+            response_ids=response,
+            turn_ids=turns.turn_ids_B_T[place, : len(response)].tolist(),
+            record=turns.records[place],
+            scores=scores,
+            turn_rewards=turns.turn_rewards[place],
+            outcome=outcome_of(scores, float(rewards[place].double().sum())),
+        )
+    return [[rows[number] for number in sorted(rows)] for rows in found.values()]
 
 
 def pieces_of(one: Wanted, most: int) -> list[Wanted]:
@@ -179,16 +177,14 @@ def pieces_of(one: Wanted, most: int) -> list[Wanted]:
     return pieces
 
 
-def parts_of(wanted: Sequence[Wanted], most: int) -> Iterator[list[Wanted]]:
+def parts_of(wanted: Sequence[Wanted], most: int) -> list[list[Wanted]]:
     """The requests in order, in parts of at most ``most`` rollouts."""
-    part: list[Wanted] = []
+    parts: list[list[Wanted]] = []
     for one in wanted:
-        if part and sum(other.count for other in part) + one.count > most:
-            yield part
-            part = []
-        part.append(one)
-    if part:
-        yield part
+        if not parts or sum(other.count for other in parts[-1]) + one.count > most:
+            parts.append([])
+        parts[-1].append(one)
+    return parts
 
 
 def outcome_of(scores: dict, reward: float) -> float:
