@@ -25,56 +25,29 @@ KINDS = {
 CLIP = {"clip_ratio_low": 0.05, "clip_ratio_high": 0.08}
 
 
-def each_token(weight):
-    """A row's log-ratios (step against writer): the weight of every token, and whether it is kept."""
-    return lambda deltas: [(weight(math.exp(delta)), True) for delta in deltas]
-
-
-def kept_tokens(keeps):
-    return lambda deltas: [(1.0, keeps(delta)) for delta in deltas]
-
-
-def kept_row(keeps):
-    return lambda deltas: [(1.0, keeps(deltas))] * len(deltas)
-
-
-# fmt: off
-CORRECTIONS = {
-    "token, truncated": (["rollout_is=token", "rollout_is_threshold=1.3"], each_token(lambda ratio: min(ratio, 1.3))),
+CORRECTIONS = {  # the trainers do not look at which it is
     "token, IcePop": (
-        ["rollout_is=token", "rollout_is_threshold=0.5_1.3"], each_token(lambda ratio: ratio if ratio <= 1.3 else 0.0)),
+        ["rollout_is=token", "rollout_is_threshold=0.5_1.3"],
+        lambda deltas: [(ratio if (ratio := math.exp(delta)) <= 1.3 else 0.0, True) for delta in deltas],
+    ),
     "sequence": (
         ["rollout_is=sequence", "rollout_is_threshold=9"],
-        lambda deltas: [(min(math.exp(sum(deltas)), 9.0), True)] * len(deltas)),
-    "token_k1": (
-        ["rollout_rs=token_k1", "rollout_rs_threshold=0.77_1.5"], kept_tokens(lambda delta: -delta >= math.log(0.77))),
-    "token_k2": (["rollout_rs=token_k2", "rollout_rs_threshold=0.04"], kept_tokens(lambda delta: delta**2 / 2 <= 0.04)),
-    "token_k3": (
-        ["rollout_rs=token_k3", "rollout_rs_threshold=0.04"],
-        kept_tokens(lambda delta: math.exp(delta) - 1 - delta <= 0.04)),
+        lambda deltas: [(min(math.exp(sum(deltas)), 9.0), True)] * len(deltas),
+    ),
     "seq_mean_k1": (
         ["rollout_rs=seq_mean_k1", "rollout_rs_threshold=0.74_1.5"],
-        kept_row(lambda deltas: -sum(deltas) / len(deltas) >= math.log(0.74))),
-    "seq_sum_k2": (
-        ["rollout_rs=seq_sum_k2", "rollout_rs_threshold=0.33"],
-        kept_row(lambda deltas: sum(delta**2 for delta in deltas) / 2 <= 0.33)),
-    "seq_max_k3": (
-        ["rollout_rs=seq_max_k3", "rollout_rs_threshold=0.065"],
-        kept_row(lambda deltas: max(math.exp(delta) - 1 - delta for delta in deltas) <= 0.065)),
+        lambda deltas: [(1.0, -sum(deltas) / len(deltas) >= math.log(0.74))] * len(deltas),
+    ),
     "both": (
         ["rollout_is=token", "rollout_is_threshold=1.3", "rollout_rs=token_k2", "rollout_rs_threshold=0.04"],
-        lambda deltas: [(min(math.exp(delta), 1.3), delta**2 / 2 <= 0.04) for delta in deltas]),
-}
-# fmt: on
-OF_EACH_KIND = ("token, IcePop", "sequence", "seq_mean_k1", "both")  # the trainers do not look at which it is
-PAIRS = [
-    *(("credit", name) for name in CORRECTIONS),
-    *(
-        pytest.param(mode, name, marks=pytest.mark.slow)
-        for mode in KINDS
-        for name in OF_EACH_KIND
-        if mode != "credit"
+        lambda deltas: [(min(math.exp(delta), 1.3), delta**2 / 2 <= 0.04) for delta in deltas],
     ),
+}
+"""Keys, and from a row's log-ratios (step against writer) each token's weight and whether it is kept."""
+PAIRS = [
+    pytest.param(mode, name, marks=() if mode == "credit" else pytest.mark.slow)
+    for mode in KINDS
+    for name in CORRECTIONS
 ]
 
 

@@ -112,13 +112,6 @@ def test_no_gradient_through_advantages_old_log_probs_scales_and_weights(level):
     assert not any(value.requires_grad for value in metrics.values())
 
 
-def test_rollout_weights_multiply_the_clipped_loss():
-    tensors, scale = batch(7)
-    weights = torch.full_like(scale, 0.25)
-    whole = clipped_loss(*tensors)[0]
-    torch.testing.assert_close(clipped_loss(*tensors, rollout_is_weights=weights)[0], whole / 4)
-
-
 @pytest.mark.parametrize("level", RATIO_LEVELS)
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_what_stands_where_the_mask_is_0_does_not_matter(level, bad):

@@ -104,30 +104,17 @@ def test_the_outcome_of_a_row_is_the_sum_of_its_token_rewards(tokenizer):
     assert torch.equal(advantages, returns) and advantages.data_ptr() != returns.data_ptr()
 
 
+@pytest.mark.parametrize("first", [float("nan"), None], ids=["lost", "missing"])
 @each_mode
-def test_a_lost_gain_is_a_missing_one_as_in_the_library(tokenizer, mode):
-    lost = [[float("nan"), 0.2], *GAINS[1:]]
-    _, step = run(tokenizer, gains=lost, info_gain_norm_mode=mode)
-    tables = unnamed(step.tables)
-    direct = turn_credit(*tables, row_valid_B=step.tables.valid_B, **read_by(mode, alpha=0.3))
-    assert torch.equal(step.credit.advantage_B_K1, direct.advantage_B_K1)
-    assert step.credit.counts["nonfinite_rewards"] == 1 and not step.rewarded_B_K[0, 0]
-
-
-@each_mode
-def test_a_missing_gain_before_one_that_is_there_is_as_in_the_library(tokenizer, mode):
-    _, step = run(tokenizer, gains=[[None, 0.2], *GAINS[1:]], info_gain_norm_mode=mode)
-    tables = unnamed(step.tables)
-    turn_ids_B_T = step.inputs.turns.turn_ids_B_T
-    n_tool_turns_B = turn_table(turn_ids_B_T, turn_ids_B_T >= 0).n_tool_turns_B
-    direct = turn_credit(
-        *tables,
-        row_valid_B=step.tables.valid_B,
-        n_tool_turns_B=n_tool_turns_B,
-        **read_by(mode, alpha=0.3),
-    )
+def test_a_gain_that_is_not_there_is_missing_as_in_the_library(tokenizer, mode, first):
+    _, step = run(tokenizer, gains=[[first, 0.2], *GAINS[1:]], info_gain_norm_mode=mode)
+    ids_B_T = step.inputs.turns.turn_ids_B_T
+    counts = {"n_tool_turns_B": turn_table(ids_B_T, ids_B_T >= 0).n_tool_turns_B} if first is None else {}
+    options = {"row_valid_B": step.tables.valid_B, **counts, **read_by(mode, alpha=0.3)}
+    direct = turn_credit(*unnamed(step.tables), **options)
     assert torch.equal(step.credit.advantage_B_K1, direct.advantage_B_K1)
     assert torch.equal(step.credit.clip_scale_B_K1, direct.clip_scale_B_K1)
+    assert step.credit.counts["nonfinite_rewards"] == (first is not None) and not step.rewarded_B_K[0, 0]
 
 
 def test_an_outcome_that_is_not_finite_stops_the_run(tokenizer):

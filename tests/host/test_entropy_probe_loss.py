@@ -1,10 +1,9 @@
-"""The loss whose gradient the entropy probe takes, and the entropies of verl's fused head."""
+"""The loss whose gradient the entropy probe takes."""
 
 import pytest
 import torch
 from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
-from verl.utils.experimental.torch_functional import FusedLinearForPPO
 
 from verl_credit.host.actor.entropy_probe import surrogate_loss
 from verl_credit.names import PROBE_PATH, PROBE_SCORE
@@ -47,22 +46,3 @@ def test_its_gradient_is_the_weights_where_the_model_reads_them(ranks):
     for rows in leaves.values():
         assert all(float(leaf.grad[-1]) == 0 for leaf in rows)
     assert metrics == {} and float(loss.detach()) == pytest.approx(ranks * by_hand, rel=1e-6)
-
-
-def test_the_fused_heads_entropies_carry_a_gradient():
-    """verl's `torch` backend, which the probe accepts (model.fused_kernel_options.impl_backend)."""
-    random = torch.Generator().manual_seed(1)
-    hidden = torch.randn(1, 6, 5, generator=random, requires_grad=True)
-    head = torch.randn(11, 5, generator=random, requires_grad=True)
-    tokens = torch.randint(0, 11, (1, 6), generator=random)
-    score, path = torch.randn(2, 6, generator=random)
-    log_p, entropy = FusedLinearForPPO(chunk_size=4, impl_backend="torch")(
-        hidden, head, tokens, temperature=0.7
-    )
-    (score @ log_p.flatten() + path @ entropy.flatten()).backward()
-    found, hidden.grad, head.grad = (hidden.grad, head.grad), None, None
-    all_log_p = (hidden[0] @ head.T / 0.7).log_softmax(1)
-    own = all_log_p.gather(1, tokens.T).squeeze(1)
-    (score @ own - path @ (all_log_p.exp() * all_log_p).sum(1)).backward()
-    for ours, expected in zip(found, (hidden.grad, head.grad), strict=True):
-        torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-5)

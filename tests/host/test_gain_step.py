@@ -171,13 +171,6 @@ def test_rows_that_do_not_count_are_never_scored(tokenizer):
     assert not gain[[1, 3]].any() and not mask[[1, 3]].any()
 
 
-def test_a_row_whose_server_failed_after_a_search_is_not_scored_either(tokenizer):
-    """Its turns are still there; what counts is that the row is not valid."""
-    lost = Row(ONE_SEARCH.parts, WHERE, record=lost_row("deadline").record)
-    _, mask, _, asked = score(tokenizer, [TWO_SEARCHES, lost])
-    assert not mask[1].any() and WHERE not in [context for context, _ in asked]
-
-
 def test_a_batch_of_lost_rows_scores_nothing(tokenizer):
     gain, mask, metrics, asked = score(tokenizer, [lost_row("connect"), lost_row("deadline")])
     assert gain.shape == mask.shape == (2, 0) and asked == []

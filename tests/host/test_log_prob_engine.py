@@ -1,7 +1,4 @@
-"""The engine's log-probs and entropies: against verl's own way through the same engine, in the forward and in training.
-
-And that nothing is compiled, however many token counts come by, with the keys of the GPU recipes.
-"""
+"""The engine's log-probs and entropies: against verl's own way through the same engine, in the forward and in training."""
 
 import inspect
 import re
@@ -105,34 +102,12 @@ def rank_main(rank, ranks, folder, store, results):
                     }
             results[case] = found
         results["said"] = engine.describe_log_probs(), engine.describe_log_probs(distills=True)
-        results["compiled"] = _compilations(f"{folder}/qwen3")
         results["flash"] = _beside_flash_attn(f"{folder}/qwen3")
 
 
 @contextmanager
 def _as_it_is():
     yield
-
-
-def _token_counts():
-    return [Trajectories([(5, n), (4, 3)]) for n in range(3, 14)]
-
-
-def _compilations(folder) -> dict:
-    """Dynamo's graphs of eleven token counts: of the engine, and, as a control, of verl's function compiled in eager."""
-    import verl.utils.torch_functional as verl_F
-    from torch._dynamo.testing import CompileCounter
-
-    engine = build_engine(folder, training=True, engine=GPU_RECIPE, enable_gradient_checkpointing=False)
-    with _graphs() as made:
-        for turns in _token_counts():
-            infer(engine, batch(turns))
-            gradients(engine, batch(turns))
-    control = CompileCounter()
-    entropy = torch.compile(verl_F.entropy_from_logits_with_chunking, dynamic=True, backend=control)
-    for n in (3, 5, 7, 9, 11):
-        entropy(torch.randn(n, 61), chunk_size=2)
-    return {"engine": made[0], "verl's": control.frame_count}
 
 
 @contextmanager
@@ -198,13 +173,6 @@ def test_what_the_engine_gives_is_what_verl_gives(case, measured):
 
 
 @pytest.mark.slow
-def test_nothing_is_compiled_for_any_number_of_tokens(measured):
-    """And verl's entropy in chunks is, for every one: the control, without which the count could be of nothing."""
-    assert measured["compiled"]["engine"] == 0
-    assert measured["compiled"]["verl's"] >= 3
-
-
-@pytest.mark.slow
 def test_beside_flash_attns_loss(measured):
     found = measured["flash"]
     assert found["called"] > 0 and found["graphs"] == 0 and found["apart"] < 1e-6
@@ -256,25 +224,3 @@ def test_when_flash_attns_loss_runs(monkeypatch, device, available, switch, why)
     monkeypatch.setattr(verl_F, "FLAH_ATTN_CROSS_ENTROPY_LOSS_AVAILABLE", available)
     monkeypatch.setenv("VERL_DISABLE_FLASH_ATTN_CE", switch)
     assert log_prob_engine.no_flash_loss() == why
-
-
-def test_both_engines_have_it():
-    """The hook is a method of the class that verl builds: nothing of verl's is replaced."""
-    from verl.workers.engine.fsdp import FSDPEngineWithLMHead
-
-    from verl_credit.host.engine.fsdp import (
-        CPUFSDPEngineWithLMHead,
-        CreditFSDPEngineWithLMHead,
-        SharedPromptEngine,
-    )
-    from verl_credit.host.engine.log_prob_engine import LogProbEngine
-
-    both = [LogProbEngine, FSDPEngineWithLMHead]
-    hooks = {
-        CPUFSDPEngineWithLMHead: [SharedPromptEngine, *both],
-        CreditFSDPEngineWithLMHead: both,
-    }
-    for engine, order in hooks.items():  # each passes on what is not its own to the next
-        defining = [one for one in engine.__mro__ if "prepare_model_outputs" in vars(one)]
-        assert defining[: len(order)] == order
-        assert FSDPEngineWithLMHead in engine.__mro__[engine.__mro__.index(LogProbEngine) :]

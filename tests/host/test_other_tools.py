@@ -98,15 +98,6 @@ def test_a_call_of_another_tool_is_a_turn_and_no_search(tokenizer, tools):
     )  # it cannot end its observation
 
 
-@pytest.mark.parametrize("arguments", ['{"expression": "1/0"}', '{"unknown": 1}'])
-def test_what_it_raises_is_shown_to_the_policy_and_counted(tokenizer, tools, arguments):
-    output, _ = run(tokenizer, [call("calculate", arguments), answer_turn("c")], tools=tools)
-    found = record(output)
-    assert (found["n_other_calls"], found["other_errors"], found["bad_calls"]) == (1, 1, 0)
-    assert (found["tool_fault"], found["stop_reason"]) == ("", "answer") and sum(output.response_mask) > 0
-    assert "Error executing tool 'calculate'" in tokenizer.decode(output.response_ids)
-
-
 def test_a_row_that_selects_its_tools_is_offered_no_other(tokenizer, tools):
     row = {"extra_info": {"tool_selection": ["calculate"]}}
     output, _ = run(tokenizer, [search_turn("a"), answer_turn("c")], tools=tools, **row)

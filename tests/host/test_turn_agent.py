@@ -1,49 +1,17 @@
 """The turn agent on scripted policies: verl's tools as verl runs them, what each call earned, and the number of turns."""
 
-import json
-
 import pytest
 from verl.tools.function_tool import FunctionTool
 from verl.tools.schemas import OpenAIFunctionToolSchema, ToolResponse
-from verl.tools.tool_registry import load_all_tools
 
 from kit.byte_world import make_tokenizer
 from kit.tools import Tool, schema, turn
-from kit.trajectories import policy_text, record, run
+from kit.trajectories import record, run
 from verl_credit.names import TURN_REWARDS
 from verl_credit.worlds.lab.protocol import TURN_END, answer_turn, search_turn
 
 TURNS = "actor_rollout_ref.rollout.multi_turn.max_assistant_turns"
 ALONE = ("search.max_searches=0", "search.url=null", "algorithm.info_gain_norm_mode=none")
-
-
-GSM8K = '''
-from uuid import uuid4
-
-from verl.tools.base_tool import BaseTool
-from verl.tools.schemas import ToolResponse
-from verl.utils.reward_score import gsm8k
-
-
-class AnswerTool(BaseTool):
-    """The contract of the Gsm8kTool in verl's repository: an answer that is no better than the last one costs 0.05."""
-
-    said = []
-
-    async def create(self, instance_id=None, **kwargs):
-        self.state = {**getattr(self, "state", {}), (made := str(uuid4())): [kwargs["create_kwargs"]["ground_truth"], 0.0]}
-        return made, ToolResponse()
-
-    async def execute(self, instance_id, parameters, **kwargs):
-        truth, best = self.state[instance_id]
-        reward = gsm8k.compute_score(f"#### {parameters['answer']}", truth, method="flexible")
-        self.state[instance_id][1] = reward
-        self.said.append((instance_id, truth, parameters["answer"]))
-        return ToolResponse(text=f"reward={reward}"), 0.0 if reward > best else -0.05, {}
-
-    async def release(self, instance_id, **kwargs):
-        del self.state[instance_id]
-'''
 
 
 def function(name, returned):
@@ -61,32 +29,6 @@ def tokenizer():
 
 def play(tokenizer, script, *overrides, **given):
     return run(tokenizer, script, *ALONE, *overrides, agent="turn_agent", **given)
-
-
-def test_a_stateful_tool_of_verls_runs_and_every_call_has_its_reward(tokenizer, tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "answer_tool.py").write_text(GSM8K)
-    name = "calc_gsm8k_reward"
-    listed = {
-        "class_name": "answer_tool.AnswerTool",
-        "config": {"type": "native"},
-        "tool_schema": schema(name),
-    }
-    (tmp_path / "tools.yaml").write_text(json.dumps({"tools": [listed]}))
-    (tool,) = load_all_tools(tool_config_path=str(tmp_path / "tools.yaml"), function_tool_path=None)
-    script = [turn("17", name=name), turn("18", name=name), answer_turn("18")]
-    row = {"tools_kwargs": {name: {"create_kwargs": {"ground_truth": "18"}}}}
-    output, policy = play(tokenizer, script, tools=[tool], **row)
-    assert policy.tools == [name]
-    assert [policy_text(tokenizer, output, k) for k in range(3)] == script
-    assert record(output)["calls"] == [
-        {"turn": 0, "name": name, "arguments": '{"answer": "17"}', "reward": -0.05},
-        {"turn": 1, "name": name, "arguments": '{"answer": "18"}', "reward": 0.0},
-    ]
-    assert output.extra_fields[TURN_REWARDS] == [-0.05, 0.0]
-    assert [(truth, answer) for _, truth, answer in tool.said] == [("18", "17"), ("18", "18")]
-    assert tool.state == {} and len({made for made, *_ in tool.said}) == 2  # verl makes an instance per call
-    assert (record(output)["stop_reason"], record(output)["n_other_calls"]) == ("answer", 2)
 
 
 @pytest.mark.parametrize("told", [None, {"judge": None}, {"judge": {"create_kwargs": None}}, {"other": {}}])
