@@ -54,23 +54,6 @@ def masks_made():
         sdpa._mask = build
 
 
-@contextmanager
-def checkpoints(engine):
-    """[layer], a line for every time one runs checkpointed."""
-    made, layers = [], [m for m in engine.module.modules() if hasattr(m, "_gradient_checkpointing_func")]
-    plain = [layer._gradient_checkpointing_func for layer in layers]
-    for layer, run in zip(layers, plain, strict=True):
-        layer._gradient_checkpointing_func = lambda *given, run=run, layer=layer: (
-            made.append(layer),
-            run(*given),
-        )[1]
-    try:
-        yield made
-    finally:
-        for layer, run in zip(layers, plain, strict=True):
-            layer._gradient_checkpointing_func = run
-
-
 def measure(folder, rank, ranks, options):
     from verl.utils import tensordict_utils as tu
 
@@ -86,7 +69,7 @@ def measure(folder, rank, ranks, options):
     turns = Trajectories(rows, seed=rank)
     plan = plan_branches(turns.requests(), turns)
     plain = infer(engine, batch(turns), mode)
-    with masks_made() as masks, checkpoints(engine) as calls:
+    with masks_made() as masks:
         grown = infer(engine, batch(turns, plan), mode)
 
     def rows_forward(data):
@@ -105,7 +88,6 @@ def measure(folder, rank, ranks, options):
         "new": set(grown) - set(plain),
         "masks": masks,
         "kept": max(kept),
-        "checkpoints": len(calls),
         "lengths": [len(row) for row in grown["log_probs"].unbind()] == [p + r for p, r in rows],
         "branch": plan.scores(list(grown[BRANCH_LOG_PROBS].unbind())),
         "rows": RowScorer().score(SimpleNamespace(turns=turns, requests=turns.requests()), forward),
@@ -154,7 +136,6 @@ def test_branches_through_the_engine(case, rank, measured):
     assert result["masks"] and len(result["masks"]) == len(set(result["masks"])), (
         "made again in another layer"
     )
-    assert (result["checkpoints"] > 0) == ("checkpointed" in case)
     assert result["proof"].startswith("attention: sdpa (within")
     torch.testing.assert_close(result["branch"], result["rows"], rtol=0, atol=limit)
     assert result["branch"].std() > 0.1

@@ -11,6 +11,7 @@ from verl.workers.utils.losses import ppo_loss
 
 from kit.stored_step import StoredStep
 from verl_credit.host.actor.policy_loss import TurnPolicyLossConfig, credit_ppo_loss
+from verl_credit.host.engine.log_prob_engine import nested
 from verl_credit.host.step import store
 from verl_credit.host.step.async_trainers import CreditColocateAsync, CreditSeparateAsync
 from verl_credit.host.step.trainer import CreditTrainer
@@ -137,10 +138,6 @@ def loss_of(stored, loss, policy_loss):
     )
     value, _ = loss(config, {"log_probs": nested(around)}, data)
     return value.item(), padded, nested(now).to_padded_tensor(padding=0)
-
-
-def nested(rows):
-    return torch.nested.as_nested_tensor(rows, layout=torch.jagged)
 
 
 def clipped(ratio, padded, b, t, scale=1.0):

@@ -6,13 +6,10 @@ from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 
 from verl_credit.host.actor.entropy_probe import surrogate_loss
+from verl_credit.host.engine.log_prob_engine import nested
 from verl_credit.names import PROBE_PATH, PROBE_SCORE
 
 ROWS = [(3, 4), (1, 2), (2, 5)]  # prompt and response tokens
-
-
-def nested(rows):
-    return torch.nested.as_nested_tensor(rows, layout=torch.jagged)
 
 
 @pytest.mark.parametrize("ranks", [1, 4])

@@ -44,7 +44,7 @@ def tokenizer():
 
 
 class Belief:
-    """Stands in for the actor: every token behind a context has the probability that the context is given."""
+    """Stands in for the actor: every token behind a context has the probability of the context, or of it and the answer."""
 
     def __init__(self, tokenizer, probability):
         self.tokenizer, self.probability = tokenizer, probability
@@ -57,7 +57,7 @@ class Belief:
             if answer.startswith(HEADER):  # a context that ends at a call brings its header along
                 context, answer = context + HEADER, answer.removeprefix(HEADER)
             self.asked.append((context, answer))
-            probability = self.probability[context]
+            probability = self.probability.get((context, answer), self.probability.get(context))
             value = math.log(probability) if probability else -math.inf
             rows.append(torch.full((len(prompt) + len(response),), value, dtype=torch.float64))
         nested = torch.nested.as_nested_tensor(rows, layout=torch.jagged)
@@ -121,29 +121,13 @@ def test_every_context_is_followed_by_the_alias_in_the_template(tokenizer):
     assert asked == [(context, "So: Paris.") for context in (WHO, *list(PROBABILITY)[2:], WHERE)]
 
 
-class Aliases(Belief):
-    """A probability per context and alias."""
-
-    def __call__(self, batch):
-        answers = [self.tokenizer.decode(ids.tolist()) for ids in batch["responses"].unbind()]
-        contexts = [self.tokenizer.decode(ids.tolist()) for ids in batch["prompts"].unbind()]
-        rows = [
-            torch.full((len(p) + len(r),), math.log(self.probability[context, answer]), dtype=torch.float64)
-            for context, answer, p, r in zip(
-                contexts, answers, batch["prompts"].unbind(), batch["responses"].unbind(), strict=True
-            )
-        ]
-        nested = torch.nested.as_nested_tensor(rows, layout=torch.jagged)
-        return TensorDict({"log_probs": nested}, batch_size=len(rows))
-
-
 @pytest.mark.parametrize(
     ("aliases", "expected"), [("first", 0.25 - 0.5), ("max", 0.75 - 0.5), ("mean", 0.5 - 0.3125)]
 )
 def test_aliases_are_taken_together(tokenizer, aliases, expected):
     after = WHO + "".join(ONE_SEARCH.parts[:2])
     first, second = "<answer>Paris</answer>", "<answer>paris, france</answer>"
-    belief = Aliases(
+    belief = Belief(
         tokenizer, {(WHO, first): 0.5, (WHO, second): 0.125, (after, first): 0.25, (after, second): 0.75}
     )
     turns, metrics = turn_batch([ONE_SEARCH], tokenizer), {}

@@ -8,11 +8,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 from omegaconf import OmegaConf
-from tensordict import NonTensorStack, TensorDict
 from transfer_queue import KVBatchMeta
 from verl.experimental.agent_loop.agent_loop import _agent_loop_registry
 
 from kit.byte_world import make_tokenizer
+from kit.fake_store import FakeStore
 from kit.tools import Tool, turn
 from kit.trajectories import run
 from verl_credit.host.rollout.agent_manager import CreditAgentLoopWorker
@@ -49,26 +49,10 @@ def my_agent(tmp_path, monkeypatch):
 
 def read(monkeypatch, *outputs):
     """The batch as the trainer reads it, of rows as verl's worker writes them."""
-    rows = {f"row_{n}": output.as_dict() for n, output in enumerate(outputs)}
+    kept, keys = FakeStore().install(monkeypatch), [f"row_{n}" for n in range(len(outputs))]
     others = {"reward_model": {"ground_truth": {"target": ["c"]}}, "extra_info": {}}
-
-    def get(keys, partition_id, select_fields):
-        found = [rows[key] | others for key in keys]
-        columns = {}
-        for name in select_fields:
-            values = [row[name] for row in found if name in row]
-            if len(values) == len(found):  # TransferQueue: a field that every row has
-                tensors = isinstance(values[0], torch.Tensor)
-                columns[name] = (
-                    torch.nested.as_nested_tensor(values, layout=torch.jagged)
-                    if tensors
-                    else NonTensorStack(*values)
-                )
-        return TensorDict(columns, batch_size=len(found))
-
-    monkeypatch.setattr("verl_credit.host.step.store.tq", SimpleNamespace(kv_batch_get=get))
-    tags = [{} for _ in rows]
-    return fetch_turn_batch(KVBatchMeta(keys=list(rows), tags=tags, partition_id="train"))
+    kept.rows = {("train", key): one.as_dict() | others for key, one in zip(keys, outputs, strict=True)}
+    return fetch_turn_batch(KVBatchMeta(keys=keys, tags=[{} for _ in keys], partition_id="train"))
 
 
 def test_the_loop_of_the_page_trains_beside_ours(monkeypatch, my_agent):

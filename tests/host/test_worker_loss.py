@@ -9,13 +9,10 @@ from verl.workers.config.actor import PolicyLossConfig
 from verl.workers.utils.losses import ppo_loss
 
 from verl_credit.host.actor.policy_loss import TurnPolicyLossConfig, credit_ppo_loss
+from verl_credit.host.engine.log_prob_engine import nested
 from verl_credit.names import CLIP_SCALE, LOSS_MODE, TURN_IDS
 
 ROWS = [(3, 6), (2, 9), (4, 5)]  # prompt and response tokens
-
-
-def nested(rows):
-    return torch.nested.as_nested_tensor(rows, layout=torch.jagged)
 
 
 def worker_batch(log_probs):
