@@ -5,18 +5,13 @@ from __future__ import annotations
 from functools import partial
 
 from tensordict import TensorDict
-from verl.single_controller.base.decorator import (
-    Dispatch,
-    make_nd_compute_dataproto_dispatch_fn,
-    register,
-)
+from verl.single_controller.base.decorator import Dispatch, make_nd_compute_dataproto_dispatch_fn, register
 from verl.utils import tensordict_utils as tu
 from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker, TrainingWorkerConfig
 
 from verl_credit.host.actor.entropy_probe import KeptParameters, measure
 from verl_credit.host.actor.policy_loss import credit_ppo_loss
 from verl_credit.host.engine import process_group  # noqa: F401  (the import registers loopback://)
-from verl_credit.host.engine.adapters import refuse_adapter
 from verl_credit.host.engine.attention_proof import prove
 from verl_credit.host.engine.log_prob_engine import BranchEngine, LogProbEngine
 from verl_credit.host.registry import register_engines, register_parts, registered_names
@@ -95,11 +90,25 @@ class CriticWorker(TrainingWorker):
 
 
 def _proven(engine) -> str | None:
-    """What the proof of this engine found; None for an engine that is not ours."""
+    """What the proof of this engine found; None for an engine that is not ours.
+
+    peft wraps routers of some mixtures of experts (glm4_moe, deepseek_v3, dots1, phimoe with ``all-linear``), which their
+    blocks cannot call then. ValueError: the layers of the attention that can have adapters.
+    """
     if not isinstance(engine, BranchEngine):
         return None
+    config = engine.model_config
     try:
-        return prove(engine, engine.model_config.hf_config.get_text_config().vocab_size)
+        return prove(engine, config.hf_config.get_text_config().vocab_size)
     except AttributeError as error:
-        refuse_adapter(engine, error)
-        raise
+        wrapped = [
+            name.split(".") for name, layer in engine.module.named_modules() if hasattr(layer, "lora_A")
+        ]
+        names = sorted({path[-1] for path in wrapped if "self_attn" in path})
+        if not names:
+            raise
+        raise ValueError(
+            f"actor_rollout_ref.model.target_modules={config.target_modules}: peft has wrapped a layer of "
+            f"{config.hf_config.model_type} that the model cannot call then ({error}); accepted are its attention "
+            f"projections, [{','.join(names)}]"
+        ) from error

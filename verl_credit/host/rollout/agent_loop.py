@@ -1,10 +1,9 @@
 """``turn_agent``: verl's tool agent loop, which also reports the turn of every token and the reward of every call.
 
 Departures from verl's ``ToolAgentLoop``: turn ids and turn rewards are returned with the tokens; a fault of the environment
-is a fault of the row (masked out, counted), never an observation that the policy is punished for; every generation has a
-token budget (search.max_new_tokens) and, where the engine takes one, a seed of its own; what the chat template writes
-between a turn's end and the next message is inserted for every model, not only for those in verl's table. verl's
-``multi_turn.max_assistant_turns`` limits the turns; with null a row ends when the policy calls no tool or the row is full.
+masks the row out and is no observation; every generation has a token budget (search.max_new_tokens) and, where the engine
+takes one, a seed of its own; what the chat template writes between a turn's end and the next message is inserted for every
+model. ``multi_turn.max_assistant_turns`` limits the turns; null: a row ends without a call or when it is full.
 """
 
 from __future__ import annotations
@@ -100,23 +99,21 @@ class TurnAgentLoop(ToolAgentLoop):
             for name, given in (kwargs.get("tools_kwargs") or {}).items()
             if given is not None
         }
-        output = await super().run(params, **kwargs | {"tools_kwargs": tools_kwargs})
-        finished = self._finish(output)
-        scorer = SCORERS[self.config.algorithm.info_gain_scorer]
+        output = self._finish(await super().run(params, **kwargs | {"tools_kwargs": tools_kwargs}))
         if mode is None and not self.record.tool_fault:
             credit, signals = self._credit_of(self.config)
+            scorer = SCORERS[credit.algorithm.info_gain_scorer]
             if scorer.in_rollout and credit.scores_at(kwargs["global_steps"]):
-                await self._score(finished, scorer, credit)
+                await self._score(output, scorer, credit)
             if signals:
-                n_turns, record = 1 + max(finished.turn_ids, default=-1), self.record.as_dict()
-                ids, turn_ids = finished.response_ids, finished.turn_ids
-                texts = turn_texts(ids, turn_ids, n_turns, self.tokenizer.decode)
+                n_turns, record = 1 + max(output.turn_ids, default=-1), self.record.as_dict()
+                texts = turn_texts(output.response_ids, output.turn_ids, n_turns, self.tokenizer.decode)
                 rewards = rewards_of_turns(record["calls"], n_turns)
                 extra_info = kwargs.get("extra_info")
                 trajectory = make_trajectory(texts, record, rewards, self._truth, extra_info=extra_info)
                 await ask_signals(signals, trajectory, credit.algorithm.turn_judge, self.record)
-            finished.extra_fields[ROW_RECORD] = self.record.as_dict()
-        return finished
+        output.extra_fields[ROW_RECORD] = self.record.as_dict()
+        return output
 
     @classmethod
     def _credit_of(cls, config) -> tuple[CreditSettings, list[TrajectorySignal]]:
@@ -253,7 +250,6 @@ class TurnAgentLoop(ToolAgentLoop):
         if self.record.tool_fault:
             output.response_mask = [0] * len(output.response_mask)
             turn_ids = [-1] * len(turn_ids)
-        output.extra_fields[ROW_RECORD] = self.record.as_dict()
         # The last turn is the answer. Its calls, whose observations did not fit, have their rewards in the record alone.
         output.extra_fields[TURN_REWARDS] = rewards_of_turns(self.record.calls, max(turn_ids, default=0))
         return TurnAgentLoopOutput(

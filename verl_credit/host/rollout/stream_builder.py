@@ -9,7 +9,7 @@ train on ``<|im_end|><|im_start|>``, which it has never read. Here the template 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cache
 
 from verl.utils.tokenizer.continuous_token import (
     ContinuousTokenBuilder,
@@ -29,34 +29,26 @@ _SEPARATING = {
 
 
 def follow_template(builder: ContinuousTokenBuilder) -> ContinuousTokenBuilder:
-    """Makes verl's builder insert what the template writes between the end of a turn and the next message, with mask 0."""
-    if getattr(type(builder), MERGE_TOKENS) in _SEPARATING:
-        setattr(builder, MERGE_TOKENS, _Merge(builder))
-    return builder
+    """Makes verl's builder insert what the template writes between the end of a turn and the next message, with mask 0.
 
+    The template is measured at the first merge. A turn that was cut at its budget did not end: nothing follows it.
+    """
+    verls, measured = getattr(builder, MERGE_TOKENS), cache(turn_end)
 
-class _Merge:
-    """Stands in for the builder's `MERGE_TOKENS`. The template is measured at the first merge."""
-
-    def __init__(self, builder: ContinuousTokenBuilder) -> None:
-        self._builder = builder
-
-    @cached_property
-    def _end(self) -> tuple[int, list[int]] | None:
-        return turn_end(self._builder)
-
-    def __call__(self, runtime_ids: list[int], appended_ids: list[int], **messages) -> MergeResult:
-        if self._end is None:
-            verls = getattr(type(self._builder), MERGE_TOKENS)
-            return verls(self._builder, runtime_ids, appended_ids, **messages)
-        end, separator = self._end
-        # A turn that was cut at its budget did not end; verl puts nothing after it either.
+    def merge(runtime_ids: list[int], appended_ids: list[int], **messages) -> MergeResult:
+        if (found := measured(builder)) is None:
+            return verls(runtime_ids, appended_ids, **messages)
+        end, separator = found
         inserted = separator if list(runtime_ids[-1:]) == [end] else []
         return MergeResult(
             token_ids=[*runtime_ids, *inserted, *appended_ids],
             appended_token_count=len(appended_ids),
             inserted_token_ids=list(inserted),
         )
+
+    if getattr(type(builder), MERGE_TOKENS) in _SEPARATING:
+        setattr(builder, MERGE_TOKENS, merge)
+    return builder
 
 
 def turn_end(builder: ContinuousTokenBuilder) -> tuple[int, list[int]] | None:

@@ -58,12 +58,11 @@ class Sample:
         rows_B = prompt_B.bincount()[prompt_B].double()
         score_B_T = gradient.numerator.score_B_T - gradient.per_token * gradient.length.score_B_T
         path_B_T = gradient.numerator.path_B_T * written_B_T
+        lengths = [len(turns.prompt_ids[place]) + len(turns.response_ids[place]) for place in places]
         return cls(
             places=places,
             prompt_B=prompt_B,
-            tokens_B=torch.tensor(
-                [len(turns.prompt_ids[p]) + len(turns.response_ids[p]) for p in places], dtype=torch.float64
-            ),
+            tokens_B=torch.tensor(lengths, dtype=torch.float64),
             written_B_T=written_B_T,
             weights=Surrogate(score_B_T / rows_B[:, None], path_B_T / rows_B[:, None]),
             rows_of_prompt_B=rows_B,
@@ -75,14 +74,10 @@ class EntropyProbe:
 
     def __init__(self, config: DictConfig) -> None:
         self.config, self.settings = config, read_section(Probe, config)
-        self._kept_step: int | None = None
-        """The update before which the actors have kept their parameters."""
-        self._probe_s = 0.0
-        """Seconds that the probe has taken in this step."""
-        self._step_s: float | None = None
-        """Seconds that the last step took without the probe."""
-        self._token_s: float | None = None
-        """Seconds per token that the last measurement took, prompts included."""
+        self._kept_step: int | None = None  # the update before which the actors have kept their parameters
+        self._probe_s = 0.0  # of this step
+        self._step_s: float | None = None  # of the last step, without the probe
+        self._token_s: float | None = None  # per token of the last measurement, prompts included
         self._over_noted = False
 
     def before_update(self, batch, turns: TurnBatch, workers, *, step: int, last: bool) -> dict[str, float]:

@@ -59,13 +59,13 @@ class Evaluation:
                 raise EvaluationOverrun(text)
 
         merged: dict = {}
-        kept: list[dict] | None = [] if self.config.evaluation.keep_trajectories else None
+        keep, kept = self.config.evaluation.keep_trajectories, []
         try:
             for mode in self.config.evaluation.modes:
                 self.mode = mode
                 samples = 1 if mode == "greedy" else self.config.actor_rollout_ref.rollout.val_kwargs.n
                 self._watch.begin(rows := questions * samples)
-                if kept is not None:
+                if keep:
                     self._watch.seen = lambda batch, mode=mode: kept.extend(
                         held_out_rows(batch, mode, tokenizer)
                     )
@@ -75,7 +75,7 @@ class Evaluation:
             self.mode = self._watch.seen = None
         faults = self.config.faults.max_tool_faults
         check_evaluation_faults(merged, faults, self.config.search.url, drain_faults())
-        if kept is not None:
+        if keep:
             write_held_out(self.run_dir, step, kept)
         append_json(self.run_dir / VALIDATION, {"step": step, **merged})
         in_time()
@@ -152,11 +152,8 @@ def held_out_rows(batch, mode: str, tokenizer) -> list[dict]:
         ids, turn_ids = turns.response_ids[row], turns.turn_ids_B_T[row].tolist()
         texts = turn_texts(ids, turn_ids, int(turns.n_turns_B[row]), tokenizer.decode)
         record, info, columns = turns.records[row], turns.extra_infos[row], turns.columns[row]
-        golds, source = (
-            list(map(str, gold_answers(turns.ground_truths[row]))),
-            str(columns.get("data_source", "unknown")),
-        )
-        prompt = plain(columns["raw_prompt"])
+        golds = list(map(str, gold_answers(turns.ground_truths[row])))
+        source, prompt = str(columns.get("data_source", "unknown")), plain(columns["raw_prompt"])
         same = json.dumps([source, prompt, golds], sort_keys=True, default=str)
         rows.append(
             {

@@ -1,8 +1,7 @@
-"""verl's v1 trainers with turns: every method of verl's that is extended, and nothing else; the work is in the parts.
+"""verl's v1 trainers with turns: every method of verl's that is extended, each of which calls a part.
 
-verl's own code samples, balances, computes log-probs, updates and saves; here rollouts are checked, gains are scored, the
-estimator is given turns, and what happened is written down. None of this depends on when the rollouts were made, so it is
-one mixin over verl's `PPOTrainer`.
+Rollouts are checked, gains are scored, the estimator is given turns, and what happened is written down. None of it depends
+on when the rollouts were made, so it is one mixin over verl's `PPOTrainer`.
 """
 
 from __future__ import annotations

@@ -153,12 +153,13 @@ def credit_columns(step: StepCredit, rows: list[int], inputs: TokenInputs) -> di
     planning_b_T = None if detect is None else detect(inputs.token_ids_B_T, written_b_T)
     values = planning_b_T, *_weights(step, rows, inputs, planning_b_T, trained_b_T)
     lengths = [len(turns.response_ids[row]) for row in rows]
-    return {
-        name: None
-        if value is None
-        else [row[:length].tolist() for row, length in zip(value, lengths, strict=True)]
-        for name, value in zip(CREDIT, values, strict=True)
-    } | {"group": step.tables.group_B[rows].tolist()}
+
+    def cut(value_b_T) -> list | None:
+        if value_b_T is None:
+            return None
+        return [row[:length].tolist() for row, length in zip(value_b_T, lengths, strict=True)]
+
+    return dict(zip(CREDIT, map(cut, values), strict=True)) | {"group": step.tables.group_B[rows].tolist()}
 
 
 def token_texts(ids: list[int], tokenizer) -> list[str]:
