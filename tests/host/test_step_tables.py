@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kit.credit_tables import GROUPS, credited_step, rollout, rows_of, tokenizer
+from kit.credit_tables import GROUPS, credited_step, rows_of, tokenizer
 from verl_credit.credit import TRANSFORMS, gtpo_weights, sepa_pool
 from verl_credit.host.step import store
 from verl_credit.host.step.kept_tables import keep_turns, pipeline, sampled_rows, turn_columns
@@ -25,26 +25,10 @@ def test_a_line_per_turn_of_every_row_but_padding():
     assert answers == [None] * len(answers)
 
 
-def test_a_group_that_is_all_right_and_gives_good_turns_negative_credit_is_among_them():
-    """p's rows are the shortest, and it is the one that tells."""
-    words = "call it", "page"
-    rows = [rollout(*words, "done"), rollout(*words, "yes")]
-    rows += [rollout(*words, *words, "done", prompt="Where?") for _ in range(2)]
-    rows += [rollout(*words, *words, *words, "done", prompt="When?") for _ in range(2)]
-    gains = [[0.4], [0.1], [0.3, 0.2], [0.1, 0.1], [0.1, 0.2, 0.3], [0.2, 0.1, 0.1]]
-    groups = ["p", "p", "q", "q", "r", "r"]
-    for outcomes, count, want in (
-        ([1, 1, 1, 0, 0, 0], 1, [0, 1]),
-        ([1, 1, 1, 0, 0, 0], 2, [0, 1, 4, 5]),
-        ([1, 0, 1, 0, 0, 0], 2, [2, 3, 4, 5]),
-        ([1, 1, 1, 1, 0, 0], 2, [2, 3, 4, 5]),
-        ([1, 1, 1, 0, 0, 0], 0, []),
-    ):
-        _, step, *_ = credited_step(rows, gains, list(map(float, outcomes)), groups)
-        assert sampled_rows(step, count) == want
-    even = [[0.2], [0.2], *gains[2:]]  # all right, and no turn of p has less than none
-    _, step, *_ = credited_step(rows, even, [1.0, 1.0, 1.0, 0.0, 0.0, 0.0], groups)
-    assert sampled_rows(step, 1) == [4, 5]
+def test_all_rows_of_the_groups_with_the_longest_rows_are_kept():
+    _, step, *_ = credited_step()
+    assert sampled_rows(step, 0) == [] and sampled_rows(step, 9) == step.inputs.turns.valid_rows
+    assert sampled_rows(step, 1) == [0, 1, 2] and sampled_rows(step, 2) == [0, 1, 2, 4, 5, 6]
 
 
 @pytest.mark.parametrize("transform", TRANSFORMS)

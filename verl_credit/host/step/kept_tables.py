@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from verl_credit.credit.groups import SOLVED_ABOVE, z_score_per_turn
+from verl_credit.credit.groups import z_score_per_turn
 from verl_credit.host.step import store
 from verl_credit.records.run.table_files import TURNS, write_table
 from verl_credit.turns.step.assign import StepCredit
@@ -98,31 +98,11 @@ def turn_columns(step: StepCredit, uids: list[str]) -> dict[str, list]:
 
 
 def sampled_rows(step: StepCredit, count: int) -> list[int]:
-    """All valid rows of ``count`` groups: those with the longest rows, of equal ones the first.
-
-    A reader must see a group whose rollouts are all right and that gives a turn with a reward above 0 a negative advantage:
-    where none of these is one, the first that is takes the last place.
-    """
+    """All valid rows of ``count`` groups: those with the longest rows, of equal ones the first."""
     turns, group_B = step.inputs.turns, step.tables.group_B
-    longest: dict[int, tuple[int, int]] = {}
-    for row in turns.valid_rows:
-        group, rank = int(group_B[row]), (-int(turns.n_turns_B[row]), row)
-        longest[group] = min(longest.get(group, rank), rank)
-    ordered = sorted(longest, key=longest.__getitem__)
-    chosen = ordered[:count]
-    telling = [group for group in ordered if _tells(step, group)]
-    if chosen and telling and not set(chosen) & set(telling):
-        chosen[-1] = telling[0]
-    return [
-        row for row in range(len(turns.records)) if turns.row_valid_B[row] and int(group_B[row]) in chosen
-    ]
-
-
-def _tells(step: StepCredit, group: int) -> bool:
-    tables = step.tables
-    rows_B = tables.valid_B & (tables.group_B == group)
-    against_B_K = step.rewarded_B_K & (tables.reward_B_K > 0) & (step.credit.advantage_B_K < 0)
-    return bool((tables.outcome_B[rows_B] > SOLVED_ABOVE).all()) and bool(against_B_K[rows_B].any())
+    longest_first = sorted(turns.valid_rows, key=lambda row: -int(turns.n_turns_B[row]))
+    groups = list(dict.fromkeys(int(group_B[row]) for row in longest_first))[:count]
+    return [row for row in turns.valid_rows if int(group_B[row]) in groups]
 
 
 def _z(step: StepCredit) -> torch.Tensor | None:
