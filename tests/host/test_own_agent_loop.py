@@ -15,7 +15,7 @@ from kit.byte_world import make_tokenizer
 from kit.fake_store import FakeStore
 from kit.tools import Tool, turn
 from kit.trajectories import run
-from verl_credit.host.rollout.agent_manager import CreditAgentLoopWorker
+from verl_credit.host.rollout.agent_manager import HELD_OUT_FAULTS, CreditAgentLoopWorker
 from verl_credit.host.step.store import fetch_turn_batch
 from verl_credit.recipe.agent_loops import LISTED, own_loops
 from verl_credit.turns.rollout.book import RowRecord
@@ -124,7 +124,7 @@ def written(monkeypatch, outputs, validate=False, faults=None):
         return None
 
     worker = object.__new__(CreditAgentLoopWorker.__ray_actor_class__)
-    worker._held_out_faults = [] if faults is None else faults
+    worker._kept = {HELD_OUT_FAULTS: [] if faults is None else faults}
     worker._compute_score = worker._compute_teacher_logprobs = nothing
     worker._compute_multi_modal_inputs = lambda *_: {}
     worker._compute_position_ids = lambda ids, *_: torch.arange(ids.shape[-1])[None]

@@ -8,7 +8,7 @@ from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
 from kit.recipes import load_config
 from verl_credit.host.registry import ALL
-from verl_credit.host.rollout.agent_manager import CreditAgentLoopManager
+from verl_credit.host.rollout.agent_manager import ERRORS, CreditAgentLoopManager
 from verl_credit.host.step.async_trainers import CreditColocateAsync, CreditSeparateAsync
 from verl_credit.host.step.trainer import CreditTrainer
 
@@ -56,9 +56,6 @@ def test_errors_of_all_agent_loop_workers_reach_the_trainer(monkeypatch):
     monkeypatch.setattr("verl_credit.host.rollout.agent_manager.ray.get", lambda given: given)
     made = object.__new__(CreditAgentLoopManager)
     said = (["KeyError: a"], [], ["KeyError: b", "KeyError: c"])
-    drains = [SimpleNamespace(remote=lambda errors=errors: errors) for errors in said]
-    made.agent_loop_workers = [
-        SimpleNamespace(drain_errors=drain, drain_held_out_faults=drain) for drain in drains
-    ]
-    assert made.drain_errors() == ["KeyError: a", "KeyError: b", "KeyError: c"]
-    assert made.drain_held_out_faults() == made.drain_errors()
+    drains = [SimpleNamespace(remote=lambda kind, kept=kept: kept if kind == ERRORS else []) for kept in said]
+    made.agent_loop_workers = [SimpleNamespace(drain=drain) for drain in drains]
+    assert made.drain(ERRORS) == ["KeyError: a", "KeyError: b", "KeyError: c"]

@@ -21,7 +21,7 @@ class Manager(CreditAgentLoopManager):
     def probe(self):
         return []
 
-    def drain_errors(self):
+    def drain(self, kind):
         return []
 
 

@@ -18,6 +18,8 @@ from verl_credit.errors import IntegrityError
 from verl_credit.host.registry import register_parts, registered_names
 from verl_credit.names import ROW_RECORD, TURN_REWARDS
 
+ERRORS, HELD_OUT_FAULTS = "errors", "held_out_faults"
+
 
 @ray.remote
 class CreditAgentLoopWorker(AgentLoopWorkerTQ.__ray_actor_class__):
@@ -29,15 +31,14 @@ class CreditAgentLoopWorker(AgentLoopWorkerTQ.__ray_actor_class__):
 
         register_parts()
         super().__init__(*args, **kwargs)
-        self._errors: list[str] = []
-        self._held_out_faults: list[dict[str, str]] = []
+        self._kept: dict[str, list] = {ERRORS: [], HELD_OUT_FAULTS: []}
 
     async def _run_agent_loop(self, sampling_params, trajectory, **kwargs):
         try:
             return await super()._run_agent_loop(sampling_params, trajectory, **kwargs)
         except Exception as error:
             frames = traceback.format_exception(error)
-            self._errors.append(f"{type(error).__name__}: {error}\n{''.join(frames[-3:])}")
+            self._kept[ERRORS].append(f"{type(error).__name__}: {error}\n{''.join(frames[-3:])}")
             raise
 
     async def _agent_loop_postprocess(self, output, validate, **kwargs):
@@ -48,40 +49,29 @@ class CreditAgentLoopWorker(AgentLoopWorkerTQ.__ray_actor_class__):
                 one.response_mask = [0] * len(one.response_mask)
                 one.extra_fields[TURN_REWARDS] = []  # a reward of a turn without tokens is refused
                 if validate:  # verl's evaluation hands on what the reward function returns, and no record
-                    self._held_out_faults.append(
-                        {name: record.get(name) for name in ("tool_fault", "fault_detail")}
-                    )
+                    fault = {name: record.get(name) for name in ("tool_fault", "fault_detail")}
+                    self._kept[HELD_OUT_FAULTS].append(fault)
         return await super()._agent_loop_postprocess(output, validate, **kwargs)
 
-    def drain_errors(self) -> list[str]:
-        """Returns the errors since the last call."""
-        errors, self._errors = self._errors, []
-        return errors
-
-    def drain_held_out_faults(self) -> list[dict[str, str]]:
-        """Returns the tool faults of held-out rows since the last call."""
-        faults, self._held_out_faults = self._held_out_faults, []
-        return faults
+    def drain(self, kind: str) -> list:
+        """Returns what was kept since the last call."""
+        kept, self._kept[kind] = self._kept[kind], []
+        return kept
 
     def credit_probe(self) -> dict[str, bool]:
         return registered_names()
 
 
 class CreditAgentLoopManager(AgentLoopManagerTQ):
-    """Collects the errors of rollouts. The key ``actor_rollout_ref.rollout.agent.agent_loop_manager_class`` selects it."""
+    """Collects what workers keep. The key ``actor_rollout_ref.rollout.agent.agent_loop_manager_class`` selects it."""
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
         self.agent_loop_workers_class = CreditAgentLoopWorker
 
-    def drain_errors(self) -> list[str]:
-        return self._of_all_workers("drain_errors")
-
-    def drain_held_out_faults(self) -> list[dict[str, str]]:
-        return self._of_all_workers("drain_held_out_faults")
-
-    def _of_all_workers(self, method: str) -> list:
-        of_each = ray.get([getattr(worker, method).remote() for worker in self.agent_loop_workers])
+    def drain(self, kind: str) -> list:
+        """`ERRORS` of rollouts (texts), or the tool faults of held-out rows, of all workers since the last call."""
+        of_each = ray.get([worker.drain.remote(kind) for worker in self.agent_loop_workers])
         return [one for of_worker in of_each for one in of_worker]
 
     def probe(self) -> list[dict[str, bool]]:

@@ -19,7 +19,7 @@ from verl.utils.debug import marked_timer
 
 from verl_credit.config.settings import CreditSettings
 from verl_credit.host.actor.worker import CreditWorker, CriticWorker
-from verl_credit.host.rollout.agent_manager import RolloutWatch
+from verl_credit.host.rollout.agent_manager import ERRORS, HELD_OUT_FAULTS, RolloutWatch
 from verl_credit.host.step import start
 from verl_credit.host.step.ahead import RolloutsAhead
 from verl_credit.host.step.entropy_probe import EntropyProbe
@@ -111,7 +111,7 @@ class CreditSteps(PPOTrainer):
 
     def _check_workers(self, agent_loop_manager) -> None:
         start.check_agent_loops(agent_loop_manager)
-        self.watch.drain = agent_loop_manager.drain_errors
+        self.watch.drain = partial(agent_loop_manager.drain, ERRORS)
         start.note_engines(self.config, self.settings, self._worker_notes)
         if self.ahead:
             self.ahead.note()
@@ -202,7 +202,7 @@ class CreditSteps(PPOTrainer):
             self.val_dataloader = own(loader)
             return verls()
 
-        drain = self.agent_loop_manager.drain_held_out_faults
+        drain = partial(self.agent_loop_manager.drain, HELD_OUT_FAULTS)
         try:
             rows = len(self.val_dataset)
             return self.evaluation.of_step(self.global_steps, evaluate, rows, self.tokenizer, drain)
