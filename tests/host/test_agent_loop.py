@@ -280,11 +280,3 @@ def test_an_answer_is_what_the_row_asks_for(tokenizer, form, text, reason):
     truth = {"reward_model": {"ground_truth": {"target": ["4"], "form": form}}}
     output, _ = run(tokenizer, [text + TURN_END], *SINGLE, **truth)
     assert record(output)["stop_reason"] == reason
-
-
-def test_scores_by_the_server_are_no_turns(tokenizer):
-    script, versions = [search_turn("q"), answer_turn("c")], [(1, 1), (2, 2)]
-    output, _ = run(
-        tokenizer, script, SERVER, scores=lambda prompt: [-0.5] * len(prompt), versions=versions, **GOLD
-    )
-    assert record(output)["scores"] and record(output)["versions"] == [[1, 1], [2, 2]]

@@ -28,11 +28,6 @@ def leaking(query, key, value, pack, **options):
     return RIGHT(query, key, value, pack_rows([pack.length]), **options)
 
 
-def moved(query, key, value, pack, **options):
-    """Packed and alone alike: a token sees all but itself, and the last of the stream."""
-    return RIGHT(query, key.roll(1, dims=2), value.roll(1, dims=2), pack, **options)
-
-
 def acausal(query, key, value, pack, *, scaling, **_):
     """Packed and alone alike: a token sees what follows it in its row."""
     groups = query.shape[1] // key.shape[1]
@@ -70,7 +65,7 @@ def too_long(query, key, value, pack, **options):
     return RIGHT(query, key, value, pack_rows([row.trunk for row in pack.rows], bases), **options)
 
 
-WRONG = (leaking, moved, acausal, windowless)
+WRONG = (leaking, acausal, windowless)
 CASES = {  # precision, family, changes
     "fp32": ("fp32", "mistral", {}),
     "bf16": ("bf16", "mistral", {}),

@@ -1,5 +1,6 @@
 """Scoring by rows: the mean log-prob of the gold tokens is that of the policy, read one row at a time."""
 
+import math
 from types import SimpleNamespace
 
 import pytest
@@ -9,50 +10,36 @@ from verl.utils import tensordict_utils as tu
 from verl.workers.engine.utils import prepare_micro_batches
 
 from kit.recipes import load_config
+from verl_credit.host.engine.log_prob_engine import nested
 from verl_credit.host.step.store import score_rows
-from verl_credit.turns.rollout.book import TurnBook
 from verl_credit.turns.score.requests import PseudoAnswer, context_ends
 from verl_credit.turns.score.scorers import ScoreRow
 
-VOCAB, LENGTH = 11, 64
+VOCAB = 11
 PARIS = PseudoAnswer((1, 2, 7, 8, 9, 3), gold_start=2, gold_end=5)
 ROME = PseudoAnswer((1, 2, 6, 3), gold_start=2, gold_end=3)
 
 
-class TinyPolicy(torch.nn.Module):
-    """Causal: what follows a token depends on all tokens up to it and on their positions."""
+def log_prob(ids, place):
+    """Of a token: a number that depends on it, on all tokens before it, and on their places."""
+    return -sum((j + 1) * (token + 1) ** 0.5 for j, token in enumerate(ids[: place + 1])) / 100
 
-    def __init__(self, dtype):
-        super().__init__()
-        torch.manual_seed(0)
-        self.token, self.place = torch.nn.Embedding(VOCAB, 16), torch.nn.Embedding(LENGTH, 16)
-        self.head = torch.nn.Linear(16, VOCAB)
-        torch.nn.init.normal_(self.head.weight)
-        self.to(dtype)
 
-    @torch.no_grad()
-    def log_softmax(self, ids, positions):
-        mixed = torch.tanh(self.token(ids) + self.place(positions)).cumsum(dim=0)
-        return self.head(torch.tanh(mixed)).log_softmax(dim=-1)
-
-    def mean_gold_log_prob(self, row):
-        """The oracle: every gold token asked for on its own, after exactly what stands before it."""
-        whole = torch.tensor(row.context_ids + row.answer.token_ids)
-        begin = len(row.context_ids)
-        asked = range(begin + row.answer.gold_start, begin + row.answer.gold_end)
-        found = [self.log_softmax(whole[:at], torch.arange(at))[-1, whole[at]].double() for at in asked]
-        return sum(found) / len(found)
+def mean_gold_log_prob(row):
+    begin, whole = len(row.context_ids), row.context_ids + row.answer.token_ids
+    asked = range(begin + row.answer.gold_start, begin + row.answer.gold_end)
+    return sum(log_prob(whole, place) for place in asked) / len(asked)
 
 
 class Workers:
-    """verl's actor workers: the batch is split over them evenly, each packs its rows and runs the policy.
+    """verl's actor workers: the batch is split over them evenly, and each computes its rows.
 
     What comes back is nested like ``input_ids``: position j holds the log-prob of token j + 1, and the last
     position of a row is nobody's (NaN here).
     """
 
-    def __init__(self, policy, dp_size=1):
-        self.policy, self.dp_size, self.batches = policy, dp_size, []
+    def __init__(self, dp_size=1):
+        self.dp_size, self.batches = dp_size, []
 
     def __call__(self, batch):
         self.batches.append(batch)
@@ -60,13 +47,10 @@ class Workers:
         return tu.concat_tensordict([self._shard(shard) for shard in shards])
 
     def _shard(self, shard):
-        rows = zip(shard["input_ids"].unbind(), shard["position_ids"].unbind(), strict=True)
-        out = []
-        for ids, positions in rows:
-            of_next = self.policy.log_softmax(ids, positions)[:-1].gather(1, ids[1:, None])[:, 0]
-            out.append(torch.cat([of_next, of_next.new_full((1,), float("nan"))]))
-        nested = torch.nested.as_nested_tensor(out, layout=torch.jagged)
-        return TensorDict({"log_probs": nested}, batch_size=len(out))
+        rows = [ids.tolist() for ids in shard["input_ids"].unbind()]
+        values = [[*(log_prob(ids, place) for place in range(1, len(ids))), math.nan] for ids in rows]
+        found = nested([torch.tensor(row, dtype=torch.float64) for row in values])
+        return TensorDict({"log_probs": found}, batch_size=len(rows))
 
     @property
     def contexts(self):
@@ -82,14 +66,12 @@ def rows_of(count, seed=0):
     return [ScoreRow(context, (PARIS, ROME)[i % 2]) for i, context in enumerate(contexts)]
 
 
-@pytest.mark.parametrize("dtype, tolerance", [(torch.float64, 1e-12), (torch.float32, 1e-5)])
 @pytest.mark.parametrize("dp_size", [1, 2, 4])
-def test_scores_are_those_of_the_policy_row_by_row(dtype, tolerance, dp_size):
-    policy, rows = TinyPolicy(dtype), rows_of(7)
-    scores = score_rows(Workers(policy, dp_size), rows, dp_size=dp_size)
+def test_scores_are_those_of_the_policy_row_by_row(dp_size):
+    rows = rows_of(7)
+    scores = score_rows(Workers(dp_size), rows, dp_size=dp_size)
     assert scores.dtype == torch.float64 and scores.shape == (7,)
-    expected = torch.stack([policy.mean_gold_log_prob(row) for row in rows])
-    torch.testing.assert_close(scores, expected, rtol=0, atol=tolerance)
+    assert scores.tolist() == pytest.approx([mean_gold_log_prob(row) for row in rows], rel=1e-12)
     assert scores.std() > 0.1  # the rows differ, so their order was seen
 
 
@@ -99,8 +81,8 @@ def test_the_mean_is_taken_in_float64():
     def first_is_large(batch):
         values = torch.full((len(batch["input_ids"].values()),), -1.0)
         values[4] = -(2.0**25)
-        nested = torch.nested.nested_tensor_from_jagged(values, batch["input_ids"].offsets())
-        return TensorDict({"log_probs": nested}, batch_size=1)
+        found = torch.nested.nested_tensor_from_jagged(values, batch["input_ids"].offsets())
+        return TensorDict({"log_probs": found}, batch_size=1)
 
     got = score_rows(first_is_large, [ScoreRow((0, 0, 0), PARIS)], dp_size=1)
     assert got.item() == -(2.0**25 + 2) / 3
@@ -108,23 +90,20 @@ def test_the_mean_is_taken_in_float64():
 
 def test_identical_rows_are_scored_once():
     first, second, third = rows_of(3)
-    policy = TinyPolicy(torch.float64)
-    workers = Workers(policy)
+    workers = Workers()
     scores = score_rows(workers, [first, second, first, third, second, first], dp_size=1)
     assert workers.contexts == [row.context_ids for row in (first, second, third)]
-    assert scores[[0, 1, 3]].tolist() == pytest.approx(
-        [policy.mean_gold_log_prob(row).item() for row in (first, second, third)]
-    )
+    expected = [mean_gold_log_prob(row) for row in (first, second, third)]
+    assert scores[[0, 1, 3]].tolist() == pytest.approx(expected)
     assert torch.equal(scores[[2, 4, 5]], scores[[0, 1, 0]])
 
 
 @pytest.mark.parametrize("dp_size", [2, 3, 4, 8])
 @pytest.mark.parametrize("count", [1, 4, 5])
 def test_padding_for_the_workers_changes_neither_values_nor_order(dp_size, count):
-    policy, rows = TinyPolicy(torch.float64), rows_of(count)
-    workers = Workers(policy, dp_size)
+    workers, rows = Workers(dp_size), rows_of(count)
     padded = score_rows(workers, rows, dp_size=dp_size)
-    assert torch.equal(padded, score_rows(Workers(policy), rows, dp_size=1))
+    assert torch.equal(padded, score_rows(Workers(), rows, dp_size=1))
     sent = workers.contexts
     assert len(sent) % dp_size == 0 and len(sent) - count < dp_size
     assert sent[:count] == [row.context_ids for row in rows]
@@ -146,10 +125,9 @@ class StaticWorkers(Workers):
 
 @pytest.mark.parametrize("dp_size, count", [(1, 7), (2, 7), (2, 9), (2, 16)])
 def test_rows_fill_micro_batches_of_a_fixed_size(dp_size, count):
-    policy, rows = TinyPolicy(torch.float64), rows_of(count)
-    workers = StaticWorkers(policy, dp_size)
+    workers, rows = StaticWorkers(dp_size), rows_of(count)
     scores = score_rows(workers, rows, dp_size=dp_size, micro_batch=4)
-    assert torch.equal(scores, score_rows(Workers(policy), rows, dp_size=1))
+    assert torch.equal(scores, score_rows(Workers(), rows, dp_size=1))
     assert len(workers.contexts) - count < 4 * dp_size
 
 
@@ -171,14 +149,14 @@ def test_the_trainer_says_how_its_workers_divide_rows(monkeypatch, dynamic, micr
 
 
 def test_what_is_asked_of_the_workers():
-    workers = Workers(TinyPolicy(torch.float32))
+    workers = Workers()
     score_rows(workers, rows_of(3), dp_size=1)
     (batch,) = workers.batches
     asked = {name: tu.get(batch, name) for name in ("calculate_entropy", "compute_loss", "temperature")}
     assert asked == {"calculate_entropy": False, "compute_loss": False, "temperature": 1.0}
-    for row, prompt, response, mask in zip(
-        *(batch[name].unbind() for name in ("input_ids", "prompts", "responses", "loss_mask")), strict=True
-    ):
+    names = ("input_ids", "position_ids", "prompts", "responses", "loss_mask")
+    for row, places, prompt, response, mask in zip(*(batch[name].unbind() for name in names), strict=True):
+        assert places.tolist() == list(range(len(row)))
         assert torch.equal(row, torch.cat([prompt, response]))
         assert mask.tolist() == [1] * len(response)
 
@@ -187,15 +165,3 @@ def test_tokens_inside_a_turn_that_are_not_the_policys_do_not_end_its_context():
     turn_ids = [-1, 0, -1, 0, -1, -1, 1]
     assert context_ends(turn_ids, "call") == [4]
     assert context_ends(turn_ids, "observation") == [6]
-
-
-def test_parallel_calls_share_one_context_behind_their_last_observation():
-    book, mask = TurnBook(), [1, 1]
-    book.wrote_turn(mask)
-    for observed in (2, 3):  # two results, appended one after the other
-        mask += [0] * observed
-        book.observed(mask)
-    mask += [1, 1]
-    book.wrote_turn(mask)
-    assert context_ends(book.close(len(mask)), "observation") == [7]
-    assert context_ends(book.close(len(mask)), "call") == [2]
