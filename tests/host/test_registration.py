@@ -89,13 +89,3 @@ def test_loss_without_turns_says_what_is_missing():
     config = SimpleNamespace(policy_loss=SimpleNamespace(dynamic_clip=True, ratio_level="turn"))
     with pytest.raises(RuntimeError, match="set trainer.v1.trainer_mode=credit"):
         turn_ppo(torch.zeros(1, 2), torch.zeros(1, 2), torch.zeros(1, 2), torch.ones(1, 2), config=config)
-
-
-def test_worker_loss_names_the_fields_that_did_not_arrive():
-    from tensordict import TensorDict
-
-    from verl_credit.host.actor.policy_loss import credit_ppo_loss
-
-    data = TensorDict({"turn_ids": torch.zeros(1, 2)}, batch_size=1)
-    with pytest.raises(RuntimeError, match=r"\['clip_scale'\]"):
-        credit_ppo_loss(None, {}, data)

@@ -99,25 +99,16 @@ def test_the_ratio_of_an_asynchronous_step_is_to_the_weights_that_wrote(step):
     assert ages["ratio_off_at_age_2"] > 0
 
 
-def test_verls_correction_keeps_verls_ratio(step):
-    metrics, field = step(
-        CreditColocateAsync,
-        "trainer.v1.trainer_mode=credit_colocate_async",
-        "algorithm.rollout_correction.rollout_is=token",
-    )
-    assert all((row != -0.5).all() for row in field("old_log_probs"))
-    assert field("rollout_is_weights") and metrics["credit/staleness/oldest"] == 2
-
-
-def test_without_a_forward_no_ratio_is_measured(step):
-    metrics, field = step(
-        CreditColocateAsync,
-        "trainer.v1.trainer_mode=credit_colocate_async",
-        "algorithm.rollout_correction.bypass_mode=true",
-    )
-    assert all((row == -0.5).all() for row in field("old_log_probs"))
+@pytest.mark.parametrize("key, of_writer", [("rollout_is=token", False), ("bypass_mode=true", True)])
+def test_verls_correction_keeps_verls_ratio_and_without_a_forward_none_is_measured(step, key, of_writer):
+    own = "trainer.v1.trainer_mode=credit_colocate_async", f"algorithm.rollout_correction.{key}"
+    metrics, field = step(CreditColocateAsync, *own)
+    assert all(((row == -0.5) == of_writer).all() for row in field("old_log_probs"))
     assert metrics["credit/staleness/oldest"] == 2
-    assert not any("ratio_off" in name for name in metrics)
+    if of_writer:
+        assert not any("ratio_off" in name for name in metrics)
+    else:
+        assert field("rollout_is_weights")
 
 
 @pytest.mark.parametrize("scorer", ["branch", "rows"])

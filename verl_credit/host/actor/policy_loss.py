@@ -35,14 +35,7 @@ _FIELDS: ContextVar[TensorDict | None] = ContextVar("verl_credit_turn_fields", d
 
 
 def credit_ppo_loss(config, model_output, data, dp_group=None):
-    """``ppo_loss`` with turn ids and clip scales. Raises RuntimeError when a field is missing."""
-    missing = [name for name in (TURN_IDS, CLIP_SCALE) if name not in data]
-    if missing:
-        raise RuntimeError(
-            f"policy_loss.loss_mode={LOSS_MODE} needs the per-token fields {missing}, which are not in the "
-            "training batch: trainer.v1.trainer_mode must be 'credit' and the agent loop 'search_agent' "
-            "(or one that writes turn_ids)"
-        )
+    """``ppo_loss`` with turn ids and clip scales, which the trainer has written for every row."""
     token = _FIELDS.set(data.select(TURN_IDS, CLIP_SCALE).to_padded_tensor())
     try:
         return ppo_loss(config=config, model_output=model_output, data=data, dp_group=dp_group)
