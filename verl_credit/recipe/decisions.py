@@ -16,6 +16,7 @@ from verl_credit.config.keys import AUTO, LOSS
 from verl_credit.config.resolved import Config, select
 from verl_credit.config.settings import CreditSettings
 from verl_credit.credit.plugins import find_turn_mode
+from verl_credit.credit.turn.mode import TurnMode
 from verl_credit.errors import PreflightError
 from verl_credit.names import ADV_ESTIMATOR, LOSS_MODE, SEPARATE_MODE
 from verl_credit.precision import cpu_precision
@@ -90,12 +91,17 @@ def _clip(config: DictConfig) -> None:
     """``dynamic_clip`` is on where the turn mode scales clip ranges and the loss reads the scales."""
     loss, algorithm = OmegaConf.select(config, LOSS), config.algorithm
     if isinstance(loss, DictConfig) and loss.get("dynamic_clip") == "auto":
-        scaled, mode = False, algorithm.get("info_gain_norm_mode")
-        with suppress(ValueError):  # a mode that cannot be loaded is refused later, with the reason
-            scaled = isinstance(mode, str) and find_turn_mode(mode).scales_clip
-        own = algorithm.get("algorithm_mode") is not None
-        estimated = algorithm.get("adv_estimator") == ADV_ESTIMATOR and not own
-        loss.dynamic_clip = scaled and estimated and loss.get("loss_mode") == LOSS_MODE
+        mode = None if algorithm.get("algorithm_mode") is not None else _turn_mode(algorithm)
+        loss.dynamic_clip = mode is not None and mode.scales_clip and loss.get("loss_mode") == LOSS_MODE
+
+
+def _turn_mode(algorithm: DictConfig) -> TurnMode | None:
+    """The turn mode of a run with our estimator; None for a mode that is refused later, with the reason."""
+    name = algorithm.get("info_gain_norm_mode")
+    with suppress(ValueError):
+        if algorithm.get("adv_estimator") == ADV_ESTIMATOR and isinstance(name, str):
+            return find_turn_mode(name)
+    return None
 
 
 def _precision(config: DictConfig) -> None:
@@ -124,8 +130,8 @@ def _model_len(config: DictConfig) -> None:
     algorithm = config.algorithm
     lengths = [config.data.get(key) for key in ("max_prompt_length", "max_response_length")]
     if OmegaConf.select(config, MODEL_LEN) == "auto" and all(isinstance(length, int) for length in lengths):
-        mode, own = algorithm.get("info_gain_norm_mode"), algorithm.get("algorithm_mode")
-        by_turns = algorithm.get("adv_estimator") == ADV_ESTIMATOR and (mode != "none" or own is not None)
+        mode, own = _turn_mode(algorithm), algorithm.get("algorithm_mode")
+        by_turns = mode is not None and (mode.reads_turn_rewards or own is not None)
         scorer = SCORERS.get(algorithm.get("info_gain_scorer"))  # another name is refused later
         served = scorer is not None and scorer.in_rollout and by_turns
         engine = str(OmegaConf.select(config, ENGINE))

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from verl_credit.config.resolved import Config, Tree, select
 from verl_credit.config.settings import CreditSettings
+from verl_credit.credit.turn.modes import MODES
 from verl_credit.errors import ConfigError
 from verl_credit.names import ADV_ESTIMATOR
 from verl_credit.recipe.rules.own import own_modules
@@ -20,17 +21,18 @@ VERLS = (
 # fmt: on
 MODE = "algorithm.info_gain_norm_mode"
 ELSEWHERE = {
+    **{
+        name.replace("-", "_"): f"{MODE}={name}"
+        for name, mode in MODES.items()
+        if name != "none" and not mode.needs
+    },
     "igpo": f"{MODE}=joint",
-    "gigpo": f"{MODE}=gigpo",
-    "hgpo": f"{MODE}=hgpo",
-    "g2po": f"{MODE}=g2po",
     "a2tgpo": "credit=released or credit=paper",
-    "mt_grpo": f"{MODE}=mt_grpo",
     "gtpo": "algorithm.transform_mode=gtpo",
     "grpo_s": "algorithm.transform_mode=grpo_s",
     "maxrl": "algorithm.advantage_mode=maxrl",
 }
-"""Estimators of other projects: where the method is here."""
+"""Estimators of other projects, and turn modes in an estimator's place: where the method is here."""
 OFF = {
     "info_gain_norm_mode": ("none",), "turn_signal": ("auto", "none"), "turn_signals": (None,), "advantage_mode": ("grpo",),
     "transform_mode": ("none",), "algorithm_mode": (None,),
