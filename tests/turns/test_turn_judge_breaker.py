@@ -48,10 +48,12 @@ def test_an_outage_of_seconds_costs_few_rewards(monkeypatch):
             raise ConnectionError("refused")
         return [0.5]
 
+    signal = own_signal("my.judge", judge, {})
+
     async def one(at):
         record = RowRecord()
         await asyncio.sleep(at)
-        await ask_signals([own_signal("my.judge", judge, {})], ONE, TurnJudge(), record)
+        await ask_signals([signal], ONE, TurnJudge(), record)
         lost.append(bool(record.signal_errors))
 
     async def run():
@@ -69,6 +71,9 @@ class World:
 
     now, up, hangs, calls = 100.0, False, False, 0
 
+    def __init__(self):
+        self.signal = own_signal("my.judge", self.judge, {})
+
     async def judge(self, trajectory):
         self.calls += 1
         await (asyncio.Event().wait() if self.hangs else asyncio.sleep(0))
@@ -78,7 +83,7 @@ class World:
 
     async def ask(self, **changes) -> RowRecord:
         record, given = RowRecord(), {"retries": 0} | changes
-        await ask_signals([own_signal("my.judge", self.judge, {})], ONE, TurnJudge(**given), record)
+        await ask_signals([self.signal], ONE, TurnJudge(**given), record)
         return record
 
     async def asked(self, **changes) -> bool:
@@ -92,12 +97,10 @@ class World:
 
 @pytest.fixture
 def world(monkeypatch):
-    world = World()
-    breaker = partial(CircuitBreaker, clock=lambda: world.now)
-    monkeypatch.setattr(own, "CircuitBreaker", breaker)
+    monkeypatch.setattr(own, "CircuitBreaker", partial(CircuitBreaker, clock=lambda: world.now))
     monkeypatch.setattr(own, "FAILURES", 3)
     monkeypatch.setattr(own, "PAUSE_S", 30.0)
-    return world
+    return (world := World())
 
 
 def test_after_failures_in_a_row_rewards_are_lost_at_once_and_one_trajectory_tries_again(world, capsys):
@@ -164,7 +167,7 @@ def test_one_judge_that_is_down_stops_no_other(world):
         return [1.0]
 
     async def run():
-        both = [own_signal("my.judge", world.judge, {}), own_signal("my.other", fine, {})]
+        both = [world.signal, own_signal("my.other", fine, {})]
         for _ in range(5):
             record = RowRecord()
             await ask_signals(both, ONE, TurnJudge(retries=0), record)

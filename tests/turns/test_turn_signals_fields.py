@@ -112,9 +112,7 @@ def test_a_list_of_the_data_set_serves_rollouts_of_every_length_up_to_its_own():
     with pytest.raises(IntegrityError, match=said):
         rewards(steps, step_of(dataclasses.replace(long, columns={"steps": [0.5]})))
     for given in ([0.5], [0.5, 0.5, 0.5]):
-        with pytest.raises(
-            IntegrityError, match=f"gave {len(given)} values for row 0, which has 2 tool turns"
-        ):
+        with pytest.raises(IntegrityError, match=f"gave {len(given)} values for row 0; .* 2 tool turns"):
             rewards(steps, step_of(dataclasses.replace(long, scores={"steps": given})))
     with pytest.raises(IntegrityError, match="gave str for row 0; expected a list"):
         rewards(steps, step_of(dataclasses.replace(long, columns={"steps": "0.5, 0.25"})))

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 import pytest
 
 from kit.scripted_server import FakeTime, dead_port, hits, scripted_server
-from verl_credit.turns.rollout.search import faults
+from verl_credit.turns.rollout.search import client as client_file
 from verl_credit.turns.rollout.search.client import SearchClient, SearchFault
 from verl_credit.turns.rollout.search.faults import FAULT_CODES, backoff, retry_after_pause
 
@@ -26,11 +26,11 @@ def servers():
         yield lambda count: [stack.enter_context(scripted_server()) for _ in range(count)]
 
 
-def client_of(servers, time, failures=faults.FAILURES, pause_s=faults.PAUSE_S, **arguments):
+def client_of(servers, time, failures=client_file.FAILURES, pause_s=client_file.PAUSE_S, **arguments):
     urls = [getattr(server, "url", server) for server in servers]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(faults, "FAILURES", failures)
-        patch.setattr(faults, "PAUSE_S", pause_s)
+        patch.setattr(client_file, "FAILURES", failures)
+        patch.setattr(client_file, "PAUSE_S", pause_s)
         return SearchClient(urls, clock=time.clock, sleep=time.sleep, jitter=random.Random(7), **arguments)
 
 

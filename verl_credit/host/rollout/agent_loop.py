@@ -112,7 +112,7 @@ class TurnAgentLoop(ToolAgentLoop):
                 ids, turn_ids = finished.response_ids, finished.turn_ids
                 texts = turn_texts(ids, turn_ids, n_turns, self.tokenizer.decode)
                 rewards = rewards_of_turns(record["calls"], n_turns)
-                extra_info = kwargs.get("extra_info")
+                extra_info = dict(kwargs.get("extra_info") or {})
                 trajectory = make_trajectory(texts, record, rewards, self._truth, extra_info=extra_info)
                 await ask_signals(signals, trajectory, credit.algorithm.turn_judge, self.record)
             finished.extra_fields[ROW_RECORD] = self.record.as_dict()

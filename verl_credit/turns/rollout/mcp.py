@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, fields
 from typing import Any
@@ -30,7 +30,7 @@ class ToolSettings:
     """verl's. It has no other type."""
     url: str | None = None
     """The address of a server with streamable HTTP."""
-    command: list | None = None
+    command: Sequence[str] = ()
     """The command of a server that speaks over its input and output, as a list of texts. Every call starts one."""
     tool: str | None = None
     """The tool's name at the server. null: its only tool."""
@@ -53,11 +53,11 @@ class ToolSettings:
             if name not in names:
                 raise unknown_key("config", str(name), names)
         settings = cls(**config)
-        url, command = settings.url, settings.command
+        url, command = str(settings.url or ""), settings.command
         if bool(url) == bool(command):
             use = "one of config.url, a server with streamable HTTP, and config.command, one to start"
-            raise ConfigError(key="config.url", value=url and redact(url), accepted=use)
-        if url and not re.fullmatch(r"https?://[^/@?\s]+(/[^@?\s]*)?", str(url)):
+            raise ConfigError(key="config.url", value=redact(url) or None, accepted=use)
+        if url and not re.fullmatch(r"https?://[^/@?\s]+(/[^@?\s]*)?", url):
             use = "http://HOST:PORT/PATH without a password or a query: secrets are in config.headers"
             raise ConfigError(key="config.url", value=redact(url), accepted=use)
         if command and not (isinstance(command, list) and all(isinstance(part, str) for part in command)):
@@ -144,4 +144,4 @@ async def _transport(settings: ToolSettings):
     # A stream of events may be silent; a call has its deadline.
     timeout = httpx2.Timeout(settings.timeout_s, read=None)
     async with httpx2.AsyncClient(headers=headers, timeout=timeout, trust_env=False) as client:
-        yield streamable_http_client(settings.url, http_client=client)
+        yield streamable_http_client(str(settings.url), http_client=client)

@@ -23,16 +23,14 @@ LATER = "a value may read what stands before its turn's response alone, and the 
 
 
 def provider_of(settings: CreditSettings) -> Provider:
-    """Raises ValueError for a path that cannot be loaded."""
-    name = settings.algorithm.turn_values
+    """The provider of `algorithm.turn_values`, which is not null. Raises ValueError for a path that cannot be loaded."""
+    name = str(settings.algorithm.turn_values)
     if provider := PROVIDERS.get(name):
         more = provider.names_with_gains if settings.scores_gain else ()
         return replace(provider, names=(*provider.names, *more))
+    own = _LoopColumn(name) if name.startswith(COLUMN) else _Own(name, load(name, KEY))
     says = f"V of each turn: as `group`, and on {name}"
-    if name.startswith(COLUMN):
-        column = _LoopColumn(name)
-        return Provider(name, says, column.observed, (name,), columns=column.columns)
-    return Provider(name, says, _Own(name, load(name, KEY)).observed, (name,))
+    return Provider(name, says, own.observed, (name,), columns=own.columns)
 
 
 def seen_of(
@@ -94,6 +92,8 @@ def concealed(trajectory: Trajectory, before: int | None = None) -> Trajectory:
 
 class _Own:
     """A user's ``f(trajectory) -> the features of each turn's state``, from what stands before the turn's response."""
+
+    columns = ()
 
     def __init__(self, name: str, function: Callable[[Trajectory], Any]):
         self._name, self._function, self._tested = name, function, False

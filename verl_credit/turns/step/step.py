@@ -69,7 +69,8 @@ SEPA, TURN_VALUES = "sepa", "values"
 def scored(host: StepHost, run: CreditRun, turns: TurnBatch) -> tuple[StepInputs, dict[str, float]]:
     """Computes the step's log-probs and scores its gold answers with them, as the run's scorer does; returns also metrics of
     the time that this took."""
-    began, metrics = time.perf_counter(), {}
+    began = time.perf_counter()
+    metrics: dict[str, float] = {}
     plan = plan_gains(turns, run.settings, run.tokenizer, scored=run.settings.scores_at(host.step))
     if plan.scored:
         plan = plan.scorer.before_forward(plan, host)

@@ -38,7 +38,7 @@ class TurnValues:
         a = settings.algorithm
         self.provider, self._name = provider_of(settings), a.turn_values
         self._gamma = settings.turn_options.get("gamma", 1.0)
-        self._fit = {"shrink": a.turn_values_ridge, "folds": a.turn_values_folds}
+        self._shrink, self._folds = a.turn_values_ridge, a.turn_values_folds
         self._replay: deque[States] = deque(maxlen=a.turn_values_replay)
 
     @classmethod
@@ -67,22 +67,22 @@ class TurnValues:
         reward_B_K1 = torch.nn.functional.pad(reward_B_K.to(torch.float64), (0, 1)) + at_end_B_K1
         return_B_K1 = return_to_go(torch.where(turn_B_K1, reward_B_K1, 0.0), self._gamma)
         return_B_K1 = torch.where(turn_B_K1, return_B_K1, torch.nan)
-        seen = seen_of(rows, turn_B_K1, gold_B_K1, value_B_T)
+        seen, metrics = seen_of(rows, turn_B_K1, gold_B_K1, value_B_T), {}
         if self.provider.value is not None:
-            value_B_K1, metrics = self.provider.value(seen), {}
+            value_B_K1 = self.provider.value(seen)
         else:
-            value_B_K1, metrics = self._fitted(rows, seen, return_B_K1)
-        metrics |= {
+            value_B_K1, metrics["credit/values/states"] = self._fitted(rows, seen, return_B_K1)
+        explained: dict[str, float | None] = {
             EXPLAINED_VARIANCE: explained_variance(value_B_K1[turn_B_K1], return_B_K1[turn_B_K1]),
             f"{EXPLAINED_VARIANCE}_of_changes": explained_variance_of_changes(
                 value_B_K1, return_B_K1, turn_B_K1, self._gamma
             ),
         }
-        return value_B_K1, return_B_K1, {name: value for name, value in metrics.items() if value is not None}
+        metrics |= {name: value for name, value in explained.items() if value is not None}
+        return value_B_K1, return_B_K1, metrics
 
-    def _fitted(
-        self, rows: StepRows, seen: Seen, return_B_K1: torch.Tensor
-    ) -> tuple[torch.Tensor, dict[str, float | None]]:
+    def _fitted(self, rows: StepRows, seen: Seen, return_B_K1: torch.Tensor) -> tuple[torch.Tensor, float]:
+        """(value_B_K1, the number of states of the fit)."""
         turn_B_K1 = seen.turn_B_K1
         mean_B = loo_mean(rows.outcome_B.to(torch.float64), rows.group_B, rows.turns.row_valid_B)
         x_B_K1_D = group_features(mean_B, turn_B_K1.shape[1])
@@ -92,10 +92,11 @@ class TurnValues:
         tables = [x_B_K1_D, return_B_K1, prompt_B[:, None].expand_as(turn_B_K1)]
         states = States(*(table[turn_B_K1] for table in tables))
         mean_N = mean_B[:, None].expand_as(turn_B_K1)[turn_B_K1]
-        value_N, fitted = crossfit(states, self._pooled(states), mean_N, **self._fit)
+        pooled = self._pooled(states)
+        value_N, fitted = crossfit(states, pooled, mean_N, shrink=self._shrink, folds=self._folds)
         self._replay.append(states)
         value_B_K1 = torch.zeros(turn_B_K1.shape, dtype=torch.float64).masked_scatter(turn_B_K1, value_N)
-        return value_B_K1, {"credit/values/states": float(fitted)}
+        return value_B_K1, float(fitted)
 
     def _pooled(self, states: States) -> States | None:
         if not self._replay:

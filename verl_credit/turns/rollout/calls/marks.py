@@ -30,11 +30,12 @@ MARKS = {
 }
 """Marks of a call by ``multi_turn.format``, as regular expressions."""
 _ANY = {
-    form: tuple(re.compile("|".join(dict.fromkeys(pair))) for pair in zip(marks, TAGS, strict=True))
+    form: [re.compile("|".join(dict.fromkeys(pair))) for pair in zip(marks, TAGS, strict=True)]
     for form, marks in MARKS.items()
 }
 
 
 def marked(text: str, form: str) -> tuple[int, int]:
     """(opening marks, closing marks) of this format and Hermes' tags. A format that is the user's own has the tags alone."""
-    return tuple(len(marks.findall(text)) for marks in _ANY.get(form, _ANY["hermes"]))
+    opening, closing = _ANY.get(form, _ANY["hermes"])
+    return len(opening.findall(text)), len(closing.findall(text))

@@ -38,5 +38,7 @@ def call_of(value: object, *names: str, id: str | None = None) -> Call | None:
     """The call in an object with a name and, under the first of ``names`` that it has, arguments."""
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         return None
-    given = next((name for name in names if name in value), None)
-    return given and Call(value["name"], json.dumps(value[given], ensure_ascii=False), id)
+    for name in names:
+        if name in value:
+            return Call(value["name"], json.dumps(value[name], ensure_ascii=False), id)
+    return None

@@ -80,30 +80,23 @@ def turn_texts(
 
 
 def make_trajectory(
-    texts: Sequence[tuple[str, str]],
-    record: dict,
-    rewards: Sequence[float | None],
-    truth: Any,
-    *,
-    outcome: float | None = None,
-    extra_info: dict | None = None,
-    scores: dict | None = None,
+    texts: Sequence[tuple[str, str]], record: dict, rewards: Sequence[float | None], truth: Any, **more: Any
 ) -> Trajectory:
+    """``record``: a `RowRecord` as a dict. ``more``: fields of the trajectory that the record lacks."""
     pages: dict[int, list[str]] = {}
-    for search in record.get("searches", []):
+    for search in record["searches"]:
         pages.setdefault(search["turn"], []).extend(search["pages"])
     turns = [
         Turn(
             text,
-            [call for call in record.get("calls", []) if call["turn"] == number],
+            [call for call in record["calls"] if call["turn"] == number],
             observation,
             rewards[number] if number < len(rewards) else None,
             pages.get(number),
         )
         for number, (text, observation) in enumerate(texts)
     ]
-    more = outcome, dict(extra_info or {}), dict(scores or {}), truth
-    return Trajectory(turns, gold_answers(truth), record["stop_reason"], *more)
+    return Trajectory(turns, gold_answers(truth), record["stop_reason"], ground_truth=truth, **more)
 
 
 @dataclass(frozen=True)
@@ -125,10 +118,15 @@ class StepRows:
     def trajectory(self, row: int) -> Trajectory:
         turns = self.turns
         ids, turn_ids = turns.response_ids[row], turns.turn_ids_B_T[row].tolist()
-        texts = turn_texts(ids, turn_ids, int(turns.n_turns_B[row]), self.decode)
-        known = texts, turns.records[row], turns.turn_rewards[row], turns.ground_truths[row]
-        more = {"extra_info": turns.extra_infos[row], "scores": turns.scores[row]}
-        return make_trajectory(*known, outcome=float(self.outcome_B[row]), **more)
+        return make_trajectory(
+            turn_texts(ids, turn_ids, int(turns.n_turns_B[row]), self.decode),
+            turns.records[row],
+            turns.turn_rewards[row],
+            turns.ground_truths[row],
+            outcome=float(self.outcome_B[row]),
+            extra_info=dict(turns.extra_infos[row]),
+            scores=dict(turns.scores[row]),
+        )
 
 
 Table = tuple["torch.Tensor", "torch.Tensor"]
@@ -174,15 +172,12 @@ class Signal(ABC):
         """Returns a number or None per tool turn. Raises IntegrityError that names signal, row and turn."""
         if isinstance(values, torch.Tensor) or type(values).__module__ == "numpy":
             values = values.tolist()
-        if not isinstance(values, list | tuple):
+        listed = isinstance(values, list | tuple)
+        if not listed or len(values) != n_tool_turns:
+            got = f"{len(values)} values" if listed else type(values).__name__
             raise IntegrityError(
-                f"turn signal {self.name!r} gave {type(values).__name__} for {where}; expected a list with a number or None "
-                f"for each of its {n_tool_turns} tool turns"
-            )
-        if len(values) != n_tool_turns:
-            raise IntegrityError(
-                f"turn signal {self.name!r} gave {len(values)} values for {where}, which has {n_tool_turns} tool turns "
-                "(the answer turn gets none)"
+                f"turn signal {self.name!r} gave {got} for {where}; expected a list with a number or None for each of its "
+                f"{n_tool_turns} tool turns (the answer turn gets none)"
             )
         numbers = [None if value is None else as_number(value) for value in values]
         for turn, number in enumerate(numbers):
@@ -198,7 +193,7 @@ SHOWN = 8  # rows that a message names
 
 
 def step_rewards(
-    signals: dict[Signal, float],
+    signals: Mapping[Signal, float],
     settings: CreditSettings,
     rows: StepRows,
     *,
