@@ -110,7 +110,7 @@ def test_a_state_of_ones_own(rows):
     [
         (
             "too_few",
-            r"too_few returned 2 states for row 0; expected a list with a state for each of its 3 turns",
+            r"too_few returned 2 values for row 0; expected a list with a state for each of its 3 turns",
         ),
         ("not_a_number", r"turn_anchor=.*not_a_number: states row 0, turn 0 holds NaN"),
         ("breaks", r"turn_anchor=.*breaks raised for row 0: IndexError"),

@@ -78,7 +78,7 @@ def test_a_column_from_the_reward_function_or_the_row(rows):
     shown, _ = rewards(rows, named("column:steps"))
     assert shown[:4] == [[0.5, "-"], [0.1, "-"], ["-", "-"], [0.7, "-"]]
     with pytest.raises(
-        IntegrityError, match=r"'column:stpes': row 0 has no 'stpes'.*\(em, steps\).*extra_info \(question\)"
+        IntegrityError, match="'stpes' of row 0 is missing.*: em, steps; in extra_info: question"
     ):
         rewards(rows, named("column:stpes"))
 
@@ -166,7 +166,7 @@ def test_a_signal_of_ones_own_sees_every_turn_of_the_group(rows):
         ([[1.0], [0.0]], "'mine.signal' gave 1 values for row 0; expected .* each of its 2 tool turns"),
         ([[1.0, "x"], [0.0]], "gave 'x' for row 0, turn 1; expected a finite number"),
         ([[1.0, math.inf], [0.0]], "gave inf for row 0, turn 1"),
-        ([[1.0, 2.0]], "returned 1 lists for a group of 2"),
+        ([[1.0, 2.0]], "returned 1 values for a group of 2"),
         (None, "returned NoneType for a group of 2"),
         ([[1.0, 2.0], 0.5], r"gave float for row 1; expected a list"),
     ],

@@ -27,10 +27,7 @@ TOO_LONG = 10 ** (sys.get_int_max_str_digits() + 1)
         ({"signals": [1.0]}, r"signals=\[1.0\]; expected a mapping"),
         ({"searches": None}, "searches=None; expected a list"),
         ({"calls": {"turn": 0}}, "calls={'turn': 0}; expected a list"),
-        (
-            {"calls": [{"name": "x"}]},
-            r"calls\[0\]={'name': 'x'}; expected a mapping with the call's turn, name",
-        ),
+        ({"calls": [{"name": "x"}]}, r"calls\[0\]: turn=None; expected the number of the turn"),
         ({"calls": [{"turn": 0}, "x"]}, r"calls\[1\]='x'; expected a mapping"),
         ({"calls": [{"turn": "0"}]}, r"calls\[0\]: turn='0'; expected the number of the turn"),
         ({"calls": [{"turn": 0, "reward": "1"}]}, r"calls\[0\]: reward is '1'; expected a finite number"),
@@ -93,7 +90,7 @@ def test_the_reward_function_is_asked_first_then_extra_info_then_the_data_files_
     ):
         assert rewards(steps, rows)[0].tolist() == [[expected]]
         del place[0]["steps"]
-    with pytest.raises(IntegrityError, match=r"row 0 has no 'steps'.*nor as a column of the data file$"):
+    with pytest.raises(IntegrityError, match="'steps' of row 0 is missing.*in the data file: none"):
         rewards(steps, rows)
 
 

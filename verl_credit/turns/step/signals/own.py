@@ -17,7 +17,7 @@ from verl_credit.errors import IntegrityError
 from verl_credit.redact import SECRET, redact
 from verl_credit.turns.rollout.book import RowRecord
 from verl_credit.turns.rollout.search.faults import FAILURES, CircuitBreaker, backoff
-from verl_credit.turns.step.signals.signal import Group, Signal, StepRows, Table, Trajectory
+from verl_credit.turns.step.signals.signal import Group, Signal, StepRows, Table, Trajectory, blamed, listed
 
 _JITTER = random.Random()
 PAUSE_S = 2.0
@@ -70,29 +70,21 @@ class GroupSignal(OwnSignal):
         values_of: dict[int, Any] = {}
         for group in members.values():
             trajectories = [rows.trajectory(row) for row in group]
-            try:
+            with blamed(
+                f"turn signal {self.name!r} raised for rows {', '.join(map(str, group))}", self._placed
+            ):
                 values = self.call(trajectories)
-            except IntegrityError:
-                raise
-            except Exception as error:
-                places, frame = ", ".join(map(str, group)), traceback.extract_tb(error.__traceback__)[-1]
-                message = f"{self.message(error)} ({Path(frame.filename).name}, line {frame.lineno})"
-                # A traceback with the error as its cause would contain the secrets.
-                raise IntegrityError(
-                    f"turn signal {self.name!r} raised for rows {places}: {message}"
-                ) from None
             values_of.update(zip(group, values, strict=True))
         return self.table(rows, values_of.__getitem__)
 
     def call(self, trajectories: list[Trajectory]) -> list:
-        values = self.function(Group(trajectories), **self.params)
-        if not isinstance(values, list | tuple) or len(values) != len(trajectories):
-            got = f"{len(values)} lists" if isinstance(values, list | tuple) else type(values).__name__
-            raise IntegrityError(
-                f"turn signal {self.name!r} returned {got} for a group of {len(trajectories)}; expected a list of "
-                "rewards for each trajectory"
-            )
-        return list(values)
+        values, n = self.function(Group(trajectories), **self.params), len(trajectories)
+        said = f"turn signal {self.name!r} returned"
+        return listed(values, n, said, f" for a group of {n}", "rewards for each trajectory")
+
+    def _placed(self, error: Exception) -> str:
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        return f"{self.message(error)} ({Path(frame.filename).name}, line {frame.lineno})"
 
 
 Rewards = list[float | None]

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar
@@ -129,6 +130,27 @@ class StepRows:
         )
 
 
+def listed(values: Any, n: int, said: str, where: str, expected: str) -> list:
+    """The ``n`` entries of what a user's function returned. Raises IntegrityError."""
+    if isinstance(values, list | tuple) and len(values) == n:
+        return list(values)
+    got = f"{len(values)} values" if isinstance(values, list | tuple) else type(values).__name__
+    raise IntegrityError(f"{said} {got}{where}; expected a list with {expected}")
+
+
+@contextmanager
+def blamed(said: str, message: Callable[[Exception], str] | None = None) -> Iterator[None]:
+    """Raises IntegrityError where a user's function raises. ``message``: the error's text, by default all of it; the
+    traceback may show more, and goes where a text is made."""
+    try:
+        yield
+    except IntegrityError:
+        raise
+    except Exception as error:
+        text = message(error) if message else " ".join(f"{type(error).__name__}: {error}".split())
+        raise IntegrityError(f"{said}: {text}") from (None if message else error)
+
+
 Table = tuple["torch.Tensor", "torch.Tensor"]
 """(reward_B_K, has_reward_B_K)"""
 
@@ -172,13 +194,8 @@ class Signal(ABC):
         """Returns a number or None per tool turn. Raises IntegrityError that names signal, row and turn."""
         if isinstance(values, torch.Tensor) or type(values).__module__ == "numpy":
             values = values.tolist()
-        listed = isinstance(values, list | tuple)
-        if not listed or len(values) != n_tool_turns:
-            got = f"{len(values)} values" if listed else type(values).__name__
-            raise IntegrityError(
-                f"turn signal {self.name!r} gave {got} for {where}; expected a list with a number or None for each of its "
-                f"{n_tool_turns} tool turns (the answer turn gets none)"
-            )
+        expected = f"a number or None for each of its {n_tool_turns} tool turns (the answer turn gets none)"
+        values = listed(values, n_tool_turns, f"turn signal {self.name!r} gave", f" for {where}", expected)
         numbers = [None if value is None else as_number(value) for value in values]
         for turn, number in enumerate(numbers):
             if number is not None and math.isinf(number):
