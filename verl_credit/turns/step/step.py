@@ -102,15 +102,14 @@ def credited(host: StepHost, inputs: StepInputs) -> StepCredit | None:
 
 def state_of(run: CreditRun) -> dict | None:
     """What changes from step to step, for a checkpoint: the SEPA controller and the values, where there are such."""
-    parts = {name: part.state_dict() for name, part in _parts(run).items()}
-    return parts or None
+    return {name: part.state_dict() for name, part in _parts(run).items()} or None
 
 
 def restore(run: CreditRun, state: dict | None) -> None:
     """Takes a checkpoint's state over. None: the checkpoint has none."""
     for name, part in _parts(run).items():
-        if state is not None and state.get(name) is not None:
-            part.load_state_dict(state[name])
+        if saved := (state or {}).get(name):
+            part.load_state_dict(saved)
 
 
 def _parts(run: CreditRun) -> dict:

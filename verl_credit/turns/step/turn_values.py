@@ -89,9 +89,8 @@ class TurnValues:
         if self.provider.observe is not None:
             x_B_K1_D = torch.cat([x_B_K1_D, self.provider.observe(seen)], dim=2)
         prompt_B = torch.tensor([_number(ids) for ids in rows.turns.prompt_ids])
-        tables = [x_B_K1_D, return_B_K1, prompt_B[:, None].expand_as(turn_B_K1)]
-        states = States(*(table[turn_B_K1] for table in tables))
-        mean_N = mean_B[:, None].expand_as(turn_B_K1)[turn_B_K1]
+        row_N = turn_B_K1.nonzero()[:, 0]
+        states, mean_N = States(x_B_K1_D[turn_B_K1], return_B_K1[turn_B_K1], prompt_B[row_N]), mean_B[row_N]
         pooled = self._pooled(states)
         value_N, fitted = crossfit(states, pooled, mean_N, shrink=self._shrink, folds=self._folds)
         self._replay.append(states)

@@ -171,15 +171,13 @@ class BranchScorer(Scorer):
         return {"credit/gain/seconds": around_s + share * forward_s, "credit/gain/branch_token_share": share}
 
     def says(self, config: Config, settings: CreditSettings) -> str:
-        contexts, length = (
-            turns_at_most(config)[1],
-            config.data.max_prompt_length + config.data.max_response_length,
-        )
+        contexts, data = turns_at_most(config)[1], config.data
         answers = "an answer per context and alias is appended to its row of old_log_probs"
         if contexts is not None:
+            share = contexts * SHORT_ANSWER / (data.max_prompt_length + data.max_response_length)
             answers = (
                 f"up to {contexts} answers per alias are appended to each row of old_log_probs; with {SHORT_ANSWER} tokens "
-                f"each they are {contexts * SHORT_ANSWER / length:.1%} of the tokens of a full row"
+                f"each they are {share:.1%} of the tokens of a full row"
             )
         return f"no forward of its own: {answers} (attention: {settings.attention})"
 
