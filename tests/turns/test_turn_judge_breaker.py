@@ -122,14 +122,6 @@ def test_after_failures_in_a_row_rewards_are_lost_at_once_and_one_trajectory_tri
     asyncio.run(run())
 
 
-def test_an_answer_between_failures_keeps_the_judge_in_use(world):
-    async def run():
-        for world.up in (False, False, True) * 4:
-            assert await world.asked()
-
-    asyncio.run(run())
-
-
 def test_of_many_waiting_trajectories_only_the_first_ones_ask(world):
     """Those that run at one time count once, so that at most concurrency times FAILURES ask."""
 
