@@ -214,14 +214,6 @@ def test_a_batch_may_mix_our_loops_with_others(fetch, monkeypatch):
         fetch(CALLED, bare)
 
 
-def test_padding_of_another_loops_row_has_no_turns(fetch):
-    row, _ = construct_minimal_padding_template(CALLED, {}, EOS)
-    turns = fetch(
-        CALLED | {"extra_fields": {**CALLED["extra_fields"], "turn_rewards": [1]}}, row, is_padding={1}
-    )
-    assert (turns.turn_ids_B_T[1] == -1).all() and turns.turn_rewards == [[1.0], []]
-
-
 @pytest.mark.parametrize(
     "ids, said",
     [

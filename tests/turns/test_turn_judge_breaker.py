@@ -2,8 +2,6 @@
 
 import asyncio
 import math
-import random
-import selectors
 from functools import partial
 
 import pytest
@@ -21,49 +19,6 @@ from verl_credit.turns.step.signals.signal import Trajectory, Turn
 ONE = Trajectory([Turn("ask", [], "page"), Turn("done")], ["Paris"], "answer")
 SKIPPED = "not asked, because it failed too often just now: ConnectionError: refused"
 OPENED = "turn signal 'my.judge' failed for 3 trajectories in a row, the last time with: ConnectionError: refused. Until"
-
-
-class Clock(selectors.SelectSelector):
-    """Waiting takes no time: the loop's clock moves on instead."""
-
-    now = 0.0
-
-    def select(self, timeout=None):
-        self.now += timeout or 0.0
-        return super().select(0)
-
-
-def test_an_outage_of_seconds_costs_few_rewards(monkeypatch):
-    """256 trajectories within 40 s, and a judge that is down for 8 s of them: without a breaker 39 lose their rewards, with
-    the defaults few more, less than `faults.max_lost_rewards`. A pause of 30 s would lose 222."""
-    clock, drawn, lost = Clock(), random.Random(0), []
-    loop = asyncio.SelectorEventLoop(clock)
-    monkeypatch.setattr(loop, "time", lambda: clock.now)
-    monkeypatch.setattr(own, "CircuitBreaker", partial(CircuitBreaker, clock=lambda: clock.now))
-    monkeypatch.setattr(own, "_JITTER", random.Random(1))
-
-    async def judge(trajectory):
-        await asyncio.sleep(0.2)
-        if 5 <= clock.now < 13:
-            raise ConnectionError("refused")
-        return [0.5]
-
-    signal = own_signal("my.judge", judge, {})
-
-    async def one(at):
-        record = RowRecord()
-        await asyncio.sleep(at)
-        await ask_signals([signal], ONE, TurnJudge(), record)
-        lost.append(bool(record.signal_errors))
-
-    async def run():
-        await asyncio.gather(*(one(drawn.uniform(0, 40)) for _ in range(256)))
-
-    try:
-        loop.run_until_complete(run())
-    finally:
-        loop.close()
-    assert len(lost) == 256 and 39 <= sum(lost) < 0.25 * 256
 
 
 class World:

@@ -74,15 +74,6 @@ def test_a_tools_reward_and_a_turn_without_one(rows):
     assert metrics[f"{name}/mean"] == 0.625
 
 
-def test_a_column_from_the_reward_function_or_the_row(rows):
-    shown, _ = rewards(rows, named("column:steps"))
-    assert shown[:4] == [[0.5, "-"], [0.1, "-"], ["-", "-"], [0.7, "-"]]
-    with pytest.raises(
-        IntegrityError, match="'stpes' of row 0 is missing.*: em, steps; in extra_info: question"
-    ):
-        rewards(rows, named("column:stpes"))
-
-
 def test_a_weight_and_a_step_without_gains(rows):
     gain, share = find_signal("info_gain", {}), 0.25
     assert rewards(rows, {gain: 0.5}, share)[0][:2] == [[0.2, 0.1], [0.05, "-"]]
@@ -210,19 +201,6 @@ def test_a_judge_is_asked_again_and_then_its_rewards_are_lost_never_0():
 
     record = asked(second_time, retries=1)
     assert record.signals["my.judge"] == [0.5] and not record.signal_errors
-
-
-def test_pauses_before_a_judges_tries_begin_with_the_shortest(monkeypatch):
-    asked_for = []
-    monkeypatch.setattr(
-        "verl_credit.turns.step.signals.own.backoff", lambda n, jitter: asked_for.append(n) or 0.0
-    )
-
-    async def down(trajectory):
-        raise ConnectionError("refused")
-
-    asked(down, retries=3)
-    assert asked_for == [0, 1, 2]
 
 
 def test_a_judge_that_hangs_is_given_up():

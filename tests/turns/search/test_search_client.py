@@ -38,22 +38,6 @@ def test_an_address_may_name_the_endpoint(server):
 
 
 @pytest.mark.parametrize(
-    "script, attempts",
-    [
-        ([(503, b"")], 2),
-        ([(429, b"busy")], 2),
-        (["close"], 2),
-        (["half"], 2),
-        (["close", (503, b"")], 3),
-    ],
-)
-def test_passing_faults_are_retried(server, script, attempts):
-    server.script = script
-    assert search(SearchClient(server.url)).attempts == attempts
-    assert len(server.requests) == attempts
-
-
-@pytest.mark.parametrize(
     "step, code, attempts",
     [
         ((503, b"down"), "overload", 3),

@@ -239,24 +239,6 @@ def test_each_attempt_tells_what_is_left_of_the_deadline(servers, time):
     assert first == 10_000 and second == pytest.approx(10_000 - 1000 * time.pauses[0], abs=1)
 
 
-def test_one_search_that_hangs_holds_up_no_other(servers):
-    (server,) = servers(1)
-    server.script = ["hang"]
-
-    async def run():
-        client = SearchClient(server.url, timeout_s=60)
-        stuck = asyncio.create_task(client.search("stuck"))
-        assert await asyncio.to_thread(server.hanging.wait, 60)
-        found = await asyncio.gather(*(client.search(f"q{number}") for number in range(20)))
-        assert not stuck.done()
-        stuck.cancel()
-        await asyncio.gather(stuck, return_exceptions=True)
-        await client.aclose()
-        return [len(result.pages) for result in found]
-
-    assert asyncio.run(run()) == [3] * 20
-
-
 # --- nothing wrong passes as pages -----------------------------------------------------------------
 
 

@@ -119,10 +119,10 @@ def check_turns_have_rewards(step: StepCredit, names: set[str]) -> None:
     a, signals = settings.algorithm, settings.turn_signals
     if not bool(mask.any()):
         raise IntegrityError(
-            f"algorithm.info_gain_norm_mode={a.info_gain_norm_mode}, but none of the {int(step.tables.valid_B.sum())} "
-            f"trajectories of the step has a turn with a reward ({', '.join(signals)}): the policy calls no tool (chat "
-            "template? tool format?), its tools give none, or "
-            f"info_gain_first_turn={a.info_gain_first_turn} leaves single-search rows without a gain"
+            f"algorithm.info_gain_norm_mode={a.info_gain_norm_mode}: none of the {int(step.tables.valid_B.sum())} "
+            f"trajectories of the step has a turn with a reward ({', '.join(signals)}). Does the policy call a tool (chat "
+            "template? tool format?)? Do tools give rewards? Does "
+            f"info_gain_first_turn={a.info_gain_first_turn} leave out single searches?"
         )
     for name in sorted(names):
         if step.metrics.get(turns_with(name)) == 0:

@@ -56,9 +56,8 @@ class TurnValues:
     ) -> tuple[torch.Tensor, torch.Tensor, dict[str, float]]:
         """(value_B_K1, return_B_K1, metrics) of the step, which then joins the replay.
 
-        ``reward_B_K``: NaN is lost, 0 is none. ``gold_B_K1``, ``value_B_T``: as in `Seen`. V_k estimates the return that
-        turn_gae passes back, sum over j >= k of gamma^(j-k) r_j with the outcome at the end. Turns that are not a valid
-        row's have the value 0 and the return NaN.
+        V_k estimates the return that turn_gae passes back, sum over j >= k of gamma^(j-k) r_j with the outcome at the end.
+        ``reward_B_K``: NaN is lost, 0 is none. Turns that are not a valid row's have the value 0 and the return NaN.
         """
         outcome_B, valid_B = rows.outcome_B.to(torch.float64), rows.turns.row_valid_B
         columns_K1 = torch.arange(reward_B_K.shape[1] + 1)
@@ -102,10 +101,8 @@ class TurnValues:
             return None
         before, now = self._replay[-1].x_N_D.shape[1], states.x_N_D.shape[1]
         if before != now:
-            raise IntegrityError(
-                f"{KEY}={self._name} gave {now} features for each state, group's included, and {before} in the step before; "
-                "expected as many in every step"
-            )
+            said = f"{KEY}={self._name} gave {now} features for each state, group's included"
+            raise IntegrityError(f"{said}, and {before} in the step before; expected as many in every step")
         return States.joined(self._replay)
 
     def state_dict(self) -> dict:
@@ -118,9 +115,8 @@ class TurnValues:
         names = list(self.provider.names)
         if (saved["provider"], saved["features"]) != (self._name, names):
             raise IntegrityError(
-                f"{KEY}={self._name} observes {names}, and the states of the checkpoint were saved under "
-                f"{KEY}={saved['provider']} with {saved['features']}; go on as they were saved, or begin again with "
-                "trainer.resume_mode=disable"
+                f"{KEY}={self._name} observes {names}, and the checkpoint has states of {KEY}={saved['provider']} with "
+                f"{saved['features']}; go on as they were saved, or begin again (trainer.resume_mode=disable)"
             )
         self._replay.extend(States(**states) for states in saved["steps"])
 
@@ -133,9 +129,7 @@ def _number(prompt_ids: Sequence[int]) -> int:
 def learned_by_critic(
     value_B_T: torch.Tensor, return_B_K1: torch.Tensor, turn_ids_B_T: torch.Tensor, mask_B_T: torch.Tensor
 ) -> torch.Tensor:
-    """return_B_T: all tokens of turn k have its return G_k, as after the whole turn.
-
-    A token without a known return (a lost turn reward, a row that is not valid) has the critic's own value: no error.
-    """
+    """return_B_T: all tokens of turn k have its return G_k; a token without a known return (a lost turn reward, a row that
+    is not valid) has the critic's own value, and so no error."""
     return_B_T = spread(return_B_K1, turn_ids_B_T, mask_B_T, fill=torch.nan)
     return torch.where(return_B_T.isfinite(), return_B_T, value_B_T.to(return_B_T.dtype))

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import httpx
 
 from verl_credit.address import endpoint, urls_of, without_password
-from verl_credit.turns.rollout.search.connections import ask
+from verl_credit.turns.rollout.search.connections import ask, start_of
 from verl_credit.turns.rollout.search.faults import (
     AGAIN,
     FAILURES,
@@ -199,7 +199,7 @@ class SearchClient:
             code = "connect" if isinstance(error, httpx.TransportError) else "bad_answer"
             raise SearchFault(code, f"{url}: {type(error).__name__} {error}") from error
         if answer.status_code != 200:
-            detail = f"{answer.start} from {url}"
+            detail = f"{start_of(answer)} from {url}"
             if answer.status_code in (404, 405):
                 detail += f"; it has no search by {PROTOCOL}, as Search-R1's servers do: is it a server of another kind?"
             raise fault_of_status(answer.status_code, detail, answer.headers.get("Retry-After"))
@@ -212,10 +212,10 @@ class SearchClient:
                 )
                 raise SearchFault("bad_answer", f"{url}: {problem}; search.index_fingerprint={index}")
         try:
-            return parse_answer(json.loads(answer.body), self.topk)
+            return parse_answer(json.loads(answer.content), self.topk)
         except (ValueError, RecursionError) as error:
             what = str(error) if type(error) is ValueError else f"{type(error).__name__} {error}"
-            raise SearchFault("bad_answer", f"{url}: {what[:200]} in {answer.start!r}") from error
+            raise SearchFault("bad_answer", f"{url}: {what[:200]} in {start_of(answer)!r}") from error
 
 
 def token_of(settings) -> str | None:

@@ -18,21 +18,14 @@ class TooLarge(httpx.HTTPError):
     """A body of more than MOST_BYTES."""
 
 
-@dataclass(frozen=True)
-class Answer:
-    """A status, its headers, and the body; that of an error is cut at MOST_BYTES."""
-
-    status_code: int
-    headers: httpx.Headers
-    body: bytes
-
-    @property
-    def start(self) -> str:
-        """What a message quotes of the body."""
-        return self.body[:800].decode("utf-8", "replace")[:200]
+def start_of(answer: httpx.Response) -> str:
+    """What a message quotes of the body."""
+    return answer.content[:800].decode("utf-8", "replace")[:200]
 
 
-async def ask(client: httpx.AsyncClient, method: str, url: httpx.URL, *, headers: dict, **options) -> Answer:
+async def ask(
+    client: httpx.AsyncClient, method: str, url: httpx.URL, *, headers: dict, **options
+) -> httpx.Response:
     """The answer, of which no more than MOST_BYTES and one read of the socket are kept. Errors: httpx.HTTPError,
     TooLarge for a 200. A compressed body is refused, because a few bytes of it can become gigabytes."""
     headers, body = {**headers, "Accept-Encoding": "identity"}, bytearray()
@@ -47,7 +40,7 @@ async def ask(client: httpx.AsyncClient, method: str, url: httpx.URL, *, headers
                         f"more than {MOST_BYTES} bytes, the most that is read: are the documents whole books?"
                     )
                 break
-        return Answer(answer.status_code, answer.headers, bytes(body))
+        return httpx.Response(answer.status_code, headers=answer.headers, content=bytes(body))
 
 
 @dataclass(frozen=True)
@@ -72,7 +65,7 @@ async def served_index(url: str, *, token: str | None, timeout_s: float) -> Serv
             answer = await ask(client, "GET", address, headers=headers, auth=auth)
         reason = f"status {answer.status_code}"
         if answer.status_code == 200:
-            info = json.loads(answer.body)
+            info = json.loads(answer.content)
             found = info.get("fingerprint") if isinstance(info, dict) else None
             reason = f'no "fingerprint" of 1 to {MOST_CHARS} printable characters'
     except (TimeoutError, httpx.HTTPError) as error:

@@ -183,11 +183,8 @@ class BranchScorer(Scorer):
 
 
 def fit_branches(plan: GainPlan, budget: int | None) -> GainPlan:
-    """The plan whose rows, answers included, fit ``budget`` tokens (None: any number does).
-
-    An answer that does not fit is a failed score: the run stops here and names the key, or with
-    ``info_gain_on_error=zero`` goes on.
-    """
+    """The plan whose rows, answers included, fit ``budget`` tokens (None: any number does). An answer that does not fit is a
+    failed score."""
     if budget is None:
         return plan
     length_B = [len(p) + len(r) for p, r in zip(plan.turns.prompt_ids, plan.turns.response_ids, strict=True)]
@@ -197,6 +194,6 @@ def fit_branches(plan: GainPlan, budget: int | None) -> GainPlan:
     if plan.settings.algorithm.info_gain_on_error == "raise":
         raise IntegrityError(
             f"actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu={budget} cannot hold a row and its answers: {needed} "
-            "tokens. algorithm.info_gain_on_error=zero counts gains that do not fit as 0 instead"
+            "tokens. algorithm.info_gain_on_error=zero counts gains that do not fit as 0"
         )
     return replace(plan, branches=plan.branches.fitted(length_B, budget))

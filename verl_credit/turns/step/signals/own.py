@@ -94,8 +94,8 @@ class TrajectorySignal(OwnSignal):
     """``async f(trajectory, **params) -> [reward per tool turn]``, awaited in the agent loop: a judge over HTTP.
 
     A call that raises, takes too long or returns another form is tried again after a pause. After the last try the
-    trajectory's rewards are missing (NaN), and the reason is in its record. No call is made for a trajectory without tool
-    turns. After several failed trajectories in a row the next ones get no call for a while (see `CircuitBreaker`).
+    trajectory's rewards are missing (NaN), and the reason is in its record. After FAILURES failed trajectories in a row the
+    next ones get no call for PAUSE_S seconds (see `CircuitBreaker`).
     """
 
     reads = "texts, calls, observations, tool rewards, stop reason and gold answers of one rollout"
@@ -180,7 +180,7 @@ class TrajectorySignal(OwnSignal):
         if self._breaker.refuses and not self._reported:
             print(
                 f"turn signal {self.name!r} failed for {FAILURES} trajectories in a row, the last time with: {reason}. "
-                f"Until it answers again, others lose their rewards at once; one tries after each pause of {PAUSE_S:g} s",
+                f"Until it answers, others lose their rewards at once; one tries after each pause of {PAUSE_S:g} s",
                 flush=True,
             )
             self._reported = True
