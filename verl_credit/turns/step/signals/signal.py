@@ -219,9 +219,13 @@ def step_rewards(
     parts: dict[str, Table] | None = None,
     note: Callable[[str], None] = print,
 ) -> tuple[torch.Tensor, torch.Tensor, dict[str, float]]:
-    """(turn_reward_B_K, turn_mask_B_K, metrics). ``scored`` False: the step has no gains, so that the other signals
-    are its signals. A run's single signal is not normalised here, because turn modes do that. ``parts`` gets each
-    signal's own table by its name. ``note`` gets a message per signal about missing rewards and the first reason.
+    """(turn_reward_B_K, turn_mask_B_K, metrics): the sum over signals of weight times reward.
+
+    Each of several signals is z-scored over the prompt's turns that have it, before it is weighed; a signal that is equal
+    everywhere then adds 0. Turn modes normalise a run's single signal. A turn that lacks a signal gets the other signals: 0
+    is the mean of the missing one. A turn whose reward is missing in one signal has none in the sum. ``scored`` False: the
+    step has no gains, so that the other signals are its signals. ``parts`` gets each signal's own table by its name.
+    ``note`` gets a message per signal about missing rewards and the first reason.
 
     Raises IntegrityError where more than ``tolerated_share`` of a signal's rewards are missing. Information gains can be
     missing under ``info_gain_on_error=drop`` alone.
@@ -229,11 +233,14 @@ def step_rewards(
     active = {signal: weight for signal, weight in signals.items() if scored or signal.name != INFO_GAIN}
     if not active:
         return torch.zeros_like(rows.gain_B_K), torch.zeros_like(rows.has_gain_B_K), {}
-    tables = {signal: signal.rewards(rows) for signal in active}
     metrics: dict[str, float] = {}
+    valid_B_1, group_B_K = rows.turns.row_valid_B[:, None], rows.group_B[:, None].expand_as(rows.gain_B_K)
     tool_turns = sum(rows.n_tool_turns[row] for row in rows.turns.valid_rows)
-    for signal, (reward_B_K, has_B_K) in tables.items():
-        has_B_K = has_B_K & rows.turns.row_valid_B[:, None]
+    total_B_K = torch.zeros_like(rows.gain_B_K, dtype=torch.float64)
+    sum_B_K = torch.zeros_like(rows.has_gain_B_K)
+    for signal, weight in active.items():
+        reward_B_K, given_B_K = signal.rewards(rows)
+        has_B_K, missing_B_K = given_B_K & valid_B_1, given_B_K & ~reward_B_K.isfinite()
         if parts is not None:
             parts[signal.name] = reward_B_K, has_B_K
         lost_B_K, name = has_B_K & reward_B_K.isnan(), f"credit/signal/{signal.name}"
@@ -250,10 +257,16 @@ def step_rewards(
         metrics[turns_without(signal.name)] = tool_turns - rewarded
         metrics[f"{name}/lost"] = lost
         metrics |= {f"{name}/{counted}": count for counted, count in signal.counts(rows).items()}
-        known = reward_B_K[has_B_K & reward_B_K.isfinite()]
-        if len(known):
+        known_B_K = has_B_K & ~missing_B_K
+        if len(known := reward_B_K[known_B_K]):
             metrics |= {f"{name}/mean": known.mean().item(), f"{name}/std": known.std(correction=0).item()}
-    return *combined(tables, active, rows, normalised=len(signals) > 1), metrics
+        part_B_K = torch.where(given_B_K & ~missing_B_K, reward_B_K.to(torch.float64), 0.0)
+        if len(signals) > 1:
+            z_N = z_score(part_B_K.flatten(), group_B_K.flatten(), member_N=known_B_K.flatten())
+            part_B_K = z_N.view_as(part_B_K)
+        total_B_K = total_B_K + weight * torch.where(missing_B_K, torch.nan, part_B_K)
+        sum_B_K = sum_B_K | given_B_K
+    return torch.where(sum_B_K, total_B_K, 0.0), sum_B_K, metrics
 
 
 def _why_lost(signal: Signal, lost_B_K: torch.Tensor, records: list[dict]) -> str:
@@ -275,28 +288,3 @@ def turns_with(name: str) -> str:
 def turns_without(name: str) -> str:
     """The metric that counts the other tool turns."""
     return f"credit/signal/{name}/without"
-
-
-def combined(
-    tables: Mapping[Signal, Table], weights: Mapping[Signal, float], rows: StepRows, *, normalised: bool
-) -> Table:
-    """(reward_B_K, has_reward_B_K): sum over signals of weight times reward.
-
-    ``normalised``: each signal is z-scored over the prompt's turns that have it, before it is weighed; a signal that is
-    equal everywhere then adds 0. A turn that lacks a signal gets the other signals: 0 is the mean of the missing one.
-    A turn whose reward is missing in one signal has none in the sum.
-    """
-    total_B_K = torch.zeros_like(rows.gain_B_K, dtype=torch.float64)
-    sum_B_K = torch.zeros_like(rows.has_gain_B_K)
-    for signal, (reward_B_K, has_B_K) in tables.items():
-        known_B_K = has_B_K & reward_B_K.isfinite()
-        part_B_K = torch.where(known_B_K, reward_B_K.to(torch.float64), 0.0)
-        if normalised:
-            group_B_K = rows.group_B[:, None].expand_as(part_B_K)
-            member_B_K = known_B_K & rows.turns.row_valid_B[:, None]
-            z_N = z_score(part_B_K.flatten(), group_B_K.flatten(), member_N=member_B_K.flatten())
-            part_B_K = z_N.view_as(part_B_K)
-        missing_B_K = has_B_K & ~known_B_K
-        total_B_K = total_B_K + weights[signal] * torch.where(missing_B_K, torch.nan, part_B_K)
-        sum_B_K = sum_B_K | has_B_K
-    return torch.where(sum_B_K, total_B_K, 0.0), sum_B_K
