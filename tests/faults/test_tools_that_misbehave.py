@@ -24,6 +24,7 @@ from verl_credit.errors import IntegrityError
 from verl_credit.host.rollout.search_agent import SearchTool
 from verl_credit.turns.rollout.book import RowRecord
 from verl_credit.turns.rollout.search.client import client_for
+from verl_credit.turns.step.signals import own
 from verl_credit.turns.step.signals.built_in import find_signal
 from verl_credit.turns.step.signals.signal import StepRows, step_rewards
 from verl_credit.turns.step.step_checks import check_tool_faults
@@ -186,7 +187,8 @@ def judged(server, steps, tool, *overrides):
     return outputs
 
 
-def test_a_judge_that_hangs_fails_or_talks_nonsense_loses_its_rewards_and_none_is_0(server):
+def test_a_judge_that_hangs_fails_or_talks_nonsense_loses_its_rewards_and_none_is_0(server, monkeypatch):
+    monkeypatch.setattr(own, "FAILURES", 99)  # every step of the script is asked for
     given = {
         "judged": (200, {"rewards": [0.5]}),
         "a 0": (200, {"rewards": [0.0]}),

@@ -182,22 +182,19 @@ def test_a_header_comes_from_the_environment_and_shows_nowhere(monkeypatch, capl
 @pytest.mark.parametrize(
     "config, says",
     [
-        ({}, "config.url=null: one of config.url"),
-        ({"url": "http://a", "command": ["x"]}, "config.url=http://a: one of config.url.*config.command"),
-        ({"url": "ftp://a/mcp"}, "config.url=ftp://a/mcp: http://HOST:PORT/PATH"),
-        (
-            {"url": "http://me:s3cr3t@a/mcp"},
-            r"config.url=http://\*\*\*@a/mcp: .*secrets are in config.headers",
-        ),
-        ({"url": "http://a/mcp?api_key=s3cr3t"}, r"api_key=\*\*\*: http://HOST"),
+        ({}, "config: url=null: one of url"),
+        ({"url": "http://a", "command": ["x"]}, "config: url=http://a: one of url.* command"),
+        ({"url": "ftp://a/mcp"}, "config: url=ftp://a/mcp: expected http://HOST:PORT/PATH"),
+        ({"url": "http://me:s3cr3t@a/mcp"}, r"url=http://\*\*\*@a/mcp: .*secrets are in headers"),
+        ({"url": "http://a/mcp?api_key=s3cr3t"}, r"api_key=\*\*\*: expected http://HOST"),
         (
             {"url": "http://a", "headers": {"Authorization": "Bearer s3cr3t"}},
-            r"config.headers=\.\.\.: names of env",
+            "headers: expected names of env",
         ),
-        ({"command": "my server"}, "config.command=my server: a list of texts"),
-        ({"url": "http://a", "timeout_s": 0}, "config.timeout_s=0: a number of at least 0.001"),
-        ({"url": "http://a", "max_chars": "9"}, "config.max_chars=9: a number of at least 1"),
-        ({"url": "http://a", "timeout": 3}, "did you mean config.timeout_s"),
+        ({"command": "my server"}, "command='my server': expected a list of texts"),
+        ({"url": "http://a", "timeout_s": 0}, "timeout_s=0: expected a number of at least 0.001"),
+        ({"url": "http://a", "max_chars": "9"}, "max_chars='9': expected a whole number of at least 1"),
+        ({"url": "http://a", "timeout": 3}, "did you mean timeout_s"),
     ],
 )
 def test_a_setting_that_cannot_be_used_is_refused_without_its_secret(config, says):

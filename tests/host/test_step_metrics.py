@@ -71,7 +71,7 @@ def by_hand(turns):
         torch.tensor(advantage),
         torch.tensor([1.0, 1.0, 1.0, 1.0, -1.0, -1.0, 5.0, no]),
         torch.tensor(scale),
-        dict.fromkeys(COUNTED, 0) | {"turn_groups_of_one": 3},
+        dict.fromkeys(COUNTED[:6], 0) | {"turn_groups_of_one": 3},
     )
     shape, none = turns.turn_ids_B_T.shape, torch.zeros(2, 0)
     return StepCredit(

@@ -8,7 +8,6 @@ from kit.settings import settings
 from verl_credit.config.keys import AUTO
 from verl_credit.turns.score.requests import (
     ANSWER_TAG,
-    BOXED,
     AnswerWriter,
     RowPlanner,
     assistant_header,
@@ -140,16 +139,6 @@ def test_the_bare_prompt_has_its_header_already():
     writer = writer_of(tokenizer, ANSWER_TAG, True)
     dropped, answer = writer.write((), "Paris", ANSWER_TAG, False)
     assert (dropped, tokenizer.decode(list(answer.token_ids))) == (0, "<answer>Paris</answer>")
-
-
-def test_auto_writes_a_box_where_the_prompt_asks_for_one():
-    tokenizer = with_specials(byte_level([]))
-    writer = writer_of(tokenizer, AUTO)
-    asks = tuple(tokenizer("Put it in \\boxed{}.", add_special_tokens=False)["input_ids"])
-    other = tuple(tokenizer("Who?", add_special_tokens=False)["input_ids"])
-    assert (writer.template_of(asks), writer.template_of(other)) == (BOXED, ANSWER_TAG)
-    assert tokenizer.decode(list(pseudo_answer(tokenizer, "7", BOXED).token_ids)) == "\\boxed{7}"
-    assert writer_of(tokenizer, "So: {answer}").template_of(asks) == "So: {answer}"
 
 
 def test_a_header_is_written_with_the_arguments_of_the_rollouts_chat_template():

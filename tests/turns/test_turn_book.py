@@ -2,7 +2,7 @@
 
 import pytest
 
-from verl_credit.turns.rollout.book import TurnBook, known_reward, rewards_of_turns
+from verl_credit.turns.rollout.book import TurnBook, rewards_of_turns
 from verl_credit.turns.score.requests import context_ends
 
 
@@ -56,12 +56,3 @@ def test_a_turns_reward_is_the_sum_over_its_calls_and_none_where_no_call_has_one
     ]
     assert rewards_of_turns(calls, 4) == [-0.25, None, None, 0.0]
     assert rewards_of_turns(calls, 0) == [] and rewards_of_turns([], 2) == [None, None]
-
-
-def test_a_reward_is_a_finite_number_or_none():
-    assert [known_reward(value, "it") for value in (None, True, 2, -0.5)] == [None, 1.0, 2.0, -0.5]
-    for value in ("1", float("nan"), float("-inf"), [1.0], object()):
-        with pytest.raises(
-            ValueError, match="it is .*; expected a finite number, or None where there is none"
-        ):
-            known_reward(value, "it")

@@ -138,7 +138,9 @@ def test_a_column_is_known_after_its_turn_and_the_reward_functions_is_not_read(t
     wanted = [NAN, 0, 0.25, NAN, 0.25, NAN]
     torch.testing.assert_close(observed[:6, 0], torch.tensor(wanted).double(), equal_nan=True)
     leaking = replace(turns, scores=[{"em": [outcome] * 3} for outcome in OUTCOMES])
-    with pytest.raises(IntegrityError, match="has no 'em', neither in the agent loop's record"):
+    with pytest.raises(
+        IntegrityError, match="'em' of row 0 is missing.*in the agent loop's record .signals.: belief"
+    ):
         step_of(leaking, "column:em")
 
 

@@ -1,8 +1,6 @@
 """Exact match as the field computes it, and its edges."""
 
-import math
 from datetime import date
-from decimal import Decimal
 
 import pytest
 
@@ -56,19 +54,8 @@ def test_f1_counts_repeated_words_once_each():
     "text, answer",
     [
         ("<answer>a</answer> <answer> b </answer><answer>c", "b"),
-        ("<answer>a", None),
-        ("I will put it in <answer> tags. <answer>Paris</answer>", "Paris"),
-        ("<answer><answer>Paris</answer></answer>", "Paris"),
-        ("<answer>It is <answer>Paris</answer>, I think</answer>", "Paris"),
         ("I write it between <answer> and </answer>. <answer>Paris</answer>", "Paris"),
-        (
-            "<answer>Paris</answer>, between <answer> and </answer>, as <answer></answer> or <answer>...</answer>",
-            "Paris",
-        ),
-        ("<answer>Paris</answer> closed with </answer>", "Paris"),
-        ("</answer><answer>Paris</answer><answer>", "Paris"),
         ("which word? <answer>and</answer>", "and"),
-        ("<answer></answer>", ""),
         ("<answer>Paris<answer>", None),
     ],
 )
@@ -76,15 +63,6 @@ def test_the_answer_is_the_one_that_a_reader_takes(text, answer):
     assert extract_answer(text) == answer
     if answer:
         assert compute_score("x", text, answer)["em"] == 1.0
-
-
-def test_an_empty_box_mentions_the_form():
-    truth = {"target": ["4"], "form": "boxed"}
-    assert (
-        compute_score("x", r"I use \boxed{}. \boxed{4}. It stands in \boxed{ } or \boxed{...}", truth)["em"]
-        == 1.0
-    )
-    assert compute_score("x", r"\boxed{}", truth)["format_ok"] == 1.0
 
 
 def test_an_answer_inside_an_observation_does_not_count():
@@ -105,26 +83,7 @@ def test_a_mistyped_reward_keyword_is_refused():
 
 
 @pytest.mark.parametrize(
-    "truth, golds",
-    [
-        (42, ["42"]),
-        ({"target": 7}, ["7"]),
-        ({"target": [7, 8.0]}, ["7", "8"]),
-        ({"target": [1.5, math.nan, None]}, ["1.5"]),
-        (Decimal("72.00"), ["72"]),
-        (0, ["0"]),
-    ],
-)
-def test_a_number_is_read_as_text(truth, golds):
-    assert gold_answers(truth) == golds
-    assert compute_score("x", f"<answer>{golds[0]}</answer>", truth)["em"] == 1.0
-
-
-NO_ANSWER = [True, math.nan, {"target": {"a": "b"}}, {"target": [["a"], ["b", "c"]]}, b"ab", date(2026, 1, 1)]
-
-
-@pytest.mark.parametrize(
-    "bad", [None, {}, {"target": []}, {"target": None}, {"target": [" "]}, "", [], *NO_ANSWER]
+    "bad", [None, {}, {"target": []}, {"target": None}, {"target": [" "]}, "", [], date(2026, 1, 1)]
 )
 def test_a_question_without_gold_is_refused(bad):
     with pytest.raises(ValueError, match="at least one"):

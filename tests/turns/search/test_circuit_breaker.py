@@ -27,52 +27,6 @@ def opened(clock, failures=3, pause_s=5.0):
     return breaker
 
 
-def test_failures_in_a_row_open_it_and_a_success_between_them_does_not(clock):
-    breaker = CircuitBreaker(failures=3, pause_s=5.0, clock=clock)
-    for _ in range(10):
-        breaker.failed(breaker.enter())
-        breaker.failed(breaker.enter())
-        breaker.succeeded(breaker.enter())
-    assert not breaker.refuses
-    for _ in range(3):
-        assert not breaker.refuses
-        breaker.failed(breaker.enter())
-    assert breaker.refuses and breaker.enter() is None
-
-
-def test_it_refuses_for_the_pause_and_then_lets_one_probe_in(clock):
-    breaker = opened(clock)
-    clock.now += 4.999
-    assert breaker.enter() is None
-    clock.now += 0.001
-    assert not breaker.refuses
-    assert breaker.enter() is not None
-    assert breaker.refuses and breaker.enter() is None
-    clock.now += 1000  # a probe may take its time: nobody else goes meanwhile
-    assert breaker.enter() is None
-
-
-def test_a_probe_that_succeeds_closes_it_for_all(clock):
-    breaker = opened(clock)
-    clock.now += 5
-    breaker.succeeded(breaker.enter())
-    assert None not in [breaker.enter() for _ in range(4)]
-    for _ in range(3):  # the failures before the opening no longer count
-        assert not breaker.refuses
-        breaker.failed(breaker.enter())
-    assert breaker.refuses
-
-
-def test_one_probe_that_fails_begins_the_pause_anew(clock):
-    breaker = opened(clock)
-    clock.now += 7
-    breaker.failed(breaker.enter())
-    clock.now += 4.9
-    assert breaker.enter() is None
-    clock.now += 0.1
-    assert breaker.enter() is not None
-
-
 def test_a_cancelled_probe_makes_room_for_the_next(clock):
     breaker = opened(clock)
     clock.now += 5

@@ -45,12 +45,6 @@ def test_a_hit_of_each_server_is_a_page(server, hit, page):
     assert search(SearchClient(server.url)).pages == [page]
 
 
-def test_the_same_text_has_the_same_id_and_another_text_another():
-    texts = ["a", "b", "a"]
-    pages = parse_answer({"result": [[{"document": {"contents": text}} for text in texts]]}, 3)
-    assert pages[0].id == pages[2].id != pages[1].id
-
-
 def test_a_search_that_finds_nothing_is_a_page_without_text(server):
     client = SearchClient(server.url)
     server.script = [(200, {"result": [[]]})]

@@ -109,7 +109,7 @@ class TurnAgentLoop(ToolAgentLoop):
                 n_turns, record = 1 + max(output.turn_ids, default=-1), self.record.as_dict()
                 texts = turn_texts(output.response_ids, output.turn_ids, n_turns, self.tokenizer.decode)
                 rewards = rewards_of_turns(record["calls"], n_turns)
-                extra_info = kwargs.get("extra_info")
+                extra_info = dict(kwargs.get("extra_info") or {})
                 trajectory = make_trajectory(texts, record, rewards, self._truth, extra_info=extra_info)
                 await ask_signals(signals, trajectory, credit.algorithm.turn_judge, self.record)
         output.extra_fields[ROW_RECORD] = self.record.as_dict()

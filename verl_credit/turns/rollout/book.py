@@ -12,6 +12,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from operator import index
+from typing import Any
 
 from verl_credit.lazy import torch
 from verl_credit.names import ROW_RECORD, TURN_IDS, TURN_REWARDS
@@ -165,58 +166,53 @@ class TurnBatch:
 def record_of(extra_fields: Mapping, row: int) -> dict:
     """Every field of `RowRecord`, missing fields with their defaults. Raises ValueError for a value that is no record."""
     given, record = extra_fields.get(ROW_RECORD), vars(RowRecord())
-    if given is None:
-        return record
     where = f"row {row}: extra_fields[{ROW_RECORD!r}]"
-    if not isinstance(given, Mapping):
-        raise ValueError(f"{where} is a {type(given).__name__}; expected RowRecord(...).as_dict()")
+    given = {} if given is None else _as(dict, given, where, "RowRecord(...).as_dict()")
     if unknown := given.keys() - record.keys():
         raise ValueError(f"{where} has {', '.join(map(repr, unknown))}; expected some of {', '.join(record)}")
-    record |= {name: _as_declared(value, record[name], f"{where}: {name}") for name, value in given.items()}
-    record["calls"] = [_call(call, f"{where}: calls[{place}]") for place, call in enumerate(record["calls"])]
+    record |= {name: _as(type(record[name]), value, f"{where}: {name}") for name, value in given.items()}
+    for place, call in enumerate(record["calls"]):
+        at, expected = (
+            f"{where}: calls[{place}]",
+            "a mapping with the call's turn, name, arguments and reward",
+        )
+        call = {"turn": None, "name": "", "arguments": "", "reward": None} | _as(dict, call, at, expected)
+        turn = _as(int, call["turn"], f"{at}: turn", "the number of the turn that made it")
+        record["calls"][place] = call | {
+            "turn": turn,
+            "reward": known_reward(call["reward"], f"{at}: reward"),
+        }
     if record["stop_reason"] not in STOP_REASONS:
         accepted = ", ".join(STOP_REASONS)
         raise ValueError(f"{where}: stop_reason={record['stop_reason']!r:.80}; expected one of {accepted}")
     return record
 
 
-def _as_declared(value, default, where: str):
-    """``value``, if it has the type of the field's default. Raises ValueError."""
-    if isinstance(default, list):
-        return _listed(value, where, "a list")
-    if isinstance(default, int):
-        return _whole(value, f"{where}=", "a whole number")
-    kind, expected = (str, "a text") if isinstance(default, str) else (Mapping, "a mapping")
-    if not isinstance(value, kind):
-        raise ValueError(f"{where}={shown(value)}; expected {expected}")
-    return value
+_EXPECTED = {list: "a list", int: "a whole number", str: "a text", dict: "a mapping"}
 
 
-def _call(call, where: str) -> dict:
-    """A call of the record; without a reward it gets None."""
-    if not isinstance(call, Mapping) or "turn" not in call:
-        expected = "a mapping with the call's turn, name, arguments and reward"
-        raise ValueError(f"{where}={shown(call)}; expected {expected}")
-    turn = _whole(call["turn"], f"{where}: turn=", "the number of the turn that made it")
-    reward = known_reward(call.get("reward"), f"{where}: reward")
-    return {"name": "", "arguments": "", **call, "turn": turn, "reward": reward}
-
-
-def _whole(value, where: str, expected: str) -> int:
+def _as(kind: type, value: Any, where: str, expected: str = "") -> Any:
+    """The value, if it is of the kind: a whole number, a text, a mapping, or entries in order. Raises ValueError."""
     try:
-        return index(value)
+        if kind is int:
+            return index(value)
+        if kind is list and not isinstance(value, str | bytes | Mapping):
+            return list(value)
     except TypeError:
-        raise ValueError(f"{where}{shown(value)}; expected {expected}") from None
+        pass
+    if kind in (str, dict) and isinstance(value, str if kind is str else Mapping):
+        return value
+    raise ValueError(f"{where}={shown(value)}; expected {expected or _EXPECTED[kind]}")
 
 
 def turn_ids_of(extra_fields: Mapping, row: int, length: int) -> list[int]:
     """A number per response token. Raises ValueError for another length and for other values."""
     where = f"row {row}: extra_fields[{TURN_IDS!r}]"
-    given = _listed(extra_fields[TURN_IDS], where, "a list of whole numbers")
+    given = _as(list, extra_fields[TURN_IDS], where, "a list of whole numbers")
     if len(given) != length:
         raise ValueError(f"{where} has {len(given)} entries; expected one per response token: {length}")
     expected = "the number of its turn, -1 where it is not the policy's"
-    return [_whole(turn, f"{where}, token {place}: ", expected) for place, turn in enumerate(given)]
+    return [_as(int, turn, f"{where}[{place}]", expected) for place, turn in enumerate(given)]
 
 
 def turn_rewards_of(extra_fields: Mapping, row: int, n_turns: int) -> list[float | None]:
@@ -228,17 +224,9 @@ def turn_rewards_of(extra_fields: Mapping, row: int, n_turns: int) -> list[float
     if extra_fields.get(TURN_REWARDS) is None:
         return [None] * tool_turns
     where = f"row {row}: extra_fields[{TURN_REWARDS!r}]"
-    given = _listed(extra_fields[TURN_REWARDS], where, "a list with a number or None per turn")
+    given = _as(list, extra_fields[TURN_REWARDS], where, "a list with a number or None per turn")
     if len(given) not in (n_turns, tool_turns):
         raise ValueError(
-            f"{where} has {len(given)} entries; the row has {n_turns} turns: expected {n_turns}, or {tool_turns} without "
-            "the last one, which answers"
+            f"{where} has {len(given)} entries; expected {n_turns}, one per turn, or {tool_turns} without the answer's"
         )
     return [known_reward(value, f"{where}, turn {turn}") for turn, value in enumerate(given)][:tool_turns]
-
-
-def _listed(given, where: str, expected: str) -> list:
-    sized = hasattr(given, "__len__") and hasattr(given, "__iter__")
-    if isinstance(given, str | bytes | Mapping) or not sized:
-        raise ValueError(f"{where}={shown(given)}; expected {expected}")
-    return list(given)

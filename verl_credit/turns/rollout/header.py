@@ -45,15 +45,13 @@ def answer_prefix(tokenizer, chat_template_kwargs: Mapping | None = None) -> str
         answered = ""
     if answered.startswith(header):
         return answered[len(header) :]
-    if not (mark := opened_by(header)):
-        return ""
-    return f"\n{FORMS[mark]}\n\n" if header.endswith("\n") else FORMS[mark]
+    closing = FORMS.get(opened_by(header), "")
+    return f"\n{closing}\n\n" if closing and header.endswith("\n") else closing
 
 
 def _written(tokenizer, arguments: Mapping | None, answer: str | None = None, *, header: bool = False) -> str:
     """The question, or the question and its answer, with the search tool: some templates demand a list of tools."""
-    messages = [{"role": "user", "content": QUESTION}]
-    if answer is not None:
-        messages.append({"role": "assistant", "content": answer})
+    answered = [] if answer is None else [{"role": "assistant", "content": answer}]
+    messages = [{"role": "user", "content": QUESTION}, *answered]
     options = {**(arguments or {}), "tokenize": False, "add_generation_prompt": header}
     return tokenizer.apply_chat_template(messages, tools=[SCHEMA], **options)

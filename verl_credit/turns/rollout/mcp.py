@@ -7,10 +7,13 @@ import os
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, fields
-from typing import Any
+from typing import Annotated, Any
 
-from verl_credit.errors import ConfigError, PreflightError, unknown_key
+from annotated_types import Ge, Lt
+from pydantic import model_validator
+
+from verl_credit.config.keys.section import Part, declared
+from verl_credit.errors import ConfigError, PreflightError
 from verl_credit.redact import redact
 from verl_credit.turns.rollout.search.faults import SearchFault
 
@@ -22,62 +25,51 @@ class Refused(Exception):
     """The server does not take the arguments, which the policy wrote."""
 
 
-@dataclass(frozen=True)
-class ToolSettings:
-    """The keys of ``config``."""
+class ToolSettings(Part):
+    """The keys of ``config``; the accepted values of each, for messages."""
 
     type: str = "native"
-    """verl's. It has no other type."""
+    """native: verl has no other type"""
     url: str | None = None
-    """The address of a server with streamable HTTP."""
-    command: list | None = None
-    """The command of a server that speaks over its input and output, as a list of texts. Every call starts one."""
+    """the address of a server with streamable HTTP"""
+    command: list[str] | None = None
+    """a list of texts: the command of a server that speaks over its input and output, started for every call"""
     tool: str | None = None
-    """The tool's name at the server. null: its only tool."""
+    """the tool's name at the server; null: its only tool"""
     name: str | None = None
-    """The name under which the policy calls it. null: its name at the server."""
-    headers: Mapping | None = None
-    """Maps headers to the names of environment variables, which hold their values."""
-    env: list | None = None
-    """Names of the environment variables that the command reads, beside PATH, HOME and others of this kind."""
-    timeout_s: float = 20.0
-    """The deadline of a call, the connection included, in seconds."""
-    max_chars: int = 4000
-    """Characters of a result that the policy reads."""
+    """the name under which the policy calls it; null: its name at the server"""
+    headers: dict[str, Any] | None = None
+    """a mapping of headers to the names of environment variables, which hold their values"""
+    env: list[Any] | None = None
+    """names of environment variables that the command reads, beside PATH, HOME and others of this kind"""
+    timeout_s: Annotated[float, Ge(0.001), Lt(1e9)] = 20.0
+    """a number of at least 0.001: the deadline of a call, the connection included, in seconds"""
+    max_chars: Annotated[int, Ge(1)] = 4000
+    """a whole number of at least 1: the characters of a result that the policy reads"""
 
     @classmethod
     def read(cls, config: Mapping) -> ToolSettings:
         """Raises ConfigError for an unknown key and for a value that cannot be used."""
-        names = [field.name for field in fields(cls)]
-        for name in config:
-            if name not in names:
-                raise unknown_key("config", str(name), names)
-        settings = cls(**config)
-        url, command = settings.url, settings.command
-        if bool(url) == bool(command):
-            use = "one of config.url, a server with streamable HTTP, and config.command, one to start"
-            raise ConfigError(key="config.url", value=url and redact(url), accepted=use)
-        if url and not re.fullmatch(r"https?://[^/@?\s]+(/[^@?\s]*)?", str(url)):
-            use = "http://HOST:PORT/PATH without a password or a query: secrets are in config.headers"
-            raise ConfigError(key="config.url", value=redact(url), accepted=use)
-        if command and not (isinstance(command, list) and all(isinstance(part, str) for part in command)):
-            raise ConfigError(key="config.command", value=command, accepted="a list of texts")
-        named = {"headers": list((settings.headers or {}).values()), "env": settings.env or []}
-        for key, variables in named.items():
-            if not all(isinstance(name, str) and name.isidentifier() for name in variables):
+        return declared(cls, dict(config), "config")
+
+    @model_validator(mode="after")
+    def _usable(self) -> ToolSettings:
+        url = redact(self.url) if self.url else "null"
+        if bool(self.url) == bool(self.command):
+            raise ValueError(
+                f"url={url}: one of url, a server with streamable HTTP, and command, one to start"
+            )
+        if self.url and not re.fullmatch(r"https?://[^/@?\s]+(/[^@?\s]*)?", self.url):
+            accepted = "http://HOST:PORT/PATH without a password or a query: secrets are in headers"
+            raise ValueError(f"url={url}: expected {accepted}")
+        for key, names in (("headers", (self.headers or {}).values()), ("env", self.env or ())):
+            if not all(isinstance(name, str) and name.isidentifier() for name in names):
                 # The value is not shown: it may be the secret itself.
-                use = "names of environment variables, which hold the values"
-                raise ConfigError(key=f"config.{key}", value=variables, shown="...", accepted=use)
-        for key, least in (("timeout_s", 0.001), ("max_chars", 1)):
-            value = getattr(settings, key)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value < 1e9:
-                raise ConfigError(
-                    key=f"config.{key}", value=value, accepted=f"a number of at least {least:g}"
-                )
-        return settings
+                raise ValueError(f"{key}: expected names of environment variables, which hold the values")
+        return self
 
     def __str__(self) -> str:
-        return f"{MCP_SERVER}{self.url or self.command[0]}"
+        return f"{MCP_SERVER}{self.url or (self.command or [''])[0]}"
 
     def variable(self, key: str, name: str) -> str:
         """The value of an environment variable. Raises ConfigError where it is not set."""
@@ -144,4 +136,4 @@ async def _transport(settings: ToolSettings):
     # A stream of events may be silent; a call has its deadline.
     timeout = httpx2.Timeout(settings.timeout_s, read=None)
     async with httpx2.AsyncClient(headers=headers, timeout=timeout, trust_env=False) as client:
-        yield streamable_http_client(settings.url, http_client=client)
+        yield streamable_http_client(str(settings.url), http_client=client)

@@ -71,11 +71,11 @@ def gains_of(plan: GainPlan, score_B_K1: torch.Tensor, requested_B_K1: torch.Ten
         metrics["credit/gain/prior"] = prior_N.exp().mean().item()
     on_error = settings.algorithm.info_gain_on_error
     if gain.failed_gains and on_error == "raise":
-        reasons = [record["score_error"] for record in turns.records if record.get("score_error")]
+        reasons = [record["score_error"] for record in turns.records if record["score_error"]]
+        reason = reasons[0] if reasons else "log-probs that are not finite"
         raise IntegrityError(
-            f"{gain.failed_gains} information gains in {gain.failed_rows} rows could not be scored "
-            f"({reasons[0] if reasons else 'log-probs that are not finite'}). With algorithm.info_gain_on_error=drop the "
-            "run goes on without them"
+            f"{gain.failed_gains} information gains in {gain.failed_rows} rows could not be scored ({reason}). "
+            "algorithm.info_gain_on_error=drop goes on without them"
         )
     gain_B_K = gain.info_gain_B_K if on_error == "drop" else gain.info_gain_B_K.nan_to_num(0.0)
     gold_B_K1 = score_B_K1.exp().masked_fill(~requested_B_K1, nan)

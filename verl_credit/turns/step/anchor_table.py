@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Callable
 from hashlib import blake2b
 from typing import Any
 
@@ -11,7 +12,7 @@ from verl_credit.credit.plugins import load
 from verl_credit.credit.turn.anchors import exact_anchors
 from verl_credit.errors import IntegrityError
 from verl_credit.lazy import torch
-from verl_credit.turns.step.signals.signal import StepRows
+from verl_credit.turns.step.signals.signal import StepRows, blamed, listed
 
 ANCHORS = ("observation", "prefix")
 ANCHOR_KEY = "algorithm.turn_anchor"
@@ -54,16 +55,8 @@ def observations(rows: StepRows) -> list[list[str]]:
     return texts
 
 
-def _own_states(own, name: str, rows: StepRows, row: int, n_turns: int) -> list:
-    try:
+def _own_states(own: Callable, name: str, rows: StepRows, row: int, n_turns: int) -> list:
+    with blamed(f"{ANCHOR_KEY}={name} raised for row {row}"):
         states = own(rows.trajectory(row))
-    except Exception as error:
-        text = " ".join(f"{type(error).__name__}: {error}".split())
-        raise IntegrityError(f"{ANCHOR_KEY}={name} raised for row {row}: {text}") from error
-    if not isinstance(states, list | tuple) or len(states) != n_turns:
-        got = f"{len(states)} states" if isinstance(states, list | tuple) else type(states).__name__
-        raise IntegrityError(
-            f"{ANCHOR_KEY}={name} returned {got} for row {row}; expected a list with a state for each of its {n_turns} "
-            "turns, None where there is none"
-        )
-    return list(states)
+    expected = f"a state for each of its {n_turns} turns, None where there is none"
+    return listed(states, n_turns, f"{ANCHOR_KEY}={name} returned", f" for row {row}", expected)

@@ -23,7 +23,7 @@ from verl_credit.turns.score.gains import score_gains
 from verl_credit.turns.score.scorers import Forward, GainPlan
 from verl_credit.turns.step.anchor_table import anchor_table, observations
 from verl_credit.turns.step.signals.built_in import signals_of
-from verl_credit.turns.step.signals.signal import Signal, StepRows, step_rewards
+from verl_credit.turns.step.signals.signal import Signal, StepRows, Table, step_rewards
 from verl_credit.turns.step.token_stage import TokenInputs, TokenStage
 from verl_credit.turns.step.turn_values import TurnValues, learned_by_critic
 
@@ -56,8 +56,8 @@ class CreditRun:
     @property
     def columns(self) -> list[str]:
         """The data file's columns that turn signals and values read."""
-        readers = [*self.signals, *([self.values.provider] if self.values else [])]
-        return [name for reader in readers for name in reader.columns]
+        of_signals = [name for signal in self.signals for name in signal.columns]
+        return [*of_signals, *(self.values.provider.columns if self.values else ())]
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class StepInputs:
     tokens: TokenInputs | None = None
     """The token level's inputs; None when no token level is active."""
     value_B_T: torch.Tensor | None = None
-    """The critic's value of the state before each token ; None without a critic that has the values."""
+    """The critic's value of the state before each token; None without a critic that has the values."""
 
     @property
     def rewarding(self) -> bool:
@@ -99,7 +99,7 @@ class StepCredit:
     clip_scale_B_T: torch.Tensor
     metrics: dict[str, float]
     """Metrics of signals and of the token level."""
-    signals: Mapping[str, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+    signals: Mapping[str, Table] = field(default_factory=dict)
     """Each turn signal's own (values_B_K, has_B_K), before weights."""
     return_B_T: torch.Tensor | None = None
     """What the critic learns; None without a critic that has the values."""
@@ -120,9 +120,7 @@ def step_inputs(
 ) -> StepInputs:
     """The inputs after the forward of the step; ``metrics`` gets the gains' metrics."""
     gains = score_gains(plan, forward, metrics)
-    scales = run.settings.curriculum_at(step, planned_steps)
-    given = gains.info_gain_B_K, gains.turn_mask_B_K, gains.answer_B, gains.gold_B_K1
-    return StepInputs(run, plan.turns, *given, plan.scored, *scales)
+    return StepInputs(run, plan.turns, *gains, plan.scored, *run.settings.curriculum_at(step, planned_steps))
 
 
 def assign(
@@ -139,7 +137,8 @@ def assign(
     run, turns = inputs.run, inputs.turns
     _check_outcomes(inputs, outcome_B)
     rows = StepRows(turns, run.tokenizer.decode, outcome_B, group_B, inputs.gain_B_K, inputs.has_gain_B_K)
-    tables, signals, return_B_K1, metrics = _tables(inputs, rows)
+    signals: dict[str, Table] = {}
+    tables, return_B_K1, metrics = _tables(inputs, rows, signals)
     if inputs.answer_B is not None:
         solved_B = turns.row_valid_B & (outcome_B > SOLVED_ABOVE) & inputs.answer_B.isfinite()
         if solved_B.any():
@@ -148,14 +147,15 @@ def assign(
     clip_scale_B_T = spread(credit.clip_scale_B_K1, turns.turn_ids_B_T, mask_B_T, fill=1.0)
     advantage_B_T = spread(credit.advantage_B_K1, turns.turn_ids_B_T, mask_B_T)
     if run.stage is not None and run.stage.active:
+        assert inputs.tokens is not None
         advantage_B_T, token_metrics = run.stage.apply(
             advantage_B_T,
             credit.outcome_advantage_B,
             outcome_B,
             group_B,
             inputs.tokens,
-            trained_B_T=mask_B_T,
-            turns=TurnInputs(
+            mask_B_T,
+            TurnInputs(
                 turns.turn_ids_B_T,
                 tables.reward_B_K,
                 tables.has_reward_B_K,
@@ -165,42 +165,48 @@ def assign(
         )
         metrics |= token_metrics
         if run.settings.algorithm.replaces_turns:
-            credit = as_turn_credit(advantage_B_T, turns.turn_ids_B_T, mask_B_T, credit)
+            credit = _mean_over_turns(
+                advantage_B_T, tables.n_tool_turns_B, turns.turn_ids_B_T, mask_B_T, credit
+            )
     counted_B_T = mask_B_T.bool() & turns.row_valid_B[:, None]
     if counted_B_T.any():
         spread_t = advantage_B_T[counted_B_T].double().std(correction=0)
         metrics["credit/advantage/token_std"] = spread_t.item()
     return_B_T = None
-    if inputs.value_B_T is not None:
+    if inputs.value_B_T is not None and return_B_K1 is not None:
         return_B_T = learned_by_critic(inputs.value_B_T, return_B_K1, turns.turn_ids_B_T, mask_B_T)
     return StepCredit(inputs, tables, credit, advantage_B_T, clip_scale_B_T, metrics, signals, return_B_T)
 
 
 def _tables(
-    inputs: StepInputs, rows: StepRows
-) -> tuple[BatchTables, dict, torch.Tensor | None, dict[str, float]]:
-    """(tables of the turn mode, each signal's own rewards, returns where there are values, metrics)."""
-    run, turns, signals, return_B_K1 = inputs.run, inputs.turns, {}, None
-    faults = {"tolerated_share": run.tolerated_share, "note": run.note}
+    inputs: StepInputs, rows: StepRows, signals: dict[str, Table]
+) -> tuple[BatchTables, torch.Tensor | None, dict[str, float]]:
+    """(tables of the turn mode, returns where there are values, metrics). ``signals`` gets each signal's own rewards."""
+    run, turns, algorithm = inputs.run, inputs.turns, inputs.run.settings.algorithm
     reward_B_K, has_reward_B_K, metrics = step_rewards(
-        run.signals, run.settings, rows, scored=inputs.scored, parts=signals, **faults
+        run.signals,
+        run.settings,
+        rows,
+        scored=inputs.scored,
+        tolerated_share=run.tolerated_share,
+        parts=signals,
+        note=run.note,
     )
-    table = turn_table(turns.turn_ids_B_T, turns.turn_ids_B_T >= 0)
-    optional, algorithm = {"turn_tokens_B_K1": table.n_tokens_B_K1}, run.settings.algorithm
+    table, return_B_K1 = turn_table(turns.turn_ids_B_T, turns.turn_ids_B_T >= 0), None
+    optional = {"turn_tokens_B_K1": table.n_tokens_B_K1}
     if algorithm.algorithm_mode is not None or "anchor_B_K1" in algorithm.turn_mode.tables:
         optional["anchor_B_K1"] = anchor_table(run.settings, rows)
     if run.values is not None:
-        earned_B_K = torch.where(has_reward_B_K, reward_B_K, 0.0)
         optional["value_B_K1"], return_B_K1, of_values = run.values.of_step(
             rows,
-            earned_B_K,
+            torch.where(has_reward_B_K, reward_B_K, 0.0),
             table.n_tool_turns_B,
             gold_B_K1=inputs.gold_B_K1 if run.settings.scores_gain else None,
             value_B_T=inputs.value_B_T,
         )
         metrics |= of_values
     known = reward_B_K, has_reward_B_K, rows.group_B, turns.row_valid_B, table.n_tool_turns_B
-    return BatchTables(rows.outcome_B, *known, optional), signals, return_B_K1, metrics
+    return BatchTables(rows.outcome_B, *known, optional), return_B_K1, metrics
 
 
 def _options(inputs: StepInputs) -> dict[str, Any]:
@@ -216,42 +222,38 @@ def _options(inputs: StepInputs) -> dict[str, Any]:
 
 
 def _check_outcomes(inputs: StepInputs, outcome_B: torch.Tensor) -> None:
-    valid_B = inputs.turns.row_valid_B
-    bad_B = valid_B & ~outcome_B.isfinite()
-    if bad_B.any():
-        row = int(bad_B.nonzero()[0])
+    valid_B, maxrl = inputs.turns.row_valid_B, inputs.run.settings.algorithm.advantage_mode == "maxrl"
+    for row in (valid_B & ~outcome_B.isfinite()).nonzero()[:, 0].tolist():
         raise IntegrityError(
             f"outcome of row {row} is {float(outcome_B[row])}: the reward function returned no finite number"
         )
-    negative_B = valid_B & (outcome_B < 0)
-    if inputs.run.settings.algorithm.advantage_mode == "maxrl" and negative_B.any():
-        row = int(negative_B.nonzero()[0])
+    for row in (valid_B & (outcome_B < 0)).nonzero()[:, 0].tolist() if maxrl else ():
         raise IntegrityError(
             f"algorithm.advantage_mode=maxrl divides by the mean outcome, and row {row} of this step has outcome "
-            f"{float(outcome_B[row]):g}: the reward function or the reward manager gives penalties; use another "
-            "advantage_mode, or scores of at least 0"
+            f"{float(outcome_B[row]):g}; use another advantage_mode, or scores of at least 0"
         )
 
 
-def as_turn_credit(
-    advantage_B_T: torch.Tensor, turn_ids_B_T: torch.Tensor, mask_B_T: torch.Tensor, like: TurnCredit
+def _mean_over_turns(
+    advantage_B_T: torch.Tensor,
+    n_tool_turns_B: torch.Tensor,
+    turn_ids_B_T: torch.Tensor,
+    mask_B_T: torch.Tensor,
+    like: TurnCredit,
 ) -> TurnCredit:
     """Means over turns of advantages that were made without turns, for metrics and trajectories.
 
     A turn whose tokens are all rejected by rollout correction has the mean 0.
     """
-    table, mask_B_T = turn_table(turn_ids_B_T, turn_ids_B_T >= 0), mask_B_T.bool()
-    ids_B_T = torch.where(mask_B_T, turn_ids_B_T, 0).long()
-    sum_B_K1 = torch.zeros(like.advantage_B_K1.shape, dtype=torch.float64)
-    n_B_K1 = sum_B_K1.scatter_add(1, ids_B_T, mask_B_T.double())
-    sum_B_K1.scatter_add_(1, ids_B_T, torch.where(mask_B_T, advantage_B_T, 0.0).double())
-    mean_B_K1 = sum_B_K1 / n_B_K1.clamp(min=1)
-    answer_B = mean_B_K1.gather(1, table.n_tool_turns_B[:, None]).squeeze(1)
-    own_B_K = torch.arange(mean_B_K1.shape[1] - 1) < table.n_tool_turns_B[:, None]
-    tool_B_K = torch.where(own_B_K, mean_B_K1[:, :-1], answer_B[:, None])
-    return TurnCredit(
-        tool_B_K.to(like.advantage_B_K), answer_B.to(like.advantage_B_K), like.clip_scale_B_K, like.counts
-    )
+    ids_B_T = torch.where(mask_B_T.bool(), turn_ids_B_T, 0).long()
+    zeros_B_K1 = torch.zeros(like.advantage_B_K1.shape, dtype=torch.float64)
+    n_B_K1 = zeros_B_K1.scatter_add(1, ids_B_T, mask_B_T.double())
+    sum_B_K1 = zeros_B_K1.scatter_add(1, ids_B_T, torch.where(mask_B_T.bool(), advantage_B_T, 0.0).double())
+    mean_B_K1 = (sum_B_K1 / n_B_K1.clamp(min=1)).to(like.advantage_B_K)
+    answer_B_1 = mean_B_K1.gather(1, n_tool_turns_B[:, None])
+    own_B_K = torch.arange(mean_B_K1.shape[1] - 1) < n_tool_turns_B[:, None]
+    tool_B_K = torch.where(own_B_K, mean_B_K1[:, :-1], answer_B_1)
+    return TurnCredit(tool_B_K, answer_B_1.squeeze(1), like.clip_scale_B_K, like.counts)
 
 
 def group_numbers(uids) -> torch.Tensor:

@@ -17,22 +17,20 @@ from verl_credit.lazy import torch
 from verl_credit.turns.rollout.book import as_number
 from verl_credit.turns.rollout.reward.qa import stands_in
 from verl_credit.turns.step.signals.built_in import ColumnSignal
-from verl_credit.turns.step.signals.signal import StepRows, Trajectory, Turn
+from verl_credit.turns.step.signals.signal import StepRows, Trajectory, Turn, blamed, listed
 
 LATER = "a value may read what stands before its turn's response alone, and the same each time"
 
 
 def provider_of(settings: CreditSettings) -> Provider:
-    """Raises ValueError for a path that cannot be loaded."""
-    name = settings.algorithm.turn_values
+    """The provider of `algorithm.turn_values`, which is not null. Raises ValueError for a path that cannot be loaded."""
+    name = str(settings.algorithm.turn_values)
     if provider := PROVIDERS.get(name):
         more = provider.names_with_gains if settings.scores_gain else ()
         return replace(provider, names=(*provider.names, *more))
+    own = _LoopColumn(name) if name.startswith(COLUMN) else _Own(name, load(name, KEY))
     says = f"V of each turn: as `group`, and on {name}"
-    if name.startswith(COLUMN):
-        column = _LoopColumn(name)
-        return Provider(name, says, column.observed, (name,), columns=column.columns)
-    return Provider(name, says, _Own(name, load(name, KEY)).observed, (name,))
+    return Provider(name, says, own.observed, (name,), columns=own.columns)
 
 
 def seen_of(
@@ -95,6 +93,8 @@ def concealed(trajectory: Trajectory, before: int | None = None) -> Trajectory:
 class _Own:
     """A user's ``f(trajectory) -> the features of each turn's state``, from what stands before the turn's response."""
 
+    columns = ()
+
     def __init__(self, name: str, function: Callable[[Trajectory], Any]):
         self._name, self._function, self._tested = name, function, False
 
@@ -111,25 +111,22 @@ class _Own:
         return _filled(rows, max(widths, default=0), lambda row: of_row.get(row, []))
 
     def _of(self, row: int, trajectory: Trajectory) -> list[list[float]]:
-        try:
+        with blamed(f"{KEY}={self._name}, row {row}"):
             states = state_features(self._function, concealed(trajectory))
             cut = (len(trajectory.turns) - 1) // 2
-            if not self._tested and not same(
-                state_features(self._function, concealed(trajectory, cut)), states[: cut + 1]
-            ):
-                raise ValueError(f"the features of turn {cut} differ without the turns from it on: {LATER}")
-        except Exception as error:
-            text = " ".join(f"{type(error).__name__}: {error}".split())
-            raise IntegrityError(f"{KEY}={self._name}, row {row}: {text}") from error
+            if not self._tested:
+                before = state_features(self._function, concealed(trajectory, cut))
+                if not same(before, states[: cut + 1]):
+                    raise ValueError(
+                        f"the features of turn {cut} differ without the turns from it on: {LATER}"
+                    )
         return states
 
 
 def state_features(function: Callable[[Trajectory], Any], trajectory: Trajectory) -> list[list[float]]:
-    """The numbers of every state; None becomes NaN. Raises ValueError for anything else."""
-    states, turns = function(trajectory), len(trajectory.turns)
-    if not isinstance(states, list | tuple) or len(states) != turns:
-        got = f"{len(states)} entries" if isinstance(states, list | tuple) else type(states).__name__
-        raise ValueError(f"it returned {got}; expected a list with an entry for each of {turns} turns")
+    """The numbers of every state; None becomes NaN. Raises ValueError or IntegrityError for anything else."""
+    turns = len(trajectory.turns)
+    states = listed(function(trajectory), turns, "it returned", "", f"an entry for each of {turns} turns")
     states = [list(state) if isinstance(state, list | tuple) else [state] for state in states]
     numbers = [[math.nan if one is None else as_number(one) for one in state] for state in states]
     for turn, state in enumerate(numbers):

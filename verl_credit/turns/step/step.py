@@ -69,7 +69,8 @@ SEPA, TURN_VALUES = "sepa", "values"
 def scored(host: StepHost, run: CreditRun, turns: TurnBatch) -> tuple[StepInputs, dict[str, float]]:
     """Computes the step's log-probs and scores its gold answers with them, as the run's scorer does; returns also metrics of
     the time that this took."""
-    began, metrics = time.perf_counter(), {}
+    began = time.perf_counter()
+    metrics: dict[str, float] = {}
     plan = plan_gains(turns, run.settings, run.tokenizer, scored=run.settings.scores_at(host.step))
     if plan.scored:
         plan = plan.scorer.before_forward(plan, host)
@@ -101,15 +102,14 @@ def credited(host: StepHost, inputs: StepInputs) -> StepCredit | None:
 
 def state_of(run: CreditRun) -> dict | None:
     """What changes from step to step, for a checkpoint: the SEPA controller and the values, where there are such."""
-    parts = {name: part.state_dict() for name, part in _parts(run).items()}
-    return parts or None
+    return {name: part.state_dict() for name, part in _parts(run).items()} or None
 
 
 def restore(run: CreditRun, state: dict | None) -> None:
     """Takes a checkpoint's state over. None: the checkpoint has none."""
     for name, part in _parts(run).items():
-        if state is not None and state.get(name) is not None:
-            part.load_state_dict(state[name])
+        if saved := (state or {}).get(name):
+            part.load_state_dict(saved)
 
 
 def _parts(run: CreditRun) -> dict:

@@ -69,40 +69,32 @@ def check_tool_faults(records: Sequence[Mapping], tolerated_share: float, url) -
     faulty = [record for record in records if record["tool_fault"]]
     if len(faulty) <= min(tolerated_share, NOTED_SHARE) * len(records):
         return None
-    kinds = _kinds(faulty)
-    by_engine = all(code == NO_TOKEN for code, _ in kinds)
-    by = "the engine (actor_rollout_ref.rollout.name)" if by_engine else _server(url, faulty)
+    kinds = Counter(record["tool_fault"] for record in faulty)
+    by = "the engine (actor_rollout_ref.rollout.name)" if set(kinds) == {NO_TOKEN} else _server(url, faulty)
     line = (
         f"{len(faulty)} of {len(records)} rows were masked out after faults of {by}: "
         f"{_causes(faulty)}; a share of {tolerated_share:g} is tolerated (faults.max_tool_faults)"
     )
     if len(faulty) <= tolerated_share * len(records):
         return line
-    up = " Is the server up? (GET URL/readyz)" if kinds[0][0] in NO_ANSWER and "search server" in by else ""
-    raise IntegrityError(f"{line}.{up}")
-
-
-def _kinds(faulty: Sequence[Mapping]) -> list[tuple[str, int]]:
-    return Counter(record["tool_fault"] for record in faulty).most_common()
+    silent = kinds.most_common(1)[0][0] in NO_ANSWER and "search server" in by
+    raise IntegrityError(f"{line}.{' Is the server up? (GET URL/readyz)' if silent else ''}")
 
 
 def _causes(faulty: Sequence[Mapping]) -> str:
     """The number of faults of each kind, with the cause that was seen most of the commonest kind."""
-    kinds = _kinds(faulty)
+    kinds = Counter(record["tool_fault"] for record in faulty).most_common()
     seen = Counter(record.get("fault_detail") for record in faulty if record["tool_fault"] == kinds[0][0])
     cause = one_line(seen.most_common(1)[0][0] or "")  # a server's own text may be in it
-    return (
-        f"{', '.join(f'{count} {code}' for code, count in kinds)}{f' (most often: {cause})' if cause else ''}"
-    )
+    counts = ", ".join(f"{count} {code}" for code, count in kinds)
+    return f"{counts} (most often: {cause})" if cause else counts
 
 
 def check_evaluation_faults(
-    metrics: dict, tolerated_share: float, url, faulty: Sequence[Mapping] = ()
+    metrics: Mapping[str, float], tolerated_share: float, url: str | None, faulty: Sequence[Mapping] = ()
 ) -> None:
-    """Stop where too many held-out rows had a tool fault, because verl counts such a row as a wrong answer.
-
-    ``faulty``: the records of all held-out rows with one.
-    """
+    """Stop where too many held-out rows had a tool fault, because verl counts such a row as a wrong answer. ``faulty``: the
+    records of these rows."""
     causes = f": {_causes(faulty)}" if faulty else ""
     for name, share in metrics.items():
         if "/tool_fault/mean@" in name and share > tolerated_share:
@@ -114,31 +106,30 @@ def check_evaluation_faults(
 
 def _server(url: str | None, faulty: Sequence[Mapping]) -> str:
     """Names the tools that failed. Without a search server these are tools in the user's own agent loop."""
-    details = [record.get("fault_detail") or "" for record in faulty]
-    if details and all(detail.startswith(MCP_SERVER) for detail in details):
+    by_mcp = [(record.get("fault_detail") or "").startswith(MCP_SERVER) for record in faulty]
+    if by_mcp and all(by_mcp):
         return "MCP servers"
-    also = " and MCP servers" if any(detail.startswith(MCP_SERVER) for detail in details) else ""
+    also = " and MCP servers" if any(by_mcp) else ""
     return f"the search server at {redact(url)}{also}" if url else "tools"
 
 
 def check_turns_have_rewards(step: StepCredit, names: set[str]) -> None:
     """Called for the first step that measures these turn signals: one that reaches no turn would do nothing."""
-    settings = step.settings
-    mask = step.rewarded_B_K
-    mode = f"algorithm.info_gain_norm_mode={settings.algorithm.info_gain_norm_mode}"
+    settings, mask = step.settings, step.rewarded_B_K
+    a, signals = settings.algorithm, settings.turn_signals
     if not bool(mask.any()):
-        first = settings.algorithm.info_gain_first_turn
         raise IntegrityError(
-            f"{mode}, but none of the {int(step.tables.valid_B.sum())} trajectories of the step has a turn with a reward "
-            f"({', '.join(settings.turn_signals)}): the policy calls no tool (chat template? tool format?), its tools give "
-            f"none, or info_gain_first_turn={first} leaves single-search rows without a gain"
+            f"algorithm.info_gain_norm_mode={a.info_gain_norm_mode}: none of the {int(step.tables.valid_B.sum())} "
+            f"trajectories of the step has a turn with a reward ({', '.join(signals)}). Does the policy call a tool (chat "
+            "template? tool format?)? Do tools give rewards? Does "
+            f"info_gain_first_turn={a.info_gain_first_turn} leave out single searches?"
         )
     for name in sorted(names):
         if step.metrics.get(turns_with(name)) == 0:
+            others = ", ".join(each for each in signals if each != name)
             raise IntegrityError(
                 f"turn signal {name!r} gave no reward in the first step that measures it: every turn's reward comes from "
-                f"{', '.join(each for each in settings.turn_signals if each != name)} alone; leave it out of "
-                "algorithm.turn_signals, or see that it gives some"
+                f"{others} alone; leave it out of algorithm.turn_signals, or see that it gives some"
             )
     if settings.dynamic_clip and not bool((step.credit.clip_scale_B_K[mask] != 1).any()):
         raise IntegrityError(
@@ -169,13 +160,6 @@ def check_planning_has_signal(step: StepCredit) -> None:
         )
 
 
-def _masked(step: StepCredit) -> str:
-    faulty = sum(bool(record["tool_fault"]) for record in step.inputs.turns.records)
-    return (
-        f" in the rows that are left: {faulty} were masked out after faults of their tools" if faulty else ""
-    )
-
-
 class UnrewardedSteps:
     """Counts, for each turn signal, the consecutive measured steps in which no turn got a reward.
 
@@ -187,42 +171,41 @@ class UnrewardedSteps:
 
     def __init__(self, tolerated: int | None, note: Callable[[str], None]) -> None:
         self._tolerated, self._note = tolerated, note
-        self._seen: set[str] = set()
         self._counted: dict[str, list[int]] = {}
         self._noted: set[str] = set()
 
     def see(self, step: StepCredit, number: int) -> None:
         """Raises IntegrityError."""
-        measured, metrics = step.settings.signals_at(number), step.metrics
-        if new := measured - self._seen:
+        measured = step.settings.signals_at(number)
+        if new := measured - self._counted.keys():
             check_turns_have_rewards(step, new)  # gains: later than step 1 with info_gain_warmup_steps
-            self._seen |= new
         for name in sorted(measured):
-            counted, tool_turns = self._counted.setdefault(name, []), int(metrics[turns_without(name)])
-            if metrics[turns_with(name)]:
+            counted = self._counted.setdefault(name, [])
+            if step.metrics[turns_with(name)]:
                 counted.clear()
                 self._noted.discard(name)
-                continue
-            stops = self._tolerated is not None and tool_turns > 0 and name != INFO_GAIN
-            if name not in self._noted or (stops and not counted):
-                gave = (
-                    f"none of the {tool_turns} tool turns a reward"
-                    if tool_turns
-                    else f"no reward: no tool was called{_masked(step)}"
-                )
-                most = (
-                    f"; {self._tolerated + 1} such steps in a row stop the run ({UNREWARDED})"
-                    if stops
-                    else ""
-                )
-                self._note(f"warning: in step {number} turn signal {name!r} gave {gave}{most}")
-                self._noted.add(name)
-            if stops:
-                counted.append(number)
-            if stops and len(counted) > self._tolerated:
-                raise IntegrityError(
-                    f"turn signal {name!r} gave no turn a reward in {len(counted)} steps in a row, although tools were "
-                    f"called (steps {', '.join(map(str, counted))}): they were trained as if it were not there. Does its "
-                    f"tool, column or function still give rewards? {UNREWARDED}={self._tolerated} tolerates as many; null: "
-                    "any number"
-                )
+            else:
+                self._unrewarded(step, number, name, counted)
+
+    def _unrewarded(self, step: StepCredit, number: int, name: str, counted: list[int]) -> None:
+        tool_turns = int(step.metrics[turns_without(name)])
+        tolerated = self._tolerated if tool_turns and name != INFO_GAIN else None
+        if name not in self._noted or (tolerated is not None and not counted):
+            text = f"none of the {tool_turns} tool turns a reward"
+            if not tool_turns:
+                faulty = sum(bool(record["tool_fault"]) for record in step.inputs.turns.records)
+                left = f" in the rows that are left: {faulty} were masked out after faults of their tools"
+                text = f"no reward: no tool was called{left if faulty else ''}"
+            if tolerated is not None:
+                text += f"; {tolerated + 1} such steps in a row stop the run ({UNREWARDED})"
+            self._note(f"warning: in step {number} turn signal {name!r} gave {text}")
+            self._noted.add(name)
+        if tolerated is None:
+            return
+        counted.append(number)
+        if len(counted) > tolerated:
+            raise IntegrityError(
+                f"turn signal {name!r} gave no turn a reward in {len(counted)} steps in a row, although tools were called "
+                f"(steps {', '.join(map(str, counted))}). Does its tool, column or function still give rewards? "
+                f"{UNREWARDED}={tolerated} tolerates as many; null: any number"
+            )

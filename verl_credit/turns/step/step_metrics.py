@@ -16,13 +16,14 @@ from verl_credit.turns.rollout.book import NO_TOKEN, STOP_REASONS, TurnBatch
 from verl_credit.turns.rollout.search.faults import FAULT_CODES
 from verl_credit.turns.step.assign import StepCredit
 
-COUNTED = (
+COUNTED = (  # where the mode counts them
     "nonfinite_outcomes", "nonfinite_rewards", "turns_without_reward", "turn_groups", "turn_groups_of_one",
-    "turn_groups_of_two",
+    "turn_groups_of_two", "turns_without_anchor", "states", "states_of_one", "turns_without_score",
+    "groups_with_and_without_scores",
 )  # fmt: skip
-OPTIONAL = (
-    "turns_without_anchor", "states", "states_of_one", "turns_without_score", "groups_with_and_without_scores",
-)  # fmt: skip
+TOOL_COUNTS = {
+    "retries": "n_retries", "bad_calls": "bad_calls", "other_calls": "n_other_calls", "other_errors": "other_errors",
+}  # fmt: skip
 SCORES = ("em", "f1", "format_ok", "format_penalty")
 
 
@@ -37,10 +38,8 @@ def row_metrics(turns: TurnBatch) -> dict[str, float]:
     faults = Counter(record["tool_fault"] for record in records if record["tool_fault"])
     metrics |= {f"credit/tool/fault_{code}": faults[code] for code in (*FAULT_CODES, NO_TOKEN)}
     metrics["credit/tool/fault_rows"] = sum(faults.values())
-    metrics["credit/tool/retries"] = sum(record["n_retries"] for record in records)
-    metrics["credit/tool/bad_calls"] = sum(record["bad_calls"] for record in records)
-    metrics["credit/tool/other_calls"] = sum(record["n_other_calls"] for record in records)
-    metrics["credit/tool/other_errors"] = sum(record["other_errors"] for record in records)
+    for name, field in TOOL_COUNTS.items():
+        metrics[f"credit/tool/{name}"] = sum(record[field] for record in records)
     metrics["credit/tool/searches_per_row"] = sum(record["n_searches"] for record in records) / rows
     empty = sum(not search["pages"] for record in records for search in record["searches"])
     metrics["credit/tool/empty_searches"] = empty  # a server that lost its index finds nothing, too
@@ -83,8 +82,7 @@ def credit_metrics(step: StepCredit, group_size: int) -> dict[str, float]:
     valid, n_turns_B = tables.valid_B, turns.n_turns_B
     real = ~torch.tensor(turns.is_padding)
     metrics: dict[str, float] = {"credit/invalid_rows": int((real & ~valid).sum())}
-    metrics |= {f"credit/{name}": credit.counts[name] for name in COUNTED}
-    metrics |= {f"credit/{name}": credit.counts[name] for name in OPTIONAL if name in credit.counts}
+    metrics |= {f"credit/{name}": credit.counts[name] for name in COUNTED if name in credit.counts}
     if "rows_left_out" in credit.counts:
         metrics[ROWS_LEFT_OUT] = credit.counts["rows_left_out"] / max(int(valid.sum()), 1)
     metrics |= {

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from verl_credit.config.keys import Algorithm
 from verl_credit.credit.groups import SOLVED_ABOVE
@@ -44,36 +45,33 @@ class TokenInputs:
 class TokenStage:
     """The operators and SEPA's state of a run. The constructor raises for a wrong dotted path or a missing model."""
 
-    def __init__(self, settings: Algorithm, tokenizer):
-        def own(key: str):
+    def __init__(self, settings: Algorithm, tokenizer: Any) -> None:
+        def own(key: str) -> Any:
             return load(getattr(settings, key), f"algorithm.{key}")
 
         self.settings = settings
         self.active = settings.token_level
-        self.outcome_operator = name = settings.advantage_mode
+        name, kind = settings.advantage_mode, settings.uncertainty_kind
+        self.outcome_operator: str | Callable[..., torch.Tensor] = name
         if name not in OUTCOME_OPERATORS:
             self.outcome_operator = outcome_operator(own("advantage_mode"), name, settings.advantage_params)
-        self._algorithm = self._transform = self._canonical = self._uncertainty = None
-        spec, c = TRANSFORMS.get(settings.transform_mode), settings.canonical
-        if settings.algorithm_mode:
-            options = {"name": settings.algorithm_mode, "params": settings.algorithm_params}
-            self._algorithm = partial(run_algorithm, own("algorithm_mode"), **options)
-        elif settings.own_transform:
-            spec = as_transform_spec(own("transform_mode"), settings.transform_mode)
-            options = {"uncertainty_kind": settings.uncertainty_kind, "params": settings.transform_params}
-            self._transform = partial(run_transform, spec, **options)
-        elif settings.transform_mode == "gtpo_canonical":
-            options = {"alpha_1": c.alpha_1, "alpha_2": c.alpha_2, "population": c.population}
-            self._canonical = partial(gtpo_canonical, entropy_clip=c.entropy_clip, **options)
-        elif settings.transform_mode == "grpo_s":
-            options = {"beta_1": c.beta_1, "beta_2": c.beta_2}
-            self._canonical = partial(grpo_s, entropy_clip=c.entropy_clip, **options)
-        if canonical_kind(settings.uncertainty_kind) is None:
-            operator = as_uncertainty_spec(own("uncertainty_kind"), settings.uncertainty_kind)
-            self._uncertainty = partial(run_uncertainty, operator, params=settings.transform_params)
+        self._algorithm = own("algorithm_mode") if settings.algorithm_mode else None
+        self._transform = self._uncertainty = None
+        if settings.own_transform and self._algorithm is None:
+            self._transform = as_transform_spec(own("transform_mode"), settings.transform_mode)
+        c = settings.canonical
+        self._canonical = {
+            "gtpo_canonical": partial(
+                gtpo_canonical, alpha_1=c.alpha_1, alpha_2=c.alpha_2, population=c.population
+            ),
+            "grpo_s": partial(grpo_s, beta_1=c.beta_1, beta_2=c.beta_2),
+        }.get(settings.transform_mode)
+        if canonical_kind(kind) is None:
+            self._uncertainty = as_uncertainty_spec(own("uncertainty_kind"), kind)
+        spec = self._transform or TRANSFORMS.get(settings.transform_mode)
+        pooled = self._algorithm is not None or (spec is not None and spec.uses_sepa_controller)
         self.detect: Detector | None = None
         """Marks planning tokens; None where no operator reads them."""
-        pooled = self._algorithm is not None or (spec is not None and spec.uses_sepa_controller)
         if pooled or (spec is not None and spec.needs_planning):  # the controller observes execution tokens
             self.detect = planning_detector(settings, tokenizer)
         self.controller = SepaController(**settings.sepa.model_dump()) if pooled else None
@@ -94,67 +92,57 @@ class TokenStage:
         rejects: token statistics exclude them, and planning phrases are matched in the full text. ``turns``:
         an argument of the user's algorithm.
         """
-        settings, written_B_T = self.settings, inputs.mask_B_T.bool() & inputs.row_valid_B[:, None]
+        a, valid_B = self.settings, inputs.row_valid_B
+        log_prob_B_T, entropy_B_T = inputs.log_prob_B_T, inputs.entropy_B_T
+        written_B_T = inputs.mask_B_T & valid_B[:, None]
         mask_B_T = written_B_T & trained_B_T.bool()
         planning_B_T = None
         if self.detect is not None:
             planning_B_T = self.detect(inputs.token_ids_B_T, written_B_T) & mask_B_T
-        known = {"entropy_B_T": inputs.entropy_B_T}
+        options: dict[str, Any] = {"entropy_B_T": entropy_B_T}
         if self._uncertainty is None:
-            kind = settings.uncertainty_kind
-            uncertainty_B_T = uncertainty(kind, inputs.log_prob_B_T, mask_B_T, **known)
+            uncertainty_B_T = uncertainty(a.uncertainty_kind, log_prob_B_T, mask_B_T, **options)
         else:
-            known["planning_B_T"] = planning_B_T
-            uncertainty_B_T = self._uncertainty(inputs.log_prob_B_T, mask_B_T, **known)
+            options |= {"planning_B_T": planning_B_T, "params": a.transform_params}
+            uncertainty_B_T = run_uncertainty(self._uncertainty, log_prob_B_T, mask_B_T, **options)
         lam = 0.0 if self.controller is None else self.controller.lam(inputs.step)
-        shared = {
-            "planning_B_T": planning_B_T,
-            "sepa_lambda": lam,
-            "gtpo_beta": settings.gtpo.beta,
-            "hicra_alpha": settings.hicra.alpha,
-        }
-        rows = mask_B_T, group_B, inputs.row_valid_B
-        stats, extra = None, {}
+        shared: dict[str, Any] = {"planning_B_T": planning_B_T, "sepa_lambda": lam}
+        shared |= {"gtpo_beta": a.gtpo.beta, "hicra_alpha": a.hicra.alpha}
+        rows = mask_B_T, group_B, valid_B
+        stats: dict[str, float] | None = None
+        metrics: dict[str, float] = {}
         if self._algorithm is not None:
-            shared |= {"entropy_B_T": inputs.entropy_B_T, "turns": turns, "step": inputs.step}
-            advantage_B_T, extra = self._algorithm(outcome_B, inputs.log_prob_B_T, *rows, **shared)
+            shared |= {"name": a.algorithm_mode, "params": a.algorithm_params, "turns": turns}
+            shared |= {"entropy_B_T": entropy_B_T, "step": inputs.step}
+            advantage_B_T, metrics = run_algorithm(self._algorithm, outcome_B, log_prob_B_T, *rows, **shared)
+        elif self._transform is not None:
+            shared |= {"log_prob_B_T": log_prob_B_T, "uncertainty_B_T": uncertainty_B_T, "step": inputs.step}
+            shared |= {"uncertainty_kind": a.uncertainty_kind, "params": a.transform_params}
+            advantages = turn_advantage_B_T, outcome_advantage_B
+            advantage_B_T, metrics = run_transform(self._transform, *advantages, *rows, **shared)
         elif self._canonical is not None:
-            *rows, valid_B = rows
-            advantage_B_T = self._canonical(outcome_B, uncertainty_B_T, *rows, row_valid_B=valid_B)
+            options = {"entropy_clip": a.canonical.entropy_clip, "row_valid_B": valid_B}
+            advantage_B_T = self._canonical(outcome_B, uncertainty_B_T, mask_B_T, group_B, **options)
             if advantage_B_T.dim() == 1:  # grpo_s: one for all tokens of a row
                 advantage_B_T = torch.where(mask_B_T, advantage_B_T[:, None], 0.0)
-        elif self._transform is not None:
-            shared |= {
-                "log_prob_B_T": inputs.log_prob_B_T,
-                "uncertainty_B_T": uncertainty_B_T,
-                "step": inputs.step,
-            }
-            advantage_B_T, extra = self._transform(turn_advantage_B_T, outcome_advantage_B, *rows, **shared)
         else:
-            credit = token_credit(
-                turn_advantage_B_T,
-                mask_B_T,
-                transform_mode=settings.transform_mode,
-                uncertainty_B_T=uncertainty_B_T,
-                group_B=group_B,
-                entropy_mask_rho=settings.entropy_mask.rho,
-                **shared,
-            )
+            shared |= {"uncertainty_B_T": uncertainty_B_T, "entropy_mask_rho": a.entropy_mask.rho}
+            shared |= {"transform_mode": a.transform_mode, "group_B": group_B}
+            credit = token_credit(turn_advantage_B_T, mask_B_T, **shared)
             advantage_B_T, stats = credit.advantage_B_T, credit.stats
-            extra = weight_metrics(credit.weight_B_T, mask_B_T)
-        if stats is None:
-            stats = token_stats(uncertainty_B_T, planning_B_T, mask_B_T)
-        values = stats | extra
+            metrics = weight_metrics(credit.weight_B_T, mask_B_T)
+        metrics |= token_stats(uncertainty_B_T, planning_B_T, mask_B_T) if stats is None else stats
         if mask_B_T.any():
-            values["advantage_abs/token"] = advantage_B_T[mask_B_T].abs().double().mean()
+            metrics["advantage_abs/token"] = advantage_B_T[mask_B_T].abs().double().mean().item()
+        executed_B_T = mask_B_T
         if planning_B_T is not None:
-            values |= coverage(planning_B_T, mask_B_T)
+            metrics |= coverage(planning_B_T, mask_B_T)
+            executed_B_T = mask_B_T & ~planning_B_T
         if self.controller is not None:
-            values |= self.controller.metrics(inputs.step) | {"sepa_lambda": lam}
-            outcomes_b = outcome_B[inputs.row_valid_B]
-            correct = (outcomes_b > SOLVED_ABOVE).double().mean().item()  # NaN without a valid row
-            self.controller.observe(inputs.step, correct, uncertainty_B_T[mask_B_T & ~planning_B_T.bool()])
-        return advantage_B_T, {f"credit/{name}": float(value) for name, value in values.items()}
+            metrics |= self.controller.metrics(inputs.step) | {"sepa_lambda": lam}
+            correct = (outcome_B[valid_B] > SOLVED_ABOVE).double().mean().item()  # NaN without a valid row
+            self.controller.observe(inputs.step, correct, uncertainty_B_T[executed_B_T])
+        return advantage_B_T, {f"credit/{name}": float(value) for name, value in metrics.items()}
 
 
 def weight_metrics(weight_B_T: torch.Tensor, mask_B_T: torch.Tensor) -> dict[str, float]:

@@ -38,7 +38,7 @@ class TurnValues:
         a = settings.algorithm
         self.provider, self._name = provider_of(settings), a.turn_values
         self._gamma = settings.turn_options.get("gamma", 1.0)
-        self._fit = {"shrink": a.turn_values_ridge, "folds": a.turn_values_folds}
+        self._shrink, self._folds = a.turn_values_ridge, a.turn_values_folds
         self._replay: deque[States] = deque(maxlen=a.turn_values_replay)
 
     @classmethod
@@ -56,9 +56,8 @@ class TurnValues:
     ) -> tuple[torch.Tensor, torch.Tensor, dict[str, float]]:
         """(value_B_K1, return_B_K1, metrics) of the step, which then joins the replay.
 
-        ``reward_B_K``: NaN is lost, 0 is none. ``gold_B_K1``, ``value_B_T``: as in `Seen`. V_k estimates the return that
-        turn_gae passes back, sum over j >= k of gamma^(j-k) r_j with the outcome at the end. Turns that are not a valid
-        row's have the value 0 and the return NaN.
+        V_k estimates the return that turn_gae passes back, sum over j >= k of gamma^(j-k) r_j with the outcome at the end.
+        ``reward_B_K``: NaN is lost, 0 is none. Turns that are not a valid row's have the value 0 and the return NaN.
         """
         outcome_B, valid_B = rows.outcome_B.to(torch.float64), rows.turns.row_valid_B
         columns_K1 = torch.arange(reward_B_K.shape[1] + 1)
@@ -67,45 +66,43 @@ class TurnValues:
         reward_B_K1 = torch.nn.functional.pad(reward_B_K.to(torch.float64), (0, 1)) + at_end_B_K1
         return_B_K1 = return_to_go(torch.where(turn_B_K1, reward_B_K1, 0.0), self._gamma)
         return_B_K1 = torch.where(turn_B_K1, return_B_K1, torch.nan)
-        seen = seen_of(rows, turn_B_K1, gold_B_K1, value_B_T)
+        seen, metrics = seen_of(rows, turn_B_K1, gold_B_K1, value_B_T), {}
         if self.provider.value is not None:
-            value_B_K1, metrics = self.provider.value(seen), {}
+            value_B_K1 = self.provider.value(seen)
         else:
-            value_B_K1, metrics = self._fitted(rows, seen, return_B_K1)
-        metrics |= {
+            value_B_K1, metrics["credit/values/states"] = self._fitted(rows, seen, return_B_K1)
+        explained: dict[str, float | None] = {
             EXPLAINED_VARIANCE: explained_variance(value_B_K1[turn_B_K1], return_B_K1[turn_B_K1]),
             f"{EXPLAINED_VARIANCE}_of_changes": explained_variance_of_changes(
                 value_B_K1, return_B_K1, turn_B_K1, self._gamma
             ),
         }
-        return value_B_K1, return_B_K1, {name: value for name, value in metrics.items() if value is not None}
+        metrics |= {name: value for name, value in explained.items() if value is not None}
+        return value_B_K1, return_B_K1, metrics
 
-    def _fitted(
-        self, rows: StepRows, seen: Seen, return_B_K1: torch.Tensor
-    ) -> tuple[torch.Tensor, dict[str, float | None]]:
+    def _fitted(self, rows: StepRows, seen: Seen, return_B_K1: torch.Tensor) -> tuple[torch.Tensor, float]:
+        """(value_B_K1, the number of states of the fit)."""
         turn_B_K1 = seen.turn_B_K1
         mean_B = loo_mean(rows.outcome_B.to(torch.float64), rows.group_B, rows.turns.row_valid_B)
         x_B_K1_D = group_features(mean_B, turn_B_K1.shape[1])
         if self.provider.observe is not None:
             x_B_K1_D = torch.cat([x_B_K1_D, self.provider.observe(seen)], dim=2)
         prompt_B = torch.tensor([_number(ids) for ids in rows.turns.prompt_ids])
-        tables = [x_B_K1_D, return_B_K1, prompt_B[:, None].expand_as(turn_B_K1)]
-        states = States(*(table[turn_B_K1] for table in tables))
-        mean_N = mean_B[:, None].expand_as(turn_B_K1)[turn_B_K1]
-        value_N, fitted = crossfit(states, self._pooled(states), mean_N, **self._fit)
+        row_N = turn_B_K1.nonzero()[:, 0]
+        states, mean_N = States(x_B_K1_D[turn_B_K1], return_B_K1[turn_B_K1], prompt_B[row_N]), mean_B[row_N]
+        pooled = self._pooled(states)
+        value_N, fitted = crossfit(states, pooled, mean_N, shrink=self._shrink, folds=self._folds)
         self._replay.append(states)
         value_B_K1 = torch.zeros(turn_B_K1.shape, dtype=torch.float64).masked_scatter(turn_B_K1, value_N)
-        return value_B_K1, {"credit/values/states": float(fitted)}
+        return value_B_K1, float(fitted)
 
     def _pooled(self, states: States) -> States | None:
         if not self._replay:
             return None
         before, now = self._replay[-1].x_N_D.shape[1], states.x_N_D.shape[1]
         if before != now:
-            raise IntegrityError(
-                f"{KEY}={self._name} gave {now} features for each state, group's included, and {before} in the step before; "
-                "expected as many in every step"
-            )
+            said = f"{KEY}={self._name} gave {now} features for each state, group's included"
+            raise IntegrityError(f"{said}, and {before} in the step before; expected as many in every step")
         return States.joined(self._replay)
 
     def state_dict(self) -> dict:
@@ -118,9 +115,8 @@ class TurnValues:
         names = list(self.provider.names)
         if (saved["provider"], saved["features"]) != (self._name, names):
             raise IntegrityError(
-                f"{KEY}={self._name} observes {names}, and the states of the checkpoint were saved under "
-                f"{KEY}={saved['provider']} with {saved['features']}; go on as they were saved, or begin again with "
-                "trainer.resume_mode=disable"
+                f"{KEY}={self._name} observes {names}, and the checkpoint has states of {KEY}={saved['provider']} with "
+                f"{saved['features']}; go on as they were saved, or begin again (trainer.resume_mode=disable)"
             )
         self._replay.extend(States(**states) for states in saved["steps"])
 
@@ -133,9 +129,7 @@ def _number(prompt_ids: Sequence[int]) -> int:
 def learned_by_critic(
     value_B_T: torch.Tensor, return_B_K1: torch.Tensor, turn_ids_B_T: torch.Tensor, mask_B_T: torch.Tensor
 ) -> torch.Tensor:
-    """return_B_T: all tokens of turn k have its return G_k, as after the whole turn.
-
-    A token without a known return (a lost turn reward, a row that is not valid) has the critic's own value: no error.
-    """
+    """return_B_T: all tokens of turn k have its return G_k; a token without a known return (a lost turn reward, a row that
+    is not valid) has the critic's own value, and so no error."""
     return_B_T = spread(return_B_K1, turn_ids_B_T, mask_B_T, fill=torch.nan)
     return torch.where(return_B_T.isfinite(), return_B_T, value_B_T.to(return_B_T.dtype))

@@ -101,11 +101,13 @@ def comparison(gold: str) -> tuple[Callable[[str], str], str]:
 
 def stands_in(text: str, golds: Iterable[str]) -> bool:
     """Does an alias stand in the text, as whole words, in the form in which answers are compared?"""
-    wanted_of: dict[Callable[[str], str], list[str]] = {}
+    forms: dict[Callable[[str], str], str] = {}
     for step, wanted in map(comparison, golds):
-        wanted_of.setdefault(step, []).append(f" {wanted} ")
-    forms = ((f" {step(text)} ", wanted) for step, wanted in wanted_of.items())
-    return any(one in form for form, wanted in forms for one in wanted if one.strip())
+        if step not in forms:
+            forms[step] = f" {step(text)} "
+        if wanted and f" {wanted} " in forms[step]:
+            return True
+    return False
 
 
 def _with_articles(text: str) -> str:
@@ -183,9 +185,11 @@ _BOX = re.compile(r"\\boxed\s*\{")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)  # an escaped brace does not count
 _UNITS = re.compile(r"\\\$|\\%|\\,|\\!|\$|%")
 _DECIMAL = r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d*)?|[-+]?\.\d+"
-_NUMBER = re.compile(_DECIMAL, re.ASCII)
-_SLASH = re.compile(rf"({_DECIMAL})\s*/\s*({_DECIMAL})", re.ASCII)
-_FRAC = re.compile(rf"([-+]?)\\[dt]?frac\s*\{{\s*({_DECIMAL})\s*\}}\s*\{{\s*({_DECIMAL})\s*\}}", re.ASCII)
+_NUMBER = re.compile(
+    rf"({_DECIMAL})(?:\s*/\s*({_DECIMAL}))?|"
+    rf"([-+]?)\\[dt]?frac\s*\{{\s*({_DECIMAL})\s*\}}\s*\{{\s*({_DECIMAL})\s*\}}",
+    re.ASCII,
+)
 
 
 def extract_boxed(text: str) -> str | None:
@@ -216,24 +220,16 @@ def number(text: str) -> Fraction | None:
     thin spaces are dropped: "50\%" is 50, as in other scorers.
     """
     plain = _UNITS.sub("", text.replace("{,}", ",").replace("\u2212", "-")).strip()
-    if len(plain) > LONGEST_NUMBER:
+    found = _NUMBER.fullmatch(plain) if len(plain) <= LONGEST_NUMBER else None
+    if found is None:
         return None
-    if _NUMBER.fullmatch(plain):
-        return _fraction(plain)
-    if found := _SLASH.fullmatch(plain):
-        return _quotient(*found.groups())
-    if found := _FRAC.fullmatch(plain):
-        value = _quotient(*found.groups()[1:])
-        return -value if value is not None and found[1] == "-" else value
-    return None
-
-
-def _fraction(decimal: str) -> Fraction:
-    return Fraction(decimal.replace(",", "").rstrip("."))
-
-
-def _quotient(above: str, below: str) -> Fraction | None:
-    return _fraction(above) / _fraction(below) if _fraction(below) else None
+    whole, divisor, sign, above, below = found.groups()
+    numerator, denominator = (
+        Fraction(text.replace(",", "").rstrip(".")) for text in (whole or above, divisor or below or "1")
+    )
+    if not denominator:
+        return None
+    return numerator / denominator * (-1 if sign == "-" else 1)
 
 
 def boxed_match(prediction: str | None, golds: Iterable[str]) -> float:

@@ -18,21 +18,14 @@ class TooLarge(httpx.HTTPError):
     """A body of more than MOST_BYTES."""
 
 
-@dataclass(frozen=True)
-class Answer:
-    """A status, its headers, and the body; that of an error is cut at MOST_BYTES."""
-
-    status_code: int
-    headers: httpx.Headers
-    body: bytes
-
-    @property
-    def start(self) -> str:
-        """What a message quotes of the body."""
-        return self.body[:800].decode("utf-8", "replace")[:200]
+def start_of(answer: httpx.Response) -> str:
+    """What a message quotes of the body."""
+    return answer.content[:800].decode("utf-8", "replace")[:200]
 
 
-async def ask(client: httpx.AsyncClient, method: str, url: httpx.URL, *, headers: dict, **options) -> Answer:
+async def ask(
+    client: httpx.AsyncClient, method: str, url: httpx.URL, *, headers: dict, **options
+) -> httpx.Response:
     """The answer, of which no more than MOST_BYTES and one read of the socket are kept. Errors: httpx.HTTPError,
     TooLarge for a 200. A compressed body is refused, because a few bytes of it can become gigabytes."""
     headers, body = {**headers, "Accept-Encoding": "identity"}, bytearray()
@@ -47,7 +40,7 @@ async def ask(client: httpx.AsyncClient, method: str, url: httpx.URL, *, headers
                         f"more than {MOST_BYTES} bytes, the most that is read: are the documents whole books?"
                     )
                 break
-        return Answer(answer.status_code, answer.headers, bytes(body))
+        return httpx.Response(answer.status_code, headers=answer.headers, content=bytes(body))
 
 
 @dataclass(frozen=True)
@@ -64,25 +57,24 @@ class ServedIndex:
 
 async def served_index(url: str, *, token: str | None, timeout_s: float) -> ServedIndex:
     """The index of one server. A server without /info, or with an unknown kind of /info, is accepted."""
-    url = base(url)
+    url, found = base(url), None
     headers = {} if token is None else {"Authorization": f"Bearer {token}"}
     try:
         async with asyncio.timeout(timeout_s), httpx.AsyncClient(trust_env=False, timeout=None) as client:
             address, auth = without_password(f"{url}/info")
             answer = await ask(client, "GET", address, headers=headers, auth=auth)
-        if answer.status_code != 200:
-            return ServedIndex(url, None, f"names no index (GET /info: status {answer.status_code})")
-        info = json.loads(answer.body)
+        reason = f"status {answer.status_code}"
+        if answer.status_code == 200:
+            info = json.loads(answer.content)
+            found = info.get("fingerprint") if isinstance(info, dict) else None
+            reason = f'no "fingerprint" of 1 to {MOST_CHARS} printable characters'
     except (TimeoutError, httpx.HTTPError) as error:
-        return ServedIndex(url, None, f"names no index (GET /info: {type(error).__name__})")
+        reason = type(error).__name__
     except (ValueError, RecursionError):
-        return ServedIndex(url, None, "names no index (GET /info: not JSON)")
-    fingerprint = info.get("fingerprint") if isinstance(info, dict) else None
-    if not (isinstance(fingerprint, str) and fingerprint.isascii() and fingerprint.isprintable()):
-        return ServedIndex(url, None, 'names no index (GET /info has no "fingerprint")')
-    if not 0 < len(fingerprint) <= MOST_CHARS:
-        return ServedIndex(url, None, f'names no index ("fingerprint" of {len(fingerprint)} characters)')
-    return ServedIndex(url, fingerprint)
+        reason = "not JSON"
+    if isinstance(found, str) and found.isascii() and found.isprintable() and 0 < len(found) <= MOST_CHARS:
+        return ServedIndex(url, found)
+    return ServedIndex(url, None, f"names no index (GET /info: {reason})")
 
 
 def agreed(indexes: list[ServedIndex], expected: str | None) -> str | None:

@@ -1,10 +1,8 @@
 """The faults of a search: their codes, when a request is retried, and the breakers that spare servers which keep failing."""
 
-import itertools
 import random
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from verl_credit.redact import redact
 
@@ -21,44 +19,41 @@ class SearchFault(Exception):
     `code` is one of FAULT_CODES: "connect" no connection, or a broken one; "deadline" no answer in time, or 504;
     "overload" 429 or 503; "http_4xx" and "http_5xx" any other status of that kind; "bad_answer" any other answer
     without pages; "breaker_open" no request was sent, because every server had failed too often. `attempts`: requests
-    that were sent.
+    that were sent. `blames_server`: it counts for the circuit breaker; 4xx, 429 included, does not, because healthy
+    servers send it. `retry_after`: the header of that name.
     """
 
-    def __init__(self, code: str, detail: str, attempts: int = 1):
+    def __init__(
+        self,
+        code: str,
+        detail: str,
+        attempts: int = 1,
+        *,
+        blames_server: bool = True,
+        retry_after: str | None = None,
+    ):
         detail = redact(detail)  # it contains the server's address, which may hold a password
         super().__init__(code, detail, attempts)
         self.code, self.detail, self.attempts = code, detail, attempts
+        self.blames_server, self.retry_after = blames_server, retry_after
 
     def __str__(self) -> str:
         return f"{self.code}: {self.detail}"
 
 
-class FailedAttempt(Exception):
-    """A request that gave no pages.
+AGAIN = ("connect", "overload")
+"""Codes of faults after which a request is retried. After 500 it is not: a query that breaks the encoder breaks it on every
+server."""
 
-    `again`: the request is retried, after a failed connection, 429 and 503. It is not after 500, because a query that
-    breaks the encoder breaks it on every server. `blames_server`: the failure counts for the circuit breaker; 4xx,
-    429 included, does not, because healthy servers send it.
-    """
 
-    def __init__(self, code: str, detail: str, *, again=False, blames_server=True, retry_after=None):
-        super().__init__(redact(detail))
-        self.code, self.again, self.blames_server = code, again, blames_server
-        self.retry_after: str | None = retry_after
-
-    @classmethod
-    def of_status(cls, status: int, detail: str, retry_after: str | None) -> "FailedAttempt":
-        """The failure for a status other than 200."""
-        detail = f"status {status}: {detail}"
-        if status in (429, 503):
-            return cls("overload", detail, again=True, blames_server=status == 503, retry_after=retry_after)
-        if status == 504:
-            return cls("deadline", detail)
-        if 500 <= status < 600:
-            return cls("http_5xx", detail)
-        if 400 <= status < 500:
-            return cls("http_4xx", detail, blames_server=False)
-        return cls("bad_answer", detail)
+def fault_of_status(status: int, detail: str, retry_after: str | None) -> SearchFault:
+    """The fault of an answer with a status other than 200."""
+    codes = {429: "overload", 503: "overload", 504: "deadline"}
+    code = codes.get(status, {4: "http_4xx", 5: "http_5xx"}.get(status // 100, "bad_answer"))
+    blames_server = status // 100 != 4
+    return SearchFault(
+        code, f"status {status}: {detail}", blames_server=blames_server, retry_after=retry_after
+    )
 
 
 def backoff(attempt: int, jitter: random.Random) -> float:
@@ -128,41 +123,3 @@ class CircuitBreaker:
         """Report a request without an outcome; the next one may be the probe."""
         if ticket == self._counted:
             self._probing = False
-
-
-@dataclass(frozen=True)
-class Server:
-    """A retriever: the address of its POST /retrieve, and its breaker."""
-
-    url: str
-    breaker: CircuitBreaker
-
-
-class ServerList:
-    """Successive searches begin at successive servers, and each search tries the servers in a circle.
-
-    `turns` counts the searches. `ready` maps the address of a server that sent Retry-After to the clock time when that is
-    over.
-    """
-
-    def __init__(self, urls: list[str], clock: Callable[[], float]):
-        self.servers = [Server(url, CircuitBreaker(FAILURES, PAUSE_S, clock)) for url in urls]
-        self._clock, self.turns = clock, itertools.count()
-
-    def pick(self, start: int, attempt: int, ready: dict[str, float]) -> tuple[Server, int] | None:
-        """(server, ticket of its breaker); None when every breaker refuses.
-
-        Servers are tried from number `start + attempt` on; servers with a Retry-After come last.
-        """
-        count, now = len(self.servers), self._clock()
-        order = [self.servers[(start + attempt + offset) % count] for offset in range(count)]
-        for server in sorted(order, key=lambda server: max(ready.get(server.url, now), now)):
-            if (ticket := server.breaker.enter()) is not None:
-                return server, ticket
-        return None
-
-    def wait(self, ready: dict[str, float]) -> float:
-        """Seconds until the first server whose breaker is not open is ready: 0 when a server sent no Retry-After."""
-        usable = [s for s in self.servers if not s.breaker.refuses] or self.servers
-        now = self._clock()
-        return max(0.0, min(ready.get(server.url, now) for server in usable) - now)

@@ -88,7 +88,7 @@ def format_pages(pages: list[Page], max_page_chars: int) -> str:
     return "\n".join(lines)
 
 
-def parse_answer(answer: object, topk: int) -> list[Page]:
+def parse_answer(answer: Any, topk: int) -> list[Page]:
     """The first `topk` pages of the JSON of POST /retrieve for one query; none where the server found nothing.
 
     Search-R1's servers are read alike: dense (id, contents, score), BM25 (title, text, contents, no id), and SERP and
@@ -101,7 +101,7 @@ def parse_answer(answer: object, topk: int) -> list[Page]:
     return [_page(hit) for hit in result[0][:topk]]
 
 
-def _page(hit: object) -> Page:
+def _page(hit: Any) -> Page:
     document = hit.get("document") if isinstance(hit, dict) else None
     if not isinstance(document, dict):
         raise ValueError('a hit without "document"; expected {"document": {"contents": ...}, "score": ...}')

@@ -75,10 +75,8 @@ class ServerScorer(Scorer):
     def says(self, config: DictConfig, settings: CreditSettings) -> str:
         contexts = turns_at_most(config)[1]
         prompts = "a prompt per context" if contexts is None else f"up to {contexts} prompts per trajectory"
-        prompts += " and alias to the replica that wrote it"
-        return (
-            prompts if engine_of(config).ours else f"{prompts}, cheap where its prefix cache still has them"
-        )
+        cheap = "" if engine_of(config).ours else ", cheap where its prefix cache still has them"
+        return f"{prompts} and alias to the replica that wrote it{cheap}"
 
 
 async def server_score(
@@ -104,9 +102,9 @@ async def server_score(
         if not isinstance(score, str):
             return score
         reasons.append(score)
-    with_cache, without = reasons
+    cached, without = reasons
     raise RuntimeError(
-        f"algorithm.info_gain_scorer=server: {without} without the prefix cache, and {with_cache} with it"
+        f"algorithm.info_gain_scorer=server: {without} without the prefix cache, and {cached} with it"
     )
 
 

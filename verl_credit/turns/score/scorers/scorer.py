@@ -171,25 +171,20 @@ class BranchScorer(Scorer):
         return {"credit/gain/seconds": around_s + share * forward_s, "credit/gain/branch_token_share": share}
 
     def says(self, config: Config, settings: CreditSettings) -> str:
-        contexts, length = (
-            turns_at_most(config)[1],
-            config.data.max_prompt_length + config.data.max_response_length,
-        )
+        contexts, data = turns_at_most(config)[1], config.data
         answers = "an answer per context and alias is appended to its row of old_log_probs"
         if contexts is not None:
+            share = contexts * SHORT_ANSWER / (data.max_prompt_length + data.max_response_length)
             answers = (
                 f"up to {contexts} answers per alias are appended to each row of old_log_probs; with {SHORT_ANSWER} tokens "
-                f"each they are {contexts * SHORT_ANSWER / length:.1%} of the tokens of a full row"
+                f"each they are {share:.1%} of the tokens of a full row"
             )
         return f"no forward of its own: {answers} (attention: {settings.attention})"
 
 
 def fit_branches(plan: GainPlan, budget: int | None) -> GainPlan:
-    """The plan whose rows, answers included, fit ``budget`` tokens (None: any number does).
-
-    An answer that does not fit is a failed score: the run stops here and names the key, or with
-    ``info_gain_on_error=zero`` goes on.
-    """
+    """The plan whose rows, answers included, fit ``budget`` tokens (None: any number does). An answer that does not fit is a
+    failed score."""
     if budget is None:
         return plan
     length_B = [len(p) + len(r) for p, r in zip(plan.turns.prompt_ids, plan.turns.response_ids, strict=True)]
@@ -199,6 +194,6 @@ def fit_branches(plan: GainPlan, budget: int | None) -> GainPlan:
     if plan.settings.algorithm.info_gain_on_error == "raise":
         raise IntegrityError(
             f"actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu={budget} cannot hold a row and its answers: {needed} "
-            "tokens. algorithm.info_gain_on_error=zero counts gains that do not fit as 0 instead"
+            "tokens. algorithm.info_gain_on_error=zero counts gains that do not fit as 0"
         )
     return replace(plan, branches=plan.branches.fitted(length_B, budget))

@@ -73,8 +73,8 @@ class ColumnSignal(Signal):
             "in extra_info": turns.extra_infos[row],
             "in the data file": turns.columns[row],
         }
-        of = f"turn signal {self.name!r}: {column!r} of row {row}"
         needed = rows.n_tool_turns[row]
+        said = f"turn signal {self.name!r}: {column!r} of row {row}"
         for number, (place, found) in enumerate(places.items()):
             if (values := found.get(column)) is None:
                 continue
@@ -83,22 +83,19 @@ class ColumnSignal(Signal):
                 return values
             if len(values) < needed:
                 raise IntegrityError(
-                    f"{of} has {len(values)} entries {place}, and the row has {needed} tool turns; a list of the data set "
+                    f"{said} has {len(values)} entries {place}, and the row has {needed} tool turns; a list of the data set "
                     "needs an entry, which may be null, for every tool turn that a rollout can take"
                 )
             return values[:needed]
         if not needed:
             return []
-        if null := [place for place, values in places.items() if column in values]:
-            raise IntegrityError(
-                f"{of} is null {null[0]}; expected a list with a number or null for each of its tool turns"
-            )
-        of_rollout, extra_info = (
-            ", ".join(map(str, names)) for names in (self.of_rollout(rows, row), turns.extra_infos[row])
+        null = [place for place, found in places.items() if column in found]
+        there = "; ".join(
+            f"{place}: {', '.join(map(str, found)) or 'none'}" for place, found in places.items()
         )
         raise IntegrityError(
-            f"turn signal {self.name!r}: row {row} has no {column!r}, neither {self.place} "
-            f"({of_rollout or 'none'}) nor in extra_info ({extra_info or 'empty'}) nor as a column of the data file"
+            f"{said} is {f'null {null[0]}' if null else 'missing'}; expected a list with a number or null for each of its "
+            f"tool turns. Columns {there}"
         )
 
 

@@ -8,7 +8,6 @@ import math
 import random
 import traceback
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from verl_credit.errors import IntegrityError
 from verl_credit.redact import SECRET, redact
 from verl_credit.turns.rollout.book import RowRecord
 from verl_credit.turns.rollout.search.faults import FAILURES, CircuitBreaker, backoff
-from verl_credit.turns.step.signals.signal import Group, Signal, StepRows, Table, Trajectory
+from verl_credit.turns.step.signals.signal import Group, Signal, StepRows, Table, Trajectory, blamed, listed
 
 _JITTER = random.Random()
 PAUSE_S = 2.0
@@ -71,58 +70,46 @@ class GroupSignal(OwnSignal):
         values_of: dict[int, Any] = {}
         for group in members.values():
             trajectories = [rows.trajectory(row) for row in group]
-            try:
+            with blamed(
+                f"turn signal {self.name!r} raised for rows {', '.join(map(str, group))}", self._placed
+            ):
                 values = self.call(trajectories)
-            except IntegrityError:
-                raise
-            except Exception as error:
-                places, frame = ", ".join(map(str, group)), traceback.extract_tb(error.__traceback__)[-1]
-                message = f"{self.message(error)} ({Path(frame.filename).name}, line {frame.lineno})"
-                # A traceback with the error as its cause would contain the secrets.
-                raise IntegrityError(
-                    f"turn signal {self.name!r} raised for rows {places}: {message}"
-                ) from None
             values_of.update(zip(group, values, strict=True))
         return self.table(rows, values_of.__getitem__)
 
     def call(self, trajectories: list[Trajectory]) -> list:
-        values = self.function(Group(trajectories), **self.params)
-        if not isinstance(values, list | tuple) or len(values) != len(trajectories):
-            got = f"{len(values)} lists" if isinstance(values, list | tuple) else type(values).__name__
-            raise IntegrityError(
-                f"turn signal {self.name!r} returned {got} for a group of {len(trajectories)}; expected a list of "
-                "rewards for each trajectory"
-            )
-        return list(values)
+        values, n = self.function(Group(trajectories), **self.params), len(trajectories)
+        said = f"turn signal {self.name!r} returned"
+        return listed(values, n, said, f" for a group of {n}", "rewards for each trajectory")
+
+    def _placed(self, error: Exception) -> str:
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        return f"{self.message(error)} ({Path(frame.filename).name}, line {frame.lineno})"
 
 
 Rewards = list[float | None]
-
-
-@dataclass
-class Line:
-    """A worker's state of one judge."""
-
-    breaker: CircuitBreaker
-    last: str = ""
-    """The reason of the last failure."""
-    reported: bool = False
 
 
 class TrajectorySignal(OwnSignal):
     """``async f(trajectory, **params) -> [reward per tool turn]``, awaited in the agent loop: a judge over HTTP.
 
     A call that raises, takes too long or returns another form is tried again after a pause. After the last try the
-    trajectory's rewards are missing (NaN), and the reason is in its record. No call is made for a trajectory without tool
-    turns. After several failed trajectories in a row the next ones get no call for a while (see `CircuitBreaker`).
+    trajectory's rewards are missing (NaN), and the reason is in its record. After FAILURES failed trajectories in a row the
+    next ones get no call for PAUSE_S seconds (see `CircuitBreaker`).
     """
 
     reads = "texts, calls, observations, tool rewards, stop reason and gold answers of one rollout"
     cost = "a call of your coroutine per rollout, in the agent loop (algorithm.turn_judge)"
 
+    def __init__(self, name: str, function: Callable, params: dict):
+        super().__init__(name, function, params)
+        self._breaker = CircuitBreaker(FAILURES, PAUSE_S)
+        self._failure = ""  # the reason of the last one
+        self._reported = False
+
     def rewards(self, rows: StepRows) -> Table:
-        def values_of(row: int):
-            values = rows.turns.records[row].get("signals", {}).get(self.name)
+        def values_of(row: int) -> Any:
+            values = rows.turns.records[row]["signals"].get(self.name)
             if values is None:
                 raise IntegrityError(
                     f"turn signal {self.name!r} left no value for row {row}: signals that are coroutines run in the agent "
@@ -133,35 +120,35 @@ class TrajectorySignal(OwnSignal):
         return self.table(rows, values_of)
 
     def why_lost(self, record: dict) -> str:
-        return record.get("signal_errors", {}).get(self.name) or super().why_lost(record)
+        return record["signal_errors"].get(self.name) or super().why_lost(record)
 
     def counts(self, rows: StepRows) -> dict[str, int]:
         records, valid = rows.turns.records, rows.turns.valid_rows
-        skipped = [row for row in valid if self.name in records[row].get("signals_not_asked", ())]
+        skipped = [row for row in valid if self.name in records[row]["signals_not_asked"]]
         return {"not_asked": sum(rows.n_tool_turns[row] for row in skipped)}
 
     async def ask(
-        self, trajectory: Trajectory, judge: TurnJudge, gate: asyncio.Semaphore, line: Line
+        self, trajectory: Trajectory, judge: TurnJudge, gate: asyncio.Semaphore
     ) -> tuple[Rewards, str, bool]:
         """(rewards, why they are missing, whether the coroutine was called).
 
         A trajectory keeps its place at the gate between its tries, so that the breaker opens early.
         """
-        turns = len(trajectory.tool_turns)
+        breaker, turns = self._breaker, len(trajectory.tool_turns)
         if not turns:
             return [], "", True
-        if not line.breaker.refuses:
+        if not breaker.refuses:
             async with gate:
-                if (ticket := line.breaker.enter()) is not None:
-                    report = line.breaker.cancelled
+                if (ticket := breaker.enter()) is not None:
+                    report = breaker.cancelled
                     try:
                         rewards, reason = await self._tries(trajectory, judge)
-                        report = line.breaker.failed if reason else line.breaker.succeeded
+                        report = breaker.failed if reason else breaker.succeeded
                     finally:
                         report(ticket)
-                    self._report_down(line, reason)
+                    self._report_down(reason)
                     return rewards, reason, True
-        return [math.nan] * turns, f"not asked, because it failed too often just now: {line.last}", False
+        return [math.nan] * turns, f"not asked, because it failed too often just now: {self._failure}", False
 
     async def _tries(self, trajectory: Trajectory, judge: TurnJudge) -> tuple[Rewards, str]:
         turns, reason = len(trajectory.tool_turns), ""
@@ -176,47 +163,43 @@ class TrajectorySignal(OwnSignal):
                     values = await self.function(trajectory, **self.params)
                 return self.checked(values, turns, where), ""
             except asyncio.CancelledError as error:
-                if asyncio.current_task().cancelling():
-                    raise  # the rollout itself is cancelled
+                if (rollout := asyncio.current_task()) and rollout.cancelling():
+                    raise
                 reason = self.message(error)  # something inside the coroutine was cancelled
             except Exception as error:
                 late = isinstance(error, TimeoutError) and limit.expired()
                 reason = f"no answer within {judge.deadline_s:g} s" if late else self.message(error)
         return [math.nan] * turns, reason
 
-    def _report_down(self, line: Line, reason: str) -> None:
+    def _report_down(self, reason: str) -> None:
         """Print once, each time that the judge goes down, into the worker's output."""
         if not reason:
-            line.reported = False
+            self._reported = False
             return
-        line.last = reason
-        if line.breaker.refuses and not line.reported:
+        self._failure = reason
+        if self._breaker.refuses and not self._reported:
             print(
                 f"turn signal {self.name!r} failed for {FAILURES} trajectories in a row, the last time with: {reason}. "
-                f"Until it answers again, others lose their rewards at once; one tries after each pause of {PAUSE_S:g} s",
+                f"Until it answers, others lose their rewards at once; one tries after each pause of {PAUSE_S:g} s",
                 flush=True,
             )
-            line.reported = True
+            self._reported = True
 
 
 async def ask_signals(
     signals: Iterable[TrajectorySignal], trajectory: Trajectory, judge: TurnJudge, record: RowRecord
 ) -> None:
     """Call all signals at once, and write their rewards into the record. No call is running when this ends or raises."""
-    called, loop = list(signals), asyncio.get_running_loop()
-    gate = _gate(loop, judge.concurrency)
-    lines = [_line(loop, signal.name) for signal in called]
-    answers = await asyncio.gather(
-        *(signal.ask(trajectory, judge, gate, line) for signal, line in zip(called, lines, strict=True)),
-        return_exceptions=True,
-    )
+    called, gate = list(signals), _gate(asyncio.get_running_loop(), judge.concurrency)
+    asked = (signal.ask(trajectory, judge, gate) for signal in called)
+    answers = await asyncio.gather(*asked, return_exceptions=True)
     for signal, answer in zip(called, answers, strict=True):
         if isinstance(answer, BaseException):
             raise answer
-        record.signals[signal.name], reason, asked = answer
+        record.signals[signal.name], reason, was_called = answer
         if reason:
             record.signal_errors[signal.name] = reason
-        if not asked:
+        if not was_called:
             record.signals_not_asked.append(signal.name)
 
 
@@ -224,12 +207,6 @@ async def ask_signals(
 def _gate(loop: asyncio.AbstractEventLoop, concurrency: int) -> asyncio.Semaphore:
     """The gate of all trajectories of a worker, which has one event loop."""
     return asyncio.Semaphore(concurrency)
-
-
-@lru_cache(maxsize=64)
-def _line(loop: asyncio.AbstractEventLoop, name: str) -> Line:
-    """The state of a judge for all trajectories of a worker."""
-    return Line(CircuitBreaker(FAILURES, PAUSE_S))
 
 
 def own_signal(name: str, function: Callable, params: dict) -> Signal:

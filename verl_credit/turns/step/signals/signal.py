@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar
@@ -80,30 +81,23 @@ def turn_texts(
 
 
 def make_trajectory(
-    texts: Sequence[tuple[str, str]],
-    record: dict,
-    rewards: Sequence[float | None],
-    truth: Any,
-    *,
-    outcome: float | None = None,
-    extra_info: dict | None = None,
-    scores: dict | None = None,
+    texts: Sequence[tuple[str, str]], record: dict, rewards: Sequence[float | None], truth: Any, **more: Any
 ) -> Trajectory:
+    """``record``: a `RowRecord` as a dict. ``more``: fields of the trajectory that the record lacks."""
     pages: dict[int, list[str]] = {}
-    for search in record.get("searches", []):
+    for search in record["searches"]:
         pages.setdefault(search["turn"], []).extend(search["pages"])
     turns = [
         Turn(
             text,
-            [call for call in record.get("calls", []) if call["turn"] == number],
+            [call for call in record["calls"] if call["turn"] == number],
             observation,
             rewards[number] if number < len(rewards) else None,
             pages.get(number),
         )
         for number, (text, observation) in enumerate(texts)
     ]
-    more = outcome, dict(extra_info or {}), dict(scores or {}), truth
-    return Trajectory(turns, gold_answers(truth), record["stop_reason"], *more)
+    return Trajectory(turns, gold_answers(truth), record["stop_reason"], ground_truth=truth, **more)
 
 
 @dataclass(frozen=True)
@@ -125,10 +119,36 @@ class StepRows:
     def trajectory(self, row: int) -> Trajectory:
         turns = self.turns
         ids, turn_ids = turns.response_ids[row], turns.turn_ids_B_T[row].tolist()
-        texts = turn_texts(ids, turn_ids, int(turns.n_turns_B[row]), self.decode)
-        known = texts, turns.records[row], turns.turn_rewards[row], turns.ground_truths[row]
-        more = {"extra_info": turns.extra_infos[row], "scores": turns.scores[row]}
-        return make_trajectory(*known, outcome=float(self.outcome_B[row]), **more)
+        return make_trajectory(
+            turn_texts(ids, turn_ids, int(turns.n_turns_B[row]), self.decode),
+            turns.records[row],
+            turns.turn_rewards[row],
+            turns.ground_truths[row],
+            outcome=float(self.outcome_B[row]),
+            extra_info=dict(turns.extra_infos[row]),
+            scores=dict(turns.scores[row]),
+        )
+
+
+def listed(values: Any, n: int, said: str, where: str, expected: str) -> list:
+    """The ``n`` entries of what a user's function returned. Raises IntegrityError."""
+    if isinstance(values, list | tuple) and len(values) == n:
+        return list(values)
+    got = f"{len(values)} values" if isinstance(values, list | tuple) else type(values).__name__
+    raise IntegrityError(f"{said} {got}{where}; expected a list with {expected}")
+
+
+@contextmanager
+def blamed(said: str, message: Callable[[Exception], str] | None = None) -> Iterator[None]:
+    """Raises IntegrityError where a user's function raises. ``message``: the error's text, by default all of it; the
+    traceback may show more, and goes where a text is made."""
+    try:
+        yield
+    except IntegrityError:
+        raise
+    except Exception as error:
+        text = message(error) if message else " ".join(f"{type(error).__name__}: {error}".split())
+        raise IntegrityError(f"{said}: {text}") from (None if message else error)
 
 
 Table = tuple["torch.Tensor", "torch.Tensor"]
@@ -174,16 +194,8 @@ class Signal(ABC):
         """Returns a number or None per tool turn. Raises IntegrityError that names signal, row and turn."""
         if isinstance(values, torch.Tensor) or type(values).__module__ == "numpy":
             values = values.tolist()
-        if not isinstance(values, list | tuple):
-            raise IntegrityError(
-                f"turn signal {self.name!r} gave {type(values).__name__} for {where}; expected a list with a number or None "
-                f"for each of its {n_tool_turns} tool turns"
-            )
-        if len(values) != n_tool_turns:
-            raise IntegrityError(
-                f"turn signal {self.name!r} gave {len(values)} values for {where}, which has {n_tool_turns} tool turns "
-                "(the answer turn gets none)"
-            )
+        expected = f"a number or None for each of its {n_tool_turns} tool turns (the answer turn gets none)"
+        values = listed(values, n_tool_turns, f"turn signal {self.name!r} gave", f" for {where}", expected)
         numbers = [None if value is None else as_number(value) for value in values]
         for turn, number in enumerate(numbers):
             if number is not None and math.isinf(number):
@@ -198,7 +210,7 @@ SHOWN = 8  # rows that a message names
 
 
 def step_rewards(
-    signals: dict[Signal, float],
+    signals: Mapping[Signal, float],
     settings: CreditSettings,
     rows: StepRows,
     *,
@@ -207,9 +219,13 @@ def step_rewards(
     parts: dict[str, Table] | None = None,
     note: Callable[[str], None] = print,
 ) -> tuple[torch.Tensor, torch.Tensor, dict[str, float]]:
-    """(turn_reward_B_K, turn_mask_B_K, metrics). ``scored`` False: the step has no gains, so that the other signals
-    are its signals. A run's single signal is not normalised here, because turn modes do that. ``parts`` gets each
-    signal's own table by its name. ``note`` gets a message per signal about missing rewards and the first reason.
+    """(turn_reward_B_K, turn_mask_B_K, metrics): the sum over signals of weight times reward.
+
+    Each of several signals is z-scored over the prompt's turns that have it, before it is weighed; a signal that is equal
+    everywhere then adds 0. Turn modes normalise a run's single signal. A turn that lacks a signal gets the other signals: 0
+    is the mean of the missing one. A turn whose reward is missing in one signal has none in the sum. ``scored`` False: the
+    step has no gains, so that the other signals are its signals. ``parts`` gets each signal's own table by its name.
+    ``note`` gets a message per signal about missing rewards and the first reason.
 
     Raises IntegrityError where more than ``tolerated_share`` of a signal's rewards are missing. Information gains can be
     missing under ``info_gain_on_error=drop`` alone.
@@ -217,11 +233,14 @@ def step_rewards(
     active = {signal: weight for signal, weight in signals.items() if scored or signal.name != INFO_GAIN}
     if not active:
         return torch.zeros_like(rows.gain_B_K), torch.zeros_like(rows.has_gain_B_K), {}
-    tables = {signal: signal.rewards(rows) for signal in active}
     metrics: dict[str, float] = {}
+    valid_B_1, group_B_K = rows.turns.row_valid_B[:, None], rows.group_B[:, None].expand_as(rows.gain_B_K)
     tool_turns = sum(rows.n_tool_turns[row] for row in rows.turns.valid_rows)
-    for signal, (reward_B_K, has_B_K) in tables.items():
-        has_B_K = has_B_K & rows.turns.row_valid_B[:, None]
+    total_B_K = torch.zeros_like(rows.gain_B_K, dtype=torch.float64)
+    sum_B_K = torch.zeros_like(rows.has_gain_B_K)
+    for signal, weight in active.items():
+        reward_B_K, given_B_K = signal.rewards(rows)
+        has_B_K, missing_B_K = given_B_K & valid_B_1, given_B_K & ~reward_B_K.isfinite()
         if parts is not None:
             parts[signal.name] = reward_B_K, has_B_K
         lost_B_K, name = has_B_K & reward_B_K.isnan(), f"credit/signal/{signal.name}"
@@ -238,10 +257,16 @@ def step_rewards(
         metrics[turns_without(signal.name)] = tool_turns - rewarded
         metrics[f"{name}/lost"] = lost
         metrics |= {f"{name}/{counted}": count for counted, count in signal.counts(rows).items()}
-        known = reward_B_K[has_B_K & reward_B_K.isfinite()]
-        if len(known):
+        known_B_K = has_B_K & ~missing_B_K
+        if len(known := reward_B_K[known_B_K]):
             metrics |= {f"{name}/mean": known.mean().item(), f"{name}/std": known.std(correction=0).item()}
-    return *combined(tables, active, rows, normalised=len(signals) > 1), metrics
+        part_B_K = torch.where(given_B_K & ~missing_B_K, reward_B_K.to(torch.float64), 0.0)
+        if len(signals) > 1:
+            z_N = z_score(part_B_K.flatten(), group_B_K.flatten(), member_N=known_B_K.flatten())
+            part_B_K = z_N.view_as(part_B_K)
+        total_B_K = total_B_K + weight * torch.where(missing_B_K, torch.nan, part_B_K)
+        sum_B_K = sum_B_K | given_B_K
+    return torch.where(sum_B_K, total_B_K, 0.0), sum_B_K, metrics
 
 
 def _why_lost(signal: Signal, lost_B_K: torch.Tensor, records: list[dict]) -> str:
@@ -263,28 +288,3 @@ def turns_with(name: str) -> str:
 def turns_without(name: str) -> str:
     """The metric that counts the other tool turns."""
     return f"credit/signal/{name}/without"
-
-
-def combined(
-    tables: Mapping[Signal, Table], weights: Mapping[Signal, float], rows: StepRows, *, normalised: bool
-) -> Table:
-    """(reward_B_K, has_reward_B_K): sum over signals of weight times reward.
-
-    ``normalised``: each signal is z-scored over the prompt's turns that have it, before it is weighed; a signal that is
-    equal everywhere then adds 0. A turn that lacks a signal gets the other signals: 0 is the mean of the missing one.
-    A turn whose reward is missing in one signal has none in the sum.
-    """
-    total_B_K = torch.zeros_like(rows.gain_B_K, dtype=torch.float64)
-    sum_B_K = torch.zeros_like(rows.has_gain_B_K)
-    for signal, (reward_B_K, has_B_K) in tables.items():
-        known_B_K = has_B_K & reward_B_K.isfinite()
-        part_B_K = torch.where(known_B_K, reward_B_K.to(torch.float64), 0.0)
-        if normalised:
-            group_B_K = rows.group_B[:, None].expand_as(part_B_K)
-            member_B_K = known_B_K & rows.turns.row_valid_B[:, None]
-            z_N = z_score(part_B_K.flatten(), group_B_K.flatten(), member_N=member_B_K.flatten())
-            part_B_K = z_N.view_as(part_B_K)
-        missing_B_K = has_B_K & ~known_B_K
-        total_B_K = total_B_K + weights[signal] * torch.where(missing_B_K, torch.nan, part_B_K)
-        sum_B_K = sum_B_K | has_B_K
-    return torch.where(sum_B_K, total_B_K, 0.0), sum_B_K
