@@ -5,9 +5,9 @@ import pytest
 from kit.thinking import CALLS, FORM, call_in, ended, thinking_tokenizer, thought_in
 from kit.trajectories import policy_text, record, run
 from verl_credit.recipe.doctor.asked import READ
-from verl_credit.turns.rollout.calls import MARKS, READERS
 from verl_credit.turns.rollout.reward.qa import compute_score
 from verl_credit.turns.rollout.thoughts import FORMS
+from verl_credit.turns.rollout.tool_calls import MARKS, READERS
 from verl_credit.worlds.lab.protocol import answer_turn, search_turn
 
 ANSWER = "<answer>c</answer>"

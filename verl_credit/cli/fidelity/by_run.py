@@ -41,7 +41,7 @@ from verl_credit.records.run.progress_line import say_at_once
 from verl_credit.records.run.state import deciding_keys
 from verl_credit.study.fidelity.request import REQUEST, RESULT, ROLLOUTS, TABLE, Request, check_about
 from verl_credit.study.fidelity.true_values import VALUES
-from verl_credit.turns.rollout.calls import NO_TOOL
+from verl_credit.turns.rollout.tool_calls import NO_TOOL
 
 DECIDES = ("search.", "reward.", "data.max_", "actor_rollout_ref.rollout.", "actor_rollout_ref.model.")
 """The keys that, beside the weights, decide a rollout's continuation and its reward."""

@@ -12,8 +12,8 @@ from omegaconf import DictConfig, OmegaConf
 from verl_credit.config.keys import AUTO
 from verl_credit.host.process.verl_checks import line_of
 from verl_credit.recipe.agent_loops import AT_ONCE, FORMAT
-from verl_credit.turns.rollout.calls import NO_TOOL, PARALLEL_CALLS
 from verl_credit.turns.rollout.search.wire import SCHEMA
+from verl_credit.turns.rollout.tool_calls import NO_TOOL, PARALLEL_CALLS
 
 QUESTION = [{"role": "user", "content": "Where does the Nile end?"}]
 QUERY = "mouth of the river Nile"

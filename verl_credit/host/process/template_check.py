@@ -9,7 +9,7 @@ from verl_credit.errors import PreflightError
 from verl_credit.host.process.call_format import QUESTION, RESULTS, CallForm, settle
 from verl_credit.host.process.verl_checks import reason_of, tool_schemas
 from verl_credit.recipe.agent_loops import AT_ONCE, FORMAT
-from verl_credit.turns.rollout.calls import PARALLEL_CALLS
+from verl_credit.turns.rollout.tool_calls import PARALLEL_CALLS
 
 
 def check_template(config: DictConfig, meter) -> str:

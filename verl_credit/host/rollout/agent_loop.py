@@ -32,10 +32,10 @@ from verl_credit.host.rollout.engine_client import (
 from verl_credit.host.rollout.stream_builder import follow_template
 from verl_credit.names import ROLLOUT_NAME, ROW_RECORD, TOOL_FAULT, TURN_AGENT, TURN_IDS, TURN_REWARDS
 from verl_credit.turns.rollout.book import NO_TOKEN, RowRecord, TurnBook, known_reward, rewards_of_turns
-from verl_credit.turns.rollout.calls import shown_calls
 from verl_credit.turns.rollout.reward.qa import final_answer
 from verl_credit.turns.rollout.search.wire import control_tokens, without_markup
 from verl_credit.turns.rollout.thoughts import TurnReader
+from verl_credit.turns.rollout.tool_calls import shown_calls
 from verl_credit.turns.score.requests import RowPlanner
 from verl_credit.turns.score.scorers import SCORERS, Scorer
 from verl_credit.turns.step.signals.built_in import signals_of

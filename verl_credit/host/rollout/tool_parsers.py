@@ -6,11 +6,11 @@ import asyncio
 
 from verl.experimental.agent_loop.tool_parser import FunctionCall, GptOssToolParser, ToolParser
 
-from verl_credit.turns.rollout.calls import READERS
+from verl_credit.turns.rollout.tool_calls import READERS
 
 
 class TextParser(ToolParser):
-    """Reads a turn's text by the format's reader (`verl_credit.turns.rollout.calls`)."""
+    """Reads a turn's text by the format's reader (`verl_credit.turns.rollout.tool_calls`)."""
 
     form: str
     stops: tuple[str, ...] = ()

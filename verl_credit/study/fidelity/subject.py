@@ -22,7 +22,7 @@ from verl_credit.study.fidelity.turn_rows import turn_batch
 from verl_credit.study.forward import PackedRows
 from verl_credit.study.probe.checkpoint import build_model, read_checkpoint
 from verl_credit.turns.rollout.book import TurnBatch
-from verl_credit.turns.rollout.calls import PARALLEL_CALLS
+from verl_credit.turns.rollout.tool_calls import PARALLEL_CALLS
 from verl_credit.turns.score.scorers import Forward
 from verl_credit.worlds.lab.evaluate import LocalRetriever
 from verl_credit.worlds.rollouts.protocol import Limits, Protocol, State

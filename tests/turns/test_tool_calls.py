@@ -7,7 +7,7 @@ import pytest
 
 from kit.each import each
 from kit.thinking import CALLS, call_in
-from verl_credit.turns.rollout.calls import READERS, shown_calls
+from verl_credit.turns.rollout.tool_calls import READERS, shown_calls
 
 PLAIN = {"query": "a"}
 LIST = '[TOOL_CALLS] [{"name": "f", "arguments": {"query": "a"}, "id": "abcDEF123"}, {"name": "g", "arguments": 1}]</s>'
