@@ -4,6 +4,7 @@ import json
 import multiprocessing
 import random
 
+import numpy as np
 import pytest
 import torch
 from omegaconf import OmegaConf
@@ -96,13 +97,15 @@ def test_gains_are_the_projects(subject, groups):
     compared = 0
     for row, trajectory in enumerate([t for group in groups for t in group][:12]):
         for k, step in enumerate(trajectory.steps[:-1]):
-            assert tables.has_reward_B_K[row, k]
-            assert float(tables.reward_B_K[row, k]) == pytest.approx(p(step.next) - p(step.state), abs=1e-5)
+            assert tables.batch.has_reward_B_K[row, k]
+            assert float(tables.batch.reward_B_K[row, k]) == pytest.approx(
+                p(step.next) - p(step.state), abs=1e-5
+            )
             compared += 1
         for k, step in enumerate(trajectory.steps):
             assert float(gold_B_K1[row, k]) == pytest.approx(p(step.state), abs=1e-5)
         assert gold_B_K1[row, len(trajectory.steps) :].isnan().all()
-        assert not tables.has_reward_B_K[row, len(trajectory.steps) - 1 :].any()
+        assert not tables.batch.has_reward_B_K[row, len(trajectory.steps) - 1 :].any()
     assert compared > 3
 
 
@@ -225,16 +228,13 @@ def test_the_credit_of_the_run_has_its_own_mode_signal_and_outcome_operator(subj
             return run_credit(batch, groups, settings, forward, subject.tokenizer, step=4, planned_steps=9)
 
     mode = "algorithm.info_gain_norm_mode"
-    own = credit(f"{mode}={own_module}:own_mode").advantages
-    flat = [turns for group in own for turns in group]
-    assert [len(turns) for turns in flat] == [len(row.steps) for row in rows]
-    assert all(
-        turns == [7.0] * (len(turns) - 1) + [row.reward] for turns, row in zip(flat, rows, strict=True)
-    )
-    even = credit(f"{mode}=none", f"algorithm.advantage_mode={own_module}:even").advantages
-    assert sum(turns[-1] for turns in even[0]) == pytest.approx(3 * len(even[0]))
+    own_N = credit(f"{mode}={own_module}:own_mode").advantage_N
+    assert own_N.tolist() == [one for row in rows for one in [7.0] * (len(row.steps) - 1) + [row.reward]]
+    even_N = credit(f"{mode}=none", f"algorithm.advantage_mode={own_module}:even").advantage_N
+    endings_N = np.cumsum([len(row.steps) for row in groups[0]]) - 1
+    assert even_N[endings_N].sum() == pytest.approx(3 * len(groups[0]))
     signal = credit(f"{mode}=separate", f"algorithm.turn_signal={own_module}:hops")
-    assert signal.reason == "" and signal.advantages is not None
+    assert signal.reason == "" and signal.advantage_N is not None
     for overrides, why in [
         (["algorithm.turn_signal=tool_reward"], "no turn has a reward"),
         (["algorithm.transform_mode=grpo_s"], "gives credit to tokens"),

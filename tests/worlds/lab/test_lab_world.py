@@ -15,7 +15,7 @@ from verl_credit.worlds.lab.encyclopedia import (
     make_world,
     to_rows,
 )
-from verl_credit.worlds.lab.protocol import GRAMS, gram_spans, gram_token_mask, phrase
+from verl_credit.worlds.lab.protocol import GRAMS
 
 SMALL = WorldSize(people=80, companies=40, towns=40, works=40)
 
@@ -150,16 +150,3 @@ def test_all_five_categories_of_grams_occur(world, questions):
     )
     for category, grams in GRAMS.items():
         assert any(gram in text for gram in grams), category
-
-
-def test_every_gram_is_found_in_its_phrase():
-    assert sum(len(grams) for grams in GRAMS.values()) == 18
-    for gram in (g for grams in GRAMS.values() for g in grams):
-        text = "<think>" + phrase(gram) + " X"
-        (span,) = gram_spans(text)
-        assert text[slice(*span)] == gram
-
-
-def test_gram_tokens_are_marked_one_by_one():
-    pieces = ["<think>", " let", " me", " check", " founder", "</think>"]
-    assert gram_token_mask(pieces) == [False, True, True, True, False, False]

@@ -12,11 +12,12 @@ import torch
 
 from verl_credit.config.settings import CreditSettings
 from verl_credit.credit.outcome import OUTCOME_OPERATORS
+from verl_credit.credit.turn.turn_credit import BatchTables
 from verl_credit.credit.turn.turns import turn_table
 from verl_credit.credit.turn.value_providers import KEY, PROVIDERS
 from verl_credit.errors import ConfigError, IntegrityError, PreflightError
 from verl_credit.names import ADV_ESTIMATOR
-from verl_credit.study.fidelity.credits import Credit, nested
+from verl_credit.study.fidelity.credits import Credit
 from verl_credit.study.fidelity.turn_tables import TurnTables
 from verl_credit.turns.rollout.book import RowRecord, TurnBatch
 from verl_credit.turns.score.gains import gains_of, plan_gains, score_answers
@@ -149,6 +150,8 @@ def tables_of(
     outcome_B, group_B = outcomes_of(groups)
     rows = StepRows(batch, tokenizer.decode, outcome_B, group_B, gain_B_K, has_gain_B_K)
     table = turn_table(batch.turn_ids_B_T, batch.turn_ids_B_T >= 0)
+    known = group_B, batch.row_valid_B, table.n_tool_turns_B
+    optional = {"turn_tokens_B_K1": table.n_tokens_B_K1, "anchor_B_K1": anchor_table(settings, rows)}
     tables = TurnTables(
         pipeline={
             "mode": a.info_gain_norm_mode,
@@ -161,19 +164,10 @@ def tables_of(
                 "alpha": a.adv_rescale_alpha,
                 "clip_beta": settings.clip_beta,
                 "norm_by_std": a.norm_adv_by_std_in_grpo,
-                "gain_scale": 1.0,
-                "outcome_scale": 1.0,
             },
             "turn_params": dict(a.turn_params),
         },
-        outcome_B=outcome_B,
-        reward_B_K=gain_B_K.double(),
-        has_reward_B_K=has_gain_B_K,
-        group_B=group_B,
-        valid_B=batch.row_valid_B,
-        n_tool_turns_B=table.n_tool_turns_B,
-        tokens_B_K1=table.n_tokens_B_K1,
-        anchor_B_K1=anchor_table(settings, rows),
+        batch=BatchTables(outcome_B, gain_B_K.double(), has_gain_B_K, *known, optional),
     )
     return tables, gold_B_K1
 
@@ -206,9 +200,8 @@ def run_credit(
         return Credit(name, None, str(error), "run")
     if signals and not step_credit.rewarded_B_K.any():
         return Credit(name, None, f"no turn has a reward ({', '.join(settings.turn_signals)})", "run")
-    n_tool_turns_B = torch.tensor([len(t.steps) - 1 for t in chain(*groups)])
-    advantages = nested(step_credit.credit.advantage_B_K1, n_tool_turns_B, [len(group) for group in groups])
-    return Credit(name, advantages, kind="run")
+    tables = TurnTables({}, step_credit.tables)
+    return Credit(name, tables.per_turn(step_credit.credit.advantage_B_K1), kind="run")
 
 
 def _not_here(settings: CreditSettings, signals: dict[Signal, float]) -> str | None:
