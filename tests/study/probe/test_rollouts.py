@@ -5,7 +5,7 @@ import torch
 
 from kit.stored_facts import facts_of
 from kit.stored_rollouts import COLUMNS, UPDATE, stored
-from verl_credit.records.run.table_files import TURNS, DamagedTable, table_path
+from verl_credit.records.run.table_files import DamagedTable
 from verl_credit.study.probe.kept_rollouts import read_rollouts
 
 
@@ -57,10 +57,3 @@ def test_what_does_not_fit_together_is_refused_by_name(tmp_path, update, changes
     with pytest.raises(DamagedTable, match=said) as raised:
         read_rollouts(path)
     assert str(path) in str(raised.value)
-
-
-def test_another_file_is_no_file_of_rollouts(tmp_path):
-    with pytest.raises(
-        DamagedTable, match="turns_000012.parquet is no file of rollouts; expected tables/rollouts_"
-    ):
-        read_rollouts(table_path(tmp_path, TURNS, 12))

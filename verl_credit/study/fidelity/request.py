@@ -110,6 +110,5 @@ def check_about(
     except ValueError as error:
         raise PreflightError(f"{path} is not JSON ({error}); expected what this command writes") from error
     for name, value in about.items():
-        known = there.get(name) if isinstance(there, dict) else there
-        if known != value or not isinstance(there, dict):
-            raise PreflightError(f"{path}: {name} is {known!r}, wanted {value!r}; {otherwise}")
+        if there.get(name) != value:
+            raise PreflightError(f"{path}: {name} is {there.get(name)!r}, wanted {value!r}; {otherwise}")

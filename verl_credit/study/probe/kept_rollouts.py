@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from verl_credit.records.run.table_files import ROLLOUTS, DamagedTable, read_table
+from verl_credit.records.run.table_files import DamagedTable, read_table
 
 
 @dataclass(frozen=True)
@@ -88,10 +88,6 @@ def read_rollouts(path: Path) -> tuple[Rollouts, RolloutFacts]:
     Raises DamagedTable, naming the file, for one that cannot be read, whose rows do not fit together, or that has not all
     rollouts of its step.
     """
-    path = Path(path)
-    if not path.name.startswith(f"{ROLLOUTS}_"):
-        expected = f"expected tables/{ROLLOUTS}_000012.parquet of a run"
-        raise DamagedTable(f"{path} is no file of rollouts; {expected}")
     table = read_table(path)
     if table.update is None:
         raise DamagedTable(f"{path} has some groups of its step alone: train with keep_rollouts.groups=null")
@@ -117,7 +113,9 @@ def read_rollouts(path: Path) -> tuple[Rollouts, RolloutFacts]:
         raise DamagedTable(f"{path} cannot be read: {type(error).__name__}: {error}") from error
 
 
-def padded(c: dict[str, list], name: str, dtype: torch.dtype = torch.float64, fill=0) -> torch.Tensor | None:
+def padded(
+    c: dict[str, list], name: str, dtype: torch.dtype = torch.float64, fill: float = 0
+) -> torch.Tensor | None:
     """[B, T] from a list per row; None for a column that the step did not make."""
     if all(row is None for row in c[name]):
         return None
