@@ -233,15 +233,14 @@ def test_what_is_no_campaign_is_refused(command, tmp_path, capsys):
     assert "campaign.json does not exist: `verl-credit campaign run FILE --dir" in capsys.readouterr().out
     assert main(["campaign", command, "nothing"]) == 4
     assert "nothing is no file and no shipped campaign" in capsys.readouterr().out
-    (tmp_path / "campaign.json").write_text("{")
-    assert main(["campaign", command, str(tmp_path)]) == 4
-    assert "campaign.json is damaged" in capsys.readouterr().out
-    (tmp_path / "campaign.json").write_text('{"version": 1, "campaign": {}, "added": 5}')
-    assert main(["campaign", command, str(tmp_path)]) == 4
-    assert "campaign.json is damaged" in capsys.readouterr().out
-    (tmp_path / "campaign.json").write_text('{"version": 9, "campaign": {}, "added": []}')
-    assert main(["campaign", command, str(tmp_path)]) == 4
-    assert "version=9; this verl_credit reads version 1" in capsys.readouterr().out
+    for content, said in {
+        "{": "campaign.json is damaged",
+        '{"version": 1, "campaign": {}, "added": 5}': "campaign.json is damaged",
+        '{"version": 9, "campaign": {}, "added": []}': "version=9; this verl_credit reads version 1",
+    }.items():
+        (tmp_path / "campaign.json").write_text(content)
+        assert main(["campaign", command, str(tmp_path)]) == 4
+        assert said in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -10,15 +10,6 @@ from verl_credit.study.campaign.file import fewest_pairs, read_campaign
 SHIPPED = sorted(file.stem for file in (recipes_folder() / "campaigns").glob("*.yaml"))
 
 
-def test_each_comes_in_lab_size_and_in_full_size_but_that_of_trained_weights():
-    names = ("turn_modes", "sepa_factorial", "sepa_schedule")
-    assert {f"{name}_{size}" for name in names for size in ("lab", "full")} | {
-        "real_math_cpu",
-        "credit_learning_twin",
-        "sepa_factorial_twin",
-    } == set(SHIPPED)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SHIPPED)
 def test_every_condition_composes(name, tmp_path):
