@@ -18,7 +18,6 @@ from chain_world import (
     WASTED,
     exact_gradient,
     first_policy,
-    is_free,
     roll,
     values,
 )
@@ -113,13 +112,6 @@ def test_the_mean_gradient_of_true_values_is_the_exact_one(rolled, lam):
     found, exact = paths.gradient(prob, credit, WORLDS) / 4000, exact_gradient(prob, WORLDS)
     assert torch.nn.functional.cosine_similarity(found, exact).min() > 0.995
     assert (found.norm(dim=1) / exact.norm(dim=1)).numpy() == pytest.approx(1, abs=0.05)
-
-
-def test_a_forced_answer_has_no_gradient(rolled):
-    prob, paths = rolled
-    forced = paths.turn_B_K1 & ~is_free(paths.place_B_K1, paths.wasted_B_K1, 3)
-    assert forced.any()
-    assert not paths.gradient(prob, forced.double(), WORLDS).any()
 
 
 def test_longer_chains_have_more_to_win_by_differences_and_not_by_baselines():

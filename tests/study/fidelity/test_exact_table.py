@@ -37,9 +37,19 @@ def test_rows_are_plain_and_complete():
     assert len(rows) == len(all_credits()) * 2 * 3
     assert {row["questions"] for row in rows} == {"small", "one hop", "small and one hop"}
     assert len({tuple(row) for row in rows}) == 1
-    named = ("rloo", "leave_one_out", "turn_gae", "turn_gae, lam .9, no gains", "turn penalty 0.1")
+    named = {
+        "rloo",
+        "low_baseline",
+        "leave_one_out",
+        "turn_gae",
+        "turn_gae, lam .9, no gains",
+        "turn penalty 0.1",
+    }
+    named |= {f"turn-group-unbiased, alpha {alpha}" for alpha in (".3", "1")}
     exact = [row for row in rows if row["mode"] in named]
     assert len(exact) == len(named) * 6 and all(row["own_error"] < 1e-9 for row in exact)
+    beyond = {row["mode"]: row["beyond_r_and_gain"] for row in rows if row["questions"] == "one hop"}
+    assert beyond["turn-group-v1d, alpha .3"] > 0.01 and beyond["turn-group-unbiased, alpha .3"] < 1e-9
     assert all((row["cosine_own"] is None) == (row["own_objective"] == "") for row in rows)
     constant = [row for row in rows if row["mode"] == "constant"]
     assert all(

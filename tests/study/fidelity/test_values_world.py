@@ -159,13 +159,6 @@ def test_values_go_on_where_they_were_cut_off(sample, tmp_path):
     assert values_of(states, counted, continuations=M, seed=0, path=path) == values and not rolled
 
 
-@pytest.mark.parametrize("continuations", [0, 1, 7])
-def test_continuations_have_two_halves(continuations):
-    sampler, protocol, states = world(1)
-    with pytest.raises(PreflightError, match=f"--continuations {continuations}: expected an even number"):
-        values_of(states, partial(roll, sampler, protocol), continuations=continuations, seed=0)
-
-
 def test_another_number_of_continuations_is_refused(tmp_path):
     sampler, protocol, states = world(1)
     path = tmp_path / "values.jsonl"

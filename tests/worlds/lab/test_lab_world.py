@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from verl_credit.turns.rollout.reward.qa import exact_match, extract_answer, normalize_answer
+from verl_credit.turns.rollout.reward.qa import exact_match, extract_answer
 from verl_credit.worlds.lab.demos import Demonstrator, DemoStyle
 from verl_credit.worlds.lab.encyclopedia import (
     RELATIONS,
@@ -60,12 +60,6 @@ def test_an_entity_names_one_value_of_every_other_kind():
         assert sorted(relations.values()) == sorted(set(RELATIONS) - {kind})
 
 
-def test_splits_share_no_entity(questions):
-    entities = {s: {n for q in qs for n in q.path} for s, qs in questions.items()}
-    assert not entities["train"] & (entities["dev"] | entities["test"])
-    assert not entities["dev"] & entities["test"]
-
-
 def test_questions_are_answered_by_following_the_articles(world, questions):
     articles = {a.id: a for a in world.articles.values()}
     for question in (q for qs in questions.values() for q in qs):
@@ -78,12 +72,6 @@ def test_questions_are_answered_by_following_the_articles(world, questions):
             name = article.value
         assert name == question.gold
         assert " of the ".join(reversed(question.relations)) in question.text
-
-
-def test_the_question_never_holds_its_answer(questions):
-    for question in (q for qs in questions.values() for q in qs):
-        assert question.gold not in question.text
-        assert normalize_answer(question.gold)
 
 
 def test_hops_come_in_their_shares_and_questions_differ(world):
@@ -118,13 +106,6 @@ def demonstrate(world, questions, **style):
 
     demonstrator = Demonstrator(search, DemoStyle(**style), random.Random(2))
     return [(q, demonstrator.write(q)) for q in questions]
-
-
-def test_flawless_demonstrations_answer_every_question(world, questions):
-    flawless = {"stop_early": 0.0, "wrong_query": 0.0, "wrong_answer": 0.0}
-    for question, segments in demonstrate(world, questions["train"], **flawless):
-        assert exact_match(extract_answer(segments[-1][0]), [question.gold]) == 1.0
-        assert sum(by_policy for _, by_policy in segments) == question.hops + 1
 
 
 def test_default_demonstrations_are_imperfect(world, questions):
