@@ -87,7 +87,7 @@ class Twin:
         began = time.perf_counter()
         rows = [*chain(*self._roll(self.train_set, questions, n, f"step {step}"))]
         generated = time.perf_counter()
-        turns = turn_batch(rows, self.train_set.truths)
+        turns = turn_batch(rows, self.train_set.data)
         outcome_B = torch.tensor([trajectory.reward for trajectory in rows])
         group_B = torch.arange(len(questions)).repeat_interleave(n)
         with self.policy.packing():

@@ -12,7 +12,6 @@ from verl_credit.study.fidelity.exact.operators import (
     Credit,
     all_credits,
     outcome_credit_of,
-    reward,
     turn_credit_of,
 )
 from verl_credit.study.fidelity.exact.question import ONE_HOP, Place, Question
@@ -83,9 +82,7 @@ def test_an_operator_that_reads_the_policy_without_saying_so_is_noticed():
 
 def test_a_question_without_a_choice_has_no_direction():
     only = Question("only", {"a": Place(0.2, 0.5)}, "a", 1)
-    [row] = exact_bias(
-        [outcome_credit_of("maxrl", own=reward, own_name="r")], [only], group_sizes=[2], stops=[0.3]
-    )
+    [row] = exact_bias([outcome_credit_of("maxrl", own="r")], [only], group_sizes=[2], stops=[0.3])
     for column in (
         "cosine",
         "norm_ratio",

@@ -107,7 +107,7 @@ def test_a_batchs_sum_is_the_gradient_of_the_trainers_packed_loss(model):
     found = credited(GROUPS, turn_gradients(model, PATHS), Credit("", np.concatenate(ADVANTAGES)))
     tokens = tokens_of(GROUPS)
     assert tokens.tolist() == [12, 7]
-    batch = turn_batch(PATHS, [None])
+    batch = turn_batch(PATHS, [{"reward_model": {"ground_truth": None}}])
     packed = copy.deepcopy(model)
     packed.set_attn_implementation(AUTO)
     policy = PackedPolicy(packed)

@@ -64,7 +64,7 @@ def test_greedy_trajectories_are_those_of_the_labs_evaluation(subject, tiny_lab)
 
 
 def test_batches_are_those_of_the_trainer(subject, groups):
-    batch = turn_batch([t for group in groups for t in group], subject.truths)
+    batch = turn_batch([t for group in groups for t in group], subject.data)
     flat = [t for group in groups for t in group]
     assert batch.n_turns_B.tolist() == [len(t.steps) for t in flat]
     for row, trajectory in enumerate(flat):
@@ -73,21 +73,21 @@ def test_batches_are_those_of_the_trainer(subject, groups):
             assert tuple(t for t, k in zip(ids, turns, strict=False) if k == number) == step.turn_ids
             begin = turns.index(number)
             assert (*batch.prompt_ids[row], *ids[:begin]) == step.state.ids
-    assert batch.ground_truths[3] == subject.truths[1]
+    assert batch.ground_truths[3] == subject.data[1]["reward_model"]["ground_truth"]
 
 
 def test_gains_are_the_projects(subject, groups):
     """prob_diff of ` <answer> gold</answer>`'s gold tokens, by one forward of each context alone."""
     settings = CreditSettings.from_config(subject.config)
     policy = PackedPolicy(subject.model, budget=1000)
-    batch = turn_batch([t for group in groups for t in group], subject.truths)
+    batch = turn_batch([t for group in groups for t in group], subject.data)
     with policy.packing():
         tables, gold_B_K1 = tables_of(batch, groups, settings, PackedRows(policy), subject.tokenizer)
     generator = BatchGenerator(subject.model, pad_token_id=0)
     head, encode = "<answer>", subject.tokenizer.encode
 
     def p(state):
-        gold = subject.truths[state.question]["target"][0]
+        gold = subject.data[state.question]["reward_model"]["ground_truth"]["target"][0]
         answer = encode(f"{head} {gold}</answer>", add_special_tokens=False)
         n_head = len(encode(head, add_special_tokens=False))
         n = len(answer) - n_head - 1  # the closing tag is one token
@@ -217,7 +217,7 @@ def own_module(tmp_path, monkeypatch):
 
 def test_the_credit_of_the_run_has_its_own_mode_signal_and_outcome_operator(subject, groups, own_module):
     rows = [t for group in groups for t in group]
-    batch = turn_batch(rows, subject.truths, subject.data)
+    batch = turn_batch(rows, subject.data)
     policy = PackedPolicy(subject.model)
 
     def credit(*overrides):

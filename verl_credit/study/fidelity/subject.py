@@ -40,7 +40,6 @@ class Subject:
     tokenizer: object
     protocol: Protocol
     prompts: list[State]
-    truths: list
     data: list[dict]
     """The questions' rows of the data set."""
     step: int | None = None
@@ -50,7 +49,7 @@ class Subject:
         return roll(self.sampler(), self.protocol, starts)
 
     def batch(self, groups: Groups) -> TurnBatch:
-        return turn_batch([*chain(*groups)], self.truths, self.data)
+        return turn_batch([*chain(*groups)], self.data)
 
     @contextmanager
     def forward(self) -> Iterator[Forward]:
@@ -113,10 +112,8 @@ def make_subject(
     )
     truths = [row["reward_model"]["ground_truth"] for row in rows]
     protocol = Protocol(tokenizer, retriever.search, limits, truths)
-    return Subject(
-        name, config, model, tokenizer, protocol, start_states(tokenizer, [row["prompt"] for row in rows]), truths,
-        rows, step,
-    )  # fmt: skip
+    states = start_states(tokenizer, [row["prompt"] for row in rows])
+    return Subject(name, config, model, tokenizer, protocol, states, rows, step)
 
 
 def fingerprint(model: PreTrainedModel) -> str:

@@ -33,11 +33,9 @@ from verl_credit.worlds.rollouts.rollout import Groups, Trajectory
 from verl_credit.worlds.rollouts.sampler import Ids
 
 
-def turn_batch(
-    trajectories: Sequence[Trajectory], truths: Sequence, data: Sequence[Mapping] | None = None
-) -> TurnBatch:
-    """``truths[question]``: the data set's ground truth; ``data[question]``: its whole row, which turn signals of the user's
-    may read. Turn ids are -1 on the tool's answers."""
+def turn_batch(trajectories: Sequence[Trajectory], data: Sequence[Mapping]) -> TurnBatch:
+    """``data[question]``: the data set's row, which turn signals of the user's may read. Turn ids are -1 on the tool's
+    answers."""
     prompts, responses, turn_ids = [], [], []
     for trajectory in trajectories:
         first, last = trajectory.steps[0].state, trajectory.steps[-1]
@@ -50,7 +48,7 @@ def turn_batch(
         prompts.append(list(first.ids[:start]))
         responses.append(response)
         turn_ids.append(torch.tensor(ids))
-    of_data = [{} if data is None else data[t.steps[0].state.question] for t in trajectories]
+    of_data = [data[trajectory.steps[0].state.question] for trajectory in trajectories]
     turn_ids_B_T = torch.nn.utils.rnn.pad_sequence(turn_ids, batch_first=True, padding_value=-1)
     n_turns = [len(trajectory.steps) for trajectory in trajectories]
     return TurnBatch(
@@ -60,7 +58,7 @@ def turn_batch(
         response_mask_B_T=(turn_ids_B_T >= 0).long(),
         records=[_record(trajectory) for trajectory in trajectories],
         scores=[{"em": trajectory.reward} for trajectory in trajectories],
-        ground_truths=[truths[trajectory.steps[0].state.question] for trajectory in trajectories],
+        ground_truths=[row["reward_model"]["ground_truth"] for row in of_data],
         extra_infos=[row.get("extra_info") or {} for row in of_data],
         columns=[dict(row) for row in of_data],
         is_padding=[False] * len(prompts),

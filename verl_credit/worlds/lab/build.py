@@ -15,8 +15,8 @@ from verl_credit.built_folder import Progress, reuse_or_build
 from verl_credit.precision import one_thread
 from verl_credit.worlds.lab.config import NAME, PARTS, LabConfig, LabPaths, config_of, settings_of
 from verl_credit.worlds.lab.encoder import train_encoder
-from verl_credit.worlds.lab.encyclopedia import Question, World, make_splits, make_world, to_rows
-from verl_credit.worlds.lab.evaluate import LocalRetriever, recall
+from verl_credit.worlds.lab.encyclopedia import World, make_splits, make_world, to_rows
+from verl_credit.worlds.lab.evaluate import LocalRetriever
 from verl_credit.worlds.lab.limits import MAX_NEW_TOKENS, TOP_K, limits_of
 from verl_credit.worlds.lab.protocol import make_tokenizer
 from verl_credit.worlds.lab.warm_start import warm_start
@@ -87,7 +87,6 @@ def _fill(paths: LabPaths, config: LabConfig, seed: int, progress: Progress) -> 
     policy, measured = warm_start(world, tokenizer, retriever, splits["dev"], config, seed, show)
     policy.save_pretrained(paths.policy)
     tokenizer.save_pretrained(paths.policy)
-    measured |= _measure_recall(retriever, splits["dev"])
     measured |= {"build_seconds": round(time.monotonic() - started, 1)}
     measured |= {"articles": len(world.articles), **{f"questions_{s}": len(q) for s, q in splits.items()}}
     return {"recipe": recipe_of(config.hops), "measured": measured}
@@ -96,17 +95,3 @@ def _fill(paths: LabPaths, config: LabConfig, seed: int, progress: Progress) -> 
 def _write_corpus(world: World, path: Path) -> None:
     rows = ({"id": article.id, "contents": article.contents} for article in world.articles.values())
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-
-def _measure_recall(retriever: LocalRetriever, questions: list[Question]) -> dict[str, float]:
-    """Recall of the first hop's article, for the whole question and for a perfect policy's tool call."""
-    gold = [q.gold_ids[0] for q in questions]
-    texts = {
-        "question": [q.text for q in questions],
-        "call": [f" {q.path[0]} {q.relations[0]}" for q in questions],
-    }
-    return {
-        f"recall@{k}_{kind}": round(share, 4)
-        for kind, queries in texts.items()
-        for k, share in recall(retriever, queries, gold).items()
-    }

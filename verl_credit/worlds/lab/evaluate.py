@@ -44,29 +44,15 @@ class LocalRetriever:
         return [self._known[q] for q in queries]
 
 
-def recall(retriever: LocalRetriever, queries: list[str], gold_ids: list[str]) -> dict[int, float]:
-    """Share of queries whose gold article is among the first 1, 2, ... k results."""
-    ranked = [[doc["id"] for doc in hits] for hits in retriever.search(queries)]
-    return {
-        k: sum(gold in ids[:k] for ids, gold in zip(ranked, gold_ids, strict=True)) / len(ranked)
-        for k in range(1, max(map(len, ranked)) + 1)
-    }
-
-
 @dataclass
 class Rollout:
-    """A trajectory: the prompt, then policy tokens (mask 1) and observations (mask 0)."""
+    """A trajectory: the prompt, then the policy's turns and their observations."""
 
     question: Question
     prompt_ids: list[int]
     response_ids: list[int] = field(default_factory=list)
-    response_mask: list[int] = field(default_factory=list)
     turns: list[str] = field(default_factory=list)
     found_ids: list[list[str]] = field(default_factory=list)
-
-    def append(self, ids: list[int], by_policy: bool) -> None:
-        self.response_ids += ids
-        self.response_mask += [int(by_policy)] * len(ids)
 
     @property
     def answer(self) -> str | None:
@@ -110,7 +96,7 @@ class Roller:
             prompts = [r.prompt_ids + r.response_ids for r in active]
             calls = []
             for rollout, output in zip(active, self._generator.generate(prompts, params), strict=True):
-                rollout.append(output.token_ids, by_policy=True)
+                rollout.response_ids += output.token_ids
                 rollout.turns.append(self._tokenizer.decode(output.token_ids))
                 text, ended = without_thoughts(rollout.turns[-1]), output.finish_reason == "stop"
                 query = protocol.parse_query(text) if ended else None
@@ -119,7 +105,7 @@ class Roller:
             for (rollout, _), results in zip(calls, self._retriever.search(q for _, q in calls), strict=True):
                 rollout.found_ids.append([doc["id"] for doc in results])
                 text = protocol.observation_text(protocol.pages(doc["contents"] for doc in results))
-                rollout.append(self._encode(text), by_policy=False)
+                rollout.response_ids += self._encode(text)
             active = [rollout for rollout, _ in calls]
             if not active:
                 break
