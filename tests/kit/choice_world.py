@@ -56,7 +56,7 @@ def drawn_values(groups, continuations: int, seed: int = 0) -> dict[str, Value]:
 
 
 class ChoiceDecoder:
-    """`rollouts.sampler.Decoder` of that policy; counts the rows that it was asked for."""
+    """A decoder of `rollouts.sampler.TurnSampler` for that policy; counts the rows that it was asked for."""
 
     def __init__(self, questions: int):
         self._questions, self.rows = questions, 0

@@ -1,9 +1,7 @@
-"""A training run of the lab in one process, without Ray: verl's trainer's twin.
+"""A training run of the lab in one process, without Ray: verl's trainer's twin, from the same configuration.
 
-The same world, policy, tool protocol, reward, credit, loss and optimiser, from the same configuration. On the same rollouts
-it makes verl's step (tests/e2e/test_e2e_lab.py: advantages, loss, gradient and new weights); its own rollouts are drawn
-with other random numbers, so a run is another seed of the same experiment, not the same run.
-"""
+On the same rollouts it makes verl's step (tests/e2e/test_e2e_lab.py). Its own rollouts are drawn with other random numbers:
+a run is another seed of the same experiment."""
 
 from __future__ import annotations
 

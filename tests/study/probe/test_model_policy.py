@@ -122,9 +122,7 @@ def test_a_family_whose_norm_asks_for_float32_by_name():
 
 
 def test_a_nucleus_without_a_sampled_token_is_refused(model):
-    with pytest.raises(
-        ValueError, match="top_p=0.1 excludes .* the rollouts were sampled with another top_p"
-    ):
+    with pytest.raises(ValueError, match="top_p=0.1 excludes .* expected the top_p"):
         observe(ModelPolicy(model, rollouts(), Sampling(top_p=0.1)), 4, 4)
 
 

@@ -74,11 +74,10 @@ def keep_record(folder: Path, campaign: Campaign, configs: dict[str, DictConfig]
             changed += _config_changes(folder, name, flats.get(name))
         if changed:
             more = f" (and {len(changed) - 5} more)" if len(changed) > 5 else ""
-            raise ConfigError(
-                f"{folder} holds a campaign that was declared otherwise: {'; '.join(changed[:5])}{more}. Restore it, or "
-                "give the new one another --dir. Seeds, worlds, conditions, comparisons and factors can be added; budget "
-                "and stop can change"
+            use = (
+                "runs may be added, budget and stop may change; restore it, or give the new one another --dir"
             )
+            raise ConfigError(f"{folder} holds another campaign: {'; '.join(changed[:5])}{more}; {use}")
         added = record.added
         if news:
             added = [*added, {"time": time.time(), "what": "; ".join(news), "ended": ended}]

@@ -142,9 +142,8 @@ def area(steps: Sequence[int], values: Sequence[float], first: int, last: int) -
     if not len(steps):
         raise ValueError("no values")
     if steps[0] > first or steps[-1] < last:
-        raise ValueError(
-            f"values from step {steps[0]} to {steps[-1]} do not cover the window {first} to {last}"
-        )
+        there = f"values from step {steps[0]} to {steps[-1]}"
+        raise ValueError(f"{there} do not cover the window {first} to {last}")
     ends = np.interp([first, last], steps, values)
     inside = [(s, v) for s, v in zip(steps, values, strict=True) if first < s < last]
     x = [first, *(s for s, _ in inside), last]

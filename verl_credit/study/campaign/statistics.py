@@ -1,8 +1,6 @@
-"""The difference of two conditions by their runs: scipy's and statsmodels' methods, and their limits.
+"""The difference of two conditions by their runs, paired by (seed, world): scipy's and statsmodels' methods.
 
-Runs are paired by what they share: a key, (seed, world). All functions are pure; whatever is drawn at random is drawn with
-a fixed seed, and the order in which runs are given changes nothing.
-"""
+What is drawn at random is drawn with a fixed seed, and the order in which runs are given changes nothing."""
 
 from __future__ import annotations
 
@@ -147,11 +145,8 @@ def pairs_needed(comparison: Comparison, family: int) -> int | str:
 def verdict(
     c: Comparison, family: int, higher_is_better: bool = True, missing: int = 0, lost: int = 0
 ) -> str:
-    """The comparison in words.
-
-    ``missing``: declared pairs that are not there yet. Nothing is decided before they are: a test that is read again and
-    again finds something in the end. ``lost``: pairs that a failed run took away.
-    """
+    """The comparison in words. ``missing``: declared pairs that are not there yet, before which nothing is decided.
+    ``lost``: pairs that a failed run took away."""
     pair = f"{c.a} against {c.b}"
     if missing:
         return f"{pair}: not resolved yet: {missing} of {c.n + missing + lost} pairs are missing."

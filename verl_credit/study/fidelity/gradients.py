@@ -4,9 +4,8 @@ The gradient of every distinct turn is sketched:
 
     G = grad sum over the turn's tokens of log pi(token | context, tokens before it)        at temperature 1
 
-The turn's tokens are those that the policy wrote, with the stop token that it sampled: those of training's response mask.
-The tool's answers are context. The gradient is over all parameters that require one. Equal turns (context and text) have
-equal gradients.
+The turn's tokens are those of training's response mask: what the policy wrote, its stop token included. The gradient is
+over all parameters that require one. Equal turns (context and text) have equal gradients.
 
 A count sketch S keeps a long vector in few numbers, and inner products on average:
 

@@ -87,9 +87,7 @@ def make_subject(
     ``lab.index``. Raises PreflightError where a file is missing or has fewer rows."""
     for part in (questions, lab / "encoder", lab / "index"):
         if not part.exists():
-            raise PreflightError(
-                f"{part} does not exist; expected a lab in {lab} (verl-credit lab --dir {lab})"
-            )
+            raise PreflightError(f"{part} does not exist; expected a lab in {lab}")
     rows = pyarrow.parquet.read_table(questions).to_pylist()
     if prompts is not None and not 1 <= prompts <= len(rows):
         raise PreflightError(f"--prompts {prompts}: {questions} has {len(rows)}; expected 1 to {len(rows)}")
@@ -97,10 +95,8 @@ def make_subject(
     index = Path(config.lab.index) if config.lab.index else lab / "index"
     retriever, searched = LocalRetriever(lab / "encoder", index, k=config.search.topk), config.search
     if searched.index_fingerprint not in (None, retriever.fingerprint):
-        raise PreflightError(
-            f"{index} has the fingerprint {retriever.fingerprint}, and the run searched {searched.index_fingerprint} "
-            "(search.index_fingerprint): expected its index (--lab, if it was moved)"
-        )
+        other = f"and the run searched {searched.index_fingerprint} (search.index_fingerprint); expected its --lab"
+        raise PreflightError(f"{index} has the fingerprint {retriever.fingerprint}, {other}")
     at_once = config.actor_rollout_ref.rollout.multi_turn.max_parallel_calls  # auto: no run has decided it
     limits = Limits(
         max_searches=config.search.max_searches,

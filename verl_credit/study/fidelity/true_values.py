@@ -128,9 +128,8 @@ def _read(path: Path, continuations: int) -> dict[str, Value]:
     value_of = {row["context"]: Value(**row) for row in read_json_lines(path)}
     other = {value.continuations for value in value_of.values()} - {continuations}
     if other:
-        raise PreflightError(
-            f"{path} has values by {other.pop()} continuations; expected --continuations {continuations}, or a new --dir"
-        )
+        use = f"expected --continuations {continuations}, or a new --dir"
+        raise PreflightError(f"{path} has values by {other.pop()} continuations; {use}")
     return value_of
 
 

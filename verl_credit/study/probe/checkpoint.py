@@ -54,12 +54,10 @@ class Checkpoint:
 
 
 def read_checkpoint(folder: str | Path, *, optimizer: bool = True) -> Checkpoint:
-    """The checkpoint in ``folder``, a ``global_step_N`` of verl; without ``optimizer`` only the policy, and only its
-    files are read.
+    """The checkpoint in ``folder``, a ``global_step_N`` of verl; without ``optimizer`` the policy alone.
 
-    Raises:
-        ConfigError: the folder or a rank's file is missing, the optimiser is to be read but was not saved or is not AdamW,
-            or the tensors are not those of the model in huggingface/config.json.
+    Raises ConfigError for a missing folder or file, an optimiser that was not saved or is not AdamW, and tensors that
+    are not those of the model in huggingface/config.json.
     """
     folder = Path(folder)
     actor = folder / "actor"

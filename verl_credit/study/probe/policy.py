@@ -33,9 +33,7 @@ class Sampling:
 
     def __post_init__(self) -> None:
         if not 0 < self.temperature < math.inf:
-            raise ValueError(
-                f"temperature={self.temperature!r}: expected a number above 0, because greedy decoding has no entropy"
-            )
+            raise ValueError(f"temperature={self.temperature!r}: expected a number above 0")
         if not 0 < self.top_p <= 1:
             raise ValueError(f"top_p={self.top_p!r}: expected a number in (0, 1]")
 
@@ -67,9 +65,11 @@ def log_prob_and_entropy(
     if out_N.any():
         place = int(out_N.nonzero()[0])
         token, p = int(token_N[place]), float(scaled_N_V[place].detach().softmax(-1)[token_N[place]])
+        which = (
+            f"excludes {int(out_N.sum())} sampled tokens, for example token {token} with probability {p:.3g}"
+        )
         raise ValueError(
-            f"top_p={sampling.top_p} excludes {int(out_N.sum())} sampled tokens, for example token {token} with "
-            f"probability {p:.3g}: the rollouts were sampled with another top_p, temperature or other weights"
+            f"top_p={sampling.top_p} {which}: expected the top_p, temperature and weights of the rollouts"
         )
     log_q_N_V = scaled_N_V.masked_fill(~kept_N_V, -math.inf).log_softmax(-1).masked_fill(~kept_N_V, 0.0)
     entropy_N = -(log_q_N_V.exp() * kept_N_V * log_q_N_V).sum(-1)

@@ -46,9 +46,8 @@ def prepare(
     opened = open_source(source, data_set, subset, revision)
     chosen = _choose(opened.splits(), splits)
     if val_size is not None and len(chosen) > 1:
-        raise PrepareError(
-            f"--val-size={val_size}: the source has {', '.join(chosen)}; choose the one to divide with --splits"
-        )
+        use = f"the source has {', '.join(chosen)}; choose the one to divide with --splits"
+        raise PrepareError(f"--val-size={val_size}: {use}")
     settings = {"limit": limit, "val_size": val_size, "seed": seed, "splits": chosen}
     with staged(out, overwrite) as folder:
         tally = Tally(not_read=[Path(file).name for file in opened.about.get("not_read", ())])
@@ -88,9 +87,8 @@ def _choose(there: list[str], wanted: list[str] | None) -> list[str]:
     names = {SPLIT_WORDS.get(name.lower(), name) for name in wanted}
     missing = sorted(names - set(there))
     if missing:
-        raise PrepareError(
-            f"--splits={','.join(wanted)}: the source has no {', '.join(missing)}; it has {', '.join(there)}"
-        )
+        use = f"the source has no {', '.join(missing)}; it has {', '.join(there)}"
+        raise PrepareError(f"--splits={','.join(wanted)}: {use}")
     return [split for split in there if split in names]
 
 

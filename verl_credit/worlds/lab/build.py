@@ -40,8 +40,7 @@ def build_lab(
     """Build the lab of ``world_seed`` in ``directory``, or reuse a valid one. Its questions have ``hops`` hops; None: one to
     three.
 
-    The build uses one thread. It then gives the same bits on every processor of one kind (others round differently, and the
-    policy is then another one), and more threads would only slow so small a model down. Torch's number of threads and
+    The build uses one thread, and so gives the same bits on every processor of one kind. Torch's number of threads and
     global random state are unchanged afterwards.
 
     Raises ValueError for an unknown size or number of hops, FileExistsError when ``directory`` contains other files, and
