@@ -253,8 +253,3 @@ def test_whatever_a_run_says_of_its_end_is_one_line_of_the_status(reason, shown,
     assert re.fullmatch(
         rf"grpo/seed-1 +unfinished .*{re.escape(shown)}.*", capsys.readouterr().out.splitlines()[1]
     )
-
-
-def test_run_refuses_with_one_line(tmp_path, capsys):
-    assert main(["campaign", "run", str(tmp_path / "no.yaml")]) == 4
-    assert capsys.readouterr().out.startswith(f"verl-credit campaign run: {tmp_path}/no.yaml is no file")

@@ -63,19 +63,6 @@ def test_greedy_trajectories_are_those_of_the_labs_evaluation(subject, tiny_lab)
     assert any(wanted.found_ids for wanted in theirs)
 
 
-def test_batches_are_those_of_the_trainer(subject, groups):
-    batch = turn_batch([t for group in groups for t in group], subject.data)
-    flat = [t for group in groups for t in group]
-    assert batch.n_turns_B.tolist() == [len(t.steps) for t in flat]
-    for row, trajectory in enumerate(flat):
-        ids, turns = batch.response_ids[row], batch.turn_ids_B_T[row].tolist()
-        for number, step in enumerate(trajectory.steps):
-            assert tuple(t for t, k in zip(ids, turns, strict=False) if k == number) == step.turn_ids
-            begin = turns.index(number)
-            assert (*batch.prompt_ids[row], *ids[:begin]) == step.state.ids
-    assert batch.ground_truths[3] == subject.data[1]["reward_model"]["ground_truth"]
-
-
 def test_gains_are_the_projects(subject, groups):
     """prob_diff of ` <answer> gold</answer>`'s gold tokens, by one forward of each context alone."""
     settings = CreditSettings.from_config(subject.config)

@@ -142,13 +142,6 @@ def test_pairs_with_the_ending_turn_are_counted_apart():
     assert (found.pairs.value, found.end_pairs.value) == (1, pytest.approx(5 / 6))
 
 
-def test_prompts_not_turns_are_drawn_again():
-    """One prompt has no interval of its own: every resample is the sample."""
-    turns = [turn(0, i, 0, star) for i, star in enumerate(STARS)]
-    found = Agreements(turns, resamples=30).of([1.0, 0.5, 0.0, 2.0, 0.0, 1.0]).pearson
-    assert found.low == pytest.approx(found.value) == found.high
-
-
 def test_zscores_by_hand():
     turns = [turn(0, 0, 0, 0.5), turn(1, 0, 0, 0.5), turn(1, 1, 0, -0.25), turn(0, 0, 1, 1.0, kind="ending")]
     first, second, whole = martingale(turns)

@@ -53,15 +53,6 @@ def test_the_micro_batch_changes_nothing(bench, drawn_B, direction, micro_batch)
     torch.testing.assert_close(flat(one), flat(other), rtol=1e-13, atol=1e-15)
 
 
-def test_progress_counts_every_row_once(bench, drawn_B, direction):
-    policy, ticks = bench.policy.of(drawn_B), []
-    observe(policy, ROWS, 4, tick=ticks.append)
-    along(policy, direction, ROWS, 4, tick=ticks.append)
-    nothing = torch.zeros(ROWS, policy.longest)
-    gradient(policy, nothing, nothing, 4, tick=ticks.append)
-    assert ticks == [4, 4, 2] * 3
-
-
 def test_rollouts_without_a_written_token_are_refused():
     nothing = torch.zeros(2, 3, dtype=torch.float64)
     with pytest.raises(ValueError, match="the policy wrote no token in any of the 2 rollouts"):

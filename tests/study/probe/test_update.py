@@ -90,16 +90,6 @@ def test_worked_by_hand():
     assert step["w"].item() == pytest.approx(-1.0, abs=1e-15)
 
 
-def test_the_arithmetic_is_done_in_the_gradients_dtype():
-    state = alone(m=0.1, s=0.3, step=2, betas=(0.9, 0.99), eps=1e-8, decay=0.1)
-    exact = adamw_step(w(1 / 3), w(0.7), state, max_grad_norm=1.0)["w"]
-    theta = {"w": torch.tensor([1 / 3], dtype=torch.bfloat16)}
-    assert adamw_step(theta, w(0.7), state, max_grad_norm=1.0)["w"].dtype == torch.float64
-    single = adamw_step(w(1 / 3), {"w": torch.tensor([0.7])}, state, max_grad_norm=1.0)["w"]
-    assert single.dtype == torch.float32
-    torch.testing.assert_close(single.double(), exact, rtol=1e-6, atol=0)
-
-
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 @pytest.mark.parametrize("max_grad_norm", [None, 1.0])
 def test_a_norm_that_is_not_finite_is_refused(bad, max_grad_norm):
