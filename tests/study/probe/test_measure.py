@@ -54,7 +54,6 @@ def rollouts(first: int, seed: int) -> Rollouts:
         response_ids=[torch.randint(VOCABULARY, (n,), generator=generator) for n in lengths],
         written_B_T=written_B_T,
         group_B=first + torch.arange(rows) // ROLLOUTS,
-        outcome_B=torch.randint(2, (rows,), generator=generator).double(),
         advantage_B_T=torch.randn(rows, 1, generator=generator, dtype=torch.float64).expand(rows, TOKENS)
         * written_B_T,
     )

@@ -39,7 +39,6 @@ def rollouts():
         [ids(n) for n in RESPONSES],
         written,
         torch.tensor([0, 1, 1, 2]),
-        torch.zeros(4),
     )
 
 
@@ -152,7 +151,7 @@ def greedy(model):
     for _ in range(4):
         ids = torch.cat([ids, model(input_ids=ids, use_cache=False).logits[:, -1:].argmax(-1)], 1)
     written = torch.ones(2, 4, dtype=torch.bool)
-    return Rollouts(list(ids[:, :2]), list(ids[:, 2:]), written, torch.tensor([0, 1]), torch.zeros(2))
+    return Rollouts(list(ids[:, :2]), list(ids[:, 2:]), written, torch.tensor([0, 1]))
 
 
 def test_an_empty_prompt_is_refused():

@@ -26,14 +26,10 @@ class Rollouts:
     """bool"""
     group_B: torch.Tensor
     """int64, the prompt of the row"""
-    outcome_B: torch.Tensor
-    """float64, the reward of the whole rollout"""
     trained_B_T: torch.Tensor | None = None
     """bool, the written tokens in the loss; None: all of them"""
     advantage_B_T: torch.Tensor | None = None
     """float64, the run's own credit per token; None where the rollouts were stored without it"""
-    log_prob_B_T: torch.Tensor | None = None
-    """float64, log-probs by the training engine at the parameters that wrote the rollouts"""
 
     def __post_init__(self) -> None:
         for row, ids in enumerate(self.prompt_ids):
@@ -101,10 +97,8 @@ def read_rollouts(path: Path) -> tuple[Rollouts, RolloutFacts]:
             response_ids=[torch.tensor(ids, dtype=torch.int64) for ids in c["response_ids"]],
             written_B_T=padded(c, "written", torch.bool),
             group_B=torch.tensor([prompts.setdefault(tuple(ids), len(prompts)) for ids in c["prompt_ids"]]),
-            outcome_B=torch.tensor(c["outcome"], dtype=torch.float64),
             trained_B_T=padded(c, "trained", torch.bool),
             advantage_B_T=padded(c, "advantage"),
-            log_prob_B_T=padded(c, "old_log_prob"),
         )
         sampling = [about["sampling"][name] for name in ("temperature", "top_p", "top_k")]
         weight_B_T = padded(c, "rollout_is_weight")
