@@ -2,10 +2,10 @@
 
 import json
 import re
-from html.parser import HTMLParser
 
 import pytest
 
+from kit.report_page import Page
 from verl_credit.cli import main
 from verl_credit.study.campaign import report
 from verl_credit.study.campaign.file import parse
@@ -72,38 +72,17 @@ def _draw_only_where_asked(request, monkeypatch):
         )
 
 
-def whole(folder, **left_out):
+def whole(folder):
     for name in TREE["conditions"]:
         for seed in TREE["seeds"]:
-            if seed not in left_out.get(name, ()):
-                finished(folder, name, seed)
-
-
-class Page(HTMLParser):
-    """Its text, what it refers to, and that every element is closed."""
-
-    def __init__(self, path):
-        super().__init__()
-        self.text, self.links, self.open = "", [], []
-        self.feed(path.read_text())
-        assert self.open == []
-
-    def handle_starttag(self, tag, attributes):
-        assert tag != "script"
-        self.links += [value for key, value in attributes if key in ("src", "href")]
-        if tag not in ("meta", "img"):
-            self.open.append(tag)
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        self.text += data + " "
+            finished(folder, name, seed)
 
 
 def page(folder):
-    found = Page(write_campaign_report(folder))
+    found = Page(write_campaign_report(folder).read_text())
+    assert "script" not in found.tags
     found.text = re.sub(r"\s+", " ", found.text)
+    found.links = [value for _, name, value in found.attributes if name in ("src", "href")]
     assert all(link.startswith("data:") or (folder / link).is_file() for link in found.links)
     for name in ("campaign-curves.png", "campaign-differences.png"):
         assert (folder / name).read_bytes().startswith(PNG)
@@ -182,8 +161,9 @@ def test_a_factorial(campaign):
     for name in conditions:
         for seed in TREE["seeds"]:
             finished(folder, name, seed)
-    text = page(folder).text
-    assert re.search(r"outcome 1 \S+ \S+ < 0.001 < 0.001 token 1", text) and "outcome x token" in text
+    effects = {name: cells for name, *cells in page(folder).rows}
+    assert effects["outcome"][0] == "1" and effects["outcome"][-2:] == ["< 0.001", "< 0.001"]
+    assert "outcome x token" in effects
 
 
 def test_text_is_escaped(campaign):

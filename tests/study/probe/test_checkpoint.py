@@ -179,57 +179,47 @@ def other_optimizer(saved):
         own["momentum_buffer"] = own.pop("exp_avg")
 
 
-REFUSED = {
-    "no optimiser": (
-        lambda f: remove(f, "optim*"),
-        "the checkpoint was saved without its optimiser: .*save_contents of the run must list optimizer",
-    ),
-    "a rank": (
-        lambda f: remove(f, "optim*rank_1.pt"),
-        "optim_world_size_2_rank_1.pt is missing: copy the files of all 2 ranks here",
-    ),
-    "the weights": (
-        lambda f: remove(f, "model*"), "model_world_size_2_rank_0.pt is missing: copy the files of all 2 ranks here",
-    ),
-    "fsdp_config": (lambda f: remove(f, "fsdp_config.json"), "only checkpoints of verl's FSDP engines are read"),
-    "config": (lambda f: remove(f, "huggingface/config.json"), "huggingface/config.json is missing"),
-    "shape": (
-        lambda f: set_config(f, vocab_size=62),
-        r"model.embed_tokens.weight has shape \(61, 32\), huggingface/config.json says \(62, 32\)",
-    ),
-    "layers": (
+REFUSED = [
+    (lambda f: remove(f, "optim*"), "without its optimiser: .*save_contents of the run must list optimizer"),
+    (lambda f: remove(f, "optim*rank_1.pt"), "optim_world_size_2_rank_1.pt is missing"),
+    (lambda f: remove(f, "model*"), "model_world_size_2_rank_0.pt is missing"),
+    (lambda f: remove(f, "fsdp_config.json"), "only checkpoints of verl's FSDP engines"),
+    (lambda f: remove(f, "huggingface/config.json"), "huggingface/config.json is missing"),
+    (lambda f: set_config(f, vocab_size=62), r"embed_tokens.weight has shape \(61, 32\), .* says \(62, 32\)"),
+    (
         lambda f: set_config(f, num_hidden_layers=1, layer_types=["full_attention"]),
-        "model.layers.1.* is no weight of the model in huggingface",
+        "layers.1.* is no weight of",
     ),
-    "a weight": (lambda f: edit(f, "model", lambda s: s.pop("model.norm.weight")), "model.norm.weight is missing"),
-    "adapter": (
-        lambda f: edit(f, "model", lambda s: s.update({"base_model.q.lora_A.weight": torch.ones(1)})),
-        "base_model.q.lora_A.weight: the run trained a LoRA adapter, expected one that trained all weights",
+    (lambda f: edit(f, "model", lambda s: s.pop("model.norm.weight")), "model.norm.weight is missing"),
+    (
+        lambda f: edit(f, "model", lambda s: s.update({"q.lora_A.weight": torch.ones(1)})),
+        "q.lora_A.weight: .*LoRA",
     ),
-    "not tied": (
+    (
         lambda f: edit(f, "model", lambda s: s["lm_head.weight"].to_local().add_(1)),
-        "lm_head.weight differs from model.embed_tokens.weight, to which huggingface/config.json ties it",
+        "lm_head.weight differs from",
     ),
-    "not AdamW": (
+    (
         lambda f: edit(f, "optim", other_optimizer),
-        "model.embed_tokens.weight: the optimiser is not torch's AdamW: it has no exp_avg",
+        "embed_tokens.weight: .*not torch's AdamW: it has no exp_avg",
     ),
-    "one rank's state": (
+    (
         lambda f: edit(f, "optim", lambda s: s["state"].pop(0), rank=1),
-        "the ranks' files disagree on what the optimiser holds for model.embed_tokens.weight",
+        "disagree on .* model.embed_tokens.weight",
     ),
-    "groups": (
+    (
         lambda f: edit(f, "optim", lambda s: s["param_groups"].append(s["param_groups"][0])),
-        "the optimiser has 2 parameter groups, expected verl's one",
+        "2 parameter groups",
     ),
-    "an index": (
+    (
         lambda f: edit(f, "optim", lambda s: s["param_groups"][0]["params"].pop()),
-        "the optimiser has 23 entries; the model has 24 parameters in 3 wrapped units",
+        "23 entries; .* 24 parameters",
     ),
-    "an object": (
-        lambda f: edit(f, "optim", lambda s: s.update(made_by=f)), "not a file of tensors that loads with weights_only=True",
+    (
+        lambda f: edit(f, "optim", lambda s: s.update(made_by=f)),
+        "not a file of tensors that loads with weights_only",
     ),
-}  # fmt: skip
+]
 
 
 def refused_with(accepted, folder):
@@ -247,10 +237,9 @@ def whole(live, tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("what", REFUSED)
-def test_what_is_missing_or_does_not_fit_is_refused(whole, tmp_path, what):
+@pytest.mark.parametrize("damage, message", REFUSED)
+def test_what_is_missing_or_does_not_fit_is_refused(whole, tmp_path, damage, message):
     folder = shutil.copytree(whole, tmp_path / whole.name)
-    damage, message = REFUSED[what]
     damage(folder)
     refused_with(message, folder)
 
@@ -269,13 +258,7 @@ def test_a_step_that_is_not_there_names_those_that_are(live, tmp_path):
     for step in (10, 9):
         (place / f"global_step_{step}" / "actor").mkdir(parents=True)
     (place / "global_step_5").mkdir()  # verl has removed its actor
-    for given in (
-        place / "global_step_11",
-        place / "global_step_5",
-        place,
-        tmp_path,
-        tmp_path / "global_step_9",
-    ):
+    for given in (place / "global_step_11", place / "global_step_5", place, tmp_path / "global_step_9"):
         with pytest.raises(ConfigError) as error:
             read_checkpoint(given)
         assert (error.value.key, error.value.value) == ("checkpoint", given)
