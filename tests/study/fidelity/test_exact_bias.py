@@ -13,15 +13,12 @@ from verl_credit.study.fidelity.exact.bias import (
     list_groups,
 )
 from verl_credit.study.fidelity.exact.operators import (  # fmt: skip
-    PENALTY,
     gradient,
     log_success,
     outcome_credit_of,
     reward,
     turn_credit_of,
-    turn_penalty,
     with_gain,
-    with_turn_penalty,
 )
 from verl_credit.study.fidelity.exact.question import ONE_HOP, TWO_HOPS, list_trajectories
 
@@ -74,14 +71,6 @@ def test_below_gamma_1_it_is_the_discounted_return_to_go_and_no_objectives_gradi
     torch.testing.assert_close(found_D, field_D, **TIGHT)
     for objective in (with_gain(1.0), with_gain(1.0, gamma)):
         assert cosine(found_D, true(objective, TWO_HOPS)) < 0.9999
-
-
-@QUESTIONS
-@pytest.mark.parametrize("size", SIZES)
-def test_the_turn_penalty_follows_reward_minus_turns(question, size):
-    objective = with_turn_penalty(PENALTY)
-    found_D = of(turn_penalty(PENALTY), question, size)
-    torch.testing.assert_close(found_D, true(objective, question), **TIGHT)
 
 
 @QUESTIONS

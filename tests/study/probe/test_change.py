@@ -57,19 +57,6 @@ def test_many_rollouts_find_the_exact_change(name):
     assert found.clipped == 0
 
 
-@pytest.mark.slow
-def test_the_jackknife_is_the_spread_of_repeated_batches():
-    policy = POLICIES["tabular"]
-    after = moved(policy.parameters, direction_of(policy), 0.1)
-    exact = float(policy.entropy(after) - policy.entropy())
-    drawn_R_B = policy.draw(torch.Generator().manual_seed(3), 128, 1, 2000)
-    found = [change(policy, after, drawn_B) for drawn_B in drawn_R_B]
-    value, se = torch.tensor([(f.change, f.se) for f in found], dtype=torch.float64).T
-    assert float(se.square().mean().sqrt()) == pytest.approx(float(value.std()), rel=0.05)
-    covered = float(((value - exact).abs() < 1.98 * se).double().mean())  # t with 127 degrees of freedom
-    assert covered == pytest.approx(0.95, abs=0.02)
-
-
 ETAS = [10**x for x in (-4.5, -4.25, -4.0, -3.75, -3.5)]
 
 

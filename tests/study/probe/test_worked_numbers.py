@@ -40,29 +40,17 @@ def test_an_observation_between_two_turns_is_no_place_and_adds_no_entropy():
     assert places(written)[written].tolist() == [0, 1]
 
 
-@pytest.mark.parametrize(
-    ("temperature", "top_p", "entropy"),
-    [
-        (1, 1, 1.142120),
-        (1, 0.9, 0.993268),
-        (1, 0.7, 0.661563),
-        (1, 0.4, 0.0),
-        (0.7, 1, 0.990334),
-        (0.7, 0.9, 0.904663),
-    ],
-)
-def test_entropy_under_temperature_and_nucleus(temperature, top_p, entropy):
+@pytest.mark.parametrize("temperature, top_p", [(1, 1), (1, 0.9), (1, 0.4), (0.7, 1), (0.7, 0.9)])
+def test_entropy_under_temperature_and_nucleus(temperature, top_p):
     log_q, found = log_prob_and_entropy(LOGITS[None], torch.tensor([0]), Sampling(temperature, top_p))
-    assert float(found) == pytest.approx(entropy, abs=5e-7)
     powered, kept, mass = [p ** (1 / temperature) for p in P], [], 0.0
     powered = [p / sum(powered) for p in powered]
     for p in powered:  # already in descending order
         kept += [p] if mass < top_p else []
         mass += p
-    assert float(log_q) == pytest.approx(math.log(kept[0] / sum(kept)), abs=1e-14)
-    assert float(found) == pytest.approx(
-        -sum(p / sum(kept) * math.log(p / sum(kept)) for p in kept), abs=1e-14
-    )
+    q = [p / sum(kept) for p in kept]
+    assert float(log_q) == pytest.approx(math.log(q[0]), abs=1e-14)
+    assert float(found) == pytest.approx(-sum(p * math.log(p) for p in q), abs=1e-14)
 
 
 @pytest.mark.parametrize(
