@@ -144,6 +144,8 @@ def area(steps: Sequence[int], values: Sequence[float], first: int, last: int) -
     if steps[0] > first or steps[-1] < last:
         there = f"values from step {steps[0]} to {steps[-1]}"
         raise ValueError(f"{there} do not cover the window {first} to {last}")
+    if steps[-1] > 1 << 53:
+        raise ValueError("a step above 2**53, which no run has made")
     ends = np.interp([first, last], steps, values)
     inside = [(s, v) for s, v in zip(steps, values, strict=True) if first < s < last]
     x = [first, *(s for s, _ in inside), last]
