@@ -20,17 +20,6 @@ def test_every_condition_composes(name, tmp_path):
     assert campaign.budget.runs == len(planned(campaign))
 
 
-@pytest.mark.parametrize("name", ["turn_modes_lab", "turn_modes_full"])
-def test_only_the_mode_differs_between_turn_modes(name, tmp_path):
-    campaign, _ = read_campaign(name)
-    configs = composed(campaign, tmp_path, complete=False)
-    modes = {key: config.algorithm.info_gain_norm_mode for key, config in configs.items()}
-    assert modes == {**{key: key for key in modes}, "grpo": "none"}
-    assert {config.actor_rollout_ref.actor.clip_ratio_low for config in configs.values()} == {
-        configs["grpo"].actor_rollout_ref.actor.clip_ratio_low
-    }
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["sepa_factorial_lab", "sepa_factorial_full", "sepa_factorial_twin"])
 def test_the_factorial_is_the_papers(name, tmp_path):

@@ -17,8 +17,9 @@ from verl_credit.study.fidelity.agreements import Agreement, Agreements
 from verl_credit.study.fidelity.credits import Credit, controls, find_modes, first_brought, mode_credits
 from verl_credit.study.fidelity.gradients import gradient_agreement
 from verl_credit.study.fidelity.headroom import MODE, headroom, true_values
-from verl_credit.study.fidelity.request import Measured, Request, check_about
+from verl_credit.study.fidelity.request import Request, check_about
 from verl_credit.study.fidelity.result import Result
+from verl_credit.study.fidelity.subject import Subject
 from verl_credit.study.fidelity.true_values import (
     PROMPTS_AT_ONCE,
     TURNS,
@@ -36,7 +37,7 @@ from verl_credit.worlds.rollouts.sampler import digest
 
 
 def measure(
-    subject: Measured,
+    subject: Subject,
     request: Request,
     *,
     say: Callable[[float, str], None] = lambda share, text: None,
@@ -116,13 +117,13 @@ def measure(
     )
 
 
-def sample_groups(subject: Measured, request: Request, name: str = "rollout") -> list[list[Trajectory]]:
+def sample_groups(subject: Subject, request: Request, name: str = "rollout") -> list[list[Trajectory]]:
     """Trajectories of every prompt at temperature 1. Another ``name`` gives independent trajectories."""
     return subject.roll([Start(state, request.rollouts, request.seed, name) for state in subject.prompts])
 
 
 def _credits(
-    subject: Measured, groups: Groups, modes: Sequence[TurnMode]
+    subject: Subject, groups: Groups, modes: Sequence[TurnMode]
 ) -> tuple[TurnTables, np.ndarray, np.ndarray, list[Credit]]:
     """The tables that modes read, gains and the gold answer's probability by turn, and the credit of the run and modes."""
     settings, size = CreditSettings.from_config(subject.config), subject.config.data.train_batch_size
@@ -134,7 +135,7 @@ def _credits(
     return tables, *by_turn, [*of_run, *mode_credits(tables, modes, size)]
 
 
-def _of_run(subject: Measured, groups: Groups, settings: CreditSettings, forward) -> Credit:
+def _of_run(subject: Subject, groups: Groups, settings: CreditSettings, forward) -> Credit:
     """Batch by batch, as in training."""
     step, size = subject.step + 1, subject.config.data.train_batch_size
     steps = {"step": step, "planned_steps": subject.config.trainer.total_training_steps or step}

@@ -32,7 +32,8 @@ from verl_credit.worlds.rollouts.sampler import ModelDecoder, TurnSampler
 
 @dataclass(frozen=True)
 class Subject:
-    """``config``: the run's, or the recipe `lab` for a policy that no run made, whose ``step`` is None."""
+    """``config``: the run's, or the recipe `lab` for a policy that no run made, whose ``step`` is None. What `measure` reads
+    of it, `host.measuring_run.RunSubject` has for a policy that rolls out through a run's own workers."""
 
     name: str
     config: DictConfig
@@ -40,6 +41,7 @@ class Subject:
     tokenizer: object
     protocol: Protocol
     prompts: list[State]
+    """The states before the first turn, one for each prompt."""
     data: list[dict]
     """The questions' rows of the data set."""
     step: int | None = None
