@@ -110,7 +110,11 @@ def make_subject(
     )
     truths = [row["reward_model"]["ground_truth"] for row in rows]
     protocol = Protocol(tokenizer, retriever.search, limits, truths)
-    states = start_states(tokenizer, [row["prompt"] for row in rows])
+    states = []
+    for question, row in enumerate(rows):
+        text = tokenizer.apply_chat_template(row["prompt"], tokenize=False, add_generation_prompt=True)
+        ids = tuple(tokenizer.encode(text, add_special_tokens=False))
+        states.append(State(question, len(ids), ids))
     return Subject(name, config, model, tokenizer, protocol, states, rows, step)
 
 
@@ -121,16 +125,6 @@ def fingerprint(model: PreTrainedModel) -> str:
         digest.update(name.encode())
         digest.update(weight.contiguous().numpy().tobytes())
     return digest.hexdigest()
-
-
-def start_states(tokenizer, prompts: Sequence[list[dict]]) -> list[State]:
-    """The state before the first turn of each prompt, as the chat template renders it."""
-    states = []
-    for question, messages in enumerate(prompts):
-        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        ids = tuple(tokenizer.encode(text, add_special_tokens=False))
-        states.append(State(question, len(ids), ids))
-    return states
 
 
 def load_policy(folder: Path) -> tuple[PreTrainedModel, object]:

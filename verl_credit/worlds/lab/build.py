@@ -15,7 +15,7 @@ from verl_credit.built_folder import Progress, reuse_or_build
 from verl_credit.precision import one_thread
 from verl_credit.worlds.lab.config import NAME, PARTS, LabConfig, LabPaths, config_of, settings_of
 from verl_credit.worlds.lab.encoder import train_encoder
-from verl_credit.worlds.lab.encyclopedia import World, make_splits, make_world, to_rows
+from verl_credit.worlds.lab.encyclopedia import make_splits, make_world, to_rows
 from verl_credit.worlds.lab.evaluate import LocalRetriever
 from verl_credit.worlds.lab.limits import MAX_NEW_TOKENS, TOP_K, limits_of
 from verl_credit.worlds.lab.protocol import make_tokenizer
@@ -64,7 +64,8 @@ def _fill(paths: LabPaths, config: LabConfig, seed: int, progress: Progress) -> 
     world = make_world(seed, config.world)
     tokenizer = make_tokenizer(world.names())
     splits = make_splits(world, config.world, seed, hop_shares=config.question_hops)
-    _write_corpus(world, paths.corpus)
+    articles = ({"id": article.id, "contents": article.contents} for article in world.articles.values())
+    paths.corpus.write_text("".join(json.dumps(row) + "\n" for row in articles))
     for split, questions in splits.items():
         rows = to_rows(questions, split)
         pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), paths.questions(split))
@@ -89,8 +90,3 @@ def _fill(paths: LabPaths, config: LabConfig, seed: int, progress: Progress) -> 
     measured |= {"build_seconds": round(time.monotonic() - started, 1)}
     measured |= {"articles": len(world.articles), **{f"questions_{s}": len(q) for s, q in splits.items()}}
     return {"recipe": recipe_of(config.hops), "measured": measured}
-
-
-def _write_corpus(world: World, path: Path) -> None:
-    rows = ({"id": article.id, "contents": article.contents} for article in world.articles.values())
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
