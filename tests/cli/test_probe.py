@@ -26,7 +26,6 @@ def rows(prompts: int) -> Rollouts:
         response_ids=[torch.tensor([1])] * n,
         written_B_T=torch.ones(n, 1, dtype=torch.bool),
         group_B=torch.arange(n) // 2,
-        outcome_B=torch.zeros(n),
     )
 
 

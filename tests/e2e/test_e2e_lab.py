@@ -185,7 +185,7 @@ def test_fresh_rollouts_of_a_checkpoint(one_rank, fresh):
         rollouts.trained, rollouts.written_B_T
     )
     log_prob_t, entropy_t = (
-        rollouts.log_prob_B_T[rollouts.written_B_T],
+        facts.log_prob_B_T[rollouts.written_B_T],
         facts.entropy_B_T[rollouts.written_B_T],
     )
     assert log_prob_t.isfinite().all() and (log_prob_t <= 1e-6).all() and (entropy_t > 0).all()
@@ -229,9 +229,9 @@ def test_the_twin_makes_the_trainers_step(one_rank, fresh):
     data = parquet.read_table(one_rank.lab / "train.parquet").to_pylist()
     run = CreditRun.of(CreditSettings.from_config(OmegaConf.load(fresh.folder / "config.yaml")), tokenizer)
     turns, group_B = turns_of(rollouts, facts, tokenizer, data), group_numbers(facts.uid)
-    batch, _, _ = credited(run, policy, turns, rollouts.outcome_B, group_B, step=4, planned_steps=4)
+    batch, _, _ = credited(run, policy, turns, facts.outcome_B, group_B, step=4, planned_steps=4)
     mask = rollouts.written_B_T
-    assert (batch.old_log_prob_B_T - rollouts.log_prob_B_T)[mask].abs().max() < 1e-5
+    assert (batch.old_log_prob_B_T - facts.log_prob_B_T)[mask].abs().max() < 1e-5
     assert (
         (batch.advantage_B_T - rollouts.advantage_B_T)[mask].abs().max()
         < 1e-5

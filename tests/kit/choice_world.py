@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from functools import cache
 
+import numpy as np
 import torch
 
+from verl_credit.study.fidelity.true_values import Value, states_of
 from verl_credit.worlds.rollouts.protocol import State, Step
-from verl_credit.worlds.rollouts.sampler import TurnSampler
+from verl_credit.worlds.rollouts.sampler import TurnSampler, digest
 
 GOOD, BAD, ANSWER, SURE, END, SAID_GOOD, SAID_BAD, PROMPT = range(8)
 TURNS = 4
@@ -44,8 +46,17 @@ def exact_value(question: int, good: int, turn: int) -> float:
     return ends + g * exact_value(question, good + 1, turn + 1) + b * exact_value(question, good, turn + 1)
 
 
+def drawn_values(groups, continuations: int, seed: int = 0) -> dict[str, Value]:
+    """As continuations would come out: each is right with the exact value of its context."""
+    drawn, values = np.random.default_rng(seed), {}
+    for state in states_of(groups):
+        right = drawn.random(continuations) < exact_value(*found(state.ids))
+        values[digest(state.ids)] = Value(digest(state.ids), "".join("01"[int(one)] for one in right))
+    return values
+
+
 class ChoiceDecoder:
-    """`rollouts.sampler.Decoder` of that policy; counts the rows that it was asked for."""
+    """A decoder of `rollouts.sampler.TurnSampler` for that policy; counts the rows that it was asked for."""
 
     def __init__(self, questions: int):
         self._questions, self.rows = questions, 0

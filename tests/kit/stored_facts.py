@@ -21,4 +21,6 @@ def facts_of(path) -> SimpleNamespace:
         turn_ids_B_T=padded(c, "turn", torch.int64, fill=-1),
         clip_scale_B_T=padded(c, "clip_scale"),
         entropy_B_T=padded(c, "entropy"),
+        log_prob_B_T=padded(c, "old_log_prob"),
+        outcome_B=torch.tensor(c["outcome"], dtype=torch.float64),
     )

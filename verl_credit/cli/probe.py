@@ -71,7 +71,7 @@ def run(saved: SavedStep, path: Path, settings: ProbeSettings, say) -> dict[str,
 
     from verl_credit.study.probe.checkpoint import build_model, read_checkpoint
     from verl_credit.study.probe.kept_rollouts import read_rollouts
-    from verl_credit.study.probe.measure import Objective, Probe
+    from verl_credit.study.probe.measure import Probe
     from verl_credit.study.probe.policy import Sampling
 
     rollouts, facts = read_rollouts(path)
@@ -88,10 +88,8 @@ def run(saved: SavedStep, path: Path, settings: ProbeSettings, say) -> dict[str,
         u=u,
         sampling=Sampling(float(facts.temperature), float(facts.top_p)),
         optimizer=checkpoint.optimizer,
-        objective=Objective(
-            *(facts.objective[key] for key in ("loss_agg_mode", "loss_scale_factor", "grad_clip")),
-            tokens=int(saved.config.actor_rollout_ref.rollout.response_length),
-        ),
+        objective=facts.objective,
+        tokens=int(saved.config.actor_rollout_ref.rollout.response_length),
         settings=settings,
         say=say,
     ).measure()

@@ -119,7 +119,6 @@ class RunSubject:
         self.tokenizer, self._generate, self._forward, self._say = tokenizer, generate, forward, say
         self._path, self._about = Path(request.out) / ROLLOUTS, request.about
         self.engine = request.about["engine"]
-        self.truths = [row["reward_model"]["ground_truth"] for row in data]
         # Agent loops render the prompts: their tokens are known when a rollout is back.
         self.prompts = [State(question, 0, ()) for question in range(len(data))]
         self._turns: dict[Ids, list[Ids]] = {}
@@ -141,7 +140,7 @@ class RunSubject:
 
     def batch(self, groups: Groups) -> TurnBatch:
         paths = [*chain(*groups)]
-        batch = turn_batch(paths, self.truths, self.data)
+        batch = turn_batch(paths, self.data)
         return replace(
             batch,
             records=[path.row.record for path in paths],

@@ -1,8 +1,6 @@
 """A policy on held-out questions: means over questions with their intervals, and the paired difference of two policies.
 
-Samples of one question are not independent of each other, questions are. Therefore a question's samples are averaged first,
-and every interval is over questions.
-"""
+A question's samples, which are not independent of each other, are averaged first. Every interval is over questions."""
 
 from __future__ import annotations
 

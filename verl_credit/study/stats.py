@@ -1,7 +1,4 @@
-"""Numbers with their intervals: prompts are drawn again (bootstrap) or left out one at a time (jackknife).
-
-Turns of one prompt share values, prompts share nothing: so both go over prompts.
-"""
+"""Numbers with their intervals: prompts, which share nothing, are drawn again (bootstrap) or left out (jackknife)."""
 
 from __future__ import annotations
 

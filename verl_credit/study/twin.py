@@ -1,9 +1,7 @@
-"""A training run of the lab in one process, without Ray: verl's trainer's twin.
+"""A training run of the lab in one process, without Ray: verl's trainer's twin, from the same configuration.
 
-The same world, policy, tool protocol, reward, credit, loss and optimiser, from the same configuration. On the same rollouts
-it makes verl's step (tests/e2e/test_e2e_lab.py: advantages, loss, gradient and new weights); its own rollouts are drawn
-with other random numbers, so a run is another seed of the same experiment, not the same run.
-"""
+On the same rollouts it makes verl's step (tests/e2e/test_e2e_lab.py). Its own rollouts are drawn with other random numbers:
+a run is another seed of the same experiment."""
 
 from __future__ import annotations
 
@@ -87,7 +85,7 @@ class Twin:
         began = time.perf_counter()
         rows = [*chain(*self._roll(self.train_set, questions, n, f"step {step}"))]
         generated = time.perf_counter()
-        turns = turn_batch(rows, self.train_set.truths)
+        turns = turn_batch(rows, self.train_set.data)
         outcome_B = torch.tensor([trajectory.reward for trajectory in rows])
         group_B = torch.arange(len(questions)).repeat_interleave(n)
         with self.policy.packing():

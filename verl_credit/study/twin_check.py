@@ -52,7 +52,7 @@ def check_twin(config: DictConfig) -> None:
     world = world_of(config)
     if world is None or world.section != "lab":
         raise ConfigError(
-            "the twin trains in the lab's world alone: take --config-name lab, or a recipe based on it"
+            "the twin trains in the lab's world alone: take --config-name lab, or a recipe on it"
         )
     if config.keep_rollouts.groups is None:
         use = "the twin knows a number alone, and keeps no rollouts; `train` takes every value"

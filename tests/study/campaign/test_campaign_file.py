@@ -120,16 +120,6 @@ def test_no_object_is_made_from_a_file(tmp_path):
     assert not (tmp_path / "made").exists()
 
 
-def test_declared_comparisons():
-    assert campaign().pairs() == [("joint", "grpo"), ("separate", "grpo")]
-    assert campaign(comparisons="all").pairs() == [
-        ("joint", "grpo"),
-        ("separate", "grpo"),
-        ("separate", "joint"),
-    ]
-    assert campaign(comparisons=[["joint", "separate"]]).pairs() == [("joint", "separate")]
-
-
 def test_all_conditions_of_a_block_come_before_the_next_block():
     folders = [run.folder for run in planned(campaign())]
     assert len(folders) == 12 == len(set(folders))

@@ -44,8 +44,9 @@ def keep(folder, ended=0, configs=None, **changes):
             {"comparisons": [["joint", "grpo"]]},
             "comparison both against grpo is gone; comparison none against",
         ),
-        ({"factors": {"f": G, "g": F}}, "factor f has changed; factor g has changed"),
-        ({"factors": None}, "factor f has changed"),
+        ({"factors": {"f": G, "g": F}}, "factor f was {'grpo': 'x', 'joint': 'x'"),
+        ({"factors": None}, "factor f is gone; factor g is gone"),
+        ({"engine": "twin"}, "engine was 'train' and is 'twin'"),
         (
             {"conditions": {"grpo": ["a=1"], "joint": ["a=2"]}, "factors": None},
             "condition both is gone; condition none is gone",

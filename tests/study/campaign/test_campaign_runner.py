@@ -142,15 +142,6 @@ def test_overrides_of_the_command_line_are_recorded_without_secrets(stand):
         stand.run()
 
 
-def test_a_bad_condition_is_refused_before_the_first_run(stand):
-    stand.tree["conditions"]["joint"] = ["algorithm.info_gain_norm_mode=jiont"]
-    with pytest.raises(ConfigError, match="condition joint: ") as error:
-        stand.run()
-    assert (error.value.key, error.value.value) == ("algorithm.info_gain_norm_mode", "jiont")
-    assert "joint" in error.value.accepted
-    assert stand.started == [] and not stand.folder.exists()
-
-
 def test_runs_side_by_side(stand, monkeypatch):
     """The first ends when the second has ended: one after the other they would wait for ever."""
     built = []

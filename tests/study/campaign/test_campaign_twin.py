@@ -48,12 +48,6 @@ def test_an_interrupted_run_starts_again_without_what_it_measured(twins, capsys)
     assert "Runs of the twin" in page(results(twins.folder))
 
 
-def test_the_engine_stays(twins):
-    assert twins.run() == 0
-    with pytest.raises(ConfigError, match="engine was 'twin' and is 'train'"):
-        twins.run(engine="train")
-
-
 def test_a_record_from_before_there_were_engines_is_one_of_the_trainer(stand):
     assert stand.run() == 0
     content = json.loads((stand.folder / RECORD).read_text())

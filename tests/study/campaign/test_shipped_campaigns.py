@@ -10,15 +10,6 @@ from verl_credit.study.campaign.file import fewest_pairs, read_campaign
 SHIPPED = sorted(file.stem for file in (recipes_folder() / "campaigns").glob("*.yaml"))
 
 
-def test_each_comes_in_lab_size_and_in_full_size_but_that_of_trained_weights():
-    names = ("turn_modes", "sepa_factorial", "sepa_schedule")
-    assert {f"{name}_{size}" for name in names for size in ("lab", "full")} | {
-        "real_math_cpu",
-        "credit_learning_twin",
-        "sepa_factorial_twin",
-    } == set(SHIPPED)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SHIPPED)
 def test_every_condition_composes(name, tmp_path):
@@ -27,17 +18,6 @@ def test_every_condition_composes(name, tmp_path):
     assert list(configs) == list(campaign.conditions) and campaign.name == name
     assert all(config.algorithm.adv_estimator == ADV_ESTIMATOR for config in configs.values())
     assert campaign.budget.runs == len(planned(campaign))
-
-
-@pytest.mark.parametrize("name", ["turn_modes_lab", "turn_modes_full"])
-def test_only_the_mode_differs_between_turn_modes(name, tmp_path):
-    campaign, _ = read_campaign(name)
-    configs = composed(campaign, tmp_path, complete=False)
-    modes = {key: config.algorithm.info_gain_norm_mode for key, config in configs.items()}
-    assert modes == {**{key: key for key in modes}, "grpo": "none"}
-    assert {config.actor_rollout_ref.actor.clip_ratio_low for config in configs.values()} == {
-        configs["grpo"].actor_rollout_ref.actor.clip_ratio_low
-    }
 
 
 @pytest.mark.slow

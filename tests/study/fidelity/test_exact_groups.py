@@ -6,7 +6,6 @@ import math
 import pytest
 import torch
 
-from kit.drawn_groups import draw_groups, group_gradients
 from verl_credit.credit import turn_credit
 from verl_credit.study.fidelity.exact.bias import (
     advantages,
@@ -15,8 +14,8 @@ from verl_credit.study.fidelity.exact.bias import (
     group_probability,
     list_groups,
 )
-from verl_credit.study.fidelity.exact.operators import outcome_credit_of, turn_credit_of
-from verl_credit.study.fidelity.exact.question import ONE_HOP, TWO_HOPS, list_trajectories
+from verl_credit.study.fidelity.exact.operators import turn_credit_of
+from verl_credit.study.fidelity.exact.question import TWO_HOPS, list_trajectories
 
 
 @pytest.mark.parametrize("size", [1, 2, 5])
@@ -66,26 +65,3 @@ def test_the_expected_gradient_is_the_sum_over_ordered_groups():
     found = advantages(turn_credit_of("turn-group-v1d"), as_world(trajectories, logits_D), group_M_G)
     found_D = expected_gradient(found, group_M_G, trajectories, logits_D)
     torch.testing.assert_close(found_D, expected_D.detach(), rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize(
-    "credit",
-    [outcome_credit_of("grpo"), turn_credit_of("turn-group-v1d", alpha=1.0), turn_credit_of("joint"),
-     turn_credit_of("turn_gae", gains=True)],
-    ids=lambda credit: credit.name,
-)  # fmt: skip
-def test_sampled_groups_agree_with_the_enumeration(credit):
-    trajectories = list_trajectories(ONE_HOP)
-    logits_D = trajectories.choices.logits_with_stop(0.3)
-    world = as_world(trajectories, logits_D)
-    every_M_G = list_groups(len(trajectories.outcome_N), 4)
-    exact_D = expected_gradient(advantages(credit, world, every_M_G), every_M_G, trajectories, logits_D)
-    drawn_M_G = draw_groups(trajectories.probability_N(logits_D), 20_000, 4, torch.Generator().manual_seed(0))
-    gradient_M_D = group_gradients(advantages(credit, world, drawn_M_G), drawn_M_G, trajectories, logits_D)
-    error_D = gradient_M_D.std(0) / math.sqrt(len(gradient_M_D))
-    free_D = trajectories.choices.free_D
-    z_d = ((gradient_M_D.mean(0) - exact_D) / error_D)[free_D]
-    assert z_d.abs().max() < 4
-    assert not exact_D[~free_D].any()
-    # and it would see a bias of a twentieth of the gradient's length
-    assert float((0.05 * exact_D.norm() / error_D[free_D]).max()) > 4

@@ -12,7 +12,6 @@ from verl_credit.study.fidelity.exact.operators import (
     Credit,
     all_credits,
     outcome_credit_of,
-    reward,
     turn_credit_of,
 )
 from verl_credit.study.fidelity.exact.question import ONE_HOP, Place, Question
@@ -37,9 +36,19 @@ def test_rows_are_plain_and_complete():
     assert len(rows) == len(all_credits()) * 2 * 3
     assert {row["questions"] for row in rows} == {"small", "one hop", "small and one hop"}
     assert len({tuple(row) for row in rows}) == 1
-    named = ("rloo", "leave_one_out", "turn_gae", "turn_gae, lam .9, no gains", "turn penalty 0.1")
+    named = {
+        "rloo",
+        "low_baseline",
+        "leave_one_out",
+        "turn_gae",
+        "turn_gae, lam .9, no gains",
+        "turn penalty 0.1",
+    }
+    named |= {f"turn-group-unbiased, alpha {alpha}" for alpha in (".3", "1")}
     exact = [row for row in rows if row["mode"] in named]
     assert len(exact) == len(named) * 6 and all(row["own_error"] < 1e-9 for row in exact)
+    beyond = {row["mode"]: row["beyond_r_and_gain"] for row in rows if row["questions"] == "one hop"}
+    assert beyond["turn-group-v1d, alpha .3"] > 0.01 and beyond["turn-group-unbiased, alpha .3"] < 1e-9
     assert all((row["cosine_own"] is None) == (row["own_objective"] == "") for row in rows)
     constant = [row for row in rows if row["mode"] == "constant"]
     assert all(
@@ -73,9 +82,7 @@ def test_an_operator_that_reads_the_policy_without_saying_so_is_noticed():
 
 def test_a_question_without_a_choice_has_no_direction():
     only = Question("only", {"a": Place(0.2, 0.5)}, "a", 1)
-    [row] = exact_bias(
-        [outcome_credit_of("maxrl", own=reward, own_name="r")], [only], group_sizes=[2], stops=[0.3]
-    )
+    [row] = exact_bias([outcome_credit_of("maxrl", own="r")], [only], group_sizes=[2], stops=[0.3])
     for column in (
         "cosine",
         "norm_ratio",

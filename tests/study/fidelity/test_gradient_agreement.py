@@ -3,6 +3,7 @@
 from functools import partial
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from kit.choice_world import world
@@ -53,9 +54,9 @@ def leave_one_out(groups):
     found = []
     for group in groups:
         total = sum(path.reward for path in group)
-        of_path = [(path.reward - (total - path.reward) / (ROLLOUTS - 1)) for path in group]
-        found.append([[a] * len(path.steps) for a, path in zip(of_path, group, strict=True)])
-    return found
+        for path in group:
+            found += [path.reward - (total - path.reward) / (ROLLOUTS - 1)] * len(path.steps)
+    return np.array(found)
 
 
 def test_a_replicate_is_other_rollouts_of_the_same_prompts(sampled):
@@ -70,10 +71,8 @@ def test_a_row_per_credit_and_one_for_the_true_advantages(sampled):
     _, groups, turns, replicate, replicate_turns = sampled
     model = tiny_model("qwen3", "sdpa", num_hidden_layers=1)
     rloo = leave_one_out(groups)
-    twice = [[[2 * a for a in path] for path in group] for group in rloo]
-    silent = [[[0.0 for _ in path] for path in group] for group in rloo]
     credits = [
-        Credit(GRPO, twice), Credit(RLOO, rloo), Credit("silent", silent), Credit("turn_gae", None, "it needs values"),
+        Credit(GRPO, 2 * rloo), Credit(RLOO, rloo), Credit("silent", 0 * rloo), Credit("turn_gae", None, "no values"),
     ]  # fmt: skip
     said = []
     found = gradient_agreement(

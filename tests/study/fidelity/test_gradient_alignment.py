@@ -19,7 +19,6 @@ from verl_credit.study.fidelity.alignment import (
 from verl_credit.study.fidelity.exact.bias import advantages, as_world, cosine, expected_gradient, list_groups
 from verl_credit.study.fidelity.exact.operators import gradient, outcome_credit_of, reward, turn_credit_of
 from verl_credit.study.fidelity.exact.question import QUESTIONS, list_trajectories
-from verl_credit.study.fidelity.gradients import square_of_means
 from verl_credit.study.stats import interval, product_of_means, prompts_for, root
 
 PROMPTS, ENTRIES = 30, 20
@@ -226,14 +225,3 @@ def test_in_the_exact_world_rloo_passes_and_v1d_has_its_exact_bias():
     assert holds(rloo, 1.0) and rloo.high - rloo.low < 0.1
     assert holds(v1d, cosines["turn-group-v1d"]) and v1d.high < 0.95
     assert alignment.of(true).bias.value == pytest.approx(1, abs=1e-12)
-
-
-def test_the_square_of_a_prompts_gradient_in_the_exact_world():
-    t = list_trajectories(QUESTIONS["two hops"])
-    logits_D = t.choices.logits_with_stop(0.3)
-    star_N_D = torch.einsum("nk,nkd->nd", true_advantages(t, logits_D), t.score_N_K1_D(logits_D)).numpy()
-    group_M_G = draw_groups(t.probability_N(logits_D), 3000, 4, torch.Generator().manual_seed(1)).numpy()
-    found = [square_of_means(star_N_D[rows], star_N_D[rows]) for rows in group_M_G]
-    exact = 16 * float(gradient(reward, t, logits_D, 4).square().sum())
-    assert np.mean(found) == pytest.approx(exact, abs=4 * np.std(found) / math.sqrt(3000))
-    assert np.std(found) / math.sqrt(3000) < 0.1 * exact

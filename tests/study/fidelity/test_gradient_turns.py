@@ -10,7 +10,7 @@ import torch
 from kit.tiny_models import exact_norms, tiny_model
 from verl_credit.policy.attention.implementation import AUTO
 from verl_credit.policy.packed import PackedPolicy
-from verl_credit.study.fidelity.credits import Credit, per_turn
+from verl_credit.study.fidelity.credits import Credit
 from verl_credit.study.fidelity.gradients import (
     CountSketch,
     credited,
@@ -44,7 +44,7 @@ GROUPS = [
     ],
     [trajectory((5, 6), ((16, 2),)), trajectory((5, 6), ((17, 2), (22,)), ((18, 2), (23, 24)), ((19,),))],
 ]
-ADVANTAGES = [[[0.5, -1.0], [2.0, 0.25]], [[-0.75], [1.0, 0.0, -2.0]]]
+ADVANTAGES = [[0.5, -1.0], [2.0, 0.25], [-0.75], [1.0, 0.0, -2.0]]  # by trajectory
 PATHS = [path for group in GROUPS for path in group]
 
 
@@ -104,10 +104,10 @@ def test_a_turns_gradient_is_that_of_its_written_tokens(model):
 
 def test_a_batchs_sum_is_the_gradient_of_the_trainers_packed_loss(model):
     """Token-mean over both prompts, on-policy: the step of gradient descent is - sum of A G / tokens."""
-    found = credited(GROUPS, turn_gradients(model, PATHS), Credit("", ADVANTAGES))
+    found = credited(GROUPS, turn_gradients(model, PATHS), Credit("", np.concatenate(ADVANTAGES)))
     tokens = tokens_of(GROUPS)
     assert tokens.tolist() == [12, 7]
-    batch = turn_batch(PATHS, [None])
+    batch = turn_batch(PATHS, [{"reward_model": {"ground_truth": None}}])
     packed = copy.deepcopy(model)
     packed.set_attn_implementation(AUTO)
     policy = PackedPolicy(packed)
@@ -115,7 +115,7 @@ def test_a_batchs_sum_is_the_gradient_of_the_trainers_packed_loss(model):
     with torch.no_grad():
         log_prob_B_T, _ = policy.responses(prompts, responses, batch.response_mask_B_T.bool())
     advantage_B_T = torch.zeros(batch.turn_ids_B_T.shape)
-    for row, of_path in enumerate(a for of_group in ADVANTAGES for a in of_group):
+    for row, of_path in enumerate(ADVANTAGES):
         for turn, advantage in enumerate(of_path):
             advantage_B_T[row][batch.turn_ids_B_T[row] == turn] = advantage
     rows = UpdateBatch(
@@ -133,26 +133,20 @@ def test_a_batchs_sum_is_the_gradient_of_the_trainers_packed_loss(model):
 
 def test_true_advantages_stand_in_halves(model):
     gradients = turn_gradients(model, PATHS, buckets=32)
-    halves = {"a_first": [1.0, 2, 3, 4, 5, 6, 7, 8], "a_second": [-1.0, 0, 1, 0, 3, 0, 1, 0]}
+    halves = np.array([[1.0, 2, 3, 4, 5, 6, 7, 8], [-1.0, 0, 1, 0, 3, 0, 1, 0]])
     turns = [
         ScoredTurn(0, 0, 0, "tool", "", None, (a + b) / 2, a, b, 0.0, 0.0, 0.0, None, 1.0)
-        for a, b in zip(*halves.values(), strict=True)
+        for a, b in halves.T
     ]
     found = true_credit(GROUPS, gradients, turns)
-    for half, flat in (("first_P_S", halves["a_first"]), ("second_P_S", halves["a_second"])):
-        wanted = credited(GROUPS, gradients, Credit("", per_turn(GROUPS, flat))).first_P_S
+    for half, credit_N in zip(("first_P_S", "second_P_S"), halves, strict=True):
+        wanted = credited(GROUPS, gradients, Credit("", credit_N)).first_P_S
         np.testing.assert_allclose(getattr(found, half), wanted)
-    star = credited(GROUPS, gradients, Credit("", per_turn(GROUPS, [turn.a_star for turn in turns])))
+    star = credited(GROUPS, gradients, Credit("", halves.mean(0)))
     np.testing.assert_allclose(found.both_P_S, star.both_P_S)
-    parts = tuple(per_turn(GROUPS, half) for half in halves.values())
-    crossed = credited(GROUPS, gradients, Credit("", None, halves=parts))
-    np.testing.assert_allclose(crossed.first_P_S, found.first_P_S)
-    np.testing.assert_allclose(crossed.second_P_S, found.second_P_S)
     one, other = ([gradients[step.state.ids, step.turn_ids] for step in path.steps] for path in GROUPS[0])
     cross = (1.0 * one[0] + 2 * one[1]) @ (1.0 * other[0]) + (3.0 * other[0] + 4 * other[1]) @ (-one[0])
     assert found.square_P[0] == pytest.approx(2 * cross, rel=1e-5)
-    with pytest.raises(ValueError, match="longer|shorter"):
-        per_turn(GROUPS, [0.0] * 9)
 
 
 def test_the_square_of_a_prompts_mean_has_neither_a_rollouts_noise_nor_a_shared_values():

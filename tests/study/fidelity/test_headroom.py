@@ -1,16 +1,17 @@
 """What true values would win: credit by worked laws, and the answer in one sentence."""
 
-from itertools import chain
+from itertools import chain, islice
 
 import numpy as np
 import pytest
 import torch
 
-from kit.choice_world import exact_value, found, world
+from kit.choice_world import drawn_values, world
+from verl_credit.credit.turn.turn_credit import BatchTables
 from verl_credit.study.fidelity.alignment import GradientAgreement
-from verl_credit.study.fidelity.credits import flat, monte_carlo
+from verl_credit.study.fidelity.credits import monte_carlo
 from verl_credit.study.fidelity.headroom import LAMS, headroom, name_of, true_values
-from verl_credit.study.fidelity.true_values import Value, part_of, states_of, true_advantages
+from verl_credit.study.fidelity.true_values import part_of, true_advantages
 from verl_credit.study.fidelity.turn_tables import TurnTables
 from verl_credit.study.stats import Measure
 from verl_credit.worlds.rollouts.rollout import Start, roll
@@ -27,11 +28,7 @@ def groups():
 
 @pytest.fixture(scope="module")
 def values(groups):
-    drawn, values = np.random.default_rng(1), {}
-    for state in states_of(groups):
-        right = drawn.random(CONTINUATIONS) < exact_value(*found(state.ids))
-        values[digest(state.ids)] = Value(digest(state.ids), "".join("01"[int(one)] for one in right))
-    return values
+    return drawn_values(groups, CONTINUATIONS, seed=1)
 
 
 @pytest.fixture(scope="module")
@@ -39,43 +36,41 @@ def credits(groups, values):
     rows = [*chain(*groups)]
     tools = torch.tensor([len(row.steps) - 1 for row in rows])
     shape = len(rows), int(tools.max())
-    wide = shape[0], shape[1] + 1
-    tables = TurnTables(
-        pipeline={},
+    batch = BatchTables(
         outcome_B=torch.tensor([row.reward for row in rows], dtype=torch.float64),
         # Gains are no part of what V is the chance of.
         reward_B_K=torch.full(shape, 7.0).double(), has_reward_B_K=torch.arange(shape[1]) < tools[:, None],
         group_B=torch.arange(6).repeat_interleave(4), valid_B=torch.ones(shape[0], dtype=torch.bool),
-        n_tool_turns_B=tools, tokens_B_K1=torch.ones(wide, dtype=torch.long), anchor_B_K1=None,
+        n_tool_turns_B=tools,
     )  # fmt: skip
+    tables = TurnTables({}, batch)
     return {credit.name: credit for credit in true_values(tables, groups, values)}
 
 
 def test_lam_0_is_monte_carlo_credit_and_lam_1_the_return_less_the_value(groups, values, credits):
     half = part_of(values, slice(CONTINUATIONS // 2))
-    assert flat(credits[name_of(0)].advantages) == pytest.approx(np.array(true_advantages(groups, half)))
+    assert credits[name_of(0)].advantage_N == pytest.approx(true_advantages(groups, half))
     wanted = [row.reward - half[digest(step.state.ids)].value for row in chain(*groups) for step in row.steps]
-    assert flat(credits[name_of(1)].advantages) == pytest.approx(np.array(wanted))
+    assert credits[name_of(1)].advantage_N == pytest.approx(wanted)
     assert all(credit.held_out for credit in credits.values())
 
 
 @pytest.mark.parametrize("lam", LAMS)
 def test_a_turns_credit_is_its_own_change_and_lam_times_the_next_ones(groups, credits, lam):
-    own, credit = credits[name_of(0)].advantages, credits[name_of(lam)].advantages
-    for of_prompt, of_credit in zip(own, credit, strict=True):
-        for deltas, found_K in zip(of_prompt, of_credit, strict=True):
-            after = [*found_K[1:], 0.0]
-            assert found_K == pytest.approx([d + lam * a for d, a in zip(deltas, after, strict=True)])
+    own, credit = (iter(credits[name_of(one)].advantage_N) for one in (0, lam))
+    for row in chain(*groups):
+        deltas, found_K = ([*islice(of, len(row.steps))] for of in (own, credit))
+        after = [*found_K[1:], 0.0]
+        assert found_K == pytest.approx([d + lam * a for d, a in zip(deltas, after, strict=True)])
 
 
 def test_halved_credit_is_halved_below_0_alone(groups, values, credits):
     for lam in LAMS:
-        whole, less = (flat(credits[name].advantages) for name in (name_of(lam), f"{name_of(lam)}, halved"))
+        whole, less = (credits[name].advantage_N for name in (name_of(lam), f"{name_of(lam)}, halved"))
         assert less == pytest.approx(np.where(whole < 0, whole / 2, whole))
     made = {credit.name: credit for credit in monte_carlo(groups, values, np.random.default_rng(0))}
-    assert flat(made["Monte Carlo, 6, halved"].advantages) == pytest.approx(
-        flat(credits[f"{name_of(0)}, halved"].advantages)
-    )
+    halved = credits[f"{name_of(0)}, halved"].advantage_N
+    assert made["Monte Carlo, 6, halved"].advantage_N == pytest.approx(halved)
 
 
 def agreements(value, low, high, n=40):

@@ -16,7 +16,7 @@ def sampled():
     sampler, protocol, states = world(QUESTIONS)
     groups = roll(sampler, protocol, [Start(state, 4, 0, "rollout") for state in states])
     paths = [path for group in groups for path in group]
-    batch = turn_batch(paths, [""] * QUESTIONS)
+    batch = turn_batch(paths, [{"reward_model": {"ground_truth": ""}}] * QUESTIONS)
     turns = [
         ids[: len(row)] for ids, row in zip(batch.turn_ids_B_T.tolist(), batch.response_ids, strict=True)
     ]

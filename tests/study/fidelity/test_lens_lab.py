@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow  # a lab is trained
 
 def tables(run, step, paths):
     """Of the rows 2, 3, ... of a step."""
-    batch = turn_batch(paths, ["", ""])
+    batch = turn_batch(paths, [{"reward_model": {"ground_truth": ""}}] * 2)
     rows = list(range(2, 2 + len(paths)))
     turns = [
         ids[: len(row)] for ids, row in zip(batch.turn_ids_B_T.tolist(), batch.response_ids, strict=True)

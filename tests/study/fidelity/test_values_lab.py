@@ -4,6 +4,7 @@ import json
 import multiprocessing
 import random
 
+import numpy as np
 import pytest
 import torch
 from omegaconf import OmegaConf
@@ -62,31 +63,18 @@ def test_greedy_trajectories_are_those_of_the_labs_evaluation(subject, tiny_lab)
     assert any(wanted.found_ids for wanted in theirs)
 
 
-def test_batches_are_those_of_the_trainer(subject, groups):
-    batch = turn_batch([t for group in groups for t in group], subject.truths)
-    flat = [t for group in groups for t in group]
-    assert batch.n_turns_B.tolist() == [len(t.steps) for t in flat]
-    for row, trajectory in enumerate(flat):
-        ids, turns = batch.response_ids[row], batch.turn_ids_B_T[row].tolist()
-        for number, step in enumerate(trajectory.steps):
-            assert tuple(t for t, k in zip(ids, turns, strict=False) if k == number) == step.turn_ids
-            begin = turns.index(number)
-            assert (*batch.prompt_ids[row], *ids[:begin]) == step.state.ids
-    assert batch.ground_truths[3] == subject.truths[1]
-
-
 def test_gains_are_the_projects(subject, groups):
     """prob_diff of ` <answer> gold</answer>`'s gold tokens, by one forward of each context alone."""
     settings = CreditSettings.from_config(subject.config)
     policy = PackedPolicy(subject.model, budget=1000)
-    batch = turn_batch([t for group in groups for t in group], subject.truths)
+    batch = turn_batch([t for group in groups for t in group], subject.data)
     with policy.packing():
         tables, gold_B_K1 = tables_of(batch, groups, settings, PackedRows(policy), subject.tokenizer)
     generator = BatchGenerator(subject.model, pad_token_id=0)
     head, encode = "<answer>", subject.tokenizer.encode
 
     def p(state):
-        gold = subject.truths[state.question]["target"][0]
+        gold = subject.data[state.question]["reward_model"]["ground_truth"]["target"][0]
         answer = encode(f"{head} {gold}</answer>", add_special_tokens=False)
         n_head = len(encode(head, add_special_tokens=False))
         n = len(answer) - n_head - 1  # the closing tag is one token
@@ -96,13 +84,15 @@ def test_gains_are_the_projects(subject, groups):
     compared = 0
     for row, trajectory in enumerate([t for group in groups for t in group][:12]):
         for k, step in enumerate(trajectory.steps[:-1]):
-            assert tables.has_reward_B_K[row, k]
-            assert float(tables.reward_B_K[row, k]) == pytest.approx(p(step.next) - p(step.state), abs=1e-5)
+            assert tables.batch.has_reward_B_K[row, k]
+            assert float(tables.batch.reward_B_K[row, k]) == pytest.approx(
+                p(step.next) - p(step.state), abs=1e-5
+            )
             compared += 1
         for k, step in enumerate(trajectory.steps):
             assert float(gold_B_K1[row, k]) == pytest.approx(p(step.state), abs=1e-5)
         assert gold_B_K1[row, len(trajectory.steps) :].isnan().all()
-        assert not tables.has_reward_B_K[row, len(trajectory.steps) - 1 :].any()
+        assert not tables.batch.has_reward_B_K[row, len(trajectory.steps) - 1 :].any()
     assert compared > 3
 
 
@@ -214,7 +204,7 @@ def own_module(tmp_path, monkeypatch):
 
 def test_the_credit_of_the_run_has_its_own_mode_signal_and_outcome_operator(subject, groups, own_module):
     rows = [t for group in groups for t in group]
-    batch = turn_batch(rows, subject.truths, subject.data)
+    batch = turn_batch(rows, subject.data)
     policy = PackedPolicy(subject.model)
 
     def credit(*overrides):
@@ -225,16 +215,13 @@ def test_the_credit_of_the_run_has_its_own_mode_signal_and_outcome_operator(subj
             return run_credit(batch, groups, settings, forward, subject.tokenizer, step=4, planned_steps=9)
 
     mode = "algorithm.info_gain_norm_mode"
-    own = credit(f"{mode}={own_module}:own_mode").advantages
-    flat = [turns for group in own for turns in group]
-    assert [len(turns) for turns in flat] == [len(row.steps) for row in rows]
-    assert all(
-        turns == [7.0] * (len(turns) - 1) + [row.reward] for turns, row in zip(flat, rows, strict=True)
-    )
-    even = credit(f"{mode}=none", f"algorithm.advantage_mode={own_module}:even").advantages
-    assert sum(turns[-1] for turns in even[0]) == pytest.approx(3 * len(even[0]))
+    own_N = credit(f"{mode}={own_module}:own_mode").advantage_N
+    assert own_N.tolist() == [one for row in rows for one in [7.0] * (len(row.steps) - 1) + [row.reward]]
+    even_N = credit(f"{mode}=none", f"algorithm.advantage_mode={own_module}:even").advantage_N
+    endings_N = np.cumsum([len(row.steps) for row in groups[0]]) - 1
+    assert even_N[endings_N].sum() == pytest.approx(3 * len(groups[0]))
     signal = credit(f"{mode}=separate", f"algorithm.turn_signal={own_module}:hops")
-    assert signal.reason == "" and signal.advantages is not None
+    assert signal.reason == "" and signal.advantage_N is not None
     for overrides, why in [
         (["algorithm.turn_signal=tool_reward"], "no turn has a reward"),
         (["algorithm.transform_mode=grpo_s"], "gives credit to tokens"),

@@ -94,11 +94,6 @@ def test_constant_credit_is_not_defined_and_not_0():
     assert by_prompt.pearson.value is not None and by_prompt.same_turn.value is None
 
 
-def test_values_without_any_reliability_give_nothing():
-    turns = [turn(0, i, 0, 0.0, first=x, second=-x) for i, x in enumerate(STARS)]
-    assert Agreements(turns, resamples=5).of([1.0, 2.0, 3.0, 4.0, 5.0, 6.0]).pearson.value is None
-
-
 def test_reliability_that_is_rounding_gives_nothing():
     """Halves that are not correlated but for rounding: nothing is divided by that."""
     first, second = [0.1, -0.1, 0.1, -0.1], [0.1 + 1e-16, 0.1, -0.1, -0.1]
@@ -145,13 +140,6 @@ def test_pairs_with_the_ending_turn_are_counted_apart():
     assert agreements.sure == (3, 6)
     found = agreements.of([0, 1, -1] * 2 + [0, 1, 0.5])
     assert (found.pairs.value, found.end_pairs.value) == (1, pytest.approx(5 / 6))
-
-
-def test_prompts_not_turns_are_drawn_again():
-    """One prompt has no interval of its own: every resample is the sample."""
-    turns = [turn(0, i, 0, star) for i, star in enumerate(STARS)]
-    found = Agreements(turns, resamples=30).of([1.0, 0.5, 0.0, 2.0, 0.0, 1.0]).pearson
-    assert found.low == pytest.approx(found.value) == found.high
 
 
 def test_zscores_by_hand():

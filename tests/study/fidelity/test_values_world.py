@@ -29,11 +29,6 @@ def measured(groups, continuations=M, seed=0, **options):
     )
 
 
-def scored(groups, values):
-    gains = [[[0.0] * len(t.steps) for t in group] for group in groups]
-    return score_turns(groups, values, gains)
-
-
 def true_star(groups):
     """A* of every turn by the exact values."""
     star = []
@@ -85,7 +80,7 @@ def test_errors_of_neighbouring_contexts_are_independent(sample):
 
 def test_true_advantages(sample):
     made, _, values = sample
-    turns, star = scored(made, values), true_star(made)
+    turns, star = score_turns(made, values), true_star(made)
     z = (np.array([turn.a_star for turn in turns]) - star) / np.array([turn.se for turn in turns])
     assert np.abs(z).max() < 6 and abs((z**2).mean() - 1) < 0.25
     last = [turns[i] for i in range(len(turns)) if turns[i].kind == "ending"]
@@ -97,10 +92,10 @@ def test_true_advantages(sample):
 
 def test_what_is_0_on_average(sample):
     made, _, values = sample
-    scores = martingale(scored(made, values))
+    scores = martingale(score_turns(made, values))
     assert [score.name for score in scores] == [*(f"turn {k}" for k in range(1, TURNS + 1)), "r - V(s_0)"]
     assert all(abs(score.z) < 3.5 for score in scores)
-    tools = [turn for turn in scored(made, values) if turn.kind == "tool"]
+    tools = [turn for turn in score_turns(made, values) if turn.kind == "tool"]
     assert martingale(tools)[0].z > 3.5  # of tool turns alone it is not: that it searched at all is good news
 
 
@@ -112,7 +107,7 @@ def test_exact_credit_agrees_whatever_the_noise_of_the_values(sample):
     noisy = star + np.random.default_rng(0).normal(0, star.std(), len(star))
     found = []
     for seed in range(6):
-        rough = scored(made, measured(made, continuations=16, seed=seed)[1])
+        rough = score_turns(made, measured(made, continuations=16, seed=seed)[1])
         agreements = Agreements(rough, resamples=200)
         own = agreements.of(star)
         assert agreements.reliability.value < 0.85
@@ -125,7 +120,7 @@ def test_exact_credit_agrees_whatever_the_noise_of_the_values(sample):
 
 def test_sure_pairs_are_sure(sample):
     made, _, values = sample
-    agreements = Agreements(scored(made, values), resamples=50)
+    agreements = Agreements(score_turns(made, values), resamples=50)
     assert min(agreements.sure) > 50
     right, wrong = agreements.of(true_star(made)), agreements.of(-true_star(made))
     assert min(right.pairs.value, right.end_pairs.value) > 0.995
@@ -162,13 +157,6 @@ def test_values_go_on_where_they_were_cut_off(sample, tmp_path):
     )
     rolled.clear()
     assert values_of(states, counted, continuations=M, seed=0, path=path) == values and not rolled
-
-
-@pytest.mark.parametrize("continuations", [0, 1, 7])
-def test_continuations_have_two_halves(continuations):
-    sampler, protocol, states = world(1)
-    with pytest.raises(PreflightError, match=f"--continuations {continuations}: expected an even number"):
-        values_of(states, partial(roll, sampler, protocol), continuations=continuations, seed=0)
 
 
 def test_another_number_of_continuations_is_refused(tmp_path):

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kit.exact_policies import Bench, flat, tabular, two_layers
+from kit.exact_policies import flat, tabular, two_layers
 from verl_credit.credit.entropy_change import entropy_change
 from verl_credit.credit.entropy_gradient import Tokens
 from verl_credit.study.probe.policy import Sampling, moved, observe
-from verl_credit.study.probe.prediction import log_log_slope, predict
+from verl_credit.study.probe.prediction import log_log_slope
 
 POLICIES = {
     "tabular": tabular(seed=3),
@@ -57,25 +57,6 @@ def test_many_rollouts_find_the_exact_change(name):
     assert found.clipped == 0
 
 
-def test_no_step_is_no_change():
-    policy = POLICIES["tabular"]
-    found = change(policy, policy.parameters, torch.arange(20))
-    assert (found.change, found.se, found.ess, found.clipped) == (0, 0, 20, 0)
-
-
-@pytest.mark.slow
-def test_the_jackknife_is_the_spread_of_repeated_batches():
-    policy = POLICIES["tabular"]
-    after = moved(policy.parameters, direction_of(policy), 0.1)
-    exact = float(policy.entropy(after) - policy.entropy())
-    drawn_R_B = policy.draw(torch.Generator().manual_seed(3), 128, 1, 2000)
-    found = [change(policy, after, drawn_B) for drawn_B in drawn_R_B]
-    value, se = torch.tensor([(f.change, f.se) for f in found], dtype=torch.float64).T
-    assert float(se.square().mean().sqrt()) == pytest.approx(float(value.std()), rel=0.05)
-    covered = float(((value - exact).abs() < 1.98 * se).double().mean())  # t with 127 degrees of freedom
-    assert covered == pytest.approx(0.95, abs=0.02)
-
-
 ETAS = [10**x for x in (-4.5, -4.25, -4.0, -3.75, -3.5)]
 
 
@@ -94,19 +75,3 @@ def test_small_steps_have_slope_one_and_the_size_that_first_order_says(name):
     assert exact == pytest.approx([eta * slope for eta in ETAS], rel=0.01)
     for changes in (exact, sampled):
         assert log_log_slope(ETAS, changes) == pytest.approx(1, abs=0.02)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", POLICIES)
-def test_the_interval_of_the_prediction_covers_the_change_in_at_least_90_of_100_seeds(name):
-    policy, groups, eta = POLICIES[name], torch.arange(64), 1e-4
-    bench, direction = Bench(policy), direction_of(policy)
-    after = moved(policy.parameters, direction, eta)
-    exact = float(policy.entropy(after) - policy.entropy())
-    covered = 0
-    for seed in range(100):
-        drawn_B = policy.draw(torch.Generator().manual_seed(seed), 64, 1)[0]
-        weights = bench.weights(drawn_B, groups)
-        value, se = predict(weights, bench.along(drawn_B, flat(direction))).at(eta)
-        covered += abs(value - exact) < 1.96 * se
-    assert covered >= 90

@@ -7,7 +7,7 @@ import torch
 
 from kit.exact_policies import ARCHITECTURES, Bench, flat
 from verl_credit.credit.entropy_gradient import Tokens, entropy_gradient
-from verl_credit.study.probe.policy import Sampling, along, gradient, moved, observe
+from verl_credit.study.probe.policy import Sampling, along, gradient, observe
 
 ROWS = 10
 
@@ -42,12 +42,6 @@ def test_forward_mode_is_the_jacobian_in_the_direction(bench, drawn_B, direction
     same(found, bench.along(drawn_B, flat(direction)), atol=1e-13)
 
 
-def test_parameters_that_the_direction_lacks_do_not_move(bench, drawn_B, direction):
-    policy, first = bench.policy.of(drawn_B), next(iter(direction))
-    still = {name: v if name == first else torch.zeros_like(v) for name, v in direction.items()}
-    same(along(policy, {first: direction[first]}, ROWS, 4), along(policy, still, ROWS, 4))
-
-
 @pytest.mark.parametrize("micro_batch", [1, 3, 100])
 def test_the_micro_batch_changes_nothing(bench, drawn_B, direction, micro_batch):
     policy = bench.policy.of(drawn_B)
@@ -57,22 +51,6 @@ def test_the_micro_batch_changes_nothing(bench, drawn_B, direction, micro_batch)
     ).combined()
     one, other = (gradient(policy, weights.score_B_T, weights.path_B_T, m) for m in (micro_batch, ROWS))
     torch.testing.assert_close(flat(one), flat(other), rtol=1e-13, atol=1e-15)
-
-
-def test_progress_counts_every_row_once(bench, drawn_B, direction):
-    policy, ticks = bench.policy.of(drawn_B), []
-    observe(policy, ROWS, 4, tick=ticks.append)
-    along(policy, direction, ROWS, 4, tick=ticks.append)
-    nothing = torch.zeros(ROWS, policy.longest)
-    gradient(policy, nothing, nothing, 4, tick=ticks.append)
-    assert ticks == [4, 4, 2] * 3
-
-
-def test_a_step_keeps_the_dtype_and_the_parameters_it_lacks():
-    before = {"a": torch.ones(2, dtype=torch.float32), "b": torch.ones(1)}
-    after = moved(before, {"a": torch.tensor([1.0, -1.0], dtype=torch.float64)}, 0.5)
-    assert after["a"].tolist() == [1.5, 0.5] and after["a"].dtype == torch.float32
-    assert after["b"] is before["b"] and before["a"].tolist() == [1, 1]
 
 
 def test_rollouts_without_a_written_token_are_refused():

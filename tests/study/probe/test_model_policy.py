@@ -39,7 +39,6 @@ def rollouts():
         [ids(n) for n in RESPONSES],
         written,
         torch.tensor([0, 1, 1, 2]),
-        torch.zeros(4),
     )
 
 
@@ -122,9 +121,7 @@ def test_a_family_whose_norm_asks_for_float32_by_name():
 
 
 def test_a_nucleus_without_a_sampled_token_is_refused(model):
-    with pytest.raises(
-        ValueError, match="top_p=0.1 excludes .* the rollouts were sampled with another top_p"
-    ):
+    with pytest.raises(ValueError, match="top_p=0.1 excludes .* expected the top_p"):
         observe(ModelPolicy(model, rollouts(), Sampling(top_p=0.1)), 4, 4)
 
 
@@ -154,7 +151,7 @@ def greedy(model):
     for _ in range(4):
         ids = torch.cat([ids, model(input_ids=ids, use_cache=False).logits[:, -1:].argmax(-1)], 1)
     written = torch.ones(2, 4, dtype=torch.bool)
-    return Rollouts(list(ids[:, :2]), list(ids[:, 2:]), written, torch.tensor([0, 1]), torch.zeros(2))
+    return Rollouts(list(ids[:, :2]), list(ids[:, 2:]), written, torch.tensor([0, 1]))
 
 
 def test_an_empty_prompt_is_refused():

@@ -5,7 +5,7 @@ import torch
 
 from kit.stored_facts import facts_of
 from kit.stored_rollouts import COLUMNS, UPDATE, stored
-from verl_credit.records.run.table_files import TURNS, DamagedTable, table_path
+from verl_credit.records.run.table_files import DamagedTable
 from verl_credit.study.probe.kept_rollouts import read_rollouts
 
 
@@ -16,11 +16,9 @@ def test_rows_are_padded_and_the_rest_is_as_it_was_stored(tmp_path):
     assert rollouts.written_B_T.tolist() == [[True, False, True], [True, False, False], [True, True, False]]
     assert rollouts.trained.tolist() == [[False, False, True], [True, False, False], [True, True, False]]
     assert rollouts.advantage_B_T.tolist() == [[0, 0, 0.5], [-0.5, 0, 0], [0.25, 0.25, 0]]
-    assert rollouts.log_prob_B_T.tolist() == [[-1, 0, -2], [-0.5, 0, 0], [-3, -4, 0]]
-    assert rollouts.group_B.tolist() == [0, 0, 1] and rollouts.outcome_B.tolist() == [1, 0, 0.5]
-    assert {rollouts.outcome_B.dtype, rollouts.advantage_B_T.dtype, rollouts.log_prob_B_T.dtype} == {
-        torch.float64
-    }
+    assert facts.log_prob_B_T.tolist() == [[-1, 0, -2], [-0.5, 0, 0], [-3, -4, 0]]
+    assert rollouts.group_B.tolist() == [0, 0, 1] and facts.outcome_B.tolist() == [1, 0, 0.5]
+    assert rollouts.advantage_B_T.dtype == torch.float64
     assert (facts.step, facts.policy_step, facts.temperature, facts.top_p, facts.top_k) == (
         12,
         11,
@@ -47,7 +45,7 @@ def test_a_prompt_that_the_data_has_twice_is_one_group(tmp_path):
     "update, changes, said",
     [
         (UPDATE, {"advantage": [[0.0], [0.0], [0.0, 0.0]]}, "row 0 has 3 response_ids and 1 of advantage"),
-        (UPDATE, {"old_log_prob": [[0.0] * 3, None, None]}, "cannot be read: TypeError"),
+        (UPDATE, {"advantage": [[0.0] * 3, None, None]}, "cannot be read: TypeError"),
         ({name: value for name, value in UPDATE.items() if name != "sampling"}, {}, "KeyError: 'sampling'"),
         (UPDATE, {name: [] for name in COLUMNS}, "there is no rollout"),
     ],
@@ -57,10 +55,3 @@ def test_what_does_not_fit_together_is_refused_by_name(tmp_path, update, changes
     with pytest.raises(DamagedTable, match=said) as raised:
         read_rollouts(path)
     assert str(path) in str(raised.value)
-
-
-def test_another_file_is_no_file_of_rollouts(tmp_path):
-    with pytest.raises(
-        DamagedTable, match="turns_000012.parquet is no file of rollouts; expected tables/rollouts_"
-    ):
-        read_rollouts(table_path(tmp_path, TURNS, 12))

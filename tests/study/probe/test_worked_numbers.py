@@ -13,9 +13,7 @@ from verl_credit.credit.entropy_gradient import (
     Surrogate,
     Tokens,
     entropy_gradient,
-    mean_by_prompt,
     places,
-    prompt_numbers,
     returns_to_go,
 )
 from verl_credit.credit.entropy_gradient import predicted as predicted_residuals
@@ -35,13 +33,6 @@ def mask(*lengths):
     return torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
 
 
-def test_returns_to_go_and_residuals():
-    entropy, written = table((1, 0.5, 0.25), (0.4, 0.2)), mask(3, 2)
-    returns = returns_to_go(entropy, written)
-    torch.testing.assert_close(returns, table((1.75, 0.75, 0.25), (0.6, 0.2)))
-    torch.testing.assert_close(returns - entropy, table((0.75, 0.25, 0), (0.2, 0)))
-
-
 def test_an_observation_between_two_turns_is_no_place_and_adds_no_entropy():
     written = torch.tensor([[True, False, False, True]])
     returns = returns_to_go(table((1, 7, 7, 0.5)), written)
@@ -49,43 +40,17 @@ def test_an_observation_between_two_turns_is_no_place_and_adds_no_entropy():
     assert places(written)[written].tolist() == [0, 1]
 
 
-@pytest.mark.parametrize(
-    ("temperature", "top_p", "entropy"),
-    [
-        (1, 1, 1.142120),
-        (1, 0.9, 0.993268),
-        (1, 0.7, 0.661563),
-        (1, 0.4, 0.0),
-        (0.7, 1, 0.990334),
-        (0.7, 0.9, 0.904663),
-    ],
-)
-def test_entropy_under_temperature_and_nucleus(temperature, top_p, entropy):
+@pytest.mark.parametrize("temperature, top_p", [(1, 1), (1, 0.9), (1, 0.4), (0.7, 1), (0.7, 0.9)])
+def test_entropy_under_temperature_and_nucleus(temperature, top_p):
     log_q, found = log_prob_and_entropy(LOGITS[None], torch.tensor([0]), Sampling(temperature, top_p))
-    assert float(found) == pytest.approx(entropy, abs=5e-7)
     powered, kept, mass = [p ** (1 / temperature) for p in P], [], 0.0
     powered = [p / sum(powered) for p in powered]
     for p in powered:  # already in descending order
         kept += [p] if mass < top_p else []
         mass += p
-    assert float(log_q) == pytest.approx(math.log(kept[0] / sum(kept)), abs=1e-14)
-    assert float(found) == pytest.approx(
-        -sum(p / sum(kept) * math.log(p / sum(kept)) for p in kept), abs=1e-14
-    )
-
-
-def test_the_token_that_crosses_top_p_is_kept_and_the_order_of_the_vocabulary_does_not_matter():
-    order = torch.tensor([2, 0, 3, 1])
-    shuffled = LOGITS[order].expand(3, -1)
-    log_q, entropy = log_prob_and_entropy(shuffled, torch.tensor([1, 3, 0]), Sampling(top_p=0.9))
-    torch.testing.assert_close(log_q.exp(), torch.tensor([0.5, 0.3, 0.15], dtype=torch.float64) / 0.95)
-    assert entropy.tolist() == pytest.approx([0.993268] * 3, abs=5e-7)
-
-
-def test_a_sampled_token_outside_the_nucleus_is_refused_with_its_probability():
-    wanted = "top_p=0.9 excludes 1 sampled tokens, for example token 3 with probability 0.05: the rollouts were sampled"
-    with pytest.raises(ValueError, match=wanted):
-        log_prob_and_entropy(LOGITS.expand(2, -1), torch.tensor([0, 3]), Sampling(top_p=0.9))
+    q = [p / sum(kept) for p in kept]
+    assert float(log_q) == pytest.approx(math.log(q[0]), abs=1e-14)
+    assert float(found) == pytest.approx(-sum(p * math.log(p) for p in q), abs=1e-14)
 
 
 @pytest.mark.parametrize(
@@ -114,12 +79,6 @@ def test_the_mean_of_the_other_prompts_at_each_place():
     torch.testing.assert_close(predicted(), table((0.7, 0, 0), (0.975, 0.25), (0.475,)))
     one_prompt = predicted(prompt=(0, 0, 1))
     torch.testing.assert_close(one_prompt, table((1.2, 0, 0), (1.2, 0), (0.475,)))
-
-
-def test_means_over_prompts_weigh_prompts_and_not_rollouts():
-    prompt = prompt_numbers(torch.tensor([7, 3, 7, 7]))
-    assert prompt.tolist() == [0, 1, 0, 0]
-    assert mean_by_prompt(torch.tensor([1.0, 5.0, 2.0, 3.0]), prompt).tolist() == [2.0, 5.0]
 
 
 def seen(log_prob, entropy):
@@ -161,12 +120,6 @@ def test_the_slope_and_its_standard_error():
     )
     assert found.entropy == 9 / 6
     assert found.at(-2.0) == pytest.approx((-2 * found.slope, 2 * found.jackknife_se))
-
-
-def test_one_prompt_has_no_standard_error():
-    gradient = entropy_gradient(seen([(-1, -2)], [(1, 0.5)]), mask(2), torch.tensor([0]))
-    found = predict(gradient, seen([(1, 1)], [(0, 0)]))
-    assert math.isnan(found.jackknife_se)
 
 
 SPLIT = [(0.1, 0, 0, 0), (-0.05, -0.05, 0, 0, 0, 0), (0.5, -0.5)]
@@ -214,15 +167,7 @@ def test_a_weight_beyond_the_limit_is_cut_and_counted():
     assert far.ess == pytest.approx(1, abs=1e-3)
 
 
-def test_one_prompt_has_no_standard_error_of_the_change():
-    assert math.isnan(changed(group=(4, 4, 4)).se)
-
-
 def test_the_slope_in_logarithms():
     etas = [1e-6, 2e-6, 4e-6, 8e-6]
     assert log_log_slope(etas, [-3 * eta for eta in etas]) == pytest.approx(1)
     assert log_log_slope(etas, [eta**2 for eta in etas]) == pytest.approx(2)
-    with pytest.raises(ValueError, match=r"needs two changes that are not 0, got \[0.0, 1.0\]"):
-        log_log_slope([1, 2], [0.0, 1.0])
-    with pytest.raises(ValueError, match="needs two changes"):
-        log_log_slope([1], [1.0])

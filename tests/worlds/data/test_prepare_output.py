@@ -65,15 +65,6 @@ def test_paragraphs_of_other_forms(case, contents, tmp_path):
     assert [d["contents"] for d in corpus_of(tmp_path / "out" / "corpus.jsonl")] == contents
 
 
-def test_no_paragraphs_no_corpus(tmp_path):
-    prepare("nq", lines(tmp_path / "train.jsonl", *questions(2)), tmp_path / "out")
-    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == [
-        "manifest.json",
-        "report.json",
-        "train.parquet",
-    ]
-
-
 # --- the output folder ---
 
 
@@ -165,7 +156,7 @@ def test_a_data_set_of_the_hub(hub, tmp_path):
 
 
 def test_parts_of_a_data_set_of_the_hub(hub, tmp_path):
-    """The part that is known to fit is taken; another by --subset; otherwise one has to be chosen."""
+    """The part that is known to fit is taken, unless --subset chooses; of other parts one has to be chosen."""
     root = tmp_path / "hub"
     answers = {"rc": "from rc", "rc.nocontext": "from rc.nocontext"}
     listed = []
@@ -237,12 +228,6 @@ def test_bad_input_is_one_line_and_exit_code_4(name, source, said, tmp_path, mon
     printed = capsys.readouterr().out
     assert said in printed and printed.count("\n") == 1
     assert not (tmp_path / "out").exists()
-
-
-def test_the_help_names_every_data_set(capsys):
-    assert main(["prepare", "--help"]) == 0
-    printed = capsys.readouterr().out
-    assert all(name in printed for name in DATA_SETS)
 
 
 def test_verl_can_take_files_of_several_sets_together(tmp_path):

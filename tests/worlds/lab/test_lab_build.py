@@ -17,7 +17,7 @@ from verl_credit.worlds.lab import protocol
 from verl_credit.worlds.lab.build import build_lab
 from verl_credit.worlds.lab.config import NAME, SIZES, settings_of
 from verl_credit.worlds.lab.encyclopedia import make_splits, make_world
-from verl_credit.worlds.lab.evaluate import LocalRetriever, Roller, recall
+from verl_credit.worlds.lab.evaluate import LocalRetriever, Roller
 from verl_credit.worlds.lab.warm_start import WarmStart
 
 pytestmark = pytest.mark.slow  # a lab is trained
@@ -143,25 +143,6 @@ def test_rollouts_are_the_template_rendered_token_by_token(rolled, lab):
             if found is not None:
                 text += protocol.observation_text(protocol.pages(corpus[i] for i in found))
         assert tokenizer.decode(rollout.prompt_ids + rollout.response_ids) == text
-        assert len(rollout.response_ids) == len(rollout.response_mask)
         recipe = json.loads(lab.manifest.read_text())["recipe"]
         assert len(rollout.prompt_ids) <= recipe["max_prompt_length"]
         assert len(rollout.response_ids) <= recipe["max_response_length"]
-
-
-def test_the_recipe_leaves_room_for_the_longest_response(lab):
-    tokenizer = AutoTokenizer.from_pretrained(lab.policy)
-    recipe = json.loads(lab.manifest.read_text())["recipe"]
-    contents = [json.loads(line)["contents"] for line in lab.corpus.read_text().splitlines()]
-    longest = sorted(contents, key=lambda text: -len(tokenizer.encode(text)))[: recipe["top_k"]]
-    observation = protocol.observation_text(protocol.pages(longest))
-    turn = recipe["max_new_tokens_per_turn"]
-    searches = recipe["max_searches"] * (turn + len(tokenizer.encode(observation)))
-    assert searches + turn <= recipe["max_response_length"]
-
-
-def test_recall_counts_ranks(lab):
-    retriever = LocalRetriever(lab.encoder, lab.index)
-    query = next(iter(map(json.loads, lab.corpus.read_text().splitlines())))["id"].replace("-", " ")
-    ranked = [doc["id"] for doc in retriever.search([query])[0]]
-    assert recall(retriever, [query] * 2, [ranked[1], "nothing"]) == {1: 0.0, 2: 0.5, 3: 0.5}

@@ -12,8 +12,8 @@ from verl_credit.errors import ConfigError, PreflightError
 from verl_credit.recipe.world import LabWorld
 from verl_credit.turns.rollout.reward.qa import exact_match, extract_answer
 from verl_credit.worlds.lab import protocol
-from verl_credit.worlds.lab.build import build_lab, recipe_of
-from verl_credit.worlds.lab.config import SIZES, config_of, settings_of
+from verl_credit.worlds.lab.build import build_lab
+from verl_credit.worlds.lab.config import config_of, settings_of
 from verl_credit.worlds.lab.demos import Demonstrator
 from verl_credit.worlds.lab.encyclopedia import Question, WorldSize, make_splits, make_world
 from verl_credit.worlds.lab.evaluate import Rollout, open_decisions, right_turns
@@ -88,18 +88,6 @@ def test_the_longest_row_fits_its_limits(world, tokenizer, splits, hops):
     assert used <= limits.max_response_length and limits.max_searches > (hops or 3)
     answer = length("<answer> Name</answer>")
     assert limits.max_prompt_length + limits.max_response_length + answer <= 1024  # the policy's positions
-
-
-def test_the_mix_has_the_limits_that_it_always_had():
-    assert recipe_of(None) == {
-        "max_prompt_length": 48,
-        "max_response_length": 416,
-        "max_new_tokens_per_turn": 40,
-        "max_searches": 4,
-        "top_k": 3,
-        "tools_in_prompt": False,
-    }
-    assert config_of("full", None) is SIZES["full"]
 
 
 def test_the_recipe_follows_the_hops(monkeypatch):

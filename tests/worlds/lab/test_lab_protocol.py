@@ -53,12 +53,6 @@ def test_any_text_survives_a_round_trip(tokenizer, text):
     assert tokenizer.decode(ids(tokenizer, text)) == text
 
 
-def test_turns_survive_a_round_trip(tokenizer):
-    messages, turn, observation = trajectory()
-    text = protocol.prompt_text(messages[0]["content"]) + turn + protocol.observation_text(observation)
-    assert tokenizer.decode(ids(tokenizer, text)) == text
-
-
 def test_the_template_renders_the_protocol(tokenizer):
     messages, turn, observation = trajectory()
     render = lambda m: tokenizer.apply_chat_template(m, tokenize=False, add_generation_prompt=True)  # noqa: E731
@@ -86,10 +80,6 @@ def test_parallel_tool_results_share_one_user_turn(tokenizer):
         "<|im_start|>user\n<tool_response>\na\n</tool_response>"
         "\n<tool_response>\nb\n</tool_response><|im_end|>\n"
     )
-
-
-def test_pages_are_numbered():
-    assert protocol.pages(["A\nx", "B\ny"]) == "Page 1: A\nx\nPage 2: B\ny"
 
 
 def test_queries_are_parsed_or_refused():

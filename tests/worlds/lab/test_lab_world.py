@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from verl_credit.turns.rollout.reward.qa import exact_match, extract_answer, normalize_answer
+from verl_credit.turns.rollout.reward.qa import exact_match, extract_answer
 from verl_credit.worlds.lab.demos import Demonstrator, DemoStyle
 from verl_credit.worlds.lab.encyclopedia import (
     RELATIONS,
@@ -13,9 +13,8 @@ from verl_credit.worlds.lab.encyclopedia import (
     WorldSize,
     make_questions,
     make_world,
-    to_rows,
 )
-from verl_credit.worlds.lab.protocol import GRAMS, gram_spans, gram_token_mask, phrase
+from verl_credit.worlds.lab.protocol import GRAMS
 
 SMALL = WorldSize(people=80, companies=40, towns=40, works=40)
 
@@ -55,17 +54,6 @@ def test_relations_stay_inside_a_split(world):
         assert value.kind == RELATIONS[title.kind][article.relation]
 
 
-def test_an_entity_names_one_value_of_every_other_kind():
-    for kind, relations in RELATIONS.items():
-        assert sorted(relations.values()) == sorted(set(RELATIONS) - {kind})
-
-
-def test_splits_share_no_entity(questions):
-    entities = {s: {n for q in qs for n in q.path} for s, qs in questions.items()}
-    assert not entities["train"] & (entities["dev"] | entities["test"])
-    assert not entities["dev"] & entities["test"]
-
-
 def test_questions_are_answered_by_following_the_articles(world, questions):
     articles = {a.id: a for a in world.articles.values()}
     for question in (q for qs in questions.values() for q in qs):
@@ -80,12 +68,6 @@ def test_questions_are_answered_by_following_the_articles(world, questions):
         assert " of the ".join(reversed(question.relations)) in question.text
 
 
-def test_the_question_never_holds_its_answer(questions):
-    for question in (q for qs in questions.values() for q in qs):
-        assert question.gold not in question.text
-        assert normalize_answer(question.gold)
-
-
 def test_hops_come_in_their_shares_and_questions_differ(world):
     made = make_questions(world, "train", 100, random.Random(0))
     assert [sum(q.hops == h for q in made) for h in (1, 2, 3)] == [30, 50, 20]
@@ -97,18 +79,6 @@ def test_too_many_questions_for_a_split_is_an_error(world):
         make_questions(world, "dev", 1000, random.Random(0))
 
 
-def test_rows_have_verl_fields(questions):
-    row = to_rows(questions["dev"], "dev")[0]
-    question = questions["dev"][0]
-    assert row["prompt"] == [{"role": "user", "content": question.text}]
-    assert row["reward_model"] == {
-        "style": "rule",
-        "ground_truth": {"target": [question.gold], "form": "tag"},
-    }
-    assert row["extra_info"]["gold_ids"] == question.gold_ids
-    assert row["extra_info"]["hops"] == question.hops
-
-
 def demonstrate(world, questions, **style):
     """Trajectories over a search that finds the entity's articles, as an ideal index would."""
 
@@ -118,13 +88,6 @@ def demonstrate(world, questions, **style):
 
     demonstrator = Demonstrator(search, DemoStyle(**style), random.Random(2))
     return [(q, demonstrator.write(q)) for q in questions]
-
-
-def test_flawless_demonstrations_answer_every_question(world, questions):
-    flawless = {"stop_early": 0.0, "wrong_query": 0.0, "wrong_answer": 0.0}
-    for question, segments in demonstrate(world, questions["train"], **flawless):
-        assert exact_match(extract_answer(segments[-1][0]), [question.gold]) == 1.0
-        assert sum(by_policy for _, by_policy in segments) == question.hops + 1
 
 
 def test_default_demonstrations_are_imperfect(world, questions):
@@ -150,16 +113,3 @@ def test_all_five_categories_of_grams_occur(world, questions):
     )
     for category, grams in GRAMS.items():
         assert any(gram in text for gram in grams), category
-
-
-def test_every_gram_is_found_in_its_phrase():
-    assert sum(len(grams) for grams in GRAMS.values()) == 18
-    for gram in (g for grams in GRAMS.values() for g in grams):
-        text = "<think>" + phrase(gram) + " X"
-        (span,) = gram_spans(text)
-        assert text[slice(*span)] == gram
-
-
-def test_gram_tokens_are_marked_one_by_one():
-    pieces = ["<think>", " let", " me", " check", " founder", "</think>"]
-    assert gram_token_mask(pieces) == [False, True, True, True, False, False]

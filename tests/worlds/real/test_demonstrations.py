@@ -55,11 +55,6 @@ def test_a_title_that_nothing_named_is_not_searched_for():
     assert demonstrations(asked(), lambda query: found.get(query, [silent]), 400) == []
 
 
-def test_without_titles_there_is_nothing_to_show():
-    nothing = Supported(PROMPT, "Is it?", "yes", ())
-    assert demonstrations(nothing, lambda query: [MILL], 400) == []
-
-
 def test_yes_and_no_are_kept_when_every_article_was_found():
     assert len(demonstrations(asked("yes"), lambda query: [MILL, TOWN], 400)) == 2
     assert demonstrations(asked("yes"), lambda query: [BOOK], 400) == []

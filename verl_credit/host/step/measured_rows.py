@@ -17,7 +17,7 @@ from verl_credit.host.rollout.agent_manager import RolloutWatch
 from verl_credit.host.rollout.engine_client import DRAW, REPLAY, replay_column
 from verl_credit.host.step import store
 from verl_credit.turns.score.requests import turn_spans
-from verl_credit.worlds.rollouts.protocol import SEARCH, Call, State, Step
+from verl_credit.worlds.rollouts.protocol import Call, State, Step
 from verl_credit.worlds.rollouts.rollout import Trajectory
 from verl_credit.worlds.rollouts.sampler import Ids
 
@@ -206,7 +206,7 @@ def trajectory_of(row: Row, *, otherwise: bool = False) -> RanTrajectory:
     searched: dict[int, tuple] = {}  # turn -> its calls, and the ids of the pages that they returned
     for search in row.record["searches"]:
         calls, pages = searched.get(search["turn"], ((), ()))
-        call = Call(SEARCH, "", search["query"], None)
+        call = Call(search["query"], None)
         searched[search["turn"]] = (*calls, call), (*pages, tuple(map(str, search["pages"])))
     states = row.states()
     steps = [

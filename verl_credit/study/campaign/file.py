@@ -123,9 +123,7 @@ def read_campaign(name: str) -> tuple[Campaign, Path]:
     path = Path(name) if Path(name).is_file() else shipped.get(name)
     if path is None:
         near = did_you_mean(Path(name).stem, shipped)
-        raise ConfigError(
-            f"{name} is no file and no shipped campaign{near}: shipped are {', '.join(shipped)}"
-        )
+        raise ConfigError(f"{name} is no file and no shipped campaign{near}: {', '.join(shipped)}")
     campaign = parse(read_tree(path), str(path))
     if campaign.config_dir is not None:
         own = str((path.parent / campaign.config_dir).resolve())

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Collection, Hashable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -73,11 +74,10 @@ def keep_record(folder: Path, campaign: Campaign, configs: dict[str, DictConfig]
             changed += _config_changes(folder, name, flats.get(name))
         if changed:
             more = f" (and {len(changed) - 5} more)" if len(changed) > 5 else ""
-            raise ConfigError(
-                f"{folder} holds a campaign that was declared otherwise: {'; '.join(changed[:5])}{more}. Restore it, or "
-                "give the new one another --dir. Seeds, worlds, conditions, comparisons and factors can be added; budget "
-                "and stop can change"
+            use = (
+                "runs may be added, budget and stop may change; restore it, or give the new one another --dir"
             )
+            raise ConfigError(f"{folder} holds another campaign: {'; '.join(changed[:5])}{more}; {use}")
         added = record.added
         if news:
             added = [*added, {"time": time.time(), "what": "; ".join(news), "ended": ended}]
@@ -96,27 +96,31 @@ def _differences(before: Campaign, now: Campaign) -> tuple[list[str], list[str]]
         for key in FIXED
         if getattr(before, key) != getattr(now, key)
     ]
-    for name, overrides in before.conditions.items():
-        if name not in now.conditions:
-            refused.append(f"condition {name} is gone")
-        elif now.conditions[name] != overrides:
-            refused.append(f"condition {name} was {overrides} and is {now.conditions[name]}")
-    added = [f"condition {name}" for name in now.conditions if name not in before.conditions]
     if (before.worlds is None) != (now.worlds is None):
         refused.append(f"worlds was {before.worlds} and is {now.worlds}")
-    for key in ("seed", "world"):
-        old, new = (getattr(one, f"{key}s") or [] for one in (before, now))
-        refused += [f"{key} {value} is gone" for value in old if value not in new]
-        added += [f"{key} {value}" for value in new if value not in old]
-    old, new = ({frozenset(pair): pair for pair in one.pairs()} for one in (before, now))
-    refused += [f"comparison {a} against {b} is gone" for key, (a, b) in old.items() if key not in new]
-    added += [f"comparison {a} against {b}" for key, (a, b) in new.items() if key not in old]
-    levels = now.levels()
-    for factor, of in before.levels().items():
-        if {name: levels.get(factor, {}).get(name) for name in of} != of:
-            refused.append(f"factor {factor} has changed")
-    added += [f"factor {factor}" for factor in levels if factor not in before.levels()]
-    return refused, added
+    old, new = (_declared(one, before.conditions) for one in (before, now))
+    for key, (name, value) in old.items():
+        if key not in new:
+            refused.append(f"{name} is gone")
+        elif new[key][1] != value:
+            refused.append(f"{name} was {value} and is {new[key][1]}")
+    return refused, [name for key, (name, _) in new.items() if key not in old]
+
+
+def _declared(campaign: Campaign, conditions: Collection[str]) -> dict[Hashable, tuple[str, object]]:
+    """Whatever may be added later: its name, and the value that stays. Factors have the levels of ``conditions``."""
+    declared: dict[Hashable, tuple[str, object]] = {}
+    for name, overrides in campaign.conditions.items():
+        declared["condition", name] = f"condition {name}", overrides
+    for key, values in (("seed", campaign.seeds), ("world", campaign.worlds or [])):
+        declared |= {(key, value): (f"{key} {value}", None) for value in values}
+    declared |= {
+        frozenset(pair): (f"comparison {pair[0]} against {pair[1]}", None) for pair in campaign.pairs()
+    }
+    for factor, of in campaign.levels().items():
+        levels = {name: of.get(name) for name in conditions}
+        declared["factor", factor] = f"factor {factor}", levels
+    return declared
 
 
 def _config_changes(folder: Path, name: str, now: dict | None) -> list[str]:

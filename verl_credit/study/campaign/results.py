@@ -21,7 +21,6 @@ from verl_credit.study.campaign.state import RunState, State, states
 from verl_credit.study.campaign.statistics import (
     Comparison,
     Mean,
-    Needed,
     Runs,
     compare,
     holm,
@@ -56,7 +55,7 @@ class Factorial:
 @dataclass(frozen=True)
 class Judged:
     comparison: Comparison
-    needed: Needed
+    needed: int | str
     verdict: str
 
 

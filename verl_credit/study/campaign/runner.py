@@ -9,7 +9,6 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
@@ -20,6 +19,7 @@ from verl_credit.recipe.world import world_of
 from verl_credit.records.run.events import steps_done
 from verl_credit.records.run.files import METRICS, VALIDATION
 from verl_credit.records.run.lock import run_lock
+from verl_credit.records.run.progress_line import say_at_once as _say
 from verl_credit.study.campaign.child import Children, run_child, run_command
 from verl_credit.study.campaign.design import PlannedRun, composed, overrides_of, planned
 from verl_credit.study.campaign.file import Campaign, read_campaign
@@ -159,6 +159,3 @@ def _end(runs: Sequence[RunState], stopped: bool, reason: str) -> ExitCode:
         return ExitCode.INTERRUPTED
     faulty = count[State.FAILED] or count[State.DAMAGED]
     return ExitCode.DONE if not faulty and (reason or count[State.DONE] == len(runs)) else ExitCode.FAILED
-
-
-_say = partial(print, flush=True)

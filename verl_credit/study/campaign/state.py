@@ -66,7 +66,7 @@ def state_of(run: PlannedRun, folder: Path, metric: Metric) -> RunState:
     if state is State.DONE:
         try:
             value, why_no_value = area(curve.steps, curve.values, *metric.window), ""
-        except NoArea as error:
+        except ValueError as error:
             why_no_value = why_no_curve or str(error)
     return RunState(run, folder, state, why, _hours(events, folder), curve, value, why_no_value)
 
@@ -130,25 +130,22 @@ def _curve(folder: Path, metric: Metric) -> tuple[Series, str]:
     return curve, f"{file} has no {metric.name}{did_you_mean(metric.name, names)}"
 
 
-class NoArea(ValueError):
-    """The curve has no area over the window; the message has the reason."""
-
-
 def area(steps: Sequence[int], values: Sequence[float], first: int, last: int) -> float:
     """The mean height of the curve between the steps ``first`` and ``last``.
 
         area = 1 / (last - first) * integral from first to last of the line through (step, value)
 
     Trapezoids; where the window ends between two steps, the curve is interpolated. A constant curve gives its constant.
-    ``steps`` increase, and ``first`` is below ``last``. Raises NoArea for a curve that does not cover the window, because
-    nothing is extrapolated.
+    ``steps`` increase, and ``first`` is below ``last``. Raises ValueError for a curve that does not cover the window,
+    because nothing is extrapolated.
     """
     if not len(steps):
-        raise NoArea("no values")
+        raise ValueError("no values")
     if steps[0] > first or steps[-1] < last:
-        raise NoArea(f"values from step {steps[0]} to {steps[-1]} do not cover the window {first} to {last}")
+        there = f"values from step {steps[0]} to {steps[-1]}"
+        raise ValueError(f"{there} do not cover the window {first} to {last}")
     if steps[-1] > 1 << 53:
-        raise NoArea("a step above 2**53, which no run has made")
+        raise ValueError("a step above 2**53, which no run has made")
     ends = np.interp([first, last], steps, values)
     inside = [(s, v) for s, v in zip(steps, values, strict=True) if first < s < last]
     x = [first, *(s for s, _ in inside), last]

@@ -1,8 +1,6 @@
-"""The difference of two conditions by their runs: scipy's and statsmodels' methods, and their limits.
+"""The difference of two conditions by their runs, paired by (seed, world): scipy's and statsmodels' methods.
 
-Runs are paired by what they share: a key, (seed, world). All functions are pure; whatever is drawn at random is drawn with
-a fixed seed, and the order in which runs are given changes nothing.
-"""
+What is drawn at random is drawn with a fixed seed, and the order in which runs are given changes nothing."""
 
 from __future__ import annotations
 
@@ -71,10 +69,6 @@ class Comparison:
     difference: Mean
     p: float | None
     """Two-sided, of the sign-flip test; None without pairs."""
-    exact: bool
-    """All sign flips were counted, not a sample of them."""
-    smallest_p: float | None
-    """The smallest p that so many pairs can give: 2 / 2^n."""
     d_z: float | None
     why_no_d_z: str
     p_holm: float | None = None
@@ -82,6 +76,11 @@ class Comparison:
     @property
     def n(self) -> int:
         return self.difference.n
+
+    @property
+    def smallest_p(self) -> float | None:
+        """The smallest p that so many pairs can give: 2 / 2^n."""
+        return 2.0 ** (1 - self.n) if self.n else None  # 2.0 / 2 ** n overflows from 1,024 pairs on
 
 
 def compare(a: str, b: str, runs_a: Runs, runs_b: Runs) -> Comparison:
@@ -92,7 +91,6 @@ def compare(a: str, b: str, runs_a: Runs, runs_b: Runs) -> Comparison:
     """
     keys = sorted(runs_a.keys() & runs_b.keys(), key=repr)
     d = np.sort(np.array([runs_a[key] - runs_b[key] for key in keys], dtype=np.float64))
-    p, exact = _sign_flips(d) if len(d) else (None, False)
     d_z, why = None, ""
     if len(d) < 2:
         why = "an effect size needs at least 2 pairs"
@@ -100,19 +98,16 @@ def compare(a: str, b: str, runs_a: Runs, runs_b: Runs) -> Comparison:
         why = "all differences are equal: their spread is not known"
     else:
         d_z = float(d.mean() / d.std(ddof=1))
-    smallest = 2.0 ** (1 - len(d)) if len(d) else None  # 2.0 / 2 ** n overflows from 1,024 pairs on
-    return Comparison(a, b, mean(d), p, exact, smallest, d_z, why)
+    return Comparison(a, b, mean(d), _sign_flips(d) if len(d) else None, d_z, why)
 
 
-def _sign_flips(d: np.ndarray) -> tuple[float, bool]:
-    if np.abs(d).max() < _SAME:
-        return 1.0, True
-    if len(d) == 1:  # scipy needs two values; both signs are as far from 0
-        return 1.0, True
-    exact = 2 ** len(d) <= RESAMPLES + 1
-    draws = {"n_resamples": np.inf if exact else RESAMPLES, "batch": 4096, "rng": 0}
+def _sign_flips(d: np.ndarray) -> float:
+    if np.abs(d).max() < _SAME or len(d) == 1:  # scipy needs two values; both signs of one are as far from 0
+        return 1.0
+    every = 2 ** len(d) <= RESAMPLES + 1
+    draws = {"n_resamples": np.inf if every else RESAMPLES, "batch": 4096, "rng": 0}
     test = stats.permutation_test((d,), np.mean, permutation_type="samples", vectorized=True, **draws)
-    return float(test.pvalue), exact
+    return float(test.pvalue)
 
 
 def holm(comparisons: Sequence[Comparison]) -> list[Comparison]:
@@ -127,19 +122,12 @@ def holm(comparisons: Sequence[Comparison]) -> list[Comparison]:
     ]
 
 
-@dataclass(frozen=True)
-class Needed:
-    """Pairs for a power of 80 %, or why there is no number."""
-
-    pairs: int | None
-    why: str = ""
-
-
-def pairs_needed(comparison: Comparison, family: int) -> Needed:
+def pairs_needed(comparison: Comparison, family: int) -> int | str:
     """Pairs (runs per arm) for 80 % power, were the true effect the observed d_z (statsmodels' TTestPower, two-sided, at
-    the level of Holm's first step, 5 % / family), and never fewer than the sign-flip test needs."""
+    the level of Holm's first step, 5 % / family), and never fewer than the sign-flip test needs. A text says why there is
+    no number."""
     if comparison.d_z is None:
-        return Needed(None, comparison.why_no_d_z)
+        return comparison.why_no_d_z
     effect, floor = min(abs(comparison.d_z), 3.0), fewest_pairs(family)  # far beyond, scipy gives no power
     alpha = LEVEL / family
 
@@ -147,21 +135,18 @@ def pairs_needed(comparison: Comparison, family: int) -> Needed:
         return float(TTestPower().power(effect, pairs, alpha, alternative="two-sided"))
 
     if power(MOST_PAIRS) < POWER:
-        return Needed(None, f"more than {MOST_PAIRS} pairs: the observed effect is next to nothing")
+        return f"more than {MOST_PAIRS} pairs: the observed effect is next to nothing"
     if power(floor) >= POWER:
-        return Needed(floor)
+        return floor
     solved = TTestPower().solve_power(effect_size=effect, alpha=alpha, power=POWER, alternative="two-sided")
-    return Needed(max(floor, math.ceil(float(np.squeeze(solved)) - 1e-9)))
+    return max(floor, math.ceil(float(np.squeeze(solved)) - 1e-9))
 
 
 def verdict(
     c: Comparison, family: int, higher_is_better: bool = True, missing: int = 0, lost: int = 0
 ) -> str:
-    """The comparison in words.
-
-    ``missing``: declared pairs that are not there yet. Nothing is decided before they are: a test that is read again and
-    again finds something in the end. ``lost``: pairs that a failed run took away.
-    """
+    """The comparison in words. ``missing``: declared pairs that are not there yet, before which nothing is decided.
+    ``lost``: pairs that a failed run took away."""
     pair = f"{c.a} against {c.b}"
     if missing:
         return f"{pair}: not resolved yet: {missing} of {c.n + missing + lost} pairs are missing."
@@ -176,9 +161,9 @@ def verdict(
     if c.n < least:
         few = f"With {c.n} pair{'s' * (c.n != 1)} it cannot be: p is {c.smallest_p:.3g} at best, before Holm; at least "
         few += f"{least} pairs are needed. "
-    if (needed := pairs_needed(c, family)).pairs is None:
-        takes = f"How many it would take is not known: {needed.why}."
+    if isinstance(needed := pairs_needed(c, family), str):
+        takes = f"How many it would take is not known: {needed}."
     else:
         observed = f"were the true effect the observed one (d_z = {c.d_z:+.2f})"
-        takes = f"{needed.pairs} pairs would give 80 % power, {observed}."
+        takes = f"{needed} pairs would give 80 % power, {observed}."
     return f"{pair}: not resolved ({numbers}). {few}{takes}"

@@ -5,13 +5,6 @@
     pairs       share of a trajectory's pairs of tool turns in the right order, of those whose A* differ by 4 standard errors
     end pairs   the same for its ending turn beside each tool turn
 
-A credit with a part from each half of the continuations (``Credit.halves``) shares the noise of A*. Each part is correlated
-with the other half's A*: c is the mean of the parts c' and c'', a' and a'' are A* by the halves.
-
-    pearson     (cov(c', a'') + cov(c'', a')) / 2 / sqrt(var(c) cov(a', a''))
-
-An order takes the whole credit and the whole A*, so there it has none.
-
 A credit that is constant (over the tool turns, in every cell, in every sure pair) has neither correlation nor order: None.
 Reliability is that of the mean of two halves with the correlation rho, 2 rho / (1 + rho) (Spearman-Brown). The noise of the
 credit is not corrected: it is part of the credit.
@@ -25,7 +18,6 @@ from itertools import combinations
 
 import numpy as np
 
-from verl_credit.study.fidelity.credits import Advantages, Credit
 from verl_credit.study.fidelity.true_values import ScoredTurn
 from verl_credit.study.stats import RESAMPLES, Measure, prompt_weights, with_interval
 
@@ -53,7 +45,6 @@ class Agreements:
 
     def __init__(self, turns: Sequence[ScoredTurn], *, one_half: bool = False, resamples: int = RESAMPLES):
         self._one_half = one_half
-        self._places = [(turn.prompt, turn.trajectory, turn.turn) for turn in turns]
         self._tool = np.array([turn.kind == "tool" for turn in turns], dtype=bool)
         self._prompt = _numbered([turn.prompt for turn in turns])
         self._prompts = int(self._prompt.max()) + 1
@@ -78,19 +69,6 @@ class Agreements:
             end_pairs=self._order(credit_N, self._end_pairs),
         )
 
-    def of_credit(self, credit: Credit) -> Agreement | None:
-        """The agreement of a whole credit; None where it has no advantages."""
-        if credit.advantages is None:
-            return None
-        if credit.halves is not None:
-            parts = [self._of_turns(part) for part in credit.halves]
-            crossed = (self._crossed(*parts), self._crossed(*parts, self._cell))
-            return Agreement(*crossed, pairs=Measure(None), end_pairs=Measure(None))
-        return self.of(self._of_turns(credit.advantages))
-
-    def _of_turns(self, advantages: Advantages) -> np.ndarray:
-        return np.array([advantages[prompt][path][turn] for prompt, path, turn in self._places])
-
     @property
     def reliability(self) -> Measure:
         """The reliability of A* over tool turns."""
@@ -102,16 +80,6 @@ class Agreements:
         with np.errstate(invalid="ignore", divide="ignore"):
             r = self._pearson(x, star) / np.sqrt(self._reliability(*halves))
         return with_interval(r, len(x))
-
-    def _crossed(self, first_N: np.ndarray, second_N: np.ndarray, cell: np.ndarray | None = None) -> Measure:
-        tables = [x[self._tool] for x in (first_N, second_N, *self._halves)]
-        first, second, a_first, a_second = _less_means(tables, cell)
-        variance, _, _ = self._moments((first + second) / 2, a_first)
-        true = self._moments(a_first, a_second)[2]
-        crossed = (self._moments(first, a_second)[2] + self._moments(second, a_first)[2]) / 2
-        with np.errstate(invalid="ignore", divide="ignore"):
-            r = crossed / np.sqrt(variance * true)
-        return with_interval(np.where((variance > _CONSTANT) & (true > _CONSTANT), r, np.nan), len(first))
 
     def _reliability(self, first: np.ndarray, second: np.ndarray) -> np.ndarray:
         rho = self._pearson(first, second)

@@ -7,18 +7,15 @@ h'_p that of independent rollouts of the same prompt. A batch b has the prompts 
     signal to noise  |E[g]|^2 / trace Cov[g_b]                             0.5: the noise is twice as long, squared
     own cos          mean over b of g_b . h'_b / |g_b|, / sqrt(mean over b of |E[h'_b | its prompts]|^2)
 
-The last one is corrected for the noise of h'. In the numerator it is independent of g_b and averages out. The squared
-lengths are estimated without it (`product_of_means`, `square_of_means`). The noise of g_b is not corrected: a training step
-has it. The length |E[h'_b]| is one number for all batches, because it is not known well of one batch. So own cos is the
-mean of the batches' cosines, weighted by their |E[h'_b]|.
+The noise of h' is not in own cos: in the numerator it is independent of g_b, and the squared lengths are estimated without
+it (`product_of_means`, `square_of_means`). The noise of g_b stays: a training step has it. |E[h'_b]| is one number for all
+batches, because it is not known well of one batch.
 
 `token-mean` divides a batch's gradient by its tokens. That changes no cosine of a batch. Signal to noise has it to first
 order. Bias leaves it out: it adds a term of the order Cov(g_p, tokens of p) / batch_prompts to E[g_b].
 
-A batch of 16 prompts is one of many that the P prompts could have made, and the mean over all of them has less noise than
-that over one cut into P / 16. So batches are drawn: the prompts are shuffled and cut, again and again.
-
-Intervals are the jackknife's over prompts: everything is taken again without each prompt, from the batches that lack it.
+Prompts are shuffled and cut into batches again and again, which has less noise than one cut. Intervals are the jackknife's
+over prompts: everything is taken again without each prompt, from the batches that lack it.
 """
 
 from __future__ import annotations

@@ -4,9 +4,8 @@ The gradient of every distinct turn is sketched:
 
     G = grad sum over the turn's tokens of log pi(token | context, tokens before it)        at temperature 1
 
-The turn's tokens are those that the policy wrote, with the stop token that it sampled: those of training's response mask.
-The tool's answers are context. The gradient is over all parameters that require one. Equal turns (context and text) have
-equal gradients.
+The turn's tokens are those of training's response mask: what the policy wrote, its stop token included. The gradient is
+over all parameters that require one. Equal turns (context and text) have equal gradients.
 
 A count sketch S keeps a long vector in few numbers, and inner products on average:
 
@@ -19,13 +18,14 @@ a cosine is off by about .008. Source: Charikar, Chen and Farach-Colton 2002; We
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
 
 import numpy as np
 import torch
 from transformers import PreTrainedModel
 
 from verl_credit.study.fidelity.alignment import Alignment, GradientAgreement, PromptSums
-from verl_credit.study.fidelity.credits import Advantages, Credit, per_turn
+from verl_credit.study.fidelity.credits import Credit
 from verl_credit.study.fidelity.true_values import ScoredTurn
 from verl_credit.study.stats import Measure
 from verl_credit.worlds.rollouts.rollout import Groups, Trajectory
@@ -93,20 +93,14 @@ def turn_log_prob(model: PreTrainedModel, context: Ids, written: Ids) -> torch.T
 
 def credited(groups: Groups, gradients: TurnGradients, credit: Credit) -> PromptSums:
     """The sums of a mode or a control."""
-
-    def sums(advantages: Advantages) -> np.ndarray:
-        return np.stack([rows.sum(0) for rows in _by_trajectory(groups, gradients, advantages)])
-
-    if credit.halves is not None:
-        return PromptSums(*map(sums, credit.halves))
-    sums_P_S = sums(credit.advantages)
+    sums_P_S = np.stack([rows.sum(0) for rows in _by_trajectory(groups, gradients, credit.advantage_N)])
     return PromptSums(sums_P_S, sums_P_S, credit.held_out)
 
 
 def true_credit(groups: Groups, gradients: TurnGradients, turns: Sequence[ScoredTurn]) -> PromptSums:
     """The sums of A*:  E[sum over a prompt's n rollouts of A* x G] = n grad E[r].  ``turns`` are the groups', in order."""
     halves = [
-        list(_by_trajectory(groups, gradients, per_turn(groups, [getattr(turn, name) for turn in turns])))
+        list(_by_trajectory(groups, gradients, [getattr(turn, name) for turn in turns]))
         for name in ("a_first", "a_second")
     ]
     squares = [square_of_means(first, second) for first, second in zip(*halves, strict=True)]
@@ -134,13 +128,16 @@ def tokens_of(groups: Groups) -> np.ndarray:
     return np.array(tokens, dtype=float)
 
 
-def _by_trajectory(groups: Groups, gradients: TurnGradients, advantages: Advantages) -> Iterator[np.ndarray]:
-    """Returns for each prompt the credited gradients of its n trajectories, float64 [n, S]."""
-    for group, of_group in zip(groups, advantages, strict=True):
+def _by_trajectory(
+    groups: Groups, gradients: TurnGradients, credit_N: Iterable[float]
+) -> Iterator[np.ndarray]:
+    """Yields for each prompt the credited gradients of its n trajectories, float64 [n, S]."""
+    left = iter(credit_N)
+    for group in groups:
         rows = []
-        for path, of_path in zip(group, of_group, strict=True):
+        for path in group:
             sketch_K_S = np.stack([gradients[step.state.ids, step.turn_ids] for step in path.steps])
-            rows.append(np.asarray(of_path) @ sketch_K_S)
+            rows.append(np.array([*islice(left, len(path.steps))]) @ sketch_K_S)
         yield np.stack(rows)
 
 
@@ -162,7 +159,7 @@ def gradient_agreement(
     ``turns`` are those of ``groups``, in order, ``replicate_turns`` those of the replicate. The bias of `REFERENCE` is 1 by
     construction: the others' is relative to it.
     """
-    usable = {credit.name: credit for credit in credits if credit.advantages is not None}
+    usable = {credit.name: credit for credit in credits if credit.advantage_N is not None}
     paths = [path for group in (*groups, *replicate) for path in group]
     gradients = turn_gradients(model, paths, buckets=buckets, seed=seed, say=say)
     true = true_credit(groups, gradients, turns)

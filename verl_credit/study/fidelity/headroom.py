@@ -9,7 +9,7 @@ nothing else, because V is the chance of the outcome.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from itertools import chain, product
 
@@ -18,7 +18,7 @@ import torch
 from verl_credit.credit import MODES
 from verl_credit.credit.turn.turn_credit import credit_of
 from verl_credit.study.fidelity.alignment import GradientAgreement
-from verl_credit.study.fidelity.credits import Credit, nested
+from verl_credit.study.fidelity.credits import Credit
 from verl_credit.study.fidelity.true_values import Value, part_of
 from verl_credit.study.fidelity.turn_tables import TurnTables
 from verl_credit.study.stats import Measure, prompts_for
@@ -38,35 +38,24 @@ def name_of(lam: float) -> str:
 
 
 def true_values(tables: TurnTables, groups: Groups, values: Mapping[str, Value]) -> list[Credit]:
-    half = next(iter(values.values())).continuations // 2
-    value_B_K1 = of_turns(tables, groups, part_of(values, slice(half)))
-    return by_values("true values", tables, groups, value_B_K1, LAMS, held_out=True)
-
-
-def of_turns(tables: TurnTables, groups: Groups, values: Mapping[str, Value]) -> torch.Tensor:
-    """V before each turn, [B, K1]; 0 after a row's last turn."""
-    value_B_K1 = torch.zeros(tables.tokens_B_K1.shape, dtype=torch.float64)
+    """`turn_gae` with V before each turn, with every lam, whole and halved."""
+    half, batch = next(iter(values.values())).continuations // 2, tables.batch
+    value_B_K1 = torch.zeros(batch.reward_B_K.shape[0], batch.reward_B_K.shape[1] + 1, dtype=torch.float64)
+    of_half = part_of(values, slice(half))
     for row, trajectory in enumerate(chain(*groups)):
-        of_row = [values[digest(step.state.ids)].value for step in trajectory.steps]
-        value_B_K1[row, : len(of_row)] = torch.tensor(of_row, dtype=torch.float64)
-    return value_B_K1
-
-
-def by_values(
-    name: str, tables: TurnTables, groups: Groups, value_B_K1: torch.Tensor, lams: Sequence[float], **fields
-) -> list[Credit]:
-    """`turn_gae` by these values with every lam, whole and halved."""
-    batch = replace(
-        tables.batch,
-        reward_B_K=torch.zeros_like(tables.reward_B_K),
-        has_reward_B_K=torch.zeros_like(tables.has_reward_B_K),
+        for turn, step in enumerate(trajectory.steps):
+            value_B_K1[row, turn] = of_half[digest(step.state.ids)].value
+    valued = replace(
+        batch,
+        reward_B_K=torch.zeros_like(batch.reward_B_K),
+        has_reward_B_K=torch.zeros_like(batch.has_reward_B_K),
         optional={"value_B_K1": value_B_K1},
     )
     credits = []
-    for lam, (how, negative) in product(lams, {"": 1.0, ", halved": 0.5}.items()):
-        given = credit_of(MODES[MODE], batch, {"lam": lam, "negative": negative})
-        credit = nested(given.advantage_B_K1, tables.n_tool_turns_B, [len(group) for group in groups])
-        credits.append(Credit(f"{MODE}, {name}, lam {lam:g}{how}", credit, kind="control", **fields))
+    for lam, (how, negative) in product(LAMS, {"": 1.0, ", halved": 0.5}.items()):
+        given = credit_of(MODES[MODE], valued, {"lam": lam, "negative": negative})
+        credit_N = tables.per_turn(given.advantage_B_K1)
+        credits.append(Credit(f"{name_of(lam)}{how}", credit_N, kind="control", held_out=True))
     return credits
 
 

@@ -2,33 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
-from itertools import chain, takewhile
+from itertools import takewhile
 from pathlib import Path
+
+import numpy as np
+import torch
 
 from verl_credit.config.settings import CreditSettings
 from verl_credit.credit.turn.mode import TurnMode
 from verl_credit.records.run.files import append_json
-from verl_credit.study.fidelity.agreements import Agreements
-from verl_credit.study.fidelity.credits import (
-    Advantages,
-    Credit,
-    controls,
-    find_modes,
-    first_brought,
-    mode_credits,
-    nested,
-)
+from verl_credit.study.fidelity.agreements import Agreement, Agreements
+from verl_credit.study.fidelity.credits import Credit, controls, find_modes, first_brought, mode_credits
 from verl_credit.study.fidelity.gradients import gradient_agreement
 from verl_credit.study.fidelity.headroom import MODE, headroom, true_values
-from verl_credit.study.fidelity.request import Measured, Request, check_about
+from verl_credit.study.fidelity.request import Request, check_about
 from verl_credit.study.fidelity.result import Result
+from verl_credit.study.fidelity.subject import Subject
 from verl_credit.study.fidelity.true_values import (
     PROMPTS_AT_ONCE,
     TURNS,
     VALUES,
-    Value,
     by_second_half,
     score_turns,
     states_of,
@@ -42,19 +37,18 @@ from verl_credit.worlds.rollouts.sampler import digest
 
 
 def measure(
-    subject: Measured,
+    subject: Subject,
     request: Request,
     *,
     say: Callable[[float, str], None] = lambda share, text: None,
     enough: Callable[[], bool] = lambda: False,
     workers: Workers | None = None,
     prompts_at_once: int = PROMPTS_AT_ONCE,
-    further: Callable[[TurnTables, Groups, Mapping[str, Value]], list[Credit]] = lambda *_: [],
 ) -> Result:
     """Writes ``values.jsonl`` as values come, and ``turns.jsonl`` at the end. A second call with the same request continues.
 
     A gradient takes other rollouts of the same prompts and their values, too. Once ``enough`` is true no more prompts are
-    valued. ``workers`` value contexts; None: this process does. ``further`` gives credits beside the modes and controls.
+    valued. ``workers`` value contexts; None: this process does.
     Raises PreflightError where the folder has the values of another policy or of other settings.
     """
     out, seed = Path(request.out), request.seed
@@ -90,8 +84,13 @@ def measure(
         append_json(out / TURNS, asdict(turn))
     agreements = Agreements(turns)
     second = Agreements(by_second_half(turns, values), one_half=True)
+
+    def agreement(credit: Credit) -> Agreement | None:
+        of = second if credit.held_out else agreements
+        return None if credit.advantage_N is None else of.of(credit.advantage_N)
+
     credits += controls(tables, groups, values, subject.data, seed)
-    credits += [*true_values(tables, groups, values), *further(tables, groups, values)]
+    credits += true_values(tables, groups, values)
     gradients = {}
     if request.gradient:
         gradients = gradient_agreement(
@@ -109,7 +108,7 @@ def measure(
         groups,
         turns,
         values,
-        [(one, (second if one.held_out else agreements).of_credit(one)) for one in credits],
+        [(one, agreement(one)) for one in credits],
         gradients,
         headroom(gradients, subject.config.data.train_batch_size, request.continuations),
         len(sampled),
@@ -118,25 +117,25 @@ def measure(
     )
 
 
-def sample_groups(subject: Measured, request: Request, name: str = "rollout") -> list[list[Trajectory]]:
+def sample_groups(subject: Subject, request: Request, name: str = "rollout") -> list[list[Trajectory]]:
     """Trajectories of every prompt at temperature 1. Another ``name`` gives independent trajectories."""
     return subject.roll([Start(state, request.rollouts, request.seed, name) for state in subject.prompts])
 
 
 def _credits(
-    subject: Measured, groups: list[list[Trajectory]], modes: Sequence[TurnMode]
-) -> tuple[TurnTables, Advantages, Advantages, list[Credit]]:
+    subject: Subject, groups: Groups, modes: Sequence[TurnMode]
+) -> tuple[TurnTables, np.ndarray, np.ndarray, list[Credit]]:
     """The tables that modes read, gains and the gold answer's probability by turn, and the credit of the run and modes."""
     settings, size = CreditSettings.from_config(subject.config), subject.config.data.train_batch_size
     with subject.forward() as forward:
         tables, gold_B_K1 = tables_of(subject.batch(groups), groups, settings, forward, subject.tokenizer)
         of_run = [] if subject.step is None else [_of_run(subject, groups, settings, forward)]
-    sizes = [len(group) for group in groups]
-    gains, gold = (nested(x, tables.n_tool_turns_B, sizes) for x in (tables.reward_B_K, gold_B_K1))
-    return tables, gains, gold, [*of_run, *mode_credits(tables, sizes, modes, size)]
+    gain_B_K1 = torch.nn.functional.pad(tables.batch.reward_B_K, (0, 1))
+    by_turn = tables.per_turn(gain_B_K1), tables.per_turn(gold_B_K1)
+    return tables, *by_turn, [*of_run, *mode_credits(tables, modes, size)]
 
 
-def _of_run(subject: Measured, groups: list[list[Trajectory]], settings: CreditSettings, forward) -> Credit:
+def _of_run(subject: Subject, groups: Groups, settings: CreditSettings, forward) -> Credit:
     """Batch by batch, as in training."""
     step, size = subject.step + 1, subject.config.data.train_batch_size
     steps = {"step": step, "planned_steps": subject.config.trainer.total_training_steps or step}
@@ -144,6 +143,6 @@ def _of_run(subject: Measured, groups: list[list[Trajectory]], settings: CreditS
     for begin in range(0, len(groups), size):
         part = groups[begin : begin + size]
         credits.append(run_credit(subject.batch(part), part, settings, forward, subject.tokenizer, **steps))
-    if missing := next((credit for credit in credits if credit.advantages is None), None):
+    if missing := next((credit for credit in credits if credit.advantage_N is None), None):
         return missing
-    return replace(credits[0], advantages=[*chain(*(credit.advantages for credit in credits))])
+    return replace(credits[0], advantage_N=np.concatenate([credit.advantage_N for credit in credits]))

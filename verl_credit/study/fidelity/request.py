@@ -4,51 +4,16 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
-
-from omegaconf import DictConfig
 
 from verl_credit.errors import PreflightError
 from verl_credit.records.run.files import write_text
-from verl_credit.turns.rollout.book import TurnBatch
-from verl_credit.turns.score.scorers import Forward
-from verl_credit.worlds.rollouts.protocol import State
-from verl_credit.worlds.rollouts.rollout import Groups, Start, Trajectory
 
 REQUEST, RESULT, TABLE = "request.json", "fidelity.json", "table.txt"
 ROLLOUTS = "rollouts.jsonl"
 NEW_DIR = "give a new --dir, or the settings of this one"
-
-
-class Measured(Protocol):
-    """The policy of a measurement: `subject.Subject` in this process, `host.measure` through a run's own workers."""
-
-    name: str
-    config: DictConfig
-    tokenizer: object
-    prompts: list[State]
-    """The states before the first turn, one for each prompt."""
-    data: list[dict]
-    """The questions' rows of the data set."""
-    step: int | None
-    engine: str
-    """The engine of the rollouts."""
-
-    def roll(self, starts: Sequence[Start]) -> list[list[Trajectory]]:
-        """The trajectories of every start."""
-
-    def batch(self, groups: Groups) -> TurnBatch:
-        """The groups' rows, as a step of training reads them."""
-
-    def forward(self) -> AbstractContextManager[Forward]:
-        """The policy's log-probs, for gains by rows."""
-
-    def about(self) -> dict:
-        """The policy and the settings of its rollouts, as ``about.json`` has them."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +61,7 @@ class Request:
 def check_about(
     folder: Path, of_policy: Mapping, *, continuations: int, seed: int, otherwise: str = NEW_DIR
 ) -> None:
-    """Writes the policy and settings of the folder's values into ``about.json``; ``of_policy``: `Measured.about`.
+    """Writes the policy and settings of the folder's values into ``about.json``; ``of_policy``: `Subject.about`.
 
     Raises PreflightError when the file already names others.
     """
@@ -110,6 +75,5 @@ def check_about(
     except ValueError as error:
         raise PreflightError(f"{path} is not JSON ({error}); expected what this command writes") from error
     for name, value in about.items():
-        known = there.get(name) if isinstance(there, dict) else there
-        if known != value or not isinstance(there, dict):
-            raise PreflightError(f"{path}: {name} is {known!r}, wanted {value!r}; {otherwise}")
+        if there.get(name) != value:
+            raise PreflightError(f"{path}: {name} is {there.get(name)!r}, wanted {value!r}; {otherwise}")

@@ -11,7 +11,7 @@ from verl_credit.study.fidelity.agreements import Agreement
 from verl_credit.study.fidelity.alignment import GradientAgreement
 from verl_credit.study.fidelity.credits import Credit
 from verl_credit.study.fidelity.gradients import RLOO, integrity
-from verl_credit.study.fidelity.request import Measured
+from verl_credit.study.fidelity.subject import Subject
 from verl_credit.study.fidelity.true_values import ScoredTurn, Value, martingale
 from verl_credit.study.stats import Measure, prompts_for
 from verl_credit.worlds.rollouts.rollout import Trajectory
@@ -107,7 +107,7 @@ def write_result(path: Path, settings: dict, policies: list[dict]) -> None:
     write_text(path, json.dumps(plain({"settings": settings, "policies": policies}), indent=1) + "\n")
 
 
-def as_dict(subject: Measured, result: Result) -> dict:
+def as_dict(subject: Subject, result: Result) -> dict:
     """Returns the entry of a policy in ``fidelity.json``."""
     return {
         "policy": subject.name,

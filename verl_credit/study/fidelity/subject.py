@@ -32,7 +32,8 @@ from verl_credit.worlds.rollouts.sampler import ModelDecoder, TurnSampler
 
 @dataclass(frozen=True)
 class Subject:
-    """``config``: the run's, or the recipe `lab` for a policy that no run made, whose ``step`` is None."""
+    """``config``: the run's, or the recipe `lab` for a policy that no run made, whose ``step`` is None. What `measure` reads
+    of it, `host.measuring_run.RunSubject` has for a policy that rolls out through a run's own workers."""
 
     name: str
     config: DictConfig
@@ -40,7 +41,7 @@ class Subject:
     tokenizer: object
     protocol: Protocol
     prompts: list[State]
-    truths: list
+    """The states before the first turn, one for each prompt."""
     data: list[dict]
     """The questions' rows of the data set."""
     step: int | None = None
@@ -50,7 +51,7 @@ class Subject:
         return roll(self.sampler(), self.protocol, starts)
 
     def batch(self, groups: Groups) -> TurnBatch:
-        return turn_batch([*chain(*groups)], self.truths, self.data)
+        return turn_batch([*chain(*groups)], self.data)
 
     @contextmanager
     def forward(self) -> Iterator[Forward]:
@@ -88,9 +89,7 @@ def make_subject(
     ``lab.index``. Raises PreflightError where a file is missing or has fewer rows."""
     for part in (questions, lab / "encoder", lab / "index"):
         if not part.exists():
-            raise PreflightError(
-                f"{part} does not exist; expected a lab in {lab} (verl-credit lab --dir {lab})"
-            )
+            raise PreflightError(f"{part} does not exist; expected a lab in {lab}")
     rows = pyarrow.parquet.read_table(questions).to_pylist()
     if prompts is not None and not 1 <= prompts <= len(rows):
         raise PreflightError(f"--prompts {prompts}: {questions} has {len(rows)}; expected 1 to {len(rows)}")
@@ -98,10 +97,8 @@ def make_subject(
     index = Path(config.lab.index) if config.lab.index else lab / "index"
     retriever, searched = LocalRetriever(lab / "encoder", index, k=config.search.topk), config.search
     if searched.index_fingerprint not in (None, retriever.fingerprint):
-        raise PreflightError(
-            f"{index} has the fingerprint {retriever.fingerprint}, and the run searched {searched.index_fingerprint} "
-            "(search.index_fingerprint): expected its index (--lab, if it was moved)"
-        )
+        other = f"and the run searched {searched.index_fingerprint} (search.index_fingerprint); expected its --lab"
+        raise PreflightError(f"{index} has the fingerprint {retriever.fingerprint}, {other}")
     at_once = config.actor_rollout_ref.rollout.multi_turn.max_parallel_calls  # auto: no run has decided it
     limits = Limits(
         max_searches=config.search.max_searches,
@@ -113,10 +110,12 @@ def make_subject(
     )
     truths = [row["reward_model"]["ground_truth"] for row in rows]
     protocol = Protocol(tokenizer, retriever.search, limits, truths)
-    return Subject(
-        name, config, model, tokenizer, protocol, start_states(tokenizer, [row["prompt"] for row in rows]), truths,
-        rows, step,
-    )  # fmt: skip
+    states = []
+    for question, row in enumerate(rows):
+        text = tokenizer.apply_chat_template(row["prompt"], tokenize=False, add_generation_prompt=True)
+        ids = tuple(tokenizer.encode(text, add_special_tokens=False))
+        states.append(State(question, len(ids), ids))
+    return Subject(name, config, model, tokenizer, protocol, states, rows, step)
 
 
 def fingerprint(model: PreTrainedModel) -> str:
@@ -126,16 +125,6 @@ def fingerprint(model: PreTrainedModel) -> str:
         digest.update(name.encode())
         digest.update(weight.contiguous().numpy().tobytes())
     return digest.hexdigest()
-
-
-def start_states(tokenizer, prompts: Sequence[list[dict]]) -> list[State]:
-    """The state before the first turn of each prompt, as the chat template renders it."""
-    states = []
-    for question, messages in enumerate(prompts):
-        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        ids = tuple(tokenizer.encode(text, add_special_tokens=False))
-        states.append(State(question, len(ids), ids))
-    return states
 
 
 def load_policy(folder: Path) -> tuple[PreTrainedModel, object]:

@@ -128,9 +128,8 @@ def _read(path: Path, continuations: int) -> dict[str, Value]:
     value_of = {row["context"]: Value(**row) for row in read_json_lines(path)}
     other = {value.continuations for value in value_of.values()} - {continuations}
     if other:
-        raise PreflightError(
-            f"{path} has values by {other.pop()} continuations; expected --continuations {continuations}, or a new --dir"
-        )
+        use = f"expected --continuations {continuations}, or a new --dir"
+        raise PreflightError(f"{path} has values by {other.pop()} continuations; {use}")
     return value_of
 
 
@@ -186,20 +185,20 @@ class ScoredTurn:
 def score_turns(
     groups: Groups,
     values: dict[str, Value],
-    gains: Sequence[Sequence[Sequence[float]]] | None = None,
-    gold: Sequence[Sequence[Sequence[float]]] | None = None,
-    brought: Sequence[Sequence[Sequence[bool]]] | None = None,
+    gain_N: Sequence[float] | None = None,
+    gold_N: Sequence[float] | None = None,
+    brought_N: Sequence[bool] | None = None,
 ) -> list[ScoredTurn]:
-    """Every turn of every trajectory; ``groups[prompt][trajectory]``, and ``gains`` the same with a gain per tool turn,
-    ``gold`` with the gold answer's probability before each turn (NaN: not known), ``brought`` as `ScoredTurn` has it."""
+    """Every turn of every trajectory, in the order of `turns_of`, which the further numbers have, too: gains (an ending
+    turn's is not read), the gold answer's probability before each turn (NaN: not known), ``brought`` of `ScoredTurn`."""
     scored = []
-    for prompt, number, turn, step in turns_of(groups):
+    for n, (prompt, number, turn, step) in enumerate(turns_of(groups)):
         before = values[digest(step.state.ids)]
         after = None if step.next is None else values[digest(step.next.ids)]
         ends = (step.reward,) * 3 if after is None else (after.value, *after.halves)
         star, first, second = (b - a for a, b in zip((before.value, *before.halves), ends, strict=True))
         variance = 0.0 if after is None else after.variance
-        p = None if gold is None else gold[prompt][number][turn]
+        p = None if gold_N is None else float(gold_N[n])
         scored.append(
             ScoredTurn(
                 prompt=prompt,
@@ -214,11 +213,11 @@ def score_turns(
                 se=(before.variance + variance) ** 0.5,
                 variance_before=before.variance,
                 variance_after=variance,
-                gain=None if after is None or gains is None else gains[prompt][number][turn],
+                gain=None if after is None or gain_N is None else float(gain_N[n]),
                 outcome=groups[prompt][number].reward,
                 value=before.value,
                 gold_probability=None if p is None or isnan(p) else p,
-                brought=None if brought is None else brought[prompt][number][turn],
+                brought=None if brought_N is None else brought_N[n],
             )
         )
     return scored

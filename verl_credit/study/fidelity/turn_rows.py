@@ -12,11 +12,12 @@ import torch
 
 from verl_credit.config.settings import CreditSettings
 from verl_credit.credit.outcome import OUTCOME_OPERATORS
+from verl_credit.credit.turn.turn_credit import BatchTables
 from verl_credit.credit.turn.turns import turn_table
 from verl_credit.credit.turn.value_providers import KEY, PROVIDERS
 from verl_credit.errors import ConfigError, IntegrityError, PreflightError
 from verl_credit.names import ADV_ESTIMATOR
-from verl_credit.study.fidelity.credits import Credit, nested
+from verl_credit.study.fidelity.credits import Credit
 from verl_credit.study.fidelity.turn_tables import TurnTables
 from verl_credit.turns.rollout.book import RowRecord, TurnBatch
 from verl_credit.turns.score.gains import gains_of, plan_gains, score_answers
@@ -32,11 +33,9 @@ from verl_credit.worlds.rollouts.rollout import Groups, Trajectory
 from verl_credit.worlds.rollouts.sampler import Ids
 
 
-def turn_batch(
-    trajectories: Sequence[Trajectory], truths: Sequence, data: Sequence[Mapping] | None = None
-) -> TurnBatch:
-    """``truths[question]``: the data set's ground truth; ``data[question]``: its whole row, which turn signals of the user's
-    may read. Turn ids are -1 on the tool's answers."""
+def turn_batch(trajectories: Sequence[Trajectory], data: Sequence[Mapping]) -> TurnBatch:
+    """``data[question]``: the data set's row, which turn signals of the user's may read. Turn ids are -1 on the tool's
+    answers."""
     prompts, responses, turn_ids = [], [], []
     for trajectory in trajectories:
         first, last = trajectory.steps[0].state, trajectory.steps[-1]
@@ -49,7 +48,7 @@ def turn_batch(
         prompts.append(list(first.ids[:start]))
         responses.append(response)
         turn_ids.append(torch.tensor(ids))
-    of_data = [{} if data is None else data[t.steps[0].state.question] for t in trajectories]
+    of_data = [data[trajectory.steps[0].state.question] for trajectory in trajectories]
     turn_ids_B_T = torch.nn.utils.rnn.pad_sequence(turn_ids, batch_first=True, padding_value=-1)
     n_turns = [len(trajectory.steps) for trajectory in trajectories]
     return TurnBatch(
@@ -59,7 +58,7 @@ def turn_batch(
         response_mask_B_T=(turn_ids_B_T >= 0).long(),
         records=[_record(trajectory) for trajectory in trajectories],
         scores=[{"em": trajectory.reward} for trajectory in trajectories],
-        ground_truths=[truths[trajectory.steps[0].state.question] for trajectory in trajectories],
+        ground_truths=[row["reward_model"]["ground_truth"] for row in of_data],
         extra_infos=[row.get("extra_info") or {} for row in of_data],
         columns=[dict(row) for row in of_data],
         is_padding=[False] * len(prompts),
@@ -149,6 +148,8 @@ def tables_of(
     outcome_B, group_B = outcomes_of(groups)
     rows = StepRows(batch, tokenizer.decode, outcome_B, group_B, gain_B_K, has_gain_B_K)
     table = turn_table(batch.turn_ids_B_T, batch.turn_ids_B_T >= 0)
+    known = group_B, batch.row_valid_B, table.n_tool_turns_B
+    optional = {"turn_tokens_B_K1": table.n_tokens_B_K1, "anchor_B_K1": anchor_table(settings, rows)}
     tables = TurnTables(
         pipeline={
             "mode": a.info_gain_norm_mode,
@@ -161,19 +162,10 @@ def tables_of(
                 "alpha": a.adv_rescale_alpha,
                 "clip_beta": settings.clip_beta,
                 "norm_by_std": a.norm_adv_by_std_in_grpo,
-                "gain_scale": 1.0,
-                "outcome_scale": 1.0,
             },
             "turn_params": dict(a.turn_params),
         },
-        outcome_B=outcome_B,
-        reward_B_K=gain_B_K.double(),
-        has_reward_B_K=has_gain_B_K,
-        group_B=group_B,
-        valid_B=batch.row_valid_B,
-        n_tool_turns_B=table.n_tool_turns_B,
-        tokens_B_K1=table.n_tokens_B_K1,
-        anchor_B_K1=anchor_table(settings, rows),
+        batch=BatchTables(outcome_B, gain_B_K.double(), has_gain_B_K, *known, optional),
     )
     return tables, gold_B_K1
 
@@ -206,9 +198,8 @@ def run_credit(
         return Credit(name, None, str(error), "run")
     if signals and not step_credit.rewarded_B_K.any():
         return Credit(name, None, f"no turn has a reward ({', '.join(settings.turn_signals)})", "run")
-    n_tool_turns_B = torch.tensor([len(t.steps) - 1 for t in chain(*groups)])
-    advantages = nested(step_credit.credit.advantage_B_K1, n_tool_turns_B, [len(group) for group in groups])
-    return Credit(name, advantages, kind="run")
+    tables = TurnTables({}, step_credit.tables)
+    return Credit(name, tables.per_turn(step_credit.credit.advantage_B_K1), kind="run")
 
 
 def _not_here(settings: CreditSettings, signals: dict[Signal, float]) -> str | None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from verl_credit.credit.turn.mode import OPTIONAL_TABLES, TurnCredit, TurnMode
@@ -18,27 +19,32 @@ class NotOffered(ValueError):
 
 @dataclass(frozen=True)
 class TurnTables:
-    """All rows of a step, as a turn mode reads them."""
+    """All rows of a step, in the order of prompts and their rollouts."""
 
     pipeline: Mapping[str, Any]
     """The run's settings: ``mode``, ``turn_params``, ``outcome_operator``, ``tied_groups``, and in ``shared`` the options
     that several modes have."""
-    outcome_B: torch.Tensor
-    reward_B_K: torch.Tensor
-    has_reward_B_K: torch.Tensor
-    group_B: torch.Tensor
-    valid_B: torch.Tensor
-    n_tool_turns_B: torch.Tensor
-    tokens_B_K1: torch.Tensor
-    anchor_B_K1: torch.Tensor | None
+    batch: BatchTables
 
-    @property
-    def batch(self) -> BatchTables:
-        anchors = {} if self.anchor_B_K1 is None else {"anchor_B_K1": self.anchor_B_K1}
-        return BatchTables(
-            self.outcome_B, self.reward_B_K, self.has_reward_B_K, self.group_B, self.valid_B, self.n_tool_turns_B,
-            {"turn_tokens_B_K1": self.tokens_B_K1} | anchors,
-        )  # fmt: skip
+    def per_turn(self, value_B_K1: torch.Tensor) -> np.ndarray:
+        """[N], without the columns after a row's ending turn."""
+        turn_B_K1 = torch.arange(value_B_K1.shape[1]) <= self.batch.n_tool_turns_B[:, None]
+        return value_B_K1[turn_B_K1].double().numpy()
+
+    def batches(self, prompts: int) -> list[TurnTables]:
+        """The rows in batches of neighbouring prompts, which are numbered from 0 in the order of the rows."""
+        group_B, parts = self.batch.group_B, []
+        for start in range(0, int(group_B.max()) + 1, prompts):
+            chosen_B = (group_B >= start) & (group_B < start + prompts)
+            of_part = {
+                name: {one: table[chosen_B] for one, table in value.items()}
+                if name == "optional"
+                else value[chosen_B]
+                for name, value in vars(self.batch).items()
+            }
+            of_part["group_B"] = of_part["group_B"] - start
+            parts.append(replace(self, batch=BatchTables(**of_part)))
+        return parts
 
 
 def credit_of_turns(tables: TurnTables, mode: TurnMode, **changes: float) -> TurnCredit:
@@ -50,7 +56,7 @@ def credit_of_turns(tables: TurnTables, mode: TurnMode, **changes: float) -> Tur
     for name in mode.reads:
         if any(one in mode.needs and one not in batch.optional for one in OPTIONAL_TABLES.get(name, ())):
             raise NotOffered(f"it needs {name}, which this run did not record")
-    known_B_K = tables.has_reward_B_K & tables.valid_B[:, None] & tables.reward_B_K.isfinite()
+    known_B_K = batch.has_reward_B_K & batch.valid_B[:, None] & batch.reward_B_K.isfinite()
     if mode.reads_turn_rewards and not known_B_K.any() and mode.name != pipeline["mode"]:
         raise NotOffered("no turn of this step has a reward")
     options = {name: value for name, value in pipeline["shared"].items() if name in mode.options}

@@ -68,10 +68,8 @@ class Workers:
                 for one in done:
                     yield one.result()
         except BrokenProcessPool as error:
-            raise PreflightError(
-                f"one of {self._processes} processes died, perhaps because memory ran out; the same call goes on, "
-                "with fewer by --parallel"
-            ) from error
+            use = "the same call goes on, with fewer by --parallel if memory ran out"
+            raise PreflightError(f"one of {self._processes} processes died; {use}") from error
 
 
 def workers_of(

@@ -32,6 +32,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from verl_credit.errors import ConfigError
 from verl_credit.study.probe.update import OptimizerState, parameter_state
 
+_STEP = re.compile(r"global_step_(\d+)")
+
 
 @dataclass(frozen=True)
 class Checkpoint:
@@ -52,16 +54,14 @@ class Checkpoint:
 
 
 def read_checkpoint(folder: str | Path, *, optimizer: bool = True) -> Checkpoint:
-    """The checkpoint in ``folder``, a ``global_step_N`` of verl; without ``optimizer`` only the policy, and only its
-    files are read.
+    """The checkpoint in ``folder``, a ``global_step_N`` of verl; without ``optimizer`` the policy alone.
 
-    Raises:
-        ConfigError: the folder or a rank's file is missing, the optimiser is to be read but was not saved or is not AdamW,
-            or the tensors are not those of the model in huggingface/config.json.
+    Raises ConfigError for a missing folder or file, an optimiser that was not saved or is not AdamW, and tensors that
+    are not those of the model in huggingface/config.json.
     """
     folder = Path(folder)
     actor = folder / "actor"
-    number = re.fullmatch(r"global_step_(\d+)", folder.name)
+    number = _STEP.fullmatch(folder.name)
     if not number or not actor.is_dir():
         expected = "no folder global_step_N of verl with an actor in it"
         raise _refused(folder, f"{expected}; {_steps_beside(folder)}")
@@ -117,13 +117,9 @@ def _refused(path: Path, why: str) -> ConfigError:
 def _steps_beside(folder: Path) -> str:
     """A sentence with the steps that could be read instead."""
     for place in (folder, folder / "checkpoints", folder.parent, folder.parent / "checkpoints"):
-        steps = {
-            int(name[1])
-            for path in place.glob("global_step_*")
-            if (name := re.fullmatch(r"global_step_(\d+)", path.name)) and (path / "actor").is_dir()
-        }
-        if steps:
-            return f"steps with one in {place}: {', '.join(str(step) for step in sorted(steps))}"
+        names = [path.parent.name for path in place.glob("global_step_*/actor/")]
+        if steps := sorted(int(name[1]) for name in map(_STEP.fullmatch, names) if name):
+            return f"steps with one in {place}: {', '.join(map(str, steps))}"
     return f"there is none in {folder.parent} either"
 
 
@@ -196,11 +192,9 @@ def _joined(pieces: list[torch.Tensor], name: str) -> torch.Tensor:
         if any(not torch.equal(first, other) for other in pieces[1:]):
             raise _Unfit(f"{name} is not sharded and differs between ranks")
         return first.clone()
-    sharded = [placement for placement in first.placements if placement.is_shard()]
-    if len(sharded) > 1 or any(type(placement) is not Shard for placement in sharded):
-        raise _Unfit(f"{name} has placements {first.placements}, expected one Shard, beside it Replicate")
-    dim = sharded[0].dim if sharded else 0
-    whole = torch.cat([pieces[rank].to_local() for rank in _holders(first)], dim=dim)
+    if [placement for placement in first.placements if not placement.is_replicate()] not in ([], [Shard(0)]):
+        raise _Unfit(f"{name} has placements {first.placements}, expected one Shard(0), beside it Replicate")
+    whole = torch.cat([pieces[rank].to_local() for rank in _holders(first)])
     if whole.shape != first.shape:
         raise _Unfit(f"{name} has shape {tuple(first.shape)}, its shards make {tuple(whole.shape)}")
     return whole
@@ -214,17 +208,16 @@ def _holders(tensor: DTensor) -> list[int]:
 
 def _optimizer(saved: list[dict], model: PreTrainedModel, weights: dict) -> OptimizerState:
     """AdamW's state by name. ``weights``: a rank's, whose shards tell which ranks' files make one replica."""
-    sharded = [tensor for tensor in weights.values() if isinstance(tensor, DTensor)]
-    holders = _holders(sharded[0]) if sharded else [0]
+    sharded = next((tensor for tensor in weights.values() if isinstance(tensor, DTensor)), None)
+    holders = [0] if sharded is None else _holders(sharded)
     groups = saved[0]["param_groups"]
     if len(groups) != 1:
         raise _Unfit(f"the optimiser has {len(groups)} parameter groups, expected verl's one")
-    group, parameters = groups[0], dict(model.named_parameters())
-    states = {}
+    group, parameters, states = groups[0], dict(model.named_parameters()), {}
     for index, names in zip(group["params"], _units(model, len(group["params"])), strict=True):
-        ranks = [rank["state"].get(index, {}) for rank in saved]
-        entries = _entries(ranks, holders, {name: parameters[name] for name in names})
-        for name, entry in entries.items():
+        entries = [rank["state"].get(index, {}) for rank in saved]
+        divided = _divided(entries, holders, {name: parameters[name] for name in names})
+        for name, entry in divided.items():
             try:
                 states[name] = parameter_state(entry, group, torch.empty_like(parameters[name], device="cpu"))
             except ValueError as problem:
@@ -255,30 +248,27 @@ _INSTEAD = (
 )
 
 
-def _entries(ranks: list[dict], holders: list[int], parameters: dict[str, torch.Tensor]) -> dict[str, dict]:
-    """The state of an index of the optimiser, divided between its parameters. ``ranks``: every rank's entry, or {}."""
-    entries = {name: {} for name in parameters}
+def _divided(ranks: list[dict], holders: list[int], parameters: dict[str, torch.Tensor]) -> dict[str, dict]:
+    """The state of an index of the optimiser by parameter. ``ranks``: every rank's entry; {} where a rank holds nothing."""
+    divided, of = {name: {} for name in parameters}, ", ".join(parameters)
     present = [ranks[rank] for rank in holders if ranks[rank]]
     if not present:
-        return entries  # never had a gradient
-    stored, sizes = set(present[0]), [parameter.numel() for parameter in parameters.values()]
+        return divided  # never had a gradient
+    sizes = [parameter.numel() for parameter in parameters.values()]
+    padded = math.ceil(sum(sizes) / len(holders)) * len(holders)
+    sharded = any(isinstance(value, DTensor) for value in present[0].values())
+    if any(entry.keys() != present[0].keys() for entry in (ranks if sharded else present)):
+        raise _Unfit(f"the ranks' files disagree on what the optimiser holds for {of}")
     for key, first in present[0].items():
-        sharded = isinstance(first, DTensor)
-        if any(set(entry) != stored for entry in (ranks if sharded else present)):
-            raise _Unfit(f"the ranks' files disagree on what the optimiser holds for {', '.join(parameters)}")
         if key == "step" or not isinstance(first, torch.Tensor):
-            entries = {name: entry | {key: first} for name, entry in entries.items()}
+            divided = {name: entry | {key: first} for name, entry in divided.items()}
             continue
         if sharded:
-            flat = _joined([entry[key] for entry in ranks], f"{key} of {', '.join(parameters)}").flatten()
+            flat = _joined([entry[key] for entry in ranks], f"{key} of {of}").flatten()
         else:
             flat = torch.cat([entry[key].flatten() for entry in present])
-        elements = sum(sizes)
-        padded = math.ceil(elements / len(holders)) * len(holders)
-        if len(flat) != padded and (len(flat) != elements or len(parameters) > 1):
-            expected = f"expected {padded}. {_INSTEAD}"
-            raise _Unfit(f"{key} of {', '.join(parameters)} has {len(flat)} elements, {expected}")
-        pieces = flat[:elements].split(sizes)
-        for (name, parameter), piece in zip(parameters.items(), pieces, strict=True):
-            entries[name][key] = piece.view(parameter.shape)
-    return entries
+        if len(flat) != padded and (len(flat) != sum(sizes) or len(parameters) > 1):
+            raise _Unfit(f"{key} of {of} has {len(flat)} elements, expected {padded}. {_INSTEAD}")
+        for (name, parameter), piece in zip(parameters.items(), flat[: sum(sizes)].split(sizes), strict=True):
+            divided[name][key] = piece.view(parameter.shape)
+    return divided

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from verl_credit.records.run.table_files import ROLLOUTS, DamagedTable, read_table
+from verl_credit.records.run.table_files import DamagedTable, read_table
 
 
 @dataclass(frozen=True)
@@ -26,14 +26,10 @@ class Rollouts:
     """bool"""
     group_B: torch.Tensor
     """int64, the prompt of the row"""
-    outcome_B: torch.Tensor
-    """float64, the reward of the whole rollout"""
     trained_B_T: torch.Tensor | None = None
     """bool, the written tokens in the loss; None: all of them"""
     advantage_B_T: torch.Tensor | None = None
     """float64, the run's own credit per token; None where the rollouts were stored without it"""
-    log_prob_B_T: torch.Tensor | None = None
-    """float64, log-probs by the training engine at the parameters that wrote the rollouts"""
 
     def __post_init__(self) -> None:
         for row, ids in enumerate(self.prompt_ids):
@@ -88,10 +84,6 @@ def read_rollouts(path: Path) -> tuple[Rollouts, RolloutFacts]:
     Raises DamagedTable, naming the file, for one that cannot be read, whose rows do not fit together, or that has not all
     rollouts of its step.
     """
-    path = Path(path)
-    if not path.name.startswith(f"{ROLLOUTS}_"):
-        expected = f"expected tables/{ROLLOUTS}_000012.parquet of a run"
-        raise DamagedTable(f"{path} is no file of rollouts; {expected}")
     table = read_table(path)
     if table.update is None:
         raise DamagedTable(f"{path} has some groups of its step alone: train with keep_rollouts.groups=null")
@@ -105,10 +97,8 @@ def read_rollouts(path: Path) -> tuple[Rollouts, RolloutFacts]:
             response_ids=[torch.tensor(ids, dtype=torch.int64) for ids in c["response_ids"]],
             written_B_T=padded(c, "written", torch.bool),
             group_B=torch.tensor([prompts.setdefault(tuple(ids), len(prompts)) for ids in c["prompt_ids"]]),
-            outcome_B=torch.tensor(c["outcome"], dtype=torch.float64),
             trained_B_T=padded(c, "trained", torch.bool),
             advantage_B_T=padded(c, "advantage"),
-            log_prob_B_T=padded(c, "old_log_prob"),
         )
         sampling = [about["sampling"][name] for name in ("temperature", "top_p", "top_k")]
         weight_B_T = padded(c, "rollout_is_weight")
@@ -117,7 +107,9 @@ def read_rollouts(path: Path) -> tuple[Rollouts, RolloutFacts]:
         raise DamagedTable(f"{path} cannot be read: {type(error).__name__}: {error}") from error
 
 
-def padded(c: dict[str, list], name: str, dtype: torch.dtype = torch.float64, fill=0) -> torch.Tensor | None:
+def padded(
+    c: dict[str, list], name: str, dtype: torch.dtype = torch.float64, fill: float = 0
+) -> torch.Tensor | None:
     """[B, T] from a list per row; None for a column that the step did not make."""
     if all(row is None for row in c[name]):
         return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -30,16 +30,6 @@ from verl_credit.study.probe.update import OptimizerState, adamw_step, credit_we
 
 
 @dataclass(frozen=True)
-class Objective:
-    """The run's own configuration of its update. ``tokens``: the longest response that it allows."""
-
-    loss_agg_mode: str
-    loss_scale_factor: float | None
-    max_grad_norm: float | None
-    tokens: int
-
-
-@dataclass(frozen=True)
 class Probe:
     """Everything that one probe reads. E and U must not share a prompt: ValueError."""
 
@@ -48,7 +38,10 @@ class Probe:
     u: Rollouts
     sampling: Sampling
     optimizer: OptimizerState
-    objective: Objective
+    objective: Mapping[str, Any]
+    """The run's keys of its update: ``loss_agg_mode``, ``loss_scale_factor``, ``grad_clip``."""
+    tokens: int
+    """The longest response that the run allows."""
     settings: ProbeSettings
     say: Callable[[float, str], None] = lambda share, text: None
     """(share that is done, name of the stage)"""
@@ -124,13 +117,13 @@ class Probe:
     def _direction(self, policy: ModelPolicy) -> tuple[Parameters, Parameters]:
         """(gradient of the loss, δθ per unit of learning rate)."""
         o = self.objective
-        weight_B_T = credit_weights(self.u, o.loss_agg_mode, o.loss_scale_factor, o.tokens)
+        weight_B_T = credit_weights(self.u, o["loss_agg_mode"], o["loss_scale_factor"], self.tokens)
         if not weight_B_T.any():
             why = "every advantage in U is 0 (all rollouts of each prompt have the same reward)"
             raise ValueError(f"{why}: there is no update to probe; take more prompts (batch_config.B_U)")
         tick = self._tick("Y: the gradient of the loss", len(self.u))
         y = gradient(policy, weight_B_T, torch.zeros_like(weight_B_T), self.micro_batch, tick=tick)
-        return y, adamw_step(policy.parameters, y, self.optimizer, max_grad_norm=o.max_grad_norm)
+        return y, adamw_step(policy.parameters, y, self.optimizer, max_grad_norm=o["grad_clip"])
 
     def _by_gradients(self, policy, x: EntropyGradient, direction) -> tuple[float, dict[str, float]]:
         """X · v by reverse mode, and the norms of X and of its two terms."""

@@ -20,6 +20,10 @@ from verl_credit.study.probe.kept_rollouts import Rollouts
 Parameters = dict[str, torch.Tensor]
 
 
+def _no_tick(rows: int) -> None:
+    """``tick`` is told how many rows are done."""
+
+
 @dataclass(frozen=True)
 class Sampling:
     """Temperature and nucleus of the rollouts. Raises ValueError with the field, its value and what would be right."""
@@ -29,30 +33,9 @@ class Sampling:
 
     def __post_init__(self) -> None:
         if not 0 < self.temperature < math.inf:
-            raise ValueError(
-                f"temperature={self.temperature!r}: expected a number above 0, because greedy decoding has no entropy"
-            )
+            raise ValueError(f"temperature={self.temperature!r}: expected a number above 0")
         if not 0 < self.top_p <= 1:
             raise ValueError(f"top_p={self.top_p!r}: expected a number in (0, 1]")
-
-
-def scaled_and_kept(
-    logits_N_V: torch.Tensor, sampling: Sampling, sampled_N_V: torch.Tensor | None = None
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """a = z / T in float64, and which tokens the nucleus keeps (None: all of them).
-
-    Tokens in descending probability are kept while the mass *before* them is below top_p, so the token that crosses it is
-    kept, as samplers do. The nucleus is that of ``sampled_N_V`` where given, the logits that the tokens were sampled from.
-    It is a constant of the gradient and of a step: where it changes the entropy jumps, and no rollout has the new tokens.
-    """
-    scaled_N_V = logits_N_V.double() / sampling.temperature
-    if sampling.top_p == 1:
-        return scaled_N_V, None
-    of_N_V = scaled_N_V if sampled_N_V is None else sampled_N_V.double() / sampling.temperature
-    ordered_N_V, order_N_V = of_N_V.detach().softmax(-1).sort(dim=-1, descending=True, stable=True)
-    before_N_V = ordered_N_V.cumsum(-1) - ordered_N_V
-    kept_N_V = torch.zeros_like(before_N_V, dtype=torch.bool)
-    return scaled_N_V, kept_N_V.scatter(-1, order_N_V, before_N_V < sampling.top_p)
 
 
 def log_prob_and_entropy(
@@ -61,31 +44,36 @@ def log_prob_and_entropy(
     sampling: Sampling,
     sampled_N_V: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """log q(token) and H(q) = logsumexp_S(a) - Σ_S q a, both float64 [N], differentiable in both modes.
+    """log q(token) and H(q) = logsumexp_S(a) - Σ_S q a with a = logits / T, both float64 [N], differentiable in both modes.
 
-    q is softmax(logits / T) renormalised on the nucleus S, for both: an entropy of q beside the score of the raw softmax
-    belongs to another policy, for which E[∇log q] = 0 does not hold.
-    ``sampled_N_V``: the logits whose nucleus is meant; default: ``logits_N_V`` itself.
+    q is softmax(a) renormalised on the nucleus S, for both: an entropy of q beside the score of the raw softmax belongs to
+    another policy, for which E[∇log q] = 0 does not hold. Tokens in descending probability are in S while the mass *before*
+    them is below top_p, so the token that crosses it is in S, as samplers do. S is that of ``sampled_N_V`` where given, the
+    logits that the tokens were sampled from. S is a constant of the gradient and of a step: where S changes the entropy
+    jumps, and no rollout has the new tokens.
 
     Raises ValueError for a sampled token that the nucleus excludes, with its place and its probability.
     """
-    scaled_N_V, kept_N_V = scaled_and_kept(logits_N_V, sampling, sampled_N_V)
-    if kept_N_V is None:
-        log_q_N_V = scaled_N_V.log_softmax(-1)
-        entropy_N = -(log_q_N_V.exp() * log_q_N_V).sum(-1)
-        return log_q_N_V.gather(-1, token_N[:, None]).squeeze(-1), entropy_N
+    scaled_N_V = logits_N_V.double() / sampling.temperature
+    kept_N_V = torch.ones_like(scaled_N_V, dtype=torch.bool)
+    if sampling.top_p < 1:
+        of_N_V = scaled_N_V if sampled_N_V is None else sampled_N_V.double() / sampling.temperature
+        ordered_N_V, order_N_V = of_N_V.detach().softmax(-1).sort(dim=-1, descending=True, stable=True)
+        before_N_V = ordered_N_V.cumsum(-1) - ordered_N_V
+        kept_N_V = kept_N_V.scatter(-1, order_N_V, before_N_V < sampling.top_p)
     out_N = ~kept_N_V.gather(-1, token_N[:, None]).squeeze(-1)
     if out_N.any():
         place = int(out_N.nonzero()[0])
         token, p = int(token_N[place]), float(scaled_N_V[place].detach().softmax(-1)[token_N[place]])
-        raise ValueError(
-            f"top_p={sampling.top_p} excludes {int(out_N.sum())} sampled tokens, for example token {token} with "
-            f"probability {p:.3g}: the rollouts were sampled with another top_p, temperature or other weights"
+        which = (
+            f"excludes {int(out_N.sum())} sampled tokens, for example token {token} with probability {p:.3g}"
         )
-    log_q_N_V = scaled_N_V.masked_fill(~kept_N_V, -math.inf).log_softmax(-1)
-    finite_N_V = log_q_N_V.masked_fill(~kept_N_V, 0.0)
-    entropy_N = -(finite_N_V.exp() * kept_N_V * finite_N_V).sum(-1)
-    return finite_N_V.gather(-1, token_N[:, None]).squeeze(-1), entropy_N
+        raise ValueError(
+            f"top_p={sampling.top_p} {which}: expected the top_p, temperature and weights of the rollouts"
+        )
+    log_q_N_V = scaled_N_V.masked_fill(~kept_N_V, -math.inf).log_softmax(-1).masked_fill(~kept_N_V, 0.0)
+    entropy_N = -(log_q_N_V.exp() * kept_N_V * log_q_N_V).sum(-1)
+    return log_q_N_V.gather(-1, token_N[:, None]).squeeze(-1), entropy_N
 
 
 class ModelPolicy:
@@ -126,42 +114,28 @@ class ModelPolicy:
 
 @torch.no_grad()
 def observe(
-    policy: ModelPolicy,
-    rows: int,
-    micro_batch: int,
-    parameters: Parameters | None = None,
-    tick: Callable | None = None,
+    policy: ModelPolicy, rows: int, micro_batch: int, parameters: Parameters | None = None, tick=_no_tick
 ) -> Tokens:
     """Log-probs and entropies of all rows, without gradient, at ``parameters`` (default: the policy's own)."""
     at = policy.parameters if parameters is None else parameters
     return _joined((policy.tokens(at, part) for part in parts(rows, micro_batch)), tick)
 
 
-def along(
-    policy: ModelPolicy, direction: Parameters, rows: int, micro_batch: int, tick: Callable | None = None
-) -> Tokens:
+def along(policy: ModelPolicy, direction: Parameters, rows: int, micro_batch: int, tick=_no_tick) -> Tokens:
     """d/dη of every log-prob and entropy at θ + η·direction, by forward-mode differentiation: one pass for all rows.
-
-    The prediction is a weighted sum of these numbers, so one pass serves it. Parameters that
-    ``direction`` lacks do not move.
-    """
+    Parameters that ``direction`` lacks do not move."""
     moving = {name: policy.parameters[name] for name in direction}
-    fixed = {name: p for name, p in policy.parameters.items() if name not in direction}
     tangents = {name: direction[name].to(p) for name, p in moving.items()}
 
     def derivatives(part: list[int]):
         with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):  # the fused kernels have no forward mode
-            return jvp(lambda p: policy.tokens({**fixed, **p}, part), (moving,), (tangents,))[1]
+            return jvp(lambda p: policy.tokens({**policy.parameters, **p}, part), (moving,), (tangents,))[1]
 
     return _joined((derivatives(part) for part in parts(rows, micro_batch)), tick)
 
 
 def gradient(
-    policy: ModelPolicy,
-    score_B_T: torch.Tensor,
-    path_B_T: torch.Tensor,
-    micro_batch: int,
-    tick: Callable | None = None,
+    policy: ModelPolicy, score_B_T: torch.Tensor, path_B_T: torch.Tensor, micro_batch: int, tick=_no_tick
 ) -> Parameters:
     """Σ_ij score_ij ∇log q_ij + path_ij ∇H_ij, summed over micro-batches in float64, whatever their size."""
     leaves = {name: p.detach().requires_grad_() for name, p in policy.parameters.items()}
@@ -170,12 +144,10 @@ def gradient(
         log_prob_b_T, entropy_b_T = policy.tokens(leaves, part)
         score_b_T, path_b_T = score_B_T[part].to(log_prob_b_T), path_B_T[part].to(entropy_b_T)
         surrogate = (score_b_T * log_prob_b_T).sum() + (path_b_T * entropy_b_T).sum()
-        gradients = torch.autograd.grad(surrogate, list(leaves.values()), allow_unused=True)
+        gradients = torch.autograd.grad(surrogate, list(leaves.values()), materialize_grads=True)
         for summed, value in zip(total.values(), gradients, strict=True):
-            if value is not None:
-                summed += value
-        if tick:
-            tick(len(part))
+            summed += value
+        tick(len(part))
     return total
 
 
@@ -201,17 +173,12 @@ def parts(rows: int, micro_batch: int) -> Iterator[list[int]]:
         yield list(range(start, min(start + micro_batch, rows)))
 
 
-def _joined(parts_of_rows: Iterator, tick: Callable | None) -> Tokens:
-    log_prob, entropy = [], []
-    for log_prob_b_T, entropy_b_T in parts_of_rows:
-        log_prob.append(log_prob_b_T.detach().cpu())
-        entropy.append(entropy_b_T.detach().cpu())
-        if tick:
-            tick(len(log_prob_b_T))
-    return Tokens(torch.cat(log_prob), torch.cat(entropy))
-
-
-_CASTS = (torch.Tensor.to, torch.softmax, torch.Tensor.softmax, torch.nn.functional.softmax)
+def _joined(parts_of_rows: Iterator, tick: Callable[[int], None]) -> Tokens:
+    pairs = []
+    for of_part in parts_of_rows:
+        pairs.append([values_b_T.detach().cpu() for values_b_T in of_part])
+        tick(len(of_part[0]))
+    return Tokens(*map(torch.cat, zip(*pairs, strict=True)))
 
 
 class KeepDouble(TorchFunctionMode):
@@ -221,11 +188,13 @@ class KeepDouble(TorchFunctionMode):
     differences.
     """
 
+    casts = (torch.Tensor.to, torch.softmax, torch.Tensor.softmax, torch.nn.functional.softmax)
+
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         if func is torch.Tensor.float:
             return args[0].double()
-        if func in _CASTS:
+        if func in self.casts:
             args = tuple(_double(value) for value in args)
             kwargs = {name: _double(value) for name, value in kwargs.items()}
         return func(*args, **kwargs)

@@ -80,9 +80,7 @@ def credit_weights(
     d loss_t / d log π_t = -A_t. ``tokens``: width of the response axis, which seq-mean-token-sum-norm divides by.
     """
     if u.advantage_B_T is None:
-        raise ValueError(
-            "these rollouts were stored without advantages: the update has no credit to be made of"
-        )
+        raise ValueError("the rollouts were stored without advantages, of which an update is made")
     log_prob_B_T = torch.zeros_like(u.advantage_B_T, dtype=torch.float64, requires_grad=True)
     loss_B_T = -u.advantage_B_T.double() * log_prob_B_T
     scale = tokens if loss_scale_factor is None else loss_scale_factor
@@ -93,21 +91,17 @@ def credit_weights(
 def adamw_step(
     parameters: Tensors, gradient: Tensors, state: OptimizerState, *, max_grad_norm: float | None
 ) -> Tensors:
-    """v = (θ' − θ) / η by parameter, for the step that AdamW makes next with this gradient of the loss.
+    """v = (θ' − θ) / η by parameter, for the step that AdamW makes next, in the gradient's dtype.
 
-    v has the dtype and device of the gradient, and the arithmetic is done in it: give float32 or float64.
+    ``gradient``: ∂loss/∂θ, averaged as training averages it; scaled here by min(1, max_grad_norm / (‖g‖ + 1e-6)), as torch's
+    ``clip_grad_norm_``. None or 0 leaves it as it is (verl itself, with ``clip_grad=0``, would make it zero).
 
-    Args:
-        parameters: θ by name.
-        gradient: ∂loss/∂θ by name, averaged over the batch as training averages it, before clipping.
-        state: of the optimiser before the step.
-        max_grad_norm: the gradient is scaled by min(1, max_grad_norm / (‖g‖ + 1e-6)), ‖g‖ over all parameters; None or 0
-            leaves it as it is (verl itself, with ``clip_grad=0``, would make it zero).
-
-    Raises:
-        ValueError: ‖g‖ is not finite (verl skips such a step).
+    Raises ValueError for a ‖g‖ that is not finite (verl skips such a step).
     """
-    scale, step = clip_factor(gradient, max_grad_norm), {}
+    norms = torch.stack([torch.linalg.vector_norm(g) for g in gradient.values()])
+    if not math.isfinite(norm := torch.linalg.vector_norm(norms).item()):
+        raise ValueError(f"the gradient's norm is {norm}: verl skips such a step")
+    scale, step = min(1.0, max_grad_norm / (norm + 1e-6)) if max_grad_norm else 1.0, {}
     for name, unclipped in gradient.items():
         g, own = unclipped * scale, state.parameters[name]
         m, theta = own.exp_avg.to(g), parameters[name].to(g)
@@ -118,13 +112,3 @@ def adamw_step(
         divisor = (1 - beta1**t) * (second.sqrt() / math.sqrt(1 - beta2**t) + own.eps)
         step[name] = -beta1 * m / divisor - own.weight_decay * theta + (beta1 - 1) * g / divisor
     return step
-
-
-def clip_factor(gradient: Tensors, max_grad_norm: float | None) -> float:
-    """min(1, max_grad_norm / (‖g‖ + 1e-6)), as torch's ``clip_grad_norm_``; 1 for None or 0."""
-    norms = torch.stack([torch.linalg.vector_norm(g) for g in gradient.values()])
-    if not math.isfinite(norm := torch.linalg.vector_norm(norms).item()):
-        raise ValueError(
-            f"the gradient's norm is {norm}: verl skips such a step, so no update follows from it"
-        )
-    return min(1.0, max_grad_norm / (norm + 1e-6)) if max_grad_norm else 1.0

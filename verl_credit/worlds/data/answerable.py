@@ -11,7 +11,6 @@ a page that another query would find stays unseen, and so its share is a lower b
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -23,6 +22,7 @@ from verl_credit.turns.rollout.reward.golds import gold_answers
 from verl_credit.turns.rollout.reward.qa import BOXED, WHOLE, answer_form, comparison
 from verl_credit.turns.rollout.search.client import SearchClient
 from verl_credit.turns.rollout.search.wire import Page
+from verl_credit_retriever.index.corpus import parse_line
 
 MOST, SEED, EXAMPLES = 256, 0, 5
 AT_ONCE = 16  # searches
@@ -60,6 +60,18 @@ class Coverage:
     without: list[Question] = field(default_factory=list)
     unjudged: int = 0
     """No gold page is named, and the answer is yes, no, or mathematics."""
+
+    def count(self, question: Question, ids: set[str], titles: set[str], answers: set[str]) -> None:
+        """``ids``, ``titles``, ``answers``: those of the questions that some page has."""
+        wanted = {_title(title) for title in question.titles}
+        if question.ids <= ids if question.ids else question.names_pages and wanted <= titles:
+            self.page += 1
+        elif any(gold in answers for gold in question.needles):
+            self.answer += 1
+        elif question.names_pages or question.needles:
+            self.without.append(question)
+        else:
+            self.unjudged += 1
 
     @property
     def judged(self) -> int:
@@ -126,9 +138,10 @@ def question_of(where: str, row: dict, prompt_key: str = "prompt") -> Question:
 
 def in_corpus(questions: Sequence[Question], rows: int, pages: Iterable[Page]) -> Coverage:
     """Counts over all ``pages``."""
-    seen = _seen(questions, pages)
-    judged = [_judged(question, *seen) for question in questions]
-    return _counted(questions, judged, Coverage(rows, "anywhere in the corpus"))
+    seen, coverage = _seen(questions, pages), Coverage(rows, "anywhere in the corpus")
+    for question in questions:
+        coverage.count(question, *seen)
+    return coverage
 
 
 def in_search(questions: Sequence[Question], rows: int, client: SearchClient) -> Coverage:
@@ -136,50 +149,31 @@ def in_search(questions: Sequence[Question], rows: int, client: SearchClient) ->
 
     Errors: SearchFault.
     """
-    judged = asyncio.run(_searched(questions, client))
     how = f"in the top {client.topk} of a search for the question (another query may find more)"
-    return _counted(questions, judged, Coverage(rows, how))
+    coverage = Coverage(rows, how)
+    for question, pages in zip(questions, asyncio.run(_searched(questions, client)), strict=True):
+        coverage.count(question, *_seen([question], pages))
+    return coverage
 
 
-async def _searched(questions: Sequence[Question], client: SearchClient) -> list[tuple[bool, bool]]:
+async def _searched(questions: Sequence[Question], client: SearchClient) -> list[list[Page]]:
+    """The pages that are found for each question; none is searched for where none could count."""
     free = asyncio.Semaphore(AT_ONCE)
 
     async def asked(query: str) -> Sequence[Page]:
         async with free:
             return (await client.search(query)).pages
 
-    async def judged(question: Question) -> tuple[bool, bool]:
+    async def found(question: Question) -> list[Page]:
         if not question.text or not (question.names_pages or question.needles):
-            return False, False
+            return []
         results = await asyncio.gather(*map(asked, (question.text, *sorted(question.titles))))
-        return _judged(question, *_seen([question], [page for pages in results for page in pages]))
+        return [page for pages in results for page in pages]
 
     try:
-        return await asyncio.gather(*map(judged, questions))
+        return await asyncio.gather(*map(found, questions))
     finally:
         await client.aclose()
-
-
-def _judged(question: Question, ids: set[str], titles: set[str], answers: set[str]) -> tuple[bool, bool]:
-    """Are all gold pages there, and is an answer?"""
-    if question.ids:
-        whole = question.ids <= ids
-    else:
-        whole = question.names_pages and {_title(title) for title in question.titles} <= titles
-    return whole, any(gold in answers for gold in question.needles)
-
-
-def _counted(questions, judged: Iterable[tuple[bool, bool]], coverage: Coverage) -> Coverage:
-    for question, (page, text) in zip(questions, judged, strict=True):
-        if page:
-            coverage.page += 1
-        elif text:
-            coverage.answer += 1
-        elif question.names_pages or question.needles:
-            coverage.without.append(question)
-        else:
-            coverage.unjudged += 1
-    return coverage
 
 
 def _title(title: str) -> str:
@@ -218,19 +212,8 @@ def pages_of(corpus: Path) -> Iterable[Page]:
     """
     file = corpus / "corpus.jsonl" if corpus.is_dir() else corpus
     with open(file, "rb") as lines:
-        for number, line in enumerate(lines, start=1):
+        for row, line in enumerate(lines):
             if line.strip():
-                yield _page(line, f"{file}:{number}", number - 1)
-
-
-def _page(line: bytes, where: str, number: int) -> Page:
-    try:
-        row = json.loads(line)
-        name = next((row[key] for key in ("id", "_id", "docid") if row.get(key) is not None), number)
-        title, text = row.get("title") or "", row.get("text")
-        if row.get("contents") is not None or text is None:
-            title, _, text = row["contents"].partition("\n")
-        return Page(str(name), str(title), str(text), None)
-    except (ValueError, RecursionError, AttributeError, KeyError, TypeError) as error:
-        use = 'expected {"id": ..., "contents": "Title\\ntext"}'
-        raise ValueError(f"{where}: {line[:80]!r} is no page ({type(error).__name__}); {use}") from None
+                read = parse_line(line, f"{file}:{row + 1}", row)
+                title, _, text = read["contents"].partition("\n")
+                yield Page(read["id"], title, text, None)

@@ -27,11 +27,9 @@ OURS = {"train.parquet", "val.parquet", "test.parquet", "corpus.jsonl", "report.
 
 def check_free(out: Path, overwrite: bool) -> None:
     """Raises PrepareError when writing to ``out`` would delete files."""
-    if not out.exists():
-        return
-    if not out.is_dir():
+    if out.exists() and not out.is_dir():
         raise PrepareError(f"--out={out} is a file; expected a folder that is new or empty")
-    there = sorted(path.name for path in out.iterdir())
+    there = sorted(path.name for path in out.iterdir()) if out.exists() else []
     foreign = [name for name in there if name not in OURS]
     if foreign and overwrite:
         raise PrepareError(
@@ -44,23 +42,16 @@ def check_free(out: Path, overwrite: bool) -> None:
 @contextmanager
 def staged(out: Path, overwrite: bool) -> Iterator[Path]:
     """A new folder beside ``out``; it is renamed to ``out`` when the block succeeds, and removed otherwise."""
-    out = out.expanduser().resolve()
-    check_free(out, overwrite)
     out.parent.mkdir(parents=True, exist_ok=True)
     stage = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
     try:
-        new, old = stage / "new", stage / "old"
+        new = stage / "new"
         new.mkdir()
         yield new
-        check_free(out, overwrite)
+        check_free(out, overwrite)  # reading takes long: something may have been written there
         if out.exists():
-            out.rename(old)
-        try:
-            new.rename(out)
-        except OSError:
-            if old.exists():
-                old.rename(out)
-            raise
+            out.rename(stage / "old")
+        new.rename(out)
     finally:
         shutil.rmtree(stage, ignore_errors=True)
 
@@ -121,14 +112,14 @@ def write_rows(records: list[Record], data_set: DataSet, split: str, path: Path)
 class CorpusWriter:
     """Writes every paragraph once, in the order of the questions: ``{"id", "contents": "Title\\ntext"}`` per line.
 
-    Paragraphs are the same when title and text are equal. Only digests are kept in memory. The first paragraph creates
-    ``path``.
+    Paragraphs are the same when title and text are equal. Only digests are kept in memory.
     """
 
     def __init__(self, path: Path):
-        self.path, self.counts = path, {"paragraphs": 0, "repeated": 0, "unusable": 0}
+        self.counts = {"paragraphs": 0, "repeated": 0, "unusable": 0}
         self._seen: set[bytes] = set()
-        self._file = None
+        self._file = path.open("w", encoding="utf-8")
+        self.close = self._file.close
 
     def add(self, paragraphs: Iterable[tuple[str, str]]) -> None:
         for title, text in paragraphs:
@@ -141,15 +132,9 @@ class CorpusWriter:
                 self.counts["repeated"] += 1
                 continue
             self._seen.add(digest)
-            if self._file is None:
-                self._file = self.path.open("w", encoding="utf-8")
             row = {"id": str(self.counts["paragraphs"]), "contents": contents}
             self._file.write(json.dumps(row, ensure_ascii=False) + "\n")
             self.counts["paragraphs"] += 1
-
-    def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
 
 
 @dataclass
@@ -177,24 +162,22 @@ class Tally:
     """Gold answers that were left out, by reason."""
     other_answers: int = 0
     """Kept rows whose question occurs in the same split with other answers."""
-    doubted: Counter = field(default_factory=Counter)
-    """Kept rows with a gold answer that looks like something else, by what it looks like."""
-    first_doubt: dict[str, str] = field(default_factory=dict)
+    doubted: dict[str, list] = field(default_factory=dict)
+    """Kept rows with a gold answer that looks like something else, by what it looks like: how many, and the first."""
+    not_read: list[str] = field(default_factory=list)
+    """Files of the source's folder whose names have no split, where others have one."""
     files: dict[str, dict[str, int]] = field(default_factory=dict)
     """Counts of each written file."""
 
     def doubt(self, gold: str, looks: str, where: str) -> None:
-        self.doubted[looks] += 1
-        self.first_doubt.setdefault(looks, printable(f"{where}: {gold[:80]!r}"))
+        self.doubted.setdefault(looks, [0, printable(f"{where}: {gold[:80]!r}")])[0] += 1
 
     def as_dict(self, data_set: str) -> dict:
         return {
             "data_set": data_set,
             "read": {name: vars(split) for name, split in self.splits.items()},
             "gold_answers_left_out": dict(self.left_out),
-            "gold_answers_doubted": {
-                looks: [n, self.first_doubt[looks]] for looks, n in self.doubted.items()
-            },
+            "gold_answers_doubted": self.doubted,
             "same_question_other_answers": self.other_answers,
             "written": self.files,
         }
@@ -210,12 +193,14 @@ class Tally:
         if self.left_out:
             counts = ", ".join(f"{n} {reason}" for reason, n in self.left_out.most_common())
             lines.append(f"  gold answers left out: {counts}")
-        for looks, n in self.doubted.most_common():
+        for looks, (n, first) in sorted(self.doubted.items(), key=lambda entry: -entry[1][0]):
             lines.append(
-                f"  kept as it stands: {n} rows with an answer that looks like {looks}, first {self.first_doubt[looks]}"
+                f"  kept as it stands: {n} rows with an answer that looks like {looks}, first {first}"
             )
         if self.other_answers:
             lines.append(f"  kept: {self.other_answers} questions that also occur with other answers")
+        if self.not_read:
+            lines.append(f"not read, because their names have no split: {', '.join(self.not_read)}")
         for name, counts in self.files.items():
             texts = (f"{n} {what.replace('_', ' ')}" for what, n in counts.items())
             lines.append(f"{name}: {', '.join(texts)}")

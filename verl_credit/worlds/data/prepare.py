@@ -41,16 +41,16 @@ def prepare(
     for key, value in (("limit", limit), ("val-size", val_size)):
         if value is not None and value < 1:
             raise PrepareError(f"--{key}={value}: expected 1 or more")
-    check_free(Path(out).expanduser(), overwrite)
+    out = Path(out).expanduser().resolve()
+    check_free(out, overwrite)
     opened = open_source(source, data_set, subset, revision)
     chosen = _choose(opened.splits(), splits)
     if val_size is not None and len(chosen) > 1:
-        raise PrepareError(
-            f"--val-size={val_size}: the source has {', '.join(chosen)}; choose the one to divide with --splits"
-        )
+        use = f"the source has {', '.join(chosen)}; choose the one to divide with --splits"
+        raise PrepareError(f"--val-size={val_size}: {use}")
     settings = {"limit": limit, "val_size": val_size, "seed": seed, "splits": chosen}
-    with staged(Path(out), overwrite) as folder:
-        tally = Tally()
+    with staged(out, overwrite) as folder:
+        tally = Tally(not_read=[Path(file).name for file in opened.about.get("not_read", ())])
         with closing(CorpusWriter(folder / "corpus.jsonl")) as corpus:
             records = {split: _read(opened, split, data_set, limit, tally, corpus) for split in chosen}
         if not any(records.values()):
@@ -62,7 +62,15 @@ def prepare(
         _remove_overlap(records, tally)
         if val_size is not None and not records["train"]:
             raise PrepareError(f"--val-size={val_size} leaves no row for training")
-        _write(folder, records, data_set, tally, corpus)
+        for split, kept in records.items():
+            if kept:  # a split without rows (a test set without answers) has no file
+                write_rows(kept, data_set, split, folder / f"{split}.parquet")
+                answers = sum(len(record.answers) for record in kept)
+                tally.files[f"{split}.parquet"] = {"rows": len(kept), "gold_answers": answers}
+        if corpus.counts["paragraphs"]:
+            tally.files["corpus.jsonl"] = corpus.counts
+        else:
+            (folder / "corpus.jsonl").unlink()
         _write_json(folder / "report.json", {"format": FORMAT, **tally.as_dict(name)})
         files = {file.name: {"sha256": sha256_of(file)} for file in sorted(folder.iterdir())}
         for file, counts in tally.files.items():
@@ -79,9 +87,8 @@ def _choose(there: list[str], wanted: list[str] | None) -> list[str]:
     names = {SPLIT_WORDS.get(name.lower(), name) for name in wanted}
     missing = sorted(names - set(there))
     if missing:
-        raise PrepareError(
-            f"--splits={','.join(wanted)}: the source has no {', '.join(missing)}; it has {', '.join(there)}"
-        )
+        use = f"the source has no {', '.join(missing)}; it has {', '.join(there)}"
+        raise PrepareError(f"--splits={','.join(wanted)}: {use}")
     return [split for split in there if split in names]
 
 
@@ -167,18 +174,6 @@ def _reasons(tally: Tally) -> str:
         for split in tally.splits.values()
         for reason, count in split.dropped.most_common(3)
     )
-
-
-def _write(
-    folder: Path, records: dict[str, list[Record]], data_set: DataSet, tally: Tally, corpus: CorpusWriter
-) -> None:
-    for split, kept in records.items():
-        if kept:  # a split without rows (a test set without answers) has no file
-            write_rows(kept, data_set, split, folder / f"{split}.parquet")
-            answers = sum(len(record.answers) for record in kept)
-            tally.files[f"{split}.parquet"] = {"rows": len(kept), "gold_answers": answers}
-    if corpus.counts["paragraphs"]:
-        tally.files["corpus.jsonl"] = corpus.counts
 
 
 def _write_json(path: Path, content: dict) -> None:

@@ -68,10 +68,8 @@ BLANK, REPEATED, ADDS_NOTHING = "blank", "repeated", "normalised copy"
 def clean(record: Record, form: str, left_out: Counter) -> Record:
     """The record with its gold answers as stripped text without repetitions. Raises Rejected.
 
-    ``left_out`` counts the answers that are left out, by reason. An answer that contains an answer tag is left out:
-    the reward could never match it, and would punish the right answer. A derived answer that an earlier one matches is
-    left out: every gold answer costs a scored branch per turn. Numbers stand without commas, as the prompt asks the
-    policy to write them.
+    ``left_out`` counts the answers that are left out, by reason: the reward could never match an answer with an answer tag,
+    and every gold answer costs a scored branch per turn. Numbers stand without commas, as the prompt asks for them.
     """
     if not is_text(record.question):
         raise Rejected(NOT_TEXT, f"question {record.question!r:.60}")

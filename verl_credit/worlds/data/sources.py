@@ -104,9 +104,8 @@ def open_source(
     path = Path(source).expanduser()
     if not path.exists():
         if path.suffix in SUFFIXES or not _HUB_NAME.fullmatch(source):
-            raise PrepareError(
-                f"--source={source}: no such file or folder, and not a data set on the hub (owner/name)"
-            )
+            what = "no such file or folder, and not a data set on the hub (owner/name)"
+            raise PrepareError(f"--source={source}: {what}")
         return _of_hub(source, data_set, subset, revision)
     if given := [f"--{key}={value}" for key, value in (("subset", subset), ("revision", revision)) if value]:
         raise PrepareError(f"{' '.join(given)} works only for the hub; --source={source} is a local path")
@@ -171,9 +170,8 @@ def _of_hub(name: str, data_set: DataSet, subset: str | None, revision: str | No
         raise
     except Exception as error:  # several libraries raise here: import, network, hub, formats, scripts
         reason = " ".join(str(error).split())[:300]
-        raise PrepareError(
-            f"--source={name} cannot be loaded from the hub: {type(error).__name__}: {reason}"
-        ) from error
+        why = f"cannot be loaded from the hub: {type(error).__name__}: {reason}"
+        raise PrepareError(f"--source={name} {why}") from error
     found = Source({"kind": "hub", "source": name, "subset": subset, "revision": revision}, {})
     read = found.about["splits"] = {}
 

@@ -15,8 +15,8 @@ from verl_credit.built_folder import Progress, reuse_or_build
 from verl_credit.precision import one_thread
 from verl_credit.worlds.lab.config import NAME, PARTS, LabConfig, LabPaths, config_of, settings_of
 from verl_credit.worlds.lab.encoder import train_encoder
-from verl_credit.worlds.lab.encyclopedia import Question, World, make_splits, make_world, to_rows
-from verl_credit.worlds.lab.evaluate import LocalRetriever, recall
+from verl_credit.worlds.lab.encyclopedia import make_splits, make_world, to_rows
+from verl_credit.worlds.lab.evaluate import LocalRetriever
 from verl_credit.worlds.lab.limits import MAX_NEW_TOKENS, TOP_K, limits_of
 from verl_credit.worlds.lab.protocol import make_tokenizer
 from verl_credit.worlds.lab.warm_start import warm_start
@@ -40,8 +40,7 @@ def build_lab(
     """Build the lab of ``world_seed`` in ``directory``, or reuse a valid one. Its questions have ``hops`` hops; None: one to
     three.
 
-    The build uses one thread. It then gives the same bits on every processor of one kind (others round differently, and the
-    policy is then another one), and more threads would only slow so small a model down. Torch's number of threads and
+    The build uses one thread, and so gives the same bits on every processor of one kind. Torch's number of threads and
     global random state are unchanged afterwards.
 
     Raises ValueError for an unknown size or number of hops, FileExistsError when ``directory`` contains other files, and
@@ -65,7 +64,8 @@ def _fill(paths: LabPaths, config: LabConfig, seed: int, progress: Progress) -> 
     world = make_world(seed, config.world)
     tokenizer = make_tokenizer(world.names())
     splits = make_splits(world, config.world, seed, hop_shares=config.question_hops)
-    _write_corpus(world, paths.corpus)
+    articles = ({"id": article.id, "contents": article.contents} for article in world.articles.values())
+    paths.corpus.write_text("".join(json.dumps(row) + "\n" for row in articles))
     for split, questions in splits.items():
         rows = to_rows(questions, split)
         pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), paths.questions(split))
@@ -87,26 +87,6 @@ def _fill(paths: LabPaths, config: LabConfig, seed: int, progress: Progress) -> 
     policy, measured = warm_start(world, tokenizer, retriever, splits["dev"], config, seed, show)
     policy.save_pretrained(paths.policy)
     tokenizer.save_pretrained(paths.policy)
-    measured |= _measure_recall(retriever, splits["dev"])
     measured |= {"build_seconds": round(time.monotonic() - started, 1)}
     measured |= {"articles": len(world.articles), **{f"questions_{s}": len(q) for s, q in splits.items()}}
     return {"recipe": recipe_of(config.hops), "measured": measured}
-
-
-def _write_corpus(world: World, path: Path) -> None:
-    rows = ({"id": article.id, "contents": article.contents} for article in world.articles.values())
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-
-def _measure_recall(retriever: LocalRetriever, questions: list[Question]) -> dict[str, float]:
-    """Recall of the first hop's article, for the whole question and for a perfect policy's tool call."""
-    gold = [q.gold_ids[0] for q in questions]
-    texts = {
-        "question": [q.text for q in questions],
-        "call": [f" {q.path[0]} {q.relations[0]}" for q in questions],
-    }
-    return {
-        f"recall@{k}_{kind}": round(share, 4)
-        for kind, queries in texts.items()
-        for k, share in recall(retriever, queries, gold).items()
-    }

@@ -7,6 +7,7 @@ import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean as mean
 
 from transformers import PreTrainedTokenizerFast
 
@@ -43,30 +44,15 @@ class LocalRetriever:
         return [self._known[q] for q in queries]
 
 
-def recall(retriever: LocalRetriever, queries: list[str], gold_ids: list[str]) -> dict[int, float]:
-    """Share of queries whose gold article is among the first 1, 2, ... k results."""
-    ranked = [[doc["id"] for doc in hits] for hits in retriever.search(queries)]
-    return {
-        k: sum(gold in ids[:k] for ids, gold in zip(ranked, gold_ids, strict=True)) / len(ranked)
-        for k in range(1, max(map(len, ranked)) + 1)
-    }
-
-
 @dataclass
 class Rollout:
-    """A trajectory: the prompt, then policy tokens (mask 1) and observations (mask 0)."""
+    """A trajectory: the prompt, then the policy's turns and their observations."""
 
     question: Question
     prompt_ids: list[int]
     response_ids: list[int] = field(default_factory=list)
-    response_mask: list[int] = field(default_factory=list)
     turns: list[str] = field(default_factory=list)
-    gram_tokens: int = 0
     found_ids: list[list[str]] = field(default_factory=list)
-
-    def append(self, ids: list[int], by_policy: bool) -> None:
-        self.response_ids += ids
-        self.response_mask += [int(by_policy)] * len(ids)
 
     @property
     def answer(self) -> str | None:
@@ -110,9 +96,7 @@ class Roller:
             prompts = [r.prompt_ids + r.response_ids for r in active]
             calls = []
             for rollout, output in zip(active, self._generator.generate(prompts, params), strict=True):
-                rollout.append(output.token_ids, by_policy=True)
-                pieces = [self._tokenizer.decode([i]) for i in output.token_ids]
-                rollout.gram_tokens += sum(protocol.gram_token_mask(pieces))
+                rollout.response_ids += output.token_ids
                 rollout.turns.append(self._tokenizer.decode(output.token_ids))
                 text, ended = without_thoughts(rollout.turns[-1]), output.finish_reason == "stop"
                 query = protocol.parse_query(text) if ended else None
@@ -121,7 +105,7 @@ class Roller:
             for (rollout, _), results in zip(calls, self._retriever.search(q for _, q in calls), strict=True):
                 rollout.found_ids.append([doc["id"] for doc in results])
                 text = protocol.observation_text(protocol.pages(doc["contents"] for doc in results))
-                rollout.append(self._encode(text), by_policy=False)
+                rollout.response_ids += self._encode(text)
             active = [rollout for rollout, _ in calls]
             if not active:
                 break
@@ -132,21 +116,15 @@ class Roller:
 
 
 def summarize(rollouts: Sequence[Rollout]) -> dict[str, float]:
-    """Exact match (all, per number of hops, among answered), answered share, searches and lengths."""
-    answered = [r for r in rollouts if r.answer is not None]
-    policy_tokens = _mean([sum(r.response_mask) for r in rollouts])
+    """Exact match (all, and per number of hops), answered share, searches and the longest response."""
     summary = {
-        "em": _mean([r.em for r in rollouts]),
-        "answered": len(answered) / len(rollouts),
-        "em_answered": _mean([r.em for r in answered]),
-        "searches": _mean([len(r.found_ids) for r in rollouts]),
-        "policy_tokens": policy_tokens,
-        "response_tokens": _mean([len(r.response_ids) for r in rollouts]),
+        "em": mean(r.em for r in rollouts),
+        "answered": mean(r.answer is not None for r in rollouts),
+        "searches": mean(len(r.found_ids) for r in rollouts),
         "response_tokens_max": max(len(r.response_ids) for r in rollouts),
-        "gram_token_share": _mean([r.gram_tokens for r in rollouts]) / max(policy_tokens, 1.0),
     }
     for hops in sorted({r.question.hops for r in rollouts}):
-        summary[f"em_{hops}hop"] = _mean([r.em for r in rollouts if r.question.hops == hops])
+        summary[f"em_{hops}hop"] = mean(r.em for r in rollouts if r.question.hops == hops)
     return summary
 
 
@@ -178,7 +156,3 @@ def right_turns(rollouts: Sequence[Rollout]) -> list[float]:
 def open_decisions(probabilities: Sequence[float]) -> int:
     """The number of turns whose success is neither rare nor nearly certain."""
     return sum(OPEN[0] < one < OPEN[1] for one in probabilities)
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values) if values else 0.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
@@ -56,8 +56,6 @@ GRAMS = {
 }
 # These grams continue with the word "search".
 _OPEN = {"wait let me", "go back and", "another way to", "or we could", "what if we"}
-
-_GRAM = re.compile("|".join(rf"\b{re.escape(g)}\b" for gs in GRAMS.values() for g in gs))
 
 _CALL = re.compile(r"<tool_call>\n?(.*?)\n?</tool_call>", re.DOTALL)
 
@@ -110,22 +108,6 @@ def _think(thought: str) -> str:
 def phrase(gram: str) -> str:
     """The gram as written in a thought; the leading space makes each word one token."""
     return f" {gram} search" if gram in _OPEN else f" {gram}"
-
-
-def gram_spans(text: str) -> list[tuple[int, int]]:
-    """Character spans of every gram in ``text``."""
-    return [m.span() for m in _GRAM.finditer(text)]
-
-
-def gram_token_mask(pieces: Sequence[str]) -> list[bool]:
-    """Marks the tokens of a turn, given as texts, that overlap a gram."""
-    spans = gram_spans("".join(pieces))
-    mask, start = [], 0
-    for piece in pieces:
-        end = start + len(piece)
-        mask.append(any(begin < end and start < stop for begin, stop in spans))
-        start = end
-    return mask
 
 
 TAGS = tuple(

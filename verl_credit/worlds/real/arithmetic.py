@@ -1,9 +1,8 @@
 r"""Arithmetic questions for a policy with trained weights of about 135 M parameters.
 
 A question has one operation on small numbers; the answer is a number in ``\boxed{...}``. The prompt has two worked examples
-as earlier turns of the chat. After instructions alone this policy answers almost every question wrongly; after two examples
-about half of its answers are right. More examples would make the prompt, of 120 tokens, longer than all answers. The
-examples begin with a strategic gram, because otherwise the policy writes none, and SEPA needs planning tokens.
+as earlier turns of the chat, after which about half of this policy's answers are right (almost none without). The examples
+begin with a strategic gram, because otherwise the policy writes none, and SEPA needs planning tokens.
 """
 
 from __future__ import annotations

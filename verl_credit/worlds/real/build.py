@@ -161,7 +161,5 @@ def read_gguf(gguf: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
         raise RealError(f"{gguf}: no model can be made of it ({type(error).__name__}: {reason})") from error
     for token in (TURN_END, PAD):
         if token not in tokenizer.get_vocab():
-            raise RealError(
-                f"{gguf}: its vocabulary has no {token}; expected a model that ends its turns with it"
-            )
+            raise RealError(f"{gguf}: its vocabulary has no {token}, with which turns end")
     return model, tokenizer

@@ -66,8 +66,7 @@ def write_questions(folder: Path, encoder: Path, questions: str, seed: int) -> M
     except PrepareError as error:
         raise RealError(f"real.questions={questions}: {error}") from error
     if "corpus.jsonl" not in tally.files:
-        raise RealError(f"real.questions={questions}: no paragraphs; expected HotpotQA's distractor setting, whose "
-                        "questions have ten paragraphs each")  # fmt: skip
+        raise RealError(f"real.questions={questions}: no paragraphs; expected HotpotQA's distractor setting")
     build_index(folder / "data" / "corpus.jsonl", _encoder(encoder), folder / "index")
     return tally.files
 
@@ -97,9 +96,8 @@ def demonstrations(question: Supported, search: Search, max_page_chars: int) -> 
     """Conversations that end with the answer, one per first query.
 
     The first query is the question itself, or the title of an article that the question names; the next one is the title
-    of an article that is not among the pages yet, if the question or a page names it. A title that neither names, and an
-    answer that is on no page, would teach the policy to invent things: such conversations are dropped. Answers yes and no
-    are on no page and are kept when every article is among the pages.
+    of an article that is not among the pages yet, if the question or a page names it. Conversations whose answer is on no
+    page are dropped, because they would teach the policy to invent things; yes and no stay where every article was found.
     """
     if not question.titles:
         return []
@@ -155,9 +153,7 @@ def encode(messages: Sequence[dict], tokenizer, chat_template: str) -> tuple[lis
             for call in message.get("tool_calls", ()):
                 query = call["function"]["arguments"]["query"]
                 if json.dumps(query, ensure_ascii=False) not in answered[len(before) :]:
-                    raise RealError(
-                        f"the chat template leaves out the search for {query!r}; expected one that writes tools"
-                    )
+                    raise RealError(f"the chat template leaves out the search for {query!r}")
             for part, by_policy in ((before[len(text) :], 0), (answered[len(before) :], 1)):
                 new = tokenizer.encode(part, add_special_tokens=False)
                 ids, mask = ids + new, mask + [by_policy] * len(new)
@@ -193,9 +189,8 @@ def write_start(
     fits = [len(ids) <= view.max_tokens for ids, _ in written]
     demos, conversations = (list(compress(rows, fits)) for rows in (written, conversations))
     if not demos:
-        raise RealError(
-            f"real.questions: no training question whose answer the index finds in {view.max_tokens} tokens"
-        )
+        within = f"within {view.max_tokens} tokens"
+        raise RealError(f"real.questions: no training question whose answer the index finds {within}")
     model = AutoModelForCausalLM.from_pretrained(policy)
     style, precision = WarmStart(), cpu_precision()
 

@@ -78,6 +78,5 @@ def check_file(file: Path, sha256: str, package: Package) -> None:
     if not file.is_file():
         raise RealError(f"{file} is not there; {again}")
     if (actual := sha256_of(file)) != sha256:
-        raise RealError(
-            f"{file} ({file.stat().st_size:,} bytes) has the hash {actual[:12]}, not {sha256[:12]}; {again}"
-        )
+        found = f"({file.stat().st_size:,} bytes) has the hash {actual[:12]}, not {sha256[:12]}"
+        raise RealError(f"{file} {found}; {again}")

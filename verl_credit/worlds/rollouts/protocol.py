@@ -60,8 +60,6 @@ class State:
 class Call:
     """An executed call. ``refused``: the text that the policy reads in place of pages."""
 
-    name: str
-    arguments: str
     query: str
     refused: str | None
 
@@ -130,11 +128,11 @@ class Protocol:
                 continue
             if name == SEARCH:
                 refused, query = bad_query_reason(arguments)
-                checked.append(Call(name, arguments, query, refused))
+                checked.append(Call(query, refused))
             elif isinstance(name, str):
                 written = without_markup(name.encode("utf-8", "replace").decode("utf-8"), self._control)
                 refused = f"Error: there is no tool {written!r}; available: {SEARCH}."
-                checked.append(Call(name, arguments, "", refused))
+                checked.append(Call("", refused))
         return tuple(checked[: self.limits.max_parallel_calls])
 
     def _message(self, documents: Sequence[dict]) -> str:

@@ -44,14 +44,11 @@ Groups = Sequence[Sequence[Trajectory]]
 """``[prompt][rollout]``."""
 Node = tuple[State, list[tuple[int, int]]]
 """A context, and (start, number) of each trajectory that stands there."""
-Follow = Callable[[Sequence[Start], Protocol, Sequence[Node], Sequence[Sequence[Ids]]], list[list[Step]]]
 Roll = Callable[[Sequence[Start]], list[list[Trajectory]]]
 """The trajectories of every start."""
 
 
-def follow_texts(
-    starts: Sequence[Start], protocol: Protocol, nodes: Sequence[Node], texts: Sequence
-) -> list[list[Step]]:
+def _follow(protocol: Protocol, nodes: Sequence[Node], texts: Sequence[Sequence[Ids]]) -> list[list[Step]]:
     """The step after the text of each particle of each node: the same text has the same step."""
     distinct = {
         (state.ids, text): (state, text)
@@ -65,14 +62,11 @@ def follow_texts(
     ]
 
 
-def roll(
-    sampler: TurnSampler, protocol: Protocol, starts: Sequence[Start], follow: Follow = follow_texts
-) -> list[list[Trajectory]]:
+def roll(sampler: TurnSampler, protocol: Protocol, starts: Sequence[Start]) -> list[list[Trajectory]]:
     """The trajectories of every start.
 
     Trajectories of all starts go through the turns together: trajectories in the same context share its forward, never
     their random numbers. Starts may be of different turns.
-    ``follow``: the function that makes the steps, for tools whose answers are random.
     """
     paths: list[list[list[Step]]] = [[[] for _ in range(start.count)] for start in starts]
     # turn number -> context -> (its state, the trajectories in it)
@@ -87,9 +81,9 @@ def roll(
     while waiting:
         # Several ways may lead to a context: the number of a particle must not depend on the other particles.
         nodes = [(state, sorted(at)) for state, at in waiting.pop(min(waiting)).values()]
-        asks = [Ask(state.ids, numbers(starts, protocol.budget(state), state, at)) for state, at in nodes]
+        asks = [Ask(state.ids, _numbers(starts, protocol.budget(state), state, at)) for state, at in nodes]
         texts = sampler.sample(asks)
-        for (_, at), steps in zip(nodes, follow(starts, protocol, nodes, texts), strict=True):
+        for (_, at), steps in zip(nodes, _follow(protocol, nodes, texts), strict=True):
             for (owner, particle), step in zip(at, steps, strict=True):
                 paths[owner][particle].append(step)
                 if step.next is not None:
@@ -97,13 +91,10 @@ def roll(
     return [[Trajectory(path) for path in of_start] for of_start in paths]
 
 
-def numbers(
-    starts: Sequence[Start], budget: int, state: State, at: Sequence[tuple[int, int]], *of: str
-) -> np.ndarray:
-    """Uniform numbers [particles, budget]; particles of one start are neighbours in ``at``. ``of``: what they are for,
-    where it is not the text."""
+def _numbers(starts: Sequence[Start], budget: int, state: State, at: Sequence[tuple[int, int]]) -> np.ndarray:
+    """Uniform numbers [particles, budget]; particles of one start are neighbours in ``at``."""
     drawn = {
-        owner: iter(uniforms(*starts[owner].key, digest(state.ids), *of, particles=n, tokens=budget))
+        owner: iter(uniforms(*starts[owner].key, digest(state.ids), particles=n, tokens=budget))
         for owner, n in Counter(owner for owner, _ in at).items()
     }
     return np.stack([next(drawn[owner]) for owner, _ in at])

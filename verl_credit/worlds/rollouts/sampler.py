@@ -13,7 +13,6 @@ from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -25,20 +24,11 @@ from verl_credit.policy.sampling import inverse_cdf
 from verl_credit.worlds.rollouts.prefixes import Ids, Prefixes
 
 
-class Decoder(Protocol):
-    """Rows of equal depth. A table of probabilities can stand for a model."""
-
-    def start(self, contexts: Sequence[Sequence[int]], most_new_tokens: int) -> torch.Tensor:
-        """log_prob_R_V of the token after each context."""
-
-    def extend(self, parent_R: torch.Tensor, token_R: torch.Tensor) -> torch.Tensor:
-        """New rows, each an old row with one more token: log_prob_R_V of the next. Old rows are forgotten."""
-
-
 class ModelDecoder:
     """A transformers causal language model with its key-value cache; contexts are padded on the left.
 
-    It keeps what it has read, so the weights must not change while it is used: a step of training takes a new one.
+    ``start`` gives log_prob_R_V of the token after each context. ``extend`` makes new rows, each an old row with one more
+    token, and gives log_prob_R_V of the next. The weights must not change meanwhile: what was read is kept.
 
     The distribution is the one at temperature 1 over the whole vocabulary, float64 [R, V], as the rollout server draws from.
     Raises ValueError for a model whose layers have a recurrent state, which the padding would enter.
@@ -47,9 +37,8 @@ class ModelDecoder:
     def __init__(self, model: PreTrainedModel, pad_token_id: int):
         require_decodable(model)
         if RowCache(model.config).recurrent:
-            raise ValueError(
-                f"model_type={model.config.model_type}: only models without recurrent layers are sampled"
-            )
+            kind = model.config.model_type
+            raise ValueError(f"model_type={kind}: only models without recurrent layers are sampled")
         self._model, self._pad = model, pad_token_id
         self._prefixes, self._ids_R, self._cache = Prefixes(), [], None
 
@@ -153,7 +142,7 @@ class TurnSampler:
 
     def __init__(
         self,
-        decoder: Decoder,
+        decoder: ModelDecoder,
         stop_ids: Sequence[int],
         *,
         drawable: int | None = None,

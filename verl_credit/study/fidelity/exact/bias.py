@@ -162,7 +162,7 @@ def bias_rows(
     group_sizes: Iterable[int] = GROUP_SIZES,
     stops: Sequence[float] = STOPS,
 ) -> Iterator[dict[str, object]]:
-    """Plain rows: mode, questions, stop_probability, group_size, what `compare` finds against grad E[r], and
+    """Rows: mode, questions, stop_probability, group_size, what `compare` finds against grad E[r], and
 
         cosine_own            with the gradient of the mode's own objective; None: it names none
         own_error             |E[g] - that gradient| / |that gradient|
@@ -170,8 +170,7 @@ def bias_rows(
         cosine_fewer_turns    with the gradient of -E[turns]
 
     Operators whose scope is the batch get one group a call, so they are left out above LARGEST_OF_BATCH_SCOPE.
-    One row per question, and with several questions one for all of them together: each has logits of its own, so the
-    gradients stand one after the other, and an operator that weighs questions differently turns their sum.
+    One row per question, and with several questions one for all of them together, whose gradients stand one after the other.
     """
     listed = [list_trajectories(question) for question in questions]
     parts = [[i] for i in range(len(listed))]

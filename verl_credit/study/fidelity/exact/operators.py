@@ -7,7 +7,7 @@ Objectives are differentiable functions of the policy, with exact gradients.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -103,17 +103,10 @@ class Credit:
 
 
 def turn_credit_of(
-    mode: str | TurnMode,
-    label: str | None = None,
-    *,
-    gains: bool | None = None,
-    own=None,
-    own_name="",
-    **options,
-):
-    """A turn mode with these options. ``gains``: turns earn information gain (None: as the mode's default).
-
-    Its constants are the mode's own; gamma is 1 unless given.
+    mode: str | TurnMode, label: str | None = None, *, gains: bool | None = None, own: str = "", **options
+) -> Credit:
+    """A turn mode with these options; constants are the mode's own, and gamma is 1 unless given. ``own``: the name of its
+    objective in `OBJECTIVES`. ``gains``: turns earn information gain (None: as the mode's default).
     """
     declared = find_turn_mode(mode) if isinstance(mode, str) else mode
     options = {"gamma": 1.0, **options} if "gamma" in declared.options else options
@@ -124,16 +117,16 @@ def turn_credit_of(
         run if gains else lambda world: run(world.without_gains()),
         scope=declared.scope,
         reads_policy="values" in declared.reads,
-        own=own,
-        own_name=own_name,
+        own=OBJECTIVES[own],
+        own_name=own,
     )
 
 
-def outcome_credit_of(operator: str, label: str | None = None, *, own=None, own_name="", **options) -> Credit:
+def outcome_credit_of(operator: str, label: str | None = None, *, own: str = "", **options) -> Credit:
     """A registered outcome operator, the same advantage for every turn (turn mode ``none``)."""
     run = partial(run_turn_mode, mode=MODES["none"], outcome_operator=operator, **options)
     scope = OUTCOME_OPERATORS[operator].scope
-    return Credit(label or operator, run, scope=scope, own=own, own_name=own_name)
+    return Credit(label or operator, run, scope=scope, own=OBJECTIVES[own], own_name=own)
 
 
 def turn_penalty(penalty: float) -> Credit:
@@ -175,8 +168,8 @@ def _adds_gain(mode: str, label: str, weight: float = 1.0, **options) -> Credit:
     gamma = options.get("gamma", 1.0)
     gain = "gain" if gamma == 1 else f"discounted gain (gamma {gamma:g})"
     own_name = f"r + {gain}" if weight == 1 else f"r + {weight:g} {gain}"
-    own = {"own": with_gain(weight, gamma), "own_name": own_name}
-    return turn_credit_of(mode, label, gains=True, **own, **options)
+    credit = turn_credit_of(mode, label, gains=True, **options)
+    return replace(credit, own=with_gain(weight, gamma), own_name=own_name)
 
 
 def all_credits() -> list[Credit]:
@@ -185,11 +178,8 @@ def all_credits() -> list[Credit]:
     ``own``: the objective that the mode's documentation names, or that follows from its equation with 0/1 outcomes.
     """
     return [
-        *(
-            outcome_credit_of(name, own=OBJECTIVES[operator.objective], own_name=operator.objective)
-            for name, operator in OUTCOME_OPERATORS.items()
-        ),
-        outcome_credit_of("grpo", "grpo, no std", norm_by_std=False, own=reward, own_name="r"),
+        *(outcome_credit_of(name, own=operator.objective) for name, operator in OUTCOME_OPERATORS.items()),
+        outcome_credit_of("grpo", "grpo, no std", norm_by_std=False, own="r"),
         turn_credit_of("joint"),
         turn_credit_of("joint", "joint, no std", norm_by_std=False),
         turn_credit_of("separate"),
@@ -204,20 +194,18 @@ def all_credits() -> list[Credit]:
         _adds_gain("leave_one_out", "leave_one_out"),
         _adds_gain("leave_one_out", "leave_one_out, present_only", baseline="present_only"),
         turn_credit_of("mt_grpo"),
-        turn_credit_of("gigpo", own=reward, own_name="r"),
-        turn_credit_of("hgpo", own=reward, own_name="r"),
-        turn_credit_of("g2po", own=reward, own_name="r"),
-        turn_credit_of("gagpo", own=reward, own_name="r"),
-        turn_credit_of("gagpo", "gagpo, lam 1", own=reward, own_name="r", lam=1.0),
+        turn_credit_of("gigpo", own="r"),
+        turn_credit_of("hgpo", own="r"),
+        turn_credit_of("g2po", own="r"),
+        turn_credit_of("gagpo", own="r"),
+        turn_credit_of("gagpo", "gagpo, lam 1", own="r", lam=1.0),
         turn_credit_of("calibadv"),
         turn_credit_of("calibadv", "calibadv, sigmoid, upper limit", evidence="sigmoid", upper_limit=True),
         turn_credit_of("trace"),
         turn_credit_of("progress"),
         _adds_gain("turn_gae", "turn_gae"),
         _adds_gain("turn_gae", "turn_gae, lam .9", lam=0.9),
-        turn_credit_of(
-            "turn_gae", "turn_gae, lam .9, no gains", gains=False, lam=0.9, own=reward, own_name="r"
-        ),
+        turn_credit_of("turn_gae", "turn_gae, lam .9, no gains", gains=False, lam=0.9, own="r"),
         turn_penalty(PENALTY),
         constant_credit(),
     ]
