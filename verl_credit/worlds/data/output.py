@@ -45,13 +45,18 @@ def staged(out: Path, overwrite: bool) -> Iterator[Path]:
     out.parent.mkdir(parents=True, exist_ok=True)
     stage = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
     try:
-        new = stage / "new"
+        new, old = stage / "new", stage / "old"
         new.mkdir()
         yield new
         check_free(out, overwrite)  # reading takes long: something may have been written there
         if out.exists():
-            out.rename(stage / "old")
-        new.rename(out)
+            out.rename(old)
+        try:
+            new.rename(out)
+        except OSError:
+            if old.exists():
+                old.rename(out)
+            raise
     finally:
         shutil.rmtree(stage, ignore_errors=True)
 
