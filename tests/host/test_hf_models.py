@@ -15,7 +15,7 @@ from verl_credit.host.hf_rollout.batcher import RequestBatcher
 from verl_credit.host.hf_rollout.loaded_model import build_model, max_model_len
 from verl_credit.host.hf_rollout.server import HFServer
 from verl_credit.host.hf_rollout.sync import WeightError, checksum, weight_buckets
-from verl_credit.policy import decodable
+from verl_credit.policy import families
 from verl_credit.policy.generation import BatchGenerator
 from verl_credit.policy.sampling import SamplingParams
 
@@ -88,7 +88,7 @@ def test_a_family_that_is_not_decoded_is_refused_before_its_weights_are_made():
 
 
 def test_a_server_whose_first_weights_decode_wrongly_takes_no_requests(monkeypatch):
-    monkeypatch.setattr(decodable, "NOT_DECODED", {})
+    monkeypatch.setattr(families, "NOT_DECODED", ())
     server = server_with(config_for("doge", "DogeForCausalLM"))
 
     async def update_and_ask():

@@ -161,7 +161,7 @@ def test_rows_of_similar_length_are_padded_together():
     """Padding all rows to the longest would cost 17 x 8,000 tokens here."""
     lengths = [8000, *range(400, 1040, 40)]
     pack = pack_rows(lengths)
-    groups = delta_net._groups(pack, torch.device("cpu"))
+    groups = list(delta_net._groups(pack, torch.device("cpu")))
     assert sorted(torch.cat([at_N for _, _, at_N, _ in groups]).tolist()) == [*range(sum(lengths))]
     assert sum(rows * longest for rows, longest, _, _ in groups) <= 2 * sum(lengths)
 

@@ -6,7 +6,7 @@ import torch
 transformers = pytest.importorskip("transformers")
 
 from verl_credit.policy.generation import BatchGenerator, SamplingParams  # noqa: E402
-from verl_credit.policy.sampling import RowSampler, _inverse_cdf  # noqa: E402
+from verl_credit.policy.sampling import RowSampler, inverse_cdf  # noqa: E402
 
 VOCAB = 97
 PROMPTS = [[5, 6, 7], [8], list(range(10, 45)), [5, 6, 7], [90, 3, 3, 3, 12, 40, 41]]
@@ -157,8 +157,8 @@ def test_sampling_follows_the_distribution():
 
 
 def test_no_uniform_number_draws_a_token_of_probability_zero():
-    weight = torch.tensor([[0.0, 0.3, 0.0, 0.7, 0.0]]).expand(2, -1)
-    assert _inverse_cdf(weight, torch.tensor([0.0, 1 - 2.0**-53]).double()).tolist() == [1, 3]
+    weight = torch.tensor([[0.0, 0.3, 0.0, 0.7, 0.0]])
+    assert inverse_cdf(weight, torch.tensor([[0.0, 1 - 2.0**-53]]).double()).tolist() == [[1, 3]]
 
 
 @pytest.mark.parametrize(
@@ -239,7 +239,7 @@ def test_bad_prompts_are_named(generator):
         generator.generate([[97]], one)
     with pytest.raises(ValueError, match="256 positions"):
         generator.generate([[1] * 253], one)
-    with pytest.raises(ValueError, match="2 prompts but 1"):
+    with pytest.raises(ValueError, match="shorter"):
         generator.generate([[1], [2]], one)
 
 

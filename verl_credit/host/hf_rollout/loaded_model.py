@@ -11,7 +11,7 @@ from verl.utils.model import get_hf_auto_model_class
 from verl.utils.torch_dtypes import PrecisionType
 from verl.workers.config import HFModelConfig, RolloutConfig
 
-from verl_credit.policy.decodable import WITHOUT_SDPA, positions, why_not_decoded
+from verl_credit.policy.families import SINKS, positions, why_not_decoded
 from verl_credit.recipe.plan.hf_engine import GIB, PREFILL_TOKENS, SHARE, HFEngine
 from verl_credit.recipe.plan.model_shape import shape_of
 
@@ -26,7 +26,7 @@ def build_model(model_config: HFModelConfig, config: RolloutConfig, device: torc
     if why := why_not_decoded(hf_config.to_dict()):
         raise ValueError(why)
     # The trainer's attention works only on packed rows.
-    attention = "eager" if hf_config.model_type in WITHOUT_SDPA else "sdpa"
+    attention = "eager" if hf_config.model_type in SINKS else "sdpa"
     hf_config._attn_implementation = attention
     options = {"trust_remote_code": model_config.trust_remote_code, "attn_implementation": attention}
     auto_class = get_hf_auto_model_class(hf_config)
@@ -99,7 +99,7 @@ def leave_device(model: torch.nn.Module, *, keep: bool) -> Callable[[], None]:
 
 def max_model_len(hf_config: Any, configured: int | None) -> int:
     """`rollout.max_model_len`, by default all positions of the model; raises ValueError for more."""
-    most = positions(hf_config.get_text_config().to_dict())
+    most = positions(hf_config)
     if configured is None:
         return most
     if configured > most:
