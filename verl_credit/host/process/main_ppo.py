@@ -1,7 +1,6 @@
 """Hands a launch of verl.trainer.main_ppo that has our keys over to `verl-credit train`, with its checks and its records.
 
-verl imports our plugin in the launching process, too, before Hydra looks for a configuration that only we have. There the
-process becomes `verl-credit train` with the same arguments, or ends with one sentence.
+verl imports our plugin in the launching process, too, before Hydra looks for a configuration that only we have.
 """
 
 from __future__ import annotations
@@ -69,26 +68,13 @@ def read(arguments: Sequence[str]) -> Launch:
     return Launch(name, folder, many, overrides, other)
 
 
-def is_ours(launch: Launch) -> bool:
-    """Does the launch name a recipe of ours, or one of a user's that starts from one?"""
-    from verl_credit.recipe.recipe_files import folders, lists_ours
-
-    return lists_ours(
-        launch.name, folders(launch.folder if launch.folder and Path(launch.folder).is_dir() else None)
-    )
-
-
 def our_keys_in(overrides: Sequence[str]) -> list[str]:
     from verl_credit.config.keys import our_keys
 
     verls = {"algorithm.gamma", "algorithm.lam", "algorithm.norm_adv_by_std_in_grpo"}
-    own = {key.name for key in our_keys()} - verls
-    found = []
-    for word in overrides:
-        key, _, value = word.lstrip("+~").partition("=")
-        if value in OURS.get(key, ()) or (key in own and key not in OURS):
-            found.append(word)
-    return found
+    own = {key.name for key in our_keys()} - verls - {*OURS}
+    words = ((word, *word.lstrip("+~").partition("=")[::2]) for word in overrides)
+    return [word for word, key, value in words if key in own or value in OURS.get(key, ())]
 
 
 def hand_over(command: Sequence[str]) -> None:
@@ -96,31 +82,29 @@ def hand_over(command: Sequence[str]) -> None:
     arguments = arguments_of(command)
     if arguments is None:
         return
+    from verl_credit.recipe.recipe_files import folders, lists_ours
+
     launch = read(arguments)
-    if is_ours(launch):
+    own_folder = launch.folder if launch.folder and Path(launch.folder).is_dir() else None
+    if lists_ours(launch.name, folders(own_folder)):
         if launch.other is not None:
             end(f"{launch.other}: `verl-credit train` has no such option of Hydra; leave it out")
         folder = ["--config-dir", launch.folder] if launch.folder else []
-        words = [
-            "train",
-            *["-m"] * launch.many,
-            "--config-name",
-            launch.name,
-            *folder,
-            "--",
-            *launch.overrides,
-        ]
-        print(
-            printable(f"verl_credit: this launch runs as {shlex.join(['verl-credit', *words])}"), flush=True
-        )
+        many = ["-m"] if launch.many else []
+        words = ["train", *many, "--config-name", launch.name, *folder, "--", *launch.overrides]
+        say(f"this launch runs as {shlex.join(['verl-credit', *words])}")
         os.execv(sys.executable, [sys.executable, "-m", "verl_credit.cli", *words])
     elif ours := our_keys_in(launch.overrides):
+        use = "add --config-name=verl, or in a YAML of yours `defaults: [verl, _self_]`, or translate the launch"
         end(
-            f"{ours[0]}: --config-name={launch.name} has no defaults for our keys; add --config-name=verl, or in a YAML of "
-            "yours `defaults: [verl, _self_]`, or translate the launch: verl-credit adopt (docs/adopt.md)"
+            f"{ours[0]}: --config-name={launch.name} has no defaults for our keys; {use}: verl-credit adopt (docs/adopt.md)"
         )
+
+
+def say(sentence: str) -> None:
+    print(printable(f"verl_credit: {sentence}"), flush=True)
 
 
 def end(sentence: str) -> None:
-    print(printable(f"verl_credit: {sentence}"), flush=True)
+    say(sentence)
     raise SystemExit(int(ExitCode.PREFLIGHT))
