@@ -11,7 +11,7 @@ from verl.workers.rollout.replica import RolloutMode
 from kit.tiny_models import tiny_config, tiny_model
 from verl_credit.host.hf_rollout import sync
 from verl_credit.host.hf_rollout.batcher import RequestBatcher
-from verl_credit.host.hf_rollout.loaded_model import batch_bound, leave_device
+from verl_credit.host.hf_rollout.loaded_model import batch_bound
 from verl_credit.host.hf_rollout.server import HFServer
 from verl_credit.host.hf_rollout.sync import WeightError, checksum, weight_buckets
 from verl_credit.policy.generation import BatchGenerator
@@ -60,20 +60,6 @@ async def update(server, weights):
 
 def alone(model):
     return BatchGenerator(model, pad_token_id=0).generate([[5, 6, 7]], [PARAMS])[0].token_ids
-
-
-@pytest.mark.parametrize("keep", [True, False])
-def test_weights_leave_and_come_back(keep):
-    model, before = policy(0), {name: t.clone() for name, t in policy(0).state_dict().items()}
-    objects, size = dict(model.named_parameters()), bytes_of(model)
-    come_back = leave_device(model, keep=keep)
-    assert bytes_of(model) == 0
-    come_back()
-    assert bytes_of(model) == size
-    assert all(objects[name] is weight for name, weight in model.named_parameters())
-    assert model.lm_head.weight.data_ptr() == model.model.embed_tokens.weight.data_ptr()
-    if keep:
-        assert all(torch.equal(t, before[name]) for name, t in model.state_dict().items())
 
 
 def test_a_server_sleeps_without_weights_until_the_next_update(monkeypatch):

@@ -82,11 +82,6 @@ def test_a_server_scores_and_samples_as_the_trained_model_does(family, architect
     assert torch.tensor(scored + sampled.log_probs) == pytest.approx(expected, abs=1e-5)
 
 
-def test_a_family_that_is_not_decoded_is_refused_before_its_weights_are_made():
-    with pytest.raises(ValueError, match=r"hf cannot decode model_type=minimax: .*rollout\.name=vllm"):
-        server_with(config_for("minimax", "MiniMaxForCausalLM"))
-
-
 def test_a_server_whose_first_weights_decode_wrongly_takes_no_requests(monkeypatch):
     monkeypatch.setattr(families, "NOT_DECODED", ())
     server = server_with(config_for("doge", "DogeForCausalLM"))
@@ -98,12 +93,3 @@ def test_a_server_whose_first_weights_decode_wrongly_takes_no_requests(monkeypat
             await server._batcher.submit([5, 6], SamplingParams(2))
 
     asyncio.run(update_and_ask())
-
-
-def test_longrope_leaves_the_positions_of_the_models_first_context():
-    rope = {"rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": [4.0] * 8, "factor": 4.0}
-    rope |= {"original_max_position_embeddings": 64, "rope_theta": 10000.0}
-    config = family_config("phi3", rope_parameters=rope, original_max_position_embeddings=64)
-    assert max_model_len(config, None) == 64
-    with pytest.raises(ValueError, match="max_model_len=65: .* 64 positions"):
-        max_model_len(config, 65)

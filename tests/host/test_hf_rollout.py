@@ -84,13 +84,6 @@ def test_either_name_of_a_tied_tensor_suffices():
         assert torch.equal(model.embed.weight, Tied(1).embed.weight)
 
 
-def test_weights_are_cast_before_they_are_summed():
-    model = Tied(0).bfloat16()
-    sent, loaded = send(Tied(1).state_dict().items(), model, dtype=torch.bfloat16)
-    assert sent == loaded
-    assert torch.equal(model.layer.weight, Tied(1).layer.weight.bfloat16())
-
-
 def test_what_counts_is_not_cast():
     how = {"dtype": torch.bfloat16, "bucket_bytes": 1 << 20}
     steps = torch.tensor([2**40 + 1])  # no bfloat16
@@ -399,22 +392,6 @@ def test_a_server_stands_on_the_node_of_its_ranks(monkeypatch):
     assert replica.server_address == "address"
 
 
-def test_pause_with_reject_fails_waiting_and_new_requests():
-    async def scenario():
-        batcher = batcher_of(Recorder())
-        await batcher.pause(reject=False)
-        waiting = asyncio.create_task(batcher.submit([1], ONE))
-        await asyncio.sleep(0)
-        await batcher.pause(reject=True)
-        for request in (waiting, batcher.submit([2], ONE)):
-            with pytest.raises(RequestRejected):
-                await request
-        batcher.resume()
-        return await batcher.submit([3], ONE)
-
-    assert asyncio.run(scenario()).token_ids == [3]
-
-
 def test_a_cancelled_request_does_not_disturb_the_others():
     recorder = Recorder()
 
@@ -440,6 +417,9 @@ def test_an_abort_keeps_or_rejects_what_waits_and_says_what_verls_servers_say():
         await asyncio.sleep(0)
         said = await server.abort_all_requests(reject_request=reject)
         assert said == {"aborted_count": 0, "request_ids": []}
+        if reject:
+            with pytest.raises(RequestRejected):
+                await server._batcher.submit([2], ONE)
         await server.resume_generation()
         return (await asyncio.gather(waiting, return_exceptions=True))[0]
 

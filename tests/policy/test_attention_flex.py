@@ -124,16 +124,6 @@ def test_running_out_of_compilations_is_an_error(gradients, compiled, monkeypatc
 
 
 @pytest.mark.slow
-def test_what_one_purpose_has_used_up_another_does_not_lack(compiled, monkeypatch):
-    monkeypatch.setattr(flex, "LIMIT", 2)
-    for gradients in (False, True):
-        for tokens in (300, 50):
-            with torch.set_grad_enabled(gradients):
-                flex.flex(*draw(tokens, gradients), pack_rows([tokens]), scaling=0.3)
-    assert len(compiled) == 4
-
-
-@pytest.mark.slow
 @torch.no_grad()
 def test_uncompiled_where_it_is_to_be_compiled_is_an_error(compiled):
     flex.flex(*draw(300), pack_rows([300]), scaling=0.3)

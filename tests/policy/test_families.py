@@ -1,6 +1,5 @@
 """The table of families: every variant that was measured (evidence/families), from the config that transformers writes."""
 
-import ast
 import re
 from pathlib import Path
 
@@ -9,26 +8,19 @@ from transformers import AutoConfig
 
 from kit.each import each
 from kit.families import MISSING
-from verl_credit.policy import families
 from verl_credit.policy.attention.implementation import KERNELS, PREFIX
 from verl_credit.policy.families import (
     ATTENTION,
     AUTO,
     DELTA_NET,
-    MASKED_WINDOW,
     OURS,
     PACKED,
     SCORER,
-    SINKS,
     STOCK,
     TEXT_OF,
-    UNMASKED,
     Keys,
     dropouts,
     family_of,
-)
-from verl_credit.policy.families import (
-    REFUSED as NEVER,
 )
 
 OURS_AND_BRANCH = Keys("auto", True, "branch")
@@ -262,16 +254,3 @@ def pages_rows():
 def test_the_page_of_families_is_the_table(family, chosen):
     row = family_of(AutoConfig.for_model(family))
     assert (None if row.refused else row.chosen()) == chosen
-
-
-def test_the_page_names_every_family_that_a_name_decides_about():
-    page = (Path(__file__).parents[2] / "docs" / "attention.md").read_text(encoding="utf-8")
-    named = {*DELTA_NET, *TEXT_OF, *SINKS, *UNMASKED, *NEVER, *MASKED_WINDOW}
-    assert [name for name in sorted(named) if f"`{name}`" not in page] == []
-
-
-def test_the_table_imports_nothing_that_composing_a_recipe_would_wait_for():
-    tree = ast.parse(Path(families.__file__).read_text(encoding="utf-8"))
-    modules = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-    assert modules == {"__future__", "collections.abc", "dataclasses", "typing"}
-    assert not [node for node in ast.walk(tree) if isinstance(node, ast.Import)]

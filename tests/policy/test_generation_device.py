@@ -67,18 +67,6 @@ def test_the_host_waits_once_per_token(model):
     assert waits_of(model, 25) - waits_of(model, 5) == 20
 
 
-def test_a_wait_would_be_seen():
-    some = torch.arange(4)
-    waiting = (
-        lambda: int(some.sum()), lambda: some[some > 1], lambda: (some > 1).nonzero(), some.tolist,
-        lambda: bool(some.any()), lambda: some.to(torch.float32).cpu(), lambda: some.__setitem__(some > 1, 0),
-    )  # fmt: skip
-    for wait in waiting:
-        with Waits() as waits, torch.inference_mode():
-            wait()
-        assert waits.count == 1
-
-
 @pytest.mark.parametrize("prompt", PROMPTS[:3])
 def test_prompts_in_parts_are_the_whole_prompts(model, prompt, monkeypatch):
     monkeypatch.setattr(generation, "SCORED_TOKENS", 9)
