@@ -8,18 +8,15 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from verl_credit import names
 from verl_credit.errors import ExitCode, printable
 
 MODULE = "verl.trainer.main_ppo"
 FILE = os.path.join(*MODULE.split(".")) + ".py"
-NAME, PATHS = ("--config-name", "-cn"), ("--config-path", "-cp", "--config-dir", "-cd")
-MANY = ("--multirun", "-m")
-VERLS = "ppo_trainer"
 OURS = {
     "algorithm.adv_estimator": (names.ADV_ESTIMATOR,),
     "trainer.v1.trainer_mode": names.TRAINER_MODES,
@@ -27,15 +24,6 @@ OURS = {
     "actor_rollout_ref.rollout.agent.default_agent_loop": names.AGENTS,
 }
 """Keys of verl with values that only verl_credit registers."""
-
-
-class Launch(NamedTuple):
-    name: str
-    folder: str | None
-    many: bool
-    overrides: list[str]
-    other: str | None
-    """An option of Hydra that `verl-credit train` does not have."""
 
 
 def arguments_of(command: Sequence[str]) -> list[str] | None:
@@ -51,21 +39,15 @@ def arguments_of(command: Sequence[str]) -> list[str] | None:
     return None
 
 
-def read(arguments: Sequence[str]) -> Launch:
-    name, folder, many, overrides, other = VERLS, None, False, [], None
-    rest = iter(arguments)
-    for word in rest:
-        option, equals, value = word.partition("=")
-        if option in (*NAME, *PATHS):
-            value = value if equals else next(rest, "")
-            name, folder = (value.removesuffix(".yaml"), folder) if option in NAME else (name, value)
-        elif word in MANY:
-            many = True
-        elif word.startswith("-"):
-            other = other or word
-        else:
-            overrides.append(word)
-    return Launch(name, folder, many, overrides, other)
+def read(arguments: Sequence[str]) -> tuple[Namespace, list[str]]:
+    """(Hydra's options that `verl-credit train` has too, and ``cfg``, which argparse would take for one of them; all other
+    words)"""
+    options = ArgumentParser(add_help=False, allow_abbrev=False)
+    options.add_argument("-cn", "--config-name", default="ppo_trainer")  # verl's
+    options.add_argument("-cp", "-cd", "--config-path", "--config-dir")
+    options.add_argument("-m", "--multirun", action="store_true")
+    options.add_argument("-c", "--cfg")
+    return options.parse_known_args(arguments)
 
 
 def our_keys_in(overrides: Sequence[str]) -> list[str]:
@@ -84,20 +66,21 @@ def hand_over(command: Sequence[str]) -> None:
         return
     from verl_credit.recipe.recipe_files import folders, lists_ours
 
-    launch = read(arguments)
-    own_folder = launch.folder if launch.folder and Path(launch.folder).is_dir() else None
-    if lists_ours(launch.name, folders(own_folder)):
-        if launch.other is not None:
-            end(f"{launch.other}: `verl-credit train` has no such option of Hydra; leave it out")
-        folder = ["--config-dir", launch.folder] if launch.folder else []
-        many = ["-m"] if launch.many else []
-        words = ["train", *many, "--config-name", launch.name, *folder, "--", *launch.overrides]
-        say(f"this launch runs as {shlex.join(['verl-credit', *words])}")
-        os.execv(sys.executable, [sys.executable, "-m", "verl_credit.cli", *words])
-    elif ours := our_keys_in(launch.overrides):
+    launch, words = read(arguments)
+    name, folder = launch.config_name.removesuffix(".yaml"), launch.config_path
+    overrides = [word for word in words if not word.startswith("-")]
+    if lists_ours(name, folders(folder if folder and Path(folder).is_dir() else None)):
+        if others := [*["--cfg"] * bool(launch.cfg), *(word for word in words if word.startswith("-"))]:
+            end(f"{others[0]}: `verl-credit train` has no such option of Hydra; leave it out")
+        many = ["-m"] if launch.multirun else []
+        own_folder = ["--config-dir", folder] if folder else []
+        train = ["train", *many, "--config-name", name, *own_folder, "--", *overrides]
+        say(f"this launch runs as {shlex.join(['verl-credit', *train])}")
+        os.execv(sys.executable, [sys.executable, "-m", "verl_credit.cli", *train])
+    elif ours := our_keys_in(overrides):
         use = "add --config-name=verl, or in a YAML of yours `defaults: [verl, _self_]`, or translate the launch"
         end(
-            f"{ours[0]}: --config-name={launch.name} has no defaults for our keys; {use}: verl-credit adopt (docs/adopt.md)"
+            f"{ours[0]}: --config-name={name} has no defaults for our keys; {use}: verl-credit adopt (docs/adopt.md)"
         )
 
 
