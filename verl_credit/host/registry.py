@@ -56,7 +56,5 @@ def require_registered(where: str, registered: dict[str, bool], *needed: str) ->
     """Raise RuntimeError naming the process and the names that it lacks of ``needed`` (by default of all)."""
     missing = [name for name in needed or ALL if not registered[name]]
     if missing:
-        raise RuntimeError(
-            f"the verl_credit plugin is not registered in {where}: missing {missing}. "
-            "Is verl_credit installed in that process's environment?"
-        )
+        asks = "Is verl_credit installed in that process's environment?"
+        raise RuntimeError(f"the verl_credit plugin is not registered in {where}: missing {missing}. {asks}")

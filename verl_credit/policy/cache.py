@@ -11,7 +11,6 @@ from transformers.cache_utils import (
     DynamicCache,
     DynamicLayer,
     DynamicSlidingWindowLayer,
-    LinearAttentionAndFullAttentionLayer,
     LinearAttentionLayer,
 )
 
@@ -80,24 +79,6 @@ class _StateLayer(LinearAttentionLayer):
                 update(torch.cat(states))
 
 
-class _StateAndGrowingLayer(LinearAttentionAndFullAttentionLayer, _StateLayer, _GrowingLayer):
-    """A layer with both, such as those of Falcon-H1."""
-
-    def __init__(self, most: int | None) -> None:
-        _GrowingLayer.__init__(self, most)
-        LinearAttentionLayer.__init__(self)
-
-    update, get_seq_length = _GrowingLayer.update, _GrowingLayer.get_seq_length
-
-    def reorder_cache(self, rows: torch.Tensor) -> None:
-        _StateLayer.reorder_cache(self, rows)
-        _GrowingLayer.reorder_cache(self, rows)
-
-    def join(self, others: Sequence[_StateAndGrowingLayer]) -> None:
-        _StateLayer.join(self, others)
-        _GrowingLayer.join(self, others)
-
-
 def _on_the_right(tokens: torch.Tensor, width: int) -> torch.Tensor:
     """Zeros and not garbage on the left, because a mask turns infinity into NaN."""
     return torch.nn.functional.pad(tokens, (0, 0, width - tokens.shape[2], 0))
@@ -131,8 +112,5 @@ def _layer(kind: type, most: int | None) -> Cache:
         return _GrowingLayer(most)
     if kind is LinearAttentionLayer:
         return _StateLayer()
-    if kind is LinearAttentionAndFullAttentionLayer:
-        return _StateAndGrowingLayer(most)
-    raise ValueError(
-        f"hf cannot decode a model with cache layers of the kind {kind.__name__}; use actor_rollout_ref.rollout.name=vllm"
-    )
+    use = "use actor_rollout_ref.rollout.name=vllm"
+    raise ValueError(f"hf cannot decode a model with cache layers of the kind {kind.__name__}; {use}")

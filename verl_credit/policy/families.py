@@ -53,7 +53,16 @@ REFUSED = {
     "phimoe": "its router draws experts at random in training mode, so that ratios differ from 1 before the first update",
 }
 """Families that no keys make exact."""
-NOT_DECODED = ("deepseek_v4", "doge", "glm_moe_dsa", "minimax", "nemotron_h", "olmo_hybrid", "zamba2")
+NOT_DECODED = (
+    "deepseek_v4",
+    "doge",
+    "falcon_h1",
+    "glm_moe_dsa",
+    "minimax",
+    "nemotron_h",
+    "olmo_hybrid",
+    "zamba2",
+)
 """`rollout.name=hf` decodes every other family by its own masks and layers, and proves it at the start."""
 
 DROPOUTS = {"seed_oss": {"attention_dropout": 0.1, "residual_dropout": 0.1}}

@@ -144,9 +144,8 @@ class PackedPolicy:
         finally:
             self.model.train(training)
         if not torch.allclose(logits, plain):
-            raise PreflightError(
-                f"{self._family.name}: the model changes the logits of its lm_head, which are used as they are here"
-            )
+            why = "the model changes the logits of its lm_head, which are used as they are here"
+            raise PreflightError(f"{self._family.name}: {why}")
 
     def responses(
         self,

@@ -19,8 +19,8 @@ SWITCH = "_supports_onednn"
 class WorkerExtension(vLLMColocateWorkerExtension):
     """verl's extension; vLLM's worker class inherits from it, so `__new__` runs before any model is loaded.
 
-    A second name of a tied tensor is left out. vLLM 0.29 and later skip it themselves, but they refuse a bucket in which the
-    first name is not there too, and verl sends a model in several buckets.
+    A second name of a tied tensor is left out: vLLM refuses it since 0.29 in a bucket without the first name, and verl sends
+    a model in several buckets.
     """
 
     def __new__(cls, **kwargs):

@@ -44,10 +44,8 @@ def flex(query, key, value, pack: Pack, *, scaling, window=None, softcap=None, d
 
 @cache
 def function_for(purpose: str, backend: str | None, scaling: float, softcap: float | None, gqa: bool):
-    """A function with its own code object, because Dynamo counts compilations, with a limit, per code object.
-
-    Numbers are constants in it; sizes are not.
-    """
+    """A function with its own code object, because Dynamo counts compilations, with a limit, per code object. Numbers are
+    constants in it; sizes are not."""
     from torch.nn.attention.flex_attention import flex_attention
 
     def capped(score, b, h, q, k):

@@ -83,14 +83,12 @@ def attention(
 
 
 def named(kernel: str) -> str:
-    """The ``attn_implementation`` of this kernel. Raises ValueError for one that is not in `KERNELS`."""
-    if kernel not in KERNELS:
-        raise ValueError(f"kernel={kernel!r}; expected one of {', '.join(KERNELS)}")
+    """The ``attn_implementation`` of this kernel of `KERNELS`."""
     return PREFIX + kernel
 
 
 def choice(implementation: str, query: torch.Tensor, key: torch.Tensor) -> Choice:
-    """The kernel for this kind of tensors. The trial runs once per device, dtype, heads, head size and need of gradients."""
+    """The kernel for this kind of tensors."""
     wanted = _forced[-1] if _forced else implementation
     heads = Heads(query.shape[1], key.shape[1], query.shape[3])
     return _chosen(wanted, query.device, query.dtype, heads, torch.is_grad_enabled())
@@ -99,11 +97,11 @@ def choice(implementation: str, query: torch.Tensor, key: torch.Tensor) -> Choic
 _choices: dict[tuple, Choice] = {}
 
 
-def _chosen(wanted: str, device: torch.device, dtype: torch.dtype, heads: Heads, gradients: bool) -> Choice:
-    key = (wanted, device, dtype, heads, gradients)
-    if key not in _choices:
-        _choices[key] = choose(wanted, device, dtype, heads, gradients=gradients)
-    return _choices[key]
+def _chosen(*kind) -> Choice:
+    """`choose` for (name, device, dtype, heads, need of gradients), which is called once for each."""
+    if kind not in _choices:
+        _choices[kind] = choose(*kind[:4], gradients=kind[4])
+    return _choices[kind]
 
 
 def choose(
@@ -123,13 +121,13 @@ def choose(
     for name in names:
         try:
             error = trial(kernels[name], device, dtype, heads, gradients)
+            if error <= TOLERANCE[dtype]:
+                return Choice(name, error, tuple(passed_over))
+            passed_over.append(f"{name}: off by {error:.2g} on {device} in {dtype}")
         except Exception as failure:
-            text = str(failure).splitlines()[0] if str(failure) else ""
-            passed_over.append(f"{name}: {type(failure).__name__}: {text[:160]}")
-            continue
-        if error <= TOLERANCE[dtype]:
-            return Choice(name, error, tuple(passed_over))
-        passed_over.append(f"{name}: off by {error:.2g} on {device} in {dtype}")
+            passed_over.append(
+                f"{name}: {type(failure).__name__}: {str(failure).partition(chr(10))[0][:160]}"
+            )
     raise RuntimeError(f"no attention kernel works for {wanted!r}: {'; '.join(passed_over)}")
 
 

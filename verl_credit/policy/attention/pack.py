@@ -79,9 +79,8 @@ class Pack:
     def require(self, name: str, rows: int, tokens: int) -> None:
         """Raises RuntimeError when a layer gets other tokens than this pack's."""
         if rows != 1 or tokens != self.length:
-            raise RuntimeError(
-                f"{name} got {rows} x {tokens} tokens for a pack of {self.length}: is a sequence-parallel size above 1 set?"
-            )
+            why = f"for a pack of {self.length}: is a sequence-parallel size above 1 set?"
+            raise RuntimeError(f"{name} got {rows} x {tokens} tokens {why}")
 
     def position_ids(self) -> torch.Tensor:
         """The positions are 0, 1, ... along a prefix; a branch continues from its base."""
@@ -110,10 +109,7 @@ def pushed(stack: list, value):
 
 
 def pack_rows(trunks: Sequence[int], branches: Sequence[Sequence[Branch]] | None = None) -> Pack:
-    """Put rows one after the other. Bases may come in any order.
-
-    Raises ValueError for a base outside the prefix and for an empty branch.
-    """
+    """Put rows one after the other; bases in any order. Raises ValueError for a base outside the prefix, an empty branch."""
     branches = [()] * len(trunks) if branches is None else branches
     rows, start = [], 0
     for number, (trunk, own) in enumerate(zip(trunks, branches, strict=True)):
