@@ -43,10 +43,10 @@ class Tied(torch.nn.Module):
         self.register_buffer("scale", torch.rand(3))
 
 
-def send(weights, model, *, bucket_bytes=40, dtype=torch.float32, damage=lambda bucket: bucket):
+def send(weights, model, *, bucket_bytes=40, dtype=torch.float32):
     digests, sink = {}, WeightSink(model)
     for bucket in buckets_of(weights, digests, dtype=dtype, bucket_bytes=bucket_bytes):
-        sink.load(damage(bucket))
+        sink.load(bucket)
     return checksum(digests), sink.finish()
 
 
@@ -64,14 +64,6 @@ def test_weights_arrive_in_any_order_and_bucket_size(bucket_bytes):
     assert sent == loaded
     assert all(torch.equal(a, b) for a, b in zip(old.parameters(), new.parameters(), strict=True))
     assert old.head.weight is old.embed.weight
-
-
-def test_a_corrupted_tensor_is_caught():
-    def flip_the_last_bit(bucket):
-        return bucket[:-1] + bytes([bucket[-1] ^ 1])
-
-    sent, loaded = send(Tied(1).state_dict().items(), Tied(0), damage=flip_the_last_bit)
-    assert sent != loaded
 
 
 def test_either_name_of_a_tied_tensor_suffices():
