@@ -122,9 +122,7 @@ class Family:
 
     def fault(self, attention: str | None, packed: bool, scorer: str | None = None) -> tuple[str, str] | None:
         """The key that makes numbers wrong, and a sentence with the reason and the three keys that are exact; or None.
-
-        ``scorer``: None where a run scores nothing.
-        """
+        ``scorer``: None where a run scores nothing."""
         of = f"{self.name}: " if self.name else ""
         if self.refused:
             return "", f"{of}{self.why}; no keys change that, so take another model"
