@@ -35,7 +35,7 @@ from verl_credit.config.log_prob_path import OURS
 from verl_credit.policy.attention.implementation import choice, install, named
 from verl_credit.policy.attention.pack import PACK, pack_rows
 from verl_credit.policy.log_prob_chunks import chunk_tokens
-from verl_credit.policy.log_probs import log_probs_and_entropy, log_probs_from_logits
+from verl_credit.policy.log_probs import log_probs_from_logits, token_values
 from verl_credit.recipe.plan.job import Job
 from verl_credit.recipe.plan.model_shape import ModelShape
 from verl_credit.recipe.plan.plan import make_plan
@@ -245,7 +245,7 @@ def _peaks(case: Case, model) -> Iterator[tuple]:
             optimizer.zero_grad()
         with torch.no_grad():
             tracker.peak()
-            forward(log_probs_and_entropy)
+            forward(token_values)
             yield ("log-prob", 0), tracker.peak()
 
 

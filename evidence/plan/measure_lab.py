@@ -21,7 +21,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from verl_credit.policy.attention.implementation import chosen, install
 from verl_credit.policy.attention.pack import PACK, pack_rows
-from verl_credit.policy.log_probs import log_probs_and_entropy, log_probs_from_logits
+from verl_credit.policy.log_probs import token_values
 from verl_credit.recipe.plan.activations import answers_masks, forward_only, log_prob_loss
 from verl_credit.recipe.plan.job import Job
 from verl_credit.recipe.plan.model_shape import shape_of
@@ -72,8 +72,8 @@ def _forward(model, ids, pack, *, entropy: bool = False):
     in_bf16 = next(model.parameters()).dtype == torch.bfloat16
     with torch.autocast(ids.device.type, torch.bfloat16, enabled=in_bf16):
         logits = model(input_ids=ids[None], **given).logits.squeeze(0)
-        compute = log_probs_and_entropy if entropy else log_probs_from_logits
-        return compute(logits, ids.roll(-1), inplace_backward=True)
+        values = token_values(logits, ids.roll(-1), entropy=entropy, inplace_backward=True)
+        return tuple(values.values()) if entropy else values["log_probs"]
 
 
 def updates(model, *, rows: int, length: int, micro_batches: int = 2) -> None:

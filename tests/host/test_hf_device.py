@@ -1,19 +1,17 @@
 """The rollout engine `hf` on a device, without one: its weights leave and come back, and its batches fit the device."""
 
 import asyncio
-from math import inf
 from types import SimpleNamespace
 
 import pytest
 import torch
 from verl.workers.rollout.replica import RolloutMode
 
+from kit.hf_server import server_of, update
 from kit.tiny_models import tiny_config, tiny_model
 from verl_credit.host.hf_rollout import sync
-from verl_credit.host.hf_rollout.batcher import RequestBatcher
-from verl_credit.host.hf_rollout.loaded_model import batch_bound, leave_device
-from verl_credit.host.hf_rollout.server import HFServer
-from verl_credit.host.hf_rollout.sync import WeightError, checksum, weight_buckets
+from verl_credit.host.hf_rollout.loaded_model import batch_bound
+from verl_credit.host.hf_rollout.sync import WeightError
 from verl_credit.policy.generation import BatchGenerator
 from verl_credit.policy.sampling import SamplingParams
 from verl_credit.recipe.plan.assumptions import Assumptions
@@ -34,46 +32,12 @@ def bytes_of(model):
     return sum(storage.nbytes() for storage in storages)
 
 
-def server_of(model, *, device="cuda", mode=RolloutMode.HYBRID, free=True):
-    """A server as after its start on a device that this machine lacks: the tensors stay where they are."""
-    server = object.__new__(HFServer)
-    server.config = SimpleNamespace(free_cache_engine=free, gpu_memory_utilization=0.5)
-    server._device, server._mode, server._max_tokens = torch.device(device), mode, inf
-    server._max_model_len = model.config.max_position_embeddings
-    server._model, server._come_back, server._why_not_ready, server.global_steps = model, None, None, None
-    server._generator = BatchGenerator(model, pad_token_id=0)
-    server._batcher = RequestBatcher(server._generate, max_batch_size=8, quiet_seconds=0)
-    return server
-
-
 async def answer(server):
     return (await server._batcher.submit([5, 6, 7], PARAMS)).token_ids
 
 
-async def update(server, weights):
-    digests = {}
-    await server.begin_weight_update()
-    async for bucket in weight_buckets(weights, digests, dtype=torch.float32, bucket_bytes=2000):
-        await server.load_weight_bucket(bucket)
-    assert await server.finish_weight_update(1) == checksum(digests)
-
-
 def alone(model):
     return BatchGenerator(model, pad_token_id=0).generate([[5, 6, 7]], [PARAMS])[0].token_ids
-
-
-@pytest.mark.parametrize("keep", [True, False])
-def test_weights_leave_and_come_back(keep):
-    model, before = policy(0), {name: t.clone() for name, t in policy(0).state_dict().items()}
-    objects, size = dict(model.named_parameters()), bytes_of(model)
-    come_back = leave_device(model, keep=keep)
-    assert bytes_of(model) == 0
-    come_back()
-    assert bytes_of(model) == size
-    assert all(objects[name] is weight for name, weight in model.named_parameters())
-    assert model.lm_head.weight.data_ptr() == model.model.embed_tokens.weight.data_ptr()
-    if keep:
-        assert all(torch.equal(t, before[name]) for name, t in model.state_dict().items())
 
 
 def test_a_server_sleeps_without_weights_until_the_next_update(monkeypatch):
@@ -85,7 +49,7 @@ def test_a_server_sleeps_without_weights_until_the_next_update(monkeypatch):
     assert expected != alone(old)
 
     async def scenario():
-        server = server_of(old)
+        server = server_of(old, device="cuda")
         await server.sleep()
         assert bytes_of(old) == 0
         await server.sleep()  # again changes nothing
@@ -94,13 +58,13 @@ def test_a_server_sleeps_without_weights_until_the_next_update(monkeypatch):
                 WeightError, match="it sleeps .rollout.free_cache_engine=true.*woken or updated"
             ):
                 await asked
-        await update(server, new.state_dict().items())
+        await update(server, new)
         assert await answer(server) == expected
         await server.sleep()
         await server.wake_up()  # its memory alone
         with pytest.raises(WeightError, match="slept without its weights, and no new ones have arrived"):
             await answer(server)
-        await update(server, new.state_dict().items())
+        await update(server, new)
         assert await answer(server) == expected
 
     asyncio.run(scenario())
@@ -111,7 +75,7 @@ def test_a_server_that_gets_no_updates_keeps_its_weights_on_the_host():
     expected = alone(model)
 
     async def scenario():
-        server = server_of(model, mode=RolloutMode.COLOCATED)
+        server = server_of(model, device="cuda", mode=RolloutMode.COLOCATED)
         await server.sleep()
         assert bytes_of(model) == 0
         with pytest.raises(WeightError, match="it sleeps"):
@@ -130,7 +94,7 @@ def test_on_a_cpu_on_its_own_device_and_without_free_cache_engine_a_server_stays
     size = bytes_of(model)
 
     async def scenario():
-        server = server_of(model, **where)
+        server = server_of(model, **{"device": "cuda"} | where)
         await server.sleep()
         assert bytes_of(model) == size
         return await answer(server)

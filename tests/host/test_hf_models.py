@@ -1,7 +1,6 @@
 """The rollout server's model: of the class that verl trains, with its family's attention, or refused with the reason."""
 
 import asyncio
-from math import inf
 from types import SimpleNamespace
 
 import pytest
@@ -10,13 +9,11 @@ from transformers import AutoConfig
 from verl.utils.model import get_hf_auto_model_class
 
 from kit.families import family_config, family_model
+from kit.hf_server import server_of, update
 from kit.tiny_models import log_probs
-from verl_credit.host.hf_rollout.batcher import RequestBatcher
-from verl_credit.host.hf_rollout.loaded_model import build_model, max_model_len
-from verl_credit.host.hf_rollout.server import HFServer
-from verl_credit.host.hf_rollout.sync import WeightError, checksum, weight_buckets
-from verl_credit.policy import decodable
-from verl_credit.policy.generation import BatchGenerator
+from verl_credit.host.hf_rollout.loaded_model import build_model
+from verl_credit.host.hf_rollout.sync import WeightError
+from verl_credit.policy import families
 from verl_credit.policy.sampling import SamplingParams
 
 # Three layers of the delta rule round by more than the test allows.
@@ -35,26 +32,10 @@ def config_for(family, architecture):
 
 
 def server_with(config):
-    """A server as after its start with random weights, without verl's configurations."""
+    """With random weights."""
+    given = SimpleNamespace(hf_config=config, trust_remote_code=False)
     rollout = SimpleNamespace(dtype="float32", load_format="dummy")
-    model = build_model(
-        SimpleNamespace(hf_config=config, trust_remote_code=False), rollout, torch.device("cpu")
-    )
-    server = object.__new__(HFServer)
-    server.config, server._max_tokens, server.global_steps = rollout, inf, None
-    server._model, server._come_back, server._why_not_ready = model, None, None
-    server._max_model_len = max_model_len(model.config, None)
-    server._generator = BatchGenerator(model, pad_token_id=0)
-    server._batcher = RequestBatcher(server._generate, max_batch_size=8, quiet_seconds=0)
-    return server
-
-
-async def update(server, trained):
-    digests, weights = {}, trained.state_dict().items()
-    await server.begin_weight_update()
-    async for bucket in weight_buckets(weights, digests, dtype=torch.float32, bucket_bytes=100_000):
-        await server.load_weight_bucket(bucket)
-    assert await server.finish_weight_update(1) == checksum(digests)
+    return server_of(build_model(given, rollout, torch.device("cpu")))
 
 
 async def answers(server, trained, prompt):
@@ -82,13 +63,8 @@ def test_a_server_scores_and_samples_as_the_trained_model_does(family, architect
     assert torch.tensor(scored + sampled.log_probs) == pytest.approx(expected, abs=1e-5)
 
 
-def test_a_family_that_is_not_decoded_is_refused_before_its_weights_are_made():
-    with pytest.raises(ValueError, match=r"hf cannot decode model_type=minimax: .*rollout\.name=vllm"):
-        server_with(config_for("minimax", "MiniMaxForCausalLM"))
-
-
 def test_a_server_whose_first_weights_decode_wrongly_takes_no_requests(monkeypatch):
-    monkeypatch.setattr(decodable, "NOT_DECODED", {})
+    monkeypatch.setattr(families, "NOT_DECODED", ())
     server = server_with(config_for("doge", "DogeForCausalLM"))
 
     async def update_and_ask():
@@ -98,12 +74,3 @@ def test_a_server_whose_first_weights_decode_wrongly_takes_no_requests(monkeypat
             await server._batcher.submit([5, 6], SamplingParams(2))
 
     asyncio.run(update_and_ask())
-
-
-def test_longrope_leaves_the_positions_of_the_models_first_context():
-    rope = {"rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": [4.0] * 8, "factor": 4.0}
-    rope |= {"original_max_position_embeddings": 64, "rope_theta": 10000.0}
-    config = family_config("phi3", rope_parameters=rope, original_max_position_embeddings=64)
-    assert max_model_len(config, None) == 64
-    with pytest.raises(ValueError, match="max_model_len=65: .* 64 positions"):
-        max_model_len(config, 65)

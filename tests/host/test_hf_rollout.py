@@ -43,10 +43,10 @@ class Tied(torch.nn.Module):
         self.register_buffer("scale", torch.rand(3))
 
 
-def send(weights, model, *, bucket_bytes=40, dtype=torch.float32, damage=lambda bucket: bucket):
+def send(weights, model, *, bucket_bytes=40, dtype=torch.float32):
     digests, sink = {}, WeightSink(model)
     for bucket in buckets_of(weights, digests, dtype=dtype, bucket_bytes=bucket_bytes):
-        sink.load(damage(bucket))
+        sink.load(bucket)
     return checksum(digests), sink.finish()
 
 
@@ -66,14 +66,6 @@ def test_weights_arrive_in_any_order_and_bucket_size(bucket_bytes):
     assert old.head.weight is old.embed.weight
 
 
-def test_a_corrupted_tensor_is_caught():
-    def flip_the_last_bit(bucket):
-        return bucket[:-1] + bytes([bucket[-1] ^ 1])
-
-    sent, loaded = send(Tied(1).state_dict().items(), Tied(0), damage=flip_the_last_bit)
-    assert sent != loaded
-
-
 def test_either_name_of_a_tied_tensor_suffices():
     for name in ("head.weight", "embed.weight"):
         weights = Tied(1).state_dict()
@@ -82,13 +74,6 @@ def test_either_name_of_a_tied_tensor_suffices():
         sent, loaded = send(weights.items(), model)
         assert sent == loaded
         assert torch.equal(model.embed.weight, Tied(1).embed.weight)
-
-
-def test_weights_are_cast_before_they_are_summed():
-    model = Tied(0).bfloat16()
-    sent, loaded = send(Tied(1).state_dict().items(), model, dtype=torch.bfloat16)
-    assert sent == loaded
-    assert torch.equal(model.layer.weight, Tied(1).layer.weight.bfloat16())
 
 
 def test_what_counts_is_not_cast():
@@ -332,25 +317,25 @@ def test_a_paused_server_is_drained_when_its_batch_has_ended(paused_first):
 def test_a_paused_server_does_nothing_until_it_resumes():
     """Its processors are the update's meanwhile."""
 
-    class Counting(RequestBatcher):
-        looked = 0
+    class Counting(asyncio.Lock):
+        taken = 0
 
-        async def _until_quiet(self):
-            Counting.looked += 1
-            await super()._until_quiet()
+        async def acquire(self):
+            Counting.taken += 1
+            return await super().acquire()
 
     async def scenario():
-        batcher = Counting(Recorder(), max_batch_size=8, quiet_seconds=0)
+        batcher = RequestBatcher(Recorder(), max_batch_size=8, quiet_seconds=0)
+        batcher._model_lock = Counting()
         await batcher.pause(reject=False)
         kept = asyncio.create_task(batcher.submit([1], ONE))
         for _ in range(100):
             await asyncio.sleep(0)
-        looked = batcher.looked
+        assert Counting.taken == 1
         batcher.resume()
         await kept
-        return looked
 
-    assert asyncio.run(asyncio.wait_for(scenario(), 60)) == 1
+    asyncio.run(asyncio.wait_for(scenario(), 60))
 
 
 def test_a_server_stands_on_the_node_of_its_ranks(monkeypatch):
@@ -399,22 +384,6 @@ def test_a_server_stands_on_the_node_of_its_ranks(monkeypatch):
     assert replica.server_address == "address"
 
 
-def test_pause_with_reject_fails_waiting_and_new_requests():
-    async def scenario():
-        batcher = batcher_of(Recorder())
-        await batcher.pause(reject=False)
-        waiting = asyncio.create_task(batcher.submit([1], ONE))
-        await asyncio.sleep(0)
-        await batcher.pause(reject=True)
-        for request in (waiting, batcher.submit([2], ONE)):
-            with pytest.raises(RequestRejected):
-                await request
-        batcher.resume()
-        return await batcher.submit([3], ONE)
-
-    assert asyncio.run(scenario()).token_ids == [3]
-
-
 def test_a_cancelled_request_does_not_disturb_the_others():
     recorder = Recorder()
 
@@ -440,6 +409,9 @@ def test_an_abort_keeps_or_rejects_what_waits_and_says_what_verls_servers_say():
         await asyncio.sleep(0)
         said = await server.abort_all_requests(reject_request=reject)
         assert said == {"aborted_count": 0, "request_ids": []}
+        if reject:
+            with pytest.raises(RequestRejected):
+                await server._batcher.submit([2], ONE)
         await server.resume_generation()
         return (await asyncio.gather(waiting, return_exceptions=True))[0]
 

@@ -90,6 +90,7 @@ def test_a_launch_that_cannot_work_ends_at_once_with_one_sentence(given, says, s
         ["--config-path=/nowhere", "--config-name=mine"],
         ["trainer.v1.trainer_mode=sync", "actor_rollout_ref.rollout.agent.default_agent_loop=tool_agent"],
         ["--cfg", "job"],
+        ["-c", "job", "-h", "a=1"],
     ],
 )
 def test_a_launch_without_our_keys_is_left_to_verl(given, started, capsys):

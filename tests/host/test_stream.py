@@ -199,16 +199,6 @@ def test_a_template_that_writes_one_call_alone_cannot_be_compared(tmp_path):
     )
 
 
-def test_text_that_the_template_adds_later_is_a_warning(tmp_path):
-    """Hermes-3's closes a result with a newline once something follows."""
-    later = forms.CHATML.replace(
-        "</tool_response><|im_end|>", "</tool_response>{{ '' if loop.last else '\\n' }}<|im_end|>"
-    )
-    assert later != forms.CHATML
-    (line,) = checked(later, "llama", tmp_path)
-    assert "'\\n' after " in line
-
-
 @pytest.mark.parametrize(
     "stream, whole, lost",
     [

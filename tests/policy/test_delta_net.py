@@ -98,22 +98,6 @@ def test_values_in_float32(family, rows):
 
 
 @torch.no_grad()
-def test_transformers_alone_lets_rows_run_into_each_other(rows):
-    model = delta_model("qwen3_5_text", AUTO)
-    alone = [outputs(delta_model("qwen3_5_text"), ids) for ids in rows]
-    apart = [float((a - b).abs().max()) for a, b in zip(packed(model, rows), alone, strict=True)]
-    assert apart[0] < 1e-5 and max(apart[1:]) > 0.5
-
-
-def test_tokens_after_the_rows_change_nothing(rows):
-    model = separate("qwen3_5_text")
-    tail = torch.zeros(9, dtype=torch.long)
-    with torch.no_grad():
-        without, with_tail = packed(model, rows), packed(model, [*rows, tail])
-    assert max(float((a - b).abs().max()) for a, b in zip(without, with_tail, strict=False)) < 1e-6
-
-
-@torch.no_grad()
 def test_without_a_pack_the_layers_are_transformers_own(rows):
     ours, theirs = delta_model("qwen3_5_text"), delta_model("qwen3_5_text")
     delta_net.keep_rows_apart(ours)
@@ -161,7 +145,7 @@ def test_rows_of_similar_length_are_padded_together():
     """Padding all rows to the longest would cost 17 x 8,000 tokens here."""
     lengths = [8000, *range(400, 1040, 40)]
     pack = pack_rows(lengths)
-    groups = delta_net._groups(pack, torch.device("cpu"))
+    groups = list(delta_net._groups(pack, torch.device("cpu")))
     assert sorted(torch.cat([at_N for _, _, at_N, _ in groups]).tolist()) == [*range(sum(lengths))]
     assert sum(rows * longest for rows, longest, _, _ in groups) <= 2 * sum(lengths)
 

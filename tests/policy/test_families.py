@@ -1,6 +1,5 @@
 """The table of families: every variant that was measured (evidence/families), from the config that transformers writes."""
 
-import ast
 import re
 from pathlib import Path
 
@@ -8,27 +7,20 @@ import pytest
 from transformers import AutoConfig
 
 from kit.each import each
-from kit.families import MISSING
-from verl_credit.policy import families
+from kit.families import FAMILIES, MISSING, family_config
 from verl_credit.policy.attention.implementation import KERNELS, PREFIX
 from verl_credit.policy.families import (
     ATTENTION,
     AUTO,
     DELTA_NET,
-    MASKED_WINDOW,
     OURS,
     PACKED,
     SCORER,
-    SINKS,
     STOCK,
     TEXT_OF,
-    UNMASKED,
     Keys,
     dropouts,
     family_of,
-)
-from verl_credit.policy.families import (
-    REFUSED as NEVER,
 )
 
 OURS_AND_BRANCH = Keys("auto", True, "branch")
@@ -39,66 +31,35 @@ PADDED_EAGER = Keys("eager", False, "rows")
 REFUSED = None
 
 WINDOW = {"sliding_window": 20}
-LINEAR = {"layer_types": ["linear_attention", "full_attention"]}
-CONV = {"layer_types": ["conv", "full_attention"]}
 LONGROPE = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 48, "long_factor": [4.0] * 48,
             "original_max_position_embeddings": 4096}  # fmt: skip
-
-
-def rope(kind, **more):
-    return {"rope_parameters": {"rope_type": kind, "factor": 4.0, "rope_theta": 1e4, **more}}
-
-
-def plain(*names):
-    return [(name, name, {}, OURS_AND_BRANCH) for name in names]
-
-
-VARIANTS = [  # (variant, model_type, changes, what `auto` chooses)
-    *plain(
-        "qwen2", "qwen3", "qwen3_moe", "qwen2_moe", "llama", "gemma", "gemma2", "gemma3_text", "gemma3n_text", "gemma4_text",
-        "mistral", "ministral", "ministral3", "mixtral", "phi", "phi3", "glm", "glm4", "glm4_moe", "glm4_moe_lite",
-        "deepseek_v2", "deepseek_v3", "olmo2", "olmo3", "olmoe", "smollm3", "granite", "granitemoe", "cohere", "cohere2",
-        "minimax_m2", "ernie4_5", "ernie4_5_moe", "hunyuan_v1_dense", "hunyuan_v1_moe", "seed_oss", "exaone4", "starcoder2",
-        "apertus", "arcee", "helium", "dots1", "longcat_flash", "afmoe", "nanochat", "bitnet", "flex_olmo", "gpt_neox",
-        "youtu", "solar_open", "exaone_moe", "hy_v3", "jais2", "cohere2_moe", "laguna", "mellum",
-    ),
-    ("qwen2_swa", "qwen2", WINDOW | {"use_sliding_window": True, "max_window_layers": 1}, OURS_AND_BRANCH),
-    ("qwen3_swa", "qwen3", WINDOW | {"use_sliding_window": True, "max_window_layers": 1}, OURS_AND_BRANCH),
-    ("qwen3_moe_swa", "qwen3_moe", WINDOW | {"use_sliding_window": True}, OURS_AND_BRANCH),
-    ("qwen2_moe_swa", "qwen2_moe", WINDOW | {"use_sliding_window": True}, PACKED_SDPA),
-    ("mistral_swa", "mistral", WINDOW, OURS_AND_BRANCH),
-    ("mixtral_swa", "mixtral", WINDOW, OURS_AND_BRANCH),
-    ("phi3_swa", "phi3", WINDOW, OURS_AND_BRANCH),
-    ("llama3_rope", "llama", rope("llama3", low_freq_factor=1.0, high_freq_factor=4.0), OURS_AND_BRANCH),
-    ("llama_yarn", "llama", rope("yarn"), OURS_AND_BRANCH),
-    ("llama_dynamic", "llama", rope("dynamic"), OURS_AND_BRANCH),
-    ("phi3_longrope", "phi3", {"rope_parameters": LONGROPE}, OURS_AND_BRANCH),
-    ("granite4_dense", "granitemoehybrid", {"layer_types": ["attention"] * 2}, OURS_AND_BRANCH),
-    *((name, name, {}, OURS_AND_ROWS) for name in (*DELTA_NET, *TEXT_OF)),
-    ("olmo_hybrid", "olmo_hybrid", {}, PADDED_SDPA),
-    ("minimax", "minimax", {}, PADDED_SDPA),
-    ("granitemoehybrid", "granitemoehybrid", {"layer_types": ["mamba", "attention"]}, PADDED_SDPA),
-    ("lfm2", "lfm2", CONV, PADDED_SDPA),
-    ("lfm2_moe", "lfm2_moe", CONV, PADDED_SDPA),
-    *((name, name, {}, PADDED_SDPA) for name in ("llama4_text", "falcon_h1", "bamba", "jamba")),
-    ("gpt_oss", "gpt_oss", {}, PADDED_EAGER),
-    *((name, name, {}, REFUSED) for name in ("nemotron_h", "zamba2", "glm_moe_dsa", "deepseek_v4", "phimoe", "doge")),
-    *((name, name, {}, REFUSED) for name in ("gemma3", "llama4", "qwen2_5_vl", "qwen3_vl", "mistral3")),
-]  # fmt: skip
-VARIANTS = [case for case in VARIANTS if case[1] not in MISSING]
+MIXING = ("olmo_hybrid", "minimax", "granitemoehybrid", "lfm2", "lfm2_moe", "falcon_h1", "bamba", "jamba")
+INEXACT = ("nemotron_h", "zamba2", "glm_moe_dsa", "deepseek_v4", "phimoe", "doge")
+IMAGES = ("gemma3", "llama4", "qwen2_5_vl", "qwen3_vl", "mistral3")
+CHOSEN = {
+    **dict.fromkeys((*DELTA_NET, *TEXT_OF), OURS_AND_ROWS),
+    **dict.fromkeys((*MIXING, "llama4_text"), PADDED_SDPA),
+    **dict.fromkeys((*INEXACT, *IMAGES), REFUSED),
+    "gpt_oss": PADDED_EAGER,
+}
+"""What `auto` chooses, where it does not choose our attention and branches."""
 
 
 def config_of(family, changes):
-    layers = len(changes.get("layer_types") or [None, None])
-    return AutoConfig.for_model(
-        family, **({"num_hidden_layers": layers} if "layer_types" in changes else {}), **changes
-    )
+    layers = {"num_hidden_layers": len(changes["layer_types"])} if "layer_types" in changes else {}
+    return AutoConfig.for_model(family, **layers, **changes)
 
 
-@each("family, changes, chosen", [case[1:] for case in VARIANTS])
-def test_what_auto_chooses_for_every_variant_and_that_it_is_exact(family, changes, chosen):
-    config = config_of(family, changes)
-    row = family_of(config)
+VARIANTS = [
+    (family_config(name), CHOSEN.get(name, OURS_AND_BRANCH)) for name in FAMILIES if name not in MISSING
+]
+VARIANTS += [(config_of(name, {}), CHOSEN[name]) for name in CHOSEN if name not in (*FAMILIES, *MISSING)]
+VARIANTS += [(config_of("qwen2_moe", WINDOW | {"use_sliding_window": True}), PACKED_SDPA)]
+
+
+@each("config, chosen", VARIANTS)
+def test_what_auto_chooses_for_every_variant_and_that_it_is_exact(config, chosen):
+    family, row = config.model_type, family_of(config)
     assert row == family_of(config.to_dict())
     assert row.refused == (chosen is REFUSED)
     if row.refused:
@@ -110,22 +71,15 @@ def test_what_auto_chooses_for_every_variant_and_that_it_is_exact(family, change
         assert row.fault(*chosen[:2], "rows") is None
 
 
-HYBRIDS = [case for case in VARIANTS if case[3] in (PADDED_SDPA, PADDED_EAGER, OURS_AND_ROWS)]
-
-
-@pytest.mark.parametrize(
-    "family, changes, chosen", [case[1:] for case in HYBRIDS], ids=[case[0] for case in HYBRIDS]
-)
-def test_transformers_attention_over_packed_rows_is_refused_where_rows_read_each_other(
-    family, changes, chosen
-):
+@each("config, chosen", [case for case in VARIANTS if case[1] in (PADDED_SDPA, PADDED_EAGER, OURS_AND_ROWS)])
+def test_transformers_attention_over_packed_rows_is_refused_where_rows_read_each_other(config, chosen):
     """The pairs that older refusals advised, off by 2 to 6 nats."""
-    row = family_of(config_of(family, changes))
+    row = family_of(config)
     for attention in STOCK:
         for scorer in ("rows", "server", None):
             key, why = row.fault(attention, True, scorer)
             assert key == (PACKED if attention in row.stock else ATTENTION)
-            assert why.startswith(f"{family}: ") and why.endswith(f"; exact are {chosen}")
+            assert why.startswith(f"{config.model_type}: ") and why.endswith(f"; exact are {chosen}")
     key, why = row.fault(*chosen[:2], "branch")
     assert key == SCORER and why.endswith(f"; exact are {chosen}")
 
@@ -262,16 +216,3 @@ def pages_rows():
 def test_the_page_of_families_is_the_table(family, chosen):
     row = family_of(AutoConfig.for_model(family))
     assert (None if row.refused else row.chosen()) == chosen
-
-
-def test_the_page_names_every_family_that_a_name_decides_about():
-    page = (Path(__file__).parents[2] / "docs" / "attention.md").read_text(encoding="utf-8")
-    named = {*DELTA_NET, *TEXT_OF, *SINKS, *UNMASKED, *NEVER, *MASKED_WINDOW}
-    assert [name for name in sorted(named) if f"`{name}`" not in page] == []
-
-
-def test_the_table_imports_nothing_that_composing_a_recipe_would_wait_for():
-    tree = ast.parse(Path(families.__file__).read_text(encoding="utf-8"))
-    modules = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-    assert modules == {"__future__", "collections.abc", "dataclasses", "typing"}
-    assert not [node for node in ast.walk(tree) if isinstance(node, ast.Import)]

@@ -6,7 +6,7 @@ import torch
 transformers = pytest.importorskip("transformers")
 
 from verl_credit.policy.generation import BatchGenerator, SamplingParams  # noqa: E402
-from verl_credit.policy.sampling import RowSampler, _inverse_cdf  # noqa: E402
+from verl_credit.policy.sampling import RowSampler, inverse_cdf  # noqa: E402
 
 VOCAB = 97
 PROMPTS = [[5, 6, 7], [8], list(range(10, 45)), [5, 6, 7], [90, 3, 3, 3, 12, 40, 41]]
@@ -157,8 +157,8 @@ def test_sampling_follows_the_distribution():
 
 
 def test_no_uniform_number_draws_a_token_of_probability_zero():
-    weight = torch.tensor([[0.0, 0.3, 0.0, 0.7, 0.0]]).expand(2, -1)
-    assert _inverse_cdf(weight, torch.tensor([0.0, 1 - 2.0**-53]).double()).tolist() == [1, 3]
+    weight = torch.tensor([[0.0, 0.3, 0.0, 0.7, 0.0]])
+    assert inverse_cdf(weight, torch.tensor([[0.0, 1 - 2.0**-53]]).double()).tolist() == [[1, 3]]
 
 
 @pytest.mark.parametrize(
@@ -192,16 +192,6 @@ def test_a_batch_may_mix_greedy_restricted_and_free_rows(generator):
         assert same(output, generator.generate([[5, 6]], [params])[0])
 
 
-def test_new_weights_take_effect(model):
-    copy = transformers.Qwen3ForCausalLM(model.config).eval()
-    generator = BatchGenerator(copy, pad_token_id=0)
-    copy.load_state_dict(model.state_dict())
-    before = generator.generate([[5, 6]], [SamplingParams(8, 0.0)])[0]
-    with torch.no_grad():
-        copy.model.embed_tokens.weight.copy_(copy.model.embed_tokens.weight.roll(1, 0))
-    assert generator.generate([[5, 6]], [SamplingParams(8, 0.0)])[0].token_ids != before.token_ids
-
-
 def test_mode_and_attention_of_the_model_are_restored(model, generator):
     model.train()
     generator.generate([[5]], [SamplingParams(2)])
@@ -227,19 +217,16 @@ def test_ids_beyond_the_tokenizer_are_never_drawn(model):
         )
 
 
-def test_empty_batch(generator):
-    assert generator.generate([], []) == []
-
-
 def test_bad_prompts_are_named(generator):
     one = [SamplingParams(4)]
+    assert generator.generate([], []) == []
     with pytest.raises(ValueError, match=r"prompts\[1\] is empty"):
         generator.generate([[1], []], one * 2)
     with pytest.raises(ValueError, match=r"prompts\[0\].*outside \[0, 97\)"):
         generator.generate([[97]], one)
     with pytest.raises(ValueError, match="256 positions"):
         generator.generate([[1] * 253], one)
-    with pytest.raises(ValueError, match="2 prompts but 1"):
+    with pytest.raises(ValueError, match="shorter"):
         generator.generate([[1], [2]], one)
 
 
@@ -253,9 +240,3 @@ def test_bad_prompts_are_named(generator):
 def test_bad_sampling_parameters_name_themselves(field, value):
     with pytest.raises(ValueError, match=field):
         SamplingParams(**{"max_new_tokens": 4, field: value})
-
-
-def test_prompt_log_probs_are_those_of_one_row(model, generator):
-    for prompt in PROMPTS[2:]:
-        expected = one_row_log_probs(model, prompt[:1], prompt[1:])
-        assert torch.tensor(generator.prompt_log_probs(prompt)) == pytest.approx(expected, abs=1e-6)

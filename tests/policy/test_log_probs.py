@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch.autograd import gradcheck
 
-from verl_credit.policy.log_prob_chunks import chunk_tokens
-from verl_credit.policy.log_probs import entropy_from_logits, log_probs_and_entropy, log_probs_from_logits
+from verl_credit.policy.log_probs import entropy_from_logits, log_probs_from_logits, token_values
 
 TOKENS, VOCABULARY = 23, 301
 CHUNKS = (1, 7, 23, 64)  # 7: a last chunk of 2; 64: more than there are
@@ -22,6 +21,10 @@ def drawn(dtype=torch.float32, scale=3.0, tokens=TOKENS, vocabulary=VOCABULARY):
     labels = torch.randint(0, vocabulary, (tokens,), generator=random)
     temperature = torch.rand(tokens, generator=random) + 0.4
     return logits.to(dtype), labels, temperature, torch.randn(2, tokens, generator=random)
+
+
+def log_probs_and_entropy(*given, **options):
+    return tuple(token_values(*given, **options).values())
 
 
 def exact(logits, labels, temperature=None):
@@ -193,11 +196,6 @@ def test_what_is_held_beside_the_logits():
     assert chunk * VOCABULARY * 4 < most < allowed
     most, _ = peak(lambda: torch.autograd.grad(found[0].sum() + found[1].sum(), made))
     assert chunk * VOCABULARY * 4 < most < allowed < made.numel() * 2
-
-
-def test_how_many_tokens_at_a_time():
-    assert chunk_tokens(151936, "cuda") == 110 and chunk_tokens(151936, "cpu") == 6
-    assert chunk_tokens(2**25, "cuda") == 1
 
 
 @pytest.mark.slow

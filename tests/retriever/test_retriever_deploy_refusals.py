@@ -168,5 +168,5 @@ class TestOnACluster:
         app = SimpleNamespace(status="DEPLOY_FAILED", message="Failed to update", deployments=found)
         applications = {cluster.APP: app}
         monkeypatch.setattr(cluster.serve, "status", lambda: SimpleNamespace(applications=applications))
-        with pytest.raises(ValueError, match="^shard-1: IndexMismatch: another fingerprint$"):
+        with pytest.raises(ValueError, match="^shard-1: a.b.IndexMismatch: another fingerprint$"):
             cluster._await_replicas(0.0)

@@ -1,9 +1,6 @@
-"""verl imports this module in every process of a run (entry point ``verl.plugins``). It registers the CPU platform only; in
-the process that launches verl's trainer it hands a launch with our keys over.
-
-verl loads its plugins in the middle of its own import, and then reads the platform. Everything else of ours takes seconds
-to import, and most of a run's processes (load balancer, rewards, queues) use none of it. The processes that use more
-register it themselves (`verl_credit.host.registry`).
+"""verl imports this module in every process of a run (entry point ``verl.plugins``), and then reads the platform. It
+registers the CPU platform only: everything else of ours takes seconds to import, and the processes that use more register it
+themselves (`verl_credit.host.registry`). The process that launches verl's trainer hands a launch with our keys over here.
 """
 
 import sys

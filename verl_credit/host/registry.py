@@ -6,25 +6,20 @@ from verl_credit import names
 
 
 def register_parts() -> None:
-    """Register the CPU platform, the rollout engine of `rollout.name=hf`, and our sender of weights to vLLM; a second call
-    changes nothing.
-
-    The platform comes first, because verl reads it while it is imported. verl imports replica and adapter only where it
-    uses them. It has no function to register an adapter, therefore its private dict gets one entry.
-    """
+    """Register the CPU platform (first, because verl reads it while it is imported), the rollout engine `hf`, and our sender
+    of weights to vLLM. verl has no function to register an adapter, therefore its private dict gets two entries."""
     from verl_credit.host.cpu import platform  # noqa: F401, I001  (the import registers it)
     from verl.workers.rollout.base import _ROLLOUT_REGISTRY
     from verl.workers.rollout.replica import RolloutReplicaRegistry
 
-    RolloutReplicaRegistry.register(names.ROLLOUT_NAME, _load_replica)
+    def load_replica() -> type:
+        from verl_credit.host.hf_rollout.replica import HFReplica
+
+        return HFReplica
+
+    RolloutReplicaRegistry.register(names.ROLLOUT_NAME, load_replica)
     _ROLLOUT_REGISTRY[(names.ROLLOUT_NAME, "async")] = "verl_credit.host.hf_rollout.sync.ServerAdapter"
     _ROLLOUT_REGISTRY[("vllm", "async")] = "verl_credit.host.vllm_rollout.sync.ServerAdapter"
-
-
-def _load_replica() -> type:
-    from verl_credit.host.hf_rollout.replica import HFReplica
-
-    return HFReplica
 
 
 def register_engines() -> None:
@@ -61,7 +56,5 @@ def require_registered(where: str, registered: dict[str, bool], *needed: str) ->
     """Raise RuntimeError naming the process and the names that it lacks of ``needed`` (by default of all)."""
     missing = [name for name in needed or ALL if not registered[name]]
     if missing:
-        raise RuntimeError(
-            f"the verl_credit plugin is not registered in {where}: missing {missing}. "
-            "Is verl_credit installed in that process's environment?"
-        )
+        asks = "Is verl_credit installed in that process's environment?"
+        raise RuntimeError(f"the verl_credit plugin is not registered in {where}: missing {missing}. {asks}")

@@ -11,7 +11,6 @@ from transformers.cache_utils import (
     DynamicCache,
     DynamicLayer,
     DynamicSlidingWindowLayer,
-    LinearAttentionAndFullAttentionLayer,
     LinearAttentionLayer,
 )
 
@@ -28,81 +27,56 @@ class _GrowingLayer(DynamicLayer):
     def __init__(self, most: int | None) -> None:
         super().__init__()
         self.length, self._most = 0, most
-        self._keys: torch.Tensor | None = None
-        self._values: torch.Tensor | None = None
+        self._buffers: list[torch.Tensor] = []
 
     def update(self, key_states, value_states, *args, **kwargs):
         start, self.length = self.length, self.length + key_states.shape[-2]
-        self._keys = _grown(self._keys, key_states, start, self.length, self._most)
-        self._values = _grown(self._values, value_states, start, self.length, self._most)
-        self._keys[:, :, start : self.length] = key_states
-        self._values[:, :, start : self.length] = value_states
+        new = (key_states, value_states)
+        if not self._buffers or self._buffers[0].shape[2] < self.length:
+            self._buffers = [self._longer(states) for states in new]
+            if start:
+                for longer, states in zip(self._buffers, (self.keys, self.values), strict=True):
+                    longer[:, :, :start] = states
+        for buffer, states in zip(self._buffers, new, strict=True):
+            buffer[:, :, start : self.length] = states
         self.is_initialized = True
-        self.keys, self.values = self._keys[:, :, : self.length], self._values[:, :, : self.length]
+        return self._show()
+
+    def _longer(self, states: torch.Tensor) -> torch.Tensor:
+        batch, heads, _, head_dim = states.shape
+        length = self.length + max(_SPARE_TOKENS, self.length // 4)
+        return states.new_empty(batch, heads, min(length, self._most or length), head_dim)
+
+    def _show(self) -> tuple[torch.Tensor, torch.Tensor]:
+        self.keys, self.values = (buffer[:, :, : self.length] for buffer in self._buffers)
         return self.keys, self.values
 
     def get_seq_length(self) -> int:
         return self.length
 
     def reorder_cache(self, rows: torch.Tensor) -> None:
-        if self._keys is not None:
-            self._keys, self._values = self._keys.index_select(0, rows), self._values.index_select(0, rows)
-            self.keys, self.values = self._keys[:, :, : self.length], self._values[:, :, : self.length]
+        if self._buffers:
+            self._buffers = [buffer.index_select(0, rows) for buffer in self._buffers]
+            self._show()
 
     def join(self, others: Sequence[_GrowingLayer]) -> None:
         if others[0].length:
             width = max(layer.length for layer in others)
-            keys, values = (
-                torch.cat([_on_the_right(getattr(layer, name), width) for layer in others])
-                for name in ("keys", "values")
-            )
-            self.update(keys, values)
+            keys = torch.cat([_on_the_right(layer.keys, width) for layer in others])
+            self.update(keys, torch.cat([_on_the_right(layer.values, width) for layer in others]))
 
 
 class _StateLayer(LinearAttentionLayer):
     def join(self, others: Sequence[_StateLayer]) -> None:
-        for name, update in (
-            ("conv_states", self.update_conv_state),
-            ("recurrent_states", self.update_recurrent_state),
-        ):
-            states = [getattr(layer, name) for layer in others]
+        for kind in ("conv", "recurrent"):
+            update = getattr(self, f"update_{kind}_state")
+            states = [getattr(layer, f"{kind}_states") for layer in others]
             if isinstance(states[0], dict):  # by number, from transformers 5.15 on
                 for number, first in states[0].items():
                     if first is not None:
                         update(torch.cat([state[number] for state in states]), state_idx=number)
             elif states[0] is not None:
                 update(torch.cat(states))
-
-
-class _StateAndGrowingLayer(LinearAttentionAndFullAttentionLayer, _StateLayer, _GrowingLayer):
-    """A layer with both, such as those of Falcon-H1."""
-
-    def __init__(self, most: int | None) -> None:
-        _GrowingLayer.__init__(self, most)
-        LinearAttentionLayer.__init__(self)
-
-    update, get_seq_length = _GrowingLayer.update, _GrowingLayer.get_seq_length
-
-    def reorder_cache(self, rows: torch.Tensor) -> None:
-        _StateLayer.reorder_cache(self, rows)
-        _GrowingLayer.reorder_cache(self, rows)
-
-    def join(self, others: Sequence[_StateAndGrowingLayer]) -> None:
-        _StateLayer.join(self, others)
-        _GrowingLayer.join(self, others)
-
-
-def _grown(
-    buffer: torch.Tensor | None, new: torch.Tensor, used: int, needed: int, most: int | None
-) -> torch.Tensor:
-    if buffer is not None and buffer.shape[2] >= needed:
-        return buffer
-    batch, heads, _, head_dim = new.shape
-    length = needed + max(_SPARE_TOKENS, needed // 4)
-    larger = new.new_empty(batch, heads, length if most is None else min(length, most), head_dim)
-    if buffer is not None:
-        larger[:, :, :used] = buffer[:, :, :used]
-    return larger
 
 
 def _on_the_right(tokens: torch.Tensor, width: int) -> torch.Tensor:
@@ -127,10 +101,6 @@ class RowCache(Cache):
         """Whether a layer has a state that padding would enter."""
         return any(isinstance(layer, _StateLayer) for layer in self.layers)
 
-    def select_rows(self, rows: torch.Tensor) -> None:
-        """The rows of the batch become those at the positions `rows`."""
-        self.reorder_cache(rows)
-
     def join(self, others: Sequence[RowCache]) -> None:
         """An empty cache gets the rows of all `others`, one after another, with padding on the left of their keys."""
         for number, layer in enumerate(self.layers):
@@ -142,8 +112,5 @@ def _layer(kind: type, most: int | None) -> Cache:
         return _GrowingLayer(most)
     if kind is LinearAttentionLayer:
         return _StateLayer()
-    if kind is LinearAttentionAndFullAttentionLayer:
-        return _StateAndGrowingLayer(most)
-    raise ValueError(
-        f"hf cannot decode a model with cache layers of the kind {kind.__name__}; use actor_rollout_ref.rollout.name=vllm"
-    )
+    use = "use actor_rollout_ref.rollout.name=vllm"
+    raise ValueError(f"hf cannot decode a model with cache layers of the kind {kind.__name__}; {use}")

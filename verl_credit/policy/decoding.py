@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import causal_mask_function, sdpa_mask
 
-from verl_credit.policy.decodable import why_not_decoded
+from verl_credit.policy.families import why_not_decoded
 
 _DECODE = "grouped_decode"
 
@@ -18,12 +18,11 @@ _DECODE = "grouped_decode"
 def _attention(
     module, query, key, value, attention_mask, dropout=0.0, scaling=None, softcap=None, s_aux=None, **kwargs
 ):
-    """Treats heads that share keys and values as one head with more queries.
+    """Treats heads that share keys and values as one head with more queries: [B, H, 1, D] -> [B, H_kv, H / H_kv, D].
 
     With a mask, transformers repeats keys and values for every query head, which copies the whole cache at each step. A
-    single new token attends to everything that its mask admits, so its heads can be query positions instead: query
-    [B, H, 1, D] -> [B, H_kv, H / H_kv, D]. Several tokens go to plain sdpa. Neither knows a softcap (Gemma 2) or sinks
-    (gpt-oss), which are computed here.
+    single new token attends to everything that its mask admits, so its heads can be query positions. Several tokens go to
+    plain sdpa. Neither knows a softcap (Gemma 2) or sinks (gpt-oss), which are computed here.
     """
     batch, heads, length, head_dim = query.shape
     groups = heads // key.shape[1]
@@ -79,11 +78,8 @@ def _mask(
     # Padding in front counts, as it does in transformers' mask of chunks; every other mask depends on differences.
     position = seen - 1 + (seen == 0).sum(dim=1, keepdim=True)
     row = torch.arange(batch_size, device=position.device)[:, None, None, None]
-    queries, keys = (
-        position[:, None, q_offset : q_offset + q_length, None],
-        position[:, None, None, :kv_length],
-    )
-    return mask_function(row, torch.zeros_like(row), queries, keys) & visible
+    queries = position[:, None, q_offset : q_offset + q_length, None]
+    return mask_function(row, torch.zeros_like(row), queries, position[:, None, None, :kv_length]) & visible
 
 
 AttentionInterface.register(_DECODE, _attention)
@@ -96,27 +92,20 @@ def require_decodable(model: PreTrainedModel) -> None:
         raise ValueError(why)
     attention = model.config._attn_implementation
     if attention != "sdpa" and not (attention == "eager" and model._supports_attention_backend):
+        through = "and 'eager' of a model that calls it through transformers' AttentionInterface"
         raise ValueError(
-            f"the model's attn_implementation is {attention!r}: only 'sdpa' is supported, and 'eager' of a model that "
-            "calls it through transformers' AttentionInterface"
+            f"the model's attn_implementation is {attention!r}: only 'sdpa' is supported, {through}"
         )
 
 
-def decoding(model: PreTrainedModel) -> AbstractContextManager[None]:
-    """Inside the block the model decodes without copies."""
-    return with_attention(model, _DECODE)
-
-
 @contextmanager
-def with_attention(model: PreTrainedModel, name: str) -> Iterator[None]:
+def decoding(model: PreTrainedModel, attention: str = _DECODE) -> Iterator[None]:
     """Inside the block the model is in eval mode with this attention; both are restored afterwards."""
-    attention, training = model.config._attn_implementation, model.training
-    model.config._attn_implementation = name
-    if training:
-        model.eval()
+    before, training = model.config._attn_implementation, model.training
+    model.config._attn_implementation = attention
+    model.eval()
     try:
         yield
     finally:
-        model.config._attn_implementation = attention
-        if training:
-            model.train()
+        model.config._attn_implementation = before
+        model.train(training)

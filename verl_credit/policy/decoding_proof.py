@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from verl_credit.policy.decoding import with_attention
+from verl_credit.policy.decoding import decoding
 from verl_credit.policy.generation import BatchGenerator
 from verl_credit.policy.sampling import SamplingParams
 
@@ -19,9 +19,9 @@ HALF = 0.3
 def prove_decoding(generator: BatchGenerator) -> float:
     """The largest difference in nats between the log-probs of sampled tokens and those of transformers' eager attention.
 
-    Two prompts with a common start and different lengths. Windows longer than 30 tokens are not reached. Raises
-    RuntimeError with the difference when it is too large for rounding: on tiny random models in bfloat16, divided as the
-    limit is, right families have means of at most 0.05 (0.13 where a router is close to a tie), a wrong one had 0.66.
+    Two prompts with a common start and different lengths; windows longer than 30 tokens are not reached. Raises
+    RuntimeError for more than rounding: divided as the limit is, tiny random models in bfloat16 have means of at most 0.05
+    (0.13 where a router is close to a tie), a wrong one had 0.66.
     """
     model, ids = generator.model, [(31 * n + 7) % generator.vocabulary for n in range(14)]
     prompts = [ids[:5], [*ids[:4], *ids[5:]]]
@@ -29,7 +29,7 @@ def prove_decoding(generator: BatchGenerator) -> float:
         prompts, [SamplingParams(NEW_TOKENS - 4 * row, seed=row) for row in range(2)]
     )
     sampled, expected = [], []
-    with with_attention(model, "eager"):
+    with decoding(model, "eager"):
         for prompt, output in zip(prompts, outputs, strict=True):
             row = torch.tensor([[*prompt, *output.token_ids]], device=model.device)
             logits = model(input_ids=row, use_cache=False).logits[0, len(prompt) - 1 : -1].float()
@@ -45,7 +45,7 @@ def prove_decoding(generator: BatchGenerator) -> float:
     if not found <= limit:
         raise RuntimeError(
             f"actor_rollout_ref.rollout.name=hf: log-probs of the tokens that model_type={model.config.model_type} samples "
-            f"differ from a forward of each row alone, {kind} difference {found:.2g} nats, in {model.dtype} at most "
-            f"{limit:.2g} is accepted; use actor_rollout_ref.rollout.name=vllm"
+            f"differ from a forward of each row alone: {kind} difference {found:.2g} nats, expected at most {limit:.2g} in "
+            f"{model.dtype}; use actor_rollout_ref.rollout.name=vllm"
         )
     return float(difference.max())

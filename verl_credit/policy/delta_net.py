@@ -3,11 +3,10 @@
 Such a layer has a causal convolution and a state that runs from token to token. transformers runs both over the borders of
 packed rows (rows off by up to 4 nats), and verl's patch for Qwen3.5 splits the convolution alone. Here a layer that gets a
 pack computes both per row: the rule over rows that are padded inside the layer, the convolution with zeros between rows.
-Where flash-linear-attention or causal-conv1d is installed, transformers' layer has their kernels, which get the borders of
-the rows instead. These two need a GPU and are untried here.
+The kernels of flash-linear-attention and causal-conv1d, where they are installed, get the borders of the rows instead; they
+need a GPU and are untried here. There are no branches: they would need the state at their base.
 
-The pack reaches the layer with the keywords of its own forward, so that checkpointed layers have it again in the backward
-pass, whichever micro-batch that is for. No branches: they would need the state at their base.
+The pack is a keyword of the layer's own forward, so that checkpointed layers have it again in the backward pass.
 """
 
 from __future__ import annotations
@@ -67,13 +66,15 @@ def _functions(net: torch.nn.Module) -> tuple[object, str]:
 
 def packed_rule(rule: Callable, pack: Pack, query, key, value, *, g, beta, **options):
     """(output, None) of the gated delta rule, which begins with an empty state at every row. All tensors are [1, N, ...]."""
+    device = query.device
     if not rule.__module__.startswith(
         "transformers."
     ):  # flash-linear-attention's kernel splits the stream itself
-        options |= {"cu_seqlens": _borders(pack, query.device)}
-        return rule(query, key, value, g=g, beta=beta, **options)
+        starts = [*(row.start for row in pack.rows), pack.length]
+        borders = pack.once(("borders", device), lambda: torch.tensor(starts, device=device))
+        return rule(query, key, value, g=g, beta=beta, **{**options, "cu_seqlens": borders})
     tensors, result = (query, key, value, g, beta), torch.empty_like(value)
-    for rows, longest, at_N, place_N in _groups(pack, query.device):
+    for rows, longest, at_N, place_N in pack.once(("groups", device), lambda: list(_groups(pack, device))):
         padded = [
             x.new_zeros(rows * longest, *x.shape[2:])
             .index_copy(0, place_N, x[0, at_N])
@@ -90,40 +91,23 @@ def packed_convolution(
 ):
     """silu of the causal convolution of x [1, C, N] with weight [C, K]; no row sees the one before."""
     pack.require("a Gated-DeltaNet layer", x.shape[0], x.shape[2])
-    row_N = pack.once(("row", x.device), lambda: _row_of(pack).to(x.device))
+    numbers = [torch.full((row.length,), n) for n, row in enumerate(pack.rows)]
+    row_N = pack.once(("row", x.device), lambda: torch.cat(numbers).to(x.device))
     if convolution is not None:
-        numbers = row_N.int()[None]
-        return convolution(x=x, weight=weight, bias=bias, activation=activation, seq_idx=numbers)
+        given = {"weight": weight, "bias": bias, "activation": activation, "seq_idx": row_N.int()[None]}
+        return convolution(x=x, **given)
     zeros = weight.shape[-1] - 1
     at_N = torch.arange(pack.length, device=x.device) + row_N * zeros
     spaced = x.new_zeros(*x.shape[:2], pack.length + len(pack.rows) * zeros).index_copy(2, at_N + zeros, x)
     return F.silu(F.conv1d(spaced, weight[:, None], bias, groups=len(weight))[..., at_N])
 
 
-def _row_of(pack: Pack) -> torch.Tensor:
-    """The number of every token's row."""
-    lengths = torch.tensor([row.length for row in pack.rows])
-    return torch.arange(len(lengths)).repeat_interleave(lengths)
-
-
-def _borders(pack: Pack, device) -> torch.Tensor:
-    starts = [row.start for row in pack.rows]
-    return pack.once(("borders", device), lambda: torch.tensor([*starts, pack.length], device=device))
-
-
-def _groups(pack: Pack, device) -> list[tuple[int, int, torch.Tensor, torch.Tensor]]:
+def _groups(pack: Pack, device) -> Iterator[tuple[int, int, torch.Tensor, torch.Tensor]]:
     """Rows of similar length are padded together, so that one long row does not pad many short ones: at most twice the
     tokens. (rows, tokens of the longest, places in the stream, places in the padded rows) of each group."""
-    return pack.once(("groups", device), lambda: [_group(rows, device) for rows in _by_length(pack)])
-
-
-def _by_length(pack: Pack) -> Iterator[list]:
     for bits in sorted({row.length.bit_length() for row in pack.rows}):
-        yield [row for row in pack.rows if row.length.bit_length() == bits]
-
-
-def _group(rows, device):
-    longest = max(row.length for row in rows)
-    at_N = torch.cat([torch.arange(row.start, row.start + row.length) for row in rows])
-    place_N = torch.cat([number * longest + torch.arange(row.length) for number, row in enumerate(rows)])
-    return len(rows), longest, at_N.to(device), place_N.to(device)
+        rows = [row for row in pack.rows if row.length.bit_length() == bits]
+        longest = max(row.length for row in rows)
+        at_N = torch.cat([torch.arange(row.start, row.start + row.length) for row in rows])
+        place_N = torch.cat([number * longest + torch.arange(row.length) for number, row in enumerate(rows)])
+        yield len(rows), longest, at_N.to(device), place_N.to(device)

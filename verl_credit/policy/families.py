@@ -1,13 +1,9 @@
-"""Which model families give exact numbers, with which attention, padding and scorer: one table, from which every check
-before and after the start follows.
+"""Which model families give exact numbers, with which attention, padding and scorer, and which ``rollout.name=hf`` decodes.
 
 A family is read from a config.json, as a mapping or as a config of transformers. The facts of the config decide: the kinds
-of its layers, its rotary embedding, a cap on the attention's logits. A name decides only where no fact does. A family that
-is in no row runs with our attention and ``branch``, and the proof at the start decides about it.
-This file imports no torch, because composing a recipe reads it.
-
-The names come from tiny models of random weights in float32, transformers 5.10, whose packed and padded rows were
-compared with each row alone (`tests/policy/test_families_forward.py`).
+of its layers, its rotary embedding, a cap on the attention's logits. A name decides only where no fact does; the names come
+from tiny models (`tests/policy/test_families_forward.py`, transformers 5.10). A family that is in no row runs with our
+attention and ``branch``, and the proof at the start decides. This file imports no torch: composing a recipe reads it.
 """
 
 from __future__ import annotations
@@ -57,6 +53,17 @@ REFUSED = {
     "phimoe": "its router draws experts at random in training mode, so that ratios differ from 1 before the first update",
 }
 """Families that no keys make exact."""
+NOT_DECODED = (
+    "deepseek_v4",
+    "doge",
+    "falcon_h1",
+    "glm_moe_dsa",
+    "minimax",
+    "nemotron_h",
+    "olmo_hybrid",
+    "zamba2",
+)
+"""`rollout.name=hf` decodes every other family by its own masks and layers, and proves it at the start."""
 
 DROPOUTS = {"seed_oss": {"attention_dropout": 0.1, "residual_dropout": 0.1}}
 """transformers' defaults, for a config.json without these keys."""
@@ -64,8 +71,6 @@ NOT_OF_THE_LAYERS = ("classifier", "summary")
 
 
 class Keys(NamedTuple):
-    """The three keys on which exact numbers depend."""
-
     attention: str
     packed: bool
     scorer: str
@@ -86,7 +91,6 @@ class Family:
 
     name: str
     why: str = "nothing in its config.json lets rows read each other, and the proof at the start decides"
-    """What decides about the row, in a sentence."""
     ours: bool = True
     """Our attention is exact, which serves packed rows."""
     branch: bool = True
@@ -118,9 +122,7 @@ class Family:
 
     def fault(self, attention: str | None, packed: bool, scorer: str | None = None) -> tuple[str, str] | None:
         """The key that makes numbers wrong, and a sentence with the reason and the three keys that are exact; or None.
-
-        ``scorer``: None where a run scores nothing.
-        """
+        ``scorer``: None where a run scores nothing."""
         of = f"{self.name}: " if self.name else ""
         if self.refused:
             return "", f"{of}{self.why}; no keys change that, so take another model"
@@ -145,7 +147,7 @@ class Family:
 
 
 def family_of(config: Mapping[str, Any] | Any) -> Family:
-    """The row of a config.json, or of a config of transformers. An empty mapping is a model of which nothing is known."""
+    """The row of a config. An empty mapping is a model of which nothing is known."""
     root, text = _texts(config)
     names = (root.get("model_type"), text.get("model_type"))
     name = names[0] or names[1] or ""
@@ -173,19 +175,44 @@ def family_of(config: Mapping[str, Any] | Any) -> Family:
     if text.get("attn_logit_softcapping"):
         why = "transformers' sdpa drops the cap on its attention's logits"
         return Family(name, why, stock=("eager",), unmasked=unmasked)
-    for kind, entry in _ropes(text):
-        if kind in LENGTHS:
-            places = text.get(LENGTHS[kind]), entry.get(LENGTHS[kind]), text.get("max_position_embeddings")
-            longest = next(filter(None, places), None)  # the order of transformers
-            why = f"its {kind} rotary embedding changes with a row of more than {longest} tokens beside it"
-            return Family(name, why, longest=longest, unmasked=unmasked)
-        if "mrope_section" in entry:
-            return Family(name, "its positions have three axes (mrope)", ours=False)
+    kind, longest = _longest(text)
+    if kind:
+        why = f"its {kind} rotary embedding changes with a row of more than {longest} tokens beside it"
+        return Family(name, why, longest=longest, unmasked=unmasked)
+    if any("mrope_section" in entry for _, entry in _ropes(text)):
+        return Family(name, "its positions have three axes (mrope)", ours=False)
     return Family(name, unmasked=unmasked)
 
 
+def why_not_decoded(config: Mapping[str, Any]) -> str | None:
+    """One sentence for a config.json whose model `rollout.name=hf` cannot decode; None for every other."""
+    names = (one.get("model_type") for one in _texts(config))
+    if (name := next((name for name in names if name in NOT_DECODED), None)) is None:
+        return None
+    why = "in transformers its steps with a cache are not its forward of a whole row, or its cache cannot choose rows"
+    return f"hf cannot decode model_type={name}: {why}; use actor_rollout_ref.rollout.name=vllm"
+
+
+def positions(config: Mapping[str, Any] | Any) -> int | None:
+    """Tokens that a row decoded by `rollout.name=hf` may have; None where the config names no number.
+
+    Beyond the length at which positions change, keys that a cache already holds would keep the old ones.
+    """
+    _, text = _texts(config)
+    return _longest(text)[1] or text.get("max_position_embeddings")
+
+
+def _longest(text: Mapping[str, Any]) -> tuple[str | None, int | None]:
+    """The rotary embedding that changes with the longest row, and the length up to which it does not."""
+    for kind, entry in _ropes(text):
+        if kind in LENGTHS:
+            places = text.get(LENGTHS[kind]), entry.get(LENGTHS[kind]), text.get("max_position_embeddings")
+            return kind, next(filter(None, places), None)  # the order of transformers
+    return None, None
+
+
 def dropouts(config: Mapping[str, Any] | Any) -> dict[str, float]:
-    """The keys of a config, with the section of its text, that make the model random in training mode."""
+    """The keys, with the section of the text, that make the model random in training mode."""
     root, text = _texts(config)
     values = {**DROPOUTS.get(text.get("model_type"), {}), **text}
     below = "" if text is root else "text_config."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Literal
 
 import torch
@@ -11,8 +12,8 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
 from verl_credit.policy.cache import RowCache
-from verl_credit.policy.decodable import positions
 from verl_credit.policy.decoding import decoding, require_decodable
+from verl_credit.policy.families import positions
 from verl_credit.policy.sampling import RowSampler, SamplingParams
 
 SCORED_TOKENS = 512
@@ -31,22 +32,17 @@ class Generation:
 class BatchGenerator:
     """Generates for a whole batch at once: a prefill, then one token per row and step.
 
-    The first tokens that all prompts share (instructions, worked examples) are prefilled once, and so are equal prompts
-    (the samples of one group). After the common start, prompts are padded on the left, so that every row's next
-    token is in the last column. Where layers have a recurrent state, padding would enter it, so prompts of one length are
-    prefilled together, whole, and without padding. When half of the rows have ended, the batch is compacted. The model's
-    weights may change between two calls of `generate`, not during one.
+    The tokens that all prompts share at their start are prefilled once, and so are equal prompts. After the common start,
+    prompts are padded on the left, so that every row's next token is in the last column. Where layers have a recurrent
+    state, padding would enter it, so prompts of one length are prefilled together, whole, and without padding. When half of
+    the rows have ended, the batch is compacted. Weights may change between two calls of `generate`, not during one.
 
     `log_probs` are float32, of the temperature-scaled distribution *before* top-k and top-p, as a trainer recomputes old
-    log-probabilities. Greedy rows report the argmax's log-probability at T=1.
+    log-probabilities. Greedy rows report the argmax's log-probability at T=1. Ids from `sampled_vocab_size` on (a model's
+    vocabulary is often padded beyond its tokenizer's) are never drawn, which changes no log-probability either.
 
-    Ids from `sampled_vocab_size` on are never drawn (a model's vocabulary is often padded beyond its tokenizer's); like
-    top-k this does not change the log-probabilities.
-
-    `prefill_tokens` is how many tokens of prompts (padding counts) a forward takes at most; None: all of a batch. It
-    bounds the memory of activations, and changes results by rounding alone. A prompt of a recurrent model is not divided.
-
-    On an accelerator the host waits for the device once per token, to learn which rows have ended.
+    `prefill_tokens`: tokens of prompts (padding counts) in a forward, at most; None: all of a batch. It bounds the memory
+    of activations, and changes results by rounding alone. A prompt of a recurrent model is not divided.
 
     `require_decodable` says which models are accepted.
     """
@@ -64,13 +60,12 @@ class BatchGenerator:
         self.prefill_tokens = prefill_tokens
         self.vocabulary = sampled_vocab_size or model.get_input_embeddings().num_embeddings
         self.recurrent = RowCache(model.config).recurrent
-        self.positions = positions(model.config.get_text_config().to_dict())
+        self.positions = positions(model.config)
 
     @torch.inference_mode()
     def prompt_log_probs(self, prompt: Sequence[int]) -> list[float]:
         """log p(token j + 1 | tokens up to j) for every token of the prompt except the first."""
         ids = torch.tensor([list(prompt)], device=self.model.device)
-        # The logits of `at_a_time` tokens exist at a time, and the cache keeps the tokens before them.
         whole = self.recurrent or not self.prefill_tokens
         at_a_time = len(prompt) if whole else SCORED_TOKENS
         cache = RowCache(self.model.config) if at_a_time < len(prompt) else None
@@ -87,13 +82,7 @@ class BatchGenerator:
     def generate(
         self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]
     ) -> list[Generation]:
-        """Returns one Generation per prompt, in the order of the prompts.
-
-        An empty batch gives an empty list. Raises ValueError when the counts differ, and for a prompt that is empty, has
-        an id outside the vocabulary, or exceeds the model's positions together with its `max_new_tokens`.
-        """
-        if len(prompts) != len(params):
-            raise ValueError(f"{len(prompts)} prompts but {len(params)} sampling parameters: one per prompt")
+        """One Generation per prompt, in their order. Raises ValueError as `check` does, and for other counts."""
         for row, (prompt, p) in enumerate(zip(prompts, params, strict=True)):
             self.check(prompt, p, name=f"prompts[{row}]")
         if not prompts:
@@ -102,7 +91,8 @@ class BatchGenerator:
             return _Batch(self, prompts, params).run()
 
     def check(self, prompt: Sequence[int], params: SamplingParams, *, name: str = "the prompt") -> None:
-        """Raises the ValueError that `generate` would raise for this request."""
+        """Raises ValueError for a prompt that is empty, has an id outside the vocabulary, or exceeds the model's positions
+        together with its `max_new_tokens`."""
         vocab_size = self.model.get_input_embeddings().num_embeddings
         if len(prompt) == 0:
             raise ValueError(f"{name} is empty: a prompt needs at least one token")
@@ -151,7 +141,7 @@ class _Batch:
         else:
             logits_U_V = self._prefill_padded(unique, common, visible_U_L, generator)
         if len(unique) < len(prompts):
-            self.cache.select_rows(source_B)
+            self.cache.reorder_cache(source_B)
         self.logits_B_V = logits_U_V[source_B]
         self.visible_B_L = visible_U_L[source_B]
         self.prompt_length_B = self.visible_B_L[:, : self.width].sum(dim=1)
@@ -168,7 +158,7 @@ class _Batch:
             start_positions_1_P = torch.arange(common, device=self.device)[None]
             for part in _parts(0, common, at_a_time):
                 self._forward(start_1_P[:, part], start_positions_1_P[:, part], None)
-            self.cache.select_rows(torch.zeros(len(unique), dtype=torch.long, device=self.device))
+            self.cache.reorder_cache(torch.zeros(len(unique), dtype=torch.long, device=self.device))
         positions_U_P = (visible_U_L[:, :width].long().cumsum(dim=1) - 1).clamp(min=0)
         padded = len({len(prompt) for prompt in unique}) > 1
         for part in _parts(common, width, max(1, at_a_time // len(unique))):
@@ -192,7 +182,7 @@ class _Batch:
         self.cache = whole
         self.cache.join(caches)
         back = torch.tensor(order).argsort().to(self.device)
-        self.cache.select_rows(back)
+        self.cache.reorder_cache(back)
         return torch.cat(logits)[back]
 
     def _forward(self, ids_B_P, positions_B_P, mask) -> torch.Tensor:
@@ -226,7 +216,7 @@ class _Batch:
         ]
 
     def _record(self, step: int, token_B: torch.Tensor, log_prob_B: torch.Tensor) -> None:
-        """Ended rows write beyond their length, because to leave them out the host would have to wait for the device."""
+        """Ended rows write beyond their length: to leave them out, the host would have to wait for the device."""
         alive_B = ~self.done_B
         self.token_R_N[self.row_B, step] = token_B
         self.log_prob_R_N[self.row_B, step] = log_prob_B
@@ -236,12 +226,12 @@ class _Batch:
         self.done_B = self.done_B | stopped_B | (self.budget_B == step + 1)
 
     def _left(self) -> int:
-        """Rows that have not ended; the host waits for the device here and nowhere else between two tokens."""
+        """Rows that have not ended. The host waits for the device here, once per token, and nowhere else."""
         return self.done_B.numel() - int(self.done_B.sum())
 
     def _compact(self, token_B: torch.Tensor) -> torch.Tensor:
         keep = (~self.done_B).nonzero()[:, 0]
-        self.cache.select_rows(keep)
+        self.cache.reorder_cache(keep)
         self.sampler.select(keep)
         for name in ("row_B", "budget_B", "stop_B_S", "done_B", "visible_B_L", "prompt_length_B"):
             setattr(self, name, getattr(self, name)[keep])
@@ -249,15 +239,12 @@ class _Batch:
 
 
 def _common_start(prompts: Collection[tuple[int, ...]]) -> int:
-    """Tokens that all prompts share at their beginning; each keeps one of its own, whose logits are the first.
-
-    What the first and the last prompt in sorted order share, all share.
-    """
+    """Tokens that all prompts share at their beginning; each keeps one of its own, whose logits are the first."""
     if len(prompts) == 1:
         return 0
-    most = min(map(len, prompts)) - 1
-    pairs = enumerate(zip(min(prompts), max(prompts), strict=False))
-    return min(next((n for n, (a, b) in pairs if a != b), most), most)
+    ends = zip(min(prompts), max(prompts), strict=False)  # what these two in sorted order share, all share
+    shared = len(list(takewhile(lambda pair: pair[0] == pair[1], ends)))
+    return min(shared, min(map(len, prompts)) - 1)
 
 
 def _parts(first: int, end: int, length: int) -> Iterator[slice]:

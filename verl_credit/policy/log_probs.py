@@ -6,8 +6,7 @@ With logits x, temperature t and z = x / t, in nats, summed in float32 (float64 
     H     = logsumexp(z) - Σ_j p_j z_j                 ∂/∂z_j = -p_j (log p_j + H)
 
 Besides the logits at most `chunk_tokens` rows are held in the wide dtype, twice. The backward recomputes the probabilities
-from the logits, and may overwrite these with the gradient. The code is not compiled, so a new number of tokens costs
-nothing; compared with the product that makes the logits, its passes over them are cheap.
+from the logits, and may overwrite these with the gradient. The code is not compiled: a new number of tokens costs nothing.
 """
 
 from __future__ import annotations
@@ -33,22 +32,9 @@ def log_probs_from_logits(
     ``temperature_T`` (None: 1) is at least 1e-8, as in verl's engine. Departure from verl: half-precision logits are
     divided and normalised in float32, and the result is float32, so that a temperature is not rounded to bfloat16.
     ``inplace_backward``: the gradient overwrites the logits; autograd raises an error if another backward still needs them.
-
-    ``chunk_size``: tokens at a time, by default `chunk_tokens`. Errors: ValueError for shapes that do not match.
+    ``chunk_size``: tokens at a time, by default `chunk_tokens`.
     """
     return _Chunked.apply(logits_T_V, labels_T, temperature_T, False, inplace_backward, chunk_size)[0]
-
-
-def log_probs_and_entropy(
-    logits_T_V: torch.Tensor,
-    labels_T: torch.Tensor,
-    temperature_T: torch.Tensor | None = None,
-    *,
-    inplace_backward: bool = False,
-    chunk_size: int | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """(log p(label), H), [T] each, from one pass and with one gradient; otherwise as `log_probs_from_logits`."""
-    return _Chunked.apply(logits_T_V, labels_T, temperature_T, True, inplace_backward, chunk_size)
 
 
 def token_values(
@@ -56,11 +42,13 @@ def token_values(
     labels_T: torch.Tensor,
     temperature_T: torch.Tensor | None = None,
     *,
-    entropy: bool,
+    entropy: bool = True,
     inplace_backward: bool = False,
+    chunk_size: int | None = None,
 ) -> dict[str, torch.Tensor]:
-    """``log_probs`` and, with ``entropy``, that too: [T] each, under the names of a model's outputs in verl."""
-    values = _Chunked.apply(logits_T_V, labels_T, temperature_T, entropy, inplace_backward, None)
+    """``log_probs`` and, with ``entropy``, the ``entropy`` from the same pass, under the names of a model's outputs in verl:
+    [T] each, otherwise as `log_probs_from_logits`."""
+    values = _Chunked.apply(logits_T_V, labels_T, temperature_T, entropy, inplace_backward, chunk_size)
     return dict(zip(("log_probs", "entropy") if entropy else ("log_probs",), values, strict=False))
 
 

@@ -1,10 +1,9 @@
 """The policy over packed rows, in one process: the computation of verl's engine, with transformers alone.
 
-Attention is the project's (`verl_credit.policy.attention`), so that answers can be appended to their rows as in training.
-
-Neighbouring rows that begin alike, such as the rollouts of a prompt, are one packed row with their common tokens once: one
-of the rows is the prefix of the packed row, the others are branches after the tokens that they share with it. A token
-attends to the same tokens as in a row of its own, so its hidden state and its gradient are the same, up to rounding.
+Attention is the project's (`policy.attention`), so that answers can be appended to their rows as in training. Neighbouring
+rows that begin alike, such as the rollouts of a prompt, are one packed row with their common tokens once: one of the rows is
+the prefix of the packed row, the others are branches after the tokens that they share with it. A token attends to the same
+tokens as in a row of its own, so its hidden state and its gradient are the same, up to rounding.
 """
 
 from __future__ import annotations
@@ -45,12 +44,11 @@ class Group:
 
 def groups_of(prompts: Sequence[torch.Tensor], responses: Sequence[torch.Tensor]) -> list[Group]:
     """The groups in the order of the rows; a new one begins where the prompt changes."""
-    starts = [
-        row for row in range(len(prompts)) if row == 0 or not torch.equal(prompts[row - 1], prompts[row])
-    ]
+    count = len(prompts)
+    starts = [i for i in range(count) if i == 0 or not torch.equal(prompts[i - 1], prompts[i])]
     return [
         _group(range(*ends), [torch.cat((prompts[i], responses[i])) for i in range(*ends)])
-        for ends in pairwise([*starts, len(prompts)])
+        for ends in pairwise([*starts, count])
     ]
 
 
@@ -87,14 +85,13 @@ def reads(
 
 def _group(rows: range, streams: list[torch.Tensor]) -> Group:
     """Takes as prefix the row with which the branches have the fewest tokens of their own."""
-    distinct = list({tuple(stream.tolist()): stream for stream in streams}.values())
-    bases = [[_shared(trunk, stream) for stream in distinct] for trunk in distinct]
-    tokens = [len(trunk) - sum(base) for trunk, base in zip(distinct, bases, strict=True)]
-    trunk = distinct[tokens.index(min(tokens))]
-    parts, shape, places, at = [trunk], [], {}, len(trunk)
-    for stream, base in zip(distinct, bases[tokens.index(min(tokens))], strict=True):
+    distinct = {tuple(stream.tolist()): stream for stream in streams}
+    bases = {name: [_shared(trunk, one) for one in distinct.values()] for name, trunk in distinct.items()}
+    best = min(distinct, key=lambda name: len(name) - sum(bases[name]))
+    parts, shape, places, at = [distinct[best]], [], {}, len(best)
+    for (name, stream), base in zip(distinct.items(), bases[best], strict=True):
         own = stream[base:]
-        places[tuple(stream.tolist())] = torch.cat((torch.arange(base), torch.arange(at, at + len(own))))
+        places[name] = torch.cat((torch.arange(base), torch.arange(at, at + len(own))))
         if len(own):
             parts.append(own)
             shape.append((base, len(own)))
@@ -117,10 +114,8 @@ class PackedPolicy:
     def __init__(self, model: PreTrainedModel, *, temperature: float = 1.0, budget: int = 2048):
         family = family_of(model.config)
         if family.fault(AUTO, True, "branch"):
-            raise PreflightError(
-                f"{family.name}: {family.why}; the rollouts of a prompt are one packed row in this process, which needs a "
-                "model with layers of full or sliding attention alone"
-            )
+            alone = "the rollouts of a prompt are one packed row here: only layers of full or sliding attention work"
+            raise PreflightError(f"{family.name}: {family.why}; {alone}")
         install()
         self.model, self.budget, self._temperature = model, budget, temperature
         self._family = family
@@ -139,14 +134,8 @@ class PackedPolicy:
     @torch.no_grad()
     def _require_plain_logits(self) -> None:
         """Some models scale or cap the logits after `lm_head`, which is all that is computed here."""
-        ids, pack = torch.zeros(1, 2, dtype=torch.long, device=self.model.device), pack_rows([2], [[]])
-        given = {
-            "input_ids": ids,
-            "position_ids": pack.position_ids()[None].to(ids.device),
-            "use_cache": False,
-            PACK: pack,
-        }
-        training = self.model.training
+        ids, pack, training = torch.zeros(1, 2, dtype=torch.long), pack_rows([2]), self.model.training
+        given = {"input_ids": ids, "position_ids": pack.position_ids()[None], "use_cache": False, PACK: pack}
         self.model.eval()
         try:
             with self.packing():
@@ -155,9 +144,8 @@ class PackedPolicy:
         finally:
             self.model.train(training)
         if not torch.allclose(logits, plain):
-            raise PreflightError(
-                f"{self._family.name}: the model changes the logits of its lm_head, which are used as they are here"
-            )
+            why = "the model changes the logits of its lm_head, which are used as they are here"
+            raise PreflightError(f"{self._family.name}: {why}")
 
     def responses(
         self,
@@ -202,26 +190,21 @@ class PackedPolicy:
         position_N = pack.position_ids()
         longest = self._family.longest
         if longest is not None and int(position_N.max()) >= longest:
-            raise PreflightError(
-                f"{self._family.name}: {self._family.why}, and a row has {int(position_N.max()) + 1}"
-            )
-        output = self.model.model(
-            input_ids=torch.cat(list(streams))[None],
-            position_ids=position_N[None],
-            use_cache=False,
-            **{PACK: pack},
-        )
+            tokens = int(position_N.max()) + 1
+            raise PreflightError(f"{self._family.name}: {self._family.why}, and a row has {tokens}")
+        ids = torch.cat(list(streams))
+        given = {"input_ids": ids[None], "position_ids": position_N[None], "use_cache": False, PACK: pack}
+        output = self.model.model(**given)
         return list(output.last_hidden_state[0].split([len(stream) for stream in streams]))
 
     def micro_batches(self, lengths: Sequence[int]) -> Iterator[list[int]]:
         """Neighbours of at most ``budget`` tokens together."""
-        place, tokens = [], 0
+        place: list[int] = []
         for one, length in enumerate(lengths):
-            if place and tokens + length > self.budget:
+            if place and sum(lengths[i] for i in place) + length > self.budget:
                 yield place
-                place, tokens = [], 0
+                place = []
             place.append(one)
-            tokens += length
         if place:
             yield place
 

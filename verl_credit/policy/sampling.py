@@ -1,6 +1,6 @@
 """Draws one token per row from next-token logits, with each row's own parameters."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,12 +12,10 @@ BLOCK = 128
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """The sampling parameters of one request.
+    """The sampling parameters of one request. Raises ValueError for a field with its value and what is accepted.
 
     `temperature` 0 is greedy; `top_k` -1 and `top_p` 1 do not truncate; `seed` None draws a fresh seed; generation ends
     with the first of `stop_token_ids` (kept in the output) or after `max_new_tokens`.
-
-    Raises ValueError naming the field, its value and what would be accepted.
     """
 
     max_new_tokens: int
@@ -29,31 +27,33 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
-        self._require("max_new_tokens", int, lambda n: n >= 1, "an integer >= 1")
-        self._require("temperature", int | float, lambda t: 0 <= t < float("inf"), "a number >= 0")
-        self._require("top_p", int | float, lambda p: 0 < p <= 1, "a number in (0, 1]")
-        self._require("top_k", int, lambda k: k == -1 or k >= 1, "-1 (off) or an integer >= 1")
-        if self.seed is not None:
-            self._require("seed", int, lambda seed: 0 <= seed < 2**63, "None or an integer in [0, 2**63)")
-        ids_fit = all(_is(token, int) and token >= 0 for token in self.stop_token_ids)
-        self._require("stop_token_ids", tuple, lambda _: ids_fit, "token ids >= 0")
-
-    def _require(self, field: str, kind, fits: Callable[[float], bool], accepted: str) -> None:
-        value = getattr(self, field)
-        if not (_is(value, kind) and fits(value)):
-            raise ValueError(f"sampling parameter {field}={value!r}: expected {accepted}")
+        for field, (kind, fits, accepted) in FIELDS.items():
+            value = getattr(self, field)
+            every = (value,) if field != "stop_token_ids" else value
+            if not all(isinstance(one, kind) and not isinstance(one, bool) and fits(one) for one in every):
+                raise ValueError(f"sampling parameter {field}={value!r}: expected {accepted}")
 
 
-def _is(value: object, kind) -> bool:
-    return isinstance(value, kind) and not isinstance(value, bool)
+NUMBER = (int, float)
+FIELDS = {
+    "max_new_tokens": ((int,), lambda n: n >= 1, "an integer >= 1"),
+    "temperature": (NUMBER, lambda t: 0 <= t < float("inf"), "a number >= 0"),
+    "top_p": (NUMBER, lambda p: 0 < p <= 1, "a number in (0, 1]"),
+    "top_k": ((int,), lambda k: k == -1 or k >= 1, "-1 (off) or an integer >= 1"),
+    "seed": (
+        (int, type(None)),
+        lambda seed: seed is None or 0 <= seed < 2**63,
+        "None or an integer in [0, 2**63)",
+    ),
+    "stop_token_ids": ((int,), lambda token: token >= 0, "token ids >= 0"),
+}
 
 
 class RowSampler:
     """The sampling state of a batch of rows: parameters as tensors, and every row's uniform numbers.
 
     Row b's uniforms come from its own seeded generator and are drawn for all steps beforehand, so that a row's samples do
-    not depend on the other rows. (A difference in the last digit of the logits can still change a draw on the border
-    between two tokens.)
+    not depend on the other rows but for rounding of the logits.
     """
 
     def __init__(
@@ -82,13 +82,11 @@ class RowSampler:
 
     def _index_groups(self) -> None:
         """Groups come from the host's parameters, because a look at those on a device would wait for it."""
-        greedy = [row for row, p in enumerate(self._params) if p.temperature == 0]
-        cut = [
-            row for row, p in enumerate(self._params) if (p.top_p < 1 or p.top_k > 0) and p.temperature > 0
-        ]
-        self.greedy_rows, self.truncated_rows = (
-            torch.tensor(rows, dtype=torch.long, device=self.device) for rows in (greedy, cut)
-        )
+        rows = list(enumerate(self._params))
+        greedy = [row for row, p in rows if p.temperature == 0]
+        cut = [row for row, p in rows if p.temperature > 0 and (p.top_p < 1 or p.top_k > 0)]
+        self.greedy_rows = torch.tensor(greedy, dtype=torch.long, device=self.device)
+        self.truncated_rows = torch.tensor(cut, dtype=torch.long, device=self.device)
         # Greedy rows are reported at T=1, because at T=0 every log-probability is 0.
         self.divisor_B_1 = torch.where(self.temperature_B == 0, 1.0, self.temperature_B).unsqueeze(1)
 
@@ -101,47 +99,40 @@ class RowSampler:
         log_prob_B_V = torch.log_softmax(logits_B_V.float() / self.divisor_B_1, dim=-1)
         drawable_B_V = log_prob_B_V[:, : self.sampled_vocab_size]
         uniform_B = self.uniform_B_N[:, step]
-        if self.greedy_rows.numel() + self.truncated_rows.numel() < len(uniform_B):
-            token_B = _inverse_cdf(drawable_B_V.exp(), uniform_B)
+        greedy, cut = self.greedy_rows, self.truncated_rows
+        if len(greedy) + len(cut) < len(uniform_B):
+            token_B = inverse_cdf(drawable_B_V.exp(), uniform_B[:, None])[:, 0]
         else:
             token_B = torch.zeros_like(self.top_k_B)
-        if self.truncated_rows.numel():
-            rows = self.truncated_rows
-            token_B[rows] = _sample_truncated(
-                drawable_B_V[rows], self.top_k_B[rows], self.top_p_B[rows], uniform_B[rows]
+        if len(cut):
+            token_B[cut] = _sample_truncated(
+                drawable_B_V[cut], self.top_k_B[cut], self.top_p_B[cut], uniform_B[cut]
             )
-        if self.greedy_rows.numel():
-            token_B[self.greedy_rows] = drawable_B_V[self.greedy_rows].argmax(dim=-1)
+        if len(greedy):
+            token_B[greedy] = drawable_B_V[greedy].argmax(dim=-1)
         return token_B, log_prob_B_V.gather(1, token_B.unsqueeze(1)).squeeze(1)
 
 
 def inverse_cdf(weight_B_V: torch.Tensor, uniform_B_S: torch.Tensor) -> torch.Tensor:
-    """S draws per row: the first index whose cumulative weight exceeds uniform * total; never an index of weight 0."""
-    cdf_B_V = weight_B_V.cumsum(dim=-1, dtype=torch.float64)
-    total_B_1 = cdf_B_V[:, -1:]
-    return torch.searchsorted(cdf_B_V, torch.minimum(uniform_B_S * total_B_1, _below(total_B_1)), right=True)
+    """S draws per row: the first index whose cumulative weight exceeds uniform * total; never an index of weight 0.
 
-
-def _below(total_B_1: torch.Tensor) -> torch.Tensor:
-    """A product with a uniform number may round up to the total, which no cumulative weight exceeds."""
-    return torch.nextafter(total_B_1, torch.zeros_like(total_B_1))
-
-
-def _inverse_cdf(weight_B_V: torch.Tensor, uniform_B: torch.Tensor) -> torch.Tensor:
-    """One draw per row, the same as `inverse_cdf` gives, in two steps: the block of indices, then the index in it.
-
-    The cumulative weights of a whole vocabulary would be 8 bytes a logit, and a pass over them for every token.
+    A draw finds the block of indices, then the index in the block: the cumulative weights of a whole vocabulary would be
+    8 bytes a logit, and a slow pass over them for every token.
     """
     blocks_B_N_K = F.pad(weight_B_V, (0, -weight_B_V.shape[1] % BLOCK)).unflatten(1, (-1, BLOCK))
     cdf_B_N = blocks_B_N_K.sum(dim=-1, dtype=torch.float64).cumsum(dim=-1)
-    total_B_1 = cdf_B_N[:, -1:]
-    target_B_1 = torch.minimum(uniform_B.unsqueeze(1) * total_B_1, _below(total_B_1))
-    block_B_1 = torch.searchsorted(cdf_B_N, target_B_1, right=True)
-    before_B_1 = F.pad(cdf_B_N, (1, 0)).gather(1, block_B_1)
-    chosen_B_1_K = blocks_B_N_K.gather(1, block_B_1.unsqueeze(2).expand(-1, -1, BLOCK))
-    cdf_B_K = chosen_B_1_K.squeeze(1).cumsum(dim=-1, dtype=torch.float64)
-    inside_B_1 = torch.minimum(target_B_1 - before_B_1, _below(cdf_B_K[:, -1:]))
-    return (block_B_1 * BLOCK + torch.searchsorted(cdf_B_K, inside_B_1, right=True)).squeeze(1)
+    target_B_S = torch.minimum(uniform_B_S * cdf_B_N[:, -1:], _below(cdf_B_N[:, -1:]))
+    block_B_S = torch.searchsorted(cdf_B_N, target_B_S, right=True)
+    before_B_S = F.pad(cdf_B_N, (1, 0)).gather(1, block_B_S)
+    chosen_B_S_K = blocks_B_N_K.gather(1, block_B_S.unsqueeze(2).expand(-1, -1, BLOCK))
+    cdf_B_S_K = chosen_B_S_K.cumsum(dim=-1, dtype=torch.float64)
+    inside_B_S = torch.minimum(target_B_S - before_B_S, _below(cdf_B_S_K[..., -1]))
+    return block_B_S * BLOCK + torch.searchsorted(cdf_B_S_K, inside_B_S[..., None], right=True)[..., 0]
+
+
+def _below(total: torch.Tensor) -> torch.Tensor:
+    """A product with a uniform number may round up to the total, which no cumulative weight exceeds."""
+    return torch.nextafter(total, torch.zeros_like(total))
 
 
 def _sample_truncated(
@@ -157,5 +148,5 @@ def _sample_truncated(
     mass_before_B_V = mass_B_V.cumsum(dim=-1) - mass_B_V
     # The likeliest token always stays; top_p = 1 keeps all tokens, in spite of rounding.
     beyond_p_B_V = (mass_before_B_V >= top_p_B.unsqueeze(1)) & (rank_V > 0) & (top_p_B.unsqueeze(1) < 1)
-    picked_B = _inverse_cdf(weight_B_V.masked_fill(beyond_p_B_V, 0.0), uniform_B)
-    return order_B_V.gather(1, picked_B.unsqueeze(1)).squeeze(1)
+    picked_B_1 = inverse_cdf(weight_B_V.masked_fill_(beyond_p_B_V, 0.0), uniform_B[:, None])
+    return order_B_V.gather(1, picked_B_1)[:, 0]

@@ -17,7 +17,6 @@ from verl_credit.config.engines import ENGINE, engine_of
 from verl_credit.config.resolved import Config, Tree, data, leaves, select
 from verl_credit.config.settings import CreditSettings
 from verl_credit.errors import ConfigError, PreflightError, show_value
-from verl_credit.policy.decodable import why_not_decoded
 from verl_credit.policy.families import (
     ATTENTION,
     AUTO,
@@ -27,6 +26,7 @@ from verl_credit.policy.families import (
     dropouts,
     family_of,
     is_random,
+    why_not_decoded,
 )
 from verl_credit.recipe.model_files import HubError, fetch_config, model_values
 from verl_credit.recipe.world import MODEL

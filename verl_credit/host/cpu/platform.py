@@ -4,6 +4,7 @@ import os
 import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from types import ModuleType, SimpleNamespace
 
 import psutil
@@ -23,20 +24,11 @@ def _nothing(*args: object, **kwargs: object) -> None:
 class PlatformCPU(PlatformBase):
     """Trains in main memory. Ray's resource "GPU" is only a name here: one logical unit per training rank."""
 
-    def __init__(self) -> None:
-        self._device_module = device_module()
+    device_name = vendor_name = "cpu"
 
-    @property
-    def device_name(self) -> str:
-        return "cpu"
-
-    @property
-    def vendor_name(self) -> str:
-        return "cpu"
-
-    @property
+    @cached_property
     def device_module(self) -> ModuleType:
-        return self._device_module
+        return device_module()
 
     def is_available(self) -> bool:
         return True
@@ -47,7 +39,7 @@ class PlatformCPU(PlatformBase):
 
     def current_device(self) -> torch.device:
         """A torch.device where verl's signature says int: its value goes into tensor.to(...)."""
-        return self._device_module.current_device()
+        return torch.device("cpu")
 
     def device_count(self) -> int:
         return 1
@@ -63,11 +55,8 @@ class PlatformCPU(PlatformBase):
         return None, None
 
     def communication_backend_name(self) -> str:
-        """ "gloo".
-
-        verl calls this in one place, just before a training worker joins the default group and looks up its engine. So a
-        CPU worker makes its group and registers the engine here.
-        """
+        """ "gloo". verl calls this just before a training worker joins the default group and looks up its engine. So a CPU
+        worker makes its group and registers the engine here."""
         if all(os.environ.get(name) for name in RANK_VARIABLES):
             from verl_credit.host.engine import fsdp, value_engine  # noqa: F401  (the import registers them)
             from verl_credit.host.engine.process_group import init_gloo_group
@@ -98,35 +87,41 @@ def device_module() -> ModuleType:
 
     `memory_allocated` and similar functions return the *resident size of the whole process*, since the CPU allocator keeps
     no statistics; `mem_get_info` returns the machine's available and total memory. `is_available()` returns False, because
-    verl calls it before it cleans or profiles an accelerator's memory.
+    verl calls it before it cleans or profiles an accelerator's memory. `current_device()` is no index: verl calls
+    tensor.to(current_device()), and to(0) would mean cuda:0.
     """
     module = ModuleType("verl_credit_cpu_device")
-    # A torch.device and not an index: verl calls tensor.to(current_device()), and to(0) would mean cuda:0.
-    module.current_device = lambda: torch.device("cpu")
-    module.device_count = lambda: 1
-    module.is_available = lambda: False
-    module.is_initialized = lambda: True
-    module.get_device_name = lambda device=None: "CPU"
-    module.get_device_properties = lambda device=None: SimpleNamespace(
-        name="CPU", total_memory=psutil.virtual_memory().total
-    )
-    module.get_device_capability = lambda device=None: (None, None)
-    module.mem_get_info = _mem_get_info
-    module.memory_allocated = module.memory_reserved = _resident_bytes
-    module.max_memory_allocated = module.max_memory_reserved = _peak_resident_bytes
+    nothing = ("empty_cache", "ipc_collect", "set_device", "synchronize")
     resets = ("reset_peak_memory_stats", "reset_accumulated_memory_stats")
-    for name in ("empty_cache", "ipc_collect", "set_device", "synchronize", *resets):
-        setattr(module, name, _nothing)
-    module.manual_seed = module.manual_seed_all = torch.manual_seed
-    module.get_rng_state = lambda device=None: torch.get_rng_state()
-    module.set_rng_state = lambda state, device=None: torch.set_rng_state(state)
-    for name in ("Stream", "Event", "stream", "current_stream"):
-        setattr(module, name, getattr(torch.cpu, name))
+    functions = {
+        "current_device": lambda: torch.device("cpu"),
+        "device_count": lambda: 1,
+        "is_available": lambda: False,
+        "is_initialized": lambda: True,
+        "get_device_name": lambda device=None: "CPU",
+        "get_device_properties": lambda device=None: SimpleNamespace(name="CPU", total_memory=_memory()[1]),
+        "get_device_capability": lambda device=None: (None, None),
+        "mem_get_info": _memory,
+        **dict.fromkeys(("memory_allocated", "memory_reserved"), _resident_bytes),
+        **dict.fromkeys(("max_memory_allocated", "max_memory_reserved"), _peak_resident_bytes),
+        **dict.fromkeys((*nothing, *resets), _nothing),
+        **dict.fromkeys(("manual_seed", "manual_seed_all"), torch.manual_seed),
+        "get_rng_state": lambda device=None: torch.get_rng_state(),
+        "set_rng_state": lambda state, device=None: torch.set_rng_state(state),
+        **{name: getattr(torch.cpu, name) for name in ("Stream", "Event", "stream", "current_stream")},
+    }
+    vars(module).update(functions)
     return module
 
 
+def _memory(device: object = None) -> tuple[int, int]:
+    """(available, total) of the machine."""
+    memory = psutil.virtual_memory()
+    return memory.available, memory.total
+
+
 def _resident_bytes(device: object = None) -> int:
-    return psutil.Process(os.getpid()).memory_info().rss
+    return psutil.Process().memory_info().rss
 
 
 def _peak_resident_bytes(device: object = None) -> int:
@@ -136,8 +131,3 @@ def _peak_resident_bytes(device: object = None) -> int:
     unit = 1 if platform.system() == "Darwin" else 1024
     # The kernel updates its peak late, so it can be a little below the current size.
     return max(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit, _resident_bytes())
-
-
-def _mem_get_info(device: object = None) -> tuple[int, int]:
-    memory = psutil.virtual_memory()
-    return memory.available, memory.total

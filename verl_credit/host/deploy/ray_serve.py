@@ -5,10 +5,11 @@ The front's replicas run the app of `serve` over an index that sends each search
 
 import logging
 import os
-import re
 import socket
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
 
 import httpx
 import numpy as np
@@ -31,11 +32,8 @@ LOOK_SECONDS = 1.0
 ANSWER_SECONDS = 60.0
 """The limit of a search; it is longer than Ray takes to detect a dead node."""
 AGAIN_SECONDS = 0.1
-RETRY = {"Retry-After": "5"}
 CONNECT_SECONDS = 10.0
 POLL_SECONDS = 0.25
-PACKAGE = re.compile(r"^[\w.]+\.(?=\w+: )")
-"""The module before the class of an error."""
 HEALTH_SECONDS = 2.0
 
 
@@ -47,18 +45,17 @@ def connect(address: str) -> None:
             socket.create_connection(address.rsplit(":", 1), CONNECT_SECONDS).close()
         ray.init(address=address, log_to_driver=False, logging_level="error")
     except (OSError, ValueError, RuntimeError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ValueError(
-            f"--address={address}: no Ray cluster ({reason}); start one with `ray start --head`"
-        ) from None
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        use = f"no Ray cluster ({reason}); start one with `ray start --head`"
+        raise ValueError(f"--address={address}: {use}") from None
 
 
 def deploy(settings: ServeSettings, *, shards: int, replicas: int, ready_seconds: float) -> None:
     """Serve `settings.index` by `shards` times `replicas` processes and `replicas` fronts; prints what runs where.
 
-    Returns once every replica runs and a query was answered. Otherwise everything is taken away again. Errors:
-    ValueError for a deployment that is there already, for more than the cluster has, and with a replica's own reason;
-    CannotListen; TimeoutError.
+    Returns once every replica runs and a query was answered; otherwise everything is taken away again. Errors: ValueError
+    for a deployment that is there already, for more than the cluster has, and with a replica's own reason; CannotListen;
+    TimeoutError.
     """
     index = SearchIndex.load(settings.index, backend="exact", mmap=True, verify="none")
     backend = "exact" if index.manifest["kind"] == "exact" else settings.backend
@@ -69,12 +66,10 @@ def deploy(settings: ServeSettings, *, shards: int, replicas: int, ready_seconds
     _start_serve(settings)
     most = -(-replicas // machines)  # replicas of one shard on different machines, as far as there are enough
     app = _application(settings, parts, backend, replicas, most)
+    waits = ("ingress_deployment_creation", "applications_running")
     try:
-        serve.run_many(
-            [serve.RunTarget(app, name=APP, route_prefix="/")],
-            wait_for_ingress_deployment_creation=False,
-            wait_for_applications_running=False,
-        )
+        target = serve.RunTarget(app, name=APP, route_prefix="/")
+        serve.run_many([target], **{f"wait_for_{what}": False for what in waits})
         deadline = time.monotonic() + ready_seconds
         _await_replicas(deadline)
         url = url_of("127.0.0.1" if settings.host == "0.0.0.0" else settings.host, settings.port)
@@ -102,15 +97,12 @@ def _remove() -> None:
 
 
 def require_room(settings: ServeSettings, shards: int, replicas: int) -> int:
-    """Returns the number of machines that can hold a process; often the head node cannot.
-
-    Raises ValueError for more CPUs or GPUs than the cluster has.
-    """
+    """The number of machines that can hold a process; often the head node cannot. Raises ValueError for more CPUs or GPUs
+    than the cluster has."""
     threads, there = settings.threads or 1, ray.cluster_resources().get("CPU", 0)
     if (needed := (shards + 1) * replicas * threads) > there:
-        raise ValueError(
-            f"(shards + 1) x replicas x threads = {needed} CPUs; the cluster has {there:g}; take fewer of them"
-        )
+        asked = f"(shards + 1) x replicas x threads = {needed} CPUs"
+        raise ValueError(f"{asked}; the cluster has {there:g}; take fewer of them")
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     holds = [int(node.get("CPU", 0) // threads) for node in nodes]
     if not any(holds):
@@ -118,10 +110,9 @@ def require_room(settings: ServeSettings, shards: int, replicas: int) -> int:
         raise ValueError(f"--threads={threads}; no machine of the cluster has more than {most:g} CPUs")
     fronts = sum(min(int(node.get("GPU", 0)), most) for node, most in zip(nodes, holds, strict=True))
     if on_gpu(settings) and fronts < replicas:
-        raise ValueError(
-            f"--device={settings.device} --replicas={replicas}: each front needs a GPU with {threads} CPUs beside it; "
-            f"the cluster has room for {fronts}; take fewer replicas or --device=cpu"
-        )
+        needs = f"each front needs a GPU with {threads} CPUs beside it; the cluster has room for {fronts}"
+        asked = f"--device={settings.device} --replicas={replicas}"
+        raise ValueError(f"{asked}: {needs}; take fewer replicas or --device=cpu")
     return sum(map(bool, holds))
 
 
@@ -138,19 +129,17 @@ def _start_serve(settings: ServeSettings) -> None:
         _remove()
         reason = str(error).strip().splitlines()[-1]
         kind = CannotListen if "Failed to bind" in reason else ValueError
-        raise kind(f"--host={settings.host} --port={settings.port}: {PACKAGE.sub('', reason)}") from None
+        raise kind(f"--host={settings.host} --port={settings.port}: {reason}") from None
     there = _get_global_client().get_serve_details()["http_options"]
     for name, value in wanted.items():
         if there[name] != value:
-            raise ValueError(
-                f"--{name}={value}: Ray Serve runs on this cluster already, with {name}={there[name]}; give that one, or "
-                "end it with `serve shutdown`"
-            )
+            runs = f"Ray Serve runs on this cluster already, with {name}={there[name]}"
+            raise ValueError(f"--{name}={value}: {runs}; give that one, or end it with `serve shutdown`")
 
 
 def _application(settings: ServeSettings, parts: Sequence[Part], backend: str, replicas: int, most: int):
     """``most``: the replicas of a shard on one machine."""
-    threads = settings.threads or 1
+    threads, shards = settings.threads or 1, []
     options = {
         "num_replicas": replicas,
         "max_replicas_per_node": most,
@@ -158,20 +147,16 @@ def _application(settings: ServeSettings, parts: Sequence[Part], backend: str, r
         "health_check_period_s": HEALTH_SECONDS,
         "max_constructor_retry_count": replicas,  # at the start; a replica that is replaced later has no limit
     }
-    shards = [
-        serve.deployment(Shard, name=shard_name(part), max_ongoing_requests=replicas, **options).bind(
-            str(settings.index), part, backend, threads
-        )
-        for part in parts
-    ]
+    for part in parts:
+        shard = serve.deployment(Shard, name=shard_name(part), max_ongoing_requests=replicas, **options)
+        shards.append(shard.bind(str(settings.index), part, backend, threads))
     if on_gpu(settings):  # GPUs limit the fronts of a machine
         options |= {"max_replicas_per_node": None, "ray_actor_options": {"num_cpus": threads, "num_gpus": 1}}
     front = serve.ingress(lambda: _make_app(settings, parts))()
     # Above the batcher's capacity, so that it rejects overload; requests queued in Ray's router have no deadline.
     held = 4 * max(HELD, settings.limits.max_queue_queries)
-    return serve.deployment(
-        front, name=FRONT, max_ongoing_requests=held, max_queued_requests=held, **options
-    ).bind(*shards)
+    options |= {"max_ongoing_requests": held, "max_queued_requests": held}
+    return serve.deployment(front, name=FRONT, **options).bind(*shards)
 
 
 def _await_replicas(deadline: float) -> None:
@@ -182,7 +167,7 @@ def _await_replicas(deadline: float) -> None:
         if app.status in ("DEPLOY_FAILED", "UNHEALTHY"):
             failed = {n: d.message.strip() for n, d in app.deployments.items() if d.status != "HEALTHY"}
             # The last line of a replica's traceback is the error.
-            lines = [f"{n}: {PACKAGE.sub('', text.splitlines()[-1])}" for n, text in failed.items() if text]
+            lines = [f"{name}: {text.splitlines()[-1]}" for name, text in failed.items() if text]
             raise ValueError("; ".join(lines) or app.message)
         if time.monotonic() > deadline:
             waiting = {name: dict(each.replica_states) for name, each in app.deployments.items()}
@@ -198,12 +183,11 @@ def _await_answer(url: str, token: str | None, deadline: float) -> None:
     while time.monotonic() < deadline:
         try:
             answer = httpx.get(f"{url}/readyz", headers=headers, timeout=30, trust_env=False)
-        except httpx.HTTPError as error:
-            problem = f"{type(error).__name__}: {error}"
-        else:
             if answer.status_code == 200:
                 return
             problem = f"{answer.status_code}: {answer.text[:200]}"
+        except httpx.HTTPError as error:
+            problem = f"{type(error).__name__}: {error}"
         time.sleep(POLL_SECONDS)
     raise TimeoutError(f"{url}/readyz: {problem}; deploy asks where it runs: run it on the head node")
 
@@ -223,11 +207,11 @@ def _say(parts: Sequence[Part], manifest: dict, backend: str) -> None:
 
 
 class Asking:
-    """Sends a search to one replica of every shard and waits for all. Only one thread at a time may use it.
+    """Sends a search to one replica of every shard and waits for all; for one thread at a time.
 
-    `handles` are Serve's, one per part. `living(part)` counts a shard's running replicas; its RayError means unknown.
-    When a replica ends while it searches, the search goes to another replica. Errors: HTTPException 503 names the shard
-    that has no living replica, or that has not answered within ANSWER_SECONDS; the shard's own error.
+    `handles` are Serve's, one per part. `living(part)` counts a shard's running replicas; its RayError means unknown. When
+    a replica ends while it searches, another one gets the search. Errors: HTTPException 503 names the shard that has no
+    living replica, or has not answered within ANSWER_SECONDS; the shard's own error.
     """
 
     def __init__(self, parts: Sequence[Part], handles: Sequence, living: Callable[[Part], int]):
@@ -238,19 +222,19 @@ class Asking:
         if self._absent is not None:  # without this every search would wait for it again
             self._refuse_absent(self._absent)
         deadline = time.monotonic() + ANSWER_SECONDS
-        numbers = range(len(self._parts))
-        replies = [self._send(number, vectors_N_D, k) for number in numbers]
+        asks = [
+            partial(self._handles[n].search.remote, part, vectors_N_D, k)
+            for n, part in enumerate(self._parts)
+        ]
+        replies = [ask() for ask in asks]
         try:
-            return [self._receive(number, replies, vectors_N_D, k, deadline) for number in numbers]
+            return [self._receive(number, replies, asks[number], deadline) for number in range(len(asks))]
         except BaseException:
             for reply in replies:
                 reply.cancel()
             raise
 
-    def _send(self, number: int, vectors_N_D: np.ndarray, k: int):
-        return self._handles[number].search.remote(self._parts[number], vectors_N_D, k)
-
-    def _receive(self, number: int, replies: list, vectors_N_D: np.ndarray, k: int, deadline: float) -> Found:
+    def _receive(self, number: int, replies: list, again: Callable, deadline: float) -> Found:
         part = self._parts[number]
         while time.monotonic() < deadline:
             try:
@@ -261,16 +245,19 @@ class Asking:
                 self._refuse_absent(part)
             except RayError:  # the replica has ended, or its answer did not arrive
                 time.sleep(AGAIN_SECONDS)
-                replies[number] = self._send(number, vectors_N_D, k)
-        raise HTTPException(503, f"{part} has not answered within {ANSWER_SECONDS:g} s", RETRY)
+                replies[number] = again()
+        raise unavailable(f"{part} has not answered within {ANSWER_SECONDS:g} s")
 
     def _refuse_absent(self, part: Part) -> None:
-        try:
+        self._absent = None
+        with suppress(RayError):
             self._absent = part if self._living(part) == 0 else None
-        except RayError:
-            self._absent = None
         if self._absent is not None:
-            raise HTTPException(503, f"{part} has no living replica", RETRY)
+            raise unavailable(f"{part} has no living replica")
+
+
+def unavailable(why: str) -> HTTPException:
+    return HTTPException(503, why, {"Retry-After": "5"})
 
 
 def shard_name(part: Part) -> str:

@@ -2,31 +2,28 @@
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass
 from math import inf
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from verl.utils.model import get_hf_auto_model_class
 from verl.utils.torch_dtypes import PrecisionType
 from verl.workers.config import HFModelConfig, RolloutConfig
 
-from verl_credit.policy.decodable import WITHOUT_SDPA, positions, why_not_decoded
+from verl_credit.policy.families import SINKS, positions, why_not_decoded
 from verl_credit.recipe.plan.hf_engine import GIB, PREFILL_TOKENS, SHARE, HFEngine
 from verl_credit.recipe.plan.model_shape import shape_of
 
 
 def build_model(model_config: HFModelConfig, config: RolloutConfig, device: torch.device) -> torch.nn.Module:
-    """The model in `rollout.dtype`, of the class that verl trains; `rollout.load_format=dummy` gives random weights.
-
-    Raises ValueError for a family that cannot be decoded.
-    """
+    """The model in `rollout.dtype`, of the class that verl trains; `rollout.load_format=dummy` gives random weights. Raises
+    ValueError for a family that cannot be decoded."""
     dtype = PrecisionType.to_dtype(config.dtype)
     hf_config = copy.deepcopy(model_config.hf_config)
     if why := why_not_decoded(hf_config.to_dict()):
         raise ValueError(why)
     # The trainer's attention works only on packed rows.
-    attention = "eager" if hf_config.model_type in WITHOUT_SDPA else "sdpa"
+    attention = "eager" if hf_config.model_type in SINKS else "sdpa"
     hf_config._attn_implementation = attention
     options = {"trust_remote_code": model_config.trust_remote_code, "attn_implementation": attention}
     auto_class = get_hf_auto_model_class(hf_config)
@@ -38,23 +35,18 @@ def build_model(model_config: HFModelConfig, config: RolloutConfig, device: torc
     return model.to(device).eval()
 
 
-@dataclass(frozen=True)
-class Bound:
-    """What one batch may take: rows, tokens of cache over all rows, and tokens of prompts in a forward."""
+class Bound(NamedTuple):
+    """What one batch may take: rows, tokens of cache over all rows, tokens of prompts in a forward; a line for the start."""
 
     rows: int
     tokens: float
     prefill_tokens: int | None
     line: str
-    """The bound as a line for the start of a run."""
 
 
 def batch_bound(hf_config: Any, config: RolloutConfig, device: torch.device, memory: float) -> Bound:
-    """The bound on a device of ``memory`` bytes: rows of prompt_length + response_length tokens that its share holds.
-
-    On a CPU `rollout.max_num_seqs` alone bounds a batch, because nothing is known about the memory that a run may take.
-    Raises ValueError with key and value where not even one row fits.
-    """
+    """The bound on a device of ``memory`` bytes: rows of prompt_length + response_length tokens that its share holds; on a
+    CPU `rollout.max_num_seqs` alone. Raises ValueError with key and value where not even one row fits."""
     most = config.max_num_seqs
     if device.type == "cpu":
         line = f"rollouts: transformers on cpu, at most {most} rows at a time (rollout.max_num_seqs)"
@@ -76,11 +68,8 @@ def batch_bound(hf_config: Any, config: RolloutConfig, device: torch.device, mem
 
 
 def leave_device(model: torch.nn.Module, *, keep: bool) -> Callable[[], None]:
-    """Free the memory of all weights and persistent buffers; the returned function takes it again.
-
-    Then the values are random, unless they were kept in the host's memory meanwhile (``keep``). Tensors stay the same
-    objects and keep what they share, so that a weight update finds them.
-    """
+    """Free the memory of all weights and persistent buffers; the returned function takes it again, with random values
+    unless they were kept in the host's memory (``keep``). Tensors stay the same objects and keep what they share."""
     storages = {t.untyped_storage().data_ptr(): t.untyped_storage() for t in model.state_dict().values()}
     left = []
     for storage in storages.values():
@@ -99,7 +88,7 @@ def leave_device(model: torch.nn.Module, *, keep: bool) -> Callable[[], None]:
 
 def max_model_len(hf_config: Any, configured: int | None) -> int:
     """`rollout.max_model_len`, by default all positions of the model; raises ValueError for more."""
-    most = positions(hf_config.get_text_config().to_dict())
+    most = positions(hf_config)
     if configured is None:
         return most
     if configured > most:
@@ -111,9 +100,9 @@ def eos_token_ids(model_config: HFModelConfig) -> tuple[int, ...]:
     """The ids of generation config and tokenizer that end a request; raises ValueError without any."""
     of_model = getattr(model_config.generation_config, "eos_token_id", None)
     ids = [*(of_model if isinstance(of_model, list) else [of_model]), model_config.tokenizer.eos_token_id]
-    flat = [token for token in ids if token is not None]
-    if not flat:
+    found = tuple(dict.fromkeys(token for token in ids if token is not None))
+    if not found:
         raise ValueError(
-            f"model.path={model_config.path}: neither its generation config nor tokenizer has an eos"
+            f"model.path={model_config.path}: neither generation config nor tokenizer has an eos"
         )
-    return tuple(dict.fromkeys(flat))
+    return found

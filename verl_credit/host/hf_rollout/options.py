@@ -20,16 +20,13 @@ def read_sampling_params(
     max_model_len: int,
     eos_token_ids: tuple[int, ...],
 ) -> SamplingParams:
-    """The parameters of one request.
+    """The parameters of one request. Raises ValueError naming the parameter, its value and what would be accepted.
 
     Without `max_tokens` (or `max_new_tokens`) a request may use the rest of prompt_length + response_length, at most
     response_length and at least one token, as in verl's vLLM server. The model's context is a hard limit. End-of-sequence
     tokens stop a request unless `ignore_eos` is set, and so do `stop_token_ids`.
-
-    Raises ValueError naming the parameter, its value and what would be accepted.
     """
-    unknown = sorted(set(given) - set(_ACCEPTED))
-    if unknown:
+    if unknown := sorted(set(given) - set(_ACCEPTED)):
         raise ValueError(
             f"sampling parameter {unknown[0]!r} is not known: accepted are {', '.join(_ACCEPTED)}"
         )
@@ -39,27 +36,22 @@ def read_sampling_params(
     left = max_model_len - prompt_tokens
     if left < 1:
         raise ValueError(
-            f"the prompt has {prompt_tokens} tokens: rollout.max_model_len={max_model_len} leaves no room"
+            f"a prompt of {prompt_tokens} tokens: rollout.max_model_len={max_model_len} leaves no room"
         )
     wanted = given.get("max_tokens", given.get("max_new_tokens"))
     if wanted is None:
-        wanted = max(
-            1, min(config.response_length, config.prompt_length + config.response_length - prompt_tokens)
-        )
+        rest = config.prompt_length + config.response_length - prompt_tokens
+        wanted = max(1, min(config.response_length, rest))
     eos = () if given.get("ignore_eos", False) else eos_token_ids
     return SamplingParams(
         max_new_tokens=min(wanted, left) if isinstance(wanted, int) else wanted,
-        temperature=given.get("temperature", 1.0),
-        top_p=given.get("top_p", 1.0),
-        top_k=given.get("top_k", -1),
-        seed=given.get("seed"),
         stop_token_ids=(*eos, *(given.get("stop_token_ids") or ())),
+        **{name: given[name] for name in ("temperature", "top_p", "top_k", "seed") if name in given},
     )
 
 
 def num_threads(engine_kwargs: Mapping[str, Any]) -> int:
-    """Returns `rollout.engine_kwargs.hf.num_threads`, torch's threads in the server process. Raises ValueError for other
-    keys."""
+    """`rollout.engine_kwargs.hf.num_threads`, torch's threads in the server process. Raises ValueError for other keys."""
     given = {key: value for key, value in (engine_kwargs.get("hf") or {}).items() if value is not None}
     threads = given.pop("num_threads", 1)
     if given:

@@ -19,11 +19,9 @@ class HFReplica(RolloutReplica):
 
     async def launch_servers(self) -> None:
         if len(self.workers) != self.world_size:
-            raise ValueError(
-                f"replica {self.replica_rank} got {len(self.workers)} workers, but rollout."
-                "tensor_model_parallel_size x data_parallel_size x pipeline_model_parallel_size is "
-                f"{self.world_size}"
-            )
+            sizes = "rollout.tensor_model_parallel_size x data_parallel_size x pipeline_model_parallel_size"
+            given = f"replica {self.replica_rank} got {len(self.workers)} workers"
+            raise ValueError(f"{given}, but {sizes} is {self.world_size}")
         node_id, device_ids, device = await self.workers[0].__ray_call__.remote(
             lambda worker: (
                 ray.get_runtime_context().get_node_id(),
@@ -33,16 +31,20 @@ class HFReplica(RolloutReplica):
         )
         kind = "reward_" if self.is_reward_model else "teacher_" if self.is_teacher_model else ""
         there = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node_id, soft=False)
-        name = server_name(self.replica_rank, kind, self.name_suffix)
         # The server asks Ray for no device, because the rank has it. The variable must be there before CUDA is looked up,
         # which the import of verl does, and Ray must leave it alone.
-        variables = {name: "1" for name in get_platform().ray_noset_envvars()}
+        variables = dict.fromkeys(get_platform().ray_noset_envvars(), "1")
         variables[get_visible_devices_keyword()] = ",".join(device_ids[:1])
-        options = {"name": name, "scheduling_strategy": there, "max_concurrency": self.max_concurrency}
-        options["runtime_env"] = {"env_vars": variables}
+        options = {
+            "name": server_name(self.replica_rank, kind, self.name_suffix),
+            "scheduling_strategy": there,
+            "max_concurrency": self.max_concurrency,
+            "runtime_env": {"env_vars": variables},
+        }
         given = {"config": self.config, "model_config": self.model_config, "replica_rank": self.replica_rank}
-        given |= {"device": device, "mode": self.rollout_mode}
-        server = ray.remote(HFServer).options(**options).remote(**given)
+        server = (
+            ray.remote(HFServer).options(**options).remote(**given, device=device, mode=self.rollout_mode)
+        )
         self.servers.append(server)
         self._server_handle = server
         self._server_address = await server.launch_server.remote()

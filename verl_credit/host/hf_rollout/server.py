@@ -32,11 +32,9 @@ class HFServer:
     """Holds one model, batches concurrent `generate` calls, and loads new weights between batches.
 
     With `rollout.load_format=dummy` (verl's default) the model starts with random weights and refuses to generate until the
-    first weight update; any other value loads the files of `model.path`.
-
-    On a device other than the CPU, with `rollout.free_cache_engine`, the weights leave it while the server sleeps, and the
-    next weight update brings them back. A server that gets no updates (`RolloutMode.COLOCATED`) keeps them in the host's
-    memory and returns them at `wake_up`; one with a device of its own (`STANDALONE`) does not sleep.
+    first weight update. On a device other than the CPU, with `rollout.free_cache_engine`, the weights leave it while the
+    server sleeps, and the next weight update brings them back. A server that gets no updates (`RolloutMode.COLOCATED`) keeps
+    them in the host's memory and returns them at `wake_up`; one with a device of its own (`STANDALONE`) does not sleep.
     """
 
     _proved = False
@@ -53,7 +51,7 @@ class HFServer:
         self.model_config: HFModelConfig = omega_conf_to_dataclass(model_config, dataclass_type=HFModelConfig)
         if self.config.full_determinism:
             raise ValueError(
-                "rollout.full_determinism=True is not supported by rollout.name=hf: seed each request"
+                "rollout.full_determinism=True: rollout.name=hf does not support it; seed each request"
             )
         self.replica_rank = replica_rank
         self.global_steps: int | None = None
@@ -69,18 +67,10 @@ class HFServer:
         self._eos_token_ids = eos_token_ids(self.model_config)
         tokenizer = self.model_config.tokenizer
         pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else self._eos_token_ids[0]
-        self._generator = BatchGenerator(
-            self._model,
-            pad_token_id=pad,
-            sampled_vocab_size=len(tokenizer),
-            prefill_tokens=bound.prefill_tokens,
-        )
-        self._batcher = RequestBatcher(
-            self._generate,
-            max_batch_size=bound.rows,
-            max_batch_tokens=bound.tokens,
-            quiet_seconds=QUIET_SECONDS,
-        )
+        limits = {"sampled_vocab_size": len(tokenizer), "prefill_tokens": bound.prefill_tokens}
+        self._generator = BatchGenerator(self._model, pad_token_id=pad, **limits)
+        limits = {"max_batch_size": bound.rows, "max_batch_tokens": bound.tokens}
+        self._batcher = RequestBatcher(self._generate, quiet_seconds=QUIET_SECONDS, **limits)
         self._come_back: Callable[[], None] | None = None  # a function while the weights are away
         self._sink: WeightSink | None = None
         self._checksum: str | None = None
@@ -116,9 +106,9 @@ class HFServer:
 
     def _require_cache(self, tokens: int) -> None:
         if tokens > self._max_tokens:
+            share = f"{SHARE}={self.config.gpu_memory_utilization:g} leaves a cache of {self._max_tokens:.0f} tokens"
             raise ValueError(
-                f"a request of {tokens} tokens, prompt and response: {SHARE}={self.config.gpu_memory_utilization:g} "
-                f"leaves a cache of {self._max_tokens:.0f} tokens; ask for fewer, or raise it"
+                f"a request of {tokens} tokens, prompt and response: {share}; ask for fewer, or raise it"
             )
 
     async def generate(
@@ -130,11 +120,8 @@ class HFServer:
         video_data: list[Any] | None = None,
         **unused: Any,
     ) -> TokenOutput:
-        """Answers one request, token ids in and out, as verl's servers define it.
-
-        `log_probs` are those of the temperature-scaled distribution before top-k and top-p. Raises ValueError for a bad
-        sampling parameter or prompt, and the engine's exceptions.
-        """
+        """Answers one request, token ids in and out, as verl's servers define it. Raises ValueError for a bad sampling
+        parameter or prompt, and the engine's exceptions."""
         if image_data or video_data or any(value is not None and value != 0 for value in unused.values()):
             raise ValueError(
                 "rollout.name=hf generates from text only: images, video, audio are not supported"
@@ -151,12 +138,10 @@ class HFServer:
             output = await self._batcher.submit(prompt, params)
         except RequestRejected:
             return TokenOutput(token_ids=[], stop_reason="aborted", extra_fields=fields)
-        ids, log_probs = (
-            output.token_ids,
-            output.log_probs if sampling_params.get("logprobs", False) else None,
-        )
+        log_probs = output.log_probs if sampling_params.get("logprobs", False) else None
+        given = {"token_ids": output.token_ids, "log_probs": log_probs, "stop_reason": "completed"}
         fields = {"global_steps": self.global_steps, "finish_reason": output.finish_reason}
-        return TokenOutput(token_ids=ids, log_probs=log_probs, stop_reason="completed", extra_fields=fields)
+        return TokenOutput(**given, extra_fields=fields)
 
     async def _score(self, prompt: list[int], wanted: int) -> TokenOutput:
         """Log-probs of a prompt's own tokens at temperature 1, in the form of verl's vLLM server."""
@@ -193,8 +178,7 @@ class HFServer:
         await self._batcher.exclusive(self._sink.load, bucket)
 
     async def finish_weight_update(self, global_steps: int | None) -> str:
-        """Checksum of the updated model. Raises WeightError when a weight is missing, RuntimeError when the first weights
-        decode wrongly."""
+        """Checksum of the model. Raises WeightError when a weight is missing, RuntimeError when the first decode wrongly."""
         checksum = await self._batcher.exclusive(self._sink.finish)
         await self._batcher.exclusive(self._prove_once)
         if global_steps is not None:

@@ -1,7 +1,5 @@
-"""A step's weights on their way to the rollout server: packed in the training worker, loaded in the server, compared.
-
-Weights travel as safetensors buckets. Names are strict, and both sides compute a checksum.
-"""
+"""A step's weights on their way to the rollout server: packed as safetensors in the training worker, loaded in the server,
+compared by checksum."""
 
 import hashlib
 import math
@@ -40,9 +38,7 @@ async def weight_buckets(
     weights: Weights, digests: dict[str, str], *, dtype: torch.dtype | None, bucket_bytes: int
 ) -> AsyncIterator[bytes]:
     """Safetensors documents of about `bucket_bytes`; floating tensors are cast to `dtype` first (None: they keep their own).
-
-    ``digests`` gets the digest of each tensor that is sent. Raises WeightError when a name comes twice.
-    """
+    ``digests`` gets the digest of each tensor. Raises WeightError when a name comes twice."""
     bucket: dict[str, torch.Tensor] = {}
     async for name, tensor in ensure_async_iterator(weights):
         if name in digests:
@@ -61,8 +57,8 @@ async def weight_buckets(
 class WeightSink:
     """Updates a model's parameters and persistent buffers once, in place.
 
-    It is strict: an unknown name, a wrong shape or dtype, and (at the end) a missing name are errors. Names that
-    share a tensor, such as a tied `lm_head.weight` and the embedding, count as one: any of them suffices.
+    An unknown name, a wrong shape or dtype, and (at the end) a missing name are errors. Names that share a tensor, such as a
+    tied `lm_head.weight` and the embedding, count as one: any of them suffices.
     """
 
     def __init__(self, model: torch.nn.Module):
@@ -77,10 +73,8 @@ class WeightSink:
                 raise WeightError(f"unexpected weight {name!r}: the rollout model has no tensor of this name")
             target = self._state[name]
             if (target.shape, target.dtype) != (tensor.shape, tensor.dtype):
-                raise WeightError(
-                    f"weight {name!r} is {tensor.dtype} {tuple(tensor.shape)}: "
-                    f"the rollout model needs {target.dtype} {tuple(target.shape)}"
-                )
+                is_, needs = (f"{one.dtype} {tuple(one.shape)}" for one in (tensor, target))
+                raise WeightError(f"weight {name!r} is {is_}: the rollout model needs {needs}")
             target.copy_(tensor)
             self._received.add(name)
 
@@ -103,11 +97,11 @@ class ServerAdapter(BaseRollout):
 
     def __init__(self, config, model_config, device_mesh, replica_rank: int = -1):
         super().__init__(config, model_config, device_mesh)
-        sizes = (f"{kind}_parallel_size" for kind in ("tensor_model", "data", "pipeline_model"))
-        ranks = math.prod(getattr(self.config, size) for size in sizes)
-        rank = int(os.environ["RANK"])
-        self.replica_rank = rank // ranks if replica_rank == -1 else replica_rank
-        self.is_leader_rank = rank % ranks == 0
+        kinds = ("tensor_model", "data", "pipeline_model")
+        ranks = math.prod(getattr(self.config, f"{kind}_parallel_size") for kind in kinds)
+        replica, place = divmod(int(os.environ["RANK"]), ranks)
+        self.replica_rank = replica if replica_rank == -1 else replica_rank
+        self.is_leader_rank = place == 0
         self._server: ray.actor.ActorHandle | None = None
 
     async def resume(self, tags: list[str] | None = None) -> None:
@@ -126,10 +120,8 @@ class ServerAdapter(BaseRollout):
     ) -> None:
         """Send all weights in buckets; raises WeightError unless the server's checksum equals ours."""
         if wire_format != "named_tensors" or peft_config is not None:
-            raise NotImplementedError(
-                "rollout.name=hf takes full weights only: "
-                f"wire_format={wire_format!r}, LoRA={peft_config is not None}"
-            )
+            given = f"wire_format={wire_format!r}, LoRA={peft_config is not None}"
+            raise NotImplementedError(f"rollout.name=hf takes full weights only: {given}")
         if not self.is_leader_rank:
             async for _ in ensure_async_iterator(weights):
                 pass
@@ -145,5 +137,5 @@ class ServerAdapter(BaseRollout):
         sent, loaded = checksum(digests), await server.finish_weight_update.remote(global_steps)
         if sent != loaded:
             raise WeightError(
-                f"weight update arrived damaged: sent checksum {sent}, the rollout server holds {loaded}"
+                f"weights arrived damaged: sent checksum {sent}, the rollout server holds {loaded}"
             )

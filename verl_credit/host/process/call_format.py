@@ -20,19 +20,15 @@ QUERY = "mouth of the river Nile"
 RESULTS = ("The river Nile ends in the sea.", "The delta of the Nile lies in Egypt.")
 IDS = ("search000", "search001")
 """Mistral's templates demand ids of nine letters or digits, and Kimi's write the id in place of the name."""
-FAMILIES = {
-    "gpt_oss": ("harmony", "gpt-oss"),
-    "smollm3": ("hermes",),
-}
-"""The formats in which models of a ``model_type`` call: the template of gpt-oss writes a call in a form that verl's parser
-does not read, and those of the others leave it out."""
+FAMILIES = {"gpt_oss": ("harmony", "gpt-oss"), "smollm3": ("hermes",)}
+"""By ``model_type``: the formats of models whose template writes no call, or (gpt-oss) one that verl does not read."""
 
 
 class CallForm:
     """A template's form of a call of the search tool; a tool of the recipe's own is called in the same form."""
 
     def __init__(self, meter):
-        self.meter, self.error = meter, ""
+        self.meter, self.family, self.error = meter, FAMILIES.get(meter.model_type, ()), ""
         """Why the template cannot write a dialogue with a call; "" where it can."""
 
     @cached_property
@@ -64,10 +60,6 @@ class CallForm:
         """``auto``: the first parser that reads the template's call, else the family's."""
         return next(iter((*self.readers, *self.family)), None)
 
-    @property
-    def family(self) -> tuple[str, ...]:
-        return FAMILIES.get(self.meter.model_type, ())
-
     def reads(self, name: str) -> bool:
         """Does this parser read the calls? A template that writes none is not judged: the policy learned them elsewhere."""
         return not self.text or name in (*self.readers, *self.family)
@@ -85,24 +77,21 @@ class CallForm:
 def settle(config: DictConfig, name: str = NO_TOOL, *, at_once: int = PARALLEL_CALLS) -> str:
     """Replaces ``auto`` of the format and of the calls at once by these values. Returns the keys that it decided, for the
     user, with their values."""
-    decided = {}
+    decided = []
     for key, value in ((FORMAT, name), (AT_ONCE, at_once)):
         if OmegaConf.select(config, key) == AUTO:
             OmegaConf.update(config, key, value)
-            decided[key] = value
-    return ", ".join(
-        f"{key.removeprefix('actor_rollout_ref.rollout.')}={value}" for key, value in decided.items()
-    )
+            decided.append(f"{key.removeprefix('actor_rollout_ref.rollout.')}={value}")
+    return ", ".join(decided)
 
 
 def _messages(n: int, *, ids: bool) -> list[dict]:
     """A message with ``n`` calls, and their results."""
     function = {"name": SCHEMA["function"]["name"], "arguments": {"query": QUERY}}
-    calls = [{"type": "function", "function": function} | ({"id": id} if ids else {}) for id in IDS[:n]]
-    results = [
-        {"role": "tool", "content": text} | ({"tool_call_id": id} if ids else {})
-        for text, id in zip(RESULTS[:n], IDS, strict=False)
-    ]
+    calls, results = [], []
+    for id, text in zip(IDS[:n], RESULTS[:n], strict=True):
+        calls.append({"type": "function", "function": function} | ({"id": id} if ids else {}))
+        results.append({"role": "tool", "content": text} | ({"tool_call_id": id} if ids else {}))
     return [{"role": "assistant", "content": "", "tool_calls": calls}, *results]
 
 

@@ -1,7 +1,7 @@
 """doctor's probe of a Ray cluster, in a process of its own: ``doctor_probes ADDRESS PATHS``.
 
 A fresh worker on every node reports whether the plugin is registered there, and reads the files PATHS, a JSON list. The
-last line of the output is JSON. verl and ray are imported only inside the probe, so that a missing one is a result.
+last line of the output is JSON.
 """
 
 from __future__ import annotations
@@ -11,19 +11,6 @@ import sys
 from pathlib import Path
 
 WORKER_S = 120.0  # a fresh worker imports verl first
-
-
-def registered() -> dict[str, bool]:
-    """The names that are registered: the platform after `import verl` alone, the others after `register_all`."""
-    import verl  # noqa: F401
-    from verl.plugin.platform.platform_manager import PlatformRegistry
-
-    platform = PlatformRegistry.get("cpu") is not None
-    from verl_credit.host.process.verl_checks import register_all
-    from verl_credit.host.registry import registered_names
-
-    register_all()
-    return {"platform cpu": platform, **registered_names()}
 
 
 def read_files(paths: list[str]) -> list[str]:
@@ -38,8 +25,17 @@ def read_files(paths: list[str]) -> list[str]:
 
 
 def look(paths: list[str]) -> dict:
-    """What a run needs of a node: the registered names, and the text of each file."""
-    return {"plugin": registered(), "found": read_files(paths)}
+    """What a run needs of a node: the text of each file, and the names that are registered (the platform after `import
+    verl` alone, the others after `register_all`)."""
+    import verl  # noqa: F401
+    from verl.plugin.platform.platform_manager import PlatformRegistry
+
+    platform = PlatformRegistry.get("cpu") is not None
+    from verl_credit.host.process.verl_checks import register_all
+    from verl_credit.host.registry import registered_names
+
+    register_all()
+    return {"plugin": {"platform cpu": platform, **registered_names()}, "found": read_files(paths)}
 
 
 def ask_nodes(ray, address: str, paths: list[str]) -> list[dict]:
@@ -69,13 +65,7 @@ def _report(ray, node: dict, reference) -> dict:
         return {**report, "error": f"{type(error).__name__}: {last[:300]}"}
 
 
-def main(arguments: list[str]) -> int:
+if __name__ == "__main__":
     import ray
 
-    address, paths = arguments
-    print(json.dumps(ask_nodes(ray, address, json.loads(paths))))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    print(json.dumps(ask_nodes(ray, sys.argv[1], json.loads(sys.argv[2]))))

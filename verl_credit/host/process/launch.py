@@ -40,8 +40,7 @@ RAY_TOKEN = Path("~/.ray/auth_token")
 """ray.init writes it as the umask says, and who reads it can run code in the cluster."""
 WORKER_LOGS = "worker logs: /tmp/ray/session_latest/logs"
 SLOW_START = "timed out during startup"
-"""Text of the bare Exception that ray.init raises where its raylet did not come up. Ray 2.60's raylet ends itself if one of
-its Python helpers takes over 15 s to start, as on a busy machine; no setting changes that (ray-project/ray#65983)."""
+"""ray.init's words where one of its helpers takes over 15 s to start; no setting changes that (ray-project/ray#65983)."""
 
 
 @ray.remote(num_cpus=1)
@@ -57,10 +56,8 @@ class CreditTaskRunner(TaskRunnerV1.__ray_actor_class__):
 
 
 def hide_secrets() -> None:
-    """verl prints the whole configuration and hands it to the trackers (wandb, MLflow, ...); here both lose its secrets.
-
-    ``trainer`` reaches a tracker unchanged, because verl reads a tracker's proxy there.
-    """
+    """verl prints the whole configuration and hands it to the trackers (wandb, MLflow, ...); here both lose its secrets,
+    but for ``trainer``, where verl reads a tracker's proxy."""
     show, tracking = main_ppo.pprint, trainer_base.Tracking
 
     @functools.wraps(tracking)
@@ -91,10 +88,8 @@ def check_with_verl(config: DictConfig) -> None:
 
 
 def _tell_all_nodes(config: DictConfig) -> None:
-    """Put the environment into the job, because workers of a cluster that was there before do not inherit it.
-
-    Workers of a Ray of our own also get the settings that keep torch on loopback.
-    """
+    """Put the environment into the job, because workers of a cluster that was there before do not inherit it. Workers of a
+    Ray of our own also get the settings that keep torch on loopback."""
     environment = {name: os.environ[name] for name in EVERYWHERE if name in os.environ}
     environment |= loopback_settings(os.environ, config)
     key = "ray_kwargs.ray_init.runtime_env.env_vars"
@@ -113,8 +108,14 @@ def launch(config: DictConfig, say: Callable[[str], None] = print) -> None:
     if why := why_not_loopback(os.environ, config, ray.util.get_node_ip_address()):
         raise PreflightError(why)
     try:
-        up = functools.partial(events.record, config.run_dir, events.STAGE, "Ray is up")
-        _run(config, _Runner(CreditTaskRunner, signal.getsignal(signal.SIGTERM), up), say)
+        runner = _Runner(CreditTaskRunner, signal.getsignal(signal.SIGTERM), config.run_dir)
+        try:
+            run_ppo(config, task_runner_class=runner)
+        except Exception as error:
+            if ray.is_initialized() or SLOW_START not in str(error):
+                raise
+            say("Ray did not come up in time, as on a machine that is busy; it is started once more")
+            run_ppo(config, task_runner_class=runner)
     except RayError as error:  # before ValueError: what a worker raised is both
         cause = getattr(error, "cause", None)
         if isinstance(cause, IntegrityError):
@@ -131,35 +132,21 @@ def launch(config: DictConfig, say: Callable[[str], None] = print) -> None:
         ray.shutdown()
 
 
-def _run(config: DictConfig, runner: _Runner, say: Callable[[str], None]) -> None:
-    try:
-        run_ppo(config, task_runner_class=runner)
-    except Exception as error:
-        if ray.is_initialized() or SLOW_START not in str(error):
-            raise
-        say("Ray did not come up in time, as on a machine that is busy; it is started once more")
-        run_ppo(config, task_runner_class=runner)
-
-
 class _Runner:
-    """Stands in for `CreditTaskRunner`, and takes SIGTERM back when verl's `run_ppo` creates it, right after ray.init. It
-    also makes Ray's token the user's alone.
+    """Stands in for `CreditTaskRunner`. When verl's `run_ppo` creates it, right after ray.init, it makes Ray's token the
+    user's alone and takes SIGTERM back: with ray.init's handlers (the one in C++ aborts) no end would be recorded."""
 
-    ray.init installs two handlers, one in Python, and one in C++ that prints a stack and aborts. With those, the end of the
-    run would not be recorded. ``up`` is called when Ray is up.
-    """
-
-    def __init__(self, runner, handler, up: Callable[[], None]):
-        self._runner, self._handler, self._up = runner, handler, up
+    def __init__(self, runner, handler, run_dir: str):
+        self._runner, self._handler, self._run_dir = runner, handler, run_dir
 
     def options(self, **given):
-        return _Runner(self._runner.options(**given), self._handler, self._up)
+        return _Runner(self._runner.options(**given), self._handler, self._run_dir)
 
     def remote(self):
         with suppress(OSError):  # no such file, or another user's
             RAY_TOKEN.expanduser().chmod(0o600)
         signal.signal(signal.SIGTERM, self._handler)
-        self._up()
+        events.record(self._run_dir, events.STAGE, "Ray is up")
         return self._runner.remote()
 
 

@@ -1,7 +1,6 @@
 """Hands a launch of verl.trainer.main_ppo that has our keys over to `verl-credit train`, with its checks and its records.
 
-verl imports our plugin in the launching process, too, before Hydra looks for a configuration that only we have. There the
-process becomes `verl-credit train` with the same arguments, or ends with one sentence.
+verl imports our plugin in the launching process, too, before Hydra looks for a configuration that only we have.
 """
 
 from __future__ import annotations
@@ -9,18 +8,15 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from verl_credit import names
 from verl_credit.errors import ExitCode, printable
 
 MODULE = "verl.trainer.main_ppo"
 FILE = os.path.join(*MODULE.split(".")) + ".py"
-NAME, PATHS = ("--config-name", "-cn"), ("--config-path", "-cp", "--config-dir", "-cd")
-MANY = ("--multirun", "-m")
-VERLS = "ppo_trainer"
 OURS = {
     "algorithm.adv_estimator": (names.ADV_ESTIMATOR,),
     "trainer.v1.trainer_mode": names.TRAINER_MODES,
@@ -28,15 +24,6 @@ OURS = {
     "actor_rollout_ref.rollout.agent.default_agent_loop": names.AGENTS,
 }
 """Keys of verl with values that only verl_credit registers."""
-
-
-class Launch(NamedTuple):
-    name: str
-    folder: str | None
-    many: bool
-    overrides: list[str]
-    other: str | None
-    """An option of Hydra that `verl-credit train` does not have."""
 
 
 def arguments_of(command: Sequence[str]) -> list[str] | None:
@@ -52,43 +39,24 @@ def arguments_of(command: Sequence[str]) -> list[str] | None:
     return None
 
 
-def read(arguments: Sequence[str]) -> Launch:
-    name, folder, many, overrides, other = VERLS, None, False, [], None
-    rest = iter(arguments)
-    for word in rest:
-        option, equals, value = word.partition("=")
-        if option in (*NAME, *PATHS):
-            value = value if equals else next(rest, "")
-            name, folder = (value.removesuffix(".yaml"), folder) if option in NAME else (name, value)
-        elif word in MANY:
-            many = True
-        elif word.startswith("-"):
-            other = other or word
-        else:
-            overrides.append(word)
-    return Launch(name, folder, many, overrides, other)
-
-
-def is_ours(launch: Launch) -> bool:
-    """Does the launch name a recipe of ours, or one of a user's that starts from one?"""
-    from verl_credit.recipe.recipe_files import folders, lists_ours
-
-    return lists_ours(
-        launch.name, folders(launch.folder if launch.folder and Path(launch.folder).is_dir() else None)
-    )
+def read(arguments: Sequence[str]) -> tuple[Namespace, list[str]]:
+    """(Hydra's options that `verl-credit train` has too, and ``cfg``, which argparse would take for one of them; all other
+    words)"""
+    options = ArgumentParser(add_help=False, allow_abbrev=False)
+    options.add_argument("-cn", "--config-name", default="ppo_trainer")  # verl's
+    options.add_argument("-cp", "-cd", "--config-path", "--config-dir")
+    options.add_argument("-m", "--multirun", action="store_true")
+    options.add_argument("-c", "--cfg")
+    return options.parse_known_args(arguments)
 
 
 def our_keys_in(overrides: Sequence[str]) -> list[str]:
     from verl_credit.config.keys import our_keys
 
     verls = {"algorithm.gamma", "algorithm.lam", "algorithm.norm_adv_by_std_in_grpo"}
-    own = {key.name for key in our_keys()} - verls
-    found = []
-    for word in overrides:
-        key, _, value = word.lstrip("+~").partition("=")
-        if value in OURS.get(key, ()) or (key in own and key not in OURS):
-            found.append(word)
-    return found
+    own = {key.name for key in our_keys()} - verls - {*OURS}
+    words = ((word, *word.lstrip("+~").partition("=")[::2]) for word in overrides)
+    return [word for word, key, value in words if key in own or value in OURS.get(key, ())]
 
 
 def hand_over(command: Sequence[str]) -> None:
@@ -96,31 +64,30 @@ def hand_over(command: Sequence[str]) -> None:
     arguments = arguments_of(command)
     if arguments is None:
         return
-    launch = read(arguments)
-    if is_ours(launch):
-        if launch.other is not None:
-            end(f"{launch.other}: `verl-credit train` has no such option of Hydra; leave it out")
-        folder = ["--config-dir", launch.folder] if launch.folder else []
-        words = [
-            "train",
-            *["-m"] * launch.many,
-            "--config-name",
-            launch.name,
-            *folder,
-            "--",
-            *launch.overrides,
-        ]
-        print(
-            printable(f"verl_credit: this launch runs as {shlex.join(['verl-credit', *words])}"), flush=True
-        )
-        os.execv(sys.executable, [sys.executable, "-m", "verl_credit.cli", *words])
-    elif ours := our_keys_in(launch.overrides):
+    from verl_credit.recipe.recipe_files import folders, lists_ours
+
+    launch, words = read(arguments)
+    name, folder = launch.config_name.removesuffix(".yaml"), launch.config_path
+    overrides = [word for word in words if not word.startswith("-")]
+    if lists_ours(name, folders(folder if folder and Path(folder).is_dir() else None)):
+        if others := [*["--cfg"] * bool(launch.cfg), *(word for word in words if word.startswith("-"))]:
+            end(f"{others[0]}: `verl-credit train` has no such option of Hydra; leave it out")
+        many = ["-m"] if launch.multirun else []
+        own_folder = ["--config-dir", folder] if folder else []
+        train = ["train", *many, "--config-name", name, *own_folder, "--", *overrides]
+        say(f"this launch runs as {shlex.join(['verl-credit', *train])}")
+        os.execv(sys.executable, [sys.executable, "-m", "verl_credit.cli", *train])
+    elif ours := our_keys_in(overrides):
+        use = "add --config-name=verl, or in a YAML of yours `defaults: [verl, _self_]`, or translate the launch"
         end(
-            f"{ours[0]}: --config-name={launch.name} has no defaults for our keys; add --config-name=verl, or in a YAML of "
-            "yours `defaults: [verl, _self_]`, or translate the launch: verl-credit adopt (docs/adopt.md)"
+            f"{ours[0]}: --config-name={name} has no defaults for our keys; {use}: verl-credit adopt (docs/adopt.md)"
         )
+
+
+def say(sentence: str) -> None:
+    print(printable(f"verl_credit: {sentence}"), flush=True)
 
 
 def end(sentence: str) -> None:
-    print(printable(f"verl_credit: {sentence}"), flush=True)
+    say(sentence)
     raise SystemExit(int(ExitCode.PREFLIGHT))

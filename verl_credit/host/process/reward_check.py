@@ -18,11 +18,8 @@ POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_POSITIONA
 
 
 def check_reward_function(config: DictConfig) -> None:
-    """Takes those of our defaults out of ``reward_kwargs`` that a user's function has no parameter for.
-
-    Raises ConfigError for a function that cannot be loaded, and for one that verl could not call: it has no parameter for a
-    value that the user gave, or one without a value.
-    """
+    """Takes those of our defaults out of ``reward_kwargs`` that a user's function has no parameter for. Raises ConfigError
+    for a function that cannot be loaded, has no parameter for a value of the user's, or has one without a value."""
     reward = OmegaConf.select(config, REWARD)
     if not reward or not reward.get("path"):
         return

@@ -1,8 +1,8 @@
 """Compares the agent loop's tokens of a conversation with the chat template's, before Ray starts.
 
 A rollout is built turn by turn: the template's prompt, the policy's tokens, the template's text of a result, the policy's
-tokens. The conversation here has two calls, and the policy's turns are the template's own. The stream then is the template's
-text of the whole conversation, unless the template writes something that the loop cannot append.
+tokens. In the conversation here the policy's turns, two calls, are the template's own: the stream is the template's text of
+the whole conversation, unless the template writes something that the loop cannot append.
 """
 
 from __future__ import annotations
@@ -87,10 +87,8 @@ def check_stream(config: DictConfig, meter, builder: ContinuousTokenBuilder | No
         return [f"the chat template cannot write a conversation with two calls: {reason_of(error)}"]
     found = list(differences(stream, by_policy, whole, meter.tokenizer.decode))
     if lost := next((text for text, is_lost in found if is_lost), None):
-        raise PreflightError(
-            f"{named} writes {lost} in a whole conversation, and the agent loop's tokens lack it, so that the policy would "
-            f"read another text than the template's; {instead}"
-        )
+        why = "in a whole conversation, and the agent loop's tokens lack it"
+        raise PreflightError(f"{named} writes {lost} {why}; {instead}")
     return [f"the agent loop's tokens differ from the chat template's text: {text}" for text, _ in found[:1]]
 
 
@@ -115,10 +113,8 @@ def differences(
 def two_calls(
     builder: ContinuousTokenBuilder, tools: list[dict] | None, call_id: Callable[[list[int]], str | None]
 ) -> tuple[list[int], list[bool], list[int]]:
-    """(the loop's tokens, which of them the policy wrote, the template's tokens of the whole conversation).
-
-    Raises CannotAppend where verl's builder raises, and the template's own exception for its text of the whole.
-    """
+    """(the loop's tokens, which of them the policy wrote, the template's tokens of the whole conversation). Raises
+    CannotAppend where verl's builder raises, and the template's own exception for its text of the whole."""
     ours, theirs, end = [QUESTION], [QUESTION], turn_end(builder)
     with _appending("cannot write a question"):
         stream = builder.build_initial_tokens(ours, tools=tools)
@@ -127,10 +123,9 @@ def two_calls(
         call, turn = _turn(builder, theirs, query, f"call{number:05}", tools, end and end[0])
         # The loop's messages have no ids where the parser gives none; the template's text of the whole may demand them.
         called = [*ours, {name: call[name] for name in ("role", "content", "tool_calls")}]
-        returned = {"role": "tool", "content": result}
-        theirs = [*theirs, call, {**returned, "tool_call_id": call["tool_calls"][0]["id"]}]
-        id = call_id(turn)
-        ours = [*called, returned if id is None else {**returned, "tool_call_id": id}]
+        returned, id = {"role": "tool", "content": result}, call_id(turn)
+        theirs = [*theirs, call, returned | {"tool_call_id": call["tool_calls"][0]["id"]}]
+        ours = [*called, returned if id is None else returned | {"tool_call_id": id}]
         tokens = builder.merge_assistant_tokens(stream, turn).token_ids
         with _appending("cannot write what a call returns after the policy's tokens"):
             merged = builder.merge_context_tokens(called, ours, tokens, tools=tools)
@@ -165,18 +160,18 @@ def _turn(
 ) -> tuple[dict, list[int]]:
     """The message of a call, and the tokens of a policy that writes it as the template does, up to the turn's end. The
     policy thinks first, unless the header has closed the thought."""
-    without = builder._render_tokens(messages, add_generation_prompt=False, tools=tools)
-    before = builder._render_tokens(messages, add_generation_prompt=True, tools=tools)
+    without, before = (
+        builder._render_tokens(messages, add_generation_prompt=prompt, tools=tools)
+        for prompt in (False, True)
+    )
     header = before[len(without) :]
     function = {"name": "search", "arguments": {"query": query}}
     calls = [{"id": id, "type": "function", "function": function}]
     call = {"role": "assistant", "content": "", "tool_calls": calls}
     for message in (call | {"reasoning_content": THOUGHT}, call):
         written = builder._render_tokens([*messages, message], add_generation_prompt=False, tools=tools)
-        starts = range(len(written) - len(header), 0, -1)
-        own = next(
-            (n + len(header) for n in starts if header and written[n : n + len(header)] == header), None
-        )
+        ends = range(len(written), len(header), -1) if header else ()
+        own = next((end for end in ends if written[end - len(header) : end] == header), None)
         if own is not None:
             break
     turn = written[common_start(before, written) if own is None else own :]

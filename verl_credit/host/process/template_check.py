@@ -13,11 +13,9 @@ from verl_credit.turns.rollout.tool_calls import PARALLEL_CALLS
 
 
 def check_template(config: DictConfig, meter) -> str:
-    """Check that the chat template writes the tools and their results, and that the run's parser reads its calls. Decides
-    ``auto`` of the format and of the calls at once. Returns what the template writes, "" without a tool.
-
-    verl's own builder writes the tool responses here, as in the agent loop, therefore what it cannot write is refused, too.
-    ``meter`` is the `PromptMeter` of the run's tokenizer. Raises PreflightError that names the model and what is left out.
+    """Check that the chat template writes the tools and, through verl's builder, their results, and that the run's parser
+    reads its calls. Decides ``auto`` of the format and of the calls at once. Returns what the template writes, "" without a
+    tool. ``meter``: the run's `PromptMeter`. Raises PreflightError that names the model and what is left out.
     """
     tools, call = "the search tool", "a search"
     if not config.search.max_searches:
@@ -31,9 +29,9 @@ def check_template(config: DictConfig, meter) -> str:
     named = f"actor_rollout_ref.model.path={model.path}: the chat template ({given})"
     if why := _no_schema(config, meter, tools, own):
         raise PreflightError(f"{named} {why}")
-    form = CallForm(meter)
-    wanted = config.actor_rollout_ref.rollout.multi_turn.format
-    name, lost = form.chosen if wanted == AUTO else wanted, _unread_call(form, wanted)
+    form, wanted = CallForm(meter), OmegaConf.select(config, FORMAT)
+    name = form.chosen if wanted == AUTO else wanted
+    lost = _unread_call(form, wanted, name)
     if lost and form.text:
         raise PreflightError(f"{named} {lost}")
     from verl_credit.host.process.stream_check import loop_builder
@@ -42,23 +40,19 @@ def check_template(config: DictConfig, meter) -> str:
         builder = loop_builder(config, meter)
         observation = _observation(form, builder, 1, name)
     except Exception as error:  # a template may raise any exception
-        raise PreflightError(
-            f"{named} cannot write what {call} returns (a message of the role tool after a call): {reason_of(error)}"
-        ) from error
+        unwritten = f"what {call} returns (a message of the role tool after a call): {reason_of(error)}"
+        raise PreflightError(f"{named} cannot write {unwritten}") from error
     if RESULTS[0] not in observation:
         wrote = f"leaves out what {call} returns, and writes {observation[:200]!r}"
         raise PreflightError(f"{named} {wrote}; give a template that shows tool responses with {own}")
     if lost:
         raise PreflightError(f"{named} {lost}")
     why, at_once = _why_one_call(form, builder, name), OmegaConf.select(config, AT_ONCE)
+    one_call = "takes one call a message"
     if why and at_once not in (1, AUTO):
-        raise PreflightError(
-            f"{named} takes one call a message ({why}), and {AT_ONCE}={at_once}; set it to 1 or {AUTO}"
-        )
+        raise PreflightError(f"{named} {one_call} ({why}), and {AT_ONCE}={at_once}; set it to 1 or {AUTO}")
     decided = settle(config, name, at_once=1 if why else PARALLEL_CALLS)
-    more = (
-        "; it takes one call a message, and further calls of a turn are counted as bad calls" if why else ""
-    )
+    more = f"; it {one_call}, and further calls of a turn are counted as bad calls" if why else ""
     shown = f"{tools} and " if config.search.require_schema else ""  # otherwise it need not write them
     return f"{shown}what {call} returns" + (f"; {AUTO}: {decided}" if decided else "") + more
 
@@ -83,13 +77,12 @@ def _no_schema(config: DictConfig, meter, tools: str, own: str) -> str:
     return f"writes the same text with and without {tools}, so that the policy sees no tool; {use}"
 
 
-def _unread_call(form: CallForm, wanted: str) -> str:
+def _unread_call(form: CallForm, wanted: str, name: str | None) -> str:
     """What is wrong with the template's form of a call for the run's parser; "" where the parser reads it."""
     from verl.experimental.agent_loop.tool_parser import ToolParser
 
     if form.error:
         return f"cannot write a dialogue with a call and what it returns: {form.error}"
-    name = form.chosen if wanted == AUTO else wanted
     if name is None and not form.text:
         formats = ", ".join(ToolParser._registry)
         return f"leaves the call out of a dialogue; set {FORMAT}={AUTO} to the policy's format: {formats}"

@@ -1,7 +1,4 @@
-"""Checks that need verl, before Ray starts: names, rollout correction, the run's tools.
-
-verl itself would refuse the same later, in a worker or at its first step.
-"""
+"""Checks that need verl, before Ray starts, of what verl would refuse in a worker or at its first step."""
 
 from __future__ import annotations
 
@@ -26,12 +23,8 @@ NO_SUFFIX = "suffix diff failed"  # verl's text
 
 
 def register_all(trainer_mode: str | None = None) -> None:
-    """Register everything of the plugin, in the process that launches a run and in the one that trains; idempotent.
-
-    Only a run whose ``trainer_mode`` measures a policy imports the studies.
-    Actors and agent-loop workers register what they use (`verl_credit.host.registry`), and the trainer checks it there.
-    Raises ImportError where verl or a dependency is missing.
-    """
+    """Register everything of the plugin, in the process that launches a run and in the one that trains; idempotent. Actors
+    and agent-loop workers register what they use (`verl_credit.host.registry`), and the trainer checks it there."""
     register_parts()
     if trainer_mode == MEASURE_MODE:
         from verl_credit.host import measuring_run as measuring  # noqa: F401
@@ -42,7 +35,7 @@ def register_all(trainer_mode: str | None = None) -> None:
 
 def check_names(config: DictConfig) -> None:
     """Check that verl's registries have the estimator, loss, agent loop and tool format, after the recipe's own modules are
-    imported. Raises ConfigError. A rule of recipes checks the engine's name (`recipe.rules.engines`)."""
+    imported. Raises ConfigError."""
     from verl.experimental.agent_loop.agent_loop import _agent_loop_registry
     from verl.experimental.agent_loop.tool_parser import ToolParser
     from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGISTRY, AdvantageEstimator
@@ -71,7 +64,7 @@ def check_names(config: DictConfig) -> None:
 
 
 def check_trace(config: DictConfig) -> None:
-    """Refuse with ConfigError a trace whose package is not installed; verl imports it in every worker."""
+    """Refuse with ConfigError a trace whose package is not installed."""
     key = "actor_rollout_ref.rollout.trace.backend"
     backend = OmegaConf.select(config, key)
     if backend and find_spec(backend) is None:
@@ -84,23 +77,19 @@ def check_correction(config: DictConfig) -> None:
     from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_rejection_mask
 
     given = config.algorithm.get("rollout_correction") or {}
-    if given.get("bypass_mode", False) and not config.actor_rollout_ref.rollout.calculate_log_probs:
-        log_probs = "actor_rollout_ref.rollout.calculate_log_probs"
+    log_probs = "actor_rollout_ref.rollout.calculate_log_probs"
+    if given.get("bypass_mode", False) and not OmegaConf.select(config, log_probs):
         use = f"{CORRECTION}.bypass_mode=true trains on the rollout engine's log-probs: set {log_probs}=true"
         raise ConfigError.of(config, log_probs, accepted=use)
-    settings = {
-        name: given.get(name, value) for name, value in CORRECTION_DEFAULTS.items() if name != "loss_type"
-    }
-    one_1_1 = torch.zeros(1, 1)
+    settings = {name: given.get(name, v) for name, v in CORRECTION_DEFAULTS.items() if name != "loss_type"}
+    zero_1_1 = torch.zeros(1, 1)
+    row = {"old_log_prob": zero_1_1, "rollout_log_prob": zero_1_1, "response_mask": zero_1_1 + 1}
     for off, kind in (("rollout_rs", "rollout_is"), ("rollout_is", "rollout_rs")):
         if settings[kind] is None:
             continue
         try:
             weights, kept_1_1, _ = compute_rollout_correction_and_rejection_mask(
-                old_log_prob=one_1_1,
-                rollout_log_prob=one_1_1,
-                response_mask=one_1_1 + 1,
-                **settings | {off: None},
+                **row, **settings | {off: None}
             )
         except (ValueError, TypeError) as error:
             raise ConfigError(f"verl refuses {CORRECTION}: {error}") from error
@@ -112,17 +101,12 @@ def check_correction(config: DictConfig) -> None:
         if weight != 1:
             effect = "be rejected" if kind == "rollout_rs" else f"weigh {weight:.3g}, and not 1"
             inside = f"bounds with 1 inside (0.5_5.0, each with a point): a token of unchanged probability would {effect}"
-            raise ConfigError.of(
-                config, f"{CORRECTION}.{kind}_threshold", f"{CORRECTION}.{kind}", accepted=inside
-            )
+            key = f"{CORRECTION}.{kind}"
+            raise ConfigError.of(config, f"{key}_threshold", key, accepted=inside)
 
 
 def check_other_tools(config: DictConfig) -> list[str]:
-    """Load the recipe's tools as verl's workers will; returns a line that names them. Raises PreflightError.
-
-    A call of such a tool is a turn like any other, and its gain is measured. verl turns what the tool raises into an
-    observation. Nothing says whether that was the policy's mistake (a wrong argument) or the tool's, so it is counted.
-    """
+    """Load the recipe's tools as verl's workers will; returns a line that names them. Raises PreflightError."""
     from verl_credit.turns.rollout.search.wire import SCHEMA
 
     tools, settings = _loaded(config)
@@ -171,13 +155,9 @@ def line_of(error: BaseException) -> str:
 
 
 def reason_of(error: BaseException) -> str:
-    """The first error in one line: where a template raises, verl's builder tries it again with another message, and that
-    raises, too."""
+    """The first error in one line: verl's builder tries a template that raised again with another message."""
     while error.__context__ is not None:
         error = error.__context__
     line = line_of(error)[:300]
-    return (
-        f"{line}: it writes the dialogue before a result anew, and verl only appends"
-        if NO_SUFFIX in line
-        else line
-    )
+    anew = ": it writes the dialogue before a result anew, and verl only appends"
+    return f"{line}{anew if NO_SUFFIX in line else ''}"

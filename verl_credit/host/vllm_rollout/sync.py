@@ -1,8 +1,5 @@
-"""verl's sender of weights to vLLM, in the training worker. It stops when vLLM's side has failed, with that side's words.
-
-verl's own sender waits for the answer to a bucket without end, and looks at the receiver's call only afterwards. So an
-exception on vLLM's side would leave the run waiting, and no process would print it.
-"""
+"""verl's sender of weights to vLLM, in the training worker. It stops when vLLM's side has failed, with that side's words:
+verl's own waits for the answer to a bucket without end, and looks at the receiver's call only afterwards."""
 
 from __future__ import annotations
 
@@ -72,6 +69,5 @@ class ServerAdapter(vllm_rollout.ServerAdapter):
         try:
             await super().update_weights(*args, **kwargs)
         except RayError as error:
-            raise WeightsNotTaken(
-                f"vLLM did not take the weights: {getattr(error, 'cause', None) or error}"
-            ) from error
+            words = getattr(error, "cause", None) or error
+            raise WeightsNotTaken(f"vLLM did not take the weights: {words}") from error

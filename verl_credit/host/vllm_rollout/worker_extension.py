@@ -19,8 +19,8 @@ SWITCH = "_supports_onednn"
 class WorkerExtension(vLLMColocateWorkerExtension):
     """verl's extension; vLLM's worker class inherits from it, so `__new__` runs before any model is loaded.
 
-    A second name of a tied tensor is left out. vLLM 0.29 and later skip it themselves, but they refuse a bucket in which the
-    first name is not there too, and verl sends a model in several buckets.
+    A second name of a tied tensor is left out: vLLM refuses it since 0.29 in a bucket without the first name, and verl sends
+    a model in several buckets.
     """
 
     def __new__(cls, **kwargs):
@@ -29,11 +29,8 @@ class WorkerExtension(vLLMColocateWorkerExtension):
         return super().__new__(cls, **kwargs)
 
     def update_weights_from_ipc(self, *args: Any, **kwargs: Any) -> None:
-        """Receives and loads all buckets. Raises RuntimeError with all errors' words, or for a tied tensor of which
-        only the second name arrived.
-
-        vLLM hands on the words of the last exception alone. After a failure that is often one of verl's clean-up, "cannot
-        close exported pointers exist".
+        """Receives and loads all buckets. Raises RuntimeError for a tied tensor of which only the second name arrived, and
+        with all errors' words: vLLM hands on those of the last alone, which after a failure is often one of verl's clean-up.
         """
         self._tied_arrived, self._tied_left_out = set(), {}
         try:
@@ -42,26 +39,20 @@ class WorkerExtension(vLLMColocateWorkerExtension):
             raise RuntimeError(words_of(error)) from error
         for alias, canonical in self._tied_left_out.items():
             if canonical not in self._tied_arrived:
-                raise RuntimeError(
-                    f"{alias} arrived without {canonical}, to which the model ties it: the tensor was not updated"
-                )
+                why = f"arrived without {canonical}, to which the model ties it: the tensor was not updated"
+                raise RuntimeError(f"{alias} {why}")
 
     def _update_weights(self, weights: list[tuple[str, torch.Tensor]], *args: Any, **kwargs: Any) -> None:
-        model = self.model_runner.model
-        if aliases := tied_names(model):
-            weights = [
-                (name, tensor)
-                for name, tensor in weights
-                if not self._left_out(own_name(model, name), aliases)
-            ]
-        super()._update_weights(weights, *args, **kwargs)
-
-    def _left_out(self, name: str, aliases: dict[str, str]) -> bool:
-        if name in aliases:
-            self._tied_left_out[name] = aliases[name]
-            return True
-        self._tied_arrived.add(name)
-        return False
+        model, kept = self.model_runner.model, []
+        aliases = tied_names(model)
+        for name, tensor in weights:
+            own = own_name(model, name) if aliases else name
+            if own in aliases:
+                self._tied_left_out[own] = aliases[own]
+            else:
+                self._tied_arrived.add(own)
+                kept.append((name, tensor))
+        super()._update_weights(kept, *args, **kwargs)
 
 
 WRAPPED = ".base_layer."
@@ -97,14 +88,9 @@ def words_of(error: BaseException) -> str:
 
 
 def keep_plain_weights(custom_ops: ModuleType) -> None:
-    """Switches off vLLM's oneDNN matrix product before a model is loaded.
-
-    oneDNN packs a layer's weight into its own form and empties `layer.weight`. The next weights from verl then cannot be
-    copied. Raises RuntimeError when vLLM lacks the switch.
-    """
+    """Switches off vLLM's oneDNN matrix product before a model is loaded: it empties `layer.weight`, and the next weights
+    from verl could not be copied. Raises RuntimeError when vLLM lacks the switch."""
     if not hasattr(custom_ops, SWITCH):
-        raise RuntimeError(
-            f"this vLLM has no vllm._custom_ops.{SWITCH}, so weights cannot be sent to it on a CPU; use a version of "
-            ".ci/constraints-oldest.txt or -newest.txt"
-        )
+        lacks = f"this vLLM has no vllm._custom_ops.{SWITCH}, so weights cannot be sent to it on a CPU"
+        raise RuntimeError(f"{lacks}; use a version of .ci/constraints-oldest.txt or -newest.txt")
     setattr(custom_ops, SWITCH, False)

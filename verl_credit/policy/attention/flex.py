@@ -6,7 +6,7 @@ from functools import cache
 
 import torch
 
-from verl_credit.policy.attention.pack import Pack, pushed
+from verl_credit.policy.attention.pack import Pack
 
 BLOCK = 128
 LIMIT = 32
@@ -14,12 +14,7 @@ LIMIT = 32
 BACKENDS: dict[str, str | None] = {"cpu": None}
 """The compiler by kind of device, by default inductor; None runs uncompiled."""
 
-_trying: list[bool] = []
-
-
-def trying():
-    """Attention inside the block belongs to the trial of the kernels."""
-    return pushed(_trying, True)
+INSTEAD = "uncompiled it would hold all scores; use attn_implementation=credit_sdpa"
 
 
 def flex(query, key, value, pack: Pack, *, scaling, window=None, softcap=None, dropout=0.0) -> torch.Tensor:
@@ -30,7 +25,7 @@ def flex(query, key, value, pack: Pack, *, scaling, window=None, softcap=None, d
     if dropout:
         raise ValueError(f"attention dropout of {dropout}: FlexAttention has none; set attention_dropout=0")
     mask = pack.once(("block", window, query.device), lambda: block_mask(pack, window, query.device))
-    purpose = "trial" if _trying else "training" if torch.is_grad_enabled() else "forward"
+    purpose = "training" if torch.is_grad_enabled() else "forward"
     backend = BACKENDS.get(query.device.type, "inductor")
     attend = function_for(purpose, backend, scaling, softcap, query.shape[1] > key.shape[1])
     # Scaling and softcap are constants; and equal sizes, such as 32 heads and 32 blocks, are distinguished: if Dynamo took
@@ -40,20 +35,17 @@ def flex(query, key, value, pack: Pack, *, scaling, window=None, softcap=None, d
         with limit, shapes.patch(use_duck_shape=False):
             out = attend(query, key, value, mask)
     except FailOnRecompileLimitHit as failure:
-        raise RuntimeError(
-            f"FlexAttention ({purpose}) was compiled {LIMIT} times and needs another compilation for "
-            f"{tuple(query.shape)} in {query.dtype}; uncompiled it would hold all scores; "
-            "use attn_implementation=credit_sdpa"
-        ) from failure
+        again = (
+            f"was compiled {LIMIT} times, and would be once more for {tuple(query.shape)} in {query.dtype}"
+        )
+        raise RuntimeError(f"FlexAttention ({purpose}) {again}; {INSTEAD}") from failure
     return out.transpose(1, 2).contiguous()
 
 
 @cache
 def function_for(purpose: str, backend: str | None, scaling: float, softcap: float | None, gqa: bool):
-    """A function with its own code object, because Dynamo counts compilations, with a limit, per code object.
-
-    Numbers are constants in it; sizes are not.
-    """
+    """A function with its own code object, because Dynamo counts compilations, with a limit, per code object. Numbers are
+    constants in it; sizes are not."""
     from torch.nn.attention.flex_attention import flex_attention
 
     def capped(score, b, h, q, k):
@@ -61,10 +53,8 @@ def function_for(purpose: str, backend: str | None, scaling: float, softcap: flo
 
     def attend(query, key, value, mask):
         if backend is not None and not torch.compiler.is_compiling():
-            raise RuntimeError(
-                f"FlexAttention ({purpose}) should be compiled but runs uncompiled, where it would hold all scores: is "
-                "TORCHDYNAMO_DISABLE or suppress_errors set? Otherwise use attn_implementation=credit_sdpa"
-            )
+            why = "should be compiled but runs uncompiled: is TORCHDYNAMO_DISABLE or suppress_errors set?"
+            raise RuntimeError(f"FlexAttention ({purpose}) {why} {INSTEAD}")
         # One kernel for all lengths: below 128 queries torch would use another one, which long packs do not test.
         options = {"FORCE_USE_FLEX_ATTENTION": True}
         score_mod = None if softcap is None else capped

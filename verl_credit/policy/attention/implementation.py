@@ -1,8 +1,4 @@
-"""Registers our kernels as values of transformers' ``attn_implementation``, chooses among them, and checks sliding windows.
-
-Some models of transformers put the window only into the mask, which is never built for our kernels. They would attend
-without a window, and the proof's short rows would not reveal it.
-"""
+"""Registers our kernels as values of transformers' ``attn_implementation``, chooses one, and checks sliding windows."""
 
 from __future__ import annotations
 
@@ -41,10 +37,7 @@ class Choice:
 
 
 def install() -> None:
-    """Registers the names in transformers; a second call changes nothing.
-
-    The names have no mask function, so transformers builds no mask: only the pack decides which tokens a token sees.
-    """
+    """Registers the names in transformers, without a mask function: only the pack decides which tokens a token sees."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     for name in NAMES:
@@ -70,18 +63,15 @@ def attention(
     """The function that transformers calls in every layer. Raises for calls that it would compute wrongly."""
     name = f"attn_implementation={implementation}"
     if credit_pack is None:
-        raise IntegrityError(
-            f"{name} got no {PACK}: it works only in verl_credit's engine with use_remove_padding=True, and in models whose "
-            "layers hand it on"
-        )
+        where = "in verl_credit's engine with use_remove_padding=True, and in models whose layers hand it on"
+        raise IntegrityError(f"{name} got no {PACK}: it works only {where}")
     if attention_mask is not None:
         raise IntegrityError(f"{name} got a mask, but takes only a {PACK}")
     credit_pack.require(name, query.shape[0], query.shape[2])
     causal = others.get("is_causal")
     if not (getattr(module, "is_causal", True) if causal is None else causal):
         raise IntegrityError(f"{name}: {type(module).__name__} is not causal")
-    unknown = sorted(key for key, given in others.items() if given is not None and key not in HARMLESS)
-    if unknown:
+    if unknown := sorted({key for key, given in others.items() if given is not None} - {*HARMLESS}):
         passes = f"{type(module).__name__} passes {', '.join(unknown)}"
         raise IntegrityError(f"{name}: {passes}, which would be ignored")
     if _open:
@@ -93,14 +83,12 @@ def attention(
 
 
 def named(kernel: str) -> str:
-    """The ``attn_implementation`` of this kernel. Raises ValueError for one that is not in `KERNELS`."""
-    if kernel not in KERNELS:
-        raise ValueError(f"kernel={kernel!r}; expected one of {', '.join(KERNELS)}")
+    """The ``attn_implementation`` of this kernel of `KERNELS`."""
     return PREFIX + kernel
 
 
 def choice(implementation: str, query: torch.Tensor, key: torch.Tensor) -> Choice:
-    """The kernel for this kind of tensors. The trial runs once per device, dtype, heads, head size and need of gradients."""
+    """The kernel for this kind of tensors."""
     wanted = _forced[-1] if _forced else implementation
     heads = Heads(query.shape[1], key.shape[1], query.shape[3])
     return _chosen(wanted, query.device, query.dtype, heads, torch.is_grad_enabled())
@@ -109,11 +97,11 @@ def choice(implementation: str, query: torch.Tensor, key: torch.Tensor) -> Choic
 _choices: dict[tuple, Choice] = {}
 
 
-def _chosen(wanted: str, device: torch.device, dtype: torch.dtype, heads: Heads, gradients: bool) -> Choice:
-    key = (wanted, device, dtype, heads, gradients)
-    if key not in _choices:
-        _choices[key] = choose(wanted, device, dtype, heads, gradients=gradients)
-    return _choices[key]
+def _chosen(*kind) -> Choice:
+    """`choose` for (name, device, dtype, heads, need of gradients), which is called once for each."""
+    if kind not in _choices:
+        _choices[kind] = choose(*kind[:4], gradients=kind[4])
+    return _choices[kind]
 
 
 def choose(
@@ -124,10 +112,8 @@ def choose(
     kernels: dict = KERNELS,
     gradients=True,
 ) -> Choice:
-    """The first kernel that imports, runs here, and agrees with the definition (`trial`).
-
-    Errors: RuntimeError with every kernel's reason when none does; ValueError for a name that is not in `NAMES`.
-    """
+    """The first kernel that imports, runs here, and agrees with the definition (`trial`). Raises RuntimeError with every
+    kernel's reason when none does; ValueError for a name that is not in `NAMES`."""
     if wanted not in NAMES:
         raise ValueError(f"attn_implementation={wanted!r}; expected one of {', '.join(NAMES)}")
     names = PREFERENCE.get(device.type, ("sdpa",)) if wanted == AUTO else (wanted.removeprefix(PREFIX),)
@@ -135,21 +121,19 @@ def choose(
     for name in names:
         try:
             error = trial(kernels[name], device, dtype, heads, gradients)
+            if error <= TOLERANCE[dtype]:
+                return Choice(name, error, tuple(passed_over))
+            passed_over.append(f"{name}: off by {error:.2g} on {device} in {dtype}")
         except Exception as failure:
-            text = str(failure).splitlines()[0] if str(failure) else ""
-            passed_over.append(f"{name}: {type(failure).__name__}: {text[:160]}")
-            continue
-        if error <= TOLERANCE[dtype]:
-            return Choice(name, error, tuple(passed_over))
-        passed_over.append(f"{name}: off by {error:.2g} on {device} in {dtype}")
+            passed_over.append(
+                f"{name}: {type(failure).__name__}: {str(failure).partition(chr(10))[0][:160]}"
+            )
     raise RuntimeError(f"no attention kernel works for {wanted!r}: {'; '.join(passed_over)}")
 
 
 def chosen(implementation: str) -> list[Choice]:
-    """The kernels, for forward and training, that this process uses under a name for each kind of tensor so far.
-
-    Errors: RuntimeError when no kernel can train.
-    """
+    """The kernels, for forward and training, that this process uses under a name for each kind of tensor so far. Raises
+    RuntimeError when no kernel can train."""
     kinds = {key[:4] for key in _choices if key[0] == implementation}
     return [_chosen(*key, gradients) for key in sorted(kinds, key=str) for gradients in (False, True)]
 
@@ -168,10 +152,7 @@ def recorded():
 
 
 def sliding_layers(text_config) -> tuple[int, str]:
-    """How many layers have a sliding window, and the key of the config that sets it.
-
-    Without ``layer_types`` a ``sliding_window`` applies to every layer.
-    """
+    """How many layers have a sliding window (without ``layer_types``: all), and the key of the config that sets it."""
     if not getattr(text_config, "sliding_window", None):
         return 0, "sliding_window"
     kinds = getattr(text_config, "layer_types", None)
@@ -181,12 +162,19 @@ def sliding_layers(text_config) -> tuple[int, str]:
 
 
 def require_windows(text_config, windows: dict[int, int | None]) -> None:
-    """Raises IntegrityError when fewer layers passed a window than the config sets."""
+    """Raises IntegrityError when fewer layers passed a window than the config sets.
+
+    Some models of transformers put the window only into the mask, which is never built for our kernels. They would attend
+    without a window, and the proof's short rows would not reveal it.
+    """
     wanted, key = sliding_layers(text_config)
     passed = sum(window is not None for window in windows.values())
     if passed < wanted:
-        uses = hasattr(text_config, "use_sliding_window")
-        off = "use_sliding_window=false" if uses else "sliding_window=null"
+        off = (
+            "use_sliding_window=false"
+            if hasattr(text_config, "use_sliding_window")
+            else "sliding_window=null"
+        )
         raise IntegrityError(
             f"{text_config.model_type}: {key} of the model's config.json gives {wanted} layers a sliding window of "
             f"{text_config.sliding_window}, but only {passed} pass it to the attention; the others have it in their mask, "

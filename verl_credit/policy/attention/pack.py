@@ -9,9 +9,7 @@ from itertools import accumulate
 
 from verl_credit.lazy import torch
 
-# Limits of the memory for scored answers at a time, which `plan` reads. Without them, 100 answers of 12 tokens after each
-# of 7 contexts of up to 8,192 tokens would need the keys of 3 million tokens (varlen: 13 GB for a layer of Qwen3-4B), or a
-# mask of 140 million numbers per row (SDPA). A single answer is never divided.
+# Limits of the memory for scored answers at a time, which `plan` reads. A single answer is never divided.
 KEY_TOKENS = 2**16
 """varlen: tokens whose keys and values are gathered at a time."""
 MASK_NUMBERS = 2**24
@@ -63,10 +61,9 @@ class Reach:
 
 
 class Pack:
-    """A pack is one micro-batch. All layers share its tables.
+    """One micro-batch, whose tables all layers share.
 
-    This is no dataclass, tuple or dict, because FSDP copies those at every layer to cast their tensors, and a copy
-    would lack the tables that are made later.
+    It is no dataclass, tuple or dict: FSDP copies those at every layer to cast their tensors, without later tables.
     """
 
     def __init__(self, rows: tuple[PackedRow, ...]):
@@ -82,9 +79,8 @@ class Pack:
     def require(self, name: str, rows: int, tokens: int) -> None:
         """Raises RuntimeError when a layer gets other tokens than this pack's."""
         if rows != 1 or tokens != self.length:
-            raise RuntimeError(
-                f"{name} got {rows} x {tokens} tokens for a pack of {self.length}: is a sequence-parallel size above 1 set?"
-            )
+            why = f"for a pack of {self.length}: is a sequence-parallel size above 1 set?"
+            raise RuntimeError(f"{name} got {rows} x {tokens} tokens {why}")
 
     def position_ids(self) -> torch.Tensor:
         """The positions are 0, 1, ... along a prefix; a branch continues from its base."""
@@ -113,19 +109,14 @@ def pushed(stack: list, value):
 
 
 def pack_rows(trunks: Sequence[int], branches: Sequence[Sequence[Branch]] | None = None) -> Pack:
-    """Put rows one after the other. Bases may come in any order.
-
-    Raises ValueError for a base outside the prefix and for an empty branch.
-    """
+    """Put rows one after the other; bases in any order. Raises ValueError for a base outside the prefix, an empty branch."""
     branches = [()] * len(trunks) if branches is None else branches
     rows, start = [], 0
     for number, (trunk, own) in enumerate(zip(trunks, branches, strict=True)):
         for base, tokens in own:
             if not 0 < base <= trunk or tokens < 1:
-                raise ValueError(
-                    f"row {number} of {trunk} tokens has a branch of {tokens} tokens at {base}; "
-                    f"expected at least one token, at 1 to {trunk}"
-                )
+                given = f"row {number} of {trunk} tokens has a branch of {tokens} tokens at {base}"
+                raise ValueError(f"{given}; expected at least one token, at 1 to {trunk}")
         rows.append(PackedRow(start, trunk, tuple((int(base), int(tokens)) for base, tokens in own)))
         start += rows[-1].length
     return Pack(tuple(rows))

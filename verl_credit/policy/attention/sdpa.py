@@ -68,12 +68,8 @@ def _split(pieces: list[Piece], q, k, v) -> Iterator[tuple]:
         yield from zip(pieces, own, k.split(tokens, dim=1), v.split(tokens, dim=1), strict=True)
         return
     for piece, queries in zip(pieces, own, strict=True):
-        yield piece, queries, _places(k, piece.keys), _places(v, piece.keys)
-
-
-def _places(x: torch.Tensor, ranges: tuple[slice, ...]) -> torch.Tensor:
-    parts = [x[:, places] for places in ranges]
-    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+        parts = [([x[:, places] for places in piece.keys]) for x in (k, v)]
+        yield piece, queries, *(one[0] if len(one) == 1 else torch.cat(one, dim=1) for one in parts)
 
 
 def _pieces(pack: Pack, window: int | None, device) -> Iterator[Piece]:

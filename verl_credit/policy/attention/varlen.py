@@ -41,8 +41,7 @@ def varlen(
 
 
 def _branches(pack: Pack, most: int, device) -> Iterator[tuple[torch.Tensor, torch.Tensor, Lengths]]:
-    """(places of the queries, places of the keys, lengths) of successive branches together, as long as they need at most
-    ``most`` keys."""
+    """(places of the queries, places of the keys, lengths) of successive branches that need at most ``most`` keys."""
     waiting: list[tuple[int, int, int, int]] = []  # place of the row, place of the branch, base, tokens
     needed = 0
     for row in pack.rows:

@@ -64,7 +64,7 @@ class ModelDecoder:
             return log_probs[0]
         joined, order = RowCache(self._model.config), torch.tensor(parts[0] + parts[1]).argsort()
         joined.join(caches)
-        joined.select_rows(order)
+        joined.reorder_cache(order)
         self._cache = joined
         return torch.cat(log_probs)[order]
 
@@ -90,7 +90,7 @@ class ModelDecoder:
         rows = len(self._length_R)
         if len(parent_R) != rows or not torch.equal(parent_R, torch.arange(rows)):
             self._keep(sorted({*range(rows)} - {*parent_R.tolist()}))
-            self._cache.select_rows(parent_R)
+            self._cache.reorder_cache(parent_R)
             self._visible_R_L, self._length_R = self._visible_R_L[parent_R], self._length_R[parent_R]
         pairs = zip(parent_R.tolist(), token_R.tolist(), strict=True)
         self._ids_R = [(*self._ids_R[parent], token) for parent, token in pairs]
