@@ -1,13 +1,9 @@
 """`check` finds what is wrong with a served index, and a Search-R1-style client works unchanged."""
 
 import json
-import os
-import subprocess
-import sys
 import threading
 from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -25,12 +21,9 @@ from verl_credit_retriever.check import (
 )
 from verl_credit_retriever.cli import main
 from verl_credit_retriever.encoder import SentenceEncoder
-from verl_credit_retriever.index.kinds import resolve
-from verl_credit_retriever.index.memory import gigabytes, plan_memory
 from verl_credit_retriever.index.search import SearchIndex, build_index
 
 ROOT = Path(__file__).parents[2]
-CLIENT = ROOT / "evidence" / "retriever" / "search_r1_client.py"
 QUERIES = [f"who is the mayor of town {number}" for number in range(20)]
 
 
@@ -253,36 +246,3 @@ def test_queries_are_read_from_text_and_jsonl(tmp_path):
     (tmp_path / "empty.txt").write_text("\n")
     with pytest.raises(ValueError, match="no queries"):
         read_queries(tmp_path / "empty.txt")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("with_requests", [True, False])
-def test_a_search_r1_client_works_unchanged(server, exact, tmp_path, with_requests):
-    if with_requests:
-        assert find_spec("requests"), "or the script would fall back to urllib here too"
-    else:  # an import of `requests` then fails, and the script falls back to urllib
-        (tmp_path / "requests.py").write_text("raise ImportError('hidden')\n")
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
-    command = [sys.executable, str(CLIENT), server.url, *QUERIES[:2], "--topk", "2"]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
-    assert (done.returncode, done.stderr) == (0, "")
-    index, encoder = exact
-    for query, hits in zip(QUERIES[:2], index.search(encoder.encode_queries(QUERIES[:2]), 2), strict=True):
-        titles = [document["contents"].partition("\n")[0] for document, _ in hits]
-        lines = [f"Doc {number}(Title: {title})" for number, title in enumerate(titles, start=1)]
-        start = done.stdout.index(query)
-        assert all(line in done.stdout[start : start + 600] for line in lines)
-
-
-def test_the_memory_table_of_the_docs_is_what_is_computed():
-    rows, found = 21_015_324, {}
-    for line in (ROOT / "docs" / "retriever.md").read_text().splitlines():
-        cells = [cell.strip() for cell in line.strip("|").split("|")]
-        if len(cells) == 4 and cells[3].endswith(" GB"):
-            found[cells[0].replace("`", "")] = cells[2:]
-    assert list(found) == ["flat", "sq8", "ivf", "ivfpq", "hnsw", "exact", "exact with --mmap"]
-    for name, sizes in found.items():
-        kind, mmap = name.split()[0], "mmap" in name
-        spec = {"kind": kind, "rows": rows, "dim": 768, "parameters": resolve(kind, rows, 768, {})[0]}
-        for dtype, size in zip(("float32", "float16"), sizes, strict=True):
-            assert size == gigabytes(plan_memory({**spec, "dtype": dtype}, mmap=mmap).total), (name, dtype)

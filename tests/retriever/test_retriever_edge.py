@@ -71,6 +71,7 @@ def test_while_a_server_ends_new_requests_get_503_and_old_ones_their_answer(monk
         asking.start()
         assert encoder.entered.wait(30)
         ending.handle_exit(signal.SIGTERM, None)
+        assert [keeps.get(f"{url}/{probe}").status_code for probe in ("livez", "readyz")] == [200, 503]
         for new in (keeps.post(f"{url}/retrieve", json={"queries": ["b"]}), ask(port)):
             assert (new.status_code, new.headers["Connection"], new.headers["Retry-After"]) == (
                 503,
