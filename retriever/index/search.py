@@ -76,9 +76,8 @@ class SearchIndex:
         MemoryRefused says what would fit; ValueError for a parameter without effect, and for `gpu` without a GPU
         that FAISS can use.
         """
-        folder = Path(folder)
-        with refuse_replacement(folder):
-            return cls._load(folder, verify, backend, mmap, gpu, search)
+        with refuse_replacement(Path(folder)):
+            return cls._load(Path(folder), verify, backend, mmap, gpu, search)
 
     @classmethod
     def _load(cls, folder, verify, backend, mmap, gpu, given) -> "SearchIndex":

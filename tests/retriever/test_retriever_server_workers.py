@@ -119,18 +119,17 @@ def in_time(condition, seconds=30):
 
 
 @pytest.mark.slow
-def test_one_that_keeps_failing_is_tried_more_and_more_rarely_while_the_other_serves(start):
+def test_a_killed_worker_is_replaced_and_one_that_keeps_failing_after_a_pause_while_the_other_serves(start):
     server = start()
     before = server.ready().workers()
     (server.folder / "fail").touch()
     victim = max(before)
     os.kill(victim, signal.SIGKILL)
-    in_time(lambda: len(server.errors) == 3)
+    in_time(lambda: len(server.errors) == 2)
     assert {server.ask() for _ in range(10)} == before - {victim}
     assert [line.split(" ended ")[1] for line in server.errors] == [
         "with code -9; the next starts in 0 s\n",
-        "with code 3; the next starts in 0.5 s\n",
-        "with code 3; the next starts in 1 s\n",
+        "with code 3; the next starts in 5 s\n",
     ]
     (server.folder / "fail").unlink()
     in_time(lambda: len(server.workers()) == 2 and server.ask() not in before)
