@@ -48,17 +48,6 @@ def test_every_search_answer_names_the_index(server, folders):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "fields", [{}, {"topk": None}, {"return_scores": False}, {"topk": 3, "return_scores": False}]
-)
-def test_without_scores_a_hit_is_the_document(server, folders, fields):
-    answer = _post(server.url, {"queries": QUERIES[:2], **fields})
-    assert answer.status_code == 200
-    expected = [[document for document, _ in hits] for hits in _local_search(folders, QUERIES[:2], 3)]
-    assert answer.json() == {"result": expected}
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("fields, k", [({}, 3), ({"topk": 0}, 3), ({"topk": 1}, 1), ({"topk": 100}, 50)])
 def test_with_scores_a_hit_is_document_and_score(server, folders, fields, k):
     found = _post(server.url, {"queries": QUERIES[:2], "return_scores": True, **fields}).json()["result"]
