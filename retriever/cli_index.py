@@ -91,7 +91,6 @@ def index(
         if (kind, dtype) != ("flat", "fp32"):
             raise ValueError(f"--import={import_}: keeps the kind of the file; leave out --kind and --dtype")
         resolve("flat", 1, 1, parameters)  # refuses what flat does not use
-    if import_ is not None:
         manifest = import_index(import_, corpus, loaded, out, overwrite=overwrite)
     else:
         build = {"kind": kind, "dtype": dtype, "batch_size": batch_size, "shard_rows": shard_rows}

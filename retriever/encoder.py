@@ -171,8 +171,6 @@ def _sha256(files: list[Path]) -> str:
 
 def device_for(name: str, dtype: str) -> torch.device:
     """The torch device `name`. Errors: ValueError when it is not here, or does not compute in `dtype` of `COMPUTE`."""
-    if dtype not in COMPUTE:
-        raise ValueError(f"encode dtype={dtype!r}; accepted: {', '.join(COMPUTE)}")
     try:
         device = torch.device(name)
     except RuntimeError:
@@ -228,8 +226,6 @@ def _pooling_of(path: Path, pooling: str | None, normalize: bool) -> str:
     Errors: ValueError names file and value of a
     module, pooling or option that would give other vectors than ours.
     """
-    if pooling not in (None, *POOLINGS):
-        raise ValueError(f"pooling={pooling!r}; accepted: {', '.join(POOLINGS)}")
     modules = path / "modules.json"
     listed = _modules(modules) if modules.is_file() else {}
     pooling_file, own = path / (listed.get("Pooling") or "1_Pooling") / "config.json", None

@@ -33,14 +33,8 @@ class Engine:
     def __init__(self, index, encoder, metrics: ServerMetrics):
         self._index, self._encoder, self._metrics = index, encoder, metrics
         self._trim, self._trimmed = getattr(ctypes.CDLL(None), "malloc_trim", None), time.monotonic()
-        self._threads: dict[str, ThreadPoolExecutor] = {}
-        self.open()
+        self._threads = {name: ThreadPoolExecutor(1, name) for name in ("tokenize", "encode", "search")}
         self.rows = len(index)
-
-    def open(self) -> None:
-        """Start the threads, unless they are started."""
-        if not self._threads:
-            self._threads = {name: ThreadPoolExecutor(1, name) for name in ("tokenize", "encode", "search")}
 
     async def tokenize(self, queries: list[str]) -> list[list[int]]:
         """Token ids of every query, prefix and special tokens included."""

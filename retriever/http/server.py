@@ -83,7 +83,6 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(_: FastAPI):
-        batcher.open()
         yield
         batcher.close()
 

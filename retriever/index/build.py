@@ -55,8 +55,6 @@ def build_index(
     corpus, out, faiss_kinds = Path(corpus), Path(out), None
     if kind != "exact":  # missing software is reported before anything is encoded
         faiss_kinds = need_faiss(f"kind={kind!r}", " or use exact")
-    if dtype not in DTYPES:
-        raise ValueError(f"dtype={dtype!r}; accepted: {', '.join(DTYPES)}")
     if batch_size < 1 or shard_rows < 1:
         raise ValueError(f"batch_size={batch_size}, shard_rows={shard_rows}: both need at least 1")
     check_out(out, overwrite)

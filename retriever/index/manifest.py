@@ -133,10 +133,7 @@ def backup_of(folder: Path) -> Path:
 def _missing_hint(folder: Path) -> str:
     old = backup_of(folder)
     if not folder.exists() and (old / "manifest.json").is_file():
-        return (
-            f"an interrupted `index --overwrite` left the previous index in {old}: "
-            f"`mv {old} {folder}`, or repeat that command"
-        )
+        return f"an interrupted `index --overwrite` left the previous index in {old}: `mv {old} {folder}`"
     return "build the index with `verl-credit-retriever index`"
 
 

@@ -151,7 +151,6 @@ def test_search_parameters_are_in_the_manifest_and_in_the_fingerprint(folder):
         ("hnsw", {"ef_search": -1}, "ef_search=-1"),
         ("ivf", {"refine": 4}, "refine=4 has no effect on kind='ivf'; it takes nprobe"),
         ("ivfpq", {"refine": 0}, "refine=0; expected an integer from 1 to 1024"),
-        ("flat", {"backend": "cuda"}, "backend='cuda'; accepted: faiss, exact"),
         ("exact", {"gpu": True}, "exact backend runs on the CPU"),
         ("hnsw", {"gpu": True}, "no GPU index for kind='hnsw'"),
     ],
