@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from verl_credit_retriever.index.corpus import take_corpus
-from verl_credit_retriever.index.encoding import Progress, encode_missing
+from verl_credit_retriever.index.encoding import encode_missing
 from verl_credit_retriever.index.exact import write_array
 from verl_credit_retriever.index.kinds import need_faiss, resolve
 from verl_credit_retriever.index.manifest import DTYPES, files_of, write_manifest
@@ -32,7 +32,7 @@ def build_index(
     shard_rows: int = SHARD_ROWS,
     overwrite: bool = False,
     devices: Sequence[str] = (),
-    on_progress: Callable[[Progress], None] | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
     **parameters: int | None,
 ) -> dict:
     """Index `corpus` (JSONL) with `encoder` (folder, or a loaded SentenceEncoder) in the folder `out`.

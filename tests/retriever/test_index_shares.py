@@ -64,8 +64,8 @@ def test_half_precision_changes_no_form_and_is_recorded(world, tmp_path):
     assert manifest["encoded_in"] == "bf16"
     SearchIndex.load(tmp_path / "out").check_encoder(whole)  # queries may be encoded in fp32
 
-    def stop(progress):
-        if progress.done >= 20:
+    def stop(done, total):
+        if done >= 20:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -79,8 +79,8 @@ def test_two_devices_write_the_bytes_of_one_and_a_killed_process_loses_its_shard
     loaded = SentenceEncoder(folders / "encoder", batch_size=2)
     out, work, options = tmp_path / "out", tmp_path / ".out.building", {"batch_size": 2, "shard_rows": 2}
 
-    def kill(progress):
-        for child in encoding.multiprocessing.active_children() if progress.done > 8 else ():
+    def kill(done, total):
+        for child in encoding.multiprocessing.active_children() if done > 8 else ():
             child.kill()
 
     with pytest.raises(ChildProcessError, match="was killed .*missing shards"):

@@ -8,16 +8,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import faiss
 import numpy as np
 import pytest
 
 from kit.retriever_vectors import TableEncoder, clustered, write_rows
-from verl_credit_retriever.index import build, encoding, memory
+from verl_credit_retriever.index import build, memory
 from verl_credit_retriever.index import search as index_module
-from verl_credit_retriever.index.encoding import Progress
 from verl_credit_retriever.index.manifest import IndexMismatch
 from verl_credit_retriever.index.search import SearchIndex, build_index
 from verl_credit_retriever.index.shards import BuildRefused
@@ -352,15 +350,3 @@ def test_an_index_replaced_while_it_loads_is_never_mixed_with_the_old(
     monkeypatch.setattr(index_module, moment, real)
     index = SearchIndex.load(out, backend=backend)
     assert index.search(encoder.table_M_D[:1], 1)[0][0][0]["id"] == "d0"
-
-
-def test_progress_counts_only_this_runs_rows_for_its_rate(monkeypatch):
-    seen, now = [], iter([0.0, 0.0, 10.0, 20.0])
-    monkeypatch.setattr(encoding, "time", SimpleNamespace(monotonic=lambda: next(now)))
-    encode = lambda shard, encode, chunk_rows, on_rows: on_rows(100)  # noqa: E731
-    shards = SimpleNamespace(rows=1000, missing=lambda: [2, 3], encode=encode)
-    encoder = SimpleNamespace(encode_passages=None)
-    encoding.encode_missing(shards, encoder, 100, done=200, report=seen.append)
-    assert seen == [Progress(200, 1000, 0.0), Progress(300, 1000, 10.0), Progress(400, 1000, 10.0)]
-    assert seen[2].text() == "400 of 1,000 rows (40%), 10 rows/s, 0:01:00 left"
-    assert "unknown time left" in Progress(0, 1000, 0.0).text()

@@ -195,6 +195,6 @@ def test_the_index_command_takes_every_option(world, tmp_path, capsys):
     assert (manifest["encoder"]["pooling"], manifest["encoder"]["normalize"]) == ("cls", False)
     out, err = capsys.readouterr()
     assert "50 rows of 32 dimensions" in out and "of memory" in out
-    assert "50 of 50 rows (100%)" in err
+    assert "100%" in err and "50/50" in err
     more = [str(argument) for argument in [*arguments, "--overwrite", "--m", 4]]
     assert main(more) == 2 and "m=4 has no effect on kind='ivf'" in capsys.readouterr().err
