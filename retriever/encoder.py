@@ -31,10 +31,9 @@ class SentenceEncoder:
 
     Queries and passages differ only by their prefix ("query: " and "passage: " for e5). `pooling` is the mean over
     real tokens (e5) or the first token ("cls", as bge); the default is that of sentence-transformers' files in the
-    folder, else the mean. `normalize=False` keeps the
-    encoder's vector lengths. Texts longer than `max_length` tokens are cut; `self.max_length` is the smallest of the
-    argument, the tokenizer's limit and the encoder's positions. A text's vector does not depend on its batch, up to
-    the rounding of `dtype`, in which the model computes (fp32: 1e-6); pooling and vectors are float32.
+    folder, else the mean. `normalize=False` keeps the vectors' lengths. `self.max_length`, at which texts are cut, is the
+    smallest of the argument, the tokenizer's limit and the encoder's positions. A text's vector does not depend on its
+    batch, up to the rounding of `dtype`, in which the model computes (fp32: 1e-6); pooling and vectors are float32.
 
     `path` is a local folder with config, tokenizer and `*.safetensors`; pickled weights and a model's own code are
     never loaded. Errors: FileNotFoundError when the folder or its weights are missing; ValueError for missing
@@ -223,8 +222,7 @@ def _first(names: list[str]) -> str:
 def _pooling_of(path: Path, pooling: str | None, normalize: bool) -> str:
     """The pooling in force: the argument, else that of sentence-transformers' files, else the mean.
 
-    Errors: ValueError names file and value of a
-    module, pooling or option that would give other vectors than ours.
+    Errors: ValueError names file and value of a module, pooling or option that would give other vectors than ours.
     """
     modules = path / "modules.json"
     listed = _modules(modules) if modules.is_file() else {}

@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from pydantic import TypeAdapter
 
-from verl_credit_retriever.index.manifest import check_files, fingerprint, known_sha256, read_manifest
+from verl_credit_retriever.index.manifest import check_files, fingerprint, read_manifest
 from verl_credit_retriever.index.place import refuse_replacement
 from verl_credit_retriever.serve import END_SECONDS, announce, bind, end_with, serve_in_this_process
 from verl_credit_retriever.settings import ServeSettings
@@ -125,7 +125,7 @@ def run_workers(
     if settings.verify != "none":  # once for all workers
         with refuse_replacement(settings.index):
             manifest = read_manifest(settings.index)
-            check_files(settings.index, manifest, None if settings.verify == "all" else known_sha256)
+            check_files(settings.index, manifest, settings.verify)
         index_pin = fingerprint(manifest)
     verified = True
     each = replace(

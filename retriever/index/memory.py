@@ -124,12 +124,11 @@ def require_recorded(folder: Path, manifest: dict, **how) -> tuple[dict, MemoryP
     """
     try:
         search = resolve_search(manifest["kind"], manifest["parameters"], manifest["search"], {})
-        return search, require_memory(manifest, **how)
-    except MemoryRefused:
-        raise
+        plan_memory(manifest)
     except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
         values = {key: manifest[key] for key in ("parameters", "search")}
         raise IndexMismatch(f"{folder / 'manifest.json'}: {values} ({error}); rebuild the index") from None
+    return search, require_memory(manifest, **how)
 
 
 def plan_gpus(spec: dict, free: Sequence[int] | None, gpus: int) -> MemoryPlan:

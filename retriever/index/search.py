@@ -15,7 +15,6 @@ from verl_credit_retriever.index.manifest import (
     check_encoder,
     check_files,
     fingerprint,
-    known_sha256,
     read_manifest,
     require_equal,
 )
@@ -65,10 +64,7 @@ class SearchIndex:
 
         The exact backend needs no FAISS and searches every kind's original vectors. `mmap` leaves the vectors in
         the file, in memory that all processes share. `gpu` divides the index over all GPUs that FAISS sees. `search`
-        (nprobe, refine, ef_search) overrides the manifest's.
-        `verify` chooses the files that are hashed: "all" reads every byte once, "known" the files that have changed
-        since this user last hashed them, "none" checks only the numbers of rows and dimensions. The memory plan is logged
-        at INFO.
+        (nprobe, refine, ef_search) overrides the manifest's. `verify` is that of `check_files`. The memory plan is logged.
 
         Errors: IndexMismatch names the file, its value and the right one, or a folder replaced while loading;
         MemoryRefused says what would fit; ValueError for a parameter without effect, and for `gpu` without a GPU
@@ -88,8 +84,7 @@ class SearchIndex:
         recorded, memory = require_recorded(folder, manifest, backend=backend, mmap=mmap)
         search = resolve_search(kind, manifest["parameters"], recorded, given)
         log.info("%s: %s", folder, memory.text())
-        if verify != "none":
-            check_files(folder, manifest, None if verify == "all" else known_sha256)
+        check_files(folder, manifest, verify)
         files = (open_vectors(folder, manifest), _open_documents(folder, manifest))
         index = cls(folder, manifest, *files, backend=backend, search=search, memory=memory)
         if backend == "faiss":
