@@ -9,7 +9,7 @@ import httpx
 import numpy as np
 import pytest
 
-from kit.retriever_fakes import app_of, client_of, metric, until
+from kit.retriever_fakes import app_of, ask, client_of, metric, until
 from verl_credit_retriever.http import batcher
 from verl_credit_retriever.http.metrics import ServerMetrics
 from verl_credit_retriever.settings import Limits
@@ -283,24 +283,7 @@ def test_a_deadline_that_is_no_number_of_milliseconds_is_refused(value):
     assert answer.status_code == 422 and answer.json()["error"].startswith("x-deadline-ms")
 
 
-async def _raw_post(app, body: bytes, leave: asyncio.Event) -> list[dict]:
-    """What an app sends to a client that goes away when `leave` is set."""
-    sent, parts = [], [{"type": "http.request", "body": body, "more_body": False}]
-
-    async def receive():
-        if parts:
-            return parts.pop()
-        await leave.wait()
-        return {"type": "http.disconnect"}
-
-    async def send(message):
-        sent.append(message)
-
-    headers = [(b"content-type", b"application/json")]
-    scope = {"type": "http", "method": "POST", "path": "/retrieve", "raw_path": b"/retrieve"}
-    scope |= {"query_string": b"", "headers": headers, "http_version": "1.1", "scheme": "http"}
-    await app(scope | {"server": ("retriever", 80), "client": ("127.0.0.1", 1)}, receive, send)
-    return sent
+JSON = [(b"content-type", b"application/json")]
 
 
 def test_the_work_of_a_client_that_went_away_is_dropped():
@@ -309,11 +292,12 @@ def test_the_work_of_a_client_that_went_away_is_dropped():
     async def run():
         async with client_of(app) as client:
             first, leave = await _occupy(client, encoder), asyncio.Event()
-            gone = asyncio.create_task(_raw_post(app, b'{"queries": ["gone", "too"]}', leave))
+            body = [b'{"queries": ["gone", "too"]}']
+            gone = asyncio.create_task(ask(app, "POST", "/retrieve", JSON, body, leave))
             stays = asyncio.create_task(client.post("/retrieve", json={"queries": ["stays"]}))
             await _until_waiting(client, 3)
             leave.set()
-            assert (await gone)[0]["status"] == 499
+            assert (await gone)[0] == 499
             await _until_waiting(client, 1)
             gate.set()
             await first
