@@ -88,6 +88,16 @@ def client_of(app, **options) -> httpx.AsyncClient:
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://retriever", **options)
 
 
+def send(app, method: str, path: str, **request) -> httpx.Response:
+    """The answer to a request by itself; ``request``: what httpx takes."""
+
+    async def run():
+        async with client_of(app) as client:
+            return await client.request(method, path, **request)
+
+    return asyncio.run(run())
+
+
 async def ask(
     app, method: str, path: str, headers: list[tuple[bytes, bytes]], pieces: list[bytes], leave=None
 ) -> tuple[int, dict, bytes]:

@@ -4,26 +4,22 @@ import asyncio
 import json
 import math
 import threading
+from collections.abc import AsyncIterator
 
-import httpx
 import numpy as np
 import pytest
 
-from kit.retriever_fakes import app_of, ask, client_of, metric, until
+from kit.retriever_fakes import app_of, ask, client_of, metric, send, until
 from verl_credit_retriever.http import batcher
 from verl_credit_retriever.http.metrics import ServerMetrics
 from verl_credit_retriever.settings import Limits
 
 
 def _post(app, body, **headers):
-    content = body if isinstance(body, bytes) else json.dumps(body)
-
-    async def run():
-        async with client_of(app) as client:
-            headers_of = {"Content-Type": "application/json", **headers}
-            return await client.post("/retrieve", content=content, headers=headers_of)
-
-    return asyncio.run(run())
+    content = body if isinstance(body, bytes | AsyncIterator) else json.dumps(body)
+    return send(
+        app, "POST", "/retrieve", content=content, headers={"Content-Type": "application/json", **headers}
+    )
 
 
 @pytest.mark.parametrize(
@@ -67,14 +63,7 @@ def test_a_body_over_the_limit_is_413(with_length):
         for start in range(0, len(body), 100):
             yield body[start : start + 100]
 
-    async def run():
-        async with client_of(app) as client:
-            content = body if with_length else pieces()
-            return await client.post(
-                "/retrieve", content=content, headers={"Content-Type": "application/json"}
-            )
-
-    answer = asyncio.run(run())
+    answer = _post(app, body if with_length else pieces())
     assert answer.status_code == 413 and "1000 bytes" in answer.json()["error"]
     assert encoder.encoded == []
 
@@ -346,14 +335,8 @@ def test_readyz_tells_whether_a_query_can_be_answered():
 def test_other_paths_and_methods_are_json_errors():
     app, _ = app_of()
 
-    async def run():
-        async with client_of(app) as client:
-            return [
-                await client.get("/nothing"),
-                await client.get("/retrieve"),
-                await client.delete("/livez"),
-            ]
-
-    answers: list[httpx.Response] = asyncio.run(run())
+    answers = [
+        send(app, *asked) for asked in (("GET", "/nothing"), ("GET", "/retrieve"), ("DELETE", "/livez"))
+    ]
     assert [answer.status_code for answer in answers] == [404, 405, 405]
     assert all(set(answer.json()) == {"error"} for answer in answers)

@@ -1,12 +1,11 @@
 """What the encoder frees goes back to the system, so that a server under load does not grow."""
 
-import asyncio
 import threading
 from types import SimpleNamespace
 
 import pytest
 
-from kit.retriever_fakes import app_of, client_of
+from kit.retriever_fakes import app_of, send
 from verl_credit_retriever.http import engine
 
 
@@ -17,11 +16,6 @@ def test_the_encoder_gives_back_between_batches_once_it_is_time(monkeypatch, eve
     libc = SimpleNamespace(malloc_trim=lambda pad: given.append(threading.current_thread().name))
     monkeypatch.setattr(engine.ctypes, "CDLL", lambda name: libc)
     app, _ = app_of()
-
-    async def run():
-        async with client_of(app) as client:
-            for query in "ab":
-                assert (await client.post("/retrieve", json={"queries": [query]})).status_code == 200
-
-    asyncio.run(run())
+    for query in "ab":
+        assert send(app, "POST", "/retrieve", json={"queries": [query]}).status_code == 200
     assert given == ["encode_0"] * times
