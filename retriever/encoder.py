@@ -200,23 +200,17 @@ def load_model(path: Path) -> torch.nn.Module:
         output_loading_info=True,
         ignore_mismatched_sizes=True,  # refused below, with both shapes
     )
-    mismatched = {
+    name_of = {key: key for key in report["missing_keys"]}
+    name_of |= {
         key: f"{key} {list(found)}, not {list(right)}" for key, found, right in report["mismatched_keys"]
     }
-    missing = {key: key for key in report["missing_keys"] if key not in mismatched}
-    for what, name_of in {"miss": missing, "hold in another shape": mismatched}.items():
-        if bad := sorted(name for key, name in name_of.items() if not key.startswith(UNUSED)):
-            instead = sorted(report["unexpected_keys"])
-            extra = f" They hold instead: {_first(instead)}." if instead else ""
-            raise ValueError(
-                f"encoder={str(path)!r}: its *.safetensors {what} {len(bad)} tensors of config.json's model: "
-                f"{_first(bad)}.{extra} Save the encoder itself with save_pretrained, not a wrapper around it"
-            )
+    if bad := sorted(name for key, name in name_of.items() if not key.startswith(UNUSED)):
+        raise ValueError(
+            f"encoder={str(path)!r}: its *.safetensors miss {len(bad)} tensors of config.json's model, such as "
+            f"{', '.join(bad[:3])}; unknown: {', '.join(sorted(report['unexpected_keys'])[:3]) or 'none'}. Save the encoder "
+            "itself with save_pretrained, not a wrapper around it"
+        )
     return model
-
-
-def _first(names: list[str]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def _pooling_of(path: Path, pooling: str | None, normalize: bool) -> str:

@@ -6,11 +6,11 @@ import math
 import threading
 from collections.abc import AsyncIterator
 
-import numpy as np
 import pytest
 
-from kit.retriever_fakes import app_of, ask, client_of, metric, send, until
+from kit.retriever_fakes import FakeEncoder, FakeIndex, app_of, ask, client_of, metric, send, until
 from verl_credit_retriever.http import batcher
+from verl_credit_retriever.http.engine import Engine
 from verl_credit_retriever.http.metrics import ServerMetrics
 from verl_credit_retriever.settings import Limits
 
@@ -177,33 +177,17 @@ def test_a_request_waits_for_room_before_it_is_refused_but_only_so_many_do(monke
     assert (late.status_code, at_once.status_code) == (504, 429)
 
 
-class _Gated:
-    """An engine that encodes when `gate` is set, and says in which order."""
-
-    rows, fingerprint = 1, "f"
-
-    def __init__(self):
-        self.gate, self.encoded = asyncio.Event(), []
-
-    async def tokenize(self, texts):
-        return [[text] for text in texts]
-
-    async def encode(self, ids_N):
-        await self.gate.wait()
-        self.encoded += [text for ids in ids_N for text in ids]
-        return np.zeros((len(ids_N), 2), dtype=np.float32)
-
-    async def search(self, vectors_N_D, k):
-        return [[({"id": "a", "contents": ""}, 1.0)] for _ in vectors_N_D]
-
-
 def _in_line(monkeypatch, run):
     """What is encoded after "0" while `run` sends requests of letters, a query each; four letters have room."""
     monkeypatch.setattr(batcher, "REFUSED_AFTER_S", 60)
 
     async def main():
-        engine = _Gated()
-        waiting = batcher.Batcher(engine, Limits(max_queue_queries=4, max_request_queries=4), ServerMetrics())
+        encoder, metrics = FakeEncoder(gate=threading.Event()), ServerMetrics()
+        engine, limits = (
+            Engine(FakeIndex(encoder), encoder, metrics),
+            Limits(max_queue_queries=4, max_request_queries=4),
+        )
+        waiting = batcher.Batcher(engine, limits, metrics)
 
         async def send(letters):
             task = asyncio.create_task(waiting.submit(list(letters), 1))
@@ -213,9 +197,9 @@ def _in_line(monkeypatch, run):
 
         async with asyncio.timeout(30):
             tasks = [await send("0"), *await run(send, lambda: len(waiting._waiting))]
-            engine.gate.set()
+            encoder.gate.set()
             await asyncio.gather(*tasks)
-        return "".join(engine.encoded)
+        return "".join(encoder.encoded)
 
     return asyncio.run(main())
 
