@@ -1,7 +1,6 @@
 """`verl-credit-retriever index`: its options, and the line that shows how far it is."""
 
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import make_dataclass
 from pathlib import Path
@@ -12,7 +11,6 @@ from typer import Option
 from verl_credit_retriever.index.manifest import DTYPES, KINDS
 from verl_credit_retriever.settings import POOLINGS, Threads, number, takes
 
-LINE_SECONDS = 10.0  # between progress lines where the line cannot be rewritten in place
 PARAMETERS = {
     "nlist": "ivf, ivfpq: number of lists (default: 4·√rows, at most rows / 39)",
     "train_rows": "ivf, ivfpq: rows that lists and codes are learnt from (default: 64 of each)",
@@ -91,28 +89,29 @@ def index(
         if (kind, dtype) != ("flat", "fp32"):
             raise ValueError(f"--import={import_}: keeps the kind of the file; leave out --kind and --dtype")
         resolve("flat", 1, 1, parameters)  # refuses what flat does not use
-    if import_ is not None:
         manifest = import_index(import_, corpus, loaded, out, overwrite=overwrite)
     else:
         build = {"kind": kind, "dtype": dtype, "batch_size": batch_size, "shard_rows": shard_rows}
-        build |= {"overwrite": overwrite, "devices": devices, "on_progress": _progress_line()}
+        build |= {"overwrite": overwrite, "devices": devices, "on_progress": _progress_bar()}
         manifest = build_index(corpus, loaded, out, **build, **parameters)
     print(f"{out}: {manifest['rows']} rows of {manifest['dim']} dimensions")
     print(f"to load it: {plan_memory(manifest).text()}")
     return 0
 
 
-def _progress_line() -> Callable:
-    """Shows the progress on one line of a terminal; on anything else a line every 10 seconds, and the last."""
-    due = float("-inf")
+def _progress_bar() -> Callable:
+    """Shows the progress on one line, which in a file is written every 10 seconds."""
+    from tqdm import tqdm
 
-    def show(progress) -> None:
-        nonlocal due
-        last = progress.done == progress.total
-        if sys.stderr.isatty():
-            print(f"\r\x1b[K{progress.text()}", end="\n" if last else "", file=sys.stderr, flush=True)
-        elif last or time.monotonic() >= due:
-            due = time.monotonic() + LINE_SECONDS
-            print(progress.text(), file=sys.stderr, flush=True)
+    bar = None
+
+    def show(done: int, total: int) -> None:
+        nonlocal bar
+        if bar is None:  # what an interrupted build left is not in the rate
+            every = 0.1 if sys.stderr.isatty() else 10.0
+            bar = tqdm(total=total, initial=done, unit=" rows", mininterval=every, miniters=1)
+        bar.update(done - bar.n)
+        if done == total:
+            bar.close()
 
     return show

@@ -31,10 +31,9 @@ class SentenceEncoder:
 
     Queries and passages differ only by their prefix ("query: " and "passage: " for e5). `pooling` is the mean over
     real tokens (e5) or the first token ("cls", as bge); the default is that of sentence-transformers' files in the
-    folder, else the mean. `normalize=False` keeps the
-    encoder's vector lengths. Texts longer than `max_length` tokens are cut; `self.max_length` is the smallest of the
-    argument, the tokenizer's limit and the encoder's positions. A text's vector does not depend on its batch, up to
-    the rounding of `dtype`, in which the model computes (fp32: 1e-6); pooling and vectors are float32.
+    folder, else the mean. `normalize=False` keeps the vectors' lengths. `self.max_length`, at which texts are cut, is the
+    smallest of the argument, the tokenizer's limit and the encoder's positions. A text's vector does not depend on its
+    batch, up to the rounding of `dtype`, in which the model computes (fp32: 1e-6); pooling and vectors are float32.
 
     `path` is a local folder with config, tokenizer and `*.safetensors`; pickled weights and a model's own code are
     never loaded. Errors: FileNotFoundError when the folder or its weights are missing; ValueError for missing
@@ -171,8 +170,6 @@ def _sha256(files: list[Path]) -> str:
 
 def device_for(name: str, dtype: str) -> torch.device:
     """The torch device `name`. Errors: ValueError when it is not here, or does not compute in `dtype` of `COMPUTE`."""
-    if dtype not in COMPUTE:
-        raise ValueError(f"encode dtype={dtype!r}; accepted: {', '.join(COMPUTE)}")
     try:
         device = torch.device(name)
     except RuntimeError:
@@ -203,33 +200,24 @@ def load_model(path: Path) -> torch.nn.Module:
         output_loading_info=True,
         ignore_mismatched_sizes=True,  # refused below, with both shapes
     )
-    mismatched = {
+    name_of = {key: key for key in report["missing_keys"]}
+    name_of |= {
         key: f"{key} {list(found)}, not {list(right)}" for key, found, right in report["mismatched_keys"]
     }
-    missing = {key: key for key in report["missing_keys"] if key not in mismatched}
-    for what, name_of in {"miss": missing, "hold in another shape": mismatched}.items():
-        if bad := sorted(name for key, name in name_of.items() if not key.startswith(UNUSED)):
-            instead = sorted(report["unexpected_keys"])
-            extra = f" They hold instead: {_first(instead)}." if instead else ""
-            raise ValueError(
-                f"encoder={str(path)!r}: its *.safetensors {what} {len(bad)} tensors of config.json's model: "
-                f"{_first(bad)}.{extra} Save the encoder itself with save_pretrained, not a wrapper around it"
-            )
+    if bad := sorted(name for key, name in name_of.items() if not key.startswith(UNUSED)):
+        raise ValueError(
+            f"encoder={str(path)!r}: its *.safetensors miss {len(bad)} tensors of config.json's model, such as "
+            f"{', '.join(bad[:3])}; unknown: {', '.join(sorted(report['unexpected_keys'])[:3]) or 'none'}. Save the encoder "
+            "itself with save_pretrained, not a wrapper around it"
+        )
     return model
-
-
-def _first(names: list[str]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def _pooling_of(path: Path, pooling: str | None, normalize: bool) -> str:
     """The pooling in force: the argument, else that of sentence-transformers' files, else the mean.
 
-    Errors: ValueError names file and value of a
-    module, pooling or option that would give other vectors than ours.
+    Errors: ValueError names file and value of a module, pooling or option that would give other vectors than ours.
     """
-    if pooling not in (None, *POOLINGS):
-        raise ValueError(f"pooling={pooling!r}; accepted: {', '.join(POOLINGS)}")
     modules = path / "modules.json"
     listed = _modules(modules) if modules.is_file() else {}
     pooling_file, own = path / (listed.get("Pooling") or "1_Pooling") / "config.json", None

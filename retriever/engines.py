@@ -9,8 +9,6 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import torch
 
-from verl_credit_retriever.settings import check_engine
-
 Forward = Callable[[Mapping[str, torch.Tensor]], torch.Tensor]
 """input_ids and attention_mask [N, L] -> last hidden states [N, L, D] in float32"""
 CLOSE = 1e-5
@@ -21,12 +19,11 @@ PROBES = ["query", "a question of the usual length, as a search agent may ask it
 
 
 def use(encoder, name: str) -> str:
-    """Lets ``encoder`` compute with the engine ``name``; returns a line that says what computes.
+    """Lets ``encoder`` compute with torch or openvino; returns a line that says which.
 
-    Errors: ValueError for an unknown name, on a GPU, and where OpenVINO is not installed, cannot take the model, or gives
-    vectors that differ from torch's by more than `CLOSE`.
+    Errors: ValueError for openvino on a GPU, and where it is not installed, cannot take the model, or gives vectors that
+    differ from torch's by more than `CLOSE`.
     """
-    check_engine(name)
     if name == "torch":
         return "encoder: torch"
     if encoder.device.type != "cpu":
@@ -36,17 +33,13 @@ def use(encoder, name: str) -> str:
         encoder.forward = _openvino(encoder.model)
         apart = float(np.abs(encoder.encode_queries(PROBES) - right_N_D).max())
     except ImportError as error:
-        raise ValueError(
-            f"--encode-with={name}: {error}; pip install 'verl-credit[openvino]', or use torch"
-        ) from None
+        raise ValueError(f"--encode-with={name}: {error}; pip install 'verl-credit[openvino]'") from None
     except Exception as error:  # OpenVINO does not know every model
         reason = f"{type(error).__name__}: {str(error)[:200]}"
-        raise ValueError(
-            f"--encode-with={name}: it cannot take this encoder ({reason}); use torch"
-        ) from error
+        raise ValueError(f"--encode-with={name}: not with this encoder ({reason}); use torch") from error
     if not apart <= CLOSE:
         raise ValueError(
-            f"--encode-with={name}: its vectors differ from torch's by {apart:.1g}, more than {CLOSE:g}; use torch"
+            f"--encode-with={name}: vectors differ from torch's by {apart:.1g}, over {CLOSE:g}; use torch"
         )
     return f"encoder: openvino, vectors within {apart:.1g} of torch's"
 

@@ -151,11 +151,9 @@ def end_with(pid: int, *, force_after: float) -> None:
 def end_by_force_after(seconds: float) -> None:
     """End this process with code 1 after that time, even when its main thread is stuck in foreign code."""
 
-    def end() -> None:
-        time.sleep(seconds)
-        os._exit(1)
-
-    threading.Thread(target=end, name="last-resort", daemon=True).start()
+    timer = threading.Timer(seconds, os._exit, (1,))
+    timer.daemon = True
+    timer.start()
 
 
 def bind(host: str, port: int, *, shared: bool = False) -> socket.socket:

@@ -10,10 +10,6 @@ from typing import Annotated, Literal, get_origin
 from typer import Option
 
 POOLINGS = ("mean", "cls")
-ENGINES = ("torch", "openvino")
-SLOWER = "it was slower than openvino on every machine measured; use openvino"
-ROUNDED = "its scores differed from the exact ones by about 1e-2; use openvino"
-GONE_ENGINES = {"auto": "name the engine", "onednn": SLOWER, "torch-bf16": ROUNDED, "openvino-bf16": ROUNDED}
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 TOKEN_VARIABLE = "VERL_CREDIT_RETRIEVER_TOKEN"
 
@@ -131,7 +127,7 @@ class ServeSettings:
     parent_pid: Annotated[int | None, number("exit when this process ends")] = None
     workers: Annotated[int, number("processes on the same port; limits are per process")] = 1
     device: Device = "cpu"
-    encode_with: Annotated[str, Option(help="what computes the encoder on a CPU: torch or openvino")] = (
+    encode_with: Annotated[Literal["torch", "openvino"], Option(help="computes the encoder on a CPU")] = (
         "torch"
     )
     threads: Threads = None
@@ -141,7 +137,6 @@ class ServeSettings:
     token: str | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        check_engine(self.encode_with)
         for name in ("threads", "workers"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -154,13 +149,6 @@ class ServeSettings:
         """The names that a Host header may have; None: any. Without a token a web page that a browser on this machine
         shows must not reach the server."""
         return LOOPBACK if self.token is None and self.host in LOOPBACK else None
-
-
-def check_engine(name: str) -> None:
-    """Errors: ValueError for an engine that the encoder does not have, or has no more."""
-    if name not in ENGINES:
-        why = f"; {name} is gone: {GONE_ENGINES[name]}" if name in GONE_ENGINES else ""
-        raise ValueError(f"--encode-with={name}: expected {' or '.join(ENGINES)}{why}")
 
 
 def check_host(host: str, *, allow_remote: bool, token: bool) -> str | None:

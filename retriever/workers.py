@@ -4,7 +4,6 @@ One worker: `python -m verl_credit_retriever.workers LISTENER_FD READY_FD`, sett
 """
 
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -14,21 +13,19 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 
-import psutil
 from pydantic import TypeAdapter
 
-from verl_credit_retriever.index.manifest import check_files, fingerprint, known_sha256, read_manifest
+from verl_credit_retriever.index.manifest import check_files, fingerprint, read_manifest
 from verl_credit_retriever.index.place import refuse_replacement
 from verl_credit_retriever.serve import END_SECONDS, announce, bind, end_with, serve_in_this_process
 from verl_credit_retriever.settings import ServeSettings
 
 POLL_SECONDS = 0.05
-LONGEST_PAUSE_S = 30.0
+PAUSE_S = 5.0
+"""Before the next try where a worker could not start, to spare the cores."""
 READY = b"ready"
 SETTINGS = TypeAdapter(ServeSettings)
-METRICS = "retriever-metrics"
 COMMAND = (sys.executable, "-m", f"{__package__}.workers")
 
 
@@ -38,7 +35,7 @@ class _Worker:
     def __init__(self, command: list[str], settings: ServeSettings, listener: socket.socket, metrics: str):
         self._command, self._settings = command, settings
         self._listener, self._metrics_folder = listener, metrics
-        self.ready, self._failures, self._start_at = False, 0, 0.0
+        self.ready, self._start_at = False, 0.0
         self.start()
 
     def start(self) -> None:
@@ -75,8 +72,6 @@ class _Worker:
         if not self.ready and self._reader is not None:
             with suppress(BlockingIOError):
                 self.ready = os.read(self._reader, len(READY)) == READY
-            if self.ready:
-                self._failures = 0
         if self.process.poll() is None:
             return
         if self._reader is not None:
@@ -93,10 +88,7 @@ class _Worker:
                 self._start_later(f"no worker can be started ({error})")
 
     def _start_later(self, reason: str) -> None:
-        # A worker that had served is replaced at once; one that keeps failing waits, to spare the cores.
-        # The exponent is bounded: a larger power would overflow a float.
-        pause = 0.0 if self.ready else min(LONGEST_PAUSE_S, 0.5 * 2 ** min(self._failures, 10))
-        self._failures += 0 if self.ready else 1
+        pause = 0.0 if self.ready else PAUSE_S
         self._start_at, self.ready = time.monotonic() + pause, False
         print(f"{reason}; the next starts in {pause:g} s", file=sys.stderr, flush=True)
 
@@ -133,7 +125,7 @@ def run_workers(
     if settings.verify != "none":  # once for all workers
         with refuse_replacement(settings.index):
             manifest = read_manifest(settings.index)
-            check_files(settings.index, manifest, None if settings.verify == "all" else known_sha256)
+            check_files(settings.index, manifest, settings.verify)
         index_pin = fingerprint(manifest)
     verified = True
     each = replace(
@@ -145,11 +137,11 @@ def run_workers(
         verify="none",
         index_pin=index_pin,
     )
-    metrics_folder = _metrics_folder()
     workers: list[_Worker] = []
+    metrics = tempfile.TemporaryDirectory(prefix="retriever-metrics-", ignore_cleanup_errors=True)
     try:
         for _ in range(settings.workers):
-            workers.append(_Worker(list(command), each, listener, metrics_folder))
+            workers.append(_Worker(list(command), each, listener, metrics.name))
         announced = False
         while not stop:
             for worker in workers:
@@ -165,16 +157,7 @@ def run_workers(
         for worker in workers:
             worker.process.kill()
             worker.process.wait()
-        shutil.rmtree(metrics_folder, ignore_errors=True)
-
-
-def _metrics_folder() -> str:
-    """Creates a folder for this process and removes the folders of processes that were killed."""
-    for path in Path(tempfile.gettempdir()).glob(f"{METRICS}-*-*"):
-        pid = path.name.split("-")[2]
-        if pid.isdigit() and not psutil.pid_exists(int(pid)):
-            shutil.rmtree(path, ignore_errors=True)  # another user's folder cannot be removed
-    return tempfile.mkdtemp(prefix=f"{METRICS}-{os.getpid()}-")
+        metrics.cleanup()
 
 
 def _drain(workers: list[_Worker], listener: socket.socket, seconds: float) -> int:

@@ -116,14 +116,9 @@ class Batcher:
             raise DeadlineExceeded
         return request.answer.result()
 
-    def open(self) -> None:
-        """Accept queries, also after `close`. A new batcher is open."""
-        self._engine.open()
-
     def close(self) -> None:
         """Accept no more queries; open requests fail."""
         self._engine.close()
-        self._drainer = self._searching = None
         self._fail(self._open, RuntimeError("the server is ending"))
 
     async def _admit(self, queries: int, deadline: float | None) -> None:

@@ -32,15 +32,9 @@ class Engine:
 
     def __init__(self, index, encoder, metrics: ServerMetrics):
         self._index, self._encoder, self._metrics = index, encoder, metrics
-        self._freed = FreedMemory()
-        self._threads: dict[str, ThreadPoolExecutor] = {}
-        self.open()
+        self._trim, self._trimmed = getattr(ctypes.CDLL(None), "malloc_trim", None), time.monotonic()
+        self._threads = {name: ThreadPoolExecutor(1, name) for name in ("tokenize", "encode", "search")}
         self.rows = len(index)
-
-    def open(self) -> None:
-        """Start the threads, unless they are started."""
-        if not self._threads:
-            self._threads = {name: ThreadPoolExecutor(1, name) for name in ("tokenize", "encode", "search")}
 
     async def tokenize(self, queries: list[str]) -> list[list[int]]:
         """Token ids of every query, prefix and special tokens included."""
@@ -86,8 +80,16 @@ class Engine:
         self._threads = {}
 
     def _encode(self, ids_N: list[list[int]]) -> np.ndarray:
+        """Batches of many shapes leave holes in the heap of the encoder's thread, which glibc keeps: it grew for as long as
+        there was load. Between two batches they are given back.
+
+        Measured with all-MiniLM-L6-v2 on a CPU: giving the holes back costs 2 % of processor time; mapping every large
+        tensor by itself (M_MMAP_THRESHOLD) 15 to 20 %. With another C library nothing is done.
+        """
         vectors_N_D = self._encoder.encode_tokens(ids_N)
-        self._freed.give_back()
+        if self._trim is not None and time.monotonic() - self._trimmed >= FREED_EVERY_S:
+            self._trim(0)
+            self._trimmed = time.monotonic()
         return vectors_N_D
 
     async def _run(self, stage: str, function: Callable, *arguments):
@@ -108,25 +110,6 @@ class Engine:
                 raise RuntimeError(f"{stage} raised {type(error).__name__}: {error}") from error
 
         return await asyncio.get_running_loop().run_in_executor(self._threads[stage], timed)
-
-
-class FreedMemory:
-    """Batches of many shapes leave holes in the heap of the encoder's thread, which glibc keeps: it grew for as long as
-    there was load, while what was in use stayed the same.
-
-    Measured with all-MiniLM-L6-v2 on a CPU: giving the holes back costs 2 % of processor time; mapping every large tensor
-    by itself (M_MMAP_THRESHOLD) 15 to 20 %. A server whose batches take less than FREED_EVERY_S does it less often
-    than once a batch. With another C library nothing is done.
-    """
-
-    def __init__(self) -> None:
-        self._trim, self._last = getattr(ctypes.CDLL(None), "malloc_trim", None), time.monotonic()
-
-    def give_back(self) -> None:
-        """Give memory back. The encoder's thread calls this between two batches, when the most memory is free."""
-        if self._trim is not None and time.monotonic() - self._last >= FREED_EVERY_S:
-            self._trim(0)
-            self._last = time.monotonic()
 
 
 class ResultCache:

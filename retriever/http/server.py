@@ -65,15 +65,11 @@ def create_app(
     token: str | None = None,
     hosts: Collection[str] | None = None,
 ) -> FastAPI:
-    """The search service over one index and the encoder that built it: POST /retrieve, GET /livez, /readyz (runs a real
-    query, else 503), /metrics, /info.
+    """The search service over one index and the encoder that built it (docs/retriever.md has its routes and statuses).
 
     /retrieve takes what Search-R1's server takes: an empty list of queries, "", more queries than fit the queue (in
-    pieces), queries that are too long (cut) or no valid text (mended). k above the number of rows gives all rows. Every
-    200 names the index in X-Index-Fingerprint; 429 and 503 have Retry-After. While `app.state.draining` is set searches
-    get 503. With `token` every route except /livez requires it (401). `hosts` are the names that a Host header may have
-    (421); None: any.
-    Errors: IndexMismatch when `encoder` did not build `index`.
+    pieces), queries that are too long (cut) or no valid text (mended). While `app.state.draining` is set searches get 503.
+    `token` and `hosts` are those of `Guard`. Errors: IndexMismatch when `encoder` did not build `index`.
     """
     limits = limits or Limits()
     index.check_encoder(encoder)
@@ -83,7 +79,6 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(_: FastAPI):
-        batcher.open()
         yield
         batcher.close()
 

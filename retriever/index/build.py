@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from verl_credit_retriever.index.corpus import take_corpus
-from verl_credit_retriever.index.encoding import Progress, encode_missing
+from verl_credit_retriever.index.encoding import encode_missing
 from verl_credit_retriever.index.exact import write_array
 from verl_credit_retriever.index.kinds import need_faiss, resolve
 from verl_credit_retriever.index.manifest import DTYPES, files_of, write_manifest
@@ -32,31 +32,26 @@ def build_index(
     shard_rows: int = SHARD_ROWS,
     overwrite: bool = False,
     devices: Sequence[str] = (),
-    on_progress: Callable[[Progress], None] | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
     **parameters: int | None,
 ) -> dict:
     """Index `corpus` (JSONL) with `encoder` (folder, or a loaded SentenceEncoder) in the folder `out`.
 
-    Kinds: flat, sq8, ivf, ivfpq, hnsw (FAISS) and exact (no FAISS); `parameters` are those of `kinds.resolve`.
-    Vectors are stored in `dtype` fp32 or fp16. The whole corpus is checked first, then encoded shard by shard in the
-    folder `.<out>.building` beside `out`.
-    The same command resumes an interrupted build there and writes the same bytes; another kind may resume it too,
-    because it needs the same vectors. Several torch `devices` each get a process with the encoder; the caller's module
-    must be importable then, as multiprocessing asks. One rename at the end creates `out`, so that it is complete or absent.
-    `overwrite` deletes nothing until corpus, parameters, memory and disk have passed. Returns the manifest.
+    Kinds: flat, sq8, ivf, ivfpq, hnsw (FAISS) and exact (no FAISS); `parameters` are those of `kinds.resolve`. The whole
+    corpus is checked first, then encoded shard by shard in the folder `.<out>.building` beside `out`. The same command
+    resumes an interrupted build there and writes the same bytes; another kind may, too, because it needs the same vectors.
+    Several torch `devices` each get a process with the encoder; the caller's module must be importable then. One rename at
+    the end creates `out`. `overwrite` deletes nothing until all checks have passed. Returns the manifest.
 
     Disk: the corpus once, the vectors twice, thrice for ivf and hnsw.
 
-    Errors: CorpusError names the line; FileExistsError when `out` exists, unless it is an index and
-    `overwrite` is set; BuildRefused when another build of `out` runs, or an interrupted one has other settings
-    or other lines and `overwrite` is not set; MemoryRefused; OSError when the disk is too full; ValueError for
-    parameters.
+    Errors: CorpusError names the line; FileExistsError when `out` exists and is no index, or without `overwrite`;
+    BuildRefused when another build of `out` runs, or without `overwrite` an interrupted one has other settings or lines;
+    MemoryRefused; OSError when the disk is too full; ValueError for parameters.
     """
     corpus, out, faiss_kinds = Path(corpus), Path(out), None
     if kind != "exact":  # missing software is reported before anything is encoded
         faiss_kinds = need_faiss(f"kind={kind!r}", " or use exact")
-    if dtype not in DTYPES:
-        raise ValueError(f"dtype={dtype!r}; accepted: {', '.join(DTYPES)}")
     if batch_size < 1 or shard_rows < 1:
         raise ValueError(f"batch_size={batch_size}, shard_rows={shard_rows}: both need at least 1")
     check_out(out, overwrite)

@@ -3,12 +3,9 @@
 import multiprocessing
 import os
 import threading
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
-from datetime import timedelta
 from functools import cache
 
 from verl_credit_retriever.index.shards import Shards
@@ -17,45 +14,28 @@ BATCHES_PER_CHUNK = 16  # texts of one chunk are sorted by length together
 LOOK_SECONDS = 0.2  # between two looks at what the processes have encoded
 
 
-@dataclass(frozen=True)
-class Progress:
-    """`done` of `total` rows. `rate` is rows per second, without the rows of an interrupted build."""
-
-    done: int
-    total: int
-    rate: float
-
-    def text(self) -> str:
-        """The progress as "1,200 of 5,000 rows (24%), 310 rows/s, 0:00:13 left"."""
-        seconds = (self.total - self.done) / self.rate if self.rate > 0 else None
-        left = "unknown time" if seconds is None else timedelta(seconds=round(seconds))
-        share = 100 * self.done // max(1, self.total)
-        return f"{self.done:,} of {self.total:,} rows ({share}%), {self.rate:,.0f} rows/s, {left} left"
-
-
 def encode_missing(
     shards: Shards,
     encoder,
     batch_size: int,
     *,
     done: int = 0,
-    report: Callable[[Progress], None] | None = None,
+    report: Callable[[int, int], None] | None = None,
     devices: Sequence[str] = (),
 ) -> None:
     """Encode the shards that are not done: with `encoder`, or with a process for each of several `devices`.
 
-    A process takes the next missing shard when it has written one. The bytes are those of a single device of that sort
-    with as many threads. Errors: those of the encoder, and ChildProcessError when a process was killed; shards that
-    are written stay.
+    `report(rows that are encoded, of how many)` is called after each chunk. A process takes the next missing shard when it
+    has written one. The bytes are those of a single device of that sort with as many threads. Errors: those of the encoder,
+    and ChildProcessError when a process was killed; shards that are written stay.
     """
-    start, resumed, chunk_rows = time.monotonic(), done, batch_size * BATCHES_PER_CHUNK
+    chunk_rows = batch_size * BATCHES_PER_CHUNK
 
     def on_rows(rows: int) -> None:
         nonlocal done
         done += rows
-        elapsed = time.monotonic() - start
         if report:
-            report(Progress(done, shards.rows, (done - resumed) / elapsed if elapsed > 0 else 0.0))
+            report(done, shards.rows)
 
     on_rows(0)
     if len(devices) > 1:

@@ -77,16 +77,13 @@ def read(path: Path, manifest: dict, *, mmap: bool = False):
 
     `mmap` leaves vectors, lists and links in the file, shared by all processes that map it.
     """
-    flags = 0
-    if mmap:
-        if not hasattr(faiss, "IO_FLAG_MMAP_IFC"):
-            raise ValueError(f"mmap: FAISS {faiss.__version__} cannot map every kind; it needs 1.11 or newer")
-        flags = faiss.IO_FLAG_MMAP if manifest["kind"] in ("ivf", "ivfpq") else faiss.IO_FLAG_MMAP_IFC
+    mapped = faiss.IO_FLAG_MMAP if manifest["kind"] in ("ivf", "ivfpq") else faiss.IO_FLAG_MMAP_IFC
     try:
-        index = faiss.read_index(str(path), flags)
+        index = faiss.read_index(str(path), mapped if mmap else 0)
     except (RuntimeError, MemoryError) as error:
-        first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise IndexMismatch(f"{path}: FAISS cannot read it ({first_line}); rebuild the index") from None
+        raise IndexMismatch(
+            f"{path}: FAISS cannot read it ({str(error)[:300]!r}); rebuild the index"
+        ) from None
     properties = _describe(index)
     right = {**manifest["parameters"], **manifest, "metric": faiss.METRIC_INNER_PRODUCT}
     if manifest["kind"] in ("sq8", "ivfpq"):  # these keep bytes, whatever the dtype of vectors.npy
@@ -167,14 +164,12 @@ def require_gpu(kind: str) -> None:
     if kind != "flat":
         raise ValueError(f"gpu: no GPU index for kind={kind!r}; use flat")
     if not hasattr(faiss, "StandardGpuResources"):
-        here = {name for name in ("faiss-cpu", "faiss-gpu-cu12") if any(distributions(name=name))}
-        install = "install faiss-gpu-cu12"
-        if "faiss-cpu" in here:
-            again = "--force-reinstall --no-deps " if len(here) == 2 else ""
-            install = (
-                f"{' and '.join(sorted(here))} {'are' if len(here) == 2 else 'is'} installed, and both wheels own the "
-                f"package faiss: pip uninstall faiss-cpu, then pip install {again}faiss-gpu-cu12"
-            )
+        first = (
+            "pip uninstall faiss-cpu, which owns the same package, then "
+            if any(distributions(name="faiss-cpu"))
+            else ""
+        )
+        install = f"{first}pip install --force-reinstall --no-deps faiss-gpu-cu12"
         raise ValueError(f"gpu: FAISS {faiss.__version__} is here without GPU support; {install}")
     try:
         devices = faiss.get_num_gpus()

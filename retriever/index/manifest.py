@@ -9,7 +9,7 @@ import json
 import logging
 import os
 import platform
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -133,15 +133,16 @@ def backup_of(folder: Path) -> Path:
 def _missing_hint(folder: Path) -> str:
     old = backup_of(folder)
     if not folder.exists() and (old / "manifest.json").is_file():
-        return (
-            f"an interrupted `index --overwrite` left the previous index in {old}: "
-            f"`mv {old} {folder}`, or repeat that command"
-        )
+        return f"an interrupted `index --overwrite` left the previous index in {old}: `mv {old} {folder}`"
     return "build the index with `verl-credit-retriever index`"
 
 
-def check_files(folder: Path, manifest: dict, hash_of: Callable[[Path], str] | None = None) -> None:
-    """Compare every file's size and sha256 with the manifest. `hash_of` gives the hashes; None reads all files once."""
+def check_files(folder: Path, manifest: dict, verify: str) -> None:
+    """Compare every file's size and sha256 with the manifest: verify="all" reads all files, "known" those that have changed
+    since this user last hashed them, "none" compares nothing."""
+    if verify == "none":
+        return
+    hash_of = known_sha256 if verify == "known" else sha256
     where = folder / "manifest.json"
     for name in files_of(manifest["kind"]):
         path, expected = folder / name, manifest["files"].get(name)
@@ -150,7 +151,7 @@ def check_files(folder: Path, manifest: dict, hash_of: Callable[[Path], str] | N
         if not path.is_file():
             raise IndexMismatch(f"{path} does not exist; the manifest lists {expected['bytes']} bytes")
         require_equal(path, {"bytes": (path.stat().st_size, expected["bytes"])})
-        require_equal(path, {"sha256": ((hash_of or sha256)(path), expected["sha256"])})
+        require_equal(path, {"sha256": (hash_of(path), expected["sha256"])})
     corpus_sha256 = manifest["files"]["corpus.jsonl"]["sha256"]
     require_equal(where, {"corpus_sha256": (manifest["corpus_sha256"], corpus_sha256)})
 

@@ -6,6 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import psutil
 
 from verl_credit_retriever.index.kinds import CODES, resolve, resolve_search
@@ -56,8 +57,6 @@ def plan_memory(spec: dict, *, backend: str = "faiss", mmap: bool = False) -> Me
     `mmap` moves everything to `mapped` except the centres of lists, and codes' meaning.
     Example: 21,015,324 rows of 768 in float32, flat: 64.6 GB, the size of wiki-18 under e5-base.
     """
-    import numpy as np  # imported here, because `verl-credit plan` asks this file for the limits of cgroups alone
-
     kind, rows, dim = spec["kind"], spec["rows"], spec["dim"]
     width, parameters = np.dtype(spec["dtype"]).itemsize, spec.get("parameters", {})
     served = "exact" if backend == "exact" else kind
@@ -125,12 +124,11 @@ def require_recorded(folder: Path, manifest: dict, **how) -> tuple[dict, MemoryP
     """
     try:
         search = resolve_search(manifest["kind"], manifest["parameters"], manifest["search"], {})
-        return search, require_memory(manifest, **how)
-    except MemoryRefused:
-        raise
+        plan_memory(manifest)
     except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
         values = {key: manifest[key] for key in ("parameters", "search")}
         raise IndexMismatch(f"{folder / 'manifest.json'}: {values} ({error}); rebuild the index") from None
+    return search, require_memory(manifest, **how)
 
 
 def plan_gpus(spec: dict, free: Sequence[int] | None, gpus: int) -> MemoryPlan:

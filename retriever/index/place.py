@@ -82,17 +82,13 @@ def refuse_replacement(folder: Path) -> Iterator[None]:
     in place of an error that the mixture caused.
     """
     before = _identity(folder)
-    cause = None
     try:
         yield
-    except Exception as error:
-        cause = error
-    if _identity(folder) != before:
-        raise IndexMismatch(
-            f"{folder}: replaced while loading: its files are of two indexes; load it again"
-        ) from cause
-    if cause:
-        raise cause
+    finally:
+        if _identity(folder) != before:
+            raise IndexMismatch(
+                f"{folder}: replaced while loading: its files are of two indexes; load it again"
+            )
 
 
 def _identity(folder: Path) -> tuple:

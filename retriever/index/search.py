@@ -15,17 +15,14 @@ from verl_credit_retriever.index.manifest import (
     check_encoder,
     check_files,
     fingerprint,
-    known_sha256,
     read_manifest,
     require_equal,
 )
 from verl_credit_retriever.index.memory import plan_gpus, require_recorded
 from verl_credit_retriever.index.place import refuse_replacement
 
-__all__ = ["BACKENDS", "SearchIndex", "build_index"]
+__all__ = ["SearchIndex", "build_index"]
 
-BACKENDS = ("faiss", "exact")
-VERIFY = ("all", "known", "none")
 log = logging.getLogger("verl_credit_retriever")
 
 
@@ -67,26 +64,18 @@ class SearchIndex:
 
         The exact backend needs no FAISS and searches every kind's original vectors. `mmap` leaves the vectors in
         the file, in memory that all processes share. `gpu` divides the index over all GPUs that FAISS sees. `search`
-        (nprobe, refine, ef_search) overrides the manifest's.
-        `verify` chooses the files that are hashed: "all" reads every byte once, "known" the files that have changed
-        since this user last hashed them, "none" checks only the numbers of rows and dimensions. The memory plan is logged
-        at INFO.
+        (nprobe, refine, ef_search) overrides the manifest's. `verify` is that of `check_files`. The memory plan is logged.
 
         Errors: IndexMismatch names the file, its value and the right one, or a folder replaced while loading;
         MemoryRefused says what would fit; ValueError for a parameter without effect, and for `gpu` without a GPU
         that FAISS can use.
         """
-        folder = Path(folder)
-        with refuse_replacement(folder):
-            return cls._load(folder, verify, backend, mmap, gpu, search)
+        with refuse_replacement(Path(folder)):
+            return cls._load(Path(folder), verify, backend, mmap, gpu, search)
 
     @classmethod
     def _load(cls, folder, verify, backend, mmap, gpu, given) -> "SearchIndex":
         manifest = read_manifest(folder)
-        if backend not in BACKENDS:
-            raise ValueError(f"backend={backend!r}; accepted: {', '.join(BACKENDS)}")
-        if verify not in VERIFY:
-            raise ValueError(f"verify={verify!r}; accepted: {', '.join(VERIFY)}")
         kind = manifest["kind"]
         backend = "exact" if kind == "exact" else backend
         mmap = mmap or (gpu and kind == "flat")  # the file is copied to the GPUs
@@ -95,8 +84,7 @@ class SearchIndex:
         recorded, memory = require_recorded(folder, manifest, backend=backend, mmap=mmap)
         search = resolve_search(kind, manifest["parameters"], recorded, given)
         log.info("%s: %s", folder, memory.text())
-        if verify != "none":
-            check_files(folder, manifest, None if verify == "all" else known_sha256)
+        check_files(folder, manifest, verify)
         files = (open_vectors(folder, manifest), _open_documents(folder, manifest))
         index = cls(folder, manifest, *files, backend=backend, search=search, memory=memory)
         if backend == "faiss":

@@ -1,15 +1,10 @@
-"""verl's real trainer, Ray, FSDP2, FAISS and HTTP on real text: HotpotQA questions and paragraphs.
+"""The recipe for questions, model and search server of one's own, with verl's real trainer, Ray, FSDP2, FAISS and HTTP.
 
-A byte-level tokenizer and a policy that knows only the format of a tool call. Every run is started the way
-a user starts it.
+They are those of the tiny lab. Every run is started the way a user starts it.
 """
-
-import os
-from pathlib import Path
 
 import pytest
 
-from kit.byte_world import N_QUESTIONS, build_byte_world
 from kit.train_run import TrainRun, train
 from verl_credit.records.run.files import EVENTS, METRICS, read_json_lines
 from verl_credit.records.run.rollouts import read_samples
@@ -17,7 +12,7 @@ from verl_credit_retriever.launch import start_server
 
 pytestmark = pytest.mark.e2e
 
-GROUP = 4
+N_QUESTIONS, GROUP = 8, 4
 SETTINGS = [
     f"actor_rollout_ref.rollout.n={GROUP}",
     "trainer.save_freq=-1",
@@ -28,33 +23,20 @@ SETTINGS = [
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory):
-    folder = os.environ.get("VERL_CREDIT_TEST_DATA")
-    if not folder:
-        pytest.skip("VERL_CREDIT_TEST_DATA is not set: the HotpotQA paragraphs are not here")
-    return build_byte_world(
-        tmp_path_factory.mktemp("world"), Path(folder) / "hotpotqa_dev_distractor_70.json"
-    )
-
-
-@pytest.fixture(scope="module")
-def retriever(world):
-    with start_server(
-        world.root / "index", world.root / "encoder", log_path=world.root / "retriever.log"
-    ) as server:
+def retriever(tiny_lab, tmp_path_factory):
+    log = tmp_path_factory.mktemp("retriever") / "log"
+    with start_server(tiny_lab.index, tiny_lab.encoder, log_path=log) as server:
         yield server
 
 
-def settings(world, url, run_dir, *overrides):
+def settings(lab, url, run_dir, *overrides):
     return [
-        "--config-name",
-        "search_cpu",
-        *world.overrides,
-        f"search.url={url}",
-        f"run_dir={run_dir}",
-        *SETTINGS,
-        *overrides,
-    ]
+        "--config-name", "search_cpu", f"search.url={url}", f"run_dir={run_dir}",
+        f"data.train_files={lab.questions('train')}", f"data.val_files={lab.questions('test')}",
+        f"actor_rollout_ref.model.path={lab.policy}", "data.max_prompt_length=48", "data.max_response_length=416",
+        "algorithm.info_gain_template='<answer> {answer}</answer>'", "search.require_schema=false",
+        "search.max_searches=4", "search.max_new_tokens=40", "search.max_page_chars=64", *SETTINGS, *overrides,
+    ]  # fmt: skip
 
 
 def metrics(run_dir):
@@ -62,13 +44,11 @@ def metrics(run_dir):
 
 
 @pytest.fixture(scope="module")
-def straight(world, tmp_path_factory):
+def straight(tiny_lab, tmp_path_factory):
     """(run, folder) of a run whose retriever dies after two steps."""
     root = tmp_path_factory.mktemp("runs")
-    with start_server(
-        world.root / "index", world.root / "encoder", log_path=root / "retriever.log"
-    ) as server:
-        arguments = settings(world, server.url, root / "straight", "trainer.total_training_steps=50")
+    with start_server(tiny_lab.index, tiny_lab.encoder, log_path=root / "retriever.log") as server:
+        arguments = settings(tiny_lab, server.url, root / "straight", "trainer.total_training_steps=50")
         run = TrainRun(root / "straight.log", *arguments)
         run.wait_for("step   2/50")
         server.stop()
@@ -77,7 +57,7 @@ def straight(world, tmp_path_factory):
     return run, root / "straight"
 
 
-def test_two_steps_on_real_text(straight):
+def test_two_steps(straight):
     first, second = metrics(straight[1])[:2]
     assert (first["step"], second["step"]) == (1, 2)
     for row in (first, second):
@@ -130,7 +110,7 @@ def compute_score(*args, **kwargs):
 
 
 @pytest.mark.nightly
-def test_two_ranks_short_groups_kl_rollout_correction_and_a_reward_that_raises(world, retriever, tmp_path):
+def test_two_ranks_short_groups_kl_rollout_correction_and_a_reward_that_raises(tiny_lab, retriever, tmp_path):
     """What a plain run never meets: lost rollouts, so rows of padding; two ranks; verl's own loss terms beside ours.
 
     In the first step the reward function fails for fewer rows than are tolerated, in the second for all.
@@ -138,7 +118,7 @@ def test_two_ranks_short_groups_kl_rollout_correction_and_a_reward_that_raises(w
     reward = tmp_path / "reward.py"
     reward.write_text(FAILS_SOMETIMES)
     arguments = settings(
-        world,
+        tiny_lab,
         retriever.url,
         tmp_path / "run",
         "trainer.total_training_steps=2",

@@ -7,16 +7,13 @@ from __future__ import annotations
 
 import json
 import random
-import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as parquet
 
-from kit.fuzz import ACCEPTED, REFUSED, Check, command, cuts, one_plain_line, told, try_all
+from kit.fuzz import ACCEPTED, REFUSED, checker_of, command, cuts, one_plain_line, told, try_all
 from kit.prepared import report, rows_of
 from verl_credit.errors import ExitCode
 from verl_credit.turns.rollout.reward.qa import compute_score
@@ -142,19 +139,13 @@ def certain(form: str, golds: list[str]) -> bool:
     return form == "number" or (form in SEVERAL and plain)
 
 
-@contextmanager
-def checker(work: Path) -> Iterator[Check]:
-    def check(seed: int) -> str:
-        form, golds, held = make(seed)
-        folder = work / str(seed)
-        folder.mkdir()
-        with told((form, golds, held)):
-            verdicts = {law(folder, form, golds, held) for law in (law_of_a_row, law_of_prepare)}
-            assert verdicts == {ACCEPTED} or not certain(form, golds), "a form that is certain is refused"
-        shutil.rmtree(folder)
-        return ACCEPTED if ACCEPTED in verdicts else REFUSED
-
-    yield check
+@checker_of
+def checker(folder: Path, seed: int) -> str:
+    form, golds, held = make(seed)
+    with told((form, golds, held)):
+        verdicts = {law(folder, form, golds, held) for law in (law_of_a_row, law_of_prepare)}
+        assert verdicts == {ACCEPTED} or not certain(form, golds), "a form that is certain is refused"
+    return ACCEPTED if ACCEPTED in verdicts else REFUSED
 
 
 @cuts(25, failed=(10756, 13195))  # a tuple that was cut in its first answer, after a comma

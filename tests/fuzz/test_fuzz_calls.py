@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from kit.damage import damaged_value
-from kit.fuzz import Check, cuts, told, try_all
+from kit.fuzz import checker_of, cuts, told, try_all
 from kit.played import play
 from verl_credit.turns.rollout.search.wire import MAX_QUERY_CHARS, bad_query_reason
 from verl_credit.worlds.lab.protocol import TURN_END, answer_turn
@@ -63,17 +61,14 @@ def law_of_arguments(arguments: str) -> None:
         reason.encode()
 
 
-@contextmanager
-def checker(work: Path) -> Iterator[Check]:
-    def check(seed: int) -> str:
-        call, arguments = make(seed)
-        with told((call, arguments)):
-            law_of_arguments(arguments)
-            # what cannot be encoded never comes out of a tokenizer
-            script = [call.encode("utf-8", "replace").decode() + TURN_END, answer_turn("c"), answer_turn("c")]
-            return play(script, ["text", None][seed % 7 == 0 :] * 20, OVERRIDES, {})
-
-    yield check
+@checker_of
+def checker(folder: Path, seed: int) -> str:
+    call, arguments = make(seed)
+    with told((call, arguments)):
+        law_of_arguments(arguments)
+        # what cannot be encoded never comes out of a tokenizer
+        script = [call.encode("utf-8", "replace").decode() + TURN_END, answer_turn("c"), answer_turn("c")]
+        return play(script, ["text", None][seed % 7 == 0 :] * 20, OVERRIDES, {})
 
 
 @cuts(20)

@@ -5,15 +5,20 @@ from __future__ import annotations
 import copy
 import json
 import random
-import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-import yaml
-
-from kit.damage import damaged_bytes, damaged_value
-from kit.fuzz import ACCEPTED, REFUSED, Check, command, contents, cuts, one_plain_line, told, try_all
+from kit.damage import damaged_bytes, damaged_value, written
+from kit.fuzz import (
+    ACCEPTED,
+    REFUSED,
+    checker_of,
+    command,
+    contents,
+    cuts,
+    one_plain_line,
+    told,
+    try_all,
+)
 from kit.report_page import write_lines
 from verl_credit.errors import ConfigError, ExitCode
 from verl_credit.study.campaign.design import planned
@@ -142,29 +147,19 @@ def write_folder(folder: Path, tree: dict, draw: random.Random) -> list[str]:
     return [f"{file.name}: {done}"]
 
 
-@contextmanager
-def checker(work: Path) -> Iterator[Check]:
-    def check(seed: int) -> str:
-        (done, tree, damaged), draw = make(seed), random.Random(-seed - 1)
-        folder = work / str(seed)
-        folder.mkdir()
-        file = folder / "mine.yaml"
-        text = yaml.dump(
-            tree, Dumper=yaml.CSafeDumper, allow_unicode=draw.random() < 0.5, sort_keys=False
-        ).encode()
-        file.write_bytes(damaged_bytes(text, draw)[1] if damaged == "text" else text)
+@checker_of
+def checker(folder: Path, seed: int) -> str:
+    (done, tree, damaged), draw = make(seed), random.Random(-seed - 1)
+    file = folder / "mine.yaml"
+    text = written(tree, draw)
+    file.write_bytes(damaged_bytes(text, draw)[1] if damaged == "text" else text)
+    if damaged == "folder":
+        done += write_folder(folder, tree, draw)
+    with told((done, tree, damaged)):
         if damaged == "folder":
-            done += write_folder(folder, tree, draw)
-        with told((done, tree, damaged)):
-            if damaged == "folder":
-                verdict = law_of_folder(folder)
-            else:
-                verdict = law_of_file(file)
-                law_of_tree(tree)
-        shutil.rmtree(folder)
-        return verdict
-
-    yield check
+            return law_of_folder(folder)
+        law_of_tree(tree)
+        return law_of_file(file)
 
 
 @cuts(20, failed=(2003,))

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
-from kit.fuzz import ACCEPTED, REFUSED, Check, cuts, told, try_all
+from kit.fuzz import ACCEPTED, REFUSED, checker_of, cuts, told, try_all
 from kit.recipes import OWN, load_config
 from verl_credit.cli.recipe.stages import explanation
 from verl_credit.config.keys import OURS, VERLS, keys_of
@@ -150,14 +149,11 @@ def law(case: Case, explained: bool = True) -> str:
     return ACCEPTED
 
 
-@contextmanager
-def checker(work: Path) -> Iterator[Check]:
-    def check(seed: int) -> str:
-        case = make(seed)
-        with told(case):
-            return law(case, explained=seed % 10 == 0)  # half of the time of a case
-
-    yield check
+@checker_of
+def checker(folder: Path, seed: int) -> str:
+    case = make(seed)
+    with told(case):
+        return law(case, explained=seed % 10 == 0)  # half of the time of a case
 
 
 @cuts(CUT, failed=(2441, 6237, 8654, 8982))

@@ -6,9 +6,6 @@ import copy
 import csv
 import json
 import random
-import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from io import StringIO
 from pathlib import Path
 
@@ -16,7 +13,17 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 
 from kit.damage import damaged_bytes, damaged_value
-from kit.fuzz import ACCEPTED, REFUSED, Check, command, contents, cuts, one_plain_line, told, try_all
+from kit.fuzz import (
+    ACCEPTED,
+    REFUSED,
+    checker_of,
+    command,
+    contents,
+    cuts,
+    one_plain_line,
+    told,
+    try_all,
+)
 from kit.prepared import WORKED, assert_law
 from verl_credit.errors import ExitCode
 
@@ -87,24 +94,18 @@ def law(folder: Path, name: str, source: Path, options: list[str], before_out: b
     return ACCEPTED
 
 
-@contextmanager
-def checker(work: Path) -> Iterator[Check]:
-    def check(seed: int) -> str:
-        name, suffix, records, options, damaged = make(seed)
-        draw, folder = random.Random(-seed - 1), work / str(seed)
-        (folder / "data").mkdir(parents=True)
-        source = folder / "data" / f"train{suffix}"
-        content = held(records, suffix)
-        source.write_bytes(damaged_bytes(content, draw)[1] if damaged else content)
-        if before_out := draw.random() < 0.2:  # what an earlier prepare wrote, and a file of the user's
-            (folder / "out").mkdir()
-            (folder / "out" / draw.choice(("train.parquet", "mine.txt"))).write_text("before")
-        with told((name, options, records, source.name)):
-            verdict = law(folder, name, draw.choice((source, source.parent)), options, before_out)
-        shutil.rmtree(folder)
-        return verdict
-
-    yield check
+@checker_of
+def checker(folder: Path, seed: int) -> str:
+    (name, suffix, records, options, damaged), draw = make(seed), random.Random(-seed - 1)
+    (folder / "data").mkdir()
+    source = folder / "data" / f"train{suffix}"
+    content = held(records, suffix)
+    source.write_bytes(damaged_bytes(content, draw)[1] if damaged else content)
+    if before_out := draw.random() < 0.2:  # what an earlier prepare wrote, and a file of the user's
+        (folder / "out").mkdir()
+        (folder / "out" / draw.choice(("train.parquet", "mine.txt"))).write_text("before")
+    with told((name, options, records, source.name)):
+        return law(folder, name, draw.choice((source, source.parent)), options, before_out)
 
 
 @cuts(20)

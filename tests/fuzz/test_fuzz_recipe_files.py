@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import copy
 import random
-import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import yaml
 from omegaconf import DictConfig
 
-from kit.damage import damaged_bytes, damaged_value
-from kit.fuzz import ACCEPTED, REFUSED, Check, contents, cuts, told, try_all
+from kit.damage import damaged_bytes, damaged_value, written
+from kit.fuzz import ACCEPTED, REFUSED, checker_of, contents, cuts, told, try_all
 from verl_credit.errors import ConfigError
 from verl_credit.recipe.compose import unchecked_config
 
@@ -54,7 +51,7 @@ def make(seed: int) -> tuple[list[str], dict, bool]:
 
 
 def write(folder: Path) -> None:
-    (folder / "part").mkdir(parents=True)
+    (folder / "part").mkdir()
     base = {"defaults": [{"part": "one"}, "_self_"], **BASE}
     (folder / "base.yaml").write_text(yaml.safe_dump(base, sort_keys=False))
     for name in ("one", "two"):
@@ -78,22 +75,14 @@ def law(folder: Path, tree: dict) -> str:
     return ACCEPTED
 
 
-@contextmanager
-def checker(work: Path) -> Iterator[Check]:
-    def check(seed: int) -> str:
-        (done, tree, damaged), draw = make(seed), random.Random(-seed - 1)
-        folder = work / str(seed)
-        write(folder)
-        text = yaml.dump(
-            tree, Dumper=yaml.CSafeDumper, allow_unicode=draw.random() < 0.5, sort_keys=False
-        ).encode()
-        (folder / "mine.yaml").write_bytes(damaged_bytes(text, draw)[1] if damaged else text)
-        with told((done, tree, (folder / "mine.yaml").read_bytes() if damaged else "")):
-            verdict = law(folder, tree)
-        shutil.rmtree(folder)
-        return verdict
-
-    yield check
+@checker_of
+def checker(folder: Path, seed: int) -> str:
+    (done, tree, damaged), draw = make(seed), random.Random(-seed - 1)
+    write(folder)
+    text = written(tree, draw)
+    (folder / "mine.yaml").write_bytes(damaged_bytes(text, draw)[1] if damaged else text)
+    with told((done, tree, (folder / "mine.yaml").read_bytes() if damaged else "")):
+        return law(folder, tree)
 
 
 @cuts(8, failed=(575, 1587, 2312))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from kit.damage import damaged_bytes, damaged_value
 from kit.fuzz import ACCEPTED, REFUSED, Check, cuts, told, try_all
-from kit.retriever_fakes import ROWS, app_of
+from kit.retriever_fakes import ROWS, app_of, ask
 from verl_credit_retriever.settings import Limits
 
 LIMITS = Limits(
@@ -63,35 +63,6 @@ def make(seed: int) -> tuple[str, str, list[tuple[bytes, bytes]], bytes]:
         content = damaged_bytes(content, draw)[1]
     headers = draw.sample(HEADERS, k=draw.choice((0, 0, 0, 1, 3)))
     return draw.choice(METHODS), path, [HEADERS[0], *headers][draw.random() < 0.1 :], content
-
-
-async def ask(
-    app, method: str, path: str, headers: list[tuple[bytes, bytes]], pieces: list[bytes]
-) -> tuple[int, dict, bytes]:
-    """(status, headers, body) of the app in this process, as a server hands it a request."""
-    scope = {
-        "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": method, "scheme": "http", "path": path,
-        "raw_path": path.encode(), "query_string": b"", "root_path": "", "headers": headers, "client": ("127.0.0.1", 1),
-        "server": ("127.0.0.1", 80),
-    }  # fmt: skip
-    sent, gone = [], asyncio.Event()
-    messages = iter([{"type": "http.request", "body": piece, "more_body": True} for piece in pieces])
-
-    async def receive():
-        if (message := next(messages, None)) is not None:
-            return message
-        if not gone.is_set():
-            gone.set()
-            return {"type": "http.request", "body": b"", "more_body": False}
-        await asyncio.Event().wait()  # the client waits for its answer
-
-    async def send(message):
-        sent.append(message)
-
-    await app(scope, receive, send)
-    (start,) = [message for message in sent if message["type"] == "http.response.start"]
-    body = b"".join(message.get("body", b"") for message in sent if message["type"] == "http.response.body")
-    return start["status"], dict(start["headers"]), body
 
 
 def law(app, method: str, path: str, headers: list, content: bytes, draw: random.Random) -> str:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-from kit.fuzz import ACCEPTED, REFUSED, Check, cuts, told, try_all
+from kit.fuzz import ACCEPTED, REFUSED, checker_of, cuts, told, try_all
 from kit.thinking import CALLS, FORM, call_in, ended, thinking_tokenizer
 from kit.trajectories import policy_text, record, run
 from verl_credit.turns.rollout.reward.qa import extract_answer
@@ -72,7 +70,8 @@ def make(seed: int) -> tuple[str, str, bool, list[Turn]]:
     return parser, opened, special, turns
 
 
-def check(seed: int) -> str:
+@checker_of
+def checker(folder: Path, seed: int) -> str:
     parser, opened, special, turns = make(seed)
     with told((parser, opened, [turn.text for turn in turns])):
         return _check(parser, thinking_tokenizer(opened, special=special), turns)
@@ -101,12 +100,7 @@ def _check(parser: str, tokenizer, turns: list[Turn]) -> str:
     return ACCEPTED if last is not None and last.answer else REFUSED
 
 
-@contextmanager
-def checker(work: Path) -> Iterator[Check]:
-    yield check
-
-
 @cuts(15, share=2)
 def test_calls_and_answers_are_those_outside_the_thoughts(seeds, tmp_path):
-    with checker(tmp_path) as one:
-        try_all(one, seeds)
+    with checker(tmp_path) as check:
+        try_all(check, seeds)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-from kit.fuzz import Check, cuts, told, try_all
+from kit.fuzz import checker_of, cuts, told, try_all
 from kit.played import play
 from verl_credit.worlds.lab.protocol import TURN_END, answer_turn, search_turn
 
@@ -63,14 +61,11 @@ def make(seed: int) -> dict:
     return {"script": script, "found": found, "overrides": draw.choice(OVERRIDES), "row": draw.choice(TRUTHS)}
 
 
-@contextmanager
-def checker(work: Path) -> Iterator[Check]:
-    def check(seed: int) -> str:
-        case = make(seed)
-        with told(case):
-            return play(**case)
-
-    yield check
+@checker_of
+def checker(folder: Path, seed: int) -> str:
+    case = make(seed)
+    with told(case):
+        return play(**case)
 
 
 @cuts(40)

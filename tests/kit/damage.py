@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import random
 
+import yaml
+
 ODD = (
     "text", None, [], [1, "a"], {}, {"a": 1}, True, -1, 0.5, 10**400, 1e308, -1e308, float("nan"), float("inf"), "\ud800",
     "\x00", "<b>", "x" * 100_000, [[[[]]]],
@@ -32,6 +34,12 @@ def damaged_bytes(content: bytes, draw: random.Random) -> tuple[str, bytes]:
     """(what was done, the damaged content)"""
     kind, place = draw.choice(list(BYTES)), draw.randrange(len(content) + 1)
     return f"{kind} at byte {place} of {len(content)}", BYTES[kind](content, place, draw)
+
+
+def written(tree: dict, draw: random.Random) -> bytes:
+    """The YAML file of a tree, with its Unicode as it is or escaped."""
+    plain = draw.random() < 0.5
+    return yaml.dump(tree, Dumper=yaml.CSafeDumper, allow_unicode=plain, sort_keys=False).encode()
 
 
 def damaged_value(tree: dict | list, draw: random.Random, odd: tuple = ODD) -> str:

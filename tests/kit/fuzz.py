@@ -1,16 +1,17 @@
 """What the fuzz tests share: how many cases they draw, a time limit for each input, and how a failure is told.
 
 Every file of ``tests/fuzz`` has a ``checker(work)``: a context whose value takes a seed, makes the input of that seed, and
-says whether it was accepted or refused. It raises where the input breaks a law. `evidence/reliability/inputs.py` calls the
-same functions.
+says whether it was accepted or refused. `checker_of` makes one. It raises where the input breaks a law.
+`evidence/reliability/inputs.py` calls the same functions.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import AbstractContextManager, contextmanager, redirect_stderr, redirect_stdout
 from io import StringIO
 from pathlib import Path
 
@@ -26,6 +27,23 @@ SECONDS = 120.0
 """Of one input. A thousand times what an input takes, so that a busy machine is no hang."""
 ACCEPTED, REFUSED = "accepted", "refused"
 Check = Callable[[int], str]
+
+
+def checker_of(case: Callable[[Path, int], str]) -> Callable[[Path], AbstractContextManager[Check]]:
+    """Of a function of a seed and a folder of its own, which is empty."""
+
+    @contextmanager
+    def checker(work: Path) -> Iterator[Check]:
+        def check(seed: int) -> str:
+            folder = work / str(seed)
+            folder.mkdir()
+            verdict = case(folder, seed)
+            shutil.rmtree(folder)
+            return verdict
+
+        yield check
+
+    return checker
 
 
 class TooSlow(BaseException):

@@ -88,6 +88,47 @@ def client_of(app, **options) -> httpx.AsyncClient:
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://retriever", **options)
 
 
+def send(app, method: str, path: str, **request) -> httpx.Response:
+    """The answer to a request by itself; ``request``: what httpx takes."""
+
+    async def run():
+        async with client_of(app) as client:
+            return await client.request(method, path, **request)
+
+    return asyncio.run(run())
+
+
+async def ask(
+    app, method: str, path: str, headers: list[tuple[bytes, bytes]], pieces: list[bytes], leave=None
+) -> tuple[int, dict, bytes]:
+    """(status, headers, body) of the app in this process, as a server hands it a request. The client goes at
+    the event `leave`."""
+    scope = {
+        "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": method, "scheme": "http", "path": path,
+        "raw_path": path.encode(), "query_string": b"", "root_path": "", "headers": headers, "client": ("127.0.0.1", 1),
+        "server": ("127.0.0.1", 80),
+    }  # fmt: skip
+    sent, gone = [], asyncio.Event()
+    messages = iter([{"type": "http.request", "body": piece, "more_body": True} for piece in pieces])
+
+    async def receive():
+        if (message := next(messages, None)) is not None:
+            return message
+        if not gone.is_set():
+            gone.set()
+            return {"type": "http.request", "body": b"", "more_body": False}
+        await (leave or asyncio.Event()).wait()  # without one the client waits for its answer
+        return {"type": "http.disconnect"}
+
+    async def send(message):
+        sent.append(message)
+
+    await app(scope, receive, send)
+    (start,) = [message for message in sent if message["type"] == "http.response.start"]
+    body = b"".join(message.get("body", b"") for message in sent if message["type"] == "http.response.body")
+    return start["status"], dict(start["headers"]), body
+
+
 async def until(condition, seconds: float = 30.0):
     """Wait for `condition()`, which other tasks or threads make true."""
     async with asyncio.timeout(seconds):

@@ -1,6 +1,5 @@
 """Encoding by a process for each device, and in half precision."""
 
-from concurrent.futures import Future
 from types import SimpleNamespace
 
 import numpy as np
@@ -65,8 +64,8 @@ def test_half_precision_changes_no_form_and_is_recorded(world, tmp_path):
     assert manifest["encoded_in"] == "bf16"
     SearchIndex.load(tmp_path / "out").check_encoder(whole)  # queries may be encoded in fp32
 
-    def stop(progress):
-        if progress.done >= 20:
+    def stop(done, total):
+        if done >= 20:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -80,8 +79,8 @@ def test_two_devices_write_the_bytes_of_one_and_a_killed_process_loses_its_shard
     loaded = SentenceEncoder(folders / "encoder", batch_size=2)
     out, work, options = tmp_path / "out", tmp_path / ".out.building", {"batch_size": 2, "shard_rows": 2}
 
-    def kill(progress):
-        for child in encoding.multiprocessing.active_children() if progress.done > 8 else ():
+    def kill(done, total):
+        for child in encoding.multiprocessing.active_children() if done > 8 else ():
             child.kill()
 
     with pytest.raises(ChildProcessError, match="was killed .*missing shards"):
@@ -92,33 +91,6 @@ def test_two_devices_write_the_bytes_of_one_and_a_killed_process_loses_its_shard
     build_index(folders / "corpus.jsonl", loaded, out, **options)
     build_index(folders / "corpus.jsonl", loaded, tmp_path / "straight", **options)
     assert _content(out) == _content(tmp_path / "straight")
-
-
-def test_a_task_of_a_process_encodes_its_shard(folders, tmp_path, monkeypatch):
-    """What a process of the pool does, in this one."""
-    loaded, seen = SentenceEncoder(folders / "encoder", batch_size=2), []
-
-    class InPlace:
-        def __init__(self, workers, context, initializer, initargs):
-            assert workers == 2
-            encoding._loaded.cache_clear()
-            initializer(*initargs)
-
-        def submit(self, task, shard):
-            future = Future()
-            future.set_result(task(shard))
-            return future
-
-        def shutdown(self, cancel_futures):
-            encoding._loaded.cache_clear()
-
-    monkeypatch.setattr(encoding, "ProcessPoolExecutor", InPlace)
-    options = {"batch_size": 2, "shard_rows": 8}
-    corpus = folders / "corpus.jsonl"
-    build_index(corpus, loaded, tmp_path / "two", devices=["cpu", "cpu"], on_progress=seen.append, **options)
-    assert [seen[0].done, seen[-1].done] == [0, 50]
-    build_index(corpus, loaded, tmp_path / "one", **options)
-    assert _content(tmp_path / "one") == _content(tmp_path / "two")
 
 
 def test_an_encoder_that_does_not_load_is_the_error_of_every_task(tmp_path, monkeypatch):

@@ -9,7 +9,7 @@ import time
 import httpx
 import pytest
 
-from kit.retriever_fakes import app_of, client_of
+from kit.retriever_fakes import app_of, client_of, send
 from kit.serving import served
 from verl_credit_retriever import serve
 from verl_credit_retriever.http import server
@@ -32,12 +32,7 @@ def ask(port, **options):
 )  # fmt: skip
 def test_without_a_token_a_page_that_names_this_machine_otherwise_is_refused(host, status):
     app, _ = app_of(hosts=LOOPBACK)
-
-    async def run():
-        async with client_of(app) as client:
-            return await client.get("/info", headers={"Host": host})
-
-    answer = asyncio.run(run())
+    answer = send(app, "GET", "/info", headers={"Host": host})
     assert answer.status_code == status
     assert status == 200 or answer.json()["error"].startswith(
         "Host: expected one of 127.0.0.1, ::1, localhost"
@@ -47,13 +42,8 @@ def test_without_a_token_a_page_that_names_this_machine_otherwise_is_refused(hos
 @pytest.mark.parametrize("kind", [None, "text/plain"])
 def test_a_missing_content_type_is_named(kind):
     app, _ = app_of()
-
-    async def run():
-        async with client_of(app) as client:
-            headers = {} if kind is None else {"Content-Type": kind}
-            return await client.post("/retrieve", content=b'{"queries": ["a"]}', headers=headers)
-
-    answer = asyncio.run(run())
+    headers = {} if kind is None else {"Content-Type": kind}
+    answer = send(app, "POST", "/retrieve", content=b'{"queries": ["a"]}', headers=headers)
     assert answer.status_code == 422
     assert answer.json()["error"] == f"Content-Type: {kind or ''!r}; expected application/json"
 
@@ -71,6 +61,7 @@ def test_while_a_server_ends_new_requests_get_503_and_old_ones_their_answer(monk
         asking.start()
         assert encoder.entered.wait(30)
         ending.handle_exit(signal.SIGTERM, None)
+        assert [keeps.get(f"{url}/{probe}").status_code for probe in ("livez", "readyz")] == [200, 503]
         for new in (keeps.post(f"{url}/retrieve", json={"queries": ["b"]}), ask(port)):
             assert (new.status_code, new.headers["Connection"], new.headers["Retry-After"]) == (
                 503,

@@ -14,16 +14,6 @@ from verl_credit_retriever.encoder import SentenceEncoder
 TEXTS = ["who is the mayor of town 3", "river", "bridge " * 40, "baker, violin?", "ünknown 東京", ""]
 
 
-def test_vectors_are_unit_float32_and_do_not_depend_on_the_batch(world):
-    _, encoder = world
-    vectors_N_D = encoder.encode_queries(TEXTS)
-    assert vectors_N_D.dtype == np.float32 and vectors_N_D.shape == (len(TEXTS), 32)
-    np.testing.assert_allclose(np.linalg.norm(vectors_N_D, axis=1), 1, atol=1e-5)
-    alone_N_D = np.concatenate([encoder.encode_queries([text]) for text in TEXTS])
-    np.testing.assert_allclose(vectors_N_D, alone_N_D, atol=1e-5)
-    assert encoder.encode_queries([]).shape == (0, 32)
-
-
 def test_queries_are_split_where_padding_costs_more_than_a_call_and_passages_are_not(world, monkeypatch):
     _, encoder = world
     plain, shapes = encoder.forward, []
@@ -73,15 +63,9 @@ def _reshaped(tensors):
 @pytest.mark.parametrize(
     "change, message",
     [
-        (_wrapped, "miss 3. tensors .*embeddings.*They hold instead: backbone.*save_pretrained"),
-        (
-            _without("encoder.layer.0.output.dense.bias"),
-            "miss 1 tensors .*: encoder.layer.0.output.dense.bias",
-        ),
-        (
-            _reshaped,
-            r"another shape 1 tensors .*encoder.layer.1.output.dense.weight \[32, 65\], not \[32, 64\]",
-        ),
+        (_wrapped, "miss 3. tensors .*embeddings.*; unknown: backbone.*save_pretrained"),
+        (_without("encoder.layer.0.output.dense.bias"), "miss 1 .* encoder.layer.0.output.dense.bias; "),
+        (_reshaped, r"miss 1 .* encoder.layer.1.output.dense.weight \[32, 65\], not \[32, 64\]; "),
     ],
 )
 def test_weights_that_do_not_all_load_are_refused_by_name(world, tmp_path, change, message):
@@ -93,20 +77,12 @@ def test_weights_that_do_not_all_load_are_refused_by_name(world, tmp_path, chang
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json"])
-@pytest.mark.parametrize(
-    "content, said",
-    [
-        (
-            b"version https://git-lfs.github.com/spec/v1\noid sha256:ab\nsize 9\n",
-            "a Git-LFS pointer: .*git lfs pull",
-        ),
-        (b"<!DOCTYPE html><html>", "a web page"),
-    ],
-)
-def test_a_file_that_is_not_the_encoder_s_is_named(world, tmp_path, name, content, said):
+def test_a_file_that_is_not_the_encoder_s_is_named(world, tmp_path, name):
     shutil.copytree(world[0] / "encoder", tmp_path / "encoder")
-    (tmp_path / "encoder" / name).write_bytes(content)
-    with pytest.raises(ValueError, match=f"{name}: {said}"):
+    (tmp_path / "encoder" / name).write_text(
+        "version https://git-lfs.github.com/spec/v1\noid sha256:ab\nsize 9\n"
+    )
+    with pytest.raises(ValueError, match=f"{name}: a Git-LFS pointer: .*git lfs pull"):
         SentenceEncoder(tmp_path / "encoder")
 
 
@@ -169,14 +145,6 @@ def test_the_pooling_that_the_folder_says_is_taken_and_another_refused(world, tm
             "modules.json: modules Transformer, Pooling, Dense; ",
         ),
         (
-            {**BGE, "modules.json": _modules("Transformer", "Pooling", "Pooling")},
-            "modules Transformer, Pooling, Pooling; expected",
-        ),
-        (
-            {**BGE, "modules.json": _modules("Pooling", "Normalize")},
-            "modules.json: modules Pooling, Normalize",
-        ),
-        (
             {**BGE, "modules.json": [{"type": "x.Transformer", "path": "0_T"}, {"type": "Pooling"}]},
             "in '0_T'",
         ),
@@ -232,6 +200,8 @@ def test_tokens_and_vectors_in_two_steps_equal_one(world):
     np.testing.assert_array_equal(encoder.encode_tokens(ids_N), encoder.encode_queries(texts))
     alone_N_D = np.concatenate([encoder.encode_tokens([ids]) for ids in ids_N])
     np.testing.assert_allclose(encoder.encode_tokens(ids_N), alone_N_D, atol=1e-5)
+    np.testing.assert_allclose(np.linalg.norm(alone_N_D, axis=1), 1, atol=1e-5)
+    assert alone_N_D.dtype == np.float32
     assert encoder.tokenize_queries([]) == [] and encoder.encode_tokens([]).shape == (0, 32)
     for bad in ([[]], [ids_N[0], [5] * 65]):
         with pytest.raises(ValueError, match=r"row \d: \d+ tokens; expected 1 to max_length=64"):

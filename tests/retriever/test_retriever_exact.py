@@ -9,7 +9,6 @@ import pytest
 
 from kit.retriever_vectors import TableEncoder, clustered, write_rows
 from verl_credit_retriever.index.exact import ExactSearch
-from verl_credit_retriever.index.manifest import files_of
 from verl_credit_retriever.index.search import SearchIndex, build_index
 
 ROWS, DIM, K = 1500, 24, 10
@@ -152,7 +151,6 @@ def test_search_parameters_are_in_the_manifest_and_in_the_fingerprint(folder):
         ("hnsw", {"ef_search": -1}, "ef_search=-1"),
         ("ivf", {"refine": 4}, "refine=4 has no effect on kind='ivf'; it takes nprobe"),
         ("ivfpq", {"refine": 0}, "refine=0; expected an integer from 1 to 1024"),
-        ("flat", {"backend": "cuda"}, "backend='cuda'; accepted: faiss, exact"),
         ("exact", {"gpu": True}, "exact backend runs on the CPU"),
         ("hnsw", {"gpu": True}, "no GPU index for kind='hnsw'"),
     ],
@@ -166,15 +164,6 @@ def test_parameters_without_effect_or_out_of_bounds_are_refused(folder, kind, pa
 def test_a_gpu_is_refused_where_faiss_has_none(folder):
     with pytest.raises(ValueError, match="without GPU support"):
         SearchIndex.load(folder / "flat-fp32", gpu=True)
-
-
-def test_vectors_are_kept_once(folder):
-    size = ROWS * DIM * 4
-    for kind in KINDS:
-        names = {path.name for path in (folder / f"{kind}-fp32").iterdir()}
-        assert names == {*files_of(kind), "manifest.json"}
-    assert (folder / "flat-fp32" / "index.faiss").stat().st_size < size + 200
-    assert (folder / "exact-fp32" / "vectors.npy").stat().st_size < size + 200
 
 
 def test_everything_exact_works_without_faiss_and_without_torch(folder, tmp_path):

@@ -4,26 +4,22 @@ import asyncio
 import json
 import math
 import threading
+from collections.abc import AsyncIterator
 
-import httpx
-import numpy as np
 import pytest
 
-from kit.retriever_fakes import ROWS, app_of, client_of, metric, until
+from kit.retriever_fakes import FakeEncoder, FakeIndex, app_of, ask, client_of, metric, send, until
 from verl_credit_retriever.http import batcher
+from verl_credit_retriever.http.engine import Engine
 from verl_credit_retriever.http.metrics import ServerMetrics
 from verl_credit_retriever.settings import Limits
 
 
 def _post(app, body, **headers):
-    content = body if isinstance(body, bytes) else json.dumps(body)
-
-    async def run():
-        async with client_of(app) as client:
-            headers_of = {"Content-Type": "application/json", **headers}
-            return await client.post("/retrieve", content=content, headers=headers_of)
-
-    return asyncio.run(run())
+    content = body if isinstance(body, bytes | AsyncIterator) else json.dumps(body)
+    return send(
+        app, "POST", "/retrieve", content=content, headers={"Content-Type": "application/json", **headers}
+    )
 
 
 @pytest.mark.parametrize(
@@ -58,12 +54,6 @@ def test_a_malformed_request_is_refused_and_the_field_named(body, named):
     assert encoder.encoded == []
 
 
-def test_k_above_the_rows_gives_all_rows():
-    app, _ = app_of()
-    (hits,) = _post(app, {"queries": ["a"], "topk": ROWS + 5}).json()["result"]
-    assert [hit["id"] for hit in hits] == [f"a/{row}" for row in range(ROWS)]
-
-
 @pytest.mark.parametrize("with_length", [True, False])
 def test_a_body_over_the_limit_is_413(with_length):
     app, encoder = app_of(limits=Limits(max_body_bytes=1000))
@@ -73,14 +63,7 @@ def test_a_body_over_the_limit_is_413(with_length):
         for start in range(0, len(body), 100):
             yield body[start : start + 100]
 
-    async def run():
-        async with client_of(app) as client:
-            content = body if with_length else pieces()
-            return await client.post(
-                "/retrieve", content=content, headers={"Content-Type": "application/json"}
-            )
-
-    answer = asyncio.run(run())
+    answer = _post(app, body if with_length else pieces())
     assert answer.status_code == 413 and "1000 bytes" in answer.json()["error"]
     assert encoder.encoded == []
 
@@ -194,33 +177,17 @@ def test_a_request_waits_for_room_before_it_is_refused_but_only_so_many_do(monke
     assert (late.status_code, at_once.status_code) == (504, 429)
 
 
-class _Gated:
-    """An engine that encodes when `gate` is set, and says in which order."""
-
-    rows, fingerprint = 1, "f"
-
-    def __init__(self):
-        self.gate, self.encoded = asyncio.Event(), []
-
-    async def tokenize(self, texts):
-        return [[text] for text in texts]
-
-    async def encode(self, ids_N):
-        await self.gate.wait()
-        self.encoded += [text for ids in ids_N for text in ids]
-        return np.zeros((len(ids_N), 2), dtype=np.float32)
-
-    async def search(self, vectors_N_D, k):
-        return [[({"id": "a", "contents": ""}, 1.0)] for _ in vectors_N_D]
-
-
 def _in_line(monkeypatch, run):
     """What is encoded after "0" while `run` sends requests of letters, a query each; four letters have room."""
     monkeypatch.setattr(batcher, "REFUSED_AFTER_S", 60)
 
     async def main():
-        engine = _Gated()
-        waiting = batcher.Batcher(engine, Limits(max_queue_queries=4, max_request_queries=4), ServerMetrics())
+        encoder, metrics = FakeEncoder(gate=threading.Event()), ServerMetrics()
+        engine, limits = (
+            Engine(FakeIndex(encoder), encoder, metrics),
+            Limits(max_queue_queries=4, max_request_queries=4),
+        )
+        waiting = batcher.Batcher(engine, limits, metrics)
 
         async def send(letters):
             task = asyncio.create_task(waiting.submit(list(letters), 1))
@@ -230,9 +197,9 @@ def _in_line(monkeypatch, run):
 
         async with asyncio.timeout(30):
             tasks = [await send("0"), *await run(send, lambda: len(waiting._waiting))]
-            engine.gate.set()
+            encoder.gate.set()
             await asyncio.gather(*tasks)
-        return "".join(engine.encoded)
+        return "".join(encoder.encoded)
 
     return asyncio.run(main())
 
@@ -289,24 +256,7 @@ def test_a_deadline_that_is_no_number_of_milliseconds_is_refused(value):
     assert answer.status_code == 422 and answer.json()["error"].startswith("x-deadline-ms")
 
 
-async def _raw_post(app, body: bytes, leave: asyncio.Event) -> list[dict]:
-    """What an app sends to a client that goes away when `leave` is set."""
-    sent, parts = [], [{"type": "http.request", "body": body, "more_body": False}]
-
-    async def receive():
-        if parts:
-            return parts.pop()
-        await leave.wait()
-        return {"type": "http.disconnect"}
-
-    async def send(message):
-        sent.append(message)
-
-    headers = [(b"content-type", b"application/json")]
-    scope = {"type": "http", "method": "POST", "path": "/retrieve", "raw_path": b"/retrieve"}
-    scope |= {"query_string": b"", "headers": headers, "http_version": "1.1", "scheme": "http"}
-    await app(scope | {"server": ("retriever", 80), "client": ("127.0.0.1", 1)}, receive, send)
-    return sent
+JSON = [(b"content-type", b"application/json")]
 
 
 def test_the_work_of_a_client_that_went_away_is_dropped():
@@ -315,11 +265,12 @@ def test_the_work_of_a_client_that_went_away_is_dropped():
     async def run():
         async with client_of(app) as client:
             first, leave = await _occupy(client, encoder), asyncio.Event()
-            gone = asyncio.create_task(_raw_post(app, b'{"queries": ["gone", "too"]}', leave))
+            body = [b'{"queries": ["gone", "too"]}']
+            gone = asyncio.create_task(ask(app, "POST", "/retrieve", JSON, body, leave))
             stays = asyncio.create_task(client.post("/retrieve", json={"queries": ["stays"]}))
             await _until_waiting(client, 3)
             leave.set()
-            assert (await gone)[0]["status"] == 499
+            assert (await gone)[0] == 499
             await _until_waiting(client, 1)
             gate.set()
             await first
@@ -329,26 +280,6 @@ def test_the_work_of_a_client_that_went_away_is_dropped():
     assert stays.status_code == 200 and encoder.encoded == ["first", "stays"]
     assert metric(metrics, "dropped_queries_total", reason="disconnected") == 2
     assert metric(metrics, "requests_total", route="/retrieve", status="499") == 1
-
-
-def test_a_draining_server_refuses_and_finishes_what_is_queued():
-    app, encoder, gate = _busy()
-
-    async def run():
-        async with client_of(app) as client:
-            first = await _occupy(client, encoder)
-            queued = asyncio.create_task(client.post("/retrieve", json={"queries": ["queued"]}))
-            await _until_waiting(client, 1)
-            app.state.draining = True
-            ready, live = await client.get("/readyz"), await client.get("/livez")
-            refused = await client.post("/retrieve", json={"queries": ["new"]})
-            gate.set()
-            return [await first, await queued, ready, live, refused]
-
-    answers = asyncio.run(run())
-    assert [answer.status_code for answer in answers] == [200, 200, 503, 200, 503]
-    assert answers[4].headers["Retry-After"] == "1"
-    assert encoder.encoded == ["first", "queued"]
 
 
 def test_a_probe_of_a_busy_server_waits_for_no_batch_but_the_one_that_runs():
@@ -388,14 +319,8 @@ def test_readyz_tells_whether_a_query_can_be_answered():
 def test_other_paths_and_methods_are_json_errors():
     app, _ = app_of()
 
-    async def run():
-        async with client_of(app) as client:
-            return [
-                await client.get("/nothing"),
-                await client.get("/retrieve"),
-                await client.delete("/livez"),
-            ]
-
-    answers: list[httpx.Response] = asyncio.run(run())
+    answers = [
+        send(app, *asked) for asked in (("GET", "/nothing"), ("GET", "/retrieve"), ("DELETE", "/livez"))
+    ]
     assert [answer.status_code for answer in answers] == [404, 405, 405]
     assert all(set(answer.json()) == {"error"} for answer in answers)

@@ -4,23 +4,11 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
-import typer
 
 from verl_credit_retriever import cli as command
 from verl_credit_retriever import start
-from verl_credit_retriever.cli import app, main
+from verl_credit_retriever.cli import main
 from verl_credit_retriever.settings import Limits, ServeSettings
-
-NO_OPTION = {
-    "verify",
-    "index_pin",
-    "limits",
-    "token",
-}  # a flag, a pin of the workers, the limits' own options, a file
-
-
-def _options(name):
-    return {option.name: option for option in typer.main.get_command(app).commands[name].params}
 
 
 @pytest.fixture
@@ -37,17 +25,6 @@ def run(monkeypatch, tmp_path):
         return given.pop()
 
     return run
-
-
-def test_every_field_is_an_option_with_its_default():
-    options = _options("serve")
-    for kind in (Limits, ServeSettings):
-        for field in fields(kind):
-            if field.name not in NO_OPTION | {"index", "encoder"}:
-                assert options[field.name].default == field.default, field.name
-                assert options[field.name].opts[0].startswith("--")
-    assert options["index"].required and options["encoder"].required
-    assert options["default_topk"].opts == ["--topk"]
 
 
 def test_every_option_reaches_the_settings(run):

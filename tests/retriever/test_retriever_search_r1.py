@@ -1,6 +1,5 @@
 """Search-R1's trainer: every search of a step in one request, sent by a blocking client that knows no status."""
 
-import asyncio
 import importlib.util
 import json
 import logging
@@ -9,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kit.retriever_fakes import app_of, client_of, metric
+from kit.retriever_fakes import app_of, metric, send
 from kit.serving import served
 from verl_credit_retriever.settings import Limits
 
@@ -53,14 +52,10 @@ def test_research_s_client_is_told_the_right_request(path):
     app, _ = app_of()
     body = {"query": "a" if path == "/search" else ["a"], "top_n": 3, "return_score": False}
 
-    async def run():
-        async with app.router.lifespan_context(app), client_of(app) as client:
-            refused = await client.post(path, json=body)
-            said = refused.json()["error"]
-            shape = said[said.index("{") : said.index("}") + 1].replace('"a text", ...', '"a text"')
-            return refused, await client.post("/retrieve", content=shape, headers=JSON)
-
-    refused, answer = asyncio.run(run())
+    refused = send(app, "POST", path, json=body)
+    said = refused.json()["error"]
+    shape = said[said.index("{") : said.index("}") + 1].replace('"a text", ...', '"a text"')
+    answer = send(app, "POST", "/retrieve", content=shape, headers=JSON)
     assert refused.status_code == 404 and set(refused.json()) == {"error"}
     assert refused.json()["error"].startswith(
         f"there is no POST {path!r}; a search is POST /retrieve with {{"
@@ -72,15 +67,8 @@ def test_research_s_client_is_told_the_right_request(path):
 
 def post(app, *bodies):
     """The answers to these bodies, and then /metrics."""
-
-    async def run():
-        async with app.router.lifespan_context(app), client_of(app) as client:
-            answers = [
-                await client.post("/retrieve", content=json.dumps(body), headers=JSON) for body in bodies
-            ]
-            return answers, (await client.get("/metrics")).text
-
-    return asyncio.run(run())
+    answers = [send(app, "POST", "/retrieve", content=json.dumps(body), headers=JSON) for body in bodies]
+    return answers, send(app, "GET", "/metrics").text
 
 
 def test_one_odd_query_costs_its_batch_nothing(caplog):

@@ -48,17 +48,6 @@ def test_every_search_answer_names_the_index(server, folders):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "fields", [{}, {"topk": None}, {"return_scores": False}, {"topk": 3, "return_scores": False}]
-)
-def test_without_scores_a_hit_is_the_document(server, folders, fields):
-    answer = _post(server.url, {"queries": QUERIES[:2], **fields})
-    assert answer.status_code == 200
-    expected = [[document for document, _ in hits] for hits in _local_search(folders, QUERIES[:2], 3)]
-    assert answer.json() == {"result": expected}
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("fields, k", [({}, 3), ({"topk": 0}, 3), ({"topk": 1}, 1), ({"topk": 100}, 50)])
 def test_with_scores_a_hit_is_document_and_score(server, folders, fields, k):
     found = _post(server.url, {"queries": QUERIES[:2], "return_scores": True, **fields}).json()["result"]
@@ -138,26 +127,8 @@ def _lines_until_ready(process):
     raise AssertionError(process.stderr.read())
 
 
-async def _search_until_it_ends(url, answers, clients=8):
-    """Clients that search one query after another until nobody answers; fills `answers` with (query, answer)."""
-
-    async def search(first):
-        async with httpx.AsyncClient(timeout=60, trust_env=False) as client:
-            for number in range(first, 1_000_000, clients):
-                query = QUERIES[number % len(QUERIES)]
-                try:
-                    answer = await client.post(f"{url}/retrieve", json={"queries": [query], "topk": 3})
-                except httpx.TransportError:
-                    return  # it was gone before it had answered
-                answers.append((query, answer))
-                if answer.status_code == 503:
-                    return
-
-    await asyncio.gather(*map(search, range(clients)))
-
-
 @pytest.mark.slow
-def test_the_end_of_the_parent_under_load_is_a_sigterm_that_drains(folders, tmp_path):
+def test_the_end_of_the_parent_is_a_sigterm_that_drains(folders, tmp_path):
     # A process nobody has waited for yet is a zombie when it ends: it must count as gone.
     parent = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     more = ("--port-file", tmp_path / "port.json", "--parent-pid", parent.pid, "--cache-entries", 0)
@@ -166,35 +137,26 @@ def test_the_end_of_the_parent_under_load_is_a_sigterm_that_drains(folders, tmp_
     announced = json.loads((tmp_path / "port.json").read_text())
     url = f"http://{announced['host']}:{announced['port']}"
     assert f"{url} (pid {process.pid})" in line and announced["pid"] == process.pid
-    answers = []
+    many = [f"{query} {n}" for n in range(32) for query in QUERIES]
 
     async def run():
-        load = asyncio.create_task(_search_until_it_ends(url, answers))
-        many = {"queries": [f"{query} {n}" for n in range(32) for query in QUERIES], "topk": 5}
         async with httpx.AsyncClient(timeout=60, trust_env=False) as client:
-            while len(answers) < 40:
-                await asyncio.sleep(0.01)
-            large = asyncio.create_task(client.post(f"{url}/retrieve", json=many))
+            asked = asyncio.create_task(client.post(f"{url}/retrieve", json={"queries": many, "topk": 5}))
             metrics = ""
-            while metric(metrics, "cache_misses_total") < len(many["queries"]):  # it has come in
+            while metric(metrics, "cache_misses_total") < len(many):  # it has come in
                 metrics = (await client.get(f"{url}/metrics")).text
             parent.communicate(b"\n")
-            await load
-            return await large
+            return await asked
 
-    large = asyncio.run(run())
+    answer = asyncio.run(run())
     _, errors = process.communicate(timeout=30)
     assert (process.returncode, errors, os.listdir(tmp_path)) == (0, "", [])
     with pytest.raises(SearchFault) as caught:
         asyncio.run(SearchClient(url).search("river"))
     assert caught.value.code == "connect"
-    assert large.status_code == 200 and len(large.json()["result"]) == len(QUERIES) * 32
-    assert {answer.status_code for _, answer in answers} <= {200, 503}
-    expected = dict(zip(QUERIES, _local_search(folders, QUERIES, 3), strict=True))
-    for query, answer in answers:
-        if answer.status_code == 200:
-            (hits,) = answer.json()["result"]
-            assert [hit["id"] for hit in hits] == [document["id"] for document, _ in expected[query]]
+    assert answer.status_code == 200
+    expected = _local_search(folders, many[-3:], 5)
+    assert answer.json()["result"][-3:] == [[document for document, _ in hits] for hits in expected]
 
 
 def _children(pid):

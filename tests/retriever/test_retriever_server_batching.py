@@ -136,17 +136,6 @@ def test_equal_texts_are_encoded_once_and_k_is_each_ones_own():
     assert _ids(answers[0])[0] == _ids(answers[0])[2] == _ids(answers[1])[0][:2]
 
 
-def test_a_failing_text_fails_its_own_request_only():
-    app, encoder, _, gate = _held(Limits())
-    encoder.broken["bad"] = RuntimeError("out of memory")
-    requests = [(["a", "b"], 1), (["c", "bad"], 1), (["d"], 1), (["bad"], 1), (["e"], 1)]
-    answers, _ = asyncio.run(_after_first(app, encoder, gate, requests))
-    assert [answer.status_code for answer in answers] == [200, 500, 200, 500, 200]
-    assert answers[1].json() == {"error": "RuntimeError: out of memory"}
-    assert _ids(answers[0]) == [["a/0"], ["b/0"]]
-    assert [_ids(answers[n]) for n in (2, 4)] == [[["d/0"]], [["e/0"]]]
-
-
 def test_nobody_is_blamed_for_the_fault_of_a_client_that_has_left():
     app, encoder, _, gate = _held(Limits())
     encoder.broken["bad"] = RuntimeError("out of memory")
@@ -323,13 +312,14 @@ def test_retry_after_follows_the_pace():
 
 @pytest.mark.parametrize(
     "field, value",
-    [("max_topk", 0), ("max_batch_tokens", True), ("cache_entries", -1), ("default_topk", 101)],
+    [
+        ("max_topk", 0),
+        ("max_batch_tokens", True),
+        ("cache_entries", -1),
+        ("default_topk", 101),
+        ("max_request_queries", 8193),
+    ],
 )
 def test_a_wrong_limit_is_refused_by_name(field, value):
     with pytest.raises(ValueError, match=f"{field}={value}"):
         Limits(**{field: value})
-
-
-def test_a_request_that_never_fits_the_queue_is_a_wrong_setting():
-    with pytest.raises(ValueError, match="max_request_queries=4096; at most max_queue_queries=100"):
-        Limits(max_queue_queries=100)

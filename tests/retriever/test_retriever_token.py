@@ -2,14 +2,12 @@
 
 import asyncio
 import logging
-import socket
-import threading
 
 import pytest
-import uvicorn
 from omegaconf import OmegaConf
 
 from kit.retriever_fakes import FakeIndex, app_of, client_of
+from kit.serving import served
 from verl_credit.config.keys import Search
 from verl_credit.errors import PreflightError
 from verl_credit.recipe.doctor.context import Context
@@ -63,21 +61,14 @@ def test_the_doctor_asks_a_protected_server_with_the_token(monkeypatch):
         "timeout_s": 30.0, "max_retries": 0, "token_env": "SEARCH_TOKEN",
     }  # fmt: skip
     app, _ = app_of(token=TOKEN)
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        server = uvicorn.Server(uvicorn.Config(app, log_level="error"))
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
-        url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+    with served(app) as port:
+        url = f"http://127.0.0.1:{port}"
         config = OmegaConf.create({"search": {**section, "url": url}})
-        thread.start()
-        try:
-            monkeypatch.setenv("SEARCH_TOKEN", TOKEN)
-            right = check_retriever(Context(None, config))
-            monkeypatch.setenv("SEARCH_TOKEN", "another")
-            with pytest.raises(PreflightError, match="401") as wrong:
-                check_retriever(Context(None, config))
-        finally:
-            server.should_exit = True
-            thread.join()
+        monkeypatch.setenv("SEARCH_TOKEN", TOKEN)
+        right = check_retriever(Context(None, config))
+        monkeypatch.setenv("SEARCH_TOKEN", "another")
+        with pytest.raises(PreflightError, match="401") as wrong:
+            check_retriever(Context(None, config))
     assert (right.status, right.found) == (Status.PASS, f"index: {url} {FakeIndex.fingerprint}")
     assert "another" not in str(wrong.value)
 
