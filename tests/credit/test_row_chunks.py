@@ -8,7 +8,7 @@ import torch
 from verl_credit.credit import groups as chunks
 from verl_credit.credit import gtpo_canonical, spread
 from verl_credit.credit.groups import z_score, z_score_of_one
-from verl_credit.credit.token.token_credit import entropy_stats, token_credit
+from verl_credit.credit.token.token_credit import token_credit, token_stats
 from verl_credit.credit.token.token_transforms import TRANSFORMS
 
 ROWS, WIDTH = 11, 6
@@ -51,8 +51,8 @@ def test_statistics_entropies_and_turns(monkeypatch, size):
     outcome_B, ids_B_T = (torch.arange(ROWS) % 2).double(), torch.arange(WIDTH).expand(ROWS, WIDTH)
 
     def all_of_them():
-        stats = entropy_stats(h, planning, mask)
-        return (*stats.values(), gtpo_canonical(outcome_B, h, mask, group), spread(advantage, ids_B_T, mask))
+        stats_6 = torch.tensor(list(token_stats(h, planning, mask).values()))
+        return stats_6, gtpo_canonical(outcome_B, h, mask, group), spread(advantage, ids_B_T, mask)
 
     whole = all_of_them()
     monkeypatch.setattr(chunks, "CACHED_TOKENS", size)

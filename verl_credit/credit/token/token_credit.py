@@ -108,8 +108,14 @@ def token_credit(
 def token_stats(
     uncertainty_B_T: torch.Tensor, planning_B_T: torch.Tensor | None, mask_B_T: torch.Tensor
 ) -> dict[str, float]:
-    """`TokenCredit.stats` where nothing is pooled."""
-    stats = entropy_stats(uncertainty_B_T, planning_B_T, mask_B_T)
+    """`TokenCredit.stats` where nothing is pooled. Values outside the mask may be anything; masks are bool."""
+    moments = []
+    for rows in row_chunks(mask_B_T):
+        value_C_T = torch.where(mask_B_T[rows], uncertainty_B_T[rows], 0.0)
+        moments.append(
+            row_moments(value_C_T, None if planning_B_T is None else planning_B_T[rows], mask_B_T[rows])
+        )
+    stats = stats_of_rows(moments)
     return _named(stats, stats)
 
 
@@ -130,28 +136,6 @@ def _refuse_nonfinite(name: str, tensor: torch.Tensor, mask_B_T: torch.Tensor) -
         bad_C_T = mask_B_T[rows] & (tensor[rows] - tensor[rows] != 0)  # NaN: half the time of isfinite
         problem = "is not finite on a policy token; expected finite numbers"
         refuse_rows(name, bad_C_T, problem, first=rows.start)
-
-
-def entropy_stats(
-    uncertainty_B_T: torch.Tensor, planning_B_T: torch.Tensor | None, mask_B_T: torch.Tensor
-) -> dict[str, torch.Tensor]:
-    """exec_mean, exec_var, exec_count, plan_mean, plan_var, plan_count: 0-dim float64.
-
-    exec: policy tokens without planning (all, without a planning mask); plan: planning tokens. Every token of the batch
-    counts once (not a mean of means); the variance is the population's, from deviations in float64. A kind without tokens
-    gives three zeros. Values outside the mask may be anything.
-    """
-    check_shape("mask_B_T", mask_B_T, uncertainty_B_T.shape, "uncertainty_B_T")
-    mask_B_T = as_bool("mask_B_T", mask_B_T)
-    if planning_B_T is not None:
-        check_shape("planning_B_T", planning_B_T, uncertainty_B_T.shape, "uncertainty_B_T")
-        planning_B_T = as_bool("planning_B_T", planning_B_T)
-    moments = []
-    for rows in row_chunks(mask_B_T):
-        value_C_T = torch.where(mask_B_T[rows], uncertainty_B_T[rows], 0.0)
-        planning_C_T = None if planning_B_T is None else planning_B_T[rows]
-        moments.append(row_moments(value_C_T, planning_C_T, mask_B_T[rows]))
-    return stats_of_rows(moments)
 
 
 def row_moments(
@@ -175,7 +159,11 @@ def row_moments(
 
 
 def stats_of_rows(moments: list[torch.Tensor]) -> dict[str, torch.Tensor]:
-    """`entropy_stats` of the rows whose `row_moments` these are, at least one table."""
+    """exec_mean, exec_var, exec_count, plan_mean, plan_var, plan_count of rows by their `row_moments`: 0-dim float64.
+
+    exec: policy tokens without planning (all, without a planning mask); plan: planning tokens. Every token of the batch
+    counts once (not a mean of means); the variance is the population's. A kind without tokens gives three zeros.
+    """
     stats: dict[str, torch.Tensor] = {}
     count_B_2, sum_B_2, square_B_2 = torch.cat(moments).unbind(dim=2)
     for kind, name in enumerate(("exec", "plan")):
