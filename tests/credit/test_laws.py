@@ -16,10 +16,7 @@ from verl_credit.credit.laws.drawn_world import make_world
 from verl_credit.credit.laws.effects import TOOL_TURNS
 from verl_credit.credit.laws.subjects import run_turn_mode
 from verl_credit.credit.operator import equation_of
-from verl_credit.credit.outcome import OUTCOME_OPERATORS
 from verl_credit.credit.plugins import AlgorithmContext, TransformContext, TransformSpec
-from verl_credit.credit.token.gtpo_canonical import CANONICAL
-from verl_credit.credit.token.token_transforms import TRANSFORMS
 from verl_credit.credit.turn.mode import as_turn_mode
 from verl_credit.credit.turn.modes import MODES
 
@@ -33,14 +30,6 @@ each_operator = pytest.mark.parametrize("level, name", list(REGISTRY), ids=lambd
 def few_calls(monkeypatch):
     """What an operator does after thousands of calls is tried with the planted ones."""
     monkeypatch.setattr(steady, "CALLS", 100)
-
-
-def test_the_registry_holds_every_operator():
-    names = {level: {n for other, n in REGISTRY if other == level} for level, _ in REGISTRY}
-    assert names["outcome"] == set(OUTCOME_OPERATORS)
-    assert names["turn"] == set(MODES)
-    assert names["token"] == set(TRANSFORMS)
-    assert names["canonical"] == set(CANONICAL)
 
 
 @each_operator

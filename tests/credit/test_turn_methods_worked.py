@@ -15,7 +15,6 @@ from verl_credit.credit import (
     mt_grpo,
     progress,
     rloo,
-    turn_credit,
     turn_gae,
 )
 from verl_credit.credit.laws import check, registered_subject
@@ -321,15 +320,6 @@ def test_anchors_and_scores_are_counted():
     tables = {"state_score_B_K1": scores, "turn_tokens_B_K1": torch.ones(4, 2)}
     counts = progress(*given, **more, **tables, row_valid_B=valid).counts
     assert (counts["turns_without_score"], counts["groups_with_and_without_scores"]) == (3, 1)
-
-
-def test_turn_credit_picks_them_by_name():
-    given, optional = world()
-    for name in ("gigpo", "hgpo", "mt_grpo", "progress", "leave_one_out", "turn_gae"):
-        named = turn_credit(*given, info_gain_norm_mode=name, **of(MODES[name], optional))
-        assert torch.equal(
-            named.advantage_B_K1, MODES[name](*given, **of(MODES[name], optional)).advantage_B_K1
-        )
 
 
 REFUSED = [
