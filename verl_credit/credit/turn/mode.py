@@ -144,15 +144,6 @@ class TurnMode(Operator):
         """The optional tables that it reads."""
         return tuple(table for name in self.reads for table in OPTIONAL_TABLES.get(name, ()))
 
-    @property
-    def __signature__(self) -> inspect.Signature:
-        _, *common, _ = inspect.signature(
-            type(self).__call__
-        ).parameters.values()  # without self and keywords
-        own = {**dict.fromkeys(self.tables), **self.options}
-        keyword = inspect.Parameter.KEYWORD_ONLY
-        return inspect.Signature(common + [inspect.Parameter(n, keyword, default=d) for n, d in own.items()])
-
     def __call__(
         self,
         outcome_B: torch.Tensor,
@@ -251,11 +242,6 @@ def turn_mode(**declared) -> Callable[[Callable], Callable]:
         return function
 
     return declare
-
-
-def declared_mode(function: Callable) -> TurnMode:
-    """Returns the mode that `turn_mode` declared of a function."""
-    return vars(function)["mode"]
 
 
 def as_turn_mode(function: Callable, name: str) -> TurnMode:

@@ -44,7 +44,7 @@ def turn_credit(
     gamma, alpha (0.3 in the released recipe, absent (1) in the paper), clip_beta; norm_by_std, ddof, variance_floor, eps;
     outcome_operator, a name or `f(outcome_B, group_B, row_valid_B=) -> advantage_B`, gives the outcome term R;
     gain_scale and outcome_scale, the weights of a curriculum, multiply normalised rewards and outcomes; and those that
-    stand with a single mode. `inspect.signature(mode)` lists them with their defaults.
+    stand with a single mode. `TurnMode.options` has them with their defaults.
 
     Optional tables, each of the modes that read it (`mode.OPTIONAL_TABLES`; `needs` says which cannot do without):
     anchor_B_K1 (`exact_anchors`), value_B_K1, bootstrap_B, state_score_B_K1, initial_score_B,
