@@ -86,19 +86,13 @@ def turn_policy_loss(
         metrics["pg_clipfrac_lower"] = (negative_B_T & (loss_B_T > cap_B_T) & mask_B_T).sum() / count
         loss_B_T = torch.where(negative_B_T, torch.minimum(cap_B_T, loss_B_T), loss_B_T)
     if clip_scale_B_T is not None:
-        metrics |= _scale_metrics(scale_B_T, n_tokens)
+        excess_B_T = scale_B_T - 1  # other tokens have the scale 1 and contribute exactly 0
+        mean = excess_B_T.sum() / count
+        variance = (excess_B_T.square().sum() / count - mean**2).clamp(min=0)
+        metrics |= {"clip_scale_mean": mean + n_tokens / count, "clip_scale_std": variance.sqrt()}
     if rollout_is_weights is not None:
         loss_B_T = loss_B_T * rollout_is_weights.detach()
     return aggregate(loss_B_T, mask_B_T, loss_agg_mode, **whole_batch), metrics
-
-
-def _scale_metrics(scale_B_T: torch.Tensor, n_tokens: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Mean and std over policy tokens. Scales are measured from 1, which other tokens have: these contribute exactly 0."""
-    excess_B_T = scale_B_T - 1
-    count = n_tokens.clamp(min=1)
-    mean = excess_B_T.sum() / count
-    variance = (excess_B_T.square().sum() / count - mean**2).clamp(min=0)
-    return {"clip_scale_mean": mean + n_tokens / count, "clip_scale_std": variance.sqrt()}
 
 
 RATIO_LEVELS = ("token", "turn", "sequence")

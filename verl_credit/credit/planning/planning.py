@@ -56,7 +56,7 @@ def parse_grams(text_or_list: str | Iterable[str]) -> tuple[str, ...]:
     for n, gram in enumerate(entries):
         if not isinstance(gram, str):
             raise TypeError(f"{_KEY}={text_or_list!r}: entry {n} is {gram!r}; expected a string")
-        name = gram_name(gram)
+        name = "_".join(fold("".join(c for c in gram if c not in _APOSTROPHES)).split())
         if not name:
             raise ValueError(f"{_KEY}={text_or_list!r}: entry {n} is {gram!r}; expected a phrase of words")
         if name in seen:
@@ -70,11 +70,6 @@ def parse_grams(text_or_list: str | Iterable[str]) -> tuple[str, ...]:
 def fold(text: str) -> str:
     """The text for comparison, of the same length: letters and digits without case, spaces for all else."""
     return "".join(map(_folded, text))
-
-
-def gram_name(gram: str) -> str:
-    """Words joined by "_" without apostrophes; equal for different spellings of one gram."""
-    return "_".join(fold("".join(c for c in gram if c not in _APOSTROPHES)).split())
 
 
 @lru_cache(maxsize=16)

@@ -67,42 +67,33 @@ def token_credit(
             check_shape(name, tensor, turn_advantage_B_T.shape, "turn_advantage_B_T")
             _refuse_nonfinite(name, tensor, mask_B_T)
     dtype = output_dtype(turn_advantage_B_T, *([] if uncertainty_B_T is None else [uncertainty_B_T]))
-    with torch.no_grad():
-        if planning_B_T is not None:
-            planning_B_T = as_bool("planning_B_T", planning_B_T)
-        if uncertainty_B_T is None:
-            advantage_B_T = torch.where(mask_B_T, turn_advantage_B_T.to(dtype), 0.0)
-            if transform.amplified:
-                advantage_B_T = hicra(advantage_B_T, given("planning_B_T", planning_B_T), hicra_alpha)
-            return TokenCredit(advantage_B_T, mask_B_T.to(dtype))
-        weight_dtype = output_dtype(uncertainty_B_T) if transform.weighted else uncertainty_B_T.dtype
-        advantage_B_T = mask_B_T.new_empty(mask_B_T.shape, dtype=dtype)
-        weight_B_T = mask_B_T.new_empty(mask_B_T.shape, dtype=weight_dtype)
-        raw, pooled = [], []
-        # The mask ranks the tokens of whole prompts.
-        for rows in [slice(None)] if transform.masked else row_chunks(mask_B_T):
-            mask_C_T = mask_B_T[rows]
-            uncertainty_C_T = torch.where(mask_C_T, uncertainty_B_T[rows], 0.0)
-            planning_C_T = None if planning_B_T is None else planning_B_T[rows]
+    if planning_B_T is not None:
+        planning_B_T = as_bool("planning_B_T", planning_B_T)
+    strengths = {"sepa_lambda": sepa_lambda, "gtpo_beta": gtpo_beta, "entropy_mask_rho": entropy_mask_rho}
+    advantages, weights, raw, pooled = [], [], [], []
+    # The mask ranks the tokens of whole prompts.
+    for rows in [slice(None)] if transform.masked else row_chunks(mask_B_T):
+        mask_C_T = mask_B_T[rows]
+        planning_C_T = None if planning_B_T is None else planning_B_T[rows]
+        advantage_C_T, weight_C_T = (
+            torch.where(mask_C_T, turn_advantage_B_T[rows].detach().to(dtype), 0.0),
+            mask_C_T.to(dtype),
+        )
+        if uncertainty_B_T is not None:
+            value_C_T = torch.where(mask_C_T, uncertainty_B_T[rows].detach(), 0.0)
             weight_C_T, pooled_C_T = token_weights(
-                transform,
-                uncertainty_C_T,
-                mask_C_T,
-                planning_B_T=planning_C_T,
-                group_B=group_B,
-                sepa_lambda=sepa_lambda,
-                gtpo_beta=gtpo_beta,
-                entropy_mask_rho=entropy_mask_rho,
+                transform, value_C_T, mask_C_T, planning_B_T=planning_C_T, group_B=group_B, **strengths
             )
-            advantage_C_T = torch.where(mask_C_T, turn_advantage_B_T[rows].to(dtype), 0.0)
             advantage_C_T = advantage_C_T * weight_C_T.to(dtype)
-            if transform.amplified:
-                advantage_C_T = hicra(advantage_C_T, given("planning_B_T", planning_C_T), hicra_alpha)
-            advantage_B_T[rows], weight_B_T[rows] = advantage_C_T, weight_C_T
-            raw.append(row_moments(uncertainty_C_T, planning_C_T, mask_C_T))
+            raw.append(row_moments(value_C_T, planning_C_T, mask_C_T))
             if transform.pool is not None:
                 pooled.append(row_moments(pooled_C_T, planning_C_T, mask_C_T))
-    return TokenCredit(advantage_B_T, weight_B_T, _named(stats_of_rows(raw), stats_of_rows(pooled or raw)))
+        if transform.amplified:
+            advantage_C_T = hicra(advantage_C_T, given("planning_B_T", planning_C_T), hicra_alpha)
+        advantages.append(advantage_C_T)
+        weights.append(weight_C_T)
+    stats = _named(stats_of_rows(raw), stats_of_rows(pooled or raw)) if raw else {}
+    return TokenCredit(torch.cat(advantages), torch.cat(weights), stats)
 
 
 def token_stats(

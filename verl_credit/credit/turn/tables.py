@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 from verl_credit.credit.arguments import (
     as_bool,
@@ -175,7 +176,8 @@ def make_tables(
     )
     if n_tool_turns_B is None:
         _refuse_ambiguous(given, has_reward_B_K, usable_B)
-    tables = replace(tables, **{name: _optional(name, table, tables) for name, table in given.items()})
+    optional: dict[str, Any] = {name: _optional(name, table, tables) for name, table in given.items()}
+    tables = replace(tables, **optional)
     counts = {
         "invalid_rows": int((~valid_B).sum()),
         "nonfinite_outcomes": int(bad_B.sum()),
