@@ -1,14 +1,11 @@
-"""A turn mode: a function of `Tables`, and what it declares about itself.
+"""A turn mode: a function of `Tables`, and what it declares about itself (`turn_mode`).
 
-A mode in `modes/` is a function `f(tables, *, options) -> (advantage_B_K, outcome_advantage_B, clip_scale_B_K)`
-in float64, under its declaration (`turn_mode`). Its keyword-only arguments are its options, with their defaults; there is no
-second list of them. Configuration keys, checks, `explain` and docs/modes.md read the declaration.
+`f(tables, *, options) -> (advantage_B_K, outcome_advantage_B, clip_scale_B_K)`, in float64. Its keyword-only arguments are
+its options, with their defaults; configuration keys, checks, `explain` and docs/modes.md read the declaration. A `TurnMode`
+is the public function of its mode: call it with tensors. `as_turn_mode` makes one of a user's function.
 
-A `TurnMode` is the public function of its mode: call it with tensors. A mode of one's own is such a function, too; see
-`as_turn_mode`.
-
-A turn without a reward reads the advantage and clip scale of the row's next reward (`turn_credit`); `Tables.backward` does
-this. A mode that compares whole returns leaves such a row out (`Tables.known_B`). Other modes say what they do with it.
+A turn without a reward reads the advantage and clip scale of the row's next reward: `Tables.backward` does this. A mode that
+compares whole returns leaves such a row out (`Tables.known_B`). Other modes say what they do with it.
 """
 
 from __future__ import annotations
@@ -45,9 +42,8 @@ OPTIONAL_TABLES = {
 class TurnCredit:
     """Advantages and clip scales of the tool turns, and the answer turn's advantage (its clip scale is 1).
 
-    `advantage_B_K1` and `clip_scale_B_K1` append the answer turn as one more column. Because columns past a
-    row's tool turns read the outcome advantage and scale 1 too, column n_tool_turns of every row is its answer
-    turn, which is what `spread` looks up.
+    Columns past a row's tool turns read the outcome advantage and scale 1, so that column n_tool_turns of every row of
+    `advantage_B_K1` and `clip_scale_B_K1` is its answer turn, which `spread` looks up.
     """
 
     advantage_B_K: torch.Tensor
@@ -245,19 +241,12 @@ def turn_mode(**declared) -> Callable[[Callable], Callable]:
 
 
 def as_turn_mode(function: Callable, name: str) -> TurnMode:
-    """A user's function of `Tables` as a mode.
-
-    It may declare `reads`, `needs`, `scope`, `properties`, `exempt`, `default_signal` and `whole_returns` as attributes;
-    without `reads` it is taken to read rewards, groups and turn rewards.
-    """
+    """A user's function of `Tables` as a mode. It may declare ``keys`` as attributes."""
     if isinstance(function, TurnMode):
         return function
     keys = ("reads", "needs", "scope", "properties", "exempt", "default_signal", "whole_returns")
     declared = {key: getattr(function, key) for key in keys if hasattr(function, key)}
-    about: dict[str, Any] = {
-        "equation": "yours",
-        "reduces_to": "not stated",
-        "bias": "not stated",
-        "source": name,
-    }
+    about: dict[str, Any] = {"equation": "yours", "source": name} | dict.fromkeys(
+        ("reduces_to", "bias"), "not stated"
+    )
     return TurnMode(name=name, function=function, **about, **declared)
