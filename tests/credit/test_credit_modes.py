@@ -1,6 +1,5 @@
 """Every mode against a slow per-row oracle written from the formulas, on random turn tables."""
 
-import inspect
 import itertools
 import math
 import statistics
@@ -11,9 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kit.modes import NO_TABLES
-from verl_credit import credit
-from verl_credit.credit import MODES, REGISTRY, turn_credit
-from verl_credit.credit.token import gtpo_canonical
+from verl_credit.credit import MODES, turn_credit
 
 EPS = 1e-6
 
@@ -251,19 +248,3 @@ def test_outcome_enters_the_last_gain_with_the_stated_power_of_gamma():
             gamma=gamma, outcome_gamma_power=power, outcome_weight=0.0,
         )  # fmt: skip
         assert credit.advantage_B_K[0].tolist() == pytest.approx([gamma ** (power + 1) / 2, gamma**power / 2])
-
-
-def test_the_public_operators_are_those_of_the_registry():
-    registered = {
-        name.replace("-", "_"): operator if level == "turn" else operator.function
-        for (level, name), operator in REGISTRY.items()
-        if level != "token"
-    }
-    public = {name: getattr(credit, name) for name in credit.__all__}
-    operators = {
-        name: value
-        for name, value in public.items()
-        if isinstance(value, credit.TurnMode) or inspect.getmodule(value) in (credit.outcome, gtpo_canonical)
-    }
-    assert operators == registered
-    assert len(public) == len(credit.__all__)

@@ -167,19 +167,20 @@ class TurnMode(Operator):
             tables, counts = make_tables(*rows, on_nonfinite, given)
             if self.whole_returns:
                 counts["rows_left_out"] = int((tables.valid_B & ~tables.known_B).sum())
-            outputs = self._checked(self.function(tables, **options), tables)
-            counts_B = tables.valid_B
+            advantage_B_K, outcome_advantage_B, scale_B_K = self._checked(
+                self.function(tables, **options), tables
+            )
+            kept_B = tables.valid_B
             if tied_groups == "skip":
                 tied_B = tied_rows(tables.outcome_B, tables.group_B, tables.valid_B)
-                counts_B = counts_B & ~tied_B
-                counts["skipped_rows"] = int(tied_B.sum())
-            outputs = [
-                torch.where(counts_B.view(-1, *[1] * (tensor.dim() - 1)), tensor, fill)
-                for tensor, fill in zip(outputs, (0.0, 0.0, 1.0), strict=True)
-            ]
-        dtype = output_dtype(outcome_B, turn_reward_B_K)
-        advantage_B_K, outcome_advantage_B, scale_B_K = (tensor.to(dtype) for tensor in outputs)
-        return TurnCredit(advantage_B_K, outcome_advantage_B, scale_B_K, counts)
+                kept_B, counts["skipped_rows"] = kept_B & ~tied_B, int(tied_B.sum())
+            dtype, kept_B_1 = output_dtype(outcome_B, turn_reward_B_K), kept_B[:, None]
+            return TurnCredit(
+                torch.where(kept_B_1, advantage_B_K, 0.0).to(dtype),
+                torch.where(kept_B, outcome_advantage_B, 0.0).to(dtype),
+                torch.where(kept_B_1, scale_B_K, 1.0).to(dtype),
+                counts,
+            )
 
     def check_options(self, options: Mapping[str, Any]) -> None:
         """Raise ValueError for options that it does not read, or whose values it does not take."""
@@ -199,8 +200,8 @@ class TurnMode(Operator):
                 check_name(name, value, self.choices[name])
         shipped = getattr(self.function, "__module__", "").startswith(SHIPPED)
         if shipped and options.get("norm_by_std") is False:  # a user's function may read them all the same
-            of_the_std = options.keys() & {"ddof", "variance_floor", "eps"}
-            unread = {name: (options[name], self.options[name]) for name in sorted(of_the_std)}
+            of_the_std = sorted(options.keys() & {"ddof", "variance_floor", "eps"})
+            unread = {name: (options[name], self.options[name]) for name in of_the_std}
             refuse_unread("norm_by_std=False", "there is no std to divide by", **unread)
         operator = options.get("outcome_operator", "grpo")
         if not callable(operator):
@@ -212,17 +213,16 @@ class TurnMode(Operator):
         Columns past a row's tool turns, where it may return anything, read the outcome's advantage and 1.
         """
         tool_B_K, returned = tables.turn_B_K1[:, 1:], f"info_gain_norm_mode={self.name!r} returned"
-        members = {
-            "advantage_B_K": tool_B_K,
-            "outcome_advantage_B": tables.valid_B,
-            "clip_scale_B_K": tool_B_K,
-        }
+        names, members = (
+            ("advantage_B_K", "outcome_advantage_B", "clip_scale_B_K"),
+            (tool_B_K, tables.valid_B, tool_B_K),
+        )
         if not isinstance(outputs, tuple | list) or len(outputs) != 3:
             got = f"{len(outputs)} values" if isinstance(outputs, tuple | list) else type(outputs).__name__
-            raise ValueError(f"{returned} {got}; expected ({', '.join(members)})")
+            raise ValueError(f"{returned} {got}; expected ({', '.join(names)})")
         advantage_B_K, outcome_B, scale_B_K = (
             check_returned(f"{returned} {name}", tensor, member)
-            for tensor, (name, member) in zip(outputs, members.items(), strict=True)
+            for name, tensor, member in zip(names, outputs, members, strict=True)
         )
         below = tool_B_K & (scale_B_K < 0)
         refuse_rows(f"{returned} clip_scale_B_K", below, "below 0; expected at least 0")
