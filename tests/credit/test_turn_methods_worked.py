@@ -1,10 +1,12 @@
 """The turn methods' worked numbers, their options, and what they refuse."""
 
+import math
 from dataclasses import replace
 
 import pytest
 import torch
 
+from kit import turn_lists
 from kit.each import each
 from kit.modes import batch
 from verl_credit.credit import (
@@ -45,11 +47,11 @@ def of(mode, optional):
 
 
 def turns(credit, *lengths):
-    return [credit.advantage_B_K1[row, :n].tolist() for row, n in enumerate(lengths)]
+    return turn_lists.turns(credit, lengths)
 
 
 def close(*rows, tolerance=1e-9):
-    return [pytest.approx(list(row), abs=tolerance) for row in rows]
+    return turn_lists.close(rows, tolerance)
 
 
 def test_leave_one_out_worked():
@@ -352,6 +354,26 @@ def test_what_they_refuse(mode, options, message):
     options = of(mode, optional) | options
     with pytest.raises((ValueError, TypeError), match=message):
         mode(*given, **options)
+
+
+RANGES = {(name, option): range for name, mode in MODES.items() for option, range in mode.ranges.items()}
+
+
+@each("mode, option", RANGES)
+def test_a_bound_is_accepted_where_it_belongs_to_the_range(mode, option):
+    of_option = RANGES[mode, option]
+    for bound, allowed in ((of_option.low, of_option.low_allowed), (of_option.high, of_option.high_allowed)):
+        if allowed:
+            MODES[mode].check_options({option: bound})
+        elif math.isfinite(bound):
+            with pytest.raises(ValueError, match=rf"^{option}={bound!r}: expected a number "):
+                MODES[mode].check_options({option: bound})
+
+
+@pytest.mark.parametrize("mode", MODES.values(), ids=lambda mode: mode.name)
+def test_every_number_has_a_range(mode):
+    numbers = {name for name, default in mode.options.items() if type(default) in (int, float)}
+    assert numbers == set(mode.ranges)
 
 
 @pytest.mark.parametrize("mode", [gigpo, hgpo, mt_grpo, progress, turn_gae], ids=lambda mode: mode.name)
