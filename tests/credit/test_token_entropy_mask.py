@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from verl_credit.credit.token.gtpo import entropy_mask
-from verl_credit.credit.token.token_credit import row_moments, stats_of_rows, token_stats
+from verl_credit.credit.token.token_credit import row_moments, token_stats
 
 NAN = math.nan
 
@@ -82,4 +82,4 @@ def test_arguments():
 
 def test_statistics_stay_on_the_device_of_their_tokens():
     h, mask = torch.zeros(2, 3, device="meta"), torch.ones(2, 3, dtype=torch.bool, device="meta")
-    assert {value.device.type for value in stats_of_rows([row_moments(h, mask, mask)]).values()} == {"meta"}
+    assert row_moments(h, mask, mask).device.type == "meta"

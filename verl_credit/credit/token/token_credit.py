@@ -92,7 +92,7 @@ def token_credit(
             advantage_C_T = hicra(advantage_C_T, given("planning_B_T", planning_C_T), hicra_alpha)
         advantages.append(advantage_C_T)
         weights.append(weight_C_T)
-    stats = _named(stats_of_rows(raw), stats_of_rows(pooled or raw)) if raw else {}
+    stats = stats_of_rows(raw, pooled or raw) if raw else {}
     return TokenCredit(torch.cat(advantages), torch.cat(weights), stats)
 
 
@@ -106,18 +106,7 @@ def token_stats(
         moments.append(
             row_moments(value_C_T, None if planning_B_T is None else planning_B_T[rows], mask_B_T[rows])
         )
-    stats = stats_of_rows(moments)
-    return _named(stats, stats)
-
-
-def _named(raw: dict[str, torch.Tensor], pooled: dict[str, torch.Tensor]) -> dict[str, float]:
-    """The names avoid words for which verl uses another reduction."""
-    values = {"": raw, "post_": pooled}
-    return {
-        f"{prefix}{name.replace('_', '_entropy_')}": float(value)
-        for prefix, stats in values.items()
-        for name, value in stats.items()
-    }
+    return stats_of_rows(moments, moments)
 
 
 def _refuse_nonfinite(name: str, tensor: torch.Tensor, mask_B_T: torch.Tensor) -> None:
@@ -149,19 +138,22 @@ def row_moments(
     return moments_B_2_3
 
 
-def stats_of_rows(moments: list[torch.Tensor]) -> dict[str, torch.Tensor]:
-    """exec_mean, exec_var, exec_count, plan_mean, plan_var, plan_count of rows by their `row_moments`: 0-dim float64.
+def stats_of_rows(raw: list[torch.Tensor], pooled: list[torch.Tensor]) -> dict[str, float]:
+    """`TokenCredit.stats` of rows by their `row_moments` before and after pooling, at least one table each.
 
     exec: policy tokens without planning (all, without a planning mask); plan: planning tokens. Every token of the batch
-    counts once (not a mean of means); the variance is the population's. A kind without tokens gives three zeros.
+    counts once (not a mean of means); the variance is the population's. A kind without tokens gives three zeros. The names
+    avoid words for which verl uses another reduction.
     """
-    stats: dict[str, torch.Tensor] = {}
-    count_B_2, sum_B_2, square_B_2 = torch.cat(moments).unbind(dim=2)
-    for kind, name in enumerate(("exec", "plan")):
-        count_B, sum_B = count_B_2[:, kind], sum_B_2[:, kind]
-        count = count_B.sum()
-        mean = sum_B.sum() / count.clamp(min=1)
-        between_B = count_B * (sum_B / count_B.clamp(min=1) - mean) ** 2
-        variance = (square_B_2[:, kind] + between_B).sum() / count.clamp(min=1)
-        stats |= {f"{name}_mean": mean, f"{name}_var": variance, f"{name}_count": count}
+    stats: dict[str, float] = {}
+    for prefix, moments in (("", raw), ("post_", pooled)):
+        count_B_2, sum_B_2, square_B_2 = torch.cat(moments).unbind(dim=2)
+        for kind, name in enumerate(("exec", "plan")):
+            count_B, sum_B = count_B_2[:, kind], sum_B_2[:, kind]
+            count = count_B.sum()
+            mean = sum_B.sum() / count.clamp(min=1)
+            between_B = count_B * (sum_B / count_B.clamp(min=1) - mean) ** 2
+            variance = (square_B_2[:, kind] + between_B).sum() / count.clamp(min=1)
+            for of, value in (("mean", mean), ("var", variance), ("count", count)):
+                stats[f"{prefix}{name}_entropy_{of}"] = float(value)
     return stats
