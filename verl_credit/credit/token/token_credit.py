@@ -63,9 +63,13 @@ def token_credit(
     ):
         if needed and tensor is None:
             raise ValueError(f"transform_mode={transform_mode!r} needs {name}, which is None")
-        if tensor is not None and name != "group_B":
-            check_shape(name, tensor, turn_advantage_B_T.shape, "turn_advantage_B_T")
-            _refuse_nonfinite(name, tensor, mask_B_T)
+        if tensor is None or name == "group_B":
+            continue
+        check_shape(name, tensor, turn_advantage_B_T.shape, "turn_advantage_B_T")
+        for rows in row_chunks(mask_B_T) if tensor.dtype.is_floating_point else ():
+            bad_C_T = mask_B_T[rows] & (tensor[rows] - tensor[rows] != 0)  # NaN: half the time of isfinite
+            problem = "is not finite on a policy token; expected finite numbers"
+            refuse_rows(name, bad_C_T, problem, first=rows.start)
     dtype = output_dtype(turn_advantage_B_T, *([] if uncertainty_B_T is None else [uncertainty_B_T]))
     if planning_B_T is not None:
         planning_B_T = as_bool("planning_B_T", planning_B_T)
@@ -107,15 +111,6 @@ def token_stats(
             row_moments(value_C_T, None if planning_B_T is None else planning_B_T[rows], mask_B_T[rows])
         )
     return stats_of_rows(moments, moments)
-
-
-def _refuse_nonfinite(name: str, tensor: torch.Tensor, mask_B_T: torch.Tensor) -> None:
-    if not tensor.dtype.is_floating_point:
-        return
-    for rows in row_chunks(mask_B_T):
-        bad_C_T = mask_B_T[rows] & (tensor[rows] - tensor[rows] != 0)  # NaN: half the time of isfinite
-        problem = "is not finite on a policy token; expected finite numbers"
-        refuse_rows(name, bad_C_T, problem, first=rows.start)
 
 
 def row_moments(

@@ -175,7 +175,14 @@ def make_tables(
         n_tool_turns_B=_n_tool_turns(n_tool_turns_B, has_reward_B_K, usable_B),
     )
     if n_tool_turns_B is None:
-        _refuse_ambiguous(given, has_reward_B_K, usable_B)
+        # Rows may have more tool turns than rewards. Without columns no row has tool turns, and `all` is True.
+        open_B = usable_B & ~has_reward_B_K[:, -1:].all(dim=1)
+        problem = (
+            "has no reward in the last column of turn_reward_B_K, so how many tool turns it has, and in which column its "
+            "answer stands, is not known; give n_tool_turns_B"
+        )
+        for name in (name for name in given if name.endswith("_K1")):
+            refuse_rows(f"{name} without n_tool_turns_B:", open_B, problem)
     optional: dict[str, Any] = {name: _optional(name, table, tables) for name, table in given.items()}
     tables = replace(tables, **optional)
     counts = {
@@ -203,18 +210,6 @@ def _n_tool_turns(n_tool_turns_B, has_reward_B_K: torch.Tensor, valid_B: torch.T
         refuse_rows("n_tool_turns_B", bad_B, problem, n_tool_turns_B)
         last_B = n_tool_turns_B.long()
     return torch.where(valid_B, last_B, 0)
-
-
-def _refuse_ambiguous(given: dict, has_reward_B_K: torch.Tensor, valid_B: torch.Tensor) -> None:
-    """Raise ValueError for a table with answer turns, if rows may have more tool turns than rewards."""
-    # Without columns no row has tool turns, and `all` is True.
-    open_B = valid_B & ~has_reward_B_K[:, -1:].all(dim=1)
-    problem = (
-        "has no reward in the last column of turn_reward_B_K, so how many tool turns it has, and in which column its "
-        "answer stands, is not known; give n_tool_turns_B"
-    )
-    for name in (name for name in given if name.endswith("_K1")):
-        refuse_rows(f"{name} without n_tool_turns_B:", open_B, problem)
 
 
 USABLE: dict[str, tuple[str, Callable[[torch.Tensor, int], torch.Tensor]]] = {
