@@ -76,12 +76,6 @@ def test_differences_are_taken_in_float64(dtype):
     torch.testing.assert_close(gain.info_gain_B_K.double(), exact, rtol=1e-6, atol=1e-8)
 
 
-def test_rows_without_tool_turns():
-    gain = info_gain(SCORE[:, :1], MASK[:, :1])
-    assert gain.info_gain_B_K.shape == gain.turn_mask_B_K.shape == (3, 0)
-    assert gain.failed_rows == 0
-
-
 def test_bad_arguments_are_named():
     with pytest.raises(ValueError, match="did you mean 'prob_diff'"):
         info_gain(SCORE, MASK, info_gain_type="prob_dif")

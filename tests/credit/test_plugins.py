@@ -196,16 +196,12 @@ def test_the_parts_of_a_spec_act_in_order():
 
 
 @pytest.mark.parametrize("use_gtpo", [True, False])
-def test_masked_advantages_may_be_anything(use_gtpo):
-    spec, turn_B_T = TransformSpec("x", use_gtpo=use_gtpo), torch.where(COUNTED, TURN, NAN)
-    got, _ = transformed(spec, turn_B_T)
-    assert torch.equal(got, transformed(spec)[0])
-
-
-def test_the_advantages_given_are_left_alone():
-    turn_B_T = TURN.clone()
-    transformed(TransformSpec("x", use_gtpo=False, post_process=times_k), turn_B_T, params={"k": 2.0})
-    assert torch.equal(turn_B_T, TURN)
+def test_masked_advantages_may_be_anything_and_are_left_alone(use_gtpo):
+    spec = TransformSpec("x", use_gtpo=use_gtpo, post_process=times_k)
+    turn_B_T = torch.where(COUNTED, TURN, NAN)
+    got, _ = transformed(spec, turn_B_T, params={"k": 2.0})
+    assert torch.equal(got, transformed(spec, params={"k": 2.0})[0])
+    assert torch.equal(turn_B_T.nan_to_num(), TURN)
 
 
 def test_the_contexts_helpers_are_our_operators():

@@ -195,17 +195,3 @@ def test_what_a_mode_of_ones_own_reads_is_0_in_rows_that_do_not_count():
     assert tables.valid_B.tolist() == [True, False, False]
     assert tables.outcome_B.tolist() == [1.0, 0.0, 0.0]
     assert tables.reward_B_K.tolist() == [[1.0, 1.0], [0.0, 0.0], [0.0, 0.0]]
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
-def test_the_resolution_is_that_of_the_coarser_input_but_not_below_float32s(dtype):
-    seen = []
-
-    def looks(tables):
-        seen.append(tables.resolution)
-        return *tables.split(torch.zeros(24, 5, dtype=torch.float64)), tables.ones()
-
-    outcome, gain, mask, group = batch(dtype=torch.float64)
-    turn_credit(outcome, gain.to(dtype), mask, group, info_gain_norm_mode=looks)
-    widest = torch.float64 if dtype == torch.float64 else torch.float32
-    assert seen == [torch.finfo(widest).eps]
