@@ -138,12 +138,6 @@ def test_a_trajectory_alone_in_its_polarity_has_nothing_to_standardise_over_own_
     assert got[alone_B].abs().max() < 1e-3
 
 
-@pytest.mark.parametrize("entropy", [1e-3, 0.28])
-def test_equal_entropies_leave_nothing_to_standardise_over_own_tokens(entropy):
-    flat = torch.full_like(ENTROPY, entropy)
-    assert gtpo_canonical(OUTCOME, flat, MASK, PROMPT, population="polarity").abs().max() < 1e-3
-
-
 def test_the_two_readings_of_the_standardisation_differ_in_the_contrast():
     """Each over its own tokens: correct tokens average 0 and alpha_1, alpha_2 cancel. With zeros: signs stay."""
     plus_B_T = MASK & (OUTCOME > 0.5)[:, None]

@@ -1,6 +1,5 @@
 """Every mode against a slow per-row oracle written from the formulas, on random turn tables."""
 
-import inspect
 import itertools
 import math
 import statistics
@@ -11,10 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kit.modes import NO_TABLES
-from verl_credit import credit
-from verl_credit.credit import REGISTRY, turn_credit
-from verl_credit.credit.plugins import find_turn_mode
-from verl_credit.credit.token import gtpo_canonical
+from verl_credit.credit import MODES, turn_credit
 
 EPS = 1e-6
 
@@ -167,31 +163,6 @@ class Oracle:
         found = self.turn_group_unbiased()
         return {row: (tool, answer, [1.0] * self.turns) for row, (tool, answer, _) in found.items()}
 
-    def calibadv(self):
-        answer = self.outcome_z(ddof=1, floor=0.0)
-        result = {}
-        for row in self.outcomes:
-            q = [min(1.0, max(0.0, self.gains.get((row, k), 0.0))) for k in range(self.turns)]
-            own = self.segments(row)
-            left = [1 - q[k] if answer[row] < 0 and own and k <= own[-1] else 1.0 for k in range(self.turns)]
-            result[row] = ([answer[row] * share for share in left], answer[row], [1.0] * self.turns)
-        return result
-
-    def trace(self):
-        answer, result = self.outcome_z(floor=0.0), {}
-        for row in self.outcomes:
-            own = self.segments(row)
-            tool = [answer[row]] * self.turns
-            for k in range(own[-1] + 1 if own else 0):  # a row's tool turns end with its last gain
-                known = [j for j in own if k <= j < k + 3]
-                if known:
-                    weight = sum(0.8 ** (j - k) for j in known)
-                    mean = sum(0.8 ** (j - k) * self.gains[row, j] for j in known) / weight
-                    last = own[-1] - k
-                    tool[k] += 0.2 * (mean + (2 * 0.8 ** (last + 1) * answer[row] if last < 3 else 0.0))
-            result[row] = (tool, answer[row], [1.0] * self.turns)
-        return result
-
     def mt_grpo(self):
         constants = {"ddof": 1, "floor": 0.0, "eps": 1e-4}
         answer = z_scores_within(self.outcomes, self.prompt_of, True, **constants)
@@ -236,8 +207,8 @@ def test_oracle(batch, gamma, alpha, norm_by_std):
     gains = {
         (row, k): batch["gain"][row][k] for row in outcomes for k in range(turns) if batch["mask"][row][k]
     }
-    for mode in (*NO_TABLES, "calibadv", "trace"):
-        found = find_turn_mode(mode)
+    for mode in NO_TABLES:
+        found = MODES[mode]
         by_std = norm_by_std or "norm_by_std" not in found.options
         options = {"gamma": gamma, "alpha": alpha, "norm_by_std": by_std}
         options = {name: value for name, value in options.items() if name in found.options}
@@ -277,19 +248,3 @@ def test_outcome_enters_the_last_gain_with_the_stated_power_of_gamma():
             gamma=gamma, outcome_gamma_power=power, outcome_weight=0.0,
         )  # fmt: skip
         assert credit.advantage_B_K[0].tolist() == pytest.approx([gamma ** (power + 1) / 2, gamma**power / 2])
-
-
-def test_the_public_operators_are_those_of_the_registry():
-    registered = {
-        name.replace("-", "_"): operator if level == "turn" else operator.function
-        for (level, name), operator in REGISTRY.items()
-        if level != "token"
-    }
-    public = {name: getattr(credit, name) for name in credit.__all__}
-    operators = {
-        name: value
-        for name, value in public.items()
-        if isinstance(value, credit.TurnMode) or inspect.getmodule(value) in (credit.outcome, gtpo_canonical)
-    }
-    assert operators == registered
-    assert len(public) == len(credit.__all__)

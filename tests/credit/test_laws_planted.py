@@ -10,11 +10,10 @@ import torch
 from kit.fuzz import LAW_SEEDS
 from verl_credit.credit.laws import LAWS, PROPERTIES, check, own_subject
 from verl_credit.credit.laws import laws as steady
-from verl_credit.credit.laws.check import FIRST, counterexample, lines, smallest
+from verl_credit.credit.laws.check import counterexample, lines, smallest
 from verl_credit.credit.laws.drawn_world import make_world
 from verl_credit.credit.laws.effects import weighs_by
 from verl_credit.credit.laws.laws import Broken, nonfinite, same, travels
-from verl_credit.credit.laws.subjects import TURNS
 from verl_credit.credit.plugins import AlgorithmContext, TransformContext, UncertaintyContext
 from verl_credit.credit.token.gtpo import SMALLEST_MEAN, gtpo_weights
 
@@ -275,30 +274,6 @@ def test_an_operator_that_changes_after_a_law_is_found_by_the_next_ones():
     assert counterexample(LAWS["layout"], subject, range(1), kept) is not None
 
 
-def test_laws_that_share_the_result_of_an_unchanged_world_share_no_tensors():
-    subject, kept, before = subject_of(centred), {}, make_world(0).outcome_B
-
-    def spoils(subject, world):
-        subject.run(world)
-        world.outcome_B.zero_()
-
-    def reads_again(subject, world):
-        same(subject.run(world).outputs(), subject.run(world.map(torch.clone)).outputs())
-        assert torch.equal(world.outcome_B, before) or len(world.outcome_B) != len(before)
-
-    assert counterexample(spoils, subject, range(1), kept) is None
-    results = list(kept.values())
-    assert counterexample(reads_again, subject, range(1), kept) is None
-    assert len(results) == 2 and all(a is b for a, b in zip(results, kept.values(), strict=True))
-
-
-@pytest.mark.parametrize("law", FIRST)
-def test_the_laws_of_repetition_call_anew(law):
-    kept = {}
-    assert counterexample(law, subject_of(centred), range(1), kept) is None
-    assert not kept
-
-
 def lost_everywhere(tables):
     """Where one row of the batch has lost a reward, no prompt has an advantage."""
     kept = 1.0 - float(tables.lost_reward_B_K.any())
@@ -338,21 +313,6 @@ def test_of_several_places_that_differ_the_first_is_told():
         same([found], [expected])
 
 
-def test_worlds_have_turns_with_a_score_and_turns_without():
-    world = make_world(0)
-    turns_K1 = torch.arange(world.state_score_B_K1.shape[1])
-    scores = world.state_score_B_K1[turns_K1 <= world.n_tool_turns_B[:, None]]
-    assert scores.isnan().any() and scores.isfinite().any()
-
-
-def test_worlds_mark_what_is_not_the_policys_as_training_does():
-    """With -1, also in rows of which nothing is the policy's."""
-    world = make_world(0, silent_rows=2)
-    silent_B = ~world.mask_B_T.any(dim=1)
-    assert silent_B.sum() == 2
-    assert torch.equal(world.turn_ids_B_T == -1, ~world.mask_B_T)
-
-
 @pytest.mark.parametrize("mean, weighs", [(SMALLEST_MEAN, True), (math.nextafter(SMALLEST_MEAN, 0), False)])
 def test_an_uncertainty_is_accepted_exactly_where_weights_follow_it(mean, weighs):
     def uncertainty(context: UncertaintyContext):
@@ -369,23 +329,6 @@ def test_an_uncertainty_is_accepted_exactly_where_weights_follow_it(mean, weighs
     else:
         with pytest.raises(Broken, match="uncertainties from 0 to"):
             weighs_by(subject, world)
-
-
-def test_what_a_transform_is_called_with_thousands_of_times_is_as_in_training():
-    """Lists of one length, and one advantage for all tokens of a turn."""
-    given = []
-
-    def transform(context: TransformContext):
-        given.append(context)
-        return context.turn_advantages_G
-
-    own_subject(transform, "mine").call()
-    (context,) = given
-    lists = (context.logprobs_G, context.uncertainties_G, context.turn_advantages_G, TURNS["turn_ids_G"])
-    for log_probs, uncertainties, advantages, turn_ids in zip(*lists, strict=True):
-        assert len(log_probs) == len(uncertainties) == len(advantages)
-        of_turn = dict(zip(turn_ids, advantages, strict=True))
-        assert advantages == [of_turn[turn] for turn in turn_ids]
 
 
 @pytest.mark.slow

@@ -67,8 +67,6 @@ def test_a_turn_with_a_reward_keeps_the_answer_after_it(seed):
 
 @each_seed
 def test_of_an_operator_that_raises_the_call_that_raised_is_shown(seed):
-    found = shrunk(lambda world: True, seed, undefined_for_two)
-    assert len(found.runs) == 1 and found.message in ("it breaks", "ValueError: two rewards")
     found = shrunk(lambda world: False, seed, undefined_for_two)
     assert (found.message, len(found.world.outcome_B)) == ("ValueError: two rewards", 2)
     assert [str(run.result) for run in found.runs] == ["two rewards"]

@@ -10,9 +10,7 @@ from kit.modes import NO_TABLES
 from verl_credit.credit import grpo, half_negative, low_baseline, maxrl, reinforce_pp, rloo, turn_credit
 from verl_credit.credit.plugins.calls import outcome_operator
 
-DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 NAN = float("nan")
-each_operator = pytest.mark.parametrize("operator", [maxrl, reinforce_pp], ids=["maxrl", "reinforce_pp"])
 each_seed = pytest.mark.parametrize("seed", range(4))
 
 
@@ -62,7 +60,7 @@ def loop_reinforce_pp(outcomes, group_B, valid_B, weights):
 
 WORKED = [  # rewards, centred, MaxRL
     ([1, 0, 0, 0], [0.75] + [-0.25] * 3, [2.999988] + [-0.999996] * 3),
-    ([1, 1, 1, 0], [0.25] * 3 + [-0.75], [0.333333] * 3 + [-0.999999]),
+    ([1, 1, 1, 0], [0.25] * 3 + [-0.75], [0.333333] * 3 + [-0.999999]),  # the odds against a success
     ([0] * 4, [0] * 4, [0] * 4),
     ([1] * 4, [0] * 4, [0] * 4),
     ([1], [0], [0]),
@@ -81,12 +79,6 @@ def test_worked_rewards(rewards, centred, by_mean):
             of_one_prompt(maxrl, rewards)
         return
     assert of_one_prompt(maxrl, rewards) == pytest.approx(by_mean, abs=1e-6)
-
-
-@pytest.mark.parametrize(("solved", "odds"), [(1, 7), (2, 3), (4, 1), (7, 1 / 7)])
-def test_maxrl_gives_a_success_the_odds_against_it(solved, odds):
-    rewards = [1.0] * solved + [0.0] * (8 - solved)
-    assert of_one_prompt(maxrl, rewards) == pytest.approx([odds if r else -1 for r in rewards], rel=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -161,12 +153,12 @@ def test_reinforce_pp_is_verl_s_at_any_scale(scale):
     assert torch.allclose(theirs_B_T[:, 0], ours_B * bessel, rtol=1e-6, atol=1e-9)
 
 
-@each_operator
+@pytest.mark.parametrize("operator", [maxrl, reinforce_pp])
 def test_errors_say_which_row_and_what_would_be_right(operator):
     outcome_B, group_B = torch.tensor([1.0, NAN, 0.0]), torch.zeros(3, dtype=torch.long)
     with pytest.raises(ValueError, match="outcome_B row 1 is nan; expected a finite outcome"):
         operator(outcome_B, group_B)
-    with pytest.raises(ValueError, match=r"group_B has shape \(2,\); expected \(3,\), as outcome_B"):
+    with pytest.raises(ValueError, match=r"group_B has shape \(2,\); expected \(3,\)"):
         operator(outcome_B.nan_to_num(), group_B[:2])
     with pytest.raises(ValueError, match="row_weight_B row 2 is 0.0; expected positive numbers"):
         reinforce_pp(outcome_B.nan_to_num(), group_B, row_weight_B=torch.tensor([1.0, 2.0, 0.0]))
@@ -245,19 +237,6 @@ def test_a_users_operator_is_given_a_prompts_rows_that_count_in_row_order():
     got = credit("none", outcome_B, group_B, outcome_operator=operator, row_valid_B=valid_B)
     assert seen == [[5.0, 2.0], [1.0]]
     assert got.outcome_advantage_B.tolist() == [5.0, 1.0, 2.0, 0.0, 0.0]
-
-
-def test_what_turn_credit_refuses():
-    for mode in ("joint", "turn-group"):
-        with pytest.raises(
-            ValueError,
-            match=f"outcome_operator='maxrl' with info_gain_norm_mode={mode!r}",
-        ):
-            credit(mode, outcome_operator="maxrl")
-    with pytest.raises(ValueError, match="outcome_operator='maxlr' is not known .did you mean 'maxrl'"):
-        credit(outcome_operator="maxlr")
-    with pytest.raises(ValueError, match="tied_groups='skipped' is not known .did you mean 'skip'"):
-        credit(tied_groups="skipped")
 
 
 @pytest.mark.parametrize("mode", NO_TABLES)

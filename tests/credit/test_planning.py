@@ -8,8 +8,7 @@ import torch
 
 from kit.each import each
 from kit.gram_oracle import APOSTROPHES, oracle
-from verl_credit.credit.planning.planning import STRATEGIC_GRAMS, coverage, planning_mask, planning_matches
-from verl_credit.credit.planning.token_text import Pieces
+from verl_credit.credit.planning.planning import STRATEGIC_GRAMS, coverage, parse_grams, planning_mask
 
 # H.4: names of tokens, what the published detector marks, what is marked here.
 PUBLISHED = [
@@ -63,13 +62,6 @@ def marks(*rows, observed=(), **options):
     return ["".join(str(int(bit)) for bit in planning[row, : len(pieces)]) for row, pieces in enumerate(rows)]
 
 
-def matched(rows, **options):
-    """(matches, mask)"""
-    vocabulary = Vocabulary()
-    ids, mask = vocabulary.batch(rows)
-    return planning_matches(ids, mask, vocabulary.decode, **options), mask
-
-
 def found(text, **options):
     """Whether a text, cut into single characters, has a gram."""
     return "1" in marks(list(text), **options)[0]
@@ -81,13 +73,10 @@ def test_published_rows(names, published, ours):
     assert marks([as_text(name) for name in names.split()]) == [ours]
 
 
-def test_the_list_is_complete_and_every_gram_is_found():
+def test_every_gram_is_found():
+    rows = [re.findall(r" ?[^ ]+", f"So {gram} now") for gram in STRATEGIC_GRAMS]
     assert len(STRATEGIC_GRAMS) == 18
-    assert (STRATEGIC_GRAMS[0], STRATEGIC_GRAMS[-1]) == ("wait let me", "the key insight")
-    matches, _ = matched([re.findall(r" ?[^ ]+", f"So {gram} now") for gram in STRATEGIC_GRAMS])
-    assert matches.gram_counts == dict.fromkeys(STRATEGIC_GRAMS, 1)
-    assert matches.first_M.tolist() == [1] * 18
-    assert (matches.last_M - matches.first_M + 1).tolist() == [len(g.split()) for g in STRATEGIC_GRAMS]
+    assert marks(*rows) == ["0" + "1" * len(gram.split()) + "0" for gram in STRATEGIC_GRAMS]
 
 
 @each(
@@ -125,12 +114,9 @@ def test_a_users_own_grams():
 def test_overlapping_grams():
     assert marks(["So", " wait", " let", " me", " think", " it"]) == ["011110"]
     assert marks([" the", " key", " is", " double", " check", "!"]) == ["111110"]
-    grams = ["let me", "let me think", "me think hard", "think"]
-    matches, _ = matched([["let", " me", " think", " hard"]], grams=grams)
-    assert matches.gram_counts == dict.fromkeys(grams, 1)
-    assert list(zip(matches.first_M.tolist(), matches.last_M.tolist(), strict=True)) == [
-        (0, 1), (0, 2), (1, 3), (2, 2),
-    ]  # fmt: skip
+    assert marks(["let", " me", " think", " hard", " it"], grams=["let me think", "me think hard"]) == [
+        "11110"
+    ]
 
 
 def test_tokens_at_the_edges():
@@ -208,11 +194,9 @@ def test_oracle(seed):
 def test_rows_are_worked_through_in_parts(monkeypatch):
     vocabulary = Vocabulary()
     ids, mask = vocabulary.batch(*random_batch(3))
-    whole = planning_matches(ids, mask, vocabulary.decode)
+    whole = planning_mask(ids, mask, vocabulary.decode)
     monkeypatch.setattr("verl_credit.credit.planning.token_text._TOKENS_AT_ONCE", 2 * ids.shape[1] + 2)
-    parts = planning_matches(ids, mask, vocabulary.decode)
-    for name in ("planning_B_T", "gram_M", "row_M", "first_M", "last_M"):
-        assert torch.equal(getattr(whole, name), getattr(parts, name))
+    assert torch.equal(planning_mask(ids, mask, vocabulary.decode), whole)
 
 
 def test_what_stands_where_the_mask_is_0_is_not_read():
@@ -227,14 +211,8 @@ def test_what_stands_where_the_mask_is_0_is_not_read():
 def test_ids_are_decoded_once():
     vocabulary = Vocabulary()
     ids, mask = vocabulary.batch([["let", " me", " think", " think"], ["let", " me", " go", "let"]])
-    pieces = Pieces(vocabulary.decode)
-    planning_mask(ids, mask, pieces)
-    planning_mask(ids, mask, pieces)
+    planning_mask(ids, mask, vocabulary.decode)
     assert vocabulary.asked == [[0, 1, 2, 3]]
-    more, mask = vocabulary.batch([["let", " us"]])
-    assert not planning_mask(more, mask, pieces).any()
-    assert vocabulary.asked[1:] == [[4]]
-    assert pieces([4, 0]) == [" us", "let"]
 
 
 def test_nothing_to_look_at():
@@ -242,33 +220,9 @@ def test_nothing_to_look_at():
         raise AssertionError(f"asked for {ids}")
 
     for shape in ((0, 5), (3, 0), (2, 4)):
-        ids = torch.zeros(shape, dtype=torch.long)
-        matches = planning_matches(ids, torch.zeros(shape), decode)
-        assert matches.planning_B_T.shape == shape and not matches.planning_B_T.any()
-        assert matches.metrics()["planning/tokens_per_match"] == 0
-        assert matches.metrics()["planning/semantic_entropy"] == 0
-        assert set(coverage(matches.planning_B_T, torch.zeros(shape)).values()) == {0}
-
-
-def test_metrics():
-    rows = [
-        ["let", " me", " think", ".", " That", "'s", " not", " right", "."],
-        ["so", " let", " me", " think"],
-        ["x"],
-    ]
-    matches, mask = matched(rows)
-    got = matches.metrics()
-    assert got["planning/matches"] == 3
-    assert got["planning/tokens_per_match"] == pytest.approx((3 + 4 + 3) / 3)
-    assert got["planning/gram/let_me_think"] == 2
-    assert got["planning/gram/thats_not_right"] == 1
-    assert got["planning/gram/start_over"] == 0
-    assert got["planning/semantic_entropy"] == pytest.approx(0.636514)  # of 2/3, 1/3
-    assert matches.row_M.tolist() == [0, 0, 1]
-    assert coverage(matches.planning_B_T, mask) == {
-        "planning/token_share": pytest.approx(10 / 14),
-        "planning/rows_with": pytest.approx(2 / 3),
-    }
+        planning = planning_mask(torch.zeros(shape, dtype=torch.long), torch.zeros(shape), decode)
+        assert planning.shape == shape and not planning.any()
+        assert set(coverage(planning, torch.zeros(shape)).values()) == {0}
 
 
 def test_coverage_reads_policy_tokens_only():
@@ -289,21 +243,15 @@ IDS = torch.tensor([[0, 1], [2, 3]])
     [
         ({"mask_B_T": torch.ones(1, 2)}, ValueError, "mask_B_T has shape"),
         ({"mask_B_T": torch.tensor([[1, 0], [2, 0]])}, ValueError, "mask_B_T is not a mask: row 1"),
-        ({"token_ids_B_T": IDS[0], "mask_B_T": IDS[0] < 9}, ValueError, "expected rows x response tokens"),
+        ({"token_ids_B_T": IDS[0], "mask_B_T": IDS[0] < 9}, ValueError, "token_ids_B_T has shape"),
         ({"token_ids_B_T": IDS.float()}, TypeError, "token_ids_B_T has dtype torch.float32"),
-        (
-            {"token_ids_B_T": torch.tensor([[0, 1], [2, -4]])}, ValueError,
-            "row 1, policy token at position 1: id -4; expected 0 or more",
-        ),
+        ({"token_ids_B_T": torch.tensor([[0, 1], [2, -4]])}, ValueError, "row 1, .* position 1: id -4"),
         ({"decode": lambda ids: ["a"]}, ValueError, "decode returned 1 pieces for 4 ids"),
         ({"decode": lambda ids: [None] * 4}, TypeError, "decode returned None for id 0; expected a str"),
-        (
-            {"decode": lambda ids: ["a", "Ġlet", "b", "c"]}, ValueError,
-            "decode returned 'Ġlet' and no piece with a space; expected text",
-        ),
+        ({"decode": lambda ids: ["a", "Ġlet", "b", "c"]}, ValueError, "decode returned 'Ġlet'"),
         ({"grams": "a,a"}, ValueError, "algorithm.strategic_grams"),
     ],
-)  # fmt: skip
+)
 def test_bad_arguments_are_named(wrong, error, message):
     right = {"token_ids_B_T": IDS, "mask_B_T": torch.ones(2, 2), "decode": lambda ids: ["a", " b", "c", " d"]}
     with pytest.raises(error, match=message):
@@ -314,3 +262,41 @@ def test_a_space_may_be_long():
     space = "\n " * 50_000
     assert marks(["let", " me", space, "think", space, "let", space, "it"]) == ["11110000"]
     assert marks(["that", space, "s", space, "not", space, "so"]) == ["0000000"]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        '["let me think", "that\'s it"]', " let me think , that's it",
+        ["let me think", "that's it "], ("let me think", "that's it"),
+    ],
+)  # fmt: skip
+def test_parse_grams(given):
+    assert parse_grams(given) == ("let me think", "that's it")
+
+
+def test_parse_grams_keeps_commas_of_json():
+    assert parse_grams('["wait, let me"]') == ("wait, let me",)
+    assert parse_grams(STRATEGIC_GRAMS) == STRATEGIC_GRAMS
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "message"),
+    [
+        ("", ValueError, "algorithm.strategic_grams='': entry 0 is ''"),
+        ("let me think,", ValueError, "entry 1 is ''"),
+        ("let me, ,think", ValueError, "entry 1 is ' '"),
+        ('["let me", "..."]', ValueError, r"entry 1 is '\.\.\.'; expected a phrase of words"),
+        ("[]", ValueError, r"algorithm.strategic_grams='\[\]' holds no gram"),
+        ([], ValueError, r"algorithm.strategic_grams=\[\] holds no gram"),
+        ('["let me"', ValueError, "algorithm.strategic_grams='.*' is not a JSON list"),
+        ('["let me", 3]', TypeError, "entry 1 is 3; expected a string"),
+        ([["let me"]], TypeError, r"entry 0 is \['let me'\]"),
+        (7, TypeError, "algorithm.strategic_grams=7; expected a JSON list"),
+        ("double check,Double-Check", ValueError, "entry 1, 'Double-Check', repeats 'double check'"),
+        (["that's it", "thats it"], ValueError, "entry 1, 'thats it', repeats \"that's it\""),
+    ],
+)
+def test_grams_that_are_refused(given, error, message):
+    with pytest.raises(error, match=message):
+        parse_grams(given)

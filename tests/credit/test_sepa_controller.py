@@ -38,6 +38,7 @@ def test_defaults_are_the_published_ones():
 )
 def test_worked_linear_ramp(step, lam):
     assert controller(steps=500, delay_steps=50).lam(step) == pytest.approx(lam, abs=1e-15)
+    assert controller(steps=0).lam(step) == 0
 
 
 def test_worked_gate_that_opens_late_makes_lambda_jump():
@@ -62,16 +63,6 @@ def test_variance_schedule_against_a_loop():
     assert ours.var_0 == pytest.approx(var_0) and ours.warmup_seen == 7
 
 
-def test_variance_is_the_population_s_whatever_the_shape_and_dtype():
-    values = torch.rand(3, 5, generator=torch.Generator().manual_seed(1)).half()
-    ours = controller()
-    ours.observe(0, 0.5, values.requires_grad_())
-    values = values.flatten().tolist()
-    expected = sum((x - sum(values) / 15) ** 2 for x in values) / 15
-    assert ours.var_ema == pytest.approx(expected, rel=1e-12)
-    assert type(ours.var_ema) is float
-
-
 @pytest.mark.parametrize(("schedule", "lam"), [("linear", 0.25), ("auto", 1.0)])
 def test_linear_reads_no_variance_and_auto_takes_the_larger(schedule, lam):
     assert fed(controller(steps=8, schedule=schedule, warmup=1, ema_decay=0.0), [1, 0]).lam(2) == lam
@@ -81,11 +72,6 @@ def test_no_variance_from_the_start_is_full_pooling():
     """var_0 is bounded from below, so 0 / 0 does not arise."""
     ours = fed(controller(steps=0, schedule="auto", warmup=1), [0])
     assert (ours.var_0, ours.lam(1)) == (1e-8, 1.0)
-
-
-def test_no_steps_is_never_on():
-    ours = controller(steps=0)
-    assert [ours.lam(step) for step in (0, 1, 10**6)] == [0, 0, 0]
 
 
 @pytest.mark.parametrize("schedule", ["linear", "auto"])
@@ -154,12 +140,10 @@ OTHERS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", OTHERS)
-def test_every_setting_is_compared_on_load(name):
-    saved, ours = SepaController().state_dict(), SepaController(**{name: OTHERS[name]})
-    with pytest.raises(ValueError, match=rf"other settings: {name} was .*, is '?{OTHERS[name]}'?$"):
-        ours.load_state_dict(saved)
-    with pytest.raises(ValueError, match="; ".join(f"{each} was [^;]*" for each in OTHERS)):
+def test_every_setting_is_compared_on_load():
+    saved = SepaController().state_dict()
+    told = "; ".join(f"{name} was .*, is '?{value}'?" for name, value in OTHERS.items())
+    with pytest.raises(ValueError, match=f"other settings: {told}$"):
         SepaController(**OTHERS).load_state_dict(saved)
 
 

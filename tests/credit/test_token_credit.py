@@ -7,11 +7,13 @@ from verl_credit.credit.token.token_credit import token_credit
 from verl_credit.credit.token.token_transforms import TRANSFORMS, TokenTransform, token_weights
 
 OPTIONS = dict(sepa_lambda=0.4, gtpo_beta=0.7, hicra_alpha=0.3, entropy_mask_rho=0.35)
+STRONG = dict(sepa_lambda=1.0, gtpo_beta=4.0, hicra_alpha=0.9, entropy_mask_rho=0.01)
 POOLED = ("gtpo_sepa", "gtpo_sepa_hicra", "gtpo_sepa_amp", "gtpo_sepa_amp_c")
 
 
-def batch(seed=0, rows=8, turns=3, width=4, dtype=torch.float64):
-    """Turns of own tokens with observations in between; row 2 does not count."""
+def batch(seed=0, rows=8, turns=3, width=4):
+    """Turns of own tokens with observations in between. Row 2 does not count, row 3 has one uncertainty past the bound,
+    row 4 is all planning, row 5 has no planning."""
     generator = torch.Generator().manual_seed(seed)
     own = torch.randint(1, width + 1, (rows, turns, 1), generator=generator)
     mask = (torch.arange(width + 1) < own).flatten(1)
@@ -19,12 +21,14 @@ def batch(seed=0, rows=8, turns=3, width=4, dtype=torch.float64):
     turn = torch.randn(rows, turns, generator=generator, dtype=torch.float64)
     advantage = torch.where(mask, turn.repeat_interleave(width + 1, dim=1), 0.0)
     h = torch.rand(mask.shape, generator=generator, dtype=torch.float64) * 2
+    h[3, 0] = 70.0
     planning = torch.rand(mask.shape, generator=generator) < 0.3
+    planning[4], planning[5] = True, False
     group = torch.arange(rows) // 4 * 9
     return dict(
-        turn_advantage_B_T=advantage.to(dtype),
+        turn_advantage_B_T=advantage,
         mask_B_T=mask,
-        uncertainty_B_T=h.to(dtype),
+        uncertainty_B_T=h,
         planning_B_T=planning,
         group_B=group,
     )
@@ -44,21 +48,23 @@ def loop(mode, tables, lam, beta, alpha, rho):
     advantage, mask, h, planning, group = (tensor.tolist() for tensor in tables.values())
     rows, tokens = range(len(h)), range(len(h[0]))
     own = [[t for t in tokens if mask[b][t]] for b in rows]
-    pooled = [list(row) for row in h]
+    bound = [[min(x, 50.0) for x in row] for row in h]
+    pooled = [list(row) for row in bound]
     weight, out = [[0.0] * len(h[0]) for _ in rows], [[0.0] * len(h[0]) for _ in rows]
     for b in rows:
         execution = [t for t in own[b] if not planning[b][t]]
-        mean = sum(h[b][t] for t in execution) / max(len(execution), 1)
+        mean = sum(bound[b][t] for t in execution) / max(len(execution), 1)
         for t in execution:
             if mode in ("gtpo_sepa", "gtpo_sepa_hicra"):
-                pooled[b][t] = lam * mean + (1 - lam) * h[b][t]
+                pooled[b][t] = lam * mean + (1 - lam) * bound[b][t]
             elif "amp" in mode:
-                pooled[b][t] = (1 + lam) * h[b][t] - lam * mean
+                pooled[b][t] = (1 + lam) * bound[b][t] - lam * mean
                 pooled[b][t] = max(pooled[b][t], 0.0) if mode.endswith("_c") else pooled[b][t]
-        mean = sum(pooled[b][t] for t in own[b]) / max(len(own[b]), 1)
+        used = [min(x, 50.0) for x in pooled[b]]
+        mean = sum(used[t] for t in own[b]) / max(len(own[b]), 1)
         ranked = sorted((h[c][t] for c in rows for t in own[c] if group[c] == group[b]), reverse=True)
         for t in own[b]:
-            w = 1.0 if mode in ("none", "hicra") else max(0.0, 1 + beta * (pooled[b][t] / (mean + 1e-8) - 1))
+            w = 1.0 if mode in ("none", "hicra") else max(0.0, 1 + beta * (used[t] / (mean + 1e-8) - 1))
             if mode == "entropy_mask" and h[b][t] < ranked[max(1, int(len(ranked) * rho)) - 1]:
                 w = 0.0
             a = advantage[b][t] * w
@@ -66,7 +72,7 @@ def loop(mode, tables, lam, beta, alpha, rho):
                 a += alpha * abs(a)
             weight[b][t], out[b][t] = w, a
     stats = {}
-    for prefix, values in (("", h), ("post_", pooled)):
+    for prefix, values in (("", h), ("post_", pooled if mode in POOLED else h)):
         for kind, wanted in (("exec", False), ("plan", True)):
             of_kind = [values[b][t] for b in rows for t in own[b] if planning[b][t] == wanted]
             names = (f"{prefix}{kind}_entropy_{x}" for x in ("mean", "var", "count"))
@@ -80,10 +86,11 @@ each_seed = pytest.mark.parametrize("seed", range(3))
 
 @each_mode
 @each_seed
-def test_every_transform_is_its_definition(mode, seed):
+@pytest.mark.parametrize("options", [OPTIONS, STRONG], ids=["usual", "strong"])
+def test_every_transform_is_its_definition(mode, seed, options):
     tables = batch(seed)
-    credit = token_credit(**tables, transform_mode=mode, **OPTIONS)
-    advantage, weight, stats = loop(mode, tables, *OPTIONS.values())
+    credit = token_credit(**tables, transform_mode=mode, **options)
+    advantage, weight, stats = loop(mode, tables, *options.values())
     torch.testing.assert_close(credit.weight_B_T, weight, rtol=1e-6, atol=1e-7)
     torch.testing.assert_close(credit.advantage_B_T, advantage, rtol=1e-6, atol=1e-7)
     assert credit.stats == pytest.approx(stats, rel=1e-9)
@@ -137,18 +144,6 @@ def test_reductions(seed):
 def test_a_batch_without_rows(mode):
     tables = changed(batch(2), lambda name, x: x[:0])
     assert token_credit(**tables, transform_mode=mode, **OPTIONS).advantage_B_T.shape == (0, 15)
-
-
-@each_mode
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-def test_dtypes(mode, dtype):
-    tables = batch(3, dtype=dtype)
-    exact = changed(tables, lambda name, x: x.double() if x.is_floating_point() else x)
-    ours, exact = (token_credit(**x, transform_mode=mode, **OPTIONS) for x in (tables, exact))
-    eps = 4 * torch.finfo(dtype).eps
-    torch.testing.assert_close(ours.advantage_B_T.double(), exact.advantage_B_T, rtol=eps, atol=1e-9)
-    torch.testing.assert_close(ours.weight_B_T.double(), exact.weight_B_T, rtol=2e-7, atol=1e-9)
-    assert ours.stats == pytest.approx(exact.stats, rel=1e-6)  # pooled values are stored in float32
 
 
 def test_without_a_planning_mask_every_token_counts_as_execution():

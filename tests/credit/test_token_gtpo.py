@@ -1,4 +1,4 @@
-"""GTPO weights, SEPA's pooling and its variants, HICRA: worked numbers, loops over tokens, laws."""
+"""GTPO weights, SEPA's pooling and its variants, HICRA: worked numbers. Loops over tokens: `test_token_credit`."""
 
 import math
 
@@ -86,33 +86,6 @@ def batch(seed=0, rows=8, tokens=11, dtype=torch.float64):
     return h.to(dtype), planning, mask
 
 
-def loop_weights(h, mask, beta):
-    out = torch.zeros_like(h)
-    for b in range(len(h)):
-        own = [t for t in range(h.shape[1]) if mask[b, t]]
-        mean = sum(min(float(h[b, t]), 50) for t in own) / max(len(own), 1)
-        for t in own:
-            ratio = min(float(h[b, t]), 50) / (mean + 1e-8)
-            out[b, t] = 1 if mean < 1e-7 else max(0, 1 + beta * (ratio - 1))
-    return out
-
-
-def loop_sepa(h, planning, mask, lam, name):
-    out = torch.zeros_like(h)
-    for b in range(len(h)):
-        own = [t for t in range(h.shape[1]) if mask[b, t]]
-        execution = [min(float(h[b, t]), 50) for t in own if not planning[b, t]]
-        mean = sum(execution) / max(len(execution), 1)
-        for t in own:
-            x = min(float(h[b, t]), 50)
-            if not planning[b, t]:
-                x = lam * mean + (1 - lam) * x if name == "sepa_pool" else (1 + lam) * x - lam * mean
-            out[b, t] = max(x, 0) if name == "sepa_amp_c" else x
-    return out
-
-
-each_seed = pytest.mark.parametrize("seed", range(3))
-each_sepa = pytest.mark.parametrize("sepa", [sepa_pool, sepa_amp, sepa_amp_c], ids=lambda f: f.__name__)
 OPERATORS = {
     "gtpo": lambda h, planning, mask: gtpo_weights(h, mask, beta=1.5),
     "pool": lambda h, planning, mask: sepa_pool(h, planning, mask, 0.3),
@@ -121,51 +94,6 @@ OPERATORS = {
     "hicra": lambda h, planning, mask: hicra(torch.where(mask.bool(), -h, 0.0), planning * mask, 0.4),
 }
 each_operator = pytest.mark.parametrize("operator", OPERATORS.values(), ids=OPERATORS)
-
-
-@each_seed
-@pytest.mark.parametrize("beta", [0.0, 0.1, 1.0, 4.0])
-def test_weights_are_the_definition(seed, beta):
-    h, _, mask = batch(seed)
-    torch.testing.assert_close(gtpo_weights(h, mask, beta=beta), loop_weights(h, mask, beta))
-
-
-@each_seed
-@each_sepa
-@pytest.mark.parametrize("lam", [0.0, 0.4, 1.0])
-def test_sepa_is_the_definition(sepa, seed, lam):
-    h, planning, mask = batch(seed)
-    torch.testing.assert_close(sepa(h, planning, mask, lam), loop_sepa(h, planning, mask, lam, sepa.__name__))
-
-
-@each_seed
-def test_hicra_is_the_definition(seed):
-    h, planning, _ = batch(seed)
-    advantage = h - 1.5
-    pairs = zip(advantage.flatten().tolist(), planning.flatten().tolist(), strict=True)
-    expected = [a + 0.3 * abs(a) if p else a for a, p in pairs]
-    close(hicra(advantage, planning, 0.3).view(1, -1), expected, 1e-15)
-    assert torch.equal(hicra(advantage, planning, 0.9).sign(), advantage.sign())  # alpha < 1 flips no sign
-
-
-@each_seed
-@pytest.mark.parametrize("beta", [0.1, 1.0])
-def test_weights_of_a_row_sum_to_its_tokens(seed, beta):
-    h, _, mask = batch(seed)
-    weight = gtpo_weights(h, mask, beta=beta)
-    torch.testing.assert_close(weight.sum(dim=1), mask.sum(dim=1).double(), rtol=1e-6, atol=0)
-    assert (weight[mask] >= 1 - beta).all() and (weight[~mask] == 0).all()
-
-
-@each_seed
-@pytest.mark.parametrize("sepa", [sepa_pool, sepa_amp], ids=lambda f: f.__name__)
-def test_sepa_preserves_row_means_so_planning_weights_stay(sepa, seed):
-    h, planning, mask = batch(seed)
-    ours = sepa(h, planning, mask, 0.7)
-    torch.testing.assert_close(ours.sum(dim=1), torch.where(mask, h, 0.0).clamp(max=50).sum(dim=1))
-    h = h.clamp(max=5)  # amplified past 50, a token meets the bound of `gtpo_weights` (the next test)
-    before, after = gtpo_weights(h, mask), gtpo_weights(sepa(h, planning, mask, 0.7), mask)
-    torch.testing.assert_close(after[planning], before[planning], rtol=1e-12, atol=0)
 
 
 def test_amplified_past_the_bound_a_row_loses_mean_and_planning_weights_grow():
@@ -178,10 +106,7 @@ def test_amplified_past_the_bound_a_row_loses_mean_and_planning_weights_grow():
 def test_reductions():
     h, planning, mask = batch()
     clamped = torch.where(mask, h, 0.0).clamp(max=50)
-    assert torch.equal(gtpo_weights(h, mask, beta=0), mask.double())
-    assert torch.equal(hicra(h, planning, 0.0), h) and torch.equal(hicra(h, planning & False), h)
     for sepa in (sepa_pool, sepa_amp, sepa_amp_c):
-        assert torch.equal(sepa(h, planning, mask, 0.0), clamped)
         assert torch.equal(sepa(h, mask, mask, 0.6), clamped)  # no execution token
         assert torch.equal(sepa(h, planning, mask, -3.0), clamped)
         assert torch.equal(sepa(h, planning, mask, 9.0), sepa(h, planning, mask, 1.0))
@@ -192,42 +117,11 @@ def test_reductions():
 
 
 @each_operator
-@each_seed
-def test_garbage_outside_the_mask_does_not_leak(operator, seed):
-    h, planning, mask = batch(seed)
-    for garbage in (NAN, math.inf, -math.inf):
-        dirty = torch.where(mask, h, garbage)
-        assert torch.equal(operator(dirty, planning, mask), operator(h, planning, mask))
-    assert torch.equal(operator(h, planning | ~mask, mask), operator(h, planning & mask, mask))
-
-
-@each_operator
-def test_padding_width_and_row_order_do_not_matter(operator):
-    h, planning, mask = batch(4)
-    expected = operator(h, planning, mask)
-    pad = torch.nn.functional.pad
-    wide = operator(pad(h, (0, 5), value=NAN), pad(planning, (0, 5), value=1), pad(mask, (0, 5)))
-    torch.testing.assert_close(wide[:, :11], expected, rtol=1e-14, atol=1e-14)
-    assert (wide[:, 11:] == 0).all()
-    order = torch.randperm(8, generator=torch.Generator().manual_seed(0))
-    assert torch.equal(operator(h[order], planning[order], mask[order]), expected[order])
-    assert operator(h[:0], planning[:0], mask[:0]).shape == (0, 11)
-
-
-@each_operator
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-def test_dtypes(operator, dtype):
-    h, planning, mask = batch(5, dtype=dtype)
-    ours, exact = operator(h, planning, mask), operator(h.double(), planning, mask)
-    assert ours.dtype == torch.float32 and exact.dtype == torch.float64
-    torch.testing.assert_close(ours, exact.float(), rtol=2e-7, atol=1e-12)  # half precision is only read
-    assert torch.equal(operator(h, planning.long(), mask.float()), ours)
-
-
-def test_no_gradient_flows_into_uncertainties():
-    h, planning, mask = batch()
-    h.requires_grad_()
-    assert not gtpo_weights(h, mask).requires_grad and not sepa_pool(h, planning, mask, 0.5).requires_grad
+@pytest.mark.parametrize("garbage", [NAN, math.inf, -math.inf])
+def test_what_stands_outside_the_mask_is_not_read(operator, garbage):
+    h, planning, mask = batch(dtype=torch.float32)
+    ours = operator(torch.where(mask, h, garbage), planning | ~mask, mask.long())
+    assert torch.equal(ours, operator(h, planning & mask, mask)) and ours.dtype == torch.float32
 
 
 @pytest.mark.parametrize("bad", [-0.1, math.inf, NAN])

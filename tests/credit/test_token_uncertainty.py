@@ -91,43 +91,17 @@ def test_every_alias_is_its_kind():
 
 
 @each_kind
-def test_nothing_outside_the_mask_matters(kind):
-    log_prob, entropy, mask = batch(1)
-    expected = measure(kind, log_prob, entropy, mask)
-    for garbage in (NAN, INF, -INF, 1e30):
-        dirty = [torch.where(mask, tensor, garbage) for tensor in (log_prob, entropy)]
-        assert torch.equal(measure(kind, *dirty, mask), expected)
-    assert torch.equal(measure(kind, log_prob, entropy, mask.long()), expected)
-
-
-@each_kind
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-def test_dtypes(kind, dtype):
-    """Half precision is read, never computed in: the result is the float64 one of the same numbers."""
+@pytest.mark.parametrize("garbage", [NAN, INF, -INF])
+def test_the_mask_and_the_dtype_are_only_read(kind, dtype, garbage):
+    """Half precision is never computed in: the result is the float64 one of the same numbers."""
     log_prob, entropy, mask = batch(2, dtype=dtype)
-    ours = measure(kind, log_prob, entropy, mask)
     exact = measure(kind, log_prob.double(), entropy.double(), mask)
+    dirty = [torch.where(mask, tensor, garbage) for tensor in (log_prob, entropy)]
+    ours = measure(kind, *dirty, mask.long())
     assert ours.dtype == torch.promote_types(dtype, torch.float32)
     assert torch.equal(ours, exact.to(ours.dtype))
-
-
-@each_kind
-def test_padding_width_and_row_order_do_not_matter(kind):
-    log_prob, entropy, mask = batch(3)
-    expected = measure(kind, log_prob, entropy, mask)
-    wide = [torch.nn.functional.pad(tensor, (0, 4), value=NAN) for tensor in (log_prob, entropy)]
-    ours = measure(kind, *wide, torch.nn.functional.pad(mask, (0, 4)))
-    assert torch.equal(ours[:, :9], expected)
-    assert (ours[:, 9:] == 0).all()
-    order = torch.randperm(6, generator=torch.Generator().manual_seed(0))
-    assert torch.equal(measure(kind, log_prob[order], entropy[order], mask[order]), expected[order])
-
-
-@each_kind
-@pytest.mark.parametrize("shape", [(0, 5), (3, 0)])
-def test_empty_batches(kind, shape):
-    empty = torch.zeros(shape)
-    assert measure(kind, empty, empty, empty.bool()).shape == shape
+    assert measure(kind, log_prob[:0], entropy[:0], mask[:0]).shape == (0, 9)
 
 
 def test_surprisal_as_a_weight_is_the_gradient_of_the_entropy():
@@ -140,12 +114,6 @@ def test_surprisal_as_a_weight_is_the_gradient_of_the_entropy():
     entropy = -(log_p.exp() * log_p).sum()
     ours, exact = (torch.autograd.grad(x, logit, retain_graph=True)[0] for x in (weighted, entropy))
     torch.testing.assert_close(ours, exact, rtol=1e-12, atol=1e-14)
-
-
-def test_surprisal_is_on_average_the_entropy():
-    log_p = torch.tensor([[0.5, 0.3, 0.2]], dtype=torch.float64).log()
-    h = uncertainty("surprisal", log_p, torch.ones(1, 3))
-    assert float((log_p.exp() * h).sum()) == pytest.approx(1.0296530140645737)
 
 
 def test_unknown_kinds():

@@ -1,11 +1,9 @@
 """What must hold for every turn mode beside the laws that all operators share (`test_laws.py`)."""
 
-import pickle
-
 import pytest
 import torch
 
-from kit.modes import NO_TABLES, read_by
+from kit.modes import NO_TABLES
 from verl_credit.credit import turn_credit
 
 
@@ -31,23 +29,9 @@ def assert_same(credit, other, *, tolerance=0.0):
 WHOLE_RETURNS = ("turn-group-unbiased", "leave_one_out")  # they have tests of their own
 COMPARED = [mode for mode in NO_TABLES if mode not in WHOLE_RETURNS]
 
-each_mode = pytest.mark.parametrize("mode", NO_TABLES)
-each_seed = pytest.mark.parametrize("seed", range(4))
-
-
-@each_mode
-@each_seed
-def test_permuting_rows_commutes_bit_for_bit(mode, seed):
-    tables = batch(seed, dtype=torch.float64)
-    order = torch.randperm(len(tables[0]), generator=torch.Generator().manual_seed(seed + 100))
-    straight = turn_credit(*tables, **read_by(mode, gamma=0.9))
-    permuted = turn_credit(*(t[order] for t in tables), **read_by(mode, gamma=0.9))
-    for ours, theirs in zip(fields(straight), fields(permuted), strict=True):
-        assert torch.equal(ours[order], theirs)
-
 
 @pytest.mark.parametrize("mode", ["separate", "turn-group-v1d"])
-@each_seed
+@pytest.mark.parametrize("seed", range(4))
 def test_a_constant_added_to_all_gains_or_their_positive_scale_does_nothing(mode, seed):
     outcome, gain, mask, group = batch(seed, dtype=torch.float64)
     ours = turn_credit(outcome, gain, mask, group, info_gain_norm_mode=mode)
@@ -64,25 +48,13 @@ def test_integer_outcomes_and_zero_one_masks_are_accepted():
 
 
 @pytest.mark.parametrize("mode", COMPARED)
-def test_a_value_that_is_not_finite_touches_its_own_row_only(mode):
+def test_a_reward_that_is_not_finite_is_as_none(mode):
     outcome, gain, mask, group = batch(5)
     row = int((mask.sum(dim=1) >= 2).nonzero()[0])
-    bad_gain, bad_outcome = gain.clone(), outcome.clone()
-    bad_gain[row, 0], bad_outcome[row] = float("inf"), float("nan")
-
-    hole = mask.clone()
-    hole[row, 0] = False
+    bad_gain, bad_outcome, hole = gain.clone(), outcome.clone(), mask.clone()
+    bad_gain[row, 0], bad_outcome[row], hole[row, 0] = float("inf"), float("nan"), False
     dropped = turn_credit(outcome, bad_gain, mask, group, info_gain_norm_mode=mode)
     assert_same(dropped, turn_credit(outcome, gain, hole, group, info_gain_norm_mode=mode))
-    assert dropped.counts["nonfinite_rewards"] == 1
-
-    without = torch.arange(len(outcome)) != row
-    dropped = turn_credit(bad_outcome, gain, mask, group, info_gain_norm_mode=mode)
-    expected = turn_credit(outcome, gain, mask, group, info_gain_norm_mode=mode, row_valid_B=without)
-    assert_same(dropped, expected)
-    assert dropped.counts["nonfinite_outcomes"] == 1
-    assert (dropped.advantage_B_K1[row] == 0).all()
-
     for arguments, name in (((outcome, bad_gain), "turn_reward_B_K"), ((bad_outcome, gain), "outcome_B")):
         with pytest.raises(ValueError, match=f"{name} row {row} .*not finite"):
             turn_credit(*arguments, mask, group, info_gain_norm_mode=mode, on_nonfinite="raise")
@@ -128,7 +100,7 @@ def test_what_a_mode_declares_to_read_and_to_need_exists():
             turn_credit(*batch(), info_gain_norm_mode=mode)
 
 
-@each_mode
+@pytest.mark.parametrize("mode", NO_TABLES)
 def test_an_empty_batch(mode):
     empty = torch.zeros(0)
     credit = turn_credit(
@@ -136,13 +108,6 @@ def test_an_empty_batch(mode):
     )
     assert credit.advantage_B_K1.shape == (0, 3)
     assert credit.counts["groups"] == 0
-
-
-def test_the_result_travels():
-    credit = turn_credit(*batch(0))
-    back = pickle.loads(pickle.dumps(credit))
-    assert_same(back, credit)
-    assert back.counts == credit.counts
 
 
 def test_bad_arguments_are_named():
@@ -230,17 +195,3 @@ def test_what_a_mode_of_ones_own_reads_is_0_in_rows_that_do_not_count():
     assert tables.valid_B.tolist() == [True, False, False]
     assert tables.outcome_B.tolist() == [1.0, 0.0, 0.0]
     assert tables.reward_B_K.tolist() == [[1.0, 1.0], [0.0, 0.0], [0.0, 0.0]]
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
-def test_the_resolution_is_that_of_the_coarser_input_but_not_below_float32s(dtype):
-    seen = []
-
-    def looks(tables):
-        seen.append(tables.resolution)
-        return *tables.split(torch.zeros(24, 5, dtype=torch.float64)), tables.ones()
-
-    outcome, gain, mask, group = batch(dtype=torch.float64)
-    turn_credit(outcome, gain.to(dtype), mask, group, info_gain_norm_mode=looks)
-    widest = torch.float64 if dtype == torch.float64 else torch.float32
-    assert seen == [torch.finfo(widest).eps]

@@ -1,10 +1,12 @@
 """The turn methods' worked numbers, their options, and what they refuse."""
 
+import math
 from dataclasses import replace
 
 import pytest
 import torch
 
+from kit import turn_lists
 from kit.each import each
 from kit.modes import batch
 from verl_credit.credit import (
@@ -15,7 +17,6 @@ from verl_credit.credit import (
     mt_grpo,
     progress,
     rloo,
-    turn_credit,
     turn_gae,
 )
 from verl_credit.credit.laws import check, registered_subject
@@ -46,11 +47,11 @@ def of(mode, optional):
 
 
 def turns(credit, *lengths):
-    return [credit.advantage_B_K1[row, :n].tolist() for row, n in enumerate(lengths)]
+    return turn_lists.turns(credit, lengths)
 
 
 def close(*rows, tolerance=1e-9):
-    return [pytest.approx(list(row), abs=tolerance) for row in rows]
+    return turn_lists.close(rows, tolerance)
 
 
 def test_leave_one_out_worked():
@@ -91,14 +92,6 @@ def test_gigpo_counts_each_trajectory_once_and_the_release_each_turn():
     assert turns(ours, 1, 4) == close((0.5,), (-0.5,) * 4)
     released = gigpo(*given, **more, anchor_B_K1=anchors, parity="released")
     assert turns(released, 1, 4) == close((0.8,), (-0.2,) * 4, tolerance=1e-6)
-
-
-def test_gigpo_is_leave_one_out_shrunk():
-    given, more = batch([[0.1], [0.3, -0.2], []], [1.0, 0.0, 0.5])
-    total = torch.tensor([1.1, 0.1, 0.5], dtype=torch.float64)
-    credit = gigpo(*given, **more, anchor_B_K1=torch.zeros(3, 3).long(), step_weight=0.0)
-    expected = rloo(total, given[-1]) * 2 / 3
-    assert torch.allclose(credit.outcome_advantage_B, expected, atol=1e-12)
 
 
 def test_a_loop_favours_later_visits_and_first_visits_do_not():
@@ -254,12 +247,6 @@ def test_released_mt_grpo_takes_the_first_turn_with_a_reward_if_it_is_not_told()
     assert told.advantage_B_K1[0, 0] == told.advantage_B_K1[0, 1] != told.advantage_B_K1[0, 2]
 
 
-def test_mt_grpo_without_rewards_is_none():
-    given, _ = batch([[None], [None], []], [1.0, 0.0, 0.25])
-    ours, plain = mt_grpo(*given, eps=1e-6), none(*given)
-    assert torch.allclose(ours.advantage_B_K1, plain.advantage_B_K1, rtol=0, atol=1e-12)
-
-
 SCORES = {
     "state_score_B_K1": torch.tensor([[1.0, 1.0], [0.0, 0.0]]),
     "turn_tokens_B_K1": torch.ones(2, 2),
@@ -323,15 +310,6 @@ def test_anchors_and_scores_are_counted():
     assert (counts["turns_without_score"], counts["groups_with_and_without_scores"]) == (3, 1)
 
 
-def test_turn_credit_picks_them_by_name():
-    given, optional = world()
-    for name in ("gigpo", "hgpo", "mt_grpo", "progress", "leave_one_out", "turn_gae"):
-        named = turn_credit(*given, info_gain_norm_mode=name, **of(MODES[name], optional))
-        assert torch.equal(
-            named.advantage_B_K1, MODES[name](*given, **of(MODES[name], optional)).advantage_B_K1
-        )
-
-
 REFUSED = [
     (gigpo, {"norm": "mean_nrom"}, "norm='mean_nrom' is not known .did you mean 'mean_norm'.*mean_std_norm"),
     (gigpo, {"visits": 1}, "visits=1 is not known; accepted: all, first"),
@@ -378,6 +356,26 @@ def test_what_they_refuse(mode, options, message):
         mode(*given, **options)
 
 
+RANGES = {(name, option): range for name, mode in MODES.items() for option, range in mode.ranges.items()}
+
+
+@each("mode, option", RANGES)
+def test_a_bound_is_accepted_where_it_belongs_to_the_range(mode, option):
+    of_option = RANGES[mode, option]
+    for bound, allowed in ((of_option.low, of_option.low_allowed), (of_option.high, of_option.high_allowed)):
+        if allowed:
+            MODES[mode].check_options({option: bound})
+        elif math.isfinite(bound):
+            with pytest.raises(ValueError, match=rf"^{option}={bound!r}: expected a number "):
+                MODES[mode].check_options({option: bound})
+
+
+@pytest.mark.parametrize("mode", MODES.values(), ids=lambda mode: mode.name)
+def test_every_number_has_a_range(mode):
+    numbers = {name for name, default in mode.options.items() if type(default) in (int, float)}
+    assert numbers == set(mode.ranges)
+
+
 @pytest.mark.parametrize("mode", [gigpo, hgpo, mt_grpo, progress, turn_gae], ids=lambda mode: mode.name)
 def test_an_empty_batch(mode):
     given, optional = world()
@@ -416,17 +414,3 @@ def test_other_options_keep_the_laws_too(name, options):
     subject = replace(subject, run=run, properties=None, exempt=exempt)
     wrong = [finding for finding in check(subject) if finding.wrong]
     assert not wrong, "\n".join(f"{finding.name}: {finding.detail}" for finding in wrong)
-
-
-@pytest.mark.parametrize("mode", ["gigpo", "hgpo"])
-def test_a_row_that_lost_a_reward_is_no_visit_of_any_state(mode):
-    """The others get what they would get without it."""
-    outcome_B, group_B = torch.tensor([1.0, 0.0, 0.0, 1.0], dtype=torch.float64), torch.zeros(4).long()
-    reward_B_K = torch.tensor([[0.2], [0.1], [0.4], [float("nan")]], dtype=torch.float64)
-    mask_B_K, anchor_B_K1 = torch.ones(4, 1).bool(), torch.tensor([[0, 1], [0, 1], [0, 2], [0, 1]])
-    tables = {"anchor_B_K1": anchor_B_K1, "n_tool_turns_B": torch.ones(4).long()}
-    lost = MODES[mode](outcome_B, reward_B_K, mask_B_K, group_B, **tables)
-    valid_B = torch.tensor([True, True, True, False])
-    without = MODES[mode](outcome_B, reward_B_K, mask_B_K, group_B, row_valid_B=valid_B, **tables)
-    assert torch.equal(lost.advantage_B_K1[:3], without.advantage_B_K1[:3])
-    assert lost.advantage_B_K1[:3].abs().max() > 0

@@ -86,19 +86,13 @@ def turn_policy_loss(
         metrics["pg_clipfrac_lower"] = (negative_B_T & (loss_B_T > cap_B_T) & mask_B_T).sum() / count
         loss_B_T = torch.where(negative_B_T, torch.minimum(cap_B_T, loss_B_T), loss_B_T)
     if clip_scale_B_T is not None:
-        metrics |= _scale_metrics(scale_B_T, n_tokens)
+        excess_B_T = scale_B_T - 1  # other tokens have the scale 1 and contribute exactly 0
+        mean = excess_B_T.sum() / count
+        variance = (excess_B_T.square().sum() / count - mean**2).clamp(min=0)
+        metrics |= {"clip_scale_mean": mean + n_tokens / count, "clip_scale_std": variance.sqrt()}
     if rollout_is_weights is not None:
         loss_B_T = loss_B_T * rollout_is_weights.detach()
     return aggregate(loss_B_T, mask_B_T, loss_agg_mode, **whole_batch), metrics
-
-
-def _scale_metrics(scale_B_T: torch.Tensor, n_tokens: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Mean and std over policy tokens. Scales are measured from 1, which other tokens have: these contribute exactly 0."""
-    excess_B_T = scale_B_T - 1
-    count = n_tokens.clamp(min=1)
-    mean = excess_B_T.sum() / count
-    variance = (excess_B_T.square().sum() / count - mean**2).clamp(min=0)
-    return {"clip_scale_mean": mean + n_tokens / count, "clip_scale_std": variance.sqrt()}
 
 
 RATIO_LEVELS = ("token", "turn", "sequence")
@@ -116,26 +110,18 @@ def importance_ratio(
         sequence:  exp(mean of delta over the row's policy tokens)
 
     A shared ratio takes its value from the mean and its gradient from each token's own log-probability
-    (d ratio / d delta_t = ratio), as GSPO does.
+    (d ratio / d delta_t = ratio), as GSPO does. A row of T tokens has at most T turns, so that T-wide tables hold the sums
+    without reading the ids. `delta` is 0 where the mask is False.
     """
     if ratio_level == "token":
         return delta_B_T.clamp(-TOKEN_LOG_RATIO_LIMIT, TOKEN_LOG_RATIO_LIMIT).exp()
-    ids_B_T = turn_ids_B_T if ratio_level == "turn" else torch.zeros_like(turn_ids_B_T)
-    shared_B_T = segment_mean(delta_B_T.detach(), mask_B_T, ids_B_T)
-    own_B_T = delta_B_T - delta_B_T.detach()  # zero, but the gradient flows through it
+    fixed_B_T = delta_B_T.detach()
+    ids_B_T = torch.where(mask_B_T & (ratio_level == "turn"), turn_ids_B_T, 0).long()
+    sums_B_T = torch.zeros_like(fixed_B_T).scatter_add_(1, ids_B_T, fixed_B_T)
+    tokens_B_T = torch.zeros_like(fixed_B_T).scatter_add_(1, ids_B_T, mask_B_T.to(fixed_B_T.dtype))
+    shared_B_T = torch.where(mask_B_T, (sums_B_T / tokens_B_T.clamp(min=1)).gather(1, ids_B_T), 0.0)
+    own_B_T = delta_B_T - fixed_B_T  # zero, but the gradient flows through it
     return (own_B_T + shared_B_T).clamp(max=SEGMENT_LOG_RATIO_LIMIT).exp()
-
-
-def segment_mean(values_B_T: torch.Tensor, mask_B_T: torch.Tensor, ids_B_T: torch.Tensor) -> torch.Tensor:
-    """Mean over the policy tokens that share a row and an id, at each of those tokens; 0 where mask is False.
-
-    A row of T tokens has at most T turns, so a T-wide table holds the sums without reading the ids.
-    """
-    ids_B_T = torch.where(mask_B_T, ids_B_T, 0).long()
-    values_B_T = torch.where(mask_B_T, values_B_T, 0.0)
-    sums_B_T = torch.zeros_like(values_B_T).scatter_add_(1, ids_B_T, values_B_T)
-    tokens_B_T = torch.zeros_like(values_B_T).scatter_add_(1, ids_B_T, mask_B_T.to(values_B_T.dtype))
-    return torch.where(mask_B_T, (sums_B_T / tokens_B_T.clamp(min=1)).gather(1, ids_B_T), 0.0)
 
 
 AGG_MODES = "token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-sum-norm", "seq-mean-token-mean"

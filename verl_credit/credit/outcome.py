@@ -49,9 +49,8 @@ def grpo(
 
     The defaults are verl's `compute_grpo_outcome_advantage`: unbiased std (ddof=1), no variance floor. With
     ddof=0 and variance_floor=1e-8 it is the outcome term of the released A2TGPO modes.
-    Edge cases: equal outcomes give exactly 0 (verl leaves a rounding residue); a group of one gives 0
-    (singleton="zero") or its plain outcome over 1 + eps as in verl (singleton="raw").
-    Rows with row_valid False enter no statistic and get 0. Statistics in float64; returns the input's dtype,
+    Equal outcomes give exactly 0; a group of one gives 0 (singleton="zero") or its plain outcome over 1 + eps as in verl
+    ("raw"). Rows with row_valid False enter no statistic and get 0. Statistics in float64; returns the input's dtype,
     at least float32. Raises ValueError for an outcome that is not finite in a valid row.
     Source: 2402.03300; 2503.20783 for the centred form.
     """
@@ -143,9 +142,8 @@ def half_negative(
 
     With binary outcomes this is a baseline below the mean, m / (2 - m) in place of m, times 1 - m / 2, over the std: in the
     limit of large groups the gradient of F(p) with F'(p) = (1 - p / 2) / sqrt(p (1 - p)) for a prompt solved with
-    probability p. So it weighs hard prompts up a little more than GRPO. Why a lower baseline has less noise: `low_baseline`;
-    unlike that, equal outcomes give 0, and outcomes may count from anywhere.
-    Edge cases and errors are grpo's. Measured in evidence/fidelity/README.md.
+    probability p. `low_baseline` says why a lower baseline has less noise. Outcomes may count from anywhere; edge cases and
+    errors are grpo's. Measured in evidence/fidelity/README.md.
     """
     z_B = grpo(outcome_B.to(torch.float64), group_B, row_valid_B=row_valid_B)
     return torch.maximum(z_B, 0.5 * z_B).to(output_dtype(outcome_B))

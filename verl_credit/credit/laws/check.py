@@ -69,8 +69,10 @@ class Example:
 def examined(law: Callable, subject: Subject, world: World, *, own_errors: bool = True) -> Example | None:
     """The world as an example, if it breaks the law, as an operator's exception does, and a law's with ``own_errors``."""
     runs: list[Run] = []
-    calls = {name: getattr(subject, name) for name in ("run", "apply", "unfloored")}
-    calls = {name: call and partial(_logged, call, runs) for name, call in calls.items()}
+    known = {name: getattr(subject, name) for name in ("run", "apply", "unfloored")}
+    calls: dict[str, Any] = {
+        name: partial(_logged, call, runs) for name, call in known.items() if call is not None
+    }
     try:
         law(replace(subject, **calls), world)
     except Broken as broken:
@@ -100,24 +102,21 @@ def counterexample(
     so that what an operator does to its input reaches no other law, and the laws of `FIRST` call anew.
     """
     worlds = getattr(law, "worlds", laws.usual_worlds)
+
+    def run_once(key: tuple, unchanged: World, world: World) -> Result:
+        if world is not unchanged or kept is None:
+            return subject.run(world)
+        if key not in kept:
+            kept[key] = subject.run(world)
+        return kept[key]
+
     for seed in seeds:
         for number, world in enumerate(worlds(seed)):
-            known = subject
-            if kept is not None and law not in FIRST:
-                known = replace(subject, run=partial(_run_once, subject, world, kept, (worlds, seed, number)))
+            once = partial(run_once, (worlds, seed, number), world)
+            known = subject if law in FIRST else replace(subject, run=once)
             if (example := examined(law, known, world)) is not None:
                 return example
     return None
-
-
-def _run_once(
-    subject: Subject, unchanged: World, kept: dict[tuple, Result], key: tuple, world: World
-) -> Result:
-    if world is not unchanged:
-        return subject.run(world)
-    if key not in kept:
-        kept[key] = subject.run(world)
-    return kept[key]
 
 
 def check(subject: Subject, seeds=SEEDS) -> list[Finding]:
@@ -135,7 +134,7 @@ def check(subject: Subject, seeds=SEEDS) -> list[Finding]:
             findings.append(Finding(name, law.__doc__ or "", "exempt", exempt))
             continue
         example = counterexample(law, subject, seeds, kept)
-        findings.append(_finding(name, law, "holds" if example is None else "BROKEN", example, subject))
+        findings.append(_finding(law, "holds" if example is None else "BROKEN", example, subject))
         if law is effects.better and (why := subject.exempt.get(effects.TOOL_TURNS)):
             findings.append(Finding(effects.TOOL_TURNS, "The same of its tool turns.", "exempt", why))
         if example is not None and law in FIRST:
@@ -145,12 +144,11 @@ def check(subject: Subject, seeds=SEEDS) -> list[Finding]:
         if name in ("weighs", "conserves") and subject.level != "token":
             continue
         example, declared = counterexample(examine, subject, seeds, kept), subject.properties
-        verdict = "yes" if example is None else "no"
         undeclared = declared is not None and example is None and name not in declared
         wrong = undeclared and subject.operator is not None  # a registered operator's declaration is complete
-        if wrong or (example is not None and name in (declared or ())):
-            verdict = "BROKEN"
-        finding = _finding(name, examine, verdict, example, subject)
+        wrong |= example is not None and name in (declared or ())
+        verdict = "BROKEN" if wrong else "yes" if example is None else "no"
+        finding = _finding(examine, verdict, example, subject)
         findings.append(replace(finding, detail="not declared, but it holds") if undeclared else finding)
     return findings
 
@@ -168,27 +166,23 @@ def _once(findings: list[Finding]) -> list[Finding]:
     return once
 
 
-def _finding(name: str, law: Callable, verdict: str, example: Example | None, subject: Subject) -> Finding:
-    says = law.__doc__ or ""
+def _finding(law: Callable, verdict: str, example: Example | None, subject: Subject) -> Finding:
     if example is None or verdict != "BROKEN":
-        return Finding(name, says, verdict, "" if example is None else example.message)
+        return Finding(law.__name__, law.__doc__ or "", verdict, "" if example is None else example.message)
     example = smallest(example, subject)
-    return Finding(name, says, verdict, example.message, tuple(lines(example, subject)))
+    shown = tuple(lines(example, subject))
+    return Finding(law.__name__, law.__doc__ or "", verdict, example.message, shown)
 
 
 def smallest(example: Example, subject: Subject) -> Example:
     """The smallest world that a greedy search finds in `TRIES`. A call's error counts, a law's own does not."""
-    tries = 0
-    while True:
-        for world in _smaller(example.world):
-            if (tries := tries + 1) > TRIES:
-                return example
-            smaller = examined(example.law, subject, world, own_errors=False)
-            if smaller is not None:
-                example = smaller
-                break
-        else:
-            return example
+    tries, world = 0, _smaller(example.world)
+    while (tried := next(world, None)) is not None and tries < TRIES:
+        tries += 1
+        found = examined(example.law, subject, tried, own_errors=False)
+        if found is not None:
+            example, world = found, _smaller(tried)
+    return example
 
 
 def _smaller(world: World) -> Iterator[World]:
@@ -206,14 +200,13 @@ def _smaller(world: World) -> Iterator[World]:
         first_B_T = torch.where(world.turn_ids_B_T == 0, 0, -1)
         yield _tidy(world.but(turn_ids_B_T=first_B_T))
         yield world.without_gains()
-    kept_T = (world.turn_ids_B_T >= 0).any(dim=0)
-    if not kept_T.all():
-        yield _tidy(world, kept_T)
-    for last in (width // 2, width - 1):
-        if 0 < last < width:
-            yield _tidy(world, torch.arange(width) < last)
-    for place in range(width if width > 1 else 0):
-        yield _tidy(world, torch.arange(width) != place)
+    columns_T = torch.arange(width)
+    written_T = (world.turn_ids_B_T >= 0).any(dim=0)
+    kept_T = [] if written_T.all() else [written_T]
+    kept_T += [columns_T < last for last in (width // 2,) if last]
+    kept_T += [columns_T != place for place in reversed(range(width)) if width > 1]
+    for kept in kept_T:
+        yield _tidy(world, kept)
     for name, plain in (
         ("group_B", torch.zeros_like(world.group_B) if len(groups) == 1 else world.group_B),
         ("outcome_B", world.outcome_B.round()),
@@ -230,16 +223,15 @@ def _tidy(world: World, kept_T: torch.Tensor | None = None) -> World:
     """Some columns only; turns are numbered anew, and those that are gone have no gain."""
     if kept_T is not None:
         world = world.but(**{name: getattr(world, name)[:, kept_T] for name in PER_TOKEN})
-    ids_B_T = world.turn_ids_B_T
-    gains_B_K, has_B_K = world.gain_B_K.clone(), torch.zeros_like(world.has_gain_B_K)
-    new_B_T = torch.full_like(ids_B_T, -1)
-    for row in range(len(ids_B_T)):
-        old = [k for k in ids_B_T[row].unique().tolist() if k >= 0]
-        for number, k in enumerate(old):
-            new_B_T[row, ids_B_T[row] == k] = number
-            if number < len(old) - 1:
-                gains_B_K[row, number] = world.gain_B_K[row, k]
-                has_B_K[row, number] = world.has_gain_B_K[row, k]
+    new_B_T = torch.full_like(world.turn_ids_B_T, -1)
+    gains_B_K, has_B_K = torch.zeros_like(world.gain_B_K), torch.zeros_like(world.has_gain_B_K)
+    for row, ids_T in enumerate(world.turn_ids_B_T):
+        old_K1 = ids_T[ids_T >= 0].unique()
+        for number, k in enumerate(old_K1.tolist()):
+            new_B_T[row, ids_T == k] = number
+        n_tool = max(0, len(old_K1) - 1)
+        has_B_K[row, :n_tool] = world.has_gain_B_K[row, old_K1[:-1]]
+        gains_B_K[row, :n_tool] = world.gain_B_K[row, old_K1[:-1]]
     gains_B_K = torch.where(has_B_K, gains_B_K, 0.0)
     return world.but(turn_ids_B_T=new_B_T, mask_B_T=new_B_T >= 0, gain_B_K=gains_B_K, has_gain_B_K=has_B_K)
 
@@ -247,48 +239,44 @@ def _tidy(world: World, kept_T: torch.Tensor | None = None) -> World:
 def lines(example: Example, subject: Subject) -> Iterator[str]:
     """Each call: what went in, and what came out, one list per row."""
     for run in example.runs:
-        world = run.world
-        inputs = {}
-        if subject.level != "token":
-            inputs["rewards"] = world.outcome_B.tolist()
-        if len(world.group_B.unique()) > 1:
-            inputs["groups"] = world.group_B.tolist()
-        if not world.valid_B.all():
-            inputs["valid"] = world.valid_B.tolist()
-        if subject.level == "turn":
-            inputs["turn_rewards"] = _turn_rewards(world)
-        for name in subject.tables:
-            table = getattr(world, name)
-            turn_B_K1 = torch.arange(table.shape[-1]) <= world.n_tool_turns_B[:, None]
-            inputs[name] = _rows(table, turn_B_K1) if name.endswith("_K1") else table.tolist()
-        if subject.given is not None:
-            given_B_T = subject.given(world).advantage_B_T if run.given is None else run.given
-            inputs["advantages"] = _rows(given_B_T, world.mask_B_T)
-        if subject.level == "whole" and "gains" in subject.reads:
-            inputs["turn_ids"] = _rows(world.turn_ids_B_T, world.mask_B_T)
-            inputs["turn_rewards"] = _turn_rewards(world)
-        if subject.level in ("token", "whole"):
-            inputs["logprobs"] = _rows(world.log_prob_B_T, world.mask_B_T)
-            if world.planning_B_T is not None and "planning mask" in subject.reads:
-                inputs["planning"] = _rows(world.planning_B_T.int(), world.mask_B_T)
-            if world.entropy_B_T is not None and (subject.level == "whole" or subject.uncertainty):
-                inputs["entropies"] = _rows(world.entropy_B_T, world.mask_B_T)
-        yield ", ".join(f"{name} = {value}" for name, value in inputs.items())
+        yield ", ".join(f"{name} = {value}" for name, value in _inputs(run, subject))
         if isinstance(run.result, Exception):
             yield f"  -> {type(run.result).__name__}: {run.result}"
         else:
-            out: list = _rows(run.result, world.mask_B_T)
+            out: list = _rows(run.result, run.world.mask_B_T)
             if subject.level == "outcome":
                 out = [row[0] if row else None for row in out]
             yield f"  -> {out}"
 
 
-def _turn_rewards(world: World) -> list[list]:
-    """The rewards of each row's tool turns; a turn without one has None."""
-    rows = list(range(len(world.outcome_B)))
-    return turn_lists(world.gain_B_K, world.has_gain_B_K, world.turn_ids_B_T, rows)
+def _inputs(run: Run, subject: Subject) -> Iterator[tuple[str, list]]:
+    world, whole = run.world, subject.level == "whole"
+    mask_B_T, gains = world.mask_B_T, whole and "gains" in subject.reads
+    if subject.level != "token":
+        yield "rewards", world.outcome_B.tolist()
+    if len(world.group_B.unique()) > 1:
+        yield "groups", world.group_B.tolist()
+    if not world.valid_B.all():
+        yield "valid", world.valid_B.tolist()
+    if gains:
+        yield "turn_ids", _rows(world.turn_ids_B_T, mask_B_T)
+    if gains or subject.level == "turn":
+        rows = list(range(len(world.outcome_B)))
+        yield "turn_rewards", turn_lists(world.gain_B_K, world.has_gain_B_K, world.turn_ids_B_T, rows)
+    for name in subject.tables:
+        table = getattr(world, name)
+        turn_B_K1 = torch.arange(table.shape[-1]) <= world.n_tool_turns_B[:, None]
+        yield name, _rows(table, turn_B_K1) if name.endswith("_K1") else table.tolist()
+    if subject.given is not None:
+        given_B_T = subject.given(world).advantage_B_T if run.given is None else run.given
+        yield "advantages", _rows(given_B_T, mask_B_T)
+    if whole or subject.level == "token":
+        yield "logprobs", _rows(world.log_prob_B_T, mask_B_T)
+        if world.planning_B_T is not None and "planning mask" in subject.reads:
+            yield "planning", _rows(world.planning_B_T.int(), mask_B_T)
+        if world.entropy_B_T is not None and (whole or subject.uncertainty):
+            yield "entropies", _rows(world.entropy_B_T, mask_B_T)
 
 
 def _rows(values_B_T: torch.Tensor, mask_B_T: torch.Tensor) -> list[list]:
-    values_B_T = values_B_T.detach()
-    return [values_B_T[row][mask_B_T[row]].tolist() for row in range(len(values_B_T))]
+    return [values_t[own_t].tolist() for values_t, own_t in zip(values_B_T.detach(), mask_B_T, strict=True)]

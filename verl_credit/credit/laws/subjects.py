@@ -33,10 +33,10 @@ from verl_credit.credit.turn.turn_credit import BatchTables, credit_of
 from verl_credit.credit.turn.turns import spread
 
 GAMMA = 0.9
-SEPA_LAMBDA = 0.6
 BESIDE = "turn-group-v1d"  # gives turns of a row different advantages
 NO_EPS = 1e-300  # an eps of 0 is refused
 GTPO_BETA = 1.0  # the largest at which no weight of an uncertainty can fall below 0
+STRENGTHS: dict[str, Any] = {"sepa_lambda": 0.6, "gtpo_beta": GTPO_BETA}
 # The small input of `Subject.call`.
 REWARDS, TOKENS, PLANNING = [1.0, 0.0], [[0.5, 1.0], [2.0, 0.25, 1.0]], [[0, 1], [1, 0, 0]]
 LOG_PROBS = [[-h for h in row] for row in TOKENS]
@@ -89,11 +89,7 @@ class Subject:
 def registered_subject(level: str, name: str) -> Subject:
     """An operator of ours, by level (outcome, turn, token, canonical) and name."""
     operator = REGISTRY[level, name]
-    more: dict[str, Any] = {
-        "scope": operator.scope,
-        "properties": operator.properties,
-        "exempt": operator.exempt,
-    }
+    more: dict[str, Any] = {key: getattr(operator, key) for key in ("scope", "properties", "exempt")}
     if level == "outcome":
         more["run"] = partial(run_turn_mode, mode=MODES["none"], outcome_operator=name)
     elif level == "turn":
@@ -101,15 +97,16 @@ def registered_subject(level: str, name: str) -> Subject:
         if "normalised" in operator.properties:
             more["unfloored"] = partial(more["run"], variance_floor=0.0, eps=NO_EPS)
     elif level == "token":
-        more |= {
-            "given": partial(run_turn_mode, mode=MODES[BESIDE]),
-            "apply": partial(_apply_token, mode=name),
-        }
-        more |= {"run": partial(run_token, apply=more["apply"], given=more["given"]), "reads_turns": True}
+        more |= _token_level(partial(_apply_token, mode=name), beside=BESIDE) | {"reads_turns": True}
     else:
         level, more["run"] = "whole", partial(_run_canonical, function=operator.function)
     reads = frozenset(operator.reads)
     return Subject(name, level, operator.function, reads=reads, operator=operator, **more)
+
+
+def _token_level(apply: Callable, beside: str) -> dict[str, Any]:
+    given = partial(run_turn_mode, mode=MODES[beside])
+    return {"apply": apply, "given": given, "run": partial(run_token, apply=apply, given=given)}
 
 
 def run_turn_mode(world: World, *, mode: TurnMode, **options) -> Result:
@@ -143,8 +140,7 @@ def _apply_token(world: World, turn_advantage_B_T: torch.Tensor, *, mode: str) -
         uncertainty_B_T=uncertainty("surprisal", world.log_prob_B_T, mask_B_T),
         planning_B_T=world.planning_B_T,
         group_B=world.group_B,
-        sepa_lambda=SEPA_LAMBDA,
-        gtpo_beta=GTPO_BETA,
+        **STRENGTHS,
     ).advantage_B_T
 
 
@@ -174,14 +170,12 @@ def own_subject(operator: Any, name: str, *, kind: str | None = None, params: di
         more["run"] = partial(run_turn_mode, mode=MODES["none"], outcome_operator=own)
     elif kind == "turn":
         mode = as_turn_mode(operator, name)
-        more["run"] = partial(_run_own_mode, mode=mode, params=params or {})
-        more["tables"] = tables_given(mode)
+        more |= {"run": partial(_run_own_mode, mode=mode, params=params or {}), "tables": tables_given(mode)}
     elif kind == "transform":
         spec = as_transform_spec(operator, name)
         reads_turns = spec.compute_context is None or spec.uses_turn_advantages
-        more["apply"] = partial(_apply_own, spec=spec, params=params)
-        more["reads_turns"] = reads_turns
-        more["given"] = partial(run_turn_mode, mode=MODES[BESIDE if reads_turns else "none"])
+        apply = partial(_apply_own, spec=spec, params=params)
+        more |= _token_level(apply, beside=BESIDE if reads_turns else "none") | {"reads_turns": reads_turns}
         if spec.needs_planning or spec.uses_sepa_controller:
             more["reads"] |= {"planning mask"}
         if spec.compute_context is not None:  # parts get lists through our code, one small call at a time
@@ -189,8 +183,7 @@ def own_subject(operator: Any, name: str, *, kind: str | None = None, params: di
     elif kind == "uncertainty":
         measure = as_uncertainty_spec(operator, name)
         more["uncertainty"] = partial(_uncertainties, spec=measure, params=params)
-        more["apply"] = partial(_apply_uncertainty, values=more["uncertainty"])
-        more["given"] = partial(run_turn_mode, mode=MODES["none"])
+        more |= _token_level(partial(_apply_uncertainty, values=more["uncertainty"]), beside="none")
         more["reads"] |= set(getattr(measure.compute, "reads", ()))
         token = UncertaintyContext(LOG_PROBS[0], None, TOKENS[0], PLANNING[0], small_params)
         more["call"] = partial(measure.compute, token)
@@ -201,8 +194,6 @@ def own_subject(operator: Any, name: str, *, kind: str | None = None, params: di
             REWARDS, LOG_PROBS, PLANNING, small_params, precomputed_entropies_G=TOKENS, **TURNS
         )
         more["call"] = partial(operator, whole)
-    if "given" in more:
-        more["run"] = partial(run_token, apply=more["apply"], given=more["given"])
     return Subject(name=name, function=operator, **more)
 
 
@@ -220,40 +211,40 @@ def _small_context(spec: TransformSpec, params: dict) -> TransformContext:
 
 def _run_own_mode(world: World, *, mode: TurnMode, params: Mapping[str, Any]) -> Result:
     """Returns float32 where the function computed in less than float64: its rounding is no error."""
-    dtypes: set[torch.dtype] = set()
+    coarse: list[torch.Tensor] = []
 
     @wraps(mode.function)
     def noting(*given, **options):
         outputs = mode.function(*given, **options)
-        several = outputs if isinstance(outputs, tuple | list) else ()
-        dtypes.update(
-            out.dtype for out in several if isinstance(out, torch.Tensor) and out.is_floating_point()
+        tensors = (
+            [out for out in outputs if isinstance(out, torch.Tensor)]
+            if isinstance(outputs, tuple | list)
+            else []
         )
+        coarse.extend(out for out in tensors if out.is_floating_point() and out.dtype != torch.float64)
         return outputs
 
     result = run_turn_mode(world, mode=replace(mode, function=noting), **params)
-    if dtypes <= {torch.float64}:
-        return result
-    return Result(result.advantage_B_T.float(), result.clip_scale_B_T.float(), result.counts)
+    return (
+        Result(result.advantage_B_T.float(), result.clip_scale_B_T.float(), result.counts)
+        if coarse
+        else result
+    )
 
 
 def _apply_own(world: World, turn_advantage_B_T: torch.Tensor, *, spec, params) -> torch.Tensor:
     mask_B_T = world.counted_B_T
     answer_B_1 = torch.where(mask_B_T, world.turn_ids_B_T, -1).argmax(dim=1, keepdim=True)
-    return run_transform(
-        spec,
-        turn_advantage_B_T,
-        turn_advantage_B_T.gather(1, answer_B_1).squeeze(1),
-        mask_B_T,
-        world.group_B,
-        world.valid_B,
-        log_prob_B_T=world.log_prob_B_T,
-        uncertainty_B_T=uncertainty("surprisal", world.log_prob_B_T, mask_B_T),
-        planning_B_T=world.planning_B_T,
-        params=params,
-        sepa_lambda=SEPA_LAMBDA,
-        gtpo_beta=GTPO_BETA,
-    )[0]
+    outcome_B = turn_advantage_B_T.gather(1, answer_B_1).squeeze(1)
+    given = {
+        "log_prob_B_T": world.log_prob_B_T,
+        "planning_B_T": world.planning_B_T,
+        "params": params,
+        **STRENGTHS,
+    }
+    given["uncertainty_B_T"] = uncertainty("surprisal", world.log_prob_B_T, mask_B_T)
+    rows = mask_B_T, world.group_B, world.valid_B
+    return run_transform(spec, turn_advantage_B_T, outcome_B, *rows, **given)[0]
 
 
 def _apply_uncertainty(world: World, turn_advantage_B_T: torch.Tensor, *, values) -> torch.Tensor:
@@ -262,30 +253,18 @@ def _apply_uncertainty(world: World, turn_advantage_B_T: torch.Tensor, *, values
 
 
 def _uncertainties(world: World, *, spec, params) -> torch.Tensor:
-    return run_uncertainty(
-        spec,
-        world.log_prob_B_T,
-        world.counted_B_T,
-        entropy_B_T=world.entropy_B_T,
-        planning_B_T=world.planning_B_T,
-        params=params,
-    )
+    given = {"entropy_B_T": world.entropy_B_T, "planning_B_T": world.planning_B_T, "params": params}
+    return run_uncertainty(spec, world.log_prob_B_T, world.counted_B_T, **given)
 
 
 def _run_algorithm(world: World, *, function, name, params) -> Result:
-    advantage_B_T, _ = run_algorithm(
-        function,
-        world.outcome_B,
-        world.log_prob_B_T,
-        world.counted_B_T,
-        world.group_B,
-        world.valid_B,
-        name=name,
-        planning_B_T=world.planning_B_T,
-        entropy_B_T=world.entropy_B_T,
-        params=params,
-        sepa_lambda=SEPA_LAMBDA,
-        gtpo_beta=GTPO_BETA,
-        turns=TurnInputs(world.turn_ids_B_T, world.gain_B_K, world.has_gain_B_K),
-    )
+    given = {
+        "entropy_B_T": world.entropy_B_T,
+        "planning_B_T": world.planning_B_T,
+        "params": params,
+        **STRENGTHS,
+    }
+    rows = world.outcome_B, world.log_prob_B_T, world.counted_B_T, world.group_B, world.valid_B
+    turns = TurnInputs(world.turn_ids_B_T, world.gain_B_K, world.has_gain_B_K)
+    advantage_B_T, _ = run_algorithm(function, *rows, name=name, turns=turns, **given)
     return Result(advantage_B_T, torch.ones_like(advantage_B_T))

@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import cache, lru_cache
 from itertools import pairwise
 
 from verl_credit.credit.arguments import as_bool, check_shape
-from verl_credit.credit.planning.token_text import BARRIER, Decode, Pieces, mark, policy_texts
+from verl_credit.credit.planning.token_text import BARRIER, Decode, policy_texts
 from verl_credit.lazy import torch
 
 STRATEGIC_GRAMS = (
@@ -57,7 +56,7 @@ def parse_grams(text_or_list: str | Iterable[str]) -> tuple[str, ...]:
     for n, gram in enumerate(entries):
         if not isinstance(gram, str):
             raise TypeError(f"{_KEY}={text_or_list!r}: entry {n} is {gram!r}; expected a string")
-        name = gram_name(gram)
+        name = "_".join(fold("".join(c for c in gram if c not in _APOSTROPHES)).split())
         if not name:
             raise ValueError(f"{_KEY}={text_or_list!r}: entry {n} is {gram!r}; expected a phrase of words")
         if name in seen:
@@ -73,18 +72,13 @@ def fold(text: str) -> str:
     return "".join(map(_folded, text))
 
 
-def gram_name(gram: str) -> str:
-    """Words joined by "_" without apostrophes; equal for different spellings of one gram."""
-    return "_".join(fold("".join(c for c in gram if c not in _APOSTROPHES)).split())
-
-
 @lru_cache(maxsize=16)
-def compiled(grams: tuple[str, ...]) -> tuple[re.Pattern, dict[str, list[tuple[int, re.Pattern]]]]:
+def compiled(grams: tuple[str, ...]) -> tuple[re.Pattern, dict[str, list[re.Pattern]]]:
     """Returns an expression that matches before each gram in folded text, and all grams by their first character."""
     patterns = [_pattern(gram.strip()) for gram in grams]
-    by_letter: dict[str, list[tuple[int, re.Pattern]]] = {}
-    for n, pattern in enumerate(patterns):
-        by_letter.setdefault(pattern[0], []).append((n, re.compile(pattern)))
+    by_letter: dict[str, list[re.Pattern]] = {}
+    for pattern in patterns:
+        by_letter.setdefault(pattern[0], []).append(re.compile(pattern))
     return re.compile(f"[ {BARRIER}](?={'|'.join(patterns)})"), by_letter
 
 
@@ -106,59 +100,14 @@ def _folded(c: str) -> str:
     return next((one for one in (c.casefold(), c.lower()) if len(one) == 1), c)
 
 
-@dataclass(frozen=True)
-class PlanningMatches:
-    """Every occurrence of a gram, including overlapping ones, ordered by row, then by text."""
-
-    grams: tuple[str, ...]
-    planning_B_T: torch.Tensor  # bool, on the device of the mask
-    gram_M: torch.Tensor  # index into `grams`; this and the next three are int64 on the CPU
-    row_M: torch.Tensor
-    first_M: torch.Tensor  # column of the first token of the match
-    last_M: torch.Tensor  # column of its last token
-
-    @property
-    def gram_counts(self) -> dict[str, int]:
-        """Matches per gram, 0 included."""
-        count_G = torch.bincount(self.gram_M, minlength=len(self.grams))
-        return dict(zip(self.grams, count_G.tolist(), strict=True))
-
-    def metrics(self) -> dict[str, float]:
-        """Matches, tokens per match, their count per gram, and semantic entropy.
-
-        planning/tokens_per_match    mean of last - first + 1 (0 without a match)
-        planning/semantic_entropy    -sum_g p_g ln p_g, p_g = share of gram g in all matches (Wang et al. 2509.03646)
-        planning/gram/NAME           count; NAME is the gram with "_" between words and without apostrophes
-        """
-        p_G = torch.tensor(list(self.gram_counts.values())).double() / max(1, len(self.gram_M))
-        span_M = (self.last_M - self.first_M + 1).double()
-        return {
-            "planning/matches": float(len(self.gram_M)),
-            "planning/tokens_per_match": float(span_M.mean()) if len(span_M) else 0.0,
-            "planning/semantic_entropy": float(torch.special.entr(p_G).sum()),
-            **{f"planning/gram/{gram_name(g)}": float(n) for g, n in self.gram_counts.items()},
-        }
-
-
 def planning_mask(
     token_ids_B_T: torch.Tensor,
     mask_B_T: torch.Tensor,
-    decode: Decode | Pieces,
+    decode: Decode,
     *,
     grams: str | Iterable[str] = STRATEGIC_GRAMS,
 ) -> torch.Tensor:
-    """True for the policy's tokens that a strategic gram covers; bool B x T. See `planning_matches`."""
-    return planning_matches(token_ids_B_T, mask_B_T, decode, grams=grams).planning_B_T
-
-
-def planning_matches(
-    token_ids_B_T: torch.Tensor,
-    mask_B_T: torch.Tensor,
-    decode: Decode | Pieces,
-    *,
-    grams: str | Iterable[str] = STRATEGIC_GRAMS,
-) -> PlanningMatches:
-    """Find every strategic gram in the policy's text and the tokens that it covers.
+    """True for the policy's tokens that a strategic gram covers; bool B x T, on the device of the mask.
 
         planning[b, t] = 1  iff  a gram occupies characters [s, e) and token t is between the token with character s
                                  and the one with character e - 1, both included
@@ -170,41 +119,23 @@ def planning_matches(
     is found. A gram must be inside one run of consecutive policy tokens (mask 1): it cannot cross an observation, and
     observations are never marked.
 
-    A batch without a gram gives all False.
-    Shapes: token_ids_B_T integers (anything where the mask is 0), mask_B_T 0/1. `decode` is a function of ids or a
-    `Pieces` around it, which caches them across calls and states the requirements.
+    Shapes: token_ids_B_T integers (anything where the mask is 0), mask_B_T 0/1. `decode`: see `token_text.Decode`.
     Raises TypeError or ValueError that names the argument, the row and the value.
 
     Departures from the released code, which tests windows of tokens joined by spaces: no token outside a match
     is marked; a gram cut by a comma, a newline, a hyphen, an apostrophe or the tokenizer is found.
     Source: SEPA's planning detector; HICRA, Wang et al. 2509.03646 (whose grams are mined, not listed).
     """
-    grams = parse_grams(grams)
-    pieces = decode if isinstance(decode, Pieces) else Pieces(decode)
-    candidate, by_letter = compiled(grams)
-    gram_M: list[int] = []
-    ends = []
-    for chunk in policy_texts(token_ids_B_T, mask_B_T, pieces, fold):
-        text, begin_m, end_m = chunk.text, [], []
-        for start in candidate.finditer(text):
+    candidate, by_letter = compiled(parse_grams(grams))
+    planning_B_T = torch.zeros(token_ids_B_T.shape, dtype=torch.bool)
+    for chunk in policy_texts(token_ids_B_T, mask_B_T, decode, fold):
+        spans = []
+        for start in candidate.finditer(chunk.text):
             begin = start.end()
-            for gram, pattern in by_letter[text[begin]]:
-                match = pattern.match(text, begin)
-                if match:
-                    gram_M.append(gram)
-                    begin_m.append(begin)
-                    end_m.append(match.end())
-        ends.append(torch.stack(chunk.tokens(begin_m, end_m)))
-    first_M, last_M = torch.cat(ends, dim=1) if ends else torch.zeros(2, 0, dtype=torch.long)
-    columns = max(1, token_ids_B_T.shape[1])
-    return PlanningMatches(
-        grams,
-        mark(first_M, last_M, token_ids_B_T.shape).to(mask_B_T.device),
-        torch.tensor(gram_M, dtype=torch.long),
-        first_M // columns,
-        first_M % columns,
-        last_M % columns,
-    )
+            matches = (pattern.match(chunk.text, begin) for pattern in by_letter[chunk.text[begin]])
+            spans += [match.span() for match in matches if match]
+        planning_B_T[chunk.rows] = chunk.covered(spans, token_ids_B_T.shape[1])
+    return planning_B_T.to(mask_B_T.device)
 
 
 def coverage(planning_B_T: torch.Tensor, mask_B_T: torch.Tensor) -> dict[str, float]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
-from verl_credit.credit.arguments import as_bool, as_group_ids, output_dtype
+from verl_credit.credit.arguments import as_group_ids, output_dtype
 from verl_credit.credit.groups import valid_rows
 from verl_credit.credit.plugins.load import on_lists
 from verl_credit.credit.plugins.types import (
@@ -45,7 +45,7 @@ def turn_lists(
     known_B_K = mask_B_K & reward_B_K.isfinite()
     lists = []
     for row in rows:
-        n_tool_turns = max(0, int(turn_ids_B_T[row].max())) if turn_ids_B_T.shape[1] else 0
+        n_tool_turns = max([0, *turn_ids_B_T[row].tolist()])
         pairs = zip(reward_B_K[row].tolist(), known_B_K[row].tolist(), strict=True)
         rewards_K = [reward if known else None for reward, known in pairs]
         lists.append((rewards_K + [None] * n_tool_turns)[:n_tool_turns])
@@ -64,12 +64,11 @@ def run_by_rows(
     The operator returns a list per row, or an object with ``token_advs`` and perhaps ``extra_metrics``. Returns the mean of
     each metric over the groups that report it.
     """
-    metrics: list[dict[str, float]] = []
+    metrics: dict[str, list[float]] = {}
     for rows in groups:
         output = call(rows)
         lists = getattr(output, "token_advs", output)
-        if isinstance(lists, torch.Tensor):
-            lists = lists.tolist()
+        lists = lists.tolist() if isinstance(lists, torch.Tensor) else lists
         if not isinstance(lists, list | tuple) or len(lists) != len(rows):
             got = f"{len(lists)} lists" if isinstance(lists, list | tuple) else type(lists).__name__
             raise ValueError(
@@ -79,9 +78,9 @@ def run_by_rows(
             n, largest = int(mask_B_T[row].sum()), torch.finfo(out_B_T.dtype).max
             values_t = _numbers(values, n, name, f"the policy tokens of row {row}", largest)
             out_B_T[row, mask_B_T[row]] = values_t.to(out_B_T)
-        metrics.append(getattr(output, "extra_metrics", {}))
-    reported = {name: [row[name] for row in metrics if name in row] for name in sorted(set().union(*metrics))}
-    return {name: sum(values) / len(values) for name, values in reported.items()}
+        for metric, value in getattr(output, "extra_metrics", {}).items():
+            metrics.setdefault(metric, []).append(value)
+    return {metric: sum(values) / len(values) for metric, values in sorted(metrics.items())}
 
 
 def _numbers(values: Any, n: int, name: str, where: str, largest: float) -> torch.Tensor:
@@ -137,7 +136,6 @@ def run_uncertainty(
 ) -> torch.Tensor:
     """uncertainty_B_T, 0 outside the mask; one call per row that has policy tokens."""
     out_B_T = torch.zeros(mask_B_T.shape, dtype=output_dtype(log_prob_B_T), device=mask_B_T.device)
-    mask_B_T = as_bool("mask_B_T", mask_B_T)
 
     def call(rows: list[int]) -> list:
         context = UncertaintyContext(
@@ -167,69 +165,65 @@ def run_transform(
     **settings,
 ) -> tuple[torch.Tensor, dict[str, float]]:
     """(advantage_B_T, metrics averaged over groups); one call per prompt. ``settings``: fields of `TransformContext`."""
-    shared = TransformContext([], [], [], params=dict(params or {}), **settings)
-    mask_B_T = as_bool("mask_B_T", mask_B_T)
+    shared = TransformContext([], [], [], **settings)
     dtype = output_dtype(turn_advantage_B_T, uncertainty_B_T)
     turn_advantage_B_T = torch.where(mask_B_T, turn_advantage_B_T.to(dtype), 0.0)
-    advantage_B_T = torch.zeros_like(turn_advantage_B_T)
-    if spec.compute_context is None:
+    advantage_B_T, whole, after = (
+        torch.zeros_like(turn_advantage_B_T),
+        spec.compute_context,
+        spec.post_process,
+    )
+    if whole is None:
         advantage_B_T = _by_parts(spec, shared, turn_advantage_B_T, mask_B_T, uncertainty_B_T, planning_B_T)
 
     def call(rows: list[int]) -> Any:
-        params, uncertainties_G = dict(shared.params), as_lists(uncertainty_B_T, mask_B_T, rows)
-        if spec.compute_context is None:
-            output = TransformOutput(as_lists(advantage_B_T, mask_B_T, rows))
-            if spec.post_process is None:
-                return output
-            lists, extra = spec.post_process(output.token_advs, uncertainties_G, params)
+        own_params, uncertainties_G = dict(params or {}), as_lists(uncertainty_B_T, mask_B_T, rows)
+        if whole is None:
+            given = as_lists(advantage_B_T, mask_B_T, rows)
+            lists, extra = (given, {}) if after is None else after(given, uncertainties_G, own_params)
             return TransformOutput(lists, extra_metrics=extra)
         context = replace(
             shared,
-            params=params,
+            params=own_params,
             episode_advantages=outcome_advantage_B[rows].tolist(),
             logprobs_G=as_lists(log_prob_B_T, mask_B_T, rows),
             planning_masks_G=as_lists(planning_B_T, mask_B_T, rows),
             uncertainties_G=uncertainties_G,
             turn_advantages_G=as_lists(turn_advantage_B_T, mask_B_T, rows),
         )
-        return spec.compute_context(context)
+        return whole(context)
 
-    metrics: dict[str, float] = {}
-    if spec.compute_context is not None or spec.post_process is not None:
-        groups = groups_of(group_B, row_valid_B)
-        metrics = run_by_rows(call, groups, advantage_B_T, mask_B_T, f"transform {spec.name!r}")
+    metrics = run_by_rows(
+        call, groups_of(group_B, row_valid_B), advantage_B_T, mask_B_T, f"transform {spec.name!r}"
+    )
     return torch.where(row_valid_B[:, None], advantage_B_T, 0.0), metrics
 
 
 def _by_parts(
     spec: TransformSpec,
     shared: TransformContext,
-    turn_advantage_B_T: torch.Tensor,
+    advantage_B_T: torch.Tensor,
     mask_B_T: torch.Tensor,
     uncertainty_B_T: torch.Tensor,
     planning_B_T: torch.Tensor | None,
 ) -> torch.Tensor:
-    change = spec.entropy_transform
-    if change is not None:
-        uncertainty_B_T = uncertainty_B_T.clone()
+    if (change := spec.entropy_transform) is not None:
+        raw_B_T, uncertainty_B_T = uncertainty_B_T, uncertainty_B_T.clone()
 
         def changed(rows: list[int]) -> list:
-            values, plans = (as_lists(x_B_T, mask_B_T, rows)[0] for x_B_T in (uncertainty_B_T, planning_B_T))
+            values, plans = (as_lists(x_B_T, mask_B_T, rows)[0] for x_B_T in (raw_B_T, planning_B_T))
             return [change(values, plans, shared.sepa_lambda)]
 
         rows_with_tokens = mask_B_T.any(dim=1).nonzero().tolist()
         name = f"entropy_transform of {spec.name!r}"
         run_by_rows(changed, rows_with_tokens, uncertainty_B_T, mask_B_T, name)
-    advantage_B_T = turn_advantage_B_T
     if spec.use_gtpo:
         advantage_B_T = advantage_B_T * gtpo_weights(uncertainty_B_T, mask_B_T, beta=shared.gtpo_beta)
-    if spec.apply_hicra:
-        if planning_B_T is None:
-            raise ValueError(
-                f"transform {spec.name!r} applies HICRA, which needs a planning mask: set needs_planning"
-            )
-        advantage_B_T = hicra(advantage_B_T, planning_B_T, shared.hicra_alpha)
-    return advantage_B_T
+    if not spec.apply_hicra:
+        return advantage_B_T
+    if planning_B_T is None:
+        raise ValueError(f"transform {spec.name!r}: HICRA needs a planning mask: set needs_planning")
+    return hicra(advantage_B_T, planning_B_T, shared.hicra_alpha)
 
 
 @dataclass(frozen=True)
@@ -274,7 +268,6 @@ def run_algorithm(
     """(advantage_B_T, metrics averaged over groups); one call per prompt. ``settings``: fields of `AlgorithmContext`."""
     dtype = output_dtype(outcome_B, log_prob_B_T)
     advantage_B_T = torch.zeros(mask_B_T.shape, dtype=dtype, device=mask_B_T.device)
-    mask_B_T = as_bool("mask_B_T", mask_B_T)
 
     def call(rows: list[int]) -> Any:
         context = AlgorithmContext(

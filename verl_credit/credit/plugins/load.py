@@ -12,16 +12,9 @@ from functools import lru_cache
 from typing import Any
 
 from verl_credit.credit.plugins import types
-from verl_credit.credit.plugins.types import (
-    AlgorithmContext,
-    TransformContext,
-    TransformSpec,
-    UncertaintyContext,
-    UncertaintySpec,
-)
+from verl_credit.credit.plugins.types import TransformSpec, UncertaintySpec
 from verl_credit.credit.turn.mode import TurnMode, as_turn_mode
 from verl_credit.credit.turn.modes import MODES
-from verl_credit.credit.turn.tables import Tables
 from verl_credit.errors import did_you_mean
 
 # Plug-ins for retrain contain `from retrain import TransformOutput`.
@@ -32,11 +25,7 @@ KINDS = ("outcome", "turn", "transform", "algorithm", "uncertainty")
 
 
 def load(path: str, key: str) -> Any:
-    """The object at ``pkg.mod.attribute`` (or ``pkg.mod:attribute``).
-
-    A module may import its types from ``retrain``; where that package is not installed, ours are offered under
-    that name while the module is imported. Raises ValueError naming ``key`` and what is wrong with ``path``.
-    """
+    """The object at ``pkg.mod.attribute`` (or ``pkg.mod:attribute``). Raises ValueError with key, path and what is wrong."""
     module_name, _, attribute = path.replace(":", ".").rpartition(".")
     if not module_name or not all(part.isidentifier() for part in [*module_name.split("."), attribute]):
         raise ValueError(
@@ -45,12 +34,11 @@ def load(path: str, key: str) -> Any:
     with _published_types():
         try:
             module = importlib.import_module(module_name)
-        except ImportError as error:
-            raise ValueError(f"{key}={path!r}: cannot import {module_name!r} ({error})") from error
         except Exception as error:
-            raise ValueError(
-                f"{key}={path!r}: importing {module_name!r} raised {type(error).__name__}: {error}"
-            ) from error
+            why = f"importing {module_name!r} raised {type(error).__name__}: {error}"
+            if isinstance(error, ImportError):
+                why = f"cannot import {module_name!r} ({error})"
+            raise ValueError(f"{key}={path!r}: {why}") from error
     if not hasattr(module, attribute):
         hint = did_you_mean(attribute, [name for name in vars(module) if name[0] != "_"], repr)
         raise ValueError(f"{key}={path!r}: module {module_name!r} has no {attribute!r}{hint}")
@@ -88,24 +76,24 @@ def find_turn_mode(name: str, key: str = "algorithm.info_gain_norm_mode") -> Tur
     return MODES[name] if name in MODES else as_turn_mode(load(plugin_path(name) or name, key), name)
 
 
+CONTEXTS = {"Tables": "turn", "TransformContext": "transform", "AlgorithmContext": "algorithm",
+            "UncertaintyContext": "uncertainty"}  # fmt: skip
+FIRST = {"tables": "turn", "rewards": "outcome", "rewards_G": "outcome", "outcomes": "outcome"}
+
+
 def kind_of(operator: Any, name: str) -> str:
     """The kind of an operator, from its spec, or from the annotation or the name of its first argument."""
-    if isinstance(operator, TransformSpec | UncertaintySpec):
-        return "transform" if isinstance(operator, TransformSpec) else "uncertainty"
-    if isinstance(operator, TurnMode):
-        return "turn"
+    for kind, spec in (("transform", TransformSpec), ("uncertainty", UncertaintySpec), ("turn", TurnMode)):
+        if isinstance(operator, spec):
+            return kind
     parameters = list(inspect.signature(operator).parameters.values()) if callable(operator) else []
     if not parameters and callable(operator):
         return kind_of(operator(), name)
-    if parameters:
-        first = parameters[0]
+    for first in parameters[:1]:
         annotation = getattr(first.annotation, "__name__", str(first.annotation)).strip("'\"")
-        contexts = (Tables, TransformContext, AlgorithmContext, UncertaintyContext)
-        for kind, context in zip(("turn", "transform", "algorithm", "uncertainty"), contexts, strict=True):
-            if annotation.endswith(context.__name__):
-                return kind
-        if first.name in ("tables", "rewards", "rewards_G", "outcomes"):
-            return "turn" if first.name == "tables" else "outcome"
+        annotated = (kind for context, kind in CONTEXTS.items() if annotation.endswith(context))
+        if told := next(annotated, FIRST.get(first.name)):
+            return told
     raise ValueError(f"{name}: cannot tell what kind of operator this is; give --kind {'|'.join(KINDS)}")
 
 
@@ -113,8 +101,6 @@ def as_uncertainty_spec(operator: Any, name: str) -> UncertaintySpec:
     """A spec, a factory of one, or a function ``f(context) -> list``."""
     operator = _converted(operator, UncertaintySpec)
     spec = operator if isinstance(operator, UncertaintySpec) else UncertaintySpec(name, operator)
-    if not callable(spec.compute):
-        raise ValueError(f"algorithm.uncertainty_kind={name!r}: compute is not callable")
     if spec.needs_distributions:
         raise ValueError(
             f"algorithm.uncertainty_kind={name!r} needs whole token distributions, which are not kept; "
@@ -141,12 +127,7 @@ def on_lists(function: Callable[..., Any], name: str, params: dict) -> Callable[
     """The function with one argument: its rewards."""
     if not callable(function):
         raise ValueError(f"advantage_mode={name!r} is a {type(function).__name__}; expected a function")
-    try:
-        parameters = list(inspect.signature(function).parameters.values())
-    except ValueError as error:
-        raise ValueError(
-            f"advantage_mode={name!r} has no signature; expected a function f(rewards)"
-        ) from error
+    parameters = list(inspect.signature(function).parameters.values())
     if not parameters:
         return on_lists(function(), name, params)
     required = _required_arguments(function)

@@ -40,25 +40,24 @@ class TransformContext:
 
     def gtpo(self, advantage: float, uncertainties: list[float], beta: float | None = None) -> list[float]:
         """The advantage times the `gtpo_weights` of one completion's tokens. beta: by default ``gtpo_beta``."""
-        beta = self.gtpo_beta if beta is None else beta
         values, mask, _ = _row(uncertainties, [0] * len(uncertainties))
-        weights = gtpo_weights(values, mask, beta=beta)
-        return (advantage * weights).flatten().tolist()
+        weights = gtpo_weights(values, mask, beta=self.gtpo_beta if beta is None else beta)
+        return (advantage * weights)[0].tolist()
 
     def hicra(self, token_advs: list[float], planning_mask: list[int]) -> list[float]:
         """`hicra` of one completion, with ``hicra_alpha``. Raises ValueError for a mask of another length."""
         values, _, planning = _row(token_advs, planning_mask)
-        return hicra(values, planning, self.hicra_alpha).flatten().tolist()
+        return hicra(values, planning, self.hicra_alpha)[0].tolist()
 
     def sepa_pool(self, uncertainties: list[float], planning_mask: list[int]) -> list[float]:
-        """`sepa_pool` of one completion, with ``sepa_lambda``. Raises ValueError for a mask of another length."""
+        """`sepa_pool` of one completion, with ``sepa_lambda``; errors as of `hicra`."""
         values, mask, planning = _row(uncertainties, planning_mask)
-        return sepa_pool(values, planning, mask, self.sepa_lambda).flatten().tolist()
+        return sepa_pool(values, planning, mask, self.sepa_lambda)[0].tolist()
 
     def sepa_amp(self, uncertainties: list[float], planning_mask: list[int]) -> list[float]:
-        """`sepa_amp` of one completion, with ``sepa_lambda``. Raises ValueError for a mask of another length."""
+        """`sepa_amp` of one completion, with ``sepa_lambda``; errors as of `hicra`."""
         values, mask, planning = _row(uncertainties, planning_mask)
-        return sepa_amp(values, planning, mask, self.sepa_lambda).flatten().tolist()
+        return sepa_amp(values, planning, mask, self.sepa_lambda)[0].tolist()
 
 
 @dataclass(frozen=True)

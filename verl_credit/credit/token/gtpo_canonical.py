@@ -49,7 +49,7 @@ def gtpo_canonical(
 
     Population std, denominator std + eps. A prompt whose trajectories are all rewarded or all not gives exactly 0
     (published per-polarity z-scores turn such prompts into noise), so does a group of one.
-    entropy_clip bounds H first; outside the range of typical entropies it makes all ratios equal. No gradient flows.
+    entropy_clip bounds H first. No gradient flows.
     Returns the widest input dtype, at least float32. Source: 2508.04349.
     """
     check_name("population", population, POPULATIONS)
@@ -61,43 +61,34 @@ def gtpo_canonical(
     row_N = used_B.nonzero().flatten()
     row_N = row_N[torch.argsort(group_B[row_N], stable=True)]
     sizes = group_B[row_N].unique_consecutive(return_counts=True)[1].tolist()
-    for row_R in row_N.split(sizes):  # a prompt's tokens fit a CPU's caches
-        own_R_T, rewarded_R = mask_B_T[row_R], rewarded_B[row_R]
+    for row_R in row_N.split(
+        sizes
+    ):  # a prompt's tokens fit a CPU's caches; column p is a row's own policy token p
+        own_R_T, rewarded_R_1 = mask_B_T[row_R], rewarded_B[row_R][:, None]
         n_R_1 = own_R_T.sum(dim=1, keepdim=True)
         token_R_P = torch.arange(int(n_R_1.max()), device=row_R.device) < n_R_1
-        entropy_R_P = torch.zeros(token_R_P.shape, dtype=torch.float64, device=row_R.device)
-        entropy_R_P.masked_scatter_(token_R_P, value_B_T[row_R][own_R_T])
-        z_R_P = _standardised(entropy_R_P, token_R_P, rewarded_R, (alpha_1, alpha_2), population, eps)
+        share_R_P = torch.zeros(token_R_P.shape, dtype=torch.float64, device=row_R.device)
+        share_R_P.masked_scatter_(token_R_P, value_B_T[row_R][own_R_T])
+        share_R_P = torch.where(token_R_P, _shares(share_R_P, rewarded_R_1), 0.0)
+        shaped_R_P = torch.zeros_like(share_R_P)
+        for sign, side_R in ((1.0, rewarded_B[row_R]), (-1.0, ~rewarded_B[row_R])):
+            total_P, count_P = share_R_P[side_R].sum(dim=0), token_R_P[side_R].sum(dim=0)
+            relative_R_P = share_R_P[side_R] / torch.where(count_P > 0, total_P, 1.0) * count_P
+            shaped_R_P[side_R] = sign * (alpha_1 + alpha_2 * relative_R_P)
+        shaped_R_P = torch.where(token_R_P, shaped_R_P, 0.0)
+        sides = token_R_P & rewarded_R_1, token_R_P & ~rewarded_R_1
+        parts = {
+            "joint": [(shaped_R_P, token_R_P)],
+            "polarity": [(shaped_R_P, side_R_P) for side_R_P in sides],
+            "all": [(torch.where(side_R_P, shaped_R_P, 0.0), token_R_P) for side_R_P in sides],
+        }
+        scores = (
+            z_score_of_one(value_R_P, member_R_P, eps=eps) for value_R_P, member_R_P in parts[population]
+        )
+        z_R_P = sum(scores, torch.zeros_like(shaped_R_P))
         z_R_T = torch.zeros(own_R_T.shape, dtype=dtype, device=row_R.device)
         advantage_B_T[row_R] = z_R_T.masked_scatter_(own_R_T, z_R_P[token_R_P].to(dtype))
     return advantage_B_T
-
-
-def _standardised(
-    entropy_R_P: torch.Tensor,
-    token_R_P: torch.Tensor,
-    rewarded_R: torch.Tensor,
-    alphas,
-    population: str,
-    eps: float,
-) -> torch.Tensor:
-    """The shaped rewards of one prompt's rows, standardised; column p is a row's own policy token p."""
-    rewarded_R_1 = rewarded_R[:, None]
-    share_R_P = torch.where(token_R_P, _shares(entropy_R_P, rewarded_R_1), 0.0)
-    relative_R_P = torch.zeros_like(share_R_P)
-    for side_R in (rewarded_R, ~rewarded_R):
-        total_P, count_P = share_R_P[side_R].sum(dim=0), token_R_P[side_R].sum(dim=0)
-        relative_R_P[side_R] = share_R_P[side_R] / torch.where(count_P > 0, total_P, 1.0) * count_P
-    sign_R_1 = torch.where(rewarded_R_1, 1.0, -1.0).to(torch.float64)
-    shaped_R_P = torch.where(token_R_P, sign_R_1 * (alphas[0] + alphas[1] * relative_R_P), 0.0)
-    sides = token_R_P & rewarded_R_1, token_R_P & ~rewarded_R_1
-    parts = {
-        "joint": [(shaped_R_P, token_R_P)],
-        "polarity": [(shaped_R_P, side_R_P) for side_R_P in sides],
-        "all": [(torch.where(side_R_P, shaped_R_P, 0.0), token_R_P) for side_R_P in sides],
-    }
-    scores = (z_score_of_one(value_R_P, member_R_P, eps=eps) for value_R_P, member_R_P in parts[population])
-    return sum(scores, torch.zeros_like(shaped_R_P))
 
 
 def grpo_s(

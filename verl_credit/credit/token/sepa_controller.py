@@ -144,10 +144,8 @@ def auto_can_lead(sepa: dict, steps: int) -> bool:
     The published ramp runs from the start; one that runs from the gate is assumed to begin late enough.
     """
     first = first_auto_step(sepa)
-    if first > steps:
-        return False
-    if sepa["ramp_from"] == "gate" and sepa["correct_rate_gate"] > 0:
-        return True
+    if first > steps or (sepa["ramp_from"] == "gate" and sepa["correct_rate_gate"] > 0):
+        return first <= steps
     ramp = SepaController(**{**sepa, "schedule": "linear", "correct_rate_gate": 0.0})
     decay, threshold = sepa["ema_decay"], max(sepa["var_threshold"], EPS)
     return any(

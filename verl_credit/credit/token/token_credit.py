@@ -63,95 +63,54 @@ def token_credit(
     ):
         if needed and tensor is None:
             raise ValueError(f"transform_mode={transform_mode!r} needs {name}, which is None")
-        if tensor is not None and name != "group_B":
-            check_shape(name, tensor, turn_advantage_B_T.shape, "turn_advantage_B_T")
-            _refuse_nonfinite(name, tensor, mask_B_T)
+        if tensor is None or name == "group_B":
+            continue
+        check_shape(name, tensor, turn_advantage_B_T.shape, "turn_advantage_B_T")
+        for rows in row_chunks(mask_B_T) if tensor.dtype.is_floating_point else ():
+            bad_C_T = mask_B_T[rows] & (tensor[rows] - tensor[rows] != 0)  # NaN: half the time of isfinite
+            problem = "is not finite on a policy token; expected finite numbers"
+            refuse_rows(name, bad_C_T, problem, first=rows.start)
     dtype = output_dtype(turn_advantage_B_T, *([] if uncertainty_B_T is None else [uncertainty_B_T]))
-    with torch.no_grad():
-        if planning_B_T is not None:
-            planning_B_T = as_bool("planning_B_T", planning_B_T)
-        if uncertainty_B_T is None:
-            advantage_B_T = torch.where(mask_B_T, turn_advantage_B_T.to(dtype), 0.0)
-            if transform.amplified:
-                advantage_B_T = hicra(advantage_B_T, given("planning_B_T", planning_B_T), hicra_alpha)
-            return TokenCredit(advantage_B_T, mask_B_T.to(dtype))
-        weight_dtype = output_dtype(uncertainty_B_T) if transform.weighted else uncertainty_B_T.dtype
-        advantage_B_T = mask_B_T.new_empty(mask_B_T.shape, dtype=dtype)
-        weight_B_T = mask_B_T.new_empty(mask_B_T.shape, dtype=weight_dtype)
-        raw, pooled = [], []
-        # The mask ranks the tokens of whole prompts.
-        for rows in [slice(None)] if transform.masked else row_chunks(mask_B_T):
-            mask_C_T = mask_B_T[rows]
-            uncertainty_C_T = torch.where(mask_C_T, uncertainty_B_T[rows], 0.0)
-            planning_C_T = None if planning_B_T is None else planning_B_T[rows]
+    if planning_B_T is not None:
+        planning_B_T = as_bool("planning_B_T", planning_B_T)
+    strengths = {"sepa_lambda": sepa_lambda, "gtpo_beta": gtpo_beta, "entropy_mask_rho": entropy_mask_rho}
+    advantages, weights, raw, pooled = [], [], [], []
+    # The mask ranks the tokens of whole prompts.
+    for rows in [slice(None)] if transform.masked else row_chunks(mask_B_T):
+        mask_C_T = mask_B_T[rows]
+        planning_C_T = None if planning_B_T is None else planning_B_T[rows]
+        advantage_C_T, weight_C_T = (
+            torch.where(mask_C_T, turn_advantage_B_T[rows].detach().to(dtype), 0.0),
+            mask_C_T.to(dtype),
+        )
+        if uncertainty_B_T is not None:
+            value_C_T = torch.where(mask_C_T, uncertainty_B_T[rows].detach(), 0.0)
             weight_C_T, pooled_C_T = token_weights(
-                transform,
-                uncertainty_C_T,
-                mask_C_T,
-                planning_B_T=planning_C_T,
-                group_B=group_B,
-                sepa_lambda=sepa_lambda,
-                gtpo_beta=gtpo_beta,
-                entropy_mask_rho=entropy_mask_rho,
+                transform, value_C_T, mask_C_T, planning_B_T=planning_C_T, group_B=group_B, **strengths
             )
-            advantage_C_T = torch.where(mask_C_T, turn_advantage_B_T[rows].to(dtype), 0.0)
             advantage_C_T = advantage_C_T * weight_C_T.to(dtype)
-            if transform.amplified:
-                advantage_C_T = hicra(advantage_C_T, given("planning_B_T", planning_C_T), hicra_alpha)
-            advantage_B_T[rows], weight_B_T[rows] = advantage_C_T, weight_C_T
-            raw.append(row_moments(uncertainty_C_T, planning_C_T, mask_C_T))
+            raw.append(row_moments(value_C_T, planning_C_T, mask_C_T))
             if transform.pool is not None:
                 pooled.append(row_moments(pooled_C_T, planning_C_T, mask_C_T))
-    return TokenCredit(advantage_B_T, weight_B_T, _named(stats_of_rows(raw), stats_of_rows(pooled or raw)))
+        if transform.amplified:
+            advantage_C_T = hicra(advantage_C_T, given("planning_B_T", planning_C_T), hicra_alpha)
+        advantages.append(advantage_C_T)
+        weights.append(weight_C_T)
+    stats = stats_of_rows(raw, pooled or raw) if raw else {}
+    return TokenCredit(torch.cat(advantages), torch.cat(weights), stats)
 
 
 def token_stats(
     uncertainty_B_T: torch.Tensor, planning_B_T: torch.Tensor | None, mask_B_T: torch.Tensor
 ) -> dict[str, float]:
-    """`TokenCredit.stats` where nothing is pooled."""
-    stats = entropy_stats(uncertainty_B_T, planning_B_T, mask_B_T)
-    return _named(stats, stats)
-
-
-def _named(raw: dict[str, torch.Tensor], pooled: dict[str, torch.Tensor]) -> dict[str, float]:
-    """The names avoid words for which verl uses another reduction."""
-    values = {"": raw, "post_": pooled}
-    return {
-        f"{prefix}{name.replace('_', '_entropy_')}": float(value)
-        for prefix, stats in values.items()
-        for name, value in stats.items()
-    }
-
-
-def _refuse_nonfinite(name: str, tensor: torch.Tensor, mask_B_T: torch.Tensor) -> None:
-    if not tensor.dtype.is_floating_point:
-        return
-    for rows in row_chunks(mask_B_T):
-        bad_C_T = mask_B_T[rows] & (tensor[rows] - tensor[rows] != 0)  # NaN: half the time of isfinite
-        problem = "is not finite on a policy token; expected finite numbers"
-        refuse_rows(name, bad_C_T, problem, first=rows.start)
-
-
-def entropy_stats(
-    uncertainty_B_T: torch.Tensor, planning_B_T: torch.Tensor | None, mask_B_T: torch.Tensor
-) -> dict[str, torch.Tensor]:
-    """exec_mean, exec_var, exec_count, plan_mean, plan_var, plan_count: 0-dim float64.
-
-    exec: policy tokens without planning (all, without a planning mask); plan: planning tokens. Every token of the batch
-    counts once (not a mean of means); the variance is the population's, from deviations in float64. A kind without tokens
-    gives three zeros. Values outside the mask may be anything.
-    """
-    check_shape("mask_B_T", mask_B_T, uncertainty_B_T.shape, "uncertainty_B_T")
-    mask_B_T = as_bool("mask_B_T", mask_B_T)
-    if planning_B_T is not None:
-        check_shape("planning_B_T", planning_B_T, uncertainty_B_T.shape, "uncertainty_B_T")
-        planning_B_T = as_bool("planning_B_T", planning_B_T)
+    """`TokenCredit.stats` where nothing is pooled. Values outside the mask may be anything; masks are bool."""
     moments = []
     for rows in row_chunks(mask_B_T):
         value_C_T = torch.where(mask_B_T[rows], uncertainty_B_T[rows], 0.0)
-        planning_C_T = None if planning_B_T is None else planning_B_T[rows]
-        moments.append(row_moments(value_C_T, planning_C_T, mask_B_T[rows]))
-    return stats_of_rows(moments)
+        moments.append(
+            row_moments(value_C_T, None if planning_B_T is None else planning_B_T[rows], mask_B_T[rows])
+        )
+    return stats_of_rows(moments, moments)
 
 
 def row_moments(
@@ -174,15 +133,22 @@ def row_moments(
     return moments_B_2_3
 
 
-def stats_of_rows(moments: list[torch.Tensor]) -> dict[str, torch.Tensor]:
-    """`entropy_stats` of the rows whose `row_moments` these are, at least one table."""
-    stats: dict[str, torch.Tensor] = {}
-    count_B_2, sum_B_2, square_B_2 = torch.cat(moments).unbind(dim=2)
-    for kind, name in enumerate(("exec", "plan")):
-        count_B, sum_B = count_B_2[:, kind], sum_B_2[:, kind]
-        count = count_B.sum()
-        mean = sum_B.sum() / count.clamp(min=1)
-        between_B = count_B * (sum_B / count_B.clamp(min=1) - mean) ** 2
-        variance = (square_B_2[:, kind] + between_B).sum() / count.clamp(min=1)
-        stats |= {f"{name}_mean": mean, f"{name}_var": variance, f"{name}_count": count}
+def stats_of_rows(raw: list[torch.Tensor], pooled: list[torch.Tensor]) -> dict[str, float]:
+    """`TokenCredit.stats` of rows by their `row_moments` before and after pooling, at least one table each.
+
+    exec: policy tokens without planning (all, without a planning mask); plan: planning tokens. Every token of the batch
+    counts once (not a mean of means); the variance is the population's. A kind without tokens gives three zeros. The names
+    avoid words for which verl uses another reduction.
+    """
+    stats: dict[str, float] = {}
+    for prefix, moments in (("", raw), ("post_", pooled)):
+        count_B_2, sum_B_2, square_B_2 = torch.cat(moments).unbind(dim=2)
+        for kind, name in enumerate(("exec", "plan")):
+            count_B, sum_B = count_B_2[:, kind], sum_B_2[:, kind]
+            count = count_B.sum()
+            mean = sum_B.sum() / count.clamp(min=1)
+            between_B = count_B * (sum_B / count_B.clamp(min=1) - mean) ** 2
+            variance = (square_B_2[:, kind] + between_B).sum() / count.clamp(min=1)
+            for of, value in (("mean", mean), ("var", variance), ("count", count)):
+                stats[f"{prefix}{name}_entropy_{of}"] = float(value)
     return stats

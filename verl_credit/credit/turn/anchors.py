@@ -22,26 +22,24 @@ def exact_anchors(
     (released code takes them for one). Raises TypeError for what has no fixed value (a set of lists, an
     unhashable type of the user's), and ValueError for NaN, with row and turn.
     """
-    ids: dict[Any, int] = {}
-    rows = []
-    for row, (turns, group) in enumerate(_checked(states, group_B)):
-        keys = [None if state is None else (group, _key(state, row, k)) for k, state in enumerate(turns)]
-        rows.append([-1 if key is None else ids.setdefault(key, len(ids)) for key in keys])
-    return _table(rows, columns)
-
-
-def _checked(
-    states: Sequence[Sequence[Any]], group_B: Sequence[Hashable]
-) -> list[tuple[Sequence[Any], Hashable]]:
     groups = group_B.tolist() if hasattr(group_B, "tolist") else list(group_B)
     if len(groups) != len(states):
         raise ValueError(f"group_B has {len(groups)} entries; expected {len(states)}, as states has rows")
-    for row, turns in enumerate(states):
+    ids: dict[Any, int] = {}
+    rows = []
+    for row, (turns, group) in enumerate(zip(states, groups, strict=True)):
         if isinstance(turns, str) or not isinstance(turns, Sequence):
             raise TypeError(
                 f"states row {row} is a {type(turns).__name__}; expected a list with a state per turn"
             )
-    return list(zip(states, groups, strict=True))
+        keys = [None if state is None else (group, _key(state, row, k)) for k, state in enumerate(turns)]
+        rows.append([-1 if key is None else ids.setdefault(key, len(ids)) for key in keys])
+    longest = max(map(len, rows), default=0)
+    columns = longest if columns is None else columns
+    if columns < longest:
+        raise ValueError(f"columns={columns}: expected at least {longest}, the turns of the longest row")
+    padded = [row + [-1] * (columns - len(row)) for row in rows]
+    return torch.tensor(padded, dtype=torch.long).view(len(rows), columns)
 
 
 def _key(state: Any, row: int, turn: int) -> Hashable:
@@ -63,12 +61,3 @@ def _key(state: Any, row: int, turn: int) -> Hashable:
             "dict or an array"
         ) from error
     return (kind, state)
-
-
-def _table(rows: Sequence[Sequence[int]], columns: int | None) -> torch.Tensor:
-    longest = max((len(row) for row in rows), default=0)
-    columns = longest if columns is None else columns
-    if columns < longest:
-        raise ValueError(f"columns={columns}: expected at least {longest}, the turns of the longest row")
-    padded = [list(row) + [-1] * (columns - len(row)) for row in rows]
-    return torch.tensor(padded, dtype=torch.long).view(len(rows), columns)

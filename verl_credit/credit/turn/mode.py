@@ -1,14 +1,11 @@
-"""A turn mode: a function of `Tables`, and what it declares about itself.
+"""A turn mode: a function of `Tables`, and what it declares about itself (`turn_mode`).
 
-A mode in `modes/` is a function `f(tables, *, options) -> (advantage_B_K, outcome_advantage_B, clip_scale_B_K)`
-in float64, under its declaration (`turn_mode`). Its keyword-only arguments are its options, with their defaults; there is no
-second list of them. Configuration keys, checks, `explain` and docs/modes.md read the declaration.
+`f(tables, *, options) -> (advantage_B_K, outcome_advantage_B, clip_scale_B_K)`, in float64. Its keyword-only arguments are
+its options, with their defaults; configuration keys, checks, `explain` and docs/modes.md read the declaration. A `TurnMode`
+is the public function of its mode: call it with tensors. `as_turn_mode` makes one of a user's function.
 
-A `TurnMode` is the public function of its mode: call it with tensors. A mode of one's own is such a function, too; see
-`as_turn_mode`.
-
-A turn without a reward reads the advantage and clip scale of the row's next reward (`turn_credit`); `Tables.backward` does
-this. A mode that compares whole returns leaves such a row out (`Tables.known_B`). Other modes say what they do with it.
+A turn without a reward reads the advantage and clip scale of the row's next reward: `Tables.backward` does this. A mode that
+compares whole returns leaves such a row out (`Tables.known_B`). Other modes say what they do with it.
 """
 
 from __future__ import annotations
@@ -45,9 +42,8 @@ OPTIONAL_TABLES = {
 class TurnCredit:
     """Advantages and clip scales of the tool turns, and the answer turn's advantage (its clip scale is 1).
 
-    `advantage_B_K1` and `clip_scale_B_K1` append the answer turn as one more column. Because columns past a
-    row's tool turns read the outcome advantage and scale 1 too, column n_tool_turns of every row is its answer
-    turn, which is what `spread` looks up.
+    Columns past a row's tool turns read the outcome advantage and scale 1, so that column n_tool_turns of every row of
+    `advantage_B_K1` and `clip_scale_B_K1` is its answer turn, which `spread` looks up.
     """
 
     advantage_B_K: torch.Tensor
@@ -144,15 +140,6 @@ class TurnMode(Operator):
         """The optional tables that it reads."""
         return tuple(table for name in self.reads for table in OPTIONAL_TABLES.get(name, ()))
 
-    @property
-    def __signature__(self) -> inspect.Signature:
-        _, *common, _ = inspect.signature(
-            type(self).__call__
-        ).parameters.values()  # without self and keywords
-        own = {**dict.fromkeys(self.tables), **self.options}
-        keyword = inspect.Parameter.KEYWORD_ONLY
-        return inspect.Signature(common + [inspect.Parameter(n, keyword, default=d) for n, d in own.items()])
-
     def __call__(
         self,
         outcome_B: torch.Tensor,
@@ -180,19 +167,20 @@ class TurnMode(Operator):
             tables, counts = make_tables(*rows, on_nonfinite, given)
             if self.whole_returns:
                 counts["rows_left_out"] = int((tables.valid_B & ~tables.known_B).sum())
-            outputs = self._checked(self.function(tables, **options), tables)
-            counts_B = tables.valid_B
+            advantage_B_K, outcome_advantage_B, scale_B_K = self._checked(
+                self.function(tables, **options), tables
+            )
+            kept_B = tables.valid_B
             if tied_groups == "skip":
                 tied_B = tied_rows(tables.outcome_B, tables.group_B, tables.valid_B)
-                counts_B = counts_B & ~tied_B
-                counts["skipped_rows"] = int(tied_B.sum())
-            outputs = [
-                torch.where(counts_B.view(-1, *[1] * (tensor.dim() - 1)), tensor, fill)
-                for tensor, fill in zip(outputs, (0.0, 0.0, 1.0), strict=True)
-            ]
-        dtype = output_dtype(outcome_B, turn_reward_B_K)
-        advantage_B_K, outcome_advantage_B, scale_B_K = (tensor.to(dtype) for tensor in outputs)
-        return TurnCredit(advantage_B_K, outcome_advantage_B, scale_B_K, counts)
+                kept_B, counts["skipped_rows"] = kept_B & ~tied_B, int(tied_B.sum())
+            dtype, kept_B_1 = output_dtype(outcome_B, turn_reward_B_K), kept_B[:, None]
+            return TurnCredit(
+                torch.where(kept_B_1, advantage_B_K, 0.0).to(dtype),
+                torch.where(kept_B, outcome_advantage_B, 0.0).to(dtype),
+                torch.where(kept_B_1, scale_B_K, 1.0).to(dtype),
+                counts,
+            )
 
     def check_options(self, options: Mapping[str, Any]) -> None:
         """Raise ValueError for options that it does not read, or whose values it does not take."""
@@ -212,8 +200,8 @@ class TurnMode(Operator):
                 check_name(name, value, self.choices[name])
         shipped = getattr(self.function, "__module__", "").startswith(SHIPPED)
         if shipped and options.get("norm_by_std") is False:  # a user's function may read them all the same
-            of_the_std = options.keys() & {"ddof", "variance_floor", "eps"}
-            unread = {name: (options[name], self.options[name]) for name in sorted(of_the_std)}
+            of_the_std = sorted(options.keys() & {"ddof", "variance_floor", "eps"})
+            unread = {name: (options[name], self.options[name]) for name in of_the_std}
             refuse_unread("norm_by_std=False", "there is no std to divide by", **unread)
         operator = options.get("outcome_operator", "grpo")
         if not callable(operator):
@@ -225,17 +213,16 @@ class TurnMode(Operator):
         Columns past a row's tool turns, where it may return anything, read the outcome's advantage and 1.
         """
         tool_B_K, returned = tables.turn_B_K1[:, 1:], f"info_gain_norm_mode={self.name!r} returned"
-        members = {
-            "advantage_B_K": tool_B_K,
-            "outcome_advantage_B": tables.valid_B,
-            "clip_scale_B_K": tool_B_K,
-        }
+        names, members = (
+            ("advantage_B_K", "outcome_advantage_B", "clip_scale_B_K"),
+            (tool_B_K, tables.valid_B, tool_B_K),
+        )
         if not isinstance(outputs, tuple | list) or len(outputs) != 3:
             got = f"{len(outputs)} values" if isinstance(outputs, tuple | list) else type(outputs).__name__
-            raise ValueError(f"{returned} {got}; expected ({', '.join(members)})")
+            raise ValueError(f"{returned} {got}; expected ({', '.join(names)})")
         advantage_B_K, outcome_B, scale_B_K = (
             check_returned(f"{returned} {name}", tensor, member)
-            for tensor, (name, member) in zip(outputs, members.items(), strict=True)
+            for name, tensor, member in zip(names, outputs, members, strict=True)
         )
         below = tool_B_K & (scale_B_K < 0)
         refuse_rows(f"{returned} clip_scale_B_K", below, "below 0; expected at least 0")
@@ -253,25 +240,13 @@ def turn_mode(**declared) -> Callable[[Callable], Callable]:
     return declare
 
 
-def declared_mode(function: Callable) -> TurnMode:
-    """Returns the mode that `turn_mode` declared of a function."""
-    return vars(function)["mode"]
-
-
 def as_turn_mode(function: Callable, name: str) -> TurnMode:
-    """A user's function of `Tables` as a mode.
-
-    It may declare `reads`, `needs`, `scope`, `properties`, `exempt`, `default_signal` and `whole_returns` as attributes;
-    without `reads` it is taken to read rewards, groups and turn rewards.
-    """
+    """A user's function of `Tables` as a mode. It may declare ``keys`` as attributes."""
     if isinstance(function, TurnMode):
         return function
     keys = ("reads", "needs", "scope", "properties", "exempt", "default_signal", "whole_returns")
     declared = {key: getattr(function, key) for key in keys if hasattr(function, key)}
-    about: dict[str, Any] = {
-        "equation": "yours",
-        "reduces_to": "not stated",
-        "bias": "not stated",
-        "source": name,
-    }
+    about: dict[str, Any] = {"equation": "yours", "source": name} | dict.fromkeys(
+        ("reduces_to", "bias"), "not stated"
+    )
     return TurnMode(name=name, function=function, **about, **declared)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from verl_credit.credit.arguments import (
     as_bool,
@@ -18,6 +19,15 @@ from verl_credit.credit.arguments import (
 from verl_credit.credit.groups import group_counts, valid_rows, z_score_per_turn
 from verl_credit.credit.outcome import OUTCOME_OPERATORS
 from verl_credit.lazy import torch
+
+
+def return_to_go(reward_B_K1: torch.Tensor, gamma: float) -> torch.Tensor:
+    """G_k = sum over j >= k of gamma^(j-k) r_j; columns past a row's answer turn must be 0."""
+    columns, next_B = [], torch.zeros_like(reward_B_K1[:, 0])
+    for reward_B in reward_B_K1.unbind(dim=1)[::-1]:
+        next_B = reward_B + gamma * next_B
+        columns.append(next_B)
+    return torch.stack(columns[::-1], dim=1)
 
 
 @dataclass(frozen=True)
@@ -93,9 +103,7 @@ class Tables:
         padded_B_K1 = torch.nn.functional.pad(self.reward_B_K, (0, 1))
         return padded_B_K1 + torch.where(self.is_answer_B_K1, answer_B[:, None], 0.0)
 
-    def return_to_go(self, reward_B_K1: torch.Tensor, gamma: float) -> torch.Tensor:
-        """`return_to_go` of these rewards."""
-        return return_to_go(reward_B_K1, gamma)
+    return_to_go = staticmethod(return_to_go)
 
     def next_value(self, value_B_K1: torch.Tensor, end_B: torch.Tensor) -> torch.Tensor:
         """The value of the state that each turn leads to: ``end_B`` after the answer turn."""
@@ -137,15 +145,6 @@ class Tables:
         return torch.ones_like(self.reward_B_K)
 
 
-def return_to_go(reward_B_K1: torch.Tensor, gamma: float) -> torch.Tensor:
-    """G_k = sum over j >= k of gamma^(j-k) r_j; columns past a row's answer turn must be 0."""
-    columns, next_B = [], torch.zeros_like(reward_B_K1[:, 0])
-    for k in reversed(range(reward_B_K1.shape[1])):
-        next_B = reward_B_K1[:, k] + gamma * next_B
-        columns.append(next_B)
-    return torch.stack(columns[::-1], dim=1)
-
-
 def make_tables(
     outcome_B, turn_reward_B_K, turn_mask_B_K, group_B, row_valid_B, n_tool_turns_B, on_nonfinite, given
 ) -> tuple[Tables, dict[str, int]]:
@@ -174,11 +173,18 @@ def make_tables(
         valid_B=usable_B,
         resolution=torch.finfo(torch.float32 if coarse else torch.float64).eps,
         n_tool_turns_B=_n_tool_turns(n_tool_turns_B, has_reward_B_K, usable_B),
-        **{name: _optional(name, table, rows, turns) for name, table in given.items()},
     )
     if n_tool_turns_B is None:
-        _refuse_ambiguous(given, has_reward_B_K, usable_B)
-    _refuse_unusable(tables)
+        # Rows may have more tool turns than rewards. Without columns no row has tool turns, and `all` is True.
+        open_B = usable_B & ~has_reward_B_K[:, -1:].all(dim=1)
+        problem = (
+            "has no reward in the last column of turn_reward_B_K, so how many tool turns it has, and in which column its "
+            "answer stands, is not known; give n_tool_turns_B"
+        )
+        for name in (name for name in given if name.endswith("_K1")):
+            refuse_rows(f"{name} without n_tool_turns_B:", open_B, problem)
+    optional: dict[str, Any] = {name: _optional(name, table, tables) for name, table in given.items()}
+    tables = replace(tables, **optional)
     counts = {
         "invalid_rows": int((~valid_B).sum()),
         "nonfinite_outcomes": int(bad_B.sum()),
@@ -206,49 +212,36 @@ def _n_tool_turns(n_tool_turns_B, has_reward_B_K: torch.Tensor, valid_B: torch.T
     return torch.where(valid_B, last_B, 0)
 
 
-def _refuse_ambiguous(given: dict, has_reward_B_K: torch.Tensor, valid_B: torch.Tensor) -> None:
-    """Raise ValueError for a table with answer turns, if rows may have more tool turns than rewards."""
-    # Without columns no row has tool turns, and `all` is True.
-    open_B = valid_B & ~has_reward_B_K[:, -1:].all(dim=1)
-    problem = (
-        "has no reward in the last column of turn_reward_B_K, so how many tool turns it has, and in which column its "
-        "answer stands, is not known; give n_tool_turns_B"
+USABLE: dict[str, tuple[str, Callable[[torch.Tensor, int], torch.Tensor]]] = {
+    "anchor_B_K1": ("ids", lambda x, turns: x == x),
+    "result_turn_B": ("a turn's number, -1 for none", lambda x, turns: (x >= -1) & (x <= turns)),
+    "value_B_K1": ("finite values", lambda x, turns: x.isfinite()),
+    "bootstrap_B": ("finite values", lambda x, turns: x.isfinite()),
+    "turn_tokens_B_K1": ("0 or more tokens", lambda x, turns: x.isfinite() & (x >= 0)),
+    "state_score_B_K1": ("finite scores, NaN for none", lambda x, turns: ~x.isinf()),
+    "initial_score_B": ("finite scores, NaN for none", lambda x, turns: ~x.isinf()),
+}
+"""What an optional table must hold on the turns that a row has. The first two hold integers."""
+
+
+def _optional(name: str, table: torch.Tensor, tables: Tables) -> torch.Tensor:
+    """The table in float64 or int64. Raise ValueError for a number that no turn mode can use."""
+    member = tables.turn_B_K1 if name.endswith("_K1") else tables.valid_B
+    check_shape(
+        name, table, member.shape, "outcome_B has rows and turn_reward_B_K turns, plus the answer turn"
     )
-    for name in (name for name in given if name.endswith("_K1")):
-        refuse_rows(f"{name} without n_tool_turns_B:", open_B, problem)
-
-
-def _optional(name: str, table: torch.Tensor, rows: int, turns: int) -> torch.Tensor:
-    shape = (rows, turns + 1) if name.endswith("_K1") else (rows,)
-    check_shape(name, table, shape, "outcome_B has rows and turn_reward_B_K turns, plus the answer turn")
-    if name not in ("anchor_B_K1", "result_turn_B"):
-        return table.to(torch.float64)
-    check_integers(name, table, "ids, -1 for none,")
-    return table.long()
-
-
-def _refuse_unusable(tables: Tables) -> None:
-    """Raise ValueError for a number that no turn mode can use, on a turn that the row has."""
-    turn_B_K1, valid_B_1 = tables.turn_B_K1, tables.valid_B[:, None]
-    columns = turn_B_K1.shape[1]
-    for name, use, good in (
-        ("value_B_K1", "finite values", torch.isfinite),
-        ("bootstrap_B", "finite values", torch.isfinite),
-        ("turn_tokens_B_K1", "0 or more tokens", lambda x: x.isfinite() & (x >= 0)),
-        ("state_score_B_K1", "finite scores, NaN for none", lambda x: ~x.isinf()),
-        ("initial_score_B", "finite scores, NaN for none", lambda x: ~x.isinf()),
-        ("result_turn_B", "a turn's number, -1 for none", lambda x: (x >= -1) & (x < columns)),
-    ):
-        table = getattr(tables, name)
-        if table is None:
-            continue
-        per_turn = table.dim() == 2
-        table = table if per_turn else table[:, None]
-        bad = (turn_B_K1 if per_turn else valid_B_1) & ~good(table)
-        if bad.any():
-            row, turn = bad.nonzero()[0].tolist()
-            where = f"row {row}, turn {turn}" if per_turn else f"row {row}"
-            raise ValueError(f"{name} {where} is {float(table[row, turn]):g}; expected {use}")
+    if name in ("anchor_B_K1", "result_turn_B"):
+        check_integers(name, table, "ids, -1 for none,")
+        table = table.long()
+    else:
+        table = table.to(torch.float64)
+    use, good = USABLE[name]
+    bad = member & ~good(table, tables.reward_B_K.shape[1])
+    if bad.any():
+        place = tuple(bad.nonzero()[0].tolist())
+        where = ", ".join(f"{axis} {n}" for axis, n in zip(("row", "turn"), place, strict=False))
+        raise ValueError(f"{name} {where} is {float(table[place]):g}; expected {use}")
+    return table
 
 
 def _turn_counts(tables: Tables) -> dict[str, int]:

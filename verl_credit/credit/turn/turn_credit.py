@@ -21,16 +21,14 @@ def turn_credit(
     info_gain_norm_mode: str | Callable = "turn-group-v1d",
     **keywords,
 ) -> TurnCredit:
-    """Credit every turn of every trajectory. The equations are with the modes (`modes/`), each a function of its own
-    (`verl_credit.credit.turn_group_v1d(...)`); this one picks it by name.
+    """Credit every turn of every trajectory, by the mode of a name: each mode is a function of its own, with its equation.
 
     Shapes: B rows, K tool turns (0 is allowed). outcome_B finite; turn_reward_B_K is what each tool turn earned, such as
     its information gain; turn_mask_B_K True where a tool turn has a reward, and a reward of exactly 0 is a reward;
     group_B integer prompt ids.
     A tool turn without a reward shares the advantage and clip scale of the row's next reward, or reads the
-    outcome advantage and 1 when there is none (the released segments; see `info_gain`, first_turn="none").
-    Discounts count rewards, not turns without one. Modes that compare whole returns leave out a row with such a turn, as
-    one that lost a reward; turn_gae and progress say what they do.
+    outcome advantage and 1 when there is none (the released segments). Discounts count rewards, not turns without one. Modes
+    that compare whole returns leave out a row with such a turn; turn_gae and progress say what they do.
 
     Keywords of every mode:
     row_valid_B: rows with False (copies that pad a batch, rows hit by a tool fault) enter no statistic and get
@@ -44,7 +42,7 @@ def turn_credit(
     gamma, alpha (0.3 in the released recipe, absent (1) in the paper), clip_beta; norm_by_std, ddof, variance_floor, eps;
     outcome_operator, a name or `f(outcome_B, group_B, row_valid_B=) -> advantage_B`, gives the outcome term R;
     gain_scale and outcome_scale, the weights of a curriculum, multiply normalised rewards and outcomes; and those that
-    stand with a single mode. `inspect.signature(mode)` lists them with their defaults.
+    stand with a single mode. `TurnMode.options` has them with their defaults.
 
     Optional tables, each of the modes that read it (`mode.OPTIONAL_TABLES`; `needs` says which cannot do without):
     anchor_B_K1 (`exact_anchors`), value_B_K1, bootstrap_B, state_score_B_K1, initial_score_B,

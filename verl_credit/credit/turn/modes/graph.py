@@ -13,14 +13,6 @@ from verl_credit.lazy import torch
 BY_STATES = "a better outcome raises the value of its trajectory's states, and a turn from one can fall"
 
 
-def state_values(tables: Tables, return_B_K1: "torch.Tensor") -> "tuple[torch.Tensor, ...]":
-    """(mean return of all visits of the turn's state, state, is a visit); a turn without an anchor has its own return."""
-    state_B_K1, visit_B_K1 = gigpo.state_visits(tables)
-    stats = group_stats(return_B_K1.flatten(), state_B_K1.flatten(), member_N=visit_B_K1.flatten())
-    value_B_K1 = torch.where(visit_B_K1, stats.mean_N.view_as(return_B_K1), return_B_K1)
-    return torch.where(tables.turn_B_K1, value_B_K1, 0.0), state_B_K1, visit_B_K1
-
-
 @turn_mode(
     name="g2po",
     reads=("rewards", "groups", "anchors"),
@@ -52,14 +44,17 @@ def g2po(
         V_k = mean over the visits of state k of gamma^(turns that are left, this one included) R;  V after the answer: R
         z(x) = x - mean with norm="mean_norm", over std + eps (ddof 1) with norm="mean_std_norm"
 
-    Turn rewards are not read. A state is an anchor id of a prompt; a turn without an anchor is alone in its state, where
-    the first comparison gives 0.
+    Turn rewards are not read. A state is an anchor id of a prompt; a turn without an anchor is alone in its state, whose
+    value is its own return, and where the first comparison gives 0.
     """
     norm_by = gigpo.norm_options(norm, variance_floor, eps)
     no_B_K = torch.zeros_like(tables.has_reward_B_K)
     plain = replace(tables, reward_B_K=no_B_K.double(), has_reward_B_K=no_B_K, lost_reward_B_K=no_B_K)
     return_B_K1 = gamma * plain.return_to_go(plain.reward_B_K1(), gamma)
-    value_B_K1, state_B_K1, visit_B_K1 = state_values(plain, return_B_K1)
+    state_B_K1, visit_B_K1 = gigpo.state_visits(plain)
+    stats = group_stats(return_B_K1.flatten(), state_B_K1.flatten(), member_N=visit_B_K1.flatten())
+    value_B_K1 = torch.where(visit_B_K1, stats.mean_N.view_as(return_B_K1), return_B_K1)
+    value_B_K1 = torch.where(plain.turn_B_K1, value_B_K1, 0.0)
     next_B_K1 = plain.next_value(value_B_K1, plain.outcome_B)
     group_B_K1 = plain.group_B[:, None].expand_as(state_B_K1)
 

@@ -88,14 +88,12 @@ def joint(
     """
     group_B_K = tables.group_B[:, None].expand_as(tables.reward_B_K)
     rows = tables.outcome_B.shape[0]
+    norm = dict[str, Any](norm_by_std=norm_by_std, ddof=ddof, variance_floor=variance_floor, eps=eps)
     z_N = z_score(
         torch.cat([tables.outcome_B, tables.reward_B_K.flatten()]),
         torch.cat([tables.group_B, group_B_K.flatten()]),
         member_N=torch.cat([tables.valid_B, tables.has_reward_B_K.flatten()]),
-        norm_by_std=norm_by_std,
-        ddof=ddof,
-        variance_floor=variance_floor,
-        eps=eps,
+        **norm,
     )
     z_B_K, outcome_B = gain_scale * z_N[rows:].view_as(tables.reward_B_K), outcome_scale * z_N[:rows]
     advantage_B_K = tables.backward(outcome_B, lambda k, next_B: z_B_K[:, k] + gamma * next_B)
@@ -129,12 +127,7 @@ def separate(
 
     A turn without a gain reads the advantage of the row's next gain.
     """
-    norm: dict[str, Any] = {
-        "norm_by_std": norm_by_std,
-        "ddof": ddof,
-        "variance_floor": variance_floor,
-        "eps": eps,
-    }
+    norm = dict[str, Any](norm_by_std=norm_by_std, ddof=ddof, variance_floor=variance_floor, eps=eps)
     group_B_K = tables.group_B[:, None].expand_as(tables.reward_B_K)
     member_N = tables.has_reward_B_K.flatten()
     z_N = z_score(tables.reward_B_K.flatten(), group_B_K.flatten(), member_N=member_N, **norm)
