@@ -7,7 +7,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from kit.recipes import load_config as composed
-from verl_credit.cli import main
+from verl_credit.cli import another_run, main
 from verl_credit.cli.another_run import RECIPE
 from verl_credit.cli.command import ChildFailed
 from verl_credit.cli.evaluate import run as evaluation
@@ -46,6 +46,14 @@ def data(tmp_path):
     file = tmp_path / "questions.parquet"
     file.write_text("")
     return file
+
+
+@pytest.fixture
+def model(tmp_path):
+    folder = tmp_path / "policy"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    return folder
 
 
 @pytest.fixture
@@ -102,14 +110,10 @@ def test_the_last_whole_step_of_a_run_on_other_questions(run_dir, data, started,
     assert first.read_text().count("<details>") == 5 * 100 and second.read_text().count("<details>") == 5 * 51
     assert "<script" not in first.read_text() and "&lt;script&gt;alert(1)" in first.read_text()
     assert main(["evaluate", str(run_dir), "--data", str(data), "--out", str(out)]) == ExitCode.PREFLIGHT
-    assert "is not empty; give a new folder for the evaluation" in capsys.readouterr().out
+    assert "is not empty; give a new folder" in capsys.readouterr().out
 
 
-def test_a_model_has_the_tools_and_the_engine_of_a_recipe(data, started, tmp_path, capsys):
-    """Step 0 of a run is the model that it starts from; a model is no step of a run."""
-    model = tmp_path / "policy"
-    model.mkdir()
-    (model / "config.json").write_text("{}")
+def test_a_model_has_the_tools_and_the_engine_of_a_recipe(model, data, started, tmp_path, capsys):
     out = tmp_path / "e"
     command = ["evaluate", str(model), "--config-name", "lab", "search.topk=2", "--data", str(data), "--json"]
     assert main([*command, "--out", str(out)]) == ExitCode.DONE
@@ -136,12 +140,9 @@ def test_step_0_is_the_model_that_a_run_starts_from(run_dir):
         (["RUN", "--config-name", "lab"], "--config-name lab: expected with a model"),
         (["RUN", "--data", "no.parquet"], "no.parquet: no such file; `verl-credit prepare` writes one"),
         (["RUN", "--out", "RUN/e"], "RUN/e belongs to the run in RUN, which stays as it is"),
-        (
-            ["RUN", "trainer.save_freq=1"],
-            "trainer.save_freq is set by the evaluation and cannot be overridden",
-        ),
+        (["RUN", "trainer.save_freq=1"], "trainer.save_freq is set by this command and cannot be overridden"),
         (["RUN", "search.tpk=1"], "unknown key search.tpk=1 (did you mean search.topk?)"),
-        (["RUN/.."], "expected a run's folder (config.yaml), a checkpoint of a run, or a model's folder"),
+        (["RUN/.."], "expected a run's folder (config.yaml) or checkpoint, or a model's folder"),
         (["./nowhere"], "no such folder; expected a run's, a model's, or a model's name on the hub"),
         (
             ["MODEL", "--config-name", "multihop_qwen3_4b"],
@@ -151,11 +152,10 @@ def test_step_0_is_the_model_that_a_run_starts_from(run_dir):
         (["a/model", "--config-name", "lab", "--step", "1"], "--step 1: expected with a run's folder"),
     ],
 )
-def test_what_cannot_be_evaluated_is_refused(run_dir, data, started, tmp_path, capsys, arguments, said):
+def test_what_cannot_be_evaluated_is_refused(
+    run_dir, model, data, started, tmp_path, capsys, arguments, said
+):
     before = contents(run_dir)
-    model = tmp_path / "model"
-    model.mkdir()
-    (model / "config.json").write_text("{}")
     names = {"RUN": str(run_dir), "MODEL": str(model)}
     given = [re.sub("RUN|MODEL", lambda name: names[name[0]], argument) for argument in arguments]
     given += [] if "--data" in given else ["--data", str(data)]
@@ -179,7 +179,7 @@ def test_a_trainer_that_ends_early_gives_its_exit_code(run_dir, data, monkeypatc
     monkeypatch.setattr(evaluation, "run_alone", run_alone)
     command = ["evaluate", str(run_dir), "--step", "0", "--data", str(data), "--out", str(tmp_path / "e")]
     assert [main(command), main(command)] == [code, ExitCode.PREFLIGHT]  # a process may still hold the folder
-    monkeypatch.setattr(evaluation, "holder_is_gone", lambda _: True)
+    monkeypatch.setattr(another_run, "holder_is_gone", lambda _: True)
     assert main(command) == code
     assert not (tmp_path / "e" / "evaluation.json").exists()
 
@@ -202,7 +202,7 @@ def test_two_evaluations_are_compared_by_question(tmp_path, capsys):
     assert em["low"] < 0.25 < em["high"]
     assert main(["evaluate", "compare", a, b]) == ExitCode.DONE
     said = capsys.readouterr().out
-    assert "A: a\nB: b\nleft out: 1 questions that only A has, 0 that only B has" in said
+    assert "A: a\nB: b\nleft out, because only A has them: 1 questions\n" in said
     assert "75.0 % -   50.0 % =   25.0 %" in said and "A higher in 2, B in 1" in said
 
 

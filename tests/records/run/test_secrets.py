@@ -108,10 +108,10 @@ def test_a_secret_that_no_run_stores_is_asked_for():
         {"search": {"url": None}, "algorithm": {"turn_signal_params": {"api_key": "***"}}}
     )
     with pytest.raises(ConfigError) as error:
-        another_run.check_overrides([], {}, config, "the probe")
+        another_run._check_overrides([], {}, config)
     assert (error.value.key, error.value.value) == (f"{PARAMS}.api_key", "***")
     assert error.value.accepted == "a run stores no passwords; give it with an override"
-    another_run.check_overrides([f"{PARAMS}.api_key=hush"], {}, config, "the probe")
+    another_run._check_overrides([f"{PARAMS}.api_key=hush"], {}, config)
 
 
 @pytest.mark.parametrize("step", [(500, b"no"), (429, b"busy"), (200, b"{}"), "close", None])
