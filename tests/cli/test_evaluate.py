@@ -142,7 +142,7 @@ def test_step_0_is_the_model_that_a_run_starts_from(run_dir):
         (["RUN", "--out", "RUN/e"], "RUN/e belongs to the run in RUN, which stays as it is"),
         (["RUN", "trainer.save_freq=1"], "trainer.save_freq is set by this command and cannot be overridden"),
         (["RUN", "search.tpk=1"], "unknown key search.tpk=1 (did you mean search.topk?)"),
-        (["RUN/.."], "expected a run's folder (config.yaml) or checkpoint, or a model's folder"),
+        (["RUN/.."], "expected a run (config.yaml), its checkpoint, or a model's folder"),
         (["./nowhere"], "no such folder; expected a run's, a model's, or a model's name on the hub"),
         (
             ["MODEL", "--config-name", "multihop_qwen3_4b"],

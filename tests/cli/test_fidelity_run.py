@@ -19,6 +19,7 @@ from verl_credit.study.fidelity.request import REQUEST, RESULT, TABLE, Request
 
 TOOLS = "actor_rollout_ref.rollout.multi_turn.tool_config_path=tools.yaml"
 MODEL = "actor_rollout_ref.model"
+LORA = f"{MODEL}.lora.merge=true"
 LOOP = "actor_rollout_ref.rollout.agent.default_agent_loop=turn_agent"
 SETTINGS = {
     "prompts": 4,
@@ -184,44 +185,23 @@ def test_a_run_without_the_lab_has_to():
 @pytest.mark.parametrize(
     "changes, said",
     [
-        (
-            {"gradient": True, "overrides": [f"{MODEL}.lora_rank=8", f"{MODEL}.lora.merge=true"]},
-            f"{MODEL}.lora_rank=8: expected a policy without an adapter: --gradient is over all of its weights",
-        ),
-        (
-            {"gradient": True, "overrides": [f"{MODEL}.lora_adapter_path=mine", f"{MODEL}.lora.merge=true"]},
-            f"{MODEL}.lora_adapter_path=mine: expected a policy without an adapter",
-        ),
-        (
-            {"parallel": 2},
-            "--parallel: not with --engine run, where as many rollouts run at a time as a step",
-        ),
-        (
-            {"lab": Path("elsewhere")},
-            "--lab: not with --engine run, which reads the folders that the run had",
-        ),
+        ({"gradient": True, "overrides": [LORA, f"{MODEL}.lora_rank=8"]}, f"{MODEL}.lora_rank=8: expected a policy without"),
+        ({"gradient": True, "overrides": [LORA, f"{MODEL}.lora_adapter_path=mine"]}, f"{MODEL}.lora_adapter_path=mine: "),
+        ({"parallel": 2}, "--parallel: not with --engine run"),
+        ({"lab": Path("elsewhere")}, "--lab: not with --engine run"),
         ({"continuations": 7}, "--continuations 7: expected an even number of at least 2"),
-        (
-            {"split": "dev"},
-            "--split dev: --engine run has train (data.train_files) and test (data.val_files)",
-        ),
-        (
-            {"engine": "sampler", "overrides": ["search.topk=2"]},
-            "search.topk=2: overrides are taken with --engine run",
-        ),
+        ({"rollouts": 1}, "--rollouts 1: expected at least 2"),
+        ({"minutes": 0.0}, "--minutes 0.0: expected more than 0"),
+        ({"gradient": True, "modes": "joint"}, "add none to --modes"),
+        ({"gradient": True, "prompts": 2}, "--prompts 2: --gradient takes at least 3"),
+        ({"split": "dev"}, "--split dev: --engine run has train (data.train_files) and test (data.val_files)"),
+        ({"engine": "sampler", "overrides": ["search.topk=2"]}, "search.topk=2: overrides are taken with --engine run"),
         ({"overrides": ["run_dir=x"]}, "run_dir=x: run_dir is set by this command"),
-        (
-            {"overrides": ["trainer.v1={trainer_mode:credit}"]},
-            "trainer.v1.trainer_mode is set by this command",
-        ),
-        ({"overrides": ["search.topk=many"]}, "search.topk='many': expected a whole number"),
-        (
-            {"overrides": ["actor_rollout_ref.rollout.full_determinism=true"]},
-            "every continuation of a context would be the same text",
-        ),
+        ({"overrides": ["trainer.v1={trainer_mode:credit}"]}, "trainer.v1.trainer_mode is set by this command"),
+        ({"overrides": ["actor_rollout_ref.rollout.full_determinism=true"]}, "full_determinism=true: expected false"),
         ({"steps": "7"}, "--steps: 7 not saved; accepted are 0, 5, 10"),
     ],
-)
+)  # fmt: skip
 def test_what_is_refused(run_dir, started, tmp_path, capsys, changes, said):
     assert fidelity(run_dir, tmp_path / "out", **SETTINGS | changes) == ExitCode.PREFLIGHT
     assert said in capsys.readouterr().out and not started

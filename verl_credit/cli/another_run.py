@@ -66,9 +66,7 @@ def new_folder(folder: Path, result: Path, *others: Path) -> Iterator[None]:
     unless an earlier try left no ``result`` in it and has ended.
     """
     if any(map(folder.is_relative_to, others)):
-        raise PreflightError(
-            f"{folder} belongs to the run in {others[0]}, which stays as it is; give another"
-        )
+        raise PreflightError(f"{folder} belongs to the run in {others[0]}, which stays as it is")
     if (folder / f"{RECIPE}.yaml").is_file() and not result.exists() and holder_is_gone(folder):
         shutil.rmtree(folder)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -188,9 +186,7 @@ def _frozen_curriculum(config: DictConfig, saved: SavedStep) -> list[str]:
         return []
     steps = saved.config.trainer.total_training_steps or planned_steps(saved.folder, saved.config)
     if steps is None:
-        raise PreflightError(
-            f"{saved.folder} does not say how many steps the run has, which its curriculum follows"
-        )
+        raise PreflightError(f"{saved.folder} lacks the number of steps, which the curriculum follows")
     weights = CreditSettings.from_config(config).curriculum_at(saved.step + 1, steps)
     named = zip(("gain", "outcome"), weights, strict=True)
     return [f"algorithm.info_gain_curriculum.{name}=[{weight},{weight}]" for name, weight in named]

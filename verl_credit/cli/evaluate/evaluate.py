@@ -21,18 +21,14 @@ if TYPE_CHECKING:
 FAILED = {IntegrityError: ExitCode.INTEGRITY, ChildFailed: ExitCode.FAILED}
 
 
-@ends(
-    "evaluate {policy}", OSError, DamagedFile, failed=FAILED, interrupted="interrupted; nothing was written"
-)
+@ends("evaluate {policy}", OSError, DamagedFile, failed=FAILED, interrupted="interrupted: nothing is written")
 def evaluate(
     policy: Annotated[
-        str, Argument(help="a run, RUN/checkpoints/global_step_N, or a model (folder or name)")
+        str, Argument(help="a run, RUN/checkpoints/global_step_N, or a model's folder or name")
     ],
     overrides: RunOverrides = (),
     data: Annotated[list[Path], Option(help="a parquet file, repeatable; data.val_files if not given")] = (),
-    step: Annotated[
-        int | None, Option(min=0, help="of a run; its last if not given, 0 for its start")
-    ] = None,
+    step: Annotated[int | None, Option(min=0, help="of a run; its last if not given, 0: its start")] = None,
     samples: Annotated[int, Option(min=0, help="per question at temperature 1, beside the greedy one")] = 0,
     config_name: Annotated[str | None, Option(help=f"for a model: {SHIPPED}")] = None,
     config_dir: ConfigDir = None,
@@ -53,9 +49,7 @@ def evaluate(
     found = find_policy(policy, step, config_name, config_dir, overrides)
     files, folder = data_files(data, found.config), (out or found.folder).expanduser().resolve()
     if not as_json:
-        print(
-            f"evaluate: verl's trainer samples the trajectories; its output is in {folder / LOG}", flush=True
-        )
+        print(f"evaluate: verl's trainer samples trajectories; its output is in {folder / LOG}", flush=True)
     of_run = overrides if found.run_dir else ()
     rows = evaluate_policy(found, folder, data=files, samples=samples, overrides=of_run)
     result = {

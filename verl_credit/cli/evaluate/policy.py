@@ -39,22 +39,16 @@ def find_policy(
     folder = Path(target).expanduser()
     if (folder / CONFIG).is_file() or STEP.fullmatch(folder.name):
         if recipe is not None:
-            raise PreflightError(
-                f"--config-name {recipe}: expected with a model; a run has its configuration"
-            )
+            raise PreflightError(f"--config-name {recipe}: expected with a model; a run has its own")
         return _of_run(folder.resolve(), step)
     if step is not None:
         raise PreflightError(f"--step {step}: expected with a run's folder, which has a {CONFIG}")
     if folder.exists() and not (folder / "config.json").is_file():
-        raise PreflightError(
-            f"expected a run's folder ({CONFIG}) or checkpoint, or a model's folder (config.json)"
-        )
+        raise PreflightError(f"expected a run ({CONFIG}), its checkpoint, or a model's folder (config.json)")
     if not folder.exists() and target.startswith(("/", ".", "~")):
         raise PreflightError("no such folder; expected a run's, a model's, or a model's name on the hub")
     if recipe is None:
-        raise PreflightError(
-            "a model needs --config-name RECIPE, which says with which tools and engine it is asked"
-        )
+        raise PreflightError("a model needs --config-name RECIPE, which has the tools and the engine")
     model = str(folder.resolve()) if folder.exists() else target
     given = [f"actor_rollout_ref.model.path={quoted(model)}", *overrides]
     config = unchecked_config(recipe, given, config_dir, may_fetch=True, set_later=DATA)
@@ -64,9 +58,7 @@ def find_policy(
 def _of_run(folder: Path, step: int | None) -> Policy:
     if STEP.fullmatch(folder.name):
         if step is not None:
-            raise PreflightError(
-                f"--step {step}: expected with the folder of the run, not with one of its steps"
-            )
+            raise PreflightError(f"--step {step}: expected with the folder of the run")
         saved = saved_step(folder)
     else:
         config = run_config(folder)

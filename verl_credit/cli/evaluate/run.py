@@ -27,9 +27,8 @@ def evaluate_policy(
     config, files = policy.config.copy(), list(map(str, data))
     config.data.val_max_samples = -1
     config.data.val_batch_size = config.data.get("val_batch_size") or max(1, ROWS_AT_ONCE // max(samples, 1))
-    prompts = int(config.trainer.nnodes) * int(
-        config.trainer.n_gpus_per_node
-    )  # verl divides a batch among devices
+    trainer = config.trainer
+    prompts = int(trainer.nnodes) * int(trainer.n_gpus_per_node)  # verl divides a batch among the devices
     fixed = {
         **own_folder(folder, policy.checkpoint),
         "data.val_files": files,
@@ -65,9 +64,7 @@ def data_files(given: Sequence[Path], config: DictConfig) -> list[Path]:
     named = config.data.get("val_files") or []
     files = list(given) or [Path(one) for one in ([named] if isinstance(named, str) else named)]
     if not files:
-        raise PreflightError(
-            "--data: expected parquet files with questions, because data.val_files names none"
-        )
+        raise PreflightError("--data: expected parquet files, because data.val_files names none")
     files = [file.expanduser().resolve() for file in files]
     if missing := next((file for file in files if not file.is_file()), None):
         raise PreflightError(f"--data {missing}: no such file; `verl-credit prepare` writes one")
