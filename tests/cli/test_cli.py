@@ -20,11 +20,7 @@ SERVE = "serve --index i --encoder e"
         (main, "train --config-name", "--config-name"),
         (main, "report", "run_dir"),
         (main, "explain --valeus", "--valeus"),
-        (
-            main,
-            "plan --devices 2.5",
-            "'--devices': Value error, invalid literal for int() with base 10: '2.5'",
-        ),
+        (main, "plan --devices 2.5", "'--devices'"),
         (main, "lab --dir x --size huge", "'huge' is not one of 'full', 'tiny'"),
         (main, "check --params 5", "'--params': Value error, '5' is not a JSON object"),
         (retriever, "", "command"),

@@ -62,10 +62,11 @@ def test_signals_that_the_twin_cannot_score_are_refused():
 def test_how_a_run_ended_is_in_its_events_and_in_the_table_of_trials(
     error, code, reason, tmp_path, monkeypatch
 ):
-    def train(config, run_dir, row):
+    def train(config, progress, row):
         row.begin()
         if error:
             raise error
+        return ExitCode.DONE, ""
 
     monkeypatch.setattr(command, "_run_twin", train)
     run_dir = tmp_path / "run"

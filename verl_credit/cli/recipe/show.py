@@ -24,9 +24,7 @@ def explain(
 
 @ends("diff", ValueError, OSError)
 def diff(
-    a: Annotated[
-        str, Argument(help="a run's folder, or a recipe with overrides in quotes: 'lab credit=grpo'")
-    ],
+    a: Annotated[str, Argument(help="a run's folder, or a recipe with overrides: 'lab credit=grpo'")],
     b: Annotated[str, Argument(help="the same")],
     config_dir: ConfigDir = None,
     as_json: AsJson = False,
