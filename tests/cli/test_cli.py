@@ -64,9 +64,8 @@ def test_a_page_that_cannot_be_written_ends_with_4_and_one_line(command, monkeyp
         monkeypatch.setattr("sys.stdout", full)
         assert main([command]) == 4
         monkeypatch.undo()
-        assert (
-            capsys.readouterr().err == "verl-credit: the output cannot be written: No space left on device\n"
-        )
+        said = capsys.readouterr().err
+        assert said.startswith(f"verl-credit {command}: ") and said.endswith("No space left on device\n")
 
 
 def test_the_command_finds_modules_in_the_current_folder(tmp_path, monkeypatch, capsys):
