@@ -8,7 +8,7 @@ import pytest
 from kit.recipes import load_config
 from verl_credit.names import ANSWER_WHEN_SOLVED, EXPLAINED_VARIANCE
 from verl_credit.recipe.rules import validate
-from verl_credit.records.run.alarms import ALARMS, Watch, table
+from verl_credit.records.run.alarms import ALARMS, KL, LR, Watch
 from verl_credit.records.run.files import METRICS, VALIDATION, append_json
 
 ROOT = Path(__file__).parents[3]
@@ -125,8 +125,15 @@ def test_the_text_has_the_numbers_and_the_overrides():
     )
 
 
-def test_the_page_has_the_table_of_the_code():
-    assert table() in (ROOT / "docs" / "run.md").read_text(encoding="utf-8")
+@pytest.mark.parametrize("alarm", ALARMS, ids=lambda alarm: alarm.name)
+def test_the_page_has_the_alarm(alarm):
+    lines = (ROOT / "docs" / "run.md").read_text(encoding="utf-8").splitlines()
+    (row,) = (line for line in lines if line.startswith(f"| {alarm.seen}, `{alarm.name}` |"))
+    for one in alarm.conditions:
+        metric = "em/mean@N" if "val-" in one.metric else one.metric
+        assert metric in row and one.side in row and (one.times == 1 or f"{one.times:g}" in row)
+    for override in alarm.remedy.replace(LR, "LR").replace(KL, "KL").split():
+        assert override.format(half_lr="HALF", twice_n="TWICE") in row
 
 
 def _placeholders(remedy):
