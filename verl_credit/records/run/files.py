@@ -68,20 +68,17 @@ class GrowingFile:
             file.seek(begin)
             *lines, partial = file.read().split(b"\n")
             end = file.tell() - len(partial)
-        rows: list[dict | None] = []
+        rows = []
         for number, line in enumerate(lines, start=before + 1):
-            if not line.strip():  # an editor's; it stays counted as a line
-                rows.append(None)
-                continue
             try:
-                rows.append(json.loads(line))
+                row = json.loads(line) if line.strip() else None  # an editor's blank line stays counted
             except (ValueError, RecursionError) as error:  # JSON and UTF-8 errors are ValueErrors
                 raise DamagedFile(f"{self._path} line {number} is not JSON: {error}") from error
-            if not isinstance(rows[-1], dict):
+            if line.strip() and not isinstance(row, dict):
                 raise DamagedFile(f"{self._path} line {number} is not a JSON object: {line[:80]!r}")
-        known = max(0, self._lines - before)
+            rows += [row] if number > self._lines else []
         self._lines, self._end, self._inode = before + len(lines), end, status.st_ino
-        return [row for row in rows[known:] if row is not None]
+        return [row for row in rows if row is not None]
 
 
 def rewind(path: Path, last_step: int) -> int:

@@ -35,9 +35,8 @@ def run_lock(run_dir: Path, say: Callable[[str], None] = print, key: str = "run_
         raise PreflightError(_held(path, key)) from None
     except OSError as error:
         if error.errno not in UNSUPPORTED:
-            raise PreflightError(
-                f"{key}={run_dir}: {error.strerror or error}; expected a folder that can be written"
-            ) from error
+            why = f"{error.strerror or error}; expected a folder that can be written"
+            raise PreflightError(f"{key}={run_dir}: {why}") from error
         say(f"{run_dir}: this file system has no locks; a second run in the folder would not be noticed")
     try:
         path.write_text(json.dumps({"pid": os.getpid(), "host": socket.gethostname()}))
