@@ -14,6 +14,7 @@ import psutil
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from verl_credit.cli.command import terminate_as_interrupt
+from verl_credit.cli.saved_run import CONFIG
 from verl_credit.cli.train.trial_row import TrialRow
 from verl_credit.cli.train.with_verl import check_with_verl, set_environment
 from verl_credit.errors import ConfigError, ExitCode, IntegrityError, PreflightError, Terminated
@@ -27,7 +28,7 @@ from verl_credit.recipe.this_machine import gather
 from verl_credit.recipe.unread import idle_lines
 from verl_credit.recipe.world import World, missing_line, world_of
 from verl_credit.records.run import events
-from verl_credit.records.run.files import METRICS, DamagedFile
+from verl_credit.records.run.files import METRICS, DamagedFile, write_text
 from verl_credit.records.run.lock import run_lock
 from verl_credit.records.run.progress_line import Progress, Throttled, say_at_once
 from verl_credit.records.run.state import nothing_left, planned_in_all
@@ -203,7 +204,7 @@ def _check(context: Context, progress: Progress, *stages: Stage) -> None:
 
 def save_config(config: DictConfig, run_dir: Path) -> None:
     stored = without_secrets("", OmegaConf.to_container(config, resolve=True))
-    OmegaConf.save(OmegaConf.create(stored), run_dir / "config.yaml")
+    write_text(run_dir / CONFIG, OmegaConf.to_yaml(OmegaConf.create(stored)))
     write_versions(run_dir)
 
 
