@@ -73,9 +73,7 @@ ENDINGS = [
 
 
 @pytest.mark.parametrize("given, error", ENDINGS)
-def test_no_secret_of_a_start_is_in_its_folder_its_table_of_trials_or_its_output(
-    tmp_path, capsys, monkeypatch, given, error
-):
+def test_no_secret_of_a_start_is_in_a_file_or_its_output(tmp_path, capsys, monkeypatch, given, error):
     for name in TOKENS:
         monkeypatch.setenv(name, "hush")
     ends_with = launches(monkeypatch)
