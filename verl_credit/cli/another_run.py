@@ -4,8 +4,6 @@ going; and makes rollouts of a saved policy for the entropy probe: verl's traine
 The run's configuration, engine and reward make the rollouts, so the run's next step could have made them.
 """
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """`verl-credit bench MODE`: laws, exact bias, agreement with the true advantages, and learning curves of one turn mode."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Common options of commands, and the exit of a command that is refused, fails or is interrupted."""
 
-from __future__ import annotations
-
 import json
 import signal
 import sys

@@ -1,7 +1,5 @@
 """`verl-credit lineage show|best|render` reads the trials of a folder."""
 
-from __future__ import annotations
-
 import json
 import sys
 from dataclasses import asdict

@@ -1,7 +1,5 @@
 """`verl-credit keys` writes docs/keys.md from the declared keys, `verl-credit modes` docs/modes.md from the registry."""
 
-from __future__ import annotations
-
 import sys
 
 from verl_credit.cli.command import ends

@@ -1,7 +1,5 @@
 """`verl-credit report RUN`, `report CAMPAIGN`, `report --watch RUN`, `report A B`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """Reads a run's saved configuration and checkpoints. The run may still be going."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The policy that `verl-credit evaluate` starts, with its configuration: a step of a run, or a model with a recipe."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

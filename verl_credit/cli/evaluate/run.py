@@ -1,7 +1,5 @@
 """Evaluates a policy with verl's trainer, in a run of its own that makes no step (`trainer.val_only`)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -4,8 +4,6 @@ Engine, agent loops, tools, search server and reward are the run's, so this need
 the lab has a quicker way (`fidelity.subject`).
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil

@@ -1,7 +1,5 @@
 """The policies that `verl-credit fidelity` measures: steps of a run, a checkpoint, or a policy that no run made."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path

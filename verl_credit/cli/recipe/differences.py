@@ -1,7 +1,5 @@
 """Compares two runs or recipes key by key."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """`verl-credit doctor` prints the results of the checks of this machine and of a recipe's inputs."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from dataclasses import asdict

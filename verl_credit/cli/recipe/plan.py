@@ -1,7 +1,5 @@
 """`verl-credit plan` reads the command line and prints the plan."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from typing import Annotated

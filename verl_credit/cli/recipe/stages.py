@@ -1,7 +1,5 @@
 """Describes the stages of a configuration's pipeline for `explain`."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Starts `verl-credit train`: checks everything, starts Ray and the retriever, runs, reports, cleans up."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import signal

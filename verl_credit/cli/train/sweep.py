@@ -1,7 +1,5 @@
 """`verl-credit train -m` starts a run for every combination of comma-separated values, one after the other."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import re

@@ -1,7 +1,5 @@
 """A folder that remembers trials: ``results.tsv`` in the public format."""
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Callable
 from pathlib import Path

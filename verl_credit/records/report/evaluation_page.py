@@ -1,7 +1,5 @@
 """The pages of `verl-credit evaluate`: the measures, and every trajectory, on pages of `QUESTIONS` questions each."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The page of `verl-credit fidelity`: a table of credits for every policy, pictures, and the checks of the measurement."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any

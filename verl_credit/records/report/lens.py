@@ -1,8 +1,6 @@
 """The credit lens: whole groups of rollouts side by side, each turn and token with its credit, GRPO's beside it, and A*
 where `verl-credit fidelity lens` measured it."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

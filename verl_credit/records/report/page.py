@@ -1,8 +1,6 @@
 """The page of a run with its choice of trajectories and the sentences that explain their groups; and the page of two runs
 with their curves over each other and the settings that differ."""
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 

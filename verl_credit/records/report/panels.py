@@ -1,7 +1,5 @@
 """The panels of the learning curves, with their lines, units and captions; and of what happened inside the steps."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """How the run ended, what it warned of, and the rows of the table of first and last values."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Writes report.html and curves.png of a run, once or again while the run lasts; and a page with the curves of two runs."""
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Callable

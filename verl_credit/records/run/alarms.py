@@ -4,8 +4,6 @@ A condition compares the mean of a metric's last values with the run's own begin
 that it holds for every model and task. `Watch` tests the table after each step; docs/run.md has the same table.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """Files of a run: metrics as JSON lines, files that are replaced as a whole, and how many checkpoints there are."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

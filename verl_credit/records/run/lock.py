@@ -1,7 +1,5 @@
 """A lock that lets one run at a time use a run folder or a checkpoint folder. The kernel frees it when the process ends."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

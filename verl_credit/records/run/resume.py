@@ -4,8 +4,6 @@ verl looks at these files after Ray is up, and starts again at step 1 without a 
 not there. A save ends with the tracker, and a step's metrics are recorded after it.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

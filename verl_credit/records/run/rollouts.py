@@ -1,7 +1,5 @@
 """The kept rollouts of a run: their tokens with the credit of each, and their texts beside the credit of their turns."""
 
-from __future__ import annotations
-
 import json
 from contextlib import suppress
 from dataclasses import replace

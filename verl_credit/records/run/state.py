@@ -1,8 +1,6 @@
 """How far a run is, without verl: plugin state beside verl's checkpoint, whether a resume is exact, whether a start has work
 to do, and the run's time limit."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable

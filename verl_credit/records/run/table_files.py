@@ -9,8 +9,6 @@ is kept whole, it also has the settings of the update, so that a probe can repea
 name and then renamed: a reader finds it whole or not at all, and a repeated step replaces its own files.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Sequence
