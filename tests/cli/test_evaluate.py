@@ -134,7 +134,7 @@ def test_step_0_is_the_model_that_a_run_starts_from(run_dir):
 @pytest.mark.parametrize(
     "arguments, said",
     [
-        (["RUN", "--step", "3"], "step 3 is not saved; RUN/checkpoints has 1, 2"),
+        (["RUN", "--step", "3"], "step 3 is not saved; RUN/checkpoints has 0, 1, 2"),
         (["RUN/checkpoints/global_step_3"], "step 3 is not saved; RUN/checkpoints has 1, 2"),
         (["RUN/checkpoints/global_step_1", "--step", "1"], "--step 1: expected with the folder of the run"),
         (["RUN", "--config-name", "lab"], "--config-name lab: expected with a model"),

@@ -199,7 +199,7 @@ def test_a_run_without_the_lab_has_to():
         ({"overrides": ["run_dir=x"]}, "run_dir=x: run_dir is set by this command"),
         ({"overrides": ["trainer.v1={trainer_mode:credit}"]}, "trainer.v1.trainer_mode is set by this command"),
         ({"overrides": ["actor_rollout_ref.rollout.full_determinism=true"]}, "full_determinism=true: expected false"),
-        ({"steps": "7"}, "--steps: 7 not saved; accepted are 0, 5, 10"),
+        ({"steps": "7"}, "checkpoints has 0, 5, 10"),
     ],
 )  # fmt: skip
 def test_what_is_refused(run_dir, started, tmp_path, capsys, changes, said):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from verl_credit.cli.saved_run import CONFIG, checkpoints_of, run_config, saved_step, saved_steps
+from verl_credit.cli.saved_run import CONFIG, saved_step, steps_of
 from verl_credit.errors import PreflightError
 from verl_credit.recipe.compose import quoted, unchecked_config
 from verl_credit.recipe.world import DATA
@@ -54,19 +54,11 @@ def find_policy(
 
 
 def _of_run(folder: Path, step: int | None) -> Policy:
-    if STEP.fullmatch(folder.name):
-        if step is not None:
-            raise PreflightError(f"--step {step}: expected with the folder of the run")
+    if not STEP.fullmatch(folder.name):
+        (saved,) = steps_of(folder, None if step is None else [step])
+    elif step is None:
         saved = saved_step(folder)
     else:
-        config = run_config(folder)
-        if step == 0:
-            return Policy(f"{folder.name}-step-0", config, run_dir=folder)
-        checkpoints = checkpoints_of(folder, config)
-        steps = saved_steps(checkpoints)
-        if step is None and not steps:
-            at_start = "--step 0 evaluates the model that it starts from"
-            raise PreflightError(f"no whole checkpoint in {checkpoints} (trainer.save_freq); {at_start}")
-        saved = saved_step(checkpoints / f"global_step_{max(steps) if step is None else step}")
-    name = f"{saved.run_dir.name}-step-{saved.step}"
-    return Policy(name, saved.config, saved.step, saved.folder, saved.run_dir)
+        raise PreflightError(f"--step {step}: expected with the folder of the run")
+    name, checkpoint = f"{saved.run_dir.name}-step-{saved.step}", saved.folder if saved.step else None
+    return Policy(name, saved.config, saved.step, checkpoint, saved.run_dir)

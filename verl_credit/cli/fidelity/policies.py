@@ -9,10 +9,9 @@ import pyarrow.parquet
 from omegaconf import DictConfig, OmegaConf
 
 from verl_credit.built_folder import read_manifest
-from verl_credit.cli.saved_run import CONFIG, checkpoints_of, run_config, saved_step, saved_steps
+from verl_credit.cli.saved_run import CONFIG, saved_step, steps_of
 from verl_credit.errors import ConfigError, PreflightError
 from verl_credit.recipe.compose import load_config, quoted
-from verl_credit.records.run.state import last_checkpoint
 from verl_credit.study.fidelity.subject import Subject, load_checkpoint, load_policy, make_subject
 from verl_credit.worlds.lab.config import NAME
 
@@ -76,7 +75,9 @@ def policies_of(folder: Path, steps: list[int] | None, lab: Path | None) -> list
     if not folder.is_dir():
         raise PreflightError("no such folder; expected a run's, a checkpoint's, or a policy's")
     if (folder / CONFIG).is_file():
-        return _of_run(folder, steps, lab)
+        found = steps_of(folder, steps)
+        folders = [saved.folder if saved.step else _start(saved.config, lab) for saved in found]
+        return [Policy(at, saved.config, saved.step) for at, saved in zip(folders, found, strict=True)]
     if steps is not None:
         given = ",".join(map(str, steps))
         raise PreflightError(f"--steps {given}: expected with a run's folder, which has a {CONFIG}")
@@ -89,23 +90,6 @@ def policies_of(folder: Path, steps: list[int] | None, lab: Path | None) -> list
         hops = read_manifest(home, NAME).get("hops")
         given += [] if hops is None else [f"lab.hops={hops}"]
     return [Policy(folder, load_config("lab", given), None)]
-
-
-def _of_run(folder: Path, steps: list[int] | None, lab: Path | None) -> list[Policy]:
-    config = run_config(folder)
-    checkpoints = checkpoints_of(folder, config)
-    if steps is None:
-        if (last := last_checkpoint(checkpoints)) is None:
-            use = "--steps 0 measures the policy that it starts from"
-            raise PreflightError(f"no checkpoint in {checkpoints} (trainer.save_freq); {use}")
-        steps = [last]
-    saved = [0, *saved_steps(checkpoints)]
-    if missing := [step for step in steps if step not in saved]:
-        unsaved, accepted = (", ".join(map(str, some)) for some in (missing, saved))
-        start = "(0: the policy that the run starts from)"
-        raise PreflightError(f"--steps: {unsaved} not saved; accepted are {accepted} {start}")
-    folders = [checkpoints / f"global_step_{step}" if step else _start(config, lab) for step in steps]
-    return [Policy(folder, config, step) for folder, step in zip(folders, steps, strict=True)]
 
 
 def _start(config: DictConfig, lab: Path | None) -> Path:
