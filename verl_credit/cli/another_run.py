@@ -58,11 +58,8 @@ def _linked(folder: Path, checkpoint: Path) -> Path:
 
 @contextmanager
 def new_folder(folder: Path, result: Path, *others: Path) -> Iterator[None]:
-    """Makes the folder of a run. It is removed where the run is refused, so that the next try may use it again.
-
-    Raises PreflightError for a folder inside ``others``, the folders of another run, and for a folder that is not empty,
-    unless an earlier try left no ``result`` in it and has ended.
-    """
+    """Makes the folder of a run; a refusal removes it. Raises PreflightError for a folder inside ``others``, which are
+    another run's, and for a folder that is not empty, unless an earlier try left no ``result`` in it and has ended."""
     if any(map(folder.is_relative_to, others)):
         raise PreflightError(f"{folder} belongs to the run in {others[0]}, which stays as it is")
     if (folder / f"{RECIPE}.yaml").is_file() and not result.exists() and holder_is_gone(folder):
@@ -82,9 +79,8 @@ def compose_run(
 ) -> DictConfig:
     """Writes the other run's configuration as a recipe into ``folder``; keys newer than the run have their defaults.
 
-    The files of ``checkpoint`` are linked, but for its data loader's state, which does not fit another batch size. Raises
-    ConfigError for an override of a key in ``fixed``, and for a missing secret, because runs do not store secrets.
-    """
+    ``checkpoint`` is linked, but for its data loader's state, which does not fit another batch size. Raises ConfigError for
+    an override of a key in ``fixed``, and for a secret that is missing, because runs store none."""
     _check_overrides(overrides, fixed, config)
     if checkpoint is not None:
         there = _linked(folder, checkpoint)
@@ -118,11 +114,8 @@ def _check_overrides(overrides: Sequence[str], fixed: Mapping, config: DictConfi
 
 
 def run_alone(folder: Path, overrides: Sequence[str], otherwise: str) -> None:
-    """Trains in a process of its own, so that Ray and verl start afresh; its output goes to ``folder``/train.log.
-
-    Raises PreflightError where it is refused and ChildFailed or IntegrityError where it fails, with ``otherwise`` and the
-    end of that file, and KeyboardInterrupt where a signal stopped it.
-    """
+    """Trains in a process of its own, so that Ray and verl start afresh. Raises PreflightError where it is refused,
+    ChildFailed or IntegrityError where it fails, with ``otherwise`` and the end of its output, and KeyboardInterrupt."""
     log = folder / LOG
     with Children() as children:
         children.start("", run_command("train", RECIPE, overrides, str(folder)), log)
@@ -142,11 +135,9 @@ def collect(
 ) -> Path:
     """The parquet file with the rollouts of ``prompts`` prompts (`records.run.tables.ROLLOUTS`), in the new ``folder``.
 
-    ``checkpoint``: RUN/global_step_N or RUN/checkpoints/global_step_N. The step makes one update with all rollouts;
-    ``save`` keeps the updated policy, in ``folder``/checkpoints/global_step_{N+1}. Prompts are the first of the run's data
-    in the order of ``data.seed``: each at most once, and the same at every call. ``overrides``: Hydra's, of the run's
-    resolved configuration, in which a key no longer follows another key.
-    Raises PreflightError and ConfigError for what is refused, and RuntimeError where the step fails.
+    The step makes one update with all rollouts; ``save`` keeps the updated policy, in ``folder``/checkpoints. Prompts are
+    the first of the run's data in the order of ``data.seed``: each at most once, and the same at every call. In the run's
+    resolved configuration a key no longer follows another key. Raises RuntimeError where the step fails.
     """
     saved, folder = saved_step(Path(checkpoint)), Path(folder).expanduser().resolve()
     if prompts < 1:  # `train` checks that the files have enough rows

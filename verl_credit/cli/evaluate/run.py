@@ -18,10 +18,7 @@ def evaluate_policy(
     policy: Policy, folder: Path, *, data: Sequence[Path], samples: int, overrides: Sequence[str] = ()
 ) -> list[dict]:
     """The rows of `host.step.held_out.held_out_rows`: every question greedily, and ``samples`` times at temperature 1.
-
-    ``folder``: new. ``overrides``: Hydra's, of a run's resolved configuration. Raises PreflightError and ConfigError for
-    what is refused, ChildFailed and IntegrityError where the evaluation fails.
-    """
+    Raises PreflightError, ConfigError, ChildFailed and IntegrityError."""
     config, files = policy.config.copy(), list(map(str, data))
     config.data.val_max_samples = -1
     config.data.val_batch_size = config.data.get("val_batch_size") or max(1, ROWS_AT_ONCE // max(samples, 1))

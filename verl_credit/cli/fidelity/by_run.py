@@ -36,10 +36,8 @@ DECIDES = ("search.", "reward.", "data.max_", "actor_rollout_ref.rollout.", "act
 
 
 def why_by_run(config: DictConfig, split: str = "train") -> str | None:
-    """The reason why a policy of this run cannot be rolled out in this process; None where it can.
-
-    ``split``: whose questions are asked. Those of a file outside of the lab's folder may not be the lab's.
-    """
+    """The reason why a policy of this run cannot be rolled out in this process; None where it can. Questions of a file
+    outside of the lab's folder may not be the lab's."""
     if "lab" not in config:
         return "the run is not of the lab"
     own = {
@@ -59,10 +57,7 @@ def why_by_run(config: DictConfig, split: str = "train") -> str | None:
 
 
 def measure_policy(policy: Policy, request: Request, overrides: Sequence[str]) -> Mapping:
-    """Measures a policy and prints its table. Returns its part of ``fidelity.json``.
-
-    Raises PreflightError and ConfigError for what is refused, ChildFailed and IntegrityError where the run fails.
-    """
+    """Measures a policy and prints its table. Returns its part of ``fidelity.json``. Raises as `run_alone`."""
     out = Path(request.out).resolve()
     folder, checkpoint = out / "run", policy.folder if policy.step else None
     of_policy = {"name": policy.name, "policy": str(policy.folder), "step": policy.step}

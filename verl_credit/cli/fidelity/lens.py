@@ -47,8 +47,7 @@ def fidelity_lens(
 
 
 def _measurable(folder: Path, steps: Sequence[int] | None) -> list[int]:
-    """Returns the steps whose rollouts and policy are saved. Raises PreflightError where there is no such step, or where
-    one of ``steps`` is not among them."""
+    """Returns the ``steps``, or all, whose rollouts and policy are saved. Raises PreflightError where there are none."""
     from verl_credit.records.run.rollouts import token_steps
 
     if not (folder / CONFIG).is_file():

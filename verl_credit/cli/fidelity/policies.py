@@ -67,10 +67,7 @@ def step_numbers(text: str | None) -> list[int] | None:
 
 
 def policies_of(folder: Path, steps: list[int] | None, lab: Path | None) -> list[Policy]:
-    """Returns the policies of a folder. ``steps``: only for a run; None is its last checkpoint, 0 its first policy.
-
-    Raises PreflightError before anything is loaded.
-    """
+    """Returns the policies of a folder. ``steps``: only for a run; None is its last checkpoint, 0 its first policy."""
     folder = folder.expanduser().resolve()
     if not folder.is_dir():
         raise PreflightError("no such folder; expected a run's, a checkpoint's, or a policy's")

@@ -66,10 +66,8 @@ Groups = dict[str, list[Row]]
 
 
 def read_side(text: str, config_dir: str | None = None) -> Side:
-    """Reads a folder as a run, any other text as a recipe's name with overrides. Raises ConfigError, ValueError.
-
-    A bare name is read as a folder only when it holds a run, so that a folder called "lab" does not hide the recipe.
-    """
+    """Reads a folder as a run, any other text as a recipe's name with overrides. A bare name is read as a folder only when
+    it holds a run, so that a folder called "lab" does not hide the recipe. Raises ConfigError, ValueError."""
     folder = Path(text).expanduser()
     if text and folder.is_dir() and ("/" in text or (folder / CONFIG).is_file()):
         return read_run_side(folder)

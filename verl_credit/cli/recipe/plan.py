@@ -23,10 +23,8 @@ def plan(
     as_json: AsJson = False,
     overrides: Overrides = (),
 ) -> ExitCode:
-    """Exit code 0: all recipes fit; 4: a recipe does not fit, or a named recipe cannot be planned.
-
-    With ``every``, shipped recipes that need a key of yours (for example a model) are listed with the reason.
-    """
+    """Exit code 0: all recipes fit; 4: a recipe does not fit, or a named recipe cannot be planned. With ``every``, shipped
+    recipes that need a key of yours (for example a model) are listed with the reason."""
     from verl_credit.recipe.plan.plan import make_plan
     from verl_credit.recipe.plan.printed import HEADER, columns, line, text
     from verl_credit.recipe.plan.printed import as_json as plain

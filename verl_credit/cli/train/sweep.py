@@ -23,8 +23,7 @@ ENDS_ALL = (ExitCode.PREFLIGHT, ExitCode.INTERRUPTED)  # other exit codes end on
 def expand(overrides: Sequence[str]) -> list[tuple[str, list[str]]]:
     """Returns (name, overrides) for every run, the last key varying fastest, in Hydra's grammar for sweeps.
 
-    `a=1,2 b=x` gives two runs, called "a=1" and "a=2": names hold the swept keys, shortened to their last part where that
-    is unambiguous. Raises ConfigError for an override that Hydra cannot parse.
+    `a=1,2 b=x` gives two runs, called "a=1" and "a=2": names hold the swept keys, shortened where that is unambiguous.
     """
     try:
         parsed = OverridesParser.create().parse_overrides(list(overrides))

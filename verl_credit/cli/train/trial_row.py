@@ -54,8 +54,7 @@ class TrialRow:
     """The row of a start of `train`: ``begin`` is called before the checks, ``end`` at every end of the run.
 
     A killed run has no row; its next start is the same trial. A run that has a row and is started again is a new trial,
-    NAME.2, whose parent is the earlier trial: a row is final. A failure here is returned as a text, because neither the
-    run nor its exit code may depend on it.
+    NAME.2, whose parent is the earlier trial. A failure here is a text, because the run may not depend on it.
     """
 
     def __init__(self, config: DictConfig) -> None:

@@ -16,10 +16,8 @@ VALUES = "turn_values.pt"
 
 
 def append_json(path: Path, row: dict) -> None:
-    """Append one line of ASCII JSON; numbers that JSON does not allow become null.
-
-    An incomplete last line, left by a kill, is removed first.
-    """
+    """Append one line of ASCII JSON; numbers that JSON does not allow become null. An incomplete last line, left by a kill,
+    is removed first."""
     path.parent.mkdir(parents=True, exist_ok=True)
     line = (json.dumps(plain(row)) + "\n").encode("ascii")
     with path.open("a+b") as file:  # every write is at the end, wherever the last read was
@@ -36,10 +34,8 @@ class DamagedFile(ValueError):
 
 
 def read_json_lines(path: Path) -> list[dict]:
-    """All complete lines; an incomplete last line is left out, and a missing file gives an empty list.
-
-    Raises DamagedFile naming file and line for anything that is not a JSON object.
-    """
+    """All complete lines; a missing file gives an empty list. Raises DamagedFile, which names the line, for anything that
+    is not a JSON object."""
     return GrowingFile(path).new_rows()
 
 
@@ -97,10 +93,8 @@ def rewind(path: Path, last_step: int) -> int:
 
 @contextmanager
 def replaced(path: Path) -> Iterator[BinaryIO]:
-    """The file to write; it is renamed to ``path`` at the end. A reader sees the old file or the new one.
-
-    A run that ends and a watch may write the same file at the same time: each process writes to its own partial file.
-    """
+    """The file to write; it is renamed to ``path`` at the end, so that a reader sees the old file or the new one. A run that
+    ends and a watch may write the same file at the same time: each writes to its own partial file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:

@@ -19,11 +19,8 @@ UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 @contextmanager
 def run_lock(run_dir: Path, say: Callable[[str], None] = print, key: str = "run_dir") -> Iterator[None]:
-    """Hold ``run_dir``, the value of ``key``, for this process; a missing folder is created.
-
-    The file stays when the run ends: only the lock on it matters, so a killed run blocks no later run.
-    Errors: PreflightError when another process holds it (with its pid), or when the folder cannot be written.
-    """
+    """Hold ``run_dir``, the value of ``key``, for this process. The file stays when the run ends: only the lock on it
+    matters. Raises PreflightError when another process holds it (with its pid), or when the folder cannot be written."""
     path = Path(run_dir) / LOCK
     lock = FileLock(path, blocking=False, fallback_to_soft=False)
     try:

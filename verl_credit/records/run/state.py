@@ -38,8 +38,7 @@ def save_state(
     """Write the state, before verl's tracker file, so that every valid checkpoint has it.
 
     ``metrics`` are the step's: verl saves before it evaluates and logs, and a run killed in between would otherwise resume
-    after a step that no file contains. ``sepa``: state of the SEPA controller, if there is one. ``planned``: steps of the
-    whole run, as verl counts them.
+    after a step that no file contains. ``sepa``: the controller's. ``planned``: steps of the whole run.
     """
     state = {
         "version": VERSION,
@@ -54,10 +53,7 @@ def save_state(
 
 
 def planned_steps(folder: Path, config) -> int | None:
-    """Steps of the whole run from the state in checkpoint ``folder``, for a run that counts epochs.
-
-    None when the state lacks them, and when data or epochs have changed.
-    """
+    """Steps of a run that counts epochs, from the checkpoint's state; None where it lacks them, or data or epochs differ."""
     try:
         state = json.loads((Path(folder) / STATE).read_text(encoding="utf-8"))
         before, steps, epochs = state["config"], state["planned"]["steps"], state["planned"]["epochs"]
