@@ -111,7 +111,7 @@ def test_versions_nobody_recorded_are_not_compared(tmp_path, capsys):
         ("lab algorithm.gama=1", "did you mean algorithm.gamma"),
         ("lab +seeed=1", "lab +seeed=1 would be refused: unknown key seeed (did you mean seed?)"),
         ("lab 'x", "No closing quotation"),
-        ("", "give the folder of a run"),
+        ("", "'': no such folder; expected a run's, or a recipe"),
         ("runs/absent", "'runs/absent': no such folder"),
     ],
 )

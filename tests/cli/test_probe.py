@@ -41,10 +41,7 @@ def test_e_and_u_share_no_prompt_and_follow_the_seed():
 
 
 def test_more_prompts_than_there_are_rollouts_of_are_refused():
-    with pytest.raises(
-        ConfigError,
-        match="B_U=3 need 11 different prompts, and there are rollouts of 10",
-    ):
+    with pytest.raises(ConfigError, match="B_U=3 need 11 prompts, and there are rollouts of 10"):
         divide(rows(10), settings(batch_config={"B_E": 8, "B_U": 3}))
 
 

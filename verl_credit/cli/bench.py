@@ -19,9 +19,7 @@ def bench(
     mode: Annotated[str, Argument(help="my_module:my_mode, or a registered turn mode")],
     overrides: Annotated[list[str], Argument(help="of the recipe lab, for all runs")] = (),
     params: Params = None,
-    out: Annotated[
-        Path | None, Option("--dir", help="runs/bench/MODE if not given; it goes on there")
-    ] = None,
+    out: Annotated[Path | None, Option("--dir", help="runs/bench/MODE if not given")] = None,
     beside: Annotated[str, Option(help="the published mode that it is compared with, beside GRPO")] = "joint",
     seeds: Annotated[int, Option(min=2, help="of the learning curves")] = 8,
     steps: Annotated[int, Option(min=5, help="of each learning curve")] = 12,

@@ -46,9 +46,7 @@ def prepare_check(
     model: Annotated[str | None, Option(help="its chat template and tokens: a folder or hub name")] = None,
     no_search: Annotated[bool, Option("--no-search", help="for runs with search.max_searches=0")] = False,
     calls: Annotated[str, Option("--format", help="multi_turn.format of the run")] = "auto",
-    corpus: Annotated[
-        Path | None, Option(help="does it answer the questions? JSON lines or an index")
-    ] = None,
+    corpus: Annotated[Path | None, Option(help="does it answer the questions? JSON lines, an index")] = None,
     search: Annotated[str | None, Option(help="the same by searches at this address of a server")] = None,
     topk: Annotated[int, Option(help="pages of a search")] = 3,
 ) -> int:
@@ -116,9 +114,7 @@ def lab(
     folder: Annotated[Path, Option("--dir")],
     world_seed: int = 0,
     size: Literal["full", "tiny"] = "full",
-    hops: Annotated[
-        int | None, Option(help="searches of every question; a mix of 1 to 3 if not given")
-    ] = None,
+    hops: Annotated[int | None, Option(help="searches of every question; else a mix of 1 to 3")] = None,
 ) -> None:
     from verl_credit.worlds.lab.build import build_lab
 
@@ -130,9 +126,7 @@ def lab(
 def real(
     folder: Annotated[Path, Option("--dir")],
     task: Literal["arithmetic", "multihop"] = "multihop",
-    questions: Annotated[
-        str | None, Option(help="of multihop: HotpotQA's file, or OWNER/NAME on the hub")
-    ] = None,
+    questions: Annotated[str | None, Option(help="of multihop: HotpotQA's file, or OWNER/NAME")] = None,
     seed: Annotated[int, Option(help="of questions, of held-out ones, and of the supervised start")] = 0,
     size: Annotated[Literal["full", "tiny"], Option(help="tiny: two layers")] = "full",
     overrides: Overrides = (),

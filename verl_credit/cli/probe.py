@@ -30,9 +30,7 @@ RESULT, PICTURE = "probe.json", "probe.png"
 def probe(
     checkpoint: Annotated[Path, Option(help="RUN/checkpoints/global_step_N")],
     config: Annotated[Path | None, Option(help="the probe's file (docs/probe.md)")] = None,
-    out: Annotated[
-        Path | None, Option(help="a folder; probes/RUN-step-N beside the run if not given")
-    ] = None,
+    out: Annotated[Path | None, Option(help="probes/RUN-step-N beside the run if not given")] = None,
     overrides: RunOverrides = (),
 ) -> None:
     """Exit code 1 where the trainer's step or the measurement fails; nothing is written then."""
@@ -99,12 +97,9 @@ def divide(rollouts: Rollouts, settings: ProbeSettings) -> tuple[Rollouts, Rollo
 
     wanted, prompts = settings.batch_config, rollouts.prompts
     if len(prompts) < (both := wanted.B_E + wanted.B_U):
-        need = (
-            f"batch_config.B_E={wanted.B_E} and batch_config.B_U={wanted.B_U} need {both} different prompts"
-        )
-        raise ConfigError(
-            f"{need}, and there are rollouts of {len(prompts)}; ask for fewer, or give another --out"
-        )
+        need = f"batch_config.B_E={wanted.B_E} and batch_config.B_U={wanted.B_U} need {both} prompts"
+        has = f"there are rollouts of {len(prompts)}"
+        raise ConfigError(f"{need}, and {has}; ask for fewer, or give another --out")
     order = torch.randperm(len(prompts), generator=torch.Generator().manual_seed(wanted.seed)).tolist()
     u, e = order[: wanted.B_U], order[wanted.B_U : both]
     return rollouts.of_prompts([prompts[i] for i in e]), rollouts.of_prompts([prompts[i] for i in u])
@@ -151,9 +146,7 @@ def _notes(facts: RolloutFacts, stored: str, used: str) -> list[str]:
     """Names the parts of the run's update that Y leaves out, and weights that are ``stored`` in half precision."""
     o, epochs = facts.objective, int(facts.objective["ppo_epochs"])
     kl, entropy = o["kl_loss_coef"], o["entropy_coeff"]
-    half = (
-        f"the weights are {stored}, to which training rounds every step, and are computed with in {used} here"
-    )
+    half = f"weights are {stored}, to which training rounds every step, and are computed with in {used} here"
     notes = {
         f"Y leaves out the KL term of the loss (kl_loss_coef={kl})": o["use_kl_loss"] and kl,
         f"Y leaves out the entropy bonus of the loss (entropy_coeff={entropy})": entropy,

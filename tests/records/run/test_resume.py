@@ -74,9 +74,7 @@ def test_a_tracker_that_does_not_lead_to_the_steps_is_refused(tmp_path, of, trac
 
 def test_a_tracker_that_names_an_earlier_step_is_refused_unless_it_was_taken_back(tmp_path, of):
     folder = saved_run(tmp_path, 5, 10, tracker="5")
-    with pytest.raises(
-        PreflightError, match="names step 5, and step 10 was saved after it; .*global_step_10;"
-    ):
+    with pytest.raises(PreflightError, match="names step 5, and step 10 was saved later; .*global_step_10;"):
         resumes_from(of())
     five = of(trainer__resume_mode="resume_path", trainer__resume_from_path=f"{folder}/global_step_5")
     assert resumes_from(five) == folder / "global_step_5"

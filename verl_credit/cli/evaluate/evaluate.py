@@ -23,9 +23,7 @@ FAILED = {IntegrityError: ExitCode.INTEGRITY, ChildFailed: ExitCode.FAILED}
 
 @ends("evaluate {policy}", OSError, DamagedFile, failed=FAILED, interrupted="interrupted: nothing is written")
 def evaluate(
-    policy: Annotated[
-        str, Argument(help="a run, RUN/checkpoints/global_step_N, or a model's folder or name")
-    ],
+    policy: Annotated[str, Argument(help="a run, RUN/checkpoints/global_step_N, or a model")],
     overrides: RunOverrides = (),
     data: Annotated[list[Path], Option(help="a parquet file, repeatable; data.val_files if not given")] = (),
     step: Annotated[int | None, Option(min=0, help="of a run; its last if not given, 0: its start")] = None,

@@ -76,9 +76,7 @@ def read_side(text: str, config_dir: str | None = None) -> Side:
     except ValueError as error:
         raise ConfigError(f"{text!r}: {error}") from error
     if not words or "/" in words[0]:
-        raise ConfigError(
-            f"{text!r}: no such folder; give the folder of a run, or a recipe: 'lab credit=grpo'"
-        )
+        raise ConfigError(f"{text!r}: no such folder; expected a run's, or a recipe: 'lab credit=grpo'")
     try:
         config = load_config(words[0], words[1:], config_dir)
     except ConfigError as error:

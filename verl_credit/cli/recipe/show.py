@@ -34,9 +34,10 @@ def diff(
 
     sides = read_side(a, config_dir), read_side(b, config_dir)
     found = compare(*sides)
-    print(
+    text = (
         json.dumps(as_data(*sides, found), indent=1, default=str)
         if as_json
         else "\n".join(page(*sides, found))
     )
+    print(text)
     return ExitCode.DIFFERENT if count(found) else ExitCode.DONE

@@ -132,10 +132,8 @@ def _signals(config: DictConfig, settings: CreditSettings) -> Iterator[Stage]:
 def _credit(settings: CreditSettings) -> Iterator[Stage]:
     a = settings.algorithm
     if a.algorithm_mode:
-        sees, says = (
-            "rewards, log-probs, entropies, planning mask, sepa lambda",
-            _yours(a.algorithm_mode, a.algorithm_params),
-        )
+        sees = "rewards, log-probs, entropies, planning mask, sepa lambda"
+        says = _yours(a.algorithm_mode, a.algorithm_params)
         yield Stage("whole pipeline", a.algorithm_mode, says, sees, PYTHON_LISTS)
         return
     if a.canonical_transform:
@@ -174,10 +172,8 @@ def _options(settings: CreditSettings) -> str:
 def _token(a: Algorithm) -> Iterator[Stage]:
     transform, kind, notes = TRANSFORMS[a.transform_mode], canonical_kind(a.uncertainty_kind), []
     if transform.weighted:
-        source, cost = (
-            "entropies" if kind == "shannon_entropy" else "old_log_probs",
-            "" if kind else PYTHON_LISTS,
-        )
+        source = "entropies" if kind == "shannon_entropy" else "old_log_probs"
+        cost = "" if kind else PYTHON_LISTS
         says = "h of every token the policy wrote"
         yield Stage("uncertainty", kind or a.uncertainty_kind, says, source, cost)
         notes.append(f"beta={a.gtpo.beta:g}")

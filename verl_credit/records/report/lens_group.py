@@ -138,11 +138,8 @@ class Group:
             one, many, which = "search", "searches", "that gained information"
         number = f"and {n} {one} {which} has" if n == 1 else f"and {n} {many} {which} have"
         result = f"In this group {whole.get(right, f'{right} of {count} rollouts are right')}"
-        return (
-            f"{result}, {number} negative credit."
-            if n
-            else f"{result}; no {one} {which} has negative credit."
-        )
+        number = f", {number} negative credit." if n else f"; no {one} {which} has negative credit."
+        return result + number
 
     def by_turn(self, values_B_K1: torch.Tensor) -> list[list[float]]:
         """The values of the turns of each of its rollouts, rounded for the page."""

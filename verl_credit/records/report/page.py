@@ -174,16 +174,11 @@ _CURVES = (
 
 def two_runs(a: Run, b: Run, settings: Settings) -> str:
     """A complete HTML document without a script."""
-    panels = [
-        *_held_out(a, b),
-        *(_panel(*words, a.series(name), b.series(name), form) for *words, name, form in _CURVES),
-    ]
+    panels = _held_out(a, b)
+    panels += [_panel(*words, a.series(name), b.series(name), form) for *words, name, form in _CURVES]
     runs = {"A": a, "B": b}
     return template("two_runs.html").render(
-        runs=[
-            {"name": name, "run": run, "ending": ending(run), "held_out": held_out_lines(run)}
-            for name, run in runs.items()
-        ],
+        runs=[(name, run, ending(run), held_out_lines(run)) for name, run in runs.items()],
         panels=[panel for panel in panels if panel.lines],
         picture=panel_data_uri,
         settings=settings,

@@ -24,9 +24,7 @@ SHOWN = (
     "actor_rollout_ref.actor.optim.lr", "actor_rollout_ref.actor.ppo_mini_batch_size", "actor_rollout_ref.rollout.n",
     "data.train_batch_size",
 )  # fmt: skip
-_HELD_OUT = re.compile(
-    r"val-(?:core|aux)/(?P<source>.+)-(?P<mode>greedy|sampled)/(?P<score>em|format_ok)/mean@(?P<n>\d+)"
-)
+_HELD_OUT = re.compile(r"val-(?:core|aux)/(.+)-(greedy|sampled)/(em|format_ok)/mean@(\d+)")
 
 
 @dataclass(frozen=True)
@@ -98,8 +96,9 @@ class Run:
         names: dict[tuple, dict[str, tuple[int, str]]] = {}
         for name in {name for row in self.validation for name in row}:
             if match := _HELD_OUT.fullmatch(name):
-                scores = names.setdefault((match["source"], match["mode"]), {})
-                scores[match["score"]] = max(scores.get(match["score"], (0, "")), (int(match["n"]), name))
+                source, mode, score, n = match.groups()
+                scores = names.setdefault((source, mode), {})
+                scores[score] = max(scores.get(score, (0, "")), (int(n), name))
         entries = []
         for (source, mode), scores in sorted(names.items()):
             names_of = (scores.get(score, (0, ""))[1] for score in ("em", "format_ok"))

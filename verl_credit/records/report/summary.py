@@ -81,9 +81,8 @@ def held_out_lines(run: Run) -> list[str]:
     lines: dict[str, str] = {}
     for entry in run.held_out():  # greedy comes before sampled
         steps, ems, known = entry.em.steps, entry.em.values, _interval(entry)
-        line = (
-            f"Held-out exact match (EM, {entry.mode}, {entry.source}): {percent(ems[-1])} at step {steps[-1]}"
-        )
+        line = f"Held-out exact match (EM, {entry.mode}, {entry.source}): "
+        line += f"{percent(ems[-1])} at step {steps[-1]}"
         line += f" ({known})" if known else ""
         first = f", {percent(ems[0])} at step {steps[0]}" if len(steps) > 1 else ""
         lines.setdefault(entry.source, f"{line}{first}.")

@@ -56,7 +56,7 @@ def resumes_from(config: DictConfig) -> Path | None:
         later = [step for step in steps if int(text) < step <= done]
         if any(map(whole, later)):
             raise _refusal(
-                f"{tracker} names step {text}, and step {later[-1]} was saved after it", folder, config
+                f"{tracker} names step {text}, and step {later[-1]} was saved later", folder, config
             )
         return named
     if text:
@@ -185,9 +185,7 @@ def _refusal(what: str, folder: Path, config: DictConfig) -> PreflightError:
     good = next((at for needs, at in whole_first if fault(at, config, needs_data=needs) is None), None)
     whole = f"{folder} has no step that is whole"
     if good is not None:
-        again = (
-            "" if (good / DATA).exists() else f", with the order of the data begun again (it has no {DATA})"
-        )
+        again = "" if (good / DATA).exists() else f", with the data begun again (it has no {DATA})"
         use = f"trainer.resume_mode=resume_path trainer.resume_from_path={good}"
         whole = f"the newest step that is whole goes on{again} with {use}"
     begins = f"trainer.resume_mode=disable begins again at step 1 and writes over what is in run_dir={config.run_dir}"

@@ -85,9 +85,8 @@ def _with_credit(table: tables.StepTable, turns: tables.StepTable) -> list[dict]
     for line, row in enumerate(t["row"]):
         if t["valid"][line]:
             turns_of_row = credit.setdefault(row, {"outcome": t["outcome"][line], "turns": []})["turns"]
-            turns_of_row.append(
-                plain({name: t[name][line] for name in ("reward", "z", "advantage", "clip_scale")})
-            )
+            numbers = {name: t[name][line] for name in ("reward", "z", "advantage", "clip_scale")}
+            turns_of_row.append(plain(numbers))
     c, rows = table.columns, []
     for line, row in enumerate(c["row"]):
         texts = zip(c["texts"][line], c["observations"][line], credit[row]["turns"], strict=True)

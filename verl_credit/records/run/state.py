@@ -113,9 +113,8 @@ def describe_resume(config, step: int) -> tuple[str, dict, dict | None]:
 def deciding_keys(config) -> dict[str, str]:
     """Every resolved key that can change what a step computes, as text; secrets are hidden."""
     free = FREE if OmegaConf.select(config, CRITIC) else (*FREE, "critic.")
-    values = {
-        key: value for key, value in flat_values(config).items() if value != {} and not key.startswith(free)
-    }
+    values = {key: value for key, value in flat_values(config).items() if value != {}}
+    values = {key: value for key, value in values.items() if not key.startswith(free)}
     flat = {key: str(without_secrets(key, value)) for key, value in values.items()}
     curriculum = config.algorithm.get("info_gain_curriculum") or {}
     if any(ends[0] != ends[1] for ends in curriculum.values()):  # its weights depend on where the run ends
