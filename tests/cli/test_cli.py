@@ -9,6 +9,7 @@ from verl_credit.cli import main
 from verl_credit_retriever.cli import main as retriever
 
 SERVE = "serve --index i --encoder e"
+LAB = "--config-dir=there --config-name=lab"
 
 
 @pytest.mark.parametrize(
@@ -37,10 +38,7 @@ def test_a_wrong_line_ends_with_2_and_names_what_is_wrong(command, line, named, 
 
 @pytest.mark.parametrize(
     "line",
-    [
-        "train a=1 --config-name lab b=2 -m --config-dir there c=3",
-        "train --multirun a=1 b=2 c=3 --config-dir=there --config-name=lab",
-    ],
+    ["train a=1 --config-name lab b=2 -m --config-dir there c=3", f"train --multirun a=1 b=2 c=3 {LAB}"],
 )
 def test_overrides_stand_before_between_and_behind_options(line, monkeypatch):
     seen = []

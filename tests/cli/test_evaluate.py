@@ -101,9 +101,7 @@ def test_the_last_whole_step_of_a_run_on_other_questions(run_dir, data, started,
     measures = {(one["mode"], one["measure"]): one for one in result["measures"]}
     assert measures["greedy", "em"]["mean"] == 0.5 and measures["greedy", "em"]["questions"] == 150
     assert measures["sampled", "pass@4"]["mean"] == 0.5 and ("greedy", "pass@4") not in measures
-    assert (
-        "Exact match (EM)" in said.out and "50.0 %" in said.out and str(out / "evaluation.html") in said.out
-    )
+    assert "50.0 %" in said.out and str(out / "evaluation.html") in said.out
     page = (out / "evaluation.html").read_text()
     assert "5 trajectories with a fault" in page and "questions 101 to 151" in page
     first, second = sorted(out.glob("trajectories_*.html"))
@@ -144,17 +142,12 @@ def test_step_0_is_the_model_that_a_run_starts_from(run_dir):
         (["RUN", "search.tpk=1"], "unknown key search.tpk=1 (did you mean search.topk?)"),
         (["RUN/.."], "expected a run (config.yaml), its checkpoint, or a model's folder"),
         (["./nowhere"], "no such folder; expected a run's, a model's, or a model's name on the hub"),
-        (
-            ["MODEL", "--config-name", "multihop_qwen3_4b"],
-            "no value for search.url (a server with POST /retrieve)",
-        ),
+        (["MODEL", "--config-name", "multihop_qwen3_4b"], "no value for search.url (a server"),
         (["a/model"], "a model needs --config-name RECIPE"),
         (["a/model", "--config-name", "lab", "--step", "1"], "--step 1: expected with a run's folder"),
     ],
 )
-def test_what_cannot_be_evaluated_is_refused(
-    run_dir, model, data, started, tmp_path, capsys, arguments, said
-):
+def test_what_is_refused(run_dir, model, data, started, tmp_path, capsys, arguments, said):
     before = contents(run_dir)
     names = {"RUN": str(run_dir), "MODEL": str(model)}
     given = [re.sub("RUN|MODEL", lambda name: names[name[0]], argument) for argument in arguments]
@@ -165,11 +158,11 @@ def test_what_cannot_be_evaluated_is_refused(
     assert not started and contents(run_dir) == before and not (tmp_path / "e").exists()
 
 
+REFUSED, FAILED = PreflightError("no evaluation: x"), ChildFailed("x")
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "error, code",
-    [(PreflightError("no evaluation: x"), ExitCode.PREFLIGHT), (ChildFailed("x"), ExitCode.FAILED)],
-)
+@pytest.mark.parametrize("error, code", [(REFUSED, ExitCode.PREFLIGHT), (FAILED, ExitCode.FAILED)])
 def test_a_trainer_that_ends_early_gives_its_exit_code(run_dir, data, monkeypatch, tmp_path, error, code):
     """A later call takes the folder again."""
 

