@@ -9,6 +9,7 @@ from verl_credit.cli import main
 from verl_credit_retriever.cli import main as retriever
 
 SERVE = "serve --index i --encoder e"
+LAB = "--config-dir=there --config-name=lab"
 
 
 @pytest.mark.parametrize(
@@ -20,11 +21,7 @@ SERVE = "serve --index i --encoder e"
         (main, "train --config-name", "--config-name"),
         (main, "report", "run_dir"),
         (main, "explain --valeus", "--valeus"),
-        (
-            main,
-            "plan --devices 2.5",
-            "'--devices': Value error, invalid literal for int() with base 10: '2.5'",
-        ),
+        (main, "plan --devices 2.5", "'--devices'"),
         (main, "lab --dir x --size huge", "'huge' is not one of 'full', 'tiny'"),
         (main, "check --params 5", "'--params': Value error, '5' is not a JSON object"),
         (retriever, "", "command"),
@@ -41,10 +38,7 @@ def test_a_wrong_line_ends_with_2_and_names_what_is_wrong(command, line, named, 
 
 @pytest.mark.parametrize(
     "line",
-    [
-        "train a=1 --config-name lab b=2 -m --config-dir there c=3",
-        "train --multirun a=1 b=2 c=3 --config-dir=there --config-name=lab",
-    ],
+    ["train a=1 --config-name lab b=2 -m --config-dir there c=3", f"train --multirun a=1 b=2 c=3 {LAB}"],
 )
 def test_overrides_stand_before_between_and_behind_options(line, monkeypatch):
     seen = []
@@ -68,9 +62,8 @@ def test_a_page_that_cannot_be_written_ends_with_4_and_one_line(command, monkeyp
         monkeypatch.setattr("sys.stdout", full)
         assert main([command]) == 4
         monkeypatch.undo()
-        assert (
-            capsys.readouterr().err == "verl-credit: the output cannot be written: No space left on device\n"
-        )
+        said = capsys.readouterr().err
+        assert said.startswith(f"verl-credit {command}: ") and said.endswith("No space left on device\n")
 
 
 def test_the_command_finds_modules_in_the_current_folder(tmp_path, monkeypatch, capsys):

@@ -58,7 +58,7 @@ def test_they_move_with_the_lab(run, asked, tmp_path):
 
 
 @pytest.mark.parametrize("split, key", [("train", "data.train_files"), ("test", "data.val_files")])
-@pytest.mark.parametrize("name", ["missing.parquet", "rollouts.parquet", "questions.jsonl"])
+@pytest.mark.parametrize("name", ["rollouts.parquet", "questions.jsonl"])
 def test_another_kind_of_file_is_refused_by_its_key(run, tmp_path, capsys, split, key, name):
     folder = run(f"{key}={tmp_path}/lab/{name}")
     code = main(["fidelity", str(folder), "--steps", "0", "--split", split, "--dir", str(tmp_path / "out")])
@@ -75,10 +75,8 @@ def test_questions_from_elsewhere_are_rolled_out_by_the_run_whichever_split_has_
 
 
 def test_the_bench_asks_what_its_runs_train_on(tmp_path, monkeypatch):
-    config, found = (
-        load_config("lab", [f"lab.dir={tmp_path}", f"data.train_files={tmp_path}/hard.parquet"]),
-        [],
-    )
+    found = []
+    config = load_config("lab", [f"lab.dir={tmp_path}", f"data.train_files={tmp_path}/hard.parquet"])
     monkeypatch.setattr(bench, "load_policy", lambda folder: (None, None))
     monkeypatch.setattr(bench, "make_subject", lambda *_, questions, **__: found.append(questions))
     bench._subject("", config, tmp_path, 1, 0)

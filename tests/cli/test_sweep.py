@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from kit.recipes import load_config
 from verl_credit.cli import main
 from verl_credit.cli.train import sweep as module
 from verl_credit.cli.train.sweep import expand
@@ -22,11 +23,7 @@ def test_every_combination_once_the_last_key_fastest():
     assert len(runs) == 12 and len({name for name, _ in runs}) == 12
     name, overrides = runs[1]
     assert name == "info_gain_norm_mode=joint,seed=2"
-    assert overrides == [
-        "algorithm.info_gain_norm_mode=joint",
-        "seed=2",
-        "trainer.total_training_steps=2",
-    ]
+    assert overrides == ["algorithm.info_gain_norm_mode=joint", "seed=2", "trainer.total_training_steps=2"]
 
 
 def test_what_is_not_a_sweep_stays_as_it_was_written():
@@ -34,16 +31,21 @@ def test_what_is_not_a_sweep_stays_as_it_was_written():
     assert expand(lists) == [("", lists)]
 
 
-def test_keys_with_the_same_last_part_are_named_in_full():
-    names = [name for name, _ in expand(["data.seed=1,2", "actor_rollout_ref.rollout.seed=3"])]
-    assert names == ["seed=1", "seed=2"]
-    names = [name for name, _ in expand(["data.seed=1,2", "actor_rollout_ref.rollout.seed=3,4"])]
-    assert names[0] == "data.seed=1,actor_rollout_ref.rollout.seed=3"
-
-
-def test_hydras_ranges_and_groups():
-    assert [name for name, _ in expand(["seed=range(1,4)"])] == ["seed=1", "seed=2", "seed=3"]
-    assert [name for name, _ in expand(["credit=grpo,paper"])] == ["credit=grpo", "credit=paper"]
+@pytest.mark.parametrize(
+    "overrides, names",
+    [
+        (["data.seed=1,2", "actor_rollout_ref.rollout.seed=3"], ["seed=1", "seed=2"]),
+        (
+            ["data.seed=1,2", "rollout.seed=3,4"],
+            [f"data.seed={i},rollout.seed={k}" for i in (1, 2) for k in (3, 4)],
+        ),
+        (["seed=range(1,4)"], ["seed=1", "seed=2", "seed=3"]),
+        (["credit=grpo,paper"], ["credit=grpo", "credit=paper"]),
+        (["seed=1", "seed=2", "data.seed=3,4"], ["seed=3", "seed=4"]),  # the last one counts, as in Hydra
+    ],
+)
+def test_names_of_runs(overrides, names):
+    assert [name for name, _ in expand(overrides)] == names
 
 
 def test_what_hydra_cannot_parse_is_a_config_error():
@@ -75,8 +77,6 @@ def test_each_run_has_a_folder_of_its_own_that_hydra_reads_back(started, tmp_pat
     assert len(commands) == 4
     for command, mode in zip(commands, ("joint", "separate", "turn-group", "turn-group-v1d"), strict=True):
         assert command[:6] == [sys.executable, "-m", "verl_credit.cli", "train", "--config-name", "lab"]
-        from kit.recipes import load_config
-
         config = load_config("lab", command[6:])
         assert config.run_dir == str(tmp_path / f"info_gain_norm_mode={mode}")
         assert config.algorithm.info_gain_norm_mode == mode
@@ -91,25 +91,16 @@ def test_nothing_starts_when_one_of_the_runs_could_not(started, capsys):
     assert "info_gain_norm_mode=separated: " in capsys.readouterr().out
 
 
-def test_a_run_that_fails_does_not_stop_the_others_and_is_remembered(started, capsys):
+@pytest.mark.parametrize(
+    "ends, code, made",
+    [([0, 5, 0], 5, 3), ([3, 0, 3], 0, 3), ([0, 130], 130, 2), ([0, 4], 4, 2)],
+    ids=["a failure stops no other", "finished before", "Ctrl-C", "cannot start"],
+)
+def test_how_runs_end_a_sweep(started, capsys, ends, code, made):
     commands, codes = started
-    codes += [0, 5, 0]
-    assert sweep("lab", [*LAB, "seed=1,2,3"]) == 5
-    assert len(commands) == 3 and "seed=2: exit code 5" in capsys.readouterr().out
-
-
-def test_a_run_that_was_finished_before_is_done(started):
-    commands, codes = started
-    codes += [3, 0, 3]
-    assert sweep("lab", [*LAB, "seed=1,2,3"]) == 0 and len(commands) == 3
-
-
-@pytest.mark.parametrize("end, code", [(130, 130), (4, 4)])
-def test_ctrl_c_and_a_run_that_cannot_start_end_the_sweep(started, end, code):
-    commands, codes = started
-    codes += [0, end]
-    assert sweep("lab", [*LAB, "seed=1,2,3"]) == code
-    assert len(commands) == 2
+    codes += ends
+    assert sweep("lab", [*LAB, "seed=1,2,3"]) == code and len(commands) == made
+    assert made < 3 or f"seed=2: exit code {ends[1]}" in capsys.readouterr().out
 
 
 RUN = """
@@ -157,7 +148,6 @@ def test_a_key_that_is_swept_stands_there_once(second):
     with pytest.raises(ConfigError) as caught:
         expand(["seed=1,2", second])
     assert caught.value.key == "seed" and "seed=1,2,3" in caught.value.accepted
-    assert expand(["seed=1", "seed=2", "data.seed=3,4"])[0][0] == "seed=3"  # the last one counts, as in Hydra
 
 
 @pytest.mark.parametrize("values", ["'let me','let_me'", "a,a"])
@@ -179,11 +169,8 @@ def test_a_run_s_folder_has_a_name_that_the_file_system_takes(started, capsys):
 
 
 def test_a_quote_in_a_folder_s_name_is_read_back(started, tmp_path):
-    from kit.recipes import load_config
-
     commands, _ = started
     folder = tmp_path / "mine's \\'"
     assert sweep("lab", [*LAB, "seed=1,2", f'run_dir="{folder}"']) == 0
-    assert [load_config("lab", command[6:]).run_dir for command in commands] == [
-        str(folder / f"seed={seed}") for seed in (1, 2)
-    ]
+    found = [load_config("lab", command[6:]).run_dir for command in commands]
+    assert found == [str(folder / f"seed={seed}") for seed in (1, 2)]

@@ -4,30 +4,30 @@ going; and makes rollouts of a saved policy for the entropy probe: verl's traine
 The run's configuration, engine and reward make the rollouts, so the run's next step could have made them.
 """
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
 from verl_credit.cli.command import ChildFailed
 from verl_credit.cli.saved_run import SavedStep, saved_step
+from verl_credit.config.resolved import flat_values
 from verl_credit.config.settings import CreditSettings
 from verl_credit.errors import ConfigError, ExitCode, IntegrityError, PreflightError
 from verl_credit.recipe.compose import load_config
-from verl_credit.recipe.world import serves_search
+from verl_credit.recipe.world import missing_line, serves_search
 from verl_credit.records.run.lock import holder_is_gone
 from verl_credit.records.run.state import planned_steps
-from verl_credit.records.run.table_files import ROLLOUTS, table_path, tables_of
+from verl_credit.records.run.table_files import ROLLOUTS, table_path
 from verl_credit.study.campaign.child import Children, run_command
 
 RECIPE, LOG = "another_run", "train.log"
 
 
-def own_folder(folder: Path) -> dict:
-    """The keys of a run that writes only into ``folder``, and evaluates nothing."""
+def own_folder(folder: Path, checkpoint: Path | None) -> dict:
+    """The keys of a run that writes only into ``folder``, evaluates nothing and resumes the linked ``checkpoint``."""
     return {
         "run_dir": str(folder),
         "keep_checkpoints": [],
@@ -45,34 +45,49 @@ def own_folder(folder: Path) -> dict:
         "trainer.val_before_train": False,
         "trainer.val_only": False,
         "trainer.logger": ["console"],
+        "trainer.resume_mode": "resume_path" if checkpoint else "disable",
+        "trainer.resume_from_path": str(_linked(folder, checkpoint)) if checkpoint else None,
+        "trainer.del_local_ckpt_after_load": False,
         "global_profiler.steps": None,
     }
-
-
-def resumed(folder: Path, checkpoint: Path) -> dict:
-    """The keys of a run that resumes ``checkpoint`` after `link_checkpoint`."""
-    return {
-        "trainer.resume_mode": "resume_path",
-        "trainer.resume_from_path": str(_linked(folder, checkpoint)),
-        "trainer.del_local_ckpt_after_load": False,
-    }
-
-
-def link_checkpoint(checkpoint: Path, folder: Path) -> None:
-    """Links the saved step without its data loader's state, which does not fit another batch size; nothing is copied."""
-    there = _linked(folder, checkpoint)
-    there.mkdir(parents=True)
-    for path in checkpoint.iterdir():
-        if path.name != "data.pt":
-            (there / path.name).symlink_to(path)
 
 
 def _linked(folder: Path, checkpoint: Path) -> Path:
     return folder / "from" / checkpoint.name
 
 
-def write_recipe(folder: Path, config: DictConfig, fixed: Mapping) -> None:
-    """Writes the other run's configuration as a recipe; keys that are newer than the run have their defaults."""
+@contextmanager
+def new_folder(folder: Path, result: Path, *others: Path) -> Iterator[None]:
+    """Makes the folder of a run; a refusal removes it. Raises PreflightError for a folder inside ``others``, which are
+    another run's, and for a folder that is not empty, unless an earlier try left no ``result`` in it and has ended."""
+    if any(map(folder.is_relative_to, others)):
+        raise PreflightError(f"{folder} belongs to the run in {others[0]}, which stays as it is")
+    if (folder / f"{RECIPE}.yaml").is_file() and not result.exists() and holder_is_gone(folder):
+        shutil.rmtree(folder)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise PreflightError(f"{folder} is not empty; give a new folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    except (ConfigError, PreflightError):
+        shutil.rmtree(folder)
+        raise
+
+
+def compose_run(
+    folder: Path, config: DictConfig, fixed: Mapping, overrides: Sequence[str], checkpoint: Path | None = None
+) -> DictConfig:
+    """Writes the other run's configuration as a recipe into ``folder``; keys newer than the run have their defaults.
+
+    ``checkpoint`` is linked, but for its data loader's state, which does not fit another batch size. Raises ConfigError for
+    an override of a key in ``fixed``, and for a secret that is missing, because runs store none."""
+    _check_overrides(overrides, fixed, config)
+    if checkpoint is not None:
+        there = _linked(folder, checkpoint)
+        there.mkdir(parents=True)
+        for path in checkpoint.iterdir():
+            if path.name != "data.pt":
+                (there / path.name).symlink_to(path)
     recipe = OmegaConf.create({"defaults": ["ppo_trainer", "credit_defaults", "_self_"]})
     recipe = OmegaConf.merge(recipe, config)
     for key, value in fixed.items():
@@ -80,36 +95,27 @@ def write_recipe(folder: Path, config: DictConfig, fixed: Mapping) -> None:
     if serves_search(config):  # the server of the other run has ended; the new run starts its own
         recipe.search.url = None
     OmegaConf.save(recipe, folder / f"{RECIPE}.yaml")
+    composed = load_config(RECIPE, overrides, str(folder))
+    if missing := missing_line(composed):
+        raise PreflightError(missing)
+    return composed
 
 
-def check_overrides(overrides: Sequence[str], fixed: Mapping, config: DictConfig, who: str) -> None:
-    """Raises ConfigError for an override of a key in ``fixed``, which ``who`` sets, and for a missing secret, because runs
-    do not store secrets."""
+def _check_overrides(overrides: Sequence[str], fixed: Mapping, config: DictConfig) -> None:
     keys = {text.lstrip("+~").partition("=")[0]: text for text in overrides}
     for key, text in keys.items():
         if taken := [name for name in fixed if name == key or name.startswith(f"{key}.")]:
-            raise ConfigError(f"{text}: {taken[0]} is set by {who} and cannot be overridden")
-    for key, value in _hidden("", OmegaConf.to_container(config)):
-        if key not in keys and not (key == "search.url" and serves_search(config)):
+            raise ConfigError(f"{text}: {taken[0]} is set by this command and cannot be overridden")
+    for key, value in flat_values(config).items():
+        hidden = "***" in str(value)  # a run's file has the value without its secret
+        if hidden and key not in keys and not (key == "search.url" and serves_search(config)):
             use = "a run stores no passwords; give it with an override"
             raise ConfigError(key=key, value=value, accepted=use)
 
 
-def _hidden(key: str, value) -> Iterator[tuple[str, str]]:
-    """Yields the keys whose values a run's file lacks or has without their secrets."""
-    if isinstance(value, dict):
-        for name, one in value.items():
-            yield from _hidden(f"{key}.{name}" if key else str(name), one)
-    elif "***" in str(value):
-        yield key, ", ".join(map(str, value)) if isinstance(value, list) else str(value)
-
-
 def run_alone(folder: Path, overrides: Sequence[str], otherwise: str) -> None:
-    """Trains in a process of its own, so that Ray and verl start afresh; its output goes to ``folder``/train.log.
-
-    Raises PreflightError where it is refused and ChildFailed or IntegrityError where it fails, with ``otherwise`` and the
-    end of that file, and KeyboardInterrupt where a signal stopped it.
-    """
+    """Trains in a process of its own, so that Ray and verl start afresh. Raises PreflightError where it is refused,
+    ChildFailed or IntegrityError where it fails, with ``otherwise`` and the end of its output, and KeyboardInterrupt."""
     log = folder / LOG
     with Children() as children:
         children.start("", run_command("train", RECIPE, overrides, str(folder)), log)
@@ -119,68 +125,28 @@ def run_alone(folder: Path, overrides: Sequence[str], otherwise: str) -> None:
     if code != ExitCode.DONE:
         lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
         last = lines[-1:] if code == ExitCode.PREFLIGHT else lines[-8:]
+        errors = {ExitCode.PREFLIGHT: PreflightError, ExitCode.INTEGRITY: IntegrityError}
         text = "\n".join([f"{otherwise}: it ended with exit code {code} ({log}):", *last])
-        if code == ExitCode.PREFLIGHT:
-            raise PreflightError(text)
-        raise (IntegrityError if code == ExitCode.INTEGRITY else ChildFailed)(text)
+        raise errors.get(code, ChildFailed)(text)
 
 
 def collect(
     checkpoint: Path, folder: Path, *, prompts: int, overrides: Sequence[str] = (), save: bool = False
 ) -> Path:
-    """The parquet file with the rollouts of ``prompts`` prompts (`records.run.tables.ROLLOUTS`), in the new ``folder``
-    (or one in which an earlier try failed).
+    """The parquet file with the rollouts of ``prompts`` prompts (`records.run.tables.ROLLOUTS`), in the new ``folder``.
 
-    ``checkpoint``: RUN/global_step_N or RUN/checkpoints/global_step_N. The step makes one update with all rollouts;
-    ``save`` keeps the updated policy, in ``folder``/checkpoints/global_step_{N+1}. Prompts are the first of the run's data
-    in the order of ``data.seed``: each at most once, and the same at every call. ``overrides``: Hydra's, of the run's
-    resolved configuration, in which a key no longer follows another key.
-    Raises PreflightError and ConfigError for what is refused, RuntimeError where the step fails (the message has the end of
-    ``folder``/train.log), KeyboardInterrupt where a signal stopped it.
+    The step makes one update with all rollouts; ``save`` keeps the updated policy, in ``folder``/checkpoints. Prompts are
+    the first of the run's data in the order of ``data.seed``: each at most once, and the same at every call. In the run's
+    resolved configuration a key no longer follows another key. Raises RuntimeError where the step fails.
     """
     saved, folder = saved_step(Path(checkpoint)), Path(folder).expanduser().resolve()
-    _check_folder(folder, saved)
     if prompts < 1:  # `train` checks that the files have enough rows
         raise ConfigError(key="prompts", value=prompts, accepted="expected at least 1")
     if 0 < (most := saved.config.data.get("train_max_samples") or -1) < prompts:
-        beside, use = (
-            {"data.train_max_samples": most},
-            "no prompt is taken twice; ask for fewer, or let the data have more",
-        )
-        raise ConfigError(key="prompts", value=prompts, beside=beside, accepted=use)
-    fixed = _fixed(folder, saved, prompts, save)
-    check_overrides(overrides, fixed, saved.config, "the probe")
-    link_checkpoint(saved.folder, folder)
-    write_recipe(folder, saved.config, fixed)
-    try:
-        config = load_config(RECIPE, overrides, str(folder))
-        frozen = _frozen_curriculum(config, saved)
-    except (ConfigError, PreflightError):
-        shutil.rmtree(folder)  # it was empty, so the next try may use it again
-        raise
-    run_alone(folder, [*overrides, *frozen], "no rollouts")
-    path = table_path(folder, ROLLOUTS, saved.step + 1)
-    if not path.exists():
-        raise RuntimeError(f"step {saved.step + 1} left no rollout that counts; {folder / LOG} says more")
-    return path
-
-
-def _check_folder(folder: Path, saved: SavedStep) -> None:
-    if folder.is_relative_to(saved.run_dir) or folder.is_relative_to(saved.folder.parent):
-        own = f"belongs to the run in {saved.run_dir}, which stays as it is"
-        raise PreflightError(f"{folder} {own}; give another folder")
-    failed = (folder / f"{RECIPE}.yaml").is_file() and not tables_of(folder, ROLLOUTS)
-    if failed and holder_is_gone(folder):
-        shutil.rmtree(folder)  # it holds an earlier, failed try
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise PreflightError(f"{folder} is not empty; give a new folder for the rollouts")
-
-
-def _fixed(folder: Path, saved: SavedStep, prompts: int, save: bool) -> dict:
-    """The keys that restrict the run to a step in its own folder; none can be overridden."""
-    return {
-        **own_folder(folder),
-        **resumed(folder, saved.folder),
+        use = "no prompt is taken twice; ask for fewer, or let the data have more"
+        raise ConfigError(key="prompts", value=prompts, beside={"data.train_max_samples": most}, accepted=use)
+    fixed = {  # the run makes one step
+        **own_folder(folder, saved.folder),
         "keep_rollouts.steps": 1,
         "keep_rollouts.groups": None,
         "data.train_batch_size": prompts,
@@ -192,6 +158,14 @@ def _fixed(folder: Path, saved: SavedStep, prompts: int, save: bool) -> dict:
         "trainer.total_epochs": saved.step + 2,  # an epoch may be a single step with this batch size
         "trainer.save_freq": 1 if save else -1,
     }
+    path = table_path(folder, ROLLOUTS, saved.step + 1)
+    with new_folder(folder, path, saved.run_dir, saved.folder.parent):
+        config = compose_run(folder, saved.config, fixed, overrides, saved.folder)
+        frozen = _frozen_curriculum(config, saved)
+    run_alone(folder, [*overrides, *frozen], "no rollouts")
+    if not path.exists():
+        raise RuntimeError(f"step {saved.step + 1} left no rollout that counts; {folder / LOG} says more")
+    return path
 
 
 def _frozen_curriculum(config: DictConfig, saved: SavedStep) -> list[str]:
@@ -201,10 +175,7 @@ def _frozen_curriculum(config: DictConfig, saved: SavedStep) -> list[str]:
         return []
     steps = saved.config.trainer.total_training_steps or planned_steps(saved.folder, saved.config)
     if steps is None:
-        why = "does not say how many steps the run has, which its curriculum follows"
-        raise PreflightError(f"{saved.folder} {why}")
+        raise PreflightError(f"{saved.folder} lacks the number of steps, which the curriculum follows")
     weights = CreditSettings.from_config(config).curriculum_at(saved.step + 1, steps)
-    return [
-        f"algorithm.info_gain_curriculum.{name}=[{weight},{weight}]"
-        for name, weight in zip(("gain", "outcome"), weights, strict=True)
-    ]
+    named = zip(("gain", "outcome"), weights, strict=True)
+    return [f"algorithm.info_gain_curriculum.{name}=[{weight},{weight}]" for name, weight in named]

@@ -1,7 +1,5 @@
 """`verl-credit bench MODE`: laws, exact bias, agreement with the true advantages, and learning curves of one turn mode."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,7 +7,7 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from verl_credit.cli.command import GOES_ON, ends, json_object, modules_from_here
+from verl_credit.cli.command import GOES_ON, Continuations, Parallel, Params, ends, modules_from_here
 from verl_credit.errors import ExitCode
 from verl_credit.precision import one_thread
 from verl_credit.records.run.files import DamagedFile, write_text
@@ -20,20 +18,14 @@ from verl_credit.records.run.progress_line import Throttled, say_at_once
 def bench(
     mode: Annotated[str, Argument(help="my_module:my_mode, or a registered turn mode")],
     overrides: Annotated[list[str], Argument(help="of the recipe lab, for all runs")] = (),
-    params: Annotated[
-        dict | None, Option(parser=json_object, help="JSON object with options of the mode")
-    ] = None,
-    out: Annotated[
-        Path | None, Option("--dir", help="runs/bench/MODE if not given; an interrupted bench goes on there")
-    ] = None,
+    params: Params = None,
+    out: Annotated[Path | None, Option("--dir", help="runs/bench/MODE if not given")] = None,
     beside: Annotated[str, Option(help="the published mode that it is compared with, beside GRPO")] = "joint",
     seeds: Annotated[int, Option(min=2, help="of the learning curves")] = 8,
     steps: Annotated[int, Option(min=5, help="of each learning curve")] = 12,
     prompts: Annotated[int, Option(min=18, help="whose true advantages are measured")] = 48,
-    continuations: Annotated[int, Option(help="per distinct context; an even number")] = 32,
-    parallel: Annotated[
-        int | None, Option(min=1, help="processes; as many as there are cores if not given")
-    ] = None,
+    continuations: Continuations = 32,
+    parallel: Parallel = None,
 ) -> ExitCode:
     """Rewrites the page after each part. Exit code 1 for a broken law or a failed run."""
     from verl_credit.credit.laws import check

@@ -1,21 +1,17 @@
 """`verl-credit campaign run|status|report`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 
 from typer import Argument, Option, Typer
 
-from verl_credit.cli.command import PLAIN, ends
+from verl_credit.cli.command import PLAIN, Overrides, ends
 from verl_credit.errors import ExitCode, one_line
 
 MISSING = "the report needs scipy, statsmodels and pandas: pip install 'verl-credit[campaign]'"
 campaign = Typer(help="several conditions with several seeds, and what can be concluded from them", **PLAIN)
 Campaign = Annotated[str, Argument(help="a campaign's file, or a shipped one (turn_modes_lab)")]
-Folder = Annotated[
-    Path | None, Option("--dir", help="the campaign's folder; runs/campaigns/NAME where not given")
-]
+Folder = Annotated[Path | None, Option("--dir", help="runs/campaigns/NAME where not given")]
 
 
 @campaign.command(help="run every condition with every seed; the same command goes on after a kill")
@@ -23,8 +19,8 @@ Folder = Annotated[
 def run(
     file: Campaign,
     folder: Folder = None,
-    parallel: Annotated[int, Option(parser=int, help="runs side by side, on CPUs")] = 1,
-    overrides: Annotated[list[str], Argument(help="Hydra overrides for all runs: key=value")] = (),
+    parallel: Annotated[int, Option(help="runs side by side, on CPUs")] = 1,
+    overrides: Overrides = (),
 ) -> ExitCode:
     from verl_credit.study.campaign.runner import run_campaign
 

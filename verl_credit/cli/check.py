@@ -6,25 +6,20 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Argument, Option
 
-from verl_credit.cli.command import ends, json_object, modules_from_here
+from verl_credit.cli.command import Params, ends, modules_from_here
 from verl_credit.errors import ExitCode
 
 if TYPE_CHECKING:
     from verl_credit.credit.laws import Subject
 
+Kind = Literal["outcome", "turn", "transform", "algorithm", "uncertainty"]
+
 
 @ends("check", ValueError)
 def check(
-    operator: Annotated[
-        str | None, Argument(help="my_module:my_operator; none: every registered operator")
-    ] = None,
-    kind: Annotated[
-        Literal["outcome", "turn", "transform", "algorithm", "uncertainty"] | None,
-        Option(help="when it cannot be inferred"),
-    ] = None,
-    params: Annotated[
-        dict | None, Option(parser=json_object, help="JSON object handed to the operator")
-    ] = None,
+    operator: Annotated[str | None, Argument(help="my_module:my_operator; none: all registered ones")] = None,
+    kind: Annotated[Kind | None, Option(help="when it cannot be inferred")] = None,
+    params: Params = None,
 ) -> ExitCode:
     """Exit code 0 when all laws hold or are exempt, 1 when one is broken, 4 when there is nothing to check."""
     from verl_credit.credit import REGISTRY

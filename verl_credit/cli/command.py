@@ -1,7 +1,5 @@
 """Common options of commands, and the exit of a command that is refused, fails or is interrupted."""
 
-from __future__ import annotations
-
 import json
 import signal
 import sys
@@ -9,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import wraps
 from inspect import signature
+from pathlib import Path
 from typing import Annotated
 
 from typer import Argument, Option
@@ -16,11 +15,27 @@ from typer import Argument, Option
 from verl_credit.errors import ConfigError, ConfigErrors, ExitCode, PreflightError, Terminated, one_line
 
 PLAIN = {"add_completion": False, "rich_markup_mode": None}
+GOES_ON = "interrupted; the same command goes on"
 SHIPPED = "a shipped recipe (lab) or a file in --config-dir"
+
+
+def json_object(text: str) -> dict:
+    try:
+        return dict(json.loads(text))
+    except (TypeError, ValueError):
+        raise ValueError(f"{text!r} is not a JSON object") from None
+
+
+# Options that several commands have.
 ConfigDir = Annotated[str | None, Option(help="folder with your own recipes")]
 Overrides = Annotated[list[str], Argument(help="Hydra overrides: key=value")]
+RunOverrides = Annotated[list[str], Argument(help="Hydra overrides of the run's configuration")]
 AsJson = Annotated[bool, Option("--json", help="machine-readable")]
-GOES_ON = "interrupted; the same command goes on"
+Continuations = Annotated[int, Option(help="per distinct context; an even number")]
+Params = Annotated[dict | None, Option(parser=json_object, help="JSON object with options of the operator")]
+Parallel = Annotated[int | None, Option(min=1, help="processes; as many as there are cores if not given")]
+MovedLab = Annotated[Path | None, Option(help="the lab's folder, where it was moved")]
+Out = Annotated[Path | None, Option(help="a new folder; beside the run if not given")]
 
 
 class ChildFailed(RuntimeError):
@@ -76,13 +91,6 @@ def modules_from_here() -> Iterator[None]:
         yield
     finally:
         sys.path.remove("")
-
-
-def json_object(text: str) -> dict:
-    try:
-        return dict(json.loads(text))
-    except (TypeError, ValueError):
-        raise ValueError(f"{text!r} is not a JSON object") from None
 
 
 @contextmanager

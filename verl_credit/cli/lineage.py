@@ -1,7 +1,5 @@
 """`verl-credit lineage show|best|render` reads the trials of a folder."""
 
-from __future__ import annotations
-
 import json
 import sys
 from dataclasses import asdict
@@ -16,26 +14,22 @@ from verl_credit.errors import one_line, printable
 from verl_credit.records.lineage import LineageStore, Trial
 from verl_credit.records.run.files import write_text
 
-KNOWLEDGE = "KNOWLEDGE.md"
-
-
 lineage = Typer(help="the trials of a folder, as `train` writes them down", **PLAIN)
 refusals = ends("lineage --dir {folder}", OSError, to="stderr")
 Store = Annotated[Path, Option("--dir", help="folder of the trials (results.tsv)")]
 Lower = Annotated[bool, Option("--lower-is-better", help="a smaller core_metric is better")]
+Out = Annotated[Path | None, Option(help="the file; none: KNOWLEDGE.md in the folder")]
 STORE = Path("runs/lineage")
 
 
 @lineage.command(help="the trials of a folder, as `train` writes them down")
 @refusals
 def show(folder: Store = STORE, as_json: AsJson = False) -> None:
-    """Prints the trials in the order of the file; --json also has the damaged lines."""
     store = _open(folder)
     trials = store.all_trials()
     if as_json:
         print(json.dumps({"trials": list(map(asdict, trials)), "damaged": store.damaged()}))
-        return
-    for trial in trials:
+    for trial in () if as_json else trials:
         print(_line(trial))
 
 
@@ -53,13 +47,13 @@ def best(folder: Store = STORE, lower_is_better: Lower = False, as_json: AsJson 
 @refusals
 def render(
     folder: Store = STORE,
-    out: Annotated[Path | None, Option(help="the file; none: KNOWLEDGE.md in the folder")] = None,
+    out: Out = None,
     specialist: Annotated[str, Option("--for", help="who reads it")] = "verl-credit",
     lower_is_better: Lower = False,
 ) -> None:
     now = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
     text = _open(folder, lower_is_better).render_prompt(specialist, session_timestamp=now)
-    print(write_text(out or folder / KNOWLEDGE, text))
+    print(write_text(out or folder / "KNOWLEDGE.md", text))
 
 
 def _open(folder: Path, lower_is_better: bool = False) -> LineageStore:

@@ -1,37 +1,33 @@
 """`verl-credit keys` writes docs/keys.md from the declared keys, `verl-credit modes` docs/modes.md from the registry."""
 
-from __future__ import annotations
-
 import sys
 
+from verl_credit.cli.command import ends
 from verl_credit.config.keys import OURS, Key, keys_of, our_keys
 from verl_credit.credit import REGISTRY
 from verl_credit.credit.operator import Operator
 from verl_credit.credit.turn.mode import TurnMode
 from verl_credit.credit.turn.modes import modes_that
-from verl_credit.errors import ExitCode
 from verl_credit.recipe.rules.turn_mode import KEYS
 
 
-def keys() -> ExitCode:
-    return _print(keys_page())
+@ends("keys", OSError, to="stderr")
+def keys() -> None:
+    _print(keys_page())
 
 
-def modes() -> ExitCode:
-    return _print(modes_page())
+@ends("modes", OSError, to="stderr")
+def modes() -> None:
+    _print(modes_page())
 
 
-def _print(page: str) -> ExitCode:
-    """Prints a page, which may be piped into another command."""
+def _print(page: str) -> None:
     try:
         print(page, end="", flush=True)
-    except BrokenPipeError:  # the reader closed the pipe, as `head` does: no traceback
-        raise
     except OSError as error:
         sys.stdout = None  # else Python writes the rest again at exit
-        print(f"verl-credit: the output cannot be written: {error.strerror}", file=sys.stderr)
-        return ExitCode.PREFLIGHT
-    return ExitCode.DONE
+        if not isinstance(error, BrokenPipeError):  # a reader may close the pipe, as `head` does
+            raise
 
 
 def written(value) -> str:

@@ -9,29 +9,25 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from typer import Argument, Option
 
 from verl_credit.cli.command import Overrides, ends
-from verl_credit.errors import PreflightError
+from verl_credit.errors import ExitCode, PreflightError
+from verl_credit.records.run.progress_line import Throttled, say_at_once
 from verl_credit.worlds.data.records import PrepareError
 
 if TYPE_CHECKING:
     from verl_credit.recipe.doctor.data import Row
 
+DATA_SETS = "hotpotqa, nq, musique, 2wiki, triviaqa, popqa, bamboogle, gsm8k; qa: questions of your own"
+
 
 @ends("prepare", PrepareError, OSError)
 def prepare(
-    data_set: Annotated[
-        str,
-        Argument(
-            help="hotpotqa, nq, musique, 2wiki, triviaqa, popqa, bamboogle, gsm8k; qa: questions of your own"
-        ),
-    ],
+    data_set: Annotated[str, Argument(help=DATA_SETS)],
     source: Annotated[str, Option(help="a file, a folder, or OWNER/NAME on the Hugging Face hub")],
     out: Annotated[Path, Option(help="a folder that is new or empty")],
     splits: Annotated[str | None, Option(help="of the source: train,val,test; all where not given")] = None,
-    limit: Annotated[int | None, Option(parser=int, help="rows per split, the first ones")] = None,
-    val_size: Annotated[
-        int | None, Option(parser=int, help="rows of a single split drawn into val.parquet")
-    ] = None,
-    seed: Annotated[int, Option(parser=int, help="of --val-size")] = 0,
+    limit: Annotated[int | None, Option(help="rows per split, the first ones")] = None,
+    val_size: Annotated[int | None, Option(help="rows of a single split drawn into val.parquet")] = None,
+    seed: Annotated[int, Option(help="of --val-size")] = 0,
     subset: Annotated[str | None, Option(help="which part of a data set on the hub")] = None,
     revision: Annotated[str | None, Option(help="commit, branch or tag on the hub")] = None,
     overwrite: Annotated[bool, Option("--overwrite", help="replace what prepare wrote there before")] = False,
@@ -47,19 +43,14 @@ def prepare(
 
 def prepare_check(
     file: Path,
-    model: Annotated[
-        str | None, Option(help="whose chat template and tokens: a folder or a hub name")
-    ] = None,
+    model: Annotated[str | None, Option(help="its chat template and tokens: a folder or hub name")] = None,
     no_search: Annotated[bool, Option("--no-search", help="for runs with search.max_searches=0")] = False,
     calls: Annotated[str, Option("--format", help="multi_turn.format of the run")] = "auto",
-    corpus: Annotated[
-        Path | None, Option(help="count the questions that it can answer: JSON lines, or an index's folder")
-    ] = None,
+    corpus: Annotated[Path | None, Option(help="does it answer the questions? JSON lines, an index")] = None,
     search: Annotated[str | None, Option(help="the same by searches at this address of a server")] = None,
-    topk: Annotated[int, Option(parser=int, help="pages of a search")] = 3,
+    topk: Annotated[int, Option(help="pages of a search")] = 3,
 ) -> int:
     """Prints a row in the policy's form and what is odd about the rows. Exit code 4, and one line, for what cannot train."""
-    from verl_credit.errors import ExitCode
     from verl_credit.recipe.doctor.data import read_rows
     from verl_credit.recipe.doctor.lengths import NotHere
     from verl_credit.recipe.doctor.rows import Reads, look_at
@@ -69,16 +60,13 @@ def prepare_check(
     try:
         rows = read_rows(str(file), "prepare check", searches=not no_search, other_tools=True)
         odd = look_at(rows, "prepare check", Reads(calls, calls=not no_search))
-        lines = _prompt(rows[0], model, not no_search)
-        lines += _answerable(file, corpus, search, topk)
+        lines = [*odd, *_prompt(rows[0], model, not no_search), *_answerable(file, corpus, search, topk)]
     except (PreflightError, NotHere) as error:
         print(error)
         return ExitCode.PREFLIGHT
     form = "\\boxed{..}" if answer_form(rows[0].truth) == BOXED else "<answer>..</answer>"
     golds = ", ".join(map(repr, gold_answers(rows[0].truth)))
-    print(
-        "\n".join([f"{len(rows)} rows can train", *odd, *lines, f"gold answers, read from {form}: {golds}"])
-    )
+    print(f"{len(rows)} rows can train", *lines, f"gold answers, read from {form}: {golds}", sep="\n")
     return ExitCode.DONE
 
 
@@ -112,26 +100,22 @@ def _prompt(row: Row, model: str | None, searches: bool) -> list[str]:
     if model is None:
         title = f"{row.where}; its chat template and tokens: --model PATH_OR_NAME"
         return [title, *(f"{message['role']}: {message['content']}" for message in row.prompt)]
-    search, policy = {"max_searches": int(searches)}, {"model": {"path": model}}
-    config = OmegaConf.create({"data": {}, "search": search, "actor_rollout_ref": policy})
+    policy = {"model": {"path": model}}
+    config = {"data": {}, "search": {"max_searches": int(searches)}, "actor_rollout_ref": policy}
+    config = OmegaConf.create(config)
     meter = PromptMeter(load_tokenizer(config.actor_rollout_ref.model), config)
-    tool = "the search tool" if searches else "no tool"
-    return [
-        f"{row.where}, {measured(row, meter.count)} tokens with the chat template of {model} and {tool}:",
-        measured(row, meter.text),
-    ]
+    tool, tokens = "the search tool" if searches else "no tool", measured(row, meter.count)
+    title = f"{row.where}, {tokens} tokens with the chat template of {model} and {tool}:"
+    return [title, measured(row, meter.text)]
 
 
 @ends("lab --dir {folder}", OSError)
 def lab(
     folder: Annotated[Path, Option("--dir")],
-    world_seed: Annotated[int, Option(parser=int)] = 0,
+    world_seed: int = 0,
     size: Literal["full", "tiny"] = "full",
-    hops: Annotated[
-        int | None, Option(parser=int, help="searches that every question needs; without it a mix of 1 to 3")
-    ] = None,
+    hops: Annotated[int | None, Option(help="searches of every question; else a mix of 1 to 3")] = None,
 ) -> None:
-    from verl_credit.records.run.progress_line import Throttled, say_at_once
     from verl_credit.worlds.lab.build import build_lab
 
     paths = build_lab(folder, world_seed=world_seed, size=size, hops=hops, progress=Throttled(say_at_once))
@@ -142,18 +126,13 @@ def lab(
 def real(
     folder: Annotated[Path, Option("--dir")],
     task: Literal["arithmetic", "multihop"] = "multihop",
-    questions: Annotated[
-        str | None, Option(help="of multihop: HotpotQA's file with paragraphs, or OWNER/NAME on the hub")
-    ] = None,
-    seed: Annotated[
-        int, Option(parser=int, help="of the questions, of which are held out, of the supervised start")
-    ] = 0,
+    questions: Annotated[str | None, Option(help="of multihop: HotpotQA's file, or OWNER/NAME")] = None,
+    seed: Annotated[int, Option(help="of questions, of held-out ones, and of the supervised start")] = 0,
     size: Annotated[Literal["full", "tiny"], Option(help="tiny: two layers")] = "full",
     overrides: Overrides = (),
 ) -> None:
     from verl_credit.recipe.compose import load_config, quoted
     from verl_credit.recipe.world import missing_line, world_of
-    from verl_credit.records.run.progress_line import Throttled, say_at_once
 
     given = [f"real.dir={quoted(str(folder.expanduser().resolve()))}", f"real.data_seed={seed}"]
     given += [f"real.questions={quoted(questions)}"] if questions is not None else []

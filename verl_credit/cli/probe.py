@@ -11,17 +11,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from typer import Argument, Option
+from typer import Option
 
-from verl_credit.cli.command import ends
+from verl_credit.cli.command import RunOverrides, ends
 from verl_credit.cli.saved_run import SavedStep, saved_step
 from verl_credit.errors import ConfigError, ExitCode
 from verl_credit.records.run.files import plain, write_text
 from verl_credit.records.run.progress_line import Throttled, say_at_once
 
 if TYPE_CHECKING:  # these import torch, which --help does without
-    import torch
-
     from verl_credit.study.probe.file import ProbeSettings
     from verl_credit.study.probe.kept_rollouts import RolloutFacts, Rollouts
 
@@ -31,15 +29,9 @@ RESULT, PICTURE = "probe.json", "probe.png"
 @ends("probe", ValueError, OSError, failed={RuntimeError: ExitCode.FAILED})
 def probe(
     checkpoint: Annotated[Path, Option(help="RUN/checkpoints/global_step_N")],
-    config: Annotated[
-        Path | None, Option(help="the probe's file (docs/probe.md); defaults where not given")
-    ] = None,
-    out: Annotated[
-        Path | None, Option(help="a folder for the result; probes/RUN-step-N beside the run")
-    ] = None,
-    overrides: Annotated[
-        list[str], Argument(help="Hydra overrides of the run's configuration, for new rollouts")
-    ] = (),
+    config: Annotated[Path | None, Option(help="the probe's file (docs/probe.md)")] = None,
+    out: Annotated[Path | None, Option(help="probes/RUN-step-N beside the run if not given")] = None,
+    overrides: RunOverrides = (),
 ) -> None:
     """Exit code 1 where the trainer's step or the measurement fails; nothing is written then."""
     from verl_credit.recipe.doctor.network import ray_on_loopback
@@ -77,13 +69,13 @@ def run(saved: SavedStep, path: Path, settings: ProbeSettings, say) -> dict[str,
     rollouts, facts = read_rollouts(path)
     _check_facts(saved, path, facts)
     e, u = divide(rollouts, settings)
-    checkpoint = read_checkpoint(saved.folder)
-    notes = [*_left_out(facts), *_rounded(checkpoint.stored_dtype, settings.runtime.dtype)]
-    dtype = getattr(torch, settings.runtime.dtype)
+    checkpoint, runtime = read_checkpoint(saved.folder), settings.runtime
+    notes = _notes(facts, str(checkpoint.stored_dtype).removeprefix("torch."), runtime.dtype)
     for note in notes:
         print(f"probe: {note}")
+    dtype, device = getattr(torch, runtime.dtype), torch.device(runtime.device)
     measured = Probe(
-        model=build_model(saved.folder, checkpoint.parameters, dtype, torch.device(settings.runtime.device)),
+        model=build_model(saved.folder, checkpoint.parameters, dtype, device),
         e=e,
         u=u,
         sampling=Sampling(float(facts.temperature), float(facts.top_p)),
@@ -103,9 +95,9 @@ def divide(rollouts: Rollouts, settings: ProbeSettings) -> tuple[Rollouts, Rollo
 
     wanted, prompts = settings.batch_config, rollouts.prompts
     if len(prompts) < (both := wanted.B_E + wanted.B_U):
-        need = f"batch_config.B_E={wanted.B_E} and batch_config.B_U={wanted.B_U} need {both}"
-        use = f"there are rollouts of {len(prompts)}; ask for fewer, or give another --out for new rollouts"
-        raise ConfigError(f"{need} different prompts, and {use}")
+        need = f"batch_config.B_E={wanted.B_E} and batch_config.B_U={wanted.B_U} need {both} prompts"
+        has = f"there are rollouts of {len(prompts)}"
+        raise ConfigError(f"{need}, and {has}; ask for fewer, or give another --out")
     order = torch.randperm(len(prompts), generator=torch.Generator().manual_seed(wanted.seed)).tolist()
     u, e = order[: wanted.B_U], order[wanted.B_U : both]
     return rollouts.of_prompts([prompts[i] for i in e]), rollouts.of_prompts([prompts[i] for i in u])
@@ -115,90 +107,73 @@ def rollout_file(saved: SavedStep, folder: Path, settings: ProbeSettings, overri
     from verl_credit.cli.another_run import collect
     from verl_credit.records.run.table_files import ROLLOUTS, table_path
 
+    def refuse_overrides(why: str) -> None:
+        if overrides:
+            raise ConfigError(f"{' '.join(overrides)}: overrides are for new rollouts, and {why}")
+
     if settings.generation.source == "stored":
-        _refuse_overrides(overrides, "generation.source=stored samples nothing")
+        refuse_overrides("generation.source=stored samples nothing")
         path = table_path(saved.run_dir, ROLLOUTS, saved.step + 1)
         if not path.exists():
-            raise ConfigError(
-                f"generation.source=stored: {path} does not exist. The policy of step {saved.step} wrote those of step "
-                f"{saved.step + 1}: train with keep_rollouts={{steps: N, groups: null}}, which keeps those of the last N "
-                "steps, or use source=run"
-            )
+            use = "train with keep_rollouts={steps: N, groups: null}, or use source=run"
+            raise ConfigError(f"generation.source=stored: {path} does not exist; {use}")
         return path
-    earlier = table_path(folder / "rollouts", ROLLOUTS, saved.step + 1)
+    there = folder / "rollouts"
+    earlier = table_path(there, ROLLOUTS, saved.step + 1)
     if earlier.exists():
-        _refuse_overrides(overrides, f"{earlier} is there; give another --out for other rollouts")
-        actor = folder / "rollouts" / "from" / saved.folder.name / "actor"
-        if actor.resolve() != (saved.folder / "actor").resolve():
+        refuse_overrides(f"{earlier} is there; give another --out for other rollouts")
+        if (there / "from" / saved.folder.name / "actor").resolve() != (saved.folder / "actor").resolve():
             raise ConfigError(f"{earlier}: of another run's step {saved.step}; give another --out")
         print(f"probe: rollouts of an earlier probe, {earlier}")
         return earlier
     prompts = settings.batch_config.B_E + settings.batch_config.B_U
-    said = f"what it says is in {folder / 'rollouts'}"
-    print(f"probe: verl's trainer samples rollouts of {prompts} prompts; {said}")
-    return collect(saved.folder, folder / "rollouts", prompts=prompts, overrides=overrides)
-
-
-def _refuse_overrides(overrides: Sequence[str], why: str) -> None:
-    if overrides:
-        raise ConfigError(f"{' '.join(overrides)}: overrides are for new rollouts, and {why}")
+    print(f"probe: verl's trainer samples rollouts of {prompts} prompts; its output is in {there}")
+    return collect(saved.folder, there, prompts=prompts, overrides=overrides)
 
 
 def _check_facts(saved: SavedStep, path: Path, facts: RolloutFacts) -> None:
     if facts.policy_step != saved.step:
         raise ConfigError(f"{path}: written by the policy of step {facts.policy_step}, not {saved.step}")
     if facts.top_k not in (-1, 0):
-        use = "the probe knows temperature and top_p, expected top_k=-1"
-        raise ConfigError(f"{path}: sampled with top_k={facts.top_k}; {use}")
+        raise ConfigError(f"{path}: sampled with top_k={facts.top_k}, expected -1")
     if facts.temperature == 0:
         raise ConfigError(f"{path}: sampled greedily (temperature=0), which has no entropy to change")
 
 
-def _left_out(facts: RolloutFacts) -> list[str]:
-    """Names the parts of the run's update that Y leaves out."""
-    o, notes = facts.objective, []
-    if o["use_kl_loss"] and o["kl_loss_coef"]:
-        notes.append(f"Y leaves out the KL term of the loss (kl_loss_coef={o['kl_loss_coef']})")
-    if o["entropy_coeff"]:
-        notes.append(f"Y leaves out the entropy bonus of the loss (entropy_coeff={o['entropy_coeff']})")
-    if facts.rollout_is_weight_B_T is not None:
-        notes.append("Y leaves out the importance weights of rollout correction")
-    if (epochs := int(o["ppo_epochs"])) > 1:
-        notes.append(f"Y is the first of ppo_epochs={epochs} passes over the rollouts")
-    return notes
-
-
-def _rounded(stored: torch.dtype, used: str) -> list[str]:
-    """Names weights stored in half precision, to which training rounds every step."""
-    name = str(stored).removeprefix("torch.")
-    if name not in ("bfloat16", "float16"):
-        return []
-    return [
-        f"the checkpoint's weights are {name}: here they are computed with in {used}, but training rounds its steps to "
-        f"{name}, so its own change of entropy differs"
-    ]
+def _notes(facts: RolloutFacts, stored: str, used: str) -> list[str]:
+    """Names the parts of the run's update that Y leaves out, and weights that are ``stored`` in half precision."""
+    o, epochs = facts.objective, int(facts.objective["ppo_epochs"])
+    kl, entropy = o["kl_loss_coef"], o["entropy_coeff"]
+    half = f"weights are {stored}, to which training rounds every step, and are computed with in {used} here"
+    notes = {
+        f"Y leaves out the KL term of the loss (kl_loss_coef={kl})": o["use_kl_loss"] and kl,
+        f"Y leaves out the entropy bonus of the loss (entropy_coeff={entropy})": entropy,
+        "Y leaves out the importance weights of rollout correction": facts.rollout_is_weight_B_T is not None,
+        f"Y is the first of ppo_epochs={epochs} passes over the rollouts": epochs > 1,
+        half: stored in ("bfloat16", "float16"),
+    }
+    return [note for note, applies in notes.items() if applies]
 
 
 def summary(result: dict[str, Any]) -> list[str]:
     """The result in a few lines."""
     d, e, u = result["delta_h1"], result["e"], result["u"]
+    low, high = d["interval_95"]
     lines = [
         f"entropy {result['entropy']:.4g} ({result['unit']}), E {e['prompts']} prompts, {e['rollouts']} rollouts; "
         f"U {u['prompts']} prompts, {u['rollouts']} rollouts",
-        f"δH₁ at the learning rate {result['lr']:g}: {d['value']:+.4g}, 95 % {d['interval_95'][0]:+.4g} to "
-        f"{d['interval_95'][1]:+.4g}; by gradients {d['by_dot_product']:+.4g}",
+        f"δH₁ at the learning rate {result['lr']:g}: {d['value']:+.4g}, 95 % {low:+.4g} to {high:+.4g}; by gradients "
+        f"{d['by_dot_product']:+.4g}",
     ]
-    lines += [
-        f"ΔH at {row['eta']:.3g}: {row['change']:+.4g} ± {row['se']:.2g}, predicted {row['predicted']:+.4g}; effective "
-        f"rollouts {row['ess']:.0f}"
-        + (f", {100 * row['clipped']:.1f} % of the weights clipped" if row["clipped"] else "")
-        for row in result["truth"]
-    ]
+    for row in result["truth"]:
+        change, predicted = f"{row['change']:+.4g} ± {row['se']:.2g}", f"predicted {row['predicted']:+.4g}"
+        clipped = f", {100 * row['clipped']:.1f} % of the weights clipped" if row["clipped"] else ""
+        lines.append(
+            f"ΔH at {row['eta']:.3g}: {change}, {predicted}; effective rollouts {row['ess']:.0f}{clipped}"
+        )
     if result["log_log_slope"] is not None:
         lines.append(f"log |ΔH| grows with log η by {result['log_log_slope']:.3f} (1: linear)")
     n = result["norms"]
-    lines.append(
-        f"norms: X {n['x']:.3g} (score term {n['x_score']:.3g}, pathwise term {n['x_pathwise']:.3g}), "
-        f"gradient of the loss {n['y_gradient']:.3g}; derivatives are off by {result['derivative_check']:.1g}"
-    )
-    return lines
+    x = f"X {n['x']:.3g} (score term {n['x_score']:.3g}, pathwise term {n['x_pathwise']:.3g})"
+    off = f"derivatives are off by {result['derivative_check']:.1g}"
+    return [*lines, f"norms: {x}, gradient of the loss {n['y_gradient']:.3g}; {off}"]

@@ -1,7 +1,5 @@
 """`verl-credit report RUN`, `report CAMPAIGN`, `report --watch RUN`, `report A B`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 
@@ -45,9 +43,9 @@ def _differences(a: Path, b: Path) -> dict[str, list[tuple[str, str, str]]] | No
 
     if not all((folder / CONFIG).is_file() for folder in (a, b)):
         return None
-    difference = compare(read_run_side(a), read_run_side(b), base=dict)
-    return {
-        name: [(row.key, show_value(row.a), show_value(row.b)) for row in rows]
-        for name, rows in difference.groups.items()
-        if name != LAST
+    groups = compare(read_run_side(a), read_run_side(b), base=dict)
+    shown = {
+        name: [(row.key, show_value(row.a), show_value(row.b)) for row in groups[name]] for name in groups
     }
+    shown.pop(LAST, None)
+    return shown

@@ -1,7 +1,6 @@
 """Reads a run's saved configuration and checkpoints. The run may still be going."""
 
-from __future__ import annotations
-
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -63,11 +62,28 @@ def saved_step(checkpoint: Path) -> SavedStep:
         raise PreflightError(f"{checkpoint}{lacks}; expected RUN/global_step_N of a run")
     config, step = run_config(run_dir), int(match[1])
     folder = checkpoint.parent if (checkpoint / "actor").is_dir() else checkpoints_of(run_dir, config)
-    steps = saved_steps(folder)
-    if step not in steps:
-        names = ", ".join(map(str, steps)) or "no step"
-        raise PreflightError(f"{checkpoint}: step {step} is not saved; {folder} has {names}")
+    _require([step], saved_steps(folder), folder)
     return SavedStep(run_dir, folder / checkpoint.name, step, config)
+
+
+def steps_of(run_dir: Path, steps: Sequence[int] | None) -> list[SavedStep]:
+    """Reads steps of a run, its last one for None; step 0 is the policy that it starts from, whose folder does not exist.
+    Raises PreflightError."""
+    config = run_config(run_dir)
+    folder = checkpoints_of(run_dir, config)
+    saved = saved_steps(folder)
+    if steps is None and not saved:
+        use = "step 0 is the policy that it starts from"
+        raise PreflightError(f"no whole checkpoint in {folder} (trainer.save_freq); {use}")
+    steps = saved[-1:] if steps is None else steps
+    _require(steps, [0, *saved], folder)
+    return [SavedStep(run_dir, folder / f"global_step_{step}", step, config) for step in steps]
+
+
+def _require(steps: Sequence[int], saved: Sequence[int], folder: Path) -> None:
+    if missing := [step for step in steps if step not in saved]:
+        names = ", ".join(map(str, saved)) or "no step"
+        raise PreflightError(f"step {missing[0]} is not saved; {folder} has {names}")
 
 
 def checkpoints_of(run_dir: Path, config: DictConfig) -> Path:

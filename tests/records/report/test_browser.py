@@ -57,10 +57,8 @@ def test_every_part_is_there(page):
     assert len(images) == len(titles) - titles.count("") and all(all(image) for image in images)
     assert page.value("document.querySelectorAll('.rollout').length") == 3
     assert text(page, "#lens-said").startswith("In this group 1 of 3 rollouts are right, and 1 search")
-    assert (
-        page.value("performance.getEntriesByType('resource').filter(e => !e.name.startsWith('data:')).length")
-        == 0
-    )
+    fetched = "performance.getEntriesByType('resource').filter(e => !e.name.startsWith('data:')).length"
+    assert page.value(fetched) == 0
     keep(page, "report")
 
 
@@ -165,12 +163,9 @@ def test_text_at_200_percent_and_narrow_screens_need_no_scrolling_sideways(page,
 
 def test_planning_is_marked_without_colour(page):
     choose(page, "group", "2")
-    style = page.value("getComputedStyle(document.querySelector('.rollout .planning')).textDecorationLine")
-    assert style == "underline"
-    assert (
-        page.value("getComputedStyle(document.querySelector('.rollout .rejected')).textDecorationLine")
-        == "line-through"
-    )
+    for kind, line in (("planning", "underline"), ("rejected", "line-through")):
+        style = f"getComputedStyle(document.querySelector('.rollout .{kind}')).textDecorationLine"
+        assert page.value(style) == line
     assert "negative credit" in page.value("document.querySelector('.against .lens-flag').textContent")
 
 

@@ -62,13 +62,8 @@ GAINED, ABOVE = "that gained information", "with a reward above 0"
     ],
 )  # fmt: skip
 def test_the_sentence(tmp_path, outcomes, signals, advantage, said):
-    write_step(
-        tmp_path,
-        rows=[rollout("call", "page", "done")] * 2,
-        gains=[[0.1], [0.2]],
-        outcomes=outcomes,
-        groups=["a"] * 2,
-    )
+    rows = [rollout("call", "page", "done")] * 2
+    write_step(tmp_path, rows=rows, gains=[[0.1], [0.2]], outcomes=outcomes, groups=["a"] * 2)
     group = group_of(tmp_path)
     group.turns.pipeline["signals"] = {signals: 1.0}
     group.turns.advantage_B_K1[:] = torch.tensor(advantage)
@@ -126,13 +121,9 @@ def test_groups_are_the_telling_ones_and_bounded(tmp_path, monkeypatch):
     for number in range(1, 5):
         write_step(tmp_path, number)
     found = lens(tmp_path, 4, SCALES)
-    assert [(one["question"], one["step"]) for one in found.groups] == [
-        ("Where?", step) for step in (4, 3, 2, 1)
-    ]
-    assert len(found.groups) == GROUPS and [one["step"] for one in lens(tmp_path, 2, SCALES).groups][:2] == [
-        2,
-        1,
-    ]
+    assert {one["question"] for one in found.groups} == {"Where?"}
+    assert [one["step"] for one in found.groups] == [4, 3, 2, 1]
+    assert len(found.groups) == GROUPS and lens(tmp_path, 2, SCALES).groups[0]["step"] == 2
     monkeypatch.setattr(lens_module, "TOKENS_IN_ALL", 10)
     assert len(lens(tmp_path, 4, SCALES).groups) == 1
     for module in (lens_module, lens_group):
@@ -197,10 +188,8 @@ def test_a_table_of_a_step_that_is_not_finished_waits(run_dir):
 
 
 def test_nothing_in_a_table_acts_on_the_page(run_dir):
-    rows = [
-        rollout("call <b>", ATTACK.replace("\ud800", ""), "done", prompt=ATTACK.replace("\ud800", "")),
-        *ROWS[1:],
-    ]
+    text = ATTACK.replace("\ud800", "")
+    rows = [rollout("call <b>", text, "done", prompt=text), *ROWS[1:]]
     write_step(run_dir, rows=rows, gains=[[0.4], *GAINS[1:]])
     text = report(run_dir)
     page = Page(text)

@@ -17,9 +17,8 @@ def measured(run_dir):
     columns = read_tokens(table_path(run_dir, ROLLOUTS, 3)).columns
     text = text_digest(columns["pieces"][columns["row"].index(0)])
     for turn, star in enumerate((0.25, -0.125, 0.0)):
-        append_json(
-            stars_path(run_dir, 3), {"row": 0, "turn": turn, "text": text, "a_star": star, "se": 0.0625}
-        )
+        line = {"row": 0, "turn": turn, "text": text, "a_star": star, "se": 0.0625}
+        append_json(stars_path(run_dir, 3), line)
     return run_dir
 
 
@@ -41,9 +40,8 @@ def test_a_step_that_was_made_again_has_none_and_the_page_says_so(measured):
     stars_path(measured, 3).write_text(lines.replace(lines.split('"text": "')[1][:24], "0" * 24))
     found = lens(measured, 3, SCALES)
     assert {star for turns in stars(found) for star in turns} == {None} and len(found.groups) > 1
-    assert found.problems == [
-        f"{stars_path(measured, 3)} is of other rollouts of step 3: measure again (verl-credit fidelity lens)."
-    ]
+    (problem,) = found.problems
+    assert problem.startswith(f"{stars_path(measured, 3)} is of other rollouts of step 3: ")
 
 
 def test_a_damaged_file_costs_no_group(measured):

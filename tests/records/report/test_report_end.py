@@ -1,7 +1,5 @@
 """The first line of the report says how the run ended; files with wrong values are said, not raised."""
 
-import copy
-import json
 import re
 
 import pytest
@@ -10,13 +8,12 @@ pytest.importorskip("matplotlib")
 
 from matplotlib.figure import Figure
 
-from kit.report_page import Page, evaluation, report, training, write_lines
+from kit.report_page import Page, evaluation, report, write_lines
 from verl_credit.errors import ExitCode
 from verl_credit.records.report.curves import _draw
 from verl_credit.records.report.panels import panels
 from verl_credit.records.report.run_data import read_run
 from verl_credit.records.report.text import duration, interval
-from verl_credit.records.report.write import write_report
 from verl_credit.records.run import events
 from verl_credit.records.run.files import EVENTS, read_json_lines
 
@@ -91,10 +88,8 @@ def test_versions_are_shown_or_missed(run_dir):
 @pytest.mark.parametrize(
     "damage, said",
     [
-        ("{", "versions.json is damaged ("),
         ('["verl"]', "versions.json is damaged ("),
         ("[" * 5000, "versions.json is damaged ("),
-        ("\udcff", "versions.json is damaged ("),
         ("{}", "versions.json is empty"),
         (None, "versions.json is damaged ("),
     ],
@@ -135,9 +130,6 @@ def test_held_out_questions_come_with_an_interval(run_dir):
     "damage, said",
     [
         (None, "config.yaml is missing."),
-        (lambda text: text[: text.index("trainer")], "config.yaml is incomplete: it has no trainer, run_dir"),
-        (lambda text: text[:-1], "config.yaml is incomplete: its last line has no end"),
-        (lambda text: "", "config.yaml is incomplete: it has no actor_rollout_ref"),
         (lambda text: text + "x: [1", "config.yaml is damaged (while parsing"),
         (lambda text: "[" * 5000, "config.yaml is damaged ("),
     ],
@@ -157,37 +149,3 @@ def test_the_axis_of_exact_match_goes_from_0_to_100_percent(run_dir):
         _draw(axes, drawn[title])
         limits[title] = axes.get_ylim()
     assert limits["Exact match"] == (0, 1) and limits["Clipped tokens"][1] < 0.1
-
-
-def places(value, path=()):
-    """The path of everything inside a JSON value."""
-    if path:
-        yield path
-    for key in value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ():
-        yield from places(value[key], (*path, key))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("odd", ["x", [], {"a": 1}, None, 1e308, 10**400], ids=lambda odd: repr(odd)[:9])
-def test_a_value_of_another_kind_ends_in_a_page_or_in_one_line(run_dir, odd):
-    ended(run_dir, ExitCode.INTEGRITY, "no gain arrives")
-    files = {
-        "metrics": training(2),
-        "validation": evaluation(3, 0.6, 0.4) | {"val-aux/lab-greedy/questions": 64},
-        "events": read_json_lines(run_dir / EVENTS)[-1],
-    }
-    for name, row in files.items():
-        path = run_dir / f"{name}.jsonl"
-        whole = path.read_text()
-        for place in places(row):
-            changed = copy.deepcopy(row)
-            inner = changed
-            for key in place[:-1]:
-                inner = inner[key]
-            inner[place[-1]] = odd
-            path.write_text(whole + json.dumps(changed) + "\n")
-            try:
-                Page(write_report(run_dir).read_text(encoding="utf-8"))
-            except ValueError as error:
-                assert place == ("step",) and name in ("metrics", "validation") and "step=" in str(error)
-        path.write_text(whole)

@@ -93,19 +93,16 @@ def test_the_command_of_a_start_is_recorded_without_passwords(tmp_path, capsys, 
     servers = "'search.url=[http://***@127.0.0.1:1,http://127.0.0.1:2]'"
     assert start["command"] == f"verl-credit train --config-name lab run_dir={tmp_path} {FIVE} {servers}"
     assert "secret" not in "".join(path.read_text() for path in tmp_path.iterdir() if path.is_file())
-    assert (
-        command_line("own", ["a=b c"], "my dir")
-        == "verl-credit train --config-name own --config-dir 'my dir' 'a=b c'"
-    )
+    shown = "verl-credit train --config-name own --config-dir 'my dir' 'a=b c'"
+    assert command_line("own", ["a=b c"], "my dir") == shown
 
 
 def test_a_refused_start_renews_the_report_without_a_word(tmp_path, capsys, ends_with, monkeypatch):
     """The old page would say how the start before it ended."""
     ends_with(PreflightError("Ray does not start"))
     seen = []
-    monkeypatch.setattr(
-        "verl_credit.records.report.write.write_report", lambda run_dir: seen.append(last_end(run_dir)[:2])
-    )
+    write = lambda run_dir: seen.append(last_end(run_dir)[:2])  # noqa: E731
+    monkeypatch.setattr("verl_credit.records.report.write.write_report", write)
     _, lines = run(capsys, tmp_path, FIVE)
     assert seen == [["refused", 4]] and not any("report" in line for line in lines)
 
@@ -117,9 +114,7 @@ def test_a_damaged_events_file_is_refused_in_one_line(tmp_path, capsys, ends_wit
     assert (tmp_path / EVENTS).read_text() == "{\n{}\n"
 
 
-def test_a_run_that_counts_epochs_shows_its_steps_once_a_checkpoint_has_their_number(
-    tmp_path, capsys, ends_with
-):
+def test_a_run_that_counts_epochs_knows_its_steps_from_a_checkpoint(tmp_path, capsys, ends_with):
     """Once the checkpoint is at the last of them, the run is finished and says so."""
     epochs = ["trainer.total_training_steps=null", "trainer.total_epochs=2"]
     ends_with(steps=2)

@@ -25,9 +25,8 @@ OWN = ["data.train_files=x", "data.val_files=x", "actor_rollout_ref.model.path=x
 
 def test_lines_round_trip_and_a_cut_last_line_is_left_out(tmp_path):
     path = tmp_path / METRICS
-    append_json(
-        path, {"step": 1, "a": np.float64(0.5), "b": torch.tensor(2), "c": float("nan"), "d": [np.int64(3)]}
-    )
+    values = {"a": np.float64(0.5), "b": torch.tensor(2), "c": float("nan"), "d": [np.int64(3)]}
+    append_json(path, {"step": 1} | values)
     with path.open("a") as file:
         file.write('{"step": 2, "a"')
     assert read_json_lines(path) == [{"step": 1, "a": 0.5, "b": 2, "c": None, "d": [3]}]
@@ -129,28 +128,20 @@ def test_resume_says_what_differs(tmp_path):
     elsewhere = [*OWN, f"run_dir={tmp_path}", "trainer.total_training_steps=99", "search.url=http://y"]
     elsewhere += ["search.token_env=TOKEN", "search.max_retries=9", "algorithm.turn_judge.retries=9"]
     assert describe_resume(load_config("search_cpu", elsewhere), 3)[0] == "resume: exact, from step 3"
-    inexact = (
-        "search.topk=4",
-        "search.index_fingerprint=ab12",
-        "actor_rollout_ref.actor.clip_ratio_high=0.3",
-        "seed=2",
-    )
-    for change in inexact:
+    fingerprint, clip = "search.index_fingerprint=ab12", "actor_rollout_ref.actor.clip_ratio_high=0.3"
+    for change in ("search.topk=4", fingerprint, clip, "seed=2"):
         said, *_ = describe_resume(load_config("search_cpu", [*OWN, f"run_dir={tmp_path}", change]), 3)
         assert "not exact" in said and change.partition("=")[0] in said
     state = json.loads((folder / "verl_credit_state.json").read_text())
     gone = {"algorithm.turn_continuations.states": "16", "algorithm.turn_anchor_layer": "-1"}
     (folder / "verl_credit_state.json").write_text(json.dumps(state | {"config": gone | state["config"]}))
-    assert describe_resume(config, 3)[0] == (
-        f"resume: from step 3, not exact: nothing reads {', '.join(gone)} any more"
-    )
+    assert describe_resume(config, 3)[0].endswith(f"not exact: nothing reads {', '.join(gone)} any more")
     mode = "trainer.v1.trainer_mode=credit_colocate_async"
     colocate = load_config("search_cpu", [*OWN, f"run_dir={tmp_path}", mode])
     assert "trainer_mode was credit, is credit_colocate_async" in describe_resume(colocate, 3)[0]
     save_state(folder, colocate, 3, {})
-    assert describe_resume(colocate, 3)[0] == (
-        f"resume: from step 3, not exact: {mode}: rollouts that were under way begin again, by newer weights"
-    )
+    newer = "rollouts that were under way begin again, by newer weights"
+    assert describe_resume(colocate, 3)[0].endswith(f"not exact: {mode}: {newer}")
     back = describe_resume(config, 3)[0]
     assert "\n" not in back and "trainer_mode was credit_colocate_async, is credit; " in back
     assert back.endswith(f"{mode}: rollouts ahead of the step are left out")

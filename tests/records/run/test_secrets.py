@@ -73,9 +73,7 @@ ENDINGS = [
 
 
 @pytest.mark.parametrize("given, error", ENDINGS)
-def test_no_secret_of_a_start_is_in_its_folder_its_table_of_trials_or_its_output(
-    tmp_path, capsys, monkeypatch, given, error
-):
+def test_no_secret_of_a_start_is_in_a_file_or_its_output(tmp_path, capsys, monkeypatch, given, error):
     for name in TOKENS:
         monkeypatch.setenv(name, "hush")
     ends_with = launches(monkeypatch)
@@ -108,10 +106,10 @@ def test_a_secret_that_no_run_stores_is_asked_for():
         {"search": {"url": None}, "algorithm": {"turn_signal_params": {"api_key": "***"}}}
     )
     with pytest.raises(ConfigError) as error:
-        another_run.check_overrides([], {}, config, "the probe")
+        another_run._check_overrides([], {}, config)
     assert (error.value.key, error.value.value) == (f"{PARAMS}.api_key", "***")
     assert error.value.accepted == "a run stores no passwords; give it with an override"
-    another_run.check_overrides([f"{PARAMS}.api_key=hush"], {}, config, "the probe")
+    another_run._check_overrides([f"{PARAMS}.api_key=hush"], {}, config)
 
 
 @pytest.mark.parametrize("step", [(500, b"no"), (429, b"busy"), (200, b"{}"), "close", None])

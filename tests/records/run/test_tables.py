@@ -64,9 +64,8 @@ def half(path):
 
 def lacking(path):
     about = b'{"version": 2, "step": 1, "pipeline": {}, "update": null}'
-    parquet.write_table(
-        pa.table({"x": [1]}, schema=pa.schema([("x", pa.int32())], {b"verl_credit": about})), path
-    )
+    schema = pa.schema([("x", pa.int32())], {b"verl_credit": about})
+    parquet.write_table(pa.table({"x": [1]}, schema=schema), path)
 
 
 @pytest.mark.parametrize(

@@ -16,26 +16,20 @@ class Clock:
         return self.now
 
 
-def steps_made(hours, step_s, *, save_s=None, test_s=None, longest=None):
+def steps_made(hours, step_s, **last_s):
     """Steps until one was the last, and the seconds they took; saving and evaluating at the last one only."""
     clock = Clock()
     limit, steps, last = TimeLimit(hours, clock), 0, False
     while True:
-        seconds = longest if longest and steps == 0 else step_s
-        clock.now += seconds
+        clock.now += step_s
         steps += 1
         if last:
-            return steps, clock.now - 100.0 + (save_s or 0) + (test_s or 0)
-        timing = {"step": seconds}
-        if steps == 1:
-            timing |= {
-                name: s for name, s in (("save_checkpoint", save_s), ("testing", test_s)) if s is not None
-            }
-        last = limit.next_is_last(timing)
+            return steps, clock.now - 100.0 + sum(last_s.values())
+        last = limit.next_is_last({"step": step_s} | (last_s if steps == 1 else {}))
 
 
 def test_a_run_ends_within_its_limit_and_uses_it():
-    steps, seconds = steps_made(1.0, 100.0, save_s=50.0, test_s=150.0)
+    steps, seconds = steps_made(1.0, 100.0, save_checkpoint=50.0, testing=150.0)
     assert seconds <= 3600 < seconds + 2 * 100.0
     assert steps == 34  # 34 * 100 + 200 = 3600
 

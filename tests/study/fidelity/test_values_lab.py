@@ -232,18 +232,24 @@ def test_the_credit_of_the_run_has_its_own_mode_signal_and_outcome_operator(subj
 
 def test_a_runs_checkpoint_is_its_policy(subject, tiny_lab, tmp_path, capsys):
     actor = tmp_path / "run/checkpoints/global_step_3/actor"
+    config = OmegaConf.merge(subject.config, {"run_dir": str(tmp_path / "run")})
+    config.trainer.default_local_dir = str(tmp_path / "run/checkpoints")
+    actor.parent.mkdir(parents=True)
+    OmegaConf.save(config, tmp_path / "run/config.yaml", resolve=True)
+    code, said = command(capsys, tmp_path / "run", "--dir", tmp_path / "out")
+    assert code == 4 and "no whole checkpoint in" in said[-1]
     subject.model.config.save_pretrained(actor / "huggingface")
     subject.tokenizer.save_pretrained(actor / "huggingface")
     (actor / "fsdp_config.json").write_text(json.dumps({"FSDP_version": 1, "world_size": 1}))
     torch.save(dict(subject.model.state_dict()), actor / "model_world_size_1_rank_0.pt")
-    config = OmegaConf.merge(subject.config, {"run_dir": str(tmp_path / "run")})
-    config.trainer.default_local_dir = str(tmp_path / "run/checkpoints")
-    OmegaConf.save(config, tmp_path / "run/config.yaml", resolve=True)
-    code, said = command(capsys, tmp_path / "run", "--dir", tmp_path / "out")
-    assert code == 4 and "no checkpoint in" in said[-1]
     (tmp_path / "run/checkpoints/latest_checkpointed_iteration.txt").write_text("3")
     code, said = command(capsys, tmp_path / "run", "--dir", tmp_path / "out", "--steps", "0,2,3")
-    assert code == 4 and len(said) == 1 and "--steps: 2 not saved; accepted are 0, 3" in said[-1]
+    assert (
+        code == 4
+        and len(said) == 1
+        and "step 2 is not saved; " in said[-1]
+        and said[-1].endswith(" has 0, 3")
+    )
     model, _ = load_checkpoint(actor.parent)
     ids = torch.tensor([random.Random(0).choices(range(50), k=30)])
     assert torch.equal(model(ids).logits, subject.model(ids).logits)

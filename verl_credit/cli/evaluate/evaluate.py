@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from verl_credit.cli.command import SHIPPED, AsJson, ChildFailed, ConfigDir, ends
+from verl_credit.cli.command import SHIPPED, AsJson, ChildFailed, ConfigDir, Out, RunOverrides, ends
 from verl_credit.errors import ExitCode, IntegrityError, PreflightError
 from verl_credit.records.run.files import DamagedFile, plain, write_text
 
@@ -20,36 +21,23 @@ if TYPE_CHECKING:
 FAILED = {IntegrityError: ExitCode.INTEGRITY, ChildFailed: ExitCode.FAILED}
 
 
-@ends(
-    "evaluate {policy}", OSError, DamagedFile, failed=FAILED, interrupted="interrupted; nothing was written"
-)
+@ends("evaluate {policy}", OSError, DamagedFile, failed=FAILED, interrupted="interrupted: nothing is written")
 def evaluate(
-    policy: Annotated[
-        str, Argument(help="a run, RUN/checkpoints/global_step_N, or a model (folder or name)")
-    ],
-    overrides: Annotated[
-        list[str], Argument(help="Hydra overrides of the run's configuration or recipe")
-    ] = (),
-    data: Annotated[
-        list[Path], Option(help="a parquet file with questions, repeatable; data.val_files if not given")
-    ] = (),
-    step: Annotated[
-        int | None, Option(min=0, help="of a run; its last checkpoint if not given, 0 for its first model")
-    ] = None,
-    samples: Annotated[
-        int, Option(min=0, help="per question, at temperature 1, beside the greedy trajectory")
-    ] = 0,
+    policy: Annotated[str, Argument(help="a run, RUN/checkpoints/global_step_N, or a model")],
+    overrides: RunOverrides = (),
+    data: Annotated[list[Path], Option(help="a parquet file, repeatable; data.val_files if not given")] = (),
+    step: Annotated[int | None, Option(min=0, help="of a run; its last if not given, 0: its start")] = None,
+    samples: Annotated[int, Option(min=0, help="per question at temperature 1, beside the greedy one")] = 0,
     config_name: Annotated[str | None, Option(help=f"for a model: {SHIPPED}")] = None,
     config_dir: ConfigDir = None,
-    out: Annotated[
-        Path | None, Option(help="a new folder; evaluations/RUN-step-N beside the run if not given")
-    ] = None,
+    out: Out = None,
     as_json: AsJson = False,
 ) -> None:
     """Exit codes as those of `train`: 4 refused; 5 not reported, the numbers would be wrong; 1 failed; 130 interrupted."""
     from verl_credit.recipe.doctor.network import ray_on_loopback
 
     ray_on_loopback(os.environ)  # before Ray is imported
+    from verl_credit.cli.another_run import LOG
     from verl_credit.cli.evaluate.policy import find_policy
     from verl_credit.cli.evaluate.run import data_files, evaluate_policy
     from verl_credit.records.report.evaluation_page import write_pages
@@ -59,10 +47,7 @@ def evaluate(
     found = find_policy(policy, step, config_name, config_dir, overrides)
     files, folder = data_files(data, found.config), (out or found.folder).expanduser().resolve()
     if not as_json:
-        print(
-            f"evaluate: verl's trainer samples the trajectories; its output is in {folder / 'train.log'}",
-            flush=True,
-        )
+        print(f"evaluate: verl's trainer samples trajectories; its output is in {folder / LOG}", flush=True)
     of_run = overrides if found.run_dir else ()
     rows = evaluate_policy(found, folder, data=files, samples=samples, overrides=of_run)
     result = {
@@ -78,11 +63,9 @@ def evaluate(
     page = write_pages(folder, result, rows, is_right)
     text = json.dumps(plain(result), indent=1, allow_nan=False)
     write_text(folder / EVALUATION, text + "\n")
-    print(
-        text
-        if as_json
-        else "\n".join([*_lines(result["measures"], _value), *result["not_measured"], str(page)])
-    )
+    if not as_json:
+        text = "\n".join([*_lines(result["measures"], _value), *result["not_measured"], str(page)])
+    print(text)
 
 
 @ends("evaluate compare {a} {b}", OSError, DamagedFile)
@@ -100,21 +83,19 @@ def evaluate_compare(
         raise PreflightError("they have no question in common; expected evaluations of the same questions")
     questions = [{id_ for one in of for id_ in one.by_question} for of in (of_a, of_b)]
     names = [{f"{one.name} of {one.source}, {one.mode}" for one in of} for of in (of_a, of_b)]
-    measures = {
-        "measures_only_a": sorted(names[0] - names[1]),
-        "measures_only_b": sorted(names[1] - names[0]),
-    }
-    alone = {"only_a": len(questions[0] - questions[1]), "only_b": len(questions[1] - questions[0])}
-    result = {"a": result_a["policy"], "b": result_b["policy"], **alone, **measures, "measures": pairs}
+    only = [(len(questions[one] - questions[1 - one]), sorted(names[one] - names[1 - one])) for one in (0, 1)]
+    result = {"a": result_a["policy"], "b": result_b["policy"]}
     if as_json:
-        print(json.dumps(plain(result), indent=1, allow_nan=False))
+        for name, (count, measures) in zip("ab", only, strict=True):
+            result |= {f"only_{name}": count, f"measures_only_{name}": measures}
+        print(json.dumps(plain(result | {"measures": pairs}), indent=1, allow_nan=False))
         return
     print(f"A: {result['a']}\nB: {result['b']}")
-    if any(alone.values()):
-        print(f"left out: {alone['only_a']} questions that only A has, {alone['only_b']} that only B has")
-    for name, only in zip("AB", measures.values(), strict=True):
-        if only:
-            print(f"left out, because only {name} has it: {'; '.join(only)}")
+    for name, (count, measures) in zip("AB", only, strict=True):
+        if count:
+            print(f"left out, because only {name} has them: {count} questions")
+        if measures:
+            print(f"left out, because only {name} has it: {'; '.join(measures)}")
     print("\n".join(_lines(pairs, _difference)))
 
 
@@ -135,13 +116,11 @@ def _read(folder: Path) -> tuple[dict[str, Any], list[Measured]]:
 
 def _lines(rows: Sequence[Mapping], show: Callable[[Mapping], str]) -> list[str]:
     """A heading for each data source and mode."""
-    lines, last = [], None
+    lines: dict[str, list[str]] = {}
     for row in rows:
-        if (heading := f"{row['source']}, {row['mode']}, {row['questions']} questions") != last:
-            lines.append(heading)
-            last = heading
-        lines.append(f"  {show(row)}")
-    return lines
+        heading = f"{row['source']}, {row['mode']}, {row['questions']} questions"
+        lines.setdefault(heading, [heading]).append(f"  {show(row)}")
+    return list(chain.from_iterable(lines.values()))
 
 
 def _value(row: Mapping) -> str:

@@ -1,14 +1,12 @@
 """The policy that `verl-credit evaluate` starts, with its configuration: a step of a run, or a model with a recipe."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from omegaconf import DictConfig
 
-from verl_credit.cli.saved_run import CONFIG, checkpoints_of, run_config, saved_step, saved_steps
+from verl_credit.cli.saved_run import CONFIG, saved_step, steps_of
 from verl_credit.errors import PreflightError
 from verl_credit.recipe.compose import quoted, unchecked_config
 from verl_credit.recipe.world import DATA
@@ -39,51 +37,28 @@ def find_policy(
     folder = Path(target).expanduser()
     if (folder / CONFIG).is_file() or STEP.fullmatch(folder.name):
         if recipe is not None:
-            raise PreflightError(
-                f"--config-name {recipe}: expected with a model; a run has its own configuration"
-            )
+            raise PreflightError(f"--config-name {recipe}: expected with a model; a run has its own")
         return _of_run(folder.resolve(), step)
     if step is not None:
         raise PreflightError(f"--step {step}: expected with a run's folder, which has a {CONFIG}")
     if folder.exists() and not (folder / "config.json").is_file():
-        accepted = (
-            f"expected a run's folder ({CONFIG}), a checkpoint of a run, or a model's folder (config.json)"
-        )
-        raise PreflightError(accepted)
+        raise PreflightError(f"expected a run ({CONFIG}), its checkpoint, or a model's folder (config.json)")
     if not folder.exists() and target.startswith(("/", ".", "~")):
         raise PreflightError("no such folder; expected a run's, a model's, or a model's name on the hub")
     if recipe is None:
-        raise PreflightError(
-            "a model needs --config-name RECIPE, which says how it is asked, with which tools and engine"
-        )
+        raise PreflightError("a model needs --config-name RECIPE, which has the tools and the engine")
     model = str(folder.resolve()) if folder.exists() else target
-    config = unchecked_config(
-        recipe,
-        [f"actor_rollout_ref.model.path={quoted(model)}", *overrides],
-        config_dir,
-        may_fetch=True,
-        set_later=DATA,
-    )
+    given = [f"actor_rollout_ref.model.path={quoted(model)}", *overrides]
+    config = unchecked_config(recipe, given, config_dir, may_fetch=True, set_later=DATA)
     return Policy(model.strip("/").rpartition("/")[2], config)
 
 
 def _of_run(folder: Path, step: int | None) -> Policy:
-    if STEP.fullmatch(folder.name):
-        if step is not None:
-            raise PreflightError(
-                f"--step {step}: expected with the folder of the run, not with one of its steps"
-            )
+    if not STEP.fullmatch(folder.name):
+        (saved,) = steps_of(folder, None if step is None else [step])
+    elif step is None:
         saved = saved_step(folder)
-        return Policy(
-            f"{saved.run_dir.name}-step-{saved.step}", saved.config, saved.step, saved.folder, saved.run_dir
-        )
-    config = run_config(folder)
-    if step == 0:
-        return Policy(f"{folder.name}-step-0", config, run_dir=folder)
-    checkpoints = checkpoints_of(folder, config)
-    steps = saved_steps(checkpoints)
-    if step is None and not steps:
-        at_start = "--step 0 evaluates the model that it starts from"
-        raise PreflightError(f"no whole checkpoint in {checkpoints} (trainer.save_freq); {at_start}")
-    saved = saved_step(checkpoints / f"global_step_{max(steps) if step is None else step}")
-    return Policy(f"{folder.name}-step-{saved.step}", config, saved.step, saved.folder, folder)
+    else:
+        raise PreflightError(f"--step {step}: expected with the folder of the run")
+    name, checkpoint = f"{saved.run_dir.name}-step-{saved.step}", saved.folder if saved.step else None
+    return Policy(name, saved.config, saved.step, checkpoint, saved.run_dir)

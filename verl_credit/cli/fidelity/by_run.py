@@ -4,8 +4,6 @@ Engine, agent loops, tools, search server and reward are the run's, so this need
 the lab has a quicker way (`fidelity.subject`).
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil
@@ -17,16 +15,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_credit.cli.another_run import (
-    LOG,
-    RECIPE,
-    check_overrides,
-    link_checkpoint,
-    own_folder,
-    resumed,
-    run_alone,
-    write_recipe,
-)
+from verl_credit.cli.another_run import LOG, compose_run, own_folder, run_alone
 from verl_credit.cli.fidelity.policies import QUESTION_FILES, Policy
 from verl_credit.config.engines import engine_of
 from verl_credit.config.fit import DEFAULT, reference_in_actor
@@ -34,7 +23,6 @@ from verl_credit.config.keys import AUTO
 from verl_credit.errors import ConfigError, PreflightError
 from verl_credit.names import AGENT_NAME, MEASURE_MODE, OUR_REWARD
 from verl_credit.recipe.agent_loops import FORMAT, MULTI_TURN, tools_given
-from verl_credit.recipe.compose import load_config
 from verl_credit.records.run.files import read_json_lines, write_text
 from verl_credit.records.run.lock import LOCK, holder_is_gone
 from verl_credit.records.run.progress_line import say_at_once
@@ -48,37 +36,32 @@ DECIDES = ("search.", "reward.", "data.max_", "actor_rollout_ref.rollout.", "act
 
 
 def why_by_run(config: DictConfig, split: str = "train") -> str | None:
-    """The reason why a policy of this run cannot be rolled out in this process; None where it can.
-
-    ``split``: whose questions are asked. Those of a file outside of the lab's folder may not be the lab's.
-    """
+    """The reason why a policy of this run cannot be rolled out in this process; None where it can. Questions of a file
+    outside of the lab's folder may not be the lab's."""
     if "lab" not in config:
         return "the run is not of the lab"
-    reward, key = config.reward.custom_reward_function, QUESTION_FILES.get(split)
     own = {
-        DEFAULT: OmegaConf.select(config, DEFAULT) not in (None, AGENT_NAME),
-        **dict.fromkeys(tools_given(config), True),
-        FORMAT: OmegaConf.select(config, FORMAT)
-        not in (AUTO, NO_TOOL),  # the sampler reads Hermes' calls alone
-        f"{MULTI_TURN}.max_user_turns": bool(config.actor_rollout_ref.rollout.multi_turn.max_user_turns),
-        "reward.custom_reward_function.path": reward.path != OUR_REWARD,
-        **({key: not Path(str(OmegaConf.select(config, key))).is_relative_to(config.lab.dir)} if key else {}),
+        DEFAULT: (None, AGENT_NAME),
+        **dict.fromkeys(tools_given(config), ()),
+        FORMAT: (AUTO, NO_TOOL),  # the sampler reads Hermes' calls alone
+        f"{MULTI_TURN}.max_user_turns": (None, 0),
+        "reward.custom_reward_function.path": (OUR_REWARD,),
     }
-    return next((f"{key}={OmegaConf.select(config, key)}" for key, is_own in own.items() if is_own), None)
+    for key, ours in own.items():
+        if (value := OmegaConf.select(config, key)) not in ours:
+            return f"{key}={value}"
+    if key := QUESTION_FILES.get(split):
+        file = str(OmegaConf.select(config, key))
+        return None if Path(file).is_relative_to(config.lab.dir) else f"{key}={file}"
+    return None
 
 
 def measure_policy(policy: Policy, request: Request, overrides: Sequence[str]) -> Mapping:
-    """Measures a policy and prints its table. Returns its part of ``fidelity.json``.
-
-    Raises PreflightError and ConfigError for what is refused, ChildFailed and IntegrityError where the run fails.
-    """
+    """Measures a policy and prints its table. Returns its part of ``fidelity.json``. Raises as `run_alone`."""
     out = Path(request.out).resolve()
     folder, checkpoint = out / "run", policy.folder if policy.step else None
-    out.mkdir(parents=True, exist_ok=True)
     of_policy = {"name": policy.name, "policy": str(policy.folder), "step": policy.step}
     request = replace(request, out=str(out), folder=str(Path.cwd()), **of_policy)
-    fixed = _fixed(policy.config, folder, checkpoint, request)
-    check_overrides(overrides, fixed, policy.config, "fidelity")
     if checkpoint is not None and not list(checkpoint.glob("actor/model_world_size_*")):
         why = "no shards of verl's (the twin writes none); expected --engine sampler"
         raise PreflightError(f"{checkpoint}/actor: {why}")
@@ -86,24 +69,21 @@ def measure_policy(policy: Policy, request: Request, overrides: Sequence[str]) -
         raise PreflightError(f"{folder}: another measurement is going on there")
     shutil.rmtree(folder, ignore_errors=True)  # an earlier try; values and rollouts are stored elsewhere
     folder.mkdir(parents=True)
-    write_recipe(folder, policy.config, fixed)
-    composed = load_config(RECIPE, overrides, str(folder))
-    rollout, model = composed.actor_rollout_ref.rollout, composed.reward.reward_model
-    if rollout.full_determinism:
-        use = "expected false: every continuation of a context would be the same text"
-        raise ConfigError.of(composed, "actor_rollout_ref.rollout.full_determinism", accepted=use)
-    if model.enable and not model.enable_resource_pool:
-        use = "expected reward.reward_model.enable_resource_pool=true: verl asks a model beside the actor in steps alone"
-        raise ConfigError.of(composed, "reward.reward_model.enable", accepted=use)
-    if request.gradient and reference_in_actor(composed):
-        model, path = "actor_rollout_ref.model", "lora_adapter_path"
-        key = path if OmegaConf.select(composed, f"{model}.{path}") else "lora_rank"
-        use = "expected a policy without an adapter: --gradient is over all of its weights"
-        raise ConfigError.of(composed, f"{model}.{key}", accepted=use)
+    fixed = {
+        **own_folder(folder, checkpoint),
+        "trainer.v1.trainer_mode": MEASURE_MODE,
+        "trainer.save_freq": -1,
+        # A value without some of its continuations would be another value.
+        "faults.max_failed_rollouts": 0.0,
+    }
+    if not engine_of(policy.config).ours:
+        # An engine without a seed per request begins with the same random numbers at every start.
+        begun = sum(len(read_json_lines(out / name)) for name in (VALUES, ROLLOUTS))
+        fixed["actor_rollout_ref.rollout.seed"] = request.seed + begun
+    composed = compose_run(folder, policy.config, fixed, overrides, checkpoint)
+    _check(composed, request)
     request = replace(request, about=_about(composed, checkpoint, request))
     check_about(out, request.about, continuations=request.continuations, seed=request.seed)
-    if checkpoint is not None:
-        link_checkpoint(checkpoint, folder)
     write_text(folder / REQUEST, json.dumps(asdict(request), indent=1) + "\n")
     for name in (RESULT, TABLE):
         (out / name).unlink(missing_ok=True)
@@ -111,26 +91,22 @@ def measure_policy(policy: Policy, request: Request, overrides: Sequence[str]) -
     say_at_once(f"{mark}: through the run's own rollouts; Ray and verl say the rest in {log}")
     with _followed(log, mark):
         run_alone(folder, overrides, f"{policy.name} is not measured")
-    (result,) = json.loads((out / RESULT).read_text())["policies"]
-    print("\n".join((out / TABLE).read_text().splitlines()))
-    return result
+    print((out / TABLE).read_text().rstrip("\n"))
+    return json.loads((out / RESULT).read_text())["policies"][0]
 
 
-def _fixed(config: DictConfig, folder: Path, checkpoint: Path | None, request: Request) -> dict:
-    """The keys of the measuring run that no override may change."""
-    fixed = {
-        **own_folder(folder),
-        "trainer.v1.trainer_mode": MEASURE_MODE,
-        "trainer.save_freq": -1,
-        # A value without some of its continuations would be another value.
-        "faults.max_failed_rollouts": 0.0,
-        **({"trainer.resume_mode": "disable"} if checkpoint is None else resumed(folder, checkpoint)),
-    }
-    if not engine_of(config).ours:
-        # An engine without a seed per request begins with the same random numbers at every start.
-        begun = sum(len(read_json_lines(folder.parent / name)) for name in (VALUES, ROLLOUTS))
-        fixed["actor_rollout_ref.rollout.seed"] = request.seed + begun
-    return fixed
+def _check(config: DictConfig, request: Request) -> None:
+    model, reward = "actor_rollout_ref.model", config.reward.reward_model
+    if config.actor_rollout_ref.rollout.full_determinism:
+        use = "expected false: every continuation of a context would be the same text"
+        raise ConfigError.of(config, "actor_rollout_ref.rollout.full_determinism", accepted=use)
+    if reward.enable and not reward.enable_resource_pool:
+        use = "expected reward.reward_model.enable_resource_pool=true: verl asks a model beside the actor in steps alone"
+        raise ConfigError.of(config, "reward.reward_model.enable", accepted=use)
+    if request.gradient and reference_in_actor(config):
+        key = "lora_adapter_path" if OmegaConf.select(config, f"{model}.lora_adapter_path") else "lora_rank"
+        use = "expected a policy without an adapter: --gradient is over all of its weights"
+        raise ConfigError.of(config, f"{model}.{key}", accepted=use)
 
 
 def _about(config: DictConfig, checkpoint: Path | None, request: Request) -> dict:
@@ -156,12 +132,11 @@ def _stamps(places: Iterable[str | Path | None]) -> list[str]:
     stamps = []
     for place in places:
         path = Path(str(place)).expanduser()
-        files = sorted(path.iterdir()) if path.is_dir() else [path]
-        stamps += [
-            f"{one.name} {one.stat().st_size} {one.stat().st_mtime_ns}" if one.is_file() else str(place)
-            for one in files
-            if not one.is_dir()
-        ]
+        for file in sorted(path.iterdir()) if path.is_dir() else [path]:
+            if file.is_file():
+                stamps.append(f"{file.name} {file.stat().st_size} {file.stat().st_mtime_ns}")
+            elif not file.is_dir():
+                stamps.append(str(place))
     return stamps
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,6 +13,10 @@ from typer import Argument, Option
 from verl_credit.cli.command import (
     GOES_ON,
     ChildFailed,
+    Continuations,
+    MovedLab,
+    Parallel,
+    RunOverrides,
     ends,
     modules_from_here,
     terminate_as_interrupt,
@@ -28,52 +31,29 @@ if TYPE_CHECKING:
     from verl_credit.study.fidelity.request import Request
 
 
-@ends(
-    "fidelity {folder}",
-    DamagedFile,
-    OSError,
-    failed={IntegrityError: ExitCode.INTEGRITY, ChildFailed: ExitCode.FAILED},
-    interrupted=GOES_ON,
-)
+FAILED = {IntegrityError: ExitCode.INTEGRITY, ChildFailed: ExitCode.FAILED}
+
+
+@ends("fidelity {folder}", DamagedFile, OSError, failed=FAILED, interrupted=GOES_ON)
 def fidelity(
     folder: Annotated[Path, Argument(help="a run, RUN/checkpoints/global_step_N, or a policy (LAB/policy)")],
     out: Annotated[Path, Option("--dir", help="for the values; an interrupted measurement goes on there")],
     prompts: Annotated[int, Option(min=1, help="the first ones of the split")] = 16,
-    continuations: Annotated[int, Option(help="per distinct context; an even number")] = 64,
+    continuations: Continuations = 64,
     rollouts: Annotated[int, Option(help="per prompt")] = 8,
-    steps: Annotated[
-        str | None, Option(help="of the run: 0,15,30; 0 is its start; the last saved one where not given")
-    ] = None,
-    modes: Annotated[
-        str | None, Option(help="names with commas between; my_module:my_mode; every mode if not given")
-    ] = None,
-    gradient: Annotated[
-        bool, Option("--gradient", help="the gradients of modes, too; about three times as long")
-    ] = False,
-    minutes: Annotated[
-        float | None,
-        Option(help="stop after this time and report the finished prompts; the same call goes on"),
-    ] = None,
-    parallel: Annotated[
-        int | None,
-        Option(
-            min=1,
-            help="processes that value contexts; as many as there are cores if not given, from 32 prompts on",
-        ),
-    ] = None,
-    lab: Annotated[
-        Path | None, Option(help="the lab's folder, where it was moved or is not beside the policy")
-    ] = None,
+    steps: Annotated[str | None, Option(help="of a run: 0,15,30; the last saved one if not given")] = None,
+    modes: Annotated[str | None, Option(help="none,joint,my_module:my_mode; every mode if not given")] = None,
+    gradient: Annotated[bool, Option("--gradient", help="also gradients; thrice as long")] = False,
+    minutes: Annotated[float | None, Option(help="then report finished prompts; the call goes on")] = None,
+    parallel: Parallel = None,
+    lab: MovedLab = None,
     split: Literal["train", "dev", "test"] = "train",
-    seed: Annotated[int, Option(parser=int, help="of rollouts and continuations")] = 0,
+    seed: Annotated[int, Option(help="of rollouts and continuations")] = 0,
     engine: Annotated[
         Literal["auto", "sampler", "run"],
-        Option(
-            help="sampler: in this process, the lab alone; run: the run's own engine, agent loops, tools and reward; "
-            "auto: the sampler where it can"
-        ),
+        Option(help="sampler: the lab alone, in this process; run: the run's own; auto: sampler if it can"),
     ] = "auto",
-    overrides: Annotated[list[str], Argument(help="of the run's configuration, with --engine run")] = (),
+    overrides: RunOverrides = (),
 ) -> None:
     from verl_credit.cli.fidelity import by_run
     from verl_credit.cli.fidelity.policies import policies_of, step_numbers
@@ -88,7 +68,7 @@ def fidelity(
         policies = policies_of(folder, step_numbers(steps), lab)
         why = by_run.why_by_run(policies[0].config, split)
         if engine == "run" or (engine == "auto" and why is not None):
-            _check_by_run(why, policies[0], split, {"--parallel": parallel, "--lab": lab})
+            _check_by_run(why, policies[0], split, parallel, lab)
             measure = partial(by_run.measure_policy, overrides=overrides)
         elif why is not None:
             raise PreflightError(f"--engine sampler: {why}; expected run")
@@ -111,32 +91,33 @@ def _check(request: Request) -> None:
     from verl_credit.study.fidelity.credits import find_modes
     from verl_credit.study.fidelity.true_values import check_continuations
 
-    prompts, minutes = request.prompts, request.minutes
-    if request.rollouts < 2:
-        raise PreflightError(f"--rollouts {request.rollouts}: expected at least 2, which a group compares")
     check_continuations(request.continuations)
-    if minutes is not None and minutes <= 0:
-        raise PreflightError(f"--minutes {minutes:g}: expected more than 0")
-    chosen = find_modes(request.modes)
-    if request.gradient and "none" not in [mode.name for mode in chosen]:
-        raise PreflightError("--gradient compares with GRPO: add none to --modes")
-    if request.gradient and prompts < 3:  # the jackknife leaves two of three prompts
-        raise PreflightError(f"--prompts {prompts}: --gradient takes at least 3")
+    minutes, gradient = request.minutes, request.gradient
+    modes = [mode.name for mode in find_modes(request.modes)]
+    refused = {
+        f"--rollouts {request.rollouts}: expected at least 2, which a group compares": request.rollouts < 2,
+        f"--minutes {minutes}: expected more than 0": minutes is not None and minutes <= 0,
+        "--gradient compares with GRPO: add none to --modes": gradient and "none" not in modes,
+        # the jackknife leaves two of three prompts
+        f"--prompts {request.prompts}: --gradient takes at least 3": gradient and request.prompts < 3,
+    }
+    if wrong := next((text for text, applies in refused.items() if applies), None):
+        raise PreflightError(wrong)
 
 
-def _check_by_run(why: str | None, policy: Policy, split: str, of_sampler: Mapping) -> None:
-    """Refuses options that only the sampler (``of_sampler``) reads. ``why``: the reason for measuring by the run."""
+def _check_by_run(
+    why: str | None, policy: Policy, split: str, parallel: int | None, lab: Path | None
+) -> None:
+    """Refuses what the sampler alone can. ``why``: the reason for measuring by the run."""
     because = f"--engine run ({why})" if why else "--engine run"
     if policy.step is None:
         raise PreflightError("--engine run: expected a run's folder or one of its checkpoints")
     if split == "dev":
         raise PreflightError(f"--split dev: {because} has train (data.train_files) and test (data.val_files)")
-    if given := next((name for name, value in of_sampler.items() if value), None):
-        instead = {
-            "--lab": "which reads the folders that the run had",
-            "--parallel": "where as many rollouts run at a time as a step of training has",
-        }
-        raise PreflightError(f"{given}: not with {because}, {instead[given]}")
+    if parallel:
+        raise PreflightError(f"--parallel: not with {because}, where a step's rollouts run at a time")
+    if lab:
+        raise PreflightError(f"--lab: not with {because}, which reads the folders that the run had")
 
 
 def _by_sampler(policy: Policy, request: Request, lab: Path | None, parallel: int | None) -> dict:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
-from verl_credit.cli.command import GOES_ON, ends, terminate_as_interrupt
+from verl_credit.cli.command import GOES_ON, Continuations, MovedLab, ends, terminate_as_interrupt
 from verl_credit.cli.saved_run import CONFIG, checkpoints_of, run_config, saved_steps
 from verl_credit.errors import PreflightError
 from verl_credit.precision import one_thread
@@ -25,12 +25,10 @@ if TYPE_CHECKING:
 @ends("fidelity lens {folder}", DamagedFile, OSError, interrupted=GOES_ON)
 def fidelity_lens(
     folder: Annotated[Path, Argument(help="a run, with keep_rollouts.steps and keep_checkpoints")],
-    steps: Annotated[
-        str | None, Option(help="whose rollouts: 5,10; all that can be measured if not given")
-    ] = None,
-    continuations: Annotated[int, Option(help="per distinct context; an even number")] = 64,
-    lab: Annotated[Path | None, Option(help="the lab's folder, where it was moved")] = None,
-    seed: Annotated[int, Option(parser=int, help="of continuations")] = 0,
+    steps: Annotated[str | None, Option(help="5,10; all that can be measured if not given")] = None,
+    continuations: Continuations = 64,
+    lab: MovedLab = None,
+    seed: Annotated[int, Option(help="of continuations")] = 0,
 ) -> None:
     from verl_credit.cli.fidelity.by_run import why_by_run
     from verl_credit.cli.fidelity.policies import policies_of, step_numbers
@@ -49,28 +47,24 @@ def fidelity_lens(
 
 
 def _measurable(folder: Path, steps: Sequence[int] | None) -> list[int]:
-    """Returns the steps whose rollouts and policy are saved. Raises PreflightError where there is no such step, or where
-    one of ``steps`` is not among them."""
+    """Returns the ``steps``, or all, whose rollouts and policy are saved. Raises PreflightError where there are none."""
     from verl_credit.records.run.rollouts import token_steps
 
     if not (folder / CONFIG).is_file():
         raise PreflightError(f"expected a run's folder, which has a {CONFIG}")
     stored = sorted(token_steps(folder))
     if not stored:
-        raise PreflightError(
-            "tables/ has no step with rollouts: train with keep_rollouts.steps=N, which keeps those of the last N steps"
-        )
-    if unknown := [step for step in steps or () if step not in stored]:
+        use = "train with keep_rollouts.steps=N, which keeps those of the last N steps"
+        raise PreflightError(f"tables/ has no step with rollouts: {use}")
+    if unknown := sorted(set(steps or ()) - set(stored)):
         missing, accepted = (", ".join(map(str, some)) for some in (unknown, stored))
         raise PreflightError(f"--steps: tables/ has no rollouts of {missing}; accepted are {accepted}")
     saved = {0, *saved_steps(checkpoints_of(folder, run_config(folder)))}
     wanted = steps or stored
-    unsaved = [step for step in wanted if step - 1 not in saved]
-    if unsaved:
-        why = (
-            f"the policy that wrote the rollouts of step {', '.join(map(str, unsaved))} is that of the step before, and not "
-            f"saved: train with keep_checkpoints=[{','.join(str(step - 1) for step in unsaved)}]"
-        )
+    if unsaved := [step for step in wanted if step - 1 not in saved]:
+        numbers, before = (",".join(map(str, some)) for some in (unsaved, [step - 1 for step in unsaved]))
+        use = f"train with keep_checkpoints=[{before}]"
+        why = f"rollouts of step {numbers} are by the policy of the step before, which is not saved: {use}"
         if steps or len(unsaved) == len(wanted):
             raise PreflightError(why)
         say_at_once(why)

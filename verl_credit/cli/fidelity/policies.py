@@ -1,7 +1,5 @@
 """The policies that `verl-credit fidelity` measures: steps of a run, a checkpoint, or a policy that no run made."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,16 +9,14 @@ import pyarrow.parquet
 from omegaconf import DictConfig, OmegaConf
 
 from verl_credit.built_folder import read_manifest
-from verl_credit.cli.saved_run import CONFIG, checkpoints_of, run_config, saved_step, saved_steps
+from verl_credit.cli.saved_run import CONFIG, saved_step, steps_of
 from verl_credit.errors import ConfigError, PreflightError
 from verl_credit.recipe.compose import load_config, quoted
-from verl_credit.records.run.state import last_checkpoint
 from verl_credit.study.fidelity.subject import Subject, load_checkpoint, load_policy, make_subject
 from verl_credit.worlds.lab.config import NAME
 
 QUESTION_FILES = {"train": "data.train_files", "test": "data.val_files"}
 """The key of a run that names a split's file. The split ``dev`` is the lab's own."""
-COLUMNS = ("prompt", "reward_model")
 
 
 @dataclass(frozen=True)
@@ -49,19 +45,12 @@ class Policy:
         key = QUESTION_FILES.get(split)
         if self.step is None or key is None:
             return lab / f"{split}.parquet"
-        path = in_lab(Path(OmegaConf.select(self.config, key)), self.config, lab)
-        try:
-            has = pyarrow.parquet.read_schema(path).names
-        except (OSError, pyarrow.ArrowInvalid):
-            has = []
-        if missing := set(COLUMNS) - set(has):
-            raise ConfigError(
-                key=key,
-                value=str(path),
-                accepted=f"expected a parquet file with the columns {' and '.join(COLUMNS)} "
-                f"({'has no ' + ', '.join(sorted(missing)) if has else 'it cannot be read as one'})",
-            )
-        return path
+        path = _in_lab(Path(OmegaConf.select(self.config, key)), self.config, lab)
+        with suppress(OSError, pyarrow.ArrowInvalid):
+            if {"prompt", "reward_model"} <= {*pyarrow.parquet.read_schema(path).names}:
+                return path
+        use = "expected a parquet file with the columns prompt and reward_model"
+        raise ConfigError(key=key, value=str(path), accepted=use)
 
 
 def step_numbers(text: str | None) -> list[int] | None:
@@ -78,48 +67,26 @@ def step_numbers(text: str | None) -> list[int] | None:
 
 
 def policies_of(folder: Path, steps: list[int] | None, lab: Path | None) -> list[Policy]:
-    """Returns the policies of a folder. ``steps``: only for a run; None is its last checkpoint, 0 its first policy.
-
-    Raises PreflightError before anything is loaded.
-    """
+    """Returns the policies of a folder. ``steps``: only for a run; None is its last checkpoint, 0 its first policy."""
     folder = folder.expanduser().resolve()
     if not folder.is_dir():
         raise PreflightError("no such folder; expected a run's, a checkpoint's, or a policy's")
-    is_run = (folder / CONFIG).is_file()
-    if steps is not None and not is_run:
+    if (folder / CONFIG).is_file():
+        found = steps_of(folder, steps)
+        folders = [saved.folder if saved.step else _start(saved.config, lab) for saved in found]
+        return [Policy(at, saved.config, saved.step) for at, saved in zip(folders, found, strict=True)]
+    if steps is not None:
         given = ",".join(map(str, steps))
         raise PreflightError(f"--steps {given}: expected with a run's folder, which has a {CONFIG}")
-    if (folder / "config.json").is_file():
-        home = (lab or folder.parent).expanduser().resolve()
-        given = [f"lab.dir={quoted(str(home))}"]
-        with suppress(ValueError):  # no lab is there, which is refused where its files are read
-            hops = read_manifest(home, NAME).get("hops")
-            given += [] if hops is None else [f"lab.hops={hops}"]
-        return [Policy(folder, load_config("lab", given), None)]
-    if is_run:
-        return _of_run(folder, steps, lab)
-    saved = saved_step(folder)
-    return [Policy(saved.folder, saved.config, saved.step)]
-
-
-def _of_run(folder: Path, steps: list[int] | None, lab: Path | None) -> list[Policy]:
-    config = run_config(folder)
-    checkpoints = checkpoints_of(folder, config)
-    if steps is None:
-        last = last_checkpoint(checkpoints)
-        if last is None:
-            raise PreflightError(
-                f"no checkpoint in {checkpoints}: the run saved none (trainer.save_freq); --steps 0 measures the policy "
-                "that it starts from"
-            )
-        steps = [last]
-    saved = saved_steps(checkpoints)
-    if missing := [step for step in steps if step and step not in saved]:
-        unsaved, accepted = (", ".join(map(str, some)) for some in (missing, [0, *saved]))
-        start = "(0: the policy that the run starts from)"
-        raise PreflightError(f"--steps: {unsaved} not saved; accepted are {accepted} {start}")
-    folders = [checkpoints / f"global_step_{step}" if step else _start(config, lab) for step in steps]
-    return [Policy(folder, config, step) for folder, step in zip(folders, steps, strict=True)]
+    if not (folder / "config.json").is_file():
+        saved = saved_step(folder)
+        return [Policy(saved.folder, saved.config, saved.step)]
+    home = (lab or folder.parent).expanduser().resolve()
+    given = [f"lab.dir={quoted(str(home))}"]
+    with suppress(ValueError):  # no lab is there, which is refused where its files are read
+        hops = read_manifest(home, NAME).get("hops")
+        given += [] if hops is None else [f"lab.hops={hops}"]
+    return [Policy(folder, load_config("lab", given), None)]
 
 
 def _start(config: DictConfig, lab: Path | None) -> Path:
@@ -128,13 +95,13 @@ def _start(config: DictConfig, lab: Path | None) -> Path:
     if "lab" not in config:  # it may be a hub name, which the run itself loads
         return path
     if lab is not None:
-        path = in_lab(path, config, lab.expanduser().resolve())
+        path = _in_lab(path, config, lab.expanduser().resolve())
     if not path.is_dir():
         where = f"actor_rollout_ref.model.path={path}"
         raise PreflightError(f"--steps 0: {where} does not exist; expected a folder (--lab, if it was moved)")
     return path
 
 
-def in_lab(path: Path, config: DictConfig, lab: Path) -> Path:
+def _in_lab(path: Path, config: DictConfig, lab: Path) -> Path:
     """The same place in the lab's present folder, if the path is below the configuration's."""
     return lab / path.relative_to(config.lab.dir) if path.is_relative_to(config.lab.dir) else path

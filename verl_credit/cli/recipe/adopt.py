@@ -8,20 +8,16 @@ import yaml
 from typer import Option
 
 from verl_credit.cli.command import Overrides, ends
-from verl_credit.errors import ConfigError, ExitCode, printable
+from verl_credit.errors import ConfigError, printable
 
 
 @ends("adopt")
 def adopt(
-    script: Annotated[
-        str | None, Option("--from", help="a shell script that launches verl.trainer.main_ppo")
-    ] = None,
-    config: Annotated[
-        str | None, Option("--config", help="a YAML of yours on top of verl's ppo_trainer")
-    ] = None,
+    script: Annotated[str | None, Option("--from", help="a shell script that launches main_ppo")] = None,
+    config: Annotated[str | None, Option("--config", help="a YAML on top of verl's ppo_trainer")] = None,
     write: Annotated[str | None, Option("--write", help="write the recipe into this YAML file")] = None,
     overrides: Overrides = (),
-) -> ExitCode:
+) -> None:
     """Exit code 0: `explain` accepts the result; 4: it refuses, and says what to change."""
     from verl_credit.recipe.adopt.launch_files import read_launch
     from verl_credit.recipe.adopt.translate import RECIPE
@@ -31,9 +27,8 @@ def adopt(
     given = read_launch(script, config, overrides)
     found = translate(given.pairs, given.entry)
     name = script or config or "the overrides"
-    print(printable(f"{name}: {given.entry}, {len(given.pairs)} keys"))
-    for line in page(found, given):
-        print(printable(line))
+    lines = [f"{name}: {given.entry}, {len(given.pairs)} keys", *page(found, given)]
+    print("\n".join(map(printable, lines)))
     options = ["--config-name", RECIPE, *found.overrides()]
     if write is not None:
         options = written(Path(write).expanduser(), name, found)
@@ -43,26 +38,22 @@ def adopt(
     except ConfigError as error:
         raise ConfigError(f"explain refuses the result: {error}", key=error.key, value=error.value) from error
     print("explain accepts it; `verl-credit doctor` checks files and machine, `verl-credit train` starts")
-    return ExitCode.DONE
 
 
 def page(found, given) -> list[str]:
     """What was translated, dropped and not known, with the reasons; keys with one reason stand together."""
+    reasons: dict[str, list[str]] = {}
+    for change in found.dropped:
+        reasons.setdefault(change.why, []).append(change.old)
+    parts = {
+        "translated": [f"{f'{c.old} -> ' if c.old else ''}{c.new}   ({c.why})" for c in found.translated],
+        "dropped": [f"{', '.join(keys)}   ({why})" for why, keys in reasons.items()],
+        "not known, and left out": [f"{text}   ({why})" for text, why in given.unknown.items()],
+        "notes": [*given.notes, *found.notes],
+    }
     lines = []
-    if found.translated:
-        lines += ["", "translated"]
-        lines += [f"  {f'{c.old} -> ' if c.old else ''}{c.new}   ({c.why})" for c in found.translated]
-    if found.dropped:
-        reasons: dict[str, list[str]] = {}
-        for change in found.dropped:
-            reasons.setdefault(change.why, []).append(change.old)
-        lines += ["", "dropped"]
-        lines += [f"  {', '.join(keys)}   ({why})" for why, keys in reasons.items()]
-    if given.unknown:
-        lines += ["", "not known, and left out"]
-        lines += [f"  {text}   ({why})" for text, why in given.unknown.items()]
-    if notes := [*given.notes, *found.notes]:
-        lines += ["", "notes", *(f"  {note}" for note in notes)]
+    for title, rows in parts.items():
+        lines += ["", title, *(f"  {row}" for row in rows)] if rows else []
     changed = {change.new.partition("=")[0] for change in found.translated}
     kept = sum(key not in changed for key in found.given)
     return [*lines, "", f"{kept} keys stay as they are"]

@@ -1,7 +1,5 @@
 """`verl-credit doctor` prints the results of the checks of this machine and of a recipe's inputs."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from dataclasses import asdict
@@ -52,12 +50,13 @@ def doctor(
     return code
 
 
-def _recipe(
-    name: str | None, overrides: list[str], config_dir: str | None
-) -> tuple[DictConfig | None, list[Result]]:
+Recipe = tuple[DictConfig | None, list[Result]]
+
+
+def _recipe(name: str | None, overrides: list[str], config_dir: str | None) -> Recipe:
     if name is None and overrides:
-        return None, [failed(f"overrides without a recipe: {' '.join(overrides)}",
-                             "a recipe that they belong to", "--config-name NAME", "recipe")]  # fmt: skip
+        given = f"overrides without a recipe: {' '.join(overrides)}"
+        return None, [failed(given, "a recipe that they belong to", "--config-name NAME", "recipe")]
     if name is None:
         why = "no recipe was given: the machine alone is looked at (--config-name NAME)"
         return None, [skipped(why, "recipe")]
@@ -70,6 +69,5 @@ def _recipe(
         several = error.errors if isinstance(error, ConfigErrors) else [error]
         return None, [failed(str(one), right, "fix that key", "recipe") for one in several]
     device = f"{config.trainer.nnodes} x {config.trainer.n_gpus_per_node} {config.trainer.device}"
-    return config, [
-        passed(f"{name}: {device}, rollouts by {config.actor_rollout_ref.rollout.name}", "recipe")
-    ]
+    found = f"{name}: {device}, rollouts by {config.actor_rollout_ref.rollout.name}"
+    return config, [passed(found, "recipe")]

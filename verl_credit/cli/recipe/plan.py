@@ -1,20 +1,15 @@
 """`verl-credit plan` reads the command line and prints the plan."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from omegaconf import OmegaConf
-from typer import Argument, Option
+from typer import Option
 
-from verl_credit.cli.command import SHIPPED, AsJson, ConfigDir
+from verl_credit.cli.command import SHIPPED, AsJson, ConfigDir, Overrides
 from verl_credit.config.resolved import MISSING, flat_values
 from verl_credit.errors import ConfigError, ExitCode
-
-if TYPE_CHECKING:
-    from verl_credit.recipe.plan.plan import Plan
 
 OURS = ("plan.", "hardware.")
 
@@ -23,23 +18,15 @@ def plan(
     config_name: Annotated[list[str], Option(help=f"{SHIPPED}; repeatable")] = ("lab",),
     config_dir: ConfigDir = None,
     every: Annotated[bool, Option("--all", help="every shipped recipe, as a table")] = False,
-    hardware: Annotated[
-        str | None,
-        Option(help="h20, h100, h200, a100, gb10 (spark), cpu (this machine), or your own (docs/plan.md)"),
-    ] = None,
-    devices: Annotated[
-        int | None, Option(parser=int, help="devices in all; the recipe's number otherwise")
-    ] = None,
+    hardware: Annotated[str | None, Option(help="h20, h100, h200, a100, gb10, cpu; docs/plan.md")] = None,
+    devices: Annotated[int | None, Option(help="devices in all; the recipe's number otherwise")] = None,
     as_json: AsJson = False,
-    overrides: Annotated[
-        list[str], Argument(help="Hydra overrides, plan.NAME=VALUE, hardware.NAME=VALUE")
-    ] = (),
+    overrides: Overrides = (),
 ) -> ExitCode:
-    """Exit code 0: all recipes fit; 4: a recipe does not fit, or a named recipe cannot be planned.
-
-    With ``every``, shipped recipes that need a key of yours (for example a model) are listed with the reason.
-    """
+    """Exit code 0: all recipes fit; 4: a recipe does not fit, or a named recipe cannot be planned. With ``every``, shipped
+    recipes that need a key of yours (for example a model) are listed with the reason."""
     from verl_credit.recipe.plan.plan import make_plan
+    from verl_credit.recipe.plan.printed import HEADER, columns, line, text
     from verl_credit.recipe.plan.printed import as_json as plain
     from verl_credit.recipe.recipe_files import shipped_recipes
 
@@ -56,7 +43,11 @@ def plan(
         entries = [*map(plain, plans), *({"recipe": name, "error": reason} for name, reason in refused)]
         print(json.dumps(entries if several else entries[0], indent=1))
     else:
-        print(_text(plans, refused, several))
+        lines = columns([HEADER, *map(line, plans)]) if several and plans else [text(plan) for plan in plans]
+        if several:
+            lines += dict.fromkeys(f"{plan.recipe}: {note}" for plan in plans for note in plan.notes)
+        lines += [f"{name}: cannot be planned: {reason}" for name, reason in refused]
+        print("\n".join(lines))
     failed = bool(refused) and (not every or not plans)
     return ExitCode.PREFLIGHT if failed or not all(plan.fits for plan in plans) else ExitCode.DONE
 
@@ -73,16 +64,3 @@ def _load(name: str, overrides: Sequence[str], config_dir: str | None = None) ->
             OmegaConf.update(values, key, value)
     extra = OmegaConf.from_dotlist([item.lstrip("+") for item in ours])
     return OmegaConf.to_container(OmegaConf.merge(values, extra), resolve=True)
-
-
-def _text(plans: list[Plan], refused: list[tuple[str, str]], several: bool) -> str:
-    from verl_credit.recipe.plan.printed import HEADER, columns, line, text
-
-    parts = []
-    if several and plans:
-        parts += columns([HEADER, *map(line, plans)])
-        parts += dict.fromkeys(f"{plan.recipe}: {note}" for plan in plans for note in plan.notes)
-    elif plans:
-        parts.append(text(plans[0]))
-    parts += [f"{name}: cannot be planned: {reason}" for name, reason in refused]
-    return "\n".join(parts)

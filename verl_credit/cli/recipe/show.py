@@ -24,16 +24,20 @@ def explain(
 
 @ends("diff", ValueError, OSError)
 def diff(
-    a: Annotated[
-        str, Argument(help="a run's folder, or a recipe with overrides in quotes: 'lab credit=grpo'")
-    ],
+    a: Annotated[str, Argument(help="a run's folder, or a recipe with overrides: 'lab credit=grpo'")],
     b: Annotated[str, Argument(help="the same")],
     config_dir: ConfigDir = None,
     as_json: AsJson = False,
 ) -> ExitCode:
     """Exit code 0: equal; 1: different; 4: A or B cannot be read."""
-    from verl_credit.cli.recipe.differences import as_data, compare, page, read_side
+    from verl_credit.cli.recipe.differences import as_data, compare, count, page, read_side
 
-    difference = compare(read_side(a, config_dir), read_side(b, config_dir))
-    print(json.dumps(as_data(difference), indent=1, default=str) if as_json else "\n".join(page(difference)))
-    return ExitCode.DONE if difference.equal else ExitCode.DIFFERENT
+    sides = read_side(a, config_dir), read_side(b, config_dir)
+    found = compare(*sides)
+    text = (
+        json.dumps(as_data(*sides, found), indent=1, default=str)
+        if as_json
+        else "\n".join(page(*sides, found))
+    )
+    print(text)
+    return ExitCode.DIFFERENT if count(found) else ExitCode.DONE

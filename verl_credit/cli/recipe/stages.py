@@ -1,7 +1,5 @@
 """Describes the stages of a configuration's pipeline for `explain`."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -46,32 +44,26 @@ def explanation(name: str, config: DictConfig, values: bool = False) -> str:
     settings = CreditSettings.from_config(config)
     lines = [f"{name}: {settings.banner()}", ""]
     for number, stage in enumerate(stages(config, settings), 1):
-        lines += [
-            f"{number}. {stage.level}: {stage.name}",
-            f"     {stage.says}",
-            f"     reads {stage.reads}",
-            *([f"     costs {stage.cost}"] if stage.cost else []),
-        ]
+        lines += [f"{number}. {stage.level}: {stage.name}", f"     {stage.says}", f"     reads {stage.reads}"]
+        lines += [f"     costs {stage.cost}"] if stage.cost else []
     lines += ["", family_line(config), *value_lines(config, values), *idle_lines(config, settings)]
     lines += [f"trial: a row in {store_folder(config) / TABLE}, {kept_when(config)}"]
     lines += ["checked before the start: " + ", ".join(check.name for check in before_training(config))]
     if auto := [f"{key}={AUTO}" for key in (FORMAT, AT_ONCE) if OmegaConf.select(config, key) == AUTO]:
         lines += [f"decided before the start, by the model's chat template: {', '.join(auto)}"]
     lines += ["missing before it can run: " + (", ".join(missing(config)) or "nothing")]
-    lines += goes_on(config)
-    return "\n".join(map(printable, lines))
+    return "\n".join(map(printable, [*lines, *goes_on(config)]))
 
 
 def stages(config: DictConfig, settings: CreditSettings) -> Iterator[Stage]:
     """Yields the stages in the order in which they act."""
-    if not settings.turn_estimator:
-        name = f"verl's {settings.algorithm.adv_estimator}"
+    if settings.turn_estimator:
+        yield from _signals(config, settings)
+        yield from _credit(settings)
+    else:
         says = "verl's own estimator, one advantage for all turns of a trajectory or a critic's values; off: turn credit "
         says += "(turn signals, gains, modes, the clip by turn) and token transforms"
-        yield Stage("advantage", name, says, "verl's batch")
-    else:
-        yield from _signals(config, settings)
-        yield from _credit(config, settings)
+        yield Stage("advantage", f"verl's {settings.algorithm.adv_estimator}", says, "verl's batch")
     yield _loss(config, settings)
 
 
@@ -85,23 +77,22 @@ def value_lines(config: DictConfig, values: bool) -> list[str]:
     for key, value, default in changed:
         own = default.value == ABSENT
         was = "a key of the recipe" if own else f"{default.of}: {show_value(default.value)}"
-        named = (
-            key.rpartition(".")[2] if own else ""
-        )  # verl's prompt_key is not a secret, a user's api_key is
-        lines.append(f"  {key:<{width}}  {show_value(redact_value(named, value))}   ({was})")
+        # verl's prompt_key is not a secret, a user's api_key is
+        shown = redact_value(key.rpartition(".")[2] if own else "", value)
+        lines.append(f"  {key:<{width}}  {show_value(shown)}   ({was})")
     return [*lines, ""]
 
 
 def missing(config: DictConfig) -> list[str]:
     """Returns the inputs without a value and the absent files."""
-    builds, empty = world_of(config) is not None, without_value(config)
+    empty = without_value(config)
     inputs = with_expectations(empty)
-    for key in (*DATA, MODEL):
+    for key in () if world_of(config) is not None else (*DATA, MODEL):
         value = None if key in empty else OmegaConf.select(config, key)
         for path in map(str, value) if OmegaConf.is_list(value) else [] if value is None else [str(value)]:
             # Data are files; a model may also be a name on the hub.
-            local = key.startswith("data.") or path.startswith(("/", ".", "~"))
-            if local and not builds and not os.path.exists(os.path.expanduser(path)):
+            local = key in DATA or path.startswith(("/", ".", "~"))
+            if local and not os.path.exists(os.path.expanduser(path)):
                 inputs.append(f"{key}={path} (not there)")
     return inputs
 
@@ -119,95 +110,73 @@ def goes_on(config: DictConfig) -> list[str]:
 
 def _signals(config: DictConfig, settings: CreditSettings) -> Iterator[Stage]:
     """Yields the turn signals, and the rule that combines several into a turn reward."""
-    a = settings.algorithm
+    a, signals = settings.algorithm, settings.turn_signals
     if settings.scores_gain:
         scorer = SCORERS[a.info_gain_scorer]
-        yield Stage(
-            "information gain",
-            a.info_gain_type,
-            f"what a search adds to p = exp(mean log-prob of the gold answer's tokens); aliases={a.info_gain_aliases} "
-            f"context={a.info_gain_context} first_turn={a.info_gain_first_turn}",
-            f"the {'reference' if scorer.frozen else 'policy'}; template={a.info_gain_template!r} "
-            f"prefix={a.info_gain_prefix!r}",
-            scorer.says(config, settings),
-        )
-    for name in settings.turn_signals:
+        says = f"what a search adds to p = exp(mean log-prob of the gold answer's tokens); aliases={a.info_gain_aliases} "
+        says += f"context={a.info_gain_context} first_turn={a.info_gain_first_turn}"
+        form = f"template={a.info_gain_template!r} prefix={a.info_gain_prefix!r}"
+        sees = f"the {'reference' if scorer.frozen else 'policy'}; {form}"
+        yield Stage("information gain", a.info_gain_type, says, sees, scorer.says(config, settings))
+    for name in signals:
         if name != INFO_GAIN:
             signal = find_signal(name, a.turn_signal_params)
-            yield Stage(
-                "turn signal",
-                name,
-                signal.says or _yours(name, a.turn_signal_params),
-                signal.reads,
-                signal.cost,
-            )
-    if len(settings.turn_signals) > 1:
-        parts = " + ".join(f"{weight:g} {name}" for name, weight in settings.turn_signals.items())
-        yield Stage(
-            "turn reward", "sum", f"{parts}, each z-scored over its question's turns", "the turn signals"
-        )
+            says = signal.says or _yours(name, a.turn_signal_params)
+            yield Stage("turn signal", name, says, signal.reads, signal.cost)
+    if len(signals) > 1:
+        parts = " + ".join(f"{weight:g} {name}" for name, weight in signals.items())
+        says = f"{parts}, each z-scored over its question's turns"
+        yield Stage("turn reward", "sum", says, "the turn signals")
 
 
-def _credit(config: DictConfig, settings: CreditSettings) -> Iterator[Stage]:
-    pipeline = settings.algorithm
-    if pipeline.algorithm_mode:
+def _credit(settings: CreditSettings) -> Iterator[Stage]:
+    a = settings.algorithm
+    if a.algorithm_mode:
         sees = "rewards, log-probs, entropies, planning mask, sepa lambda"
-        yield Stage(
-            "whole pipeline",
-            pipeline.algorithm_mode,
-            _yours(pipeline.algorithm_mode, pipeline.algorithm_params),
-            reads,
-            PYTHON_LISTS,
-        )
+        says = _yours(a.algorithm_mode, a.algorithm_params)
+        yield Stage("whole pipeline", a.algorithm_mode, says, sees, PYTHON_LISTS)
         return
-    if pipeline.canonical_transform:
-        yield _registered("canonical", pipeline.transform_mode)
+    if a.canonical_transform:
+        yield _registered("canonical", a.transform_mode)
         return
-    if pipeline.advantage_mode == "grpo":
+    if a.advantage_mode == "grpo":
         says = "inside the turn level, which normalises outcomes itself"
         yield Stage("outcome", "grpo", says, "rewards, groups")
     else:
-        yield _registered("outcome", pipeline.advantage_mode, pipeline.advantage_params)
+        yield _registered("outcome", a.advantage_mode, a.advantage_params)
     if reads.valued(settings):
         provider = provider_of(settings)
         yield Stage("values", provider.name, provider.says, "the rows", provider.cost)
-    mode = pipeline.turn_mode
+    mode = a.turn_mode
     says = mode.equation if ("turn", mode.name) in REGISTRY else origin(mode.name)
     yield Stage("turn", mode.name, f"{says}  [{_options(settings)}]", ", ".join(mode.reads))
-    if pipeline.own_transform:
-        sees = f"outcome advantages, {pipeline.uncertainty_kind}"
-        yield Stage(
-            "token",
-            pipeline.transform_mode,
-            _yours(pipeline.transform_mode, pipeline.transform_params),
-            sees,
-            PYTHON_LISTS,
-        )
-    elif pipeline.transform_mode != "none":
-        yield from _token(pipeline)
+    if a.own_transform:
+        sees, says = f"outcome advantages, {a.uncertainty_kind}", _yours(a.transform_mode, a.transform_params)
+        yield Stage("token", a.transform_mode, says, sees, PYTHON_LISTS)
+    elif a.transform_mode != "none":
+        yield from _token(a)
 
 
 def _options(settings: CreditSettings) -> str:
     """The options of the turn mode as this run sets them, the state that defines its anchors, and its values."""
     a, mode = settings.algorithm, settings.algorithm.turn_mode
-    chosen = {**mode.options, **settings.turn_options}
-    elsewhere = ("outcome_operator", "gain_scale", "outcome_scale")
-    options = [f"{name}={value}" for name, value in redact_value("", chosen).items() if name not in elsewhere]
-    if "anchor_B_K1" in mode.tables:
-        options += [f"turn_anchor={a.turn_anchor}"]
-    if "value_B_K1" in mode.tables:
-        options += [f"turn_values={a.turn_values}"]
-    return " ".join([*options, f"tied_groups={a.tied_groups}"])
+    chosen = redact_value("", {**mode.options, **settings.turn_options})
+    for elsewhere in ("outcome_operator", "gain_scale", "outcome_scale"):
+        chosen.pop(elsewhere, None)
+    chosen |= {"turn_anchor": a.turn_anchor} if "anchor_B_K1" in mode.tables else {}
+    chosen |= {"turn_values": a.turn_values} if "value_B_K1" in mode.tables else {}
+    chosen |= {"tied_groups": a.tied_groups}
+    return " ".join(f"{name}={value}" for name, value in chosen.items())
 
 
 def _token(a: Algorithm) -> Iterator[Stage]:
-    transform, kind = TRANSFORMS[a.transform_mode], canonical_kind(a.uncertainty_kind)
+    transform, kind, notes = TRANSFORMS[a.transform_mode], canonical_kind(a.uncertainty_kind), []
     if transform.weighted:
         source = "entropies" if kind == "shannon_entropy" else "old_log_probs"
         cost = "" if kind else PYTHON_LISTS
-        yield Stage(
-            "uncertainty", kind or a.uncertainty_kind, "h of every token the policy wrote", source, cost
-        )
+        says = "h of every token the policy wrote"
+        yield Stage("uncertainty", kind or a.uncertainty_kind, says, source, cost)
+        notes.append(f"beta={a.gtpo.beta:g}")
     if transform.needs_planning:
         says, text = "which tokens plan rather than execute", "the decoded text of every trajectory"
         yield Stage("planning mask", a.planning.detector, says, text)
@@ -216,13 +185,9 @@ def _token(a: Algorithm) -> Iterator[Stage]:
         says = f"lambda from 0 to 1 over {sepa.steps} steps after {sepa.delay_steps}; correct_rate_gate="
         says += f"{sepa.correct_rate_gate:g} ramp_from={sepa.ramp_from}"
         yield Stage("sepa controller", sepa.schedule, says, "the step, outcomes, h over execution tokens")
-    notes = {
-        f"beta={a.gtpo.beta:g}": transform.weighted,
-        f"hicra alpha={a.hicra.alpha:g}": transform.amplified,
-        f"rho={a.entropy_mask.rho:g}": transform.masked,
-    }
-    note = " ".join(text for text, applies in notes.items() if applies)
-    yield _registered("token", a.transform_mode, note=note)
+    notes += [f"hicra alpha={a.hicra.alpha:g}"] if transform.amplified else []
+    notes += [f"rho={a.entropy_mask.rho:g}"] if transform.masked else []
+    yield _registered("token", a.transform_mode, note=" ".join(notes))
 
 
 def _loss(config: DictConfig, settings: CreditSettings) -> Stage:
@@ -230,13 +195,11 @@ def _loss(config: DictConfig, settings: CreditSettings) -> Stage:
         modules = ", ".join(own_modules(config))
         says = f"yours, not verl's: `train` asks verl for it once {modules} is imported, or ends there"
         return Stage("loss", own, says, "log-probs, advantages")
-    actor = config.actor_rollout_ref.actor
+    actor, beta = config.actor_rollout_ref.actor, settings.clip_beta
     says = f"ratio per {settings.ratio_level}, clip range [1 - {actor.clip_ratio_low}, 1 + {actor.clip_ratio_high}]"
-    if settings.dynamic_clip:
-        says += f", times the turn's scale in (1 - {settings.clip_beta:g}, 1 + {settings.clip_beta:g})"
-    return Stage(
-        "loss", actor.policy_loss.loss_mode, says, "log-probs, advantages, turn ids", "a pass over the logits"
-    )
+    says += f", times the turn's scale in (1 - {beta:g}, 1 + {beta:g})" if settings.dynamic_clip else ""
+    sees = "log-probs, advantages, turn ids"
+    return Stage("loss", actor.policy_loss.loss_mode, says, sees, "a pass over the logits")
 
 
 def _registered(level: str, name: str, params: dict | None = None, note: str = "") -> Stage:

@@ -1,7 +1,5 @@
 """Starts `verl-credit train`: checks everything, starts Ray and the retriever, runs, reports, cleans up."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import signal
@@ -14,6 +12,7 @@ import psutil
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from verl_credit.cli.command import terminate_as_interrupt
+from verl_credit.cli.saved_run import CONFIG
 from verl_credit.cli.train.trial_row import TrialRow
 from verl_credit.cli.train.with_verl import check_with_verl, set_environment
 from verl_credit.errors import ConfigError, ExitCode, IntegrityError, PreflightError, Terminated
@@ -27,12 +26,15 @@ from verl_credit.recipe.this_machine import gather
 from verl_credit.recipe.unread import idle_lines
 from verl_credit.recipe.world import World, missing_line, world_of
 from verl_credit.records.run import events
-from verl_credit.records.run.files import METRICS, DamagedFile
+from verl_credit.records.run.files import METRICS, DamagedFile, write_text
 from verl_credit.records.run.lock import run_lock
 from verl_credit.records.run.progress_line import Progress, Throttled, say_at_once
 from verl_credit.records.run.state import nothing_left, planned_in_all
 from verl_credit.records.run.versions import write_versions
 from verl_credit.redact import override_without_secrets, without_secrets
+
+GOES_ON = "the next run goes on from the last checkpoint"
+SAID = (ConfigError, PreflightError, IntegrityError, KeyboardInterrupt)
 
 
 def start(name: str, overrides: list[str], config_dir: str | None = None) -> ExitCode:
@@ -40,7 +42,11 @@ def start(name: str, overrides: list[str], config_dir: str | None = None) -> Exi
     config = load_config(name, overrides, config_dir, may_fetch=True)
     if missing := missing_line(config):
         raise PreflightError(missing)
-    return _train(config, command_line(name, overrides, config_dir))
+    with open_dict(config):
+        if path := config.trainer.get("resume_from_path"):
+            config.trainer.resume_from_path = str(Path(path).expanduser().absolute())
+    set_environment(config)
+    return recorded(config, command_line(name, overrides, config_dir), _run, GOES_ON)
 
 
 def command_line(name: str, overrides: list[str], config_dir: str | None, command: str = "train") -> str:
@@ -50,28 +56,53 @@ def command_line(name: str, overrides: list[str], config_dir: str | None, comman
     return shlex.join(["verl-credit", command, "--config-name", name, *folder, *given])
 
 
-def _train(config: DictConfig, command: str) -> int:
+Work = Callable[[DictConfig, Progress, TrialRow], tuple[ExitCode, str]]
+
+
+def recorded(config: DictConfig, command: str, run: Work, interrupted: str, report: bool = True) -> ExitCode:
+    """Makes a run. However it ends, its events, the table of trials and the ``report`` say so.
+
+    The command itself prints refusals, faults and interruptions. Errors of the recording never replace the error that
+    ended the run.
+    """
+    run_dir = Path(config.run_dir).expanduser().resolve()
     with open_dict(config):
-        config.run_dir = str(Path(config.run_dir).expanduser().resolve())
-        if path := config.trainer.get("resume_from_path"):
-            config.trainer.resume_from_path = str(Path(path).expanduser().absolute())
-    run_dir = Path(config.run_dir)
-    set_environment(config)
+        config.run_dir = str(run_dir)
     with terminate_as_interrupt(), run_lock(run_dir, say_at_once):
         say, row, error = say_at_once, TrialRow(config), None
         try:
             progress = _progress(run_dir, config, command)
             say = progress.say
-            code, why = _run(config, run_dir, progress, row)
+            code, why = run(config, progress, row)
             return code
         except BaseException as raised:
-            error, (code, why) = raised, how_it_ended(raised)
+            error, (code, why) = raised, _how_it_ended(raised, interrupted)
             raise
         finally:
-            _end(config, code, why, say, row, error)
+            trial = row.end(code, why, error)
+            try:
+                text = events.end(run_dir, code, why, planned_in_all(config), trial=trial)
+            except (OSError, DamagedFile) as damage:
+                text = f"{why} (not recorded: {damage})"
+            if not isinstance(error, SAID):
+                say(text)
+            if trial and (row.failed or code is not ExitCode.PREFLIGHT):
+                say(trial)
+            if report and (run_dir / METRICS).exists():  # the run has made a step
+                _report(run_dir, say if code is not ExitCode.PREFLIGHT else lambda _: None)
 
 
-def _run(config: DictConfig, run_dir: Path, progress: Progress, row: TrialRow) -> tuple[ExitCode, str]:
+def _report(run_dir: Path, say: Callable[[str], None]) -> None:
+    from verl_credit.records.report.write import write_report  # it draws; the end is recorded before
+
+    try:
+        say(f"report: {write_report(run_dir)}")
+    except (ValueError, OSError) as error:
+        say(f"no report: {error}")
+
+
+def _run(config: DictConfig, progress: Progress, row: TrialRow) -> tuple[ExitCode, str]:
+    run_dir = Path(config.run_dir)
     with ExitStack() as stack:
         checkpoints = Path(config.trainer.default_local_dir).resolve()
         if checkpoints != run_dir:  # two runs that wrote into it would resume from each other's checkpoints
@@ -88,45 +119,14 @@ def _run(config: DictConfig, run_dir: Path, progress: Progress, row: TrialRow) -
         return _launch(config, progress.say)
 
 
-def how_it_ended(error: BaseException) -> tuple[ExitCode, str]:
+def _how_it_ended(error: BaseException, interrupted: str) -> tuple[ExitCode, str]:
     if isinstance(error, KeyboardInterrupt):
-        return ExitCode.INTERRUPTED, "the next run goes on from the last checkpoint"
+        return ExitCode.INTERRUPTED, interrupted
     if isinstance(error, ConfigError | PreflightError):
         return ExitCode.PREFLIGHT, str(error)
     if isinstance(error, IntegrityError):
         return ExitCode.INTEGRITY, str(error)
     return ExitCode.FAILED, f"{type(error).__name__}: {error}"
-
-
-def _end(
-    config: DictConfig,
-    code: ExitCode,
-    why: str,
-    say: Callable[[str], None],
-    row: TrialRow,
-    error: BaseException | None,
-) -> None:
-    """Records the end in the table of trials, the run's events and its report. `train` itself prints a refusal or an
-    interruption. Errors of the recording never replace the error that ended the run."""
-    run_dir = Path(config.run_dir)
-    trial = row.end(code, why, error)
-    try:
-        text = events.end(run_dir, code, why, planned_in_all(config), trial=trial)
-    except (OSError, DamagedFile) as error:
-        text = f"{why} (not recorded: {error})"
-    if code not in (ExitCode.PREFLIGHT, ExitCode.INTERRUPTED):
-        say(text)
-    if trial and (row.failed or code is not ExitCode.PREFLIGHT):
-        say(trial)
-    if (run_dir / METRICS).exists():  # the run has made a step
-        from verl_credit.records.report.write import write_report  # it draws; the end is recorded before
-
-        try:
-            text = f"report: {write_report(run_dir)}"
-        except (ValueError, OSError) as error:
-            text = f"no report: {error}"
-        if code is not ExitCode.PREFLIGHT:
-            say(text)
 
 
 def _progress(run_dir: Path, config: DictConfig, command: str) -> Progress:
@@ -181,12 +181,13 @@ def _make_ready(context: Context, stack: ExitStack, progress: Progress) -> None:
 
 def _preflight(context: Context, progress: Progress) -> None:
     _check(context, progress, Stage.INPUTS)
-    config = context.config
-    with open_dict(config):  # so that the run's files and a resume know them
-        if context.index_fingerprint is not None:
-            config.search.index_fingerprint = context.index_fingerprint
-        if context.answer_prefix is not None:
-            config.algorithm.info_gain_prefix = context.answer_prefix
+    decided = {
+        "search.index_fingerprint": context.index_fingerprint,
+        "algorithm.info_gain_prefix": context.answer_prefix,
+    }
+    for key, value in decided.items():
+        if value is not None:  # so that the run's files and a resume know it
+            OmegaConf.update(context.config, key, value, force_add=True)
 
 
 def _check(context: Context, progress: Progress, *stages: Stage) -> None:
@@ -201,7 +202,7 @@ def _check(context: Context, progress: Progress, *stages: Stage) -> None:
 
 def save_config(config: DictConfig, run_dir: Path) -> None:
     stored = without_secrets("", OmegaConf.to_container(config, resolve=True))
-    OmegaConf.save(OmegaConf.create(stored), run_dir / "config.yaml")
+    write_text(run_dir / CONFIG, OmegaConf.to_yaml(OmegaConf.create(stored)))
     write_versions(run_dir)
 
 

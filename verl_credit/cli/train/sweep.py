@@ -1,7 +1,5 @@
 """`verl-credit train -m` starts a run for every combination of comma-separated values, one after the other."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import re
@@ -25,8 +23,7 @@ ENDS_ALL = (ExitCode.PREFLIGHT, ExitCode.INTERRUPTED)  # other exit codes end on
 def expand(overrides: Sequence[str]) -> list[tuple[str, list[str]]]:
     """Returns (name, overrides) for every run, the last key varying fastest, in Hydra's grammar for sweeps.
 
-    `a=1,2 b=x` gives two runs, called "a=1" and "a=2": names hold the swept keys, shortened to their last part where that
-    is unambiguous. Raises ConfigError for an override that Hydra cannot parse.
+    `a=1,2 b=x` gives two runs, called "a=1" and "a=2": names hold the swept keys, shortened where that is unambiguous.
     """
     try:
         parsed = OverridesParser.create().parse_overrides(list(overrides))
@@ -39,11 +36,9 @@ def expand(overrides: Sequence[str]) -> list[tuple[str, list[str]]]:
     labels = [last if short.count(last) == 1 else key for key, last in zip(keys, short, strict=True)]
     runs = []
     for values in itertools.product(*(v for v in swept if v)):
-        chosen = iter(zip(keys, values, strict=True))
-        filled = [
-            text if v is None else "{}={}".format(*next(chosen))
-            for text, v in zip(overrides, swept, strict=True)
-        ]
+        chosen = [f"{key}={value}" for key, value in zip(keys, values, strict=True)]
+        places = iter(chosen)
+        filled = [text if v is None else next(places) for text, v in zip(overrides, swept, strict=True)]
         name = ",".join(f"{label}={value}" for label, value in zip(labels, values, strict=True))
         runs.append((re.sub(r"[^\w=.,+-]", "_", name), filled))
     _refuse_names([label for label, _ in runs], keys)
@@ -55,28 +50,25 @@ def _refuse_twice(parsed: Sequence[Override], swept: Sequence[list[str] | None])
     given: dict[str, list[str]] = {}
     for override, values in zip(parsed, swept, strict=True):
         if not override.is_delete():
-            value = values or [override.get_value_element_as_str()]
-            given.setdefault(override.key_or_group, []).append(",".join(value))
-    for override, values in zip(parsed, swept, strict=True):
-        all_of = given.get(override.key_or_group, [])
-        if values and len(all_of) > 1:
-            key, together = override.key_or_group, ",".join(all_of)
-            use = f"it is given {len(all_of)} times; write all its values in one place: {key}={together}"
+            value = ",".join(values or [override.get_value_element_as_str()])
+            given.setdefault(override.key_or_group, []).append(value)
+    for key in [override.key_or_group for override, values in zip(parsed, swept, strict=True) if values]:
+        if len(all_of := given[key]) > 1:
+            use = f"expected all its values in one place: {key}={','.join(all_of)}"
             raise ConfigError(key=key, value=" and ".join(all_of), accepted=use)
 
 
 def _refuse_names(names: Sequence[str], keys: Sequence[str]) -> None:
     """Refuses runs that would share a folder, and names that are too long for the file system."""
     for name, times in Counter(names).items():
+        use, size = "", len(os.fsencode(name))
         if times > 1:
-            use = f"{times} runs would be in the folder {name}; give each value once, with letters, digits or .,+- that "
-            use += "tell it from the others"
-        elif (size := len(os.fsencode(name))) > LONGEST_NAME:
-            use = f"a run's folder would have a name of {size} bytes, and the file system takes {LONGEST_NAME}: sweep fewer "
-            use += "keys or shorter values at once, or write recipes for them"
-        else:
-            continue
-        raise ConfigError(f"sweep of {', '.join(keys)}: {use}", key=keys[-1], value=name, accepted=use)
+            use = f"{times} runs would be in the folder {name}; give values that letters, digits or .,+- tell apart"
+        elif size > LONGEST_NAME:
+            use = f"a run's folder would have a name of {size} bytes, and the file system takes {LONGEST_NAME}; sweep fewer "
+            use += "keys or shorter values at once"
+        if use:
+            raise ConfigError(f"sweep of {', '.join(keys)}: {use}", key=keys[-1], value=name, accepted=use)
 
 
 def sweep(name: str, overrides: list[str], config_dir: str | None = None) -> int:
@@ -96,13 +88,12 @@ def sweep(name: str, overrides: list[str], config_dir: str | None = None) -> int
         config = unchecked_config(name, chosen, config_dir)
         folder = Path(config.trainer.default_local_dir).expanduser().resolve()
         if folder in taken:  # a run would resume another's checkpoint
-            use = f"{taken[folder]} and {label} would share their checkpoints; leave it below run_dir (its default), or "
-            use += "write ${run_dir} in it"
+            use = f"{taken[folder]} and {label} would share their checkpoints; write ${{run_dir}} in it, or leave it out"
             raise ConfigError(key="trainer.default_local_dir", value=folder, accepted=use)
         taken[folder] = label
-        runs.append((label or name, run_dir, chosen, config))
+        runs.append((label or name, run_dir, chosen))
     codes = {}
-    for number, (label, run_dir, chosen, _) in enumerate(runs, start=1):
+    for number, (label, run_dir, chosen) in enumerate(runs, start=1):
         print(f"run {number} of {len(runs)}: {label} in {run_dir}", flush=True)
         codes[label] = run_child(run_command("train", name, chosen, config_dir))
         if codes[label] in ENDS_ALL:

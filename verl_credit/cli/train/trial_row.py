@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -53,8 +54,7 @@ class TrialRow:
     """The row of a start of `train`: ``begin`` is called before the checks, ``end`` at every end of the run.
 
     A killed run has no row; its next start is the same trial. A run that has a row and is started again is a new trial,
-    NAME.2, whose parent is the earlier trial: a row is final. A failure here is returned as a text, because neither the
-    run nor its exit code may depend on it.
+    NAME.2, whose parent is the earlier trial. A failure here is a text, because the run may not depend on it.
     """
 
     def __init__(self, config: DictConfig) -> None:
@@ -69,8 +69,7 @@ class TrialRow:
         return self._try(self._begin)
 
     def end(self, code: ExitCode, why: str, error: BaseException | None) -> str:
-        """Adds the row; returns a line about it. The line is empty for a start without remaining steps, unless no start of
-        the run has a row."""
+        """Adds the row; returns a line about it, empty for a start without remaining steps where the run has a row."""
         return self._try(partial(self._end, code, why, error))
 
     def _try(self, work: Callable[[], str]) -> str:
@@ -84,9 +83,7 @@ class TrialRow:
         config, trials = self.config.lineage, self.store.all_trials()
         mine, best = self._mine(trials), self.store.best()
         self.parent = config.parent or (mine[-1].exp_id if mine else best.exp_id if best else "")
-        self.store.root.mkdir(
-            parents=True, exist_ok=True
-        )  # a folder that cannot be written is known at the start
+        self.store.root.mkdir(parents=True, exist_ok=True)  # a folder that cannot be written is known now
         self.exp_id, self.steps_before = self._free_id(trials), events.steps_done(self.run_dir) if mine else 0
         with open_dict(self.config):  # so that the run's files and verl's loggers know the trial
             config.exp_id, config.parent = self.exp_id, self.parent or None
@@ -116,7 +113,11 @@ class TrialRow:
             return ""
         if not self.exp_id:
             self._begin()
-        run = _steps_of(self.run_dir)
+        run = None
+        with suppress(FileNotFoundError, ValueError):  # no step was made
+            from verl_credit.records.report.run_data import read_run
+
+            run = read_run(self.run_dir)
         metric = held_out_metric(self.config, run)
         label = next((label for kind, label in ERRORS if isinstance(error, kind)), LABELS.get(reason))
         trial = self.store.append(partial(self._row, label, metric, run, why))
@@ -173,23 +174,22 @@ def held_out_metric(config: DictConfig, run: Run | None) -> Metric:
     An evaluation before the first step does not measure the trial. There is no metric where data.val_files holds a file of
     data.train_files, because its questions are not held out.
     """
+    none = "no held-out metric: "
     if shared := sorted(_files(config.data.train_files) & _files(config.data.val_files)):
-        return Metric(why=f"no held-out metric: {shared[0]} is in data.val_files and in data.train_files")
+        return Metric(why=f"{none}{shared[0]} is in data.val_files and in data.train_files")
     if run is None:
-        return Metric(why="no held-out metric: no step was made")
+        return Metric(why=f"{none}no step was made")
     if name := config.lineage.metric:
         measured = [row[name] for row in run.validation if name in row and row["step"] > 0]
         if not measured:
-            return Metric(why=f"no held-out metric: validation.jsonl has no {name} after a training step")
+            return Metric(why=f"{none}validation.jsonl has no {name} after a training step")
         return Metric(name, measured[-1])
-    entries = [(one, one.em.steps[-1]) for one in run.held_out() if one.em.steps[-1] > 0]
+    entries = [one for one in run.held_out() if one.em.steps[-1] > 0]
     if not entries:
-        return Metric(
-            why="no held-out metric: no exact match was evaluated after a training step; lineage.metric names another"
-        )
-    mode = min(one.mode for one, _ in entries)  # greedy sorts before sampled
-    step = max(last for one, last in entries if one.mode == mode)
-    found = [one for one, last in entries if (one.mode, last) == (mode, step)]
+        return Metric(why=f"{none}no exact match after a training step; lineage.metric names another")
+    mode = min(one.mode for one in entries)  # greedy sorts before sampled
+    step = max(one.em.steps[-1] for one in entries if one.mode == mode)
+    found = [one for one in entries if (one.mode, one.em.steps[-1]) == (mode, step)]
     counts = [dict(zip(one.questions.steps, one.questions.values, strict=True))[step] for one in found]
     share = sum(one.em.values[-1] * count for one, count in zip(found, counts, strict=True)) / sum(counts)
     return Metric(f"exact match, {mode}", share, ", ".join(one.source for one in found))
@@ -198,13 +198,3 @@ def held_out_metric(config: DictConfig, run: Run | None) -> Metric:
 def _files(value: object) -> set[str]:
     names = list(value) if OmegaConf.is_list(value) else [] if value is None else [value]
     return {str(Path(str(name)).expanduser().resolve()) for name in names}
-
-
-def _steps_of(run_dir: Path) -> Run | None:
-    """Returns what the run's files hold; None for a run without a step."""
-    from verl_credit.records.report.run_data import read_run
-
-    try:
-        return read_run(run_dir)
-    except (FileNotFoundError, ValueError):
-        return None

@@ -2,8 +2,6 @@
 last line is JSON, {check: result} and the keys that were decided.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -5,8 +5,6 @@ escaped, control characters are written as escapes. A limit of 0 shows nothing. 
 ``exp_`` gets no second prefix.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 from verl_credit.errors import one_line

@@ -113,11 +113,8 @@ def keeps_of(trials: Iterable[Trial], *, lower_is_better: bool) -> tuple[Trial, 
 
 
 def chain(trials: Iterable[Trial], exp_id: str) -> tuple[Trial, ...]:
-    """Returns the trials from the root to ``exp_id`` along ``parent_exp``, with any status.
-
-    The walk to the root ends at a missing parent and at a circle. Among rows with one id the last is used. Raises KeyError
-    when ``exp_id`` has no row.
-    """
+    """Returns the trials from the root to ``exp_id`` along ``parent_exp``, with any status. The walk to the root ends at a
+    missing parent and at a circle. Among rows with one id the last is used."""
     by_id = {trial.exp_id: trial for trial in trials}
     chained = {exp_id: by_id[exp_id]}
     parent = by_id[exp_id].parent_exp

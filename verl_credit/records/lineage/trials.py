@@ -1,7 +1,5 @@
 """A folder that remembers trials: ``results.tsv`` in the public format."""
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Callable
 from pathlib import Path
@@ -66,10 +64,8 @@ class LineageStore:
         )
 
     def append(self, row: Callable[[tuple[Trial, ...]], Trial]) -> Trial:
-        """Adds the trial that ``row`` makes of the trials that are there, and returns it.
-
-        ``row`` is called under the lock, so that two trials that end at once are not both the baseline.
-        """
+        """Adds the trial that ``row`` makes of the trials that are there, and returns it. ``row`` is called under the lock,
+        so that two trials that end at once are not both the baseline."""
         self.root.mkdir(parents=True, exist_ok=True)
         with FileLock(self.root / LOCK):
             content = self._content()
@@ -101,11 +97,8 @@ class LineageStore:
 
 
 def read_rows(content: bytes) -> tuple[list[Trial], list[str]]:
-    """Returns (trials in the order of the file, damaged lines). Blank lines and the header at the top are neither.
-
-    A quoted cell may have several lines. Its row ends before a line where a whole row begins, so that a quote which is never
-    closed damages its own line only.
-    """
+    """Returns (trials in the order of the file, damaged lines). A quoted cell may have several lines. Its row ends before a
+    line where a whole row begins, so that a quote which is never closed damages its own line only."""
     lines = content.decode("utf-8-sig", errors="surrogateescape").split("\n")
     records: list[tuple[list[str] | str | None, int]] = [(None, 0)] * len(lines)
     for at in reversed(range(len(lines))):  # so that the rows that begin in later lines are known

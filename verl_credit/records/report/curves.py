@@ -1,7 +1,5 @@
 """Learning curves drawn with matplotlib: one picture of all, and one vector picture per panel."""
 
-from __future__ import annotations
-
 import base64
 import io
 

@@ -1,7 +1,5 @@
 """The pages of `verl-credit evaluate`: the measures, and every trajectory, on pages of `QUESTIONS` questions each."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -43,26 +41,20 @@ def write_pages(folder: Path, result: Mapping[str, Any], rows: Sequence[Mapping[
     for row in rows:
         questions.setdefault(row["id"], []).append(row)
     several, parts = list(questions.values()), []
+    shown = {"right": right, "stopped": STOPPED, "colour": colour(None, 1.0), "start": PAGE}
     for begin in range(0, len(several), QUESTIONS):
         part = several[begin : begin + QUESTIONS]
-        name = f"trajectories_{len(parts) + 1:04d}.html"
-        parts.append((name, begin + 1, begin + len(part)))
-        title = f"{result['name']}: questions {begin + 1} to {begin + len(part)}"
-        text = template("evaluation_trajectories.html").render(
-            title=title,
-            first=begin + 1,
-            questions=part,
-            right=right,
-            stopped=STOPPED,
-            colour=colour(None, 1.0),
-            scroll_characters=SCROLL_CHARACTERS,
-            start=PAGE,
+        name, first, last = f"trajectories_{len(parts) + 1:04d}.html", begin + 1, begin + len(part)
+        parts.append((name, first, last))
+        title = f"{result['name']}: questions {first} to {last}"
+        page = template("evaluation_trajectories.html")
+        text = page.render(
+            shown, title=title, first=first, questions=part, scroll_characters=SCROLL_CHARACTERS
         )
         write_text(folder / name, text)
     tables: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for row in result["measures"]:
         tables.setdefault((row["source"], row["mode"]), []).append(row)
-    text = template("evaluation.html").render(
-        result=result, tables=tables, parts=parts, label=label, number=number, interval=interval
-    )
+    words = {"label": label, "number": number, "interval": interval}
+    text = template("evaluation.html").render(words, result=result, tables=tables, parts=parts)
     return write_text(folder / PAGE, text)

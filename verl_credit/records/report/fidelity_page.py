@@ -1,7 +1,5 @@
 """The page of `verl-credit fidelity`: a table of credits for every policy, pictures, and the checks of the measurement."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any
@@ -19,27 +17,25 @@ from verl_credit.records.report.text import plain, signed
 def fidelity_page(result: Mapping[str, Any]) -> str:
     """Returns a complete HTML document without a script. ``result``: what ``fidelity.json`` has."""
     policies = result["policies"]
+    words = {"of_kind": _of_kind, "shown": shown, "signed": signed, "plain": plain}
+    pictures = {"agreement_picture": agreement_picture, "difference_picture": difference_picture}
     return template("fidelity.html").render(
+        words | pictures,
         settings=result["settings"],
         policies=[(one, _name(one)) for one in policies],
         names=[_name(one) for one in policies],
         overview=_overview(policies) if len(policies) > 1 else [],
-        of_kind=_of_kind,
-        shown=shown,
-        signed=signed,
-        plain=plain,
-        agreement_picture=agreement_picture,
-        difference_picture=difference_picture,
     )
 
 
 def shown(measure: Mapping[str, Any] | None) -> str:
     """A number with its interval."""
-    if measure is None or measure["value"] is None:
-        return "undefined" if measure is not None else "not measured"
-    if measure["low"] is None:
-        return plain(measure["value"])
-    return f"{plain(measure['value'])} [{plain(measure['low'])}, {plain(measure['high'])}]"
+    if measure is None:
+        return "not measured"
+    if measure["value"] is None:
+        return "undefined"
+    bounds = "" if measure["low"] is None else f" [{plain(measure['low'])}, {plain(measure['high'])}]"
+    return plain(measure["value"]) + bounds
 
 
 def _name(policy: Mapping[str, Any]) -> str:
@@ -94,10 +90,8 @@ def _name_rows(axes, names: Sequence[str], label: str) -> None:
 def _points(axes, points: Sequence[tuple[int, Mapping]], *, shift: float = 0, **style) -> None:
     """Values with their 95 % intervals, each in its row."""
     values = [one["value"] for _, one in points]
-    bars = [
-        [max(0.0, one["value"] - one["low"]) for _, one in points],
-        [max(0.0, one["high"] - one["value"]) for _, one in points],
-    ]
+    ends = (("low", "value"), ("value", "high"))
+    bars = [[max(0.0, one[high] - one[low]) for _, one in points] for low, high in ends]
     rows = [row + shift for row, _ in points]
     axes.errorbar(values, rows, xerr=bars, fmt="o", markersize=4, linewidth=1.2, **style)
 

@@ -1,11 +1,10 @@
 """The credit lens: whole groups of rollouts side by side, each turn and token with its credit, GRPO's beside it, and A*
 where `verl-credit fidelity lens` measured it."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,9 +24,9 @@ GROUPS, TOKENS_IN_ALL = 4, 40_000
 OBSERVATION = 1500
 SHADES = 40  # the colour scale has so many on each side of 0
 NO_TABLES = (
-    "tables/ has no rollouts of a finished step: its advantages are verl's own, or "
-    "keep_rollouts.steps or keep_rollouts.groups is 0."
+    "tables/ has no rollouts of a finished step: its advantages are verl's own, or keep_rollouts.steps or "
 )
+NO_TABLES += "keep_rollouts.groups is 0."
 
 
 @dataclass(frozen=True)
@@ -58,31 +57,31 @@ class Lens:
 def lens(run_dir: Path, last_step: int, scales: Mapping[str, Scale]) -> Lens:
     """Makes the lens of the last steps up to ``last_step``; later tables belong to a step that is not finished.
 
-    The group whose credit differs most from GRPO's comes first. ``scales``: of the run's advantages and rewards.
+    The group whose credit differs most from GRPO's comes first, then mixed ones, then the latest. ``scales``: of the run's
+    advantages and rewards.
     """
     problems: list[str] = []
     ranked: list[tuple[tuple, int, Group]] = []
     turn_paths, token_paths = tables_of(run_dir, TURNS), token_steps(run_dir)
-    for step, path in token_paths.items():
-        if step > last_step:
-            continue
+    for step in [step for step in token_paths if step <= last_step]:
         if step not in turn_paths:
             problems.append(f"tables/ has no {TURNS} of step {step}: its groups are left out.")
             continue
         with _problems_named(problems, step):
-            c, turns = read_table(path, ("group", "row")).columns, StepTurns.of(read_table(turn_paths[step]))
+            c = read_table(token_paths[step], ("group", "row")).columns
+            turns = StepTurns.of(read_table(turn_paths[step]))
             for number in dict.fromkeys(c["group"]):
                 rows = [row for row, one in zip(c["row"], c["group"], strict=True) if one == number]
                 group = Group(turns, rows, scales)
-                ranked.append((_rank(group, step), step, group))
+                mixed = 0 < sum(group.right_G) < len(rows)
+                ranked.append(((group.contrast, mixed, step), step, group))
     groups, left = [], TOKENS_IN_ALL
     for _, step, group in sorted(ranked, key=lambda entry: entry[0], reverse=True)[:GROUPS]:
         if groups and group.shown_tokens > left:
             continue
         with _problems_named(problems, step):
             table = read_tokens(token_paths[step])
-            stars = read_stars(run_dir, step, table.columns, problems)
-            cut = _cut(group, table, stars)
+            cut = _cut(group, table, read_stars(run_dir, step, table.columns, problems))
             json.dumps(cut, allow_nan=False)  # one NaN would break the whole page
             groups.append(cut)
             left -= group.shown_tokens
@@ -100,25 +99,16 @@ def _problems_named(problems: list[str], step: int) -> Iterator[None]:
         problems.append(f"The tables of step {step} do not fit together: {type(error).__name__}: {error}.")
 
 
-def _rank(group: Group, step: int) -> tuple:
-    """The contrast with GRPO, then mixed groups, then the latest."""
-    return (group.contrast, 0 < sum(group.right_G) < len(group.rows), step)
-
-
 def _cut(group: Group, table: StepTable, stars: Mapping[tuple[int, int], str]) -> dict:
     """The group as the script reads it: rollouts and tokens beyond the bounds are left out, with a note."""
     c = table.columns
     lines = {row: place for place, row in enumerate(c["row"])}
     rows, turns = group.rows[:ROLLOUTS], group.turns
     first, whole = lines[rows[0]], len(group.rows)
-    notes = []
-    if whole > len(rows):
-        notes.append(f"{whole - len(rows)} of {whole} rollouts are not shown.")
+    notes = [f"{whole - len(rows)} of {whole} rollouts are not shown."] if whole > len(rows) else []
     if stars:
-        notes.append(
-            "A* of a turn is its true advantage (± standard error) under the policy that wrote these rollouts, that of step "
-            f"{table.step - 1}."
-        )
+        policy = f"under the policy that wrote these rollouts, that of step {table.step - 1}"
+        notes.append(f"A* of a turn is its true advantage (± standard error) {policy}.")
     return {
         "step": table.step,
         "mode": table.pipeline["mode"],
@@ -137,36 +127,32 @@ def _cut(group: Group, table: StepTable, stars: Mapping[tuple[int, int], str]) -
 
 
 def _rollout(group: Group, c: dict, place: int, line: int, stars: Mapping[tuple[int, int], str]) -> dict:
-    rewards, gained = group.reward_G_K[place].tolist(), group.gained_G_K[place].tolist()
-    n_turns = int(group.turns.n_tool_turns_B[group.place_G[place]]) + 1
-    observations = c["observations"][line]
-    turns = []
-    for turn in range(n_turns):
-        seen = observations[turn] if turn < len(observations) else ""
-        reward = rewards[turn] if turn < min(len(rewards), n_turns - 1) else None
-        turns.append(
-            {
-                "reward": None if reward is None or reward != reward else signed(reward),
-                "gained": reward is not None and gained[turn],
-                "star": stars.get((c["row"][line], turn)),
-                "seen": clean(seen[:OBSERVATION]),
-                "more": max(len(seen) - OBSERVATION, 0),
-            }
-        )
-    keep = slice(TOKENS_A_ROLLOUT)
-    uncertainty = c["uncertainty"][line] or []
-    planning = c["planning"][line] or []
+    at = group.place_G[place]
+    n_turns, seen = int(group.turns.n_tool_turns_B[at]) + 1, [*c["observations"][line]]
+    rewards, gained = [*group.reward_G_K[place].tolist(), None], [*group.gained_G_K[place].tolist(), False]
+    seen += [""] * (n_turns - len(seen))
+    turns = [
+        {
+            "reward": None if rewards[k] is None or math.isnan(rewards[k]) else signed(rewards[k]),
+            "gained": gained[k],
+            "star": stars.get((c["row"][line], k)),
+            "seen": clean(seen[k][:OBSERVATION]),
+            "more": max(len(seen[k]) - OBSERVATION, 0),
+        }
+        for k in range(n_turns)
+    ]
+    keep, stop = slice(TOKENS_A_ROLLOUT), c["stop_reason"][line]
     return {
         "right": group.right_G[place],
-        "outcome": plain(float(group.turns.outcome_B[group.place_G[place]])),
-        "stop": STOPPED.get(c["stop_reason"][line], f"stop reason {clean(c['stop_reason'][line])}"),
+        "outcome": plain(float(group.turns.outcome_B[at])),
+        "stop": STOPPED.get(stop, f"stop reason {clean(stop)}"),
         "turns": turns,
         "text": [clean(text) for text in c["pieces"][line][keep]],
         "turn": c["turn"][line][keep],
         "credit": [round(value, 6) for value in c["advantage"][line][keep]],
-        "planning": [place for place, plans in enumerate(planning[keep]) if plans],
+        "planning": [place for place, plans in enumerate((c["planning"][line] or [])[keep]) if plans],
         "rejected": [place for place, trained in enumerate(c["trained"][line][keep]) if not trained],
-        "uncertainty": [round(value, 3) for value in uncertainty[keep]],
+        "uncertainty": [round(value, 3) for value in (c["uncertainty"][line] or [])[keep]],
         "more": max(len(c["pieces"][line]) - TOKENS_A_ROLLOUT, 0),
     }
 
@@ -181,18 +167,17 @@ def text_digest(texts: Sequence[str]) -> str:
     return hashlib.blake2b("\0".join(texts).encode("utf-8", "replace"), digest_size=12).hexdigest()
 
 
-def read_stars(
-    run_dir: Path, step: int, columns: Mapping[str, list[Any]], problems: list[str]
-) -> dict[tuple[int, int], str]:
+Stars = dict[tuple[int, int], str]
+
+
+def read_stars(run_dir: Path, step: int, columns: Mapping[str, list[Any]], problems: list[str]) -> Stars:
     """A* ± its standard error by row and turn; empty where an existing file gives none, and why goes to ``problems``.
 
     ``columns``: of the step's table of tokens.
     """
     path, stars = stars_path(run_dir, step), {}
     try:
-        written = {
-            row: text_digest(text) for row, text in zip(columns["row"], columns["pieces"], strict=True)
-        }
+        written = dict(zip(columns["row"], map(text_digest, columns["pieces"]), strict=True))
         for line in read_json_lines(path):
             if written.get(line["row"]) != line["text"]:
                 again = "measure again (verl-credit fidelity lens)"

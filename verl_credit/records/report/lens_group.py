@@ -70,10 +70,9 @@ class StepTurns:
     def grpo_B_K1(self) -> torch.Tensor:
         """GRPO's advantage, every turn's that of its rollout, with the run's `norm_adv_by_std_in_grpo`."""
         norm = {key: value for key, value in self.pipeline["shared"].items() if key == "norm_by_std"}
-        batch = BatchTables(
-            self.outcome_B, self.reward_B_K, self.reward_B_K.isfinite(), self.group_B, self.valid_B, self.n_tool_turns_B,
-            {"turn_tokens_B_K1": self.tokens_B_K1},
-        )  # fmt: skip
+        known_B_K, tokens = self.reward_B_K.isfinite(), {"turn_tokens_B_K1": self.tokens_B_K1}
+        rows = self.group_B, self.valid_B, self.n_tool_turns_B
+        batch = BatchTables(self.outcome_B, self.reward_B_K, known_B_K, *rows, tokens)
         return credit_of(MODES["none"], batch, norm).advantage_B_K1
 
 
@@ -127,21 +126,20 @@ class Group:
     def punished(self) -> int:
         """The number of turns that gained and have an advantage below 0 that is no noise."""
         lower_G_K1 = self.given_G_K1 < -self.scales["advantage"].floor
-        return int((self.gained_G_K & lower_G_K1[:, : self.gained_G_K.shape[1]]).sum())
+        return int((self.gained_G_K & lower_G_K1[:, :-1]).sum())
 
     @property
     def sentence(self) -> str:
         """The group's result and the number of rewarded turns with negative credit."""
-        right, count = sum(self.right_G), len(self.right_G)
+        right, count, n = sum(self.right_G), len(self.right_G), self.punished
         whole = {count: "every rollout is right", 0: "no rollout is right"}
-        whole_group = f"In this group {whole.get(right, f'{right} of {count} rollouts are right')}"
-        one, many, which = ("turn", "turns", "with a reward above 0")
+        one, many, which = "turn", "turns", "with a reward above 0"
         if list(self.turns.pipeline["signals"]) == ["info_gain"]:
-            one, many, which = ("search", "searches", "that gained information")
-        if not self.punished:
-            return f"{whole_group}; no {one} {which} has negative credit."
-        number = f"{one} {which} has" if self.punished == 1 else f"{many} {which} have"
-        return f"{whole_group}, and {self.punished} {number} negative credit."
+            one, many, which = "search", "searches", "that gained information"
+        number = f"and {n} {one} {which} has" if n == 1 else f"and {n} {many} {which} have"
+        result = f"In this group {whole.get(right, f'{right} of {count} rollouts are right')}"
+        number = f", {number} negative credit." if n else f"; no {one} {which} has negative credit."
+        return result + number
 
     def by_turn(self, values_B_K1: torch.Tensor) -> list[list[float]]:
         """The values of the turns of each of its rollouts, rounded for the page."""

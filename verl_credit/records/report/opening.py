@@ -1,7 +1,5 @@
 """The group that the report opens with: every turn's credit beside GRPO's."""
 
-from __future__ import annotations
-
 import re
 
 from verl_credit.records.report.text import Scale, signed

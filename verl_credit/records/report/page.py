@@ -1,8 +1,6 @@
 """The page of a run with its choice of trajectories and the sentences that explain their groups; and the page of two runs
 with their curves over each other and the settings that differ."""
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 
@@ -14,14 +12,8 @@ from verl_credit.records.report.curves import panel_data_uri
 from verl_credit.records.report.lens import NO_TABLES, lens
 from verl_credit.records.report.opening import opening
 from verl_credit.records.report.panels import BLUE, VERMILION, Line, Panel
-from verl_credit.records.report.run_data import Run
-from verl_credit.records.report.summary import (
-    ending,
-    held_out_lines,
-    held_out_rows,
-    notes,
-    training_rows,
-)
+from verl_credit.records.report.run_data import Run, Series
+from verl_credit.records.report.summary import ending, held_out_lines, held_out_rows, notes, training_rows
 from verl_credit.records.run.files import VALIDATION
 
 # Longer blocks scroll, so that one page of search results does not push the next turn out of sight.
@@ -61,11 +53,9 @@ def choose(trajectories: list[dict], count: int = 3) -> list[dict]:
     recent = set(sorted({row["step"] for row in trajectories})[-RECENT_STEPS:])
 
     def rank(row: dict) -> tuple:
-        turns, step = row["turns"], row["step"]
-        stands_out = any(abs(turn["z"] or 0.0) > 0.5 for turn in turns)
-        return (
-            (True, mixed(row), stands_out, len(turns), step) if step in recent else (False, step, len(turns))
-        )
+        count, step = len(row["turns"]), row["step"]
+        stands_out = any(abs(turn["z"] or 0.0) > 0.5 for turn in row["turns"])
+        return (True, mixed(row), stands_out, count, step) if step in recent else (False, step, count)
 
     ordered = sorted(trajectories, key=rank, reverse=True)
     chosen: list[dict] = []
@@ -121,10 +111,8 @@ def direction(value: float | None, scale: text.Scale, above: str, below: str, ze
 @cache
 def template(name: str) -> Template:
     """Returns a template that escapes every value; a missing value is an error."""
-    folder = FileSystemLoader(Path(__file__).parent)
-    environment = Environment(
-        loader=folder, autoescape=True, finalize=text.bounded, undefined=StrictUndefined
-    )
+    strict = {"autoescape": True, "finalize": text.bounded, "undefined": StrictUndefined}
+    environment = Environment(loader=FileSystemLoader(Path(__file__).parent), **strict)
     environment.filters |= {name: getattr(text, name) for name in ("dialogue", "signed", "plain", "percent")}
     return environment.get_template(name)
 
@@ -137,6 +125,7 @@ def page(run: Run, panels: list[Panel], refresh_s: int | None = None) -> str:
     scales = {name: text.Scale.of(turn[name] for turn in turns) for name in ("advantage", "reward")}
     found = lens(run.folder, run.metrics[-1]["step"], scales)
     warnings, others = notes(run)
+    context = run.settings.get("algorithm.info_gain_context", "observation")
     return template("page.html").render(
         run=run,
         refresh_s=refresh_s,
@@ -154,9 +143,7 @@ def page(run: Run, panels: list[Panel], refresh_s: int | None = None) -> str:
         chosen=choose(run.trajectories),
         scales=scales,
         signal=SIGNALS[run.other_signal],
-        compared=GAIN_MEANS.get(
-            run.settings.get("algorithm.info_gain_context", "observation"), "than before"
-        ),
+        compared=GAIN_MEANS.get(context, "than before"),
         stopped=text.STOPPED,
         solved=solved,
         heading=heading,
@@ -187,34 +174,28 @@ _CURVES = (
 
 def two_runs(a: Run, b: Run, settings: Settings) -> str:
     """A complete HTML document without a script."""
-    panels = _held_out(a, b) + [
-        _panel(title, unit, a.series(name), b.series(name), form) for title, unit, name, form in _CURVES
-    ]
-    named = {"A": a, "B": b}
+    panels = _held_out(a, b)
+    panels += [_panel(*words, a.series(name), b.series(name), form) for *words, name, form in _CURVES]
+    runs = {"A": a, "B": b}
     return template("two_runs.html").render(
-        runs=[
-            {"name": name, "run": run, "ending": ending(run), "held_out": held_out_lines(run)}
-            for name, run in named.items()
-        ],
+        runs=[(name, run, ending(run), held_out_lines(run)) for name, run in runs.items()],
         panels=[panel for panel in panels if panel.lines],
         picture=panel_data_uri,
         settings=settings,
-        problems=[f"{name}: {run.config_problem}." for name, run in named.items() if run.config_problem],
+        problems=[f"{name}: {run.config_problem}." for name, run in runs.items() if run.config_problem],
     )
 
 
-def _panel(title: str, unit: str, a, b, form) -> Panel:
+def _panel(title: str, unit: str, a: Series, b: Series, form) -> Panel:
     lines = (Line("A", a, BLUE), Line("B", b, VERMILION, (0, (4, 2))))
     return Panel(title, unit, "", tuple(line for line in lines if line.series), "metrics.jsonl", form)
 
 
 def _held_out(a: Run, b: Run) -> list[Panel]:
     """Returns a panel for each data source and mode of either run's evaluations."""
-    series_of: dict[tuple[str, str], list] = {}
-    for place, run in enumerate((a, b)):
-        for entry in run.held_out():
-            series_of.setdefault((entry.mode, entry.source), [a.series(""), b.series("")])[place] = entry.em
-    return [
-        _panel(f"Held-out exact match, {mode}, {source}", "exact match (%)", *series, text.percent)
-        for (mode, source), series in sorted(series_of.items())
-    ]
+    found = [{(entry.mode, entry.source): entry.em for entry in run.held_out()} for run in (a, b)]
+    panels = []
+    for key in sorted(found[0] | found[1]):
+        title, series = f"Held-out exact match, {', '.join(key)}", [of.get(key, Series()) for of in found]
+        panels.append(_panel(title, "exact match (%)", *series, text.percent))
+    return panels

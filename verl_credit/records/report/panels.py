@@ -1,7 +1,5 @@
 """The panels of the learning curves, with their lines, units and captions; and of what happened inside the steps."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -94,49 +92,36 @@ def _em(run: Run) -> Panel:
     for entry in held_out:
         dash = _BY_SOURCE[sources.index(entry.source) % len(_BY_SOURCE)]
         name = f"held-out, {entry.mode}" + (f" ({entry.source})" if len(sources) > 1 else "")
-        color = _BY_MODE[entry.mode]
+        color, formatted = _BY_MODE[entry.mode], entry.em_well_formatted
         lines.append(Line(name, entry.em, color, dash))
         if len(sources) == 1:  # with several sources only the table has it: the picture would be crowded
-            lines.append(
-                Line(f"{entry.mode}, if in format", entry.em_well_formatted, color, (0, (4, 3)), 1.0)
-            )
+            lines.append(Line(f"{entry.mode}, if in format", formatted, color, (0, (4, 3)), 1.0))
     lines.append(Line("training", run.series("credit/outcome/em"), GREY, width=1.3))
     return Panel(
-        "Exact match",
-        "exact match (%)",
+        "Exact match", "exact match (%)",
         "Share of answers equal to a gold answer after normalisation. Training questions change from step to "
         "step, the held-out ones stay. “If in format”: among well-formatted answers only.",
         tuple(line for line in lines if line.series),
-        "credit/outcome/em in metrics.jsonl and val-*/…-greedy|sampled/em in validation.jsonl",
-        percent,
-        top=1.0,
-    )
+        "credit/outcome/em in metrics.jsonl and val-*/…-greedy|sampled/em in validation.jsonl", percent, top=1.0,
+    )  # fmt: skip
 
 
 def _gain(run: Run) -> Panel:
-    unit = {
-        "prob_diff": "information gain (probability)",
-        "log_prob_diff": "information gain (nats per gold token)",
-    }.get(run.settings.get("algorithm.info_gain_type", ""), "information gain (per turn)")
-    caption = (
-        "What the turn signal gave a turn."
-        if run.other_signal
-        else "How much more likely the gold answer became from one turn to the next."
-    )
+    kind = run.settings.get("algorithm.info_gain_type", "")
+    of = {"prob_diff": "probability", "log_prob_diff": "nats per gold token"}.get(kind, "per turn")
+    unit = f"information gain ({of})"
+    caption = "How much more likely the gold answer became from one turn to the next."
+    if run.other_signal:
+        unit, caption = "turn reward", "What the turn signal gave a turn."
     lines = [Line("mean of all turns", run.series(f"{run.reward_metric}/mean"), INK, width=2.2)]
     for name in run.names(rf"{run.reward_metric}/turn_(\d+)"):
         index = int(name.rsplit("_", 1)[1])
         color = _BY_TURN[min(index, len(_BY_TURN) - 1)]
         lines.append(Line(f"turn {index + 1}", run.series(name), color, width=1.2))
     return Panel(
-        run.reward_title,
-        "turn reward" if run.other_signal else unit,
-        f"{caption} Later turns are means over the fewer trajectories that have them.",
-        tuple(line for line in lines if line.series),
-        f"{run.reward_metric}/mean in metrics.jsonl",
-        signed,
-        zero=True,
-    )
+        run.reward_title, unit, f"{caption} Later turns are means over the fewer trajectories that have them.",
+        tuple(line for line in lines if line.series), f"{run.reward_metric}/mean in metrics.jsonl", signed, zero=True,
+    )  # fmt: skip
 
 
 def step_panels(run: Run) -> list[Panel]:
@@ -172,9 +157,9 @@ def step_panels(run: Run) -> list[Panel]:
 
 def _lines(run: Run, names: Mapping[str, str], *colors: str) -> tuple[Line, ...]:
     """Returns a line for each metric of ``names``, by label, that the run recorded."""
-    colors = colors or _COLORS
-    recorded = [(label, series) for label, name in names.items() if (series := run.series(name))]
-    return tuple(
-        Line(label, series, colors[i % len(colors)], _DASHES[i // len(colors) % len(_DASHES)])
-        for i, (label, series) in enumerate(recorded)
-    )
+    colors, lines = colors or _COLORS, []
+    for label, series in [(label, run.series(name)) for label, name in names.items()]:
+        if series:
+            turn, place = divmod(len(lines), len(colors))
+            lines.append(Line(label, series, colors[place], _DASHES[turn % len(_DASHES)]))
+    return tuple(lines)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,11 +24,7 @@ SHOWN = (
     "actor_rollout_ref.actor.optim.lr", "actor_rollout_ref.actor.ppo_mini_batch_size", "actor_rollout_ref.rollout.n",
     "data.train_batch_size",
 )  # fmt: skip
-# Every configuration of a run has these; the last of them stand at the file's end.
-SECTIONS = ("actor_rollout_ref", "data", "algorithm", "trainer", "seed", "run_dir", "faults", "evaluation")
-_HELD_OUT = re.compile(
-    r"val-(?:core|aux)/(?P<source>.+)-(?P<mode>greedy|sampled)/(?P<score>em|format_ok)/mean@(?P<n>\d+)"
-)
+_HELD_OUT = re.compile(r"val-(?:core|aux)/(.+)-(greedy|sampled)/(em|format_ok)/mean@(\d+)")
 
 
 @dataclass(frozen=True)
@@ -42,13 +39,9 @@ class Series:
 
     def over(self, divisor: Series) -> Series:
         """Quotient at the steps that both have; steps where the divisor is 0 are left out."""
-        by_step = dict(zip(divisor.steps, divisor.values, strict=True))
-        pairs = [
-            (step, value / by_step[step])
-            for step, value in zip(self.steps, self.values, strict=True)
-            if by_step.get(step)
-        ]
-        return Series(tuple(step for step, _ in pairs), tuple(value for _, value in pairs))
+        by, own = (dict(zip(one.steps, one.values, strict=True)) for one in (divisor, self))
+        found = {step: value / by[step] for step, value in own.items() if by.get(step)}
+        return Series(tuple(found), tuple(found.values()))
 
 
 @dataclass(frozen=True)
@@ -103,8 +96,9 @@ class Run:
         names: dict[tuple, dict[str, tuple[int, str]]] = {}
         for name in {name for row in self.validation for name in row}:
             if match := _HELD_OUT.fullmatch(name):
-                scores = names.setdefault((match["source"], match["mode"]), {})
-                scores[match["score"]] = max(scores.get(match["score"], (0, "")), (int(match["n"]), name))
+                source, mode, score, n = match.groups()
+                scores = names.setdefault((source, mode), {})
+                scores[score] = max(scores.get(score, (0, "")), (int(n), name))
         entries = []
         for (source, mode), scores in sorted(names.items()):
             names_of = (scores.get(score, (0, ""))[1] for score in ("em", "format_ok"))
@@ -127,16 +121,9 @@ def read_run(folder: Path) -> Run:
     if not metrics:
         raise ValueError(f"{path} holds no complete line: the run has not finished its first step")
     samples, problems = read_samples(folder, metrics[-1]["step"])
-    return Run(
-        folder,
-        metrics,
-        _by_step(folder / VALIDATION),
-        samples,
-        problems,
-        read_json_lines(folder / EVENTS),
-        *read_settings(folder / "config.yaml"),
-        *_versions(folder),
-    )
+    validation, events = _by_step(folder / VALIDATION), read_json_lines(folder / EVENTS)
+    settings = read_settings(folder / "config.yaml")
+    return Run(folder, metrics, validation, samples, problems, events, *settings, *_versions(folder))
 
 
 def _versions(folder: Path) -> tuple[dict[str, str], str]:
@@ -150,18 +137,11 @@ def _versions(folder: Path) -> tuple[dict[str, str], str]:
 def read_settings(path: Path) -> tuple[dict[str, str], str]:
     """The keys of ``SHOWN`` that the resolved configuration has, as written there, and what is wrong with the file."""
     try:
-        text = path.read_text(encoding="utf-8")
-        tree = yaml.load(text, yaml.BaseLoader)  # every value stays text
+        tree = yaml.load(path.read_text(encoding="utf-8"), yaml.BaseLoader)  # every value stays text
     except FileNotFoundError:
         return {}, f"{path.name} is missing"
     except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
         return {}, f"{path.name} is damaged ({' '.join(str(error).split())})"
-    lacking = [name for name in SECTIONS if not isinstance(tree, dict) or name not in tree]
-    problem = ""
-    if lacking:
-        problem = f"{path.name} is incomplete: it has no {', '.join(lacking)}"
-    elif not text.endswith("\n"):
-        problem = f"{path.name} is incomplete: its last line has no end"
     settings = {}
     for name in SHOWN:
         node = tree
@@ -169,7 +149,7 @@ def read_settings(path: Path) -> tuple[dict[str, str], str]:
             node = node.get(part) if isinstance(node, dict) else None
         if node and isinstance(node, str):
             settings[name] = node
-    return settings, problem
+    return settings, ""
 
 
 def series(rows: list[dict], name: str) -> Series:
@@ -179,12 +159,11 @@ def series(rows: list[dict], name: str) -> Series:
 
 
 def number(value: object) -> float | None:
-    """A finite number; None for everything else, text included."""
-    try:
-        parsed = float(value) if isinstance(value, (int, float)) else math.nan
-    except OverflowError:  # an integer of more than 308 digits
-        return None
-    return parsed if math.isfinite(parsed) else None
+    """A finite number; None for everything else, text and an integer of more than 308 digits included."""
+    with suppress(OverflowError):
+        if isinstance(value, int | float) and math.isfinite(value):
+            return float(value)
+    return None
 
 
 def _by_step(path: Path) -> list[dict]:

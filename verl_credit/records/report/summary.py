@@ -1,7 +1,5 @@
 """How the run ended, what it warned of, and the rows of the table of first and last values."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from typing import NamedTuple
@@ -80,16 +78,14 @@ def notes(run: Run) -> tuple[list[str], list[str]]:
 
 def held_out_lines(run: Run) -> list[str]:
     """The first and the last exact match of each source, of greedy answers where there are some."""
-    lines = {}
+    lines: dict[str, str] = {}
     for entry in run.held_out():  # greedy comes before sampled
-        steps, ems = entry.em.steps, entry.em.values
-        line = (
-            f"Held-out exact match (EM, {entry.mode}, {entry.source}): {percent(ems[-1])} at step {steps[-1]}"
-        )
-        line += f" ({known})" if (known := _interval(entry)) else ""
-        lines.setdefault(
-            entry.source, line + (f", {percent(ems[0])} at step {steps[0]}." if len(steps) > 1 else ".")
-        )
+        steps, ems, known = entry.em.steps, entry.em.values, _interval(entry)
+        line = f"Held-out exact match (EM, {entry.mode}, {entry.source}): "
+        line += f"{percent(ems[-1])} at step {steps[-1]}"
+        line += f" ({known})" if known else ""
+        first = f", {percent(ems[0])} at step {steps[0]}" if len(steps) > 1 else ""
+        lines.setdefault(entry.source, f"{line}{first}.")
     return list(lines.values())
 
 

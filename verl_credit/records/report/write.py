@@ -1,7 +1,5 @@
 """Writes report.html and curves.png of a run, once or again while the run lasts; and a page with the curves of two runs."""
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Callable
@@ -21,11 +19,8 @@ CURVES = "curves.png"
 
 
 def write_report(run_dir: Path, refresh_s: int | None = None) -> Path:
-    """Write ``report.html`` (self-contained) and ``curves.png`` into ``run_dir``; returns the page.
-
-    Both are replaced atomically. Validation, trajectories, tables, events and configuration may be missing, which the page
-    reports. Raises FileNotFoundError when metrics.jsonl is missing and ValueError when it holds no step.
-    """
+    """Write ``report.html`` (self-contained) and ``curves.png`` into ``run_dir``; returns the page, which says what is
+    missing. Raises FileNotFoundError when metrics.jsonl is missing and ValueError when it holds no step."""
     run = read_run(Path(run_dir))
     drawn = [*panels(run), *step_panels(run)]
     with replaced(run.folder / CURVES) as file:
@@ -48,11 +43,7 @@ def watch(
     run_dir: Path, say: Callable[[str], None] = print, pause: Callable[[float], None] = time.sleep
 ) -> Path | None:
     """Write the report after every change, until the run has ended; the page then stops to reload itself. Returns it, None
-    where the run ended before its first step.
-
-    A run has ended when its last start has an end, or when its process is gone. Ctrl-C writes a page that does not reload,
-    and is raised again. Raises FileNotFoundError where there is no folder, ValueError for files that are damaged.
-    """
+    where the run ended before its first step. Ctrl-C writes a page that does not reload, and is raised again."""
     folder = Path(run_dir)
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder} does not exist: a report needs the folder of a run (its run_dir)")

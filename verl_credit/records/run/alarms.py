@@ -4,8 +4,6 @@ A condition compares the mean of a metric's last values with the run's own begin
 that it holds for every model and task. `Watch` tests the table after each step; docs/run.md has the same table.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterator, Mapping
@@ -63,18 +61,6 @@ class Condition:
         holds = SIDES[self.side](now, limit) and abs(now - reference) >= self.by
         return (now, reference) if holds else None
 
-    def words(self) -> str:
-        """The condition in words, as docs/run.md has it."""
-        if self.side == NOT_FINITE:
-            return f"`{self.metric}` is {self.side} (null in the file)"
-        name = f"`{self.metric}`" + (f" / `{self.per}`" if self.per else "")
-        unit = "steps"
-        if self.metric == HELD_OUT:
-            name, unit = "`val-*/*/em/mean@N`, or `acc`, or `reward`", "evaluations"
-        what = f"{self.times:g}" if self.of == ITSELF else f"{self.times:g} x {self.of} {self.window}"
-        least = f", by at least {self.by:g}" if self.by else ""
-        return f"{name}: mean of the last {self.window} {unit} {self.side} {what}{least}"
-
 
 @dataclass(frozen=True)
 class Alarm:
@@ -106,10 +92,7 @@ ALARMS = (
     ),
     Alarm(
         "entropy_falls", "entropy falls while questions stay unsolved",
-        (
-            Condition("actor/entropy", "below", 0.1, FIRST),
-            Condition("credit/groups/all_failed", "above", 0.25, per=GROUPS),
-        ),
+        (Condition("actor/entropy", "below", 0.1, FIRST), Condition("credit/groups/all_failed", "above", 0.25, per=GROUPS)),
         "The rollouts of a question are nearly the same, so questions that fail stay without a right rollout",
         "actor_rollout_ref.actor.entropy_coeff=0.001 actor_rollout_ref.rollout.n={twice_n}",
     ),
@@ -189,11 +172,8 @@ class Watch:
         for alarm in ALARMS:
             found = [self._seen(condition) for condition in alarm.conditions]
             if all(found):
-                text = f"warning: in step {step} {alarm.seen}: {found[0]}. {alarm.means}. Try "
-                yield (
-                    alarm.name,
-                    text + f"{alarm.remedy.format(**self._settings)} (docs/run.md#when-a-run-collapses)",
-                )
+                use = f"Try {alarm.remedy.format(**self._settings)} (docs/run.md#when-a-run-collapses)"
+                yield alarm.name, f"warning: in step {step} {alarm.seen}: {found[0]}. {alarm.means}. {use}"
 
     def _add(self, step: int, metrics: Mapping) -> None:
         for name, value in metrics.items():
@@ -203,35 +183,18 @@ class Watch:
 
     def _seen(self, condition: Condition) -> str | None:
         """The numbers of the first metric for which the condition holds."""
+        divisors = self._values.get(condition.per, {})
         for name in sorted(name for name in self._values if re.fullmatch(condition.metric, name)):
-            if found := condition.seen(self._series(name, condition.per), self._since):
-                what = name if condition.per is None else f"{name} / {condition.per}"
+            series, what = sorted(self._values[name].items()), name
+            if condition.per is not None:
+                series = [(step, value / divisors[step]) for step, value in series if divisors.get(step)]
+                what = f"{name} / {condition.per}"
+            if found := condition.seen(series, self._since):
                 if condition.side == NOT_FINITE:
                     return f"{what} is {found[0]}"
                 before = f", {condition.of} {condition.window} {found[1]:.3g}" if condition.of else ""
                 return f"{what} has mean {found[0]:.3g} over the last {condition.window}{before}"
         return None
-
-    def _series(self, name: str, per: str | None) -> Series:
-        values, by = self._values[name], self._values.get(per, {})
-        if per is None:
-            return sorted(values.items())
-        return [(step, value / by[step]) for step, value in sorted(values.items()) if by.get(step)]
-
-
-def table() -> str:
-    """The alarms as the table of docs/run.md."""
-    lines = ["| what one sees, its event | alarm | try |", "|---|---|---|"]
-    for alarm in ALARMS:
-        conditions = "; and ".join(condition.words() for condition in alarm.conditions)
-        remedy = _code(alarm.remedy.replace(LR, "LR").replace(KL, "KL"))
-        lines.append(f"| {alarm.seen}, `{alarm.name}` | {conditions} | {remedy} |")
-    return "\n".join([*lines, "", f"LR: {_code(LR)}. KL: {_code(KL)}."])
-
-
-def _code(overrides: str) -> str:
-    shown = overrides.format(half_lr="HALF", twice_n="TWICE").split()
-    return " ".join(one if one in ("LR", "KL") else f"`{one}`" for one in shown)
 
 
 def _mean(values: list[float]) -> float:

@@ -114,10 +114,8 @@ def cut_note(share: float, step: int, budget: int) -> str | None:
     if share <= TURNS_CUT_SHARE:
         return None
     what = f"{share:.0%} of the turns were cut at search.max_new_tokens={budget} (credit/stop/turn_length)"
-    raises = (
-        "Raise it and data.max_response_length, or switch thinking off in data.apply_chat_template_kwargs"
-    )
-    return f"warning: in step {step} {what}. {raises}"
+    use = "Raise it and data.max_response_length, or switch thinking off in data.apply_chat_template_kwargs"
+    return f"warning: in step {step} {what}. {use}"
 
 
 def small_groups_note(mode: TurnMode, metrics: Mapping[str, float], step: int, n: int) -> str | None:

@@ -1,7 +1,5 @@
 """Files of a run: metrics as JSON lines, files that are replaced as a whole, and how many checkpoints there are."""
 
-from __future__ import annotations
-
 import json
 import math
 import os
@@ -18,10 +16,8 @@ VALUES = "turn_values.pt"
 
 
 def append_json(path: Path, row: dict) -> None:
-    """Append one line of ASCII JSON; numbers that JSON does not allow become null.
-
-    An incomplete last line, left by a kill, is removed first.
-    """
+    """Append one line of ASCII JSON; numbers that JSON does not allow become null. An incomplete last line, left by a kill,
+    is removed first."""
     path.parent.mkdir(parents=True, exist_ok=True)
     line = (json.dumps(plain(row)) + "\n").encode("ascii")
     with path.open("a+b") as file:  # every write is at the end, wherever the last read was
@@ -38,10 +34,8 @@ class DamagedFile(ValueError):
 
 
 def read_json_lines(path: Path) -> list[dict]:
-    """All complete lines; an incomplete last line is left out, and a missing file gives an empty list.
-
-    Raises DamagedFile naming file and line for anything that is not a JSON object.
-    """
+    """All complete lines; a missing file gives an empty list. Raises DamagedFile, which names the line, for anything that
+    is not a JSON object."""
     return GrowingFile(path).new_rows()
 
 
@@ -68,20 +62,17 @@ class GrowingFile:
             file.seek(begin)
             *lines, partial = file.read().split(b"\n")
             end = file.tell() - len(partial)
-        rows: list[dict | None] = []
+        rows = []
         for number, line in enumerate(lines, start=before + 1):
-            if not line.strip():  # an editor's; it stays counted as a line
-                rows.append(None)
-                continue
             try:
-                rows.append(json.loads(line))
+                row = json.loads(line) if line.strip() else None  # an editor's blank line stays counted
             except (ValueError, RecursionError) as error:  # JSON and UTF-8 errors are ValueErrors
                 raise DamagedFile(f"{self._path} line {number} is not JSON: {error}") from error
-            if not isinstance(rows[-1], dict):
+            if line.strip() and not isinstance(row, dict):
                 raise DamagedFile(f"{self._path} line {number} is not a JSON object: {line[:80]!r}")
-        known = max(0, self._lines - before)
+            rows += [row] if number > self._lines else []
         self._lines, self._end, self._inode = before + len(lines), end, status.st_ino
-        return [row for row in rows[known:] if row is not None]
+        return [row for row in rows if row is not None]
 
 
 def rewind(path: Path, last_step: int) -> int:
@@ -102,10 +93,8 @@ def rewind(path: Path, last_step: int) -> int:
 
 @contextmanager
 def replaced(path: Path) -> Iterator[BinaryIO]:
-    """The file to write; it is renamed to ``path`` at the end. A reader sees the old file or the new one.
-
-    A run that ends and a watch may write the same file at the same time: each process writes to its own partial file.
-    """
+    """The file to write; it is renamed to ``path`` at the end, so that a reader sees the old file or the new one. A run that
+    ends and a watch may write the same file at the same time: each writes to its own partial file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:

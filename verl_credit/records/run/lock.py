@@ -1,7 +1,5 @@
 """A lock that lets one run at a time use a run folder or a checkpoint folder. The kernel frees it when the process ends."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os
@@ -21,11 +19,8 @@ UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 @contextmanager
 def run_lock(run_dir: Path, say: Callable[[str], None] = print, key: str = "run_dir") -> Iterator[None]:
-    """Hold ``run_dir``, the value of ``key``, for this process; a missing folder is created.
-
-    The file stays when the run ends: only the lock on it matters, so a killed run blocks no later run.
-    Errors: PreflightError when another process holds it (with its pid), or when the folder cannot be written.
-    """
+    """Hold ``run_dir``, the value of ``key``, for this process. The file stays when the run ends: only the lock on it
+    matters. Raises PreflightError when another process holds it (with its pid), or when the folder cannot be written."""
     path = Path(run_dir) / LOCK
     lock = FileLock(path, blocking=False, fallback_to_soft=False)
     try:
@@ -35,9 +30,8 @@ def run_lock(run_dir: Path, say: Callable[[str], None] = print, key: str = "run_
         raise PreflightError(_held(path, key)) from None
     except OSError as error:
         if error.errno not in UNSUPPORTED:
-            raise PreflightError(
-                f"{key}={run_dir}: {error.strerror or error}; expected a folder that can be written"
-            ) from error
+            why = f"{error.strerror or error}; expected a folder that can be written"
+            raise PreflightError(f"{key}={run_dir}: {why}") from error
         say(f"{run_dir}: this file system has no locks; a second run in the folder would not be noticed")
     try:
         path.write_text(json.dumps({"pid": os.getpid(), "host": socket.gethostname()}))

@@ -4,8 +4,6 @@ verl looks at these files after Ray is up, and starts again at step 1 without a 
 not there. A save ends with the tracker, and a step's metrics are recorded after it.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
@@ -26,10 +24,7 @@ FILES = {"model": "model", "optimizer": "optim", "extra": "extra_state"}  # verl
 SHARD = re.compile(r"(?:model|optim|extra_state)_world_size_(\d+)_rank_\d+\.pt")
 LIMITS = {"actor": "max_actor_ckpt_to_keep", "critic": "max_critic_ckpt_to_keep"}
 ONE = "remove_previous_ckpt_in_save"  # an older key of verl for a limit of 1
-SHAPE = (
-    "model_type", "hidden_size", "num_hidden_layers", "intermediate_size", "num_attention_heads", "num_key_value_heads",
-    "vocab_size",
-)  # fmt: skip
+SHAPE = "model_type hidden_size num_hidden_layers intermediate_size num_attention_heads num_key_value_heads vocab_size"
 MODEL, CHECKPOINT = "actor_rollout_ref.model", "actor_rollout_ref.actor.checkpoint"
 TURN_VALUES = "algorithm.turn_values"
 LAYOUT = (f"{MODEL}.lora_rank", "actor_rollout_ref.actor.strategy")
@@ -51,20 +46,22 @@ def resumes_from(config: DictConfig) -> Path | None:
     tracker, done = folder / TRACKER, events.steps_done(config.run_dir)
     text, steps = _text(tracker), saved_steps(folder)
     named = folder / f"global_step_{int(text)}" if text.isdecimal() else None
+
+    def whole(step: int) -> bool:
+        return fault(folder / f"global_step_{step}", config) is None
+
     if named is not None and named.is_dir():
         if wrong := fault(named, config):
             raise _refusal(f"{tracker} names step {text}: {wrong}", folder, config)
         later = [step for step in steps if int(text) < step <= done]
-        if any(fault(folder / f"global_step_{step}", config) is None for step in later):
+        if any(map(whole, later)):
             raise _refusal(
-                f"{tracker} names step {text}, and step {later[-1]} was saved after it", folder, config
+                f"{tracker} names step {text}, and step {later[-1]} was saved later", folder, config
             )
         return named
     if text:
         raise _refusal(f"{tracker} says {text[:40]!r}, and there is no such step beside it", folder, config)
-    if lost := [
-        step for step in steps if step <= done or fault(folder / f"global_step_{step}", config) is None
-    ]:
+    if lost := [step for step in steps if step <= done or whole(step)]:
         state = "is empty" if tracker.is_file() else "is missing"
         raise _refusal(f"{tracker} {state}, and step {lost[-1]} was saved", folder, config)
     if done >= _first_save(config):
@@ -81,17 +78,13 @@ def saved_steps(folder: Path) -> list[int]:
 
 def fault(checkpoint: Path, config: DictConfig, needs_data: bool = True) -> str | None:
     """Why this run cannot load ``checkpoint``, with the file; None where every file is whole and fits the run."""
-    ranks = _ranks(config)
-    shards = {
-        int(match[1]) for path in checkpoint.glob("actor/*.pt") if (match := SHARD.fullmatch(path.name))
-    }
+    ranks, files = _ranks(config), (checkpoint / "actor").glob("*.pt")
+    shards = {int(match[1]) for path in files if (match := SHARD.fullmatch(path.name))}
     if shards and ranks not in shards:
         folder, had = checkpoint / "actor", " or ".join(map(str, sorted(shards)))
-        return (
-            f"{folder} was saved by {had} ranks, and trainer.nnodes x trainer.n_gpus_per_node is {ranks}; give it as "
-            f"many, or merge the weights (python -m verl.model_merger merge --backend fsdp --local_dir {folder} "
-            f"--target_dir NEW) and start another run from {MODEL}.path=NEW"
-        )
+        merge = f"python -m verl.model_merger merge --backend fsdp --local_dir {folder} --target_dir NEW"
+        use = f"give it as many, or merge the weights ({merge}) and start another run from {MODEL}.path=NEW"
+        return f"{folder} was saved by {had} ranks, and trainer.nnodes x trainer.n_gpus_per_node is {ranks}; {use}"
     return _unfinished(checkpoint, config, needs_data=needs_data) or _of_another_run(checkpoint, config)
 
 
@@ -107,9 +100,7 @@ def _unfinished(
     wanted = contents or OmegaConf.select(config, f"{CHECKPOINT}.load_contents") or FILES
     ranks = _ranks(config)
     names = [f"{file}_world_size_{ranks}_rank_" for name, file in FILES.items() if name in wanted]
-    files = [
-        path for path in (checkpoint / STATE, checkpoint / VALUES, checkpoint / SAVED_MODEL) if path.exists()
-    ]
+    files = [checkpoint / name for name in (STATE, VALUES, SAVED_MODEL) if (checkpoint / name).exists()]
     for folder in _roles(checkpoint, config):
         if not (folder.is_dir() and any(folder.iterdir())):
             return f"{folder} has no weights"
@@ -194,11 +185,9 @@ def _refusal(what: str, folder: Path, config: DictConfig) -> PreflightError:
     good = next((at for needs, at in whole_first if fault(at, config, needs_data=needs) is None), None)
     whole = f"{folder} has no step that is whole"
     if good is not None:
-        order = (
-            "" if (good / DATA).exists() else f", with the order of the data begun again (it has no {DATA})"
-        )
-        whole = f"the newest step that is whole goes on{order} with trainer.resume_mode=resume_path "
-        whole += f"trainer.resume_from_path={good}"
+        again = "" if (good / DATA).exists() else f", with the data begun again (it has no {DATA})"
+        use = f"trainer.resume_mode=resume_path trainer.resume_from_path={good}"
+        whole = f"the newest step that is whole goes on{again} with {use}"
     begins = f"trainer.resume_mode=disable begins again at step 1 and writes over what is in run_dir={config.run_dir}"
     return PreflightError(printable(f"{what}; {whole}; {begins}"))
 
@@ -218,7 +207,7 @@ def _of_another_run(checkpoint: Path, config: DictConfig) -> str | None:
     path = OmegaConf.select(config, f"{MODEL}.path")
     own = OmegaConf.select(config, f"{MODEL}.override_config") or {}
     now = {**_json(Path(str(path)).expanduser() / "config.json"), **own}
-    for key in SHAPE:
+    for key in SHAPE.split():
         was, is_now = saved.get(key), now.get(key)
         if None not in (was, is_now) and was != is_now:
             return f"{checkpoint} is of a model with {key}={was}, and {MODEL}.path={path} has {is_now}"

@@ -1,7 +1,5 @@
 """The kept rollouts of a run: their tokens with the credit of each, and their texts beside the credit of their turns."""
 
-from __future__ import annotations
-
 import json
 from contextlib import suppress
 from dataclasses import replace
@@ -75,9 +73,8 @@ def read_samples(run_dir: Path, last_step: int | None = None) -> tuple[list[dict
         except tables.DamagedTable as error:
             problems.append(f"{error}.")
         except (KeyError, TypeError, ValueError) as error:
-            problems.append(
-                f"The tables of step {step} do not fit together: {type(error).__name__}: {error}."
-            )
+            why = f"{type(error).__name__}: {error}"
+            problems.append(f"The tables of step {step} do not fit together: {why}.")
     return rows, problems
 
 
@@ -88,21 +85,19 @@ def _with_credit(table: tables.StepTable, turns: tables.StepTable) -> list[dict]
     for line, row in enumerate(t["row"]):
         if t["valid"][line]:
             turns_of_row = credit.setdefault(row, {"outcome": t["outcome"][line], "turns": []})["turns"]
-            numbers = {name: t[name][line] for name in ("z", "advantage", "clip_scale")}
-            turns_of_row.append(plain({"reward": t["reward"][line]} | numbers))
+            numbers = {name: t[name][line] for name in ("reward", "z", "advantage", "clip_scale")}
+            turns_of_row.append(plain(numbers))
     c, rows = table.columns, []
     for line, row in enumerate(c["row"]):
         texts = zip(c["texts"][line], c["observations"][line], credit[row]["turns"], strict=True)
         members = [one for one in credit if group_of[one] == group_of[row]]
+        shown = {name: c[name][line] for name in ("question", "golds", "stop_reason")}
+        shown |= {name: json.loads(c[name][line]) for name in ("gold_ids", "searches")}
         rows.append(
-            {
+            shown
+            | {
                 "step": table.step,
-                "question": c["question"][line],
-                "golds": c["golds"][line],
-                "gold_ids": json.loads(c["gold_ids"][line]),
-                "searches": json.loads(c["searches"][line]),
                 "outcome": credit[row]["outcome"],
-                "stop_reason": c["stop_reason"][line],
                 "turns": [{"text": text, "observation": seen} | numbers for text, seen, numbers in texts],
                 "group": [credit[one] for one in members],
                 "place": members.index(row),

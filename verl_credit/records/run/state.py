@@ -1,8 +1,6 @@
 """How far a run is, without verl: plugin state beside verl's checkpoint, whether a resume is exact, whether a start has work
 to do, and the run's time limit."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable
@@ -40,8 +38,7 @@ def save_state(
     """Write the state, before verl's tracker file, so that every valid checkpoint has it.
 
     ``metrics`` are the step's: verl saves before it evaluates and logs, and a run killed in between would otherwise resume
-    after a step that no file contains. ``sepa``: state of the SEPA controller, if there is one. ``planned``: steps of the
-    whole run, as verl counts them.
+    after a step that no file contains. ``sepa``: the controller's. ``planned``: steps of the whole run.
     """
     state = {
         "version": VERSION,
@@ -56,10 +53,7 @@ def save_state(
 
 
 def planned_steps(folder: Path, config) -> int | None:
-    """Steps of the whole run from the state in checkpoint ``folder``, for a run that counts epochs.
-
-    None when the state lacks them, and when data or epochs have changed.
-    """
+    """Steps of a run that counts epochs, from the checkpoint's state; None where it lacks them, or data or epochs differ."""
     try:
         state = json.loads((Path(folder) / STATE).read_text(encoding="utf-8"))
         before, steps, epochs = state["config"], state["planned"]["steps"], state["planned"]["epochs"]
@@ -90,13 +84,12 @@ def describe_resume(config, step: int) -> tuple[str, dict, dict | None]:
     folder = resumed_folder(config, step)
     path = folder / STATE
     if not path.exists():
-        message = f"resume: from step {step}, not exact: {path} is missing (a checkpoint of stock verl?)"
-        return message, {}, None
+        why = f"{path} is missing (a checkpoint of stock verl?)"
+        return f"resume: from step {step}, not exact: {why}", {}, None
     state = json.loads(path.read_text(encoding="utf-8"))
     if state.get("version") != VERSION or state.get("step") != step:
-        raise ValueError(
-            f"{path} says version {state.get('version')}, step {state.get('step')}; expected {VERSION}, {step}"
-        )
+        found = f"version {state.get('version')}, step {state.get('step')}"
+        raise ValueError(f"{path} says {found}; expected {VERSION}, {step}")
     differences = _differences(state["config"], deciding_keys(config))
     if "optimizer" in (OmegaConf.select(config, CONTENTS) or ("optimizer",)):
         kept = f", but the checkpoint's value holds with its optimizer; {CONTENTS}=[model] begins a new one"
@@ -110,21 +103,19 @@ def describe_resume(config, step: int) -> tuple[str, dict, dict | None]:
         if OmegaConf.select(config, MODE) in ASYNC_MODES:
             fate = "that were under way begin again, by newer weights"
         differences.append(f"{MODE}={before}: rollouts {fate}")
-    if not differences:
-        return f"resume: exact, from step {step}", state["metrics"], state.get("sepa")
-    more = f"; and {len(differences) - 8} more" if len(differences) > 8 else ""
-    reasons = "; ".join(differences[:8]) + more
-    return f"resume: from step {step}, not exact: {reasons}", state["metrics"], state.get("sepa")
+    text = f"resume: exact, from step {step}"
+    if differences:
+        more = f"; and {len(differences) - 8} more" if len(differences) > 8 else ""
+        text = f"resume: from step {step}, not exact: {'; '.join(differences[:8])}{more}"
+    return text, state["metrics"], state.get("sepa")
 
 
 def deciding_keys(config) -> dict[str, str]:
     """Every resolved key that can change what a step computes, as text; secrets are hidden."""
     free = FREE if OmegaConf.select(config, CRITIC) else (*FREE, "critic.")
-    flat = {
-        key: str(without_secrets(key, value))
-        for key, value in flat_values(config).items()
-        if value != {} and not key.startswith(free)
-    }
+    values = {key: value for key, value in flat_values(config).items() if value != {}}
+    values = {key: value for key, value in values.items() if not key.startswith(free)}
+    flat = {key: str(without_secrets(key, value)) for key, value in values.items()}
     curriculum = config.algorithm.get("info_gain_curriculum") or {}
     if any(ends[0] != ends[1] for ends in curriculum.values()):  # its weights depend on where the run ends
         for key in ("total_training_steps", "total_epochs"):
@@ -155,10 +146,8 @@ def nothing_left(config: DictConfig) -> str | None:
     if trainer.get("val_before_train", True) and step not in evaluated:
         return None
     key = "total_epochs" if trainer.total_training_steps is None else "total_training_steps"
-    return (
-        f"nothing left to learn: the checkpoint in {trainer.default_local_dir} is at step {step} of "
-        f"trainer.{key}={trainer[key]}; raise that number, or give another run_dir"
-    )
+    what = f"the checkpoint in {trainer.default_local_dir} is at step {step} of trainer.{key}={trainer[key]}"
+    return f"nothing left to learn: {what}; raise that number, or give another run_dir"
 
 
 def planned_in_all(config: DictConfig) -> int | None:

@@ -9,8 +9,6 @@ is kept whole, it also has the settings of the update, so that a probe can repea
 name and then renamed: a reader finds it whole or not at all, and a repeated step replaces its own files.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Sequence
@@ -24,7 +22,7 @@ from verl_credit.records.run.files import DamagedFile, replaced
 
 TABLES, TURNS, ROLLOUTS, SAMPLES = "tables", "turns", "rollouts", "samples"
 _ABOUT, _VERSION = b"verl_credit", 2
-_NAME = re.compile(r"([a-z]+)_(\d{6,})\.parquet")
+_NAME = re.compile(r"[a-z]+_(\d{6,})\.parquet")
 
 TURNS_SCHEMA = pa.schema(
     [
@@ -109,9 +107,9 @@ def table_path(run_dir: Path, kind: str, step: int) -> Path:
 def write_table(
     run_dir: Path, kind: str, step: int, columns: dict[str, list], pipeline: dict, update: dict | None = None
 ) -> Path:
-    path, schema = table_path(run_dir, kind, step), _SCHEMAS[kind]
+    path = table_path(run_dir, kind, step)
     about = json.dumps({"version": _VERSION, "step": step, "pipeline": pipeline, "update": update})
-    table = pa.table(columns, schema=schema.with_metadata({_ABOUT: about}))
+    table = pa.table(columns, schema=_SCHEMAS[kind].with_metadata({_ABOUT: about}))
     with replaced(path) as file:
         parquet.write_table(table, file, compression="zstd")
     return path
@@ -119,12 +117,8 @@ def write_table(
 
 def tables_of(run_dir: Path, kind: str) -> dict[int, Path]:
     """Files by step, in order; other files are left out."""
-    paths = {}
-    folder = Path(run_dir) / TABLES
-    for path in folder.iterdir() if folder.is_dir() else ():
-        if (match := _NAME.fullmatch(path.name)) and match[1] == kind:
-            paths[int(match[2])] = path
-    return dict(sorted(paths.items()))
+    found = ((_NAME.fullmatch(path.name), path) for path in (Path(run_dir) / TABLES).glob(f"{kind}_*"))
+    return dict(sorted((int(match[1]), path) for match, path in found if match))
 
 
 def read_table(path: Path, names: Sequence[str] | None = None) -> StepTable:
@@ -134,8 +128,7 @@ def read_table(path: Path, names: Sequence[str] | None = None) -> StepTable:
     try:
         file = parquet.ParquetFile(path)
         about = json.loads((file.schema_arrow.metadata or {}).get(_ABOUT, b"null"))
-        version = about.get("version") if isinstance(about, dict) else None
-        if version != _VERSION:
+        if not isinstance(about, dict) or about.get("version") != _VERSION:
             raise DamagedTable(f"{path} is no table that this version wrote")
         names = names or _SCHEMAS[kind].names
         schema = pa.schema([_SCHEMAS[kind].field(name) for name in names])

@@ -1,8 +1,6 @@
 """The held-out trajectories of an evaluation (`evaluation.keep_trajectories`): a file for each evaluated step, a JSON object
 for each trajectory."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 from pathlib import Path

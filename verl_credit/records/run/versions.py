@@ -1,7 +1,5 @@
 """The versions of a run's packages and the commit of its code, which `verl-credit diff` compares."""
 
-from __future__ import annotations
-
 import json
 import platform
 import subprocess
