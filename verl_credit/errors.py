@@ -77,7 +77,7 @@ class ConfigError(ValueError):
 
 
 class ConfigErrors(ConfigError):
-    """Every refusal of one configuration, in order. Key, value and accepted values are those of the first."""
+    """Several refusals of one configuration, in order. Key, value and accepted values are those of the first."""
 
     def __init__(self, errors: Iterable[ConfigError]) -> None:
         self.errors: list[ConfigError] = []
@@ -85,20 +85,25 @@ class ConfigErrors(ConfigError):
             for one in error.errors if isinstance(error, ConfigErrors) else [error]:
                 if not any(_explains(earlier, one) for earlier in self.errors):
                     self.errors.append(one)
-        first = self.errors[0]
-        known = {"key": first.key, "value": first.value, "accepted": first.accepted, "meant": first.meant}
-        super().__init__(shown="", **known)  # a value may be too long to be written
-        self.beside = first.beside
+        self.__dict__.update(vars(self.errors[0]), errors=self.errors)
         self.args = ("\n  also: ".join(map(str, self.errors)),)
+
+
+def joined(errors: Iterable[ConfigError]) -> ConfigError:
+    """The errors as one; one error as it is."""
+    several = ConfigErrors(errors)
+    return several if len(several.errors) > 1 else several.errors[0]
 
 
 def _explains(earlier: ConfigError, later: ConfigError) -> bool:
     """Would the later refusal probably go away with the earlier one, because it is about the same key?"""
     changed, about = {earlier.key, earlier.meant} - {""}, {later.key, *later.beside}
-    nested = any(
-        f"{key}.".startswith(f"{later.key}.") or f"{later.key}.".startswith(f"{key}.") for key in changed
-    )
+    nested = any(_within(key, later.key) or _within(later.key, key) for key in changed)
     return str(earlier) == str(later) or bool(changed & about) or (nested and bool(later.key))
+
+
+def _within(key: str, section: str) -> bool:
+    return f"{key}.".startswith(f"{section}.")
 
 
 def show_value(value: Any) -> str:

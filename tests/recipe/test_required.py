@@ -33,9 +33,7 @@ BOXED = {"target": ["72"], "form": "boxed"}
 def test_rows_whose_answers_nothing_would_read(tmp_path):
     """verl's own GSM8K: no form, and a prompt that asks for no tag. With the tool, a policy may know the tag."""
     path = write(tmp_path / "train.parquet", [{**VERLS_GSM8K, "prompt": ASKS}, VERLS_GSM8K])
-    with pytest.raises(
-        PreflightError, match=r"train.parquet row 1: .*'72' has no form.*every reward would be 0.*boxed"
-    ):
+    with pytest.raises(PreflightError, match=r"train.parquet row 1: .*'72' has no form"):
         read_rows(path, "data.train_files", searches=False)
     assert len(read_rows(path, "data.train_files")) == 2
 
