@@ -10,7 +10,7 @@ from verl_credit.config.keys.verl import KL_PENALTIES, LOGGERS, TARGET, VERLS_LO
 from verl_credit.errors import ConfigError
 from verl_credit.recipe.agent_loops import KEYS, LISTED, MULTI_TURN
 from verl_credit.recipe.rules import validate
-from verl_credit.recipe.rules.files import CODE
+from verl_credit.recipe.rules.engines import CODE
 
 ACTOR, ROLLOUT, REF, MODEL = (f"actor_rollout_ref.{role}" for role in ("actor", "rollout", "ref", "model"))
 BUDGETS = (f"{ACTOR}.ppo", f"{ROLLOUT}.log_prob", f"{REF}.log_prob")

@@ -253,7 +253,8 @@ RULES = [  # (overrides, the first one refused; a part of what is said of it)
     (["advantage_mode=maxrl", OWN, *ALONE], "would do nothing; set it to grpo"),
     (["transform_mode=gtpo", OWN, *ALONE], "would do nothing; set it to none"),
     *(([*VERLS_OWN, override], "would do nothing; leave algorithm.adv_estimator out .* or choose credit=verl")
-      for override in ("advantage_mode=maxrl", "transform_mode=gtpo", OWN)),
+      for override in ("advantage_mode=maxrl", "transform_mode=gtpo", "turn_signal=tool_reward", OWN)),
+    (["adv_estimator=gae"], "leave algorithm.adv_estimator out .* or choose credit=verl"),
     # outcome level
     *(([f"advantage_mode={outcome}", f"{MODE}={mode}", CLIP_OFF], f"with algorithm.{MODE}={mode}: .* others: none, separate")
       for outcome in ("maxrl", "reinforce_pp", mine("own_outcome")) for mode in ("joint", "turn-group")),

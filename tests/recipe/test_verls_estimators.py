@@ -14,22 +14,6 @@ LOOP, TOOLS = f"{ROLLOUT}.agent.default_agent_loop", f"{ROLLOUT}.multi_turn.tool
 REWARD = "reward.custom_reward_function.path"
 
 
-@pytest.mark.parametrize(
-    "estimator, beside",
-    [
-        ("grpo", []),
-        ("gae", [f"{MODE}=turn-group-v1d"]),
-        ("rloo", [f"{MODE}=none", "algorithm.turn_signal=tool_reward"]),
-        ("grpo", [f"{MODE}=none", "algorithm.transform_mode=gtpo"]),
-        ("grpo", [f"{MODE}=none", "algorithm.advantage_mode=maxrl"]),
-    ],
-)
-def test_an_estimator_that_reads_no_turn_is_refused_with_the_two_ways_out(estimator, beside):
-    error = refused(f"{KEY}={estimator}", *beside)
-    assert (error.key, error.value) == (KEY, estimator)
-    assert f"leave {KEY} out" in error.accepted and "credit=verl" in error.accepted
-
-
 @pytest.mark.parametrize("estimator", ["grpo", "gae", "rloo"])
 def test_verls_own_estimator_is_chosen_aloud(estimator, capsys):
     config = check("credit=verl", f"{KEY}={estimator}")

@@ -89,10 +89,8 @@ def does_not_fit(context: int, answer: int, max_model_len: int | None) -> str:
     needed = context + answer + DRAWN
     if max_model_len is None or needed <= max_model_len:
         return ""
-    return (
-        f"{MODEL_LEN}={max_model_len} cannot hold a context of {context} tokens, an answer of {answer} and the one that is "
-        f"drawn: {needed}"
-    )
+    parts = f"a context of {context} tokens, an answer of {answer} and the one that is drawn"
+    return f"{MODEL_LEN}={max_model_len} cannot hold {parts}: {needed}"
 
 
 class Place(NamedTuple):
@@ -112,12 +110,8 @@ def place_of_answers(config: DictConfig, settings: CreditSettings, scorer: Score
     if settings.scores_gain and scorer.in_rollout:
         length = roles.rollout.max_model_len
         return None if length is None else Place(MODEL_LEN, length, length - DRAWN - row, 1)
-    key, role, contexts = (
-        LOG_PROB,
-        roles.actor,
-        scorer.answers_behind_row(config) if settings.scores_gain else 0,
-    )
-    counted = roles.actor.use_dynamic_bsz
+    key, role, counted = LOG_PROB, roles.actor, roles.actor.use_dynamic_bsz
+    contexts = scorer.answers_behind_row(config) if settings.scores_gain else 0
     if in_references_batches(config, settings, scorer):
         key, role, contexts, counted = REFERENCE, roles.ref, 1, roles.ref.log_prob_use_dynamic_bsz
     if not contexts or not counted:

@@ -38,13 +38,12 @@ def own_loops(config: DictConfig) -> tuple[str, ...]:
     path = select(config, LISTED)
     if not path:
         return ()
-    use = "expected a YAML file with a list of {name: .., _target_: my_module.MyAgentLoop} (docs/agent-loops.md)"
     try:
         listed = OmegaConf.load(Path(path))
         names = tuple(str(entry["name"]) for entry in data(listed) if entry["_target_"])
     except Exception as error:  # YAML and OmegaConf raise arbitrary exceptions
-        reason = " ".join(str(error).split())[:200]
-        use = f"{use}; {type(error).__name__}: {reason}"
+        use = "expected a YAML file with a list of {name: .., _target_: my_module.MyAgentLoop} (docs/agent-loops.md); "
+        use += f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         raise ConfigError(key=LISTED, value=path, accepted=use) from error
     if taken := sorted({*names} & {*AGENTS}):
         use = f"it would replace {', '.join(taken)}; rename your agent loop"

@@ -108,15 +108,15 @@ def _preset_of(
         raise no_value("credit_preset", error) from error
     if not chosen:
         return None
-    places = [
-        folder / "credit" for folder in reversed(folders(config_dir))
-    ]  # the user's own replace the shipped ones
-    presets = {file.stem: file for place in places for file in sorted(place.glob("*.yaml"))}
+    # The user's own replace the shipped ones.
+    found = [
+        file for folder in reversed(folders(config_dir)) for file in sorted(folder.glob("credit/*.yaml"))
+    ]
+    presets = {file.stem: file for file in found}
     if chosen not in presets:
         raise ConfigError(key="credit_preset", value=chosen, accepted=presets)
-    return _with_values_of(
-        presets[chosen], compose_recipe(name, [*_groups(overrides), f"credit={chosen}"], config_dir)
-    )
+    composed = compose_recipe(name, [*_groups(overrides), f"credit={chosen}"], config_dir)
+    return _with_values_of(presets[chosen], composed)
 
 
 def _with_values_of(file: Path, config: DictConfig) -> DictConfig:
@@ -176,18 +176,12 @@ def compose_recipe(name: str, overrides: Sequence[str], config_dir: str | None =
             config = compose(name, list(overrides))
         except (HydraException, OmegaConfBaseException, ConfigError):
             raise
-        except (
-            AssertionError,
-            OSError,
-            TypeError,
-            ValueError,
-        ) as error:  # it checks no type, and opens any name
+        except (AssertionError, OSError, TypeError, ValueError) as error:
             why = f"{type(error).__name__}: {error.strerror if isinstance(error, OSError) else error}"[:300]
             places = ", ".join(["its defaults, or those of a file that they list", *_groups(overrides)])
             use = f"expected NAME, GROUP: CHOICE, or _self_ by itself in {places}"
-            raise ConfigError(
-                f"recipe {name} cannot be composed ({why}): {use}"[:700], key="defaults"
-            ) from error
+            message = f"recipe {name} cannot be composed ({why}): {use}"
+            raise ConfigError(message[:700], key="defaults") from error
     for key in ("actor_rollout_ref", "trainer"):
         if key not in config:
             start = "begin it with `defaults: [lab, _self_]`"
@@ -254,10 +248,8 @@ def defaults() -> dict[str, Default]:
     """Returns every default by its flattened key. Composing verl's ``ppo_trainer`` takes about a second."""
     with _quiet(), initialize_config_dir(str(verl_folder()), version_base=None):
         verl = flat_values(compose("ppo_trainer"))
-    own = flat_values(
-        _with_values_of(recipes_folder() / f"{files.DEFAULTS}.yaml", OmegaConf.create(defaults_tree()))
-    )
-    known = {key: Default(value, "verl_credit") for key, value in own.items()}
+    own = _with_values_of(recipes_folder() / f"{files.DEFAULTS}.yaml", OmegaConf.create(defaults_tree()))
+    known = {key: Default(value, "verl_credit") for key, value in flat_values(own).items()}
     return known | {key: Default(value, "verl") for key, value in verl.items()}
 
 

@@ -18,16 +18,7 @@ from verl_credit.config.resolved import data, leaves, select
 from verl_credit.config.settings import CreditSettings
 from verl_credit.errors import ConfigError, PreflightError, show_value
 from verl_credit.policy.decodable import why_not_decoded
-from verl_credit.policy.families import (
-    ATTENTION,
-    AUTO,
-    PACKED,
-    SCORER,
-    Keys,
-    dropouts,
-    family_of,
-    is_random,
-)
+from verl_credit.policy.families import ATTENTION, AUTO, PACKED, SCORER, Keys, dropouts, family_of, is_random
 from verl_credit.recipe.model_files import HubError, fetch_config, model_values
 from verl_credit.recipe.world import MODEL
 
@@ -50,10 +41,8 @@ def policy_values(config: DictConfig, *, may_fetch: bool = False) -> dict[str, A
                 fetch_config(path)
         with suppress(PreflightError, OSError):  # OSError: no file can have that name
             values = model_values(path)
-    changes = data(select(config, OVERRIDE))
-    return _merged(
-        values or {}, changes if isinstance(changes, Mapping) else {}
-    )  # another value is refused later
+    changes = data(select(config, OVERRIDE))  # a value in place of the section is refused later
+    return _merged(values or {}, changes if isinstance(changes, Mapping) else {})
 
 
 def _merged(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -86,9 +75,8 @@ def chosen_scorer(config: DictConfig) -> str:
 def validate_family(config: DictConfig, settings: CreditSettings) -> Iterator[ConfigError]:
     """Yields refusals of keys with which this family's numbers would be wrong."""
     values = policy_values(config)
-    for name, value in dropouts(
-        values
-    ).items():  # given, or of a config.json that was not here when auto was decided
+    # A dropout is given, or of a config.json that was not here when auto was decided.
+    for name, value in dropouts(values).items():
         yield ConfigError(key=f"{OVERRIDE}.{name}", value=value, accepted=f"{EVALUATED}; set it to 0")
     family = family_of(values)
     scorer = settings.algorithm.info_gain_scorer if settings.scores_gain else None
@@ -123,12 +111,9 @@ def family_line(config: DictConfig) -> str:
     if not family.name:
         unread = f"the config.json of {MODEL}={show_value(select(config, MODEL))} is not on this machine"
         return f"family: {unread}; {keys}, and the proof at the start decides"
-    off = [
-        key for key, value in leaves(data(select(config, OVERRIDE)) or {}) if value == 0 and is_random(key, 1)
-    ]
-    zero = f"; {', '.join(off)} of the model set to 0 ({EVALUATED})" if off else ""
+    given = leaves(data(select(config, OVERRIDE)) or {})
+    off = ", ".join(key for key, value in given if value == 0 and is_random(key, 1))
+    zero = f"; {off} of the model set to 0 ({EVALUATED})" if off else ""
     kernels = ", ".join(name for name in RECURRENT_KERNELS if family.mixes and find_spec(name))
-    untried = (
-        f"; its layers were never run with the kernels of {kernels} that are installed" if kernels else ""
-    )
+    untried = f"; its layers were never run with the installed kernels of {kernels}" if kernels else ""
     return f"family: {family.name}, {keys}: {family.why}{zero}{untried}"

@@ -73,9 +73,7 @@ GONE = {
     "actor_rollout_ref.model.fused_kernel_options": "verl's fused head is off",
     f"{ACTOR}.fsdp_config.grad_offload": "verl's engine offloads gradients together with the parameters",
     **dict.fromkeys(("algorithm.state_masking", f"{ACTOR}.state_masking"), _MASKED),
-    **dict.fromkeys(
-        (f"{ACTOR}.use_invalid_action_penalty", f"{ACTOR}.invalid_action_penalty_coef"), _PENALTY
-    ),
+    **{f"{ACTOR}.{name}": _PENALTY for name in ("use_invalid_action_penalty", "invalid_action_penalty_coef")},
     "trainer.use_v1": "verl_credit trains with verl's v1 trainer, whose older one verl removes",
     "trainer.default_hdfs_dir": "verl 0.9.1 saves to trainer.default_local_dir",
     "algorithm.no_think_rl": "thoughts are the policy's own tokens (search.include_reasoning)",
@@ -111,22 +109,15 @@ INSTEAD = {
 """What to write in place of a key whose value has another meaning here."""
 
 TRAINERS = {"sync": TRAINER_MODE, "colocate_async": COLOCATE_MODE, "separate_async": SEPARATE_MODE}
+STRATEGIES = (f"{ACTOR}.strategy", f"{REF}.strategy")
+_SAME, _WRITTEN = "the same trainer, with turns", "the chat template decides how a call is written"
 KEEPS_TURNS = "yours has to return turn_ids, the turn of each token (docs/agent-loops.md)"
 VALUES = {
     ("trainer.device", "npu"): (None, NPU),
-    **{
-        (key, "megatron"): (None, MEGATRON)
-        for key in ("model_engine", f"{ACTOR}.strategy", f"{REF}.strategy")
-    },
-    **{
-        ("trainer.v1.trainer_mode", name): (mode, "the same trainer, with turns")
-        for name, mode in TRAINERS.items()
-    },
+    **{(key, "megatron"): (None, MEGATRON) for key in ("model_engine", *STRATEGIES)},
+    **{("trainer.v1.trainer_mode", name): (mode, _SAME) for name, mode in TRAINERS.items()},
     **{(ENGINE, f"{name}_async"): (name, "every engine is asynchronous in verl 0.9.1") for name in ENGINES},
-    **{
-        (f"{MULTI_TURN}.format", name): ("auto", "the chat template decides")
-        for name in ("qwen", "llama3_json")
-    },
+    **dict.fromkeys(((f"{MULTI_TURN}.format", name) for name in ("qwen", "llama3_json")), ("auto", _WRITTEN)),
     (f"{ROLLOUT}.agent.default_agent_loop", "tool_agent"): (TURN_AGENT, "verl's loop writes no turns"),
     (f"{ROLLOUT}.agent.default_agent_loop", "single_turn_agent"): (None, "verl's loop writes no turns"),
 }

@@ -93,9 +93,10 @@ def lists_ours(name: str, folders: Sequence[Path]) -> bool:
     return name == DEFAULTS or any(below == DEFAULTS for _, _, below, _ in _entries(name, folders))
 
 
-def _entries(
-    path: str, folders: Sequence[Path], above: tuple[str, ...] = ()
-) -> Iterator[tuple[Path, str, str, tuple[str, ...]]]:
+Entry = tuple[Path, str, str, tuple[str, ...]]
+
+
+def _entries(path: str, folders: Sequence[Path], above: tuple[str, ...] = ()) -> Iterator[Entry]:
     """Yields (file, entry, path of the entry's file, paths above it) for all ``defaults`` of a file and of those below."""
     file = next((f / f"{path}.yaml" for f in folders if isfile(f / f"{path}.yaml")), None)
     group, above = path.rpartition("/")[0], (*above, path)

@@ -88,9 +88,8 @@ def without_effect_in(config: DictConfig, credit: CreditSettings, steps: int, so
     if credit.scores_gain and warm_up >= steps:
         idle.append(f"algorithm.info_gain_warmup_steps={warm_up}: no gain is measured in {source}")
     elif credit.scores_gain and every > 1 and warm_up + every >= steps:
-        idle.append(
-            f"algorithm.info_gain_every={every}: gains are measured in step {warm_up + 1} alone of {source}"
-        )
+        only = f"gains are measured in step {warm_up + 1} alone of {source}"
+        idle.append(f"algorithm.info_gain_every={every}: {only}")
     if reads.transform(credit).uses_sepa_controller:
         idle += _sepa_without_effect(credit.algorithm.sepa.model_dump(), steps, source)
     if config.probe.every >= steps:  # an update is measured in the next step, so the last update never is

@@ -229,11 +229,9 @@ def _refusal_in_file(model: Any, tree: dict[str, Any], complaint: Any, source: s
                 continue  # this part names the branch of a union that pydantic tried
         names.append(str(part))
         if owner is not None and known is None:
-            accepted = list(_fields(owner))
-            where = f"{source}: unknown key {'.'.join(names)}{did_you_mean(part, accepted)}"
-            return ConfigError(
-                f"{where}: accepted are {', '.join(accepted)}", key=".".join(names), accepted=accepted
-            )
+            key, accepted = ".".join(names), list(_fields(owner))
+            message = f"{source}: unknown key {key}{did_you_mean(part, accepted)}: accepted are {', '.join(accepted)}"
+            return ConfigError(message, key=key, accepted=accepted)
         described = (known.description or "") if known else described
         owner = known.annotation if known is not None and _fields(known.annotation) else None
     key, use = ".".join(names), f"expected {described}"
@@ -278,9 +276,8 @@ _BOUNDS = {Ge: ("ge", "of at least"), Gt: ("gt", "above"), Le: ("le", "of at mos
 
 
 def _range(metadata: list[Any]) -> str:
-    ends = {
-        kind: getattr(m, name) for kind, (name, _) in _BOUNDS.items() for m in metadata if isinstance(m, kind)
-    }
+    kinds = [(kind, mark) for kind in _BOUNDS for mark in metadata if isinstance(mark, kind)]
+    ends = {kind: getattr(mark, _BOUNDS[kind][0]) for kind, mark in kinds}
     if Ge in ends and Le in ends:
         return f" from {ends[Ge]:g} to {ends[Le]:g}"
     return " and".join(f" {_BOUNDS[kind][1]} {end:g}" for kind, end in ends.items())

@@ -23,12 +23,13 @@ from verl_credit.recipe.decisions import BATCH, MINI_BATCH
 from verl_credit.recipe.family import validate_family
 from verl_credit.recipe.rules.engines import (
     validate_actor,
+    validate_files,
+    validate_loop,
     validate_rollout,
     validate_rows_fit,
     validate_turns_fit,
 )
 from verl_credit.recipe.rules.estimator import validate_estimator
-from verl_credit.recipe.rules.files import validate_files, validate_loop
 from verl_credit.recipe.rules.known import validate_homes, validate_keys, validate_older
 from verl_credit.recipe.rules.own import validate_loss
 from verl_credit.recipe.rules.pipeline import validate_pipeline
@@ -58,15 +59,11 @@ def validate(config: DictConfig) -> None:
 
 def _too_long(config: DictConfig) -> Iterator[ConfigError]:
     # The lengths in data come first, because max_model_len=auto is made of them.
-    for key, value in sorted(
-        leaves(data(config, resolve=False)), key=lambda one: not one[0].startswith("data.")
-    ):
-        if isinstance(value, int) and value.bit_length() > WORD:
-            use, shown = (
-                f"expected a whole number of at most {WORD} bits",
-                f"a number of {value.bit_length()} bits",
-            )
-            yield ConfigError(key=key, value=value, accepted=use, shown=shown)
+    values = sorted(leaves(data(config, resolve=False)), key=lambda one: not one[0].startswith("data."))
+    for key, value in values:
+        if isinstance(value, int) and (bits := value.bit_length()) > WORD:
+            use = f"expected a whole number of at most {WORD} bits"
+            yield ConfigError(key=key, value=value, accepted=use, shown=f"a number of {bits} bits")
             return  # the other numbers may be made of it
 
 

@@ -1,4 +1,5 @@
-"""Refuses engines, attention, tools and reward managers with which a run would not work, or not as its keys promise.
+"""Refuses engines, attention, agent loops, tools, the user's files and reward managers with which a run would not work, or
+not as its keys promise.
 
 Checks without the data that turns, rows and answers fit the lengths of their places (`config/fit.py`).
 """
@@ -6,6 +7,9 @@ Checks without the data that turns, rows and answers fit the lengths of their pl
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib.util import find_spec
+from os.path import isfile  # pathlib raises OSError for a name that no file system takes
+from pathlib import Path
 
 from omegaconf import DictConfig
 
@@ -17,7 +21,9 @@ from verl_credit.config.settings import CreditSettings
 from verl_credit.errors import ConfigError
 from verl_credit.names import AGENT_NAME, AGENTS, TURN_AGENT
 from verl_credit.policy.families import ATTENTION, OURS, Keys
-from verl_credit.recipe.agent_loops import KEYS, MULTI_TURN, may_call, tools_given
+from verl_credit.recipe.agent_loops import KEYS, LISTED, MULTI_TURN, may_call, own_loops, tools_given
+from verl_credit.recipe.recipe_files import verl_folder
+from verl_credit.recipe.rules.own import own_modules
 from verl_credit.turns.score.scorers import SCORERS
 
 STRATEGY = "actor_rollout_ref.actor.strategy"
@@ -28,10 +34,50 @@ OVERLONG = "reward.reward_kwargs.overlong_buffer_cfg.enable"
 RESPONSE = "data.max_response_length"
 UPDATE = "actor_rollout_ref.actor.ppo_max_token_len_per_gpu"
 SCORER = "algorithm.info_gain_scorer"
-ROUTES, FUSED = (
-    "actor_rollout_ref.rollout.enable_rollout_routing_replay",
-    "actor_rollout_ref.model.use_fused_kernels",
-)
+ROUTES = "actor_rollout_ref.rollout.enable_rollout_routing_replay"
+FUSED = "actor_rollout_ref.model.use_fused_kernels"
+
+
+CODE = ("reward.custom_reward_function.path", f"{MANAGER}.module.path", "data.custom_cls.path")
+VERLS_LOOPS = ("single_turn_agent", "tool_agent", "diffusion_single_turn_agent")
+
+
+def validate_files(config: DictConfig, settings: CreditSettings) -> Iterator[ConfigError]:
+    """Yields a refusal for every file of the user's that verl would not find."""
+    for key in CODE:
+        path = select(config, key)
+        if path and not _module_there(str(path)):
+            use = "there is no such file; give a Python file, or pkg://MODULE for a module to import"
+            yield ConfigError(key=key, value=path, accepted=use)
+    verl = verl_folder().parents[1]
+    for key, path in tools_given(config).items():
+        roots = (Path(), verl.parent, verl)  # as verl looks for it
+        if not isinstance(path, str) or not any(isfile(root / path) for root in roots):
+            use = "there is no such file, neither from here nor in verl's package"
+            yield ConfigError(key=key, value=path, accepted=use)
+
+
+def _module_there(path: str) -> bool:
+    if path.startswith("pkg://"):
+        try:
+            return find_spec(path.removeprefix("pkg://").replace("/", ".")) is not None
+        except (ImportError, ValueError):
+            return False
+        except Exception:  # the user's package raises when it is imported, which `train` reports
+            return True
+    return isfile(path.removeprefix("file://"))
+
+
+def validate_loop(config: DictConfig, settings: CreditSettings) -> Iterator[ConfigError]:
+    """Yields a refusal for an agent loop that nothing here or in the user's file has. A module may register others."""
+    name, known = select(config, DEFAULT), (*AGENTS, *own_loops(config))
+    if name in VERLS_LOOPS and name not in known:
+        ours = AGENT_NAME if name == "single_turn_agent" else TURN_AGENT
+        use = f"verl's own loops do not write which token belongs to which turn; take {ours}, or {AGENT_NAME} for the search"
+        yield ConfigError(key=DEFAULT, value=name, accepted=use)
+    elif name not in known and not own_modules(config):
+        own = f"or a loop of yours that {LISTED} lists (docs/agent-loops.md)"
+        yield ConfigError(key=DEFAULT, value=name, accepted=[*known, own])
 
 
 def validate_actor(config: DictConfig, settings: CreditSettings) -> Iterator[ConfigError]:
@@ -40,12 +86,8 @@ def validate_actor(config: DictConfig, settings: CreditSettings) -> Iterator[Con
         use = f"built for and tested with verl's FSDP engine, whichever {SCORER}; use fsdp2 or fsdp"
         yield ConfigError.of(config, STRATEGY, accepted=use)
     if select(config, ATTENTION) in OURS:
-        ranks = (
-            f"actor_rollout_ref.{role}.{inner}{ULYSSES}"
-            for role in ("actor", "ref")
-            for inner in ("", "fsdp_config.")
-        )
-        for key in ranks:
+        roles = ("actor", "actor.fsdp_config", "ref", "ref.fsdp_config")
+        for key in (f"actor_rollout_ref.{role}.{ULYSSES}" for role in roles):
             if (select(config, key) or 1) > 1:
                 use = "attention over several ranks is not built; set it to 1, or "
                 use += str(Keys("flash_attention_2", True, "rows"))
@@ -70,9 +112,8 @@ def validate_rollout(config: DictConfig, settings: CreditSettings) -> Iterator[C
         yield ConfigError.of(config, ENGINE, "trainer.device", accepted=there)
     served = settings.scores_gain and SCORERS[settings.algorithm.info_gain_scorer].in_rollout
     if served and engine.no_scores:
-        yield ConfigError.of(
-            config, SCORER, ENGINE, accepted=f"{engine.no_scores}; set {SCORER}=branch or rows"
-        )
+        use = f"{engine.no_scores}; set {SCORER}=branch or rows"
+        yield ConfigError.of(config, SCORER, ENGINE, accepted=use)
     if served and select(config, DEFAULT) not in AGENTS:
         use = f"the scores are asked for by {' and '.join(AGENTS)}; with an agent loop of your own take branch or rows"
         yield ConfigError.of(config, SCORER, DEFAULT, accepted=use)
@@ -141,26 +182,28 @@ def validate_rows_fit(config: DictConfig, settings: CreditSettings) -> Iterator[
         message = f"{fit.MODEL_LEN}={length} cannot hold a row of data.max_prompt_length + {RESPONSE} = {row} tokens{also}: "
         yield ConfigError(f"{message}set it to {use}", key=fit.MODEL_LEN, value=length, accepted=use)
     if actor.use_dynamic_bsz != rollout.log_prob_use_dynamic_bsz:
-        other = "actor_rollout_ref.rollout.log_prob_use_dynamic_bsz"
-        yield ConfigError.of(
-            config, "actor_rollout_ref.actor.use_dynamic_bsz", other, accepted="verl wants them equal"
+        both = (
+            "actor_rollout_ref.actor.use_dynamic_bsz",
+            "actor_rollout_ref.rollout.log_prob_use_dynamic_bsz",
         )
+        yield ConfigError.of(config, *both, accepted="verl wants them equal")
     if actor.use_dynamic_bsz:
         answers = scorer.answers_behind_row(config) if settings.scores_gain else 0
         also = f" and {answers} short answer(s) of {fit.SHORT_ANSWER} tokens" if answers else ""
-        yield from _must_hold(config, UPDATE, actor, row)
-        yield from _must_hold(config, fit.LOG_PROB, actor, row + answers * fit.SHORT_ANSWER, also)
+        ranks = fit.sequence_parallel(actor)
+        yield from _must_hold(config, UPDATE, ranks, row)
+        yield from _must_hold(config, fit.LOG_PROB, ranks, row + answers * fit.SHORT_ANSWER, also)
     # The last, because in the recipes its budget is the update's.
     if (actor.use_kl_loss or config.algorithm.use_kl_in_reward) and ref.log_prob_use_dynamic_bsz:
         answer = fit.SHORT_ANSWER * fit.in_references_batches(config, settings, scorer)
         also = f" and a short answer of {answer} tokens" if answer else ""
-        yield from _must_hold(config, fit.REFERENCE, ref, row + answer, also)
+        yield from _must_hold(config, fit.REFERENCE, fit.sequence_parallel(ref), row + answer, also)
 
 
 def _must_hold(
-    config: DictConfig, key: str, role: DictConfig, needed: int, also: str = ""
+    config: DictConfig, key: str, ranks: int, needed: int, also: str = ""
 ) -> Iterator[ConfigError]:
-    budget, ranks = select(config, key), fit.sequence_parallel(role)
+    budget = select(config, key)
     if budget is None or budget * ranks < needed:
         accepted = f"{needed} tokens{f' over {ranks} ranks' if ranks > 1 else ''}"
         message = f"{key}={budget} cannot hold a row of data.max_prompt_length + {RESPONSE}{also}: {accepted}"

@@ -59,15 +59,10 @@ def validate_older(config: DictConfig) -> Iterator[ConfigError]:
         if key == "trainer.use_v1" and value is not None and not value:
             use = "turns are trained by verl's v1 trainer alone; leave it out"
             yield ConfigError(key=key, value=value, accepted=use)
-        if value is not None and (old := _older(key)):
+        if value is not None and (old := longest(OLDER, key)):
             now = OLDER[old] + key.removeprefix(old)
             use = f"a key of an older verl, which nothing reads now; use {now}"
             yield ConfigError(key=key, value=value, accepted=use, meant=now)
-
-
-@cache
-def _older(key: str) -> str | None:
-    return longest(OLDER, key)
 
 
 def validate_keys(config: DictConfig) -> Iterator[ConfigError]:
@@ -91,12 +86,11 @@ def _unlisted(config: DictConfig) -> Iterator[str | ConfigError]:
         for key, value in zip(map(str, node), node.values(), strict=True):
             full = f"{prefix}.{key}" if prefix else key
             if key in names:
-                later = isinstance(value, str) and (
-                    value == MISSING or "${" in value
-                )  # checked once it is resolved
                 if isinstance(value, dict):
                     yield from walk(full, value)
-                elif not later and (full in WITH_KEYS or (full in known.sections and value is not None)):
+                elif isinstance(value, str) and (value == MISSING or "${" in value):
+                    pass  # checked once it is resolved
+                elif full in WITH_KEYS or (full in known.sections and value is not None):
                     yield ConfigError(key=full, value=value, accepted="expected a section with keys")
             elif not names or prefix in known.open or _read_by_own_code(config, prefix, node):
                 yield full
@@ -112,10 +106,9 @@ def _unknown(prefix: str, key: str, value: Any, accepted: list[str]) -> Iterator
     """Yields the refusals of an unknown key; for a section of another project those of its keys."""
     below = [f"{key}.{name}" for name, _ in leaves(value)] if isinstance(value, dict) else []
     remedies = {name: remedy_of(f"{prefix}.{name}" if prefix else name) for name in (*below, key)}
+    place = place_of(key)
     for name in [name for name in below if remedies[name]] or [key]:
-        yield unknown_key(
-            prefix, name, dict.fromkeys(accepted), elsewhere=place_of(key), remedy=remedies[name]
-        )
+        yield unknown_key(prefix, name, dict.fromkeys(accepted), elsewhere=place, remedy=remedies[name])
 
 
 def _referred_to(plain: dict[str, Any], key: str) -> bool:

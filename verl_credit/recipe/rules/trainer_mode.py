@@ -34,9 +34,7 @@ def validate_trainer_mode(config: DictConfig, settings: CreditSettings) -> Itera
     if mode not in ASYNC_MODES:
         return
     if not select(config, LOG_PROBS):
-        wrong[LOG_PROBS] = (
-            "only the engine knows the log-prob of the weights that wrote a token; set it to true"
-        )
+        wrong[LOG_PROBS] = "only the engine knows the log-probs of the weights that wrote; set it to true"
     if select(config, PROBE):
         wrong[PROBE] = "the probe needs rollouts of the new weights, and these may be older; set it to 0"
     if select(config, OLDEST) is None:
@@ -61,7 +59,7 @@ def validate_trainer_mode(config: DictConfig, settings: CreditSettings) -> Itera
         yield ConfigError.of(config, UPDATES, MODE, BATCH, MINI_BATCH, accepted=use)
     elif updates > 1 and reads.transform(settings).uses_sepa_controller:
         use = (
-            f"SEPA observes a step once, and every update has its own credit; take no sepa, or {BATCH}={mini}"
+            f"SEPA observes a step once, and every update has its own credit; set {BATCH}={mini}, or no sepa"
         )
         yield ConfigError.of(config, "algorithm.transform_mode", MODE, UPDATES, accepted=use)
 
@@ -153,19 +151,13 @@ def validate_entropy_probe(config: DictConfig, settings: CreditSettings) -> Iter
     if select(config, (weights := f"{ENGINE}.model_dtype")) not in (None, *FULL):
         wrong[weights] = "it hides the change of one update; set it to fp32 (mixed_precision may stay bf16)"
     if select(config, COMPUTES_IN) in ("fp16", "float16"):
-        wrong[COMPUTES_IN] = (
-            "verl scales the loss, and other gradients could overflow; set it to bf16 or fp32"
-        )
+        wrong[COMPUTES_IN] = "verl scales the loss, and gradients could overflow; set it to bf16 or fp32"
     if select(config, FUSED) and select(config, KERNEL) != "torch":
-        wrong[KERNEL] = (
-            f"that kernel's entropies have no examined gradient; set it to torch, or {FUSED}=false"
-        )
+        wrong[KERNEL] = "its entropies' gradient is not examined; set it to torch, or use_fused_kernels=false"
     for key, why in wrong.items():
-        beside = {FUSED: True} if key == KERNEL else {}
+        beside = ({FUSED: True} if key == KERNEL else {}) | {PROBE: probe.every}
         use = f"{why}, or switch the entropy probe off with probe.every=0"
-        yield ConfigError(
-            key=key, value=select(config, key), beside=beside | {PROBE: probe.every}, accepted=use
-        )
+        yield ConfigError(key=key, value=select(config, key), beside=beside, accepted=use)
     if config.data.train_batch_size < probe.groups:
         why = "every group needs a prompt of the step; at most data.train_batch_size"
         yield ConfigError.of(config, "probe.groups", "data.train_batch_size", accepted=why)
