@@ -96,8 +96,8 @@ def _reached_from_everywhere(config: DictConfig, settings: CreditSettings) -> It
     if nodes == 1 or config.search.url is None or not config.search.max_searches:
         return
     for url in filter(loopback, urls_of(config.search)):
-        use = "agent loops search from every node, and that address is each node itself; give one that all reach, of "
-        use += "a server that listens there (verl-credit-retriever serve --host ADDRESS --allow-remote --token-file FILE)"
+        use = "agent loops search from every node, and that address is each node itself; give the address by which all of "
+        use += "them reach the server (verl-credit-retriever serve --host ADDRESS --allow-remote --token-file FILE)"
         yield ConfigError(key="search.url", value=redact(url), beside={"trainer.nnodes": nodes}, accepted=use)
 
 
