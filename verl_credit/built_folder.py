@@ -97,13 +97,12 @@ def why_invalid(folder: Path, settings: Mapping[str, object], name: str) -> str 
 
 def refuse_foreign(folder: Path, parts: Collection[str], name: str) -> None:
     """Raise FileExistsError when the folder contains anything else than ``parts``, which a build would delete."""
-    if folder.is_dir():
-        foreign = sorted(path.name for path in folder.iterdir() if path.name not in {MANIFEST, *parts})
-        if foreign:
-            other = f"{foreign[0]!r}, which is not part of {name}"
-            raise FileExistsError(f"{folder} holds {other}: choose an empty or new folder")
-    elif folder.exists():
+    if folder.exists() and not folder.is_dir():
         raise FileExistsError(f"{folder} is a file: choose an empty or new folder")
+    names = (path.name for path in folder.iterdir()) if folder.exists() else ()
+    if foreign := min(set(names) - {MANIFEST, *parts}, default=None):
+        other = f"{foreign!r}, which is not part of {name}"
+        raise FileExistsError(f"{folder} holds {other}: choose an empty or new folder")
 
 
 def hashes(folder: Path) -> dict[str, str]:

@@ -145,13 +145,6 @@ def test_the_multi_hop_recipe_composes_with_every_model(model, hardware):
     assert model.replace("_", "").replace("instruct", "") in path.lower().replace("-", "").replace(".", "")
 
 
-@pytest.mark.parametrize(
-    "preset, name", list(zip(options("credit"), cycle(["multihop_qwen3_4b", "spark_qwen3_4b"]), strict=False))
-)
-def test_every_preset_composes(preset, name):
-    assert checked(name, f"credit={preset}").credit_preset == preset
-
-
 def test_a_model_is_no_departure_from_a_preset():
     config = checked("multihop_qwen3_4b", "model=qwen2_5_7b", "credit=paper", "algorithm.gamma=0.9")
     assert config.credit_overrides == ["algorithm.gamma=0.9"]

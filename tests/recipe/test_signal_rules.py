@@ -204,14 +204,6 @@ def test_a_reference_of_its_own_or_under_an_adapter_scores(given):
     assert f"through {by}: 640 a step" in shown and "reads the reference;" in shown
 
 
-@pytest.mark.parametrize("preset, mode", [("trace", "trace"), ("cigpo", "separate")])
-def test_the_presets_of_reference_scored_methods_leave_no_key_unread(preset, mode):
-    config = check(f"credit={preset}")
-    chosen = CreditSettings.from_config(config).algorithm
-    assert (chosen.info_gain_norm_mode, chosen.info_gain_scorer) == (mode, "reference")
-    assert unused(config) == []
-
-
 def test_the_signals_of_the_page_run(tmp_path, monkeypatch):
     """docs/turn-signals.md: the function is called with the page's option, the judge is bound to its address."""
     page = (Path(__file__).parents[2] / "docs" / "turn-signals.md").read_text()

@@ -6,7 +6,6 @@ from kit.recipes import check, refused
 from verl_credit.cli import main
 from verl_credit.config.settings import CreditSettings
 from verl_credit.recipe.rules.estimator import ELSEWHERE, VERLS
-from verl_credit.recipe.unread import warnings_of
 
 KEY, MODE = "algorithm.adv_estimator", "algorithm.info_gain_norm_mode"
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
@@ -64,16 +63,6 @@ def test_files_that_are_there_are_accepted(tmp_path):
 
 def test_a_loop_that_a_module_of_the_users_may_register_is_left_to_verl():
     check(f"{LOOP}=another_agent", "actor_rollout_ref.model.external_lib=mine")
-
-
-@pytest.mark.parametrize(
-    "low, high, level, wide",
-    [(0.2, 0.28, "turn", True), (0.2, 0.28, "token", False), (0.003, 0.004, "turn", False)],
-)
-def test_a_range_for_tokens_is_doubted_where_the_ratio_is_a_mean(low, high, level, wide):
-    clip = [f"{ACTOR}.clip_ratio_low={low}", f"{ACTOR}.clip_ratio_high={high}"]
-    lines = warnings_of(check(*clip, f"{ACTOR}.policy_loss.ratio_level={level}"))
-    assert any(f"clip_ratio_low={low}" in line and f"ratio_level={level}" in line for line in lines) == wide
 
 
 def half(tables, *, share: float = 0.5):

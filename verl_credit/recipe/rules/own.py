@@ -105,18 +105,15 @@ def trial(key: str, value: str, call: str, beside: Mapping[str, Any] | None = No
 
 def _may_be_called(found: Any, kind: str) -> bool:
     """May the check call it? A user's code, yes; an installed package's only where it is declared as such an operator."""
-    if isinstance(found, TransformSpec):
-        found = found.compute_context
-    elif isinstance(found, UncertaintySpec):
-        found = found.compute
+    if isinstance(found, TransformSpec | UncertaintySpec):
+        found = found.compute_context if isinstance(found, TransformSpec) else found.compute
     if found is None or _of_the_user(found):
         return True
-    if not inspect.isfunction(found) or not inspect.signature(found).parameters:
-        return False
     try:
-        return kind_of(found, "") == kind
+        declared = inspect.isfunction(found) and inspect.signature(found).parameters and kind_of(found, "")
     except ValueError:
         return False
+    return declared == kind
 
 
 def _of_the_user(found: Any) -> bool:
@@ -157,7 +154,5 @@ def validate_loss(config: DictConfig, settings: CreditSettings) -> Iterator[Conf
         use = "that loss needs its quadratic penalty: a number above 0"
         yield ConfigError.of(config, f"{LOSS}.dro_beta", f"{LOSS}.loss_mode", accepted=use)
     if name is not None and not own_modules(config):
-        known = [LOSS_MODE, *VERLS_LOSSES]
-        error = ConfigError(key=f"{LOSS}.loss_mode", value=name, accepted=known)
         own = f"or a loss of yours that a module in {MODULES} registers with verl (docs/plugins.md)"
-        yield ConfigError(f"{error}, {own}", key=error.key, value=name, accepted=known)
+        yield ConfigError(key=f"{LOSS}.loss_mode", value=name, accepted=[LOSS_MODE, *VERLS_LOSSES, own])
