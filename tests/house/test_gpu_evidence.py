@@ -1,6 +1,5 @@
 """evidence/gpu at a size for a CPU: its parts, the runs of its queue, its page."""
 
-import ast
 import subprocess
 import sys
 from pathlib import Path
@@ -13,8 +12,6 @@ sys.path.insert(0, str(ROOT / "evidence"))
 
 from gpu import record, table  # noqa: E402
 from gpu.half_hour import order, world  # noqa: E402
-from gpu.machine import code_version  # noqa: E402
-from gpu.parts import PARTS  # noqa: E402
 
 from kit.recipes import OWN, load_config  # noqa: E402
 from verl_credit.recipe.rules import validate  # noqa: E402
@@ -26,31 +23,6 @@ def test_the_first_parts_at_a_size_for_a_cpu_have_no_row_that_is_off(tmp_path):
     command = [sys.executable, "-W", "ignore", str(ROOT / "evidence/gpu/run.py"), "--device", "cpu", "--tiny"]
     done = subprocess.run([*command, *places.split()], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-
-
-@pytest.mark.parametrize("part", PARTS, ids=lambda part: part.name)
-def test_a_part_is_repeated_after_a_change_to_what_it_imports(part):
-    declared = {path for pattern in part.files for path in ROOT.glob(pattern)}
-    module = ROOT / "evidence" / (part.module.replace(".", "/") + ".py")
-    nodes = [node for node in ast.walk(ast.parse(module.read_text())) if isinstance(node, ast.ImportFrom)]
-    names = {
-        f"{node.module}{more}" for node in nodes for more in ("", *(f".{one.name}" for one in node.names))
-    }
-    files = {
-        (folder / name.replace(".", "/")).with_suffix(".py")
-        for name in names
-        for folder in (ROOT, ROOT / "evidence")
-    }
-    beside = {
-        ROOT / "evidence/gpu" / f"{name}.py" for name in ("machine", "children", "record", "parts", "table")
-    }
-    imported = {file for file in files if file.exists()}
-    assert (
-        module in declared
-        and imported
-        and imported - declared <= beside
-        and len(code_version(part.files)) == 12
-    )
 
 
 def test_the_committed_page_is_what_its_json_says(tmp_path):

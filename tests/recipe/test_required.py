@@ -103,11 +103,3 @@ def test_a_number_is_no_file(value, capsys):
         read_rows(config.data.val_files, "data.val_files")
     assert main(["explain", "--config-name", "math_sepa", f"data.val_files={value}"]) == 0
     assert "data.val_files=" in capsys.readouterr().out.splitlines()[-1]
-
-
-def test_a_plan_needs_no_data_and_says_when_it_lacks_the_model(capsys):
-    assert main(["plan", "--config-name", "multihop_qwen3_4b"]) == 0
-    capsys.readouterr()
-    assert main(["plan", "--config-name", "search_cpu"]) == 4
-    said = capsys.readouterr().out
-    assert said.count("\n") == 1 and "actor_rollout_ref.model.path=null: give a model folder" in said
