@@ -21,13 +21,8 @@ def endpoint(url: str) -> str:
         parts = httpx.URL(url)
     except (httpx.InvalidURL, TypeError) as error:
         raise ValueError(f"{wrong} ({error})") from None
-    if (
-        parts.scheme not in ("http", "https")
-        or not parts.host
-        or parts.query
-        or parts.fragment
-        or not 0 < (parts.port or 80) < 65536
-    ):
+    known = parts.scheme in ("http", "https") and parts.host and 0 < (parts.port or 80) < 65536
+    if not known or parts.query or parts.fragment:
         raise ValueError(wrong)
     return url.rstrip("/") if parts.path.rstrip("/").endswith("/retrieve") else url.rstrip("/") + "/retrieve"
 

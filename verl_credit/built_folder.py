@@ -38,19 +38,17 @@ def reuse_or_build(
         held = lock.acquire()
     with held:
         refuse_foreign(folder, parts, name)
-        if folder.exists():
-            reason = why_invalid(folder, settings, name)
-            if reason is None:
-                progress(1.0, f"using {name} in {folder}")
-                return
-            if any(folder.iterdir()):
-                progress(0.0, f"rebuilding {name} in {folder}: {reason}")
+        reason = why_invalid(folder, settings, name)
+        if reason is None:
+            progress(1.0, f"using {name} in {folder}")
+            return
+        if folder.exists() and any(folder.iterdir()):
+            progress(0.0, f"rebuilding {name} in {folder}: {reason}")
         work = folder.with_name(f".{folder.name}.building")
         shutil.rmtree(work, ignore_errors=True)
         work.mkdir(parents=True)
         try:
-            more = fill(work)
-            write_manifest(work, settings, more)
+            write_manifest(work, settings, fill(work))
             shutil.rmtree(folder, ignore_errors=True)
             work.rename(folder)
         finally:
@@ -86,25 +84,25 @@ def why_invalid(folder: Path, settings: Mapping[str, object], name: str) -> str 
         if manifest.get(key) != value:
             return f"{key} is {manifest.get(key)!r}, wanted {value!r}"
     digests = hashes(folder)
-    for file in sorted(manifest["files"].keys() | digests.keys()):
+    known = manifest["files"]
+    for file in sorted(known.keys() | digests.keys()):
         if file not in digests:
             return f"{file} is missing"
-        if file not in manifest["files"]:
-            return f"{file} does not belong there"
-        if digests[file] != manifest["files"][file]:
-            return f"{file} has changed since it was built"
+        if known.get(file) != digests[file]:
+            return (
+                f"{file} has changed since it was built" if file in known else f"{file} does not belong there"
+            )
     return None
 
 
 def refuse_foreign(folder: Path, parts: Collection[str], name: str) -> None:
     """Raise FileExistsError when the folder contains anything else than ``parts``, which a build would delete."""
-    if folder.is_dir():
-        foreign = sorted(path.name for path in folder.iterdir() if path.name not in {MANIFEST, *parts})
-        if foreign:
-            other = f"{foreign[0]!r}, which is not part of {name}"
-            raise FileExistsError(f"{folder} holds {other}: choose an empty or new folder")
-    elif folder.exists():
+    if folder.exists() and not folder.is_dir():
         raise FileExistsError(f"{folder} is a file: choose an empty or new folder")
+    names = (path.name for path in folder.iterdir()) if folder.exists() else ()
+    if foreign := min(set(names) - {MANIFEST, *parts}, default=None):
+        other = f"{foreign!r}, which is not part of {name}"
+        raise FileExistsError(f"{folder} holds {other}: choose an empty or new folder")
 
 
 def hashes(folder: Path) -> dict[str, str]:

@@ -77,7 +77,7 @@ class ConfigError(ValueError):
 
 
 class ConfigErrors(ConfigError):
-    """Every refusal of one configuration, in order. Key, value and accepted values are those of the first."""
+    """Several refusals of one configuration, in order. Key, value and accepted values are those of the first."""
 
     def __init__(self, errors: Iterable[ConfigError]) -> None:
         self.errors: list[ConfigError] = []
@@ -85,20 +85,23 @@ class ConfigErrors(ConfigError):
             for one in error.errors if isinstance(error, ConfigErrors) else [error]:
                 if not any(_explains(earlier, one) for earlier in self.errors):
                     self.errors.append(one)
-        first = self.errors[0]
-        known = {"key": first.key, "value": first.value, "accepted": first.accepted, "meant": first.meant}
-        super().__init__(shown="", **known)  # a value may be too long to be written
-        self.beside = first.beside
+        self.__dict__.update(vars(self.errors[0]), errors=self.errors)
         self.args = ("\n  also: ".join(map(str, self.errors)),)
+
+
+def joined(errors: Iterable[ConfigError]) -> ConfigError:
+    """The errors as one; one error as it is."""
+    several = ConfigErrors(errors)
+    return several if len(several.errors) > 1 else several.errors[0]
 
 
 def _explains(earlier: ConfigError, later: ConfigError) -> bool:
     """Would the later refusal probably go away with the earlier one, because it is about the same key?"""
-    changed, about = {earlier.key, earlier.meant} - {""}, {later.key, *later.beside}
-    nested = any(
-        f"{key}.".startswith(f"{later.key}.") or f"{later.key}.".startswith(f"{key}.") for key in changed
+    changed, key = {earlier.key, earlier.meant} - {""}, f"{later.key}."
+    nested = bool(later.key) and any(
+        f"{one}.".startswith(key) or key.startswith(f"{one}.") for one in changed
     )
-    return str(earlier) == str(later) or bool(changed & about) or (nested and bool(later.key))
+    return nested or str(earlier) == str(later) or bool(changed & set(later.beside))
 
 
 def show_value(value: Any) -> str:
@@ -134,18 +137,16 @@ def unknown_key(
 ) -> ConfigError:
     """The error for a ``name`` that is not among the ``names`` below ``parent``. ``value``: its text without secrets.
     ``elsewhere``: the key of this name in another section. ``remedy``: what to write for another project's key."""
-    below, names = f"{parent}." if parent else "", list(names)
-    given = "" if value is None else f"={value}"
-    unknown = f"unknown key {below}{printable(name)}{given}"
+    below, names, first = f"{parent}." if parent else "", list(names), name.partition(".")[0]
+    unknown = f"unknown key {below}{printable(name)}" + ("" if value is None else f"={value}")
     if remedy:
         meant = remedy.partition("=")[0].lstrip("+")
         use = remedy if remedy.startswith("leave it out") else f"write {remedy}"
         return ConfigError(f"{unknown}: {use}", key=below + name, value=value, accepted=use, meant=meant)
-    near = difflib.get_close_matches(name.partition(".")[0], names, n=1, cutoff=NEAR_KEY)
+    near = difflib.get_close_matches(first, names, n=1, cutoff=NEAR_KEY)
     meant = elsewhere or (below + near[0] if near else "")
-    hint = f" (did you mean {meant}?)" if meant else ""
-    where = f" below {parent}" if parent else ""
-    message = f"{unknown}{hint}: {_listed(name.partition('.')[0], names, where)}"
+    hint, where = f" (did you mean {meant}?)" if meant else "", f" below {parent}" if parent else ""
+    message = f"{unknown}{hint}: {_listed(first, names, where)}"
     return ConfigError(message, key=below + name, value=value, accepted=names, meant=meant)
 
 

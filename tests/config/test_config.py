@@ -3,10 +3,9 @@
 import pytest
 from omegaconf import OmegaConf
 
-from kit import recipes
-from kit.recipes import OWN, check, composed_once, omegaconfs_copies
+from kit.recipes import OWN, check, composed_once, omegaconfs_copies, refused
 from kit.settings import settings
-from verl_credit.config.keys import (  # fmt: skip
+from verl_credit.config.keys import (
     LOSS,
     OURS,
     Algorithm,
@@ -24,8 +23,6 @@ from verl_credit.credit import INFO_GAIN_NORM_MODES
 from verl_credit.credit.turn.modes import MODES
 from verl_credit.errors import ConfigError
 from verl_credit.recipe.compose import compose_recipe, load_config, unchecked_config
-from verl_credit.recipe.recipe_files import shipped_recipes
-from verl_credit.recipe.rules import validate
 
 MODE = "algorithm.info_gain_norm_mode=turn-group-v1d"
 
@@ -34,27 +31,12 @@ def settings_of(*overrides, recipe="lab"):
     return CreditSettings.from_config(check(*overrides, recipe=recipe))
 
 
-def test_every_shipped_recipe_is_valid():
-    assert {"lab", "search_cpu"} <= set(shipped_recipes())
-    of_a_launch = {"verl": ["actor_rollout_ref.rollout.n=8"], "lab": []}
-    for recipe in shipped_recipes():
-        check(*([] if recipe == "lab" else OWN), *of_a_launch.get(recipe, []), recipe=recipe)
-
-
 @pytest.mark.parametrize("recipe, preset", [("search_cpu", "grpo"), ("math_sepa", "maxrl_gtpo_sepa")])
 def test_what_the_tests_compose_is_what_hydra_composes(recipe, preset):
     overrides = [
-        f"credit={preset}",
-        "seed=3",
-        "algorithm.gamma=1e-1",
-        "+algorithm.advantage_params.a=[1,b]",
-        "~search.topk",
-    ]
-    overrides += [
-        "algorithm.info_gain_prefix='So: '",
-        "run_dir=${hardware.name}/x",
-        "search.index_fingerprint=null",
-    ]
+        f"credit={preset}", "seed=3", "algorithm.gamma=1e-1", "+algorithm.advantage_params.a=[1,b]", "~search.topk",
+        "algorithm.info_gain_prefix='So: '", "run_dir=${hardware.name}/x", "search.index_fingerprint=null",
+    ]  # fmt: skip
     with omegaconfs_copies():
         config = compose_recipe(recipe, overrides)
     assert composed_once(recipe, overrides) == config
@@ -65,15 +47,6 @@ def test_our_defaults_are_the_declared_ones():
     assert found.algorithm == Algorithm(info_gain_scorer="branch")  # auto, decided
     assert found.loss == PolicyLoss(dynamic_clip=True)  # auto, decided
     assert found.attention == "auto"
-    published = {
-        "adv_estimator": "info_gain", "info_gain_norm_mode": "turn-group-v1d", "info_gain_type": "prob_diff",
-        "info_gain_first_turn": "prior", "info_gain_context": "observation", "info_gain_template": "auto",
-        "info_gain_on_error": "raise", "gamma": 1.0, "adv_rescale_alpha": 0.3, "norm_adv_by_std_in_grpo": True,
-        "info_gain_scorer": "branch", "info_gain_aliases": "max", "info_gain_every": 1, "info_gain_warmup_steps": 0,
-    }  # fmt: skip
-    assert {name: getattr(found.algorithm, name) for name in published} == published
-    curriculum = found.algorithm.info_gain_curriculum
-    assert (curriculum.gain, curriculum.outcome) == ((1.0, 1.0), (1.0, 1.0))
     assert (found.ratio_level, found.dynamic_clip, found.clip_beta) == ("turn", True, 0.3)
 
 
@@ -96,54 +69,24 @@ def test_every_mode_is_an_override_without_plus(mode):
     assert found.algorithm.info_gain_norm_mode == mode
 
 
-UNKNOWN = [  # (override, the key that it was taken for)
-    ("algorithm.info_gain_nrom_mode=joint", "algorithm.info_gain_norm_mode"),
-    ("serach.topk=3", "search"),
-    (f"{LOSS}.dynamic_clp=true", f"{LOSS}.dynamic_clip"),
-    ("reward.custom_reward_function.reward_kwargs.format_penalti=1",
-     "reward.custom_reward_function.reward_kwargs.format_penalty"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("override, meant", UNKNOWN)
-def test_an_unknown_key_is_named_with_its_value_and_those_that_are_known(override, meant):
-    with pytest.raises(ConfigError) as caught:
-        recipes.load_config("lab", [override])
-    assert (caught.value.key, caught.value.value) == tuple(override.split("="))
-    assert f"unknown key {override} (did you mean {meant}?): accepted" in str(caught.value)
-    assert meant.rpartition(".")[2] in caught.value.accepted
-
-
 @pytest.mark.parametrize(
     "override, key, message",
     [
         ("~search.topk", "search.topk", "search.topk is missing: the recipe must list credit_defaults"),
         ("+search.tokn_env=X", "search.tokn_env", "(did you mean search.token_env?): accepted below search"),
         ("algorithm.advantage_params={a: 1}", "algorithm.advantage_params", "+algorithm.advantage_params.NAME=VALUE"),
-        ("hardware=null", "", "hardware=null"),
+        ("hardware=null", "defaults", "hardware=null"),
         ("run_dir=${nothing}", "run_dir", "nothing"),
         ("algorithm=3", "algorithm", "algorithm=3"),
     ],
 )  # fmt: skip
 def test_what_hydra_refuses_or_leaves_out_is_named(override, key, message):
-    with pytest.raises(ConfigError) as caught:
-        load_config("lab", [override])
-    assert caught.value.key == key and message in str(caught.value)
-
-
-def test_unknown_recipe_lists_the_shipped_ones():
-    with pytest.raises(ConfigError) as caught:
-        load_config("labb", [])
-    assert caught.value.value == "labb" and caught.value.accepted == shipped_recipes()
-    assert "(did you mean lab?)" in str(caught.value)
+    error = refused(override)
+    assert error.key == key and message in str(error)
 
 
 def test_a_required_value_that_is_missing_is_named():
-    config = check()
-    config.run_dir = "???"
-    with pytest.raises(ConfigError) as caught:
-        validate(config)
-    assert caught.value.key == "run_dir"
+    assert refused("run_dir='???'").key == "run_dir"
 
 
 def test_one_seed_drives_data_rollout_and_actor():
@@ -170,27 +113,20 @@ def test_own_recipe_from_a_folder(tmp_path):
 
 def test_the_banner_says_whose_advantages_they_are():
     assert "advantage=turn-group-v1d" in settings_of().banner()
-    grpo = settings_of("credit=verl")
-    assert "advantage=verl grpo" in grpo.banner() and "scorer" not in grpo.banner()
-    assert not grpo.scores_gain
+    grpo = settings_of("credit=verl").banner()
+    assert "advantage=verl grpo" in grpo and "scorer" not in grpo
 
 
-@pytest.mark.parametrize(
-    "overrides, template",
-    [
-        ([], "auto"),
-        (["model=qwen3_4b_instruct"], "auto"),
-        (["credit=released"], "<answer>{answer}</answer>"),
-        (["credit=paper"], "auto"),
-    ],
-)
-def test_released_code_writes_the_tag_and_the_chat_template_decides_what_precedes_it(overrides, template):
-    found = settings_of(*OWN[:2], OWN[3], *overrides, recipe="multihop_qwen3_4b").algorithm
-    assert (found.info_gain_template, found.info_gain_prefix) == (template, "auto")
+def test_released_code_writes_the_tag_and_the_chat_template_decides_what_precedes_it():
+    def template(*overrides):
+        found = settings_of(*OWN[:2], OWN[3], *overrides, recipe="multihop_qwen3_4b").algorithm
+        return found.info_gain_template, found.info_gain_prefix
 
-
-def test_the_released_preset_leaves_the_lab_its_tag():
-    assert check("credit=released").algorithm.info_gain_template == check().algorithm.info_gain_template
+    assert template() == template("model=qwen3_4b_instruct") == template("credit=paper") == ("auto", "auto")
+    assert template("credit=released") == ("<answer>{answer}</answer>", "auto")
+    assert (
+        check("credit=released").algorithm.info_gain_template == check().algorithm.info_gain_template
+    )  # the lab's
 
 
 def test_gains_are_measured_when_the_settings_say_so():
@@ -199,14 +135,9 @@ def test_gains_are_measured_when_the_settings_say_so():
     assert not settings(info_gain_norm_mode="none").scores_at(1)
 
 
-def test_a_curriculum_is_linear_from_the_first_step_to_the_last():
+def test_a_curriculum_is_linear_from_the_first_step_with_gains_to_the_last():
     found = settings(info_gain_curriculum={"gain": (1.0, 0.5), "outcome": (0.5, 1.0)})
-    assert found.curriculum_at(1, 11) == (1.0, 0.5)
-    assert found.curriculum_at(6, 11) == (0.75, 0.75)
-    assert found.curriculum_at(11, 11) == (0.5, 1.0)
-
-
-def test_a_curriculum_begins_behind_the_warm_up_and_leaves_other_steps_alone():
+    assert [found.curriculum_at(step, 11) for step in (1, 6, 11)] == [(1.0, 0.5), (0.75, 0.75), (0.5, 1.0)]
     weights = {"gain": (0.0, 1.0), "outcome": (0.0, 1.0)}
     found = settings(info_gain_curriculum=weights, info_gain_warmup_steps=2, info_gain_every=2)
     assert [found.curriculum_at(step, 7)[1] for step in range(1, 8)] == [1, 1, 0, 1, 0.5, 1, 1]

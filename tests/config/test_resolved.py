@@ -2,9 +2,7 @@
 
 from omegaconf import OmegaConf
 
-from kit.recipes import load_config
-from verl_credit.config.resolved import data, flat_values, leaves, select
-from verl_credit.recipe.rules import validate
+from verl_credit.config.resolved import flat_values, leaves
 
 WRITTEN = {
     "a": {"b": "???", "c": "${nothing}", "d": "${a.b}", "e": "${f}", "empty": {}},
@@ -27,15 +25,3 @@ def test_a_value_is_resolved_and_a_key_without_one_is_listed():
 
 def test_the_leaves_of_plain_data_have_full_names():
     assert dict(leaves({"a": [{"b": 1}, 2], "c": {"d": None}})) == {"a.0.b": 1, "a.1": 2, "c.d": None}
-
-
-def test_a_section_is_data_of_plain_types():
-    plain = data(OmegaConf.create({"a": {"b": [{"c": 1}]}}))
-    assert type(plain["a"]) is dict and type(plain["a"]["b"][0]) is dict and data("text") == "text"
-
-
-def test_a_checked_configuration_says_what_it_has_and_what_it_lacks():
-    config = load_config("lab")
-    validate(config)
-    assert hasattr(config.trainer, "device") and not hasattr(config.trainer, "devise")
-    assert select(config, "trainer.devise") is None and select(config, "trainer.devise", default=3) == 3

@@ -119,16 +119,9 @@ def test_a_method_is_a_short_plugin_with_a_card(method):
     assert callable(plugins.load(f"verl_credit_recipes.methods.{method.stem}.{method.stem}", "key"))
 
 
-def test_the_hosts_package_is_empty():
-    """Importing one file of the host must not load all of it."""
-    assert not ast.parse((ROOT / "verl_credit/host/__init__.py").read_text()).body
-
-
 def test_the_generator_needs_only_torch_and_transformers():
     """verl_credit/policy/generation.py and what it imports: the lab samples with it, without verl."""
     pending, seen = [ROOT / "verl_credit/policy/generation.py"], set()
-    if not pending[0].exists():
-        pytest.fail("verl_credit/policy/generation.py is gone; name its successor here")
     while pending:
         path = pending.pop()
         seen.add(path)

@@ -15,6 +15,7 @@ from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, ListConfig, Node, OmegaConf
 
+from verl_credit.errors import ConfigError
 from verl_credit.recipe import compose
 
 OWN = ["data.train_files=x", "data.val_files=x", "actor_rollout_ref.model.path=x", "search.url=http://x"]
@@ -94,3 +95,12 @@ def check(*overrides: str, recipe: str = "lab") -> DictConfig:
     """Composed, and accepted."""
     with mock.patch.object(compose, "compose_recipe", composed_once):
         return compose.load_config(recipe, overrides)
+
+
+def refused(*overrides: str, recipe: str = "lab") -> ConfigError:
+    """The refusal of the recipe with these overrides."""
+    try:
+        check(*overrides, recipe=recipe)
+    except ConfigError as error:
+        return error
+    raise AssertionError(f"{' '.join(overrides)} is accepted")

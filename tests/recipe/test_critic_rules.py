@@ -2,7 +2,7 @@
 
 import pytest
 
-from kit.recipes import check
+from kit.recipes import check, refused
 from verl_credit.cli.recipe.stages import explanation
 from verl_credit.config.settings import CreditSettings
 from verl_credit.errors import ConfigError
@@ -11,12 +11,6 @@ from verl_credit.study.twin_check import check_twin
 
 KEY, MODE, ENABLE = "algorithm.turn_values", "algorithm.info_gain_norm_mode", "critic.enable"
 ON = (f"{MODE}=turn_gae", f"{KEY}=critic", f"{ENABLE}=true")
-
-
-def refused(*overrides) -> ConfigError:
-    with pytest.raises(ConfigError) as found:
-        check(*overrides)
-    return found.value
 
 
 def test_the_critic_is_built_like_the_policy():

@@ -3,9 +3,7 @@
 import pytest
 
 from kit.idle import without_effect
-from kit.recipes import check, load_config
-from verl_credit.errors import ConfigError
-from verl_credit.recipe.rules import validate
+from kit.recipes import check, refused
 from verl_credit.recipe.unread import warnings_of
 
 ON = "probe.every=5"
@@ -24,14 +22,11 @@ WRONG = {
 
 @pytest.mark.parametrize("override", WRONG)
 def test_what_the_probe_cannot_work_with_is_refused(override):
-    with pytest.raises(ConfigError) as caught:
-        check(ON, "algorithm.info_gain_scorer=rows", override)
-    key, _, value = override.partition("=")
-    assert caught.value.key == key
-    assert str(caught.value).startswith(f"{key}={value} with probe.every=5: ")
-    assert caught.value.accepted.endswith(
-        f"{WRONG[override]}, or switch the entropy probe off with probe.every=0"
+    error = refused(ON, "algorithm.info_gain_scorer=rows", override)
+    assert error.key == override.partition("=")[0] and str(error).startswith(
+        f"{override} with probe.every=5: "
     )
+    assert f"{WRONG[override]}, or switch" in error.accepted and error.accepted.endswith("probe.every=0")
 
 
 @pytest.mark.parametrize("override", [o for o in WRONG if "bypass" not in o])
@@ -40,26 +35,20 @@ def test_without_the_probe_it_is_accepted(override):
 
 
 def test_a_fused_head_whose_entropies_nobody_tried():
-    fused = ["actor_rollout_ref.model.use_fused_kernels=true"]
-    fused += [
-        "actor_rollout_ref.model.override_config.attn_implementation=sdpa",
-        "algorithm.info_gain_scorer=rows",
-    ]
-    check(ON, *fused)
-    backend = "actor_rollout_ref.model.fused_kernel_options.impl_backend"
-    with pytest.raises(ConfigError) as caught:
-        check(ON, *fused, f"{backend}=triton")
-    assert (caught.value.key, caught.value.value) == (backend, "triton")
-    assert "set it to torch, or use_fused_kernels=false" in caught.value.accepted
-    assert "use_fused_kernels=true, probe.every=5: " in str(caught.value)
+    fused, kernel = (
+        "actor_rollout_ref.model.use_fused_kernels",
+        "actor_rollout_ref.model.fused_kernel_options.impl_backend",
+    )
+    attention = "actor_rollout_ref.model.override_config.attn_implementation=sdpa"
+    given = [ON, f"{fused}=true", attention, "algorithm.info_gain_scorer=rows"]
+    check(*given)
+    error = refused(*given, f"{kernel}=triton")
+    assert (error.key, error.value, error.beside) == (kernel, "triton", (fused, "probe.every"))
 
 
 def test_more_groups_than_prompts_are_refused():
-    with pytest.raises(ConfigError) as caught:
-        check(ON, "probe.groups=17")
-    assert (caught.value.key, caught.value.value) == ("probe.groups", 17)
-    assert caught.value.accepted.endswith("at most data.train_batch_size")
-    assert " with data.train_batch_size=16: " in str(caught.value)
+    error = refused(ON, "probe.groups=17")
+    assert (error.key, error.value, error.beside) == ("probe.groups", 17, ("data.train_batch_size",))
     check(ON, "probe.groups=16")
     check("probe.groups=17")
 
@@ -79,8 +68,6 @@ def test_a_probe_that_never_measures_is_named(every, steps, said):
 
 
 def test_verls_default_of_half_precision_is_known():
-    config = load_config(
-        "multihop_qwen3_4b", ["data.train_files=x", "data.val_files=x", "search.url=http://x", ON]
-    )
-    validate(config)
+    given = ["data.train_files=x", "data.val_files=x", "search.url=http://x", ON]
+    config = check(*given, recipe="multihop_qwen3_4b")
     assert [line for line in warnings_of(config) if "param_dtype=bf16, whose rounding" in line]

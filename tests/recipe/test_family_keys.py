@@ -5,7 +5,7 @@ import json
 import pytest
 from omegaconf import OmegaConf
 
-from kit.recipes import OWN, check, load_config
+from kit.recipes import OWN, check, load_config, refused
 from verl_credit.cli import main
 from verl_credit.config.settings import CreditSettings
 from verl_credit.errors import ConfigError, PreflightError
@@ -80,16 +80,14 @@ def test_a_recipe_gets_what_is_exact_without_a_key_of_the_users(values, keys, of
 
 def test_installed_kernels_that_were_never_run_are_named(of, monkeypatch):
     monkeypatch.setattr(family, "find_spec", {"fla": "installed"}.get)
-    assert family_line(check(of(QWEN3_NEXT))).endswith("never run with the kernels of fla that are installed")
+    assert family_line(check(of(QWEN3_NEXT))).endswith("never run with the installed kernels of fla")
     assert "kernels" not in family_line(check(of({"model_type": "gpt_oss"})))
 
 
 def test_without_the_config_the_proof_decides_and_that_is_said():
     config = check(f"{MODEL}=nobody/knows")
     assert keys_of(config) == Keys("auto", True, "branch")
-    assert family_line(config).startswith(
-        f"family: the config.json of {MODEL}=nobody/knows is not on this machine; "
-    )
+    assert f"the config.json of {MODEL}=nobody/knows is not on this machine" in family_line(config)
 
 
 REFUSED = [  # (config.json, overrides, the key and value that are refused, the keys that are exact)
@@ -111,18 +109,14 @@ REFUSED = [  # (config.json, overrides, the key and value that are refused, the 
 
 def test_a_model_that_hf_does_not_decode_is_refused_with_another_engine(of):
     values = {"model_type": "minimax", "attn_type_list": [0, 1]}
-    with pytest.raises(ConfigError) as caught:
-        check(of(values))
-    assert (caught.value.key, caught.value.value) == (ENGINE, "hf")
-    assert "actor_rollout_ref.rollout.name=vllm" in str(caught.value)
+    error = refused(of(values))
+    assert (error.key, error.value) == (ENGINE, "hf") and f"{ENGINE}=vllm" in error.accepted
 
 
-@pytest.mark.parametrize("values, overrides, refused, exact", REFUSED)
-def test_keys_that_give_wrong_numbers_are_refused_by_the_config_alone(values, overrides, refused, exact, of):
-    with pytest.raises(ConfigError) as caught:
-        check(of(values), *overrides)
-    error, (attention, packed, scorer) = caught.value, exact.split()
-    assert (error.key, error.value) == refused
+@pytest.mark.parametrize("values, overrides, wrong, exact", REFUSED)
+def test_keys_that_give_wrong_numbers_are_refused_by_the_config_alone(values, overrides, wrong, exact, of):
+    error, (attention, packed, scorer) = refused(of(values), *overrides), exact.split()
+    assert (error.key, error.value) == wrong
     assert error.accepted.startswith(f"{values['model_type']}: ")
     assert error.accepted.endswith(
         f"; exact are {ATTENTION}={attention}, {PACKED}={packed} and {SCORER}={scorer}"
@@ -139,12 +133,12 @@ def test_keys_that_give_wrong_numbers_are_refused_by_the_config_alone(values, ov
     ],
 )
 def test_a_model_without_an_exact_way_is_refused_with_its_reason(values, why, of):
-    path = of(values)
-    with pytest.raises(
-        ConfigError, match=f"{values['model_type']}: it.* {why}.*; no keys change that"
-    ) as caught:
-        check(path)
-    assert f"{caught.value.key}={caught.value.value}" == path
+    error = refused(path := of(values))
+    assert (
+        f"{error.key}={error.value}" == path
+        and why in error.accepted
+        and "no keys change that" in error.accepted
+    )
 
 
 def test_a_run_is_refused_by_one_line_before_anything_starts(of, capsys):
@@ -157,10 +151,7 @@ def test_a_run_is_refused_by_one_line_before_anything_starts(of, capsys):
 
 def test_explain_names_the_choice_and_its_reason(of, capsys):
     assert main(["explain", of(BAMBA)]) == 0
-    assert (
-        f"family: bamba, {ATTENTION}=sdpa, {PACKED}=false and {SCORER}=rows: its layers"
-        in capsys.readouterr().out
-    )
+    assert f"family: bamba, {ATTENTION}=sdpa, {PACKED}=false and {SCORER}=rows: " in capsys.readouterr().out
 
 
 def test_rows_within_the_border_of_a_rotary_embedding_run_and_longer_ones_are_refused(of):
@@ -174,46 +165,29 @@ def test_rows_within_the_border_of_a_rotary_embedding_run_and_longer_ones_are_re
             "actor_rollout_ref.rollout.max_model_len", None,
         ),
     ):  # fmt: skip
-        with pytest.raises(
-            ConfigError, match=f"longrope rotary embedding changes with a row of more than {ROW} tokens"
-        ) as e:
-            check(of(PHI4), *overrides)
-        assert (e.value.key, e.value.value) == (key, value) and str(ROW) in e.value.accepted
+        error = refused(of(PHI4), *overrides)
+        assert (error.key, error.value) == (key, value) and f"more than {ROW} tokens" in error.accepted
 
 
 def test_dropout_of_the_model_is_set_to_0_and_said(of):
     config = check(of(SEED))
     dropouts = ("attention_dropout", "residual_dropout")
-    assert {name: OmegaConf.select(config, f"{OVERRIDE}.{name}") for name in dropouts} == dict.fromkeys(
-        dropouts, 0.0
-    )
+    assert [OmegaConf.select(config, f"{OVERRIDE}.{name}") for name in dropouts] == [0.0, 0.0]
     assert "attention_dropout, residual_dropout of the model set to 0 (old_log_probs" in family_line(config)
     assert handed_on(config) == []
-    nested = {
-        "model_type": "qwen3_5",
-        "text_config": {**QWEN3_NEXT, "attention_dropout": 0.1},
-        "vision_config": {"a": 1},
-    }
+    text = {**QWEN3_NEXT, "attention_dropout": 0.1}
+    nested = {"model_type": "qwen3_5", "text_config": text, "vision_config": {"a": 1}}
     assert OmegaConf.select(check(of(nested)), f"{OVERRIDE}.text_config.attention_dropout") == 0
-    assert (
-        OVERRIDE
-        not in check(of({"model_type": "qwen3", "attention_dropout": 0.0}))[OVERRIDE.partition(".")[0]]
-    )
-
-
-def test_dropout_that_a_recipe_asks_for_is_refused(of):
-    with pytest.raises(
-        ConfigError, match="ratios of an update differ from 1 before its first step; set it to 0"
-    ) as caught:
-        check(of(SEED), f"+{OVERRIDE}.attention_dropout=0.1")
-    assert (caught.value.key, caught.value.value) == (f"{OVERRIDE}.attention_dropout", 0.1)
+    error = refused(of(SEED), f"+{OVERRIDE}.attention_dropout=0.1")
+    assert (error.key, error.value) == (
+        f"{OVERRIDE}.attention_dropout",
+        0.1,
+    ) and "set it to 0" in error.accepted
 
 
 def test_an_override_of_the_models_config_is_a_fact_like_the_others(of):
-    config = check(
-        of({"model_type": "gpt_neox", "rope_scaling": None}),
-        f"+{OVERRIDE}.layer_types=[mamba,full_attention]",
-    )
+    neox = of({"model_type": "gpt_neox", "rope_scaling": None})
+    config = check(neox, f"+{OVERRIDE}.layer_types=[mamba,full_attention]")
     assert keys_of(config) == Keys("sdpa", False, "rows")
 
 
@@ -232,9 +206,7 @@ def test_an_adapter_that_was_saved_with_dropout_is_refused(dropout, of, tmp_path
     (tmp_path / "adapter_config.json").write_text(json.dumps({"lora_dropout": dropout}))
     context = Context(None, load_config("lab", [of({"model_type": "qwen3"}), f"+{ADAPTER}={tmp_path}"]))
     if dropout:
-        with pytest.raises(
-            PreflightError, match="lora_dropout=0.05 in its adapter_config.json; .* set it to 0 there"
-        ):
+        with pytest.raises(PreflightError, match="lora_dropout=0.05 in its adapter_config.json"):
             check_family(context)
     else:
         assert check_family(context).status is Status.PASS

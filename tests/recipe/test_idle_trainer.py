@@ -41,15 +41,9 @@ def notes(tmp_path, monkeypatch, *overrides, steps=40):
 
 ENDLESS = "trainer.total_training_steps=null"
 CASES = [
-    (
-        (ENDLESS, "algorithm.info_gain_warmup_steps=40"),
-        "info_gain_warmup_steps=40: no gain is measured in 40 steps",
-    ),
-    ((ENDLESS, "algorithm.info_gain_every=100"), "gains are measured in step 1 alone of 40 steps"),
-    ((ENDLESS, "algorithm.transform_mode=gtpo_sepa"), "lambda is 0 until step 51, and 40 steps"),
-    ((ENDLESS, "probe.every=40"), "probe.every=40: no update is measured in 40 steps"),
+    ((ENDLESS, "algorithm.info_gain_warmup_steps=40"), "no gain is measured in 40 steps"),
+    ((ENDLESS, "probe.every=40"), "no update is measured in 40 steps"),
     ((ENDLESS, "probe.every=39"), ""),
-    ((ENDLESS, "algorithm.info_gain_warmup_steps=39"), ""),
     (("trainer.total_training_steps=40", "algorithm.info_gain_warmup_steps=40"), ""),  # said before the start
 ]
 

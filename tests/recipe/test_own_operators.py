@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from kit.recipes import check
+from kit.recipes import check, refused
 from verl_credit.config.keys import LOSS
 from verl_credit.credit import plugins
 from verl_credit.credit.laws import check as check_laws
 from verl_credit.credit.laws import own_subject
-from verl_credit.errors import ConfigError
 
 DOCS = Path(__file__).parents[2] / "docs" / "plugins.md"
 ALONE = ("algorithm.info_gain_norm_mode=none", f"{LOSS}.dynamic_clip=false")
@@ -71,12 +70,11 @@ def chosen(kind, path, *more):
     ],
 )  # fmt: skip
 def test_what_an_operator_raises_or_returns_wrongly_is_said_before_the_start(mine, kind, name, message):
-    with pytest.raises(ConfigError) as caught:
-        check(*chosen(kind, f"{mine}.{name}"))
-    assert (caught.value.key, caught.value.value) == (f"algorithm.{KEYS[kind]}", f"{mine}.{name}")
-    assert message in caught.value.accepted and len(str(caught.value).splitlines()) == 1
+    error = refused(*chosen(kind, f"{mine}.{name}"))
+    assert (error.key, error.value) == (f"algorithm.{KEYS[kind]}", f"{mine}.{name}")
+    assert message in error.accepted and len(str(error).splitlines()) == 1
     params = {"outcome": "advantage_params", "uncertainty": "transform_params"}.get(kind)
-    assert params is None or f" with algorithm.{params}={{}}: " in str(caught.value)
+    assert params is None or error.beside == (f"algorithm.{params}",)
 
 
 @pytest.mark.parametrize(
@@ -94,16 +92,7 @@ def test_an_operator_that_works_with_the_params_of_the_run_is_accepted(mine, kin
     check(*chosen(kind, f"{mine}.{name}", *more))
 
 
-THEIRS = [
-    "os.system",
-    "os.abort",
-    "os.getpid",
-    "shutil.rmtree",
-    "subprocess.getoutput",
-    "subprocess.call",
-    "builtins.print",
-    "sys.exit",
-]
+THEIRS = ["os.system", "os.abort", "shutil.rmtree", "subprocess.call", "builtins.print", "sys.exit"]
 
 
 @pytest.mark.parametrize(
@@ -116,10 +105,8 @@ THEIRS = [
 )
 def test_what_is_pythons_own_is_refused_and_not_called(mine, kind, path, monkeypatch):
     monkeypatch.setattr(subprocess, "Popen", lambda *a, **k: pytest.fail("it was called"))
-    with pytest.raises(ConfigError) as caught:
-        check(*chosen(kind, path))
-    assert (caught.value.key, caught.value.value) == (f"algorithm.{KEYS[kind]}", path)
-    assert "Python's own" in caught.value.accepted
+    error = refused(*chosen(kind, path))
+    assert (error.key, error.value) == (f"algorithm.{KEYS[kind]}", path) and "Python's own" in error.accepted
 
 
 def test_of_an_installed_package_only_a_declared_operator_is_called(tmp_path, monkeypatch):
@@ -135,10 +122,8 @@ def test_of_an_installed_package_only_a_declared_operator_is_called(tmp_path, mo
         ("mine_installed.known", "returned 1 values"),
         ("numpy.frombuffer", "compiled code of numpy"),
     ):
-        with pytest.raises(ConfigError) as caught:
-            check(*chosen("outcome", path))
-        assert (caught.value.key, caught.value.value) == ("algorithm.advantage_mode", path)
-        assert reason in caught.value.accepted
+        error = refused(*chosen("outcome", path))
+        assert (error.key, error.value) == ("algorithm.advantage_mode", path) and reason in error.accepted
 
 
 CLOSED = ("scorer", "type", "first_turn", "context", "aliases")
@@ -146,10 +131,9 @@ CLOSED = ("scorer", "type", "first_turn", "context", "aliases")
 
 @pytest.mark.parametrize("key", [*(f"algorithm.info_gain_{name}" for name in CLOSED), f"{LOSS}.ratio_level"])
 def test_what_cannot_be_plugged_in_is_refused_and_the_docs_say_so(key):
-    with pytest.raises(ConfigError) as caught:
-        check(f"{key}=my_module.mine")
-    assert (caught.value.key, caught.value.value) == (key, "my_module.mine")
-    assert isinstance(caught.value.accepted, list)  # of names, without dotted paths
+    error = refused(f"{key}=my_module.mine")
+    assert (error.key, error.value) == (key, "my_module.mine")
+    assert isinstance(error.accepted, list)  # of names, without dotted paths
     (paragraph,) = re.findall(r"\*\*Not pluggable\*\*.*?\n\n", DOCS.read_text(), re.DOTALL)
     assert f"{key.rpartition('.')[2]}`" in paragraph
 
@@ -166,9 +150,7 @@ def test_the_examples_of_the_docs_keep_the_laws_with_the_params_that_the_docs_gi
     (given,) = re.findall(r"`(\+algorithm\.advantage_params\.[^`]+)`", text)
     try:
         check(*examples[0], given)
-        with pytest.raises(ConfigError) as caught:
-            check(*examples[0])
-        assert caught.value.key == "algorithm.advantage_mode" and "KeyError: 'gain'" in caught.value.accepted
+        assert "KeyError: 'gain'" in refused(*examples[0]).accepted
         check(*examples[1])
         check("algorithm.info_gain_norm_mode=my_module.reward_to_go", "+algorithm.turn_params.weight=1.0")
         (params,) = re.findall(r"my_module:best_of_group --params '(.*?)'", text)

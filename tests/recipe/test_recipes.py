@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from kit.recipes import check
+from kit.recipes import check, refused
 from verl_credit.errors import ConfigError
 from verl_credit.host.process.launch import check_with_verl
 from verl_credit.recipe.plan.model_shape import shape_of
 from verl_credit.recipe.plan.plan import make_plan
-from verl_credit.recipe.recipe_files import RECIPES, shipped_recipes
+from verl_credit.recipe.recipe_files import RECIPES
 from verl_credit.recipe.unread import warnings_of
 
 GPU = ("multihop_qwen3_4b", "spark_qwen3_4b", "math_sepa")
@@ -72,19 +72,10 @@ def vllm_ranks(monkeypatch):
     return asked
 
 
-def test_the_recipes_that_are_promised_are_shipped():
-    assert {*GPU, SINGLE, *REAL, "lab", "search_cpu", "verl"} == set(shipped_recipes())
-    assert options("hardware") == ["h100x1", "laptop", "node4", "node8", "spark"]
-    assert {"qwen3_1_7b", "qwen3_4b", "qwen3_8b", "qwen2_5_7b"} <= set(options("model"))
-
-
 @pytest.mark.parametrize("name", REAL)
 def test_a_recipe_with_trained_weights_is_valid_and_verl_accepts_it(name, tmp_path):
     config = check(f"real.dir={tmp_path}", "real.questions=questions.json", recipe=name)
-    wide = [
-        "ratio_level=turn" in line for line in warnings_of(config)
-    ]  # verl's clip range, with ratios of turns
-    assert wide == ([True] if name == "real_cpu" else [])
+    assert len(warnings_of(config)) == (name == "real_cpu")  # verl's clip range, with ratios of turns
     check_with_verl(config)
 
 
@@ -99,9 +90,7 @@ def test_a_recipe_is_valid_and_verl_accepts_it(name, vllm_ranks):
 
 def test_a_lora_rank_that_vllm_does_not_take_is_refused(vllm_ranks):
     config = checked("math_sepa", "actor_rollout_ref.model.lora_rank=1024")
-    with pytest.raises(
-        ConfigError, match="verl refuses the configuration: lora_rank must be less than or equal to 512"
-    ):
+    with pytest.raises(ConfigError, match="lora_rank must be less than or equal to 512"):
         check_with_verl(config)
 
 
@@ -123,11 +112,10 @@ def test_every_recipe_composes_on_every_hardware(name, hardware, vllm_ranks):
 
 @pytest.mark.parametrize("name", ["spark_qwen3_4b", "math_sepa"])
 def test_an_engine_that_takes_no_adapters_is_told_so_before_the_start(name):
-    with pytest.raises(ConfigError) as caught:
-        checked(name, "hardware=laptop")
-    assert caught.value.key == "actor_rollout_ref.model.lora_rank" and caught.value.value > 0
-    assert caught.value.accepted.startswith("that engine takes whole weights, no adapters")
-    assert " with actor_rollout_ref.rollout.name=hf: " in str(caught.value)
+    for given in ("hardware=laptop", HF):
+        error = refused(*GIVEN, given, recipe=name)
+        assert error.key == "actor_rollout_ref.model.lora_rank" and error.value > 0
+        assert error.beside == ("actor_rollout_ref.rollout.name",) and "lora.merge=true" in error.accepted
 
 
 @pytest.mark.parametrize("name", GPU)
@@ -136,23 +124,15 @@ def test_every_gpu_recipe_takes_transformers_rollouts_with_merged_adapters(name)
     check_with_verl(config)
     assert config.trainer.device == "cuda"
     plan = make_plan(OmegaConf.to_container(config, resolve=True))
-    assert (
-        plan.fits and 20 < plan.engine.rows < 256
-    )  # what an H100 or a Spark holds, and not all that the key allows
-    if config.actor_rollout_ref.model.lora_rank:
-        with pytest.raises(ConfigError, match="set .*lora_rank=0, or .*lora.merge=true"):
-            checked(name, HF)
+    # what an H100 or a Spark holds, and not all that the key allows
+    assert plan.fits and 20 < plan.engine.rows < 256
 
 
 @pytest.mark.parametrize("size", ["tensor_model", "data", "pipeline_model"])
 def test_a_gpu_without_an_engine_of_its_own_is_refused(size):
     key = f"actor_rollout_ref.rollout.{size}_parallel_size"
-    with pytest.raises(ConfigError) as caught:
-        checked("multihop_qwen3_4b", HF, f"{key}=2")
-    assert (caught.value.key, caught.value.value) == (
-        key,
-        2,
-    ) and "leaves the others idle" in caught.value.accepted
+    error = refused(*GIVEN, HF, f"{key}=2", recipe="multihop_qwen3_4b")
+    assert (error.key, error.value) == (key, 2) and "leaves the others idle" in error.accepted
     checked("multihop_qwen3_4b", "hardware=laptop", f"{key}=2")  # a CPU has one engine for all ranks
 
 
@@ -163,13 +143,6 @@ def test_the_multi_hop_recipe_composes_with_every_model(model, hardware):
     path = actor.model.path
     assert 8192 + 256 < actor.rollout.max_model_len < shape_of(path).positions
     assert model.replace("_", "").replace("instruct", "") in path.lower().replace("-", "").replace(".", "")
-
-
-@pytest.mark.parametrize(
-    "preset, name", list(zip(options("credit"), cycle(["multihop_qwen3_4b", "spark_qwen3_4b"]), strict=False))
-)
-def test_every_preset_composes(preset, name):
-    assert checked(name, f"credit={preset}").credit_preset == preset
 
 
 def test_a_model_is_no_departure_from_a_preset():
@@ -197,41 +170,21 @@ def test_the_single_hop_recipe_differs_in_names_alone():
     assert multi == single
 
 
-def test_the_sepa_recipe_and_its_factorial():
+def test_the_published_sepa_schedule():
     config = checked("math_sepa")
-    rollout, actor = config.actor_rollout_ref.rollout, config.actor_rollout_ref.actor
+    rollout, actor, algorithm = (
+        config.actor_rollout_ref.rollout,
+        config.actor_rollout_ref.actor,
+        config.algorithm,
+    )
     assert (config.data.train_batch_size, rollout.n, rollout.temperature) == (16, 16, 0.7)
     assert (config.data.max_response_length, actor.optim.lr) == (2048, 5e-5)
-    assert config.actor_rollout_ref.model.lora_rank == 64
-    algorithm = config.algorithm
     assert (algorithm.gtpo.beta, algorithm.hicra.alpha) == (0.1, 0.2)
-    assert (algorithm.sepa.steps, algorithm.sepa.delay_steps, algorithm.sepa.correct_rate_gate) == (
-        100,
-        10,
-        0.1,
-    )
+    sepa = algorithm.sepa
+    assert (sepa.steps, sepa.delay_steps, sepa.correct_rate_gate) == (100, 10, 0.1)
     assert (algorithm.advantage_mode, algorithm.transform_mode) == ("maxrl", "gtpo_sepa")
-    seen = set()
-    for outcome in ("grpo", "maxrl"):
-        for tokens in ("", "_gtpo", "_gtpo_hicra", "_gtpo_sepa"):
-            preset = "grpo_nostd" if (outcome, tokens) == ("grpo", "") else outcome + tokens
-            for schedule in ("linear", "auto"):
-                chosen = checked(
-                    "math_sepa", f"credit={preset}", f"algorithm.sepa.schedule={schedule}"
-                ).algorithm
-                assert chosen.info_gain_norm_mode == "none"
-                seen.add((chosen.advantage_mode, chosen.transform_mode))
-    assert len(seen) == 8
 
 
 def test_several_machines_are_an_override():
     two = ["trainer.nnodes=2", "search.url=http://10.0.0.1:8000"]
     assert checked("multihop_qwen3_4b", *two).trainer.nnodes == 2
-
-
-def test_without_a_tool_there_is_no_gain_to_measure():
-    with pytest.raises(ConfigError) as caught:
-        checked("multihop_qwen3_4b", "search.max_searches=0")
-    assert (caught.value.key, caught.value.value) == ("search.max_searches", 0)
-    assert "without a tool" in caught.value.accepted
-    assert " with algorithm.info_gain_norm_mode=turn-group-v1d" in str(caught.value)

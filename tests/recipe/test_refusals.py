@@ -46,13 +46,10 @@ def test_a_refusal_is_written_with_key_value_and_what_is_accepted():
     def text(**fields):
         return str(ConfigError(key="a.b", **fields))
 
-    assert (
-        text(value="maxlr", accepted=["grpo", "maxrl"])
-        == "a.b=maxlr (did you mean maxrl?): accepted are grpo, maxrl"
-    )
-    assert text(value=None, accepted="expected a number") == "a.b=null: expected a number"
-    beside = {"c.d": True, "e": 3}
-    assert text(value=1, beside=beside, accepted="set it to 0") == "a.b=1 with c.d=true, e=3: set it to 0"
+    names = ["grpo", "maxrl"]
+    assert text(value="maxlr", accepted=names) == "a.b=maxlr (did you mean maxrl?): accepted are grpo, maxrl"
+    beside = {"c.d": True, "e": None}
+    assert text(value=1, beside=beside, accepted="set it to 0") == "a.b=1 with c.d=true, e=null: set it to 0"
     assert text(value="5", shown="'5'", accepted="expected a number") == "a.b='5': expected a number"
     unknown = unknown_key("a", "bc", ["bcd", "x"], 3)
     assert str(unknown) == "unknown key a.bc=3 (did you mean a.bcd?): accepted below a are bcd, x"
@@ -256,7 +253,8 @@ RULES = [  # (overrides, the first one refused; a part of what is said of it)
     (["advantage_mode=maxrl", OWN, *ALONE], "would do nothing; set it to grpo"),
     (["transform_mode=gtpo", OWN, *ALONE], "would do nothing; set it to none"),
     *(([*VERLS_OWN, override], "would do nothing; leave algorithm.adv_estimator out .* or choose credit=verl")
-      for override in ("advantage_mode=maxrl", "transform_mode=gtpo", OWN)),
+      for override in ("advantage_mode=maxrl", "transform_mode=gtpo", "turn_signal=tool_reward", OWN)),
+    (["adv_estimator=gae"], "leave algorithm.adv_estimator out .* or choose credit=verl"),
     # outcome level
     *(([f"advantage_mode={outcome}", f"{MODE}={mode}", CLIP_OFF], f"with algorithm.{MODE}={mode}: .* others: none, separate")
       for outcome in ("maxrl", "reinforce_pp", mine("own_outcome")) for mode in ("joint", "turn-group")),
@@ -311,11 +309,7 @@ RULES = [  # (overrides, the first one refused; a part of what is said of it)
 
 def full(override):
     top, _, _ = override.partition("=")[0].partition(".")
-    ours = {name for name in Algorithm.model_fields} | {
-        "adv_estimator",
-        "use_kl_in_reward",
-        "rollout_correction",
-    }
+    ours = {*Algorithm.model_fields, "use_kl_in_reward", "rollout_correction"}
     return f"algorithm.{override}" if top in ours else override
 
 

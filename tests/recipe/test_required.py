@@ -33,9 +33,7 @@ BOXED = {"target": ["72"], "form": "boxed"}
 def test_rows_whose_answers_nothing_would_read(tmp_path):
     """verl's own GSM8K: no form, and a prompt that asks for no tag. With the tool, a policy may know the tag."""
     path = write(tmp_path / "train.parquet", [{**VERLS_GSM8K, "prompt": ASKS}, VERLS_GSM8K])
-    with pytest.raises(
-        PreflightError, match=r"train.parquet row 1: .*'72' has no form.*every reward would be 0.*boxed"
-    ):
+    with pytest.raises(PreflightError, match=r"train.parquet row 1: .*'72' has no form"):
         read_rows(path, "data.train_files", searches=False)
     assert len(read_rows(path, "data.train_files")) == 2
 
@@ -105,11 +103,3 @@ def test_a_number_is_no_file(value, capsys):
         read_rows(config.data.val_files, "data.val_files")
     assert main(["explain", "--config-name", "math_sepa", f"data.val_files={value}"]) == 0
     assert "data.val_files=" in capsys.readouterr().out.splitlines()[-1]
-
-
-def test_a_plan_needs_no_data_and_says_when_it_lacks_the_model(capsys):
-    assert main(["plan", "--config-name", "multihop_qwen3_4b"]) == 0
-    capsys.readouterr()
-    assert main(["plan", "--config-name", "search_cpu"]) == 4
-    said = capsys.readouterr().out
-    assert said.count("\n") == 1 and "actor_rollout_ref.model.path=null: give a model folder" in said

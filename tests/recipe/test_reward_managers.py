@@ -7,11 +7,10 @@ import torch
 
 from kit.byte_world import make_tokenizer
 from kit.idle import without_effect
-from kit.recipes import load_config
+from kit.recipes import check, load_config, refused
 from kit.turn_rows import Row, credited, lost_row, turn_batch
-from verl_credit.errors import ConfigError, IntegrityError
+from verl_credit.errors import IntegrityError
 from verl_credit.names import ROW_RECORD
-from verl_credit.recipe.rules import validate
 from verl_credit.recipe.rules.engines import HAND_ON, MANAGER
 from verl_credit.recipe.unread import warnings_of
 from verl_credit.turns.rollout.book import RowRecord
@@ -67,28 +66,23 @@ def test_a_manager_that_hands_the_record_on_scores_the_policys_own_text(tokenize
 @pytest.mark.parametrize("name", ["dapo", "gdpo"])
 def test_a_manager_that_does_not_would_score_a_page_and_is_refused(tokenizer, name):
     assert score_by(name, tokenizer, PAGE) == 1
-    with pytest.raises(ConfigError) as caught:
-        validate(load_config("lab", [f"{MANAGER}.name={name}"]))
-    assert (caught.value.key, caught.value.value) == (f"{MANAGER}.name", name)
-    assert caught.value.accepted.endswith(f"use one of {', '.join(HAND_ON)}")
-    assert " with search.max_searches=4: " in str(caught.value)
-    validate(load_config("lab", [f"{MANAGER}.name={name}", *SINGLE]))
+    error = refused(f"{MANAGER}.name={name}")
+    assert (error.key, error.value, error.beside) == (f"{MANAGER}.name", name, ("search.max_searches",))
+    assert error.accepted.endswith(f"use one of {', '.join(HAND_ON)}")
+    check(f"{MANAGER}.name={name}", *SINGLE)
 
 
 @pytest.mark.parametrize("name", HAND_ON)
 def test_managers_that_hand_it_on_are_accepted(name):
-    validate(load_config("lab", [f"{MANAGER}.name={name}"]))
+    check(f"{MANAGER}.name={name}")
 
 
 def test_the_overlong_penalty_is_negative_and_refused_with_maxrl(tokenizer):
     assert score_by("dapo", tokenizer, "x" * 6, *OVERLONG) == -1
-    validate(load_config("lab", [*SINGLE, *DAPO, *OVERLONG]))
-    validate(load_config("lab", [*SINGLE, *MAXRL, *DAPO]))
-    with pytest.raises(ConfigError) as caught:
-        validate(load_config("lab", [*SINGLE, *MAXRL, *DAPO, *OVERLONG]))
-    key = "reward.reward_kwargs.overlong_buffer_cfg.enable"
-    assert (caught.value.key, caught.value.value) == (key, True)
-    assert caught.value.accepted.startswith("maxrl divides by the mean outcome")
+    check(*SINGLE, *DAPO, *OVERLONG)
+    check(*SINGLE, *MAXRL, *DAPO)
+    error = refused(*SINGLE, *MAXRL, *DAPO, *OVERLONG)
+    assert (error.key, error.value) == ("reward.reward_kwargs.overlong_buffer_cfg.enable", True)
 
 
 def test_an_overlong_penalty_that_the_manager_does_not_know_is_said():
@@ -99,11 +93,9 @@ def test_an_overlong_penalty_that_the_manager_does_not_know_is_said():
 
 def test_a_manager_of_ones_own_is_told_what_it_has_to_hand_on():
     own = (f"{MANAGER}.source=importlib", f"{MANAGER}.name=Mine")
-    config = load_config("lab", [*own])
-    validate(config)
-    (line,) = [said for said in warnings_of(config) if "reward_manager" in said]
+    (line,) = [said for said in warnings_of(check(*own)) if "reward_manager" in said]
     assert "tool_extra_fields" in line
-    assert not [said for said in warnings_of(load_config("lab", [*own, *SINGLE])) if "reward_manager" in said]
+    assert not [said for said in warnings_of(check(*own, *SINGLE)) if "reward_manager" in said]
 
 
 @pytest.mark.parametrize("mode, stops", [("maxrl", True), ("grpo", False)])

@@ -28,10 +28,7 @@ def questions(n, before=ASKS):
 def test_rows_that_stand_again_are_counted_with_an_example_and_their_share():
     texts = questions(4) * 16
     (line,) = look_at(rows(*texts), "k", Reads())
-    assert (
-        line
-        == "k: 60 of 64 rows (94%), first f row 4: the prompt of f row 0 stands here again; a run expects a question once"
-    )
+    assert line.startswith("k: 60 of 64 rows (94%), first f row 4: the prompt of f row 0 stands here again")
     assert look_at(rows(*questions(64)), "k", Reads()) == []
 
 
@@ -45,10 +42,9 @@ def test_a_system_message_and_the_order_of_the_keys_count():
     user = {"role": "user", "content": f"{ASKS}q?"}
     other = [{"role": "system", "content": "x"}, user]
     again = [{"content": f"{ASKS}q?", "role": "user"}]
-    found = look_at(
-        [Row("f row 0", [user], "a"), Row("f row 1", other, "a"), Row("f row 2", again, "a")], "k", Reads()
-    )
-    assert len(found) == 1 and "1 of 3 rows" in found[0] and "first f row 2" in found[0]
+    stated = [Row(f"f row {number}", prompt, "a") for number, prompt in enumerate(([user], other, again))]
+    (line,) = look_at(stated, "k", Reads())
+    assert "1 of 3 rows" in line and "first f row 2" in line
 
 
 def test_a_doubtful_answer_is_said_and_mathematics_is_not_doubted():

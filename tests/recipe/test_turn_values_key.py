@@ -2,23 +2,16 @@
 
 import pytest
 
-from kit.recipes import check
+from kit.recipes import check, refused
 from verl_credit.cli.recipe.stages import explanation
 from verl_credit.config.settings import CreditSettings
 from verl_credit.credit.turn.value_providers import PROVIDERS, Need, Provider
-from verl_credit.errors import ConfigError
 from verl_credit.recipe.plan.plan import make_plan
 from verl_credit.recipe.unread import unused
 from verl_credit.study.fidelity.turn_rows import _not_here
 
 KEY, MODE = "algorithm.turn_values", "algorithm.info_gain_norm_mode"
 GAE, HERE = f"{MODE}=turn_gae", __name__
-
-
-def refused(*overrides) -> ConfigError:
-    with pytest.raises(ConfigError) as found:
-        check(*overrides)
-    return found.value
 
 
 def observed_words(trajectory):
@@ -65,15 +58,13 @@ def test_providers(name):
 
 
 def test_a_signal_beside_values_and_the_modes_options():
-    more = {"scale": "rms", "negative": 0.5}
-    options = [
-        "algorithm.lam=0.5",
-        *(f"+algorithm.turn_params.{name}={value}" for name, value in more.items()),
-    ]
-    settings = CreditSettings.from_config(
-        check(GAE, f"{KEY}=features", "algorithm.turn_signal=info_gain", *options)
+    more = ("algorithm.lam=0.5", "+algorithm.turn_params.scale=rms", "+algorithm.turn_params.negative=0.5")
+    config = check(GAE, f"{KEY}=features", "algorithm.turn_signal=info_gain", *more)
+    settings = CreditSettings.from_config(config)
+    assert (
+        settings.turn_options == {"gamma": 1.0, "lam": 0.5, "scale": "rms", "negative": 0.5}
+        and settings.scores_gain
     )
-    assert settings.turn_options == {"gamma": 1.0, "lam": 0.5} | more and settings.scores_gain
 
 
 def test_lam_has_a_key_and_says_where_nothing_reads_it():
@@ -97,23 +88,19 @@ def test_another_name_is_refused_with_all_names_and_the_nearest():
     assert refused(GAE, f"{KEY}=column:").value == "column:"
 
 
-@pytest.mark.parametrize("name", ["outcome", "score", "answered", "own_response", "number_of_turns"])
-def test_a_function_that_reads_what_comes_after_the_state_is_refused(name):
-    error = refused(GAE, f"{KEY}={HERE}.{name}")
-    assert (error.key, error.value) == (KEY, f"{HERE}.{name}")
-    assert "with outcome, scores, stop reason and the last turn hidden, as in training" in error.accepted
-    assert "a value may read what stands before its turn's response alone" in error.accepted
+AFTER = "a value may read what stands before its turn's response alone"
 
 
 @pytest.mark.parametrize(
     ("name", "why"),
     [
+        *((name, AFTER) for name in ("outcome", "score", "answered", "own_response", "number_of_turns")),
         ("one_number", "returned float; expected a list with an entry for each of 2 turns"),
         ("text", "turn 0 has ['page']; expected as many finite numbers for each turn"),
         ("absent", "has no 'absent'"),
     ],
 )
-def test_a_function_of_another_form_is_refused(name, why):
+def test_a_function_that_reads_what_comes_after_the_state_or_has_another_form_is_refused(name, why):
     error = refused(GAE, f"{KEY}={HERE}.{name}")
     assert (error.key, error.value) == (KEY, f"{HERE}.{name}") and why in str(error)
 

@@ -4,7 +4,7 @@ import pytest
 
 from kit.idle import idle_lines, unused, without_effect
 from kit.recipes import load_config
-from verl_credit.config.keys import Algorithm, read_section
+from verl_credit.config.keys import Algorithm
 from verl_credit.recipe.unread import warnings_of
 
 LOSS = "actor_rollout_ref.actor.policy_loss"
@@ -78,11 +78,6 @@ def test_every_unread_key_is_said_in_the_order_of_the_declarations():
     assert found == ["search.topk=5", "search.max_page_chars=64"]
 
 
-def test_our_defaults_leave_nothing_unread():
-    found = read_section(Algorithm, lab()).model_copy(update={"info_gain_template": "auto"})
-    assert found == Algorithm(info_gain_scorer="branch")
-
-
 STEPS = "trainer.total_training_steps=30"
 AUTO = (*SEPA, "sepa.schedule=auto")
 WITHOUT_EFFECT = [
@@ -119,10 +114,7 @@ DOUBTS = [
     ((MINI_BATCH,), "one update a step"),
     ((f"{ROLLOUT}.top_p=0.9",), "top_p=0.9: rollouts are drawn from a truncated distribution"),
     ((f"{ROLLOUT}.top_k=20", f"{ROLLOUT}.top_p=0.95"), "top_p=0.95, top_k=20"),
-    (
-        ("search.max_page_chars=1000",),
-        "5 of search.max_new_tokens=40 are 200 tokens, and what 4 searches return",
-    ),
+    (("search.max_page_chars=1000",), "does not hold all turns at full length"),
     (("data.max_response_length=391",), "about 192 more"),
     # 5 turns of 40 tokens, 4 results of 3 pages of 64 characters: all turns fit
     (("data.max_response_length=392",), ""),
@@ -141,7 +133,9 @@ def test_each_doubt_is_said_with_key_and_value(overrides, said):
 def test_the_search_recipe_gives_no_reason_to_doubt_and_verls_clip_range_does():
     assert warnings_of(load_config("search_cpu")) == []
     (clip,) = warnings_of(load_config("real_cpu", ["real.questions=q.json"]))
-    assert "clip_ratio_low=0.2, clip_ratio_high=0.2: a range for the ratio of a token" in clip
+    assert "clip_ratio_low=0.2, clip_ratio_high=0.2: " in clip and "ratio_level=turn" in clip
+    level = "actor_rollout_ref.actor.policy_loss.ratio_level=token"
+    assert warnings_of(load_config("real_cpu", ["real.questions=q.json", level])) == []
 
 
 def test_all_of_it_is_among_the_notes_of_a_run():

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from verl_credit.config.resolved import Config, select
+from omegaconf import DictConfig
+
+from verl_credit.config.resolved import select
 from verl_credit.names import ROLLOUT_NAME, VLLM_EXTENSION
 
 ENGINE = "actor_rollout_ref.rollout.name"
@@ -77,6 +79,6 @@ def engine_named(name: object) -> Engine:
     return ENGINES.get(str(name)) or Engine(str(name), package=str(name))
 
 
-def engine_of(config: Config) -> Engine:
+def engine_of(config: DictConfig) -> Engine:
     """The recipe's engine."""
     return engine_named(select(config, ENGINE))

@@ -12,8 +12,10 @@ from __future__ import annotations
 
 from typing import ClassVar, NamedTuple, Protocol
 
+from omegaconf import DictConfig
+
 from verl_credit.config.engines import engine_named
-from verl_credit.config.resolved import Config, select
+from verl_credit.config.resolved import select
 from verl_credit.config.settings import CreditSettings
 from verl_credit.names import AGENT_NAME
 
@@ -35,48 +37,43 @@ class Scorer(Protocol):
     in_rollout: ClassVar[bool]
     frozen: ClassVar[bool]
 
-    def answers_behind_row(self, config: Config) -> int: ...
+    def answers_behind_row(self, config: DictConfig) -> int: ...
 
 
-def longest_row(config: Config) -> int:
+def longest_row(config: DictConfig) -> int:
     return config.data.max_prompt_length + config.data.max_response_length
 
 
-def turns_at_most(config: Config) -> tuple[str, int | None]:
+def turns_at_most(config: DictConfig) -> tuple[str, int | None]:
     """Returns (key that limits the turns, their number); None where the row's length or a user's loop ends a row."""
     if select(config, DEFAULT) in (None, AGENT_NAME):
         return "search.max_searches+1", config.search.max_searches + 1
     return MOST, select(config, MOST) or None
 
 
-def reference_in_actor(config: Config) -> bool:
+def reference_in_actor(config: DictConfig) -> bool:
     """verl's condition: with LoRA the reference is the actor without its adapter, and no other model is loaded."""
     model = config.actor_rollout_ref.model
     rank = select(model, "lora.rank") or select(model, "lora_rank") or 0
     return rank > 0 or select(model, "lora_adapter_path") is not None
 
 
-def in_references_batches(config: Config, settings: CreditSettings, scorer: Scorer) -> bool:
+def in_references_batches(config: DictConfig, settings: CreditSettings, scorer: Scorer) -> bool:
     """Answers are scored in micro-batches of the reference, not of the actor."""
     return settings.scores_gain and scorer.frozen and not reference_in_actor(config)
 
 
-def sequence_parallel(role: Config) -> int:
+def sequence_parallel(role: DictConfig) -> int:
     """The ranks that share a sequence in the actor or the reference. verl's engine reads the key of ``fsdp_config``, into
     which verl copies an older key above 1."""
     older, read = (select(role, key) or 1 for key in (ULYSSES, f"fsdp_config.{ULYSSES}"))
     return older if older > 1 else read
 
 
-def tokens_per_micro_batch(config: Config) -> int | None:
+def tokens_per_micro_batch(config: DictConfig) -> int | None:
     """The tokens that a micro-batch of old_log_probs holds; None where micro-batches are counted in rows."""
     rollout = config.actor_rollout_ref.rollout
     return rollout.log_prob_max_token_len_per_gpu if rollout.log_prob_use_dynamic_bsz else None
-
-
-def least_log_prob_tokens(row: int, contexts: int) -> int:
-    """The tokens of a row and a short answer for each context."""
-    return row + contexts * SHORT_ANSWER
 
 
 def engine_tokens(row: int, served: bool, answer: int = SERVED_ANSWER, *, engine: str = "") -> int:
@@ -92,10 +89,8 @@ def does_not_fit(context: int, answer: int, max_model_len: int | None) -> str:
     needed = context + answer + DRAWN
     if max_model_len is None or needed <= max_model_len:
         return ""
-    return (
-        f"{MODEL_LEN}={max_model_len} cannot hold a context of {context} tokens, an answer of {answer} and the one that is "
-        f"drawn: {needed}"
-    )
+    parts = f"a context of {context} tokens, an answer of {answer} and the one that is drawn"
+    return f"{MODEL_LEN}={max_model_len} cannot hold {parts}: {needed}"
 
 
 class Place(NamedTuple):
@@ -109,21 +104,17 @@ class Place(NamedTuple):
     """The number of contexts whose answers share these tokens."""
 
 
-def place_of_answers(config: Config, settings: CreditSettings, scorer: Scorer) -> Place | None:
+def place_of_answers(config: DictConfig, settings: CreditSettings, scorer: Scorer) -> Place | None:
     """The place in which this run scores answers; None where no answer has to fit beside a row."""
-    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
-    row = longest_row(config)
+    roles, row = config.actor_rollout_ref, longest_row(config)
     if settings.scores_gain and scorer.in_rollout:
-        length = rollout.max_model_len
+        length = roles.rollout.max_model_len
         return None if length is None else Place(MODEL_LEN, length, length - DRAWN - row, 1)
-    if in_references_batches(config, settings, scorer):
-        ref = config.actor_rollout_ref.ref
-        budget = ref.log_prob_max_token_len_per_gpu
-        left = budget * sequence_parallel(ref) - row
-        return Place(REFERENCE, budget, left, 1) if ref.log_prob_use_dynamic_bsz else None
+    key, role, counted = LOG_PROB, roles.actor, roles.actor.use_dynamic_bsz
     contexts = scorer.answers_behind_row(config) if settings.scores_gain else 0
-    if not contexts or not actor.use_dynamic_bsz:
+    if in_references_batches(config, settings, scorer):
+        key, role, contexts, counted = REFERENCE, roles.ref, 1, roles.ref.log_prob_use_dynamic_bsz
+    if not contexts or not counted:
         return None
-    budget = rollout.log_prob_max_token_len_per_gpu
-    left = budget * sequence_parallel(actor) - row
-    return Place(LOG_PROB, budget, left, contexts)
+    budget = select(config, key)
+    return Place(key, budget, budget * sequence_parallel(role) - row, contexts)

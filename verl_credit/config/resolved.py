@@ -9,8 +9,6 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 MISSING = "???"
-Config = DictConfig
-Tree = DictConfig
 select = OmegaConf.select
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from omegaconf import DictConfig
+
 from verl_credit.config.keys import LOSS, Algorithm, PolicyLoss, Search, chosen, read_section
-from verl_credit.config.resolved import Config, data, select
+from verl_credit.config.resolved import data, select
 from verl_credit.names import ADV_ESTIMATOR, LOSS_MODE
 from verl_credit.policy.families import ATTENTION
 
@@ -26,7 +28,7 @@ class CreditSettings:
     preset_overrides: tuple[str, ...] = ()
 
     @classmethod
-    def from_config(cls, config: Config) -> CreditSettings:
+    def from_config(cls, config: DictConfig) -> CreditSettings:
         """Reads the settings. Raises ConfigError."""
         ours = select(config, f"{LOSS}.loss_mode") == LOSS_MODE
         return cls(

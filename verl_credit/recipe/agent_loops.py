@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from verl_credit.config.fit import DEFAULT
-from verl_credit.config.resolved import Config, data, select
+from verl_credit.config.resolved import data, select
 from verl_credit.errors import ConfigError
 from verl_credit.names import AGENT_NAME, AGENTS, TURN_AGENT
 
@@ -18,12 +18,12 @@ KEYS = ("tool_config_path", "function_tool_path")
 LISTED = "actor_rollout_ref.rollout.agent.agent_loop_config_path"
 
 
-def may_call(config: Config) -> bool:
+def may_call(config: DictConfig) -> bool:
     """May a rollout call a tool? The search agent without searches has one turn and offers none."""
     return bool(config.search.max_searches) or select(config, DEFAULT) != AGENT_NAME
 
 
-def agents_of_rows(config: Config, *, tools: bool) -> tuple[str, ...]:
+def agents_of_rows(config: DictConfig, *, tools: bool) -> tuple[str, ...]:
     """Returns the names that a row's column ``agent_name`` may have. Raises ConfigError as `own_loops` does.
 
     ``tools``: the recipe names tools. Without searches the search agent would not call them.
@@ -33,18 +33,17 @@ def agents_of_rows(config: Config, *, tools: bool) -> tuple[str, ...]:
     return (*ours, *own_loops(config))
 
 
-def own_loops(config: Config) -> tuple[str, ...]:
+def own_loops(config: DictConfig) -> tuple[str, ...]:
     """Returns the names of the agent loops in the user's file. Raises ConfigError for a file that verl could not read."""
     path = select(config, LISTED)
     if not path:
         return ()
-    use = "expected a YAML file with a list of {name: .., _target_: my_module.MyAgentLoop} (docs/agent-loops.md)"
     try:
         listed = OmegaConf.load(Path(path))
         names = tuple(str(entry["name"]) for entry in data(listed) if entry["_target_"])
     except Exception as error:  # YAML and OmegaConf raise arbitrary exceptions
-        reason = " ".join(str(error).split())[:200]
-        use = f"{use}; {type(error).__name__}: {reason}"
+        use = "expected a YAML file with a list of {name: .., _target_: my_module.MyAgentLoop} (docs/agent-loops.md); "
+        use += f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         raise ConfigError(key=LISTED, value=path, accepted=use) from error
     if taken := sorted({*names} & {*AGENTS}):
         use = f"it would replace {', '.join(taken)}; rename your agent loop"
@@ -52,7 +51,7 @@ def own_loops(config: Config) -> tuple[str, ...]:
     return names
 
 
-def tools_given(config: Config) -> dict[str, str]:
+def tools_given(config: DictConfig) -> dict[str, str]:
     """Maps the keys of tool files that are set to their paths."""
     multi_turn = config.actor_rollout_ref.rollout.multi_turn
     return {f"{MULTI_TURN}.{key}": multi_turn[key] for key in KEYS if multi_turn.get(key)}

@@ -12,7 +12,6 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
-from traceback import walk_tb
 from typing import NamedTuple
 
 from hydra import compose, initialize_config_dir
@@ -29,11 +28,11 @@ from yaml import YAMLError
 from verl_credit.config.keys import LOSS, defaults_tree
 from verl_credit.config.keys.section import no_value
 from verl_credit.config.resolved import flat_values, select
-from verl_credit.errors import ConfigError, ConfigErrors, did_you_mean
+from verl_credit.errors import ConfigError, did_you_mean, joined
 from verl_credit.recipe import recipe_files as files
 from verl_credit.recipe.decisions import decide_auto, decide_lab
 from verl_credit.recipe.family import policy_values
-from verl_credit.recipe.overrides import WrongOverrides, unreadable, wrong_keys
+from verl_credit.recipe.overrides import unreadable, wrong_keys
 from verl_credit.recipe.recipe_files import folders, recipes_folder, verl_folder
 from verl_credit.recipe.rules import validate
 from verl_credit.recipe.world import without_value
@@ -52,22 +51,11 @@ def load_config(
 ) -> DictConfig:
     """A recipe with Hydra overrides, composed from the shipped recipes (or from ``config_dir``) and checked.
 
-    ``may_fetch``: the policy's config.json may come from the hub, once no required key is without a value.
-    Raises ConfigError for a fault, ConfigErrors for several.
+    ``may_fetch``: the policy's config.json may come from the hub, once no required key is without a value. Raises
+    ConfigError for a fault, and ConfigErrors for several of one kind: of overrides, then as `validate` does.
     """
-    refused: list[ConfigError] = []
-    while True:
-        try:
-            config = unchecked_config(name, overrides, config_dir, may_fetch=may_fetch)
-            break
-        except WrongOverrides as wrong:  # the recipe and the other overrides are checked without them
-            refused += wrong.errors
-            overrides = wrong.rest
-        except ConfigError as error:
-            if refused:
-                raise ConfigErrors([*refused, error]) from error
-            raise
-    validate(config, refused)
+    config = unchecked_config(name, overrides, config_dir, may_fetch=may_fetch)
+    validate(config)
     return config
 
 
@@ -96,22 +84,10 @@ def unchecked_config(
             return config
     except (HydraException, OmegaConfBaseException) as error:
         raise _refusal(name, overrides, config_dir, error) from error
-    except ConfigError:
-        raise
     except YAMLError as error:
         raise files.not_yaml(error) from error
-    except AssertionError as error:  # Hydra's, where `_self_` is the choice of a group
-        fault = (
-            f"recipe {name}: its defaults cannot be read; expected NAME, GROUP: CHOICE, or _self_ by itself"
-        )
-        raise ConfigError(fault, key="defaults") from error
     except RecursionError as error:
         raise files.circle(name, folders(config_dir)) from error
-    except OSError as error:  # the choice is not a valid file name
-        reason = f"a file that is named there cannot be read ({error.strerror})"
-        raise ConfigError(f"{' '.join([name, *overrides])}: {reason}"[:500], key="defaults") from error
-    except ValueError as error:  # Hydra's: a group that is given a number, no list of defaults
-        raise ConfigError(f"{' '.join(overrides) or name}: {error}") from error
 
 
 def _is_complete(config: DictConfig, set_later: Collection[str]) -> bool:
@@ -123,28 +99,30 @@ def _is_complete(config: DictConfig, set_later: Collection[str]) -> bool:
 
 
 def _preset_of(
-    config: DictConfig, name: str, overrides: Sequence[str], config_dir: str | None = None
+    config: DictConfig, name: str, overrides: Sequence[str], config_dir: str | None
 ) -> DictConfig | None:
     """Composes the chosen preset with the same recipe, hardware and model; the preset's values replace the recipe's."""
     try:
-        if not config.get("credit_preset"):
-            return None
+        chosen = config.get("credit_preset")
     except OmegaConfBaseException as error:  # an interpolation refers to nothing
         raise no_value("credit_preset", error) from error
-    files = [file for folder in folders(config_dir) for file in sorted((folder / "credit").glob("*.yaml"))]
-    if config.credit_preset not in (names := [file.stem for file in files]):
-        raise ConfigError(key="credit_preset", value=config.credit_preset, accepted=dict.fromkeys(names))
-    composed = compose_recipe(name, [*_groups(overrides), f"credit={config.credit_preset}"], config_dir)
-    preset = next(file for file in files if file.stem == config.credit_preset)
-    return _with_values_of(preset, composed)
+    if not chosen:
+        return None
+    # The user's own replace the shipped ones.
+    found = [
+        file for folder in reversed(folders(config_dir)) for file in sorted(folder.glob("credit/*.yaml"))
+    ]
+    presets = {file.stem: file for file in found}
+    if chosen not in presets:
+        raise ConfigError(key="credit_preset", value=chosen, accepted=presets)
+    composed = compose_recipe(name, [*_groups(overrides), f"credit={chosen}"], config_dir)
+    return _with_values_of(presets[chosen], composed)
 
 
 def _with_values_of(file: Path, config: DictConfig) -> DictConfig:
     """Returns ``config`` with the values of a file in place of its own; the file's list of defaults is not followed."""
-    values = files.read_tree(file)
-    return DictConfig(
-        OmegaConf.merge(config, {key: value for key, value in values.items() if key != "defaults"})
-    )
+    values = {key: value for key, value in files.read_tree(file).items() if key != "defaults"}
+    return DictConfig(OmegaConf.merge(config, values))
 
 
 def _departures(config: DictConfig, preset: DictConfig) -> list[str]:
@@ -176,8 +154,6 @@ def _quiet() -> Iterator[None]:
 
 ConfigStore.instance().store("credit_keys", node=defaults_tree(), package="_global_", provider="verl_credit")
 
-_READ_DEFAULTS = ("hydra._internal.config_repository", "hydra._internal.defaults_list")
-
 
 class _SearchPath(SearchPathPlugin):
     """Adds the shipped recipes and verl's configuration to the folders in which Hydra looks for recipes and their parts.
@@ -198,13 +174,14 @@ def compose_recipe(name: str, overrides: Sequence[str], config_dir: str | None =
     with initialize_config_dir(str(folders(config_dir)[0]), version_base=None):
         try:
             config = compose(name, list(overrides))
-        except (AssertionError, TypeError) as error:
-            *_, (frame, _) = walk_tb(error.__traceback__)
-            # Hydra reads lists of defaults there, and takes a group's name and choice for texts.
-            if frame.f_globals["__name__"] not in _READ_DEFAULTS:
-                raise
+        except (HydraException, OmegaConfBaseException, ConfigError):
+            raise
+        except (AssertionError, OSError, TypeError, ValueError) as error:
+            why = f"{type(error).__name__}: {error.strerror if isinstance(error, OSError) else error}"[:300]
             places = ", ".join(["its defaults, or those of a file that they list", *_groups(overrides)])
-            raise ConfigError(f"{name}: a group or its choice is no text: see {places}") from error
+            use = f"expected NAME, GROUP: CHOICE, or _self_ by itself in {places}"
+            message = f"recipe {name} cannot be composed ({why}): {use}"
+            raise ConfigError(message[:700], key="defaults") from error
     for key in ("actor_rollout_ref", "trainer"):
         if key not in config:
             start = "begin it with `defaults: [lab, _self_]`"
@@ -219,7 +196,7 @@ def _refusal(name: str, overrides: Sequence[str], config_dir: str | None, error:
     if isinstance(error, MissingConfigException):
         return _missing(name, config_dir, error)
     if wrong := unreadable(overrides):
-        return WrongOverrides(wrong, overrides)
+        return joined(wrong)
     message = " ".join(str(error).split())
     cause = " ".join(str(error.__cause__).split()) if error.__cause__ else ""
     match = re.search(r"Could not (?:override '|append to config. An item is already at ')([^']+)'", message)
@@ -233,7 +210,7 @@ def _refusal(name: str, overrides: Sequence[str], config_dir: str | None, error:
     except HydraException:  # the override is in a file's defaults, not on the command line
         return ConfigError(message, key=key)
     if wrong := wrong_keys(base, overrides, [*folders(config_dir), verl_folder()]):
-        return WrongOverrides(wrong, overrides)
+        return joined(wrong)
     value = next((o.partition("=")[2] for o in overrides if o.lstrip("+~").partition("=")[0] == key), None)
     use = f"a new key below it is added with +{key}.NAME=VALUE"
     return ConfigError(key=key, value=redact_value(key, value), accepted=use)
@@ -271,10 +248,8 @@ def defaults() -> dict[str, Default]:
     """Returns every default by its flattened key. Composing verl's ``ppo_trainer`` takes about a second."""
     with _quiet(), initialize_config_dir(str(verl_folder()), version_base=None):
         verl = flat_values(compose("ppo_trainer"))
-    own = flat_values(
-        _with_values_of(recipes_folder() / f"{files.DEFAULTS}.yaml", OmegaConf.create(defaults_tree()))
-    )
-    known = {key: Default(value, "verl_credit") for key, value in own.items()}
+    own = _with_values_of(recipes_folder() / f"{files.DEFAULTS}.yaml", OmegaConf.create(defaults_tree()))
+    known = {key: Default(value, "verl_credit") for key, value in flat_values(own).items()}
     return known | {key: Default(value, "verl") for key, value in verl.items()}
 
 

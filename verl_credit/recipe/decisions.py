@@ -13,7 +13,7 @@ from omegaconf.errors import OmegaConfBaseException
 from verl_credit.config.engines import ENGINE, engine_of
 from verl_credit.config.fit import MODEL_LEN, engine_tokens
 from verl_credit.config.keys import AUTO, LOSS
-from verl_credit.config.resolved import Config, select
+from verl_credit.config.resolved import select
 from verl_credit.config.settings import CreditSettings
 from verl_credit.credit.plugins import find_turn_mode
 from verl_credit.credit.turn.mode import TurnMode
@@ -82,7 +82,7 @@ def decide_lab(config: DictConfig) -> DictConfig:
     return config
 
 
-def compute_dtype(config: Config) -> str:
+def compute_dtype(config: DictConfig) -> str:
     """verl's default is bfloat16."""
     return str(select(config, COMPUTES_IN) or "bf16")
 

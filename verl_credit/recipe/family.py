@@ -14,7 +14,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from verl_credit.config.engines import ENGINE, engine_of
-from verl_credit.config.resolved import Config, Tree, data, leaves, select
+from verl_credit.config.resolved import data, leaves, select
 from verl_credit.config.settings import CreditSettings
 from verl_credit.errors import ConfigError, PreflightError, show_value
 from verl_credit.policy.families import (
@@ -40,7 +40,7 @@ RECURRENT_KERNELS = ("fla", "causal_conv1d", "mamba_ssm")
 EVALUATED = "old_log_probs are computed without it, so that the ratios of an update differ from 1 before its first step"
 
 
-def policy_values(config: Config, *, may_fetch: bool = False) -> dict[str, Any]:
+def policy_values(config: DictConfig, *, may_fetch: bool = False) -> dict[str, Any]:
     """The policy's config.json, changed by `OVERRIDE` as verl changes it; without the file, the overrides alone."""
     path = select(config, "actor_rollout_ref.model.hf_config_path") or select(config, MODEL)
     values = None
@@ -50,10 +50,8 @@ def policy_values(config: Config, *, may_fetch: bool = False) -> dict[str, Any]:
                 fetch_config(path)
         with suppress(PreflightError, OSError):  # OSError: no file can have that name
             values = model_values(path)
-    changes = data(select(config, OVERRIDE))
-    return _merged(
-        values or {}, changes if isinstance(changes, Mapping) else {}
-    )  # another value is refused later
+    changes = data(select(config, OVERRIDE))  # a value in place of the section is refused later
+    return _merged(values or {}, changes if isinstance(changes, Mapping) else {})
 
 
 def _merged(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -77,18 +75,17 @@ def decide_family(config: DictConfig, values: Mapping[str, Any]) -> None:
             OmegaConf.update(config, f"{OVERRIDE}.{key}", 0.0, force_add=True)
 
 
-def chosen_scorer(config: Config) -> str:
+def chosen_scorer(config: DictConfig) -> str:
     """What ``auto`` chooses beside the recipe's attention."""
     family = family_of(policy_values(config))
     return family.chosen(select(config, ATTENTION), appends=not select(config, BYPASS)).scorer
 
 
-def validate_family(config: Tree, settings: CreditSettings) -> Iterator[ConfigError]:
+def validate_family(config: DictConfig, settings: CreditSettings) -> Iterator[ConfigError]:
     """Yields refusals of keys with which this family's numbers would be wrong."""
     values = policy_values(config)
-    for name, value in dropouts(
-        values
-    ).items():  # given, or of a config.json that was not here when auto was decided
+    # A dropout is given, or of a config.json that was not here when auto was decided.
+    for name, value in dropouts(values).items():
         yield ConfigError(key=f"{OVERRIDE}.{name}", value=value, accepted=f"{EVALUATED}; set it to 0")
     family = family_of(values)
     scorer = settings.algorithm.info_gain_scorer if settings.scores_gain else None
@@ -102,7 +99,7 @@ def validate_family(config: Tree, settings: CreditSettings) -> Iterator[ConfigEr
         yield from _within(config, family.longest, f"{family.name}: {family.why}")
 
 
-def _within(config: Tree, longest: int, why: str) -> Iterator[ConfigError]:
+def _within(config: DictConfig, longest: int, why: str) -> Iterator[ConfigError]:
     """Checks that no row and no request passes the length beyond which positions change for the rows beside it."""
     row, engine = select(config, PROMPT) + select(config, RESPONSE), select(config, MODEL_LEN)
     if row > longest:
@@ -115,7 +112,7 @@ def _within(config: Tree, longest: int, why: str) -> Iterator[ConfigError]:
         yield ConfigError.of(config, MODEL_LEN, MODEL, accepted=use)
 
 
-def family_line(config: Config) -> str:
+def family_line(config: DictConfig) -> str:
     """The keys that were chosen or given, and what decides about them, for `explain`, `doctor` and the start."""
     values = policy_values(config)
     family = family_of(values)
@@ -123,12 +120,9 @@ def family_line(config: Config) -> str:
     if not family.name:
         unread = f"the config.json of {MODEL}={show_value(select(config, MODEL))} is not on this machine"
         return f"family: {unread}; {keys}, and the proof at the start decides"
-    off = [
-        key for key, value in leaves(data(select(config, OVERRIDE)) or {}) if value == 0 and is_random(key, 1)
-    ]
-    zero = f"; {', '.join(off)} of the model set to 0 ({EVALUATED})" if off else ""
+    given = leaves(data(select(config, OVERRIDE)) or {})
+    off = ", ".join(key for key, value in given if value == 0 and is_random(key, 1))
+    zero = f"; {off} of the model set to 0 ({EVALUATED})" if off else ""
     kernels = ", ".join(name for name in RECURRENT_KERNELS if family.mixes and find_spec(name))
-    untried = (
-        f"; its layers were never run with the kernels of {kernels} that are installed" if kernels else ""
-    )
+    untried = f"; its layers were never run with the installed kernels of {kernels}" if kernels else ""
     return f"family: {family.name}, {keys}: {family.why}{zero}{untried}"

@@ -8,17 +8,11 @@ from __future__ import annotations
 
 from verl_credit.config.engines import ENGINE, ENGINES
 from verl_credit.config.gone import gone_key
-from verl_credit.names import (
-    ADV_ESTIMATOR,
-    COLOCATE_MODE,
-    SEPARATE_MODE,
-    TRAINER_MODE,
-    TURN_AGENT,
-)
+from verl_credit.names import ADV_ESTIMATOR, COLOCATE_MODE, SEPARATE_MODE, TRAINER_MODE, TURN_AGENT
 
 MANAGER = "reward.reward_manager"
 ROLLOUT, ACTOR, REF = (f"actor_rollout_ref.{role}" for role in ("rollout", "actor", "ref"))
-MULTI_TURN = f"{ROLLOUT}.multi_turn"
+MULTI_TURN, ULYSSES = f"{ROLLOUT}.multi_turn", "ulysses_sequence_parallel_size"
 OLDER = {
     "reward_model.reward_manager": f"{MANAGER}.name", "reward_model.reward_loop_source": f"{MANAGER}.source",
     "reward_model.reward_loop_module_path": f"{MANAGER}.module.path", "reward_model.num_workers": "reward.num_workers",
@@ -32,23 +26,16 @@ now. The longest name that fits a key is its own."""
 RENAMED = {
     **OLDER,
     "reward_model.overlong_buffer": "reward.reward_kwargs.overlong_buffer_cfg",
-    f"{MULTI_TURN}.max_turns": f"{MULTI_TURN}.max_assistant_turns",
-    "data.train_data_num": "data.train_max_samples",
-    "data.val_data_num": "data.val_max_samples",
+    **dict.fromkeys((f"{MULTI_TURN}.max_turns", f"{ROLLOUT}.max_turns"), f"{MULTI_TURN}.max_assistant_turns"),
+    **{f"data.{split}_data_num": f"data.{split}_max_samples" for split in ("train", "val")},
     "data.shuffle_train_dataloader": "data.shuffle",
     "data.max_model_len": f"{ROLLOUT}.max_model_len",
-    f"{ROLLOUT}.n_agent": f"{ROLLOUT}.n",
-    "agent_grpo.n": f"{ROLLOUT}.n",
-    "env.rollout.n": f"{ROLLOUT}.n",
+    **dict.fromkeys((f"{ROLLOUT}.n_agent", "agent_grpo.n", "env.rollout.n", "rollout.n"), f"{ROLLOUT}.n"),
     "env.seed": "seed",
     "env.search.search_url": "search.url",
     "env.search.topk": "search.topk",
-    f"{ROLLOUT}.max_turns": f"{MULTI_TURN}.max_assistant_turns",
-    "retriever.url": "search.url",
-    "retriever.topk": "search.topk",
-    "rollout.nnodes": f"{ROLLOUT}.nnodes",
-    "rollout.n_gpus_per_node": f"{ROLLOUT}.n_gpus_per_node",
-    "rollout.n": f"{ROLLOUT}.n",
+    **{f"retriever.{name}": f"search.{name}" for name in ("url", "topk")},
+    **{f"rollout.{name}": f"{ROLLOUT}.{name}" for name in ("nnodes", "n_gpus_per_node")},
     "algorithm.gigpo.step_advantage_w": "algorithm.turn_params.step_weight",
     "algorithm.gigpo.mode": "algorithm.turn_params.norm",
 }
@@ -69,40 +56,30 @@ ONE_RANK = (
     "attn_implementation=flash_attention_2, use_remove_padding=true, algorithm.info_gain_scorer=rows"
 )
 _BY_FAMILY = "attention and padding follow from the model's family (docs/attention.md#model-families)"
+_CURRICULUM = "algorithm.info_gain_curriculum has the weights of gains and outcomes"
+_EQUAL = "equal states alone are one state here"
+_MASKED = "what tools return is never trained on here"
+_PENALTY = "there is no penalty for a bad call; credit/tool/bad_calls counts them"
 NO_CRITIC = "no critic is adopted (algorithm.turn_values=critic makes one)"
 GONE = {
     "critic": NO_CRITIC,
     "trainer.critic_warmup": NO_CRITIC,
     f"{ACTOR}.megatron": MEGATRON,
     f"{REF}.megatron": MEGATRON,
-    f"{ACTOR}.ulysses_sequence_parallel_size": ONE_RANK,
-    f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size": ONE_RANK,
-    f"{REF}.ulysses_sequence_parallel_size": ONE_RANK,
-    f"{REF}.fsdp_config.ulysses_sequence_parallel_size": ONE_RANK,
+    **{f"{role}.{ULYSSES}": ONE_RANK for role in (ACTOR, REF, f"{ACTOR}.fsdp_config", f"{REF}.fsdp_config")},
     "actor_rollout_ref.model.use_remove_padding": _BY_FAMILY,
     "actor_rollout_ref.model.override_config.attn_implementation": _BY_FAMILY,
     "actor_rollout_ref.model.use_fused_kernels": "verl's fused head does not hand the rows' places on to the model",
     "actor_rollout_ref.model.fused_kernel_options": "verl's fused head is off",
     f"{ACTOR}.fsdp_config.grad_offload": "verl's engine offloads gradients together with the parameters",
-    "algorithm.state_masking": "what tools return is never trained on here",
-    f"{ACTOR}.state_masking": "what tools return is never trained on here",
-    f"{ACTOR}.use_invalid_action_penalty": "there is no penalty for a bad call; credit/tool/bad_calls counts them",
-    f"{ACTOR}.invalid_action_penalty_coef": "there is no penalty for a bad call; credit/tool/bad_calls counts them",
+    **dict.fromkeys(("algorithm.state_masking", f"{ACTOR}.state_masking"), _MASKED),
+    **{f"{ACTOR}.{name}": _PENALTY for name in ("use_invalid_action_penalty", "invalid_action_penalty_coef")},
     "trainer.use_v1": "verl_credit trains with verl's v1 trainer, whose older one verl removes",
     "trainer.default_hdfs_dir": "verl 0.9.1 saves to trainer.default_local_dir",
     "algorithm.no_think_rl": "thoughts are the policy's own tokens (search.include_reasoning)",
-    **{
-        f"algorithm.{name}": "algorithm.info_gain_curriculum has the weights of gains and outcomes"
-        for name in (
-            "use_curriculum",
-            "curriculum_f1_init",
-            "curriculum_f1_final",
-            "curriculum_ig_init",
-            "curriculum_ig_final",
-        )
-    },
-    "algorithm.gigpo.enable_similarity": "equal states alone are one state here",
-    "algorithm.gigpo.similarity_thresh": "equal states alone are one state here",
+    "algorithm.use_curriculum": _CURRICULUM,
+    **{f"algorithm.curriculum_{of}_{end}": _CURRICULUM for of in ("f1", "ig") for end in ("init", "final")},
+    **dict.fromkeys(("algorithm.gigpo.enable_similarity", "algorithm.gigpo.similarity_thresh"), _EQUAL),
     "algorithm.gigpo": "verl-credit modes lists the options of gigpo",
     "env": "a dialogue keeps its whole history here, and its environment is the search or a tool",
     "search_engine": "search.url names the server",
@@ -131,18 +108,16 @@ INSTEAD = {
 }
 """What to write in place of a key whose value has another meaning here."""
 
+TRAINERS = {"sync": TRAINER_MODE, "colocate_async": COLOCATE_MODE, "separate_async": SEPARATE_MODE}
+STRATEGIES = (f"{ACTOR}.strategy", f"{REF}.strategy")
+_SAME, _WRITTEN = "the same trainer, with turns", "the chat template decides how a call is written"
 KEEPS_TURNS = "yours has to return turn_ids, the turn of each token (docs/agent-loops.md)"
 VALUES = {
     ("trainer.device", "npu"): (None, NPU),
-    ("model_engine", "megatron"): (None, MEGATRON),
-    (f"{ACTOR}.strategy", "megatron"): (None, MEGATRON),
-    (f"{REF}.strategy", "megatron"): (None, MEGATRON),
-    ("trainer.v1.trainer_mode", "sync"): (TRAINER_MODE, "the same trainer, with turns"),
-    ("trainer.v1.trainer_mode", "colocate_async"): (COLOCATE_MODE, "the same trainer, with turns"),
-    ("trainer.v1.trainer_mode", "separate_async"): (SEPARATE_MODE, "the same trainer, with turns"),
+    **{(key, "megatron"): (None, MEGATRON) for key in ("model_engine", *STRATEGIES)},
+    **{("trainer.v1.trainer_mode", name): (mode, _SAME) for name, mode in TRAINERS.items()},
     **{(ENGINE, f"{name}_async"): (name, "every engine is asynchronous in verl 0.9.1") for name in ENGINES},
-    (f"{MULTI_TURN}.format", "qwen"): ("auto", "the chat template decides how a call is written"),
-    (f"{MULTI_TURN}.format", "llama3_json"): ("auto", "the chat template decides how a call is written"),
+    **dict.fromkeys(((f"{MULTI_TURN}.format", name) for name in ("qwen", "llama3_json")), ("auto", _WRITTEN)),
     (f"{ROLLOUT}.agent.default_agent_loop", "tool_agent"): (TURN_AGENT, "verl's loop writes no turns"),
     (f"{ROLLOUT}.agent.default_agent_loop", "single_turn_agent"): (None, "verl's loop writes no turns"),
 }

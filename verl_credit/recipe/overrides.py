@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from os.path import isdir  # pathlib raises OSError for a name that no file system takes
 from pathlib import Path
 from typing import Any
@@ -14,22 +14,14 @@ from omegaconf import DictConfig
 
 from verl_credit.config.keys import place_of
 from verl_credit.config.resolved import data
-from verl_credit.errors import ConfigError, ConfigErrors, printable, unknown_key
+from verl_credit.errors import ConfigError, printable, unknown_key
 from verl_credit.recipe.older_verl import remedy_of
 from verl_credit.redact import redact_value
 
 
-class WrongOverrides(ConfigErrors):
-    """The refusals of overrides. ``rest``: the other overrides."""
-
-    def __init__(self, wrong: Mapping[str, ConfigError], overrides: Sequence[str]) -> None:
-        super().__init__(wrong.values())
-        self.rest = [override for override in overrides if override not in wrong]
-
-
-def unreadable(overrides: Sequence[str]) -> dict[str, ConfigError]:
-    """Maps the overrides that Hydra cannot parse to their refusals."""
-    wrong = {}
+def unreadable(overrides: Sequence[str]) -> list[ConfigError]:
+    """The refusals of overrides that Hydra cannot parse."""
+    wrong = []
     for text in overrides:
         try:
             OverridesParser.create().parse_overrides([text])
@@ -37,28 +29,28 @@ def unreadable(overrides: Sequence[str]) -> dict[str, ConfigError]:
             key, _, value = text.partition("=")
             reason = error.message.partition("\nSee ")[0].replace(text, "").rstrip(" ^\n:")
             use = f"Hydra cannot read that override ({reason}); quote the value"
-            wrong[text] = ConfigError(key=printable(key.lstrip("+~")), value=value, accepted=use)
+            wrong.append(ConfigError(key=printable(key.lstrip("+~")), value=value, accepted=use))
     return wrong
 
 
-def wrong_keys(base: DictConfig, overrides: Sequence[str], folders: Sequence[Path]) -> dict[str, ConfigError]:
-    """Maps the overrides of keys that are not in ``base`` to their refusals, and those with a + that are in it.
+def wrong_keys(base: DictConfig, overrides: Sequence[str], folders: Sequence[Path]) -> list[ConfigError]:
+    """The refusals of overrides of keys that are not in ``base``, and of those with a + that are in it.
 
     ``folders``: where Hydra looks for groups, whose choice is no value.
     """
-    tree, wrong, added = data(base, resolve=False), {}, []
+    tree, wrong, added = data(base, resolve=False), [], []
     for override in OverridesParser.create().parse_overrides(list(overrides)):
         key = override.key_or_group
         if any(isdir(folder / key) for folder in folders) or override.is_delete():
             continue
-        text, there = str(override.input_line), _is_there(tree, key)
+        there = _is_there(tree, key)
         if override.is_add() and there and not isinstance(override.value(), dict):
             use = f"the recipe has that key; write {key}={_value(override)}, without the +"
-            wrong[text] = ConfigError(key=key, value=_value(override), accepted=use)
+            wrong.append(ConfigError(key=key, value=_value(override), accepted=use))
         elif override.is_add() or override.is_force_add():
             added.append(key)
         elif not there and not any(f"{key}.".startswith(f"{new}.") for new in added):
-            wrong[text] = _unknown(tree, key, override)
+            wrong.append(_unknown(tree, key, override))
     return wrong
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
+from linecache import getline
 from os.path import isfile  # pathlib raises OSError for a name that no file system takes
 from pathlib import Path
 from typing import Any
@@ -62,74 +63,61 @@ def read_tree(path: Path) -> Any:
 
 def not_yaml(error: YAMLError) -> ConfigError:
     """The error ``FILE, line 3: YAML's message``."""
-    begun = error.context_mark if isinstance(error, MarkedYAMLError) else None
-    mark = (error.problem_mark or begun) if isinstance(error, MarkedYAMLError) else None
+    mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
     if not isinstance(error, MarkedYAMLError) or mark is None:
         return ConfigError(" ".join(str(error).split()))
-    since = hint = ""
+    begun, since = error.context_mark, ""
     if begun and begun.line != mark.line:
         since = f" ({error.context} that begins in line {begun.line + 1})"
-    file = Path(mark.name)
-    lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
-    if mark.line < len(lines) and lines[mark.line][: mark.column + 1].endswith("\t"):
-        hint = "; indent with spaces, not with a tab"
-    return ConfigError(f"{mark.name}, line {mark.line + 1}: {error.problem}{since}{hint}", key=mark.name)
+    if getline(mark.name, mark.line + 1)[mark.column : mark.column + 1] == "\t":
+        since += "; indent with spaces, not with a tab"
+    return ConfigError(f"{mark.name}, line {mark.line + 1}: {error.problem}{since}", key=mark.name)
 
 
 def circle(name: str, folders: Sequence[Path]) -> ConfigError:
     """The error for ``defaults`` of ``name`` that lead back to a recipe that is being read."""
-
-    def walk(path: str, above: tuple[str, ...]) -> tuple[Path, str] | None:
-        file = next((f / f"{path}.yaml" for f in folders if isfile(f / f"{path}.yaml")), None)
-        if file is None:
-            return None
-        group = path.rpartition("/")[0]
-        for entry in _listed(file):
-            below = entry.removeprefix("/") if entry.startswith("/") or not group else f"{group}/{entry}"
-            place = (file, entry) if below in (*above, path) else walk(below, (*above, path))
-            if place:
-                return place
-        return None
-
-    place = walk(name.removesuffix(".yaml"), ())
-    if place is None:
-        return ConfigError(
-            f"recipe {name}: values are nested too deeply, or they or the defaults lead back to themselves",
-            key="defaults",
-        )
-    file, entry = place
-    lines = file.read_text(encoding="utf-8").splitlines()
-    word = re.compile(rf"(?<![\w/]){re.escape(entry)}(?![\w/])")
-    number = next((n for n, line in enumerate(lines, 1) if word.search(line.partition("#")[0])), 1)
-    fault = f"defaults list {entry!r}, which leads back to this file; list another recipe"
-    message = f"{file}, line {number}: {fault}"
-    return ConfigError(message, key="defaults", value=entry)
+    for file, entry, below, above in _entries(name.removesuffix(".yaml"), folders):
+        if below in above:
+            lines = file.read_text(encoding="utf-8").splitlines()
+            word = re.compile(rf"(?<![\w/]){re.escape(entry)}(?![\w/])")
+            number = next((n for n, line in enumerate(lines, 1) if word.search(line.partition("#")[0])), 1)
+            fault = f"defaults list {entry!r}, which leads back to this file; list another recipe"
+            return ConfigError(f"{file}, line {number}: {fault}", key="defaults", value=entry)
+    why = "values are nested too deeply, or they or the defaults lead back to themselves"
+    return ConfigError(f"recipe {name}: {why}", key="defaults")
 
 
 def lists_ours(name: str, folders: Sequence[Path]) -> bool:
     """Does the file of this name, or one that its defaults list, start from our defaults?"""
-    seen: set[str] = set()
+    name = name.removesuffix(".yaml")
+    return name == DEFAULTS or any(below == DEFAULTS for _, _, below, _ in _entries(name, folders))
 
-    def walk(path: str) -> bool:
-        file = next((f / f"{path}.yaml" for f in folders if isfile(f / f"{path}.yaml")), None)
-        if path == DEFAULTS or file is None or path in seen:
-            return path == DEFAULTS
-        seen.add(path)
-        return any(walk(entry.removeprefix("/")) for entry in _listed(file))
 
-    return walk(name.removesuffix(".yaml"))
+Entry = tuple[Path, str, str, tuple[str, ...]]
+
+
+def _entries(path: str, folders: Sequence[Path], above: tuple[str, ...] = ()) -> Iterator[Entry]:
+    """Yields (file, entry, path of the entry's file, paths above it) for all ``defaults`` of a file and of those below."""
+    file = next((f / f"{path}.yaml" for f in folders if isfile(f / f"{path}.yaml")), None)
+    group, above = path.rpartition("/")[0], (*above, path)
+    if file is None:
+        return
+    for entry in _listed(file):
+        below = entry.removeprefix("/") if entry.startswith("/") or not group else f"{group}/{entry}"
+        yield file, entry, below, above
+        if below not in above:
+            yield from _entries(below, folders, above)
 
 
 def _listed(file: Path) -> list[str]:
     """Returns the names in the file's ``defaults``, groups as GROUP/CHOICE."""
-    names = []
     try:
         tree = safe_load(file.read_text(encoding="utf-8")) or {}
     except RecursionError as error:
         raise ConfigError(f"{file} cannot be read: it is nested too deeply") from error
+    names = []
     for entry in tree.get("defaults") or []:
-        pairs = entry.items() if isinstance(entry, dict) else [(None, entry)]
-        for group, choice in pairs:
-            group = re.sub(r"^(override|optional)\s+", "", group).partition("@")[0] if group else None
+        for group, choice in entry.items() if isinstance(entry, dict) else [("", entry)]:
+            group = re.sub(r"^(override|optional)\s+", "", group).partition("@")[0]
             names.append(f"{group}/{choice}" if group else str(choice).partition("@")[0])
     return [name for name in names if name != "_self_"]

@@ -9,7 +9,7 @@ from omegaconf import DictConfig
 
 from verl_credit.config.fit import MOST
 from verl_credit.config.keys import LOSS, Algorithm, PolicyLoss, chosen, read_section, reads
-from verl_credit.config.resolved import Config, select
+from verl_credit.config.resolved import select
 from verl_credit.config.settings import CreditSettings
 from verl_credit.credit.token.sepa_controller import auto_can_lead, first_auto_step, first_ramp_step
 from verl_credit.credit.token.uncertainty import canonical_kind
@@ -23,17 +23,20 @@ from verl_credit.recipe.rules.engines import overlong_unread
 from verl_credit.recipe.rules.known import handed_on
 from verl_credit.recipe.rules.trainer_mode import correction_without_effect, rollouts_too_old
 
-CUTS_TOOLS = (
-    (f"{MULTI_TURN}.max_tool_response_length", 1_000_000),
-    (f"{MULTI_TURN}.tool_response_truncate_side", "middle"),
-)
+_PAGES = "returns pages alone, and search.max_page_chars cuts them"
+SEARCH_ALONE = {
+    MOST: (None, "has search.max_searches+1 turns"),
+    f"{MULTI_TURN}.max_tool_response_length": (1_000_000, _PAGES),
+    f"{MULTI_TURN}.tool_response_truncate_side": ("middle", _PAGES),
+}
+"""Keys that the search alone does not read: the default, and why."""
 UNCERTAINTY = Algorithm.model_fields["uncertainty_kind"].default
 CHARACTERS = 4  # English has about so many per token
 MEAN_RATIOS, WIDE_FOR_MEANS = ("turn", "sequence"), 0.1
 """The levels whose ratio is a mean over tokens, and the clip range from which on such a ratio is hardly ever clipped."""
 
 
-def unused(config: Config, settings: CreditSettings) -> list[str]:
+def unused(config: DictConfig, settings: CreditSettings) -> list[str]:
     """Returns ``key=value`` for keys that differ from their default and that the chosen pipeline does not read."""
     decided = {SCORER: chosen_scorer(config), "algorithm.info_gain_template": select(config, "lab.template")}
     if canonical_kind(kind := settings.algorithm.uncertainty_kind) == UNCERTAINTY:
@@ -43,7 +46,7 @@ def unused(config: Config, settings: CreditSettings) -> list[str]:
     return [key.written(value) for key, value in idle if value != decided.get(key.name, key.default)]
 
 
-def without_effect(config: Config, credit: CreditSettings) -> list[str]:
+def without_effect(config: DictConfig, credit: CreditSettings) -> list[str]:
     """Returns the parts that are switched on and, with these settings, change no number of this run."""
     a, transform, idle = credit.algorithm, reads.transform(credit), []
     if transform.weighted and a.gtpo.beta == 0:
@@ -60,10 +63,7 @@ def without_effect(config: Config, credit: CreditSettings) -> list[str]:
     if credit.dynamic_clip and credit.clip_beta == 0:
         idle.append("policy_loss.clip_beta=0: every turn has the same clip range")
     if select(config, f"{LOSS}.loss_mode") == "geo_mean" and (a.turn_mode.name != "none" or a.token_level):
-        idle.append(
-            "policy_loss.loss_mode=geo_mean: it averages the advantages of a trajectory's tokens; where in the trajectory "
-            "credit falls changes nothing"
-        )
+        idle.append("policy_loss.loss_mode=geo_mean: it averages the advantages of a trajectory's tokens")
     steps = config.trainer.total_training_steps
     if steps is not None:
         idle += without_effect_in(config, credit, steps, f"trainer.total_training_steps={steps}")
@@ -71,21 +71,15 @@ def without_effect(config: Config, credit: CreditSettings) -> list[str]:
         idle.append("search.url: with search.max_searches=0 nothing is searched")
     path, mode = select(config, "trainer.resume_from_path"), select(config, "trainer.resume_mode")
     if path and mode == "disable":
-        idle.append(
-            f"trainer.resume_from_path={path}: with trainer.resume_mode=disable the run begins at step 1"
-        )
-    if select(config, MOST) and not tools_given(config) and not select(config, LISTED):
-        idle.append(f"{MOST}={select(config, MOST)}: {AGENT_NAME} has search.max_searches+1 turns")
+        idle.append(f"trainer.resume_from_path={path}: with trainer.resume_mode=disable nothing is resumed")
     if not tools_given(config) and not select(config, LISTED):
-        idle += [
-            f"{key}={select(config, key)}: {AGENT_NAME} returns pages alone, and search.max_page_chars cuts them"
-            for key, default in CUTS_TOOLS
-            if select(config, key) not in (None, default)
-        ]
+        given = {key: select(config, key) for key in SEARCH_ALONE}
+        set_ = {key: value for key, value in given.items() if value not in (None, 0, SEARCH_ALONE[key][0])}
+        idle += [f"{key}={value}: {AGENT_NAME} {SEARCH_ALONE[key][1]}" for key, value in set_.items()]
     return [*idle, *correction_without_effect(config), *overlong_unread(config)]
 
 
-def without_effect_in(config: Config, credit: CreditSettings, steps: int, source: str) -> list[str]:
+def without_effect_in(config: DictConfig, credit: CreditSettings, steps: int, source: str) -> list[str]:
     """Returns the parts that begin after the last of ``steps``. ``source``: the source of that number.
 
     Where the data decide a run's length, the trainer calls this once the length is known.
@@ -101,8 +95,8 @@ def without_effect_in(config: Config, credit: CreditSettings, steps: int, source
     if config.probe.every >= steps:  # an update is measured in the next step, so the last update never is
         idle.append(f"probe.every={config.probe.every}: no update is measured in {source}")
     if beyond := [step for step in config.keep_checkpoints if step > steps]:
-        named = f"keep_checkpoints={list(config.keep_checkpoints)}"
-        idle.append(f"{named}: no step {', '.join(map(str, beyond))} in {source}")
+        steps_beyond = f"no step {', '.join(map(str, beyond))} in {source}"
+        idle.append(f"keep_checkpoints={list(config.keep_checkpoints)}: {steps_beyond}")
     return idle
 
 
@@ -116,12 +110,7 @@ def _sepa_without_effect(sepa: dict, steps: int, source: str) -> list[str]:
     if first > steps:
         return [f"algorithm.sepa: lambda is 0 until step {first}, and {source}"]
     if auto and not auto_can_lead(sepa, steps):
-        when = "never" if fall == math.inf else f"from step {fall} on at the earliest"
-        return [
-            f"algorithm.sepa.schedule=auto: lambda is the linear ramp's in every step, and {source}; with warmup="
-            f"{sepa['warmup']}, ema_decay={sepa['ema_decay']:g} and var_threshold={sepa['var_threshold']:g} the fall of the "
-            f"variance can act {when}, and counts only above the ramp. A smaller decay or warm-up, or steps=0"
-        ]
+        return [f"algorithm.sepa.schedule=auto: lambda is the linear ramp's in every step, and {source}"]
     return []
 
 
@@ -135,36 +124,35 @@ def idle_lines(config: DictConfig, settings: CreditSettings) -> list[str]:
     return lines + [f"warning: {line}" for line in warnings_of(config)]
 
 
-def warnings_of(config: Config) -> list[str]:
+def warnings_of(config: DictConfig) -> list[str]:
     """Returns a sentence with keys and values for every setting that is allowed and is probably a mistake."""
     return [*_of_updates(config), *_of_rollouts(config), *_of_precision(config), *rollouts_too_old(config)]
 
 
-def _of_updates(config: Config) -> Iterator[str]:
+def _of_updates(config: DictConfig) -> Iterator[str]:
     actor, batch = config.actor_rollout_ref.actor, config.data.train_batch_size
     if batch // actor.ppo_mini_batch_size * actor.ppo_epochs == 1:
         yield (
-            f"the clip can never act: with actor_rollout_ref.actor.ppo_mini_batch_size={actor.ppo_mini_batch_size}, "
-            f"ppo_epochs={actor.ppo_epochs} and data.train_batch_size={batch} there is one update a step, at which every "
-            "ratio is 1; a smaller mini-batch makes several"
+            f"the clip can never act: actor_rollout_ref.actor.ppo_mini_batch_size={actor.ppo_mini_batch_size} and "
+            f"ppo_epochs={actor.ppo_epochs} make one update a step of data.train_batch_size={batch}; every ratio is 1"
         )
     loss, high = actor.policy_loss, max(actor.clip_ratio_low, actor.clip_ratio_high)
     if loss.loss_mode == LOSS_MODE and loss.ratio_level in MEAN_RATIOS and high >= WIDE_FOR_MEANS:
         yield (
             f"actor_rollout_ref.actor.clip_ratio_low={actor.clip_ratio_low}, clip_ratio_high={actor.clip_ratio_high}: "
-            f"a range for the ratio of a token; with {LOSS}.ratio_level={loss.ratio_level} the ratio is a mean over many "
-            f"tokens, which hardly leaves it, so that nothing is clipped. Set .003 and .004, or {LOSS}.ratio_level=token"
+            f"with {LOSS}.ratio_level={loss.ratio_level} the ratio is a mean over many tokens, which hardly leaves that "
+            f"range. Set .003 and .004, or {LOSS}.ratio_level=token"
         )
 
 
-def _of_rollouts(config: Config) -> Iterator[str]:
+def _of_rollouts(config: DictConfig) -> Iterator[str]:
     rollout, search, tokens = config.actor_rollout_ref.rollout, config.search, config.data.max_response_length
     cut = [f"top_p={rollout.top_p}"] if rollout.top_p < 1 else []
     cut += [f"top_k={rollout.top_k}"] if rollout.top_k > 0 else []
     if cut:
         yield (
-            f"actor_rollout_ref.rollout.{', '.join(cut)}: rollouts are drawn from a truncated distribution, and the policy "
-            "that is trained is the whole one; its ratios are off by the mass that was cut. Unbiased: top_p=1, top_k=-1"
+            f"actor_rollout_ref.rollout.{', '.join(cut)}: rollouts are drawn from a truncated distribution, and ratios are "
+            "off by the mass that was cut. Unbiased: top_p=1, top_k=-1"
         )
     # Turns that alone exceed the response are refused.
     result = math.ceil(search.topk * search.max_page_chars / CHARACTERS)
@@ -172,29 +160,28 @@ def _of_rollouts(config: Config) -> Iterator[str]:
     if search.max_searches and turns + results > tokens:
         yield (
             f"data.max_response_length={tokens} does not hold all turns at full length: search.max_searches+1="
-            f"{search.max_searches + 1} of search.max_new_tokens={search.max_new_tokens} are {turns} tokens, and what "
-            f"{search.max_searches} searches return (search.topk={search.topk} pages of max_page_chars="
-            f"{search.max_page_chars}, {CHARACTERS} characters a token, titles and markup not counted) about {results} "
-            "more. Rows that do not fit end without an answer (credit/stop/length)"
+            f"{search.max_searches + 1} of search.max_new_tokens={search.max_new_tokens} are {turns} tokens, and results "
+            f"(search.topk={search.topk} pages of max_page_chars={search.max_page_chars}, {CHARACTERS} characters a token) "
+            f"about {results} more. Rows that do not fit end without an answer (credit/stop/length)"
         )
     manager = config.reward.reward_manager
     if manager.source != "register" and may_call(config):
         yield (
             f"reward.reward_manager.source={manager.source}: a manager of yours has to hand tool_extra_fields to the reward "
-            "function, as verl's naive does; without them an answer in what a tool returns counts as the policy's"
+            "function; without them an answer in what a tool returns counts as the policy's"
         )
 
 
-def _of_precision(config: Config) -> Iterator[str]:
+def _of_precision(config: DictConfig) -> Iterator[str]:
     if (dtype := compute_dtype(config)) in FULL:
         return
     if config.probe.every:
         yield (
             f"probe.every={config.probe.every}: {COMPUTES_IN}={dtype}, whose rounding can be larger than the change of "
-            "entropy that one update makes; read credit/probe/delta_h with that in mind, or compute in fp32"
+            "entropy that one update makes (credit/probe/delta_h); fp32 has less"
         )
     if config.trainer.device == "cpu" and cpu_precision() in FULL:
         yield (
-            f"{COMPUTES_IN}={dtype}: this CPU has no instructions for it, and computes many times slower than "
-            "in fp32; set it to fp32, and actor_rollout_ref.rollout.dtype to float32"
+            f"{COMPUTES_IN}={dtype}: this CPU computes many times slower in it than in fp32; set it to fp32, and "
+            "actor_rollout_ref.rollout.dtype to float32"
         )

@@ -29,6 +29,10 @@ class World(ABC):
     section: ClassVar[str]
     keys: ClassVar[type[Section]]
     called: ClassVar[str]
+    serves = True
+    """The world has an index to search."""
+    asks: Sequence[str] = ()
+    """The keys that the user has to set."""
 
     def __init__(self, config: DictConfig) -> None:
         self.config, self.at = config, config[self.section]
@@ -41,14 +45,6 @@ class World(ABC):
     @abstractmethod
     def command(self) -> str:
         """The command that builds the world without a run, as a shell takes it."""
-
-    def serves(self) -> bool:
-        """Does the world have an index to search?"""
-        return True
-
-    def asks(self) -> Sequence[str]:
-        """The keys that the user has to set."""
-        return ()
 
     def identity(self) -> str:
         """A text that is equal for configurations whose worlds have the same files in the same folder."""
@@ -63,12 +59,10 @@ class LabWorld(World):
         from verl_credit.worlds.lab.config import NAME
         from verl_credit.worlds.lab.warm_start import LabGateError
 
-        at = self.at
+        at, folder = self.at, Path(self.at.dir)
         self._require_same(NAME)
         try:
-            lab = build_lab(
-                Path(at.dir), world_seed=at.world_seed, size=at.size, hops=at.hops, progress=progress
-            )
+            lab = build_lab(folder, world_seed=at.world_seed, size=at.size, hops=at.hops, progress=progress)
         except (LabGateError, FileExistsError) as error:
             raise PreflightError(f"lab.dir={at.dir}: {error}") from error
         return Path(at.index) if at.index else lab.index, lab.encoder
@@ -94,41 +88,33 @@ class LabWorld(World):
 class RealWorld(World):
     section, keys, called = "real", Real, "the world of trained weights"
 
+    def __init__(self, config: DictConfig) -> None:
+        super().__init__(config)
+        self.serves = self.at.task == "multihop"
+        self.asks = ("real.questions",) if self.serves else ()
+
     def build(self, progress: Progress) -> tuple[Path, Path] | None:
         from verl_credit.worlds.real.build import build_real
         from verl_credit.worlds.real.multihop import View
         from verl_credit.worlds.real.packages import RealError
 
-        at = self.at
+        at, view = self.at, View(*self._shown())
+        settings = {"task": at.task, "size": at.size, "questions": at.questions, "seed": at.data_seed}
         try:
-            paths = build_real(
-                Path(at.dir),
-                task=at.task,
-                size=at.size,
-                questions=at.questions,
-                view=View(*self._shown()),
-                seed=at.data_seed,
-                progress=progress,
-            )
+            paths = build_real(Path(at.dir), view=view, progress=progress, **settings)
         except (RealError, OSError) as error:
             raise PreflightError(f"real.dir={at.dir}: {error}") from error
-        return (paths.index, paths.encoder) if self.serves() else None
+        return (paths.index, paths.encoder) if self.serves else None
 
     def command(self) -> str:
         at, data, search = self.at, self.config.data, self.config.search
         given = ["verl-credit", "real", "--dir", str(at.dir), "--task", at.task, "--size", at.size]
         given += ["--seed", str(at.data_seed)]
-        if self.serves():
+        if self.serves:
             given += ["--questions", str(at.questions), f"search.topk={search.topk}"]
             given += [f"search.max_page_chars={search.max_page_chars}"]
             given += [f"data.{key}={data[key]}" for key in ("max_prompt_length", "max_response_length")]
         return shlex.join(given)
-
-    def serves(self) -> bool:
-        return self.at.task == "multihop"
-
-    def asks(self) -> Sequence[str]:
-        return ("real.questions",) if self.serves() else ()
 
     def identity(self) -> str:
         return f"{super().identity()} {self._shown()}"
@@ -150,7 +136,7 @@ def world_of(config: DictConfig) -> World | None:
 def serves_search(config: DictConfig) -> bool:
     """Does the run start its own search server? It does where no address is given."""
     world = world_of(config)
-    return world is not None and world.serves()
+    return world is not None and world.serves
 
 
 DATA = ("data.train_files", "data.val_files")
@@ -176,7 +162,7 @@ def without_value(config: DictConfig) -> list[str]:
         return node is None or OmegaConf.is_missing(node, leaf) or node.get(leaf) in (None, "", [])
 
     world = world_of(config)
-    required = [*DATA, MODEL, *(world.asks() if world else ())]
+    required = [*DATA, MODEL, *(world.asks if world else ())]
     if config.search.max_searches and not serves_search(config):
         required.append(SERVER)
     return [key for key in required if empty(key)]
@@ -184,25 +170,21 @@ def without_value(config: DictConfig) -> list[str]:
 
 def with_expectations(keys: list[str]) -> list[str]:
     """``KEY, KEY (what is expected)``, one text for keys that expect the same."""
-    ways: dict[str, list[str]] = {}
-    for key in keys:
-        ways.setdefault(HOW[key], []).append(key)
-    return [f"{', '.join(names)} ({how})" for how, names in ways.items()]
+    ways = dict.fromkeys(HOW[key] for key in keys)
+    return [f"{', '.join(key for key in keys if HOW[key] == how)} ({how})" for how in ways]
 
 
 def missing_line(config: DictConfig) -> str | None:
     """A line that names all missing keys; None where no key is missing."""
-    keys = without_value(config)
-    if not keys:
-        return None
-    return f"no value for {'; '.join(with_expectations(keys))}: give KEY=VALUE on the command line or in a recipe"
+    keys = "; ".join(with_expectations(without_value(config)))
+    return f"no value for {keys}: give KEY=VALUE on the command line or in a recipe" if keys else None
 
 
 def main(file: Path) -> int:
     config = OmegaConf.load(file)
     world = world_of(config) if isinstance(config, DictConfig) else None
     if world is None:
-        raise ValueError(f"{file} has none of the sections {', '.join(known.section for known in WORLDS)}")
+        raise ValueError(f"{file} has no world")
     try:
         world.build(Throttled(say_at_once, world.section))
     except PreflightError as error:

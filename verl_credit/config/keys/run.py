@@ -18,10 +18,8 @@ LONGEST_NAME, LONGEST_PATH = 255, 3840  # bytes; Linux allows 4096, which leaves
 def _can_be_made(folder: str) -> str:
     path = os.fsencode(folder)
     if b"\0" in path or len(path) > LONGEST_PATH or max(map(len, path.split(b"/"))) > LONGEST_NAME:
-        raise ValueError(
-            f"expected a folder's name without null bytes, of at most {LONGEST_PATH} bytes, and at most {LONGEST_NAME} "
-            "bytes between two slashes"
-        )
+        most = f"at most {LONGEST_PATH} bytes, and at most {LONGEST_NAME} bytes between two slashes"
+        raise ValueError(f"expected a folder's name without null bytes, of {most}")
     if no_home(folder):
         raise ValueError(f"{no_home(folder)}; expected a folder's name")
     return folder
@@ -54,9 +52,7 @@ class Run(Section):
     keep_rollouts: KeepRollouts = Field(default_factory=KeepRollouts)
     keep_checkpoints: Annotated[
         list[Annotated[int, Field(ge=1)]],
-        Expected(
-            "a list of steps of at least 1 (step 0 is actor_rollout_ref.model.path, which no run deletes)"
-        ),
+        Expected("a list of steps of at least 1 (step 0 is actor_rollout_ref.model.path)"),
     ] = Field(default_factory=list)
     """Steps that are saved and kept independently of trainer.save_freq and trainer.max_actor_ckpt_to_keep."""
     cpu_threads: Annotated[int, Field(ge=1, le=1024)] = 1

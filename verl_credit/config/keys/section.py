@@ -22,16 +22,18 @@ from itertools import pairwise
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, Lt
+from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
-from verl_credit.config.resolved import Config, data, select
-from verl_credit.errors import ConfigError, ConfigErrors, did_you_mean
+from verl_credit.config.resolved import data, select
+from verl_credit.errors import ConfigError, did_you_mean, joined
 from verl_credit.redact import redact_value
 
 Declared = TypeVar("Declared")
 _UNKNOWN = "extra_forbidden", "unexpected_keyword_argument"
+_OURS = "value_error", "assertion_error"
 
 
 class Section(BaseModel):
@@ -93,14 +95,14 @@ class Key:
         """Does the pipeline of these `CreditSettings` read the key?"""
         return all(mark.read(settings) for mark in self.field.metadata if isinstance(mark, When))
 
-    def written(self, value: Any) -> str:
-        """Returns ``key=value`` without secrets."""
-        return f"{self.name}={self.shown(value) if self.shown else redact_value('', value)}"
-
     @property
     def shown(self) -> Callable[[Any], str] | None:
         """The function that writes the value into a message; None: the value is written unchanged."""
         return next((m.show for m in self.field.metadata if isinstance(m, Shown)), None)
+
+    def written(self, value: Any) -> str:
+        """Returns ``key=value`` without secrets."""
+        return f"{self.name}={self.shown(value) if self.shown else redact_value('', value)}"
 
     @property
     def sentence(self) -> str:
@@ -122,10 +124,16 @@ def keys_of(section: type[Section], prefix: str | None = None, path: tuple[str, 
     prefix = section.prefix if prefix is None else prefix
     for name, field in section.model_fields.items():
         full = f"{prefix}.{name}" if prefix else name
-        if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
-            yield from keys_of(field.annotation, full, (*path, name))
+        if (inner := _inner(field)) is not None:
+            yield from keys_of(inner, full, (*path, name))
         else:
             yield Key(full, field, (*path, name), section)
+
+
+def _inner(field: FieldInfo) -> type[Section] | None:
+    """The section that the field is, None for a key."""
+    annotation = field.annotation
+    return annotation if isinstance(annotation, type) and issubclass(annotation, Section) else None
 
 
 def chosen(*sections: Section | None) -> Iterator[tuple[Key, Any]]:
@@ -137,7 +145,7 @@ def chosen(*sections: Section | None) -> Iterator[tuple[Key, Any]]:
                 yield key, value
 
 
-def read_section(section: type[SectionType], config: Config) -> SectionType:
+def read_section(section: type[SectionType], config: DictConfig) -> SectionType:
     """Reads the section's values. Raises ConfigError, for several values that are not accepted `ConfigErrors`."""
     node = select(config, section.prefix) if section.prefix else config
     if not isinstance(node, Mapping) and not (node is None and section.lenient):
@@ -146,41 +154,49 @@ def read_section(section: type[SectionType], config: Config) -> SectionType:
     try:
         return section.model_validate(values)
     except ValidationError as error:
-        first, *others = [_refusal(section, values, complaint) for complaint in _in_order(error)]
-        others = [] if node is None else others  # the section is null, and with it all of them
-        raise (ConfigErrors([first, *others]) if others else first) from None
+        refused = [_refusal(section, values, complaint) for complaint in error.errors()]
+        raise joined(refused[:1] if node is None else refused) from None  # null: one for all keys
 
 
 def _plain(section: type[Section], node: Mapping, prefix: str) -> dict[str, Any]:
     """Resolves the declared keys only, because verl's keys beside ours may not have a value yet."""
     values: dict[str, Any] = {}
     for name, field in section.model_fields.items():
-        full = f"{prefix}.{name}" if prefix else name
-        if name not in node and section.lenient:
-            values[name] = None
-            continue
-        if name not in node:
-            where = "the recipe must list credit_defaults, which has it"
-            raise ConfigError(f"{full} is missing: {where}", key=full)
+        full, inner = f"{prefix}.{name}" if prefix else name, _inner(field)
+        if name not in node and not section.lenient:
+            raise ConfigError(f"{full} is missing: the recipe must list credit_defaults", key=full)
         try:
-            value = node[name]
+            value = data(node[name]) if name in node and inner is None else node.get(name)
         except OmegaConfBaseException as error:
             raise no_value(full, error) from error
-        inner = field.annotation
-        if isinstance(inner, type) and issubclass(inner, Section):
-            if not isinstance(value, Mapping):
-                use = f"expected the keys {', '.join(inner.model_fields)}"
-                raise ConfigError(key=full, value=value, accepted=use, shown=repr(value))
+        if inner is None:
+            values[name] = value
+        elif isinstance(value, Mapping):
             values[name] = _plain(inner, value, full)
         else:
-            values[name] = data(value)
+            use = f"expected the keys {', '.join(inner.model_fields)}"
+            raise ConfigError(key=full, value=value, accepted=use, shown=repr(value))
     return values
+
+
+def _refusal(section: type[Section], values: dict[str, Any], complaint: Any) -> ConfigError:
+    """The refusal of a key with its whole value, from pydantic's complaint about a part of the value."""
+    name, value, owner = section.prefix, values, section
+    for part in complaint["loc"]:
+        name, field, value = f"{name}.{part}" if name else part, owner.model_fields[part], value[part]
+        if (inner := _inner(field)) is None:
+            break  # the further parts lie inside the key's value
+        owner = inner
+    key = Key(name, field)
+    use = choices(field.annotation, field.metadata) or f"expected {key.expected}"
+    use = str(complaint["ctx"]["error"]) if complaint["type"] in _OURS else use
+    shown, text = (key.shown(value), None) if key.shown else (value, repr(value)[:200])
+    return ConfigError(key=name, value=shown, accepted=use, shown=text)
 
 
 def no_value(key: str, error: OmegaConfBaseException) -> ConfigError:
     """The error with the first line of OmegaConf's text, which names the fault; the further lines list its fields."""
-    reason, _, _ = str(error).partition("\n")
-    return ConfigError(f"{key} has no value: {reason}", key=key)
+    return ConfigError(f"{key} has no value: {str(error).partition(chr(10))[0]}", key=key)
 
 
 class Part(BaseModel):
@@ -190,63 +206,41 @@ class Part(BaseModel):
 
 
 def declared(model: type[Declared], tree: Any, source: str) -> Declared:
-    """Reads ``tree`` as ``model``, a pydantic model or dataclass with described fields; messages call it ``source``."""
+    """Reads ``tree`` as ``model``, whose fields are described; messages call it ``source``. An unknown key is refused first,
+    because a typo explains a missing key."""
     if not isinstance(tree, dict):
         raise ConfigError(f"{source}: expected a mapping with the keys {', '.join(_fields(model))}")
     try:
         return TypeAdapter(model).validate_python(tree)
     except ValidationError as error:
-        raise refusal(model, tree, error, source) from None
+        complaint = min(error.errors(), key=lambda one: one["type"] not in _UNKNOWN)
+        raise _refusal_in_file(model, tree, complaint, source) from None
 
 
-def refusal(model: Any, tree: dict[str, Any], error: ValidationError, source: str = "") -> ConfigError:
-    """The refusal of ``tree`` with the key, its value and the accepted values, from pydantic's first error.
-
-    In a `Section` the type of a key describes the accepted values, and the message has the whole value. In another model
-    (``source``: its file) the field's description does, and the message has the wrong part. An unknown key comes first,
-    because a typo explains a missing key.
-    """
-    return _refusal(model, tree, _in_order(error)[0], source)
-
-
-def _in_order(error: ValidationError) -> list[Any]:
-    return sorted(error.errors(), key=lambda one: one["type"] not in _UNKNOWN)
-
-
-def _refusal(model: Any, tree: dict[str, Any], complaint: Any, source: str = "") -> ConfigError:
-    path = [part for part in complaint["loc"] if part != "[key]"]
-    names, value, owner, field = [] if source else [model.prefix] * bool(model.prefix), tree, model, None
-    for part in path:
-        if owner is None and not source:
-            break  # the further parts lie inside a key's value
+def _refusal_in_file(model: Any, tree: dict[str, Any], complaint: Any, source: str) -> ConfigError:
+    """The refusal of a key with the part of its value that is wrong, from pydantic's complaint."""
+    names, value, owner, described = [], tree, model, ""
+    for part in (part for part in complaint["loc"] if part != "[key]"):
         known = _fields(owner).get(part)
         try:
             value = value[part]
         except (KeyError, IndexError, TypeError):
-            if known is None and owner is None:
+            if owner is None:
                 continue  # this part names the branch of a union that pydantic tried
         names.append(str(part))
-        if complaint["type"] in _UNKNOWN and part == path[-1] and owner is not None:
-            key, known_keys = ".".join(names), list(_fields(owner))
-            where = f"{source}: unknown key {key}{did_you_mean(part, known_keys)}"
-            return ConfigError(f"{where}: accepted are {', '.join(known_keys)}", key=key, accepted=known_keys)
-        field = known or field
+        if owner is not None and known is None:
+            key, accepted = ".".join(names), list(_fields(owner))
+            message = f"{source}: unknown key {key}{did_you_mean(part, accepted)}: accepted are {', '.join(accepted)}"
+            return ConfigError(message, key=key, accepted=accepted)
+        described = (known.description or "") if known else described
         owner = known.annotation if known is not None and _fields(known.annotation) else None
-    key, of_ours = ".".join(names), complaint["type"] in ("value_error", "assertion_error")
-    if not source:
-        assert field is not None, complaint  # a section forbids nothing, so a complaint is about a field
-        show, words = Key(key, field).shown, expected(field.annotation, field.metadata)
-        use = choices(field.annotation, field.metadata) or f"expected {words}"
-        use = str(complaint["ctx"]["error"]) if of_ours else use
-        shown = None if show else repr(value)[:200]
-        return ConfigError(key=key, value=show(value) if show else value, accepted=use, shown=shown)
-    if of_ours:
+    key, use = ".".join(names), f"expected {described}"
+    if complaint["type"] in _OURS:
         return ConfigError(f"{source}: {key + ': ' if key else ''}{complaint['ctx']['error']}", key=key)
-    accepted = f"expected {field.description if field is not None else ''}"
     if complaint["type"] == "missing":
-        return ConfigError(f"{source}: {key} is missing: {accepted}", key=key, accepted=accepted)
+        return ConfigError(f"{source}: {key} is missing: {use}", key=key, accepted=use)
     value = redact_value(key, value)
-    return ConfigError(f"{source}: {key}={value!r}: {accepted}", key=key, value=value, accepted=accepted)
+    return ConfigError(f"{source}: {key}={value!r}: {use}", key=key, value=value, accepted=use)
 
 
 def _fields(model: Any) -> dict[str, FieldInfo]:
@@ -278,12 +272,12 @@ def expected(annotation: Any, metadata: list[Any]) -> str:
     return kinds.get(annotation, str(annotation))
 
 
+_BOUNDS = {Ge: ("ge", "of at least"), Gt: ("gt", "above"), Le: ("le", "of at most"), Lt: ("lt", "below")}
+
+
 def _range(metadata: list[Any]) -> str:
-    low = next((m.ge for m in metadata if isinstance(m, Ge)), None)
-    above = next((m.gt for m in metadata if isinstance(m, Gt)), None)
-    high = next((m.le for m in metadata if isinstance(m, Le)), None)
-    below = next((m.lt for m in metadata if isinstance(m, Lt)), None)
-    if low is not None and high is not None:
-        return f" from {low:g} to {high:g}"
-    bounds = {"of at least": low, "above": above, "of at most": high, "below": below}
-    return " and".join(f" {words} {bound:g}" for words, bound in bounds.items() if bound is not None)
+    kinds = [(kind, mark) for kind in _BOUNDS for mark in metadata if isinstance(mark, kind)]
+    ends = {kind: getattr(mark, _BOUNDS[kind][0]) for kind, mark in kinds}
+    if Ge in ends and Le in ends:
+        return f" from {ends[Ge]:g} to {ends[Le]:g}"
+    return " and".join(f" {_BOUNDS[kind][1]} {end:g}" for kind, end in ends.items())

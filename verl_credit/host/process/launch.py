@@ -29,7 +29,7 @@ from verl_credit.host.process.verl_checks import (
 )
 from verl_credit.host.registry import registered_names, require_registered
 from verl_credit.recipe.doctor.network import loopback_settings, run_address, unreachable, why_not_loopback
-from verl_credit.recipe.rules.refusals import Refusals
+from verl_credit.recipe.rules.refusals import refuse
 from verl_credit.records.run import events
 from verl_credit.redact import without_secrets
 
@@ -77,10 +77,7 @@ def check_with_verl(config: DictConfig) -> None:
     """Check that the plugin is registered, every name is known, and verl accepts the configuration."""
     register_all(config.trainer.v1.trainer_mode)
     require_registered("the launching process", registered_names())
-    found = Refusals([], {})
-    for check in (check_names, check_correction, check_trace, check_reward_function):
-        found.collect(check, config)
-    found.finish()
+    refuse((check_names, check_correction, check_trace, check_reward_function), config)
     try:
         validate_config(config, need_reference_policy(config), need_critic(config))
     except (AssertionError, ValueError, TypeError) as error:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from verl_credit.config.resolved import Config, Tree, select
+from omegaconf import DictConfig
+
+from verl_credit.config.resolved import select
 from verl_credit.config.settings import CreditSettings
 from verl_credit.credit.turn.modes import MODES
 from verl_credit.errors import ConfigError
@@ -40,7 +42,7 @@ OFF = {
 """The keys of ``algorithm`` that our estimator reads and verl's do not, with the values that ask for nothing."""
 
 
-def validate_estimator(config: Tree, settings: CreditSettings) -> Iterator[ConfigError]:
+def validate_estimator(config: DictConfig, settings: CreditSettings) -> Iterator[ConfigError]:
     name = settings.algorithm.adv_estimator
     if name == ADV_ESTIMATOR:
         return
@@ -58,7 +60,7 @@ def validate_estimator(config: Tree, settings: CreditSettings) -> Iterator[Confi
         yield ConfigError(key=KEY, value=name, beside=given, accepted=use)
 
 
-def turn_keys(config: Config) -> dict[str, object]:
+def turn_keys(config: DictConfig) -> dict[str, object]:
     """The keys that ask for turn or token credit, with their values."""
     values = {name: select(config, f"algorithm.{name}") for name in OFF}
     return {f"algorithm.{name}": value for name, value in values.items() if value not in OFF[name]}

@@ -1,22 +1,23 @@
-"""Refuses keys that neither verl nor verl_credit reads: a mistyped key would silently change nothing."""
+"""Refuses what would silently change nothing: keys that neither verl nor verl_credit reads, keys and values of before."""
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any, NamedTuple
 
 import yaml
 from omegaconf import DictConfig
 
+from verl_credit.config.gone import gone_value
 from verl_credit.config.keys import defaults_tree, place_of
 from verl_credit.config.keys.run import no_home
 from verl_credit.config.resolved import MISSING, data, leaves, select
 from verl_credit.errors import ConfigError, unknown_key
 from verl_credit.policy.families import is_random
-from verl_credit.recipe.older_verl import MANAGER, remedy_of
+from verl_credit.recipe.older_verl import MANAGER, OLDER, longest, remedy_of
 from verl_credit.recipe.recipe_files import recipes_folder, verl_folder
 
 # verl's code reads these, and its configuration does not list them.
@@ -49,6 +50,21 @@ class Known(NamedTuple):
     """verl's mappings with their own keys, where a value of another kind is refused."""
 
 
+def validate_older(config: DictConfig) -> Iterator[ConfigError]:
+    """Yields a refusal for every key of an older verl, which verl 0.9.1 composes and nothing reads, and for every value
+    that is gone."""
+    for key, value in leaves(data(config, resolve=False)):
+        if use := gone_value(key, value):
+            yield ConfigError(key=key, value=value, accepted=use)
+        if key == "trainer.use_v1" and value is not None and not value:
+            use = "turns are trained by verl's v1 trainer alone; leave it out"
+            yield ConfigError(key=key, value=value, accepted=use)
+        if value is not None and (old := longest(OLDER, key)):
+            now = OLDER[old] + key.removeprefix(old)
+            use = f"a key of an older verl, which nothing reads now; use {now}"
+            yield ConfigError(key=key, value=value, accepted=use, meant=now)
+
+
 def validate_keys(config: DictConfig) -> Iterator[ConfigError]:
     """Yields a refusal for every unknown key, and for a value in place of a section."""
     return (found for found in _unlisted(config) if isinstance(found, ConfigError))
@@ -67,8 +83,7 @@ def _unlisted(config: DictConfig) -> Iterator[str | ConfigError]:
 
     def walk(prefix: str, node: dict[str, Any]) -> Iterator[str | ConfigError]:
         names = known.names.get(prefix, [])
-        for name, value in node.items():
-            key = str(name)
+        for key, value in zip(map(str, node), node.values(), strict=True):
             full = f"{prefix}.{key}" if prefix else key
             if key in names:
                 if isinstance(value, dict):
@@ -90,10 +105,10 @@ def _unlisted(config: DictConfig) -> Iterator[str | ConfigError]:
 def _unknown(prefix: str, key: str, value: Any, accepted: list[str]) -> Iterator[ConfigError]:
     """Yields the refusals of an unknown key; for a section of another project those of its keys."""
     below = [f"{key}.{name}" for name, _ in leaves(value)] if isinstance(value, dict) else []
-    known = [name for name in below if remedy_of(f"{prefix}.{name}" if prefix else name)]
-    for name in known or [key]:
-        remedy = remedy_of(f"{prefix}.{name}" if prefix else name)
-        yield unknown_key(prefix, name, dict.fromkeys(accepted), elsewhere=place_of(key), remedy=remedy)
+    remedies = {name: remedy_of(f"{prefix}.{name}" if prefix else name) for name in (*below, key)}
+    place = place_of(key)
+    for name in [name for name in below if remedies[name]] or [key]:
+        yield unknown_key(prefix, name, dict.fromkeys(accepted), elsewhere=place, remedy=remedies[name])
 
 
 def _referred_to(plain: dict[str, Any], key: str) -> bool:
@@ -118,7 +133,6 @@ def known_keys(engine: str) -> Known:
     generated = verl_folder() / f"_generated_ppo_{engine}_trainer.yaml"
     verl = _read(generated if generated.is_file() else verl_folder() / "_generated_ppo_trainer.yaml")
     names: dict[str, dict[str, None]] = {"": {"model_engine": None}}
-    taking_any = set(OPEN)
 
     def add(prefix: str, tree: Mapping[str, Any]) -> None:
         below = names.setdefault(prefix, {})
@@ -128,7 +142,7 @@ def known_keys(engine: str) -> Known:
                 add(f"{prefix}.{key}" if prefix else key, value)
 
     add("", verl)
-    taking_any |= {name for name, below in names.items() if not below}
+    taking_any = {*OPEN, *(name for name, below in names.items() if not below)}
     sections = frozenset(names) - taking_any - {""}
     for file in sorted(recipes_folder().rglob("*.yaml")):
         add("", {key: value for key, value in _read(file).items() if key != "defaults"})
@@ -166,11 +180,8 @@ PATHS = re.compile(r"(path|_files|dir)(\.\d+)?$")
 """What the names of keys end with that hold paths, also several."""
 
 
-def validate_homes(values: Iterable[tuple[str, Any]]) -> Iterator[ConfigError]:
-    """Yields a refusal for every path below a home that is not there, where pathlib raises RuntimeError.
-
-    ``values``: the full names and values of a configuration.
-    """
-    for key, value in values:
+def validate_homes(config: DictConfig) -> Iterator[ConfigError]:
+    """Yields a refusal for every path below a home that is not there, where pathlib raises RuntimeError."""
+    for key, value in leaves(data(config, resolve=False)):
         if isinstance(value, str) and PATHS.search(key) and (wrong := no_home(value)):
             yield ConfigError(key=key, value=value, accepted=f"{wrong}; expected a path")

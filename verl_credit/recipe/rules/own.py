@@ -15,10 +15,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from omegaconf import DictConfig
+
 from verl_credit.config.keys import LOSS, Algorithm
 from verl_credit.config.keys.reads import is_path
 from verl_credit.config.keys.verl import TARGET, VERLS_LOSSES
-from verl_credit.config.resolved import Config, Tree, select
+from verl_credit.config.resolved import select
 from verl_credit.config.settings import CreditSettings
 from verl_credit.credit.plugins import TransformSpec, UncertaintySpec, load
 from verl_credit.credit.plugins.load import kind_of
@@ -49,26 +51,23 @@ def load_own(key: str, value: str, names: Iterable[str] = (), as_spec: AsSpec | 
         loaded = load(value, key)
         refuse_what_is_no_operator(loaded, key, value)
         return as_spec(loaded, value) if as_spec else loaded
-    except ConfigError:
-        raise
     except ValueError as error:
+        if isinstance(error, ConfigError):
+            raise
         raise ConfigError(str(error), key=key, value=value, accepted=OWN) from error
 
 
 def refuse_what_is_no_operator(found: Any, key: str, value: str) -> None:
     """Refuses Python's own and compiled functions, because a later check calls factories and os.abort looks like one."""
-    home = _home(found)
-    if home is None or home.partition(".")[0] in sys.stdlib_module_names:
-        origin = f"that is Python's own ({home or 'builtins'})"
-    elif inspect.isbuiltin(found) and not _of_the_user(found):
-        origin = f"that is compiled code of {home}"
-    else:
-        return
-    use = f"{origin}; expected a dotted path to your own (my_module.my_name)"
-    raise ConfigError(key=key, value=value, accepted=use)
+    home = _home(found) or "builtins"
+    pythons = home.partition(".")[0] in sys.stdlib_module_names
+    if pythons or (inspect.isbuiltin(found) and not _of_the_user(found)):
+        origin = f"that is Python's own ({home})" if pythons else f"that is compiled code of {home}"
+        use = f"{origin}; expected a dotted path to your own (my_module.my_name)"
+        raise ConfigError(key=key, value=value, accepted=use)
 
 
-def try_operator(config: Tree, algorithm: Algorithm, found: Any, key: str, kind: str) -> None:
+def try_operator(config: DictConfig, algorithm: Algorithm, found: Any, key: str, kind: str) -> None:
     """Raises ConfigError when the operator raises, or returns a wrong result."""
     from verl_credit.credit.laws import own_subject
     from verl_credit.credit.laws.drawn_world import make_world
@@ -106,18 +105,15 @@ def trial(key: str, value: str, call: str, beside: Mapping[str, Any] | None = No
 
 def _may_be_called(found: Any, kind: str) -> bool:
     """May the check call it? A user's code, yes; an installed package's only where it is declared as such an operator."""
-    if isinstance(found, TransformSpec):
-        found = found.compute_context
-    elif isinstance(found, UncertaintySpec):
-        found = found.compute
+    if isinstance(found, TransformSpec | UncertaintySpec):
+        found = found.compute_context if isinstance(found, TransformSpec) else found.compute
     if found is None or _of_the_user(found):
         return True
-    if not inspect.isfunction(found) or not inspect.signature(found).parameters:
-        return False
     try:
-        return kind_of(found, "") == kind
+        declared = inspect.isfunction(found) and inspect.signature(found).parameters and kind_of(found, "")
     except ValueError:
         return False
+    return declared == kind
 
 
 def _of_the_user(found: Any) -> bool:
@@ -133,34 +129,30 @@ def _home(found: Any) -> str | None:
     return getattr(found if named else type(found), "__module__", None)
 
 
-def own_loss(config: Config) -> str | None:
+def own_loss(config: DictConfig) -> str | None:
     """The name of a user's loss; None for a loss of verl's or ours."""
     name = select(config, f"{LOSS}.loss_mode")
     return None if name in (LOSS_MODE, *VERLS_LOSSES) else name
 
 
-def own_modules(config: Config) -> list[str]:
+def own_modules(config: DictConfig) -> list[str]:
     """The modules that verl imports in all processes of a run, or in the processes that read the model's config."""
-    modules = select(config, MODULES) or []
-    modules = [modules] if isinstance(modules, str) else list(modules)
-    modules += os.environ.get(IN_ENVIRONMENT, "").split(",")
-    return [module for module in modules if module]
+    given = select(config, MODULES) or []
+    modules = [given] if isinstance(given, str) else given
+    return [module for module in (*modules, *os.environ.get(IN_ENVIRONMENT, "").split(",")) if module]
 
 
-def validate_loss(config: Tree, settings: CreditSettings) -> Iterator[ConfigError]:
+def validate_loss(config: DictConfig, settings: CreditSettings) -> Iterator[ConfigError]:
     """Yields a refusal of a loss that no module registers, or that does not support the setting of another key."""
     loss, name, key = select(config, LOSS), own_loss(config), f"{LOSS}._target_"
     if (given := loss.get("_target_")) != TARGET:
         yield ConfigError(key=key, value=given, accepted=f"it has to take our keys beside it; use {TARGET}")
     if loss.loss_mode != LOSS_MODE and select(config, f"{LOSS}.dynamic_clip") is True:
-        use = f"only {LOSS_MODE} reads a turn's clip scale, {loss.loss_mode} would clip every turn alike; set it to false, "
-        use += f"or loss_mode to {LOSS_MODE}"
+        use = f"{loss.loss_mode} would clip every turn alike; set it to false, or loss_mode to {LOSS_MODE}"
         yield ConfigError.of(config, f"{LOSS}.dynamic_clip", f"{LOSS}.loss_mode", accepted=use)
     if loss.loss_mode == "dro" and not loss.get("dro_beta"):
         use = "that loss needs its quadratic penalty: a number above 0"
         yield ConfigError.of(config, f"{LOSS}.dro_beta", f"{LOSS}.loss_mode", accepted=use)
     if name is not None and not own_modules(config):
-        known = [LOSS_MODE, *VERLS_LOSSES]
-        error = ConfigError(key=f"{LOSS}.loss_mode", value=name, accepted=known)
         own = f"or a loss of yours that a module in {MODULES} registers with verl (docs/plugins.md)"
-        yield ConfigError(f"{error}, {own}", key=error.key, value=name, accepted=known)
+        yield ConfigError(key=f"{LOSS}.loss_mode", value=name, accepted=[LOSS_MODE, *VERLS_LOSSES, own])

@@ -6,8 +6,10 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+from omegaconf import DictConfig
+
 from verl_credit.config.keys import CANONICAL, DETECTORS, Algorithm
-from verl_credit.config.resolved import Config, Tree, select
+from verl_credit.config.resolved import select
 from verl_credit.config.settings import CreditSettings
 from verl_credit.credit.outcome import OUTCOME_OPERATORS
 from verl_credit.credit.planning.planning import parse_grams
@@ -29,7 +31,7 @@ REWARD = "reward.custom_reward_function"
 PENALTY, REASONING = (f"{REWARD}.reward_kwargs.{name}" for name in ("format_penalty", "include_reasoning"))
 
 
-def validate_pipeline(config: Tree, settings: CreditSettings) -> Iterator[ConfigError]:
+def validate_pipeline(config: DictConfig, settings: CreditSettings) -> Iterator[ConfigError]:
     """Yields a refusal for every wrong combination; single values have been checked before."""
     algorithm = settings.algorithm
     kind = algorithm.uncertainty_kind
@@ -51,7 +53,7 @@ def validate_pipeline(config: Tree, settings: CreditSettings) -> Iterator[Config
             yield from refusals_of(try_operator, config, algorithm, operator, key, kind)
 
 
-def _would_do_nothing(config: Config, off: dict[str, str], name: str, why: str) -> Iterator[ConfigError]:
+def _would_do_nothing(config: DictConfig, off: dict[str, str], name: str, why: str) -> Iterator[ConfigError]:
     """Refuses other values than ``off`` for keys that ``algorithm.<name>`` leaves without effect."""
     for key, default in off.items():
         if config.algorithm[key] != default:
@@ -59,7 +61,7 @@ def _would_do_nothing(config: Config, off: dict[str, str], name: str, why: str) 
             yield ConfigError.of(config, f"algorithm.{key}", f"algorithm.{name}", accepted=use)
 
 
-def _outcome_level(config: Tree, algorithm: Algorithm) -> Iterator[ConfigError]:
+def _outcome_level(config: DictConfig, algorithm: Algorithm) -> Iterator[ConfigError]:
     if algorithm.advantage_mode != "grpo" and not algorithm.turn_mode.any_outcome_operator:
         use = "that mode normalises outcomes itself and accepts grpo only; others: "
         use += modes_that("any_outcome_operator")
@@ -85,7 +87,7 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _reward_reads_as_the_loop(config: Tree) -> None:
+def _reward_reads_as_the_loop(config: DictConfig) -> None:
     given, wanted = select(config, REASONING, default=False), config.search.include_reasoning
     if select(config, f"{REWARD}.path") == OUR_REWARD and given != wanted:
         use = "expected ${search.include_reasoning}, so that loop and reward read the same text"
@@ -94,7 +96,7 @@ def _reward_reads_as_the_loop(config: Tree) -> None:
         )
 
 
-def _token_level(config: Tree, algorithm: Algorithm) -> Iterator[ConfigError]:
+def _token_level(config: DictConfig, algorithm: Algorithm) -> Iterator[ConfigError]:
     mode, kind = algorithm.transform_mode, algorithm.uncertainty_kind
     if algorithm.canonical_transform:
         off = {"info_gain_norm_mode": "none", "advantage_mode": "grpo"}
@@ -117,7 +119,7 @@ def _detector(name: str) -> None:
         try_detector(own, DETECTOR, name)
 
 
-def _planning(config: Tree, algorithm: Algorithm) -> Iterator[ConfigError]:
+def _planning(config: DictConfig, algorithm: Algorithm) -> Iterator[ConfigError]:
     planning, grams = algorithm.planning, algorithm.strategic_grams
     yield from refusals_of(_detector, planning.detector)
     if grams is not None:
@@ -128,7 +130,7 @@ def _planning(config: Tree, algorithm: Algorithm) -> Iterator[ConfigError]:
             raise ConfigError(str(error), key=key, value=grams, accepted=use) from error
 
 
-def _named_transform(config: Tree, algorithm: Algorithm) -> Any:
+def _named_transform(config: DictConfig, algorithm: Algorithm) -> Any:
     turn_mode = algorithm.info_gain_norm_mode
     spec = load_own(TRANSFORM, algorithm.transform_mode, (*TRANSFORMS, *CANONICAL), as_transform_spec)
     if spec and spec.compute_context and turn_mode != "none" and not spec.uses_turn_advantages:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator
 
+from omegaconf import DictConfig
+
 from verl_credit.config.fit import DEFAULT
 from verl_credit.config.gone import gone_value
 from verl_credit.config.keys import reads
 from verl_credit.config.keys.reads import COLUMN, is_path
-from verl_credit.config.resolved import Tree, select
+from verl_credit.config.resolved import select
 from verl_credit.config.settings import CreditSettings
 from verl_credit.credit.plugins.load import plugin_path
 from verl_credit.credit.turn.anchors import exact_anchors
@@ -48,7 +50,7 @@ BROUGHT = ("anchor_B_K1", "turn_tokens_B_K1")
 """The optional tables that the host makes."""
 
 
-def validate_turn_mode(config: Tree, settings: CreditSettings) -> Iterator[ConfigError]:
+def validate_turn_mode(config: DictConfig, settings: CreditSettings) -> Iterator[ConfigError]:
     """Yields refusals of a mode that cannot be loaded, called or given its tables, and for options that it lacks."""
     name = settings.algorithm.info_gain_norm_mode
     if name not in MODES and not plugin_path(name):
@@ -107,7 +109,7 @@ def _anchor(name: str) -> None:
             raise ValueError(f"{[len(each) for each in states]} states for trajectories of 2 and 1 turns")
 
 
-def validate_turn_signals(config: Tree, settings: CreditSettings) -> Iterator[ConfigError]:
+def validate_turn_signals(config: DictConfig, settings: CreditSettings) -> Iterator[ConfigError]:
     """Yields a refusal for every fault."""
     algorithm = settings.algorithm
     if not settings.turn_estimator:
@@ -132,7 +134,7 @@ def validate_turn_signals(config: Tree, settings: CreditSettings) -> Iterator[Co
         yield from refusals_of(_check, config, settings, SIGNAL if several is None else SEVERAL, each)
 
 
-def _check(config: Tree, settings: CreditSettings, key: str, name: str) -> None:
+def _check(config: DictConfig, settings: CreditSettings, key: str, name: str) -> None:
     """Raises ConfigError for a signal that is unknown, or that this run cannot call."""
     own = not name.startswith(COLUMN) and name not in SIGNALS and bool(plugin_path(name))
     if not own and name not in SIGNALS and not (name.startswith(COLUMN) and name != COLUMN):

@@ -17,13 +17,7 @@ from verl_credit.credit.turn.value_providers import KEY, PROVIDERS
 from verl_credit.errors import ConfigError
 from verl_credit.recipe.rules.own import OWN, load_own, trial
 from verl_credit.recipe.rules.turn_mode import CALL, MODE, TRIAL
-from verl_credit.turns.step.signals.signal import Trajectory
-from verl_credit.turns.step.state_features import (
-    LATER,
-    concealed,
-    same,
-    state_features,
-)
+from verl_credit.turns.step.state_features import LATER, concealed, same, state_features
 
 CONCEALED = "with outcome, scores, stop reason and the last turn hidden, as in training"
 
@@ -44,11 +38,10 @@ def validate_turn_values(config: DictConfig, settings: CreditSettings) -> Iterat
         use = f"nothing there reads values, so that this key would do nothing; set it to null, or {MODE}={reading}"
         beside = "algorithm.algorithm_mode" if algorithm.algorithm_mode else MODE
         yield ConfigError.of(config, KEY, beside, accepted=use)
-    own = is_path(name)
-    if not own and name not in PROVIDERS and not (name.startswith(COLUMN) and name != COLUMN):
-        raise ConfigError(key=KEY, value=name, accepted=[*PROVIDERS, f"{COLUMN}NAME", OWN])
-    if own:
+    if is_path(name):
         _try(name)
+    elif name not in PROVIDERS and not (name.startswith(COLUMN) and name != COLUMN):
+        yield ConfigError(key=KEY, value=name, accepted=[*PROVIDERS, f"{COLUMN}NAME", OWN])
 
 
 def _try(name: str) -> None:
@@ -59,16 +52,10 @@ def _try(name: str) -> None:
         if len({len(state) for states in known for state in states}) > 1:
             raise ValueError(f"it returned {known}; expected as many numbers for every turn")
     for trajectory, states in zip(TRIAL, known, strict=True):
-        for changed in _changed(trajectory):
+        changed = [replace(trajectory, outcome=outcome, scores={"em": outcome}) for outcome in (0.0, 1.0)]
+        for one in (*changed, concealed(trajectory, before=max(len(trajectory.turns) - 2, 0))):
             with trial(KEY, name, CALL):
-                found = state_features(function, changed)[: len(states)]
+                found = state_features(function, one)[: len(states)]
             if not same(found, states[: len(found)]):
                 use = f"it gave {found} for a trajectory for which it gave {states} {CONCEALED}; {LATER}"
                 raise ConfigError(key=KEY, value=name, accepted=use)
-
-
-def _changed(trajectory: Trajectory) -> Iterator[Trajectory]:
-    """The trajectory as it was, with other outcomes, and cut before its last turn."""
-    for outcome in (0.0, 1.0):
-        yield replace(trajectory, outcome=outcome, scores={"em": outcome})
-    yield concealed(trajectory, before=max(len(trajectory.turns) - 2, 0))

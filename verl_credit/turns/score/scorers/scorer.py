@@ -11,8 +11,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Protocol
 
+from omegaconf import DictConfig
+
 from verl_credit.config.fit import SHORT_ANSWER, turns_at_most
-from verl_credit.config.resolved import Config, select
+from verl_credit.config.resolved import select
 from verl_credit.config.settings import CreditSettings
 from verl_credit.errors import ConfigError, IntegrityError
 from verl_credit.lazy import torch
@@ -77,10 +79,10 @@ class Scorer(ABC):
     frozen: ClassVar[bool] = False
     """The reference scores, whose weights training does not change."""
 
-    def needs(self, config: Config) -> None:  # noqa: B027  (most need nothing)
+    def needs(self, config: DictConfig) -> None:  # noqa: B027  (most need nothing)
         """Raise ConfigError for a configuration that this scorer cannot work with."""
 
-    def answers_behind_row(self, config: Config) -> int:
+    def answers_behind_row(self, config: DictConfig) -> int:
         """The number of answers at the longest row of a log-prob micro-batch."""
         return 1
 
@@ -112,7 +114,7 @@ class Scorer(ABC):
         return {"credit/gain/seconds": around_s}
 
     @abstractmethod
-    def says(self, config: Config, settings: CreditSettings) -> str:
+    def says(self, config: DictConfig, settings: CreditSettings) -> str:
         """The cost in words, for `explain`."""
 
 
@@ -129,7 +131,7 @@ class RowScorer(Scorer):
         ids_of = {row: turns.prompt_ids[row] + turns.response_ids[row] for row in rows}
         return [ScoreRow(tuple(ids_of[r.row][: r.base]), r.answer) for r in plan.requests]
 
-    def says(self, config: Config, settings: CreditSettings) -> str:
+    def says(self, config: DictConfig, settings: CreditSettings) -> str:
         rows = config.data.train_batch_size * config.actor_rollout_ref.rollout.n
         contexts = turns_at_most(config)[1]
         if contexts is None:
@@ -146,13 +148,13 @@ class BranchScorer(Scorer):
     name = "branch"
     rides = True
 
-    def needs(self, config: Config) -> None:
+    def needs(self, config: DictConfig) -> None:
         if select(config, BYPASS):
             use = "answers ride on the old_log_probs forward, which is then not made; set bypass_mode=false, or "
             use += f"{SCORER}=rows"
             raise ConfigError.of(config, BYPASS, SCORER, accepted=use)
 
-    def answers_behind_row(self, config: Config) -> int:
+    def answers_behind_row(self, config: DictConfig) -> int:
         return turns_at_most(config)[1] or 1  # without a limit only the bare prompt's is certain
 
     def before_forward(self, plan: GainPlan, forward: Forward) -> GainPlan:
@@ -170,7 +172,7 @@ class BranchScorer(Scorer):
         share = branch / max(1, branch + rows)
         return {"credit/gain/seconds": around_s + share * forward_s, "credit/gain/branch_token_share": share}
 
-    def says(self, config: Config, settings: CreditSettings) -> str:
+    def says(self, config: DictConfig, settings: CreditSettings) -> str:
         contexts, data = turns_at_most(config)[1], config.data
         answers = "an answer per context and alias is appended to its row of old_log_probs"
         if contexts is not None:
