@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -76,8 +75,6 @@ class Memory:
     available: int
     limit: int | None = None
     limit_used: int = 0
-    shm_total: int = 0
-    shm_free: int = 0
 
     @property
     def usable(self) -> int:
@@ -91,7 +88,6 @@ class Memory:
 class Facts:
     """The machine that doctor checks. ``packages``: installed versions by canonical name."""
 
-    python: tuple[int, int, int]
     packages: Mapping[str, str]
     torch: Torch
     memory: Memory
@@ -113,7 +109,6 @@ def size(count: float) -> str:
 def gather(*, torch: bool = True) -> Facts:
     """Gathers all facts; without ``torch`` the CUDA probe (a few seconds) is left out."""
     return Facts(
-        python=sys.version_info[:3],
         packages=installed(),
         torch=probe_torch() if torch else Torch(None),
         memory=memory(),
@@ -212,5 +207,4 @@ def memory(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -
     limit, used = min(_cgroup_limits(proc, cgroups), default=(None, 0))
     if limit is not None and limit >= now.total:
         limit = None
-    shm = shutil.disk_usage("/dev/shm") if Path("/dev/shm").is_dir() else None
-    return Memory(now.total, now.available, limit, used, *((shm.total, shm.free) if shm else (0, 0)))
+    return Memory(now.total, now.available, limit, used)

@@ -3,7 +3,6 @@
 import json
 import shutil
 import socket
-import sys
 from collections import namedtuple
 from dataclasses import replace
 
@@ -20,7 +19,6 @@ from verl_credit.recipe.doctor.network import cluster_address
 from verl_credit.recipe.this_machine import GIB, size
 
 LAB = load_config("lab", [])
-CUDA = on_cuda(LAB)
 Usage = namedtuple("Usage", "free")
 
 
@@ -70,13 +68,6 @@ def test_the_tightest_limit_of_the_control_groups_counts(tmp_path):
     assert limit_and_use(proc, tmp_path / "none") == (None, 0)
 
 
-SMALL = on_cuda(LAB, ray_kwargs__ray_init__object_store_memory=32 * 2**20)
-test_shared_memory = cases(
-    machine.check_shm,
-    (with_memory(shm_free=64 * 2**20), CUDA, WARN, "64 MiB free", "38.4 GiB", "--shm-size"),  # 30 % of 128
-    (with_memory(shm_free=64 * 2**20), SMALL, PASS),
-    (with_memory(shm_free=39 * GIB), CUDA, PASS),
-)
 EVERY = {"trainer__max_actor_ckpt_to_keep": None, "trainer__total_training_steps": 50}
 
 
@@ -148,7 +139,7 @@ def test_where_the_cluster_is(tmp_path):
 @pytest.mark.slow
 def test_the_facts_of_this_machine_can_be_gathered():
     facts = gather.gather()
-    assert facts.python == sys.version_info[:3] and facts.packages["torch"] == torch.__version__
+    assert facts.packages["torch"] == torch.__version__
     assert facts.torch.version == torch.__version__ and facts.torch.error == ""
     assert 0 < facts.memory.available <= facts.memory.total and facts.cpus >= 1
     assert shutil.which("nvidia-smi") or facts.driver == ""

@@ -31,8 +31,6 @@ class Stage(StrEnum):
     """The Ray cluster that the run would join or start."""
     INPUTS = "inputs"
     """The files and servers that the recipe reads; checked when the lab is built."""
-    TRIALS = "trials"
-    """Small runs in processes of their own."""
 
 
 class Train(StrEnum):
@@ -63,7 +61,7 @@ class Check:
 
 RECIPE = ("recipe",)
 LACKING = (Status.FAIL, Status.SKIP)
-MACHINE, CLUSTER, INPUTS, TRIALS = Stage
+MACHINE, CLUSTER, INPUTS = Stage
 ALWAYS, ON_CUDA, NEVER = Train
 
 
@@ -74,14 +72,12 @@ def with_verl(name: str) -> Callable[[Context], Result]:
 # Quick checks come first, checks that start processes last.
 CHECKS: tuple[Check, ...] = (
     Check("torch", MACHINE, ON_CUDA, software.check_torch, "it imports, built for the recipe's device"),
-    Check("requirements", MACHINE, NEVER, software.check_requirements, "the packages that verl-credit needs, in range"),
     Check("environment", MACHINE, ALWAYS, software.check_environment, "verl loads the plugin, for the recipe's device"),
     Check("engine", MACHINE, ALWAYS, software.check_engine, "a version of the rollout engine that verl can start", RECIPE),
     Check("loggers", MACHINE, ALWAYS, inputs.check_loggers, "what verl imports for trainer.logger is installed", RECIPE),
     Check("cuda", MACHINE, ON_CUDA, device.check_cuda, "driver and devices, as many as the recipe takes on a node"),
     Check("memory", MACHINE, ALWAYS, machine.check_memory, "free memory, of the host and of every device"),
     Check("room", MACHINE, ON_CUDA, device.check_plan, "weights, gradients and optimiser fit a device", RECIPE),
-    Check("/dev/shm", MACHINE, NEVER, machine.check_shm, "room for Ray's object store"),
     Check("disk", MACHINE, ALWAYS, machine.check_disk, "room for a checkpoint and those that are kept", RECIPE),
     Check("resume", MACHINE, ALWAYS, inputs.check_resume, "the files of the step it goes on from are whole", RECIPE,
           event="resume"),
@@ -124,7 +120,6 @@ CHECKS: tuple[Check, ...] = (
     Check("tools", INPUTS, ALWAYS, with_verl("tools"), "verl loads the tools beside the search", RECIPE, event="tools"),
     Check("answers", INPUTS, ALWAYS, inputs.check_answers, "the longest row and its scored answers fit a micro-batch",
           ("tokenizer", TRAIN), shown=True),
-    Check("attention", TRIALS, NEVER, device.check_attention, "the recipe's kernel runs and agrees with the definition"),
 )  # fmt: skip
 
 

@@ -59,7 +59,11 @@ class VerlProcess:
                 OmegaConf.save(context.recipe, file.name)
                 self._found = answer_of(*self._run(["-m", WITH_VERL, file.name], PROBE_S))
         if isinstance(self._found, str):
-            return failed(f"a process with verl: {self._found}", "a verl that imports", "see requirements")
+            return failed(
+                f"a process with verl: {self._found}",
+                "a verl that imports",
+                "pip install 'verl-credit[verl]'",
+            )
         for key, value in self._found.pop(DECIDED, {}).items():
             OmegaConf.update(context.recipe, key, value)
         found = self._found[name]

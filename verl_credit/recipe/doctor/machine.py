@@ -1,4 +1,4 @@
-"""Memory, shared memory, ports, and disk space for the checkpoints of a run."""
+"""Memory, ports, and disk space for the checkpoints of a run."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ from verl_credit.config.engines import engine_of
 from verl_credit.config.resolved import flat_values
 from verl_credit.recipe.doctor.context import Context
 from verl_credit.recipe.doctor.software import engine_share
-from verl_credit.recipe.doctor.status import Result, failed, passed, skipped, warned
+from verl_credit.recipe.doctor.status import Result, failed, passed, warned
 from verl_credit.recipe.this_machine import GIB, Device, Facts, size
 from verl_credit.records.run.files import count_kept
 
 SMALLEST_FREE = 4 * GIB  # the lab on a CPU peaks at 3.7 GiB over all its processes
-RAY_SHARE = 0.3  # Ray's default share of the memory for its object store
 SOMEBODY_ELSES = ".prometheus.port"  # this server runs already; verl makes it read its configuration again
 SWITCHES = ("enable", "enabled", "include_dashboard")
 SWITCHED_ON_LATER = "transfer_queue.enable"  # false in every configuration; verl's v1 trainer sets it
@@ -69,23 +68,6 @@ def _device_memory(name: str, device: Device, context: Context) -> Result:
 def device_free(device: Device, facts: Facts) -> int:
     """Bytes that a process can take. On unified memory these are the CPU's available bytes, within its limits."""
     return min(device.total, facts.memory.usable) if device.unified else device.free
-
-
-def check_shm(context: Context) -> Result:
-    """Checks shared memory, which holds Ray's object store and NCCL's buffers between the GPUs of a node."""
-    memory, config = context.facts.memory, context.config
-    if not memory.shm_total:
-        return skipped("this system has none")
-    given = None if config is None else OmegaConf.select(config, "ray_kwargs.ray_init.object_store_memory")
-    wanted = given or min(RAY_SHARE * memory.total, memory.available)
-    state = f"{size(memory.shm_free)} free of {size(memory.shm_total)}"
-    if memory.shm_free >= wanted:
-        return passed(state)
-    return warned(
-        state,
-        f"{size(wanted)} for Ray's object store; without it Ray uses the disk, which is slow",
-        "docker run --shm-size, or ray_kwargs.ray_init.object_store_memory (bytes) smaller",
-    )
 
 
 def check_ports(context: Context) -> Result:

@@ -1,7 +1,4 @@
-"""Checks torch, the packages that our metadata require, and the rollout engine.
-
-Packages are checked by their metadata alone, because importing them takes seconds and a device.
-"""
+"""Checks torch, the variables that verl reads, and the rollout engine, by its metadata alone."""
 
 from __future__ import annotations
 
@@ -12,7 +9,6 @@ from typing import TypeGuard
 from omegaconf import DictConfig
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
-from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from verl_credit.config.engines import engine_of
@@ -52,22 +48,6 @@ def check_torch(context: Context) -> Result:
             f"{CUDA_13} for the same version, and a vLLM built for CUDA 13",
         )
     return passed(build)
-
-
-def check_requirements(context: Context) -> Result:
-    """Compares the installed packages with our own metadata; `pip check` looks at everything else."""
-    installed, wanted = context.facts.packages, []
-    for requirement in map(Requirement, requirements_of("verl-credit")):
-        if requirement.marker is None or requirement.marker.evaluate({"extra": "verl"}):
-            wanted.append(requirement)
-    versions = {r: installed.get(canonicalize_name(r.name)) for r in wanted}
-    wrong = {r: v for r, v in versions.items() if v is None or not r.specifier.contains(v, prereleases=True)}
-    if not wrong:
-        return passed(f"{len(wanted)} packages, all in range")
-    right = [f"{r.name}{r.specifier}" for r in wrong]
-    judge = failed if None in wrong.values() else warned
-    found = ", ".join(f"{r.name} {'is missing' if v is None else v}" for r, v in wrong.items())
-    return judge(found, ", ".join(right), "pip install " + " ".join(f"'{one}'" for one in right))
 
 
 def requirements_of(distribution: str) -> list[str]:
