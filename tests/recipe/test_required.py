@@ -10,7 +10,7 @@ from verl_credit.cli import main
 from verl_credit.errors import PreflightError
 from verl_credit.recipe import compose
 from verl_credit.recipe.doctor import checks
-from verl_credit.recipe.doctor.data import read_rows
+from verl_credit.recipe.doctor.data import Reads, read_rows
 from verl_credit.recipe.world import DATA, without_value
 
 
@@ -36,14 +36,14 @@ def test_rows_whose_answers_nothing_would_read(tmp_path):
     with pytest.raises(
         PreflightError, match=r"train.parquet row 1: .*'72' has no form.*every reward would be 0.*boxed"
     ):
-        read_rows(path, "data.train_files", searches=False)
+        read_rows(path, "data.train_files", Reads(searches=False))
     assert len(read_rows(path, "data.train_files")) == 2
 
 
 @pytest.mark.parametrize("truth", [BOXED, {"target": ["72"], "form": "tag"}])
 def test_a_form_that_is_stated_is_believed(tmp_path, truth):
     row = {**VERLS_GSM8K, "reward_model": {"ground_truth": truth}}
-    assert len(read_rows(write(tmp_path / "train.parquet", [row]), "k", searches=False)) == 1
+    assert len(read_rows(write(tmp_path / "train.parquet", [row]), "k", Reads(searches=False))) == 1
 
 
 @pytest.mark.slow

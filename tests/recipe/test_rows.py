@@ -4,8 +4,8 @@ import pytest
 
 from verl_credit.errors import PreflightError
 from verl_credit.recipe.doctor.asked import asked
-from verl_credit.recipe.doctor.data import Row
-from verl_credit.recipe.doctor.rows import Reads, look_at
+from verl_credit.recipe.doctor.data import Reads, Row
+from verl_credit.recipe.doctor.rows import look_at
 
 ASKS = "Write it between <answer> and </answer>. "
 HERMES = 'Call it with <tool_call>\n{"name": "search"}\n</tool_call>. '
@@ -68,10 +68,10 @@ def test_a_doubtful_answer_is_said_and_mathematics_is_not_doubted():
     "text, reads, said",
     [
         (SEARCH, Reads(), "'<search> query </search>', and no parser reads those: every call would be lost; .*prepare qa"),
-        (SEARCH, Reads("hermes"), "'<search> query </search>', and the run's loop .*format=hermes.*prepare qa"),
-        (CODER, Reads("hermes"), "'<function=', .*format=hermes.*: every call would be lost; set .*format=qwen3_coder"),
-        (HERMES, Reads("qwen3_coder"), "'<tool_call>', .*set .*multi_turn.format=hermes"),
-        (LLAMA, Reads("mistral"), "'{\"name\": function name, \"parameters\":', .*set .*multi_turn.format=llama3"),
+        (SEARCH, Reads(format="hermes"), "'<search> query </search>', and the run's loop .*format=hermes.*prepare qa"),
+        (CODER, Reads(format="hermes"), "'<function=', .*format=hermes.*: every call would be lost; .*format=qwen3_coder"),
+        (HERMES, Reads(format="qwen3_coder"), "'<tool_call>', .*set .*multi_turn.format=hermes"),
+        (LLAMA, Reads(format="mistral"), "'{\"name\": function name, \"parameters\":', .*set .*multi_turn.format=llama3"),
         ("Write Action: Search[query]. ", Reads(), "'Action: Search'"),
         ("Write <|begin_of_query|> query <|end_of_query|>. ", Reads(), r"'<\|begin_of_query\|>'"),
     ],
@@ -90,11 +90,11 @@ def test_prompts_that_ask_for_calls_which_the_loop_does_not_read_are_refused(tex
     "text, reads",
     [
         (HERMES, Reads()),
-        (CODER, Reads("qwen3_coder")),
+        (CODER, Reads(format="qwen3_coder")),
         (CODER, Reads()),  # auto: the chat template decides
-        (LLAMA, Reads("llama3")),
+        (LLAMA, Reads(format="llama3")),
         (HERMES + SEARCH, Reads()),  # it names what is read, too
-        (SEARCH, Reads("a_parser_of_ones_own")),
+        (SEARCH, Reads(format="a_parser_of_ones_own")),
         (SEARCH, Reads(default_loop="my_loop")),
         ("What does <search> mean in HTML? ", Reads()),
         ("", Reads()),
@@ -138,7 +138,7 @@ def test_prompts_that_ask_for_another_form_of_answer_are_refused(text, truth, sa
     texts = questions(2, text)
     with pytest.raises(PreflightError, match=f"first f row 0: the prompt asks for an answer as {said}"):
         look_at(rows(*texts, truth=truth), "k", Reads())
-    assert look_at(rows(*texts, truth=truth), "k", Reads(answers=False)) == []
+    assert look_at(rows(*texts, truth=truth), "k", Reads(our_reward=False)) == []
 
 
 @pytest.mark.parametrize(

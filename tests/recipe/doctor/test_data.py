@@ -14,7 +14,7 @@ from verl_credit.errors import PreflightError
 from verl_credit.recipe.compose import unchecked_config
 from verl_credit.recipe.doctor.checks import CHECKS, examine
 from verl_credit.recipe.doctor.context import Context
-from verl_credit.recipe.doctor.data import LOOP_FILE, STEERING, TRAIN, VAL, read_rows
+from verl_credit.recipe.doctor.data import LOOP_FILE, STEERING, TRAIN, VAL, Reads, read_rows
 from verl_credit.recipe.doctor.status import Status
 
 USER = {"role": "user", "content": "q"}
@@ -145,24 +145,24 @@ def test_every_argument_and_every_field_of_an_agent_loop_is_a_steering_column():
 def test_the_prompts_are_in_the_column_that_the_recipe_names(tmp_path):
     renamed = {("messages" if name == "prompt" else name): value for name, value in GOOD.items()}
     file = write(tmp_path / "rows.parquet", [renamed])
-    (row,) = read_rows(file, "data.train_files", prompt_key="messages")
+    (row,) = read_rows(file, "data.train_files", Reads(prompt_key="messages"))
     assert row.prompt == GOOD["prompt"]
     with pytest.raises(PreflightError, match=r"row 0: messages\[0\].role='wizard'"):
         wrong = {**renamed, "messages": [{"role": "wizard", "content": "x"}]}
-        read_rows(write(tmp_path / "rows.parquet", [wrong]), "data.train_files", prompt_key="messages")
+        read_rows(write(tmp_path / "rows.parquet", [wrong]), "data.train_files", Reads(prompt_key="messages"))
     with pytest.raises(PreflightError, match=r"lacks the columns \['chat'\] \(data.prompt_key=chat\)"):
-        read_rows(file, "data.train_files", prompt_key="chat")
+        read_rows(file, "data.train_files", Reads(prompt_key="chat"))
 
 
 def test_rows_that_name_no_loop_take_the_default_one(tmp_path):
     plain = write(tmp_path / "plain.parquet", [GOOD])
     named = write(tmp_path / "named.parquet", [{**GOOD, "agent_name": "search_agent"}])
     with pytest.raises(PreflightError) as caught:
-        read_rows(plain, "data.train_files", default_loop="single_turn_agent")
+        read_rows(plain, "data.train_files", Reads(default_loop="single_turn_agent"))
     assert str(caught.value).startswith(
         f"actor_rollout_ref.rollout.agent.default_agent_loop=single_turn_agent: {plain} has no column agent_name"
     )
-    assert len(read_rows(named, "data.train_files", default_loop="single_turn_agent")) == 1
+    assert len(read_rows(named, "data.train_files", Reads(default_loop="single_turn_agent"))) == 1
 
 
 def test_the_checks_read_the_names_from_the_recipe(tmp_path):
@@ -213,22 +213,22 @@ def test_a_row_names_an_agent_loop_that_the_recipe_can_use(tmp_path, agents, sai
     def file(name):
         return write(tmp_path / "rows.parquet", [{**GOOD, "agent_name": name}])
 
-    assert [len(read_rows(file(name), "k", agents=agents)) for name in agents] == [1] * len(agents)
+    assert [len(read_rows(file(name), "k", Reads(agents=agents))) for name in agents] == [1] * len(agents)
     with pytest.raises(PreflightError, match=f"row 0: agent_name='search_agent': {said}"):
-        read_rows(file("search_agent"), "k", agents=agents)
+        read_rows(file("search_agent"), "k", Reads(agents=agents))
     with pytest.raises(PreflightError, match=r"agent_name='his': .*agent_loop_config_path"):
-        read_rows(file("his"), "k", agents=agents)
+        read_rows(file("his"), "k", Reads(agents=agents))
     with pytest.raises(
         PreflightError, match="'turn_agent': expected 'search_agent'.* no tool that turn_agent could call"
     ):
-        read_rows(file("turn_agent"), "k", agents=("search_agent",))
+        read_rows(file("turn_agent"), "k", Reads(agents=("search_agent",)))
 
 
 def test_the_refusal_of_verls_own_loop_says_how_ours_takes_its_rows(tmp_path):
     """verl's preparation of GSM8K with tools writes that name; a file of loops gives it to ours."""
     file = write(tmp_path / "rows.parquet", [{**GOOD, "agent_name": "tool_agent"}])
     with pytest.raises(PreflightError) as caught:
-        read_rows(file, "k", agents=("turn_agent",))
+        read_rows(file, "k", Reads(agents=("turn_agent",)))
     line = str(caught.value).partition(f"{LOOP_FILE} lists loops of other names: ")[2]
     (tmp_path / "loops.yaml").write_text(f"{line}\n")
     given = ["search.max_searches=0", f"data.train_files={file}", "data.train_batch_size=1"]
@@ -243,8 +243,8 @@ def test_the_refusal_of_verls_own_loop_says_how_ours_takes_its_rows(tmp_path):
 def test_an_answer_without_a_form_is_what_a_reward_function_of_ones_own_makes_of_it(tmp_path):
     file = write(tmp_path / "rows.parquet", [answered("72")])
     with pytest.raises(PreflightError, match="'72' has no form"):
-        read_rows(file, "k", searches=False)
-    assert read_rows(file, "k", searches=False, our_reward=False)[0].truth == "72"
+        read_rows(file, "k", Reads(searches=False))
+    assert read_rows(file, "k", Reads(searches=False, our_reward=False))[0].truth == "72"
 
 
 def test_rows_that_a_dataset_class_makes_are_not_read_and_that_is_no_secret(tmp_path):

@@ -16,9 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from verl_credit.config.settings import CreditSettings
 from verl_credit.errors import PreflightError
-from verl_credit.names import OUR_REWARD
-from verl_credit.recipe.agent_loops import agents_of_rows, tools_given
-from verl_credit.recipe.doctor.data import Row, read_rows, rows_needed
+from verl_credit.recipe.doctor.data import Reads, Row, read_rows, rows_needed
 from verl_credit.recipe.doctor.lengths import NotHere, load_tokenizer
 from verl_credit.recipe.doctor.status import Result, Status, failed
 from verl_credit.recipe.model_files import parameters_of
@@ -115,18 +113,8 @@ class Context:
                 f"{DATASET}={own}: that class makes the rows of the files, and the start does not run it"
             )
         if key not in self._rows:
-            config, others = self.recipe, bool(tools_given(self.recipe))
-            self._rows[key] = read_rows(
-                self.value(key),
-                key,
-                at_least=rows_needed(config, key),
-                searches=bool(config.search.max_searches),
-                our_reward=config.reward.custom_reward_function.path == OUR_REWARD,
-                other_tools=others,
-                agents=agents_of_rows(config, tools=others),
-                prompt_key=config.data.prompt_key,
-                default_loop=config.actor_rollout_ref.rollout.agent.default_agent_loop,
-            )
+            config = self.recipe
+            self._rows[key] = read_rows(self.value(key), key, Reads.of(config), rows_needed(config, key))
         return self._rows[key]
 
     @cached_property
