@@ -43,8 +43,6 @@ class Job:
     """flash (flash-attn or FlexAttention) | sdpa (piece by piece, the output in two copies)."""
     log_prob_path: str = FLASH
     """Code of the log-probs (verl_credit/config/log_prob_path.py): flash | ours | loop (verl's) | fused (verl's head)."""
-    softmax_bytes: int = 4
-    """Bytes per number of a (log-)softmax of the logits: CUDA's autocast makes it fp32, the CPU's leaves bf16 alone."""
     device_type: str = "cuda"
     entropy: str = "eager"
     """eager | compiled | chunked. Ours is always in chunks, without compiling, and does not read it."""
@@ -70,8 +68,6 @@ class Job:
     offload_optimizer: bool = _key(False, f"{_FSDP}.optimizer_offload")
     stays_on_host: bool = _key(False, f"{_FSDP}.offload_policy")
     """FSDP2's offload_policy: weights, gradients and optimiser live and step on the host."""
-    fused_step: bool = True
-    """torch's multi-tensor AdamW (its default on CUDA) holds a further copy while it steps."""
     # rollouts
     engine: str = "vllm"
     engine_bytes: int = _key(2, f"{_R}.dtype")
@@ -112,6 +108,11 @@ class Job:
         return self.max_prompt + self.max_response
 
     @property
+    def softmax_bytes(self) -> int:
+        """Bytes per number of a (log-)softmax of the logits: CUDA's autocast makes it fp32, the CPU's leaves bf16 alone."""
+        return self.compute_bytes if self.device_type == "cpu" else 4
+
+    @property
     def data_parallel(self) -> int:
         return self.devices // self.sequence_parallel
 
@@ -149,7 +150,6 @@ def read_job(config: Mapping, *, flash_attn: bool) -> Job:
             distills=get("distillation.enabled", False),
         ),
         device_type="cpu" if on_cpu else "cuda",
-        softmax_bytes=job.compute_bytes if on_cpu else 4,
         entropy="chunked" if get(f"{_FSDP}.entropy_from_logits_with_chunking", False) else compiled,
         update_entropy=get(f"{_A}.calculate_entropy", False) or get(f"{_A}.entropy_coeff", 0) != 0,
         unit_temperature=get(f"{_R}.temperature", 1.0) == 1.0,
@@ -158,7 +158,6 @@ def read_job(config: Mapping, *, flash_attn: bool) -> Job:
         reference=get(f"{_A}.use_kl_loss", False) or get("algorithm.use_kl_in_reward", False),
         lora_rank=get(f"{_M}.lora_rank", 0) or get(f"{_M}.lora.rank", 0),
         shards=devices if fsdp_size <= 0 or fsdp_size >= devices else fsdp_size,
-        fused_step=not on_cpu,
         engine=engine.name,
         graphs=_graphs(get, job.max_seqs) if captures else 0,
         bucket_bytes=get(f"{_R}.checkpoint_engine.update_weights_bucket_megabytes", 2048) * 2**20,

@@ -59,7 +59,7 @@ class Plan:
         longer = engine.reserves and (job.model_len or self.shape.positions or 0) > job.longest_row
         eager = job.entropy == "eager" and job.log_prob_path in (FLASH, LOOP)
         whole = engine.adapters and not job.lora_rank
-        large = self.index.bytes > 0 and self.index.kind not in (None, "sq8", "sq4")
+        large = self.index.bytes > 0 and self.index.kind not in (None, "sq8")
         fsdp = f"{ACTOR}.fsdp_config"
         wanted = {
             f"{MODEL_LEN}=auto": longer,
