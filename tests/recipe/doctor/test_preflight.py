@@ -267,8 +267,3 @@ def test_train_without_a_retriever_exits_4_and_says_what_to_do(tmp_path, capsys)
         assert started(tmp_path, [GOOD], url) == 4
     said = capsys.readouterr().out
     assert f"search.url={url}: the retriever is not ready" in said and "verl-credit-retriever serve" in said
-
-
-def test_mistyped_key_exits_4(capsys):
-    assert main(["train", "--config-name", "lab", "algorithm.gama=1"]) == 4
-    assert "did you mean algorithm.gamma" in capsys.readouterr().out
