@@ -118,24 +118,18 @@ def test_the_probe_asks_every_living_node():
     assert not ray.up
 
 
-def test_a_worker_that_ends_without_a_word_is_reported_too():
-    ray = FakeRay()
-    ray.get = lambda reference, timeout: (_ for _ in ()).throw(RuntimeError())
-    found = doctor_probes.ask_nodes(ray, "h:1", [])
-    assert [node["error"] for node in found] == ["RuntimeError: no message"] * 2
-
-
 KEYS = [f"ray_kwargs.ray_init.{key}=null" for key in ("num_cpus", "num_gpus", "object_store_memory")]
 
 ALONE = [
-    "http://localhost:8000", "http://LOCALHOST.", "http://a.localhost:1", "http://127.0.0.1:8000/retrieve", "http://127.9.9.9",
-    "http://127.1:80", "http://0.0.0.0:8000", "http://0:8000", "http://[::1]:8000", "http://[::]:80",
-    "http://[::ffff:127.0.0.1]:80", "http://me:secret@127.0.0.1:1", "http://2130706433",
+    "http://localhost:8000", "http://LOCALHOST.", "http://a.localhost:1", "http://127.9.9.9/retrieve", "http://127.1:80",
+    "http://0.0.0.0:8000", "http://0:8000", "http://[::1]:8000", "http://[::ffff:127.0.0.1]:80", "http://2130706433",
 ]  # fmt: skip
 REACHED = [
-    "http://10.0.0.1:8000", "http://spark-1:8000", "http://[fd00::1]:80", "https://localhost.example.com",
-    "http://128.0.0.1", "http://127.example.com", "http://fe80",
-]  # fmt: skip
+    "http://10.0.0.1:8000",
+    "http://[fd00::1]:80",
+    "https://localhost.example.com",
+    "http://127.example.com",
+]
 
 
 def test_which_addresses_are_every_machine_s_own():
@@ -189,26 +183,29 @@ def reader(host="spark-1", found=("11", "22"), cpus=20.0, gpus=16.0, plugin=NAME
 
 def test_every_node_has_to_read_what_was_written_here(config):
     two = [reader(), reader("spark-2")]
-    seen = judge_nodes(two, MARKS, with_url(config, "http://10.0.0.1:8000"))
+    head = reader("head", ("No such file or directory", ""), cpus=0.0)  # none of ours runs there
+    seen = judge_nodes([*two, head], MARKS, with_url(config, "http://10.0.0.1:8000"))
     assert says(seen, PASS, "spark-1, spark-2 see run_dir=/runs/a and trainer.default_local_dir=/big")
-    no_file = reader("spark-2", ("No such file or directory", "22"))
-    blind = judge_nodes([reader(), no_file], MARKS, config)
-    assert says(
-        blind, FAIL, "run_dir=/runs/a", "not seen by spark-2 (No such file or directory)", "all nodes share"
-    )
-    other = judge_nodes([reader(), reader("spark-2", ("11", "a file of the same name"))], MARKS, config)
-    assert says(other, FAIL, "trainer.default_local_dir=/big", "spark-2")
-    broken = judge_nodes([reader(), reader("spark-2", error="RuntimeError: gone")], MARKS, config)
-    assert says(broken, FAIL, "spark-2: RuntimeError: gone")
-    lacks = judge_nodes([reader(), reader("spark-2", plugin={"loss turn_ppo": False})], MARKS, config)
-    assert says(lacks, FAIL, "spark-2 lacks loss turn_ppo")
-    for few in ({"gpus": 0.0}, {"cpus": 2.0}):
-        small = judge_nodes([reader(**few)], MARKS, config)
-        assert says(small, FAIL, "1 nodes with 1 GPUs and 3 CPUs each", "trainer.nnodes=1")
-    head = reader("head", ("No such file or directory", ""), cpus=0.0)
-    assert says(
-        judge_nodes([*two, head], MARKS, with_url(config, "http://a")), PASS
-    )  # none of ours runs there
+
+
+@pytest.mark.parametrize(
+    "node, texts",
+    [
+        (reader("spark-2", ("No such file or directory", "22")),
+         ["run_dir=/runs/a", "not seen by spark-2 (No such file or directory)", "all nodes share"]),
+        (reader("spark-2", ("11", "a file of the same name")), ["trainer.default_local_dir=/big", "spark-2"]),
+        (reader("spark-2", error="RuntimeError: gone"), ["spark-2: RuntimeError: gone"]),
+        (reader("spark-2", plugin={"loss turn_ppo": False}), ["spark-2 lacks loss turn_ppo"]),
+    ],
+)  # fmt: skip
+def test_a_node_that_cannot_work_is_named(config, node, texts):
+    assert says(judge_nodes([reader(), node], MARKS, config), FAIL, *texts)
+
+
+@pytest.mark.parametrize("few", [{"gpus": 0.0}, {"cpus": 2.0}])
+def test_a_node_too_small_for_a_rank_does_not_count(config, few):
+    small = judge_nodes([reader(**few)], MARKS, config)
+    assert says(small, FAIL, "1 nodes with 1 GPUs and 3 CPUs each", "trainer.nnodes=1")
 
 
 def test_a_server_that_only_one_of_the_machines_reaches(config):
@@ -235,6 +232,7 @@ def test_the_cluster_is_asked_for_files_that_are_there_and_then_gone(config, tmp
     assert says(check_nodes(Context(CLUSTER, shared), ask), PASS, "spark-1, spark-2 see run_dir=")
     assert [Path(path).parent for path in asked] == [tmp_path]
     assert list(tmp_path.iterdir()) == []
+    assert doctor_probes.read_files(asked) == ["No such file or directory"]
 
 
 def test_where_there_is_nothing_to_ask(config):
@@ -253,11 +251,3 @@ def test_where_there_is_nothing_to_ask(config):
 def test_a_cluster_that_gives_no_answer(config, code, said):
     found = check_nodes(Context(CLUSTER, config), lambda *_: (code, said))
     assert says(found, FAIL, f"the cluster at {ADDRESS}", said)
-
-
-def test_what_a_node_reads_or_meets(tmp_path):
-    (tmp_path / "a").write_text("11")
-    paths = [tmp_path / "a", tmp_path / "b", tmp_path]
-    assert doctor_probes.read_files([str(path) for path in paths]) == [
-        "11", "No such file or directory", "Is a directory",
-    ]  # fmt: skip
