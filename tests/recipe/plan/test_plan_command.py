@@ -93,21 +93,15 @@ def test_what_is_wrong_is_named(key, value, accepted):
     assert accepted == expected or (isinstance(expected, list) and accepted in expected)
 
 
+ACTOR = "actor_rollout_ref.actor"
+SPLIT = "actor_rollout_ref.rollout.tensor_model_parallel_size"
+
+
 @pytest.mark.parametrize(
     "changed_key, value, key, message",
     [
-        (
-            "actor_rollout_ref.actor.use_dynamic_bsz",
-            False,
-            "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu",
-            "=null: set it, or actor_rollout_ref.actor.use_dynamic_bsz=true",
-        ),
-        (
-            "actor_rollout_ref.rollout.tensor_model_parallel_size",
-            3,
-            "actor_rollout_ref.rollout.tensor_model_parallel_size",
-            "tensor_model_parallel_size=3 does not divide",
-        ),
+        (f"{ACTOR}.use_dynamic_bsz", False, f"{ACTOR}.ppo_micro_batch_size_per_gpu", "=null: set it, or "),
+        (SPLIT, 3, SPLIT, "tensor_model_parallel_size=3 does not divide"),
         (
             "plan.encoder_core_seconds",
             3,
@@ -171,9 +165,9 @@ def indexed(prompts=64, core_seconds=0.45, **index):
     return {**config, "plan": {"search_core_seconds": core_seconds}}
 
 
-@pytest.mark.parametrize("prompts", [16, 64, 512])
+@pytest.mark.parametrize("prompts", [16, 512])
 def test_searching_takes_as_long_as_all_queries_take_on_the_cores(prompts):
-    """16 rollouts a prompt, 2.5 searches each: 2,560 queries for 64 prompts, 0.45 core-seconds each, 64 cores."""
+    """16 rollouts a prompt, 2.5 searches each: 640 queries for 16 prompts, 0.45 core-seconds each, 64 cores."""
     found = make_plan(indexed(prompts)).step.seconds["search"]
     assert found == pytest.approx(2.5 * 0.5 + prompts * 16 * 2.5 * 0.45 / 64)
 
@@ -186,15 +180,11 @@ def test_searching_that_is_not_counted_is_said(seconds, place):
 
 
 def test_a_wave_of_queries_that_ends_too_late_is_warned_of():
-    def said(config):
-        return [note for note in make_plan(config).notes if "search.timeout_s" in note]
-
-    assert not said(indexed())
-    (note,) = said(indexed(core_seconds=1.55))
-    assert "1024 queries of 1.55 core-seconds take 25 s on 64 cores" in note and "search.timeout_s=20" in note
     slow = indexed(core_seconds=1.55)
+    (note,) = (note for note in make_plan(slow).notes if "search.timeout_s" in note)
+    assert "1024 queries of 1.55 core-seconds take 25 s on 64 cores" in note and "search.timeout_s=20" in note
     slow["search"]["timeout_s"] = 60.0
-    assert not said(slow)
+    assert not [note for note in make_plan(slow).notes if "search.timeout_s" in note]
 
 
 def test_a_run_is_its_steps_evaluations_and_checkpoints():
@@ -229,13 +219,6 @@ def test_runs_and_disk():
     assert run_steps(endless, Assumptions(train_rows=6400)) == 100
 
 
-def test_an_index_that_nothing_searches_is_not_counted():
-    block = {"name": "gb10", "index": {"rows": 21015324, "dim": 768, "kind": "sq8"}}
-    searching, alone = ({**changed("search.max_searches", n), "hardware": block} for n in (6, 0))
-    assert any("host: index" in phase.parts for phase in make_plan(searching).phases)
-    assert not any("host: index" in phase.parts for phase in make_plan(alone).phases)
-
-
 def test_hardware_that_is_not_named_is_said():
     plan = make_plan({k: v for k, v in CONFIG.items() if k != "hardware"})
     assert any("the plan is for an H100" in note for note in plan.notes)
@@ -253,8 +236,7 @@ MODEL = "actor_rollout_ref.model.path=Qwen/Qwen3-0.6B"
 def test_json_of_a_recipe(capsys):
     code, out = run(capsys, *SEARCH_CPU, "--json", MODEL, "hardware.memory_gib=500")
     found = json.loads(out)
-    assert code == 0
-    assert found["fits"] and found["model"]["parameters"] == 596_049_920
+    assert code == 0 and found["fits"] and found["model"]["parameters"] == 596_049_920
     assert found["hardware"]["name"] == "cpu"
     phase = next(p for p in found["phases"] if p["name"] == "update: loss")
     assert phase["total"] == pytest.approx(sum(phase["parts"].values()))
@@ -262,17 +244,11 @@ def test_json_of_a_recipe(capsys):
 
 def test_exit_code_4_and_what_to_change(capsys):
     code, out = run(capsys, *SEARCH_CPU, MODEL, "hardware.memory_gib=16")
-    assert code == 4
-    assert "DOES NOT FIT" in out
-    assert (
-        "enable_gradient_checkpointing=true" in out and "lora_rank" not in out
-    )  # the hf engine takes whole weights
-
-
-def test_a_refusal_is_one_line_and_exit_code_4(capsys):
+    assert code == 4 and "DOES NOT FIT" in out
+    # the hf engine takes whole weights
+    assert "enable_gradient_checkpointing=true" in out and "lora_rank" not in out
     code, out = run(capsys, *SEARCH_CPU, "--hardware", "abacus", MODEL)
-    assert code == 4
-    assert out.startswith("search_cpu: cannot be planned") and out.count("\n") == 1
+    assert code == 4 and out.startswith("search_cpu: cannot be planned") and out.count("\n") == 1
 
 
 @pytest.mark.slow
