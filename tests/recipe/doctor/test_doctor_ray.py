@@ -52,7 +52,7 @@ test_a_local_ray_has_to_have_what_the_recipe_wants = cases(
     (replace(MACHINE, cpus=3), CUDA, FAIL, "4 CPUs", "ray_kwargs.ray_init.num_cpus=4"),
     (LAPTOP, CUDA, FAIL, "1 GPUs (trainer.n_gpus_per_node)"),
     (LAPTOP, NO_GPU, FAIL, "ray_kwargs.ray_init.num_gpus=1"),
-    (MACHINE, on_cuda(LAB, trainer__nnodes=2), FAIL, "trainer.nnodes=2", "ray start --head here"),
+    (MACHINE, on_cuda(LAB, trainer__nnodes=2), FAIL, "trainer.nnodes=2", "ray start --head"),
     (replace(MACHINE, packages={}), CUDA, FAIL, "ray is not installed"),
 )
 
@@ -195,7 +195,7 @@ def test_every_node_has_to_read_what_was_written_here(config):
          ["run_dir=/runs/a", "not seen by spark-2 (No such file or directory)", "all nodes share"]),
         (reader("spark-2", ("11", "a file of the same name")), ["trainer.default_local_dir=/big", "spark-2"]),
         (reader("spark-2", error="RuntimeError: gone"), ["spark-2: RuntimeError: gone"]),
-        (reader("spark-2", plugin={"loss turn_ppo": False}), ["spark-2 lacks loss turn_ppo"]),
+        (reader("spark-2", plugin={"loss turn_ppo": False}), ["spark-2: lacks loss turn_ppo"]),
     ],
 )  # fmt: skip
 def test_a_node_that_cannot_work_is_named(config, node, texts):
