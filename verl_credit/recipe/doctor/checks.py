@@ -14,8 +14,6 @@ from functools import partial
 from omegaconf import DictConfig
 
 from verl_credit.errors import ConfigError, PreflightError, TooLargeError
-from verl_credit.recipe.agent_loops import AT_ONCE, FORMAT
-from verl_credit.recipe.decisions import PREFIX
 from verl_credit.recipe.doctor import cluster, device, inputs, machine, software
 from verl_credit.recipe.doctor.context import Context
 from verl_credit.recipe.doctor.data import TRAIN, VAL
@@ -55,8 +53,6 @@ class Check:
     """The event kind under which `train` records the check's warnings."""
     shown: bool = False
     """`train` prints the result."""
-    decides: tuple[str, ...] = ()
-    """The keys that a decision sets in place of ``auto``; `train` goes on with them. A mere check decides none."""
 
 
 RECIPE = ("recipe",)
@@ -97,7 +93,7 @@ CHECKS: tuple[Check, ...] = (
     Check("tokenizer", INPUTS, ALWAYS, inputs.check_tokenizer, "the model's tokenizer loads", ("model",), event="data"),
     Check("template", INPUTS, ALWAYS, with_verl("template"),
           "the chat template writes the tools and what a call returns, and the loop reads its calls", ("tokenizer",),
-          shown=True, decides=(FORMAT, AT_ONCE)),
+          shown=True),
     Check("stream", INPUTS, ALWAYS, with_verl("stream"),
           "the agent loop's tokens of two calls are the chat template's text", ("template",), event="data"),
     *(
@@ -110,7 +106,7 @@ CHECKS: tuple[Check, ...] = (
     Check("date", INPUTS, ALWAYS, inputs.check_date, "the chat template writes no date of today into the prompts",
           ("tokenizer", TRAIN), event="data"),
     Check("scored text", INPUTS, ALWAYS, inputs.check_scored_text, "the chat template's text is before a scored answer",
-          ("tokenizer",), event="data", shown=True, decides=(PREFIX,)),
+          ("tokenizer",), event="data", shown=True),
     *(
         Check(f"prompts of {key}", INPUTS, ALWAYS, partial(inputs.check_prompts, key=key),
               "every prompt fits data.max_prompt_length", ("tokenizer", key), event="data")

@@ -12,7 +12,7 @@ import os
 import secrets
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from verl_credit.config.keys import FOLDERS
 from verl_credit.config.resolved import select
 from verl_credit.names import MCP_TOOL
 from verl_credit.recipe.agent_loops import MULTI_TURN
-from verl_credit.recipe.doctor.context import PROBE_S, Context, answer_of
+from verl_credit.recipe.doctor.context import Context
 from verl_credit.recipe.doctor.machine import existing
 from verl_credit.recipe.doctor.network import ADDRESS, INIT, given_address, run_address, unreachable
 from verl_credit.recipe.doctor.software import wants_cuda
@@ -36,6 +36,7 @@ from verl_credit.redact import redact
 
 PROBES = "verl_credit.host.process.doctor_probes"
 TOOLS = f"{MULTI_TURN}.tool_config_path"
+PROBE_S = 180.0
 CPUS_PER_RANK = 3  # verl's placement group of every rank has this many
 START = "ray start --head on the first machine, ray start --address=HOST:6379 on the others"
 # ray.init refuses these beside an address.
@@ -121,10 +122,21 @@ def check_nodes(context: Context, ask: Ask = ask_host) -> Result:
         except OSError as error:
             fix = " ".join(f"{key}=ELSEWHERE" for key in FOLDERS)
             return failed(f"{error.filename}: {error.strerror}", "folders that can be written", fix)
-        answer: list[dict] | str = answer_of(*ask(address, json.dumps([mark.file for mark in marks])))
+        answer = answer_of(*ask(address, json.dumps([mark.file for mark in marks])))
     if isinstance(answer, str):
         return failed(f"the cluster at {address}: {answer}", "a cluster whose nodes run a task", "see ray")
     return judge_nodes(answer, marks, config)
+
+
+def answer_of(code: int | None, printed: str) -> list[dict] | str:
+    """Returns the JSON of a process's last line, or a text with the error."""
+    lines = [line for line in printed.strip().splitlines() if line.strip()]
+    if code is None:
+        return f"no answer in {PROBE_S:g} s"
+    if code == 0 and lines:
+        with suppress(ValueError):
+            return json.loads(lines[-1])
+    return lines[-1][:300] if lines else f"it ended with exit code {code} and printed nothing"
 
 
 def folders(config: DictConfig) -> list[tuple[str, Path]]:
