@@ -69,53 +69,30 @@ def test_the_configuration_is_read():
     assert read_job(changed("actor_rollout_ref.rollout.max_model_len", None), flash_attn=True).model_len == 0
 
 
-@pytest.mark.parametrize(
-    "key, value, accepted",
-    [
-        ("actor_rollout_ref.actor.fsdp_config.model_dtype", "int3", "bf16"),
-        ("actor_rollout_ref.model.path", None, "give a model folder or name, or plan.model"),
-        ("actor_rollout_ref.rollout.max_num_seqs", "many", "expected a number above 0"),
-        ("actor_rollout_ref.rollout.tensor_model_parallel_size", 0, "expected a number above 0"),
-        ("hardware.index", 5, "expected {rows: N, dim: N, kind: flat, place: host}"),
-        ("hardware.index.kind", [], "flat"),
-        ("hardware.name", "abacus", "h100"),
-        ("plan.host_cores", 0, "expected a number above 0"),
-        ("plan.mfu", "high", "expected a number, 0 or more"),
-    ],
-)
-def test_what_is_wrong_is_named(key, value, accepted):
-    section, _, name = key.rpartition(".")
-    nested = key in ("hardware.index.kind", "plan.host_cores")
-    with pytest.raises(ConfigError) as caught:
-        make_plan(changed(section, {name: value}) if nested else changed(key, value))
-    assert (caught.value.key, caught.value.value) == (key, value)
-    expected = caught.value.accepted
-    assert accepted == expected or (isinstance(expected, list) and accepted in expected)
-
-
 ACTOR = "actor_rollout_ref.actor"
 SPLIT = "actor_rollout_ref.rollout.tensor_model_parallel_size"
 
 
 @pytest.mark.parametrize(
-    "changed_key, value, key, message",
+    "key, value, named, message",
     [
+        (f"{ACTOR}.fsdp_config.model_dtype", "int3", None, "bf16"),
+        ("actor_rollout_ref.model.path", None, None, "give a model folder or name, or plan.model"),
+        ("actor_rollout_ref.rollout.max_num_seqs", "many", None, "expected a number above 0"),
+        (SPLIT, 0, None, "expected a number above 0"),
+        (SPLIT, 3, None, "tensor_model_parallel_size=3 does not divide"),
         (f"{ACTOR}.use_dynamic_bsz", False, f"{ACTOR}.ppo_micro_batch_size_per_gpu", "=null: set it, or "),
-        (SPLIT, 3, SPLIT, "tensor_model_parallel_size=3 does not divide"),
-        (
-            "plan.encoder_core_seconds",
-            3,
-            "plan.encoder_core_seconds",
-            "write plan.search_core_seconds=SECONDS",
-        ),
-        ("plan.speed", 3, "plan.speed", "unknown key plan.speed=3: accepted below plan are model, "),
+        ("plan.host_cores", 0, None, "expected a number above 0"),
+        ("plan.mfu", "high", None, "expected a number, 0 or more"),
+        ("plan.encoder_core_seconds", 3, None, "write plan.search_core_seconds=SECONDS"),
+        ("plan.speed", 3, None, "unknown key plan.speed=3: accepted below plan are model, "),
         ("hardware.devices", 4, "", "hardware.devices=4 but "),
     ],
 )
-def test_what_does_not_go_together_is_named(changed_key, value, key, message):
+def test_what_is_wrong_is_named(key, value, named, message):
     with pytest.raises(ConfigError, match=message) as caught:
-        make_plan(changed(changed_key, value))
-    assert caught.value.key == key
+        make_plan(changed(key, value))
+    assert caught.value.key == (key if named is None else named)
 
 
 def test_forward_flops_by_hand():
@@ -210,7 +187,6 @@ def test_what_the_run_s_time_leaves_out_is_said(capsys):
 
 def test_runs_and_disk():
     job = read_job(CONFIG, flash_attn=True)
-    assert run_steps(job, Assumptions()) == 100
     assert checkpoint_bytes(SHAPE, job) == 4_022_468_096 * 12
     assert disk_bytes(SHAPE, job, 100) == 3 * checkpoint_bytes(SHAPE, job)  # two kept, one being written
     assert disk_bytes(SHAPE, job, 10) == checkpoint_bytes(SHAPE, job)
