@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -147,23 +146,18 @@ def probe_torch(timeout_s: float = 120.0) -> Torch:
 
 def in_a_process(arguments: list[str], timeout_s: float) -> tuple[int | None, str]:
     """Runs a fresh Python with our environment. Returns (exit code, or None after ``timeout_s``; output)."""
-    process = subprocess.Popen(
-        [sys.executable, *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        start_new_session=True,  # so that its children, such as compilers, end with it
-    )
     try:
-        output, _ = process.communicate(timeout=timeout_s)
-        return process.returncode, output
-    except BaseException as error:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        if not isinstance(error, subprocess.TimeoutExpired):
-            raise
-        return None, process.communicate()[0] or ""
+        done = subprocess.run(
+            [sys.executable, *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            timeout=timeout_s,
+        )
+    except subprocess.TimeoutExpired:
+        return None, ""
+    return done.returncode, done.stdout
 
 
 def _driver() -> str:
