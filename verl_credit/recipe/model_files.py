@@ -48,10 +48,8 @@ def read_model(folder: Path) -> str:
 def count_parameters(folder: Path) -> int:
     """Reads the headers of the safetensors files. Raises Unreadable."""
     index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        files = [folder / name for name in sorted(set(read_json(index).get("weight_map", {}).values()))]
-    else:
-        files = sorted(folder.glob("*.safetensors"))
+    named = read_json(index).get("weight_map", {}).values() if index.is_file() else ()
+    files = sorted({folder / name for name in named} or folder.glob("*.safetensors"))
     if not files:
         raise Unreadable(f"{folder}: no *.safetensors; expected the model's weights")
     count = 0
@@ -59,10 +57,10 @@ def count_parameters(folder: Path) -> int:
         try:
             with safe_open(path, "pt") as file:  # safe_open compares the header with the file's size
                 count += sum(prod(file.get_slice(key).get_shape()) for key in file.keys())  # noqa: SIM118
-        except OSError as error:
-            raise Unreadable(f"{path}: {error.strerror or error}") from error
-        except SafetensorError as error:
-            raise Unreadable(f"{path}: not a whole safetensors file ({error})") from error
+        except (OSError, SafetensorError) as error:
+            reason = f"not a whole safetensors file ({error})"
+            reason = reason if isinstance(error, SafetensorError) else error.strerror or str(error)
+            raise Unreadable(f"{path}: {reason}") from error
     return count
 
 

@@ -32,8 +32,8 @@ class Job:
     rollouts: int = _key(1, f"{_R}.n")
     mini_batch: int = _key(1, f"{_A}.ppo_mini_batch_size")
     epochs: int = _key(1, f"{_A}.ppo_epochs")
-    max_prompt: int = 0
-    max_response: int = 0
+    max_prompt: int = _key(512, "data.max_prompt_length")
+    max_response: int = _key(512, "data.max_response_length")
     max_turns: int = 1
     # what a forward holds
     update_tokens: int = 0
@@ -55,7 +55,7 @@ class Job:
     weight_bytes: int = _key(4, f"{_FSDP}.model_dtype")
     compute_bytes: int = _key(2, f"{_FSDP}.mixed_precision.param_dtype")
     reduce_bytes: int = _key(4, f"{_FSDP}.mixed_precision.reduce_dtype")
-    reference_bytes: int = 4
+    reference_bytes: int = _key(2, "actor_rollout_ref.ref.fsdp_config.model_dtype")
     reference: bool = False
     lora_rank: int = 0
     shards: int = 1
@@ -140,8 +140,6 @@ def read_job(config: Mapping, *, flash_attn: bool) -> Job:
     captures = not (on_cpu or engine.ours or get(f"{_R}.enforce_eager", False))
     job = replace(
         job,
-        max_prompt=get("data.max_prompt_length", 512),
-        max_response=get("data.max_response_length", 512),
         max_turns=searches + 1,
         attention="sdpa" if sdpa else "flash",
         log_prob_path=log_prob_path(
@@ -154,7 +152,6 @@ def read_job(config: Mapping, *, flash_attn: bool) -> Job:
         update_entropy=get(f"{_A}.calculate_entropy", False) or get(f"{_A}.entropy_coeff", 0) != 0,
         unit_temperature=get(f"{_R}.temperature", 1.0) == 1.0,
         branches=gains and rides,
-        reference_bytes=get("actor_rollout_ref.ref.fsdp_config.model_dtype", 2),
         reference=get(f"{_A}.use_kl_loss", False) or get("algorithm.use_kl_in_reward", False),
         lora_rank=get(f"{_M}.lora_rank", 0) or get(f"{_M}.lora.rank", 0),
         shards=devices if fsdp_size <= 0 or fsdp_size >= devices else fsdp_size,
