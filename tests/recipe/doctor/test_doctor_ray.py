@@ -76,46 +76,14 @@ def test_a_cluster_that_does_not_answer():
     assert unreachable(f"127.0.0.1:{port}") and unreachable("nonsense")
 
 
-class FakeRay:
-    """What the probe uses of ray: two nodes alive and one dead, of which the second has no plugin."""
+def test_a_node_whose_worker_fails_says_its_last_line():
+    def get(reference, timeout):
+        raise RuntimeError("worker:\nModuleNotFoundError: No module named 'verl_credit'")
 
-    def __init__(self):
-        self.up = False
-
-    def init(self, **options):
-        assert options["address"] == "h:1"
-        self.up = True
-
-    def shutdown(self):
-        self.up = False
-
-    def nodes(self):
-        alive = (("a" * 56, True), ("b" * 56, True), ("c" * 56, False))
-        return [
-            {"NodeID": i, "Alive": up, "NodeManagerHostname": i[0], "Resources": {"CPU": 4.0}}
-            for i, up in alive
-        ]
-
-    def remote(self, function):
-        assert function is doctor_probes.look
-        return self
-
-    def options(self, num_cpus, max_retries, scheduling_strategy):
-        assert num_cpus == 0 and not scheduling_strategy.soft
-        return SimpleNamespace(remote=lambda paths: scheduling_strategy.node_id)
-
-    def get(self, reference, timeout):
-        if reference[0] == "b":
-            raise RuntimeError("worker:\nModuleNotFoundError: No module named 'verl_credit'")
-        return {"plugin": NAMES, "found": []}
-
-
-def test_the_probe_asks_every_living_node():
-    ray = FakeRay()
-    found = doctor_probes.ask_nodes(ray, "h:1", [])
-    assert [(n["host"], n["cpus"], n["gpus"]) for n in found] == [("a", 4.0, 0.0), ("b", 4.0, 0.0)]
-    assert found[0]["plugin"] == NAMES and "No module named 'verl_credit'" in found[1]["error"]
-    assert not ray.up
+    node = {"NodeManagerHostname": "b", "Resources": {"CPU": 4.0}}
+    report = doctor_probes._report(SimpleNamespace(get=get), node, None)
+    said = "RuntimeError: ModuleNotFoundError: No module named 'verl_credit'"
+    assert report == {"host": "b", "cpus": 4.0, "gpus": 0.0, "error": said}
 
 
 KEYS = [f"ray_kwargs.ray_init.{key}=null" for key in ("num_cpus", "num_gpus", "object_store_memory")]
