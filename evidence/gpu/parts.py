@@ -94,10 +94,4 @@ PARTS = (
         needs=("verl", "vllm", "cuda"), limit_s=1200,
         on_cpu="vLLM is needed; `make test-vllm` checks it on a CPU",
     ),
-    Part(
-        "said", "gpu.part_said",
-        "`doctor` beside what the kernels did",
-        "doctor's attention checks pass exactly where `kernels` found no error",
-        files=("evidence/gpu/part_said.py", "verl_credit/recipe/doctor/*.py", *ATTENTION), needs=("verl",), limit_s=900,
-    ),
 )  # fmt: skip

@@ -85,8 +85,8 @@ def cases(layers: int = LAYERS, tokens: int = TOKENS) -> dict[Case, list[str]]:
 
 def case(shape: ModelShape, job: Job, ranks: int, lora_rank: int, tokens: int) -> Case:
     """What decides the bytes of an update of two micro-batches; the rest of ``job`` is left at its defaults."""
-    kept = ("checkpointing", "attention", "device_type", "softmax_bytes", "unit_temperature")
-    kept += ("weight_bytes", "compute_bytes", "reduce_bytes", "reshard", "fused_step")
+    kept = ("checkpointing", "attention", "device_type", "unit_temperature")
+    kept += ("weight_bytes", "compute_bytes", "reduce_bytes", "reshard")
     return Case(shape, Job(
         per_node=ranks, shards=ranks, lora_rank=lora_rank, update_tokens=tokens, log_prob_tokens=tokens,
         prompts=1, mini_batch=1, rollouts=2 * ranks, max_prompt=tokens // 2, max_response=tokens - tokens // 2,
@@ -201,7 +201,9 @@ def _try_attention(case: Case) -> None:
 def _peaks(case: Case, model) -> Iterator[tuple]:
     shape, job = case.shape, case.job
     optimizer = torch.optim.AdamW(
-        [p for p in model.parameters() if p.requires_grad], foreach=job.fused_step, weight_decay=0.01
+        [p for p in model.parameters() if p.requires_grad],
+        foreach=job.device_type == "cuda",
+        weight_decay=0.01,
     )
     tracker = Tracker(model, optimizer, (shape.vocabulary, shape.hidden))
     ids = torch.zeros(job.update_tokens, dtype=torch.long)

@@ -62,7 +62,7 @@ def job_of(model, *, rows: int, length: int, checkpointing: bool, micro_batches:
         prompts=1, rollouts=micro_batches * rows, mini_batch=1, max_prompt=length // 2, max_response=length - length // 2,
         update_tokens=rows * length, log_prob_tokens=rows * length, checkpointing=checkpointing,
         attention="sdpa" if "sdpa" in kernels else "flash", log_prob_path="ours", device_type="cpu" if on_cpu else "cuda",
-        weight_bytes=number, compute_bytes=number, fused_step=not on_cpu, fsdp=False,
+        weight_bytes=number, compute_bytes=number, fsdp=False,
     )  # fmt: skip
 
 

@@ -20,7 +20,7 @@ from kit.byte_world import make_tokenizer
 from kit.damage import damaged_bytes, damaged_value
 from kit.fuzz import ACCEPTED, REFUSED, Check, command, cuts, one_plain_line, told, try_all
 from verl_credit.errors import ExitCode
-from verl_credit.recipe.doctor.data import read_rows
+from verl_credit.recipe.doctor.data import Reads, read_rows
 from verl_credit.turns.rollout.reward.qa import compute_score
 
 GOOD = {
@@ -94,7 +94,7 @@ def read_by_the_trainer(file: Path) -> None:
     disable_progress_bars()
     with redirect_stdout(StringIO()):
         data = RLHFDataset([str(file)], tokenizer(), config)
-    rows = read_rows(str(file), "data.train_files", other_tools=True)
+    rows = read_rows(str(file), "data.train_files", Reads(other_tools=True))
     assert len(data) == len(rows)
     for number in range(len(data)):
         row = data[number]

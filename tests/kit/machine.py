@@ -21,10 +21,9 @@ GB10 = Device("NVIDIA GB10", (12, 1), 121 * GIB, 10 * GIB)
 
 
 MACHINE = Facts(
-    python=(3, 11, 9),
     packages={"ray": "2.60.0", "vllm": "0.24.0", "verl": "0.9.1"},
     torch=Torch("2.11.0", "13.0", (H100,)),
-    memory=Memory(128 * GIB, 100 * GIB, shm_total=64 * GIB, shm_free=64 * GIB),
+    memory=Memory(128 * GIB, 100 * GIB),
     driver="13.0",
     cpus=16,
 )

@@ -10,7 +10,7 @@ from verl_credit.cli import main
 from verl_credit.errors import PreflightError
 from verl_credit.recipe import compose
 from verl_credit.recipe.doctor import checks
-from verl_credit.recipe.doctor.data import read_rows
+from verl_credit.recipe.doctor.data import Reads, read_rows
 from verl_credit.recipe.world import DATA, without_value
 
 
@@ -34,14 +34,15 @@ def test_rows_whose_answers_nothing_would_read(tmp_path):
     """verl's own GSM8K: no form, and a prompt that asks for no tag. With the tool, a policy may know the tag."""
     path = write(tmp_path / "train.parquet", [{**VERLS_GSM8K, "prompt": ASKS}, VERLS_GSM8K])
     with pytest.raises(PreflightError, match=r"train.parquet row 1: .*'72' has no form"):
-        read_rows(path, "data.train_files", searches=False)
+        read_rows(path, "data.train_files", Reads(searches=False))
     assert len(read_rows(path, "data.train_files")) == 2
+    assert len(read_rows(path, "data.train_files", Reads(searches=False, our_reward=False))) == 2
 
 
 @pytest.mark.parametrize("truth", [BOXED, {"target": ["72"], "form": "tag"}])
 def test_a_form_that_is_stated_is_believed(tmp_path, truth):
     row = {**VERLS_GSM8K, "reward_model": {"ground_truth": truth}}
-    assert len(read_rows(write(tmp_path / "train.parquet", [row]), "k", searches=False)) == 1
+    assert len(read_rows(write(tmp_path / "train.parquet", [row]), "k", Reads(searches=False))) == 1
 
 
 @pytest.mark.slow

@@ -4,8 +4,8 @@ import pytest
 
 from verl_credit.errors import PreflightError
 from verl_credit.recipe.doctor.asked import asked
-from verl_credit.recipe.doctor.data import Row
-from verl_credit.recipe.doctor.rows import Reads, look_at
+from verl_credit.recipe.doctor.data import Reads, Row
+from verl_credit.recipe.doctor.rows import look_at
 
 ASKS = "Write it between <answer> and </answer>. "
 HERMES = 'Call it with <tool_call>\n{"name": "search"}\n</tool_call>. '
@@ -32,19 +32,17 @@ def test_rows_that_stand_again_are_counted_with_an_example_and_their_share():
     assert look_at(rows(*questions(64)), "k", Reads()) == []
 
 
-def test_the_same_question_with_other_answers_is_said():
-    same = [*rows(f"{ASKS}q?"), *rows(f"{ASKS}q?", truth={"target": ["b"]}), *rows(f"{ASKS}q?", truth=["a"])]
-    (line,) = look_at(same, "k", Reads())
-    assert "2 of 3 rows (67%)" in line and line.endswith("(1 of them have other gold answers)")
-
-
-def test_a_system_message_and_the_order_of_the_keys_count():
+def test_a_system_message_counts_the_order_of_keys_does_not_and_other_answers_are_said():
     user = {"role": "user", "content": f"{ASKS}q?"}
-    other = [{"role": "system", "content": "x"}, user]
-    again = [{"content": f"{ASKS}q?", "role": "user"}]
-    stated = [Row(f"f row {number}", prompt, "a") for number, prompt in enumerate(([user], other, again))]
-    (line,) = look_at(stated, "k", Reads())
-    assert "1 of 3 rows" in line and "first f row 2" in line
+    prompts = [
+        [user],
+        [{"role": "system", "content": "x"}, user],
+        [{"content": f"{ASKS}q?", "role": "user"}],
+        [user],
+    ]
+    same = [Row(f"f row {i}", prompt, "ab"[i == 3]) for i, prompt in enumerate(prompts)]
+    (line,) = look_at(same, "k", Reads())
+    assert "2 of 4 rows (50%), first f row 2" in line and line.endswith("(1 of them have other gold answers)")
 
 
 def test_a_doubtful_answer_is_said_and_mathematics_is_not_doubted():
@@ -64,10 +62,10 @@ def test_a_doubtful_answer_is_said_and_mathematics_is_not_doubted():
     "text, reads, said",
     [
         (SEARCH, Reads(), "'<search> query </search>', and no parser reads those: every call would be lost; .*prepare qa"),
-        (SEARCH, Reads("hermes"), "'<search> query </search>', and the run's loop .*format=hermes.*prepare qa"),
-        (CODER, Reads("hermes"), "'<function=', .*format=hermes.*: every call would be lost; set .*format=qwen3_coder"),
-        (HERMES, Reads("qwen3_coder"), "'<tool_call>', .*set .*multi_turn.format=hermes"),
-        (LLAMA, Reads("mistral"), "'{\"name\": function name, \"parameters\":', .*set .*multi_turn.format=llama3"),
+        (SEARCH, Reads(format="hermes"), "'<search> query </search>', and the run's loop .*format=hermes.*prepare qa"),
+        (CODER, Reads(format="hermes"), "'<function=', .*format=hermes.*: every call would be lost; .*format=qwen3_coder"),
+        (HERMES, Reads(format="qwen3_coder"), "'<tool_call>', .*set .*multi_turn.format=hermes"),
+        (LLAMA, Reads(format="mistral"), "'{\"name\": function name, \"parameters\":', .*set .*multi_turn.format=llama3"),
         ("Write Action: Search[query]. ", Reads(), "'Action: Search'"),
         ("Write <|begin_of_query|> query <|end_of_query|>. ", Reads(), r"'<\|begin_of_query\|>'"),
     ],
@@ -86,11 +84,11 @@ def test_prompts_that_ask_for_calls_which_the_loop_does_not_read_are_refused(tex
     "text, reads",
     [
         (HERMES, Reads()),
-        (CODER, Reads("qwen3_coder")),
+        (CODER, Reads(format="qwen3_coder")),
         (CODER, Reads()),  # auto: the chat template decides
-        (LLAMA, Reads("llama3")),
+        (LLAMA, Reads(format="llama3")),
         (HERMES + SEARCH, Reads()),  # it names what is read, too
-        (SEARCH, Reads("a_parser_of_ones_own")),
+        (SEARCH, Reads(format="a_parser_of_ones_own")),
         (SEARCH, Reads(default_loop="my_loop")),
         ("What does <search> mean in HTML? ", Reads()),
         ("", Reads()),
@@ -105,10 +103,7 @@ def test_rows_of_a_loop_of_ones_own_are_not_judged():
     assert look_at(rows(*texts, agent="my_loop"), "k", Reads()) == []
     with pytest.raises(PreflightError, match="asks for calls"):
         look_at(rows(*texts, agent="search_agent"), "k", Reads(default_loop="my_loop"))
-
-
-def test_a_prompt_that_asks_for_calls_in_a_run_without_a_tool_is_said():
-    (line,) = look_at(rows(*questions(2, ASKS + SEARCH)), "k", Reads(calls=False))
+    (line,) = look_at(rows(*texts), "k", Reads(calls=False))
     assert "'<search> query </search>', and the run has no tool (search.max_searches=0)" in line
 
 
@@ -134,7 +129,7 @@ def test_prompts_that_ask_for_another_form_of_answer_are_refused(text, truth, sa
     texts = questions(2, text)
     with pytest.raises(PreflightError, match=f"first f row 0: the prompt asks for an answer as {said}"):
         look_at(rows(*texts, truth=truth), "k", Reads())
-    assert look_at(rows(*texts, truth=truth), "k", Reads(answers=False)) == []
+    assert look_at(rows(*texts, truth=truth), "k", Reads(our_reward=False)) == []
 
 
 @pytest.mark.parametrize(
@@ -149,18 +144,11 @@ def test_prompts_that_ask_for_another_form_of_answer_are_refused(text, truth, sa
 )
 def test_answers_that_the_reward_reads_pass(text, truth):
     assert look_at(rows(*questions(2, text), truth=truth), "k", Reads()) == []
-
-
-def test_a_prompt_that_asks_for_no_form_is_said():
     (line,) = look_at(rows(*questions(2, "")), "k", Reads())
     assert "2 of 2 rows (100%)" in line and "does not say how an answer is written" in line
 
 
 def test_text_in_parts_is_read_and_an_earlier_answer_is_not():
     parts = [{"type": "image"}, {"type": "text", "text": SEARCH}]
-    prompt = [
-        {"role": "user", "content": parts},
-        {"role": "assistant", "content": HERMES},
-        {"role": "user", "content": "q"},
-    ]
-    assert list(asked(prompt).calls) == ["tags"]
+    earlier = {"role": "assistant", "content": HERMES}
+    assert list(asked([{"role": "user", "content": parts}, earlier]).calls) == ["tags"]

@@ -51,15 +51,16 @@ def prepare_check(
     topk: Annotated[int, Option(help="pages of a search")] = 3,
 ) -> int:
     """Prints a row in the policy's form and what is odd about the rows. Exit code 4, and one line, for what cannot train."""
-    from verl_credit.recipe.doctor.data import read_rows
+    from verl_credit.recipe.doctor.data import Reads, read_rows
     from verl_credit.recipe.doctor.lengths import NotHere
-    from verl_credit.recipe.doctor.rows import Reads, look_at
+    from verl_credit.recipe.doctor.rows import look_at
     from verl_credit.turns.rollout.reward.golds import gold_answers
     from verl_credit.turns.rollout.reward.qa import BOXED, answer_form
 
     try:
-        rows = read_rows(str(file), "prepare check", searches=not no_search, other_tools=True)
-        odd = look_at(rows, "prepare check", Reads(calls, calls=not no_search))
+        reads = Reads(searches=not no_search, other_tools=True, calls=not no_search, format=calls)
+        rows = read_rows(str(file), "prepare check", reads)
+        odd = look_at(rows, "prepare check", reads)
         lines = [*odd, *_prompt(rows[0], model, not no_search), *_answerable(file, corpus, search, topk)]
     except (PreflightError, NotHere) as error:
         print(error)

@@ -42,23 +42,14 @@ class HubError(ValueError):
 
 def read_model(folder: Path) -> str:
     """Returns a line that describes the model. Raises Unreadable."""
-    config = read_json(folder / CONFIG)
-    parameters = count_parameters(folder)
-    return f"{config.get('model_type', '?')}, {parameters:,} parameters"
-
-
-def _text_value(config: dict, key: str):
-    """The value of the text model, whose keys a multimodal model's config.json has in a section of their own."""
-    return config.get(key) or (config.get("text_config") or {}).get(key)
+    return f"{read_json(folder / CONFIG).get('model_type', '?')}, {count_parameters(folder):,} parameters"
 
 
 def count_parameters(folder: Path) -> int:
     """Reads the headers of the safetensors files. Raises Unreadable."""
     index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        files = [folder / name for name in sorted(set(read_json(index).get("weight_map", {}).values()))]
-    else:
-        files = sorted(folder.glob("*.safetensors"))
+    named = read_json(index).get("weight_map", {}).values() if index.is_file() else ()
+    files = sorted({folder / name for name in named} or folder.glob("*.safetensors"))
     if not files:
         raise Unreadable(f"{folder}: no *.safetensors; expected the model's weights")
     count = 0
@@ -66,10 +57,10 @@ def count_parameters(folder: Path) -> int:
         try:
             with safe_open(path, "pt") as file:  # safe_open compares the header with the file's size
                 count += sum(prod(file.get_slice(key).get_shape()) for key in file.keys())  # noqa: SIM118
-        except OSError as error:
-            raise Unreadable(f"{path}: {error.strerror or error}") from error
-        except SafetensorError as error:
-            raise Unreadable(f"{path}: not a whole safetensors file ({error})") from error
+        except (OSError, SafetensorError) as error:
+            reason = f"not a whole safetensors file ({error})"
+            reason = reason if isinstance(error, SafetensorError) else error.strerror or str(error)
+            raise Unreadable(f"{path}: {reason}") from error
     return count
 
 
@@ -209,7 +200,9 @@ def require_positions(config: DictConfig) -> str:
     model, rollout = config.actor_rollout_ref.model, config.actor_rollout_ref.rollout
     row = config.data.max_prompt_length + config.data.max_response_length
     length = rollout.max_model_len or row
-    positions = _text_value(model_values(model.path) or {}, "max_position_embeddings")
+    values = model_values(model.path) or {}
+    # A multimodal model's config.json has the text model's keys in a section.
+    positions = (values | (values.get("text_config") or {})).get("max_position_embeddings")
     if positions is not None and length > positions:
         shorter = positions - (length - row)
         ways = ["set actor_rollout_ref.rollout.max_model_len=auto"] * (row <= positions)

@@ -8,8 +8,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -76,8 +74,6 @@ class Memory:
     available: int
     limit: int | None = None
     limit_used: int = 0
-    shm_total: int = 0
-    shm_free: int = 0
 
     @property
     def usable(self) -> int:
@@ -91,7 +87,6 @@ class Memory:
 class Facts:
     """The machine that doctor checks. ``packages``: installed versions by canonical name."""
 
-    python: tuple[int, int, int]
     packages: Mapping[str, str]
     torch: Torch
     memory: Memory
@@ -113,7 +108,6 @@ def size(count: float) -> str:
 def gather(*, torch: bool = True) -> Facts:
     """Gathers all facts; without ``torch`` the CUDA probe (a few seconds) is left out."""
     return Facts(
-        python=sys.version_info[:3],
         packages=installed(),
         torch=probe_torch() if torch else Torch(None),
         memory=memory(),
@@ -152,23 +146,18 @@ def probe_torch(timeout_s: float = 120.0) -> Torch:
 
 def in_a_process(arguments: list[str], timeout_s: float) -> tuple[int | None, str]:
     """Runs a fresh Python with our environment. Returns (exit code, or None after ``timeout_s``; output)."""
-    process = subprocess.Popen(
-        [sys.executable, *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        start_new_session=True,  # so that its children, such as compilers, end with it
-    )
     try:
-        output, _ = process.communicate(timeout=timeout_s)
-        return process.returncode, output
-    except BaseException as error:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        if not isinstance(error, subprocess.TimeoutExpired):
-            raise
-        return None, process.communicate()[0] or ""
+        done = subprocess.run(
+            [sys.executable, *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            timeout=timeout_s,
+        )
+    except subprocess.TimeoutExpired:
+        return None, ""
+    return done.returncode, done.stdout
 
 
 def _driver() -> str:
@@ -212,5 +201,4 @@ def memory(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -
     limit, used = min(_cgroup_limits(proc, cgroups), default=(None, 0))
     if limit is not None and limit >= now.total:
         limit = None
-    shm = shutil.disk_usage("/dev/shm") if Path("/dev/shm").is_dir() else None
-    return Memory(now.total, now.available, limit, used, *((shm.total, shm.free) if shm else (0, 0)))
+    return Memory(now.total, now.available, limit, used)

@@ -1,8 +1,8 @@
 """The one list of checks: who makes which, what a failure does to the others, and the command on a faked machine."""
 
 import json
-from copy import deepcopy
-from dataclasses import asdict, replace
+import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,13 +13,14 @@ from kit.byte_world import make_tokenizer
 from kit.machine import FAIL, MACHINE, PASS, SKIP, WARN, on_cuda, says
 from kit.recipes import load_config
 from verl_credit.cli import main
+from verl_credit.cli.recipe import doctor
 from verl_credit.cli.train import start, with_verl
 from verl_credit.config.keys import AUTO
 from verl_credit.errors import ConfigError, PreflightError
 from verl_credit.recipe.agent_loops import AT_ONCE, FORMAT
 from verl_credit.recipe.doctor import checks
 from verl_credit.recipe.doctor.checks import CHECKS, Check, Stage, Train, before_training, examine, require
-from verl_credit.recipe.doctor.context import DECIDED, Context, VerlProcess
+from verl_credit.recipe.doctor.context import Context
 from verl_credit.recipe.doctor.status import Status, failed, passed, skipped, warned
 
 LAB = load_config("lab", [])
@@ -121,83 +122,50 @@ def test_train_keeps_warnings_by_kind_and_tells_what_it_is_asked_to(monkeypatch)
     assert kept == [("idle", "warning: c: odd; even"), ("data", "2 left out")] and spoken == ["index: x"]
 
 
-def test_one_process_makes_all_checks_that_need_verl():
-    asked = []
-
-    def run(arguments, timeout_s):
-        asked.append(arguments[:2])
-        found = {
-            "verl": asdict(passed("fine", "verl")),
-            "tools": asdict(failed("bad", "good", name="tools")),
-            DECIDED: {FORMAT: "glm"},
-        }
-        return 0, "a word of verl's\n" + json.dumps(found)
-
-    context = Context(MACHINE, deepcopy(LAB), VerlProcess(run))
-    listed = [entry for entry in CHECKS if entry.name in ("verl", "tools")]
-    verl, tools = examine(context, listed)
-    assert says(verl, PASS, "fine") and says(tools, FAIL, "bad", "good")
-    assert asked == [["-m", with_verl.__name__]]
-    assert OmegaConf.select(context.config, FORMAT) == "glm"  # later checks read what that process decided
-    context = Context(MACHINE, LAB, VerlProcess(lambda *_: (1, "ImportError: no verl")))
-    assert says(examine(context, listed)[0], FAIL, "a process with verl: ImportError: no verl")
-
-
 @pytest.mark.slow
-def test_the_process_with_verl_itself(tmp_path):
+def test_the_checks_with_verl_as_doctor_makes_them(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(with_verl, "set_environment", lambda config: None)
     tokenizer = make_tokenizer()  # its template writes no tools
     tokenizer.save_pretrained(tmp_path)
     (tmp_path / "config.json").write_text('{"model_type": "qwen3"}')
-    tools = "actor_rollout_ref.rollout.multi_turn.function_tool_path=nowhere.py"
-    given = [
-        "data.train_files=x",
-        "data.val_files=x",
-        "search.url=http://x",
-        "search.require_schema=false",
-        tools,
-    ]
+    given = ["data.train_files=x", "data.val_files=x", "search.url=http://x", "search.require_schema=false"]
+    given += ["actor_rollout_ref.rollout.multi_turn.function_tool_path=nowhere.py"]
     config = load_config("search_cpu", [*given, f"actor_rollout_ref.model.path={tmp_path}"])
     listed = [entry for entry in CHECKS if entry.name in with_verl.WITH_VERL]
-    found = {result.name: result for result in examine(Context(MACHINE, config), listed)}
+    results = examine(Context(MACHINE, config, doctor._with_verl), listed)
+    found = {result.name: result for result in results}
     assert says(found["verl"], PASS, "verl accepts the configuration")
     assert says(found["template"], PASS, "auto: multi_turn.format=hermes, multi_turn.max_parallel_calls=4")
     assert says(found["tools"], FAIL, "nowhere.py: verl cannot load it")
     assert (OmegaConf.select(config, FORMAT), OmegaConf.select(config, AT_ONCE)) == ("hermes", 4)
+    assert capsys.readouterr().out == ""
+    monkeypatch.setitem(sys.modules, with_verl.__name__, None)
+    missing = examine(Context(MACHINE, config, doctor._with_verl), listed)[0]
+    assert says(missing, FAIL, "verl", "pip install 'verl-credit[verl]'")
 
 
 def test_without_a_tokenizer_auto_stays_in_doctor_and_is_refused_by_train(monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     (entry,) = [entry for entry in CHECKS if entry.name == "template"]
     given = "actor_rollout_ref.model.path=acme/absent"
-    doctor = Context(MACHINE, load_config("search_cpu", [given]), with_verl.check_with_verl)
-    (found,) = examine(doctor, [entry])
-    assert found.status is Status.SKIP and OmegaConf.select(doctor.config, FORMAT) == AUTO
-    train = Context(MACHINE, load_config("search_cpu", [given]), with_verl.check_with_verl, may_fetch=True)
-    with pytest.raises(
-        ConfigError,
-        match=f"{FORMAT}=auto: the tokenizer of acme/absent cannot be loaded here .*parser's name",
-    ):
-        entry.function(train)
-    named = Context(
-        MACHINE,
-        load_config("search_cpu", [given, f"{FORMAT}=glm"]),
-        with_verl.check_with_verl,
-        may_fetch=True,
+
+    def context(*more, **options):
+        config = load_config("search_cpu", [given, *more])
+        return Context(MACHINE, config, with_verl.check_with_verl, **options)
+
+    looked = context()
+    assert (
+        examine(looked, [entry])[0].status is Status.SKIP and OmegaConf.select(looked.config, FORMAT) == AUTO
     )
-    assert examine(named, [entry])[0].status is Status.SKIP
-    assert OmegaConf.select(named.config, AT_ONCE) == 4
-
-
-def test_where_nothing_searches_the_format_is_decided_without_a_tokenizer():
-    (entry,) = [entry for entry in CHECKS if entry.name == "template"]
-    given = [
-        "actor_rollout_ref.model.path=acme/absent",
-        "search.max_searches=0",
-        "algorithm.info_gain_norm_mode=none",
-    ]
-    context = Context(MACHINE, load_config("search_cpu", given), with_verl.check_with_verl, may_fetch=True)
-    assert examine(context, [entry])[0].status is Status.SKIP
-    assert OmegaConf.select(context.config, FORMAT) == "hermes"
+    with pytest.raises(
+        ConfigError, match=f"{FORMAT}=auto: the tokenizer of acme/absent cannot be loaded here"
+    ):
+        entry.function(context(may_fetch=True))
+    nothing_searches = ("search.max_searches=0", "algorithm.info_gain_norm_mode=none")
+    for more, form in (((f"{FORMAT}=glm",), "glm"), (nothing_searches, "hermes")):
+        named = context(*more, may_fetch=True)
+        assert examine(named, [entry])[0].status is Status.SKIP
+        assert (OmegaConf.select(named.config, FORMAT), OmegaConf.select(named.config, AT_ONCE)) == (form, 4)
 
 
 @pytest.fixture

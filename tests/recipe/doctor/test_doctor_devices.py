@@ -1,6 +1,5 @@
-"""CUDA devices, their memory, assembler and attention kernels, and whether a recipe fits them; none of them is there."""
+"""CUDA devices, their memory, and whether a recipe fits them; none of them is there."""
 
-import json
 from dataclasses import replace
 
 import pytest
@@ -112,67 +111,3 @@ def test_a_unified_device_is_planned_as_one_whatever_the_recipe_was_made_for():
     ]
     assert found.capacity == GB10.total and "host: processes" in found.parts
     assert "host: processes" not in plan_here(spark, H100).phases[0].parts
-
-
-AGREES = (0, "some warning\nagrees: it (within 0.01 of the definition)\n")
-NEVER = None  # the trial that must not be started
-NO_KERNEL = (1, "Traceback\nRuntimeError: no kernel image is available\n")
-NO_BACKEND = (1, "RuntimeError: no attention kernel works for 'credit_sdpa': sdpa: No available kernel")
-INSTALLED = replace(MACHINE, packages={"flash-attn": "2.8.3"})
-NO_DEVICE = replace(INSTALLED, torch=Torch("2.11.0", "13.0"))
-
-
-@pytest.mark.parametrize(
-    "attention, facts, answer, statuses, text",
-    [
-        ("auto", INSTALLED, AGREES, [PASS, PASS], "runs on 32 heads of queries, 8 of keys, 128 wide"),
-        ("auto", INSTALLED, NO_KERNEL, [WARN, WARN], "does not run: RuntimeError: no kernel image"),
-        ("auto", INSTALLED, (0, "agrees: x\nand more"), [WARN, WARN], "does not run"),
-        ("auto", INSTALLED, (-11, ""), [WARN, WARN], "no output"),
-        ("auto", NO_DEVICE, NEVER, [SKIP], "no CUDA device"),
-        ("auto", MACHINE, NO_BACKEND, [FAIL], "No available kernel"),
-        ("credit_varlen", INSTALLED, NO_KERNEL, [FAIL], "attn_implementation=auto"),
-        ("credit_varlen", MACHINE, NEVER, [FAIL], "attn_implementation=credit_varlen"),
-        ("flash_attention_2", INSTALLED, AGREES, [PASS], "credit_varlen runs"),
-        ("credit_sdpa", INSTALLED, NO_BACKEND, [FAIL], "fused backends"),
-        ("credit_flex", MACHINE, (None, "compiling\n"), [FAIL], "not done after 240 s (compiling)"),
-        ("credit_flex", MACHINE, (1, "PTXASError: sm_121a"), [FAIL], "PTXASError: sm_121a"),
-        ("credit_flex", LAPTOP, NEVER, [SKIP], ""),
-    ],
-)
-def test_a_kernel_has_to_run_and_not_only_to_import(attention, facts, answer, statuses, text):
-    """With the heads of Qwen3-4B."""
-
-    def trial(name, heads):
-        assert heads == (32, 8, 128) and answer is not NEVER
-        return answer
-
-    config = on_cuda(LAB, **{MODEL: "Qwen/Qwen3-4B", device.ATTENTION: attention})
-    found = device.check_attention(Context(facts, config), trial)
-    found = found if isinstance(found, list) else [found]
-    assert [one.status for one in found] == statuses
-    assert all(says(one, one.status, text) for one in found)
-
-
-@pytest.mark.slow
-def test_the_trials_themselves_run():
-    """The true ones, in processes of their own, of both kernels that `auto` may take; on the CPU, without flash-attn."""
-    context = Context(INSTALLED, on_cuda(LAB, **{MODEL: "no such model"}))
-
-    def on_the_cpu(name, heads):
-        assert heads == device.HEADS
-        return device.run_trial(name, (4, 2, 16), "cpu")
-
-    flash, sdpa = device.check_attention(context, on_the_cpu)
-    assert says(sdpa, PASS, "bf16: sdpa (within 0.0")
-    missing = "no attention kernel works for 'credit_varlen': varlen: ModuleNotFoundError: No module named 'flash_attn'"
-    assert says(flash, WARN, missing)
-
-
-def test_the_trial_has_the_heads_of_the_recipes_model(tmp_path):
-    shape = {"hidden_size": 64, "num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 24}
-    shape |= {"model_type": "qwen3", "num_hidden_layers": 1, "intermediate_size": 8, "vocab_size": 9}
-    (tmp_path / "config.json").write_text(json.dumps(shape))
-    for path, heads in ((str(tmp_path), (6, 3, 24)), ("Qwen/Qwen3-0.6B", (16, 8, 128))):
-        assert device.heads_of(on_cuda(LAB, **{MODEL: path})) == heads
-    assert device.heads_of(None) == device.HEADS

@@ -60,14 +60,6 @@ def cut(path):
         (lambda f: (f / "config.json").write_text("{"), "config.json is not JSON"),
         (lambda f: (f / "2.safetensors").unlink(), "2.safetensors: No such file"),
         (lambda f: cut(f / "2.safetensors"), "2.safetensors: not a whole"),
-        (
-            lambda f: (f / "1.safetensors").write_text("<html>not found</html>"),
-            "1.safetensors: not a whole",
-        ),
-        (
-            lambda f: (f / "1.safetensors").write_bytes(b"\x04\0\0\0\0\0\0\0[[]]"),
-            "1.safetensors: not a whole",
-        ),
         (lambda f: [p.unlink() for p in f.glob("*.safetensors*")], "no *.safetensors"),
     ],
 )
@@ -113,9 +105,15 @@ def test_a_lab_that_is_not_built_is_no_fault(config, tmp_path):
     assert {result.found for result in found.values()} == {"see model", "see retriever"}
 
 
+def asking(path, rows, text=""):
+    for row in rows:
+        row["prompt"] = [{**row["prompt"][0], "content": row["prompt"][0]["content"] + text}]
+    parquet.write_table(pa.Table.from_pylist(rows), path)
+    return str(path)
+
+
 def test_data(config, tmp_path):
-    path = str(tmp_path / "train.parquet")
-    parquet.write_table(pa.Table.from_pylist(different(16)), path)
+    path = asking(tmp_path / "train.parquet", different(16))
     config.data.train_files, config.data.val_files = path, [path, str(tmp_path / "absent.parquet")]
     found = looked_at(config, "data.train_files", "data.val_files")
     assert says(found["data.train_files"], PASS, "16 rows in 1 files")
@@ -125,33 +123,24 @@ def test_data(config, tmp_path):
     assert says(found, FAIL, "holds 16 rows; at least 17")
 
 
-def test_what_is_odd_about_the_rows_is_a_warning(config, tmp_path):
-    path = str(tmp_path / "train.parquet")
-    parquet.write_table(pa.Table.from_pylist(different(4) * 4), path)
-    config.data.train_files = path
-    found = looked_at(config, "data.train_files")["data.train_files"]
-    assert says(
-        found, WARN, f"12 of 16 rows (75%), first {path} row 4: the prompt of {path} row 0 stands here again"
-    )
+def test_what_the_rows_ask_for_is_compared_with_what_this_run_reads(config, tmp_path):
+    path = config.data.train_files = str(tmp_path / "train.parquet")
 
+    def found(rows, text=""):
+        asking(path, rows, text)
+        return looked_at(config, "data.train_files")["data.train_files"]
 
-def test_a_file_whose_prompts_ask_for_another_protocol_is_refused(config, tmp_path):
-    path = str(tmp_path / "train.parquet")
-    rows = different(16)
-    for row in rows:
-        row["prompt"][0]["content"] += " You can search with <search> query </search>."
-    parquet.write_table(pa.Table.from_pylist(rows), path)
-    config.data.train_files = path
-    found = looked_at(config, "data.train_files")["data.train_files"]
-    assert says(found, FAIL, "16 of 16 rows", "'<search> query </search>'", "no parser reads those")
+    assert says(found(different(4) * 4), WARN, f"12 of 16 rows (75%), first {path} row 4")
+    search = " You can search with <search> query </search>."
+    assert says(found(different(16), search), FAIL, "16 of 16 rows", "no parser reads those")
     config.actor_rollout_ref.rollout.multi_turn.format = "tags_of_my_own"
-    assert says(looked_at(config, "data.train_files")["data.train_files"], PASS, "16 rows")
-    for row in rows:
-        row["prompt"][0]["content"] = f"Put the answer in \\boxed{{}}. {row['prompt'][0]['content'][-80:]}"
-    parquet.write_table(pa.Table.from_pylist(rows), path)
-    assert says(looked_at(config, "data.train_files")["data.train_files"], FAIL, "asks for an answer as")
+    assert says(found(different(16), search), PASS, "16 rows")
+    boxed = [
+        {**row, "reward_model": {"ground_truth": {"target": ["a"], "form": "boxed"}}} for row in different(16)
+    ]
+    assert says(found(boxed), FAIL, "asks for an answer as")
     config.reward.custom_reward_function.path = "my_reward.py"
-    assert says(looked_at(config, "data.train_files")["data.train_files"], PASS, "16 rows")
+    assert says(found(boxed), PASS, "16 rows")
 
 
 def test_a_file_of_rows_is_read_once(config, tmp_path, monkeypatch):

@@ -8,18 +8,15 @@ from types import SimpleNamespace
 import pytest
 import verl
 
-from kit.machine import FAIL, GB10, H100, LAPTOP, MACHINE, PASS, SKIP, WARN, cases, on_cuda, says
+from kit.machine import FAIL, GB10, H100, LAPTOP, MACHINE, PASS, SKIP, WARN, cases, on_cuda
 from kit.recipes import load_config
 from verl_credit.names import COLOCATE_MODE
-from verl_credit.recipe import this_machine as machine
 from verl_credit.recipe.doctor import software
-from verl_credit.recipe.doctor.context import Context
 from verl_credit.recipe.doctor.software import requirements_of
 from verl_credit.recipe.this_machine import Torch
 
 LAB = load_config("lab", [])
 CUDA = on_cuda(LAB)
-MODEL = "+actor_rollout_ref.model.override_config"
 ABORTS = on_cuda(LAB)
 ABORTS.trainer.v1.trainer_mode = COLOCATE_MODE
 
@@ -40,27 +37,19 @@ test_torch = cases(
     (LAPTOP, CUDA, FAIL, "CPUs only, and trainer.device=cuda", "pip install --force-reinstall"),
     (BROKEN, None, FAIL, "no libcudart"),
     (built_for("12.9", GB10), CUDA, WARN, *ON_GB10),
-    (built_for("12.9", GB10), None, WARN, *ON_GB10),
     (built_for("12.9", GB10), LAB, PASS),
-    (built_for("12.8", GB10), CUDA, WARN, *ON_GB10),
     (built_for("12.8", GB10), None, WARN, *ON_GB10),
     (built_for("13.0", GB10), CUDA, PASS),
     (built_for("12.8", H100), CUDA, PASS),
 )
 
 
-@pytest.mark.parametrize(
-    "policy, status",
-    [
-        (None, PASS), ("auto", PASS), (" AUTO ", PASS), ("verl_credit", PASS), ("other, Verl_Credit", PASS),
-        ("none", FAIL), (" None", FAIL), ("", FAIL), ("other", FAIL), ("verl_credit2,auto", FAIL),
-    ],
-)  # fmt: skip
-def test_a_list_of_plugins_without_ours(policy, status):
-    facts = replace(LAPTOP, environment={} if policy is None else {software.PLUGINS: policy})
-    texts = [f"VERL_USE_EXTERNAL_PLUGINS={policy}", "verl_credit"] if status is FAIL else []
-    assert says(software.check_environment(Context(facts, LAB)), status, *texts)
-    assert says(software.check_environment(Context(facts)), status, *texts)
+test_a_list_of_plugins_without_ours = cases(
+    software.check_environment,
+    (replace(LAPTOP, environment={}), LAB, PASS),
+    (replace(LAPTOP, environment={software.PLUGINS: "other, Verl_Credit"}), LAB, PASS),
+    (replace(LAPTOP, environment={software.PLUGINS: "other"}), None, FAIL, "VERL_USE_EXTERNAL_PLUGINS=other"),
+)
 
 
 POLICIES = ("auto", " AUTO ", "verl_credit", "x, Verl_Credit", "none", " None", "", "x", "verl_credit2,auto")
@@ -91,15 +80,6 @@ test_a_platform_that_is_not_the_recipes = cases(
     (on_platform("nvidia"), CUDA, PASS),
     (on_platform("cpu"), None, PASS),
 )
-
-
-def test_our_own_requirements():
-    """A version out of range is a warning; what is missing is a failure."""
-    installed = machine.installed()
-    for changes, status in (({}, PASS), ({"torch": "1.0"}, WARN), ({"verl": None}, FAIL)):
-        packages = {name: v for name, v in {**installed, **changes}.items() if v is not None}
-        found = software.check_requirements(Context(replace(MACHINE, packages=packages)))
-        assert says(found, status, *changes)
 
 
 def test_these_are_the_requirements_that_verl_really_has():

@@ -9,7 +9,6 @@ from kit import chat_templates as forms
 from kit.recipes import load_config
 from verl_credit.cli.train import start
 from verl_credit.config.settings import CreditSettings
-from verl_credit.recipe.compose import recipes_folder
 from verl_credit.recipe.doctor.context import Context
 from verl_credit.recipe.doctor.data import TRAIN
 from verl_credit.recipe.doctor.inputs import check_date, check_scored_text
@@ -37,13 +36,10 @@ def context_of(template, *overrides, recipe="search_cpu"):
     [
         (forms.CHATML, (), "", "<|im_start|>assistant\n"),
         (forms.LLAMA, (), "", "assistant<|end_header_id|>\n\n"),
-        (forms.MISTRAL, (), "", "[/INST]"),
         (forms.QWEN3, (), THOUGHT, f"<|im_start|>assistant\n{THOUGHT}"),
         (forms.QWEN3, (QUIET,), "", f"<|im_start|>assistant\n{THOUGHT}"),
         (forms.THINKING, (), "\n</think>\n\n", f"<|im_start|>assistant\n{THOUGHT}"),
         (forms.QWEN35, (), "\n</think>\n\n", f"<|im_start|>assistant\n{THOUGHT}"),
-        (forms.QWEN35, (QUIET,), "", f"<|im_start|>assistant\n{THOUGHT}"),
-        (forms.NEMOTRON, (), "\n</think>\n\n", f"<|im_start|>assistant\n{THOUGHT}"),
         (forms.GLM, (), "\n<think></think>\n", "<|assistant|>\n<think></think>\n"),
         (forms.GPT_OSS, (), "<|channel|>final<|message|>", "<|start|>assistant<|channel|>final<|message|>"),
     ],
@@ -90,15 +86,6 @@ def test_a_template_of_the_user_s_that_closes_the_thought_gets_no_second_one():
 def test_nothing_is_decided_where_nothing_is_scored():
     context = context_of(forms.QWEN3, "algorithm.info_gain_norm_mode=none")
     assert check_scored_text(context).status is Status.SKIP and context.answer_prefix is None
-
-
-def test_the_qwen3_recipes_score_after_the_empty_thought_as_before():
-    """They had it as a fixed value; Qwen3's form of template gives the same text."""
-    for file in (recipes_folder() / "model").iterdir():
-        assert "info_gain_prefix" not in file.read_text()
-    context = context_of(forms.QWEN3, "run_dir=x", recipe="multihop_qwen3_4b")
-    check_scored_text(context)
-    assert context.answer_prefix == THOUGHT
 
 
 @pytest.mark.parametrize(

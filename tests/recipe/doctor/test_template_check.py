@@ -11,7 +11,6 @@ from kit.recipes import load_config
 from verl_credit.cli.recipe.stages import explanation
 from verl_credit.config.fit import DEFAULT
 from verl_credit.errors import ConfigError, PreflightError
-from verl_credit.host.process.call_format import RESULTS
 from verl_credit.host.process.template_check import check_template
 from verl_credit.recipe.agent_loops import AT_ONCE, FORMAT, MULTI_TURN
 from verl_credit.recipe.doctor.lengths import PromptMeter
@@ -110,26 +109,7 @@ def test_tools_of_the_recipe_are_written_where_nothing_searches(tmp_path):
         check(NO_RESULT, *own)
 
 
-CODER_CALL = (  # Qwen3-Coder, Qwen3.5
-    "{% for c in m.tool_calls or [] %}<tool_call>\n<function={{ c.function.name }}>\n"
-    "{% for k, v in c.function.arguments.items() %}<parameter={{ k }}>\n{{ v }}\n</parameter>\n{% endfor %}"
-    "</function>\n</tool_call>{% endfor %}"
-)
 OWN_CALL = "{% for c in m.tool_calls or [] %}<search>{{ c.function.arguments.query }}</search>{% endfor %}"
-
-
-@pytest.mark.parametrize(
-    "call, own, other", [(CALLS, "hermes", "qwen3_coder"), (CODER_CALL, "qwen3_coder", "hermes")]
-)
-def test_the_run_s_parser_has_to_read_the_call_that_the_template_writes(call, own, other):
-    template = WHOLE.replace(CALLS, call)
-    check(template, f"{FORMAT}={own}")
-    with pytest.raises(PreflightError) as caught:
-        check(template, f"{FORMAT}={other}")
-    said = str(caught.value)
-    assert "mouth of the river Nile" in said and "<tool_call>" in said
-    assert f"multi_turn.format={other} does not read; " in said
-    assert own in said.rsplit("set it to auto or ", 1)[1]
 
 
 def test_a_call_that_no_parser_of_verl_reads_is_refused():
@@ -147,25 +127,19 @@ def test_a_template_that_cannot_write_the_whole_dialogue_is_refused():
         check(raises + WHOLE)
 
 
-def test_the_lab_s_own_template_is_read():
-    check(CHAT_TEMPLATE, "search.require_schema=false")
-
-
 def test_a_policy_that_knows_its_tool_needs_no_schema_but_its_results():
-    check(NO_TOOLS, "search.require_schema=false")
-    check(None, "search.require_schema=false")
+    for template in (CHAT_TEMPLATE, NO_TOOLS, None):
+        check(template, "search.require_schema=false")
     with pytest.raises(PreflightError, match="leaves out what a search returns"):
         check(NO_RESULT.removeprefix(TOOLS), "search.require_schema=false")
     with pytest.raises(ConfigError) as caught:
         validate(load_config("lab", ["search.require_schema=1"]))
     assert (caught.value.key, caught.value.value) == ("search.require_schema", 1)
-    assert caught.value.accepted == "expected true or false"
 
 
 def test_a_template_of_the_recipe_is_named():
-    with pytest.raises(
-        PreflightError, match=r"the chat template \(actor_rollout_ref.model.custom_chat_template\)"
-    ):
+    named = r"the chat template \(actor_rollout_ref.model.custom_chat_template\)"
+    with pytest.raises(PreflightError, match=named):
         check(NO_TOOLS, "actor_rollout_ref.model.custom_chat_template=x")
 
 
@@ -181,10 +155,6 @@ def test_the_model_s_family_writes_the_results(tmp_path):
     tokenizer.encode = lambda text, **options: encode(text * 2, **options)
     with pytest.raises(PreflightError, match="newline to tokenize to one token"):
         check_template(config, meter)
-
-
-def test_what_is_looked_for_survives_any_template_that_shows_it():
-    assert all(text.isascii() and "'" not in text and '"' not in text for text in RESULTS)
 
 
 def decided(config):
@@ -228,11 +198,6 @@ def test_a_wrong_format_is_refused_for_every_family_that_writes_its_calls(name, 
 def test_gpt_oss_may_have_verl_s_own_parser(tmp_path):
     """It reads what the model writes after a thought, and not what the template writes."""
     assert of_family("gpt-oss", tmp_path, f"{FORMAT}=gpt-oss")[1] == ("gpt-oss", 4)
-    (tmp_path / "config.json").write_text("{}")
-    other = FAMILIES["gpt-oss"]
-    config = load_config("search_cpu", [f"actor_rollout_ref.model.path={tmp_path}", f"{FORMAT}=gpt-oss"])
-    with pytest.raises(PreflightError, match="format=gpt-oss does not read"):
-        check_template(config, PromptMeter(other.tokenizer(), config))
 
 
 def test_several_calls_are_refused_for_a_template_that_takes_one(tmp_path):
@@ -257,13 +222,6 @@ def test_auto_needs_a_template_that_writes_the_call():
     ):
         check(WHOLE.replace(CALLS, ""))
     assert check(WHOLE.replace(CALLS, ""), f"{FORMAT}=hermes").startswith("the search tool and")
-
-
-def test_where_nothing_is_called_auto_is_decided_all_the_same():
-    """verl's loop makes a parser for every row."""
-    config = load_config("search_cpu", ["actor_rollout_ref.model.path=x", "search.max_searches=0"])
-    assert check_template(config, PromptMeter(make_tokenizer(), config)) == ""
-    assert decided(config) == ("hermes", 4)
 
 
 def test_a_template_that_reads_its_tools_is_not_rendered_without_them(tmp_path):

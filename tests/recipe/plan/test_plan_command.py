@@ -65,67 +65,34 @@ def test_the_configuration_is_read():
     assert (job.devices, job.shards, job.rows, job.longest_row, job.max_turns) == (8, 8, 1024, 8192, 7)
     assert (job.update_tokens, job.log_prob_tokens, job.branches) == (16640, 16640, True)
     assert (job.weight_bytes, job.compute_bytes) == (4, 2)
-    assert (job.model_len, job.served_answers) == (8192, False)
+    assert job.model_len == 8192
     assert read_job(changed("actor_rollout_ref.rollout.max_model_len", None), flash_attn=True).model_len == 0
-    assert read_job(changed("algorithm.info_gain_scorer", "server"), flash_attn=True).served_answers
+
+
+ACTOR = "actor_rollout_ref.actor"
+SPLIT = "actor_rollout_ref.rollout.tensor_model_parallel_size"
 
 
 @pytest.mark.parametrize(
-    "key, value, accepted",
+    "key, value, named, message",
     [
-        ("trainer.n_gpus_per_node", 0, "expected a whole number above 0"),
-        ("actor_rollout_ref.actor.fsdp_config.model_dtype", "int3", "bf16"),
-        ("actor_rollout_ref.model.path", None, "give a model folder or name, or plan.model"),
-        ("actor_rollout_ref.model.path", 7, "give a model folder or name, or plan.model"),
-        ("actor_rollout_ref.rollout.temperature", "warm", "expected a number"),
-        ("actor_rollout_ref.rollout.gpu_memory_utilization", [], "expected a number"),
-        ("trainer.save_freq", 1.5, "expected a whole number"),
-        ("hardware.index", 5, "expected {rows: N, dim: N, kind: flat, place: host}"),
-        ("hardware.index.kind", [], "flat"),
-        ("hardware.name", "abacus", "h100"),
-        ("plan.host_cores", 0, "expected a number above 0"),
-        ("plan.mfu", "high", "expected a number, 0 or more"),
-    ],
-)
-def test_what_is_wrong_is_named(key, value, accepted):
-    section, _, name = key.rpartition(".")
-    nested = key in ("hardware.index.kind", "plan.host_cores")
-    with pytest.raises(ConfigError) as caught:
-        make_plan(changed(section, {name: value}) if nested else changed(key, value))
-    assert (caught.value.key, caught.value.value) == (key, value)
-    expected = caught.value.accepted
-    assert accepted == expected or (isinstance(expected, list) and accepted in expected)
-
-
-@pytest.mark.parametrize(
-    "changed_key, value, key, message",
-    [
-        (
-            "actor_rollout_ref.actor.use_dynamic_bsz",
-            False,
-            "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu",
-            "=null: set it, or actor_rollout_ref.actor.use_dynamic_bsz=true",
-        ),
-        (
-            "actor_rollout_ref.rollout.tensor_model_parallel_size",
-            3,
-            "actor_rollout_ref.rollout.tensor_model_parallel_size",
-            "tensor_model_parallel_size=3 does not divide",
-        ),
-        (
-            "plan.encoder_core_seconds",
-            3,
-            "plan.encoder_core_seconds",
-            "write plan.search_core_seconds=SECONDS",
-        ),
-        ("plan.speed", 3, "plan.speed", "unknown key plan.speed=3: accepted below plan are model, "),
+        (f"{ACTOR}.fsdp_config.model_dtype", "int3", None, "bf16"),
+        ("actor_rollout_ref.model.path", None, None, "give a model folder or name, or plan.model"),
+        ("actor_rollout_ref.rollout.max_num_seqs", "many", None, "expected a number above 0"),
+        (SPLIT, 0, None, "expected a number above 0"),
+        (SPLIT, 3, None, "tensor_model_parallel_size=3 does not divide"),
+        (f"{ACTOR}.use_dynamic_bsz", False, f"{ACTOR}.ppo_micro_batch_size_per_gpu", "=null: set it, or "),
+        ("plan.host_cores", 0, None, "expected a number above 0"),
+        ("plan.mfu", "high", None, "expected a number, 0 or more"),
+        ("plan.encoder_core_seconds", 3, None, "write plan.search_core_seconds=SECONDS"),
+        ("plan.speed", 3, None, "unknown key plan.speed=3: accepted below plan are model, "),
         ("hardware.devices", 4, "", "hardware.devices=4 but "),
     ],
 )
-def test_what_does_not_go_together_is_named(changed_key, value, key, message):
+def test_what_is_wrong_is_named(key, value, named, message):
     with pytest.raises(ConfigError, match=message) as caught:
-        make_plan(changed(changed_key, value))
-    assert caught.value.key == key
+        make_plan(changed(key, value))
+    assert caught.value.key == (key if named is None else named)
 
 
 def test_forward_flops_by_hand():
@@ -175,9 +142,9 @@ def indexed(prompts=64, core_seconds=0.45, **index):
     return {**config, "plan": {"search_core_seconds": core_seconds}}
 
 
-@pytest.mark.parametrize("prompts", [16, 64, 512])
+@pytest.mark.parametrize("prompts", [16, 512])
 def test_searching_takes_as_long_as_all_queries_take_on_the_cores(prompts):
-    """16 rollouts a prompt, 2.5 searches each: 2,560 queries for 64 prompts, 0.45 core-seconds each, 64 cores."""
+    """16 rollouts a prompt, 2.5 searches each: 640 queries for 16 prompts, 0.45 core-seconds each, 64 cores."""
     found = make_plan(indexed(prompts)).step.seconds["search"]
     assert found == pytest.approx(2.5 * 0.5 + prompts * 16 * 2.5 * 0.45 / 64)
 
@@ -190,15 +157,11 @@ def test_searching_that_is_not_counted_is_said(seconds, place):
 
 
 def test_a_wave_of_queries_that_ends_too_late_is_warned_of():
-    def said(config):
-        return [note for note in make_plan(config).notes if "search.timeout_s" in note]
-
-    assert not said(indexed())
-    (note,) = said(indexed(core_seconds=1.55))
-    assert "1024 queries of 1.55 core-seconds take 25 s on 64 cores" in note and "search.timeout_s=20" in note
     slow = indexed(core_seconds=1.55)
+    (note,) = (note for note in make_plan(slow).notes if "search.timeout_s" in note)
+    assert "1024 queries of 1.55 core-seconds take 25 s on 64 cores" in note and "search.timeout_s=20" in note
     slow["search"]["timeout_s"] = 60.0
-    assert not said(slow)
+    assert not [note for note in make_plan(slow).notes if "search.timeout_s" in note]
 
 
 def test_a_run_is_its_steps_evaluations_and_checkpoints():
@@ -224,20 +187,12 @@ def test_what_the_run_s_time_leaves_out_is_said(capsys):
 
 def test_runs_and_disk():
     job = read_job(CONFIG, flash_attn=True)
-    assert run_steps(job, Assumptions()) == 100
     assert checkpoint_bytes(SHAPE, job) == 4_022_468_096 * 12
     assert disk_bytes(SHAPE, job, 100) == 3 * checkpoint_bytes(SHAPE, job)  # two kept, one being written
     assert disk_bytes(SHAPE, job, 10) == checkpoint_bytes(SHAPE, job)
     endless = read_job(changed("trainer.total_training_steps", None), flash_attn=True)
     assert run_steps(endless, Assumptions()) is None
     assert run_steps(endless, Assumptions(train_rows=6400)) == 100
-
-
-def test_an_index_that_nothing_searches_is_not_counted():
-    block = {"name": "gb10", "index": {"rows": 21015324, "dim": 768, "kind": "sq8"}}
-    searching, alone = ({**changed("search.max_searches", n), "hardware": block} for n in (6, 0))
-    assert any("host: index" in phase.parts for phase in make_plan(searching).phases)
-    assert not any("host: index" in phase.parts for phase in make_plan(alone).phases)
 
 
 def test_hardware_that_is_not_named_is_said():
@@ -257,8 +212,7 @@ MODEL = "actor_rollout_ref.model.path=Qwen/Qwen3-0.6B"
 def test_json_of_a_recipe(capsys):
     code, out = run(capsys, *SEARCH_CPU, "--json", MODEL, "hardware.memory_gib=500")
     found = json.loads(out)
-    assert code == 0
-    assert found["fits"] and found["model"]["parameters"] == 596_049_920
+    assert code == 0 and found["fits"] and found["model"]["parameters"] == 596_049_920
     assert found["hardware"]["name"] == "cpu"
     phase = next(p for p in found["phases"] if p["name"] == "update: loss")
     assert phase["total"] == pytest.approx(sum(phase["parts"].values()))
@@ -266,17 +220,11 @@ def test_json_of_a_recipe(capsys):
 
 def test_exit_code_4_and_what_to_change(capsys):
     code, out = run(capsys, *SEARCH_CPU, MODEL, "hardware.memory_gib=16")
-    assert code == 4
-    assert "DOES NOT FIT" in out
-    assert (
-        "enable_gradient_checkpointing=true" in out and "lora_rank" not in out
-    )  # the hf engine takes whole weights
-
-
-def test_a_refusal_is_one_line_and_exit_code_4(capsys):
+    assert code == 4 and "DOES NOT FIT" in out
+    # the hf engine takes whole weights
+    assert "enable_gradient_checkpointing=true" in out and "lora_rank" not in out
     code, out = run(capsys, *SEARCH_CPU, "--hardware", "abacus", MODEL)
-    assert code == 4
-    assert out.startswith("search_cpu: cannot be planned") and out.count("\n") == 1
+    assert code == 4 and out.startswith("search_cpu: cannot be planned") and out.count("\n") == 1
 
 
 @pytest.mark.slow

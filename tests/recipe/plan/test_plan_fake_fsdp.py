@@ -56,16 +56,6 @@ def test_short_and_long_micro_batches(fake, tokens):
     assert off(fake, case) == {key: pytest.approx(0, abs=WITHIN) for key in fake.planned(case)}
 
 
-def test_the_formulas_are_linear_in_layers(fake):
-    """What six more layers add, of each moment, is what the plan adds for them."""
-    few, many = (fake.case_of("multihop_qwen3_4b", 8, False, layers=n, tokens=4096) for n in (3, 9))
-    for key, parts in fake.planned(many).items():
-        added = fake.measure(many)[key]["Total"] - fake.measure(few)[key]["Total"]
-        assert sum(parts.values()) - sum(fake.planned(few)[key].values()) == pytest.approx(
-            added, rel=WITHIN
-        ), key
-
-
 def test_untied_embeddings_are_groups_of_their_own(fake):
     tied = fake.case_of("multihop_qwen3_4b", 8, False)
     case = replace(tied, shape=replace(PUBLISHED["qwen3-8b"], layers=2, positions=None))

@@ -10,7 +10,6 @@ from verl_credit.recipe.plan import hardware
 from verl_credit.recipe.plan.activations import (
     answers_attention,
     answers_masks,
-    forward_only,
     layer,
     loss,
 )
@@ -67,14 +66,12 @@ def test_attention_of_scored_answers_by_hand():
     assert answers_attention(SHAPE, sdpa, answers=answers) == gathered + 2 * 2 * mask
     assert answers_masks(sdpa, answers=answers) == answers * (row + piece)
     assert answers_masks(job, answers=answers) == answers_attention(SHAPE, sdpa, answers=0) == 0
-    few = forward_only(SHAPE, sdpa, tokens=8192, answers=8)
-    assert few == forward_only(SHAPE, sdpa, tokens=8192)  # the MLP is wider
 
 
 def test_verls_loop_keeps_a_log_softmax():
     logits, loop = 16384 * 151936, replace(JOB, log_prob_path="loop")
     assert loss(SHAPE, loop) == 6 * logits
-    assert loss(SHAPE, replace(loop, softmax_bytes=2)) == 4 * logits  # autocast on a CPU
+    assert loss(SHAPE, replace(loop, device_type="cpu")) == 4 * logits  # autocast on a CPU
     assert loss(SHAPE, replace(loop, compute_bytes=4)) == 12 * logits
 
 
@@ -101,31 +98,26 @@ def test_captured_graphs(rollout, count):
 
 
 def test_an_engine_that_cannot_hold_a_row_is_a_problem():
-    runner = engine_memory(SHAPE, replace(JOB, utilization=0.1), H100, ASSUMED)
-    assert "one row of 8192 tokens" in runner.problems[0]
+    """36 GiB for the 262,144 positions of Qwen3-4B-Instruct-2507: half an H100 holds the weights and 30 GiB."""
     assert not by_name(phases(SHAPE, replace(JOB, utilization=0.1), H100, ASSUMED))["rollout"].fits
-
-
-def test_without_a_length_the_engine_keeps_cache_for_all_positions_of_the_model():
-    """36 GiB for the 262,144 of Qwen3-4B-Instruct-2507: half an H100 holds the weights and 30 GiB."""
-    shape = shape_of("Qwen/Qwen3-4B-Instruct-2507")
-    unbounded = replace(JOB, utilization=0.5, model_len=0)
+    shape, unbounded = shape_of("Qwen/Qwen3-4B-Instruct-2507"), replace(JOB, utilization=0.5, model_len=0)
     (said,) = engine_memory(shape, unbounded, H100, ASSUMED).problems
-    assert (
-        "one row of 262144 tokens (actor_rollout_ref.rollout.max_model_len=null" in said
-        and "needs 36.0 GiB" in said
-    )
+    assert "one row of 262144 tokens (actor_rollout_ref.rollout.max_model_len=null" in said
+    assert "needs 36.0 GiB" in said
     assert not engine_memory(SHAPE, unbounded, H100, ASSUMED).problems  # its 40,960 take 5.6
-    assert engine_memory(shape, replace(unbounded, model_len=8192), H100, ASSUMED).problems == ()
 
 
 @pytest.mark.parametrize(
-    "length, said",
-    [(8191, "cannot hold the longest row, 8192 tokens"), (40961, "has 40960 positions"), (40960, None)],
+    "lengths, fits",
+    [
+        ({"model_len": 40961}, False),
+        ({"model_len": 40960}, True),
+        ({"model_len": 0, "max_response": 38961}, False),
+    ],
 )
-def test_a_length_that_the_engine_would_refuse_is_a_problem(length, said):
-    problems = engine_memory(SHAPE, replace(JOB, model_len=length), H100, ASSUMED).problems
-    assert problems == () if said is None else said in problems[0]
+def test_a_length_above_the_models_positions_is_a_problem(lengths, fits):
+    problems = engine_memory(SHAPE, replace(JOB, **lengths), H100, ASSUMED).problems
+    assert any("has 40960 positions" in problem for problem in problems) is not fits
 
 
 def test_wiki_18_takes_64_6_gb():
@@ -137,43 +129,24 @@ def test_wiki_18_takes_64_6_gb():
 # Laws
 
 
-@pytest.mark.parametrize("engine_name", ["vllm", "hf"])
+@pytest.mark.parametrize("engine", ["vllm", "hf"])
 @pytest.mark.parametrize("lora", [0, 32])
-@pytest.mark.parametrize("checkpointing", [True, False])
-def test_more_devices_never_need_more_each(engine_name, lora, checkpointing):
-    def on(devices):
-        return replace(
-            JOB,
-            per_node=devices,
-            shards=devices,
-            engine=engine_name,
-            lora_rank=lora,
-            checkpointing=checkpointing,
-        )
-
+def test_more_devices_never_need_more_each(engine, lora):
+    job = replace(JOB, engine=engine, lora_rank=lora)
     # One device that computes in bf16 from fp32 weights gathers as well: 1 is in the law.
-    peaks = [actor_peak(SHAPE, on(devices)) for devices in (1, 2, 4, 8, 16)]
-    assert peaks == sorted(peaks, reverse=True)
-    whole = [peak(on(devices)) for devices in (1, 2, 4, 8, 16)]
-    assert whole == sorted(whole, reverse=True)
+    jobs = [replace(job, per_node=devices, shards=devices) for devices in (1, 2, 4, 8, 16)]
+    for sizes in ([actor_peak(SHAPE, job) for job in jobs], [peak(job) for job in jobs]):
+        assert sizes == sorted(sizes, reverse=True)
 
 
 @pytest.mark.parametrize("devices", [1, 8])
-def test_less_is_less(devices):
+@pytest.mark.parametrize(
+    "change",
+    [{"lora_rank": 32}, {"checkpointing": True}, {"update_tokens": 8192}, {"log_prob_path": "fused"}],
+)
+def test_less_is_less(devices, change):
     job = replace(JOB, per_node=devices, shards=devices, checkpointing=False)
-    full = actor_peak(SHAPE, job)
-    for change in (
-        {"lora_rank": 32},
-        {"checkpointing": True},
-        {"update_tokens": 8192},
-        {"log_prob_path": "fused"},
-    ):
-        assert actor_peak(SHAPE, replace(job, **change)) < full, change
-
-
-def test_a_longer_micro_batch_needs_more():
-    peaks = [actor_peak(SHAPE, replace(JOB, update_tokens=n)) for n in (8192, 16384, 32768)]
-    assert peaks == sorted(set(peaks))
+    assert actor_peak(SHAPE, replace(job, **change)) < actor_peak(SHAPE, job)
 
 
 def test_offloading_saves_nothing_on_unified_memory():
@@ -198,13 +171,10 @@ def test_a_card_of_ones_own_has_three_figures_and_no_data_sheet():
     assert (row.name, row.device, row.memory, row.bandwidth) == ("rtx4090", "cuda", 23.5 * GIB, 1008e9)
     assert row.peak_bf16 == row.peak_fp32 == 165e12
     assert row.source == "given: peak_tflops=165, memory_gib=23.5, bandwidth_gb_s=1008"
-
-
-@pytest.mark.parametrize("missing", OWN_CARD)
-def test_a_card_of_ones_own_without_a_figure_is_refused_with_all_three(missing):
-    with pytest.raises(ConfigError, match="hardware.name=rtx4090") as caught:
-        find_hardware("rtx4090", {key: value for key, value in OWN_CARD.items() if key != missing})
-    assert all(f"hardware.{key}=" in str(caught.value) for key in OWN_CARD)
+    for missing in OWN_CARD:
+        with pytest.raises(ConfigError, match="hardware.name=rtx4090") as caught:
+            find_hardware("rtx4090", {key: value for key, value in OWN_CARD.items() if key != missing})
+        assert all(f"hardware.{key}=" in str(caught.value) for key in OWN_CARD)
 
 
 @pytest.mark.parametrize(

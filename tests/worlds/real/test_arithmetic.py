@@ -5,7 +5,7 @@ import operator
 import pyarrow.parquet as parquet
 
 from verl_credit.names import AGENT_NAME
-from verl_credit.recipe.doctor.data import checked_row
+from verl_credit.recipe.doctor.data import Reads, checked_row
 from verl_credit.turns.rollout.reward.qa import compute_score
 from verl_credit.worlds.data.output import SCHEMA
 from verl_credit.worlds.real.arithmetic import WORKED, make_records, write_arithmetic
@@ -62,7 +62,7 @@ def test_a_row_has_the_projects_schema_and_the_reward_accepts_the_form_of_its_ex
     write_arithmetic(tmp_path)
     assert parquet.read_schema(tmp_path / "train.parquet").equals(SCHEMA)
     row = rows_of(tmp_path / "train.parquet")[0]
-    checked_row("row 0", row, needs_form=True, agents=[AGENT_NAME], tools=None)
+    checked_row("row 0", row, Reads(searches=False, agents=[AGENT_NAME]), named=True)
     assert [m["role"] for m in row["prompt"]] == ["user", "assistant"] * len(WORKED) + ["user"]
     for asked, answered in zip(row["prompt"][:-1:2], row["prompt"][1::2], strict=True):
         truth = {

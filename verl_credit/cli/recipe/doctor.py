@@ -2,8 +2,10 @@
 
 import json
 from collections import Counter
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import asdict
-from typing import Annotated
+from io import StringIO
+from typing import TYPE_CHECKING, Annotated
 
 from omegaconf import DictConfig
 from typer import Option
@@ -11,6 +13,9 @@ from typer import Option
 from verl_credit.cli.command import SHIPPED, AsJson, ConfigDir, Overrides
 from verl_credit.errors import ConfigError, ConfigErrors, ExitCode
 from verl_credit.recipe.doctor.status import Result, Status, failed, passed, skipped
+
+if TYPE_CHECKING:
+    from verl_credit.recipe.doctor.context import Context
 
 SIGNS = {
     Status.FAIL: ("FAIL", "failed"),
@@ -33,7 +38,7 @@ def doctor(
     from verl_credit.recipe.this_machine import gather
 
     config, first = _recipe(config_name, overrides, config_dir)
-    results = examine(Context(gather(), config), first=first)
+    results = examine(Context(gather(), config, _with_verl), first=first)
     failures = [r for r in results if r.status is Status.FAIL]
     code = ExitCode.PREFLIGHT if failures else ExitCode.DONE
     if as_json:
@@ -51,6 +56,17 @@ def doctor(
 
 
 Recipe = tuple[DictConfig | None, list[Result]]
+
+
+def _with_verl(name: str, context: Context) -> Result:
+    """Hides what verl prints while it is imported."""
+    with redirect_stdout(StringIO()) as printed, redirect_stderr(printed):
+        try:
+            from verl_credit.cli.train.with_verl import check_with_verl, set_environment
+        except ImportError as error:
+            return failed(f"verl: {error}", "a verl that imports", "pip install 'verl-credit[verl]'")
+        set_environment(context.recipe)
+        return check_with_verl(name, context)
 
 
 def _recipe(name: str | None, overrides: list[str], config_dir: str | None) -> Recipe:

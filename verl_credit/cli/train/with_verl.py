@@ -1,13 +1,8 @@
-"""Makes the checks that need verl: for `train` in its own process, for `doctor` in ``python -m ... CONFIG.yaml``, whose
-last line is JSON, {check: result} and the keys that were decided.
-"""
+"""Makes the checks that need verl, and sets the variables that Ray and verl read."""
 
-import json
 import os
-import sys
-from dataclasses import asdict
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from verl_credit.config.keys import AUTO
 from verl_credit.errors import ConfigError, PreflightError
@@ -15,11 +10,9 @@ from verl_credit.host.process.call_format import settle
 from verl_credit.host.process.template_check import check_template
 from verl_credit.host.process.verl_checks import check_other_tools
 from verl_credit.recipe.agent_loops import FORMAT, may_call
-from verl_credit.recipe.doctor.checks import CHECKS, examine
-from verl_credit.recipe.doctor.context import DECIDED, Context
+from verl_credit.recipe.doctor.context import Context
 from verl_credit.recipe.doctor.lengths import NotHere, PromptMeter
 from verl_credit.recipe.doctor.status import Result, passed, skipped, warned
-from verl_credit.recipe.this_machine import gather
 
 # Read by Ray and verl in this process and handed on to every worker.
 ENVIRONMENT = {
@@ -99,16 +92,3 @@ WITH_VERL = {"template": _template, "stream": _stream, "verl": _verl, "tools": _
 
 def check_with_verl(name: str, context: Context) -> Result:
     return WITH_VERL[name](context)
-
-
-def main(config: DictConfig) -> None:
-    set_environment(config)
-    context = Context(gather(torch=False), config, with_verl=check_with_verl)
-    checks = [check for check in CHECKS if check.name in WITH_VERL]
-    results = examine(context, checks)
-    decided = {key: OmegaConf.select(config, key) for check in checks for key in check.decides}
-    print("\n" + json.dumps({DECIDED: decided} | {result.name: asdict(result) for result in results}))
-
-
-if __name__ == "__main__":
-    main(OmegaConf.load(sys.argv[1]))

@@ -14,8 +14,6 @@ from functools import partial
 from omegaconf import DictConfig
 
 from verl_credit.errors import ConfigError, PreflightError, TooLargeError
-from verl_credit.recipe.agent_loops import AT_ONCE, FORMAT
-from verl_credit.recipe.decisions import PREFIX
 from verl_credit.recipe.doctor import cluster, device, inputs, machine, software
 from verl_credit.recipe.doctor.context import Context
 from verl_credit.recipe.doctor.data import TRAIN, VAL
@@ -31,8 +29,6 @@ class Stage(StrEnum):
     """The Ray cluster that the run would join or start."""
     INPUTS = "inputs"
     """The files and servers that the recipe reads; checked when the lab is built."""
-    TRIALS = "trials"
-    """Small runs in processes of their own."""
 
 
 class Train(StrEnum):
@@ -57,13 +53,11 @@ class Check:
     """The event kind under which `train` records the check's warnings."""
     shown: bool = False
     """`train` prints the result."""
-    decides: tuple[str, ...] = ()
-    """The keys that a decision sets in place of ``auto``; `train` goes on with them. A mere check decides none."""
 
 
 RECIPE = ("recipe",)
 LACKING = (Status.FAIL, Status.SKIP)
-MACHINE, CLUSTER, INPUTS, TRIALS = Stage
+MACHINE, CLUSTER, INPUTS = Stage
 ALWAYS, ON_CUDA, NEVER = Train
 
 
@@ -74,14 +68,12 @@ def with_verl(name: str) -> Callable[[Context], Result]:
 # Quick checks come first, checks that start processes last.
 CHECKS: tuple[Check, ...] = (
     Check("torch", MACHINE, ON_CUDA, software.check_torch, "it imports, built for the recipe's device"),
-    Check("requirements", MACHINE, NEVER, software.check_requirements, "the packages that verl-credit needs, in range"),
     Check("environment", MACHINE, ALWAYS, software.check_environment, "verl loads the plugin, for the recipe's device"),
     Check("engine", MACHINE, ALWAYS, software.check_engine, "a version of the rollout engine that verl can start", RECIPE),
     Check("loggers", MACHINE, ALWAYS, inputs.check_loggers, "what verl imports for trainer.logger is installed", RECIPE),
     Check("cuda", MACHINE, ON_CUDA, device.check_cuda, "driver and devices, as many as the recipe takes on a node"),
     Check("memory", MACHINE, ALWAYS, machine.check_memory, "free memory, of the host and of every device"),
     Check("room", MACHINE, ON_CUDA, device.check_plan, "weights, gradients and optimiser fit a device", RECIPE),
-    Check("/dev/shm", MACHINE, NEVER, machine.check_shm, "room for Ray's object store"),
     Check("disk", MACHINE, ALWAYS, machine.check_disk, "room for a checkpoint and those that are kept", RECIPE),
     Check("resume", MACHINE, ALWAYS, inputs.check_resume, "the files of the step it goes on from are whole", RECIPE,
           event="resume"),
@@ -101,7 +93,7 @@ CHECKS: tuple[Check, ...] = (
     Check("tokenizer", INPUTS, ALWAYS, inputs.check_tokenizer, "the model's tokenizer loads", ("model",), event="data"),
     Check("template", INPUTS, ALWAYS, with_verl("template"),
           "the chat template writes the tools and what a call returns, and the loop reads its calls", ("tokenizer",),
-          shown=True, decides=(FORMAT, AT_ONCE)),
+          shown=True),
     Check("stream", INPUTS, ALWAYS, with_verl("stream"),
           "the agent loop's tokens of two calls are the chat template's text", ("template",), event="data"),
     *(
@@ -114,7 +106,7 @@ CHECKS: tuple[Check, ...] = (
     Check("date", INPUTS, ALWAYS, inputs.check_date, "the chat template writes no date of today into the prompts",
           ("tokenizer", TRAIN), event="data"),
     Check("scored text", INPUTS, ALWAYS, inputs.check_scored_text, "the chat template's text is before a scored answer",
-          ("tokenizer",), event="data", shown=True, decides=(PREFIX,)),
+          ("tokenizer",), event="data", shown=True),
     *(
         Check(f"prompts of {key}", INPUTS, ALWAYS, partial(inputs.check_prompts, key=key),
               "every prompt fits data.max_prompt_length", ("tokenizer", key), event="data")
@@ -124,7 +116,6 @@ CHECKS: tuple[Check, ...] = (
     Check("tools", INPUTS, ALWAYS, with_verl("tools"), "verl loads the tools beside the search", RECIPE, event="tools"),
     Check("answers", INPUTS, ALWAYS, inputs.check_answers, "the longest row and its scored answers fit a micro-batch",
           ("tokenizer", TRAIN), shown=True),
-    Check("attention", TRIALS, NEVER, device.check_attention, "the recipe's kernel runs and agrees with the definition"),
 )  # fmt: skip
 
 

@@ -12,7 +12,7 @@ import os
 import secrets
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,9 +25,9 @@ from verl_credit.config.keys import FOLDERS
 from verl_credit.config.resolved import select
 from verl_credit.names import MCP_TOOL
 from verl_credit.recipe.agent_loops import MULTI_TURN
-from verl_credit.recipe.doctor.context import PROBE_S, Context, answer_of
+from verl_credit.recipe.doctor.context import Context
 from verl_credit.recipe.doctor.machine import existing
-from verl_credit.recipe.doctor.network import ADDRESS, given_address, run_address, unreachable
+from verl_credit.recipe.doctor.network import ADDRESS, INIT, given_address, run_address, unreachable
 from verl_credit.recipe.doctor.software import wants_cuda
 from verl_credit.recipe.doctor.status import Result, failed, passed, skipped
 from verl_credit.recipe.this_machine import Facts, in_a_process
@@ -36,7 +36,9 @@ from verl_credit.redact import redact
 
 PROBES = "verl_credit.host.process.doctor_probes"
 TOOLS = f"{MULTI_TURN}.tool_config_path"
+PROBE_S = 180.0
 CPUS_PER_RANK = 3  # verl's placement group of every rank has this many
+START = "ray start --head on the first machine, ray start --address=HOST:6379 on the others"
 # ray.init refuses these beside an address.
 LOCAL_ONLY = ("num_cpus", "num_gpus", "resources", "labels", "object_store_memory")
 
@@ -47,24 +49,24 @@ def ask_host(address: str, paths: str) -> tuple[int | None, str]:
     return in_a_process(["-m", PROBES, address, paths], PROBE_S)
 
 
-def check_cluster(context: Context, reach: Callable[[str], str] | None = None) -> Result:
+def check_cluster(context: Context, reach: Callable[[str], str] = unreachable) -> Result:
     """Checks without starting a process: the address answers and the keys beside it are accepted, or resources suffice."""
     facts, config = context.facts, context.config
     if "ray" not in facts.packages:
         return failed("ray is not installed", "verl needs it", "pip install 'verl-credit[verl]'")
     address = run_address(facts.environment, config)
-    init = {} if config is None else OmegaConf.select(config, "ray_kwargs.ray_init") or {}
+    init = {} if config is None else OmegaConf.select(config, INIT) or {}
     if not address:
         return _local(facts, config, init)
-    if why := (reach or unreachable)(address):
+    if why := reach(address):
         where = "RAY_ADDRESS" if facts.environment.get("RAY_ADDRESS") else "/tmp/ray/ray_current_cluster"
+        where = ADDRESS if given_address(config) == address else where
         return failed(
-            f"{ADDRESS if given_address(config) == address else where} says {address}, and nobody answers there ({why})",
+            f"{where} says {address}, and nobody answers there ({why})",
             "a cluster that runs",
-            "ray start --head on the first machine, ray start --address=HOST:6379 on the others; or "
-            "`ray stop` and unset RAY_ADDRESS for a local one",
+            f"{START}; or `ray stop` and unset RAY_ADDRESS for a local one",
         )
-    if refused := {f"ray_kwargs.ray_init.{k}": init[k] for k in LOCAL_ONLY if init.get(k) is not None}:
+    if refused := {f"{INIT}.{key}": init[key] for key in LOCAL_ONLY if init.get(key) is not None}:
         return failed(
             f"a cluster at {address}, and {', '.join(f'{key}={value}' for key, value in refused.items())}",
             "ray.init refuses these beside a cluster",
@@ -82,21 +84,19 @@ def _local(facts: Facts, config: DictConfig | None, init) -> Result:
         return passed(plan)
     nodes, ranks = config.trainer.nnodes, config.trainer.n_gpus_per_node
     if given_address(config) == "auto":
-        return failed(f"{ADDRESS}=auto, and no cluster runs here", "a cluster that runs",
-                      f"ray start --head, or {ADDRESS}=null for a local one")  # fmt: skip
+        return failed(f"{ADDRESS}=auto, and no cluster runs here", START, f"{ADDRESS}=null for a local one")
     if nodes > 1:
-        return failed(f"no cluster, and trainer.nnodes={nodes}", f"a cluster of {nodes} nodes",
-                      "ray start --head here, ray start --address=HOST:6379 on the others")  # fmt: skip
+        return failed(f"no cluster, and trainer.nnodes={nodes}", f"a cluster of {nodes} nodes", START)
     if gpus < ranks and wants_cuda(config):
-        return failed(plan, f"{ranks} GPUs (trainer.n_gpus_per_node)",
-                      f"trainer.n_gpus_per_node={gpus}, or another hardware=" if gpus else "see cuda")  # fmt: skip
+        fix = f"trainer.n_gpus_per_node={gpus}, or another hardware=" if gpus else "see cuda"
+        return failed(plan, f"{ranks} GPUs (trainer.n_gpus_per_node)", fix)
     if gpus < ranks:
-        return failed(
-            plan, f"{ranks} logical GPUs: verl asks for one per rank", f"ray_kwargs.ray_init.num_gpus={ranks}"
-        )
+        return failed(plan, f"{ranks} logical GPUs: verl asks for one per rank", f"{INIT}.num_gpus={ranks}")
     if cpus < (wanted := CPUS_PER_RANK * ranks + 1):
-        return failed(plan, f"{wanted} CPUs: {CPUS_PER_RANK} per rank and one for the trainer; with fewer it waits "
-                      "for ever", f"ray_kwargs.ray_init.num_cpus={wanted} (logical, they are not reserved)")  # fmt: skip
+        right = (
+            f"{wanted} CPUs: {CPUS_PER_RANK} per rank and one for the trainer; with fewer it waits for ever"
+        )
+        return failed(plan, right, f"{INIT}.num_cpus={wanted} (logical, they are not reserved)")
     return passed(plan)
 
 
@@ -120,12 +120,23 @@ def check_nodes(context: Context, ask: Ask = ask_host) -> Result:
         try:
             marks = [stack.enter_context(marked(key, folder)) for key, folder in folders(config)]
         except OSError as error:
-            return failed(f"{error.filename}: {error.strerror}", "folders that can be written",
-                          " ".join(f"{key}=ELSEWHERE" for key in FOLDERS))  # fmt: skip
-        answer: list[dict] | str = answer_of(*ask(address, json.dumps([mark.file for mark in marks])))
+            fix = " ".join(f"{key}=ELSEWHERE" for key in FOLDERS)
+            return failed(f"{error.filename}: {error.strerror}", "folders that can be written", fix)
+        answer = answer_of(*ask(address, json.dumps([mark.file for mark in marks])))
     if isinstance(answer, str):
         return failed(f"the cluster at {address}: {answer}", "a cluster whose nodes run a task", "see ray")
     return judge_nodes(answer, marks, config)
+
+
+def answer_of(code: int | None, printed: str) -> list[dict] | str:
+    """Returns the JSON of a process's last line, or a text with the error."""
+    lines = [line for line in printed.strip().splitlines() if line.strip()]
+    if code is None:
+        return f"no answer in {PROBE_S:g} s"
+    if code == 0 and lines:
+        with suppress(ValueError):
+            return json.loads(lines[-1])
+    return lines[-1][:300] if lines else f"it ended with exit code {code} and printed nothing"
 
 
 def folders(config: DictConfig) -> list[tuple[str, Path]]:
@@ -154,15 +165,11 @@ def judge_nodes(nodes: Sequence[dict], marks: Sequence[Mark], config: DictConfig
     error]}, or "error" instead of the last two. A node without a CPU gets none of our processes.
     """
     nodes = [node for node in nodes if node["cpus"] > 0]
-    if broken := "; ".join(f"{node['host']}: {node['error']}" for node in nodes if "error" in node):
-        fix = "verl-credit, with the same versions of Python and Ray, in the environment of every node"
-        return failed(broken, "nodes that run a task", fix)
     for node in nodes:
-        if lacking := [name for name, there in node["plugin"].items() if not there]:
-            right = "all of ours in verl's registries of every node"
-            return failed(
-                f"{node['host']} lacks {', '.join(lacking)}", right, "install the same verl-credit everywhere"
-            )
+        lacking = [name for name, there in node.get("plugin", {}).items() if not there]
+        if found := node.get("error") or (lacking and f"lacks {', '.join(lacking)}"):
+            fix = "the same verl-credit, Python and Ray in the environment of every node"
+            return failed(f"{node['host']}: {found}", "nodes that run a task and have the plugin", fix)
     each, count = config.trainer.n_gpus_per_node, config.trainer.nnodes
     fit = [n for n in nodes if n["gpus"] >= each and n["cpus"] >= CPUS_PER_RANK * each]
     if len(fit) < count:
@@ -178,26 +185,30 @@ def judge_nodes(nodes: Sequence[dict], marks: Sequence[Mark], config: DictConfig
                 f"{mark.key}=FOLDER on a file system that all nodes share",
             )
     machines = sorted({node["host"] for node in nodes})
-    if len(machines) > 1 and (alone := loopback_server(config)):
-        return failed(
-            f"{alone}, and agent loops run on {', '.join(machines)}",
-            "an address that every node reaches",
-            "verl-credit-retriever serve --host ADDRESS --allow-remote --token-file FILE, search.url=http://ADDRESS:PORT, "
-            "search.token_env",
-        )
-    if len(machines) > 1 and (local := [url for url in mcp_addresses(config) if loopback(url)]):
-        return failed(
-            f"the MCP server {local[0]} is another machine on every node, and agent loops run on {', '.join(machines)}",
-            "an address that every node reaches",
-            f"config.url in {select(config, TOOLS)}",
-        )
+    if len(machines) > 1 and (found := loopback_server(config)):
+        fix = "verl-credit-retriever serve --host ADDRESS (docs/recipes.md#several-machines), or config.url of the MCP tool"
+        on = f"{found}, and agent loops run on {', '.join(machines)}"
+        return failed(on, "an address that every node reaches", fix)
     shared = " and ".join(f"{mark.key}={mark.folder}" for mark in marks)
     return passed(f"{', '.join(node['host'] for node in nodes)} see {shared}")
 
 
-def mcp_addresses(config: DictConfig) -> list[str]:
-    """The addresses of the MCP servers in the recipe's tool file. Without one, or where it is not what verl reads, none: the
-    check `tools` loads it with verl and names the fault."""
+def loopback_server(config: DictConfig) -> str:
+    """The server of searches or of an MCP tool that other machines cannot reach; "" where there is none."""
+    search = config.search
+    if search.max_searches and search.url is None and serves_search(config):
+        return "search.url=null: the run's own server listens on this machine alone"
+    urls = [("search.url", url) for url in urls_of(search)] if search.max_searches and search.url else []
+    urls += [
+        (f"the MCP server's config.url in {select(config, TOOLS)}", url) for url in _mcp_addresses(config)
+    ]
+    alone = [f"{key}={redact(url)} is another machine on every node" for key, url in urls if loopback(url)]
+    return next(iter(alone), "")
+
+
+def _mcp_addresses(config: DictConfig) -> list[str]:
+    """The addresses of the MCP servers in the recipe's tool file. A file that verl does not read has none: the check `tools`
+    names the fault."""
     if not (path := select(config, TOOLS)):
         return []
     try:
@@ -206,14 +217,3 @@ def mcp_addresses(config: DictConfig) -> list[str]:
         return []
     given = [tool for tool in tools if isinstance(tool, DictConfig) and tool.get("class_name") == MCP_TOOL]
     return [str(url) for tool in given if (url := select(tool, "config.url"))]
-
-
-def loopback_server(config: DictConfig) -> str:
-    """The address of a search server that other machines cannot reach; "" where there is none."""
-    if not config.search.max_searches:
-        return ""
-    if config.search.url is None:
-        own = "search.url=null: the run's own server listens on this machine alone"
-        return own if serves_search(config) else ""
-    alone = [redact(url) for url in urls_of(config.search) if loopback(url)]
-    return f"search.url={alone[0]} is another machine on every node" if alone else ""

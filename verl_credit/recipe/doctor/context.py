@@ -1,9 +1,7 @@
-"""The inputs of the checks: the machine's facts, the recipe, its input files, each read once, and a process with verl."""
+"""The inputs of the checks: the machine's facts, the recipe, and its input files, each read once."""
 
 from __future__ import annotations
 
-import json
-import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -16,62 +14,22 @@ from omegaconf.errors import OmegaConfBaseException
 
 from verl_credit.config.settings import CreditSettings
 from verl_credit.errors import PreflightError
-from verl_credit.names import OUR_REWARD
-from verl_credit.recipe.agent_loops import agents_of_rows, tools_given
-from verl_credit.recipe.doctor.data import Row, read_rows, rows_needed
+from verl_credit.recipe.doctor.data import Reads, Row, read_rows, rows_needed
 from verl_credit.recipe.doctor.lengths import NotHere, load_tokenizer
-from verl_credit.recipe.doctor.status import Result, Status, failed
+from verl_credit.recipe.doctor.status import Result, skipped
 from verl_credit.recipe.model_files import parameters_of
-from verl_credit.recipe.this_machine import Facts, in_a_process
+from verl_credit.recipe.this_machine import Facts
 from verl_credit.recipe.world import MODEL, world_of
 
-WITH_VERL = "verl_credit.cli.train.with_verl"
-PROBE_S = 180.0
 DATASET = "data.custom_cls.path"
-DECIDED = "decided"
-"""Beside the results of that process: keys that it decided in place of ``auto``."""
-
-
-def answer_of(code: int | None, printed: str) -> Any:
-    """Returns the JSON of a process's last line, or a text with the error."""
-    lines = [line for line in printed.strip().splitlines() if line.strip()]
-    if code is None:
-        return f"no answer in {PROBE_S:g} s"
-    if code == 0 and lines:
-        with suppress(ValueError):
-            return json.loads(lines[-1])
-    return lines[-1][:300] if lines else f"it ended with exit code {code} and printed nothing"
-
-
-class VerlProcess:
-    """Makes all checks that need verl in one separate process, which starts at the first of them.
-
-    verl and Ray take seconds to import and may end the process.
-    """
-
-    def __init__(self, run: Callable = in_a_process) -> None:
-        self._run = run
-        self._found: dict | str | None = None
-
-    def __call__(self, name: str, context: Context) -> Result:
-        if self._found is None:
-            with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
-                OmegaConf.save(context.recipe, file.name)
-                self._found = answer_of(*self._run(["-m", WITH_VERL, file.name], PROBE_S))
-        if isinstance(self._found, str):
-            return failed(f"a process with verl: {self._found}", "a verl that imports", "see requirements")
-        for key, value in self._found.pop(DECIDED, {}).items():
-            OmegaConf.update(context.recipe, key, value)
-        found = self._found[name]
-        return Result(**{**found, "status": Status(found["status"])})
 
 
 @dataclass
 class Context:
     facts: Facts
     config: DictConfig | None = None
-    with_verl: Callable[[str, Context], Result] = field(default_factory=VerlProcess)
-    """Makes the check of that name with verl, in this process or in a separate process."""
+    with_verl: Callable[[str, Context], Result] = lambda name, context: skipped("verl is not asked")
+    """Makes the check of that name with verl (`cli.train.with_verl`)."""
     may_fetch: bool = False
     """The tokenizer may come from the hub."""
     index_fingerprint: str | None = None
@@ -111,18 +69,8 @@ class Context:
                 f"{DATASET}={own}: that class makes the rows of the files, and the start does not run it"
             )
         if key not in self._rows:
-            config, others = self.recipe, bool(tools_given(self.recipe))
-            self._rows[key] = read_rows(
-                self.value(key),
-                key,
-                at_least=rows_needed(config, key),
-                searches=bool(config.search.max_searches),
-                our_reward=config.reward.custom_reward_function.path == OUR_REWARD,
-                other_tools=others,
-                agents=agents_of_rows(config, tools=others),
-                prompt_key=config.data.prompt_key,
-                default_loop=config.actor_rollout_ref.rollout.agent.default_agent_loop,
-            )
+            config = self.recipe
+            self._rows[key] = read_rows(self.value(key), key, Reads.of(config), rows_needed(config, key))
         return self._rows[key]
 
     @cached_property

@@ -8,8 +8,10 @@ from typing import NamedTuple
 
 from omegaconf import DictConfig
 
+from verl_credit.config.keys import AUTO
 from verl_credit.errors import PreflightError, printable
-from verl_credit.names import AGENT_NAME, AGENTS, TURN_IDS
+from verl_credit.names import AGENT_NAME, AGENTS, OUR_REWARD, TURN_IDS
+from verl_credit.recipe.agent_loops import agents_of_rows, may_call, tools_given
 from verl_credit.recipe.world import DATA
 from verl_credit.turns.rollout.reward.golds import gold_answers
 from verl_credit.turns.rollout.reward.qa import answer_form, stated_form
@@ -45,54 +47,65 @@ class Row(NamedTuple):
     """The row's agent loop; None where the recipe's default one takes it."""
 
 
+class Reads(NamedTuple):
+    """What a run reads of its rows, and of what its policy writes."""
+
+    searches: bool = True
+    """Without a search the prompt has to name the form of an answer that our reward reads."""
+    other_tools: bool = False
+    """There are tools beside the search; only verl knows their names."""
+    calls: bool = True
+    """A rollout may call a tool."""
+    our_reward: bool = True
+    format: str = AUTO
+    """``multi_turn.format``: the parser of calls; an unknown name is the user's parser. With ``auto`` no chat template has
+    decided it yet, and a prompt may ask for any form that some parser reads."""
+    agents: Sequence[str] = AGENTS
+    """The agent loops that a row may name."""
+    default_loop: str = AGENT_NAME
+    prompt_key: str = "prompt"
+    """The column of the prompts."""
+
+    @classmethod
+    def of(cls, config: DictConfig) -> Reads:
+        rollout, tools = config.actor_rollout_ref.rollout, bool(tools_given(config))
+        return cls(
+            searches=bool(config.search.max_searches),
+            other_tools=tools,
+            calls=may_call(config),
+            our_reward=config.reward.custom_reward_function.path == OUR_REWARD,
+            format=rollout.multi_turn.format,
+            agents=agents_of_rows(config, tools=tools),
+            default_loop=rollout.agent.default_agent_loop,
+            prompt_key=config.data.prompt_key,
+        )
+
+
+SEARCHES = Reads()
+
+
 def rows_needed(config: DictConfig, key: str) -> int:
     return config.data.train_batch_size if key == TRAIN else 1
 
 
-def read_rows(
-    files,
-    key: str,
-    *,
-    at_least: int = 1,
-    searches: bool = True,
-    our_reward: bool = True,
-    other_tools: bool = False,
-    agents: Sequence[str] = AGENTS,
-    prompt_key: str = "prompt",
-    default_loop: str = AGENT_NAME,
-) -> list[Row]:
-    """Reads all rows of the files. Raises PreflightError for a row that cannot train, and for too few rows.
-
-    ``searches=False``: the run has no search, so the prompt has to name the form of an answer that ``our_reward`` reads.
-    ``other_tools``: there are tools beside the search; only verl knows their names. ``agents``: loops that a row may name.
-    ``prompt_key``: the column of the prompts. ``default_loop``: the agent loop of rows that name none.
-    """
+def read_rows(files, key: str, reads: Reads = SEARCHES, at_least: int = 1) -> list[Row]:
+    """Reads all rows of the files. Raises PreflightError for a row that cannot train, and for too few rows."""
     paths = [files] if isinstance(files, str) else files
     if not files or isinstance(files, int | float) or not all(isinstance(path, str) for path in paths):
         raise PreflightError(f"{key}={files}: give a parquet file or a list of them")
     numbered = [
         (f"{path} row {number}", columns)
         for path in paths
-        for number, columns in enumerate(_read(path, key, prompt_key))
+        for number, columns in enumerate(_read(path, key, reads.prompt_key))
     ]
     # verl joins the files: a column of one is null in the rows of the others
-    names_agent = any("agent_name" in columns for _, columns in numbered)
-    if numbered and not names_agent and default_loop not in agents:
+    named = any("agent_name" in columns for _, columns in numbered)
+    if numbered and not named and reads.default_loop not in reads.agents:
         raise PreflightError(
-            f"{LOOP}={default_loop}: {', '.join(paths)} has no column agent_name, so that every row would take that loop; "
-            f"expected {' or '.join(agents)}, which say to which turn a token belongs"
+            f"{LOOP}={reads.default_loop}: {', '.join(paths)} has no column agent_name, so that every row would take that "
+            f"loop; expected {' or '.join(reads.agents)}, which say to which turn a token belongs"
         )
-    rows = [
-        checked_row(
-            where,
-            columns,
-            needs_form=not searches and our_reward,
-            agents=agents if names_agent else None,
-            tools=[TOOL] if searches and not other_tools else None,
-            prompt_key=prompt_key,
-        )
-        for where, columns in numbered
-    ]
+    rows = [checked_row(where, columns, reads, named=named) for where, columns in numbered]
     if len(rows) < at_least:
         raise PreflightError(
             f"{key}: {', '.join(paths)} holds {len(rows) or 'no'} rows; at least {at_least} are needed"
@@ -155,26 +168,16 @@ def _columns(schema, where: str, prompt_key: str) -> tuple[list[str], bool]:
     return [prompt_key, *COLUMNS, *({"agent_name"} & set(names))], selects
 
 
-def checked_row(
-    where: str,
-    columns: dict,
-    *,
-    needs_form: bool,
-    agents: Sequence[str] | None,
-    tools: list[str] | None,
-    prompt_key: str = "prompt",
-) -> Row:
-    """Checks a row. Raises PreflightError with the row and the value. ``agents``: the values of the column ``agent_name``,
-    where some file has it; ``tools``: the tools that a row can choose, where they are known."""
-    prompt = columns[prompt_key]
+def checked_row(where: str, columns: dict, reads: Reads, *, named: bool) -> Row:
+    """Raises PreflightError with the row and the value. ``named``: some file has the column ``agent_name``."""
+    prompt, reward, agent = columns[reads.prompt_key], columns["reward_model"], columns.get("agent_name")
     try:
-        _check_prompt(prompt_key, prompt)
+        _check_prompt(reads.prompt_key, prompt)
         if not isinstance(source := columns["data_source"], str) or not source.strip():
             raise ValueError(f"data_source={source!r}: expected the name of the row's data set, as text")
-        if agents is not None and (name := columns.get("agent_name")) not in agents:
-            raise ValueError(_wrong_agent(name, agents))
-        _check_selection(columns.get(SELECTION), tools)
-        reward = columns["reward_model"]
+        if named and agent not in reads.agents:
+            raise ValueError(_wrong_agent(agent, reads.agents))
+        _check_selection(columns.get(SELECTION), [TOOL] if reads.searches and not reads.other_tools else None)
         if not isinstance(reward, dict):
             raise ValueError(
                 f"reward_model={reward!r:.80}: expected {{'ground_truth': {{'target': [gold, ...]}}}}"
@@ -183,6 +186,7 @@ def checked_row(
         gold_answers(truth)
         answer_form(truth)
         # Without the tool nothing but the prompt names the form of an answer.
+        needs_form = reads.our_reward and not reads.searches
         if needs_form and stated_form(truth) is None and "<answer>" not in str(prompt):
             raise ValueError(
                 f"reward_model.ground_truth={truth!r} has no form, and the prompt asks for no <answer> tag: every reward "
@@ -190,7 +194,7 @@ def checked_row(
             )
     except ValueError as error:
         raise PreflightError(f"{where}: {error}") from error
-    return Row(where, prompt, truth, columns.get("agent_name"))
+    return Row(where, prompt, truth, agent)
 
 
 def _wrong_agent(name: object, agents: Sequence[str]) -> str:

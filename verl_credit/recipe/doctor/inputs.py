@@ -8,13 +8,11 @@ from pathlib import Path
 from verl_credit.address import urls_of
 from verl_credit.config.fit import place_of_answers
 from verl_credit.errors import ConfigErrors, PreflightError
-from verl_credit.names import OUR_REWARD
-from verl_credit.recipe.agent_loops import may_call
 from verl_credit.recipe.decisions import decide_prefix
 from verl_credit.recipe.doctor.context import Context
-from verl_credit.recipe.doctor.data import TRAIN
+from verl_credit.recipe.doctor.data import TRAIN, Reads
 from verl_credit.recipe.doctor.lengths import NotHere, PromptMeter, answers_fit, count_prompts
-from verl_credit.recipe.doctor.rows import Reads, look_at
+from verl_credit.recipe.doctor.rows import look_at
 from verl_credit.recipe.doctor.status import Result, failed, passed, skipped, warned
 from verl_credit.recipe.family import EVALUATED, family_line, validate_family
 from verl_credit.recipe.model_files import Unreadable, folders_of, read_json, read_model, require_model
@@ -170,18 +168,11 @@ def check_data(context: Context, key: str) -> Result | list[Result]:
     paths = [files] if files is None or isinstance(files, str) else list(files)
     if unbuilt := context.unbuilt(*paths):
         return skipped(unbuilt)
-    config = context.recipe
     try:
         rows = context.rows(key)
     except NotHere as error:
         return warned(f"{error}: prompts, gold answers, lengths and loops of {key} are not checked")
-    reads = Reads(
-        format=config.actor_rollout_ref.rollout.multi_turn.format,
-        calls=may_call(config),
-        answers=config.reward.custom_reward_function.path == OUR_REWARD,
-        default_loop=config.actor_rollout_ref.rollout.agent.default_agent_loop,
-    )
-    lines = look_at(rows, key, reads)
+    lines = look_at(rows, key, Reads.of(context.recipe))
     return [warned(line) for line in lines] or passed(f"{len(rows)} rows in {len(paths)} files")
 
 

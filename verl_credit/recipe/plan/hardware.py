@@ -72,19 +72,9 @@ TABLE = {
     )
 }  # fmt: skip
 ALIASES = {"spark": "gb10", "laptop": "cpu"}
-BYTES_PER_NUMBER = {
-    "flat": 4.0,
-    "exact": 4.0,
-    "flat_fp16": 2.0,
-    "sq8": 1.0,
-    "sq4": 0.5,
-    "ivf": 4.0,
-    "hnsw": 4.0,
-}
-BYTES_PER_VECTOR = {
-    "ivf": 8,
-    "hnsw": 280,
-}  # beside it: its number in a list; the links of a graph with m = 32
+BYTES_PER_ROW = {"flat": (4, 0), "exact": (4, 0), "sq8": (1, 0), "ivf": (4, 8), "hnsw": (4, 280)}
+"""Bytes of an index, by its kind: of a number, and beside a row's numbers (its place in a list; the links of a graph with
+m = 32)."""
 PLACES = ("host", "device", "elsewhere")
 SDPA_SPEED = 0.5
 """Share of a row's ``mfu`` without flash-attn, where SDPA is called row by row. One H100 (evidence/gpu) had an MFU of .22 in
@@ -139,11 +129,10 @@ def this_cpu() -> Hardware:
 
 @dataclass(frozen=True)
 class Index:
-    """The search index of a ``hardware`` block; with its defaults the block gives none."""
+    """The search index of a ``hardware`` block. ``kind``: None where the block gives none, or its size alone."""
 
     bytes: float = 0.0
     kind: str | None = None
-    """The kind is None also where only the size is given."""
     place: str = "host"
 
 
@@ -152,8 +141,7 @@ NO_INDEX = Index()
 
 def find_index(block: Mapping | None) -> Index:
     """Reads the index of a block. A flat one takes rows x dim x 4 bytes: 21,015,324 x 768 (wiki-18, e5-base) are 64.6 GB."""
-    block = block or {}
-    given = block.get("index") or {}
+    given = (block := block or {}).get("index") or {}
     if not isinstance(given, Mapping):
         form = "expected {rows: N, dim: N, kind: flat, place: host}"
         raise ConfigError(key="hardware.index", value=given, accepted=form)
@@ -164,10 +152,11 @@ def find_index(block: Mapping | None) -> Index:
         return Index(_positive("index_bytes", block["index_bytes"]), place=place)
     if not given:
         return Index(place=place)
-    if str(kind) not in BYTES_PER_NUMBER:
-        raise ConfigError(key="hardware.index.kind", value=kind, accepted=BYTES_PER_NUMBER)
+    if str(kind) not in BYTES_PER_ROW:
+        raise ConfigError(key="hardware.index.kind", value=kind, accepted=BYTES_PER_ROW)
     rows, dim = (_positive(f"index.{key}", given.get(key)) for key in ("rows", "dim"))
-    return Index(rows * (dim * BYTES_PER_NUMBER[kind] + BYTES_PER_VECTOR.get(kind, 0)), kind, place)
+    of_number, beside = BYTES_PER_ROW[kind]
+    return Index(rows * (dim * of_number + beside), kind, place)
 
 
 def _positive(key: str, value) -> float:

@@ -16,90 +16,82 @@ _A, _R, _M = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_roll
 _FSDP = f"{_A}.fsdp_config"
 
 
-def _key(default, kind: str, key: str):
-    """A field that has the value of ``key``, read by the `_Reader`'s method ``kind``."""
-    return field(default=default, metadata={"kind": kind, "key": key})
+def _key(default, key: str):
+    """A field that has the value of ``key``."""
+    return field(default=default, metadata={"key": key})
 
 
 @dataclass(frozen=True)
 class Job:
     """The keys of verl that decide memory and time. Token counts are per device, sizes in bytes per number."""
 
-    nodes: int = _key(1, "count", "trainer.nnodes")
-    per_node: int = _key(1, "count", "trainer.n_gpus_per_node")
+    nodes: int = _key(1, "trainer.nnodes")
+    per_node: int = _key(1, "trainer.n_gpus_per_node")
     # the batch
-    prompts: int = _key(1, "count", "data.train_batch_size")
-    rollouts: int = _key(1, "count", f"{_R}.n")
-    mini_batch: int = _key(1, "count", f"{_A}.ppo_mini_batch_size")
-    epochs: int = _key(1, "count", f"{_A}.ppo_epochs")
-    max_prompt: int = 0
-    max_response: int = 0
+    prompts: int = _key(1, "data.train_batch_size")
+    rollouts: int = _key(1, f"{_R}.n")
+    mini_batch: int = _key(1, f"{_A}.ppo_mini_batch_size")
+    epochs: int = _key(1, f"{_A}.ppo_epochs")
+    max_prompt: int = _key(512, "data.max_prompt_length")
+    max_response: int = _key(512, "data.max_response_length")
     max_turns: int = 1
     # what a forward holds
-    dynamic: bool = True
-    """Micro-batches are counted in tokens (use_dynamic_bsz), not in rows."""
     update_tokens: int = 0
     log_prob_tokens: int = 0
-    checkpointing: bool = _key(True, "flag", f"{_M}.enable_gradient_checkpointing")
+    checkpointing: bool = _key(True, f"{_M}.enable_gradient_checkpointing")
     attention: str = "flash"
     """flash (flash-attn or FlexAttention) | sdpa (piece by piece, the output in two copies)."""
     log_prob_path: str = FLASH
     """Code of the log-probs (verl_credit/config/log_prob_path.py): flash | ours | loop (verl's) | fused (verl's head)."""
-    softmax_bytes: int = 4
-    """Bytes per number of a (log-)softmax of the logits: CUDA's autocast makes it fp32, the CPU's leaves bf16 alone."""
     device_type: str = "cuda"
     entropy: str = "eager"
     """eager | compiled | chunked. Ours is always in chunks, without compiling, and does not read it."""
-    entropy_chunk: int = _key(2048, "whole", f"{_A}.entropy_from_logits_chunk_size")
+    entropy_chunk: int = _key(2048, f"{_A}.entropy_from_logits_chunk_size")
     update_entropy: bool = False
     unit_temperature: bool = True
     branches: bool = False
-    probes: int = _key(0, "whole", "probe.every")
+    probes: int = _key(0, "probe.every")
     # the state
-    weight_bytes: int = _key(4, "bytes", f"{_FSDP}.model_dtype")
-    compute_bytes: int = _key(2, "bytes", f"{_FSDP}.mixed_precision.param_dtype")
-    reduce_bytes: int = _key(4, "bytes", f"{_FSDP}.mixed_precision.reduce_dtype")
-    reference_bytes: int = 4
+    weight_bytes: int = _key(4, f"{_FSDP}.model_dtype")
+    compute_bytes: int = _key(2, f"{_FSDP}.mixed_precision.param_dtype")
+    reduce_bytes: int = _key(4, f"{_FSDP}.mixed_precision.reduce_dtype")
+    reference_bytes: int = _key(2, "actor_rollout_ref.ref.fsdp_config.model_dtype")
     reference: bool = False
     lora_rank: int = 0
     shards: int = 1
     fsdp: bool = True
     """False: a plain process, whose forward works on the weights themselves (evidence/plan/measure_lab.py)."""
-    sequence_parallel: int = _key(1, "count", f"{_A}.ulysses_sequence_parallel_size")
-    reshard: bool = _key(True, "flag", f"{_FSDP}.reshard_after_forward")
-    unsharded_gradients: bool = _key(False, "flag", f"{_FSDP}.use_no_sync_for_gradient_accumulation")
-    offload_weights: bool = _key(False, "flag", f"{_FSDP}.param_offload")
-    offload_optimizer: bool = _key(False, "flag", f"{_FSDP}.optimizer_offload")
-    stays_on_host: bool = _key(False, "flag", f"{_FSDP}.offload_policy")
+    sequence_parallel: int = _key(1, f"{_A}.ulysses_sequence_parallel_size")
+    reshard: bool = _key(True, f"{_FSDP}.reshard_after_forward")
+    unsharded_gradients: bool = _key(False, f"{_FSDP}.use_no_sync_for_gradient_accumulation")
+    offload_weights: bool = _key(False, f"{_FSDP}.param_offload")
+    offload_optimizer: bool = _key(False, f"{_FSDP}.optimizer_offload")
+    stays_on_host: bool = _key(False, f"{_FSDP}.offload_policy")
     """FSDP2's offload_policy: weights, gradients and optimiser live and step on the host."""
-    fused_step: bool = True
-    """torch's multi-tensor AdamW (its default on CUDA) holds a further copy while it steps."""
     # rollouts
     engine: str = "vllm"
-    engine_bytes: int = _key(2, "bytes", f"{_R}.dtype")
-    tensor_parallel: int = _key(1, "count", f"{_R}.tensor_model_parallel_size")
-    model_len: int = 0
+    engine_bytes: int = _key(2, f"{_R}.dtype")
+    tensor_parallel: int = _key(1, f"{_R}.tensor_model_parallel_size")
+    model_len: int = _key(0, f"{_R}.max_model_len")
     """rollout.max_model_len: tokens of the longest sequence that the engine takes; 0 (null): all positions of the model."""
-    served_answers: bool = False
-    """The engine scores answers after their rows."""
-    utilization: float = _key(0.5, "number", f"{_R}.gpu_memory_utilization")
-    sleeps: bool = _key(True, "flag", f"{_R}.free_cache_engine")
-    max_seqs: int = _key(256, "count", f"{_R}.max_num_seqs")
+    utilization: float = _key(0.5, f"{_R}.gpu_memory_utilization")
+    sleeps: bool = _key(True, f"{_R}.free_cache_engine")
+    max_seqs: int = _key(256, f"{_R}.max_num_seqs")
     graphs: int = 0
     """CUDA graphs that the engine captures, one per number of rows; 0 with enforce_eager."""
     bucket_bytes: int = 0
     # the run
-    steps: int | None = _key(None, "may_be", "trainer.total_training_steps")
-    passes: int = _key(1, "count", "trainer.total_epochs")
-    save_every: int = _key(-1, "whole", "trainer.save_freq")
-    test_every: int = _key(-1, "whole", "trainer.test_freq")
-    val_first: bool = _key(True, "flag", "trainer.val_before_train")
+    steps: int | None = _key(None, "trainer.total_training_steps")
+    passes: int = _key(1, "trainer.total_epochs")
+    save_every: int = _key(-1, "trainer.save_freq")
+    test_every: int = _key(-1, "trainer.test_freq")
+    val_first: bool = _key(True, "trainer.val_before_train")
     val_rows: int = 0
     """Held-out questions; 0 when not known."""
     val_modes: tuple[str, ...] = ("greedy",)
-    val_samples: int = _key(1, "count", f"{_R}.val_kwargs.n")
-    search_timeout_s: float = _key(20.0, "number", "search.timeout_s")
-    keep: int | None = _key(None, "may_be", "trainer.max_actor_ckpt_to_keep")
+    val_samples: int = _key(1, f"{_R}.val_kwargs.n")
+    search_timeout_s: float = _key(20.0, "search.timeout_s")
+    keep: int | None = _key(None, "trainer.max_actor_ckpt_to_keep")
     named: tuple[int, ...] = ()
     """Steps whose checkpoints stay (`keep_checkpoints`)."""
 
@@ -116,6 +108,11 @@ class Job:
         return self.max_prompt + self.max_response
 
     @property
+    def softmax_bytes(self) -> int:
+        """Bytes per number of a (log-)softmax of the logits: CUDA's autocast makes it fp32, the CPU's leaves bf16 alone."""
+        return self.compute_bytes if self.device_type == "cpu" else 4
+
+    @property
     def data_parallel(self) -> int:
         return self.devices // self.sequence_parallel
 
@@ -126,57 +123,45 @@ def read_job(config: Mapping, *, flash_attn: bool) -> Job:
     from verl_credit.turns.score.scorers import SCORERS
 
     get = _Reader(config)
-    job = Job(**{
-        entry.name: getattr(get, entry.metadata["kind"])(entry.metadata["key"], entry.default)
-        for entry in fields(Job)
-        if entry.metadata
-    })  # fmt: skip
+    keyed = [entry for entry in fields(Job) if entry.metadata]
+    job = Job(**{entry.name: get(entry.metadata["key"], entry.default) for entry in keyed})
     devices, parallel = job.devices, job.sequence_parallel
     if devices % parallel:
         raise ConfigError(f"{_A}.ulysses_sequence_parallel_size={parallel} does not divide {devices} devices")
-    fsdp_size = get.whole(f"{_FSDP}.fsdp_size", -1)
-    searches = get.whole("search.max_searches", 0) if get(f"{_R}.multi_turn.enable", False) else 0
-    attention = str(get(f"{_M}.override_config.attn_implementation", "flash_attention_2"))
+    fsdp_size = get(f"{_FSDP}.fsdp_size", -1)
+    searches = get("search.max_searches", 0) if get(f"{_R}.multi_turn.enable", False) else 0
+    attention = get(f"{_M}.override_config.attn_implementation", "flash_attention_2")
     on_cpu = get("trainer.device", "cuda") == "cpu"
     sdpa = on_cpu or attention in ("credit_sdpa", "sdpa") or (attention == "auto" and not flash_attn)
     compiled = "compiled" if get(f"{_FSDP}.use_torch_compile", True) else "eager"
-    scorer = SCORERS[get("algorithm.info_gain_scorer", "branch")]
+    rides = SCORERS[get("algorithm.info_gain_scorer", "branch")].rides
     gains = get("algorithm.info_gain_norm_mode", "none") != "none" and searches > 0
-    model_len = f"{_R}.max_model_len"
+    engine = engine_named(get(f"{_R}.name", "vllm"))
+    captures = not (on_cpu or engine.ours or get(f"{_R}.enforce_eager", False))
     job = replace(
         job,
-        max_prompt=get.count("data.max_prompt_length", 512),
-        max_response=get.count("data.max_response_length", 512),
         max_turns=searches + 1,
-        dynamic=get.flag(f"{_A}.use_dynamic_bsz", False),
         attention="sdpa" if sdpa else "flash",
         log_prob_path=log_prob_path(
             flash=flash_attn and not on_cpu,
-            fused=get.flag(f"{_M}.use_fused_kernels", False),
-            distills=get.flag("distillation.enabled", False),
+            fused=get(f"{_M}.use_fused_kernels", False),
+            distills=get("distillation.enabled", False),
         ),
         device_type="cpu" if on_cpu else "cuda",
-        softmax_bytes=job.compute_bytes if on_cpu else 4,
         entropy="chunked" if get(f"{_FSDP}.entropy_from_logits_with_chunking", False) else compiled,
-        update_entropy=get.flag(f"{_A}.calculate_entropy", False) or get(f"{_A}.entropy_coeff", 0) != 0,
-        unit_temperature=get.number(f"{_R}.temperature", 1.0) == 1.0,
-        branches=gains and scorer.rides,
-        reference_bytes=get.bytes("actor_rollout_ref.ref.fsdp_config.model_dtype", 2),
-        reference=get.flag(f"{_A}.use_kl_loss", False) or get.flag("algorithm.use_kl_in_reward", False),
-        lora_rank=get.whole(f"{_M}.lora_rank", 0) or get.whole(f"{_M}.lora.rank", 0),
+        update_entropy=get(f"{_A}.calculate_entropy", False) or get(f"{_A}.entropy_coeff", 0) != 0,
+        unit_temperature=get(f"{_R}.temperature", 1.0) == 1.0,
+        branches=gains and rides,
+        reference=get(f"{_A}.use_kl_loss", False) or get("algorithm.use_kl_in_reward", False),
+        lora_rank=get(f"{_M}.lora_rank", 0) or get(f"{_M}.lora.rank", 0),
         shards=devices if fsdp_size <= 0 or fsdp_size >= devices else fsdp_size,
-        fused_step=not on_cpu,
-        engine=str(get(f"{_R}.name", "vllm")),
-        model_len=0 if get.may_be(model_len) is None else get.count(model_len, 1),
-        served_answers=gains and scorer.in_rollout,
-        bucket_bytes=get.whole(f"{_R}.checkpoint_engine.update_weights_bucket_megabytes", 2048) * 2**20,
-        val_rows=max(0, get.whole("data.val_max_samples", -1)),
+        engine=engine.name,
+        graphs=_graphs(get, job.max_seqs) if captures else 0,
+        bucket_bytes=get(f"{_R}.checkpoint_engine.update_weights_bucket_megabytes", 2048) * 2**20,
+        val_rows=max(0, get("data.val_max_samples", -1)),
         val_modes=tuple(get("evaluation.modes", ["greedy"])),
         named=tuple(get("keep_checkpoints", ())),
     )
-    engine = engine_named(job.engine)
-    if not on_cpu and not engine.ours and not get.flag(f"{_R}.enforce_eager", False):
-        job = replace(job, graphs=_graphs(get, job.max_seqs))
     if engine.splits and devices % job.tensor_parallel:
         key = f"{_R}.tensor_model_parallel_size"
         raise ConfigError(f"{key}={job.tensor_parallel} does not divide {devices} devices", key=key)
@@ -197,9 +182,9 @@ def _tokens(get: _Reader, switch: str, prefix: str, job: Job, all_rows: int) -> 
     """Tokens of one micro-batch on one device: the budget, or rows x the longest row, never more than the batch."""
     rows = max(1, -(-all_rows // job.data_parallel))
     if get(switch, False):
-        return min(get.count(f"{prefix}_max_token_len_per_gpu", 16384), rows * job.longest_row)
-    micro = get.may_be(key := f"{prefix}_micro_batch_size_per_gpu")
-    if micro is None:
+        return min(get(f"{prefix}_max_token_len_per_gpu", 16384), rows * job.longest_row)
+    micro = get(key := f"{prefix}_micro_batch_size_per_gpu", 0)
+    if not micro:
         raise ConfigError(key=key, accepted=f"set it, or {switch}=true")
     return min(micro, rows) * job.longest_row // job.sequence_parallel
 
@@ -211,7 +196,10 @@ def require_number(key: str, value, accepted: str, fits: Callable[[float], bool]
 
 @dataclass(frozen=True)
 class _Reader:
-    """Dotted look-up; a key that is absent gives the default."""
+    """Dotted look-up; a key that is absent or null gives the default, whose type the value has to have.
+
+    A dtype is read as bytes per number; a number whose default is above 0 has to be above 0, too.
+    """
 
     config: Mapping
 
@@ -221,32 +209,15 @@ class _Reader:
             if node is None or part not in node:
                 return default
             node = node[part]
-        return default if node is None else node
-
-    def flag(self, key: str, default: bool) -> bool:
-        return bool(self(key, default))
-
-    def number(
-        self, key: str, default: float, accepted: str = "a number", fits: Callable = lambda value: True
-    ) -> float:
-        value = self(key, default)
-        require_number(key, value, accepted, fits)
-        return value
-
-    def count(self, key: str, default: int) -> int:
-        return int(
-            self.number(key, default, "a whole number above 0", lambda v: isinstance(v, int) and v > 0)
-        )
-
-    def whole(self, key: str, default: int) -> int:
-        return int(self.number(key, default, "a whole number", lambda v: v % 1 == 0))
-
-    def may_be(self, key: str, default: None = None) -> int | None:
-        """A whole number, or None where the key has no value."""
-        return None if self(key, default) is None else self.whole(key, 0)
-
-    def bytes(self, key: str, default: int) -> int:
-        value = self(key, None)
-        if value is not None and str(value) not in BYTES:
-            raise ConfigError(key=key, value=value, accepted=BYTES, shown=repr(value))
-        return default if value is None else BYTES[str(value)]
+        if node is None:
+            return default
+        if key.endswith("dtype"):
+            if str(node) not in BYTES:
+                raise ConfigError(key=key, value=node, accepted=BYTES, shown=repr(node))
+            return BYTES[str(node)]
+        if isinstance(default, bool):
+            return bool(node)
+        if isinstance(default, (int, float)):
+            accepted = "a number above 0" if default > 0 else "a number"
+            require_number(key, node, accepted, lambda v: default <= 0 or v > 0)
+        return node

@@ -91,10 +91,9 @@ def _reserved(shape: ModelShape, job: Job, hw: Hardware, assumed: Assumptions) -
     kv = share - weights - assumed.engine_activation_gib * GIB
     length = job.model_len or shape.positions or job.longest_row
     need, problems = length * per_token, []
-    if job.longest_row > length:
-        problems.append(f"{MODEL_LEN}={length} cannot hold the longest row, {job.longest_row} tokens")
-    elif shape.positions and length > shape.positions:
-        problems.append(f"{MODEL_LEN}={length}: {shape.name} has {shape.positions} positions")
+    if shape.positions and max(length, job.longest_row) > shape.positions:
+        lengths = f"{MODEL_LEN}={length}, rows of {job.longest_row} tokens"
+        problems.append(f"{lengths}: {shape.name} has {shape.positions} positions")
     if kv < need:
         least = (weights + assumed.engine_activation_gib * GIB + need) / hw.memory
         enough = f"at least {least + 0.005:.2f}" if least < 1 else "more than the device has"

@@ -6,10 +6,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from os.path import (
-    expanduser,
-    isfile,
-)  # pathlib raises for a home that is not there, and for a name that is too long
+from os.path import expanduser, isfile  # pathlib raises for a missing home, and for a name that is too long
 from pathlib import Path
 
 from verl_credit.errors import ConfigError
@@ -199,9 +196,7 @@ def shape_of(model: str | Path | Mapping) -> ModelShape:
 
 def _from_config(config: Mapping, name: str) -> ModelShape:
     family, experts = config.get("model_type"), {}
-    others = [
-        key for key, value in config.items() if OTHER_LAYERS.search(key) and value not in (None, False, 0)
-    ]
+    others = [key for key, value in config.items() if value and OTHER_LAYERS.search(key)]
     if family not in FAMILIES and others:
         raise ConfigError(
             f"{name}: the plan has no formulas for layers of model_type={family} ({', '.join(others)}); give the config of "

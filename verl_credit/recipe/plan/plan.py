@@ -25,7 +25,11 @@ from verl_credit.redact import redact_value
 ACTOR = "actor_rollout_ref.actor"
 SMALLER = f"{ACTOR}.ppo_max_token_len_per_gpu, {LOG_PROB}"
 SHIPPED_WEIGHTS = "smollm2-135m"
-LAB_VOCABULARY = {"full": 1767, "tiny": 767}  # the key is lab.size; every world has as many words
+LAB_POLICIES = {
+    size: ModelShape("the lab's policy", "qwen3", 3, 128, 4, 2, 32, 256, words, True, positions=1024)
+    for size, words in (("full", 1767), ("tiny", 767))  # every world of a size has as many words
+}
+"""The policy that a build of this lab.size makes (tests compare)."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +63,7 @@ class Plan:
         longer = engine.reserves and (job.model_len or self.shape.positions or 0) > job.longest_row
         eager = job.entropy == "eager" and job.log_prob_path in (FLASH, LOOP)
         whole = engine.adapters and not job.lora_rank
-        large = self.index.bytes > 0 and self.index.kind not in (None, "sq8", "sq4")
+        large = self.index.bytes > 0 and self.index.kind not in (None, "sq8")
         fsdp = f"{ACTOR}.fsdp_config"
         wanted = {
             f"{MODEL_LEN}=auto": longer,
@@ -112,7 +116,8 @@ def make_plan(
             f"hardware.devices={block['devices']} but trainer.nnodes x trainer.n_gpus_per_node is {job.devices}"
         )
     given = dict(config.get("plan") or {})
-    shape = shape_of(given.pop("model", None) or _model(config))
+    own = given.pop("model", None)
+    shape = shape_of(own) if own else _shape(config)
     index = find_index(block)
     assumed = assumptions(given, job, hw)
     if index.place != "host":
@@ -176,44 +181,38 @@ def _notes(
     shape: ModelShape, job: Job, hw: Hardware, assumed: Assumptions, index: Index, algorithm: Mapping
 ) -> list[str]:
     """Returns notes about what the plan leaves out, what saves nothing, and searches that would exceed their timeout."""
-    notes = []
-    if shape.estimated:
-        notes.append(
-            f"model_type={shape.family} counts as a llama of its sizes; it may have a few per cent more or less"
-        )
     searches = job.max_turns > 1
-    if searches and index.place != "elsewhere" and not index.bytes:
-        notes.append(
-            "memory and time of the search index are not counted; give its size in hardware.index or "
-            "hardware.index_bytes"
-        )
-    if hw.unified and (job.offload_weights or job.offload_optimizer or job.stays_on_host):
-        notes.append(f"{hw.name}: host and device share their memory, so offloading saves nothing")
-    if job.lora_rank and job.weight_bytes == 4:
-        notes.append(
-            "LoRA keeps the frozen weights in fp32 (actor.fsdp_config.model_dtype); bf16 would halve them"
-        )
     provider = PROVIDERS.get(algorithm.get("turn_values") or "")
-    if provider is not None and provider.uncounted:
-        notes.append(provider.uncounted)
-    if searches and not assumed.search_core_seconds:
-        notes.append(
-            "the computing of searches is not counted (hardware.index.place, plan.search_core_seconds)"
-        )
+    no_size = searches and index.place != "elsewhere" and not index.bytes
+    pooled = hw.unified and (job.offload_weights or job.offload_optimizer or job.stays_on_host)
+    frozen = job.lora_rank and job.weight_bytes == 4
+    idle = searches and not assumed.search_core_seconds
+    llama = (
+        f"model_type={shape.family} counts as a llama of its sizes; it may have a few per cent more or less"
+    )
+    size = "memory and time of the search index are not counted; give its size in hardware.index or hardware.index_bytes"
+    notes = {
+        llama: shape.estimated,
+        size: no_size,
+        f"{hw.name}: host and device share their memory, so offloading saves nothing": pooled,
+        "LoRA keeps the frozen weights in fp32 (actor.fsdp_config.model_dtype); bf16 would halve them": frozen,
+        provider.uncounted if provider else "": provider and provider.uncounted,
+        "the computing of searches is not counted (hardware.index.place, plan.search_core_seconds)": idle,
+    }
     # All rows' first turns fit into the cache, because they are short.
     queries = min(job.rows, job.max_seqs * max(1, job.devices // job.tensor_parallel))
     each = assumed.search_core_seconds
     wave = queries * each / assumed.host_cores
-    if searches and wave > job.search_timeout_s:
-        notes.append(
-            f"{queries:.0f} rows may search at once, and {queries:.0f} queries of {each:.2f} core-seconds take {wave:.0f} s "
-            f"on {assumed.host_cores:.0f} cores, longer than search.timeout_s={job.search_timeout_s:g}: rows would be lost; "
-            "use another kind of index (flat, hnsw), more cores, or a longer timeout"
-        )
-    return notes
+    late = (
+        f"{queries:.0f} rows may search at once, and {queries:.0f} queries of {each:.2f} core-seconds take {wave:.0f} s on "
+        f"{assumed.host_cores:.0f} cores, longer than search.timeout_s={job.search_timeout_s:g}: rows would be lost; use "
+        "another kind of index (flat, hnsw), more cores, or a longer timeout"
+    )
+    notes[late] = searches and wave > job.search_timeout_s
+    return [note for note, holds in notes.items() if holds]
 
 
-def _model(config: Mapping) -> str | Mapping:
+def _shape(config: Mapping) -> ModelShape:
     """The recipe's model; for a folder that the run builds before its first step the model that will be in it."""
     model = ((config.get("actor_rollout_ref") or {}).get("model") or {}).get("path")
     if not model or not isinstance(model, str):
@@ -222,15 +221,5 @@ def _model(config: Mapping) -> str | Mapping:
     for section in ("real", "lab"):
         folder = (config.get(section) or {}).get("dir")
         if folder is not None and Path(model).is_relative_to(folder) and not Path(model).exists():
-            return SHIPPED_WEIGHTS if section == "real" else _lab_policy(config["lab"])
-    return model
-
-
-def _lab_policy(lab: Mapping) -> Mapping:
-    """The config.json that a build of this lab writes (tests compare)."""
-    return {
-        "_name_or_path": "the lab's policy", "model_type": "qwen3", "hidden_size": 128,
-        "vocab_size": LAB_VOCABULARY[lab["size"]],
-        "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "intermediate_size": 256,
-        "tie_word_embeddings": True, "max_position_embeddings": 1024,
-    }  # fmt: skip
+            return shape_of(SHIPPED_WEIGHTS) if section == "real" else LAB_POLICIES[config["lab"]["size"]]
+    return shape_of(model)

@@ -110,10 +110,9 @@ def update_parts(shape: ModelShape, job: Job) -> dict[str, Parts]:
         {**_head(shape, groups), "activations": kept, "logits": logits},
         loss,
     )
-    # torch's AdamW over all tensors at a time holds a further copy; one by one, the root and the quotient of a matrix.
-    temporaries = (
-        gradients if job.fused_step else 2 * largest_matrix(shape, job) * job.weight_bytes / job.shards
-    )
+    # torch's multi-tensor AdamW, its default on CUDA, holds a further copy; one by one, the root and quotient of a matrix.
+    one_by_one = 2 * largest_matrix(shape, job) * job.weight_bytes / job.shards
+    temporaries = one_by_one if job.device_type == "cpu" else gradients
     return {
         "loss": {**resident, "gradients": before, **_largest(forward)},
         "backward": {**resident, **_largest((
