@@ -114,3 +114,11 @@ test_engine = cases(
     (MACHINE, SGLANG, FAIL, "sglang is not installed", "pip install 'sglang==0.5.12'"),
     (both(sglang="0.5.12"), SGLANG, WARN, "sglang 0.5.12", "no GPU has run it"),
 )
+
+FLASH = on_cuda(LAB, actor_rollout_ref__model__override_config__attn_implementation="flash_attention_2")
+test_attention = cases(
+    software.check_attention,
+    (installed(None), FLASH, FAIL, "attn_implementation=flash_attention_2", "attn_implementation=auto"),
+    (both(**{"flash-attn": "2.8.3"}), FLASH, PASS),
+    (installed(None), CUDA, PASS, "attn_implementation=auto"),
+)

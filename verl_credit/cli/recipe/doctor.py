@@ -58,7 +58,7 @@ def doctor(
 Recipe = tuple[DictConfig | None, list[Result]]
 
 
-def _with_verl(name: str, context: Context) -> Result:
+def _with_verl(name: str, context: "Context") -> Result:
     """Hides what verl prints while it is imported."""
     with redirect_stdout(StringIO()) as printed, redirect_stderr(printed):
         try:

@@ -70,6 +70,7 @@ CHECKS: tuple[Check, ...] = (
     Check("torch", MACHINE, ON_CUDA, software.check_torch, "it imports, built for the recipe's device"),
     Check("environment", MACHINE, ALWAYS, software.check_environment, "verl loads the plugin, for the recipe's device"),
     Check("engine", MACHINE, ALWAYS, software.check_engine, "a version of the rollout engine that verl can start", RECIPE),
+    Check("attention", MACHINE, ON_CUDA, software.check_attention, "flash-attn, where the recipe takes it", RECIPE),
     Check("loggers", MACHINE, ALWAYS, inputs.check_loggers, "what verl imports for trainer.logger is installed", RECIPE),
     Check("cuda", MACHINE, ON_CUDA, device.check_cuda, "driver and devices, as many as the recipe takes on a node"),
     Check("memory", MACHINE, ALWAYS, machine.check_memory, "free memory, of the host and of every device"),

@@ -6,18 +6,21 @@ from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, requires
 from typing import TypeGuard
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from verl_credit.config.engines import engine_of
 from verl_credit.names import ASYNC_MODES
+from verl_credit.policy.families import ATTENTION, AUTO
 from verl_credit.recipe.doctor.context import Context
 from verl_credit.recipe.doctor.status import Result, failed, passed, skipped, warned
 
 PLUGINS, PLATFORM = "VERL_USE_EXTERNAL_PLUGINS", "VERL_PLATFORM"
 OURS = "verl_credit"  # the name of our entry point in the group verl.plugins
+FLASH = (None, "flash_attention_2", "credit_varlen")
+"""Values of `ATTENTION` that take flash-attn; verl's default is flash_attention_2."""
 CUDA_13 = "pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/cu130"
 
 
@@ -113,6 +116,17 @@ def check_engine(context: Context) -> Result:
     if engine.untried or not any(_in(version, one) for one in (pin, ours) if one):
         return warned(f"{found}; {engine.untried}" if engine.untried else found, right, fix)
     return passed(f"{found}; {right}")
+
+
+def check_attention(context: Context) -> Result:
+    """Is flash-attn installed where the recipe names it? The start of a run tries the kernel itself."""
+    asked = OmegaConf.select(context.recipe, ATTENTION)
+    if wants_cuda(context.recipe) and asked in FLASH and "flash-attn" not in context.facts.packages:
+        fix = f"pip install flash-attn --no-build-isolation, or {ATTENTION}={AUTO}, which takes SDPA"
+        return failed(
+            f"{ATTENTION}={asked}, and flash-attn is not installed", "flash-attn for this torch", fix
+        )
+    return passed(f"attn_implementation={asked}")
 
 
 def pinned(requirements: list[str], engine: str) -> str:
