@@ -66,6 +66,7 @@ def test_the_configuration_is_read():
     assert (job.update_tokens, job.log_prob_tokens, job.branches) == (16640, 16640, True)
     assert (job.weight_bytes, job.compute_bytes) == (4, 2)
     assert job.model_len == 8192
+    assert not read_job(changed("algorithm.info_gain_norm_mode", "gigpo"), flash_attn=True).branches
     assert read_job(changed("actor_rollout_ref.rollout.max_model_len", None), flash_attn=True).model_len == 0
 
 

@@ -6,7 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 
 from verl_credit.config.engines import engine_named
+from verl_credit.config.keys import Algorithm
 from verl_credit.config.log_prob_path import FLASH, log_prob_path
+from verl_credit.config.settings import INFO_GAIN
 from verl_credit.errors import ConfigError
 
 BYTES = {
@@ -135,7 +137,14 @@ def read_job(config: Mapping, *, flash_attn: bool) -> Job:
     sdpa = on_cpu or attention in ("credit_sdpa", "sdpa") or (attention == "auto" and not flash_attn)
     compiled = "compiled" if get(f"{_FSDP}.use_torch_compile", True) else "eager"
     rides = SCORERS[get("algorithm.info_gain_scorer", "branch")].rides
-    gains = get("algorithm.info_gain_norm_mode", "none") != "none" and searches > 0
+    given = {
+        name: get(f"algorithm.{name}", None) for name in ("turn_signal", "turn_signals", "algorithm_mode")
+    }
+    mode = get("algorithm.info_gain_norm_mode", "none")
+    credit = Algorithm.model_construct(
+        info_gain_norm_mode=mode, **{k: v for k, v in given.items() if v is not None}
+    )
+    gains = searches > 0 and INFO_GAIN in credit.signal_weights
     engine = engine_named(get(f"{_R}.name", "vllm"))
     captures = not (on_cpu or engine.ours or get(f"{_R}.enforce_eager", False))
     job = replace(
