@@ -37,7 +37,8 @@ def write(folder, **files):
 def started(monkeypatch):
     """What `train` would start: the configurations, and the commands of a sweep."""
     found = []
-    monkeypatch.setattr(start, "_train", lambda config, *rest: found.append(config) or 0)
+    monkeypatch.setattr(start, "recorded", lambda config, *rest: found.append(config) or 0)
+    monkeypatch.setattr(start, "set_environment", lambda config: None)
     monkeypatch.setattr(sweep, "run_child", lambda command: found.append(command) or 0)
     monkeypatch.setattr(checks, "examine", lambda context, first: found.append(context.config) or first)
     return found

@@ -110,7 +110,9 @@ def _sepa_without_effect(sepa: dict, steps: int, source: str) -> list[str]:
     if first > steps:
         return [f"algorithm.sepa: lambda is 0 until step {first}, and {source}"]
     if auto and not auto_can_lead(sepa, steps):
-        return [f"algorithm.sepa.schedule=auto: lambda is the linear ramp's in every step, and {source}"]
+        when = "never" if fall == math.inf else f"from step {fall} on"
+        told = f"lambda is the linear ramp's in every step, and {source}; auto can act {when}"
+        return [f"algorithm.sepa.schedule=auto: {told}"]
     return []
 
 

@@ -96,7 +96,7 @@ def _check(request: Request) -> None:
     modes = [mode.name for mode in find_modes(request.modes)]
     refused = {
         f"--rollouts {request.rollouts}: expected at least 2, which a group compares": request.rollouts < 2,
-        f"--minutes {minutes}: expected more than 0": minutes is not None and minutes <= 0,
+        f"--minutes {minutes or 0:g}: expected more than 0": minutes is not None and minutes <= 0,
         "--gradient compares with GRPO: add none to --modes": gradient and "none" not in modes,
         # the jackknife leaves two of three prompts
         f"--prompts {request.prompts}: --gradient takes at least 3": gradient and request.prompts < 3,
