@@ -169,7 +169,7 @@ def test_a_run_without_the_lab_has_to():
         ({"lab": Path("elsewhere")}, "--lab: not with --engine run"),
         ({"continuations": 7}, "--continuations 7: expected an even number of at least 2"),
         ({"rollouts": 1}, "--rollouts 1: expected at least 2"),
-        ({"minutes": 0.0}, "--minutes 0.0: expected more than 0"),
+        ({"minutes": 0.0}, "--minutes 0: expected more than 0"),
         ({"gradient": True, "modes": "joint"}, "add none to --modes"),
         ({"gradient": True, "prompts": 2}, "--prompts 2: --gradient takes at least 3"),
         ({"split": "dev"}, "--split dev: --engine run has train (data.train_files) and test (data.val_files)"),
