@@ -50,7 +50,9 @@ def trace(
             for values_B_K in (tables.reward_B_K, known_B_K)
         )
         sum_B_K, weight_B_K = sum_B_K + horizon_gamma**j * reward_B_K, weight_B_K + horizon_gamma**j * one_B_K
-    left_B_K = (tables.n_tool_turns_B[:, None] - tables.columns_K1[:-1]).clamp(min=1)  # T - k
+    left_B_K = (
+        (tables.n_tool_turns_B[:, None] - tables.columns_K1[:-1]).clamp(min=1).to(tables.reward_B_K)
+    )  # T - k
     end_B_K = end_bonus * horizon_gamma**left_B_K * (left_B_K <= horizon) * outcome_B_1
     mean_B_K = sum_B_K / torch.where(weight_B_K > 0, weight_B_K, 1.0)
     turn_B_K = torch.where(weight_B_K > 0, mean_B_K + end_B_K, 0.0)

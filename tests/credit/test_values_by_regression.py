@@ -9,6 +9,7 @@ import torch
 from verl_credit.credit import turn_gae
 from verl_credit.credit.turn.values import (
     States,
+    connected,
     crossfit,
     explained_variance,
     explained_variance_of_changes,
@@ -51,6 +52,44 @@ def test_the_mean_of_the_others_leaves_out_the_own_outcome():
     valid_B = torch.tensor([True, True, True, True, True, False])
     wanted = torch.tensor([0.0, 0.5, 0.5, NAN, NAN, NAN], dtype=torch.float64)
     torch.testing.assert_close(loo_mean(outcome_B, group_B, valid_B), wanted, equal_nan=True, rtol=0, atol=0)
+
+
+def test_the_mean_of_the_others_leaves_out_what_is_not_known():
+    return_B, group_B = torch.tensor([1.0, NAN, 0.5, NAN]), torch.tensor([4, 4, 4, 9])
+    wanted = torch.tensor([0.5, 0.75, 1.0, NAN], dtype=torch.float64)
+    found = loo_mean(return_B, group_B, torch.ones(4, dtype=torch.bool))
+    torch.testing.assert_close(found, wanted, equal_nan=True, rtol=0, atol=0)
+
+
+def test_rows_are_connected_by_prompts_and_by_groups():
+    prompt_B, group_B = torch.tensor([7, 3, 3, 9, 5, 8]), torch.tensor([0, 0, 1, 1, 2, 3])
+    assert connected(prompt_B, group_B).tolist() == [3, 3, 3, 3, 5, 8]
+    assert connected(prompt_B[:0], group_B[:0]).tolist() == []
+
+
+@pytest.mark.parametrize("far", [50.0, 1e4])
+def test_a_state_that_is_far_off_has_a_value_among_the_returns_and_hides_no_other(far):
+    draw = torch.Generator().manual_seed(0)
+    x_N_D = torch.randn(200, 4, generator=draw, dtype=torch.float64)
+    y_N = (torch.rand(200, generator=draw, dtype=torch.float64) < (3 * x_N_D[:, 0]).sigmoid()).double()
+    states, mean_N = States(x_N_D, y_N, torch.arange(200) // 4), torch.zeros(200, dtype=torch.float64)
+    usual, _ = crossfit(states, None, mean_N, shrink=0.03, folds=8)
+    spoiled = replace(
+        states, x_N_D=x_N_D.index_put((torch.tensor(17), torch.tensor(0)), torch.tensor(far).double())
+    )
+    value, _ = crossfit(spoiled, None, mean_N, shrink=0.03, folds=8)
+    assert value.min() >= 0 and value.max() <= 1 and usual.min() >= 0 and usual.max() <= 1
+    others = torch.arange(200) != 17
+    clean, hidden = (explained_variance(one[others], y_N[others]) for one in (usual, value))
+    assert clean > 0.45 and abs(hidden - clean) < 0.03
+
+
+def test_a_rare_feature_is_no_outlier():
+    """1 in 2 of 400 states: its middle 98 % are all equal, and it says the return all the same."""
+    x_N_D, y_N = torch.zeros(400, 1, dtype=torch.float64), torch.zeros(400, dtype=torch.float64)
+    x_N_D[:2], y_N[:2] = 1.0, 1.0
+    predict = ridge(States(x_N_D, y_N, torch.arange(400)), 1e-3)
+    assert predict(x_N_D)[:2].min() > 0.3
 
 
 def test_the_features_of_the_group():
@@ -154,6 +193,8 @@ def test_explained_variance_of_changes_compares_a_state_with_the_one_before():
     # errors before: .5, .25, -.5; after: .25, .5, -.25
     wanted = 1 - (0.0625 + 0.25 + 0.0625) / (0.25 + 0.0625 + 0.25)
     assert explained_variance_of_changes(value_B_K1, return_B_K1, turn_B_K1) == pytest.approx(wanted)
+    discounted = explained_variance_of_changes(value_B_K1, return_B_K1, turn_B_K1, gamma=0.5)
+    assert discounted == pytest.approx(1 - 0.5**2 * (1 - wanted))
     assert explained_variance_of_changes(value_B_K1[2:], return_B_K1[2:], turn_B_K1[2:]) is None
 
 
@@ -184,3 +225,15 @@ def test_turn_gae_scales_then_weighs_what_is_below_0():
     torch.testing.assert_close(gae(value_B_K1, lam=0.0, scale="rms", negative=0.5).double(), halved)
     same = torch.tensor([[1.0, 1, 1], [0, 0, 0]]).double()
     assert not gae(same, scale="rms").any()
+
+
+def test_the_size_of_a_step_is_that_of_the_turns_whose_rewards_are_known():
+    """The first row has lost the reward of its first turn: its other two turns and the second row's only turn count."""
+    lost = torch.tensor([[NAN, 0.0], [0.0, 0.0]]), torch.tensor([[True, True], [False, False]])
+    rows = torch.tensor([1.0, 0.0]), *lost, torch.zeros(2, dtype=torch.long)
+    value_B_K1 = torch.tensor([[9.0, 0.5, 0.25], [0.25, 0, 0]]).double()
+    turns = torch.tensor([2, 0])
+    credit = turn_gae(*rows, n_tool_turns_B=turns, value_B_K1=value_B_K1, lam=0.0, scale="rms")
+    raw = torch.tensor([0.0, -0.25, 0.75, -0.25]).double()
+    found = torch.cat([credit.advantage_B_K1[0], credit.advantage_B_K1[1, :1]]).double()
+    torch.testing.assert_close(found, raw / (raw.square().sum() / 3).sqrt())

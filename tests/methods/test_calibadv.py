@@ -72,6 +72,12 @@ def test_calibadv_gives_nothing_for_what_every_trajectory_found_and_balances_ans
         CALIBADV(*given, **options, evidence="sigmoid")
 
 
+def test_a_turn_without_a_reward_has_not_found_all():
+    given, more = batch([[1.0, 1.0], [None, 1.0], [1.0]], [1.0, 1.0, 0.0])
+    credit = CALIBADV(*given, **more, outcome_operator=rloo, zero_if_all_found=True)
+    assert turns(credit, (3, 3, 2)) == close(((0.5, 0, 0.5), (0.5, 0, 0.5), (0, -1)))
+
+
 def test_the_laws_hold():
     findings = check(own_subject(CALIBADV.function, "calibadv", kind="turn"), seeds=range(2))
     assert not [finding.name for finding in findings if finding.wrong]

@@ -117,6 +117,13 @@ def one_short(trajectory):
     return [turn.text for turn in trajectory.tool_turns]
 
 
+def test_rows_of_a_tied_group_are_skipped_only_where_groups_are_read():
+    given = ["algorithm.turn_values=features", "algorithm.tied_groups=skip"]
+    error = refused(f"{MODE}=turn_gae", *given)
+    assert (error.key, error.value, error.beside) == ("algorithm.tied_groups", "skip", (MODE,))
+    check(f"{MODE}=gigpo", "algorithm.tied_groups=skip")
+
+
 @pytest.mark.parametrize(
     "anchor, accepted",
     [

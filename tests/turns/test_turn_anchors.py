@@ -66,6 +66,17 @@ def test_the_prefix_is_every_token_before_the_turn(rows):
     assert anchors(rows, turn_anchor="prefix")[:4] == [[0, 1, 2], [0, 3, None], [0, 4, 5], [6, 7, None]]
 
 
+def test_the_prefix_begins_with_the_prompt():
+    """An environment's first observation may stand in the prompt of each row: equal responses are in other states then."""
+    tokenizer = make_tokenizer()
+    turns = turn_batch([Row(("ask", "page", "done"), f"q, summary {name}") for name in "ABA"], tokenizer)
+    nothing = torch.zeros(3, 1)
+    rows = StepRows(
+        turns, tokenizer.decode, torch.zeros(3), torch.zeros(3, dtype=torch.long), nothing, nothing.bool()
+    )
+    assert anchors(rows, turn_anchor="prefix") == [[0, 1], [2, 3], [0, 1]]
+
+
 def length_so_far(trajectory):
     return [number for number, _ in enumerate(trajectory.turns)]
 

@@ -41,7 +41,11 @@ PROVIDERS = ["group", "features", "column:belief", f"{HERE}.observed_words"]
 
 @pytest.fixture(scope="module")
 def turns():
-    found = turn_batch(BATCH, make_tokenizer())
+    return made(BATCH)
+
+
+def made(batch):
+    found = turn_batch(batch, make_tokenizer())
     for place, record in enumerate(found.records):
         tool_turns = max(int(found.n_turns_B[place]) - 1, 0)
         record["searches"] = searched(*range(tool_turns))["searches"]
@@ -80,9 +84,17 @@ def values_of(step):
     return step.tables.optional["value_B_K1"]
 
 
+APART = [replace(one, prompt=f"{one.prompt} {place}") for place, one in enumerate(BATCH)]
+"""A group's rows have prompts of their own, as where an environment's first observation stands in them."""
+TWICE = [replace(one, prompt="Who?") for one in BATCH]
+"""One question under several uids."""
+
+
 @pytest.mark.parametrize("provider", PROVIDERS)
-def test_a_value_does_not_change_when_the_own_outcome_does(turns, provider):
+@pytest.mark.parametrize("batch", [BATCH, APART], ids=["one prompt", "prompts of their own"])
+def test_a_value_does_not_change_when_the_own_outcome_does(batch, provider):
     """With a step in the replay, too. The values of other prompts do change."""
+    turns = made(batch)
     for before in (False, True):
         values = [TurnValues.of(inputs_of(turns, provider).run.settings) for _ in range(9)]
         for one in values if before else ():
@@ -92,6 +104,49 @@ def test_a_value_does_not_change_when_the_own_outcome_does(turns, provider):
             outcomes = [5.0 if other == place else outcome for other, outcome in enumerate(OUTCOMES)]
             changed = values_of(step_of(turns, provider, outcomes, values[place]))
             assert torch.equal(changed[place], usual[place]) and not torch.equal(changed, usual)
+
+
+def test_one_question_under_several_uids_is_one_prompt():
+    """No fit has another state then, so that every value is the mean return of the uid's other rows."""
+    first = values_of(step_of(made(TWICE), "group"))[:, 0]
+    assert first[:8].tolist() == [0.5, 1.0, 0.5, 1.0, 0.0, 0.0, 0.0, 0.0]
+
+
+def test_no_fit_reads_an_earlier_draw_of_the_same_question(turns):
+    """The replay's rows of "Who?" have another uid than this step's, and what they earned moves the other prompts alone."""
+    found = []
+    for earned in (0.0, 5.0):
+        values = TurnValues.of(inputs_of(turns, "features").run.settings)
+        before = [earned if place < 3 else outcome for place, outcome in enumerate(OUTCOMES)]
+        step_of(turns, "features", before, values, groups=[7 + group for group in GROUPS])
+        found.append(values_of(step_of(turns, "features", values=values)))
+    assert torch.equal(found[0][:3], found[1][:3]) and not torch.equal(found[0][3:8], found[1][3:8])
+
+
+seen_trajectories = []
+
+
+def remembered(trajectory):
+    seen_trajectories.append(trajectory)
+    return [0.0] * len(trajectory.turns)
+
+
+def test_a_function_sees_nothing_of_the_end(turns):
+    seen_trajectories.clear()
+    step_of(turns, f"{HERE}.remembered")
+    assert len(seen_trajectories) >= len(ROWS)
+    for one in seen_trajectories:
+        assert (one.outcome, one.scores, one.stop_reason, one.turns[-1].text) == (None, {}, "", "")
+
+
+def test_the_mean_of_the_others_is_one_of_returns(turns):
+    """All outcomes are 0, and a tool's rewards of 1/8 a turn are all that is earned."""
+    inputs = inputs_of(turns, "group", turn_signal="info_gain")
+    estimate(inputs, turns, [0.0] * 10, GROUPS)
+    found = inputs.run.values._replay[0].x_N_D[
+        :7, 0
+    ]  # 3, 2 and 1 states of the first prompt, and one of the next
+    assert found.tolist() == [0.0625] * 3 + [0.125] * 2 + [0.1875, 0.125]
 
 
 def test_the_mode_reads_the_values_and_metrics_say_what_they_explain(turns):

@@ -1,7 +1,7 @@
 """Values of turns' states: a ridge regression of returns on features, which has not seen the prompts that it predicts.
 
 A state is what stands before a turn's response. N states in any order, D features each; NaN is a feature without a value.
-`prompt_N` is any whole number that the states of a prompt share. All in float64.
+`prompt_N` is a whole number that states with the same prompt tokens share. All in float64.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from verl_credit.lazy import torch
 
 TURNS, MEAN_TURNS = 8, 3
+FAR = 5.0
+"""A feature further than this many standard deviations from its mean is taken for that far (`ridge`)."""
 
 
 @dataclass(frozen=True)
@@ -31,21 +33,35 @@ class States:
         return States(*(one[chosen_N] for one in vars(self).values()))
 
 
-def loo_mean(outcome_B: torch.Tensor, group_B: torch.Tensor, valid_B: torch.Tensor) -> torch.Tensor:
-    """Mean outcome of the prompt's other valid rows. The row's own outcome is in no bit of it.
+def connected(prompt_B: torch.Tensor, group_B: torch.Tensor) -> torch.Tensor:
+    """One number for all rows that equal prompts and equal groups connect, the smallest `prompt_B` among them.
 
-        m_i = 1 / (n - 1) sum over j != i of r_j
-
-    NaN for the only valid row of a prompt, and for a row that is not valid. The mean of other prompts is no substitute: the
-    own outcome would be among the features of theirs, and so in the fit that predicts the row.
+    A group's rows have prompts of their own where an environment writes its first observation into the prompt, and one
+    question may be drawn into two groups. A fit may hold neither kind of sibling, because each carries the row's outcome.
     """
-    mean_B = torch.full(outcome_B.shape, torch.nan, dtype=torch.float64)
-    outcome_B = outcome_B.to(torch.float64)
+    part_B, before_B = prompt_B, None
+    places = [key_B.unique(return_inverse=True)[1] for key_B in (group_B, prompt_B)]
+    while before_B is None or not torch.equal(part_B, before_B):
+        before_B = part_B
+        for place_B in places:
+            part_B = part_B.scatter_reduce(0, place_B, part_B, "amin", include_self=False)[place_B]
+    return part_B
+
+
+def loo_mean(return_B: torch.Tensor, group_B: torch.Tensor, valid_B: torch.Tensor) -> torch.Tensor:
+    """Mean return of the prompt's other valid rows whose return is known. The row's own return is in no bit of it.
+
+        m_i = 1 / (n - 1) sum over j != i of G_j,    n - 1 = the others with a known return
+
+    NaN for a row without such others, and for a row that is not valid. The mean of other prompts is no substitute: the own
+    return would be among the features of theirs, and so in the fit that predicts the row.
+    """
+    mean_B = torch.full(return_B.shape, torch.nan, dtype=torch.float64)
+    known_B, return_B = return_B.isfinite(), return_B.to(torch.float64).nan_to_num(0.0)
     for group in group_B[valid_B].unique():
         rows_n = (valid_B & (group_B == group)).nonzero().flatten()
-        if len(rows_n) > 1:
-            others_n_n = outcome_B[rows_n].expand(len(rows_n), -1).clone().fill_diagonal_(0.0)
-            mean_B[rows_n] = others_n_n.sum(dim=1) / (len(rows_n) - 1)
+        others_n_n = known_B[rows_n].expand(len(rows_n), -1).clone().fill_diagonal_(False)
+        mean_B[rows_n] = (others_n_n * return_B[rows_n]).sum(dim=1) / others_n_n.sum(dim=1)
     return mean_B
 
 
@@ -67,47 +83,70 @@ Predict = Callable[[torch.Tensor], torch.Tensor]
 def ridge(states: States, shrink: float) -> Predict:
     """The fit with the penalty ``shrink``.
 
-        V(x) = mean y + z(x) w,   w = (Z'Z / N + shrink I)^-1 Z'(y - mean y) / N,   z = (x - mean x) / std x
+        V(x) = min y <= mean y + z(x) w <= max y,   w = (Z'Z / N + shrink I)^-1 Z'(y - mean y) / N
+        z = -FAR <= (x - mean x) / std x <= FAR
 
     The intercept is not shrunk, and a penalty does not depend on the number of states. A feature without a value is at its
-    mean; one that is the same in all states has no weight.
+    mean; one that is the same in all states has no weight. A feature that is further than FAR from its mean in some state
+    has the mean and std of its middle 98 %, unless these are all equal, so that one state does not hide the others.
     """
     if not shrink > 0:
         raise ValueError(f"shrink={shrink!r}: expected a number above 0, because features may be equal")
     x_N_D, y_N = states.x_N_D, states.return_N
     known_N_D, n = x_N_D.isfinite(), len(y_N)
-    count_D = known_N_D.sum(dim=0).clamp(min=1)
-    mean_D = torch.where(known_N_D, x_N_D, 0.0).sum(dim=0) / count_D
-    std_D = (torch.where(known_N_D, x_N_D - mean_D, 0.0).square().sum(dim=0) / count_D).sqrt()
-    moves_D = std_D > 1e-9 * (1 + mean_D.abs())  # less is rounding
+    mean_D, std_D, moves_D = _moments(x_N_D, known_N_D)
+    far_D = moves_D & torch.where(known_N_D, (x_N_D - mean_D).abs() > FAR * std_D, False).any(dim=0)
+    if far_D.any():
+        low_D, high_D = x_N_D.nanquantile(torch.tensor([0.01, 0.99], dtype=x_N_D.dtype), dim=0)
+        inner = _moments(x_N_D, known_N_D & (x_N_D >= low_D) & (x_N_D <= high_D))
+        mean_D, std_D = (
+            torch.where(far_D & inner[2], *pair) for pair in zip(inner, (mean_D, std_D), strict=False)
+        )
 
     def standardised(x_N_D: torch.Tensor) -> torch.Tensor:
-        z_N_D = (x_N_D - mean_D) / torch.where(moves_D, std_D, 1.0)
+        z_N_D = ((x_N_D - mean_D) / torch.where(moves_D, std_D, 1.0)).clamp(-FAR, FAR)
         return torch.where(x_N_D.isfinite() & moves_D, z_N_D, 0.0)
 
     z_N_D, mean = standardised(x_N_D), y_N.mean()
     gram_D_D, right_D = z_N_D.T @ z_N_D / n, z_N_D.T @ (y_N - mean) / n
     w_D = torch.linalg.solve(gram_D_D + torch.full_like(right_D, shrink).diag(), right_D)
-    return lambda x_N_D: mean + standardised(x_N_D) @ w_D
+    return lambda x_N_D: (mean + standardised(x_N_D) @ w_D).clamp(y_N.min(), y_N.max())
+
+
+def _moments(
+    x_N_D: torch.Tensor, counted_N_D: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(mean_D, std_D, whether it is above rounding) of the counted states."""
+    count_D = counted_N_D.sum(dim=0).clamp(min=1)
+    mean_D = torch.where(counted_N_D, x_N_D, 0.0).sum(dim=0) / count_D
+    std_D = (torch.where(counted_N_D, x_N_D - mean_D, 0.0).square().sum(dim=0) / count_D).sqrt()
+    return mean_D, std_D, std_D > 1e-9 * (1 + mean_D.abs())
 
 
 def crossfit(
-    states: States, replay: States | None, mean_N: torch.Tensor, *, shrink: float, folds: int
+    states: States,
+    replay: States | None,
+    mean_N: torch.Tensor,
+    *,
+    shrink: float,
+    folds: int,
+    part_N: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, int]:
-    """(value_N, number of states with a known return), each value from a fit without any state of its prompt.
+    """(value_N, number of states with a known return), each value from a fit without any state of its part or prompt.
 
-    The distinct numbers of prompts, in their order, are dealt out to ``folds`` folds in turn, so that neither the order of
-    the rows nor an outcome decides. All of ``replay`` but the fold's own prompts joins each fit. Where no other state has a
-    known return, V is ``mean_N``, the mean outcome of the row's others, or 0 where that is NaN.
+    ``part_N``: `connected` rows have one number; None: the rows of a prompt are a part. The distinct numbers, in their
+    order, are dealt out to ``folds`` folds in turn, so that neither the order of the rows nor an outcome decides. All of
+    ``replay`` but the fold's own prompts joins each fit. Where no other state has a known return, V is ``mean_N``, the mean
+    return of the row's others, or 0 where that is NaN.
     """
     pool = states if replay is None else States.joined([states, replay])
     value_N, known_M = mean_N.nan_to_num(0.0), pool.return_N.isfinite()
-    prompts = states.prompt_N.unique()  # sorted
-    for fold in range(min(folds, len(prompts))):
-        members = prompts[fold::folds]
-        fit_M = known_M & ~torch.isin(pool.prompt_N, members)
+    part_N = states.prompt_N if part_N is None else part_N
+    parts = part_N.unique()  # sorted
+    for fold in range(min(folds, len(parts))):
+        own_N = torch.isin(part_N, parts[fold::folds])
+        fit_M = known_M & ~torch.isin(pool.prompt_N, states.prompt_N[own_N])
         if fit_M.any():
-            own_N = torch.isin(states.prompt_N, members)
             value_N[own_N] = ridge(pool.at(fit_M), shrink)(states.at(own_N).x_N_D)
     return value_N, int(known_M.sum())
 

@@ -31,6 +31,7 @@ from verl_credit.turns.step.signals.own import GroupSignal, OwnSignal, Trajector
 from verl_credit.turns.step.signals.signal import Trajectory, Turn
 
 MODE, PARAMS = "algorithm.info_gain_norm_mode", "algorithm.turn_params"
+TIED = "algorithm.tied_groups"
 SIGNAL, SEVERAL = "algorithm.turn_signal", "algorithm.turn_signals"
 SIGNAL_PARAMS = "algorithm.turn_signal_params"
 ACCEPTED = ["auto", "none", *SIGNALS, f"{COLUMN}NAME", "or a dotted path to your own (my_module.my_signal)"]
@@ -67,6 +68,9 @@ def validate_turn_mode(config: DictConfig, settings: CreditSettings) -> Iterator
         if missing == ["value_B_K1"]:
             use = f"and {VALUES} is null: set it to {', '.join(PROVIDERS)}, {COLUMN}NAME or my_module.my_features"
         raise ConfigError(key=MODE, value=name, accepted=f"it needs {', '.join(missing)}, {use}")
+    if settings.turn_estimator and settings.algorithm.tied_groups == "skip" and "groups" not in mode.reads:
+        use = "that mode compares no rollouts of a prompt, and rows would be left out by their own outcome; set it to keep"
+        yield ConfigError.of(config, TIED, MODE, accepted=use)
     if reads.anchored(settings):
         _anchor(settings.algorithm.turn_anchor)
     refused = False

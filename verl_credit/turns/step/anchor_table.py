@@ -22,7 +22,8 @@ def anchor_table(settings: CreditSettings, rows: StepRows) -> torch.Tensor:
     """anchor_B_K1: equal ids are equal states of a prompt, -1 is none.
 
     ``turn_anchor`` observation: the state is the last observation (every rollout's first turn starts from the prompt).
-    prefix: the state is all tokens before the turn. Otherwise it is the path of `f(trajectory) -> a state per turn`.
+    prefix: the state is all tokens before the turn, the prompt's among them. Otherwise it is the path of
+    `f(trajectory) -> a state per turn`.
     """
     turns, algorithm = rows.turns, settings.algorithm
     states: list[list[Any]] = [[] for _ in turns.records]
@@ -33,7 +34,8 @@ def anchor_table(settings: CreditSettings, rows: StepRows) -> torch.Tensor:
         if own is not None:
             states[row] = _own_states(own, algorithm.turn_anchor, rows, row, n_turns)
         elif algorithm.turn_anchor == "prefix":
-            turn_ids, digest, before = turns.turn_ids_B_T[row].tolist(), blake2b(digest_size=16), 0
+            turn_ids, before = turns.turn_ids_B_T[row].tolist(), 0
+            digest = blake2b(array("q", turns.prompt_ids[row]), digest_size=16)
             for start in map(turn_ids.index, range(n_turns)):
                 digest.update(array("q", turns.response_ids[row][before:start]))
                 states[row].append(digest.digest())

@@ -18,6 +18,7 @@ from verl_credit.credit.turn.tables import return_to_go
 from verl_credit.credit.turn.value_providers import KEY, Seen
 from verl_credit.credit.turn.values import (
     States,
+    connected,
     crossfit,
     explained_variance,
     explained_variance_of_changes,
@@ -83,15 +84,18 @@ class TurnValues:
     def _fitted(self, rows: StepRows, seen: Seen, return_B_K1: torch.Tensor) -> tuple[torch.Tensor, float]:
         """(value_B_K1, the number of states of the fit)."""
         turn_B_K1 = seen.turn_B_K1
-        mean_B = loo_mean(rows.outcome_B.to(torch.float64), rows.group_B, rows.turns.row_valid_B)
+        valid_B = rows.turns.row_valid_B
+        mean_B = loo_mean(return_B_K1[:, 0], rows.group_B, valid_B)
         x_B_K1_D = group_features(mean_B, turn_B_K1.shape[1])
         if self.provider.observe is not None:
             x_B_K1_D = torch.cat([x_B_K1_D, self.provider.observe(seen)], dim=2)
         prompt_B = torch.tensor([_number(ids) for ids in rows.turns.prompt_ids])
+        part_B = prompt_B.masked_scatter(valid_B, connected(prompt_B[valid_B], rows.group_B[valid_B]))
         row_N = turn_B_K1.nonzero()[:, 0]
-        states, mean_N = States(x_B_K1_D[turn_B_K1], return_B_K1[turn_B_K1], prompt_B[row_N]), mean_B[row_N]
-        pooled = self._pooled(states)
-        value_N, fitted = crossfit(states, pooled, mean_N, shrink=self._shrink, folds=self._folds)
+        states = States(x_B_K1_D[turn_B_K1], return_B_K1[turn_B_K1], prompt_B[row_N])
+        replay, mean_N = self._pooled(states), mean_B[row_N]
+        shrink, folds, part_N = self._shrink, self._folds, part_B[row_N]
+        value_N, fitted = crossfit(states, replay, mean_N, shrink=shrink, folds=folds, part_N=part_N)
         self._replay.append(states)
         value_B_K1 = torch.zeros(turn_B_K1.shape, dtype=torch.float64).masked_scatter(turn_B_K1, value_N)
         return value_B_K1, float(fitted)

@@ -109,9 +109,11 @@ def _differences(score_B_K1: "torch.Tensor", before_B: "torch.Tensor") -> "torch
     reads=("rewards", "gains", "values"),
     needs=("value_B_K1",),
     reduces_to="G_k - V_k at lam 1, the turn's own delta at lam 0",
-    bias="that of the values, at lam below 1",
+    bias="that of the values, at lam below 1; at gamma below 1 that of a discounted return",
     departures=(
-        "turns with a reward of 0 are turns; a last turn with a reward of 0 is no error; a turn without a reward earns 0"
+        "turns with a reward of 0 are turns; a last turn with a reward of 0 is no error; a turn without a reward earns 0; "
+        "no whitening (RAGEN, VAGEN and verl whiten over tokens); a row that was cut ends with the value 0 (AReaL takes the "
+        "value at its last token); one lam for all rows; a critic learns G_k (released code: A_k + V_k)"
     ),
     source="1506.02438; RAGEN (mll-lab-nu/RAGEN) for turns",
     scope="row",
@@ -132,7 +134,7 @@ def turn_gae(
         delta_k = r_k + gamma V_(k+1) - V_k, the answer turn's r is the outcome
 
     V_k is the value of the state before turn k's response, V after the answer turn is bootstrap_B (0, if not given: a real
-    end). Raw by default: no whitening; returns are A + V.
+    end). Raw by default: no whitening. A_k + V_k is the return G_k, which a critic learns, at lam 1 alone.
     scale="rms": A is divided by the root of its mean square over all turns of the batch, so that a step's size does not
     follow the values; other prompts then change it. negative: the weight of what is below 0, after that (1: as it is).
     A turn is one because the tables say so: a reward of exactly 0 is a reward (released code skips such turns).
