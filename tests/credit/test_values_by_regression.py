@@ -16,6 +16,7 @@ from verl_credit.credit.turn.values import (
     group_features,
     loo_mean,
     ridge,
+    state_features,
 )
 
 NAN = float("nan")
@@ -90,6 +91,39 @@ def test_a_rare_feature_is_no_outlier():
     x_N_D[:2], y_N[:2] = 1.0, 1.0
     predict = ridge(States(x_N_D, y_N, torch.arange(400)), 1e-3)
     assert predict(x_N_D)[:2].min() > 0.3
+
+
+def test_what_others_returned_from_a_state():
+    """States 7 and 8 of a group of three rows, and one of another group; -1 is no state. m is .5, .25 and .25."""
+    anchor_B_K1 = torch.tensor([[7, 8, 7], [7, 8, -1], [7, 7, 9], [7, -1, -1]])
+    return_B_K1 = torch.tensor([[1.0, 2, 3], [0, 4, 0], [6, NAN, 5], [1, 1, 1]]).double()
+    turn_B_K1 = torch.tensor([[True] * 3, [True, True, False], [True] * 3, [True, False, False]])
+    group_B, mean_B = torch.tensor([0, 0, 0, 1]), torch.tensor([0.5, 0.25, 0.25, NAN]).double()
+    found = state_features(anchor_B_K1, return_B_K1, turn_B_K1, group_B, mean_B)
+    first = [(0 + 6 + 0.5) / 3, 2, (0 + 6 + 0.5) / 3, 0, 0]
+    again = [*first[:3], 1, 1]
+    assert found[0].tolist() == [first, [(4 + 0.5) / 2, 1, (4 + 0.5) / 2, 0, 0], again]
+    assert found[1, :2].tolist() == [
+        [(1 + 6 + 0.25) / 3, 2, (1 + 6 + 0.25) / 3, 0, 0],
+        [1.125, 1, 1.125, 0, 0],
+    ]
+    assert found[1, 2].isnan().all()
+    alone = [0.25, 0, 0, 0, 0]
+    assert found[2].tolist() == [
+        [(1 + 0 + 0.25) / 3, 2, (1 + 0 + 0.25) / 3, 0, 0],
+        [*found[2, 0, :3].tolist(), 1, 1],
+        alone,
+    ]
+    assert found[3, 0, :1].isnan().all() and found[3, 0, [1, 3, 4]].tolist() == [0, 0, 0]
+
+
+def test_a_lost_return_from_a_state_counts_for_nobody():
+    anchor_B_K1, group_B = torch.tensor([[7], [7], [7]]), torch.zeros(3, dtype=torch.long)
+    return_B_K1, turn_B_K1 = torch.tensor([[NAN], [1.0], [0.0]]).double(), torch.ones(3, 1, dtype=torch.bool)
+    found = state_features(
+        anchor_B_K1, return_B_K1, turn_B_K1, group_B, torch.tensor([0.5, 0.0, 1.0]).double()
+    )
+    assert found[:, 0, :2].tolist() == [[(1 + 0 + 0.5) / 3, 2], [0, 1], [1, 1]]
 
 
 def test_the_features_of_the_group():

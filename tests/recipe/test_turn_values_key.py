@@ -84,7 +84,7 @@ def test_values_that_nothing_reads_are_refused(mode):
 def test_another_name_is_refused_with_all_names_and_the_nearest():
     error = refused(GAE, f"{KEY}=feature")
     assert (error.key, error.value) == (KEY, "feature") and "did you mean features?" in str(error)
-    assert error.accepted[:4] == ["group", "features", "critic", "column:NAME"]
+    assert error.accepted[:5] == ["group", "features", "state", "critic", "column:NAME"]
     assert refused(GAE, f"{KEY}=column:").value == "column:"
 
 

@@ -36,7 +36,7 @@ ROWS = [
     row("so Paris", answer="Paris", prompt="Why?"),
 ]
 BATCH = [*ROWS, lost_row("connect", prompt="Who?"), padding_row(ROWS[0])]
-PROVIDERS = ["group", "features", "column:belief", f"{HERE}.observed_words"]
+PROVIDERS = ["group", "features", "state", "column:belief", f"{HERE}.observed_words"]
 
 
 @pytest.fixture(scope="module")
@@ -169,6 +169,22 @@ def test_the_mode_reads_the_values_and_metrics_say_what_they_explain(turns):
     assert metrics["credit/values/explained_variance"] == pytest.approx(1 - float(error))
 
 
+def test_the_state_is_the_anchor(turns):
+    """By the last observation: the first two rows read "a page" first, and then the first row reads another."""
+    found = {}
+    for anchor in ("observation", "prefix"):
+        inputs = inputs_of(turns, "state", turn_anchor=anchor)
+        estimate(inputs, turns, OUTCOMES, GROUPS)
+        found[anchor] = inputs.run.values._replay[0].x_N_D[:, 12:]
+    assert found["observation"][:3, 1].tolist() == [
+        2,
+        1,
+        0,
+    ]  # others at the prompt, after "a page", after Paris
+    assert found["observation"][3:6, 1].tolist() == [2, 1, 2]
+    assert torch.equal(found["prefix"][:6], found["observation"][:6])
+
+
 def test_what_features_observe(turns):
     inputs = inputs_of(turns, "features", turn_signal="info_gain")
     step = estimate(inputs, turns, OUTCOMES, GROUPS)
@@ -204,12 +220,13 @@ def test_a_function_that_reads_ahead_stops_the_first_step(turns):
         step_of(turns, f"{HERE}.turns_left")
 
 
-def test_the_order_of_the_batch_does_not_matter(turns):
+@pytest.mark.parametrize("provider", ["group", "state"])
+def test_the_order_of_the_batch_does_not_matter(turns, provider):
     order = [4, 7, 0, 6, 1, 3, 5, 2]
     shuffled = turn_batch([BATCH[place] for place in order], make_tokenizer())
     numbered = [GROUPS[place] for place in order]
-    step = step_of(shuffled, "group", [OUTCOMES[place] for place in order], groups=numbered)
-    usual = values_of(step_of(turns, "group"))[order]
+    step = step_of(shuffled, provider, [OUTCOMES[place] for place in order], groups=numbered)
+    usual = values_of(step_of(turns, provider))[order]
     torch.testing.assert_close(values_of(step), usual, rtol=0, atol=1e-12)
 
 

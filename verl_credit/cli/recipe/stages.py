@@ -163,7 +163,7 @@ def _options(settings: CreditSettings) -> str:
     chosen = redact_value("", {**mode.options, **settings.turn_options})
     for elsewhere in ("outcome_operator", "gain_scale", "outcome_scale"):
         chosen.pop(elsewhere, None)
-    chosen |= {"turn_anchor": a.turn_anchor} if "anchor_B_K1" in mode.tables else {}
+    chosen |= {"turn_anchor": a.turn_anchor} if reads.anchored(settings) else {}
     chosen |= {"turn_values": a.turn_values} if "value_B_K1" in mode.tables else {}
     chosen |= {"tied_groups": a.tied_groups}
     return " ".join(f"{name}={value}" for name, value in chosen.items())

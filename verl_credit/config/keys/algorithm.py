@@ -151,7 +151,8 @@ class Algorithm(Section):
     turn_signal_params: Annotated[Params, When(lambda s: bool(reads.own_signals(s)))] = {}
     """Handed to turn signals of yours."""
     turn_anchor: Annotated[str, named(("observation", "prefix")), When(reads.anchored)] = "observation"
-    """State that a turn starts from (gigpo, hgpo, g2po): the last observation, or all tokens before the turn."""
+    """State that a turn starts from (gigpo, hgpo, g2po, turn_values=state): the last observation, or all tokens before the
+    turn."""
     turn_values: Annotated[str | None, Expected(reads.VALUES), When(reads.values_read)] = None
     """Values for turn_gae: a regression on the prompt's other outcomes, the turn and what is observed, or verl's critic
     (turn-values.md)."""

@@ -10,7 +10,7 @@ from typing import Any
 from verl_credit.credit.plugins.load import load, plugin_path
 from verl_credit.credit.token.token_transforms import TRANSFORMS, TokenTransform
 from verl_credit.credit.token.uncertainty import canonical_kind
-from verl_credit.credit.turn.value_providers import PROVIDERS, regressed
+from verl_credit.credit.turn.value_providers import PROVIDERS, reads_states, regressed
 
 COLUMN = "column:"
 """The prefix in the name of a turn signal that is a column of the rows."""
@@ -35,10 +35,11 @@ def turn_level(s) -> bool:
 
 
 def anchored(s) -> bool:
-    """The turn mode reads anchors, or a user's algorithm, which replaces the pipeline, may read them."""
+    """The turn mode or its values read anchors, or a user's algorithm, which replaces the pipeline, may read them."""
     if s.algorithm.algorithm_mode is not None:
         return s.turn_estimator
-    return ours(s) and "anchor_B_K1" in s.algorithm.turn_mode.tables
+    by_state = values_read(s) and reads_states(s.algorithm.turn_values)
+    return ours(s) and ("anchor_B_K1" in s.algorithm.turn_mode.tables or by_state)
 
 
 def values_read(s) -> bool:

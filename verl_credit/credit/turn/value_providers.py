@@ -1,7 +1,7 @@
 """Providers of the value of the state before every turn (`algorithm.turn_values`): one entry each in `PROVIDERS`.
 
 Keys, refusals, `explain`, `plan` and `fidelity` go through these entries and know no provider by its name. A provider sees
-neither the row's outcome nor what was made of it, because a value may not follow it.
+neither the row's outcome nor what was made of it, because a value may not follow it; ``by_state`` alone reads the others'.
 """
 
 from __future__ import annotations
@@ -58,6 +58,8 @@ class Provider:
     """The names of these features. A checkpoint with others is refused."""
     names_with_gains: tuple[str, ...] = ()
     """The names of further features where the run measures gains."""
+    by_state: bool = False
+    """Further features say what the prompt's other rollouts returned from an equal state (`algorithm.turn_anchor`)."""
     value: Make | None = None
     """Makes V itself, float64 [B, K1], 0 where there is no turn. None: a regression makes it."""
     field: str = ""
@@ -118,6 +120,12 @@ PROVIDERS = {provider.name: provider for provider in (
         names_with_gains=("gold probability",),
     ),
     Provider(
+        "state",
+        "V of each turn: as `group`, and on what the prompt's other rollouts returned from an equal state (turn_anchor)",
+        names=("mean there", "others there", "mean where others were", "was there", "visits before"),
+        by_state=True,
+    ),
+    Provider(
         "critic",
         "V of each turn: verl's critic at the token before it, trained on the returns",
         names=("critic",),
@@ -148,6 +156,11 @@ PROVIDERS = {provider.name: provider for provider in (
         training_alone="the critic is there in training alone",
     ),
 )}  # fmt: skip
+
+
+def reads_states(name: str | None) -> bool:
+    """Returns whether the values of this name compare equal states, and so read anchors."""
+    return name in PROVIDERS and PROVIDERS[name].by_state
 
 
 def regressed(name: str | None) -> bool:

@@ -76,6 +76,44 @@ def group_features(mean_B: torch.Tensor, columns: int) -> torch.Tensor:
     return torch.cat([of_mean_B_K1_D, after_K1_D.expand(len(mean_B), -1, -1)], dim=2)
 
 
+def state_features(
+    anchor_B_K1: torch.Tensor,
+    return_B_K1: torch.Tensor,
+    turn_B_K1: torch.Tensor,
+    group_B: torch.Tensor,
+    mean_B: torch.Tensor,
+) -> torch.Tensor:
+    """[B, K1, 5]: what the prompt's other rollouts returned from the state of a turn, and the rollout's own visits before.
+
+        m_s = (sum of G_j(s) over the n_s other rollouts j that came to s + m) / (n_s + 1)
+        m_s, min(n_s, 4), m_s 1(n_s > 0), 1(v > 0), v = the rollout's earlier visits of s
+
+    G_j(s) is the return that followed rollout j's first visit of s; a rollout whose return there is not known does not
+    count. m is `loo_mean`. Equal ``anchor_B_K1`` are equal states of a prompt; a turn without a state (-1) has NaN. The
+    row's own return is in no bit of it.
+    """
+    x_B_K1_D = torch.full((*anchor_B_K1.shape, 5), torch.nan, dtype=torch.float64)
+    at_B_K1, known_B_K1 = turn_B_K1 & (anchor_B_K1 != -1), return_B_K1.isfinite()
+    return_B_K1 = return_B_K1.to(torch.float64).nan_to_num(0.0)
+    for group in group_B[at_B_K1.any(dim=1)].unique():
+        rows_n = ((group_B == group) & at_B_K1.any(dim=1)).nonzero().flatten()
+        at_n_K1, anchor_n_K1 = at_B_K1[rows_n], anchor_B_K1[rows_n]
+        is_n_K1_S = at_n_K1[:, :, None] & (anchor_n_K1[:, :, None] == anchor_n_K1[at_n_K1].unique())
+        visits_n_K1_S = is_n_K1_S.long().cumsum(dim=1) - is_n_K1_S.long()
+        counts_n_K1_S = is_n_K1_S & (visits_n_K1_S == 0) & known_B_K1[rows_n, :, None]
+        return_n_S = torch.where(counts_n_K1_S, return_B_K1[rows_n, :, None], 0.0).sum(dim=1)
+        others_n_n = 1.0 - torch.eye(len(rows_n), dtype=torch.float64)
+        number_n_S = others_n_n @ counts_n_K1_S.any(dim=1).to(torch.float64)
+        mean_n_S = (others_n_n @ return_n_S + mean_B[rows_n, None]) / (number_n_S + 1)
+        of_n_K1 = (torch.arange(len(rows_n))[:, None], is_n_K1_S.long().argmax(dim=2))
+        mean_n_K1, number_n_K1 = mean_n_S[of_n_K1], number_n_S[of_n_K1]
+        visits_n_K1 = torch.where(is_n_K1_S, visits_n_K1_S, 0).sum(dim=2).to(torch.float64)
+        met_n_K1, been_n_K1 = (number_n_K1 > 0).to(torch.float64), (visits_n_K1 > 0).to(torch.float64)
+        parts = (mean_n_K1, number_n_K1.clamp(max=4), mean_n_K1 * met_n_K1, been_n_K1, visits_n_K1)
+        x_B_K1_D[rows_n] = torch.where(at_n_K1[:, :, None], torch.stack(parts, dim=2), torch.nan)
+    return x_B_K1_D
+
+
 Predict = Callable[[torch.Tensor], torch.Tensor]
 """A fitted function, x_N_D -> V_N."""
 

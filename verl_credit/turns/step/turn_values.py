@@ -24,10 +24,12 @@ from verl_credit.credit.turn.values import (
     explained_variance_of_changes,
     group_features,
     loo_mean,
+    state_features,
 )
 from verl_credit.errors import IntegrityError
 from verl_credit.lazy import torch
 from verl_credit.names import EXPLAINED_VARIANCE
+from verl_credit.turns.step.anchor_table import anchor_table
 from verl_credit.turns.step.signals.signal import StepRows
 from verl_credit.turns.step.state_features import provider_of, seen_of
 
@@ -36,7 +38,7 @@ class TurnValues:
     """The values of a run's steps. The states of the last steps are kept for the next fits, and saved with checkpoints."""
 
     def __init__(self, settings: CreditSettings):
-        a = settings.algorithm
+        a, self._settings = settings.algorithm, settings
         self.provider, self._name = provider_of(settings), a.turn_values
         self._gamma = settings.turn_options.get("gamma", 1.0)
         self._shrink, self._folds = a.turn_values_ridge, a.turn_values_folds
@@ -89,6 +91,10 @@ class TurnValues:
         x_B_K1_D = group_features(mean_B, turn_B_K1.shape[1])
         if self.provider.observe is not None:
             x_B_K1_D = torch.cat([x_B_K1_D, self.provider.observe(seen)], dim=2)
+        if self.provider.by_state:
+            anchor_B_K1 = anchor_table(self._settings, rows)
+            further = state_features(anchor_B_K1, return_B_K1, turn_B_K1, rows.group_B, mean_B)
+            x_B_K1_D = torch.cat([x_B_K1_D, further], dim=2)
         prompt_B = torch.tensor([_number(ids) for ids in rows.turns.prompt_ids])
         part_B = prompt_B.masked_scatter(valid_B, connected(prompt_B[valid_B], rows.group_B[valid_B]))
         row_N = turn_B_K1.nonzero()[:, 0]
