@@ -30,7 +30,7 @@ def test_the_first_turn_has_all_of_the_difference_unless_the_paths_meet(lam):
 
 def test_gagpo_at_lam_1_is_the_second_term_of_gigpo():
     given, more = batch([[0.1], [0.3, -0.2], []], [1.0, 0.0, 0.5])
-    options = {**more, "anchor_B_K1": torch.tensor([[0, 1, -1], [0, 1, 2], [0, -1, -1]]), "gamma": 0.9}
+    options = {**more, "anchor_B_K1": torch.tensor([[0, 1, -1], [0, -1, 2], [0, -1, -1]]), "gamma": 0.9}
     steps = gigpo(*given, **options).advantage_B_K1 - gigpo(*given, **options, step_weight=0.0).advantage_B_K1
     ours = GAGPO(*given, **options, lam=1.0, norm="mean_norm").advantage_B_K1
     own = torch.arange(3) <= more["n_tool_turns_B"][:, None]
