@@ -6,7 +6,9 @@ import faiss
 import numpy as np
 import pytest
 
+from kit.retriever_world import make_encoder
 from verl_credit_retriever.cli import main
+from verl_credit_retriever.encoder import SentenceEncoder
 from verl_credit_retriever.index import importing
 from verl_credit_retriever.index.importing import import_index
 from verl_credit_retriever.index.manifest import IndexMismatch
@@ -100,6 +102,18 @@ def test_what_does_not_fit_is_named_and_nothing_is_left(world, vectors_M_D, tmp_
     with pytest.raises(IndexMismatch, match=named):
         import_index(tmp_path / "i", world[0] / "corpus.jsonl", world[1], tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == ["i"]
+
+
+@pytest.mark.parametrize("change", ["prefix", "encoder"])
+def test_another_encoder_or_prefix_is_refused(world, vectors_M_D, tmp_path, change):
+    source = faiss_file(tmp_path / "i", vectors_M_D)
+    if change == "prefix":
+        other = SentenceEncoder(world[0] / "encoder", passage_prefix="something else altogether, at length: ")
+    else:
+        other = SentenceEncoder(make_encoder(tmp_path / "other", seed=1))
+    with pytest.raises(IndexMismatch, match="row 0 is not"):
+        import_index(source, world[0] / "corpus.jsonl", other, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_the_command_imports_and_refuses_what_would_have_no_effect(world, vectors_M_D, tmp_path, capsys):
