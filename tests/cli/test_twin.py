@@ -50,7 +50,7 @@ def test_what_the_twin_would_leave_out_is_refused_by_its_key(override):
     ],
 )
 def test_how_a_run_ended_is_in_its_events_and_trials(error, code, reason, tmp_path, monkeypatch):
-    def train(config, progress, row):
+    def train(config, progress, row, size):
         row.begin()
         if error:
             raise error

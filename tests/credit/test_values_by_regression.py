@@ -261,6 +261,17 @@ def test_turn_gae_scales_then_weighs_what_is_below_0():
     assert not gae(same, scale="rms").any()
 
 
+def test_small_advantages_are_not_made_full_size():
+    """One state is off by .01, so that the rms is .0063: the floor of .1 makes ten times of it, no floor 158 times."""
+    value_B_K1 = torch.tensor([[1.0, 0.99, 1.0], [0.0, 0.0, NAN]]).double()
+    raw = torch.tensor([[-0.01, 0.01, 0.0], [0.0, 0.0, 0.0]]).double()
+    torch.testing.assert_close(gae(value_B_K1, lam=0.0, scale="rms").double(), 10 * raw)
+    whole = gae(value_B_K1, lam=0.0, scale="rms", rms_floor=0.0).double()
+    torch.testing.assert_close(whole, raw / (2e-4 / 5) ** 0.5)
+    with pytest.raises(ValueError, match="rms_floor=0.2 with scale='none'"):
+        gae(value_B_K1, rms_floor=0.2)
+
+
 def test_the_size_of_a_step_is_that_of_the_turns_whose_rewards_are_known():
     """The first row has lost the reward of its first turn: its other two turns and the second row's only turn count."""
     lost = torch.tensor([[NAN, 0.0], [0.0, 0.0]]), torch.tensor([[True, True], [False, False]])

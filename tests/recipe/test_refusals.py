@@ -283,7 +283,7 @@ RULES = [  # (overrides, the first one refused; a part of what is said of it)
     ([f"{LOSS}.dynamic_clip=true", f"{MODE}=joint"], "only turn-group-v1d, turn-group-unbiased give turns a clip scale"),
     ([f"{LOSS}.dynamic_clip=true", "adv_estimator=grpo", f"{MODE}=none"], "with algorithm.adv_estimator=grpo"),
     (["search.max_searches=0"], f"with algorithm.{MODE}=turn-group-v1d: without a tool"),
-    ([f"{ROLLOUT}.n=1"], "groups of at least 2"),
+    ([f"{ROLLOUT}.n=1"], "at least 2"),
     # sizes
     (["data.train_batch_size=16", f"{ACTOR}.ppo_mini_batch_size=5"], "not a multiple of .*ppo_mini_batch_size=5"),
     (["data.max_response_length=100"], "cannot hold search.max_searches.1=5 turns of search.max_new_tokens=40"),

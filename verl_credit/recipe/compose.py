@@ -30,11 +30,13 @@ from verl_credit.config.keys.section import no_value
 from verl_credit.config.resolved import flat_values, select
 from verl_credit.errors import ConfigError, did_you_mean, joined
 from verl_credit.recipe import recipe_files as files
-from verl_credit.recipe.decisions import decide_auto, decide_lab
+from verl_credit.recipe.decisions import BATCH, MINI_BATCH, decide_auto, decide_lab
 from verl_credit.recipe.family import policy_values
 from verl_credit.recipe.overrides import unreadable, wrong_keys
 from verl_credit.recipe.recipe_files import folders, recipes_folder, verl_folder
 from verl_credit.recipe.rules import validate
+from verl_credit.recipe.step_size import EACH, StepSize, step_line
+from verl_credit.recipe.step_size import KEYS as SIZE
 from verl_credit.recipe.world import without_value
 from verl_credit.redact import redact_value
 
@@ -81,6 +83,7 @@ def unchecked_config(
             decide_auto(config, policy)
             if preset is not None:
                 config.credit_overrides = _departures(config, decide_auto(preset, policy))
+                _keep_rollouts(config, name, overrides, config_dir)
             return config
     except (HydraException, OmegaConfBaseException) as error:
         raise _refusal(name, overrides, config_dir, error) from error
@@ -108,15 +111,44 @@ def _preset_of(
         raise no_value("credit_preset", error) from error
     if not chosen:
         return None
-    # The user's own replace the shipped ones.
-    found = [
-        file for folder in reversed(folders(config_dir)) for file in sorted(folder.glob("credit/*.yaml"))
-    ]
-    presets = {file.stem: file for file in found}
+    presets = _presets(config_dir)
     if chosen not in presets:
         raise ConfigError(key="credit_preset", value=chosen, accepted=presets)
     composed = compose_recipe(name, [*_groups(overrides), f"credit={chosen}"], config_dir)
     return _with_values_of(presets[chosen], composed)
+
+
+def _presets(config_dir: str | None) -> dict[str, Path]:
+    """The files of all presets; the user's own replace the shipped ones."""
+    found = (
+        file for folder in reversed(folders(config_dir)) for file in sorted(folder.glob("credit/*.yaml"))
+    )
+    return {file.stem: file for file in found}
+
+
+def _keep_rollouts(config: DictConfig, name: str, overrides: Sequence[str], config_dir: str | None) -> None:
+    """A preset that sets the rollouts of a question changes the number of questions, so that a step has the rollouts and
+    updates of the recipe. Overrides of the step's size win."""
+    preset = OmegaConf.create(files.read_tree(_presets(config_dir)[config.credit_preset]))
+    keys = [one.lstrip("+~").partition("=")[0] for one in overrides]
+    if select(preset, EACH) is None or set(keys) & set(SIZE):
+        return
+    others = [one for one, key in zip(overrides, keys, strict=True) if key != "credit"]
+    recipe = compose_recipe(name, others, config_dir)
+    if recipe.get("credit_preset") == config.credit_preset:  # the recipe itself chooses the preset
+        recipe = compose_recipe(name, [*others, "credit=null"], config_dir)
+    before, now = StepSize.of(recipe), StepSize.of(config)
+    if before and now and before.each % now.each == 0:
+        for key in (BATCH, MINI_BATCH):
+            OmegaConf.update(config, key, select(recipe, key) * (before.each // now.each))
+
+
+def step_size_line(
+    config: DictConfig, name: str, overrides: Sequence[str], config_dir: str | None = None
+) -> str:
+    """Returns the size of a step beside that of the recipe without its overrides."""
+    recipe = unchecked_config(name, [], config_dir) if overrides else config
+    return step_line(config, recipe, name)
 
 
 def _with_values_of(file: Path, config: DictConfig) -> DictConfig:

@@ -123,7 +123,19 @@ def idle_lines(config: DictConfig, settings: CreditSettings) -> list[str]:
     lines += [f"without effect: {line}" for line in without_effect(config, settings)]
     if others := handed_on(config):
         lines.append(f"handed on as they are, and nothing here reads them: {', '.join(others)}")
-    return lines + [f"warning: {line}" for line in warnings_of(config)]
+    found = [*warnings_of(config), *_of_filter(config, settings)]
+    return lines + [f"warning: {line}" for line in found]
+
+
+def _of_filter(config: DictConfig, settings: CreditSettings) -> Iterator[str]:
+    """verl's buffer drops a group whose metric is the same in all rollouts, before there are advantages."""
+    key = "algorithm.filter_groups"
+    if select(config, f"{key}.enable") and (reads.valued(settings) or settings.turn_signals):
+        metric, mode = select(config, f"{key}.metric"), settings.algorithm.info_gain_norm_mode
+        yield (
+            f"{key}.enable=true throws away every question whose rollouts have the same {metric}, though their turns have "
+            f"credit by algorithm.info_gain_norm_mode={mode}; training/filter_groups/evicted_samples counts these rollouts"
+        )
 
 
 def warnings_of(config: DictConfig) -> list[str]:

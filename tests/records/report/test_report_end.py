@@ -31,6 +31,11 @@ def ended(folder, code, why="", planned=20, seconds=125.0):
     write_lines(folder / EVENTS, rows)
 
 
+def test_the_size_of_a_step_is_beside_the_recipes(run_dir):
+    events.start(run_dir, 20, size="a step: 64 rollouts; as in the recipe")
+    assert "A step: 64 rollouts; as in the recipe." in Page(report(run_dir)).text
+
+
 @pytest.mark.parametrize(
     "code, why, error, said",
     [

@@ -55,6 +55,12 @@ def test_a_mode_without_z_says_what_is_compared(run_dir):
     assert "gain +0.500+0.500" in [cell for row in page.rows for cell in row]
 
 
+def test_values_compare_no_siblings(run_dir):
+    (run_dir / "config.yaml").write_text("algorithm: {info_gain_norm_mode: turn_gae}\n")
+    text = page_of(run_dir, group=[sibling(1.0, (0.5, 1.0, 0.5), (None, None, 0.0))] * 2, place=1).text
+    assert "Credit follows values of states" in text and RELATIVE not in text and TIED not in text
+
+
 def test_a_group_with_several_outcomes_is_shown_before_a_tied_one():
     tied = trajectory(step=9, n_turns=5, group=[sibling(1.0, (None, None, 0.0))] * 2)
     several = trajectory(step=8, question="Who?", group=MIXED)

@@ -12,7 +12,7 @@ from verl_credit.records.run.alarms import ALARMS, KL, LR, Watch
 from verl_credit.records.run.files import METRICS, VALIDATION, append_json
 
 ROOT = Path(__file__).parents[3]
-SETTINGS = {"half_lr": "0.00025", "twice_n": 16}
+SETTINGS = {"half_lr": "0.00025", "more": "actor_rollout_ref.rollout.n=16"}
 HELD_OUT = "val-core/qa-greedy/reward/mean@1"
 HEALTHY = {
     "critic/score/mean": 0.6,
@@ -48,9 +48,9 @@ COLLAPSES = {
 }
 
 
-def alarms(rows, run_dir=Path("no run"), before=0):
+def alarms(rows, run_dir=Path("no run"), before=0, **credit):
     """The alarms of each step after ``before``."""
-    watch = Watch(run_dir, before, SETTINGS)
+    watch = Watch(run_dir, before, SETTINGS, **credit)
     return [{name for name, _ in watch.see(before + 1 + i, row)} for i, row in enumerate(rows)]
 
 
@@ -122,6 +122,11 @@ def test_the_text_has_the_numbers_and_the_overrides():
     )
 
 
+def test_tied_groups_are_no_alarm_for_a_credit_that_compares_no_rollouts():
+    rows = [HEALTHY] * 10 + [HEALTHY | COLLAPSES["no_contrast"][0]] * 5
+    assert {"no_contrast"} in alarms(rows) and not any(alarms(rows, grouped=False))
+
+
 @pytest.mark.parametrize("alarm", ALARMS, ids=lambda alarm: alarm.name)
 def test_the_page_has_the_alarm(alarm):
     lines = (ROOT / "docs" / "run.md").read_text(encoding="utf-8").splitlines()
@@ -130,7 +135,7 @@ def test_the_page_has_the_alarm(alarm):
         metric = "em/mean@N" if "val-" in one.metric else one.metric
         assert metric in row and one.side in row and (one.times == 1 or f"{one.times:g}" in row)
     for override in alarm.remedy.replace(LR, "LR").replace(KL, "KL").split():
-        assert override.format(half_lr="HALF", twice_n="TWICE") in row
+        assert override.format(half_lr="HALF", more="MORE") in row
 
 
 def _placeholders(remedy):

@@ -25,17 +25,19 @@ def plan(
 ) -> ExitCode:
     """Exit code 0: all recipes fit; 4: a recipe does not fit, or a named recipe cannot be planned. With ``every``, shipped
     recipes that need a key of yours (for example a model) are listed with the reason."""
+    from verl_credit.recipe.compose import step_size_line
     from verl_credit.recipe.plan.plan import make_plan
     from verl_credit.recipe.plan.printed import HEADER, columns, line, text
     from verl_credit.recipe.plan.printed import as_json as plain
     from verl_credit.recipe.recipe_files import shipped_recipes
 
     names = shipped_recipes() if every else list(config_name)
-    plans, refused = [], []
+    plans, sizes, refused = [], [], []
     for name in names:
         try:
             config = _load(name, overrides, config_dir)
             plans.append(make_plan(config, recipe=name, hardware=hardware, devices=devices))
+            sizes.append(step_size_line(OmegaConf.create(config), name, overrides, config_dir))
         except ConfigError as error:
             refused.append((name, str(error)))
     several = every or len(names) > 1
@@ -43,7 +45,7 @@ def plan(
         entries = [*map(plain, plans), *({"recipe": name, "error": reason} for name, reason in refused)]
         print(json.dumps(entries if several else entries[0], indent=1))
     else:
-        lines = columns([HEADER, *map(line, plans)]) if several and plans else [text(plan) for plan in plans]
+        lines = columns([HEADER, *map(line, plans)]) if several and plans else [*map(text, plans), *sizes]
         if several:
             lines += dict.fromkeys(f"{plan.recipe}: {note}" for plan in plans for note in plan.notes)
         lines += [f"{name}: cannot be planned: {reason}" for name, reason in refused]

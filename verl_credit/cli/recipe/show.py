@@ -17,9 +17,11 @@ def explain(
     overrides: Overrides = (),
 ) -> None:
     from verl_credit.cli.recipe.stages import explanation
-    from verl_credit.recipe.compose import load_config
+    from verl_credit.recipe.compose import load_config, step_size_line
 
-    print(explanation(config_name, load_config(config_name, overrides, config_dir), values))
+    config = load_config(config_name, overrides, config_dir)
+    size = step_size_line(config, config_name, overrides, config_dir)
+    print(explanation(config_name, config, values, size))
 
 
 @ends("diff", ValueError, OSError)

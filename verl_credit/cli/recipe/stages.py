@@ -39,14 +39,21 @@ class Stage(NamedTuple):
     cost: str = ""
 
 
-def explanation(name: str, config: DictConfig, values: bool = False) -> str:
-    """Returns the text of `explain`. ``values``: it lists every value that is not the default; else their number."""
+def explanation(name: str, config: DictConfig, values: bool = False, size: str = "") -> str:
+    """Returns the text of `explain`. ``values``: it lists every value that is not the default; else their number. ``size``:
+    the line about a step's rollouts (`step_size_line`)."""
     settings = CreditSettings.from_config(config)
     lines = [f"{name}: {settings.banner()}", ""]
     for number, stage in enumerate(stages(config, settings), 1):
         lines += [f"{number}. {stage.level}: {stage.name}", f"     {stage.says}", f"     reads {stage.reads}"]
         lines += [f"     costs {stage.cost}"] if stage.cost else []
-    lines += ["", family_line(config), *value_lines(config, values), *idle_lines(config, settings)]
+    lines += [
+        "",
+        *filter(None, [size]),
+        family_line(config),
+        *value_lines(config, values),
+        *idle_lines(config, settings),
+    ]
     lines += [f"trial: a row in {store_folder(config) / TABLE}, {kept_when(config)}"]
     lines += ["checked before the start: " + ", ".join(check.name for check in before_training(config))]
     if auto := [f"{key}={AUTO}" for key in (FORMAT, AT_ONCE) if OmegaConf.select(config, key) == AUTO]:
@@ -139,10 +146,11 @@ def _credit(settings: CreditSettings) -> Iterator[Stage]:
     if a.canonical_transform:
         yield _registered("canonical", a.transform_mode)
         return
-    if a.advantage_mode == "grpo":
+    takes_outcomes = not a.turn_mode.any_outcome_operator and "groups" not in a.turn_mode.reads
+    if a.advantage_mode == "grpo" and not takes_outcomes:
         says = "inside the turn level, which normalises outcomes itself"
         yield Stage("outcome", "grpo", says, "rewards, groups")
-    else:
+    elif not takes_outcomes:
         yield _registered("outcome", a.advantage_mode, a.advantage_params)
     if reads.valued(settings):
         provider = provider_of(settings)

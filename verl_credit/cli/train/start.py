@@ -6,6 +6,7 @@ import signal
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -16,7 +17,7 @@ from verl_credit.cli.saved_run import CONFIG
 from verl_credit.cli.train.trial_row import TrialRow
 from verl_credit.cli.train.with_verl import check_with_verl, set_environment
 from verl_credit.errors import ConfigError, ExitCode, IntegrityError, PreflightError, Terminated
-from verl_credit.recipe.compose import load_config
+from verl_credit.recipe.compose import load_config, step_size_line
 from verl_credit.recipe.doctor.checks import Stage, require
 from verl_credit.recipe.doctor.context import Context
 from verl_credit.recipe.doctor.network import network_lines
@@ -46,7 +47,10 @@ def start(name: str, overrides: list[str], config_dir: str | None = None) -> Exi
         if path := config.trainer.get("resume_from_path"):
             config.trainer.resume_from_path = str(Path(path).expanduser().absolute())
     set_environment(config)
-    return recorded(config, command_line(name, overrides, config_dir), _run, GOES_ON)
+    size = step_size_line(config, name, overrides, config_dir)
+    return recorded(
+        config, command_line(name, overrides, config_dir), partial(_run, size=size), GOES_ON, size
+    )
 
 
 def command_line(name: str, overrides: list[str], config_dir: str | None, command: str = "train") -> str:
@@ -59,8 +63,11 @@ def command_line(name: str, overrides: list[str], config_dir: str | None, comman
 Work = Callable[[DictConfig, Progress, TrialRow], tuple[ExitCode, str]]
 
 
-def recorded(config: DictConfig, command: str, run: Work, interrupted: str, report: bool = True) -> ExitCode:
-    """Makes a run. However it ends, its events, the table of trials and the ``report`` say so.
+def recorded(
+    config: DictConfig, command: str, run: Work, interrupted: str, size: str, report: bool = True
+) -> ExitCode:
+    """Makes a run. However it ends, its events, the table of trials and the ``report`` say so. ``size``: the line about a
+    step's rollouts (`step_size_line`).
 
     The command itself prints refusals, faults and interruptions. Errors of the recording never replace the error that
     ended the run.
@@ -71,7 +78,7 @@ def recorded(config: DictConfig, command: str, run: Work, interrupted: str, repo
     with terminate_as_interrupt(), run_lock(run_dir, say_at_once):
         say, row, error = say_at_once, TrialRow(config), None
         try:
-            progress = _progress(run_dir, config, command)
+            progress = _progress(run_dir, config, command, size)
             say = progress.say
             code, why = run(config, progress, row)
             return code
@@ -101,7 +108,7 @@ def _report(run_dir: Path, say: Callable[[str], None]) -> None:
         say(f"no report: {error}")
 
 
-def _run(config: DictConfig, progress: Progress, row: TrialRow) -> tuple[ExitCode, str]:
+def _run(config: DictConfig, progress: Progress, row: TrialRow, size: str) -> tuple[ExitCode, str]:
     run_dir = Path(config.run_dir)
     with ExitStack() as stack:
         checkpoints = Path(config.trainer.default_local_dir).resolve()
@@ -113,6 +120,7 @@ def _run(config: DictConfig, progress: Progress, row: TrialRow) -> tuple[ExitCod
         context = Context(gather(torch=wants_cuda(config)), config, check_with_verl, may_fetch=True)
         _make_ready(context, stack, progress)
         progress.note("lineage", trial) if row.failed else progress.say(trial)
+        progress.say(size)
         save_config(config, run_dir)
         progress.note(events.STAGE, "starting Ray and the workers")
         stack.enter_context(progress)
@@ -129,11 +137,11 @@ def _how_it_ended(error: BaseException, interrupted: str) -> tuple[ExitCode, str
     return ExitCode.FAILED, f"{type(error).__name__}: {error}"
 
 
-def _progress(run_dir: Path, config: DictConfig, command: str) -> Progress:
+def _progress(run_dir: Path, config: DictConfig, command: str, size: str) -> Progress:
     """Reads all files of the run, because a damaged file would end the run at its first step."""
     try:
         planned = planned_in_all(config)
-        events.start(run_dir, planned, command, began=psutil.Process().create_time())
+        events.start(run_dir, planned, command, began=psutil.Process().create_time(), size=size)
         return Progress(run_dir, planned)
     except DamagedFile as error:
         raise PreflightError(f"{error}; fix the line or take another run_dir") from error

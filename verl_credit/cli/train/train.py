@@ -3,6 +3,7 @@ trains in the lab in one process, without Ray.
 """
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -45,7 +46,7 @@ def twin(
 ) -> ExitCode:
     """Runs the twin and records it as `train` does, with events and a row in the table of trials for every end."""
     from verl_credit.cli.train.start import command_line, recorded
-    from verl_credit.recipe.compose import load_config
+    from verl_credit.recipe.compose import load_config, step_size_line
     from verl_credit.study.twin_check import check_twin
 
     config = load_config(config_name, overrides, config_dir)
@@ -53,10 +54,13 @@ def twin(
     if (Path(config.run_dir).expanduser() / METRICS).exists():
         raise PreflightError(f"run_dir={config.run_dir} has a run already; expected a new folder")
     command = command_line(config_name, overrides, config_dir, "twin")
-    return recorded(config, command, _run_twin, "a run of the twin does not go on", report=False)
+    size = step_size_line(config, config_name, overrides, config_dir)
+    return recorded(
+        config, command, partial(_run_twin, size=size), "a run of the twin does not go on", size, report=False
+    )
 
 
-def _run_twin(config: DictConfig, progress: Progress, row: "TrialRow") -> tuple[ExitCode, str]:
+def _run_twin(config: DictConfig, progress: Progress, row: "TrialRow", size: str) -> tuple[ExitCode, str]:
     import torch
 
     from verl_credit.cli.train.start import save_config
@@ -64,6 +68,7 @@ def _run_twin(config: DictConfig, progress: Progress, row: "TrialRow") -> tuple[
     from verl_credit.study.twin import Twin
 
     say_at_once(row.begin())
+    say_at_once(size)
     torch.set_num_threads(config.cpu_threads)
     world_of(config).build(Throttled(say_at_once))
     save_config(config, Path(config.run_dir))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from inspect import iscoroutinefunction
 from operator import attrgetter
 from typing import Any
 
+from verl_credit.credit.outcome import OUTCOME_OPERATORS
 from verl_credit.credit.plugins.load import load, plugin_path
 from verl_credit.credit.token.token_transforms import TRANSFORMS, TokenTransform
 from verl_credit.credit.token.uncertainty import canonical_kind
@@ -40,6 +42,26 @@ def anchored(s) -> bool:
         return s.turn_estimator
     by_state = values_read(s) and reads_states(s.algorithm.turn_values)
     return ours(s) and ("anchor_B_K1" in s.algorithm.turn_mode.tables or by_state)
+
+
+def grouped(s) -> bool:
+    """The credit compares rollouts of a prompt: the turn mode, or the outcome operator that it takes, declares that it reads
+    groups. A user's operator is taken to read them, unless its attribute ``reads`` leaves them out."""
+    a = s.algorithm
+    if not s.turn_estimator:
+        return True
+    if a.algorithm_mode is not None or a.canonical_transform:
+        return "groups" in _declared(a.algorithm_mode, "algorithm.algorithm_mode")
+    operator = OUTCOME_OPERATORS.get(a.advantage_mode)
+    of_outcome = operator.reads if operator else _declared(a.advantage_mode, "algorithm.advantage_mode")
+    return "groups" in a.turn_mode.reads or (a.turn_mode.any_outcome_operator and "groups" in of_outcome)
+
+
+def _declared(path: str | None, key: str) -> tuple[str, ...]:
+    """What a user's operator reads; one that cannot be loaded is refused elsewhere."""
+    with suppress(ValueError):
+        return getattr(load(path, key) if path else None, "reads", ("rewards", "groups"))
+    return ("rewards", "groups")
 
 
 def values_read(s) -> bool:

@@ -60,6 +60,11 @@ class Provider:
     """The names of further features where the run measures gains."""
     by_state: bool = False
     """Further features say what the prompt's other rollouts returned from an equal state (`algorithm.turn_anchor`)."""
+    least_rollouts: int = 1
+    """Rollouts of a prompt without which its features say nothing."""
+    least_lam: float = 0.0
+    """The smallest lam in an environment where success ends a rollout early. Below it V, which sees little but the turn's
+    number there, makes late turns look bad (docs/turn-values.md)."""
     value: Make | None = None
     """Makes V itself, float64 [B, K1], 0 where there is no turn. None: a regression makes it."""
     field: str = ""
@@ -110,7 +115,11 @@ _WARM_UP = Need(
 )
 
 PROVIDERS = {provider.name: provider for provider in (
-    Provider("group", "V of each turn: a regression on the prompt's other outcomes and the turn's number"),
+    Provider(
+        "group",
+        "V of each turn: a regression on the prompt's other outcomes and the turn's number",
+        least_lam=0.9,
+    ),
     Provider(
         "features",
         "V of each turn: as `group`, and on whether a gold answer was read, the searches, and its probability where gains "
@@ -124,6 +133,7 @@ PROVIDERS = {provider.name: provider for provider in (
         "V of each turn: as `group`, and on what the prompt's other rollouts returned from an equal state (turn_anchor)",
         names=("mean there", "others there", "mean where others were", "was there", "visits before"),
         by_state=True,
+        least_rollouts=2,
     ),
     Provider(
         "critic",

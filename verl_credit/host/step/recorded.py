@@ -8,8 +8,11 @@ import ray
 import torch
 from omegaconf import DictConfig
 
+from verl_credit.config.keys import reads
+from verl_credit.config.settings import CreditSettings
 from verl_credit.host.hf_rollout.sync import server_name
 from verl_credit.names import ROLLOUT_NAME
+from verl_credit.recipe.step_size import twice
 from verl_credit.records.run import events
 from verl_credit.records.run.alarms import Watch
 from verl_credit.records.run.files import (
@@ -63,9 +66,13 @@ class Recorder:
 
     def _alarm(self, host: StepHost, metrics: dict) -> None:
         if self._alarms is None:
-            workers = self.config.actor_rollout_ref
-            remedies = {"half_lr": f"{workers.actor.optim.lr / 2:g}", "twice_n": 2 * workers.rollout.n}
-            self._alarms = Watch(self.run_dir, host.step - 1, remedies)
+            settings, lr = (
+                CreditSettings.from_config(self.config),
+                self.config.actor_rollout_ref.actor.optim.lr,
+            )
+            grouped = reads.grouped(settings)
+            remedies = {"half_lr": f"{lr / 2:g}", "more": twice(self.config, grouped)}
+            self._alarms = Watch(self.run_dir, host.step - 1, remedies, grouped)
         for kind, text in self._alarms.see(host.step, metrics):
             host.note(kind, text)
 

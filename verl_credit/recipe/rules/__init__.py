@@ -11,7 +11,7 @@ from omegaconf.errors import OmegaConfBaseException
 from verl_credit.address import loopback, urls_of
 from verl_credit.config.engines import ENGINE, engine_of
 from verl_credit.config.fit import DEFAULT
-from verl_credit.config.keys import AUTO, LOSS, OURS, VERLS, PolicyLoss, read_section
+from verl_credit.config.keys import AUTO, LOSS, OURS, VERLS, PolicyLoss, read_section, reads
 from verl_credit.config.keys.section import Section
 from verl_credit.config.resolved import data, leaves, select
 from verl_credit.config.settings import CreditSettings
@@ -106,8 +106,9 @@ def _combinations(config: DictConfig, settings: CreditSettings) -> Iterator[Conf
     if settings.dynamic_clip and not (ours and settings.algorithm.turn_mode.scales_clip):
         use = f"only {modes_that('scales_clip')} give turns a clip scale; elsewhere it would do nothing. Set {clip}=false"
         yield ConfigError.of(config, clip, "algorithm.adv_estimator", MODE, accepted=use)
-    if ours and select(config, n) < 2:
-        yield ConfigError.of(config, n, accepted="group-relative credit needs groups of at least 2")
+    if ours and select(config, n) < 2 and reads.grouped(settings):
+        use = "that credit compares the rollouts of a question, at least 2; turn_gae with turn_values=features compares none"
+        yield ConfigError.of(config, n, MODE, "algorithm.advantage_mode", accepted=use)
     batch, mini = (select(config, key) for key in (BATCH, MINI_BATCH))
     if batch % mini:
         message = f"{BATCH}={batch} is not a multiple of {MINI_BATCH}={mini}"

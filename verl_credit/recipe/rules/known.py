@@ -27,7 +27,7 @@ READ_BY_VERL = (
 )  # fmt: skip
 REWARD = "reward.custom_reward_function"
 REWARD_KWARGS = f"{REWARD}.reward_kwargs"
-# These mappings take any key; so do mappings that are empty in verl's configuration.
+# These mappings take any key; so do mappings that are empty in verl's configuration and among our declared defaults.
 OPEN = ("hardware", "plan", "ray_kwargs.ray_init", "reward.reward_kwargs")
 # verl_credit reads these open mappings: `plan` refuses unknown keys, `unread` lists parameters that no operator takes.
 OURS = (
@@ -142,11 +142,12 @@ def known_keys(engine: str) -> Known:
                 add(f"{prefix}.{key}" if prefix else key, value)
 
     add("", verl)
+    of_verl = frozenset(names)
+    add("", defaults_tree())
     taking_any = {*OPEN, *(name for name, below in names.items() if not below)}
-    sections = frozenset(names) - taking_any - {""}
+    sections = of_verl - taking_any - {""}
     for file in sorted(recipes_folder().rglob("*.yaml")):
         add("", {key: value for key, value in _read(file).items() if key != "defaults"})
-    add("", defaults_tree())
     for key in (*READ_BY_VERL, *OPEN):
         parent, _, leaf = key.rpartition(".")
         names.setdefault(parent, {})[leaf] = None

@@ -68,7 +68,7 @@ def validate_turn_mode(config: DictConfig, settings: CreditSettings) -> Iterator
         if missing == ["value_B_K1"]:
             use = f"and {VALUES} is null: set it to {', '.join(PROVIDERS)}, {COLUMN}NAME or my_module.my_features"
         raise ConfigError(key=MODE, value=name, accepted=f"it needs {', '.join(missing)}, {use}")
-    if settings.turn_estimator and settings.algorithm.tied_groups == "skip" and "groups" not in mode.reads:
+    if settings.turn_estimator and settings.algorithm.tied_groups == "skip" and not reads.grouped(settings):
         use = "that mode compares no rollouts of a prompt, and rows would be left out by their own outcome; set it to keep"
         yield ConfigError.of(config, TIED, MODE, accepted=use)
     if reads.anchored(settings):

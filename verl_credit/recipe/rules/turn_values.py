@@ -8,6 +8,7 @@ from functools import partial
 
 from omegaconf import DictConfig
 
+from verl_credit.config.fit import DEFAULT
 from verl_credit.config.keys import reads
 from verl_credit.config.keys.reads import COLUMN, is_path
 from verl_credit.config.resolved import select
@@ -15,10 +16,13 @@ from verl_credit.config.settings import CreditSettings
 from verl_credit.credit.turn.modes import MODES
 from verl_credit.credit.turn.value_providers import KEY, PROVIDERS
 from verl_credit.errors import ConfigError
+from verl_credit.names import AGENTS
+from verl_credit.recipe.agent_loops import LISTED, own_loops
 from verl_credit.recipe.rules.own import OWN, load_own, trial
 from verl_credit.recipe.rules.turn_mode import CALL, MODE, TRIAL
 from verl_credit.turns.step.state_features import LATER, concealed, same, state_features
 
+ROLLOUTS = "actor_rollout_ref.rollout.n"
 CONCEALED = "with outcome, scores, stop reason and the last turn hidden, as in training"
 
 
@@ -38,10 +42,26 @@ def validate_turn_values(config: DictConfig, settings: CreditSettings) -> Iterat
         use = f"nothing there reads values, so that this key would do nothing; set it to null, or {MODE}={reading}"
         beside = "algorithm.algorithm_mode" if algorithm.algorithm_mode else MODE
         yield ConfigError.of(config, KEY, beside, accepted=use)
+    yield from _limits(config, settings)
     if is_path(name):
         _try(name)
     elif name not in PROVIDERS and not (name.startswith(COLUMN) and name != COLUMN):
         yield ConfigError(key=KEY, value=name, accepted=[*PROVIDERS, f"{COLUMN}NAME", OWN])
+
+
+def _limits(config: DictConfig, settings: CreditSettings) -> Iterator[ConfigError]:
+    """Yields refusals of too few rollouts of a question, and of a small lam beside values that cannot carry it."""
+    provider = PROVIDERS.get(settings.algorithm.turn_values or "")
+    if provider is None or not reads.valued(settings):
+        return
+    if select(config, ROLLOUTS) < provider.least_rollouts:
+        use = f"these values compare the rollouts of a question: at least {provider.least_rollouts}, or {KEY}=features"
+        yield ConfigError.of(config, ROLLOUTS, KEY, accepted=use)
+    own = select(config, DEFAULT) not in AGENTS or bool(own_loops(config))
+    if own and settings.algorithm.lam < provider.least_lam:
+        use = f"at least {provider.least_lam:g}, or {KEY}=state: in an agent loop of yours success may end a rollout early; "
+        use += "there these values lost 32 points of area at lam .5 (docs/turn-values.md)"
+        yield ConfigError.of(config, "algorithm.lam", KEY, LISTED, accepted=use)
 
 
 def _try(name: str) -> None:

@@ -1,12 +1,13 @@
 """The page of a run with its choice of trajectories and the sentences that explain their groups; and the page of two runs
 with their curves over each other and the settings that differ."""
 
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
 from verl_credit.credit.groups import SOLVED_ABOVE
+from verl_credit.credit.turn.modes import MODES
 from verl_credit.records.report import text
 from verl_credit.records.report.curves import panel_data_uri
 from verl_credit.records.report.lens import NO_TABLES, lens
@@ -79,8 +80,13 @@ def searches(group: list[dict]) -> int:
     return max(len(one["turns"]) - 1 for one in group)
 
 
-def sentences(row: dict, scale: text.Scale) -> list[str]:
-    """Returns the sentences that explain the advantages of ``row``. ``scale``: of the advantages."""
+def sentences(row: dict, scale: text.Scale, by_values: bool = False) -> list[str]:
+    """Returns the sentences that explain the advantages of ``row``. ``scale``: of the advantages. ``by_values``: the credit
+    compares no rollouts."""
+    if by_values:
+        return [
+            "Credit follows values of states: a turn is compared with what was expected before it, not with its siblings."
+        ]
     group = row["group"]
     turns = [turn for one in group for turn in one["turns"]]
     lines = ["Credit is relative to the group: every rollout is compared with its siblings."]
@@ -148,11 +154,17 @@ def page(run: Run, panels: list[Panel], refresh_s: int | None = None) -> str:
         solved=solved,
         heading=heading,
         searches=searches,
-        sentences=sentences,
+        sentences=partial(sentences, by_values="groups" not in _reads(run)),
         direction=direction,
         scroll_characters=SCROLL_CHARACTERS,
         validation=VALIDATION,
     )
+
+
+def _reads(run: Run) -> tuple[str, ...]:
+    """What the run's turn mode reads. A user's mode, and none with its outcome operator, is taken to read groups."""
+    mode = MODES.get(run.settings.get("algorithm.info_gain_norm_mode", ""))
+    return ("groups",) if mode is None or mode.any_outcome_operator else mode.reads
 
 
 Settings = dict[str, list[tuple[str, str, str]]] | None

@@ -35,6 +35,8 @@ class Ending(NamedTuple):
     text: str
     error: bool = False
     command: str = ""
+    size: str = ""
+    """The rollouts, questions and updates of a step, beside the recipe's."""
 
 
 def ending(run: Run) -> Ending:
@@ -49,7 +51,7 @@ def ending(run: Run) -> Ending:
             start = None
     if start is not None:
         text = "This run has no end yet: it goes on, or it was killed."
-        return Ending(text, command=str(start.get("command") or ""))
+        return Ending(text, False, *_of_start(start))
     if last is None:
         return Ending("events.jsonl does not say how this run ended.")
     begin, end = last
@@ -60,8 +62,11 @@ def ending(run: Run) -> Ending:
     if None not in times and end["reason"] != Reason.KILLED:  # the time of a kill is not recorded
         text += f", {duration(max(times[1] - times[0], 0.0))} since the start"
     why = str(end.get("why") or "")
-    command = str(begin.get("command") or "")
-    return Ending(f"{text}: {why}" if why else f"{text}.", end["reason"] in ERRORS, command)
+    return Ending(f"{text}: {why}" if why else f"{text}.", end["reason"] in ERRORS, *_of_start(begin))
+
+
+def _of_start(start: dict) -> tuple[str, str]:
+    return str(start.get("command") or ""), str(start.get("size") or "")
 
 
 _WARNING = re.compile("(warning|without effect): ")

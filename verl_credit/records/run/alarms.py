@@ -72,7 +72,10 @@ class Alarm:
     """All of them hold; the first names the metric of the alarm."""
     means: str
     remedy: str
-    """Overrides, with {half_lr} and {twice_n} for half of the run's learning rate and twice its rollouts per prompt."""
+    """Overrides, with {half_lr} for half of the run's learning rate and {more} for twice its rollouts: of each question, or,
+    where the credit compares no rollouts of a question, of twice the questions."""
+    of_groups: bool = False
+    """It is about groups, and silent where the credit compares no rollouts of a question."""
 
 
 STALLED = Condition(REWARD, "at most", 1.1, FIRST)
@@ -94,7 +97,7 @@ ALARMS = (
         "entropy_falls", "entropy falls while questions stay unsolved",
         (Condition("actor/entropy", "below", 0.1, FIRST), Condition("credit/groups/all_failed", "above", 0.25, per=GROUPS)),
         "The rollouts of a question are nearly the same, so questions that fail stay without a right rollout",
-        "actor_rollout_ref.actor.entropy_coeff=0.001 actor_rollout_ref.rollout.n={twice_n}",
+        "actor_rollout_ref.actor.entropy_coeff=0.001 {more}",
     ),
     Alarm(
         "entropy_explodes", "entropy explodes", (Condition("actor/entropy", "above", 3.0, FIRST, by=0.3),),
@@ -138,7 +141,8 @@ ALARMS = (
         "no_contrast", "groups without contrast", (Condition("credit/groups/tied", "above", 0.9, per=GROUPS),),
         "In nine of ten groups all rollouts have the same outcome, so outcomes teach nothing there. All solved: the "
         "questions are too easy by now; all failed: too hard",
-        "actor_rollout_ref.rollout.n={twice_n} data.train_files=OTHER_QUESTIONS",
+        "{more} data.train_files=OTHER_QUESTIONS",
+        of_groups=True,
     ),
     Alarm(
         "values_say_nothing", "values of turns explain nothing", (Condition(EXPLAINED_VARIANCE, "below", 0.05),),
@@ -157,9 +161,13 @@ class Watch:
     """Tests the table after each step of one start of a run. Steps of earlier starts count as the beginning and the best;
     the last values are this start's, so that a remedy has a window to act in."""
 
-    def __init__(self, run_dir: Path, before: int, settings: Mapping[str, object]) -> None:
-        """``before``: the last step of the starts before, or 0. ``settings``: `half_lr` and `twice_n`."""
+    def __init__(
+        self, run_dir: Path, before: int, settings: Mapping[str, object], grouped: bool = True
+    ) -> None:
+        """``before``: the last step of the starts before, or 0. ``settings``: what a remedy names (`Alarm.remedy`).
+        ``grouped``: the credit compares the rollouts of a question."""
         self._since, self._settings = before, settings
+        self._alarms = [alarm for alarm in ALARMS if grouped or not alarm.of_groups]
         self._values: dict[str, dict[int, float]] = {}
         for name in (VALIDATION, METRICS):
             for row in read_json_lines(Path(run_dir) / name):
@@ -169,7 +177,7 @@ class Watch:
     def see(self, step: int, metrics: Mapping) -> Iterator[tuple[str, str]]:
         """(kind of event, text) of every alarm that holds after this step."""
         self._add(step, metrics)
-        for alarm in ALARMS:
+        for alarm in self._alarms:
             found = [self._seen(condition) for condition in alarm.conditions]
             if all(found):
                 use = f"Try {alarm.remedy.format(**self._settings)} (docs/run.md#when-a-run-collapses)"

@@ -21,7 +21,7 @@ from verl_credit.lazy import torch
 
 @turn_mode(
     name="none",
-    reads=("rewards", "groups"),
+    reads=("rewards",),
     reduces_to="the outcome operator alone",
     bias="that of the outcome operator",
     source="2402.03300",

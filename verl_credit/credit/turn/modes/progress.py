@@ -4,7 +4,7 @@ from typing import Literal
 
 from verl_credit.credit.arguments import given
 from verl_credit.credit.groups import group_stats
-from verl_credit.credit.operator import CENTRED, AtLeastZero, Share, WithoutGains
+from verl_credit.credit.operator import CENTRED, AtLeastZero, Share, WithoutGains, refuse_unread
 from verl_credit.credit.turn.mode import ModeOutput, turn_mode
 from verl_credit.credit.turn.tables import Tables
 from verl_credit.lazy import torch
@@ -126,6 +126,7 @@ def turn_gae(
     gamma: Share = 1.0,
     lam: Share = 1.0,
     scale: Literal["none", "rms"] = "none",
+    rms_floor: AtLeastZero = 0.1,
     negative: AtLeastZero = 1.0,
 ) -> ModeOutput:
     """Estimates advantages over turns from the values of their states.
@@ -135,12 +136,16 @@ def turn_gae(
 
     V_k is the value of the state before turn k's response, V after the answer turn is bootstrap_B (0, if not given: a real
     end). Raw by default: no whitening. A_k + V_k is the return G_k, which a critic learns, at lam 1 alone.
-    scale="rms": A is divided by the root of its mean square over all turns of the batch, so that a step's size does not
-    follow the values; other prompts then change it. negative: the weight of what is below 0, after that (1: as it is).
+    scale="rms": A is divided by the root of its mean square over all turns of the batch, or by ``rms_floor`` where that is
+    larger, so that a step's size does not follow the values; other prompts then change it. The floor has the unit of
+    outcomes (0.1: the std where one outcome of a hundred differs): where hardly any differs, A is noise and stays small.
+    negative: the weight of what is below 0, after that (1: as it is).
     A turn is one because the tables say so: a reward of exactly 0 is a reward (released code skips such turns).
     A turn that lost its reward and the turns before it get 0, because what they led to is not known. A turn that has none
     earns 0: rewards of different rows are not compared here, and the values expect what is earned.
     """
+    if scale == "none":
+        refuse_unread("scale='none'", "nothing is divided", rms_floor=(rms_floor, 0.1))
     bootstrap_B = torch.zeros_like(tables.outcome_B) if tables.bootstrap_B is None else tables.bootstrap_B
     value_B_K1 = torch.where(tables.turn_B_K1, given("value_B_K1", tables.value_B_K1), 0.0)
     delta_B_K1 = tables.reward_B_K1() + gamma * tables.next_value(value_B_K1, bootstrap_B) - value_B_K1
@@ -151,7 +156,7 @@ def turn_gae(
     known_B_K1 = tables.turn_B_K1 & ~unknown_B_K1
     advantage_B_K1 = torch.where(known_B_K1, advantage_B_K1, 0.0)
     if scale == "rms":
-        rms = (advantage_B_K1.square().sum() / known_B_K1.sum().clamp(min=1)).sqrt()
+        rms = (advantage_B_K1.square().sum() / known_B_K1.sum().clamp(min=1)).sqrt().clamp(min=rms_floor)
         advantage_B_K1 = advantage_B_K1 / torch.where(rms > 0, rms, 1.0)
     advantage_B_K1 = torch.where(advantage_B_K1 < 0, negative * advantage_B_K1, advantage_B_K1)
     return *tables.split(advantage_B_K1), tables.ones()
