@@ -45,7 +45,7 @@ $(VENV)/.installed: pyproject.toml .ci/constraints-cpu.txt
 
 demo: install
 	# 3: the run in $(RUN_DIR) is finished; its report is there
-	$(BIN)/verl-credit train --config-name lab run_dir=$(RUN_DIR) $(ARGS) || [ $$? -eq 3 ]
+	$(BIN)/verl-credit train --config-name lab credit=values run_dir=$(RUN_DIR) $(ARGS) || [ $$? -eq 3 ]
 
 real: weights
 	$(BIN)/verl-credit train --config-name real_cpu run_dir=runs/real real.questions=$(QUESTIONS) \

@@ -48,7 +48,7 @@ def test_overrides_are_translated_and_the_new_command_is_accepted(capsys):
         assert line in printed
     (command,) = (line for line in printed.splitlines() if line.startswith("verl-credit explain "))
     assert main(shlex.split(command)[1:]) == 0
-    assert "turn: turn-group-v1d" in capsys.readouterr().out
+    assert "turn: turn_gae" in capsys.readouterr().out
 
 
 def test_a_script_becomes_a_recipe_in_a_file_that_explain_reads(capsys, tmp_path):

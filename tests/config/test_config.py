@@ -4,7 +4,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from kit.recipes import OWN, check, composed_once, omegaconfs_copies, refused
-from kit.settings import settings
+from kit.settings import DECIDED, settings
 from verl_credit.config.keys import (
     LOSS,
     OURS,
@@ -44,7 +44,7 @@ def test_what_the_tests_compose_is_what_hydra_composes(recipe, preset):
 
 def test_our_defaults_are_the_declared_ones():
     found = settings_of(*OWN, recipe="search_cpu")
-    assert found.algorithm == Algorithm(info_gain_scorer="branch")  # auto, decided
+    assert found.algorithm == Algorithm(info_gain_scorer="branch", **DECIDED)  # auto, decided
     assert found.loss == PolicyLoss(dynamic_clip=True)  # auto, decided
     assert found.attention == "auto"
     assert (found.ratio_level, found.dynamic_clip, found.clip_beta) == ("turn", True, 0.3)

@@ -84,6 +84,7 @@ def test_plug_ins_written_for_retrain_run_through_the_token_stage(module):
     module("mine_outcome", OUTCOME_PLUGIN)
     module("mine_package.transform", TRANSFORM_PLUGIN)
     settings = Algorithm(
+        info_gain_norm_mode="none",
         advantage_mode="mine_outcome.twice_centred",
         transform_mode="mine_package.transform.scaled",
         transform_params={"factor": 3.0},

@@ -20,6 +20,7 @@ from verl_credit.recipe import compose
 
 OWN = ["data.train_files=x", "data.val_files=x", "actor_rollout_ref.model.path=x", "search.url=http://x"]
 GROUPS = (*compose.GROUPS, "credit")
+MEASURED = "turn-group-v1d"
 _load = OmegaConf.load
 # Every recipe is composed of the same 24 files, with the same 150 interpolations.
 yaml.SafeLoader = yaml.CSafeLoader
@@ -63,10 +64,15 @@ _composed = cache(compose.compose_recipe)
 
 
 def composed_once(name: str, overrides: Sequence[str], config_dir: str | None = None) -> DictConfig:
-    """Replaces ``compose_recipe``, and is far faster: it changes keys as Hydra does, on a copy of what Hydra composed."""
+    """Replaces ``compose_recipe``, and is far faster: it changes keys as Hydra does, on a copy of what Hydra composed.
+
+    A recipe that names no credit has `MEASURED` here, because most tests are about gains. A test of the default asks for auto.
+    """
     groups = tuple(o for o in overrides if o.lstrip("+").partition("=")[0] in GROUPS)
     config = copied(_composed(name, groups, config_dir))
     changes = OverridesParser.create().parse_overrides([o for o in overrides if o not in groups])
+    if config.algorithm.info_gain_norm_mode == "auto" and name != "verl":
+        config.algorithm.info_gain_norm_mode = MEASURED
     ConfigLoaderImpl._apply_overrides_to_config(changes, config)
     return config
 

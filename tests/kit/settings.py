@@ -24,6 +24,10 @@ def algorithm(**changes) -> Algorithm:
     return Algorithm.model_validate(nested(changes))
 
 
+DECIDED = {"info_gain_norm_mode": "turn-group-v1d", "lam": 1.0}
+"""In place of auto, which a composed recipe decides."""
+
+
 def settings(**changes) -> CreditSettings:
     """Our turn loss with dynamic clip; names of the algorithm, of the loss, and of CreditSettings itself."""
     of_loss = {name: changes.pop(name) for name in PolicyLoss.model_fields if name in changes}
@@ -31,6 +35,7 @@ def settings(**changes) -> CreditSettings:
         name: changes.pop(name) for name in ("chat_template_kwargs", "attention", "preset") if name in changes
     }
     template = {"info_gain_template": "<answer>{answer}</answer>", "info_gain_scorer": "branch"}
+    template |= DECIDED
     loss = PolicyLoss.model_validate({"dynamic_clip": True} | of_loss)
     return CreditSettings(algorithm(**template | changes), loss, **own)
 

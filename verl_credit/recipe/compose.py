@@ -30,12 +30,12 @@ from verl_credit.config.keys.section import no_value
 from verl_credit.config.resolved import flat_values, select
 from verl_credit.errors import ConfigError, did_you_mean, joined
 from verl_credit.recipe import recipe_files as files
-from verl_credit.recipe.decisions import BATCH, MINI_BATCH, decide_auto, decide_lab
+from verl_credit.recipe.decisions import decide_auto, decide_lab
 from verl_credit.recipe.family import policy_values
 from verl_credit.recipe.overrides import unreadable, wrong_keys
 from verl_credit.recipe.recipe_files import folders, recipes_folder, verl_folder
 from verl_credit.recipe.rules import validate
-from verl_credit.recipe.step_size import EACH, StepSize, step_line
+from verl_credit.recipe.step_size import BATCH, EACH, MINI_BATCH, StepSize, step_line
 from verl_credit.recipe.step_size import KEYS as SIZE
 from verl_credit.recipe.world import without_value
 from verl_credit.redact import redact_value

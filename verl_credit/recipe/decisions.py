@@ -20,7 +20,9 @@ from verl_credit.credit.turn.mode import TurnMode
 from verl_credit.errors import PreflightError
 from verl_credit.names import ADV_ESTIMATOR, LOSS_MODE, SEPARATE_MODE
 from verl_credit.precision import cpu_precision
+from verl_credit.recipe.default_credit import decide_credit
 from verl_credit.recipe.family import decide_family
+from verl_credit.recipe.step_size import BATCH, MINI_BATCH
 from verl_credit.turns.rollout.header import answer_prefix, before_answer
 from verl_credit.turns.rollout.thoughts import without_thoughts
 from verl_credit.turns.score.requests import ANSWER_TAG, AnswerWriter
@@ -38,7 +40,6 @@ HYBRID = "actor_rollout_ref.hybrid_engine"
 LAB_CACHE = "${oc.env:VERL_CREDIT_LAB,${oc.env:XDG_CACHE_HOME,${oc.env:HOME}/.cache}/verl_credit/lab}"
 LAB_DIR = f"{LAB_CACHE}/${{lab.size}}-${{lab.world_seed}}"
 UPDATES = "trainer.v1.separate_async.parameter_sync_step"
-BATCH, MINI_BATCH = "data.train_batch_size", "actor_rollout_ref.actor.ppo_mini_batch_size"
 
 
 def decide_auto(config: DictConfig, policy: Mapping[str, Any]) -> DictConfig:
@@ -49,6 +50,7 @@ def decide_auto(config: DictConfig, policy: Mapping[str, Any]) -> DictConfig:
     """
     if all(isinstance(config.get(section), DictConfig) for section in ("algorithm", "data")):
         for decide in (
+            decide_credit,
             partial(decide_family, values=policy),
             _clip,
             _precision,

@@ -7,8 +7,8 @@ from typing import NamedTuple
 from omegaconf import DictConfig
 
 from verl_credit.config.resolved import select
-from verl_credit.recipe.decisions import BATCH, MINI_BATCH
 
+BATCH, MINI_BATCH = "data.train_batch_size", "actor_rollout_ref.actor.ppo_mini_batch_size"
 EACH, EPOCHS = "actor_rollout_ref.rollout.n", "actor_rollout_ref.actor.ppo_epochs"
 KEYS = (BATCH, EACH, MINI_BATCH, EPOCHS)
 """The keys that decide the size. verl counts a mini-batch in questions."""

@@ -18,6 +18,7 @@ from verl_credit.policy.families import SCORER
 from verl_credit.precision import cpu_precision
 from verl_credit.recipe.agent_loops import LISTED, MULTI_TURN, may_call, tools_given
 from verl_credit.recipe.decisions import COMPUTES_IN, FULL, compute_dtype
+from verl_credit.recipe.default_credit import LAM, NAMED_LAM
 from verl_credit.recipe.family import chosen_scorer
 from verl_credit.recipe.rules.engines import overlong_unread
 from verl_credit.recipe.rules.known import handed_on
@@ -38,7 +39,11 @@ MEAN_RATIOS, WIDE_FOR_MEANS = ("turn", "sequence"), 0.1
 
 def unused(config: DictConfig, settings: CreditSettings) -> list[str]:
     """Returns ``key=value`` for keys that differ from their default and that the chosen pipeline does not read."""
-    decided = {SCORER: chosen_scorer(config), "algorithm.info_gain_template": select(config, "lab.template")}
+    decided = {
+        SCORER: chosen_scorer(config),
+        "algorithm.info_gain_template": select(config, "lab.template"),
+        LAM: NAMED_LAM,
+    }
     if canonical_kind(kind := settings.algorithm.uncertainty_kind) == UNCERTAINTY:
         decided["algorithm.uncertainty_kind"] = kind
     values = chosen(settings.algorithm, read_section(PolicyLoss, config), settings.search)
@@ -119,7 +124,8 @@ def _sepa_without_effect(sepa: dict, steps: int, source: str) -> list[str]:
 def idle_lines(config: DictConfig, settings: CreditSettings) -> list[str]:
     """Returns the run's notes: unread keys, parts without effect, keys that are handed on unread, and warnings."""
     keys = unused(config, settings)
-    lines = [f"unused keys: {', '.join(keys)}"] if keys else []
+    lines = [f"credit: {config.credit_reason}"] if config.credit_reason else []
+    lines += [f"unused keys: {', '.join(keys)}"] if keys else []
     lines += [f"without effect: {line}" for line in without_effect(config, settings)]
     if others := handed_on(config):
         lines.append(f"handed on as they are, and nothing here reads them: {', '.join(others)}")

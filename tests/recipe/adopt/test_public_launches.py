@@ -59,14 +59,14 @@ LOST = {
 }
 """The keys that have no place here; `adopt` prints each with its reason."""
 TURNS = {  # (turn mode, agent loop, turns at most)
-    "search_r1_like": ("turn-group-v1d", "turn_agent", 2),
-    "gsm8k_tools": ("turn-group-v1d", "turn_agent", 5),
+    "search_r1_like": ("turn_gae", "turn_agent", 2),
+    "gsm8k_tools": ("turn_gae", "turn_agent", 5),
     "grpo_qwen3_4b": ("none", "search_agent", 1),
     "dapo_colocate": ("none", "search_agent", 1),
-    "async_retool": ("turn-group-v1d", "turn_agent", 16),
-    "retool": ("turn-group-v1d", "turn_agent", 16),
-    "tau2": ("turn-group-v1d", "tau2_agent", 20),
-    "search_r1": ("turn-group-v1d", "search_agent", 3),
+    "async_retool": ("turn_gae", "turn_agent", 16),
+    "retool": ("turn_gae", "turn_agent", 16),
+    "tau2": ("turn_gae", "tau2_agent", 20),
+    "search_r1": ("turn_gae", "search_agent", 3),
     "gigpo_search": ("gigpo", "search_agent", 4),
     "igpo": ("joint", "search_agent", 10),
 }

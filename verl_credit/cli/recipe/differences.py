@@ -20,6 +20,7 @@ LAST = "paths and logging"
 GROUPS = {
     LAST: (
         "run_dir", "lab.dir", "lab.index", "real.dir", "search.url", "keep_rollouts.*", "credit_preset", "credit_overrides",
+        "credit_reason",
         "lineage.*", "trainer.logger", "trainer.default_local_dir", "trainer.log_val_generations",
         "trainer.rollout_data_dir", "trainer.validation_data_dir", "trainer.default_hdfs_dir", "global_profiler.*",
         "*.save_path", "*.served_model_name", "*.project_name", "*.experiment_name",

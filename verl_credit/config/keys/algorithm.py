@@ -136,8 +136,9 @@ class Algorithm(Section):
         Params, When(lambda s: s.algorithm.advantage_mode not in OUTCOME_OPERATORS)
     ] = {}
     """Handed to an outcome operator of yours."""
-    info_gain_norm_mode: Annotated[str, named(MODES)] = "turn-group-v1d"
-    """Turn level: how turn rewards become an advantage per turn; none: verl's GRPO; or my_module.my_mode."""
+    info_gain_norm_mode: Annotated[str, named((AUTO, *MODES))] = AUTO
+    """Turn level: how outcomes, turn rewards or values become an advantage per turn. auto: turn_gae with values where there
+    are several turns, and the start says which and why; none: verl's GRPO; or my_module.my_mode."""
     turn_params: Params = {}
     """Options of the turn mode that have no key of their own (`verl-credit modes` lists them)."""
     turn_signal: Annotated[str, named(TURN_SIGNALS), When(reads.turn_level)] = AUTO
@@ -224,8 +225,12 @@ class Algorithm(Section):
         Share, When(lambda s: not s.turn_estimator or "gamma" in s.algorithm.turn_mode.options)
     ] = 1.0
     """Discount of later turns' rewards."""
-    lam: Annotated[Share, When(lambda s: s.turn_estimator and "lam" in s.algorithm.turn_mode.options)] = 1.0
-    """Weight of later turns' changes of value (turn_gae): 0 the turn's own alone, 1 the return minus the value."""
+    lam: Annotated[
+        Share | Literal["auto"],
+        When(lambda s: s.turn_estimator and "lam" in s.algorithm.turn_mode.options),
+    ] = AUTO
+    """Weight of later turns' changes of value (turn_gae): 0 the turn's own alone, 1 the return minus the value. auto: 1, or
+    what fits the values that info_gain_norm_mode=auto chose."""
     adv_rescale_alpha: Annotated[AtLeast0, When(reads.rescaled)] = 0.3
     """Weight of the gains beside the outcome (released recipe: 0.3, paper: 1)."""
     norm_adv_by_std_in_grpo: Annotated[bool, When(reads.divides)] = True

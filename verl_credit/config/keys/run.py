@@ -63,6 +63,8 @@ class Run(Section):
     """The chosen preset of recipes/credit/ (credit=NAME); null: none."""
     credit_overrides: list[str] = Field(default_factory=list)
     """The credit keys that differ from the preset; filled in at the start."""
+    credit_reason: str | None = None
+    """The credit that algorithm.info_gain_norm_mode=auto chose, and why; filled in at the start."""
 
 
 class Faults(Section):

@@ -10,10 +10,10 @@ from verl_credit.config.keys import Algorithm, Search
 from verl_credit.names import AGENTS, OUR_REWARD, SEPARATE_MODE, TURN_AGENT
 from verl_credit.recipe.adopt.adoption import NULL, Adoption, shown, whole
 from verl_credit.recipe.agent_loops import KEYS, LISTED, MULTI_TURN
-from verl_credit.recipe.decisions import BATCH, MINI_BATCH
 from verl_credit.recipe.decisions import MODE as TRAINER
 from verl_credit.recipe.older_verl import ACTOR, KEEPS_TURNS, MANAGER, PER_GPU, REF, ROLLOUT
 from verl_credit.recipe.rules.engines import HAND_ON, OVERLONG, RESPONSE, UPDATE
+from verl_credit.recipe.step_size import BATCH, MINI_BATCH
 from verl_credit.recipe.unread import CHARACTERS
 
 MODE, PROMPT = "algorithm.info_gain_norm_mode", "data.max_prompt_length"
@@ -45,7 +45,9 @@ def fit_to_turns(adoption: Adoption, given: Mapping[str, str], *, asynchronous: 
     many = _loop(adoption)
     if many and MODE not in adoption.given:
         mode = Algorithm.model_fields["info_gain_norm_mode"].default
-        adoption.put(MODE, mode, "each turn gets its own credit; none: your outcomes alone")
+        adoption.put(
+            MODE, mode, "each turn gets its own credit, and the start says which; none: your outcomes alone"
+        )
     if not many and (mode := adoption.given.pop(MODE, None)):
         adoption.drop(MODE, mode, "there is one turn, because no tool and no search is named")
     if (name := adoption.given.get(ENGINE)) and (untried := engine_named(name).untried):

@@ -19,7 +19,6 @@ from verl_credit.credit.turn.modes import modes_that
 from verl_credit.errors import ConfigError
 from verl_credit.names import TURN_AGENT
 from verl_credit.recipe.agent_loops import may_call
-from verl_credit.recipe.decisions import BATCH, MINI_BATCH
 from verl_credit.recipe.family import validate_family
 from verl_credit.recipe.rules.engines import (
     validate_actor,
@@ -41,6 +40,7 @@ from verl_credit.recipe.rules.trainer_mode import (
 )
 from verl_credit.recipe.rules.turn_mode import MODE, validate_turn_mode, validate_turn_signals
 from verl_credit.recipe.rules.turn_values import validate_turn_values
+from verl_credit.recipe.step_size import BATCH, MINI_BATCH
 from verl_credit.recipe.world import WORLDS
 from verl_credit.records.run.resume import STEP
 from verl_credit.redact import redact

@@ -15,7 +15,8 @@ from verl_credit.config.resolved import select
 from verl_credit.config.settings import CreditSettings
 from verl_credit.errors import ConfigError
 from verl_credit.names import ASYNC_MODES, COLOCATE_MODE, SEPARATE_MODE
-from verl_credit.recipe.decisions import BATCH, COMPUTES_IN, FULL, MINI_BATCH, MODE, UPDATES
+from verl_credit.recipe.decisions import COMPUTES_IN, FULL, MODE, UPDATES
+from verl_credit.recipe.step_size import BATCH, MINI_BATCH
 
 ROLLOUT = "actor_rollout_ref.rollout"
 LOG_PROBS, BACKEND = f"{ROLLOUT}.calculate_log_probs", f"{ROLLOUT}.checkpoint_engine.backend"

@@ -58,7 +58,7 @@ def _limits(config: DictConfig, settings: CreditSettings) -> Iterator[ConfigErro
         use = f"these values compare the rollouts of a question: at least {provider.least_rollouts}, or {KEY}=features"
         yield ConfigError.of(config, ROLLOUTS, KEY, accepted=use)
     own = select(config, DEFAULT) not in AGENTS or bool(own_loops(config))
-    if own and settings.algorithm.lam < provider.least_lam:
+    if own and settings.turn_options["lam"] < provider.least_lam:
         use = f"at least {provider.least_lam:g}, or {KEY}=state: in an agent loop of yours success may end a rollout early; "
         use += "there these values lost 32 points of area at lam .5 (docs/turn-values.md)"
         yield ConfigError.of(config, "algorithm.lam", KEY, LISTED, accepted=use)
