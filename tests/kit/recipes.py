@@ -66,7 +66,7 @@ _composed = cache(compose.compose_recipe)
 def composed_once(name: str, overrides: Sequence[str], config_dir: str | None = None) -> DictConfig:
     """Replaces ``compose_recipe``, and is far faster: it changes keys as Hydra does, on a copy of what Hydra composed.
 
-    A recipe that names no credit has `MEASURED` here, because most tests are about gains. A test of the default asks for auto.
+    A recipe that names no credit has `MEASURED` here, as most tests are about gains. A test of the default asks for auto.
     """
     groups = tuple(o for o in overrides if o.lstrip("+").partition("=")[0] in GROUPS)
     config = copied(_composed(name, groups, config_dir))
