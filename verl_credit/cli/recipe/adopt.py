@@ -1,4 +1,4 @@
-"""`verl-credit adopt` makes a recipe with turn credit of a launch of verl's trainer. Nothing of the launch is executed."""
+"""`verl-credit adopt` makes a recipe with turn credit of a launch of verl's trainer. No program of the launch runs."""
 
 import shlex
 from pathlib import Path
@@ -15,6 +15,9 @@ from verl_credit.errors import ConfigError, printable
 def adopt(
     script: Annotated[str | None, Option("--from", help="a shell script that launches main_ppo")] = None,
     config: Annotated[str | None, Option("--config", help="a YAML on top of verl's ppo_trainer")] = None,
+    launch: Annotated[
+        int | None, Option(min=1, help="which launch of the script, where it has several")
+    ] = None,
     write: Annotated[str | None, Option("--write", help="write the recipe into this YAML file")] = None,
     overrides: Overrides = (),
 ) -> None:
@@ -24,7 +27,7 @@ def adopt(
     from verl_credit.recipe.adopt.translate import adopt as translate
     from verl_credit.recipe.compose import load_config
 
-    given = read_launch(script, config, overrides)
+    given = read_launch(script, config, overrides, launch)
     found = translate(given.pairs, given.entry)
     name = script or config or "the overrides"
     lines = [f"{name}: {given.entry}, {len(given.pairs)} keys", *page(found, given)]
