@@ -19,8 +19,10 @@ def adopt(
         int | None, Option(min=1, help="which launch of the script, where it has several")
     ] = None,
     write: Annotated[str | None, Option("--write", help="write the recipe into this YAML file")] = None,
+    train: Annotated[bool, Option("--train", help="train where explain accepts it")] = False,
+    entry: Annotated[str | None, Option("--entry", hidden=True)] = None,
     overrides: Overrides = (),
-) -> None:
+) -> int | None:
     """Exit code 0: `explain` accepts the result; 4: it refuses, and says what to change."""
     from verl_credit.recipe.adopt.launch_files import read_launch
     from verl_credit.recipe.adopt.translate import RECIPE
@@ -28,6 +30,7 @@ def adopt(
     from verl_credit.recipe.compose import load_config
 
     given = read_launch(script, config, overrides, launch)
+    given.entry = entry or given.entry
     found = translate(given.pairs, given.entry)
     name = script or config or "the overrides"
     lines = [f"{name}: {given.entry}, {len(given.pairs)} keys", *page(found, given)]
@@ -40,7 +43,12 @@ def adopt(
         load_config(RECIPE, found.overrides())
     except ConfigError as error:
         raise ConfigError(f"explain refuses the result: {error}", key=error.key, value=error.value) from error
+    if train:
+        from verl_credit.cli.train.train import train as start
+
+        return start(RECIPE, None, False, found.overrides())
     print("explain accepts it; `verl-credit doctor` checks files and machine, `verl-credit train` starts")
+    return None
 
 
 def page(found, given) -> list[str]:
