@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from verl_credit.recipe.adopt import confine
@@ -50,8 +51,10 @@ def follow(script: Sequence[str], environment: Mapping[str, str], seconds: float
         command, env={**kept, "BASH_ENV": str(HERE / "shell.bash")}, pass_fds=(theirs.fileno(), *places),
         stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True,
     )  # fmt: skip
-    for place in (theirs, *places):
-        theirs.close() if place is theirs else os.close(place)
+    theirs.close()
+    for place in places:
+        os.close(place)
+    assert process.stderr is not None
     try:
         opened = _listener(ours, process)
         dialog = _Dialog(asked, answers, process, time.monotonic() + seconds)
@@ -59,7 +62,8 @@ def follow(script: Sequence[str], environment: Mapping[str, str], seconds: float
         threading.Thread(target=process.stderr.read, daemon=True).start()
         return dialog.follower, dialog.serve()
     finally:
-        os.killpg(process.pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         os.close(asked)
         os.close(answers)
@@ -69,7 +73,7 @@ def follow(script: Sequence[str], environment: Mapping[str, str], seconds: float
 def _listener(ours: socket.socket, process: subprocess.Popen) -> int:
     message, descriptors, *_ = socket.recv_fds(ours, 1, 1)
     if not message:
-        raise Unconfined(process.stderr.read().decode(errors="replace").strip())
+        raise Unconfined(process.communicate()[1].decode(errors="replace").strip())
     return descriptors[0]
 
 
@@ -116,18 +120,19 @@ class _Dialog:
 
     def serve(self) -> bool:
         """Answers until every process of the group has ended (True) or the deadline comes."""
-        calls = {"event": self.follower.event, "program": self.follower.program, "start": self.follower.start}
         try:
             for count in self._fields:
-                kind, *fields = [next(self._fields) for _ in range(int(count))]
-                if kind == "program":
-                    fields = [*fields[:2], fields[2:]]
-                self._say(calls[kind](*fields))
+                self._say(self._answer(*(next(self._fields) for _ in range(int(count)))))
         except (StopIteration, RuntimeError, BrokenPipeError):
             return True
         except _Late:
             return False
         return True
+
+    def _answer(self, kind: str, *fields: str) -> str:
+        if kind == "program":
+            return self.follower.program(fields[0], fields[1], list(fields[2:]))
+        return self.follower.start(*fields) if kind == "start" else self.follower.event(*fields)
 
     def _ask(self, code: str, count: int) -> list[str]:
         self._say(f'{code}; __hear; builtin eval "$__answer"')

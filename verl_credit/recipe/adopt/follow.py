@@ -21,6 +21,7 @@ from verl_credit.recipe.adopt.words import (
     NAME,
     Use,
     Word,
+    assignment,
     elements,
     has_command,
     one_line,
@@ -211,7 +212,9 @@ class Follower:
             elif name in SPECIAL:
                 if name != "?" or self._status.get(event.pid):
                     tainted[name] = (
-                        self._status.get(event.pid) if name == "?" else self._mark(f"it is {SPECIAL[name]}")
+                        self._status.get(event.pid, "")
+                        if name == "?"
+                        else self._mark(f"it is {SPECIAL[name]}")
                     )
             elif name in CHANGES and name not in self._since:
                 tainted[name] = self._mark(f"{name} differs each time")
@@ -295,7 +298,7 @@ class Follower:
 
     def in_order(self) -> list[Program]:
         """The programs in the order of the script's commands."""
-        found = []
+        found: list[tuple[int, Program]] = []
         for place, orders in self._orders.items():
             started = sorted(
                 (one for one in self.programs if one.place[:2] == place), key=lambda one: one.place[2]
@@ -405,8 +408,7 @@ class Follower:
         code = [*self._settled.get(parent, []), *self._restore.get(parent, [])]
         if pending and pending.mark and not _is_condition(pending.text):
             code += [
-                f"{ASSIGNS.match(word.text)[1]}={_literal(pending.mark)}"
-                for word in _assignments(pending.text)
+                f"{assignment(word.text)[0]}={_literal(pending.mark)}" for word in _assignments(pending.text)
             ]
         return code
 
@@ -434,7 +436,7 @@ class Follower:
                 test=True,
             )
         for word in _assignments(pending.text):
-            name = ASSIGNS.match(word.text)[1]
+            name = assignment(word.text)[0]
             if has_command(word.text) and (pending.lossy or "\x02" not in self._plain(name)):
                 code.append(f"{name}={_literal(pending.mark)}")
         if code:
@@ -525,7 +527,9 @@ class Follower:
         return self.ask(f"{{ {code}; builtin printf '\\4\\0'; }} >&201 2>/dev/null", -1)
 
     def _note_assigned(self, event: _Event, names: Iterable[str]) -> None:
-        self._since |= {*names}
+        """A name in a function may be the function's own, and the script's stays doubtful."""
+        if len(event.functions) < 2:
+            self._since |= {*names}
 
     def _assignment(self, event: _Event, used: list[Use], given: list[Word]) -> list[str]:
         declares = given[0].text if given and given[0].text in DECLARES else ""
@@ -534,8 +538,8 @@ class Follower:
         if integers:
             for word in assigned:
                 used += [
-                    Use(name, word.start + ASSIGNS.match(word.text).end(), word.end, False)
-                    for name in re.findall(NAME, word.text[ASSIGNS.match(word.text).end() :])
+                    Use(name, word.start + assignment(word.text)[2], word.end, False)
+                    for name in re.findall(NAME, word.text[assignment(word.text)[2] :])
                 ]
         tainted, missing, code = self._taint(event, used)
         spans = [
@@ -543,21 +547,17 @@ class Follower:
         ]
         names = []
         for word in assigned:
-            match = ASSIGNS.match(word.text)
-            name = match[1]
+            name, appends, value_at = assignment(word.text)
             names.append(name)
-            self._hollow(event, word, name, bool(match[2]), missing)
+            self._hollow(event, word, name, appends, missing)
             if name in self._pinned:
                 mark = self._pinned[name]
-                value = f"({mark})" if word.text.startswith("(", match.end()) else mark
+                value = f"({mark})" if word.text.startswith("(", value_at) else mark
                 spans.append((word.start, word.end, f"{name}={value}"))
                 self._pending.pop(event.pid, None)
         if tainted:
             self._flag(event, next(iter(tainted.values())), "|" in event.text)
-        if (
-            declares not in ("local", "declare", "typeset") or len(event.functions) < 2
-        ):  # a name of a function's own
-            self._note_assigned(event, names)
+        self._note_assigned(event, names)
         if not spans:
             return [*code, GO]
         if integers:
@@ -566,7 +566,9 @@ class Follower:
         if integers:
             changed = re.sub(r"(\s-\w*)i", r"\1", changed, count=1)
         if has_command(changed):  # its commands would not be seen
-            mark = next(iter([*tainted.values(), *map(self._pinned.get, names)]))
+            mark = next(
+                iter([*tainted.values(), *(self._pinned[one] for one in names if one in self._pinned)])
+            )
             changed = "; ".join(f"{name}={_literal(mark)}" for name in names)
         return [*code, changed, SKIP]
 

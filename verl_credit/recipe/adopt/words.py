@@ -97,6 +97,13 @@ def words(text: str) -> list[Word]:
     return found
 
 
+def assignment(word: str) -> tuple[str, bool, int]:
+    """(name, is the value added to the old one?, the place where the value starts) of ``NAME=VALUE``"""
+    match = ASSIGNS.match(word)
+    assert match is not None, word
+    return match[1], bool(match[2]), match.end()
+
+
 def elements(word: str) -> list[str] | None:
     """The words between the parentheses of ``NAME=(...)``; None for any other word."""
     match = ASSIGNS.match(word)
