@@ -69,3 +69,7 @@ def bare_id(exp_id: str) -> str:
     if exp_id.startswith("exp_"):
         raise ValueError(f"exp_id={exp_id!r}; ids are written bare: {exp_id.removeprefix('exp_')!r}")
     return exp_id
+
+
+TAKE_OVER = "VERL_CREDIT_RUN"
+"""The variable in which `verl-credit run` tells our plugin what to do with the launches of its command."""

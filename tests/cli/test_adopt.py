@@ -168,3 +168,24 @@ ODD = ("data.train_batch_size=0", "actor_rollout_ref.actor.ppo_mini_batch_size=0
 def test_odd_numbers_are_refused_and_never_a_traceback(text, beside, capsys):
     micro = "actor_rollout_ref.actor.ppo_micro_batch_size=8"
     assert run(capsys, "--", "actor_rollout_ref.rollout.n=4", text, *beside, micro)[0] == 4
+
+
+@pytest.mark.slow
+def test_run_adopts_each_launch_of_a_command_in_its_own_process(tmp_path, capfd):
+    """The script really runs, so that its values come from a real shell; with --write nothing trains."""
+    (tmp_path / "run.sh").write_text(
+        f"for lr in 1e-6 2e-6; do {LAUNCH} {MICRO} actor_rollout_ref.actor.optim.lr=$lr; done\n"
+    )
+    file = tmp_path / "mine.yaml"
+    assert main(["run", "--write", str(file), "--", "bash", str(tmp_path / "run.sh")]) == 0, (
+        capfd.readouterr().out
+    )
+    rates = [
+        yaml.safe_load(one.read_text())["actor_rollout_ref"]["actor"]["optim"]["lr"]
+        for one in (file, tmp_path / "mine-2.yaml")
+    ]
+    assert [float(rate) for rate in rates] == [1e-6, 2e-6]
+    assert main(["run", "--write", str(file), "--", "true"]) == 4
+    assert f"--write={file}: " in capfd.readouterr().out
+    assert main(["run", "--", "true"]) == 4
+    assert "launched nothing" in capfd.readouterr().out

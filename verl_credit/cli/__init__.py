@@ -25,6 +25,7 @@ COMMANDS = {
     "fidelity lens": ("fidelity.lens", "the true advantages of the turns in the credit lens of a lab's run"),
     "bench": ("bench", "what is a turn mode worth? laws, exact bias, true advantages, learning curves"),
     "adopt": ("recipe.adopt", "make a recipe with turn credit of your launch of verl.trainer.main_ppo"),
+    "run": ("run", "start a command that launches verl; its launches are adopted and train"),
     "explain": ("recipe.show", "show the pipeline that a recipe with overrides would run"),
     "doctor": ("recipe.doctor", "check this machine, and what a recipe asks of it"),
     "diff": ("recipe.show", "what differs between two runs or recipes"),

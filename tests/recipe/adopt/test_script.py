@@ -1,93 +1,77 @@
-"""A launch in a shell script is read as the shell would hand it on, and nothing is executed."""
+"""A launch in a shell script is read as bash hands it on, or its unknown parts are named; nothing of it has an effect."""
 
+import os
+import shutil
+import signal
 import subprocess
+import sys
 
 import pytest
 
+from kit.fuzz import FUZZ_CASES
+from kit.shell_scripts import CONSTRUCTS, LAUNCH, LAUNCHES, drawn, wrong
 from verl_credit.errors import ConfigError
+from verl_credit.recipe.adopt import dialog, script
 from verl_credit.recipe.adopt.script import FULLY_ASYNC, MAIN, read_script
 
-ENVIRONMENT = {"HOME": "/home/me", "PWD": "/there", "SET": "from outside"}
-SCRIPT = r"""#!/usr/bin/env bash
-set -x
-# model=commented
-export NAME='a name'  # a comment
-n=16; m=$((n * 2 + 1))
-files="['$HOME/train set.parquet']"
-given=${GIVEN:-"default $n"}
-empty=""
-DATA=(
-    data.train_files="${files}"
-    # data.val_files=commented
-    data.max_prompt_length=$(( (1024 + m) * 2 ))
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Landlock is Linux's")
+
+
+@pytest.fixture
+def read(tmp_path, monkeypatch):
+    def reading(text, number=None, **environment):
+        (tmp_path / "run.sh").write_text(text)
+        monkeypatch.chdir(tmp_path)
+        return read_script("run.sh", {"HOME": "/home/me", "PATH": os.environ["PATH"], **environment}, number)
+
+    return reading
+
+
+@pytest.mark.parametrize("construct", CONSTRUCTS)
+def test_each_construct_is_as_bash_has_it_or_not_known(construct, tmp_path):
+    assert wrong(f"{construct}\n{LAUNCH}\n", tmp_path) == ""
+
+
+@pytest.mark.parametrize("launch", LAUNCHES)
+def test_each_form_of_a_launch_is_as_bash_has_it_or_not_known(launch, tmp_path):
+    assert wrong(f"n=8; m=4; A=(a.q=1)\n{launch}\n", tmp_path) == ""
+
+
+@pytest.mark.slow
+def test_drawn_scripts_are_as_bash_has_them_or_not_known(tmp_path):
+    """The law over scripts of up to five constructs; ``make fuzz CASES=2000`` draws 2,000."""
+    for seed in range(FUZZ_CASES):
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        assert wrong(drawn(seed), folder) == "", f"seed {seed}:\n{drawn(seed)}"
+        shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize(
+    "text, arguments",
+    [
+        ("n=8; g=8; if [ $g -ge 8 ]; then n=16; fi", ["a.b=16"]),
+        ("n=8; ((n*=2))", ["a.b=16"]),
+        ("n=8\ncat <<EOF\nn=2\nEOF", ["a.b=8"]),
+        ("n=$(basename /x/y)", ["a.b=y"]),
+        ("function f {\n  n=3\n}\nn=8", ["a.b=8"]),
+        ('[ -n "$DEBUG" ] && n=2; n=${n:-8}', ["a.b=8"]),
+    ],
 )
-DATA+=("trainer.name=$NAME")
-EXTRA=()
-FLAGS="a.b=1 a.c=2"
-if [ "$DEVICE" = npu ]; then
-    n=8
-fi
-LAUNCH=(python3)
-"${LAUNCH[@]}" -m verl.trainer.main_ppo \
-    "${DATA[@]}" "${EXTRA[@]}" $FLAGS \
-    algorithm.adv_estimator=grpo \
-    rollout.n=$n set="$SET" given="${given}" plus=${empty:-filled} first=${1:-vllm} \
-    'logger=["console","wandb"]' list=['console','wandb'] path=$(pwd)/x cost=\$5 single='$n' \
-    "$@" 2>&1 | tee run.log
-echo done=1
-"""
-READ = [
-    "data.train_files=['/home/me/train set.parquet']",
-    "data.max_prompt_length=2114",
-    "trainer.name=a name",
-    "a.b=1",
-    "a.c=2",
-    "algorithm.adv_estimator=grpo",
-    "rollout.n=16",
-    "set=from outside",
-    "given=default 16",
-    "plus=filled",
-    "first=vllm",
-    'logger=["console","wandb"]',
-    "list=[console,wandb]",
-    "path=/there/x",
-    "cost=$5",
-    "single=$n",
-]
+def test_the_shells_own_logic_decides(text, arguments, read):
+    launch = read(f"{text}\npython3 -m {MAIN} a.b=$n\n")
+    assert (launch.entry, launch.arguments, launch.unknown) == (MAIN, arguments, {})
 
 
-def test_the_arguments_are_those_of_the_shell():
-    launch = read_script(SCRIPT, "run.sh", ENVIRONMENT)
-    assert (launch.entry, launch.arguments, launch.unknown) == (MAIN, READ, {})
-
-
-def test_bash_hands_on_the_same_arguments(tmp_path):
-    """The oracle: bash runs the script with a python3 that prints its arguments."""
-    python = tmp_path / "python3"
-    python.write_text('#!/bin/bash\nshift 2; printf "%s\\n" "$@"\n')
-    python.chmod(0o755)
-    script = SCRIPT.replace("set -x\n", f"PATH={tmp_path}:$PATH\n").replace(" | tee run.log", "")
-    given = ENVIRONMENT | {"PATH": "/usr/bin:/bin", "PWD": str(tmp_path)}
-    shell = subprocess.run(
-        ["bash", "-c", script], env=given, cwd=tmp_path, capture_output=True, text=True, check=True
+def test_what_only_a_run_would_know_is_named_by_its_key_and_its_line(read):
+    launch = read(
+        "n=4\nnvidia-smi > /dev/null && n=2\nA=(a.a=1 a.t=run_$(date +%s) a.f=$F)\n"
+        f'python3 -m {MAIN} "${{A[@]}}" a.n=$n a.c=$1\n'
     )
-    read = read_script(script, "run.sh", given)
-    assert read.arguments == shell.stdout.splitlines()[:-1]
-
-
-def test_what_only_a_run_would_know_is_left_out_with_the_reason(tmp_path):
-    text = f"""
-    ROOT=$(mkdir -p {tmp_path}/made && cd {tmp_path}/made && pwd)
-    touch {tmp_path}/touched; `touch {tmp_path}/ticked`
-    for i in 1 2; do seed=$i; done
-    python -m {MAIN} data.train_files=$ROOT/x a=1 seed=$seed b=${{UNSET:?why}} c=${{A[0]}} 2>> log
-    """
-    launch = read_script(text, "run.sh", {})
-    assert launch.arguments == ["a=1"]
-    assert launch.unknown["data.train_files=$ROOT/x"].startswith("ROOT: it is the output of `mkdir")
-    for written in ("seed=$seed", "b=${UNSET:?why}", "c=${A[0]}"):
-        assert launch.unknown[written].endswith("set neither in the script nor in the environment")
-    assert not list(tmp_path.iterdir())
+    assert launch.arguments == ["a.a=1"]
+    reasons = {"a.t=run_?": "date (line 3)", "a.f=": "F (line 3)", "a.n=?": "line 2", "a.c=": "argument 1"}
+    assert {*launch.unknown} == {*reasons}
+    assert all(why in launch.unknown[key] for key, why in reasons.items())
 
 
 @pytest.mark.parametrize(
@@ -97,12 +81,12 @@ def test_what_only_a_run_would_know_is_left_out_with_the_reason(tmp_path):
         ("torchrun verl/trainer/main_ppo.py a=1", MAIN),
         (f"if true; then\n  PYTHONUNBUFFERED=1 python -m {FULLY_ASYNC} a=1\nfi", FULLY_ASYNC),
         (f"python -m {MAIN} a=1 &> log &", MAIN),
-        (f"python -m {MAIN} \\\r\n  a=1\r\n", MAIN),
         (f"(cd there && exec python -m {MAIN} a=1)", MAIN),
+        (f'srun -N 1 docker run image bash -lc "cd /x && python -m {MAIN} a=1"', MAIN),
     ],
 )
-def test_the_launch_is_found_wherever_it_stands(text, entry):
-    launch = read_script(text, "run.sh", {})
+def test_the_launch_is_found_wherever_it_stands(text, entry, read):
+    launch = read(text)
     assert (launch.entry, launch.arguments) == (entry, ["a=1"])
 
 
@@ -115,10 +99,73 @@ def test_the_launch_is_found_wherever_it_stands(text, entry):
         ("torchrun train/run_sft.py", "it starts run_sft"),
         ("python3 -m verl.trainer.sft_trainer data.x=1", "it starts verl.trainer.sft_trainer"),
         ('echo "unclosed', "it starts no module of Python"),
-        ("A=(1 2", "it starts no module of Python"),
+        ("cat > run.txt <<EOF\npython -m verl.trainer.main_ppo a=1\nEOF", "it starts no module of Python"),
     ],
 )
-def test_a_script_without_a_launch_is_refused_in_one_sentence(text, says):
+def test_a_script_without_a_launch_is_refused_in_one_sentence(text, says, read):
     with pytest.raises(ConfigError) as caught:
-        read_script(text, "run.sh", {})
-    assert says in str(caught.value) and "python -m verl.trainer.main_ppo KEY=VALUE" in str(caught.value)
+        read(text)
+    assert caught.value.key == "--from" and says in str(caught.value)
+
+
+def test_several_launches_are_named_and_a_number_chooses(read):
+    text = f"for seed in 1 2; do python3 -m {MAIN} a.x=1 seed=$seed; done\n"
+    with pytest.raises(ConfigError) as caught:
+        read(text)
+    assert (caught.value.key, caught.value.accepted) == ("--launch", ["1", "2"])
+    assert "seed=1" in str(caught.value) and "seed=2" in str(caught.value)
+    assert read(text, 2).arguments == ["a.x=1", "seed=2"]
+
+
+def test_nothing_of_a_script_has_an_effect(tmp_path, read):
+    """Each line tries another way; the files, the victim and the socket are as they were."""
+    kept = tmp_path / "kept"
+    kept.write_text("kept\n")
+    kept.chmod(0o640)
+    victim = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
+    try:
+        launch = read(
+            f"echo x > new; echo x >> {kept}; : > {kept}; {{ echo x; }} > {kept}; exec 9> {kept}; echo x >&9\n"
+            f"rm {kept}; /bin/rm -f {kept}; mv {kept} moved; /bin/mv {kept} moved\n"
+            f"sed -i s/k/x/ {kept}; sort -o {kept} {kept}\n"
+            f"kill -9 {victim.pid}; builtin kill -9 {victim.pid}; enable -f /nowhere/x.so x; chmod 777 {kept}\n"
+            "echo x > /dev/tcp/127.0.0.1/9; echo x > /dev/udp/127.0.0.1/9\n"
+            f'/usr/bin/env touch new; {sys.executable} -c \'open("new", "w")\'\n'
+            f"command touch new; set -m; touch new & wait\n"
+            f"echo 'touch new' > lib.sh; . ./lib.sh; bash -c 'echo x > new'; bash -c '/bin/rm {kept}'\n"
+            f"trap - DEBUG; touch new; echo x >> {kept}\n"
+            f"builtin trap - DEBUG; touch new; echo x >> {kept}; /bin/rm {kept}; builtin kill -9 {victim.pid}\n"
+        )
+    except ConfigError:
+        launch = None
+    try:
+        assert launch is None and victim.poll() is None
+        assert sorted(file.name for file in tmp_path.iterdir()) == ["kept", "run.sh"]
+        assert (kept.read_text(), kept.stat().st_mode & 0o777) == ("kept\n", 0o640)
+    finally:
+        victim.send_signal(signal.SIGKILL)
+        victim.wait()
+
+
+def test_a_script_that_never_ends_is_read_up_to_the_deadline(read, monkeypatch):
+    monkeypatch.setattr(script, "SECONDS", 0.5)
+    launch = read(f"python3 -m {MAIN} a=1\nwhile :; do :; done\n")
+    assert launch.arguments == ["a=1"] and "had not ended after 0.5 s" in launch.notes[0]
+
+
+def test_a_file_that_bash_cannot_read_is_refused_with_the_line(read):
+    with pytest.raises(ConfigError, match="line 2") as caught:
+        read(f"n=1\npython3 -m {MAIN} a=$n\r\n")
+    assert caught.value.key == "--from"
+
+
+def test_without_landlock_the_second_way_is_named(read, monkeypatch, tmp_path):
+    with monkeypatch.context() as patch:
+        patch.setattr(dialog.shutil, "which", lambda name: None)
+        with pytest.raises(ConfigError, match="verl-credit run -- bash run.sh"):
+            read(f"python3 -m {MAIN} a=1\n")
+    denied = tmp_path / "confine.py"
+    denied.write_text("import sys\nsys.exit('this kernel has no Landlock: Function not implemented')\n")
+    monkeypatch.setattr(dialog.confine, "__file__", str(denied))
+    with pytest.raises(ConfigError, match="no Landlock.*verl-credit run -- bash run.sh"):
+        read(f"python3 -m {MAIN} a=1\n")

@@ -1,4 +1,4 @@
-"""`verl-credit adopt` makes a recipe with turn credit of a launch of verl's trainer. Nothing of the launch is executed."""
+"""`verl-credit adopt` makes a recipe with turn credit of a launch of verl's trainer. No program of the launch runs."""
 
 import shlex
 from pathlib import Path
@@ -15,16 +15,22 @@ from verl_credit.errors import ConfigError, printable
 def adopt(
     script: Annotated[str | None, Option("--from", help="a shell script that launches main_ppo")] = None,
     config: Annotated[str | None, Option("--config", help="a YAML on top of verl's ppo_trainer")] = None,
+    launch: Annotated[
+        int | None, Option(min=1, help="which launch of the script, where it has several")
+    ] = None,
     write: Annotated[str | None, Option("--write", help="write the recipe into this YAML file")] = None,
+    train: Annotated[bool, Option("--train", help="train where explain accepts it")] = False,
+    entry: Annotated[str | None, Option("--entry", hidden=True)] = None,
     overrides: Overrides = (),
-) -> None:
+) -> int | None:
     """Exit code 0: `explain` accepts the result; 4: it refuses, and says what to change."""
     from verl_credit.recipe.adopt.launch_files import read_launch
     from verl_credit.recipe.adopt.translate import RECIPE
     from verl_credit.recipe.adopt.translate import adopt as translate
     from verl_credit.recipe.compose import load_config
 
-    given = read_launch(script, config, overrides)
+    given = read_launch(script, config, overrides, launch)
+    given.entry = entry or given.entry
     found = translate(given.pairs, given.entry)
     name = script or config or "the overrides"
     lines = [f"{name}: {given.entry}, {len(given.pairs)} keys", *page(found, given)]
@@ -37,7 +43,12 @@ def adopt(
         load_config(RECIPE, found.overrides())
     except ConfigError as error:
         raise ConfigError(f"explain refuses the result: {error}", key=error.key, value=error.value) from error
+    if train:
+        from verl_credit.cli.train.train import train as start
+
+        return start(RECIPE, None, False, found.overrides())
     print("explain accepts it; `verl-credit doctor` checks files and machine, `verl-credit train` starts")
+    return None
 
 
 def page(found, given) -> list[str]:

@@ -5,17 +5,20 @@ verl imports our plugin in the launching process, too, before Hydra looks for a 
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import count
 from pathlib import Path
 
 from verl_credit import names
 from verl_credit.errors import ExitCode, printable
 
 MODULE = "verl.trainer.main_ppo"
+FULLY_ASYNC = "verl.experimental.fully_async_policy.fully_async_main"
 FILE = os.path.join(*MODULE.split(".")) + ".py"
 OURS = {
     "algorithm.adv_estimator": (names.ADV_ESTIMATOR,),
@@ -59,8 +62,36 @@ def our_keys_in(overrides: Sequence[str]) -> list[str]:
     return [word for word, key, value in words if key in own or value in OURS.get(key, ())]
 
 
+def entry_of(command: Sequence[str]) -> str:
+    """The module of verl whose launch this process is; "" for any other process."""
+    if arguments_of(command) is not None:
+        return MODULE
+    words = list(command)
+    return FULLY_ASYNC if "-m" in words[:-1] and words[words.index("-m") + 1] == FULLY_ASYNC else ""
+
+
+def adopt(command: Sequence[str], entry: str, task: Mapping[str, str | None]) -> None:
+    """Adopts the launch in this process's place, and trains or writes the recipe, under a new name for a second launch."""
+    with open(task["noted"] or os.devnull, "a", encoding="utf-8") as noted:
+        noted.write(f"{entry}\n")
+    place = (
+        command.index("-m") + 2 if entry == FULLY_ASYNC else len(command) - len(arguments_of(command) or [])
+    )
+    how, file = ["--train"], Path(task["write"] or "")
+    if task["write"]:
+        names = (file.with_stem(f"{file.stem}-{n}") if n > 1 else file for n in count(1))
+        how = ["--write", str(next(name for name in names if not name.exists()))]
+    words = ["adopt", "--entry", entry, *how, "--", *command[place:]]
+    say(f"this launch runs as {shlex.join(['verl-credit', *words])}")
+    os.execv(sys.executable, [sys.executable, "-m", "verl_credit.cli", *words])
+
+
 def hand_over(command: Sequence[str]) -> None:
     """Returns where this process is no launch, or one without our keys; else does not return."""
+    entry, task = entry_of(command), os.environ.get(names.TAKE_OVER)
+    if task and entry:
+        del os.environ[names.TAKE_OVER]
+        adopt(command, entry, json.loads(task))
     arguments = arguments_of(command)
     if arguments is None:
         return

@@ -35,8 +35,13 @@ class Given:
     """An argument as the script writes it, and why its value is not known."""
 
 
-def read_launch(script: str | None, config: str | None, overrides: Sequence[str]) -> Given:
-    """Raises ConfigError for a file that cannot be read, a script without a launch, and an argument that is no key=value."""
+def read_launch(
+    script: str | None, config: str | None, overrides: Sequence[str], number: int | None = None
+) -> Given:
+    """``number``: which launch of the script, where it has several.
+
+    Raises ConfigError for a file that cannot be read, a script without a launch, and an argument that is no key=value.
+    """
     given = Given()
     if not (script or config or overrides):
         use = "give the overrides after --, a script (--from run.sh) or a YAML (--config my.yaml)"
@@ -44,15 +49,9 @@ def read_launch(script: str | None, config: str | None, overrides: Sequence[str]
     if config is not None:
         _add_yaml(given, Path(config).expanduser())
     if script is not None:
-        file = Path(script).expanduser()
-        try:
-            text = file.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(
-                f"--from {script}: it cannot be read: {error}", key="--from", value=script
-            ) from error
-        launch = read_script(text, script, {"PWD": os.getcwd(), **os.environ})
+        launch = read_script(script, {"PWD": os.getcwd(), **os.environ}, number)
         given.entry, given.unknown = launch.entry, launch.unknown
+        given.notes += launch.notes
         _add_arguments(given, launch.arguments)
     _add_arguments(given, overrides)
     return given

@@ -1,0 +1,274 @@
+# ruff: noqa: E501
+"""Small scripts with a launch, and what bash makes of them: the oracle for `recipe.adopt.script`.
+
+In the oracle `python3` notes its arguments. The programs that only a cluster has are there, too, and answer as a
+`World` says: a script is read without them, so that what is read has to hold in each world, or to be named as not known.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import subprocess
+from pathlib import Path
+from typing import NamedTuple
+
+from verl_credit.errors import ConfigError
+from verl_credit.recipe.adopt.script import Launch, launches_of
+
+MODULE = "verl.trainer.main_ppo"
+LAUNCH = f'python3 -m {MODULE} a.n=$n a.m=$m a.g="$g" a.s=${{s:-none}} "${{A[@]}}" $F'
+
+
+class World(NamedTuple):
+    gpus: int
+    status: int
+
+
+WORLDS = (World(8, 0), World(2, 1))
+PROGRAMS = {
+    "nvidia-smi": 'i=0; while [ $i -lt $GPUS ]; do echo "GPU $i: x"; i=$((i+1)); done',
+    "probe": "echo probed-$GPUS; exit $STATUS",
+    "date": "echo 2026-$GPUS",
+    "git": "echo abc$GPUS",
+    "mkdir": "",
+    "srun": 'while [ $# -gt 0 ]; do case $1 in --*) shift;; *) break;; esac; done; exec "$@"',
+    "timeout": 'shift; exec "$@"',
+    "tee": "cat > /dev/null",
+    "sleep": "",
+}
+CONSTRUCTS = [
+    'n=8; [ "$g" = 1 ] && n=2',
+    "n=8; [[ $m == 4 ]] && n=2",
+    'n=8; [ -z "$UNSET" ] || n=2',
+    'n=8; g=8; if [ "$g" -ge 8 ]; then n=16; fi',
+    "n=0; case $s in small) n=1;; *) n=2;; esac",
+    "n=8; ( n=2 )",
+    "cat > /dev/null <<EOF\nn=2\nEOF",
+    "cat <<'EOF'\nfor i in 1 2\nif x\nn=2\nEOF",
+    "function f {\n  n=3\n}",
+    "function f {\n  n=3\n}\nf",
+    "n=8; ((n*=2))",
+    "g=3; ((n=g*2))",
+    "n=0; while [ $n -lt 3 ]; do n=$((n+1)); done",
+    "n=4; unset n",
+    "n=$((-7/2)); m=$((-3%2))",
+    "n=$[2 * 4]",
+    "let n=5+1",
+    ': "${n:=8}"',
+    "declare -i n=3; n+=4",
+    "typeset -r R=5; n=$R",
+    "export n m=2",
+    "n=model.tar.gz; m=${n%.*}; g=${n##*.}; s=${n//o/0}",
+    "s=ABC; s=${s,,}",
+    "A=(a.x=1 a.y=2); n=${#A[@]}; m=${A[-1]}",
+    "n=$((2**10)); m=$((1<<4)); g=$((n > m ? 1 : 2))",
+    "n=$(echo 4); m=$(basename /x/y.z); g=$(dirname /x/y)",
+    "n=$(( $(echo 3) + 1 ))",
+    's=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)',
+    's=$(realpath "$0")',
+    "for n in 1 2 3; do m=$n; done",
+    "for ((n=0; n<4; n++)); do :; done",
+    "A+=(a.x=$n)",
+    "A=(a.x=1 a.t=run_$(date +%s) a.z=3)",
+    'A=("${A[@]}" a.w="$s")',
+    'F="b.x=1 b.y=$n"',
+    'F="b.k=$(git rev-parse HEAD)"',
+    "g=$(nvidia-smi -L | wc -l)",
+    "g=$(nvidia-smi -L | wc -l); n=$((g * 2))",
+    "g=$(nvidia-smi -L | wc -l); if [ $g -ge 8 ]; then n=8; else n=1; fi",
+    "g=$(nvidia-smi -L | wc -l); (( g > 4 )) && n=7",
+    "g=$(nvidia-smi | head -1 | cut -d: -f1); s=${g#GPU }",
+    "n=4; if probe; then n=2; fi",
+    "n=4; probe && n=2",
+    "n=4; probe || n=2",
+    "if ! probe > /dev/null 2>&1; then A+=(a.x=9); fi",
+    "n=$(probe); s=${#n}",
+    "s=$RANDOM; n=$((RANDOM % 7))",
+    "s=run_$$",
+    "m=$(probe | sed 's/[a-z-]*//')",
+    'n=$([ -n "$g" ] && echo 3 || echo 4)',
+    "n=$(if probe > /dev/null; then echo 1; else echo 2; fi)",
+    'check() { [ "$(nvidia-smi -L | wc -l)" -gt 4 ]; }\nif check; then n=5; fi',
+    "check() { probe >/dev/null; }\ncheck && n=5",
+    "pick() { if [ $1 -gt 3 ]; then echo big; else echo small; fi; }\ns=$(pick 5)",
+    "fn() { local n=9; m=$n; }\nfn",
+    "s=\"it's $n\"; m='$n'",
+    "read -r n m <<< '5 6'",
+    'IFS=, read -ra P <<< "1,2,3"; n=${P[1]}',
+    "while read -r l; do m=$l; done <<EOF\n1\n2\nEOF",
+    "printf -v n %03d 7",
+    "mkdir -p out && n=1",
+    "mkdir -p out; [ -d out ] && n=1",
+    "echo 'n=99' > made.sh; [ -f made.sh ] && . ./made.sh",
+    "source there.sh",
+    "source missing.sh",
+    "[ -f there.sh ] && n=6",
+    "n=$(cat there.txt)",
+    "n=$(< there.txt)",
+    "n=$(grep -c x there.txt)",
+    "set -euo pipefail",
+    "set -- 7 8; n=$1; m=$#",
+    "shopt -s nullglob; A+=(a.f=$(echo *.none))",
+    "n=${UNSET:-5}; m=${UNSET-6}; s=${UNSET:+x}",
+    "n=$UNSET",
+    "A+=(a.u=$UNSET)",
+    "V=n; n=3; m=${!V}",
+    'eval "n=3"',
+    "n=1; { n=2; m=3; } > log.txt 2>&1",
+    "trap 'echo bye' EXIT",
+    "n=5 # n=6 \\\nm=4",
+    "cd /; n=1; cd - > /dev/null",
+    "(cd / && n=2); m=1",
+    "select_() { n=4; return 1; }\nselect_ || m=3",
+    "until [ ${n:-0} -ge 3 ]; do n=$((${n:-0}+1)); done",
+    "n=3; n=$((n++ + ++n))",
+    "for x in $(nvidia-smi -L); do n=$x; done",
+    "i=0; while [ $i -lt $(nvidia-smi -L | wc -l) ]; do i=$((i+1)); n=$i; done",
+    "probe; n=$?",
+    "probe; if [ $? -ne 0 ]; then n=3; fi",
+    "nvidia-smi -L | while read l; do n=$l; done",
+    "declare -A M=([a]=1 [b]=2); n=${M[b]}",
+    "n=~/x",
+    "arr=($(nvidia-smi -L)); n=${#arr[@]}; m=${arr[0]}",
+    "n=$(nvidia-smi -L | wc -l | tr -d ' ')",
+    "n=${n:-$(nvidia-smi -L | wc -l)}",
+    "[[ $(date +%Y) > 2026-3 ]] && n=3",
+    "case $(nvidia-smi -L | wc -l) in 8) n=8;; *) n=1; A+=(a.small=1);; esac",
+    "n=$(date +%s | md5sum | cut -c1)",
+    "for i in 1 2 3; do [ $i = 2 ] && break; n=$i; done",
+    "for i in 1 2 3; do probe && break; n=$i; done",
+    "f() { probe && return; n=9; }\nf",
+    'if [ "$n" = 5 ]; then A+=(a.five=1); elif [ "$m" = 3 ]; then A+=(a.three=1); else A+=(a.no=1); fi',
+    "n=$n$m",
+    's="$A"',
+    "m=$((n+1))",
+]
+LAUNCHES = [
+    LAUNCH,
+    f"{LAUNCH} > log.txt 2>&1 c.d=2",
+    f"> log.txt {LAUNCH}",
+    f"echo {LAUNCH}; {LAUNCH}",
+    f"{LAUNCH}\n{LAUNCH} last=1",
+    f'run() {{ {LAUNCH} c.x=$1 "${{@:2}}"; }}; run 5 c.d=3',
+    f'run() {{ {LAUNCH} "$@" > log.txt 2>&1; }}; run c.d="$n"',
+    f"for i in 1 2; do {LAUNCH} c.seed=$i; done",
+    f'if [ "$n" = 8 ]; then {LAUNCH} c.x=1; else {LAUNCH} c.x=2; fi',
+    f"if probe; then {LAUNCH} c.x=1; fi",
+    f"if probe; then {LAUNCH} c.x=1; else {LAUNCH} c.x=2; fi",
+    f"export n m g s F; srun --gpus=8 bash -c 'python3 -m {MODULE} a.n=$n a.m=$m a.s=${{s:-none}} $F'",
+    f"timeout 5 {LAUNCH} | tee log.txt",
+    f"{{ {LAUNCH}; }} > log.txt",
+    f"( {LAUNCH} ) & wait",
+    f"exec {LAUNCH}",
+    f"PY=python3; $PY -m {MODULE} a.n=$((n + 1)) a.m=${{m%x}} a.l=${{#s}}",
+    f'C=(python3 -m {MODULE}); "${{C[@]}}" a.n="$n" "${{A[@]}}"',
+    f"cmd='{LAUNCH}'; eval \"$cmd\"",
+    f"bash -c \"python3 -m {MODULE} a.n=$n a.m='$m'\"",
+    f"python3 -m {MODULE} a.g=$(nvidia-smi -L | wc -l) a.n=${{n:-1}}",
+    f"X=1 n=7 {LAUNCH}",
+    f"set -x; {LAUNCH} 2>&1 | tee log.txt",
+    f"bash <<EOF\npython3 -m {MODULE} a.n=$n\nEOF",
+    f"python3 -m {MODULE} \\\n  a.n=$n \\\n  a.m=$m",
+]
+FILES = {"there.sh": "n=41\nexport s=sourced\n", "there.txt": "12\n", "data.csv": "x\n"}
+
+
+def drawn(seed: int) -> str:
+    """A script of one to five constructs, some of them inside a condition, a loop, a function or a subshell, and a launch."""
+    rng = random.Random(seed)
+    lines = []
+    for n in range(rng.randint(1, 5)):
+        text = rng.choice(CONSTRUCTS)
+        around = rng.choice(["@"] * 6 + ["if probe; then\n@\nfi", "if [ \"$n\" = 8 ]; then\n@\nfi", "for z in 1 2; do\n@\ndone", "(\n@\n)",
+                                          f"g{n}() {{\n@\n}}\ng{n}", "probe && {\n@\n}", "{\n@\n} > log.txt"])  # fmt: skip
+        lines.append(around.replace("@", text))
+    return "\n".join([*lines, rng.choice(LAUNCHES)]) + "\n"
+
+
+def by_bash(script: str, folder: Path, world: World) -> list[list[str]]:
+    """The arguments of every launch, from bash itself."""
+    programs, noted, work = folder / "bin", folder / "noted", folder / "work"
+    shutil.rmtree(work, ignore_errors=True)
+    work.mkdir(parents=True)
+    programs.mkdir(exist_ok=True)
+    for name, text in {**PROGRAMS, "python3": 'shift 2; printf "%s\\0" $# "$@" >> "$NOTED"'}.items():
+        (programs / name).write_text(f"#!/bin/bash\n{text}\n")
+        (programs / name).chmod(0o755)
+    for name, text in FILES.items():
+        (work / name).write_text(text)
+    (work / "run.sh").write_text(script)
+    noted.write_bytes(b"")
+    environment = environment_of(folder) | {
+        "PATH": f"{programs}:{os.environ['PATH']}", "NOTED": str(noted), "GPUS": str(world.gpus), "STATUS": str(world.status),
+    }  # fmt: skip
+    subprocess.run(
+        ["bash", "run.sh"],
+        cwd=work,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=20,
+    )
+    fields = iter(noted.read_bytes().decode().split("\0"))
+    return [[next(fields) for _ in range(int(count))] for count in fields if count]
+
+
+def environment_of(folder: Path) -> dict[str, str]:
+    return {"HOME": "/home/me", "PATH": os.environ["PATH"], "PWD": str(folder / "work"), "LANG": "C.UTF-8"}
+
+
+def wrong(script: str, folder: Path) -> str:
+    """Where the reading of the script is neither bash's nor says that it does not know; "" where it is right."""
+    oracle = [by_bash(script, folder, world) for world in WORLDS]
+    work = folder / "work"
+    shutil.rmtree(work)
+    work.mkdir()
+    for name, text in {**FILES, "run.sh": script}.items():
+        (work / name).write_text(text)
+    before = os.getcwd()
+    os.chdir(work)
+    try:
+        found = launches_of("run.sh", environment_of(folder))
+    except ConfigError as error:
+        refused = "is decided by what is not known" in str(error) or "had not ended" in str(error)
+        return "" if refused or not any(oracle) else str(error)
+    finally:
+        os.chdir(before)
+    if {file.name for file in work.iterdir()} != {*FILES, "run.sh"}:
+        return f"files: {sorted(file.name for file in work.iterdir())}"
+    return next(filter(None, (_mismatch(launches, found) for launches in oracle)), "")
+
+
+def _mismatch(oracle: list[list[str]], found: list[Launch]) -> str:
+    at = 0
+    for given in oracle:
+        faults = []
+        while at < len(found):
+            fault = _differs(given, found[at])
+            at += 1
+            if not fault:
+                break
+            faults.append(fault)
+        else:
+            return "; ".join(faults) or f"not found: {given}"
+    return ""
+
+
+def _differs(given: list[str], launch: Launch) -> str:
+    claimed = {key: value for key, _, value in (one.partition("=") for one in launch.arguments)}
+    unknown = {one.partition("=")[0] for one in launch.unknown}
+    if unknown:  # a value that is not known may be several words
+        given = [one for one in given if "=" in one]
+    for key, value in {key: value for key, _, value in (one.partition("=") for one in given)}.items():
+        if key in claimed and claimed[key] != value and key not in unknown:
+            return f"{key}: bash {value!r}, read {claimed[key]!r}"
+        if (
+            key not in claimed
+            and key not in unknown
+            and not any("?" in one or one == "an argument" for one in unknown)
+        ):
+            return f"{key}={value}: not read"
+    extra = {*claimed} - {key for key, _, _ in (one.partition("=") for one in given)} - unknown
+    return f"not in bash: {sorted(extra)}" if extra else ""

@@ -1,0 +1,164 @@
+"""Starts bash on a script, confined, and lets a `Follower` answer what it asks, until the script ends or a deadline does."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import select
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from verl_credit.recipe.adopt import confine
+from verl_credit.recipe.adopt.follow import Follower
+
+HERE = Path(__file__).parent
+QUESTIONS, ANSWERS, TAKE, GIVE = 201, 202, 203, 204
+PATIENCE = 0.5
+_RECEIVE, _GO_ON, _ADD = 0xC0502100, 0xC0182101, 0x40182103
+_STREAMS = ("/dev/std", "/dev/fd/", "/proc/self/fd/")
+
+
+class Unconfined(Exception):
+    """bash is missing, or this kernel cannot confine it."""
+
+
+class _Late(Exception):
+    pass
+
+
+def follow(script: Sequence[str], environment: Mapping[str, str], seconds: float) -> tuple[Follower, bool]:
+    """(what the script would have started, did it end before the deadline?) Raises Unconfined."""
+    bash = shutil.which("bash")
+    if bash is None:
+        raise Unconfined("bash is not on PATH")
+    ours, theirs = socket.socketpair()
+    (asked, asks), (hears, answers), (take, give) = os.pipe(), os.pipe(), os.pipe()
+    os.write(give, b"x")
+    places = {asks: QUESTIONS, hears: ANSWERS, take: TAKE, give: GIVE}
+    kept = {name: value for name, value in environment.items() if not name.startswith(("BASH_", "__"))}
+    command = [sys.executable, "-I", "-S", confine.__file__, str(theirs.fileno())]
+    command += [",".join(f"{old}:{new}" for old, new in places.items()), bash, *script]
+    process = subprocess.Popen(
+        command, env={**kept, "BASH_ENV": str(HERE / "shell.bash")}, pass_fds=(theirs.fileno(), *places),
+        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True,
+    )  # fmt: skip
+    theirs.close()
+    for place in places:
+        os.close(place)
+    assert process.stderr is not None
+    try:
+        opened = _listener(ours, process)
+        dialog = _Dialog(asked, answers, process, time.monotonic() + seconds)
+        threading.Thread(target=_give_null, args=(opened, dialog.follower), daemon=True).start()
+        threading.Thread(target=process.stderr.read, daemon=True).start()
+        return dialog.follower, dialog.serve()
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        os.close(asked)
+        os.close(answers)
+        ours.close()
+
+
+def _listener(ours: socket.socket, process: subprocess.Popen) -> int:
+    message, descriptors, *_ = socket.recv_fds(ours, 1, 1)
+    if not message:
+        raise Unconfined(process.communicate()[1].decode(errors="replace").strip())
+    return descriptors[0]
+
+
+def _give_null(opened: int, follower: Follower) -> None:
+    """Every file that the group opens for writing is /dev/null. A process that has ended needs no answer."""
+    null = os.open(os.devnull, os.O_RDWR)
+    while True:
+        asked = bytearray(80)
+        try:
+            if not select.select([opened], [], [], 1.0)[0]:
+                continue
+            fcntl.ioctl(opened, _RECEIVE, asked)
+        except OSError:
+            break
+        number, pid, _, call, _, _, *arguments = struct.unpack("QIIiIQ6Q", asked)
+        path = _path_at(pid, arguments[0 if call == 2 else 1])
+        try:
+            if path.startswith(_STREAMS):  # Landlock decides
+                fcntl.ioctl(opened, _GO_ON, struct.pack("QqiI", number, 0, 0, 1))
+                continue
+            if not path.startswith("/dev/"):
+                follower.written.add(os.path.normpath(path))
+            fcntl.ioctl(opened, _ADD, struct.pack("QIIII", number, 2, null, 0, 0))
+        except OSError:
+            continue
+    os.close(null)
+    os.close(opened)
+
+
+def _path_at(pid: int, address: int) -> str:
+    try:
+        with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
+            memory.seek(address)
+            return os.fsdecode(memory.read(4096).split(b"\0", 1)[0])
+    except OSError:
+        return ""
+
+
+class _Dialog:
+    def __init__(self, asked: int, answers: int, process: subprocess.Popen, end: float) -> None:
+        self.follower = Follower(self._ask)
+        self._asked, self._answers, self._process, self._end = asked, answers, process, end
+        self._fields = self._read()
+
+    def serve(self) -> bool:
+        """Answers until every process of the group has ended (True) or the deadline comes."""
+        try:
+            for count in self._fields:
+                self._say(self._answer(*(next(self._fields) for _ in range(int(count)))))
+        except (StopIteration, RuntimeError, BrokenPipeError):
+            return True
+        except _Late:
+            return False
+        return True
+
+    def _answer(self, kind: str, *fields: str) -> str:
+        if kind == "program":
+            return self.follower.program(fields[0], fields[1], list(fields[2:]))
+        return self.follower.start(*fields) if kind == "start" else self.follower.event(*fields)
+
+    def _ask(self, code: str, count: int) -> list[str]:
+        self._say(f'{code}; __hear; builtin eval "$__answer"')
+        if count >= 0:
+            return [next(self._fields) for _ in range(count)]
+        return [*iter(lambda: next(self._fields), "\x04")]
+
+    def _say(self, code: str) -> None:
+        text = os.fsencode(code) + b"\0"
+        while text:
+            text = text[os.write(self._answers, text) :]
+
+    def _read(self) -> Iterator[str]:
+        rest = b""
+        quiet = 0
+        while True:
+            left = self._end - time.monotonic()
+            if left <= 0:
+                raise _Late
+            if not select.select([self._asked], [], [], min(left, PATIENCE))[0]:
+                quiet += self._process.poll() is not None
+                if quiet > 1:  # what the script left in the background asks nothing any more
+                    return
+                continue
+            part = os.read(self._asked, 1 << 16)
+            if not part:
+                return
+            *whole, rest = (rest + part).split(b"\0")
+            yield from map(os.fsdecode, whole)
