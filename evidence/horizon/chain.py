@@ -14,9 +14,10 @@ import time
 from pathlib import Path
 
 import torch
-from chain_credit import own_cosines
-from chain_learning import CREDITS, curve
 from scipy import stats
+
+from verl_credit.study.exact_worlds.chain_credit import own_cosines
+from verl_credit.study.exact_worlds.chain_learning import CREDITS, curve
 
 FULL = {"hops": [1, 2, 3, 4, 6, 8], "batches": 400, "learns": [2, 4, 8, 12], "runs": 20, "steps": 20}
 TINY = {"hops": [1, 2], "batches": 20, "learns": [2], "runs": 3, "steps": 2}

@@ -18,7 +18,8 @@ def scripts(monkeypatch):
 
 def test_the_chains_script_measures_every_credit(tmp_path, monkeypatch, capsys):
     import chain
-    from chain_learning import CREDITS
+
+    from verl_credit.study.exact_worlds.chain_learning import CREDITS
 
     size = {"hops": [1], "batches": 4, "learns": [1], "runs": 2, "steps": 2}
     found = json.loads(chain.as_text(chain.measure(**size)))
@@ -28,7 +29,7 @@ def test_the_chains_script_measures_every_credit(tmp_path, monkeypatch, capsys):
 
 
 def test_runs_of_every_credit_begin_with_the_same_questions_and_learning_repeats():
-    from chain_learning import curve
+    from verl_credit.study.exact_worlds.chain_learning import curve
 
     options = {"hops": 1, "runs": 2, "steps": 2, "pool": 32}
     a, explained = curve("learned, lam 0.5", **options)

@@ -1,14 +1,11 @@
 """The chain world against a list of all its trajectories, and laws of its credit."""
 
 import math
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[3] / "evidence/horizon"))
-from chain_world import (
+from verl_credit.study.exact_worlds.chain_world import (
     ANSWER,
     FORWARD,
     PRIVATE,

@@ -11,14 +11,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from chain_world import (
+from torch.nn.functional import cosine_similarity
+
+from verl_credit.study.exact_worlds.chain_world import (
     QUESTIONS,
     exact_gradient,
     first_policy,
     roll,
     values,
 )
-from torch.nn.functional import cosine_similarity
 
 LAMS = (0.0, 0.5, 0.8, 1.0)
 HALF = {"": 1.0, ", halved": 0.5}

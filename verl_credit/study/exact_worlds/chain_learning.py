@@ -10,8 +10,11 @@ from collections import deque
 from collections.abc import Callable
 
 import torch
-from chain_credit import OUTCOMES
-from chain_world import (
+from torch.nn.functional import normalize, one_hot
+
+from verl_credit.credit.turn.values import States, crossfit, explained_variance, group_features, loo_mean
+from verl_credit.study.exact_worlds.chain_credit import OUTCOMES
+from verl_credit.study.exact_worlds.chain_world import (
     PRIVATE,
     QUESTIONS,
     WASTED,
@@ -20,9 +23,6 @@ from chain_world import (
     roll,
     values,
 )
-from torch.nn.functional import normalize, one_hot
-
-from verl_credit.credit.turn.values import States, crossfit, explained_variance, group_features, loo_mean
 
 Give = Callable[["Learning", Paths, torch.Tensor], torch.Tensor]
 """(the learning runs, a step's trajectories, V of their states) -> an advantage per turn, [B, K1]."""
