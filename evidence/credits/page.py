@@ -10,7 +10,8 @@ import argparse
 from pathlib import Path
 
 from verl_credit.precision import one_thread
-from verl_credit.study.table_columns import AREAS, COLUMNS, measure_row, shown
+from verl_credit.study.table_columns import AREAS, BIAS, COLUMNS, LAB_WORK, measure_row, shown
+from verl_credit.study.table_cosine import measure_cosines
 from verl_credit.study.table_row import Row, RowFile, difference, row_of
 
 HERE = Path(__file__).parent
@@ -53,10 +54,11 @@ def measure() -> None:
     order = ("chain H 2", "chain H 4", "DoorKey 6x6", "coin collector 12", "Taxi", "chain H 8", "chain H 12")
     rows = sorted(declared(), key=lambda row: row.values in ("state", "features"))
     with one_thread():
-        for column in (*order, *(one for one in COLUMNS if one not in order)):
+        for column in (*order, BIAS):
             for row in rows:
                 for line in measure_row(row, ROWS, [column]):
                     print(f"{row.name:<50} {line}", flush=True)
+        measure_cosines(rows, ROWS, LAB_WORK.resolve())
 
 
 def table(folder: Path) -> str:
@@ -67,7 +69,7 @@ def table(folder: Path) -> str:
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for name in sorted(files, key=lambda name: (names.index(name) if name in names else len(names), name)):
         cells = [_cell(column, files[name], known) for column in COLUMNS]
-        lines.append(f"| {' | '.join([_without_n(name), _n(files[name]), *cells])} |")
+        lines.append(f"| {' | '.join([_named(name), _n(files[name]), *cells])} |")
     return "\n".join(lines)
 
 
@@ -85,7 +87,7 @@ def _n(file: RowFile) -> str:
     return "/".join(sorted({str(one["settings"]["n"]) for one in file.columns.values() if "settings" in one}))
 
 
-def _without_n(name: str) -> str:
+def _named(name: str) -> str:
     name = name.partition(", n ")[0]
     return "none (GRPO: its area)" if name == "none" else name.replace("outcome_operator ", "")
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 
 import pytest
 
@@ -76,6 +77,12 @@ def test_a_mode_that_refuses_its_options_says_why_in_its_cell(tmp_path):
     row = row_of("calibadv", {"evidence": "sigmoid", "zero_if_all_found": True})
     (line,) = measure_row(row, tmp_path, ["chain H 2"], TINY)
     assert "zero_if_all_found" in line and "area" not in RowFile.of(row, tmp_path).columns["chain H 2"]
+
+
+def test_a_world_whose_package_is_absent_names_the_extra(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "gymnasium.envs.toy_text.taxi", None)
+    with pytest.raises(PreflightError, match=r"Taxi needs the package gymnasium.*verl-credit\[env\]"):
+        [*measure_row(row_of("none"), tmp_path, ["Taxi"], Size(2, 2, 78, 4, 32))]
 
 
 def test_columns_are_chosen_by_their_beginnings():

@@ -19,6 +19,7 @@ from verl_credit.study.exact_worlds.learning import Learning, curve
 from verl_credit.study.exact_worlds.mdp import Mdp
 from verl_credit.study.exact_worlds.mdp_learning import MdpLearning, imitated
 from verl_credit.study.exact_worlds.taxi import taxi
+from verl_credit.study.table_cosine import OWN, measure_cosines, shown_cosine
 from verl_credit.study.table_row import Row, RowFile, difference, row_of
 
 Draw = Callable[[int, int, int], Mdp]
@@ -32,7 +33,9 @@ WORLDS: dict[str, Draw] = {
 """With the limit of decisions."""
 BIAS = "exact bias"
 AREAS = (*CHAINS, *WORLDS)
-COLUMNS = (BIAS, *AREAS)
+COLUMNS = (BIAS, *AREAS, OWN)
+LAB_WORK = Path("runs") / "table_lab"
+"""What rows of the lab share: the later policy and the true values."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,9 @@ def measure_row(row: Row, folder: Path, columns: Collection[str], size: Size = S
                 _check(its_file, column, one, size)
                 if column not in its_file.columns:
                     its_file.add(column, area(one, column, size))
+        elif column == OWN:
+            measure_cosines([row], folder, LAB_WORK.resolve())
+            file = RowFile.of(row, folder)
         elif column not in file.columns:
             file.add(column, exact_bias(row))
         yield f"{column:<20} {shown(column, file, known)}"
@@ -123,7 +129,11 @@ def _begun(column: str, size: Size, group: int) -> Learning:
 
 @cache
 def _world(column: str, size: Size) -> tuple[Mdp, list[torch.Tensor]]:
-    mdp = WORLDS[column](size.unseen, size.tasks, size.seed)
+    try:
+        mdp = WORLDS[column](size.unseen, size.tasks, size.seed)
+    except ModuleNotFoundError as error:
+        use = "pip install 'verl-credit[env]', or --only chain"
+        raise PreflightError(f"{column} needs the package {error.name}: {use}") from error
     return mdp, imitated(mdp, size.pairs, size.seed)
 
 
@@ -137,6 +147,8 @@ def shown(column: str, file: RowFile, known: RowFile) -> str:
     if column == BIAS:
         low, high = measured["cosine"]
         return f"{low:.3f} to {high:.3f}"
+    if column == OWN:
+        return shown_cosine(measured, difference=file.row != known.row)
     of_grpo = known.columns[column]["area"]
     if file.row == known.row:
         return f"{sum(of_grpo) / len(of_grpo):.1f}"

@@ -59,8 +59,9 @@ class Row:
 
     def overrides(self) -> list[str]:
         """Overrides of a recipe whose run has this credit."""
-        values = [] if self.values is None else [f"algorithm.turn_values={self.values}"]
-        return [*self.candidate.overrides(), *values]
+        values = self.credit().values
+        of_values = [] if values is None else [f"algorithm.turn_values={values}"]
+        return [*self.candidate.overrides(), *of_values]
 
 
 def row_of(

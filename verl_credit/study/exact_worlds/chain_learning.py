@@ -32,7 +32,8 @@ class ChainLearning:
 
     def success(self) -> torch.Tensor:
         """The exact chance of a right answer over all questions, [R]."""
-        return values(self._prob().flatten(0, 1))[0][:, 0, 0].view(self._runs, -1).mean(1)
+        prob_N_P_W_A = self._prob(self._base, self._private).flatten(0, 1)
+        return values(prob_N_P_W_A)[0][:, 0, 0].view(self._runs, -1).mean(1)
 
     def step(self, credit: Credit) -> None:
         first = self._updates // UPDATES * self._questions
@@ -46,11 +47,12 @@ class ChainLearning:
             own_B_K1 = torch.where((part_B == part)[:, None], credit_B_K1, 0.0)
             self._update(paths, own_B_K1)
 
-    def _prob(self) -> torch.Tensor:
-        return (self._base + self._shared + PRIVATE * self._private).softmax(-1)
+    def _prob(self, base: torch.Tensor, private: torch.Tensor) -> torch.Tensor:
+        return (base + self._shared + PRIVATE * private).softmax(-1)
 
     def _asked_prob(self) -> torch.Tensor:
-        return self._prob()[torch.arange(self._runs)[:, None], self._asked].flatten(0, 1)
+        asked = torch.arange(self._runs)[:, None], self._asked
+        return self._prob(self._base[asked], self._private[asked]).flatten(0, 1)
 
     def _update(self, paths: Paths, credit_B_K1: torch.Tensor) -> None:
         self._updates += 1
