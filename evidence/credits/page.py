@@ -84,7 +84,9 @@ def _cell(column: str, file: RowFile, known: RowFile) -> str:
 
 
 def _n(file: RowFile) -> str:
-    return "/".join(sorted({str(one["settings"]["n"]) for one in file.columns.values() if "settings" in one}))
+    return "/".join(
+        {str(file.columns[column]["settings"]["n"]) for column in AREAS if column in file.columns}
+    )
 
 
 def _named(name: str) -> str:

@@ -52,7 +52,7 @@ def measure_cosines(rows: Sequence[Row], folder: Path, work: Path) -> None:
 def _not_here(row: Row) -> str:
     """Why a run of the lab cannot have the row's credit; "" where it can."""
     if row.group != GROUP:
-        return f"as with n {GROUP}"
+        return f"the lab is at n {GROUP}"
     return "no run has true values" if row.values == "true" else ""
 
 

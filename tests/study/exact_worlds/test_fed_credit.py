@@ -69,7 +69,7 @@ def test_a_shuffle_changes_the_credit_of_what_reads_a_signal_and_no_other(rolled
 def test_a_credit_of_the_batch_is_made_run_by_run(rolled, mode, options):
     whole = FedCredit(MODES[mode], options).advantages(rolled)
     changed = replace(
-        rolled, outcome_B=torch.where(rolled.run_B == 0, 1 - rolled.outcome_B, rolled.outcome_B)
+        rolled, outcome_B=torch.where(rolled.run_B == 0, 9 * rolled.outcome_B, rolled.outcome_B)
     )
     other = FedCredit(MODES[mode], options).advantages(changed)
     assert torch.equal(whole[rolled.run_B > 0], other[rolled.run_B > 0])

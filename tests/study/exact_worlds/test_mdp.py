@@ -7,12 +7,21 @@ import torch
 from minigrid.envs import DoorKeyEnv
 
 from verl_credit.credit import MODES
+from verl_credit.credit.loss import turn_policy_loss
+from verl_credit.study.exact_worlds.chain_learning import ChainLearning
 from verl_credit.study.exact_worlds.coin_collector import STEPS, TAKE, coin_collector, plan
 from verl_credit.study.exact_worlds.door_key import ACTIONS, CLOSED, LOCKED, OPEN, DoorKey, State, door_key
 from verl_credit.study.exact_worlds.fed_credit import FedCredit
 from verl_credit.study.exact_worlds.learning import curve
 from verl_credit.study.exact_worlds.mdp import drawn_tasks, tables_of, walk
-from verl_credit.study.exact_worlds.mdp_learning import START, MdpLearning, Network, imitated
+from verl_credit.study.exact_worlds.mdp_learning import (
+    CLIP,
+    START,
+    MdpLearning,
+    Network,
+    clipped_loss,
+    imitated,
+)
 from verl_credit.study.exact_worlds.taxi import taxi
 
 
@@ -193,6 +202,43 @@ def test_a_coin_is_taken_in_the_last_of_its_rooms_alone():
 def test_unseen_tasks_are_drawn_first_and_come_once():
     tasks = drawn_tasks(lambda number: number % 7 // 2, unseen=2, count=6)
     assert tasks == [0, 1, 2, 2, 3, 2, 2, 3]
+
+
+def test_each_runs_loss_is_the_projects_clipped_loss():
+    drawn = torch.Generator().manual_seed(0)
+    log_prob, before, credit = (torch.randn(2, 40, generator=drawn) / 3 for _ in range(3))
+    turn = torch.rand(2, 40, generator=drawn) < 0.7
+    found_R = clipped_loss(log_prob, before, credit, turn)
+    for run in range(2):
+        of_run = (one[run : run + 1] for one in (log_prob, before, credit, turn))
+        clip = {"clip_ratio_low": CLIP, "clip_ratio_high": CLIP, "ratio_level": "token"}
+        loss, metrics = turn_policy_loss(*of_run, torch.zeros(1, 40, dtype=torch.long), **clip)
+        assert float(found_R[run]) == pytest.approx(float(loss), rel=1e-5)
+        assert 0.1 < metrics["pg_clipfrac"] < 0.9
+
+
+@pytest.mark.parametrize("group, asked", [(8, 16), (2, 64)])
+def test_a_step_goes_on_in_each_runs_own_order_of_tasks(group, asked):
+    """64 questions: all of them in four steps of 16, and in one of 64."""
+    steps = []
+
+    def give(rolled):
+        steps.append(rolled)
+        return torch.zeros(rolled.state_B_K1.shape)
+
+    mdp = coin_collector(3, 5, 2, 64, seed=3)
+    start = Network.drawn(2, mdp.x_U_F.shape[1], mdp.actions, torch.Generator().manual_seed(0)).kept()
+    for learning in (ChainLearning(2, 2, 0, group=group, pool=64), MdpLearning(mdp, start, 0, group=group)):
+        steps.clear()
+        for _ in range(64 // asked):
+            learning.step(give)
+        tasks_R = [
+            [task for step in steps for task in step.task_B[step.run_B == run].unique().tolist()]
+            for run in range(2)
+        ]
+        first = steps[0]
+        assert [len(of_run) for of_run in tasks_R] == [len({*of_run}) for of_run in tasks_R] == [64, 64]
+        assert (first.group_B.bincount() == group).all() and len(first.group_B) == 2 * 128
 
 
 def test_imitation_stops_at_the_start_and_learning_repeats_from_there():

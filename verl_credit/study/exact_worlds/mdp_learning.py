@@ -68,6 +68,16 @@ def imitated(mdp: Mdp, runs: int, seed: int) -> list[torch.Tensor]:
     return kept
 
 
+def clipped_loss(
+    log_prob_R_N: torch.Tensor, before_R_N: torch.Tensor, credit_R_N: torch.Tensor, turn_R_N: torch.Tensor
+) -> torch.Tensor:
+    """[R]: each run's `turn_policy_loss` with a token a turn and the mean over the run's turns, all runs at once."""
+    ratio_R_N = (log_prob_R_N - before_R_N).exp()
+    clipped_R_N = ratio_R_N.clamp(1 - CLIP, 1 + CLIP)
+    gain_R_N = torch.minimum(ratio_R_N * credit_R_N, clipped_R_N * credit_R_N)
+    return -((gain_R_N * turn_R_N).sum(1) / turn_R_N.sum(1))
+
+
 class MdpLearning:
     """R runs that begin with ``start``, each with an order of tasks of its own; the seed gives every credit the same ones.
 
@@ -107,13 +117,9 @@ class MdpLearning:
         for part in range(UPDATES):
             log_prob_R_N_A = self._network.log_prob(mdp.x_U_F[row_R_4_N[:, part]])
             log_prob_R_N = log_prob_R_N_A.gather(2, action_R_4_N[:, part, :, None]).squeeze(2)
-            ratio_R_N, credit_R_N = (log_prob_R_N - before_R_4_N[:, part]).exp(), credit_R_4_N[:, part]
-            clipped_R_N = ratio_R_N.clamp(1 - CLIP, 1 + CLIP)
-            gain_R_N = torch.minimum(ratio_R_N * credit_R_N, clipped_R_N * credit_R_N)
-            turn_R_N = turn_R_4_N[:, part]
-            loss = -((gain_R_N * turn_R_N).sum(1) / turn_R_N.sum(1)).sum()
+            of_part = (one[:, part] for one in (before_R_4_N, credit_R_4_N, turn_R_4_N))
             self._adam.zero_grad()
-            loss.backward()
+            clipped_loss(log_prob_R_N, *of_part).sum().backward()
             self._adam.step()
 
     def _roll(
