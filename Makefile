@@ -39,7 +39,7 @@ install: $(VENV)/.installed
 $(VENV)/.installed: pyproject.toml .ci/constraints-cpu.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --no-compile $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) "$(TORCH)"
-	$(BIN)/pip install --quiet --no-compile --constraint .ci/constraints-cpu.txt --editable ".[verl,retriever-ray,openvino,lab,real,campaign,mcp,dev]"
+	$(BIN)/pip install --quiet --no-compile --constraint .ci/constraints-cpu.txt --editable ".[verl,retriever-ray,openvino,lab,env,real,campaign,mcp,dev]"
 	$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 	touch $@
 

@@ -1,4 +1,4 @@
-"""Own cosine and learning curves in the chain world, by the number of searches that an answer takes.
+"""Own cosine and learning curves in the chain world, by the number of searches that an answer takes. Anchors are the states.
 
 python evidence/horizon/chain.py FILE            # measures, writes FILE (JSON) and prints the tables: minutes of a core
 python evidence/horizon/chain.py FILE --again    # the tables from FILE, which may be numbers_chain.json here
@@ -14,9 +14,14 @@ import time
 from pathlib import Path
 
 import torch
-from chain_credit import own_cosines
-from chain_learning import CREDITS, curve
 from scipy import stats
+
+from verl_credit.credit import MODES
+from verl_credit.credit.turn.values import explained_variance
+from verl_credit.study.exact_worlds.chain_credit import own_cosines, without_values
+from verl_credit.study.exact_worlds.chain_learning import ChainLearning
+from verl_credit.study.exact_worlds.fed_credit import FedCredit
+from verl_credit.study.exact_worlds.learning import curve
 
 FULL = {"hops": [1, 2, 3, 4, 6, 8], "batches": 400, "learns": [2, 4, 8, 12], "runs": 20, "steps": 20}
 TINY = {"hops": [1, 2], "batches": 20, "learns": [2], "runs": 3, "steps": 2}
@@ -27,6 +32,38 @@ SHOWN += [
     f"{of}, lam {how}" for of in OF_VALUES for how in ("0", "0.5", "0.8", "1", "0, halved", "0.5, halved")
 ]
 """Other rows of own cosines are in the file alone."""
+WITH_VALUES = {
+    "A*": ("true", 0.0, 1.0),
+    "A*, halved": ("true", 0.0, 0.5),
+    "true values, lam 0.5": ("true", 0.5, 1.0),
+    **{f"learned, lam {lam:g}": ("features", lam, 1.0) for lam in (0.0, 0.5, 0.8, 1.0)},
+    "learned, lam 0.5, halved": ("features", 0.5, 0.5),
+    "learned, lam 0.8, halved": ("features", 0.8, 0.5),
+}
+"""(values, lam, the weight below 0). Learned values see the hops that are done and the searches that were wasted."""
+
+
+def credits() -> dict[str, FedCredit]:
+    """Every credit that learns, without a replay."""
+    of_values = {
+        name: FedCredit(MODES["turn_gae"], {"lam": lam, "negative": negative}, values)
+        for name, (values, lam, negative) in WITH_VALUES.items()
+    }
+    return without_values() | of_values
+
+
+def learned(credit: FedCredit, hops: int, runs: int, steps: int) -> tuple[torch.Tensor, list[float]]:
+    """(success after each step, [steps, R]; the share of the true values' variance that learned ones explain, by step)."""
+    shares: list[float] = []
+
+    def give(rolled):
+        credit_B_K1 = credit.advantages(rolled)
+        if credit.values == "features":
+            values = credit.value_B_K1, rolled.true_B_K1()
+            shares.append(explained_variance(*(value_B_K1[rolled.turn_B_K1] for value_B_K1 in values)))
+        return credit_B_K1
+
+    return curve(ChainLearning(hops, runs, 0), give, steps), shares
 
 
 def main() -> None:
@@ -55,8 +92,8 @@ def measure(*, hops: list[int], batches: int, learns: list[int], runs: int, step
         seconds[f"own cosine, H {h}"] = round(time.process_time() - begun, 1)
     for h in learns:
         begun, of_grpo = time.process_time(), None
-        for name in CREDITS:
-            curve_T_R, shares = curve(name, h, runs, steps)
+        for name, credit in credits().items():
+            curve_T_R, shares = learned(credit, h, runs, steps)
             of_grpo = curve_T_R if of_grpo is None else of_grpo
             apart = curve_T_R if name == GRPO else curve_T_R - of_grpo
             area.setdefault(name, []).append(with_half(100 * apart.mean(0)))

@@ -37,7 +37,7 @@ def test_constraints_agree_with_the_declared_ranges():
         "": list(map(Requirement, project["dependencies"])),
         **{
             name: list(needs(name))
-            for name in ("verl", "retriever-ray", "lab", "real", "campaign", "mcp", "dev", "docs")
+            for name in ("verl", "retriever-ray", "lab", "env", "real", "campaign", "mcp", "dev", "docs")
         },
     }
     versions, wrong = pinned(), []

@@ -26,8 +26,22 @@ def bench(
     prompts: Annotated[int, Option(min=18, help="whose true advantages are measured")] = 48,
     continuations: Continuations = 32,
     parallel: Parallel = None,
+    table: Annotated[
+        bool, Option("--table", help="a row of the table of credits, in place of the page")
+    ] = False,
+    values: Annotated[
+        str | None, Option(help="of --table: state, features, group or true, for turn_gae")
+    ] = None,
+    n: Annotated[int, Option(help="of --table: rollouts of a question; a step has 128 in all")] = 8,
+    only: Annotated[str, Option(help="of --table: beginnings of columns, with commas")] = "",
 ) -> ExitCode:
-    """Rewrites the page after each part. Exit code 1 for a broken law or a failed run."""
+    """Rewrites the page after each part. Exit code 1 for a broken law or a failed run.
+
+    With --table: a file for this credit in --dir (runs/table if not given) and a line for each column. A column that the
+    file has is not measured again.
+    """
+    if table:
+        return _row(mode, params, values, n, only, out)
     from verl_credit.credit.laws import check
     from verl_credit.recipe.compose import load_config
     from verl_credit.recipe.this_machine import cores
@@ -70,3 +84,17 @@ def bench(
         say("Learning", [judged.verdict for judged in sofar.learning.judged])
     print(out / "bench.html")
     return ExitCode.FAILED if sofar.broken and code is ExitCode.DONE else code
+
+
+def _row(mode: str, params: dict | None, values: str | None, n: int, only: str, out: Path | None) -> ExitCode:
+    from verl_credit.study.table_columns import columns_of, measure_row
+    from verl_credit.study.table_row import row_of
+
+    with modules_from_here(), one_thread():
+        row, columns = row_of(mode, params, values, n), columns_of([name for name in only.split(",") if name])
+        folder = (out or Path("runs") / "table").expanduser().resolve()
+        print(f"{row.name}: areas minus GRPO's in points, in brackets with shuffled signals", flush=True)
+        for line in measure_row(row, folder, columns):
+            print(line, flush=True)
+    print(folder / row.file_name)
+    return ExitCode.DONE

@@ -124,11 +124,28 @@ def agreed(
     continuations: int,
     parallel: int | None = None,
 ) -> Iterator[Agreed]:
-    """``overrides`` of the recipe `lab`, whose world exists. The candidate's credit is computed as in a run of it.
+    """``overrides`` of the recipe `lab`, whose world exists. The candidate's credit is computed as in a run of it."""
+    config = load_config("lab", [*overrides, *candidate.overrides()])
+    sizes = {"prompts": prompts, "continuations": continuations, "parallel": parallel}
+    for name, result in on_two_policies(config, out, overrides, modes=["none", known.path], **sizes):
+        yield Agreed(name, result.prompts, result.reliability, _rows(result, candidate))
+
+
+def on_two_policies(
+    config: DictConfig,
+    out: Path,
+    overrides: Sequence[str],
+    *,
+    modes: list[str],
+    prompts: int,
+    continuations: int,
+    parallel: int | None,
+    also: Mapping[str, DictConfig] = {},
+) -> Iterator[tuple[str, Result]]:
+    """Yields (policy, result) at the start and later, of ``config``'s run, of ``modes``, and of the runs ``also``.
 
     ``parallel``: processes that value contexts; None: one for each core.
     """
-    config = load_config("lab", [*overrides, *candidate.overrides()])
     start = Path(config.actor_rollout_ref.model.path)
     for step, name in ((0, "the warm start"), (LATER, f"after {LATER} steps of GRPO")):
         folder = _later_policy(out / "policy", overrides) if step else start
@@ -139,11 +156,12 @@ def agreed(
                 prompts=prompts,
                 rollouts=config.actor_rollout_ref.rollout.n,
                 continuations=continuations,
-                modes=["none", known.path],
+                modes=modes,
                 gradient=True,
             )
-            result = measure(load(), request, say=Throttled(say_at_once, f"bench, {name}"), workers=workers)
-        yield Agreed(name, result.prompts, result.reliability, _rows(result, candidate))
+            say = Throttled(say_at_once, f"bench, {name}")
+            result = measure(load(), request, say=say, workers=workers, also=also)
+        yield name, result
 
 
 def _subject(name: str, config: DictConfig, folder: Path, prompts: int, step: int) -> Subject:

@@ -18,24 +18,12 @@ def scripts(monkeypatch):
 
 def test_the_chains_script_measures_every_credit(tmp_path, monkeypatch, capsys):
     import chain
-    from chain_learning import CREDITS
 
     size = {"hops": [1], "batches": 4, "learns": [1], "runs": 2, "steps": 2}
     found = json.loads(chain.as_text(chain.measure(**size)))
-    assert set(found["area"]) == set(CREDITS) and set(chain.SHOWN) < set(found["own_cosine"])
+    assert set(found["area"]) == set(chain.credits()) and set(chain.SHOWN) < set(found["own_cosine"])
     assert all(np.isfinite(half) for of in found["own_cosine"].values() for _, half in of)
     assert "GRPO's area" in chain.page(found)
-
-
-def test_runs_of_every_credit_begin_with_the_same_questions_and_learning_repeats():
-    from chain_learning import curve
-
-    options = {"hops": 1, "runs": 2, "steps": 2, "pool": 32}
-    a, explained = curve("learned, lam 0.5", **options)
-    again, _ = curve("learned, lam 0.5", **options)
-    assert (a == again).all() and len(explained) == 2 and (a > 0.3).all()
-    other, _ = curve("grpo", **options)
-    assert not (a == other).all()
 
 
 def test_what_is_declared_has_pairs_enough_and_a_choice_on_other_seeds():

@@ -140,6 +140,11 @@ class TurnMode(Operator):
         """The optional tables that it reads."""
         return tuple(table for name in self.reads for table in OPTIONAL_TABLES.get(name, ()))
 
+    def scope_with(self, options: Mapping[str, Any]) -> str:
+        """Returns the scope with these options: an outcome operator that reads the batch makes it the batch."""
+        operator = OUTCOME_OPERATORS.get(str(options.get("outcome_operator")))
+        return self.scope if operator is None or operator.scope != "batch" else "batch"
+
     def __call__(
         self,
         outcome_B: torch.Tensor,

@@ -135,8 +135,11 @@ def ridge(states: States, shrink: float) -> Predict:
     mean_D, std_D, moves_D = _moments(x_N_D, known_N_D)
     far_D = moves_D & torch.where(known_N_D, (x_N_D - mean_D).abs() > FAR * std_D, False).any(dim=0)
     if far_D.any():
-        low_D, high_D = x_N_D.nanquantile(torch.tensor([0.01, 0.99], dtype=x_N_D.dtype), dim=0)
-        inner = _moments(x_N_D, known_N_D & (x_N_D >= low_D) & (x_N_D <= high_D))
+        ends_2_D = torch.full(
+            (2, len(far_D)), torch.nan, dtype=x_N_D.dtype
+        )  # sorting is what a fit takes longest for
+        ends_2_D[:, far_D] = x_N_D[:, far_D].nanquantile(x_N_D.new_tensor([0.01, 0.99]), dim=0)
+        inner = _moments(x_N_D, known_N_D & (x_N_D >= ends_2_D[0]) & (x_N_D <= ends_2_D[1]))
         mean_D, std_D = (
             torch.where(far_D & inner[2], *pair) for pair in zip(inner, (mean_D, std_D), strict=False)
         )

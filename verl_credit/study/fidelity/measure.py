@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import takewhile
 from pathlib import Path
 
 import numpy as np
 import torch
+from omegaconf import DictConfig
 
 from verl_credit.config.settings import CreditSettings
 from verl_credit.credit.turn.mode import TurnMode
@@ -44,11 +45,13 @@ def measure(
     enough: Callable[[], bool] = lambda: False,
     workers: Workers | None = None,
     prompts_at_once: int = PROMPTS_AT_ONCE,
+    also: Mapping[str, DictConfig] = {},
 ) -> Result:
     """Writes ``values.jsonl`` as values come, and ``turns.jsonl`` at the end. A second call with the same request continues.
 
     A gradient takes other rollouts of the same prompts and their values, too. Once ``enough`` is true no more prompts are
-    valued. ``workers`` value contexts; None: this process does.
+    valued. ``workers`` value contexts; None: this process does. ``also``: further runs, whose credit of the same rollouts is
+    measured under their names.
     Raises PreflightError where the folder has the values of another policy or of other settings.
     """
     out, seed = Path(request.out), request.seed
@@ -77,7 +80,7 @@ def measure(
     groups, again = sampled[:count], again[:count]
     values = {name: values[name] for name in {digest(state.ids) for state in states_of([*groups, *again])}}
     modes = [mode for mode in find_modes(request.modes) if mode.name != MODE]  # it has the true values
-    tables, gains, gold, credits = _credits(subject, groups, modes)
+    tables, gains, gold, credits = _credits(subject, groups, modes, also)
     turns = score_turns(groups, values, gains, gold, first_brought(groups, subject.data))
     (out / TURNS).unlink(missing_ok=True)
     for turn in turns:
@@ -123,13 +126,18 @@ def sample_groups(subject: Subject, request: Request, name: str = "rollout") -> 
 
 
 def _credits(
-    subject: Subject, groups: Groups, modes: Sequence[TurnMode]
+    subject: Subject, groups: Groups, modes: Sequence[TurnMode], also: Mapping[str, DictConfig]
 ) -> tuple[TurnTables, np.ndarray, np.ndarray, list[Credit]]:
     """The tables that modes read, gains and the gold answer's probability by turn, and the credit of the run and modes."""
     settings, size = CreditSettings.from_config(subject.config), subject.config.data.train_batch_size
     with subject.forward() as forward:
         tables, gold_B_K1 = tables_of(subject.batch(groups), groups, settings, forward, subject.tokenizer)
         of_run = [] if subject.step is None else [_of_run(subject, groups, settings, forward)]
+        for name, config in also.items():
+            other = replace(subject, config=config)
+            of_run.append(
+                replace(_of_run(other, groups, CreditSettings.from_config(config), forward), name=name)
+            )
     gain_B_K1 = torch.nn.functional.pad(tables.batch.reward_B_K, (0, 1))
     by_turn = tables.per_turn(gain_B_K1), tables.per_turn(gold_B_K1)
     return tables, *by_turn, [*of_run, *mode_credits(tables, modes, size)]

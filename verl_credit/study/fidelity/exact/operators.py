@@ -115,7 +115,7 @@ def turn_credit_of(
     return Credit(
         label or declared.name,
         run if gains else lambda world: run(world.without_gains()),
-        scope=declared.scope,
+        scope=declared.scope_with(options),
         reads_policy="values" in declared.reads,
         own=OBJECTIVES[own],
         own_name=own,

@@ -15,11 +15,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from torch.nn.functional import one_hot
 
-from verl_credit.credit import MODES
-from verl_credit.credit.turn.turn_credit import BatchTables, credit_of
+from verl_credit.study.exact_worlds.fed_credit import Rolled
 
-QUESTIONS, ROLLOUTS, RIGHT, PRIVATE, SUCCESS = 16, 8, 0.95, 3.0, 0.35
+RIGHT, PRIVATE, SUCCESS = 0.95, 3.0, 0.35
 FORWARD, WASTE, ANSWER = range(3)
 WASTED = 3
 """So many searches in vain end the search."""
@@ -124,30 +124,38 @@ class Paths:
         """The table's entry for the state before each turn, [B, K1, ...]."""
         return table_N_P_W1[self.question_B[:, None], self.place_B_K1, self.wasted_B_K1]
 
-    def credit(self, mode: str, value_B_K1: torch.Tensor | None = None, **options) -> torch.Tensor:
-        """The advantage of every turn by a turn mode, [B, K1]. An anchor is the number of hops that are done."""
-        tables = {"anchor_B_K1": torch.where(self.turn_B_K1, self.place_B_K1, -1)}
-        if value_B_K1 is not None:
-            tables["value_B_K1"] = value_B_K1
-        earned_B_K = torch.zeros(len(self.outcome_B), self.hops + 2, dtype=torch.float64)
-        valid_B = torch.ones(len(self.outcome_B), dtype=torch.bool)
-        batch = BatchTables(
-            self.outcome_B, earned_B_K, earned_B_K > 0, self.question_B, valid_B, self.n_tool_turns_B, tables
+    @property
+    def signal_B_K(self) -> torch.Tensor:
+        """A right search earns 1."""
+        return (self.turn_B_K1 & (self.action_B_K1 == FORWARD))[:, :-1].double()
+
+    def rolled(self, value_N_P_W1: torch.Tensor, questions: int, task_N: torch.Tensor) -> Rolled:
+        """What credit reads. A state is hops and wasted searches, which the user's loop sees, too."""
+        seen = one_hot(self.place_B_K1, self.hops + 1), one_hot(self.wasted_B_K1, WASTED + 1)
+        return Rolled(
+            run_B=self.question_B // questions,
+            group_B=self.question_B,
+            task_B=task_N[self.question_B],
+            outcome_B=self.outcome_B,
+            n_tool_turns_B=self.n_tool_turns_B,
+            signal_B_K=self.signal_B_K,
+            state_B_K1=self.place_B_K1 * (WASTED + 1) + self.wasted_B_K1,
+            seen_B_K1_D=torch.cat(seen, dim=2).double(),
+            true_B_K1=lambda: torch.where(self.turn_B_K1, self.of_states(value_N_P_W1), 0.0),
         )
-        return credit_of(MODES[mode], batch, options).advantage_B_K1
 
     def gradient(self, prob_N_P_W_A: torch.Tensor, advantage_B_K1: torch.Tensor, worlds: int) -> torch.Tensor:
         """sum over turns of A grad log pi(action | state), [R, D]; a turn that can only answer has none."""
         free_B_K1 = self.turn_B_K1 & is_free(self.place_B_K1, self.wasted_B_K1, self.hops)
         row_M, turn_M = free_B_K1.nonzero(as_tuple=True)
         at = self.question_B[row_M], self.place_B_K1[row_M, turn_M], self.wasted_B_K1[row_M, turn_M]
-        score_M_A = torch.nn.functional.one_hot(self.action_B_K1[row_M, turn_M], 3) - prob_N_P_W_A[at]
+        score_M_A = one_hot(self.action_B_K1[row_M, turn_M], 3) - prob_N_P_W_A[at]
         of_logits = torch.zeros_like(prob_N_P_W_A)
         of_logits.index_put_(at, advantage_B_K1[row_M, turn_M, None] * score_M_A, accumulate=True)
         return of_weights(of_logits, worlds)
 
 
-def roll(prob_N_P_W_A: torch.Tensor, random: torch.Generator, rollouts: int = ROLLOUTS) -> Paths:
+def roll(prob_N_P_W_A: torch.Tensor, random: torch.Generator, rollouts: int = 8) -> Paths:
     """``rollouts`` trajectories of every question."""
     hops = prob_N_P_W_A.shape[1] - 1
     question_B = torch.arange(len(prob_N_P_W_A)).repeat_interleave(rollouts)

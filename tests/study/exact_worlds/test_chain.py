@@ -1,14 +1,12 @@
 """The chain world against a list of all its trajectories, and laws of its credit."""
 
 import math
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[3] / "evidence/horizon"))
-from chain_world import (
+from verl_credit.credit import MODES
+from verl_credit.study.exact_worlds.chain_world import (
     ANSWER,
     FORWARD,
     PRIVATE,
@@ -20,6 +18,7 @@ from chain_world import (
     roll,
     values,
 )
+from verl_credit.study.exact_worlds.fed_credit import FedCredit
 
 WORLDS, QUESTIONS = 2, 3
 
@@ -71,13 +70,18 @@ def rolled():
     return prob, roll(prob, torch.Generator().manual_seed(1), rollouts=4000)
 
 
+def with_true_values(paths, value_N_P_W1, **options):
+    rolled = paths.rolled(value_N_P_W1, QUESTIONS, torch.arange(WORLDS * QUESTIONS))
+    return FedCredit(MODES["turn_gae"], options, "true").advantages(rolled)
+
+
 def test_true_values_at_lam_1_are_the_return_less_v_and_at_lam_0_q_less_v_on_average(rolled):
     prob, paths = rolled
     value_N_P_W1, q_N_P_W_A = values(prob)
     value_B_K1, turn = paths.of_states(value_N_P_W1), paths.turn_B_K1
-    whole = paths.credit("turn_gae", value_B_K1, lam=1.0)
+    whole = with_true_values(paths, value_N_P_W1, lam=1.0)
     assert torch.allclose(whole[turn], (paths.outcome_B[:, None] - value_B_K1)[turn])
-    own = paths.credit("turn_gae", value_B_K1, lam=0.0)
+    own = with_true_values(paths, value_N_P_W1, lam=0.0)
     searching = turn & (paths.action_B_K1 != ANSWER)
     row, column = searching.nonzero(as_tuple=True)
     at = paths.question_B[row], paths.place_B_K1[row, column], paths.wasted_B_K1[row, column]
@@ -89,7 +93,7 @@ def test_true_values_at_lam_1_are_the_return_less_v_and_at_lam_0_q_less_v_on_ave
 def test_the_mean_gradient_of_true_values_is_the_exact_one(rolled, lam):
     """Whatever lam is: true values have no bias."""
     prob, paths = rolled
-    credit = paths.credit("turn_gae", paths.of_states(values(prob)[0]), lam=lam)
+    credit = with_true_values(paths, values(prob)[0], lam=lam)
     found, exact = paths.gradient(prob, credit, WORLDS) / 4000, exact_gradient(prob, WORLDS)
     assert torch.nn.functional.cosine_similarity(found, exact).min() > 0.995
     assert (found.norm(dim=1) / exact.norm(dim=1)).numpy() == pytest.approx(1, abs=0.05)
