@@ -14,6 +14,8 @@ from verl_credit.recipe.compose import load_config
 ATTENTION = "actor_rollout_ref.model.override_config.attn_implementation"
 ACTOR, MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.model"
 MODE, CLIP = "algorithm.info_gain_norm_mode", f"{ACTOR}.policy_loss.dynamic_clip"
+GAINS = f"{MODE}=turn-group-v1d"
+"""Gains are scored with it, which a run that names no mode may not need."""
 KWARGS, BYPASS = "reward.custom_reward_function.reward_kwargs", "algorithm.rollout_correction.bypass_mode"
 WHOLE = "algorithm.algorithm_mode=my_module.own_algorithm"
 REFUSED = [  # what is given: overrides of recipe lab, or the name of another recipe
@@ -26,15 +28,15 @@ REFUSED = [  # what is given: overrides of recipe lab, or the name of another re
     "search.tokn_env=MY_TOKEN",
     "--config-name labb",
     "algorithm.advantage_params={a:1}",
-    f"{ATTENTION}=sdpa algorithm.info_gain_scorer=branch",
-    f"{MODEL}.use_remove_padding=false {ATTENTION}=auto",
-    f"{ACTOR}.ulysses_sequence_parallel_size=2",
-    "actor_rollout_ref.ref.fsdp_config.ulysses_sequence_parallel_size=2",
-    f"{MODEL}.use_fused_kernels=true",
-    f"{ACTOR}.use_dynamic_bsz=true actor_rollout_ref.rollout.log_prob_use_dynamic_bsz=false",
-    f"{BYPASS}=true algorithm.info_gain_scorer=branch",
-    "algorithm.info_gain_scorer=reference",
-    f"{BYPASS}=true algorithm.info_gain_scorer=rows algorithm.transform_mode=gtpo "
+    f"{GAINS} {ATTENTION}=sdpa algorithm.info_gain_scorer=branch",
+    f"{GAINS} {MODEL}.use_remove_padding=false {ATTENTION}=auto",
+    f"{GAINS} {ACTOR}.ulysses_sequence_parallel_size=2",
+    f"{GAINS} actor_rollout_ref.ref.fsdp_config.ulysses_sequence_parallel_size=2",
+    f"{GAINS} {MODEL}.use_fused_kernels=true",
+    f"{GAINS} {ACTOR}.use_dynamic_bsz=true actor_rollout_ref.rollout.log_prob_use_dynamic_bsz=false",
+    f"{GAINS} {BYPASS}=true algorithm.info_gain_scorer=branch",
+    f"{GAINS} algorithm.info_gain_scorer=reference",
+    f"{GAINS} {BYPASS}=true algorithm.info_gain_scorer=rows algorithm.transform_mode=gtpo "
     "algorithm.uncertainty_kind=shannon_entropy",
     f"{MODE}=turn-group algorithm.info_gain_curriculum.gain=[1,0.5]",
     f"{MODE}=joint {CLIP}=true",
