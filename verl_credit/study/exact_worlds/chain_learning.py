@@ -36,7 +36,7 @@ class ChainLearning:
         return values(prob_N_P_W_A)[0][:, 0, 0].view(self._runs, -1).mean(1)
 
     def step(self, credit: Credit) -> None:
-        first = 0
+        first = self._updates // UPDATES * self._questions
         self._asked = self._order[:, torch.arange(first, first + self._questions) % self._pool]
         prob_N_P_W_A = self._asked_prob()
         paths = roll(prob_N_P_W_A, self._random, self._group)
