@@ -49,6 +49,7 @@ SETTINGS = [
     "data.val_max_samples=8",
     f"seed={SEED}",
     "actor_rollout_ref.actor.ppo_mini_batch_size=16",
+    "algorithm.info_gain_norm_mode=turn-group-v1d",
     "algorithm.transform_mode=gtpo_sepa_hicra",
     "algorithm.sepa.delay_steps=0",
     "algorithm.sepa.steps=10",

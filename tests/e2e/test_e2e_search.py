@@ -14,6 +14,7 @@ pytestmark = pytest.mark.e2e
 
 N_QUESTIONS, GROUP = 8, 4
 SETTINGS = [
+    "algorithm.info_gain_norm_mode=turn-group-v1d",
     f"actor_rollout_ref.rollout.n={GROUP}",
     "trainer.save_freq=-1",
     "trainer.test_freq=-1",

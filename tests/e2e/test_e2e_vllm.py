@@ -30,6 +30,7 @@ ROLLOUT = "actor_rollout_ref.rollout"
 ENGINE = f"+{ROLLOUT}.engine_kwargs.vllm"
 
 SETTINGS = [
+    "algorithm.info_gain_norm_mode=turn-group-v1d",
     "lab.size=tiny",
     "trainer.save_freq=-1",
     f"{ROLLOUT}.name=vllm",

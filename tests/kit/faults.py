@@ -36,6 +36,7 @@ SETTINGS = (
     "data.val_max_samples=8",
     "data.train_batch_size=4",
     "actor_rollout_ref.actor.ppo_mini_batch_size=4",
+    "algorithm.info_gain_norm_mode=turn-group-v1d",
     "algorithm.info_gain_warmup_steps=1",
     "algorithm.transform_mode=gtpo",
 )
