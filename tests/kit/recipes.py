@@ -71,7 +71,10 @@ def composed_once(name: str, overrides: Sequence[str], config_dir: str | None = 
     groups = tuple(o for o in overrides if o.lstrip("+").partition("=")[0] in GROUPS)
     config = copied(_composed(name, groups, config_dir))
     changes = OverridesParser.create().parse_overrides([o for o in overrides if o not in groups])
-    if config.algorithm.get("info_gain_norm_mode") == "auto" and name != "verl":
+    named, searches = (
+        OmegaConf.select(config, key) for key in ("algorithm.info_gain_norm_mode", "search.max_searches")
+    )
+    if named == "auto" and searches:
         config.algorithm.info_gain_norm_mode = MEASURED
     ConfigLoaderImpl._apply_overrides_to_config(changes, config)
     return config

@@ -48,7 +48,7 @@ def decide_auto(config: DictConfig, policy: Mapping[str, Any]) -> DictConfig:
 
     ``policy``: its config.json (`policy_values`).
     """
-    if all(isinstance(config.get(section), DictConfig) for section in ("algorithm", "data")):
+    if all(isinstance(config.get(section), DictConfig) for section in ("algorithm", "data", "search")):
         for decide in (
             decide_credit,
             partial(decide_family, values=policy),

@@ -238,7 +238,7 @@ def test_all_recipes_as_a_table(capsys):
     for name in shipped_recipes():
         (said,) = (line for line in out.splitlines() if line.startswith((f"{name} ", f"{name}: cannot")))
         if name == "verl":  # a launch gives it the rollouts of a prompt
-            assert "rollout.n=1: group-relative" in said
+            assert "actor_rollout_ref.rollout.n=1 with" in said
         else:
             assert said.endswith("fits"), name
 

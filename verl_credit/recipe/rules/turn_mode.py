@@ -96,7 +96,8 @@ def validate_turn_mode(config: DictConfig, settings: CreditSettings) -> Iterator
             beside[KEYS["norm_by_std"]] = settings.turn_options["norm_by_std"]
         value = settings.algorithm.turn_params
         raise ConfigError(key=PARAMS, value=value, beside=beside, accepted=str(error)) from error
-    own = name not in MODES or settings.algorithm.turn_params  # the laws hold for a shipped mode's defaults
+    # The laws hold for a shipped mode's defaults, and for the options that `default_credit` chooses.
+    own = name not in MODES or (settings.algorithm.turn_params and not config.credit_reason)
     if settings.turn_estimator and own:
         try_operator(config, settings.algorithm, mode, MODE, "turn")
 
