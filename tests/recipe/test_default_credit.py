@@ -64,6 +64,11 @@ def test_it_is_the_default_of_the_key():
     assert Algorithm.model_fields["info_gain_norm_mode"].default == AUTO
 
 
+def test_the_floor_is_for_outcomes_of_a_known_unit():
+    assert "rms_floor" not in auto().algorithm.turn_params
+    assert auto(OWN_REWARD).algorithm.turn_params.rms_floor == 0
+
+
 def test_what_the_run_names_stays():
     config = auto("algorithm.lam=1", "+algorithm.turn_params.negative=1")
     assert (config.algorithm.lam, dict(config.algorithm.turn_params)) == (1, {"negative": 1})

@@ -59,6 +59,10 @@ def _chosen(config: DictConfig) -> tuple[dict[str, Any], str]:
         chosen[LAM] = lam
     if not select(config, PARAMS):
         chosen[PARAMS] = {"scale": "rms", "negative": 0.5}
+        if not _has_golds(
+            config
+        ):  # the floor has the unit of outcomes, which a reward of the user's own chooses
+            chosen[PARAMS]["rms_floor"] = 0.0
     return chosen, why
 
 
@@ -76,8 +80,11 @@ def _without_values(config: DictConfig) -> str:
     return ""
 
 
+def _has_golds(config: DictConfig) -> bool:
+    return str(select(config, "reward.custom_reward_function.path")).endswith(GOLDS)
+
+
 def _values(config: DictConfig) -> str:
-    reward = str(select(config, "reward.custom_reward_function.path"))
-    if select(config, DEFAULT) == AGENT_NAME and reward.endswith(GOLDS):
+    if select(config, DEFAULT) == AGENT_NAME and _has_golds(config):
         return "features"
     return "state" if (select(config, EACH) or 0) > 1 else "group"

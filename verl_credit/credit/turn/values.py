@@ -135,9 +135,8 @@ def ridge(states: States, shrink: float) -> Predict:
     mean_D, std_D, moves_D = _moments(x_N_D, known_N_D)
     far_D = moves_D & torch.where(known_N_D, (x_N_D - mean_D).abs() > FAR * std_D, False).any(dim=0)
     if far_D.any():
-        ends_2_D = torch.full(
-            (2, len(far_D)), torch.nan, dtype=x_N_D.dtype
-        )  # sorting is what a fit takes longest for
+        # Sorting takes the longest of a fit, so it is left out where no state is far.
+        ends_2_D = torch.full((2, len(far_D)), torch.nan, dtype=x_N_D.dtype)
         ends_2_D[:, far_D] = x_N_D[:, far_D].nanquantile(x_N_D.new_tensor([0.01, 0.99]), dim=0)
         inner = _moments(x_N_D, known_N_D & (x_N_D >= ends_2_D[0]) & (x_N_D <= ends_2_D[1]))
         mean_D, std_D = (

@@ -40,7 +40,7 @@ from verl_credit.recipe.rules.trainer_mode import (
 )
 from verl_credit.recipe.rules.turn_mode import MODE, validate_turn_mode, validate_turn_signals
 from verl_credit.recipe.rules.turn_values import validate_turn_values
-from verl_credit.recipe.step_size import BATCH, MINI_BATCH
+from verl_credit.recipe.step_size import BATCH, EACH, MINI_BATCH
 from verl_credit.recipe.world import WORLDS
 from verl_credit.records.run.resume import STEP
 from verl_credit.redact import redact
@@ -102,13 +102,13 @@ def _reached_from_everywhere(config: DictConfig, settings: CreditSettings) -> It
 
 
 def _combinations(config: DictConfig, settings: CreditSettings) -> Iterator[ConfigError]:
-    ours, clip, n = settings.turn_estimator, f"{LOSS}.dynamic_clip", "actor_rollout_ref.rollout.n"
+    ours, clip = settings.turn_estimator, f"{LOSS}.dynamic_clip"
     if settings.dynamic_clip and not (ours and settings.algorithm.turn_mode.scales_clip):
         use = f"only {modes_that('scales_clip')} give turns a clip scale; elsewhere it would do nothing. Set {clip}=false"
         yield ConfigError.of(config, clip, "algorithm.adv_estimator", MODE, accepted=use)
-    if ours and select(config, n) < 2 and reads.grouped(settings):
+    if ours and select(config, EACH) < 2 and reads.grouped(settings):
         use = "that credit compares the rollouts of a question, at least 2; turn_gae with turn_values=features compares none"
-        yield ConfigError.of(config, n, MODE, "algorithm.advantage_mode", accepted=use)
+        yield ConfigError.of(config, EACH, MODE, "algorithm.advantage_mode", accepted=use)
     batch, mini = (select(config, key) for key in (BATCH, MINI_BATCH))
     if batch % mini:
         message = f"{BATCH}={batch} is not a multiple of {MINI_BATCH}={mini}"

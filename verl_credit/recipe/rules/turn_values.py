@@ -20,9 +20,9 @@ from verl_credit.names import AGENTS
 from verl_credit.recipe.agent_loops import LISTED, own_loops
 from verl_credit.recipe.rules.own import OWN, load_own, trial
 from verl_credit.recipe.rules.turn_mode import CALL, MODE, TRIAL
+from verl_credit.recipe.step_size import EACH
 from verl_credit.turns.step.state_features import LATER, concealed, same, state_features
 
-ROLLOUTS = "actor_rollout_ref.rollout.n"
 CONCEALED = "with outcome, scores, stop reason and the last turn hidden, as in training"
 
 
@@ -54,9 +54,9 @@ def _limits(config: DictConfig, settings: CreditSettings) -> Iterator[ConfigErro
     provider = PROVIDERS.get(settings.algorithm.turn_values or "")
     if provider is None or not reads.valued(settings):
         return
-    if select(config, ROLLOUTS) < provider.least_rollouts:
+    if select(config, EACH) < provider.least_rollouts:
         use = f"these values compare the rollouts of a question: at least {provider.least_rollouts}, or {KEY}=features"
-        yield ConfigError.of(config, ROLLOUTS, KEY, accepted=use)
+        yield ConfigError.of(config, EACH, KEY, accepted=use)
     own = select(config, DEFAULT) not in AGENTS or bool(own_loops(config))
     if own and settings.turn_options["lam"] < provider.least_lam:
         use = f"at least {provider.least_lam:g}, or {KEY}=state: in an agent loop of yours success may end a rollout early; "
