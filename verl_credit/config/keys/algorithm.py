@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from annotated_types import Predicate
 from pydantic import Field
@@ -20,7 +20,7 @@ from verl_credit.credit.turn.mode import TurnMode
 from verl_credit.credit.turn.modes import MODES
 from verl_credit.names import ADV_ESTIMATOR
 
-AUTO = "auto"
+AUTO: Final = "auto"
 DETECTORS = ("grams",)
 TURN_SIGNALS = (AUTO, "none", "info_gain", "tool_reward", "column:NAME")
 SCORERS = (AUTO, "branch", "rows", "server", "reference")
