@@ -66,7 +66,8 @@ def test_a_turn_with_a_reward_keeps_the_answer_after_it(seed):
     ].tolist() == [0, 0]
 
 
-def test_columns_without_a_policy_token_go_first():
+def test_columns_without_a_policy_token_go_first(monkeypatch):
+    monkeypatch.setattr("verl_credit.credit.laws.check.TRIES", 60)
     tokens = make_world(0).mask_B_T.sum()
     world = shrunk(lambda world: world.mask_B_T.sum() == tokens, seed=0, padding=40).world
     assert world.mask_B_T.any(dim=0).all()
