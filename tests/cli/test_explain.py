@@ -46,9 +46,11 @@ def test_the_pipeline_is_told_in_the_order_in_which_it_acts(capsys):
     assert "missing before it can run: nothing" in said
 
 
-def test_the_price_of_rows_is_told(capsys):
-    _, said = run(capsys, "explain", "algorithm.info_gain_scorer=rows")
-    assert "through compute_log_prob: 640 a step" in said
+@pytest.mark.parametrize(
+    "scorer, price", [("rows", "compute_log_prob: 640 a step"), ("server", "up to 5 prompts per trajectory")]
+)
+def test_the_price_of_a_scorer_is_told(scorer, price, capsys):
+    assert price in run(capsys, "explain", f"algorithm.info_gain_scorer={scorer}")[1]
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import torch
 
 from verl_credit.credit import spread, turn_credit, turn_table
 
-IDS = torch.tensor([[0, 0, -1, 1, -1, -1, 2, 2], [0, 0, 0, 9, 9, 9, 9, 9], [-1, -1, 0, 3, 1, -1, -1, -1]])
+IDS = torch.tensor([[0, 0, 1, 1, 2, 2, 2, 2], [0, 0, 0, 9, 9, 9, 9, 9], [-1, -1, 0, 3, 1, -1, -1, -1]])
 MASK = torch.tensor([[1, 1, 0, 1, 0, 0, 1, 1], [1, 1, 1, 0, 0, 0, 0, 0], [0, 0, 1, 0, 1, 0, 0, 0]])
 
 

@@ -108,6 +108,31 @@ def test_a_token_operator_that_reads_outcomes_breaks_a_law():
     assert "outcomes or gains" in counterexample(LAWS["reads"], subject).message
 
 
+READS_ITS_SURROUNDINGS = {
+    "order": lambda world: torch.arange(len(world.outcome_B))[:, None],
+    "observations": lambda world: world.mask_B_T.shape[1],
+    "others": lambda world: len(world.outcome_B),
+    "width": lambda world: world.gain_B_K.shape[1],
+    "dtype": lambda world: world.outcome_B.element_size(),
+    "layout": lambda world: world.log_prob_B_T.stride(0),
+    "padding_rows": lambda world: int((~world.valid_B).sum()),
+}
+
+
+@pytest.mark.parametrize("output", ["advantage_B_T", "clip_scale_B_T"])
+@pytest.mark.parametrize("law", READS_ITS_SURROUNDINGS)
+def test_an_output_that_depends_on_what_its_law_changes_breaks_it(law, output):
+    def run(world):
+        result = exact.run(world)
+        more_B_T = READS_ITS_SURROUNDINGS[law](world) * world.counted_B_T
+        return replace(result, **{output: getattr(result, output) + more_B_T})
+
+    exact = registered_subject("outcome", "grpo")
+    assert counterexample(LAWS[law], exact, range(1)) is None
+    example = counterexample(LAWS[law], replace(exact, run=run), range(1))
+    assert f"{output[:-4].replace('_', ' ')} of row" in example.message
+
+
 def test_a_law_tells_of_an_error_once(monkeypatch):
     monkeypatch.setattr(import_module("verl_credit.credit.laws.check"), "TRIES", 20)
 

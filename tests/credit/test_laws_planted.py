@@ -14,6 +14,7 @@ from verl_credit.credit.laws.check import counterexample, lines, smallest
 from verl_credit.credit.laws.drawn_world import make_world
 from verl_credit.credit.laws.effects import weighs_by
 from verl_credit.credit.laws.laws import Broken, nonfinite, same, travels
+from verl_credit.credit.laws.subjects import TURNS
 from verl_credit.credit.plugins import AlgorithmContext, TransformContext, UncertaintyContext
 from verl_credit.credit.token.gtpo import SMALLEST_MEAN, gtpo_weights
 
@@ -248,7 +249,7 @@ def subject_of(operator):
 
 @each_planted
 def test_a_planted_violation_is_found_by_its_law(operator, law):
-    assert counterexample((LAWS | PROPERTIES)[law], subject_of(operator)) is not None
+    assert counterexample((LAWS | PROPERTIES)[law], subject_of(operator), range(1)) is not None
 
 
 @pytest.mark.parametrize("operator", [running_mean, leaks_late])  # at once, and after 10,000 calls
@@ -329,6 +330,24 @@ def test_an_uncertainty_is_accepted_exactly_where_weights_follow_it(mean, weighs
     else:
         with pytest.raises(Broken, match="uncertainties from 0 to"):
             weighs_by(subject, world)
+
+
+def test_worlds_and_calls_are_as_in_training():
+    """Ids are -1 outside the policy's tokens; a prompt's advantages differ, and all tokens of a turn have its advantage."""
+    given = []
+
+    def transform(context: TransformContext):
+        given.append(context)
+        return context.turn_advantages_G
+
+    world = make_world(0, silent_rows=2)
+    assert (~world.mask_B_T.any(dim=1)).sum() == 2
+    assert torch.equal(world.turn_ids_B_T == -1, ~world.mask_B_T)
+    own_subject(transform, "mine").call()
+    (context,) = given
+    assert len(set(context.episode_advantages)) == 2
+    for row, turn_ids in zip(context.turn_advantages_G, TURNS["turn_ids_G"], strict=True):
+        assert len(set(zip(turn_ids, row, strict=True))) == len(set(row)) == len(set(turn_ids))
 
 
 @pytest.mark.slow

@@ -140,8 +140,9 @@ def test_bad_arguments_are_named():
             turn_credit(*listed)
     with pytest.raises(ValueError, match="group_B has shape"):
         turn_credit(outcome, gain, mask, group[:4])
-    with pytest.raises(TypeError, match="group_B has dtype torch.float32"):
-        turn_credit(outcome, gain, mask, group.float())
+    for dtype in (torch.float32, torch.complex64, torch.bool):
+        with pytest.raises(TypeError, match=f"group_B has dtype {dtype}"):
+            turn_credit(outcome, gain, mask, group.to(dtype))
     with pytest.raises(ValueError, match="outcome_B has shape"):
         turn_credit(outcome[:, None], gain, mask, group)
 
@@ -183,15 +184,19 @@ def test_what_a_mode_of_ones_own_reads_is_0_in_rows_that_do_not_count():
 
     outcome_B, reward_B_K = torch.tensor([1.0, 1.0, float("inf")]), torch.ones(3, 2)
     everything, row_valid_B = torch.ones(3, 2, dtype=torch.bool), torch.tensor([True, False, True])
-    turn_credit(
-        outcome_B,
-        reward_B_K,
-        everything,
-        torch.zeros(3).long(),
-        row_valid_B=row_valid_B,
-        info_gain_norm_mode=looks,
-    )
-    (tables,) = seen
+    for kind in (torch.float64, torch.float32, torch.float16):
+        credit = turn_credit(
+            outcome_B.double(),
+            reward_B_K.to(kind),
+            everything,
+            torch.zeros(3).long(),
+            row_valid_B=row_valid_B,
+            info_gain_norm_mode=looks,
+        )
+    assert (credit.counts["invalid_rows"], credit.counts["nonfinite_outcomes"]) == (1, 1)
+    tables, *coarse = seen
+    assert tables.resolution == torch.finfo(torch.float64).eps
+    assert {each.resolution for each in coarse} == {torch.finfo(torch.float32).eps}
     assert tables.valid_B.tolist() == [True, False, False]
     assert tables.outcome_B.tolist() == [1.0, 0.0, 0.0]
     assert tables.reward_B_K.tolist() == [[1.0, 1.0], [0.0, 0.0], [0.0, 0.0]]

@@ -286,6 +286,16 @@ def test_every_attention_is_proven(case, process, tmp_path):
     assert engine.module_attention == attention
 
 
+def test_a_setting_that_the_table_of_families_refuses_is_not_advised(process, tmp_path):
+    """Without the table it would be `auto` here, as above."""
+    tiny_model("gemma2", attention="eager").save_pretrained(tmp_path)
+    with mock.patch.object(log_prob_engine, "refuse_model"):
+        engine = build_engine(str(tmp_path), attention="sdpa", use_remove_padding=False)
+    refused = mock.patch.object(attention_proof, "refuse_model", side_effect=IntegrityError("refused"))
+    with refused, pytest.raises(IntegrityError, match=KEYS.format("eager", "false")):
+        prove(engine, VOCABULARY)
+
+
 @pytest.mark.parametrize("reference", [True, False])
 def test_a_worker_proves_its_actor_and_its_reference(reference, monkeypatch):
     from verl.workers.engine_workers import ActorRolloutRefWorker

@@ -12,6 +12,7 @@ from verl.workers.config import RolloutConfig
 from verl.workers.rollout.replica import RolloutMode
 
 from kit.tiny_models import tiny_config
+from verl_credit.host.actor.object_store import ObjectStoreEngine
 from verl_credit.host.hf_rollout.batcher import RequestBatcher, RequestRejected
 from verl_credit.host.hf_rollout.loaded_model import max_model_len
 from verl_credit.host.hf_rollout.options import num_threads, read_sampling_params
@@ -194,6 +195,36 @@ def test_engine_options():
             num_threads({"hf": {name: value}})
 
 
+def test_weights_reach_every_server_through_the_object_store(monkeypatch):
+    """Actors are objects here, and the store is what is put into it."""
+    monkeypatch.setattr(ray, "put", lambda bucket: bucket)
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(current_actor=actors.pop(0)))
+
+    def actor(engine):
+        async def call(method, *given):
+            getattr(engine, method)(*given)
+
+        return SimpleNamespace(execute_checkpoint_engine=SimpleNamespace(remote=call))
+
+    rank0, rank1, *servers = engines = [ObjectStoreEngine(16, is_master=number == 0) for number in range(4)]
+    actors = [actor(engine) for engine in engines]
+    trainers, receiving = ObjectStoreEngine.build_topology(2, 2, [engine.prepare() for engine in engines])
+    assert receiving == {"receivers": [[], []]}
+    weights = {name: torch.full((4,), float(number)) for number, name in enumerate("abc")}
+
+    async def update():
+        for engine, receivers in zip((rank0, rank1), trainers["receivers"], strict=True):
+            engine.init_process_group(receivers)
+            taken = iter(weights.items())
+            await engine.send_weights(taken)
+            assert next(taken, None) is None  # a step may be a collective of all ranks
+        return [[one async for one in server.receive_weights()] for server in servers]
+
+    for arrived in asyncio.run(asyncio.wait_for(update(), 60)):
+        assert [name for name, _ in arrived] == ["a", "b", "c"]
+        assert all(torch.equal(tensor, weights[name]) for name, tensor in arrived)
+
+
 # --- batching ---
 
 ONE = SamplingParams(1)
@@ -260,6 +291,12 @@ def test_an_engine_error_reaches_its_callers_and_the_next_batch_runs():
     failed, after = asyncio.run(scenario())
     assert all(isinstance(error, FloatingPointError) for error in failed)
     assert after.token_ids == [2]
+
+
+def test_an_engine_that_loses_an_answer_is_an_error_and_no_hang():
+    batcher = batcher_of(lambda prompts, params: [])
+    with pytest.raises(ValueError, match="shorter"):
+        asyncio.run(asyncio.wait_for(batcher.submit([1], ONE), 5))
 
 
 async def until(condition):
@@ -413,6 +450,7 @@ def test_an_abort_keeps_or_rejects_what_waits_and_says_what_verls_servers_say():
             with pytest.raises(RequestRejected):
                 await server._batcher.submit([2], ONE)
         await server.resume_generation()
+        assert (await server._batcher.submit([3], ONE)).token_ids == [3]
         return (await asyncio.gather(waiting, return_exceptions=True))[0]
 
     assert isinstance(asyncio.run(scenario(True)), RequestRejected)

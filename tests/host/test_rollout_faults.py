@@ -88,9 +88,19 @@ def test_a_batch_that_failed_as_a_whole_has_the_cause_of_its_rollouts(left):
     watch.attach(buffer)
     watch.begin(8)
     buffer.sample()
+    assert buffer.waited == ("train", 0.0)
     watch.drain = lambda: ["ActorDiedError: the rollout server"]  # between two looks
     with pytest.raises(IntegrityError, match="the rollout server"):
         buffer.sample(**left)
+
+
+def test_an_error_of_a_rollout_ends_the_trainers_wait():
+    buffer, watch = Buffer(), RolloutWatch(0.0, every_s=0.0)
+    watch.attach(buffer)
+    watch.begin(8)
+    watch.drain = lambda: ["KeyError: x"]
+    with pytest.raises(IntegrityError, match="KeyError: x"):
+        buffer.sample()
 
 
 def test_tolerated_errors_are_counted_and_a_dead_worker_is_not_tolerated():

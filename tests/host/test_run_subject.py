@@ -18,6 +18,7 @@ from verl_credit.study.fidelity.result import Result, as_dict
 from verl_credit.study.fidelity.true_values import Value, score_turns, states_of, values_of
 from verl_credit.study.stats import Measure
 from verl_credit.turns.rollout.book import RowRecord
+from verl_credit.worlds.rollouts.protocol import State
 from verl_credit.worlds.rollouts.rollout import Start
 from verl_credit.worlds.rollouts.sampler import digest
 
@@ -80,6 +81,8 @@ def test_a_result_says_which_engine_it_was_measured_with(made):
     )  # fmt: skip
     said = as_dict(subject, result)
     assert (said["policy"], said["step"], said["engine"]) == (subject.name, 5, "run")
+    assert subject.about() == {"engine": "run"}
+    assert subject.prompts == [State(question, 0, ()) for question in range(3)]
 
 
 def starts(subject, name="rollout"):

@@ -17,7 +17,9 @@ ASKED = []
 
 def own(context):
     ASKED.append(context)
-    return [[0.0] * len(values) for values in context.logprobs_G]
+    return [
+        [reward] * len(values) for reward, values in zip(context.rewards_G, context.logprobs_G, strict=True)
+    ]
 
 
 def test_states_and_texts_of_every_turn():
@@ -36,7 +38,10 @@ def test_states_and_texts_of_every_turn():
     tokens = TokenInputs(1, mask_B_T, ids_B_T, log_prob_B_T, None, turns.row_valid_B)
     inputs = step_inputs(CreditRun.of(chosen, tokenizer), plan, None, {}, step=1, planned_steps=1)
     ASKED.clear()
-    step = assign(replace(inputs, tokens=tokens), torch.zeros(3), torch.zeros(3, dtype=torch.long), mask_B_T)
+    outcome_B = torch.tensor([0.0, 1.0, 0.0])
+    step = assign(replace(inputs, tokens=tokens), outcome_B, torch.zeros(3, dtype=torch.long), mask_B_T)
+    values_t = step.advantage_B_T[mask_B_T]
+    assert step.metrics["credit/advantage/token_std"] == pytest.approx(values_t.std(correction=0).item())
     (context,) = ASKED
     assert list(context.observations_G) == [["page", "page two"], ["page"]]
     first, second, lost = step.tables.optional["anchor_B_K1"].tolist()

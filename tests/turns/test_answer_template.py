@@ -113,6 +113,7 @@ def test_an_answer_follows_the_header_where_nothing_merges():
     whole, gold, dropped = written(tokenizer, context, "Paris")
     assert dropped == 0 and gold == "Paris"
     assert tokenizer.decode(whole) == context + "<answer>Paris</answer>"
+    assert written(tokenizer, context, "Paris", template="{answer}")[1:] == ("Paris", 0)
 
 
 def test_header_and_answer_are_tokenised_as_one_where_they_merge():

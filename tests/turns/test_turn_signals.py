@@ -12,6 +12,7 @@ from kit.turn_rows import Row, lost_row, padding_row, turn_batch
 from verl_credit.config.keys import TurnJudge
 from verl_credit.errors import IntegrityError
 from verl_credit.turns.rollout.book import RowRecord
+from verl_credit.turns.step.signals import own
 from verl_credit.turns.step.signals.built_in import find_signal
 from verl_credit.turns.step.signals.own import ask_signals, own_signal
 from verl_credit.turns.step.signals.signal import Group, StepRows, Trajectory, Turn, step_rewards, turn_texts
@@ -182,15 +183,16 @@ def asked(function, **judge) -> RowRecord:
     return record
 
 
-def test_a_judge_is_asked_again_and_then_its_rewards_are_lost_never_0():
-    tries = []
+def test_a_judge_is_asked_again_and_then_its_rewards_are_lost_never_0(monkeypatch):
+    tries, pauses = [], []
+    monkeypatch.setattr(own, "backoff", lambda failed, jitter: pauses.append(failed) or 0.0)
 
     async def down(trajectory):
         tries.append(trajectory)
         raise ConnectionError("http://me:secret@judge refused")
 
     record = asked(down, retries=2)
-    assert len(tries) == 3 and math.isnan(record.signals["my.judge"][0])
+    assert len(tries) == 3 and pauses == [0, 1] and math.isnan(record.signals["my.judge"][0])
     assert record.signal_errors["my.judge"] == "ConnectionError: http://***@judge refused"
 
     async def second_time(trajectory):

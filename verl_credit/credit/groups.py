@@ -140,7 +140,7 @@ def row_mean(values_B_T: torch.Tensor, member_B_T: torch.Tensor) -> torch.Tensor
 
 def in_canonical_order(values_n: torch.Tensor, group_n: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Sorted by group, then by value, so that a sum over a group does not depend on the order of the rows."""
-    by_value = torch.argsort(values_n, stable=True)
+    by_value = torch.argsort(values_n)
     by_group = by_value[torch.argsort(group_n[by_value], stable=True)]
     return values_n[by_group], group_n[by_group]
 

@@ -53,12 +53,12 @@ class Operator:
 
 def over_population_std(n: int) -> float:
     """`none` divides by the std with n - 1, the turn modes by the one with n."""
-    return math.sqrt(n / (n - 1)) if n > 1 else 1.0
+    return math.sqrt(n / max(n - 1, 1))
 
 
 def leave_one_out_factor(n: int) -> float:
     """r - mean of the others = n / (n - 1) (r - mean of all)."""
-    return n / (n - 1) if n > 1 else 1.0
+    return n / max(n - 1, 1)
 
 
 @dataclass(frozen=True)

@@ -192,10 +192,10 @@ def _smaller(world: World) -> Iterator[World]:
     if len(groups) > 1:
         for group in groups:
             yield world.rows((world.group_B == group).nonzero().flatten())
-    if rows > 3:
+    if rows > 1:
         yield world.rows(torch.arange(rows // 2))
-    for row in range(rows if rows > 1 else 0):
-        yield world.rows((torch.arange(rows) != row).nonzero().flatten())
+        for row in range(rows):
+            yield world.rows((torch.arange(rows) != row).nonzero().flatten())
     if world.has_gain_B_K.any():
         first_B_T = torch.where(world.turn_ids_B_T == 0, 0, -1)
         yield _tidy(world.but(turn_ids_B_T=first_B_T))

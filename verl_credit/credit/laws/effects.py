@@ -100,18 +100,11 @@ def no_gains(subject: Subject, world: World) -> None:
 
 
 def reads(subject: Subject, world: World) -> None:
-    """An operator depends on nothing that its level does not read; an outcome operator gets outcomes only."""
-    flipped = world.but(planning_B_T=~world.planning_B_T)
-    halved = flipped.but(log_prob_B_T=world.log_prob_B_T * 0.5, entropy_B_T=world.entropy_B_T * 0.5)
-    if subject.level == "turn":
-        same(run(subject, halved), run(subject, world), what="tokens")
-    elif subject.apply is not None:
-        # given the turns' advantages, a token operator must not depend on outcomes and gains
+    """Given the turns' advantages, a token operator depends on no outcome and no gain."""
+    if subject.apply is not None:
         given_B_T = subject.run(world).advantage_B_T.sign()
         other = world.but(outcome_B=1 - world.outcome_B).without_gains()
         same([subject.apply(other, given_B_T)], [subject.apply(world, given_B_T)], what="outcomes or gains")
-    elif subject.level == "whole" and "gains" not in subject.reads:
-        same(run(subject, world.without_gains()), run(subject, world), what="gains")
 
 
 def turns(subject: Subject, world: World) -> None:

@@ -170,7 +170,7 @@ def _polarities(
 
 def _shares(entropy_N: torch.Tensor, rewarded_N: torch.Tensor) -> torch.Tensor:
     """A rewarded trajectory's entropy, another one's inverse entropy; never 0."""
-    return torch.where(rewarded_N, entropy_N + EPS, 1 / (entropy_N + EPS))
+    return torch.where(rewarded_N, entropy_N + EPS, (entropy_N + EPS).reciprocal())
 
 
 CANONICAL: dict[str, Operator] = {

@@ -213,7 +213,7 @@ def _with_branches(data, decoded):
         ids.append(torch.cat([row_ids, tokens.to(row_ids)]))
         parts = [torch.arange(base, base + n).to(row_positions) for base, n in shape]
         positions.append(torch.cat([row_positions, *parts]))
-    copy = data.clone(recurse=False)
+    copy = data.copy()
     copy["input_ids"], copy["position_ids"] = nested(ids), nested(positions)
     tu.assign_non_tensor_stack(copy, BRANCHES, [shape for shape, _ in decoded])
     return copy

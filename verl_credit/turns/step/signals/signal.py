@@ -70,14 +70,13 @@ def turn_texts(
     ids: Sequence[int], turn_ids: Sequence[int], n_turns: int, decode: Callable[[list[int]], str]
 ) -> list[tuple[str, str]]:
     """(the policy's text, the observation after it) per turn; tokens before the first turn are dropped."""
-    written: list[list[int]] = [[] for _ in range(n_turns)]
-    observed: list[list[int]] = [[] for _ in range(n_turns)]
+    parts: list[tuple[list[int], list[int]]] = [([], []) for _ in range(n_turns)]
     current = -1
     for token, turn in zip(ids, turn_ids, strict=False):
         current = turn if turn >= 0 else current
         if current >= 0:
-            (written if turn >= 0 else observed)[current].append(token)
-    return [(decode(w), decode(o)) for w, o in zip(written, observed, strict=True)]
+            parts[current][turn < 0].append(token)
+    return [(decode(written), decode(observed)) for written, observed in parts]
 
 
 def make_trajectory(
@@ -260,7 +259,7 @@ def step_rewards(
         known_B_K = has_B_K & ~missing_B_K
         if len(known := reward_B_K[known_B_K]):
             metrics |= {f"{name}/mean": known.mean().item(), f"{name}/std": known.std(correction=0).item()}
-        part_B_K = torch.where(given_B_K & ~missing_B_K, reward_B_K.to(torch.float64), 0.0)
+        part_B_K = reward_B_K.to(torch.float64)
         if len(signals) > 1:
             z_N = z_score(part_B_K.flatten(), group_B_K.flatten(), member_N=known_B_K.flatten())
             part_B_K = z_N.view_as(part_B_K)
