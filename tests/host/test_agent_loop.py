@@ -197,13 +197,10 @@ def test_each_turn_has_a_budget_and_a_seed_of_its_own(tokenizer):
     assert seeds != [params["seed"] for _, params in other.requests]
 
 
-def test_evaluation_rows_choose_their_sampling(tokenizer):
-    _, policy = run(tokenizer, [answer_turn("c")], sampling="greedy")
-    assert policy.requests[0][1]["temperature"] == 0.0
-    _, again = run(tokenizer, [answer_turn("c")], sampling="greedy", step=2)
+def test_evaluation_draws_the_same_at_every_step(tokenizer):
+    _, policy = run(tokenizer, [answer_turn("c")], sampling="sampled")
+    _, again = run(tokenizer, [answer_turn("c")], sampling="sampled", step=2)
     assert policy.requests[0][1]["seed"] == again.requests[0][1]["seed"]
-    with pytest.raises(ValueError, match="expected 'greedy' or 'sampled'"):
-        run(tokenizer, [answer_turn("c")], sampling="beam")
 
 
 SERVER = "algorithm.info_gain_scorer=server"

@@ -9,8 +9,9 @@ from transfer_queue import KVBatchMeta
 
 from kit.fake_store import FakeStore
 from verl_credit.errors import IntegrityError
-from verl_credit.host.step.held_out import held_out_rows, last_outputs
+from verl_credit.host.step.held_out import held_out_rows, last_outputs, tell_apart
 from verl_credit.names import ROW_RECORD, TURN_IDS
+from verl_credit.study.evaluation import measure
 from verl_credit.turns.rollout.book import RowRecord
 
 KEYS = ["p_0_0", "p_1_0", "q_0_0"]
@@ -69,6 +70,21 @@ def test_the_same_prompt_of_another_source_is_another_question(monkeypatch):
     other = NonTensorStack("nq", "hotpot", "lab")
     first, second, _ = held_out_rows(stored(monkeypatch, data_source=other), "greedy", Tokenizer())
     assert first["id"] != second["id"]
+
+
+def test_rows_of_one_prompt_are_questions_of_their_own_where_their_extra_info_differs(monkeypatch):
+    """An environment's 8 rows have one prompt and one gold answer, and their seeds make 8 questions, in every mode."""
+    rows = []
+    for mode in ("greedy", "sampled"):
+        for seed in range(8):
+            known = NonTensorStack({"index": seed}, {"index": seed}, {"index": 8})
+            rows += held_out_rows(stored(monkeypatch, extra_info=known), mode, Tokenizer())[:2]
+    told = tell_apart(rows)
+    (reward,) = (one for one in measure(told) if (one.mode, one.name) == ("greedy", "reward"))
+    assert len(reward.by_question) == 8 and reward.mean.value == 0.25
+    assert len({row["id"] for row in told}) == 8 and "same_row" not in told[0]
+    once = held_out_rows(stored(monkeypatch), "greedy", Tokenizer())
+    assert [row["id"] for row in tell_apart(once)] == [row["id"] for row in once]
 
 
 def test_rows_without_a_score_stop_the_run(monkeypatch):

@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -9,13 +10,15 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 from transfer_queue import KVBatchMeta
-from verl.experimental.agent_loop.agent_loop import _agent_loop_registry
+from verl.experimental.agent_loop.agent_loop import AgentLoopOutput, _agent_loop_registry
+from verl.utils.dataset.rl_dataset import RLHFDataset
 
 from kit.byte_world import make_tokenizer
 from kit.fake_store import FakeStore
+from kit.recipes import load_config
 from kit.tools import Tool, turn
-from kit.trajectories import run
-from verl_credit.host.rollout.agent_manager import HELD_OUT_FAULTS, CreditAgentLoopWorker
+from kit.trajectories import REQUIRED, run
+from verl_credit.host.rollout.agent_manager import ERRORS, HELD_OUT_FAULTS, CreditAgentLoopWorker
 from verl_credit.host.step.store import fetch_turn_batch
 from verl_credit.recipe.agent_loops import LISTED, own_loops
 from verl_credit.turns.rollout.book import RowRecord
@@ -25,11 +28,9 @@ from verl_credit.worlds.lab.protocol import answer_turn, search_turn
 PAGE = (Path(__file__).parents[2] / "docs/agent-loops.md").read_text()
 
 
-def block(kind):
+def block(kind, name="MyAgentLoop"):
     """The block of the page that names the loop."""
-    (found,) = (
-        text for text in re.findall(rf"```{kind}\n(.*?)```", PAGE, re.DOTALL) if "MyAgentLoop" in text
-    )
+    (found,) = (text for text in re.findall(rf"```{kind}\n(.*?)```", PAGE, re.DOTALL) if name in text)
     return found
 
 
@@ -113,26 +114,142 @@ def test_what_is_no_record_is_named_by_row(monkeypatch, my_agent, record, said):
     assert read(monkeypatch, output).records == [RowRecord(final_text="c").as_dict()]
 
 
-def written(monkeypatch, outputs, validate=False, faults=None):
-    """The fields of the rows as our worker puts them into TransferQueue. ``faults``: gets those of held-out rows."""
-    found = []
+def a_worker(monkeypatch, **attributes):
+    """(our worker without Ray, the fields and the tags of the rows that it puts into TransferQueue)."""
+    fields, tags = [], []
 
-    async def put(keys, fields, tags, partition_id):
-        found.append(fields)
+    async def put(keys, fields: list, tags: list, partition_id):
+        found[0].append(fields)
+        found[1].extend(tags)
 
     async def nothing(*_, **__):
         return None
 
+    found = fields, tags
     worker = object.__new__(CreditAgentLoopWorker.__ray_actor_class__)
-    worker._kept = {HELD_OUT_FAULTS: [] if faults is None else faults}
     worker._compute_score = worker._compute_teacher_logprobs = nothing
     worker._compute_multi_modal_inputs = lambda *_: {}
     worker._compute_position_ids = lambda ids, *_: torch.arange(ids.shape[-1])[None]
+    vars(worker).update({"versions": [], "_kept": {ERRORS: [], HELD_OUT_FAULTS: []}} | attributes)
     monkeypatch.setattr("verl.trainer.ppo.v1.agent_loop_tq.tq", SimpleNamespace(async_kv_batch_put=put))
-    row = {"uid": "u", "session_id": 0, "global_steps": 1}
+    return worker, fields, tags
+
+
+ROW = {"uid": "u", "session_id": 0, "global_steps": 3}
+
+
+def written(monkeypatch, outputs, validate=False, faults=None):
+    """The fields of the rows as our worker puts them into TransferQueue. ``faults``: gets those of held-out rows."""
+    kept = {HELD_OUT_FAULTS: [] if faults is None else faults}
+    worker, fields, _ = a_worker(monkeypatch, _kept=kept)
     for output in outputs:
-        asyncio.run(worker._agent_loop_postprocess(output, validate, **row))
-    return found
+        asyncio.run(worker._agent_loop_postprocess(output, validate, **ROW))
+    return fields
+
+
+VALIDATION = {"temperature": 0.7, "top_p": 0.9, "top_k": 5}
+"""What verl sends with every held-out row, by rollout.val_kwargs."""
+
+
+class Engine:
+    """It answers with texts, in order, by weights of these versions; ``asked``: the sampling parameters of each call."""
+
+    def __init__(self, tokenizer, texts, versions):
+        self.tokenizer, self.texts, self.versions, self.asked = tokenizer, texts, versions, []
+
+    async def generate(self, request_id, *, prompt_ids, sampling_params):
+        text, version = self.texts[len(self.asked)], self.versions[len(self.asked)]
+        self.asked.append(sampling_params)
+        ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        fields = {"min_global_steps": version, "max_global_steps": version}
+        return SimpleNamespace(token_ids=ids, log_probs=[-1.0] * len(ids), extra_fields=fields)
+
+
+def guess(
+    monkeypatch, tmp_path, texts, *, versions=(2, 2, 2), engine="hf", most=4, room=300, logprobs=False, **row
+):
+    """(the engine, the tag, the fields) of a row of the page's environment, run by our worker. Its number is 2."""
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "my_game", raising=False)
+    (tmp_path / "my_game.py").write_text(block("python", "GuessLoop"))
+    monkeypatch.setitem(_agent_loop_registry, "guess", {"_target_": "my_game.GuessLoop"})
+    tokenizer = make_tokenizer()
+    server = Engine(tokenizer, texts, versions)
+    config = load_config("search_cpu", REQUIRED)
+    given = {"name": engine, "multi_turn.max_assistant_turns": most, "response_length": room}
+    for key, value in given.items():
+        OmegaConf.update(config, f"actor_rollout_ref.rollout.{key}", value)
+    parts = {"tokenizer": tokenizer, "processor": None, "hf_model_type": "qwen3", "dataset_cls": RLHFDataset}
+    parts |= {"config": config, "llm_client": server, "tools": []}
+    parts |= {name: row.pop(name) for name in ["_kept"] if name in row}
+    worker, fields, tags = a_worker(monkeypatch, **parts)
+    question = [{"role": "user", "content": "Guess it. Write the number alone."}]
+    prompt = ROW | {"agent_name": "guess", "raw_prompt": question, "extra_info": {"index": 1}} | row
+    sent, trajectory = VALIDATION | {"logprobs": logprobs}, {"step": 3, "sample_index": 0, "rollout_n": 0}
+    asyncio.run(worker._run_agent_loop(sent, trajectory | {"validate": False}, trace=False, **prompt))
+    return server, tags[0], {name: fields[0][0][name] for name in list(fields[0].keys())}
+
+
+def test_an_environment_is_a_whole_loop(monkeypatch, tmp_path):
+    """Tokens, turns, rewards of the turns and the outcome of the loop that the page prints."""
+    texts, tokenizer = ["8", "0", "2"], make_tokenizer()
+    _, _, row = guess(monkeypatch, tmp_path, texts, logprobs=True)
+    ids, extra, mask = row["responses"].tolist(), row["extra_fields"], row["response_mask"].tolist()
+    turns = [[t for t, k in zip(ids, extra["turn_ids"], strict=True) if k == turn] for turn in range(3)]
+    assert [tokenizer.decode(turn) for turn in turns] == texts
+    assert mask == [int(turn >= 0) for turn in extra["turn_ids"]] and len(row["rollout_log_probs"]) == len(
+        ids
+    )
+    assert "It is lower." in tokenizer.decode(ids) and "It is higher." in tokenizer.decode(ids)
+    assert extra["turn_rewards"] == pytest.approx([0.4, 0.8, 1.0]) and row["rm_scores"].sum() == 1.0
+    assert extra["credit"]["stop_reason"] == "answer" and extra["reward_extra_info"] == {"guesses": 3}
+    for given, stop in ({"most": 2}, "max_turns"), ({"room": 10}, "length"):
+        _, _, row = guess(monkeypatch, tmp_path, texts, **given)
+        assert row["extra_fields"]["credit"]["stop_reason"] == stop and row["rm_scores"].sum() == 0.0
+        assert len(row["extra_fields"]["turn_ids"]) == len(row["responses"])
+
+
+@pytest.mark.parametrize(
+    ("mode", "sent"),
+    [
+        ("greedy", {"temperature": 0.0, "top_p": 1.0, "top_k": -1}),
+        ("sampled", {"temperature": 1.0, "top_p": 1.0, "top_k": -1}),
+        (None, VALIDATION),
+    ],
+)
+def test_a_loop_of_ones_own_samples_as_the_row_says(monkeypatch, tmp_path, mode, sent):
+    texts = ["8", "0", "2"]
+    row = {} if mode is None else {"sampling": mode}
+    several = [guess(monkeypatch, tmp_path, texts, session_id=n, **row)[0].asked for n in (0, 0, 1)]
+    assert [{name: one[name] for name in sent} for one in several[0]] == [sent] * 3
+    first, again, other = ([one["seed"] for one in asked] for asked in several)
+    assert first == again and len({*first, *other}) == 6
+    asked = guess(monkeypatch, tmp_path, texts, engine="vllm", **row)[0].asked
+    assert not any("seed" in one for one in asked)
+    with pytest.raises(ValueError, match="'beam': expected 'greedy' or 'sampled'"):
+        guess(monkeypatch, tmp_path, texts, sampling="beam")
+
+
+def test_the_trainer_gets_the_versions_that_a_loop_leaves_out(monkeypatch, tmp_path):
+    """verl 0.9.1 makes an integer of both for every row, and a loop of one's own need not know them."""
+    texts, names = ["8", "0", "2"], ("min_global_steps", "max_global_steps")
+    for versions, expected in ((2, 1, 4), [1, 4]), ((None,) * 3, [2, 2]):
+        _, tag, row = guess(monkeypatch, tmp_path, texts, versions=versions)
+        assert [tag[name] for name in names] == [row["extra_fields"][name] for name in names] == expected
+    worker, _, tags = a_worker(monkeypatch, versions=[1, 4])
+    output = AgentLoopOutput(
+        prompt_ids=[1], response_ids=[2], response_mask=[1], metrics={}, extra_fields={"max_global_steps": 9}
+    )
+    asyncio.run(worker._agent_loop_postprocess(output, False, **ROW))
+    assert [tags[0][name] for name in names] == [1, 9]
+
+
+def test_a_loop_that_raises_is_named_with_its_last_frames(monkeypatch, tmp_path):
+    kept = {ERRORS: [], HELD_OUT_FAULTS: []}
+    with pytest.raises(KeyError):
+        guess(monkeypatch, tmp_path, [], extra_info={}, _kept=kept)
+    (said,) = kept[ERRORS]
+    assert said.startswith("agent loop guess: KeyError: 'index'") and "my_game.py" in said
 
 
 def test_a_tool_fault_that_a_loop_of_ones_own_reports_masks_the_row_as_ours_does(monkeypatch, my_agent):

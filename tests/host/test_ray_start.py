@@ -3,10 +3,12 @@
 import signal
 import socket
 import sys
+import traceback
 from types import ModuleType, SimpleNamespace
 from unittest.mock import patch
 
 import pytest
+from ray.exceptions import RayTaskError
 
 from kit.lab_run import run
 from kit.recipes import load_config
@@ -19,7 +21,7 @@ from verl_credit.recipe import compose
 from verl_credit.recipe import recipe_files as files
 from verl_credit.recipe.compose import compose_recipe
 
-ADDRESS = "ray_kwargs.ray_init.address"
+ADDRESS, LOGS = "ray_kwargs.ray_init.address", "/tmp/ray/session_of_this_run/logs"
 
 
 def refused_port() -> str:
@@ -87,6 +89,8 @@ def ending(monkeypatch, tmp_path):
         monkeypatch.setattr(module, "run_ppo", run_ppo or ends)
         fake = SimpleNamespace(is_initialized=lambda: up, shutdown=shutdown)
         fake.util = SimpleNamespace(get_node_ip_address=lambda: node)
+        own = SimpleNamespace(get_logs_dir_path=lambda: LOGS)
+        fake._private = SimpleNamespace(worker=SimpleNamespace(_global_node=own))
         monkeypatch.setattr(module, "ray", fake)
         launch(load_config("lab", list(overrides)))
 
@@ -186,6 +190,27 @@ def test_sigterm_is_an_interruption_while_ray_starts_and_after(ending):
             ending(SystemExit(int(signal.SIGTERM)), up=up)
     with pytest.raises(RunFailed, match="exit code 1"):
         ending(SystemExit(1), up=True)
+
+
+def test_a_failed_run_shows_the_last_frames_and_the_logs_of_its_own_ray(ending):
+    """The trainer's error as the driver gets it: of the cause's class, with the worker's traceback as its text."""
+
+    def version(tag):
+        return int(tag)
+
+    def step(depth):
+        return step(depth - 1) if depth else version(None)
+
+    try:
+        step(6)
+    except TypeError as error:
+        cause, text = error, traceback.format_exc()
+    raised = RayTaskError("run", text, cause, pid=1, ip="127.0.0.1").as_instanceof_cause()
+    with pytest.raises(RunFailed, match=r"^TypeError: int\(\) argument") as caught:
+        ending(raised, up=True)
+    lines = str(caught.value).splitlines()
+    assert sum("File" in line for line in lines) == module.FRAMES and "return int(tag)" in "".join(lines[-3:])
+    assert lines[-1] == f"worker logs: {LOGS}" and "session_latest" not in str(caught.value)
 
 
 def test_a_second_sigterm_does_not_end_the_shutdown(ending):

@@ -11,6 +11,7 @@ from kit.recipes import load_config
 from kit.turn_rows import Row, estimate, step_inputs, turn_batch
 from verl_credit.errors import IntegrityError
 from verl_credit.host.step import estimator, store, trainer
+from verl_credit.records.run.events import unlikely_answers_note
 from verl_credit.records.run.files import EVENTS
 from verl_credit.turns.step.signals.signal import turns_with, turns_without
 
@@ -60,6 +61,21 @@ def steps(tmp_path, monkeypatch):
 def test_small_groups_are_said(steps):
     notes, metrics = steps("turn-group", KNOWN)
     assert notes.keys() == {"small_groups"} and metrics["credit/turn_groups_of_two"] == 3
+
+
+def test_gains_that_are_rounding_are_said_and_gold_answers_that_solved_rows_do_not_expect(steps):
+    """As with a template that is not the form of the policy's answers: 4e-9 in solved rows."""
+    tiny = [[gain * 1e-7 for gain in of] for of in KNOWN]
+    assert "no_gains" not in steps("turn-group", [[1e-5, 0.0], *tiny[1:]])[0]
+    notes, _ = steps("turn-group", tiny)
+    assert "no information gain is above 1e-06 in size (the largest is 5e-08)" in notes["no_gains"]
+    assert "algorithm.turn_signal=tool_reward" in notes["no_gains"]
+    likely = unlikely_answers_note(4e-9, 1, "<answer>{}</answer>")
+    assert "in step 1 solved rollouts give the gold answer a probability of 4e-09" in likely
+    assert (
+        "algorithm.info_gain_template='<answer>{}</answer>'" in likely and "turn_signal=tool_reward" in likely
+    )
+    assert unlikely_answers_note(0.01, 1, "") is None and unlikely_answers_note(None, 1, "") is None
 
 
 def test_rows_that_a_mode_leaves_out_are_said(steps):

@@ -37,6 +37,8 @@ def test_rows_whose_answers_nothing_would_read(tmp_path):
         read_rows(path, "data.train_files", Reads(searches=False))
     assert len(read_rows(path, "data.train_files")) == 2
     assert len(read_rows(path, "data.train_files", Reads(searches=False, our_reward=False))) == 2
+    own = Reads(searches=False, agents=("guess",), default_loop="guess")  # it may give the outcome itself
+    assert len(read_rows(path, "data.train_files", own)) == 2
 
 
 @pytest.mark.parametrize("truth", [BOXED, {"target": ["72"], "form": "tag"}])

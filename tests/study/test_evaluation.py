@@ -77,6 +77,29 @@ def test_a_measure_that_one_trajectory_lacks_is_left_out_aloud():
     assert not_measured([row("p", 1.0)]) == []
 
 
+def test_intervals_of_values_in_0_1_stay_there_and_of_others_do_not():
+    """30 questions of which one has a reward of .2: the mean - 1.96 standard errors would be below 0."""
+    few = [0.2] + [0.0] * 29
+    for reward, low in ((few, 0.0), ([1.0 - value for value in few], None)):
+        found = measured([row(str(n), value, scores={}) for n, value in enumerate(reward)])[
+            "nq", "sampled", "reward"
+        ]
+        assert 0.0 <= found.mean.low < found.mean.value < found.mean.high <= 1.0 and found.mean.n == 30
+        assert mean(list(found.by_question.values())).low < 0 or low is None
+    signed = measured([row(str(n), value - 0.1, scores={}) for n, value in enumerate(few)])[
+        "nq", "sampled", "reward"
+    ]
+    assert signed.mean == mean(list(signed.by_question.values()))
+    halves = [row(str(n), value, scores={}) for n in range(40) for value in (0.0, 1.0 if n < 2 else 0.0)]
+    pass_2 = measured([*halves, row("40", 0.5, scores={}), row("40", 0.5, scores={})])[
+        "nq", "sampled", "pass@2"
+    ]
+    assert 0.0 < pass_2.mean.low < pass_2.mean.value
+    many = np.random.default_rng(0).beta(2, 2, 20_000)
+    wide = Measured("nq", "sampled", "reward", dict(enumerate(many)), share=True).mean
+    assert (wide.low, wide.high) == pytest.approx((mean(many).low, mean(many).high), abs=1e-5)
+
+
 def test_the_interval_of_shares_is_wilsons_and_of_other_values_the_standard_error():
     right = Measured("nq", "greedy", "em", {str(n): float(n < 3) for n in range(10)}).mean
     assert (right.low, right.high) == wilson(0.3, 10)

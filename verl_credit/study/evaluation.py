@@ -49,12 +49,14 @@ def pass_at(k: int, n: int, right: int) -> float:
 
 @dataclass(frozen=True)
 class Measured:
-    """A measure of a data source in a mode: a value for each question, and their mean."""
+    """A measure of a data source in a mode: a value for each question, and their mean. ``share``: every trajectory's value
+    is in [0, 1], and so is the interval."""
 
     source: str
     mode: str
     name: str
     by_question: dict[str, float]
+    share: bool = False
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -62,12 +64,20 @@ class Measured:
 
     @property
     def mean(self) -> Measure:
-        """With Wilson's interval where every question has 0 or 1."""
+        """With Wilson's interval where every question has 0 or 1. Other values in [0, 1] have it, too, for as many questions
+        of 0 and 1 as would have the standard error of their mean:
+
+            n = p (1 - p) / se²
+        """
         values = list(self.by_question.values())
         if values and set(values) <= {0.0, 1.0}:
             share = sum(values) / len(values)
             return Measure(share, *wilson(share, len(values)), len(values))
-        return mean(values)
+        found = mean(values)
+        if not self.share or found.low is None:
+            return found
+        of_two = found.value * (1 - found.value) * len(values) / np.var(values, ddof=1)
+        return Measure(found.value, *wilson(found.value, of_two), len(values))
 
     def as_dict(self) -> dict:
         return _named(self.key) | _numbers("mean", self.mean)
@@ -110,16 +120,21 @@ def measure(rows: Sequence[Mapping]) -> list[Measured]:
     return found
 
 
-def _of_questions(questions: Mapping[str, Sequence[Mapping]]) -> Iterable[tuple[str, dict[str, float]]]:
+def _of_questions(questions: Mapping[str, Sequence[Mapping]]) -> Iterable[tuple[str, dict[str, float], bool]]:
     fewest = min(map(len, questions.values()))
     for name, value_of in MEASURES.items():
         values = {id_: [value_of(row) for row in rows] for id_, rows in questions.items()}
         if not any(None in of for of in values.values()):
-            yield name, {id_: sum(of) / len(of) for id_, of in values.items()}
+            share = name != "calls" and all(0.0 <= value <= 1.0 for of in values.values() for value in of)
+            yield name, {id_: sum(of) / len(of) for id_, of in values.items()}, share
     for k in sorted({2**power for power in range(1, fewest.bit_length())} | {fewest}):
         if 1 < k <= fewest:
             right = {id_: sum(map(is_right, rows)) for id_, rows in questions.items()}
-            yield f"pass@{k}", {id_: pass_at(k, len(rows), right[id_]) for id_, rows in questions.items()}
+            yield (
+                f"pass@{k}",
+                {id_: pass_at(k, len(rows), right[id_]) for id_, rows in questions.items()},
+                True,
+            )
 
 
 def not_measured(rows: Sequence[Mapping]) -> list[str]:

@@ -191,6 +191,20 @@ def metric_of(tmp_path):
     return found
 
 
+def test_the_held_out_reward_is_the_metric_where_no_source_has_exact_match(metric_of):
+    greedy, sampled = (
+        {f"val-core/game-{mode}/reward/mean@1": value} for mode, value in (("greedy", -2.5), ("sampled", 9.0))
+    )
+    row = (
+        {"step": 2, "val-aux/game-greedy/questions": 8, "val-aux/game-sampled/questions": 8}
+        | greedy
+        | sampled
+    )
+    assert metric_of(row)[:3] == ("reward, greedy", -2.5, "game")
+    other = evaluation(2, nq_greedy=(0.5, 30))
+    assert metric_of(row | other)[:3] == ("exact match, greedy", 0.5, "nq")
+
+
 def test_exact_match_is_greedy_and_over_all_questions(metric_of):
     last = evaluation(2, nq_greedy=(0.5, 30), hotpotqa_greedy=(0.2, 10), nq_sampled=(0.9, 30))
     metric = metric_of(evaluation(0, nq_greedy=(0.9, 30)), last)

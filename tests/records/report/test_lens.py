@@ -90,8 +90,10 @@ def test_the_lens_opens_where_the_credit_differs_from_grpo_and_noise_is_not_coun
     assert (first["question"], second["question"]) == ("Where?", "Who?")
     credit = first["advantage"]
     assert first["grpo"] == [pytest.approx([half, half], abs=1e-5) for half in (0.5**0.5, -(0.5**0.5))]
-    apart = np.array(credit) - np.array(first["grpo"])
     group = group_of(tmp_path, group=1, scales=scales)
+    # The answers have +-1, the population's standard deviation: that factor alone is no contrast.
+    assert first["factor"] == group.factor == pytest.approx(2**0.5, abs=1e-5)
+    apart = np.array(credit) - first["factor"] * np.array(first["grpo"])
     assert group.contrast == pytest.approx((apart**2).mean() ** 0.5, abs=1e-5) and group.contrast > 0.1
     noise = group_of(tmp_path, group=0, scales=scales)
     assert 0 < noise.given_G_K1.abs().max() < 0.05 and noise.contrast == 0.0

@@ -37,8 +37,10 @@ def test_a_turn_in_one_line(text, said):
 
 
 def test_the_report_begins_with_a_group_and_both_credits(run_dir):
-    """ "Where?" differs most: outcomes 1, 0, 0 give GRPO's 1.155 and -.577 (ddof 1), which all turns of a rollout have."""
-    write_step(run_dir)
+    """ "Where?" has outcomes 1, 0, 0: GRPO's 1.155 and -.577 (ddof 1), which all turns of a rollout have. The run's standard
+    deviation (ddof 0) makes them 1.414 and -.707, and is not what the page opens with."""
+    where = slice(4, 7)
+    write_step(run_dir, rows=ROWS[where], gains=GAINS[where], outcomes=[1.0, 0.0, 0.0], groups=[*"qqq"])
     group = lens(run_dir, 3, SCALES).groups[0]
     first = beginning(run_dir)
     assert group["question"] == "Where?" and "One group, two creditsWhere?" in re.sub(r"\n", "", first)
@@ -50,7 +52,7 @@ def test_the_report_begins_with_a_group_and_both_credits(run_dir):
         cells = [cell for cell in row[1:] if "this run" in cell]
         wanted = [f"this run {signed(credit)} GRPO {grpo}" for credit in credits]
         assert len(cells) == len(wanted) and all(map(str.__contains__, cells, wanted))
-    said = "s differs most at rollout 1, turn 1: +1.714 where GRPO gives +1.155."
+    said = "s differs most at rollout 1, turn 1: +1.714 where GRPO gives +1.155 (+1.414 with this run"
     assert said in " ".join(first.split())
 
 
@@ -65,6 +67,7 @@ def test_bars_stay_inside_their_cells_and_meet_grpos_mark_where_the_credits_agre
     group = {
         "advantage": [[-3.0, 1.0], [0.01]],
         "grpo": [[-1.0, 1.0], [0.0]],
+        "factor": 1.0,
         "rollouts": [
             {"text": ["a", "b"], "turn": [0, 1], "right": True, "turns": [{"reward": "+0.1"}, {"reward": None}]},
             {"text": ["c"], "turn": [0], "right": False, "turns": [{"reward": None}]},
@@ -77,6 +80,8 @@ def test_bars_stay_inside_their_cells_and_meet_grpos_mark_where_the_credits_agre
     assert (noise["sign"], first["sign"], same["sign"]) == ("noise", "less", "more")
     assert first["most"] and shown["most"] == "rollout 1, turn 1" and shown["right"] == 1
     assert opening(group | {"grpo": group["advantage"]}, Scale(1.0))["most"] == ""
+    half = [[credit / 2 for credit in row] for row in group["advantage"]]
+    assert opening(group | {"grpo": half, "factor": 2.0}, Scale(1.0))["most"] == ""
 
 
 def test_warnings_come_before_the_group_and_settings_after_everything(run_dir):

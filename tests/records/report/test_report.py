@@ -212,7 +212,7 @@ def test_held_out_series_by_source_and_mode(run_dir):
     }
     write_lines(run_dir / "validation.jsonl", [row])
     held_out = read_run(run_dir).held_out()
-    found = {(e.source, e.mode): (e.em.values, e.em_well_formatted.values) for e in held_out}
+    found = {(e.source, e.mode): (e.score.values, e.em_well_formatted.values) for e in held_out}
     assert found == {("a/b", "greedy"): ((0.2,), ()), ("nq", "sampled"): ((0.3,), ())}
     assert "Exact match (EM), sampled, nq" in Page(report(run_dir)).text
 

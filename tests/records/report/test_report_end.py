@@ -8,7 +8,7 @@ pytest.importorskip("matplotlib")
 
 from matplotlib.figure import Figure
 
-from kit.report_page import Page, evaluation, report, write_lines
+from kit.report_page import Page, evaluation, report, training, write_lines
 from verl_credit.errors import ExitCode
 from verl_credit.records.report.curves import _draw
 from verl_credit.records.report.panels import panels
@@ -88,6 +88,30 @@ def test_versions_are_shown_or_missed(run_dir):
     assert "versions.json is missing: the versions are not known." in Page(report(run_dir)).text
     (run_dir / "versions.json").write_text('{"verl": "0.9.1", "torch": "2.13.0"}')
     assert "verl 0.9.1 · torch 2.13.0" in Page(report(run_dir)).text
+
+
+def test_a_reward_of_ones_own_stands_in_line_table_and_curve(run_dir):
+    """Its curve and its text are in place of exact match's, and no interval is claimed, because its bounds are not known."""
+    ours = ("credit/outcome/em", "credit/outcome/format_ok")
+    rows = [{name: value for name, value in training(step).items() if name not in ours} for step in (1, 2, 3)]
+    write_lines(run_dir / "metrics.jsonl", rows)
+    held_out = {"val-core/game-greedy/reward/mean@1": 0.25, "val-aux/game-greedy/questions": 8}
+    write_lines(
+        run_dir / "validation.jsonl",
+        [{"step": 0} | held_out, {"step": 3, **held_out} | {next(iter(held_out)): 0.5}],
+    )
+    with (run_dir / "config.yaml").open("a") as config:
+        config.write("reward: {custom_reward_function: {path: my/reward.py}}\n")
+    page = Page(report(run_dir))
+    assert "Held-out reward (greedy, game): 0.50 at step 3 (8 questions), 0.25 at step 0." in page.text
+    assert ["Reward, greedy", "0.25", "0.508 questions", "+0.250"] in page.rows
+    assert "Exact match" not in page.text and "interval" not in page.text
+    first, *others = panels(read_run(run_dir))
+    assert first.title == "Reward" and "By my/reward.py" in first.caption
+    assert [line.label for line in first.lines] == ["held-out, greedy", "greedy, if in format", "training"][
+        ::2
+    ]
+    assert "Reward" not in {panel.title for panel in others}
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from verl_credit.records.run.files import (
     read_json_lines,
     rewind,
 )
-from verl_credit.records.run.progress_line import Progress
+from verl_credit.records.run.progress_line import Progress, evaluation_line, step_line
 from verl_credit.records.run.state import CONTENTS, describe_resume, save_state
 
 OWN = ["data.train_files=x", "data.val_files=x", "actor_rollout_ref.model.path=x", "search.url=http://x"]
@@ -187,3 +187,15 @@ def test_progress_shows_news_once_and_not_what_stood_there_before(tmp_path):
     assert len(said) == 3 and said.pop().endswith("  a note")
     assert "held-out EM after step 2: lab-greedy 0.400" in said[0]
     assert "step   2/3  EM 0.500 (running 0.500)  gain +0.2500" in said[1]
+
+
+def test_the_reward_stands_where_a_reward_function_of_ones_own_gives_no_exact_match():
+    """verl writes `reward` beside every score; of several samples the largest n counts."""
+    row = {"step": 2, "val-core/a/b-greedy/reward/mean@1": 0.25, "val-core/a/b-sampled/reward/mean@4": 0.5}
+    row |= {"val-aux/a/b-sampled/reward/std@4": 0.1, "val-aux/a/b-greedy/questions": 8}
+    assert evaluation_line(row) == "held-out reward after step 2: a/b-greedy 0.250, a/b-sampled 0.500"
+    row |= {"val-aux/nq-greedy/em/mean@1": 1.0, "val-core/nq-greedy/reward/mean@1": 0.9}
+    ems, rewards = evaluation_line(row).split("; ")
+    assert ems == "held-out EM after step 2: nq-greedy 1.000" and "nq" not in rewards
+    assert evaluation_line({"step": 2}) == "evaluated after step 2"
+    assert "reward 0.125" in step_line({"step": 1, "critic/score/mean": 0.125}, 3, None)

@@ -12,6 +12,7 @@ from verl_credit.config.resolved import flat_values
 from verl_credit.errors import ConfigError, show_value
 from verl_credit.recipe.compose import ABSENT, Default, defaults, load_config
 from verl_credit.records.run.files import METRICS, VALIDATION, read_json_lines
+from verl_credit.records.run.validation import EM, REWARD, held_out_names
 from verl_credit.records.run.versions import installed_versions, read_versions
 
 ACTOR = "actor_rollout_ref.actor."
@@ -95,7 +96,8 @@ def last_scores(folder: Path) -> dict[str, float]:
     step, held_out = ((read_json_lines(folder / name) or [{}])[-1] for name in (METRICS, VALIDATION))
     found = {"steps": step.get("step"), **{name: step.get(name) for name in SCORES}}
     found |= {"held-out step": held_out.get("step")}
-    found |= {name: held_out[name] for name in sorted(held_out) if "/em/mean@" in name}
+    names = [of.get(EM) or of.get(REWARD) for of in held_out_names(held_out).values()]
+    found |= {name: held_out[name] for name in sorted(filter(None, names))}
     return {name: value for name, value in found.items() if isinstance(value, int | float)}
 
 

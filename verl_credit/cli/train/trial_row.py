@@ -15,12 +15,13 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from verl_credit.cli.saved_run import CONFIG
 from verl_credit.errors import ExitCode, Terminated, TooLargeError, one_line
-from verl_credit.names import ADV_ESTIMATOR
+from verl_credit.names import ADV_ESTIMATOR, OUR_REWARD
 from verl_credit.records.lineage import FailureLabel, LineageStore, Trial, verdict
 from verl_credit.records.run import events
 from verl_credit.records.run.events import Reason
 from verl_credit.records.run.files import DamagedFile
 from verl_credit.records.run.state import planned_in_all
+from verl_credit.records.run.validation import EM
 from verl_credit.redact import redact
 
 if TYPE_CHECKING:
@@ -45,7 +46,8 @@ def store_folder(config: DictConfig) -> Path:
 
 def kept_when(config: DictConfig, best: str = "the best one kept") -> str:
     """Describes the rule by which this run's trial is kept."""
-    metric = config.lineage.metric or "held-out exact match"
+    ours = OmegaConf.select(config, "reward.custom_reward_function.path") == OUR_REWARD
+    metric = config.lineage.metric or f"held-out exact match{'' if ours else ' (or reward)'}"
     way = "falls" if config.lineage.lower_is_better else "gains"
     return f"kept when {metric} {way} by more than {config.lineage.threshold:g} over {best}"
 
@@ -169,7 +171,8 @@ class Metric(NamedTuple):
 
 
 def held_out_metric(config: DictConfig, run: Run | None) -> Metric:
-    """Returns ``lineage.metric``, or exact match: greedy where it is evaluated, Σ right / Σ questions over all sources.
+    """Returns ``lineage.metric``, or exact match: greedy where it is evaluated, Σ right / Σ questions over all sources. The
+    reward takes its place where no source has it.
 
     An evaluation before the first step does not measure the trial. There is no metric where data.val_files holds a file of
     data.train_files, because its questions are not held out.
@@ -184,15 +187,23 @@ def held_out_metric(config: DictConfig, run: Run | None) -> Metric:
         if not measured:
             return Metric(why=f"{none}validation.jsonl has no {name} after a training step")
         return Metric(name, measured[-1])
-    entries = [one for one in run.held_out() if one.em.steps[-1] > 0]
+    entries = [one for one in run.held_out() if one.score.steps[-1] > 0]
     if not entries:
-        return Metric(why=f"{none}no exact match after a training step; lineage.metric names another")
+        return Metric(
+            why=f"{none}no exact match or reward after a training step; lineage.metric names another"
+        )
+    measure = min(one.measure for one in entries)  # em sorts before reward
+    entries = [one for one in entries if one.measure == measure]
     mode = min(one.mode for one in entries)  # greedy sorts before sampled
-    step = max(one.em.steps[-1] for one in entries if one.mode == mode)
-    found = [one for one in entries if (one.mode, one.em.steps[-1]) == (mode, step)]
+    step = max(one.score.steps[-1] for one in entries if one.mode == mode)
+    found = [one for one in entries if (one.mode, one.score.steps[-1]) == (mode, step)]
     counts = [dict(zip(one.questions.steps, one.questions.values, strict=True))[step] for one in found]
-    share = sum(one.em.values[-1] * count for one, count in zip(found, counts, strict=True)) / sum(counts)
-    return Metric(f"exact match, {mode}", share, ", ".join(one.source for one in found))
+    share = sum(one.score.values[-1] * count for one, count in zip(found, counts, strict=True)) / sum(counts)
+    return Metric(
+        f"{'exact match' if measure == EM else 'reward'}, {mode}",
+        share,
+        ", ".join(one.source for one in found),
+    )
 
 
 def _files(value: object) -> set[str]:

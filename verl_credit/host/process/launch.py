@@ -38,7 +38,8 @@ KEPT_TASKS = ("RAY_task_events_max_num_task_in_gcs", "10000")
 """Ray's head process keeps 100,000 tasks by default, for its dashboard; they took 0.9 MB per step of the lab."""
 RAY_TOKEN = Path("~/.ray/auth_token")
 """ray.init writes it as the umask says, and who reads it can run code in the cluster."""
-WORKER_LOGS = "worker logs: /tmp/ray/session_latest/logs"
+FRAMES = 4
+"""The frames of a worker's traceback that the end of a run shows."""
 SLOW_START = "timed out during startup"
 """ray.init's words where one of its helpers takes over 15 s to start; no setting changes that (ray-project/ray#65983)."""
 
@@ -117,7 +118,7 @@ def launch(config: DictConfig, say: Callable[[str], None] = print) -> None:
         cause = getattr(error, "cause", None)
         if isinstance(cause, IntegrityError):
             raise cause from error
-        raise RunFailed(f"{cause or error}\n{WORKER_LOGS}") from error
+        raise RunFailed(_what_failed(error, cause)) from error
     except SystemExit as error:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # Ray's handler would exit again, in the shutdown
         raise _ended(error, config) from error
@@ -154,7 +155,23 @@ def _ended(error: SystemExit, config: DictConfig) -> BaseException:
         return PreflightError(f"Ray does not start: no Ray answers at {address} ({why}); {_asked(config)}")
     if error.code == signal.SIGTERM:
         return Terminated()
-    return RunFailed(f"Ray ended this process with exit code {error.code}\n{WORKER_LOGS}")
+    return RunFailed(f"Ray ended this process with exit code {error.code}\n{_worker_logs()}")
+
+
+def _what_failed(error: RayError, cause: BaseException | None) -> str:
+    """The cause, the last `FRAMES` of the worker's traceback (the text of Ray's error has it), and the place of the logs."""
+    if cause is None:
+        return f"{error}\n{_worker_logs()}"
+    lines = [line for line in str(error).splitlines() if line.startswith("  ")]
+    frames = [place for place, line in enumerate(lines) if line.startswith('  File "')][-FRAMES:]
+    shown = lines[frames[0] :] if frames else []
+    return "\n".join([f"{type(cause).__name__}: {cause}", *shown, _worker_logs()])
+
+
+def _worker_logs() -> str:
+    """The folder of this run's own Ray: another run's may be the latest session."""
+    node = ray._private.worker._global_node
+    return f"worker logs: {node.get_logs_dir_path() if node else '/tmp/ray/session_latest/logs'}"
 
 
 def _asked(config: DictConfig) -> str:

@@ -22,11 +22,10 @@ from verl_credit.config.settings import CreditSettings
 from verl_credit.host.compat import BAD_JSON, FAILED
 from verl_credit.host.rollout import tool_parsers  # noqa: F401  (the import registers ours)
 from verl_credit.host.rollout.engine_client import (
-    DRAW,
     REPLAY,
     NoToken,
     RowClient,
-    apply_sampling_mode,
+    seed_parts,
     stable_seed,
 )
 from verl_credit.host.rollout.stream_builder import follow_template
@@ -82,16 +81,9 @@ class TurnAgentLoop(ToolAgentLoop):
 
     async def run(self, sampling_params: dict[str, Any], **kwargs) -> TurnAgentLoopOutput:
         mode = kwargs.get("sampling")
-        params = apply_sampling_mode(sampling_params, mode)
-        # Training: one draw per step and place in the batch. Evaluation: the same draws at every step.
-        row = (
-            ("train", kwargs["global_steps"], kwargs["uid"]) if mode is None else (mode, kwargs["raw_prompt"])
-        )
-        if DRAW in kwargs:
-            row = (kwargs[DRAW],)
         self._engine = self.server_manager
         self.server_manager = RowClient(self._engine, self.record, kwargs.get(REPLAY))
-        self._seed_parts = (self.config.seed, *row, kwargs["session_id"])
+        self._seed_parts = seed_parts(self.config, kwargs)
         self._truth = (kwargs.get("reward_model") or {}).get("ground_truth")
         # A parquet file has nulls where a row gives a tool no arguments.
         tools_kwargs = {
@@ -99,7 +91,7 @@ class TurnAgentLoop(ToolAgentLoop):
             for name, given in (kwargs.get("tools_kwargs") or {}).items()
             if given is not None
         }
-        output = self._finish(await super().run(params, **kwargs | {"tools_kwargs": tools_kwargs}))
+        output = self._finish(await super().run(sampling_params, **kwargs | {"tools_kwargs": tools_kwargs}))
         if mode is None and not self.record.tool_fault:
             credit, signals = self._credit_of(self.config)
             scorer = SCORERS[credit.algorithm.info_gain_scorer]

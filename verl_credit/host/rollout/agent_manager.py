@@ -6,6 +6,7 @@ the batch and go on. verl's replay buffer waits without end for prompts of a wor
 
 from __future__ import annotations
 
+import copy
 import time
 import traceback
 from collections.abc import Callable, Mapping
@@ -16,14 +17,21 @@ from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorke
 
 from verl_credit.errors import IntegrityError
 from verl_credit.host.registry import register_parts, registered_names
-from verl_credit.names import ROW_RECORD, TURN_REWARDS
+from verl_credit.host.rollout.engine_client import (
+    apply_sampling_mode,
+    fill_versions,
+    row_client,
+    seed_parts,
+)
+from verl_credit.names import ROLLOUT_NAME, ROW_RECORD, TURN_REWARDS
 
 ERRORS, HELD_OUT_FAULTS = "errors", "held_out_faults"
 
 
 @ray.remote
 class CreditAgentLoopWorker(AgentLoopWorkerTQ.__ray_actor_class__):
-    """verl's worker; exceptions are kept besides being raised, and rows with a tool fault are written without a mask."""
+    """verl's worker. Agent loops of every author sample as the row's ``sampling`` says, and their rows have the weights'
+    versions; exceptions are kept besides being raised, and rows with a tool fault are written without a mask."""
 
     def __init__(self, *args, **kwargs):
         # Here, because Ray pickles this class by value: its process need not import this module.
@@ -34,15 +42,22 @@ class CreditAgentLoopWorker(AgentLoopWorkerTQ.__ray_actor_class__):
         self._kept: dict[str, list] = {ERRORS: [], HELD_OUT_FAULTS: []}
 
     async def _run_agent_loop(self, sampling_params, trajectory, **kwargs):
+        row = copy.copy(self)  # verl gives the worker's client to the loop, and here each row has its own
         try:
-            return await super()._run_agent_loop(sampling_params, trajectory, **kwargs)
+            seeded = self.config.actor_rollout_ref.rollout.name == ROLLOUT_NAME
+            parts = seed_parts(self.config, kwargs) if seeded else None  # vLLM dies of them (agent_loop.py)
+            row.llm_client, row.versions = row_client(self.llm_client, parts)
+            params = apply_sampling_mode(sampling_params, kwargs.get("sampling"))
+            return await super(__class__, row)._run_agent_loop(params, trajectory, **kwargs)
         except Exception as error:
             frames = traceback.format_exception(error)
-            self._kept[ERRORS].append(f"{type(error).__name__}: {error}\n{''.join(frames[-3:])}")
+            loop = f"agent loop {kwargs.get('agent_name')}"
+            self._kept[ERRORS].append(f"{loop}: {type(error).__name__}: {error}\n{''.join(frames[-3:])}")
             raise
 
     async def _agent_loop_postprocess(self, output, validate, **kwargs):
         for one in output if isinstance(output, list) else [output]:
+            fill_versions(one.extra_fields, self.versions, kwargs["global_steps"])
             record = one.extra_fields.get(ROW_RECORD)
             if isinstance(record, Mapping) and record.get("tool_fault"):
                 # Masked as in our own loops, so that KL and entropy terms skip the row too.

@@ -1,15 +1,19 @@
 """verl's client of the engine for one trajectory: how it samples, which turns it repeats, which weights wrote each turn.
 
+Agent loops of every author get `row_client`, because verl's trainer reads the versions of the weights from each row.
+
 A rollout can go on after turns that were written before. The engine does not generate these, and their tools are called
 again, so that every kind of tool comes to the state that it was in, also one that keeps its calls.
 """
 
 from __future__ import annotations
 
+import copy
 import hashlib
+import itertools
 import json
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from verl.workers.rollout.replica import TokenOutput
@@ -50,9 +54,45 @@ class RowClient:
             output = await self._client.generate(sampling_params=sampling_params, **request)
             if not output.token_ids:
                 raise NoToken(getattr(output, "stop_reason", None))
-        fields = output.extra_fields
-        self._record.versions.append([fields.get("min_global_steps"), fields.get("max_global_steps")])
+        self._record.versions.append([output.extra_fields.get(name) for name in VERSIONS])
         return output
+
+
+VERSIONS = ("min_global_steps", "max_global_steps")
+"""The first and the last version of the weights that wrote a turn or a row, as verl names them."""
+
+
+def row_client(client: Any, seed_parts: Sequence | None) -> tuple[Any, list[int]]:
+    """(verl's client for one row, the versions of the weights that answered it so far). ``seed_parts``: where a call brings
+    no seed, it gets one that follows from these parts and the number of the call; None: the engine takes no seed."""
+    own, versions, calls = copy.copy(client), [], itertools.count()
+
+    async def generate(*args, sampling_params: dict[str, Any], **request: Any) -> TokenOutput:
+        if seed_parts is not None:
+            sampling_params = {"seed": stable_seed(*seed_parts, next(calls))} | sampling_params
+        output = await client.generate(*args, sampling_params=sampling_params, **request)
+        versions.extend(one for name in VERSIONS if (one := output.extra_fields.get(name)) is not None)
+        return output
+
+    own.generate = generate
+    return own, versions
+
+
+def fill_versions(extra_fields: dict[str, Any], versions: Sequence[int], step: int) -> None:
+    """Enters the `VERSIONS` that an agent loop left out. A row that no engine answered has the weights that ``step`` began
+    with."""
+    known = versions or [step - 1]
+    for name, version in zip(VERSIONS, (min(known), max(known)), strict=True):
+        if extra_fields.get(name) is None:
+            extra_fields[name] = version
+
+
+def seed_parts(config, row: Mapping[str, Any]) -> tuple:
+    """What the seeds of a row's turns follow from. Training: one draw per step and place in the batch. Evaluation: the same
+    draws at every step."""
+    mode = row.get("sampling")
+    own = ("train", row["global_steps"], row["uid"]) if mode is None else (mode, row["raw_prompt"])
+    return config.seed, *((row[DRAW],) if DRAW in row else own), row["session_id"]
 
 
 def stable_seed(*parts) -> int:

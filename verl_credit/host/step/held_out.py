@@ -76,7 +76,7 @@ class Evaluation:
         faults = self.config.faults.max_tool_faults
         check_evaluation_faults(merged, faults, self.config.search.url, drain_faults())
         if keep:
-            write_held_out(self.run_dir, step, kept)
+            write_held_out(self.run_dir, step, tell_apart(kept))
         append_json(self.run_dir / VALIDATION, {"step": step, **merged})
         in_time()
         return merged
@@ -137,6 +137,7 @@ def held_out_rows(batch, mode: str, tokenizer) -> list[dict]:
     as in verl's metrics.
 
     ``id`` names the question by its data source, prompt and gold answers, so that it is the same for every policy.
+    `tell_apart` reads ``same_row``.
     """
     turns = store.fetch_turn_batch(batch, ("raw_prompt", "data_source"))
     data = store.read(batch, "rm_scores")
@@ -154,10 +155,10 @@ def held_out_rows(batch, mode: str, tokenizer) -> list[dict]:
         record, info, columns = turns.records[row], turns.extra_infos[row], turns.columns[row]
         golds = list(map(str, gold_answers(turns.ground_truths[row])))
         source, prompt = str(columns.get("data_source", "unknown")), plain(columns["raw_prompt"])
-        same = json.dumps([source, prompt, golds], sort_keys=True, default=str)
         rows.append(
             {
-                "id": hashlib.blake2b(same.encode("utf-8", "replace"), digest_size=8).hexdigest(),
+                "id": _digest([source, prompt, golds]),
+                "same_row": _digest(plain(info)),
                 "source": source,
                 "mode": mode,
                 "question": str((info or {}).get("question") or prompt[-1]["content"]),
@@ -174,6 +175,24 @@ def held_out_rows(batch, mode: str, tokenizer) -> list[dict]:
             }
         )
     return rows
+
+
+def tell_apart(rows: list[dict]) -> list[dict]:
+    """Rows of equal data source, prompt and gold answers are several questions where their extra_info differs: an
+    environment has one prompt, and the seed of its state (or the row's index) is there."""
+    kinds: dict[str, set[str]] = {}
+    for row in rows:
+        kinds.setdefault(row["id"], set()).add(row["same_row"])
+    return [
+        {name: value for name, value in row.items() if name != "same_row"}
+        | ({"id": f"{row['id']}-{row['same_row']}"} if len(kinds[row["id"]]) > 1 else {})
+        for row in rows
+    ]
+
+
+def _digest(value) -> str:
+    text = json.dumps(value, sort_keys=True, default=str)
+    return hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=8).hexdigest()
 
 
 def last_outputs(keys: Sequence[str]) -> list[int]:

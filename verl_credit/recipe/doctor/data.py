@@ -185,8 +185,9 @@ def checked_row(where: str, columns: dict, reads: Reads, *, named: bool) -> Row:
         truth = reward.get("ground_truth")
         gold_answers(truth)
         answer_form(truth)
-        # Without the tool nothing but the prompt names the form of an answer.
-        needs_form = reads.our_reward and not reads.searches
+        # Without the tool nothing but the prompt names the form of an answer. Another's loop may give the outcome itself.
+        of_ours = (agent if named else reads.default_loop) in AGENTS
+        needs_form = of_ours and reads.our_reward and not reads.searches
         if needs_form and stated_form(truth) is None and "<answer>" not in str(prompt):
             raise ValueError(
                 f"reward_model.ground_truth={truth!r} has no form, and the prompt asks for no <answer> tag: every reward "

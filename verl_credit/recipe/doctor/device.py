@@ -35,7 +35,7 @@ def check_cuda(context: Context) -> Result:
         return failed(
             f"trainer.device=cuda, and no CUDA device is visible ({runtime}){why}",
             "nvidia-smi lists a device, and its driver is at least as new as torch's CUDA",
-            "fix the driver or CUDA_VISIBLE_DEVICES, or take a recipe for this machine: hardware=laptop",
+            "fix the driver or CUDA_VISIBLE_DEVICES, or take the CPU: hardware=laptop actor_rollout_ref.rollout.name=hf",
         )
     # Within one major release a newer runtime runs on an older driver; across majors it does not.
     if driver and torch.cuda and int(driver.split(".")[0]) < int(torch.cuda.split(".")[0]):

@@ -22,6 +22,9 @@ OURS = "verl_credit"  # the name of our entry point in the group verl.plugins
 FLASH = (None, "flash_attention_2", "credit_varlen")
 """Values of `ATTENTION` that take flash-attn; verl's default is flash_attention_2."""
 CUDA_13 = "pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/cu130"
+WITHOUT_A_GPU = (
+    "hardware=laptop actor_rollout_ref.rollout.name=hf, which take the CPU; or start on a machine with a GPU"
+)
 
 
 def wants_cuda(config: DictConfig | None) -> TypeGuard[DictConfig]:
@@ -42,6 +45,10 @@ def check_torch(context: Context) -> Result:
         return failed(f"torch does not import: {torch.error}", "a torch that imports", "pip install torch")
     build = f"torch {torch.version}, built for {f'CUDA {torch.cuda}' if torch.cuda else 'CPUs only'}"
     if wants_cuda(config) and torch.cuda is None:
+        if not context.facts.driver:  # another torch would find no GPU
+            return failed(
+                f"{build}, trainer.device=cuda, and no NVIDIA driver is here", "a GPU", WITHOUT_A_GPU
+            )
         return failed(f"{build}, and trainer.device=cuda", "a CUDA build", CUDA_13)
     spark = next((d for d in torch.devices if d.unified), None)
     if spark and (torch.cuda or "").startswith("12.") and (config is None or wants_cuda(config)):

@@ -116,6 +116,7 @@ def _cut(group: Group, table: StepTable, stars: Mapping[tuple[int, int], str]) -
         "advantage": group.by_turn(turns.advantage_B_K1),
         "clip": group.by_turn(turns.clip_scale_B_K1),
         "grpo": group.by_turn(turns.grpo_B_K1),
+        "factor": group.factor,
         "question": clean(c["question"][first]),
         "golds": [clean(gold) for gold in c["golds"][first][:5]],
         "notes": notes,

@@ -114,11 +114,24 @@ class Group:
         """Each turn's advantage, as it was given."""
         return self.turns.advantage_B_K1[self.place_G]
 
+    @cached_property
+    def factor(self) -> float:
+        """The answers' advantages over GRPO's, where one positive factor is all that tells them apart, as by another
+        standard deviation; else 1."""
+        answer_G_1 = self.turns.n_tool_turns_B[self.place_G, None]
+        given_G, grpo_G = (
+            of[self.place_G].gather(1, answer_G_1)[:, 0]
+            for of in (self.turns.advantage_B_K1, self.turns.grpo_B_K1)
+        )
+        factor = (given_G @ grpo_G / grpo_G.square().sum()).item()  # NaN in a tied group
+        apart = (given_G - factor * grpo_G).abs().max().item()
+        return factor if factor > 0 and not self.scales["advantage"].counts(apart) else 1.0
+
     @property
     def contrast(self) -> float:
-        """Root mean square of the given advantage minus GRPO's, over the group's turns; 0 where it is noise."""
+        """Root mean square of given advantages minus `factor` times GRPO's, over the group's turns; 0 where it is noise."""
         turn_G_K1 = torch.arange(self.given_G_K1.shape[1]) <= self.turns.n_tool_turns_B[self.place_G, None]
-        apart_G_K1 = self.given_G_K1 - self.turns.grpo_B_K1[self.place_G]
+        apart_G_K1 = self.given_G_K1 - self.factor * self.turns.grpo_B_K1[self.place_G]
         apart = apart_G_K1[turn_G_K1].square().mean().sqrt().item()
         return apart if self.scales["advantage"].counts(apart) else 0.0
 

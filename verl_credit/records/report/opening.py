@@ -18,12 +18,15 @@ def gist(text: str) -> str:
 
 
 def opening(group: dict, scale: Scale) -> dict:
-    """The lens's ``group`` as the template reads it. Bars are in percent of their width, with 0 in the middle."""
+    """The lens's ``group`` as the template reads it. Bars are in percent of their width, with 0 in the middle.
+
+    A difference is one from ``factor`` times GRPO's credit: another standard deviation is none."""
     ours, grpo, rollouts = group["advantage"], group["grpo"], group["rollouts"]
     pairs = {(r, k): (ours[r][k], grpo[r][k]) for r in range(len(rollouts)) for k in range(len(ours[r]))}
     reach = max(scale.limit, *(abs(value) for pair in pairs.values() for value in pair))
-    most = max(pairs, key=lambda at: abs(pairs[at][0] - pairs[at][1]))
-    apart = scale.counts(pairs[most][0] - pairs[most][1])
+    apart = {at: abs(credit - group["factor"] * theirs) for at, (credit, theirs) in pairs.items()}
+    most = max(apart, key=apart.__getitem__)
+    counts = scale.counts(apart[most])
 
     def turn(r: int, k: int) -> dict:
         credit, theirs = pairs[r, k]
@@ -38,7 +41,7 @@ def opening(group: dict, scale: Scale) -> dict:
             "left": 50 - width if credit < 0 else 50,
             "width": width,
             "mark": 50 + 50 * theirs / reach,
-            "most": apart and (r, k) == most,
+            "most": counts and (r, k) == most,
         }
 
     rows = [[turn(r, k) for k in range(len(ours[r]))] for r in range(len(rollouts))]
@@ -48,6 +51,7 @@ def opening(group: dict, scale: Scale) -> dict:
         "turns": max(map(len, rows)) - 1,
         "rows": list(zip(rollouts, rows, strict=True)),
         "right": sum(rollout["right"] for rollout in rollouts),
-        "most": f"rollout {row + 1}, {name}" if apart else "",
+        "most": f"rollout {row + 1}, {name}" if counts else "",
+        "scaled": signed(group["factor"] * pairs[most][1]) if scale.counts(1.0 - group["factor"]) else "",
         "at": rows[row][column],
     }

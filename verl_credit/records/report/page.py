@@ -16,6 +16,7 @@ from verl_credit.records.report.panels import BLUE, VERMILION, Line, Panel
 from verl_credit.records.report.run_data import Run, Series
 from verl_credit.records.report.summary import ending, held_out_lines, held_out_rows, notes, training_rows
 from verl_credit.records.run.files import VALIDATION
+from verl_credit.records.run.validation import EM, REWARD
 
 # Longer blocks scroll, so that one page of search results does not push the next turn out of sight.
 SCROLL_CHARACTERS = 1200
@@ -205,9 +206,14 @@ def _panel(title: str, unit: str, a: Series, b: Series, form) -> Panel:
 
 def _held_out(a: Run, b: Run) -> list[Panel]:
     """Returns a panel for each data source and mode of either run's evaluations."""
-    found = [{(entry.mode, entry.source): entry.em for entry in run.held_out()} for run in (a, b)]
+    found = [{(one.measure, one.mode, one.source): one.score for one in run.held_out()} for run in (a, b)]
+    words = {
+        EM: ("exact match", "exact match (%)", text.percent),
+        REWARD: ("reward", "mean reward", text.plain),
+    }
     panels = []
-    for key in sorted(found[0] | found[1]):
-        title, series = f"Held-out exact match, {', '.join(key)}", [of.get(key, Series()) for of in found]
-        panels.append(_panel(title, "exact match (%)", *series, text.percent))
+    for measure, *key in sorted(found[0] | found[1]):
+        title, unit, form = words[measure]
+        series = [of.get((measure, *key), Series()) for of in found]
+        panels.append(_panel(f"Held-out {title}, {', '.join(key)}", unit, *series, form))
     return panels

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from verl_credit.names import EXPLAINED_VARIANCE
+from verl_credit.names import EXPLAINED_VARIANCE, OUR_REWARD
 from verl_credit.records.report.run_data import Run, Series
 from verl_credit.records.report.text import percent, plain, seconds, signed
 
@@ -60,12 +60,7 @@ class Panel:
 def panels(run: Run) -> list[Panel]:
     """Returns the panels of every report: without data a panel names what it needs."""
     return [
-        _em(run),
-        Panel(
-            "Reward", "mean reward per trajectory",
-            "Exact match plus any format penalty: what the outcome part of the advantage is made of.",
-            _lines(run, {"reward": "critic/score/mean"}, INK), "critic/score/mean in metrics.jsonl",
-        ),
+        *([_own_reward(run)] if run.own_reward else [_em(run), _reward(run)]),
         Panel(
             "Turns", "turns per trajectory", "Searches plus the answer turn, mean over the trajectories trained on.",
             _lines(run, {"turns": "credit/turns_per_row"}, INK), "credit/turns_per_row in metrics.jsonl",
@@ -86,16 +81,49 @@ def panels(run: Run) -> list[Panel]:
     ]  # fmt: skip
 
 
-def _em(run: Run) -> Panel:
+def _reward(run: Run) -> Panel:
+    path = run.settings.get("reward.custom_reward_function.path", OUR_REWARD)
+    of = "Exact match plus any format penalty" if path == OUR_REWARD else f"By {path}"
+    return Panel(
+        "Reward", "mean reward per trajectory", f"{of}: what the outcome part of the advantage is made of.",
+        _lines(run, {"reward": "critic/score/mean"}, INK), "critic/score/mean in metrics.jsonl",
+    )  # fmt: skip
+
+
+def _own_reward(run: Run) -> Panel:
+    """In place of exact match, which the run's reward function does not give."""
+    path = run.settings.get("reward.custom_reward_function.path", OUR_REWARD)
+    of = (
+        "Of the agent loop or of verl's own function for the data source"
+        if path in (OUR_REWARD, "null")
+        else f"By {path}"
+    )
+    training = Line("training", run.series("critic/score/mean"), GREY, width=1.3)
+    return Panel(
+        "Reward", "mean reward per trajectory",
+        f"{of}: what the outcome part of the advantage is made of. Training questions change from step to step, the "
+        "held-out ones stay.",
+        tuple(line for line in [*_held_out(run), training] if line.series),
+        "critic/score/mean in metrics.jsonl and val-*/…-greedy|sampled/reward in validation.jsonl",
+    )  # fmt: skip
+
+
+def _held_out(run: Run) -> list[Line]:
+    """A line for each data source and mode; with one source also of its well-formatted answers."""
     lines, held_out = [], run.held_out()
     sources = sorted({entry.source for entry in held_out})
     for entry in held_out:
         dash = _BY_SOURCE[sources.index(entry.source) % len(_BY_SOURCE)]
         name = f"held-out, {entry.mode}" + (f" ({entry.source})" if len(sources) > 1 else "")
         color, formatted = _BY_MODE[entry.mode], entry.em_well_formatted
-        lines.append(Line(name, entry.em, color, dash))
+        lines.append(Line(name, entry.score, color, dash))
         if len(sources) == 1:  # with several sources only the table has it: the picture would be crowded
             lines.append(Line(f"{entry.mode}, if in format", formatted, color, (0, (4, 3)), 1.0))
+    return lines
+
+
+def _em(run: Run) -> Panel:
+    lines = _held_out(run)
     lines.append(Line("training", run.series("credit/outcome/em"), GREY, width=1.3))
     return Panel(
         "Exact match", "exact match (%)",

@@ -12,6 +12,7 @@ import yaml
 
 from verl_credit.records.run.files import EVENTS, METRICS, VALIDATION, read_json_lines
 from verl_credit.records.run.rollouts import read_samples
+from verl_credit.records.run.validation import EM, REWARD, held_out_names
 from verl_credit.records.run.versions import VERSIONS, read_versions
 
 # The settings that the report shows first.
@@ -22,9 +23,8 @@ SHOWN = (
     "actor_rollout_ref.actor.policy_loss.loss_mode", "actor_rollout_ref.actor.policy_loss.ratio_level",
     "actor_rollout_ref.actor.policy_loss.dynamic_clip", "actor_rollout_ref.actor.policy_loss.clip_beta",
     "actor_rollout_ref.actor.optim.lr", "actor_rollout_ref.actor.ppo_mini_batch_size", "actor_rollout_ref.rollout.n",
-    "data.train_batch_size",
+    "data.train_batch_size", "reward.custom_reward_function.path",
 )  # fmt: skip
-_HELD_OUT = re.compile(r"val-(?:core|aux)/(.+)-(greedy|sampled)/(em|format_ok)/mean@(\d+)")
 
 
 @dataclass(frozen=True)
@@ -46,11 +46,12 @@ class Series:
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Held-out exact match of one data source in one sampling mode."""
+    """Held-out score of one data source in one sampling mode: exact match, or the reward where there is none."""
 
     source: str
     mode: str
-    em: Series
+    measure: str
+    score: Series
     em_well_formatted: Series
     questions: Series
     """How many there were."""
@@ -92,21 +93,25 @@ class Run:
         return [match[0] for match in sorted(matches, key=lambda match: int(match[1]))]
 
     def held_out(self) -> list[HeldOut]:
-        """Returns an entry for each data source and mode, greedy before sampled, with the largest n of ``mean@n``."""
-        names: dict[tuple, dict[str, tuple[int, str]]] = {}
-        for name in {name for row in self.validation for name in row}:
-            if match := _HELD_OUT.fullmatch(name):
-                source, mode, score, n = match.groups()
-                scores = names.setdefault((source, mode), {})
-                scores[score] = max(scores.get(score, (0, "")), (int(n), name))
+        """Returns an entry for each data source and mode, greedy before sampled."""
         entries = []
-        for (source, mode), scores in sorted(names.items()):
-            names_of = (scores.get(score, (0, ""))[1] for score in ("em", "format_ok"))
-            em, ok = (series(self.validation, name) for name in names_of)
-            if em:
+        for (source, mode), names in held_out_names(
+            {name for row in self.validation for name in row}
+        ).items():
+            measure = EM if EM in names else REWARD
+            score, ok = (series(self.validation, names.get(name, "")) for name in (measure, "format_ok"))
+            if score:
+                formatted = score.over(ok) if measure == EM else Series()
                 questions = series(self.validation, f"val-aux/{source}-{mode}/questions")
-                entries.append(HeldOut(source, mode, em, em.over(ok), questions))
+                entries.append(HeldOut(source, mode, measure, score, formatted, questions))
         return entries
+
+    @property
+    def own_reward(self) -> bool:
+        """The reward function gives no exact match."""
+        measures = {one.measure for one in self.held_out()}
+        seen = REWARD in measures or bool(self.series("critic/score/mean"))
+        return seen and EM not in measures and not self.series("credit/outcome/em")
 
     def event(self, kind: str) -> list[str]:
         return [str(row.get("text", "")) for row in self.events if row.get("kind") == kind]

@@ -17,6 +17,7 @@ from verl_credit.records.report.text import (
     signed,
 )
 from verl_credit.records.run.events import END, START, Reason
+from verl_credit.records.run.validation import EM, REWARD
 
 SAID = {
     Reason.DONE: "Done",
@@ -81,23 +82,34 @@ def notes(run: Run) -> tuple[list[str], list[str]]:
     return list(warnings.values()), run.event("banner")[-1:] + idle + run.event("resume")
 
 
+SHOWN_AS = {EM: ("Exact match (EM)", percent, points), REWARD: ("Reward", plain, signed)}
+"""A held-out score's name, its values and their changes."""
+
+
 def held_out_lines(run: Run) -> list[str]:
-    """The first and the last exact match of each source, of greedy answers where there are some."""
+    """The first and the last exact match (or reward) of each source, of greedy answers where there are some."""
     lines: dict[str, str] = {}
     for entry in run.held_out():  # greedy comes before sampled
-        steps, ems, known = entry.em.steps, entry.em.values, _interval(entry)
-        line = f"Held-out exact match (EM, {entry.mode}, {entry.source}): "
-        line += f"{percent(ems[-1])} at step {steps[-1]}"
+        steps, values, known = entry.score.steps, entry.score.values, _interval(entry)
+        name, (_, value, _) = (
+            {EM: "exact match (EM, "}.get(entry.measure, "reward ("),
+            SHOWN_AS[entry.measure],
+        )
+        line = f"Held-out {name}{entry.mode}, {entry.source}): {value(values[-1])} at step {steps[-1]}"
         line += f" ({known})" if known else ""
-        first = f", {percent(ems[0])} at step {steps[0]}" if len(steps) > 1 else ""
+        first = f", {value(values[0])} at step {steps[0]}" if len(steps) > 1 else ""
         lines.setdefault(entry.source, f"{line}{first}.")
     return list(lines.values())
 
 
 def _interval(entry: HeldOut) -> str:
-    """The interval of the last exact match, where the number of questions is known."""
-    em = entry.em.values[-1]
-    count = dict(zip(entry.questions.steps, entry.questions.values, strict=True)).get(entry.em.steps[-1], 0)
+    """How many questions the last value is of, where that is known, and its interval: a reward's bounds are not known."""
+    em = entry.score.values[-1]
+    count = dict(zip(entry.questions.steps, entry.questions.values, strict=True)).get(
+        entry.score.steps[-1], 0
+    )
+    if count >= 1 and entry.measure != EM:
+        return f"{count:.0f} questions"
     if count < 1 or not 0.0 <= em <= 1.0:
         return ""
     low, high = interval(em, int(count))
@@ -119,15 +131,21 @@ def held_out_rows(run: Run) -> list[Row]:
     rows = []
     for entry in held_out:
         suffix = entry.mode + (f", {entry.source}" if several else "")
-        rows.append(Row(f"Exact match (EM), {suffix}", entry.em, percent, points, _interval(entry)))
-        rows.append(Row(f"EM of well-formatted answers, {suffix}", entry.em_well_formatted, percent, points))
+        label, *forms = SHOWN_AS[entry.measure]
+        rows.append(Row(f"{label}, {suffix}", entry.score, *forms, _interval(entry)))
+        if entry.measure == EM:
+            rows.append(
+                Row(f"EM of well-formatted answers, {suffix}", entry.em_well_formatted, percent, points)
+            )
     return rows or [Row(f"Exact match (EM), {m}", Series(), percent, points) for m in ("greedy", "sampled")]
 
 
 def training_rows(run: Run) -> list[Row]:
-    return [
+    of_ours = [
         Row("Exact match (EM)", run.series("credit/outcome/em"), percent, points),
         Row("Answers in format", run.series("credit/outcome/format_ok"), percent, points),
+    ]
+    return ([] if run.own_reward else of_ours) + [
         Row("Ended with an answer", run.series("credit/stop/answer"), percent, points),
         Row("Turns cut at their token budget", run.series(TURNS_CUT), percent, points),
         Row("Reward, mean", run.series("critic/score/mean"), plain, signed),

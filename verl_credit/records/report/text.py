@@ -36,7 +36,7 @@ def points(value: float) -> str:
     return signed(100 * value, 1) + " points"
 
 
-def interval(share: float, count: int) -> tuple[float, float]:
+def interval(share: float, count: float) -> tuple[float, float]:
     """Wilson's 95 % interval of a share of ``count`` answers: (p + z²/2n ± z √(p(1-p)/n + z²/4n²)) / (1 + z²/n)."""
     z2 = 1.959964**2 / count
     middle, half = share + z2 / 2, math.sqrt(z2 * share * (1 - share) + z2**2 / 4)

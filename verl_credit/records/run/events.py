@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from verl_credit.errors import ExitCode
+from verl_credit.names import ANSWER_WHEN_SOLVED
 from verl_credit.records.run.files import EVENTS, METRICS, DamagedFile, append_json, read_json_lines
 from verl_credit.redact import redact
 
@@ -107,6 +108,9 @@ def steps_done(run_dir: Path) -> int:
 TURNS_CUT_SHARE = 0.05  # above it the budget, and not the policy, decides many outcomes
 SMALL_GROUPS_SHARE = 0.25  # share of a step's groups per prompt and tool turn
 LEFT_OUT_SHARE = 0.25  # share of a step's valid rows
+NEXT_TO_NO_GAIN = 1e-6
+"""The size of a gain, and the probability of a gold answer in solved rows, below which gains say nothing."""
+TOOLS_PAY = "where tools give rewards, take algorithm.turn_signal=tool_reward"
 
 
 def cut_note(share: float, step: int, budget: int) -> str | None:
@@ -134,3 +138,23 @@ def left_out_note(share: float, step: int, mode: str) -> str | None:
         return None
     what = f"{share:.0%} of the rows lack a turn's reward, and algorithm.info_gain_norm_mode={mode} compares whole returns"
     return f"warning: in step {step} {what}. Give 0 for a turn that earned nothing, or set turn-group-v1d"
+
+
+def unlikely_answers_note(probability: float | None, step: int, template: str) -> str | None:
+    """Warns if the policy gives the gold answer next to no probability where its own answer was right.
+
+    ``probability``: the mean over solved rows, after their last observation."""
+    if probability is None or probability >= NEXT_TO_NO_GAIN:
+        return None
+    what = f"solved rollouts give the gold answer a probability of {probability:.1g} ({ANSWER_WHEN_SOLVED})"
+    why = f"the policy answers in another form than algorithm.info_gain_template={template!r}, so that gains measure nothing"
+    return f"warning: in step {step} {what}: {why}. Write the form of its answers there; {TOOLS_PAY}"
+
+
+def no_gains_note(largest: float, step: int) -> str | None:
+    """Warns if no information gain of the step is larger than rounding. ``largest``: the largest size among them."""
+    if largest >= NEXT_TO_NO_GAIN:
+        return None
+    what = f"no information gain is above {NEXT_TO_NO_GAIN:g} in size (the largest is {largest:.1g})"
+    use = "Let algorithm.info_gain_template write the answer as the policy does"
+    return f"warning: in step {step} {what}, so that turn credit follows rounding. {use}; {TOOLS_PAY}"

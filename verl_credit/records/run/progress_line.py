@@ -9,6 +9,7 @@ from pathlib import Path
 
 from verl_credit.records.run import events
 from verl_credit.records.run.files import EVENTS, METRICS, VALIDATION, GrowingFile
+from verl_credit.records.run.validation import EM, REWARD, held_out_names
 
 # Whole lines at once, also into a pipe or a file.
 say_at_once = partial(print, flush=True)
@@ -75,12 +76,14 @@ class Throttled:
 
 
 def step_line(row: dict, total_steps: int | None, running_em: float | None) -> str:
-    """Returns step, EM, turns, gain and seconds; the caller prints the elapsed time before them.
+    """Returns step, EM (or the reward), turns, gain and seconds; the caller prints the elapsed time before them.
 
     ``total_steps`` is None for a run that counts epochs and has no checkpoint yet."""
     parts = [f"step {row['step']:>3}" + (f"/{total_steps}" if total_steps else "")]
     if row.get("credit/outcome/em") is not None:
         parts.append(f"EM {row['credit/outcome/em']:.3f} (running {running_em:.3f})")
+    elif row.get("critic/score/mean") is not None:
+        parts.append(f"reward {row['critic/score/mean']:.3f}")
     for label, key, form in (
         ("turns", "credit/turns_per_row", ".2f"),
         ("gain", "credit/gain/mean", "+.4f"),
@@ -94,6 +97,10 @@ def step_line(row: dict, total_steps: int | None, running_em: float | None) -> s
 
 
 def evaluation_line(row: dict) -> str:
-    """Held-out exact match by sampling mode."""
-    ems = [(key.split("/")[1], row[key]) for key in sorted(row) if key.endswith("/em/mean@1")]
-    return f"held-out EM after step {row['step']}: " + ", ".join(f"{mode} {em:.3f}" for mode, em in ems)
+    """Held-out exact match by data source and mode, or the reward where there is none."""
+    texts = []
+    for measure, word in ((EM, "EM"), (REWARD, "reward")):
+        found = [(*key, row[of[measure]]) for key, of in held_out_names(row).items() if measure in of]
+        values = ", ".join(f"{source}-{mode} {value:.3f}" for source, mode, value in found)
+        texts += [f"{word} after step {row['step']}: {values}"] if values else []
+    return f"held-out {'; '.join(texts)}" if texts else f"evaluated after step {row['step']}"

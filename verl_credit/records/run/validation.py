@@ -1,7 +1,8 @@
-"""The held-out trajectories of an evaluation (`evaluation.keep_trajectories`): a file for each evaluated step, a JSON object
-for each trajectory."""
+"""An evaluation's metrics by data source and mode, and its trajectories (`evaluation.keep_trajectories`): a file for each
+evaluated step, a JSON object for each trajectory."""
 
 import json
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -10,6 +11,24 @@ from verl_credit.records.run.files import plain, read_json_lines, write_text
 FOLDER = "held_out"
 EVALUATION = "evaluation.json"
 """The measures of an evaluation, which are written last: a folder without this file holds a try that failed."""
+EM, REWARD = "em", "reward"
+_NAME = re.compile(rf"val-(?:core|aux)/(.+)-(greedy|sampled)/({EM}|format_ok|{REWARD})/mean@(\d+)")
+
+
+def held_out_names(names: Iterable[str]) -> dict[tuple[str, str], dict[str, str]]:
+    """For each (data source, mode), greedy before sampled, the names of its scores, with the largest n of ``mean@n``.
+
+    The outcome is left out where there is exact match: it stands for the answers of a reward function of the user's own."""
+    found: dict[tuple[str, str], dict[str, tuple[int, str]]] = {}
+    for name in names:
+        if match := _NAME.fullmatch(name):
+            source, mode, score, n = match.groups()
+            of = found.setdefault((source, mode), {})
+            of[score] = max(of.get(score, (0, "")), (int(n), name))
+    return {
+        key: {score: name for score, (_, name) in of.items() if score != REWARD or EM not in of}
+        for key, of in sorted(found.items())
+    }
 
 
 def held_out_path(run_dir: Path, step: int) -> Path:

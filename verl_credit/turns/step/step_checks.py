@@ -10,9 +10,15 @@ from omegaconf import DictConfig
 
 from verl_credit.config.settings import INFO_GAIN, CreditSettings
 from verl_credit.errors import IntegrityError, one_line
-from verl_credit.names import ROWS_LEFT_OUT, TURNS_CUT
+from verl_credit.names import ANSWER_WHEN_SOLVED, ROWS_LEFT_OUT, TURNS_CUT
 from verl_credit.records.run import events
-from verl_credit.records.run.events import cut_note, left_out_note, small_groups_note
+from verl_credit.records.run.events import (
+    cut_note,
+    left_out_note,
+    no_gains_note,
+    small_groups_note,
+    unlikely_answers_note,
+)
 from verl_credit.redact import redact
 from verl_credit.turns.rollout.book import NO_TOKEN, TurnBatch
 from verl_credit.turns.rollout.mcp import MCP_SERVER
@@ -54,6 +60,11 @@ class StepChecks:
         host.note("small_groups", small_groups_note(mode, metrics | step.metrics, host.step, n))
         left_out = metrics.get(ROWS_LEFT_OUT, 0.0)
         host.note("rows_left_out", left_out_note(left_out, host.step, mode.name))
+        template, likely = self._settings.algorithm.info_gain_template, step.metrics.get(ANSWER_WHEN_SOLVED)
+        host.note("unlikely_answers", unlikely_answers_note(likely, host.step, template))
+        if gains := step.signals.get(INFO_GAIN):
+            known_N = gains[0][gains[1] & step.tables.valid_B[:, None] & gains[0].isfinite()].abs()
+            host.note("no_gains", no_gains_note(known_N.max().item(), host.step) if len(known_N) else None)
         self._unrewarded.see(step, host.step)
         if not self._states_checked and step.inputs.rewarding:
             check_states_are_shared(step)
