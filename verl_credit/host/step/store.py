@@ -111,6 +111,7 @@ def fetch_turn_batch(batch, columns: Sequence[str] = ()) -> TurnBatch:
         row_valid_B=~(padding | faulty),
         n_turns_B=n_turns_B,
         turn_rewards=[rewards.get(row, []) for row in range(len(is_padding))],
+        keys=list(batch.keys),
         ids_stored=ours and torch.equal(data[TURN_IDS].offsets(), data["responses"].offsets()),
     )
 

@@ -32,6 +32,7 @@ from verl_credit.names import TRAINER_MODE
 from verl_credit.records.run import events
 from verl_credit.records.run.resume import without_limits
 from verl_credit.turns.step.assign import CreditRun
+from verl_credit.turns.step.sessions import sessions_of
 from verl_credit.turns.step.step import credited, restore, scored
 from verl_credit.turns.step.step_checks import StepChecks
 
@@ -137,7 +138,7 @@ class CreditSteps(PPOTrainer):
 
     def _balance_batch(self, batch, metrics, *args, **kwargs):
         """Orders the sampled rows and stops on failed rollouts, because no earlier hook sees these rows."""
-        metrics["credit/rollouts_failed"] = self.watch.settle(len(batch.keys))
+        metrics["credit/rollouts_failed"] = self.watch.settle(len(sessions_of(batch.keys)))
         self._enter(batch, metrics).order()
         return super()._balance_batch(batch, metrics, *args, **kwargs)
 

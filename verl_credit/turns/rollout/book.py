@@ -157,6 +157,8 @@ class TurnBatch:
     """The reward of the calls of each row's tool turns, None without a reward; [] for a padding row."""
     ids_stored: bool = False
     """The rows were read with these turn ids, one per response token: nothing has to be written."""
+    keys: list[str] = field(default_factory=list)
+    """verl's key of each row, PROMPT_SESSION_OUTPUT; empty where every row is a rollout."""
 
     @property
     def valid_rows(self) -> list[int]:
