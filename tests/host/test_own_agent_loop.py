@@ -145,6 +145,9 @@ def test_a_tool_fault_that_a_loop_of_ones_own_reports_masks_the_row_as_ours_does
         raise SearchFault("connect", "refused")
 
     ours, _ = run(tokenizer, [search_turn("a")], lookup=down)
+    first = fine.model_copy(update={"extra_fields": {}})  # an output of the rollout that the fault ended
+    rows = written(monkeypatch, [[first, theirs], ours, [fine]])
+    assert not rows[0]["response_mask"][0].any()
     rows = written(monkeypatch, [theirs, ours, [fine]])
     for mask in ("response_mask", "loss_mask"):  # what advantages, KL and entropy are weighed with
         assert [bool(row[mask].any()) for row in rows] == [False, False, True]
@@ -163,3 +166,27 @@ def test_the_worker_keeps_the_faults_of_held_out_rows(monkeypatch, validate):
     outputs = [run(tokenizer, [search_turn("a")], lookup=down)[0], run(tokenizer, [answer_turn("c")])[0]]
     written(monkeypatch, outputs, validate, faults)
     assert faults == ([{"tool_fault": "connect", "fault_detail": "refused"}] if validate else [])
+
+
+def test_a_rollout_of_several_outputs_is_scored_by_its_last_one(monkeypatch, my_agent):
+    """verl's own call pads the prompts of all outputs to the longest, and its reward managers then decode a part of the
+    last response."""
+    output, _ = run(make_tokenizer(), [answer_turn("c")], agent=my_agent, max_tokens=400)
+    longer, scored = output.model_copy(update={"prompt_ids": [5] * 900}), []
+
+    class Reward:
+        class compute_score:
+            @staticmethod
+            async def remote(data):
+                (row,) = data
+                width = row.batch["responses"].shape[-1]
+                scored.append(int(row.batch["attention_mask"][-width:].sum()))
+                return {"reward_score": 1.0, "reward_extra_info": {}}
+
+    worker = object.__new__(CreditAgentLoopWorker.__ray_actor_class__)
+    worker.reward_loop_worker_handles = [Reward]
+    worker._compute_multi_modal_inputs = lambda *_: {}
+    worker._get_mm_processor_kwargs = lambda *_: {}
+    worker._compute_position_ids = lambda ids, *_: torch.arange(ids.shape[-1])[None]
+    asyncio.run(worker._compute_score([longer, output], {"raw_prompt": "p"}))
+    assert scored == [len(output.response_ids)] and output.reward_score == 1.0 and longer.reward_score is None

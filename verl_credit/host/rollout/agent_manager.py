@@ -42,16 +42,21 @@ class CreditAgentLoopWorker(AgentLoopWorkerTQ.__ray_actor_class__):
             raise
 
     async def _agent_loop_postprocess(self, output, validate, **kwargs):
-        for one in output if isinstance(output, list) else [output]:
-            record = one.extra_fields.get(ROW_RECORD)
-            if isinstance(record, Mapping) and record.get("tool_fault"):
-                # Masked as in our own loops, so that KL and entropy terms skip the row too.
-                one.response_mask = [0] * len(one.response_mask)
-                one.extra_fields[TURN_REWARDS] = []  # a reward of a turn without tokens is refused
-                if validate:  # verl's evaluation hands on what the reward function returns, and no record
-                    fault = {name: record.get(name) for name in ("tool_fault", "fault_detail")}
-                    self._kept[HELD_OUT_FAULTS].append(fault)
+        outputs = output if isinstance(output, list) else [output]
+        records = [one.extra_fields.get(ROW_RECORD) for one in outputs]
+        faulty = [one for one in records if isinstance(one, Mapping) and one.get("tool_fault")]
+        for one in outputs if faulty else ():
+            # Masked as in our own loops, so that KL and entropy terms skip the rollout too.
+            one.response_mask = [0] * len(one.response_mask)
+            one.extra_fields[TURN_REWARDS] = []  # a reward of a turn without tokens is refused
+        if faulty and validate:  # verl's evaluation hands on what the reward function returns, and no record
+            fault = {name: faulty[0].get(name) for name in ("tool_fault", "fault_detail")}
+            self._kept[HELD_OUT_FAULTS].append(fault)
         return await super()._agent_loop_postprocess(output, validate, **kwargs)
+
+    async def _compute_score(self, outputs, kwargs):
+        # verl's reward managers read the last output, in a mask that the longest prompt of all outputs shifts.
+        return await super()._compute_score(outputs[-1:], kwargs)
 
     def drain(self, kind: str) -> list:
         """Returns what was kept since the last call."""

@@ -22,7 +22,7 @@ from verl_credit.records.run import events
 from verl_credit.records.run.files import VALIDATION, append_json, plain, read_json_lines
 from verl_credit.records.run.validation import write_held_out
 from verl_credit.turns.rollout.reward.golds import gold_answers
-from verl_credit.turns.step.sessions import sessions_of
+from verl_credit.turns.rollout.sessions import sessions_of
 from verl_credit.turns.step.signals.signal import turn_texts
 from verl_credit.turns.step.step_checks import check_evaluation_faults
 

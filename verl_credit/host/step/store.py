@@ -18,6 +18,7 @@ from verl_credit.credit import turn_table
 from verl_credit.host.engine.log_prob_engine import nested
 from verl_credit.names import AGENTS, TURN_IDS
 from verl_credit.turns.rollout.book import TurnBatch, record_of, turn_ids_of, turn_rewards_of
+from verl_credit.turns.rollout.sessions import link_of, sessions_of
 from verl_credit.turns.score.scorers import ScoreRow
 
 
@@ -96,7 +97,10 @@ def fetch_turn_batch(batch, columns: Sequence[str] = ()) -> TurnBatch:
     faulty = torch.tensor([bool(record["tool_fault"]) for record in records])
     padding = torch.tensor(is_padding)
     ours = TURN_IDS in data and not any(TURN_IDS in fields for fields in extra_fields)
-    rewards = {row: turn_rewards_of(extra_fields[row], row, int(n_turns_B[row])) for row in rows}
+    alone = {row for outputs in sessions_of(batch.keys) for row in outputs if len(outputs) == 1}
+    rewards = {
+        row: turn_rewards_of(extra_fields[row], row, int(n_turns_B[row]), last=row in alone) for row in rows
+    }
     return TurnBatch(
         prompt_ids=[ids.tolist() for ids in data["prompts"].unbind()],
         response_ids=response_ids,
@@ -112,6 +116,7 @@ def fetch_turn_batch(batch, columns: Sequence[str] = ()) -> TurnBatch:
         n_turns_B=n_turns_B,
         turn_rewards=[rewards.get(row, []) for row in range(len(is_padding))],
         keys=list(batch.keys),
+        links=[link_of(fields, row) for row, fields in enumerate(extra_fields)],
         ids_stored=ours and torch.equal(data[TURN_IDS].offsets(), data["responses"].offsets()),
     )
 

@@ -31,8 +31,8 @@ from verl_credit.host.step.watch import credited_rows, keep_rollouts
 from verl_credit.names import TRAINER_MODE
 from verl_credit.records.run import events
 from verl_credit.records.run.resume import without_limits
+from verl_credit.turns.rollout.sessions import sessions_of
 from verl_credit.turns.step.assign import CreditRun
-from verl_credit.turns.step.sessions import sessions_of
 from verl_credit.turns.step.step import credited, restore, scored
 from verl_credit.turns.step.step_checks import StepChecks
 

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field
 from operator import index
 from typing import Any
 
+from verl_credit.credit.turn.sessions import Sessions
 from verl_credit.lazy import torch
 from verl_credit.names import ROW_RECORD, TURN_IDS, TURN_REWARDS
 
@@ -159,6 +160,11 @@ class TurnBatch:
     """The rows were read with these turn ids, one per response token: nothing has to be written."""
     keys: list[str] = field(default_factory=list)
     """verl's key of each row, PROMPT_SESSION_OUTPUT; empty where every row is a rollout."""
+    links: list[tuple[int, tuple[int, int] | None]] = field(default_factory=list)
+    """The chain and the parent of each row (`sessions.link_of`)."""
+    sessions: Sessions | None = None
+    """The places of ``outputs`` in these rows, where `sessions.joined` has made one row of each rollout's outputs."""
+    outputs: TurnBatch | None = None
 
     @property
     def valid_rows(self) -> list[int]:
@@ -217,18 +223,22 @@ def turn_ids_of(extra_fields: Mapping, row: int, length: int) -> list[int]:
     return [_as(int, turn, f"{where}[{place}]", expected) for place, turn in enumerate(given)]
 
 
-def turn_rewards_of(extra_fields: Mapping, row: int, n_turns: int) -> list[float | None]:
+def turn_rewards_of(
+    extra_fields: Mapping, row: int, n_turns: int, *, last: bool = True
+) -> list[float | None]:
     """Returns a reward per tool turn; None when the loop gave none. An entry of the answer turn is checked and dropped.
+
+    ``last`` False: the rollout has other outputs, so that the row's last turn may be a tool turn, whose entry is kept.
 
     Raises ValueError for another length, and for an entry that is neither a finite number nor None.
     """
-    tool_turns = max(n_turns - 1, 0)
+    tool_turns = max(n_turns - last, 0)
     if extra_fields.get(TURN_REWARDS) is None:
         return [None] * tool_turns
     where = f"row {row}: extra_fields[{TURN_REWARDS!r}]"
     given = _as(list, extra_fields[TURN_REWARDS], where, "a list with a number or None per turn")
-    if len(given) not in (n_turns, tool_turns):
+    if len(given) not in (n_turns, max(n_turns - 1, 0)):
         raise ValueError(
-            f"{where} has {len(given)} entries; expected {n_turns}, one per turn, or {tool_turns} without the answer's"
+            f"{where} has {len(given)} entries; expected {n_turns}, one per turn, or {n_turns - 1} without the last one's"
         )
     return [known_reward(value, f"{where}, turn {turn}") for turn, value in enumerate(given)][:tool_turns]
