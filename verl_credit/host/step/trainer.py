@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import time
+from contextlib import contextmanager
 from functools import partial
 
 import ray
@@ -25,6 +26,7 @@ from verl_credit.host.step.ahead import RolloutsAhead
 from verl_credit.host.step.entropy_probe import EntropyProbe
 from verl_credit.host.step.held_out import Evaluation, with_means
 from verl_credit.host.step.kept_tables import keep_turns
+from verl_credit.host.step.mini_batches import WithRows, by_sessions
 from verl_credit.host.step.recorded import Recorder
 from verl_credit.host.step.v1_host import V1Host
 from verl_credit.host.step.watch import credited_rows, keep_rollouts
@@ -46,6 +48,8 @@ class CreditSteps(PPOTrainer):
     VERL_MODE = "sync"
     """verl's name of the trainer that it extends."""
     WORKER: type = CreditWorker
+    _update_rows: int | None = None
+    """The rows of a mini-batch where rollouts have several outputs."""
 
     trainer_mode = property(lambda self: self.VERL_MODE, lambda self, value: None)
     """verl reads the mode's section of trainer.v1 by its own name of the mode. Its assignment of our name is ignored."""
@@ -140,7 +144,13 @@ class CreditSteps(PPOTrainer):
         """Orders the sampled rows and stops on failed rollouts, because no earlier hook sees these rows."""
         metrics["credit/rollouts_failed"] = self.watch.settle(len(sessions_of(batch.keys)))
         self._enter(batch, metrics).order()
-        return super()._balance_batch(batch, metrics, *args, **kwargs)
+        outputs_S, self._update_rows = sessions_of(batch.keys), None
+        if len(outputs_S) == len(batch.keys) or not self.settings.turn_estimator:
+            return super()._balance_batch(batch, metrics, *args, **kwargs)
+        ranks = max(self.actor_rollout_wg._query_dispatch_info("actor")) + 1
+        of_run = self.config, ranks, self.tokenizer.eos_token_id
+        batch, self._update_rows = by_sessions(batch, outputs_S, *of_run)
+        return batch
 
     def _compute_old_log_prob(self, batch, metrics):
         began, host = time.perf_counter(), self._enter(batch, metrics)
@@ -170,7 +180,22 @@ class CreditSteps(PPOTrainer):
         probed = {"step": self.global_steps, "last": last}
         metrics |= self.probe.before_update(batch, self._turns, self.actor_rollout_wg, **probed)
         keep_rollouts(*rows, self.config, self.tokenizer)
-        return super()._update_actor(batch, metrics)
+        with self._rows_of_updates("actor_rollout_wg"):
+            return super()._update_actor(batch, metrics)
+
+    def _update_critic(self, batch, metrics):
+        with self._rows_of_updates("critic_wg"):
+            return super()._update_critic(batch, metrics)
+
+    @contextmanager
+    def _rows_of_updates(self, name: str):
+        workers = getattr(self, name)
+        if self._update_rows is not None:
+            setattr(self, name, WithRows(workers, self._update_rows))
+        try:
+            yield
+        finally:
+            setattr(self, name, workers)
 
     def step(self, metrics, timing_raw):
         batch = super().step(metrics, timing_raw)

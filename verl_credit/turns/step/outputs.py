@@ -19,6 +19,7 @@ from verl_credit.turns.step.signals.built_in import signals_of
 VERLS = "grpo"
 """verl's own estimator that knows sessions; every other one of verl's counts each output as a rollout."""
 ACTOR, CORRECTION = "actor_rollout_ref.actor", "algorithm.rollout_correction"
+MINI_BATCH, CRITICS = f"{ACTOR}.ppo_mini_batch_size", "critic.ppo_mini_batch_size"
 PER_OUTPUT = (  # (key, values that read an output by itself, what would be right)
     (f"{ACTOR}.loss_agg_mode", ("seq-mean-token-mean",), "token-mean, or seq-mean-token-sum: no mean over an output"),
     (f"{ACTOR}.policy_loss.ratio_level", ("sequence",), "token or turn: a sequence is one output"),
@@ -81,5 +82,8 @@ def _unfit(settings: CreditSettings, config: DictConfig, kind: str) -> Iterator[
         name.startswith("seq_") for name in str(select(config, f"{CORRECTION}.rollout_rs") or "").split(",")
     ):
         yield f"{CORRECTION}.rollout_rs", select(config, f"{CORRECTION}.rollout_rs"), "a criterion of tokens"
+    mini, critics = select(config, MINI_BATCH), select(config, CRITICS)
+    if select(config, "critic.enable") and critics != mini:
+        yield CRITICS, critics, f"{MINI_BATCH}={mini}: both update with the same mini-batches"
     if every := select(config, "probe.every"):
         yield "probe.every", every, "0: its baselines take outputs for rollouts"
