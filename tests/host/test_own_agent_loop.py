@@ -113,7 +113,7 @@ def test_what_is_no_record_is_named_by_row(monkeypatch, my_agent, record, said):
     assert read(monkeypatch, output).records == [RowRecord(final_text="c").as_dict()]
 
 
-def written(monkeypatch, outputs, validate=False, faults=None):
+def written(monkeypatch, outputs, validate=False, faults=None, tokenizer=None):
     """The fields of the rows as our worker puts them into TransferQueue. ``faults``: gets those of held-out rows."""
     found = []
 
@@ -127,6 +127,7 @@ def written(monkeypatch, outputs, validate=False, faults=None):
     worker._kept = {HELD_OUT_FAULTS: [] if faults is None else faults}
     worker._compute_score = worker._compute_teacher_logprobs = nothing
     worker._compute_multi_modal_inputs = lambda *_: {}
+    worker.tokenizer = tokenizer or make_tokenizer()
     worker._compute_position_ids = lambda ids, *_: torch.arange(ids.shape[-1])[None]
     monkeypatch.setattr("verl.trainer.ppo.v1.agent_loop_tq.tq", SimpleNamespace(async_kv_batch_put=put))
     row = {"uid": "u", "session_id": 0, "global_steps": 1}
@@ -190,3 +191,17 @@ def test_a_rollout_of_several_outputs_is_scored_by_its_last_one(monkeypatch, my_
     worker._compute_position_ids = lambda ids, *_: torch.arange(ids.shape[-1])[None]
     asyncio.run(worker._compute_score([longer, output], {"raw_prompt": "p"}))
     assert scored == [len(output.response_ids)] and output.reward_score == 1.0 and longer.reward_score is None
+
+
+def test_verls_own_loop_trains_by_the_mask_and_is_scored_by_its_last_turn(monkeypatch):
+    """Without a file of loops: its turns are those of `turn_agent`, and an observation holds no answer of the policy's."""
+    from verl.experimental.agent_loop import tool_agent_loop  # noqa: F401  (the import registers it)
+
+    tokenizer, tools = make_tokenizer(), [Tool(good=1)]
+    script, given = [turn("good"), answer_turn("c")], {"tools": tools, "max_tokens": 400}
+    verls, _ = run(tokenizer, script, agent="tool_agent", **given)
+    ours, _ = run(tokenizer, script, "search.max_new_tokens=400", agent="turn_agent", tools=tools)
+    written(monkeypatch, [verls], tokenizer=tokenizer)
+    assert verls.extra_fields["credit"]["final_text"] == script[-1]
+    turns = read(monkeypatch, verls, ours)
+    assert torch.equal(turns.turn_ids_B_T[0], turns.turn_ids_B_T[1]) and turns.n_turns_B.tolist() == [2, 2]

@@ -88,8 +88,13 @@ def test_turns_that_the_search_agent_does_not_read_are_said(tmp_path):
 def test_rows_may_name_the_loops_that_can_work(tmp_path):
     own = listed(tmp_path)
     assert agents_of_rows(lab(), tools=False) == ("search_agent",)
-    assert agents_of_rows(lab(TOOLS), tools=True) == ("search_agent", "turn_agent")
-    assert agents_of_rows(lab(TOOLS, TURN_AGENT, *NO_SEARCH, own), tools=True) == ("turn_agent", "my_agent")
+    loop = "algorithm.turn_ids=loop"
+    assert agents_of_rows(lab(TOOLS, loop), tools=True) == ("search_agent", "turn_agent")
+    assert agents_of_rows(lab(TOOLS), tools=True) == ("search_agent", "turn_agent", "tool_agent")
+    assert agents_of_rows(lab(TOOLS, TURN_AGENT, *NO_SEARCH, own, loop), tools=True) == (
+        "turn_agent",
+        "my_agent",
+    )
     assert agents_of_rows(lab("credit=grpo", *NO_SEARCH), tools=False) == ("search_agent",)
 
 
@@ -132,3 +137,6 @@ def test_the_loop_of_rows_without_a_name_writes_turn_ids(tmp_path):
         check_names(lab(f"{DEFAULT}=tool_agent"))
     assert (caught.value.key, caught.value.value) == (DEFAULT, "tool_agent")
     assert caught.value.accepted == ["search_agent", "turn_agent"]
+    check_names(lab(f"{DEFAULT}=tool_agent", TOOLS))
+    with pytest.raises(ConfigError):
+        check_names(lab(f"{DEFAULT}=tool_agent", TOOLS, "algorithm.turn_ids=loop"))

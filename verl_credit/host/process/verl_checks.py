@@ -14,7 +14,7 @@ from verl_credit.errors import ConfigError, ConfigErrors, PreflightError
 from verl_credit.host.registry import register_parts
 from verl_credit.names import MCP_TOOL, MEASURE_MODE
 from verl_credit.recipe.agent_loops import KEYS as TOOL_KEYS
-from verl_credit.recipe.agent_loops import own_loops, tools_given
+from verl_credit.recipe.agent_loops import loops_by_mask, own_loops, tools_given
 from verl_credit.recipe.rules.own import MODULES
 from verl_credit.recipe.rules.trainer_mode import CORRECTION, CORRECTION_DEFAULTS
 
@@ -55,7 +55,7 @@ def check_names(config: DictConfig) -> None:
         "algorithm.adv_estimator": estimators,
         "actor_rollout_ref.actor.policy_loss.loss_mode": POLICY_LOSS_REGISTRY,
         "actor_rollout_ref.rollout.multi_turn.format": {AUTO, *ToolParser._registry},
-        DEFAULT: loops | {*own_loops(config)},
+        DEFAULT: loops | {*own_loops(config), *loops_by_mask(config)},
     }.items():
         if (value := OmegaConf.select(config, key)) not in accepted:
             wrong.append(ConfigError(key=key, value=value, accepted=sorted(accepted), shown=repr(value)))

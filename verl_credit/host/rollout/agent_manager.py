@@ -11,12 +11,14 @@ import traceback
 from collections.abc import Callable, Mapping
 
 import ray
+import torch
 from ray.exceptions import RayActorError
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
 
 from verl_credit.errors import IntegrityError
 from verl_credit.host.registry import register_parts, registered_names
-from verl_credit.names import ROW_RECORD, TURN_REWARDS
+from verl_credit.names import ROW_RECORD, TURN_IDS, TURN_REWARDS
+from verl_credit.turns.rollout.book import turns_of_mask
 
 ERRORS, HELD_OUT_FAULTS = "errors", "held_out_faults"
 
@@ -43,6 +45,14 @@ class CreditAgentLoopWorker(AgentLoopWorkerTQ.__ray_actor_class__):
 
     async def _agent_loop_postprocess(self, output, validate, **kwargs):
         outputs = output if isinstance(output, list) else [output]
+        for one in outputs:
+            if one.extra_fields.get(ROW_RECORD) is None and TURN_IDS not in one.extra_fields:
+                # verl's own loop: only the last run of its own tokens is where the reward may look for an answer.
+                turn_T = turns_of_mask(torch.tensor(one.response_mask))
+                ids = torch.tensor(one.response_ids)[turn_T == turn_T.max()] if (turn_T >= 0).any() else []
+                one.extra_fields[ROW_RECORD] = {
+                    "final_text": self.tokenizer.decode(ids, skip_special_tokens=True)
+                }
         records = [one.extra_fields.get(ROW_RECORD) for one in outputs]
         faulty = [one for one in records if isinstance(one, Mapping) and one.get("tool_fault")]
         for one in outputs if faulty else ():

@@ -12,6 +12,7 @@ from verl_credit.host.registry import AGENT_LOOP, LOSS, require_registered
 from verl_credit.host.rollout.agent_manager import CreditAgentLoopManager
 from verl_credit.host.step.recorded import of_rollout_server
 from verl_credit.names import LOSS_MODE
+from verl_credit.recipe.agent_loops import VERLS_TOOL_LOOP, own_loops
 from verl_credit.recipe.unread import without_effect_in
 from verl_credit.records.run import events
 
@@ -43,6 +44,10 @@ def note_engines(config: DictConfig, settings: CreditSettings, of_workers: Mappi
     search, run_dir = config.search, Path(config.run_dir)
     index = (search.index_fingerprint or "not named by its server") if search.max_searches else "none"
     events.note(run_dir, "banner", f"{settings.banner()} | index={index}")
+    loop, ids = config.actor_rollout_ref.rollout.agent.default_agent_loop, settings.algorithm.turn_ids
+    if ids == "mask" or (loop == VERLS_TOOL_LOOP and loop not in own_loops(config)):
+        text = f"turns are runs of the response mask (algorithm.turn_ids={ids}, default_agent_loop={loop})"
+        events.note(run_dir, "turn_ids", text)
     for kind, text in {**of_workers, "rollouts": of_rollout_server(config, "start_line")}.items():
         if text:
             events.note(run_dir, kind, text)

@@ -158,6 +158,8 @@ class TurnBatch:
     """The reward of the calls of each row's tool turns, None without a reward; [] for a padding row."""
     ids_stored: bool = False
     """The rows were read with these turn ids, one per response token: nothing has to be written."""
+    ids_from_mask: int = 0
+    """Rows whose turns are runs of the response mask, because their agent loop gave no turn ids."""
     keys: list[str] = field(default_factory=list)
     """verl's key of each row, PROMPT_SESSION_OUTPUT; empty where every row is a rollout."""
     links: list[tuple[int, tuple[int, int] | None]] = field(default_factory=list)
@@ -221,6 +223,13 @@ def turn_ids_of(extra_fields: Mapping, row: int, length: int) -> list[int]:
         raise ValueError(f"{where} has {len(given)} entries; expected one per response token: {length}")
     expected = "the number of its turn, -1 where it is not the policy's"
     return [_as(int, turn, f"{where}[{place}]", expected) for place, turn in enumerate(given)]
+
+
+def turns_of_mask(mask_T: torch.Tensor) -> torch.Tensor:
+    """turn_ids_T: the number of each run of policy tokens (mask 1), -1 elsewhere. Two turns without an observation between
+    them are one run."""
+    begins_T = mask_T.bool() & ~torch.nn.functional.pad(mask_T.bool(), (1, 0))[:-1]
+    return torch.where(mask_T.bool(), begins_T.cumsum(0) - 1, -1)
 
 
 def turn_rewards_of(
