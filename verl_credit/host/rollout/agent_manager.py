@@ -19,6 +19,7 @@ from verl_credit.errors import IntegrityError
 from verl_credit.host.registry import register_parts, registered_names
 from verl_credit.names import ROW_RECORD, TURN_IDS, TURN_REWARDS
 from verl_credit.turns.rollout.book import turns_of_mask
+from verl_credit.turns.rollout.thoughts import TurnReader
 
 ERRORS, HELD_OUT_FAULTS = "errors", "held_out_faults"
 
@@ -47,12 +48,7 @@ class CreditAgentLoopWorker(AgentLoopWorkerTQ.__ray_actor_class__):
         outputs = output if isinstance(output, list) else [output]
         for one in outputs:
             if one.extra_fields.get(ROW_RECORD) is None and TURN_IDS not in one.extra_fields:
-                # verl's own loop: only the last run of its own tokens is where the reward may look for an answer.
-                turn_T = turns_of_mask(torch.tensor(one.response_mask))
-                ids = torch.tensor(one.response_ids)[turn_T == turn_T.max()] if (turn_T >= 0).any() else []
-                one.extra_fields[ROW_RECORD] = {
-                    "final_text": self.tokenizer.decode(ids, skip_special_tokens=True)
-                }
+                one.extra_fields[ROW_RECORD] = {"final_text": self._last_turn(one)}
         records = [one.extra_fields.get(ROW_RECORD) for one in outputs]
         faulty = [one for one in records if isinstance(one, Mapping) and one.get("tool_fault")]
         for one in outputs if faulty else ():
@@ -63,6 +59,14 @@ class CreditAgentLoopWorker(AgentLoopWorkerTQ.__ray_actor_class__):
             fault = {name: faulty[0].get(name) for name in ("tool_fault", "fault_detail")}
             self._kept[HELD_OUT_FAULTS].append(fault)
         return await super()._agent_loop_postprocess(output, validate, **kwargs)
+
+    def _last_turn(self, output) -> str:
+        """What verl's own loop wrote last: the only place where the reward may look for an answer."""
+        turn_T = turns_of_mask(torch.tensor(output.response_mask, dtype=torch.long))
+        places = (turn_T == turn_T.max()).nonzero().flatten().tolist() if (turn_T >= 0).any() else []
+        reader = TurnReader(self.tokenizer, self.config.search.include_reasoning)
+        reader.after([*output.prompt_ids, *output.response_ids[: min(places, default=0)]])
+        return reader.plain([output.response_ids[place] for place in places])
 
     async def _compute_score(self, outputs, kwargs):
         # verl's reward managers read the last output, in a mask that the longest prompt of all outputs shifts.
