@@ -7,7 +7,7 @@ from kit.recipes import load_config, refused
 from verl_credit.config.fit import DEFAULT, MOST
 from verl_credit.errors import ConfigError
 from verl_credit.host.process.verl_checks import check_names
-from verl_credit.recipe.agent_loops import LISTED, MULTI_TURN, agents_of_rows, own_loops
+from verl_credit.recipe.agent_loops import LISTED, MANAGER, MULTI_TURN, agents_of_rows, own_loops
 from verl_credit.recipe.doctor.context import Context
 from verl_credit.recipe.rules import validate
 
@@ -140,3 +140,29 @@ def test_the_loop_of_rows_without_a_name_writes_turn_ids(tmp_path):
     check_names(lab(f"{DEFAULT}=tool_agent", TOOLS))
     with pytest.raises(ConfigError):
         check_names(lab(f"{DEFAULT}=tool_agent", TOOLS, "algorithm.turn_ids=loop"))
+
+
+class Half:
+    def create(self):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("no_such_module.Manager", "ModuleNotFoundError"),
+        (f"{__name__}.Absent", "AttributeError"),
+        ("Manager", "ValueError"),
+        (f"{__name__}.Half", "it has no generate_sequences"),
+        (f"{__name__}.TURN_AGENT", "it has no create and no generate_sequences"),
+    ],
+)
+def test_a_manager_of_agent_loops_that_verl_could_not_use_is_refused_before_ray(path, said):
+    with pytest.raises(ConfigError) as caught:
+        check_names(lab(f"{MANAGER}={path}"))
+    assert (caught.value.key, caught.value.value) == (MANAGER, path) and said in caught.value.accepted
+
+
+@pytest.mark.parametrize("path", ["null", "verl.trainer.ppo.v1.agent_loop_tq.AgentLoopManagerTQ"])
+def test_any_manager_with_verls_interface_is_taken(path):
+    check_names(lab(f"{MANAGER}={path}"))

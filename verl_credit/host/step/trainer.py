@@ -115,8 +115,8 @@ class CreditSteps(PPOTrainer):
         super().fit(agent_loop_manager)
 
     def _check_workers(self, agent_loop_manager) -> None:
-        start.check_agent_loops(agent_loop_manager)
-        self.watch.drain = partial(agent_loop_manager.drain, ERRORS)
+        self._drain = start.check_agent_loops(self.config, agent_loop_manager)
+        self.watch.drain = partial(self._drain, ERRORS)
         start.note_engines(self.config, self.settings, self._worker_notes)
         if self.ahead:
             self.ahead.note()
@@ -228,7 +228,7 @@ class CreditSteps(PPOTrainer):
             self.val_dataloader = own(loader)
             return verls()
 
-        drain = partial(self.agent_loop_manager.drain, HELD_OUT_FAULTS)
+        drain = partial(self._drain, HELD_OUT_FAULTS)
         try:
             rows = len(self.val_dataset)
             return self.evaluation.of_step(self.global_steps, evaluate, rows, self.tokenizer, drain)
