@@ -21,6 +21,9 @@ SCORE_BRANCHES = "credit_score_branches"
 ROW_RECORD = "credit"
 """Key in verl's per-row ``extra_fields``: the agent loop's record of the row (`turns/rollout/book.py`)."""
 
+LINK = "link"
+"""The entry there that names an output's chain and its parent, where a rollout has sub-agents (`rollout/sessions.py`)."""
+
 TOOL_FAULT = "verl_credit_fault"
 """Key among the metrics of a call: the `SearchFault` of a tool whose server failed. verl hands metrics on as they are."""
 

@@ -62,6 +62,7 @@ def calibadv(
 
 calibadv.reads = ("rewards", "groups", "gains", "turn tokens")
 calibadv.properties = ("centred", "normalised")
+calibadv.outputs = "sub-agents"
 
 
 def _evidence(tables: Tables, evidence: str) -> torch.Tensor:

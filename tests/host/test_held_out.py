@@ -42,7 +42,7 @@ def trainer(tmp_path, monkeypatch):
         SimpleNamespace(begin=lambda rows: None, settle=lambda rows: None, errors=(), seen=None),
     )
     trainer.faulty = []
-    trainer.agent_loop_manager = SimpleNamespace(drain=lambda kind: trainer.faulty)
+    trainer._drain = lambda kind: trainer.faulty
     trainer.config = check(f"run_dir={tmp_path}")
     OmegaConf.set_struct(trainer.config, False)
     trainer.evaluation = held_out.Evaluation(trainer.config, trainer.watch)

@@ -9,7 +9,7 @@ from transfer_queue import KVBatchMeta
 
 from kit.fake_store import FakeStore
 from verl_credit.errors import IntegrityError
-from verl_credit.host.step.held_out import held_out_rows, last_outputs, tell_apart
+from verl_credit.host.step.held_out import held_out_rows, tell_apart
 from verl_credit.names import ROW_RECORD, TURN_IDS
 from verl_credit.study.evaluation import measure
 from verl_credit.turns.rollout.book import RowRecord
@@ -90,7 +90,3 @@ def test_rows_of_one_prompt_are_questions_of_their_own_where_their_extra_info_di
 def test_rows_without_a_score_stop_the_run(monkeypatch):
     with pytest.raises(IntegrityError, match="keep_trajectories=true: the held-out rows have no score"):
         held_out_rows(stored(monkeypatch, rm_scores=None), "greedy", Tokenizer())
-
-
-def test_of_several_outputs_the_last_one_counts():
-    assert last_outputs(["a_0_1", "a_0_10", "a_0_2", "a_1_0", "b_0_0"]) == [1, 3, 4]

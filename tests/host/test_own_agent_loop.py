@@ -129,6 +129,8 @@ def a_worker(monkeypatch, **attributes):
     worker = object.__new__(CreditAgentLoopWorker.__ray_actor_class__)
     worker._compute_score = worker._compute_teacher_logprobs = nothing
     worker._compute_multi_modal_inputs = lambda *_: {}
+    worker.tokenizer = make_tokenizer()
+    worker.config = OmegaConf.create({"search": {"include_reasoning": False}})
     worker._compute_position_ids = lambda ids, *_: torch.arange(ids.shape[-1])[None]
     vars(worker).update({"versions": [], "_kept": {ERRORS: [], HELD_OUT_FAULTS: []}} | attributes)
     monkeypatch.setattr("verl.trainer.ppo.v1.agent_loop_tq.tq", SimpleNamespace(async_kv_batch_put=put))
@@ -138,10 +140,10 @@ def a_worker(monkeypatch, **attributes):
 ROW = {"uid": "u", "session_id": 0, "global_steps": 3}
 
 
-def written(monkeypatch, outputs, validate=False, faults=None):
+def written(monkeypatch, outputs, validate=False, faults=None, **attributes):
     """The fields of the rows as our worker puts them into TransferQueue. ``faults``: gets those of held-out rows."""
     kept = {HELD_OUT_FAULTS: [] if faults is None else faults}
-    worker, fields, _ = a_worker(monkeypatch, _kept=kept)
+    worker, fields, _ = a_worker(monkeypatch, _kept=kept, **attributes)
     for output in outputs:
         asyncio.run(worker._agent_loop_postprocess(output, validate, **ROW))
     return fields
@@ -262,6 +264,9 @@ def test_a_tool_fault_that_a_loop_of_ones_own_reports_masks_the_row_as_ours_does
         raise SearchFault("connect", "refused")
 
     ours, _ = run(tokenizer, [search_turn("a")], lookup=down)
+    first = fine.model_copy(update={"extra_fields": {}})  # an output of the rollout that the fault ended
+    rows = written(monkeypatch, [[first, theirs], ours, [fine]])
+    assert not rows[0]["response_mask"][0].any()
     rows = written(monkeypatch, [theirs, ours, [fine]])
     for mask in ("response_mask", "loss_mask"):  # what advantages, KL and entropy are weighed with
         assert [bool(row[mask].any()) for row in rows] == [False, False, True]
@@ -280,3 +285,41 @@ def test_the_worker_keeps_the_faults_of_held_out_rows(monkeypatch, validate):
     outputs = [run(tokenizer, [search_turn("a")], lookup=down)[0], run(tokenizer, [answer_turn("c")])[0]]
     written(monkeypatch, outputs, validate, faults)
     assert faults == ([{"tool_fault": "connect", "fault_detail": "refused"}] if validate else [])
+
+
+def test_a_rollout_of_several_outputs_is_scored_by_its_last_one(monkeypatch, my_agent):
+    """verl's own call pads the prompts of all outputs to the longest, and its reward managers then decode a part of the
+    last response."""
+    output, _ = run(make_tokenizer(), [answer_turn("c")], agent=my_agent, max_tokens=400)
+    longer, scored = output.model_copy(update={"prompt_ids": [5] * 900}), []
+
+    class Reward:
+        class compute_score:
+            @staticmethod
+            async def remote(data):
+                (row,) = data
+                width = row.batch["responses"].shape[-1]
+                scored.append(int(row.batch["attention_mask"][-width:].sum()))
+                return {"reward_score": 1.0, "reward_extra_info": {}}
+
+    worker = object.__new__(CreditAgentLoopWorker.__ray_actor_class__)
+    worker.reward_loop_worker_handles = [Reward]
+    worker._compute_multi_modal_inputs = lambda *_: {}
+    worker._get_mm_processor_kwargs = lambda *_: {}
+    worker._compute_position_ids = lambda ids, *_: torch.arange(ids.shape[-1])[None]
+    asyncio.run(worker._compute_score([longer, output], {"raw_prompt": "p"}))
+    assert scored == [len(output.response_ids)] and output.reward_score == 1.0 and longer.reward_score is None
+
+
+def test_verls_own_loop_trains_by_the_mask_and_is_scored_by_its_last_turn(monkeypatch):
+    """Without a file of loops: its turns are those of `turn_agent`, and an observation holds no answer of the policy's."""
+    from verl.experimental.agent_loop import tool_agent_loop  # noqa: F401  (the import registers it)
+
+    tokenizer, tools = make_tokenizer(), [Tool(good=1)]
+    script, given = [turn("good"), answer_turn("c")], {"tools": tools, "max_tokens": 400}
+    verls, _ = run(tokenizer, script, agent="tool_agent", **given)
+    ours, _ = run(tokenizer, script, "search.max_new_tokens=400", agent="turn_agent", tools=tools)
+    written(monkeypatch, [verls], tokenizer=tokenizer)
+    assert verls.extra_fields["credit"]["final_text"] == ours.extra_fields["credit"]["final_text"]
+    turns = read(monkeypatch, verls, ours)
+    assert torch.equal(turns.turn_ids_B_T[0], turns.turn_ids_B_T[1]) and turns.n_turns_B.tolist() == [2, 2]

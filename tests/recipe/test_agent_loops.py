@@ -7,7 +7,7 @@ from kit.recipes import load_config, refused
 from verl_credit.config.fit import DEFAULT, MOST
 from verl_credit.errors import ConfigError
 from verl_credit.host.process.verl_checks import check_names
-from verl_credit.recipe.agent_loops import LISTED, MULTI_TURN, agents_of_rows, own_loops
+from verl_credit.recipe.agent_loops import LISTED, MANAGER, MULTI_TURN, agents_of_rows, own_loops
 from verl_credit.recipe.doctor.context import Context
 from verl_credit.recipe.rules import validate
 
@@ -88,8 +88,13 @@ def test_turns_that_the_search_agent_does_not_read_are_said(tmp_path):
 def test_rows_may_name_the_loops_that_can_work(tmp_path):
     own = listed(tmp_path)
     assert agents_of_rows(lab(), tools=False) == ("search_agent",)
-    assert agents_of_rows(lab(TOOLS), tools=True) == ("search_agent", "turn_agent")
-    assert agents_of_rows(lab(TOOLS, TURN_AGENT, *NO_SEARCH, own), tools=True) == ("turn_agent", "my_agent")
+    loop = "algorithm.turn_ids=loop"
+    assert agents_of_rows(lab(TOOLS, loop), tools=True) == ("search_agent", "turn_agent")
+    assert agents_of_rows(lab(TOOLS), tools=True) == ("search_agent", "turn_agent", "tool_agent")
+    assert agents_of_rows(lab(TOOLS, TURN_AGENT, *NO_SEARCH, own, loop), tools=True) == (
+        "turn_agent",
+        "my_agent",
+    )
     assert agents_of_rows(lab("credit=grpo", *NO_SEARCH), tools=False) == ("search_agent",)
 
 
@@ -132,3 +137,32 @@ def test_the_loop_of_rows_without_a_name_writes_turn_ids(tmp_path):
         check_names(lab(f"{DEFAULT}=tool_agent"))
     assert (caught.value.key, caught.value.value) == (DEFAULT, "tool_agent")
     assert caught.value.accepted == ["search_agent", "turn_agent"]
+    check_names(lab(f"{DEFAULT}=tool_agent", TOOLS))
+    with pytest.raises(ConfigError):
+        check_names(lab(f"{DEFAULT}=tool_agent", TOOLS, "algorithm.turn_ids=loop"))
+
+
+class Half:
+    def create(self):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("no_such_module.Manager", "ModuleNotFoundError"),
+        (f"{__name__}.Absent", "AttributeError"),
+        ("Manager", "ValueError"),
+        (f"{__name__}.Half", "it has no generate_sequences"),
+        (f"{__name__}.TURN_AGENT", "it has no create and no generate_sequences"),
+    ],
+)
+def test_a_manager_of_agent_loops_that_verl_could_not_use_is_refused_before_ray(path, said):
+    with pytest.raises(ConfigError) as caught:
+        check_names(lab(f"{MANAGER}={path}"))
+    assert (caught.value.key, caught.value.value) == (MANAGER, path) and said in caught.value.accepted
+
+
+@pytest.mark.parametrize("path", ["null", "verl.trainer.ppo.v1.agent_loop_tq.AgentLoopManagerTQ"])
+def test_any_manager_with_verls_interface_is_taken(path):
+    check_names(lab(f"{MANAGER}={path}"))

@@ -85,13 +85,13 @@ class Queue:
 
 @pytest.fixture
 def fetch(monkeypatch):
-    def run(*rows, is_padding=(), order=None, objects=as_stack, columns=()):
+    def run(*rows, is_padding=(), order=None, objects=as_stack, columns=(), ids="auto"):
         queue = Queue(rows, objects)
         keys = [list(queue.rows)[place] for place in order or range(len(rows))]
         tags = [{"is_padding": True} if int(key.split("_")[1]) in is_padding else {} for key in keys]
         fake = SimpleNamespace(kv_batch_get=queue.kv_batch_get)
         monkeypatch.setattr("verl_credit.host.step.store.tq", fake)
-        turns = fetch_turn_batch(KVBatchMeta(keys=keys, tags=tags, partition_id="train"), columns)
+        turns = fetch_turn_batch(KVBatchMeta(keys=keys, tags=tags, partition_id="train"), columns, ids)
         assert queue.reads == ["train"]
         return turns
 
@@ -209,9 +209,29 @@ def test_a_batch_may_mix_our_loops_with_others(fetch, monkeypatch):
     ]  # fmt: skip
     bare = {name: value for name, value in SEARCHED.items() if name != TURN_IDS}
     with pytest.raises(
-        RuntimeError, match="row 1: rollouts carry no 'turn_ids'.*'search_agent' or 'turn_agent'"
+        RuntimeError,
+        match="row 1: rollouts carry no 'turn_ids'.*turn_ids=loop.*'search_agent' or 'turn_agent'",
     ):
-        fetch(CALLED, bare)
+        fetch(CALLED, bare, ids="loop")
+
+
+@pytest.mark.parametrize("ids", ["auto", "mask"])
+def test_without_turn_ids_a_turn_is_a_run_of_the_policys_tokens(fetch, ids):
+    """As verl's own loops write rows: the mask alone says where an observation stands."""
+    bare = [
+        {name: value for name, value in row.items() if name != TURN_IDS}
+        for row in (SEARCHED, ANSWERED, FAULTY)
+    ]
+    turns = fetch(*bare, ids=ids)
+    assert turns.turn_ids_B_T.tolist() == [[0, 0, -1, -1, 1, 1], [0, 0, -1, -1, -1, -1], [-1] * 6]
+    assert (turns.n_turns_B.tolist(), turns.ids_from_mask, turns.ids_stored) == ([2, 1, 0], 3, False)
+
+
+def test_the_mask_may_be_asked_for_where_a_loop_says_the_turns(fetch):
+    one = {**ANSWERED, TURN_IDS: torch.tensor([0, 1])}  # two turns without an observation between them
+    for ids, number in (("auto", 2), ("loop", 2), ("mask", 1)):
+        turns = fetch(one, ids=ids)
+        assert turns.n_turns_B.tolist() == [number] and turns.ids_stored == (ids != "mask")
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import sys
 from verl_credit.cli.command import ends
 from verl_credit.config.keys import OURS, Key, keys_of, our_keys
 from verl_credit.credit import REGISTRY
-from verl_credit.credit.operator import Operator
+from verl_credit.credit.operator import OUTPUTS, Operator
 from verl_credit.credit.turn.mode import TurnMode
 from verl_credit.credit.turn.modes import modes_that
 from verl_credit.recipe.rules.turn_mode import KEYS
@@ -71,7 +71,8 @@ Written by `verl-credit modes > docs/modes.md` from what each operator declares 
 
 Properties, as the laws measure them: *centred*: a constant added to all outcomes does nothing. *normalised*: a
 positive factor on all outcomes does nothing (up to the variance floor). *weighs*: a turn's advantage times something
-non-negative. *conserves*: the mean over a trajectory's tokens stays. Scope: which other rows matter.
+non-negative. *conserves*: the mean over a trajectory's tokens stays. Scope: which other rows matter. Outputs of one
+rollout: the [sessions](agent-loops.md#several-outputs-of-one-rollout) that it has a meaning for; others are refused.
 """
 _DEFAULTS = {key.name: written(key.default) for key in our_keys()}
 FROM_KEYS = ", ".join(f"`{option}` from `{key}` ({_DEFAULTS[key]})" for option, key in KEYS.items())
@@ -125,6 +126,7 @@ def _entry(operator: Operator) -> str:
         f"- bias: {operator.bias}",
         *([f"- follows the gradient of: {operator.objective}"] if operator.objective else []),
         f"- departures from released code: {operator.departures}",
+        f"- outputs of one rollout: {OUTPUTS[operator.outputs]}",
         f"- properties: {', '.join(sorted(operator.properties)) or 'none'}",
         *[f"- exempt from the law `{law}`: {reason}" for law, reason in operator.exempt.items()],
         f"- source: {operator.source}",

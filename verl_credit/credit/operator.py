@@ -10,6 +10,12 @@ from typing import Annotated, Any
 CENTRED, NORMALISED = frozenset({"centred"}), frozenset({"normalised"})
 WEIGHS, CONSERVES = frozenset({"weighs"}), frozenset({"conserves"})
 INDENT = " " * 4
+ONE, RESETS, SUB_AGENTS = "one", "resets", "sub-agents"
+OUTPUTS = {
+    ONE: "none",
+    RESETS: "those of context resets, where one output goes on after the other",
+    SUB_AGENTS: "those of context resets and of sub-agents",
+}
 
 
 def equation_of(function: Callable) -> str:
@@ -45,6 +51,8 @@ class Operator:
     """Its properties (`laws.effects`): centred, normalised, weighs, conserves. A property that is not here does not hold."""
     exempt: Mapping[str, str] = field(default_factory=dict)
     """Law -> why it does not hold here."""
+    outputs: str = SUB_AGENTS
+    """The rollouts of several outputs that it has a meaning for (`OUTPUTS`), joined to one row each."""
 
     def __post_init__(self) -> None:
         if not self.equation:

@@ -15,6 +15,8 @@ MULTI_TURN = "actor_rollout_ref.rollout.multi_turn"
 FORMAT, AT_ONCE = f"{MULTI_TURN}.format", f"{MULTI_TURN}.max_parallel_calls"
 """How a call is written, and the calls of a turn that are made; ``auto`` is decided by the chat template."""
 KEYS = ("tool_config_path", "function_tool_path")
+MANAGER = "actor_rollout_ref.rollout.agent.agent_loop_manager_class"
+VERLS_TOOL_LOOP = "tool_agent"
 LISTED = "actor_rollout_ref.rollout.agent.agent_loop_config_path"
 
 
@@ -30,7 +32,13 @@ def agents_of_rows(config: DictConfig, *, tools: bool) -> tuple[str, ...]:
     """
     searches = bool(config.search.max_searches) or not may_call(config)
     ours = [name for name, use in ((AGENT_NAME, searches), (TURN_AGENT, tools)) if use]
-    return (*ours, *own_loops(config))
+    return tuple(dict.fromkeys([*ours, *own_loops(config), *loops_by_mask(config)]))
+
+
+def loops_by_mask(config: DictConfig) -> tuple[str, ...]:
+    """verl's loop with tools, where the recipe names some, and turns may follow from the mask (`algorithm.turn_ids`)."""
+    masked = config.algorithm.turn_ids != "loop" and tools_given(config)
+    return (VERLS_TOOL_LOOP,) if masked else ()
 
 
 def own_loops(config: DictConfig) -> tuple[str, ...]:

@@ -151,6 +151,9 @@ class Algorithm(Section):
     """Several turn signals with their weights, {info_gain: 1.0, tool_reward: 0.5}; replaces turn_signal."""
     turn_signal_params: Annotated[Params, When(lambda s: bool(reads.own_signals(s)))] = {}
     """Handed to turn signals of yours."""
+    turn_ids: Literal["auto", "loop", "mask"] = AUTO
+    """Whose turn a token belongs to: as the agent loop says (loop), or a run of policy tokens between observations (mask);
+    auto: the loop, and the mask where a row has no turn_ids (agent-loops.md)."""
     turn_anchor: Annotated[str, named(("observation", "prefix")), When(reads.anchored)] = "observation"
     """State that a turn starts from (gigpo, hgpo, g2po, turn_values=state): the last observation, or all tokens before the
     turn."""

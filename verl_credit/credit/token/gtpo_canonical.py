@@ -11,7 +11,7 @@ from verl_credit.credit.arguments import (
     refuse_rows,
 )
 from verl_credit.credit.groups import SOLVED_ABOVE, row_chunks, row_mean, valid_rows, z_score, z_score_of_one
-from verl_credit.credit.operator import Operator
+from verl_credit.credit.operator import ONE, Operator
 from verl_credit.lazy import torch
 
 EPS = 1e-8  # added to entropies, so that equal ones keep exactly equal shares
@@ -185,6 +185,7 @@ CANONICAL: dict[str, Operator] = {
             bias="population=polarity: the mean advantage of correct tokens is 0",
             departures="groups that are all rewarded or all not give 0",
             source="2508.04349",
+            outputs=ONE,
         ),
         Operator(
             name="grpo_s",
@@ -195,6 +196,7 @@ CANONICAL: dict[str, Operator] = {
             bias="own sample in mean and std",
             departures="groups that are all rewarded or all not give 0",
             source="2508.04349",
+            outputs=ONE,
         ),
     )
 }

@@ -18,7 +18,7 @@ from typing import Any, Literal, get_args, get_origin
 
 from verl_credit.credit.arguments import check_name, check_returned, output_dtype, refuse_rows
 from verl_credit.credit.groups import tied_rows
-from verl_credit.credit.operator import Operator, Range, WithoutGains, refuse_unread
+from verl_credit.credit.operator import OUTPUTS, RESETS, Operator, Range, WithoutGains, refuse_unread
 from verl_credit.credit.outcome import OUTCOME_OPERATORS
 from verl_credit.credit.turn.tables import Tables, make_tables
 from verl_credit.errors import did_you_mean
@@ -77,12 +77,14 @@ class TurnMode(Operator):
     whole_returns: bool = False
     """It leaves out a row whose turn rewards are not all known (`Tables.known_B`): such a row reads its outcome alone."""
     without_gains: WithoutGains = field(default_factory=WithoutGains)
+    outputs: str = RESETS
 
     def __post_init__(self) -> None:
         super().__post_init__()
         accepted, mode = ("rewards", "groups", "gains", *OPTIONAL_TABLES), f"turn mode {self.name!r}"
         for name in self.reads:
             check_name(f"{mode}: reads", name, accepted)
+        check_name(f"{mode}: outputs", self.outputs, OUTPUTS)
         for name in self.needs:
             check_name(f"{mode}: needs", name, self.tables or ("none: it reads no tables",))
 
@@ -249,7 +251,7 @@ def as_turn_mode(function: Callable, name: str) -> TurnMode:
     """A user's function of `Tables` as a mode. It may declare ``keys`` as attributes."""
     if isinstance(function, TurnMode):
         return function
-    keys = ("reads", "needs", "scope", "properties", "exempt", "default_signal", "whole_returns")
+    keys = ("reads", "needs", "scope", "properties", "exempt", "default_signal", "whole_returns", "outputs")
     declared = {key: getattr(function, key) for key in keys if hasattr(function, key)}
     about: dict[str, Any] = {"equation": "yours", "source": name} | dict.fromkeys(
         ("reduces_to", "bias"), "not stated"

@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Callable, Mapping
 
 import ray
+import torch
 from ray.exceptions import RayActorError
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
 
@@ -23,7 +24,9 @@ from verl_credit.host.rollout.engine_client import (
     row_client,
     seed_parts,
 )
-from verl_credit.names import ROLLOUT_NAME, ROW_RECORD, TURN_REWARDS
+from verl_credit.names import ROLLOUT_NAME, ROW_RECORD, TURN_IDS, TURN_REWARDS
+from verl_credit.turns.rollout.book import turns_of_mask
+from verl_credit.turns.rollout.thoughts import TurnReader
 
 ERRORS, HELD_OUT_FAULTS = "errors", "held_out_faults"
 
@@ -56,17 +59,33 @@ class CreditAgentLoopWorker(AgentLoopWorkerTQ.__ray_actor_class__):
             raise
 
     async def _agent_loop_postprocess(self, output, validate, **kwargs):
-        for one in output if isinstance(output, list) else [output]:
+        outputs = output if isinstance(output, list) else [output]
+        for one in outputs:
             fill_versions(one.extra_fields, self.versions, kwargs["global_steps"])
-            record = one.extra_fields.get(ROW_RECORD)
-            if isinstance(record, Mapping) and record.get("tool_fault"):
-                # Masked as in our own loops, so that KL and entropy terms skip the row too.
-                one.response_mask = [0] * len(one.response_mask)
-                one.extra_fields[TURN_REWARDS] = []  # a reward of a turn without tokens is refused
-                if validate:  # verl's evaluation hands on what the reward function returns, and no record
-                    fault = {name: record.get(name) for name in ("tool_fault", "fault_detail")}
-                    self._kept[HELD_OUT_FAULTS].append(fault)
+            if one.extra_fields.get(ROW_RECORD) is None and TURN_IDS not in one.extra_fields:
+                one.extra_fields[ROW_RECORD] = {"final_text": self._last_turn(one)}
+        records = [one.extra_fields.get(ROW_RECORD) for one in outputs]
+        faulty = [one for one in records if isinstance(one, Mapping) and one.get("tool_fault")]
+        for one in outputs if faulty else ():
+            # Masked as in our own loops, so that KL and entropy terms skip the rollout too.
+            one.response_mask = [0] * len(one.response_mask)
+            one.extra_fields[TURN_REWARDS] = []  # a reward of a turn without tokens is refused
+        if faulty and validate:  # verl's evaluation hands on what the reward function returns, and no record
+            fault = {name: faulty[0].get(name) for name in ("tool_fault", "fault_detail")}
+            self._kept[HELD_OUT_FAULTS].append(fault)
         return await super()._agent_loop_postprocess(output, validate, **kwargs)
+
+    def _last_turn(self, output) -> str:
+        """What verl's own loop wrote last: the only place where the reward may look for an answer."""
+        turn_T = turns_of_mask(torch.tensor(output.response_mask, dtype=torch.long))
+        places = (turn_T == turn_T.max()).nonzero().flatten().tolist() if (turn_T >= 0).any() else []
+        reader = TurnReader(self.tokenizer, self.config.search.include_reasoning)
+        reader.after([*output.prompt_ids, *output.response_ids[: min(places, default=0)]])
+        return reader.plain([output.response_ids[place] for place in places])
+
+    async def _compute_score(self, outputs, kwargs):
+        # verl's reward managers read the last output, in a mask that the longest prompt of all outputs shifts.
+        return await super()._compute_score(outputs[-1:], kwargs)
 
     def drain(self, kind: str) -> list:
         """Returns what was kept since the last call."""

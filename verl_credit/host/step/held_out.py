@@ -22,6 +22,7 @@ from verl_credit.records.run import events
 from verl_credit.records.run.files import VALIDATION, append_json, plain, read_json_lines
 from verl_credit.records.run.validation import write_held_out
 from verl_credit.turns.rollout.reward.golds import gold_answers
+from verl_credit.turns.rollout.sessions import sessions_of
 from verl_credit.turns.step.signals.signal import turn_texts
 from verl_credit.turns.step.step_checks import check_evaluation_faults
 
@@ -149,7 +150,7 @@ def held_out_rows(batch, mode: str, tokenizer) -> list[dict]:
         )
     outcomes = [float(values.double().sum()) for values in data["rm_scores"].unbind()]
     rows = []
-    for row in last_outputs(batch.keys):
+    for row in sorted(outputs[-1] for outputs in sessions_of(batch.keys)):
         ids, turn_ids = turns.response_ids[row], turns.turn_ids_B_T[row].tolist()
         texts = turn_texts(ids, turn_ids, int(turns.n_turns_B[row]), tokenizer.decode)
         record, info, columns = turns.records[row], turns.extra_infos[row], turns.columns[row]
@@ -193,12 +194,3 @@ def tell_apart(rows: list[dict]) -> list[dict]:
 def _digest(value) -> str:
     text = json.dumps(value, sort_keys=True, default=str)
     return hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=8).hexdigest()
-
-
-def last_outputs(keys: Sequence[str]) -> list[int]:
-    """The places of each trajectory's last output among verl's keys, PROMPT_SESSION_OUTPUT."""
-    last: dict[str, tuple[int, int]] = {}
-    for place, key in enumerate(keys):
-        session, _, output = key.rpartition("_")
-        last[session] = max(last.get(session, (-1, -1)), (int(output), place))
-    return sorted(place for _, place in last.values())

@@ -14,7 +14,10 @@ from verl_credit.turns.step.assign import StepCredit
 
 def keep_turns(run_dir: Path, batch, step: StepCredit, number: int) -> None:
     """Write the turn table of step ``number``."""
-    write_table(run_dir, TURNS, number, turn_columns(step, store.prompt_ids(batch)), pipeline(step))
+    uids, sessions = store.prompt_ids(batch), step.inputs.turns.sessions
+    if sessions is not None:
+        uids = [uids[row] for row in sessions.last_S.tolist()]
+    write_table(run_dir, TURNS, number, turn_columns(step, uids), pipeline(step))
 
 
 def pipeline(step: StepCredit) -> dict:
@@ -46,7 +49,10 @@ def pipeline(step: StepCredit) -> dict:
 
 
 def turn_columns(step: StepCredit, uids: list[str]) -> dict[str, list]:
-    """A line per turn of every row but padding; a row without a turn has one line without tokens."""
+    """A line per turn of every row but padding; a row without a turn has one line without tokens.
+
+    Where rollouts have several outputs, a row is a rollout.
+    """
     columns: dict[str, list] = {}
     turns, tables = step.inputs.turns, step.tables
     n_tokens = tables.optional["turn_tokens_B_K1"].tolist()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from omegaconf import DictConfig
@@ -12,6 +12,7 @@ from verl_credit.host.registry import AGENT_LOOP, LOSS, require_registered
 from verl_credit.host.rollout.agent_manager import CreditAgentLoopManager
 from verl_credit.host.step.recorded import of_rollout_server
 from verl_credit.names import LOSS_MODE
+from verl_credit.recipe.agent_loops import MANAGER, VERLS_TOOL_LOOP, own_loops
 from verl_credit.recipe.unread import without_effect_in
 from verl_credit.records.run import events
 
@@ -28,21 +29,29 @@ def check_actors(config: DictConfig, probed: list[dict]) -> dict[str, str | None
     return found
 
 
-def check_agent_loops(manager) -> None:
+def check_agent_loops(config: DictConfig, manager) -> Callable[[str], list]:
+    """Returns the manager's `drain`. A manager of somebody else keeps nothing for it, which a note says."""
     if not isinstance(manager, CreditAgentLoopManager):
-        raise TypeError(
-            "actor_rollout_ref.rollout.agent.agent_loop_manager_class must be "
-            f"{CreditAgentLoopManager.__module__}.{CreditAgentLoopManager.__name__}, "
-            f"got {type(manager).__name__}: failed rollouts would go unnoticed"
+        text = (
+            f"{MANAGER}={type(manager).__module__}.{type(manager).__name__} is not watched: nothing tells what its rollouts "
+            "raised (lost ones are counted all the same), which held-out rows had a tool fault, whether a worker died, and "
+            "whether its workers have our agent loops"
         )
+        events.note(Path(config.run_dir), "agent_loops", text)
+        return lambda kind: []
     for number, names in enumerate(manager.probe()):
         require_registered(f"agent loop worker {number}", names, AGENT_LOOP)
+    return manager.drain
 
 
 def note_engines(config: DictConfig, settings: CreditSettings, of_workers: Mapping[str, str | None]) -> None:
     search, run_dir = config.search, Path(config.run_dir)
     index = (search.index_fingerprint or "not named by its server") if search.max_searches else "none"
     events.note(run_dir, "banner", f"{settings.banner()} | index={index}")
+    loop, ids = config.actor_rollout_ref.rollout.agent.default_agent_loop, settings.algorithm.turn_ids
+    if ids == "mask" or (loop == VERLS_TOOL_LOOP and loop not in own_loops(config)):
+        text = f"turns are runs of the response mask (algorithm.turn_ids={ids}, default_agent_loop={loop})"
+        events.note(run_dir, "turn_ids", text)
     for kind, text in {**of_workers, "rollouts": of_rollout_server(config, "start_line")}.items():
         if text:
             events.note(run_dir, kind, text)

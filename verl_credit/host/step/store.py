@@ -6,7 +6,7 @@ new fields.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import transfer_queue as tq
@@ -14,10 +14,12 @@ from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 from verl.workers.utils.padding import response_from_nested
 
+from verl_credit.config.keys import AUTO
 from verl_credit.credit import turn_table
 from verl_credit.host.engine.log_prob_engine import nested
 from verl_credit.names import AGENTS, TURN_IDS
-from verl_credit.turns.rollout.book import TurnBatch, record_of, turn_ids_of, turn_rewards_of
+from verl_credit.turns.rollout.book import TurnBatch, record_of, turn_ids_of, turn_rewards_of, turns_of_mask
+from verl_credit.turns.rollout.sessions import link_of, sessions_of
 from verl_credit.turns.score.scorers import ScoreRow
 
 
@@ -70,12 +72,13 @@ def write_turn_ids(batch, turns: TurnBatch):
     return write_tokens(batch, turns, TURN_IDS, turns.turn_ids_B_T.to(torch.int16))
 
 
-def fetch_turn_batch(batch, columns: Sequence[str] = ()) -> TurnBatch:
+def fetch_turn_batch(batch, columns: Sequence[str] = (), ids: str = AUTO) -> TurnBatch:
     """Turn ids, the agent loops' records, and which rows are valid. ``columns``: of the data file, which verl writes beside
     the trajectory; a tensor of that name is a field of verl's, and no column.
 
-    Turn ids are a field of the row (our agent loops) or among its ``extra_fields`` (others). Raises RuntimeError where there
-    are none, ValueError where those or the turn rewards cannot be right.
+    Turn ids are a field of the row (our agent loops) or among its ``extra_fields`` (others), or follow from its mask, as
+    ``ids`` says (`algorithm.turn_ids`). Raises RuntimeError where there are none, ValueError where those or the turn rewards
+    cannot be right.
     """
     names = ("extra_fields", "reward_model", "extra_info", *columns)
     data = read(batch, "prompts", "responses", "response_mask", TURN_IDS, *names)
@@ -88,15 +91,28 @@ def fetch_turn_batch(batch, columns: Sequence[str] = ()) -> TurnBatch:
     # A padding row has the turns of the row that it was copied from.
     rows = [row for row, padded in enumerate(is_padding) if not padded]
     turn_ids_B_T = torch.full(mask_B_T.shape, -1, dtype=torch.int64)
-    for row, ids in _turn_ids(batch, data, extra_fields, response_ids, rows):
-        turn_ids_B_T[row, : len(ids)] = ids
+    found, masked = _turn_ids(batch, data, extra_fields, response_ids, rows if ids != "mask" else [])
+    masked = rows if ids == "mask" else masked
+    if masked and ids == "loop":
+        raise RuntimeError(
+            f"row {masked[0]}: rollouts carry no {TURN_IDS!r} (algorithm.turn_ids=loop): set the rows' agent_name (or "
+            f"rollout.agent.default_agent_loop) to {' or '.join(map(repr, AGENTS))}; an agent loop of your own puts "
+            f"extra_fields[{TURN_IDS!r}] into its AgentLoopOutput, a whole number per response token "
+            "(docs/agent-loops.md)"
+        )
+    found |= {row: turns_of_mask(mask_B_T[row]) for row in masked}
+    for row, turns in found.items():
+        turn_ids_B_T[row, : len(turns)] = turns
     turn_ids_B_T = torch.where(mask_B_T.bool(), turn_ids_B_T, -1)
     n_turns_B = turn_table(turn_ids_B_T, mask_B_T).n_turns_B
     records = [record_of(fields, row) for row, fields in enumerate(extra_fields)]
     faulty = torch.tensor([bool(record["tool_fault"]) for record in records])
     padding = torch.tensor(is_padding)
-    ours = TURN_IDS in data and not any(TURN_IDS in fields for fields in extra_fields)
-    rewards = {row: turn_rewards_of(extra_fields[row], row, int(n_turns_B[row])) for row in rows}
+    ours = TURN_IDS in data and not masked and not any(TURN_IDS in fields for fields in extra_fields)
+    alone = {row for outputs in sessions_of(batch.keys) for row in outputs if len(outputs) == 1}
+    rewards = {
+        row: turn_rewards_of(extra_fields[row], row, int(n_turns_B[row]), last=row in alone) for row in rows
+    }
     return TurnBatch(
         prompt_ids=[ids.tolist() for ids in data["prompts"].unbind()],
         response_ids=response_ids,
@@ -111,31 +127,32 @@ def fetch_turn_batch(batch, columns: Sequence[str] = ()) -> TurnBatch:
         row_valid_B=~(padding | faulty),
         n_turns_B=n_turns_B,
         turn_rewards=[rewards.get(row, []) for row in range(len(is_padding))],
+        ids_from_mask=len(masked),
+        keys=list(batch.keys),
+        links=[link_of(fields, row) for row, fields in enumerate(extra_fields)],
         ids_stored=ours and torch.equal(data[TURN_IDS].offsets(), data["responses"].offsets()),
     )
 
 
-def _turn_ids(batch, data, extra_fields, response_ids, rows: list[int]) -> Iterator[tuple[int, torch.Tensor]]:
-    """Yields each row's turn ids. verl's store returns a field only when every requested row has it."""
+def _turn_ids(
+    batch, data, extra_fields, response_ids, rows: list[int]
+) -> tuple[dict[int, torch.Tensor], list[int]]:
+    """(the turn ids that agent loops gave, the rows without). verl's store returns a field only when every requested row has
+    it; rows of our loops among others that have none follow from the mask as well, because an observation stands between
+    two turns of theirs."""
     given = [row for row in rows if TURN_IDS in extra_fields[row]]
-    for row in given:
-        yield row, torch.tensor(turn_ids_of(extra_fields[row], row, len(response_ids[row])))
+    found = {row: torch.tensor(turn_ids_of(extra_fields[row], row, len(response_ids[row]))) for row in given}
     others = [row for row in rows if TURN_IDS not in extra_fields[row]]
     if not others:
-        return
+        return found, []
     place = {row: row for row in others}
     if TURN_IDS not in data and given:
         data = read(batch, TURN_IDS, rows=others)
         place = {row: number for number, row in enumerate(others)}
     if TURN_IDS not in data:
-        raise RuntimeError(
-            f"row {others[0]}: rollouts carry no {TURN_IDS!r}: set the rows' agent_name (or "
-            f"rollout.agent.default_agent_loop) to {' or '.join(map(repr, AGENTS))}; an agent loop of your own puts "
-            f"extra_fields[{TURN_IDS!r}] into its AgentLoopOutput, a whole number per response token "
-            "(docs/agent-loops.md)"
-        )
+        return found, others
     fields = data[TURN_IDS].unbind()
-    yield from ((row, fields[place[row]]) for row in others)
+    return found | {row: fields[place[row]] for row in others}, []
 
 
 def _objects(column) -> list:

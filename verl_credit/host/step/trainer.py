@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import time
+from contextlib import contextmanager
 from functools import partial
 
 import ray
@@ -25,12 +26,14 @@ from verl_credit.host.step.ahead import RolloutsAhead
 from verl_credit.host.step.entropy_probe import EntropyProbe
 from verl_credit.host.step.held_out import Evaluation, with_means
 from verl_credit.host.step.kept_tables import keep_turns
+from verl_credit.host.step.mini_batches import WithRows, by_sessions
 from verl_credit.host.step.recorded import Recorder
 from verl_credit.host.step.v1_host import V1Host
 from verl_credit.host.step.watch import credited_rows, keep_rollouts
 from verl_credit.names import TRAINER_MODE
 from verl_credit.records.run import events
 from verl_credit.records.run.resume import without_limits
+from verl_credit.turns.rollout.sessions import sessions_of
 from verl_credit.turns.step.assign import CreditRun
 from verl_credit.turns.step.step import credited, restore, scored
 from verl_credit.turns.step.step_checks import StepChecks
@@ -45,6 +48,8 @@ class CreditSteps(PPOTrainer):
     VERL_MODE = "sync"
     """verl's name of the trainer that it extends."""
     WORKER: type = CreditWorker
+    _update_rows: int | None = None
+    """The rows of a mini-batch where rollouts have several outputs."""
 
     trainer_mode = property(lambda self: self.VERL_MODE, lambda self, value: None)
     """verl reads the mode's section of trainer.v1 by its own name of the mode. Its assignment of our name is ignored."""
@@ -110,8 +115,8 @@ class CreditSteps(PPOTrainer):
         super().fit(agent_loop_manager)
 
     def _check_workers(self, agent_loop_manager) -> None:
-        start.check_agent_loops(agent_loop_manager)
-        self.watch.drain = partial(agent_loop_manager.drain, ERRORS)
+        self._drain = start.check_agent_loops(self.config, agent_loop_manager)
+        self.watch.drain = partial(self._drain, ERRORS)
         start.note_engines(self.config, self.settings, self._worker_notes)
         if self.ahead:
             self.ahead.note()
@@ -137,9 +142,15 @@ class CreditSteps(PPOTrainer):
 
     def _balance_batch(self, batch, metrics, *args, **kwargs):
         """Orders the sampled rows and stops on failed rollouts, because no earlier hook sees these rows."""
-        metrics["credit/rollouts_failed"] = self.watch.settle(len(batch.keys))
+        metrics["credit/rollouts_failed"] = self.watch.settle(len(sessions_of(batch.keys)))
         self._enter(batch, metrics).order()
-        return super()._balance_batch(batch, metrics, *args, **kwargs)
+        outputs_S, self._update_rows = sessions_of(batch.keys), None
+        if len(outputs_S) == len(batch.keys) or not self.settings.turn_estimator:
+            return super()._balance_batch(batch, metrics, *args, **kwargs)
+        ranks = max(self.actor_rollout_wg._query_dispatch_info("actor")) + 1
+        of_run = self.config, ranks, self.tokenizer.eos_token_id
+        batch, self._update_rows = by_sessions(batch, outputs_S, *of_run)
+        return batch
 
     def _compute_old_log_prob(self, batch, metrics):
         began, host = time.perf_counter(), self._enter(batch, metrics)
@@ -169,7 +180,22 @@ class CreditSteps(PPOTrainer):
         probed = {"step": self.global_steps, "last": last}
         metrics |= self.probe.before_update(batch, self._turns, self.actor_rollout_wg, **probed)
         keep_rollouts(*rows, self.config, self.tokenizer)
-        return super()._update_actor(batch, metrics)
+        with self._rows_of_updates("actor_rollout_wg"):
+            return super()._update_actor(batch, metrics)
+
+    def _update_critic(self, batch, metrics):
+        with self._rows_of_updates("critic_wg"):
+            return super()._update_critic(batch, metrics)
+
+    @contextmanager
+    def _rows_of_updates(self, name: str):
+        workers = getattr(self, name)
+        if self._update_rows is not None:
+            setattr(self, name, WithRows(workers, self._update_rows))
+        try:
+            yield
+        finally:
+            setattr(self, name, workers)
 
     def step(self, metrics, timing_raw):
         batch = super().step(metrics, timing_raw)
@@ -202,7 +228,7 @@ class CreditSteps(PPOTrainer):
             self.val_dataloader = own(loader)
             return verls()
 
-        drain = partial(self.agent_loop_manager.drain, HELD_OUT_FAULTS)
+        drain = partial(self._drain, HELD_OUT_FAULTS)
         try:
             rows = len(self.val_dataset)
             return self.evaluation.of_step(self.global_steps, evaluate, rows, self.tokenizer, drain)

@@ -56,7 +56,10 @@ class V1Host:
     # --- the rows ----------------------------------------------------------------------------------
 
     def turns(self, columns: Sequence[str] = ()) -> TurnBatch:
-        self._turns = store.fetch_turn_batch(self.batch, columns)
+        self._turns = store.fetch_turn_batch(self.batch, columns, self.config.algorithm.turn_ids)
+        if masked := self._turns.ids_from_mask:
+            rows = f"{masked} of {len(self._turns.keys)} rows of step {self.step}"
+            self.note("turn_ids", f"turns are runs of the response mask in {rows} (algorithm.turn_ids)")
         self.batch = store.write_turn_ids(self.batch, self._turns)
         return self._turns
 

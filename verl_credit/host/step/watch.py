@@ -55,6 +55,10 @@ class Credited:
 def credited_rows(host: StepHost, step: StepCredit, keep: DictConfig) -> Credited:
     """Called while the rows have the log-probs that the credit was made with: an asynchronous trainer replaces them before
     the update."""
+    if step.inputs.turns.sessions is not None:
+        kept = "rollouts of several outputs are not kept token by token (keep_rollouts.steps)"
+        host.note("keep_rollouts", kept if keep.steps else None)
+        return Credited([], {}, {})
     rows = step.inputs.turns.valid_rows if keep.groups is None else sampled_rows(step, keep.groups)
     if not keep.steps or not rows:
         return Credited([], {}, {})

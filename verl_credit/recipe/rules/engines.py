@@ -21,7 +21,15 @@ from verl_credit.config.settings import CreditSettings
 from verl_credit.errors import ConfigError
 from verl_credit.names import AGENT_NAME, AGENTS, TURN_AGENT
 from verl_credit.policy.families import ATTENTION, OURS, Keys
-from verl_credit.recipe.agent_loops import KEYS, LISTED, MULTI_TURN, may_call, own_loops, tools_given
+from verl_credit.recipe.agent_loops import (
+    KEYS,
+    LISTED,
+    MULTI_TURN,
+    loops_by_mask,
+    may_call,
+    own_loops,
+    tools_given,
+)
 from verl_credit.recipe.recipe_files import verl_folder
 from verl_credit.recipe.rules.own import own_modules
 from verl_credit.turns.score.scorers import SCORERS
@@ -70,7 +78,7 @@ def _module_there(path: str) -> bool:
 
 def validate_loop(config: DictConfig, settings: CreditSettings) -> Iterator[ConfigError]:
     """Yields a refusal for an agent loop that nothing here or in the user's file has. A module may register others."""
-    name, known = select(config, DEFAULT), (*AGENTS, *own_loops(config))
+    name, known = select(config, DEFAULT), (*AGENTS, *own_loops(config), *loops_by_mask(config))
     if name in VERLS_LOOPS and name not in known:
         ours = AGENT_NAME if name == "single_turn_agent" else TURN_AGENT
         use = f"verl's own loops do not write which token belongs to which turn; take {ours}, or {AGENT_NAME} for the search"

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field
 from operator import index
 from typing import Any
 
+from verl_credit.credit.turn.sessions import Sessions
 from verl_credit.lazy import torch
 from verl_credit.names import ROW_RECORD, TURN_IDS, TURN_REWARDS
 
@@ -157,6 +158,15 @@ class TurnBatch:
     """The reward of the calls of each row's tool turns, None without a reward; [] for a padding row."""
     ids_stored: bool = False
     """The rows were read with these turn ids, one per response token: nothing has to be written."""
+    ids_from_mask: int = 0
+    """Rows whose turns are runs of the response mask, because their agent loop gave no turn ids."""
+    keys: list[str] = field(default_factory=list)
+    """verl's key of each row, PROMPT_SESSION_OUTPUT; empty where every row is a rollout."""
+    links: list[tuple[int, tuple[int, int] | None]] = field(default_factory=list)
+    """The chain and the parent of each row (`sessions.link_of`)."""
+    sessions: Sessions | None = None
+    """The places of ``outputs`` in these rows, where `sessions.joined` has made one row of each rollout's outputs."""
+    outputs: TurnBatch | None = None
 
     @property
     def valid_rows(self) -> list[int]:
@@ -215,18 +225,29 @@ def turn_ids_of(extra_fields: Mapping, row: int, length: int) -> list[int]:
     return [_as(int, turn, f"{where}[{place}]", expected) for place, turn in enumerate(given)]
 
 
-def turn_rewards_of(extra_fields: Mapping, row: int, n_turns: int) -> list[float | None]:
+def turns_of_mask(mask_T: torch.Tensor) -> torch.Tensor:
+    """turn_ids_T: the number of each run of policy tokens (mask 1), -1 elsewhere. Two turns without an observation between
+    them are one run."""
+    begins_T = mask_T.bool() & ~torch.nn.functional.pad(mask_T.bool(), (1, 0))[:-1]
+    return torch.where(mask_T.bool(), begins_T.cumsum(0) - 1, -1)
+
+
+def turn_rewards_of(
+    extra_fields: Mapping, row: int, n_turns: int, *, last: bool = True
+) -> list[float | None]:
     """Returns a reward per tool turn; None when the loop gave none. An entry of the answer turn is checked and dropped.
+
+    ``last`` False: the rollout has other outputs, so that the row's last turn may be a tool turn, whose entry is kept.
 
     Raises ValueError for another length, and for an entry that is neither a finite number nor None.
     """
-    tool_turns = max(n_turns - 1, 0)
+    tool_turns = max(n_turns - last, 0)
     if extra_fields.get(TURN_REWARDS) is None:
         return [None] * tool_turns
     where = f"row {row}: extra_fields[{TURN_REWARDS!r}]"
     given = _as(list, extra_fields[TURN_REWARDS], where, "a list with a number or None per turn")
-    if len(given) not in (n_turns, tool_turns):
+    if len(given) not in (n_turns, max(n_turns - 1, 0)):
         raise ValueError(
-            f"{where} has {len(given)} entries; expected {n_turns}, one per turn, or {tool_turns} without the answer's"
+            f"{where} has {len(given)} entries; expected {n_turns}, one per turn, or {n_turns - 1} without the last one's"
         )
     return [known_reward(value, f"{where}, turn {turn}") for turn, value in enumerate(given)][:tool_turns]

@@ -10,6 +10,7 @@ from verl_credit.credit import info_gain
 from verl_credit.errors import IntegrityError
 from verl_credit.lazy import torch
 from verl_credit.turns.rollout.book import TurnBatch
+from verl_credit.turns.rollout.sessions import joined
 from verl_credit.turns.score.branches import plan_branches
 from verl_credit.turns.score.requests import gain_requests, score_table
 from verl_credit.turns.score.scorers import SCORERS, Forward, GainPlan
@@ -29,7 +30,7 @@ def plan_gains(turns: TurnBatch, settings: CreditSettings, tokenizer, *, scored:
     scored = scored and settings.scores_gain
     requests = gain_requests(turns, settings, tokenizer) if scored else []
     scorer = SCORERS[settings.algorithm.info_gain_scorer]
-    return GainPlan(turns, settings, scorer, scored, requests, plan_branches(requests, turns))
+    return GainPlan(turns, settings, scorer, scored, requests, plan_branches(requests, turns), joined(turns))
 
 
 def score_gains(plan: GainPlan, forward: Forward, metrics: dict) -> Gains:
@@ -40,7 +41,7 @@ def score_gains(plan: GainPlan, forward: Forward, metrics: dict) -> Gains:
     """
     metrics["credit/gain/scored"] = float(plan.scored)
     if not plan.scored:
-        rows, width = len(plan.turns.records), _columns(plan) - 1
+        rows, width = len(plan.rollouts.records), _columns(plan.rollouts) - 1
         no_B_K = torch.zeros(rows, width)
         no_gold_B_K1 = torch.full((rows, width + 1), nan)
         return Gains(no_B_K, no_B_K.bool(), no_gold_B_K1[:, 0], no_gold_B_K1)
@@ -48,15 +49,18 @@ def score_gains(plan: GainPlan, forward: Forward, metrics: dict) -> Gains:
 
 
 def score_answers(plan: GainPlan, forward: Forward) -> tuple[torch.Tensor, torch.Tensor]:
-    """(score_B_K1, requested_B_K1): mean log-probs of the gold answer's tokens before every turn (`score_table`)."""
+    """(score_B_K1, requested_B_K1): mean log-probs of the gold answer's tokens before every turn (`score_table`) of every
+    rollout. The context of a turn is the prompt of its own output and what follows."""
     scores = plan.scorer.score(plan, forward) if plan.requests else torch.zeros(0)
     aliases = plan.settings.algorithm.info_gain_aliases
-    return score_table(plan.requests, scores, len(plan.turns.records), _columns(plan), aliases)
+    found = score_table(plan.requests, scores, len(plan.turns.records), _columns(plan.turns), aliases)
+    sessions = plan.rollouts.sessions
+    return found if sessions is None else (sessions.join_turns(found[0]), sessions.join_turns(found[1]))
 
 
 def gains_of(plan: GainPlan, score_B_K1: torch.Tensor, requested_B_K1: torch.Tensor, metrics: dict) -> Gains:
     """`score_gains` for known scores."""
-    turns, settings = plan.turns, plan.settings
+    turns, settings = plan.rollouts, plan.settings
     gain = info_gain(
         score_B_K1,
         requested_B_K1,
@@ -86,6 +90,6 @@ def gains_of(plan: GainPlan, score_B_K1: torch.Tensor, requested_B_K1: torch.Ten
     return Gains(gain_B_K, gain.turn_mask_B_K, answer_B, gold_B_K1)
 
 
-def _columns(plan: GainPlan) -> int:
+def _columns(turns: TurnBatch) -> int:
     """Most turns of a row."""
-    return max(int(plan.turns.n_turns_B.max()), 1)
+    return max(int(turns.n_turns_B.max()), 1)

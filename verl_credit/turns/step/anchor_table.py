@@ -12,6 +12,7 @@ from verl_credit.credit.plugins import load
 from verl_credit.credit.turn.anchors import exact_anchors
 from verl_credit.errors import IntegrityError
 from verl_credit.lazy import torch
+from verl_credit.turns.rollout.book import TurnBatch
 from verl_credit.turns.step.signals.signal import StepRows, blamed, listed
 
 ANCHORS = ("observation", "prefix")
@@ -22,24 +23,21 @@ def anchor_table(settings: CreditSettings, rows: StepRows) -> torch.Tensor:
     """anchor_B_K1: equal ids are equal states of a prompt, -1 is none.
 
     ``turn_anchor`` observation: the state is the last observation (every rollout's first turn starts from the prompt).
-    prefix: the state is all tokens before the turn, the prompt's among them. Otherwise it is the path of
+    prefix: the state is all tokens before the turn, the prompt's among them; in a rollout of several outputs those of the
+    turn's own output. Otherwise it is the path of
     `f(trajectory) -> a state per turn`.
     """
     turns, algorithm = rows.turns, settings.algorithm
     states: list[list[Any]] = [[] for _ in turns.records]
     own = None if algorithm.turn_anchor in ANCHORS else load(algorithm.turn_anchor, ANCHOR_KEY)
+    prefixes = _prefixes(turns) if algorithm.turn_anchor == "prefix" else []
     observed = observations(rows) if algorithm.turn_anchor == "observation" else []
     for row in rows.turns.valid_rows:
         n_turns = int(turns.n_turns_B[row])
         if own is not None:
             states[row] = _own_states(own, algorithm.turn_anchor, rows, row, n_turns)
         elif algorithm.turn_anchor == "prefix":
-            turn_ids, before = turns.turn_ids_B_T[row].tolist(), 0
-            digest = blake2b(array("q", turns.prompt_ids[row]), digest_size=16)
-            for start in map(turn_ids.index, range(n_turns)):
-                digest.update(array("q", turns.response_ids[row][before:start]))
-                states[row].append(digest.digest())
-                before = start
+            states[row] = prefixes[row]
         else:
             states[row] = ["", *observed[row]][:n_turns]
     groups, columns = rows.group_B.tolist(), rows.gain_B_K.shape[1] + 1
@@ -47,6 +45,24 @@ def anchor_table(settings: CreditSettings, rows: StepRows) -> torch.Tensor:
         return exact_anchors(states, groups, columns=columns)
     except (TypeError, ValueError) as error:
         raise IntegrityError(f"{ANCHOR_KEY}={algorithm.turn_anchor}: {error}") from error
+
+
+def _prefixes(turns: TurnBatch) -> list[list[bytes]]:
+    """A digest per turn of the prompt and of what stands before it in its output."""
+    outputs, sessions = turns.outputs or turns, turns.sessions
+    states: list[list[bytes]] = [[b""] * n for n in turns.n_turns_B.tolist()]
+    for row, prompt in enumerate(outputs.prompt_ids):
+        rollout, n_turns = row, int(outputs.n_turns_B[row])
+        numbers = list(range(n_turns))
+        if sessions is not None:
+            rollout, numbers = int(sessions.session_B[row]), sessions.turn_B_K1[row].tolist()
+        turn_ids, before = outputs.turn_ids_B_T[row].tolist(), 0
+        digest = blake2b(array("q", prompt), digest_size=16)
+        for turn, start in enumerate(map(turn_ids.index, range(n_turns))):
+            digest.update(array("q", outputs.response_ids[row][before:start]))
+            states[rollout][numbers[turn]] = digest.digest()
+            before = start
+    return states
 
 
 def observations(rows: StepRows) -> list[list[str]]:

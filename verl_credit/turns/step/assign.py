@@ -7,13 +7,14 @@ The trainer, the twin and `fidelity` make `StepInputs` after the policy's forwar
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from verl_credit.config.settings import INFO_GAIN, CreditSettings
 from verl_credit.credit import TurnCredit, spread, turn_table
 from verl_credit.credit.groups import SOLVED_ABOVE
 from verl_credit.credit.plugins import TurnInputs
+from verl_credit.credit.turn.sessions import Sessions
 from verl_credit.credit.turn.turn_credit import BatchTables, credit_of
 from verl_credit.errors import IntegrityError
 from verl_credit.lazy import torch
@@ -62,7 +63,11 @@ class CreditRun:
 
 @dataclass(frozen=True)
 class StepInputs:
-    """The inputs of a step's credit beside outcomes and groups, row for row as verl's data."""
+    """The inputs of a step's credit beside outcomes and groups, row for row as verl's data.
+
+    Where rollouts have several outputs, ``turns`` and the gains have a row per rollout (`sessions.joined`), and the token
+    level's inputs and the critic's values have one per output until `assign` joins them.
+    """
 
     run: CreditRun
     turns: TurnBatch
@@ -120,7 +125,9 @@ def step_inputs(
 ) -> StepInputs:
     """The inputs after the forward of the step; ``metrics`` gets the gains' metrics."""
     gains = score_gains(plan, forward, metrics)
-    return StepInputs(run, plan.turns, *gains, plan.scored, *run.settings.curriculum_at(step, planned_steps))
+    return StepInputs(
+        run, plan.rollouts, *gains, plan.scored, *run.settings.curriculum_at(step, planned_steps)
+    )
 
 
 def assign(
@@ -130,11 +137,16 @@ def assign(
 
     ``mask_B_T``: the response mask after rejection by rollout correction. Rejected tokens get 0 and are in no token
     statistic. Rows and turns that lost tokens keep their outcome and gain in the statistics of their group, as with verl's
-    own estimators.
+    own estimators. Rollouts of several outputs are rows of their own in between, with the outcome of their last output; what
+    is returned per token has verl's rows again.
     Modes, equations and edge cases: ``verl_credit.credit.turn.turn_credit``. An outcome that is not finite stops the run; a
     turn reward that is NaN is a missing one.
     """
-    run, turns = inputs.run, inputs.turns
+    run, turns, sessions = inputs.run, inputs.turns, inputs.turns.sessions
+    if sessions is not None:
+        inputs = _of_sessions(inputs, sessions)
+        outcome_B, group_B = outcome_B[sessions.last_S], group_B[sessions.last_S]
+        mask_B_T = sessions.join(mask_B_T)
     _check_outcomes(inputs, outcome_B)
     rows = StepRows(turns, run.tokenizer.decode, outcome_B, group_B, inputs.gain_B_K, inputs.has_gain_B_K)
     signals: dict[str, Table] = {}
@@ -175,7 +187,21 @@ def assign(
     return_B_T = None
     if inputs.value_B_T is not None and return_B_K1 is not None:
         return_B_T = learned_by_critic(inputs.value_B_T, return_B_K1, turns.turn_ids_B_T, mask_B_T)
+    if sessions is not None:
+        advantage_B_T, clip_scale_B_T = sessions.split(advantage_B_T), sessions.split(clip_scale_B_T, 1.0)
+        return_B_T = None if return_B_T is None else sessions.split(return_B_T)
     return StepCredit(inputs, tables, credit, advantage_B_T, clip_scale_B_T, metrics, signals, return_B_T)
+
+
+def _of_sessions(inputs: StepInputs, sessions: Sessions) -> StepInputs:
+    """The inputs with the tokens of a rollout's outputs in one row."""
+    tokens, value_B_T = inputs.tokens, inputs.value_B_T
+    if tokens is not None:
+        names = ("mask_B_T", "token_ids_B_T", "log_prob_B_T", "entropy_B_T")
+        given = {name: values for name in names if (values := getattr(tokens, name)) is not None}
+        together: dict[str, Any] = {name: sessions.join(values) for name, values in given.items()}
+        tokens = replace(tokens, **together, row_valid_B=inputs.turns.row_valid_B)
+    return replace(inputs, tokens=tokens, value_B_T=None if value_B_T is None else sessions.join(value_B_T))
 
 
 def _tables(

@@ -85,7 +85,7 @@ def scored(host: StepHost, run: CreditRun, turns: TurnBatch) -> tuple[StepInputs
 
 def credited(host: StepHost, inputs: StepInputs) -> StepCredit | None:
     """Gives every token of the step its advantage and its clip scale; None where another estimator gave the advantages."""
-    stage, turns = inputs.run.stage, inputs.turns
+    stage, turns = inputs.run.stage, inputs.turns.outputs or inputs.turns  # row for row as the host's
     if stage is not None and stage.active:
         tokens = token_inputs(host, turns.row_valid_B, mask_B_T=turns.response_mask_B_T)
         inputs = replace(inputs, tokens=tokens)

@@ -22,7 +22,9 @@ from verl_credit.records.run.events import (
 from verl_credit.redact import redact
 from verl_credit.turns.rollout.book import NO_TOKEN, TurnBatch
 from verl_credit.turns.rollout.mcp import MCP_SERVER
+from verl_credit.turns.rollout.sessions import joined
 from verl_credit.turns.step.assign import StepCredit
+from verl_credit.turns.step.outputs import check_outputs
 from verl_credit.turns.step.signals.signal import turns_with, turns_without
 from verl_credit.turns.step.step import StepHost
 from verl_credit.turns.step.step_metrics import credit_metrics, gain_metrics, row_metrics
@@ -43,6 +45,8 @@ class StepChecks:
 
     def rows(self, host: StepHost, turns: TurnBatch) -> None:
         """Called before the rows are scored."""
+        check_outputs(turns, self._settings, self._config)
+        turns = joined(turns)
         host.report(metrics := row_metrics(turns))
         pairs = zip(turns.records, turns.is_padding, strict=True)
         real = [record for record, pad in pairs if not pad]

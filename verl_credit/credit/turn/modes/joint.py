@@ -7,6 +7,7 @@ from verl_credit.credit.groups import EPS, VARIANCE_FLOOR, z_score
 from verl_credit.credit.operator import (
     CENTRED,
     NORMALISED,
+    SUB_AGENTS,
     AtLeastZero,
     Count,
     Positive,
@@ -27,6 +28,7 @@ from verl_credit.lazy import torch
     source="2402.03300",
     properties=CENTRED | NORMALISED,
     without_gains=WithoutGains(lambda n: 1.0),
+    outputs=SUB_AGENTS,
 )
 def none(
     tables: Tables,

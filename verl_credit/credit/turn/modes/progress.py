@@ -4,7 +4,7 @@ from typing import Literal
 
 from verl_credit.credit.arguments import given
 from verl_credit.credit.groups import group_stats
-from verl_credit.credit.operator import CENTRED, AtLeastZero, Share, WithoutGains, refuse_unread
+from verl_credit.credit.operator import CENTRED, SUB_AGENTS, AtLeastZero, Share, WithoutGains, refuse_unread
 from verl_credit.credit.turn.mode import ModeOutput, turn_mode
 from verl_credit.credit.turn.tables import Tables
 from verl_credit.lazy import torch
@@ -119,6 +119,7 @@ def _differences(score_B_K1: "torch.Tensor", before_B: "torch.Tensor") -> "torch
     scope="row",
     default_signal="none",
     exempt={"ties": NO_GROUP, "no_gains": NO_GROUP},
+    outputs=SUB_AGENTS,
 )
 def turn_gae(
     tables: Tables,

@@ -66,6 +66,8 @@ class GainPlan:
     requests: list[Request]
     branches: BranchPlan
     """A branch per distinct context and answer."""
+    rollouts: TurnBatch
+    """``turns`` with one row per rollout (`sessions.joined`)."""
 
 
 class Scorer(ABC):

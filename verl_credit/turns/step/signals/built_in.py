@@ -7,6 +7,7 @@ from typing import Any
 
 from verl_credit.config.keys.reads import COLUMN
 from verl_credit.config.settings import INFO_GAIN, CreditSettings
+from verl_credit.credit.operator import RESETS
 from verl_credit.credit.plugins.load import load, plugin_path
 from verl_credit.errors import IntegrityError
 from verl_credit.lazy import torch
@@ -23,6 +24,7 @@ class InfoGainSignal(Signal):
 
     says = "how much closer the policy's own probability of the gold answer moved"
     reads = "the scorer's log-probs of the gold answer"
+    outputs = RESETS
 
     def rewards(self, rows: StepRows) -> Table:
         return rows.gain_B_K.to(torch.float64), rows.has_gain_B_K

@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 
 from verl_credit.config.settings import INFO_GAIN, CreditSettings
 from verl_credit.credit.groups import z_score
+from verl_credit.credit.operator import SUB_AGENTS
 from verl_credit.errors import IntegrityError
 from verl_credit.lazy import torch
 from verl_credit.turns.rollout.book import TurnBatch, as_number, shown
@@ -160,6 +161,8 @@ class Signal(ABC):
     says: ClassVar[str] = ""
     reads: ClassVar[str] = ""
     cost: ClassVar[str] = ""
+    outputs: str = SUB_AGENTS
+    """The rollouts of several outputs that it has a meaning for (`credit.operator.OUTPUTS`)."""
     columns: tuple[str, ...] = ()
     """The data file's columns that it reads beside `extra_info`."""
 
