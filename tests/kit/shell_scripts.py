@@ -257,8 +257,9 @@ def _mismatch(oracle: list[list[str]], found: list[Launch]) -> str:
 
 
 def _differs(given: list[str], launch: Launch) -> str:
-    claimed = {key: value for key, _, value in (one.partition("=") for one in launch.arguments)}
     unknown = {one.partition("=")[0] for one in launch.unknown}
+    read = [one for one in launch.arguments if "=" in one or not unknown]
+    claimed = {key: value for key, _, value in (one.partition("=") for one in read)}
     if unknown:  # a value that is not known may be several words
         given = [one for one in given if "=" in one]
     for key, value in {key: value for key, _, value in (one.partition("=") for one in given)}.items():

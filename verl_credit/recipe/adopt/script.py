@@ -10,7 +10,8 @@ from pathlib import Path
 
 from verl_credit.errors import ConfigError, printable
 from verl_credit.recipe.adopt.dialog import Unconfined, follow
-from verl_credit.recipe.adopt.follow import MARK, Program
+from verl_credit.recipe.adopt.marks import MARK
+from verl_credit.recipe.adopt.programs import Program
 
 MAIN = "verl.trainer.main_ppo"
 FULLY_ASYNC = "verl.experimental.fully_async_policy.fully_async_main"
@@ -55,15 +56,17 @@ def launches_of(name: str, environment: Mapping[str, str]) -> list[Launch]:
         use = f"{error}; so that the script is not read here. {second}"
         raise ConfigError(f"--from {name}: {use}", key="--from", value=name, accepted=use) from error
     late = [] if ended else [f"{name} had not ended after {SECONDS:g} s; what comes later in it was not read"]
-    programs = found.in_order()
+    programs = sorted(found.programs, key=lambda program: program.order)
     launches = [launch for program in programs for launch in _launches(program)]
-    if found.branches:
-        use = f"which launch runs is decided by what is not known here ({found.branches[0]}). {second}"
+    if found.unknown.branches:
+        use = (
+            f"which launch runs is decided by what is not known here ({found.unknown.branches[0]}). {second}"
+        )
         raise ConfigError(f"--from {name}: {use}", key="--from", value=name, accepted=use)
     if not launches:
-        raise _none(name, programs, [*late, *found.notes])
+        raise _none(name, programs, [*late, *found.builtins.notes])
     for launch in launches:
-        launch.notes += [*late, *found.notes]
+        launch.notes += [*late, *found.builtins.notes]
     return launches
 
 
@@ -98,9 +101,11 @@ def _launches(program: Program) -> Iterator[Launch]:
     if not entry:
         return
     launch = Launch(entry, [], line=program.line)
-    doubtful = dict(program.doubtful)
+    doubtful, why = dict(program.doubtful), None
     for word in program.words[place + 1 :]:
         key = match[1] if (match := _KEY.match(word)) else ""
+        if why and word and not key and word[0] not in "-+~" and word not in program.unknown:
+            continue  # the rest of a value that is not known
         why = program.unknown.get(word) or doubtful.pop(key, None)
         if why:
             launch.unknown[MARK.sub("?", word) if word.strip("\x02\x030123456789") else "an argument"] = why
