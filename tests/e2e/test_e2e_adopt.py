@@ -184,7 +184,7 @@ def write_launch(folder, name, lab):
     if launch.config:
         files[launch.config.name] = launch.config.read_text()
         words += ["--config-path=.", f"--config-name={launch.config.stem}"]
-    files["run.sh"] = f"{shlex.join(words)} $@\n"
+    files["run.sh"] = f'{shlex.join(words)} "$@"\n'
     for file, text in files.items():
         (folder / file).parent.mkdir(parents=True, exist_ok=True)
         (folder / file).write_text(text)

@@ -236,7 +236,7 @@ KINDS = {
         f"echo {LAUNCH}; {LAUNCH}",
         f"{LAUNCH}\n{LAUNCH} last=1",
         f"{LAUNCH} && {LAUNCH} last=1",
-        f"{LAUNCH} c.x=1 & {LAUNCH} c.x=2 & wait",
+        f"{LAUNCH} c.x=1 & wait; {LAUNCH} c.x=2 & wait",
     ],
 }
 LAUNCHES = [form for forms in KINDS.values() for form in forms]

@@ -81,6 +81,11 @@ class Blocks:
         found = [self._widened(region) for region in regions]
         return self._of([n for region in found for n in region], set())
 
+    def sets(self, command: str) -> set[str]:
+        """The names that the command may set, and the functions that it calls."""
+        self.lines.append(command)
+        return self._of([len(self.lines) - 1], set()).names
+
     def knows(self, command: str) -> bool:
         return any(one_line(command) in one_line(line) for line in self.lines)
 

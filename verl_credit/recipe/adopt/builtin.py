@@ -15,9 +15,8 @@ _EXPECTED = ("errexit", "nounset", "xtrace", "functrace", "noexec")
 
 
 class Builtins:
-    def __init__(self, unknown: Unknown, files: Files) -> None:
-        self.unknown, self.files = unknown, files
-        self.notes: list[str] = []
+    def __init__(self, unknown: Unknown, files: Files, notes: list[str]) -> None:
+        self.unknown, self.files, self.notes = unknown, files, notes
 
     def answer(self, event: Event, name: str, rest: list[str]) -> list[str]:
         """Code that runs the command, or what takes its place."""
@@ -29,7 +28,8 @@ class Builtins:
                 self.unknown.lose(f"line {event.line} may set it, and does not surely run")
             return [SKIP]
         if name == "trap" and {"DEBUG", "RETURN", "ERR"} & {*rest}:
-            self.unknown.lose(f"the trap of line {event.line} may set it")
+            names = self.unknown.blocks.sets("; ".join(self.unknown.expanded(rest)))
+            self.unknown.pin(names, self.unknown.mark(f"the trap of line {event.line} may set it"))
             return [SKIP]
         if name in ("enable", "kill", "suspend", "bind"):
             return [SKIP]

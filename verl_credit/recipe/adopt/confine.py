@@ -35,7 +35,7 @@ _OPENS = {"x86_64": (2, 257), "aarch64": (56,)}
 """The system calls that open a file."""
 _ARCHITECTURE = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _REFUSED = {  # by name: the numbers of x86_64 and aarch64; 0 where the machine has none
-    "socket": (41, 198), "io_uring_setup": (425, 425), "creat": (85, 0), "openat2": (437, 437),
+    "truncate": (76, 45), "socket": (41, 198), "io_uring_setup": (425, 425), "creat": (85, 0), "openat2": (437, 437),
     "kill": (62, 129), "tkill": (200, 130), "tgkill": (234, 131), "rt_sigqueueinfo": (129, 138),
     "rt_tgsigqueueinfo": (297, 240), "pidfd_send_signal": (424, 424), "pidfd_getfd": (438, 438),
     "ptrace": (101, 117), "process_vm_writev": (311, 271), "setpgid": (109, 154), "setsid": (112, 157),

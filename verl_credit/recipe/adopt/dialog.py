@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import select
 import shutil
 import signal
@@ -16,6 +17,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import IO
 
 from verl_credit.recipe.adopt import confine
 from verl_credit.recipe.adopt.confine import WRITES
@@ -62,8 +64,9 @@ def follow(script: Sequence[str], environment: Mapping[str, str], seconds: float
         opened = _listener(ours, process)
         dialog = _Dialog(asked, answers, process, time.monotonic() + seconds)
         threading.Thread(target=_serve_opens, args=(opened, dialog.follower), daemon=True).start()
-        threading.Thread(target=process.stderr.read, daemon=True).start()
-        return dialog.follower, dialog.serve()
+        complaints = threading.Thread(target=_hear, args=(process.stderr, dialog.follower.notes), daemon=True)
+        complaints.start()
+        ended = dialog.serve()
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -71,6 +74,8 @@ def follow(script: Sequence[str], environment: Mapping[str, str], seconds: float
         os.close(asked)
         os.close(answers)
         ours.close()
+    complaints.join(1.0)
+    return dialog.follower, ended
 
 
 def _listener(ours: socket.socket, process: subprocess.Popen) -> int:
@@ -78,6 +83,13 @@ def _listener(ours: socket.socket, process: subprocess.Popen) -> int:
     if not message:
         raise Unconfined(process.communicate()[1].decode(errors="replace").strip())
     return descriptors[0]
+
+
+def _hear(stderr: IO[bytes], notes: list[str]) -> None:
+    """Notes where bash cannot read the script; it ends there. What else it prints is of no interest."""
+    for line in stderr:
+        if re.search(rb": (syntax error|unexpected EOF|cannot execute binary)", line):
+            notes.append(f"bash says: {line.decode(errors='replace').strip()}")
 
 
 def _serve_opens(opened: int, follower: Follower) -> None:

@@ -48,7 +48,8 @@ class Follower:
         self.programs: list[Program] = []
         self.unknown = Unknown(ask)
         self.files = Files(self.unknown)
-        self.builtins = Builtins(self.unknown, self.files)
+        self.notes: list[str] = []
+        self.builtins = Builtins(self.unknown, self.files, self.notes)
         self._mark = self.unknown.mark
         self._started: list[tuple[Event, list[str]]] = []
         self._stubs: set[str] = set()
@@ -72,11 +73,11 @@ class Follower:
             elif "\udc80" <= max(word, default="") <= "\udcff":
                 why[word] = "it is not UTF-8"
         self.programs.append(Program([*given], event.line, int(order), why, tuple(self.unknown.keys.items())))
-        for word in given[1:]:
-            if not word.startswith("-") and word not in (".", "..", "/"):
-                self.files.writes(event, word)
         self._line = event.line
         inner = shell_in([*given]) if len(self.programs) <= MOST else ""
+        for word in () if inner else given[1:]:
+            if not word.startswith("-") and word not in (".", "..", "/"):
+                self.files.writes(event, word)
         silent = os.path.basename(given[0]) in SILENT
         return "; ".join([*[inner] * bool(inner), ":" if silent else f"builtin printf '%s\\n' '{mark}'"])
 

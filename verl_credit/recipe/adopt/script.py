@@ -18,6 +18,8 @@ FULLY_ASYNC = "verl.experimental.fully_async_policy.fully_async_main"
 LAUNCHES = (MAIN, FULLY_ASYNC)
 SECONDS = 10.0
 """How long a script may take. None of its programs runs, and bash needs a tenth of a second for most."""
+MOST = 20
+"""Launches of a script that are named; one that has more calls itself."""
 SECOND_WAY = "`verl-credit run -- bash {name}` takes the launch over while the script runs (docs/adopt.md)"
 _KEY = re.compile(r"[+~]*([\w.@/-]+)=")
 
@@ -46,8 +48,8 @@ def launches_of(name: str, environment: Mapping[str, str]) -> list[Launch]:
         content = file.read_bytes()
     except OSError as error:
         raise ConfigError(f"--from {name}: it cannot be read: {error}", key="--from", value=name) from error
-    if b"\r\n" in content:
-        line = content[: content.index(b"\r\n")].count(b"\n") + 1
+    if match := re.search(rb"\r(\n|$)", content):
+        line = content[: match.start()].count(b"\n") + 1
         use = f"line {line} ends with a carriage return, which bash reads as a part of the line; remove all of them"
         raise ConfigError(f"--from {name}: {use}", key="--from", value=name, accepted=use)
     try:
@@ -64,9 +66,9 @@ def launches_of(name: str, environment: Mapping[str, str]) -> list[Launch]:
         )
         raise ConfigError(f"--from {name}: {use}", key="--from", value=name, accepted=use)
     if not launches:
-        raise _none(name, programs, [*late, *found.builtins.notes])
+        raise _none(name, programs, [*late, *found.notes])
     for launch in launches:
-        launch.notes += [*late, *found.builtins.notes]
+        launch.notes += [*late, *found.notes]
     return launches
 
 
@@ -75,7 +77,8 @@ def _chosen(name: str, launches: list[Launch], number: int | None) -> Launch:
         number = 1
     if number is not None and 0 < number <= len(launches):
         return launches[number - 1]
-    listed = "; ".join(f"--launch {n}: {_apart(one, launches)}" for n, one in enumerate(launches, 1))
+    listed = "; ".join(f"--launch {n}: {_apart(one, launches)}" for n, one in enumerate(launches[:MOST], 1))
+    listed += "; ..." * (len(launches) > MOST)
     use = f"{len(launches)} launches are in it: {listed}"
     raise ConfigError(
         f"{name}: {use}", key="--launch", value=number, accepted=[str(n + 1) for n in range(len(launches))]
