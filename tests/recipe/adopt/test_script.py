@@ -171,6 +171,31 @@ def test_nothing_of_a_script_has_an_effect_outside_its_process_group(tries, tmp_
     assert left == []
 
 
+CALLS = [
+    "os.chmod('kept', 0o777)", "os.utime('kept')", "os.truncate('kept', 0)", "os.remove('kept')", "os.rename('kept', 'new')",
+    "os.link('kept', 'new')", "os.symlink('kept', 'new')", "os.mkdir('new')", "os.rmdir('folder')", "os.mkfifo('new')",
+    "os.chown('kept', os.getuid(), os.getgid())", "os.setxattr('kept', 'user.x', b'x')", "os.kill(os.getppid(), 0)",
+    "os.setsid()", "os.setpgid(0, 0)", "os.setpriority(os.PRIO_PROCESS, 0, 1)", "socket.socket(type=socket.SOCK_DGRAM)",
+    "socket.socket(socket.AF_UNIX)", "os.execv('/bin/touch', ['touch', 'new'])", "os.execv(sys.executable, ['python'])",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_confined_process_is_refused_each_call(call, tmp_path):
+    """Linux refuses it, whatever the script and `shell.bash` do."""
+    (tmp_path / "kept").write_text("kept\n")
+    (tmp_path / "folder").mkdir()
+    ours, theirs = socket.socketpair()
+    code = (
+        f"import os, runpy, socket, sys; confined = runpy.run_path({dialog.confine.__file__!r})['confine']\n"
+        f"confined({theirs.fileno()})\ntry:\n    {call}\nexcept PermissionError:\n    os._exit(7)"
+    )
+    command = [sys.executable, "-c", code, "", "", shutil.which("bash")]
+    with ours, theirs:
+        done = subprocess.run(command, cwd=tmp_path, pass_fds=[theirs.fileno()], capture_output=True)
+    assert done.returncode == 7, done.stderr
+
+
 def _has(process, text):
     with suppress(psutil.Error):
         return text in map("=".join, process.environ().items())
