@@ -174,6 +174,8 @@ CONSTRUCTS = [
     "set -- --n 5; while [[ $# -gt 0 ]]; do case $1 in --n) n=$2; shift 2;; *) shift;; esac; done",
     "declare -i n=3; probe && n=4",
     "n=${1:-4}; m=$#",
+    "n=8; source missing.sh; ( n=2 )",
+    "probe && HOME=/x; n=$HOME",
 ]
 KINDS = {
     "words": [

@@ -58,6 +58,7 @@ class Follower:
 
     def start(self, pid: str, name: str, listing: str) -> str:
         """A shell starts with a script."""
+        self.unknown.shells.add(pid)
         self.unknown.blocks.add(listing)
         return f"unset {' '.join(CHANGES)}"
 

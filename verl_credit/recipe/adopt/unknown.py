@@ -23,7 +23,7 @@ _OWN = {"HOME", "PATH", "PWD", "OLDPWD", "USER", "SHELL", "IFS", "LINENO"} | {
     "BASH_SOURCE",
     "FUNCNAME",
 }
-"""Names that are bash's or the user's: a line that may not run is taken to leave them alone."""
+"""Names that are bash's or the user's: a file that is not here is taken to leave them alone."""
 
 
 @dataclass
@@ -77,6 +77,7 @@ class Unknown:
         self.ask = ask
         self.blocks = Blocks()
         self.mark = Marks()
+        self.shells: set[str] = set()
         self.last: dict[str, Event] = {}
         """The last command of each shell."""
         self.status: dict[str, str] = {}
@@ -107,13 +108,13 @@ class Unknown:
         self._doubt, self._since = self.mark(why), set()
 
     def sets(self, event: Event, names: Iterable[str]) -> None:
-        """The command sets the names. In a function a name may be its own, and the script's stays doubtful."""
-        if not event.in_function:
+        """The command sets the names. In a function or a subshell they may be its own, and the script's stay doubtful."""
+        if event.pid in self.shells and not event.in_function:
             self._since |= {*names}
 
     def pin(self, names: Iterable[str], mark: str) -> None:
         """The names are not known, whatever sets them: a loop or a function may run the lines again."""
-        for name in {*names} - _OWN:
+        for name in {*names} - {"IFS", "PATH"}:
             self._pinned.setdefault(name, mark)
 
     def decide(self, event: Event, mark: str, *, test: bool = False, fails: bool = True) -> None:
