@@ -175,6 +175,7 @@ CONSTRUCTS = [
     "declare -i n=3; probe && n=4",
     "n=${1:-4}; m=$#",
     "n=8; source missing.sh; ( n=2 )",
+    'probe && {\ns="it\'s $n"\nif probe; then\nn=1\nfi\n}',
     "probe && HOME=/x; n=$HOME",
 ]
 KINDS = {

@@ -161,17 +161,18 @@ class Unknown:
         event.declared = self._states(one.name for one in used)
         code: dict[str, None] = {}
         for one in used:
-            state = event.declared.get(one.name, "")
-            if mark := self._mark_of(event, one.name, state):
+            whole = self._mark_of(event, one.name)
+            if mark := whole or mark_in(event.declared.get(one.name, "")):
                 event.tainted[one.name] = mark
                 if one.loses:
                     event.lost[one.name] = mark
                     event.spans.append((one.start, one.end, mark))
-                if re.fullmatch(NAME, one.name) and not mark_in(state):
+                if whole and re.fullmatch(NAME, one.name):
                     code[f"__mark {one.name} '{mark}'"] = None
         return [*code]
 
-    def _mark_of(self, event: Event, name: str, state: str) -> str:
+    def _mark_of(self, event: Event, name: str) -> str:
+        """The mark of a name of whose value nothing is known."""
         if MARK.search(name):
             return name
         if name == "?":
@@ -182,8 +183,8 @@ class Unknown:
             return self.mark(f"${name} is a process's number")
         if (name in ("@", "*", "#") or name.isdigit()) and not event.in_function and self._positional:
             return self._positional
-        if mark := mark_in(state) or self._pinned.get(name, ""):
-            return mark
+        if name in self._pinned:
+            return self._pinned[name]
         doubtful = re.fullmatch(NAME, name) and not name.startswith("__") and name not in self._since | _OWN
         return self._doubt if doubtful else ""
 
