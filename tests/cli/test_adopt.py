@@ -189,3 +189,12 @@ def test_run_adopts_each_launch_of_a_command_in_its_own_process(tmp_path, capfd)
     assert f"--write={file}: " in capfd.readouterr().out
     assert main(["run", "--", "true"]) == 4
     assert "launched nothing" in capfd.readouterr().out
+
+
+def test_adopt_with_train_starts_the_recipe_with_the_adopted_keys(capsys, monkeypatch):
+    started = []
+    monkeypatch.setattr("verl_credit.cli.train.train.train", lambda *given: started.append(given) or 1)
+    assert run(capsys, "--train", "--", *LAUNCH.split()[3:], MICRO, TOOLS)[0] == 1
+    ((recipe, folder, many, overrides),) = started
+    assert (recipe, folder, many) == ("verl", None, False)
+    assert {"algorithm.advantage_mode=grpo", "actor_rollout_ref.rollout.n=4", MICRO} <= {*overrides}

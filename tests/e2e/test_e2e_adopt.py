@@ -6,6 +6,8 @@ launch names.
 
 import json
 import shlex
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -182,7 +184,7 @@ def write_launch(folder, name, lab):
     if launch.config:
         files[launch.config.name] = launch.config.read_text()
         words += ["--config-path=.", f"--config-name={launch.config.stem}"]
-    files["run.sh"] = f"{shlex.join(words)} $@\n"
+    files["run.sh"] = f'{shlex.join(words)} "$@"\n'
     for file, text in files.items():
         (folder / file).parent.mkdir(parents=True, exist_ok=True)
         (folder / file).write_text(text)
@@ -210,15 +212,29 @@ def of_the_lab(lab, response):
 def test_an_adopted_launch_trains_with_the_authors_reward_and_tool(
     name, tiny_lab, tmp_path, monkeypatch, capsys
 ):
-    author = AUTHORS[name]
     write_launch(tmp_path, name, tiny_lab)
     monkeypatch.chdir(tmp_path)
-    changed = of_the_lab(tiny_lab, author.response)
+    changed = of_the_lab(tiny_lab, AUTHORS[name].response)
     code = main(["adopt", "--from", "run.sh", "--write", "own/mine.yaml", "--", *changed])
     assert code == 0, capsys.readouterr().out
     code, output = train(tmp_path / "log", "--config-dir", "own", "--config-name", "mine", "run_dir=run")
     assert code == 0, output
+    trained_with(tmp_path, name)
 
+
+def test_run_adopts_the_launch_of_a_script_that_really_runs_and_trains(tiny_lab, tmp_path):
+    name = "search_r1_like"
+    write_launch(tmp_path, name, tiny_lab)
+    changed = [*of_the_lab(tiny_lab, AUTHORS[name].response), "run_dir=run"]
+    command = [sys.executable, "-m", "verl_credit.cli", "run", "--", "bash", "run.sh", *changed]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stdout + done.stderr
+    trained_with(tmp_path, name)
+
+
+def trained_with(tmp_path, name):
+    """Both steps, each with the author's reward and tool."""
+    author = AUTHORS[name]
     metrics = read_json_lines(tmp_path / "run" / METRICS)
     calls, rewards = (read_json_lines(tmp_path / f"{logged}.jsonl") for logged in ("calls", "rewards"))
     assert [row["step"] for row in metrics] == list(range(1, STEPS + 1))

@@ -114,3 +114,10 @@ def test_verls_own_command_ends_with_our_refusal(tmp_path):
     refusal = "verl-credit train: actor_rollout_ref.rollout.n=1: group-relative credit needs groups"
     assert ended.returncode == 4 and ended.stdout.splitlines()[-1].startswith(refusal)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("write, how", [(None, ["--train"]), ("mine.yaml", ["--write", "mine.yaml"])])
+def test_a_launch_below_run_trains_or_writes_its_recipe(write, how, started, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    main_ppo.adopt([*LAUNCH, "a=1"], MODULE, {"write": write, "noted": ""})
+    assert started == [["-m", "verl_credit.cli", "adopt", "--entry", MODULE, *how, "--", "a=1"]]

@@ -1,4 +1,3 @@
-# ruff: noqa: E501
 """Small scripts with a launch, and what bash makes of them: the oracle for `recipe.adopt.script`.
 
 In the oracle `python3` notes its arguments. The programs that only a cluster has are there, too, and answer as a
@@ -37,6 +36,10 @@ PROGRAMS = {
     "timeout": 'shift; exec "$@"',
     "tee": "cat > /dev/null",
     "sleep": "",
+    "nohup": 'exec "$@"',
+    "python3": '''while [[ $1 != -m && $1 != *.py && $# -gt 0 ]]; do shift; done
+[ "$1" != -m ] || shift; shift; printf "%s\\0" $# "$@" >> "$NOTED"''',
+    "torchrun": 'exec python3 "$@"',
 }
 CONSTRUCTS = [
     'n=8; [ "$g" = 1 ] && n=2',
@@ -144,46 +147,124 @@ CONSTRUCTS = [
     "n=$n$m",
     's="$A"',
     "m=$((n+1))",
+    "echo 5 > f.txt; n=$(< f.txt)",
+    "echo 5 > f.txt; read n < f.txt",
+    "echo 5 > f.txt; while read l; do n=$l; done < f.txt",
+    "n=8; for i in 1 2; do n=$i; done < missing.txt",
+    "n=$(wc -l < missing.txt); m=$(grep -c x missing.txt)",
+    "touch x.csv; for f in *.csv; do n=$f; done",
+    "n=8; cd missing && n=2",
+    "n=8; cd missing || n=2",
+    "cd missing; n=$PWD; cd - > /dev/null; m=$(basename $PWD)",
+    "n=$(echo 5 | tee log.txt)",
+    "RANDOM=42; n=$RANDOM",
+    "n=$PPID; m=$BASHPID",
+    "n=8; probe | cat; m=${PIPESTATUS[0]}",
+    "n=8; probe && n=2; V=n; m=${!V}",
+    "A=(a.x=1 a.y=2); probe && A=(a.z=3)",
+    "f() { probe || return 1; echo 7; }; n=$(f || echo 3)",
+    "g=$(nvidia-smi -L | wc -l); f() { n=$1; }; f $((g*2))",
+    'f() { f2 "$@"; }; f2() { n=$1; }; f $(probe)',
+    "n=8; trap 'n=2' DEBUG; m=3; trap - DEBUG",
+    'while IFS== read -r k v; do export "$k=$v"; done < <(echo n=3)',
+    "export $(cat there.txt | sed 's/^/n=/')",
+    "export $(cat missing.env); n=${n:-3}",
+    "P=$(probe); n=4; declare $P=5",
+    "n=4; command -v nvidia-smi > /dev/null && n=2",
+    "set -- --n 5; while [[ $# -gt 0 ]]; do case $1 in --n) n=$2; shift 2;; *) shift;; esac; done",
+    "declare -i n=3; probe && n=4",
+    "n=${1:-4}; m=$#",
+    "n=8; source missing.sh; ( n=2 )",
+    'probe && {\ns="it\'s $n"\nif probe; then\nn=1\nfi\n}',
+    "probe && HOME=/x; n=$HOME",
 ]
-LAUNCHES = [
-    LAUNCH,
-    f"{LAUNCH} > log.txt 2>&1 c.d=2",
-    f"> log.txt {LAUNCH}",
-    f"echo {LAUNCH}; {LAUNCH}",
-    f"{LAUNCH}\n{LAUNCH} last=1",
-    f'run() {{ {LAUNCH} c.x=$1 "${{@:2}}"; }}; run 5 c.d=3',
-    f'run() {{ {LAUNCH} "$@" > log.txt 2>&1; }}; run c.d="$n"',
-    f"for i in 1 2; do {LAUNCH} c.seed=$i; done",
-    f'if [ "$n" = 8 ]; then {LAUNCH} c.x=1; else {LAUNCH} c.x=2; fi',
-    f"if probe; then {LAUNCH} c.x=1; fi",
-    f"if probe; then {LAUNCH} c.x=1; else {LAUNCH} c.x=2; fi",
-    f"export n m g s F; srun --gpus=8 bash -c 'python3 -m {MODULE} a.n=$n a.m=$m a.s=${{s:-none}} $F'",
-    f"timeout 5 {LAUNCH} | tee log.txt",
-    f"{{ {LAUNCH}; }} > log.txt",
-    f"( {LAUNCH} ) & wait",
-    f"exec {LAUNCH}",
-    f"PY=python3; $PY -m {MODULE} a.n=$((n + 1)) a.m=${{m%x}} a.l=${{#s}}",
-    f'C=(python3 -m {MODULE}); "${{C[@]}}" a.n="$n" "${{A[@]}}"',
-    f"cmd='{LAUNCH}'; eval \"$cmd\"",
-    f"bash -c \"python3 -m {MODULE} a.n=$n a.m='$m'\"",
-    f"python3 -m {MODULE} a.g=$(nvidia-smi -L | wc -l) a.n=${{n:-1}}",
-    f"X=1 n=7 {LAUNCH}",
-    f"set -x; {LAUNCH} 2>&1 | tee log.txt",
-    f"bash <<EOF\npython3 -m {MODULE} a.n=$n\nEOF",
-    f"python3 -m {MODULE} \\\n  a.n=$n \\\n  a.m=$m",
-]
+KINDS = {
+    "words": [
+        LAUNCH,
+        f"{LAUNCH} > log.txt 2>&1 c.d=2",
+        f"> log.txt {LAUNCH}",
+        f"PY=python3; $PY -m {MODULE} a.n=$((n + 1)) a.m=${{m%x}} a.l=${{#s}}",
+        f'C=(python3 -m {MODULE}); "${{C[@]}}" a.n="$n" "${{A[@]}}"',
+        f"cmd='{LAUNCH}'; eval \"$cmd\"",
+        f"python3 -m {MODULE} a.g=$(nvidia-smi -L | wc -l) a.n=${{n:-1}}",
+        f"X=1 n=7 {LAUNCH}",
+        f"python3 -m {MODULE} \\\n  a.n=$n \\\n  a.m=$m",
+    ],
+    "conditions": [
+        f'if [ "$n" = 8 ]; then {LAUNCH} c.x=1; else {LAUNCH} c.x=2; fi',
+        f"if probe; then {LAUNCH} c.x=1; fi",
+        f"if probe; then {LAUNCH} c.x=1; else {LAUNCH} c.x=2; fi",
+        f"case ${{n:-8}} in 8) {LAUNCH} c.x=1 ;; *) {LAUNCH} c.x=2 ;; esac",
+        f"cd there || cd / && {LAUNCH} c.x=1",
+    ],
+    "loops": [
+        f"for i in 1 2; do {LAUNCH} c.seed=$i; done",
+        f"i=0; while (( i < 2 )); do {LAUNCH} c.seed=$i; i=$((i + 1)); done",
+        f"for lr in 1e-6 2e-6; do for k in 1 2; do {LAUNCH} c.lr=$lr c.k=$k; done; done",
+        f"until {LAUNCH} c.x=1; do sleep 1; done",
+    ],
+    "functions": [
+        f'run() {{ {LAUNCH} c.x=$1 "${{@:2}}"; }}; run 5 c.d=3',
+        f'run() {{ {LAUNCH} "$@" > log.txt 2>&1; }}; run c.d="$n"',
+        f'main() {{ local lr=$1; shift; {LAUNCH} c.lr="$lr" "$@"; }}; main 1e-6 c.d=$m',
+    ],
+    "heredocs": [
+        f"bash <<EOF\npython3 -m {MODULE} a.n=$n\nEOF",
+        f"export n; bash -s <<'EOF'\npython3 -m {MODULE} a.n=$n\nEOF",
+        f"cat <<EOF\npython3 -m {MODULE} a.n=0\nEOF\n{LAUNCH}",
+        f": <<'EOF'\npython3 -m {MODULE} a.n=0\nEOF\n{LAUNCH}",
+    ],
+    "wrappers": [
+        f"export n m g s F; srun --gpus=8 bash -c 'python3 -m {MODULE} a.n=$n a.m=$m a.s=${{s:-none}} $F'",
+        f"timeout 5 {LAUNCH} | tee log.txt",
+        f"{{ {LAUNCH}; }} > log.txt",
+        f"( {LAUNCH} ) & wait",
+        f"exec {LAUNCH}",
+        f"bash -c \"python3 -m {MODULE} a.n=$n a.m='$m'\"",
+        f"set -x; {LAUNCH} 2>&1 | tee log.txt",
+        f"env X=1 {LAUNCH}",
+        f"nohup {LAUNCH} > log.txt 2>&1 &\nwait",
+    ],
+    "entry points": [
+        'python3 -m verl.experimental.fully_async_policy.fully_async_main a.n=$n "${A[@]}"',
+        "python3 -u verl/trainer/main_ppo.py a.n=$n a.m=$m",
+        'torchrun --nproc=1 verl/trainer/main_ppo.py a.n="$n"',
+    ],
+    "own YAML": [
+        f"{LAUNCH} --config-path=. --config-name=mine",
+        f'python3 -m {MODULE} --config-path="$PWD/conf" --config-name=mine a.n=$n',
+        f"cat > mine.yaml <<EOF\na: 1\nEOF\npython3 -m {MODULE} --config-dir . --config-name mine a.n=$n",
+    ],
+    "several launches": [
+        f"echo {LAUNCH}; {LAUNCH}",
+        f"{LAUNCH}\n{LAUNCH} last=1",
+        f"{LAUNCH} && {LAUNCH} last=1",
+        f"{LAUNCH} c.x=1 & wait; {LAUNCH} c.x=2 & wait",
+    ],
+}
+LAUNCHES = [form for forms in KINDS.values() for form in forms]
 FILES = {"there.sh": "n=41\nexport s=sourced\n", "there.txt": "12\n", "data.csv": "x\n"}
 
 
+AROUND = [
+    *["@"] * 6, "if probe; then\n@\nfi", 'if [ "$n" = 8 ]; then\n@\nfi', "for z in 1 2; do\n@\ndone", "(\n@\n)",
+    "g#() {\n@\n}\ng#", "probe && {\n@\n}", "{\n@\n} > log.txt",
+]  # fmt: skip
+
+
 def drawn(seed: int) -> str:
-    """A script of one to five constructs, some of them inside a condition, a loop, a function or a subshell, and a launch."""
+    """A script of one to five constructs and a launch, some inside a condition, a loop, a function or a subshell.
+
+    In each third script they are pairs, the second of which may stand inside the block of the first.
+    """
     rng = random.Random(seed)
     lines = []
     for n in range(rng.randint(1, 5)):
         text = rng.choice(CONSTRUCTS)
-        around = rng.choice(["@"] * 6 + ["if probe; then\n@\nfi", "if [ \"$n\" = 8 ]; then\n@\nfi", "for z in 1 2; do\n@\ndone", "(\n@\n)",
-                                          f"g{n}() {{\n@\n}}\ng{n}", "probe && {\n@\n}", "{\n@\n} > log.txt"])  # fmt: skip
-        lines.append(around.replace("@", text))
+        if seed % 3 == 0:
+            inner = rng.choice(AROUND).replace("#", f"{n}_").replace("@", rng.choice(CONSTRUCTS))
+            text = f"{text}\n{inner}"
+        lines.append(rng.choice(AROUND).replace("#", str(n)).replace("@", text))
     return "\n".join([*lines, rng.choice(LAUNCHES)]) + "\n"
 
 
@@ -193,7 +274,7 @@ def by_bash(script: str, folder: Path, world: World) -> list[list[str]]:
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir(parents=True)
     programs.mkdir(exist_ok=True)
-    for name, text in {**PROGRAMS, "python3": 'shift 2; printf "%s\\0" $# "$@" >> "$NOTED"'}.items():
+    for name, text in PROGRAMS.items():
         (programs / name).write_text(f"#!/bin/bash\n{text}\n")
         (programs / name).chmod(0o755)
     for name, text in FILES.items():
@@ -201,7 +282,8 @@ def by_bash(script: str, folder: Path, world: World) -> list[list[str]]:
     (work / "run.sh").write_text(script)
     noted.write_bytes(b"")
     environment = environment_of(folder) | {
-        "PATH": f"{programs}:{os.environ['PATH']}", "NOTED": str(noted), "GPUS": str(world.gpus), "STATUS": str(world.status),
+        "PATH": f"{programs}:{os.environ['PATH']}", "NOTED": str(noted), "GPUS": str(world.gpus),
+        "STATUS": str(world.status),
     }  # fmt: skip
     subprocess.run(
         ["bash", "run.sh"],
@@ -257,8 +339,9 @@ def _mismatch(oracle: list[list[str]], found: list[Launch]) -> str:
 
 
 def _differs(given: list[str], launch: Launch) -> str:
-    claimed = {key: value for key, _, value in (one.partition("=") for one in launch.arguments)}
     unknown = {one.partition("=")[0] for one in launch.unknown}
+    read = [one for one in launch.arguments if "=" in one or not unknown]
+    claimed = {key: value for key, _, value in (one.partition("=") for one in read)}
     if unknown:  # a value that is not known may be several words
         given = [one for one in given if "=" in one]
     for key, value in {key: value for key, _, value in (one.partition("=") for one in given)}.items():

@@ -2,10 +2,12 @@
 
 import os
 import shutil
-import signal
+import socket
 import subprocess
 import sys
+from contextlib import suppress
 
+import psutil
 import pytest
 
 from kit.fuzz import FUZZ_CASES
@@ -20,7 +22,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Landlock is Lin
 @pytest.fixture
 def read(tmp_path, monkeypatch):
     def reading(text, number=None, **environment):
-        (tmp_path / "run.sh").write_text(text)
+        (tmp_path / "run.sh").write_bytes(text.encode(errors="surrogateescape"))
         monkeypatch.chdir(tmp_path)
         return read_script("run.sh", {"HOME": "/home/me", "PATH": os.environ["PATH"], **environment}, number)
 
@@ -117,46 +119,168 @@ def test_several_launches_are_named_and_a_number_chooses(read):
     assert read(text, 2).arguments == ["a.x=1", "seed=2"]
 
 
-def test_nothing_of_a_script_has_an_effect(tmp_path, read):
-    """Each line tries another way; the files, the victim and the socket are as they were."""
-    kept = tmp_path / "kept"
+EFFECTS = [
+    "echo x > new; echo x >> kept; : > kept; { echo x; } > kept; exec 9> kept; echo x >&9; echo x | tee kept",
+    "rm kept; /bin/rm -f kept; mv kept moved; /bin/mv kept moved; ln -s kept link; /bin/ln kept link",
+    "sed -i s/k/x/ kept; sort -o kept kept; sed -n 'w new' kept; awk '{print > \"new\"}' kept; uniq kept new",
+    "chmod 777 kept; /bin/chmod 777 kept; touch -d 2001-01-01 kept; truncate -s 0 kept; /usr/bin/truncate -s 0 kept",
+    "mkdir new; /bin/mkdir new; rmdir folder; /bin/rmdir folder; mkfifo new",
+    "kill -9 VICTIM; builtin kill -9 VICTIM; /bin/kill -9 VICTIM; kill -9 -1; enable -f /nowhere/x.so x",
+    "echo x > /dev/tcp/127.0.0.1/PORT; exec 3<> /dev/tcp/127.0.0.1/PORT; echo x > /dev/udp/127.0.0.1/PORT",
+    '/usr/bin/env touch new; PYTHON -c \'open("new", "w")\'; command touch new; builtin command touch new',
+    "/lib64/ld-linux-x86-64.so.2 /bin/touch new; (exec /bin/touch new); exec -a sed /bin/touch new",
+    "set -m; touch new & wait; (sleep 1; echo x > new; /bin/touch new) & disown; trap 'echo x > new; /bin/touch new' EXIT",
+    "echo 'touch new' > lib.sh; . ./lib.sh; . ./there.sh; bash there.sh; bash -c 'echo x > new; /bin/rm kept'",
+    "trap - DEBUG; touch new; echo x >> kept; unset -f command touch; /bin/rm kept",
+    "builtin trap - DEBUG; touch new; echo x >> kept; /bin/rm kept; builtin kill -9 VICTIM; (/bin/rm kept &)",
+]
+
+
+@pytest.mark.parametrize("tries", EFFECTS)
+def test_nothing_of_a_script_has_an_effect_outside_its_process_group(tries, tmp_path, read):
+    """Each way alone; the files, the victim and the port are as they were, and no process is left."""
+    kept, folder = tmp_path / "kept", tmp_path / "folder"
+    folder.mkdir()
     kept.write_text("kept\n")
     kept.chmod(0o640)
+    (tmp_path / "there.sh").write_text("echo x > new; /bin/touch new; /bin/rm kept; echo x >> kept\n")
+    before = {one: one.stat() for one in (kept, folder, tmp_path / "there.sh")}
     victim = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
-    try:
-        launch = read(
-            f"echo x > new; echo x >> {kept}; : > {kept}; {{ echo x; }} > {kept}; exec 9> {kept}; echo x >&9\n"
-            f"rm {kept}; /bin/rm -f {kept}; mv {kept} moved; /bin/mv {kept} moved\n"
-            f"sed -i s/k/x/ {kept}; sort -o {kept} {kept}\n"
-            f"kill -9 {victim.pid}; builtin kill -9 {victim.pid}; enable -f /nowhere/x.so x; chmod 777 {kept}\n"
-            "echo x > /dev/tcp/127.0.0.1/9; echo x > /dev/udp/127.0.0.1/9\n"
-            f'/usr/bin/env touch new; {sys.executable} -c \'open("new", "w")\'\n'
-            f"command touch new; set -m; touch new & wait\n"
-            f"echo 'touch new' > lib.sh; . ./lib.sh; bash -c 'echo x > new'; bash -c '/bin/rm {kept}'\n"
-            f"trap - DEBUG; touch new; echo x >> {kept}\n"
-            f"builtin trap - DEBUG; touch new; echo x >> {kept}; /bin/rm {kept}; builtin kill -9 {victim.pid}\n"
-        )
-    except ConfigError:
-        launch = None
-    try:
-        assert launch is None and victim.poll() is None
-        assert sorted(file.name for file in tmp_path.iterdir()) == ["kept", "run.sh"]
-        assert (kept.read_text(), kept.stat().st_mode & 0o777) == ("kept\n", 0o640)
-    finally:
-        victim.send_signal(signal.SIGKILL)
-        victim.wait()
+    with socket.create_server(("127.0.0.1", 0)) as port:
+        port.settimeout(0)
+        for word, value in {
+            "VICTIM": victim.pid,
+            "PORT": port.getsockname()[1],
+            "PYTHON": sys.executable,
+        }.items():
+            tries = tries.replace(word, str(value))
+        with suppress(ConfigError):
+            read(tries, MARKER=str(tmp_path))
+        try:
+            assert victim.poll() is None
+            with pytest.raises(BlockingIOError):
+                port.accept()
+        finally:
+            victim.kill()
+            victim.wait()
+    assert {one.name for one in tmp_path.iterdir()} == {"kept", "folder", "there.sh", "run.sh"}
+    for one, was in before.items():
+        now = one.stat()
+        assert (now.st_size, now.st_mode, now.st_mtime_ns) == (was.st_size, was.st_mode, was.st_mtime_ns)
+    left = [one for one in psutil.process_iter() if _has(one, f"MARKER={tmp_path}")]
+    assert left == []
 
 
-def test_a_script_that_never_ends_is_read_up_to_the_deadline(read, monkeypatch):
-    monkeypatch.setattr(script, "SECONDS", 0.5)
-    launch = read(f"python3 -m {MAIN} a=1\nwhile :; do :; done\n")
-    assert launch.arguments == ["a=1"] and "had not ended after 0.5 s" in launch.notes[0]
+CALLS = [
+    "os.chmod('kept', 0o777)", "os.utime('kept')", "os.truncate('kept', 0)", "os.remove('kept')", "os.rename('kept', 'new')",
+    "os.link('kept', 'new')", "os.symlink('kept', 'new')", "os.mkdir('new')", "os.rmdir('folder')", "os.mkfifo('new')",
+    "os.chown('kept', os.getuid(), os.getgid())", "os.setxattr('kept', 'user.x', b'x')", "os.kill(os.getppid(), 0)",
+    "os.setsid()", "os.setpgid(0, 0)", "os.setpriority(os.PRIO_PROCESS, 0, 1)", "socket.socket(type=socket.SOCK_DGRAM)",
+    "socket.socket(socket.AF_UNIX)", "os.execv('/bin/touch', ['touch', 'new'])", "os.execv(sys.executable, ['python'])",
+]  # fmt: skip
 
 
-def test_a_file_that_bash_cannot_read_is_refused_with_the_line(read):
+@pytest.mark.parametrize("call", CALLS)
+def test_a_confined_process_is_refused_each_call(call, tmp_path):
+    """Linux refuses it, whatever the script and `shell.bash` do."""
+    (tmp_path / "kept").write_text("kept\n")
+    (tmp_path / "folder").mkdir()
+    ours, theirs = socket.socketpair()
+    code = (
+        f"import os, runpy, socket, sys; confined = runpy.run_path({dialog.confine.__file__!r})['confine']\n"
+        f"confined({theirs.fileno()})\ntry:\n    {call}\nexcept PermissionError:\n    os._exit(7)"
+    )
+    command = [sys.executable, "-c", code, "", "", shutil.which("bash")]
+    with ours, theirs:
+        done = subprocess.run(command, cwd=tmp_path, pass_fds=[theirs.fileno()], capture_output=True)
+    assert done.returncode == 7, done.stderr
+
+
+def _has(process, text):
+    with suppress(psutil.Error):
+        return text in map("=".join, process.environ().items())
+
+
+@pytest.mark.parametrize(
+    "text, arguments, unknown",
+    [
+        (
+            "read n; read -p 'go on? ' m; cat; LAUNCH a.n=$n a.m=$m a=1",
+            ["a=1"],
+            {"a.n=?": "line 1", "a.m=?": "line 1"},
+        ),
+        ("n=1\nLAUNCH a.n=$n a.m=$UNSET", ["a.n=1"], {"a.m=": "UNSET (line 2)"}),
+        ("exec > log.txt 2>&1\nn=3\nexec LAUNCH a.n=$n\nn=4", ["a.n=3"], {}),
+        ("trap 'echo bye; n=4' EXIT INT TERM; n=3; LAUNCH a.n=$n", ["a.n=3"], {}),
+        ("trap 'n=4' ERR; n=3; LAUNCH a.n=$n", [], {"a.n=?": "the trap of line 1"}),
+        ("n=; f() { [ $1 = 0 ] || { n=$n$1; f $(($1 - 1)); }; }; f 3; LAUNCH a.n=$n", ["a.n=321"], {}),
+        ("n='\udcff'; m=3; LAUNCH a.n=$n a.m=$m", ["a.m=3"], {"a.n=\udcff": "not UTF-8"}),
+    ],
+)
+def test_odd_scripts_are_read_and_what_is_not_known_has_its_line(text, arguments, unknown, read):
+    launch = read(text.replace("LAUNCH", f"python3 -m {MAIN}"))
+    assert (launch.arguments, {*launch.unknown}) == (arguments, {*unknown})
+    assert all(why in launch.unknown[key] for key, why in unknown.items())
+
+
+@pytest.mark.parametrize(
+    "text, says",
+    [
+        (f"python3 -m {MAIN} a=1\nif then fi", "line 2: syntax error"),
+        (f"python3 -m {MAIN} a=1\ncd nowhere || exit 1", ""),
+        (f"python3 -m {MAIN} a=1\nsource nowhere/env.sh", "line 2 sources nowhere/env.sh"),
+    ],
+)
+def test_what_makes_a_script_doubtful_is_noted(text, says, read):
+    launch = read(text)
+    assert launch.arguments == ["a=1"] and any(says in note for note in launch.notes or [""])
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "while :; do :; done",
+        "f() { f; }; f",
+        "bash run.sh",
+        "f() { f | f & }; f",
+        "x=a; while :; do x=$x$x; done",
+    ],
+)
+def test_a_script_without_an_end_is_read_up_to_the_deadline(body, read, monkeypatch):
+    monkeypatch.setattr(script, "SECONDS", 0.7)
+    launch = read(f'[ -n "$AGAIN" ] || python3 -m {MAIN} a=1\nexport AGAIN=1\n{body}\n')
+    assert launch.arguments == ["a=1"] and any("had not ended after 0.7 s" in note for note in launch.notes)
+
+
+@pytest.mark.slow
+def test_a_script_of_five_megabytes_is_read(read, monkeypatch):
+    monkeypatch.setattr(script, "SECONDS", 120)
+    assert read("# a comment of some length\n" * 200_000 + f"n=3\npython3 -m {MAIN} a.n=$n\n").arguments == [
+        "a.n=3"
+    ]
+
+
+def test_a_launch_that_calls_itself_does_not_fill_the_screen(read):
+    with pytest.raises(
+        ConfigError, match="30 launches are in it: --launch 1.*--launch 20: .*; [.]{3}$"
+    ) as caught:
+        read(f"for n in {{1..30}}; do python3 -m {MAIN} a.n=$n; done")
+    assert len(caught.value.accepted) == 30
+
+
+@pytest.mark.parametrize("ending", ["a=$n\r\n", "a=$n\r"])
+def test_a_line_that_ends_with_a_carriage_return_is_refused_by_its_number(ending, read):
     with pytest.raises(ConfigError, match="line 2") as caught:
-        read(f"n=1\npython3 -m {MAIN} a=$n\r\n")
+        read(f"n=1\npython3 -m {MAIN} {ending}")
     assert caught.value.key == "--from"
+
+
+@pytest.mark.parametrize("name", ["nowhere.sh", "."])
+def test_a_file_that_is_none_is_refused(name, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="cannot be read") as caught:
+        read_script(name, {})
+    assert (caught.value.key, caught.value.value) == ("--from", name)
 
 
 def test_without_landlock_the_second_way_is_named(read, monkeypatch, tmp_path):

@@ -19,6 +19,7 @@ _NAMES_ALL = re.compile(
 )
 _SOURCES = re.compile(r"(?:^|[\s;(&|])((?:source|\.|eval)\s[^;&|]*)")
 _SHIFTS = re.compile(r"(?:^|[\s;(&|])(shift\b[^;&|]*|set (?:--|[^-+])[^;&|]*)")
+_EXITS = re.compile(r"(?:^|[\s;(&|{])(exit\b[^;&|}]*)")
 _KEY = re.compile(rf"[+~]*({NAME}(?:\.\w[\w-]*)+)=")
 _LAUNCH = re.compile(r"main_\w*ppo|main_dapo|fully_async_main")
 _FUNCTION = re.compile(r"\s*function (\S+) \(\)\s*")
@@ -33,11 +34,12 @@ class Decided:
     names: set[str] = field(default_factory=set)
     keys: set[str] = field(default_factory=set)
     launches: int = 0
-    ends: bool = False
     sources: set[str] = field(default_factory=set)
     """Commands that may assign any name: a file is sourced, a text evaluated."""
     shifts: set[str] = field(default_factory=set)
     """Commands that set the arguments of the script."""
+    ends: set[str] = field(default_factory=set)
+    """Commands that end it."""
 
     def add(self, other: Decided) -> None:
         self.names |= other.names
@@ -62,7 +64,7 @@ class Blocks:
                 self.functions[match[1]] = (n, self._end(n + 1))
         self.assigned |= self._of(range(first, len(self.lines)), {*self.functions}).names
 
-    def behind(self, command: str) -> Decided | None:
+    def decided(self, command: str) -> Decided | None:
         """What is decided by the status of the command, or by a name of a function; None where nothing is."""
         wanted = re.compile(rf"(?<![\w./-]){re.escape(one_line(command))}(?![\w./-])")
         regions = [
@@ -78,6 +80,11 @@ class Blocks:
             return None
         found = [self._widened(region) for region in regions]
         return self._of([n for region in found for n in region], set())
+
+    def sets(self, command: str) -> set[str]:
+        """The names that the command may set, and the functions that it calls."""
+        self.lines.append(command)
+        return self._of([len(self.lines) - 1], set()).names
 
     def knows(self, command: str) -> bool:
         return any(one_line(command) in one_line(line) for line in self.lines)
@@ -138,9 +145,10 @@ class Blocks:
                 found.names |= {name for name in match.groups() if name}
             for match in _NAMES_ALL.finditer(line):
                 found.names |= set(re.findall(NAME, match[1]))
-            found.keys |= set(_KEY.findall(line))
-            found.launches += len(_LAUNCH.findall(line))
-            found.ends |= re.search(r"(?:^|[\s;(&|{])exit\b", line) is not None
+            launches = len(_LAUNCH.findall(line))
+            found.launches += launches
+            found.keys |= set() if launches else set(_KEY.findall(line))
+            found.ends |= {one_line(text) for text in _EXITS.findall(line)}
             found.sources |= {one_line(text) for text in _SOURCES.findall(line)}
             found.shifts |= {one_line(text) for text in _SHIFTS.findall(line)}
             for function in set(re.findall(r"[^\s;(){}&|$\"']+", line)) & self.functions.keys() - seen:

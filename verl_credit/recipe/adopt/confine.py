@@ -1,9 +1,10 @@
 """Starts bash so that nothing it runs has an effect outside its process group. Linux gives the guarantee, not `shell.bash`.
 
 Landlock lets the group read files, write none, and execute bash and `READERS` alone. A seccomp filter refuses what
-Landlock does not govern: sockets, signals, process groups, clocks, modes and owners of files. The parent sees an open for
-writing, and hands out /dev/null in its place, so that a redirection succeeds and writes nothing. The parent runs this file
-as a program of its own, with the standard library alone: the confinement holds from the first instruction of bash on.
+Landlock does not govern: sockets, signals, process groups, clocks, modes and owners of files. The parent sees each open of
+a file, and hands out /dev/null in the place of one for writing, so that a redirection succeeds and writes nothing. The
+parent runs this file as a program of its own, with the standard library alone: the confinement holds from the first
+instruction of bash on.
 
 Sources: Linux, Documentation/userspace-api/landlock.rst and seccomp_filter.rst; seccomp_unotify(2).
 """
@@ -22,18 +23,19 @@ import struct
 import sys
 
 READERS = (
-    "awk", "basename", "cat", "cut", "dirname", "env", "expr", "grep", "head", "id", "ls", "nproc", "printenv", "readlink",
-    "realpath", "sed", "seq", "sort", "tail", "tr", "uname", "uniq", "wc", "whoami",
+    "awk", "basename", "cat", "cut", "dirname", "expr", "grep", "head", "id", "ls", "nproc", "readlink", "realpath",
+    "sed", "seq", "sort", "tail", "tr", "uname", "uniq", "wc", "whoami",
 )  # fmt: skip
 """Programs that only read, and whose output is what it would be in the launch."""
 MEMORY = 2**31
 """The bytes of address space that a process of the group may have."""
-_EXECUTE, _WRITES = 1, (1, *range(4, 16))
-_OPENS = {"x86_64": ((2, 1), (257, 2)), "aarch64": ((56, 2),)}
-"""The system calls that open a file, and which argument has the flags."""
+_EXECUTE, _CHANGES = 1, (1, *range(4, 16))
+WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
+_OPENS = {"x86_64": (2, 257), "aarch64": (56,)}
+"""The system calls that open a file."""
 _ARCHITECTURE = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _REFUSED = {  # by name: the numbers of x86_64 and aarch64; 0 where the machine has none
-    "socket": (41, 198), "io_uring_setup": (425, 425), "creat": (85, 0), "openat2": (437, 437),
+    "truncate": (76, 45), "socket": (41, 198), "io_uring_setup": (425, 425), "creat": (85, 0), "openat2": (437, 437),
     "kill": (62, 129), "tkill": (200, 130), "tgkill": (234, 131), "rt_sigqueueinfo": (129, 138),
     "rt_tgsigqueueinfo": (297, 240), "pidfd_send_signal": (424, 424), "pidfd_getfd": (438, 438),
     "ptrace": (101, 117), "process_vm_writev": (311, 271), "setpgid": (109, 154), "setsid": (112, 157),
@@ -74,7 +76,7 @@ def _called(libc: ctypes.CDLL, what: str, *arguments: object) -> int:
 def _landlock(libc: ctypes.CDLL) -> None:
     version = _called(libc, "this kernel has no Landlock", 444, None, 0, 1)
     last = {1: 12, 2: 13, 3: 14, 4: 14}.get(version, 15)
-    files = sum(1 << bit for bit in _WRITES if bit <= last) | _EXECUTE
+    files = sum(1 << bit for bit in _CHANGES if bit <= last) | _EXECUTE
     attributes = struct.pack("QQQ", files, 3, 3)[: 8 if version < 4 else 16 if version < 6 else 24]
     rules = _called(libc, "Landlock refuses the rules", 444, attributes, len(attributes), 0)
     programs = [sys.argv[3], *filter(None, map(shutil.which, READERS))]
@@ -89,17 +91,15 @@ def _landlock(libc: ctypes.CDLL) -> None:
 
 
 def _seccomp(libc: ctypes.CDLL, machine: str, channel: int) -> None:
-    load, equal, above, bits, give = 0x20, 0x15, 0x35, 0x45, 0x06
+    load, equal, above, give = 0x20, 0x15, 0x35, 0x06
     filters = [(load, 0, 0, 4), (equal, 1, 0, _ARCHITECTURE[machine]), (give, 0, 0, _KILL), (load, 0, 0, 0)]
     filters += [(above, 0, 1, 0x40000000), (give, 0, 0, _ERRNO)]  # x86_64's second table of numbers
     place = [*_ARCHITECTURE].index(machine)
     for numbers in _REFUSED.values():
         if numbers[place]:
             filters += [(equal, 0, 1, numbers[place]), (give, 0, 0, _ERRNO)]
-    writes = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
-    for number, argument in _OPENS[machine]:
-        filters += [(equal, 0, 4, number), (load, 0, 0, 16 + 8 * argument), (bits, 0, 1, writes)]
-        filters += [(give, 0, 0, _ASK), (give, 0, 0, _ALLOW)]
+    for number in _OPENS[machine]:
+        filters += [(equal, 0, 1, number), (give, 0, 0, _ASK)]
     filters.append((give, 0, 0, _ALLOW))
     code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *one) for one in filters))
     program = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(filters), ctypes.addressof(code)))

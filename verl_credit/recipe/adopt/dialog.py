@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import select
 import shutil
 import signal
@@ -16,14 +17,18 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import IO
 
 from verl_credit.recipe.adopt import confine
+from verl_credit.recipe.adopt.confine import WRITES
 from verl_credit.recipe.adopt.follow import Follower
 
 HERE = Path(__file__).parent
 QUESTIONS, ANSWERS, TAKE, GIVE = 201, 202, 203, 204
 PATIENCE = 0.5
 _RECEIVE, _GO_ON, _ADD = 0xC0502100, 0xC0182101, 0x40182103
+_SYSTEM = ("/dev/", "/proc/", "/sys/", "/usr/", "/lib", "/etc/ld.so")
+"""Files of the machine, which programs open without a word of the script."""
 _STREAMS = ("/dev/std", "/dev/fd/", "/proc/self/fd/")
 
 
@@ -58,9 +63,10 @@ def follow(script: Sequence[str], environment: Mapping[str, str], seconds: float
     try:
         opened = _listener(ours, process)
         dialog = _Dialog(asked, answers, process, time.monotonic() + seconds)
-        threading.Thread(target=_give_null, args=(opened, dialog.follower), daemon=True).start()
-        threading.Thread(target=process.stderr.read, daemon=True).start()
-        return dialog.follower, dialog.serve()
+        threading.Thread(target=_serve_opens, args=(opened, dialog.follower), daemon=True).start()
+        complaints = threading.Thread(target=_hear, args=(process.stderr, dialog.follower.notes), daemon=True)
+        complaints.start()
+        ended = dialog.serve()
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -68,6 +74,8 @@ def follow(script: Sequence[str], environment: Mapping[str, str], seconds: float
         os.close(asked)
         os.close(answers)
         ours.close()
+    complaints.join(1.0)
+    return dialog.follower, ended
 
 
 def _listener(ours: socket.socket, process: subprocess.Popen) -> int:
@@ -77,7 +85,14 @@ def _listener(ours: socket.socket, process: subprocess.Popen) -> int:
     return descriptors[0]
 
 
-def _give_null(opened: int, follower: Follower) -> None:
+def _hear(stderr: IO[bytes], notes: list[str]) -> None:
+    """Notes where bash cannot read the script; it ends there. What else it prints is of no interest."""
+    for line in stderr:
+        if re.search(rb": (syntax error|unexpected EOF|cannot execute binary)", line):
+            notes.append(f"bash says: {line.decode(errors='replace').strip()}")
+
+
+def _serve_opens(opened: int, follower: Follower) -> None:
     """Every file that the group opens for writing is /dev/null. A process that has ended needs no answer."""
     null = os.open(os.devnull, os.O_RDWR)
     while True:
@@ -89,27 +104,24 @@ def _give_null(opened: int, follower: Follower) -> None:
         except OSError:
             break
         number, pid, _, call, _, _, *arguments = struct.unpack("QIIiIQ6Q", asked)
-        path = _path_at(pid, arguments[0 if call == 2 else 1])
-        try:
-            if path.startswith(_STREAMS):  # Landlock decides
+        at = int(call != 2)  # x86-64's open has no folder
+        writes = bool(arguments[at + 1] & WRITES)
+        with suppress(OSError):
+            path = _text_at(pid, arguments[at])
+            if not path.startswith(_SYSTEM):
+                follower.files.opens(pid, path, writes)
+            if not writes or path.startswith(_STREAMS):  # Landlock decides
                 fcntl.ioctl(opened, _GO_ON, struct.pack("QqiI", number, 0, 0, 1))
-                continue
-            if not path.startswith("/dev/"):
-                follower.written.add(os.path.normpath(path))
-            fcntl.ioctl(opened, _ADD, struct.pack("QIIII", number, 2, null, 0, 0))
-        except OSError:
-            continue
+            else:
+                fcntl.ioctl(opened, _ADD, struct.pack("QIIII", number, 2, null, 0, 0))
     os.close(null)
     os.close(opened)
 
 
-def _path_at(pid: int, address: int) -> str:
-    try:
-        with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
-            memory.seek(address)
-            return os.fsdecode(memory.read(4096).split(b"\0", 1)[0])
-    except OSError:
-        return ""
+def _text_at(pid: int, address: int) -> str:
+    with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
+        memory.seek(address)
+        return os.fsdecode(memory.read(4096).split(b"\0", 1)[0])
 
 
 class _Dialog:
@@ -130,9 +142,7 @@ class _Dialog:
         return True
 
     def _answer(self, kind: str, *fields: str) -> str:
-        if kind == "program":
-            return self.follower.program(fields[0], fields[1], list(fields[2:]))
-        return self.follower.start(*fields) if kind == "start" else self.follower.event(*fields)
+        return getattr(self.follower, kind)(*fields)
 
     def _ask(self, code: str, count: int) -> list[str]:
         self._say(f'{code}; __hear; builtin eval "$__answer"')

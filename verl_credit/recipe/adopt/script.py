@@ -10,13 +10,16 @@ from pathlib import Path
 
 from verl_credit.errors import ConfigError, printable
 from verl_credit.recipe.adopt.dialog import Unconfined, follow
-from verl_credit.recipe.adopt.follow import MARK, Program
+from verl_credit.recipe.adopt.marks import MARK
+from verl_credit.recipe.adopt.programs import Program
 
 MAIN = "verl.trainer.main_ppo"
 FULLY_ASYNC = "verl.experimental.fully_async_policy.fully_async_main"
 LAUNCHES = (MAIN, FULLY_ASYNC)
 SECONDS = 10.0
 """How long a script may take. None of its programs runs, and bash needs a tenth of a second for most."""
+MOST = 20
+"""Launches of a script that are named; one that has more calls itself."""
 SECOND_WAY = "`verl-credit run -- bash {name}` takes the launch over while the script runs (docs/adopt.md)"
 _KEY = re.compile(r"[+~]*([\w.@/-]+)=")
 
@@ -45,8 +48,8 @@ def launches_of(name: str, environment: Mapping[str, str]) -> list[Launch]:
         content = file.read_bytes()
     except OSError as error:
         raise ConfigError(f"--from {name}: it cannot be read: {error}", key="--from", value=name) from error
-    if b"\r\n" in content:
-        line = content[: content.index(b"\r\n")].count(b"\n") + 1
+    if match := re.search(rb"\r(\n|$)", content):
+        line = content[: match.start()].count(b"\n") + 1
         use = f"line {line} ends with a carriage return, which bash reads as a part of the line; remove all of them"
         raise ConfigError(f"--from {name}: {use}", key="--from", value=name, accepted=use)
     try:
@@ -55,10 +58,12 @@ def launches_of(name: str, environment: Mapping[str, str]) -> list[Launch]:
         use = f"{error}; so that the script is not read here. {second}"
         raise ConfigError(f"--from {name}: {use}", key="--from", value=name, accepted=use) from error
     late = [] if ended else [f"{name} had not ended after {SECONDS:g} s; what comes later in it was not read"]
-    programs = found.in_order()
+    programs = sorted(found.programs, key=lambda program: program.order)
     launches = [launch for program in programs for launch in _launches(program)]
-    if found.branches:
-        use = f"which launch runs is decided by what is not known here ({found.branches[0]}). {second}"
+    if found.unknown.branches:
+        use = (
+            f"which launch runs is decided by what is not known here ({found.unknown.branches[0]}). {second}"
+        )
         raise ConfigError(f"--from {name}: {use}", key="--from", value=name, accepted=use)
     if not launches:
         raise _none(name, programs, [*late, *found.notes])
@@ -72,7 +77,8 @@ def _chosen(name: str, launches: list[Launch], number: int | None) -> Launch:
         number = 1
     if number is not None and 0 < number <= len(launches):
         return launches[number - 1]
-    listed = "; ".join(f"--launch {n}: {_apart(one, launches)}" for n, one in enumerate(launches, 1))
+    listed = "; ".join(f"--launch {n}: {_apart(one, launches)}" for n, one in enumerate(launches[:MOST], 1))
+    listed += "; ..." * (len(launches) > MOST)
     use = f"{len(launches)} launches are in it: {listed}"
     raise ConfigError(
         f"{name}: {use}", key="--launch", value=number, accepted=[str(n + 1) for n in range(len(launches))]
@@ -98,9 +104,11 @@ def _launches(program: Program) -> Iterator[Launch]:
     if not entry:
         return
     launch = Launch(entry, [], line=program.line)
-    doubtful = dict(program.doubtful)
+    doubtful, why = dict(program.doubtful), None
     for word in program.words[place + 1 :]:
         key = match[1] if (match := _KEY.match(word)) else ""
+        if why and word and not key and word[0] not in "-+~" and word not in program.unknown:
+            continue  # the rest of a value that is not known
         why = program.unknown.get(word) or doubtful.pop(key, None)
         if why:
             launch.unknown[MARK.sub("?", word) if word.strip("\x02\x030123456789") else "an argument"] = why

@@ -13,6 +13,17 @@ __listing() { (builtin eval "__script () {
 $1
 }" && builtin declare -f __script) 2>/dev/null; }
 
+# A variable becomes a mark, and an array one element; bash's constants stay.
+__mark() {
+    builtin local -n __v=$1
+    case ${__v@a} in
+        *r*) builtin return 0 ;;
+        *i*) builtin declare -g +i "$1" ;;
+    esac
+    [[ ${!__v[*]} =~ ^0?$ ]] || __v=()
+    __v=$2
+} 2> /dev/null
+
 # A program that does not run: its words are noted; then what the answer says, which may be a shell in the words.
 __program() {
     __ask program "$BASHPID" "$@"
@@ -21,10 +32,8 @@ __program() {
 }
 
 command() {
-    case ${1-} in
-        -*) __program "$__which" command "$@" ;;
-        *) "$@" ;;
-    esac
+    [[ ${1-} != -p ]] || builtin shift
+    "$@"
 }
 
 [[ -n ${BASH_EXECUTION_STRING-} ]] || __text=$(<"$0") 2>/dev/null
@@ -34,4 +43,4 @@ __free 0
 unset __text
 set -o functrace
 # With extdebug from the start on bash would look for a debugger.
-trap '[[ ${FUNCNAME-} == __* || $BASH_COMMAND == __* ]] || { [[ $BASHOPTS == *extdebug* ]] || shopt -s extdebug; __ask event "$BASHPID" "$LINENO" "${BASH_SOURCE-}" "${#FUNCNAME[@]}" "${FUNCNAME[*]-}" "$PWD" "$BASH_COMMAND"; builtin eval "$__answer"; }' DEBUG
+trap '[[ ${FUNCNAME-} == __* || $BASH_COMMAND == __* ]] || { [[ $BASHOPTS == *extdebug* ]] || shopt -s extdebug; __ask event "$BASHPID" "$LINENO" "${BASH_SOURCE-}" "${FUNCNAME[*]-}" "$PWD" "$BASH_COMMAND"; builtin eval "$__answer"; }' DEBUG

@@ -7,8 +7,11 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 NAME = r"[A-Za-z_]\w*"
+READS = ("read", "mapfile", "readarray")
 ASSIGNS = re.compile(rf"({NAME})(?:\[[^\]]*\])?(\+?)=", re.DOTALL)
 REDIRECTS = re.compile(r"(?:\d+|\{\w+\})?(?:<<<|<<-?|<>|>>|>\||>&|<&|>(?!\()|<(?!\())|&>>?")
+UNSTABLE = ("?", "$", "!", "PIPESTATUS", "BASHPID", "PPID")
+"""Variables of bash that a script cannot set."""
 _BRACED = re.compile(rf"\$\{{([#!]?)({NAME}|\d+|[@*#?$!-])(\[.*?\])?(:?[-=?+])?(.*)\}}", re.DOTALL)
 _BARE = re.compile(rf"\$({NAME}|\d|[@*#?$!-])")
 
@@ -25,6 +28,11 @@ class Use(NamedTuple):
     """The expansion says what stands there where the variable is not set."""
     indexed: bool = False
     """One element of an array, which has an unknown number of them where one is not known."""
+
+    @property
+    def loses(self) -> bool:
+        """May the expansion of a value with a mark have no mark?"""
+        return not self.plain or self.indexed
 
 
 class Word(NamedTuple):
@@ -126,7 +134,7 @@ def uses(text: str, start: int = 0) -> Iterator[Use]:
             yield from _braced(text[at:end], start + at)
         elif bare := _BARE.match(text, at):
             end = bare.end()
-            yield Use(bare[1], start + at, start + end, bare[1] not in "?$!")
+            yield Use(bare[1], start + at, start + end, bare[1] not in UNSTABLE)
         at = end
 
 
@@ -135,7 +143,9 @@ def _braced(text: str, at: int) -> Iterator[Use]:
     if match is None:
         return
     made, name, index, use, rest = match.groups()
-    plain = not made and name not in "?$!" and (not rest if use is None else use[-1] != "+")
+    plain = not made and name not in UNSTABLE and (not rest if use is None else use[-1] != "+")
+    if made == "!" and not index:
+        yield Use(f"!{name}", at, at + len(text), False)
     one_of = index is not None and index not in ("[@]", "[*]")
     yield Use(name, at, at + len(text), plain, use is not None and use[-1] != "?", one_of)
     for one in uses(rest):
