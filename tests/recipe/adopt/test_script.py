@@ -12,8 +12,10 @@ from kit.fuzz import FUZZ_CASES
 from kit.shell_scripts import CONSTRUCTS, LAUNCH, LAUNCHES, drawn, wrong
 from verl_credit.errors import ConfigError
 from verl_credit.recipe.adopt import dialog, script
-from verl_credit.recipe.adopt.script import FULLY_ASYNC, MAIN, read_script
+from verl_credit.recipe.adopt.entry import MAIN
+from verl_credit.recipe.adopt.script import read_script
 
+FULLY_ASYNC = "verl.experimental.fully_async_policy.fully_async_main"
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Landlock is Linux's")
 
 
