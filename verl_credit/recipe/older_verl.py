@@ -37,7 +37,17 @@ COUNTS_ROWS = (f"{ROLLOUT}.n_agent", "agent_grpo.n", "env.rollout.n")
 RENAMED = {
     **OLDER,
     "reward_model.overlong_buffer": "reward.reward_kwargs.overlong_buffer_cfg",
-    **dict.fromkeys((f"{MULTI_TURN}.max_turns", f"{ROLLOUT}.max_turns"), f"{MULTI_TURN}.max_assistant_turns"),
+    **dict.fromkeys(
+        (
+            f"{MULTI_TURN}.max_turns",
+            f"{ROLLOUT}.max_turns",
+            f"{ROLLOUT}.agent.max_turns",
+            "rollout_manager.max_turns",
+            "actor_rollout_ref.agent.max_turns",
+            "agent.max_turns",
+        ),
+        f"{MULTI_TURN}.max_assistant_turns",
+    ),
     **{f"data.{split}_data_num": f"data.{split}_max_samples" for split in ("train", "val")},
     "data.shuffle_train_dataloader": "data.shuffle",
     "data.max_model_len": f"{ROLLOUT}.max_model_len",

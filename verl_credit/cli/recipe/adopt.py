@@ -27,10 +27,12 @@ def adopt(
 ) -> int | None:
     """Exit code 0: `explain` accepts the result, which has all that decides the run; 3: something of that is lost, and the
     last line names it; 4: `explain` refuses the result, and says what to change."""
+    from verl_credit.config.settings import CreditSettings
     from verl_credit.recipe.adopt.launch_files import read_launch
     from verl_credit.recipe.adopt.translate import RECIPE
     from verl_credit.recipe.adopt.translate import adopt as translate
     from verl_credit.recipe.compose import load_config
+    from verl_credit.recipe.unread import without_effect
 
     file = None if write is None else new_yaml(write)
     if overrides and script is config is None and "=" not in overrides[0]:  # verl-credit adopt run.sh
@@ -47,7 +49,9 @@ def adopt(
         options = written(file, name, found)
     print("\n" + shlex.join(["verl-credit", "explain", *options]))
     try:
-        load_config(RECIPE, found.overrides())
+        config = load_config(RECIPE, found.overrides())
+        for line in without_effect(config, CreditSettings.from_config(config)):
+            print(printable(f"without effect: {line}"))
     except ConfigError as error:
         if not found.causes(error):
             raise ConfigError(

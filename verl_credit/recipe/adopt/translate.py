@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 
+from verl_credit.config.engines import ENGINE, ENGINES
 from verl_credit.config.keys import LOSS
 from verl_credit.config.keys.verl import VERLS_LOSSES
 from verl_credit.config.resolved import select
@@ -90,6 +91,8 @@ def _one(adoption: Adoption, known: _Known, key: str, text: str) -> None:
     elif key == ROLLOUT_MODE and text != "async":
         # Forks call their engines with tools sync_with_tool.
         adoption.drop(key, text, ONE_MODE, lost=text not in ("sync", NULL))
+    elif key == ENGINE and text not in ENGINES:  # as forks call theirs: vllm_with_search
+        adoption.drop(key, text, f"verl_credit has {', '.join(ENGINES)}; vllm takes its place", lost=True)
     elif place is not None:
         if text == NULL:
             return
