@@ -1,8 +1,8 @@
 """`verl-credit evaluate` up to the start of the trainer: what it would run, what is refused, and what it writes."""
 
 import json
-import shutil
 import re
+import shutil
 
 import pytest
 from omegaconf import OmegaConf

@@ -91,6 +91,13 @@ def test_what_decides_and_is_dropped_is_lost_until_a_key_beside_the_launch_close
         assert lost not in adopted(*keys, beside=[closes]).lost
 
 
+@pytest.mark.parametrize(
+    "beside", ["data.train_batch_siez=8", f"{A}.adv_estimator=gae", "reward.reward_manager.name=mine"]
+)
+def test_a_key_beside_the_launch_that_is_lost_itself_closes_no_gap(beside):
+    assert adopted(beside=[beside]).lost
+
+
 UNKNOWN = [
     "data.train_files", "data.train_batch_size", "data.max_response_length", f"{R}.n", f"{ACTOR}.ppo_mini_batch_size",
     f"{ACTOR}.optim.lr", f"{ACTOR}.kl_loss_coef", f"{ACTOR}.clip_ratio_high", "actor_rollout_ref.model.path", TOOLS,

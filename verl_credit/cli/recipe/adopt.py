@@ -1,5 +1,6 @@
 """`verl-credit adopt` makes a recipe with turn credit of a launch of verl's trainer. No program of the launch runs."""
 
+import re
 import shlex
 from pathlib import Path
 from typing import Annotated
@@ -35,7 +36,7 @@ def adopt(
     from verl_credit.recipe.unread import without_effect
 
     file = None if write is None else new_yaml(write)
-    if overrides and script is config is None and "=" not in overrides[0]:  # verl-credit adopt run.sh
+    if overrides and script is config is None and re.match(r"[^-+~][^=]*$", overrides[0]):  # adopt run.sh
         first, *overrides = overrides
         script, config = (None, first) if first.endswith((".yaml", ".yml")) else (first, None)
     given = read_launch(script, config, overrides, launch)

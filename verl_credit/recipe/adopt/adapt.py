@@ -77,10 +77,10 @@ def fit_to_turns(adoption: Adoption, given: Mapping[str, str], entry: str) -> No
         adoption.put(
             MODE, mode, "each turn gets its own credit, and the start says which; none: your outcomes alone"
         )
-    for key in (
-        [key for key in adoption.given if key == MODE or key.startswith(f"{PARAMS}.")] if not many else ()
-    ):
-        adoption.drop(key, adoption.given[key], ONE_TURN, lost=False)
+    if not many:
+        for key in [key for key in adoption.given if key.startswith((MODE, f"{PARAMS}."))]:
+            if adoption.given[key] != "none":
+                adoption.drop(key, adoption.given[key], ONE_TURN, lost=False)
     mode = "turn-group-v1d" if {*SIGNALS} & adoption.given.keys() else ""  # the default's beside a signal
     mode = adoption.given.get(MODE, "").replace("auto", mode)
     population = mode in MODES and MODES[mode].options.get("ddof") == 0 and DDOF not in adoption.given
@@ -257,7 +257,11 @@ def _reward(adoption: Adoption, many: bool) -> None:
         )
         adoption.put(f"{MANAGER}.name", "naive", why, old=f"{MANAGER}.name={name}")
         if name not in MANAGERS:
-            adoption.lose(f"{MANAGER}.name", f"{name}: verl 0.9.1 has no such manager", REWARD_KEYS)
+            adoption.lose(
+                f"{MANAGER}.name",
+                f"{name}: verl 0.9.1 has no such manager",
+                {*REWARD_KEYS} - {f"{MANAGER}.name"},
+            )
     if not own and adoption.given.get(f"{MANAGER}.name", "naive") != "dapo":
         for key in [key for key in adoption.given if key.startswith("reward.reward_kwargs.")]:
             text, penalty = adoption.given[key], key.startswith(OVERLONG_SECTION)

@@ -54,7 +54,7 @@ class Adoption:
         self.given.pop(key, None)
         self.dropped.append(Change(shown(key, text), "", why))
         if decides(key, text) if lost is None else lost:
-            self.lose(key, why, closes(key, read=False))
+            self.lose(key, why, {*closes(key, read=False)} - {key})
 
     def lose(self, key: str, why: str, closed_by: Iterable[str]) -> None:
         if not self.chosen & {*closed_by}:

@@ -40,7 +40,7 @@ from verl_credit.recipe.rules.known import known_keys
 RECIPE = "verl"
 """The recipe that an adopted launch starts from."""
 OPERATOR, MODE = "algorithm.advantage_mode", "algorithm.info_gain_norm_mode"
-CLOSE_ESTIMATOR = (ESTIMATOR, OPERATOR, MODE)
+CLOSE_ESTIMATOR = (OPERATOR, MODE)
 ONE_MODE = "verl 0.9.1 has async alone, whose engines answer the requests of agent loops"
 
 
