@@ -81,6 +81,9 @@ def test_what_only_a_run_would_know_is_named_by_its_key_and_its_line(read):
     [
         (f"ray job submit --no-wait -- python3 -m {MAIN} a=1", MAIN),
         ("torchrun verl/trainer/main_ppo.py a=1", MAIN),
+        ("python main_ppo.py a=1", "main_ppo.py"),
+        ("python -m verl.trainer.main_agent_ppo a=1", "verl.trainer.main_agent_ppo"),
+        ("python -u train.py a=1 algorithm.gamma=1", "train.py"),
         (f"if true; then\n  PYTHONUNBUFFERED=1 python -m {FULLY_ASYNC} a=1\nfi", FULLY_ASYNC),
         (f"python -m {MAIN} a=1 &> log &", MAIN),
         (f"(cd there && exec python -m {MAIN} a=1)", MAIN),
@@ -89,7 +92,7 @@ def test_what_only_a_run_would_know_is_named_by_its_key_and_its_line(read):
 )
 def test_the_launch_is_found_wherever_it_stands(text, entry, read):
     launch = read(text)
-    assert (launch.entry, launch.arguments) == (entry, ["a=1"])
+    assert (launch.entry, launch.arguments[0]) == (entry, "a=1")
 
 
 @pytest.mark.parametrize(
@@ -99,6 +102,7 @@ def test_the_launch_is_found_wherever_it_stands(text, entry, read):
         ("", "it starts no module of Python"),
         ("python -m trl.scripts.grpo --model x", "it starts trl.scripts.grpo"),
         ("torchrun train/run_sft.py", "it starts run_sft"),
+        ("python train.py --lr 1 --model x", "it starts train.py, whose arguments are not verl's keys"),
         ("python3 -m verl.trainer.sft_trainer data.x=1", "it starts verl.trainer.sft_trainer"),
         ('echo "unclosed', "it starts no module of Python"),
         ("cat > run.txt <<EOF\npython -m verl.trainer.main_ppo a=1\nEOF", "it starts no module of Python"),

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 MAIN = "verl.trainer.main_ppo"
-_ENTRY = re.compile(r"(^|\.)(async_)?main_(ppo|dapo|agent_ppo)$|(^|\.)fully_async_main$")
+_ENTRY = re.compile(r"(^|\.)(async_)?main_(ppo|dapo|agent_ppo)(\.py)?$|(^|\.)fully_async_main(\.py)?$")
 _VERLS_KEY = re.compile(r"[+~]*(actor_rollout_ref|algorithm)\.[\w.]+=")
 _OTHER_WORK = re.compile(r"sft|generat|eval")
 
@@ -19,7 +19,7 @@ def is_launch(module: str, arguments: Sequence[str]) -> bool:
 
 
 def is_fully_async(entry: str) -> bool:
-    return entry.endswith("fully_async_main")
+    return "fully_async_main" in entry
 
 
 def is_one_step_off(entry: str) -> bool:
