@@ -25,6 +25,9 @@ class ExitCode(IntEnum):
     NOTHING_LEFT = 3
     """``train``: the last checkpoint is at the run's last step and evaluated; nothing was started."""
 
+    PARTIAL = 3
+    """``adopt``: the recipe is written, and something that decides the run is not in it."""
+
     PREFLIGHT = 4
     """Refused before anything heavy started: configuration, machine, data, model, server, a second run in the folder."""
 

@@ -34,7 +34,7 @@ def test_overrides_are_translated_and_the_new_command_is_accepted(capsys):
     older = [
         "algorithm.adv_estimator=grpo",
         "custom_reward_function.path=mine.py",
-        "trainer.device=npu",
+        "trainer.use_v1=false",
         TOOLS,
     ]
     code, printed = run(capsys, "--", *older, "actor_rollout_ref.rollout.n=4", "+my.key=1", MICRO)
@@ -42,7 +42,7 @@ def test_overrides_are_translated_and_the_new_command_is_accepted(capsys):
     for line in (
         "algorithm.adv_estimator=grpo -> algorithm.advantage_mode=grpo",
         "custom_reward_function.path=mine.py -> reward.custom_reward_function.path=mine.py",
-        "trainer.device=npu   (Ascend NPUs are not possible",
+        "trainer.use_v1=false   (verl_credit trains with verl's v1 trainer",
         "my.key=1   (neither verl 0.9.1 nor verl_credit reads it)",
     ):
         assert line in printed
@@ -76,12 +76,13 @@ def test_a_yaml_of_ones_own_stands_below_the_overrides(capsys, tmp_path):
         "actor_rollout_ref:\n"
         "  rollout: {n: 4, name: sglang_async, multi_turn: {tool_config_path: t.yaml, max_turns: 3}}\n"
         "trainer: {project_name: 'it''s \"mine\", 1', experiment_name: '12'}\n"
-        "custom_reward_function: {path: null}\ndata: {max_response_length: 600, train_files: [a, b]}\n"
+        "custom_reward_function: {path: null}\nalgorithm: {adv_estimator: grpo}\n"
+        "data: {max_response_length: 600, train_files: [a, b]}\n"
     )
     code, printed = run(capsys, "--config", str(own), "--", MICRO, "data.max_response_length=300")
-    assert code == 0
-    assert "its defaults list other: choice, whose keys are missing here" in printed
-    assert "search.max_new_tokens=100" in printed and "'data.train_files=[a,b]'" in printed
+    assert code == 3
+    assert "other: choice of its defaults   (its keys are missing here)" in printed
+    assert "max_assistant_turns=3" in printed and "'data.train_files=[a,b]'" in printed
     assert "requests are handed on, and no GPU has run it" in printed
     found = sources.read_launch(None, str(own), [])
     values = {key: value_of(key, text) for key, text in found.pairs}
@@ -95,7 +96,8 @@ def test_what_is_not_possible_is_named_with_what_is(capsys):
     actor = "actor_rollout_ref.actor."
     megatron, ranks = f"{actor}strategy=megatron", f"{actor}ulysses_sequence_parallel_size=4"
     own = f"{actor}megatron.param_offload=True"
-    code, printed = run(capsys, "--", "actor_rollout_ref.rollout.n=4", megatron, own, ranks, MICRO)
+    given = ["algorithm.adv_estimator=grpo", "actor_rollout_ref.rollout.n=4", megatron, own, ranks, MICRO]
+    code, printed = run(capsys, "--", *given)
     assert code == 0
     assert "FSDP engine, which takes its place; Megatron is not possible" in printed
     assert f"{ranks}   (attention over several ranks is not built" in printed
@@ -110,7 +112,7 @@ def test_what_is_not_possible_is_named_with_what_is(capsys):
         (["--from", "{tmp}/other.sh"], "it starts trl.scripts.grpo"),
         (["--config", "nowhere.yaml"], "nowhere.yaml cannot be read"),
         (["--config", "{tmp}/list.yaml"], "expected keys of verl.trainer.main_ppo"),
-        (["--", "train"], "'train': expected KEY=VALUE"),
+        (["--", MICRO, "train"], "'train': expected KEY=VALUE"),
         (["--", MICRO, "data.train_batch_size=many"], "explain refuses the result: "),
         (
             ["--", "actor_rollout_ref.rollout.n=1"],
@@ -161,13 +163,13 @@ def test_five_typos_in_a_yaml_are_in_one_answer(capsys, tmp_path):
 ODD = ("data.train_batch_size=0", "actor_rollout_ref.actor.ppo_mini_batch_size=0", "trainer.nnodes=0")
 
 
-@pytest.mark.parametrize("text", ["max_turns=many", "env.max_steps=", "max_turns=-3"])
+@pytest.mark.parametrize("text", ["max_turns=many", "env.env_name=search env.max_steps=", "max_turns=-3"])
 @pytest.mark.parametrize(
     "beside", [(), ("data.max_obs_length=x", *ODD), ("search.topk=0", "data.max_start_length=y")]
 )
 def test_odd_numbers_are_refused_and_never_a_traceback(text, beside, capsys):
     micro = "actor_rollout_ref.actor.ppo_micro_batch_size=8"
-    assert run(capsys, "--", "actor_rollout_ref.rollout.n=4", text, *beside, micro)[0] == 4
+    assert run(capsys, "--", "actor_rollout_ref.rollout.n=4", *text.split(" "), *beside, micro)[0] == 4
 
 
 @pytest.mark.slow

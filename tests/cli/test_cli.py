@@ -2,6 +2,7 @@
 
 import os
 import sys
+from importlib.metadata import version
 
 import pytest
 
@@ -73,3 +74,8 @@ def test_the_command_finds_modules_in_the_current_folder(tmp_path, monkeypatch, 
     monkeypatch.setattr(sys, "argv", ["verl-credit", "--help"])
     assert main() == 0 and sys.path[-1] == os.getcwd()
     assert "adopt" in capsys.readouterr().out
+
+
+def test_the_version_is_that_of_the_distribution(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"verl-credit {version('verl-credit')}\n"

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 
 import pytest
 from omegaconf import OmegaConf
@@ -125,7 +126,12 @@ def test_a_model_has_the_tools_and_the_engine_of_a_recipe(model, data, started, 
 def test_step_0_is_the_model_that_a_run_starts_from(run_dir):
     policy = find_policy(str(run_dir), 0, None, None, [])
     assert (policy.step, policy.checkpoint, policy.name) == (0, None, "r-step-0")
-    assert policy.folder == run_dir.parent / "evaluations" / "r-step-0"
+    folder = run_dir.parent / "evaluations" / "r-step-0"
+    assert policy.folder == folder
+    folder.mkdir(parents=True)
+    (folder / "evaluation.json").touch()
+    assert policy.folder == folder.with_name("r-step-0-2")  # an evaluation on other data stands beside it
+    shutil.rmtree(folder)
     assert find_policy(str(run_dir / "checkpoints" / "global_step_1"), None, None, None, []).step == 1
 
 

@@ -196,3 +196,29 @@ def test_a_path_longer_than_a_name_may_be_is_not_there():
     long = "x" * 300
     config = load_config("search_cpu", [*OWN, f"data.train_files={long}"])
     assert f"data.train_files={long} (not there)" in missing(config)
+
+
+@pytest.mark.parametrize(
+    "override, says",
+    [
+        ("my/mine.yaml", "--config-dir my --config-name mine"),
+        ("algorithm.info_gain_norm_mode=grpo", "algorithm.info_gain_norm_mode=grpo: none: "),
+        (
+            "algorithm.turn_signal=tool_rewards",
+            "'tool_rewards' (did you mean tool_reward?): accepted are auto",
+        ),
+        ("data.apply_chat_template_kwargs.a=False", "write +data.apply_chat_template_kwargs.a=False"),
+        ("actor_rollout_ref.rollout.n_samples=8", "write actor_rollout_ref.rollout.n=VALUE"),
+        ("trainer.epochs=3", "write trainer.total_epochs=VALUE"),
+        ("lr=1e-6", "write actor_rollout_ref.actor.optim.lr=VALUE"),
+        ("do_search=true", "write search.max_searches=N"),
+    ],
+)
+def test_what_is_probably_meant_is_named_once(override, says, capsys):
+    code, said = run(capsys, "explain", override)
+    assert code == 4 and said.count(says) == 1
+
+
+def test_a_loss_of_verls_has_its_own_ratio(capsys):
+    _, said = run(capsys, "explain", f"{LOSS}.loss_mode=gspo")
+    assert "verl's own ratio, clip range" in said and "ratio per" not in said

@@ -286,7 +286,7 @@ RULES = [  # (overrides, the first one refused; a part of what is said of it)
     ([f"{ROLLOUT}.n=1"], "at least 2"),
     # sizes
     (["data.train_batch_size=16", f"{ACTOR}.ppo_mini_batch_size=5"], "not a multiple of .*ppo_mini_batch_size=5"),
-    (["data.max_response_length=100"], "cannot hold search.max_searches.1=5 turns of search.max_new_tokens=40"),
+    (["data.max_response_length=30"], "cannot hold a turn of search.max_new_tokens=40"),
     ([f"{ACTOR}.ppo_max_token_len_per_gpu=400"], "cannot hold a row"),
     # scorers
     ([f"{ATTENTION}=sdpa", BRANCH], f"with algorithm.{SCORER}=branch: .* set .*=auto, or .*=rows"),

@@ -149,3 +149,12 @@ def test_the_length_of_an_answer_is_read_where_there_are_tools(tmp_path):
     tools = f"actor_rollout_ref.rollout.multi_turn.tool_config_path={tmp_path}/t.yaml"
     assert [line for line in without_effect(lab(f"{key}=50")) if line.startswith(f"{key}=50: ")]
     assert not [line for line in without_effect(lab(f"{key}=50", tools)) if key in line]
+
+
+@pytest.mark.parametrize(
+    "name, value", [("temperature", 0.6), ("top_p", 0.7), ("top_k", 20), ("do_sample", True)]
+)
+def test_verls_sampling_of_held_out_answers_has_no_effect(name, value):
+    key = f"actor_rollout_ref.rollout.val_kwargs.{name}"
+    assert [line for line in without_effect(lab(f"{key}={value}")) if line.startswith(f"{key}={value}: ")]
+    assert not [line for line in without_effect(lab()) if "val_kwargs" in line]

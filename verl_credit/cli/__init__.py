@@ -3,6 +3,7 @@
 import os
 import sys
 from importlib import import_module
+from importlib.metadata import version
 
 from typer import Typer
 from typer.core import TyperCommand, TyperGroup
@@ -65,6 +66,9 @@ app = Commands(
 
 
 def main(argv: list[str] | None = None) -> int:
+    if (sys.argv[1:] if argv is None else argv) == ["--version"]:
+        print(f"verl-credit {version('verl-credit')}")
+        return 0
     # `python -m verl.trainer.main_ppo` finds an author's modules in the current folder, and so do Ray's workers.
     if argv is None and os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())

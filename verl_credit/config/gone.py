@@ -49,6 +49,7 @@ VALUES: dict[tuple[str, str], str] = {
     ("actor_rollout_ref.rollout.multi_turn.format", "lfm2"): (
         f"auto, or a parser of your own: no recipe trains LFM2 (commit {LAST} last had its parser)"
     ),
+    (_TURNS, "grpo"): "none: the outcomes' advantages alone, which algorithm.advantage_mode=grpo makes",
     (_TURNS, "bipace"): f"gigpo: bipace was not told apart from GRPO (commit {LAST} last had it)",
     (_SIGNAL, "lapo"): f"info_gain: measured, lapo points worse than GRPO (commit {LAST} last had it)",
     (_SIGNAL, "infopo"): f"info_gain: nothing was measured with infopo (commit {LAST} last had it)",

@@ -44,8 +44,10 @@ def loops_by_mask(config: DictConfig) -> tuple[str, ...]:
 def own_loops(config: DictConfig) -> tuple[str, ...]:
     """Returns the names of the agent loops in the user's file. Raises ConfigError for a file that verl could not read."""
     path = select(config, LISTED)
-    if not path:
-        return ()
+    return loops_in(path) if path else ()
+
+
+def loops_in(path: str) -> tuple[str, ...]:
     try:
         listed = OmegaConf.load(Path(path))
         names = tuple(str(entry["name"]) for entry in data(listed) if entry["_target_"])

@@ -6,12 +6,21 @@ name by `remedy_of` the place of a key that nothing here has, whose nearest spel
 
 from __future__ import annotations
 
+import re
+
 from verl_credit.config.engines import ENGINE, ENGINES
 from verl_credit.config.gone import gone_key
-from verl_credit.names import ADV_ESTIMATOR, COLOCATE_MODE, SEPARATE_MODE, TRAINER_MODE, TURN_AGENT
+from verl_credit.names import (
+    ADV_ESTIMATOR,
+    COLOCATE_MODE,
+    LOOP_MANAGER,
+    SEPARATE_MODE,
+    TRAINER_MODE,
+    TURN_AGENT,
+)
 
 MANAGER = "reward.reward_manager"
-ROLLOUT, ACTOR, REF = (f"actor_rollout_ref.{role}" for role in ("rollout", "actor", "ref"))
+ROLLOUT, ACTOR, REF, MODEL = (f"actor_rollout_ref.{role}" for role in ("rollout", "actor", "ref", "model"))
 MULTI_TURN, ULYSSES = f"{ROLLOUT}.multi_turn", "ulysses_sequence_parallel_size"
 OLDER = {
     "reward_model.reward_manager": f"{MANAGER}.name", "reward_model.reward_loop_source": f"{MANAGER}.source",
@@ -23,14 +32,30 @@ OLDER = {
 """Keys of older versions of verl, and sections, which verl 0.9.1 lists as null and its v1 trainer never reads: their places
 now. The longest name that fits a key is its own."""
 
+COUNTS_ROWS = (f"{ROLLOUT}.n_agent", "agent_grpo.n", "env.rollout.n")
+"""The rollouts of a question in forks whose ppo_mini_batch_size counts rows, because their workers see rollout.n=1."""
 RENAMED = {
     **OLDER,
     "reward_model.overlong_buffer": "reward.reward_kwargs.overlong_buffer_cfg",
-    **dict.fromkeys((f"{MULTI_TURN}.max_turns", f"{ROLLOUT}.max_turns"), f"{MULTI_TURN}.max_assistant_turns"),
+    **dict.fromkeys(
+        (
+            f"{MULTI_TURN}.max_turns",
+            f"{ROLLOUT}.max_turns",
+            f"{ROLLOUT}.agent.max_turns",
+            "rollout_manager.max_turns",
+            "actor_rollout_ref.agent.max_turns",
+            "agent.max_turns",
+        ),
+        f"{MULTI_TURN}.max_assistant_turns",
+    ),
     **{f"data.{split}_data_num": f"data.{split}_max_samples" for split in ("train", "val")},
     "data.shuffle_train_dataloader": "data.shuffle",
     "data.max_model_len": f"{ROLLOUT}.max_model_len",
-    **dict.fromkeys((f"{ROLLOUT}.n_agent", "agent_grpo.n", "env.rollout.n", "rollout.n"), f"{ROLLOUT}.n"),
+    **dict.fromkeys((*COUNTS_ROWS, "rollout.n", f"{ROLLOUT}.n_samples", "n_samples"), f"{ROLLOUT}.n"),
+    **dict.fromkeys(("trainer.epochs", "trainer.num_epochs"), "trainer.total_epochs"),
+    **dict.fromkeys(("lr", "learning_rate", f"{ACTOR}.lr"), f"{ACTOR}.optim.lr"),
+    **{f"{MODEL}.lora.{name}": f"{MODEL}.lora_{name}" for name in ("rank", "alpha", "adapter_path")},
+    **{f"{MODEL}.lora.{name}": f"{MODEL}.{name}" for name in ("target_modules", "exclude_modules")},
     "env.seed": "seed",
     "env.search.search_url": "search.url",
     "env.search.topk": "search.topk",
@@ -62,6 +87,12 @@ _MASKED = "what tools return is never trained on here"
 _PENALTY = "there is no penalty for a bad call; credit/tool/bad_calls counts them"
 NO_CRITIC = "no critic is adopted (algorithm.turn_values=critic makes one)"
 GONE = {
+    f"{MULTI_TURN}.interaction_config_path": (
+        "verl 0.9.1 has no interactions: an agent loop of your own takes their place (docs/agent-loops.md)"
+    ),
+    LOOP_MANAGER: "the manager is verl_credit's, whose workers report failed rollouts; an agent loop of yours stays",
+    "reward_model.launch_reward_fn_async": "rewards are computed beside the rollouts in verl 0.9.1",
+    **dict.fromkeys((f"{MODEL}.lora.dropout", f"{MODEL}.lora.type"), "verl's FSDP engine reads no such key"),
     "critic": NO_CRITIC,
     "trainer.critic_warmup": NO_CRITIC,
     f"{ACTOR}.megatron": MEGATRON,
@@ -95,7 +126,7 @@ _SEARCHES = "search.max_searches=N, the calls of a trajectory; the turn that ans
 INSTEAD = {
     "max_turns": _SEARCHES,
     "env.max_steps": _SEARCHES,
-    "do_search": "search.max_searches=0, which switches the search off",
+    "do_search": "search.max_searches=N, which 0 switches off",
     "data.max_obs_length": "search.max_page_chars=N, the characters of a page",
     "data.max_start_length": "data.max_prompt_length=N",
     "search_engine": "search.url=URL, of a server with POST /retrieve",
@@ -126,14 +157,17 @@ VALUES = {
 IN_OUR_PLACE = (
     f"your outcomes' advantages, and each turn's credit on top (algorithm.adv_estimator={ADV_ESTIMATOR})"
 )
+NO_BASELINE = "verl's has no baseline by group; this operator takes the group's mean off first"
 NEAREST = "verl_credit has no such outcome operator: group-normalised outcomes take its place"
 ESTIMATORS = {
     "grpo": ("grpo", IN_OUR_PLACE), "grpo_vectorized": ("grpo", IN_OUR_PLACE), "rloo": ("rloo", IN_OUR_PLACE),
-    "rloo_vectorized": ("rloo", IN_OUR_PLACE), "reinforce_plus_plus": ("reinforce_pp", IN_OUR_PLACE),
+    "rloo_vectorized": ("rloo", IN_OUR_PLACE), "reinforce_plus_plus": ("reinforce_pp", NO_BASELINE),
     "reinforce_plus_plus_baseline": ("reinforce_pp", IN_OUR_PLACE), ADV_ESTIMATOR: ("grpo", "it is ours"),
-    "gigpo": ("grpo", "the turn mode gigpo"), "gae": ("grpo", f"{NO_CRITIC}: group-normalised outcomes take its place"),
+    "gae": ("grpo", f"{NO_CRITIC}: group-normalised outcomes take its place"),
 }  # fmt: skip
 """An estimator's outcome operator here (``algorithm.advantage_mode``), and the reason; `NEAREST` for any other."""
+LEAVES_ONE_OUT = re.compile(r"(^|_)r?loo(p|_|$)|leave_?one_?out")
+"""The names that estimators of the operator rloo have elsewhere."""
 
 
 def longest(table: dict[str, str], key: str) -> str | None:

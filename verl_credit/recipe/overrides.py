@@ -26,7 +26,12 @@ def unreadable(overrides: Sequence[str]) -> list[ConfigError]:
         try:
             OverridesParser.create().parse_overrides([text])
         except OverrideParseException as error:
-            key, _, value = text.partition("=")
+            key, equals, value = text.partition("=")
+            if not equals and text.endswith((".yaml", ".yml")):
+                file = Path(text)
+                use = f"a recipe of yours is --config-dir {file.parent} --config-name {file.stem}"
+                wrong.append(ConfigError(f"{text}: {use}", key=printable(text), accepted=use))
+                continue
             reason = error.message.partition("\nSee ")[0].replace(text, "").rstrip(" ^\n:")
             use = f"Hydra cannot read that override ({reason}); quote the value"
             wrong.append(ConfigError(key=printable(key.lstrip("+~")), value=value, accepted=use))
@@ -62,7 +67,8 @@ def _unknown(tree: dict[str, Any], key: str, override: Override) -> ConfigError:
             break
         parent, node = f"{parent}.{part}" if parent else part, node[part]
     below = key.removeprefix(f"{parent}.") if parent else key
-    return unknown_key(parent, below, map(str, node), value, place_of(below), remedy_of(key))
+    remedy = remedy_of(key) if node else f"+{key}={value}"  # an empty mapping takes any key
+    return unknown_key(parent, below, map(str, node), value, place_of(below), remedy)
 
 
 def _value(override: Override) -> str:

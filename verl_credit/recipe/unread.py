@@ -31,6 +31,9 @@ SEARCH_ALONE = {
     f"{MULTI_TURN}.tool_response_truncate_side": ("middle", _PAGES),
 }
 """Keys that the search alone does not read: the default, and why."""
+HELD_OUT = "actor_rollout_ref.rollout.val_kwargs"
+DRAWN = {"temperature": 0, "top_p": 1.0, "top_k": -1, "do_sample": False}
+"""verl's keys of held-out sampling, with their defaults: our modes of evaluation decide it (evaluation.modes)."""
 UNCERTAINTY = Algorithm.model_fields["uncertainty_kind"].default
 CHARACTERS = 4  # English has about so many per token
 MEAN_RATIOS, WIDE_FOR_MEANS = ("turn", "sequence"), 0.1
@@ -77,6 +80,12 @@ def without_effect(config: DictConfig, credit: CreditSettings) -> list[str]:
     path, mode = select(config, "trainer.resume_from_path"), select(config, "trainer.resume_mode")
     if path and mode == "disable":
         idle.append(f"trainer.resume_from_path={path}: with trainer.resume_mode=disable nothing is resumed")
+    drawn = {name: select(config, f"{HELD_OUT}.{name}") for name in DRAWN}
+    idle += [
+        f"{HELD_OUT}.{name}={value}: held-out answers are greedy, or drawn at temperature 1 from the whole distribution"
+        for name, value in drawn.items()
+        if value is not None and value != DRAWN[name]
+    ]
     if not tools_given(config) and not select(config, LISTED):
         given = {key: select(config, key) for key in SEARCH_ALONE}
         set_ = {key: value for key, value in given.items() if value not in (None, 0, SEARCH_ALONE[key][0])}

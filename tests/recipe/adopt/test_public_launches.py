@@ -58,6 +58,12 @@ LOST = {
     },
 }
 """The keys that have no place here; `adopt` prints each with its reason."""
+DECIDE = {
+    "retool": {"trainer.device"},
+    "gigpo_search": {"actor_rollout_ref.actor.use_invalid_action_penalty"},
+    "igpo": {"search_engine", "search.url"},
+}
+"""What decides the run and is lost: exit code 3."""
 TURNS = {  # (turn mode, agent loop, turns at most)
     "search_r1_like": ("turn_gae", "turn_agent", 2),
     "gsm8k_tools": ("turn_gae", "turn_agent", 5),
@@ -99,6 +105,7 @@ def test_explain_accepts_it_and_the_table_has_what_it_loses(name, tmp_path):
     adoption, _ = adopted(name, tmp_path)
     config = compose.load_config(RECIPE, adoption.overrides())
     assert {change.old.partition("=")[0] for change in adoption.dropped} == LOST[name]
+    assert {*adoption.lost} == DECIDE.get(name, set())
     mode, loop, turns = TURNS[name]
     assert config.algorithm.adv_estimator == "info_gain"
     assert config.algorithm.info_gain_norm_mode == mode

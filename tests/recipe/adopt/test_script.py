@@ -14,8 +14,10 @@ from kit.fuzz import FUZZ_CASES
 from kit.shell_scripts import CONSTRUCTS, LAUNCH, LAUNCHES, drawn, wrong
 from verl_credit.errors import ConfigError
 from verl_credit.recipe.adopt import dialog, script
-from verl_credit.recipe.adopt.script import FULLY_ASYNC, MAIN, read_script
+from verl_credit.recipe.adopt.entry import MAIN
+from verl_credit.recipe.adopt.script import read_script
 
+FULLY_ASYNC = "verl.experimental.fully_async_policy.fully_async_main"
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Landlock is Linux's")
 
 
@@ -81,6 +83,9 @@ def test_what_only_a_run_would_know_is_named_by_its_key_and_its_line(read):
     [
         (f"ray job submit --no-wait -- python3 -m {MAIN} a=1", MAIN),
         ("torchrun verl/trainer/main_ppo.py a=1", MAIN),
+        ("python main_ppo.py a=1", "main_ppo.py"),
+        ("python -m verl.trainer.main_agent_ppo a=1", "verl.trainer.main_agent_ppo"),
+        ("python -u train.py a=1 algorithm.gamma=1", "train.py"),
         (f"if true; then\n  PYTHONUNBUFFERED=1 python -m {FULLY_ASYNC} a=1\nfi", FULLY_ASYNC),
         (f"python -m {MAIN} a=1 &> log &", MAIN),
         (f"(cd there && exec python -m {MAIN} a=1)", MAIN),
@@ -89,7 +94,7 @@ def test_what_only_a_run_would_know_is_named_by_its_key_and_its_line(read):
 )
 def test_the_launch_is_found_wherever_it_stands(text, entry, read):
     launch = read(text)
-    assert (launch.entry, launch.arguments) == (entry, ["a=1"])
+    assert (launch.entry, launch.arguments[0]) == (entry, "a=1")
 
 
 @pytest.mark.parametrize(
@@ -99,6 +104,7 @@ def test_the_launch_is_found_wherever_it_stands(text, entry, read):
         ("", "it starts no module of Python"),
         ("python -m trl.scripts.grpo --model x", "it starts trl.scripts.grpo"),
         ("torchrun train/run_sft.py", "it starts run_sft"),
+        ("python train.py --lr 1 --model x", "it starts train.py, whose arguments are not verl's keys"),
         ("python3 -m verl.trainer.sft_trainer data.x=1", "it starts verl.trainer.sft_trainer"),
         ('echo "unclosed', "it starts no module of Python"),
         ("cat > run.txt <<EOF\npython -m verl.trainer.main_ppo a=1\nEOF", "it starts no module of Python"),

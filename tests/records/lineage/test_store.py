@@ -226,3 +226,11 @@ def test_a_cut_anywhere_in_the_last_row_leaves_the_rows_before():
         rows, damaged = read_rows(content + last[:cut])
         assert ids(rows) == ["a"] and damaged, cut
     assert ids(read_rows(content + last)[0]) == ["a", "b"]
+
+
+@pytest.mark.parametrize("text", ['=HYPERLINK("x")', "+1+cmd|x", "-2+3", "@SUM(A1)", "'=1", " =1", "\t=1"])
+def test_no_cell_is_a_formula_where_a_spreadsheet_opens_the_table(text, tmp_path):
+    store = store_of(tmp_path, one := trial("a", hypothesis=text, notes=text, expected_delta="+0.01"))
+    assert store.all_trials() == (one,)
+    (cells,) = list(csv.reader(store.path.read_text().splitlines()[1:], delimiter="\t"))
+    assert cells.count(f"'{text}") == 2 and "+0.01" in cells

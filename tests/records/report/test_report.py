@@ -162,6 +162,10 @@ def test_cut_last_line_is_left_out(run_dir):
 def test_missing_or_empty_metrics_name_the_file(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"metrics\.jsonl does not exist"):
         write_report(tmp_path)
+    (tmp_path / "project" / "run").mkdir(parents=True)
+    (tmp_path / "project" / "run" / "metrics.jsonl").touch()
+    with pytest.raises(FileNotFoundError, match=f"below it are {tmp_path}/project/run$"):
+        write_report(tmp_path)
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "cred')
     with pytest.raises(ValueError, match=r"metrics\.jsonl holds no complete line"):
         write_report(tmp_path)

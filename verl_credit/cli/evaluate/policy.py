@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 
 from omegaconf import DictConfig
@@ -11,6 +12,7 @@ from verl_credit.errors import PreflightError
 from verl_credit.recipe.compose import quoted, unchecked_config
 from verl_credit.recipe.world import DATA
 from verl_credit.records.run.resume import STEP
+from verl_credit.records.run.validation import EVALUATION
 
 
 @dataclass(frozen=True)
@@ -25,9 +27,10 @@ class Policy:
 
     @property
     def folder(self) -> Path:
-        """The folder of the evaluation, unless the user names another."""
-        home = Path("runs") if self.run_dir is None else self.run_dir.parent
-        return home / "evaluations" / self.name
+        """The folder of the evaluation, unless the user names another: a new one beside those of other data."""
+        home = (Path("runs") if self.run_dir is None else self.run_dir.parent) / "evaluations"
+        folders = (home / (f"{self.name}-{n}" if n > 1 else self.name) for n in count(1))
+        return next(folder for folder in folders if not (folder / EVALUATION).exists())
 
 
 def find_policy(

@@ -1,5 +1,6 @@
 """`verl-credit adopt` makes a recipe with turn credit of a launch of verl's trainer. No program of the launch runs."""
 
+import re
 import shlex
 from pathlib import Path
 from typing import Annotated
@@ -8,7 +9,7 @@ import yaml
 from typer import Option
 
 from verl_credit.cli.command import Overrides, ends
-from verl_credit.errors import ConfigError, printable
+from verl_credit.errors import ConfigError, ExitCode, printable
 
 
 @ends("adopt")
@@ -19,36 +20,67 @@ def adopt(
         int | None, Option(min=1, help="which launch of the script, where it has several")
     ] = None,
     write: Annotated[str | None, Option("--write", help="write the recipe into this YAML file")] = None,
-    train: Annotated[bool, Option("--train", help="train where explain accepts it")] = False,
+    train: Annotated[
+        bool, Option("--train", help="train where explain accepts it and nothing is lost")
+    ] = False,
     entry: Annotated[str | None, Option("--entry", hidden=True)] = None,
     overrides: Overrides = (),
 ) -> int | None:
-    """Exit code 0: `explain` accepts the result; 4: it refuses, and says what to change."""
+    """Exit code 0: `explain` accepts the result, which has all that decides the run; 3: something of that is lost, and the
+    last line names it; 4: `explain` refuses the result, and says what to change."""
+    from verl_credit.config.settings import CreditSettings
     from verl_credit.recipe.adopt.launch_files import read_launch
     from verl_credit.recipe.adopt.translate import RECIPE
     from verl_credit.recipe.adopt.translate import adopt as translate
     from verl_credit.recipe.compose import load_config
+    from verl_credit.recipe.unread import without_effect
 
+    file = None if write is None else new_yaml(write)
+    if overrides and script is config is None and re.match(r"[^-+~][^=]*$", overrides[0]):  # adopt run.sh
+        first, *overrides = overrides
+        script, config = (None, first) if first.endswith((".yaml", ".yml")) else (first, None)
     given = read_launch(script, config, overrides, launch)
     given.entry = entry or given.entry
-    found = translate(given.pairs, given.entry)
+    found = translate(given.pairs, given.entry, given.unknown, given.chosen)
     name = script or config or "the overrides"
     lines = [f"{name}: {given.entry}, {len(given.pairs)} keys", *page(found, given)]
     print("\n".join(map(printable, lines)))
     options = ["--config-name", RECIPE, *found.overrides()]
-    if write is not None:
-        options = written(Path(write).expanduser(), name, found)
+    if file is not None:
+        options = written(file, name, found)
     print("\n" + shlex.join(["verl-credit", "explain", *options]))
     try:
-        load_config(RECIPE, found.overrides())
+        config = load_config(RECIPE, found.overrides())
+        for line in without_effect(config, CreditSettings.from_config(config)):
+            print(printable(f"without effect: {line}"))
     except ConfigError as error:
-        raise ConfigError(f"explain refuses the result: {error}", key=error.key, value=error.value) from error
+        if not found.causes(error):
+            raise ConfigError(
+                f"explain refuses the result: {error}", key=error.key, value=error.value
+            ) from error
+    if found.lost:
+        use = "give KEY=VALUE after --"
+        print(
+            printable(
+                f"partial: this is another run than your launch, which lost {', '.join(found.lost)}; {use}"
+            )
+        )
+        return ExitCode.PARTIAL
     if train:
         from verl_credit.cli.train.train import train as start
 
         return start(RECIPE, None, False, found.overrides())
     print("explain accepts it; `verl-credit doctor` checks files and machine, `verl-credit train` starts")
     return None
+
+
+def new_yaml(write: str) -> Path:
+    """The file of --write. Raises ConfigError for one that is there, before any work is done."""
+    file = Path(write).expanduser()
+    if file.suffix != ".yaml" or file.exists():
+        use = "expected the name of a new file that ends in .yaml"
+        raise ConfigError(key="--write", value=str(file), accepted=use)
+    return file
 
 
 def page(found, given) -> list[str]:
@@ -61,6 +93,7 @@ def page(found, given) -> list[str]:
         "dropped": [f"{', '.join(keys)}   ({why})" for why, keys in reasons.items()],
         "not known, and left out": [f"{text}   ({why})" for text, why in given.unknown.items()],
         "notes": [*given.notes, *found.notes],
+        "lost, and it decides the run": [f"{key}   ({why})" for key, why in found.lost.items()],
     }
     lines = []
     for title, rows in parts.items():
@@ -71,12 +104,9 @@ def page(found, given) -> list[str]:
 
 
 def written(file: Path, name: str, found) -> list[str]:
-    """Writes the recipe. Returns the options that name it. Raises ConfigError for a file that is there."""
+    """Writes the recipe. Returns the options that name it."""
     from verl_credit.recipe.adopt.translate import RECIPE
 
-    if file.suffix != ".yaml" or file.exists():
-        use = "expected the name of a new file that ends in .yaml"
-        raise ConfigError(key="--write", value=str(file), accepted=use)
     chosen = [{f"override {group}": choice} for group, choice in found.choices().items()]
     tree = {"defaults": [RECIPE, *chosen, "_self_"], **found.tree()}
     text = yaml.safe_dump(tree, sort_keys=False, allow_unicode=True, width=120)

@@ -204,7 +204,8 @@ def _loss(config: DictConfig, settings: CreditSettings) -> Stage:
         says = f"yours, not verl's: `train` asks verl for it once {modules} is imported, or ends there"
         return Stage("loss", own, says, "log-probs, advantages")
     actor, beta = config.actor_rollout_ref.actor, settings.clip_beta
-    says = f"ratio per {settings.ratio_level}, clip range [1 - {actor.clip_ratio_low}, 1 + {actor.clip_ratio_high}]"
+    level = "verl's own ratio" if settings.loss is None else f"ratio per {settings.ratio_level}"
+    says = f"{level}, clip range [1 - {actor.clip_ratio_low}, 1 + {actor.clip_ratio_high}]"
     says += f", times the turn's scale in (1 - {beta:g}, 1 + {beta:g})" if settings.dynamic_clip else ""
     sees = "log-probs, advantages, turn ids"
     return Stage("loss", actor.policy_loss.loss_mode, says, sees, "a pass over the logits")

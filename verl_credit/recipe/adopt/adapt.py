@@ -2,18 +2,34 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from contextlib import suppress
 
 from verl_credit.config.engines import ENGINE, engine_named
 from verl_credit.config.fit import DEFAULT, LOG_PROB, MODEL_LEN, MOST, REFERENCE
 from verl_credit.config.keys import Algorithm, Search
+from verl_credit.credit.turn.modes import MODES
+from verl_credit.errors import ConfigError
 from verl_credit.names import AGENTS, OUR_REWARD, SEPARATE_MODE, TURN_AGENT
-from verl_credit.recipe.adopt.adoption import NULL, Adoption, shown, whole
-from verl_credit.recipe.agent_loops import KEYS, LISTED, MULTI_TURN
+from verl_credit.recipe.adopt.adoption import NULL, Adoption, shown, value_of, whole
+from verl_credit.recipe.adopt.deciding import REWARD as REWARD_KEYS
+from verl_credit.recipe.adopt.deciding import TURNS, decides, means_turns
+from verl_credit.recipe.adopt.entry import is_fully_async, is_one_step_off
+from verl_credit.recipe.agent_loops import KEYS, LISTED, MULTI_TURN, loops_in
 from verl_credit.recipe.decisions import MODE as TRAINER
-from verl_credit.recipe.older_verl import ACTOR, KEEPS_TURNS, MANAGER, PER_GPU, REF, ROLLOUT
+from verl_credit.recipe.older_verl import (
+    ACTOR,
+    COUNTS_ROWS,
+    INSTEAD,
+    KEEPS_TURNS,
+    MANAGER,
+    PER_GPU,
+    REF,
+    ROLLOUT,
+)
 from verl_credit.recipe.rules.engines import HAND_ON, OVERLONG, RESPONSE, UPDATE
-from verl_credit.recipe.step_size import BATCH, MINI_BATCH
+from verl_credit.recipe.step_size import BATCH, EACH, MINI_BATCH
 from verl_credit.recipe.unread import CHARACTERS
 
 MODE, PROMPT = "algorithm.info_gain_norm_mode", "data.max_prompt_length"
@@ -21,6 +37,14 @@ SEARCHES, TOKENS, PAGES, CHARS = (
     f"search.{n}" for n in ("max_searches", "max_new_tokens", "topk", "max_page_chars")
 )
 OVERLONG_SECTION = OVERLONG.rpartition(".")[0]
+ESTIMATOR, PARAMS = "algorithm.adv_estimator", "algorithm.turn_params"
+DDOF = f"{PARAMS}.ddof"
+DEVICES = ("trainer.n_gpus_per_node", "trainer.nnodes")
+STEPS_OF, ENVIRONMENT = "env.max_steps", "env.env_name"
+FORKS = (STEPS_OF, "max_turns", ENVIRONMENT, "do_search", "data.max_start_length", "data.max_obs_length")
+"""Keys of forks from which the lengths of a row and its turns are made."""
+ONE_TURN = "there is one turn, because no tool and no search is named"
+NO_KWARGS = "only the manager dapo reads these; those of your function are reward.custom_reward_function.reward_kwargs"
 REWARD, TEMPLATE = "reward.custom_reward_function.path", "algorithm.info_gain_template"
 SIGNALS = ("algorithm.turn_signal", "algorithm.turn_signals")
 ANSWERS = 64
@@ -38,33 +62,56 @@ UPDATES, AT_ONCE, STALE = (
 TOTAL = "rollout.total_rollout_steps"
 
 
-def fit_to_turns(adoption: Adoption, given: Mapping[str, str], *, asynchronous: bool) -> None:
-    if asynchronous:
+def fit_to_turns(adoption: Adoption, given: Mapping[str, str], entry: str) -> None:
+    """``given``: the launch's own keys, before they were translated. ``entry``: the module that it starts."""
+    if is_fully_async(entry):
         _fully_async(adoption, given)
-    _rows_of_forks(adoption, given)
+    elif is_one_step_off(entry):
+        _own_devices(adoption)
+    asked = not _rows_of_forks(adoption, given)
     many = _loop(adoption)
+    if not many and asked:
+        _no_turns(adoption, given)
     if many and MODE not in adoption.given:
         mode = Algorithm.model_fields["info_gain_norm_mode"].default
         adoption.put(
             MODE, mode, "each turn gets its own credit, and the start says which; none: your outcomes alone"
         )
-    if not many and (mode := adoption.given.pop(MODE, None)):
-        adoption.drop(MODE, mode, "there is one turn, because no tool and no search is named")
+    if not many:
+        for key in [key for key in adoption.given if key.startswith((MODE, f"{PARAMS}."))]:
+            if adoption.given[key] != "none":
+                adoption.drop(key, adoption.given[key], ONE_TURN, lost=False)
+    mode = "turn-group-v1d" if {*SIGNALS} & adoption.given.keys() else ""  # the default's beside a signal
+    mode = adoption.given.get(MODE, "").replace("auto", mode)
+    population = mode in MODES and MODES[mode].options.get("ddof") == 0 and DDOF not in adoption.given
+    if population and given.get(ESTIMATOR) in ("grpo", "grpo_vectorized"):
+        adoption.put(
+            DDOF, 1, "verl's grpo divides outcomes by the sample's std; this mode alone by the population's"
+        )
     if (name := adoption.given.get(ENGINE)) and (untried := engine_named(name).untried):
         adoption.notes.append(f"{ENGINE}={name}: {untried}")
     _reward(adoption, many)
-    _batches(adoption)
+    _batches(adoption, given)
     _budgets(adoption, many)
+
+
+def _own_devices(adoption: Adoption) -> None:
+    adoption.put(TRAINER, SEPARATE_MODE, "rollouts on devices of their own, with turns")
+    if BACKEND not in adoption.given:
+        adoption.put(BACKEND, "nccl", "that trainer's default, which hands weights to other devices")
+    for name, default in (("nnodes", 1), ("n_gpus_per_node", 8)):
+        if (key := f"{ROLLOUT}.{name}") not in adoption.given and adoption.known(key):
+            adoption.put(key, default, "that trainer's default")
 
 
 def _fully_async(adoption: Adoption, given: Mapping[str, str]) -> None:
     """verl's older asynchronous trainer counts prompts until the weights are handed on, as a batch of the v1 trainer."""
-    adoption.put(TRAINER, SEPARATE_MODE, "rollouts on devices of their own, with turns")
-    if BACKEND not in adoption.given:
-        adoption.put(BACKEND, "nccl", "that trainer's default, which hands weights to other devices")
+    _own_devices(adoption)
     updates, batches = (
         whole(key, given.get(key, default)) for key, default in ((UPDATES, "4"), (AT_ONCE, "1"))
     )
+    if not adoption.known(MINI_BATCH, UPDATES, AT_ONCE):
+        return
     batch = adoption.count(MINI_BATCH, 256) * updates * batches
     old = f"{UPDATES}={updates}, {AT_ONCE}={batches}"
     adoption.put(BATCH, batch, "the prompts between two hand-overs of weights", old=old)
@@ -81,64 +128,74 @@ def _fully_async(adoption: Adoption, given: Mapping[str, str]) -> None:
     adoption.dropped = [change for change in adoption.dropped if change.old.partition("=")[0] not in counted]
 
 
-def _rows_of_forks(adoption: Adoption, given: Mapping[str, str]) -> None:
+def _rows_of_forks(adoption: Adoption, given: Mapping[str, str]) -> bool:
     """Forks count a turn's tokens in max_response_length and the dialogue's in max_prompt_length; verl 0.9.1 has prompt and
-    dialogue, where what tools return counts, too."""
-    steps, turns = adoption.given.pop("env.max_steps", None), adoption.given.pop("max_turns", None)
-    environment = adoption.given.pop("env.env_name", "search")
-    start, observation = (adoption.given.pop(f"data.max_{n}_length", None) for n in ("start", "obs"))
+    dialogue, where what tools return counts, too. Returns whether a fork's launch says why there is no search."""
+    found = {key: adoption.given.pop(key) for key in FORKS if key in adoption.given}
+    steps, turns, name = (found.get(key) for key in FORKS[:3])
+    switch, start, observation = (found.get(key) for key in FORKS[3:])
+    environment = name or ("search" if steps is None or "search.url" in adoption.given else "")
+    if switch and switch.lower() == "false":
+        for key, text in found.items():
+            adoption.drop(
+                key, text, "do_search=false: nothing is searched, so that there is one turn", lost=False
+            )
+        return True
+    if environment.lower() != "search":
+        why = "this project has no such environment: an agent loop of yours, or tools, take its place"
+        for key, text in found.items():
+            adoption.drop(
+                key, text, f"{why} (docs/agent-loops.md)", lost=key == (ENVIRONMENT if name else STEPS_OF)
+            )
+        return True
     if steps is None and turns is None:
-        return
-    if environment != "search":
-        why = "this project has no such environment; name your tools in multi_turn.tool_config_path"
-        adoption.drop("env.env_name", environment, why)
-        return
-    name, value = ("max_turns", turns or "") if steps is None else ("env.max_steps", steps)
+        for key, text in found.items():
+            if key != ENVIRONMENT:
+                adoption.drop(key, text, f"max_turns is not given; {INSTEAD[key]}")
+        return False
+    key, value = ("max_turns", turns or "") if steps is None else (STEPS_OF, steps)
     # Search-R1 counts the turns that search, and lets one more answer.
-    searches = max(whole(name, value) - (not observation), 0)
-    adoption.put(SEARCHES, searches, "turns that may search; one more answers", old=f"{name}={value}")
-    turn = adoption.number(RESPONSE, 512)
-    adoption.put(TOKENS, turn, "that key counted one turn", old=f"{RESPONSE}={turn}")
+    searches = max(whole(key, value) - (not observation), 0)
+    adoption.put(SEARCHES, searches, "turns that may search; one more answers", old=f"{key}={value}")
+    adoption.put(REWARD, OUR_REWARD, "the fork's exact match of <answer> stands in its own code")
+    if searches and "search.url" not in adoption.given:
+        why = "it is not given: the address of a server, verl-credit-retriever serve or Search-R1's"
+        adoption.lose("search.url", why, ("search.url",))
+    pages = adoption.count(PAGES, Search.model_fields["topk"].default)
     if observation:
-        pages = adoption.count(PAGES, Search.model_fields["topk"].default)
         result = whole("data.max_obs_length", observation)
         why = f"{pages} pages together, {CHARACTERS} characters a token"
         adoption.put(CHARS, result * CHARACTERS // pages, why, old=f"data.max_obs_length={observation}")
     else:
-        pages = adoption.count(PAGES, Search.model_fields["topk"].default)
         result = pages * Search.model_fields["max_page_chars"].default // CHARACTERS
-    row = (searches + 1) * turn + searches * result
-    adoption.put(RESPONSE, row, "all turns and what the searches return")
+    if adoption.known(RESPONSE):
+        turn = adoption.number(RESPONSE, 512)
+        adoption.put(TOKENS, turn, "that key counted one turn", old=f"{RESPONSE}={turn}")
+        row = (searches + 1) * turn + searches * result
+        adoption.put(RESPONSE, row, "all turns and what the searches return")
     if start:
         adoption.put(
             PROMPT, start, "that key counted the whole dialogue", old=f"data.max_start_length={start}"
         )
     elif (dialogue := adoption.number(PROMPT)) > QUESTION:
         adoption.put(PROMPT, QUESTION, "that key counted the whole dialogue", old=f"{PROMPT}={dialogue}")
-    adoption.put(
-        REWARD,
-        OUR_REWARD,
-        "the fork's exact match of <answer> stands in its own code",
-    )
-    if "search.url" not in adoption.given:
-        adoption.notes.append(
-            "search.url is not given: the address of a server, verl-credit-retriever serve or Search-R1's"
-        )
+    return False
 
 
 def _loop(adoption: Adoption) -> bool:
-    """Has a rollout several turns? Chooses the agent loop, and the tokens of a turn."""
+    """Has a rollout several turns? Chooses the agent loop."""
     tools = [f"{MULTI_TURN}.{key}" for key in KEYS if adoption.has(f"{MULTI_TURN}.{key}")]
     searches, loop = adoption.number(SEARCHES), adoption.given.get(DEFAULT)
+    if loop is None and adoption.has(LISTED):
+        loop = _listed(adoption)
     if loop is not None and loop not in AGENTS:
+        if not adoption.known(LISTED):
+            adoption.drop(DEFAULT, loop, f"{LISTED}, the file that lists it, is not known")
+            return False
         adoption.notes.append(f"{DEFAULT}={loop}: {KEEPS_TURNS}")
         if not adoption.has(LISTED):
             adoption.notes.append(f"{LISTED} is not given: the file that lists {loop}")
         return True
-    if adoption.has(LISTED):
-        adoption.notes.append(
-            f"{LISTED}: a row whose column agent_name names one of these loops takes it; {KEEPS_TURNS}"
-        )
     if tools and not searches:
         adoption.put(
             DEFAULT,
@@ -148,21 +205,45 @@ def _loop(adoption: Adoption) -> bool:
         adoption.notes.append(
             f"{tools[0]}: the classes that it names have to be importable; the package of verl 0.9.1 has no tool classes"
         )
-        _turns(adoption)
         return True
-    if not searches:
-        adoption.given.pop(DEFAULT, None)
-        adoption.notes.append(
-            "one turn: no tool and no search is named, so that there is no turn to give credit to"
+    if not searches and loop is not None:
+        adoption.drop(
+            DEFAULT, loop, "no tool and no search is named, which it would call", lost=loop == TURN_AGENT
         )
     return bool(searches)
 
 
-def _turns(adoption: Adoption) -> None:
-    turns, response = adoption.number(MOST), adoption.number(RESPONSE, 512)
-    if turns:
-        why = f"{RESPONSE} / {turns} turns: every turn fits; verl lets one fill the response, which null for the turns keeps"
-        adoption.put(TOKENS, max(response // turns, 1), why, old=f"{MOST}={turns}")
+def _listed(adoption: Adoption) -> str | None:
+    """The agent loop of rows that name none: the file's only loop. A file that cannot be read is refused later."""
+    path, names = adoption.given[LISTED], tuple[str, ...]()
+    with suppress(ConfigError):
+        names = loops_in(value_of(LISTED, path))
+    adoption.notes.append(
+        f"{LISTED}: a row whose column agent_name names one of these loops takes it; {KEEPS_TURNS}"
+    )
+    if len(names) == 1:
+        adoption.put(DEFAULT, names[0], f"the only agent loop of {path}")
+    elif len(names) > 1:
+        why = f"{path} lists {', '.join(names)}, and rows that name none of them need one"
+        adoption.lose(DEFAULT, why, (DEFAULT,))
+        adoption.put(DEFAULT, names[0], f"the first agent loop of {path}")
+    return adoption.given.get(DEFAULT)
+
+
+def _no_turns(adoption: Adoption, given: Mapping[str, str]) -> None:
+    """A launch with several turns loses them; one without is as verl has it."""
+    off = given.get(f"{MULTI_TURN}.enable", "").lower() == "false"
+    several = [
+        shown(key, text)
+        for key, text in given.items()
+        if means_turns(key) and decides(key, text) and not (off and key.startswith(MULTI_TURN))
+    ]
+    adoption.notes.append(
+        "one turn: no tool and no search is named, so that there is no turn to give credit to"
+    )
+    if several:
+        why = f"your launch has several turns ({', '.join(several[:3])}), and this recipe, without tools or search, has one"
+        adoption.lose(f"{MULTI_TURN}.tool_config_path", why, TURNS)
 
 
 def _reward(adoption: Adoption, many: bool) -> None:
@@ -175,8 +256,17 @@ def _reward(adoption: Adoption, many: bool) -> None:
             else "verl 0.9.1 has none"
         )
         adoption.put(f"{MANAGER}.name", "naive", why, old=f"{MANAGER}.name={name}")
-        for key in [key for key in adoption.given if key.startswith(OVERLONG_SECTION)]:
-            adoption.drop(key, adoption.given[key], "the manager naive knows no penalty for long rows")
+        if name not in MANAGERS:
+            adoption.lose(
+                f"{MANAGER}.name",
+                f"{name}: verl 0.9.1 has no such manager",
+                {*REWARD_KEYS} - {f"{MANAGER}.name"},
+            )
+    if not own and adoption.given.get(f"{MANAGER}.name", "naive") != "dapo":
+        for key in [key for key in adoption.given if key.startswith("reward.reward_kwargs.")]:
+            text, penalty = adoption.given[key], key.startswith(OVERLONG_SECTION)
+            why = "this manager knows no penalty for long rows" if penalty else NO_KWARGS
+            adoption.drop(key, text, why, lost=key == OVERLONG and text.lower() == "true")
     if not adoption.has(REWARD) and not own:
         adoption.notes.append(
             "no reward function is given: verl's own score for each row's data_source is the outcome (ours, exact match of "
@@ -190,22 +280,44 @@ def _reward(adoption: Adoption, many: bool) -> None:
         )
 
 
-def _batches(adoption: Adoption) -> None:
+def _batches(adoption: Adoption, given: Mapping[str, str]) -> None:
+    n, by_rows = adoption.count(EACH, 1), any(key in given for key in COUNTS_ROWS)
     batch, mini = adoption.count(BATCH, 1024), adoption.count(MINI_BATCH, 256)
-    if batch % mini:
-        fitting = next(n for n in range(min(mini, batch), 0, -1) if batch % n == 0)
+    prompts = mini / n if by_rows else mini
+    if adoption.known(BATCH, MINI_BATCH, EACH) and (by_rows or batch % mini):
+        divisors = [d for d in range(1, batch + 1) if batch % d == 0]
+        fitting = min(
+            divisors, key=lambda d: max(d / prompts, prompts / d) if by_rows or d <= mini else math.inf
+        )
         why = f"prompts of an update, which divide {BATCH}={batch}"
+        if by_rows:
+            updates = f"{batch * n / mini:g} updates a step, here {batch // fitting}"
+            why += f"; your launch counts {mini} rows, {n} of a question, which is {updates}"
         adoption.put(MINI_BATCH, fitting, why, old=f"{MINI_BATCH}={mini}")
-    devices = adoption.count("trainer.n_gpus_per_node", 8) * adoption.count("trainer.nnodes", 1)
+    known = adoption.known(*DEVICES)
+    devices = adoption.count(DEVICES[0], 8) * adoption.count(DEVICES[1], 1)
     for key, now in PER_GPU.items():
         text = adoption.given.pop(key, NULL)
-        if text.isdigit() and now not in adoption.given:
+        if not text.isdigit():
+            continue
+        if now in adoption.given:
+            adoption.drop(key, text, f"{now} is given, too", lost=False)
+        elif known:
             rows = max(int(text) // devices, 1)
             adoption.put(now, rows, f"rows of one GPU, of {devices}", old=shown(key, text))
+        else:
+            adoption.put(
+                now,
+                1,
+                "the number of GPUs is not known, and one row is always possible",
+                old=shown(key, text),
+            )
 
 
 def _budgets(adoption: Adoption, many: bool) -> None:
     """Raises a micro-batch's tokens to the longest row and the answers after it; drops an engine's length below a row."""
+    if not adoption.known(PROMPT, RESPONSE):
+        return
     row = adoption.number(PROMPT, 512) + adoption.number(RESPONSE, 512)
     if (length := adoption.number(MODEL_LEN)) and length < row:
         adoption.drop(MODEL_LEN, str(length), f"a row has {row} tokens; auto is the longest row")

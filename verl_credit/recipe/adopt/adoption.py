@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -11,7 +12,9 @@ from omegaconf import OmegaConf
 
 from verl_credit.config.resolved import data
 from verl_credit.errors import ConfigError
+from verl_credit.recipe.adopt.deciding import closes, decides
 from verl_credit.recipe.compose import GROUPS, quoted
+from verl_credit.recipe.step_size import BATCH, MINI_BATCH
 from verl_credit.redact import redact_value
 
 CHOICES = (*GROUPS, "credit")
@@ -34,6 +37,10 @@ class Adoption:
     notes: list[str] = field(default_factory=list)
     new_keys: set[str] = field(default_factory=set)
     """Keys that the recipe `verl` does not have, which Hydra adds with a plus."""
+    lost: dict[str, str] = field(default_factory=dict)
+    """What decides the run and is not in the result as the launch has it, and the reason."""
+    chosen: frozenset[str] = frozenset()
+    """The keys that are given beside the launch, which close gaps."""
 
     def put(self, key: str, value: object, why: str, old: str = "") -> None:
         """Sets a key that the user did not give in this form."""
@@ -42,9 +49,25 @@ class Adoption:
             self.given[key] = text
             self.translated.append(Change(old, shown(key, text), why))
 
-    def drop(self, key: str, text: str, why: str) -> None:
+    def drop(self, key: str, text: str, why: str, *, lost: bool | None = None) -> None:
+        """``lost``: the run is another one without the key; by default where the key decides."""
         self.given.pop(key, None)
         self.dropped.append(Change(shown(key, text), "", why))
+        if decides(key, text) if lost is None else lost:
+            self.lose(key, why, {*closes(key, read=False)} - {key})
+
+    def lose(self, key: str, why: str, closed_by: Iterable[str]) -> None:
+        if not self.chosen & {*closed_by}:
+            self.lost.setdefault(key, why)
+
+    def known(self, *keys: str) -> bool:
+        """Does the launch leave no value open from which others would be computed?"""
+        return not any(key in self.lost for key in keys)
+
+    def causes(self, error: ConfigError) -> bool:
+        """Does what is lost explain all that is refused?"""
+        lost = {*self.lost, *([BATCH] if MINI_BATCH in self.lost else [])}
+        return all({one.key, *one.beside} & lost for one in getattr(error, "errors", [error]))
 
     def number(self, key: str, default: int = 0) -> int:
         """Returns the key's value; ``default`` where it has none, or none that is a number."""
@@ -96,6 +119,9 @@ def value_of(key: str, text: str) -> Any:
     except Exception as error:  # the parser's errors have no common class
         use = "Hydra cannot read that override; quote the value"
         raise ConfigError(key=key, value=text, accepted=use) from error
+    if override.is_sweep_override():
+        use = "these are several values, and a launch has one; a list is [a,b], and a text with a comma stands in quotes"
+        raise ConfigError(key=key, value=text, accepted=use)
     return override.value()
 
 

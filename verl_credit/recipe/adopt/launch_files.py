@@ -11,8 +11,9 @@ from typing import Any
 
 from verl_credit.errors import ConfigError
 from verl_credit.recipe import recipe_files as files
-from verl_credit.recipe.adopt.adoption import NULL, as_text
-from verl_credit.recipe.adopt.script import MAIN, read_script
+from verl_credit.recipe.adopt.adoption import NULL, as_text, value_of
+from verl_credit.recipe.adopt.entry import MAIN, note_of
+from verl_credit.recipe.adopt.script import read_script
 from verl_credit.recipe.older_verl import MEGATRON
 
 OPTIONS = {
@@ -33,6 +34,8 @@ class Given:
     notes: list[str] = field(default_factory=list)
     unknown: dict[str, str] = field(default_factory=dict)
     """An argument as the script writes it, and why its value is not known."""
+    chosen: set[str] = field(default_factory=set)
+    """The keys of overrides that are given beside a script or a YAML."""
 
 
 def read_launch(
@@ -50,11 +53,36 @@ def read_launch(
         _add_yaml(given, Path(config).expanduser())
     if script is not None:
         launch = read_script(script, {"PWD": os.getcwd(), **os.environ}, number)
-        given.entry, given.unknown = launch.entry, launch.unknown
-        given.notes += launch.notes
+        given.entry = launch.entry
+        given.unknown |= launch.unknown
+        given.notes += [*note_of(launch.entry), *launch.notes]
         _add_arguments(given, launch.arguments)
+        _twice(given)
+    wrong = [name for name in given.unknown if not name.startswith("-")]
+    open_keys = {_key(name): name for name in wrong if "=" in name}
+    given.pairs = [(key, text) for key, text in given.pairs if key not in open_keys]
+    before = len(given.pairs)
     _add_arguments(given, overrides)
+    if script or config:
+        given.chosen = {key for key, _ in given.pairs[before:]}
+        for key in given.chosen & {*open_keys}:
+            del given.unknown[open_keys[key]]
+    for key, text in given.pairs:
+        if "," in text:
+            value_of(key, text)  # refuses a sweep
     return given
+
+
+def _key(argument: str) -> str:
+    return argument.lstrip("+~").partition("=")[0]
+
+
+def _twice(given: Given) -> None:
+    """Notes the keys that the launch gives twice, as an unquoted {a,b} does."""
+    last = dict(given.pairs)
+    for key in dict.fromkeys(key for key, text in given.pairs if text != last[key]):
+        values = [text for other, text in given.pairs if other == key]
+        given.notes.append(f"{key} is given {len(values)} times ({', '.join(values)}); the last one counts")
 
 
 def _add_arguments(given: Given, arguments: Sequence[str]) -> None:
@@ -79,19 +107,18 @@ def _add_arguments(given: Given, arguments: Sequence[str]) -> None:
 
 def _add_named(given: Given, path: str, name: str) -> None:
     stem = name.removesuffix(".yaml")
-    if stem in ("", BASE):
+    file = Path(path, f"{stem}.yaml")
+    if not stem or (stem == BASE and not (path and file.is_file())):
         return
     if stem in OTHER_BASES:
         why = MEGATRON if "megatron" in stem else "the turns are built for verl's FSDP engine"
         given.notes.append(f"--config-name={name}: {BASE} instead: {why}")
         return
-    file = Path(path, f"{stem}.yaml")
     if file.is_file():
         _add_yaml(given, file)
-    else:
-        given.notes.append(
-            f"--config-name={name}: {file} is not there; its keys are missing here (give it: --config FILE)"
-        )
+    elif not given.pairs:  # else --config has given it
+        why = f"{file} is not there, and its keys are missing here; give it: --config FILE"
+        given.unknown[f"--config-name={name}"] = why
 
 
 def _add_yaml(given: Given, file: Path) -> None:
@@ -102,10 +129,28 @@ def _add_yaml(given: Given, file: Path) -> None:
         name = entry if isinstance(entry, str) else None
         if name in OTHER_BASES:
             given.notes.append(f"{file}: {BASE} instead of {name}: {MEGATRON}")
-        elif name not in (BASE, "_self_"):
+        elif (
+            name
+            and name not in (BASE, "_self_", file.stem)
+            and (part := file.with_name(f"{name}.yaml")).is_file()
+        ):
+            _add_yaml(given, part)
+        elif name not in (BASE, "_self_") and not _verls_part(entry):
             text = entry if name else ", ".join(f"{key}: {value}" for key, value in entry.items())
-            given.notes.append(f"{file}: its defaults list {text}, whose keys are missing here")
+            given.unknown[f"{file}: {text} of its defaults"] = "its keys are missing here"
     given.pairs += _flat({key: value for key, value in tree.items() if key not in ("defaults", "hydra")})
+
+
+def _verls_part(entry: Any) -> bool:
+    """Is it a group of verl's own configuration, as a copy of ppo_trainer.yaml lists them?"""
+    groups = (
+        [str(group).removeprefix("optional ").partition("@")[0] for group in entry]
+        if isinstance(entry, dict)
+        else []
+    )
+    return bool(groups) and all(
+        group == "model_engine" or (files.verl_folder() / group).is_dir() for group in groups
+    )
 
 
 def _flat(node: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:

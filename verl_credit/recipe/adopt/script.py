@@ -10,12 +10,10 @@ from pathlib import Path
 
 from verl_credit.errors import ConfigError, printable
 from verl_credit.recipe.adopt.dialog import Unconfined, follow
+from verl_credit.recipe.adopt.entry import MAIN, is_launch
 from verl_credit.recipe.adopt.marks import MARK
 from verl_credit.recipe.adopt.programs import Program
 
-MAIN = "verl.trainer.main_ppo"
-FULLY_ASYNC = "verl.experimental.fully_async_policy.fully_async_main"
-LAUNCHES = (MAIN, FULLY_ASYNC)
 SECONDS = 10.0
 """How long a script may take. None of its programs runs, and bash needs a tenth of a second for most."""
 MOST = 20
@@ -93,14 +91,21 @@ def _apart(launch: Launch, launches: list[Launch]) -> str:
 
 def _none(name: str, programs: list[Program], notes: list[str]) -> ConfigError:
     others = dict.fromkeys(module for program in programs for _, module in _modules(program.words))
-    found = f"it starts {', '.join(others)}" if others else "it starts no module of Python"
+    found = (
+        f"it starts {', '.join(others)}, whose arguments are not verl's keys"
+        if others
+        else "it starts no module of Python"
+    )
     found = "; ".join([found, *notes])
     use = f"no launch of {MAIN} is in it ({found}); adopt reads a script with `python -m {MAIN} KEY=VALUE...`"
     return ConfigError(f"{name}: {use}", key="--from", value=name)
 
 
 def _launches(program: Program) -> Iterator[Launch]:
-    place, entry = next(((n, module) for n, module in _modules(program.words) if module in LAUNCHES), (0, ""))
+    started = (
+        (n, module) for n, module in _modules(program.words) if is_launch(module, program.words[n + 1 :])
+    )
+    place, entry = next(started, (0, ""))
     if not entry:
         return
     launch = Launch(entry, [], line=program.line)

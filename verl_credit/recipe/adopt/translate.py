@@ -3,78 +3,135 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
 
+from verl_credit.config.engines import ENGINE, ENGINES
+from verl_credit.config.keys import LOSS
+from verl_credit.config.keys.verl import VERLS_LOSSES
 from verl_credit.config.resolved import select
-from verl_credit.errors import did_you_mean
+from verl_credit.credit.turn.modes import MODES
+from verl_credit.names import LOOP_MANAGER, OUR_LOOP_MANAGER
 from verl_credit.recipe import compose
-from verl_credit.recipe.adopt.adapt import fit_to_turns
+from verl_credit.recipe.adopt.adapt import ESTIMATOR, FORKS, fit_to_turns
 from verl_credit.recipe.adopt.adoption import CHOICES, NULL, Adoption, shown
-from verl_credit.recipe.adopt.script import FULLY_ASYNC, MAIN
+from verl_credit.recipe.adopt.deciding import closes, decides
+from verl_credit.recipe.adopt.entry import MAIN
 from verl_credit.recipe.older_verl import (
+    ACTOR,
+    COUNTS_ROWS,
     ESTIMATORS,
     GONE,
+    IN_OUR_PLACE,
+    LEAVES_ONE_OUT,
     NEAREST,
+    NO_BASELINE,
+    NPU,
+    OLDER,
     PER_GPU,
     VALUES,
     longest,
+    remedy_of,
     renamed,
 )
+from verl_credit.recipe.rules.engines import ROLLOUT_MODE
+from verl_credit.recipe.rules.estimator import ELSEWHERE
 from verl_credit.recipe.rules.known import known_keys
 
 RECIPE = "verl"
 """The recipe that an adopted launch starts from."""
-ESTIMATOR = "algorithm.adv_estimator"
-MODE = "algorithm.info_gain_norm_mode"
+OPERATOR, MODE = "algorithm.advantage_mode", "algorithm.info_gain_norm_mode"
+CLOSE_ESTIMATOR = (OPERATOR, MODE)
+ONE_MODE = "verl 0.9.1 has async alone, whose engines answer the requests of agent loops"
 
 
-def adopt(pairs: Iterable[tuple[str, str]], entry: str = MAIN) -> Adoption:
-    """``pairs``: the keys with their values in the launch's order; a later one wins."""
-    adoption, known = Adoption(), _Known()
+def adopt(
+    pairs: Iterable[tuple[str, str]],
+    entry: str = MAIN,
+    unknown: Mapping[str, str] = {},
+    chosen: Iterable[str] = (),
+) -> Adoption:
+    """``pairs``: the keys with their values in the launch's order; a later one wins. ``unknown``: arguments of the launch
+    whose values are not known, with the reasons. ``chosen``: the keys that are given beside the launch."""
+    adoption, known = Adoption(chosen=frozenset(renamed(key) or key for key in chosen)), _Known()
     given: dict[str, str] = {}
     for key, text in pairs:
         given.pop(key, None)
         given[key] = text
+    for argument, why in unknown.items():
+        _unknown(adoption, known, argument, why)
     for key, text in given.items():
         _one(adoption, known, key, text)
     _estimator(adoption, given.get(ESTIMATOR))
-    fit_to_turns(adoption, given, asynchronous=entry == FULLY_ASYNC)
+    fit_to_turns(adoption, given, entry)
+    if any(key in FORKS or key in COUNTS_ROWS or longest(OLDER, key) for key in given):
+        _moved_defaults(adoption)
     adoption.new_keys = {key for key in adoption.given if key not in CHOICES and not known.listed(key)}
     return adoption
 
 
+def _unknown(adoption: Adoption, known: _Known, argument: str, why: str) -> None:
+    key, equals, _ = argument.lstrip("+~").partition("=")
+    if not equals or key.startswith("-"):  # it may be any key, or a file of keys
+        adoption.lose(argument if not equals else key, why, ())
+    elif decides(key):
+        now = renamed(key) or key
+        adoption.lose(now, why, closes(key, known.takes(now)))
+
+
 def _one(adoption: Adoption, known: _Known, key: str, text: str) -> None:
-    if key in ROWS:
+    place = renamed(key)
+    if key in FORKS or key in PER_GPU or key == ESTIMATOR:  # decided with other keys
         adoption.given[key] = text
-        return
-    if (key, text) in VALUES:
+    elif (key, text) in VALUES:
         value, why = VALUES[key, text]
         if value is None:
-            adoption.drop(key, text, why)
+            adoption.drop(key, text, why, lost=why == NPU)
         else:
             adoption.put(key, value, why, old=shown(key, text))
-        return
-    place = renamed(key)
-    if place is not None and not (place in adoption.given and text == NULL):
-        if text != NULL:
+    elif key == ROLLOUT_MODE and text != "async":
+        # Forks call their engines with tools sync_with_tool.
+        adoption.drop(key, text, ONE_MODE, lost=text not in ("sync", NULL))
+    elif key == ENGINE and text not in ENGINES:  # as forks call theirs: vllm_with_search
+        adoption.drop(key, text, f"verl_credit has {', '.join(ENGINES)}; vllm takes its place", lost=True)
+    elif place is not None:
+        if text == NULL:
+            return
+        if known.takes(place):
             adoption.put(place, text, "the key's place now", old=shown(key, text))
-        return
-    if key in PER_GPU or key == ESTIMATOR:  # decided with other keys
-        adoption.given[key] = text
+        else:
+            why = GONE.get(key) or f"verl 0.9.1 has no {place}"
+            adoption.drop(key, text, why, lost=key not in GONE and decides(place.rpartition(".")[2], text))
     elif (gone := longest(GONE, key)) is not None:
         if text.lower() not in (NULL, "none") and not _same(key, text):
-            adoption.drop(key, text, GONE[gone])
+            adoption.drop(key, text, GONE[gone], lost=False if gone == "env" else None)
+    elif key in known.keys.sections and text not in (NULL, "{}"):
+        _text_for_section(adoption, known, key, text)
     elif key in CHOICES or known.takes(key):
         adoption.given[key] = text
     else:
-        adoption.drop(key, text, f"neither verl 0.9.1 nor verl_credit reads it{known.near(key)}")
+        hint, meant = known.near(key)
+        adoption.drop(
+            key, text, f"neither verl 0.9.1 nor verl_credit reads it{hint}", lost=decides(meant or key, text)
+        )
 
 
-ROWS = (
-    "max_turns", "env.max_steps", "env.env_name", "data.max_start_length", "data.max_obs_length",
-)  # fmt: skip
-"""Keys of forks from which `fit_to_turns` makes the lengths of a row and its turns."""
+def _text_for_section(adoption: Adoption, known: _Known, key: str, text: str) -> None:
+    if key == LOSS and text in VERLS_LOSSES:
+        adoption.put(f"{LOSS}.loss_mode", text, "the key's place now", old=shown(key, text))
+    elif text.startswith("{"):
+        adoption.given[key] = text
+    else:
+        names = ", ".join(name for name in known.keys.names[key] if name != "_target_")
+        lost = decides(key) and not (key == LOSS and text in ("grpo", "ppo"))  # which are verl's default
+        adoption.drop(key, text, f"a section in verl 0.9.1, whose keys are {names}", lost=lost)
+
+
+KL_IN_REWARD = "algorithm.use_kl_in_reward"
+MOVED = ((f"{ACTOR}.entropy_coeff", "0.001", "0"), (KL_IN_REWARD, "on without use_kl_loss", "false"))
+"""Keys with their default in older versions of verl, and now."""
 _SAME = {
     "trainer.use_v1": "true", "actor_rollout_ref.model.use_fused_kernels": "false", "trainer.critic_warmup": "0",
+    LOOP_MANAGER: OUR_LOOP_MANAGER.lower(),
 }  # fmt: skip
 
 
@@ -88,15 +145,34 @@ def _estimator(adoption: Adoption, name: str | None) -> None:
     """An estimator of verl would switch every turn's credit off; ours takes its place, with its outcome operator."""
     adoption.given.pop(ESTIMATOR, None)
     if name is None:
-        adoption.notes.append(
-            "algorithm.adv_estimator is not given: outcomes are normalised by group, as in GRPO"
-        )
+        why = f"it is not given, and verl's default is gae: {ESTIMATORS['gae'][1]}"
+        adoption.notes.append(f"{ESTIMATOR}: {why}")
+        if MODE not in adoption.given:
+            adoption.lose(ESTIMATOR, why, CLOSE_ESTIMATOR)
         return
-    operator, why = ESTIMATORS.get(name, ("grpo", NEAREST))
-    adoption.put("algorithm.advantage_mode", operator, why, old=f"{ESTIMATOR}={name}")
-    if name == "gigpo":
-        adoption.put(
-            MODE, "gigpo", "verl has no such estimator; it is a turn mode here", old=f"{ESTIMATOR}={name}"
+    old, plain = shown(ESTIMATOR, name), name.lower().replace("-", "_")
+    operator, why = ESTIMATORS.get(plain, ("grpo", NEAREST))
+    modes = {mode.replace("-", "_"): f"{MODE}={mode}" for mode in MODES if mode != "none"}
+    key, _, value = (modes | ELSEWHERE).get(plain, "").partition("=")
+    if LEAVES_ONE_OUT.search(plain):
+        operator, why = "rloo", IN_OUR_PLACE
+    elif key.startswith("algorithm.") and plain not in ESTIMATORS:
+        adoption.put(key, value, "verl has no such estimator; here it is that key", old=old)
+        why = IN_OUR_PLACE
+    if OPERATOR not in adoption.given:
+        adoption.put(OPERATOR, operator, why, old=old)
+    if why in (NEAREST, NO_BASELINE, ESTIMATORS["gae"][1]):
+        adoption.lose(ESTIMATOR, why, CLOSE_ESTIMATOR)
+
+
+def _moved_defaults(adoption: Adoption) -> None:
+    """Notes the defaults of older versions of verl that are others now and that the launch does not set."""
+    moved = [f"{key} was {before} and is {now}" for key, before, now in MOVED if key not in adoption.given]
+    if adoption.is_on(f"{ACTOR}.use_kl_loss"):
+        moved = [one for one in moved if not one.startswith(KL_IN_REWARD)]
+    if moved:
+        adoption.notes.append(
+            f"the launch has keys of an older verl or a fork, whose defaults may be others: {'; '.join(moved)}"
         )
 
 
@@ -113,13 +189,13 @@ class _Known:
         return isinstance(section, Mapping) and name in section
 
     def takes(self, key: str) -> bool:
-        """Is it a key, or below a mapping that takes any key?"""
-        parent, _, name = key.rpartition(".")
-        parts = key.split(".")
-        sections = [".".join(parts[:n]) for n in range(1, len(parts))]
-        return name in self.keys.names.get(parent, ()) or any(one in self.keys.open for one in sections)
+        return self.keys.take(key)
 
-    def near(self, key: str) -> str:
-        """`` (did you mean x?)`` for a mistyped name below a section that exists."""
+    def near(self, key: str) -> tuple[str, str]:
+        """What to write in place of a key that nothing reads, and the key that is probably meant."""
+        if remedy := remedy_of(key):
+            return f"; {remedy}", remedy.partition("=")[0].lstrip("+")
         parent, _, name = key.rpartition(".")
-        return did_you_mean(name, self.keys.names.get(parent, ()), lambda near: f"{parent}.{near}")
+        near = get_close_matches(name, self.keys.names.get(parent, ()), n=1)
+        meant = ".".join(filter(None, [parent, *near])) if near else ""
+        return (f" (did you mean {meant}?)" if meant else ""), meant

@@ -148,6 +148,10 @@ def _weights(config: DictConfig, settings: CreditSettings) -> Iterator[ConfigErr
     if not engine.adapters and (select(config, rank) or 0) > 0 and not select(config, f"{model}.lora.merge"):
         use = f"that engine takes whole weights, no adapters; set {rank}=0, or {model}.lora.merge=true"
         yield ConfigError.of(config, rank, ENGINE, accepted=use)
+    megatrons = f"{model}.lora.rank"  # with which vLLM and the reference expect an adapter that is not there
+    if (select(config, megatrons) or 0) > 0 and not (select(config, rank) or 0) > 0:
+        use = f"verl's FSDP engine does not read it, and would train all weights; set {rank}"
+        yield ConfigError.of(config, megatrons, rank, accepted=use)
     if not engine.splits and select(config, "trainer.device") != "cpu":
         for name in ("tensor_model", "data", "pipeline_model"):
             size = f"actor_rollout_ref.rollout.{name}_parallel_size"

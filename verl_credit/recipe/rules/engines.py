@@ -19,7 +19,7 @@ from verl_credit.config.fit import DEFAULT, ULYSSES
 from verl_credit.config.resolved import select
 from verl_credit.config.settings import CreditSettings
 from verl_credit.errors import ConfigError
-from verl_credit.names import AGENT_NAME, AGENTS, TURN_AGENT
+from verl_credit.names import AGENT_NAME, AGENTS, LOOP_MANAGER, OUR_LOOP_MANAGER, TURN_AGENT
 from verl_credit.policy.families import ATTENTION, OURS, Keys
 from verl_credit.recipe.agent_loops import (
     KEYS,
@@ -44,6 +44,7 @@ UPDATE = "actor_rollout_ref.actor.ppo_max_token_len_per_gpu"
 SCORER = "algorithm.info_gain_scorer"
 ROUTES = "actor_rollout_ref.rollout.enable_rollout_routing_replay"
 FUSED = "actor_rollout_ref.model.use_fused_kernels"
+ROLLOUT_MODE = "actor_rollout_ref.rollout.mode"
 
 
 CODE = ("reward.custom_reward_function.path", f"{MANAGER}.module.path", "data.custom_cls.path")
@@ -110,6 +111,9 @@ def validate_actor(config: DictConfig, settings: CreditSettings) -> Iterator[Con
 def validate_rollout(config: DictConfig, settings: CreditSettings) -> Iterator[ConfigError]:
     """Yields a refusal for every fault."""
     engine, device = engine_of(config), config.trainer.device
+    for key, only in ((ROLLOUT_MODE, "async"), (LOOP_MANAGER, OUR_LOOP_MANAGER)):
+        if select(config, key) != only:
+            yield ConfigError.of(config, key, accepted=[only])
     if select(config, ROUTES):
         use = "verl's FSDP engine replays no routes of experts, so that it would do nothing; set it to false"
         yield ConfigError.of(config, ROUTES, accepted=use)
@@ -166,13 +170,12 @@ def overlong_unread(config: DictConfig) -> list[str]:
 
 
 def validate_turns_fit(config: DictConfig, settings: CreditSettings) -> Iterator[ConfigError]:
-    """Yields a refusal where all turns at full length exceed a response; a user's loop has its own budgets."""
-    limit, turns = fit.turns_at_most(config)
+    """Yields a refusal of a turn that exceeds a response. As in verl, a limited number of turns may each be as long as what
+    is left of the row."""
     budget, tokens = config.data.max_response_length, config.search.max_new_tokens
-    if select(config, DEFAULT) in AGENTS and turns is not None and turns * tokens > budget:
-        turn = f"{limit}={turns} turns of search.max_new_tokens={tokens}"
-        message = f"{RESPONSE}={budget} cannot hold {turn}, what tools return not counted"
-        yield ConfigError(message, key=RESPONSE, value=budget, accepted=f"at least {turns * tokens}")
+    if select(config, DEFAULT) in AGENTS and tokens > budget:
+        message = f"{RESPONSE}={budget} cannot hold a turn of search.max_new_tokens={tokens}"
+        yield ConfigError(message, key=RESPONSE, value=budget, accepted=f"at least {tokens}")
 
 
 def validate_rows_fit(config: DictConfig, settings: CreditSettings) -> Iterator[ConfigError]:

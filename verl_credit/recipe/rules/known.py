@@ -49,6 +49,13 @@ class Known(NamedTuple):
     sections: frozenset[str]
     """verl's mappings with their own keys, where a value of another kind is refused."""
 
+    def take(self, key: str) -> bool:
+        """Is it a key, or below a mapping that takes any key?"""
+        parent, _, name = key.rpartition(".")
+        parts = key.split(".")
+        sections = [".".join(parts[:n]) for n in range(1, len(parts))]
+        return name in self.names.get(parent, ()) or any(one in self.open for one in sections)
+
 
 def validate_older(config: DictConfig) -> Iterator[ConfigError]:
     """Yields a refusal for every key of an older verl, which verl 0.9.1 composes and nothing reads, and for every value
@@ -61,7 +68,8 @@ def validate_older(config: DictConfig) -> Iterator[ConfigError]:
             yield ConfigError(key=key, value=value, accepted=use)
         if value is not None and (old := longest(OLDER, key)):
             now = OLDER[old] + key.removeprefix(old)
-            use = f"a key of an older verl, which nothing reads now; use {now}"
+            there = known_keys(str(config.get("model_engine"))).take(now)
+            use = f"a key of an older verl, which nothing reads now; {f'use {now}' if there else 'leave it out'}"
             yield ConfigError(key=key, value=value, accepted=use, meant=now)
 
 

@@ -145,8 +145,7 @@ def _check(config: DictConfig, settings: CreditSettings, key: str, name: str) ->
     if not own and name not in SIGNALS and not (name.startswith(COLUMN) and name != COLUMN):
         if gone := gone_value(SIGNAL, name):
             raise ConfigError(key=key, value=name, accepted=gone)
-        hint = did_you_mean(name, [*SIGNALS])
-        raise ConfigError(key=key, value=name, accepted=ACCEPTED, shown=f"{name!r}{hint}")
+        raise ConfigError(key=key, value=name, accepted=ACCEPTED, shown=repr(name))
     loop = select(config, DEFAULT)
     # A row may name an agent loop of the user's in its column agent_name, where the recipe lists them.
     if name == "tool_reward" and loop == AGENT_NAME and not tools_given(config) and not own_loops(config):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from enum import StrEnum
@@ -64,7 +65,7 @@ class Trial:
         bare_id(self.exp_id)
         text = io.StringIO()
         end = "\r\n"  # csv quotes cells with the characters of a line's end
-        values = (getattr(self, name) for name in COLUMNS)
+        values = (_inert(getattr(self, name)) for name in COLUMNS)
         csv.writer(text, delimiter="\t", lineterminator=end).writerow(values)
         return text.getvalue().removesuffix(end)
 
@@ -73,7 +74,7 @@ class Trial:
         """Raises ValueError that names the first cell which cannot be read. No status means ``discard``."""
         if len(cells) != len(COLUMNS):
             raise ValueError(f"{len(cells)} cells; expected {len(COLUMNS)}")
-        row = dict(zip(COLUMNS, cells, strict=True))
+        row = {name: _without_quote(cell) for name, cell in zip(COLUMNS, cells, strict=True)}
         if not row["exp_id"].strip():
             raise ValueError("exp_id is empty")
         try:
@@ -85,6 +86,24 @@ class Trial:
 
 COLUMNS = tuple(field.name for field in fields(Trial))
 NUMBERS = ("core_metric", "val_bpb", "delta_vs_best", "train_s", "total_s")
+
+
+_FORMULA = re.compile(r"['\s]*[=+@-]")
+"""What a spreadsheet would take for the beginning of a formula."""
+
+
+def _inert(value: object) -> object:
+    """A text that a spreadsheet would compute gets a quote before it, which spreadsheets do not show; a number has none."""
+    if not isinstance(value, str) or not _FORMULA.match(value) or _PLAIN.fullmatch(value):
+        return value
+    return f"'{value}"
+
+
+_PLAIN = re.compile(r"[+-]?[\d.]+(e[+-]?\d+)?")
+
+
+def _without_quote(cell: str) -> str:
+    return cell[1:] if cell.startswith("'") and _FORMULA.match(cell[1:]) else cell
 
 
 def _number(name: str, text: str) -> float | None:

@@ -121,7 +121,13 @@ def read_run(folder: Path) -> Run:
     """Read every file of the run; of a step that was written twice the last line is used."""
     path = folder / METRICS
     if not path.exists():
-        raise FileNotFoundError(f"{path} does not exist: a report needs the folder of a run (its run_dir)")
+        below = [
+            str(file.parent) for level in ("*", "*/*") for file in sorted(folder.glob(f"{level}/{METRICS}"))
+        ]
+        runs = f"; below it are {', '.join(below[:5])}" if below else ""
+        raise FileNotFoundError(
+            f"{path} does not exist: a report needs the folder of a run (its run_dir){runs}"
+        )
     metrics = _by_step(path)
     if not metrics:
         raise ValueError(f"{path} holds no complete line: the run has not finished its first step")

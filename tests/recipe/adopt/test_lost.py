@@ -1,0 +1,338 @@
+"""What decides a run and is lost ends with exit code 3 and its name; a key beside the launch closes the gap."""
+
+import sys
+
+import pytest
+import torch
+import yaml
+
+from kit.recipes import composed_once
+from verl_credit import credit
+from verl_credit.cli import main
+from verl_credit.errors import ConfigError
+from verl_credit.recipe import compose
+from verl_credit.recipe.adopt.translate import RECIPE, adopt
+
+A, ACTOR, R = "algorithm", "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+MINI = f"{ACTOR}.ppo_mini_batch_size"
+ESTIMATOR = f"{A}.adv_estimator=grpo"
+MICRO = f"{ACTOR}.ppo_micro_batch_size_per_gpu=1"
+BASE = [
+    ESTIMATOR, "data.train_files=a.parquet", "data.val_files=b.parquet", "data.train_batch_size=64",
+    f"{MINI}=32", MICRO, f"{R}.log_prob_micro_batch_size_per_gpu=1", f"{R}.n=4",
+    "actor_rollout_ref.model.path=here/model", "trainer.n_gpus_per_node=1",
+]  # fmt: skip
+TOOLS = f"{R}.multi_turn.tool_config_path"
+MOST = f"{R}.multi_turn.max_assistant_turns"
+LISTED = f"{R}.agent.agent_loop_config_path"
+DEFAULT = f"{R}.agent.default_agent_loop"
+OWN_REWARD = "custom_reward_function.path=mine.py"
+
+
+@pytest.fixture(autouse=True)
+def once(monkeypatch, tmp_path):
+    monkeypatch.setattr(compose, "compose_recipe", composed_once)
+    for name in ("t.yaml", "mine.py"):
+        (tmp_path / name).touch()
+    for name, loops in (("one.yaml", ["my_loop"]), ("two.yaml", ["my_loop", "other"])):
+        (tmp_path / name).write_text(yaml.safe_dump([{"name": loop, "_target_": "m.Loop"} for loop in loops]))
+    monkeypatch.chdir(tmp_path)
+
+
+def pairs(*overrides):
+    return [tuple(one.partition("=")[::2]) for one in (*BASE, *overrides)]
+
+
+def adopted(*overrides, entry="verl.trainer.main_ppo", unknown=(), beside=()):
+    chosen = {one.partition("=")[0] for one in beside}
+    return adopt(pairs(*overrides, *beside), entry, {f"{key}=": "line 2" for key in unknown}, chosen)
+
+
+def config_of(adoption):
+    return compose.load_config(RECIPE, adoption.overrides())
+
+
+def reasons(adoption):
+    return {change.old.partition("=")[0]: change.why for change in adoption.dropped}
+
+
+LOST = [  # the launch's keys, what is lost, what closes the gap
+    (["env.env_name=sokoban", "env.max_steps=50"], "env.env_name", f"{TOOLS}=t.yaml"),
+    (["env.max_steps=50"], "env.max_steps", f"{TOOLS}=t.yaml"),
+    ([f"{DEFAULT}=tool_agent", f"{MOST}=4"], DEFAULT, f"{TOOLS}=t.yaml"),
+    (["actor_rollout_ref.agent.max_turns=5"], TOOLS, f"{TOOLS}=t.yaml"),
+    (["agent.tool_use=True"], "agent.tool_use", f"{TOOLS}=t.yaml"),
+    ([f"{MOST}=5"], TOOLS, f"{TOOLS}=t.yaml"),
+    (["rollout_manager.max_turns=5"], TOOLS, f"{TOOLS}=t.yaml"),
+    ([f"{R}.name=vllm_with_search"], f"{R}.name", f"{R}.name=sglang"),
+    (["num_llm_calls_available=4"], "num_llm_calls_available", f"{TOOLS}=t.yaml"),
+    (["data.max_obs_length=500"], "data.max_obs_length", f"{TOOLS}=t.yaml"),
+    (["search_engine=mine", "max_turns=2"], "search_engine", f"{TOOLS}=t.yaml"),
+    ([f"{R}.multi_turn.interaction_config_path=i.yaml"], f"{R}.multi_turn.interaction_config_path", f"{TOOLS}=t.yaml"),
+    ([f"{R}.mode=sync_with_tool"], f"{R}.mode", None),
+    (["reward_model.structure_format_score=0.2"], "reward_model.structure_format_score", OWN_REWARD),
+    (["reward_model.reward_manager=mine"], "reward.reward_manager.name", "reward.reward_manager.name=naive"),
+    (["trainer.device=npu"], "trainer.device", "trainer.device=cuda"),
+    ([f"{A}.adv_estimator=gae"], f"{A}.adv_estimator", ESTIMATOR),
+    ([f"{A}.adv_estimator=reinforce_plus_plus"], f"{A}.adv_estimator", ESTIMATOR),
+    (["data.train_batch_siez=8"], "data.train_batch_siez", None),
+    ([f"{ACTOR}.policy_loss=mine"], f"{ACTOR}.policy_loss", None),
+    ([f"{LISTED}=two.yaml", f"{MOST}=8"], DEFAULT, f"{DEFAULT}=other"),
+    ([f"{R}.agent.agent_loop_manager_class=x.Y"], f"{R}.agent.agent_loop_manager_class", f"{TOOLS}=t.yaml"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("keys, lost, closes", LOST)
+def test_what_decides_and_is_dropped_is_lost_until_a_key_beside_the_launch_closes_the_gap(keys, lost, closes):
+    adoption = adopted(*keys)
+    assert adoption.lost.get(lost)
+    config_of(adoption)  # the rest is a recipe that explain accepts
+    if closes:
+        assert lost not in adopted(*keys, beside=[closes]).lost
+
+
+@pytest.mark.parametrize(
+    "beside", ["data.train_batch_siez=8", f"{A}.adv_estimator=gae", "reward.reward_manager.name=mine"]
+)
+def test_a_key_beside_the_launch_that_is_lost_itself_closes_no_gap(beside):
+    assert adopted(beside=[beside]).lost
+
+
+UNKNOWN = [
+    "data.train_files", "data.train_batch_size", "data.max_response_length", f"{R}.n", f"{ACTOR}.ppo_mini_batch_size",
+    f"{ACTOR}.optim.lr", f"{ACTOR}.kl_loss_coef", f"{ACTOR}.clip_ratio_high", "actor_rollout_ref.model.path", TOOLS,
+    "trainer.n_gpus_per_node", "trainer.nnodes", ESTIMATOR.partition("=")[0], "reward.custom_reward_function.path",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("key", UNKNOWN)
+def test_what_decides_and_is_not_known_is_lost(key):
+    given = [pair for pair in pairs() if pair[0] != key]
+    adoption = adopt(given, unknown={f"{key}=": "line 2"})
+    assert adoption.lost[key] == "line 2"
+    try:
+        config_of(adoption)
+    except ConfigError as error:
+        assert adoption.causes(error)
+
+
+def test_a_name_of_the_trial_that_is_not_known_is_no_loss():
+    assert not adopted(unknown=["trainer.experiment_name", "trainer.project_name", "trainer.save_freq"]).lost
+
+
+HARMLESS = [
+    [f"{MOST}=1"], [f"{R}.multi_turn.enable=False", f"{MOST}=4"], [f"{R}.agent.num_workers=8"], [f"{R}.mode=sync"],
+    [f"{DEFAULT}=single_turn_agent"], ["do_search=false", "max_turns=4"], ["reward_model.strategy=fsdp"],
+    ["reward_model.launch_reward_fn_async=True"], [f"{ACTOR}.policy_loss=grpo"], [f"{ACTOR}.state_masking=True"],
+    [f"{ACTOR}.use_invalid_action_penalty=False", f"{ACTOR}.invalid_action_penalty_coef=0.1"], ["my.key=1"],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("keys", HARMLESS)
+def test_what_decides_nothing_is_no_loss_and_each_key_is_named(keys):
+    adoption = adopted(*keys)
+    config = config_of(adoption)
+    assert not adoption.lost and config.algorithm.info_gain_norm_mode == "none"
+    named = {**adoption.given, **reasons(adoption)}
+    assert all(one.partition("=")[0] in named for one in keys)
+
+
+def test_nothing_is_computed_from_a_number_that_is_not_known():
+    micro = f"{ACTOR}.ppo_micro_batch_size"
+    given = [
+        pair
+        for pair in pairs(f"{micro}=64")
+        if pair[0] not in (MICRO.partition("=")[0], "trainer.n_gpus_per_node")
+    ]
+    adoption = adopt(given, unknown={"trainer.n_gpus_per_node=": "line 2"})
+    assert adoption.given[f"{micro}_per_gpu"] == "1"
+    given += [("max_turns", "2")]
+    assert (
+        "data.max_response_length" not in adopt(given, unknown={"data.max_response_length=": "line 2"}).given
+    )
+
+
+def test_the_rows_name_the_only_agent_loop_of_a_file():
+    adoption = adopted(f"{LISTED}=one.yaml", f"{MOST}=8")
+    config = config_of(adoption)
+    assert not adoption.lost
+    assert config.actor_rollout_ref.rollout.agent.default_agent_loop == "my_loop"
+    assert config.algorithm.info_gain_norm_mode == "turn_gae"
+    assert config.actor_rollout_ref.rollout.multi_turn.max_assistant_turns == 8
+
+
+def test_n_turns_may_each_be_as_long_as_what_is_left():
+    config = config_of(adopted(f"{TOOLS}=t.yaml", f"{MOST}=8", "data.max_response_length=2048"))
+    assert config.search.max_new_tokens == config.data.max_response_length == 2048
+    assert config.actor_rollout_ref.rollout.multi_turn.max_assistant_turns == 8
+    with pytest.raises(ConfigError) as caught:
+        config_of(adopted(f"{TOOLS}=t.yaml", "search.max_new_tokens=513"))
+    assert (caught.value.key, caught.value.accepted) == ("data.max_response_length", "at least 513")
+
+
+@pytest.mark.parametrize(
+    "keys, mini, updates",
+    [
+        ([f"{R}.n_agent=5", "data.train_batch_size=512", f"{MINI}=256"], "64", "10 updates a step, here 8"),
+        (["env.rollout.n=8", f"{MINI}=256"], "32", ""),
+        (["agent_grpo.n=4", f"{MINI}=256"], "64", "1 updates a step, here 1"),
+        ([f"{MINI}=48"], "32", ""),
+        ([f"{MINI}=128"], "64", ""),
+    ],
+)  # fmt: skip
+def test_mini_batches_of_forks_count_rows(keys, mini, updates):
+    adoption = adopted(*keys)
+    assert adoption.given[MINI] == mini
+    (change,) = (change for change in adoption.translated if change.new == f"{MINI}={mini}")
+    assert updates in change.why
+
+
+def test_an_adopted_launch_keeps_the_std_of_its_outcomes():
+    """verl's grpo, of outcomes 1, 0, 0, 0: 1.5 and -.5; the population's std would give 1.732 and -.577."""
+    outcome_B, none_B_K = torch.tensor([1.0, 0.0, 0.0, 0.0]), torch.zeros(4, 0)
+    for given in ([f"{A}.info_gain_norm_mode=turn-group-v1d"], [f"{A}.turn_signal=tool_reward"]):
+        params = config_of(adopted(f"{TOOLS}=t.yaml", *given)).algorithm.turn_params
+        found = credit.turn_credit(outcome_B, none_B_K, none_B_K > 0, torch.zeros(4).long(), **params)
+        assert found.outcome_advantage_B.tolist() == pytest.approx([1.5, -0.5, -0.5, -0.5], abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    "estimator, key, value",
+    [
+        ("rloo", "advantage_mode", "rloo"),
+        ("grpo_leave_one_out", "advantage_mode", "rloo"),
+        ("LOO", "advantage_mode", "rloo"),
+        ("maxrl", "advantage_mode", "maxrl"),
+        ("gigpo", "info_gain_norm_mode", "gigpo"),
+        ("igpo", "info_gain_norm_mode", "joint"),
+    ],
+)
+def test_an_estimator_of_another_project_becomes_the_key_that_it_is_here(estimator, key, value):
+    adoption = adopted(f"{A}.adv_estimator={estimator}", f"{TOOLS}=t.yaml", f"{A}.turn_signal=tool_reward")
+    assert adoption.given[f"{A}.{key}"] == value and not adoption.lost
+
+
+def test_a_mode_whose_environment_is_gone_is_left_out_with_its_options():
+    adoption = adopted(f"{A}.adv_estimator=gigpo", f"{A}.gigpo.mode=mean_norm", "env.env_name=webshop")
+    assert config_of(adoption).algorithm.turn_params == {}
+    assert {*adoption.lost} == {"env.env_name"}
+
+
+DROPPED = [
+    (f"{R}.mode=sync", "async alone"),
+    ("reward_model.strategy=fsdp", "reward.reward_model.strategy"),
+    ("reward.reward_kwargs.scale=2", "custom_reward_function.reward_kwargs"),
+    ("data.max_start_length=99", "data.max_prompt_length"),
+    (f"{ACTOR}.policy_loss=grpo", "loss_mode"),
+    ("trainer.device=npu", "CUDA"),
+    (f"{R}.multi_turn.interaction_config_path=i.yaml", "an agent loop of your own"),
+]
+
+
+@pytest.mark.parametrize("key, says", DROPPED)
+def test_a_key_that_has_no_place_is_dropped_with_the_reason(key, says):
+    assert says in reasons(adopted(key))[key.partition("=")[0]]
+
+
+TRANSLATED = [
+    ("actor_rollout_ref.model.lora.rank=32", "actor_rollout_ref.model.lora_rank"),
+    ("actor_rollout_ref.model.lora.alpha=16", "actor_rollout_ref.model.lora_alpha"),
+    (f"{R}.n_samples=6", f"{R}.n"),
+    (f"{R}.agent.max_turns=6", MOST),
+    ("trainer.epochs=3", "trainer.total_epochs"),
+    ("lr=1e-6", f"{ACTOR}.optim.lr"),
+    (f"{ACTOR}.policy_loss=gspo", f"{ACTOR}.policy_loss.loss_mode"),
+]
+
+
+@pytest.mark.parametrize("key, place", TRANSLATED)
+def test_a_key_of_another_name_is_translated(key, place):
+    assert adopted(key).given[place] == key.partition("=")[2]
+
+
+@pytest.mark.parametrize(
+    "override, key",
+    [
+        (f"{R}.mode=sync", f"{R}.mode"),
+        (f"{R}.agent.agent_loop_manager_class=x.Y", f"{R}.agent.agent_loop_manager_class"),
+        ("actor_rollout_ref.model.lora.rank=32", "actor_rollout_ref.model.lora.rank"),
+        ("+reward_model.launch_reward_fn_async=true", "reward_model.launch_reward_fn_async"),
+    ],
+)
+def test_explain_refuses_what_adopt_would_change(override, key):
+    with pytest.raises(ConfigError) as caught:
+        compose.load_config(RECIPE, [*adopted().overrides(), override])
+    assert caught.value.key == key and "launch_reward_fn_async;" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "entry", ["verl.experimental.one_step_off_policy.main_ppo", "recipe.fully_async_policy.fully_async_main"]
+)
+def test_an_asynchronous_entry_gets_the_trainer_with_devices_for_rollouts(entry):
+    config = config_of(adopted("rollout.nnodes=1", "rollout.n_gpus_per_node=2", entry=entry))
+    assert config.trainer.v1.trainer_mode == "credit_separate_async"
+    rollout = config.actor_rollout_ref.rollout
+    assert (rollout.nnodes, rollout.n_gpus_per_node, rollout.checkpoint_engine.backend) == (1, 2, "nccl")
+
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="Landlock is Linux's")
+
+
+@linux
+def test_the_last_line_names_what_is_lost_and_a_key_makes_it_whole(capsys, tmp_path):
+    launch = " ".join(one for one in BASE if not one.startswith("data.train_files"))
+    (tmp_path / "run.sh").write_text(
+        f"python -m my.main_dapo {launch} data.train_files=$F trainer.experiment_name=$(date) data.val_files={{b,c}}\n"
+    )
+    file = tmp_path / "mine.yaml"
+    assert main(["adopt", "run.sh", "--write", str(file)]) == 3
+    printed = capsys.readouterr().out
+    assert file.exists() and "explain accepts it" not in printed
+    assert printed.splitlines()[-1].startswith("partial") and "data.train_files" in printed.splitlines()[-1]
+    for words in (
+        "the entry point is my.main_dapo",
+        "data.val_files is given 3 times",
+        "F (line 1) is set neither",
+    ):
+        assert words in printed
+    assert main(["adopt", "--from", "run.sh", "--", "data.train_files=x.parquet"]) == 0
+    printed = capsys.readouterr().out
+    assert "explain accepts it" in printed.splitlines()[-1] and "F (line 1)" not in printed
+
+
+def test_a_yaml_of_ones_own_with_verls_name_is_read(capsys, tmp_path):
+    (tmp_path / "conf").mkdir()
+    own = {"defaults": ["ppo_trainer", "parts", "_self_"], "data": {"shuffle": False}}
+    (tmp_path / "conf" / "ppo_trainer.yaml").write_text(yaml.safe_dump(own))
+    (tmp_path / "conf" / "parts.yaml").write_text("data: {max_prompt_length: 77}\n")
+    options = ["--config-path=conf", "--config-name=ppo_trainer"]
+    assert main(["adopt", "--", *options, *BASE]) == 0
+    printed = capsys.readouterr().out
+    assert "data.shuffle=false" in printed and "data.max_prompt_length=77" in printed
+    assert main(["adopt", "--", "--config-name=absent", *BASE]) == 3
+    assert "--config-name" in capsys.readouterr().out.splitlines()[-1]
+    (tmp_path / "conf" / "parts.yaml").unlink()
+    assert main(["adopt", "--", *options, *BASE]) == 3
+
+
+@pytest.mark.parametrize("value", ["1e-6,5e-7", "{x,y}.parquet"])
+def test_several_values_of_a_key_are_refused(value, capsys):
+    assert main(["adopt", "--", *BASE, f"{ACTOR}.optim.lr={value}"]) == 4
+    assert f"{ACTOR}.optim.lr={value}" in capsys.readouterr().out
+
+
+def test_a_file_that_is_there_is_refused_before_the_work(capsys):
+    assert main(["adopt", "nowhere.sh", "--write", "one.yaml"]) == 4
+    assert "--write=one.yaml" in capsys.readouterr().out
+
+
+def test_defaults_that_have_moved_are_noted_for_a_launch_of_an_older_verl():
+    def notes(*keys):
+        return [note for note in adopted(*keys).notes if "older verl" in note]
+
+    assert notes() == [] and notes(f"{A}.gamma=1") == []
+    (note,) = notes(OWN_REWARD)
+    assert f"{ACTOR}.entropy_coeff was 0.001" in note and f"{A}.use_kl_in_reward" in note
+    (note,) = notes(OWN_REWARD, f"{ACTOR}.use_kl_loss=True")
+    assert f"{A}.use_kl_in_reward" not in note
+    assert notes(OWN_REWARD, f"{ACTOR}.entropy_coeff=0", f"{A}.use_kl_in_reward=False") == []
