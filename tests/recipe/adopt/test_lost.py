@@ -317,7 +317,7 @@ def test_a_yaml_of_ones_own_with_verls_name_is_read(capsys, tmp_path):
 
 @pytest.mark.parametrize("value", ["1e-6,5e-7", "{x,y}.parquet"])
 def test_several_values_of_a_key_are_refused(value, capsys):
-    assert main(["adopt", "--", *BASE, f"{ACTOR}.optim.lr={value}"]) == 4
+    assert main(["adopt", "--write", "new.yaml", "--", *BASE, f"{ACTOR}.optim.lr={value}"]) == 4
     assert f"{ACTOR}.optim.lr={value}" in capsys.readouterr().out
 
 
