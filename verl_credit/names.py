@@ -30,7 +30,6 @@ TOOL_FAULT = "verl_credit_fault"
 AGENT_NAME = "search_agent"
 TURN_AGENT = "turn_agent"
 LOOP_MANAGER = "actor_rollout_ref.rollout.agent.agent_loop_manager_class"
-OUR_LOOP_MANAGER = "verl_credit.host.rollout.agent_manager.CreditAgentLoopManager"
 AGENTS = (AGENT_NAME, TURN_AGENT)
 """Our agent loops: with the search tool, and without it."""
 ADV_ESTIMATOR = "info_gain"

@@ -15,7 +15,6 @@ MULTI_TURN = "actor_rollout_ref.rollout.multi_turn"
 FORMAT, AT_ONCE = f"{MULTI_TURN}.format", f"{MULTI_TURN}.max_parallel_calls"
 """How a call is written, and the calls of a turn that are made; ``auto`` is decided by the chat template."""
 KEYS = ("tool_config_path", "function_tool_path")
-MANAGER = "actor_rollout_ref.rollout.agent.agent_loop_manager_class"
 VERLS_TOOL_LOOP = "tool_agent"
 LISTED = "actor_rollout_ref.rollout.agent.agent_loop_config_path"
 

@@ -13,7 +13,6 @@ from verl_credit.config.gone import gone_key
 from verl_credit.names import (
     ADV_ESTIMATOR,
     COLOCATE_MODE,
-    LOOP_MANAGER,
     SEPARATE_MODE,
     TRAINER_MODE,
     TURN_AGENT,
@@ -90,7 +89,6 @@ GONE = {
     f"{MULTI_TURN}.interaction_config_path": (
         "verl 0.9.1 has no interactions: an agent loop of your own takes their place (docs/agent-loops.md)"
     ),
-    LOOP_MANAGER: "the manager is verl_credit's, whose workers report failed rollouts; an agent loop of yours stays",
     "reward_model.launch_reward_fn_async": "rewards are computed beside the rollouts in verl 0.9.1",
     **dict.fromkeys((f"{MODEL}.lora.dropout", f"{MODEL}.lora.type"), "verl's FSDP engine reads no such key"),
     "critic": NO_CRITIC,

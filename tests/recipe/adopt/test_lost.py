@@ -78,7 +78,6 @@ LOST = [  # the launch's keys, what is lost, what closes the gap
     (["data.train_batch_siez=8"], "data.train_batch_siez", None),
     ([f"{ACTOR}.policy_loss=mine"], f"{ACTOR}.policy_loss", None),
     ([f"{LISTED}=two.yaml", f"{MOST}=8"], DEFAULT, f"{DEFAULT}=other"),
-    ([f"{R}.agent.agent_loop_manager_class=x.Y"], f"{R}.agent.agent_loop_manager_class", f"{TOOLS}=t.yaml"),
 ]  # fmt: skip
 
 
@@ -254,7 +253,6 @@ def test_a_key_of_another_name_is_translated(key, place):
     "override, key",
     [
         (f"{R}.mode=sync", f"{R}.mode"),
-        (f"{R}.agent.agent_loop_manager_class=x.Y", f"{R}.agent.agent_loop_manager_class"),
         ("actor_rollout_ref.model.lora.rank=32", "actor_rollout_ref.model.lora.rank"),
         ("+reward_model.launch_reward_fn_async=true", "reward_model.launch_reward_fn_async"),
     ],

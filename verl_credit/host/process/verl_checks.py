@@ -12,9 +12,9 @@ from verl_credit.config.fit import DEFAULT, turns_at_most
 from verl_credit.config.keys import AUTO
 from verl_credit.errors import ConfigError, ConfigErrors, PreflightError
 from verl_credit.host.registry import register_parts
-from verl_credit.names import MCP_TOOL, MEASURE_MODE
+from verl_credit.names import LOOP_MANAGER, MCP_TOOL, MEASURE_MODE
 from verl_credit.recipe.agent_loops import KEYS as TOOL_KEYS
-from verl_credit.recipe.agent_loops import MANAGER, loops_by_mask, own_loops, tools_given
+from verl_credit.recipe.agent_loops import loops_by_mask, own_loops, tools_given
 from verl_credit.recipe.rules.own import MODULES
 from verl_credit.recipe.rules.trainer_mode import CORRECTION, CORRECTION_DEFAULTS
 
@@ -66,18 +66,18 @@ def check_names(config: DictConfig) -> None:
 
 def _check_manager(config: DictConfig) -> None:
     """Refuses a manager of agent loops that verl could not create, or could not hand prompts to."""
-    if (path := OmegaConf.select(config, MANAGER)) is None:
+    if (path := OmegaConf.select(config, LOOP_MANAGER)) is None:
         return  # verl's own
     use = "expected my_module.MyManager, a class with create and generate_sequences, as verl's AgentLoopManagerTQ, or null"
     module, _, name = str(path).rpartition(".")
     try:
         manager = getattr(import_module(module), name)
     except Exception as error:  # a user's module may raise any exception
-        raise ConfigError(key=MANAGER, value=path, accepted=f"{use}: {line_of(error)}") from error
+        raise ConfigError(key=LOOP_MANAGER, value=path, accepted=f"{use}: {line_of(error)}") from error
     if lacks := [
         one for one in ("create", "generate_sequences") if not callable(getattr(manager, one, None))
     ]:
-        raise ConfigError(key=MANAGER, value=path, accepted=f"{use}; it has no {' and no '.join(lacks)}")
+        raise ConfigError(key=LOOP_MANAGER, value=path, accepted=f"{use}; it has no {' and no '.join(lacks)}")
 
 
 def check_trace(config: DictConfig) -> None:

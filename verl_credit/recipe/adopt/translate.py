@@ -10,7 +10,6 @@ from verl_credit.config.keys import LOSS
 from verl_credit.config.keys.verl import VERLS_LOSSES
 from verl_credit.config.resolved import select
 from verl_credit.credit.turn.modes import MODES
-from verl_credit.names import LOOP_MANAGER, OUR_LOOP_MANAGER
 from verl_credit.recipe import compose
 from verl_credit.recipe.adopt.adapt import ESTIMATOR, FORKS, fit_to_turns
 from verl_credit.recipe.adopt.adoption import CHOICES, NULL, Adoption, shown
@@ -131,7 +130,6 @@ MOVED = ((f"{ACTOR}.entropy_coeff", "0.001", "0"), (KL_IN_REWARD, "on without us
 """Keys with their default in older versions of verl, and now."""
 _SAME = {
     "trainer.use_v1": "true", "actor_rollout_ref.model.use_fused_kernels": "false", "trainer.critic_warmup": "0",
-    LOOP_MANAGER: OUR_LOOP_MANAGER.lower(),
 }  # fmt: skip
 
 

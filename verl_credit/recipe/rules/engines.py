@@ -19,7 +19,7 @@ from verl_credit.config.fit import DEFAULT, ULYSSES
 from verl_credit.config.resolved import select
 from verl_credit.config.settings import CreditSettings
 from verl_credit.errors import ConfigError
-from verl_credit.names import AGENT_NAME, AGENTS, LOOP_MANAGER, OUR_LOOP_MANAGER, TURN_AGENT
+from verl_credit.names import AGENT_NAME, AGENTS, TURN_AGENT
 from verl_credit.policy.families import ATTENTION, OURS, Keys
 from verl_credit.recipe.agent_loops import (
     KEYS,
@@ -111,9 +111,8 @@ def validate_actor(config: DictConfig, settings: CreditSettings) -> Iterator[Con
 def validate_rollout(config: DictConfig, settings: CreditSettings) -> Iterator[ConfigError]:
     """Yields a refusal for every fault."""
     engine, device = engine_of(config), config.trainer.device
-    for key, only in ((ROLLOUT_MODE, "async"), (LOOP_MANAGER, OUR_LOOP_MANAGER)):
-        if select(config, key) != only:
-            yield ConfigError.of(config, key, accepted=[only])
+    if select(config, ROLLOUT_MODE) != "async":
+        yield ConfigError.of(config, ROLLOUT_MODE, accepted=["async"])
     if select(config, ROUTES):
         use = "verl's FSDP engine replays no routes of experts, so that it would do nothing; set it to false"
         yield ConfigError.of(config, ROUTES, accepted=use)
