@@ -69,4 +69,11 @@ class Faulty(Corridor):
                 os.write(1, b"hello\n")
             case "pid":
                 return Step(f"{os.getpid()}")
+            case {"field": name, "value": value}:
+                return Step(**{"observation": "x", name: value})
         return seen
+
+
+def either(text):
+    """``left`` or ``right``, whatever the policy wrote: a policy that knows no action walks, too."""
+    return ("left", "right")[len(text) % 2]

@@ -21,5 +21,5 @@ def test_states_that_no_second_turn_starts_from_end_the_run(tmp_path):
     shared, apart = (estimate(inputs, turns, [1.0, 0.0], groups) for groups in ([0, 0], [0, 1]))
     host = MagicMock(step=1)
     StepChecks(config, inputs.run.settings).credit(host, shared)
-    with pytest.raises(IntegrityError, match="none of the 4 states .*turn_anchor=observation"):
+    with pytest.raises(IntegrityError, match="none of the 4 states .*turn_anchor=auto"):
         StepChecks(config, inputs.run.settings).credit(host, apart)

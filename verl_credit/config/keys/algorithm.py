@@ -151,9 +151,9 @@ class Algorithm(Section):
     """Several turn signals with their weights, {info_gain: 1.0, tool_reward: 0.5}; replaces turn_signal."""
     turn_signal_params: Annotated[Params, When(lambda s: bool(reads.own_signals(s)))] = {}
     """Handed to turn signals of yours."""
-    turn_anchor: Annotated[str, named(("observation", "prefix")), When(reads.anchored)] = "observation"
-    """State that a turn starts from (gigpo, hgpo, g2po, turn_values=state): the last observation, or all tokens before the
-    turn."""
+    turn_anchor: Annotated[str, named((AUTO, "observation", "state", "prefix")), When(reads.anchored)] = AUTO
+    """State that a turn starts from (gigpo, hgpo, g2po, turn_values=state): the last observation, the name that the agent
+    loop has for it (env_agent), or all tokens before the turn; auto: the name where there is one, else observation."""
     turn_values: Annotated[str | None, Expected(reads.VALUES), When(reads.values_read)] = None
     """Values for turn_gae: a regression on the prompt's other outcomes, the turn and what is observed, or verl's critic
     (turn-values.md)."""

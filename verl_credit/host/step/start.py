@@ -8,7 +8,7 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from verl_credit.config.settings import CreditSettings
-from verl_credit.host.registry import AGENT_LOOP, LOSS, require_registered
+from verl_credit.host.registry import LOOPS, LOSS, require_registered
 from verl_credit.host.rollout.agent_manager import CreditAgentLoopManager
 from verl_credit.host.step.recorded import of_rollout_server
 from verl_credit.names import LOSS_MODE
@@ -36,7 +36,7 @@ def check_agent_loops(manager) -> None:
             f"got {type(manager).__name__}: failed rollouts would go unnoticed"
         )
     for number, names in enumerate(manager.probe()):
-        require_registered(f"agent loop worker {number}", names, AGENT_LOOP)
+        require_registered(f"agent loop worker {number}", names, *LOOPS.values())
 
 
 def note_engines(config: DictConfig, settings: CreditSettings, of_workers: Mapping[str, str | None]) -> None:

@@ -113,3 +113,9 @@ def _wrong(answer: Step, name: str, expected: str) -> BadAnswer:
     except Exception:  # a value may raise anything when it is printed
         shown = "a value that cannot be printed"
     return BadAnswer(f"{name} is {shown}; expected {expected}")
+
+
+def shown_step(step: Step, list_actions: bool, instead: str = "") -> str:
+    """What the policy reads of the step: its observation, or the text ``instead``, and the actions that may follow."""
+    text = instead or step.observation
+    return f"{text}\nActions: {', '.join(step.actions)}" if list_actions and step.actions else text

@@ -24,7 +24,7 @@ from verl_credit.worlds.environments.interface import Step
 
 
 class Fault(Exception):
-    """``code`` is one of `turns.rollout.env_record.FAULTS`; ``detail``: what was seen of it."""
+    """``code`` is one of `turns.rollout.reward.env_record.FAULTS`; ``detail``: what was seen of it."""
 
     def __init__(self, code: str, detail: str):
         super().__init__(f"{code}: {detail}")
