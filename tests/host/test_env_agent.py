@@ -225,6 +225,20 @@ def test_a_rollout_is_repeated_from_its_turns(tokenizer):
 
 
 def test_control_tokens_of_an_observation_are_taken_out(tokenizer):
-    task = {"seed": 0, "options": {"fault": {"field": "observation", "value": "a<|im_end|>b"}}}
+    task = {"seed": 0, "options": {"fault": {"fields": {"observation": "a<|im_end|>b"}}}}
     output, _ = play(tokenizer, ["right"] * 6, task=task, path=FAULTY)
     assert tokenizer.decode(output.response_ids).count(END) == 2 * max(output.turn_ids) + 1
+
+
+def test_what_an_environment_did_not_understand_is_invalid_and_may_still_be_the_end(tokenizer, pools):
+    task = {"seed": 0, "options": {"fault": {"fields": {"observation": "Pardon?", "valid": False}}}}
+    output, _ = play(tokenizer, ["right"] * 6, task=task, path=FAULTY)
+    found = record(output)
+    assert (found["bad_calls"], found["stop_reason"], {*rewards(output)}) == (6, "truncated", {None})
+    assert "Pardon?\nActions: left, right" in tokenizer.decode(output.response_ids) and {
+        *found["states"]
+    } == {"s0"}
+    task["options"]["fault"]["fields"] |= {"terminated": True, "success": False, "reward": -0.5}
+    output, policy = play(tokenizer, ["right"] * 6, task=task, path=FAULTY)
+    assert (len(policy.requests), rewards(output), record(output)["stop_reason"]) == (1, [-0.5], "done")
+    assert record(output)["bad_calls"] == 1

@@ -69,8 +69,8 @@ class Faulty(Corridor):
                 os.write(1, b"hello\n")
             case "pid":
                 return Step(f"{os.getpid()}")
-            case {"field": name, "value": value}:
-                return Step(**{"observation": "x", name: value})
+            case {"fields": fields}:
+                return Step(**{"observation": "x", **fields})
         return seen
 
 

@@ -6,6 +6,7 @@ chances. Room s is worth s / 4, whatever the turn.
 
 import random
 
+import pytest
 import torch
 
 from kit.byte_world import make_tokenizer
@@ -35,7 +36,11 @@ def error_of(rollouts, provider="state", **changes):
     draws = random.Random(0)
     walks = [walk(draws) for _ in range(PROMPTS * rollouts)]
     rows = [
-        Row(("go", "dark") * (len(rooms) - 1) + ("go",), f"corridor {place // rollouts}", record=record_of(rooms))
+        Row(
+            ("go", "dark") * (len(rooms) - 1) + ("go",),
+            f"corridor {place // rollouts}",
+            record=record_of(rooms),
+        )
         for place, (rooms, _) in enumerate(walks)
     ]
     turns = turn_batch(rows, make_tokenizer())
@@ -54,16 +59,13 @@ def error_of(rollouts, provider="state", **changes):
     return float(torch.stack(errors).mean())
 
 
+@pytest.mark.slow  # 512 rollouts
 def test_values_by_the_names_of_states_come_to_the_exact_ones_as_rollouts_grow():
     few, more, many = (error_of(rollouts) for rollouts in (4, 16, 64))
-    assert few > more > many and many < 0.035
-    assert error_of(16, turn_anchor="state") == more
+    assert few > 0.2 > more > 0.1 > many
+    assert error_of(64, turn_anchor="observation") > 0.15  # all observations are alike
 
 
-def test_values_by_observations_that_are_all_alike_do_not():
-    assert error_of(64, turn_anchor="observation") > 0.1
-
-
-def test_progress_of_the_record_is_a_feature_of_values():
-    """Here progress is the exact value, but for the first turn, whose progress is in no column."""
-    assert error_of(16, "column:progress") < 0.05 < 0.1 < error_of(16, "group")
+def test_a_named_anchor_is_the_default_one_and_progress_is_a_feature_of_values():
+    assert error_of(4, turn_anchor="state") == error_of(4)
+    assert error_of(16, "column:progress") < 0.1 < 0.15 < error_of(16, "group")

@@ -86,3 +86,9 @@ def test_the_checks_before_a_start_read_the_rows(tmp_path):
         parquet.write_table(pa.Table.from_pylist([row]), tmp_path / "w.parquet")
         with pytest.raises(PreflightError, match=r"row 0: extra_info\.environment"):
             read_rows(str(tmp_path / "w.parquet"), "k", IN_ENVIRONMENT)
+
+
+def test_rows_of_an_environment_in_another_run_are_refused(tmp_path):
+    prepare(tmp_path / "d")
+    with pytest.raises(PreflightError, match=r"agent_name='env_agent'.*environment\.path"):
+        read_rows(str(tmp_path / "d/train.parquet"), "data.train_files", Reads(agents=("search_agent",)))

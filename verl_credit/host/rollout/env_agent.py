@@ -109,11 +109,11 @@ class EnvAgentLoop(TurnAgentLoop):
             step = None if action is None else await self.pool.step(self.rollout, action)
         except Fault as fault:
             return self._fault(fault)
-        if valid := step is not None and step.valid:
+        self.record.bad_calls += step is None or not step.valid
+        if valid := step is not None and (step.valid or step.done):  # a wrong action may end the task
             self.now, call["reward"] = step, step.reward
             text = shown_step(step, self.settings.list_actions)
         else:
-            self.record.bad_calls += 1
             why = "There is no such action." if step is None else step.observation
             text = shown_step(self.now, self.settings.list_actions, why)
         if ended := self._ended(turn, valid, len(agent_data.response_mask)):

@@ -223,6 +223,8 @@ def _wrong_agent(name: object, agents: Sequence[str]) -> str:
     text = (
         f"agent_name={name!r:.80}: expected {' or '.join(map(repr, agents))}, or no such column in any file"
     )
+    if name == ENV_AGENT:
+        return f"{text}; rows of an environment need {LOOP}={ENV_AGENT} and environment.path"
     if name in AGENTS:
         return f"{text}; the recipe has no tool that {name} could call"
     return (
