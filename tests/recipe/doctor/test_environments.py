@@ -56,8 +56,10 @@ def checked(tmp_path, path, *overrides, **task):
 def test_what_an_environment_gives_is_said(tmp_path):
     result = checked(tmp_path, CORRIDOR)
     assert result.status is Status.PASS
-    assert result.found == f"{CORRIDOR}: 2 actions, rewards, names of states, progress, success"
-    assert checked(tmp_path, CORRIDOR, "+environment.kwargs.says=false").found.endswith("progress; no success")
+    assert result.found == f"environment {CORRIDOR}: 2 actions, rewards, names of states, progress, success"
+    assert checked(tmp_path, CORRIDOR, "+environment.kwargs.says=false").found.endswith(
+        "progress; no success"
+    )
     found = checked(tmp_path, f"{HERE}.Silent", observation="room 1 of 9").found
     assert found.endswith(
         "no list of actions, nothing else; no rewards, no names of states, no progress, no success"

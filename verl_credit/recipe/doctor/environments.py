@@ -51,7 +51,7 @@ def check_reset(context: Context) -> Result:
     if written not in (None, first):
         use = "write the rows again with `verl-credit prepare env` and the run's keys environment.*"
         raise PreflightError(f"{where} begins with {first!r:.120}, and its row says {written!r:.120}: {use}")
-    return passed(f"{given.path}: {what_it_gives(one)}")
+    return passed(f"environment {given.path}: {what_it_gives(one)}")
 
 
 def what_it_gives(steps: list[Step]) -> str:
