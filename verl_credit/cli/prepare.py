@@ -102,6 +102,14 @@ def prepare_check(
     except (PreflightError, NotHere) as error:
         print(error)
         return ExitCode.PREFLIGHT
+    if (task := rows[0].task) is not None:
+        print(
+            f"{len(rows)} rows can train",
+            *lines,
+            f"the first row's environment: seed {task['seed']}",
+            sep="\n",
+        )
+        return ExitCode.DONE
     form = "\\boxed{..}" if answer_form(rows[0].truth) == BOXED else "<answer>..</answer>"
     golds = ", ".join(map(repr, gold_answers(rows[0].truth)))
     print(f"{len(rows)} rows can train", *lines, f"gold answers, read from {form}: {golds}", sep="\n")

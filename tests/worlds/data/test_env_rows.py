@@ -92,3 +92,9 @@ def test_rows_of_an_environment_in_another_run_are_refused(tmp_path):
     prepare(tmp_path / "d")
     with pytest.raises(PreflightError, match=r"agent_name='env_agent'.*environment\.path"):
         read_rows(str(tmp_path / "d/train.parquet"), "data.train_files", Reads(agents=("search_agent",)))
+
+
+def test_prepare_check_shows_a_row_of_an_environment(tmp_path, capsys):
+    prepare(tmp_path / "d")
+    assert main(["prepare", "check", str(tmp_path / "d/train.parquet"), "--no-search"]) == 0
+    assert "4 rows can train" in (said := capsys.readouterr().out) and "seed 0" in said
