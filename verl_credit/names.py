@@ -30,8 +30,11 @@ TOOL_FAULT = "verl_credit_fault"
 AGENT_NAME = "search_agent"
 TURN_AGENT = "turn_agent"
 LOOP_MANAGER = "actor_rollout_ref.rollout.agent.agent_loop_manager_class"
-AGENTS = (AGENT_NAME, TURN_AGENT)
-"""Our agent loops: with the search tool, and without it."""
+ENV_AGENT = "env_agent"
+AGENTS = (AGENT_NAME, TURN_AGENT, ENV_AGENT)
+"""Our agent loops: with the search tool, without it, and in an environment."""
+ENVIRONMENTS = ("gymnasium", "minigrid", "textworld", "textarena", "openenv")
+"""The adapters of environments (`worlds/environments/`)."""
 ADV_ESTIMATOR = "info_gain"
 LOSS_MODE = "turn_ppo"
 TRAINER_MODE = "credit"

@@ -59,6 +59,7 @@ REFUSED = [  # what is given: overrides of recipe lab, or the name of another re
     "algorithm.transform_mode=gtpo_sepa algorithm.sepa.steps=0",
     "actor_rollout_ref.model.path='~no_one/model'",
     "actor_rollout_ref.rollout.multi_turn.function_tool_path=3",
+    "environment.path=gymnasium",
 ]
 NO_LAB = "lab.dir=labs/not_built"
 """A refusal may name the family of a policy that is there, and the usual lab is there only after its first run."""

@@ -10,7 +10,7 @@ import pytest
 import torch
 from ray import cloudpickle
 
-from verl_credit.host.registry import AGENT_LOOP, LOSS, TRAINERS, TURN_LOOP, require_registered
+from verl_credit.host.registry import LOOPS, LOSS, TRAINERS, require_registered
 from verl_credit.host.rollout.agent_manager import CreditAgentLoopWorker
 
 
@@ -66,14 +66,16 @@ def test_an_agent_loop_worker_has_what_it_uses_once_it_is_made_and_registering_c
         "register_all(); register_all(); print(json.dumps([made, registered_names()]))"
     )
     made, completed = json.loads(python(code))
-    assert {AGENT_LOOP, TURN_LOOP} <= {name for name, there in made.items() if there}
+    assert {*LOOPS.values()} <= {name for name, there in made.items() if there}
     assert not all(made.values()) and all(completed.values())
 
 
 def test_a_process_without_the_plugin_is_named():
     with pytest.raises(RuntimeError, match=r"worker 3: .*\['loss turn_ppo'\]"):
         trainers = dict.fromkeys(TRAINERS.values(), True)
-        require_registered("worker 3", {LOSS: False, **trainers, AGENT_LOOP: False}, LOSS, *trainers)
+        require_registered(
+            "worker 3", {LOSS: False, **trainers, **dict.fromkeys(LOOPS.values(), False)}, LOSS, *trainers
+        )
 
 
 def test_estimator_without_turns_says_what_is_missing():

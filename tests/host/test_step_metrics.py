@@ -16,7 +16,7 @@ from verl_credit.records.run.events import (
     left_out_note,
     small_groups_note,
 )
-from verl_credit.turns.rollout.book import NO_TOKEN, STOP_REASONS, RowRecord
+from verl_credit.turns.rollout.book import IN_ENVIRONMENT, NO_TOKEN, STOP_REASONS, RowRecord
 from verl_credit.turns.rollout.search.faults import FAULT_CODES
 from verl_credit.turns.step.assign import CreditRun, StepCredit, StepInputs
 from verl_credit.turns.step.step_metrics import COUNTED, credit_metrics, gain_metrics, row_metrics
@@ -93,7 +93,10 @@ def by_hand(turns):
 
 def test_what_the_agent_loops_reported(turns):
     got = row_metrics(turns)
-    assert {reason: got[f"credit/stop/{reason}"] * 8 for reason in STOP_REASONS} == {
+    assert not {f"credit/stop/{reason}" for reason in IN_ENVIRONMENT} & {*got}
+    assert {
+        reason: got[f"credit/stop/{reason}"] * 8 for reason in STOP_REASONS if reason not in IN_ENVIRONMENT
+    } == {
         "answer": 4,
         "no_answer": 1,
         "turn_length": 0,
@@ -107,6 +110,23 @@ def test_what_the_agent_loops_reported(turns):
     assert got["credit/tool/retries"] == 2
     assert got["credit/tool/searches_per_row"] == 1.0  # 8 of 8 rows, the lost one included
     assert got["credit/rows_trained"] == 7
+
+
+def test_rollouts_in_an_environment_have_metrics_of_their_own(tokenizer):
+    ends = (
+        {"success": 1.0, "return": 0.5, "steps": 4.0, "cut": 1},
+        {"success": 0.0, "return": -0.5, "steps": 6.0, "cut": 0},
+    )
+    rows = [row(1, 1.0), row(1, 0.0), lost_row("env_lost")]
+    turns = turn_batch(rows, tokenizer)
+    for record, end in zip(turns.records, (*ends, {"success": 0.0, "return": 9.0}), strict=True):
+        record["environment"] = end
+    turns.records[0]["stop_reason"] = "done"
+    got = row_metrics(turns)
+    found = {name: got[f"credit/env/{name}"] for name in ("success", "return", "steps", "cut")}
+    assert found == {"success": 0.5, "return": 0.0, "steps": 5.0, "cut": 0.5}
+    assert (got["credit/stop/done"], got["credit/stop/truncated"]) == (1 / 3, 0)
+    assert got["credit/tool/fault_env_lost"] == 1 and got["credit/tool/fault_env_raised"] == 0
 
 
 def test_searches_that_found_nothing_are_counted(turns):

@@ -56,7 +56,7 @@ def run(
     from verl.experimental.agent_loop.agent_loop import DictConfigWrap, ToolListWrap, _agent_loop_registry
     from verl.utils.dataset.rl_dataset import RLHFDataset
 
-    from verl_credit.host.rollout import search_agent  # noqa: F401  (the import registers both agents)
+    from verl_credit.host.rollout import env_agent, search_agent  # noqa: F401  (the import registers the agents)
 
     config = _composed(*overrides)
     policy = policy or ScriptedPolicy(tokenizer, script)

@@ -77,6 +77,32 @@ def test_the_prefix_begins_with_the_prompt():
     assert anchors(rows, turn_anchor="prefix") == [[0, 1], [2, 3], [0, 1]]
 
 
+def named(*states_of_rows):
+    """Two rollouts of two turns each, with the observation ``page``, and the states that their records name."""
+    tokenizer = make_tokenizer()
+    turns = turn_batch([Row(("ask", "page", "done")) for _ in states_of_rows], tokenizer)
+    for record, states in zip(turns.records, states_of_rows, strict=True):
+        record["states"] = states
+    nothing, rows = torch.zeros(len(states_of_rows), 1), len(states_of_rows)
+    groups = torch.zeros(rows, dtype=torch.long)
+    return StepRows(turns, tokenizer.decode, torch.zeros(rows), groups, nothing, nothing.bool())
+
+
+def test_a_state_that_the_record_names_is_the_state():
+    rows = named(["a", "b"], ["b", "a"], ["a", None])
+    assert anchors(rows) == anchors(rows, turn_anchor="state") == [[0, 1], [1, 0], [0, None]]
+    assert anchors(rows, turn_anchor="observation") == [[0, 1], [0, 1], [0, 1]]
+
+
+def test_records_without_names_have_observations_and_are_refused_where_names_are_asked_for():
+    rows = named([], [])
+    assert anchors(rows) == [[0, 1], [0, 1]]
+    with pytest.raises(IntegrityError, match=r"turn_anchor=state, row 0: .*observation"):
+        anchors(rows, turn_anchor="state")
+    with pytest.raises(IntegrityError, match=r"2 turns"):
+        anchors(named(["a"], ["a"]), turn_anchor="state")
+
+
 def length_so_far(trajectory):
     return [number for number, _ in enumerate(trajectory.turns)]
 

@@ -17,6 +17,7 @@ COMMANDS = {
     "lab": ("prepare", "build the lab's world, policy, encoder and index"),
     "real": ("prepare", "make the policy, the encoder and the files of the real_* recipes"),
     "prepare": ("prepare", "write verl's parquet files from a published question set"),
+    "prepare env": ("prepare", "write verl's parquet files of an environment, a row for each seed"),
     "prepare check": ("prepare", "can the rows of a file train? and how the policy sees one"),
     "report": ("report", "write the report of a run or a campaign; of two runs, a page that compares them"),
     "evaluate": ("evaluate.evaluate", "a run's policy or a model on held-out questions, with its tools"),

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Argument, Option
 
-from verl_credit.cli.command import Overrides, ends
-from verl_credit.errors import ExitCode, PreflightError
+from verl_credit.cli.command import Overrides, ends, json_object, modules_from_here
+from verl_credit.errors import ConfigError, ExitCode, PreflightError
+from verl_credit.names import ENVIRONMENTS
 from verl_credit.records.run.progress_line import Throttled, say_at_once
 from verl_credit.worlds.data.records import PrepareError
 
@@ -41,6 +42,42 @@ def prepare(
     print(f"{data_set} ready: {out}")
 
 
+@ends("prepare env", PrepareError, OSError)
+def prepare_env(
+    out: Annotated[Path, Option(help="a folder that is new or empty")],
+    path: Annotated[str, Option(help=f"{', '.join(ENVIRONMENTS)}, or my_module.MyEnvironment")],
+    seeds: Annotated[str, Option(help="FIRST:END of train.parquet, without the end")],
+    held_out: Annotated[str, Option(help="FIRST:END of val.parquet")],
+    prompt: Annotated[Path | None, Option(help="a file with the text of the system message")] = None,
+    options: Annotated[dict | None, Option(parser=json_object, help="JSON; {seed} is the row's")] = None,
+    overwrite: Annotated[bool, Option("--overwrite", help="replace what prepare wrote there before")] = False,
+    keys: Annotated[list[str], Argument(help="the run's keys: environment.kwargs.id=FrozenLake-v1")] = [],  # noqa: B006
+) -> None:
+    from omegaconf import OmegaConf
+
+    from verl_credit.config.keys import Environment, defaults_tree, read_section
+    from verl_credit.worlds.data.env_rows import prepare_environment, seeds_of
+
+    if wrong := [key for key in keys if not key.lstrip("+").startswith("environment.") or "=" not in key]:
+        raise PrepareError(f"{wrong[0]}: expected environment.KEY=VALUE")
+    given = OmegaConf.from_dotlist([f"environment.path={path}", *(key.lstrip("+") for key in keys)])
+    known = OmegaConf.create({"environment": defaults_tree()["environment"]})
+    if unknown := [name for name in given.environment if name not in known.environment]:
+        raise ConfigError(
+            key=f"environment.{unknown[0]}",
+            value=given.environment[unknown[0]],
+            accepted=list(known.environment),
+        )
+    settings = read_section(Environment, OmegaConf.merge(known, given))
+    splits = {"train": seeds_of(seeds, "--seeds"), "val": seeds_of(held_out, "--held-out")}
+    text = prompt.read_text().strip() if prompt is not None else None
+    with modules_from_here():
+        counts = prepare_environment(settings, splits, out, prompt=text, options=options, overwrite=overwrite)
+    for name, (rows, different) in counts.items():
+        print(f"{name}.parquet: {rows} rows, {different} different first observations")
+    print(f"{path} ready: {out}")
+
+
 def prepare_check(
     file: Path,
     model: Annotated[str | None, Option(help="its chat template and tokens: a folder or hub name")] = None,
@@ -65,6 +102,14 @@ def prepare_check(
     except (PreflightError, NotHere) as error:
         print(error)
         return ExitCode.PREFLIGHT
+    if (task := rows[0].task) is not None:
+        print(
+            f"{len(rows)} rows can train",
+            *lines,
+            f"the first row's environment: seed {task['seed']}",
+            sep="\n",
+        )
+        return ExitCode.DONE
     form = "\\boxed{..}" if answer_form(rows[0].truth) == BOXED else "<answer>..</answer>"
     golds = ", ".join(map(repr, gold_answers(rows[0].truth)))
     print(f"{len(rows)} rows can train", *lines, f"gold answers, read from {form}: {golds}", sep="\n")

@@ -17,7 +17,7 @@ from omegaconf import DictConfig
 from verl_credit.config.engines import engine_named
 from verl_credit.config.resolved import select
 from verl_credit.config.settings import CreditSettings
-from verl_credit.names import AGENT_NAME
+from verl_credit.names import AGENT_NAME, ENV_AGENT
 
 MODEL_LEN = "actor_rollout_ref.rollout.max_model_len"
 LOG_PROB = "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu"
@@ -48,6 +48,8 @@ def turns_at_most(config: DictConfig) -> tuple[str, int | None]:
     """Returns (key that limits the turns, their number); None where the row's length or a user's loop ends a row."""
     if select(config, DEFAULT) in (None, AGENT_NAME):
         return "search.max_searches+1", config.search.max_searches + 1
+    if select(config, DEFAULT) == ENV_AGENT:
+        return "environment.max_steps", config.environment.max_steps
     return MOST, select(config, MOST) or None
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from omegaconf import DictConfig
 
-from verl_credit.config.keys import LOSS, Algorithm, PolicyLoss, Search, chosen, read_section
+from verl_credit.config.keys import LOSS, Algorithm, Environment, PolicyLoss, Search, chosen, read_section
 from verl_credit.config.resolved import data, select
 from verl_credit.names import ADV_ESTIMATOR, LOSS_MODE
 from verl_credit.policy.families import ATTENTION
@@ -21,6 +21,7 @@ class CreditSettings:
     loss: PolicyLoss | None = None
     """Our loss's keys; None for a loss of verl's."""
     search: Search = field(default_factory=Search)
+    environment: Environment = field(default_factory=Environment)
     chat_template_kwargs: dict = field(default_factory=dict)
     """``data.apply_chat_template_kwargs``, the arguments of the rollouts' chat template (``enable_thinking``)."""
     attention: str | None = None
@@ -35,6 +36,7 @@ class CreditSettings:
             algorithm=read_section(Algorithm, config),
             loss=read_section(PolicyLoss, config) if ours else None,
             search=read_section(Search, config),
+            environment=read_section(Environment, config),
             chat_template_kwargs=data(config.data.get("apply_chat_template_kwargs")) or {},
             attention=select(config, ATTENTION),
             preset=config.credit_preset,

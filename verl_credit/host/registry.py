@@ -31,10 +31,10 @@ def register_engines() -> None:
 
 
 LOSS = f"loss {names.LOSS_MODE}"
-AGENT_LOOP, TURN_LOOP = (f"agent loop {name}" for name in names.AGENTS)
+LOOPS = {name: f"agent loop {name}" for name in names.AGENTS}
 ESTIMATOR = f"estimator {names.ADV_ESTIMATOR}"
 TRAINERS = {mode: f"trainer {mode}" for mode in names.TRAINING_MODES}
-ALL = (ESTIMATOR, LOSS, *TRAINERS.values(), AGENT_LOOP, TURN_LOOP)
+ALL = (ESTIMATOR, LOSS, *TRAINERS.values(), *LOOPS.values())
 
 
 def registered_names() -> dict[str, bool]:
@@ -47,8 +47,7 @@ def registered_names() -> dict[str, bool]:
         ESTIMATOR: names.ADV_ESTIMATOR in ADV_ESTIMATOR_REGISTRY,
         LOSS: names.LOSS_MODE in POLICY_LOSS_REGISTRY,
         **{name: mode in TRAINER_REGISTRY for mode, name in TRAINERS.items()},
-        AGENT_LOOP: names.AGENT_NAME in _agent_loop_registry,
-        TURN_LOOP: names.TURN_AGENT in _agent_loop_registry,
+        **{loop: name in _agent_loop_registry for name, loop in LOOPS.items()},
     }
 
 

@@ -9,7 +9,7 @@ from omegaconf import DictConfig, OmegaConf
 from verl_credit.config.fit import DEFAULT
 from verl_credit.config.resolved import data, select
 from verl_credit.errors import ConfigError
-from verl_credit.names import AGENT_NAME, AGENTS, TURN_AGENT
+from verl_credit.names import AGENT_NAME, AGENTS, ENV_AGENT, TURN_AGENT
 
 MULTI_TURN = "actor_rollout_ref.rollout.multi_turn"
 FORMAT, AT_ONCE = f"{MULTI_TURN}.format", f"{MULTI_TURN}.max_parallel_calls"
@@ -29,6 +29,8 @@ def agents_of_rows(config: DictConfig, *, tools: bool) -> tuple[str, ...]:
 
     ``tools``: the recipe names tools. Without searches the search agent would not call them.
     """
+    if select(config, DEFAULT) == ENV_AGENT:
+        return (ENV_AGENT, *own_loops(config))
     searches = bool(config.search.max_searches) or not may_call(config)
     ours = [name for name, use in ((AGENT_NAME, searches), (TURN_AGENT, tools)) if use]
     return tuple(dict.fromkeys([*ours, *own_loops(config), *loops_by_mask(config)]))

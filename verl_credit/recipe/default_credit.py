@@ -14,7 +14,7 @@ from verl_credit.config.fit import DEFAULT
 from verl_credit.config.keys import AUTO
 from verl_credit.config.resolved import select
 from verl_credit.credit.token.gtpo_canonical import CANONICAL
-from verl_credit.names import ADV_ESTIMATOR, AGENT_NAME
+from verl_credit.names import ADV_ESTIMATOR, AGENT_NAME, ENV_AGENT
 from verl_credit.recipe.agent_loops import may_call
 from verl_credit.recipe.step_size import EACH
 
@@ -59,9 +59,7 @@ def _chosen(config: DictConfig) -> tuple[dict[str, Any], str]:
         chosen[LAM] = lam
     if not select(config, PARAMS):
         chosen[PARAMS] = {"scale": "rms", "negative": 0.5}
-        if not _has_golds(
-            config
-        ):  # the floor has the unit of outcomes, which a reward of the user's own chooses
+        if not _known_unit(config):  # the floor has the unit of outcomes
             chosen[PARAMS]["rms_floor"] = 0.0
     return chosen, why
 
@@ -78,6 +76,12 @@ def _without_values(config: DictConfig) -> str:
     if algorithm.get("advantage_mode") != "grpo" or algorithm.get("transform_mode") in CANONICAL:
         return "an outcome operator is named, and values of states take none"
     return ""
+
+
+def _known_unit(config: DictConfig) -> bool:
+    """Outcomes are 0 or 1; those of a reward function of the user's, and returns, may have any unit."""
+    of_return = select(config, DEFAULT) == ENV_AGENT and config.environment.outcome != "success"
+    return _has_golds(config) and not of_return
 
 
 def _has_golds(config: DictConfig) -> bool:

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 
 from omegaconf import DictConfig
 
-from verl_credit.config.fit import MOST
+from verl_credit.config.fit import DEFAULT, MOST
 from verl_credit.config.keys import LOSS, Algorithm, PolicyLoss, chosen, read_section, reads
 from verl_credit.config.resolved import select
 from verl_credit.config.settings import CreditSettings
 from verl_credit.credit.token.sepa_controller import auto_can_lead, first_auto_step, first_ramp_step
 from verl_credit.credit.token.uncertainty import canonical_kind
-from verl_credit.names import AGENT_NAME, LOSS_MODE
+from verl_credit.names import AGENT_NAME, ENV_AGENT, LOSS_MODE
 from verl_credit.policy.families import SCORER
 from verl_credit.precision import cpu_precision
 from verl_credit.recipe.agent_loops import LISTED, MULTI_TURN, may_call, tools_given
@@ -89,7 +89,10 @@ def without_effect(config: DictConfig, credit: CreditSettings) -> list[str]:
     if not tools_given(config) and not select(config, LISTED):
         given = {key: select(config, key) for key in SEARCH_ALONE}
         set_ = {key: value for key, value in given.items() if value not in (None, 0, SEARCH_ALONE[key][0])}
-        idle += [f"{key}={value}: {AGENT_NAME} {SEARCH_ALONE[key][1]}" for key, value in set_.items()]
+        in_env = select(config, DEFAULT) == ENV_AGENT
+        whys = {key: f"{AGENT_NAME} {why}" for key, (_, why) in SEARCH_ALONE.items()}
+        in_env_why = f"{ENV_AGENT} calls no tool, and environment.max_steps limits its turns"
+        idle += [f"{key}={value}: {in_env_why if in_env else whys[key]}" for key, value in set_.items()]
     return [*idle, *correction_without_effect(config), *overlong_unread(config)]
 
 

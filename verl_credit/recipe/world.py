@@ -17,9 +17,11 @@ from typing import ClassVar
 from omegaconf import DictConfig, OmegaConf
 
 from verl_credit.built_folder import Progress, read_manifest
+from verl_credit.config.fit import DEFAULT
 from verl_credit.config.keys.run import Lab, Real
 from verl_credit.config.keys.section import Section
 from verl_credit.errors import ExitCode, PreflightError, show_value
+from verl_credit.names import ENV_AGENT
 from verl_credit.records.run.progress_line import Throttled, say_at_once
 
 
@@ -140,11 +142,12 @@ def serves_search(config: DictConfig) -> bool:
 
 
 DATA = ("data.train_files", "data.val_files")
-MODEL, SERVER = "actor_rollout_ref.model.path", "search.url"
+MODEL, SERVER, ENVIRONMENT = "actor_rollout_ref.model.path", "search.url", "environment.path"
 HOW = {
     **dict.fromkeys(DATA, "parquet files; `verl-credit prepare` writes them"),
     MODEL: "a folder or a name on the hub",
     SERVER: "a server with POST /retrieve",
+    ENVIRONMENT: "an adapter, or my_module.MyEnvironment",
     "real.questions": "HotpotQA's questions with their paragraphs: a file, or OWNER/NAME on the hub",
 }
 
@@ -165,6 +168,8 @@ def without_value(config: DictConfig) -> list[str]:
     required = [*DATA, MODEL, *(world.asks if world else ())]
     if config.search.max_searches and not serves_search(config):
         required.append(SERVER)
+    if OmegaConf.select(config, DEFAULT) == ENV_AGENT:
+        required.append(ENVIRONMENT)
     return [key for key in required if empty(key)]
 
 

@@ -27,14 +27,25 @@ def is_right(row: Mapping) -> bool:
     return (row["outcome"] if em(row) is None else em(row)) > SOLVED_ABOVE
 
 
+def answered(row: Mapping) -> float | None:
+    """None in an environment, which has no answers."""
+    if "steps" in row["scores"]:
+        return None
+    return row["scores"].get("format_ok", float(row["stop_reason"] == "answer"))
+
+
 MEASURES: dict[str, Callable[[Mapping], float | None]] = {
     "em": em,
     "f1": lambda row: row["scores"].get("f1"),
-    "answered": lambda row: row["scores"].get("format_ok", float(row["stop_reason"] == "answer")),
+    "return": lambda row: row["scores"].get("return"),
+    "steps": lambda row: row["scores"].get("steps"),
+    "answered": answered,
     "calls": lambda row: float(row["calls"]),
     "reward": lambda row: row["outcome"],
 }
 """The measures of a trajectory; None where the reward function does not give it."""
+IN_ENVIRONMENT, ELSEWHERE = ("return", "steps"), ("f1", "answered")
+"""The measures of trajectories in an environment alone, and of all others."""
 
 
 def pass_at(k: int, n: int, right: int) -> float:
@@ -148,6 +159,7 @@ def not_measured(rows: Sequence[Mapping]) -> list[str]:
         f"{source}, {mode}: no {name}, because {lacking} of {len(some)} trajectories have none from the reward function"
         for (source, mode), some in sorted(of.items())
         for name, value_of in MEASURES.items()
+        if name not in (ELSEWHERE if any("steps" in row["scores"] for row in some) else IN_ENVIRONMENT)
         if (lacking := sum(value_of(row) is None for row in some))
     ]
 

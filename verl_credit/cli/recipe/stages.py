@@ -64,6 +64,10 @@ def explanation(name: str, config: DictConfig, values: bool = False, size: str =
 
 def stages(config: DictConfig, settings: CreditSettings) -> Iterator[Stage]:
     """Yields the stages in the order in which they act."""
+    if (given := settings.environment).path is not None:
+        kwargs = " ".join(f"{name}={value}" for name, value in redact_value("", given.kwargs).items())
+        says = f"{kwargs}  [action={given.action} outcome={given.outcome}; at most {given.max_steps} steps]"
+        yield Stage("environment", given.path, says, "the policy's turns, each of which is a step")
     if settings.turn_estimator:
         yield from _signals(config, settings)
         yield from _credit(settings)

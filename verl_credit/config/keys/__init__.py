@@ -8,6 +8,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_credit.config.keys import reads
 from verl_credit.config.keys.algorithm import AUTO, CANONICAL, DETECTORS, SCORERS, Algorithm, TurnJudge
+from verl_credit.config.keys.environment import Environment
 from verl_credit.config.keys.run import FOLDERS, Evaluation, Faults, Lab, Lineage, Probe, Real, Run
 from verl_credit.config.keys.search import Search
 from verl_credit.config.keys.section import Key, Section, chosen, keys_of, read_section
@@ -15,7 +16,17 @@ from verl_credit.config.keys.verl import LOSS, VERLS, PolicyLoss
 from verl_credit.config.resolved import data
 
 # The sections are checked in this order.
-OURS: tuple[type[Section], ...] = (Algorithm, PolicyLoss, Search, Run, Faults, Evaluation, Probe, Lineage)
+OURS: tuple[type[Section], ...] = (
+    Algorithm,
+    PolicyLoss,
+    Search,
+    Environment,
+    Run,
+    Faults,
+    Evaluation,
+    Probe,
+    Lineage,
+)
 
 
 def our_keys() -> list[Key]:
@@ -46,6 +57,7 @@ def defaults_tree() -> dict[str, Any]:
 
 __all__ = [
     "AUTO", "CANONICAL", "DETECTORS", "FOLDERS", "LOSS", "SCORERS",
-    "Algorithm", "TurnJudge", "PolicyLoss", "Search", "Run", "Faults", "Evaluation", "Probe", "Lineage", "Lab", "Real",
+    "Algorithm", "TurnJudge", "PolicyLoss", "Search", "Environment", "Run", "Faults", "Evaluation", "Probe",
+    "Lineage", "Lab", "Real",
     "OURS", "VERLS", "Key", "Section", "chosen", "defaults_tree", "keys_of", "our_keys", "place_of", "read_section", "reads",
 ]  # fmt: skip

@@ -154,9 +154,9 @@ class Algorithm(Section):
     turn_ids: Literal["auto", "loop", "mask"] = AUTO
     """Whose turn a token belongs to: as the agent loop says (loop), or a run of policy tokens between observations (mask);
     auto: the loop, and the mask where a row has no turn_ids (agent-loops.md)."""
-    turn_anchor: Annotated[str, named(("observation", "prefix")), When(reads.anchored)] = "observation"
-    """State that a turn starts from (gigpo, hgpo, g2po, turn_values=state): the last observation, or all tokens before the
-    turn."""
+    turn_anchor: Annotated[str, named((AUTO, "observation", "state", "prefix")), When(reads.anchored)] = AUTO
+    """State that a turn starts from (gigpo, hgpo, g2po, turn_values=state): the last observation, the name that the agent
+    loop has for it (env_agent), or all tokens before the turn; auto: the name where there is one, else observation."""
     turn_values: Annotated[str | None, Expected(reads.VALUES), When(reads.values_read)] = None
     """Values for turn_gae: a regression on the prompt's other outcomes, the turn and what is observed, or verl's critic
     (turn-values.md)."""

@@ -29,7 +29,7 @@ def register_all(trainer_mode: str | None = None) -> None:
     if trainer_mode == MEASURE_MODE:
         from verl_credit.host import measuring_run as measuring  # noqa: F401
     from verl_credit.host.actor import policy_loss  # noqa: F401  (decorators register)
-    from verl_credit.host.rollout import search_agent  # noqa: F401
+    from verl_credit.host.rollout import env_agent, search_agent  # noqa: F401
     from verl_credit.host.step import async_trainers, estimator  # noqa: F401
 
 

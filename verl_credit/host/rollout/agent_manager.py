@@ -38,7 +38,7 @@ class CreditAgentLoopWorker(AgentLoopWorkerTQ.__ray_actor_class__):
 
     def __init__(self, *args, **kwargs):
         # Here, because Ray pickles this class by value: its process need not import this module.
-        from verl_credit.host.rollout import search_agent  # noqa: F401  (the import registers both loops)
+        from verl_credit.host.rollout import env_agent, search_agent  # noqa: F401  (the import registers the loops)
 
         register_parts()
         super().__init__(*args, **kwargs)

@@ -8,7 +8,7 @@ train on ``<|im_end|><|im_start|>``, which it has never read. Here the template 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 
 from verl.utils.tokenizer.continuous_token import (
@@ -52,17 +52,25 @@ def follow_template(builder: ContinuousTokenBuilder) -> ContinuousTokenBuilder:
 
 
 def turn_end(builder: ContinuousTokenBuilder) -> tuple[int, list[int]] | None:
-    """(the token that ends a turn with a call, the tokens that the template writes between it and the next message).
+    """(the token that ends a turn, the tokens that the template writes between it and the next message).
 
-    Two such turns that differ in text and call end alike: the last special token of that common end is the turn's. None
-    where the template cannot write a call, or ends it with no special token.
+    Two turns with a call that differ in text and call end alike: the last special token of that common end is the turn's.
+    Where the template cannot write a call, two turns of text alone show it. None where the turn ends with no special token.
     """
+    return _end_of(builder, _called, [SCHEMA]) or _end_of(
+        builder, lambda text: _called(text, calls=False), None
+    )
+
+
+def _end_of(
+    builder: ContinuousTokenBuilder, dialogue: Callable[[str], list[dict]], tools: list[dict] | None
+) -> tuple[int, list[int]] | None:
     tokenizer = builder.tokenizer
     special = {id for id, token in tokenizer.added_tokens_decoder.items() if token.special}
     special |= set(tokenizer.all_special_ids)
     try:
         one, other = (
-            builder._render_tokens(_called(query), add_generation_prompt=False, tools=[SCHEMA])[::-1]
+            builder._render_tokens(dialogue(query), add_generation_prompt=False, tools=tools)[::-1]
             for query in ("1", "two")
         )
     except Exception:  # a template may raise any exception; the checks before the start name it
@@ -80,7 +88,7 @@ def common_start(one: Sequence[int], other: Sequence[int]) -> int:
     return next((n for n, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
-def _called(query: str) -> list[dict]:
+def _called(query: str, *, calls: bool = True) -> list[dict]:
     function = {"name": SCHEMA["function"]["name"], "arguments": {"query": query}}
-    calls = [{"type": "function", "function": function}]
-    return [{"role": "user", "content": "x"}, {"role": "assistant", "content": query, "tool_calls": calls}]
+    called = {"tool_calls": [{"type": "function", "function": function}]} if calls else {}
+    return [{"role": "user", "content": "x"}, {"role": "assistant", "content": query, **called}]

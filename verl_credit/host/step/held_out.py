@@ -21,7 +21,7 @@ from verl_credit.host.step import store
 from verl_credit.records.run import events
 from verl_credit.records.run.files import VALIDATION, append_json, plain, read_json_lines
 from verl_credit.records.run.validation import write_held_out
-from verl_credit.turns.rollout.reward.golds import gold_answers
+from verl_credit.turns.rollout.reward.env_record import golds_of
 from verl_credit.turns.rollout.sessions import sessions_of
 from verl_credit.turns.step.signals.signal import turn_texts
 from verl_credit.turns.step.step_checks import check_evaluation_faults
@@ -154,7 +154,7 @@ def held_out_rows(batch, mode: str, tokenizer) -> list[dict]:
         ids, turn_ids = turns.response_ids[row], turns.turn_ids_B_T[row].tolist()
         texts = turn_texts(ids, turn_ids, int(turns.n_turns_B[row]), tokenizer.decode)
         record, info, columns = turns.records[row], turns.extra_infos[row], turns.columns[row]
-        golds = list(map(str, gold_answers(turns.ground_truths[row])))
+        golds = list(map(str, golds_of(record, turns.ground_truths[row])))
         source, prompt = str(columns.get("data_source", "unknown")), plain(columns["raw_prompt"])
         rows.append(
             {

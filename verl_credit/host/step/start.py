@@ -8,11 +8,11 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from verl_credit.config.settings import CreditSettings
-from verl_credit.host.registry import AGENT_LOOP, LOSS, require_registered
+from verl_credit.host.registry import LOOPS, LOSS, require_registered
 from verl_credit.host.rollout.agent_manager import CreditAgentLoopManager
 from verl_credit.host.step.recorded import of_rollout_server
-from verl_credit.names import LOSS_MODE
-from verl_credit.recipe.agent_loops import MANAGER, VERLS_TOOL_LOOP, own_loops
+from verl_credit.names import LOOP_MANAGER, LOSS_MODE
+from verl_credit.recipe.agent_loops import VERLS_TOOL_LOOP, own_loops
 from verl_credit.recipe.unread import without_effect_in
 from verl_credit.records.run import events
 
@@ -33,14 +33,14 @@ def check_agent_loops(config: DictConfig, manager) -> Callable[[str], list]:
     """Returns the manager's `drain`. A manager of somebody else keeps nothing for it, which a note says."""
     if not isinstance(manager, CreditAgentLoopManager):
         text = (
-            f"{MANAGER}={type(manager).__module__}.{type(manager).__name__} is not watched: nothing tells what its rollouts "
+            f"{LOOP_MANAGER}={type(manager).__module__}.{type(manager).__name__} is not watched: nothing tells what its rollouts "
             "raised (lost ones are counted all the same), which held-out rows had a tool fault, whether a worker died, and "
             "whether its workers have our agent loops"
         )
         events.note(Path(config.run_dir), "agent_loops", text)
         return lambda kind: []
     for number, names in enumerate(manager.probe()):
-        require_registered(f"agent loop worker {number}", names, AGENT_LOOP)
+        require_registered(f"agent loop worker {number}", names, *LOOPS.values())
     return manager.drain
 
 

@@ -18,7 +18,7 @@ from verl_credit.records.run.files import plain
 from verl_credit.records.run.rollouts import keep_samples
 from verl_credit.records.run.table_files import ROLLOUTS, SAMPLES, table_path, tables_of, write_table
 from verl_credit.turns.rollout.book import TurnBatch
-from verl_credit.turns.rollout.reward.golds import gold_answers
+from verl_credit.turns.rollout.reward.env_record import golds_of
 from verl_credit.turns.step.assign import StepCredit, group_numbers
 from verl_credit.turns.step.signals.signal import turn_texts
 from verl_credit.turns.step.step import StepHost, token_inputs
@@ -132,7 +132,7 @@ def text_columns(turns: TurnBatch, rows: list[int], tokenizer) -> dict[str, list
     infos, records = [turns.extra_infos[row] for row in rows], [turns.records[row] for row in rows]
     return {
         "question": [str(info.get("question", "")) for info in infos],
-        "golds": [list(map(str, gold_answers(turns.ground_truths[row]))) for row in rows],
+        "golds": [list(map(str, golds_of(turns.records[row], turns.ground_truths[row]))) for row in rows],
         "gold_ids": [json.dumps(plain(info.get("gold_ids"))) for info in infos],
         "searches": [json.dumps(plain(record["searches"])) for record in records],
         "stop_reason": [str(record["stop_reason"]) for record in records],

@@ -14,7 +14,7 @@ from functools import partial
 from omegaconf import DictConfig
 
 from verl_credit.errors import ConfigError, PreflightError, TooLargeError
-from verl_credit.recipe.doctor import cluster, device, inputs, machine, software
+from verl_credit.recipe.doctor import cluster, device, environments, inputs, machine, software
 from verl_credit.recipe.doctor.context import Context
 from verl_credit.recipe.doctor.data import TRAIN, VAL
 from verl_credit.recipe.doctor.lengths import NotHere
@@ -102,6 +102,8 @@ CHECKS: tuple[Check, ...] = (
               "parquet files with a prompt and a gold answer in every row, and rows enough", RECIPE, event="data")
         for key in (TRAIN, VAL)
     ),
+    Check("reset", INPUTS, ALWAYS, environments.check_reset, "equal seeds and actions give equal steps of the environment",
+          (TRAIN,), shown=True),
     Check("corpus", INPUTS, NEVER, inputs.check_corpus, "most questions can be answered from the index",
           ("retriever", TRAIN)),
     Check("date", INPUTS, ALWAYS, inputs.check_date, "the chat template writes no date of today into the prompts",

@@ -10,7 +10,7 @@ from omegaconf import DictConfig
 
 from verl_credit.config.keys import AUTO
 from verl_credit.errors import PreflightError, printable
-from verl_credit.names import AGENT_NAME, AGENTS, OUR_REWARD, TURN_IDS
+from verl_credit.names import AGENT_NAME, AGENTS, ENV_AGENT, OUR_REWARD, TURN_IDS
 from verl_credit.recipe.agent_loops import agents_of_rows, may_call, tools_given
 from verl_credit.recipe.world import DATA
 from verl_credit.turns.rollout.reward.golds import gold_answers
@@ -23,7 +23,8 @@ LOOP_FILE = "actor_rollout_ref.rollout.agent.agent_loop_config_path"
 TOOL = SCHEMA["function"]["name"]
 COLUMNS = ["reward_model", "data_source"]
 """The columns that a run reads beside the prompt's column (data.prompt_key)."""
-SELECTION = "tool_selection"
+SELECTION, TASK = "tool_selection", "environment"
+"""The fields of extra_info that a run reads of every row."""
 TURN_LOOP = "verl_credit.host.rollout.agent_loop.TurnAgentLoop"
 ROLES = ("system", "user", "assistant", "tool")
 STEERING = {
@@ -45,6 +46,8 @@ class Row(NamedTuple):
     """``reward_model.ground_truth``"""
     agent: str | None = None
     """The row's agent loop; None where the recipe's default one takes it."""
+    task: dict | None = None
+    """The seed and the options of the row's environment (``extra_info.environment``)."""
 
 
 class Reads(NamedTuple):
@@ -128,13 +131,13 @@ def _read(path: str, key: str, prompt_key: str) -> list[dict]:
         for one in files:
             parquet.read_schema(one)
         dataset = arrow_dataset.dataset(files, format="parquet")
-        names, selects = _columns(dataset.schema, f"{key}: {path}", prompt_key)
+        names, read = _columns(dataset.schema, f"{key}: {path}", prompt_key)
         rows = []
         # The trainer reads all columns, so a damaged column that no key names would end it, too.
         for batch in dataset.to_batches():
             columns = {name: batch.column(name) for name in names}
-            if selects:
-                columns[SELECTION] = compute.struct_field(batch.column("extra_info"), SELECTION)
+            for field in read:
+                columns[field] = compute.struct_field(batch.column("extra_info"), field)
             rows += pyarrow.RecordBatch.from_pydict(columns).to_pylist()
         return rows
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError, KeyError) as error:
@@ -143,8 +146,8 @@ def _read(path: str, key: str, prompt_key: str) -> list[dict]:
         raise PreflightError(f"{key}: {path} is not a parquet file, or is damaged: {reason}") from error
 
 
-def _columns(schema, where: str, prompt_key: str) -> tuple[list[str], bool]:
-    """Returns (columns that are read from every row, whether extra_info has a selection of tools).
+def _columns(schema, where: str, prompt_key: str) -> tuple[list[str], list[str]]:
+    """Returns (columns that are read from every row, fields of extra_info that are).
 
     Raises PreflightError for missing and for forbidden columns.
     """
@@ -164,8 +167,9 @@ def _columns(schema, where: str, prompt_key: str) -> tuple[list[str], bool]:
         raise PreflightError(
             f"{where}: extra_info is of the type {extra}: expected a mapping, or no such column"
         )
-    selects = extra is not None and types.is_struct(extra) and any(f.name == SELECTION for f in extra)
-    return [prompt_key, *COLUMNS, *({"agent_name"} & set(names))], selects
+    fields = {f.name for f in extra} if extra is not None and types.is_struct(extra) else set()
+    read = [field for field in (SELECTION, TASK) if field in fields]
+    return [prompt_key, *COLUMNS, *({"agent_name"} & set(names))], read
 
 
 def checked_row(where: str, columns: dict, reads: Reads, *, named: bool) -> Row:
@@ -177,6 +181,8 @@ def checked_row(where: str, columns: dict, reads: Reads, *, named: bool) -> Row:
             raise ValueError(f"data_source={source!r}: expected the name of the row's data set, as text")
         if named and agent not in reads.agents:
             raise ValueError(_wrong_agent(agent, reads.agents))
+        if (agent if named else reads.default_loop) == ENV_AGENT:
+            return Row(where, prompt, None, agent, checked_task(columns.get(TASK)))
         _check_selection(columns.get(SELECTION), [TOOL] if reads.searches and not reads.other_tools else None)
         if not isinstance(reward, dict):
             raise ValueError(
@@ -198,10 +204,28 @@ def checked_row(where: str, columns: dict, reads: Reads, *, named: bool) -> Row:
     return Row(where, prompt, truth, agent)
 
 
+def checked_task(task: object) -> dict:
+    """The row's task. Raises ValueError."""
+    task = task if isinstance(task, dict) else {TASK: task}
+    seed, options = task.get("seed"), task.get("options") or {}
+    if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
+        given = (
+            f"extra_info.{TASK}.seed={seed!r:.80}"
+            if TASK not in task
+            else f"extra_info.{TASK}={task[TASK]!r:.80}"
+        )
+        raise ValueError(f"{given}: expected a mapping with a seed, a whole number of at least 0")
+    if not isinstance(options, dict):
+        raise ValueError(f"extra_info.{TASK}.options={options!r:.80}: expected a mapping")
+    return task
+
+
 def _wrong_agent(name: object, agents: Sequence[str]) -> str:
     text = (
         f"agent_name={name!r:.80}: expected {' or '.join(map(repr, agents))}, or no such column in any file"
     )
+    if name == ENV_AGENT:
+        return f"{text}; rows of an environment need {LOOP}={ENV_AGENT} and environment.path"
     if name in AGENTS:
         return f"{text}; the recipe has no tool that {name} could call"
     return (

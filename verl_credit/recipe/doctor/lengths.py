@@ -199,7 +199,7 @@ def worst_row(
     """
     counter, algorithm = _Counter(tokenizer, settings), settings.algorithm
     texts = []
-    for where, prompt, truth, _ in rows:
+    for where, prompt, truth, *_ in rows:
         golds, template = aliases_that_count(truth, algorithm.info_gain_aliases), algorithm.info_gain_template
         if template == AUTO:
             template = auto_template(stated_form(truth), partial(str, prompt))

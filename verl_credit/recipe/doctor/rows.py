@@ -29,8 +29,8 @@ class Finding(NamedTuple):
 
 def look_at(rows: Sequence[Row], key: str, reads: Reads) -> list[str]:
     """Lines about the rows of a key. Raises PreflightError where half of the rows or more are lost."""
-    lines = []
-    for found in (_repeated(rows), _doubted(rows), *_unread(rows, reads)):
+    lines, asked_for = [], [row for row in rows if row.task is None]
+    for found in (_repeated(rows), _doubted(asked_for), *_unread(asked_for, reads)):
         if not found.rows:
             continue
         share = f"{len(found.rows)} of {len(rows)} rows ({len(found.rows) / len(rows):.0%})"
@@ -44,13 +44,13 @@ def _repeated(rows: Iterable[Row]) -> Finding:
     firsts: dict[bytes, Row] = {}
     found, others, says = [], 0, ""
     for row in rows:
-        text = json.dumps(row.prompt, sort_keys=True, default=repr)
+        text = json.dumps([row.prompt, row.task], sort_keys=True, default=repr)
         first = firsts.setdefault(
             hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=16).digest(), row
         )
         if first is not row:
             says = says or f"the prompt of {first.where} stands here again; a run expects a question once"
-            others += gold_answers(first.truth) != gold_answers(row.truth)
+            others += row.task is None and gold_answers(first.truth) != gold_answers(row.truth)
             found.append(row)
     return Finding(found, says + (f" ({others} of them have other gold answers)" if others else ""))
 

@@ -97,7 +97,7 @@ def rollout_seconds(
         "prefill": job.rows * forward_flops(shape, read, head=False) / _speed(job, hw, assumed),
         "decode": decode_seconds(shape, job, hw, assumed, runner),
     }
-    if job.max_turns > 1:
+    if job.searches:
         computing = job.rows * assumed.search_core_seconds / assumed.host_cores
         by_part["search"] = (assumed.mean_turns - 1) * (assumed.search_seconds + computing)
     return by_part

@@ -10,6 +10,7 @@ from verl_credit.config.keys import Algorithm
 from verl_credit.config.log_prob_path import FLASH, log_prob_path
 from verl_credit.config.settings import INFO_GAIN
 from verl_credit.errors import ConfigError
+from verl_credit.names import ENV_AGENT
 
 BYTES = {
     "fp32": 4, "float32": 4, "float": 4, "bf16": 2, "bfloat16": 2, "fp16": 2, "float16": 2, "half": 2, "auto": 2,
@@ -37,6 +38,8 @@ class Job:
     max_prompt: int = _key(512, "data.max_prompt_length")
     max_response: int = _key(512, "data.max_response_length")
     max_turns: int = 1
+    searches: bool = False
+    """Turns search; those in an environment do not."""
     # what a forward holds
     update_tokens: int = 0
     log_prob_tokens: int = 0
@@ -132,6 +135,8 @@ def read_job(config: Mapping, *, flash_attn: bool) -> Job:
         raise ConfigError(f"{_A}.ulysses_sequence_parallel_size={parallel} does not divide {devices} devices")
     fsdp_size = get(f"{_FSDP}.fsdp_size", -1)
     searches = get("search.max_searches", 0) if get(f"{_R}.multi_turn.enable", False) else 0
+    in_environment = get(f"{_R}.agent.default_agent_loop", None) == ENV_AGENT
+    turns = get("environment.max_steps", 1) if in_environment else searches + 1
     attention = get(f"{_M}.override_config.attn_implementation", "flash_attention_2")
     on_cpu = get("trainer.device", "cuda") == "cpu"
     sdpa = on_cpu or attention in ("credit_sdpa", "sdpa") or (attention == "auto" and not flash_attn)
@@ -149,7 +154,8 @@ def read_job(config: Mapping, *, flash_attn: bool) -> Job:
     captures = not (on_cpu or engine.ours or get(f"{_R}.enforce_eager", False))
     job = replace(
         job,
-        max_turns=searches + 1,
+        max_turns=turns,
+        searches=searches > 0,
         attention="sdpa" if sdpa else "flash",
         log_prob_path=log_prob_path(
             flash=flash_attn and not on_cpu,

@@ -122,7 +122,7 @@ def make_plan(
     assumed = assumptions(given, job, hw)
     if index.place != "host":
         assumed = replace(assumed, search_core_seconds=0.0)
-    if index.place == "elsewhere" or job.max_turns == 1:  # no search on these machines
+    if index.place == "elsewhere" or not job.searches:  # no search on these machines
         index = replace(index, bytes=0.0)
     runner = engine_memory(shape, job, hw, assumed)
     steps, one = run_steps(job, assumed), step(shape, job, hw, assumed, runner)
@@ -181,7 +181,7 @@ def _notes(
     shape: ModelShape, job: Job, hw: Hardware, assumed: Assumptions, index: Index, algorithm: Mapping
 ) -> list[str]:
     """Returns notes about what the plan leaves out, what saves nothing, and searches that would exceed their timeout."""
-    searches = job.max_turns > 1
+    searches = job.searches
     provider = PROVIDERS.get(algorithm.get("turn_values") or "")
     no_size = searches and index.place != "elsewhere" and not index.bytes
     pooled = hw.unified and (job.offload_weights or job.offload_optimizer or job.stays_on_host)

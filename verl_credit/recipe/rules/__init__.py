@@ -28,6 +28,7 @@ from verl_credit.recipe.rules.engines import (
     validate_rows_fit,
     validate_turns_fit,
 )
+from verl_credit.recipe.rules.environment import validate_environment
 from verl_credit.recipe.rules.estimator import validate_estimator
 from verl_credit.recipe.rules.known import validate_homes, validate_keys, validate_older
 from verl_credit.recipe.rules.own import validate_loss
@@ -177,6 +178,7 @@ RULES: tuple[Callable[[DictConfig, CreditSettings], Iterable[ConfigError] | None
     validate_estimator,
     validate_files,
     validate_loop,
+    validate_environment,
     validate_turn_mode,
     validate_turn_signals,
     validate_turn_values,

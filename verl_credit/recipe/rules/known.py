@@ -31,7 +31,7 @@ REWARD_KWARGS = f"{REWARD}.reward_kwargs"
 OPEN = ("hardware", "plan", "ray_kwargs.ray_init", "reward.reward_kwargs")
 # verl_credit reads these open mappings: `plan` refuses unknown keys, `unread` lists parameters that no operator takes.
 OURS = (
-    "hardware", "plan", "algorithm", "ray_kwargs.ray_init", "reward.reward_kwargs", REWARD_KWARGS,
+    "hardware", "plan", "algorithm", "environment.kwargs", "ray_kwargs.ray_init", "reward.reward_kwargs", REWARD_KWARGS,
     "data.apply_chat_template_kwargs", "actor_rollout_ref.rollout.engine_kwargs.vllm.worker_extension_cls",
 )  # fmt: skip
 # Our rules read keys of these sections, so null is refused.

@@ -16,7 +16,7 @@ from verl_credit.config.settings import CreditSettings
 from verl_credit.credit.turn.modes import MODES
 from verl_credit.credit.turn.value_providers import KEY, PROVIDERS
 from verl_credit.errors import ConfigError
-from verl_credit.names import AGENTS
+from verl_credit.names import AGENT_NAME, TURN_AGENT
 from verl_credit.recipe.agent_loops import LISTED, own_loops
 from verl_credit.recipe.rules.own import OWN, load_own, trial
 from verl_credit.recipe.rules.turn_mode import CALL, MODE, TRIAL
@@ -57,10 +57,10 @@ def _limits(config: DictConfig, settings: CreditSettings) -> Iterator[ConfigErro
     if select(config, EACH) < provider.least_rollouts:
         use = f"these values compare the rollouts of a question: at least {provider.least_rollouts}, or {KEY}=features"
         yield ConfigError.of(config, EACH, KEY, accepted=use)
-    own = select(config, DEFAULT) not in AGENTS or bool(own_loops(config))
+    own = select(config, DEFAULT) not in (AGENT_NAME, TURN_AGENT) or bool(own_loops(config))
     if own and settings.turn_options["lam"] < provider.least_lam:
-        use = f"at least {provider.least_lam:g}, or {KEY}=state: in an agent loop of yours success may end a rollout early; "
-        use += "there these values lost 32 points of area at lam .5 (docs/turn-values.md)"
+        use = f"at least {provider.least_lam:g}, or {KEY}=state: success may end a rollout early in an environment or "
+        use += "a loop of yours; there these values lost 32 points of area at lam .5 (docs/turn-values.md)"
         yield ConfigError.of(config, "algorithm.lam", KEY, LISTED, accepted=use)
 
 

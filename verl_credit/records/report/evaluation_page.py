@@ -16,6 +16,8 @@ LABELS = {
     "answered": "Ended with an answer",
     "calls": "Tool calls per trajectory",
     "reward": "Reward",
+    "return": "Return of an environment",
+    "steps": "Steps in an environment",
 }
 
 
@@ -26,7 +28,7 @@ def label(measure: str) -> str:
 def number(measure: str, value: float | None) -> str:
     if value is None:
         return "undefined"
-    return plain(value) if measure in ("calls", "reward") else percent(value)
+    return plain(value) if measure in ("calls", "reward", "return", "steps") else percent(value)
 
 
 def interval(row: Mapping[str, Any]) -> str:

@@ -107,7 +107,9 @@ STOPPED = {
     "bad_call": "stopped by a call that cannot be read",
     "length": "stopped by the length limit",
     "max_turns": "stopped by the turn limit",
-    "tool_fault": "stopped by a fault of the search or the engine",
+    "tool_fault": "stopped by a fault of the search, the environment or the engine",
+    "done": "the environment's task ended",
+    "truncated": "stopped by the environment's limit",
 }
 
 # Longer texts are cut here, with a note.

@@ -18,9 +18,13 @@ from verl_credit.credit.turn.sessions import Sessions
 from verl_credit.lazy import torch
 from verl_credit.names import ROW_RECORD, TURN_IDS, TURN_REWARDS
 
-STOP_REASONS = ("answer", "no_answer", "turn_length", "bad_call", "length", "max_turns", "tool_fault")
+IN_ENVIRONMENT = ("done", "truncated")
+STOP_REASONS = (
+    *("answer", "no_answer", "turn_length", "bad_call", "length", "max_turns", "tool_fault"),
+    *IN_ENVIRONMENT,
+)
 """``turn_length``: search.max_new_tokens cut the last turn before its call or answer was complete; ``length``: the row is
-full."""
+full; ``done``: the environment's task has ended; ``truncated``: its limit or environment.max_steps has ended the rollout."""
 NO_TOKEN = "engine_no_token"
 """The ``tool_fault`` of a row whose engine returned no token for a turn after the first."""
 
@@ -60,6 +64,10 @@ class RowRecord:
     """Why a turn signal's rewards are missing."""
     signals_not_asked: list[str] = field(default_factory=list)
     """Turn signals that were not called, because they had failed too often just before."""
+    environment: dict = field(default_factory=dict)
+    """The row's environment: score, success, return, last, steps, cut; empty without one."""
+    states: list = field(default_factory=list)
+    """The name of the state before each turn, None where it has none; empty where none is named."""
     versions: list[list[int]] = field(default_factory=list)
     """First and last version of the weights that wrote each turn, in steps of the trainer. None when the engine reports
     none."""

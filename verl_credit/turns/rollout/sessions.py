@@ -171,6 +171,8 @@ def _record(of_rows: list[tuple[dict, list[int]]], n_turns: int) -> dict:
             for one in record[name]
             if one["turn"] < len(numbers)
         ]
+    if any(record["states"] for record in records):
+        found["states"] = _of_turns([(record["states"], numbers) for record, numbers in of_rows], n_turns + 1)
     names = {name for record in records for name in record["signals"]}
     found["signals"] = {
         name: _of_turns([(record["signals"].get(name, []), numbers) for record, numbers in of_rows], n_turns)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from hashlib import blake2b
 from typing import Any
 
+from verl_credit.config.keys import AUTO
 from verl_credit.config.settings import CreditSettings
 from verl_credit.credit.plugins import load
 from verl_credit.credit.turn.anchors import exact_anchors
@@ -15,7 +16,7 @@ from verl_credit.lazy import torch
 from verl_credit.turns.rollout.book import TurnBatch
 from verl_credit.turns.step.signals.signal import StepRows, blamed, listed
 
-ANCHORS = ("observation", "prefix")
+ANCHORS = (AUTO, "observation", "state", "prefix")
 ANCHOR_KEY = "algorithm.turn_anchor"
 
 
@@ -23,6 +24,7 @@ def anchor_table(settings: CreditSettings, rows: StepRows) -> torch.Tensor:
     """anchor_B_K1: equal ids are equal states of a prompt, -1 is none.
 
     ``turn_anchor`` observation: the state is the last observation (every rollout's first turn starts from the prompt).
+    state: the name of the state in the agent loop's record. auto: the name where the record has names, else the observation.
     prefix: the state is all tokens before the turn, the prompt's among them; in a rollout of several outputs those of the
     turn's own output. Otherwise it is the path of
     `f(trajectory) -> a state per turn`.
@@ -31,13 +33,21 @@ def anchor_table(settings: CreditSettings, rows: StepRows) -> torch.Tensor:
     states: list[list[Any]] = [[] for _ in turns.records]
     own = None if algorithm.turn_anchor in ANCHORS else load(algorithm.turn_anchor, ANCHOR_KEY)
     prefixes = _prefixes(turns) if algorithm.turn_anchor == "prefix" else []
-    observed = observations(rows) if algorithm.turn_anchor == "observation" else []
+    observed = observations(rows) if algorithm.turn_anchor in (AUTO, "observation") else []
     for row in rows.turns.valid_rows:
         n_turns = int(turns.n_turns_B[row])
         if own is not None:
             states[row] = _own_states(own, algorithm.turn_anchor, rows, row, n_turns)
         elif algorithm.turn_anchor == "prefix":
             states[row] = prefixes[row]
+        elif algorithm.turn_anchor != "observation" and (names := turns.records[row]["states"]):
+            expected = f"a name for each of its {n_turns} turns, None where there is none"
+            states[row] = listed(
+                names[:n_turns], n_turns, "the agent loop's record has states", f" for row {row}", expected
+            )
+        elif algorithm.turn_anchor == "state":
+            use = "the agent loop's record names no states; set it to observation, or see that the environment names them"
+            raise IntegrityError(f"{ANCHOR_KEY}=state, row {row}: {use}")
         else:
             states[row] = ["", *observed[row]][:n_turns]
     groups, columns = rows.group_B.tolist(), rows.gain_B_K.shape[1] + 1

@@ -22,6 +22,7 @@ from verl_credit.records.run.events import (
 from verl_credit.redact import redact
 from verl_credit.turns.rollout.book import NO_TOKEN, TurnBatch
 from verl_credit.turns.rollout.mcp import MCP_SERVER
+from verl_credit.turns.rollout.reward.env_record import FAULTS
 from verl_credit.turns.rollout.sessions import joined
 from verl_credit.turns.step.assign import StepCredit
 from verl_credit.turns.step.outputs import check_outputs
@@ -41,7 +42,7 @@ class StepChecks:
         self._config, self._settings = config, settings
         note = partial(events.note, config.run_dir, "no_rewards")
         self._unrewarded = UnrewardedSteps(config.faults.max_unrewarded_steps, note)
-        self._states_checked = self._planning_checked = False
+        self._states_checked = self._planning_checked = self._begins_checked = False
 
     def rows(self, host: StepHost, turns: TurnBatch) -> None:
         """Called before the rows are scored."""
@@ -52,6 +53,9 @@ class StepChecks:
         real = [record for record, pad in pairs if not pad]
         # verl's own estimators cannot leave out a row, so with them no fault is tolerated.
         tolerated = self._config.faults.max_tool_faults if self._settings.turn_estimator else 0.0
+        if not self._begins_checked:
+            check_environments_begin_alike(real)
+            self._begins_checked = True
         faults = check_tool_faults(real, tolerated, self._config.search.url)
         host.note("tool_faults", faults and f"warning: in step {host.step} {faults}")
         host.note("turn_length", cut_note(metrics[TURNS_CUT], host.step, self._config.search.max_new_tokens))
@@ -76,6 +80,16 @@ class StepChecks:
         if not self._planning_checked:
             check_planning_has_signal(step)
             self._planning_checked = True
+
+
+def check_environments_begin_alike(records: Sequence[Mapping]) -> None:
+    """Called for the first step: an environment that begins otherwise than its row was written for other keys."""
+    if differing := [record for record in records if record["tool_fault"] == "env_differs"]:
+        raise IntegrityError(
+            f"{len(differing)} of {len(records)} rows have another first observation than their environments give: "
+            f"{differing[0]['fault_detail']}. Write them with `verl-credit prepare env` and this run's keys environment.*; "
+            "an environment has to begin alike with equal seeds"
+        )
 
 
 def check_tool_faults(records: Sequence[Mapping], tolerated_share: float, url) -> str | None:
@@ -121,6 +135,8 @@ def check_evaluation_faults(
 
 def _server(url: str | None, faulty: Sequence[Mapping]) -> str:
     """Names the tools that failed. Without a search server these are tools in the user's own agent loop."""
+    if faulty and all(record["tool_fault"] in FAULTS for record in faulty):
+        return "environments (environment.path)"
     by_mcp = [(record.get("fault_detail") or "").startswith(MCP_SERVER) for record in faulty]
     if by_mcp and all(by_mcp):
         return "MCP servers"

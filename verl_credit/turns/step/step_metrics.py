@@ -12,7 +12,8 @@ from verl_credit.config.settings import INFO_GAIN
 from verl_credit.credit.groups import group_counts
 from verl_credit.lazy import torch
 from verl_credit.names import ROWS_LEFT_OUT, TURNS_CUT
-from verl_credit.turns.rollout.book import NO_TOKEN, STOP_REASONS, TurnBatch
+from verl_credit.turns.rollout.book import IN_ENVIRONMENT, NO_TOKEN, STOP_REASONS, TurnBatch
+from verl_credit.turns.rollout.reward.env_record import FAULTS
 from verl_credit.turns.rollout.search.faults import FAULT_CODES
 from verl_credit.turns.step.assign import StepCredit
 
@@ -32,17 +33,27 @@ def row_metrics(turns: TurnBatch) -> dict[str, float]:
     real = [row for row, pad in enumerate(turns.is_padding) if not pad]
     records, rows = [turns.records[row] for row in real], max(len(real), 1)
     reasons = Counter(record["stop_reason"] for record in records)
-    metrics: dict[str, float] = {f"credit/stop/{reason}": reasons[reason] / rows for reason in STOP_REASONS}
+    in_environment = any(record["environment"] for record in records)
+    stops = [reason for reason in STOP_REASONS if in_environment or reason not in IN_ENVIRONMENT]
+    metrics: dict[str, float] = {f"credit/stop/{reason}": reasons[reason] / rows for reason in stops}
     all_turns = int(turns.n_turns_B[real].sum())
     metrics[TURNS_CUT] = reasons["turn_length"] / max(all_turns, 1)  # a turn that is cut is its row's last
     faults = Counter(record["tool_fault"] for record in records if record["tool_fault"])
-    metrics |= {f"credit/tool/fault_{code}": faults[code] for code in (*FAULT_CODES, NO_TOKEN)}
+    metrics |= {
+        f"credit/tool/fault_{code}": faults[code]
+        for code in (*FAULT_CODES, *(FAULTS if in_environment else ()), NO_TOKEN)
+    }
     metrics["credit/tool/fault_rows"] = sum(faults.values())
     for name, field in TOOL_COUNTS.items():
         metrics[f"credit/tool/{name}"] = sum(record[field] for record in records)
     metrics["credit/tool/searches_per_row"] = sum(record["n_searches"] for record in records) / rows
     empty = sum(not search["pages"] for record in records for search in record["searches"])
     metrics["credit/tool/empty_searches"] = empty  # a server that lost its index finds nothing, too
+    whole = [
+        record["environment"] for record in records if record["environment"] and not record["tool_fault"]
+    ]
+    for name in ("success", "return", "steps", "cut") if whole else ():
+        metrics[f"credit/env/{name}"] = sum(one[name] for one in whole) / len(whole)
     metrics["credit/rows_trained"] = int(turns.row_valid_B.sum())
     for name in SCORES:
         values = [

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable
 from fractions import Fraction
 
 from verl_credit.names import ROW_RECORD
+from verl_credit.turns.rollout.reward.env_record import scores
 from verl_credit.turns.rollout.reward.golds import decoded, gold_answers
 from verl_credit.turns.rollout.thoughts import without_thoughts
 
@@ -159,11 +160,14 @@ def compute_score(
     """verl's ``custom_reward_function`` contract.
 
     score = em - format_penalty * [no answer];  ``em``, ``f1``, ``format_ok`` go to the metrics.
+    A row of an environment has its environment's outcome (`env_record.scores`).
     The search agent's record contains the policy's own last turn. ``solution_str`` also contains observations, and an
     answer tag inside a retrieved page must not count. An answer inside a thought counts with ``include_reasoning`` alone.
     """
-    golds = gold_answers(ground_truth)
     record = (extra_info or {}).get(ROW_RECORD)
+    if record and record.get("environment"):
+        return scores(record)
+    golds = gold_answers(ground_truth)
     text = record["final_text"] if record else solution_str
     answer = final_answer(text if include_reasoning else without_thoughts(text), ground_truth)
     boxed = answer_form(ground_truth) == BOXED

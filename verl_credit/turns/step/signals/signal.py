@@ -20,7 +20,7 @@ from verl_credit.credit.operator import SUB_AGENTS
 from verl_credit.errors import IntegrityError
 from verl_credit.lazy import torch
 from verl_credit.turns.rollout.book import TurnBatch, as_number, shown
-from verl_credit.turns.rollout.reward.golds import gold_answers
+from verl_credit.turns.rollout.reward.env_record import golds_of
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def make_trajectory(
         )
         for number, (text, observation) in enumerate(texts)
     ]
-    return Trajectory(turns, gold_answers(truth), record["stop_reason"], ground_truth=truth, **more)
+    return Trajectory(turns, golds_of(record, truth), record["stop_reason"], ground_truth=truth, **more)
 
 
 @dataclass(frozen=True)

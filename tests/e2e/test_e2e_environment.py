@@ -1,0 +1,42 @@
+"""An environment on verl's trainer: rows by `prepare env`, two steps, an evaluation, and what the records say."""
+
+from pathlib import Path
+
+import pytest
+
+from kit.environments import CORRIDOR
+from kit.train_run import train
+from verl_credit.cli import main
+from verl_credit.records.run.files import METRICS, VALIDATION, read_json_lines
+
+pytestmark = pytest.mark.e2e
+
+ACTION = "environment.action=kit.environments.either"
+SETTINGS = (
+    "--config-name", "doorkey", f"environment.path={CORRIDOR}", "~environment.kwargs", "+environment.kwargs.length=3",
+    "environment.max_steps=6", "environment.processes=1", ACTION, "data.train_batch_size=4",
+    "actor_rollout_ref.actor.ppo_mini_batch_size=2", "actor_rollout_ref.rollout.n=4", "data.max_response_length=320",
+    "trainer.total_training_steps=2", "trainer.test_freq=2", "trainer.save_freq=-1",
+)  # fmt: skip
+
+
+def test_two_steps_in_a_corridor(tiny_lab, tmp_path):
+    (tmp_path / "prompt.txt").write_text("Walk.")
+    rows = ("--seeds", "0:8", "--held-out", "8:12", "--prompt", str(tmp_path / "prompt.txt"))
+    out = ("--out", str(tmp_path / "data"), "--path", CORRIDOR)
+    assert main(["prepare", "env", *out, *rows, "environment.kwargs.length=3", ACTION]) == 0
+    files = [f"data.{name}_files={tmp_path}/data/{name}.parquet" for name in ("train", "val")]
+    model, run_dir = f"actor_rollout_ref.model.path={tiny_lab.root}/policy", tmp_path / "run"
+    here = {"PYTHONPATH": str(Path(__file__).parents[1])}
+    code, output = train(
+        tmp_path / "log.txt", *SETTINGS, *files, model, f"run_dir={run_dir}", environment=here
+    )
+    assert code == 0, output
+    assert f"environment {CORRIDOR}: 2 actions, rewards, names of states, progress, success" in output
+    first, second = read_json_lines(run_dir / METRICS)
+    assert 0 < first["credit/env/success"] < 1 and first["credit/outcome/em"] == first["credit/env/success"]
+    assert first["credit/stop/done"] == first["credit/env/success"] and first["credit/tool/fault_rows"] == 0
+    assert first["credit/turns_per_row"] == first["credit/env/steps"] > 3
+    assert first["actor/grad_norm"] > 0 and second["credit/values/states"] > first["credit/values/states"]
+    assert any("/em/" in name for name in read_json_lines(run_dir / VALIDATION)[-1])
+    assert "room 1 of 3" in (run_dir / "report.html").read_text()

@@ -1,0 +1,195 @@
+"""``env_agent``: every turn of the policy is a step of the row's environment, in one dialogue that only grows."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from verl.experimental.agent_loop.agent_loop import AgentLoopOutput, register
+from verl.experimental.agent_loop.tool_agent_loop import AgentState
+
+from verl_credit.config.keys import Environment
+from verl_credit.credit.plugins.load import load
+from verl_credit.host.rollout.agent_loop import TurnAgentLoop, TurnAgentLoopOutput, valid_text
+from verl_credit.names import ENV_AGENT
+from verl_credit.turns.rollout.reward.env_record import outcome_record
+from verl_credit.turns.rollout.search.wire import without_markup
+from verl_credit.worlds.environments.interface import shown_step
+from verl_credit.worlds.environments.pool import Fault, Pool
+
+TAG = re.compile(r"<action>(.*?)</action>", re.DOTALL)
+
+
+class NoCalls:
+    """Stands in for verl's parser of calls: nothing that the policy writes is one."""
+
+    stop_token_ids = ()
+
+    def __init__(self, plain: Callable[[list[int]], str]):
+        self.plain = plain
+
+    async def extract_tool_calls(self, responses_ids, tools=None) -> tuple[str, list]:
+        return self.plain(responses_ids), []
+
+
+@register(ENV_AGENT)
+class EnvAgentLoop(TurnAgentLoop):
+    """verl makes one instance per trajectory; the processes of environments are the worker's."""
+
+    _pools: dict[str, Pool] = {}
+
+    def __init__(self, *args, tools=None, **kwargs):
+        super().__init__(*args, tools=None, **kwargs)
+        self.settings: Environment = self._credit_of(self.config)[0].environment
+        self.tool_parser = NoCalls(self.reader.plain)
+        self.max_assistant_turns = self.max_user_turns = (
+            None  # environment.max_steps ends a rollout, after its step
+        )
+        self.progress: list[float | None] = []
+        self.differs, self.cut_turn, self.cut_texts = "", False, 0
+
+    async def run(self, sampling_params, **kwargs) -> TurnAgentLoopOutput:
+        task = (kwargs.get("extra_info") or {}).get("environment") or {}
+        if task.get("seed") is None:
+            raise ValueError(
+                f"extra_info.environment={task!r:.80}: expected a mapping with a seed, as `prepare env` writes it"
+            )
+        # A parquet file has nulls where a row gives an option no value.
+        options = {name: value for name, value in (task.get("options") or {}).items() if value is not None}
+        self.pool = self._pool_of(self.settings)
+        try:
+            self.rollout, self.now = await self.pool.reset(int(task["seed"]), options)
+        except Fault as fault:
+            where = f"environment.path={self.settings.path}, seed {task['seed']}, options {options}"
+            raise RuntimeError(f"{where}: the reset failed twice: {fault}") from fault
+        try:
+            messages, first = list(kwargs["raw_prompt"]), shown_step(self.now, self.settings.list_actions)
+            if (written := task.get("observation")) is None:
+                messages.append({"role": "user", "content": without_markup(first, self.control_tokens)})
+            elif written != first:
+                self.differs = (
+                    f"the environment begins with {first!r:.120}, and the row says {written!r:.120}"
+                )
+            self._see()
+            return await super().run(sampling_params, **kwargs | {"raw_prompt": messages})
+        finally:
+            await self.pool.close(self.rollout)
+
+    @classmethod
+    def _pool_of(cls, settings: Environment) -> Pool:
+        key = settings.model_dump_json()
+        if key not in cls._pools:
+            names = ("processes", "deadline_s", "start_s", "max_chars")
+            limits = {name: getattr(settings, name) for name in names}
+            cls._pools[key] = Pool(settings.path, settings.kwargs, **limits)
+        return cls._pools[key]
+
+    def _cap_text_prompt_length(self, prompt_ids: list[int]) -> list[int]:
+        """verl cuts the beginning off, which has the rules of the task."""
+        if len(prompt_ids) > self.prompt_length:
+            use = f"the prompt has {len(prompt_ids)} tokens; allow as many, or lower environment.max_chars"
+            raise ValueError(f"data.max_prompt_length={self.prompt_length}: {use}")
+        return prompt_ids
+
+    async def _handle_generating_state(self, agent_data, sampling_params, ignore_termination=False):
+        await super()._handle_generating_state(agent_data, sampling_params, ignore_termination=True)
+        if self.record.tool_fault:  # the engine's
+            return AgentState.TERMINATED
+        if self.differs:
+            return self._fault(Fault("env_differs", self.differs))
+        turn, action = self.book.n_turns - 1, self._action(self.record.final_text)
+        call = {
+            "turn": turn,
+            "name": "step",
+            "arguments": action or "",
+            "reward": self.settings.invalid_reward,
+        }
+        self.record.calls.append(call)
+        try:
+            step = None if action is None else await self.pool.step(self.rollout, action)
+        except Fault as fault:
+            return self._fault(fault)
+        self.record.bad_calls += step is None or not step.valid
+        if valid := step is not None and (step.valid or step.done):  # a wrong action may end the task
+            self.now, call["reward"] = step, step.reward
+            text = shown_step(step, self.settings.list_actions)
+        else:
+            why = "There is no such action." if step is None else step.observation
+            text = shown_step(self.now, self.settings.list_actions, why)
+        if ended := self._ended(turn, valid, len(agent_data.response_mask)):
+            self.record.stop_reason = ended
+            return AgentState.TERMINATED
+        return await self._observe(agent_data, without_markup(text, self.control_tokens))
+
+    def _action(self, text: str) -> str | None:
+        """The action that the turn asks for; None where it is none."""
+        form = self.settings.action
+        if form == "text":
+            action = None if self.cut_turn else text
+        elif form == "tag":
+            action = next(iter(TAG.findall(text)[-1:]), None)
+        else:
+            action = load(form, "environment.action")(text)
+        action = valid_text(action.strip()) if action is not None else ""
+        listed = self.now.actions if self.settings.list_actions else ()
+        return action if action and (not listed or action in listed) else None
+
+    def _ended(self, turn: int, valid: bool, tokens: int) -> str:
+        """The reason why the rollout ends after this step; "" where it goes on."""
+        if valid and self.now.terminated:
+            return "done"
+        if not valid and self.settings.invalid == "end":
+            return "bad_call"
+        if (valid and self.now.truncated) or turn + 1 >= self.settings.max_steps:
+            return "truncated"
+        return "length" if tokens >= self.response_length else ""
+
+    async def _observe(self, agent_data, text: str) -> AgentState:
+        before = list(agent_data.messages)
+        agent_data.messages.append({"role": "user", "content": text})
+        merged, mask, log_probs = await self.ct_merge_context_msg(
+            before,
+            agent_data.messages,
+            agent_data.prompt_ids,
+            agent_data.response_mask,
+            agent_data.response_logprobs or None,
+        )
+        if len(mask) >= self.response_length:  # the observation does not fit
+            self.record.stop_reason = "length"
+            return AgentState.TERMINATED
+        agent_data.prompt_ids, agent_data.response_mask = merged.token_ids, mask
+        agent_data.response_logprobs = log_probs or []
+        agent_data.user_turns += 1
+        self.book.observed(mask)
+        self.progress.append(self.now.progress)
+        self._see()
+        return AgentState.GENERATING
+
+    def _see(self) -> None:
+        self.record.states.append(self.now.state)
+        self.cut_texts += self.now.cut
+
+    def _stop_reason(self, text, shown, agent_data, state, cut) -> str:
+        ends = agent_data.response_ids[-1] in self.tokenizer.all_special_ids
+        self.cut_turn = not ends and (cut or len(agent_data.response_mask) >= self.response_length)
+        return "length"
+
+    def _fault(self, fault: Fault) -> AgentState:
+        self.record.tool_fault, self.record.fault_detail = fault.code, fault.detail[:300]
+        self.record.stop_reason = "tool_fault"
+        return AgentState.TERMINATED
+
+    def _finish(self, output: AgentLoopOutput) -> TurnAgentLoopOutput:
+        rewards = [call["reward"] for call in self.record.calls]
+        self.record.environment = outcome_record(
+            rewards,
+            said=self.now.success,
+            ended=self.record.stop_reason == "done",
+            outcome=self.settings.outcome,
+            success_at=self.settings.success_at,
+        ) | {"steps": float(len(rewards)), "cut": self.cut_texts}
+        if not any(state is not None for state in self.record.states):
+            self.record.states = []
+        if any(done is not None for done in self.progress):
+            self.record.signals["progress"] = self.progress
+        return super()._finish(output)
