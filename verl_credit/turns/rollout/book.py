@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from operator import index
 from typing import Any
 
-from verl_credit.credit.turn.sessions import Sessions
+from verl_credit.credit.turn.session_map import Sessions
 from verl_credit.lazy import torch
 from verl_credit.names import ROW_RECORD, TURN_IDS, TURN_REWARDS
 

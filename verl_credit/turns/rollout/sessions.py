@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from verl_credit.credit.turn.sessions import Sessions
+from verl_credit.credit.turn.session_map import Sessions
 from verl_credit.lazy import torch
 from verl_credit.names import LINK
 from verl_credit.turns.rollout.book import TurnBatch

@@ -14,7 +14,7 @@ from verl_credit.config.settings import INFO_GAIN, CreditSettings
 from verl_credit.credit import TurnCredit, spread, turn_table
 from verl_credit.credit.groups import SOLVED_ABOVE
 from verl_credit.credit.plugins import TurnInputs
-from verl_credit.credit.turn.sessions import Sessions
+from verl_credit.credit.turn.session_map import Sessions
 from verl_credit.credit.turn.turn_credit import BatchTables, credit_of
 from verl_credit.errors import IntegrityError
 from verl_credit.lazy import torch
