@@ -7,7 +7,8 @@ from kit.recipes import load_config, refused
 from verl_credit.config.fit import DEFAULT, MOST
 from verl_credit.errors import ConfigError
 from verl_credit.host.process.verl_checks import check_names
-from verl_credit.recipe.agent_loops import LISTED, MANAGER, MULTI_TURN, agents_of_rows, own_loops
+from verl_credit.names import LOOP_MANAGER
+from verl_credit.recipe.agent_loops import LISTED, MULTI_TURN, agents_of_rows, own_loops
 from verl_credit.recipe.doctor.context import Context
 from verl_credit.recipe.rules import validate
 
@@ -163,10 +164,10 @@ class Half:
 )
 def test_a_manager_of_agent_loops_that_verl_could_not_use_is_refused_before_ray(path, said):
     with pytest.raises(ConfigError) as caught:
-        check_names(lab(f"{MANAGER}={path}"))
-    assert (caught.value.key, caught.value.value) == (MANAGER, path) and said in caught.value.accepted
+        check_names(lab(f"{LOOP_MANAGER}={path}"))
+    assert (caught.value.key, caught.value.value) == (LOOP_MANAGER, path) and said in caught.value.accepted
 
 
 @pytest.mark.parametrize("path", ["null", "verl.trainer.ppo.v1.agent_loop_tq.AgentLoopManagerTQ"])
 def test_any_manager_with_verls_interface_is_taken(path):
-    check_names(lab(f"{MANAGER}={path}"))
+    check_names(lab(f"{LOOP_MANAGER}={path}"))

@@ -34,8 +34,8 @@ def check_agent_loops(config: DictConfig, manager) -> Callable[[str], list]:
     if not isinstance(manager, CreditAgentLoopManager):
         text = (
             f"{LOOP_MANAGER}={type(manager).__module__}.{type(manager).__name__} is not watched: nothing tells what its "
-            "rollouts raised (lost ones are counted all the same), which held-out rows had a tool fault, whether a worker died, and "
-            "whether its workers have our agent loops"
+            "rollouts raised (lost ones are counted all the same), which held-out rows had a tool fault, whether a worker "
+            "died, and whether its workers have our agent loops"
         )
         events.note(Path(config.run_dir), "agent_loops", text)
         return lambda kind: []
