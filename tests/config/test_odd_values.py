@@ -100,8 +100,8 @@ def test_a_loss_without_a_class_is_refused():
         ("trainer", None, "trainer.device=None: accepted are cpu, cuda"),
         (ACTOR, "${nothing}", f"{ACTOR} has no value: Interpolation key 'nothing' not found"),
         ("data", "${nothing}", "data has no value: Interpolation key 'nothing' not found"),
-        ("reward", "???", "reward has no value"),
-        ("reward", "${trainer}", "trainer.reward_manager has no value"),
+        ("reward", "???", "reward.num_workers=None: expected a whole number"),
+        ("reward", "${trainer}", "reward.num_workers=None: expected a whole number"),
         (
             "algorithm.algorithm_mode",
             "${nothing}",

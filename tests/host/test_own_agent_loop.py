@@ -102,7 +102,7 @@ def test_ids_of_tokens_that_are_not_the_policys_are_not_read(monkeypatch, my_age
             r"row 0: extra_fields\['credit'\]='answer'; expected RowRecord\(...\).as_dict\(\)",
         ),
         ({"stop_raeson": "answer"}, "has 'stop_raeson'; expected some of stop_reason, n_searches"),
-        ({"stop_reason": "done"}, "stop_reason='done'; expected one of answer, no_answer"),
+        ({"stop_reason": "over"}, "stop_reason='over'; expected one of answer, no_answer"),
     ],
 )
 def test_what_is_no_record_is_named_by_row(monkeypatch, my_agent, record, said):

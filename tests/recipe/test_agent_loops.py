@@ -141,7 +141,7 @@ def test_the_loop_of_rows_without_a_name_writes_turn_ids(tmp_path):
     with pytest.raises(ConfigError) as caught:
         check_names(lab(f"{DEFAULT}=tool_agent"))
     assert (caught.value.key, caught.value.value) == (DEFAULT, "tool_agent")
-    assert caught.value.accepted == ["search_agent", "turn_agent"]
+    assert caught.value.accepted == ["env_agent", "search_agent", "turn_agent"]
     check_names(lab(f"{DEFAULT}=tool_agent", TOOLS))
     with pytest.raises(ConfigError):
         check_names(lab(f"{DEFAULT}=tool_agent", TOOLS, "algorithm.turn_ids=loop"))

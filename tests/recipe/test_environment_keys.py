@@ -7,7 +7,7 @@ from kit.recipes import check
 from kit.recipes import refused as refused_recipe
 from verl_credit.cli.recipe.stages import explanation
 from verl_credit.config.settings import CreditSettings
-from verl_credit.recipe.unread import without_effect
+from verl_credit.recipe.unread import warnings_of, without_effect
 from verl_credit.recipe.world import without_value
 
 HERE = __name__
@@ -62,7 +62,6 @@ def test_what_an_environment_takes(overrides):
         (("environment.outcome=return", *SIGNAL), "environment.outcome", ["last"]),
         (("environment.invalid_reward=-1",), "environment.invalid_reward", ["environment.outcome=return"]),
         ((GAE, "algorithm.turn_values=group", "algorithm.lam=0.5"), "algorithm.lam", ["0.9", "state"]),
-        (("environment.max_steps=999",), "data.max_response_length", ["999", "max_steps"]),
         (("algorithm.turn_anchor=states",), "algorithm.turn_anchor", ["observation", "state", "prefix"]),
     ],
 )  # fmt: skip
@@ -106,3 +105,6 @@ def test_what_is_said_of_a_run_in_an_environment():
     assert "environment.max_steps" in line
     text = explanation("doorkey", config)
     assert "minigrid" in text and "MiniGrid-DoorKey-5x5-v0" in text and "outcome=success" in text
+    assert any(
+        "environment.max_steps=999 of" in line for line in warnings_of(composed("environment.max_steps=999"))
+    )

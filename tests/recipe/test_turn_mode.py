@@ -127,7 +127,7 @@ def test_rows_of_a_tied_group_are_skipped_only_where_groups_are_read():
 @pytest.mark.parametrize(
     "anchor, accepted",
     [
-        ("obervation", "observation, prefix"),
+        ("obervation", "observation, state, prefix"),
         (f"{HERE}.one_short", "states for trajectories of 2 and 1 turns"),
     ],
 )

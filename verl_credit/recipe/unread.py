@@ -7,13 +7,13 @@ from collections.abc import Iterator
 
 from omegaconf import DictConfig
 
-from verl_credit.config.fit import DEFAULT, MOST
+from verl_credit.config.fit import DEFAULT, MOST, turns_at_most
 from verl_credit.config.keys import LOSS, Algorithm, PolicyLoss, chosen, read_section, reads
 from verl_credit.config.resolved import select
 from verl_credit.config.settings import CreditSettings
 from verl_credit.credit.token.sepa_controller import auto_can_lead, first_auto_step, first_ramp_step
 from verl_credit.credit.token.uncertainty import canonical_kind
-from verl_credit.names import AGENT_NAME, ENV_AGENT, LOSS_MODE
+from verl_credit.names import AGENT_NAME, AGENTS, ENV_AGENT, LOSS_MODE
 from verl_credit.policy.families import SCORER
 from verl_credit.precision import cpu_precision
 from verl_credit.recipe.agent_loops import LISTED, MULTI_TURN, may_call, tools_given
@@ -186,15 +186,16 @@ def _of_rollouts(config: DictConfig) -> Iterator[str]:
             f"actor_rollout_ref.rollout.{', '.join(cut)}: rollouts are drawn from a truncated distribution, and ratios are "
             "off by the mass that was cut. Unbiased: top_p=1, top_k=-1"
         )
-    # Turns that alone exceed the response are refused.
-    result = math.ceil(search.topk * search.max_page_chars / CHARACTERS)
-    turns, results = (search.max_searches + 1) * search.max_new_tokens, search.max_searches * result
-    if search.max_searches and turns + results > tokens:
+    limit, most = turns_at_most(config)
+    turns, searches = (most or 0) * search.max_new_tokens, search.max_searches
+    results = searches * math.ceil(search.topk * search.max_page_chars / CHARACTERS)
+    if select(config, DEFAULT) in (None, *AGENTS) and (most or 0) > 1 and turns + results > tokens:
+        pages = f"search.topk={search.topk} pages of max_page_chars={search.max_page_chars}, {CHARACTERS} characters a token"
+        more = f"results ({pages}) about {results} more" if searches else "observations come on top"
         yield (
-            f"data.max_response_length={tokens} does not hold all turns at full length: search.max_searches+1="
-            f"{search.max_searches + 1} of search.max_new_tokens={search.max_new_tokens} are {turns} tokens, and results "
-            f"(search.topk={search.topk} pages of max_page_chars={search.max_page_chars}, {CHARACTERS} characters a token) "
-            f"about {results} more. Rows that do not fit end without an answer (credit/stop/length)"
+            f"data.max_response_length={tokens} does not hold all turns at full length: {limit}={most} of "
+            f"search.max_new_tokens={search.max_new_tokens} are {turns} tokens, and {more}. Rows that do not fit end without "
+            "an answer (credit/stop/length)"
         )
     manager = config.reward.reward_manager
     if manager.source != "register" and may_call(config):

@@ -183,7 +183,7 @@ def test_a_run_says_which_trial_it_is(tmp_path):
             {"recipe": "math_sepa", "worlds": None, "overrides": []},
             "", None, "", "condition grpo: .*no value for data.train_files",
         ),
-        ({"recipe": "labb"}, "", "labb", ["lab", "math_sepa"], r"no recipe is called 'labb' \(did you mean lab\?\)"),
+        ({"recipe": "labb"}, "", "labb", ["doorkey", "lab"], r"no recipe is called 'labb' \(did you mean lab\?\)"),
     ],
 )  # fmt: skip
 def test_a_bad_condition_is_refused_by_its_name(changes, key, value, accepted, where, tmp_path):
