@@ -194,8 +194,8 @@ def _of_rollouts(config: DictConfig) -> Iterator[str]:
         more = f"results ({pages}) about {results} more" if searches else "observations come on top"
         yield (
             f"data.max_response_length={tokens} does not hold all turns at full length: {limit}={most} of "
-            f"search.max_new_tokens={search.max_new_tokens} are {turns} tokens, and {more}. Rows that do not fit end without "
-            "an answer (credit/stop/length)"
+            f"search.max_new_tokens={search.max_new_tokens} are {turns} tokens, and {more}. Rows that do not fit end "
+            "without an answer (credit/stop/length)"
         )
     manager = config.reward.reward_manager
     if manager.source != "register" and may_call(config):
