@@ -87,6 +87,11 @@ def test_rows_of_one_prompt_are_questions_of_their_own_where_their_extra_info_di
     assert [row["id"] for row in tell_apart(once)] == [row["id"] for row in once]
 
 
+def test_turns_follow_the_key_of_turn_ids(monkeypatch):
+    with pytest.raises(RuntimeError, match="algorithm.turn_ids=loop"):
+        held_out_rows(stored(monkeypatch, **{TURN_IDS: None}), "greedy", Tokenizer(), "loop")
+
+
 def test_rows_without_a_score_stop_the_run(monkeypatch):
     with pytest.raises(IntegrityError, match="keep_trajectories=true: the held-out rows have no score"):
         held_out_rows(stored(monkeypatch, rm_scores=None), "greedy", Tokenizer())

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 from omegaconf import DictConfig
 
+from verl_credit.config.keys import AUTO
 from verl_credit.errors import EvaluationOverrun, IntegrityError
 from verl_credit.host.rollout.agent_manager import RolloutWatch
 from verl_credit.host.step import store
@@ -68,7 +69,7 @@ class Evaluation:
                 self._watch.begin(rows := questions * samples)
                 if keep:
                     self._watch.seen = lambda batch, mode=mode: kept.extend(
-                        held_out_rows(batch, mode, tokenizer)
+                        held_out_rows(batch, mode, tokenizer, self.config.algorithm.turn_ids)
                     )
                 merged |= evaluate(lambda own, one=(mode, samples): with_mode(own, *one, in_time))
                 self._watch.settle(rows - len(self._watch.errors))
@@ -121,8 +122,9 @@ def with_means(infos: dict[str, list]) -> dict[str, list]:
 def with_mode(loader: Loader, mode: str, samples: int, before_batch: Callable[[], None]) -> Iterator[dict]:
     """The validation data with a sampling mode and a number of samples on every row.
 
-    verl fixes validation sampling once for all workers. Therefore our agent loops read the mode from the row, so that greedy
-    and sampled accuracy come from the same weights. verl's workers read the number of samples from the row, too.
+    verl fixes validation sampling once for all workers. Therefore our workers read the mode from the row, and so do our
+    agent loops under another manager, so that greedy and sampled accuracy come from the same weights. verl's workers read
+    the number of samples from the row, too.
     """
     for batch in loader:
         before_batch()
@@ -133,14 +135,14 @@ def with_mode(loader: Loader, mode: str, samples: int, before_batch: Callable[[]
         yield {**batch, **given}
 
 
-def held_out_rows(batch, mode: str, tokenizer) -> list[dict]:
+def held_out_rows(batch, mode: str, tokenizer, ids: str = AUTO) -> list[dict]:
     """A row per trajectory, with the scores of the reward function. Of a trajectory of several outputs the last one counts,
     as in verl's metrics.
 
     ``id`` names the question by its data source, prompt and gold answers, so that it is the same for every policy.
     `tell_apart` reads ``same_row``.
     """
-    turns = store.fetch_turn_batch(batch, ("raw_prompt", "data_source"))
+    turns = store.fetch_turn_batch(batch, ("raw_prompt", "data_source"), ids)
     data = store.read(batch, "rm_scores")
     if "rm_scores" not in data:
         raise IntegrityError(
