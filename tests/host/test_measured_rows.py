@@ -145,7 +145,13 @@ class Made(Generator):
         return row(question=one.question, record=RowRecord(tool_fault=fault).as_dict())
 
 
-SMALL = OmegaConf.create({"data": {"train_batch_size": 2}, "actor_rollout_ref": {"rollout": {"n": 4}}})
+SMALL = OmegaConf.create(
+    {
+        "algorithm": {"turn_ids": "auto"},
+        "data": {"train_batch_size": 2},
+        "actor_rollout_ref": {"rollout": {"n": 4}},
+    }
+)
 
 
 def test_rollouts_come_as_they_are_made():

@@ -78,7 +78,7 @@ class Evaluation:
         faults = self.config.faults.max_tool_faults
         check_evaluation_faults(merged, faults, self.config.search.url, drain_faults())
         if keep:
-            write_held_out(self.run_dir, step, tell_apart(kept))
+            write_held_out(self.run_dir, step, kept)
         append_json(self.run_dir / VALIDATION, {"step": step, **merged})
         in_time()
         return merged
@@ -139,8 +139,8 @@ def held_out_rows(batch, mode: str, tokenizer, ids: str = AUTO) -> list[dict]:
     """A row per trajectory, with the scores of the reward function. Of a trajectory of several outputs the last one counts,
     as in verl's metrics.
 
-    ``id`` names the question by its data source, prompt and gold answers, so that it is the same for every policy.
-    `tell_apart` reads ``same_row``.
+    ``id`` names the question by its data source, prompt, gold answers and extra_info, so that every policy has the same one,
+    whichever other rows there are. The rows of an environment differ in extra_info alone, which has the seed of the state.
     """
     turns = store.fetch_turn_batch(batch, ("raw_prompt", "data_source"), ids)
     data = store.read(batch, "rm_scores")
@@ -160,8 +160,7 @@ def held_out_rows(batch, mode: str, tokenizer, ids: str = AUTO) -> list[dict]:
         source, prompt = str(columns.get("data_source", "unknown")), plain(columns["raw_prompt"])
         rows.append(
             {
-                "id": _digest([source, prompt, golds]),
-                "same_row": _digest(plain(info)),
+                "id": _digest([source, prompt, golds, plain(info)]),
                 "source": source,
                 "mode": mode,
                 "question": str((info or {}).get("question") or prompt[-1]["content"]),
@@ -178,19 +177,6 @@ def held_out_rows(batch, mode: str, tokenizer, ids: str = AUTO) -> list[dict]:
             }
         )
     return rows
-
-
-def tell_apart(rows: list[dict]) -> list[dict]:
-    """Rows of equal data source, prompt and gold answers are several questions where their extra_info differs: an
-    environment has one prompt, and the seed of its state (or the row's index) is there."""
-    kinds: dict[str, set[str]] = {}
-    for row in rows:
-        kinds.setdefault(row["id"], set()).add(row["same_row"])
-    return [
-        {name: value for name, value in row.items() if name != "same_row"}
-        | ({"id": f"{row['id']}-{row['same_row']}"} if len(kinds[row["id"]]) > 1 else {})
-        for row in rows
-    ]
 
 
 def _digest(value) -> str:
