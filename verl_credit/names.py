@@ -22,7 +22,7 @@ ROW_RECORD = "credit"
 """Key in verl's per-row ``extra_fields``: the agent loop's record of the row (`turns/rollout/book.py`)."""
 
 LINK = "link"
-"""The entry there that names an output's chain and its parent, where a rollout has sub-agents (`rollout/sessions.py`)."""
+"""Key in verl's per-row ``extra_fields``: an output's chain and the chain's parent, where there are sub-agents."""
 
 TOOL_FAULT = "verl_credit_fault"
 """Key among the metrics of a call: the `SearchFault` of a tool whose server failed. verl hands metrics on as they are."""

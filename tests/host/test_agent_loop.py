@@ -199,6 +199,7 @@ def test_each_turn_has_a_budget_and_a_seed_of_its_own(tokenizer):
 
 def test_evaluation_draws_the_same_at_every_step(tokenizer):
     _, policy = run(tokenizer, [answer_turn("c")], sampling="sampled")
+    assert policy.requests[0][1]["temperature"] == 1.0  # without our manager, which applies it for every loop
     _, again = run(tokenizer, [answer_turn("c")], sampling="sampled", step=2)
     assert policy.requests[0][1]["seed"] == again.requests[0][1]["seed"]
 

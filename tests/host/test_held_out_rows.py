@@ -9,7 +9,7 @@ from transfer_queue import KVBatchMeta
 
 from kit.fake_store import FakeStore
 from verl_credit.errors import IntegrityError
-from verl_credit.host.step.held_out import held_out_rows, tell_apart
+from verl_credit.host.step.held_out import held_out_rows
 from verl_credit.names import ROW_RECORD, TURN_IDS
 from verl_credit.study.evaluation import measure
 from verl_credit.turns.rollout.book import RowRecord
@@ -79,12 +79,14 @@ def test_rows_of_one_prompt_are_questions_of_their_own_where_their_extra_info_di
         for seed in range(8):
             known = NonTensorStack({"index": seed}, {"index": seed}, {"index": 8})
             rows += held_out_rows(stored(monkeypatch, extra_info=known), mode, Tokenizer())[:2]
-    told = tell_apart(rows)
-    (reward,) = (one for one in measure(told) if (one.mode, one.name) == ("greedy", "reward"))
+    (reward,) = (one for one in measure(rows) if (one.mode, one.name) == ("greedy", "reward"))
     assert len(reward.by_question) == 8 and reward.mean.value == 0.25
-    assert len({row["id"] for row in told}) == 8 and "same_row" not in told[0]
-    once = held_out_rows(stored(monkeypatch), "greedy", Tokenizer())
-    assert [row["id"] for row in tell_apart(once)] == [row["id"] for row in once]
+    assert len({row["id"] for row in rows}) == 8
+
+
+def test_turns_follow_the_key_of_turn_ids(monkeypatch):
+    with pytest.raises(RuntimeError, match="algorithm.turn_ids=loop"):
+        held_out_rows(stored(monkeypatch, **{TURN_IDS: None}), "greedy", Tokenizer(), "loop")
 
 
 def test_rows_without_a_score_stop_the_run(monkeypatch):

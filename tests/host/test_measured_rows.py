@@ -145,7 +145,13 @@ class Made(Generator):
         return row(question=one.question, record=RowRecord(tool_fault=fault).as_dict())
 
 
-SMALL = OmegaConf.create({"data": {"train_batch_size": 2}, "actor_rollout_ref": {"rollout": {"n": 4}}})
+SMALL = OmegaConf.create(
+    {
+        "algorithm": {"turn_ids": "auto"},
+        "data": {"train_batch_size": 2},
+        "actor_rollout_ref": {"rollout": {"n": 4}},
+    }
+)
 
 
 def test_rollouts_come_as_they_are_made():
@@ -203,7 +209,7 @@ def test_an_agent_loop_that_returns_several_rows_is_not_measured(monkeypatch):
         turn_rewards=[[]],
     )  # fmt: skip
     rewards = {"rm_scores": torch.nested.as_nested_tensor([torch.tensor([1.0])], layout=torch.jagged)}
-    monkeypatch.setattr("verl_credit.host.step.measured_rows.store.fetch_turn_batch", lambda batch: turns)
+    monkeypatch.setattr("verl_credit.host.step.measured_rows.store.fetch_turn_batch", lambda batch, ids: turns)
     monkeypatch.setattr("verl_credit.host.step.measured_rows.store.read", lambda batch, *fields: rewards)
     ((found,),) = rows_of(SimpleNamespace(keys=["uid_of_it_3_0"]), {"uid_of_it": 5})
     assert found.question == 5 and found.turn_ids == [0] and found.outcome == 1.0

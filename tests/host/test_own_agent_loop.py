@@ -22,6 +22,7 @@ from verl_credit.host.rollout.agent_manager import ERRORS, HELD_OUT_FAULTS, Cred
 from verl_credit.host.step.store import fetch_turn_batch
 from verl_credit.recipe.agent_loops import LISTED, own_loops
 from verl_credit.turns.rollout.book import RowRecord
+from verl_credit.turns.rollout.reward.qa import compute_score
 from verl_credit.turns.rollout.search.client import SearchFault
 from verl_credit.worlds.lab.protocol import answer_turn, search_turn
 
@@ -321,5 +322,23 @@ def test_verls_own_loop_trains_by_the_mask_and_is_scored_by_its_last_turn(monkey
     ours, _ = run(tokenizer, script, "search.max_new_tokens=400", agent="turn_agent", tools=tools)
     written(monkeypatch, [verls], tokenizer=tokenizer)
     assert verls.extra_fields["credit"]["final_text"] == ours.extra_fields["credit"]["final_text"]
+    assert compute_score("lab", "", {"target": ["c"]}, extra_info=verls.extra_fields)["em"] == 1.0
+    # A loop whose two last turns stand side by side: its turn ids say which text is the last one.
+    verls.extra_fields = {
+        "turn_ids": [0] * (len(verls.response_mask) - 1) + [1],
+        "credit": {"stop_reason": "answer"},
+    }
+    written(monkeypatch, [verls], tokenizer=tokenizer)
+    record = verls.extra_fields.pop("credit")
+    assert (record["final_text"], record["stop_reason"]) == (
+        tokenizer.decode(verls.response_ids[-1:]),
+        "answer",
+    )
+    assert (
+        compute_score("lab", "", {"target": ["c"]}, extra_info={"credit": {"stop_reason": "answer"}})["em"]
+        == 0.0
+    )
+    verls.extra_fields = {}
+    written(monkeypatch, [verls], tokenizer=tokenizer)
     turns = read(monkeypatch, verls, ours)
     assert torch.equal(turns.turn_ids_B_T[0], turns.turn_ids_B_T[1]) and turns.n_turns_B.tolist() == [2, 2]

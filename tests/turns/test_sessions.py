@@ -201,6 +201,11 @@ def test_a_fault_in_one_output_takes_the_whole_rollout_out():
     assert joined(turns).records[1]["tool_fault"] == "connect"
     _, found = advantages(turns, gains=[GAINS[0], [None] * 1, [], GAINS[3]], info_gain_norm_mode="none")
     assert not found["q_1_0"][0].any() and found["q_0_0"][0].all()
+    # The agent manager masks all outputs of such a rollout: the parent has no turns, and the sub-agent no place.
+    lost = {"q_0_0": lost_row("connect"), "q_0_1": lost_row("connect"), "q_1_0": AGENTS["q_1_0"]}
+    assert joined(batch(lost, LINKS)).row_valid_B.tolist() == [False, True]
+    padded = batch(AGENTS | {"pad1_0_0": padding_row(AGENTS["q_0_0"])}, [*LINKS, LINKS[0]])
+    assert joined(padded).row_valid_B.tolist() == [True, True, False]
 
 
 def test_a_padding_row_of_verls_is_a_session_of_its_own():
@@ -254,6 +259,27 @@ def test_the_turns_of_a_sub_agent_stand_after_its_parents_turn():
 def test_a_sub_agent_without_its_parents_turn_is_refused(links):
     with pytest.raises(ValueError, match=r"row 0: extra_fields\['link'\]=.*'parent'.*expected a turn"):
         joined(batch(AGENTS, [*links, (0, None)]))
+    with pytest.raises(ValueError, match=r"row 0: extra_fields\['link'\]=.*'parent'.*expected a turn"):
+        joined(batch({"q_0_0": AGENTS["q_0_0"]}, links[:1]))
+
+
+@pytest.mark.parametrize(
+    ("links", "message"),
+    [
+        (
+            [(1, (0, 0)), (1, (0, 1)), (0, None)],
+            r"row 1: .*'chain': 1, 'parent': \[0, 1\].*expected .*\[0, 0\]",
+        ),
+        (
+            [(0, None), (0, None), (1, (0, 0))],
+            r"row 2: .*'chain': 1, 'parent': \[0, 0\].*expected chain 0 for the last",
+        ),
+    ],
+)
+def test_a_second_parent_and_an_outcome_of_a_sub_agents_are_refused(links, message):
+    outputs = {"q_0_0": Row(("look",)), "q_0_1": Row(("read",)), "q_0_2": Row(("plan", "help", "Paris"))}
+    with pytest.raises(ValueError, match=message):
+        joined(batch(outputs, links))
 
 
 @pytest.mark.parametrize(
@@ -306,6 +332,26 @@ def test_a_transform_by_positions_of_a_row_is_refused(mode):
     check(batch(), info_gain_norm_mode="none", transform_mode="gtpo")
 
 
+def plugged(given, **params):
+    return given
+
+
+@pytest.mark.parametrize(
+    "key", ["advantage_mode", "transform_mode", "algorithm_mode", "uncertainty_kind", "turn_signal"]
+)
+def test_an_operator_of_a_users_declares_what_it_takes(monkeypatch, key):
+    given = {"info_gain_norm_mode": "none", key: f"{__name__}.plugged"}
+    if key == "turn_signal":
+        given["info_gain_norm_mode"] = "separate"
+    check(batch(), **given)
+    monkeypatch.setattr(plugged, "outputs", "one", raising=False)
+    with pytest.raises(IntegrityError, match=r"plugged.*expected one for context resets; .*one output alone"):
+        check(batch(), **given)
+    monkeypatch.setattr(plugged, "outputs", "all")
+    with pytest.raises(ValueError, match=r"plugged.*outputs='all'.*one, resets, sub-agents"):
+        check(batch(), **given)
+
+
 def test_gains_are_measured_across_resets_and_not_around_sub_agents():
     assert {name: kind.outputs for name, kind in SIGNALS.items()} == {
         "info_gain": "resets",
@@ -338,11 +384,12 @@ def test_of_verls_estimators_grpo_alone_knows_sessions(estimator):
         check(batch(), adv_estimator=estimator)
 
 
-def test_sub_agents_side_by_side_need_lam_1():
-    outputs = AGENTS | {"q_0_2": Row(("look",), "Look.")}
-    turns = batch(outputs, [*LINKS, (2, (0, 0))])
-    assert joined(turns).sessions.turn_B_K1.tolist() == [[1, 2], [0, 4], [0, -1], [3, -1]]
+def test_sub_agents_side_by_side_need_lam_and_gamma_1():
+    outputs = {"q_0_0": AGENTS["q_0_0"], "q_0_1": Row(("look",), "Look."), "q_0_2": AGENTS["q_0_1"]}
+    turns = batch(outputs, [LINKS[0], (2, (0, 0)), (0, None)])
+    assert joined(turns).sessions.turn_B_K1.tolist() == [[1, 2], [3, -1], [0, 4]]
     given = {"info_gain_norm_mode": "turn_gae", "turn_values": "group"}
     check(turns, **given)
-    with pytest.raises(IntegrityError, match=r"algorithm.lam=0.5.*expected 1"):
-        check(turns, lam=0.5, **given)
+    for name in ("lam", "gamma"):
+        with pytest.raises(IntegrityError, match=rf"algorithm.{name}=0.5.*expected 1"):
+            check(turns, **given | {name: 0.5})

@@ -279,3 +279,5 @@ def test_turn_rewards_that_cannot_be_right_name_row_and_turn(fetch, given, said)
 def test_a_row_without_policy_tokens_has_no_turn_rewards(fetch):
     masked = foreign([2, 2], [5, 6], [0, 0], mask=[0, 0], turn_rewards=[])
     assert fetch(CALLED, masked).turn_rewards == [[None], []]
+    with pytest.raises(ValueError, match="row 1: .* has 1 entries; expected 0: "):
+        fetch(CALLED, foreign([2, 2], [5, 6], [0, 0], mask=[0, 0], turn_rewards=[1.0]))

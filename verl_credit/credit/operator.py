@@ -12,7 +12,7 @@ WEIGHS, CONSERVES = frozenset({"weighs"}), frozenset({"conserves"})
 INDENT = " " * 4
 ONE, RESETS, SUB_AGENTS = "one", "resets", "sub-agents"
 OUTPUTS = {
-    ONE: "none",
+    ONE: "refused",
     RESETS: "those of context resets, where one output goes on after the other",
     SUB_AGENTS: "those of context resets and of sub-agents",
 }

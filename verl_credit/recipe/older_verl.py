@@ -140,7 +140,10 @@ INSTEAD = {
 TRAINERS = {"sync": TRAINER_MODE, "colocate_async": COLOCATE_MODE, "separate_async": SEPARATE_MODE}
 STRATEGIES = (f"{ACTOR}.strategy", f"{REF}.strategy")
 _SAME, _WRITTEN = "the same trainer, with turns", "the chat template decides how a call is written"
-KEEPS_TURNS = "yours has to return turn_ids, the turn of each token (docs/agent-loops.md)"
+KEEPS_TURNS = (
+    "without turn_ids of yours a turn is a run of the response mask (algorithm.turn_ids), and without turn_rewards "
+    "tool_reward earns nothing (docs/agent-loops.md)"
+)
 VALUES = {
     ("trainer.device", "npu"): (None, NPU),
     **{(key, "megatron"): (None, MEGATRON) for key in ("model_engine", *STRATEGIES)},

@@ -25,6 +25,7 @@ from verl_credit.host.rollout.engine_client import (
     REPLAY,
     NoToken,
     RowClient,
+    apply_sampling_mode,
     seed_parts,
     stable_seed,
 )
@@ -81,6 +82,7 @@ class TurnAgentLoop(ToolAgentLoop):
 
     async def run(self, sampling_params: dict[str, Any], **kwargs) -> TurnAgentLoopOutput:
         mode = kwargs.get("sampling")
+        sampling_params = apply_sampling_mode(sampling_params, mode)  # a manager of somebody else does not
         self._engine = self.server_manager
         self.server_manager = RowClient(self._engine, self.record, kwargs.get(REPLAY))
         self._seed_parts = seed_parts(self.config, kwargs)

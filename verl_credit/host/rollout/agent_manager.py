@@ -25,7 +25,7 @@ from verl_credit.host.rollout.engine_client import (
     seed_parts,
 )
 from verl_credit.names import ROLLOUT_NAME, ROW_RECORD, TURN_IDS, TURN_REWARDS
-from verl_credit.turns.rollout.book import turns_of_mask
+from verl_credit.turns.rollout.book import RowRecord, turn_ids_of, turns_of_mask
 from verl_credit.turns.rollout.thoughts import TurnReader
 
 ERRORS, HELD_OUT_FAULTS = "errors", "held_out_faults"
@@ -62,8 +62,10 @@ class CreditAgentLoopWorker(AgentLoopWorkerTQ.__ray_actor_class__):
         outputs = output if isinstance(output, list) else [output]
         for one in outputs:
             fill_versions(one.extra_fields, self.versions, kwargs["global_steps"])
-            if one.extra_fields.get(ROW_RECORD) is None and TURN_IDS not in one.extra_fields:
-                one.extra_fields[ROW_RECORD] = {"final_text": self._last_turn(one)}
+            given = one.extra_fields.get(ROW_RECORD)
+            if given is None or (isinstance(given, Mapping) and "final_text" not in given):
+                known = RowRecord(final_text=self._last_turn(one)).as_dict()
+                one.extra_fields[ROW_RECORD] = known | dict(given or {})
         records = [one.extra_fields.get(ROW_RECORD) for one in outputs]
         faulty = [one for one in records if isinstance(one, Mapping) and one.get("tool_fault")]
         for one in outputs if faulty else ():
@@ -76,8 +78,12 @@ class CreditAgentLoopWorker(AgentLoopWorkerTQ.__ray_actor_class__):
         return await super()._agent_loop_postprocess(output, validate, **kwargs)
 
     def _last_turn(self, output) -> str:
-        """What verl's own loop wrote last: the only place where the reward may look for an answer."""
-        turn_T = turns_of_mask(torch.tensor(output.response_mask, dtype=torch.long))
+        """The text of the last turn of a loop without a record: the only place where the reward may look for an answer."""
+        mask_T = torch.tensor(output.response_mask, dtype=torch.long)
+        turn_T = turns_of_mask(mask_T)
+        if TURN_IDS in output.extra_fields:
+            ids = turn_ids_of(output.extra_fields, 0, len(mask_T))
+            turn_T = torch.where(mask_T.bool(), torch.tensor(ids, dtype=torch.long), -1)
         places = (turn_T == turn_T.max()).nonzero().flatten().tolist() if (turn_T >= 0).any() else []
         reader = TurnReader(self.tokenizer, self.config.search.include_reasoning)
         reader.after([*output.prompt_ids, *output.response_ids[: min(places, default=0)]])

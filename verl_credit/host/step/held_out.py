@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 from omegaconf import DictConfig
 
+from verl_credit.config.keys import AUTO
 from verl_credit.errors import EvaluationOverrun, IntegrityError
 from verl_credit.host.rollout.agent_manager import RolloutWatch
 from verl_credit.host.step import store
@@ -68,7 +69,7 @@ class Evaluation:
                 self._watch.begin(rows := questions * samples)
                 if keep:
                     self._watch.seen = lambda batch, mode=mode: kept.extend(
-                        held_out_rows(batch, mode, tokenizer)
+                        held_out_rows(batch, mode, tokenizer, self.config.algorithm.turn_ids)
                     )
                 merged |= evaluate(lambda own, one=(mode, samples): with_mode(own, *one, in_time))
                 self._watch.settle(rows - len(self._watch.errors))
@@ -77,7 +78,7 @@ class Evaluation:
         faults = self.config.faults.max_tool_faults
         check_evaluation_faults(merged, faults, self.config.search.url, drain_faults())
         if keep:
-            write_held_out(self.run_dir, step, tell_apart(kept))
+            write_held_out(self.run_dir, step, kept)
         append_json(self.run_dir / VALIDATION, {"step": step, **merged})
         in_time()
         return merged
@@ -121,8 +122,9 @@ def with_means(infos: dict[str, list]) -> dict[str, list]:
 def with_mode(loader: Loader, mode: str, samples: int, before_batch: Callable[[], None]) -> Iterator[dict]:
     """The validation data with a sampling mode and a number of samples on every row.
 
-    verl fixes validation sampling once for all workers. Therefore our agent loops read the mode from the row, so that greedy
-    and sampled accuracy come from the same weights. verl's workers read the number of samples from the row, too.
+    verl fixes validation sampling once for all workers. Therefore our workers read the mode from the row, and so do our
+    agent loops under another manager, so that greedy and sampled accuracy come from the same weights. verl's workers read
+    the number of samples from the row, too.
     """
     for batch in loader:
         before_batch()
@@ -133,14 +135,14 @@ def with_mode(loader: Loader, mode: str, samples: int, before_batch: Callable[[]
         yield {**batch, **given}
 
 
-def held_out_rows(batch, mode: str, tokenizer) -> list[dict]:
+def held_out_rows(batch, mode: str, tokenizer, ids: str = AUTO) -> list[dict]:
     """A row per trajectory, with the scores of the reward function. Of a trajectory of several outputs the last one counts,
     as in verl's metrics.
 
-    ``id`` names the question by its data source, prompt and gold answers, so that it is the same for every policy.
-    `tell_apart` reads ``same_row``.
+    ``id`` names the question by its data source, prompt, gold answers and extra_info, so that every policy has the same one,
+    whichever other rows there are. The rows of an environment differ in extra_info alone, which has the seed of the state.
     """
-    turns = store.fetch_turn_batch(batch, ("raw_prompt", "data_source"))
+    turns = store.fetch_turn_batch(batch, ("raw_prompt", "data_source"), ids)
     data = store.read(batch, "rm_scores")
     if "rm_scores" not in data:
         raise IntegrityError(
@@ -158,8 +160,7 @@ def held_out_rows(batch, mode: str, tokenizer) -> list[dict]:
         source, prompt = str(columns.get("data_source", "unknown")), plain(columns["raw_prompt"])
         rows.append(
             {
-                "id": _digest([source, prompt, golds]),
-                "same_row": _digest(plain(info)),
+                "id": _digest([source, prompt, golds, plain(info)]),
                 "source": source,
                 "mode": mode,
                 "question": str((info or {}).get("question") or prompt[-1]["content"]),
@@ -176,19 +177,6 @@ def held_out_rows(batch, mode: str, tokenizer) -> list[dict]:
             }
         )
     return rows
-
-
-def tell_apart(rows: list[dict]) -> list[dict]:
-    """Rows of equal data source, prompt and gold answers are several questions where their extra_info differs: an
-    environment has one prompt, and the seed of its state (or the row's index) is there."""
-    kinds: dict[str, set[str]] = {}
-    for row in rows:
-        kinds.setdefault(row["id"], set()).add(row["same_row"])
-    return [
-        {name: value for name, value in row.items() if name != "same_row"}
-        | ({"id": f"{row['id']}-{row['same_row']}"} if len(kinds[row["id"]]) > 1 else {})
-        for row in rows
-    ]
 
 
 def _digest(value) -> str:

@@ -12,6 +12,7 @@ from omegaconf import DictConfig
 from verl.utils import tensordict_utils as tu
 from verl.utils.dataset.rl_dataset import collate_fn
 
+from verl_credit.config.keys import AUTO
 from verl_credit.errors import IntegrityError
 from verl_credit.host.rollout.agent_manager import RolloutWatch
 from verl_credit.host.rollout.engine_client import DRAW, REPLAY, replay_column
@@ -119,7 +120,8 @@ class Generator:
         sampled = {"global_steps": self._step, "partition_id": PARTITION, "batch_size": len(wanted)}
         batch, _ = self._buffer.sample(**sampled)
         self._watch.settle(len(batch.keys))
-        rows = rows_of(batch, {uid: one.question for uid, one in zip(uids, wanted, strict=True)})
+        questions = {uid: one.question for uid, one in zip(uids, wanted, strict=True)}
+        rows = rows_of(batch, questions, self._config.algorithm.turn_ids)
         store.clear(batch)
         for one, found in zip(wanted, rows, strict=True):
             if len(found) != one.count:
@@ -145,9 +147,9 @@ class Generator:
         return batch
 
 
-def rows_of(batch, question_of: dict[str, int]) -> list[list[Row]]:
+def rows_of(batch, question_of: dict[str, int], ids: str = AUTO) -> list[list[Row]]:
     """The rollouts of each prompt id, in the order of their numbers."""
-    turns = store.fetch_turn_batch(batch)
+    turns = store.fetch_turn_batch(batch, ids=ids)
     rewards = store.read(batch, "rm_scores")["rm_scores"].unbind()
     found: dict[str, dict[int, Row]] = {uid: {} for uid in question_of}
     for place, key in enumerate(batch.keys):

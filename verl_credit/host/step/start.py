@@ -35,7 +35,8 @@ def check_agent_loops(config: DictConfig, manager) -> Callable[[str], list]:
         text = (
             f"{LOOP_MANAGER}={type(manager).__module__}.{type(manager).__name__} is not watched: nothing tells what its "
             "rollouts raised (lost ones are counted all the same), which held-out rows had a tool fault, whether a worker "
-            "died, and whether its workers have our agent loops"
+            "died, and whether its workers have our agent loops. Agent loops that are not ours have to apply a row's "
+            "`sampling` (held-out rows: greedy or sampled) themselves, and to give seeds and versions of the weights"
         )
         events.note(Path(config.run_dir), "agent_loops", text)
         return lambda kind: []

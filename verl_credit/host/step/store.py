@@ -138,8 +138,7 @@ def _turn_ids(
     batch, data, extra_fields, response_ids, rows: list[int]
 ) -> tuple[dict[int, torch.Tensor], list[int]]:
     """(the turn ids that agent loops gave, the rows without). verl's store returns a field only when every requested row has
-    it; rows of our loops among others that have none follow from the mask as well, because an observation stands between
-    two turns of theirs."""
+    it. Where rows of our loops stand among rows without turn ids, the turns of all of them follow from the mask."""
     given = [row for row in rows if TURN_IDS in extra_fields[row]]
     found = {row: torch.tensor(turn_ids_of(extra_fields[row], row, len(response_ids[row]))) for row in given}
     others = [row for row in rows if TURN_IDS not in extra_fields[row]]

@@ -142,9 +142,9 @@ class CreditSteps(PPOTrainer):
 
     def _balance_batch(self, batch, metrics, *args, **kwargs):
         """Orders the sampled rows and stops on failed rollouts, because no earlier hook sees these rows."""
-        metrics["credit/rollouts_failed"] = self.watch.settle(len(sessions_of(batch.keys)))
         self._enter(batch, metrics).order()
         outputs_S, self._update_rows = sessions_of(batch.keys), None
+        metrics["credit/rollouts_failed"] = self.watch.settle(len(outputs_S))
         if len(outputs_S) == len(batch.keys) or not self.settings.turn_estimator:
             return super()._balance_batch(batch, metrics, *args, **kwargs)
         ranks = max(self.actor_rollout_wg._query_dispatch_info("actor")) + 1
@@ -155,8 +155,8 @@ class CreditSteps(PPOTrainer):
     def _compute_old_log_prob(self, batch, metrics):
         began, host = time.perf_counter(), self._enter(batch, metrics)
         self._turns = host.turns(self.credit.columns)
-        self.checks.rows(host, self._turns)
-        self._inputs, cost = scored(host, self.credit, self._turns)
+        rollouts = self.checks.rows(host, self._turns)
+        self._inputs, cost = scored(host, self.credit, self._turns, rollouts)
         host.report(cost)
         around_s = time.perf_counter() - began - host.forward_s
         self.timing_raw["info_gain"] = self.timing_raw.get("info_gain", 0.0) + around_s

@@ -255,7 +255,8 @@ def turn_rewards_of(
     where = f"row {row}: extra_fields[{TURN_REWARDS!r}]"
     given = _as(list, extra_fields[TURN_REWARDS], where, "a list with a number or None per turn")
     if len(given) not in (n_turns, max(n_turns - 1, 0)):
+        expected = f"{n_turns}, one per turn, or {n_turns - 1} without the last one's"
         raise ValueError(
-            f"{where} has {len(given)} entries; expected {n_turns}, one per turn, or {n_turns - 1} without the last one's"
+            f"{where} has {len(given)} entries; expected {expected if n_turns else '0: the row has no turn'}"
         )
     return [known_reward(value, f"{where}, turn {turn}") for turn, value in enumerate(given)][:tool_turns]

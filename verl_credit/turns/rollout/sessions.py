@@ -60,7 +60,7 @@ def joined(turns: TurnBatch) -> TurnBatch:
     those of the last output. A session is valid if all of its outputs are.
     """
     outputs_S = sessions_of(turns.keys)
-    if len(outputs_S) == len(turns.keys):
+    if len(outputs_S) == len(turns.keys) and not any(chain for chain, _ in turns.links):
         return turns
     ends_B = [_turn_ends(turns, row) for row in range(len(turns.keys))]
     token_B_T = torch.full(turns.turn_ids_B_T.shape, -1)
@@ -117,12 +117,29 @@ def _turn_ends(turns: TurnBatch, row: int) -> list[int]:
 
 
 def _pieces(turns: TurnBatch, rows: list[int], ends_B: list[list[int]]) -> Iterator[Piece]:
-    """The pieces of a session in the order of time. Raises ValueError for a sub-agent without its parent's turn."""
+    """The pieces of a session in the order of time. After a fault, a chain without its parent's turn is the last.
+
+    Raises ValueError for two parents of a chain; in a valid session also for a sub-agent without its parent's turn, and
+    where the last output is not the main chain's.
+    """
+
+    links = turns.links or [(0, None)] * len(turns.keys)
+
+    def refused(row: int, expected: str) -> ValueError:
+        chain, parent = links[row]
+        link = {"chain": chain} | ({"parent": list(parent)} if parent else {})
+        return ValueError(f"row {row}: extra_fields[{LINK!r}]={link}; expected {expected}")
+
     chains: dict[int, list[int]] = defaultdict(list)
     children: dict[tuple[int, int], list[int]] = defaultdict(list)
     for row in rows:
-        chain, parent = turns.links[row] if turns.links else (0, None)
-        if parent and not chains[chain]:
+        chain, parent = links[row]
+        if before := chains[chain]:
+            if parent != (first := links[before[0]][1]):
+                raise refused(
+                    row, f"the parent that row {before[0]} names for chain {chain}: {list(first or ())}"
+                )
+        elif parent:
             children[parent].append(chain)
         chains[chain].append(row)
 
@@ -139,11 +156,13 @@ def _pieces(turns: TurnBatch, rows: list[int], ends_B: list[list[int]]) -> Itera
             yield row, begin, len(turns.response_ids[row])
 
     yield from of_chain(0)
-    for chain, left in chains.items():
-        if left:
-            link = {"chain": chain, "parent": list(turns.links[left[0]][1] or ())}
-            expected = "a turn of a chain of the same rollout, which has a chain 0"
-            raise ValueError(f"row {left[0]}: extra_fields[{LINK!r}]={link}; expected {expected}")
+    valid = bool(turns.row_valid_B[rows].all())
+    for chain, left in list(chains.items()):
+        if left and valid:
+            raise refused(left[0], "a turn of a chain of the same rollout, which has a chain 0, as parent")
+        yield from of_chain(chain)
+    if valid and links[rows[-1]][0]:
+        raise refused(rows[-1], "chain 0 for the last output of a rollout, which has the outcome")
 
 
 def _of_turns(of_rows: list[tuple[list, list[int]]], n_turns: int) -> list:

@@ -25,12 +25,20 @@ class Gains(NamedTuple):
     """The gold answer's probability before every turn."""
 
 
-def plan_gains(turns: TurnBatch, settings: CreditSettings, tokenizer, *, scored: bool = True) -> GainPlan:
-    """``scored`` False: a step of plain GRPO (`info_gain_every`, `info_gain_warmup_steps`)."""
+def plan_gains(
+    turns: TurnBatch,
+    settings: CreditSettings,
+    tokenizer,
+    *,
+    scored: bool = True,
+    rollouts: TurnBatch | None = None,
+) -> GainPlan:
+    """``scored`` False: a step of plain GRPO (`info_gain_every`, `info_gain_warmup_steps`). ``rollouts``: `joined`."""
     scored = scored and settings.scores_gain
     requests = gain_requests(turns, settings, tokenizer) if scored else []
     scorer = SCORERS[settings.algorithm.info_gain_scorer]
-    return GainPlan(turns, settings, scorer, scored, requests, plan_branches(requests, turns), joined(turns))
+    branches = plan_branches(requests, turns)
+    return GainPlan(turns, settings, scorer, scored, requests, branches, rollouts or joined(turns))
 
 
 def score_gains(plan: GainPlan, forward: Forward, metrics: dict) -> Gains:

@@ -8,14 +8,18 @@ from omegaconf import DictConfig
 
 from verl_credit.config.resolved import select
 from verl_credit.config.settings import CreditSettings
-from verl_credit.credit.operator import ONE, OUTPUTS, RESETS, SUB_AGENTS
+from verl_credit.credit.arguments import check_name
+from verl_credit.credit.operator import ONE, RESETS, SUB_AGENTS
 from verl_credit.credit.outcome import OUTCOME_OPERATORS
+from verl_credit.credit.plugins.load import load, plugin_path
 from verl_credit.credit.token.gtpo_canonical import CANONICAL
 from verl_credit.errors import IntegrityError
 from verl_credit.turns.rollout.book import TurnBatch
 from verl_credit.turns.rollout.sessions import session_of, sessions_of
 from verl_credit.turns.step.signals.built_in import signals_of
 
+TAKES = {ONE: "rollouts of one output", RESETS: "context resets", SUB_AGENTS: "sub-agents"}
+BUILT_IN = OUTCOME_OPERATORS | CANONICAL
 VERLS = "grpo"
 """verl's own estimator that knows sessions; every other one of verl's counts each output as a rollout."""
 ACTOR, CORRECTION = "actor_rollout_ref.actor", "algorithm.rollout_correction"
@@ -42,15 +46,15 @@ def check_outputs(turns: TurnBatch, settings: CreditSettings, config: DictConfig
             f"row {several[1]}: its agent loop returned {len(several)} outputs of one rollout "
             f"({session_of(turns.keys[several[0]])}), and {key}={value} has no meaning for them; expected {accepted}"
         )
-    lam, reads = settings.turn_options.get("lam", 1.0), settings.algorithm.turn_mode.reads
     rows = zip(turns.keys, turns.links, strict=False)
     spawned = {(session_of(key), link) for key, link in rows if link[1]}
     twice = len({(session, parent) for session, (_, parent) in spawned}) < len(spawned)
-    if twice and lam != 1 and "values" in reads:
-        raise IntegrityError(
-            f"algorithm.lam={lam:g}: sub-agents of one turn run side by side, and the value after one is not that "
-            "before the next; expected 1"
-        )
+    for name in ("lam", "gamma") if twice else ():
+        if (value := settings.turn_options.get(name, 1)) != 1:
+            raise IntegrityError(
+                f"algorithm.{name}={value}: sub-agents of one turn run side by side, and their credit would follow their "
+                "order in the list; expected 1"
+            )
 
 
 def _unfit(settings: CreditSettings, config: DictConfig, kind: str) -> Iterator[tuple[str, object, str]]:
@@ -59,22 +63,20 @@ def _unfit(settings: CreditSettings, config: DictConfig, kind: str) -> Iterator[
     if not settings.turn_estimator:
         yield "algorithm.adv_estimator", a.adv_estimator, f"info_gain or {VERLS}"
         return
-    declared = {
-        "algorithm.info_gain_norm_mode": (a.turn_mode.name, a.turn_mode.outputs),
-        "algorithm.transform_mode": (
-            a.transform_mode,
-            getattr(CANONICAL.get(a.transform_mode), "outputs", kind),
-        ),
-    }
-    if a.advantage_mode in OUTCOME_OPERATORS:
-        declared["algorithm.advantage_mode"] = a.advantage_mode, OUTCOME_OPERATORS[a.advantage_mode].outputs
+    declared = {"algorithm.info_gain_norm_mode": (a.turn_mode.name, a.turn_mode.outputs)}
+    for key in ("advantage_mode", "transform_mode", "algorithm_mode", "uncertainty_kind"):
+        name, key = getattr(a, key) or "", f"algorithm.{key}"
+        path = "" if name in BUILT_IN else plugin_path(name)
+        operator = load(path, key) if path else BUILT_IN.get(name)
+        declared[key] = name, getattr(operator, "outputs", SUB_AGENTS)
     if a.turn_values == "state":
         declared["algorithm.turn_values"] = a.turn_values, RESETS
     for signal in signals_of(settings):
         declared[f"turn signal {signal.name}"] = "on", signal.outputs
     for key, (value, outputs) in declared.items():
-        if list(OUTPUTS).index(outputs) < list(OUTPUTS).index(kind):
-            yield key, value, f"another: it has one for {OUTPUTS[outputs]}" if outputs != ONE else "another"
+        check_name(f"{key}={value}: outputs", outputs, TAKES)
+        if list(TAKES).index(outputs) < list(TAKES).index(kind):
+            yield key, value, f"one for {TAKES[kind]}; this one takes {TAKES[outputs]} alone"
     for key, values, accepted in PER_OUTPUT:
         if (value := select(config, key)) in values:
             yield key, value, accepted

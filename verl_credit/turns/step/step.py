@@ -66,12 +66,15 @@ SEPA, TURN_VALUES = "sepa", "values"
 """The parts of the state that `keep` gets: plain data, and a dict with tensors."""
 
 
-def scored(host: StepHost, run: CreditRun, turns: TurnBatch) -> tuple[StepInputs, dict[str, float]]:
+def scored(
+    host: StepHost, run: CreditRun, turns: TurnBatch, rollouts: TurnBatch | None = None
+) -> tuple[StepInputs, dict[str, float]]:
     """Computes the step's log-probs and scores its gold answers with them, as the run's scorer does; returns also metrics of
-    the time that this took."""
+    the time that this took. ``rollouts``: ``turns`` joined, where they are already."""
     began = time.perf_counter()
     metrics: dict[str, float] = {}
-    plan = plan_gains(turns, run.settings, run.tokenizer, scored=run.settings.scores_at(host.step))
+    now = run.settings.scores_at(host.step)
+    plan = plan_gains(turns, run.settings, run.tokenizer, scored=now, rollouts=rollouts)
     if plan.scored:
         plan = plan.scorer.before_forward(plan, host)
     start = time.perf_counter()

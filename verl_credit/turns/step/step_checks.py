@@ -44,8 +44,8 @@ class StepChecks:
         self._unrewarded = UnrewardedSteps(config.faults.max_unrewarded_steps, note)
         self._states_checked = self._planning_checked = self._begins_checked = False
 
-    def rows(self, host: StepHost, turns: TurnBatch) -> None:
-        """Called before the rows are scored."""
+    def rows(self, host: StepHost, turns: TurnBatch) -> TurnBatch:
+        """Called before the rows are scored; returns them joined (`sessions.joined`)."""
         check_outputs(turns, self._settings, self._config)
         turns = joined(turns)
         host.report(metrics := row_metrics(turns))
@@ -59,6 +59,7 @@ class StepChecks:
         faults = check_tool_faults(real, tolerated, self._config.search.url)
         host.note("tool_faults", faults and f"warning: in step {host.step} {faults}")
         host.note("turn_length", cut_note(metrics[TURNS_CUT], host.step, self._config.search.max_new_tokens))
+        return turns
 
     def credit(self, host: StepHost, step: StepCredit) -> None:
         """Called when every token has its advantage."""

@@ -168,7 +168,7 @@ def compute_score(
     if record and record.get("environment"):
         return scores(record)
     golds = gold_answers(ground_truth)
-    text = record["final_text"] if record else solution_str
+    text = (record or {}).get("final_text", solution_str)
     answer = final_answer(text if include_reasoning else without_thoughts(text), ground_truth)
     boxed = answer_form(ground_truth) == BOXED
     em = boxed_match(answer, golds) if boxed else exact_match(answer, golds)
@@ -179,7 +179,7 @@ def compute_score(
         "f1": em if boxed else token_f1(answer, golds),  # F1 over words makes no sense for a number
         "format_ok": float(answer is not None),
         "format_penalty": penalty,
-        "tool_fault": float(bool(record and record["tool_fault"])),
+        "tool_fault": float(bool(record and record.get("tool_fault"))),
     }
 
 

@@ -32,6 +32,7 @@ class OwnSignal(Signal):
         self.function, self.params = function, params
         self.wants = frozenset(getattr(function, "reads", ()))
         """What it declares to need of a rollout and may lack: "pages"."""
+        self.outputs = getattr(function, "outputs", self.outputs)
 
     def message(self, error: BaseException) -> str:
         """The error in one line, without addresses' passwords and the values of params that are secrets."""
