@@ -238,6 +238,13 @@ def test_what_an_environment_did_not_understand_is_invalid_and_may_still_be_the_
     assert "Pardon?\nActions: left, right" in tokenizer.decode(output.response_ids) and {
         *found["states"]
     } == {"s0"}
+    wrong = task["options"]["fault"]["fields"]
+    wrong |= {"reward": -0.25, "actions": ["right", "up"], "state": "s9", "progress": 0.25}
+    output, _ = play(tokenizer, ["right", "right", "left"], "environment.max_steps=3", task=task, path=FAULTY)
+    found = record(output)
+    assert rewards(output) == [-0.25, -0.25, None] and found["states"] == ["s0", "s9", "s9"]
+    assert found["signals"] == {"progress": [0.25, 0.25]}
+    assert "Pardon?\nActions: right, up" in tokenizer.decode(output.response_ids)
     task["options"]["fault"]["fields"] |= {"terminated": True, "success": False, "reward": -0.5}
     output, policy = play(tokenizer, ["right"] * 6, task=task, path=FAULTY)
     assert (len(policy.requests), rewards(output), record(output)["stop_reason"]) == (1, [-0.5], "done")

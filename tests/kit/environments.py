@@ -69,6 +69,8 @@ class Faulty(Corridor):
                 os.write(1, b"hello\n")
             case "pid":
                 return Step(f"{os.getpid()}")
+            case "set":
+                return Step(" ".join({"key", "door", "lamp", "rope", "coin", "book", "ring", "map"}))
             case {"fields": fields}:
                 return Step(**{"observation": "x", **fields})
         return seen

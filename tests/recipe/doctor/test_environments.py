@@ -1,6 +1,7 @@
 """The environment is played before a start: what it gives is said, and what would end the run later is refused."""
 
 import random
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pyarrow.parquet as parquet
@@ -9,6 +10,7 @@ import pytest
 from kit.environments import CORRIDOR, FAULTY, Corridor
 from kit.in_process import Here
 from kit.recipes import check
+from verl_credit.config.keys import Environment
 from verl_credit.errors import PreflightError
 from verl_credit.recipe.doctor import environments
 from verl_credit.recipe.doctor.context import Context
@@ -61,9 +63,7 @@ def test_what_an_environment_gives_is_said(tmp_path):
         "progress; no success"
     )
     found = checked(tmp_path, f"{HERE}.Silent", observation="room 1 of 9").found
-    assert found.endswith(
-        "no list of actions, nothing else; no rewards, no names of states, no progress, no success"
-    )
+    assert found == f"environment {HERE}.Silent: no list of actions: resets alone were compared"
 
 
 def test_random_numbers_that_no_seed_reaches_are_found(tmp_path):
@@ -87,6 +87,19 @@ def test_what_would_end_the_run_is_refused(tmp_path, path, overrides, task, name
     with pytest.raises(PreflightError, match="environment.path=") as caught:
         checked(tmp_path, path, *more, *overrides, **task)
     assert named in str(caught.value)
+
+
+def test_the_first_row_with_a_task_is_played_in_two_processes(monkeypatch):
+    made, settings = [], SimpleNamespace(environment=Environment(path=CORRIDOR, max_steps=3))
+    monkeypatch.setattr(environments, "Pool", lambda *args, **more: made.append(more) or Here(*args, **more))
+    rows = [SimpleNamespace(task=None), SimpleNamespace(task={"seed": 1})]
+    found = [
+        environments.check_reset(SimpleNamespace(settings=settings, rows=lambda _, n=n: rows[:n]))
+        for n in (1, 2)
+    ]
+    assert [one.status for one in found] == [Status.SKIP, Status.PASS] and [
+        one["processes"] for one in made
+    ] == [2]
 
 
 def test_a_run_without_an_environment_has_nothing_to_try():

@@ -117,6 +117,14 @@ def test_a_reset_is_tried_once_more_in_another_process(tmp_path):
         assert step.state == "s0"
 
 
+def test_a_set_has_the_same_order_in_every_process():
+    async def observe(pool):
+        rollouts = [(await pool.reset(0, {"fault": "set"}))[0] for _ in range(2)]
+        return {(await pool.step(rollout, "right")).observation for rollout in rollouts}
+
+    assert len(play(observe, processes=2)) == 1
+
+
 def test_rollouts_beside_each_other_have_random_numbers_of_their_own():
     async def walk(pool, seeds):
         rollouts = [(await pool.reset(seed, {}))[0] for seed in seeds]

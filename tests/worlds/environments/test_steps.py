@@ -15,6 +15,7 @@ from verl_credit.worlds.environments.interface import BadAnswer, Step, checked
         ("reward", float("nan")), ("reward", float("inf")), ("reward", "1.0"), ("reward", [1.0]),
         ("progress", 1.5), ("progress", -0.1), ("progress", "done"),
         ("observation", 7), ("observation", None), ("state", 7), ("actions", "left"), ("actions", [1]),
+        ("actions", None), ("actions", 2),
         ("terminated", 1), ("truncated", None), ("valid", "yes"), ("success", 1),
     ],
 )  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 
 from verl.experimental.agent_loop.agent_loop import AgentLoopOutput, register
 from verl.experimental.agent_loop.tool_agent_loop import AgentState
@@ -14,7 +15,7 @@ from verl_credit.host.rollout.agent_loop import TurnAgentLoop, TurnAgentLoopOutp
 from verl_credit.names import ENV_AGENT
 from verl_credit.turns.rollout.reward.env_record import outcome_record
 from verl_credit.turns.rollout.search.wire import without_markup
-from verl_credit.worlds.environments.interface import shown_step
+from verl_credit.worlds.environments.interface import Step, shown_step
 from verl_credit.worlds.environments.pool import Fault, Pool
 
 TAG = re.compile(r"<action>(.*?)</action>", re.DOTALL)
@@ -109,14 +110,16 @@ class EnvAgentLoop(TurnAgentLoop):
             step = None if action is None else await self.pool.step(self.rollout, action)
         except Fault as fault:
             return self._fault(fault)
-        self.record.bad_calls += step is None or not step.valid
-        if valid := step is not None and (step.valid or step.done):  # a wrong action may end the task
-            self.now, call["reward"] = step, step.reward
-            text = shown_step(step, self.settings.list_actions)
-        else:
-            why = "There is no such action." if step is None else step.observation
-            text = shown_step(self.now, self.settings.list_actions, why)
-        if ended := self._ended(turn, valid, len(agent_data.response_mask)):
+        if step is None:
+            step = Step("There is no such action.", valid=False)
+        self.record.bad_calls += not step.valid
+        if step.valid or step.reward is not None:
+            call["reward"] = step.reward
+        # After an invalid action, what the step does not give stays as it was.
+        given = {name: value for name, value in vars(step).items() if value not in (None, (), [])}
+        self.now = step if step.valid else replace(self.now, **given)
+        text = shown_step(self.now, self.settings.list_actions)
+        if ended := self._ended(turn, step.valid or step.done, len(agent_data.response_mask)):
             self.record.stop_reason = ended
             return AgentState.TERMINATED
         return await self._observe(agent_data, without_markup(text, self.control_tokens))
@@ -136,11 +139,11 @@ class EnvAgentLoop(TurnAgentLoop):
 
     def _ended(self, turn: int, valid: bool, tokens: int) -> str:
         """The reason why the rollout ends after this step; "" where it goes on."""
-        if valid and self.now.terminated:
+        if self.now.terminated:
             return "done"
         if not valid and self.settings.invalid == "end":
             return "bad_call"
-        if (valid and self.now.truncated) or turn + 1 >= self.settings.max_steps:
+        if self.now.truncated or turn + 1 >= self.settings.max_steps:
             return "truncated"
         return "length" if tokens >= self.response_length else ""
 

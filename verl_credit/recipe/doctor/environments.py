@@ -21,14 +21,16 @@ INSTALL = dict.fromkeys(("gymnasium", "minigrid", "openenv"), "'verl-credit[env]
 
 
 def check_reset(context: Context) -> Result:
-    """Plays the first row twice with the same drawn actions, both at a time. Raises PreflightError."""
+    """Plays the first row with a task in two processes, with the same drawn actions. Raises PreflightError."""
     given = context.settings.environment
     if given.path is None:
         return skipped("no rollout is in an environment")
     try:
-        task = context.rows(TRAIN)[0].task or {}
+        task = next((row.task for row in context.rows(TRAIN) if row.task), None)
     except NotHere as error:
         return warned(f"{error}: environment.path={given.path} was not tried")
+    if task is None:
+        return skipped(f"no row of {TRAIN} is in an environment")
     where = f"environment.path={given.path}, seed {task['seed']}"
     try:
         one, other = asyncio.run(_twice(given, task))
@@ -57,6 +59,8 @@ def check_reset(context: Context) -> Result:
 def what_it_gives(steps: list[Step]) -> str:
     """Says which parts of a `Step` a rollout of drawn actions had."""
     first, rest = steps[0], steps[1:]
+    if not (first.done or first.actions):
+        return "no list of actions: resets alone were compared"
     named = f"{len(first.actions)} actions" if first.actions else "no list of actions"
     gives = {
         "rewards": any(step.reward is not None for step in rest),
@@ -73,7 +77,7 @@ def what_it_gives(steps: list[Step]) -> str:
 
 async def _twice(given: Environment, task: Mapping) -> list[list[Step]]:
     limits = {name: getattr(given, name) for name in ("deadline_s", "start_s", "max_chars")}
-    pool = Pool(given.path or "", given.kwargs, processes=1, **limits)
+    pool = Pool(given.path or "", given.kwargs, processes=2, **limits)
     options = {name: value for name, value in (task.get("options") or {}).items() if value is not None}
     try:
         opened = [await pool.reset(int(task["seed"]), options) for _ in range(2)]

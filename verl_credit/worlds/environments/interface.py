@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Any, Protocol
@@ -65,9 +65,11 @@ def checked(answer: Any, max_chars: int) -> Step:
     plain["reward"], plain["progress"] = _number(answer, "reward"), _number(answer, "progress")
     if plain["progress"] is not None and not 0 <= plain["progress"] <= 1:
         raise _wrong(answer, "progress", "a number from 0 to 1, or None")
-    if isinstance(answer.actions, str) or not all(isinstance(action, str) for action in answer.actions):
+    listed = isinstance(answer.actions, Iterable) and not isinstance(answer.actions, str)
+    actions = list(answer.actions) if listed else [None]
+    if not all(isinstance(action, str) for action in actions):
         raise _wrong(answer, "actions", "a list of texts")
-    plain["actions"] = [_sendable(action) for action in answer.actions]
+    plain["actions"] = [_sendable(action) for action in actions]
     if not isinstance(answer.observation, str):
         raise _wrong(answer, "observation", "a text")
     if not isinstance(answer.state, str | None):
@@ -115,7 +117,7 @@ def _wrong(answer: Step, name: str, expected: str) -> BadAnswer:
     return BadAnswer(f"{name} is {shown}; expected {expected}")
 
 
-def shown_step(step: Step, list_actions: bool, instead: str = "") -> str:
-    """What the policy reads of the step: its observation, or the text ``instead``, and the actions that may follow."""
-    text = instead or step.observation
+def shown_step(step: Step, list_actions: bool) -> str:
+    """What the policy reads of the step: its observation, and the actions that may follow."""
+    text = step.observation
     return f"{text}\nActions: {', '.join(step.actions)}" if list_actions and step.actions else text

@@ -42,7 +42,7 @@ class Child:
         command = [sys.executable, "-m", "verl_credit.worlds.environments.process", str(max_chars)]
         # Not multiprocessing's spawn, which imports the caller's main module with all of verl.
         path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
-        variables = {**os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1"}
+        variables = {**os.environ, "PYTHONPATH": path, "PYTHONHASHSEED": "0", "HF_HUB_OFFLINE": "1"}
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, env=variables)
         self._ready, self._read = poll(), b""

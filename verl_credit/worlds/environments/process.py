@@ -9,7 +9,7 @@ import json
 import os
 import random
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from importlib import import_module
 from queue import SimpleQueue
@@ -54,15 +54,20 @@ class Rollouts:
             if call == "close":
                 environment = self._open.pop(row, None)
                 return environment and environment.close()
-            if call == "reset":
-                path, kwargs, seed, options = given
-                random.seed(seed)
-                numpy.random.seed(seed % 2**32)
-                self._open[row] = load(path)(**kwargs)
-                step = self._open[row].reset(seed, options)
-            else:
-                step = self._open[row].step(*given)
-            return asdict(checked(step, self._max_chars))
+            if call == "step":
+                return asdict(checked(self._open[row].step(*given), self._max_chars))
+            path, kwargs, seed, options = given
+            made = load(path)  # its import may draw random numbers
+            random.seed(seed)
+            numpy.random.seed(seed % 2**32)
+            self._open[row] = made(**kwargs)
+            try:
+                return asdict(checked(self._open[row].reset(seed, options), self._max_chars))
+            except BaseException:
+                with suppress(BaseException):
+                    self._open[row].close()
+                del self._open[row]
+                raise
 
     @contextmanager
     def _random_numbers_of(self, row: int):
