@@ -12,6 +12,7 @@ from verl_credit.cli import main
 from verl_credit.errors import ConfigError
 from verl_credit.recipe import compose
 from verl_credit.recipe.adopt.translate import RECIPE, adopt
+from verl_credit.recipe.unread import CHARACTERS
 
 A, ACTOR, R = "algorithm", "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 MINI = f"{ACTOR}.ppo_mini_batch_size"
@@ -215,6 +216,40 @@ def test_a_mode_whose_environment_is_gone_is_left_out_with_its_options():
     adoption = adopted(f"{A}.adv_estimator=gigpo", f"{A}.gigpo.mode=mean_norm", "env.env_name=webshop")
     assert config_of(adoption).algorithm.turn_params == {}
     assert {*adoption.lost} == {"env.env_name"}
+
+
+IN_MINIGRID = [
+    f"{DEFAULT}=env_agent",
+    "environment.path=minigrid",
+    "environment.kwargs.id=MiniGrid-Empty-5x5-v0",
+]
+
+
+def test_a_launch_of_our_own_environments_keeps_its_agent_loop():
+    adoption = adopted(*IN_MINIGRID)
+    assert not adoption.lost and {DEFAULT, "environment.path"}.isdisjoint(reasons(adoption))
+    rollout = config_of(adoption).actor_rollout_ref.rollout
+    assert rollout.agent.default_agent_loop == "env_agent"
+    assert not any("<answer>GOLD" in note for note in adoption.notes)
+
+
+def test_an_environment_of_ours_stands_in_for_one_of_a_fork():
+    """Three turns of 100 tokens, and 600 characters, 150 tokens, after the first and the second."""
+    fork = ["env.env_name=Webshop", "env.max_steps=3", "data.max_response_length=100"]
+    dropped = reasons(adopted(*fork))["env.env_name"]
+    assert f"{DEFAULT}=env_agent environment.path=" in dropped and "docs/environments.md" in dropped
+    adoption = adopted(*fork, beside=[*IN_MINIGRID, "environment.max_chars=600"])
+    config = config_of(adoption)
+    assert not adoption.lost and config.reward.custom_reward_function.path.endswith("qa")
+    assert (config.environment.max_steps, config.search.max_new_tokens) == (3, 100)
+    assert config.data.max_response_length == 3 * 100 + 2 * 600 // CHARACTERS
+    longer = adopted(*fork, beside=[*IN_MINIGRID, "data.max_response_length=2000"])
+    assert config_of(longer).data.max_response_length == 2000
+
+
+@pytest.mark.parametrize("key, lost", [("environment.path", True), ("environment.processes", False)])
+def test_what_decides_an_environment_is_lost_where_it_is_not_known(key, lost):
+    assert (key in adopted(*IN_MINIGRID[:1], unknown=[key]).lost) == lost
 
 
 DROPPED = [

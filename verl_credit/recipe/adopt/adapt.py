@@ -8,10 +8,10 @@ from contextlib import suppress
 
 from verl_credit.config.engines import ENGINE, engine_named
 from verl_credit.config.fit import DEFAULT, LOG_PROB, MODEL_LEN, MOST, REFERENCE
-from verl_credit.config.keys import Algorithm, Search
+from verl_credit.config.keys import Algorithm, Environment, Search
 from verl_credit.credit.turn.modes import MODES
 from verl_credit.errors import ConfigError
-from verl_credit.names import AGENTS, OUR_REWARD, SEPARATE_MODE, TURN_AGENT
+from verl_credit.names import AGENTS, ENV_AGENT, OUR_REWARD, SEPARATE_MODE, TURN_AGENT
 from verl_credit.recipe.adopt.adoption import NULL, Adoption, shown, value_of, whole
 from verl_credit.recipe.adopt.deciding import REWARD as REWARD_KEYS
 from verl_credit.recipe.adopt.deciding import TURNS, decides, means_turns
@@ -24,6 +24,7 @@ from verl_credit.recipe.older_verl import (
     INSTEAD,
     KEEPS_TURNS,
     MANAGER,
+    OWN_ENVIRONMENT,
     PER_GPU,
     REF,
     ROLLOUT,
@@ -36,6 +37,7 @@ MODE, PROMPT = "algorithm.info_gain_norm_mode", "data.max_prompt_length"
 SEARCHES, TOKENS, PAGES, CHARS = (
     f"search.{n}" for n in ("max_searches", "max_new_tokens", "topk", "max_page_chars")
 )
+MAX_STEPS, SEEN = "environment.max_steps", "environment.max_chars"
 OVERLONG_SECTION = OVERLONG.rpartition(".")[0]
 ESTIMATOR, PARAMS = "algorithm.adv_estimator", "algorithm.turn_params"
 DDOF = f"{PARAMS}.ddof"
@@ -142,11 +144,10 @@ def _rows_of_forks(adoption: Adoption, given: Mapping[str, str]) -> bool:
             )
         return True
     if environment.lower() != "search":
-        why = "this project has no such environment: an agent loop of yours, or tools, take its place"
         for key, text in found.items():
-            adoption.drop(
-                key, text, f"{why} (docs/agent-loops.md)", lost=key == (ENVIRONMENT if name else STEPS_OF)
-            )
+            adoption.drop(key, text, OWN_ENVIRONMENT, lost=key == (ENVIRONMENT if name else STEPS_OF))
+        if adoption.given.get(DEFAULT) == ENV_AGENT:
+            _rows_of_environments(adoption, steps)
         return True
     if steps is None and turns is None:
         for key, text in found.items():
@@ -168,11 +169,7 @@ def _rows_of_forks(adoption: Adoption, given: Mapping[str, str]) -> bool:
         adoption.put(CHARS, result * CHARACTERS // pages, why, old=f"data.max_obs_length={observation}")
     else:
         result = pages * Search.model_fields["max_page_chars"].default // CHARACTERS
-    if adoption.known(RESPONSE):
-        turn = adoption.number(RESPONSE, 512)
-        adoption.put(TOKENS, turn, "that key counted one turn", old=f"{RESPONSE}={turn}")
-        row = (searches + 1) * turn + searches * result
-        adoption.put(RESPONSE, row, "all turns and what the searches return")
+    _row(adoption, searches + 1, searches * result, "all turns and what the searches return")
     if start:
         adoption.put(
             PROMPT, start, "that key counted the whole dialogue", old=f"data.max_start_length={start}"
@@ -180,6 +177,26 @@ def _rows_of_forks(adoption: Adoption, given: Mapping[str, str]) -> bool:
     elif (dialogue := adoption.number(PROMPT)) > QUESTION:
         adoption.put(PROMPT, QUESTION, "that key counted the whole dialogue", old=f"{PROMPT}={dialogue}")
     return False
+
+
+def _row(adoption: Adoption, turns: int, results: int, why: str) -> None:
+    """``results``: the tokens of what tools or an environment return."""
+    if adoption.known(RESPONSE):
+        turn = adoption.number(RESPONSE, 512)
+        adoption.put(TOKENS, turn, "that key counted one turn", old=f"{RESPONSE}={turn}")
+        adoption.put(RESPONSE, turns * turn + results, why)
+
+
+def _rows_of_environments(adoption: Adoption, steps: str | None) -> None:
+    """An environment of ours stands in for the fork's: so many steps, and rows that hold them."""
+    if not adoption.has(REWARD):
+        adoption.put(REWARD, OUR_REWARD, "the fork's reward stands in its own code")
+    if steps is not None and MAX_STEPS not in adoption.given:
+        adoption.put(MAX_STEPS, whole(STEPS_OF, steps), "turns of a rollout", old=f"{STEPS_OF}={steps}")
+    if RESPONSE not in adoption.chosen:
+        turns = adoption.count(MAX_STEPS, Environment.model_fields["max_steps"].default)
+        seen = adoption.count(SEEN, Environment.model_fields["max_chars"].default) // CHARACTERS
+        _row(adoption, turns, (turns - 1) * seen, "all turns and what the environment answers")
 
 
 def _loop(adoption: Adoption) -> bool:
@@ -195,6 +212,8 @@ def _loop(adoption: Adoption) -> bool:
         adoption.notes.append(f"{DEFAULT}={loop}: {KEEPS_TURNS}")
         if not adoption.has(LISTED):
             adoption.notes.append(f"{LISTED} is not given: the file that lists {loop}")
+        return True
+    if loop == ENV_AGENT:
         return True
     if tools and not searches:
         adoption.put(
@@ -273,6 +292,7 @@ def _reward(adoption: Adoption, many: bool) -> None:
             f"an answer: reward.custom_reward_function.path={OUR_REWARD})"
         )
     scored = many and adoption.given.get(MODE) != "none" and not {*SIGNALS} & adoption.given.keys()
+    scored = scored and adoption.given.get(DEFAULT) != ENV_AGENT  # whose gold answers are not read
     if scored and TEMPLATE not in adoption.given and adoption.given.get(REWARD) != OUR_REWARD:
         adoption.notes.append(
             f"{TEMPLATE} is not given: each turn is scored by the probability of <answer>GOLD</answer>, unless the rows' "

@@ -29,6 +29,7 @@ _DECIDES = {
     "reward": "custom_reward_function reward_manager reward_kwargs reward_model sandbox_fusion",
     "trainer": "n_gpus_per_node nnodes device total_epochs total_training_steps",
     "search": "url max_searches",
+    "environment": "path kwargs max_steps action list_actions invalid invalid_reward outcome success_at",
 }
 _NAMES = {f"{section}.{name}": "" for section, names in _DECIDES.items() for name in names.split()}
 _SEVERAL = re.compile(
@@ -36,7 +37,9 @@ _SEVERAL = re.compile(
     r"|(^|[._])(max|num)_(\w+_)?(turns?|llm_calls\w*|tool_calls?|iterations?)$"
     r"|(^|\.)(interaction_config_path|tool_server_url|search_url|search_engine|do_search|max_obs_length|max_start_length)$"
 )
-_ONE_TURN = re.compile(r"agent\.(num_workers|custom_async_server)\b|multi_turn\.enable$")
+_ONE_TURN = re.compile(
+    r"agent\.(num_workers|custom_async_server)\b|multi_turn\.enable$|^environment\.(processes|deadline_s|start_s)$"
+)
 _REWARDS = re.compile(r"(reward|penalty|(^|[._])score)(?!\w*_coef$)")
 _OFF = ("", "null", "none", "false", "0", "0.0", "single_turn_agent")
 
