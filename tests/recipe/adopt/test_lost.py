@@ -308,6 +308,61 @@ def test_an_asynchronous_entry_gets_the_trainer_with_devices_for_rollouts(entry)
     assert (rollout.nnodes, rollout.n_gpus_per_node, rollout.checkpoint_engine.backend) == (1, 2, "nccl")
 
 
+ASYNC = "recipe.fully_async_policy.fully_async_main"
+SYNC, STALE, TOTAL = (
+    "async_training.trigger_parameter_sync_step",
+    "async_training.staleness_threshold",
+    "rollout.total_rollout_steps",
+)
+BATCH, STEPS = "data.train_batch_size", "trainer.total_training_steps"
+AHEAD = "trainer.v1.separate_async.num_warmup_batches"
+
+
+@pytest.mark.parametrize(
+    "unknown, lost, closes",
+    [
+        (SYNC, {SYNC, BATCH, STEPS}, f"{BATCH}=96"),
+        ("async_training.require_batches", {"async_training.require_batches", BATCH, STEPS}, f"{BATCH}=96"),
+        (STALE, {STALE}, f"{AHEAD}=1"),
+        (TOTAL, {TOTAL}, f"{STEPS}=3"),
+    ],
+)
+def test_the_asynchronous_trainer_computes_nothing_from_what_is_not_known(unknown, lost, closes):
+    """BASE's mini-batch of 32, three times before a hand-over; 288 prompts are then three steps."""
+    known = {SYNC: "3", STALE: "0.5", TOTAL: "288"}
+    given = [f"{key}={text}" for key, text in known.items() if key != unknown]
+    adoption = adopted(*given, entry=ASYNC, unknown=[unknown])
+    assert {*adoption.lost} == lost and (STEPS in adoption.given) == (unknown == STALE)
+    adoption = adopted(*given, entry=ASYNC, unknown=[unknown], beside=[closes])
+    key, _, value = closes.partition("=")
+    assert not adoption.lost and adoption.given[key] == value
+    if unknown != TOTAL:
+        assert adoption.given[STEPS] == "3"
+
+
+def test_a_gap_is_closed_by_todays_key_as_by_the_forks():
+    fork = [
+        "data.train_batch_size=512",
+        f"{MINI}=256",
+        "data.max_response_length=500",
+        "data.max_obs_length=400",
+    ]
+    whole = adopted(*fork, f"{R}.n_agent=5", "max_turns=2")
+    n = adopted(*fork, "max_turns=2", unknown=[f"{R}.n_agent"], beside=[f"{R}.n=5"])
+    turns = adopted(*fork, f"{R}.n_agent=5", unknown=["max_turns"], beside=["search.max_searches=2"])
+    assert whole.given[MINI] == "64" and whole.given["data.max_response_length"] == str(3 * 500 + 2 * 400)
+    assert whole.given == n.given == turns.given and whole.lost.keys() == n.lost.keys() == turns.lost.keys()
+    assert "max_turns" in adopted(*fork, unknown=["max_turns"]).lost
+
+
+def test_steps_of_an_environment_that_are_not_known_are_lost():
+    fork, steps = ["env.env_name=Webshop"], "environment.max_steps"
+    assert steps in adopted(*fork, unknown=["env.max_steps"], beside=IN_MINIGRID).lost
+    assert not adopted(*fork, unknown=["env.max_steps"], beside=[*IN_MINIGRID, f"{steps}=4"]).lost
+    turns = adopted(f"{MOST}=5", beside=IN_MINIGRID)
+    assert turns.given[steps] == "5" and MOST not in turns.given
+
+
 linux = pytest.mark.skipif(sys.platform != "linux", reason="Landlock is Linux's")
 
 

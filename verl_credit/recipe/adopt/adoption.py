@@ -108,6 +108,10 @@ def whole(key: str, text: str) -> int:
     return int(text)
 
 
+def key_of(argument: str) -> str:
+    return argument.lstrip("+~").partition("=")[0]
+
+
 def shown(key: str, text: str) -> str:
     return f"{key}={redact_value(key.rpartition('.')[2] if '_key' in key else '', text)}"
 
