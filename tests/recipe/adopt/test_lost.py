@@ -9,7 +9,8 @@ import yaml
 from kit.recipes import composed_once
 from verl_credit import credit
 from verl_credit.cli import main
-from verl_credit.errors import ConfigError
+from verl_credit.cli.recipe.adopt import remedies
+from verl_credit.errors import ConfigError, ExitCode
 from verl_credit.recipe import compose
 from verl_credit.recipe.adopt.translate import RECIPE, adopt
 from verl_credit.recipe.unread import CHARACTERS
@@ -376,6 +377,7 @@ def test_the_last_line_names_what_is_lost_and_a_key_makes_it_whole(capsys, tmp_p
     assert main(["adopt", "run.sh", "--write", str(file)]) == 3
     printed = capsys.readouterr().out
     assert file.exists() and "explain accepts it" not in printed
+    assert f"{file} is written" in printed.splitlines()[-1]
     assert printed.splitlines()[-1].startswith("partial") and "data.train_files" in printed.splitlines()[-1]
     for words in (
         "the entry point is my.main_dapo",
@@ -398,7 +400,8 @@ def test_a_yaml_of_ones_own_with_verls_name_is_read(capsys, tmp_path):
     printed = capsys.readouterr().out
     assert "data.shuffle=false" in printed and "data.max_prompt_length=77" in printed
     assert main(["adopt", "--", "--config-name=absent", *BASE]) == 3
-    assert "--config-name" in capsys.readouterr().out.splitlines()[-1]
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert "--config-name" in last and "--config FILE" in last and "KEY=VALUE" not in last
     (tmp_path / "conf" / "parts.yaml").unlink()
     assert main(["adopt", "--", *options, *BASE]) == 3
 
@@ -412,6 +415,25 @@ def test_several_values_of_a_key_are_refused(value, capsys):
 def test_a_file_that_is_there_is_refused_before_the_work(capsys):
     assert main(["adopt", "nowhere.sh", "--write", "one.yaml"]) == 4
     assert "--write=one.yaml" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "name, why, remedy",
+    [
+        ("an argument", "ARGS (line 2) is set neither here", "the value of ARGS in the environment"),
+        ("an argument", "line 2", "an argument: correct it in the launch"),
+        ("data.train_files=?", "line 2", "KEY=VALUE after --"),
+    ],
+)
+def test_the_remedy_is_one_that_closes_the_gap(name, why, remedy):
+    (found,) = remedies(adopt(pairs(), unknown={name: why}))
+    assert found.endswith(remedy)
+
+
+def test_an_exit_code_has_no_name_of_another_meaning():
+    assert (ExitCode.PARTIAL, ExitCode.DIFFERENT) == (3, 1)
+    assert {str(ExitCode.PARTIAL), str(ExitCode.DIFFERENT)} == {"3", "1"}
+    assert not {repr(ExitCode.PARTIAL), repr(ExitCode.DIFFERENT)} & {repr(code) for code in ExitCode}
 
 
 def test_defaults_that_have_moved_are_noted_for_a_launch_of_an_older_verl():
