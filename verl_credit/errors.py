@@ -5,13 +5,15 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Iterable, Mapping
-from enum import IntEnum
+from enum import IntEnum, nonmember
 from functools import reduce
 from typing import Any
 
 
 class ExitCode(IntEnum):
-    """The exit codes of our commands. Typer itself ends with 2 for a wrong command line."""
+    """The exit codes of our commands. Typer itself ends with 2 for a wrong command line.
+
+    A number that means something else to one command is no member, so that it never prints another meaning's name."""
 
     DONE = 0
     """The work is done; for ``doctor`` no check failed, for ``diff`` the two are equal."""
@@ -19,13 +21,13 @@ class ExitCode(IntEnum):
     FAILED = 1
     """Another error (a worker died, CUDA ran out of memory), or an operator breaks a law."""
 
-    DIFFERENT = 1
+    DIFFERENT = nonmember(1)
     """``diff``: the two differ."""
 
     NOTHING_LEFT = 3
     """``train``: the last checkpoint is at the run's last step and evaluated; nothing was started."""
 
-    PARTIAL = 3
+    PARTIAL = nonmember(3)
     """``adopt``: the recipe is written, and something that decides the run is not in it."""
 
     PREFLIGHT = 4

@@ -66,7 +66,7 @@ def test_a_script_becomes_a_recipe_in_a_file_that_explain_reads(capsys, tmp_path
     assert shlex.join(["verl-credit", "explain", *named]) in printed
     assert main(["explain", *named]) == 0
     assert main(["adopt", "--write", str(file), "--", MICRO]) == 4
-    assert f"--write={file}: expected the name of a new file" in capsys.readouterr().out.splitlines()[-1]
+    assert f"--write={file}: the file is there" in capsys.readouterr().out.splitlines()[-1]
 
 
 def test_a_yaml_of_ones_own_stands_below_the_overrides(capsys, tmp_path):
@@ -119,6 +119,7 @@ def test_what_is_not_possible_is_named_with_what_is(capsys):
             "explain refuses the result: actor_rollout_ref.rollout.n=1",
         ),
         (["--write", "{tmp}/x.txt", "--", "actor_rollout_ref.rollout.n=4"], "ends in .yaml"),
+        (["--write", "{tmp}/x.yaml", "--", "actor_rollout_ref.rollout.n=1"], "explain refuses the result: "),
     ],
 )
 def test_a_launch_that_cannot_be_adopted_ends_with_4_and_one_line(arguments, says, capsys, tmp_path):
@@ -127,6 +128,7 @@ def test_a_launch_that_cannot_be_adopted_ends_with_4_and_one_line(arguments, say
     code, printed = run(capsys, *(text.format(tmp=tmp_path) for text in arguments))
     last = printed.splitlines()[-1]
     assert code == 4 and last.startswith("verl-credit adopt: ") and says in last
+    assert not (tmp_path / "x.yaml").exists()
 
 
 def test_the_text_that_a_gain_scores_is_noted_where_the_reward_is_not_ours(capsys):

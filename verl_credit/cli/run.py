@@ -11,6 +11,7 @@ from typing import Annotated
 from typer import Argument, Option
 
 from verl_credit.cli.command import ends
+from verl_credit.cli.recipe.adopt import new_yaml
 from verl_credit.errors import ConfigError, ExitCode
 from verl_credit.names import TAKE_OVER
 
@@ -21,10 +22,7 @@ def run(
     write: Annotated[str | None, Option("--write", help="write the recipe, and do not train")] = None,
 ) -> int:
     """Returns the exit code of the command; 4 where it launched nothing that could be adopted."""
-    file = None if write is None else Path(write).expanduser().absolute()
-    if file and (file.suffix != ".yaml" or file.exists()):
-        use = "expected the name of a new file that ends in .yaml"
-        raise ConfigError(key="--write", value=str(file), accepted=use)
+    file = None if write is None else new_yaml(write).absolute()
     with TemporaryDirectory() as folder:
         noted = Path(folder, "launches")
         task = json.dumps({"write": file and str(file), "noted": str(noted)})

@@ -13,6 +13,7 @@ from verl_credit.config.gone import gone_key
 from verl_credit.names import (
     ADV_ESTIMATOR,
     COLOCATE_MODE,
+    ENV_AGENT,
     SEPARATE_MODE,
     TRAINER_MODE,
     TURN_AGENT,
@@ -85,6 +86,11 @@ _EQUAL = "equal states alone are one state here"
 _MASKED = "what tools return is never trained on here"
 _PENALTY = "there is no penalty for a bad call; credit/tool/bad_calls counts them"
 NO_CRITIC = "no critic is adopted (algorithm.turn_values=critic makes one)"
+OWN_ENVIRONMENT = (
+    "a fork's environment is its own code, and only its search is adopted; an environment of docs/environments.md takes its "
+    f"place ({ROLLOUT}.agent.default_agent_loop={ENV_AGENT} environment.path=...), or an agent loop of yours, or tools "
+    "(docs/agent-loops.md)"
+)
 GONE = {
     f"{MULTI_TURN}.interaction_config_path": (
         "verl 0.9.1 has no interactions: an agent loop of your own takes their place (docs/agent-loops.md)"
@@ -110,7 +116,7 @@ GONE = {
     **{f"algorithm.curriculum_{of}_{end}": _CURRICULUM for of in ("f1", "ig") for end in ("init", "final")},
     **dict.fromkeys(("algorithm.gigpo.enable_similarity", "algorithm.gigpo.similarity_thresh"), _EQUAL),
     "algorithm.gigpo": "verl-credit modes lists the options of gigpo",
-    "env": "a dialogue keeps its whole history here, and its environment is the search or a tool",
+    "env": f"{OWN_ENVIRONMENT}; a dialogue keeps its whole history here",
     "search_engine": "search.url names the server",
     "codeact_env_disabled": "no code runs here unless a tool of yours runs it",
     "async_training.partial_rollout": "rollouts always run on into the next weights in that trainer",

@@ -9,9 +9,11 @@ import yaml
 from kit.recipes import composed_once
 from verl_credit import credit
 from verl_credit.cli import main
-from verl_credit.errors import ConfigError
+from verl_credit.cli.recipe.adopt import remedies
+from verl_credit.errors import ConfigError, ExitCode
 from verl_credit.recipe import compose
 from verl_credit.recipe.adopt.translate import RECIPE, adopt
+from verl_credit.recipe.unread import CHARACTERS
 
 A, ACTOR, R = "algorithm", "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 MINI = f"{ACTOR}.ppo_mini_batch_size"
@@ -217,6 +219,40 @@ def test_a_mode_whose_environment_is_gone_is_left_out_with_its_options():
     assert {*adoption.lost} == {"env.env_name"}
 
 
+IN_MINIGRID = [
+    f"{DEFAULT}=env_agent",
+    "environment.path=minigrid",
+    "environment.kwargs.id=MiniGrid-Empty-5x5-v0",
+]
+
+
+def test_a_launch_of_our_own_environments_keeps_its_agent_loop():
+    adoption = adopted(*IN_MINIGRID)
+    assert not adoption.lost and {DEFAULT, "environment.path"}.isdisjoint(reasons(adoption))
+    rollout = config_of(adoption).actor_rollout_ref.rollout
+    assert rollout.agent.default_agent_loop == "env_agent"
+    assert not any("<answer>GOLD" in note for note in adoption.notes)
+
+
+def test_an_environment_of_ours_stands_in_for_one_of_a_fork():
+    """Three turns of 100 tokens, and 600 characters, 150 tokens, after the first and the second."""
+    fork = ["env.env_name=Webshop", "env.max_steps=3", "data.max_response_length=100"]
+    dropped = reasons(adopted(*fork))["env.env_name"]
+    assert f"{DEFAULT}=env_agent environment.path=" in dropped and "docs/environments.md" in dropped
+    adoption = adopted(*fork, beside=[*IN_MINIGRID, "environment.max_chars=600"])
+    config = config_of(adoption)
+    assert not adoption.lost and config.reward.custom_reward_function.path.endswith("qa")
+    assert (config.environment.max_steps, config.search.max_new_tokens) == (3, 100)
+    assert config.data.max_response_length == 3 * 100 + 2 * 600 // CHARACTERS
+    longer = adopted(*fork, beside=[*IN_MINIGRID, "data.max_response_length=2000"])
+    assert config_of(longer).data.max_response_length == 2000
+
+
+@pytest.mark.parametrize("key, lost", [("environment.path", True), ("environment.processes", False)])
+def test_what_decides_an_environment_is_lost_where_it_is_not_known(key, lost):
+    assert (key in adopted(*IN_MINIGRID[:1], unknown=[key]).lost) == lost
+
+
 DROPPED = [
     (f"{R}.mode=sync", "async alone"),
     ("reward_model.strategy=fsdp", "reward.reward_model.strategy"),
@@ -273,6 +309,61 @@ def test_an_asynchronous_entry_gets_the_trainer_with_devices_for_rollouts(entry)
     assert (rollout.nnodes, rollout.n_gpus_per_node, rollout.checkpoint_engine.backend) == (1, 2, "nccl")
 
 
+ASYNC = "recipe.fully_async_policy.fully_async_main"
+SYNC, STALE, TOTAL = (
+    "async_training.trigger_parameter_sync_step",
+    "async_training.staleness_threshold",
+    "rollout.total_rollout_steps",
+)
+BATCH, STEPS = "data.train_batch_size", "trainer.total_training_steps"
+AHEAD = "trainer.v1.separate_async.num_warmup_batches"
+
+
+@pytest.mark.parametrize(
+    "unknown, lost, closes",
+    [
+        (SYNC, {SYNC, BATCH, STEPS}, f"{BATCH}=96"),
+        ("async_training.require_batches", {"async_training.require_batches", BATCH, STEPS}, f"{BATCH}=96"),
+        (STALE, {STALE}, f"{AHEAD}=1"),
+        (TOTAL, {TOTAL}, f"{STEPS}=3"),
+    ],
+)
+def test_the_asynchronous_trainer_computes_nothing_from_what_is_not_known(unknown, lost, closes):
+    """BASE's mini-batch of 32, three times before a hand-over; 288 prompts are then three steps."""
+    known = {SYNC: "3", STALE: "0.5", TOTAL: "288"}
+    given = [f"{key}={text}" for key, text in known.items() if key != unknown]
+    adoption = adopted(*given, entry=ASYNC, unknown=[unknown])
+    assert {*adoption.lost} == lost and (STEPS in adoption.given) == (unknown == STALE)
+    adoption = adopted(*given, entry=ASYNC, unknown=[unknown], beside=[closes])
+    key, _, value = closes.partition("=")
+    assert not adoption.lost and adoption.given[key] == value
+    if unknown != TOTAL:
+        assert adoption.given[STEPS] == "3"
+
+
+def test_a_gap_is_closed_by_todays_key_as_by_the_forks():
+    fork = [
+        "data.train_batch_size=512",
+        f"{MINI}=256",
+        "data.max_response_length=500",
+        "data.max_obs_length=400",
+    ]
+    whole = adopted(*fork, f"{R}.n_agent=5", "max_turns=2")
+    n = adopted(*fork, "max_turns=2", unknown=[f"{R}.n_agent"], beside=[f"{R}.n=5"])
+    turns = adopted(*fork, f"{R}.n_agent=5", unknown=["max_turns"], beside=["search.max_searches=2"])
+    assert whole.given[MINI] == "64" and whole.given["data.max_response_length"] == str(3 * 500 + 2 * 400)
+    assert whole.given == n.given == turns.given and whole.lost.keys() == n.lost.keys() == turns.lost.keys()
+    assert "max_turns" in adopted(*fork, unknown=["max_turns"]).lost
+
+
+def test_steps_of_an_environment_that_are_not_known_are_lost():
+    fork, steps = ["env.env_name=Webshop"], "environment.max_steps"
+    assert steps in adopted(*fork, unknown=["env.max_steps"], beside=IN_MINIGRID).lost
+    assert not adopted(*fork, unknown=["env.max_steps"], beside=[*IN_MINIGRID, f"{steps}=4"]).lost
+    turns = adopted(f"{MOST}=5", beside=IN_MINIGRID)
+    assert turns.given[steps] == "5" and MOST not in turns.given
+
+
 linux = pytest.mark.skipif(sys.platform != "linux", reason="Landlock is Linux's")
 
 
@@ -286,6 +377,7 @@ def test_the_last_line_names_what_is_lost_and_a_key_makes_it_whole(capsys, tmp_p
     assert main(["adopt", "run.sh", "--write", str(file)]) == 3
     printed = capsys.readouterr().out
     assert file.exists() and "explain accepts it" not in printed
+    assert f"{file} is written" in printed.splitlines()[-1]
     assert printed.splitlines()[-1].startswith("partial") and "data.train_files" in printed.splitlines()[-1]
     for words in (
         "the entry point is my.main_dapo",
@@ -308,7 +400,8 @@ def test_a_yaml_of_ones_own_with_verls_name_is_read(capsys, tmp_path):
     printed = capsys.readouterr().out
     assert "data.shuffle=false" in printed and "data.max_prompt_length=77" in printed
     assert main(["adopt", "--", "--config-name=absent", *BASE]) == 3
-    assert "--config-name" in capsys.readouterr().out.splitlines()[-1]
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert "--config-name" in last and "--config FILE" in last and "KEY=VALUE" not in last
     (tmp_path / "conf" / "parts.yaml").unlink()
     assert main(["adopt", "--", *options, *BASE]) == 3
 
@@ -322,6 +415,25 @@ def test_several_values_of_a_key_are_refused(value, capsys):
 def test_a_file_that_is_there_is_refused_before_the_work(capsys):
     assert main(["adopt", "nowhere.sh", "--write", "one.yaml"]) == 4
     assert "--write=one.yaml" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "name, why, remedy",
+    [
+        ("an argument", "ARGS (line 2) is set neither here", "the value of ARGS in the environment"),
+        ("an argument", "line 2", "an argument: correct it in the launch"),
+        ("data.train_files=?", "line 2", "KEY=VALUE after --"),
+    ],
+)
+def test_the_remedy_is_one_that_closes_the_gap(name, why, remedy):
+    (found,) = remedies(adopt(pairs(), unknown={name: why}))
+    assert found.endswith(remedy)
+
+
+def test_an_exit_code_has_no_name_of_another_meaning():
+    assert (ExitCode.PARTIAL, ExitCode.DIFFERENT) == (3, 1)
+    assert {str(ExitCode.PARTIAL), str(ExitCode.DIFFERENT)} == {"3", "1"}
+    assert not {repr(ExitCode.PARTIAL), repr(ExitCode.DIFFERENT)} & {repr(code) for code in ExitCode}
 
 
 def test_defaults_that_have_moved_are_noted_for_a_launch_of_an_older_verl():

@@ -45,21 +45,25 @@ def adopt(
     name = script or config or "the overrides"
     lines = [f"{name}: {given.entry}, {len(given.pairs)} keys", *page(found, given)]
     print("\n".join(map(printable, lines)))
-    options = ["--config-name", RECIPE, *found.overrides()]
-    if file is not None:
-        options = written(file, name, found)
-    print("\n" + shlex.join(["verl-credit", "explain", *options]))
+    options, effects = ["--config-name", RECIPE, *found.overrides()], []
     try:
         config = load_config(RECIPE, found.overrides())
-        for line in without_effect(config, CreditSettings.from_config(config)):
-            print(printable(f"without effect: {line}"))
+        effects = without_effect(config, CreditSettings.from_config(config))
     except ConfigError as error:
         if not found.causes(error):
+            print("\n" + shlex.join(["verl-credit", "explain", *options]))
             raise ConfigError(
                 f"explain refuses the result: {error}", key=error.key, value=error.value
             ) from error
+    if file is not None:
+        options = written(file, name, found)
+    print("\n" + shlex.join(["verl-credit", "explain", *options]))
+    for line in effects:
+        print(printable(f"without effect: {line}"))
     if found.lost:
-        use = "give KEY=VALUE after --"
+        use = "; ".join(remedies(found))
+        if file is not None:
+            use += f"; {file} is written, and the next --write needs another name"
         print(
             printable(
                 f"partial: this is another run than your launch, which lost {', '.join(found.lost)}; {use}"
@@ -77,10 +81,30 @@ def adopt(
 def new_yaml(write: str) -> Path:
     """The file of --write. Raises ConfigError for one that is there, before any work is done."""
     file = Path(write).expanduser()
-    if file.suffix != ".yaml" or file.exists():
-        use = "expected the name of a new file that ends in .yaml"
+    if file.suffix != ".yaml":
+        raise ConfigError(key="--write", value=str(file), accepted="expected a name that ends in .yaml")
+    if file.exists():
+        use = "the file is there and stays as it is; give another name, or remove it"
         raise ConfigError(key="--write", value=str(file), accepted=use)
     return file
+
+
+def remedies(found) -> list[str]:
+    """What closes the gaps of a result, each kind of remedy once."""
+    uses = []
+    for name, why in found.lost.items():
+        if name not in found.keyless:
+            use = "give KEY=VALUE after --"
+        elif name == "--config-name":
+            use = "give the file: --config FILE"
+        elif name.endswith(" of its defaults"):
+            use = "put the file of its defaults beside the YAML"
+        elif variable := re.match(r"(\w+) (\(line \d+\) )?is set neither", why):
+            use = f"give the value of {variable[1]} in the environment"
+        else:
+            use = f"no key closes {name}: correct it in the launch"
+        uses.append(use)
+    return list(dict.fromkeys(uses))
 
 
 def page(found, given) -> list[str]:

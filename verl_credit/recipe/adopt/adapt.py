@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from contextlib import suppress
 
 from verl_credit.config.engines import ENGINE, engine_named
 from verl_credit.config.fit import DEFAULT, LOG_PROB, MODEL_LEN, MOST, REFERENCE
-from verl_credit.config.keys import Algorithm, Search
+from verl_credit.config.keys import Algorithm, Environment, Search
 from verl_credit.credit.turn.modes import MODES
 from verl_credit.errors import ConfigError
-from verl_credit.names import AGENTS, OUR_REWARD, SEPARATE_MODE, TURN_AGENT
+from verl_credit.names import AGENTS, ENV_AGENT, OUR_REWARD, SEPARATE_MODE, TURN_AGENT
 from verl_credit.recipe.adopt.adoption import NULL, Adoption, shown, value_of, whole
+from verl_credit.recipe.adopt.deciding import (
+    AHEAD,
+    AT_ONCE,
+    STALE,
+    STEPS,
+    TOTAL,
+    TURNS,
+    UPDATES,
+    decides,
+    means_turns,
+)
 from verl_credit.recipe.adopt.deciding import REWARD as REWARD_KEYS
-from verl_credit.recipe.adopt.deciding import TURNS, decides, means_turns
 from verl_credit.recipe.adopt.entry import is_fully_async, is_one_step_off
 from verl_credit.recipe.agent_loops import KEYS, LISTED, MULTI_TURN, loops_in
 from verl_credit.recipe.decisions import MODE as TRAINER
@@ -24,6 +34,7 @@ from verl_credit.recipe.older_verl import (
     INSTEAD,
     KEEPS_TURNS,
     MANAGER,
+    OWN_ENVIRONMENT,
     PER_GPU,
     REF,
     ROLLOUT,
@@ -36,12 +47,14 @@ MODE, PROMPT = "algorithm.info_gain_norm_mode", "data.max_prompt_length"
 SEARCHES, TOKENS, PAGES, CHARS = (
     f"search.{n}" for n in ("max_searches", "max_new_tokens", "topk", "max_page_chars")
 )
+MAX_STEPS, SEEN = "environment.max_steps", "environment.max_chars"
 OVERLONG_SECTION = OVERLONG.rpartition(".")[0]
 ESTIMATOR, PARAMS = "algorithm.adv_estimator", "algorithm.turn_params"
 DDOF = f"{PARAMS}.ddof"
 DEVICES = ("trainer.n_gpus_per_node", "trainer.nnodes")
 STEPS_OF, ENVIRONMENT = "env.max_steps", "env.env_name"
-FORKS = (STEPS_OF, "max_turns", ENVIRONMENT, "do_search", "data.max_start_length", "data.max_obs_length")
+OBSERVED = "data.max_obs_length"
+FORKS = (STEPS_OF, "max_turns", ENVIRONMENT, "do_search", "data.max_start_length", OBSERVED)
 """Keys of forks from which the lengths of a row and its turns are made."""
 ONE_TURN = "there is one turn, because no tool and no search is named"
 NO_KWARGS = "only the manager dapo reads these; those of your function are reward.custom_reward_function.reward_kwargs"
@@ -54,21 +67,18 @@ QUESTION = 4096
 """Tokens of a prompt where a fork's max_prompt_length holds the whole dialogue."""
 MANAGERS = ("naive", "dapo", "gdpo", "rate_limited", "remote")
 BACKEND = f"{ROLLOUT}.checkpoint_engine.backend"
-STEPS, AHEAD = "trainer.total_training_steps", "trainer.v1.separate_async.num_warmup_batches"
-UPDATES, AT_ONCE, STALE = (
-    f"async_training.{name}"
-    for name in ("trigger_parameter_sync_step", "require_batches", "staleness_threshold")
-)
-TOTAL = "rollout.total_rollout_steps"
 
 
-def fit_to_turns(adoption: Adoption, given: Mapping[str, str], entry: str) -> None:
-    """``given``: the launch's own keys, before they were translated. ``entry``: the module that it starts."""
+def fit_to_turns(
+    adoption: Adoption, given: Mapping[str, str], entry: str, unknown: Set[str] = frozenset()
+) -> None:
+    """``given``: the launch's own keys, before they were translated. ``entry``: the module that it starts. ``unknown``: the
+    launch's keys whose values are not known."""
     if is_fully_async(entry):
         _fully_async(adoption, given)
     elif is_one_step_off(entry):
         _own_devices(adoption)
-    asked = not _rows_of_forks(adoption, given)
+    asked = not _rows_of_forks(adoption, given, unknown)
     many = _loop(adoption)
     if not many and asked:
         _no_turns(adoption, given)
@@ -86,12 +96,14 @@ def fit_to_turns(adoption: Adoption, given: Mapping[str, str], entry: str) -> No
     population = mode in MODES and MODES[mode].options.get("ddof") == 0 and DDOF not in adoption.given
     if population and given.get(ESTIMATOR) in ("grpo", "grpo_vectorized"):
         adoption.put(
-            DDOF, 1, "verl's grpo divides outcomes by the sample's std; this mode alone by the population's"
+            DDOF,
+            1,
+            "verl's grpo divides outcomes by the sample's std, and now the mode divides its gains so, too",
         )
     if (name := adoption.given.get(ENGINE)) and (untried := engine_named(name).untried):
         adoption.notes.append(f"{ENGINE}={name}: {untried}")
     _reward(adoption, many)
-    _batches(adoption, given)
+    _batches(adoption, {*given} | unknown)
     _budgets(adoption, many)
 
 
@@ -110,25 +122,32 @@ def _fully_async(adoption: Adoption, given: Mapping[str, str]) -> None:
     updates, batches = (
         whole(key, given.get(key, default)) for key, default in ((UPDATES, "4"), (AT_ONCE, "1"))
     )
-    if not adoption.known(MINI_BATCH, UPDATES, AT_ONCE):
-        return
     batch = adoption.count(MINI_BATCH, 256) * updates * batches
-    old = f"{UPDATES}={updates}, {AT_ONCE}={batches}"
-    adoption.put(BATCH, batch, "the prompts between two hand-overs of weights", old=old)
-    if total := given.get(TOTAL):
+    if BATCH in adoption.chosen:
+        batch = adoption.count(BATCH, 1)
+    elif adoption.known(MINI_BATCH, UPDATES, AT_ONCE):
+        old = f"{UPDATES}={updates}, {AT_ONCE}={batches}"
+        adoption.put(BATCH, batch, "the prompts between two hand-overs of weights", old=old)
+    else:
+        why = f"{MINI_BATCH} times {UPDATES} times {AT_ONCE}, and one of them is not known"
+        adoption.lose(BATCH, why, (BATCH,))
+    total = None if STEPS in adoption.chosen else given.get(TOTAL)
+    if total and not adoption.known(BATCH):
+        adoption.lose(STEPS, f"{TOTAL}={total} counts prompts, and {BATCH} is not known", (STEPS,))
+    elif total:
         adoption.put(
             STEPS,
             max(whole(TOTAL, total) // max(batch, 1), 1),
             "steps of a batch each",
             old=f"{TOTAL}={total}",
         )
-    if stale := given.get(STALE):
+    if (stale := given.get(STALE)) and AHEAD not in adoption.chosen:
         adoption.put(AHEAD, stale, "the share of a batch by which rollouts run ahead", old=f"{STALE}={stale}")
     counted = (UPDATES, AT_ONCE, TOTAL, STALE)
     adoption.dropped = [change for change in adoption.dropped if change.old.partition("=")[0] not in counted]
 
 
-def _rows_of_forks(adoption: Adoption, given: Mapping[str, str]) -> bool:
+def _rows_of_forks(adoption: Adoption, given: Mapping[str, str], unknown: Set[str]) -> bool:
     """Forks count a turn's tokens in max_response_length and the dialogue's in max_prompt_length; verl 0.9.1 has prompt and
     dialogue, where what tools return counts, too. Returns whether a fork's launch says why there is no search."""
     found = {key: adoption.given.pop(key) for key in FORKS if key in adoption.given}
@@ -142,37 +161,37 @@ def _rows_of_forks(adoption: Adoption, given: Mapping[str, str]) -> bool:
             )
         return True
     if environment.lower() != "search":
-        why = "this project has no such environment: an agent loop of yours, or tools, take its place"
         for key, text in found.items():
-            adoption.drop(
-                key, text, f"{why} (docs/agent-loops.md)", lost=key == (ENVIRONMENT if name else STEPS_OF)
-            )
+            adoption.drop(key, text, OWN_ENVIRONMENT, lost=key == (ENVIRONMENT if name else STEPS_OF))
+        if adoption.given.get(DEFAULT) == ENV_AGENT:
+            _rows_of_environments(adoption, steps, unknown)
         return True
-    if steps is None and turns is None:
+    open_turns = next((key for key in (STEPS_OF, "max_turns") if key in unknown), "")
+    if steps is None and turns is None and not (open_turns and SEARCHES in adoption.given):
+        missing = f"{open_turns} is not known" if open_turns else "max_turns is not given"
         for key, text in found.items():
             if key != ENVIRONMENT:
-                adoption.drop(key, text, f"max_turns is not given; {INSTEAD[key]}")
+                adoption.drop(key, text, f"{missing}; {INSTEAD[key]}")
         return False
-    key, value = ("max_turns", turns or "") if steps is None else (STEPS_OF, steps)
-    # Search-R1 counts the turns that search, and lets one more answer.
-    searches = max(whole(key, value) - (not observation), 0)
-    adoption.put(SEARCHES, searches, "turns that may search; one more answers", old=f"{key}={value}")
+    if SEARCHES in adoption.given:
+        searches = whole(SEARCHES, adoption.given[SEARCHES])
+    else:
+        key, value = ("max_turns", turns or "") if steps is None else (STEPS_OF, steps)
+        # Search-R1 counts the turns that search, and lets one more answer.
+        searches = max(whole(key, value) - (not (observation or OBSERVED in unknown)), 0)
+        adoption.put(SEARCHES, searches, "turns that may search; one more answers", old=f"{key}={value}")
     adoption.put(REWARD, OUR_REWARD, "the fork's exact match of <answer> stands in its own code")
     if searches and "search.url" not in adoption.given:
         why = "it is not given: the address of a server, verl-credit-retriever serve or Search-R1's"
         adoption.lose("search.url", why, ("search.url",))
     pages = adoption.count(PAGES, Search.model_fields["topk"].default)
     if observation:
-        result = whole("data.max_obs_length", observation)
+        result = whole(OBSERVED, observation)
         why = f"{pages} pages together, {CHARACTERS} characters a token"
-        adoption.put(CHARS, result * CHARACTERS // pages, why, old=f"data.max_obs_length={observation}")
+        adoption.put(CHARS, result * CHARACTERS // pages, why, old=f"{OBSERVED}={observation}")
     else:
-        result = pages * Search.model_fields["max_page_chars"].default // CHARACTERS
-    if adoption.known(RESPONSE):
-        turn = adoption.number(RESPONSE, 512)
-        adoption.put(TOKENS, turn, "that key counted one turn", old=f"{RESPONSE}={turn}")
-        row = (searches + 1) * turn + searches * result
-        adoption.put(RESPONSE, row, "all turns and what the searches return")
+        result = pages * adoption.count(CHARS, Search.model_fields["max_page_chars"].default) // CHARACTERS
+    _row(adoption, searches + 1, searches * result, "all turns and what the searches return")
     if start:
         adoption.put(
             PROMPT, start, "that key counted the whole dialogue", old=f"data.max_start_length={start}"
@@ -180,6 +199,28 @@ def _rows_of_forks(adoption: Adoption, given: Mapping[str, str]) -> bool:
     elif (dialogue := adoption.number(PROMPT)) > QUESTION:
         adoption.put(PROMPT, QUESTION, "that key counted the whole dialogue", old=f"{PROMPT}={dialogue}")
     return False
+
+
+def _row(adoption: Adoption, turns: int, results: int, why: str) -> None:
+    """``results``: the tokens of what tools or an environment return."""
+    if adoption.known(RESPONSE):
+        turn = adoption.number(RESPONSE, 512)
+        adoption.put(TOKENS, turn, "that key counted one turn", old=f"{RESPONSE}={turn}")
+        adoption.put(RESPONSE, turns * turn + results, why)
+
+
+def _rows_of_environments(adoption: Adoption, steps: str | None, unknown: Set[str]) -> None:
+    """An environment of ours stands in for the fork's: so many steps, and rows that hold them."""
+    if not adoption.has(REWARD):
+        adoption.put(REWARD, OUR_REWARD, "the fork's reward stands in its own code")
+    if steps is not None and MAX_STEPS not in adoption.given:
+        adoption.put(MAX_STEPS, whole(STEPS_OF, steps), "turns of a rollout", old=f"{STEPS_OF}={steps}")
+    elif STEPS_OF in unknown:
+        adoption.lose(MAX_STEPS, f"{STEPS_OF} is not known", (MAX_STEPS,))
+    if RESPONSE not in adoption.chosen and adoption.known(MAX_STEPS):
+        turns = adoption.count(MAX_STEPS, Environment.model_fields["max_steps"].default)
+        seen = adoption.count(SEEN, Environment.model_fields["max_chars"].default) // CHARACTERS
+        _row(adoption, turns, (turns - 1) * seen, "all turns and what the environment answers")
 
 
 def _loop(adoption: Adoption) -> bool:
@@ -195,6 +236,11 @@ def _loop(adoption: Adoption) -> bool:
         adoption.notes.append(f"{DEFAULT}={loop}: {KEEPS_TURNS}")
         if not adoption.has(LISTED):
             adoption.notes.append(f"{LISTED} is not given: the file that lists {loop}")
+        return True
+    if loop == ENV_AGENT:
+        if DEFAULT in adoption.chosen and MAX_STEPS not in adoption.given and adoption.has(MOST):
+            turns = adoption.given.pop(MOST)
+            adoption.put(MAX_STEPS, turns, "turns of a rollout", old=f"{MOST}={turns}")
         return True
     if tools and not searches:
         adoption.put(
@@ -273,6 +319,7 @@ def _reward(adoption: Adoption, many: bool) -> None:
             f"an answer: reward.custom_reward_function.path={OUR_REWARD})"
         )
     scored = many and adoption.given.get(MODE) != "none" and not {*SIGNALS} & adoption.given.keys()
+    scored = scored and adoption.given.get(DEFAULT) != ENV_AGENT  # whose gold answers are not read
     if scored and TEMPLATE not in adoption.given and adoption.given.get(REWARD) != OUR_REWARD:
         adoption.notes.append(
             f"{TEMPLATE} is not given: each turn is scored by the probability of <answer>GOLD</answer>, unless the rows' "
@@ -280,8 +327,9 @@ def _reward(adoption: Adoption, many: bool) -> None:
         )
 
 
-def _batches(adoption: Adoption, given: Mapping[str, str]) -> None:
-    n, by_rows = adoption.count(EACH, 1), any(key in given for key in COUNTS_ROWS)
+def _batches(adoption: Adoption, named: Set[str]) -> None:
+    """``named``: the launch's own keys, with values that are known or not."""
+    n, by_rows = adoption.count(EACH, 1), not named.isdisjoint(COUNTS_ROWS)
     batch, mini = adoption.count(BATCH, 1024), adoption.count(MINI_BATCH, 256)
     prompts = mini / n if by_rows else mini
     if adoption.known(BATCH, MINI_BATCH, EACH) and (by_rows or batch % mini):

@@ -39,6 +39,8 @@ class Adoption:
     """Keys that the recipe `verl` does not have, which Hydra adds with a plus."""
     lost: dict[str, str] = field(default_factory=dict)
     """What decides the run and is not in the result as the launch has it, and the reason."""
+    keyless: set[str] = field(default_factory=set)
+    """What is lost and no key beside the launch can give."""
     chosen: frozenset[str] = frozenset()
     """The keys that are given beside the launch, which close gaps."""
 
@@ -57,8 +59,10 @@ class Adoption:
             self.lose(key, why, {*closes(key, read=False)} - {key})
 
     def lose(self, key: str, why: str, closed_by: Iterable[str]) -> None:
-        if not self.chosen & {*closed_by}:
+        if not self.chosen.intersection(closed_by := {*closed_by}):
             self.lost.setdefault(key, why)
+            if not closed_by:
+                self.keyless.add(key)
 
     def known(self, *keys: str) -> bool:
         """Does the launch leave no value open from which others would be computed?"""
@@ -106,6 +110,10 @@ def whole(key: str, text: str) -> int:
     if not text.isdecimal():
         raise ConfigError(key=key, value=text, accepted="expected a whole number")
     return int(text)
+
+
+def key_of(argument: str) -> str:
+    return argument.lstrip("+~").partition("=")[0]
 
 
 def shown(key: str, text: str) -> str:

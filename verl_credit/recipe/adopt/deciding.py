@@ -7,7 +7,16 @@ import re
 from verl_credit.config.fit import DEFAULT
 from verl_credit.recipe.agent_loops import KEYS, LISTED, MULTI_TURN
 from verl_credit.recipe.older_verl import ACTOR, MANAGER, ROLLOUT, longest, renamed
+from verl_credit.recipe.step_size import BATCH
 
+STEPS, AHEAD = "trainer.total_training_steps", "trainer.v1.separate_async.num_warmup_batches"
+UPDATES, AT_ONCE, STALE = (
+    f"async_training.{name}"
+    for name in ("trigger_parameter_sync_step", "require_batches", "staleness_threshold")
+)
+TOTAL = "rollout.total_rollout_steps"
+ASYNC = {UPDATES: BATCH, AT_ONCE: BATCH, STALE: AHEAD, TOTAL: STEPS}
+"""Keys of verl's fully asynchronous trainer, and the key that each becomes."""
 TURNS = (*(f"{MULTI_TURN}.{key}" for key in KEYS), DEFAULT, "search.max_searches")
 REWARD = ("reward.custom_reward_function.path", f"{MANAGER}.name", f"{MANAGER}.source")
 _DECIDES = {
@@ -29,14 +38,18 @@ _DECIDES = {
     "reward": "custom_reward_function reward_manager reward_kwargs reward_model sandbox_fusion",
     "trainer": "n_gpus_per_node nnodes device total_epochs total_training_steps",
     "search": "url max_searches",
+    "environment": "path kwargs max_steps action list_actions invalid invalid_reward outcome success_at",
 }
 _NAMES = {f"{section}.{name}": "" for section, names in _DECIDES.items() for name in names.split()}
+_NAMES |= dict.fromkeys(ASYNC, "")
 _SEVERAL = re.compile(
     r"(^|\.)(agents?|agent_proxy|multi_turn|rollout_manager|es_manager|env|environment|tools?|interaction|retriever)\."
     r"|(^|[._])(max|num)_(\w+_)?(turns?|llm_calls\w*|tool_calls?|iterations?)$"
     r"|(^|\.)(interaction_config_path|tool_server_url|search_url|search_engine|do_search|max_obs_length|max_start_length)$"
 )
-_ONE_TURN = re.compile(r"agent\.(num_workers|custom_async_server)\b|multi_turn\.enable$")
+_ONE_TURN = re.compile(
+    r"agent\.(num_workers|custom_async_server)\b|multi_turn\.enable$|^environment\.(processes|deadline_s|start_s)$"
+)
 _REWARDS = re.compile(r"(reward|penalty|(^|[._])score)(?!\w*_coef$)")
 _OFF = ("", "null", "none", "false", "0", "0.0", "single_turn_agent")
 
@@ -58,6 +71,8 @@ def closes(key: str, read: bool) -> tuple[str, ...]:
     now = renamed(key) or key
     if read:
         return (now, LISTED) if now == DEFAULT else (now,)
+    if key in ASYNC:
+        return (ASYNC[key],)
     if means_turns(key):
         return TURNS
     return REWARD if _REWARDS.search(key) else (now,)

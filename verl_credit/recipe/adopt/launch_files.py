@@ -11,7 +11,7 @@ from typing import Any
 
 from verl_credit.errors import ConfigError
 from verl_credit.recipe import recipe_files as files
-from verl_credit.recipe.adopt.adoption import NULL, as_text, value_of
+from verl_credit.recipe.adopt.adoption import NULL, as_text, key_of, value_of
 from verl_credit.recipe.adopt.entry import MAIN, note_of
 from verl_credit.recipe.adopt.script import read_script
 from verl_credit.recipe.older_verl import MEGATRON
@@ -59,7 +59,7 @@ def read_launch(
         _add_arguments(given, launch.arguments)
         _twice(given)
     wrong = [name for name in given.unknown if not name.startswith("-")]
-    open_keys = {_key(name): name for name in wrong if "=" in name}
+    open_keys = {key_of(name): name for name in wrong if "=" in name}
     given.pairs = [(key, text) for key, text in given.pairs if key not in open_keys]
     before = len(given.pairs)
     _add_arguments(given, overrides)
@@ -71,10 +71,6 @@ def read_launch(
         if "," in text:
             value_of(key, text)  # refuses a sweep
     return given
-
-
-def _key(argument: str) -> str:
-    return argument.lstrip("+~").partition("=")[0]
 
 
 def _twice(given: Given) -> None:

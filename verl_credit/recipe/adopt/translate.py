@@ -12,7 +12,7 @@ from verl_credit.config.resolved import select
 from verl_credit.credit.turn.modes import MODES
 from verl_credit.recipe import compose
 from verl_credit.recipe.adopt.adapt import ESTIMATOR, FORKS, fit_to_turns
-from verl_credit.recipe.adopt.adoption import CHOICES, NULL, Adoption, shown
+from verl_credit.recipe.adopt.adoption import CHOICES, NULL, Adoption, key_of, shown
 from verl_credit.recipe.adopt.deciding import closes, decides
 from verl_credit.recipe.adopt.entry import MAIN
 from verl_credit.recipe.older_verl import (
@@ -61,17 +61,18 @@ def adopt(
     for key, text in given.items():
         _one(adoption, known, key, text)
     _estimator(adoption, given.get(ESTIMATOR))
-    fit_to_turns(adoption, given, entry)
-    if any(key in FORKS or key in COUNTS_ROWS or longest(OLDER, key) for key in given):
+    open_keys = {key_of(argument) for argument in unknown}
+    fit_to_turns(adoption, given, entry, open_keys)
+    if any(key in FORKS or key in COUNTS_ROWS or longest(OLDER, key) for key in {*given} | open_keys):
         _moved_defaults(adoption)
     adoption.new_keys = {key for key in adoption.given if key not in CHOICES and not known.listed(key)}
     return adoption
 
 
 def _unknown(adoption: Adoption, known: _Known, argument: str, why: str) -> None:
-    key, equals, _ = argument.lstrip("+~").partition("=")
+    key, equals = key_of(argument), "=" in argument
     if not equals or key.startswith("-"):  # it may be any key, or a file of keys
-        adoption.lose(argument if not equals else key, why, ())
+        adoption.lose(key, why, ())
     elif decides(key):
         now = renamed(key) or key
         adoption.lose(now, why, closes(key, known.takes(now)))
@@ -102,7 +103,9 @@ def _one(adoption: Adoption, known: _Known, key: str, text: str) -> None:
             adoption.drop(key, text, why, lost=key not in GONE and decides(place.rpartition(".")[2], text))
     elif (gone := longest(GONE, key)) is not None:
         if text.lower() not in (NULL, "none") and not _same(key, text):
-            adoption.drop(key, text, GONE[gone], lost=False if gone == "env" else None)
+            adoption.drop(
+                key, text, GONE[gone], lost=False if gone in ("env", "async_training", "rollout") else None
+            )
     elif key in known.keys.sections and text not in (NULL, "{}"):
         _text_for_section(adoption, known, key, text)
     elif key in CHOICES or known.takes(key):
