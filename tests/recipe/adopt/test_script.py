@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from kit.fuzz import FUZZ_CASES
-from kit.shell_scripts import CONSTRUCTS, LAUNCH, LAUNCHES, drawn, wrong
+from kit.shell_scripts import CONSTRUCTS, LAUNCH, LAUNCHES, LOSSY, drawn, wrong
 from verl_credit.errors import ConfigError
 from verl_credit.recipe.adopt import dialog, script
 from verl_credit.recipe.adopt.entry import MAIN
@@ -39,6 +39,13 @@ def test_each_construct_is_as_bash_has_it_or_not_known(construct, tmp_path):
 @pytest.mark.parametrize("launch", LAUNCHES)
 def test_each_form_of_a_launch_is_as_bash_has_it_or_not_known(launch, tmp_path):
     assert wrong(f"n=8; m=4; A=(a.q=1)\n{launch}\n", tmp_path) == ""
+
+
+@pytest.mark.parametrize("launch", LOSSY)
+@pytest.mark.parametrize("end", ["", " 2>&1 | tee log", " & wait"])
+def test_a_word_without_a_mark_is_not_known_wherever_the_launch_stands(launch, end, tmp_path):
+    first, *rest = launch.split("\n")
+    assert wrong("\n".join([first + end, *rest]) + "\n", tmp_path) == ""
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ ELSEWHERE = ("docker", "podman", "ssh", "kubectl")
 SILENT = ("mkdir", "touch", "rm", "rmdir", "cp", "mv", "ln", "chmod", "chown", "sleep", "pkill", "module")
 """Programs that print nothing where they succeed."""
 _ELSEWHERE = 'builtin command -p env -i "PATH=$PATH" "BASH_ENV=$BASH_ENV" "HOME=$HOME" "$BASH"'
-_PYTHON = re.compile(r"\b(?:python|torchrun)\S*\s")
+PYTHON = re.compile(r"\b(?:python|torchrun)\S*\s")
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ def shell_in(words: list[str]) -> str:
     if name.endswith(".sh"):
         words = ["bash", *words]
     place = next((n for n, word in enumerate(words) if os.path.basename(word) in SHELLS), None)
-    texts = [word for word in words[1:] if _PYTHON.search(word)]
+    texts = [word for word in words[1:] if PYTHON.search(word)]
     files = [n for n, word in enumerate(words) if n and word.endswith((".sh", ".slurm", ".sbatch"))]
     if place is not None:
         rest, kept = words[place + 1 :], ""
