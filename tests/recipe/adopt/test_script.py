@@ -105,6 +105,33 @@ def test_the_launch_is_found_wherever_it_stands(text, entry, read):
 
 
 @pytest.mark.parametrize(
+    "text, value",
+    [
+        ("env LR=2 bash inner.sh", 2),
+        ("sbatch --export=ALL,LR=2 inner.sh", 2),
+        ("srun --export=ALL,LR=2 bash inner.sh", 2),
+        ("conda run -n v env LR=2 sh -c 'LAUNCH a.n=${LR:-1}'", 2),
+        ("env -i bash inner.sh", 1),
+        ("env -u LR bash inner.sh", 1),
+        *(
+            (f"{name} 'LAUNCH a.n=${{LR:-1}}'", 1)
+            for name in ("docker run i bash -c", "ssh n1", "kubectl exec p -- sh -c")
+        ),
+    ],
+)
+def test_an_inner_shell_has_the_variables_that_its_program_hands_on(text, value, read, tmp_path):
+    launch = f"python3 -m {MAIN}"
+    (tmp_path / "inner.sh").write_text(f"{launch} a.n=${{LR:-1}}\n")
+    found = read("export LR=5\n" + text.replace("LAUNCH", launch))
+    assert (found.arguments, found.unknown) == ([f"a.n={value}"], {})
+
+
+def test_what_xargs_adds_is_not_known(read):
+    launch = read(f"echo a.n=2 | xargs python3 -m {MAIN} a.x=1\n")
+    assert (launch.arguments, [*launch.unknown]) == (["a.x=1"], ["an argument"])
+
+
+@pytest.mark.parametrize(
     "text, says",
     [
         ("echo hello", "it starts no module of Python"),

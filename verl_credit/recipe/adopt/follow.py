@@ -88,6 +88,10 @@ class Follower:
         if inner and (spaced or ("<<" in event.text and event.hides)):
             self.unknown.branches.append(f"{output}, and a shell runs it")
             inner = ""
+        if os.path.basename(given[0]) in ("xargs", "parallel"):
+            mark_read = self._mark(f"{given[0]} of line {event.line} adds what it reads from its input")
+            words.append(mark_read)
+            why[mark_read] = self._mark.why(mark_read)
         for word in () if inner else given[1:]:
             if not word.startswith("-") and word not in (".", "..", "/"):
                 self.files.writes(event, word)
