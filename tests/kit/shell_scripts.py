@@ -242,6 +242,21 @@ KINDS = {
         f"{LAUNCH} c.x=1 & wait; {LAUNCH} c.x=2 & wait",
     ],
 }
+LOSSY = [
+    f"python3 -m {MODULE} a.x=1 a.g=$(nvidia-smi -L | wc -l)",
+    f"python3 -m {MODULE} a.x=1 a.g=$(cat missing.txt)",
+    f"python3 -m {MODULE} a.x=1 a.g=$(< missing.txt)",
+    f"python3 -m {MODULE} a.x=1 a.g=$(( $(nvidia-smi -L | wc -l) * 2 ))",
+    f"python3 -m {MODULE} a.x=1 a.g=$(( $(probe) * 2 ))",
+    f"python3 -m {MODULE} a.x=1 a.g=$(date +%s) a.h=$(nvidia-smi -L | wc -l)",
+    f"python3 -m {MODULE} a.g=1 a.g=$(nvidia-smi -L | wc -l)",
+    f"run() {{ python3 -m {MODULE} a.g=$1; }}; run $(nvidia-smi -L | wc -l)",
+    f"g=$(nvidia-smi -L | wc -l); run() {{ python3 -m {MODULE} a.g=$1; }}; run $((g + 1))",
+    f'bash -c "python3 -m {MODULE} a.g=$(nvidia-smi -L | wc -l)"',
+    f'eval "python3 -m {MODULE} a.g=$(nvidia-smi -L | wc -l)"',
+    f"bash -s $(nvidia-smi -L | wc -l) <<'E'\npython3 -m {MODULE} a.g=$1\nE",
+]
+"""Launches with a word in which a program's output leaves no mark."""
 LAUNCHES = [form for forms in KINDS.values() for form in forms]
 FILES = {"there.sh": "n=41\nexport s=sourced\n", "there.txt": "12\n", "data.csv": "x\n"}
 

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from kit.fuzz import FUZZ_CASES
-from kit.shell_scripts import CONSTRUCTS, LAUNCH, LAUNCHES, drawn, wrong
+from kit.shell_scripts import CONSTRUCTS, LAUNCH, LAUNCHES, LOSSY, drawn, wrong
 from verl_credit.errors import ConfigError
 from verl_credit.recipe.adopt import dialog, script
 from verl_credit.recipe.adopt.entry import MAIN
@@ -39,6 +39,13 @@ def test_each_construct_is_as_bash_has_it_or_not_known(construct, tmp_path):
 @pytest.mark.parametrize("launch", LAUNCHES)
 def test_each_form_of_a_launch_is_as_bash_has_it_or_not_known(launch, tmp_path):
     assert wrong(f"n=8; m=4; A=(a.q=1)\n{launch}\n", tmp_path) == ""
+
+
+@pytest.mark.parametrize("launch", LOSSY)
+@pytest.mark.parametrize("end", ["", " 2>&1 | tee log", " & wait"])
+def test_a_word_without_a_mark_is_not_known_wherever_the_launch_stands(launch, end, tmp_path):
+    first, *rest = launch.split("\n")
+    assert wrong("\n".join([first + end, *rest]) + "\n", tmp_path) == ""
 
 
 @pytest.mark.slow
@@ -95,6 +102,33 @@ def test_what_only_a_run_would_know_is_named_by_its_key_and_its_line(read):
 def test_the_launch_is_found_wherever_it_stands(text, entry, read):
     launch = read(text)
     assert (launch.entry, launch.arguments[0]) == (entry, "a=1")
+
+
+@pytest.mark.parametrize(
+    "text, value",
+    [
+        ("env LR=2 bash inner.sh", 2),
+        ("sbatch --export=ALL,LR=2 inner.sh", 2),
+        ("srun --export=ALL,LR=2 bash inner.sh", 2),
+        ("conda run -n v env LR=2 sh -c 'LAUNCH a.n=${LR:-1}'", 2),
+        ("env -i bash inner.sh", 1),
+        ("env -u LR bash inner.sh", 1),
+        *(
+            (f"{name} 'LAUNCH a.n=${{LR:-1}}'", 1)
+            for name in ("docker run i bash -c", "ssh n1", "kubectl exec p -- sh -c")
+        ),
+    ],
+)
+def test_an_inner_shell_has_the_variables_that_its_program_hands_on(text, value, read, tmp_path):
+    launch = f"python3 -m {MAIN}"
+    (tmp_path / "inner.sh").write_text(f"{launch} a.n=${{LR:-1}}\n")
+    found = read("export LR=5\n" + text.replace("LAUNCH", launch))
+    assert (found.arguments, found.unknown) == ([f"a.n={value}"], {})
+
+
+def test_what_xargs_adds_is_not_known(read):
+    launch = read(f"echo a.n=2 | xargs python3 -m {MAIN} a.x=1\n")
+    assert (launch.arguments, [*launch.unknown]) == (["a.x=1"], ["an argument"])
 
 
 @pytest.mark.parametrize(

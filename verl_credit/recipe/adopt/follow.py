@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from collections.abc import Callable
 
 from verl_credit.recipe.adopt.builtin import Builtins
 from verl_credit.recipe.adopt.confine import READERS
 from verl_credit.recipe.adopt.marks import MARK
 from verl_credit.recipe.adopt.opened import Files, parent
-from verl_credit.recipe.adopt.programs import SILENT, Program, shell_in
+from verl_credit.recipe.adopt.programs import PYTHON, SILENT, Program, shell_in
 from verl_credit.recipe.adopt.unknown import CHANGES, GLOB, GO, SKIP, Event, Unknown, marked
 from verl_credit.recipe.adopt.words import (
     ASSIGNS,
@@ -33,6 +34,9 @@ DECLARES = ("declare", "typeset", "export", "local", "readonly")
 MOST = 500
 """Programs of a script whose shells are followed; a script that starts more is a loop."""
 _PLAIN = re.compile(r"[\w./:+@%,~\[-]+")
+_KEYED = re.compile(r"[\w.+~@/-]+=")
+_COMPUTED = re.compile(r"\$(\(\(|\[).*(\$\((?!\()|`)", re.DOTALL)
+"""Arithmetic with a program's output, which is an error for bash where the output is a mark."""
 _COMPARED = re.compile(
     rf"(?<![\w$\"'{{./-])({NAME})(?= -(?:eq|ne|lt|le|gt|ge) )|-(?:eq|ne|lt|le|gt|ge|v) ({NAME})"
 )
@@ -65,17 +69,29 @@ class Follower:
     def program(self, pid: str, mark: str, order: str, *given: str) -> str:
         """A program of the script, with the words that bash made. Returns what happens in its place."""
         event, known = self._started[int(order)]
+        output = f"a program's output is in line {event.line}"
+        words, left, made = [*given], Counter(known), sum(has_command(one.text) for one in event.words)
         why = {word: self.unknown.hollow[word] for word in given if word in self.unknown.hollow}
-        for word in given:
+        for n, word in enumerate(given):
+            left[word] -= 1
             if MARK.search(word):
                 why[word] = self._mark.why(word)
-            elif event.mark and word not in known:
-                why[word] = self._mark.why(event.mark)
+            elif event.mark and left[word] < 0:
+                words[n] = word.partition("=")[0] + f"={event.mark}" if "=" in word else event.mark
+                why[words[n]] = self._mark.why(event.mark) if made == 1 else output
             elif "\udc80" <= max(word, default="") <= "\udcff":
                 why[word] = "it is not UTF-8"
-        self.programs.append(Program([*given], event.line, int(order), why, tuple(self.unknown.keys.items())))
+        self.programs.append(Program(words, event.line, int(order), why, tuple(self.unknown.keys.items())))
         self._line = event.line
-        inner = shell_in([*given]) if len(self.programs) <= MOST else ""
+        inner = shell_in(words) if len(self.programs) <= MOST else ""
+        spaced = any(" " in word for word, kept in zip(given, words, strict=True) if word != kept)
+        if inner and (spaced or ("<<" in event.text and event.hides)):
+            self.unknown.branches.append(f"{output}, and a shell runs it")
+            inner = ""
+        if os.path.basename(given[0]) in ("xargs", "parallel"):
+            mark_read = self._mark(f"{given[0]} of line {event.line} adds what it reads from its input")
+            words.append(mark_read)
+            why[mark_read] = self._mark.why(mark_read)
         for word in () if inner else given[1:]:
             if not word.startswith("-") and word not in (".", "..", "/"):
                 self.files.writes(event, word)
@@ -89,15 +105,29 @@ class Follower:
         event = Event(pid, int(line) if in_file else self._line, calls, folder, text)
         if calls and calls[0] in self._stubs:
             return GO
-        before = self.unknown.last.get(pid)
-        if before and before.text == text and before.functions == calls[1:] != calls:  # a function starts
-            before.functions = calls
-            self.unknown.run(self._entered(before))
+        before, of = self.unknown.last.get(pid), parent(pid)
+        copied = (one for one in reversed(self.unknown.running) if (one.pid, one.text) == (of, text))
+        call = before or next(copied, None)  # in a pipeline it starts in a copy of the shell
+        if call and call.text == text and call.functions == calls[1:] != calls:  # a function starts
+            call.functions = calls if before else call.functions
+            self.unknown.run(self._entered(call))
             return GO
+        if before:  # the call starts in a copy of this shell, which has its arguments
+            self.unknown.run(self._entering.get(before.text, ("", []))[1])
         self.files.settle(event)
-        self.unknown.run(self._settled(before or self.unknown.last.get(parent(pid)), pid))
+        last = before or next(
+            (
+                one
+                for one in self.unknown.running
+                if (one.pid, one.line) == (of, event.line) and one.text.startswith("eval ")
+            ),
+            self.unknown.last.get(of),
+        )
+        self.unknown.run(self._settled(last, pid))
         event.status = self.unknown.status.pop(pid, "")
         self.unknown.last[pid] = event
+        if has_command(text):
+            self.unknown.running.append(event)
         inside = calls[:1] in (["command"], ["exec"]) and text != '"$@"'
         return GO if inside else "; ".join(self._answer(event))
 
@@ -105,12 +135,18 @@ class Follower:
         """Code for what the last command has done, of this shell or of the one that it is a copy of."""
         if event is None or not event.mark:
             return []
-        mark = event.mark
+        mark, hides = event.mark, event.hides
         if event.pid == pid:
             event.mark = ""
         if event.is_condition:
             self.unknown.decide(event, mark, test=True)
             return []
+        if hides and event.text.startswith("eval "):
+            self.unknown.pin(re.findall(rf"({NAME})=", event.text), mark)
+            if PYTHON.search(event.text):
+                self.unknown.branches.append(
+                    f"a program's output is in line {event.line}, which evaluates it"
+                )
         self._may_set_any(event, mark, has_command)
         found = [one.text for one in event.words if ASSIGNS.match(one.text)]
         names = [assignment(one)[0] for one in found if has_command(one) or GLOB.search(one)]
@@ -126,7 +162,7 @@ class Follower:
 
     def _entered(self, event: Event) -> list[str]:
         """Code for a function's arguments, where they are made of what is not known."""
-        mark, code = self._entering.pop(event.text, (event.mark if event.lossy else "", []))
+        mark, code = self._entering.pop(event.text, (event.mark if event.hides else "", []))
         return [*code, f'set -- "${{@/*/{mark}}}"'] if mark else code
 
     def _answer(self, event: Event) -> list[str]:
@@ -212,6 +248,7 @@ class Follower:
         if len(names) < len(event.lost):
             self.unknown.lose(f"line {event.line} calls a function with arguments that are not known")
             return [SKIP]
+        self.unknown.running.append(event)
         self._entering[event.text] = event.unknown, [marked(name, event.tainted[name]) for name in names]
         return [*(f"{name}=1" for name in names), GO]
 
@@ -224,8 +261,15 @@ class Follower:
         known = [one.text for one in given if not (has_command(one.text) or GLOB.search(one.text))]
         self._started.append((event, self.unknown.expanded(known) if len(known) < len(given) else []))
         started = f"__program '{mark}' {len(self._started) - 1}"
-        if event.spans or not _PLAIN.fullmatch(name):
-            spans = event.spans + [(one.start, one.end, mark) for one in given[1:] if has_command(one.text)]
+        if event.spans or not _PLAIN.fullmatch(name) or any(_COMPUTED.search(one.text) for one in given):
+            hidden = self._mark(f"a program's output is in line {event.line}")
+            spans = [*event.spans]
+            for one in given[1:]:
+                if has_command(one.text):
+                    if re.search(r"\s", one.text) and PYTHON.search(one.text):
+                        self.unknown.branches.append(f"{self._mark.why(hidden)}, and a shell runs it")
+                    key = _KEYED.match(one.text)
+                    spans.append((one.start + (key.end() if key else 0), one.end, hidden))
             return [f"__free 0; {started} {replaced(event.text, spans)[given[0].start :]}; __lock", SKIP]
         self._stubs.add(name)
         again = self.unknown.seen(event)

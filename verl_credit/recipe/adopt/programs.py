@@ -5,15 +5,20 @@ from __future__ import annotations
 import os
 import re
 import shlex
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 SHELLS = ("bash", "sh", "zsh", "dash", "ksh")
 ELSEWHERE = ("docker", "podman", "ssh", "kubectl")
 """Programs that start a shell on a machine where the script's variables are not set."""
 SILENT = ("mkdir", "touch", "rm", "rmdir", "cp", "mv", "ln", "chmod", "chown", "sleep", "pkill", "module")
 """Programs that print nothing where they succeed."""
-_ELSEWHERE = 'builtin command -p env -i "PATH=$PATH" "BASH_ENV=$BASH_ENV" "HOME=$HOME" "$BASH"'
-_PYTHON = re.compile(r"\b(?:python|torchrun)\S*\s")
+_ELSEWHERE = (
+    "for __name in $(builtin compgen -e); do case $__name in PATH | HOME | BASH_ENV) ;; "
+    '*) builtin unset -v "$__name" ;; esac; done'
+)
+PYTHON = re.compile(r"\b(?:python|torchrun)\S*\s")
 
 
 @dataclass(frozen=True)
@@ -34,7 +39,7 @@ def shell_in(words: list[str]) -> str:
     if name.endswith(".sh"):
         words = ["bash", *words]
     place = next((n for n, word in enumerate(words) if os.path.basename(word) in SHELLS), None)
-    texts = [word for word in words[1:] if _PYTHON.search(word)]
+    texts = [word for word in words[1:] if PYTHON.search(word)]
     files = [n for n, word in enumerate(words) if n and word.endswith((".sh", ".slurm", ".sbatch"))]
     if place is not None:
         rest, kept = words[place + 1 :], ""
@@ -48,4 +53,20 @@ def shell_in(words: list[str]) -> str:
         return ""
     else:
         rest = ["-c", texts[-1].removeprefix("--wrap=")] if texts else words[files[0] :]
-    return " ".join([_ELSEWHERE if name in ELSEWHERE else '"$BASH"', shlex.join(rest)])
+    alone = name == "env" and {"-i", "-", "--ignore-environment"} & {*words}
+    clears = [_ELSEWHERE + ";"] * bool(name in ELSEWHERE or alone)
+    dropped = [word for before, word in pairwise(words) if name == "env" and before == "-u"]
+    clears += [f"builtin unset -v {shlex.quote(word)};" for word in dropped]
+    return " ".join(["(", *clears, *_given(words), '"$BASH"', shlex.join(rest), ")"])
+
+
+def _given(words: list[str]) -> Iterator[str]:
+    """The assignments that a program hands on to its shell, as `env`, `--export=`, `--env` and `-e` have them."""
+    for word in words[1:]:
+        if os.path.basename(word) in SHELLS or PYTHON.search(word):
+            return
+        for one in (
+            re.sub("^--(export|env)=", "", word).split(",") if word.startswith("--export=") else [word]
+        ):
+            if match := re.match(r"(?:--env=)?([A-Za-z_]\w*)=(.*)", one, re.DOTALL):
+                yield f"{match[1]}={shlex.quote(match[2])}"

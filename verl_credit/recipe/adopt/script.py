@@ -130,4 +130,9 @@ def _modules(words: list[str]) -> Iterator[tuple[int, str]]:
             yield n, text
         elif n and text.endswith(".py") and "=" not in text:
             parts = text.removesuffix(".py").split("/")
-            yield n, ".".join(parts[parts.index("verl") :]) if "verl" in parts else os.path.basename(text)
+            yield (
+                n,
+                ".".join(parts[len(parts) - 1 - parts[::-1].index("verl") :])
+                if "verl" in parts
+                else os.path.basename(text),
+            )

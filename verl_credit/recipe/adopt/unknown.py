@@ -62,6 +62,11 @@ class Event:
         return next(iter(self.tainted.values()), "")
 
     @property
+    def hides(self) -> bool:
+        """May what is not known stand in it without a mark?"""
+        return bool(self.mark) and (self.lossy or "|" in self.text)
+
+    @property
     def is_condition(self) -> bool:
         return re.match(r"\[\[? |test |case |for |select ", self.text) is not None
 
@@ -80,6 +85,8 @@ class Unknown:
         self.shells: set[str] = set()
         self.last: dict[str, Event] = {}
         """The last command of each shell."""
+        self.running: list[Event] = []
+        """Commands that have others inside. In a pipeline or in the background one still runs after the next has started."""
         self.status: dict[str, str] = {}
         """A mark where the status of a shell's last command is not known."""
         self.keys: dict[str, str] = {}
@@ -138,8 +145,8 @@ class Unknown:
 
     def flag(self, pid: str, mark: str, lossy: bool = False) -> None:
         """Commands of other shells may have the output of this one in them."""
-        for other, event in self.last.items():
-            if other != pid and has_command(event.text):
+        for event in self.running:
+            if event.pid != pid:
                 event.mark, event.lossy = event.mark or mark, event.lossy or lossy
 
     def taken(self, event: Event, mark: str, *, lossy: bool = False, test: bool = False) -> None:

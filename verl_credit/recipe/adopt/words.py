@@ -128,7 +128,7 @@ def uses(text: str, start: int = 0) -> Iterator[Use]:
         if text[at] in '("':  # the elements of an array are words of this command
             quoted, end = quoted ^ (text[at] == '"'), at + 1
         elif text.startswith(("$((", "$["), at):
-            for name in re.findall(rf"{NAME}|\x02\d*\x03", text[at:end]):
+            for name in re.findall(rf"{NAME}|\x02\d*\x03", _without_commands(text[at:end])):
                 yield Use(name, start + at, start + end, False)
         elif text.startswith("${", at):
             yield from _braced(text[at:end], start + at)
@@ -136,6 +136,15 @@ def uses(text: str, start: int = 0) -> Iterator[Use]:
             end = bare.end()
             yield Use(bare[1], start + at, start + end, bare[1] not in UNSTABLE)
         at = end
+
+
+def _without_commands(text: str) -> str:
+    """The text of `$((...))` without the commands whose outputs are in it."""
+    kept, at = text[:2], 2
+    while at < len(text):
+        end = at + 1 if text[at] == "(" else end_of(text, at)
+        kept, at = kept + ("" if has_command(text[at:end]) else text[at:end]), end
+    return kept
 
 
 def _braced(text: str, at: int) -> Iterator[Use]:
@@ -162,7 +171,7 @@ def has_command(text: str) -> bool:
             return True
         if not quoted and text.startswith(("<(", ">("), at):
             return True
-        end = at + 2 if text.startswith("${", at) else end_of(text, at, quoted)
+        end = at + 2 if text.startswith(("${", "$[", "$(("), at) else end_of(text, at, quoted)
         if text[at] in '("':
             quoted, end = quoted ^ (text[at] == '"'), at + 1
         at = end
