@@ -44,6 +44,12 @@ def test_a_row_is_shown_as_the_policy_sees_it(tmp_path, model, capsys):
     ]
 
 
+def test_a_row_of_an_environment_is_shown_without_the_search_tool(tmp_path, model, capsys):
+    row = {**GOOD, "agent_name": "env_agent", "extra_info": {"index": 0, "environment": {"seed": 3}}}
+    assert check(write(tmp_path / "rows.parquet", [row]), "--model", model) == 0
+    assert "no tool" in (said := capsys.readouterr().out) and SEARCH not in said and "seed 3" in said
+
+
 def test_without_a_model_the_messages_are_shown(tmp_path, capsys):
     file = write(tmp_path / "rows.parquet", [GOOD])
     assert check(file) == 0

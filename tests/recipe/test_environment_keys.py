@@ -13,6 +13,7 @@ from verl_credit.recipe.world import without_value
 HERE = __name__
 GIVEN = ("data.train_files=x", "data.val_files=x", "actor_rollout_ref.model.path=x")
 SIGNAL = ("algorithm.info_gain_norm_mode=turn-group-v1d", "algorithm.turn_signal=tool_reward")
+PENALTY = "reward.custom_reward_function.reward_kwargs.format_penalty"
 GAE = "algorithm.info_gain_norm_mode=turn_gae"
 
 
@@ -60,6 +61,9 @@ def test_what_an_environment_takes(overrides):
         ((GAE, "algorithm.turn_values=features"), "algorithm.turn_values", ["state", "column:progress"]),
         (SIGNAL, "environment.outcome", ["last"]),
         (("environment.outcome=return", *SIGNAL), "environment.outcome", ["last"]),
+        ((SIGNAL[0], "algorithm.turn_signal=provenance"), "algorithm.turn_signal", ["env_agent", "pages"]),
+        (("search.include_reasoning=true",), "search.include_reasoning", ["env_agent", "false"]),
+        ((f"{PENALTY}=0.2",), PENALTY, ["0.2", "environment.invalid_reward"]),
         (("environment.invalid_reward=-1",), "environment.invalid_reward", ["environment.outcome=return"]),
         ((GAE, "algorithm.turn_values=group", "algorithm.lam=0.5"), "algorithm.lam", ["0.9", "state"]),
         (("algorithm.turn_anchor=states",), "algorithm.turn_anchor", ["observation", "state", "prefix"]),

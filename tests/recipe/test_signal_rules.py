@@ -93,7 +93,7 @@ def test_a_judge_is_bound_but_not_called():
         ([f"{SIGNAL}=lapo"], SIGNAL, LAST),
         ([f"{SEVERAL}={{info_gain:1,infopo:1}}"], SEVERAL, LAST),
         ([f"{SCORER}=reference"], SCORER, "loads no reference; set actor_rollout_ref.actor.use_kl_loss=true"),
-        ([f"{SIGNAL}=provenance", *TOOLS_ALONE], SIGNAL, "tools name no pages"),
+        ([f"{SIGNAL}=provenance", *TOOLS_ALONE], SIGNAL, "turn_agent"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(overrides, key, message):

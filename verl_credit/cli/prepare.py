@@ -98,7 +98,11 @@ def prepare_check(
         reads = Reads(searches=not no_search, other_tools=True, calls=not no_search, format=calls)
         rows = read_rows(str(file), "prepare check", reads)
         odd = look_at(rows, "prepare check", reads)
-        lines = [*odd, *_prompt(rows[0], model, not no_search), *_answerable(file, corpus, search, topk)]
+        lines = [
+            *odd,
+            *_prompt(rows[0], model, not no_search and rows[0].task is None),
+            *_answerable(file, corpus, search, topk),
+        ]
     except (PreflightError, NotHere) as error:
         print(error)
         return ExitCode.PREFLIGHT

@@ -126,7 +126,7 @@ def validate_rollout(config: DictConfig, settings: CreditSettings) -> Iterator[C
         use = f"{engine.no_scores}; set {SCORER}=branch or rows"
         yield ConfigError.of(config, SCORER, ENGINE, accepted=use)
     if served and select(config, DEFAULT) not in AGENTS:
-        use = f"the scores are asked for by {' and '.join(AGENTS)}; with an agent loop of your own take branch or rows"
+        use = f"{AGENT_NAME} and {TURN_AGENT} ask for the scores; with another agent loop take branch or rows"
         yield ConfigError.of(config, SCORER, DEFAULT, accepted=use)
     yield from _other_tools(config)
     yield from _reward_manager(config)

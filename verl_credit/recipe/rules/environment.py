@@ -14,9 +14,10 @@ from verl_credit.config.resolved import select
 from verl_credit.config.settings import INFO_GAIN, CreditSettings
 from verl_credit.credit.turn.value_providers import KEY as VALUES
 from verl_credit.errors import ConfigError
-from verl_credit.names import ENV_AGENT, ENVIRONMENTS
+from verl_credit.names import ENV_AGENT, ENVIRONMENTS, OUR_REWARD
 from verl_credit.recipe.agent_loops import tools_given
 from verl_credit.recipe.rules.own import load_own
+from verl_credit.recipe.rules.pipeline import PENALTY, REWARD
 
 PATH, OUTCOME = "environment.path", "environment.outcome"
 
@@ -50,6 +51,12 @@ def _beside(config: DictConfig, settings: CreditSettings) -> Iterator[ConfigErro
         use += "or a signal of yours"
         key = "algorithm.turn_signal" if settings.algorithm.turn_signals is None else "algorithm.turn_signals"
         yield ConfigError.of(config, key, DEFAULT, accepted=use)
+    if config.search.include_reasoning:
+        use = "a thought would be a part of the action; set it to false"
+        yield ConfigError.of(config, "search.include_reasoning", DEFAULT, accepted=use)
+    if select(config, f"{REWARD}.path") == OUR_REWARD and select(config, PENALTY):
+        use = "an environment asks for no form of answer; set it to 0, and environment.invalid_reward to a number below 0"
+        yield ConfigError.of(config, PENALTY, DEFAULT, accepted=use)
     if settings.algorithm.turn_values == "features":
         use = "no gold answer is read, and nothing is searched; take state, group, critic, column:progress, or your own"
         yield ConfigError.of(config, VALUES, DEFAULT, accepted=use)

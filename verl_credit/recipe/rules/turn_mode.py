@@ -19,7 +19,7 @@ from verl_credit.credit.turn.modes import MODES
 from verl_credit.credit.turn.value_providers import KEY as VALUES
 from verl_credit.credit.turn.value_providers import PROVIDERS
 from verl_credit.errors import ConfigError, did_you_mean
-from verl_credit.names import AGENT_NAME, AGENTS, TURN_AGENT
+from verl_credit.names import AGENT_NAME, AGENTS, ENV_AGENT, TURN_AGENT
 from verl_credit.recipe.agent_loops import own_loops, tools_given
 from verl_credit.recipe.rules.own import OWN, load_own, refuse_what_is_no_operator, trial, try_operator
 from verl_credit.recipe.rules.refusals import refusals_of
@@ -159,8 +159,8 @@ def _check(config: DictConfig, settings: CreditSettings, key: str, name: str) ->
     if not isinstance(signal, OwnSignal):
         return
     refuse_what_is_no_operator(signal.function, key, name)
-    if "pages" in signal.wants and loop == TURN_AGENT and not own_loops(config):
-        use = f"that loop's tools name no pages, so that no turn would have a reward; set {DEFAULT}={AGENT_NAME}, or take "
+    if "pages" in signal.wants and loop in (TURN_AGENT, ENV_AGENT) and not own_loops(config):
+        use = f"that loop names no pages, so that no turn would have a reward; set {DEFAULT}={AGENT_NAME}, or take "
         use += "another signal"
         raise ConfigError(key=key, value=name, beside={DEFAULT: loop}, accepted=use)
     if isinstance(signal, TrajectorySignal) and loop not in AGENTS:  # a row may name another loop
