@@ -155,13 +155,16 @@ def test_the_limits_of_a_rollout(tokenizer):
 
 def test_a_success_that_nobody_says_is_asked_for(tokenizer):
     silent = ("+environment.kwargs.says=false",)
-    with pytest.raises(ValueError, match=r"environment\.outcome=success.*environment\.success_at"):
-        play(tokenizer, ["right", "right"], *silent)
+    for outcome in "success", "return", "last":
+        with pytest.raises(ValueError, match=r"environment\.success_at=None"):
+            play(tokenizer, ["right", "right"], *silent, f"environment.outcome={outcome}")
     output, _ = play(tokenizer, ["right", "right"], *silent, "environment.success_at=0.875")
     assert scored(output)["em"] == scored(output)["score"] == 1
     output, _ = play(tokenizer, ["left", "right", "right"], *silent, "environment.success_at=0.875")
     assert scored(output)["em"] == 0
-    output, _ = play(tokenizer, ["right", "right"], *silent, "environment.outcome=return")
+    output, _ = play(
+        tokenizer, ["right", "right"], *silent, "environment.outcome=return", "environment.success_at=0.9"
+    )
     assert (scored(output)["em"], scored(output)["score"]) == (0, 0.875)
     assert scored(play(tokenizer, ["left"] * 6, *silent)[0])["em"] == 0  # a limit is no end of the task
 

@@ -209,7 +209,9 @@ def test_an_agent_loop_that_returns_several_rows_is_not_measured(monkeypatch):
         turn_rewards=[[]],
     )  # fmt: skip
     rewards = {"rm_scores": torch.nested.as_nested_tensor([torch.tensor([1.0])], layout=torch.jagged)}
-    monkeypatch.setattr("verl_credit.host.step.measured_rows.store.fetch_turn_batch", lambda batch, ids: turns)
+    monkeypatch.setattr(
+        "verl_credit.host.step.measured_rows.store.fetch_turn_batch", lambda batch, ids: turns
+    )
     monkeypatch.setattr("verl_credit.host.step.measured_rows.store.read", lambda batch, *fields: rewards)
     ((found,),) = rows_of(SimpleNamespace(keys=["uid_of_it_3_0"]), {"uid_of_it": 5})
     assert found.question == 5 and found.turn_ids == [0] and found.outcome == 1.0

@@ -325,13 +325,13 @@ def test_verls_own_loop_trains_by_the_mask_and_is_scored_by_its_last_turn(monkey
     assert compute_score("lab", "", {"target": ["c"]}, extra_info=verls.extra_fields)["em"] == 1.0
     # A loop whose two last turns stand side by side: its turn ids say which text is the last one.
     verls.extra_fields = {
-        "turn_ids": [0] * (len(verls.response_mask) - 1) + [1],
+        "turn_ids": [0] * (len(verls.response_mask) - 3) + [1] * 3,
         "credit": {"stop_reason": "answer"},
     }
     written(monkeypatch, [verls], tokenizer=tokenizer)
     record = verls.extra_fields.pop("credit")
     assert (record["final_text"], record["stop_reason"]) == (
-        tokenizer.decode(verls.response_ids[-1:]),
+        tokenizer.decode(verls.response_ids[-3:], skip_special_tokens=True),
         "answer",
     )
     assert (

@@ -23,11 +23,9 @@ def outcome_record(
     found = {"return": float(sum(earned)), "last": (rewards[-1] or 0.0) if rewards else 0.0}
     if said is None and success_at is not None:
         said = found["return"] >= success_at
-    if said is None and ended and outcome == "success":
-        use = "the environment ended and did not say whether that is a success"
-        raise ValueError(
-            f"environment.outcome=success: {use}; set environment.success_at, or outcome=return or last"
-        )
+    if said is None and ended:
+        use = "the environment ended and did not say whether that is a success; set it to the return of a success"
+        raise ValueError(f"environment.success_at=None: {use}")
     found["success"] = float(bool(said))
     return found | {"score": found[outcome]}
 
