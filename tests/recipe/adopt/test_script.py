@@ -142,6 +142,12 @@ def test_what_xargs_adds_is_not_known(read):
         ("python3 -m verl.trainer.sft_trainer data.x=1", "it starts verl.trainer.sft_trainer"),
         ('echo "unclosed', "it starts no module of Python"),
         ("cat > run.txt <<EOF\npython -m verl.trainer.main_ppo a=1\nEOF", "it starts no module of Python"),
+        (f'a=1\n[ -n "$1" ] || exit 1\npython -m {MAIN} a=1', "its last command is `exit 1` in line 2"),
+        (
+            f"cat > made.sh <<EOF\npython -m {MAIN} a=1\nEOF\nbash made.sh",
+            "line 4 starts a script that is not read",
+        ),
+        ("printf x > made.sh\nbash made.sh\n./made.sh", "line 3 starts a script that is not read"),
     ],
 )
 def test_a_script_without_a_launch_is_refused_in_one_sentence(text, says, read):

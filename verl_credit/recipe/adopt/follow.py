@@ -16,7 +16,7 @@ from verl_credit.recipe.adopt.builtin import Builtins
 from verl_credit.recipe.adopt.confine import READERS
 from verl_credit.recipe.adopt.marks import MARK
 from verl_credit.recipe.adopt.opened import Files, parent
-from verl_credit.recipe.adopt.programs import PYTHON, SILENT, Program, shell_in
+from verl_credit.recipe.adopt.programs import PYTHON, SCRIPTS, SILENT, Program, shell_in
 from verl_credit.recipe.adopt.unknown import CHANGES, GLOB, GO, SKIP, Event, Unknown, marked
 from verl_credit.recipe.adopt.words import (
     ASSIGNS,
@@ -87,6 +87,11 @@ class Follower:
         spaced = any(" " in word for word, kept in zip(given, words, strict=True) if word != kept)
         if inner and (spaced or ("<<" in event.text and event.hides)):
             self.unknown.branches.append(f"{output}, and a shell runs it")
+            inner = ""
+        scripts = [word for word in words if word.endswith(SCRIPTS)] if inner else []
+        if made_here := next(filter(None, (self.files.mark_of(event, word) for word in scripts)), ""):
+            why_not = self._mark.why(made_here)
+            self.notes.append(f"line {event.line} starts a script that is not read, because {why_not}")
             inner = ""
         if os.path.basename(given[0]) in ("xargs", "parallel"):
             mark_read = self._mark(f"{given[0]} of line {event.line} adds what it reads from its input")

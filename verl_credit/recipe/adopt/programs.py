@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 SHELLS = ("bash", "sh", "zsh", "dash", "ksh")
+SCRIPTS = (".sh", ".slurm", ".sbatch")
 ELSEWHERE = ("docker", "podman", "ssh", "kubectl")
 """Programs that start a shell on a machine where the script's variables are not set."""
 SILENT = ("mkdir", "touch", "rm", "rmdir", "cp", "mv", "ln", "chmod", "chown", "sleep", "pkill", "module")
@@ -40,7 +41,7 @@ def shell_in(words: list[str]) -> str:
         words = ["bash", *words]
     place = next((n for n, word in enumerate(words) if os.path.basename(word) in SHELLS), None)
     texts = [word for word in words[1:] if PYTHON.search(word)]
-    files = [n for n, word in enumerate(words) if n and word.endswith((".sh", ".slurm", ".sbatch"))]
+    files = [n for n, word in enumerate(words) if n and word.endswith(SCRIPTS)]
     if place is not None:
         rest, kept = words[place + 1 :], ""
         while rest and rest[0][:1] in ("-", "+"):

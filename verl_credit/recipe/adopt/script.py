@@ -13,6 +13,7 @@ from verl_credit.recipe.adopt.dialog import Unconfined, follow
 from verl_credit.recipe.adopt.entry import MAIN, is_launch
 from verl_credit.recipe.adopt.marks import MARK
 from verl_credit.recipe.adopt.programs import Program
+from verl_credit.recipe.adopt.unknown import Event
 
 SECONDS = 10.0
 """How long a script may take. None of its programs runs, and bash needs a tenth of a second for most."""
@@ -64,7 +65,8 @@ def launches_of(name: str, environment: Mapping[str, str]) -> list[Launch]:
         )
         raise ConfigError(f"--from {name}: {use}", key="--from", value=name, accepted=use)
     if not launches:
-        raise _none(name, programs, [*late, *found.notes])
+        last = next(iter(found.unknown.last.values()), None)  # of the script's own shell
+        raise _none(name, programs, last, [*late, *found.notes])
     for launch in launches:
         launch.notes += [*late, *found.notes]
     return launches
@@ -89,13 +91,15 @@ def _apart(launch: Launch, launches: list[Launch]) -> str:
     return " ".join([f"line {launch.line}", *map(printable, own[:3]), *["..."] * (len(own) > 3)])
 
 
-def _none(name: str, programs: list[Program], notes: list[str]) -> ConfigError:
+def _none(name: str, programs: list[Program], last: Event | None, notes: list[str]) -> ConfigError:
     others = dict.fromkeys(module for program in programs for _, module in _modules(program.words))
     found = (
         f"it starts {', '.join(others)}, whose arguments are not verl's keys"
         if others
         else "it starts no module of Python"
     )
+    if last:
+        found += f", and its last command is `{printable(last.text[:80])}` in line {last.line}"
     found = "; ".join([found, *notes])
     use = f"no launch of {MAIN} is in it ({found}); adopt reads a script with `python -m {MAIN} KEY=VALUE...`"
     return ConfigError(f"{name}: {use}", key="--from", value=name)
