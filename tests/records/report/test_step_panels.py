@@ -3,8 +3,9 @@
 import pytest
 
 from kit.report_page import training, write_lines
-from verl_credit.records.report.panels import step_panels
+from verl_credit.records.report.panels import panels, step_panels
 from verl_credit.records.report.run_data import read_run
+from verl_credit.records.report.summary import training_rows
 
 
 def drawn(folder):
@@ -46,3 +47,16 @@ def test_a_run_with_values_shows_what_they_explain(tmp_path):
     write_lines(tmp_path / "metrics.jsonl", steps)
     panel = drawn(tmp_path)["Explained variance of values"]
     assert lines(panel) == {"outcomes": {1: 0.1, 2: 0.5}, "changes": {1: -0.2, 2: 0.1}}
+
+
+def test_an_environments_success_is_not_called_an_exact_match(tmp_path):
+    env = {"credit/env/success": 0.5, "credit/env/return": 2.0, "credit/env/steps": 7.0}
+    for given, shown, gone in (env, "Success", "Exact match"), ({}, "Exact match", "Success"):
+        write_lines(tmp_path / "metrics.jsonl", [training(step) | given for step in (1, 2)])
+        run = read_run(tmp_path)
+        titles = {panel.title for panel in panels(run)}
+        rows = {row.label for row in training_rows(run)}
+        assert shown in titles and gone not in titles
+        assert ("Ended with an answer" in rows) == (not given) and (
+            {"Return, mean", "Steps, mean"} <= rows
+        ) == bool(given)

@@ -62,7 +62,7 @@ def panels(run: Run) -> list[Panel]:
     return [
         *([_own_reward(run)] if run.own_reward else [_em(run), _reward(run)]),
         Panel(
-            "Turns", "turns per trajectory", "Searches plus the answer turn, mean over the trajectories trained on.",
+            "Turns", "turns per trajectory", "Turns of the policy, mean over the trajectories trained on.",
             _lines(run, {"turns": "credit/turns_per_row"}, INK), "credit/turns_per_row in metrics.jsonl",
         ),
         _gain(run),
@@ -84,6 +84,7 @@ def panels(run: Run) -> list[Panel]:
 def _reward(run: Run) -> Panel:
     path = run.settings.get("reward.custom_reward_function.path", OUR_REWARD)
     of = "Exact match plus any format penalty" if path == OUR_REWARD else f"By {path}"
+    of = "The environment's outcome (environment.outcome)" if run.in_environment else of
     return Panel(
         "Reward", "mean reward per trajectory", f"{of}: what the outcome part of the advantage is made of.",
         _lines(run, {"reward": "critic/score/mean"}, INK), "critic/score/mean in metrics.jsonl",
@@ -125,9 +126,12 @@ def _held_out(run: Run) -> list[Line]:
 def _em(run: Run) -> Panel:
     lines = _held_out(run)
     lines.append(Line("training", run.series("credit/outcome/em"), GREY, width=1.3))
+    title, of = "Exact match", "answers equal to a gold answer after normalisation"
+    if run.in_environment:
+        title, of = "Success", "rollouts whose environment ended with a success"
     return Panel(
-        "Exact match", "exact match (%)",
-        "Share of answers equal to a gold answer after normalisation. Training questions change from step to "
+        title, f"{title.lower()} (%)",
+        f"Share of {of}. Training questions change from step to "
         "step, the held-out ones stay. “If in format”: among well-formatted answers only.",
         tuple(line for line in lines if line.series),
         "credit/outcome/em in metrics.jsonl and val-*/…-greedy|sampled/em in validation.jsonl", percent, top=1.0,

@@ -113,6 +113,11 @@ class Run:
         seen = REWARD in measures or bool(self.series("critic/score/mean"))
         return seen and EM not in measures and not self.series("credit/outcome/em")
 
+    @property
+    def in_environment(self) -> bool:
+        """The exact match is the success that an environment says."""
+        return bool(self.series("credit/env/success"))
+
     def event(self, kind: str) -> list[str]:
         return [str(row.get("text", "")) for row in self.events if row.get("kind") == kind]
 

@@ -145,14 +145,24 @@ def training_rows(run: Run) -> list[Row]:
         Row("Exact match (EM)", run.series("credit/outcome/em"), percent, points),
         Row("Answers in format", run.series("credit/outcome/format_ok"), percent, points),
     ]
-    return ([] if run.own_reward else of_ours) + [
-        Row("Ended with an answer", run.series("credit/stop/answer"), percent, points),
-        Row("Turns cut at their token budget", run.series(TURNS_CUT), percent, points),
-        Row("Reward, mean", run.series("critic/score/mean"), plain, signed),
-        Row("Turns per trajectory", run.series("credit/turns_per_row"), plain, signed),
-        Row(f"{run.reward_title}, mean", run.series(f"{run.reward_metric}/mean"), signed, signed),
-        Row("Turns with one above 0", run.series(f"{run.reward_metric}/share_positive"), percent, points),
-        Row("Clipped tokens", run.series("actor/pg_clipfrac"), percent, points),
-        Row("Time per step", run.series("timing_s/step"), seconds, seconds_change),
-        Row("Time per step for the gain", run.series("credit/gain/seconds"), seconds, seconds_change),
-    ]
+    if run.in_environment:
+        of_ours = [
+            Row("Success", run.series("credit/env/success"), percent, points),
+            Row("Return, mean", run.series("credit/env/return"), plain, signed),
+            Row("Steps, mean", run.series("credit/env/steps"), plain, signed),
+        ]
+    ended = [Row("Ended with an answer", run.series("credit/stop/answer"), percent, points)]
+    return (
+        ([] if run.own_reward else of_ours)
+        + ([] if run.in_environment else ended)
+        + [
+            Row("Turns cut at their token budget", run.series(TURNS_CUT), percent, points),
+            Row("Reward, mean", run.series("critic/score/mean"), plain, signed),
+            Row("Turns per trajectory", run.series("credit/turns_per_row"), plain, signed),
+            Row(f"{run.reward_title}, mean", run.series(f"{run.reward_metric}/mean"), signed, signed),
+            Row("Turns with one above 0", run.series(f"{run.reward_metric}/share_positive"), percent, points),
+            Row("Clipped tokens", run.series("actor/pg_clipfrac"), percent, points),
+            Row("Time per step", run.series("timing_s/step"), seconds, seconds_change),
+            Row("Time per step for the gain", run.series("credit/gain/seconds"), seconds, seconds_change),
+        ]
+    )
