@@ -13,7 +13,7 @@ import pytest
 from kit.fuzz import FUZZ_CASES
 from kit.shell_scripts import CONSTRUCTS, LAUNCH, LAUNCHES, LOSSY, drawn, wrong
 from verl_credit.errors import ConfigError
-from verl_credit.recipe.adopt import dialog, script
+from verl_credit.recipe.adopt import dialog, follow, script
 from verl_credit.recipe.adopt.entry import MAIN
 from verl_credit.recipe.adopt.script import read_script
 
@@ -46,6 +46,26 @@ def test_each_form_of_a_launch_is_as_bash_has_it_or_not_known(launch, tmp_path):
 def test_a_word_without_a_mark_is_not_known_wherever_the_launch_stands(launch, end, tmp_path):
     first, *rest = launch.split("\n")
     assert wrong("\n".join([first + end, *rest]) + "\n", tmp_path) == ""
+
+
+def test_a_function_in_the_background_may_start_after_the_next_command_of_the_script(monkeypatch):
+    sent = []
+
+    def ask(code, count):
+        sent.append(code)
+        return ["function" if "type -t -- run" in code else ""] * max(count, 0)
+
+    monkeypatch.setattr(follow, "parent", {"shell of run": "script", "shell of probe": "shell of run"}.get)
+    follower, call = follow.Follower(ask), "run $(probe | wc -l)"
+    follower.start("script", "run.sh", "")
+    for pid, functions, text in [
+        ("script", "", call),
+        ("shell of probe", "", "probe"),
+        ("script", "", "wait"),
+        ("shell of run", "run main", call),
+    ]:
+        follower.event(pid, "1", "run.sh", functions, "/", text)
+    assert sent[-1].startswith('set -- "${@/*/\x02')
 
 
 @pytest.mark.slow

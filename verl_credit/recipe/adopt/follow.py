@@ -138,11 +138,10 @@ class Follower:
 
     def _settled(self, event: Event | None, pid: str) -> list[str]:
         """Code for what the last command has done, of this shell or of the one that it is a copy of."""
-        if event is None or not event.mark:
+        if event is None or not event.mark or event.settled:
             return []
         mark, hides = event.mark, event.hides
-        if event.pid == pid:
-            event.mark = ""
+        event.settled = event.pid == pid
         if event.is_condition:
             self.unknown.decide(event, mark, test=True)
             return []

@@ -43,6 +43,8 @@ class Event:
     """A mark where the output of a command in it is not known."""
     lossy: bool = False
     """May the mark be missing in the output?"""
+    settled: bool = False
+    """Has its shell gone on since? A function that it calls in the background may not have started by then."""
     tainted: dict[str, str] = field(default_factory=dict)
     """The names that it reads and that are not known, with their marks."""
     lost: dict[str, str] = field(default_factory=dict)
