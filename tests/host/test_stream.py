@@ -59,6 +59,34 @@ def test_the_stream_is_the_template_s_text_for_every_model_type(template, model_
     assert text == whole(tokenizer, messages_of("a", "b")) + script[2]
 
 
+def test_rollouts_of_a_worker_render_a_dialogue_once(monkeypatch):
+    tokenizer, rendered = forms.tokenizer_with(forms.CHATML), []
+    render = ContinuousTokenBuilder._render_tokens
+
+    def counted(self, messages, **asked):
+        rendered.append(json.dumps([messages, asked]))
+        return render(self, messages, **asked)
+
+    monkeypatch.setattr(ContinuousTokenBuilder, "_render_tokens", counted)
+    script = [search_turn("a"), search_turn("b"), answer_turn("x")]
+    first, _ = run(tokenizer, script, model_type="llama")
+    assert len(rendered) == len(set(rendered))
+    before = len(rendered)
+    again, _ = run(tokenizer, script, model_type="llama")
+    assert len(rendered) == before
+    assert (again.prompt_ids, again.response_ids) == (first.prompt_ids, first.response_ids)
+
+
+def test_a_template_that_changes_is_rendered_anew():
+    tokenizer = forms.tokenizer_with(forms.CHATML)
+    script = [search_turn("a"), answer_turn("x")]
+    for template in (forms.CHATML, forms.NO_SEPARATOR, forms.CHATML):
+        tokenizer.chat_template = forms.tokenizer_with(template).chat_template
+        output, _ = run(tokenizer, script, model_type="llama")
+        text = tokenizer.decode([*output.prompt_ids, *output.response_ids])
+        assert text == whole(tokenizer, messages_of("a")) + script[1]
+
+
 def test_what_is_inserted_is_not_the_policy_s():
     tokenizer = forms.tokenizer_with(forms.CHATML)
     output, _ = run(tokenizer, [search_turn("a"), answer_turn("x")], model_type="llama")

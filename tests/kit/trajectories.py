@@ -52,11 +52,11 @@ def run(
     ``policy``: another client of an engine. ``agent``: a name in verl's registry. ``max_tokens``: of a turn, for loops that
     set no budget. ``params``: further sampling parameters, which verl sends with every turn. ``model_type``: of the policy's
     config.json; by it verl chooses how it appends to the stream."""
-    import hydra
     from verl.experimental.agent_loop.agent_loop import DictConfigWrap, ToolListWrap, _agent_loop_registry
     from verl.utils.dataset.rl_dataset import RLHFDataset
 
     from verl_credit.host.rollout import env_agent, search_agent  # noqa: F401  (the import registers the agents)
+    from verl_credit.host.rollout.loop_maker import make_loop
 
     config = _composed(*overrides)
     policy = policy or ScriptedPolicy(tokenizer, script)
@@ -66,7 +66,7 @@ def run(
         return f"Page 1: about {query}\ntext", ["7"], 1
 
     async def trajectory():
-        loop = hydra.utils.instantiate(  # as verl's worker makes one
+        loop = make_loop(  # as a worker makes one
             _agent_loop_registry[agent],
             trainer_config=DictConfigWrap(config),
             server_manager=policy,

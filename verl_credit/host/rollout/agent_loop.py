@@ -29,7 +29,7 @@ from verl_credit.host.rollout.engine_client import (
     seed_parts,
     stable_seed,
 )
-from verl_credit.host.rollout.stream_builder import follow_template
+from verl_credit.host.rollout.stream_builder import shared_builder
 from verl_credit.names import ROLLOUT_NAME, ROW_RECORD, TOOL_FAULT, TURN_AGENT, TURN_IDS, TURN_REWARDS
 from verl_credit.turns.rollout.book import NO_TOKEN, RowRecord, TurnBook, known_reward, rewards_of_turns
 from verl_credit.turns.rollout.reward.qa import final_answer
@@ -73,7 +73,7 @@ class TurnAgentLoop(ToolAgentLoop):
             name: _RewardKept(**vars(tool)) if isinstance(tool, FunctionTool) else tool
             for name, tool in self.tools.items()
         }
-        follow_template(self.continuous_token_builder)
+        self.continuous_token_builder = shared_builder(self.continuous_token_builder)
         self.max_new_tokens = self.config.search.max_new_tokens
         self.reader = TurnReader(self.tokenizer, self.config.search.include_reasoning)
         self.tool_parser = ToolParser.get_tool_parser(self.tool_parser_name, self.reader)

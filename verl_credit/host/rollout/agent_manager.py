@@ -39,8 +39,10 @@ class CreditAgentLoopWorker(AgentLoopWorkerTQ.__ray_actor_class__):
     def __init__(self, *args, **kwargs):
         # Here, because Ray pickles this class by value: its process need not import this module.
         from verl_credit.host.rollout import env_agent, search_agent  # noqa: F401  (the import registers the loops)
+        from verl_credit.host.rollout.loop_maker import make_loops_directly
 
         register_parts()
+        make_loops_directly()
         super().__init__(*args, **kwargs)
         self._kept: dict[str, list] = {ERRORS: [], HELD_OUT_FAULTS: []}
 

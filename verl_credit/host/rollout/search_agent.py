@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from omegaconf import OmegaConf
+from typing import Any
+
 from verl.experimental.agent_loop.agent_loop import register
 from verl.tools.base_tool import BaseTool
 from verl.tools.schemas import OpenAIFunctionToolSchema, ToolResponse
@@ -16,7 +17,7 @@ from verl_credit.turns.rollout.search.wire import SCHEMA, bad_query_reason, with
 class SearchTool(BaseTool):
     """All trajectories of a worker process share the tool, so that connections are reused."""
 
-    _shared: dict[str, SearchTool] = {}
+    _shared: tuple[Any, SearchTool | None] = (None, None)
 
     def __init__(self, settings):
         # verl's BaseTool.__init__ prints the schema for every instance, therefore it is not called.
@@ -27,10 +28,10 @@ class SearchTool(BaseTool):
 
     @classmethod
     def for_settings(cls, settings) -> SearchTool:
-        key = OmegaConf.to_yaml(settings)
-        if key not in cls._shared:
-            cls._shared[key] = cls(settings)
-        return cls._shared[key]
+        """A worker has one configuration, whose ``search`` is one object."""
+        if cls._shared[0] is not settings:
+            cls._shared = settings, cls(settings)
+        return cls._shared[1]
 
     async def lookup(self, query: str) -> tuple[str, list[str], int]:
         """The observation, the ids of its pages in order, and how many times it was retried. Errors: SearchFault."""

@@ -8,6 +8,7 @@ train on ``<|im_end|><|im_start|>``, which it has never read. Here the template 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from functools import cache
 
@@ -49,6 +50,47 @@ def follow_template(builder: ContinuousTokenBuilder) -> ContinuousTokenBuilder:
     if getattr(type(builder), MERGE_TOKENS) in _SEPARATING:
         setattr(builder, MERGE_TOKENS, merge)
     return builder
+
+
+_shared: dict[tuple, ContinuousTokenBuilder] = {}
+MOST_DIALOGUES = 64
+
+
+def shared_builder(builder: ContinuousTokenBuilder) -> ContinuousTokenBuilder:
+    """The builder of this process that writes what ``builder`` would, and that follows the template.
+
+    verl makes one for every rollout, but what one rollout measured holds for all: how a turn ends, and the tokens of
+    a dialogue that is rendered again (the prompt of a group; what verl puts before each observation). Builders of
+    pictures stay as verl makes them.
+    """
+    if builder.supports_multimodal():
+        return follow_template(builder)
+    tokenizer = builder.tokenizer
+    settings = repr({name: value for name, value in vars(builder).items() if value is not tokenizer})
+    key = (type(builder), id(tokenizer), tokenizer.chat_template, settings)
+    if key not in _shared:
+        builder._render_tokens = _remembered(builder._render_tokens)
+        _shared[key] = follow_template(builder)
+    return _shared[key]
+
+
+def _remembered(render: Callable[..., list[int]]) -> Callable[..., list[int]]:
+    known: dict[str, list[int]] = {}
+
+    def rendered(messages: list[dict], **asked) -> list[int]:
+        try:
+            key = json.dumps([messages, asked])
+        except TypeError:  # a message that holds more than text
+            return render(messages, **asked)
+        tokens = known.get(key)
+        if tokens is None:
+            tokens = render(messages, **asked)
+            if len(known) >= MOST_DIALOGUES:
+                known.clear()
+            known[key] = tokens
+        return list(tokens)
+
+    return rendered
 
 
 def turn_end(builder: ContinuousTokenBuilder) -> tuple[int, list[int]] | None:
