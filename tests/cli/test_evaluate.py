@@ -205,14 +205,6 @@ def test_two_evaluations_are_compared_by_question(tmp_path, capsys):
     assert "75.0 % -   50.0 % =   25.0 %" in said and "A higher in 2, B in 1" in said
 
 
-def test_measures_that_only_one_of_them_has_are_named(tmp_path, capsys):
-    a, b = evaluated(tmp_path / "a", [1, 0]), evaluated(tmp_path / "b", [1, 0])
-    write_held_out(tmp_path / "b", 2, [row(place, "greedy", 1.0) | {"scores": {}} for place in (0, 1)])
-    assert main(["evaluate", "compare", a, b]) == ExitCode.DONE
-    (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("left out"))
-    assert line.startswith("left out, because only A has it: em of ")
-
-
 def test_a_folder_without_an_evaluation_and_other_questions_are_refused(tmp_path, capsys):
     a, b = evaluated(tmp_path / "a", [1]), evaluated(tmp_path / "b", [1])
     write_held_out(tmp_path / "b", 2, [row("other", "greedy", 1.0)])

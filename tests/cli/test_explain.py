@@ -12,7 +12,6 @@ from omegaconf import OmegaConf
 from kit.recipes import OWN, load_config
 from verl_credit.cli import COMMANDS, main
 from verl_credit.cli.pages import keys_page, modes_page
-from verl_credit.cli.recipe.stages import missing
 from verl_credit.config.keys import our_keys
 from verl_credit.credit import REGISTRY, laws
 from verl_credit.recipe.rules.turn_mode import KEYS
@@ -46,42 +45,6 @@ def test_the_pipeline_is_told_in_the_order_in_which_it_acts(capsys):
     assert "missing before it can run: nothing" in said
 
 
-@pytest.mark.parametrize(
-    "scorer, price", [("rows", "compute_log_prob: 640 a step"), ("server", "up to 5 prompts per trajectory")]
-)
-def test_the_price_of_a_scorer_is_told(scorer, price, capsys):
-    assert price in run(capsys, "explain", f"algorithm.info_gain_scorer={scorer}")[1]
-
-
-@pytest.mark.parametrize(
-    "overrides, told, untold",
-    [
-        (["credit=grpo"], ["turn: none"], ["information gain", "token:"]),
-        (["credit=grpo", "algorithm.transform_mode=entropy_mask"], ["rho=0.2", "uncertainty: "], ["sepa"]),
-        ([*CANONICAL, "algorithm.transform_mode=grpo_s"], ["canonical: grpo_s"], ["outcome:", "turn:"]),
-        (["algorithm.info_gain_norm_mode=joint", f"{LOSS}.dynamic_clip=false"], ["normalises outcomes"], []),
-        (["credit=verl"], ["advantage: verl's grpo"], ["turn:"]),
-    ],
-)
-def test_only_what_runs_is_told(capsys, overrides, told, untold):
-    code, said = run(capsys, "explain", *overrides)
-    assert code == 0, said
-    stages = said.split("\n\n", 1)[1]
-    assert all(text in stages for text in told), said
-    assert not any(text in stages for text in untold), said
-
-
-def test_a_refused_configuration_is_told_with_the_reason(capsys):
-    code, said = run(capsys, "explain", "algorithm.advantage_mode=maxlr")
-    assert code == 4
-    assert "this would be refused" in said and "did you mean maxrl" in said
-
-
-def test_a_recipe_that_does_not_search_misses_no_server(capsys):
-    assert run(capsys, "explain", "--config-name", "math_sepa")[0] == 0
-    assert "search.url" not in run(capsys, "explain", "--config-name", "math_sepa")[1]
-
-
 def test_inputs_that_are_missing_are_named(capsys, tmp_path):
     (tmp_path / "questions.parquet").write_bytes(b"")
     own = {"data.train_files": "questions.parquet", "data.val_files": "absent.parquet"}
@@ -92,12 +55,6 @@ def test_inputs_that_are_missing_are_named(capsys, tmp_path):
     missing = said.splitlines()[-1]
     assert "absent.parquet (not there)" in missing and "policy (not there)" in missing
     assert "search.url (a server" in missing and "questions.parquet" not in missing
-
-
-def test_the_answer_that_is_scored_is_told_with_its_prefix(capsys):
-    _, said = run(capsys, "explain", "algorithm.info_gain_prefix='So: '")
-    assert "the policy; template='<answer> {answer}</answer>' prefix='So: '" in said
-    assert "template='auto' prefix='auto'" in run(capsys, "explain", "--config-name", "multihop_qwen3_4b")[1]
 
 
 @pytest.mark.slow
@@ -192,12 +149,6 @@ def test_commands_that_only_read_or_refuse_import_nothing_heavy():
     assert all(line.endswith("[]") for line in found), found
 
 
-def test_a_path_longer_than_a_name_may_be_is_not_there():
-    long = "x" * 300
-    config = load_config("search_cpu", [*OWN, f"data.train_files={long}"])
-    assert f"data.train_files={long} (not there)" in missing(config)
-
-
 @pytest.mark.parametrize(
     "override, says",
     [
@@ -217,8 +168,3 @@ def test_a_path_longer_than_a_name_may_be_is_not_there():
 def test_what_is_probably_meant_is_named_once(override, says, capsys):
     code, said = run(capsys, "explain", override)
     assert code == 4 and said.count(says) == 1
-
-
-def test_a_loss_of_verls_has_its_own_ratio(capsys):
-    _, said = run(capsys, "explain", f"{LOSS}.loss_mode=gspo")
-    assert "verl's own ratio, clip range" in said and "ratio per" not in said

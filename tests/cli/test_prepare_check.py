@@ -50,13 +50,6 @@ def test_a_row_of_an_environment_is_shown_without_the_search_tool(tmp_path, mode
     assert "no tool" in (said := capsys.readouterr().out) and SEARCH not in said and "seed 3" in said
 
 
-def test_without_a_model_the_messages_are_shown(tmp_path, capsys):
-    file = write(tmp_path / "rows.parquet", [GOOD])
-    assert check(file) == 0
-    said = capsys.readouterr().out
-    assert "1 rows can train" in said and "\nuser: q\n" in said and "--model" in said
-
-
 def test_without_searches_the_prompt_has_to_say_how_an_answer_is_written(tmp_path, model, capsys):
     assert check(write(tmp_path / "rows.parquet", [GOOD]), "--no-search") == 4
     assert "row 0: reward_model.ground_truth={'target': ['a']} has no form" in capsys.readouterr().out
@@ -78,17 +71,6 @@ def test_what_cannot_train_is_one_line_and_exit_code_4(tmp_path, model, capsys, 
     assert check(write(tmp_path / "rows.parquet", [row]), "--model", model) == 4
     printed = capsys.readouterr().out
     assert said in printed and printed.count("\n") == 1
-
-
-def test_what_is_odd_about_the_rows_is_said(tmp_path, capsys):
-    joined = {**GOOD, "reward_model": {"ground_truth": {"target": ["a|b"], "form": "tag"}}}
-    file = write(tmp_path / "rows.parquet", [joined, *different(2), joined])
-    assert check(file) == 0
-    said = capsys.readouterr().out.splitlines()
-    assert said[0] == "4 rows can train"
-    again = f"first {file} row 3: the prompt of {file} row 0 stands here again"
-    assert said[1].startswith(f"prepare check: 1 of 4 rows (25%), {again}")
-    assert f"2 of 4 rows (50%), first {file} row 0: the gold answer 'a|b' looks like several" in said[2]
 
 
 SEARCH_R1 = (
@@ -130,17 +112,3 @@ def test_a_file_and_a_model_that_are_not_there_are_named(tmp_path, capsys):
     assert capsys.readouterr().out == f"prepare check: {tmp_path}/none.parquet does not exist\n"
     assert check(write(tmp_path / "rows.parquet", [GOOD]), "--model", tmp_path) == 4
     assert "no tokenizer can be loaded from there" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    "arguments, said",
-    [
-        (["check"], "prepare check [OPTIONS] {file}"),
-        (["check", "rows.parquet", "--limit", "3"], "No such option: --limit"),
-        (["nq", "--out", "x"], "Missing option '--source'"),
-        (["nq", "rows.parquet", "--source", "x", "--out", "y"], "(rows.parquet)"),
-    ],
-)
-def test_it_is_a_command_of_its_own_beside_prepare(arguments, said, capsys):
-    assert main(["prepare", *arguments]) == 2
-    assert said in capsys.readouterr().err

@@ -8,7 +8,7 @@ from omegaconf import OmegaConf
 
 from kit.stored_rollouts import UPDATE, stored
 from verl_credit.cli import another_run
-from verl_credit.cli.probe import _notes, divide, probe, run, summary
+from verl_credit.cli.probe import divide, probe, run
 from verl_credit.config.keys.section import declared
 from verl_credit.errors import ConfigError, ExitCode
 from verl_credit.study.probe.file import ProbeSettings
@@ -115,31 +115,3 @@ def test_rollouts_of_another_policy_or_sampler_are_refused(tmp_path, changes, sa
     saved = SimpleNamespace(step=11, config=None, folder=tmp_path)
     with pytest.raises(ConfigError, match=said):
         run(saved, path, settings(batch_config={"B_E": 1, "B_U": 1}), say=None)
-
-
-def test_what_the_update_leaves_out_and_rounded_weights_are_named():
-    objective = {"use_kl_loss": True, "kl_loss_coef": 0.001, "entropy_coeff": 0.01, "ppo_epochs": 2}
-    facts = SimpleNamespace(objective=objective, rollout_is_weight_B_T=torch.ones(1, 1))
-    parts = (
-        "kl_loss_coef=0.001",
-        "entropy_coeff=0.01",
-        "importance weights",
-        "ppo_epochs=2",
-        "weights are bfloat16",
-    )
-    for said, part in zip(_notes(facts, "bfloat16", "float64"), parts, strict=True):
-        assert part in said
-    nothing = {"use_kl_loss": False, "kl_loss_coef": 0.001, "entropy_coeff": 0, "ppo_epochs": 1}
-    assert _notes(SimpleNamespace(objective=nothing, rollout_is_weight_B_T=None), "float32", "float64") == []
-
-
-def test_the_summary_names_clipped_weights():
-    result = {
-        "entropy": 0.1, "unit": "nats per token", "lr": 1e-3, "log_log_slope": 0.99, "derivative_check": 1e-9,
-        "e": {"prompts": 2, "rollouts": 4}, "u": {"prompts": 1, "rollouts": 2},
-        "delta_h1": {"value": -0.01, "interval_95": [-0.02, 0.0], "by_dot_product": -0.01},
-        "truth": [{"eta": 1e-3, "change": -0.011, "se": 0.002, "predicted": -0.01, "ess": 3.9, "clipped": 0.25}],
-        "norms": {"x": 1.0, "x_score": 0.5, "x_pathwise": 0.7, "y_gradient": 2.0},
-    }  # fmt: skip
-    said = "\n".join(summary(result))
-    assert "25.0 % of the weights clipped" in said

@@ -32,18 +32,6 @@ def test_log_gap_is_the_log_of_how_much_the_gap_shrank():
     assert sure.info_gain_B_K.item() == pytest.approx(math.log(1.1 / 0.1))
 
 
-def test_gains_telescope():
-    generator = torch.Generator().manual_seed(0)
-    score = -torch.rand(5, 6, generator=generator, dtype=torch.float64) * 8
-    gain = info_gain(score, torch.ones_like(score)).info_gain_B_K
-    torch.testing.assert_close(gain.sum(dim=1), score[:, -1].exp() - score[:, 0].exp())
-
-
-def test_a_gain_of_zero_is_a_gain():
-    gain = info_gain(torch.tensor([[-1.0, -1.0]]), torch.ones(1, 2))
-    assert (gain.info_gain_B_K.item(), gain.turn_mask_B_K.item()) == (0.0, True)
-
-
 def test_without_a_first_turn_gain_the_prompt_is_not_read():
     prior = info_gain(SCORE, MASK)
     score, mask = SCORE.clone(), MASK.clone()

@@ -11,12 +11,11 @@ from kit.fuzz import LAW_SEEDS
 from verl_credit.credit import REGISTRY
 from verl_credit.credit.laws import LAWS, PROPERTIES, check, own_subject, registered_subject
 from verl_credit.credit.laws import laws as steady
-from verl_credit.credit.laws.check import counterexample, lines, smallest
+from verl_credit.credit.laws.check import counterexample
 from verl_credit.credit.laws.drawn_world import make_world
 from verl_credit.credit.laws.effects import TOOL_TURNS
 from verl_credit.credit.laws.subjects import run_turn_mode
 from verl_credit.credit.operator import equation_of
-from verl_credit.credit.plugins import AlgorithmContext, TransformSpec
 from verl_credit.credit.turn.mode import as_turn_mode
 from verl_credit.credit.turn.modes import MODES
 
@@ -145,15 +144,6 @@ def test_a_law_tells_of_an_error_once(monkeypatch):
     assert {finding.detail for finding in findings if finding.name == "width"} == {f"as for {errors[0].name}"}
 
 
-def test_an_exemption_of_a_users_is_shown_with_its_reason():
-    def kept(rewards):
-        return list(rewards)
-
-    kept.exempt = {"ties": "raw rewards are the point"}
-    findings = {finding.name: finding for finding in check(own_subject(kept, "kept"), range(1))}
-    assert (findings["ties"].verdict, findings["ties"].detail) == ("exempt", "raw rewards are the point")
-
-
 @pytest.mark.parametrize("name", ["joint", "gigpo"])
 def test_where_tool_turns_are_exempt_from_better_the_answer_is_bound(name):
     subject = registered_subject("turn", name)
@@ -218,25 +208,6 @@ def test_a_factor_on_the_outcomes_does_what_the_floors_do(seed):
         normalised(replace(subject, unfloored=wrong), world)
 
 
-def test_the_counterexample_of_an_algorithm_shows_its_turns_and_their_rewards():
-    def worse_the_more_it_earned(context: AlgorithmContext):
-        earned_G = [sum(r or 0.0 for r in rewards) for rewards in context.turn_rewards_G]
-        rows = zip(context.rewards_G, earned_G, context.turn_ids_G, strict=True)
-        return [[r if earned <= 0 else -r] * len(ids) for r, earned, ids in rows]
-
-    (better,) = (
-        f for f in check(own_subject(worse_the_more_it_earned, "worse"), range(1)) if f.name == "better"
-    )
-    assert better.wrong
-    assert "turn_ids = [[0" in better.example[0] and "turn_rewards = [[0." in better.example[0]
-
-
-def test_the_counterexample_of_a_turn_mode_shows_its_tables():
-    subject = registered_subject("turn", "gigpo")
-    first, *_ = lines(smallest(counterexample(LAWS["ties"], subject), subject), subject)
-    assert first == "rewards = [0.3499999940395355], turn_rewards = [[None]], anchor_B_K1 = [[1, 1]]"
-
-
 def test_a_mode_of_ones_own_that_takes_any_option_is_given_any():
     def mine(tables, *, weight=1.0, **others):
         outcome_B = tables.outcome_advantage("grpo") * others.get("times", 1.0)
@@ -268,11 +239,3 @@ def test_the_ranges_of_our_options_do_not_bind_a_mode_of_ones_own():
             shipped.check_options({"norm_by_std": False, "eps": 1e-3})
     with pytest.raises(ValueError, match="lam=2.0: expected a number at least 0 and at most 1"):
         run_turn_mode(world, mode=MODES["turn_gae"], lam=2.0)
-
-
-def test_the_kind_is_told_or_asked_for():
-    assert own_subject(TransformSpec("x"), "x").level == "token"
-    assert own_subject(lambda: TransformSpec("x"), "x").level == "token"
-    with pytest.raises(ValueError, match="m.f: cannot tell .* --kind outcome"):
-        own_subject(lambda scores: scores, "m.f")
-    assert own_subject(lambda scores: scores, "m.f", kind="outcome").level == "outcome"

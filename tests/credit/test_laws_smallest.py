@@ -76,14 +76,6 @@ def test_columns_without_a_policy_token_go_first():
     assert found.world.mask_B_T.any(dim=0).all()
 
 
-def test_a_law_that_never_holds_is_shown_with_a_row():
-    def law(subject, world):
-        raise Broken("it breaks")
-
-    found = smallest(Example(law, make_world(0), "as it was found"), own_subject(centred, "centred"))
-    assert found.world.mask_B_T.shape == (1, 1)
-
-
 @each_seed
 def test_of_an_operator_that_raises_the_call_that_raised_is_shown(seed):
     found = shrunk(lambda world: False, seed, undefined_for_two)

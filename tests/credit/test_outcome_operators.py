@@ -116,14 +116,6 @@ def test_both_agree_with_a_loop_over_prompts(seed):
         assert got.tolist() == pytest.approx(want, abs=1e-12)
 
 
-def test_reinforce_pp_counts_tokens_by_weight_and_leaves_no_zero_out():
-    outcome_B, weight_B = torch.tensor([1.0, 0.5, 0.0]).double(), torch.tensor([5, 2, 1])
-    got = reinforce_pp(outcome_B, torch.zeros(3, dtype=torch.long), row_weight_B=weight_B)
-    tokens = got.repeat_interleave(weight_B)
-    assert (tokens.mean().item(), tokens.std(correction=0).item()) == pytest.approx((0, 1), abs=1e-7)
-    assert got[1] != 0  # the centred outcome of 0 is re-centred with the others
-
-
 @pytest.mark.parametrize("difference, advantage", [(1e-9, 5e-6), (3e-8, 1.5e-4), (2e-4, 2**-0.5), (2.0, 1.0)])
 def test_reinforce_pp_does_not_make_advantages_of_noise(difference, advantage):
     """verl's floor: a std of 1e-4."""

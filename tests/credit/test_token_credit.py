@@ -106,17 +106,6 @@ def test_the_published_modes_and_the_three_stage_one():
     }
 
 
-def test_hicra_on_plain_advantages_by_hand():
-    """A solved and a failed row under GRPO without a std; planning the second token of each. Uncertainties do nothing."""
-    turn = torch.tensor([[0.5, 0.5], [-0.5, -0.5]])
-    planning = torch.tensor([[0, 1], [0, 1]])
-    given = dict(planning_B_T=planning, transform_mode="hicra", hicra_alpha=0.2)
-    for h in (None, torch.tensor([[0.1, 9.0], [3.0, 0.2]])):
-        credit = token_credit(turn, torch.ones(2, 2), uncertainty_B_T=h, **given)
-        assert credit.advantage_B_T.flatten().tolist() == pytest.approx([0.5, 0.6, -0.5, -0.4])
-        assert (credit.weight_B_T == 1).all()
-
-
 @each_seed
 def test_reductions(seed):
     tables = batch(seed)

@@ -54,31 +54,6 @@ def close(*rows, tolerance=1e-9):
     return turn_lists.close(rows, tolerance)
 
 
-def test_leave_one_out_worked():
-    """r = (.2, .4), (.1); R = 1, 0. The last turn answers: its r stands where the outcome does, R is compared beside."""
-    given, more = batch([[0.2], []], [0.4, 0.1])
-    outcome = rloo(torch.tensor([1.0, 0.0]), given[-1])
-    assert outcome.tolist() == [1.0, -1.0]
-    credit = leave_one_out(*given, **more, outcome="last_turn")
-    assert turns(credit, 2, 1) == close((0.5, 0.4), (-0.5,))  # and with R: (1.5, 1.4), -1.5
-    present = leave_one_out(*given, **more, outcome="last_turn", baseline="present_only")
-    assert turns(present, 2, 1) == close((0.5, 0.0), (-0.5,))  # 1.5, 1.0; -1.5
-    scaled = leave_one_out(*given, **more, outcome="last_turn", alpha=0.5, gain_scale=2.0, outcome_scale=10.0)
-    assert turns(scaled, 2, 1) == close((1.7, 2.0), (-1.7,))
-    given, more = batch([[0.2], []], [1.4, 0.1])
-    assert turns(leave_one_out(*given, **more, outcome="last_turn"), 2, 1) == close((1.5, 1.4), (-1.5,))
-
-
-def test_leave_one_out_separate_worked():
-    """Tool rewards (.2, .4), (.1), answers without one: the answer of row 1 is a turn 1 that earned 0."""
-    given, more = batch([[0.2, 0.4], [0.1]], [1.0, 0.0])
-    assert turns(leave_one_out(*given, **more), 3, 2) == close((1.5, 1.4, 1.0), (-1.5, -1.4))
-    options = {"alpha": 0.5, "gain_scale": 2.0, "outcome_scale": 3.0}
-    assert turns(leave_one_out(*given, **more, **options), 3, 2) == close((3.5, 3.4, 3.0), (-3.5, -3.4))
-    present = leave_one_out(*given, **more, baseline="present_only")
-    assert turns(present, 3, 2) == close((1.5, 1.4, 1.0), (-1.5, -1.4))
-
-
 def test_turn_gae_worked():
     given, more = batch([[0.0]], [1.0])
     credit = turn_gae(*given, **more, value_B_K1=torch.tensor([[0.5, 0.2]]), gamma=0.95, lam=0.9)

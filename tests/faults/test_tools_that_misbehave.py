@@ -19,7 +19,7 @@ from kit.recipes import OWN, load_config
 from kit.scripted_server import hits, scripted_server
 from kit.settings import settings
 from kit.trajectories import record, run
-from kit.turn_rows import Row, credited, turn_batch
+from kit.turn_rows import Row, turn_batch
 from verl_credit.errors import IntegrityError
 from verl_credit.host.rollout.search_agent import SearchTool
 from verl_credit.turns.rollout.book import RowRecord
@@ -139,31 +139,6 @@ def test_a_server_with_every_fault_loses_those_rows_and_no_other(server):
         check_tool_faults(records, 0.1, server.url)
 
 
-def test_a_server_that_takes_too_long_masks_the_row_at_the_deadline(server):
-    server.script = ["hang"]  # it holds the request until this test has ended
-    output = rollout(tool_of(server, timeout_s=0.3))
-    assert record(output)["tool_fault"] == "deadline" and masked(output)
-    assert server.hanging.is_set() and record(output)["n_retries"] == 0
-    assert 0 < int(server.request_headers[0]["X-Deadline-Ms"]) <= 300  # the server was told
-
-
-def test_lost_rows_leave_the_others_their_credit(server):
-    """Four siblings and a fifth that the server lost: the four earn what they would without it, and the fifth nothing."""
-    tool, outcomes, gains = tool_of(server), [1.0, 0.0, 1.0, 0.0], [[0.5], [-0.25], [0.25], [0.0]]
-    server.script = [*[PAGES["good"]] * 4, FAULTS["500"][0]]
-    outputs = [rollout(tool) for _ in range(5)]
-    whole = credited(batch_of(outputs[:4], outcomes), gains, outcomes, [0] * 4, norm_mode="turn-group-v1d")
-    with_lost = credited(
-        batch_of(outputs, [*outcomes, 0.0]),
-        [*gains, [None]],
-        [*outcomes, 0.0],
-        [0] * 5,
-        norm_mode="turn-group-v1d",
-    )
-    torch.testing.assert_close(with_lost.credit.advantage_B_K[:4], whole.credit.advantage_B_K)
-    assert not with_lost.credit.advantage_B_K[4].any()
-
-
 # --- a judge -----------------------------------------------------------------------------------
 
 
@@ -233,12 +208,3 @@ def test_a_judge_that_hangs_fails_or_talks_nonsense_loses_its_rewards_and_none_i
         step_rewards(
             {signal: 1.0}, settings(turn_signals={JUDGE: 1.0}), rows, scored=True, tolerated_share=0.25
         )
-
-
-def test_a_row_that_the_search_server_lost_is_not_judged(server):
-    with scripted_server() as pages:
-        tool = tool_of(pages)
-        pages.script = [FAULTS["500"][0]]
-        (output,) = judged(server, [(200, {"rewards": [0.5]})], tool)
-    assert masked(output) and not server.requests
-    assert not record(output).get("signals")

@@ -188,18 +188,6 @@ def test_the_first_takes_the_least_and_the_next_what_the_budget_holds(tmp_path, 
     assert not (tmp_path / EVENTS).exists()
 
 
-def test_a_share_above_the_budget_is_said_once(tmp_path, monkeypatch):
-    probing = make(tmp_path, monkeypatch, every=1, budget=0.1)
-    probing.workers.row_s = 2.0
-    shares = [run_step(probing, step).get("credit/probe/time_share", 0) for step in range(1, 5)]
-    assert shares[1:] == [pytest.approx(8 / 18)] * 3
-    (note,) = read_json_lines(tmp_path / EVENTS)
-    assert note["text"] == (
-        "the entropy probe took 44.4% of step 2, more than probe.budget=0.1: it measured 2 prompts, the least that it can "
-        "measure (probe.groups)"
-    )
-
-
 def test_a_step_with_too_few_prompts_measures_nothing_and_says_so(tmp_path, monkeypatch):
     probing = make(tmp_path, monkeypatch, every=2, groups=7)
     run_step(probing, 2)

@@ -7,13 +7,16 @@ from contextlib import ExitStack, contextmanager
 from functools import cache, lru_cache
 from io import StringIO
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import omegaconf.base
 import yaml
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from omegaconf import DictConfig, ListConfig, Node, OmegaConf
+from omegaconf import Container, DictConfig, ListConfig, Node, OmegaConf, SCMode
+from omegaconf.basecontainer import BaseContainer
+from omegaconf.errors import InterpolationResolutionError
 
 from verl_credit.errors import ConfigError
 from verl_credit.recipe import compose
@@ -60,6 +63,39 @@ def omegaconfs_copies():
         yield
 
 
+_to_content = BaseContainer._to_content
+
+
+def plain(
+    conf: Container,
+    resolve: bool,
+    throw_on_missing=False,
+    enum_to_str=False,
+    structured_config_mode=SCMode.DICT,
+) -> Any:
+    """Replaces what ``to_container`` does, which takes two thirds of a check: only an interpolation is looked up."""
+    content = conf.__dict__["_content"]
+    options = throw_on_missing, enum_to_str, structured_config_mode
+    if options != (False, False, SCMode.DICT) or not isinstance(content, dict | list):
+        return _to_content(conf, resolve, *options)
+
+    def value_of(key, node):
+        if not isinstance(node, Container):
+            value = node.__dict__["_val"]
+            if not resolve or not isinstance(value, str) or "${" not in value:
+                return value
+            try:
+                node = node._dereference_node()
+            except InterpolationResolutionError as error:
+                conf._format_and_raise(key=key, value=None, cause=error)
+        return plain(node, resolve) if isinstance(node, Container) else node._value()
+
+    if isinstance(content, dict):
+        return {key: value_of(key, node) for key, node in content.items()}
+    return [value_of(place, node) for place, node in enumerate(content)]
+
+
+BaseContainer._to_content = staticmethod(plain)
 _composed = cache(compose.compose_recipe)
 
 

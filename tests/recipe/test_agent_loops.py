@@ -2,7 +2,6 @@
 
 import pytest
 
-from kit.idle import without_effect
 from kit.recipes import load_config, refused
 from verl_credit.config.fit import DEFAULT, MOST
 from verl_credit.errors import ConfigError
@@ -80,14 +79,6 @@ def test_scorers_count_the_contexts_of_the_turn_agent(scorer):
     assert "up to 3 " in said(most) and "per context" in said() and "up to" not in said()
     contexts = SCORERS[scorer].answers_behind_row(lab(TURN_AGENT, TOOLS, most))
     assert contexts == {"branch": 3, "rows": 1, "server": 0}[scorer]
-
-
-def test_turns_that_the_search_agent_does_not_read_are_said(tmp_path):
-    def said(*overrides):
-        return [line for line in without_effect(lab(*overrides)) if MOST in line]
-
-    assert said(f"{MOST}=3") == [f"{MOST}=3: search_agent has search.max_searches+1 turns"]
-    assert said() == said(f"{MOST}=3", TOOLS, TURN_AGENT) == said(f"{MOST}=3", listed(tmp_path)) == []
 
 
 def test_rows_may_name_the_loops_that_can_work(tmp_path):

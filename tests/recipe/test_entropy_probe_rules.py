@@ -4,7 +4,6 @@ import pytest
 
 from kit.idle import without_effect
 from kit.recipes import check, refused
-from verl_credit.recipe.unread import warnings_of
 
 ON = "probe.every=5"
 
@@ -53,21 +52,7 @@ def test_more_groups_than_prompts_are_refused():
     check("probe.groups=17")
 
 
-def test_half_precision_compute_is_named_once_and_accepted():
-    half = "actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype=bf16"
-    (said,) = [line for line in warnings_of(check(ON, half)) if "probe" in line]
-    assert "param_dtype=bf16, whose rounding" in said and "credit/probe/delta_h" in said
-    for config in (check(ON), check(half)):
-        assert not [line for line in warnings_of(config) if "probe" in line]
-
-
 @pytest.mark.parametrize("every, steps, said", [(5, 5, 1), (5, 6, 0), (0, 5, 0)])
 def test_a_probe_that_never_measures_is_named(every, steps, said):
     config = check(f"probe.every={every}", f"trainer.total_training_steps={steps}")
     assert len([line for line in without_effect(config) if line.startswith(f"probe.every={every}: ")]) == said
-
-
-def test_verls_default_of_half_precision_is_known():
-    given = ["data.train_files=x", "data.val_files=x", "search.url=http://x", ON]
-    config = check(*given, recipe="multihop_qwen3_4b")
-    assert [line for line in warnings_of(config) if "param_dtype=bf16, whose rounding" in line]

@@ -5,9 +5,7 @@ import pytest
 from kit.environments import CORRIDOR
 from kit.recipes import check
 from kit.recipes import refused as refused_recipe
-from verl_credit.cli.recipe.stages import explanation
 from verl_credit.config.settings import CreditSettings
-from verl_credit.recipe.unread import warnings_of, without_effect
 from verl_credit.recipe.world import without_value
 
 HERE = __name__
@@ -97,18 +95,3 @@ def test_the_default_credit_has_values_of_states(outcome, floor):
     algorithm = CreditSettings.from_config(composed(f"environment.outcome={outcome}")).algorithm
     assert (algorithm.info_gain_norm_mode, algorithm.turn_values, algorithm.lam) == ("turn_gae", "state", 0.9)
     assert algorithm.turn_params.get("rms_floor") == floor
-
-
-def test_what_is_said_of_a_run_in_an_environment():
-    config = composed("actor_rollout_ref.rollout.multi_turn.max_assistant_turns=7")
-    (line,) = [
-        line
-        for line in without_effect(config, CreditSettings.from_config(config))
-        if "max_assistant_turns" in line
-    ]
-    assert "environment.max_steps" in line
-    text = explanation("doorkey", config)
-    assert "minigrid" in text and "MiniGrid-DoorKey-5x5-v0" in text and "outcome=success" in text
-    assert any(
-        "environment.max_steps=999 of" in line for line in warnings_of(composed("environment.max_steps=999"))
-    )

@@ -10,7 +10,6 @@ from verl_credit.cli import main
 from verl_credit.config.settings import CreditSettings
 from verl_credit.errors import ConfigError, PreflightError
 from verl_credit.policy.families import ATTENTION, PACKED, SCORER, Keys
-from verl_credit.recipe import family
 from verl_credit.recipe.doctor.context import Context
 from verl_credit.recipe.doctor.inputs import ADAPTER, check_family
 from verl_credit.recipe.doctor.status import Status
@@ -78,12 +77,6 @@ def test_a_recipe_gets_what_is_exact_without_a_key_of_the_users(values, keys, of
     assert unused(plain, CreditSettings.from_config(plain)) == []
 
 
-def test_installed_kernels_that_were_never_run_are_named(of, monkeypatch):
-    monkeypatch.setattr(family, "find_spec", {"fla": "installed"}.get)
-    assert family_line(check(of(QWEN3_NEXT))).endswith("never run with the installed kernels of fla")
-    assert "kernels" not in family_line(check(of({"model_type": "gpt_oss"})))
-
-
 def test_without_the_config_the_proof_decides_and_that_is_said():
     config = check(f"{MODEL}=nobody/knows")
     assert keys_of(config) == Keys("auto", True, "branch")
@@ -147,11 +140,6 @@ def test_a_run_is_refused_by_one_line_before_anything_starts(of, capsys):
     assert "\n" not in said and said.startswith(
         f"verl-credit train: {PACKED}=true with {ATTENTION}=sdpa: bamba: its layers of"
     )
-
-
-def test_explain_names_the_choice_and_its_reason(of, capsys):
-    assert main(["explain", of(BAMBA)]) == 0
-    assert f"family: bamba, {ATTENTION}=sdpa, {PACKED}=false and {SCORER}=rows: " in capsys.readouterr().out
 
 
 def test_rows_within_the_border_of_a_rotary_embedding_run_and_longer_ones_are_refused(of):

@@ -4,11 +4,10 @@ import pytest
 
 from kit.idle import idle_lines
 from kit.recipes import check, load_config, refused
-from verl_credit.cli.recipe.stages import stages
 from verl_credit.config.keys import reads
 from verl_credit.config.settings import CreditSettings
 from verl_credit.credit.turn.modes import MODES
-from verl_credit.recipe.step_size import EACH, StepSize, step_line, twice
+from verl_credit.recipe.step_size import EACH, StepSize, step_line
 
 MODE, VALUES, OUTCOME = "algorithm.info_gain_norm_mode", "algorithm.turn_values", "algorithm.advantage_mode"
 BATCH, MINI = "data.train_batch_size", "actor_rollout_ref.actor.ppo_mini_batch_size"
@@ -68,24 +67,6 @@ def test_the_preset_asks_more_questions_in_as_many_rollouts_and_updates():
 @pytest.mark.parametrize("given, size", [((f"{EACH}=8",), (16, 8, 4)), ((f"{BATCH}=32",), (32, 2, 8))])
 def test_overrides_of_the_size_win_over_the_preset(given, size):
     assert StepSize.of(check("credit=values", *given)) == size
-
-
-def test_more_rollouts_are_of_each_question_or_of_more_questions():
-    config = load_config("lab")
-    assert twice(config, grouped=True) == f"{EACH}=16"
-    assert twice(config, grouped=False) == f"{BATCH}=32 {MINI}=8"
-
-
-def test_no_outcome_operator_is_shown_where_none_acts():
-    def levels(*given):
-        config = load_config("lab", given)
-        return [stage.level for stage in stages(config, CreditSettings.from_config(config))]
-
-    assert (
-        "outcome" not in levels(GAE, FEATURES)
-        and "outcome" in levels(f"{MODE}=gigpo")
-        and "outcome" in levels(NONE)
-    )
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,7 @@
 
 import pytest
 
-from kit.idle import without_effect
-from kit.recipes import check, load_config, refused
+from kit.recipes import check, refused
 from verl_credit.config.keys import LOSS
 from verl_credit.config.keys.verl import VERLS_LOSSES
 from verl_credit.config.settings import CreditSettings
@@ -42,11 +41,3 @@ def test_dro_without_its_penalty_is_refused_before_the_start():
     for beta in ((), (f"{LOSS}.dro_beta=0",)):
         error = refused(f"{LOSS}.loss_mode=dro", *beta)
         assert error.key == f"{LOSS}.dro_beta" and not error.value and "a number above 0" in error.accepted
-
-
-def test_a_loss_that_averages_over_turns_is_said_to():
-    def said(loss, mode):
-        return [line for line in without_effect(load_config("lab", chosen(loss, mode))) if "geo_mean" in line]
-
-    assert len(said("geo_mean", "turn-group-v1d")) == 1
-    assert not said("geo_mean", "none") and not said("gspo", "turn-group-v1d")

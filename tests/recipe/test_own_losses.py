@@ -3,7 +3,6 @@
 import pytest
 
 from kit.recipes import check, refused
-from verl_credit.cli.recipe.stages import explanation
 from verl_credit.config.keys import LOSS
 from verl_credit.errors import ConfigError
 from verl_credit.host.process.verl_checks import check_names, register_all
@@ -68,14 +67,6 @@ def test_a_module_that_cannot_be_imported_is_named(tmp_path, monkeypatch, text, 
         check_names(check(f"{MODULES}={name}"))
     assert (caught.value.key, caught.value.value) == (MODULES, name)
     assert caught.value.accepted.startswith(f"it cannot be imported: {reason}")
-
-
-def test_explain_says_that_the_loss_is_none_of_verls():
-    config = check(
-        f"{KEY}=mine", f"{MODULES}=my_losses"
-    )  # which nothing here can import: explain asks nobody
-    said = "loss: mine\n     yours, not verl's: `train` asks verl for it once my_losses is imported"
-    assert said in explanation("lab", config)
 
 
 def test_a_module_is_a_name():

@@ -6,7 +6,6 @@ import torch
 from verl_credit.precision import cpu_precision
 from verl_credit.recipe.compose import load_config
 from verl_credit.recipe.decisions import COMPUTES_IN, compute_dtype
-from verl_credit.recipe.unread import warnings_of
 
 CPUS = [
     ({"avx2": True, "avx512_f": True}, "fp32"),
@@ -40,11 +39,3 @@ def test_what_is_given_stays(cpu):
     cpu({})
     config = load_config("real_math_cpu", [f"{COMPUTES_IN}=bf16", "actor_rollout_ref.rollout.dtype=bfloat16"])
     assert (compute_dtype(config), config.actor_rollout_ref.rollout.dtype) == ("bf16", "bfloat16")
-
-
-@pytest.mark.parametrize(("has", "warned"), [({}, True), ({"amx_bf16": True}, False)])
-def test_bf16_that_the_cpu_does_in_software_is_warned_of(cpu, has, warned):
-    cpu(has)
-    for given, said in ((["bf16"], warned), ([], False)):
-        config = load_config("real_math_cpu", [f"{COMPUTES_IN}={dtype}" for dtype in given])
-        assert any(COMPUTES_IN in line for line in warnings_of(config)) == said

@@ -6,7 +6,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from kit.idle import unused
-from kit.recipes import check, load_config
+from kit.recipes import check
 from verl_credit.config.settings import CreditSettings
 from verl_credit.recipe.recipe_files import RECIPES
 
@@ -53,12 +53,3 @@ def test_conditions_of_the_factorial_differ_in_their_two_factors_only(name, prom
     free = {".credit_preset", ".algorithm.advantage_mode", ".algorithm.transform_mode"}
     free |= {".algorithm.norm_adv_by_std_in_grpo"} if promised[0] == "maxrl" else set()
     assert {key for key in keys.keys() | first.keys() if keys.get(key) != first.get(key)} <= free
-
-
-def test_what_differs_from_a_preset_is_said():
-    settings = CreditSettings.from_config(
-        load_config("lab", ["credit=maxrl_gtpo", "algorithm.gtpo.beta=0.3", "search.topk=4"])
-    )
-    assert settings.preset_overrides == ("algorithm.gtpo.beta=0.3",)
-    assert "preset=maxrl_gtpo (overridden: algorithm.gtpo.beta=0.3) | " in settings.banner()
-    assert "algorithm.advantage_mode=maxrl" in settings.banner()

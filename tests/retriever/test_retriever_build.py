@@ -2,7 +2,6 @@
 
 import hashlib
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -275,53 +274,12 @@ def test_a_damaged_shard_is_encoded_anew(corpus, encoder, tmp_path, damage):
     np.testing.assert_array_equal(SearchIndex.load(out).vectors_M_D, encoder.table_M_D)
 
 
-def test_a_stray_file_among_the_shards_is_named(corpus, encoder, tmp_path):
-    _interrupt(corpus, encoder, tmp_path / "out")
-    stray = tmp_path / ".out.building" / "shard-x.json"
-    stray.write_text("{}")
-    with pytest.raises(BuildRefused, match=f"{stray} is no shard"):
-        build_index(corpus, encoder, tmp_path / "out", **SMALL)
-
-
 @pytest.mark.parametrize("value", [np.nan, np.inf, 1e6])
 def test_vectors_that_their_type_cannot_hold_are_refused_with_their_row(corpus, tmp_path, value):
     table = clustered(ROWS, DIM, seed=1)
     table[40, 3] = value
     with np.errstate(over="ignore"), pytest.raises(ValueError, match="row 40: .* not finite in float16"):
         build_index(corpus, TableEncoder(table), tmp_path / "out", dtype="fp16", shard_rows=64)
-    assert not (tmp_path / "out").exists()
-
-
-def test_what_a_killed_import_left_goes_with_the_next_command(corpus, encoder, tmp_path):
-    left = tmp_path / ".out.importing"
-    left.mkdir()
-    (left / "index.faiss").write_bytes(b"65 GB")
-    build_index(corpus, encoder, tmp_path / "out", **SMALL)
-    assert not left.exists()
-
-
-@pytest.mark.parametrize(
-    "rows, limit, kind, named",
-    [
-        (100, 1000, "flat", "/index/corpus.jsonl'$"),
-        (2, 140, "flat", "/index/offsets.npy'$"),
-        (20, 700, "flat", "/shard-000000.vectors'$"),
-        (100, 4000, "exact", "/index/vectors.npy'$"),
-        (100, 4000, "flat", "/index/index.faiss: FAISS cannot write it"),
-        (8, 700, "exact", "/index/manifest.json'$"),
-    ],
-)
-def test_a_limit_on_the_size_of_files_names_the_file(tmp_path, rows, limit, kind, named):
-    corpus = write_rows(tmp_path / "corpus.jsonl", rows)
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limits[1]))
-    try:
-        with pytest.raises(OSError, match=named):
-            build_index(
-                corpus, TableEncoder(clustered(100, 16, seed=1)), tmp_path / "out", kind=kind, **SMALL
-            )
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert not (tmp_path / "out").exists()
 
 

@@ -157,17 +157,6 @@ def test_padding_rows_change_nothing_of_the_others_wherever_they_stand(fetch):
         assert [getattr(mixed, name)[row] for row in back] == getattr(alone, name), name
 
 
-def test_a_padding_row_as_long_as_the_rows_still_has_no_turns(fetch):
-    copied = SEARCHED | {"response_mask": torch.zeros(6, dtype=torch.int64)}
-    turns = fetch(SEARCHED, copied, is_padding={1})
-    assert turns.turn_ids_B_T[1].tolist() == [-1] * 6
-
-
-def test_a_row_with_the_policys_mistakes_counts(fetch):
-    clumsy = RowRecord(stop_reason="bad_call", bad_calls=3).as_dict()
-    assert fetch(sample([1], [5], [0], record=clumsy)).row_valid_B.tolist() == [True]
-
-
 def test_a_row_without_a_record_reads_the_default(fetch):
     turns = fetch(SEARCHED, sample([2], [5], [0], record=None))
     assert turns.records == [RECORD, RowRecord().as_dict()]

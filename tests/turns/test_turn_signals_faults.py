@@ -5,14 +5,12 @@ import traceback
 
 import pytest
 
-from kit.settings import settings
 from kit.signal_step import rewards, step_of
 from kit.turn_rows import Row
 from verl_credit.errors import IntegrityError
 from verl_credit.turns.rollout.book import RowRecord
 from verl_credit.turns.step.signals.built_in import find_signal
 from verl_credit.turns.step.signals.own import own_signal
-from verl_credit.turns.step.signals.signal import step_rewards
 
 NAN = math.nan
 
@@ -71,20 +69,3 @@ def test_the_first_reason_for_tolerated_losses_is_noted_once_a_step_with_its_row
     assert str(raised.value) == f"{said}; a share of 0.7 is tolerated (faults.max_lost_rewards)"
     rewards(signals, step_of(judged(0.5), judged(None)), 0.0, notes.append)
     assert notes == [said]
-
-
-def test_a_note_of_many_rows_names_the_first_ones(capsys):
-    signals = {own_signal("my.judge", judge, {}): 1.0}
-    step_rewards(
-        signals, settings(turn_signals={"my.judge": 1.0}), step_of(*[judged(NAN, "late")] * 10), scored=True,
-        tolerated_share=1.0,
-    )  # fmt: skip
-    said = "turn signal 'my.judge' lost 10 of 10 rewards (late; rows 0, 1, 2, 3, 4, 5, 6, 7 and 2 more)\n"
-    assert capsys.readouterr().out == said
-
-
-def test_gains_that_are_lost_have_the_scorers_reason():
-    notes, down = [], Row(("ask", "page", "done"), record=RowRecord(score_error="no server"))
-    for row in (ASKED, down):
-        rewards({find_signal("info_gain", {}): 1.0}, step_of(row, gains=[[NAN]]), 1.0, notes.append)
-    assert "(log-probs that are not finite, or no room" in notes[0] and "(no server; rows 0)" in notes[1]

@@ -153,15 +153,6 @@ def test_auto_is_the_longest_row_and_what_the_server_scores_behind_it():
     assert length(f"{MODEL_LEN}=9000") == 9000 and length(f"{MODEL_LEN}=null") is None
 
 
-def test_a_tokenizer_that_cannot_write_answers_is_refused_with_the_model(tokenizer, monkeypatch):
-    monkeypatch.setattr(tokenizer, "chat_template", "nothing")
-    with pytest.raises(
-        PreflightError, match="actor_rollout_ref.model.path=p: the gold answers cannot be written .* of t:"
-    ):
-        model = ["actor_rollout_ref.model.path=p", "actor_rollout_ref.model.tokenizer_path=t"]
-        fitted(tokenizer, rows(["x"]), *model)
-
-
 @pytest.mark.parametrize("context", ["observation", "call"])
 @pytest.mark.parametrize("template", ["auto", "{answer}", "So {answer}."])
 def test_no_more_rides_than_was_counted(tokenizer, context, template):

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from kit.machine import FAIL, MACHINE, PASS, SKIP, WARN, says
-from kit.preflight import GOOD, different
+from kit.preflight import GOOD
 from kit.recipes import load_config
 from verl_credit.errors import PreflightError
 from verl_credit.recipe import model_files as files
@@ -107,44 +107,6 @@ def test_a_lab_that_is_not_built_is_no_fault(config, tmp_path):
         "see retriever",
         "see data.train_files",
     }
-
-
-def asking(path, rows, text=""):
-    for row in rows:
-        row["prompt"] = [{**row["prompt"][0], "content": row["prompt"][0]["content"] + text}]
-    parquet.write_table(pa.Table.from_pylist(rows), path)
-    return str(path)
-
-
-def test_data(config, tmp_path):
-    path = asking(tmp_path / "train.parquet", different(16))
-    config.data.train_files, config.data.val_files = path, [path, str(tmp_path / "absent.parquet")]
-    found = looked_at(config, "data.train_files", "data.val_files")
-    assert says(found["data.train_files"], PASS, "16 rows in 1 files")
-    assert says(found["data.val_files"], FAIL, "absent.parquet does not exist", "a prompt and a gold answer")
-    config.data.train_batch_size = 17
-    found = looked_at(config, "data.train_files")["data.train_files"]
-    assert says(found, FAIL, "holds 16 rows; at least 17")
-
-
-def test_what_the_rows_ask_for_is_compared_with_what_this_run_reads(config, tmp_path):
-    path = config.data.train_files = str(tmp_path / "train.parquet")
-
-    def found(rows, text=""):
-        asking(path, rows, text)
-        return looked_at(config, "data.train_files")["data.train_files"]
-
-    assert says(found(different(4) * 4), WARN, f"12 of 16 rows (75%), first {path} row 4")
-    search = " You can search with <search> query </search>."
-    assert says(found(different(16), search), FAIL, "16 of 16 rows", "no parser reads those")
-    config.actor_rollout_ref.rollout.multi_turn.format = "tags_of_my_own"
-    assert says(found(different(16), search), PASS, "16 rows")
-    boxed = [
-        {**row, "reward_model": {"ground_truth": {"target": ["a"], "form": "boxed"}}} for row in different(16)
-    ]
-    assert says(found(boxed), FAIL, "asks for an answer as")
-    config.reward.custom_reward_function.path = "my_reward.py"
-    assert says(found(boxed), PASS, "16 rows")
 
 
 def test_a_file_of_rows_is_read_once(config, tmp_path, monkeypatch):

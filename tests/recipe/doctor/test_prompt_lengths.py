@@ -89,14 +89,6 @@ def test_what_is_left_out_is_counted(tokenizer, config):
         counted(config, tokenizer, prompts, "data.train_files")
 
 
-def test_more_doubtful_prompts_than_are_counted_is_said(tokenizer, config):
-    """Control tokens are many bytes of one token: doubtful by their bytes, short when counted."""
-    prompts = ["<tool_call>" * n for n in (60, 50, 40)]
-    (line,) = counted(config, tokenizer, prompts, most=2)
-    assert line == "data.val_files: 1 prompts that may be too long were not counted, only the 2 longest"
-    assert counted(config, tokenizer, prompts) == []
-
-
 def test_a_prompt_that_the_template_cannot_write_is_named(config):
     tokenizer = make_tokenizer()
     tokenizer.chat_template = TEMPLATE.replace("{{ m.content }}", "{{ m.content.strip() }}")

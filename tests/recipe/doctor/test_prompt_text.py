@@ -54,29 +54,6 @@ def test_the_template_decides_the_text_before_the_answer(template, overrides, pr
     assert AnswerWriter(context.tokenizer, context.settings).prefix == prefix
 
 
-@pytest.mark.parametrize(
-    "template, given, status",
-    [
-        (forms.QWEN3, THOUGHT, Status.PASS),
-        (forms.QWEN3, "", Status.WARN),  # scored without the empty thought
-        (forms.QWEN35, THOUGHT, Status.WARN),  # a second opening mark
-        (forms.QWEN35, "", Status.WARN),  # inside the open thought
-        (forms.GPT_OSS, "", Status.WARN),
-        (forms.CHATML, "So: ", Status.PASS),
-        (forms.CHATML, "<think>\n", Status.WARN),
-    ],
-)
-def test_a_prefix_of_the_user_s_is_shown_and_kept(template, given, status):
-    context = context_of(template)
-    OmegaConf.update(context.config, PREFIX, given)
-    found = check_scored_text(context)
-    header = "assistant\\n" if template is not forms.GPT_OSS else "<|start|>assistant"
-    shown = header + ("<think>\\n" if template is forms.QWEN35 else "") + repr(given)[1:-1]
-    assert f"{shown}<answer>{{answer}}</answer>'" in found.found
-    assert (found.status, context.answer_prefix) == (status, given)
-    assert (f"{PREFIX}=auto takes that text" in found.found) == (status is Status.WARN)
-
-
 def test_a_template_of_the_user_s_that_closes_the_thought_gets_no_second_one():
     context = context_of(forms.THINKING)
     context.config.algorithm.info_gain_template = "</think>\n\n<answer>{answer}</answer>"

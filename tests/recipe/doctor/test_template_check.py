@@ -8,7 +8,6 @@ from omegaconf import OmegaConf
 from kit.byte_world import make_tokenizer
 from kit.call_templates import FAMILIES
 from kit.recipes import load_config
-from verl_credit.cli.recipe.stages import explanation
 from verl_credit.config.fit import DEFAULT
 from verl_credit.errors import ConfigError, PreflightError
 from verl_credit.host.process.template_check import check_template
@@ -137,12 +136,6 @@ def test_a_policy_that_knows_its_tool_needs_no_schema_but_its_results():
     assert (caught.value.key, caught.value.value) == ("search.require_schema", 1)
 
 
-def test_a_template_of_the_recipe_is_named():
-    named = r"the chat template \(actor_rollout_ref.model.custom_chat_template\)"
-    with pytest.raises(PreflightError, match=named):
-        check(NO_TOOLS, "actor_rollout_ref.model.custom_chat_template=x")
-
-
 def test_the_model_s_family_writes_the_results(tmp_path):
     """verl appends them by family: Qwen's wants a newline of one token."""
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3"}))
@@ -238,10 +231,3 @@ def test_the_reason_is_the_template_s_own(tmp_path):
     )
     with pytest.raises(PreflightError, match="cannot write what a search returns .*TemplateError: no name"):
         check(raises.replace("{{ m.content }}", "{{ m.content + '' }}"))
-
-
-def test_explain_says_what_the_template_decides():
-    said = f"decided before the start, by the model's chat template: {FORMAT}=auto, {AT_ONCE}=auto"
-    assert said in explanation("lab", load_config("lab", []))
-    named = load_config("lab", [f"{FORMAT}=hermes", f"{AT_ONCE}=2"])
-    assert "decided before the start" not in explanation("lab", named)

@@ -150,21 +150,6 @@ def test_searching_takes_as_long_as_all_queries_take_on_the_cores(prompts):
     assert found == pytest.approx(2.5 * 0.5 + prompts * 16 * 2.5 * 0.45 / 64)
 
 
-@pytest.mark.parametrize(("seconds", "place"), [(0, "host"), (0.45, "elsewhere"), (0.45, "device")])
-def test_searching_that_is_not_counted_is_said(seconds, place):
-    plan = make_plan(indexed(core_seconds=seconds, place=place))
-    assert plan.step.seconds["search"] == 2.5 * 0.5
-    assert any("plan.search_core_seconds" in note for note in plan.notes)
-
-
-def test_a_wave_of_queries_that_ends_too_late_is_warned_of():
-    slow = indexed(core_seconds=1.55)
-    (note,) = (note for note in make_plan(slow).notes if "search.timeout_s" in note)
-    assert "1024 queries of 1.55 core-seconds take 25 s on 64 cores" in note and "search.timeout_s=20" in note
-    slow["search"]["timeout_s"] = 60.0
-    assert not [note for note in make_plan(slow).notes if "search.timeout_s" in note]
-
-
 def test_a_run_is_its_steps_evaluations_and_checkpoints():
     config = indexed()
     config["trainer"] |= {"test_freq": 21, "val_before_train": True}
@@ -178,14 +163,6 @@ def test_a_run_is_its_steps_evaluations_and_checkpoints():
     assert run.total == pytest.approx(100 * step_.total_seconds + 6 * run.evaluation + 10 * run.save)
 
 
-def test_what_the_run_s_time_leaves_out_is_said(capsys):
-    arguments = [MODEL, "hardware.memory_gib=500"]
-    _, out = run(capsys, *SEARCH_CPU, *arguments)
-    assert "5 evaluations LEFT OUT (data.val_max_samples or plan.val_rows" in out
-    _, out = run(capsys, *SEARCH_CPU, *arguments, "plan.val_rows=100")
-    assert "5 evaluations" in out and "LEFT OUT" not in out and "4 checkpoints" in out
-
-
 def test_runs_and_disk():
     job = read_job(CONFIG, flash_attn=True)
     assert checkpoint_bytes(SHAPE, job) == 4_022_468_096 * 12
@@ -194,11 +171,6 @@ def test_runs_and_disk():
     endless = read_job(changed("trainer.total_training_steps", None), flash_attn=True)
     assert run_steps(endless, Assumptions()) is None
     assert run_steps(endless, Assumptions(train_rows=6400)) == 100
-
-
-def test_hardware_that_is_not_named_is_said():
-    plan = make_plan({k: v for k, v in CONFIG.items() if k != "hardware"})
-    assert any("the plan is for an H100" in note for note in plan.notes)
 
 
 def run(capsys, *arguments):

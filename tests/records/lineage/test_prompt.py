@@ -67,20 +67,6 @@ def test_the_page_by_hand(store):
     assert store.render_prompt("ana", recent_n=2, last_m_full=3, session_timestamp="monday") == BY_HAND
 
 
-def test_limits_of_zero_show_nothing(store):
-    text = store.render_prompt("ana", top_k=0, recent_n=0, last_m_full=0)
-    lines = ["# Session start — —", "## Top 0 Kept Trials", "*(no keeps yet)*", "## Recent Activity (last 0)"]
-    assert set(lines) <= set(text.splitlines())
-    assert "full hypothesis" not in text and "e2" not in text
-
-
-def test_an_empty_store_and_one_without_a_best(tmp_path):
-    store = LineageStore(tmp_path, lower_is_better=False)
-    assert store.render_prompt("ana") == "# Session start — empty lineage\n"
-    store.append(lambda _: trial("a", "crash"))
-    assert "Current best: **—** (core_metric=—)." in store.render_prompt("ana")
-
-
 NASTY = "a | b\n```\n`c`\r\n| d \x1b[31m\x00"[:-1]
 
 

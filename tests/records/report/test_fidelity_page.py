@@ -59,21 +59,3 @@ def test_a_policy_has_its_table_its_pictures_and_its_checks(pictures):
     assert html.count("data:image/svg+xml;base64,") == 1 and "<a>" not in html
     assert not re.search(r"<script|https?://|src=\"(?!data:)", html)
     assert "Correlation with A*" not in said.split("Step 3")[0]
-
-
-def test_gradients_have_a_table_and_two_pictures(pictures):
-    of = {name: VALUE for name in ("own", "own_difference", "bias", "signal_to_noise")}
-    silent = dict.fromkeys(of, NONE)
-    given = {"gradients": {"none, grpo": of, "constant": silent}, "headroom": {"says": "Worth it? <Yes>."}}
-    html, said = page(policy(3, **given))
-    assert "Worth it? &lt;Yes&gt;." in said
-    assert html.count("data:image/svg") == 2
-    assert "minus GRPO" in said and "constant undefined undefined undefined undefined" in said
-
-
-def test_several_steps_stand_beside_each_other():
-    other = policy(15)
-    del other["credits"]["none"]
-    html, said = page(policy(0), other)
-    assert "Step 0 Step 15" in said and html.count("data:image/svg") == 2
-    assert "none 0.50 [\N{MINUS SIGN}0.25, 0.75] not measured" in said

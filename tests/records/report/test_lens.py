@@ -5,7 +5,6 @@ import re
 
 import numpy as np
 import pytest
-import torch
 
 from kit.credit_tables import GAINS, ROWS, rollout, write_step
 from kit.report_page import SCALES, Page, report
@@ -20,7 +19,6 @@ from verl_credit.records.run.table_files import (
     read_table,
     table_path,
     tables_of,
-    write_table,
 )
 
 ATTACK = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\u202e\x00\ud800"
@@ -47,35 +45,6 @@ def test_an_all_right_group_whose_good_searches_lose_is_told(run_dir):
     assert [row["right"] for row in group["rollouts"]] == [True] * 3
     text = report(run_dir)
     assert "Credit is relative to the siblings" in Page(text).text and ALL_RIGHT in text
-
-
-GAINED, ABOVE = "that gained information", "with a reward above 0"
-
-
-@pytest.mark.parametrize(
-    "outcomes, signals, advantage, said",
-    [
-        ([1, 1], "info_gain", [[-0.1, 1], [0, 1]], f"every rollout is right, and 1 search {GAINED} has negative credit."),
-        ([0, 0], "info_gain", [[-0.1, 1], [-1, 1]], f"no rollout is right, and 2 searches {GAINED} have negative credit."),
-        ([1, 0], "info_gain", [[0.1, -1], [0, -1]], f"1 of 2 rollouts are right; no search {GAINED} has negative credit."),
-        ([1, 0], "judge", [[0.1, 1], [-2, 1]], f"1 of 2 rollouts are right, and 1 turn {ABOVE} has negative credit."),
-    ],
-)  # fmt: skip
-def test_the_sentence(tmp_path, outcomes, signals, advantage, said):
-    rows = [rollout("call", "page", "done")] * 2
-    write_step(tmp_path, rows=rows, gains=[[0.1], [0.2]], outcomes=outcomes, groups=["a"] * 2)
-    group = group_of(tmp_path)
-    group.turns.pipeline["signals"] = {signals: 1.0}
-    group.turns.advantage_B_K1[:] = torch.tensor(advantage)
-    assert group.sentence == f"In this group {said}"
-
-
-def test_a_gain_of_zero_gained_nothing(tmp_path):
-    rows = [rollout("call", "page", "done")] * 2
-    write_step(tmp_path, rows=rows, gains=[[0.0], [0.2]], outcomes=[1.0, 1.0], groups=["a"] * 2)
-    group = group_of(tmp_path)
-    assert group.given_G_K1[0, 0] < 0
-    assert group.sentence.endswith("; no search that gained information has negative credit.")
 
 
 SAME = [rollout("call", "page", "done", prompt=prompt) for prompt in ("Who?", "Who?", "Where?", "Where?")]
@@ -150,25 +119,6 @@ def test_no_tables_half_tables_and_tables_of_others_leave_a_page(run_dir):
     assert "no turns of step 1" in found.problems[0] and f"{tokens[2]} cannot be read" in found.problems[1]
     text = Page(report(run_dir)).text
     assert all(problem in text for problem in found.problems) and tokens[2].read_bytes() == before
-
-
-def test_tables_that_do_not_fit_together_are_named(run_dir):
-    write_step(run_dir, 3)
-    small = run_dir / "small"
-    write_step(small, 3, rows=ROWS[:1], gains=GAINS[:1], outcomes=[1.0], groups=["p"])
-    table_path(small, TURNS, 3).replace(table_path(run_dir, TURNS, 3))
-    found = lens(run_dir, 3, SCALES)
-    assert "The tables of step 3 do not fit together" in found.problems[0] and not found.groups
-
-
-@pytest.mark.parametrize("change", [{"shared": {"norm_by_std": "x"}}, {"shared": []}, {"signals": 3}])
-def test_settings_that_cannot_be_cost_no_page(run_dir, change):
-    write_step(run_dir, 3)
-    for kind in (TURNS, ROLLOUTS):
-        table = read_table(table_path(run_dir, kind, 3))
-        write_table(run_dir, kind, 3, table.columns, table.pipeline | change)
-    text = Page(report(run_dir)).text
-    assert "The tables of step 3 do not fit together" in text and "First and last values" in text
 
 
 def test_a_table_with_flipped_bytes_costs_no_page(run_dir):

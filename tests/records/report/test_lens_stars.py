@@ -44,12 +44,6 @@ def test_a_step_that_was_made_again_has_none_and_the_page_says_so(measured):
     assert problem.startswith(f"{stars_path(measured, 3)} is of other rollouts of step 3: ")
 
 
-def test_a_damaged_file_costs_no_group(measured):
-    stars_path(measured, 3).write_text("{}\n")
-    found = lens(measured, 3, SCALES)
-    assert len(found.groups) > 1 and "cannot be read: KeyError: 'row'" in found.problems[0]
-
-
 @pytest.mark.browser
 def test_the_page_shows_it_beside_the_advantage(measured, browser):
     report(measured)

@@ -2,7 +2,6 @@
 
 import base64
 import html
-import math
 import re
 
 import pytest
@@ -12,18 +11,11 @@ from hypothesis import strategies as st
 pytest.importorskip("matplotlib")
 
 from kit.report_page import Page, report, training, trajectory, turn, write_lines, write_trajectories
-from verl_credit.cli import main
-from verl_credit.errors import ExitCode
 from verl_credit.records.report.page import RECENT_STEPS, choose
 from verl_credit.records.report.run_data import Series, read_run, read_settings
 from verl_credit.records.report.text import (
     MINUS,
-    NEGATIVE,
-    NEUTRAL,
-    POSITIVE,
-    Scale,
     clean,
-    colour,
     dialogue,
     percent,
     plain,
@@ -67,31 +59,6 @@ def test_page_is_one_offline_accessible_document(run_dir, pictures):
         assert b"<svg" in base64.b64decode(address.split(",", 1)[1])
     assert (run_dir / "curves.png").read_bytes().startswith(b"\x89PNG")
     assert not list(run_dir.glob("*.partial"))
-
-
-def test_banner_resume_and_settings_are_told(run_dir):
-    text = Page(report(run_dir)).text
-    for words in (
-        "verl_credit: advantage=turn-group-v1d",
-        "resume: exact (step 2)",
-        "Warning: in step 2 8% of the turns were cut",
-        "Warning: in step 2 30% of the rows are left out",
-        "algorithm.info_gain_norm_mode",
-    ):
-        assert words in text
-    assert read_settings(run_dir / "config.yaml")[0]["seed"] == "7"
-
-
-def test_trajectory_shows_number_colour_and_words(run_dir):
-    text = report(run_dir)
-    page = Page(text)
-    assert "Advantage +0.500 more likely" in page.text and f"Advantage {MINUS}0.750 less likely" in page.text
-    assert "Information gain +0.250 gold answer likelier" in page.text
-    assert "no gain" in page.text
-    backgrounds = set(re.findall(r"background:(#[0-9a-f]{6})", " ".join(page.values("span", "style"))))
-    spread = math.sqrt((0.5**2 + 0.75**2) / 2)  # of all turns; full colour at twice as much
-    assert {colour(-0.75, 2 * spread), colour(0.5, 2 * spread), colour(0.25, 0.5)} <= backgrounds
-    assert "Page 1: Town\nA town." in page.text and "here or there" in page.text
 
 
 def test_ten_megabytes_of_text_make_no_large_page(run_dir):
@@ -152,13 +119,6 @@ def test_escaping_keeps_every_readable_character(text):
     assert clean("a\x00\x1b\x7f\ud800\n") == "a\u2400\u241b\u2421\ufffd\n"
 
 
-def test_cut_last_line_is_left_out(run_dir):
-    for name in ("metrics", "validation", "trajectories", "events"):
-        with (run_dir / f"{name}.jsonl").open("a") as file:
-            file.write('{"step": 4, "credit/outcome/em": 0.9')
-    assert ["Training", "Step 1", "Step 3", "Change"] in Page(report(run_dir)).rows
-
-
 def test_missing_or_empty_metrics_name_the_file(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"metrics\.jsonl does not exist"):
         write_report(tmp_path)
@@ -175,15 +135,6 @@ def test_missing_or_empty_metrics_name_the_file(tmp_path):
     assert not (tmp_path / "report.html").exists()
 
 
-@pytest.mark.parametrize("damage", [None, "", "{\n", '{"step": "x"}\n'])
-def test_the_command_says_in_one_line_what_it_cannot_read(tmp_path, capsys, damage):
-    if damage is not None:
-        (tmp_path / "metrics.jsonl").write_text(damage)
-    assert main(["report", str(tmp_path)]) == ExitCode.PREFLIGHT
-    said = capsys.readouterr().out
-    assert said.startswith(f"verl-credit report {tmp_path}: ") and said.count("\n") == 1
-
-
 def test_metrics_alone_make_a_report_that_says_what_is_missing(tmp_path):
     write_lines(tmp_path / "metrics.jsonl", [{"step": 5, "credit/outcome/em": 0.5}])
     page = Page(report(tmp_path))
@@ -198,11 +149,6 @@ def test_metrics_alone_make_a_report_that_says_what_is_missing(tmp_path):
         assert words in page.text, words
     assert ["Exact match (EM)", "50.0 %", "recorded once"] in page.rows
     assert ["Exact match (EM), greedy", "not recorded"] in page.rows
-
-
-def test_validation_without_modes_is_said(run_dir):
-    write_lines(run_dir / "validation.jsonl", [{"step": 0, "val-core/lab/em/mean@1": 0.5}])
-    assert "It has: val-core/lab/em/mean@1" in Page(report(run_dir)).text
 
 
 def test_held_out_series_by_source_and_mode(run_dir):
@@ -246,26 +192,6 @@ def test_solved_and_failed_are_both_chosen():
     partly = [trajectory(step=29, outcome=0.6 + 0.1 * i, question=f"p{i}") for i in range(4)]
     lost = trajectory(step=0, outcome=0.0, question="p0")
     assert lost in choose([*partly, *rows, lost])
-
-
-def test_choice_prefers_other_questions_and_outcomes():
-    same = [trajectory(question="q", n_turns=5), trajectory(question="q", n_turns=4)]
-    other = trajectory(question="r", n_turns=2)
-    assert other in choose([*same, other], count=2)
-    half = trajectory(question="s", outcome=0.75)
-    assert half in choose([same[0], trajectory(question="t", outcome=0.0), other, half])
-    assert choose([]) == []
-
-
-def test_colour_scale_is_symmetric_clamped_and_legible():
-    as_hex = ["#" + "".join(f"{part:02x}" for part in end) for end in (NEGATIVE, NEUTRAL, POSITIVE)]
-    assert [colour(v, 2.0) for v in (-2.0, 0.0, 2.0)] == as_hex == [colour(v, 2.0) for v in (-9.0, None, 9.0)]
-    scale = Scale.of([None, 3.0, -4.0, 0.0, 0.0])
-    assert (scale.spread, scale.limit, scale.floor) == (2.5, 5.0, 0.125)
-    assert scale.colour(-0.125) == scale.colour(None) == as_hex[1] != scale.colour(-0.5)
-    assert scale.colour(5.0) == scale.colour(9.0) == as_hex[2]
-    for nothing in (Scale.of([None]), Scale.of([0.0])):
-        assert nothing.limit == 1.0 and not nothing.counts(0.0) and nothing.counts(1e-9)
 
 
 def test_numbers_are_rounded_with_their_sign():

@@ -22,10 +22,6 @@ def folder(tmp_path):
     return tmp_path
 
 
-def test_a_run_of_an_earlier_version_has_no_such_panels(folder):
-    assert drawn(folder) == {}
-
-
 def test_sepa_phases_and_reasons(folder):
     row = {
         "credit/sepa_lambda": 0.5, "timing_s/gen": 2.0, "timing_s/update_actor": 1.0, "credit/stop/answer": 0.75,
@@ -36,17 +32,6 @@ def test_sepa_phases_and_reasons(folder):
     assert lines(found["SEPA's lambda"]) == {"lambda": {1: 0.5}}
     assert lines(found["Time by phase"]) == {"gen": {1: 2.0}, "update actor": {1: 1.0}}
     assert lines(found["Why rollouts stopped"]) == {"answer": {1: 0.75}, "turn length": {1: 0.25}}
-
-
-def test_a_run_with_values_shows_what_they_explain(tmp_path):
-    name = "credit/values/explained_variance"
-    steps = [
-        training(step) | {name: value, f"{name}_of_changes": change}
-        for step, value, change in ((1, 0.1, -0.2), (2, 0.5, 0.1))
-    ]
-    write_lines(tmp_path / "metrics.jsonl", steps)
-    panel = drawn(tmp_path)["Explained variance of values"]
-    assert lines(panel) == {"outcomes": {1: 0.1, 2: 0.5}, "changes": {1: -0.2, 2: 0.1}}
 
 
 def test_an_environments_success_is_not_called_an_exact_match(tmp_path):

@@ -42,9 +42,3 @@ def test_the_picture_has_every_turn_with_its_numbers(tmp_path, sign, shown):
     ):
         assert said in found, said
     assert {"0.978 to 1.031", "0.980 to 1.028"} <= set(found)  # scales 1.1 and 1
-
-
-def test_a_question_that_is_not_there_is_said(tmp_path):
-    write_run(tmp_path)
-    with pytest.raises(SystemExit, match=r"has kept no rollout of a question with 'Nowhere'"):
-        SCRIPT["main"](str(tmp_path), "Nowhere", str(tmp_path / "out.svg"))

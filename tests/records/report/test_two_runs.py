@@ -48,15 +48,6 @@ def test_settings_and_curves(two, capsys):
     assert "None, but for paths and logging." in path.read_text()
 
 
-def test_a_run_without_configuration_is_compared_by_its_curves(two):
-    a, b = two
-    (b / "config.yaml").unlink()
-    assert main(["report", str(a), str(b)]) == ExitCode.DONE
-    text = Page((a / "compared_with_b__i_.html").read_text()).text
-    assert "B: config.yaml is missing." in text and "Exact match in training" in text
-    assert "None, but for paths" not in text
-
-
 @pytest.mark.parametrize("lacking", [0, 1])
 def test_two_need_to_be_runs(two, capsys, lacking):
     (two[lacking] / "metrics.jsonl").unlink()

@@ -87,21 +87,6 @@ def test_a_run_whose_process_is_gone_has_ended(tmp_path):
     assert Run(tmp_path).watch() == tmp_path / "report.html"
 
 
-def test_a_run_that_ended_before_its_first_step_has_no_report(tmp_path):
-    events.start(tmp_path, 9)
-    events.end(tmp_path, ExitCode.PREFLIGHT, "no disk", 9)
-    run = Run(tmp_path)
-    assert run.watch() is None and "ended before its first step" in run.said[-1]
-    assert not (tmp_path / "report.html").exists()
-
-
-def test_a_run_of_an_earlier_version_is_written_once(tmp_path, capsys):
-    write_run(tmp_path)
-    assert main(["report", "--watch", str(tmp_path)]) == ExitCode.DONE
-    assert RELOADS not in (tmp_path / "report.html").read_text()
-    assert capsys.readouterr().out.endswith("the run has ended\n")
-
-
 @pytest.mark.parametrize(
     "arguments, said",
     [

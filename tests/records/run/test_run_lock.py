@@ -9,13 +9,12 @@ import subprocess
 import sys
 
 import pytest
-from omegaconf import OmegaConf
 
 from kit.lab_run import run
 from kit.recipes import load_config
 from verl_credit.cli.train import start as train_module
 from verl_credit.errors import ExitCode, PreflightError
-from verl_credit.records.run.files import EVENTS, METRICS, VALIDATION, append_json, read_json_lines
+from verl_credit.records.run.files import METRICS, VALIDATION, append_json
 from verl_credit.records.run.lock import LOCK, run_lock
 from verl_credit.records.run.state import TRACKER, nothing_left, save_state
 
@@ -172,22 +171,3 @@ def test_the_codes_are_documented():
     section = documented.split("## Exit codes", 1)[1].split("\n## ", 1)[0]
     codes = {int(n) for n in re.findall(r"^\| (\d+) \|", section, re.MULTILINE)}
     assert codes == {2, *(code.value for code in ExitCode)}
-
-
-def test_what_was_perhaps_not_meant_is_said_before_anything_heavy_and_kept(tmp_path, capsys, monkeypatch):
-    for name in ("_prepare_world", "_preflight"):
-        monkeypatch.setattr(train_module, name, lambda *_: None)
-    monkeypatch.setattr(train_module, "_launch", lambda *_: (ExitCode.DONE, ""))
-    one_update = "actor_rollout_ref.actor.ppo_mini_batch_size=16"
-    servers = "search.url=[http://me:secret@127.0.0.1:1,http://127.0.0.1:2]"
-    code, lines = run(capsys, tmp_path, one_update, servers)
-    assert code == 0
-    marks = [
-        mark for line in lines for mark in ("warning: the clip can never act", "starting Ray") if mark in line
-    ]
-    assert marks == ["warning: the clip can never act", "starting Ray"]
-    noted = read_json_lines(tmp_path / EVENTS)
-    assert [row["kind"] for row in noted] == ["start", "stage", "idle", "stage", "end"]
-    assert "the clip can never act" in noted[2]["text"]
-    stored = OmegaConf.load(tmp_path / "config.yaml").search.url
-    assert list(stored) == ["http://***@127.0.0.1:1", "http://127.0.0.1:2"]

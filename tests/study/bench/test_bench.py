@@ -6,12 +6,10 @@ from types import SimpleNamespace
 import pytest
 
 from verl_credit.cli import main
-from verl_credit.credit.laws.check import Finding
 from verl_credit.errors import ConfigError, PreflightError
-from verl_credit.study.bench import Agreed, Bench, Row, _rows, declare, find_candidate, page
+from verl_credit.study.bench import _rows, declare, find_candidate
 from verl_credit.study.campaign.design import composed
 from verl_credit.study.campaign.file import parse
-from verl_credit.study.fidelity.agreements import Measure
 from verl_credit.study.fidelity.credits import Credit
 from verl_credit.study.twin_check import check_twin
 
@@ -79,30 +77,3 @@ def test_a_candidate_without_credit_is_no_row_that_is_left_out(mine):
     found = SimpleNamespace(credits=[(missing, None)], gradients={})
     with pytest.raises(PreflightError, match="bench_mine:mine gave no credit: row 3 is not finite"):
         _rows(found, find_candidate(mine))
-
-
-def test_the_page_has_every_part_and_says_what_is_not_measured():
-    bench = Bench("my_module:<mode>", ["grpo", "joint"])
-    html = page(bench)
-    assert html.count("Not measured yet") == 3 and "my_module:&lt;mode&gt;" in html
-    bench.findings = [
-        Finding("order", "Rows may be permuted.", "BROKEN", "row 3"),
-        Finding("dtype", "", "holds"),
-    ]
-    row = {"questions": "", "group_size": 4, "stop_probability": 0.3, "beyond_r_and_gain": 0.25}
-    bench.exact = [
-        {"mode": "rloo", "cosine": 1.0, "cosine_fewer_turns": -0.5, **row},
-        {"mode": "rloo", "cosine": 0.75, "cosine_fewer_turns": None, **row},
-        {"mode": "constant", "cosine": None, "cosine_fewer_turns": None, **row},
-    ]
-    measured = Measure(0.5, 0.25, 0.75, 9)
-    rows = [Row("joint", measured, measured, Measure(0.125)), Row("silent", Measure(None), None, None)]
-    bench.agreed = [Agreed("the warm start", 48, measured, rows)]
-    said = re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", page(bench)))
-    assert "1 laws hold, 1 broken" in said and "order: Rows may be permuted. row 3" in said
-    assert "rloo 4 0.3 1.0000 -0.50 0.25" in said and "constant 4 0.3 \N{EN DASH}" in said
-    assert "joint 0.50 [0.25, 0.75] 0.50 [0.25, 0.75] 0.12" in said
-    assert "silent undefined undefined undefined" in said
-    assert not re.search(r"<script|https?://|src=\"(?!data:)", page(bench))
-    assert bench.exact_lines()[0].split() == ["rloo", "cosine", "0.750", "to", "1.000"]
-    assert bench.exact_lines()[1].endswith("undefined: its expected gradient is 0")

@@ -119,12 +119,6 @@ def test_some_runs(campaign):
     assert "an interval needs at least 3 values" in found.text
 
 
-def test_no_run_at_all(campaign, pictures):
-    found = page(campaign())
-    assert "0 of 21 runs are done; 21 not started." in found.text
-    assert "No data: " in found.text and "no values" in found.text
-
-
 def test_a_run_without_the_number_is_named(campaign):
     folder = campaign(seeds=[1, 2, 3])
     finished(folder, "grpo", 1, steps=(0, 15))
@@ -137,15 +131,6 @@ def test_a_run_without_the_number_is_named(campaign):
     assert f"validation.jsonl has no {METRIC} (did you mean val-aux/lab-greedy/em/mean@1?)" in found.text
     assert "events.jsonl line 1 is not a JSON object" in found.text
     assert "3 pairs (seed, world) cannot resolve 2 comparisons at 5 %: at least 7 are needed" in found.text
-
-
-def test_what_was_added_later_is_said(campaign):
-    campaign(seeds=[1, 2, 3])
-    folder = campaign(seeds=[1, 2, 3, 4])
-    assert (
-        "when 0 runs had ended: seed 4. If results were seen before, p-values are too small"
-        in page(folder).text
-    )
 
 
 @pytest.mark.slow
@@ -221,15 +206,3 @@ def test_what_is_no_campaign_is_refused(command, tmp_path, capsys):
         (tmp_path / "campaign.json").write_text(content)
         assert main(["campaign", command, str(tmp_path)]) == 4
         assert said in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    "reason, shown", [("mine\n\x1b[31m", r"mine \x1b[31m, 30"), (["done"], "['done'], 30")]
-)
-def test_whatever_a_run_says_of_its_end_is_one_line_of_the_status(reason, shown, campaign, capsys):
-    folder = campaign(seeds=[1])
-    finished(folder, "grpo", 1, reason=reason)
-    assert main(["campaign", "status", str(folder)]) == 0
-    assert re.fullmatch(
-        rf"grpo/seed-1 +unfinished .*{re.escape(shown)}.*", capsys.readouterr().out.splitlines()[1]
-    )

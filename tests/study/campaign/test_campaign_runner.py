@@ -130,18 +130,6 @@ def test_seeds_and_conditions_can_be_added_and_that_is_recorded(stand, capsys):
     assert "added: seed 0" in capsys.readouterr().out
 
 
-def test_overrides_of_the_command_line_are_recorded_without_secrets(stand):
-    assert (
-        stand.run("search.token_env=MY_TOKEN", "search.url=http://me:secret@127.0.0.1:1") == 0
-        and stand.started
-    )
-    everything = "".join(path.read_text() for path in stand.folder.rglob("*.json"))
-    assert "secret" not in everything and "***@127.0.0.1" in everything
-    assert stand.run("search.token_env=MY_TOKEN", "search.url=http://me:secret@127.0.0.1:1") == 0
-    with pytest.raises(ConfigError, match="overrides was"):
-        stand.run()
-
-
 def test_runs_side_by_side(stand, monkeypatch):
     """The first ends when the second has ended: one after the other they would wait for ever."""
     built = []

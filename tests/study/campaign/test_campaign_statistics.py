@@ -162,14 +162,6 @@ def test_a_planted_effect_is_found_and_named():
     assert "not resolved (p = " in verdict(found[1], 2)
 
 
-def test_what_it_would_take_is_said():
-    (three,) = holm([differences([0.1, 0.2, 0.4])])
-    said = verdict(three, 5)
-    assert "p is 0.25 at best" in said and "at least 8 pairs are needed" in said
-    (equal,) = holm([differences([0.1, 0.1, 0.1])])
-    assert "not known: all differences are equal" in verdict(equal, 1)
-
-
 def test_nothing_is_decided_before_all_pairs_are_there():
     (clear,) = holm([differences([0.5 + i / 100 for i in range(9)])])
     assert "a is better" in verdict(clear, 1)

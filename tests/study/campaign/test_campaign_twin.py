@@ -8,7 +8,6 @@ from verl_credit.errors import ConfigError
 from verl_credit.study.campaign import runner
 from verl_credit.study.campaign.design import composed
 from verl_credit.study.campaign.file import parse
-from verl_credit.study.campaign.record import RECORD, read_record
 from verl_credit.study.campaign.report import page
 from verl_credit.study.campaign.results import results
 
@@ -46,15 +45,6 @@ def test_an_interrupted_run_starts_again_without_what_it_measured(twins, capsys)
     assert kinds == ["start", "start", "end"]  # what was spent before is still counted
     assert twins.run() == 0 and twins.started == []
     assert "Runs of the twin" in page(results(twins.folder))
-
-
-def test_a_record_from_before_there_were_engines_is_one_of_the_trainer(stand):
-    assert stand.run() == 0
-    content = json.loads((stand.folder / RECORD).read_text())
-    assert content["campaign"].pop("engine") == "train"
-    (stand.folder / RECORD).write_text(json.dumps(content))
-    assert read_record(stand.folder).campaign.engine == "train" and stand.run() == 0
-    assert "Runs of verl" in page(results(stand.folder))
 
 
 def test_what_the_twin_would_leave_out_is_refused_by_condition(stand, tmp_path):

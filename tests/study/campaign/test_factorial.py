@@ -90,9 +90,3 @@ def test_a_block_that_lacks_a_condition_is_left_out():
 def test_a_table_that_cannot_be_made_says_why(values, why):
     found = factorial(LEVELS, values)
     assert not found.effects and why in found.why
-
-
-def test_a_combination_without_a_condition_is_said():
-    levels = {name: {c: of[c] for c in ("C1", "C2", "C3")} for name, of in LEVELS.items()}
-    found = factorial(levels, campaign(outcome=0.05))
-    assert not found.effects and "a combination of levels has no condition" in found.why

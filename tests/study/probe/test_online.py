@@ -61,10 +61,3 @@ def test_prediction_by_hand():
     # 6 over 4 tokens; rests (0.5, -0.5), squares 0.5, times 2 / 1, root 1, over 4.
     value, error = predicted_change(torch.tensor([2.0, 4.0]).double(), torch.tensor([1.0, 3.0]).double())
     assert (value, error) == (1.5, 0.25)
-
-
-def test_the_error_of_equal_groups_is_that_of_a_mean():
-    along_G = torch.tensor([0.3, -0.1, 0.7, 0.2], dtype=torch.float64)
-    value, error = predicted_change(along_G, torch.full((4,), 5.0, dtype=torch.float64))
-    assert value == pytest.approx(float(along_G.mean()) / 5)
-    assert error == pytest.approx(float(along_G.std()) / 5 / 2)

@@ -12,7 +12,6 @@ from verl_credit.credit.entropy_gradient import (
     EntropyGradient,
     Surrogate,
     Tokens,
-    entropy_gradient,
     places,
     returns_to_go,
 )
@@ -72,30 +71,6 @@ RESIDUAL, WRITTEN = table((0.75, 0.25, 0), (0.2, 0), (1.2,)), mask(3, 2, 1)
 
 def predicted(prompt=(0, 1, 2)):
     return predicted_residuals(RESIDUAL, WRITTEN, torch.tensor(prompt))
-
-
-def test_the_mean_of_the_other_prompts_at_each_place():
-    # place 0: 1.4 / 2, 1.95 / 2, .95 / 2; place 1: each of the two rows sees the other; place 2: nobody else is there
-    torch.testing.assert_close(predicted(), table((0.7, 0, 0), (0.975, 0.25), (0.475,)))
-    one_prompt = predicted(prompt=(0, 0, 1))
-    torch.testing.assert_close(one_prompt, table((1.2, 0, 0), (1.2, 0), (0.475,)))
-
-
-def seen(log_prob, entropy):
-    return Tokens(table(*log_prob), table(*entropy))
-
-
-def test_the_weights_by_hand():
-    """Rows: H (1, .5), (.4). One prompt each: the first token of row 0 is predicted by row 1's, and the reverse."""
-    tokens, group = seen([(-1, -2), (-3,)], [(1, 0.5), (0.4,)]), torch.tensor([0, 1])
-    found = entropy_gradient(tokens, mask(2, 1), group)
-    assert found.entropy_B.tolist() == [1.5, 0.4]
-    assert found.numerator.score_B_T.tolist() == [[0.5, 0], [-0.5, 0]]
-    assert found.numerator.path_B_T.tolist() == [[1, 1], [1, 0]]
-    assert found.length.score_B_T.tolist() == [[1, 0], [-1, 0]]
-    assert found.per_token == pytest.approx(1.9 / 3)  # (1.5 + .4) / (2 + 1)
-    score = (0.5 - 1.9 / 3) / 3  # over 2 prompts and 1.5 tokens
-    torch.testing.assert_close(found.combined().score_B_T, table((score, 0), (-score, 0)))
 
 
 def test_the_slope_and_its_standard_error():
