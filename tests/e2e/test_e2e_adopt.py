@@ -242,13 +242,17 @@ def trained_with(tmp_path, name):
         author.source
     }
     assert len(calls) >= sum(row["credit/tool/other_calls"] for row in metrics) > 0
-    signal = "tool_reward" if name == "gsm8k_tools" else "info_gain"
     for row in metrics:
         assert row["credit/rows_trained"] == PROMPTS * author.n and row["credit/rollouts_failed"] == 0
         assert row["credit/tool/other_errors"] == row["credit/invalid_rows"] == 0
-        assert row[f"credit/signal/{signal}/turns"] > 0 and row["credit/clip_scale/std"] > 0
         assert row["credit/sync/weights_changed"] == 1.0 and row["actor/grad_norm"] > 0
-    assert any(row[f"credit/signal/{signal}/std"] > 0 for row in metrics)
+    if name == "gsm8k_tools":  # it names a signal
+        assert all(row["credit/signal/tool_reward/turns"] > 0 for row in metrics)
+        assert any(row["credit/signal/tool_reward/std"] > 0 for row in metrics)
+        assert all(row["credit/clip_scale/std"] > 0 for row in metrics)
+    else:
+        first, second = (row["credit/values/states"] for row in metrics)
+        assert second > first > 0
     if name == "search_r1_like":
         assert {one["format_score"] for one in rewards} == {0.1}
     if name == "retool":

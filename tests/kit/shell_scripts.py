@@ -26,13 +26,37 @@ class World(NamedTuple):
 
 
 WORLDS = (World(8, 0), World(2, 1))
+EXPORTS = '''alone= kept=(PATH="$PATH" NOTED="$NOTED" GPUS="$GPUS" STATUS="$STATUS")
+while [[ $1 == -* ]]; do
+    [[ $1 == *=* || $1 != OPTION ]] || { set -- "$1=$2" "${@:3}"; }
+    if [[ $1 == OPTION=* ]]; then
+        IFS=, read -ra listed <<< "${1#OPTION=}"
+        [[ ${listed[*]} == *ALL* ]] || alone=1
+        for one in "${listed[@]}"; do
+            if [[ $one == *=* ]]; then kept+=("$one"); elif [ -v "$one" ]; then kept+=("$one=${!one}"); fi
+        done
+    fi
+    shift
+done
+ALONE
+[ -z "$alone" ] || set -- -i "${kept[@]}" "$@"
+[ -n "$alone" ] || set -- "${kept[@]}" "$@"
+exec env "$@"'''
+"""A program that hands on the variables of its option alone, as Slurm's and containers' do."""
 PROGRAMS = {
     "nvidia-smi": 'i=0; while [ $i -lt $GPUS ]; do echo "GPU $i: x"; i=$((i+1)); done',
     "probe": "echo probed-$GPUS; exit $STATUS",
     "date": "echo 2026-$GPUS",
     "git": "echo abc$GPUS",
     "mkdir": "",
-    "srun": 'while [ $# -gt 0 ]; do case $1 in --*) shift;; *) break;; esac; done; exec "$@"',
+    "srun": EXPORTS.replace("OPTION", "--export").replace("ALONE", ""),
+    "sbatch": EXPORTS.replace("OPTION", "--export").replace("ALONE", 'set -- bash "$@"'),
+    "docker": "shift; " + EXPORTS.replace("OPTION", "-e").replace("ALONE", "alone=1; shift"),
+    "parallel": """while [ "$1" != ::: ]; do command+=("$1"); shift; done; shift
+for one in "$@"; do
+    [ -n "$command" ] || { bash -c "$one"; continue; }
+    if [[ ${command[*]} == *{}* ]]; then "${command[@]//'{}'/$one}"; else "${command[@]}" "$one"; fi
+done""",
     "timeout": 'shift; exec "$@"',
     "tee": "cat > /dev/null",
     "sleep": "",
@@ -225,6 +249,57 @@ KINDS = {
         f"env X=1 {LAUNCH}",
         f"nohup {LAUNCH} > log.txt 2>&1 &\nwait",
     ],
+    "inner scripts": [
+        *(
+            f"export n m; {by} a.z=1"
+            for by in (
+                "env X=1 ./inner.sh",
+                "env n=9 X=1 ./inner.sh",
+                "env -u n ./inner.sh",
+                'env -i m=3 PATH="$PATH" NOTED="$NOTED" ./inner.sh',
+                "timeout 5 srun ./inner.sh",
+                "sbatch ./inner.sh",
+                "bash -x -- inner.sh",
+                "./started",
+                "srun --export=NONE ./inner.sh",
+                "srun --export ALL,m=9 bash inner.sh",
+                "sbatch --export=m,X=1 inner.sh",
+                "srun --export=NONE docker run -e m image bash inner.sh",
+                "docker run image ./inner.sh",
+                "docker run -e n image bash inner.sh",
+                "docker run -e m=2 -e n image ./inner.sh",
+                "srun docker exec name bash inner.sh",
+                "env n=5 docker run -e n image ./inner.sh",
+            )
+        ),
+        "readonly n; export n; docker run image ./inner.sh",
+        "n=6; docker run -e n image ./inner.sh",
+        *(
+            f"export n; {by}"
+            for by in (
+                "cat inner.sh | bash",
+                "cat inner.sh | cat | bash -s a.z=1",
+                "bash < inner.sh",
+                "env m=3 bash -s -- a.z=1 < inner.sh",
+                "bash <<E\nprobe && n=7\nbash inner.sh a.y=\\$n\nE",
+            )
+        ),
+    ],
+    "words that are read": [
+        f"echo 5 | xargs -I{{}} python3 -m {MODULE} a.n={{}} a.m=$m",
+        f"echo 5 | xargs -n 1 -I % python3 -m {MODULE} a.n=% a.m=$m",
+        f"echo 5 | xargs --replace python3 -m {MODULE} a.n={{}}-{{}} a.m=$m",
+        f"echo a.n=5 | xargs python3 -m {MODULE} a.m=$m",
+        "echo 5 | xargs -I{} ./inner.sh a.z={}",
+        "echo a.z=5 | xargs ./inner.sh",
+        f"echo 5 | xargs bash -c 'python3 -m {MODULE} a.n=${{1:-8}} a.m=$0'",
+        f"echo 5 | xargs bash -c 'python3 -m {MODULE} a.n=${{1:-8}} a.m=${{2:-9}}' _",
+        f"echo 5 | xargs -I{{}} bash -c 'python3 -m {MODULE} a.n={{}}'",
+        f"parallel python3 -m {MODULE} a.n={{}} a.m=$m ::: 3",
+        f"parallel python3 -m {MODULE} a.m=$m ::: a.n=3",
+        "parallel ./inner.sh a.z={} ::: 3",
+        f"parallel ::: 'python3 -m {MODULE} a.n=3' 'python3 -m {MODULE} a.n=4'",
+    ],
     "entry points": [
         'python3 -m verl.experimental.fully_async_policy.fully_async_main a.n=$n "${A[@]}"',
         "python3 -u verl/trainer/main_ppo.py a.n=$n a.m=$m",
@@ -257,8 +332,22 @@ LOSSY = [
     f"bash -s $(nvidia-smi -L | wc -l) <<'E'\npython3 -m {MODULE} a.g=$1\nE",
 ]
 """Launches with a word in which a program's output leaves no mark."""
+REFUSED = (
+    "is decided by what is not known",
+    "had not ended",
+    "starts a script that is not read",
+    "a command that is not known",
+)
+"""Reasons for which a script with a launch may be refused."""
 LAUNCHES = [form for forms in KINDS.values() for form in forms]
-FILES = {"there.sh": "n=41\nexport s=sourced\n", "there.txt": "12\n", "data.csv": "x\n"}
+INNER = f"""#!/bin/bash
+[ "${{n:-1}}" = 8 ] && q=1
+probe && r=2
+python3 -m {MODULE} a.n=${{n:-1}} a.m=${{m:-2}} a.q=${{q:-0}} a.r=${{r:-0}} a.k=$# "$@"
+"""
+FILES = {
+    "there.sh": "n=41\nexport s=sourced\n", "there.txt": "12\n", "data.csv": "x\n", "inner.sh": INNER, "started": INNER,
+}  # fmt: skip
 
 
 AROUND = [
@@ -292,9 +381,7 @@ def by_bash(script: str, folder: Path, world: World) -> list[list[str]]:
     for name, text in PROGRAMS.items():
         (programs / name).write_text(f"#!/bin/bash\n{text}\n")
         (programs / name).chmod(0o755)
-    for name, text in FILES.items():
-        (work / name).write_text(text)
-    (work / "run.sh").write_text(script)
+    _write(work, script)
     noted.write_bytes(b"")
     environment = environment_of(folder) | {
         "PATH": f"{programs}:{os.environ['PATH']}", "NOTED": str(noted), "GPUS": str(world.gpus),
@@ -312,25 +399,35 @@ def by_bash(script: str, folder: Path, world: World) -> list[list[str]]:
     return [[next(fields) for _ in range(int(count))] for count in fields if count]
 
 
+def _write(work: Path, script: str) -> None:
+    for name, text in {**FILES, "run.sh": script}.items():
+        (work / name).write_text(text)
+        (work / name).chmod(0o755)
+
+
 def environment_of(folder: Path) -> dict[str, str]:
     return {"HOME": "/home/me", "PATH": os.environ["PATH"], "PWD": str(folder / "work"), "LANG": "C.UTF-8"}
 
 
-def wrong(script: str, folder: Path) -> str:
-    """Where the reading of the script is neither bash's nor says that it does not know; "" where it is right."""
+def wrong(script: str, folder: Path, launches: bool = False) -> str:
+    """Where the reading of the script is neither bash's nor says that it does not know; "" where it is right.
+
+    ``launches``: bash itself launches something in one of the worlds.
+    """
     oracle = [by_bash(script, folder, world) for world in WORLDS]
+    if launches and not any(oracle):
+        return "bash launches nothing"
     work = folder / "work"
     shutil.rmtree(work)
     work.mkdir()
-    for name, text in {**FILES, "run.sh": script}.items():
-        (work / name).write_text(text)
+    _write(work, script)
     before = os.getcwd()
     os.chdir(work)
     try:
         found = launches_of("run.sh", environment_of(folder))
     except ConfigError as error:
-        refused = "is decided by what is not known" in str(error) or "had not ended" in str(error)
-        return "" if refused or not any(oracle) else str(error)
+        named = any(reason in str(error) for reason in REFUSED)
+        return "" if named or not any(oracle) else str(error)
     finally:
         os.chdir(before)
     if {file.name for file in work.iterdir()} != {*FILES, "run.sh"}:

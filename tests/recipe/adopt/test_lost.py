@@ -10,6 +10,7 @@ from kit.recipes import composed_once
 from verl_credit import credit
 from verl_credit.cli import main
 from verl_credit.cli.recipe.adopt import remedies
+from verl_credit.config.resolved import select
 from verl_credit.errors import ConfigError, ExitCode
 from verl_credit.recipe import compose
 from verl_credit.recipe.adopt.translate import RECIPE, adopt
@@ -90,6 +91,24 @@ def test_what_decides_and_is_dropped_is_lost_until_a_key_beside_the_launch_close
     config_of(adoption)  # the rest is a recipe that explain accepts
     if closes:
         assert lost not in adopted(*keys, beside=[closes]).lost
+
+
+KWARG, OWN_DATA = "custom_reward_function.reward_kwargs.format_score", "data.train_of_mine"
+
+
+@pytest.mark.parametrize(
+    "own, key, place",
+    [
+        (OWN_REWARD, KWARG, f"reward.{KWARG}"),
+        ("data.custom_cls.path=mine.py", OWN_DATA, OWN_DATA),
+        ("data.sampler.class_path=mine.py", OWN_DATA, OWN_DATA),
+    ],
+)
+def test_code_of_the_launch_reads_keys_of_its_own(own, key, place):
+    adoption = adopted(own, f"{key}=0.1")
+    assert not adoption.lost and select(config_of(adoption), place) == 0.1
+    ours = f"reward.{OWN_REWARD.partition('=')[0]}=pkg://verl_credit.turns.rollout.reward.qa"
+    assert "neither verl" in reasons(adopted(ours, f"{place}=0.1"))[place]
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,12 @@ from verl_credit.recipe.adopt import dialog, follow, script
 from verl_credit.recipe.adopt.entry import MAIN
 from verl_credit.recipe.adopt.script import read_script
 
+MADE = (
+    "cat run.sh | bash",
+    "sed s/a/b/ < run.sh | tail -n 3 | bash -s x",
+    "bash < run.sh",
+    "env X=1 ./run.sh",
+)
 FULLY_ASYNC = "verl.experimental.fully_async_policy.fully_async_main"
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Landlock is Linux's")
 
@@ -38,7 +44,7 @@ def test_each_construct_is_as_bash_has_it_or_not_known(construct, tmp_path):
 
 @pytest.mark.parametrize("launch", LAUNCHES)
 def test_each_form_of_a_launch_is_as_bash_has_it_or_not_known(launch, tmp_path):
-    assert wrong(f"n=8; m=4; A=(a.q=1)\n{launch}\n", tmp_path) == ""
+    assert wrong(f"n=8; m=4; A=(a.q=1)\n{launch}\n", tmp_path, launches=True) == ""
 
 
 @pytest.mark.parametrize("launch", LOSSY)
@@ -146,9 +152,29 @@ def test_an_inner_shell_has_the_variables_that_its_program_hands_on(text, value,
     assert (found.arguments, found.unknown) == ([f"a.n={value}"], {})
 
 
-def test_what_xargs_adds_is_not_known(read):
-    launch = read(f"echo a.n=2 | xargs python3 -m {MAIN} a.x=1\n")
-    assert (launch.arguments, [*launch.unknown]) == (["a.x=1"], ["an argument"])
+@pytest.mark.parametrize(
+    "text, arguments, unknown",
+    [
+        ("echo a.n=2 | xargs LAUNCH a.x=1", ["a.x=1"], "an argument"),
+        ("seq 3 | xargs -n 1 -I {} LAUNCH a.x=1 a.n={}", ["a.x=1"], "a.n=?"),
+        ("parallel -j 2 LAUNCH a.x=1 a.n={1} ::: 3 4", ["a.x=1"], "a.n=?"),
+        ("parallel LAUNCH a.x=1 ::: a.n=3", ["a.x=1"], "an argument"),
+        ("seq 3 | xargs ./inner.sh a.x=1", ["a.x=1"], "an argument"),
+    ],
+)
+def test_what_a_program_reads_and_hands_on_is_not_known(text, arguments, unknown, read, tmp_path):
+    (tmp_path / "inner.sh").write_text(f'python3 -m {MAIN} "$@"\n')
+    launch = read(text.replace("LAUNCH", f"python3 -m {MAIN}"))
+    assert (launch.arguments, [*launch.unknown]) == (arguments, [unknown])
+    assert "of line 1 makes it of what it reads" in launch.unknown[unknown]
+    assert any("line 1 starts a program as often as" in note for note in launch.notes)
+
+
+def test_a_file_of_variables_is_not_read(read, tmp_path):
+    (tmp_path / "vars").write_text("n=5\n")
+    launch = read(f"docker run --env-file vars i bash -c 'm=2; python3 -m {MAIN} a.n=${{n:-1}} a.m=$m'")
+    assert (launch.arguments, [*launch.unknown]) == (["a.m=2"], ["a.n=?"])
+    assert "line 1 takes the variables of vars" in launch.unknown["a.n=?"]
 
 
 @pytest.mark.parametrize(
@@ -168,6 +194,9 @@ def test_what_xargs_adds_is_not_known(read):
             "line 4 starts a script that is not read",
         ),
         ("printf x > made.sh\nbash made.sh\n./made.sh", "line 3 starts a script that is not read"),
+        *((f"printf x > run.sh\n{by}", "line 2 starts a script that is not read") for by in MADE),
+        ('printf x > run.sh\neval "$(cat run.sh)"', "line 2 runs a command that is not known"),
+        ("curl http://x | sh", "line 1 runs a command that is not known"),
     ],
 )
 def test_a_script_without_a_launch_is_refused_in_one_sentence(text, says, read):

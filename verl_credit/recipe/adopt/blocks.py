@@ -86,6 +86,11 @@ class Blocks:
         self.lines.append(command)
         return self._of([len(self.lines) - 1], set()).names
 
+    def before(self, command: str) -> str:
+        """What stands before the command in its pipelines."""
+        wanted = re.compile(rf"(.*)\|&? {re.escape(one_line(command))}(?![\w./-])")
+        return " ".join(match[1] for line in self.lines if (match := wanted.search(one_line(line))))
+
     def knows(self, command: str) -> bool:
         return any(one_line(command) in one_line(line) for line in self.lines)
 

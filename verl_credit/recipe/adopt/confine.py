@@ -22,9 +22,10 @@ import socket
 import struct
 import sys
 
+CONTENTS = ("awk", "cat", "cut", "grep", "head", "sed", "sort", "tail", "tr", "uniq", "wc")
+"""Programs that read files."""
 READERS = (
-    "awk", "basename", "cat", "cut", "dirname", "expr", "grep", "head", "id", "ls", "nproc", "readlink", "realpath",
-    "sed", "seq", "sort", "tail", "tr", "uname", "uniq", "wc", "whoami",
+    *CONTENTS, "basename", "dirname", "expr", "id", "ls", "nproc", "readlink", "realpath", "seq", "uname", "whoami",
 )  # fmt: skip
 """Programs that only read, and whose output is what it would be in the launch."""
 MEMORY = 2**31

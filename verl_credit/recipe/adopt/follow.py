@@ -10,13 +10,15 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from verl_credit.recipe.adopt.builtin import Builtins
-from verl_credit.recipe.adopt.confine import READERS
+from verl_credit.recipe.adopt.confine import CONTENTS, READERS
+from verl_credit.recipe.adopt.inner_environment import file_of
+from verl_credit.recipe.adopt.input_words import with_input
 from verl_credit.recipe.adopt.marks import MARK
 from verl_credit.recipe.adopt.opened import Files, parent
-from verl_credit.recipe.adopt.programs import PYTHON, SCRIPTS, SILENT, Program, shell_in
+from verl_credit.recipe.adopt.programs import PYTHON, SILENT, Program, is_script, shell_in
 from verl_credit.recipe.adopt.unknown import CHANGES, GLOB, GO, SKIP, Event, Unknown, marked
 from verl_credit.recipe.adopt.words import (
     ASSIGNS,
@@ -29,6 +31,7 @@ from verl_credit.recipe.adopt.words import (
     replaced,
     uses,
 )
+from verl_credit.recipe.adopt.words import words as words_of
 
 DECLARES = ("declare", "typeset", "export", "local", "readonly")
 MOST = 500
@@ -81,22 +84,33 @@ class Follower:
                 why[words[n]] = self._mark.why(event.mark) if made == 1 else output
             elif "\udc80" <= max(word, default="") <= "\udcff":
                 why[word] = "it is not UTF-8"
+        mark_read = self._mark(f"{os.path.basename(given[0])} of line {event.line} makes it of what it reads")
+        words = with_input(words, mark_read)
+        why |= {word: self._mark.why(mark_read) for word in words if mark_read in word}
         self.programs.append(Program(words, event.line, int(order), why, tuple(self.unknown.keys.items())))
         self._line = event.line
-        inner = shell_in(words) if len(self.programs) <= MOST else ""
-        spaced = any(" " in word for word, kept in zip(given, words, strict=True) if word != kept)
+        inner = shell_in(words, event.folder) if len(self.programs) <= MOST else ""
+        if MARK.fullmatch(given[0]):
+            self.notes.append(
+                f"line {event.line} runs a command that is not known: {self._mark.why(given[0])}"
+            )
+        if mark_read in "".join(words) and (inner or PYTHON.search(" ".join(words))):
+            self.notes.append(
+                f"line {event.line} starts a program as often as what it reads says; here it is once"
+            )
+        spaced = any(" " in word for word in {*words} - {*given})
         if inner and (spaced or ("<<" in event.text and event.hides)):
             self.unknown.branches.append(f"{output}, and a shell runs it")
             inner = ""
-        scripts = [word for word in words if word.endswith(SCRIPTS)] if inner else []
-        if made_here := next(filter(None, (self.files.mark_of(event, word) for word in scripts)), ""):
+        if inner and (file := file_of(words)):
+            self.unknown.lose(f"line {event.line} takes the variables of {file}, which is not read")
+        scripts = [word for word in words if is_script(word, event.folder)] if inner else []
+        code = _files(f"{self.unknown.blocks.before(event.text)} {event.text}") if inner else ()
+        marks = (*(self.files.mark_of(event, word) for word in scripts), self.files.made(event, code))
+        if made_here := next(filter(None, marks), ""):
             why_not = self._mark.why(made_here)
             self.notes.append(f"line {event.line} starts a script that is not read, because {why_not}")
             inner = ""
-        if os.path.basename(given[0]) in ("xargs", "parallel"):
-            mark_read = self._mark(f"{given[0]} of line {event.line} adds what it reads from its input")
-            words.append(mark_read)
-            why[mark_read] = self._mark.why(mark_read)
         for word in () if inner else given[1:]:
             if not word.startswith("-") and word not in (".", "..", "/"):
                 self.files.writes(event, word)
@@ -243,7 +257,8 @@ class Follower:
             return [*code, *self._call(event)] if event.spans else [*code, GO]
         if kind == "file" and name in READERS:
             self.unknown.status[event.pid] = event.status  # of a pipeline, with `pipefail`
-            return [*code, *self.unknown.prints(event, event.unknown)] if event.unknown else [*code, GO]
+            mark = event.unknown or self.files.made(event, _files(event.text))
+            return [*code, *self.unknown.prints(event, mark)] if mark else [*code, GO]
         return [*code, *self._stub(event, name, given)]
 
     def _call(self, event: Event) -> list[str]:
@@ -278,3 +293,13 @@ class Follower:
         self._stubs.add(name)
         again = self.unknown.seen(event)
         return [f'{name} () {{ {started} {name} "$@"; builtin return {int(again > 3)}; }}', GO]
+
+
+def _files(text: str) -> Iterator[Word]:
+    """The words of a pipeline that may be files which it reads."""
+    name = ""
+    for one in words_of(text):
+        if name in CONTENTS:
+            yield one
+        name = "" if re.search(r"[|&;]$", one.text) else name or one.text
+    yield from words_of(text, "<")

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 from verl_credit.recipe.adopt.marks import mark_in
 from verl_credit.recipe.adopt.unknown import GLOB, Event, Unknown
-from verl_credit.recipe.adopt.words import NAME, READS, has_command
+from verl_credit.recipe.adopt.words import NAME, READS, Word, has_command
 
 _TESTS = re.compile(r"-[a-hkprstuwxGLNOS]|-nt|-ot|-ef")
 _INPUT = re.compile(r"<|^(source|\.) ")
@@ -32,6 +33,12 @@ class Files:
             return self.unknown.mark(f"the script itself makes or changes {file}")
         missing = here and not os.path.lexists(file)
         return self.unknown.mark(f"{file}, which line {event.line} reads, is not here") if missing else ""
+
+    def made(self, event: Event, raw: Iterable[Word]) -> str:
+        """A mark where the script itself makes a file that is one of the words."""
+        plain = [one.text for one in raw if not (has_command(one.text) or re.search("[|&;()]", one.text))]
+        paths = self.unknown.expanded(plain) if self._written else []
+        return next(filter(None, (self.mark_of(event, path) for path in paths)), "")
 
     def opens(self, pid: int, path: str, writes: bool) -> None:
         """A process of the group opens a file."""

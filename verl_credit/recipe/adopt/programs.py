@@ -5,20 +5,22 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import pairwise
+
+from verl_credit.recipe.adopt.inner_environment import CLEAR, SLURM, environment_of
 
 SHELLS = ("bash", "sh", "zsh", "dash", "ksh")
 SCRIPTS = (".sh", ".slurm", ".sbatch")
-ELSEWHERE = ("docker", "podman", "ssh", "kubectl")
-"""Programs that start a shell on a machine where the script's variables are not set."""
+STARTERS = (
+    *CLEAR, *SLURM, "env", "nohup", "nice", "ionice", "timeout", "setsid", "stdbuf", "time", "numactl", "taskset", "chrt",
+    "flock", "mpirun", "mpiexec", "torchrun", "conda", "mamba", "micromamba", "uv", "poetry", "pixi", "ray", "xargs",
+    "parallel", "apptainer", "singularity", "screen", "tmux", "script", "unbuffer", "bsub", "qsub", "nsys", "systemd-run",
+)  # fmt: skip
+"""Programs that start the program in their words."""
 SILENT = ("mkdir", "touch", "rm", "rmdir", "cp", "mv", "ln", "chmod", "chown", "sleep", "pkill", "module")
 """Programs that print nothing where they succeed."""
-_ELSEWHERE = (
-    "for __name in $(builtin compgen -e); do case $__name in PATH | HOME | BASH_ENV) ;; "
-    '*) builtin unset -v "$__name" ;; esac; done'
-)
+OTHER = (*SILENT, "cat", "echo", "git", "rsync", "scp", "tar")
+"""Programs that do something else with a script."""
 PYTHON = re.compile(r"\b(?:python|torchrun)\S*\s")
 
 
@@ -34,40 +36,46 @@ class Program:
     """Keys that a line sets which does not surely run, and why."""
 
 
-def shell_in(words: list[str]) -> str:
+def shell_in(words: list[str], folder: str) -> str:
     """The code that starts the shell which stands in the words of a program; "" where none does."""
-    name = os.path.basename(words[0])
-    if name.endswith(".sh"):
-        words = ["bash", *words]
-    place = next((n for n, word in enumerate(words) if os.path.basename(word) in SHELLS), None)
-    texts = [word for word in words[1:] if PYTHON.search(word)]
-    files = [n for n, word in enumerate(words) if n and word.endswith(SCRIPTS)]
-    if place is not None:
-        rest, kept = words[place + 1 :], ""
-        while rest and rest[0][:1] in ("-", "+"):
-            option = rest.pop(0)
-            if not option.startswith("--"):
-                kept += "".join(letter for letter in option if letter in "cs")
-                rest = rest[option.endswith("o") :]
-        rest = [*[f"-{kept}"] * bool(kept), *rest]
-    elif name.startswith(("python", "git", "echo")) or not (texts or (name == "sbatch" and files)):
+    names = [os.path.basename(word) for word in words]
+    other = next((n for n, one in enumerate(names) if one in OTHER or one.startswith("python")), len(words))
+    starts = {*names[:other]} & {*STARTERS}
+    place = next((n for n, name in enumerate(names) if name in SHELLS), None)
+    texts = [n for n, word in enumerate(words) if n and PYTHON.search(word)]
+    files = (n for n, word in enumerate(words[:other]) if (starts or not n) and is_script(word, folder))
+    file = next(files, None)
+    if place is not None and (file is None or place < file):
+        codes = [_options(words[place + 1 :]) or ["-s"]]
+    elif file is not None:
+        place, codes = file, [words[file:]]
+    elif names[0].startswith(("python", "git", "echo")) or not texts:
         return ""
     else:
-        rest = ["-c", texts[-1].removeprefix("--wrap=")] if texts else words[files[0] :]
-    alone = name == "env" and {"-i", "-", "--ignore-environment"} & {*words}
-    clears = [_ELSEWHERE + ";"] * bool(name in ELSEWHERE or alone)
-    dropped = [word for before, word in pairwise(words) if name == "env" and before == "-u"]
-    clears += [f"builtin unset -v {shlex.quote(word)};" for word in dropped]
-    return " ".join(["(", *clears, *_given(words), '"$BASH"', shlex.join(rest), ")"])
+        place, codes = texts[0], [["-c", words[n].removeprefix("--wrap=")] for n in texts]
+    shells = [f'"$BASH" {shlex.join(code)}' for code in codes]
+    return f"( {'; '.join([*environment_of(words[:place]), *shells])} )"
 
 
-def _given(words: list[str]) -> Iterator[str]:
-    """The assignments that a program hands on to its shell, as `env`, `--export=`, `--env` and `-e` have them."""
-    for word in words[1:]:
-        if os.path.basename(word) in SHELLS or PYTHON.search(word):
-            return
-        for one in (
-            re.sub("^--(export|env)=", "", word).split(",") if word.startswith("--export=") else [word]
-        ):
-            if match := re.match(r"(?:--env=)?([A-Za-z_]\w*)=(.*)", one, re.DOTALL):
-                yield f"{match[1]}={shlex.quote(match[2])}"
+def is_script(word: str, folder: str) -> bool:
+    """Is it the path of a shell script, by its ending or by the first line of the file?"""
+    if re.match(r"-|.*[=:]|/usr/|/s?bin/", word):
+        return False
+    if word.endswith(SCRIPTS):
+        return True
+    try:
+        with open(os.path.join(folder, word), "rb") as file:
+            return "/" in word and re.match(rb"#!.*\b(ba|z|da|k)?sh\b", file.readline(100)) is not None
+    except (OSError, ValueError):
+        return False
+
+
+def _options(rest: list[str]) -> list[str]:
+    """The arguments of a shell, without the options that decide nothing here."""
+    kept = ""
+    while rest and rest[0][:1] in ("-", "+"):
+        option = rest.pop(0)
+        if not option.startswith("--"):
+            kept += "".join(letter for letter in option if letter in "cs")
+            rest = rest[option.endswith("o") :]
+    return [*[f"-{kept}"] * bool(kept), *rest]

@@ -36,7 +36,12 @@ command() {
     "$@"
 }
 
-[[ -n ${BASH_EXECUTION_STRING-} ]] || __text=$(<"$0") 2>/dev/null
+if [[ $- == *s* ]]; then # the script is the input, of which nothing may be missing afterwards
+    IFS= builtin read -r -d '' __text
+    exec 0< <(builtin printf %s "$__text")
+elif [[ -z ${BASH_EXECUTION_STRING-} ]]; then
+    __text=$(<"$0") 2>/dev/null
+fi
 __ask start "$BASHPID" "$0" "$(__listing "${BASH_EXECUTION_STRING-$__text}")"
 builtin eval "$__answer"
 __free 0

@@ -34,7 +34,7 @@ from verl_credit.recipe.older_verl import (
 )
 from verl_credit.recipe.rules.engines import ROLLOUT_MODE
 from verl_credit.recipe.rules.estimator import ELSEWHERE
-from verl_credit.recipe.rules.known import known_keys
+from verl_credit.recipe.rules.known import REWARD_KWARGS, known_keys, read_by_own_code
 
 RECIPE = "verl"
 """The recipe that an adopted launch starts from."""
@@ -51,11 +51,12 @@ def adopt(
 ) -> Adoption:
     """``pairs``: the keys with their values in the launch's order; a later one wins. ``unknown``: arguments of the launch
     whose values are not known, with the reasons. ``chosen``: the keys that are given beside the launch."""
-    adoption, known = Adoption(chosen=frozenset(renamed(key) or key for key in chosen)), _Known()
+    adoption = Adoption(chosen=frozenset(renamed(key) or key for key in chosen))
     given: dict[str, str] = {}
     for key, text in pairs:
         given.pop(key, None)
         given[key] = text
+    known = _Known({renamed(key) or key: text for key, text in given.items() if text != NULL})
     for argument, why in unknown.items():
         _unknown(adoption, known, argument, why)
     for key, text in given.items():
@@ -178,10 +179,10 @@ def _moved_defaults(adoption: Adoption) -> None:
 
 
 class _Known:
-    """The keys that verl 0.9.1 and verl_credit read."""
+    """The keys that verl 0.9.1, verl_credit and the code of the ``launch`` read."""
 
-    def __init__(self) -> None:
-        self.keys, self.recipe = known_keys("dp"), compose.compose_recipe(RECIPE, [])
+    def __init__(self, launch: Mapping[str, str]) -> None:
+        self.keys, self.recipe, self.launch = known_keys("dp"), compose.compose_recipe(RECIPE, []), launch
 
     def listed(self, key: str) -> bool:
         """Does the recipe have the key, so that an override needs no plus?"""
@@ -190,7 +191,8 @@ class _Known:
         return isinstance(section, Mapping) and name in section
 
     def takes(self, key: str) -> bool:
-        return self.keys.take(key)
+        own = (one for one in ("data", REWARD_KWARGS) if key.startswith(f"{one}."))
+        return self.keys.take(key) or any(read_by_own_code(one, self.launch.get) for one in own)
 
     def near(self, key: str) -> tuple[str, str]:
         """What to write in place of a key that nothing reads, and the key that is probably meant."""

@@ -77,10 +77,10 @@ def one_line(text: str) -> str:
     return " ".join(text.split()).rstrip(";")
 
 
-def words(text: str) -> list[Word]:
-    """The words of a command as the script has them, without its redirections."""
+def words(text: str, before: str = "") -> list[Word]:
+    """The words of a command as the script has them, without its redirections; or those that stand behind one: ``<``."""
     found: list[Word] = []
-    at, skip, heredoc = 0, False, False
+    at, sign, heredoc = 0, "", False
     while at < len(text):
         if text[at] in " \t\n":
             if text[at] == "\n" and heredoc:
@@ -90,7 +90,7 @@ def words(text: str) -> list[Word]:
         redirect = REDIRECTS.match(text, at)
         if redirect:
             heredoc |= "<<" in redirect[0] and "<<<" not in redirect[0]
-            at, skip = redirect.end(), True
+            at, sign = redirect.end(), redirect[0].lstrip("0123456789")
             continue
         start = at
         while (
@@ -99,9 +99,9 @@ def words(text: str) -> list[Word]:
             and not (text[at] in "<>" and text[at + 1 : at + 2] != "(")
         ):
             at = end_of(text, at)
-        if not skip:
+        if sign == before:
             found.append(Word(text[start:at], start, at))
-        skip = False
+        sign = ""
     return found
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Mapping
-from functools import cache
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import yaml
@@ -91,6 +91,7 @@ def _unlisted(config: DictConfig) -> Iterator[str | ConfigError]:
 
     def walk(prefix: str, node: dict[str, Any]) -> Iterator[str | ConfigError]:
         names = known.names.get(prefix, [])
+        own = not str(node.get("_target_") or "verl.").startswith(("verl.", "verl_credit."))
         for key, value in zip(map(str, node), node.values(), strict=True):
             full = f"{prefix}.{key}" if prefix else key
             if key in names:
@@ -100,7 +101,9 @@ def _unlisted(config: DictConfig) -> Iterator[str | ConfigError]:
                     pass  # checked once it is resolved
                 elif full in WITH_KEYS or (full in known.sections and value is not None):
                     yield ConfigError(key=full, value=value, accepted="expected a section with keys")
-            elif not names or prefix in known.open or _read_by_own_code(config, prefix, node):
+            elif (
+                not names or prefix in known.open or own or read_by_own_code(prefix, partial(select, config))
+            ):
                 yield full
             elif not _referred_to(plain, full):
                 accepted = [*names, *_fields(str(node.get("_target_") or ""))]
@@ -126,13 +129,11 @@ def _referred_to(plain: dict[str, Any], key: str) -> bool:
     return any(f"{other}.".startswith(f"{key}.") for other in others)
 
 
-def _read_by_own_code(config: DictConfig, prefix: str, node: dict[str, Any]) -> bool:
-    """Does the user's code, which may read any key, get the section?"""
-    if prefix == "data":
-        return bool(select(config, "data.custom_cls.path") or select(config, "data.sampler.class_path"))
-    if prefix == REWARD_KWARGS:
-        return "verl_credit." not in str(select(config, f"{REWARD}.path"))
-    return not str(node.get("_target_") or "verl.").startswith(("verl.", "verl_credit."))
+def read_by_own_code(section: str, value: Callable[[str], Any]) -> bool:
+    """Does the user's dataset, sampler or reward function, which may read any key, get the section?"""
+    if section == "data":
+        return bool(value("data.custom_cls.path") or value("data.sampler.class_path"))
+    return section == REWARD_KWARGS and "verl_credit." not in str(value(f"{REWARD}.path"))
 
 
 @cache
