@@ -3,22 +3,12 @@
 import pytest
 
 from kit.byte_world import make_tokenizer
-from kit.environments import CORRIDOR, FAULTY
+from kit.env_play import END, play, scored
+from kit.environments import FAULTY
 from kit.in_process import Here
-from kit.trajectories import policy_text, record, run
+from kit.trajectories import policy_text, record
 from verl_credit.host.rollout import env_agent
 from verl_credit.names import TURN_REWARDS
-from verl_credit.turns.rollout.reward.qa import compute_score
-
-END = "<|im_end|>"
-ALONE = (
-    "search.max_searches=0",
-    "search.url=null",
-    "algorithm.info_gain_norm_mode=none",
-    "actor_rollout_ref.rollout.agent.default_agent_loop=env_agent",
-    "environment.max_steps=6",
-    "search.max_new_tokens=40",
-)
 
 
 @pytest.fixture(scope="module")
@@ -33,18 +23,6 @@ def pools(monkeypatch):
     monkeypatch.setattr(env_agent, "Pool", lambda *args, **more: made.append(Here(*args, **more)) or made[-1])
     monkeypatch.setattr(env_agent.EnvAgentLoop, "_pools", {})
     return made
-
-
-def play(tokenizer, script, *overrides, task=None, path=CORRIDOR, **given):
-    """``text~`` in the script is a turn that does not end itself."""
-    extra_info = {"environment": {"seed": 0} if task is None else task}
-    script = [text.removesuffix("~") if text.endswith("~") else text + END for text in script]
-    more = (f"environment.path={path}", *overrides)
-    return run(tokenizer, script, *ALONE, *more, agent="env_agent", extra_info=extra_info, **given)
-
-
-def scored(output):
-    return compute_score("corridor", "", None, {"credit": record(output)})
 
 
 def rewards(output):

@@ -1,17 +1,23 @@
 """`environment.*` before a start: what is read, what would do nothing, and what the default credit is."""
 
+import pyarrow as pa
+import pyarrow.parquet as parquet
 import pytest
 
 from kit.environments import CORRIDOR
 from kit.recipes import check
 from kit.recipes import refused as refused_recipe
+from verl_credit.cli.recipe.stages import explanation
 from verl_credit.config.settings import CreditSettings
+from verl_credit.recipe.plan.job import read_job
+from verl_credit.recipe.unread import warnings_of, without_effect
 from verl_credit.recipe.world import without_value
 
 HERE = __name__
 GIVEN = ("data.train_files=x", "data.val_files=x", "actor_rollout_ref.model.path=x")
 SIGNAL = ("algorithm.info_gain_norm_mode=turn-group-v1d", "algorithm.turn_signal=tool_reward")
 PENALTY = "reward.custom_reward_function.reward_kwargs.format_penalty"
+ACTOR = "actor_rollout_ref.actor"
 GAE = "algorithm.info_gain_norm_mode=turn_gae"
 
 
@@ -38,6 +44,7 @@ def parser(text):
         (GAE, "algorithm.turn_values=column:progress", "algorithm.lam=0.5"),
         (GAE, "algorithm.turn_values=state", "algorithm.lam=0.5", "algorithm.turn_anchor=state"),
         (GAE, "algorithm.turn_values=group", "algorithm.lam=0.9"), ("algorithm.info_gain_norm_mode=gigpo",),
+        ("environment.window=0",), ("environment.window=3", "algorithm.adv_estimator=grpo"),
     ],
 )  # fmt: skip
 def test_what_an_environment_takes(overrides):
@@ -52,7 +59,13 @@ def test_what_an_environment_takes(overrides):
         (("environment.action=no_module.f",), "environment.action", ["no_module"]),
         (("environment.outcome=won",), "environment.outcome", ["success", "return", "last"]),
         (("environment.max_steps=0",), "environment.max_steps", ["1 to 1000"]),
-        (("environment.window=2",), "environment.window", ["max_steps"]),
+        (("environment.windows=2",), "environment.windows", ["did you mean environment.window?"]),
+        (("environment.window=-1",), "environment.window", ["0 to 1000"]),
+        (("environment.window=2", f"{ACTOR}.loss_agg_mode=seq-mean-token-mean"), f"{ACTOR}.loss_agg_mode",
+         ["environment.window=2", "token-mean, or seq-mean-token-sum"]),
+        (("environment.window=0", "algorithm.algorithm_mode=gtpo_canonical"), "algorithm.algorithm_mode",
+         ["environment.window=0", "context resets"]),
+        (("environment.window=1", "probe.every=1"), "probe.every", ["environment.window=1", "0"]),
         (("search.max_searches=2", "search.url=http://x"), "search.max_searches", ["0"]),
         (("algorithm.turn_signals={info_gain: 1.0}", SIGNAL[0]), "algorithm.turn_signals", ["tool_reward"]),
         (("algorithm.turn_signal=info_gain", SIGNAL[0]), "algorithm.turn_signal", ["tool_reward"]),
@@ -95,3 +108,37 @@ def test_the_default_credit_has_values_of_states(outcome, floor):
     algorithm = CreditSettings.from_config(composed(f"environment.outcome={outcome}")).algorithm
     assert (algorithm.info_gain_norm_mode, algorithm.turn_values, algorithm.lam) == ("turn_gae", "state", 0.9)
     assert algorithm.turn_params.get("rms_floor") == floor
+
+
+def test_a_plan_has_a_row_for_half_of_the_turns_of_a_window():
+    """As many as it takes a rollout to have."""
+    one, several = (read_job(composed(*given), flash_attn=False) for given in ((), ("environment.window=1",)))
+    assert (one.rows, several.rows, several.max_turns) == (128, 1280, 1)
+
+
+def test_what_is_said_of_a_run_in_an_environment(tmp_path):
+    rows = [{"prompt": [{"role": "user", "content": f"Go {n}.\nActions: left"}]} for n in range(2)]
+    parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "rows.parquet")
+    here = composed(f"data.train_files={tmp_path}/rows.parquet", "environment.window=4")
+    assert (
+        f"the first prompt of {tmp_path}/rows.parquet:\n    user: Go 0.\n    Actions: left\n"
+        in explanation("doorkey", here)
+    )
+    assert "21 steps, each a row with the last 4 in its prompt" in explanation("doorkey", here)
+    config = composed("actor_rollout_ref.rollout.multi_turn.max_assistant_turns=7")
+    (line,) = [
+        line
+        for line in without_effect(config, CreditSettings.from_config(config))
+        if "max_assistant_turns" in line
+    ]
+    assert "environment.max_steps" in line
+    text = explanation("doorkey", config)
+    assert (
+        "first prompt" not in text
+        and "minigrid" in text
+        and "MiniGrid-DoorKey-5x5-v0" in text
+        and "outcome=success" in text
+    )
+    assert any(
+        "environment.max_steps=999 of" in line for line in warnings_of(composed("environment.max_steps=999"))
+    )

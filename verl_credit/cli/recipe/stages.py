@@ -2,11 +2,13 @@
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 from omegaconf import DictConfig, OmegaConf
 
 from verl_credit.cli.train.trial_row import kept_when, store_folder
+from verl_credit.config.fit import DEFAULT
 from verl_credit.config.keys import AUTO, Algorithm, reads
 from verl_credit.config.settings import INFO_GAIN, CreditSettings
 from verl_credit.credit import REGISTRY
@@ -14,6 +16,7 @@ from verl_credit.credit.plugins.load import origin
 from verl_credit.credit.token.token_transforms import TRANSFORMS
 from verl_credit.credit.token.uncertainty import canonical_kind
 from verl_credit.errors import PreflightError, printable, show_value
+from verl_credit.names import ENV_AGENT
 from verl_credit.recipe.agent_loops import AT_ONCE, FORMAT
 from verl_credit.recipe.compose import ABSENT, changed_values
 from verl_credit.recipe.doctor.checks import before_training
@@ -49,6 +52,7 @@ def explanation(name: str, config: DictConfig, values: bool = False, size: str =
         lines += [f"     costs {stage.cost}"] if stage.cost else []
     lines += [
         "",
+        *first_prompt(config),
         *filter(None, [size]),
         family_line(config),
         *value_lines(config, values),
@@ -62,11 +66,29 @@ def explanation(name: str, config: DictConfig, values: bool = False, size: str =
     return "\n".join(map(printable, [*lines, *goes_on(config)]))
 
 
+def first_prompt(config: DictConfig) -> list[str]:
+    """The messages of the first row, where rollouts are in an environment and the rows are here."""
+    named = OmegaConf.select(config, DATA[0]) or [""]
+    file = Path(named if isinstance(named, str) else named[0]).expanduser()
+    if OmegaConf.select(config, DEFAULT) != ENV_AGENT or not file.is_file():
+        return []
+    from pyarrow.parquet import ParquetFile  # here, because other commands need none of it
+
+    first = next(ParquetFile(file).iter_batches(1, columns=[config.data.prompt_key])).to_pylist()[0]
+    said = [
+        f"    {line}"
+        for message in first[config.data.prompt_key]
+        for line in f"{message['role']}: {message['content']}".splitlines()
+    ]
+    return [f"the first prompt of {file}:", *said]
+
+
 def stages(config: DictConfig, settings: CreditSettings) -> Iterator[Stage]:
     """Yields the stages in the order in which they act."""
     if (given := settings.environment).path is not None:
         kwargs = " ".join(f"{name}={value}" for name, value in redact_value("", given.kwargs).items())
-        says = f"{kwargs}  [action={given.action} outcome={given.outcome}; at most {given.max_steps} steps]"
+        rows = "" if given.window is None else f", each a row with the last {given.window} in its prompt"
+        says = f"{kwargs}  [action={given.action} outcome={given.outcome}; at most {given.max_steps} steps{rows}]"
         yield Stage("environment", given.path, says, "the policy's turns, each of which is a step")
     if settings.turn_estimator:
         yield from _signals(config, settings)

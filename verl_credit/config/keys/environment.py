@@ -24,6 +24,9 @@ class Environment(Section):
     """Handed to the class for every rollout, such as the id of a gymnasium environment."""
     max_steps: Annotated[int, Field(ge=1, le=1000)] = 20
     """Turns after which a rollout is truncated; each turn is a step."""
+    window: Annotated[int, Field(ge=0, le=1000)] | None = None
+    """Each turn is a row of its own, whose prompt has the first observation, the last `window` steps (observation and
+    action) and the current observation; null: a rollout is one dialogue that grows."""
     action: Annotated[
         str, Expected(f"{', '.join(ACTION_FORMS)}, or a dotted path to your own (my_module.my_parser)")
     ] = "text"

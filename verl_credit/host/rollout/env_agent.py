@@ -1,4 +1,5 @@
-"""``env_agent``: every turn of the policy is a step of the row's environment, in one dialogue that only grows."""
+"""``env_agent``: every turn of the policy is a step of the row's environment, in one dialogue that only grows, or with a
+prompt of its own (``environment.window``)."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from verl.experimental.agent_loop.tool_agent_loop import AgentState
 from verl_credit.config.keys import Environment
 from verl_credit.credit.plugins.load import load
 from verl_credit.host.rollout.agent_loop import TurnAgentLoop, TurnAgentLoopOutput, valid_text
+from verl_credit.host.rollout.windows import PARTS, apart, together, windowed, written
 from verl_credit.names import ENV_AGENT
 from verl_credit.turns.rollout.reward.env_record import outcome_record
 from verl_credit.turns.rollout.search.wire import without_markup
@@ -48,8 +50,9 @@ class EnvAgentLoop(TurnAgentLoop):
         )
         self.progress: list[float | None] = []
         self.differs, self.cut_turn, self.cut_texts = "", False, 0
+        self.windows: list[dict] = []
 
-    async def run(self, sampling_params, **kwargs) -> TurnAgentLoopOutput:
+    async def run(self, sampling_params, **kwargs) -> TurnAgentLoopOutput | list[TurnAgentLoopOutput]:
         task = (kwargs.get("extra_info") or {}).get("environment") or {}
         if task.get("seed") is None:
             raise ValueError(
@@ -72,7 +75,9 @@ class EnvAgentLoop(TurnAgentLoop):
                     f"the environment begins with {first!r:.120}, and the row says {written!r:.120}"
                 )
             self._see()
-            return await super().run(sampling_params, **kwargs | {"raw_prompt": messages})
+            self.begun = len(messages)
+            output = await super().run(sampling_params, **kwargs | {"raw_prompt": messages})
+            return apart(output, self.windows) if len(self.windows) > 1 else output
         finally:
             await self.pool.close(self.rollout)
 
@@ -86,8 +91,8 @@ class EnvAgentLoop(TurnAgentLoop):
         return cls._pools[key]
 
     def _cap_text_prompt_length(self, prompt_ids: list[int]) -> list[int]:
-        """verl cuts the beginning off, which has the rules of the task."""
-        if len(prompt_ids) > self.prompt_length:
+        """verl cuts the beginning off, which has the rules of the task. A later prompt that is too long ends its rollout."""
+        if len(prompt_ids) > self.prompt_length and not self.book.n_turns:
             use = f"the prompt has {len(prompt_ids)} tokens; allow as many, or lower environment.max_chars"
             raise ValueError(f"data.max_prompt_length={self.prompt_length}: {use}")
         return prompt_ids
@@ -145,11 +150,35 @@ class EnvAgentLoop(TurnAgentLoop):
             return "bad_call"
         if self.now.truncated or turn + 1 >= self.settings.max_steps:
             return "truncated"
-        return "length" if tokens >= self.response_length else ""
+        return "length" if tokens >= self.response_length and self.settings.window is None else ""
 
     async def _observe(self, agent_data, text: str) -> AgentState:
         before = list(agent_data.messages)
         agent_data.messages.append({"role": "user", "content": text})
+        fits = await (
+            self._grow(agent_data, before) if self.settings.window is None else self._begin(agent_data)
+        )
+        if not fits:
+            self.record.stop_reason = "length"
+            return AgentState.TERMINATED
+        agent_data.user_turns += 1
+        self.progress.append(self.now.progress)
+        self._see()
+        return AgentState.GENERATING
+
+    async def _begin(self, agent_data) -> bool:
+        """Begins the next window, where its prompt fits."""
+        messages = windowed(agent_data.messages, self.begun, self.settings.window)
+        prompt = await self.ct_build_initial_tokens(messages, tools=self.tool_schemas)
+        if len(prompt) > self.prompt_length:
+            return False
+        self.windows.append(written(agent_data))
+        agent_data.prompt_ids, agent_data.response_mask, agent_data.response_logprobs = prompt, [], []
+        self.book.turn_ids = []
+        return True
+
+    async def _grow(self, agent_data, before: list[dict]) -> bool:
+        """Appends the observation to the dialogue, where it fits."""
         merged, mask, log_probs = await self.ct_merge_context_msg(
             before,
             agent_data.messages,
@@ -157,16 +186,12 @@ class EnvAgentLoop(TurnAgentLoop):
             agent_data.response_mask,
             agent_data.response_logprobs or None,
         )
-        if len(mask) >= self.response_length:  # the observation does not fit
-            self.record.stop_reason = "length"
-            return AgentState.TERMINATED
+        if len(mask) >= self.response_length:
+            return False
         agent_data.prompt_ids, agent_data.response_mask = merged.token_ids, mask
         agent_data.response_logprobs = log_probs or []
-        agent_data.user_turns += 1
         self.book.observed(mask)
-        self.progress.append(self.now.progress)
-        self._see()
-        return AgentState.GENERATING
+        return True
 
     def _see(self) -> None:
         self.record.states.append(self.now.state)
@@ -195,4 +220,9 @@ class EnvAgentLoop(TurnAgentLoop):
             self.record.states = []
         if any(done is not None for done in self.progress):
             self.record.signals["progress"] = self.progress
+        if self.windows:
+            self.windows.append({name: getattr(output, name) for name in PARTS})
+            if self.record.tool_fault:  # one output tells that the rollout is out of the step
+                del self.windows[1:]
+            output, self.book.turn_ids = together(output, self.windows)
         return super()._finish(output)

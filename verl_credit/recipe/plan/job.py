@@ -137,6 +137,10 @@ def read_job(config: Mapping, *, flash_attn: bool) -> Job:
     searches = get("search.max_searches", 0) if get(f"{_R}.multi_turn.enable", False) else 0
     in_environment = get(f"{_R}.agent.default_agent_loop", None) == ENV_AGENT
     turns = get("environment.max_steps", 1) if in_environment else searches + 1
+    if (
+        in_environment and get("environment.window", None) is not None
+    ):  # half of the turns, as in `mean_turns`
+        job, turns = replace(job, rollouts=job.rollouts * max(1, turns // 2)), 1
     attention = get(f"{_M}.override_config.attn_implementation", "flash_attention_2")
     on_cpu = get("trainer.device", "cuda") == "cpu"
     sdpa = on_cpu or attention in ("credit_sdpa", "sdpa") or (attention == "auto" and not flash_attn)

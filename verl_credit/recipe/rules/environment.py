@@ -19,7 +19,7 @@ from verl_credit.recipe.agent_loops import tools_given
 from verl_credit.recipe.rules.own import load_own
 from verl_credit.recipe.rules.pipeline import PENALTY, REWARD
 
-PATH, OUTCOME = "environment.path", "environment.outcome"
+PATH, OUTCOME, WINDOW = "environment.path", "environment.outcome", "environment.window"
 
 
 def validate_environment(config: DictConfig, settings: CreditSettings) -> Iterator[ConfigError]:
@@ -35,6 +35,13 @@ def validate_environment(config: DictConfig, settings: CreditSettings) -> Iterat
         yield ConfigError.of(config, PATH, accepted=[*ENVIRONMENTS, own])
     load_own("environment.action", given.action, ACTION_FORMS)
     yield from _beside(config, settings)
+    if given.window is None:
+        return
+    from verl_credit.turns.step.outputs import resets_refused  # here, because it imports torch
+
+    for name, value, accepted in resets_refused(settings, config):
+        use = f"each step is an output of its own, which that value has no meaning for; expected {accepted}"
+        yield ConfigError(key=name, value=value, accepted=use, beside={WINDOW: given.window})
 
 
 def _beside(config: DictConfig, settings: CreditSettings) -> Iterator[ConfigError]:

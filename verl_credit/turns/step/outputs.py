@@ -57,6 +57,11 @@ def check_outputs(turns: TurnBatch, settings: CreditSettings, config: DictConfig
             )
 
 
+def resets_refused(settings: CreditSettings, config: DictConfig) -> list[tuple[str, object, str]]:
+    """(key, value, what is accepted) of what a run refuses whose rollouts are sure to have several outputs of one chain."""
+    return [] if settings.algorithm.adv_estimator == VERLS else [*_unfit(settings, config, RESETS)]
+
+
 def _unfit(settings: CreditSettings, config: DictConfig, kind: str) -> Iterator[tuple[str, object, str]]:
     """(key, value, what is accepted) of every setting without a meaning for this kind of outputs."""
     a = settings.algorithm
