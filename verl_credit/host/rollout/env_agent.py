@@ -11,6 +11,7 @@ from verl.experimental.agent_loop.tool_agent_loop import AgentState
 
 from verl_credit.config.keys import Environment
 from verl_credit.credit.plugins.load import load
+from verl_credit.host.compat import MERGE_MESSAGES
 from verl_credit.host.rollout.agent_loop import TurnAgentLoop, TurnAgentLoopOutput, valid_text
 from verl_credit.names import ENV_AGENT
 from verl_credit.turns.rollout.reward.env_record import outcome_record
@@ -150,7 +151,7 @@ class EnvAgentLoop(TurnAgentLoop):
     async def _observe(self, agent_data, text: str) -> AgentState:
         before = list(agent_data.messages)
         agent_data.messages.append({"role": "user", "content": text})
-        merged, mask, log_probs = await self.ct_merge_context_msg(
+        merged, mask, log_probs = await getattr(self, MERGE_MESSAGES)(
             before,
             agent_data.messages,
             agent_data.prompt_ids,
