@@ -25,6 +25,7 @@ ROOT = Path(__file__).parents[2]
 HOST = "verl_credit.host."
 MANIFEST = Path(__file__).with_name("contacts.json")
 NAMED = {
+    "verl.experimental.agent_loop.agent_loop:AgentLoopBase": ("ct_merge_context_msg",),
     "verl.single_controller.base.worker:Worker": ("_query_dispatch_info",),
     "verl.single_controller.ray.base:RayWorkerGroup": ("_dispatch_info",),
     "verl.trainer.ppo.v1.replay_buffer:ReplayBuffer": ("_wait_for_next_poll", "poll_interval", "sample"),

@@ -47,7 +47,7 @@ async def answers(server, trained, prompt):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("family", "architecture"), [
-    ("gpt_oss", "GptOssForCausalLM"), ("qwen3_5", "Qwen3_5ForConditionalGeneration"),
+    ("gpt_oss", "GptOssForCausalLM"), ("gemma2", "Gemma2ForCausalLM"), ("qwen3_5", "Qwen3_5ForConditionalGeneration"),
     pytest.param("qwen3_5_text", "Qwen3_5ForCausalLM", marks=pytest.mark.slow),
     pytest.param("mistral_swa", "MistralForCausalLM", marks=pytest.mark.slow),
 ])  # fmt: skip

@@ -7,7 +7,7 @@ from kit.families import FAMILIES, MISSING, VOCABULARY, WINDOW, family_config, f
 from kit.tiny_models import log_probs
 from verl_credit.policy import families, generation
 from verl_credit.policy.decoding_proof import prove_decoding
-from verl_credit.policy.families import NOT_DECODED, SINKS, positions, why_not_decoded
+from verl_credit.policy.families import NOT_DECODED, family_of, positions, why_not_decoded
 from verl_credit.policy.generation import BatchGenerator
 from verl_credit.policy.sampling import SamplingParams
 
@@ -49,7 +49,7 @@ def changed(family, **changes):
 
 def built(family, **changes):
     config = changed(family, **changes)
-    return family_model(config, "eager" if config.model_type in SINKS else "sdpa")
+    return family_model(config, family_of(config).stock[0])
 
 
 def in_eager(model, family, **changes):

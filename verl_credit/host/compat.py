@@ -10,10 +10,10 @@ import logging
 from verl.utils.tokenizer.continuous_token import ContinuousTokenBuilder
 
 # 0.9.1 appends "context" messages, 0.9.0 and the development version of August 2026 "non-assistant" ones.
-MERGE_TOKENS = next(
-    name
-    for name in ("_merge_context_token_ids", "_merge_non_assistant_token_ids")
-    if hasattr(ContinuousTokenBuilder, name)
+MERGE_TOKENS, MERGE_MESSAGES = (
+    ("_merge_context_token_ids", "ct_merge_context_msg")
+    if hasattr(ContinuousTokenBuilder, "_merge_context_token_ids")
+    else ("_merge_non_assistant_token_ids", "ct_merge_non_assistant_msg")
 )
 FAILED = "Error executing tool"
 """verl's observation begins so when a tool raised."""

@@ -10,7 +10,7 @@ from verl.utils.model import get_hf_auto_model_class
 from verl.utils.torch_dtypes import PrecisionType
 from verl.workers.config import HFModelConfig, RolloutConfig
 
-from verl_credit.policy.families import SINKS, positions, why_not_decoded
+from verl_credit.policy.families import family_of, positions, why_not_decoded
 from verl_credit.recipe.plan.hf_engine import GIB, PREFILL_TOKENS, SHARE, HFEngine
 from verl_credit.recipe.plan.model_shape import shape_of
 
@@ -22,8 +22,8 @@ def build_model(model_config: HFModelConfig, config: RolloutConfig, device: torc
     hf_config = copy.deepcopy(model_config.hf_config)
     if why := why_not_decoded(hf_config.to_dict()):
         raise ValueError(why)
-    # The trainer's attention works only on packed rows.
-    attention = "eager" if hf_config.model_type in SINKS else "sdpa"
+    # The trainer's attention works only on packed rows. transformers 5.21 and later have no sdpa for a model with a softcap.
+    attention = family_of(hf_config).stock[0]
     hf_config._attn_implementation = attention
     options = {"trust_remote_code": model_config.trust_remote_code, "attn_implementation": attention}
     auto_class = get_hf_auto_model_class(hf_config)

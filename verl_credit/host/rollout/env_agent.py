@@ -12,6 +12,7 @@ from verl.experimental.agent_loop.tool_agent_loop import AgentState
 
 from verl_credit.config.keys import Environment
 from verl_credit.credit.plugins.load import load
+from verl_credit.host.compat import MERGE_MESSAGES
 from verl_credit.host.rollout.agent_loop import TurnAgentLoop, TurnAgentLoopOutput, valid_text
 from verl_credit.host.rollout.windows import PARTS, apart, together, windowed, written
 from verl_credit.names import ENV_AGENT
@@ -179,7 +180,7 @@ class EnvAgentLoop(TurnAgentLoop):
 
     async def _grow(self, agent_data, before: list[dict]) -> bool:
         """Appends the observation to the dialogue, where it fits."""
-        merged, mask, log_probs = await self.ct_merge_context_msg(
+        merged, mask, log_probs = await getattr(self, MERGE_MESSAGES)(
             before,
             agent_data.messages,
             agent_data.prompt_ids,
