@@ -74,7 +74,7 @@ def test_success_is_the_sum_over_all_paths():
 def test_values_of_a_rollouts_turns_are_the_chances_that_rollouts_had():
     """The mean outcome of many rollouts is the exact success of their tasks, and the true value of their first turns."""
     mdp = corridor(unseen=0)
-    start = Network.drawn(2, 2, 2, torch.Generator().manual_seed(0)).kept()
+    start = Network.drawn(2, 2, 2, torch.Generator().manual_seed(0))
     learning = MdpLearning(mdp, start, seed=1, group=2)
     rolled = []
     for _ in range(40):
@@ -94,7 +94,7 @@ def _first(mdp, rolled):
 
 def test_rollouts_end_where_they_are_solved_and_earn_progress_once():
     mdp = corridor(limit=6, unseen=0)
-    start = Network.drawn(2, 2, 2, torch.Generator().manual_seed(0)).kept()
+    start = Network.drawn(2, 2, 2, torch.Generator().manual_seed(0))
     kept = []
     MdpLearning(mdp, start, seed=1).step(lambda one: kept.append(one) or torch.zeros(one.state_B_K1.shape))
     (rolled,) = kept
@@ -227,7 +227,7 @@ def test_a_step_goes_on_in_each_runs_own_order_of_tasks(group, asked):
         return torch.zeros(rolled.state_B_K1.shape)
 
     mdp = coin_collector(3, 5, 2, 64, seed=3)
-    start = Network.drawn(2, mdp.x_U_F.shape[1], mdp.actions, torch.Generator().manual_seed(0)).kept()
+    start = Network.drawn(2, mdp.x_U_F.shape[1], mdp.actions, torch.Generator().manual_seed(0))
     for learning in (ChainLearning(2, 2, 0, group=group, pool=64), MdpLearning(mdp, start, 0, group=group)):
         steps.clear()
         for _ in range(64 // asked):
@@ -247,7 +247,7 @@ def test_imitation_stops_at_the_start_and_learning_repeats_from_there():
     first_R = mdp.success(Network(start).prob(mdp))
     assert (first_R >= START).all() and (first_R < START + 0.15).all()
     curves = [
-        curve(MdpLearning(mdp, start, 1, group=group), FedCredit(MODES["none"]).advantages, 6)
+        curve(MdpLearning(mdp, Network(start), 1, group=group), FedCredit(MODES["none"]).advantages, 6)
         for group in (8, 8, 2)
     ]
     assert torch.equal(curves[0], curves[1]) and not torch.equal(curves[0], curves[2])
