@@ -10,10 +10,10 @@ from verl_credit.credit import MODES
 from verl_credit.credit.loss import turn_policy_loss
 from verl_credit.study.exact_worlds.chain_learning import ChainLearning
 from verl_credit.study.exact_worlds.coin_collector import STEPS, TAKE, coin_collector, plan
-from verl_credit.study.exact_worlds.door_key import ACTIONS, CLOSED, LOCKED, OPEN, DoorKey, State, door_key
+from verl_credit.study.exact_worlds.door_key import door_key
 from verl_credit.study.exact_worlds.fed_credit import FedCredit
 from verl_credit.study.exact_worlds.learning import curve
-from verl_credit.study.exact_worlds.mdp import drawn_tasks, tables_of, walk
+from verl_credit.study.exact_worlds.mdp import drawn_tasks, tables_of
 from verl_credit.study.exact_worlds.mdp_learning import (
     CLIP,
     START,
@@ -23,6 +23,9 @@ from verl_credit.study.exact_worlds.mdp_learning import (
     imitated,
 )
 from verl_credit.study.exact_worlds.taxi import taxi
+from verl_credit.worlds.doorkey.moves import ACTIONS, CLOSED, LOCKED, OPEN, DoorKey, State, walk
+
+NUMBERS = [*ACTIONS.values()]
 
 
 def corridor(limit=4, unseen=2):
@@ -144,7 +147,7 @@ def test_the_tables_shortest_way_opens_the_door_in_minigrid(keys):
     for place, action in (way := shortest(keys, 0)):
         progress.append(float(keys.progress_M_S[keys.map_Q[0], place]))
         assert progress[-1] == (state().carries + (state().door != LOCKED)) / 2
-        _, reward, ended, _, _ = env.step(ACTIONS[action])
+        _, reward, ended, _, _ = env.step(NUMBERS[action])
     assert ended and reward > 0 and state().door == OPEN
     assert progress == sorted(progress) and {*progress} == {0.0, 0.5, 1.0} and len(way) <= keys.limit
 
@@ -163,8 +166,8 @@ def test_random_steps_in_minigrid_are_those_of_the_table():
     for _ in range(300):
         assert state() == here
         doors_seen.add(here.door)
-        action = drawn.choice([best[here], drawn.randrange(len(ACTIONS))])
-        _, reward, ended, _, _ = env.step(ACTIONS[action])
+        action = drawn.choice([best[here], drawn.randrange(len(NUMBERS))])
+        _, reward, ended, _, _ = env.step(NUMBERS[action])
         here, solved = table[here][action]
         assert solved == bool(ended and reward > 0)
         if solved:
