@@ -17,7 +17,7 @@ from verl_credit.study.exact_worlds.coin_collector import coin_collector
 from verl_credit.study.exact_worlds.door_key import door_key
 from verl_credit.study.exact_worlds.learning import Learning, curve
 from verl_credit.study.exact_worlds.mdp import Mdp
-from verl_credit.study.exact_worlds.mdp_learning import MdpLearning, imitated
+from verl_credit.study.exact_worlds.mdp_learning import MdpLearning, Network, imitated
 from verl_credit.study.exact_worlds.taxi import taxi
 from verl_credit.study.table_cosine import OWN, measure_cosines, shown_cosine
 from verl_credit.study.table_row import Row, RowFile, difference, row_of
@@ -124,7 +124,7 @@ def _begun(column: str, size: Size, group: int) -> Learning:
     if column in CHAINS:
         return ChainLearning(CHAINS[column], size.pairs, size.seed, group=group)
     mdp, start = _world(column, size)
-    return MdpLearning(mdp, start, size.seed, group=group)
+    return MdpLearning(mdp, Network(start), size.seed, group=group)
 
 
 @cache

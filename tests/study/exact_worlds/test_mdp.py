@@ -10,10 +10,10 @@ from verl_credit.credit import MODES
 from verl_credit.credit.loss import turn_policy_loss
 from verl_credit.study.exact_worlds.chain_learning import ChainLearning
 from verl_credit.study.exact_worlds.coin_collector import STEPS, TAKE, coin_collector, plan
-from verl_credit.study.exact_worlds.door_key import ACTIONS, CLOSED, LOCKED, OPEN, DoorKey, State, door_key
+from verl_credit.study.exact_worlds.door_key import door_key
 from verl_credit.study.exact_worlds.fed_credit import FedCredit
 from verl_credit.study.exact_worlds.learning import curve
-from verl_credit.study.exact_worlds.mdp import drawn_tasks, tables_of, walk
+from verl_credit.study.exact_worlds.mdp import drawn_tasks, tables_of
 from verl_credit.study.exact_worlds.mdp_learning import (
     CLIP,
     START,
@@ -23,6 +23,9 @@ from verl_credit.study.exact_worlds.mdp_learning import (
     imitated,
 )
 from verl_credit.study.exact_worlds.taxi import taxi
+from verl_credit.worlds.doorkey.moves import ACTIONS, CLOSED, LOCKED, OPEN, DoorKey, State, walk
+
+NUMBERS = [*ACTIONS.values()]
 
 
 def corridor(limit=4, unseen=2):
@@ -74,7 +77,7 @@ def test_success_is_the_sum_over_all_paths():
 def test_values_of_a_rollouts_turns_are_the_chances_that_rollouts_had():
     """The mean outcome of many rollouts is the exact success of their tasks, and the true value of their first turns."""
     mdp = corridor(unseen=0)
-    start = Network.drawn(2, 2, 2, torch.Generator().manual_seed(0)).kept()
+    start = Network.drawn(2, 2, 2, torch.Generator().manual_seed(0))
     learning = MdpLearning(mdp, start, seed=1, group=2)
     rolled = []
     for _ in range(40):
@@ -94,7 +97,7 @@ def _first(mdp, rolled):
 
 def test_rollouts_end_where_they_are_solved_and_earn_progress_once():
     mdp = corridor(limit=6, unseen=0)
-    start = Network.drawn(2, 2, 2, torch.Generator().manual_seed(0)).kept()
+    start = Network.drawn(2, 2, 2, torch.Generator().manual_seed(0))
     kept = []
     MdpLearning(mdp, start, seed=1).step(lambda one: kept.append(one) or torch.zeros(one.state_B_K1.shape))
     (rolled,) = kept
@@ -144,7 +147,7 @@ def test_the_tables_shortest_way_opens_the_door_in_minigrid(keys):
     for place, action in (way := shortest(keys, 0)):
         progress.append(float(keys.progress_M_S[keys.map_Q[0], place]))
         assert progress[-1] == (state().carries + (state().door != LOCKED)) / 2
-        _, reward, ended, _, _ = env.step(ACTIONS[action])
+        _, reward, ended, _, _ = env.step(NUMBERS[action])
     assert ended and reward > 0 and state().door == OPEN
     assert progress == sorted(progress) and {*progress} == {0.0, 0.5, 1.0} and len(way) <= keys.limit
 
@@ -163,8 +166,8 @@ def test_random_steps_in_minigrid_are_those_of_the_table():
     for _ in range(300):
         assert state() == here
         doors_seen.add(here.door)
-        action = drawn.choice([best[here], drawn.randrange(len(ACTIONS))])
-        _, reward, ended, _, _ = env.step(ACTIONS[action])
+        action = drawn.choice([best[here], drawn.randrange(len(NUMBERS))])
+        _, reward, ended, _, _ = env.step(NUMBERS[action])
         here, solved = table[here][action]
         assert solved == bool(ended and reward > 0)
         if solved:
@@ -227,7 +230,7 @@ def test_a_step_goes_on_in_each_runs_own_order_of_tasks(group, asked):
         return torch.zeros(rolled.state_B_K1.shape)
 
     mdp = coin_collector(3, 5, 2, 64, seed=3)
-    start = Network.drawn(2, mdp.x_U_F.shape[1], mdp.actions, torch.Generator().manual_seed(0)).kept()
+    start = Network.drawn(2, mdp.x_U_F.shape[1], mdp.actions, torch.Generator().manual_seed(0))
     for learning in (ChainLearning(2, 2, 0, group=group, pool=64), MdpLearning(mdp, start, 0, group=group)):
         steps.clear()
         for _ in range(64 // asked):
@@ -247,7 +250,7 @@ def test_imitation_stops_at_the_start_and_learning_repeats_from_there():
     first_R = mdp.success(Network(start).prob(mdp))
     assert (first_R >= START).all() and (first_R < START + 0.15).all()
     curves = [
-        curve(MdpLearning(mdp, start, 1, group=group), FedCredit(MODES["none"]).advantages, 6)
+        curve(MdpLearning(mdp, Network(start), 1, group=group), FedCredit(MODES["none"]).advantages, 6)
         for group in (8, 8, 2)
     ]
     assert torch.equal(curves[0], curves[1]) and not torch.equal(curves[0], curves[2])

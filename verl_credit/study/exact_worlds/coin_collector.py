@@ -7,7 +7,8 @@ import random
 import torch
 from torch.nn.functional import one_hot
 
-from verl_credit.study.exact_worlds.mdp import Mdp, Move, drawn_tasks, tables_of, walk
+from verl_credit.study.exact_worlds.mdp import Mdp, drawn_tasks, tables_of
+from verl_credit.worlds.doorkey.moves import Move, walk
 
 STEPS = ((0, 1), (1, 0), (0, -1), (-1, 0))
 """North, east, south, west."""

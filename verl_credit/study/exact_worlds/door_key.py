@@ -2,33 +2,12 @@
 
 from __future__ import annotations
 
-from functools import cache, partial
-from typing import NamedTuple
+from functools import partial
 
 import torch
 
-from verl_credit.study.exact_worlds.mdp import Mdp, Move, drawn_tasks, tables_of, walk
-
-ACTIONS = (0, 1, 2, 3, 5)
-"""minigrid's numbers of left, right, forward, pickup, toggle. The key is never dropped."""
-OPEN, CLOSED, LOCKED = range(3)
-"""The states of the door as minigrid encodes them."""
-FORWARD = ((1, 0), (0, 1), (-1, 0), (0, -1))
-"""The step (x, y) in each of minigrid's directions."""
-
-
-class Layout(NamedTuple):
-    key: tuple[int, int]
-    door: tuple[int, int]
-    goal: tuple[int, int]
-
-
-class State(NamedTuple):
-    x: int
-    y: int
-    direction: int
-    carries: bool
-    door: int
+from verl_credit.study.exact_worlds.mdp import Mdp, drawn_tasks, tables_of
+from verl_credit.worlds.doorkey.moves import LOCKED, OPEN, DoorKey, Layout, State, walk
 
 
 def door_key(size: int, limit: int, unseen: int, count: int, seed: int) -> Mdp:
@@ -55,51 +34,8 @@ def door_key(size: int, limit: int, unseen: int, count: int, seed: int) -> Mdp:
     )
 
 
-class DoorKey:
-    """minigrid's environment after a reset, whose objects can be set to any state."""
-
-    def __init__(self, size: int, seed: int):
-        self._env = _environment(size)
-        self._env.reset(seed=seed)
-        self.grid = self._env.grid
-        places = {
-            thing.type: (x, y)
-            for x in range(size)
-            for y in range(size)
-            if (thing := self.grid.get(x, y)) is not None and thing.type != "wall"
-        }
-        self.layout = Layout(*(places[name] for name in Layout._fields))
-        self._key, self._door = self.grid.get(*self.layout.key), self.grid.get(*self.layout.door)
-        self.state = self._read()
-
-    def moves(self, state: State) -> list[Move]:
-        return [self.step(state, action) for action in ACTIONS]
-
-    def step(self, state: State, action: int) -> Move:
-        """minigrid's answer to its action in the state."""
-        env = self._env
-        env.grid, env.step_count = self.grid, 0
-        env.agent_pos, env.agent_dir = (state.x, state.y), state.direction
-        env.carrying = self._key if state.carries else None
-        self.grid.set(*self.layout.key, None if state.carries else self._key)
-        self._door.is_open, self._door.is_locked = state.door == OPEN, state.door == LOCKED
-        reward, ended = env.step(action)[1:3]
-        return self._read(), bool(ended and reward > 0)
-
-    def _read(self) -> State:
-        env = self._env
-        x, y = map(int, env.agent_pos)
-        return State(x, y, int(env.agent_dir), env.carrying is not None, self._door.encode()[2])
-
-
-@cache
-def _environment(size: int):
-    """One environment for all layouts, without pictures, which nothing here looks at."""
-    from minigrid.envs import DoorKeyEnv
-
-    env = DoorKeyEnv(size=size)
-    env.gen_obs = lambda: None
-    return env
+FORWARD = ((1, 0), (0, 1), (-1, 0), (0, -1))
+"""The step (x, y) in each of minigrid's directions."""
 
 
 def features(layout: Layout, state: State, size: int) -> torch.Tensor:

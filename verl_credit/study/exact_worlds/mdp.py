@@ -5,13 +5,12 @@ Shapes: M maps, S states of a map, A actions, Q tasks, U distinct rows of featur
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 
-Move = tuple[Hashable, bool]
-"""The state that an action leads to, and whether the task is solved by it."""
+from verl_credit.worlds.doorkey.moves import Move
 
 
 @dataclass(frozen=True)
@@ -87,19 +86,6 @@ class Mdp:
             distance_M_S = (1 + after_M_S_A.amin(-1)).clamp(max=far)
         best_M_S_A = (1 + after_M_S_A == distance_M_S[..., None]) & (distance_M_S < far)[..., None]
         return best_M_S_A / best_M_S_A.sum(-1, keepdim=True).clamp(min=1)
-
-
-def walk(
-    starts: Iterable[Hashable], moves: Callable[[Hashable], Sequence[Move]]
-) -> dict[Hashable, list[Move]]:
-    """The moves of every state that is reached from ``starts``, breadth-first. A move that solves the task leads nowhere."""
-    found: dict[Hashable, list[Move]] = {}
-    waiting = [*starts]
-    for state in waiting:  # the loop appends to this list
-        if state not in found:
-            found[state] = list(moves(state))
-            waiting += [after for after, solved in found[state] if not solved]
-    return found
 
 
 def tables_of(

@@ -19,6 +19,7 @@ class Network:
 
     def __init__(self, weights: list[torch.Tensor]):
         self.weights = [weight.clone().requires_grad_() for weight in weights]
+        self.runs = len(weights[0])
 
     @classmethod
     def drawn(cls, runs: int, inputs: int, actions: int, random: torch.Generator) -> Network:
@@ -79,17 +80,17 @@ def clipped_loss(
 
 
 class MdpLearning:
-    """R runs that begin with ``start``, each with an order of tasks of its own; the seed gives every credit the same ones.
+    """R runs of ``network``'s policies, each with an order of tasks of its own; the seed gives every credit the same ones.
 
     A step rolls 128 / ``group`` tasks out ``group`` times and makes 4 updates, each of a quarter of the tasks. Advantages
     are divided by the root of their mean square over the run's step.
     """
 
-    def __init__(self, mdp: Mdp, start: list[torch.Tensor], seed: int, *, group: int = 8):
+    def __init__(self, mdp: Mdp, network: Network, seed: int, *, group: int = 8, rate: float = RATE):
         self._mdp, self._group, self._tasks = mdp, group, ROLLOUTS // group
-        self._runs = len(start[0])
-        self._network = Network(start)
-        self._adam = torch.optim.Adam(self._network.weights, RATE)
+        self._runs = network.runs
+        self._network = network
+        self._adam = torch.optim.Adam(network.weights, rate)
         self._random, self._steps = torch.Generator().manual_seed(seed), 0
         asked = len(mdp.map_Q) - mdp.unseen
         orders = [torch.randperm(asked, generator=self._random) for _ in range(self._runs)]
