@@ -24,6 +24,9 @@ ROW_RECORD = "credit"
 LINK = "link"
 """Key in verl's per-row ``extra_fields``: an output's chain and the chain's parent, where there are sub-agents."""
 
+SCORES = "reward_extra_info"
+"""Key in verl's per-row ``extra_fields``: the values of the reward function beside the score."""
+
 TOOL_FAULT = "verl_credit_fault"
 """Key among the metrics of a call: the `SearchFault` of a tool whose server failed. verl hands metrics on as they are."""
 

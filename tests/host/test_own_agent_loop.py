@@ -312,6 +312,15 @@ def test_a_rollout_of_several_outputs_is_scored_by_its_last_one(monkeypatch, my_
     assert scored == [len(output.response_ids)] and output.reward_score == 1.0 and longer.reward_score is None
 
 
+def test_a_score_of_the_loop_is_that_of_all_outputs(monkeypatch, my_agent):
+    """Also without further numbers of the outcome, which verl copies from the last output to the others."""
+    output, _ = run(make_tokenizer(), [answer_turn("c")], agent=my_agent, max_tokens=400)
+    outputs = [output.model_copy(update={"extra_fields": {}, "reward_score": one}) for one in (None, 0.5)]
+    (rows,) = written(monkeypatch, [outputs])
+    assert [float(row["rm_scores"].sum()) for row in rows] == [0.5, 0.5]
+    assert [row["extra_fields"]["reward_extra_info"] for row in rows] == [{}, {}]
+
+
 def test_verls_own_loop_trains_by_the_mask_and_is_scored_by_its_last_turn(monkeypatch):
     """Without a file of loops: its turns are those of `turn_agent`, and an observation holds no answer of the policy's."""
     from verl.experimental.agent_loop import tool_agent_loop  # noqa: F401  (the import registers it)

@@ -112,6 +112,14 @@ def test_rows_are_read_as_the_agent_loop_wrote_them(fetch):
     assert turns.scores == [{"em": 1.0, "f1": 1.0}, {}]
 
 
+def test_rows_of_a_manager_that_writes_no_extra_fields(fetch):
+    bare = {name: value for name, value in SEARCHED.items() if name not in ("extra_fields", "turn_ids")}
+    turns = fetch(bare | {"reward_extra_info": {"em": 0.5}}, bare | {"reward_extra_info": {}})
+    assert turns.scores == [{"em": 0.5}, {}] and turns.turn_rewards == [[None], [None]]
+    assert turns.n_turns_B.tolist() == [2, 2] and turns.ids_from_mask == 2 and turns.row_valid_B.all()
+    assert fetch(bare).scores == [{}]
+
+
 @pytest.mark.parametrize("objects", [as_list, as_stack, as_wrapped])
 def test_the_data_files_columns_are_read_as_verl_hands_them_on(fetch, objects):
     """verl's data loader packs the columns, its agent loops put each row's beside the trajectory."""

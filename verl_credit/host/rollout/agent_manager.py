@@ -24,7 +24,7 @@ from verl_credit.host.rollout.engine_client import (
     row_client,
     seed_parts,
 )
-from verl_credit.names import ROLLOUT_NAME, ROW_RECORD, TURN_IDS, TURN_REWARDS
+from verl_credit.names import ROLLOUT_NAME, ROW_RECORD, SCORES, TURN_IDS, TURN_REWARDS
 from verl_credit.turns.rollout.book import RowRecord, turn_ids_of, turns_of_mask
 from verl_credit.turns.rollout.thoughts import TurnReader
 
@@ -64,6 +64,7 @@ class CreditAgentLoopWorker(AgentLoopWorkerTQ.__ray_actor_class__):
         outputs = output if isinstance(output, list) else [output]
         for one in outputs:
             fill_versions(one.extra_fields, self.versions, kwargs["global_steps"])
+            one.extra_fields.setdefault(SCORES, {})  # verl copies it from the last output to the others
             given = one.extra_fields.get(ROW_RECORD)
             if given is None or (isinstance(given, Mapping) and "final_text" not in given):
                 known = RowRecord(final_text=self._last_turn(one)).as_dict()

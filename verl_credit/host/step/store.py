@@ -17,7 +17,7 @@ from verl.workers.utils.padding import response_from_nested
 from verl_credit.config.keys import AUTO
 from verl_credit.credit import turn_table
 from verl_credit.host.engine.log_prob_engine import nested
-from verl_credit.names import AGENTS, TURN_IDS
+from verl_credit.names import AGENTS, SCORES, TURN_IDS
 from verl_credit.turns.rollout.book import TurnBatch, record_of, turn_ids_of, turn_rewards_of, turns_of_mask
 from verl_credit.turns.rollout.sessions import link_of, sessions_of
 from verl_credit.turns.score.scorers import ScoreRow
@@ -80,13 +80,13 @@ def fetch_turn_batch(batch, columns: Sequence[str] = (), ids: str = AUTO) -> Tur
     ``ids`` says (`algorithm.turn_ids`). Raises RuntimeError where there are none, ValueError where those or the turn rewards
     cannot be right.
     """
-    names = ("extra_fields", "reward_model", "extra_info", *columns)
+    names = ("extra_fields", SCORES, "reward_model", "extra_info", *columns)
     data = read(batch, "prompts", "responses", "response_mask", TURN_IDS, *names)
     fetched = {name: data[name] for name in columns if name in data}
     values = {name: _objects(of) for name, of in fetched.items() if not isinstance(of, torch.Tensor)}
     is_padding = [bool(tag.get("is_padding", False)) for tag in batch.tags]
     mask_B_T = data["response_mask"].to_padded_tensor(padding=0)
-    extra_fields = [fields if isinstance(fields, dict) else {} for fields in _objects(data["extra_fields"])]
+    extra_fields = _extra_fields(data, len(is_padding))
     response_ids = [ids.tolist() for ids in data["responses"].unbind()]
     # A padding row has the turns of the row that it was copied from.
     rows = [row for row, padded in enumerate(is_padding) if not padded]
@@ -119,7 +119,7 @@ def fetch_turn_batch(batch, columns: Sequence[str] = (), ids: str = AUTO) -> Tur
         turn_ids_B_T=turn_ids_B_T,
         response_mask_B_T=mask_B_T,
         records=records,
-        scores=[fields.get("reward_extra_info") or {} for fields in extra_fields],
+        scores=[fields.get(SCORES) or {} for fields in extra_fields],
         ground_truths=[item["ground_truth"] for item in _objects(data["reward_model"])],
         extra_infos=_objects(data["extra_info"]),
         columns=[{name: of[row] for name, of in values.items()} for row in range(len(is_padding))],
@@ -132,6 +132,14 @@ def fetch_turn_batch(batch, columns: Sequence[str] = (), ids: str = AUTO) -> Tur
         links=[link_of(fields, row) for row, fields in enumerate(extra_fields)],
         ids_stored=ours and torch.equal(data[TURN_IDS].offsets(), data["responses"].offsets()),
     )
+
+
+def _extra_fields(data, rows: int) -> list[dict]:
+    """verl's ``extra_fields`` of each row. Where a manager of somebody else writes none: the reward's values, if it has them
+    in a field of their own."""
+    if "extra_fields" in data:
+        return [fields if isinstance(fields, dict) else {} for fields in _objects(data["extra_fields"])]
+    return [{SCORES: one} for one in _objects(data[SCORES])] if SCORES in data else [{}] * rows
 
 
 def _turn_ids(
