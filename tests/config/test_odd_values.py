@@ -12,14 +12,12 @@ from verl_credit.recipe.agent_loops import KEYS, LISTED, MULTI_TURN
 from verl_credit.recipe.rules import validate
 from verl_credit.recipe.rules.engines import CODE
 
-ACTOR, ROLLOUT, REF, MODEL = (f"actor_rollout_ref.{role}" for role in ("actor", "rollout", "ref", "model"))
-BUDGETS = (f"{ACTOR}.ppo", f"{ROLLOUT}.log_prob", f"{REF}.log_prob")
-ULYSSES = "ulysses_sequence_parallel_size"
+ACTOR, MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.model"
 OWN = "or a dotted path to your own"
 LONG = "x" * 300
 TOOL_FILES = [f"{MULTI_TURN}.{key}" for key in KEYS]
 # fmt: off
-REFUSED = [  # (key, value as it is written, what is accepted)
+REFUSED = [  # (key, value as it is written, what is accepted); names, ranges and switches: test_refusals, for every key
     ("algorithm.uncertainty_kind", "[a]", OWN),
     ("algorithm.transform_mode", "{a:1}", OWN),
     ("algorithm.advantage_mode", "[grpo]", OWN),
@@ -27,38 +25,20 @@ REFUSED = [  # (key, value as it is written, what is accepted)
     ("algorithm.algorithm_mode", "true", "expected null, or a dotted path"),
     ("algorithm.advantage_params", "abc", "a mapping of names to values"),
     ("algorithm.info_gain_template", "[a]", "expected auto, or a text with {answer}"),
-    ("algorithm.kl_penalty", "nope", "low_var_kl"),
-    ("algorithm.use_kl_in_reward", "maybe", "true or false"),
-    ("lab.world_seed", "abc", "a whole number of at least 0"),
-    *((f"{budget}_max_token_len_per_gpu", value, "a whole number of at least 1")
-      for budget in BUDGETS for value in ("2k", "[1]")),
-    *((f"{role}.{inner}{ULYSSES}", "two", "a whole number of at least 1")
-      for role in (ACTOR, REF) for inner in ("", "fsdp_config.")),
-    *((key, "maybe", "true or false") for key in (
-        f"{ACTOR}.use_dynamic_bsz", f"{ACTOR}.use_kl_loss",
-        f"{ROLLOUT}.log_prob_use_dynamic_bsz", f"{REF}.log_prob_use_dynamic_bsz")),
-    (f"{ACTOR}.kl_loss_type", "full", "low_var_kl"),
     ("trainer.logger", "[consol]", "console"),
-    ("trainer.logger", "consol", "console"),
     ("trainer.logger", "3", "console"),
-    ("trainer.device", "gpu", "cuda"),
-    (f"{LOSS}.loss_mode", "nope", "turn_ppo"),
     (f"{LOSS}._target_", "foo", "TurnPolicyLossConfig"),
-    (f"{LOSS}.clip_cov_ratio", "abc", "a number from 0 to 1"),
-    (f"{LOSS}.ppo_kl_coef", "[1]", "a number of at least 0"),
     *((key, "9" * 400, "a whole number of at most 63 bits") for key in (
-        "seed", "algorithm.sepa.steps", "algorithm.gamma", "search.max_page_chars", "trainer.nnodes",
-        "data.max_response_length", f"{ROLLOUT}.n", f"{ACTOR}.checkpoint.save_contents")),
+        "seed", "algorithm.gamma", "data.max_response_length", f"{ACTOR}.checkpoint.save_contents")),
     *((key, LONG, "at most 255 bytes") for key in (
         "run_dir", "trainer.default_local_dir", "lab.dir", "lab.index")),
     ("run_dir", "'~nobody_at_all/x'", "the home of no user"),
     ("run_dir", f"'a/{'é' * 130}/b'", "at most 255 bytes"),
     ("run_dir", "/".join(["x" * 200] * 20), "at most 3840 bytes"),
     *((key, value, "there is no such file") for key in CODE for value in (LONG, "[a]")),
-    *((key, value, "there is no such file") for key in TOOL_FILES for value in (LONG, "[a]", "3", "true")),
-    *((key, f"'~nobody_at_all/x{ending}'", "~nobody_at_all is the home of no user; expected a path")
-      for key in (*CODE, *TOOL_FILES, LISTED, "actor_rollout_ref.model.path", "data.train_files")
-      for ending in ("", ".py")),
+    *((key, value, "there is no such file") for key in TOOL_FILES for value in ("[a]", "3")),
+    *((key, "'~nobody_at_all/x.py'", "~nobody_at_all is the home of no user; expected a path")
+      for key in (*CODE, *TOOL_FILES, LISTED, "actor_rollout_ref.model.path", "data.train_files")),
     (f"{LOSS}.loss_mode", "'~nobody_at_all/x.py'", "turn_ppo"),
 ]
 # fmt: on
@@ -139,6 +119,7 @@ def test_a_preset_that_is_none_is_named():
     )
 
 
+@pytest.mark.slow
 def test_what_verl_knows_is_accepted():
     for override in ("trainer.logger=[console,file]", "algorithm.kl_penalty=k3+", "trainer.device=cuda"):
         check("trainer.logger=console", override)

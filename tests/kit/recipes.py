@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 from functools import cache, lru_cache
 from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 from unittest import mock
 
 import omegaconf.base
@@ -116,17 +116,18 @@ def composed_once(name: str, overrides: Sequence[str], config_dir: str | None = 
     return config
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=256)
 def _read(text: str) -> DictConfig | ListConfig:
     return _load(StringIO(text))
 
 
-def read_once(file: str | Path | StringIO) -> DictConfig | ListConfig:
-    """Replaces ``OmegaConf.load``: a copy is thirty times as fast as reading the text of a run's configuration again."""
+def read_once(file: str | Path | IO) -> DictConfig | ListConfig:
+    """Replaces ``OmegaConf.load``: a copy is thirty times as fast as reading the text of a recipe or a run again."""
     try:
-        text = file.getvalue() if isinstance(file, StringIO) else Path(file).read_text(encoding="utf-8")
-        return copied(_read(text))
+        return copied(_read(file.read() if hasattr(file, "read") else Path(file).read_text(encoding="utf-8")))
     except Exception:  # what cannot be read has OmegaConf's own error, which names the file
+        if hasattr(file, "seek"):
+            file.seek(0)
         return _load(file)
 
 
