@@ -13,6 +13,7 @@ from verl_credit.cli.recipe.adopt import remedies
 from verl_credit.config.resolved import select
 from verl_credit.errors import ConfigError, ExitCode
 from verl_credit.recipe import compose
+from verl_credit.recipe.adopt.marks import Reason
 from verl_credit.recipe.adopt.translate import RECIPE, adopt
 from verl_credit.recipe.unread import CHARACTERS
 
@@ -439,7 +440,7 @@ def test_a_file_that_is_there_is_refused_before_the_work(capsys):
 @pytest.mark.parametrize(
     "name, why, remedy",
     [
-        ("an argument", "ARGS (line 2) is set neither here", "the value of ARGS in the environment"),
+        ("an argument", Reason("line 2", variable="ARGS"), "the value of ARGS in the environment"),
         ("an argument", "line 2", "an argument: correct it in the launch"),
         ("data.train_files=?", "line 2", "KEY=VALUE after --"),
     ],
@@ -447,6 +448,13 @@ def test_a_file_that_is_there_is_refused_before_the_work(capsys):
 def test_the_remedy_is_one_that_closes_the_gap(name, why, remedy):
     (found,) = remedies(adopt(pairs(), unknown={name: why}))
     assert found.endswith(remedy)
+
+
+@linux
+def test_a_variable_that_nothing_sets_is_the_remedy_of_its_argument(capsys, tmp_path):
+    (tmp_path / "run.sh").write_text(f'python -m my.main_dapo {" ".join(BASE)} "$ARGS"\n')
+    assert main(["adopt", "run.sh"]) == 3
+    assert "; give the value of ARGS in the environment" in capsys.readouterr().out.splitlines()[-1]
 
 
 def test_an_exit_code_has_no_name_of_another_meaning():
