@@ -457,6 +457,42 @@ def test_a_variable_that_nothing_sets_is_the_remedy_of_its_argument(capsys, tmp_
     assert "; give the value of ARGS in the environment" in capsys.readouterr().out.splitlines()[-1]
 
 
+GPUS = [
+    "trainer.n_gpus_per_node=8",
+    "trainer.nnodes=2",
+    f"{R}.name=vllm",
+    f"{R}.tensor_model_parallel_size=2",
+]
+
+
+@pytest.mark.parametrize(
+    "beside, engine, devices",
+    [
+        (["hardware=laptop"], "hf", ("cpu", 1, 1)),
+        (["hardware=laptop", f"{R}.name=vllm", "trainer.n_gpus_per_node=2"], "vllm", ("cpu", 2, 1)),
+        (["hardware=node4"], "vllm", ("cuda", 4, 2)),
+    ],
+)
+def test_hardware_beside_the_launch_decides_its_devices_and_their_engine(beside, engine, devices):
+    """A key beside it decides more; what a machine leaves open, such as a number of nodes, stays the launch's."""
+    adoption = adopted(*GPUS, "trainer.device=cuda", beside=beside)
+    config = config_of(adoption)
+    assert config.actor_rollout_ref.rollout.name == engine
+    assert (config.trainer.device, config.trainer.n_gpus_per_node, config.trainer.nnodes) == devices
+    changed = {one.old: one.new for one in adoption.translated if beside[0] in one.why}
+    assert (changed.get("trainer.n_gpus_per_node=8") == f"trainer.n_gpus_per_node={devices[1]}") == (
+        len(beside) == 1
+    )
+    assert adopted(*GPUS).given["trainer.n_gpus_per_node"] == "8"
+    assert "hardware=absent" in adopted(*GPUS, beside=["hardware=absent"]).overrides()
+
+
+def test_hardware_beside_the_launch_closes_what_is_not_known_of_devices():
+    open_key = "trainer.nnodes"
+    assert not adopted(unknown=[open_key], beside=["hardware=laptop"]).lost
+    assert open_key in adopted(unknown=[open_key], beside=["hardware=node4"]).lost
+
+
 def test_an_exit_code_has_no_name_of_another_meaning():
     assert (ExitCode.PARTIAL, ExitCode.DIFFERENT) == (3, 1)
     assert {str(ExitCode.PARTIAL), str(ExitCode.DIFFERENT)} == {"3", "1"}
