@@ -13,6 +13,7 @@ from verl_credit.cli.recipe.adopt import remedies
 from verl_credit.config.resolved import select
 from verl_credit.errors import ConfigError, ExitCode
 from verl_credit.recipe import compose
+from verl_credit.recipe.adopt.marks import Reason
 from verl_credit.recipe.adopt.translate import RECIPE, adopt
 from verl_credit.recipe.unread import CHARACTERS
 
@@ -439,7 +440,7 @@ def test_a_file_that_is_there_is_refused_before_the_work(capsys):
 @pytest.mark.parametrize(
     "name, why, remedy",
     [
-        ("an argument", "ARGS (line 2) is set neither here", "the value of ARGS in the environment"),
+        ("an argument", Reason("line 2", variable="ARGS"), "the value of ARGS in the environment"),
         ("an argument", "line 2", "an argument: correct it in the launch"),
         ("data.train_files=?", "line 2", "KEY=VALUE after --"),
     ],
@@ -447,6 +448,49 @@ def test_a_file_that_is_there_is_refused_before_the_work(capsys):
 def test_the_remedy_is_one_that_closes_the_gap(name, why, remedy):
     (found,) = remedies(adopt(pairs(), unknown={name: why}))
     assert found.endswith(remedy)
+
+
+@linux
+def test_a_variable_that_nothing_sets_is_the_remedy_of_its_argument(capsys, tmp_path):
+    (tmp_path / "run.sh").write_text(f'python -m my.main_dapo {" ".join(BASE)} "$ARGS"\n')
+    assert main(["adopt", "run.sh"]) == 3
+    assert "; give the value of ARGS in the environment" in capsys.readouterr().out.splitlines()[-1]
+
+
+GPUS = [
+    "trainer.n_gpus_per_node=8",
+    "trainer.nnodes=2",
+    f"{R}.name=vllm",
+    f"{R}.tensor_model_parallel_size=2",
+]
+
+
+@pytest.mark.parametrize(
+    "beside, engine, devices",
+    [
+        (["hardware=laptop"], "hf", ("cpu", 1, 1)),
+        (["hardware=laptop", f"{R}.name=vllm", "trainer.n_gpus_per_node=2"], "vllm", ("cpu", 2, 1)),
+        (["hardware=node4"], "vllm", ("cuda", 4, 2)),
+    ],
+)
+def test_hardware_beside_the_launch_decides_its_devices_and_their_engine(beside, engine, devices):
+    """A key beside it decides more; what a machine leaves open, such as a number of nodes, stays the launch's."""
+    adoption = adopted(*GPUS, "trainer.device=cuda", beside=beside)
+    config = config_of(adoption)
+    assert config.actor_rollout_ref.rollout.name == engine
+    assert (config.trainer.device, config.trainer.n_gpus_per_node, config.trainer.nnodes) == devices
+    changed = {one.old: one.new for one in adoption.translated if beside[0] in one.why}
+    assert (changed.get("trainer.n_gpus_per_node=8") == f"trainer.n_gpus_per_node={devices[1]}") == (
+        len(beside) == 1
+    )
+    assert adopted(*GPUS).given["trainer.n_gpus_per_node"] == "8"
+    assert "hardware=absent" in adopted(*GPUS, beside=["hardware=absent"]).overrides()
+
+
+def test_hardware_beside_the_launch_closes_what_is_not_known_of_devices():
+    open_key = "trainer.nnodes"
+    assert not adopted(unknown=[open_key], beside=["hardware=laptop"]).lost
+    assert open_key in adopted(unknown=[open_key], beside=["hardware=node4"]).lost
 
 
 def test_an_exit_code_has_no_name_of_another_meaning():

@@ -99,8 +99,8 @@ def remedies(found) -> list[str]:
             use = "give the file: --config FILE"
         elif name.endswith(" of its defaults"):
             use = "put the file of its defaults beside the YAML"
-        elif variable := re.match(r"(\w+) (\(line \d+\) )?is set neither", why):
-            use = f"give the value of {variable[1]} in the environment"
+        elif variable := getattr(why, "variable", ""):
+            use = f"give the value of {variable} in the environment"
         else:
             use = f"no key closes {name}: correct it in the launch"
         uses.append(use)

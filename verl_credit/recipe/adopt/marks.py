@@ -9,6 +9,17 @@ _DECLARED = re.compile("(?:\x02|\\\\002)(\\d+)|[\x02\x03]|\\\\00[23]")
 _OTHER = "it is made of what only a run would know"
 
 
+class Reason(str):
+    """Why a value is not known. ``variable``: whose value in the environment closes the gap; "" where none does."""
+
+    variable: str
+
+    def __new__(cls, text: str, variable: str = "") -> Reason:
+        reason = super().__new__(cls, text)
+        reason.variable = variable
+        return reason
+
+
 class Marks:
     def __init__(self) -> None:
         self.reasons = [_OTHER]

@@ -11,8 +11,9 @@ from verl_credit.config.keys.verl import VERLS_LOSSES
 from verl_credit.config.resolved import select
 from verl_credit.credit.turn.modes import MODES
 from verl_credit.recipe import compose
+from verl_credit.recipe.adopt import chosen_hardware as hardware
 from verl_credit.recipe.adopt.adapt import ESTIMATOR, FORKS, fit_to_turns
-from verl_credit.recipe.adopt.adoption import CHOICES, NULL, Adoption, key_of, shown
+from verl_credit.recipe.adopt.adoption import CHOICES, NULL, Adoption, Change, key_of, shown
 from verl_credit.recipe.adopt.deciding import closes, decides
 from verl_credit.recipe.adopt.entry import MAIN
 from verl_credit.recipe.older_verl import (
@@ -51,11 +52,18 @@ def adopt(
 ) -> Adoption:
     """``pairs``: the keys with their values in the launch's order; a later one wins. ``unknown``: arguments of the launch
     whose values are not known, with the reasons. ``chosen``: the keys that are given beside the launch."""
-    adoption = Adoption(chosen=frozenset(renamed(key) or key for key in chosen))
     given: dict[str, str] = {}
     for key, text in pairs:
         given.pop(key, None)
         given[key] = text
+    beside = {renamed(key) or key for key in chosen}
+    machine = hardware.values_of(given["hardware"]) if "hardware" in beside else {}
+    adoption = Adoption(chosen=frozenset(beside | machine.keys()))
+    for key, text in machine.items():
+        if key not in beside and given.get(key, text) != text:
+            why = f"hardware={given['hardware']} is given beside the launch"
+            adoption.translated.append(Change(shown(key, given[key]), shown(key, text), why))
+            given[key] = text
     known = _Known({renamed(key) or key: text for key, text in given.items() if text != NULL})
     for argument, why in unknown.items():
         _unknown(adoption, known, argument, why)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from verl_credit.recipe.adopt.blocks import Blocks
-from verl_credit.recipe.adopt.marks import MARK, Marks, mark_in
+from verl_credit.recipe.adopt.marks import MARK, Marks, Reason, mark_in
 from verl_credit.recipe.adopt.words import NAME, Use, Word, has_command, uses, words
 
 GO, SKIP = "__free 0", "__free 1"
@@ -253,7 +253,8 @@ class Unknown:
             return f"argument {name} of {of} is not given (line {event.line})"
         if name in self.blocks.assigned:
             return f"{name} is not set in line {event.line}; the script sets it where this run did not come"
-        return f"{name} (line {event.line}) is set neither in the script nor in the environment"
+        text = f"{name} (line {event.line}) is set neither in the script nor in the environment"
+        return Reason(text, variable=name)
 
 
 def marked(name: str, mark: str, unless_marked: bool = False) -> str:

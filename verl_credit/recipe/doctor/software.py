@@ -11,8 +11,8 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
-from verl_credit.config.engines import engine_of
-from verl_credit.names import ASYNC_MODES
+from verl_credit.config.engines import ENGINE, engine_of
+from verl_credit.names import ASYNC_MODES, ROLLOUT_NAME
 from verl_credit.policy.families import ATTENTION, AUTO
 from verl_credit.recipe.doctor.context import Context
 from verl_credit.recipe.doctor.status import Result, failed, passed, skipped, warned
@@ -107,6 +107,8 @@ def check_engine(context: Context) -> Result:
     found = f"{engine.package} {version}"
     right = f"verl's extra has {engine.package}{pin}; our range is {ours or pin}"
     fix = f"pip install '{engine.package}{pin}'"
+    if device == "cpu":
+        fix = f"{ENGINE}={ROLLOUT_NAME}, which takes the CPU and no package; or {fix}"
     if version is None:
         return failed(f"{engine.package} is not installed", right, fix)
     asynchronous = config.trainer.v1.trainer_mode in ASYNC_MODES
