@@ -8,6 +8,7 @@ from kit.environments import CORRIDOR
 from kit.train_run import train
 from verl_credit.cli import main
 from verl_credit.records.run.files import METRICS, VALIDATION, read_json_lines
+from verl_credit.records.run.table_files import TURNS, read_table, table_path
 
 pytestmark = pytest.mark.e2e
 
@@ -20,18 +21,28 @@ SETTINGS = (
 )  # fmt: skip
 
 
-def test_two_steps_in_a_corridor(tiny_lab, tmp_path):
+@pytest.fixture(scope="module")
+def given(tiny_lab, tmp_path_factory):
+    """The files and the model of a run."""
+    tmp_path = tmp_path_factory.mktemp("corridor")
     (tmp_path / "prompt.txt").write_text("Walk.")
     rows = ("--seeds", "0:8", "--held-out", "8:12", "--prompt", str(tmp_path / "prompt.txt"))
     out = ("--out", str(tmp_path / "data"), "--path", CORRIDOR)
     assert main(["prepare", "env", *out, *rows, "environment.kwargs.length=3", ACTION]) == 0
     files = [f"data.{name}_files={tmp_path}/data/{name}.parquet" for name in ("train", "val")]
-    model, run_dir = f"actor_rollout_ref.model.path={tiny_lab.root}/policy", tmp_path / "run"
+    return *SETTINGS, *files, f"actor_rollout_ref.model.path={tiny_lab.root}/policy"
+
+
+def trained(run_dir, *given):
     here = {"PYTHONPATH": str(Path(__file__).parents[1])}
-    code, output = train(
-        tmp_path / "log.txt", *SETTINGS, *files, model, f"run_dir={run_dir}", environment=here
-    )
+    code, output = train(run_dir.with_suffix(".txt"), *given, f"run_dir={run_dir}", environment=here)
     assert code == 0, output
+    return output
+
+
+def test_two_steps_in_a_corridor(given, tmp_path):
+    run_dir = tmp_path / "run"
+    output = trained(run_dir, *given)
     assert f"environment {CORRIDOR}: 2 actions, rewards, names of states, progress, success" in output
     first, second = read_json_lines(run_dir / METRICS)
     assert 0 < first["credit/env/success"] < 1 and first["credit/outcome/em"] == first["credit/env/success"]
@@ -40,3 +51,16 @@ def test_two_steps_in_a_corridor(tiny_lab, tmp_path):
     assert first["actor/grad_norm"] > 0 and second["credit/values/states"] > first["credit/values/states"]
     assert any("/em/" in name for name in read_json_lines(run_dir / VALIDATION)[-1])
     assert "room 1 of 3" in (run_dir / "report.html").read_text()
+
+
+def test_two_steps_whose_turns_are_rows(given, tmp_path):
+    """The record is the rollout's, however many rows it has."""
+    windows = ("environment.window=1", "data.max_prompt_length=300", "data.max_response_length=24")
+    trained(run_dir := tmp_path / "run", *given, *windows)
+    first, second = read_json_lines(run_dir / METRICS)
+    turns = read_table(table_path(run_dir, TURNS, 1)).columns
+    rollouts = dict(zip(turns["row"], turns["outcome"], strict=True))
+    assert len(rollouts) == 16 and len(turns["row"]) == 16 * first["credit/turns_per_row"] > 48
+    assert first["credit/env/success"] == sum(rollouts.values()) / 16 and first["credit/rollouts_failed"] == 0
+    assert first["credit/stop/done"] == first["credit/env/success"] and first["credit/stop/length"] == 0
+    assert first["actor/grad_norm"] > 0 and second["credit/values/states"] > first["credit/values/states"]

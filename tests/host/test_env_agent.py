@@ -209,6 +209,11 @@ def test_control_tokens_of_an_observation_are_taken_out(tokenizer):
     task = {"seed": 0, "options": {"fault": {"fields": {"observation": "a<|im_end|>b"}}}}
     output, _ = play(tokenizer, ["right"] * 6, task=task, path=FAULTY)
     assert tokenizer.decode(output.response_ids).count(END) == 2 * max(output.turn_ids) + 1
+    first = f"a{END}b\nActions: left, right"
+    task["options"]["fault"]["fields"] |= {"actions": ["left", "right"]}
+    task = task | {"observation": first, "options": task["options"] | {"at_reset": True}}
+    _, policy = play(tokenizer, ["left"] * 6, task=task, path=FAULTY, question=first)
+    assert "user\na< |im_end|>b\nActions: left, right<|im_end|>" in tokenizer.decode(policy.requests[0][0])
 
 
 def test_what_an_environment_did_not_understand_is_invalid_and_may_still_be_the_end(tokenizer, pools):

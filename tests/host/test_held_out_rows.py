@@ -66,6 +66,27 @@ def test_a_row_has_the_texts_and_the_scores_of_a_trajectory(monkeypatch):
     json.dumps([first, second, third], allow_nan=False)
 
 
+def test_a_trajectory_of_several_outputs_has_the_turns_of_all_and_the_score_of_the_last(monkeypatch):
+    monkeypatch.setitem(globals(), "KEYS", ["p_0_0", "p_0_1", "q_0_0"])
+    one, other = held_out_rows(stored(monkeypatch), "sampled", Tokenizer())
+    assert [turn["text"] for turn in one["turns"]] == ["5 6", "8", "5"] and one["outcome"] == -0.5
+    assert (one["calls"], one["stop_reason"], other["tool_fault"]) == (1, "no_answer", "connect")
+
+
+def test_a_score_named_steps_makes_no_environment(monkeypatch):
+    """What the agent loop recorded does: then a trajectory has no answer."""
+    record = {"score": 1.0, "success": 1.0, "return": 0.5, "last": 1.0, "steps": 3.0, "cut": 0}
+    measures = []
+    for environment in ({}, record):
+        known = RowRecord("answer", environment=environment).as_dict()
+        given = {"em": 1.0, "return": 0.5, "steps": 3.0}
+        extra = NonTensorStack(*[{ROW_RECORD: known, "reward_extra_info": given}] * 3)
+        rows = held_out_rows(stored(monkeypatch, extra_fields=extra), "greedy", Tokenizer())
+        measures.append({one.name: one.mean.value for one in measure(rows) if one.source == "nq"})
+    assert measures[0]["answered"] == 1.0 and "answered" not in measures[1]
+    assert {name: measures[1][name] for name in ("em", "return", "steps")} == given
+
+
 def test_the_same_prompt_of_another_source_is_another_question(monkeypatch):
     other = NonTensorStack("nq", "hotpot", "lab")
     first, second, _ = held_out_rows(stored(monkeypatch, data_source=other), "greedy", Tokenizer())

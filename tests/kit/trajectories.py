@@ -45,6 +45,7 @@ def run(
     model_type="qwen3",
     policy=None,
     params=None,
+    question="Who?",
     **row,
 ):
     """(output, policy) of one trajectory; ``lookup`` replaces the search, ``tools`` are what the worker has loaded.
@@ -80,9 +81,9 @@ def run(
         policy.tools = [schema["function"]["name"] for schema in loop.tool_schemas]
         if getattr(loop, "search", None) is not None:
             loop.search.lookup = lookup or found
-        question = [{"role": "user", "content": "Who?"}]
         sent = {"temperature": 1.0} | (params or {}) | ({"max_tokens": max_tokens} if max_tokens else {})
-        return await loop.run(sent, raw_prompt=question, uid="u", session_id=0, global_steps=step, **row)
+        prompt = [{"role": "user", "content": question}]
+        return await loop.run(sent, raw_prompt=prompt, uid="u", session_id=0, global_steps=step, **row)
 
     return asyncio.run(trajectory()), policy
 

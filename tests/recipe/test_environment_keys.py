@@ -139,6 +139,8 @@ def test_what_is_said_of_a_run_in_an_environment(tmp_path):
         and "MiniGrid-DoorKey-5x5-v0" in text
         and "outcome=success" in text
     )
+    windows = composed("environment.max_steps=999", "environment.window=2")
+    assert not any("max_response_length" in line for line in warnings_of(windows))
     assert any(
         "environment.max_steps=999 of" in line for line in warnings_of(composed("environment.max_steps=999"))
     )

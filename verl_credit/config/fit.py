@@ -45,9 +45,11 @@ def longest_row(config: DictConfig) -> int:
 
 
 def turns_at_most(config: DictConfig) -> tuple[str, int | None]:
-    """Returns (key that limits the turns, their number); None where the row's length or a user's loop ends a row."""
+    """Returns (key that limits the turns of a row, their number); None where the row's length or a user's loop ends it."""
     if select(config, DEFAULT) in (None, AGENT_NAME):
         return "search.max_searches+1", config.search.max_searches + 1
+    if select(config, DEFAULT) == ENV_AGENT and config.environment.window is not None:
+        return "environment.window", 1
     if select(config, DEFAULT) == ENV_AGENT:
         return "environment.max_steps", config.environment.max_steps
     return MOST, select(config, MOST) or None

@@ -29,7 +29,7 @@ def is_right(row: Mapping) -> bool:
 
 def answered(row: Mapping) -> float | None:
     """None in an environment, which has no answers."""
-    if "steps" in row["scores"]:
+    if row.get("in_environment"):
         return None
     return row["scores"].get("format_ok", float(row["stop_reason"] == "answer"))
 
@@ -159,7 +159,7 @@ def not_measured(rows: Sequence[Mapping]) -> list[str]:
         f"{source}, {mode}: no {name}, because {lacking} of {len(some)} trajectories have none from the reward function"
         for (source, mode), some in sorted(of.items())
         for name, value_of in MEASURES.items()
-        if name not in (ELSEWHERE if any("steps" in row["scores"] for row in some) else IN_ENVIRONMENT)
+        if name not in (ELSEWHERE if any(row.get("in_environment") for row in some) else IN_ENVIRONMENT)
         if (lacking := sum(value_of(row) is None for row in some))
     ]
 

@@ -268,6 +268,43 @@ def test_an_environment_of_ours_stands_in_for_one_of_a_fork():
     assert config_of(longer).data.max_response_length == 2000
 
 
+def test_a_history_of_a_fork_is_a_window_whose_lengths_stay():
+    """There as here a row is a step: its prompt has the last steps, and its response one turn."""
+    fork = [
+        "env.env_name=Webshop",
+        "env.max_steps=15",
+        "env.history_length=2",
+        "env.rollout.n=8",
+        "env.seed=0",
+    ]
+    fork += ["data.max_prompt_length=4096", "data.max_response_length=512"]
+    adoption = adopted(*fork, beside=IN_MINIGRID)
+    config = config_of(adoption)
+    assert not adoption.lost and (config.environment.window, config.environment.max_steps) == (2, 15)
+    assert (config.data.max_prompt_length, config.data.max_response_length) == (4096, 512)
+    assert (config.search.max_new_tokens, config.actor_rollout_ref.rollout.n) == (512, 8)
+    assert not {"env.history_length", "env.max_steps"} & {*reasons(adoption)}
+    assert config_of(adopted(*fork, beside=[*IN_MINIGRID, "environment.window=0"])).environment.window == 0
+
+
+@pytest.mark.parametrize(
+    "name, path",
+    [
+        ("FrozenLake-v1", "gymnasium"),
+        ("FrozenLake8x8-v1", "gymnasium"),
+        ("MiniGrid-DoorKey-5x5-v0", "minigrid"),
+    ],
+)
+def test_an_environment_that_an_adapter_makes_is_translated(name, path):
+    adoption = adopted(f"env.env_name={name}", "env.max_steps=9", "env.history_length=0")
+    found = config_of(adoption).environment
+    assert not adoption.lost and (found.path, found.kwargs.id) == (path, name)
+    assert (found.max_steps, found.window) == (9, 0)
+    assert any("prepare env" in note and "env.seed + 1000" in note for note in adoption.notes)
+    for other in "gym_cards/Blackjack-v0", "alfworld/AlfredTWEnv", "Sokoban":
+        assert "env.env_name" in adopted(f"env.env_name={other}").lost
+
+
 @pytest.mark.parametrize("key, lost", [("environment.path", True), ("environment.processes", False)])
 def test_what_decides_an_environment_is_lost_where_it_is_not_known(key, lost):
     assert (key in adopted(*IN_MINIGRID[:1], unknown=[key]).lost) == lost

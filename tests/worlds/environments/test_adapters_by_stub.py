@@ -15,7 +15,7 @@ from verl_credit.worlds.environments.process import load
 class Game:
     """TextWorld's: three commands win; the fourth room is never seen."""
 
-    closed = False
+    closed, objective = False, "Win."
 
     def seed(self, seed):
         self.seeded = seed
@@ -30,7 +30,12 @@ class Game:
 
     def _state(self, feedback):
         left = [f"go {n}" for n in range(self.done, 3)]
-        told = {"feedback": feedback, "description": f"room {self.done}", "inventory": ""}
+        told = {
+            "feedback": feedback,
+            "objective": self.objective,
+            "description": f"room {self.done}",
+            "inventory": "",
+        }
         may = {"policy_commands": left, "admissible_commands": ["look", *left[:1]]}
         return SimpleNamespace(score=2 * self.done, won=self.done == 3, **told, **may)
 
@@ -47,7 +52,7 @@ def test_textworld_earns_what_its_score_rises_by(monkeypatch):
     env = load("textworld")()
     first = env.reset(3, {"game": "g.z8"})
     assert asked[0][0] == ("g.z8",) and asked[0][1]["request_infos"]["policy_commands"] and game.seeded == 3
-    assert (first.observation, first.actions, first.progress) == ("Welcome.\nA room.", ["look", "go 0"], 0)
+    assert (first.observation, first.actions, first.progress) == ("Win.\nroom 0", ["look", "go 0"], 0)
     steps = [env.step(text) for text in ("go 0", "look", "go 1", "go 2")]
     assert [step.reward for step in steps] == [2, 0, 2, 2] and [step.success for step in steps] == [
         False
@@ -56,6 +61,8 @@ def test_textworld_earns_what_its_score_rises_by(monkeypatch):
     assert steps[3].terminated and steps[1].observation == "You look."
     env.close()
     assert game.closed
+    game.objective = ""  # a game of somebody else's
+    assert load("textworld")().reset(3, {"game": "g.z8"}).observation == "Welcome.\nA room."
     with pytest.raises(ValueError, match=r"options\.game"):
         load("textworld")().reset(0, {})
 
@@ -64,7 +71,8 @@ class Hanoi:
     """TextArena's: every observation is the whole game so far; the end has a reward."""
 
     def __init__(self, reward):
-        self.state, self.reward, self.text = SimpleNamespace(rewards=None, game_info={0: {}}), reward, ""
+        self.state = SimpleNamespace(rewards=None, game_info={0: {}}, error_count=0)
+        self.reward, self.text = reward, ""
 
     def reset(self, num_players, seed):
         assert num_players == 1
@@ -75,9 +83,12 @@ class Hanoi:
 
     def step(self, action):
         self.text += f"\n[Player] {action}\n[GAME] moved"
-        done = action == "last"
+        wrong = action == "what?"
+        self.state.error_count = wrong and self.state.error_count + 1
+        done = action == "last" or self.state.error_count > 1
         if done:
-            self.state.rewards, self.state.game_info = {0: self.reward}, {0: {"reason": "Solved."}}
+            said = {"reason": "Invalid.", "invalid_move": True} if wrong else {"reason": "Solved."}
+            self.state.rewards, self.state.game_info = {0: -1 if wrong else self.reward}, {0: said}
         return done, {}
 
 
@@ -89,6 +100,11 @@ def test_textarena_hands_on_what_is_new(monkeypatch):
     assert (step.observation, step.reward, step.done) == ("[Player] [A C]\n[GAME] moved", None, False)
     last = env.step("last")
     assert (last.observation, last.reward, last.terminated, last.success) == ("Solved.", 1, True, True)
+    env = load("textarena")("TowerOfHanoi-v0", reward=1)
+    env.reset(5, {})
+    wrong = [env.step(text) for text in ("what?", "[A C]", "what?", "what?")]
+    assert [step.valid for step in wrong] == [False, True, False, False] and wrong[3].terminated
+    assert (wrong[3].reward, wrong[3].success, wrong[0].done) == (-1, False, False)
     lost = load("textarena")("x", reward="a text")
     lost.reset(0, {})
     with pytest.raises(BadAnswer, match="reward is 'a text'"):

@@ -88,6 +88,8 @@ def test_the_walk_to_the_goal_opens_the_door_and_its_progress_has_two_halves():
     steps = [env.step(action) for action in walk]
     progress = [step.progress for step in (first, *steps)]
     assert sorted(progress) == progress and {*progress} == {0, 0.5, 1.0}
+    assert "open yellow door: here" in steps[3].observation.splitlines()
+    assert "open yellow door: 1 behind" in steps[4].observation.splitlines()
     assert steps[-1].terminated and steps[-1].reward == pytest.approx(1 - 0.9 * len(steps) / 250)
     assert not env.step("fly").valid
 

@@ -1,6 +1,10 @@
 """Processes of environments: every fault of an environment ends as one of five codes, and other rollouts go on."""
 
 import asyncio
+import os
+import re
+import signal
+from pathlib import Path
 
 import pytest
 
@@ -105,6 +109,32 @@ def test_a_process_that_dies_once_is_followed_by_equal_steps(tmp_path):
     dying = play(one, kwargs=kwargs)
     assert len(list(tmp_path.iterdir())) == 3
     assert dying == play(one, kwargs=kwargs) and len({step.state for step in dying[0]}) > 1
+
+
+def test_a_process_that_is_killed_from_without_loses_no_rollout():
+    async def killed(pool):
+        rollouts = [(await pool.reset(seed, {}))[0] for seed in (0, 3)]
+        before = [await pool.step(rollout, "right") for rollout in rollouts]
+        os.kill(pool._slots[0]._child._process.pid, signal.SIGKILL)
+        return before + [await pool.step(rollout, "right") for rollout in rollouts]
+
+    assert [step.state for step in play(killed, kwargs={"length": 9})] == ["s1", "s4", "s2", "s5"]
+
+
+def test_the_environment_of_the_page_is_played_in_a_process(tmp_path, monkeypatch):
+    page = Path(__file__).parents[3] / "docs/environments.md"
+    (block,) = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    assert len(block.strip().splitlines()) <= 25
+    (tmp_path / "my_corridor.py").write_text(block)
+    monkeypatch.syspath_prepend(tmp_path)
+
+    async def walk(pool):
+        rollout, first = await pool.reset(3, {})
+        return [first, *[await pool.step(rollout, action) for action in ("left", "right", "right", "right")]]
+
+    steps = play(walk, path="my_corridor.Corridor")
+    assert [step.state for step in steps] == ["3", "2", "3", "4", "5"] and steps[-1].success
+    assert [step.done for step in steps] == [False] * 4 + [True] and steps[-1].reward == 1
 
 
 def test_a_reset_is_tried_once_more_in_another_process(tmp_path):

@@ -45,7 +45,7 @@ class Environment(Section):
     processes: Annotated[int, Field(ge=1, le=64)] = 2
     """Processes of environments for each agent-loop worker."""
     deadline_s: Annotated[float, Field(ge=1e-3)] = 20.0
-    """Seconds that a step may take; then its process is ended, and the row is a fault."""
+    """Seconds that a step may take, and a reset in a process that has started; then its process is ended."""
     start_s: Annotated[float, Field(ge=1e-3)] = 120.0
     """Seconds that the first reset of a process may take, in which it imports what it needs."""
     max_chars: Annotated[int, Field(ge=16)] = 4000

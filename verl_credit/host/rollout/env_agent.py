@@ -71,7 +71,10 @@ class EnvAgentLoop(TurnAgentLoop):
             messages, first = list(kwargs["raw_prompt"]), shown_step(self.now, self.settings.list_actions)
             if (written := task.get("observation")) is None:
                 messages.append({"role": "user", "content": without_markup(first, self.control_tokens)})
-            elif written != first:
+            else:  # prepared without the policy's tokenizer
+                text = without_markup(messages[-1]["content"], self.control_tokens)
+                messages[-1] = {**messages[-1], "content": text}
+            if written not in (None, first):
                 self.differs = (
                     f"the environment begins with {first!r:.120}, and the row says {written!r:.120}"
                 )

@@ -23,7 +23,7 @@ from verl_credit.records.run import events
 from verl_credit.records.run.files import VALIDATION, append_json, plain, read_json_lines
 from verl_credit.records.run.validation import write_held_out
 from verl_credit.turns.rollout.reward.env_record import golds_of
-from verl_credit.turns.rollout.sessions import sessions_of
+from verl_credit.turns.rollout.sessions import joined
 from verl_credit.turns.step.signals.signal import turn_texts
 from verl_credit.turns.step.step_checks import check_evaluation_faults
 
@@ -136,13 +136,13 @@ def with_mode(loader: Loader, mode: str, samples: int, before_batch: Callable[[]
 
 
 def held_out_rows(batch, mode: str, tokenizer, ids: str = AUTO) -> list[dict]:
-    """A row per trajectory, with the scores of the reward function. Of a trajectory of several outputs the last one counts,
-    as in verl's metrics.
+    """A row per trajectory, with the scores of the reward function. A trajectory of several outputs has the score of the
+    last one, as in verl's metrics, and the turns of all.
 
     ``id`` names the question by its data source, prompt, gold answers and extra_info, so that every policy has the same one,
     whichever other rows there are. The rows of an environment differ in extra_info alone, which has the seed of the state.
     """
-    turns = store.fetch_turn_batch(batch, ("raw_prompt", "data_source"), ids)
+    turns = joined(store.fetch_turn_batch(batch, ("raw_prompt", "data_source"), ids))
     data = store.read(batch, "rm_scores")
     if "rm_scores" not in data:
         raise IntegrityError(
@@ -151,8 +151,10 @@ def held_out_rows(batch, mode: str, tokenizer, ids: str = AUTO) -> list[dict]:
             "evaluation.keep_trajectories=false"
         )
     outcomes = [float(values.double().sum()) for values in data["rm_scores"].unbind()]
+    if turns.sessions is not None:
+        outcomes = [outcomes[place] for place in turns.sessions.last_S.tolist()]
     rows = []
-    for row in sorted(outputs[-1] for outputs in sessions_of(batch.keys)):
+    for row in range(len(turns.keys)):
         ids, turn_ids = turns.response_ids[row], turns.turn_ids_B_T[row].tolist()
         texts = turn_texts(ids, turn_ids, int(turns.n_turns_B[row]), tokenizer.decode)
         record, info, columns = turns.records[row], turns.extra_infos[row], turns.columns[row]
@@ -171,6 +173,7 @@ def held_out_rows(batch, mode: str, tokenizer, ids: str = AUTO) -> list[dict]:
                 },
                 "stop_reason": record["stop_reason"],
                 "tool_fault": record["tool_fault"],
+                "in_environment": bool(record["environment"]),
                 "calls": record["n_searches"] + record["n_other_calls"],
                 "searches": record["searches"],
                 "turns": [{"text": written, "observation": seen} for written, seen in texts],

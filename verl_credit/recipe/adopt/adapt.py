@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Set
 from contextlib import suppress
 
@@ -47,12 +48,18 @@ MODE, PROMPT = "algorithm.info_gain_norm_mode", "data.max_prompt_length"
 SEARCHES, TOKENS, PAGES, CHARS = (
     f"search.{n}" for n in ("max_searches", "max_new_tokens", "topk", "max_page_chars")
 )
-MAX_STEPS, SEEN = "environment.max_steps", "environment.max_chars"
+MAX_STEPS, SEEN, WINDOW = (f"environment.{n}" for n in ("max_steps", "max_chars", "window"))
 OVERLONG_SECTION = OVERLONG.rpartition(".")[0]
 ESTIMATOR, PARAMS = "algorithm.adv_estimator", "algorithm.turn_params"
 DDOF = f"{PARAMS}.ddof"
 DEVICES = ("trainer.n_gpus_per_node", "trainer.nnodes")
-STEPS_OF, ENVIRONMENT = "env.max_steps", "env.env_name"
+STEPS_OF, ENVIRONMENT, HISTORY = "env.max_steps", "env.env_name", "env.history_length"
+ADAPTERS = {"minigrid": "MiniGrid-", "gymnasium": "(FrozenLake|FrozenLake8x8|Taxi|CliffWalking|Blackjack)-v"}
+"""Our adapter of an environment, by what its name begins with."""
+PREPARE = (
+    "a row needs the seed of its environment: `verl-credit prepare env` writes it (docs/environments.md). The fork's first "
+    "environment has the seed env.seed, and the first held-out one env.seed + 1000"
+)
 OBSERVED = "data.max_obs_length"
 FORKS = (STEPS_OF, "max_turns", ENVIRONMENT, "do_search", "data.max_start_length", OBSERVED)
 """Keys of forks from which the lengths of a row and its turns are made."""
@@ -161,10 +168,14 @@ def _rows_of_forks(adoption: Adoption, given: Mapping[str, str], unknown: Set[st
             )
         return True
     if environment.lower() != "search":
+        if DEFAULT not in adoption.given and _is_adapted(adoption, environment):
+            del found[ENVIRONMENT]
+        if acts := adoption.given.get(DEFAULT) == ENV_AGENT:
+            found.pop(STEPS_OF, None)
         for key, text in found.items():
             adoption.drop(key, text, OWN_ENVIRONMENT, lost=key == (ENVIRONMENT if name else STEPS_OF))
-        if adoption.given.get(DEFAULT) == ENV_AGENT:
-            _rows_of_environments(adoption, steps, unknown)
+        if acts:
+            _rows_of_environments(adoption, steps, given.get(HISTORY), unknown)
         return True
     open_turns = next((key for key in (STEPS_OF, "max_turns") if key in unknown), "")
     if steps is None and turns is None and not (open_turns and SEARCHES in adoption.given):
@@ -209,7 +220,21 @@ def _row(adoption: Adoption, turns: int, results: int, why: str) -> None:
         adoption.put(RESPONSE, turns * turn + results, why)
 
 
-def _rows_of_environments(adoption: Adoption, steps: str | None, unknown: Set[str]) -> None:
+def _is_adapted(adoption: Adoption, name: str) -> bool:
+    """Is it the name of an environment that an adapter of ours makes? Then the adapter is chosen."""
+    for path, begin in ADAPTERS.items():
+        if re.match(begin, name):
+            adoption.put("environment.path", path, "our adapter makes it", old=f"{ENVIRONMENT}={name}")
+            adoption.put("environment.kwargs.id", name, "its texts are those of the adapter")
+            adoption.put(DEFAULT, ENV_AGENT, "a step of the environment is a turn")
+            adoption.notes.append(PREPARE)
+            return True
+    return False
+
+
+def _rows_of_environments(
+    adoption: Adoption, steps: str | None, history: str | None, unknown: Set[str]
+) -> None:
     """An environment of ours stands in for the fork's: so many steps, and rows that hold them."""
     if not adoption.has(REWARD):
         adoption.put(REWARD, OUR_REWARD, "the fork's reward stands in its own code")
@@ -217,6 +242,13 @@ def _rows_of_environments(adoption: Adoption, steps: str | None, unknown: Set[st
         adoption.put(MAX_STEPS, whole(STEPS_OF, steps), "turns of a rollout", old=f"{STEPS_OF}={steps}")
     elif STEPS_OF in unknown:
         adoption.lose(MAX_STEPS, f"{STEPS_OF} is not known", (MAX_STEPS,))
+    if history is not None and WINDOW not in adoption.given:
+        adoption.put(WINDOW, whole(HISTORY, history), "earlier steps in a prompt", old=f"{HISTORY}={history}")
+        adoption.dropped = [one for one in adoption.dropped if one.old.partition("=")[0] != HISTORY]
+    if WINDOW in adoption.given:  # a row is a step, there as here
+        turn = adoption.number(RESPONSE, 512)
+        adoption.put(TOKENS, turn, "that key counts one turn", old=f"{RESPONSE}={turn}")
+        return
     if RESPONSE not in adoption.chosen and adoption.known(MAX_STEPS):
         turns = adoption.count(MAX_STEPS, Environment.model_fields["max_steps"].default)
         seen = adoption.count(SEEN, Environment.model_fields["max_chars"].default) // CHARACTERS

@@ -63,11 +63,8 @@ class MiniGrid:
         for thing, place in self._things():
             apart = place[0] - x, place[1] - y
             forward, sideways = (apart[0] * axis[0] + apart[1] * axis[1] for axis in (ahead, right))
-            lines.append(
-                f"{named(thing)}: {_far(forward, 'ahead', 'behind')}{_far(sideways, 'right', 'left')}".rstrip(
-                    ", "
-                )
-            )
+            apart = [_far(forward, "ahead", "behind"), _far(sideways, "right", "left")]
+            lines.append(f"{named(thing)}: {', '.join(filter(None, apart)) or 'here'}")
         # minigrid's own hash leaves out what is carried, and names one place in two ways.
         state = f"{grid.grid.encode().tobytes().hex()} {x} {y} {int(grid.agent_dir)} {named(held) if held else ''}"
         return Step(
@@ -96,4 +93,4 @@ def named(thing: Any) -> str:
 
 
 def _far(steps: int, there: str, back: str) -> str:
-    return f"{abs(steps)} {there if steps > 0 else back}, " if steps else ""
+    return f"{abs(steps)} {there if steps > 0 else back}" if steps else ""

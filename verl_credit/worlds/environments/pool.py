@@ -192,7 +192,7 @@ class Pool:
         self._number = count()
 
     async def reset(self, seed: int, options: Mapping[str, Any]) -> tuple[Rollout, Step]:
-        """Opens an environment. A reset that fails is tried once more, in another process. Raises Fault."""
+        """Opens an environment. A reset that fails is tried once more, if possible in another process. Raises Fault."""
         number = next(self._number)
         for attempt in (0, 1):
             slot = self._slots[(number + attempt) % len(self._slots)]

@@ -10,7 +10,7 @@ from verl_credit.worlds.environments.interface import Step
 
 class TextArena:
     """``textarena.make(id, **kwargs)``. Its wrapper writes the whole game into every observation: what is new is handed on.
-    A game rewards its end alone, and a reward of 1 is the success."""
+    A game rewards its end alone, and a reward of 1 is the success. It counts the moves in a row that it did not take."""
 
     def __init__(self, id: str, **kwargs: Any):
         textarena = import_module("textarena")
@@ -24,10 +24,10 @@ class TextArena:
     def step(self, action: str) -> Step:
         done, _ = self.env.step(action)
         if not done:
-            return Step(self._new())
-        reward = (self.env.state.rewards or {}).get(0)
-        reason = str((self.env.state.game_info or {}).get(0, {}).get("reason", ""))
-        return Step(reason, reward=reward, terminated=True, success=reward == 1)
+            return Step(self._new(), valid=not self.env.state.error_count)
+        reward, said = (self.env.state.rewards or {}).get(0), (self.env.state.game_info or {}).get(0, {})
+        ends = {"terminated": True, "success": reward == 1, "valid": not said.get("invalid_move")}
+        return Step(str(said.get("reason", "")), reward=reward, **ends)
 
     def close(self) -> None:
         pass

@@ -8,7 +8,16 @@ from typing import Any
 
 from verl_credit.worlds.environments.interface import Step
 
-WANTED = ("admissible_commands", "score", "won", "lost", "policy_commands", "description", "inventory")
+WANTED = (
+    "admissible_commands",
+    "objective",
+    "score",
+    "won",
+    "lost",
+    "policy_commands",
+    "description",
+    "inventory",
+)
 
 
 class TextWorld:
@@ -29,20 +38,26 @@ class TextWorld:
         self.env.seed(seed)
         state = self.env.reset()
         self.score, self.walk = state.score or 0, len(state.policy_commands or ())
-        return self._seen(state)
+        told = (
+            state.objective,
+            state.description,
+        )  # its first answer begins with a banner of 1,000 characters
+        return self._seen(state, "\n".join(told) if all(told) else state.feedback)
 
     def step(self, action: str) -> Step:
         state, _, done = self.env.step(action)
         earned, self.score = (state.score or 0) - self.score, state.score or 0
-        return self._seen(state, reward=float(earned), terminated=bool(done), success=bool(state.won))
+        return self._seen(
+            state, state.feedback, reward=float(earned), terminated=bool(done), success=bool(state.won)
+        )
 
     def close(self) -> None:
         if self.env is not None:
             self.env.close()
 
-    def _seen(self, state: Any, **more: Any) -> Step:
+    def _seen(self, state: Any, text: str, **more: Any) -> Step:
         # A status line follows the answer, behind a prompt.
-        text = re.sub(r"\n\s*\n+", "\n", state.feedback.split("\n>")[0]).strip()
+        text = re.sub(r"\n\s*\n+", "\n", text.split("\n>")[0]).strip()
         progress = None
         if self.walk and state.policy_commands is not None:
             progress = min(max(1 - len(state.policy_commands) / self.walk, 0.0), 1.0)
