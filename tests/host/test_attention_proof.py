@@ -9,6 +9,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
+from kit.families import since
 from kit.tiny_engine import build_engine, single_rank
 from kit.tiny_models import VOCABULARY, tiny_config, tiny_model
 from verl_credit.errors import IntegrityError
@@ -269,8 +270,14 @@ OTHERS = {  # case: (precision, family, changes, attention, remove padding), wha
 ACCEPTED = ("sdpa packed", "sdpa padded", "eager packed", "a hybrid, padded", "half precision")
 
 
+# What transformers mended, or refuses itself: the version with which it was found.
+SINCE = {"a softcap that sdpa drops": "5.21", "nothing is right": "5.19"}
+
+
 @pytest.mark.parametrize("case", OTHERS)
 def test_every_attention_is_proven(case, process, tmp_path):
+    if case in SINCE and since(SINCE[case]):
+        pytest.skip(f"not so with transformers {SINCE[case]} and later")
     (precision, family, changes, attention, packed), says = OTHERS[case]
     tiny_model(family, attention="eager", **changes).save_pretrained(tmp_path)
     options = {"precision": precision, "use_remove_padding": packed}
@@ -286,6 +293,7 @@ def test_every_attention_is_proven(case, process, tmp_path):
     assert engine.module_attention == attention
 
 
+@pytest.mark.skipif(since("5.21"), reason="transformers has no sdpa for it")
 def test_a_setting_that_the_table_of_families_refuses_is_not_advised(process, tmp_path):
     """Without the table it would be `auto` here, as above."""
     tiny_model("gemma2", attention="eager").save_pretrained(tmp_path)

@@ -8,7 +8,7 @@ import torch
 from transformers import AutoConfig
 from verl.utils.model import get_hf_auto_model_class
 
-from kit.families import family_config, family_model
+from kit.families import family_config, family_model, since
 from kit.hf_server import server_of, update
 from kit.tiny_models import log_probs
 from verl_credit.host.hf_rollout.loaded_model import build_model
@@ -63,6 +63,7 @@ def test_a_server_scores_and_samples_as_the_trained_model_does(family, architect
     assert torch.tensor(scored + sampled.log_probs) == pytest.approx(expected, abs=1e-5)
 
 
+@pytest.mark.skipif(since("5.19"), reason="transformers decodes it rightly")
 def test_a_server_whose_first_weights_decode_wrongly_takes_no_requests(monkeypatch):
     monkeypatch.setattr(families, "NOT_DECODED", ())
     server = server_with(config_for("doge", "DogeForCausalLM"))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import torch
+import transformers
+from packaging.version import Version
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
 WINDOW = 20
@@ -217,6 +219,12 @@ FAMILIES: dict[str, tuple[str, dict]] = {
     ),
     "mellum": ("mellum", {**EXPERTS, **_SPARSE}),
 }  # fmt: skip
+
+
+def since(version: str) -> bool:
+    """Is the installed transformers this version or a later one?"""
+    return Version(transformers.__version__) >= Version(version)
+
 
 # The installed transformers does not have these. Only these five may be missing, in the oldest of our range.
 MISSING = {

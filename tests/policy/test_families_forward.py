@@ -4,10 +4,8 @@ from itertools import accumulate
 
 import pytest
 import torch
-import transformers
-from packaging.version import Version
 
-from kit.families import VOCABULARY, family_config, family_model
+from kit.families import VOCABULARY, family_config, family_model, since
 from kit.tiny_models import log_probs
 from verl_credit.policy.attention.implementation import install
 from verl_credit.policy.attention.pack import pack_rows
@@ -87,7 +85,7 @@ REFUSED = [("granite4_dense", "sdpa"), ("gemma2", "sdpa"), ("bamba", "sdpa"), ("
 @pytest.mark.parametrize("name, attention", REFUSED)
 def test_what_the_table_refuses_is_wrong(name, attention):
     assert family_of(model_of(name, "eager").config).fault(attention, True) is not None
-    if name == "gemma2" and Version(transformers.__version__) >= Version("5.21"):
+    if name == "gemma2" and since("5.21"):
         with pytest.raises(ValueError, match="does not support .*scaled_dot_product_attention"):
             model_of(name, attention)
         return

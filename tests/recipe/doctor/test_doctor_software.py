@@ -109,6 +109,25 @@ def installed(version):
     return replace(MACHINE, packages={"vllm": version} if version else {})
 
 
+test_versions = cases(
+    software.check_versions,
+    (both(torch="2.14.1+cpu", transformers="5.22.2", unknown="9"), None, PASS, "in its range"),
+    (both(torch="2.15.0", transformers="5.24.0"), None, WARN,
+     "torch 2.15.0 (our range is <2.15,>=2.11, of which 2.11.0, 2.13.0, 2.14.1 ran)", "transformers 5.24.0 (",
+     "pip install 'torch<2.15,>=2.11' 'transformers<5.23,>=5.5.3'"),
+    (both(ray="2.10.0"), LAB, WARN, "ray 2.10.0", "pip install 'ray<3,>=2.50'"),
+    (both(statsmodels="0.1"), None, PASS),  # of another extra
+)  # fmt: skip
+
+
+def test_what_ran_is_what_the_page_says():
+    page = (Path(__file__).parents[3] / "docs" / "compatibility.md").read_text().lower()
+    rows = {line.split("|")[1].strip(): line for line in reversed(page.splitlines()) if line.startswith("| ")}
+    assert [
+        (name, v) for name, ran in software.TRIED.items() for v in ran.split(", ") if v not in rows[name]
+    ] == []
+
+
 HF, ON_CPU = on_cuda(LAB, actor_rollout_ref__rollout__name="hf"), on_cuda(LAB, trainer__device="cpu")
 SGLANG = on_cuda(LAB, actor_rollout_ref__rollout__name="sglang")
 test_engine = cases(

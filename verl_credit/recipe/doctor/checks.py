@@ -68,6 +68,7 @@ def with_verl(name: str) -> Callable[[Context], Result]:
 # Quick checks come first, checks that start processes last.
 CHECKS: tuple[Check, ...] = (
     Check("torch", MACHINE, ON_CUDA, software.check_torch, "it imports, built for the recipe's device"),
+    Check("versions", MACHINE, ALWAYS, software.check_versions, "every package is in the range that we accept"),
     Check("environment", MACHINE, ALWAYS, software.check_environment, "verl loads the plugin, for the recipe's device"),
     Check("engine", MACHINE, ALWAYS, software.check_engine, "a version of the rollout engine that verl can start", RECIPE),
     Check("attention", MACHINE, ON_CUDA, software.check_attention, "flash-attn, where the recipe takes it", RECIPE),

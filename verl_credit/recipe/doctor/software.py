@@ -9,6 +9,7 @@ from typing import TypeGuard
 from omegaconf import DictConfig, OmegaConf
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from verl_credit.config.engines import ENGINE, engine_of
@@ -22,6 +23,11 @@ OURS = "verl_credit"  # the name of our entry point in the group verl.plugins
 FLASH = (None, "flash_attention_2", "credit_varlen")
 """Values of `ATTENTION` that take flash-attn; verl's default is flash_attention_2."""
 CUDA_13 = "pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/cu130"
+TRIED = {
+    "torch": "2.11.0, 2.13.0, 2.14.1", "transformers": "5.5.3, 5.10.4, 5.19.0, 5.22.2",
+    "tokenizers": "0.22.2, 0.23.2, 0.23.3", "vllm": "0.24.0, 0.28.0, 0.32.0",
+}  # fmt: skip
+"""What ran, of the packages whose insides are read (docs/compatibility.md#versions)."""
 WITHOUT_A_GPU = (
     "hardware=laptop actor_rollout_ref.rollout.name=hf, which take the CPU; or start on a machine with a GPU"
 )
@@ -73,6 +79,23 @@ def _in(version: str, versions: str) -> bool:
     return False
 
 
+def check_versions(context: Context) -> Result:
+    """Compares what is installed with the ranges of this package and its extra ``verl``; `check_engine` has the engine's."""
+    found, ranges = [], []
+    for one in map(Requirement, requirements_of("verl-credit")):
+        version = context.facts.packages.get(canonicalize_name(one.name))
+        if version is None or (one.marker and not one.marker.evaluate({"extra": "verl"})):
+            continue
+        if not _in(version, str(one.specifier)):
+            ran = f", of which {TRIED[one.name]} ran" if one.name in TRIED else ""
+            found.append(f"{one.name} {version} (our range is {one.specifier}{ran})")
+            ranges.append(f"'{one.name}{one.specifier}'")
+    if not found:
+        return passed("every installed package is in its range")
+    right = "versions in the ranges; others were not tried, or fail (docs/compatibility.md#versions)"
+    return warned(", ".join(found), right, f"pip install {' '.join(ranges)}")
+
+
 def check_environment(context: Context) -> Result:
     """Checks variables that would make verl leave our plugin out, or take another kind of device than the recipe's."""
     environment, config = context.facts.environment, context.config
@@ -105,7 +128,8 @@ def check_engine(context: Context) -> Result:
     version, device = context.facts.packages.get(engine.package), config.trainer.device
     pin, ours = (pinned(requirements_of(one), engine.name) for one in ("verl", "verl-credit"))
     found = f"{engine.package} {version}"
-    right = f"verl's extra has {engine.package}{pin}; our range is {ours or pin}"
+    ran = f", of which {TRIED[engine.name]} ran" if engine.name in TRIED else ""
+    right = f"verl's extra has {engine.package}{pin}; our range is {ours or pin}{ran}"
     fix = f"pip install '{engine.package}{pin}'"
     if device == "cpu":
         fix = f"{ENGINE}={ROLLOUT_NAME}, which takes the CPU and no package; or {fix}"
