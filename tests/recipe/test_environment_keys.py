@@ -108,7 +108,7 @@ def test_what_is_said_of_a_run_in_an_environment():
     ]
     assert "environment.max_steps" in line
     text = explanation("doorkey", config)
-    assert "minigrid" in text and "MiniGrid-DoorKey-5x5-v0" in text and "outcome=success" in text
+    assert "minigrid" in text and "MiniGrid-DoorKey-6x6-v0" in text and "outcome=success" in text
     assert any(
         "environment.max_steps=999 of" in line for line in warnings_of(composed("environment.max_steps=999"))
     )
