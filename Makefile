@@ -1,4 +1,4 @@
-# make demo: everything from a bare checkout to a report.   make test: install and run the tests.
+# make demo [WORLD=doorkey]: everything from a bare checkout to a report.   make test: install and run the tests.
 # make test-nightly: runs of Ray and the real vLLM that make test has no time for; run it before you close a larger change.
 # make fuzz [CASES=2000]: that many mutated configurations and trajectories, a fifth of it damaged runs, more worlds for the laws of
 # operators, and the probe's estimators over thousands of drawn batches; make test draws 120.
@@ -17,7 +17,8 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 VLLM_VENV ?= .venv-vllm
 DOCS_VENV ?= .venv-docs
-RUN_DIR ?= runs/demo
+WORLD ?= lab
+RUN_DIR ?= runs/demo$(patsubst %,-%,$(filter-out lab,$(WORLD)))
 # HotpotQA's distractor file, or its name on the hub.
 QUESTIONS ?= hotpotqa/hotpot_qa
 CASES ?= 2000
@@ -45,7 +46,7 @@ $(VENV)/.installed: pyproject.toml .ci/constraints-cpu.txt
 
 demo: install
 	# 3: the run in $(RUN_DIR) is finished; its report is there
-	$(BIN)/verl-credit train --config-name lab credit=values run_dir=$(RUN_DIR) $(ARGS) || [ $$? -eq 3 ]
+	$(BIN)/verl-credit train --config-name $(WORLD) $(if $(filter lab,$(WORLD)),credit=values) run_dir=$(RUN_DIR) $(ARGS) || [ $$? -eq 3 ]
 
 real: weights
 	$(BIN)/verl-credit train --config-name real_cpu run_dir=runs/real real.questions=$(QUESTIONS) \

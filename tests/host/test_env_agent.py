@@ -9,6 +9,9 @@ from kit.in_process import Here
 from kit.trajectories import policy_text, record
 from verl_credit.host.rollout import env_agent
 from verl_credit.names import TURN_REWARDS
+from verl_credit.worlds.doorkey.dialogue import Dialogue, doorkey_tokenizer
+from verl_credit.worlds.doorkey.moves import ACTIONS
+from verl_credit.worlds.lab.warm_start import encode_demo
 
 
 @pytest.fixture(scope="module")
@@ -235,3 +238,19 @@ def test_what_an_environment_did_not_understand_is_invalid_and_may_still_be_the_
     output, policy = play(tokenizer, ["right"] * 6, task=task, path=FAULTY)
     assert (len(policy.requests), rewards(output), record(output)["stop_reason"]) == (1, [-0.5], "done")
     assert record(output)["bad_calls"] == 1
+
+
+def test_the_demonstrations_of_doorkey_are_this_loops_dialogue():
+    """The tokens of a rollout, mask included, are those that the built policy has imitated; "jump" is no action."""
+    tokenizer = doorkey_tokenizer()
+    script, task = ["left", "jump", "forward", "right", "forward", "toggle"], {"seed": 3}
+    names = {"id": "MiniGrid-DoorKey-6x6-v0", "actions": f"[{','.join(ACTIONS)}]"}
+    kwargs = [f"+environment.kwargs.{name}={value}" for name, value in names.items()]
+    output, policy = play(tokenizer, script, *kwargs, task=task, path="minigrid")
+    shown = Dialogue(6, task["seed"], tokenizer)
+    for text in script:
+        shown.act(text)
+    demo = encode_demo(shown.segments[1:-1], tokenizer, set(), 1.0)
+    assert output.response_ids == demo.ids_T.tolist() and output.response_mask == demo.weight_T.tolist()
+    prompt = tokenizer.decode(policy.requests[0][0])
+    assert prompt.endswith(shown.segments[0][0].partition("<|im_end|>\n")[2])

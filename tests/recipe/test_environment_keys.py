@@ -136,7 +136,7 @@ def test_what_is_said_of_a_run_in_an_environment(tmp_path):
     assert (
         "first prompt" not in text
         and "minigrid" in text
-        and "MiniGrid-DoorKey-5x5-v0" in text
+        and "MiniGrid-DoorKey-6x6-v0" in text
         and "outcome=success" in text
     )
     windows = composed("environment.max_steps=999", "environment.window=2")

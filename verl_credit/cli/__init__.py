@@ -15,6 +15,7 @@ COMMANDS = {
     "train": ("train.train", "run a recipe on verl's trainer"),
     "twin": ("train.train", "train in the lab in one process, without Ray: a run's twin, in minutes"),
     "lab": ("prepare", "build the lab's world, policy, encoder and index"),
+    "doorkey": ("prepare", "build the tasks and the policy of the recipe doorkey"),
     "real": ("prepare", "make the policy, the encoder and the files of the real_* recipes"),
     "prepare": ("prepare", "write verl's parquet files from a published question set"),
     "prepare env": ("prepare", "write verl's parquet files of an environment, a row for each seed"),

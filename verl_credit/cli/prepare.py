@@ -172,6 +172,16 @@ def lab(
     print(f"lab ready: {paths.root}")
 
 
+@ends("doorkey --dir {folder}", OSError)
+def doorkey(
+    folder: Annotated[Path, Option("--dir")], world_seed: int = 0, size: Literal["full", "tiny"] = "full"
+) -> None:
+    from verl_credit.worlds.doorkey.build import build_doorkey
+
+    build_doorkey(folder, world_seed=world_seed, size=size, progress=Throttled(say_at_once, "doorkey"))
+    print(f"ready: {folder}")
+
+
 @ends("real --dir {folder}")
 def real(
     folder: Annotated[Path, Option("--dir")],

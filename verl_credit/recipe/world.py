@@ -18,7 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_credit.built_folder import Progress, read_manifest
 from verl_credit.config.fit import DEFAULT
-from verl_credit.config.keys.run import Lab, Real
+from verl_credit.config.keys.run import Doorkey, Lab, Real
 from verl_credit.config.keys.section import Section
 from verl_credit.errors import ExitCode, PreflightError, show_value
 from verl_credit.names import ENV_AGENT
@@ -128,7 +128,27 @@ class RealWorld(World):
         return template, search.topk, search.max_page_chars, data.max_prompt_length + data.max_response_length
 
 
-WORLDS: tuple[type[World], ...] = (LabWorld, RealWorld)
+class DoorkeyWorld(World):
+    section, keys, called, serves = "doorkey", Doorkey, "DoorKey's world", False
+
+    def build(self, progress: Progress) -> None:
+        """Policy and rows of the user's own need none of it."""
+        from verl_credit.worlds.doorkey.build import build_doorkey
+
+        at = self.at
+        if any(str(OmegaConf.select(self.config, key)).startswith(f"{at.dir}/") for key in (*DATA, MODEL)):
+            try:
+                build_doorkey(Path(at.dir), world_seed=at.world_seed, size=at.size, progress=progress)
+            except OSError as error:
+                raise PreflightError(f"doorkey.dir={at.dir}: {error}") from error
+
+    def command(self) -> str:
+        at = self.at
+        given = ["--dir", str(at.dir), "--world-seed", str(at.world_seed), "--size", at.size]
+        return shlex.join(["verl-credit", "doorkey", *given])
+
+
+WORLDS: tuple[type[World], ...] = (LabWorld, RealWorld, DoorkeyWorld)
 
 
 def world_of(config: DictConfig) -> World | None:

@@ -20,13 +20,13 @@ LAST = "paths and logging"
 # A key belongs to the first group that matches.
 GROUPS = {
     LAST: (
-        "run_dir", "lab.dir", "lab.index", "real.dir", "search.url", "keep_rollouts.*", "credit_preset", "credit_overrides",
-        "credit_reason",
+        "run_dir", "lab.dir", "lab.index", "real.dir", "doorkey.dir", "search.url", "keep_rollouts.*", "credit_preset",
+        "credit_overrides", "credit_reason",
         "lineage.*", "trainer.logger", "trainer.default_local_dir", "trainer.log_val_generations",
         "trainer.rollout_data_dir", "trainer.validation_data_dir", "trainer.default_hdfs_dir", "global_profiler.*",
         "*.save_path", "*.served_model_name", "*.project_name", "*.experiment_name",
     ),
-    "seeds": ("seed", "lab.world_seed", "*.seed", "*.data_loader_seed"),
+    "seeds": ("seed", "lab.world_seed", "doorkey.world_seed", "*.seed", "*.data_loader_seed"),
     "credit": ("algorithm.*", f"{ACTOR}policy_loss.*", f"{ACTOR}clip_ratio*", "evaluation.*", "faults.*"),
     "model": ("actor_rollout_ref.model.*",),
     "data": ("data.*", "lab.*", "search.*", "reward.*"),

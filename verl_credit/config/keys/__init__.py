@@ -9,7 +9,17 @@ from omegaconf import DictConfig, OmegaConf
 from verl_credit.config.keys import reads
 from verl_credit.config.keys.algorithm import AUTO, CANONICAL, DETECTORS, SCORERS, Algorithm, TurnJudge
 from verl_credit.config.keys.environment import Environment
-from verl_credit.config.keys.run import FOLDERS, Evaluation, Faults, Lab, Lineage, Probe, Real, Run
+from verl_credit.config.keys.run import (
+    FOLDERS,
+    Doorkey,
+    Evaluation,
+    Faults,
+    Lab,
+    Lineage,
+    Probe,
+    Real,
+    Run,
+)
 from verl_credit.config.keys.search import Search
 from verl_credit.config.keys.section import Key, Section, chosen, keys_of, read_section
 from verl_credit.config.keys.verl import LOSS, VERLS, PolicyLoss
@@ -37,7 +47,7 @@ def our_keys() -> list[Key]:
 def place_of(name: str) -> str | None:
     """The full name of the one declared key or section that ends with ``name``; None where there is none, or several."""
     places: set[str] = set()
-    sections: list[type[Section]] = [*OURS, *VERLS, Lab, Real]
+    sections: list[type[Section]] = [*OURS, *VERLS, Lab, Real, Doorkey]
     for section in sections:
         for parts in (key.name.split(".") for key in keys_of(section)):
             if name in parts:
@@ -58,6 +68,6 @@ def defaults_tree() -> dict[str, Any]:
 __all__ = [
     "AUTO", "CANONICAL", "DETECTORS", "FOLDERS", "LOSS", "SCORERS",
     "Algorithm", "TurnJudge", "PolicyLoss", "Search", "Environment", "Run", "Faults", "Evaluation", "Probe",
-    "Lineage", "Lab", "Real",
+    "Lineage", "Lab", "Real", "Doorkey",
     "OURS", "VERLS", "Key", "Section", "chosen", "defaults_tree", "keys_of", "our_keys", "place_of", "read_section", "reads",
 ]  # fmt: skip

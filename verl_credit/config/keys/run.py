@@ -189,3 +189,16 @@ class Real(Section):
     """Seed of the arithmetic, of the choice of held-out questions, and of the supervised start."""
     questions: str | None
     """HotpotQA's questions with their paragraphs: its file, or a name on the hub (multihop only)."""
+
+
+class Doorkey(Section):
+    """Keys of the recipe doorkey alone; their values are those of recipes/doorkey.yaml."""
+
+    prefix = "doorkey"
+
+    dir: Folder
+    """Folder of the tasks and of the policy; absent files are built where the run reads one of them."""
+    world_seed: Annotated[int, Field(ge=0, le=200)]
+    """Seed of the tasks, of the demonstrations and of the policy."""
+    size: Literal["full", "tiny"]
+    """tiny: for tests."""

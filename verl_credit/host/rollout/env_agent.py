@@ -18,7 +18,7 @@ from verl_credit.host.rollout.windows import PARTS, apart, together, windowed, w
 from verl_credit.names import ENV_AGENT
 from verl_credit.turns.rollout.reward.env_record import outcome_record
 from verl_credit.turns.rollout.search.wire import without_markup
-from verl_credit.worlds.environments.interface import Step, shown_step
+from verl_credit.worlds.environments.interface import NO_ACTION, Step, shown_step
 from verl_credit.worlds.environments.pool import Fault, Pool
 
 TAG = re.compile(r"<action>(.*?)</action>", re.DOTALL)
@@ -120,7 +120,7 @@ class EnvAgentLoop(TurnAgentLoop):
         except Fault as fault:
             return self._fault(fault)
         if step is None:
-            step = Step("There is no such action.", valid=False)
+            step = Step(NO_ACTION, valid=False)
         self.record.bad_calls += not step.valid
         if step.valid or step.reward is not None:
             call["reward"] = step.reward

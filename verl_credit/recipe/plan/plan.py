@@ -30,6 +30,7 @@ LAB_POLICIES = {
     for size, words in (("full", 1767), ("tiny", 767))  # every world of a size has as many words
 }
 """The policy that a build of this lab.size makes (tests compare)."""
+DOORKEY_POLICY = ModelShape("DoorKey's policy", "qwen3", 3, 128, 4, 2, 32, 256, 645, True, positions=1024)
 
 
 @dataclass(frozen=True)
@@ -218,8 +219,9 @@ def _shape(config: Mapping) -> ModelShape:
     if not model or not isinstance(model, str):
         how = "give a model folder or name, or plan.model"
         raise ConfigError(key="actor_rollout_ref.model.path", value=model, accepted=how)
-    for section in ("real", "lab"):
-        folder = (config.get(section) or {}).get("dir")
-        if folder is not None and Path(model).is_relative_to(folder) and not Path(model).exists():
-            return shape_of(SHIPPED_WEIGHTS) if section == "real" else LAB_POLICIES[config["lab"]["size"]]
+    for section in ("real", "lab", "doorkey"):
+        world = config.get(section) or {}
+        if "dir" in world and Path(model).is_relative_to(world["dir"]) and not Path(model).exists():
+            built = {"lab": LAB_POLICIES.get(world["size"]), "doorkey": DOORKEY_POLICY}
+            return built.get(section) or shape_of(SHIPPED_WEIGHTS)
     return shape_of(model)

@@ -21,7 +21,7 @@ TRACKER = "latest_checkpointed_iteration.txt"  # verl's; names the last complete
 # Keys that do not change what a step computes.
 FREE = (
     "run_dir", "keep_rollouts", "keep_checkpoints", "max_hours",
-    "hardware.", "plan.", "evaluation.", "faults.", "lineage.", "probe.", "lab.dir",
+    "hardware.", "plan.", "evaluation.", "faults.", "lineage.", "probe.", "lab.dir", "doorkey.dir",
     "search.url", "search.timeout_s", "search.max_retries", "search.token_env",
     "algorithm.turn_judge.", "data.val_", "ray_kwargs.", "transfer_queue.", "global_profiler.",
     "trainer.total_", "trainer.save_freq", "trainer.test_freq", "trainer.val_", "trainer.logger", "trainer.project_name",

@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Any, Protocol
 
+NO_ACTION = "There is no such action."
+"""What the policy reads after a turn that is none of the listed actions; nothing moves."""
 LONGEST_NAME = 200  # characters of a state's name; a longer one is replaced by its digest
 
 
