@@ -17,6 +17,7 @@ from verl_credit.turns.rollout.sessions import joined, link_of, sessions_of
 from verl_credit.turns.step.outputs import PER_OUTPUT
 from verl_credit.turns.step.signals.built_in import SIGNALS
 from verl_credit.turns.step.step_checks import StepChecks
+from verl_credit.turns.step.step_metrics import score_metrics
 from verl_credit.turns.step.token_stage import TokenInputs
 
 TOKENIZER = make_tokenizer()
@@ -102,6 +103,20 @@ def test_sessions_count_once_and_as_verls_grpo_counts_them(operator, right):
     for outcome, values in zip(OUTCOMES, found.values(), strict=True):
         assert values[0].tolist() == pytest.approx([right if outcome else -right] * values.shape[1], abs=1e-5)
     assert step.credit.counts["groups"] == 1
+
+
+def test_verls_metrics_of_the_score_count_each_rollout_once():
+    step, _ = advantages(batch(), info_gain_norm_mode="none")
+    found = score_metrics(step)
+    assert {name: found[f"critic/{name}/mean"] for name in ("score", "rewards")} == {
+        "score": 0.5,
+        "rewards": 0.5,
+    }
+    assert (found["critic/score/max"], found["critic/score/min"]) == (1.0, 0.0)
+    step, _ = advantages(
+        turn_batch(TOGETHER, TOKENIZER), [1.0, 0, 0, 1], groups=["q"] * 4, info_gain_norm_mode="none"
+    )
+    assert score_metrics(step) == {}
 
 
 def test_one_session_of_two_outputs_is_a_group_of_one():
