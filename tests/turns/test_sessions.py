@@ -299,7 +299,15 @@ def test_a_second_parent_and_an_outcome_of_a_sub_agents_are_refused(links, messa
 
 @pytest.mark.parametrize(
     "given",
-    ["main", {"chain": 1}, {"chain": 0, "parent": [0, 0]}, {"chain": 1, "parent": [0]}, {"chain": True}],
+    [
+        "main",
+        {"chain": 1},
+        {"chain": 0, "parent": [0, 0]},
+        {"chain": 1, "parent": [0]},
+        {"chain": True, "parent": [0, 0]},
+        {"chain": -1, "parent": [0, 0]},
+        {"chain": 1, "parent": [0, -1]},
+    ],
 )
 def test_what_is_no_link_is_refused_by_row(given):
     with pytest.raises(ValueError, match=r"row 3: extra_fields\['link'\]=.*expected .*chain"):
@@ -377,6 +385,13 @@ def test_gains_are_measured_across_resets_and_not_around_sub_agents():
         check(
             batch(AGENTS, LINKS), info_gain_norm_mode="turn_gae", turn_values="group", turn_signal="info_gain"
         )
+
+
+def test_values_by_hidden_states_are_refused_around_sub_agents():
+    given = {"info_gain_norm_mode": "turn_gae", "turn_values": "state"}
+    check(batch(), **given)
+    with pytest.raises(IntegrityError, match="algorithm.turn_values=state .*sub-agents"):
+        check(batch(AGENTS, LINKS), **given)
 
 
 REFUSED = [(key, values[0]) for key, values, _ in PER_OUTPUT]
