@@ -210,22 +210,22 @@ def test_the_trainer_keeps_them_before_its_update(monkeypatch):
 def test_of_rollouts_of_several_outputs_the_texts_are_kept_with_a_mark_at_every_other_context(tmp_path):
     outputs = {
         "q_0_0": Row(("look", "page", "ask", "help")), "q_0_1": Row(("find",), "Find it."),
-        "q_0_2": Row(("seek", "map", "Rome"), "So far: page"), "q_1_0": Row(("Oslo",)),
+        "q_0_2": Row(("seek", "map", "Rome"), "So far: page"), "p_0_0": Row(("Oslo",)),
     }  # fmt: skip
     links = [(0, None), (1, (0, 0)), (0, None), (0, None)]
     turns = replace(turn_batch(list(outputs.values()), tokenizer()), keys=list(outputs), links=links)
     inputs = step_inputs(joined(turns), [[None] * 4, []], info_gain_norm_mode="none")
-    step = estimate(inputs, turns, [1.0, 1.0, 1.0, 0.0], ["q"] * 4)
+    step = estimate(inputs, turns, [1.0, 1.0, 1.0, 0.0], [*"qqqp"])
     config = config_with(f"run_dir={tmp_path}")
     host = V1Host(config, None, None)
     host.enter(None, {}, step=7, last_step=9, workers=None)
     credited = credited_rows(host, step, config.keep_rollouts)
     keep_rollouts(tmp_path, None, turns, credited, 7, config, tokenizer())
-    write_table(tmp_path, TURNS, 7, turn_columns(step, ["q", "q"]), pipeline(step))
-    ((row,), problems), (note,) = read_samples(tmp_path), read_json_lines(tmp_path / EVENTS)
+    write_table(tmp_path, TURNS, 7, turn_columns(step, ["q", "p"]), pipeline(step))
+    ((row, other), problems), (note,) = read_samples(tmp_path), read_json_lines(tmp_path / EVENTS)
     assert problems == [] and "several outputs" in note["text"] and not token_steps(tmp_path)
     assert [(turn["text"], turn["observation"]) for turn in row["turns"]] == [
         ("look", "[another context] Find it."), ("find", "[another context] page"),
         ("ask", "[another context] helpSo far: page"), ("seek", "map"), ("Rome", ""),
     ]  # fmt: skip
-    assert (row["outcome"], [of["outcome"] for of in row["group"]]) == (1.0, [1.0, 0.0])
+    assert (other["turns"][0]["observation"], row["outcome"], other["outcome"]) == ("", 1.0, 0.0)
