@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -131,11 +132,9 @@ def rollout_columns(turns: TurnBatch, rows: list[int], data) -> dict[str, list]:
 
 
 def text_columns(turns: TurnBatch, rows: list[int], tokenizer) -> dict[str, list]:
-    texts, pieces, begins = [], [], _contexts(turns)
+    texts, pieces = texts_of_turns(turns, rows, tokenizer.decode), []
     for row in rows:
         ids, turn_ids = turns.response_ids[row], turns.turn_ids_B_T[row].tolist()
-        of_turns = enumerate(turn_texts(ids, turn_ids, int(turns.n_turns_B[row]), tokenizer.decode))
-        texts.append([(own, CONTEXT * ((row, turn) in begins) + seen) for turn, (own, seen) in of_turns])
         written = [one for one, turn in zip(ids, turn_ids, strict=False) if turn >= 0]
         piece = iter(token_texts(written, tokenizer))
         pieces.append([next(piece) if turn >= 0 else "" for turn in turn_ids[: len(ids)]])
@@ -150,6 +149,18 @@ def text_columns(turns: TurnBatch, rows: list[int], tokenizer) -> dict[str, list
         "observations": [[seen for _, seen in row] for row in texts],
         "pieces": pieces,
     }
+
+
+def texts_of_turns(
+    turns: TurnBatch, rows: Sequence[int], decode: Callable[[list[int]], str]
+) -> list[list[tuple[str, str]]]:
+    """`turn_texts` of each row, with a mark before what is read where the next turn is of another output."""
+    texts, begins = [], _contexts(turns)
+    for row in rows:
+        turn_ids, n_turns = turns.turn_ids_B_T[row].tolist(), int(turns.n_turns_B[row])
+        of_turns = enumerate(turn_texts(turns.response_ids[row], turn_ids, n_turns, decode))
+        texts.append([(own, CONTEXT * ((row, turn) in begins) + seen) for turn, (own, seen) in of_turns])
+    return texts
 
 
 def _contexts(turns: TurnBatch) -> set[tuple[int, int]]:
