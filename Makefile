@@ -8,6 +8,7 @@
 # make gpu-rehearsal: the training runs of gpu-evidence at a size for two cores, with the same driver; minutes.
 # make contacts [VERL=PATH]: the names and methods of verl that the host uses, beside another verl (evidence/host/).
 # make test-host VERL_TREE=PATH: verl's own CPU tests from that checkout, with and without the plugin (evidence/host/).
+# make test-gateway UNI_AGENT=PATH: an agent behind the gateway of that checkout of verl-project/uni-agent (docs/agent-loops.md).
 # make docs: the site with the API reference, in build/site; its environment needs neither torch nor verl.
 # make real QUESTIONS=FILE: five steps with trained weights on HotpotQA's questions (docs/recipes.md#trained-weights-on-a-cpu), and their report.
 # make test-browser: the pages in a headless Chromium of the system (Debian: apt-get install chromium); pictures in build/browser.
@@ -32,7 +33,7 @@ TORCH := torch==2.13.0
 # Processes of Python keep what they compiled, also where the environment forbids it: each of a dozen would compile 900 files anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo real weights test test-fast test-slow test-e2e test-nightly test-browser test-vllm fuzz reliability docs evidence-raw gpu-evidence gpu-rehearsal contacts test-host lint install clean
+.PHONY: demo real weights test test-fast test-slow test-e2e test-nightly test-browser test-vllm fuzz reliability docs evidence-raw gpu-evidence gpu-rehearsal contacts test-host test-gateway lint install clean
 
 install: $(VENV)/.installed
 
@@ -140,6 +141,10 @@ contacts: install
 # Minutes. The tests run with the installed verl, whatever verl the checkout has.
 test-host: install
 	$(BIN)/python evidence/host/stock_tests.py $(or $(VERL_TREE),$(error name a checkout of verl: make test-host VERL_TREE=PATH)) $(ARGS)
+
+test-gateway: export UNI_AGENT := $(UNI_AGENT)
+test-gateway: install
+	$(BIN)/python -m pytest -rs tests/e2e/test_e2e_gateway.py
 
 lint: install
 	$(BIN)/ruff check .

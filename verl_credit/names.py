@@ -33,6 +33,7 @@ TOOL_FAULT = "verl_credit_fault"
 AGENT_NAME = "search_agent"
 TURN_AGENT = "turn_agent"
 LOOP_MANAGER = "actor_rollout_ref.rollout.agent.agent_loop_manager_class"
+OUR_MANAGER = "verl_credit.host.rollout.agent_manager.CreditAgentLoopManager"
 ENV_AGENT = "env_agent"
 AGENTS = (AGENT_NAME, TURN_AGENT, ENV_AGENT)
 """Our agent loops: with the search tool, without it, and in an environment."""

@@ -26,7 +26,7 @@ def nested(*rows):
     return torch.nested.as_nested_tensor([torch.tensor(row) for row in rows], layout=torch.jagged)
 
 
-def stored(monkeypatch, **more):
+def stored(monkeypatch, keys=KEYS, **more):
     """Two samples of one question and one of another, whose search failed."""
     search = RowRecord("answer", n_searches=1, searches=[{"turn": 0, "query": "x", "pages": ["7"]}])
     records = [search, RowRecord("no_answer"), RowRecord("tool_fault", tool_fault="connect")]
@@ -50,8 +50,8 @@ def stored(monkeypatch, **more):
     } | more
     store = FakeStore().install(monkeypatch)
     tensors = {name: value for name, value in fields.items() if value is not None}
-    store.kv_batch_put(KEYS, "val", TensorDict(tensors, batch_size=3), tags=[{}] * 3)
-    return KVBatchMeta(keys=KEYS, tags=[{}] * 3, partition_id="val")
+    store.kv_batch_put(keys, "val", TensorDict(tensors, batch_size=3), tags=[{}] * 3)
+    return KVBatchMeta(keys=keys, tags=[{}] * 3, partition_id="val")
 
 
 def test_a_row_has_the_texts_and_the_scores_of_a_trajectory(monkeypatch):
@@ -66,11 +66,16 @@ def test_a_row_has_the_texts_and_the_scores_of_a_trajectory(monkeypatch):
     json.dumps([first, second, third], allow_nan=False)
 
 
-def test_a_trajectory_of_several_outputs_has_the_turns_of_all_and_the_score_of_the_last(monkeypatch):
-    monkeypatch.setitem(globals(), "KEYS", ["p_0_0", "p_0_1", "q_0_0"])
-    one, other = held_out_rows(stored(monkeypatch), "sampled", Tokenizer())
-    assert [turn["text"] for turn in one["turns"]] == ["5 6", "8", "5"] and one["outcome"] == -0.5
-    assert (one["calls"], one["stop_reason"], other["tool_fault"]) == (1, "no_answer", "connect")
+def test_a_rollout_of_several_outputs_is_one_row_with_all_its_turns(monkeypatch):
+    """Outcome, scores and stop reason are the last output's; calls are those of all."""
+    row, other = held_out_rows(stored(monkeypatch, ["p_0_0", "p_0_1", "q_0_0"]), "greedy", Tokenizer())
+    assert [tuple(turn.values()) for turn in row["turns"]] == [
+        ("5 6", "7"),
+        ("8", "[another context] 1"),
+        ("5", ""),
+    ]
+    assert (row["outcome"], row["scores"], row["stop_reason"]) == (-0.5, {"em": 0.0, "f1": 0.5}, "no_answer")
+    assert (row["calls"], len(row["searches"]), other["tool_fault"]) == (1, 1, "connect")
 
 
 def test_a_score_named_steps_makes_no_environment(monkeypatch):

@@ -107,7 +107,11 @@ def rows_of(tmp_path):
     return [json.loads(line) for line in (tmp_path / METRICS).read_text().splitlines()]
 
 
-def test_a_step_that_was_saved_and_not_recorded_is_recorded_by_the_next_run(tmp_path, trainer):
+@pytest.mark.parametrize("scores", [{}, {"critic/score/mean": 0.25}], ids=["verls", "of-sessions"])
+def test_a_step_that_was_saved_and_not_recorded_is_recorded_by_the_next_run(
+    tmp_path, trainer, monkeypatch, scores
+):
+    monkeypatch.setattr(CreditSteps, "_scores", scores)
     undisturbed, batch, metrics = saved(trainer)
     append_json(tmp_path / VALIDATION, {"step": STEP} | HELD_OUT)
     go_on(trainer)  # as if the first had ended there
@@ -120,7 +124,8 @@ def test_a_step_that_was_saved_and_not_recorded_is_recorded_by_the_next_run(tmp_
     of_time = {name for name in written if name.startswith(("timing_", "perf/"))}
     assert of_time and not of_time & restored.keys()
     assert restored == {name: value for name, value in written.items() if name not in of_time}
-    assert restored["critic/score/mean"] == 0.5 and restored["training/epoch"] == 1  # verl's, after saving
+    assert restored["critic/score/mean"] == scores.get("critic/score/mean", 0.5)
+    assert restored["training/epoch"] == 1  # verl's, after saving
     assert restored["val-core/lab-greedy/em/mean@1"] == 0.25 and restored["credit/outcome/em"] == 0.75
 
 

@@ -1,5 +1,6 @@
 """`keep_rollouts`: what the update of a step read, token by token, and what a probe reads of it."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -8,23 +9,27 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
 from kit.credit_tables import GROUPS, OUTCOMES, ROWS, credited_step, tokenizer
 from kit.recipes import load_config
-from kit.turn_rows import lost_row
+from kit.turn_rows import Row, estimate, lost_row, step_inputs, turn_batch
 from verl_credit.host.step import store
-from verl_credit.host.step.kept_tables import pipeline
+from verl_credit.host.step.kept_tables import pipeline, turn_columns
 from verl_credit.host.step.trainer import CreditSteps
 from verl_credit.host.step.v1_host import V1Host
 from verl_credit.host.step.watch import credited_rows, keep_rollouts
 from verl_credit.names import CLIP_SCALE
-from verl_credit.records.run.rollouts import token_steps
+from verl_credit.records.run.files import EVENTS, read_json_lines
+from verl_credit.records.run.rollouts import read_samples, token_steps
 from verl_credit.records.run.table_files import (
     ROLLOUTS,
     SAMPLES,
+    TURNS,
     DamagedTable,
     read_table,
     table_path,
     tables_of,
+    write_table,
 )
 from verl_credit.study.probe.kept_rollouts import read_rollouts
+from verl_credit.turns.rollout.sessions import joined
 
 
 class Handle:
@@ -200,3 +205,27 @@ def test_the_trainer_keeps_them_before_its_update(monkeypatch):
     trainer._credited, trainer.tokenizer, trainer.actor_rollout_wg = "credited", "tokenizer", None
     assert trainer._update_actor("batch", {}) == "batch"
     assert calls == ["probe", ("folder", "batch", "turns", "credited", 4, "config", "tokenizer"), "update"]
+
+
+def test_of_rollouts_of_several_outputs_the_texts_are_kept_with_a_mark_at_every_other_context(tmp_path):
+    outputs = {
+        "q_0_0": Row(("look", "page", "ask", "help")), "q_0_1": Row(("find",), "Find it."),
+        "q_0_2": Row(("seek", "map", "Rome"), "So far: page"), "p_0_0": Row(("Oslo",)),
+    }  # fmt: skip
+    links = [(0, None), (1, (0, 0)), (0, None), (0, None)]
+    turns = replace(turn_batch(list(outputs.values()), tokenizer()), keys=list(outputs), links=links)
+    inputs = step_inputs(joined(turns), [[None] * 4, []], info_gain_norm_mode="none")
+    step = estimate(inputs, turns, [1.0, 1.0, 1.0, 0.0], [*"qqqp"])
+    config = config_with(f"run_dir={tmp_path}")
+    host = V1Host(config, None, None)
+    host.enter(None, {}, step=7, last_step=9, workers=None)
+    credited = credited_rows(host, step, config.keep_rollouts)
+    keep_rollouts(tmp_path, None, turns, credited, 7, config, tokenizer())
+    write_table(tmp_path, TURNS, 7, turn_columns(step, ["q", "p"]), pipeline(step))
+    ((row, other), problems), (note,) = read_samples(tmp_path), read_json_lines(tmp_path / EVENTS)
+    assert problems == [] and "several outputs" in note["text"] and not token_steps(tmp_path)
+    assert [(turn["text"], turn["observation"]) for turn in row["turns"]] == [
+        ("look", "[another context] Find it."), ("find", "[another context] page"),
+        ("ask", "[another context] helpSo far: page"), ("seek", "map"), ("Rome", ""),
+    ]  # fmt: skip
+    assert (other["turns"][0]["observation"], row["outcome"], other["outcome"]) == ("", 1.0, 0.0)

@@ -7,7 +7,7 @@ from verl_credit.config.fit import DEFAULT, MOST
 from verl_credit.errors import ConfigError
 from verl_credit.host.process.verl_checks import check_names
 from verl_credit.names import LOOP_MANAGER
-from verl_credit.recipe.agent_loops import LISTED, MULTI_TURN, agents_of_rows, own_loops
+from verl_credit.recipe.agent_loops import LISTED, MULTI_TURN, agents_of_rows, may_call, own_loops
 from verl_credit.recipe.doctor.context import Context
 from verl_credit.recipe.rules import validate
 
@@ -162,3 +162,10 @@ def test_a_manager_of_agent_loops_that_verl_could_not_use_is_refused_before_ray(
 @pytest.mark.parametrize("path", ["null", "verl.trainer.ppo.v1.agent_loop_tq.AgentLoopManagerTQ"])
 def test_any_manager_with_verls_interface_is_taken(path):
     check_names(lab(f"{LOOP_MANAGER}={path}"))
+
+
+def test_agents_of_a_manager_of_somebody_else_may_have_turns_without_a_tool_of_the_recipe():
+    theirs = f"{LOOP_MANAGER}=verl.trainer.ppo.v1.agent_loop_tq.AgentLoopManagerTQ"
+    given = (*NO_SEARCH, "algorithm.info_gain_norm_mode=turn_gae", "algorithm.turn_values=group")
+    assert may_call(lab(theirs, *given)) and not may_call(lab(*given))
+    validate(lab(theirs, "algorithm.turn_signal=none", *given))

@@ -14,9 +14,10 @@ from verl_credit.credit import REGISTRY
 from verl_credit.errors import IntegrityError
 from verl_credit.turns.rollout.book import RowRecord, TurnBatch
 from verl_credit.turns.rollout.sessions import joined, link_of, sessions_of
-from verl_credit.turns.step.outputs import PER_OUTPUT
+from verl_credit.turns.step.outputs import CRITICS, MINI_BATCH, PER_OUTPUT
 from verl_credit.turns.step.signals.built_in import SIGNALS
 from verl_credit.turns.step.step_checks import StepChecks
+from verl_credit.turns.step.step_metrics import score_metrics
 from verl_credit.turns.step.token_stage import TokenInputs
 
 TOKENIZER = make_tokenizer()
@@ -102,6 +103,20 @@ def test_sessions_count_once_and_as_verls_grpo_counts_them(operator, right):
     for outcome, values in zip(OUTCOMES, found.values(), strict=True):
         assert values[0].tolist() == pytest.approx([right if outcome else -right] * values.shape[1], abs=1e-5)
     assert step.credit.counts["groups"] == 1
+
+
+def test_verls_metrics_of_the_score_count_each_rollout_once():
+    step, _ = advantages(batch(), info_gain_norm_mode="none")
+    found = score_metrics(step)
+    assert {name: found[f"critic/{name}/mean"] for name in ("score", "rewards")} == {
+        "score": 0.5,
+        "rewards": 0.5,
+    }
+    assert (found["critic/score/max"], found["critic/score/min"]) == (1.0, 0.0)
+    step, _ = advantages(
+        turn_batch(TOGETHER, TOKENIZER), [1.0, 0, 0, 1], groups=["q"] * 4, info_gain_norm_mode="none"
+    )
+    assert score_metrics(step) == {}
 
 
 def test_one_session_of_two_outputs_is_a_group_of_one():
@@ -201,6 +216,11 @@ def test_a_fault_in_one_output_takes_the_whole_rollout_out():
     assert joined(turns).records[1]["tool_fault"] == "connect"
     _, found = advantages(turns, gains=[GAINS[0], [None] * 1, [], GAINS[3]], info_gain_norm_mode="none")
     assert not found["q_1_0"][0].any() and found["q_0_0"][0].all()
+    early = RowRecord(
+        "tool_fault", tool_fault="connect", calls=[{"turn": 4}]
+    )  # of a turn that the mask took away
+    before = joined(batch(OUTPUTS | {"q_1_0": replace(fault, prompt="Who?", record=early)})).records[1]
+    assert (before["tool_fault"], before["stop_reason"], before["calls"]) == ("connect", "tool_fault", [])
     # The agent manager masks all outputs of such a rollout: the parent has no turns, and the sub-agent no place.
     lost = {"q_0_0": lost_row("connect"), "q_0_1": lost_row("connect"), "q_1_0": AGENTS["q_1_0"]}
     assert joined(batch(lost, LINKS)).row_valid_B.tolist() == [False, True]
@@ -217,9 +237,11 @@ def test_records_are_joined_with_the_turns_of_the_session():
     call = {"turn": 1, "name": "t", "arguments": "", "reward": None}
     search = {"turn": 0, "query": "x", "pages": ["7"]}
     first = RowRecord(
-        "length", n_searches=1, calls=[call], searches=[search], final_text="sum", signals={"s": [1.0]}
+        "length", n_searches=1, calls=[call], searches=[search], final_text="sum", signals={"s": [1.0]}, states=["a", "b"],
+    )  # fmt: skip
+    second = RowRecord(
+        "answer", n_searches=1, searches=[search], final_text="Oslo", signals={"s": [3.0]}, states=["c", "d"]
     )
-    second = RowRecord("answer", n_searches=1, searches=[search], final_text="Oslo", signals={"s": [3.0]})
     turns = batch(
         OUTPUTS
         | {
@@ -230,7 +252,7 @@ def test_records_are_joined_with_the_turns_of_the_session():
     found = joined(turns).records[1]
     assert (found["stop_reason"], found["final_text"], found["n_searches"]) == ("answer", "Oslo", 2)
     assert [one["turn"] for one in found["searches"]] == [0, 2] and found["calls"][0]["turn"] == 1
-    assert found["signals"] == {"s": [1.0, None, 3.0]}
+    assert found["signals"] == {"s": [1.0, None, 3.0]} and found["states"] == ["a", "b", "c", "d"]
 
 
 # --- sub-agents ------------------------------------------------------------------------------------
@@ -284,7 +306,15 @@ def test_a_second_parent_and_an_outcome_of_a_sub_agents_are_refused(links, messa
 
 @pytest.mark.parametrize(
     "given",
-    ["main", {"chain": 1}, {"chain": 0, "parent": [0, 0]}, {"chain": 1, "parent": [0]}, {"chain": True}],
+    [
+        "main",
+        {"chain": 1},
+        {"chain": 0, "parent": [0, 0]},
+        {"chain": 1, "parent": [0]},
+        {"chain": True, "parent": [0, 0]},
+        {"chain": -1, "parent": [0, 0]},
+        {"chain": 1, "parent": [0, -1]},
+    ],
 )
 def test_what_is_no_link_is_refused_by_row(given):
     with pytest.raises(ValueError, match=r"row 3: extra_fields\['link'\]=.*expected .*chain"):
@@ -364,6 +394,13 @@ def test_gains_are_measured_across_resets_and_not_around_sub_agents():
         )
 
 
+def test_values_by_hidden_states_are_refused_around_sub_agents():
+    given = {"info_gain_norm_mode": "turn_gae", "turn_values": "state"}
+    check(batch(), **given)
+    with pytest.raises(IntegrityError, match="algorithm.turn_values=state .*sub-agents"):
+        check(batch(AGENTS, LINKS), **given)
+
+
 REFUSED = [(key, values[0]) for key, values, _ in PER_OUTPUT]
 REFUSED += [("algorithm.rollout_correction.rollout_rs", "token_k1,seq_sum_k3"), ("probe.every", 5)]
 
@@ -373,6 +410,17 @@ def test_a_key_that_reads_an_output_by_itself_is_refused(key, value):
     with pytest.raises(IntegrityError, match=f"{key}={value} .*expected"):
         check(batch(), [(key, value)])
     check(replace(batch(), keys=[f"q_{n}_0" for n in range(6)]), [(key, value)])
+
+
+@pytest.mark.parametrize("critics", [4, 8])
+def test_a_critic_with_other_mini_batches_is_refused(critics):
+    keys = {MINI_BATCH: 4, CRITICS: critics, "critic.enable": True}
+    if critics == 4:
+        check(batch(), keys.items())
+        return
+    with pytest.raises(IntegrityError, match=f"{CRITICS}=8 .*expected {MINI_BATCH}=4"):
+        check(batch(), keys.items())
+    check(batch(), (keys | {"critic.enable": False}).items())
 
 
 @pytest.mark.parametrize("estimator", ["rloo", "grpo"])
@@ -393,3 +441,9 @@ def test_sub_agents_side_by_side_need_lam_and_gamma_1():
     for name in ("lam", "gamma"):
         with pytest.raises(IntegrityError, match=rf"algorithm.{name}=0.5.*expected 1"):
             check(turns, **given | {name: 0.5})
+
+
+def test_one_sub_agent_of_a_turn_takes_any_lam_and_gamma():
+    """Also where another rollout has one at the same turn."""
+    turns = batch(AGENTS | {"q_1_0": AGENTS["q_0_0"], "q_1_1": AGENTS["q_0_1"]}, LINKS[:2] * 2)
+    check(turns, info_gain_norm_mode="turn_gae", turn_values="group", lam=0.5, gamma=0.9)

@@ -66,8 +66,8 @@ def as_wrapped(values):
 class Queue:
     """TransferQueue's read: every tensor column nested, columns that no row has left out."""
 
-    def __init__(self, rows, objects=as_stack):
-        self.rows = {f"row_{number}_0": row for number, row in enumerate(rows)}
+    def __init__(self, rows, objects=as_stack, outputs=1):
+        self.rows = {f"row_{n // outputs}_{n % outputs}": row for n, row in enumerate(rows)}
         self.objects, self.reads = objects, []
 
     def kv_batch_get(self, keys, partition_id, select_fields):
@@ -85,8 +85,8 @@ class Queue:
 
 @pytest.fixture
 def fetch(monkeypatch):
-    def run(*rows, is_padding=(), order=None, objects=as_stack, columns=(), ids="auto"):
-        queue = Queue(rows, objects)
+    def run(*rows, is_padding=(), order=None, objects=as_stack, columns=(), ids="auto", outputs=1):
+        queue = Queue(rows, objects, outputs)
         keys = [list(queue.rows)[place] for place in order or range(len(rows))]
         tags = [{"is_padding": True} if int(key.split("_")[1]) in is_padding else {} for key in keys]
         fake = SimpleNamespace(kv_batch_get=queue.kv_batch_get)
@@ -118,6 +118,12 @@ def test_rows_of_a_manager_that_writes_no_extra_fields(fetch):
     assert turns.scores == [{"em": 0.5}, {}] and turns.turn_rewards == [[None], [None]]
     assert turns.n_turns_B.tolist() == [2, 2] and turns.ids_from_mask == 2 and turns.row_valid_B.all()
     assert fetch(bare).scores == [{}]
+
+
+@pytest.mark.parametrize("outputs", [1, 2])
+def test_the_last_turn_of_an_output_may_have_a_reward_where_the_rollout_has_others(fetch, outputs):
+    row = SEARCHED | {"extra_fields": {"turn_rewards": [0.5, 0.25]}}
+    assert fetch(row, row, outputs=outputs).turn_rewards == [[0.5, 0.25][:outputs]] * 2
 
 
 @pytest.mark.parametrize("objects", [as_list, as_stack, as_wrapped])

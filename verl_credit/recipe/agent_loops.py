@@ -9,7 +9,7 @@ from omegaconf import DictConfig, OmegaConf
 from verl_credit.config.fit import DEFAULT
 from verl_credit.config.resolved import data, select
 from verl_credit.errors import ConfigError
-from verl_credit.names import AGENT_NAME, AGENTS, ENV_AGENT, TURN_AGENT
+from verl_credit.names import AGENT_NAME, AGENTS, ENV_AGENT, LOOP_MANAGER, OUR_MANAGER, TURN_AGENT
 
 MULTI_TURN = "actor_rollout_ref.rollout.multi_turn"
 FORMAT, AT_ONCE = f"{MULTI_TURN}.format", f"{MULTI_TURN}.max_parallel_calls"
@@ -20,8 +20,10 @@ LISTED = "actor_rollout_ref.rollout.agent.agent_loop_config_path"
 
 
 def may_call(config: DictConfig) -> bool:
-    """May a rollout call a tool? The search agent without searches has one turn and offers none."""
-    return bool(config.search.max_searches) or select(config, DEFAULT) != AGENT_NAME
+    """May a rollout call a tool? The search agent without searches has one turn and offers none. A manager of somebody else
+    starts agents of its own."""
+    own = select(config, LOOP_MANAGER) not in (None, OUR_MANAGER)
+    return own or bool(config.search.max_searches) or select(config, DEFAULT) != AGENT_NAME
 
 
 def agents_of_rows(config: DictConfig, *, tools: bool) -> tuple[str, ...]:

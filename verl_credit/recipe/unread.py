@@ -152,7 +152,7 @@ def _of_filter(config: DictConfig, settings: CreditSettings) -> Iterator[str]:
         metric, mode = select(config, f"{key}.metric"), settings.algorithm.info_gain_norm_mode
         yield (
             f"{key}.enable=true throws away every question whose rollouts have the same {metric}, though their turns have "
-            f"credit by algorithm.info_gain_norm_mode={mode}; training/filter_groups/evicted_samples counts these rollouts"
+            f"credit by algorithm.info_gain_norm_mode={mode}; training/filter_groups/evicted_samples counts them"
         )
 
 

@@ -54,7 +54,7 @@ def _measurable(folder: Path, steps: Sequence[int] | None) -> list[int]:
         raise PreflightError(f"expected a run's folder, which has a {CONFIG}")
     stored = sorted(token_steps(folder))
     if not stored:
-        use = "train with keep_rollouts.steps=N, which keeps those of the last N steps"
+        use = "train with keep_rollouts.steps=N, which keeps those of the last N steps that are of one output each"
         raise PreflightError(f"tables/ has no step with rollouts: {use}")
     if unknown := sorted(set(steps or ()) - set(stored)):
         missing, accepted = (", ".join(map(str, some)) for some in (unknown, stored))

@@ -19,12 +19,12 @@ from verl_credit.config.keys import AUTO
 from verl_credit.errors import EvaluationOverrun, IntegrityError
 from verl_credit.host.rollout.agent_manager import RolloutWatch
 from verl_credit.host.step import store
+from verl_credit.host.step.watch import texts_of_turns
 from verl_credit.records.run import events
 from verl_credit.records.run.files import VALIDATION, append_json, plain, read_json_lines
 from verl_credit.records.run.validation import write_held_out
 from verl_credit.turns.rollout.reward.env_record import golds_of
 from verl_credit.turns.rollout.sessions import joined
-from verl_credit.turns.step.signals.signal import turn_texts
 from verl_credit.turns.step.step_checks import check_evaluation_faults
 
 Loader = Iterable[dict]
@@ -136,8 +136,7 @@ def with_mode(loader: Loader, mode: str, samples: int, before_batch: Callable[[]
 
 
 def held_out_rows(batch, mode: str, tokenizer, ids: str = AUTO) -> list[dict]:
-    """A row per trajectory, with the scores of the reward function. A trajectory of several outputs has the score of the
-    last one, as in verl's metrics, and the turns of all.
+    """A row per trajectory, with the scores of the reward function, which are those of the last of several outputs.
 
     ``id`` names the question by its data source, prompt, gold answers and extra_info, so that every policy has the same one,
     whichever other rows there are. The rows of an environment differ in extra_info alone, which has the seed of the state.
@@ -151,12 +150,9 @@ def held_out_rows(batch, mode: str, tokenizer, ids: str = AUTO) -> list[dict]:
             "evaluation.keep_trajectories=false"
         )
     outcomes = [float(values.double().sum()) for values in data["rm_scores"].unbind()]
-    if turns.sessions is not None:
-        outcomes = [outcomes[place] for place in turns.sessions.last_S.tolist()]
+    last = turns.sessions.last_S.tolist() if turns.sessions else range(len(outcomes))
     rows = []
-    for row in range(len(turns.keys)):
-        ids, turn_ids = turns.response_ids[row], turns.turn_ids_B_T[row].tolist()
-        texts = turn_texts(ids, turn_ids, int(turns.n_turns_B[row]), tokenizer.decode)
+    for row, texts in enumerate(texts_of_turns(turns, range(len(last)), tokenizer.decode)):
         record, info, columns = turns.records[row], turns.extra_infos[row], turns.columns[row]
         golds = list(map(str, golds_of(record, turns.ground_truths[row])))
         source, prompt = str(columns.get("data_source", "unknown")), plain(columns["raw_prompt"])
@@ -167,7 +163,7 @@ def held_out_rows(batch, mode: str, tokenizer, ids: str = AUTO) -> list[dict]:
                 "mode": mode,
                 "question": str((info or {}).get("question") or prompt[-1]["content"]),
                 "golds": golds,
-                "outcome": outcomes[row],
+                "outcome": outcomes[last[row]],
                 "scores": {
                     name: float(value) for name, value in turns.scores[row].items() if isinstance(value, Real)
                 },

@@ -37,6 +37,7 @@ from verl_credit.turns.rollout.sessions import sessions_of
 from verl_credit.turns.step.assign import CreditRun
 from verl_credit.turns.step.step import credited, restore, scored
 from verl_credit.turns.step.step_checks import StepChecks
+from verl_credit.turns.step.step_metrics import score_metrics
 
 
 class CreditSteps(PPOTrainer):
@@ -50,6 +51,8 @@ class CreditSteps(PPOTrainer):
     WORKER: type = CreditWorker
     _update_rows: int | None = None
     """The rows of a mini-batch where rollouts have several outputs."""
+    _scores: dict[str, float] = {}
+    """Metrics of the score that take the place of verl's."""
 
     trainer_mode = property(lambda self: self.VERL_MODE, lambda self, value: None)
     """verl reads the mode's section of trainer.v1 by its own name of the mode. Its assignment of our name is ignored."""
@@ -163,13 +166,14 @@ class CreditSteps(PPOTrainer):
         return host.batch
 
     def _compute_advantage(self, batch, metrics):
-        host, self._credited = self._enter(batch, metrics), None
+        host, self._credited, self._scores = self._enter(batch, metrics), None, {}
         if self.ahead:
             self.ahead.before_credit(host, self._turns)
         if step := credited(host, self._inputs):
             self.checks.credit(host, step)
             keep_turns(self.recorder.run_dir, host.batch, step, self.global_steps)
             self._credited = credited_rows(host, step, self.config.keep_rollouts)
+            self._scores = score_metrics(step)
         if self.ahead:
             self.ahead.after_credit(host)
         return host.batch
@@ -247,6 +251,7 @@ class CreditSteps(PPOTrainer):
     def _compute_metrics(self, batch, metrics, timing_raw, global_steps, epoch):
         self.probe.finished(metrics, global_steps, timing_raw["step"])
         super()._compute_metrics(batch, metrics, timing_raw, global_steps=global_steps, epoch=epoch)
+        metrics |= self._scores
         last = self.global_steps >= self.total_training_steps
         self.recorder.finished(self.host, metrics, timing_raw, last=last)
         self.total_training_steps = self.host.last_step
@@ -267,6 +272,7 @@ class CreditSteps(PPOTrainer):
             epoch, unknown = (self.global_steps - 1) // self.steps_per_epoch, {"step": float("nan")}
             given = {"global_steps": self.global_steps, "epoch": epoch}
             super()._compute_metrics(self._trained, metrics, unknown, **given)
+            metrics |= self._scores
         finally:
             self._rollout_moe_lb_metrics_accumulator = counted
         return metrics

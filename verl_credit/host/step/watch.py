@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from omegaconf import DictConfig, OmegaConf
 
 from verl_credit.config.keys import Algorithm
@@ -15,7 +17,7 @@ from verl_credit.host.step import store
 from verl_credit.host.step.kept_tables import pipeline, sampled_rows
 from verl_credit.names import CLIP_SCALE
 from verl_credit.records.run.files import plain
-from verl_credit.records.run.rollouts import keep_samples
+from verl_credit.records.run.rollouts import keep_samples, write_samples
 from verl_credit.records.run.table_files import ROLLOUTS, SAMPLES, table_path, tables_of, write_table
 from verl_credit.turns.rollout.book import TurnBatch
 from verl_credit.turns.rollout.reward.env_record import golds_of
@@ -40,6 +42,8 @@ PER_TOKEN = {
     "rollout_is_weight": "rollout_is_weights",
 }
 CREDIT = ("planning", "uncertainty", "pooled_uncertainty", "weight")
+CONTEXT = "[another context] "
+"""Stands before what the policy reads next where a context was begun anew, or a sub-agent begins or ends."""
 REWARDS = ("token_level_rewards", "rm_scores")  # the KL penalty is in the first alone
 
 
@@ -50,18 +54,21 @@ class Credited:
     rows: list[int]
     columns: dict[str, list | None]
     pipeline: dict
+    rollouts: TurnBatch | None = None
+    """The joined rows of a step whose rollouts have several outputs: their texts alone are kept."""
 
 
 def credited_rows(host: StepHost, step: StepCredit, keep: DictConfig) -> Credited:
     """Called while the rows have the log-probs that the credit was made with: an asynchronous trainer replaces them before
     the update."""
-    if step.inputs.turns.sessions is not None:
-        kept = "rollouts of several outputs are not kept token by token (keep_rollouts.steps)"
-        host.note("keep_rollouts", kept if keep.steps else None)
-        return Credited([], {}, {})
-    rows = step.inputs.turns.valid_rows if keep.groups is None else sampled_rows(step, keep.groups)
+    turns = step.inputs.turns
+    rows = turns.valid_rows if keep.groups is None else sampled_rows(step, keep.groups)
     if not keep.steps or not rows:
         return Credited([], {}, {})
+    if turns.sessions is not None:
+        kept = "keep_rollouts keeps the texts of one rollout of a group, and no tokens: some have several outputs"
+        host.note("keep_rollouts", kept)
+        return Credited(rows, {"group": step.tables.group_B[rows].tolist()}, pipeline(step), turns)
     tokens = token_inputs(host, step.tables.valid_B[rows], rows=rows)
     return Credited(rows, credit_columns(step, rows, tokens), pipeline(step))
 
@@ -84,7 +91,10 @@ def keep_rollouts(
     table_path(run_dir, SAMPLES, number).unlink(missing_ok=True)
     if credited is None:
         credited = Credited(turns.valid_rows if steps and whole else [], dict.fromkeys(CREDIT), {})
-    if rows := credited.rows:
+    if (joined := credited.rollouts) is not None:
+        texts = text_columns(joined, credited.rows, tokenizer) | {"row": credited.rows} | credited.columns
+        write_samples(run_dir, number, texts, credited.pipeline)
+    elif rows := credited.rows:
         part = batch.select_keys([batch.keys[row] for row in rows])
         data = store.read(part, "uid", *PER_TOKEN.values(), *REWARDS)
         columns = rollout_columns(turns, rows, data) | text_columns(turns, rows, tokenizer)
@@ -122,10 +132,9 @@ def rollout_columns(turns: TurnBatch, rows: list[int], data) -> dict[str, list]:
 
 
 def text_columns(turns: TurnBatch, rows: list[int], tokenizer) -> dict[str, list]:
-    texts, pieces = [], []
+    texts, pieces = texts_of_turns(turns, rows, tokenizer.decode), []
     for row in rows:
         ids, turn_ids = turns.response_ids[row], turns.turn_ids_B_T[row].tolist()
-        texts.append(turn_texts(ids, turn_ids, int(turns.n_turns_B[row]), tokenizer.decode))
         written = [one for one, turn in zip(ids, turn_ids, strict=False) if turn >= 0]
         piece = iter(token_texts(written, tokenizer))
         pieces.append([next(piece) if turn >= 0 else "" for turn in turn_ids[: len(ids)]])
@@ -140,6 +149,28 @@ def text_columns(turns: TurnBatch, rows: list[int], tokenizer) -> dict[str, list
         "observations": [[seen for _, seen in row] for row in texts],
         "pieces": pieces,
     }
+
+
+def texts_of_turns(
+    turns: TurnBatch, rows: Sequence[int], decode: Callable[[list[int]], str]
+) -> list[list[tuple[str, str]]]:
+    """`turn_texts` of each row, with a mark before what is read where the next turn is of another output."""
+    texts, begins = [], _contexts(turns)
+    for row in rows:
+        turn_ids, n_turns = turns.turn_ids_B_T[row].tolist(), int(turns.n_turns_B[row])
+        of_turns = enumerate(turn_texts(turns.response_ids[row], turn_ids, n_turns, decode))
+        texts.append([(own, CONTEXT * ((row, turn) in begins) + seen) for turn, (own, seen) in of_turns])
+    return texts
+
+
+def _contexts(turns: TurnBatch) -> set[tuple[int, int]]:
+    """(row, turn) of joined rows where the next turn is of another output."""
+    if (sessions := turns.sessions) is None:
+        return set()
+    output_B_1 = torch.arange(len(sessions.session_B))[:, None]
+    output_S_K1 = sessions.join_turns(output_B_1.expand_as(sessions.turn_B_K1), -1)
+    next_S_K = output_S_K1[:, 1:]
+    return set(map(tuple, ((next_S_K >= 0) & (next_S_K != output_S_K1[:, :-1])).nonzero().tolist()))
 
 
 def credit_columns(step: StepCredit, rows: list[int], inputs: TokenInputs) -> dict[str, list | None]:

@@ -23,10 +23,8 @@ from verl_credit.records.run.table_files import TURNS, DamagedTable, StepTable, 
 GROUPS, TOKENS_IN_ALL = 4, 40_000
 OBSERVATION = 1500
 SHADES = 40  # the colour scale has so many on each side of 0
-NO_TABLES = (
-    "tables/ has no rollouts of a finished step: its advantages are verl's own, or keep_rollouts.steps or "
-)
-NO_TABLES += "keep_rollouts.groups is 0."
+NO_TABLES = "tables/ has no rollouts of a finished step token by token: its advantages are verl's own, or its rollouts have "
+NO_TABLES += "several outputs, or keep_rollouts.steps or keep_rollouts.groups is 0."
 
 
 @dataclass(frozen=True)

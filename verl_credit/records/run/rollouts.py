@@ -47,14 +47,18 @@ def keep_samples(run_dir: Path, step: int) -> None:
     except tables.DamagedTable:  # no reason to end a run
         path.unlink(missing_ok=True)
         return
-    c = table.columns
+    if table.pipeline:
+        write_samples(run_dir, step, table.columns, table.pipeline)
+    path.unlink(missing_ok=True)
+
+
+def write_samples(run_dir: Path, step: int, c: dict[str, list], pipeline: dict) -> None:
+    """Keeps the texts of the longest rollout of each group. ``c``: the columns `SAMPLE_NAMES`, and any others."""
     longest: dict[int, int] = {}
     for line, group in enumerate(c["group"]):
         longest[group] = max(longest.get(group, line), line, key=lambda one: len(c["texts"][one] or ()))
-    if table.pipeline:
-        columns = {name: [c[name][line] for line in sorted(longest.values())] for name in tables.SAMPLE_NAMES}
-        tables.write_table(run_dir, tables.SAMPLES, step, columns, table.pipeline)
-    path.unlink(missing_ok=True)
+    columns = {name: [c[name][line] for line in sorted(longest.values())] for name in tables.SAMPLE_NAMES}
+    tables.write_table(run_dir, tables.SAMPLES, step, columns, pipeline)
 
 
 def read_samples(run_dir: Path, last_step: int | None = None) -> tuple[list[dict], list[str]]:

@@ -119,5 +119,18 @@ def credit_metrics(step: StepCredit, group_size: int) -> dict[str, float]:
     return metrics
 
 
+def score_metrics(step: StepCredit) -> dict[str, float]:
+    """verl's metrics of the score where rollouts have several outputs: each rollout counts once, and not each output."""
+    turns = step.inputs.turns
+    if turns.sessions is None:
+        return {}
+    score_b = step.tables.outcome_B[~torch.tensor(turns.is_padding)]
+    return {
+        f"critic/{name}/{what}": getattr(score_b, what)().item()
+        for name in ("score", "rewards")
+        for what in ("mean", "max", "min")
+    }
+
+
 def _mean(values: torch.Tensor) -> float:
     return values.double().mean().item()

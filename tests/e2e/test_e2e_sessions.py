@@ -1,0 +1,56 @@
+"""Rollouts of several outputs on verl's trainer: resets and sub-agents, a kill after a checkpoint, and the same again."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from kit.faults import NOT_COMPARED, TRAINER, KillPoint, planted
+from kit.session_loop import NAME
+from kit.train_run import train
+from verl_credit.host.step.watch import CONTEXT
+from verl_credit.records.run.files import METRICS, VALIDATION, read_json_lines
+from verl_credit.records.run.table_files import TURNS, read_table, table_path
+
+pytestmark = pytest.mark.e2e
+
+ROLLOUT = "actor_rollout_ref.rollout"
+SETTINGS = (
+    "--config-name", "lab", "lab.size=tiny", "search.max_searches=0", f"{ROLLOUT}.agent.default_agent_loop={NAME}",
+    "data.train_batch_size=4", "actor_rollout_ref.actor.ppo_mini_batch_size=2", f"{ROLLOUT}.n=4",
+    "data.max_response_length=64", "data.val_max_samples=8", "trainer.val_before_train=false", "trainer.test_freq=2",
+    "trainer.save_freq=2", "algorithm.info_gain_norm_mode=turn_gae", "algorithm.turn_values=features", "algorithm.lam=0.5",
+    "algorithm.turn_signal=tool_reward", "algorithm.turn_values_replay=2", "algorithm.transform_mode=gtpo",
+    "keep_rollouts.steps=1",
+)  # fmt: skip
+
+
+def test_a_resumed_run_of_sessions_is_the_run_that_was_not_killed(tiny_lab, tmp_path):
+    """The killed run makes steps 1 to 3, and the resumed one, which goes on from step 2, makes step 3 again."""
+    (tmp_path / "loops.yaml").write_text(f"- {{name: {NAME}, _target_: kit.session_loop.ForgetfulLoop}}")
+    loops, run_dir = f"{ROLLOUT}.agent.agent_loop_config_path={tmp_path}/loops.yaml", tmp_path / "run"
+    settings = [*SETTINGS, loops, f"lab.dir={tiny_lab.root}", f"run_dir={run_dir}"]
+    here, fired = {"PYTHONPATH": str(Path(__file__).parents[1])}, tmp_path / "fired"
+    fault = planted(KillPoint("update", f"{TRAINER}._update_actor", call=4), fired)
+    fault["PYTHONPATH"] += os.pathsep + here["PYTHONPATH"]
+    total = "trainer.total_training_steps"
+    code, output = train(tmp_path / "first.log", *settings, f"{total}=9", environment=fault)
+    assert fired.exists() and code, output
+    before = read_json_lines(run_dir / METRICS)
+    code, output = train(tmp_path / "second.log", *settings, f"{total}=3", environment=here)
+    assert code == 0 and "resume: exact, from step 2" in output, output
+    after = read_json_lines(run_dir / METRICS)
+    assert [row["step"] for row in before] == [row["step"] for row in after] == [1, 2, 3]
+    one, other = (
+        {n: v for n, v in rows[2].items() if not NOT_COMPARED.search(n)} for rows in (before, after)
+    )
+    assert one == other and one["actor/grad_norm"] > 0 and one["credit/values/explained_variance"] != 0
+
+    assert all(row["credit/rows_trained"] == 16 and row["credit/rollouts_failed"] == 0 for row in after)
+    assert all((16 * row["critic/score/mean"]) % 1 == 0 for row in after), "a mean over outputs"
+    columns = read_table(table_path(run_dir, TURNS, 3)).columns
+    turns = [columns["turn"].count(turn) for turn in range(4)]
+    assert {*columns["row"]} == {*range(16)} and turns[0] == turns[1] == 16 > turns[2] > turns[3] > 0
+    held_out = read_json_lines(run_dir / VALIDATION)
+    assert [(row["step"], row["val-aux/lab-sampled/questions"]) for row in held_out] == [(2, 8), (3, 8)]
+    assert CONTEXT.strip() in (run_dir / "report.html").read_text()
