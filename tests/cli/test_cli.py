@@ -49,6 +49,7 @@ def test_overrides_stand_before_between_and_behind_options(line, monkeypatch):
     assert seen == [("lab", ["a=1", "b=2", "c=3"], "there")]
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_with_130(monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt
@@ -57,6 +58,7 @@ def test_ctrl_c_ends_with_130(monkeypatch):
     assert main(["explain"]) == 130
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["modes", "keys"])
 def test_a_page_that_cannot_be_written_ends_with_4_and_one_line(command, monkeypatch, capsys):
     with open("/dev/full", "w") as full:

@@ -87,6 +87,7 @@ def test_json(tmp_path, capsys):
     assert json.loads(diff(capsys, a, a, "--json")[1])["equal"] is True
 
 
+@pytest.mark.slow
 def test_recipes_with_overrides(capsys):
     code, said = diff(capsys, "lab", "lab algorithm.gamma=0.5 run_dir='/tmp/a b'")
     assert code == 1
@@ -134,12 +135,14 @@ def test_a_damaged_run_ends_with_4_and_the_file_is_named(tmp_path, capsys, name,
     assert code == 4 and said in told
 
 
+@pytest.mark.slow
 def test_a_key_on_one_side_only_and_a_default_of_null():
-    sides = [read_side("lab"), read_side("lab +data.cache_dir=x data.seed=null")]
+    sides = [read_side("lab"), read_side("lab +data.cache_dir=x data.seed=null max_hours=2")]
     found = compare(*sides, base=lambda: {"data.seed": Default(None, "verl")})
     rows = {row.key: row for rows in found.values() for row in rows}
     assert rows["data.cache_dir"] == ("data.cache_dir", ABSENT, "x", ABSENT)
     assert (rows["data.seed"].b, rows["data.seed"].default) == (None, None)
+    assert (rows["max_hours"].a, rows["max_hours"].b) == (None, 2)
 
 
 def test_versions_travel_with_a_run(tmp_path):
@@ -160,6 +163,7 @@ def test_defaults_are_verls_and_ours():
     assert known["run_dir"] == ("???", "verl_credit")
 
 
+@pytest.mark.slow
 def test_every_changed_value_is_listed_and_no_other():
     config = load_config("lab", ["algorithm.gtpo.beta=0.7", "data.train_batch_size=1024"])
     changed = {key: (value, default) for key, value, default in changed_values(config)}
@@ -171,6 +175,7 @@ def test_every_changed_value_is_listed_and_no_other():
         assert (key in changed) == (value != known.get(key, Default(ABSENT, "")).value)
 
 
+@pytest.mark.slow
 def test_a_side_that_is_no_folder_is_a_recipe(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert read_side("lab").scores is None

@@ -81,6 +81,7 @@ def contents(folder):
     return {path: path.read_bytes() if path.is_file() else None for path in sorted(folder.rglob("*"))}
 
 
+@pytest.mark.slow
 def test_the_last_whole_step_of_a_run_on_other_questions(run_dir, data, started, tmp_path, capsys):
     before, out = contents(run_dir), tmp_path / "e"
     code = main(["evaluate", str(run_dir), "--data", str(data), "--samples", "4", "--out", str(out)])
@@ -112,6 +113,7 @@ def test_the_last_whole_step_of_a_run_on_other_questions(run_dir, data, started,
     assert "is not empty; give a new folder" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_model_has_the_tools_and_the_engine_of_a_recipe(model, data, started, tmp_path, capsys):
     out = tmp_path / "e"
     command = ["evaluate", str(model), "--config-name", "lab", "search.topk=2", "--data", str(data), "--json"]
@@ -135,6 +137,7 @@ def test_step_0_is_the_model_that_a_run_starts_from(run_dir):
     assert find_policy(str(run_dir / "checkpoints" / "global_step_1"), None, None, None, []).step == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments, said",
     [

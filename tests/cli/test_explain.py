@@ -25,6 +25,7 @@ def run(capsys, *arguments):
     return code, capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_pipeline_is_told_in_the_order_in_which_it_acts(capsys):
     chosen = ("advantage_mode=maxrl", "transform_mode=gtpo_sepa_hicra", "info_gain_norm_mode=turn-group-v1d")
     code, said = run(capsys, "explain", *(f"algorithm.{key}" for key in chosen))
@@ -45,6 +46,7 @@ def test_the_pipeline_is_told_in_the_order_in_which_it_acts(capsys):
     assert "missing before it can run: nothing" in said
 
 
+@pytest.mark.slow
 def test_inputs_that_are_missing_are_named(capsys, tmp_path):
     (tmp_path / "questions.parquet").write_bytes(b"")
     own = {"data.train_files": "questions.parquet", "data.val_files": "absent.parquet"}
@@ -67,6 +69,7 @@ def test_all_registered_operators_are_checked_from_the_command_line(capsys, monk
     assert f"{len(REGISTRY)} operators, 0 broken" in said
 
 
+@pytest.mark.slow
 def test_an_operator_of_ones_own_is_checked_from_the_command_line(capsys, tmp_path, monkeypatch):
     (tmp_path / "my_operators.py").write_text(
         "def best(rewards):\n    return [float(r == max(rewards)) for r in rewards]\n"
@@ -109,6 +112,7 @@ def test_the_page_of_modes_says_what_a_recipe_gives_the_options_that_have_keys()
         assert OmegaConf.create([given]) == OmegaConf.create(f"[{default}]"), option
 
 
+@pytest.mark.slow
 def test_the_page_of_keys_is_what_is_declared(capsys):
     written = (Path(__file__).parents[2] / "docs" / "keys.md").read_text()
     assert written == keys_page(), "run: verl-credit keys > docs/keys.md"

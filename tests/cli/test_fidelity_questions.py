@@ -42,6 +42,7 @@ def asked(monkeypatch):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("split, name", [("train", "hard"), ("test", "easy"), ("dev", "dev")])
 def test_the_runs_own_files_are_asked(run, asked, tmp_path, split, name):
     (policy,) = policies_of(run(), [0], None)
@@ -49,6 +50,7 @@ def test_the_runs_own_files_are_asked(run, asked, tmp_path, split, name):
     assert asked == [tmp_path / "lab" / f"{name}.parquet"]
 
 
+@pytest.mark.slow
 def test_they_move_with_the_lab(run, asked, tmp_path):
     folder, moved = run(), tmp_path / "moved"
     (tmp_path / "lab").rename(moved)
@@ -57,6 +59,7 @@ def test_they_move_with_the_lab(run, asked, tmp_path):
     assert asked == [moved / "hard.parquet"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("split, key", [("train", "data.train_files"), ("test", "data.val_files")])
 @pytest.mark.parametrize("name", ["rollouts.parquet", "questions.jsonl"])
 def test_another_kind_of_file_is_refused_by_its_key(run, tmp_path, capsys, split, key, name):

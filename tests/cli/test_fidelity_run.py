@@ -119,6 +119,7 @@ def test_the_same_measurement_goes_on_and_another_one_is_refused(run_dir, starte
     assert not any(b"word@" in path.read_bytes() for path in out.rglob("*.json"))
 
 
+@pytest.mark.slow
 def test_a_policy_that_was_trained_anew_is_another_one(run_dir, started, tmp_path, capsys):
     out = tmp_path / "out"
     assert fidelity(run_dir, out, **SETTINGS | {"steps": "5"}) == ExitCode.DONE
@@ -160,6 +161,7 @@ def test_a_run_without_the_lab_has_to():
     assert why_by_run(load_config("search_cpu", [])) == "the run is not of the lab"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes, said",
     [
@@ -185,6 +187,7 @@ def test_what_is_refused(run_dir, started, tmp_path, capsys, changes, said):
     assert said in capsys.readouterr().out and not started
 
 
+@pytest.mark.slow
 def test_policies_that_a_way_of_measuring_cannot_roll_out(run_dir, started, tmp_path, capsys):
     def refused(folder, **changes):
         assert fidelity(folder, tmp_path / "out", **SETTINGS | changes) == ExitCode.PREFLIGHT

@@ -57,6 +57,7 @@ def contents(folder):
     return {path: path.read_bytes() if path.is_file() else None for path in sorted(folder.rglob("*"))}
 
 
+@pytest.mark.slow
 def test_one_more_step_of_the_run_in_a_folder_of_its_own(run_dir, started, tmp_path):
     before, folder = contents(run_dir), tmp_path / "fresh"
     overrides = ["search.url=http://127.0.0.1:2", "data.seed=7"]

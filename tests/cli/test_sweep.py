@@ -71,6 +71,7 @@ def started(monkeypatch):
     return commands, codes
 
 
+@pytest.mark.slow
 def test_each_run_has_a_folder_of_its_own_that_hydra_reads_back(started, tmp_path):
     commands, _ = started
     assert sweep("lab", [*LAB, MODES, f"run_dir={tmp_path}"]) == 0
@@ -84,6 +85,7 @@ def test_each_run_has_a_folder_of_its_own_that_hydra_reads_back(started, tmp_pat
         assert config.actor_rollout_ref.actor.policy_loss.dynamic_clip is (mode == "turn-group-v1d")
 
 
+@pytest.mark.slow
 def test_nothing_starts_when_one_of_the_runs_could_not(started, capsys):
     commands, _ = started
     assert sweep("lab", [*LAB, "algorithm.info_gain_norm_mode=joint,separated"]) == 4
@@ -91,6 +93,7 @@ def test_nothing_starts_when_one_of_the_runs_could_not(started, capsys):
     assert "info_gain_norm_mode=separated: " in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "ends, code, made",
     [([0, 5, 0], 5, 3), ([3, 0, 3], 0, 3), ([0, 130], 130, 2), ([0, 4], 4, 2)],
@@ -134,6 +137,7 @@ def test_a_run_that_is_told_to_stop_is_given_the_time_it_needs(tmp_path, number)
     assert file.read_text() == "cleaned up"
 
 
+@pytest.mark.slow
 def test_runs_that_would_share_their_checkpoints_are_refused(started, capsys, tmp_path):
     commands, _ = started
     own = [*LAB, f"run_dir={tmp_path}/runs", "seed=1,2"]
@@ -168,6 +172,7 @@ def test_a_run_s_folder_has_a_name_that_the_file_system_takes(started, capsys):
     assert commands == [] and "the file system takes 255" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_quote_in_a_folder_s_name_is_read_back(started, tmp_path):
     commands, _ = started
     folder = tmp_path / "mine's \\'"

@@ -77,6 +77,7 @@ def test_when_it_evaluates(override, evaluated, tmp_path):
     assert found == evaluated
 
 
+@pytest.mark.slow
 def test_other_worlds_are_refused():
     with pytest.raises(ConfigError, match="lab"):
         check_twin(load_config("real_math_cpu"))

@@ -31,6 +31,7 @@ def settings_of(*overrides, recipe="lab"):
     return CreditSettings.from_config(check(*overrides, recipe=recipe))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe, preset", [("search_cpu", "grpo"), ("math_sepa", "maxrl_gtpo_sepa")])
 def test_what_the_tests_compose_is_what_hydra_composes(recipe, preset):
     overrides = [
@@ -50,6 +51,7 @@ def test_our_defaults_are_the_declared_ones():
     assert (found.ratio_level, found.dynamic_clip, found.clip_beta) == ("turn", True, 0.3)
 
 
+@pytest.mark.slow
 def test_every_declared_key_has_a_sentence_and_a_default_that_it_accepts_and_a_recipe_has_it():
     config = load_config("search_cpu", [])
     for key in our_keys():
@@ -96,6 +98,7 @@ def test_one_seed_drives_data_rollout_and_actor():
     assert actor["data_loader_seed"] == actor["fsdp_config"]["seed"] == 7
 
 
+@pytest.mark.slow
 def test_own_recipe_from_a_folder(tmp_path):
     (tmp_path / "mine.yaml").write_text(
         "hydra: {searchpath: [pkg://verl.trainer.config, pkg://verl_credit_recipes]}\n"
@@ -111,12 +114,14 @@ def test_own_recipe_from_a_folder(tmp_path):
         load_config("mine", [], str(tmp_path / "nowhere"))
 
 
+@pytest.mark.slow
 def test_the_banner_says_whose_advantages_they_are():
     assert "advantage=turn-group-v1d" in settings_of().banner()
     grpo = settings_of("credit=verl").banner()
     assert "advantage=verl grpo" in grpo and "scorer" not in grpo
 
 
+@pytest.mark.slow
 def test_released_code_writes_the_tag_and_the_chat_template_decides_what_precedes_it():
     def template(*overrides):
         found = settings_of(*OWN[:2], OWN[3], *overrides, recipe="multihop_qwen3_4b").algorithm

@@ -15,6 +15,7 @@ def section(*overrides):
     return check(*OWN, *overrides, recipe="search_cpu").search
 
 
+@pytest.mark.slow
 def test_the_token_comes_from_the_environment_and_stays_out_of_the_configuration(monkeypatch):
     settings = section("search.token_env=RETRIEVER_TOKEN")
     for value in (None, ""):

@@ -188,6 +188,7 @@ def batches(draw):
     }
 
 
+@pytest.mark.slow
 @settings(max_examples=80, deadline=None, derandomize=True, database=None)
 @given(
     batch=batches(),

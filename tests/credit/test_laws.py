@@ -20,7 +20,6 @@ from verl_credit.credit.turn.mode import as_turn_mode
 from verl_credit.credit.turn.modes import MODES
 
 SEEDS = range(6)
-MORE_SEEDS = range(1, 2 + LAW_SEEDS[-1])
 MANY_SEEDS = range(16)  # an exemption may be needed seldom
 each_operator = pytest.mark.parametrize("level, name", list(REGISTRY), ids=lambda value: value)
 
@@ -39,12 +38,10 @@ def test_an_operator_says_its_equation_once(level, name):
     assert level == "token" or operator.equation == equation_of(operator.function)
 
 
-@pytest.mark.parametrize(
-    "seeds", [range(1), pytest.param(MORE_SEEDS, marks=pytest.mark.slow)], ids=["first", "more"]
-)
+@pytest.mark.slow
 @each_operator
-def test_an_operator_keeps_the_laws_and_is_what_it_declares(level, name, seeds):
-    wrong = [finding for finding in check(registered_subject(level, name), seeds) if finding.wrong]
+def test_an_operator_keeps_the_laws_and_is_what_it_declares(level, name):
+    wrong = [finding for finding in check(registered_subject(level, name), LAW_SEEDS) if finding.wrong]
     assert not wrong, "\n".join(f"{finding.name}: {finding.detail}" for finding in wrong)
 
 
@@ -65,6 +62,7 @@ def centred(rewards):
     return [0.0 if max(rewards) == min(rewards) else r - mean for r in rewards]
 
 
+@pytest.mark.slow
 def test_properties_are_reported_and_count_when_declared():
     verdicts = {finding.name: finding.verdict for finding in check(own_subject(centred, "centred"), range(1))}
     assert (verdicts["centred"], verdicts["normalised"]) == ("yes", "no")
@@ -77,6 +75,7 @@ def test_properties_are_reported_and_count_when_declared():
     assert "normalised" in {finding.name for finding in check(subject) if finding.wrong}
 
 
+@pytest.mark.slow
 def test_a_property_that_holds_undeclared_is_a_remark_for_users_and_an_error_for_ours():
     def declared(rewards):
         return centred(rewards)
@@ -132,6 +131,7 @@ def test_an_output_that_depends_on_what_its_law_changes_breaks_it(law, output):
     assert f"{output[:-4].replace('_', ' ')} of row" in example.message
 
 
+@pytest.mark.slow
 def test_a_law_tells_of_an_error_once(monkeypatch):
     monkeypatch.setattr(import_module("verl_credit.credit.laws.check"), "TRIES", 20)
 
@@ -171,14 +171,12 @@ def once_in_a_state(name):
     return replace(subject, run=run, exempt={})
 
 
-@pytest.mark.parametrize(
-    "seeds", [SEEDS, pytest.param(MORE_SEEDS, marks=pytest.mark.slow)], ids=["first", "more"]
-)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gigpo", "hgpo"])
-def test_a_better_outcome_lowers_no_turn_of_a_trajectory_that_comes_to_a_state_once(name, seeds):
+def test_a_better_outcome_lowers_no_turn_of_a_trajectory_that_comes_to_a_state_once(name):
     """What `gigpo` exempts for tool turns, and `hgpo` for answers, too, needs a second visit."""
     for law in ("better", "signed"):
-        assert counterexample(LAWS[law], once_in_a_state(name), seeds) is None
+        assert counterexample(LAWS[law], once_in_a_state(name), SEEDS) is None
 
     def flipped(world):
         found = once.run(world)

@@ -250,6 +250,7 @@ def test_a_planted_violation_is_found_by_its_law(operator, law):
     assert counterexample((LAWS | PROPERTIES)[law], subject_of(operator), range(1)) is not None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("operator", [running_mean, leaks_late])  # at once, and after 10,000 calls
 def test_an_operator_that_remembers_is_told_of_that_alone(operator):
     """With one seed: the small world that is called that often is among its worlds."""
@@ -345,6 +346,7 @@ def example_of(operator, law):
     return tuple(lines(smallest(counterexample(examine, subject), subject), subject))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "operator, law, lines",
     [
@@ -359,6 +361,7 @@ def test_a_counterexample_is_the_smallest_as_lists(operator, law, lines):
     assert example_of(operator, law)[: len(lines)] == lines
 
 
+@pytest.mark.slow
 def test_a_counterexample_of_a_law_of_tokens_is_small_too():
     before, after, *_ = example_of(reversed_credit, "turns")
     assert before.startswith("advantages = [[0.0, 0.5]], logprobs = [[-")

@@ -44,6 +44,7 @@ def test_of_a_law_that_never_holds_one_token_is_left(seed):
     assert found.message == "it breaks" and len(found.runs) == 1
 
 
+@pytest.mark.slow
 @each_seed
 def test_what_the_law_needs_stays_and_the_rest_becomes_plain(seed):
     world = shrunk(lambda world: len(world.outcome_B) >= 2 and world.mask_B_T.shape[1] >= 6, seed).world
@@ -55,6 +56,7 @@ def test_what_the_law_needs_stays_and_the_rest_becomes_plain(seed):
         assert torch.equal(table_B_T, plain_B_T)
 
 
+@pytest.mark.slow
 @each_seed
 def test_a_turn_with_a_reward_keeps_the_answer_after_it(seed):
     world = shrunk(lambda world: world.has_gain_B_K.any(), seed).world
@@ -65,6 +67,7 @@ def test_a_turn_with_a_reward_keeps_the_answer_after_it(seed):
     ].tolist() == [0, 0]
 
 
+@pytest.mark.slow
 def test_columns_without_a_policy_token_go_first():
     wide = make_world(0).wider(0, 40)
 
@@ -76,6 +79,7 @@ def test_columns_without_a_policy_token_go_first():
     assert found.world.mask_B_T.any(dim=0).all()
 
 
+@pytest.mark.slow
 @each_seed
 def test_of_an_operator_that_raises_the_call_that_raised_is_shown(seed):
     found = shrunk(lambda world: False, seed, undefined_for_two)

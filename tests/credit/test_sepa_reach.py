@@ -67,6 +67,7 @@ def test_a_ramp_from_the_gate_may_begin_late():
     assert not auto_can_lead(open_from_the_start, 150)
 
 
+@pytest.mark.slow
 def test_the_arms_of_the_recipe_can_differ():
     config = load_config("math_sepa", ["algorithm.sepa.schedule=auto"])
     settings = dict(config.algorithm.sepa)

@@ -105,6 +105,7 @@ def masked(output) -> bool:
     return not any(output.response_mask) and set(output.turn_ids) == {-1}
 
 
+@pytest.mark.slow
 def test_a_server_with_every_fault_loses_those_rows_and_no_other(server):
     """40 rows; what happens to each search is drawn from a seed: 5 % errors 500, and some of every other kind."""
     draw, tool = random.Random(7), tool_of(server)
@@ -162,6 +163,7 @@ def judged(server, steps, tool, *overrides):
     return outputs
 
 
+@pytest.mark.slow
 def test_a_judge_that_hangs_fails_or_talks_nonsense_loses_its_rewards_and_none_is_0(server, monkeypatch):
     monkeypatch.setattr(own, "FAILURES", 99)  # every step of the script is asked for
     given = {

@@ -36,6 +36,7 @@ def test_all_linear_is_refused_with_layers_that_work(family, tmp_path):
         assert _proven(right).startswith("attention: ")
 
 
+@pytest.mark.slow
 def test_another_missing_attribute_is_reported_as_it_is(tmp_path):
     tiny_model("qwen3", attention="eager").save_pretrained(tmp_path)
     with single_rank():

@@ -153,6 +153,7 @@ def each(pairs):
     return [pytest.param(*pair, marks=marks(*pair)) for pair in pairs]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", each((case,) for case in CASES))
 def test_a_right_model_passes(case, proved):
     line = proved(case)
@@ -160,6 +161,7 @@ def test_a_right_model_passes(case, proved):
     assert "alone as with eager attention within" in line
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "wrong"), each((case, wrong) for case in CASES for wrong in wrongs(case)), ids=name_of
 )
@@ -170,6 +172,7 @@ def test_a_wrong_mask_does_not(case, wrong, proved):
     assert re.findall(r"at most (\d+(?:[.]\d+)?)", line) == limits
 
 
+@pytest.mark.slow
 def test_a_base_off_by_one_at_the_border_of_a_block_does_not_in_float32(proved):
     assert proved("fp32", misplaced).startswith("IntegrityError: attention: sdpa (within")
 
@@ -219,6 +222,7 @@ def test_how_many_layers_slide(family, changes, count, key):
     assert sliding_layers(tiny_config(family, **changes)) == (count, key)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "text"),
     [
@@ -232,6 +236,7 @@ def test_a_window_that_no_layer_asks_for_is_refused(case, text, proved):
     assert line.startswith("IntegrityError: ") and re.search(text, line)
 
 
+@pytest.mark.slow
 def test_such_a_model_passes_without_its_window(proved):
     assert proved("qwen2_moe, no window").startswith("attention: sdpa (within")
 
@@ -274,6 +279,7 @@ ACCEPTED = ("sdpa packed", "sdpa padded", "eager packed", "a hybrid, padded", "h
 SINCE = {"a softcap that sdpa drops": "5.21", "nothing is right": "5.19"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", OTHERS)
 def test_every_attention_is_proven(case, process, tmp_path):
     if case in SINCE and since(SINCE[case]):
@@ -294,6 +300,7 @@ def test_every_attention_is_proven(case, process, tmp_path):
 
 
 @pytest.mark.skipif(since("5.21"), reason="transformers has no sdpa for it")
+@pytest.mark.slow
 def test_a_setting_that_the_table_of_families_refuses_is_not_advised(process, tmp_path):
     """Without the table it would be `auto` here, as above."""
     tiny_model("gemma2", attention="eager").save_pretrained(tmp_path)

@@ -153,6 +153,7 @@ def engine(tmp_path_factory):
         yield build_engine(str(folder), enable_gradient_checkpointing=False)
 
 
+@pytest.mark.slow
 def test_a_branch_reads_as_its_row_with_the_answer_behind_it(engine):
     """At temperature 1, where the row itself is read at the run's."""
     from verl_credit.names import BRANCH_LOG_PROBS

@@ -57,6 +57,7 @@ def stored(tmp_path, monkeypatch):
     return StoredStep(tmp_path, monkeypatch)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode, name", PAIRS)
 def test_a_correction_reaches_the_turn_level_loss_and_nothing_else_changes(stored, mode, name):
     overrides, corrected = CORRECTIONS[name]
@@ -146,6 +147,7 @@ def clipped(ratio, padded, b, t, scale=1.0):
     return max(-a * ratio, -a * min(max(ratio, low), high))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CORRECTIONS)
 def test_at_token_level_a_corrected_loss_is_verls_own_its_mean_too(stored, name):
     stored.make(CreditTrainer, *(f"{KEY}.{override}" for override in CORRECTIONS[name][0]))
@@ -156,6 +158,7 @@ def test_at_token_level_a_corrected_loss_is_verls_own_its_mean_too(stored, name)
     assert loss_of(stored, credit_ppo_loss, ours)[0] == pytest.approx(expected, abs=1e-7)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("level", ["token", "sequence"])
 def test_normalised_weights_are_1_in_the_mean(stored, level):
     overrides = (f"{KEY}.rollout_is={level}", f"{KEY}.rollout_is_threshold=1.3")

@@ -83,6 +83,7 @@ def step_of(worker, turns, returns) -> tuple[torch.Tensor, float]:
     return values.values().clone(), float(sum(metrics["loss"]))
 
 
+@pytest.mark.slow
 def test_it_learns_the_returns_and_goes_on_from_its_checkpoint(worker_of, tmp_path):
     turns = Trajectories(ROWS)
     returns = [[float(row % 2)] * tokens for row, (_, tokens) in enumerate(ROWS)]

@@ -142,6 +142,7 @@ def test_two_ranks_agree(tmp_path):
     assert found["sdpa", 0] == found["sdpa", 1] and "attn_implementation=auto" in found["sdpa", 0]
 
 
+@pytest.mark.slow
 def test_the_start_proves_it_and_branches_are_refused(built):
     turns = Trajectories(ROWS)
     with built("qwen3_5_text", {}) as (engine, _):
@@ -153,6 +154,7 @@ def test_the_start_proves_it_and_branches_are_refused(built):
             infer(engine, batch(turns, plan_branches(turns.requests(), turns)))
 
 
+@pytest.mark.slow
 def test_another_attention_that_packs_is_refused_with_the_keys_that_are_exact(built):
     refuses = pytest.raises(RuntimeError, match="packed rows read as alone within [1-9]")
     unchecked = mock.patch.object(log_prob_engine, "refuse_model")  # it knows from the config.json
@@ -163,6 +165,7 @@ def test_another_attention_that_packs_is_refused_with_the_keys_that_are_exact(bu
     assert "algorithm.info_gain_scorer=rows or server" in text
 
 
+@pytest.mark.slow
 def test_padded_rows_are_accepted(built):
     with built("qwen3_5_text", {"use_remove_padding": False}, attention="sdpa") as (engine, _):
         assert "attention: sdpa; padded rows read as alone within" in prove(engine, 61)

@@ -298,6 +298,7 @@ def test_flat_parameters_of_a_single_rank(alone, original):
     check_flat(*flat_parameters(original))
 
 
+@pytest.mark.slow
 def test_what_is_found_along_a_small_update_is_what_it_changed(alone):
     """Of each group of rows: the weighted change of log-probs and entropies that are measured at both points."""
     from verl_credit.host.actor.entropy_probe import KeptParameters, measure

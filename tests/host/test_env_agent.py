@@ -134,6 +134,7 @@ def test_the_limits_of_a_rollout(tokenizer):
     assert max(output.turn_ids) == len(found["calls"]) - 1
 
 
+@pytest.mark.slow
 def test_a_success_that_nobody_says_is_asked_for(tokenizer):
     silent = ("+environment.kwargs.says=false",)
     for outcome in "success", "return", "last":

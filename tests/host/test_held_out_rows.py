@@ -98,6 +98,7 @@ def test_the_same_prompt_of_another_source_is_another_question(monkeypatch):
     assert first["id"] != second["id"]
 
 
+@pytest.mark.slow
 def test_rows_of_one_prompt_are_questions_of_their_own_where_their_extra_info_differs(monkeypatch):
     """An environment's 8 rows have one prompt and one gold answer, and their seeds make 8 questions, in every mode."""
     rows = []

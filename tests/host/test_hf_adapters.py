@@ -2,6 +2,7 @@
 
 import asyncio
 
+import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
@@ -17,6 +18,7 @@ def whole(weight):
     return weight.full_tensor() if hasattr(weight, "full_tensor") else weight
 
 
+@pytest.mark.slow
 def test_merged_weights_arrive_and_are_the_adapted_policys(tmp_path):
     tiny_model("qwen3", attention="sdpa", tie_word_embeddings=True).save_pretrained(tmp_path)
     rollout = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="sdpa", dtype=torch.bfloat16)

@@ -40,6 +40,7 @@ def alone(model):
     return BatchGenerator(model, pad_token_id=0).generate([[5, 6, 7]], [PARAMS])[0].token_ids
 
 
+@pytest.mark.slow
 def test_a_server_sleeps_without_weights_until_the_next_update(monkeypatch):
     # A digest reads a copy of what is on a device; NumPy would hold on to the memory of what is on the host.
     digest = sync.tensor_digest

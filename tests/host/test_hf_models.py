@@ -48,8 +48,7 @@ async def answers(server, trained, prompt):
 @pytest.mark.slow
 @pytest.mark.parametrize(("family", "architecture"), [
     ("gpt_oss", "GptOssForCausalLM"), ("gemma2", "Gemma2ForCausalLM"), ("qwen3_5", "Qwen3_5ForConditionalGeneration"),
-    pytest.param("qwen3_5_text", "Qwen3_5ForCausalLM", marks=pytest.mark.slow),
-    pytest.param("mistral_swa", "MistralForCausalLM", marks=pytest.mark.slow),
+    ("qwen3_5_text", "Qwen3_5ForCausalLM"), ("mistral_swa", "MistralForCausalLM"),
 ])  # fmt: skip
 def test_a_server_scores_and_samples_as_the_trained_model_does(family, architecture):
     config = config_for(family, architecture)
@@ -63,6 +62,7 @@ def test_a_server_scores_and_samples_as_the_trained_model_does(family, architect
     assert torch.tensor(scored + sampled.log_probs) == pytest.approx(expected, abs=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(since("5.19"), reason="transformers decodes it rightly")
 def test_a_server_whose_first_weights_decode_wrongly_takes_no_requests(monkeypatch):
     monkeypatch.setattr(families, "NOT_DECODED", ())

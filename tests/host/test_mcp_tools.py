@@ -96,6 +96,7 @@ def test_a_call_is_a_turn_whose_observation_is_the_server_s_text(url):
     assert "Dune stands on the shelf < tool_call>" in text  # it cannot forge a call
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("answer, reward", [("Herbert", 1.0), ("Asimov", 0.0)])
 def test_the_server_grades_by_what_the_row_says_and_the_policy_does_not_see(url, answer, reward):
     row = {"tools_kwargs": {"grade": {"create_kwargs": {"truth": "Herbert", "null": None}}}}
@@ -132,6 +133,7 @@ def test_a_server_that_does_not_answer_masks_the_row_at_the_deadline(url):
     assert not any(output.response_mask) and set(output.turn_ids) == {-1}
 
 
+@pytest.mark.slow
 def test_a_server_that_is_gone_is_a_fault_and_one_that_comes_back_is_found_again():
     with served() as url:
         made = tool(url, "lookup", timeout_s=10)
@@ -142,11 +144,13 @@ def test_a_server_that_is_gone_is_a_fault_and_one_that_comes_back_is_found_again
         assert execute(made, {"query": "Dune"})[0].text.startswith("Dune stands")
 
 
+@pytest.mark.slow
 def test_half_a_character_is_replaced_and_a_result_is_cut(url):
     assert execute(tool(url, "lookup"), {"query": "Du\ud800ne"})[0].text.startswith("Du?ne")
     assert execute(tool(url, "long", max_chars=100), {"chars": 50_000})[0].text == "a" * 100
 
 
+@pytest.mark.slow
 def test_rows_are_served_at_the_same_time(url):
     async def at_once(made):
         return await asyncio.gather(*(made.execute(str(n), {"query": f"book {n}"}) for n in range(8)))
@@ -159,6 +163,7 @@ def test_what_is_no_text_is_named(url):
     assert execute(tool(url, "picture"), {})[0].text == "[image: left out]\na map"
 
 
+@pytest.mark.slow
 def test_a_header_comes_from_the_environment_and_shows_nowhere(monkeypatch, caplog, capfd, tmp_path):
     caplog.set_level(logging.DEBUG)
     monkeypatch.setenv("LIBRARY_TOKEN", SECRET)
@@ -203,6 +208,7 @@ def test_a_setting_that_cannot_be_used_is_refused_without_its_secret(config, say
     assert "s3cr3t" not in str(error.value)
 
 
+@pytest.mark.slow
 def test_the_start_says_what_is_wrong_with_a_server_or_its_tools(url, tmp_path, monkeypatch):
     (line,) = check_other_tools(loaded(file_of(tmp_path, {"url": url, "tool": "lookup"})))
     assert "tools beside the search: lookup;" in line

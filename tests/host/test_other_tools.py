@@ -126,6 +126,7 @@ def test_a_tool_called_as_the_search_tool_is_refused(tmp_path):
         check(function_file(tmp_path, "search"))
 
 
+@pytest.mark.slow
 def test_tools_that_nothing_could_call_are_refused(tmp_path):
     overrides = ["credit=grpo", "search.max_searches=0", function_file(tmp_path)]
     with pytest.raises(ConfigError, match="with search.max_searches=0") as error:

@@ -212,6 +212,7 @@ def test_an_environment_is_a_whole_loop(monkeypatch, tmp_path):
         assert len(row["extra_fields"]["turn_ids"]) == len(row["responses"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mode", "sent"),
     [

@@ -45,6 +45,7 @@ def nothing_heavy(monkeypatch):
         monkeypatch.setattr(train_module, name, lambda *_: pytest.fail("something heavy was started"))
 
 
+@pytest.mark.slow
 def test_train_refuses_an_address_where_nobody_answers(tmp_path, capsys, monkeypatch, alone, nothing_heavy):
     monkeypatch.setenv("RAY_ADDRESS", refused_port())
     code, lines = run(capsys, tmp_path)

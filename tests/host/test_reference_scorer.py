@@ -70,6 +70,7 @@ class Workers:
         return {"log_probs": torch.nested.as_nested_tensor(of_rows, layout=torch.jagged)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "overrides, asked",
     [
@@ -120,6 +121,7 @@ def test_the_twins_reference_stays_where_the_policy_began(tokenizer):
     assert ANSWER_WHEN_SOLVED in by_policy.metrics and ANSWER_WHEN_SOLVED not in credit.metrics
 
 
+@pytest.mark.slow
 def test_the_twin_takes_a_reference_that_adds_nothing_to_the_loss():
     check_twin(load_config("lab", ["credit=trace"]))
     with pytest.raises(ValueError, match="use_kl_loss=true: the twin knows False alone"):

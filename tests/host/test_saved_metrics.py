@@ -107,6 +107,7 @@ def rows_of(tmp_path):
     return [json.loads(line) for line in (tmp_path / METRICS).read_text().splitlines()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scores", [{}, {"critic/score/mean": 0.25}], ids=["verls", "of-sessions"])
 def test_a_step_that_was_saved_and_not_recorded_is_recorded_by_the_next_run(
     tmp_path, trainer, monkeypatch, scores
@@ -129,6 +130,7 @@ def test_a_step_that_was_saved_and_not_recorded_is_recorded_by_the_next_run(
     assert restored["val-core/lab-greedy/em/mean@1"] == 0.25 and restored["credit/outcome/em"] == 0.75
 
 
+@pytest.mark.slow
 def test_a_step_that_was_recorded_stays_as_it_is(tmp_path, trainer):
     saved(trainer)
     append_json(tmp_path / METRICS, {"step": STEP, "credit/outcome/em": 0.75, "timing_s/step": 2.0})
@@ -136,6 +138,7 @@ def test_a_step_that_was_recorded_stays_as_it_is(tmp_path, trainer):
     assert rows_of(tmp_path) == [{"step": STEP, "credit/outcome/em": 0.75, "timing_s/step": 2.0}]
 
 
+@pytest.mark.slow
 def test_a_ramp_goes_on_where_the_checkpoint_left_it(trainer):
     """SEPA's gate, once open, stays open: the state is in the checkpoint, and a run without one has none to load."""
 
@@ -151,6 +154,7 @@ def test_a_ramp_goes_on_where_the_checkpoint_left_it(trainer):
     assert fresh.gate_open and fresh.state_dict() == controller.state_dict()
 
 
+@pytest.mark.slow
 def test_values_go_on_with_the_steps_that_the_checkpoint_has(tmp_path, trainer):
     def values():
         return TurnValues(settings(info_gain_norm_mode="turn_gae", turn_values="group"))

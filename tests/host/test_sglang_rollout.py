@@ -53,6 +53,7 @@ def test_tokens_turns_and_log_probs_are_those_of_the_engine(tokenizer, played):
     assert all(longer[: len(prompt)] == prompt for prompt, longer in pairwise(prompts))
 
 
+@pytest.mark.slow
 def test_every_turn_has_its_budget_and_parameters_that_sglang_knows(played):
     _, engine = played([search_turn("a"), answer_turn("c")], "search.max_new_tokens=150")
     assert [request.sampling_params["max_new_tokens"] for request in engine.requests] == [150, 150]

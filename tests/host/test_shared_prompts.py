@@ -142,6 +142,7 @@ def test_values_and_gradients_are_those_of_rows_alone(case, measured):
             torch.testing.assert_close(found[name], gradient, rtol=1e-9, atol=1e-9, msg=name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_shared_tokens_are_computed_once(case, measured):
     """Of 31 prompt tokens 5 + 4 + 3 are left; neither a repeated rollout costs anything nor 4 tokens of a common start."""

@@ -66,6 +66,7 @@ def followed(kinds, tolerated=2, names=("tool_reward",), **changes):
     return notes, "".join(done), said
 
 
+@pytest.mark.slow
 def test_a_signal_that_dries_up_is_noted_and_stops_the_run_after_steps_in_a_row():
     notes, done, said = followed("r--r---r")
     assert done == "r--r--" and said.startswith(
@@ -78,6 +79,7 @@ def test_a_signal_that_dries_up_is_noted_and_stops_the_run_after_steps_in_a_row(
     assert done == "r------" and not said and len(notes) == 1 and notes[0].endswith("tool turns a reward")
 
 
+@pytest.mark.slow
 def test_steps_without_a_tool_turn_are_noted_and_neither_count_nor_end_a_row():
     notes, done, said = followed("r00000")
     assert done == "r00000" and not said

@@ -43,6 +43,7 @@ def test_advantages_and_clip_scales_come_to_the_rows(step, tmp_path):
     assert not any(row.any() for row in advantages[4:])  # what fills the batch
 
 
+@pytest.mark.slow
 def test_a_column_of_the_data_file_rewards_turns_as_tools_do(step):
     """The rows have the same numbers in both."""
     of_tools, field = step(CreditTrainer)
@@ -52,6 +53,7 @@ def test_a_column_of_the_data_file_rewards_turns_as_tools_do(step):
     assert of_column["credit/turn_reward/turns"] == of_tools["credit/turn_reward/turns"] == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("signal", ["tool_reward", "none"])
 def test_turn_ids_that_our_loops_wrote_are_written_again_only_in_a_filled_batch(stored, signal):
     """verl's copy has the ids of the row that it was made from, and another length. Real rows come out bit for bit."""
@@ -111,6 +113,7 @@ def test_verls_correction_keeps_verls_ratio_and_without_a_forward_none_is_measur
         assert field("rollout_is_weights")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scorer", ["branch", "rows"])
 def test_every_update_between_two_syncs_is_scored_by_the_weights_of_the_last_sync(stored, scorer):
     gains = "algorithm.turn_signal=auto", f"algorithm.info_gain_scorer={scorer}"

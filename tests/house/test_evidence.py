@@ -75,6 +75,7 @@ def test_a_script_that_a_page_names_is_there_or_the_page_names_its_commit():
     assert lost == {}
 
 
+@pytest.mark.slow
 def test_numbers_stay_small(raw):
     """A reader of the repository gets them all; raw results are packed."""
     assert {path.name for path in raw.iterdir()} > {"campaigns", "fidelity"}

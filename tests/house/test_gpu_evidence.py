@@ -32,9 +32,8 @@ def test_the_committed_page_is_what_its_json_says(tmp_path):
     assert (tmp_path / "README.md").read_text() == (ROOT / "evidence" / "gpu" / "README.md").read_text()
 
 
-@pytest.mark.parametrize(
-    "engine", [order.VLLM, *(pytest.param(one, marks=pytest.mark.slow) for one in (order.HF, "rehearsal"))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", [order.VLLM, order.HF, "rehearsal"])
 @pytest.mark.parametrize("run", order.QUEUE, ids=lambda run: run.name)
 def test_a_run_is_accepted_and_cuts_rows_in_number_only(run, engine, tmp_path, monkeypatch):
     tiny = engine == "rehearsal"

@@ -69,6 +69,7 @@ def test_every_package_that_is_imported_is_declared():
     assert undeclared == set()
 
 
+@pytest.mark.slow
 def test_training_imports_nothing_that_only_another_extra_brings():
     """FAISS above all: a search server is often on another machine, and `pip install verl-credit[verl]` lacks it."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]

@@ -96,6 +96,7 @@ def examples() -> list[tuple[str, str]]:
     return [(name, code) for name, code in found if "SearchClient(" not in code]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number, name, code", [(n, *one) for n, one in enumerate(examples())])
 def test_an_example_of_a_page_runs(number, name, code, tmp_path, monkeypatch):
     """As a module, because the laws pickle an operator."""

@@ -5,6 +5,8 @@ import runpy
 import shutil
 from pathlib import Path
 
+import pytest
+
 CREDITS = Path(__file__).parents[2] / "evidence" / "credits"
 page = runpy.run_path(str(CREDITS / "page.py"))
 
@@ -20,6 +22,7 @@ def test_the_page_has_a_row_for_each_file_and_is_made_of_them():
     assert made in (CREDITS / "README.md").read_text()
 
 
+@pytest.mark.slow
 def test_one_file_adds_a_row_after_the_declared_ones(tmp_path):
     for file in (CREDITS / "rows").glob("*.json"):
         shutil.copyfile(file, tmp_path / file.name)

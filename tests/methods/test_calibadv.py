@@ -78,6 +78,7 @@ def test_a_turn_without_a_reward_has_not_found_all():
     assert turns(credit, (3, 3, 2)) == close(((0.5, 0, 0.5), (0.5, 0, 0.5), (0, -1)))
 
 
+@pytest.mark.slow
 def test_the_laws_hold():
     findings = check(own_subject(CALIBADV.function, "calibadv", kind="turn"), seeds=range(2))
     assert not [finding.name for finding in findings if finding.wrong]

@@ -37,6 +37,7 @@ def test_gagpo_at_lam_1_is_the_second_term_of_gigpo():
     assert torch.allclose(ours[own], steps[own], atol=1e-12) and steps.any()
 
 
+@pytest.mark.slow
 def test_the_laws_hold_and_an_option_of_the_std_is_refused_without_one():
     findings = check(own_subject(GAGPO.function, "gagpo", kind="turn"), seeds=range(2))
     assert not [finding.name for finding in findings if finding.wrong]

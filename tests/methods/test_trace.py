@@ -1,5 +1,7 @@
 """trace: worked numbers and the laws."""
 
+import pytest
+
 from kit.modes import batch
 from kit.turn_lists import close, turns
 from verl_credit.credit.laws import check, own_subject
@@ -32,6 +34,7 @@ def test_trace_leaves_a_missing_reward_out_of_its_means_and_gives_nothing_where_
     assert turns(near, (5, 1)) == close(((1.0, 1.4, 1.0, 1.0, 1.0), (-1.0,)))
 
 
+@pytest.mark.slow
 def test_the_laws_hold():
     findings = check(own_subject(TRACE.function, "trace", kind="turn"), seeds=range(2))
     assert not [finding.name for finding in findings if finding.wrong]

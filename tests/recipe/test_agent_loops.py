@@ -50,6 +50,7 @@ def test_what_fits_no_agent_loop_is_refused(given, refused_one, said):
     assert f"{error.key}={error.value}" == refused_one and said in error.accepted
 
 
+@pytest.mark.slow
 def test_tools_without_a_search_train_with_turn_credit_under_the_turn_agent():
     for room in (
         (),
@@ -59,6 +60,7 @@ def test_tools_without_a_search_train_with_turn_credit_under_the_turn_agent():
         validate(lab(*WITHOUT_SEARCH, *room))
 
 
+@pytest.mark.slow
 def test_a_loop_of_ones_own_has_its_own_budgets(tmp_path):
     own = (listed(tmp_path), f"{DEFAULT}=my_agent", f"{MOST}=1000")
     validate(lab(*own, "algorithm.info_gain_scorer=rows"))

@@ -67,6 +67,7 @@ def test_what_verl_would_refuse_at_its_first_step_is_refused_before_the_start(ov
 PRESETS = [name for name, value in vars(RolloutCorrectionConfig).items() if isinstance(value, classmethod)]
 
 
+@pytest.mark.slow
 def test_every_preset_of_verl_is_accepted_and_what_it_leaves_undone_is_said():
     assert {"decoupled_token_icepop", "bypass_pg_token_icepop", "decoupled_geo_rs"} < set(PRESETS)
     for name, mode in zip(PRESETS, cycle(TRAINING_MODES), strict=False):
@@ -83,6 +84,7 @@ def test_every_preset_of_verl_is_accepted_and_what_it_leaves_undone_is_said():
         assert compares_with_the_writer(config) == (preset.bypass_mode or asynchronous)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", TRAINING_MODES)
 def test_bypass_mode_needs_a_scorer_with_a_forward_of_its_own_in_every_trainer(mode):
     error = refused(BYPASS[0], f"trainer.v1.trainer_mode={mode}", "algorithm.info_gain_scorer=branch")
@@ -115,6 +117,7 @@ def test_bounds_that_lose_tokens_of_unchanged_probability_are_refused(kind, give
     assert words in caught.value.accepted
 
 
+@pytest.mark.slow
 def test_bounds_around_1_are_accepted_and_any_where_weights_are_normalised():
     key, normalise = f"{KEY}.rollout_is_threshold", f"{KEY}.rollout_is_batch_normalize=true"
     for bounds, *more in (["0.5_5.0"], ["1"], ["2.0"], ["1.0_1.0"], ["0.9", normalise]):
@@ -125,6 +128,7 @@ def test_bounds_around_1_are_accepted_and_any_where_weights_are_normalised():
         check_correction(load_config("lab", [f"{KEY}.rollout_is=token", f"{key}=2.0_5.0", normalise]))
 
 
+@pytest.mark.slow
 def test_verls_loss_for_bypass_mode_is_not_given_log_probs_of_the_trainer():
     loss, mode = "actor_rollout_ref.actor.policy_loss.loss_mode=bypass_mode", "trainer.v1.trainer_mode"
     for more in ((), (f"{mode}=credit_colocate_async", f"{KEY}.rollout_is=token")):

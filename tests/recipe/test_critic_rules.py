@@ -13,6 +13,7 @@ KEY, MODE, ENABLE = "algorithm.turn_values", "algorithm.info_gain_norm_mode", "c
 ON = (f"{MODE}=turn_gae", f"{KEY}=critic", f"{ENABLE}=true")
 
 
+@pytest.mark.slow
 def test_the_critic_is_built_like_the_policy():
     config = check(*ON, "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=4096")
     critic, policy = config.critic, config.actor_rollout_ref
@@ -29,6 +30,7 @@ def test_the_critic_is_built_like_the_policy():
     assert "values=critic" in settings.banner() and "ridge" not in settings.banner()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("values", ["null", "group"])
 def test_a_critic_whose_values_nothing_reads_is_refused(values):
     mode = () if values == "null" else (f"{MODE}=turn_gae",)

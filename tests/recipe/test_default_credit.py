@@ -47,6 +47,7 @@ def test_what_a_run_that_names_no_credit_has_and_why(given, credit, why):
     assert len(said) == 1 and f"info_gain_norm_mode={credit[0]}" in said[0] and why in said[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["lab", "search_cpu", "verl"])
 def test_the_credit_of_a_recipe_without_a_mode_is_accepted_and_read(recipe):
     given = (
@@ -75,6 +76,7 @@ def test_what_the_run_names_stays():
     assert "lam" not in config.credit_reason and PARAMS.rpartition(".")[2] not in config.credit_reason
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("given", ["credit=released", "credit=paper", "credit=grpo", f"{MODE}=turn_gae"])
 def test_a_mode_that_is_named_is_the_runs(given):
     config = load_config("lab", [given])
@@ -83,6 +85,7 @@ def test_a_mode_that_is_named_is_the_runs(given):
     )
 
 
+@pytest.mark.slow
 def test_the_preset_of_values_differs_from_the_default_by_its_rollouts_and_the_weight_below_0():
     default, preset = map(CreditSettings.from_config, (auto(), load_config("lab", ["credit=values"])))
     assert default.turn_options | {"negative": 0.25} == preset.turn_options

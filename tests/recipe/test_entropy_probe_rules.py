@@ -33,6 +33,7 @@ def test_without_the_probe_it_is_accepted(override):
     check(override)
 
 
+@pytest.mark.slow
 def test_a_fused_head_whose_entropies_nobody_tried():
     fused, kernel = (
         "actor_rollout_ref.model.use_fused_kernels",
@@ -45,6 +46,7 @@ def test_a_fused_head_whose_entropies_nobody_tried():
     assert (error.key, error.value, error.beside) == (kernel, "triton", (fused, "probe.every"))
 
 
+@pytest.mark.slow
 def test_more_groups_than_prompts_are_refused():
     error = refused(ON, "probe.groups=17")
     assert (error.key, error.value, error.beside) == ("probe.groups", 17, ("data.train_batch_size",))

@@ -113,7 +113,7 @@ def test_the_default_credit_has_values_of_states(outcome, floor):
 def test_a_plan_has_a_row_for_half_of_the_turns_of_a_window():
     """As many as it takes a rollout to have."""
     one, several = (read_job(composed(*given), flash_attn=False) for given in ((), ("environment.window=1",)))
-    assert (one.rows, several.rows, several.max_turns) == (128, 1280, 1)
+    assert (one.rows, several.rows, several.max_turns) == (128, 1536, 1)
 
 
 def test_what_is_said_of_a_run_in_an_environment(tmp_path):
@@ -124,7 +124,7 @@ def test_what_is_said_of_a_run_in_an_environment(tmp_path):
         f"the first prompt of {tmp_path}/rows.parquet:\n    user: Go 0.\n    Actions: left\n"
         in explanation("doorkey", here)
     )
-    assert "21 steps, each a row with the last 4 in its prompt" in explanation("doorkey", here)
+    assert "25 steps, each a row with the last 4 in its prompt" in explanation("doorkey", here)
     config = composed("actor_rollout_ref.rollout.multi_turn.max_assistant_turns=7")
     (line,) = [
         line

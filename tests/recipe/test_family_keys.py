@@ -48,6 +48,7 @@ SHIPPED = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe, family", SHIPPED)
 def test_recipes_with_these_models_run_as_they_did_before_auto(recipe, family, of):
     given = [*([] if recipe == "lab" else OWN), of({"model_type": family})]
@@ -56,6 +57,7 @@ def test_recipes_with_these_models_run_as_they_did_before_auto(recipe, family, o
     assert keys_of(config) == Keys("auto", True, "branch") and config == fixed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "values, keys",
     [
@@ -142,6 +144,7 @@ def test_a_run_is_refused_by_one_line_before_anything_starts(of, capsys):
     )
 
 
+@pytest.mark.slow
 def test_rows_within_the_border_of_a_rotary_embedding_run_and_longer_ones_are_refused(of):
     assert keys_of(check(of(PHI4))) == Keys("auto", True, "branch")
     for overrides, key, value in (
@@ -157,6 +160,7 @@ def test_rows_within_the_border_of_a_rotary_embedding_run_and_longer_ones_are_re
         assert (error.key, error.value) == (key, value) and f"more than {ROW} tokens" in error.accepted
 
 
+@pytest.mark.slow
 def test_dropout_of_the_model_is_set_to_0_and_said(of):
     config = check(of(SEED))
     dropouts = ("attention_dropout", "residual_dropout")
@@ -179,6 +183,7 @@ def test_an_override_of_the_models_config_is_a_fact_like_the_others(of):
     assert keys_of(config) == Keys("sdpa", False, "rows")
 
 
+@pytest.mark.slow
 def test_a_model_that_was_built_after_the_recipe_was_composed_is_still_checked(of):
     config = check(f"{MODEL}=later", f"{SCORER}=branch")
     OmegaConf.update(config, MODEL, of(BAMBA).partition("=")[2])
@@ -200,5 +205,6 @@ def test_an_adapter_that_was_saved_with_dropout_is_refused(dropout, of, tmp_path
         assert check_family(context).status is Status.PASS
 
 
+@pytest.mark.slow
 def test_a_departure_from_a_preset_is_the_users_and_not_what_auto_chose(of):
     assert check(of(BAMBA), "credit=paper").credit_overrides == []

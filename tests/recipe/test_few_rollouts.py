@@ -46,12 +46,14 @@ def test_what_compares_no_rollouts_takes_one(given):
     assert not reads.grouped(settings)
 
 
+@pytest.mark.slow
 def test_values_of_equal_states_need_two():
     error = refused(GAE, f"{VALUES}=state", ONE)
     assert (error.key, error.value, error.beside) == (EACH, 1, (VALUES,)) and "at least 2" in error.accepted
     check(GAE, f"{VALUES}=state", f"{EACH}=2")
 
 
+@pytest.mark.slow
 def test_tied_groups_are_left_out_where_a_credit_compares_them():
     assert refused(GAE, FEATURES, "algorithm.tied_groups=skip").key == "algorithm.tied_groups"
     check(NONE, "algorithm.tied_groups=skip")
@@ -78,6 +80,7 @@ def test_a_filter_that_throws_away_turns_with_credit_is_noted(given, warned):
     assert not any("filter_groups" in line for line in idle_lines(load_config("lab", given)))
 
 
+@pytest.mark.slow
 def test_a_small_lam_beside_values_of_the_group_in_a_loop_of_ones_own(tmp_path):
     (loops := tmp_path / "loops.yaml").write_text("- {name: mine, _target_: my_module.MyLoop}\n")
     own = f"actor_rollout_ref.rollout.agent.agent_loop_config_path={loops}"

@@ -68,6 +68,7 @@ MISPLACED = [  # (a file's line, the key, where it belongs)
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line, key, place", MISPLACED)
 def test_a_key_in_the_wrong_section_gets_the_place_where_it_belongs(line, key, place, tmp_path):
     error = refused_file(tmp_path, f"defaults: [lab, _self_]\n{line}\n")
@@ -141,6 +142,7 @@ def test_a_reward_function_of_ones_own_takes_any_key():
     assert handed_on(check(f"{REWARD}.path={__file__}", f"+{REWARD}.reward_kwargs.scale=2")) == []
 
 
+@pytest.mark.slow
 def test_the_known_keys_are_those_that_verl_composes():
     """verl ships what it composes as one file; the two are compared here."""
     known = known_keys("dp")
@@ -164,6 +166,7 @@ def test_what_is_said_to_be_read_by_verl_stands_in_its_code():
         assert any(f'get("{key.rpartition(".")[2]}"' in source for source in sources), key
 
 
+@pytest.mark.slow
 def test_a_key_that_only_other_hardware_has_is_not_offered_again():
     given = ("hardware=h100x1", "ray_kwargs.ray_init.object_store_memory=9")
     assert "object_store_memory" not in refused(*given, recipe="real_math_cpu").accepted

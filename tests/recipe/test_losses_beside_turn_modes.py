@@ -37,6 +37,7 @@ def test_a_clip_scale_is_refused_where_the_loss_reads_none(loss):
     assert "set it to false, or loss_mode to turn_ppo" in error.accepted
 
 
+@pytest.mark.slow
 def test_dro_without_its_penalty_is_refused_before_the_start():
     for beta in ((), (f"{LOSS}.dro_beta=0",)):
         error = refused(f"{LOSS}.loss_mode=dro", *beta)

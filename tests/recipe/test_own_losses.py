@@ -33,6 +33,7 @@ def module(folder, monkeypatch, name, text=""):
     return name
 
 
+@pytest.mark.slow
 def test_a_loss_that_its_module_registers_is_taken(tmp_path, monkeypatch, registry):
     name = module(tmp_path, monkeypatch, "losses_a", MINE.format(name="mine_a"))
     for value in (name, f"[json,{name}]"):
@@ -49,6 +50,7 @@ def test_a_name_that_no_module_registers_is_refused_before_ray(tmp_path, monkeyp
     assert "did you mean mine_b?" in str(caught.value)
 
 
+@pytest.mark.slow
 def test_where_nothing_could_register_it_a_name_is_refused_at_once(monkeypatch):
     monkeypatch.delenv(IN_ENVIRONMENT, raising=False)
     error = refused(f"{KEY}=vanila")

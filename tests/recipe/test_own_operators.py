@@ -109,6 +109,7 @@ def test_what_is_pythons_own_is_refused_and_not_called(mine, kind, path, monkeyp
     assert (error.key, error.value) == (f"algorithm.{KEYS[kind]}", path) and "Python's own" in error.accepted
 
 
+@pytest.mark.slow
 def test_of_an_installed_package_only_a_declared_operator_is_called(tmp_path, monkeypatch):
     folder = tmp_path / "site-packages"
     folder.mkdir()

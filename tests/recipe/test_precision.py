@@ -29,6 +29,7 @@ def test_a_cpu_with_instructions_for_bf16_computes_in_it(cpu, has, expected):
     assert config.actor_rollout_ref.rollout.dtype == {"bf16": "bfloat16", "fp32": "float32"}[expected]
 
 
+@pytest.mark.slow
 def test_a_gpu_computes_in_bf16_whatever_the_cpu(cpu):
     cpu({})
     config = load_config("real_math_cpu", ["hardware=h100x1"])

@@ -77,6 +77,7 @@ def failures(keys, wrong_values, is_right):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keys", by_section(RANGES))
 def test_a_number_is_a_number_in_its_range(keys):
     def wrong(key):
@@ -361,6 +362,7 @@ def test_what_works_is_accepted(overrides):
     checked(*overrides)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("overrides", [[f"{MODE}=joint"], ["adv_estimator=grpo", f"{MODE}=none"]])
 def test_a_clip_that_would_have_no_scale_is_off_when_it_is_automatic(overrides):
     assert checked(*overrides).actor_rollout_ref.actor.policy_loss.dynamic_clip is False

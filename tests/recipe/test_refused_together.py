@@ -15,6 +15,7 @@ def keys_of(error) -> list[str]:
     return [one.key for one in (error.errors if isinstance(error, ConfigErrors) else [error])]
 
 
+@pytest.mark.slow
 def test_the_typos_of_a_file_are_one_answer(tmp_path, capsys):
     (tmp_path / "mine.yaml").write_text(
         "defaults: [lab, _self_]\nseeed: 7\nalgorithm: {gama: 0.5}\ntrainer: {total_epoch: 3}\n"
@@ -44,6 +45,7 @@ def test_overrides_that_hydra_refuses_come_together_and_before_what_the_rules_re
     assert keys_of(refused("run_dir=[1", "search.topk=}", "seeed=1")) == ["run_dir", "search.topk"]
 
 
+@pytest.mark.slow
 def test_every_value_of_a_section_is_refused_at_once(capsys):
     wrong = ["algorithm.gamma=4", "algorithm.info_gain_type=x", "search.topk=-1"]
     keys = {one.partition("=")[0] for one in wrong}

@@ -62,6 +62,7 @@ MODEL, SERVER = "; actor_rollout_ref.model.path (a folder", "search.url (a serve
 LACKING = {"math_sepa": [], "multihop_qwen3_4b": [SERVER], "search_cpu": [MODEL, SERVER]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe, keys", LACKING.items())
 def test_what_has_no_value_is_said_at_once_and_verls_own_is_not_taken(
     recipe, keys, tmp_path, capsys, monkeypatch
@@ -80,6 +81,7 @@ def test_what_has_no_value_is_said_at_once_and_verls_own_is_not_taken(
     assert ("model.path" in missing, "search.url" in missing) == ("model.path" in said, "search.url" in said)
 
 
+@pytest.mark.slow
 def test_the_hub_is_asked_once_nothing_is_missing(monkeypatch):
     asked, data = [], ["data.train_files=a.parquet", "data.val_files=b.parquet"]
     monkeypatch.setattr("verl_credit.recipe.family.fetch_config", asked.append)
@@ -98,6 +100,7 @@ def test_every_way_of_having_no_value_is_seen(value):
     assert without_value(config) == ["data.val_files", "actor_rollout_ref.model.path"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", ["5", "[5]", "true"])
 def test_a_number_is_no_file(value, capsys):
     config = load_config("lab", [f"data.val_files={value}"])

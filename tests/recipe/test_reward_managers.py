@@ -63,6 +63,7 @@ def test_a_manager_that_hands_the_record_on_scores_the_policys_own_text(tokenize
     assert score_by("naive", tokenizer, PAGE) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["dapo", "gdpo"])
 def test_a_manager_that_does_not_would_score_a_page_and_is_refused(tokenizer, name):
     assert score_by(name, tokenizer, PAGE) == 1
@@ -77,6 +78,7 @@ def test_managers_that_hand_it_on_are_accepted(name):
     check(f"{MANAGER}.name={name}")
 
 
+@pytest.mark.slow
 def test_the_overlong_penalty_is_negative_and_refused_with_maxrl(tokenizer):
     assert score_by("dapo", tokenizer, "x" * 6, *OVERLONG) == -1
     check(*SINGLE, *DAPO, *OVERLONG)
@@ -91,6 +93,7 @@ def test_an_overlong_penalty_that_the_manager_does_not_know_is_said():
     assert without_effect(load_config("lab", [*SINGLE, *DAPO, *OVERLONG])) == []
 
 
+@pytest.mark.slow
 def test_a_manager_of_ones_own_is_told_what_it_has_to_hand_on():
     own = (f"{MANAGER}.source=importlib", f"{MANAGER}.name=Mine")
     (line,) = [said for said in warnings_of(check(*own)) if "reward_manager" in said]

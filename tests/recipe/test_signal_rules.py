@@ -51,6 +51,7 @@ def signals(*overrides):
     return CreditSettings.from_config(check(*overrides)).turn_signals
 
 
+@pytest.mark.slow
 def test_information_gain_is_the_signal_unless_another_is_named():
     assert signals() == {"info_gain": 1.0}
     assert signals(f"{MODE}=none") == {}
@@ -101,6 +102,7 @@ def test_what_cannot_be_meant_is_refused(overrides, key, message):
     assert error.key == key and error.accepted and message in str(error)
 
 
+@pytest.mark.slow
 def test_rows_may_name_a_loop_of_ones_own_whose_tools_give_rewards(tmp_path):
     listed = f"{ROLLOUT}.agent.agent_loop_config_path={tmp_path}/loops.yaml"
     (tmp_path / "loops.yaml").write_text("- {name: my_agent, _target_: my_loops.MyAgentLoop}\n")
@@ -111,6 +113,7 @@ def test_rows_may_name_a_loop_of_ones_own_whose_tools_give_rewards(tmp_path):
     assert "the search gives no reward" in error.accepted
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key, given", [(SIGNAL, "{}"), (SEVERAL, "{{info_gain:1,{}:0.5}}")])
 def test_a_judge_that_the_default_agent_loop_would_not_ask_is_refused(tmp_path, key, given):
     (tmp_path / "loops.yaml").write_text("- {name: my_agent, _target_: my_loops.MyAgentLoop}\n")
@@ -135,6 +138,7 @@ def test_a_judge_that_the_default_agent_loop_would_not_ask_is_refused(tmp_path, 
         check(f"{key}={given.format(own)}", listed, f"{loop}=my_agent")
 
 
+@pytest.mark.slow
 def test_a_secret_among_the_params_is_never_shown():
     params = "+algorithm.turn_signal_params"
     config = check(f"{SIGNAL}={HERE}.asks", f"{params}.api_key=hush", f"{params}.url=http://me:hush@judge")
@@ -163,6 +167,7 @@ def shaped(context):
     return [[reward] * len(row) for reward, row in zip(context.rewards_G, context.logprobs_G, strict=True)]
 
 
+@pytest.mark.slow
 def test_an_algorithm_of_ones_own_is_brought_the_signal_that_the_run_names():
     own = f"algorithm.algorithm_mode={HERE}.shaped", f"{MODE}=none"
     assert signals(*own) == {}
@@ -188,6 +193,7 @@ async def asks_nobody(trajectory, *, scale):
     raise AssertionError("a judge is not called before the start")
 
 
+@pytest.mark.slow
 def test_explain_names_every_signal_and_their_sum():
     config = check(f"{SEVERAL}={{info_gain:1,{HERE}.lengths:0.5}}")
     shown = explanation("lab", config)
@@ -195,6 +201,7 @@ def test_explain_names_every_signal_and_their_sum():
     assert f"1 info_gain + 0.5 {HERE}.lengths, each z-scored over its question's turns" in shown
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("given", [[KL], ["actor_rollout_ref.model.lora_rank=4"]])
 def test_a_reference_of_its_own_or_under_an_adapter_scores(given):
     lora = ["actor_rollout_ref.model.lora.merge=true"] * (given != [KL])
@@ -204,6 +211,7 @@ def test_a_reference_of_its_own_or_under_an_adapter_scores(given):
     assert f"through {by}: 640 a step" in shown and "reads the reference;" in shown
 
 
+@pytest.mark.slow
 def test_the_signals_of_the_page_run(tmp_path, monkeypatch):
     """docs/turn-signals.md: the function is called with the page's option, the judge is bound to its address."""
     page = (Path(__file__).parents[2] / "docs" / "turn-signals.md").read_text()

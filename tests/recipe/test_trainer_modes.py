@@ -42,6 +42,7 @@ def is_refused(mode, override, *more):
     assert str(error).startswith(f"{override} with {mode}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", [COLOCATE, SEPARATE])
 @pytest.mark.parametrize("override", WRONG)
 def test_what_cannot_work_is_refused_with_the_mode(override, mode):
@@ -49,6 +50,7 @@ def test_what_cannot_work_is_refused_with_the_mode(override, mode):
     assert check(override).trainer.v1.trainer_mode == TRAINER_MODE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "given", [(one,) for one in OF_SEPARATE] + [SHARED_REWARD, (*SEPA, "data.train_batch_size=12")]
 )
@@ -58,6 +60,7 @@ def test_what_separate_devices_need_is_asked_for_by_them_alone(given):
     check(SEPARATE, *SEPA, "data.train_batch_size=4")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("override", NO_VALUE)
 def test_a_value_that_verl_only_asserts_is_refused_in_every_mode(override):
     for mode in (f"{MODE}=credit", COLOCATE, SEPARATE):
@@ -66,6 +69,7 @@ def test_a_value_that_verl_only_asserts_is_refused_in_every_mode(override):
         assert error.accepted == NO_VALUE[override]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name, mode", [("colocate_async", COLOCATE), ("separate_async", SEPARATE)])
 def test_batches_ahead_that_will_be_too_old_are_warned_of_as_waste(name, mode):
     """With w batches ahead a step trains on what was handed out w steps before, w + 1 versions of the weights."""
@@ -83,6 +87,7 @@ def test_batches_ahead_that_will_be_too_old_are_warned_of_as_waste(name, mode):
         )
 
 
+@pytest.mark.slow
 def test_what_follows_from_the_trainer_is_decided():
     own = check(SEPARATE, "data.train_batch_size=12", "actor_rollout_ref.actor.ppo_mini_batch_size=4")
     assert own.trainer.v1.separate_async.parameter_sync_step == 3
@@ -91,6 +96,7 @@ def test_what_follows_from_the_trainer_is_decided():
     assert check(SEPARATE, "actor_rollout_ref.hybrid_engine=true").actor_rollout_ref.hybrid_engine is True
 
 
+@pytest.mark.slow
 def test_a_mode_or_engine_that_is_none_is_refused_with_those_that_are():
     error = refused(f"{MODE}=separate_async")
     assert (error.key, error.value) == (MODE, "separate_async")

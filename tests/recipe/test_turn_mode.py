@@ -44,6 +44,7 @@ def test_a_mistyped_mode_is_refused_with_all_names_and_the_nearest():
     assert error.accepted[:-1] == [*INFO_GAIN_NORM_MODES] and "did you mean" in str(error)
 
 
+@pytest.mark.slow
 def test_a_mode_of_ones_own_takes_its_options():
     check(f"{MODE}={HERE}.halved", f"+{PARAMS}.share=0.25", DYNAMIC)
     check(f"{MODE}=joint", f"+{PARAMS}.eps=1e-3", DYNAMIC)
@@ -83,6 +84,7 @@ def test_an_option_that_the_mode_does_not_take_is_refused(mode, option, given, s
     assert said in error.accepted and ((STD in error.beside) == (option == "eps"))
 
 
+@pytest.mark.slow
 def test_a_lost_gain_counts_as_0_only_where_no_baseline_has_it():
     for mode in ("turn-group-unbiased", "leave_one_out"):
         error = refused(f"{MODE}={mode}", "algorithm.info_gain_on_error=zero")
@@ -90,6 +92,7 @@ def test_a_lost_gain_counts_as_0_only_where_no_baseline_has_it():
     check(f"{MODE}=turn-group-unbiased", "algorithm.info_gain_on_error=drop")
 
 
+@pytest.mark.slow
 def test_a_signal_with_gaps_is_taken_by_every_mode_that_compares_whole_returns():
     check(f"{MODE}=turn-group-unbiased", "algorithm.info_gain_first_turn=none")
     check(f"{MODE}=turn-group-unbiased", "algorithm.turn_signal=column:steps")
@@ -102,6 +105,7 @@ def test_a_mode_that_needs_values_is_refused_without_them(mode):
     assert "needs value_B_K1, and algorithm.turn_values is null: set it to group, features" in error.accepted
 
 
+@pytest.mark.slow
 def test_modes_with_anchors_need_no_signal_and_take_a_state_of_ones_own():
     for mode in ("gigpo", "hgpo", "g2po", "gagpo"):
         assert CreditSettings.from_config(check(f"{MODE}={mode}")).turn_signals == {}
@@ -117,6 +121,7 @@ def one_short(trajectory):
     return [turn.text for turn in trajectory.tool_turns]
 
 
+@pytest.mark.slow
 def test_rows_of_a_tied_group_are_skipped_only_where_groups_are_read():
     given = ["algorithm.turn_values=features", "algorithm.tied_groups=skip"]
     error = refused(f"{MODE}=turn_gae", *given)

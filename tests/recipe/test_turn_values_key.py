@@ -67,6 +67,7 @@ def test_a_signal_beside_values_and_the_modes_options():
     )
 
 
+@pytest.mark.slow
 def test_lam_has_a_key_and_says_where_nothing_reads_it():
     error = refused(GAE, f"{KEY}=group", "+algorithm.turn_params.lam=0.5")
     assert error.key == "algorithm.turn_params.lam" and "algorithm.lam" in error.accepted
@@ -81,6 +82,7 @@ def test_values_that_nothing_reads_are_refused(mode):
     assert "set it to null, or algorithm.info_gain_norm_mode=turn_gae" in error.accepted
 
 
+@pytest.mark.slow
 def test_another_name_is_refused_with_all_names_and_the_nearest():
     error = refused(GAE, f"{KEY}=feature")
     assert (error.key, error.value) == (KEY, "feature") and "did you mean features?" in str(error)
@@ -112,6 +114,7 @@ def test_ranges(given):
     assert (error.key, error.value) == (f"{KEY}_{name}", float(value))
 
 
+@pytest.mark.slow
 def test_a_provider_is_one_entry(monkeypatch):
     """Keys, refusals, `explain`, `plan` and `fidelity` go through the table of providers."""
     need = Need("data.shuffle", True, "the order has to change")

@@ -130,6 +130,7 @@ def test_each_doubt_is_said_with_key_and_value(overrides, said):
     assert len(found) == bool(said) and all(said in line for line in found)
 
 
+@pytest.mark.slow
 def test_the_search_recipe_gives_no_reason_to_doubt_and_verls_clip_range_does():
     assert warnings_of(load_config("search_cpu")) == []
     (clip,) = warnings_of(load_config("real_cpu", ["real.questions=q.json"]))

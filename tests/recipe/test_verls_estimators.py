@@ -13,6 +13,7 @@ LOOP, TOOLS = f"{ROLLOUT}.agent.default_agent_loop", f"{ROLLOUT}.multi_turn.tool
 REWARD = "reward.custom_reward_function.path"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("estimator", ["grpo", "gae", "rloo"])
 def test_verls_own_estimator_is_chosen_aloud(estimator, capsys):
     config = check("credit=verl", f"{KEY}={estimator}")
@@ -29,6 +30,7 @@ def test_the_estimators_are_those_of_verl():
     assert set(VERLS) == {one.value for one in AdvantageEstimator} and not set(VERLS) & set(ELSEWHERE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name, place", ELSEWHERE.items())
 def test_an_estimator_of_another_project_is_refused_with_its_place_here(name, place):
     error = refused(f"{KEY}={name}")
@@ -38,6 +40,7 @@ def test_an_estimator_of_another_project_is_refused_with_its_place_here(name, pl
         check(choice, *([*kind, f"{MODE}=none"] if kind else []))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "override",
     [
@@ -53,6 +56,7 @@ def test_explain_plan_and_doctor_refuse_alike(override, capsys):
         assert str(error) in capsys.readouterr().out, command
 
 
+@pytest.mark.slow
 def test_files_that_are_there_are_accepted(tmp_path):
     (tmp_path / "score.py").write_text("def compute_score(**given): return 0.0\n")
     check(f"{REWARD}={tmp_path}/score.py")
@@ -71,6 +75,7 @@ def half(tables, *, share: float = 0.5):
     return share * outcome_B[:, None].expand_as(tables.reward_B_K), outcome_B, tables.ones()
 
 
+@pytest.mark.slow
 def test_a_users_turn_mode_is_described_with_its_parameters(capsys):
     dynamic = f"{ACTOR}.policy_loss.dynamic_clip=auto"
     assert main(["explain", f"{MODE}={__name__}.half", "+algorithm.turn_params.share=0.25", dynamic]) == 0

@@ -94,6 +94,7 @@ def law(work: Path, seed: int) -> str:
         return ACCEPTED
 
 
+@pytest.mark.slow
 @cuts(300)
 def test_a_corpus_is_read_as_it_was_written_or_refused_with_its_line(seeds, tmp_path):
     try_all(lambda seed: law(tmp_path, seed), seeds)

@@ -51,6 +51,7 @@ def test_what_cannot_be_done_is_said_in_a_line(folders, tmp_path, capsys, option
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_half_precision_changes_no_form_and_is_recorded(world, tmp_path):
     folders, whole = world
     half = SentenceEncoder(folders / "encoder", dtype="bf16")

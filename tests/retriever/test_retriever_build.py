@@ -79,6 +79,7 @@ def _wait_until(condition, process, seconds=60):
         time.sleep(0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["flat", "ivf"])
 def test_a_killed_build_is_taken_up_and_ends_with_the_same_bytes(corpus, encoder, tmp_path, kind):
     out, work = tmp_path / "out", tmp_path / ".out.building"

@@ -192,6 +192,7 @@ def test_every_file_of_a_tokenizer_is_part_of_the_fingerprint(world, tmp_path, n
     assert len({encoder.fingerprint()["tokenizer_sha256"], *found}) == 3
 
 
+@pytest.mark.slow
 def test_tokens_and_vectors_in_two_steps_equal_one(world):
     _, encoder = world
     texts = [*TEXTS, "river " * 20_000]  # 120 kB

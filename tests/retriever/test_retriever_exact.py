@@ -74,6 +74,7 @@ def test_the_exact_backend_of_every_kind_is_brute_force_over_its_vectors(folder,
     assert _rows(index, _queries()) == _brute_force(_queries(), stored_M_D, K)[1].tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["fp32", "fp16"])
 @pytest.mark.parametrize("kind, least", [("sq8", 0.95), ("ivf", 0.80), ("ivfpq", 0.80), ("hnsw", 0.95)])
 def test_recall_of_the_approximate_kinds(folder, kind, least, dtype):
@@ -141,6 +142,7 @@ def test_search_parameters_are_in_the_manifest_and_in_the_fingerprint(folder):
     assert exact.fingerprint == ivf.fingerprint != SearchIndex.load(folder / "ivf-fp16").fingerprint
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind, parameters, message",
     [
@@ -166,6 +168,7 @@ def test_a_gpu_is_refused_where_faiss_has_none(folder):
         SearchIndex.load(folder / "flat-fp32", gpu=True)
 
 
+@pytest.mark.slow
 def test_everything_exact_works_without_faiss_and_without_torch(folder, tmp_path):
     code = """
 import sys

@@ -116,6 +116,7 @@ def test_another_encoder_or_prefix_is_refused(world, vectors_M_D, tmp_path, chan
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_the_command_imports_and_refuses_what_would_have_no_effect(world, vectors_M_D, tmp_path, capsys):
     source = faiss_file(tmp_path / "i", vectors_M_D)
     command = [

@@ -46,6 +46,7 @@ def _edit_manifest(folder, **changes):
     (folder / "manifest.json").write_text(json.dumps(manifest | {"manifest_sha256": own_hash(manifest)}))
 
 
+@pytest.mark.slow
 def test_one_wrong_byte_anywhere_in_the_manifest_is_refused(world, tmp_path, monkeypatch):
     good = (world[0] / "index" / "manifest.json").read_bytes()
     (tmp_path / "manifest.json").touch()

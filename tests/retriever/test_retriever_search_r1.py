@@ -26,6 +26,7 @@ def client():
     return module
 
 
+@pytest.mark.slow
 def test_steps_of_requests_are_answered_unchanged(client):
     """It used to end with a KeyError: a request of more than 1,024 queries was a 422."""
     app, _ = app_of()

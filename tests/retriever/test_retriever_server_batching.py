@@ -220,6 +220,7 @@ def test_the_next_batch_is_encoded_while_one_is_searched():
     assert [_ids(answer)[0][0] for answer in asyncio.run(run())] == ["one/0", "two/0"]
 
 
+@pytest.mark.slow
 @settings(derandomize=True, max_examples=25, deadline=None)
 @given(
     st.lists(
@@ -285,6 +286,7 @@ def test_the_cache_forgets_what_was_not_used_longest():
     assert cache.get("d", 1) == _hits("new") and len(cache) == 3
 
 
+@pytest.mark.slow
 @settings(derandomize=True, max_examples=50, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from("abcdefgh"), st.integers(0, 3000)), max_size=30))
 def test_the_cache_keeps_both_bounds(puts):

@@ -71,6 +71,7 @@ def test_shards_find_what_the_whole_index_finds(root, name, shards):
         np.testing.assert_allclose(scores, expected_scores, rtol=0, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shards", [2, 5, 50])
 def test_equal_scores_come_in_order_of_their_rows_also_across_shards(root, shards):
     whole, split = SearchIndex.load(root / "tied"), sharded(root / "tied", shards)

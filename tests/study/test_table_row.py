@@ -22,6 +22,7 @@ def mine(tmp_path, monkeypatch):
     return "table_mine:mine"
 
 
+@pytest.mark.slow
 def test_a_users_mode_makes_a_row_beside_grpos_and_what_is_there_is_not_made_again(mine, tmp_path):
     row = row_of(mine, {"weight": 2.0})
     lines = [*measure_row(row, tmp_path, ["chain H 2", "coin collector 12"], TINY)]
@@ -41,6 +42,7 @@ def test_a_users_mode_makes_a_row_beside_grpos_and_what_is_there_is_not_made_aga
     assert "±" in line and RowFile.of(row, tmp_path).columns["chain H 2"]["area"] == [1.0, 2.0]
 
 
+@pytest.mark.slow
 def test_grpo_minus_grpo_is_0_and_its_own_cell_is_its_area(tmp_path):
     (line,) = measure_row(row_of("none"), tmp_path, ["chain H 2"], TINY)
     area = RowFile.of(row_of("none"), tmp_path).columns["chain H 2"]["area"]
@@ -57,6 +59,7 @@ def test_a_difference_is_students():
     assert difference([3.0, 4.0, 5.0], [1.0, 1.0, 1.0]).wins
 
 
+@pytest.mark.slow
 def test_fewer_rollouts_a_question_stand_beside_grpos_eight(tmp_path):
     row = row_of("turn_gae", {"lam": 0.5}, "state", 2)
     (line,) = measure_row(row, tmp_path, ["chain H 2"], TINY)

@@ -52,6 +52,7 @@ def test_every_form_is_known(form):
         assert opened_by(prompt) == mark
 
 
+@pytest.mark.slow
 def test_the_time_is_linear():
     began = time.process_time()
     for part in ("<think>", "</think>", "<think>x</think>", "<", "[THINK]</think>"):

@@ -66,6 +66,7 @@ def test_values_by_the_names_of_states_come_to_the_exact_ones_as_rollouts_grow()
     assert error_of(64, turn_anchor="observation") > 0.15  # all observations are alike
 
 
+@pytest.mark.slow
 def test_a_named_anchor_is_the_default_one_and_progress_is_a_feature_of_values():
     assert error_of(4, turn_anchor="state") == error_of(4)
     assert error_of(16, "column:progress") < 0.1 < 0.15 < error_of(16, "group")

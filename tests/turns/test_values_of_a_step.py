@@ -90,6 +90,7 @@ TWICE = [replace(one, prompt="Who?") for one in BATCH]
 """One question under several uids."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("provider", PROVIDERS)
 @pytest.mark.parametrize("batch", [BATCH, APART], ids=["one prompt", "prompts of their own"])
 def test_a_value_does_not_change_when_the_own_outcome_does(batch, provider):

@@ -33,6 +33,7 @@ def tokenizer():
     return make_tokenizer()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "overrides, key, value, accepted",
     [
@@ -58,6 +59,7 @@ def test_a_budget_too_small_for_any_answer_is_refused(overrides, key, value, acc
     assert (error.value.key, error.value.value, error.value.accepted) == (key, value, accepted)
 
 
+@pytest.mark.slow
 def test_a_budget_that_suffices_is_accepted():
     for given in ([f"{BUDGET}={ROW + 40}"], [f"{BUDGET}={ROW}", "credit=grpo"], [f"{REFERENCE}=1"]):
         validate(load_config("lab", given))
@@ -134,6 +136,7 @@ def test_what_the_server_scores_fits_its_longest_sequence(tokenizer):
     assert "has room for 26" in fitted(tokenizer, given, *served, f"{MODEL_LEN}={needed}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("overrides, length", [([], ROW), (["algorithm.info_gain_scorer=server"], ROW + 9)])
 def test_a_longest_sequence_too_short_for_a_row_is_refused(overrides, length):
     validate(load_config("lab", [*overrides, f"{MODEL_LEN}={length}"]))

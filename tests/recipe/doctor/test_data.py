@@ -231,6 +231,7 @@ def test_files_without_enough_rows_or_that_are_no_data(tmp_path):
     assert [row.where for row in read_rows(both, "k")] == [f"{file} row 0" for file in both]
 
 
+@pytest.mark.slow
 def test_a_damaged_file_is_one_line_with_its_name(tmp_path):
     rows = [asked({"role": "user", "content": f"Où est-ce, {n}?"}) for n in range(200)]
     file = tmp_path / "rows.parquet"

@@ -48,6 +48,7 @@ def test_the_documented_list_is_the_list():
     assert table in (Path(__file__).parents[3] / "docs" / "plan.md").read_text(), f"write there:\n{table}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config, without", [(LAB, ["no", "on CUDA"]), (on_cuda(LAB), ["no"])])
 def test_what_train_makes_is_what_explain_names(config, without, capsys):
     assert [c for c in CHECKS if c.train not in without] == before_training(config)
@@ -144,6 +145,7 @@ def test_the_checks_with_verl_as_doctor_makes_them(tmp_path, monkeypatch, capsys
     assert says(missing, FAIL, "verl", "pip install 'verl-credit[verl]'")
 
 
+@pytest.mark.slow
 def test_without_a_tokenizer_auto_stays_in_doctor_and_is_refused_by_train(monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     (entry,) = [entry for entry in CHECKS if entry.name == "template"]

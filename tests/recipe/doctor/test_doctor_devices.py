@@ -76,6 +76,7 @@ ALONE = [*GIVEN, "hardware=h100x1"]
 EIGHT = with_devices(*[H100] * 8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "facts, overrides, status, texts",
     [
@@ -104,6 +105,7 @@ test_room_where_there_is_nothing_to_say = cases(
 )
 
 
+@pytest.mark.slow
 def test_a_unified_device_is_planned_as_one_whatever_the_recipe_was_made_for():
     spark = load_config("spark_qwen3_4b", GIVEN)
     (found,) = [

@@ -101,6 +101,7 @@ def test_a_recipe_by_name_needs_room_for_its_checkpoints(tmp_path, hub):
     assert says(found, FAIL, "45.0 GiB a checkpoint")
 
 
+@pytest.mark.slow
 def test_ports():
     config = LAB.copy()
     metrics = "transfer_queue.metrics"

@@ -106,6 +106,7 @@ def with_url(config, url, searches=4):
     return changed
 
 
+@pytest.mark.slow
 def test_an_address_that_is_each_node_itself_is_refused_before_ray():
     own = [*OWN[:3], "trainer.nnodes=2"]
     check(*own, "search.url=http://10.0.0.1:8000", recipe="search_cpu")

@@ -55,6 +55,7 @@ def checked(tmp_path, path, *overrides, **task):
     return environments.check_reset(Context(None, check(*files, model, *given, *overrides, recipe="doorkey")))
 
 
+@pytest.mark.slow
 def test_what_an_environment_gives_is_said(tmp_path):
     result = checked(tmp_path, CORRIDOR)
     assert result.status is Status.PASS
@@ -66,6 +67,7 @@ def test_what_an_environment_gives_is_said(tmp_path):
     assert found == f"environment {HERE}.Silent: no list of actions: resets alone were compared"
 
 
+@pytest.mark.slow
 def test_random_numbers_that_no_seed_reaches_are_found(tmp_path):
     with pytest.raises(PreflightError, match=r"Unseeded, seed 1: step \d+ was (observation|state)="):
         checked(tmp_path, f"{HERE}.Unseeded")

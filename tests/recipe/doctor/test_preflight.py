@@ -230,6 +230,7 @@ def started(tmp_path, rows, url):
     return main(["train", "--config-name", "search_cpu", *arguments])
 
 
+@pytest.mark.slow
 def test_the_index_and_what_the_template_decides_go_into_the_run_s_configuration(
     server, tmp_path, monkeypatch, capsys
 ):
@@ -250,6 +251,7 @@ def test_the_index_and_what_the_template_decides_go_into_the_run_s_configuration
     assert saved.search.index_fingerprint == "ab12"
 
 
+@pytest.mark.slow
 def test_train_without_a_retriever_exits_4_and_says_what_to_do(tmp_path, capsys):
     with dead_port() as url:
         assert started(tmp_path, [GOOD], url) == 4

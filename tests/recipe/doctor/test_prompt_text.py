@@ -85,6 +85,7 @@ def test_the_start_writes_the_text_into_the_run_s_configuration(monkeypatch):
     assert CreditSettings.from_config(context.config).algorithm.info_gain_prefix == THOUGHT
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_before_resumes_without_the_key_of_the_date(tmp_path):
     config = load_config("search_cpu", [f"run_dir={tmp_path}", "data.train_files=x", "data.val_files=x"])
     config.trainer.default_local_dir = str(tmp_path)

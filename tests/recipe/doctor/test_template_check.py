@@ -126,6 +126,7 @@ def test_a_template_that_cannot_write_the_whole_dialogue_is_refused():
         check(raises + WHOLE)
 
 
+@pytest.mark.slow
 def test_a_policy_that_knows_its_tool_needs_no_schema_but_its_results():
     for template in (CHAT_TEMPLATE, NO_TOOLS, None):
         check(template, "search.require_schema=false")
@@ -174,6 +175,7 @@ def test_auto_is_the_parser_that_reads_the_template_s_call(name, tmp_path):
     assert keys == (family.form, 1) and "auto" not in said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_wrong_format_is_refused_for_every_family_that_writes_its_calls(name, tmp_path):
     own = FAMILIES[name].form

@@ -182,6 +182,7 @@ SEARCH_CPU = ("--config-name", "search_cpu")
 MODEL = "actor_rollout_ref.model.path=Qwen/Qwen3-0.6B"
 
 
+@pytest.mark.slow
 def test_json_of_a_recipe(capsys):
     code, out = run(capsys, *SEARCH_CPU, "--json", MODEL, "hardware.memory_gib=500")
     found = json.loads(out)
@@ -191,6 +192,7 @@ def test_json_of_a_recipe(capsys):
     assert phase["total"] == pytest.approx(sum(phase["parts"].values()))
 
 
+@pytest.mark.slow
 def test_exit_code_4_and_what_to_change(capsys):
     code, out = run(capsys, *SEARCH_CPU, MODEL, "hardware.memory_gib=16")
     assert code == 4 and "DOES NOT FIT" in out
@@ -215,6 +217,7 @@ def test_all_recipes_as_a_table(capsys):
             assert said.endswith("fits"), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("path", "shape"), [("", 134_515_008), ("actor_rollout_ref.model.path=Qwen/Qwen3-0.6B", 596_049_920)]
 )
@@ -225,6 +228,7 @@ def test_trained_weights_are_planned_before_they_are_made_and_another_model_by_i
     assert make_plan(plan, recipe="real_math_cpu").shape.parameters == shape
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name, devices, hardware, memory, lora",
     [

@@ -11,6 +11,7 @@ from verl_credit.recipe.plan.plan import make_plan
 GOLDEN = json.loads(Path(__file__).with_name("golden.json").read_text())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", GOLDEN)
 def test_the_parts_of_every_phase(case):
     name, *overrides = case.split()

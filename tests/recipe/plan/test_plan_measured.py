@@ -50,6 +50,7 @@ def test_the_peak_of_an_update_and_of_a_log_prob_forward(measure, checkpointing,
 ATTENDING = {**TINY, "intermediate_size": 64, "vocab_size": 32}  # attention is what a forward holds most for
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("rows", "length", "answers"), [(2, 256, 60), (1, 512, 100)])
 def test_scored_answers_hold_no_more_than_their_budget(measure, rows, length, answers, dtype, monkeypatch):
@@ -90,6 +91,7 @@ def test_what_varlen_gathers_is_what_is_planned(measure, monkeypatch):
         assert len(held) == 1 + {2**16: 1, 1000: 14, 100: 40}[budget]
 
 
+@pytest.mark.slow
 def test_one_micro_batch(measure):
     """Without accumulation the loss meets no gradients."""
     model = measure.build(TINY)

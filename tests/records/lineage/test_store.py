@@ -135,6 +135,7 @@ def _write(folder, writer, go):
         store_of(folder, trial(f"{writer}-{number}", metric=0.5, hypothesis="two\nlines"))
 
 
+@pytest.mark.slow
 def test_three_first_writers_lose_no_row_and_write_one_header(tmp_path):
     context = multiprocessing.get_context("fork")
     go = context.Event()
@@ -169,6 +170,7 @@ def test_a_file_of_another_writer_opens(tmp_path):
 TEXT = st.text(st.sampled_from("a\t\n\r\"'|\x0b\u2028\N{LATIN SMALL LETTER E WITH ACUTE}"), max_size=12)
 
 
+@pytest.mark.slow
 @given(hypothesis=TEXT, notes=TEXT)
 def test_any_text_survives_here_and_in_pythons_csv(hypothesis, notes):
     written = trial("a", "keep", 0.1, hypothesis=hypothesis, notes=notes)

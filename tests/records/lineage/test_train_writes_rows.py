@@ -40,6 +40,7 @@ def start(capsys, tmp_path):
     return lambda name, *overrides: run(capsys, tmp_path / name, FIVE, *overrides)
 
 
+@pytest.mark.slow
 def test_finished_trials_are_baseline_kept_or_discarded(ends_with, start, store, tmp_path):
     for name, share, hypothesis in (("a", 0.25, "as it is"), ("b", 0.5, "more"), ("c", 0.5, "more | again")):
         ends_with(steps=5, found=found(share))
@@ -61,6 +62,7 @@ def test_finished_trials_are_baseline_kept_or_discarded(ends_with, start, store,
     assert read_json_lines(tmp_path / "c" / EVENTS)[-1]["trial"].startswith("trial exp_c: discard")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "ending, status, why",
     [
@@ -80,6 +82,7 @@ def test_every_other_end_has_its_label(ends_with, start, store, ending, status, 
     assert trial.status == status and why in trial.notes and "2 of 5 steps" in trial.notes
 
 
+@pytest.mark.slow
 def test_an_evaluation_that_took_too_long_is_an_overrun_of_its_own(ends_with, start, store):
     ends_with(ends_with.failed("EvaluationOverrun"), note=(events.EVALUATION_OVERRUN, "takes longer"))
     assert start("a")[0] == ExitCode.FAILED
@@ -87,6 +90,7 @@ def test_an_evaluation_that_took_too_long_is_an_overrun_of_its_own(ends_with, st
     assert trial.status == "eval_budget_overrun" and "takes longer" in trial.notes
 
 
+@pytest.mark.slow
 def test_a_failure_of_a_worker_is_a_crash_and_keeps_what_it_reached(ends_with, start, store):
     ends_with(ends_with.failed("a worker died at http://me:secret@host\n" + "x" * 200_000), found=found(0.5))
     assert start("a", "lineage.expected_delta=0")[0] == ExitCode.FAILED
@@ -96,6 +100,7 @@ def test_a_failure_of_a_worker_is_a_crash_and_keeps_what_it_reached(ends_with, s
     assert "a worker died at http://***@host" in trial.notes
 
 
+@pytest.mark.slow
 def test_a_killed_trial_goes_on_and_one_that_ended_has_a_successor(ends_with, start, store, tmp_path):
     ends_with(SystemExit(9))  # as if killed: nothing after it is written
     with pytest.MonkeyPatch.context() as killed:
@@ -112,6 +117,7 @@ def test_a_killed_trial_goes_on_and_one_that_ended_has_a_successor(ends_with, st
     assert "3 of 5 steps" in store.all_trials()[0].notes and "2 of 5 steps" in store.all_trials()[1].notes
 
 
+@pytest.mark.slow
 def test_an_id_that_is_taken_gets_a_number_also_meanwhile(ends_with, start, store, tmp_path):
     store.append(lambda _: trial("b", job_name="elsewhere"))
     ends_with(steps=5, found=found(0.5))
@@ -131,6 +137,7 @@ def test_an_id_that_is_taken_gets_a_number_also_meanwhile(ends_with, start, stor
     assert [t.exp_id for t in store.all_trials()[3:]] == ["d", "d.2"]
 
 
+@pytest.mark.slow
 def test_a_start_with_nothing_left_adds_the_row_of_a_killed_start_alone(start, store, monkeypatch, tmp_path):
     monkeypatch.setattr(train_module, "nothing_left", lambda config: "nothing left")
     monkeypatch.setattr("verl_credit.records.report.write.write_report", lambda run_dir: run_dir)
@@ -141,6 +148,7 @@ def test_a_start_with_nothing_left_adds_the_row_of_a_killed_start_alone(start, s
     assert [(t.exp_id, t.status) for t in store.all_trials()] == [("a", "baseline")]
 
 
+@pytest.mark.slow
 def test_a_store_that_cannot_be_written_is_said_and_ends_nothing(ends_with, start, tmp_path):
     ends_with(steps=5, found=found(0.5))
     (tmp_path / "lineage").write_text("a file")

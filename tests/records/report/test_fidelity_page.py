@@ -2,6 +2,8 @@
 
 import re
 
+import pytest
+
 from verl_credit.records.report.fidelity_page import fidelity_page
 
 VALUE = {"value": 0.5, "low": -0.25, "high": 0.75, "n": 9}
@@ -49,6 +51,7 @@ def page(*policies):
     return text, re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", text))
 
 
+@pytest.mark.slow
 def test_a_policy_has_its_table_its_pictures_and_its_checks(pictures):
     html, said = page(policy(3, prompts=4))
     assert "my_module:&lt;mode&gt; 0.12 0.50 [\N{MINUS SIGN}0.25, 0.75]" in said

@@ -37,6 +37,7 @@ def group_about(found, question):
     return next(group for group in found.groups if group["question"] == question)
 
 
+@pytest.mark.slow
 def test_an_all_right_group_whose_good_searches_lose_is_told(run_dir):
     """p: gains .4, .1, .6 in turn 1: mean .3667, so .1 is below its siblings; .2 and .1 in turn 2: the latter is."""
     write_step(run_dir)
@@ -88,6 +89,7 @@ def test_turns_and_tokens_have_the_credit_that_was_stored(tmp_path):
     assert page["mode"] == "turn-group-v1d"
 
 
+@pytest.mark.slow
 def test_groups_are_the_telling_ones_and_bounded(tmp_path, monkeypatch):
     for number in range(1, 5):
         write_step(tmp_path, number)
@@ -106,6 +108,7 @@ def test_groups_are_the_telling_ones_and_bounded(tmp_path, monkeypatch):
     assert all(len(row["credit"]) == 5 for row in page["rollouts"])
 
 
+@pytest.mark.slow
 def test_no_tables_half_tables_and_tables_of_others_leave_a_page(run_dir):
     assert NO_TABLES in Page(report(run_dir)).text and "<script" not in report(run_dir)
     for number in (1, 2, 3):
@@ -121,6 +124,7 @@ def test_no_tables_half_tables_and_tables_of_others_leave_a_page(run_dir):
     assert all(problem in text for problem in found.problems) and tokens[2].read_bytes() == before
 
 
+@pytest.mark.slow
 def test_a_table_with_flipped_bytes_costs_no_page(run_dir):
     random = np.random.default_rng(0)
     write_step(run_dir, 3)

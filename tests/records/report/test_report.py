@@ -44,6 +44,7 @@ def test_first_and_last_values(run_dir):
     assert ["Time per step", "11.0 s", "13.0 s", "+2.0 s"] in rows
 
 
+@pytest.mark.slow
 def test_page_is_one_offline_accessible_document(run_dir, pictures):
     text = report(run_dir)
     page = Page(text)
@@ -61,6 +62,7 @@ def test_page_is_one_offline_accessible_document(run_dir, pictures):
     assert not list(run_dir.glob("*.partial"))
 
 
+@pytest.mark.slow
 def test_ten_megabytes_of_text_make_no_large_page(run_dir):
     """The file stays whole: what is left out of the page is counted."""
     huge = "x" * 10_000_000
@@ -88,6 +90,7 @@ def test_no_gain_is_not_a_zero_gain(run_dir):
     assert "Information gain 0.000 no difference" in text
 
 
+@pytest.mark.slow
 def test_nothing_in_the_files_acts_on_the_page(run_dir, pictures):
     text = ATTACK.rstrip("\ud800")  # which no table holds
     turns = [turn(text, text), turn(text, "", None)]

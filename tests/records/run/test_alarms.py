@@ -120,6 +120,7 @@ def _placeholders(remedy):
     return remedy.replace("OTHER_QUESTIONS", "other.parquet").format(**SETTINGS).split()
 
 
+@pytest.mark.slow
 def test_every_remedy_is_accepted_by_the_rules():
     """Every override of the table, those of one alarm together, in as few compositions as their values allow."""
     together: list[dict[str, str]] = []

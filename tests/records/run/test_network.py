@@ -33,6 +33,7 @@ OWN = {network.RAY: "0"}
 CLUSTER = {**OWN, "RAY_ADDRESS": "192.0.2.1:6379"}
 
 
+@pytest.mark.slow
 def test_ray_takes_loopback_for_this_machine_when_told_before_its_import():
     """The command's order: our module, which must not import Ray, the switch, and then everything else."""
     script = (

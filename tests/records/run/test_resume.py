@@ -133,6 +133,7 @@ def test_a_run_with_a_critic_goes_on_from_a_checkpoint_that_has_one(tmp_path, of
         resumes_from(critic)
 
 
+@pytest.mark.slow
 def test_another_key_of_the_critic_is_no_exact_resume_where_there_is_a_critic(tmp_path, of):
     for enabled in (False, True):
         folder = tmp_path / "checkpoints/global_step_5"
@@ -235,6 +236,7 @@ def test_json_that_is_damaged_is_named(tmp_path, of, name):
         resumes_from(of())
 
 
+@pytest.mark.slow
 def test_a_path_beside_another_mode_is_refused_or_said():
     with pytest.raises(ConfigError, match="resume_from_path=/x with trainer.resume_mode=auto: "):
         check("trainer.resume_from_path=/x")
@@ -245,6 +247,7 @@ def test_a_path_beside_another_mode_is_refused_or_said():
     assert any(line.startswith("trainer.resume_from_path=/x: with") for line in without_effect(config))
 
 
+@pytest.mark.slow
 def test_a_path_that_is_not_there_is_refused_by_train_and_said_by_explain(tmp_path, of, capsys, monkeypatch):
     launches(monkeypatch)
     folder = saved_run(tmp_path, 5)
@@ -256,6 +259,7 @@ def test_a_path_that_is_not_there_is_refused_by_train_and_said_by_explain(tmp_pa
     assert line.startswith("refused before the start: trainer.resume_from_path=")
 
 
+@pytest.mark.slow
 def test_train_goes_on_from_a_relative_path_with_a_slash(tmp_path, capsys, monkeypatch):
     ends_with, seen = launches(monkeypatch), []
     ends_with()
@@ -297,6 +301,7 @@ def test_an_unfinished_step_does_not_count_and_goes(tmp_path, of):
     assert saved_steps(folder) == [5, 15]
 
 
+@pytest.mark.slow
 def test_a_step_that_was_named_when_it_was_saved_stays_in_later_starts(tmp_path, of):
     folder = saved_run(tmp_path, 5, 10)
     save_state(folder / "global_step_5", of(keep_checkpoints=[5]), 5, {})

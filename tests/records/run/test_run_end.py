@@ -29,6 +29,7 @@ def last_end(folder):
     return [row[name] for name in ("reason", "exit_code", "planned_steps", "done_steps", "why")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "error, ending",
     [
@@ -44,6 +45,7 @@ def test_an_error_that_has_an_exit_code_is_recorded(tmp_path, capsys, ends_with,
     assert sum(ending[4] in line for line in lines) == 1  # said once
 
 
+@pytest.mark.slow
 def test_a_failure_of_a_worker_and_one_of_ours_are_recorded(tmp_path, capsys, ends_with):
     ends_with(ends_with.failed("a worker died"))
     assert run(capsys, tmp_path, FIVE)[0] == ExitCode.FAILED
@@ -54,6 +56,7 @@ def test_a_failure_of_a_worker_and_one_of_ours_are_recorded(tmp_path, capsys, en
     assert last_end(tmp_path) == ["failed", 1, 5, 2, "ZeroDivisionError: by zero"]
 
 
+@pytest.mark.slow
 def test_sigterm_ends_as_an_interruption(tmp_path, capsys, ends_with, monkeypatch):
     ends_with()
     monkeypatch.setattr(train_module, "_launch", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
@@ -74,6 +77,7 @@ def test_done_and_the_time_limit_are_two_ends(tmp_path, capsys, ends_with):
     assert run(capsys, tmp_path / "both", FIVE)[0] == 0 and last_end(tmp_path / "both")[0] == "done"
 
 
+@pytest.mark.slow
 def test_a_killed_start_gets_its_end_from_the_next_one(tmp_path, capsys, ends_with):
     events.start(tmp_path, 7)
     append_json(tmp_path / METRICS, {"step": 3})
@@ -86,6 +90,7 @@ def test_a_killed_start_gets_its_end_from_the_next_one(tmp_path, capsys, ends_wi
     assert [row.get("reason") for row in rows[2:]] == [None, "done"]
 
 
+@pytest.mark.slow
 def test_the_command_of_a_start_is_recorded_without_passwords(tmp_path, capsys, ends_with):
     ends_with()
     run(capsys, tmp_path, FIVE, "search.url=[http://me:secret@127.0.0.1:1,http://127.0.0.1:2]")
@@ -97,6 +102,7 @@ def test_the_command_of_a_start_is_recorded_without_passwords(tmp_path, capsys, 
     assert command_line("own", ["a=b c"], "my dir") == shown
 
 
+@pytest.mark.slow
 def test_a_refused_start_renews_the_report_without_a_word(tmp_path, capsys, ends_with, monkeypatch):
     """The old page would say how the start before it ended."""
     ends_with(PreflightError("Ray does not start"))
@@ -114,6 +120,7 @@ def test_a_damaged_events_file_is_refused_in_one_line(tmp_path, capsys, ends_wit
     assert (tmp_path / EVENTS).read_text() == "{\n{}\n"
 
 
+@pytest.mark.slow
 def test_a_run_that_counts_epochs_knows_its_steps_from_a_checkpoint(tmp_path, capsys, ends_with):
     """Once the checkpoint is at the last of them, the run is finished and says so."""
     epochs = ["trainer.total_training_steps=null", "trainer.total_epochs=2"]

@@ -117,6 +117,7 @@ def test_a_blank_line_is_no_row_and_stays_counted(tmp_path):
     assert rewind(path, 1) == 1 and read_json_lines(path) == [{"step": 1}]
 
 
+@pytest.mark.slow
 def test_resume_says_what_differs(tmp_path):
     config = load_config("search_cpu", [*OWN, f"run_dir={tmp_path}"])
     folder = tmp_path / "checkpoints" / "global_step_3"
@@ -150,6 +151,7 @@ def test_resume_says_what_differs(tmp_path):
         describe_resume(config, 4)
 
 
+@pytest.mark.slow
 def test_a_learning_rate_that_the_checkpoint_overrules_is_not_silent(tmp_path):
     """verl restores the rate with the optimizer's state, unless only the model is loaded."""
     own = [*OWN, f"run_dir={tmp_path}"]
@@ -161,6 +163,7 @@ def test_a_learning_rate_that_the_checkpoint_overrules_is_not_silent(tmp_path):
     assert "is 0.5;" in said and "value holds" not in said
 
 
+@pytest.mark.slow
 def test_the_state_of_sepa_travels_with_the_checkpoint(tmp_path):
     config = load_config("search_cpu", [*OWN, f"run_dir={tmp_path}"])
     before, after = SepaController(correct_rate_gate=0.5), SepaController(correct_rate_gate=0.5)

@@ -89,12 +89,14 @@ def nothing_heavy(monkeypatch):
     monkeypatch.setattr(train_module, "_launch", heavy)
 
 
+@pytest.mark.slow
 def test_train_refuses_a_folder_in_use_in_one_line(tmp_path, capsys, holder, nothing_heavy):
     code, lines = run(capsys, tmp_path)
     assert code == ExitCode.PREFLIGHT == 4
     assert len(lines) == 1 and f"process {holder.pid}" in lines[0]
 
 
+@pytest.mark.slow
 def test_train_refuses_checkpoints_that_another_run_writes(tmp_path, capsys, holder, nothing_heavy):
     """Another run_dir, the same trainer.default_local_dir."""
     code, lines = run(capsys, tmp_path / "mine", f"trainer.default_local_dir={tmp_path}")
@@ -129,6 +131,7 @@ def test_when_there_is_something_left_to_do(tmp_path, overrides, left):
     assert (nothing_left(load_config("lab", [f"run_dir={tmp_path}", *overrides])) is None) is left
 
 
+@pytest.mark.slow
 def test_a_run_that_counts_epochs_knows_its_end_from_the_checkpoint(tmp_path):
     finished_run(tmp_path)
     epochs = [f"run_dir={tmp_path}", "trainer.total_training_steps=null", "trainer.total_epochs=2"]
@@ -149,6 +152,7 @@ def test_a_last_step_that_was_never_evaluated_is_left_to_do(tmp_path):
     assert nothing_left(load_config("lab", [*five, "trainer.val_before_train=false"])) is not None
 
 
+@pytest.mark.slow
 def test_a_finished_run_exits_3_and_starts_nothing(tmp_path, capsys, nothing_heavy):
     finished_run(tmp_path)
     code, lines = run(capsys, tmp_path, "trainer.total_training_steps=5")

@@ -72,6 +72,7 @@ ENDINGS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("given, error", ENDINGS)
 def test_no_secret_of_a_start_is_in_a_file_or_its_output(tmp_path, capsys, monkeypatch, given, error):
     for name in TOKENS:
@@ -89,6 +90,7 @@ def test_no_secret_of_a_start_is_in_a_file_or_its_output(tmp_path, capsys, monke
     assert stored.algorithm.turn_signal_params == {"api_key": "***", "url": "http://***@judge"}
 
 
+@pytest.mark.slow
 def test_a_checkpoint_holds_no_secret_and_a_new_key_resumes_exactly(tmp_path):
     def config(*overrides):
         own = [f"algorithm.turn_signal={HERE}.asks", f"run_dir={tmp_path}", *overrides]

@@ -128,6 +128,7 @@ def test_all_conditions_of_a_block_come_before_the_next_block():
     assert planned(campaign(worlds=None))[0].folder == "grpo/seed-1"
 
 
+@pytest.mark.slow
 def test_a_runs_overrides_are_read_back_by_hydra(tmp_path):
     from kit.recipes import load_config
 
@@ -151,6 +152,7 @@ def test_a_run_says_which_trial_it_is(tmp_path):
     assert values["lineage.exp_id"] == "mine-grpo-seed-1-world-0"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes, key, value, accepted, where",
     [

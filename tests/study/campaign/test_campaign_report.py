@@ -105,6 +105,7 @@ def test_a_whole_campaign_ends_in_a_conclusion(campaign, pictures):
     assert judged["joint"].difference.mean == pytest.approx(0.2)
 
 
+@pytest.mark.slow
 def test_some_runs(campaign):
     folder = campaign(budget={"hours": 30.0})
     finished(folder, "grpo", 1)
@@ -151,6 +152,7 @@ def test_a_factorial(campaign):
     assert "outcome x token" in effects
 
 
+@pytest.mark.slow
 def test_text_is_escaped(campaign):
     folder = campaign(hypothesis="<script>alert(1)</script> \x1b[31m & more")
     whole(folder)
@@ -172,6 +174,7 @@ def test_the_same_runs_give_the_same_page(campaign, pictures):
     assert first == {path.name: path.read_bytes() for path in folder.glob("campaign*")}
 
 
+@pytest.mark.slow
 def test_the_commands(campaign, capsys):
     folder = campaign(seeds=[1, 2])
     finished(folder, "grpo", 1)

@@ -170,6 +170,7 @@ def test_nothing_is_decided_before_all_pairs_are_there():
     assert "there is no pair" in verdict(differences([]), 1)
 
 
+@pytest.mark.slow
 def test_without_an_effect_at_most_one_in_twenty_is_found():
     """All 128 signs that seven differences can have are alike under the null: 6 of them, 4.7 %, reach p <= .05."""
     sizes = [0.31, 0.02, 0.55, 0.13, 0.27, 0.41, 0.08]

@@ -45,6 +45,7 @@ def by_hand(values):
     return {name: (s, s / (rest / df)) for name, s in sums.items()}, df
 
 
+@pytest.mark.slow
 def test_sums_of_squares_and_f_by_hand():
     values = campaign(outcome=0.05, token=-0.02, both=0.01)
     found = factorial(LEVELS, values)
@@ -56,6 +57,7 @@ def test_sums_of_squares_and_f_by_hand():
         assert effect.df == 1 and effect.p <= effect.p_holm <= 1
 
 
+@pytest.mark.slow
 def test_a_planted_effect_is_the_one_that_is_found():
     small = {e.name: e.p_holm for e in factorial(LEVELS, campaign(outcome=0.3)).effects}
     assert small["outcome"] < 0.001 < 0.05 < min(small["token"], small["outcome x token"])

@@ -75,6 +75,7 @@ def with_true_values(paths, value_N_P_W1, **options):
     return FedCredit(MODES["turn_gae"], options, "true").advantages(rolled)
 
 
+@pytest.mark.slow
 def test_true_values_at_lam_1_are_the_return_less_v_and_at_lam_0_q_less_v_on_average(rolled):
     prob, paths = rolled
     value_N_P_W1, q_N_P_W_A = values(prob)

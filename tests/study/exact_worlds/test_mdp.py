@@ -74,6 +74,7 @@ def test_success_is_the_sum_over_all_paths():
     assert min(wanted) > 0.05 and max(wanted) < 0.95 and wanted[0] != wanted[1]
 
 
+@pytest.mark.slow
 def test_values_of_a_rollouts_turns_are_the_chances_that_rollouts_had():
     """The mean outcome of many rollouts is the exact success of their tasks, and the true value of their first turns."""
     mdp = corridor(unseen=0)
@@ -140,6 +141,7 @@ def minigrid(seed):
     return env, state
 
 
+@pytest.mark.slow
 def test_the_tables_shortest_way_opens_the_door_in_minigrid(keys):
     """Task 0 is the first reset."""
     env, state = minigrid(5)
@@ -244,6 +246,7 @@ def test_a_step_goes_on_in_each_runs_own_order_of_tasks(group, asked):
         assert (first.group_B.bincount() == group).all() and len(first.group_B) == 2 * 128
 
 
+@pytest.mark.slow
 def test_imitation_stops_at_the_start_and_learning_repeats_from_there():
     mdp = coin_collector(4, 7, 6, 64, seed=3)
     start = imitated(mdp, 2, seed=0)

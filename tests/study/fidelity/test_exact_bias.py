@@ -81,6 +81,7 @@ def test_maxrl_follows_the_logarithm_of_success_cut_after_n_minus_1_terms(questi
     assert float((found_D - own_D).norm() / own_D.norm()) < 1e-5
 
 
+@pytest.mark.slow
 @QUESTIONS
 def test_an_outcome_operator_turns_no_single_question(question):
     """With 0/1 outcomes E[A | trajectory] depends on the outcome alone: a question's gradient is only made longer."""
@@ -101,6 +102,7 @@ def test_the_difference_is_the_smallest_over_all_scales():
     assert (right_angle["cosine"], right_angle["scale"]) == (0.0, None)
 
 
+@pytest.mark.slow
 def test_batch_scope_gets_one_group_a_call():
     trajectories = list_trajectories(ONE_HOP)
     world = as_world(trajectories, trajectories.choices.logits_with_stop(0.3))

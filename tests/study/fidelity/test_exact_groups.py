@@ -32,6 +32,7 @@ def test_the_probability_of_a_group_by_hand():
     assert found.tolist() == pytest.approx([3 * 0.25 * 0.3, 0.008, 6 * 0.03])
 
 
+@pytest.mark.slow
 def test_the_expected_gradient_is_the_sum_over_ordered_groups():
     """One call of `turn_credit` per ordered pair, autograd for grad log pi: of the code under test the paths alone."""
     trajectories = list_trajectories(TWO_HOPS)

@@ -30,6 +30,7 @@ def test_every_outcome_operator_and_turn_mode_is_in_the_table():
     assert len({credit.name for credit in all_credits()}) == len(all_credits())
 
 
+@pytest.mark.slow
 def test_rows_are_plain_and_complete():
     rows = exact_bias(questions=[SMALL, ONE_HOP], group_sizes=[2], stops=[0.3, 0.6])
     assert json.loads(json.dumps(rows)) == rows

@@ -67,6 +67,7 @@ def test_a_replicate_is_other_rollouts_of_the_same_prompts(sampled):
     assert replicate != sample_groups(subject, request(1), "replicate")
 
 
+@pytest.mark.slow
 def test_a_row_per_credit_and_one_for_the_true_advantages(sampled):
     _, groups, turns, replicate, replicate_turns = sampled
     model = tiny_model("qwen3", "sdpa", num_hidden_layers=1)

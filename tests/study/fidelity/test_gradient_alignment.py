@@ -94,6 +94,7 @@ def replicated(random, prompts=PROMPTS):
     return r, g, r + 0.6 * noise[3], sums(first, second, (first * second).sum(1)), near
 
 
+@pytest.mark.slow
 def test_cosines_of_batches_are_those_with_the_true_gradients():
     random, size = np.random.default_rng(3), 8
     own, length = [], []
@@ -121,6 +122,7 @@ def test_cosines_of_batches_are_those_with_the_true_gradients():
     assert paired < 0.7 * math.hypot(first, second)
 
 
+@pytest.mark.slow
 def test_noise_that_credit_shares_with_the_replicate_does_not_count():
     """True advantages as a mode: the same values are in both, but a half of one meets the other half of the other."""
     random, found = np.random.default_rng(4), []

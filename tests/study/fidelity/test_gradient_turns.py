@@ -78,6 +78,7 @@ def test_a_sketch_is_linear_and_of_its_seed_alone():
     assert abs(cosine(sketch([x]), sketch([x + y]), 0) - cosine(x, x + y, 0)) < 4 * math.sqrt(2 / 16_384)
 
 
+@pytest.mark.slow
 def test_a_turns_gradient_is_that_of_its_written_tokens(model):
     """One token at a time, each from a forward of what stood before it."""
     said = []
@@ -102,6 +103,7 @@ def test_a_turns_gradient_is_that_of_its_written_tokens(model):
     assert all(p.grad is None for p in model.parameters())
 
 
+@pytest.mark.slow
 def test_a_batchs_sum_is_the_gradient_of_the_trainers_packed_loss(model):
     """Token-mean over both prompts, on-policy: the step of gradient descent is - sum of A G / tokens."""
     found = credited(GROUPS, turn_gradients(model, PATHS), Credit("", np.concatenate(ADVANTAGES)))

@@ -16,6 +16,7 @@ def scripts(monkeypatch):
     monkeypatch.syspath_prepend(str(HORIZON))
 
 
+@pytest.mark.slow
 def test_the_chains_script_measures_every_credit(tmp_path, monkeypatch, capsys):
     import chain
 
@@ -46,6 +47,7 @@ def test_only_pairs_that_both_conditions_have_are_compared():
     assert np.isnan(curves.difference(a, {})[0])
 
 
+@pytest.mark.slow
 def test_areas_and_held_out_answers_are_two_families():
     import curves
 

@@ -29,6 +29,7 @@ def made():
     return roll(sampler, protocol, [Start(state, ROLLOUTS, 0, "rollout") for state in states])
 
 
+@pytest.mark.slow
 def test_advantages_are_those_of_the_scored_turns(made):
     values = drawn_values(made, 8)
     turns = score_turns(made, values)
@@ -41,6 +42,7 @@ def test_advantages_are_those_of_the_scored_turns(made):
     ]
 
 
+@pytest.mark.slow
 def test_monte_carlo_is_compared_with_continuations_that_it_does_not_have(made):
     """Corrected for the reference's noise it is the correlation with the exact advantages; with a reference that has its own
     continuations in it, it is more."""

@@ -125,6 +125,7 @@ def test_a_turn_that_is_cut_at_its_budget(tokenizer, script):
     same_as_verl(tokenizer, script, "search.max_new_tokens=40", max_new_tokens=40)
 
 
+@pytest.mark.slow
 def test_answers_of_the_tool_that_do_not_fit_end_the_trajectory(tokenizer):
     script = [search_turn("a"), f"<answer>Ada</answer>{TURN_END}"]
     ids, turns, _ = trajectory(tokenizer, script, documents)

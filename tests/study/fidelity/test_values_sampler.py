@@ -56,6 +56,7 @@ def p_value(texts, probabilities):
     return chisquare(observed, p / p.sum() * len(texts)).pvalue
 
 
+@pytest.mark.slow
 def test_texts_are_as_frequent_as_they_are_probable(model):
     for ask, texts in zip(asks(4000), sampler(model).sample(asks(4000)), strict=True):
         probabilities = exact(model, ask.context)

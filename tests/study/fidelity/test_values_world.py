@@ -46,6 +46,7 @@ def sample():
     return made, *measured(made)
 
 
+@pytest.mark.slow
 def test_values_scatter_about_the_exact_ones_as_their_error_says(sample):
     _, states, values = sample
     z = []
@@ -127,6 +128,7 @@ def test_sure_pairs_are_sure(sample):
     assert max(wrong.pairs.value, wrong.end_pairs.value) < 0.005
 
 
+@pytest.mark.slow
 def test_a_context_is_valued_once_and_alike_in_any_company(sample):
     made, states, values = sample
     assert len(values) == len(states) == len({state.ids for state in states})
@@ -138,6 +140,7 @@ def test_a_context_is_valued_once_and_alike_in_any_company(sample):
     assert measured(made, seed=1)[1] != values
 
 
+@pytest.mark.slow
 def test_values_go_on_where_they_were_cut_off(sample, tmp_path):
     made, states, values = sample
     path = tmp_path / "values.jsonl"

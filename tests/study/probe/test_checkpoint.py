@@ -104,6 +104,7 @@ def assert_same(checkpoint, model, optimizer, off=0.0):
         assert (read.step, read.betas, read.eps, read.weight_decay) == (3, *list(GROUP.values())[1:])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [(1,), (3,), (5,), (2, 2)], ids=str)
 def test_fsdp2_shards_become_whole(live, tmp_path, shape):
     """61 rows over 3 ranks are uneven, 8 elements over 5 leave the last rank with none, (2, 2) has two replicas."""
@@ -112,6 +113,7 @@ def test_fsdp2_shards_become_whole(live, tmp_path, shape):
     assert_same(checkpoint, *live)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tied, dtype", [(False, torch.float32), (True, torch.bfloat16)])
 def test_weights_that_are_not_tied_or_in_half_precision(tmp_path, tied, dtype):
     model, optimizer = policy(tied, dtype)
@@ -127,6 +129,7 @@ def test_a_parameter_that_never_had_a_gradient_starts_at_zero(live, tmp_path):
     assert state.step == 0 and state.exp_avg.shape == (8,) and not state.exp_avg_sq.any()
 
 
+@pytest.mark.slow
 def test_the_model_is_the_one_that_was_saved(live, tmp_path):
     model, _ = live
     folder = save_fsdp2(tmp_path, *live, 2)
@@ -235,6 +238,7 @@ def test_what_is_missing_or_does_not_fit_is_refused(whole, tmp_path, damage, mes
     refused_with(message, folder)
 
 
+@pytest.mark.slow
 def test_weights_alone_need_no_optimiser(live, tmp_path):
     folder = save_fsdp2(tmp_path, *live, 2)
     whole = read_checkpoint(folder)

@@ -31,6 +31,7 @@ def off(bench, make=entropy_gradient):
     return float((bench.expectation(TWO_PROMPTS, make) - exact_D).norm() / exact_D.norm())
 
 
+@pytest.mark.slow
 def test_e2_a_mean_that_holds_the_sample_it_is_subtracted_from(bench, monkeypatch):
     assert off(bench) < 1e-12
 
@@ -46,6 +47,7 @@ def test_e2_a_mean_that_holds_the_sample_it_is_subtracted_from(bench, monkeypatc
     assert off(bench) > SEEN
 
 
+@pytest.mark.slow
 def test_e4_a_pad_to_the_left_cuts_no_token_from_the_response(bench):
     """Released: length = attention_mask.sum() - padded prompt length, so each pad takes a token from the end."""
     assert off(bench) < 1e-12
@@ -77,6 +79,7 @@ def test_e5_the_micro_batch_does_not_scale_the_gradient(bench):
         assert released(micro_batch).norm() > 1.5 * released(1).norm()
 
 
+@pytest.mark.slow
 def test_e6_the_return_to_go_over_the_own_length_is_another_gradient(bench):
     def own_length(seen, written_B_T, *rest):
         found = entropy_gradient(seen, written_B_T, *rest)
@@ -87,6 +90,7 @@ def test_e6_the_return_to_go_over_the_own_length_is_another_gradient(bench):
     assert off(bench, own_length) > SEEN
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampling", [Sampling(0.7), Sampling(0.7, 0.9)])
 def test_e7_entropy_and_score_belong_to_one_distribution(sampling, monkeypatch):
     bench = Bench(tabular(sampling, seed=3, prompts=1, longest=3))
@@ -100,6 +104,7 @@ def test_e7_entropy_and_score_belong_to_one_distribution(sampling, monkeypatch):
     assert off(bench) > SEEN
 
 
+@pytest.mark.slow
 def test_e9_without_the_pathwise_term_the_estimate_is_biased(bench):
     def no_path(*given):
         found = entropy_gradient(*given)

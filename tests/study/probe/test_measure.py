@@ -69,6 +69,7 @@ def probe(model, optimizer, e=E, u=U, sampling=None, **tree) -> Probe:
     return Probe(model, e, u, sampling or Sampling(), optimizer, objective, TOKENS, settings)
 
 
+@pytest.mark.slow
 def test_the_two_ways_to_the_prediction_agree_and_the_derivatives_are_right(model, optimizer):
     found = probe(model, optimizer).measure()
     d = found["delta_h1"]
@@ -77,6 +78,7 @@ def test_the_two_ways_to_the_prediction_agree_and_the_derivatives_are_right(mode
     assert d["interval_95"][0] < d["value"] < d["interval_95"][1]
 
 
+@pytest.mark.slow
 def test_the_change_is_measured_at_each_rate_and_is_linear_for_small_ones(model, optimizer):
     found = probe(model, optimizer, truth={"etas": [1e-3, 1e-2]}).measure()
     assert [row["eta"] for row in found["truth"]] == pytest.approx([1e-6, 1e-5])
@@ -84,6 +86,7 @@ def test_the_change_is_measured_at_each_rate_and_is_linear_for_small_ones(model,
     assert all(row["clipped"] == 0 and row["ess"] > 11.9 for row in found["truth"])
 
 
+@pytest.mark.slow
 def test_the_update_knows_no_nucleus(model, optimizer):
     """Training divides logits by the temperature and cuts nothing; a nucleus that cuts tokens of U changes no gradient."""
     full, cut = (
@@ -118,6 +121,7 @@ def test_one_prompt_has_a_prediction_and_no_error(model, optimizer):
     assert math.isfinite(found["delta_h1"]["value"]) and math.isnan(found["delta_h1"]["se"])
 
 
+@pytest.mark.slow
 def test_the_picture_is_drawn_also_without_errors_and_slope(model, optimizer):
     found = probe(model, optimizer, e=E.of_prompts([0])).measure()
     for result in (found, found | {"log_log_slope": None}):

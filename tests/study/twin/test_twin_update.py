@@ -69,6 +69,7 @@ def test_a_model_that_caps_its_logits_is_refused():
     PackedPolicy(tiny_model("gemma2", final_logit_softcapping=None))
 
 
+@pytest.mark.slow
 def test_rows_past_the_border_of_longrope_are_refused():
     torch.manual_seed(0)
     policy = PackedPolicy(LlamaForCausalLM(family_config("llama_dynamic", max_position_embeddings=4)))

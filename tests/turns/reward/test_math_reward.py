@@ -63,6 +63,7 @@ def test_a_number_too_long_to_be_an_answer_is_not_read():
     assert boxed_match("9" * 5000, ["72"]) == 0.0
 
 
+@pytest.mark.slow
 @given(st.integers(-(10**12), 10**12), st.integers(0, 999))
 def test_every_way_of_writing_a_number_is_the_number(whole, thousandths):
     sign, size = ("-" if whole < 0 else ""), abs(whole)

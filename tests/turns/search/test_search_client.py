@@ -109,6 +109,7 @@ def test_connections_are_reused_in_one_loop_and_reopened_in_the_next(server):
     assert (server.connections, len(server.requests)) == (3, 7)
 
 
+@pytest.mark.slow
 def test_concurrent_searches_have_a_connection_each_and_keep_them(server):
     client = SearchClient(server.url)
 
@@ -176,6 +177,7 @@ def test_a_token_that_cannot_be_sent_is_refused_without_being_shown(url, token):
     assert not token or token not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_a_client_works_on_whenever_a_search_was_cancelled(server):
     async def run():
         client = SearchClient(server.url, timeout_s=20)

@@ -242,6 +242,7 @@ def test_each_attempt_tells_what_is_left_of_the_deadline(servers, time):
 # --- nothing wrong passes as pages -----------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_whatever_the_servers_do_pages_are_the_right_ones_or_there_is_a_fault(servers, time):
     """Random faults on three servers; every search ends with the true pages or a code, and never with others."""
     chance = random.Random(11)

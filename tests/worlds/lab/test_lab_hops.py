@@ -90,6 +90,7 @@ def test_the_longest_row_fits_its_limits(world, tokenizer, splits, hops):
     assert limits.max_prompt_length + limits.max_response_length + answer <= 1024  # the policy's positions
 
 
+@pytest.mark.slow
 def test_the_recipe_follows_the_hops(monkeypatch):
     monkeypatch.setenv("VERL_CREDIT_LAB", "/labs")
     folders = set()

@@ -104,6 +104,7 @@ def test_prompts_and_observations_are_not_the_policys(world, questions):
             assert by_policy == (not text.startswith(("<|im_start|>user", "\n<|im_start|>user")))
 
 
+@pytest.mark.slow
 def test_all_five_categories_of_grams_occur(world, questions):
     text = "".join(
         t

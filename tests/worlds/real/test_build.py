@@ -118,6 +118,7 @@ def test_another_template_gives_another_start_and_the_same_index(installed, tmp_
     assert any(line.startswith("rebuilding the start") for line in said)
 
 
+@pytest.mark.slow
 def test_questions_without_paragraphs_and_a_file_of_another_kind_are_refused(installed, tmp_path):
     path = tmp_path / "plain.json"
     path.write_text(
@@ -133,6 +134,7 @@ def test_questions_without_paragraphs_and_a_file_of_another_kind_are_refused(ins
     assert not (tmp_path / "real" / "multihop").exists()
 
 
+@pytest.mark.slow
 def test_a_package_that_is_not_there_ends_the_command_with_one_line(tmp_path, monkeypatch, capsys):
     absent = replace(packages.POLICY, name="no-such-weights")
     monkeypatch.setattr(build, "POLICY", absent)

@@ -39,6 +39,7 @@ def test_the_loss_is_the_mean_over_the_tokens_of_the_policy(model):
     assert loss == pytest.approx(expected, abs=0.02)  # the forward is in bf16
 
 
+@pytest.mark.slow
 def test_it_learns(model):
     before = by_hand(model)
     steps = []
