@@ -10,6 +10,7 @@ from verl_credit.cli import main
 from verl_credit.config.settings import CreditSettings
 from verl_credit.errors import ConfigError, PreflightError
 from verl_credit.policy.families import ATTENTION, PACKED, SCORER, Keys
+from verl_credit.recipe.doctor import inputs
 from verl_credit.recipe.doctor.context import Context
 from verl_credit.recipe.doctor.inputs import ADAPTER, check_family
 from verl_credit.recipe.doctor.status import Status
@@ -192,6 +193,20 @@ def test_a_model_that_was_built_after_the_recipe_was_composed_is_still_checked(o
     of(SEED)
     with pytest.raises(ConfigError, match="attention_dropout=0.1: old_log_probs .* set it to 0"):
         check_family(Context(None, config))
+
+
+@pytest.mark.parametrize("installed, refused", [("5.22.2", False), ("5.23.0", True)])
+def test_a_model_that_verl_cannot_patch_with_this_transformers_is_refused(
+    installed, refused, of, monkeypatch
+):
+    monkeypatch.setattr(inputs, "version", {"transformers": installed}.get)
+    text = {**QWEN3_NEXT, "model_type": "qwen3_5_text"}
+    context = Context(None, check(of({"model_type": "qwen3_5", "text_config": text})))
+    if refused:
+        with pytest.raises(PreflightError, match="transformers 5.23.0: .*qwen3_5 .*'transformers<5.23'"):
+            check_family(context)
+    else:
+        assert check_family(context).status is Status.PASS
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.05])

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
+
+from packaging.version import Version
 
 from verl_credit.address import urls_of
 from verl_credit.config.fit import place_of_answers
 from verl_credit.errors import ConfigErrors, PreflightError
+from verl_credit.policy.families import TEXT_OF, family_of
 from verl_credit.recipe.decisions import decide_prefix
 from verl_credit.recipe.doctor.context import Context
 from verl_credit.recipe.doctor.data import TRAIN, Reads
 from verl_credit.recipe.doctor.lengths import NotHere, PromptMeter, answers_fit, count_prompts
 from verl_credit.recipe.doctor.rows import look_at
 from verl_credit.recipe.doctor.status import Result, failed, passed, skipped, warned
-from verl_credit.recipe.family import EVALUATED, family_line, validate_family
+from verl_credit.recipe.family import EVALUATED, family_line, policy_values, validate_family
 from verl_credit.recipe.model_files import Unreadable, folders_of, read_json, read_model, require_model
 from verl_credit.recipe.world import MODEL, serves_search
 from verl_credit.records.run import events
@@ -23,6 +27,7 @@ from verl_credit.redact import redact
 from verl_credit.turns.score.scorers import SCORERS
 
 ADAPTER = "actor_rollout_ref.model.lora_adapter_path"
+UNPATCHED = "5.23"
 MODULE_OF_LOGGER = {"vemlp_wandb": "volcengine_ml_platform"}  # the others have the logger's name
 
 
@@ -135,6 +140,7 @@ def check_family(context: Context) -> Result:
     if refused := [*validate_family(context.recipe, context.settings)]:
         raise ConfigErrors(refused)
     _adapter_without_dropout(context.value(ADAPTER))
+    _patched_by_verl(family_of(policy_values(context.recipe)).name)
     return passed(family_line(context.recipe))
 
 
@@ -145,6 +151,15 @@ def _adapter_without_dropout(path: object) -> None:
     if dropout:
         raise PreflightError(
             f"{ADAPTER}={path}: lora_dropout={dropout} in its adapter_config.json; {EVALUATED}; set it to 0 there"
+        )
+
+
+def _patched_by_verl(model_type: str) -> None:
+    """verl patches these, by names of transformers' modules that later versions do not have."""
+    if model_type in TEXT_OF and (found := Version(version("transformers"))) >= Version(UNPATCHED):
+        raise PreflightError(
+            f"transformers {found}: verl's patch of model_type={model_type} does not import from {UNPATCHED} on; "
+            f"pip install 'transformers<{UNPATCHED}'"
         )
 
 
