@@ -2,6 +2,7 @@
 
     python evidence/doorkey/pairs.py FILE SEED [SEED ...]    runs what FILE (JSON lines) lacks, a line for each run
     python evidence/doorkey/pairs.py FILE                    prints the table of what FILE has
+    python evidence/doorkey/pairs.py FILE --picture PNG      draws its curves, too
 
 World, rollouts and updates are those of the table of credits (../credits/README.md); README.md declares the comparison.
 """
@@ -169,9 +170,8 @@ def table(rows: list[dict]) -> str:
     for arm in ARMS:
         own, base = ({row["seed"]: row for row in rows if row["arm"] == name} for name in (arm, "grpo"))
         cells = [f"{fmean(row[name] for row in own.values()):.1f}" for name in MEASURES] if own else []
-        if arm != "grpo":
-            pairs = [(own[seed], base[seed]) for seed in sorted(own.keys() & base.keys())]
-            cells += [difference([a[name] - b[name] for a, b in pairs]) for name in MEASURES[:3]]
+        pairs = [(own[seed], base[seed]) for seed in sorted(own.keys() & base.keys()) if arm != "grpo"]
+        cells += [difference([a[name] - b[name] for a, b in pairs]) for name in MEASURES[:3]]
         lines.append(f"| {arm} | {len(own)} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -184,16 +184,36 @@ def difference(apart: list[float]) -> str:
     return f"{fmean(apart):+.1f} ± {half:.1f} ({sum(one > 0 for one in apart)} of {len(apart)})"
 
 
+def draw(rows: list[dict], file: Path) -> None:
+    """Each arm's mean curve over its runs; the band is the standard error of the mean."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6.4, 3.4), layout="constrained")
+    axes = figure.subplots()
+    for arm in ARMS:
+        curves_R_T = torch.tensor([row["curve"] for row in rows if row["arm"] == arm])
+        mean_T, error_T = curves_R_T.mean(0), curves_R_T.std(0) / len(curves_R_T) ** 0.5
+        axes.plot(range(1, STEPS + 1), mean_T, label=f"{arm} ({len(curves_R_T)} runs)")
+        axes.fill_between(range(1, STEPS + 1), mean_T - error_T, mean_T + error_T, alpha=0.15)
+    axes.set(xlabel="step", ylabel="new tasks that are solved, %", title="DoorKey 6x6, 128 rollouts a step")
+    axes.legend(frameon=False)
+    figure.savefig(file, dpi=110)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("file", type=Path)
     parser.add_argument("seeds", type=int, nargs="*")
+    parser.add_argument("--picture", type=Path)
     given = parser.parse_args()
     with one_thread():
         measure(given.file, given.seeds)
-    print(table(read_json_lines(given.file)))
+    rows = read_json_lines(given.file)
+    print(table(rows))
+    if given.picture:
+        draw(rows, given.picture)
 
 
 if __name__ == "__main__":
