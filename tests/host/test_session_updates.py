@@ -6,6 +6,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 from tensordict import NonTensorStack, TensorDict
+from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
 from kit.fake_store import FakeStore
@@ -108,3 +109,24 @@ def test_lost_rollouts_are_counted_in_sessions(monkeypatch):
     assert metrics["credit/rollouts_failed"] == 0
     with pytest.raises(IntegrityError, match="1 of 5 rollouts"):
         balanced(monkeypatch, KEYS, expected=5)
+
+
+def test_verls_filter_drops_the_questions_whose_rollouts_tie_however_many_outputs_they_have(monkeypatch):
+    """Its scores are those of outputs, which are equal in a rollout."""
+    store = FakeStore().install(monkeypatch)
+    scores = {
+        "tied_0_0": 1.0,
+        "tied_1_0": 1.0,
+        "tied_1_1": 1.0,
+        "mixed_0_0": 0.0,
+        "mixed_1_0": 1.0,
+        "mixed_1_1": 1.0,
+    }
+    fields = TensorDict({"rm_scores": nested([[score] for score in scores.values()])}, batch_size=len(scores))
+    store.kv_batch_put([*scores], "train", fields)
+    buffer = ReplayBuffer(
+        "sync", {}, None, "drop", {}, refill_fn=print, filter_groups_metric="reward", train_batch_size=1
+    )
+    buffer.partitions["train"] = {key: {} for key in scores}
+    buffer.finished_keys["train"] = {"tied", "mixed"}
+    assert buffer._dapo_filtered_keys("train") == ({"tied"}, {1.0: 1})
