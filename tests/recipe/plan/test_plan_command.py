@@ -228,6 +228,11 @@ def test_trained_weights_are_planned_before_they_are_made_and_another_model_by_i
     assert make_plan(plan, recipe="real_math_cpu").shape.parameters == shape
 
 
+def test_doorkeys_policy_is_planned_before_it_is_built(tmp_path):
+    plan = load_plan("doorkey", [f"doorkey.dir={tmp_path}"], None)
+    assert make_plan(plan, recipe="doorkey").shape.parameters == 526_016
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name, devices, hardware, memory, lora",
