@@ -86,7 +86,7 @@ _outcomes: dict[str, str] = {}
 def pytest_configure(config) -> None:
     if os.environ.get(WITH):
         from verl_credit.host import registry
-        from verl_credit.host.rollout import search_agent  # noqa: F401
+        from verl_credit.host.rollout import env_agent, search_agent  # noqa: F401
         from verl_credit.host.step import async_trainers  # noqa: F401
 
         registry.register_parts()
