@@ -74,13 +74,17 @@ def first_prompt(config: DictConfig) -> list[str]:
         return []
     from pyarrow.parquet import ParquetFile  # here, because other commands need none of it
 
-    first = next(ParquetFile(file).iter_batches(1, columns=[config.data.prompt_key])).to_pylist()[0]
+    key = config.data.prompt_key
+    first = next(ParquetFile(file).iter_batches(1, columns=[key]), None)
+    messages = (
+        first.to_pylist()[0].get(key) if first else None
+    )  # without it, the checks before a start name the file
     said = [
         f"    {line}"
-        for message in first[config.data.prompt_key]
+        for message in messages or ()
         for line in f"{message['role']}: {message['content']}".splitlines()
     ]
-    return [f"the first prompt of {file}:", *said]
+    return [f"the first prompt of {file}:", *said] if said else []
 
 
 def stages(config: DictConfig, settings: CreditSettings) -> Iterator[Stage]:
