@@ -22,6 +22,7 @@ from verl_credit.recipe.adopt.programs import PYTHON, SILENT, Program, is_script
 from verl_credit.recipe.adopt.unknown import CHANGES, GLOB, GO, SKIP, Event, Unknown, marked
 from verl_credit.recipe.adopt.words import (
     ASSIGNS,
+    DECLARES,
     NAME,
     Use,
     Word,
@@ -33,7 +34,6 @@ from verl_credit.recipe.adopt.words import (
 )
 from verl_credit.recipe.adopt.words import words as words_of
 
-DECLARES = ("declare", "typeset", "export", "local", "readonly")
 MOST = 500
 """Programs of a script whose shells are followed; a script that starts more is a loop."""
 _PLAIN = re.compile(r"[\w./:+@%,~\[-]+")
@@ -86,6 +86,7 @@ class Follower:
                 why[word] = "it is not UTF-8"
         mark_read = self._mark(f"{os.path.basename(given[0])} of line {event.line} makes it of what it reads")
         words = with_input(words, mark_read)
+        self.unknown.several.add(mark_read)
         why |= {word: self._mark.why(mark_read) for word in words if mark_read in word}
         self.programs.append(Program(words, event.line, int(order), why, tuple(self.unknown.keys.items())))
         self._line = event.line
@@ -152,11 +153,10 @@ class Follower:
 
     def _settled(self, event: Event | None, pid: str) -> list[str]:
         """Code for what the last command has done, of this shell or of the one that it is a copy of."""
-        if event is None or not event.mark:
+        if event is None or not event.mark or event.settled:
             return []
         mark, hides = event.mark, event.hides
-        if event.pid == pid:
-            event.mark = ""
+        event.settled = event.pid == pid
         if event.is_condition:
             self.unknown.decide(event, mark, test=True)
             return []
