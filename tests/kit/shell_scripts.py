@@ -252,6 +252,7 @@ KINDS = {
         f"set -x; {LAUNCH} 2>&1 | tee log.txt",
         f"env X=1 {LAUNCH}",
         f"nohup {LAUNCH} > log.txt 2>&1 &\nwait",
+        f"g=$(nvidia-smi -L | wc -l)\n( {LAUNCH} ) & wait",
     ],
     "inner scripts": [
         *(

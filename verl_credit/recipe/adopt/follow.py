@@ -143,8 +143,14 @@ class Follower:
             ),
             self.unknown.last.get(of),
         )
+        if not before and last and last.before and not any(ASSIGNS.match(one.text) for one in last.words):
+            self.unknown.run(
+                self._settled(last.before, pid)
+            )  # this copy of the shell may be older than its last command
         self.unknown.run(self._settled(last, pid))
-        event.status = self.unknown.status.pop(pid, "")
+        event.status, event.before = self.unknown.status.pop(pid, ""), before
+        if before:
+            before.before = None
         self.unknown.last[pid] = event
         if has_command(text):
             self.unknown.running.append(event)
@@ -153,10 +159,10 @@ class Follower:
 
     def _settled(self, event: Event | None, pid: str) -> list[str]:
         """Code for what the last command has done, of this shell or of the one that it is a copy of."""
-        if event is None or not event.mark or event.settled:
+        if event is None or not event.mark or (event.settled and event.pid == pid):
             return []
         mark, hides = event.mark, event.hides
-        event.settled = event.pid == pid
+        event.settled |= event.pid == pid
         if event.is_condition:
             self.unknown.decide(event, mark, test=True)
             return []

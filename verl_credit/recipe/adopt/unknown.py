@@ -43,6 +43,8 @@ class Event:
     """A mark where the output of a command in it is not known."""
     lossy: bool = False
     """May the mark be missing in the output?"""
+    before: Event | None = None
+    """The command of its shell before it."""
     settled: bool = False
     """Is what it has done taken in? In the background it may still run."""
     tainted: dict[str, str] = field(default_factory=dict)
