@@ -189,6 +189,10 @@ CONSTRUCTS = [
     "f() { probe || return 1; echo 7; }; n=$(f || echo 3)",
     "g=$(nvidia-smi -L | wc -l); f() { n=$1; }; f $((g*2))",
     'f() { f2 "$@"; }; f2() { n=$1; }; f $(probe)',
+    "f() { n=$2; m=$#; }; f $(nvidia-smi -L) 5",
+    'f() { n=$2; m=$#; }; f "$(probe)" 5',
+    "f() { n=$1; m=${3:-7}; }; g=$(nvidia-smi -L); f 5 $g",
+    "set -- $(nvidia-smi -L) 5; n=$2; m=$#",
     "n=8; trap 'n=2' DEBUG; m=3; trap - DEBUG",
     'while IFS== read -r k v; do export "$k=$v"; done < <(echo n=3)',
     "export $(cat there.txt | sed 's/^/n=/')",
@@ -248,6 +252,7 @@ KINDS = {
         f"set -x; {LAUNCH} 2>&1 | tee log.txt",
         f"env X=1 {LAUNCH}",
         f"nohup {LAUNCH} > log.txt 2>&1 &\nwait",
+        f"g=$(nvidia-smi -L | wc -l)\n( {LAUNCH} ) & wait",
     ],
     "inner scripts": [
         *(
@@ -272,6 +277,7 @@ KINDS = {
                 "env n=5 docker run -e n image ./inner.sh",
             )
         ),
+        "./inner.sh $(nvidia-smi -L) 5",
         "readonly n; export n; docker run image ./inner.sh",
         "n=6; docker run -e n image ./inner.sh",
         *(
@@ -291,7 +297,7 @@ KINDS = {
         f"echo 5 | xargs --replace python3 -m {MODULE} a.n={{}}-{{}} a.m=$m",
         f"echo a.n=5 | xargs python3 -m {MODULE} a.m=$m",
         "echo 5 | xargs -I{} ./inner.sh a.z={}",
-        "echo a.z=5 | xargs ./inner.sh",
+        "echo a.z=5 a.y=6 | xargs ./inner.sh",
         f"echo 5 | xargs bash -c 'python3 -m {MODULE} a.n=${{1:-8}} a.m=$0'",
         f"echo 5 | xargs bash -c 'python3 -m {MODULE} a.n=${{1:-8}} a.m=${{2:-9}}' _",
         f"echo 5 | xargs -I{{}} bash -c 'python3 -m {MODULE} a.n={{}}'",

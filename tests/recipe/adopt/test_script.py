@@ -48,7 +48,7 @@ def test_each_form_of_a_launch_is_as_bash_has_it_or_not_known(launch, tmp_path):
 
 
 @pytest.mark.parametrize("launch", LOSSY)
-@pytest.mark.parametrize("end", ["", " 2>&1 | tee log", " & wait"])
+@pytest.mark.parametrize("end", ["", " 2>&1 | tee log", " & wait", " & for i in {1..30}; do :; done; wait"])
 def test_a_word_without_a_mark_is_not_known_wherever_the_launch_stands(launch, end, tmp_path):
     first, *rest = launch.split("\n")
     assert wrong("\n".join([first + end, *rest]) + "\n", tmp_path) == ""

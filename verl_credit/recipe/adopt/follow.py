@@ -22,6 +22,7 @@ from verl_credit.recipe.adopt.programs import PYTHON, SILENT, Program, is_script
 from verl_credit.recipe.adopt.unknown import CHANGES, GLOB, GO, SKIP, Event, Unknown, marked
 from verl_credit.recipe.adopt.words import (
     ASSIGNS,
+    DECLARES,
     NAME,
     Use,
     Word,
@@ -33,7 +34,6 @@ from verl_credit.recipe.adopt.words import (
 )
 from verl_credit.recipe.adopt.words import words as words_of
 
-DECLARES = ("declare", "typeset", "export", "local", "readonly")
 MOST = 500
 """Programs of a script whose shells are followed; a script that starts more is a loop."""
 _PLAIN = re.compile(r"[\w./:+@%,~\[-]+")
@@ -86,6 +86,7 @@ class Follower:
                 why[word] = "it is not UTF-8"
         mark_read = self._mark(f"{os.path.basename(given[0])} of line {event.line} makes it of what it reads")
         words = with_input(words, mark_read)
+        self.unknown.several.add(mark_read)
         why |= {word: self._mark.why(mark_read) for word in words if mark_read in word}
         self.programs.append(Program(words, event.line, int(order), why, tuple(self.unknown.keys.items())))
         self._line = event.line
@@ -142,8 +143,14 @@ class Follower:
             ),
             self.unknown.last.get(of),
         )
+        if not before and last and last.before and not any(ASSIGNS.match(one.text) for one in last.words):
+            self.unknown.run(
+                self._settled(last.before, pid)
+            )  # this copy of the shell may be older than its last command
         self.unknown.run(self._settled(last, pid))
-        event.status = self.unknown.status.pop(pid, "")
+        event.status, event.before = self.unknown.status.pop(pid, ""), before
+        if before:
+            before.before = None
         self.unknown.last[pid] = event
         if has_command(text):
             self.unknown.running.append(event)
@@ -152,10 +159,10 @@ class Follower:
 
     def _settled(self, event: Event | None, pid: str) -> list[str]:
         """Code for what the last command has done, of this shell or of the one that it is a copy of."""
-        if event is None or not event.mark or event.settled:
+        if event is None or not event.mark or (event.settled and event.pid == pid):
             return []
         mark, hides = event.mark, event.hides
-        event.settled = event.pid == pid
+        event.settled |= event.pid == pid
         if event.is_condition:
             self.unknown.decide(event, mark, test=True)
             return []

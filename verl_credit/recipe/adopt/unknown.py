@@ -11,7 +11,7 @@ from functools import cached_property
 
 from verl_credit.recipe.adopt.blocks import Blocks
 from verl_credit.recipe.adopt.marks import MARK, Marks, Reason, mark_in
-from verl_credit.recipe.adopt.words import NAME, Use, Word, has_command, uses, words
+from verl_credit.recipe.adopt.words import DECLARES, NAME, Use, Word, has_command, splits, uses, words
 
 GO, SKIP = "__free 0", "__free 1"
 CHANGES = ("RANDOM", "SRANDOM", "SECONDS", "EPOCHSECONDS", "EPOCHREALTIME")
@@ -43,8 +43,10 @@ class Event:
     """A mark where the output of a command in it is not known."""
     lossy: bool = False
     """May the mark be missing in the output?"""
+    before: Event | None = None
+    """The command of its shell before it."""
     settled: bool = False
-    """Has its shell gone on since? A function that it calls in the background may not have started by then."""
+    """Is what it has done taken in? In the background it may still run."""
     tainted: dict[str, str] = field(default_factory=dict)
     """The names that it reads and that are not known, with their marks."""
     lost: dict[str, str] = field(default_factory=dict)
@@ -57,6 +59,12 @@ class Event:
     @cached_property
     def words(self) -> list[Word]:
         return words(self.text)
+
+    @cached_property
+    def splits(self) -> bool:
+        """May one of its arguments be several?"""
+        name, *rest = [one.text for one in self.words] or [""]
+        return name not in DECLARES and any(map(splits, rest))
 
     @property
     def unknown(self) -> str:
@@ -101,6 +109,8 @@ class Unknown:
         """Words that are empty in part because a variable is not set, and why."""
         self.empty: dict[str, str] = {}
         """Variables that are empty for this reason."""
+        self.several: set[str] = set()
+        """Marks that stand for any number of words."""
         self._pinned = {name: self.mark(f"{name} differs each time") for name in CHANGES}
         self._positional = ""
         self._doubt = ""
@@ -150,6 +160,7 @@ class Unknown:
         for event in self.running:
             if event.pid != pid:
                 event.mark, event.lossy = event.mark or mark, event.lossy or lossy
+                self.several |= {event.mark} if event.splits else set()
 
     def taken(self, event: Event, mark: str, *, lossy: bool = False, test: bool = False) -> None:
         """Neither the status nor the output of the command is known."""
@@ -169,16 +180,27 @@ class Unknown:
             used.append(one._replace(name=self.value(f'"${{{one.name[1:]}}}"') or "#"))
         event.declared = self._states(one.name for one in used)
         code: dict[str, None] = {}
+        counted = self._counted(one.name for one in used)
         for one in used:
-            whole = self._mark_of(event, one.name)
+            whole = self._mark_of(event, one.name) or counted.get(one.name, "")
             if mark := whole or mark_in(event.declared.get(one.name, "")):
                 event.tainted[one.name] = mark
-                if one.loses:
+                if one.loses or one.name in counted:
                     event.lost[one.name] = mark
                     event.spans.append((one.start, one.end, mark))
                 if whole and re.fullmatch(NAME, one.name):
                     code[f"__mark {one.name} '{mark}'"] = None
+        if event.splits:
+            self.several |= {*event.tainted.values()}
         return [*code]
+
+    def _counted(self, names: Iterable[str]) -> dict[str, str]:
+        """The number of arguments and those behind one of which nobody knows how many words it is, with its mark."""
+        asked = {one for one in names if one == "#" or one.isdigit()} if self.several else set()
+        given = self.expanded(['"$@"']) if asked else []
+        found = ((n, mark_in(one)) for n, one in enumerate(given, 1))
+        first, mark = next(((n, mark) for n, mark in found if mark in self.several), (0, ""))
+        return {one: mark for one in asked if first and (one == "#" or int(one) > first)}
 
     def _mark_of(self, event: Event, name: str) -> str:
         """The mark of a name of whose value nothing is known."""

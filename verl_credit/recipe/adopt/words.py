@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 NAME = r"[A-Za-z_]\w*"
+DECLARES = ("declare", "typeset", "export", "local", "readonly")
 READS = ("read", "mapfile", "readarray")
 ASSIGNS = re.compile(rf"({NAME})(?:\[[^\]]*\])?(\+?)=", re.DOTALL)
 REDIRECTS = re.compile(r"(?:\d+|\{\w+\})?(?:<<<|<<-?|<>|>>|>\||>&|<&|>(?!\()|<(?!\())|&>>?")
@@ -70,6 +71,16 @@ def _closed(text, at, close, after) -> int:
             return at + 1
         at = after(at)
     return len(text)
+
+
+def splits(word: str) -> bool:
+    """May bash make several words of it, because an expansion stands outside of quotes?"""
+    at = 0
+    while at < len(word):
+        if word[at] in "$`":
+            return True
+        at = end_of(word, at)
+    return False
 
 
 def one_line(text: str) -> str:
