@@ -31,6 +31,7 @@ def session_of(lengths) -> DataProto:
     }
     others = {"data_source": "x", "reward_model": {"ground_truth": "-"}}
     arrays = {name: np.array([value] * len(rows), dtype=object) for name, value in others.items()}
+    arrays["response_len"] = np.array([response for _, response in lengths])
     return DataProto(TensorDict(fields, batch_size=len(rows)), arrays)
 
 
