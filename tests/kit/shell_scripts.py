@@ -201,6 +201,7 @@ CONSTRUCTS = [
     "n=4; command -v nvidia-smi > /dev/null && n=2",
     "set -- --n 5; while [[ $# -gt 0 ]]; do case $1 in --n) n=$2; shift 2;; *) shift;; esac; done",
     "declare -i n=3; probe && n=4",
+    "declare -i n=3; f() { n=$(probe); s=${#n}; }; f",
     "n=${1:-4}; m=$#",
     "n=8; source missing.sh; ( n=2 )",
     'probe && {\ns="it\'s $n"\nif probe; then\nn=1\nfi\n}',

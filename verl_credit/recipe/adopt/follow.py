@@ -241,6 +241,10 @@ class Follower:
             self._may_set_any(
                 event, event.unknown, lambda text: any(one.name in event.tainted for one in uses(text))
             )
+        made = [name for word, name, *_ in assigned if has_command(word.text)]
+        if any(self.unknown.is_integer(name) for name in made):  # for bash a mark is no number
+            mark = event.unknown or self._mark(f"line {event.line} computes it of a command's output")
+            return [*code, *(marked(name, mark) for name in names), SKIP]
         if not event.spans:
             return [*code, GO]
         changed = replaced(event.text, event.spans)

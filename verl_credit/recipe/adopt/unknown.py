@@ -234,6 +234,9 @@ class Unknown:
         kept = (one if "=" in one or one.startswith(("declare -a", "declare -A")) else "" for one in fields)
         return dict(zip(listed, kept, strict=True))
 
+    def is_integer(self, name: str) -> bool:
+        return re.match(r"declare -\w*i", self._states([name])[name]) is not None
+
     def expanded(self, raw: Iterable[str]) -> list[str]:
         """The words that bash makes of each text."""
         code = "; ".join(f"builtin printf '%s\\0' {one}" for one in raw)
