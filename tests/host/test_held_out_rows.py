@@ -1,6 +1,7 @@
 """The rows of held-out trajectories, as they are read from verl's queue."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from transfer_queue import KVBatchMeta
 
 from kit.fake_store import FakeStore
 from verl_credit.errors import IntegrityError
+from verl_credit.host.rollout.agent_manager import RolloutWatch
 from verl_credit.host.step.held_out import held_out_rows
 from verl_credit.names import ROW_RECORD, TURN_IDS
 from verl_credit.study.evaluation import measure
@@ -119,3 +121,12 @@ def test_turns_follow_the_key_of_turn_ids(monkeypatch):
 def test_rows_without_a_score_stop_the_run(monkeypatch):
     with pytest.raises(IntegrityError, match="keep_trajectories=true: the held-out rows have no score"):
         held_out_rows(stored(monkeypatch, rm_scores=None), "greedy", Tokenizer())
+
+
+def test_a_sampled_batch_is_seen_while_its_rows_are_stored():
+    watch, asked = RolloutWatch(0.0), []
+    buffer = SimpleNamespace(_wait_for_next_poll=None, sample=lambda: (SimpleNamespace(keys=["a"]), {}))
+    watch.attach(buffer)
+    watch.seen = asked.append
+    (batch, _) = buffer.sample()
+    assert asked == [batch]

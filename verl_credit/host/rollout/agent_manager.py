@@ -132,6 +132,8 @@ class RolloutWatch:
         self.drain: Callable[[], list[str]] | None = None
         self.errors: list[str] = []
         self.expected = 0
+        self.seen: Callable[[object], None] | None = None
+        """Called with each sampled batch while its rows are still stored."""
         self._last = float("-inf")
 
     def begin(self, expected: int) -> None:
@@ -170,6 +172,8 @@ class RolloutWatch:
                 raise
             if not batch[0].keys:
                 self._collect()
+            elif self.seen is not None:
+                self.seen(batch[0])
             return batch
 
         buffer._wait_for_next_poll, buffer.sample = watched_wait, watched_sample
